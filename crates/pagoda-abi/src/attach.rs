@@ -1,0 +1,548 @@
+//! Packets on the attach socket: `SOCK_SEQPACKET`, one message a packet, little-endian.
+//!
+//! ```text
+//! offset  bytes  field
+//! 0       4      magic "PGDA"
+//! 4       2      version (ABI_VERSION of the sender)
+//! 6       2      kind
+//! 8       ..     body, by kind (below); its length follows from the kind and its counts
+//! ```
+//!
+//! | kind | from | body | file descriptors | answer |
+//! |---|---|---|---|---|
+//! | 1 Fetch | `pagoda run` | token\[16\] | - | Fetched, Refused |
+//! | 2 Fetched | daemon | regions u32, monitor u32 (0/1), len u64 x regions | RAM x regions, monitor socket | - |
+//! | 3 Prepare | shim | token\[16\] | - | Prepared, Refused |
+//! | 4 Prepared | daemon | uffds u32, flags u32 | shared memory, /dev/userfaultfd (if `PREPARED_DEVICE`) | Hello |
+//! | 5 Hello | shim | token\[16\], pid u32, regions u32, uffds u32, {addr u64, len u64} x regions, {region u32, pad u32, offset u64, len u64} x uffds | RAM x regions, uffd x uffds, shared memory | Welcome, Refused |
+//! | 6 Welcome | daemon | flags u32 | - | - |
+//! | 7 Refused | daemon | length u32, UTF-8 text | - | - |
+//! | 8 Zap | daemon | seq u64, count u32, pad u32, {addr u64, len u64} x count | - | Zapped |
+//! | 9 Zapped | shim | seq u64, epoch u64, errno u32 | - | - |
+//! | 10 Collapse | daemon | as Zap | - | Collapsed |
+//! | 11 Collapsed | shim | seq u64, errno u32, done u32 (ranges that succeeded) | - | - |
+//! | 12 Clock | daemon | seq u64 | - | Clocked |
+//! | 13 Clocked | shim | seq u64 | - | - |
+//! | 14 Foreign | shim | reason u32 | - | - |
+//! | 15 Calls | shim | token\[16\] | - | Welcome, Refused |
+//! | 16 Discard | shim, on a Calls connection | seq u64, region u32, pad u32, offset u64, len u64 | - | Discarded |
+//! | 17 Discarded | daemon | seq u64 | - | - |
+//!
+//! A connection starts with Fetch, Prepare, Hello or Calls. After Welcome to Hello it is the *agent* connection: the
+//! daemon sends Zap, Collapse and Clock, the shim answers in order and may send Foreign at any time. After Welcome to
+//! Calls the VMM's threads ask for Discard, one at a time.
+//!
+//! Zapped carries the epoch *after* the zap: a direct I/O whose start epoch is at least that began after it
+//! (see [`crate::shared`]).
+
+use crate::{ABI_VERSION, REGIONS_MAX, Token, UFFDS_MAX};
+
+/// Largest packet either side sends; a longer one is refused unread.
+pub const PACKET_MAX: usize = 4096;
+/// Ranges in one Zap or Collapse: a packet's worth, and more than one page-out batch needs.
+pub const RANGES_MAX: usize = 128;
+/// Longest text in Refused, in bytes.
+pub const REFUSED_TEXT_MAX: usize = 1024;
+/// File descriptors in one packet.
+pub const FDS_MAX: usize = REGIONS_MAX + UFFDS_MAX + 1;
+
+const MAGIC: [u8; 4] = *b"PGDA";
+const HEADER: usize = 8;
+
+/// Prepared: the packet carries an fd of `/dev/userfaultfd`; make the userfaultfds by its `USERFAULTFD_IOC_NEW`.
+pub const PREPARED_DEVICE: u32 = 1;
+/// Prepared and Welcome: map RAM with `MADV_HUGEPAGE`.
+pub const FLAG_HUGE: u32 = 2;
+
+/// Why a VM's memory can no longer be evicted (Foreign).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForeignReason {
+    /// An fd of the RAM file left the process over a socket (vhost-user).
+    RamFdSent,
+    /// A VFIO, vDPA or similar driver was told to map RAM for DMA.
+    DmaMapped,
+    /// RAM was registered as fixed buffers of io_uring: pinned for as long as the ring lives.
+    FixedBuffers,
+    /// Direct I/O goes through an interface whose progress the shim cannot see.
+    UntrackedIo,
+}
+
+impl ForeignReason {
+    fn from_u32(value: u32) -> Option<Self> {
+        Some(match value {
+            1 => Self::RamFdSent,
+            2 => Self::DmaMapped,
+            3 => Self::FixedBuffers,
+            4 => Self::UntrackedIo,
+            _ => return None,
+        })
+    }
+
+    /// The number on the wire.
+    pub const fn to_u32(self) -> u32 {
+        match self {
+            Self::RamFdSent => 1,
+            Self::DmaMapped => 2,
+            Self::FixedBuffers => 3,
+            Self::UntrackedIo => 4,
+        }
+    }
+}
+
+/// A list with a fixed capacity: packets are built and read without allocation, as the shim must.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct List<T: Copy + Default, const N: usize> {
+    items: [T; N],
+    len: usize,
+}
+
+impl<T: Copy + Default, const N: usize> Default for List<T, N> {
+    fn default() -> Self {
+        List { items: [T::default(); N], len: 0 }
+    }
+}
+
+impl<T: Copy + Default, const N: usize> List<T, N> {
+    /// Appends; `false` when the list is full.
+    pub fn push(&mut self, item: T) -> bool {
+        let Some(slot) = self.items.get_mut(self.len) else { return false };
+        *slot = item;
+        self.len += 1;
+        true
+    }
+
+    /// The items so far.
+    pub fn as_slice(&self) -> &[T] {
+        &self.items[..self.len]
+    }
+}
+
+/// One region as the VMM mapped it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Region {
+    /// Address in the VMM.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// The part of a region that one userfaultfd covers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shard {
+    /// Index of the region.
+    pub region: u32,
+    /// First byte, from the region's start.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// A range of the VMM's address space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Range {
+    /// First address.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// Ranges of one command.
+pub type Ranges = List<Range, RANGES_MAX>;
+
+/// One packet. See the module's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::large_enum_variant)] // lives on the stack of the one thread that handles it
+#[allow(missing_docs)] // the table above
+pub enum Packet {
+    Fetch { token: Token },
+    Fetched { monitor: bool, lens: List<u64, REGIONS_MAX> },
+    Prepare { token: Token },
+    Prepared { uffds: u32, flags: u32 },
+    Hello { token: Token, pid: u32, regions: List<Region, REGIONS_MAX>, shards: List<Shard, UFFDS_MAX> },
+    Welcome { flags: u32 },
+    Refused { text: Text },
+    Zap { seq: u64, ranges: Ranges },
+    Zapped { seq: u64, epoch: u64, errno: u32 },
+    Collapse { seq: u64, ranges: Ranges },
+    Collapsed { seq: u64, errno: u32, done: u32 },
+    Clock { seq: u64 },
+    Clocked { seq: u64 },
+    Foreign { reason: ForeignReason },
+    Calls { token: Token },
+    Discard { seq: u64, region: u32, offset: u64, len: u64 },
+    Discarded { seq: u64 },
+}
+
+/// The text of a refusal, capped at [`REFUSED_TEXT_MAX`] bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Text {
+    bytes: [u8; REFUSED_TEXT_MAX],
+    len: usize,
+}
+
+impl Text {
+    /// Takes as much of `text` as fits, whole characters only.
+    pub fn new(text: &str) -> Text {
+        let mut len = text.len().min(REFUSED_TEXT_MAX);
+        while !text.is_char_boundary(len) {
+            len -= 1;
+        }
+        let mut bytes = [0; REFUSED_TEXT_MAX];
+        bytes[..len].copy_from_slice(&text.as_bytes()[..len]);
+        Text { bytes, len }
+    }
+
+    /// The text; empty when a peer sent something that is not UTF-8.
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.bytes[..self.len]).unwrap_or_default()
+    }
+}
+
+impl std::fmt::Debug for Text {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.as_str())
+    }
+}
+
+/// Why a packet could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecodeError {
+    /// Shorter than its kind and counts say, or longer.
+    Length,
+    /// Not one of ours.
+    Magic,
+    /// Sent by another version; the value is theirs.
+    Version(u16),
+    /// A kind, count or reason outside its range.
+    Value,
+}
+
+impl std::fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            DecodeError::Length => write!(f, "packet has the wrong length"),
+            DecodeError::Magic => write!(f, "packet is not Pagoda's"),
+            DecodeError::Version(theirs) => {
+                write!(f, "peer speaks version {theirs} of the attach protocol, this is version {ABI_VERSION}: install matching pagoda packages")
+            }
+            DecodeError::Value => write!(f, "packet has a field out of range"),
+        }
+    }
+}
+
+impl std::error::Error for DecodeError {}
+
+/// Bytes of one packet, without allocation.
+#[derive(Clone, Debug)]
+pub struct Encoded {
+    bytes: [u8; PACKET_MAX],
+    len: usize,
+}
+
+impl Encoded {
+    /// What goes on the wire.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        // Every body fits: the caps above are chosen for it, and `largest_packets_fit` checks it.
+        self.bytes[self.len..self.len + bytes.len()].copy_from_slice(bytes);
+        self.len += bytes.len();
+    }
+
+    fn u32(&mut self, value: u32) {
+        self.put(&value.to_le_bytes());
+    }
+
+    fn u64(&mut self, value: u64) {
+        self.put(&value.to_le_bytes());
+    }
+
+    fn ranges(&mut self, seq: u64, ranges: &Ranges) {
+        self.u64(seq);
+        self.u32(ranges.len as u32);
+        self.u32(0);
+        for range in ranges.as_slice() {
+            self.u64(range.addr);
+            self.u64(range.len);
+        }
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
+        let (head, rest) = self.0.split_first_chunk::<N>().ok_or(DecodeError::Length)?;
+        self.0 = rest;
+        Ok(*head)
+    }
+
+    fn u32(&mut self) -> Result<u32, DecodeError> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, DecodeError> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    fn count(&mut self, max: usize) -> Result<usize, DecodeError> {
+        let count = self.u32()? as usize;
+        if count > max { Err(DecodeError::Value) } else { Ok(count) }
+    }
+
+    fn token(&mut self) -> Result<Token, DecodeError> {
+        self.take().map(Token)
+    }
+
+    fn ranges(&mut self) -> Result<(u64, Ranges), DecodeError> {
+        let seq = self.u64()?;
+        let count = self.count(RANGES_MAX)?;
+        self.u32()?;
+        let mut ranges = Ranges::default();
+        for _ in 0..count {
+            ranges.push(Range { addr: self.u64()?, len: self.u64()? });
+        }
+        Ok((seq, ranges))
+    }
+}
+
+impl Packet {
+    const fn kind(&self) -> u16 {
+        match self {
+            Packet::Fetch { .. } => 1,
+            Packet::Fetched { .. } => 2,
+            Packet::Prepare { .. } => 3,
+            Packet::Prepared { .. } => 4,
+            Packet::Hello { .. } => 5,
+            Packet::Welcome { .. } => 6,
+            Packet::Refused { .. } => 7,
+            Packet::Zap { .. } => 8,
+            Packet::Zapped { .. } => 9,
+            Packet::Collapse { .. } => 10,
+            Packet::Collapsed { .. } => 11,
+            Packet::Clock { .. } => 12,
+            Packet::Clocked { .. } => 13,
+            Packet::Foreign { .. } => 14,
+            Packet::Calls { .. } => 15,
+            Packet::Discard { .. } => 16,
+            Packet::Discarded { .. } => 17,
+        }
+    }
+
+    /// Lays the packet out.
+    pub fn encode(&self) -> Encoded {
+        let mut out = Encoded { bytes: [0; PACKET_MAX], len: 0 };
+        out.put(&MAGIC);
+        out.put(&ABI_VERSION.to_le_bytes());
+        out.put(&self.kind().to_le_bytes());
+        match self {
+            Packet::Fetch { token } | Packet::Prepare { token } | Packet::Calls { token } => out.put(&token.0),
+            Packet::Fetched { monitor, lens } => {
+                out.u32(lens.len as u32);
+                out.u32(u32::from(*monitor));
+                lens.as_slice().iter().for_each(|len| out.u64(*len));
+            }
+            Packet::Prepared { uffds, flags } => {
+                out.u32(*uffds);
+                out.u32(*flags);
+            }
+            Packet::Hello { token, pid, regions, shards } => {
+                out.put(&token.0);
+                out.u32(*pid);
+                out.u32(regions.len as u32);
+                out.u32(shards.len as u32);
+                for region in regions.as_slice() {
+                    out.u64(region.addr);
+                    out.u64(region.len);
+                }
+                for shard in shards.as_slice() {
+                    out.u32(shard.region);
+                    out.u32(0);
+                    out.u64(shard.offset);
+                    out.u64(shard.len);
+                }
+            }
+            Packet::Welcome { flags } => out.u32(*flags),
+            Packet::Refused { text } => {
+                out.u32(text.len as u32);
+                out.put(&text.bytes[..text.len]);
+            }
+            Packet::Zap { seq, ranges } | Packet::Collapse { seq, ranges } => out.ranges(*seq, ranges),
+            Packet::Zapped { seq, epoch, errno } => {
+                out.u64(*seq);
+                out.u64(*epoch);
+                out.u32(*errno);
+            }
+            Packet::Collapsed { seq, errno, done } => {
+                out.u64(*seq);
+                out.u32(*errno);
+                out.u32(*done);
+            }
+            Packet::Clock { seq } | Packet::Clocked { seq } | Packet::Discarded { seq } => out.u64(*seq),
+            Packet::Foreign { reason } => out.u32(reason.to_u32()),
+            Packet::Discard { seq, region, offset, len } => {
+                out.u64(*seq);
+                out.u32(*region);
+                out.u32(0);
+                out.u64(*offset);
+                out.u64(*len);
+            }
+        }
+        out
+    }
+
+    /// Reads a packet that arrived; anything malformed is an error, nothing is trusted.
+    pub fn decode(bytes: &[u8]) -> Result<Packet, DecodeError> {
+        if bytes.len() < HEADER {
+            return Err(DecodeError::Length);
+        }
+        let mut r = Reader(bytes);
+        if r.take::<4>()? != MAGIC {
+            return Err(DecodeError::Magic);
+        }
+        let version = u16::from_le_bytes(r.take()?);
+        if version != ABI_VERSION {
+            return Err(DecodeError::Version(version));
+        }
+        let packet = match u16::from_le_bytes(r.take()?) {
+            1 => Packet::Fetch { token: r.token()? },
+            2 => {
+                let count = r.count(REGIONS_MAX)?;
+                let monitor = r.u32()? != 0;
+                let mut lens = List::default();
+                for _ in 0..count {
+                    lens.push(r.u64()?);
+                }
+                Packet::Fetched { monitor, lens }
+            }
+            3 => Packet::Prepare { token: r.token()? },
+            4 => Packet::Prepared { uffds: r.count(UFFDS_MAX)? as u32, flags: r.u32()? },
+            5 => {
+                let (token, pid) = (r.token()?, r.u32()?);
+                let (region_count, shard_count) = (r.count(REGIONS_MAX)?, r.count(UFFDS_MAX)?);
+                let mut regions = List::default();
+                for _ in 0..region_count {
+                    regions.push(Region { addr: r.u64()?, len: r.u64()? });
+                }
+                let mut shards = List::default();
+                for _ in 0..shard_count {
+                    let region = r.u32()?;
+                    r.u32()?;
+                    shards.push(Shard { region, offset: r.u64()?, len: r.u64()? });
+                }
+                Packet::Hello { token, pid, regions, shards }
+            }
+            6 => Packet::Welcome { flags: r.u32()? },
+            7 => {
+                let len = r.count(REFUSED_TEXT_MAX)?;
+                let text = r.0.get(..len).ok_or(DecodeError::Length)?;
+                let text = Text::new(std::str::from_utf8(text).map_err(|_| DecodeError::Value)?);
+                r.0 = &r.0[len..];
+                Packet::Refused { text }
+            }
+            8 => {
+                let (seq, ranges) = r.ranges()?;
+                Packet::Zap { seq, ranges }
+            }
+            9 => Packet::Zapped { seq: r.u64()?, epoch: r.u64()?, errno: r.u32()? },
+            10 => {
+                let (seq, ranges) = r.ranges()?;
+                Packet::Collapse { seq, ranges }
+            }
+            11 => Packet::Collapsed { seq: r.u64()?, errno: r.u32()?, done: r.u32()? },
+            12 => Packet::Clock { seq: r.u64()? },
+            13 => Packet::Clocked { seq: r.u64()? },
+            14 => Packet::Foreign { reason: ForeignReason::from_u32(r.u32()?).ok_or(DecodeError::Value)? },
+            15 => Packet::Calls { token: r.token()? },
+            16 => {
+                let (seq, region) = (r.u64()?, r.u32()?);
+                r.u32()?;
+                Packet::Discard { seq, region, offset: r.u64()?, len: r.u64()? }
+            }
+            17 => Packet::Discarded { seq: r.u64()? },
+            _ => return Err(DecodeError::Value),
+        };
+        if r.0.is_empty() { Ok(packet) } else { Err(DecodeError::Length) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full<T: Copy + Default, const N: usize>(item: T) -> List<T, N> {
+        let mut list = List::default();
+        while list.push(item) {}
+        list
+    }
+
+    fn samples() -> Vec<Packet> {
+        let token = Token(*b"0123456789abcdef");
+        let range = Range { addr: 0x7f00_0000_0000, len: 1 << 20 };
+        vec![
+            Packet::Fetch { token },
+            Packet::Fetched { monitor: true, lens: full(1 << 30) },
+            Packet::Prepare { token },
+            Packet::Prepared { uffds: 3, flags: PREPARED_DEVICE | FLAG_HUGE },
+            Packet::Hello {
+                token,
+                pid: 77,
+                regions: full(Region { addr: 1 << 40, len: 1 << 30 }),
+                shards: full(Shard { region: 7, offset: 1 << 21, len: 1 << 22 }),
+            },
+            Packet::Welcome { flags: FLAG_HUGE },
+            Packet::Refused { text: Text::new(&"é".repeat(2000)) },
+            Packet::Zap { seq: 9, ranges: full(range) },
+            Packet::Zapped { seq: 9, epoch: u64::MAX, errno: 22 },
+            Packet::Collapse { seq: 10, ranges: Ranges::default() },
+            Packet::Collapsed { seq: 10, errno: 11, done: 5 },
+            Packet::Clock { seq: 11 },
+            Packet::Clocked { seq: 11 },
+            Packet::Foreign { reason: ForeignReason::DmaMapped },
+            Packet::Calls { token },
+            Packet::Discard { seq: 12, region: 1, offset: 4096, len: 8192 },
+            Packet::Discarded { seq: 12 },
+        ]
+    }
+
+    #[test]
+    fn every_packet_reads_as_written_and_largest_packets_fit() {
+        for packet in samples() {
+            assert_eq!(Packet::decode(packet.encode().as_bytes()), Ok(packet));
+        }
+    }
+
+    #[test]
+    fn a_cut_or_padded_packet_is_refused() {
+        for packet in samples() {
+            let bytes = packet.encode();
+            let bytes = bytes.as_bytes();
+            for cut in 0..bytes.len() {
+                assert!(Packet::decode(&bytes[..cut]).is_err(), "{packet:?} cut to {cut}");
+            }
+            let mut longer = bytes.to_vec();
+            longer.push(0);
+            assert_eq!(Packet::decode(&longer), Err(DecodeError::Length));
+        }
+    }
+
+    #[test]
+    fn counts_above_their_cap_are_refused() {
+        let mut bytes = Packet::Zap { seq: 1, ranges: Ranges::default() }.encode().as_bytes().to_vec();
+        bytes[16..20].copy_from_slice(&(RANGES_MAX as u32 + 1).to_le_bytes());
+        assert_eq!(Packet::decode(&bytes), Err(DecodeError::Value));
+    }
+
+    #[test]
+    fn a_stranger_and_another_version_are_told_apart() {
+        let bytes = Packet::Clock { seq: 1 }.encode().as_bytes().to_vec();
+        let mut stranger = bytes.clone();
+        stranger[0] = b'X';
+        assert_eq!(Packet::decode(&stranger), Err(DecodeError::Magic));
+        let mut newer = bytes;
+        newer[4] = 99;
+        assert_eq!(Packet::decode(&newer), Err(DecodeError::Version(99)));
+    }
+}

@@ -1,0 +1,172 @@
+//! The record of a VM: one small text file in the state directory, by which a restarted daemon knows a VM again.
+//!
+//! Written once when the VM is created and again when a setting changes, by rename, so it is whole or absent. Format:
+//!
+//! ```text
+//! pagoda-vm 1
+//! name web1
+//! token 00112233445566778899aabbccddeeff
+//! kind qemu
+//! regions 1073741824 1073741824
+//! dram 536870912
+//! reserve 0
+//! pid 1234 5678             process and its start time (proc(5) stat field 22); 0 0 before it attached
+//! pinned TEXT               only if the VM may never be evicted
+//! sum 9f86d081884c7d65      FNV-1a of all lines above
+//! ```
+
+use crate::{REGION_ALIGN, REGIONS_MAX, Token};
+
+/// Longest record read back: a longer one is not ours.
+pub const RECORD_MAX: usize = 4096;
+const FIRST_LINE: &str = "pagoda-vm 1";
+
+/// What kind of process the VM is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// QEMU with a monitor of ours.
+    Qemu,
+    /// A plain process that maps our file.
+    Plain,
+}
+
+/// A VM as the daemon remembers it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Unique among the daemon's VMs.
+    pub name: String,
+    /// The VM's secret.
+    pub token: Token,
+    /// QEMU or a plain process.
+    pub kind: Kind,
+    /// Bytes of each region.
+    pub regions: Vec<u64>,
+    /// Hard cap on DRAM in bytes.
+    pub dram: u64,
+    /// Swap space is reserved up front.
+    pub reserve: bool,
+    /// Process id and start time; zeros before it attached.
+    pub pid: (u32, u64),
+    /// Why it may never be evicted.
+    pub pinned: Option<String>,
+}
+
+/// Why a record was not accepted.
+#[derive(Debug, PartialEq, Eq)]
+pub struct BadRecord(pub String);
+
+impl std::fmt::Display for BadRecord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "VM record is not usable: {}", self.0)
+    }
+}
+
+impl std::error::Error for BadRecord {}
+
+fn checksum(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+impl Record {
+    /// The file's content.
+    pub fn to_text(&self) -> String {
+        let kind = match self.kind {
+            Kind::Qemu => "qemu",
+            Kind::Plain => "plain",
+        };
+        let regions: Vec<String> = self.regions.iter().map(u64::to_string).collect();
+        let mut text = format!(
+            "{FIRST_LINE}\nname {}\ntoken {}\nkind {kind}\nregions {}\ndram {}\nreserve {}\npid {} {}\n",
+            self.name,
+            self.token.to_hex(),
+            regions.join(" "),
+            self.dram,
+            u8::from(self.reserve),
+            self.pid.0,
+            self.pid.1,
+        );
+        if let Some(reason) = &self.pinned {
+            text += &format!("pinned {}\n", reason.replace('\n', " "));
+        }
+        let sum = checksum(&text);
+        text + &format!("sum {sum:016x}\n")
+    }
+
+    /// Reads a record; anything unknown, missing or altered is refused.
+    pub fn from_text(text: &str) -> Result<Record, BadRecord> {
+        let bad = |what: &str| BadRecord(what.to_owned());
+        let (body, sum) = text.trim_end().rsplit_once('\n').ok_or_else(|| bad("too short"))?;
+        let body = format!("{body}\n");
+        let sum = sum.strip_prefix("sum ").and_then(|s| u64::from_str_radix(s, 16).ok()).ok_or_else(|| bad("no checksum"))?;
+        if sum != checksum(&body) {
+            return Err(bad("checksum does not match"));
+        }
+        let mut lines = body.lines();
+        if lines.next() != Some(FIRST_LINE) {
+            return Err(bad("written by another version"));
+        }
+        let mut field = |key: &str| {
+            let line = lines.next().ok_or_else(|| bad(&format!("{key} missing")))?;
+            line.strip_prefix(key).and_then(|l| l.strip_prefix(' ')).map(str::to_owned).ok_or_else(|| bad(&format!("{key} expected")))
+        };
+        let number = |text: &str| text.parse::<u64>().map_err(|_| bad("not a number"));
+        let name = field("name")?;
+        let token = Token::from_hex(&field("token")?).ok_or_else(|| bad("token"))?;
+        let kind = match field("kind")?.as_str() {
+            "qemu" => Kind::Qemu,
+            "plain" => Kind::Plain,
+            _ => return Err(bad("kind")),
+        };
+        let regions = field("regions")?.split(' ').map(number).collect::<Result<Vec<_>, _>>()?;
+        if regions.is_empty() || regions.len() > REGIONS_MAX || regions.iter().any(|len| *len == 0 || len % REGION_ALIGN != 0) {
+            return Err(bad("regions"));
+        }
+        let dram = number(&field("dram")?)?;
+        let reserve = field("reserve")? == "1";
+        let pid = field("pid")?;
+        let (pid, start) = pid.split_once(' ').ok_or_else(|| bad("pid"))?;
+        let pid = (u32::try_from(number(pid)?).map_err(|_| bad("pid"))?, number(start)?);
+        let pinned = field("pinned").ok();
+        Ok(Record { name, token, kind, regions, dram, reserve, pid, pinned })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Record {
+        Record {
+            name: "web1".into(),
+            token: Token([7; 16]),
+            kind: Kind::Qemu,
+            regions: vec![2 << 20, 1 << 30],
+            dram: 512 << 20,
+            reserve: true,
+            pid: (42, 4711),
+            pinned: Some("vfio device".into()),
+        }
+    }
+
+    #[test]
+    fn record_reads_as_written() {
+        let with = sample();
+        let without = Record { pinned: None, ..sample() };
+        for record in [with, without] {
+            assert_eq!(Record::from_text(&record.to_text()), Ok(record));
+        }
+    }
+
+    #[test]
+    fn every_altered_byte_is_noticed() {
+        let text = sample().to_text();
+        for i in 0..text.len() - 1 {
+            let mut bytes = text.clone().into_bytes();
+            bytes[i] ^= 1;
+            if let Ok(altered) = String::from_utf8(bytes) {
+                assert!(Record::from_text(&altered).is_err(), "byte {i}");
+            }
+        }
+        assert!(Record::from_text("").is_err());
+    }
+}

@@ -1,0 +1,190 @@
+//! Memory shared by a VM's shim and the daemon: the clock of direct I/O, and the daemon's open intents.
+//!
+//! It is a memfd that the daemon makes and the shim keeps, so it outlives the daemon. The VMM may scribble on it: that
+//! harms nobody but this VM, because the daemon checks every index it reads here.
+//!
+//! # The clock (the pin rule of DESIGN.md section 4)
+//!
+//! Write-protection does not stop DMA: a direct I/O pins a page when it starts and may land in it long after. A chunk
+//! may leave DRAM only if every direct I/O in flight began *after* its page-table entries were zapped; a later I/O has to
+//! fault, and the fault is seen.
+//!
+//! * The shim, before each direct I/O: `slot = epoch` (sequentially consistent), then the system call. After its
+//!   completion: `slot = 0`.
+//! * The agent, for a zap: `madvise`, then `epoch += 1`; the new value is the zap's epoch.
+//! * The daemon: a chunk zapped at epoch `z` may go when [`Shared::oldest_io`] `>= z`.
+//!
+//! An I/O that stored its slot after the daemon's scan issues its system call after the scan, so after the zap: it faults.
+//!
+//! # Intents
+//!
+//! "Data in the RAM file wins" rebuilds the page table from the two files' holes, except while a chunk is being read
+//! straight into a hole (its pages exist before their content does) or punched (a folio that cannot be split is zeroed in
+//! place). For that time the pages stand in an [`Intent`]: after a crash their truth is the swap file.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Direct I/Os that can be in flight and tracked: QEMU's libaio context has 1024 requests, its thread pool 64
+/// threads, an io_uring 128; four of the largest fit.
+pub const IO_SLOTS: usize = 4096;
+/// Chunks that can be read into holes or punched at one time.
+pub const INTENTS: usize = 64;
+/// Marks the layout; a different one is refused.
+pub const SHARED_MAGIC: u64 = u64::from_le_bytes(*b"PGDshr01");
+
+/// The layout. All fields are atomic, since two processes use them at once.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Shared {
+    /// [`SHARED_MAGIC`].
+    pub magic: AtomicU64,
+    /// Counts zaps; starts at 1, so that 0 can mean "free" in a slot.
+    pub epoch: AtomicU64,
+    /// Direct I/Os in flight that found no free slot: while not zero nothing may be evicted.
+    pub untracked: AtomicU64,
+    /// Slots from here on were never used: the daemon's scan stops there.
+    pub slots_used: AtomicU64,
+    /// Start epoch of each direct I/O in flight, 0 for a free slot.
+    pub io: [AtomicU64; IO_SLOTS],
+    /// Pages whose truth is the swap file.
+    pub intents: [Intent; INTENTS],
+}
+
+/// Pages of one chunk whose truth is the swap file, whatever the RAM file holds.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Intent {
+    /// 1 while the intent holds.
+    pub valid: AtomicU32,
+    /// The chunk's index in the VM's space.
+    pub chunk: AtomicU32,
+    /// One bit a page.
+    pub pages: [AtomicU64; 4],
+}
+
+impl Shared {
+    /// Start epoch of the oldest direct I/O in flight; `u64::MAX` when there is none, 0 when it cannot be told.
+    pub fn oldest_io(&self) -> u64 {
+        std::sync::atomic::fence(Ordering::SeqCst);
+        if self.untracked.load(Ordering::SeqCst) != 0 {
+            return 0;
+        }
+        let used = (self.slots_used.load(Ordering::SeqCst) as usize).min(IO_SLOTS);
+        let oldest = self.io[..used].iter().map(|slot| slot.load(Ordering::SeqCst)).filter(|epoch| *epoch != 0).min();
+        oldest.unwrap_or(u64::MAX)
+    }
+
+    /// Takes a slot for a direct I/O that is about to start. `None`: all are taken, and the I/O counts as untracked.
+    /// Either way the I/O must be given back by [`Shared::finish_io`].
+    pub fn start_io(&self, hint: usize) -> Option<usize> {
+        for probe in 0..IO_SLOTS {
+            let index = (hint + probe) % IO_SLOTS;
+            // The slot must be inside the scanned part before it holds an epoch.
+            self.slots_used.fetch_max(index as u64 + 1, Ordering::SeqCst);
+            let epoch = self.epoch.load(Ordering::SeqCst);
+            if self.io[index].compare_exchange(0, epoch, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+                std::sync::atomic::fence(Ordering::SeqCst);
+                return Some(index);
+            }
+        }
+        self.untracked.fetch_add(1, Ordering::SeqCst);
+        None
+    }
+
+    /// The I/O of this slot is complete: no page is pinned by it any more.
+    pub fn finish_io(&self, slot: Option<usize>) {
+        match slot {
+            Some(index) => self.io[index].store(0, Ordering::SeqCst),
+            None => {
+                self.untracked.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Called by the agent after a zap; returns the zap's epoch.
+    pub fn advance(&self) -> u64 {
+        self.epoch.fetch_add(1, Ordering::SeqCst) + 1
+    }
+}
+
+impl Intent {
+    /// Writes the intent so that a crash sees either none of it or all of it.
+    pub fn declare(&self, chunk: u32, pages: [u64; 4]) {
+        self.valid.store(0, Ordering::SeqCst);
+        self.chunk.store(chunk, Ordering::SeqCst);
+        for (slot, word) in self.pages.iter().zip(pages) {
+            slot.store(word, Ordering::SeqCst);
+        }
+        self.valid.store(1, Ordering::SeqCst);
+    }
+
+    /// The RAM file tells the truth again.
+    pub fn withdraw(&self) {
+        self.valid.store(0, Ordering::SeqCst);
+    }
+
+    /// What a crash left, if anything.
+    pub fn read(&self) -> Option<(u32, [u64; 4])> {
+        (self.valid.load(Ordering::SeqCst) == 1).then(|| {
+            let pages = [0, 1, 2, 3].map(|i| self.pages[i].load(Ordering::SeqCst));
+            (self.chunk.load(Ordering::SeqCst), pages)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shared() -> Box<Shared> {
+        Box::new(Shared {
+            magic: AtomicU64::new(SHARED_MAGIC),
+            epoch: AtomicU64::new(1),
+            untracked: AtomicU64::new(0),
+            slots_used: AtomicU64::new(0),
+            io: std::array::from_fn(|_| AtomicU64::new(0)),
+            intents: std::array::from_fn(|_| Intent {
+                valid: AtomicU32::new(0),
+                chunk: AtomicU32::new(0),
+                pages: std::array::from_fn(|_| AtomicU64::new(0)),
+            }),
+        })
+    }
+
+    #[test]
+    fn an_io_older_than_the_zap_holds_it_back_until_it_ends() {
+        let shared = shared();
+        assert_eq!(shared.oldest_io(), u64::MAX);
+        let before = shared.start_io(5);
+        let zap = shared.advance();
+        let after = shared.start_io(5);
+        assert!(shared.oldest_io() < zap);
+        shared.finish_io(before);
+        assert!(shared.oldest_io() >= zap, "an I/O that began after the zap does not count");
+        shared.finish_io(after);
+        assert_eq!(shared.oldest_io(), u64::MAX);
+    }
+
+    #[test]
+    fn more_ios_than_slots_hold_everything_back() {
+        let shared = shared();
+        let slots: Vec<_> = (0..IO_SLOTS).map(|i| shared.start_io(i)).collect();
+        assert!(slots.iter().all(Option::is_some));
+        let extra = shared.start_io(0);
+        assert_eq!(extra, None);
+        assert_eq!(shared.oldest_io(), 0);
+        shared.finish_io(extra);
+        assert_eq!(shared.oldest_io(), 1);
+    }
+
+    #[test]
+    fn an_intent_is_there_whole_or_not_at_all() {
+        let shared = shared();
+        let intent = &shared.intents[3];
+        assert_eq!(intent.read(), None);
+        intent.declare(7, [1, 2, 3, 4]);
+        assert_eq!(intent.read(), Some((7, [1, 2, 3, 4])));
+        intent.withdraw();
+        assert_eq!(intent.read(), None);
+    }
+}

@@ -1,0 +1,28 @@
+//! The control API of `pagodad`: types and a small blocking client.
+//!
+//! HTTP/1.1 with JSON bodies over a Unix socket that only its owner may open. Routes:
+//!
+//! | request | body | reply |
+//! |---|---|---|
+//! | `GET /v1/version` | | [`Version`] |
+//! | `GET /v1/health` | | [`Health`] |
+//! | `GET /v1/host` | | [`HostInfo`] |
+//! | `GET /v1/vms` | | [`VmList`] |
+//! | `POST /v1/vms` | [`CreateVm`] | [`CreatedVm`] |
+//! | `GET /v1/vms/NAME` | | [`VmInfo`] |
+//! | `PATCH /v1/vms/NAME` | [`VmPatch`] | [`VmInfo`] |
+//! | `DELETE /v1/vms/NAME` | | nothing; only a VM that nothing has attached to |
+//! | `POST /v1/vms/NAME/cont` | | [`VmInfo`] |
+//! | `GET /v1/vms/NAME/explain` | | [`Explain`] |
+//! | `GET /metrics` | | Prometheus text |
+//!
+//! A status of 400 and above comes with an [`ApiError`].
+
+pub mod attach;
+mod client;
+mod http;
+mod types;
+
+pub use client::{Client, ClientError, socket_path};
+pub use http::{BODY_BYTES_MAX, HttpError};
+pub use types::*;

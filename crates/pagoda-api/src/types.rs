@@ -1,0 +1,474 @@
+//! What travels over the control socket: one type per request and reply.
+//!
+//! Sizes are bytes and end in `_bytes`, except in [`CreateVm`], whose fields are named after the
+//! options of `pagoda run`. Readers ignore fields they do not know and writers may leave out what
+//! has a default, so that a command line and a daemon of neighbouring versions understand
+//! each other; a change that breaks this raises [`API_VERSION`].
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// The number in the path `/v1/...`.
+pub const API_VERSION: u32 = 1;
+
+/// Guest RAM comes in huge pages of this size, so that its mappings can be huge when nothing is
+/// short of memory.
+pub const MEMORY_GRANULE_BYTES: u64 = pagoda_abi::REGION_ALIGN;
+
+/// The smallest DRAM cap: a few chunks per vCPU in flight, read-ahead and the page-out headroom
+/// have to fit beside the guest kernel's own hot set.
+pub const DRAM_BYTES_MIN: u64 = 64 << 20;
+
+/// At least one part in this many of a VM's memory stays DRAM: below it a VM does little but page.
+pub const DRAM_FRACTION_MIN: u64 = 64;
+
+/// Regions (memory back ends, usually one for each NUMA node) of one VM.
+pub const REGIONS_MAX: usize = pagoda_abi::REGIONS_MAX;
+
+/// Length of a VM's name: it becomes part of file names (`NAME_MAX` is 255) and of tables.
+pub const VM_NAME_LEN_MAX: usize = 64;
+
+/// Default path of the control socket.
+pub const SOCKET_DEFAULT: &str = "/run/pagoda/pagoda.sock";
+
+/// Environment variable that names the control socket.
+pub const SOCKET_ENV: &str = "PAGODA_SOCKET";
+
+/// Default address of the metrics over TCP.
+pub const METRICS_ADDR_DEFAULT: &str = "127.0.0.1:9464";
+
+/// Checks a VM's name: letters, digits, `.`, `_`, `-`, the first no `.` and no `-`.
+///
+/// # Errors
+/// A sentence that says what is wrong and what would be right.
+pub fn check_vm_name(name: &str) -> Result<(), String> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    if name.is_empty() {
+        return Err("the name of a VM cannot be empty".into());
+    }
+    if name.len() > VM_NAME_LEN_MAX {
+        return Err(format!("the name of a VM has at most {VM_NAME_LEN_MAX} characters, this one has {}", name.len()));
+    }
+    if name.starts_with(['.', '-']) {
+        return Err(format!("the name of a VM starts with a letter or a digit: {name:?}"));
+    }
+    match name.chars().find(|c| !allowed(*c)) {
+        Some(bad) => Err(format!("the name of a VM has only letters, digits, '.', '_' and '-': {name:?} has {bad:?}")),
+        None => Ok(()),
+    }
+}
+
+/// The smallest DRAM cap a VM of `memory_bytes` may have.
+#[must_use]
+pub fn dram_bytes_min(memory_bytes: u64) -> u64 {
+    let share = (memory_bytes / DRAM_FRACTION_MIN).next_multiple_of(MEMORY_GRANULE_BYTES);
+    share.max(DRAM_BYTES_MIN).min(memory_bytes)
+}
+
+/// What maps the RAM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VmKind {
+    /// QEMU, which also gets a monitor of ours.
+    Qemu,
+    /// Any other program that maps the RAM files itself.
+    Plain,
+}
+
+/// `POST /v1/vms`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CreateVm {
+    pub name: String,
+    /// Bytes of each region in order; multiples of [`MEMORY_GRANULE_BYTES`].
+    pub memory: Vec<u64>,
+    /// Hard cap of the VM's DRAM in bytes; `None`: all of its memory.
+    #[serde(default)]
+    pub dram: Option<u64>,
+    pub kind: VmKind,
+    /// Allocate the whole swap file up front, so that page-out never meets a full disk.
+    #[serde(default)]
+    pub reserve_swap: bool,
+    /// Why no page of this VM may ever be evicted, for example a device that does DMA to all of it.
+    #[serde(default)]
+    pub pinned: Option<String>,
+}
+
+impl CreateVm {
+    /// Memory of all regions together.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    }
+
+    /// Checks all that needs no knowledge of the host. The command line asks before it sends and
+    /// the daemon before it acts, so both say the same.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong and what would be right.
+    pub fn check(&self) -> Result<(), String> {
+        check_vm_name(&self.name)?;
+        if self.memory.is_empty() {
+            return Err("a VM needs at least one memory region".into());
+        }
+        if self.memory.len() > REGIONS_MAX {
+            return Err(format!("a VM has at most {REGIONS_MAX} memory regions, this one has {}", self.memory.len()));
+        }
+        for &bytes in &self.memory {
+            if bytes == 0 || bytes % MEMORY_GRANULE_BYTES != 0 {
+                return Err(format!(
+                    "memory of {bytes} bytes is not a multiple of 2 MiB; give a size such as 4G or 512M"
+                ));
+            }
+        }
+        // Lengths of files are signed 64-bit numbers.
+        let total = self.memory.iter().try_fold(0_u64, |sum, bytes| sum.checked_add(*bytes));
+        let Some(total) = total.filter(|bytes| *bytes <= i64::MAX as u64) else {
+            return Err("the memory regions are larger together than a file can be".into());
+        };
+        match self.dram {
+            Some(dram) => check_dram(dram, total),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Checks a DRAM cap against the size of the VM.
+///
+/// # Errors
+/// A sentence that says what is wrong and what would be right.
+pub fn check_dram(dram_bytes: u64, memory_bytes: u64) -> Result<(), String> {
+    let mib = |bytes: u64| bytes >> 20;
+    if dram_bytes > memory_bytes {
+        return Err(format!(
+            "dram of {} MiB is more than the VM's memory of {} MiB; leave --dram out to give it all",
+            mib(dram_bytes),
+            mib(memory_bytes)
+        ));
+    }
+    let min = dram_bytes_min(memory_bytes);
+    if dram_bytes < min {
+        return Err(format!(
+            "dram of {} MiB is too little for a VM of {} MiB; the least is {} MiB",
+            mib(dram_bytes),
+            mib(memory_bytes),
+            mib(min)
+        ));
+    }
+    Ok(())
+}
+
+/// Reply to [`CreateVm`].
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CreatedVm {
+    pub name: String,
+    /// 128 bits in hex: who holds it may fetch the RAM files and attach.
+    pub token: String,
+    /// `SOCK_SEQPACKET` socket on which to fetch and attach.
+    pub attach_socket: PathBuf,
+    /// The library to preload.
+    pub shim: PathBuf,
+}
+
+impl std::fmt::Debug for CreatedVm {
+    // The token is a secret and stays out of logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CreatedVm")
+            .field("name", &self.name)
+            .field("attach_socket", &self.attach_socket)
+            .field("shim", &self.shim)
+            .finish_non_exhaustive()
+    }
+}
+
+/// `PATCH /v1/vms/NAME`; what is `None` stays as it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmPatch {
+    /// New DRAM cap in bytes; the size of the VM means all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dram: Option<u64>,
+}
+
+/// Where a VM is in its life. `pinned` is a field of its own, for a pinned VM runs too.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum VmState {
+    /// Made, but no program has attached yet.
+    Created,
+    /// A program has attached and runs.
+    Running,
+    /// The agent in the program is away; its faults wait.
+    Waiting,
+    /// Stopped by Pagoda because going on could lose data; see `pagoda vm cont`.
+    Stalled { reason: String, since_s: u64 },
+}
+
+impl VmState {
+    /// One word for tables.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Running => "running",
+            Self::Waiting => "waiting",
+            Self::Stalled { .. } => "stalled",
+        }
+    }
+}
+
+/// Latency of one kind of fault since the VM attached.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    pub count: u64,
+    pub p50_us: f64,
+    pub p99_us: f64,
+}
+
+/// `GET /v1/vms/NAME`, and one element of `GET /v1/vms`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct VmInfo {
+    pub name: String,
+    pub kind: VmKind,
+    pub state: VmState,
+    /// Why nothing of it is evicted, if so.
+    #[serde(default)]
+    pub pinned: Option<String>,
+    pub memory_bytes: u64,
+    pub dram_limit_bytes: u64,
+    pub resident_bytes: u64,
+    /// Content that is only in swap.
+    pub swapped_bytes: u64,
+    /// Content that is nowhere, because it is all zero.
+    pub zero_bytes: u64,
+    /// Allocated on the swap disk, clean copies of resident pages included.
+    pub swap_used_bytes: u64,
+    /// Registered with userfaultfd; a VM under no pressure is not.
+    pub armed: bool,
+    /// Mapped by huge pages throughout.
+    pub huge: bool,
+    #[serde(default)]
+    pub pid: Option<u32>,
+    /// `kvm`, `tcg`, ... as QEMU says.
+    #[serde(default)]
+    pub accelerator: Option<String>,
+    #[serde(default)]
+    pub uffds: u32,
+    /// Every metric of the catalogue by name, for VMs.
+    #[serde(default)]
+    pub counters: BTreeMap<String, u64>,
+    /// By fault cause: the names of the counters, such as `faults_minor`.
+    #[serde(default)]
+    pub latency: BTreeMap<String, Latency>,
+}
+
+/// The names among [`VmInfo::counters`] that clients compute with; the daemon's catalogue has them all.
+pub mod counter {
+    /// Every fault is counted under exactly one name that starts so.
+    pub const FAULTS_PREFIX: &str = "faults_";
+    /// Pages read from swap.
+    pub const PAGES_IN: &str = "pages_in";
+    /// Pages written to swap.
+    pub const PAGES_OUT: &str = "pages_out";
+    /// Bytes of a page in the counters of pages.
+    pub const PAGE_BYTES: u64 = pagoda_abi::PAGE_SIZE as u64;
+}
+
+/// `GET /v1/vms`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct VmList {
+    pub vms: Vec<VmInfo>,
+}
+
+/// One row of an explanation: `value` is what `term` is now, `reason` says why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExplainLine {
+    pub term: String,
+    pub value: String,
+    pub reason: String,
+}
+
+/// `GET /v1/vms/NAME/explain`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explain {
+    pub lines: Vec<ExplainLine>,
+}
+
+/// `GET /v1/version`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Version {
+    /// The daemon's package version.
+    pub version: String,
+    /// [`API_VERSION`] of the daemon.
+    pub api: u32,
+}
+
+/// `GET /v1/health`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Health {
+    pub ok: bool,
+    /// What is wrong and what to do, one sentence each; empty when `ok`.
+    #[serde(default)]
+    pub problems: Vec<String>,
+}
+
+/// `GET /v1/host`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostInfo {
+    pub version: String,
+    pub hostname: String,
+    /// `uname -r`.
+    pub kernel: String,
+    pub memory_total_bytes: u64,
+    pub memory_available_bytes: u64,
+    pub state_dir: PathBuf,
+    pub swap_dir: PathBuf,
+    pub swap_free_bytes: u64,
+    /// The way this daemon may use userfaultfd.
+    pub uffd_permission: String,
+    /// The folios RAM is made of, in words.
+    pub large_folios: String,
+    pub vms: u32,
+}
+
+/// Body of every reply with a status of 400 and above.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ApiError {
+    pub code: ErrorCode,
+    pub message: String,
+    /// What the user can do about it.
+    #[serde(default)]
+    pub hint: Option<String>,
+}
+
+/// What went wrong, for programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorCode {
+    /// 400: the request makes no sense.
+    BadRequest,
+    /// 404: no VM of that name.
+    NoSuchVm,
+    /// 404: no such route.
+    NoSuchRoute,
+    /// 409: a VM of that name exists.
+    NameTaken,
+    /// 409: the VM is not in a state for this.
+    WrongState,
+    /// 507: the swap directory or the host's memory has no room.
+    NoRoom,
+    /// 503: the host lacks a permission or a feature.
+    Unsupported,
+    /// 500: the daemon failed.
+    Internal,
+    /// A code of a newer daemon.
+    #[serde(other)]
+    Unknown,
+}
+
+impl ErrorCode {
+    /// The HTTP status that goes with it.
+    #[must_use]
+    pub fn status(self) -> u16 {
+        match self {
+            Self::BadRequest => 400,
+            Self::NoSuchVm | Self::NoSuchRoute => 404,
+            Self::NameTaken | Self::WrongState => 409,
+            Self::NoRoom => 507,
+            Self::Unsupported => 503,
+            Self::Internal | Self::Unknown => 500,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn request(memory: &[u64], dram: Option<u64>) -> CreateVm {
+        CreateVm {
+            name: "web1".into(),
+            memory: memory.to_vec(),
+            dram,
+            kind: VmKind::Qemu,
+            reserve_swap: false,
+            pinned: None,
+        }
+    }
+
+    #[test]
+    fn names() {
+        let check = |name: &str, good: bool| assert_eq!(check_vm_name(name).is_ok(), good, "{name}");
+        check("web1", true);
+        check("Web_1.example-2", true);
+        check("1", true);
+        check("", false);
+        check(".", false);
+        check("..", false);
+        check("-x", false);
+        check("a/b", false);
+        check("a b", false);
+        check("ä", false);
+        check(&"a".repeat(VM_NAME_LEN_MAX), true);
+        check(&"a".repeat(VM_NAME_LEN_MAX + 1), false);
+    }
+
+    #[test]
+    fn create_is_checked() {
+        let check = |memory: &[u64], dram: Option<u64>, expected: &str| match request(memory, dram).check() {
+            Ok(()) => assert_eq!(expected, "", "{memory:?} {dram:?}"),
+            Err(said) => {
+                assert!(!expected.is_empty() && said.contains(expected), "{said}");
+            }
+        };
+        check(&[4096 * MIB], Some(1024 * MIB), "");
+        check(&[4096 * MIB], None, "");
+        check(&[2 * MIB, 4 * MIB], None, "");
+        check(&[], None, "at least one");
+        check(&[0], None, "multiple of 2 MiB");
+        check(&[MIB], None, "multiple of 2 MiB");
+        check(&[2 * MIB; REGIONS_MAX + 1], None, "memory regions");
+        check(&[1 << 63], None, "than a file can be");
+        check(&[1 << 63, 1 << 63], None, "than a file can be");
+        check(&[512 * MIB], Some(513 * MIB), "more than the VM's memory");
+        check(&[512 * MIB], Some(63 * MIB), "the least is 64 MiB");
+        check(&[512 * MIB], Some(64 * MIB), "");
+        check(&[65536 * MIB], Some(512 * MIB), "the least is 1024 MiB");
+        check(&[32 * MIB], Some(32 * MIB), "");
+    }
+
+    #[test]
+    fn names_on_the_wire() {
+        let state = VmState::Stalled { reason: "swap disk full".into(), since_s: 7 };
+        let json = serde_json::to_string(&state).unwrap();
+        assert_eq!(json, r#"{"kind":"stalled","reason":"swap disk full","since_s":7}"#);
+        assert_eq!(serde_json::from_str::<VmState>(&json).unwrap(), state);
+
+        let json = serde_json::to_string(&VmState::Running).unwrap();
+        assert_eq!(json, r#"{"kind":"running"}"#);
+
+        let least = r#"{"name":"a","memory":[2097152],"kind":"plain"}"#;
+        let create: CreateVm = serde_json::from_str(least).unwrap();
+        assert_eq!((create.kind, create.dram, create.reserve_swap), (VmKind::Plain, None, false));
+
+        let newer = r#"{"code":"moon_phase","message":"m"}"#;
+        let error: ApiError = serde_json::from_str(newer).unwrap();
+        assert_eq!((error.code, error.hint), (ErrorCode::Unknown, None));
+
+        assert!(serde_json::from_str::<VmPatch>(r#"{"drma":1}"#).is_err());
+    }
+
+    #[test]
+    fn the_token_stays_out_of_logs() {
+        let created = CreatedVm {
+            name: "web1".into(),
+            token: "c0ffee".into(),
+            attach_socket: "/run/a".into(),
+            shim: "/usr/lib/s.so".into(),
+        };
+        assert!(!format!("{created:?}").contains("c0ffee"));
+    }
+}

@@ -1,0 +1,51 @@
+//! The fault state machine of one VM: where every page is, what is under way, what to do next.
+//!
+//! [`Machine::apply`] takes an [`Event`] and appends [`Action`]s; it does no I/O, takes no lock and reads no clock. The
+//! pager executes the actions in order and reports what became of the asynchronous ones as further events. One thread owns
+//! the machine, so "the chunk is locked" is simply "the machine has not been told yet".
+//!
+//! # What a page is
+//!
+//! Three bits a page, kept as sets per chunk ([`table::Chunk`]):
+//!
+//! | `ram` | `clean` | `swap` | the page's content is |
+//! |---|---|---|---|
+//! | 0 | 0 | 0 | zero: a hole in both files |
+//! | 0 | 0 | 1 | in swap |
+//! | 1 | 0 | any | in the RAM file; what swap holds is outdated |
+//! | 1 | 1 | any | in the RAM file, and swap equals it (a hole equals zeros) |
+//!
+//! A clean page is mapped write-protected or not at all; its first write is a fault that ends its cleanness.
+//!
+//! # Orders that lose nothing
+//!
+//! * **Out**: zap the chunk, nothing faults on it, every direct I/O in flight began after the zap (the pin rule) -> write the
+//!   dirty pages -> all complete -> declare the intent -> punch -> look whether the hole is there -> withdraw. A fault on a
+//!   page before the punch takes the page out of the set that will be punched.
+//! * **In, one page**: read into a buffer, `UFFDIO_COPY`. **In, a whole empty chunk** (large folios): declare the intent,
+//!   read straight into the hole, withdraw, `UFFDIO_CONTINUE`. No page is continued before its content is complete.
+//! * **Discard**: waits until nothing is under way on the chunk; the swap block goes before the RAM page, or a crash would
+//!   bring old bytes back.
+//! * Every message may be stale. The state decides, never the message.
+//!
+//! # When something fails
+//!
+//! A failed read or write stalls the VM ([`Stall`]): nothing is lost, faults that can be answered are answered, the others
+//! wait for [`Event::Continue`]. The guest sees a long stall, never a wrong page.
+
+mod action;
+mod background;
+mod complete;
+mod discard;
+mod machine;
+mod ops;
+mod reclaim;
+mod serve;
+pub mod table;
+
+pub use action::{Access, Action, Actions, Event, FaultKind, IoError, Now, OpId, Pages, Stall};
+pub use machine::{Config, Machine};
+pub use ops::{FILLS_MAX, OPS_MAX, ZAP_BATCH};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,140 @@
+//! What the machine is told and what it asks for.
+
+use crate::bits::{PageSet, Run};
+pub use crate::pattern::Access;
+use crate::units::{ChunkIdx, PageCount, PageIdx};
+
+/// Names an operation under way; the pager hands it back with the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OpId(pub u16);
+
+/// Why the page could not be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// Not mapped (`MISSING` and `MINOR` alike: the message may be stale, the state knows).
+    Unmapped,
+    /// Mapped, but write-protected.
+    WriteProtected,
+}
+
+/// What an I/O can fail with, as far as decisions differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoError {
+    /// The file system is full (`ENOSPC`, `EDQUOT`).
+    NoSpace,
+    /// Anything else; the number is the errno.
+    Failed(i32),
+}
+
+/// Why a VM does not go on until [`Event::Continue`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stall {
+    /// Page-out failed: the pages stay in DRAM.
+    Write(IoError),
+    /// Page-in failed: whoever needs the page waits.
+    Read(IoError),
+}
+
+/// What the machine may know of the world at an event.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// Milliseconds of any steady clock.
+    pub ms: u64,
+    /// Start epoch of the oldest direct I/O in flight in the VMM; `u64::MAX`: none, 0: cannot be told.
+    pub oldest_io: u64,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // the variants say it
+pub enum Event {
+    /// A fault message.
+    Fault { page: PageIdx, access: Access, kind: FaultKind },
+    /// A `ReadPage`, `ReadSpan` or `ReadChunk` ended.
+    ReadDone { op: OpId, result: Result<(), IoError> },
+    /// A `WriteOut` ended. `zero`: pages found all zero, not written, whose swap blocks are now holes.
+    WriteDone { op: OpId, zero: PageSet, result: Result<(), IoError> },
+    /// A `PunchOut` ended, right after it was asked for. `left`: pages that could not be taken out of the RAM file; their
+    /// content was read back from swap.
+    PunchDone { op: OpId, left: PageSet },
+    /// A `Zap` ended; the epoch after it, or `None` when it could not be done.
+    ZapDone { op: OpId, epoch: Option<u64> },
+    /// The guest gave pages back: they become zero. `token` comes back in `DiscardDone`.
+    Discard { token: u64, first: PageIdx, count: PageCount },
+    /// New hard cap. A cap below the VM's size arms it.
+    SetLimit { limit: PageCount },
+    /// The VM may never be evicted from now on (DMA we cannot see).
+    Pin,
+    /// The user says the cause of a stall is gone.
+    Continue,
+    /// Time passed.
+    Tick,
+}
+
+/// Pages of one chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pages {
+    /// The chunk.
+    pub chunk: ChunkIdx,
+    /// The run in it.
+    pub run: Run,
+}
+
+impl Pages {
+    /// Index of the first page in the VM's space.
+    pub fn first(&self) -> PageIdx {
+        self.chunk.page(self.run.start)
+    }
+}
+
+/// What to do, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Map pages that are in the RAM file (`UFFDIO_CONTINUE`) and wake their faulters; pages already mapped are woken.
+    Map { pages: Pages, protect: bool },
+    /// End write-protection and wake.
+    Unprotect { pages: Pages },
+    /// Wake the faulters of these pages; they try again.
+    Wake { pages: Pages },
+    /// Fill absent pages with zeros, map them, wake.
+    Zero { pages: Pages },
+    /// As `Zero` for a chunk that is wholly absent: by one large folio.
+    ZeroChunk { chunk: ChunkIdx },
+    /// Read one page from swap into the operation's buffer.
+    ReadPage { op: OpId, page: PageIdx, demand: bool },
+    /// Read a part of a chunk from swap into the operation's buffer.
+    ReadSpan { op: OpId, pages: Pages, demand: bool },
+    /// Declare the intent and read a wholly absent chunk from swap straight into the RAM file.
+    ReadChunk { op: OpId, chunk: ChunkIdx, demand: bool },
+    /// The chunk's content is complete: withdraw the intent.
+    ChunkComplete { op: OpId },
+    /// Reading the chunk failed: punch what is there, then withdraw the intent.
+    ChunkAbandon { op: OpId, chunk: ChunkIdx },
+    /// Put pages from the operation's buffer into the RAM file and map them (`UFFDIO_COPY`), wake.
+    Copy { op: OpId, pages: Pages, protect: bool },
+    /// Put pages from the operation's buffer into the RAM file without mapping them.
+    Store { op: OpId, pages: Pages },
+    /// The operation's buffer is free.
+    Release { op: OpId },
+    /// Unmap chunks in the VMM. Which: [`super::Machine::zap_chunks`].
+    Zap { op: OpId },
+    /// Write these pages to swap, except the zero ones, whose blocks become holes.
+    WriteOut { op: OpId, chunk: ChunkIdx, pages: PageSet },
+    /// Take pages out of the RAM file. `alone`: no other page of the chunk is in it, so the span may go in one call.
+    PunchOut { op: OpId, chunk: ChunkIdx, pages: PageSet, alone: bool },
+    /// Make swap blocks holes.
+    SwapPunch { pages: Pages },
+    /// Take pages out of the RAM file whose content does not matter any more.
+    RamPunch { pages: Pages },
+    /// All of a discard is done.
+    DiscardDone { token: u64 },
+    /// Register the VM's memory and tell the machine what is resident ([`super::Machine::armed`]).
+    Arm,
+    /// Empty the swap file, unregister, collapse into huge pages ([`super::Machine::disarmed`]).
+    Disarm,
+    /// The VM has to be stopped and its owner told.
+    Stalled { stall: Stall },
+}
+
+/// The list the pager executes; reused, so that the page path does not allocate.
+pub type Actions = Vec<Action>;

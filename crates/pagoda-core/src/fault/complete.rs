@@ -1,0 +1,231 @@
+//! Ends of reads, writes, punches and zaps.
+
+use crate::bits::{PageSet, Run};
+use crate::stats::Metric;
+use crate::units::ChunkIdx;
+
+use super::action::{Access, Action, Actions, IoError, Now, OpId, Pages, Stall};
+use super::machine::Machine;
+use super::ops::OpKind;
+use super::table::Phase;
+
+impl Machine {
+    pub(super) fn read_done(&mut self, id: OpId, result: Result<(), IoError>, now: Now, out: &mut Actions) {
+        let op = self.ops.remove(id);
+        match (op.kind, result) {
+            (OpKind::Page { index, access }, result) => {
+                self.reserved -= 1;
+                self.chunks[op.chunk.as_usize()].reading.clear(index);
+                match result {
+                    Ok(()) => self.page_arrived(id, op.chunk, index, access, out),
+                    Err(error) => {
+                        self.failed.push_back((op.chunk.page(index), access));
+                        self.stalled(Stall::Read(error), now, out);
+                    }
+                }
+                out.push(Action::Release { op: id });
+            }
+            (OpKind::Fill { pages, direct, demand, writable }, result) => {
+                self.reserved -= u64::from(pages.count());
+                self.chunks[op.chunk.as_usize()].fill = None;
+                match (result, direct) {
+                    (Ok(()), true) => {
+                        out.push(Action::ChunkComplete { op: id });
+                        self.chunk_arrived(op.chunk, demand, writable, out);
+                    }
+                    (Ok(()), false) => {
+                        self.span_arrived(id, op.chunk, pages, demand, writable, out);
+                        out.push(Action::Release { op: id });
+                    }
+                    (Err(error), direct) => {
+                        out.push(match direct {
+                            true => Action::ChunkAbandon { op: id, chunk: op.chunk },
+                            false => Action::Release { op: id },
+                        });
+                        if demand.is_some() {
+                            // Several may wait on any page of it: all of them try again, page by page.
+                            out.push(Action::Wake { pages: whole(op.chunk) });
+                            self.stalled(Stall::Read(error), now, out);
+                        }
+                    }
+                }
+            }
+            (kind, _) => unreachable!("a read ended as {kind:?}"),
+        }
+    }
+
+    fn page_arrived(&mut self, id: OpId, chunk: ChunkIdx, index: u8, access: Access, out: &mut Actions) {
+        let writable = self.predict_write(access);
+        let page = PageSet::single(index);
+        self.edit(chunk, |c| {
+            c.ram |= page;
+            c.mapped |= page;
+            if !writable {
+                c.clean |= page;
+            }
+        });
+        self.touch(chunk);
+        self.stats.add(Metric::PagesIn, 1);
+        let pages = Pages { chunk, run: Run { start: index, len: 1 } };
+        out.push(Action::Copy { op: id, pages, protect: !writable });
+    }
+
+    fn chunk_arrived(&mut self, chunk: ChunkIdx, demand: Option<(u8, Access)>, writable: bool, out: &mut Actions) {
+        self.edit(chunk, |c| {
+            c.ram = PageSet::FULL;
+            c.clean = PageSet::FULL;
+            c.ahead = demand.is_none();
+        });
+        self.touch(chunk);
+        self.stats.add(Metric::PagesIn, 256);
+        if demand.is_some() {
+            self.map(chunk, PageSet::FULL, demand, writable, out);
+        }
+    }
+
+    fn span_arrived(
+        &mut self,
+        id: OpId,
+        chunk: ChunkIdx,
+        pages: PageSet,
+        demand: Option<(u8, Access)>,
+        writable: bool,
+        out: &mut Actions,
+    ) {
+        // A single-page read may have been quicker, never the other way round: a fault on a page of the fill joins it.
+        let pages = pages - self.chunks[chunk.as_usize()].ram;
+        self.stats.add(Metric::PagesIn, u64::from(pages.count()));
+        let Some((index, access)) = demand else {
+            self.edit(chunk, |c| {
+                c.ram |= pages;
+                c.clean |= pages;
+                c.ahead = true;
+            });
+            self.touch(chunk);
+            out.extend(pages.runs().map(|run| Action::Store { op: id, pages: Pages { chunk, run } }));
+            return;
+        };
+        let writable = writable || access == Access::Write;
+        self.edit(chunk, |c| {
+            c.ram |= pages;
+            c.mapped |= pages;
+            if !writable {
+                c.clean |= pages;
+            }
+        });
+        self.touch(chunk);
+        let first = pages.run_around(index);
+        let copy = |run| Action::Copy { op: id, pages: Pages { chunk, run }, protect: !writable };
+        out.extend(first.map(copy));
+        out.extend(pages.runs().filter(|run| Some(*run) != first).map(copy));
+    }
+
+    pub(super) fn write_done(
+        &mut self,
+        id: OpId,
+        zero: PageSet,
+        result: Result<(), IoError>,
+        now: Now,
+        out: &mut Actions,
+    ) {
+        let op = *self.ops.get(id);
+        let OpKind::Out { leaving, dirty } = op.kind else { unreachable!("a write ended as {:?}", op.kind) };
+        if let Err(error) = result {
+            // What the blocks hold now is unknown; the RAM file has the truth.
+            self.edit(op.chunk, |c| c.swap |= dirty);
+            self.end_out(id);
+            self.stalled(Stall::Write(error), now, out);
+            return;
+        }
+        self.stats.add(Metric::PagesOut, u64::from((dirty - zero).count()));
+        self.stats.add(Metric::PagesZeroOut, u64::from(zero.count()));
+        self.edit(op.chunk, |c| {
+            c.swap |= dirty - zero;
+            c.swap -= zero;
+            // A page that was touched meanwhile may have been written while the disk read it.
+            c.clean |= dirty & leaving;
+        });
+        if leaving.is_empty() {
+            self.end_out(id);
+        } else {
+            self.push_punch(id, out);
+        }
+    }
+
+    pub(super) fn push_punch(&mut self, id: OpId, out: &mut Actions) {
+        let op = *self.ops.get(id);
+        let OpKind::Out { leaving, .. } = op.kind else { return };
+        let c = &self.chunks[op.chunk.as_usize()];
+        let alone = (c.ram - leaving).is_empty();
+        out.push(Action::PunchOut { op: id, chunk: op.chunk, pages: leaving, alone });
+    }
+
+    pub(super) fn punch_done(&mut self, id: OpId, left: PageSet) {
+        let op = *self.ops.get(id);
+        let OpKind::Out { leaving, dirty } = op.kind else { unreachable!("a punch ended as {:?}", op.kind) };
+        let gone = leaving - left;
+        self.stats.add(Metric::PagesDropped, u64::from((gone - dirty).count()));
+        let ahead = self.edit(op.chunk, |c| {
+            c.ram -= gone;
+            c.clean -= gone;
+            c.mapped -= gone;
+            std::mem::take(&mut c.ahead)
+        });
+        if ahead {
+            self.pattern.on_read_ahead_miss(op.chunk);
+        }
+        if !gone.is_empty() {
+            self.stats.add(Metric::EvictedChunks, 1);
+            self.note_eviction();
+        }
+        self.end_out(id);
+    }
+
+    /// The page-out is over; what stayed is hot.
+    fn end_out(&mut self, id: OpId) {
+        let op = self.ops.remove(id);
+        let c = &mut self.chunks[op.chunk.as_usize()];
+        c.out = None;
+        if c.ram.is_empty() {
+            c.phase = Phase::Absent;
+        } else {
+            c.phase = Phase::Hot;
+            self.queues.insert_tail_last(op.chunk);
+        }
+    }
+
+    pub(super) fn zap_done(&mut self, id: OpId, epoch: Option<u64>) {
+        let op = self.ops.remove(id);
+        let OpKind::Zap { chunks, len } = op.kind else { unreachable!("a zap ended as {:?}", op.kind) };
+        for chunk in &chunks[..usize::from(len)] {
+            let c = &mut self.chunks[chunk.as_usize()];
+            let touched = !matches!(c.phase, Phase::Zapping { touched: false });
+            match epoch {
+                Some(epoch) if !touched && !c.ram.is_empty() => {
+                    self.cold_seq = self.cold_seq.wrapping_add(1);
+                    c.phase = Phase::Cold { epoch, seq: self.cold_seq };
+                    self.push_cold(*chunk);
+                }
+                _ if c.ram.is_empty() => c.phase = Phase::Absent,
+                _ => {
+                    c.phase = Phase::Hot;
+                    self.queues.insert_tail_last(*chunk);
+                    if touched {
+                        self.note_rescue();
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn stalled(&mut self, stall: Stall, now: Now, out: &mut Actions) {
+        if self.stall.is_none() {
+            self.stall = Some((stall, now.ms));
+            out.push(Action::Stalled { stall });
+        }
+    }
+}
+
+fn whole(chunk: ChunkIdx) -> Pages {
+    Pages { chunk, run: Run { start: 0, len: 256 } }
+}

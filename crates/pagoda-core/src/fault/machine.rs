@@ -1,0 +1,298 @@
+//! The machine's data and its entry point.
+
+use std::collections::VecDeque;
+
+use crate::bits::PageSet;
+use crate::pattern::Pattern;
+use crate::queues::ChunkQueues;
+use crate::stats::{Metric, Stats};
+use crate::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
+
+use super::action::{Access, Action, Actions, Event, Now, Stall};
+use super::ops::Ops;
+use super::table::{Chunk, Phase};
+
+/// Faults that can wait for room in DRAM. More threads than a VMM has; beyond it a fault is forgotten and the whole space
+/// is woken later, which costs time but loses nothing.
+pub(super) const WAITING_MAX: usize = 4096;
+/// DRAM beyond the cap that may be used while page-out cannot go on (old direct I/O in flight, swap failing): a direct
+/// I/O in flight may itself be waiting for a page-in, and a vCPU must reach the point where QEMU can stop it. QEMU's thread
+/// pool has 64 threads with requests of at most 1 MiB.
+pub(super) const OVERDRAFT: u64 = 64 * 256;
+
+/// What stays the same for the life of a machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Size of the VM's space.
+    pub chunks: ChunkCount,
+    /// Large folios are to be had: whole chunks are read straight into holes.
+    pub direct: bool,
+}
+
+/// The state of one VM's memory. See [`super`].
+#[derive(Debug)]
+pub struct Machine {
+    pub(super) config: Config,
+    pub(super) chunks: Vec<Chunk>,
+    pub(super) queues: ChunkQueues,
+    pub(super) pattern: Pattern,
+    pub(super) ops: Ops,
+    pub(super) limit: u64,
+    pub(super) pinned: bool,
+    pub(super) armed: bool,
+    /// An `Arm` or `Disarm` was asked for and not answered yet.
+    pub(super) arming: bool,
+    pub(super) resident: u64,
+    /// Pages that reads under way will add to `resident`.
+    pub(super) reserved: u64,
+    pub(super) swapped: u64,
+    pub(super) waiting: VecDeque<(PageIdx, Access)>,
+    pub(super) waiting_overflow: bool,
+    /// Faults whose read failed; they wait for [`Event::Continue`].
+    pub(super) failed: VecDeque<(PageIdx, Access)>,
+    pub(super) discards: VecDeque<(u64, PageIdx, PageCount)>,
+    pub(super) cold: VecDeque<(ChunkIdx, u32)>,
+    pub(super) cold_count: usize,
+    pub(super) cold_seq: u32,
+    pub(super) cold_target: usize,
+    pub(super) rescued_window: u32,
+    pub(super) evicted_window: u32,
+    /// Page-out found nothing but chunks that old direct I/O may hold pinned.
+    pub(super) pin_blocked: bool,
+    pub(super) stall: Option<(Stall, u64)>,
+    pub(super) background: super::background::Background,
+    pub(super) predictor: super::serve::WritePredictor,
+    pub(super) stats: Stats,
+}
+
+impl Machine {
+    /// A machine of zeros, unarmed, with a cap of its whole size.
+    pub fn new(config: Config) -> Machine {
+        let chunks = config.chunks.as_usize();
+        Machine {
+            config,
+            chunks: vec![Chunk::EMPTY; chunks],
+            queues: ChunkQueues::new(config.chunks),
+            pattern: Pattern::new(config.chunks),
+            ops: Ops::new(),
+            limit: config.chunks.pages().0,
+            pinned: false,
+            armed: false,
+            arming: false,
+            resident: 0,
+            reserved: 0,
+            swapped: 0,
+            waiting: VecDeque::with_capacity(WAITING_MAX),
+            waiting_overflow: false,
+            failed: VecDeque::with_capacity(super::ops::OPS_MAX),
+            discards: VecDeque::new(),
+            cold: VecDeque::with_capacity(chunks),
+            cold_count: 0,
+            cold_seq: 0,
+            cold_target: super::reclaim::COLD_TARGET_START,
+            rescued_window: 0,
+            evicted_window: 0,
+            pin_blocked: false,
+            stall: None,
+            background: super::background::Background::default(),
+            predictor: super::serve::WritePredictor::default(),
+            stats: Stats::default(),
+        }
+    }
+
+    /// Takes an event in and appends what has to be done.
+    ///
+    /// # Panics
+    /// When the pager reports an operation that is not under way, or a page outside the space: a broken invariant.
+    pub fn apply(&mut self, event: Event, now: Now, out: &mut Actions) {
+        match event {
+            // Unregistering woke whoever waited; what he asked for is the kernel's business now.
+            Event::Fault { .. } if !self.armed => {}
+            Event::Fault { page, access, kind } => self.fault(page, access, kind, out),
+            Event::ReadDone { op, result } => self.read_done(op, result, now, out),
+            Event::WriteDone { op, zero, result } => self.write_done(op, zero, result, now, out),
+            Event::PunchDone { op, left } => self.punch_done(op, left),
+            Event::ZapDone { op, epoch } => self.zap_done(op, epoch),
+            Event::Discard { token, first, count } => self.discards.push_back((token, first, count)),
+            Event::SetLimit { limit } => self.limit = limit.0.min(self.config.chunks.pages().0),
+            Event::Pin => self.pinned = true,
+            Event::Continue => {
+                self.stall = None;
+                self.waiting.append(&mut self.failed);
+            }
+            Event::Tick => self.tick(now, out),
+        }
+        self.retry_discards(out);
+        self.serve_waiting(out);
+        self.plan_arming(out);
+        self.plan_reclaim(now, out);
+        self.plan_restore(out);
+    }
+
+    /// The answer to [`Action::Arm`]: the VM's memory is registered, and these pages are in RAM and in swap. Content in RAM
+    /// is the truth. `chunk` is called for each chunk in order.
+    pub fn armed(&mut self, mut chunk: impl FnMut(ChunkIdx) -> (PageSet, PageSet)) {
+        (self.armed, self.arming) = (true, false);
+        for index in self.config.chunks.iter() {
+            let (ram, swap) = chunk(index);
+            self.edit(index, |c| *c = Chunk { ram, swap, ..Chunk::EMPTY });
+            if !ram.is_empty() {
+                self.chunks[index.as_usize()].phase = Phase::Hot;
+                self.queues.insert_first(index);
+            }
+        }
+    }
+
+    /// The answer to [`Action::Disarm`]: the kernel serves the VM's faults again and swap is empty.
+    pub fn disarmed(&mut self) {
+        (self.armed, self.arming) = (false, false);
+        for index in self.config.chunks.iter() {
+            self.edit(index, |c| *c = Chunk::EMPTY);
+            self.queues.remove(index);
+        }
+        self.cold.clear();
+        self.cold_count = 0;
+    }
+
+    /// The chunks of a zap under way.
+    pub fn zap_chunks(&self, op: super::OpId) -> &[ChunkIdx] {
+        match &self.ops.get(op).kind {
+            super::ops::OpKind::Zap { chunks, len } => &chunks[..usize::from(*len)],
+            _ => &[],
+        }
+    }
+
+    /// The page table's entry.
+    pub fn chunk(&self, index: ChunkIdx) -> &Chunk {
+        &self.chunks[index.as_usize()]
+    }
+
+    /// The chunk queues, for heat displays and the division of a VM.
+    pub fn queues(&self) -> &ChunkQueues {
+        &self.queues
+    }
+
+    /// Why the VM does not go on, and since when (milliseconds of the caller's clock).
+    pub fn stall(&self) -> Option<(Stall, u64)> {
+        self.stall
+    }
+
+    /// Registered with userfaultfd, or about to be.
+    pub fn is_armed(&self) -> bool {
+        self.armed
+    }
+
+    /// Page-out is waiting for direct I/O: call again soon.
+    pub fn is_pin_blocked(&self) -> bool {
+        self.pin_blocked
+    }
+
+    /// Something is under way or waiting.
+    pub fn is_busy(&self) -> bool {
+        self.ops.len() > 0 || !self.waiting.is_empty() || !self.failed.is_empty() || !self.discards.is_empty()
+    }
+
+    /// One counter; gauges are only in [`Machine::stats`].
+    pub fn counter(&self, metric: Metric) -> u64 {
+        self.stats.get(metric)
+    }
+
+    /// Bytes of the tables that grow with the VM.
+    pub fn table_bytes(&self) -> u64 {
+        let chunks = self.chunks.capacity() * size_of::<Chunk>();
+        let cold = self.cold.capacity() * size_of::<(ChunkIdx, u32)>();
+        (chunks + cold + self.queues.bytes()) as u64
+    }
+
+    /// Counters and gauges as of now.
+    pub fn stats(&self) -> Stats {
+        let mut stats = self.stats;
+        stats.set(Metric::Resident, self.resident);
+        stats.set(Metric::Swapped, self.swapped);
+        stats.set(Metric::Limit, self.limit);
+        stats.set(Metric::Waiting, self.waiting.len() as u64);
+        stats.set(Metric::InFlight, self.ops.len() as u64);
+        stats.set(Metric::Cold, self.cold_count as u64);
+        stats
+    }
+
+    /// The cap that page-out works towards: a pinned VM has none.
+    pub(super) fn cap(&self) -> u64 {
+        if self.pinned { self.config.chunks.pages().0 } else { self.limit }
+    }
+
+    /// Free pages below the cap.
+    pub(super) fn free(&self) -> u64 {
+        self.cap().saturating_sub(self.resident + self.reserved)
+    }
+
+    /// Pages that a demand fault may take, the overdraft included.
+    pub(super) fn room(&self) -> u64 {
+        let overdraft = if self.pin_blocked || self.stall.is_some() { OVERDRAFT } else { 0 };
+        (self.cap() + overdraft).saturating_sub(self.resident + self.reserved)
+    }
+
+    /// Changes a chunk and keeps the sums right.
+    pub(super) fn edit<R>(&mut self, index: ChunkIdx, change: impl FnOnce(&mut Chunk) -> R) -> R {
+        let chunk = &mut self.chunks[index.as_usize()];
+        self.resident -= u64::from(chunk.ram.count());
+        self.swapped -= u64::from(chunk.swapped().count());
+        let result = change(chunk);
+        self.resident += u64::from(chunk.ram.count());
+        self.swapped += u64::from(chunk.swapped().count());
+        result
+    }
+
+    /// A page of the chunk came into DRAM, or one that was there was used.
+    pub(super) fn touch(&mut self, index: ChunkIdx) {
+        let chunk = &mut self.chunks[index.as_usize()];
+        match chunk.phase {
+            Phase::Absent => {
+                if !chunk.ram.is_empty() {
+                    chunk.phase = Phase::Hot;
+                    self.queues.insert_tail_last(index);
+                }
+            }
+            Phase::Hot => {
+                self.queues.touch(index);
+            }
+            Phase::Zapping { .. } => chunk.phase = Phase::Zapping { touched: true },
+            Phase::Cold { .. } => {
+                chunk.phase = Phase::Hot;
+                self.cold_count -= 1;
+                self.queues.insert_tail_last(index);
+                self.note_rescue();
+            }
+            Phase::Leaving => {}
+        }
+    }
+
+    /// Panics when something is untrue that holds after every event. For tests.
+    #[doc(hidden)]
+    pub fn check(&self) {
+        let (mut resident, mut swapped) = (0, 0);
+        for index in self.config.chunks.iter() {
+            let chunk = self.chunk(index);
+            chunk.check();
+            resident += u64::from(chunk.ram.count());
+            swapped += u64::from(chunk.swapped().count());
+            assert_eq!(self.queues.contains(index), chunk.phase == Phase::Hot, "{index:?} {:?}", chunk.phase);
+        }
+        assert_eq!((resident, swapped), (self.resident, self.swapped));
+        assert!(self.resident + self.reserved <= self.cap().max(self.resident) + OVERDRAFT);
+    }
+
+    fn plan_arming(&mut self, out: &mut Actions) {
+        if self.arming {
+            return;
+        }
+        let total = self.config.chunks.pages().0;
+        if !self.armed && self.cap() < total {
+            self.arming = true;
+            out.push(Action::Arm);
+        } else if self.armed && self.cap() >= total && self.swapped == 0 && !self.is_busy() && self.stall.is_none() {
+            self.arming = true;
+            out.push(Action::Disarm);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Operations under way: a fixed slab, so that the page path allocates nothing.
+
+use crate::bits::PageSet;
+use crate::units::ChunkIdx;
+
+use super::action::{Access, OpId};
+
+/// Operations under way in one VM. More than the vCPUs and I/O threads of any VM can wait for at once; past it faults wait.
+pub const OPS_MAX: usize = 256;
+/// Whole-chunk reads under way. Each holds an intent or a buffer of a chunk; eight keep the disk busy in 512 KiB
+/// requests (throughput.md: queue depth 2-16 makes no difference).
+pub const FILLS_MAX: usize = 8;
+/// Page-outs under way, for the same reason.
+pub const OUTS_MAX: usize = 8;
+/// Chunks in one zap: a command costs a wake-up of another process, a chunk in it 5 us (mechanisms.md Q8).
+pub const ZAP_BATCH: usize = 16;
+/// Zaps under way: one being executed, one on its way.
+pub const ZAPS_MAX: usize = 2;
+
+/// What an operation does.
+#[derive(Clone, Copy, Debug)]
+pub enum OpKind {
+    /// One page into a buffer.
+    Page {
+        /// Index in the chunk.
+        index: u8,
+        /// What the faults on it wanted.
+        access: Access,
+    },
+    /// A chunk, or what is missing of it.
+    Fill {
+        /// Pages that come in.
+        pages: PageSet,
+        /// Straight into the RAM file.
+        direct: bool,
+        /// Somebody waits for it; which page first.
+        demand: Option<(u8, Access)>,
+        /// Map it writable at once, because this stream writes what it reads.
+        writable: bool,
+    },
+    /// A page-out.
+    Out {
+        /// Pages that will leave; those touched meanwhile were taken out of it.
+        leaving: PageSet,
+        /// Of the pages that set out: those that are being written.
+        dirty: PageSet,
+    },
+    /// A zap of several chunks.
+    Zap {
+        /// The first `len` count.
+        chunks: [ChunkIdx; ZAP_BATCH],
+        /// How many.
+        len: u8,
+    },
+}
+
+/// An operation under way.
+#[derive(Clone, Copy, Debug)]
+pub struct Op {
+    /// The chunk it is about (of a zap: the first).
+    pub chunk: ChunkIdx,
+    /// What it does.
+    pub kind: OpKind,
+}
+
+/// The slab.
+#[derive(Debug)]
+pub struct Ops {
+    slots: Vec<Option<Op>>,
+    free: Vec<u16>,
+    pages: usize,
+    fills: usize,
+    outs: usize,
+    zaps: usize,
+}
+
+impl Ops {
+    pub fn new() -> Ops {
+        Ops {
+            slots: vec![None; OPS_MAX],
+            free: (0..OPS_MAX as u16).rev().collect(),
+            pages: 0,
+            fills: 0,
+            outs: 0,
+            zaps: 0,
+        }
+    }
+
+    /// `None` when the slab or the share of this kind is used up.
+    pub fn insert(&mut self, op: Op) -> Option<OpId> {
+        let room = match op.kind {
+            OpKind::Page { .. } => true,
+            OpKind::Fill { .. } => self.fills < FILLS_MAX,
+            OpKind::Out { .. } => self.outs < OUTS_MAX,
+            OpKind::Zap { .. } => self.zaps < ZAPS_MAX,
+        };
+        let slot = room.then(|| self.free.pop()).flatten()?;
+        *self.count(&op.kind) += 1;
+        self.slots[usize::from(slot)] = Some(op);
+        Some(OpId(slot))
+    }
+
+    /// Ends an operation. Panics on one that is not under way: the pager reported twice.
+    pub fn remove(&mut self, id: OpId) -> Op {
+        let op = self.slots[usize::from(id.0)].take().expect("operation is under way");
+        *self.count(&op.kind) -= 1;
+        self.free.push(id.0);
+        op
+    }
+
+    pub fn get_mut(&mut self, id: OpId) -> &mut Op {
+        self.slots[usize::from(id.0)].as_mut().expect("operation is under way")
+    }
+
+    pub fn get(&self, id: OpId) -> &Op {
+        self.slots[usize::from(id.0)].as_ref().expect("operation is under way")
+    }
+
+    /// The read of one page under way.
+    pub fn find_page(&mut self, chunk: ChunkIdx, page: u8) -> Option<&mut Op> {
+        self.slots
+            .iter_mut()
+            .flatten()
+            .find(|op| op.chunk == chunk && matches!(op.kind, OpKind::Page { index, .. } if index == page))
+    }
+
+    pub fn len(&self) -> usize {
+        OPS_MAX - self.free.len()
+    }
+
+    /// Another whole-chunk read may start.
+    pub fn has_fill_room(&self) -> bool {
+        self.fills < FILLS_MAX && !self.free.is_empty()
+    }
+
+    pub fn zaps(&self) -> usize {
+        self.zaps
+    }
+
+    /// Pages on their way out.
+    pub fn pages_leaving(&self) -> u64 {
+        if self.outs == 0 {
+            return 0;
+        }
+        self.slots
+            .iter()
+            .flatten()
+            .map(|op| match &op.kind {
+                OpKind::Out { leaving, .. } => u64::from(leaving.count()),
+                _ => 0,
+            })
+            .sum()
+    }
+
+    fn count(&mut self, kind: &OpKind) -> &mut usize {
+        match kind {
+            OpKind::Page { .. } => &mut self.pages,
+            OpKind::Fill { .. } => &mut self.fills,
+            OpKind::Out { .. } => &mut self.outs,
+            OpKind::Zap { .. } => &mut self.zaps,
+        }
+    }
+}

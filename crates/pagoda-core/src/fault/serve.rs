@@ -1,0 +1,365 @@
+//! Faults: answered at once, or turned into a read whose end answers them, or left waiting for room.
+
+use crate::bits::PageSet;
+use crate::pattern::PageIn;
+use crate::stats::Metric;
+use crate::units::{ChunkIdx, PageIdx};
+
+use super::action::{Access, Action, Actions, FaultKind, OpId, Pages};
+use super::machine::{Machine, WAITING_MAX};
+use super::ops::{Op, OpKind};
+
+/// Ranges mapped for one fault in a fragmented chunk. Each is an ioctl of about half a microsecond that may save a
+/// fault of several.
+const MAP_RUNS_MAX: usize = 8;
+/// A chunk with fewer pages in swap than this is read through a buffer even if it could be read straight into a large
+/// folio, which would fill the rest of it with zeros.
+const DIRECT_PAGES_MIN: u16 = 64;
+
+/// Guesses whether a page that is read will be written soon: then mapping it writable at once saves a fault, at the price
+/// of a page-out that may be needless.
+#[derive(Debug, Default)]
+pub struct WritePredictor {
+    written: u32,
+    seen: u32,
+}
+
+impl WritePredictor {
+    /// Every 16th page is mapped write-protected all the same, to go on measuring.
+    const PROBE: u32 = 16;
+    /// Old evidence halves at this many pages.
+    const WINDOW: u32 = 1024;
+
+    /// A page came in for a read. True: map it writable.
+    fn predict(&mut self) -> bool {
+        self.seen += 1;
+        if self.seen >= Self::WINDOW {
+            self.seen /= 2;
+            self.written /= 2;
+        }
+        // A write fault costs about as much as a third of the read and write-back of a page.
+        self.seen > Self::PROBE && self.written * 3 > self.seen && self.seen % Self::PROBE != 0
+    }
+
+    /// A clean page was written.
+    fn note_write(&mut self) {
+        self.written = (self.written + 1).min(self.seen);
+    }
+}
+
+impl Machine {
+    pub(super) fn fault(&mut self, page: PageIdx, access: Access, kind: FaultKind, out: &mut Actions) {
+        let (chunk, index) = (page.chunk(), page.index_in_chunk());
+        let c = &self.chunks[chunk.as_usize()];
+        let (fill, reading, ram) = (c.fill, c.reading, c.ram);
+        if let Some(op) = fill
+            && self.join_fill(op, chunk, index, access, out)
+        {
+            self.stats.add(Metric::FaultsJoined, 1);
+        } else if reading.contains(index) {
+            self.join_page(chunk, index, access);
+            self.stats.add(Metric::FaultsJoined, 1);
+        } else if ram.contains(index) {
+            let cause = self.serve_resident(chunk, index, access, kind, out);
+            self.stats.add(cause, 1);
+        } else {
+            let cause = self.serve_absent(page, access, out);
+            self.stats.add(cause, 1);
+        }
+    }
+
+    /// From now on somebody waits for the chunk: its read must end mapped.
+    fn join_fill(&mut self, op: OpId, chunk: ChunkIdx, index: u8, access: Access, out: &mut Actions) -> bool {
+        let OpKind::Fill { pages, demand, .. } = &mut self.ops.get_mut(op).kind else { return false };
+        if !pages.contains(index) {
+            return false;
+        }
+        let was_ahead = demand.is_none();
+        let wrote = access == Access::Write || matches!(demand, Some((_, Access::Write)));
+        *demand = Some((index, if wrote { Access::Write } else { Access::Read }));
+        if was_ahead {
+            let decision = self.read_ahead_hit(chunk, access, out);
+            if let OpKind::Fill { writable, .. } = &mut self.ops.get_mut(op).kind {
+                *writable |= decision;
+            }
+        }
+        true
+    }
+
+    /// The first touch of a chunk that was read ahead goes on with its stream. True: map the chunk writable.
+    fn read_ahead_hit(&mut self, chunk: ChunkIdx, access: Access, out: &mut Actions) -> bool {
+        self.stats.add(Metric::ReadAheadHits, 1);
+        let decision = self.pattern.on_read_ahead_hit(chunk, access);
+        self.read_ahead(decision, out);
+        matches!(decision, PageIn::Chunk { writable: true, .. })
+    }
+
+    fn join_page(&mut self, chunk: ChunkIdx, index: u8, access: Access) {
+        if let Some(Op { kind: OpKind::Page { access: wanted, .. }, .. }) = self.ops.find_page(chunk, index)
+            && access == Access::Write
+        {
+            *wanted = Access::Write;
+        }
+    }
+
+    fn serve_resident(
+        &mut self,
+        chunk: ChunkIdx,
+        index: u8,
+        access: Access,
+        kind: FaultKind,
+        out: &mut Actions,
+    ) -> Metric {
+        let c = &self.chunks[chunk.as_usize()];
+        let leaving = self.leaving(chunk);
+        if leaving.contains(index) {
+            // Taken out of what will be punched; the write goes on and is worth nothing for these pages.
+            let kept = single(leaving, index);
+            if let Some(op) = c.out
+                && let OpKind::Out { leaving, .. } = &mut self.ops.get_mut(op).kind
+            {
+                *leaving -= kept;
+            }
+            self.stats.add(Metric::PagesKept, u64::from(kept.count()));
+            self.map(chunk, kept, Some((index, access)), false, out);
+            return Metric::FaultsCancel;
+        }
+        let protected = c.clean.contains(index) && c.mapped.contains(index);
+        if kind == FaultKind::WriteProtected || (protected && access == Access::Write) {
+            self.end_protection(chunk, index, out);
+            self.touch(chunk);
+            return Metric::FaultsWriteProtect;
+        }
+        if c.mapped.contains(index) {
+            // The hint was wrong (the VMM dropped its entries by itself), probably for all of the chunk.
+            self.chunks[chunk.as_usize()].mapped = PageSet::EMPTY;
+        }
+        let c = &mut self.chunks[chunk.as_usize()];
+        let was_ahead = std::mem::take(&mut c.ahead);
+        let unmapped = c.ram - c.mapped - leaving;
+        let near = if unmapped.runs().count() > MAP_RUNS_MAX { single(unmapped, index) } else { unmapped };
+        self.touch(chunk);
+        let writable = was_ahead && self.read_ahead_hit(chunk, access, out);
+        self.map(chunk, near, Some((index, access)), writable, out);
+        Metric::FaultsMinor
+    }
+
+    /// The page is in neither DRAM nor on its way: zero, or in swap.
+    fn serve_absent(&mut self, page: PageIdx, access: Access, out: &mut Actions) -> Metric {
+        let (chunk, index) = (page.chunk(), page.index_in_chunk());
+        if self.room() == 0 {
+            self.wait(page, access);
+            return Metric::FaultsWaited;
+        }
+        let mut decision = self.pattern.on_fault(page, access);
+        if self.stall.is_some() {
+            // Only what somebody waits for: one bad block must not take its whole chunk along.
+            decision = PageIn::Page;
+        }
+        let c = &self.chunks[chunk.as_usize()];
+        if !c.swap.contains(index) {
+            self.zero_fill(chunk, index, decision, out);
+            self.read_ahead(decision, out);
+            return Metric::FaultsZero;
+        }
+        if let PageIn::Chunk { writable, .. } = decision
+            && self.start_fill(chunk, Some((index, access)), writable, out)
+        {
+            self.read_ahead(decision, out);
+            return Metric::FaultsSwapChunk;
+        }
+        let op = Op { chunk, kind: OpKind::Page { index, access } };
+        match self.ops.insert(op) {
+            Some(op) => {
+                self.chunks[chunk.as_usize()].reading.set(index);
+                self.reserved += 1;
+                self.touch(chunk);
+                out.push(Action::ReadPage { op, page, demand: true });
+                Metric::FaultsSwapPage
+            }
+            None => {
+                self.wait(page, access);
+                Metric::FaultsWaited
+            }
+        }
+    }
+
+    fn zero_fill(&mut self, chunk: ChunkIdx, index: u8, decision: PageIn, out: &mut Actions) {
+        let c = &self.chunks[chunk.as_usize()];
+        let nowhere = !(c.ram | c.swap | c.reading);
+        let whole = matches!(decision, PageIn::Chunk { .. });
+        let run = if whole { single(nowhere, index) } else { PageSet::single(index) };
+        let run = if u64::from(run.count()) > self.free() { PageSet::single(index) } else { run };
+        if run.is_full() && self.config.direct && c.fill.is_none() {
+            out.push(Action::ZeroChunk { chunk });
+        } else {
+            out.extend(run.runs().map(|run| Action::Zero { pages: Pages { chunk, run } }));
+        }
+        self.edit(chunk, |c| {
+            c.ram |= run;
+            c.mapped |= run;
+        });
+        self.touch(chunk);
+    }
+
+    /// Reads what is missing of a chunk. False: not possible now.
+    pub(super) fn start_fill(
+        &mut self,
+        chunk: ChunkIdx,
+        demand: Option<(u8, Access)>,
+        writable: bool,
+        out: &mut Actions,
+    ) -> bool {
+        let c = &self.chunks[chunk.as_usize()];
+        if c.fill.is_some() {
+            return false;
+        }
+        let missing = c.swapped() - c.reading;
+        let direct = self.config.direct && c.ram.is_empty() && !c.busy() && c.swap.count() >= DIRECT_PAGES_MIN;
+        let pages = if direct { PageSet::FULL } else { missing };
+        let count = u64::from(pages.count());
+        if count == 0 || count > self.free() {
+            return false;
+        }
+        let Some(op) = self.ops.insert(Op { chunk, kind: OpKind::Fill { pages, direct, demand, writable } }) else {
+            return false;
+        };
+        self.reserved += count;
+        self.chunks[chunk.as_usize()].fill = Some(op);
+        self.touch(chunk);
+        let demand = demand.is_some();
+        if direct {
+            out.push(Action::ReadChunk { op, chunk, demand });
+        } else if let (Some(first), Some(last)) = (pages.first_set(), pages.last_set()) {
+            let run = crate::bits::Run { start: first, len: u16::from(last) - u16::from(first) + 1 };
+            out.push(Action::ReadSpan { op, pages: Pages { chunk, run }, demand });
+        }
+        true
+    }
+
+    /// Starts the reads that a stream will want next, as far as there is room beside the headroom.
+    fn read_ahead(&mut self, decision: PageIn, out: &mut Actions) {
+        let PageIn::Chunk { read_ahead, writable } = decision else { return };
+        for next in read_ahead.chunks() {
+            let c = &self.chunks[next.as_usize()];
+            let idle = !c.busy() && c.ram.is_empty();
+            if !idle || c.swap.is_empty() || self.free() < 256 + self.headroom() / 4 {
+                continue;
+            }
+            if self.start_fill(next, None, writable, out) {
+                self.stats.add(Metric::ReadAheadChunks, 1);
+            }
+        }
+    }
+
+    /// Makes pages in the RAM file reachable, the one that was asked for first. `writable`: all of them.
+    pub(super) fn map(
+        &mut self,
+        chunk: ChunkIdx,
+        pages: PageSet,
+        first: Option<(u8, Access)>,
+        writable: bool,
+        out: &mut Actions,
+    ) {
+        let c = &mut self.chunks[chunk.as_usize()];
+        let written = match first {
+            _ if writable => pages,
+            Some((index, Access::Write)) => pages & write_extent(c.ram - c.clean, index),
+            _ => PageSet::EMPTY,
+        };
+        c.clean -= written;
+        c.mapped |= pages;
+        let (open, protected) = (pages - c.clean, pages & c.clean);
+        let mut push = |pages: PageSet, protect: bool| {
+            out.extend(pages.runs().map(|run| Action::Map { pages: Pages { chunk, run }, protect }));
+        };
+        match first {
+            Some((index, _)) if protected.contains(index) => {
+                push(single(protected, index), true);
+                push(protected - single(protected, index), true);
+                push(open, false);
+            }
+            Some((index, _)) if open.contains(index) => {
+                push(single(open, index), false);
+                push(open - single(open, index), false);
+                push(protected, true);
+            }
+            _ => {
+                push(open, false);
+                push(protected, true);
+            }
+        }
+    }
+
+    /// A clean page was written: it and, where the guest writes on, what follows lose their cleanness.
+    fn end_protection(&mut self, chunk: ChunkIdx, index: u8, out: &mut Actions) {
+        let c = &mut self.chunks[chunk.as_usize()];
+        let extent = write_extent((c.ram & c.mapped) - c.clean, index) & c.ram & c.mapped;
+        let extent = extent | PageSet::single(index);
+        c.clean -= extent;
+        c.mapped |= extent;
+        out.extend(extent.runs().map(|run| Action::Unprotect { pages: Pages { chunk, run } }));
+        self.predictor.note_write();
+        self.pattern.on_chunk_written(chunk);
+    }
+
+    /// How a page that was read alone is to be mapped.
+    pub(super) fn predict_write(&mut self, access: Access) -> bool {
+        access == Access::Write || self.predictor.predict()
+    }
+
+    /// Pages of the chunk that are on their way out.
+    pub(super) fn leaving(&self, chunk: ChunkIdx) -> PageSet {
+        match self.chunks[chunk.as_usize()].out.map(|op| &self.ops.get(op).kind) {
+            Some(OpKind::Out { leaving, .. }) => *leaving,
+            _ => PageSet::EMPTY,
+        }
+    }
+
+    pub(super) fn wait(&mut self, page: PageIdx, access: Access) {
+        if self.waiting.len() < WAITING_MAX {
+            self.waiting.push_back((page, access));
+        } else {
+            self.waiting_overflow = true;
+        }
+    }
+
+    /// Answers faults that waited, as far as there is room. They were counted when they came.
+    pub(super) fn serve_waiting(&mut self, out: &mut Actions) {
+        for _ in 0..self.waiting.len() {
+            if self.room() == 0 {
+                return;
+            }
+            let Some((page, access)) = self.waiting.pop_front() else { break };
+            let counted = self.stats;
+            self.fault(page, access, FaultKind::Unmapped, out);
+            for cause in crate::stats::FAULT_CAUSES {
+                self.stats.set(cause, counted.get(cause));
+            }
+        }
+        if self.waiting.is_empty() && std::mem::take(&mut self.waiting_overflow) {
+            out.extend(
+                self.config
+                    .chunks
+                    .iter()
+                    .map(|chunk| Action::Wake { pages: Pages { chunk, run: crate::bits::Run { start: 0, len: 256 } } }),
+            );
+        }
+    }
+}
+
+/// The maximal run around a page as a set; just the page when it is not in `pages`.
+fn single(pages: PageSet, index: u8) -> PageSet {
+    pages.run_around(index).map_or(PageSet::single(index), |run| PageSet::range(run.start, run.len))
+}
+
+/// Pages that a write to `index` opens at once: as many as were written right before it, doubled. A sweep over a chunk so
+/// costs some eight faults, a lone write one page.
+fn write_extent(written: PageSet, index: u8) -> PageSet {
+    let before = match index.checked_sub(1).and_then(|previous| written.run_around(previous)) {
+        Some(run) => u16::from(index) - u16::from(run.start),
+        None => 0,
+    };
+    let len = (before * 2).max(1).min(256 - u16::from(index));
+    PageSet::range(index, len)
+}

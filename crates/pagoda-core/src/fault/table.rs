@@ -1,0 +1,91 @@
+//! The page table: per chunk, which pages are in RAM, in swap, clean, mapped, and what the chunk is going through.
+
+use crate::bits::PageSet;
+
+use super::action::OpId;
+
+/// What a chunk is going through as a candidate for page-out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// No page of it is in DRAM.
+    Absent,
+    /// In the chunk queues.
+    Hot,
+    /// A zap is under way. `touched`: something was mapped since it was asked for.
+    Zapping {
+        /// See above.
+        touched: bool,
+    },
+    /// Zapped and not touched since. `epoch` is the zap's, `seq` tells its entry in the cold list from older ones.
+    Cold {
+        /// Epoch after the zap.
+        epoch: u64,
+        /// Number of the entry in the cold list.
+        seq: u32,
+    },
+    /// Pages of it are being written out.
+    Leaving,
+}
+
+/// One chunk. See the table in [`super`].
+#[derive(Clone, Debug)]
+pub struct Chunk {
+    /// The page is in the RAM file.
+    pub ram: PageSet,
+    /// The page's swap block holds data; else it is a hole.
+    pub swap: PageSet,
+    /// Subset of `ram`: the swap block equals the page.
+    pub clean: PageSet,
+    /// Subset of `ram`, a hint: the VMM reaches the page without a fault.
+    pub mapped: PageSet,
+    /// Not in `ram`: single pages being read.
+    pub reading: PageSet,
+    /// A whole-chunk read under way.
+    pub fill: Option<OpId>,
+    /// A page-out under way.
+    pub out: Option<OpId>,
+    /// As a candidate for page-out.
+    pub phase: Phase,
+    /// Read before it was asked for and not touched yet.
+    pub ahead: bool,
+}
+
+impl Chunk {
+    /// A chunk of zeros.
+    pub const EMPTY: Chunk = Chunk {
+        ram: PageSet::EMPTY,
+        swap: PageSet::EMPTY,
+        clean: PageSet::EMPTY,
+        mapped: PageSet::EMPTY,
+        reading: PageSet::EMPTY,
+        fill: None,
+        out: None,
+        phase: Phase::Absent,
+        ahead: false,
+    };
+
+    /// Something is under way that owns pages of the chunk.
+    pub fn busy(&self) -> bool {
+        self.fill.is_some() || self.out.is_some() || !self.reading.is_empty()
+    }
+
+    /// Pages whose content is only in swap.
+    pub fn swapped(&self) -> PageSet {
+        self.swap - self.ram
+    }
+
+    /// Swap blocks that are outdated.
+    pub fn stale(&self) -> PageSet {
+        (self.swap & self.ram) - self.clean
+    }
+
+    /// Panics when the sets contradict one another: called after every event in tests.
+    pub fn check(&self) {
+        assert!(self.ram.contains_all(self.clean), "clean pages are in RAM");
+        assert!(self.ram.contains_all(self.mapped), "mapped pages are in RAM");
+        assert!(!self.reading.intersects(self.ram), "a page being read is not in RAM");
+        assert!(self.phase != Phase::Absent || self.ram.is_empty(), "an absent chunk has no page in RAM");
+        assert!(!matches!(self.phase, Phase::Cold { .. }) || !self.busy(), "nothing is under way on a cold chunk");
+        assert!(self.out.is_none() || self.phase == Phase::Leaving, "a chunk being written is leaving");
+    }
+}

@@ -1,0 +1,142 @@
+//! The catalogue of metrics: one table feeds the counters, Prometheus, `pagoda top` and the documentation.
+//!
+//! Every fault message is counted under exactly one of the `faults_*` causes; [`Stats::faults`] is their sum and the
+//! pager checks it against the messages it read.
+
+/// How a value behaves over time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricKind {
+    /// Only grows while the VM is attached to one daemon.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+}
+
+/// One row of the catalogue.
+#[derive(Clone, Copy, Debug)]
+pub struct MetricDef {
+    /// Name without the `pagoda_vm_` prefix.
+    pub name: &'static str,
+    /// Counter or gauge.
+    pub kind: MetricKind,
+    /// `pages`, `chunks`, `bytes`, or empty for plain counts.
+    pub unit: &'static str,
+    /// One sentence for people.
+    pub help: &'static str,
+}
+
+macro_rules! catalogue {
+    ($($variant:ident $name:literal $kind:ident $unit:literal $help:literal;)*) => {
+        /// Index into [`Stats`] and [`CATALOGUE`].
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        #[allow(missing_docs)] // the help texts are the documentation
+        pub enum Metric { $($variant),* }
+
+        /// All metrics of a VM, in the order of [`Metric`].
+        pub const CATALOGUE: &[MetricDef] =
+            &[$(MetricDef { name: $name, kind: MetricKind::$kind, unit: $unit, help: $help }),*];
+    };
+}
+
+catalogue! {
+    FaultsMinor "faults_minor" Counter "" "Faults on a page in DRAM that was only unmapped.";
+    FaultsZero "faults_zero" Counter "" "Faults on a page that was nowhere, because it is all zero.";
+    FaultsSwapPage "faults_swap_page" Counter "" "Faults answered by reading one page from swap.";
+    FaultsSwapChunk "faults_swap_chunk" Counter "" "Faults answered by reading a whole chunk from swap.";
+    FaultsJoined "faults_joined" Counter "" "Faults on a page that was already being read.";
+    FaultsWriteProtect "faults_write_protect" Counter "" "First writes to a clean page.";
+    FaultsCancel "faults_cancel" Counter "" "Faults on a page that was being written out, which stays.";
+    FaultsWaited "faults_waited" Counter "" "Faults that had to wait for room in DRAM.";
+    PagesIn "pages_in" Counter "pages" "Pages read from swap.";
+    PagesOut "pages_out" Counter "pages" "Pages written to swap.";
+    PagesDropped "pages_dropped" Counter "pages" "Clean pages that left DRAM without a write.";
+    PagesZeroOut "pages_zero_out" Counter "pages" "Zero pages that left DRAM without a write.";
+    PagesKept "pages_kept" Counter "pages" "Pages touched while they were being written out, which stayed.";
+    PagesDiscarded "pages_discarded" Counter "pages" "Pages the guest gave back by balloon or free page reporting.";
+    ReadAheadChunks "read_ahead_chunks" Counter "chunks" "Chunks read before they were asked for.";
+    ReadAheadHits "read_ahead_hits" Counter "chunks" "Chunks read ahead and then touched.";
+    ZappedChunks "zapped_chunks" Counter "chunks" "Chunks unmapped to see whether they are touched again.";
+    RescuedChunks "rescued_chunks" Counter "chunks" "Unmapped chunks that were touched again before they left.";
+    EvictedChunks "evicted_chunks" Counter "chunks" "Chunks that left DRAM.";
+    PinWaits "pin_waits" Counter "" "Times page-out waited for direct I/O that may hold older pins.";
+    TrimmedPages "trimmed_pages" Counter "pages" "Outdated swap blocks given back to the file system.";
+    Resident "resident_pages" Gauge "pages" "Pages in DRAM.";
+    Swapped "swapped_pages" Gauge "pages" "Pages whose content is only in swap.";
+    Limit "dram_limit_pages" Gauge "pages" "Hard cap of the VM's DRAM.";
+    Waiting "waiting_faults" Gauge "" "Faults waiting for room in DRAM.";
+    InFlight "in_flight_ops" Gauge "" "Reads, page-outs and zaps under way.";
+    Cold "cold_chunks" Gauge "chunks" "Chunks unmapped and untouched since.";
+}
+
+/// Number of metrics.
+pub const METRICS: usize = CATALOGUE.len();
+
+/// The causes a fault can have.
+pub const FAULT_CAUSES: [Metric; 8] = [
+    Metric::FaultsMinor,
+    Metric::FaultsZero,
+    Metric::FaultsSwapPage,
+    Metric::FaultsSwapChunk,
+    Metric::FaultsJoined,
+    Metric::FaultsWriteProtect,
+    Metric::FaultsCancel,
+    Metric::FaultsWaited,
+];
+
+/// The values of one VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stats([u64; METRICS]);
+
+impl Default for Stats {
+    fn default() -> Self {
+        Stats([0; METRICS])
+    }
+}
+
+impl Stats {
+    /// Adds to a counter.
+    pub fn add(&mut self, metric: Metric, n: u64) {
+        self.0[metric as usize] += n;
+    }
+
+    /// Sets a gauge.
+    pub fn set(&mut self, metric: Metric, value: u64) {
+        self.0[metric as usize] = value;
+    }
+
+    /// One value.
+    pub fn get(&self, metric: Metric) -> u64 {
+        self.0[metric as usize]
+    }
+
+    /// All values, in the order of [`CATALOGUE`].
+    pub fn values(&self) -> &[u64; METRICS] {
+        &self.0
+    }
+
+    /// Faults of every cause.
+    pub fn faults(&self) -> u64 {
+        FAULT_CAUSES.iter().map(|cause| self.get(*cause)).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_counters_say_what_they_count() {
+        for (i, def) in CATALOGUE.iter().enumerate() {
+            assert!(CATALOGUE[..i].iter().all(|other| other.name != def.name), "{}", def.name);
+            assert!(def.help.ends_with('.') && !def.name.is_empty());
+        }
+    }
+
+    #[test]
+    fn causes_are_exactly_the_fault_counters() {
+        let by_name = CATALOGUE.iter().filter(|def| def.name.starts_with("faults_")).count();
+        assert_eq!(by_name, FAULT_CAUSES.len());
+        assert!(FAULT_CAUSES.iter().all(|cause| CATALOGUE[*cause as usize].name.starts_with("faults_")));
+    }
+}

@@ -1,0 +1,337 @@
+//! Simulation of the fault state machine: guests that verify what they read, direct I/O, a pager that is slow, fails and
+//! dies, against a naive model of the kernel. No clock and no thread; every run follows from its seed.
+//!
+//! `PAGODA_SIM_SEED=n cargo test -p pagoda-core --test sim` replays one seed (with `PAGODA_SIM_TRACE=1` it tells all),
+//! `PAGODA_SIM_SEEDS=10000` runs more of them.
+
+mod oracle;
+mod pager;
+mod rng;
+mod vmm;
+mod world;
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use pagoda_core::fault::Event;
+use pagoda_core::units::{PageCount, PageIdx};
+
+use pager::{Crash, Pager, Weather};
+use rng::Rng;
+use vmm::Vmm;
+use world::{CHUNK, World};
+
+/// Runs of each test by default: some ten seconds unoptimised.
+const SEEDS: u64 = 150;
+const CHUNKS_MAX: usize = 8;
+/// Steps in which everything that is under way has to end once nothing fails any more.
+const DRAIN_STEPS: usize = 400_000;
+
+/// How often each kind of step is taken.
+#[derive(Debug)]
+struct Pace {
+    thread: usize,
+    message: usize,
+    job: usize,
+    tick: usize,
+    chaos: usize,
+}
+
+#[derive(Debug)]
+struct Sim {
+    world: World,
+    vmm: Vmm,
+    /// `None` while the daemon is dead.
+    pager: Option<Pager>,
+    weather: Weather,
+    pace: Pace,
+    rng: Rng,
+    limit: usize,
+    pinned: bool,
+    pins: usize,
+    discards: usize,
+    now_ms: u64,
+    /// Zaps that a dead daemon asked for.
+    stray_zaps: Vec<Vec<pagoda_core::units::ChunkIdx>>,
+}
+
+fn tracing() -> bool {
+    thread_local!(static TRACE: bool = std::env::var_os("PAGODA_SIM_TRACE").is_some());
+    TRACE.with(|trace| *trace)
+}
+
+impl Sim {
+    fn new(seed: u64, direct: bool) -> Sim {
+        let mut rng = Rng::new(seed);
+        let pages = rng.within(2, CHUNKS_MAX) * CHUNK;
+        let mut world = World::new(pages);
+        let truth = populate(&mut world, &mut rng);
+        let vmm = Vmm::new(truth, &mut rng);
+        let weather = Weather {
+            direct,
+            unsplittable: *rng.pick(&[0, 0, 5, 200]),
+            io_fails: *rng.pick(&[0, 0, 5, 50]),
+            zap_fails: *rng.pick(&[0, 0, 20]),
+            crash: *rng.pick(&[0, 0, 1, 10]),
+            punch_reported_at_once: rng.coin(),
+        };
+        let pace = Pace {
+            thread: *rng.pick(&[5, 30, 100]),
+            message: *rng.pick(&[10, 30, 100]),
+            job: *rng.pick(&[5, 30, 100]),
+            tick: *rng.pick(&[1, 5]),
+            chaos: *rng.pick(&[0, 1, 5]),
+        };
+        let limit = any_limit(pages, &mut rng);
+        let (pins, discards) = (*rng.pick(&[0, 0, 0, 10]), *rng.pick(&[0, 300]));
+        let mut sim = Sim {
+            world,
+            vmm,
+            pager: None,
+            weather,
+            pace,
+            rng,
+            limit,
+            pinned: false,
+            pins,
+            discards,
+            now_ms: 0,
+            stray_zaps: Vec::new(),
+        };
+        if tracing() {
+            eprintln!("{:?} {:?} limit {limit} of {pages}", sim.weather, sim.pace);
+        }
+        while sim.pager.is_none() {
+            sim.recover();
+        }
+        sim
+    }
+
+    fn recover(&mut self) {
+        let Sim { world, vmm, rng, .. } = self;
+        let recovered =
+            Pager::recover(world, vmm, self.weather.clone(), self.now_ms, self.limit, self.pinned, rng);
+        // A daemon that dies while it starts has done nothing asynchronous that matters.
+        self.pager = recovered.ok();
+        oracle::check_recoverable(&self.world, &self.vmm);
+    }
+
+    fn crash(&mut self, Crash: Crash) {
+        if tracing() {
+            eprintln!("  crash");
+        }
+        if let Some(pager) = self.pager.take() {
+            self.stray_zaps.extend(pager.die(&mut self.world, &mut self.rng));
+        }
+        oracle::check_recoverable(&self.world, &self.vmm);
+    }
+
+    fn apply(&mut self, event: Event) {
+        let Some(pager) = &mut self.pager else { return };
+        let result = pager.apply(event, &mut self.world, &mut self.vmm, &mut self.rng);
+        result.unwrap_or_else(|crash| self.crash(crash));
+    }
+
+    fn step(&mut self, fresh: bool) {
+        let Pace { thread, message, job, tick, chaos } = self.pace;
+        let mut choice = self.rng.below(thread + message + job + tick + chaos);
+        let mut falls_in = |part: usize| {
+            let hit = choice < part;
+            choice = choice.wrapping_sub(part);
+            hit
+        };
+        if falls_in(thread) {
+            self.vmm.step(&mut self.world, &mut self.rng, fresh);
+        } else if falls_in(message) {
+            self.deliver();
+        } else if falls_in(job) {
+            if let Some(pager) = &mut self.pager {
+                let result = pager.progress(&mut self.world, &mut self.vmm, &mut self.rng);
+                result.unwrap_or_else(|crash| self.crash(crash));
+            }
+        } else if falls_in(tick) {
+            self.tick();
+        } else if fresh {
+            self.chaos();
+        }
+        if self.pager.is_none() && self.rng.per_mille(100) {
+            self.recover();
+        }
+    }
+
+    fn tick(&mut self) {
+        self.now_ms += self.rng.within(0, 1500) as u64;
+        if let Some(pager) = &mut self.pager {
+            pager.now_ms = self.now_ms;
+            self.apply(Event::Tick);
+        }
+        if self.rng.coin()
+            && let Some(chunks) = self.stray_zaps.pop()
+        {
+            pager::zap(&chunks, &mut self.world);
+        }
+    }
+
+    fn deliver(&mut self) {
+        if self.world.messages.is_empty() || self.pager.is_none() {
+            return;
+        }
+        let index = if self.rng.coin() { 0 } else { self.rng.below(self.world.messages.len()) };
+        let message = self.world.messages.remove(index);
+        let page = PageIdx(message.page as u64);
+        self.apply(Event::Fault { page, access: message.access, kind: message.kind });
+    }
+
+    fn chaos(&mut self) {
+        match self.rng.below(6) {
+            0 => self.vmm.interrupt(&mut self.rng),
+            1 => vmm::drop_entries(&mut self.world, &mut self.rng),
+            2 if self.rng.per_mille(200) => {
+                self.limit = any_limit(self.world.pages(), &mut self.rng);
+                self.apply(Event::SetLimit { limit: PageCount(self.limit as u64) });
+            }
+            3 if self.rng.per_mille(self.pins) => {
+                self.pinned = true;
+                self.apply(Event::Pin);
+            }
+            4 if self.rng.per_mille(self.discards) => {
+                if let Some(discard) = self.vmm.give_back(&mut self.rng)
+                    && let Some(pager) = &mut self.pager
+                {
+                    let (world, vmm, rng) = (&mut self.world, &mut self.vmm, &mut self.rng);
+                    let result = pager.discard(discard.token, discard.first, discard.count, world, vmm, rng);
+                    result.unwrap_or_else(|crash| self.crash(crash));
+                }
+            }
+            5 if self.rng.per_mille(200) => self.apply(Event::Continue),
+            _ => {}
+        }
+    }
+
+    fn check(&self) {
+        oracle::check_recoverable(&self.world, &self.vmm);
+        if let Some(pager) = &self.pager {
+            oracle::check_table(pager, &self.world);
+        }
+    }
+
+    fn run(&mut self) {
+        for step in 0..self.rng.within(500, 6000) {
+            self.step(true);
+            if step % 8 == 0 {
+                self.check();
+            }
+        }
+        self.drain();
+        if self.rng.per_mille(250) {
+            self.vmm.sweep_all();
+            let verified = self.vmm.verified + 2 * self.world.pages() as u64;
+            for _ in 0..DRAIN_STEPS {
+                self.step(true);
+                if self.vmm.verified >= verified {
+                    break;
+                }
+            }
+            assert!(self.vmm.verified >= verified, "the sweep does not end: {:?}", self.vmm.oldest());
+            self.drain();
+        }
+    }
+
+    /// Nothing fails any more: everything that was begun has to end.
+    fn drain(&mut self) {
+        (self.weather.io_fails, self.weather.zap_fails, self.weather.crash) = (0, 0, 0);
+        (self.pace.chaos, self.weather.unsplittable) = (0, 0);
+        if self.pager.is_none() {
+            self.recover();
+        }
+        let pager = self.pager.as_mut().expect("nothing crashes any more");
+        pager.weather = self.weather.clone();
+        self.apply(Event::Continue);
+        let quiet = |sim: &Sim| {
+            let pager = sim.pager.as_ref().expect("nothing crashes any more");
+            sim.vmm.idle() && pager.jobs() == 0 && sim.world.messages.is_empty() && !pager.machine.is_busy()
+        };
+        for step in 0..DRAIN_STEPS {
+            if quiet(self) {
+                self.check();
+                return;
+            }
+            self.step(false);
+            if step % 64 == 0 {
+                self.check();
+            }
+        }
+        panic!("does not come to rest: {:?}, {:?}", self.vmm.oldest(), self.pager.as_ref().map(|p| p.machine.stats()));
+    }
+}
+
+/// Fills both files somehow, as an earlier life left them. Returns the truth.
+fn populate(world: &mut World, rng: &mut Rng) -> Vec<u64> {
+    let mut truth = vec![0; world.pages()];
+    if rng.per_mille(300) {
+        return truth;
+    }
+    world.registered = true;
+    for chunk in 0..world.pages() / CHUNK {
+        let (ram, swap) = (*rng.pick(&[0, 500, 1000]), *rng.pick(&[0, 500, 1000]));
+        for page in chunk * CHUNK..(chunk + 1) * CHUNK {
+            if rng.per_mille(swap) {
+                truth[page] = page as u64 + 1;
+                world.swap[page] = Some(truth[page]);
+            }
+            if rng.per_mille(ram) {
+                truth[page] = if rng.per_mille(100) { 0 } else { page as u64 + 100_000 };
+                world.ram[page] = Some(Rc::new(Cell::new(truth[page])));
+            }
+        }
+    }
+    truth
+}
+
+fn any_limit(pages: usize, rng: &mut Rng) -> usize {
+    match rng.below(8) {
+        0 => pages,
+        1 => rng.within(8, 100),
+        2 => rng.within(100, 600).min(pages),
+        _ => rng.within(pages / 4, pages),
+    }
+}
+
+/// Says which seed failed.
+struct Seed(u64);
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("failed: PAGODA_SIM_SEED={}", self.0);
+        }
+    }
+}
+
+fn simulate(direct: bool) {
+    let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let seeds = match number("PAGODA_SIM_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("PAGODA_SIM_SEEDS").unwrap_or(SEEDS),
+    };
+    let (mut verified, mut events) = (0, 0);
+    for seed in seeds {
+        let named = Seed(seed);
+        let mut sim = Sim::new(seed, direct);
+        sim.run();
+        verified += sim.vmm.verified;
+        events += sim.pager.as_ref().map_or(0, |pager| pager.events);
+        drop(named);
+    }
+    eprintln!("{verified} reads verified, {events} events since the last crashes");
+}
+
+#[test]
+fn small_folios() {
+    simulate(false);
+}
+
+#[test]
+fn large_folios() {
+    simulate(true);
+}

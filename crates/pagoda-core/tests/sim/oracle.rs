@@ -1,0 +1,72 @@
+//! What has to be true at every moment.
+
+use pagoda_core::bits::PageSet;
+use pagoda_core::stats::Metric;
+use pagoda_core::units::ChunkIdx;
+
+use crate::pager::Pager;
+use crate::vmm::Vmm;
+use crate::world::{CHUNK, Pte, World};
+
+/// A daemon that started now would find every page's last content.
+pub fn check_recoverable(world: &World, vmm: &Vmm) {
+    for page in 0..world.pages() {
+        if !vmm.is_given_back(page) {
+            assert_eq!(world.recoverable(page), vmm.truth[page], "content of page {page}");
+        }
+    }
+}
+
+/// The machine's page table says what is in the files. Only where nothing is under way: there it knows.
+pub fn check_table(pager: &Pager, world: &World) {
+    if !pager.machine.is_armed() {
+        return;
+    }
+    for chunk in (0..world.pages() / CHUNK).map(|index| ChunkIdx(index as u32)) {
+        let entry = pager.machine.chunk(chunk);
+        if entry.busy() {
+            continue;
+        }
+        let first = chunk.0 as usize * CHUNK;
+        let data = |there: &dyn Fn(usize) -> bool| -> PageSet {
+            (0..CHUNK).filter(|index| there(first + index)).map(|index| index as u8).collect()
+        };
+        let ram = data(&|page| world.ram[page].is_some());
+        assert!(ram.contains_all(entry.ram), "{chunk:?}: in RAM are {ram:?}, said to be {:?}", entry.ram);
+        // A punch in place leaves zeros behind; else the two agree.
+        let left = (ram - entry.ram).iter().map(|index| first + usize::from(index));
+        for page in left {
+            let zero = world.ram[page].as_ref().is_some_and(|frame| frame.get() == 0);
+            assert!(zero && pager.weather.direct && world.pte[page] == Pte::Absent, "page {page} is left in RAM");
+        }
+        // After a failed write the machine takes the blocks for outdated data, whether they are there or not.
+        let swap = data(&|page| world.swap[page].is_some());
+        assert!(entry.swap.contains_all(swap), "{chunk:?}: in swap are {swap:?}, said to be {:?}", entry.swap);
+        assert!(entry.stale().contains_all(entry.swap - swap), "{chunk:?}: not in swap are {:?}", entry.swap - swap);
+        for page in entry.clean.iter().map(|index| first + usize::from(index)) {
+            assert!(world.pte[page] != Pte::Writable, "the clean page {page} is writable");
+            let content = world.ram[page].as_ref().map(|frame| frame.get());
+            assert_eq!(content, Some(world.swapped_content(page)), "the clean page {page} differs from swap");
+        }
+    }
+}
+
+/// DRAM does not grow past the cap while page-out can go on.
+pub fn check_residency(pager: &mut Pager, world: &World) {
+    let stats = pager.machine.stats();
+    let left = leftovers(pager, world);
+    let used = world.ram.iter().flatten().count() - left + pager.arriving(world);
+    let relaxed = !world.registered || pager.machine.is_pin_blocked() || pager.machine.stall().is_some();
+    let cap = if pager.pinned { world.pages() } else { stats.get(Metric::Limit) as usize };
+    let before = pager.swap_bound(if relaxed { world.pages() } else { used.max(cap) });
+    assert!(relaxed || used <= before.max(cap), "{used} pages in DRAM, {before} before, cap {cap}");
+}
+
+/// Pages of zeros that a punch in place left: nobody could have punched them.
+fn leftovers(pager: &Pager, world: &World) -> usize {
+    let unknown = |page: &usize| {
+        let entry = pager.machine.chunk(ChunkIdx((page / CHUNK) as u32));
+        world.ram[*page].is_some() && !entry.ram.contains((page % CHUNK) as u8) && entry.fill.is_none()
+    };
+    (0..world.pages()).filter(unknown).count()
+}

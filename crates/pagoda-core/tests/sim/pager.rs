@@ -1,0 +1,476 @@
+//! The pager: executes actions exactly as they are documented, with delays, in any order, with failures and crashes.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::rc::Rc;
+
+use pagoda_core::bits::PageSet;
+use pagoda_core::fault::{Action, Actions, Config, Event, IoError, Machine, Now, OpId, Pages};
+use pagoda_core::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
+
+use crate::rng::Rng;
+use crate::vmm::Vmm;
+use crate::world::{CHUNK, GARBAGE, World};
+
+/// How bad the world is, in chances per thousand.
+#[derive(Clone, Debug)]
+pub struct Weather {
+    pub direct: bool,
+    /// A page cannot be punched, only zeroed in place.
+    pub unsplittable: usize,
+    pub io_fails: usize,
+    pub zap_fails: usize,
+    /// The daemon dies before an action.
+    pub crash: usize,
+    /// The end of a punch is reported before the other actions are executed, or after them.
+    pub punch_reported_at_once: bool,
+}
+
+/// The daemon died.
+#[derive(Debug)]
+pub struct Crash;
+
+/// An operation under way.
+#[derive(Debug)]
+struct Job {
+    op: OpId,
+    kind: JobKind,
+    /// Pages that were not moved yet.
+    left: Vec<usize>,
+}
+
+#[derive(Debug)]
+enum JobKind {
+    /// Into a buffer.
+    Read,
+    /// Into these frames.
+    Fill(BTreeMap<usize, crate::world::Frame>),
+    Write { zero: PageSet },
+    Zap { chunks: Vec<ChunkIdx>, epoch: Option<u64> },
+}
+
+#[derive(Debug)]
+pub struct Pager {
+    pub machine: Machine,
+    pub weather: Weather,
+    jobs: Vec<Job>,
+    buffers: BTreeMap<u16, BTreeMap<usize, u64>>,
+    actions: VecDeque<Action>,
+    punched: VecDeque<Event>,
+    pub pinned: bool,
+    /// Fault messages applied while the VM was armed.
+    messages: u64,
+    pub now_ms: u64,
+    pub events: u64,
+    /// The most pages that may be in DRAM or on their way into it.
+    bound: usize,
+}
+
+fn chunk_pages(chunk: ChunkIdx) -> Range<usize> {
+    let first = chunk.0 as usize * CHUNK;
+    first..first + CHUNK
+}
+
+fn range(pages: Pages) -> Range<usize> {
+    let first = pages.first().0 as usize;
+    first..first + usize::from(pages.run.len)
+}
+
+fn set(pages: PageSet, chunk: ChunkIdx) -> Vec<usize> {
+    pages.iter().map(|index| chunk.page(index).0 as usize).collect()
+}
+
+impl Pager {
+    pub fn new(world: &World, weather: Weather, now_ms: u64) -> Pager {
+        let chunks = ChunkCount((world.pages() / CHUNK) as u32);
+        Pager {
+            machine: Machine::new(Config { chunks, direct: weather.direct }),
+            weather,
+            jobs: Vec::new(),
+            buffers: BTreeMap::new(),
+            actions: VecDeque::new(),
+            punched: VecDeque::new(),
+            pinned: false,
+            messages: 0,
+            now_ms,
+            events: 0,
+            bound: world.pages(),
+        }
+    }
+
+    /// A daemon that starts on what another one left.
+    pub fn recover(
+        world: &mut World,
+        vmm: &mut Vmm,
+        weather: Weather,
+        now_ms: u64,
+        limit: usize,
+        pinned: bool,
+        rng: &mut Rng,
+    ) -> Result<Pager, Crash> {
+        while let Some((_, pages)) = world.intents.first().cloned() {
+            for page in pages {
+                world.punch(page);
+                if rng.per_mille(weather.crash / 8) {
+                    return Err(Crash);
+                }
+            }
+            world.intents.remove(0);
+        }
+        let mut pager = Pager::new(world, weather, now_ms);
+        if world.registered {
+            pager.armed(world);
+        }
+        let limit = Event::SetLimit { limit: PageCount(limit as u64) };
+        pager.apply(limit, world, vmm, rng)?;
+        if pinned {
+            pager.apply(Event::Pin, world, vmm, rng)?;
+        }
+        for discard in vmm.discards.clone() {
+            pager.discard(discard.token, discard.first, discard.count, world, vmm, rng)?;
+        }
+        world.woken.push(0..world.pages());
+        Ok(pager)
+    }
+
+    pub fn discard(
+        &mut self,
+        token: u64,
+        first: usize,
+        count: usize,
+        world: &mut World,
+        vmm: &mut Vmm,
+        rng: &mut Rng,
+    ) -> Result<(), Crash> {
+        let event = Event::Discard { token, first: PageIdx(first as u64), count: PageCount(count as u64) };
+        self.apply(event, world, vmm, rng)
+    }
+
+    pub fn jobs(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// One event, and everything that follows from it at once.
+    pub fn apply(&mut self, event: Event, world: &mut World, vmm: &mut Vmm, rng: &mut Rng) -> Result<(), Crash> {
+        self.tell(event, world);
+        loop {
+            if (self.weather.punch_reported_at_once || self.actions.is_empty())
+                && let Some(event) = self.punched.pop_front()
+            {
+                self.tell(event, world);
+                continue;
+            }
+            let Some(action) = self.actions.pop_front() else { break };
+            if rng.per_mille(self.weather.crash) {
+                return Err(Crash);
+            }
+            if crate::tracing() {
+                eprintln!("    {action:?}");
+            }
+            self.execute(action, world, vmm, rng)?;
+        }
+        crate::oracle::check_residency(self, world);
+        Ok(())
+    }
+
+    fn tell(&mut self, event: Event, world: &World) {
+        if crate::tracing() {
+            eprintln!("  {event:?}");
+        }
+        self.pinned |= event == Event::Pin;
+        if matches!(event, Event::Fault { .. }) && self.machine.is_armed() {
+            self.messages += 1;
+        }
+        let now = Now { ms: self.now_ms, oldest_io: world.oldest_io() };
+        let mut out = Actions::new();
+        self.machine.apply(event, now, &mut out);
+        self.machine.check();
+        self.actions.extend(out);
+        self.events += 1;
+        assert_eq!(self.machine.stats().faults(), self.messages, "every fault has exactly one cause");
+    }
+
+    fn execute(&mut self, action: Action, world: &mut World, vmm: &mut Vmm, rng: &mut Rng) -> Result<(), Crash> {
+        match action {
+            Action::Map { pages, protect } => {
+                range(pages).for_each(|page| world.map(page, protect));
+                world.woken.push(range(pages));
+            }
+            Action::Unprotect { pages } => {
+                range(pages).for_each(|page| world.unprotect(page));
+                world.woken.push(range(pages));
+            }
+            Action::Wake { pages } => world.woken.push(range(pages)),
+            Action::Zero { pages } => self.zero(range(pages), world),
+            Action::ZeroChunk { chunk } => {
+                assert!(self.weather.direct, "large folios are not to be had");
+                self.zero(chunk_pages(chunk), world);
+            }
+            Action::ReadPage { op, page, .. } => {
+                let page = page.0 as usize;
+                self.read(op, page..page + 1);
+            }
+            Action::ReadSpan { op, pages, .. } => self.read(op, range(pages)),
+            Action::ReadChunk { op, chunk, .. } => self.fill(op, chunk, world),
+            Action::ChunkComplete { op } => self.withdraw(op, world),
+            Action::ChunkAbandon { op, chunk } => {
+                chunk_pages(chunk).for_each(|page| world.punch(page));
+                self.withdraw(op, world);
+            }
+            Action::Copy { op, pages, protect } => {
+                for page in range(pages) {
+                    world.put(page, self.buffers[&op.0][&page]);
+                    world.map(page, protect);
+                }
+                world.woken.push(range(pages));
+            }
+            Action::Store { op, pages } => range(pages).for_each(|page| world.put(page, self.buffers[&op.0][&page])),
+            Action::Release { op } => {
+                self.buffers.remove(&op.0).expect("the operation has a buffer");
+            }
+            Action::Zap { op } => {
+                let chunks = self.machine.zap_chunks(op).to_vec();
+                self.start(op, JobKind::Zap { chunks, epoch: None }, Vec::new());
+            }
+            Action::WriteOut { op, chunk, pages } => {
+                let mut zero = PageSet::EMPTY;
+                let mut left = Vec::new();
+                for page in set(pages, chunk) {
+                    if world.ram[page].as_ref().expect("a page that is written is in RAM").get() == 0 {
+                        world.swap[page] = None;
+                        zero.set((page % CHUNK) as u8);
+                    } else {
+                        left.push(page);
+                    }
+                }
+                self.start(op, JobKind::Write { zero }, left);
+            }
+            Action::PunchOut { op, chunk, pages, alone } => self.punch_out(op, chunk, pages, alone, world, rng)?,
+            Action::SwapPunch { pages } => world.swap[range(pages)].fill(None),
+            Action::RamPunch { pages } => {
+                for page in range(pages) {
+                    match self.weather.direct && rng.per_mille(self.weather.unsplittable) {
+                        true => world.punch_in_place(page),
+                        false => world.punch(page),
+                    }
+                }
+            }
+            Action::DiscardDone { token } => vmm.gave_back(token),
+            Action::Arm => {
+                world.registered = true;
+                if rng.per_mille(self.weather.crash) {
+                    return Err(Crash);
+                }
+                self.armed(world);
+            }
+            Action::Disarm => {
+                assert!((0..world.pages()).all(|page| world.ram[page].is_some() || world.swapped_content(page) == 0));
+                world.swap.fill(None);
+                if rng.per_mille(self.weather.crash) {
+                    return Err(Crash);
+                }
+                world.registered = false;
+                world.woken.push(0..world.pages());
+                self.machine.disarmed();
+            }
+            Action::Stalled { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn armed(&mut self, world: &World) {
+        let data = |chunk, there: &dyn Fn(usize) -> bool| -> PageSet {
+            chunk_pages(chunk).filter(|page| there(*page)).map(|page| (page % CHUNK) as u8).collect()
+        };
+        self.machine.armed(|chunk| {
+            (data(chunk, &|page| world.ram[page].is_some()), data(chunk, &|page| world.swap[page].is_some()))
+        });
+        self.machine.check();
+    }
+
+    fn start(&mut self, op: OpId, kind: JobKind, left: Vec<usize>) {
+        assert!(self.jobs.iter().all(|job| job.op != op), "{op:?} is under way already");
+        self.jobs.push(Job { op, kind, left });
+    }
+
+    fn zero(&mut self, pages: Range<usize>, world: &mut World) {
+        for page in pages.clone() {
+            match &world.ram[page] {
+                // Left behind by a punch in place.
+                Some(frame) => assert_eq!(frame.get(), 0),
+                None => world.put(page, 0),
+            }
+            world.map(page, false);
+        }
+        world.woken.push(pages);
+    }
+
+    fn read(&mut self, op: OpId, pages: Range<usize>) {
+        assert!(self.buffers.insert(op.0, BTreeMap::new()).is_none(), "the buffer of {op:?} is in use");
+        self.start(op, JobKind::Read, pages.collect());
+    }
+
+    fn fill(&mut self, op: OpId, chunk: ChunkIdx, world: &mut World) {
+        assert!(self.weather.direct, "large folios are not to be had");
+        let pages = chunk_pages(chunk);
+        world.intents.push((op.0, pages.clone().collect()));
+        let frame = |page: usize| world.ram[page].get_or_insert_with(|| Rc::new(Cell::new(GARBAGE))).clone();
+        let frames = pages.clone().map(frame).enumerate().map(|(nth, frame)| (pages.start + nth, frame)).collect();
+        self.start(op, JobKind::Fill(frames), pages.collect());
+    }
+
+    fn withdraw(&mut self, op: OpId, world: &mut World) {
+        let index = world.intents.iter().position(|(owner, _)| *owner == op.0).expect("the operation has an intent");
+        world.intents.remove(index);
+    }
+
+    fn punch_out(
+        &mut self,
+        op: OpId,
+        chunk: ChunkIdx,
+        pages: PageSet,
+        alone: bool,
+        world: &mut World,
+        rng: &mut Rng,
+    ) -> Result<(), Crash> {
+        let wanted = set(pages, chunk);
+        let (first, last) = (wanted[0], wanted[wanted.len() - 1]);
+        let span: Vec<usize> = if alone { (first..=last).collect() } else { wanted.clone() };
+        world.intents.push((op.0, wanted.clone()));
+        let mut left = Vec::new();
+        for page in span {
+            if wanted.contains(&page) && rng.per_mille(self.weather.unsplittable) {
+                world.punch_in_place(page);
+                left.push(page);
+            } else {
+                world.punch(page);
+            }
+        }
+        if rng.per_mille(self.weather.crash * 4) {
+            return Err(Crash);
+        }
+        for page in &left {
+            let content = world.swapped_content(*page);
+            world.ram[*page].as_ref().expect("was zeroed in place").set(content);
+        }
+        self.withdraw(op, world);
+        let left = left.iter().map(|page| (page % CHUNK) as u8).collect();
+        self.punched.push_back(Event::PunchDone { op, left });
+        Ok(())
+    }
+
+    /// A job gets on, or ends.
+    pub fn progress(&mut self, world: &mut World, vmm: &mut Vmm, rng: &mut Rng) -> Result<(), Crash> {
+        if self.jobs.is_empty() {
+            return Ok(());
+        }
+        let index = rng.below(self.jobs.len());
+        let fails = rng.per_mille(self.weather.io_fails);
+        let job = &mut self.jobs[index];
+        match &mut job.kind {
+            JobKind::Zap { chunks, epoch: epoch @ None } if !rng.per_mille(self.weather.zap_fails) => {
+                zap(chunks, world);
+                *epoch = Some(world.epoch);
+                return Ok(());
+            }
+            _ if !job.left.is_empty() && !fails => {
+                let share = rng.within(1, job.left.len());
+                job.advance(share, &mut self.buffers, world, rng);
+                if !job.left.is_empty() || rng.coin() {
+                    return Ok(());
+                }
+            }
+            _ => {}
+        }
+        let mut job = self.jobs.swap_remove(index);
+        if fails {
+            job.spoil(&mut self.buffers, world, rng);
+        }
+        let error = if rng.coin() { IoError::NoSpace } else { IoError::Failed(5) };
+        let result = if fails { Err(error) } else { Ok(()) };
+        let op = job.op;
+        let event = match job.kind {
+            JobKind::Read | JobKind::Fill(_) => Event::ReadDone { op, result },
+            JobKind::Write { zero } => Event::WriteDone { op, zero, result },
+            JobKind::Zap { epoch, .. } => Event::ZapDone { op, epoch },
+        };
+        self.apply(event, world, vmm, rng)
+    }
+
+    /// The daemon is gone: what was under way ends somehow, and nobody is told. Zaps not executed yet are returned, for
+    /// the agent lives on.
+    pub fn die(mut self, world: &mut World, rng: &mut Rng) -> Vec<Vec<ChunkIdx>> {
+        let mut zaps = Vec::new();
+        for mut job in std::mem::take(&mut self.jobs) {
+            if let JobKind::Zap { chunks, epoch: None } = job.kind {
+                zaps.push(chunks);
+                continue;
+            }
+            let share = rng.within(0, job.left.len());
+            job.advance(share, &mut self.buffers, world, rng);
+        }
+        let kept = rng.below(1000);
+        world.messages.retain(|_| rng.per_mille(kept));
+        zaps
+    }
+
+    /// Pages on their way into DRAM through a buffer.
+    pub fn arriving(&self, world: &World) -> usize {
+        let reads = self.jobs.iter().filter(|job| matches!(job.kind, JobKind::Read));
+        let pages: std::collections::BTreeSet<usize> = reads.flat_map(|job| self.span(job)).collect();
+        pages.into_iter().filter(|page| world.ram[*page].is_none() && world.swap[*page].is_some()).count()
+    }
+
+    fn span(&self, job: &Job) -> Vec<usize> {
+        job.left.iter().chain(self.buffers[&job.op.0].keys()).copied().collect()
+    }
+
+    /// The bound so far, and the new one.
+    pub fn swap_bound(&mut self, bound: usize) -> usize {
+        std::mem::replace(&mut self.bound, bound)
+    }
+}
+
+pub fn zap(chunks: &[ChunkIdx], world: &mut World) {
+    for chunk in chunks {
+        world.pte[chunk_pages(*chunk)].fill(crate::world::Pte::Absent);
+    }
+    world.epoch += 1;
+}
+
+impl Job {
+    /// Moves some of the pages that are left, in any order.
+    fn advance(&mut self, share: usize, buffers: &mut BTreeMap<u16, BTreeMap<usize, u64>>, world: &mut World, rng: &mut Rng) {
+        for _ in 0..share {
+            let page = self.left.swap_remove(rng.below(self.left.len()));
+            match &self.kind {
+                JobKind::Read => {
+                    let buffer = buffers.get_mut(&self.op.0).expect("a read has a buffer");
+                    buffer.insert(page, world.swapped_content(page));
+                }
+                JobKind::Fill(frames) => frames[&page].set(world.swapped_content(page)),
+                JobKind::Write { .. } => {
+                    // The frame may be gone only if the machine let it go too early.
+                    let frame = world.ram[page].as_ref().expect("a page that is being written is in RAM");
+                    world.swap[page] = Some(frame.get());
+                }
+                JobKind::Zap { .. } => {}
+            }
+        }
+    }
+
+    /// What a failed operation leaves.
+    fn spoil(&mut self, buffers: &mut BTreeMap<u16, BTreeMap<usize, u64>>, world: &mut World, rng: &mut Rng) {
+        for page in std::mem::take(&mut self.left) {
+            match &self.kind {
+                JobKind::Read => {
+                    buffers.get_mut(&self.op.0).expect("a read has a buffer").insert(page, GARBAGE);
+                }
+                JobKind::Fill(frames) if rng.coin() => frames[&page].set(GARBAGE),
+                JobKind::Write { .. } if rng.coin() => world.swap[page] = Some(GARBAGE),
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,509 @@
+//! The thread that serves one VM.
+//!
+//! It owns the page table, the ring, the userfaultfds' reading ends and the connections to the shim. It waits in one
+//! place ([`Engine::run`]), turns completions into events, and executes the machine's actions in order ([`exec`]). Faults
+//! are read before anything else is looked at; demand reads are queued as they come, page-out behind them.
+//!
+//! What the guest sees: if this thread or the whole daemon dies, faults wait until the next daemon answers them. If the disk
+//! fails, the VM is stalled and its owner told. If an invariant is broken, the VM is frozen as it is ([`Engine::freeze`]):
+//! nothing is mapped any more, so that no wrong page can be seen.
+
+mod agent;
+mod exec;
+mod io;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use pagoda_abi::attach::Packet;
+use pagoda_core::fault::{Access, Actions, Config, Event, FaultKind, IoError, Machine, Now, Stall};
+use pagoda_core::stats::{FAULT_CAUSES, Metric};
+use pagoda_core::units::PageCount;
+use pagoda_sys::ring::{FileId, Ring, RingError};
+use pagoda_sys::socket::{Connection, SharedMap};
+use pagoda_sys::swapfile::SwapFile;
+use pagoda_sys::uffd::Fault;
+
+use crate::handle::{Command, Inbox, Notice, Status};
+use crate::latency::Histogram;
+use crate::recover::{self, RecoverError};
+use crate::space::Space;
+
+/// Fault messages read at once: one `read(2)` of a page.
+const FAULTS_MAX: usize = 64;
+/// Operations queued between two submissions. A fragmented page-out has 128 runs.
+const RING_ENTRIES: u32 = 1024;
+/// How often time-driven work is looked at while something is under way.
+const TICK_BUSY: Duration = Duration::from_millis(100);
+/// The same for a VM that does nothing: heat is sampled at this rate, and an idle VM costs this many wake-ups.
+const TICK_IDLE: Duration = Duration::from_millis(1000);
+/// How soon direct I/O that blocks page-out is looked at again: a request takes some hundred microseconds.
+const TICK_PIN: Duration = Duration::from_millis(1);
+/// Connections for the VMM's own calls: one is enough, two while one is being replaced.
+const CALLS_MAX: usize = 4;
+
+/// Everything of a VM that an engine needs, as the attach gave it.
+#[derive(Debug)]
+pub struct Parts {
+    /// For messages and thread names.
+    pub name: String,
+    /// RAM and userfaultfds.
+    pub space: Space,
+    /// The VM's swap file.
+    pub swap: SwapFile,
+    /// Memory shared with the shim.
+    pub shared: SharedMap,
+    /// The connection to the shim's agent.
+    pub agent: Connection,
+    /// What the agent is told when the engine is ready.
+    pub welcome: Packet,
+    /// Becomes readable when the VMM ends.
+    pub pidfd: OwnedFd,
+    /// Hard cap.
+    pub limit: PageCount,
+    /// Large folios are to be had.
+    pub direct: bool,
+    /// Why it is never evicted.
+    pub pinned: Option<String>,
+    /// It may have been served before: by an earlier daemon.
+    pub taken_over: bool,
+}
+
+/// Why an engine could not start. The VM waits or, if it was new, does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The ring.
+    #[error("set up the disk ring: {0}")]
+    Ring(#[from] RingError),
+    /// The page table.
+    #[error("rebuild the page table: {0}")]
+    Recover(#[from] RecoverError),
+    /// A userfaultfd.
+    #[error("register memory: {0}")]
+    Register(pagoda_sys::Errno),
+    /// The thread.
+    #[error("start the engine: {0}")]
+    Thread(std::io::Error),
+}
+
+/// What a completion is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    Uffd(u32),
+    Agent(u32),
+    Calls(u32),
+    Wake,
+    Exit,
+    Io(u32),
+}
+
+impl Source {
+    const fn key(self) -> u64 {
+        let (tag, index) = match self {
+            Source::Uffd(index) => (1, index),
+            Source::Agent(index) => (2, index),
+            Source::Calls(index) => (3, index),
+            Source::Wake => (4, 0),
+            Source::Exit => (5, 0),
+            Source::Io(index) => (6, index),
+        };
+        (tag << 32) | index as u64
+    }
+
+    fn of(key: u64) -> Option<Source> {
+        let index = key as u32;
+        Some(match key >> 32 {
+            1 => Source::Uffd(index),
+            2 => Source::Agent(index),
+            3 => Source::Calls(index),
+            4 => Source::Wake,
+            5 => Source::Exit,
+            6 => Source::Io(index),
+            _ => return None,
+        })
+    }
+}
+
+/// See the module.
+pub struct Engine {
+    name: String,
+    machine: Machine,
+    space: Space,
+    swap: SwapFile,
+    swap_file: FileId,
+    shared: SharedMap,
+    ring: Ring,
+    inbox: Inbox,
+    notify: Box<dyn Fn(Notice) + Send>,
+    pidfd: OwnedFd,
+    agent: agent::Agent,
+    calls: Vec<(u32, Connection)>,
+    calls_made: u32,
+    io: io::Transfers,
+    actions: Actions,
+    /// Events that actions led to, handled before anything new.
+    events: std::collections::VecDeque<Event>,
+    latency: Vec<Histogram>,
+    started: Instant,
+    /// The moment the fault in hand was read.
+    fault_at: Instant,
+    ticked: Instant,
+    published: Instant,
+    pinned: Option<String>,
+    frozen: Option<String>,
+    end: Option<Notice>,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Starts the engine's thread; it ends after a notice that says why.
+///
+/// # Errors
+/// The thread could not be made. What goes wrong in it is a [`Notice::Stalled`] or the end of the VM.
+pub fn spawn(parts: Parts, inbox: Inbox, notify: Box<dyn Fn(Notice) + Send>) -> Result<(), EngineError> {
+    let name = parts.name.clone();
+    let thread = std::thread::Builder::new().name(format!("vm-{}", name.chars().take(11).collect::<String>()));
+    let run = move || match Engine::new(parts, inbox, notify) {
+        Ok(mut engine) => engine.run(),
+        Err((error, notify)) => {
+            tracing::error!(vm = %name, "{error}");
+            notify(Notice::Stalled(format!("the engine did not start: {error}")));
+        }
+    };
+    thread.spawn(run).map(drop).map_err(EngineError::Thread)
+}
+
+type Notify = Box<dyn Fn(Notice) + Send>;
+
+impl Engine {
+    fn new(parts: Parts, inbox: Inbox, notify: Notify) -> Result<Engine, (EngineError, Notify)> {
+        match Engine::set_up(&parts) {
+            Ok((ring, swap_file)) => {
+                let now = Instant::now();
+                let config = Config { chunks: parts.space.chunks(), direct: parts.direct };
+                let mut engine = Engine {
+                    name: parts.name,
+                    machine: Machine::new(config),
+                    space: parts.space,
+                    swap: parts.swap,
+                    swap_file,
+                    shared: parts.shared,
+                    ring,
+                    inbox,
+                    notify,
+                    pidfd: parts.pidfd,
+                    agent: agent::Agent::default(),
+                    calls: Vec::with_capacity(CALLS_MAX),
+                    calls_made: 0,
+                    io: io::Transfers::new(),
+                    actions: Vec::with_capacity(1024),
+                    events: std::collections::VecDeque::with_capacity(64),
+                    latency: vec![Histogram::default(); FAULT_CAUSES.len()],
+                    started: now,
+                    fault_at: now,
+                    ticked: now,
+                    published: now,
+                    pinned: parts.pinned,
+                    frozen: None,
+                    end: None,
+                };
+                match engine.start(parts.agent, parts.welcome, parts.limit, parts.taken_over) {
+                    Ok(()) => Ok(engine),
+                    Err(error) => Err((error, engine.notify)),
+                }
+            }
+            Err(error) => Err((error, notify)),
+        }
+    }
+
+    fn set_up(parts: &Parts) -> Result<(Ring, FileId), EngineError> {
+        let mut ring = Ring::new(RING_ENTRIES)?;
+        let file = ring.add_file(parts.swap.as_fd())?;
+        ring.set_buffers(io::buffers()?)?;
+        Ok((ring, file))
+    }
+
+    /// Gets ready; the shim lets the VMM go on when it hears the welcome. A new VM is armed by then, so that it never
+    /// exceeds its cap; a VM that an earlier daemon served runs already, and its agent must hear the welcome first of all.
+    fn start(
+        &mut self,
+        agent: Connection,
+        welcome: Packet,
+        limit: PageCount,
+        taken_over: bool,
+    ) -> Result<(), EngineError> {
+        self.ring.poll_multishot(self.inbox.wake().as_fd(), Source::Wake.key())?;
+        self.ring.poll_multishot(self.pidfd.as_fd(), Source::Exit.key())?;
+        for (index, shard) in self.space.shards().iter().enumerate() {
+            self.ring.poll_multishot(shard.uffd.as_fd(), Source::Uffd(index as u32).key())?;
+        }
+        let mut agent = Some(agent);
+        if taken_over && let Some(agent) = agent.take() {
+            self.welcome(&agent, &welcome);
+            self.connect_agent(agent)?;
+            // Whether it was armed cannot be known, and need not be: registering twice is harmless, and a VM that needs no
+            // pager disarms itself at the next event.
+            let settled = recover::settle_intents(&self.space, &self.shared)?;
+            self.arm()?;
+            self.wake_all();
+            tracing::info!(vm = %self.name, settled, resident = self.machine.stats().get(Metric::Resident), "took over");
+        }
+        if self.pinned.is_some() {
+            self.events.push_back(Event::Pin);
+        }
+        self.events.push_back(Event::SetLimit { limit });
+        self.settle();
+        if let Some(agent) = agent.take() {
+            self.welcome(&agent, &welcome);
+            self.connect_agent(agent)?;
+        }
+        self.publish();
+        Ok(())
+    }
+
+    fn welcome(&self, agent: &Connection, welcome: &Packet) {
+        if let Err(error) = agent.send(welcome, &[]) {
+            tracing::warn!(vm = %self.name, "welcome the agent: {error}");
+        }
+    }
+
+    fn run(&mut self) {
+        let mut ready: Vec<(Source, Result<u32, pagoda_sys::Errno>, bool)> = Vec::with_capacity(RING_ENTRIES as usize);
+        while self.end.is_none() {
+            let timeout = self.timeout();
+            if let Err(error) = self.ring.submit_and_wait(1, Some(timeout)) {
+                self.freeze(&format!("the disk ring failed: {error}"));
+            }
+            ready.clear();
+            for completion in self.ring.completions() {
+                if let Some(source) = Source::of(completion.key) {
+                    ready.push((source, completion.result, completion.more));
+                }
+            }
+            // Faults first: a guest waits for them, and they only queue reads.
+            for &(source, _, more) in &ready {
+                if let Source::Uffd(index) = source {
+                    self.read_faults(index as usize);
+                    if !more {
+                        self.poll_uffd(index);
+                    }
+                }
+            }
+            for &(source, result, more) in &ready {
+                self.handle(source, result, more);
+            }
+            self.tick();
+        }
+        self.publish();
+        if let Some(end) = self.end.take() {
+            (self.notify)(end);
+        }
+    }
+
+    fn timeout(&self) -> Duration {
+        match () {
+            () if self.machine.is_pin_blocked() => TICK_PIN,
+            () if self.machine.is_busy() => TICK_BUSY,
+            () => TICK_IDLE,
+        }
+    }
+
+    fn handle(&mut self, source: Source, result: Result<u32, pagoda_sys::Errno>, more: bool) {
+        match source {
+            Source::Uffd(_) => {}
+            Source::Io(transfer) => {
+                if let Some(event) = self.finish_part(transfer, result) {
+                    self.apply(event);
+                }
+            }
+            Source::Agent(generation) => self.hear_agent(generation, more),
+            Source::Calls(id) => self.hear_calls(id, more),
+            Source::Wake => {
+                self.inbox.wake().clear();
+                while let Some(command) = self.inbox.next() {
+                    self.obey(command);
+                }
+                if !more && let Err(error) = self.ring.poll_multishot(self.inbox.wake().as_fd(), Source::Wake.key()) {
+                    self.freeze(&format!("cannot wait for commands: {error}"));
+                }
+            }
+            Source::Exit => self.end = Some(Notice::Exited),
+        }
+    }
+
+    fn poll_uffd(&mut self, index: u32) {
+        let uffd = &self.space.shards()[index as usize].uffd;
+        if let Err(error) = self.ring.poll_multishot(uffd.as_fd(), Source::Uffd(index).key()) {
+            self.freeze(&format!("cannot wait for faults: {error}"));
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::SetLimit(limit) => self.apply(Event::SetLimit { limit }),
+            Command::Continue => self.apply(Event::Continue),
+            Command::Pin(reason) => self.pin(reason),
+            Command::Agent(connection) => {
+                if let Err(error) = self.connect_agent(connection) {
+                    tracing::warn!(vm = %self.name, "agent: {error}");
+                }
+            }
+            Command::Calls(connection) => self.connect_calls(connection),
+            Command::Refresh => self.publish(),
+            Command::Detach => self.end = Some(Notice::Detached),
+        }
+    }
+
+    fn pin(&mut self, reason: String) {
+        tracing::warn!(vm = %self.name, "never evicted from now on: {reason}");
+        self.pinned.get_or_insert(reason);
+        self.apply(Event::Pin);
+    }
+
+    fn read_faults(&mut self, index: usize) {
+        let mut faults = [Fault::default(); FAULTS_MAX];
+        loop {
+            let count = match self.space.shards()[index].uffd.read(&mut faults) {
+                Ok(count) => count,
+                Err(error) => {
+                    tracing::debug!(vm = %self.name, "read faults: {error}");
+                    return;
+                }
+            };
+            self.fault_at = Instant::now();
+            for fault in &faults[..count] {
+                self.fault(fault);
+            }
+            if count < FAULTS_MAX {
+                return;
+            }
+            let _ = self.ring.submit();
+        }
+    }
+
+    fn fault(&mut self, fault: &Fault) {
+        let Some(page) = self.space.page_at(fault.addr) else { return };
+        let access = if fault.write || fault.wp { Access::Write } else { Access::Read };
+        let kind = if fault.wp { FaultKind::WriteProtected } else { FaultKind::Unmapped };
+        let before = FAULT_CAUSES.map(|cause| self.machine.counter(cause));
+        self.apply(Event::Fault { page, access, kind });
+        let at_once = [Metric::FaultsMinor, Metric::FaultsZero, Metric::FaultsWriteProtect, Metric::FaultsCancel];
+        for (index, cause) in FAULT_CAUSES.into_iter().enumerate() {
+            if at_once.contains(&cause) && self.machine.counter(cause) != before[index] {
+                self.latency[index].record(self.fault_at.elapsed());
+            }
+        }
+    }
+
+    /// Gives the machine an event and does what it asks for, until nothing is left to do at once.
+    fn apply(&mut self, event: Event) {
+        self.events.push_back(event);
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        while let Some(event) = self.events.pop_front() {
+            if self.frozen.is_some() {
+                continue;
+            }
+            let now = Now { ms: self.started.elapsed().as_millis() as u64, oldest_io: self.shared.oldest_io() };
+            let mut actions = std::mem::take(&mut self.actions);
+            self.machine.apply(event, now, &mut actions);
+            for action in actions.drain(..) {
+                if self.frozen.is_none() && self.end.is_none() {
+                    self.execute(action);
+                }
+            }
+            self.actions = actions;
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = Instant::now();
+        if self.machine.is_pin_blocked() {
+            // Completions of libaio and io_uring are seen when the agent looks at their rings.
+            self.ask_clock();
+            self.apply(Event::Tick);
+        } else if now - self.ticked >= TICK_BUSY {
+            self.ticked = now;
+            self.apply(Event::Tick);
+        }
+        if now - self.published >= TICK_IDLE {
+            self.publish();
+        }
+    }
+
+    fn stalled(&mut self, stall: Stall) {
+        let text = stall_text(stall, self.swap.path());
+        tracing::error!(vm = %self.name, "{text}");
+        (self.notify)(Notice::Stalled(text));
+    }
+
+    /// An invariant is broken: from now on nothing of this VM changes, so that it can be looked at and no wrong page is
+    /// ever mapped. Other VMs go on.
+    fn freeze(&mut self, why: &str) {
+        if self.frozen.is_none() {
+            let text = format!("frozen, because {why}. No page is lost; keep the state directory and report this");
+            tracing::error!(vm = %self.name, "{text}");
+            self.frozen = Some(text.clone());
+            (self.notify)(Notice::Stalled(text));
+        }
+    }
+
+    fn publish(&mut self) {
+        self.published = Instant::now();
+        let stall = self.machine.stall();
+        let since = stall.map_or(0, |(_, ms)| self.started.elapsed().as_millis() as u64 - ms);
+        self.inbox.publish(Status {
+            stats: self.machine.stats(),
+            armed: self.machine.is_armed(),
+            ram_bytes: self.space.allocated(),
+            swap_bytes: self.swap.allocated().unwrap_or(0),
+            stalled: self.frozen.clone().or_else(|| stall.map(|(stall, _)| stall_text(stall, self.swap.path()))),
+            stalled_for: Duration::from_millis(since),
+            agent: self.agent.is_connected(),
+            pinned: self.pinned.clone(),
+            latency: self.latency.clone(),
+            table_bytes: self.machine.table_bytes(),
+            generation: 0,
+        });
+    }
+}
+
+/// What a stall means to the VM's owner.
+fn stall_text(stall: Stall, swap: &std::path::Path) -> String {
+    let (what, error) = match stall {
+        Stall::Write(error) => ("written to", error),
+        Stall::Read(error) => ("read from", error),
+    };
+    let (cause, advice) = match error {
+        IoError::NoSpace => ("the file system is full".to_owned(), "make room there"),
+        IoError::Failed(errno) => (std::io::Error::from_raw_os_error(errno).to_string(), "repair the disk"),
+    };
+    format!("swap could not be {what} ({}: {cause}); nothing is lost: {advice}, then `pagoda vm cont`", swap.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_read_as_written() {
+        let sources =
+            [Source::Uffd(3), Source::Agent(7), Source::Calls(0), Source::Wake, Source::Exit, Source::Io(u32::MAX)];
+        for source in sources {
+            assert_eq!(Source::of(source.key()), Some(source));
+        }
+        assert_eq!(Source::of(0), None);
+    }
+
+    #[test]
+    fn a_full_disk_says_what_to_do() {
+        let text = stall_text(Stall::Write(IoError::NoSpace), std::path::Path::new("/swap/web1.swap"));
+        assert!(text.contains("/swap/web1.swap") && text.contains("full") && text.contains("pagoda vm cont"), "{text}");
+    }
+}

@@ -1,0 +1,226 @@
+//! The connections to the shim: its agent, which does what only the VMM's own process can, and the VMM's calls.
+//!
+//! An agent that goes away takes no promise with it: zaps that were not answered are sent again to the next one, for
+//! zapping twice is harmless.
+
+use std::collections::HashMap;
+
+use pagoda_abi::attach::{Packet, Range, Ranges};
+use pagoda_core::fault::{Event, OpId};
+use pagoda_core::units::{PageCount, PAGE_SIZE};
+use pagoda_sys::socket::{Connection, Received, SocketError};
+
+use super::{CALLS_MAX, Engine, EngineError, Source};
+
+/// Collapsing is asked for in pieces, so that a zap never waits long behind one: 8 ms a GiB (throughput.md C).
+const COLLAPSE_PIECE: u64 = 64 << 20;
+
+/// The agent's connection and what it owes.
+#[derive(Debug, Default)]
+pub struct Agent {
+    connection: Option<Connection>,
+    generation: u32,
+    seq: u64,
+    /// Zaps under way, by their number.
+    zaps: HashMap<u64, OpId>,
+    clock_asked: bool,
+}
+
+impl Agent {
+    pub fn is_connected(&self) -> bool {
+        self.connection.is_some()
+    }
+}
+
+impl Engine {
+    pub(super) fn connect_agent(&mut self, connection: Connection) -> Result<(), EngineError> {
+        self.drop_agent();
+        let generation = self.agent.generation;
+        self.ring.poll_multishot(connection.as_fd(), Source::Agent(generation).key())?;
+        self.agent.connection = Some(connection);
+        let unanswered: Vec<OpId> = self.agent.zaps.drain().map(|(_, op)| op).collect();
+        for op in unanswered {
+            self.zap(op);
+        }
+        Ok(())
+    }
+
+    fn drop_agent(&mut self) {
+        if self.agent.connection.take().is_some() {
+            let _ = self.ring.cancel_poll(Source::Agent(self.agent.generation).key());
+        }
+        self.agent.generation += 1;
+        self.agent.clock_asked = false;
+    }
+
+    pub(super) fn zap(&mut self, op: OpId) {
+        let mut ranges = Ranges::default();
+        for chunk in self.machine.zap_chunks(op) {
+            let place = self.space.place_chunk(*chunk);
+            ranges.push(Range { addr: place.addr, len: place.len });
+        }
+        self.agent.seq += 1;
+        let seq = self.agent.seq;
+        self.agent.zaps.insert(seq, op);
+        self.tell_agent(&Packet::Zap { seq, ranges });
+    }
+
+    /// Asks the agent to look which direct I/O has completed.
+    pub(super) fn ask_clock(&mut self) {
+        if !std::mem::replace(&mut self.agent.clock_asked, true) {
+            self.agent.seq += 1;
+            let seq = self.agent.seq;
+            self.tell_agent(&Packet::Clock { seq });
+        }
+    }
+
+    /// Asks for huge mappings. A wish: what cannot be collapsed stays as it is.
+    pub(super) fn collapse(&mut self) {
+        let pieces: Vec<Range> = self
+            .space
+            .regions()
+            .flat_map(|(_, region)| {
+                let (addr, len) = (region.addr, region.ram.len());
+                (0..len.div_ceil(COLLAPSE_PIECE)).map(move |piece| {
+                    let at = piece * COLLAPSE_PIECE;
+                    Range { addr: addr + at, len: COLLAPSE_PIECE.min(len - at) }
+                })
+            })
+            .collect();
+        for piece in pieces {
+            let mut ranges = Ranges::default();
+            ranges.push(piece);
+            self.agent.seq += 1;
+            let seq = self.agent.seq;
+            self.tell_agent(&Packet::Collapse { seq, ranges });
+        }
+    }
+
+    fn tell_agent(&mut self, packet: &Packet) {
+        let Some(connection) = &self.agent.connection else { return };
+        if let Err(error) = connection.send(packet, &[]) {
+            tracing::debug!(vm = %self.name, "agent: {error}");
+            self.drop_agent();
+        }
+    }
+
+    pub(super) fn hear_agent(&mut self, generation: u32, more: bool) {
+        if generation != self.agent.generation {
+            return;
+        }
+        loop {
+            let Some(connection) = &self.agent.connection else { return };
+            match connection.try_recv() {
+                Ok(Received::Message { packet, .. }) => self.agent_says(packet),
+                Ok(Received::Nothing) => break,
+                Ok(Received::Closed) => {
+                    if !self.is_ending() {
+                        tracing::info!(vm = %self.name, "the agent went away; its faults wait until it is back");
+                    }
+                    return self.drop_agent();
+                }
+                Err(error) => {
+                    tracing::warn!(vm = %self.name, "agent: {error}");
+                    return self.drop_agent();
+                }
+            }
+        }
+        if !more && let Some(connection) = &self.agent.connection {
+            let again = self.ring.poll_multishot(connection.as_fd(), Source::Agent(generation).key());
+            if let Err(error) = again {
+                tracing::warn!(vm = %self.name, "agent: {error}");
+                self.drop_agent();
+            }
+        }
+    }
+
+    fn agent_says(&mut self, packet: Packet) {
+        match packet {
+            Packet::Zapped { seq, epoch, errno } => {
+                if let Some(op) = self.agent.zaps.remove(&seq) {
+                    if errno != 0 {
+                        tracing::warn!(vm = %self.name, errno, "zap failed");
+                    }
+                    self.apply(Event::ZapDone { op, epoch: (errno == 0).then_some(epoch) });
+                }
+            }
+            Packet::Clocked { .. } => {
+                self.agent.clock_asked = false;
+                self.apply(Event::Tick);
+            }
+            Packet::Collapsed { errno, done, .. } => {
+                tracing::debug!(vm = %self.name, errno, done, "collapsed");
+            }
+            Packet::Foreign { reason } => self.pin(format!("its memory is reachable by others ({reason:?})")),
+            other => tracing::warn!(vm = %self.name, ?other, "the agent said something it should not"),
+        }
+    }
+
+    pub(super) fn connect_calls(&mut self, connection: Connection) {
+        if self.calls.len() == CALLS_MAX {
+            self.calls.remove(0);
+        }
+        self.calls_made += 1;
+        let id = self.calls_made;
+        match self.ring.poll_multishot(connection.as_fd(), Source::Calls(id).key()) {
+            Ok(()) => self.calls.push((id, connection)),
+            Err(error) => tracing::warn!(vm = %self.name, "calls: {error}"),
+        }
+    }
+
+    pub(super) fn hear_calls(&mut self, id: u32, more: bool) {
+        loop {
+            let Some((_, connection)) = self.calls.iter().find(|(other, _)| *other == id) else { return };
+            match connection.try_recv() {
+                Ok(Received::Message { packet: Packet::Discard { seq, region, offset, len }, .. }) => {
+                    self.discard(id, seq, region, offset, len);
+                }
+                Ok(Received::Message { packet, .. }) => {
+                    tracing::warn!(vm = %self.name, ?packet, "the VMM called something it cannot");
+                    return self.drop_calls(id);
+                }
+                Ok(Received::Nothing) => break,
+                Ok(Received::Closed) => return self.drop_calls(id),
+                Err(error) => {
+                    tracing::warn!(vm = %self.name, "calls: {error}");
+                    return self.drop_calls(id);
+                }
+            }
+        }
+        if !more
+            && let Some((_, connection)) = self.calls.iter().find(|(other, _)| *other == id)
+            && self.ring.poll_multishot(connection.as_fd(), Source::Calls(id).key()).is_err()
+        {
+            self.drop_calls(id);
+        }
+    }
+
+    fn discard(&mut self, id: u32, seq: u64, region: u32, offset: u64, len: u64) {
+        let token = u64::from(id) << 32 | (seq & u64::from(u32::MAX));
+        match self.space.page_in_region(region, offset, len) {
+            Some(first) => self.apply(Event::Discard { token, first, count: PageCount(len / PAGE_SIZE) }),
+            None => {
+                tracing::warn!(vm = %self.name, region, offset, len, "discard of something that is not RAM");
+                self.discard_done(token);
+            }
+        }
+    }
+
+    pub(super) fn discard_done(&mut self, token: u64) {
+        let (id, seq) = ((token >> 32) as u32, token & u64::from(u32::MAX));
+        let sent = match self.calls.iter().find(|(other, _)| *other == id) {
+            Some((_, connection)) => connection.send(&Packet::Discarded { seq }, &[]),
+            None => Ok(()),
+        };
+        if let Err(error) = sent {
+            let expected = matches!(error, SocketError::Closed);
+            tracing::debug!(vm = %self.name, expected, "calls: {error}");
+            self.drop_calls(id);
+        }
+    }
+
+    fn drop_calls(&mut self, id: u32) {
+        self.calls.retain(|(other, _)| *other != id);
+        let _ = self.ring.cancel_poll(Source::Calls(id).key());
+    }
+}

@@ -1,0 +1,275 @@
+//! Executes the machine's actions. Each is one or a few system calls; the ones that take time are only started here.
+
+use std::time::Duration;
+
+use pagoda_core::bits::{PageSet, Run};
+use pagoda_core::fault::{Action, Event, OpId, Pages};
+use pagoda_core::stats::Metric;
+use pagoda_core::units::{CHUNK_PAGES, CHUNK_SIZE, ChunkIdx, PAGE_SIZE};
+use pagoda_sys::Errno;
+use pagoda_sys::uffd::{Protect, Resolved};
+
+use super::{Engine, EngineError};
+use crate::handle::Notice;
+use crate::recover;
+
+/// How long an allocation that the host refuses is tried again: as long as the kernel's own OOM handling may take.
+const MEMORY_PATIENCE: Duration = Duration::from_secs(30);
+/// Pause between two such tries.
+const MEMORY_PAUSE: Duration = Duration::from_millis(2);
+
+fn mode(protect: bool) -> Protect {
+    if protect { Protect::Yes } else { Protect::No }
+}
+
+const WHOLE: Run = Run { start: 0, len: CHUNK_PAGES as u16 };
+
+impl Engine {
+    pub(super) fn execute(&mut self, action: Action) {
+        match action {
+            Action::Map { pages, protect } => self.map(pages, protect),
+            Action::Unprotect { pages } => self.unprotect(pages),
+            Action::Wake { pages } => self.wake(pages),
+            Action::Zero { pages } => self.zero(pages),
+            Action::ZeroChunk { chunk } => self.zero_chunk(chunk),
+            Action::ReadPage { op, page, demand } => {
+                let pages = Pages { chunk: page.chunk(), run: Run { start: page.index_in_chunk(), len: 1 } };
+                self.read_buffered(op, pages, demand, Metric::FaultsSwapPage);
+            }
+            Action::ReadSpan { op, pages, demand } => self.read_buffered(op, pages, demand, Metric::FaultsSwapChunk),
+            Action::ReadChunk { op, chunk, demand } => self.read_direct(op, chunk, demand),
+            Action::ChunkComplete { op } => self.withdraw(op),
+            Action::ChunkAbandon { op, chunk } => {
+                let place = self.space.place_chunk(chunk);
+                if let Err(errno) = place.region.ram.punch(place.offset, place.len) {
+                    return self.freeze(&format!("a chunk that could not be read could not be dropped: {errno}"));
+                }
+                self.withdraw(op);
+            }
+            Action::Copy { op, pages, protect } => self.copy(op, pages, protect),
+            Action::Store { op, pages } => self.store(op, pages),
+            Action::Release { op } => self.release(op),
+            Action::Zap { op } => self.zap(op),
+            Action::WriteOut { op, chunk, pages } => self.write_out(op, chunk, pages),
+            Action::PunchOut { op, chunk, pages, alone } => self.punch_out(op, chunk, pages, alone),
+            Action::SwapPunch { pages } => self.swap_punch(pages),
+            Action::RamPunch { pages } => {
+                let place = self.space.place(pages);
+                if let Err(errno) = place.region.ram.punch(place.offset, place.len) {
+                    self.freeze(&format!("discarded memory could not be given back: {errno}"));
+                }
+            }
+            Action::DiscardDone { token } => self.discard_done(token),
+            Action::Arm => {
+                if let Err(error) = self.arm() {
+                    self.freeze(&format!("it could not be armed: {error}"));
+                }
+            }
+            Action::Disarm => self.disarm(),
+            Action::Stalled { stall } => self.stalled(stall),
+        }
+    }
+
+    fn map(&mut self, pages: Pages, protect: bool) {
+        let place = self.space.place(pages);
+        let resolved = self.space.uffd(place.addr).cont_over(place.addr, place.len, mode(protect));
+        self.check(resolved, "map pages");
+    }
+
+    fn unprotect(&mut self, pages: Pages) {
+        let place = self.space.place(pages);
+        if let Err(errno) = self.space.uffd(place.addr).unprotect(place.addr, place.len) {
+            self.check(Resolved::Partial { bytes: 0, errno }, "end write protection");
+        }
+    }
+
+    fn wake(&mut self, pages: Pages) {
+        let place = self.space.place(pages);
+        let _ = self.space.uffd(place.addr).wake(place.addr, place.len);
+    }
+
+    pub(super) fn wake_all(&mut self) {
+        for shard in self.space.shards() {
+            let _ = shard.uffd.wake(shard.addr, shard.len);
+        }
+    }
+
+    fn zero(&mut self, pages: Pages) {
+        let mut left = pages.run;
+        while left.len > 0 {
+            let place = self.space.place(Pages { chunk: pages.chunk, run: left });
+            let uffd = self.space.uffd(place.addr);
+            let resolved = self.retry(|| uffd.zeropage(place.addr, place.len));
+            let mut done = (resolved.bytes(place.len) / PAGE_SIZE) as u16;
+            if resolved.exists() {
+                // A punch that could not take a folio apart leaves zeros in the file, which is what is wanted here.
+                let page = place.pages().start + u64::from(done);
+                let addr = place.addr + u64::from(done) * PAGE_SIZE;
+                if !place.region.view.is_zero(page..page + 1) {
+                    return self.freeze("a page that should be zero is not: somebody else writes the RAM file");
+                }
+                let mapped = self.space.uffd(addr).cont_over(addr, PAGE_SIZE, Protect::No);
+                self.check(mapped, "map a zero page");
+                done += 1;
+            } else if !resolved.is_all() {
+                return self.check(resolved, "fill with zeros");
+            }
+            left = Run { start: left.start.wrapping_add(done as u8), len: left.len - done };
+        }
+    }
+
+    fn zero_chunk(&mut self, chunk: ChunkIdx) {
+        let place = self.space.place_chunk(chunk);
+        let view = place.region.view.clone();
+        let pages = place.pages();
+        let filled = self.retry(|| match view.populate(pages.clone()) {
+            Ok(()) => Resolved::All,
+            Err(errno) => Resolved::Partial { bytes: 0, errno },
+        });
+        if !filled.is_all() {
+            return self.check(filled, "fill a chunk with zeros");
+        }
+        if !place.region.view.is_zero(place.pages()) {
+            return self.freeze("a chunk that should be zero is not: somebody else writes the RAM file");
+        }
+        self.map(Pages { chunk, run: WHOLE }, false);
+    }
+
+    fn copy(&mut self, op: OpId, pages: Pages, protect: bool) {
+        let Some((id, first)) = self.buffer_of(op) else { return self.freeze("a page arrived without a buffer") };
+        let place = self.space.place(pages);
+        let start = ((pages.first().0 - first.0) * PAGE_SIZE) as usize;
+        let Some(content) = self.ring.buffer(id) else { return self.freeze("a page arrived in a busy buffer") };
+        let content = &content[start..start + place.len as usize];
+        let uffd = self.space.uffd(place.addr);
+        let resolved = self.retry(|| uffd.copy(place.addr, content, mode(protect)));
+        self.check(resolved, "bring a page in");
+    }
+
+    fn store(&mut self, op: OpId, pages: Pages) {
+        let Some((id, first)) = self.buffer_of(op) else { return self.freeze("pages arrived without a buffer") };
+        let Some(intent) = self.io.take_intent() else { return self.freeze("the intents ran out") };
+        let set = PageSet::range(pages.run.start, pages.run.len);
+        // A page exists in the file before its content does.
+        self.shared.intents[intent].declare(pages.chunk.0, set.words());
+        let place = self.space.place(pages);
+        let Some(content) = self.ring.buffer(id) else { return self.freeze("pages arrived in a busy buffer") };
+        let start = ((pages.first().0 - first.0) * PAGE_SIZE) as usize;
+        for (index, page) in place.pages().enumerate() {
+            let at = start + index * PAGE_SIZE as usize;
+            place.region.view.write_page(page, &content[at..at + PAGE_SIZE as usize]);
+        }
+        self.shared.intents[intent].withdraw();
+        self.io.give_intent(intent);
+    }
+
+    fn punch_out(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet, alone: bool) {
+        let Some(intent) = self.io.take_intent() else { return self.freeze("the intents ran out") };
+        self.shared.intents[intent].declare(chunk.0, pages.words());
+        let left = match self.punch(chunk, pages, alone) {
+            Ok(left) => left,
+            Err(why) => return self.freeze(&why),
+        };
+        self.shared.intents[intent].withdraw();
+        self.io.give_intent(intent);
+        self.events.push_front(Event::PunchDone { op, left });
+    }
+
+    /// Punches and looks whether the pages are gone; those that are not get their content back.
+    fn punch(&mut self, chunk: ChunkIdx, pages: PageSet, alone: bool) -> Result<PageSet, String> {
+        let (Some(first), Some(last)) = (pages.first_set(), pages.last_set()) else { return Ok(PageSet::EMPTY) };
+        let span = Run { start: first, len: u16::from(last) - u16::from(first) + 1 };
+        let spans = if alone { PageSet::range(span.start, span.len) } else { pages };
+        let mut present = PageSet::EMPTY;
+        for run in spans.runs() {
+            let place = self.space.place(Pages { chunk, run });
+            let ram = &place.region.ram;
+            ram.punch(place.offset, place.len).map_err(|errno| format!("page-out could not punch: {errno}"))?;
+            let data = ram.next_data(place.offset).map_err(|errno| format!("page-out could not look: {errno}"))?;
+            if data.is_some_and(|at| at < place.offset + place.len) {
+                present |= PageSet::range(run.start, run.len);
+            }
+        }
+        if present.is_empty() {
+            return Ok(present);
+        }
+        // A folio that is pinned cannot be split: its part was zeroed in place.
+        let place = self.space.place_chunk(chunk);
+        let mut core = [0; CHUNK_PAGES as usize];
+        place.region.ram.resident(&place.region.view, place.pages().start, &mut core).map_err(|e| e.to_string())?;
+        let left: PageSet =
+            (present & pages).iter().filter(|index| core[usize::from(*index)] & 1 != 0).collect();
+        for index in left.iter() {
+            let content = self.swap.read_page(chunk.page(index).0).map_err(|e| format!("page-out was half done and swap cannot be read back: {e}"))?;
+            place.region.view.write_page(place.pages().start + u64::from(index), content.bytes());
+        }
+        Ok(left)
+    }
+
+    fn swap_punch(&mut self, pages: Pages) {
+        let len = u64::from(pages.run.len) * PAGE_SIZE;
+        if let Err(errno) = self.swap.punch(pages.first().offset().0, len) {
+            self.freeze(&format!("a swap block that is outdated could not be dropped: {errno}"));
+        }
+    }
+
+    pub(super) fn arm(&mut self) -> Result<(), EngineError> {
+        for shard in self.space.shards() {
+            shard.uffd.register(shard.addr, shard.len).map_err(EngineError::Register)?;
+        }
+        let found = recover::find(&self.space, &self.swap)?;
+        self.machine.armed(|chunk| found[chunk.as_usize()]);
+        Ok(())
+    }
+
+    fn disarm(&mut self) {
+        // Everything is in RAM. Swap goes first: from now on pages become zero without our knowing.
+        if let Err(errno) = self.swap.punch(0, self.swap.len()) {
+            return self.freeze(&format!("swap could not be emptied: {errno}"));
+        }
+        for shard in self.space.shards() {
+            match shard.uffd.unregister(shard.addr, shard.len) {
+                Ok(()) => {}
+                Err(errno) => {
+                    return self.check(Resolved::Partial { bytes: 0, errno }, "unregister memory");
+                }
+            }
+        }
+        self.machine.disarmed();
+        self.collapse();
+    }
+
+    /// Tries again while the host has no memory to give; the VM's faults wait meanwhile, as under the kernel's own reclaim.
+    fn retry(&self, mut attempt: impl FnMut() -> Resolved) -> Resolved {
+        let start = std::time::Instant::now();
+        loop {
+            let resolved = attempt();
+            // Something done already: the caller goes on behind it.
+            if !(resolved.no_memory() || resolved.busy()) || start.elapsed() > MEMORY_PATIENCE {
+                return resolved;
+            }
+            std::thread::sleep(MEMORY_PAUSE);
+        }
+    }
+
+    pub(super) fn check(&mut self, resolved: Resolved, what: &str) {
+        if resolved.is_all() {
+            return;
+        }
+        if resolved.gone() {
+            // The VMM is ending; its pidfd says when it has.
+            tracing::debug!(vm = %self.name, "{what}: the VMM is gone");
+            return;
+        }
+        let why = resolved.errno().unwrap_or(Errno::IO);
+        self.freeze(&format!("could not {what}: {why}"));
+    }
+
+    /// The VMM let its end of a connection go, or ended; [`Notice::Exited`] comes from the pidfd.
+    pub(super) fn is_ending(&self) -> bool {
+        matches!(self.end, Some(Notice::Exited))
+    }
+}
+
+// The whole space is a multiple of chunks; a run of a chunk never leaves it.
+const _: () = assert!(CHUNK_SIZE == CHUNK_PAGES * PAGE_SIZE);

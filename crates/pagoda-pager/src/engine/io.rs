@@ -1,0 +1,243 @@
+//! Transfers between swap and memory: one operation of the machine is one or more requests to the disk.
+
+use std::time::Instant;
+
+use pagoda_core::bits::PageSet;
+use pagoda_core::fault::{Event, IoError, OPS_MAX, OpId, Pages};
+use pagoda_core::stats::Metric;
+use pagoda_core::units::{CHUNK_SIZE, ChunkIdx, PAGE_SIZE, PageIdx};
+use pagoda_sys::Errno;
+use pagoda_sys::ring::{BufferId, BufferSlice, Buffers, RingError};
+
+use super::{Engine, Source};
+
+/// One request to the disk: two requests of 512 KiB in flight beat one of 1 MiB by 10 % (throughput.md A).
+const REQUEST_MAX: u64 = 512 << 10;
+/// Buffers for single pages: as many reads of one page as can be under way.
+const PAGE_BUFFERS: u16 = OPS_MAX as u16;
+/// Buffers for parts of chunks: as many as there can be whole-chunk reads.
+const CHUNK_BUFFERS: u16 = pagoda_core::fault::FILLS_MAX as u16;
+
+/// Makes the ring's bounce buffers: 9 MiB a VM.
+pub fn buffers() -> Result<Buffers, RingError> {
+    Buffers::new(&[(PAGE_BUFFERS, PAGE_SIZE as usize), (CHUNK_BUFFERS, CHUNK_SIZE as usize)])
+}
+
+/// What the requests of an operation add up to.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfer {
+    /// Requests not ended; one more while they are being queued.
+    left: u16,
+    /// Bytes not transferred yet.
+    missing: u64,
+    error: Option<IoError>,
+    kind: Kind,
+    /// The fault that waits for it.
+    pub fault: Option<(Metric, Instant)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// Into a buffer, whose first byte is this page.
+    Buffer { id: BufferId, first: PageIdx },
+    /// Into the RAM file; the index of its intent.
+    Direct { intent: usize },
+    /// Out of the RAM file; pages found zero.
+    Out { zero: PageSet },
+}
+
+/// All transfers, by operation.
+#[derive(Debug)]
+pub struct Transfers {
+    by_op: Vec<Option<Transfer>>,
+    intents: Vec<usize>,
+}
+
+impl Transfers {
+    pub fn new() -> Transfers {
+        Transfers { by_op: vec![None; OPS_MAX], intents: (0..pagoda_abi::shared::INTENTS).rev().collect() }
+    }
+
+    /// A free intent. There are more than operations that use one.
+    pub fn take_intent(&mut self) -> Option<usize> {
+        self.intents.pop()
+    }
+
+    pub fn give_intent(&mut self, intent: usize) {
+        self.intents.push(intent);
+    }
+
+    fn slot(&mut self, op: OpId) -> &mut Option<Transfer> {
+        &mut self.by_op[usize::from(op.0)]
+    }
+}
+
+impl Engine {
+    /// Reads pages into a buffer.
+    pub(super) fn read_buffered(&mut self, op: OpId, pages: Pages, demand: bool, cause: Metric) {
+        let len = u64::from(pages.run.len) * PAGE_SIZE;
+        let Some(id) = self.ring.take_buffer(len as usize) else {
+            // There is a buffer for every operation the machine can start.
+            return self.freeze("the page buffers ran out");
+        };
+        let fault = demand.then_some((cause, self.fault_at));
+        let kind = Kind::Buffer { id, first: pages.first() };
+        *self.io.slot(op) = Some(Transfer { left: 1, missing: 0, error: None, kind, fault });
+        let mut at = 0;
+        while at < len {
+            let part = (len - at).min(REQUEST_MAX);
+            let slice = BufferSlice { id, offset: at as u32, len: part as u32 };
+            self.queue(op, part, |engine, key| engine.ring.read(engine.swap_file, pages.first().offset().0 + at, slice, key));
+            at += part;
+        }
+        self.queued(op);
+    }
+
+    /// Reads a chunk straight into the RAM file.
+    pub(super) fn read_direct(&mut self, op: OpId, chunk: ChunkIdx, demand: bool) {
+        let Some(intent) = self.io.take_intent() else { return self.freeze("the intents ran out") };
+        self.shared.intents[intent].declare(chunk.0, PageSet::FULL.words());
+        let fault = demand.then_some((Metric::FaultsSwapChunk, self.fault_at));
+        *self.io.slot(op) = Some(Transfer { left: 1, missing: 0, error: None, kind: Kind::Direct { intent }, fault });
+        let place = self.space.place_chunk(chunk);
+        let (view, start) = (place.region.view.clone(), place.offset);
+        let mut at = 0;
+        while at < CHUNK_SIZE {
+            let part = (CHUNK_SIZE - at).min(REQUEST_MAX);
+            let target = view.io_target(start + at, part as u32);
+            self.queue(op, part, |engine, key| engine.ring.read(engine.swap_file, chunk.offset().0 + at, target, key));
+            at += part;
+        }
+        self.queued(op);
+    }
+
+    /// Writes pages to swap; zero ones become holes there.
+    pub(super) fn write_out(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet) {
+        let place = self.space.place_chunk(chunk);
+        let (view, start, first) = (place.region.view.clone(), place.offset, place.pages().start);
+        let zero: PageSet =
+            pages.iter().filter(|index| view.is_zero(first + u64::from(*index)..first + u64::from(*index) + 1)).collect();
+        *self.io.slot(op) = Some(Transfer { left: 1, missing: 0, error: None, kind: Kind::Out { zero }, fault: None });
+        for run in (zero & self.machine.chunk(chunk).swap).runs() {
+            let offset = Pages { chunk, run }.first().offset().0;
+            if let Err(errno) = self.swap.punch(offset, u64::from(run.len) * PAGE_SIZE) {
+                self.note_error(op, errno);
+            }
+        }
+        for run in (pages - zero).runs() {
+            let (mut at, len) = (u64::from(run.start) * PAGE_SIZE, u64::from(run.len) * PAGE_SIZE);
+            let end = at + len;
+            while at < end {
+                let part = (end - at).min(REQUEST_MAX);
+                let source = view.io_target(start + at, part as u32);
+                self.queue(op, part, |engine, key| engine.ring.write(engine.swap_file, chunk.offset().0 + at, source, key));
+                at += part;
+            }
+        }
+        self.queued(op);
+    }
+
+    /// Queues one request; the ring has room for all that the machine can have under way, or makes some.
+    fn queue(&mut self, op: OpId, bytes: u64, request: impl FnOnce(&mut Engine, u64) -> Result<(), RingError>) {
+        let key = Source::Io(u32::from(op.0)).key();
+        match request(self, key) {
+            Ok(()) => {
+                if let Some(transfer) = self.io.slot(op) {
+                    transfer.left += 1;
+                    transfer.missing += bytes;
+                }
+            }
+            Err(error) => {
+                tracing::warn!(vm = %self.name, "queue disk request: {error}");
+                self.note_error(op, Errno::AGAIN);
+            }
+        }
+    }
+
+    /// All requests of the operation are queued: if none was needed, it has ended.
+    fn queued(&mut self, op: OpId) {
+        if let Some(event) = self.end_part(op) {
+            self.events.push_back(event);
+        }
+    }
+
+    fn note_error(&mut self, op: OpId, errno: Errno) {
+        let error = match errno {
+            Errno::NOSPC | Errno::DQUOT => IoError::NoSpace,
+            errno => IoError::Failed(errno.raw_os_error()),
+        };
+        if let Some(transfer) = self.io.slot(op) {
+            transfer.error.get_or_insert(error);
+        }
+    }
+
+    /// A request ended; the event if it was its operation's last.
+    pub(super) fn finish_part(&mut self, op: u32, result: Result<u32, Errno>) -> Option<Event> {
+        let op = OpId(u16::try_from(op).ok()?);
+        match result {
+            Ok(bytes) => {
+                if let Some(transfer) = self.io.slot(op) {
+                    transfer.missing = transfer.missing.saturating_sub(u64::from(bytes));
+                }
+            }
+            Err(errno) => self.note_error(op, errno),
+        }
+        self.end_part(op)
+    }
+
+    fn end_part(&mut self, op: OpId) -> Option<Event> {
+        let transfer = self.io.slot(op).as_mut()?;
+        transfer.left -= 1;
+        if transfer.left > 0 {
+            return None;
+        }
+        // A transfer that ended short of what was asked for without an error: the rest is unknown.
+        let short = (transfer.missing > 0).then_some(IoError::Failed(Errno::IO.raw_os_error()));
+        let result = transfer.error.or(short).map_or(Ok(()), Err);
+        Some(match transfer.kind {
+            Kind::Buffer { .. } | Kind::Direct { .. } => Event::ReadDone { op, result },
+            Kind::Out { zero } => {
+                *self.io.slot(op) = None;
+                Event::WriteDone { op, zero, result }
+            }
+        })
+    }
+
+    /// The buffer of a read that ended, and the page of its first byte.
+    pub(super) fn buffer_of(&mut self, op: OpId) -> Option<(BufferId, PageIdx)> {
+        match self.io.slot(op).as_ref()?.kind {
+            Kind::Buffer { id, first } => Some((id, first)),
+            _ => None,
+        }
+    }
+
+    /// Ends a buffered read.
+    pub(super) fn release(&mut self, op: OpId) {
+        if let Some((id, _)) = self.buffer_of(op)
+            && !self.ring.give_buffer(id)
+        {
+            self.freeze("a page buffer was given back while the disk used it");
+        }
+        self.answered(op);
+        *self.io.slot(op) = None;
+    }
+
+    /// Ends a direct read: the intent is no longer needed.
+    pub(super) fn withdraw(&mut self, op: OpId) {
+        if let Some(Transfer { kind: Kind::Direct { intent }, .. }) = *self.io.slot(op) {
+            self.shared.intents[intent].withdraw();
+            self.io.give_intent(intent);
+        }
+        self.answered(op);
+        *self.io.slot(op) = None;
+    }
+
+    /// Counts the time that the fault behind a read took.
+    pub(super) fn answered(&mut self, op: OpId) {
+        if let Some((cause, at)) = self.io.slot(op).as_ref().and_then(|transfer| transfer.fault)
+            && let Some(index) = pagoda_core::stats::FAULT_CAUSES.iter().position(|other| *other == cause)
+        {
+            self.latency[index].record(at.elapsed());
+        }
+    }
+}

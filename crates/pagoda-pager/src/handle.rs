@@ -1,0 +1,151 @@
+//! How the rest of the daemon talks to an engine: commands in, a status and notices out.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use pagoda_core::stats::Stats;
+use pagoda_core::units::PageCount;
+use pagoda_sys::process::Wake;
+use pagoda_sys::socket::Connection;
+
+use crate::latency::Histogram;
+
+/// How long a caller waits for a fresh status before it takes the last one: an engine that does not answer by then is
+/// waiting for its disk or for memory.
+const STATUS_WAIT: Duration = Duration::from_millis(200);
+
+/// What an engine can be told.
+#[derive(Debug)]
+pub enum Command {
+    /// New cap.
+    SetLimit(PageCount),
+    /// The cause of a stall is gone.
+    Continue,
+    /// Never evict from now on.
+    Pin(String),
+    /// The shim's agent is back on a new connection.
+    Agent(Connection),
+    /// A connection for the VMM's own calls.
+    Calls(Connection),
+    /// Publish a fresh status.
+    Refresh,
+    /// The daemon ends: let go of the VM, which waits for the next daemon.
+    Detach,
+}
+
+/// What an engine says on its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// The VM has to be stopped; the text says why and what to do.
+    Stalled(String),
+    /// The VMM ended.
+    Exited,
+    /// The engine ended after [`Command::Detach`].
+    Detached,
+}
+
+/// A view of a VM from outside.
+#[derive(Clone, Debug, Default)]
+pub struct Status {
+    /// Counters and gauges.
+    pub stats: Stats,
+    /// Registered with userfaultfd.
+    pub armed: bool,
+    /// Bytes in the RAM files.
+    pub ram_bytes: u64,
+    /// Bytes of the swap file on the disk.
+    pub swap_bytes: u64,
+    /// Why it does not go on.
+    pub stalled: Option<String>,
+    /// For how long.
+    pub stalled_for: Duration,
+    /// The shim's agent is connected.
+    pub agent: bool,
+    /// Why it is never evicted.
+    pub pinned: Option<String>,
+    /// By cause, in the order of `FAULT_CAUSES`.
+    pub latency: Vec<Histogram>,
+    /// Bytes of the VM's tables in the daemon.
+    pub table_bytes: u64,
+    /// Counts publications.
+    pub generation: u64,
+}
+
+#[derive(Debug, Default)]
+struct Board {
+    status: Mutex<Arc<Status>>,
+    fresh: Condvar,
+}
+
+/// The daemon's end.
+#[derive(Debug)]
+pub struct Handle {
+    commands: Sender<Command>,
+    wake: Wake,
+    board: Arc<Board>,
+}
+
+/// The engine's end.
+#[derive(Debug)]
+pub struct Inbox {
+    commands: Receiver<Command>,
+    wake: Wake,
+    board: Arc<Board>,
+}
+
+/// Makes both ends.
+///
+/// # Errors
+/// No eventfd could be made.
+pub fn channel_pair() -> std::io::Result<(Handle, Inbox)> {
+    let (sender, receiver) = channel();
+    let wake = Wake::new()?;
+    let board = Arc::new(Board::default());
+    let inbox = Inbox { commands: receiver, wake: wake.try_clone()?, board: Arc::clone(&board) };
+    Ok((Handle { commands: sender, wake, board }, inbox))
+}
+
+impl Handle {
+    /// Sends a command; nothing happens if the engine has ended.
+    pub fn send(&self, command: Command) {
+        if self.commands.send(command).is_ok() {
+            self.wake.wake();
+        }
+    }
+
+    /// The status as last published.
+    pub fn status(&self) -> Arc<Status> {
+        Arc::clone(&self.board.status.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A status published after the call, or the last one if the engine is too busy to answer.
+    pub fn fresh_status(&self) -> Arc<Status> {
+        let before = self.status().generation;
+        self.send(Command::Refresh);
+        let status = self.board.status.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.board.fresh.wait_timeout_while(status, STATUS_WAIT, |status| status.generation <= before);
+        let (status, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&status)
+    }
+}
+
+impl Inbox {
+    /// The next command, if any.
+    pub fn next(&self) -> Option<Command> {
+        self.commands.try_recv().ok()
+    }
+
+    /// Becomes readable when there is a command.
+    pub fn wake(&self) -> &Wake {
+        &self.wake
+    }
+
+    /// Publishes a status.
+    pub fn publish(&self, mut status: Status) {
+        let mut board = self.board.status.lock().unwrap_or_else(PoisonError::into_inner);
+        status.generation = board.generation + 1;
+        *board = Arc::new(status);
+        self.board.fresh.notify_all();
+    }
+}

@@ -1,0 +1,16 @@
+//! The engine of one VM: the loop around [`pagoda_core::fault::Machine`], and its tiers.
+//!
+//! * [`engine`]: the thread. It waits, turns what happened into events, and executes the machine's actions in order.
+//! * [`space`]: where a page is in the VMM, in the RAM files and in swap.
+//! * [`handle`]: how the rest of the daemon talks to an engine.
+//! * [`latency`]: how long faults took.
+//!
+//! One thread owns everything of a VM, so there is no lock on the page path. If the daemon dies between any two lines, the RAM
+//! files, the swap file and the intents in shared memory say where every page is (`recover`), and the shim holds all that the
+//! next daemon needs.
+
+pub mod engine;
+pub mod handle;
+pub mod latency;
+mod recover;
+pub mod space;

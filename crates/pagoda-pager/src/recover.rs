@@ -1,0 +1,98 @@
+//! The page table of a VM from what survives the daemon: the RAM files, the swap file, the open intents.
+//!
+//! The rule: a page that an intent names is in swap, whatever the RAM file holds. Else data in the RAM file is the page; else
+//! data in swap is the page; else it is zero. Nothing else is needed, and nothing else is trusted.
+
+use pagoda_core::bits::PageSet;
+use pagoda_core::fault::Pages;
+use pagoda_core::units::{CHUNK_PAGES, CHUNK_SIZE, ChunkIdx, PAGE_SIZE};
+use pagoda_sys::Errno;
+use pagoda_sys::socket::SharedMap;
+use pagoda_sys::swapfile::SwapFile;
+
+use crate::space::Space;
+
+/// Per chunk: the pages in RAM and the pages with a swap block.
+pub type Found = Vec<(PageSet, PageSet)>;
+
+/// Why the page table could not be built. The VM waits; nothing is lost.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}: {source}")]
+pub struct RecoverError {
+    what: &'static str,
+    source: Errno,
+}
+
+fn os(what: &'static str) -> impl FnOnce(Errno) -> RecoverError {
+    move |source| RecoverError { what, source }
+}
+
+/// Takes what open intents name out of the RAM files, and closes them.
+pub fn settle_intents(space: &Space, shared: &SharedMap) -> Result<u64, RecoverError> {
+    let mut settled = 0;
+    for intent in &shared.intents {
+        let Some((chunk, words)) = intent.read() else { continue };
+        // The VMM can write here: a chunk that does not exist is its own mischief and names nothing.
+        if chunk < space.chunks().0 {
+            for run in PageSet::from_words(words).runs() {
+                let place = space.place(Pages { chunk: ChunkIdx(chunk), run });
+                place.region.ram.punch(place.offset, place.len).map_err(os("punch an interrupted page-in or page-out"))?;
+            }
+            settled += 1;
+        }
+        intent.withdraw();
+    }
+    Ok(settled)
+}
+
+/// Looks where every page is.
+pub fn find(space: &Space, swap: &SwapFile) -> Result<Found, RecoverError> {
+    let mut found = vec![(PageSet::EMPTY, PageSet::EMPTY); space.chunks().as_usize()];
+    // mincore(2) is the quick answer, but says no for a page that the kernel itself swapped out: with swap on the host, only
+    // the file's own map of data and holes will do.
+    if pagoda_sys::host::swap_is_on().unwrap_or(true) {
+        for (start, region) in space.regions() {
+            for run in region.ram.data_runs() {
+                let run = run.map_err(os("look at RAM"))?;
+                each_chunk(start + run.start, run.end - run.start, |chunk, pages| found[chunk].0 |= pages);
+            }
+        }
+    } else {
+        let mut core = [0_u8; CHUNK_PAGES as usize];
+        for chunk in space.chunks().iter() {
+            let place = space.place_chunk(chunk);
+            place.region.ram.resident(&place.region.view, place.pages().start, &mut core).map_err(os("look at RAM"))?;
+            let resident = (0..=u8::MAX).filter(|index| core[usize::from(*index)] & 1 != 0);
+            found[chunk.as_usize()].0 = resident.collect();
+        }
+    }
+    let end = space.bytes().0;
+    let mut mark = |offset: u64, len: u64| {
+        each_chunk(offset.min(end), len.min(end - offset.min(end)), |chunk, pages| found[chunk].1 |= pages);
+    };
+    swap.data_extents(&mut mark).map_err(os("look at swap"))?;
+    Ok(found)
+}
+
+/// Splits a byte range by chunks; a page counts as soon as a byte of it is in the range.
+fn each_chunk(offset: u64, len: u64, mut found: impl FnMut(usize, PageSet)) {
+    let (mut at, end) = (offset / PAGE_SIZE * PAGE_SIZE, offset + len);
+    while at < end {
+        let stop = end.min((at / CHUNK_SIZE + 1) * CHUNK_SIZE);
+        let pages = PageSet::range((at % CHUNK_SIZE / PAGE_SIZE) as u8, (stop - at).div_ceil(PAGE_SIZE) as u16);
+        found((at / CHUNK_SIZE) as usize, pages);
+        at = stop;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_split_by_chunks_and_rounded_to_pages() {
+        let mut pieces = Vec::new();
+        each_chunk(CHUNK_SIZE - 4097, 8192, |chunk, pages| pieces.push((chunk, pages)));
+        assert_eq!(pieces, [(0, PageSet::range(254, 2)), (1, PageSet::range(0, 1))]);
+    }
+}

@@ -1,0 +1,189 @@
+//! Where a page is: in the VMM's address space, in a RAM file, in swap.
+//!
+//! A VM's space is its regions, one after the other. Regions are multiples of 2 MiB, so no chunk lies in two.
+
+use std::ops::Range;
+
+use pagoda_core::fault::Pages;
+use pagoda_core::units::{Bytes, CHUNK_SIZE, ChunkCount, ChunkIdx, PAGE_SIZE, PageIdx};
+use pagoda_sys::ram::{RamFile, RamView};
+use pagoda_sys::uffd::Uffd;
+
+/// One RAM file, mapped by the VMM and by us.
+#[derive(Debug)]
+pub struct Region {
+    /// Address in the VMM.
+    pub addr: u64,
+    /// The RAM file.
+    pub ram: RamFile,
+    /// Our own mapping of it.
+    pub view: RamView,
+}
+
+/// A range of the VMM's address space and the userfaultfd that covers it.
+#[derive(Debug)]
+pub struct Shard {
+    /// First address.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Its faults.
+    pub uffd: Uffd,
+}
+
+/// All of a VM's RAM.
+#[derive(Debug)]
+pub struct Space {
+    regions: Vec<(u64, Region)>,
+    shards: Vec<Shard>,
+    len: u64,
+}
+
+/// A page range as seen from one region.
+#[derive(Debug)]
+pub struct Place<'a> {
+    /// The region.
+    pub region: &'a Region,
+    /// First byte in the RAM file.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// First address in the VMM.
+    pub addr: u64,
+}
+
+impl Place<'_> {
+    /// The pages of the RAM file.
+    pub fn pages(&self) -> Range<u64> {
+        self.offset / PAGE_SIZE..(self.offset + self.len) / PAGE_SIZE
+    }
+}
+
+/// Why regions and shards do not make a space.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SpaceError {
+    /// A region's length or address is not a multiple of what the page table needs.
+    #[error("region at {addr:#x} with {len} bytes is not aligned: its address must be a multiple of 4 KiB, its length of 2 MiB")]
+    Alignment {
+        /// Its address.
+        addr: u64,
+        /// Its length.
+        len: u64,
+    },
+    /// Shards do not cover each region exactly once.
+    #[error("userfaultfds cover {covered} bytes of RAM, not {len}")]
+    Coverage {
+        /// Bytes covered.
+        covered: u64,
+        /// Bytes of RAM.
+        len: u64,
+    },
+}
+
+impl Space {
+    /// Puts regions in order behind one another.
+    ///
+    /// # Errors
+    /// [`SpaceError`]: what the shim said makes no sense.
+    pub fn new(regions: Vec<Region>, shards: Vec<Shard>) -> Result<Space, SpaceError> {
+        let mut placed = Vec::with_capacity(regions.len());
+        let mut len = 0;
+        for region in regions {
+            let (addr, bytes) = (region.addr, region.ram.len());
+            if addr % PAGE_SIZE != 0 || bytes == 0 || bytes % pagoda_abi::REGION_ALIGN != 0 || addr.checked_add(bytes).is_none() {
+                return Err(SpaceError::Alignment { addr, len: bytes });
+            }
+            placed.push((len, region));
+            len += bytes;
+        }
+        let space = Space { regions: placed, shards, len };
+        space.check_coverage()?;
+        Ok(space)
+    }
+
+    fn check_coverage(&self) -> Result<(), SpaceError> {
+        let mut ranges: Vec<_> = self.shards.iter().map(|shard| (shard.addr, shard.len)).collect();
+        ranges.sort_unstable();
+        let mut covered = 0;
+        for (_, region) in &self.regions {
+            let mut at = region.addr;
+            for (addr, len) in &ranges {
+                if *addr == at {
+                    at = at.saturating_add(*len);
+                }
+            }
+            covered += at - region.addr;
+            if at != region.addr + region.ram.len() {
+                return Err(SpaceError::Coverage { covered, len: self.len });
+            }
+        }
+        match ranges.iter().map(|(_, len)| len).sum::<u64>() {
+            sum if sum == self.len => Ok(()),
+            covered => Err(SpaceError::Coverage { covered, len: self.len }),
+        }
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> Bytes {
+        Bytes(self.len)
+    }
+
+    /// Size in chunks.
+    pub fn chunks(&self) -> ChunkCount {
+        ChunkCount((self.len / CHUNK_SIZE) as u32)
+    }
+
+    /// The userfaultfds.
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// The regions in order, each with the offset of its first byte in the space.
+    pub fn regions(&self) -> impl Iterator<Item = (u64, &Region)> {
+        self.regions.iter().map(|(start, region)| (*start, region))
+    }
+
+    /// Where these pages are.
+    pub fn place(&self, pages: Pages) -> Place<'_> {
+        self.place_of(pages.first(), u64::from(pages.run.len) * PAGE_SIZE)
+    }
+
+    /// Where this chunk is.
+    pub fn place_chunk(&self, chunk: ChunkIdx) -> Place<'_> {
+        self.place_of(chunk.first_page(), CHUNK_SIZE)
+    }
+
+    fn place_of(&self, first: PageIdx, len: u64) -> Place<'_> {
+        let at = first.offset().0;
+        let next = self.regions.partition_point(|(start, _)| *start <= at);
+        let (start, region) = &self.regions[next - 1];
+        let offset = at - start;
+        Place { region, offset, len, addr: region.addr + offset }
+    }
+
+    /// The userfaultfd of an address.
+    pub fn uffd(&self, addr: u64) -> &Uffd {
+        let shard = self.shards.iter().find(|shard| addr >= shard.addr && addr - shard.addr < shard.len);
+        &shard.expect("addresses come from the regions, which the shards cover").uffd
+    }
+
+    /// The page at an address of the VMM; `None` if it is not RAM.
+    pub fn page_at(&self, addr: u64) -> Option<PageIdx> {
+        self.regions.iter().find_map(|(start, region)| {
+            let offset = addr.checked_sub(region.addr).filter(|offset| *offset < region.ram.len())?;
+            Some(PageIdx((start + offset) / PAGE_SIZE))
+        })
+    }
+
+    /// The page at an offset of a region; `None` if the range is not whole pages inside it.
+    pub fn page_in_region(&self, region: u32, offset: u64, len: u64) -> Option<PageIdx> {
+        let (start, region) = self.regions.get(region as usize)?;
+        let inside = offset.checked_add(len).is_some_and(|end| end <= region.ram.len());
+        (inside && len > 0 && offset % PAGE_SIZE == 0 && len % PAGE_SIZE == 0).then(|| PageIdx((start + offset) / PAGE_SIZE))
+    }
+
+    /// Bytes that the RAM files hold.
+    pub fn allocated(&self) -> u64 {
+        self.regions.iter().map(|(_, region)| region.ram.allocated().unwrap_or(0)).sum()
+    }
+}

@@ -1,0 +1,283 @@
+//! Handing a VM's memory to the daemon.
+//!
+//! Owns: the userfaultfds, the shared memory and our fds of the RAM files. They stay open for the life of the
+//! process: when the last fd of a userfaultfd is closed, the kernel answers its faults itself, and pages that are out
+//! turn into zeros.
+//! Order: all regions mapped, MADV_DONTFORK, Prepare, userfaultfds made, Hello, Welcome; only then the VMM's mmap
+//! returns. UFFDIO_API and UFFDIO_REGISTER are the daemon's, on its end of the same files.
+//! If the daemon cannot be reached or refuses, the process ends: a VM must not run unmanaged.
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use pagoda_abi::attach::{FLAG_HUGE, List, PREPARED_DEVICE, Packet, Region, Shard};
+use pagoda_abi::shared::{SHARED_MAGIC, Shared};
+use pagoda_abi::{REGION_ALIGN, REGIONS_MAX, UFFDS_MAX};
+
+use crate::config::{Config, duplicate};
+use crate::link::{self, Broken, Fds};
+use crate::say::{give_up, say};
+use crate::{agent, clock, ram, real};
+
+/// How long the daemon may be unreachable when a VM starts; longer than its own restart takes.
+const REACH_TIMEOUT: Duration = Duration::from_secs(10);
+/// Between two attempts: connect(2) to an absent socket costs microseconds.
+const REACH_PAUSE: Duration = Duration::from_millis(20);
+/// A connected daemon that is silent for so long gets a line on standard error; the VM goes on waiting.
+const SILENCE_MS: c_int = 10_000;
+/// `USERFAULTFD_IOC_NEW` of `linux/userfaultfd.h`: `_IO(0xAA, 0)`.
+const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
+
+/// All that a Hello says, for the first and every later one.
+#[derive(Debug)]
+pub struct Attachment {
+    hello: Packet,
+    fds: Fds,
+}
+
+static ATTACHMENT: OnceLock<Attachment> = OnceLock::new();
+
+/// All regions are mapped: hand them over, and return when the daemon has taken them.
+pub fn attach(config: &'static Config) {
+    let deadline = Instant::now() + REACH_TIMEOUT;
+    let mut flags = 0;
+    let link = loop {
+        let attempt = link::connect(&config.address).and_then(|link| match introduce(link, config, &mut flags) {
+            Ok(()) => Ok(link),
+            Err(broken) => {
+                link::close(link);
+                Err(broken)
+            }
+        });
+        match attempt {
+            Ok(link) => break link,
+            Err(Broken::Nonsense(error)) => give_up(format_args!("attach: {error}")),
+            Err(Broken::Gone) if Instant::now() < deadline => std::thread::sleep(REACH_PAUSE),
+            Err(Broken::Gone) => give_up(format_args!(
+                "attach: no daemon answers at the attach socket; start pagodad, then `pagoda run` again"
+            )),
+        }
+    };
+    if flags & FLAG_HUGE != 0 {
+        for_each_mapping(|addr, len| advise(addr, len, libc::MADV_HUGEPAGE));
+    }
+    let Some(agent) = duplicate(link) else {
+        give_up(format_args!("attach: no free file descriptor; raise the limit (ulimit -n)"));
+    };
+    link::close(link);
+    agent::start(agent);
+}
+
+/// Prepare to Welcome on a new connection.
+fn introduce(link: c_int, config: &'static Config, flags: &mut u32) -> Result<(), Broken> {
+    let attachment = match ATTACHMENT.get() {
+        // The daemon went away between Hello and Welcome; what was made for it serves the next one too.
+        Some(attachment) => attachment,
+        None => {
+            link::send(link, &Packet::Prepare { token: config.token }, &[])?;
+            let (uffds, device, shared) = prepared(link, flags)?;
+            let attachment = make(config, uffds, device, shared);
+            ATTACHMENT.get_or_init(|| attachment)
+        }
+    };
+    *flags |= hello(link, attachment)?.unwrap_or_else(|text| give_up(format_args!("attach refused: {text}")));
+    Ok(())
+}
+
+/// Reads Prepared: the number of userfaultfds, the device to make them with if given, and the shared memory.
+fn prepared(link: c_int, flags: &mut u32) -> Result<(usize, Option<c_int>, c_int), Broken> {
+    let (packet, fds) = receive_patiently(link)?;
+    match (packet, fds.as_slice()) {
+        (Packet::Prepared { uffds, flags: given }, [shared, rest @ ..]) => {
+            *flags |= given;
+            let device = rest.first().copied().filter(|_| given & PREPARED_DEVICE != 0);
+            Ok((uffds as usize, device, *shared))
+        }
+        (Packet::Refused { text }, _) => give_up(format_args!("attach refused: {}", text.as_str())),
+        _ => Err(Broken::Nonsense(pagoda_abi::attach::DecodeError::Value)),
+    }
+}
+
+/// Says Hello and waits: the Welcome's flags, or the text of a refusal.
+pub fn hello(link: c_int, attachment: &Attachment) -> Result<Result<u32, RefusedText>, Broken> {
+    link::send(link, &attachment.hello, attachment.fds.as_slice())?;
+    match receive_patiently(link)?.0 {
+        Packet::Welcome { flags } => Ok(Ok(flags)),
+        Packet::Refused { text } => Ok(Err(RefusedText(text))),
+        _ => Err(Broken::Nonsense(pagoda_abi::attach::DecodeError::Value)),
+    }
+}
+
+/// What the agent says to the next daemon.
+pub fn attachment() -> Option<&'static Attachment> {
+    ATTACHMENT.get()
+}
+
+/// The daemon's reason, as it is to be shown.
+pub struct RefusedText(pagoda_abi::attach::Text);
+
+impl std::fmt::Display for RefusedText {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0.as_str())
+    }
+}
+
+fn receive_patiently(link: c_int) -> Result<(Packet, Fds), Broken> {
+    if !link::wait_readable(link, SILENCE_MS) {
+        say(format_args!("attach: the daemon is connected but does not answer; waiting for it"));
+    }
+    link::receive(link)
+}
+
+/// Makes everything a Hello hands over.
+fn make(config: &Config, uffds: usize, device: Option<c_int>, shared: c_int) -> Attachment {
+    let mut regions: List<Region, REGIONS_MAX> = List::default();
+    let mut fds = Fds::default();
+    for (index, file) in config.ram().iter().enumerate() {
+        let Some((addr, len)) = ram::mapping(index) else {
+            give_up(format_args!("attach: RAM was unmapped while it was being attached"));
+        };
+        regions.push(Region { addr: addr as u64, len: len as u64 });
+        fds.push(file.fd);
+    }
+    let shards = plan_shards(regions.as_slice(), uffds);
+    for _ in shards.as_slice() {
+        let uffd = make_uffd(device).and_then(duplicate_and_close);
+        let Some(uffd) = uffd else {
+            give_up(format_args!(
+                "attach: no permission for userfaultfd: let the VM's user open /dev/userfaultfd, or give it \
+                 CAP_SYS_PTRACE, or set vm.unprivileged_userfaultfd=1"
+            ));
+        };
+        fds.push(uffd);
+    }
+    if let Some(device) = device {
+        link::close(device);
+    }
+    let Some(shared) = duplicate_and_close(shared) else {
+        give_up(format_args!("attach: no free file descriptor; raise the limit (ulimit -n)"));
+    };
+    map_shared(shared);
+    fds.push(shared);
+    let pid = std::process::id();
+    Attachment { hello: Packet::Hello { token: config.token, pid, regions, shards }, fds }
+}
+
+/// Divides the regions among about `uffds` userfaultfds: one at least for each region, of about equal size, on
+/// multiples of [`REGION_ALIGN`] so that no huge page spans two.
+fn plan_shards(regions: &[Region], uffds: usize) -> List<Shard, UFFDS_MAX> {
+    let total: u64 = regions.iter().map(|region| region.len).sum();
+    let uffds = uffds.clamp(regions.len(), UFFDS_MAX);
+    // Each region's last shard may be short, so this many of full size keep the sum within `uffds`.
+    let full = (uffds - regions.len() + 1) as u64;
+    let size = total.div_ceil(full).next_multiple_of(REGION_ALIGN);
+    let mut shards = List::default();
+    for (index, region) in regions.iter().enumerate() {
+        let mut offset = 0;
+        while offset < region.len {
+            let len = size.min(region.len - offset);
+            shards.push(Shard { region: index as u32, offset, len });
+            offset += len;
+        }
+    }
+    shards
+}
+
+/// By the daemon's device, else our own, else the system call: which of them is allowed is the host's choice.
+fn make_uffd(device: Option<c_int>) -> Option<c_int> {
+    const FLAGS: c_int = libc::O_CLOEXEC | libc::O_NONBLOCK;
+    // SAFETY: USERFAULTFD_IOC_NEW takes its flags by value and touches no memory; on any other fd it is an error.
+    let from = |device: c_int| unsafe { real::ioctl(device, USERFAULTFD_IOC_NEW, FLAGS as usize as *mut _) };
+    let made = device.map(from).filter(|fd| *fd >= 0);
+    let made = made.or_else(|| {
+        // SAFETY: open(2) with a NUL-terminated path.
+        let own = unsafe { libc::open(c"/dev/userfaultfd".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
+        let made = (own >= 0).then(|| from(own)).filter(|fd| *fd >= 0);
+        if own >= 0 {
+            link::close(own);
+        }
+        made
+    });
+    made.or_else(|| {
+        // SAFETY: userfaultfd(2) takes its flags by value and touches no memory.
+        let fd = unsafe { real::syscall(libc::SYS_userfaultfd, FLAGS.into(), 0, 0, 0, 0, 0) };
+        (fd >= 0).then_some(fd as c_int)
+    })
+}
+
+fn duplicate_and_close(fd: c_int) -> Option<c_int> {
+    let copy = duplicate(fd)?;
+    link::close(fd);
+    Some(copy)
+}
+
+fn map_shared(fd: c_int) {
+    // SAFETY: a plain C structure: all zero bits are valid.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: fstat(2) fills the structure it is given.
+    let fits = unsafe { libc::fstat(fd, &mut stat) } == 0 && stat.st_size as usize >= size_of::<Shared>();
+    if !fits {
+        give_up(format_args!("attach: the daemon's shared memory is too small; install matching pagoda packages"));
+    }
+    // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+    let mapping = unsafe {
+        real::mmap(null_mut(), size_of::<Shared>(), libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0)
+    };
+    if mapping == libc::MAP_FAILED {
+        give_up(format_args!("attach: the shared memory cannot be mapped"));
+    }
+    let shared = mapping.cast::<Shared>();
+    // SAFETY: mapped just now, page aligned and long enough; all fields are atomics.
+    if unsafe { (*shared).magic.load(std::sync::atomic::Ordering::SeqCst) } != SHARED_MAGIC {
+        give_up(format_args!("attach: the shared memory has another layout; install matching pagoda packages"));
+    }
+    // SAFETY: it is never unmapped.
+    unsafe { clock::set_shared(shared) };
+}
+
+fn for_each_mapping(mut work: impl FnMut(usize, usize)) {
+    (0..REGIONS_MAX).filter_map(ram::mapping).for_each(|(addr, len)| work(addr, len));
+}
+
+/// Gives the kernel advice about RAM that is no more than a wish.
+pub fn advise(addr: usize, len: usize, advice: c_int) {
+    // SAFETY: the range is a mapping of RAM; the advice used here (DONTFORK, HUGEPAGE) keeps its contents.
+    unsafe { real::madvise(addr as *mut _, len, advice) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn shards_cover_every_region_once_within_the_hint() {
+        let table: [(&[u64], usize, usize); 7] = [
+            (&[512], 4, 4),
+            (&[512], 0, 1),
+            (&[512], 1, 1),
+            (&[2], 16, 1),
+            (&[512, 512], 4, 4),
+            (&[6, 1000], 8, 8),
+            (&[512; REGIONS_MAX], UFFDS_MAX, UFFDS_MAX),
+        ];
+        for (sizes, hint, most) in table {
+            let regions: Vec<Region> = sizes.iter().map(|mib| Region { addr: 0, len: mib * MIB }).collect();
+            let shards = plan_shards(&regions, hint);
+            let shards = shards.as_slice();
+            assert!(shards.len() <= most, "{sizes:?} {hint}: {}", shards.len());
+            for (index, region) in regions.iter().enumerate() {
+                let mut end = 0;
+                for shard in shards.iter().filter(|shard| shard.region as usize == index) {
+                    assert_eq!(shard.offset, end);
+                    assert!(shard.offset % REGION_ALIGN == 0 && shard.len > 0);
+                    end += shard.len;
+                }
+                assert_eq!(end, region.len, "{sizes:?} {hint}");
+            }
+        }
+    }
+}

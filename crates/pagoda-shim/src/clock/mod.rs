@@ -1,0 +1,72 @@
+//! The clock of direct I/O: since when is the oldest direct I/O on guest RAM in flight? (The pin rule of `pagoda_abi::shared`.)
+//!
+//! Owns: the mapping of the shared memory, and the table of each queue. Written by the VMM's threads in their hooks, and
+//! by the agent when it reads the queues.
+//! Order: a request is registered *before* the system call that may start it, and released *after* the kernel has published
+//! its completion. To release late only delays an eviction; to release early would let the disk write into a page that is
+//! no longer the guest's. So whatever the shim does not understand ends in `UntrackedIo`: nothing of this VM is evicted.
+//! Limits: interfaces that the shim does not hook (a statically linked liburing, aio_read(3)) are not seen.
+
+pub mod libaio;
+pub mod rings;
+pub mod sync;
+pub mod table;
+pub mod uring;
+
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pagoda_abi::shared::Shared;
+
+static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The shared memory, once it is mapped.
+pub fn shared() -> Option<&'static Shared> {
+    // SAFETY: null, or what `set_shared` was given: valid for ever, and all its fields are atomics.
+    unsafe { SHARED.load(Ordering::Acquire).as_ref() }
+}
+
+/// Starts the clock.
+///
+/// # Safety
+/// `mapping` points to a `Shared` that is never unmapped.
+pub unsafe fn set_shared(mapping: *mut Shared) {
+    SHARED.store(mapping, Ordering::Release);
+}
+
+/// What the tests of this module share.
+#[cfg(test)]
+pub mod testing {
+    use std::sync::atomic::AtomicU64;
+
+    use super::table::Table;
+    use pagoda_abi::shared::{SHARED_MAGIC, Shared};
+
+    /// Fresh shared memory.
+    pub fn shared() -> Box<Shared> {
+        // SAFETY: a struct of atomics: all zero bits are a valid value.
+        let mut shared: Box<Shared> = unsafe { Box::new_zeroed().assume_init() };
+        shared.magic = AtomicU64::new(SHARED_MAGIC);
+        shared.epoch = AtomicU64::new(1);
+        shared
+    }
+
+    /// An empty table on the heap: it is too big for a test's stack in a debug build.
+    pub fn boxed_table() -> Box<Table> {
+        // SAFETY: `Table::EMPTY` is all zero bits (`Held`), and so are valid numbers.
+        unsafe { Box::new_zeroed().assume_init() }
+    }
+
+    /// Numbers from a seed (splitmix64, Steele, Lea and Flood 2014).
+    pub struct Rng(pub u64);
+
+    impl Rng {
+        /// The next number below `end`.
+        pub fn below(&mut self, end: u64) -> u64 {
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = self.0;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            (z ^ (z >> 31)) % end
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What `pagoda run` left in the environment, and the RAM files it left open.
+//!
+//! Read once by the library's constructor, before `main` and before any thread. A process without the variables, or
+//! where the fds are not RAM files (a shell, `timeout`, a helper that QEMU starts: they all inherit
+//! the preload), is unmanaged: every hook passes its call through.
+
+use std::ffi::{CStr, c_int};
+use std::sync::OnceLock;
+
+use pagoda_abi::attach::List;
+use pagoda_abi::{REGIONS_MAX, Token};
+
+/// Fds of the shim start here, out of the way of those the VMM counts on.
+const FD_FLOOR: c_int = 512;
+/// Where they start if the VMM's own limit is lower.
+const FD_FLOOR_LOW: c_int = 64;
+/// File system type of tmpfs and memfds (statfs(2)).
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// One RAM file. Device and inode name it, whatever fd or path the VMM opens it by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RamFile {
+    /// Our own fd of it.
+    pub fd: c_int,
+    /// Its length in bytes: the mapping's too.
+    pub len: u64,
+    dev: u64,
+    ino: u64,
+}
+
+/// A managed process's settings.
+#[derive(Debug)]
+pub struct Config {
+    /// Which VM this is.
+    pub token: Token,
+    /// Where the daemon listens.
+    pub address: libc::sockaddr_un,
+    ram: List<RamFile, REGIONS_MAX>,
+}
+
+static CONFIG: OnceLock<Config> = OnceLock::new();
+
+/// The settings, if this process is managed.
+pub fn config() -> Option<&'static Config> {
+    CONFIG.get()
+}
+
+impl Config {
+    /// The RAM files, one a region, in order.
+    pub fn ram(&self) -> &[RamFile] {
+        self.ram.as_slice()
+    }
+
+    /// Which region's file this fd is.
+    pub fn region_of(&self, fd: c_int) -> Option<usize> {
+        let (dev, ino, _) = identify(fd)?;
+        self.ram().iter().position(|file| file.dev == dev && file.ino == ino)
+    }
+}
+
+/// Called once, by the constructor.
+pub fn load() {
+    let (Some(token), Some(path), Some(fds)) = (env(c"PAGODA_TOKEN"), env(c"PAGODA_ATTACH"), env(c"PAGODA_RAM_FDS"))
+    else {
+        return;
+    };
+    let Some(token) = token.to_str().ok().and_then(Token::from_hex) else {
+        crate::say::give_up(format_args!("PAGODA_TOKEN is not 32 hexadecimal digits; start the VM with `pagoda run`"));
+    };
+    let Some(address) = socket_address(path) else {
+        crate::say::give_up(format_args!("the path in PAGODA_ATTACH is longer than a socket's can be (107 bytes)"));
+    };
+    let mut ram = List::default();
+    for fd in fds.to_str().unwrap_or_default().split(',') {
+        let file = fd.parse().ok().and_then(adopt_ram);
+        // Not a RAM file: the fds were closed on the way here, so this process is a helper, not the VMM.
+        let Some(file) = file else { return };
+        if !ram.push(file) {
+            crate::say::give_up(format_args!("PAGODA_RAM_FDS names more than {REGIONS_MAX} files"));
+        }
+    }
+    let _ = CONFIG.set(Config { token, address, ram });
+}
+
+fn env(name: &CStr) -> Option<&'static CStr> {
+    // SAFETY: the name is NUL-terminated; there is one thread yet, and nobody changes these variables later, so the
+    // value (NUL-terminated, in the initial environment) stays.
+    unsafe {
+        let value = libc::getenv(name.as_ptr());
+        (!value.is_null()).then(|| CStr::from_ptr(value))
+    }
+}
+
+fn socket_address(path: &CStr) -> Option<libc::sockaddr_un> {
+    // SAFETY: a plain C structure: all zero bits are valid.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let bytes = path.to_bytes_with_nul();
+    if bytes.len() > address.sun_path.len() {
+        return None;
+    }
+    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
+        *to = *from as libc::c_char;
+    }
+    Some(address)
+}
+
+fn adopt_ram(fd: c_int) -> Option<RamFile> {
+    // SAFETY: a plain C structure: all zero bits are valid.
+    let mut fs: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: fstatfs(2) fills the structure it is given; a bad fd is an error.
+    if unsafe { libc::fstatfs(fd, &mut fs) } != 0 || fs.f_type != TMPFS_MAGIC {
+        return None;
+    }
+    let (dev, ino, len) = identify(fd)?;
+    Some(RamFile { fd: duplicate(fd)?, len, dev, ino })
+}
+
+/// Device, inode and length of an open file.
+fn identify(fd: c_int) -> Option<(u64, u64, u64)> {
+    // SAFETY: a plain C structure: all zero bits are valid.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: fstat(2) fills the structure it is given; a bad fd is an error.
+    let known = unsafe { libc::fstat(fd, &mut stat) } == 0;
+    known.then_some((stat.st_dev, stat.st_ino, stat.st_size as u64))
+}
+
+/// A second fd of the same file, high and not inherited by what the VMM executes.
+pub fn duplicate(fd: c_int) -> Option<c_int> {
+    [FD_FLOOR, FD_FLOOR_LOW].into_iter().find_map(|floor| {
+        // SAFETY: F_DUPFD_CLOEXEC takes an int and makes a new fd; errors are reported.
+        let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) };
+        (copy >= 0).then_some(copy)
+    })
+}

@@ -1,0 +1,51 @@
+//! Telling the daemon that somebody else can reach guest RAM, so that none of it may be evicted.
+//!
+//! Reports are for ever: there is no way to learn that such access has ended. They are kept in one word, sent at once
+//! on the agent's connection (whole packets, so no lock), and again after each reconnect. The packet is sent before
+//! the call that gives the access away is made.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+use pagoda_abi::attach::{ForeignReason, Packet};
+
+use crate::link;
+
+const REASONS: [ForeignReason; 4] = [
+    ForeignReason::RamFdSent,
+    ForeignReason::DmaMapped,
+    ForeignReason::FixedBuffers,
+    ForeignReason::UntrackedIo,
+];
+
+/// One bit a reason that was ever reported.
+static REPORTED: AtomicU32 = AtomicU32::new(0);
+/// The agent's connection, once there is one. The number never changes: a new connection takes it over by dup3(2), so
+/// a report cannot go to a stranger.
+static LINK: AtomicI32 = AtomicI32::new(-1);
+
+const fn bit(reason: ForeignReason) -> u32 {
+    1 << reason.to_u32()
+}
+
+/// Reports a reason, once in the life of the process.
+pub fn report(reason: ForeignReason) {
+    if REPORTED.load(Ordering::Relaxed) & bit(reason) != 0 {
+        return;
+    }
+    REPORTED.fetch_or(bit(reason), Ordering::SeqCst);
+    let link = LINK.load(Ordering::SeqCst);
+    if link >= 0 {
+        // If the daemon is away, `connected` sends it to the next one: the bit was set before the link was looked at.
+        let _ = link::send(link, &Packet::Foreign { reason }, &[]);
+    }
+}
+
+/// The agent has a new connection at this fd: the daemon behind it learns all that was ever reported.
+pub fn connected(agent: c_int) {
+    LINK.store(agent, Ordering::SeqCst);
+    let reported = REPORTED.load(Ordering::SeqCst);
+    for reason in REASONS.into_iter().filter(|reason| reported & bit(*reason) != 0) {
+        let _ = link::send(agent, &Packet::Foreign { reason }, &[]);
+    }
+}

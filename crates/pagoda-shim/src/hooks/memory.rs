@@ -1,0 +1,132 @@
+//! Mappings and files of guest RAM.
+
+use std::ffi::{c_int, c_void};
+
+use libc::{off_t, size_t};
+
+use super::hook;
+use crate::attach;
+use crate::config::{Config, config};
+use crate::say::say;
+use crate::{calls, ram, real};
+
+fn fail(errno: c_int) -> c_int {
+    // SAFETY: errno's location is valid for the calling thread.
+    unsafe { *libc::__errno_location() = errno };
+    -1
+}
+
+/// A mapping of a RAM file is about to be made: is it the one of its region?
+fn is_whole_region(config: &Config, region: usize, len: usize, flags: c_int, offset: off_t) -> bool {
+    let shared = matches!(flags & libc::MAP_TYPE, libc::MAP_SHARED | libc::MAP_SHARED_VALIDATE);
+    let first = ram::mapping(region).is_none() && attach::attachment().is_none();
+    shared && first && offset == 0 && len as u64 == config.ram()[region].len
+}
+
+/// The region is mapped: with the last of them the VM is handed over before its VMM goes on.
+fn region_mapped(config: &'static Config, region: usize, addr: *mut c_void, len: usize) {
+    ram::set_mapped(region, addr as usize, len);
+    // A child after fork(2) would map RAM without a userfaultfd and read zeros where pages are out.
+    attach::advise(addr as usize, len, libc::MADV_DONTFORK);
+    if (0..config.ram().len()).all(|index| ram::mapping(index).is_some()) {
+        attach::attach(config);
+    }
+}
+
+/// The guest gave part of a region back.
+fn discard(config: &Config, region: usize, offset: u64, len: u64) {
+    let end = offset.saturating_add(len).min(config.ram()[region].len);
+    let (start, len) = ram::whole_pages(offset, end.saturating_sub(offset));
+    if len > 0 {
+        calls::discard(config, region, start, len);
+    }
+}
+
+hook! {
+    /// Maps memory. A RAM file may be mapped once, shared and whole; anything else would read pages that are out as zeros.
+    fn mmap | mmap64(addr: *mut c_void, len: size_t, prot: c_int, flags: c_int, fd: c_int, offset: off_t)
+        -> *mut c_void
+    {
+        // SAFETY: the caller's call, passed on unchanged.
+        let call = || unsafe { real::mmap(addr, len, prot, flags, fd, offset) };
+        let Some(config) = config() else { return call() };
+        let region = if flags & libc::MAP_ANONYMOUS == 0 { config.region_of(fd) } else { None };
+        if let Some(region) = region {
+            if !is_whole_region(config, region, len, flags, offset) {
+                say(format_args!(
+                    "a RAM file was to be mapped other than once, shared and whole; start the VM with `pagoda run`, \
+                     which gives the right memory options"
+                ));
+                fail(libc::EINVAL);
+                return libc::MAP_FAILED;
+            }
+            let mapped = call();
+            if mapped != libc::MAP_FAILED {
+                region_mapped(config, region, mapped, len);
+            }
+            return mapped;
+        }
+        if flags & libc::MAP_FIXED != 0 && ram::overlaps(addr as usize, len) {
+            return ram::forget(addr as usize, len, call);
+        }
+        call()
+    }
+
+    /// Ends a mapping; a region in it is no longer ours to zap.
+    fn munmap(addr: *mut c_void, len: size_t) -> c_int {
+        // SAFETY: the caller's call, passed on unchanged.
+        let call = || unsafe { real::munmap(addr, len) };
+        if ram::overlaps(addr as usize, len) { ram::forget(addr as usize, len, call) } else { call() }
+    }
+
+    /// Moves a mapping; RAM stays where the daemon knows it.
+    fn mremap(addr: *mut c_void, old: size_t, new: size_t, flags: c_int, to: *mut c_void) -> *mut c_void {
+        if ram::overlaps(addr as usize, old.max(1)) {
+            fail(libc::ENOMEM);
+            return libc::MAP_FAILED;
+        }
+        // SAFETY: the caller's call, passed on unchanged. A fifth argument that was not given is not used by it.
+        let call = || unsafe { real::mremap(addr, old, new, flags, to) };
+        if flags & libc::MREMAP_FIXED != 0 && ram::overlaps(to as usize, new) {
+            return ram::forget(to as usize, new, call);
+        }
+        call()
+    }
+
+    /// Gives advice. Of that on RAM, MADV_REMOVE is a discard, and DOFORK must not undo what `region_mapped` did.
+    fn madvise(addr: *mut c_void, len: size_t, advice: c_int) -> c_int {
+        if let (libc::MADV_REMOVE | libc::MADV_DOFORK, Some(config)) = (advice, config()) {
+            if let Some((region, offset, len)) = ram::overlap(addr as usize, len) {
+                if advice == libc::MADV_REMOVE {
+                    discard(config, region, offset as u64, len as u64);
+                }
+                return 0;
+            }
+        }
+        // SAFETY: the caller's call, passed on unchanged.
+        unsafe { real::madvise(addr, len, advice) }
+    }
+
+    /// Punches and preallocates. A hole in RAM is the daemon's to make: it may have the pages elsewhere.
+    fn fallocate | fallocate64(fd: c_int, mode: c_int, offset: off_t, len: off_t) -> c_int {
+        if mode & libc::FALLOC_FL_PUNCH_HOLE != 0 && offset >= 0 && len > 0 {
+            if let Some(config) = config() {
+                if let Some(region) = config.region_of(fd) {
+                    discard(config, region, offset as u64, len as u64);
+                    return 0;
+                }
+            }
+        }
+        // SAFETY: the caller's call, passed on unchanged.
+        unsafe { real::fallocate(fd, mode, offset, len) }
+    }
+
+    /// Cuts a file; not RAM.
+    fn ftruncate | ftruncate64(fd: c_int, len: off_t) -> c_int {
+        if config().is_some_and(|config| config.region_of(fd).is_some()) {
+            return fail(libc::EPERM);
+        }
+        // SAFETY: the caller's call, passed on unchanged.
+        unsafe { real::ftruncate(fd, len) }
+    }
+}

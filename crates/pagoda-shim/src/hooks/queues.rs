@@ -1,0 +1,274 @@
+//! libaio and liburing: what is submitted goes on the clock, what has completed is read wherever the VMM passes by.
+
+use std::ffi::{c_int, c_long, c_uint, c_void};
+use std::mem::zeroed;
+
+use libc::{iovec, timespec};
+
+use super::hook;
+use crate::clock::libaio::{self, Iocb};
+use crate::clock::rings::{self, Reader, Ring};
+use crate::clock::{shared, uring};
+use crate::config::config;
+use crate::real::Opaque;
+use crate::{foreign, ram, real};
+use pagoda_abi::attach::ForeignReason;
+
+/// `struct io_uring_params` of `linux/io_uring.h`.
+#[repr(C)]
+struct Params {
+    sq_entries: u32,
+    cq_entries: u32,
+    flags: u32,
+    rest: [u32; 27],
+}
+
+const _: () = assert!(size_of::<Params>() == 120);
+
+fn with_context<R>(context: Opaque, work: impl FnOnce(&mut Ring) -> R) -> Option<R> {
+    // SAFETY: the VMM submits to this context, so io_setup(2) made it and it is not destroyed before this call is over;
+    // `io_destroy` makes us leave it first.
+    let adopt = || unsafe { libaio::Reader::new(context as usize) }.map(Reader::Libaio);
+    rings::with(context as usize, adopt, work)
+}
+
+fn with_ring<R>(ring: Opaque, work: impl FnOnce(&mut Ring) -> R) -> Option<R> {
+    // SAFETY: the VMM uses this ring, so it is initialised; `io_uring_queue_exit` makes us leave it before it is unmapped.
+    let adopt = || unsafe { uring::Reader::new(ring.cast()) }.map(Reader::Uring);
+    rings::with(ring as usize, adopt, work)
+}
+
+/// Registers the batch, or as much of it as can be followed: how many requests may be submitted.
+fn register_batch(queue: &mut Ring, iocbs: &[*mut c_void]) -> usize {
+    queue.scan();
+    let Reader::Libaio(reader) = &queue.reader else { return iocbs.len() };
+    let batch = iocbs.len().min(reader.room(&queue.table));
+    for iocb in &iocbs[..batch] {
+        // SAFETY: the VMM submits it, so it is a valid `struct iocb`.
+        let touch = unsafe { libaio::touch(iocb.cast::<Iocb>()) };
+        let added = queue.table.add(*iocb as u64, touch, shared());
+        queue.accept(added);
+    }
+    batch
+}
+
+/// Before a submission through liburing.
+fn before_submit(ring: Opaque) {
+    if config().is_none() {
+        return;
+    }
+    with_ring(ring, |queue| {
+        if let Reader::Uring(reader) = &mut queue.reader {
+            // SAFETY: the ring this queue was adopted from, and its submitter is in this call.
+            let registered = unsafe { reader.register(ring.cast(), &mut queue.table, shared()) };
+            queue.accept(registered);
+        }
+    });
+}
+
+/// After a call that may have brought completions.
+fn after_wait(ring: Opaque) {
+    if config().is_some() {
+        with_ring(ring, Ring::scan);
+    }
+}
+
+/// A ring is about to be unmapped.
+fn leave_ring(ring: Opaque) {
+    if let Some(leaving) = rings::leave(ring as usize) {
+        leaving.lost();
+    }
+}
+
+/// Fixed buffers stay pinned as long as the ring lives.
+fn report_fixed(iov: *const iovec, count: c_uint) {
+    // SAFETY: `iov` is null or has `count` elements, as the registering functions demand.
+    if unsafe { ram::any_overlaps(iov, count as usize) } {
+        foreign::report(ForeignReason::FixedBuffers);
+    }
+}
+
+hook! {
+    /// Submits a batch of requests. Fewer than given may be accepted, by the kernel as by the shim.
+    fn io_submit(context: Opaque, count: c_long, iocbs: *mut *mut c_void) -> c_int {
+        if config().is_none() || count <= 0 || iocbs.is_null() {
+            // SAFETY: the caller's call, passed on unchanged.
+            return unsafe { real::io_submit(context, count, iocbs) };
+        }
+        // SAFETY: an array of `count` requests, as io_submit(3) demands.
+        let batch = unsafe { std::slice::from_raw_parts(iocbs, count as usize) };
+        let registered = with_context(context, |queue| register_batch(queue, batch));
+        if registered == Some(0) {
+            // The ring is full, which the kernel says in these words.
+            return -libc::EAGAIN;
+        }
+        // SAFETY: the caller's array or a first part of it.
+        let accepted = unsafe { real::io_submit(context, registered.map_or(count, |n| n as c_long), iocbs) };
+        if let Some(registered) = registered {
+            let rejected = &batch[(accepted.max(0) as usize).min(registered)..registered];
+            if !rejected.is_empty() {
+                with_context(context, |queue| {
+                    for iocb in rejected.iter().filter(|_| !matches!(queue.reader, Reader::None)) {
+                        let _ = queue.table.complete(*iocb as u64, shared());
+                    }
+                });
+            }
+        }
+        accepted
+    }
+
+    /// Takes completions.
+    fn io_getevents(context: Opaque, min: c_long, count: c_long, events: *mut c_void, timeout: *mut timespec)
+        -> c_int
+    {
+        // SAFETY: the caller's call, passed on unchanged.
+        let taken = unsafe { real::io_getevents(context, min, count, events, timeout) };
+        if config().is_some() && taken > 0 {
+            with_context(context, Ring::scan);
+        }
+        taken
+    }
+
+    /// Destroys a context; the kernel waits for all that is in flight (`fs/aio.c`, since Linux 3.11).
+    fn io_destroy(context: Opaque) -> c_int {
+        let leaving = rings::leave(context as usize);
+        // SAFETY: the caller's call, passed on unchanged.
+        let destroyed = unsafe { real::io_destroy(context) };
+        match leaving {
+            Some(leaving) if destroyed == 0 => leaving.all_ended(),
+            Some(leaving) => leaving.lost(),
+            None => {}
+        }
+        destroyed
+    }
+
+    /// Makes a ring.
+    fn io_uring_queue_init(entries: c_uint, ring: Opaque, flags: c_uint) -> c_int {
+        if config().is_none() {
+            // SAFETY: the caller's call, passed on unchanged.
+            return unsafe { real::io_uring_queue_init(entries, ring, flags) };
+        }
+        // SAFETY: a plain C structure: all zero bits are valid.
+        let mut params: Params = unsafe { zeroed() };
+        params.flags = flags;
+        // SAFETY: the caller's ring, and parameters of our own: what liburing's own function does.
+        unsafe { io_uring_queue_init_params(entries, ring, (&raw mut params).cast()) }
+    }
+
+    /// Makes a ring, with room for more completions where the VMM leaves the size open (`uring::CQ_ENTRIES`).
+    fn io_uring_queue_init_params(entries: c_uint, ring: Opaque, params: Opaque) -> c_int {
+        let given = params.cast::<Params>();
+        if config().is_some() && !given.is_null() {
+            leave_ring(ring);
+            // SAFETY: valid parameters (caller); a copy of plain numbers.
+            let mut wider: Params = unsafe { std::ptr::read(given) };
+            if wider.flags & uring::SETUP_CQSIZE == 0 && entries <= uring::CQ_ENTRIES / 2 {
+                wider.flags |= uring::SETUP_CQSIZE;
+                wider.cq_entries = uring::CQ_ENTRIES;
+                // SAFETY: the caller's ring, and parameters like the caller's.
+                let made = unsafe { real::io_uring_queue_init_params(entries, ring, (&raw mut wider).cast()) };
+                if made == 0 {
+                    // SAFETY: valid and writable, for the kernel's answers (caller).
+                    unsafe { std::ptr::write(given, wider) };
+                    return made;
+                }
+            }
+        }
+        // SAFETY: the caller's call, passed on unchanged.
+        unsafe { real::io_uring_queue_init_params(entries, ring, params) }
+    }
+
+    /// Unmaps and closes a ring.
+    fn io_uring_queue_exit(ring: Opaque) -> () {
+        leave_ring(ring);
+        // SAFETY: the caller's call, passed on unchanged.
+        unsafe { real::io_uring_queue_exit(ring) }
+    }
+
+    /// Submits.
+    fn io_uring_submit(ring: Opaque) -> c_int {
+        before_submit(ring);
+        // SAFETY: the caller's call, passed on unchanged.
+        unsafe { real::io_uring_submit(ring) }
+    }
+
+    /// Submits and waits.
+    fn io_uring_submit_and_wait(ring: Opaque, count: c_uint) -> c_int {
+        before_submit(ring);
+        // SAFETY: the caller's call, passed on unchanged.
+        unsafe { real::io_uring_submit_and_wait(ring, count) }
+    }
+
+    /// Submits and waits for a limited time.
+    fn io_uring_submit_and_wait_timeout(ring: Opaque, cqe: Opaque, count: c_uint, timeout: Opaque, mask: Opaque)
+        -> c_int
+    {
+        before_submit(ring);
+        // SAFETY: the caller's call, passed on unchanged.
+        unsafe { real::io_uring_submit_and_wait_timeout(ring, cqe, count, timeout, mask) }
+    }
+
+    /// Submits and waits for a limited time.
+    fn io_uring_submit_and_wait_min_timeout(
+        ring: Opaque, cqe: Opaque, count: c_uint, timeout: Opaque, min_us: c_uint, mask: Opaque) -> c_int
+    {
+        before_submit(ring);
+        // SAFETY: the caller's call, passed on unchanged.
+        unsafe { real::io_uring_submit_and_wait_min_timeout(ring, cqe, count, timeout, min_us, mask) }
+    }
+
+    /// Submits and waits.
+    fn io_uring_submit_and_wait_reg(ring: Opaque, cqe: Opaque, count: c_uint, index: c_int) -> c_int {
+        before_submit(ring);
+        // SAFETY: the caller's call, passed on unchanged.
+        unsafe { real::io_uring_submit_and_wait_reg(ring, cqe, count, index) }
+    }
+
+    /// Submits and fetches completions.
+    fn io_uring_submit_and_get_events(ring: Opaque) -> c_int {
+        before_submit(ring);
+        // SAFETY: the caller's call, passed on unchanged.
+        unsafe { real::io_uring_submit_and_get_events(ring) }
+    }
+
+    /// Fetches or waits for a completion; liburing's inline functions come here when they find none.
+    fn __io_uring_get_cqe(ring: Opaque, cqe: Opaque, submit: c_uint, count: c_uint, mask: Opaque) -> c_int {
+        // SAFETY: the caller's call, passed on unchanged.
+        let got = unsafe { real::__io_uring_get_cqe(ring, cqe, submit, count, mask) };
+        after_wait(ring);
+        got
+    }
+
+    /// Replaces a ring's queues by others, which the shim does not follow.
+    fn io_uring_resize_rings(ring: Opaque, params: Opaque) -> c_int {
+        if config().is_some() {
+            foreign::report(ForeignReason::UntrackedIo);
+            leave_ring(ring);
+        }
+        // SAFETY: the caller's call, passed on unchanged.
+        unsafe { real::io_uring_resize_rings(ring, params) }
+    }
+
+    /// Registers fixed buffers.
+    fn io_uring_register_buffers(ring: Opaque, iov: *const iovec, count: c_uint) -> c_int {
+        report_fixed(iov, count);
+        // SAFETY: the caller's call, passed on unchanged.
+        unsafe { real::io_uring_register_buffers(ring, iov, count) }
+    }
+
+    /// Registers fixed buffers.
+    fn io_uring_register_buffers_tags(ring: Opaque, iov: *const iovec, tags: *const u64, count: c_uint) -> c_int {
+        report_fixed(iov, count);
+        // SAFETY: the caller's call, passed on unchanged.
+        unsafe { real::io_uring_register_buffers_tags(ring, iov, tags, count) }
+    }
+
+    /// Replaces fixed buffers.
+    fn io_uring_register_buffers_update_tag(
+        ring: Opaque, first: c_uint, iov: *const iovec, tags: *const u64, count: c_uint) -> c_int
+    {
+        report_fixed(iov, count);
+        // SAFETY: the caller's call, passed on unchanged.
+        unsafe { real::io_uring_register_buffers_update_tag(ring, first, iov, tags, count) }
+    }
+}

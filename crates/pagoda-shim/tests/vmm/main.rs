@@ -1,0 +1,389 @@
+//! The preloaded library in real processes: a toy VMM (this program, started again) and QEMU, under a small daemon.
+//!
+//! Needs root (userfaultfd), libaio1 and liburing2 (QEMU depends on both), and qemu-system-x86_64.
+//! Arguments, if any, are parts of the names of the cases to run.
+
+mod daemon;
+mod toy;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use daemon::{Daemon, REGION, TOKEN, Vm};
+use pagoda_abi::PAGE_SIZE;
+use pagoda_abi::attach::{ForeignReason, Packet, Range, Text};
+
+const CASES: [(&str, fn(&Path)); 10] = [
+    ("a_vm_is_handed_over_whole", a_vm_is_handed_over_whole),
+    ("zaps_are_checked_and_move_the_epoch", zaps_are_checked_and_move_the_epoch),
+    ("ram_is_guarded", ram_is_guarded),
+    ("discards_are_asked_for", discards_are_asked_for),
+    ("the_vm_survives_its_daemon", the_vm_survives_its_daemon),
+    ("io_in_flight_is_on_the_clock", io_in_flight_is_on_the_clock),
+    ("foreign_access_is_reported_now_and_to_the_next_daemon", foreign_access_is_reported),
+    ("without_a_daemon_or_refused_the_vm_does_not_start", the_vm_does_not_start_unmanaged),
+    ("an_unmanaged_process_is_left_alone", an_unmanaged_process_is_left_alone),
+    ("qemu_attaches_boots_and_reads_its_disks", qemu_attaches_boots_and_reads_its_disks),
+];
+
+fn main() {
+    if std::env::var_os("TOY_VMM").is_some() {
+        return toy::run();
+    }
+    let filters: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    for (name, case) in CASES {
+        if !filters.is_empty() && !filters.iter().any(|filter| name.contains(filter)) {
+            continue;
+        }
+        // A failing case panics and ends the run: the message is the panic's.
+        println!("case {name} ...");
+        let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("shim-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("make the case's directory");
+        case(&dir);
+        std::fs::remove_dir_all(&dir).expect("remove the case's directory");
+        println!("case {name} ok");
+    }
+}
+
+/// The library, where cargo put it beside this program.
+fn library() -> PathBuf {
+    let program = std::env::current_exe().expect("this program's path");
+    let beside = program.parent().expect("a directory");
+    let found = [beside, beside.parent().expect("a directory")].map(|dir| dir.join("libpagoda_shim.so"));
+    found.into_iter().find(|path| path.exists()).expect("libpagoda_shim.so beside the test")
+}
+
+/// Lets a command inherit the daemon's RAM fds, and preloads the shim.
+fn managed(command: &mut Command, daemon: &Daemon) {
+    let fds: Vec<RawFd> = daemon.ram.iter().map(AsRawFd::as_raw_fd).collect();
+    let list = fds.iter().map(RawFd::to_string).collect::<Vec<_>>().join(",");
+    command
+        .env("LD_PRELOAD", format!("{} libaio.so.1 liburing.so.2", library().display()))
+        .env("PAGODA_TOKEN", TOKEN.to_hex())
+        .env("PAGODA_ATTACH", &daemon.socket)
+        .env("PAGODA_RAM_FDS", list);
+    // SAFETY: between fork and exec only fcntl(2) is called, which is async-signal-safe.
+    unsafe {
+        command.pre_exec(move || {
+            fds.iter().for_each(|fd| assert_eq!(libc::fcntl(*fd, libc::F_SETFD, 0), 0));
+            Ok(())
+        })
+    };
+}
+
+/// A toy VMM and its lines.
+struct Toy {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Toy {
+    fn start(dir: &Path, daemon: &Daemon) -> Toy {
+        let disk = dir.join("disk");
+        std::fs::write(&disk, [0xd1; 4096]).expect("make the disk");
+        let mut command = Command::new(std::env::current_exe().expect("this program's path"));
+        managed(&mut command, daemon);
+        command.env("TOY_VMM", "1").env("TOY_DISK", disk);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start the toy");
+        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Toy { child, input, output }
+    }
+
+    fn attached(dir: &Path, daemon: &Daemon, uffds: u32) -> (Toy, Vm) {
+        let mut toy = Toy::start(dir, daemon);
+        let vm = daemon.attach(uffds);
+        assert_eq!(toy.line(), "attached");
+        (toy, vm)
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("the toy's answer");
+        line.trim_end().into()
+    }
+
+    fn tell(&mut self, command: &str) {
+        writeln!(self.input, "{command}").expect("tell the toy");
+    }
+
+    fn ask(&mut self, command: &str) -> String {
+        self.tell(command);
+        self.line()
+    }
+
+    fn end(self) {
+        let Toy { mut child, input, output } = self;
+        drop((input, output));
+        assert!(child.wait().expect("the toy's end").success());
+    }
+}
+
+/// Whether the VMM has a page-table entry for this address (bit 63, Documentation/admin-guide/mm/pagemap.rst).
+fn present(pid: u32, addr: u64) -> bool {
+    let pagemap = std::fs::File::open(format!("/proc/{pid}/pagemap")).expect("pagemap");
+    let mut entry = [0; 8];
+    pagemap.read_exact_at(&mut entry, addr / PAGE_SIZE as u64 * 8).expect("read pagemap");
+    u64::from_le_bytes(entry) >> 63 == 1
+}
+
+fn same_file(one: &OwnedFd, other: &OwnedFd) -> bool {
+    let name = |fd: &OwnedFd| {
+        let stat = std::fs::metadata(format!("/proc/self/fd/{}", fd.as_raw_fd())).expect("fstat");
+        (std::os::unix::fs::MetadataExt::dev(&stat), std::os::unix::fs::MetadataExt::ino(&stat))
+    };
+    name(one) == name(other)
+}
+
+fn a_vm_is_handed_over_whole(dir: &Path) {
+    let daemon = Daemon::new(dir, &[REGION, REGION]);
+    let (toy, vm) = Toy::attached(dir, &daemon, 4);
+    assert_eq!(vm.pid, toy.child.id());
+    assert_eq!(vm.regions.iter().map(|region| region.len).collect::<Vec<_>>(), [REGION, REGION]);
+    assert!((2..=4).contains(&vm.shards.len()), "{:?}", vm.shards);
+    assert!(same_file(&vm.fds[0], &daemon.ram[0]) && same_file(&vm.fds[1], &daemon.ram[1]));
+    for (shard, uffd) in vm.shards.iter().zip(&vm.fds[2..]) {
+        const UFFDIO_API: u64 = 0xc018_aa3f;
+        const UFFDIO_REGISTER: u64 = 0xc020_aa00;
+        let mut api = [0xaau64, 0, 0];
+        // start, length, mode (missing), answered ioctls
+        let mut register = [vm.regions[shard.region as usize].addr + shard.offset, shard.len, 1, 0];
+        // SAFETY: the structures of linux/userfaultfd.h, 24 and 32 bytes; the kernel fills them. A userfaultfd of
+        // another process would refuse the range.
+        unsafe {
+            daemon::checked(libc::ioctl(uffd.as_raw_fd(), UFFDIO_API, &mut api), "UFFDIO_API");
+            daemon::checked(libc::ioctl(uffd.as_raw_fd(), UFFDIO_REGISTER, &mut register), "UFFDIO_REGISTER");
+        }
+    }
+    let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", vm.pid)).expect("smaps");
+    let ours = smaps.split("\nVmFlags:").filter(|part| part.contains("memfd:test")).count();
+    let flagged = smaps.lines().filter(|line| line.starts_with("VmFlags:") && line.contains(" dc")).count();
+    assert!(flagged >= ours.saturating_sub(1) && flagged >= 2, "RAM is not inherited over fork");
+    let threads = std::fs::read_dir(format!("/proc/{}/task", vm.pid)).expect("threads");
+    let names = threads.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap());
+    assert!(names.into_iter().any(|name| name.trim() == "pagoda-agent"));
+    toy.end();
+}
+
+fn zaps_are_checked_and_move_the_epoch(dir: &Path) {
+    let daemon = Daemon::new(dir, &[REGION, REGION]);
+    let (mut toy, vm) = Toy::attached(dir, &daemon, 1);
+    assert_eq!(toy.ask("touch"), "ok");
+    let addr = vm.regions[0].addr;
+    assert!(present(vm.pid, addr));
+    let before = daemon.shared.epoch.load(std::sync::atomic::Ordering::SeqCst);
+    assert_eq!(vm.link.zap(&[Range { addr, len: REGION }]), (before + 1, 0));
+    assert!(!present(vm.pid, addr));
+    assert_eq!(toy.ask("verify"), "ok", "a zap keeps the content");
+
+    let einval = libc::EINVAL as u32;
+    let second = vm.regions[1].addr;
+    let bad = [
+        Range { addr: addr + 1, len: PAGE_SIZE as u64 },
+        Range { addr, len: REGION + (64 << 20) },
+        Range { addr: 4096, len: 4096 },
+    ];
+    for range in bad {
+        let good = Range { addr, len: PAGE_SIZE as u64 };
+        assert_eq!(vm.link.zap(&[good, range]).1, einval, "{range:?}");
+        assert!(present(vm.pid, addr), "nothing is done if one range is bad");
+    }
+    assert_eq!(vm.link.zap(&[Range { addr: second, len: REGION }]).1, 0);
+    assert_eq!(toy.ask("unmap second"), "ok");
+    assert_eq!(vm.link.zap(&[Range { addr: second, len: REGION }]).1, einval, "unmapped RAM is not zapped");
+    let mut ranges = pagoda_abi::attach::Ranges::default();
+    assert!(ranges.push(Range { addr, len: REGION }));
+    vm.link.send(&Packet::Collapse { seq: 3, ranges }, &[]);
+    // Whether huge pages can be had depends on the machine; the answer must tell one or the other.
+    match vm.link.receive().0 {
+        Packet::Collapsed { seq: 3, errno, done } => assert_eq!(done == 1, errno == 0),
+        other => panic!("not Collapsed: {other:?}"),
+    }
+    assert_eq!(toy.ask("verify"), "ok");
+    toy.end();
+}
+
+fn ram_is_guarded(dir: &Path) {
+    let daemon = Daemon::new(dir, &[REGION]);
+    let (mut toy, _vm) = Toy::attached(dir, &daemon, 1);
+    let table = [
+        ("truncate", libc::EPERM),
+        ("mremap", libc::ENOMEM),
+        ("map again", libc::EINVAL),
+        ("map private", libc::EINVAL),
+    ];
+    for (command, errno) in table {
+        assert_eq!(toy.ask(command), errno.to_string(), "{command}");
+    }
+    assert_eq!(toy.ask("touch"), "ok");
+    toy.end();
+}
+
+fn discards_are_asked_for(dir: &Path) {
+    let mut daemon = Daemon::new(dir, &[REGION]);
+    let (mut toy, vm) = Toy::attached(dir, &daemon, 1);
+    assert_eq!(toy.ask("touch"), "ok");
+    toy.tell("punch");
+    let calls = daemon.accept();
+    assert_eq!(calls.receive().0, Packet::Calls { token: TOKEN });
+    calls.send(&Packet::Welcome { flags: 0 }, &[]);
+    // From 8182 on, 24576 bytes: whole pages from 8192 to 28672.
+    assert_eq!(calls.receive().0, Packet::Discard { seq: 1, region: 0, offset: 8192, len: 28672 - 8192 });
+    calls.send(&Packet::Discarded { seq: 1 }, &[]);
+    assert_eq!(toy.line(), "ok");
+    toy.tell("remove");
+    assert_eq!(calls.receive().0, Packet::Discard { seq: 2, region: 0, offset: 8192, len: 4096 });
+    // The daemon dies with the question open.
+    daemon.die();
+    drop((calls, vm));
+    assert_eq!(toy.line(), "ok");
+    assert_eq!(toy.ask("punch"), "ok");
+    assert_eq!(toy.ask("verify"), "ok", "without a daemon the pages keep their content");
+    toy.end();
+}
+
+fn the_vm_survives_its_daemon(dir: &Path) {
+    let mut daemon = Daemon::new(dir, &[REGION, REGION]);
+    let (mut toy, mut vm) = Toy::attached(dir, &daemon, 3);
+    assert_eq!(toy.ask("touch"), "ok");
+    for round in 0..20 {
+        let (regions, shards) = (vm.regions.clone(), vm.shards.clone());
+        let killed = round % 2 == 0;
+        if killed {
+            daemon.die();
+        }
+        drop(vm);
+        assert_eq!(toy.ask("verify"), "ok");
+        if killed {
+            daemon.revive();
+        }
+        vm = daemon.greet(daemon.accept());
+        assert_eq!((vm.pid, &vm.regions, &vm.shards), (toy.child.id(), &regions, &shards), "round {round}");
+        assert_eq!(vm.link.zap(&[Range { addr: regions[1].addr, len: REGION }]).1, 0, "round {round}");
+    }
+    // A daemon that refuses is asked again.
+    drop(vm);
+    let link = daemon.accept();
+    assert!(matches!(link.receive().0, Packet::Hello { .. }));
+    link.send(&Packet::Refused { text: Text::new("not now") }, &[]);
+    let vm = daemon.greet(daemon.accept());
+    vm.link.clock();
+    toy.end();
+}
+
+fn io_in_flight_is_on_the_clock(dir: &Path) {
+    let daemon = Daemon::new(dir, &[REGION]);
+    let (mut toy, vm) = Toy::attached(dir, &daemon, 1);
+    let range = [Range { addr: vm.regions[0].addr, len: REGION }];
+    for way in ["sync", "libaio", "io_uring"] {
+        for round in 0..50 {
+            assert_eq!(toy.ask(&format!("disk {way}")), "ok", "{way} {round}");
+        }
+        vm.link.clock();
+        assert_eq!(daemon.shared.oldest_io(), u64::MAX, "{way}: all are over");
+
+        assert_eq!(toy.ask(&format!("wait {way}")), "ok");
+        // The toy's thread starts its read in its own time.
+        while daemon.shared.oldest_io() == u64::MAX {
+            std::thread::yield_now();
+        }
+        let (zap, errno) = vm.link.zap(&range);
+        assert_eq!(errno, 0);
+        vm.link.clock();
+        assert!(daemon.shared.oldest_io() < zap, "{way}: a read that began before the zap is in flight");
+        assert_eq!(toy.ask("feed"), "ok");
+        vm.link.clock();
+        assert_eq!(daemon.shared.oldest_io(), u64::MAX, "{way}: it is over");
+    }
+    toy.end();
+}
+
+fn foreign_access_is_reported(dir: &Path) {
+    let daemon = Daemon::new(dir, &[REGION]);
+    let (mut toy, vm) = Toy::attached(dir, &daemon, 1);
+    assert_eq!(toy.ask("send fd"), "ok");
+    assert_eq!(vm.link.receive().0, Packet::Foreign { reason: ForeignReason::RamFdSent });
+    assert_eq!(toy.ask("raw ring"), "ok");
+    assert_eq!(vm.link.receive().0, Packet::Foreign { reason: ForeignReason::UntrackedIo });
+    drop(vm);
+    let vm = daemon.greet(daemon.accept());
+    assert_eq!(vm.link.receive().0, Packet::Foreign { reason: ForeignReason::RamFdSent });
+    assert_eq!(vm.link.receive().0, Packet::Foreign { reason: ForeignReason::UntrackedIo });
+    toy.end();
+}
+
+fn the_vm_does_not_start_unmanaged(dir: &Path) {
+    let mut daemon = Daemon::new(dir, &[REGION]);
+    let mut ends = |serve: &mut dyn FnMut(&mut Daemon), message: &str| {
+        let mut command = Command::new(std::env::current_exe().expect("this program's path"));
+        managed(&mut command, &daemon);
+        let mut child = command.env("TOY_VMM", "1").stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        serve(&mut daemon);
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(1));
+        assert!(said.contains(message), "{said}");
+    };
+    ends(
+        &mut |daemon| {
+            let link = daemon.accept();
+            link.receive();
+            link.send(&Packet::Refused { text: Text::new("no VM has this token") }, &[]);
+        },
+        "no VM has this token",
+    );
+    ends(&mut Daemon::die, "start pagodad");
+}
+
+fn an_unmanaged_process_is_left_alone(dir: &Path) {
+    // A helper inherits the variables, but its fds of those numbers are closed, or other files.
+    let daemon = Daemon::new(dir, &[REGION]);
+    let mut command = Command::new("sh");
+    managed(&mut command, &daemon);
+    let output = command.env("PAGODA_RAM_FDS", "0").args(["-c", "cat </dev/null; echo fine"]).output().unwrap();
+    assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (&b"fine\n"[..], &b""[..]));
+}
+
+fn qemu_attaches_boots_and_reads_its_disks(dir: &Path) {
+    const RAM: u64 = 512 << 20;
+    let disk = dir.join("disk.raw");
+    std::fs::File::create(&disk).and_then(|file| file.set_len(1 << 20)).expect("make the disk");
+    for aio in ["threads", "native", "io_uring"] {
+        let daemon = Daemon::new(dir, &[RAM]);
+        let mut command = Command::new("qemu-system-x86_64");
+        managed(&mut command, &daemon);
+        let ram_fd = daemon.ram[0].as_raw_fd();
+        let drive = format!("file={},format=raw,if=virtio,cache=none,aio={aio}", disk.display());
+        let backend = format!("memory-backend-file,id=ram,size=512M,mem-path=/proc/self/fd/{ram_fd},share=on,align=2M");
+        command
+            .args(["-nodefaults", "-no-user-config", "-display", "none", "-accel", "tcg", "-sandbox", "on"])
+            .args(["-m", "512M", "-machine", "pc,memory-backend=ram", "-object", &backend, "-drive", &drive])
+            // SeaBIOS writes its log to this port.
+            .args(["-debugcon", "stdio", "-global", "isa-debugcon.iobase=0x402"]);
+        let mut qemu = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("start qemu-system-x86_64 (apt-get install qemu-system-x86)");
+        let vm = daemon.attach(4);
+        assert_eq!(vm.pid, qemu.id());
+        assert_eq!(vm.regions.iter().map(|region| region.len).collect::<Vec<_>>(), [RAM]);
+        assert_eq!(vm.regions[0].addr % pagoda_abi::REGION_ALIGN, 0);
+        assert_eq!(vm.shards.len(), 4);
+        let log = BufReader::new(qemu.stdout.take().unwrap());
+        let booted = log.lines().map(|line| line.expect("firmware log")).find(|line| line.contains("No bootable device"));
+        assert!(booted.is_some(), "{aio}: the firmware came to its end");
+        // The next answer would be Foreign if the shim had lost track.
+        vm.link.clock();
+        assert_eq!(daemon.shared.oldest_io(), u64::MAX, "{aio}");
+        let used = daemon.shared.slots_used.load(std::sync::atomic::Ordering::SeqCst);
+        assert!(used > 0, "{aio}: the boot sector's read was on the clock");
+        assert_eq!(vm.link.zap(&[Range { addr: vm.regions[0].addr, len: RAM }]).1, 0, "{aio}");
+        qemu.kill().expect("end QEMU");
+        qemu.wait().expect("QEMU's end");
+    }
+}

@@ -1,0 +1,36 @@
+//! Every system interface of the daemon, and all of its unsafe code, behind a safe API.
+//!
+//! | module | what it owns |
+//! |---|---|
+//! | [`uffd`] | userfaultfd: faults in, pages out |
+//! | [`ram`] | a VM's RAM file and the daemon's own mapping of it |
+//! | [`swapfile`] | a VM's private swap file: direct I/O, holes, lock |
+//! | [`ring`] | io_uring: disk I/O into RAM and bounce buffers, polling |
+//! | [`socket`] | attach socket, fd passing, the memory shared with the shim |
+//! | [`process`] | processes seen through /proc, wake-ups, limits |
+//! | [`host`] | kernel settings and the start-up self-test |
+//! | [`toy`] | what the toy VMM of tests and benches needs |
+//!
+//! Nothing here knows policy or the page table. The functions on the page path (`uffd`, `ring`, and `ram`'s views) do not
+//! allocate.
+
+pub mod host;
+pub mod process;
+pub mod ram;
+pub mod ring;
+pub mod socket;
+pub mod swapfile;
+#[cfg(test)]
+mod testing;
+pub mod toy;
+pub mod uffd;
+
+pub use rustix::io::Errno;
+
+/// Size of a page in bytes.
+pub const PAGE_SIZE: usize = pagoda_abi::PAGE_SIZE;
+
+/// The calling thread's errno, after a libc function failed.
+fn errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}

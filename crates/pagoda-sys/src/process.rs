@@ -1,0 +1,303 @@
+//! Processes as /proc shows them, wake-ups between threads, and the daemon's own limits.
+//!
+//! A process id alone may be reused: a process is known by id and start time ([`start_time`]), or by a pidfd. What is read
+//! from /proc about a process that ends meanwhile is `NotFound` or "no such process", never a stale value.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::EventfdFlags;
+use rustix::mm::MlockAllFlags;
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit};
+
+use crate::{Errno, PAGE_SIZE};
+
+fn pid_of(pid: u32) -> io::Result<Pid> {
+    i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))
+}
+
+/// A file descriptor that becomes readable when the process has ended.
+///
+/// # Errors
+/// ESRCH when it has ended already.
+pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
+    Ok(rustix::process::pidfd_open(pid_of(pid)?, PidfdFlags::empty())?)
+}
+
+/// Fields of `/proc/PID/stat` from the third on; the second is the name, which may hold spaces and parentheses.
+fn stat_fields(pid: u32) -> io::Result<Vec<String>> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let (_, rest) = text.rsplit_once(')').ok_or_else(invalid)?;
+    Ok(rest.split_whitespace().map(str::to_owned).collect())
+}
+
+fn invalid() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "unexpected format in /proc")
+}
+
+/// Number `field` (counted from 1, as in proc_pid_stat(5)).
+fn stat_number(fields: &[String], field: usize) -> io::Result<u64> {
+    fields.get(field - 3).and_then(|text| text.parse().ok()).ok_or_else(invalid)
+}
+
+/// When the process started, in clock ticks since boot: with its id it names the process for good.
+///
+/// # Errors
+/// `NotFound` if there is none.
+pub fn start_time(pid: u32) -> io::Result<u64> {
+    stat_number(&stat_fields(pid)?, 22)
+}
+
+/// CPU time the process has used, in user and kernel mode together.
+///
+/// # Errors
+/// As [`start_time`].
+pub fn cpu_time(pid: u32) -> io::Result<Duration> {
+    let fields = stat_fields(pid)?;
+    let ticks = stat_number(&fields, 14)? + stat_number(&fields, 15)?;
+    let nanos = u128::from(ticks) * 1_000_000_000 / u128::from(rustix::param::clock_ticks_per_second());
+    Ok(Duration::from_nanos(nanos as u64))
+}
+
+/// Memory the process has mapped, in bytes.
+///
+/// # Errors
+/// As [`start_time`].
+pub fn rss(pid: u32) -> io::Result<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/statm"))?;
+    let pages: u64 = text.split(' ').nth(1).and_then(|text| text.parse().ok()).ok_or_else(invalid)?;
+    Ok(pages * PAGE_SIZE as u64)
+}
+
+/// The process a thread belongs to.
+///
+/// # Errors
+/// As [`start_time`].
+pub fn process_of(tid: u32) -> io::Result<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{tid}/status"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Tgid:")).ok_or_else(invalid)?;
+    line.trim().parse().map_err(|_| invalid())
+}
+
+/// The processes that map a file, by its device and inode, this one included. Processes whose mappings we may not read are
+/// not found, so this wants root (or the same user as the VMs).
+///
+/// # Errors
+/// Only if /proc itself cannot be read.
+pub fn mappers(dev: u64, ino: u64) -> io::Result<Vec<u32>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+        // A process that ended since, or another user's.
+        let Ok(maps) = std::fs::read(format!("/proc/{pid}/maps")) else { continue };
+        if String::from_utf8_lossy(&maps).lines().any(|line| maps_file(line) == Some((dev, ino))) {
+            found.push(pid);
+        }
+    }
+    Ok(found)
+}
+
+/// Device and inode of a line of `/proc/PID/maps`: `address perms offset major:minor inode path`.
+fn maps_file(line: &str) -> Option<(u64, u64)> {
+    let mut fields = line.split_ascii_whitespace().skip(3);
+    let (major, minor) = fields.next()?.split_once(':')?;
+    let dev = rustix::fs::makedev(u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
+    Some((dev, fields.next()?.parse().ok()?))
+}
+
+/// Wakes a thread that waits in a ring or in poll(2): an eventfd, nonblocking.
+#[derive(Debug)]
+pub struct Wake {
+    fd: OwnedFd,
+}
+
+impl AsFd for Wake {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Wake {
+    /// A new one, not signalled.
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub fn new() -> io::Result<Wake> {
+        Ok(Wake { fd: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
+    }
+
+    /// Another handle of the same.
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub fn try_clone(&self) -> io::Result<Wake> {
+        Ok(Wake { fd: self.fd.try_clone()? })
+    }
+
+    /// Makes it readable. Never blocks: a counter at its maximum is readable already.
+    pub fn wake(&self) {
+        let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+    }
+
+    /// Makes it unreadable again; `true` if it was signalled.
+    pub fn clear(&self) -> bool {
+        rustix::io::read(&self.fd, &mut [0u8; 8]).is_ok()
+    }
+}
+
+/// Keeps the daemon's own code and tables in memory once they are touched, so that no fault of a guest waits for the host's
+/// swap. Views of RAM exempt themselves ([`crate::ram::RamView`]).
+///
+/// # Errors
+/// EPERM or ENOMEM without the right to lock memory: the daemon works all the same, only slower when the host swaps.
+pub fn lock_memory() -> Result<(), Errno> {
+    // On fault only: else every thread's whole stack would become resident.
+    rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)
+}
+
+/// The limits the daemon needs raised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Open files: about [`pagoda_abi::attach::FDS_MAX`] and a few more for each VM.
+    OpenFiles,
+    /// Locked memory: I/O buffers.
+    LockedMemory,
+}
+
+/// Raises a limit to `wanted`, or as far as is allowed, and returns what it is now. Never lowers it.
+///
+/// # Errors
+/// The error of setrlimit(2).
+pub fn raise_limit(limit: Limit, wanted: u64) -> Result<u64, Errno> {
+    let resource = match limit {
+        Limit::OpenFiles => Resource::Nofile,
+        Limit::LockedMemory => Resource::Memlock,
+    };
+    let now = rustix::process::getrlimit(resource);
+    let current = now.current.unwrap_or(u64::MAX);
+    if current >= wanted {
+        return Ok(current);
+    }
+    // The hard limit too, where we are privileged.
+    if now.maximum.is_some_and(|maximum| maximum < wanted)
+        && rustix::process::setrlimit(resource, Rlimit { current: Some(wanted), maximum: Some(wanted) }).is_ok()
+    {
+        return Ok(wanted);
+    }
+    let reachable = wanted.min(now.maximum.unwrap_or(u64::MAX));
+    rustix::process::setrlimit(resource, Rlimit { current: Some(reachable), maximum: now.maximum })?;
+    Ok(reachable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ram::{LargeFolios, RamFile};
+
+    #[test]
+    fn this_process_is_described() {
+        let pid = std::process::id();
+        assert_eq!(process_of(pid).unwrap(), pid);
+        assert!(rss(pid).unwrap() > PAGE_SIZE as u64);
+        assert!(start_time(pid).unwrap() >= start_time(1).unwrap());
+        let before = cpu_time(pid).unwrap();
+        let mut sum = 0u64;
+        while cpu_time(pid).unwrap() == before {
+            sum = std::hint::black_box(sum.wrapping_add(1));
+        }
+        assert!(cpu_time(pid).unwrap() > before);
+    }
+
+    #[test]
+    fn a_thread_is_known_by_its_process() {
+        let tid = std::thread::spawn(|| {
+            let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+            (tid, process_of(tid).unwrap())
+        });
+        let (tid, process) = tid.join().unwrap();
+        assert_ne!(tid, process);
+        assert_eq!(process, std::process::id());
+    }
+
+    #[test]
+    fn a_process_that_ended_is_seen_by_its_pidfd() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pidfd = pidfd_open(child.id()).unwrap();
+        let readable = |pidfd: &OwnedFd, wait: i64| {
+            let mut polled = [rustix::event::PollFd::new(pidfd, rustix::event::PollFlags::IN)];
+            let timeout = rustix::event::Timespec { tv_sec: wait, tv_nsec: 0 };
+            rustix::event::poll(&mut polled, Some(&timeout)).unwrap() == 1
+        };
+        assert!(!readable(&pidfd, 0));
+        child.kill().unwrap();
+        assert!(readable(&pidfd, 10));
+        child.wait().unwrap();
+        assert_eq!(start_time(child.id()).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(pidfd_open(child.id()).is_err());
+    }
+
+    #[test]
+    fn mappers_of_a_ram_file_are_found_by_inode() {
+        let file = RamFile::create("mappers", 1 << 20, rustix::process::getuid().as_raw()).unwrap();
+        let (dev, ino) = file.inode();
+        assert_eq!(mappers(dev, ino).unwrap(), Vec::<u32>::new());
+        let _view = file.map(LargeFolios::Never).unwrap();
+        // A process that another test is just spawning shares our memory for a moment.
+        assert!(mappers(dev, ino).unwrap().contains(&std::process::id()));
+    }
+
+    #[test]
+    fn a_daemon_that_locks_its_memory_leaves_the_vms_sparse() {
+        const INSIDE: &str = "PAGODA_SYS_TEST_LOCKED";
+        if std::env::var_os(INSIDE).is_none() {
+            // In a process of its own: locked mappings would break the other tests.
+            let name = "process::tests::a_daemon_that_locks_its_memory_leaves_the_vms_sparse";
+            let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+            let output = child.args(["--exact", name]).env(INSIDE, "1").output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.contains("1 passed"), "{text}");
+            return;
+        }
+        match lock_memory() {
+            Ok(()) | Err(Errno::PERM | Errno::NOMEM) => {}
+            Err(errno) => panic!("{errno}"),
+        }
+        let file = RamFile::create("locked", 64 << 20, rustix::process::getuid().as_raw()).unwrap();
+        let view = file.map(LargeFolios::Never).unwrap();
+        view.write_page(5, &[1; PAGE_SIZE]);
+        assert_eq!(file.allocated().unwrap(), PAGE_SIZE as u64);
+        view.zap(0..10).unwrap();
+        file.punch(0, 64 << 20).unwrap();
+        assert_eq!(file.allocated().unwrap(), 0);
+    }
+
+    #[test]
+    fn lines_of_maps() {
+        let check = |line, expected| assert_eq!(maps_file(line), expected, "{line}");
+        let shm = rustix::fs::makedev(0, 1);
+        check("7f00-7f10 rw-s 00000000 00:01 1035 /memfd:ram (deleted)", Some((shm, 1035)));
+        check("7f00-7f10 rw-p 00000000 00:00 0 ", Some((0, 0)));
+        check("7f00-7f10 rw-p 00000000 fe:0a 7 /bin/a b", Some((rustix::fs::makedev(0xfe, 0x0a), 7)));
+        check("garbage", None);
+    }
+
+    #[test]
+    fn a_wake_up_is_seen_once() {
+        let wake = Wake::new().unwrap();
+        let other = wake.try_clone().unwrap();
+        assert!(!wake.clear());
+        other.wake();
+        other.wake();
+        assert!(wake.clear());
+        assert!(!wake.clear());
+    }
+
+    #[test]
+    fn a_limit_is_raised_and_never_lowered() {
+        let before = raise_limit(Limit::OpenFiles, 0).unwrap();
+        assert_eq!(raise_limit(Limit::OpenFiles, 1).unwrap(), before);
+        assert!(raise_limit(Limit::OpenFiles, before + 1).unwrap() >= before);
+    }
+}

@@ -1,0 +1,220 @@
+//! The command line's shape and its help.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+
+use crate::units::parse_size;
+
+const EXIT_STATUS: &str = "\
+Exit status:
+  0  done
+  1  failed; the message says what to do
+  2  the command line is wrong
+  3  the daemon cannot be reached
+  4  there is no VM of that name
+  `run` ends with the status of the program it starts.";
+
+/// Software-defined memory for virtual machines.
+///
+/// A VM runs in a fraction of the DRAM it was promised: what it uses stays in DRAM, what it does
+/// not use moves to its own swap file and comes back when it is touched. Guests and QEMU are unmodified.
+#[derive(Debug, Parser)]
+#[command(name = "pagoda", version, after_long_help = EXIT_STATUS, after_help = "\
+Examples:
+  pagoda doctor                    is this host ready?
+  pagoda run --name web1 --dram 1G -- qemu-system-x86_64 -m 4G -accel kvm disk.qcow2
+  pagoda top                       what happens now
+  pagoda vm explain web1           why it has the memory it has")]
+pub struct Cli {
+    /// Control socket of the daemon [default: /run/pagoda/pagoda.sock]
+    #[arg(long, global = true, env = pagoda_api::SOCKET_ENV, value_name = "PATH", hide_env_values = true)]
+    pub socket: Option<PathBuf>,
+    /// Print JSON for programs instead of a table for people
+    #[arg(long, global = true)]
+    pub json: bool,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Run(Run),
+    /// List the VMs
+    Ls,
+    Top(Top),
+    /// Look at one VM or change it
+    #[command(subcommand)]
+    Vm(Vm),
+    /// Look at this host
+    #[command(subcommand)]
+    Host(Host),
+    Doctor(Doctor),
+    /// Print completions for a shell
+    ///
+    /// For bash, for example: pagoda completion bash > /etc/bash_completion.d/pagoda
+    Completion {
+        shell: Shell,
+    },
+    /// Write the manual pages into a directory
+    Man {
+        dir: PathBuf,
+    },
+}
+
+/// Start a program whose memory Pagoda manages
+///
+/// For QEMU, its own options say how much memory the VM has; they are rewritten so that the memory
+/// is Pagoda's, and all else stays. Any other program needs --plain and --memory: it finds the
+/// paths of its memory files in PAGODA_RAM and maps them shared.
+///
+/// Everything is checked first. If the program cannot be started, nothing is left behind.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  A VM of 4 GiB in at most 1 GiB of DRAM:
+    pagoda run --name web1 --dram 1G -- qemu-system-x86_64 -m 4G -accel kvm disk.qcow2
+  Two NUMA nodes, the room on the swap disk made sure of:
+    pagoda run --name db --dram 2G --reserve-swap -- qemu-system-x86_64 -m 8G \\
+      -object memory-backend-ram,id=a,size=4G -object memory-backend-ram,id=b,size=4G \\
+      -numa node,memdev=a -numa node,memdev=b -accel kvm disk.qcow2
+  A program of yours:
+    pagoda run --plain --name cache --memory 2G --dram 512M -- ./my-cache")]
+pub struct Run {
+    /// Name of the VM [default: that of QEMU's -name]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Memory of the VM, such as 4G [default: what QEMU's -m says]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub memory: Option<u64>,
+    /// The most DRAM it may have, such as 1G [default: all of its memory]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub dram: Option<u64>,
+    /// Allocate its whole swap file now, so that the swap disk cannot be full later
+    #[arg(long)]
+    pub reserve_swap: bool,
+    /// The program is not QEMU; it maps the files in PAGODA_RAM itself
+    #[arg(long, requires = "memory", requires = "name")]
+    pub plain: bool,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+/// Watch the VMs live
+///
+/// MEMSZ is the memory of a VM, GRANT what of it is in DRAM, SWCUR what is only in swap, ZERO what
+/// is nowhere because it is all zero; SWR/s and SWW/s are MiB read from and written to swap, FLT/s is
+/// page faults answered, and P50 and P99 are microseconds per fault of the slowest cause since the VM
+/// started. Keys: up and down choose a VM whose faults are shown by cause, q quits.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  pagoda top
+  pagoda top --batch 10 --interval 1 > web1.txt    ten samples, without a terminal
+  pagoda top --batch 60 --json                     one JSON object a sample")]
+pub struct Top {
+    /// Print this many samples as plain text and end
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub batch: Option<u32>,
+    /// Seconds between samples
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = interval)]
+    pub interval: f64,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Vm {
+    /// Show all that is known of a VM
+    Show { name: String },
+    /// Change a running VM
+    ///
+    /// Example: pagoda vm set web1 --dram 2G
+    #[command(arg_required_else_help = true)]
+    Set {
+        name: String,
+        /// The most DRAM it may have, such as 2G, or all
+        #[arg(long, value_name = "SIZE|all", value_parser = dram)]
+        dram: DramLimit,
+    },
+    /// Let a VM go on that Pagoda has stopped
+    ///
+    /// Pagoda stops a VM when its swap disk is full or fails, and loses nothing. `pagoda vm show`
+    /// says why; put that right first.
+    Cont { name: String },
+    /// Say why a VM has the memory it has
+    Explain { name: String },
+    /// Give up a VM that no program has attached to
+    Rm { name: String },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Host {
+    /// Show the host's memory, directories and settings as the daemon sees them
+    Show,
+}
+
+/// Check whether this host can run VMs under Pagoda, and say what to change
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Directory for swap files to check [default: the running daemon's, else /var/lib/pagoda/swap]
+    #[arg(long, value_name = "DIR")]
+    pub swap_dir: Option<PathBuf>,
+    /// QEMU to check
+    #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
+    pub qemu: String,
+}
+
+/// A DRAM cap on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DramLimit {
+    All,
+    Bytes(u64),
+}
+
+fn dram(text: &str) -> Result<DramLimit, String> {
+    if text == "all" { Ok(DramLimit::All) } else { parse_size(text).map(DramLimit::Bytes) }
+}
+
+/// At most ten samples a second: each makes the daemon read every VM's counters.
+fn interval(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
+    if (0.1..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("give 0.1 to 3600 seconds".into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use clap::error::ErrorKind;
+
+    #[test]
+    fn the_definition_holds_together() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn mistakes_are_refused() {
+        let check = |line: &str, expected: ErrorKind| {
+            let error = Cli::try_parse_from(line.split_whitespace()).unwrap_err();
+            assert_eq!(error.kind(), expected, "{line}");
+        };
+        check("pagoda run --name a", ErrorKind::MissingRequiredArgument);
+        check("pagoda run --plain --name a -- x", ErrorKind::MissingRequiredArgument);
+        check("pagoda run --dram 1 -- qemu", ErrorKind::ValueValidation);
+        check("pagoda top --interval 0", ErrorKind::ValueValidation);
+        check("pagoda top --batch 0", ErrorKind::ValueValidation);
+        check("pagoda vm set a --dram some", ErrorKind::ValueValidation);
+        check("pagoda frobnicate", ErrorKind::InvalidSubcommand);
+        check("pagoda ls --frobnicate", ErrorKind::UnknownArgument);
+    }
+
+    #[test]
+    fn options_of_the_program_are_its_own() {
+        let line = "pagoda run --dram 1G -- qemu --dram -m 4G --json";
+        let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
+        let Command::Run(run) = cli.command else { panic!() };
+        assert_eq!(run.command, ["qemu", "--dram", "-m", "4G", "--json"]);
+        assert!(!cli.json);
+    }
+}

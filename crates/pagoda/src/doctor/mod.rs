@@ -1,0 +1,63 @@
+//! `pagoda doctor`: is this host ready, and if not, what is to be changed?
+//!
+//! `facts` looks, `checks` judges, without I/O. Nothing on the host is changed; the swap directory is
+//! tried with a file that has no name and is gone when it is closed.
+
+mod checks;
+mod facts;
+
+use anyhow::{Result, bail};
+use pagoda_api::Client;
+
+use self::checks::{Check, Verdict};
+use crate::cli;
+use crate::output::{Side, Table, print_json, print_text};
+use crate::show::Format;
+
+/// Fails when a check does.
+pub fn run(client: &Client, options: &cli::Doctor, format: Format) -> Result<()> {
+    let facts = facts::gather(client, options.swap_dir.clone(), &options.qemu);
+    let checks = checks::check_all(&facts);
+    match format {
+        Format::Json => print_json(&checks)?,
+        Format::Text => print_text(&render(&checks))?,
+    }
+    let failed = checks.iter().filter(|check| check.verdict == Verdict::Fail).count();
+    if failed > 0 {
+        bail!("{failed} of {} checks failed", checks.len());
+    }
+    Ok(())
+}
+
+fn render(checks: &[Check]) -> String {
+    let mut table = Table::new(&[("CHECK", Side::Left), ("IS", Side::Left), ("FOUND", Side::Left)]);
+    for check in checks {
+        table.row(vec![check.name.into(), check.verdict.word().into(), check.found.clone()]);
+    }
+    let mut text = table.render();
+    let advised = checks.iter().filter(|check| !check.advice.is_empty());
+    for check in advised {
+        text += &format!("\n{}: {}\n  {}\n", check.verdict.word(), check.name, check.advice);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_follows_the_table() {
+        let checks =
+            [Check::ok("kernel", "6.18"), Check::new(Verdict::Fail, "userfaultfd", "no permission", "do this")];
+        let expected = "\
+CHECK        IS    FOUND
+kernel       ok    6.18
+userfaultfd  FAIL  no permission
+
+FAIL: userfaultfd
+  do this
+";
+        assert_eq!(render(&checks), expected);
+    }
+}

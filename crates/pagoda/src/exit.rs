@@ -1,0 +1,74 @@
+//! Exit statuses, which `pagoda --help` documents.
+
+use std::io;
+use std::process::ExitCode;
+
+use pagoda_api::{ClientError, ErrorCode};
+
+use crate::qemu_args::ArgError;
+
+const FAILED: u8 = 1;
+const USAGE: u8 = 2;
+const UNREACHABLE: u8 = 3;
+const NO_SUCH_VM: u8 = 4;
+
+/// The command line is wrong in a way that clap cannot see.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct UsageError(pub String);
+
+/// Prints `error` and finds its status.
+pub fn report(error: &anyhow::Error) -> ExitCode {
+    // A reader such as `head` that has seen enough is no failure.
+    let is_closed_pipe = error
+        .chain()
+        .any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe));
+    if is_closed_pipe {
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("pagoda: {error:#}");
+    ExitCode::from(status(error))
+}
+
+fn status(error: &anyhow::Error) -> u8 {
+    for cause in error.chain() {
+        if let Some(error) = cause.downcast_ref::<ClientError>() {
+            return match error {
+                error if error.is_unreachable() => UNREACHABLE,
+                error if error.code() == Some(ErrorCode::NoSuchVm) => NO_SUCH_VM,
+                ClientError::BadName(_) => USAGE,
+                _ => FAILED,
+            };
+        }
+        if cause.is::<UsageError>() || cause.is::<ArgError>() {
+            return USAGE;
+        }
+    }
+    FAILED
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagoda_api::ApiError;
+
+    #[test]
+    fn statuses() {
+        let check = |error: anyhow::Error, expected: u8| {
+            assert_eq!(status(&error.context("outer")), expected);
+        };
+        let refused = |code| {
+            let error = ApiError { code, message: "m".into(), hint: None };
+            anyhow::Error::from(ClientError::Refused(error))
+        };
+        check(anyhow::anyhow!("any"), FAILED);
+        check(UsageError("u".into()).into(), USAGE);
+        check(ClientError::BadName("n".into()).into(), USAGE);
+        check(refused(ErrorCode::NoSuchVm), NO_SUCH_VM);
+        check(refused(ErrorCode::NameTaken), FAILED);
+        check(
+            ClientError::NotRunning { socket: "/s".into(), source: io::ErrorKind::NotFound.into() }.into(),
+            UNREACHABLE,
+        );
+    }
+}

@@ -1,0 +1,65 @@
+//! The command line of Pagoda. Called `pagoda-qemu` it stands in for QEMU, see `wrapper`.
+
+mod cli;
+mod doctor;
+mod exit;
+mod man;
+mod output;
+mod qemu_args;
+mod run;
+mod show;
+mod top;
+mod units;
+mod wrapper;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use pagoda_api::{Client, socket_path};
+
+use crate::cli::{Cli, Command};
+use crate::show::Format;
+
+fn main() -> ExitCode {
+    let result = match qemu_words() {
+        Some(words) => words.and_then(wrapper::run),
+        None => dispatch(Cli::parse()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => exit::report(&error),
+    }
+}
+
+fn dispatch(cli: Cli) -> Result<()> {
+    let client = Client::new(socket_path(cli.socket.as_deref()));
+    let format = if cli.json { Format::Json } else { Format::Text };
+    match cli.command {
+        Command::Run(options) => run::run(&client, options),
+        Command::Ls => show::ls(&client, format),
+        Command::Top(options) => top::run(&client, &options, format),
+        Command::Vm(command) => show::vm(&client, &command, format),
+        Command::Host(command) => show::host(&client, &command, format),
+        Command::Doctor(options) => doctor::run(&client, &options, format),
+        Command::Completion { shell } => man::completion(shell),
+        Command::Man { dir } => man::write_pages(&dir),
+    }
+}
+
+/// QEMU's options, if that is whom we stand in for.
+fn qemu_words() -> Option<Result<Vec<String>>> {
+    let mut words = std::env::args_os();
+    let own_name = words.next()?;
+    if Path::new(&own_name).file_name()? != wrapper::NAME {
+        return None;
+    }
+    Some(
+        words
+            .map(|word| {
+                word.into_string().ok().context("an option of QEMU is not UTF-8: rename the file that it names")
+            })
+            .collect(),
+    )
+}

@@ -1,0 +1,89 @@
+//! Tables for people and JSON for programs, on standard output.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+/// Which side of its column a cell keeps to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    Left,
+    Right,
+}
+
+/// Rows under headings, each column as wide as its widest cell.
+#[derive(Debug)]
+pub struct Table {
+    columns: Vec<(&'static str, Side)>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub fn new(columns: &[(&'static str, Side)]) -> Self {
+        Self { columns: columns.to_vec(), rows: Vec::new() }
+    }
+
+    pub fn row(&mut self, cells: Vec<String>) {
+        debug_assert_eq!(cells.len(), self.columns.len());
+        self.rows.push(cells);
+    }
+
+    pub fn render(&self) -> String {
+        let width = |index: usize| {
+            let cells = self.rows.iter().map(|row| row[index].chars().count());
+            cells.chain([self.columns[index].0.len()]).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
+        let headings = self.columns.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let mut text = String::new();
+        for row in std::iter::once(&headings).chain(&self.rows) {
+            let cells = row.iter().zip(&self.columns).zip(&widths);
+            let line: Vec<String> = cells
+                .map(|((cell, (_, side)), &width)| match side {
+                    Side::Left => format!("{cell:<width$}"),
+                    Side::Right => format!("{cell:>width$}"),
+                })
+                .collect();
+            text += line.join("  ").trim_end();
+            text.push('\n');
+        }
+        text
+    }
+
+    pub fn print(&self) -> io::Result<()> {
+        print_text(&self.render())
+    }
+}
+
+pub fn print_text(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+pub fn print_json(value: &impl Serialize) -> io::Result<()> {
+    print_text(&(serde_json::to_string_pretty(value)? + "\n"))
+}
+
+/// One line, for streams of objects.
+pub fn print_json_line(value: &impl Serialize) -> io::Result<()> {
+    print_text(&(serde_json::to_string(value)? + "\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::new(&[("NAME", Side::Left), ("SIZE", Side::Right), ("X", Side::Left)]);
+        table.row(vec!["web1".into(), "4G".into(), String::new()]);
+        table.row(vec!["database".into(), "1023.9M".into(), "ü".into()]);
+        let expected = "\
+NAME         SIZE  X
+web1           4G
+database  1023.9M  ü
+";
+        assert_eq!(table.render(), expected);
+    }
+}

@@ -1,0 +1,221 @@
+//! Rewrites a QEMU command line so that guest RAM is files of ours. Pure: no file is looked at.
+//!
+//! What changes: each back end of guest RAM becomes a `memory-backend-file` on an inherited
+//! descriptor (one is added when the command line has none), a private monitor is added, and a
+//! balloon reports free pages. All else stays word for word. What cannot work under a pager is refused
+//! with what to do instead, before anything is created.
+
+mod backend;
+mod console;
+mod devices;
+mod memory;
+mod refusals;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use self::backend::Backend;
+use self::words::{Opt, Props};
+use crate::units;
+
+/// Id of the RAM back end we add, and of the monitor.
+const RAM_ID: &str = "pagoda-ram";
+const MONITOR_ID: &str = "pagoda-qmp";
+
+/// `-fw_cfg name=opt/org.pagoda/dram,string=1G` gives a DRAM cap where only QEMU's options
+/// can be written, as in libvirt's `<sysinfo type='fwcfg'>`.
+const FW_CFG_DRAM: &str = "opt/org.pagoda/dram";
+
+/// What is wrong with the command line, and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{problem}: {advice}")]
+pub struct ArgError {
+    pub problem: String,
+    pub advice: String,
+}
+
+impl ArgError {
+    fn new(problem: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { problem: problem.into(), advice: advice.into() }
+    }
+}
+
+/// A command line that can be rewritten.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    words: Vec<Word>,
+    backends: Vec<Backend>,
+    /// Why the VM can never be paged, if so.
+    pub pinned: Option<String>,
+    /// From `-name`.
+    pub name: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Word {
+    Text(String),
+    /// The value of an `-object` for the back end of this index.
+    Backend(usize),
+    /// The value of the private monitor's `-chardev`.
+    Monitor,
+}
+
+impl Plan {
+    /// Bytes of each RAM region, in the order in which [`Plan::argv`] takes their files.
+    pub fn memory(&self) -> Vec<u64> {
+        self.backends.iter().map(|backend| backend.size_bytes).collect()
+    }
+
+    /// Files the command line wanted as RAM, which ours replace.
+    pub fn replaced_files(&self) -> impl Iterator<Item = &str> {
+        self.backends.iter().filter_map(|backend| backend.mem_path.as_deref())
+    }
+
+    /// The words to start QEMU with, given the inherited descriptors.
+    pub fn argv(&self, ram: &[i32], monitor: i32) -> Vec<String> {
+        assert_eq!(ram.len(), self.backends.len(), "one file for each region");
+        let word = |word: &Word| match word {
+            Word::Text(text) => text.clone(),
+            Word::Backend(index) => self.backends[*index].render(ram[*index]),
+            Word::Monitor => {
+                format!("socket,id={MONITOR_ID},fd={monitor},server=on,wait=off")
+            }
+        };
+        self.words.iter().map(word).collect()
+    }
+}
+
+/// Whether `program` is QEMU by its name.
+pub fn is_qemu(program: &str) -> bool {
+    let name = program.rsplit('/').next().unwrap_or(program);
+    name.starts_with("qemu-system-") || matches!(name, "qemu-kvm" | "kvm" | "pagoda-qemu")
+}
+
+/// Whether this command line asks QEMU about itself (help, version, libvirt's probe by `-machine
+/// none`) and starts no guest.
+pub fn is_probe(words: &[String]) -> bool {
+    let asks_for_help = |value: &str| value.split(',').any(|part| matches!(part, "help" | "?"));
+    let Ok(options) = words::scan(words) else {
+        return false;
+    };
+    options.iter().any(|option| match option.name {
+        "h" | "help" | "version" | "audio-help" => true,
+        "machine" | "M" => asks_for_help(option.value) || machine_type(option.value).as_deref() == Some("none"),
+        // Values of these are text of the user's.
+        "append" | "name" | "fw_cfg" | "smbios" | "kernel" | "initrd" => false,
+        _ => asks_for_help(option.value),
+    })
+}
+
+fn machine_type(value: &str) -> Option<String> {
+    Props::parse("machine", value, "type").ok()?.get("type")
+}
+
+/// The VM's name as `-name web1` or `-name guest=web1,...` has it.
+pub fn guest_name(words: &[String]) -> Option<String> {
+    let options = words::scan(words).ok()?;
+    let option = options.iter().rev().find(|option| option.name == "name")?;
+    Props::parse("name", option.value, "guest").ok()?.get("guest")
+}
+
+/// Plans the rewriting of `words` (without the program's name). `memory_bytes` is what the user
+/// told Pagoda, if anything; QEMU's own options must agree.
+///
+/// # Errors
+/// What Pagoda cannot run, and what to write instead.
+pub fn plan(words: &[String], memory_bytes: Option<u64>) -> Result<Plan, ArgError> {
+    let options = words::scan(words)?;
+    for option in &options {
+        refusals::check(option)?;
+    }
+    let memory = memory::Memory::find(&options, memory_bytes)?;
+
+    let mut out: Vec<Word> = words.iter().cloned().map(Word::Text).collect();
+    let mut backends = Vec::new();
+    for (at, backend) in memory.backends {
+        out[at] = Word::Backend(backends.len());
+        backends.push(backend);
+    }
+    let mut pinned = None;
+    for option in &options {
+        if let Some(value) = devices::report_free_pages(option)? {
+            out[option.at] = Word::Text(value);
+        }
+        pinned = pinned.or(devices::pin_reason(option)?);
+    }
+    for option in &options {
+        if fw_cfg_dram(option)?.is_some() {
+            // The guest has no use for it.
+            out[option.at - 1] = Word::Text(REMOVED.into());
+            out[option.at] = Word::Text(REMOVED.into());
+        }
+    }
+
+    let mut add = |option: &str, value: Word| {
+        out.push(Word::Text(option.into()));
+        out.push(value);
+    };
+    if let Some(bytes) = memory.added_option_bytes {
+        add("-m", Word::Text(units::format_mib(bytes)));
+    }
+    if let Some(bytes) = memory.added_backend_bytes {
+        add("-object", Word::Backend(0));
+        backends.push(Backend::new(RAM_ID, bytes));
+    }
+    if let Some((option, value)) = console::kept_defaults(&options)? {
+        add(option, Word::Text(value.into()));
+    }
+    add("-chardev", Word::Monitor);
+    add("-mon", Word::Text(format!("chardev={MONITOR_ID},mode=control")));
+    if memory.added_backend_bytes.is_some() {
+        name_main_ram(&options, &mut out);
+    }
+    // Removed words leave a gap until here, so that indices above stay true.
+    out.retain(|word| !matches!(word, Word::Text(text) if text == REMOVED));
+
+    Ok(Plan { words: out, backends, pinned, name: guest_name(words) })
+}
+
+/// Marks a word to leave out. A NUL cannot be in an argument.
+const REMOVED: &str = "\0";
+
+/// Adds `memory-backend=` to the user's `-machine`, or a `-machine` that says only this: QEMU
+/// merges them, so the machine's type stays what it was.
+fn name_main_ram(options: &[Opt<'_>], out: &mut Vec<Word>) {
+    let last = options.iter().rev().find(|option| matches!(option.name, "machine" | "M"));
+    match last {
+        Some(option) => {
+            out[option.at] = Word::Text(format!("{},memory-backend={RAM_ID}", option.value));
+        }
+        None => {
+            out.push(Word::Text("-machine".into()));
+            out.push(Word::Text(format!("memory-backend={RAM_ID}")));
+        }
+    }
+}
+
+/// The DRAM cap that `words` carry themselves, see [`FW_CFG_DRAM`].
+pub fn dram_of(words: &[String]) -> Result<Option<u64>, ArgError> {
+    let mut dram = None;
+    for option in words::scan(words)? {
+        dram = fw_cfg_dram(&option)?.or(dram);
+    }
+    Ok(dram)
+}
+
+fn fw_cfg_dram(option: &Opt<'_>) -> Result<Option<u64>, ArgError> {
+    if option.name != "fw_cfg" {
+        return Ok(None);
+    }
+    let props = Props::parse("fw_cfg", option.value, "name")?;
+    if props.get("name").as_deref() != Some(FW_CFG_DRAM) {
+        return Ok(None);
+    }
+    let text = props.get("string").unwrap_or_default();
+    units::parse_size(&text).map(Some).map_err(|problem| {
+        ArgError::new(
+            format!("-fw_cfg name={FW_CFG_DRAM}: {problem}"),
+            format!("write -fw_cfg name={FW_CFG_DRAM},string=1G"),
+        )
+    })
+}

@@ -1,0 +1,94 @@
+//! Options that cannot work under a pager.
+
+use super::ArgError;
+use super::words::{Opt, Props, is_on};
+
+/// Refuses `option` if it cannot work, with the reason and what to do.
+pub fn check(option: &Opt<'_>) -> Result<(), ArgError> {
+    let refuse = |problem: String, advice: &str| Err(ArgError::new(problem, advice));
+    let Opt { name, value, .. } = *option;
+    let props = |implied: &str| Props::parse(name, value, implied);
+    let on = |props: &Props, key: &str| props.get(key).filter(|value| is_on(value) || value == "on-fault");
+    match name {
+        "mem-path" => refuse(
+            format!("-mem-path {value} puts guest memory into a file of yours, but it will be in Pagoda's"),
+            "leave it out",
+        ),
+        "mem-prealloc" => refuse(
+            "-mem-prealloc would touch all of the VM's memory at the start and push most of it to swap".into(),
+            "leave it out; --reserve-swap makes sure of the room on the swap disk",
+        ),
+        "overcommit" if on(&props("")?, "mem-lock").is_some() => refuse(
+            "-overcommit mem-lock=on locks guest memory in DRAM, so none of it could be evicted".into(),
+            "leave it out (in libvirt: <locked/> of <memoryBacking>), or run this VM without Pagoda",
+        ),
+        "realtime" if on(&props("")?, "mlock").is_some() => refuse(
+            "-realtime mlock=on locks guest memory in DRAM, so none of it could be evicted".into(),
+            "leave it out, or run this VM without Pagoda",
+        ),
+        "readconfig" => refuse(
+            format!("-readconfig {value} may set memory options that Pagoda does not see"),
+            "write its options on the command line",
+        ),
+        "chroot" => refuse_chroot("-chroot"),
+        "run-with" => {
+            let props = props("")?;
+            if props.get("chroot").is_some() {
+                return refuse_chroot("-run-with chroot=");
+            }
+            if props.get("user").is_some() { refuse_user("-run-with user=") } else { Ok(()) }
+        }
+        "runas" => refuse_user("-runas"),
+        "machine" | "M" => check_machine(&props("type")?),
+        "numa" => {
+            let props = props("type")?;
+            if props.get("type").as_deref() == Some("node") && props.get("mem").is_some() {
+                return refuse(
+                    format!("-numa {value} gives the node memory that has no name"),
+                    "write -object memory-backend-ram,id=ram0,size=... -numa node,memdev=ram0 (also \
+                     QEMU's own advice; machine types from 5.1 on know nothing else)",
+                );
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn refuse_chroot(option: &str) -> Result<(), ArgError> {
+    Err(ArgError::new(
+        format!("{option} would hide Pagoda's socket, and the VM could not come back to a restarted daemon"),
+        "leave it out; -sandbox on works",
+    ))
+}
+
+fn refuse_user(option: &str) -> Result<(), ArgError> {
+    Err(ArgError::new(
+        format!("{option} changes the user, and the VM could not come back to a restarted daemon"),
+        "start `pagoda run` as that user, with a daemon of that user",
+    ))
+}
+
+fn check_machine(props: &Props) -> Result<(), ArgError> {
+    if let Some(key) = props.keys().into_iter().find(|key| key.starts_with("memory.")) {
+        return Err(ArgError::new(
+            format!("-machine {key}= is another way to write -m, which Pagoda does not read"),
+            "write -m",
+        ));
+    }
+    if let Some(key) =
+        ["confidential-guest-support", "memory-encryption"].into_iter().find(|key| props.get(key).is_some())
+    {
+        return Err(ArgError::new(
+            format!("-machine {key}= keeps guest memory from the host, so it cannot be paged"),
+            "run this VM without Pagoda",
+        ));
+    }
+    if props.get("type").as_deref() == Some("none") {
+        return Err(ArgError::new(
+            "-machine none has no memory",
+            "name a machine type such as q35, or run it without Pagoda",
+        ));
+    }
+    Ok(())
+}

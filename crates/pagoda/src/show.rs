@@ -1,0 +1,226 @@
+//! The commands that show or change what the daemon knows: `ls`, `vm`, `host`.
+
+use std::fmt::Write;
+
+use anyhow::Result;
+use pagoda_api::{Client, Explain, HostInfo, VmInfo, VmPatch, VmState, check_dram};
+
+use crate::cli::{DramLimit, Host, Vm};
+use crate::exit::UsageError;
+use crate::output::{Side, Table, print_json, print_text};
+use crate::units::format_size;
+
+/// How to print.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    Text,
+    Json,
+}
+
+pub fn ls(client: &Client, format: Format) -> Result<()> {
+    let list = client.vms()?;
+    if format == Format::Json {
+        return Ok(print_json(&list)?);
+    }
+    Ok(vm_table(&list.vms).print()?)
+}
+
+fn vm_table(vms: &[VmInfo]) -> Table {
+    let mut table = Table::new(&[
+        ("NAME", Side::Left),
+        ("STATE", Side::Left),
+        ("MEMSZ", Side::Right),
+        ("DRAM", Side::Right),
+        ("GRANT", Side::Right),
+        ("SWCUR", Side::Right),
+        ("ZERO", Side::Right),
+        ("PID", Side::Right),
+        ("ACCEL", Side::Left),
+    ]);
+    for vm in vms {
+        table.row(vec![
+            vm.name.clone(),
+            state_words(vm),
+            format_size(vm.memory_bytes),
+            format_size(vm.dram_limit_bytes),
+            format_size(vm.resident_bytes),
+            format_size(vm.swapped_bytes),
+            format_size(vm.zero_bytes),
+            vm.pid.map_or("-".into(), |pid| pid.to_string()),
+            vm.accelerator.clone().unwrap_or("-".into()),
+        ]);
+    }
+    table
+}
+
+/// The state, and whether the VM is pinned.
+pub fn state_words(vm: &VmInfo) -> String {
+    let pinned = if vm.pinned.is_some() { ",pinned" } else { "" };
+    format!("{}{pinned}", vm.state.word())
+}
+
+pub fn vm(client: &Client, command: &Vm, format: Format) -> Result<()> {
+    match command {
+        Vm::Show { name } => print_vm(&client.vm(name)?, format),
+        Vm::Set { name, dram } => print_vm(&set_dram(client, name, *dram)?, format),
+        Vm::Cont { name } => print_vm(&client.cont(name)?, format),
+        Vm::Explain { name } => print_explain(&client.explain(name)?, format),
+        Vm::Rm { name } => Ok(client.delete(name)?),
+    }
+}
+
+fn set_dram(client: &Client, name: &str, dram: DramLimit) -> Result<VmInfo> {
+    let memory_bytes = client.vm(name)?.memory_bytes;
+    let bytes = match dram {
+        DramLimit::All => memory_bytes,
+        DramLimit::Bytes(bytes) => bytes,
+    };
+    check_dram(bytes, memory_bytes).map_err(UsageError)?;
+    Ok(client.patch(name, &VmPatch { dram: Some(bytes) })?)
+}
+
+fn print_vm(vm: &VmInfo, format: Format) -> Result<()> {
+    match format {
+        Format::Json => print_json(vm)?,
+        Format::Text => print_text(&vm_text(vm))?,
+    }
+    Ok(())
+}
+
+fn vm_text(vm: &VmInfo) -> String {
+    let mut text = String::new();
+    let mut line = |term: &str, value: &str| {
+        // Writing into a String cannot fail.
+        let _ = writeln!(text, "{term:<14} {value}");
+    };
+    let yes_no = |value: bool| if value { "yes" } else { "no" };
+    line("name", &vm.name);
+    line("state", vm.state.word());
+    if let VmState::Stalled { reason, since_s } = &vm.state {
+        line("stalled", &format!("for {since_s} s: {reason}"));
+        line("", &format!("put that right, then: pagoda vm cont {}", vm.name));
+    }
+    if let Some(reason) = &vm.pinned {
+        line("pinned", reason);
+    }
+    line("memory", &format_size(vm.memory_bytes));
+    line("dram limit", &format_size(vm.dram_limit_bytes));
+    line("resident", &format_size(vm.resident_bytes));
+    line("swapped", &format_size(vm.swapped_bytes));
+    line("zero", &format_size(vm.zero_bytes));
+    line("swap used", &format_size(vm.swap_used_bytes));
+    line("armed", yes_no(vm.armed));
+    line("huge mappings", yes_no(vm.huge));
+    line("pid", &vm.pid.map_or("-".into(), |pid| pid.to_string()));
+    line("accelerator", vm.accelerator.as_deref().unwrap_or("-"));
+    line("uffds", &vm.uffds.to_string());
+    if !vm.latency.is_empty() {
+        let mut table = Table::new(&[
+            ("fault latency", Side::Left),
+            ("count", Side::Right),
+            ("p50 us", Side::Right),
+            ("p99 us", Side::Right),
+        ]);
+        for (cause, latency) in &vm.latency {
+            table.row(vec![
+                cause.clone(),
+                latency.count.to_string(),
+                format!("{:.1}", latency.p50_us),
+                format!("{:.1}", latency.p99_us),
+            ]);
+        }
+        let _ = write!(text, "\n{}", table.render());
+    }
+    if !vm.counters.is_empty() {
+        let mut table = Table::new(&[("counter", Side::Left), ("value", Side::Right)]);
+        for (name, value) in &vm.counters {
+            table.row(vec![name.clone(), value.to_string()]);
+        }
+        let _ = write!(text, "\n{}", table.render());
+    }
+    text
+}
+
+fn print_explain(explain: &Explain, format: Format) -> Result<()> {
+    if format == Format::Json {
+        return Ok(print_json(explain)?);
+    }
+    let mut table = Table::new(&[("TERM", Side::Left), ("VALUE", Side::Right), ("REASON", Side::Left)]);
+    for line in &explain.lines {
+        table.row(vec![line.term.clone(), line.value.clone(), line.reason.clone()]);
+    }
+    Ok(table.print()?)
+}
+
+pub fn host(client: &Client, command: &Host, format: Format) -> Result<()> {
+    let Host::Show = command;
+    let host = client.host()?;
+    if format == Format::Json {
+        return Ok(print_json(&host)?);
+    }
+    let health = client.health()?;
+    let mut text = host_text(&host);
+    let _ = writeln!(text, "{:<14} {}", "health", if health.ok { "ok" } else { "not ok" });
+    for problem in &health.problems {
+        let _ = writeln!(text, "{:<14} {problem}", "");
+    }
+    Ok(print_text(&text)?)
+}
+
+fn host_text(host: &HostInfo) -> String {
+    let size_of = |part: u64, whole: u64| format!("{} of {}", format_size(part), format_size(whole));
+    let lines = [
+        ("host", host.hostname.clone()),
+        ("pagodad", host.version.clone()),
+        ("kernel", host.kernel.clone()),
+        ("vms", host.vms.to_string()),
+        ("memory free", size_of(host.memory_available_bytes, host.memory_total_bytes)),
+        ("state dir", host.state_dir.display().to_string()),
+        ("swap dir", host.swap_dir.display().to_string()),
+        ("swap free", format_size(host.swap_free_bytes)),
+        ("userfaultfd", host.uffd_permission.clone()),
+        ("large folios", host.large_folios.clone()),
+    ];
+    lines.iter().map(|(term, value)| format!("{term:<14} {value}\n")).collect()
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// A VM as a daemon would describe it.
+    pub fn sample(name: &str) -> VmInfo {
+        serde_json::from_str(&format!(
+            r#"{{"name":"{name}","kind":"qemu","state":{{"kind":"running"}},"memory_bytes":4294967296,
+            "dram_limit_bytes":1073741824,"resident_bytes":1073741824,"swapped_bytes":1610612736,
+            "zero_bytes":1610612736,"swap_used_bytes":1610612736,"armed":true,"huge":false,"pid":42,
+            "latency":{{"faults_minor":{{"count":7,"p50_us":3.04,"p99_us":12.5}}}},
+            "counters":{{"faults_minor":7,"pages_in":9}}}}"#
+        ))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_list() {
+        let mut pinned = sample("db");
+        pinned.pinned = Some("-device vfio-pci".into());
+        let expected = "\
+NAME  STATE           MEMSZ  DRAM  GRANT  SWCUR  ZERO  PID  ACCEL
+web1  running            4G    1G     1G   1.5G  1.5G   42  -
+db    running,pinned     4G    1G     1G   1.5G  1.5G   42  -
+";
+        assert_eq!(vm_table(&[sample("web1"), pinned]).render(), expected);
+    }
+
+    #[test]
+    fn one_vm() {
+        let mut vm = sample("web1");
+        let text = vm_text(&vm);
+        for part in ["resident       1G\n", "faults_minor       7     3.0    12.5\n", "pages_in"] {
+            assert!(text.contains(part), "{part:?} in {text}");
+        }
+        vm.state = VmState::Stalled { reason: "swap disk full".into(), since_s: 5 };
+        let text = vm_text(&vm);
+        assert!(text.contains("for 5 s: swap disk full\n") && text.contains("pagoda vm cont web1"));
+    }
+}

@@ -1,0 +1,151 @@
+//! `pagoda top`: samples the daemon, shows the rates.
+
+mod model;
+mod text;
+mod view;
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use pagoda_api::{Client, ClientError};
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use serde::Serialize;
+
+use self::model::{Row, Sample, rows};
+use self::view::View;
+use crate::cli;
+use crate::exit::UsageError;
+use crate::output::{print_json_line, print_text};
+use crate::show::Format;
+
+/// What a key asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Command {
+    Quit,
+    Move(isize),
+}
+
+pub fn run(client: &Client, options: &cli::Top, format: Format) -> Result<()> {
+    let sampler = Sampler { client, start: Instant::now() };
+    let interval = Duration::from_secs_f64(options.interval);
+    match options.batch {
+        Some(count) => batch(&sampler, count, interval, format),
+        None if format == Format::Json => {
+            Err(UsageError("--json needs --batch N: the live view is for people".into()).into())
+        }
+        None if !std::io::stdout().is_terminal() => {
+            Err(UsageError("standard output is not a terminal: add --batch N".into()).into())
+        }
+        None => {
+            let first = sampler.sample()?;
+            let mut terminal = ratatui::try_init().context("set up the terminal")?;
+            let result = live(&mut terminal, &sampler, first, interval);
+            ratatui::restore();
+            result
+        }
+    }
+}
+
+struct Sampler<'a> {
+    client: &'a Client,
+    start: Instant,
+}
+
+impl Sampler<'_> {
+    fn sample(&self) -> Result<Sample, ClientError> {
+        let vms = self.client.vms()?.vms;
+        Ok(Sample { at: self.start.elapsed(), vms })
+    }
+}
+
+/// One sample of `--batch --json`.
+#[derive(Serialize)]
+struct BatchSample<'a> {
+    at_s: f64,
+    vms: &'a [Row],
+}
+
+/// Prints `count` samples; the first one after an interval, for rates need two.
+fn batch(sampler: &Sampler<'_>, count: u32, interval: Duration, format: Format) -> Result<()> {
+    let mut before = sampler.sample()?;
+    for index in 0..count {
+        std::thread::sleep(interval);
+        let now = sampler.sample()?;
+        let rows = rows(Some(&before), &now);
+        match format {
+            Format::Json => print_json_line(&BatchSample { at_s: now.at.as_secs_f64(), vms: &rows })?,
+            Format::Text => {
+                let gap = if index == 0 { "" } else { "\n" };
+                print_text(&format!("{gap}{}", text::render(&rows)))?;
+            }
+        }
+        before = now;
+    }
+    Ok(())
+}
+
+/// Draws until the user quits. A daemon that goes away is waited for: its VMs wait, too.
+fn live(
+    terminal: &mut ratatui::DefaultTerminal,
+    sampler: &Sampler<'_>,
+    first: Sample,
+    interval: Duration,
+) -> Result<()> {
+    let mut view = View::default();
+    view.update(rows(None, &first));
+    let mut before = first;
+    let mut next = Instant::now() + interval;
+    loop {
+        terminal.draw(|frame| view.draw(frame)).context("draw")?;
+        if event::poll(next.saturating_duration_since(Instant::now())).context("wait for a key")? {
+            let pressed = event::read().context("read a key")?;
+            match command(&pressed) {
+                Some(Command::Quit) => return Ok(()),
+                Some(Command::Move(step)) => view.select(step),
+                None => {}
+            }
+            continue;
+        }
+        next = Instant::now() + interval;
+        match sampler.sample() {
+            Ok(now) => {
+                view.update(rows(Some(&before), &now));
+                before = now;
+            }
+            Err(error) => view.trouble = Some(error.to_string()),
+        }
+    }
+}
+
+fn command(event: &Event) -> Option<Command> {
+    let Event::Key(KeyEvent { code, modifiers, kind, .. }) = event else { return None };
+    if *kind == KeyEventKind::Release {
+        return None;
+    }
+    match code {
+        KeyCode::Char('c') if modifiers.contains(KeyModifiers::CONTROL) => Some(Command::Quit),
+        KeyCode::Char('q') | KeyCode::Esc => Some(Command::Quit),
+        KeyCode::Down | KeyCode::Char('j') => Some(Command::Move(1)),
+        KeyCode::Up | KeyCode::Char('k') => Some(Command::Move(-1)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys() {
+        let check = |code: KeyCode, modifiers: KeyModifiers, expected: Option<Command>| {
+            assert_eq!(command(&Event::Key(KeyEvent::new(code, modifiers))), expected, "{code:?}");
+        };
+        check(KeyCode::Char('q'), KeyModifiers::NONE, Some(Command::Quit));
+        check(KeyCode::Char('c'), KeyModifiers::CONTROL, Some(Command::Quit));
+        check(KeyCode::Char('c'), KeyModifiers::NONE, None);
+        check(KeyCode::Down, KeyModifiers::NONE, Some(Command::Move(1)));
+        check(KeyCode::Char('k'), KeyModifiers::NONE, Some(Command::Move(-1)));
+        assert_eq!(command(&Event::Resize(1, 1)), None);
+    }
+}

@@ -1,0 +1,140 @@
+//! Sizes as people write and read them: binary units throughout, as QEMU's.
+
+/// Reads a size of Pagoda's own options: a number and a unit, `4G`, `1.5GiB`, `512m`.
+///
+/// The unit is required, because QEMU reads a bare number as MiB, libvirt as KiB.
+///
+/// # Errors
+/// A sentence that says what would be right.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let advice = || format!("{text:?} is not a size; write a number and a unit, such as 512M or 4G");
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" => return Err(format!("{text:?} has no unit; write {text}M or {text}G")),
+        "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        _ => return Err(advice()),
+    };
+    scale(digits, unit).ok_or_else(advice)
+}
+
+/// Reads a size as QEMU's `qemu_strtosz` does: decimal with a fraction or hexadecimal, then a
+/// suffix of `BKMGTPE` in either case; without one it counts in `default_unit` bytes.
+pub fn parse_qemu_size(text: &str, default_unit: u64) -> Option<u64> {
+    if let Some(hex) = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        return u64::from_str_radix(hex, 16).ok()?.checked_mul(default_unit);
+    }
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" => default_unit,
+        "B" => 1,
+        "K" => 1 << 10,
+        "M" => 1 << 20,
+        "G" => 1 << 30,
+        "T" => 1 << 40,
+        "P" => 1 << 50,
+        "E" => 1 << 60,
+        _ => return None,
+    };
+    scale(digits, unit)
+}
+
+/// `digits` may have a fraction; a fraction of a byte is rounded down.
+fn scale(digits: &str, unit: u64) -> Option<u64> {
+    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, "0"));
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    // Nine digits tell bytes apart within a GiB, and the product below stays in range.
+    if !is_number(whole) || !is_number(fraction) || fraction.len() > 9 {
+        return None;
+    }
+    let whole = whole.parse::<u64>().ok()?.checked_mul(unit)?;
+    let denominator = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
+    let part = u128::from(fraction.parse::<u64>().ok()?) * u128::from(unit) / denominator;
+    whole.checked_add(u64::try_from(part).ok()?)
+}
+
+/// A size for tables: one decimal below a hundred, `1.5G`, `512M`, `0`.
+pub fn format_size(bytes: u64) -> String {
+    const UNITS: [&str; 7] = ["", "K", "M", "G", "T", "P", "E"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    // 1023.95 is the least that would print as 1024.0.
+    while value >= 1023.95 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let decimals = usize::from(value < 99.95);
+    let number = format!("{value:.decimals$}");
+    format!("{}{}", number.trim_end_matches(".0"), UNITS[unit])
+}
+
+/// The size in MiB, exactly, for QEMU's options; `bytes` is a multiple of MiB.
+pub fn format_mib(bytes: u64) -> String {
+    format!("{}M", bytes >> 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const G: u64 = 1 << 30;
+
+    #[test]
+    fn own_sizes() {
+        let check = |text: &str, expected: Option<u64>| {
+            assert_eq!(parse_size(text).ok(), expected, "{text}");
+        };
+        check("4G", Some(4 * G));
+        check("4g", Some(4 * G));
+        check("4GiB", Some(4 * G));
+        check("1.5G", Some(3 * G / 2));
+        check("0.25t", Some(256 * G));
+        check("512M", Some(G / 2));
+        check("4096B", Some(4096));
+        check("4096", None);
+        check("", None);
+        check("G", None);
+        check("4GB", None);
+        check("-4G", None);
+        check("4 G", None);
+        check("4..5G", None);
+        check("4.G", None);
+        check("99999999999T", None);
+        check("1e3G", None);
+        check("４G", None);
+        assert!(parse_size("4096").unwrap_err().contains("4096M"));
+    }
+
+    #[test]
+    fn qemus_sizes() {
+        let check = |text: &str, unit: u64, expected: Option<u64>| {
+            assert_eq!(parse_qemu_size(text, unit), expected, "{text}");
+        };
+        check("4096", 1 << 20, Some(4 * G));
+        check("4096", 1, Some(4096));
+        check("4G", 1 << 20, Some(4 * G));
+        check("786432k", 1, Some(768 << 20));
+        check("1.5G", 1, Some(3 * G / 2));
+        check("0x1000", 1, Some(4096));
+        check("1B", 1 << 20, Some(1));
+        check("4GiB", 1, None);
+        check("x", 1, None);
+        check("16E", 1, None);
+    }
+
+    #[test]
+    fn printed() {
+        let check = |bytes: u64, expected: &str| assert_eq!(format_size(bytes), expected);
+        check(0, "0");
+        check(1023, "1023");
+        check(1024, "1K");
+        check(1536, "1.5K");
+        check(4 * G, "4G");
+        check(G - 1, "1G");
+        check(100 * G + G / 2, "100G");
+        check(u64::MAX, "16E");
+    }
+}

@@ -1,0 +1,196 @@
+//! The program as users run it, against a small daemon in a thread of the test.
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output};
+
+use crate::daemon::FakeDaemon;
+use pagoda_api::VmKind;
+
+fn out(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_plain_program_gets_its_memory() {
+    let daemon = FakeDaemon::start("plain");
+    let script = "echo $PAGODA_RAM $PAGODA_RAM_FDS $PAGODA_TOKEN $PAGODA_ATTACH; stat -L -c %s $PAGODA_RAM; \
+                  echo $LD_PRELOAD; exit 7";
+    let words = ["run", "--plain", "--name", "toy", "--memory", "128M", "--dram", "64M", "--", "sh", "-c", script];
+    let output = daemon.pagoda(&words).output().unwrap();
+    assert_eq!(output.status.code(), Some(7), "the status is the program's: {}", err(&output));
+    let text = out(&output);
+    let lines: Vec<&str> = text.lines().collect();
+    let words: Vec<&str> = lines[0].split(' ').collect();
+    assert_eq!(words[0], format!("/proc/self/fd/{}", words[1]));
+    assert_eq!(words[2], "30313233343536373839616263646566");
+    assert_eq!(words[3], daemon.dir.join("attach").to_str().unwrap());
+    assert_eq!(lines[1], (128 << 20).to_string());
+    assert_eq!(lines[2], daemon.dir.join("shim.so").to_str().unwrap());
+
+    let vm = daemon.created().unwrap();
+    assert_eq!((vm.name.as_str(), vm.kind, vm.dram), ("toy", VmKind::Plain, Some(64 << 20)));
+    assert_eq!(vm.memory, [128 << 20]);
+    assert!(!daemon.asked().iter().any(|(line, _)| line.starts_with("DELETE")));
+}
+
+/// A QEMU that prints its arguments.
+fn fake_qemu(daemon: &FakeDaemon) -> String {
+    let path = daemon.dir.join("qemu-system-x86_64");
+    std::fs::write(&path, "#!/bin/sh\nfor word; do echo \"$word\"; done\n").unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+    path.to_str().unwrap().into()
+}
+
+#[test]
+fn qemu_gets_its_options_rewritten() {
+    let daemon = FakeDaemon::start("qemu");
+    let qemu = fake_qemu(&daemon);
+    let words = ["run", "--dram", "1G", "--", &qemu, "-name", "web1", "-m", "4G", "-device", "vfio-pci,host=01:00.0"];
+    let output = daemon.pagoda(&words).output().unwrap();
+    assert!(output.status.success(), "{}", err(&output));
+    assert!(err(&output).contains("stays in DRAM"), "{}", err(&output));
+    let text = out(&output);
+    assert!(text.contains("\n-object\nqom-type=memory-backend-file,id=pagoda-ram,size=4294967296,"), "{text}");
+    assert!(text.contains("mode=control"), "{text}");
+    let vm = daemon.created().unwrap();
+    assert_eq!((vm.name.as_str(), vm.memory), ("web1", vec![4 << 30]));
+    assert!(vm.pinned.unwrap().contains("vfio-pci"));
+}
+
+#[test]
+fn libvirts_emulator() {
+    let daemon = FakeDaemon::start("emulator");
+    let qemu = fake_qemu(&daemon);
+    let emulator = |words: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_pagoda"))
+            .arg0("/usr/bin/pagoda-qemu")
+            .args(words)
+            .env("PAGODA_SOCKET", daemon.socket())
+            .env("PAGODA_QEMU", &qemu)
+            .output()
+            .unwrap()
+    };
+    let probe = ["-S", "-no-user-config", "-nodefaults", "-nographic", "-machine", "none,accel=kvm:tcg", "-daemonize"];
+    let output = emulator(&probe);
+    assert_eq!(out(&output), probe.join("\n") + "\n", "{}", err(&output));
+    assert!(daemon.asked().is_empty());
+
+    let json = r#"{"qom-type":"memory-backend-ram","id":"pc.ram","size":805306368}"#;
+    let output = emulator(&[
+        "-name",
+        "guest=web1,debug-threads=on",
+        "-machine",
+        "pc-q35-7.2,usb=off,memory-backend=pc.ram",
+        "-m",
+        "768",
+        "-object",
+        json,
+        "-fw_cfg",
+        "name=opt/org.pagoda/dram,string=192M",
+    ]);
+    assert!(output.status.success(), "{}", err(&output));
+    assert!(out(&output).contains(r#""qom-type":"memory-backend-file""#), "{}", out(&output));
+    assert!(!out(&output).contains("fw_cfg"));
+    let vm = daemon.created().unwrap();
+    assert_eq!((vm.name.as_str(), vm.dram), ("web1", Some(192 << 20)));
+
+    let output = emulator(&["-m", "768"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(err(&output).contains("add -name"));
+}
+
+#[test]
+fn nothing_is_made_when_something_is_wrong() {
+    let daemon = FakeDaemon::start("wrong");
+    let qemu = fake_qemu(&daemon);
+    let check = |words: &[&str], status: i32, expected: &str| {
+        let output = daemon.pagoda(words).output().unwrap();
+        assert_eq!(output.status.code(), Some(status), "{words:?}: {}", err(&output));
+        assert!(err(&output).contains(expected), "{words:?}: {}", err(&output));
+    };
+    check(&["run", "--name", "a", "--", "/bin/true"], 2, "--plain");
+    check(&["run", "--name", "a", "--", "/no/qemu-system-x86_64", "-m", "1G"], 1, "does not exist");
+    check(&["run", "--name", "a", "--memory", "2G", "--", &qemu, "-m", "1G"], 2, "let them agree");
+    check(&["run", "--name", "a", "--dram", "2G", "--", &qemu, "-m", "1G"], 2, "more than the VM's memory");
+    check(&["run", "--name", "a", "--dram", "1M", "--", &qemu, "-m", "1G"], 2, "the least is 64 MiB");
+    check(&["run", "--name", "a/b", "--", &qemu, "-m", "1G"], 2, "only letters");
+    check(&["run", "--", &qemu, "-m", "1G"], 2, "has no name");
+    check(&["run", "--name", "a", "--", &qemu, "-mem-prealloc"], 2, "--reserve-swap");
+    check(&["run", "--name", "a", "--", &qemu, "--version"], 2, "without pagoda");
+    check(&["run", "--plain", "--name", "a", "--memory", "3M", "--", "true"], 2, "2 MiB");
+    assert!(daemon.asked().is_empty(), "{:?}", daemon.asked());
+
+    check(&["run", "--name", "taken", "--", &qemu, "-m", "1G"], 1, "choose another name");
+}
+
+#[test]
+fn a_vm_whose_program_does_not_start_is_given_up() {
+    let daemon = FakeDaemon::start("exec");
+    let program = daemon.dir.join("broken");
+    std::fs::write(&program, "#!/no/such/interpreter\n").unwrap();
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let words = ["run", "--plain", "--name", "toy", "--memory", "64M", "--", program.to_str().unwrap()];
+    let output = daemon.pagoda(&words).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", err(&output));
+    assert!(err(&output).contains("start "), "{}", err(&output));
+    assert_eq!(daemon.asked().last().unwrap().0, "DELETE /v1/vms/toy");
+
+    std::fs::remove_file(daemon.dir.join("shim.so")).unwrap();
+    let output = daemon.pagoda(&["run", "--plain", "--name", "b", "--memory", "64M", "--", "true"]).output().unwrap();
+    assert!(err(&output).contains("as the shim"), "{}", err(&output));
+    assert_eq!(daemon.asked().last().unwrap().0, "DELETE /v1/vms/b");
+}
+
+#[test]
+fn tables_and_json() {
+    let daemon = FakeDaemon::start("show");
+    let check = |words: &[&str], expected: &str| {
+        let output = daemon.pagoda(words).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {}", err(&output));
+        assert!(out(&output).contains(expected), "{words:?}: {}", out(&output));
+    };
+    check(&["ls"], "web1  running     4G");
+    check(&["ls", "--json"], "\"resident_bytes\": 1073741824");
+    check(&["vm", "show", "web1"], "resident       1G");
+    check(&["vm", "explain", "web1"], "--dram 1G");
+    check(&["vm", "set", "web1", "--dram", "2G", "--json"], "\"name\": \"web1\"");
+    assert_eq!(daemon.asked().last().unwrap().1, r#"{"dram":2147483648}"#);
+    check(&["vm", "set", "web1", "--dram", "all"], "web1");
+    assert_eq!(daemon.asked().last().unwrap().1, r#"{"dram":4294967296}"#);
+    check(&["top", "--batch", "1", "--interval", "0.1"], "web1  running     4G");
+    check(&["top", "--batch", "2", "--interval", "0.1", "--json"], "\"faults_per_s\":0.0");
+    check(&["completion", "bash"], "_pagoda()");
+}
+
+#[test]
+fn exit_statuses() {
+    let daemon = FakeDaemon::start("status");
+    let check = |words: &[&str], status: i32, expected: &str| {
+        let output = daemon.pagoda(words).output().unwrap();
+        assert_eq!(output.status.code(), Some(status), "{words:?}: {}", err(&output));
+        assert!(err(&output).contains(expected), "{words:?}: {}", err(&output));
+    };
+    check(&["vm", "show", "nobody"], 4, "see `pagoda ls`");
+    check(&["vm", "set", "web1", "--dram", "5G"], 2, "more than the VM's memory");
+    check(&["vm", "show", "a/b"], 2, "only letters");
+    check(&["--socket", "/nonexistent/socket", "ls"], 3, "systemctl start pagodad");
+    check(&["frobnicate"], 2, "unrecognized");
+    check(&["top"], 2, "--batch");
+}
+
+#[test]
+fn manual_pages() {
+    let daemon = FakeDaemon::start("man");
+    let dir = daemon.dir.join("man");
+    let output = daemon.pagoda(&["man", dir.to_str().unwrap()]).output().unwrap();
+    assert!(output.status.success(), "{}", err(&output));
+    for page in ["pagoda.1", "pagoda-run.1", "pagoda-vm-set.1", "pagoda-qemu.1"] {
+        let text = std::fs::read_to_string(dir.join(page)).unwrap();
+        assert!(text.contains(".SH NAME"), "{page}");
+    }
+}

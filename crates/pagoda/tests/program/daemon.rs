@@ -1,0 +1,170 @@
+//! A daemon small enough to live in a thread: it makes VMs of memfds and remembers what it was asked.
+
+use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+use pagoda_api::{CreateVm, VmKind};
+use rustix::fs::MemfdFlags;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketAddrUnix, SocketFlags, SocketType,
+};
+
+const TOKEN: &str = "30313233343536373839616263646566";
+
+/// The one VM that `ls`, `vm show` and `top` see.
+pub const VM: &str = r#"{"name":"web1","kind":"qemu","state":{"kind":"running"},"memory_bytes":4294967296,
+    "dram_limit_bytes":1073741824,"resident_bytes":1073741824,"swapped_bytes":1610612736,
+    "zero_bytes":1610612736,"swap_used_bytes":1610612736,"armed":true,"huge":false,"pid":42,
+    "counters":{"faults_minor":7,"pages_in":9}}"#;
+
+pub struct FakeDaemon {
+    pub dir: PathBuf,
+    asked: Arc<Mutex<Vec<(String, String)>>>,
+}
+
+impl FakeDaemon {
+    pub fn start(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("pagoda-cli-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        // An empty library: the dynamic linker says so on standard error and goes on.
+        std::fs::write(dir.join("shim.so"), "").unwrap();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let daemon = Self { dir, asked: Arc::clone(&asked) };
+        let control = UnixListener::bind(daemon.socket()).unwrap();
+        let attach = daemon.attach_listener();
+        let dir = daemon.dir.clone();
+        // The threads end with the test's process.
+        std::thread::spawn(move || {
+            for stream in control.incoming() {
+                let request = read_request(stream.as_ref().unwrap());
+                let line = request.0.clone();
+                asked.lock().unwrap().push(request.clone());
+                let (status, body) = answer(&line, &request.1, &dir, &attach);
+                let length = body.len();
+                let reply = format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\n\r\n{body}");
+                stream.unwrap().write_all(reply.as_bytes()).unwrap();
+            }
+        });
+        daemon
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("control")
+    }
+
+    /// First line and body of each request so far.
+    pub fn asked(&self) -> Vec<(String, String)> {
+        self.asked.lock().unwrap().clone()
+    }
+
+    pub fn created(&self) -> Option<CreateVm> {
+        let asked = self.asked();
+        let (_, body) = asked.iter().find(|(line, _)| line == "POST /v1/vms")?;
+        Some(serde_json::from_str(body).unwrap())
+    }
+
+    pub fn pagoda(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pagoda"));
+        command.args(words).env("PAGODA_SOCKET", self.socket());
+        command
+    }
+
+    fn attach_listener(&self) -> Arc<OwnedFd> {
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(self.dir.join("attach")).unwrap()).unwrap();
+        rustix::net::listen(&socket, 4).unwrap();
+        Arc::new(socket)
+    }
+}
+
+impl Drop for FakeDaemon {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn read_request(stream: &UnixStream) -> (String, String) {
+    let mut input = BufReader::new(stream);
+    let (mut first, mut length) = (String::new(), 0);
+    input.read_line(&mut first).unwrap();
+    loop {
+        let mut line = String::new();
+        input.read_line(&mut line).unwrap();
+        if line == "\r\n" {
+            break;
+        }
+        if let Some(value) = line.strip_prefix("Content-Length: ") {
+            length = value.trim().parse().unwrap();
+        }
+    }
+    let mut body = vec![0; length];
+    input.read_exact(&mut body).unwrap();
+    (first.trim().trim_end_matches(" HTTP/1.1").to_owned(), String::from_utf8(body).unwrap())
+}
+
+fn answer(line: &str, body: &str, dir: &std::path::Path, attach: &Arc<OwnedFd>) -> (&'static str, String) {
+    match line {
+        "GET /v1/vms" => ("200 OK", format!("{{\"vms\":[{VM}]}}")),
+        "GET /v1/vms/web1" | "PATCH /v1/vms/web1" => ("200 OK", VM.into()),
+        "GET /v1/vms/web1/explain" => {
+            ("200 OK", r#"{"lines":[{"term":"dram","value":"1G","reason":"--dram 1G"}]}"#.into())
+        }
+        "POST /v1/vms" => {
+            let vm: CreateVm = serde_json::from_str(body).unwrap();
+            if vm.name == "taken" {
+                let error = r#"{"code":"name_taken","message":"a VM named taken exists","hint":"choose another name"}"#;
+                return ("409 Conflict", error.into());
+            }
+            hand_over(vm.clone(), Arc::clone(attach));
+            let created = serde_json::json!({
+                "name": vm.name, "token": TOKEN, "attach_socket": dir.join("attach"), "shim": dir.join("shim.so")
+            });
+            ("201 Created", created.to_string())
+        }
+        _ if line.starts_with("DELETE ") => ("204 No Content", String::new()),
+        _ => {
+            ("404 Not Found", r#"{"code":"no_such_vm","message":"no VM of that name","hint":"see `pagoda ls`"}"#.into())
+        }
+    }
+}
+
+/// Answers one Fetch with memfds, and for QEMU a listening socket.
+fn hand_over(vm: CreateVm, attach: Arc<OwnedFd>) {
+    std::thread::spawn(move || {
+        let peer = rustix::net::accept(&*attach).unwrap();
+        let mut bytes = [0; 64];
+        let (mut data, mut none) = ([IoSliceMut::new(&mut bytes)], RecvAncillaryBuffer::default());
+        rustix::net::recvmsg(&peer, &mut data, &mut none, RecvFlags::empty()).unwrap();
+
+        let mut lens = pagoda_abi::attach::List::default();
+        let mut files = Vec::new();
+        for &bytes in &vm.memory {
+            assert!(lens.push(bytes));
+            let file = rustix::fs::memfd_create("ram", MemfdFlags::CLOEXEC).unwrap();
+            rustix::fs::ftruncate(&file, bytes).unwrap();
+            files.push(file);
+        }
+        let monitor = vm.kind == VmKind::Qemu;
+        if monitor {
+            let socket =
+                rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+            // Bound to a name that the kernel chooses.
+            rustix::net::bind(&socket, &SocketAddrUnix::new_unnamed()).unwrap();
+            rustix::net::listen(&socket, 1).unwrap();
+            files.push(socket);
+        }
+        let fds: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(9))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        let packet = pagoda_abi::attach::Packet::Fetched { monitor, lens }.encode();
+        rustix::net::sendmsg(&peer, &[IoSlice::new(packet.as_bytes())], &mut control, SendFlags::NOSIGNAL).unwrap();
+    });
+}

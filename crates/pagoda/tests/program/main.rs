@@ -1,0 +1,5 @@
+//! The program `pagoda` as users run it.
+
+mod cli;
+mod daemon;
+mod qemu;

@@ -1,0 +1,274 @@
+//! The attach socket: `pagoda run` fetches RAM here, the shim hands the VM over, and comes back to a new daemon.
+//!
+//! Each connection gets a thread until it has said what it is; then its engine owns it. A peer proves by the token which
+//! VM it is, and by the kernel's word (`SO_PEERCRED`) that it is the user and, later, the process that it was.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context, Result, bail, ensure};
+use pagoda_abi::Token;
+use pagoda_abi::attach::{FLAG_HUGE, List, PREPARED_DEVICE, Packet, Region as WireRegion, Shard as WireShard, Text};
+use pagoda_abi::record::{Kind, Record};
+use pagoda_pager::engine::{self, Parts};
+use pagoda_pager::handle::{Command, channel_pair};
+use pagoda_pager::space::{Region, Shard, Space};
+use pagoda_sys::host::FolioSize;
+use pagoda_sys::process;
+use pagoda_sys::ram::{LargeFolios, RamFile};
+use pagoda_sys::socket::{Connection, Listener, Peer, Received, SharedMap};
+use pagoda_sys::swapfile::{Reserve, SwapFile};
+use pagoda_sys::uffd::{self, Uffd};
+
+use crate::registry::{Registry, limit_of};
+
+/// userfaultfds asked for: past a few vCPUs one no longer scales, and two cost nothing.
+pub const UFFDS_PER_VM: u32 = 2;
+/// Connections that have not yet said what they are. More are closed at once: the shim tries again.
+const HANDSHAKES_MAX: usize = 64;
+
+/// Accepts connections for as long as the daemon runs.
+pub fn serve(listener: &Listener, registry: &Arc<Registry>) {
+    let open = Arc::new(AtomicUsize::new(0));
+    loop {
+        let connection = match listener.accept() {
+            Ok(connection) => connection,
+            Err(error) => {
+                tracing::warn!("attach socket: {error}");
+                std::thread::sleep(std::time::Duration::from_millis(10));
+                continue;
+            }
+        };
+        if open.fetch_add(1, Ordering::Relaxed) >= HANDSHAKES_MAX {
+            open.fetch_sub(1, Ordering::Relaxed);
+            continue;
+        }
+        let (registry, counted) = (Arc::clone(registry), Arc::clone(&open));
+        let handle = move || {
+            shake_hands(connection, &registry);
+            counted.fetch_sub(1, Ordering::Relaxed);
+        };
+        if let Err(error) = std::thread::Builder::new().name("attach".into()).spawn(handle) {
+            open.fetch_sub(1, Ordering::Relaxed);
+            tracing::warn!("attach: {error}");
+        }
+    }
+}
+
+fn shake_hands(connection: Connection, registry: &Arc<Registry>) {
+    let connection = Arc::new(connection);
+    if let Err(error) = greet(&connection, registry) {
+        tracing::warn!("attach refused: {error:#}");
+        let _ = connection.send(&Packet::Refused { text: Text::new(&format!("{error:#}")) }, &[]);
+    }
+}
+
+fn greet(connection: &Arc<Connection>, registry: &Arc<Registry>) -> Result<()> {
+    let peer = connection.peer().context("ask who connects")?;
+    let (packet, fds) = receive(connection)?;
+    match packet {
+        Packet::Fetch { token } => fetch(connection, registry, token, peer),
+        Packet::Prepare { token } => {
+            let shared = prepare(connection, registry, token, peer)?;
+            match receive(connection)? {
+                (Packet::Hello { token: again, regions, shards, .. }, fds) if again == token => {
+                    let hello = Hello { token, regions, shards, fds, peer };
+                    attach(connection, registry, hello, Some(shared))
+                }
+                _ => bail!("expected Hello after Prepare"),
+            }
+        }
+        Packet::Hello { token, regions, shards, .. } => {
+            attach(connection, registry, Hello { token, regions, shards, fds, peer }, None)
+        }
+        Packet::Calls { token } => {
+            let name = authorised(registry, token, peer)?;
+            let handle = registry.lock().get(&name).and_then(|vm| vm.handle.clone());
+            let handle = handle.with_context(|| format!("{name} is not attached"))?;
+            connection.send(&Packet::Welcome { flags: 0 }, &[])?;
+            handle.send(Command::Calls(owned(connection)?));
+            Ok(())
+        }
+        other => bail!("a connection does not begin with {other:?}"),
+    }
+}
+
+/// The engine's own end of the connection; ours closes when the handshake's thread ends.
+fn owned(connection: &Arc<Connection>) -> Result<Connection> {
+    Ok(Connection::from_fd(connection.as_fd().try_clone_to_owned()?))
+}
+
+fn receive(connection: &Connection) -> Result<(Packet, Vec<OwnedFd>)> {
+    match connection.recv()? {
+        Received::Message { packet, fds } => Ok((packet, fds)),
+        Received::Nothing | Received::Closed => bail!("the peer went away in the middle of the handshake"),
+    }
+}
+
+/// The VM of this token, if this peer may speak for it.
+fn authorised(registry: &Registry, token: Token, peer: Peer) -> Result<String> {
+    let vms = registry.lock();
+    let vm = vms.values().find(|vm| vm.record.token == token).context("no VM has this token")?;
+    let own = rustix::process::geteuid().as_raw();
+    let fetched_by = vm.fetched_by.map(|(_, uid)| uid);
+    ensure!(
+        peer.uid == 0 || peer.uid == own || Some(peer.uid) == fetched_by,
+        "user {} may not attach as {}",
+        peer.uid,
+        vm.record.name
+    );
+    let (pid, start) = vm.record.pid;
+    if pid != 0 {
+        let same = peer.pid == pid && process::start_time(pid).is_ok_and(|now| now == start);
+        ensure!(same, "{} is attached by process {pid}, not by {}", vm.record.name, peer.pid);
+    }
+    Ok(vm.record.name.clone())
+}
+
+fn fetch(connection: &Connection, registry: &Registry, token: Token, peer: Peer) -> Result<()> {
+    let name = authorised(registry, token, peer)?;
+    let mut vms = registry.lock();
+    let vm = vms.get_mut(&name).context("the VM is gone")?;
+    ensure!(vm.fetched_by.is_none() && !vm.ram.is_empty(), "the RAM of {name} was fetched before");
+    let mut lens = List::default();
+    let mut fds: Vec<BorrowedFd<'_>> = Vec::new();
+    for ram in &vm.ram {
+        lens.push(ram.len());
+        fds.push(ram.as_fd());
+    }
+    let monitor = vm.monitor.take();
+    fds.extend(monitor.as_ref().map(AsFd::as_fd));
+    connection.send(&Packet::Fetched { monitor: monitor.is_some(), lens }, &fds)?;
+    vm.fetched_by = Some((peer.pid, peer.uid));
+    Ok(())
+}
+
+fn prepare(connection: &Connection, registry: &Registry, token: Token, peer: Peer) -> Result<SharedMap> {
+    authorised(registry, token, peer)?;
+    let shared = SharedMap::create()?;
+    let device = uffd::open_device().ok();
+    let flags = huge_flag() | if device.is_some() { PREPARED_DEVICE } else { 0 };
+    let mut fds = vec![shared.as_fd()];
+    fds.extend(device.as_ref().map(AsFd::as_fd));
+    connection.send(&Packet::Prepared { uffds: UFFDS_PER_VM, flags }, &fds)?;
+    Ok(shared)
+}
+
+fn huge_flag() -> u32 {
+    if FolioSize::Huge.on_advice() || FolioSize::Chunk.on_advice() { FLAG_HUGE } else { 0 }
+}
+
+struct Hello {
+    token: Token,
+    regions: List<WireRegion, { pagoda_abi::REGIONS_MAX }>,
+    shards: List<WireShard, { pagoda_abi::UFFDS_MAX }>,
+    fds: Vec<OwnedFd>,
+    peer: Peer,
+}
+
+/// `prepared`: the VM is new, and this is the memory it shares. Otherwise its agent is back.
+fn attach(connection: &Arc<Connection>, registry: &Arc<Registry>, hello: Hello, prepared: Option<SharedMap>) -> Result<()> {
+    let name = authorised(registry, hello.token, hello.peer)?;
+    let engine = registry.lock().get(&name).and_then(|vm| vm.handle.clone());
+    if let Some(engine) = engine {
+        ensure!(prepared.is_none(), "{name} is attached already");
+        connection.send(&Packet::Welcome { flags: huge_flag() }, &[])?;
+        engine.send(Command::Agent(owned(connection)?));
+        return Ok(());
+    }
+    let pid = hello.peer.pid;
+    let pidfd = process::pidfd_open(pid).context("watch the VMM")?;
+    let start = process::start_time(pid).context("look at the VMM")?;
+    let (record, swap) = {
+        let mut vms = registry.lock();
+        let vm = vms.get_mut(&name).context("the VM is gone")?;
+        (vm.record.clone(), vm.swap.take())
+    };
+    let swap = match swap {
+        Some(swap) => swap,
+        None => {
+            let reserve = if record.reserve { Reserve::Yes } else { Reserve::No };
+            SwapFile::open(&registry.swap_path(&name), record.regions.iter().sum(), reserve)?
+        }
+    };
+    let (space, shared) = unpack(registry, &record, hello, prepared.as_ref().map(SharedMap::as_fd))?;
+    let taken_over = prepared.is_none();
+    let record = Record { pid: (pid, start), ..record };
+    registry.save(&record).context("write the VM's record")?;
+    let (handle, inbox) = channel_pair()?;
+    let parts = Parts {
+        name: name.clone(),
+        space,
+        swap,
+        shared,
+        agent: owned(connection)?,
+        welcome: Packet::Welcome { flags: huge_flag() },
+        pidfd,
+        limit: limit_of(record.dram),
+        direct: registry.direct,
+        pinned: record.pinned.clone(),
+        taken_over,
+    };
+    {
+        let mut vms = registry.lock();
+        let vm = vms.get_mut(&name).context("the VM is gone")?;
+        ensure!(vm.handle.is_none(), "{name} is being attached by another connection");
+        let token = record.token;
+        vm.record = record;
+        vm.ram.clear();
+        let notices = registry.notices();
+        engine::spawn(parts, inbox, Box::new(move |notice| drop(notices.send((token, notice)))))?;
+        vm.handle = Some(Arc::new(handle));
+    }
+    tracing::info!(vm = %name, pid, taken_over, "attached");
+    learn_accelerator(registry, &name);
+    Ok(())
+}
+
+/// Asks QEMU what runs the guest, when its monitor answers.
+fn learn_accelerator(registry: &Registry, name: &str) {
+    if registry.lock().get(name).is_none_or(|vm| vm.record.kind == Kind::Plain) {
+        return;
+    }
+    let accelerator = crate::qmp::accelerator(&registry.monitor_path(name));
+    if let Some(vm) = registry.lock().get_mut(name) {
+        vm.accelerator = accelerator;
+    }
+}
+
+/// Checks what the shim sent against what the VM was created with.
+fn unpack(
+    registry: &Registry,
+    record: &Record,
+    hello: Hello,
+    prepared: Option<BorrowedFd<'_>>,
+) -> Result<(Space, SharedMap)> {
+    let (regions, shards) = (hello.regions.as_slice(), hello.shards.as_slice());
+    ensure!(regions.len() == record.regions.len(), "{} regions instead of {}", regions.len(), record.regions.len());
+    ensure!(!shards.is_empty() && hello.fds.len() == regions.len() + shards.len() + 1, "wrong number of descriptors");
+    let mut fds = hello.fds.into_iter();
+    let large = if registry.direct { LargeFolios::Advise } else { LargeFolios::Never };
+    let mut mapped = Vec::new();
+    for (wire, len) in regions.iter().zip(&record.regions) {
+        ensure!(wire.len == *len, "a region of {} bytes instead of {len}", wire.len);
+        let ram = RamFile::from_fd(fds.next().context("RAM")?, *len)?;
+        let view = ram.map(large)?;
+        mapped.push(Region { addr: wire.addr, ram, view });
+    }
+    let mut watched = Vec::new();
+    for shard in shards {
+        let region = regions.get(shard.region as usize).context("a userfaultfd of no region")?;
+        let inside = shard.offset.checked_add(shard.len).is_some_and(|end| end <= region.len);
+        ensure!(inside && shard.len > 0, "a userfaultfd outside its region");
+        let uffd = Uffd::from_fd(fds.next().context("userfaultfd")?)?;
+        uffd.enable()?;
+        watched.push(Shard { addr: region.addr + shard.offset, len: shard.len, uffd });
+    }
+    let shared = fds.next().context("shared memory")?;
+    if let Some(ours) = prepared {
+        let (a, b) = (rustix::fs::fstat(ours)?, rustix::fs::fstat(&shared)?);
+        ensure!((a.st_dev, a.st_ino) == (b.st_dev, b.st_ino), "the shared memory is not the one that was given");
+    }
+    Ok((Space::new(mapped, watched)?, SharedMap::from_fd(shared)?))
+}

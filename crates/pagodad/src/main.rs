@@ -1,0 +1,126 @@
+//! `pagodad`, the daemon. This file is wiring only: read it as a table of contents.
+
+mod attach;
+mod config;
+mod control;
+mod metrics;
+mod qmp;
+mod registry;
+
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use pagoda_sys::host::{FolioSize, ShmemHuge};
+use pagoda_sys::socket::Listener;
+
+use config::{Args, Config};
+use registry::Registry;
+
+/// How long the previous daemon may take to end before this one gives up.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
+/// How often VMs that never attached are looked for.
+const REAP_PERIOD: Duration = Duration::from_secs(1);
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    if args.list_metrics {
+        print!("{}", metrics::catalogue_table());
+        return Ok(());
+    }
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()))
+        .with_writer(std::io::stderr)
+        .init();
+    run(Config::load(args)?)
+}
+
+fn run(config: Config) -> Result<()> {
+    for dir in [&config.state_dir, &config.state_dir.join("vms"), &config.swap_dir] {
+        make_private_dir(dir)?;
+    }
+    let _lock = lock(&config.state_dir)?;
+    let permission = check_host(&config)?;
+    let control = control::bind_control(&config.socket)?;
+    let attach = Listener::bind(&config.attach_socket)?;
+    let metrics = config.metrics.map(std::net::TcpListener::bind).transpose().context("listen for metrics")?;
+
+    let (notices, heard) = channel();
+    let direct = FolioSize::Chunk.on_advice();
+    let registry = Arc::new(Registry::new(config, direct, permission, notices));
+    registry.load().context("read the state directory")?;
+    let (listening, attaching, reaping) = (Arc::clone(&registry), Arc::clone(&registry), Arc::clone(&registry));
+    start("notices", move || listening.listen(&heard))?;
+    start("attach", move || attach::serve(&attach, &attaching))?;
+    start("reaper", move || {
+        loop {
+            std::thread::sleep(REAP_PERIOD);
+            reaping.reap();
+        }
+    })?;
+    control::run(&registry, control, metrics)?;
+    registry.detach_all();
+    Ok(())
+}
+
+fn start(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
+    std::thread::Builder::new().name(name.into()).spawn(body).with_context(|| format!("start the {name} thread"))?;
+    Ok(())
+}
+
+/// Makes a directory for its owner alone, or checks that it is one.
+fn make_private_dir(path: &Path) -> Result<()> {
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.with_context(|| format!("make directory {}", path.display()))?;
+    let stat = rustix::fs::stat(path).with_context(|| format!("look at {}", path.display()))?;
+    if stat.st_mode & 0o022 != 0 {
+        bail!("{} can be written by others: VM memory goes there; run `chmod 700 {0}`", path.display());
+    }
+    Ok(())
+}
+
+/// One daemon a state directory. The previous one may still be ending.
+fn lock(dir: &Path) -> Result<std::fs::File> {
+    let path = dir.join("lock");
+    let file = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
+    let start = std::time::Instant::now();
+    while rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
+        if start.elapsed() > LOCK_WAIT {
+            bail!("another pagodad uses the state directory {}", dir.display());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(file)
+}
+
+/// Tries on this kernel what everything rests on, and says in which way userfaultfd is permitted.
+fn check_host(config: &Config) -> Result<String> {
+    if config.tune_host {
+        tune_host();
+    }
+    let report = pagoda_sys::host::selftest().context("this host cannot page VMs from user space")?;
+    for limit in [pagoda_sys::process::Limit::Files, pagoda_sys::process::Limit::Locked] {
+        if let Err(error) = pagoda_sys::process::raise_limit(limit, u64::MAX) {
+            tracing::debug!("raise {limit:?}: {error}");
+        }
+    }
+    Ok(format!("{:?}", report.permission).to_lowercase())
+}
+
+/// What `--tune-host` stands for: settings of the whole system that make VMs faster and harm nobody else.
+fn tune_host() {
+    for size in [FolioSize::Chunk, FolioSize::Huge] {
+        if !size.on_advice()
+            && let Err(error) = size.set(ShmemHuge::Advise)
+        {
+            tracing::warn!("allow {size:?} folios for shared memory: {error}");
+        }
+    }
+    if let Err(error) = pagoda_sys::host::raise_max_map_count() {
+        tracing::warn!("raise vm.max_map_count: {error}");
+    }
+}

@@ -1,0 +1,297 @@
+//! The VMs of this daemon: who exists, what each was promised, how it is reached.
+//!
+//! Owns the state directory (one record a VM), the swap directory (one file a VM) and a handle for each engine. The lock is
+//! held for bookkeeping only, never while an engine or a monitor is waited for.
+
+mod describe;
+mod life;
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use pagoda_abi::Token;
+use pagoda_abi::record::{Kind, Record};
+use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, VmInfo, VmKind, VmPatch};
+use pagoda_core::units::{Bytes, PageCount};
+use pagoda_pager::handle::{Command, Handle, Notice};
+use pagoda_sys::ram::RamFile;
+use pagoda_sys::swapfile::{Reserve, SwapFile};
+
+use crate::config::Config;
+
+/// VMs of one daemon: each has a thread, a ring and some twenty file descriptors.
+pub const VMS_MAX: usize = 1024;
+
+/// A VM.
+#[derive(Debug)]
+pub struct Vm {
+    pub record: Record,
+    /// Its engine, once a VMM attached to this daemon.
+    pub handle: Option<Arc<Handle>>,
+    /// Made at creation, given to the VMM and the engine.
+    pub ram: Vec<RamFile>,
+    pub swap: Option<SwapFile>,
+    /// QEMU's monitor socket, until it is fetched.
+    pub monitor: Option<OwnedFd>,
+    pub created: Instant,
+    /// The process that fetched the RAM, and its user.
+    pub fetched_by: Option<(u32, u32)>,
+    /// What the engine said when it stalled.
+    pub stalled: Option<(String, Instant)>,
+    pub accelerator: Option<String>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Registry {
+    pub config: Config,
+    /// Large folios for whole chunks are to be had.
+    pub direct: bool,
+    /// How this daemon may use userfaultfd.
+    pub permission: String,
+    vms: Mutex<BTreeMap<String, Vm>>,
+    notices: Sender<(Token, Notice)>,
+}
+
+pub fn error(code: ErrorCode, message: impl Into<String>, hint: Option<&str>) -> ApiError {
+    ApiError { code, message: message.into(), hint: hint.map(str::to_owned) }
+}
+
+fn internal(what: &str, cause: impl std::fmt::Display) -> ApiError {
+    error(ErrorCode::Internal, format!("{what}: {cause}"), None)
+}
+
+impl Registry {
+    pub fn new(config: Config, direct: bool, permission: String, notices: Sender<(Token, Notice)>) -> Registry {
+        Registry { config, direct, permission, vms: Mutex::default(), notices }
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Vm>> {
+        self.vms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where an engine's notices go.
+    pub fn notices(&self) -> Sender<(Token, Notice)> {
+        self.notices.clone()
+    }
+
+    pub fn record_path(&self, name: &str) -> PathBuf {
+        self.config.state_dir.join("vms").join(format!("{name}.vm"))
+    }
+
+    pub fn swap_path(&self, name: &str) -> PathBuf {
+        self.config.swap_dir.join(format!("{name}.swap"))
+    }
+
+    pub fn monitor_path(&self, name: &str) -> PathBuf {
+        self.config.state_dir.join("vms").join(format!("{name}.qmp"))
+    }
+
+    /// Makes a VM that a program can attach to. Nothing is left behind when it fails.
+    ///
+    /// # Errors
+    /// Bad sizes, a name that is taken, no room or an unfit file system for swap: each says what to do.
+    pub fn create(&self, request: CreateVm) -> Result<CreatedVm, ApiError> {
+        request.check().map_err(|message| error(ErrorCode::BadRequest, message, None))?;
+        let memory = request.memory_bytes();
+        let dram = request.dram.unwrap_or(memory);
+        let mut vms = self.lock();
+        if vms.contains_key(&request.name) {
+            let hint = "choose another name, or see `pagoda vm show`";
+            return Err(error(ErrorCode::NameTaken, format!("a VM named {} exists", request.name), Some(hint)));
+        }
+        if vms.len() >= VMS_MAX {
+            return Err(error(ErrorCode::NoRoom, format!("this daemon has {VMS_MAX} VMs already"), None));
+        }
+        self.check_swap_room(memory - dram.min(memory))?;
+        let token = random_token().map_err(|e| internal("make a token", e))?;
+        let kind = match request.kind {
+            VmKind::Qemu => Kind::Qemu,
+            VmKind::Plain => Kind::Plain,
+        };
+        let record = Record {
+            name: request.name.clone(),
+            token,
+            kind,
+            regions: request.memory,
+            dram,
+            reserve: request.reserve_swap,
+            pid: (0, 0),
+            pinned: request.pinned,
+        };
+        let vm = self.make(record)?;
+        vms.insert(request.name.clone(), vm);
+        Ok(CreatedVm {
+            name: request.name,
+            token: token.to_hex(),
+            attach_socket: self.config.attach_socket.clone(),
+            shim: self.config.shim.clone(),
+        })
+    }
+
+    fn check_swap_room(&self, needed: u64) -> Result<(), ApiError> {
+        let dir = &self.config.swap_dir;
+        let free = pagoda_sys::swapfile::fs_free(dir).map_err(|e| internal(&format!("look at {}", dir.display()), e))?;
+        if free >= needed {
+            return Ok(());
+        }
+        let message = format!(
+            "the swap directory {} has {} free, but this VM may need {} there",
+            dir.display(),
+            Bytes(free),
+            Bytes(needed)
+        );
+        Err(error(ErrorCode::NoRoom, message, Some("make room there, name another with --swap-dir, or give more --dram")))
+    }
+
+    fn make(&self, record: Record) -> Result<Vm, ApiError> {
+        let swap_path = self.swap_path(&record.name);
+        let reserve = if record.reserve { Reserve::Yes } else { Reserve::No };
+        let total = record.regions.iter().sum();
+        let swap = SwapFile::create(&swap_path, total, reserve)
+            .map_err(|e| error(ErrorCode::Unsupported, format!("make the VM's swap file: {e}"), None))?;
+        let made = self.make_rest(&record);
+        let (ram, monitor) = made.inspect_err(|_| {
+            let _ = std::fs::remove_file(&swap_path);
+            let _ = std::fs::remove_file(self.monitor_path(&record.name));
+        })?;
+        Ok(Vm {
+            record,
+            handle: None,
+            ram,
+            swap: Some(swap),
+            monitor,
+            created: Instant::now(),
+            fetched_by: None,
+            stalled: None,
+            accelerator: None,
+        })
+    }
+
+    fn make_rest(&self, record: &Record) -> Result<(Vec<RamFile>, Option<OwnedFd>), ApiError> {
+        let owner = rustix::process::geteuid().as_raw();
+        let ram = record.regions.iter().map(|len| RamFile::create(&record.name, *len, owner)).collect::<Result<_, _>>();
+        let ram = ram.map_err(|e| internal("make the VM's RAM", e))?;
+        let monitor = match record.kind {
+            Kind::Qemu => Some(listen(&self.monitor_path(&record.name)).map_err(|e| internal("make the monitor", e))?),
+            Kind::Plain => None,
+        };
+        self.save(record).map_err(|e| internal("write the VM's record", e))?;
+        Ok((ram, monitor))
+    }
+
+    /// Writes a record so that it is there whole or not at all.
+    pub fn save(&self, record: &Record) -> std::io::Result<()> {
+        write_whole(&self.record_path(&record.name), record.to_text().as_bytes())
+    }
+
+    /// Changes settings; they take effect at once.
+    ///
+    /// # Errors
+    /// No such VM; a cap that does not fit it.
+    pub fn patch(&self, name: &str, patch: VmPatch) -> Result<VmInfo, ApiError> {
+        let mut vms = self.lock();
+        let vm = vms.get_mut(name).ok_or_else(|| no_such_vm(name))?;
+        if let Some(dram) = patch.dram {
+            let memory = vm.record.regions.iter().sum();
+            pagoda_api::types::check_dram(dram, memory).map_err(|text| error(ErrorCode::BadRequest, text, None))?;
+            let record = Record { dram, ..vm.record.clone() };
+            self.save(&record).map_err(|e| internal("write the VM's record", e))?;
+            vm.record = record;
+            if let Some(handle) = &vm.handle {
+                handle.send(Command::SetLimit(limit_of(dram)));
+            }
+        }
+        drop(vms);
+        self.get(name)
+    }
+
+    /// The cause of a stall is gone: tries again what failed, and lets the VM run.
+    ///
+    /// # Errors
+    /// No such VM; one that is not stalled.
+    pub fn cont(&self, name: &str) -> Result<VmInfo, ApiError> {
+        let mut vms = self.lock();
+        let vm = vms.get_mut(name).ok_or_else(|| no_such_vm(name))?;
+        let Some(handle) = vm.handle.clone() else {
+            return Err(error(ErrorCode::WrongState, format!("{name} is not attached"), None));
+        };
+        let stalled = vm.stalled.take();
+        let kind = vm.record.kind;
+        drop(vms);
+        if stalled.is_none() && handle.status().stalled.is_none() {
+            return Err(error(ErrorCode::WrongState, format!("{name} is not stalled, so there is nothing to continue"), None));
+        }
+        handle.send(Command::Continue);
+        if kind == Kind::Qemu {
+            let monitor = self.monitor_path(name);
+            crate::qmp::execute(&monitor, "cont").map_err(|e| internal("continue the VM", format!("{e:#}")))?;
+        }
+        self.get(name)
+    }
+
+    /// Gives up a VM that no program attached to.
+    ///
+    /// # Errors
+    /// No such VM; one that runs.
+    pub fn delete(&self, name: &str) -> Result<(), ApiError> {
+        let mut vms = self.lock();
+        let vm = vms.get(name).ok_or_else(|| no_such_vm(name))?;
+        if vm.record.pid.0 != 0 {
+            let hint = "stop its program instead; it is forgotten when that ends";
+            return Err(error(ErrorCode::WrongState, format!("{name} is attached"), Some(hint)));
+        }
+        vms.remove(name);
+        self.forget(name);
+        Ok(())
+    }
+
+    /// Removes a VM's files. Its memory goes with the last descriptor.
+    pub fn forget(&self, name: &str) {
+        for path in [self.record_path(name), self.swap_path(name), self.monitor_path(name)] {
+            if let Err(error) = std::fs::remove_file(&path)
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                tracing::warn!("remove {}: {error}", path.display());
+            }
+        }
+    }
+}
+
+pub fn no_such_vm(name: &str) -> ApiError {
+    error(ErrorCode::NoSuchVm, format!("there is no VM named {name}"), Some("see `pagoda ls`"))
+}
+
+/// A cap in pages, rounded down so that it is kept.
+pub fn limit_of(dram: u64) -> PageCount {
+    Bytes(dram).pages_floor()
+}
+
+fn random_token() -> std::io::Result<Token> {
+    let mut token = [0; 16];
+    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut token)?;
+    Ok(Token(token))
+}
+
+/// A listening Unix socket for its owner alone: the directory it is in is.
+fn listen(path: &Path) -> std::io::Result<OwnedFd> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    Ok(std::os::unix::net::UnixListener::bind(path)?.into())
+}
+
+/// Writes a file by rename, readable by its owner alone.
+fn write_whole(path: &Path, content: &[u8]) -> std::io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let part = path.with_extension("part");
+    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&part)?;
+    std::io::Write::write_all(&mut file, content)?;
+    file.sync_all()?;
+    std::fs::rename(&part, path)
+}

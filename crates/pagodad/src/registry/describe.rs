@@ -1,0 +1,171 @@
+//! What the registry tells about VMs and the host.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use pagoda_abi::record::Kind;
+use pagoda_api::types::{
+    ApiError, Explain, ExplainLine, Health, HostInfo, Latency, VmInfo, VmKind, VmState,
+};
+use pagoda_core::stats::{CATALOGUE, FAULT_CAUSES, Metric};
+use pagoda_core::units::{Bytes, PAGE_SIZE};
+use pagoda_pager::handle::{Handle, Status};
+use pagoda_sys::host::FolioSize;
+
+use super::{Registry, Vm, no_such_vm};
+
+impl Registry {
+    /// All VMs, by name.
+    pub fn list(&self) -> Vec<VmInfo> {
+        let names: Vec<String> = self.lock().keys().cloned().collect();
+        names.iter().filter_map(|name| self.get(name).ok()).collect()
+    }
+
+    /// One VM, as of now.
+    ///
+    /// # Errors
+    /// No such VM.
+    pub fn get(&self, name: &str) -> Result<VmInfo, ApiError> {
+        // The engine is asked without the lock: it may be waiting for its disk.
+        let handle = self.lock().get(name).ok_or_else(|| no_such_vm(name))?.handle.clone();
+        let status = handle.as_deref().map(Handle::fresh_status);
+        let vms = self.lock();
+        let vm = vms.get(name).ok_or_else(|| no_such_vm(name))?;
+        Ok(self.info(vm, status))
+    }
+
+    fn info(&self, vm: &Vm, status: Option<Arc<Status>>) -> VmInfo {
+        let memory_bytes: u64 = vm.record.regions.iter().sum();
+        let attached = status.is_some();
+        let status = status.unwrap_or_default();
+        let gauge = |metric| status.stats.get(metric) * PAGE_SIZE;
+        let resident_bytes = if status.armed { gauge(Metric::Resident) } else { status.ram_bytes };
+        let swapped_bytes = gauge(Metric::Swapped);
+        let counters = CATALOGUE.iter().zip(status.stats.values()).map(|(def, value)| (def.name.to_owned(), *value));
+        let mut counters: BTreeMap<String, u64> = counters.collect();
+        counters.insert("table_bytes".into(), status.table_bytes);
+        VmInfo {
+            name: vm.record.name.clone(),
+            kind: match vm.record.kind {
+                Kind::Qemu => VmKind::Qemu,
+                Kind::Plain => VmKind::Plain,
+            },
+            state: state_of(vm, attached, &status),
+            pinned: status.pinned.clone().or_else(|| vm.record.pinned.clone()),
+            memory_bytes,
+            dram_limit_bytes: vm.record.dram,
+            resident_bytes,
+            swapped_bytes,
+            zero_bytes: memory_bytes.saturating_sub(resident_bytes + swapped_bytes),
+            swap_used_bytes: status.swap_bytes,
+            armed: status.armed,
+            huge: attached && !status.armed && FolioSize::Huge.on_advice(),
+            pid: (vm.record.pid.0 != 0).then_some(vm.record.pid.0),
+            accelerator: vm.accelerator.clone(),
+            uffds: if attached { crate::attach::UFFDS_PER_VM } else { 0 },
+            counters,
+            latency: latency_of(&status),
+        }
+    }
+
+    /// Why a VM has what it has, term by term.
+    ///
+    /// # Errors
+    /// No such VM.
+    pub fn explain(&self, name: &str) -> Result<Explain, ApiError> {
+        let vm = self.get(name)?;
+        let mut lines = Vec::new();
+        let mut line = |term: &str, value: String, reason: &str| {
+            lines.push(ExplainLine { term: term.to_owned(), value, reason: reason.to_owned() });
+        };
+        line("memory", Bytes(vm.memory_bytes).to_string(), "what the guest was given; its guest-physical RAM");
+        let cap = if vm.dram_limit_bytes < vm.memory_bytes {
+            "hard cap set with --dram; `pagoda vm set --dram` changes it"
+        } else {
+            "no cap: all of its memory may be in DRAM"
+        };
+        line("dram", Bytes(vm.dram_limit_bytes).to_string(), cap);
+        line("resident", Bytes(vm.resident_bytes).to_string(), "pages in DRAM now");
+        line("swapped", Bytes(vm.swapped_bytes).to_string(), "pages whose content is only in its swap file");
+        line("zero", Bytes(vm.zero_bytes).to_string(), "never written, all zero, or given back by the guest: nowhere");
+        line("swap file", Bytes(vm.swap_used_bytes).to_string(), "on the disk, clean copies of resident pages included");
+        match (&vm.pinned, vm.armed) {
+            (Some(reason), _) => line("pinned", "yes".into(), &format!("nothing is evicted: {reason}")),
+            (None, true) => line("armed", "yes".into(), "its cap is below its memory: Pagoda serves its page faults"),
+            (None, false) => line("armed", "no".into(), "no pressure: the kernel serves its faults, on huge pages where they are to be had"),
+        }
+        match &vm.state {
+            VmState::Created => line("state", "created".into(), "no program has attached yet"),
+            VmState::Running => line("state", "running".into(), "its page faults are answered"),
+            VmState::Waiting => line("state", "waiting".into(), "the agent in its process is away; what it needs waits"),
+            VmState::Stalled { reason, since_s } => line("state", format!("stalled for {since_s} s"), reason),
+        }
+        let waits = vm.counters.get("pin_waits").copied().unwrap_or(0);
+        if waits > 0 {
+            line("pin waits", waits.to_string(), "times page-out waited for disk I/O of the VM that may hold pages pinned");
+        }
+        Ok(Explain { lines })
+    }
+
+    /// The host as this daemon sees it.
+    pub fn host(&self) -> HostInfo {
+        let uname = rustix::system::uname();
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let kib = |key: &str| {
+            let line = meminfo.lines().find_map(|line| line.strip_prefix(key));
+            line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) * 1024
+        };
+        let folio = |size: FolioSize| size.setting().map_or("not offered by the kernel", |setting| setting.word());
+        HostInfo {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            hostname: uname.nodename().to_string_lossy().into_owned(),
+            kernel: uname.release().to_string_lossy().into_owned(),
+            memory_total_bytes: kib("MemTotal:"),
+            memory_available_bytes: kib("MemAvailable:"),
+            state_dir: self.config.state_dir.clone(),
+            swap_dir: self.config.swap_dir.clone(),
+            swap_free_bytes: pagoda_sys::swapfile::fs_free(&self.config.swap_dir).unwrap_or(0),
+            uffd_permission: self.permission.clone(),
+            large_folios: format!("1 MiB: {}, 2 MiB: {}", folio(FolioSize::Chunk), folio(FolioSize::Huge)),
+            vms: self.lock().len() as u32,
+        }
+    }
+
+    /// Whether anything needs somebody's attention.
+    pub fn health(&self) -> Health {
+        let problems: Vec<String> = self
+            .list()
+            .iter()
+            .filter_map(|vm| match &vm.state {
+                VmState::Stalled { reason, since_s } => Some(format!("{} is stalled since {since_s} s: {reason}", vm.name)),
+                VmState::Waiting => Some(format!("{} waits: the agent in its process is away", vm.name)),
+                VmState::Created | VmState::Running => None,
+            })
+            .collect();
+        Health { ok: problems.is_empty(), problems }
+    }
+}
+
+fn state_of(vm: &Vm, attached: bool, status: &Status) -> VmState {
+    if let Some((reason, since)) = &vm.stalled {
+        return VmState::Stalled { reason: reason.clone(), since_s: since.elapsed().as_secs() };
+    }
+    if let Some(reason) = &status.stalled {
+        return VmState::Stalled { reason: reason.clone(), since_s: status.stalled_for.as_secs() };
+    }
+    match (attached, vm.record.pid.0) {
+        (true, _) if status.agent => VmState::Running,
+        (false, 0) => VmState::Created,
+        _ => VmState::Waiting,
+    }
+}
+
+fn latency_of(status: &Status) -> BTreeMap<String, Latency> {
+    let us = |duration: std::time::Duration| duration.as_nanos() as f64 / 1000.0;
+    let of = |(cause, histogram): (&Metric, &pagoda_pager::latency::Histogram)| {
+        let latency =
+            Latency { count: histogram.count(), p50_us: us(histogram.quantile(0.5)), p99_us: us(histogram.quantile(0.99)) };
+        (CATALOGUE[*cause as usize].name.to_owned(), latency)
+    };
+    FAULT_CAUSES.iter().zip(&status.latency).filter(|(_, histogram)| histogram.count() > 0).map(of).collect()
+}

@@ -1,0 +1,147 @@
+//! How VMs begin and end: found again after a restart, attached, stalled, gone.
+
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use pagoda_abi::Token;
+use pagoda_abi::record::{Kind, RECORD_MAX, Record};
+use pagoda_pager::handle::{Command, Notice};
+
+use super::{Registry, Vm};
+
+/// How long a VM may be made but not attached: a program is started and maps its RAM within seconds.
+const ATTACH_WAIT: Duration = Duration::from_secs(60);
+/// How long engines may take to let go when the daemon ends: their I/O in flight, at a slow disk's pace.
+const DETACH_WAIT: Duration = Duration::from_secs(10);
+
+impl Registry {
+    /// Reads the records of VMs that a previous daemon served. Those whose process still runs wait for its agent.
+    pub fn load(&self) -> std::io::Result<()> {
+        for entry in std::fs::read_dir(self.config.state_dir.join("vms"))? {
+            let path = entry?.path();
+            if path.extension().is_none_or(|extension| extension != "vm") {
+                continue;
+            }
+            match read_record(&path) {
+                Ok(record) => self.find_again(record),
+                Err(error) => tracing::error!("{}: {error}; it is left alone", path.display()),
+            }
+        }
+        Ok(())
+    }
+
+    fn find_again(&self, record: Record) {
+        let name = record.name.clone();
+        let (pid, start) = record.pid;
+        if pid != 0 && !runs(pid, start) {
+            tracing::info!(vm = %name, "its process ended while no daemon ran");
+            return self.forget(&name);
+        }
+        tracing::info!(vm = %name, pid, "waits for the agent in its process");
+        let vm = Vm {
+            record,
+            handle: None,
+            ram: Vec::new(),
+            swap: None,
+            monitor: None,
+            created: Instant::now(),
+            fetched_by: None,
+            stalled: None,
+            accelerator: None,
+        };
+        self.lock().insert(name, vm);
+    }
+
+    /// The VM with this token.
+    pub fn name_of(&self, token: Token) -> Option<String> {
+        self.lock().values().find(|vm| vm.record.token == token).map(|vm| vm.record.name.clone())
+    }
+
+    /// Handles what engines say, until the last sender is gone.
+    pub fn listen(self: &Arc<Self>, notices: &Receiver<(Token, Notice)>) {
+        while let Ok((token, notice)) = notices.recv() {
+            let Some(name) = self.name_of(token) else { continue };
+            match notice {
+                Notice::Stalled(reason) => self.stall(&name, reason),
+                Notice::Exited => {
+                    tracing::info!(vm = %name, "its process ended");
+                    self.lock().remove(&name);
+                    self.forget(&name);
+                }
+                Notice::Detached => {
+                    if let Some(vm) = self.lock().get_mut(&name) {
+                        vm.handle = None;
+                    }
+                }
+            }
+        }
+    }
+
+    fn stall(self: &Arc<Self>, name: &str, reason: String) {
+        let mut vms = self.lock();
+        let Some(vm) = vms.get_mut(name) else { return };
+        vm.stalled = Some((reason, Instant::now()));
+        if vm.record.kind == Kind::Qemu {
+            let monitor = self.monitor_path(name);
+            // QEMU answers when its vCPUs stand still, which may take until a fault is answered: nobody waits for it here.
+            let stop = move || {
+                if let Err(error) = crate::qmp::execute(&monitor, "stop") {
+                    tracing::warn!("stop a stalled VM: {error:#}");
+                }
+            };
+            let _ = std::thread::Builder::new().name("qmp-stop".into()).spawn(stop);
+        }
+    }
+
+    /// Forgets VMs that were made and never attached.
+    pub fn reap(&self) {
+        let mut vms = self.lock();
+        let late: Vec<String> = vms
+            .values()
+            .filter(|vm| vm.record.pid.0 == 0 && vm.handle.is_none())
+            .filter(|vm| {
+                let gone = vm.fetched_by.is_some_and(|(pid, _)| pagoda_sys::process::start_time(pid).is_err());
+                gone || vm.created.elapsed() > ATTACH_WAIT
+            })
+            .map(|vm| vm.record.name.clone())
+            .collect();
+        for name in late {
+            tracing::info!(vm = %name, "no program attached to it");
+            vms.remove(&name);
+            self.forget(&name);
+        }
+        // A VM that waits for its agent and whose process ended.
+        let ended: Vec<String> = vms
+            .values()
+            .filter(|vm| vm.handle.is_none() && vm.record.pid.0 != 0 && !runs(vm.record.pid.0, vm.record.pid.1))
+            .map(|vm| vm.record.name.clone())
+            .collect();
+        for name in ended {
+            tracing::info!(vm = %name, "its process ended");
+            vms.remove(&name);
+            self.forget(&name);
+        }
+    }
+
+    /// Lets every VM go, for the next daemon.
+    pub fn detach_all(&self) {
+        self.lock().values().filter_map(|vm| vm.handle.as_ref()).for_each(|handle| handle.send(Command::Detach));
+        let start = Instant::now();
+        while start.elapsed() < DETACH_WAIT && self.lock().values().any(|vm| vm.handle.is_some()) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn runs(pid: u32, start: u64) -> bool {
+    pagoda_sys::process::start_time(pid).is_ok_and(|now| now == start)
+}
+
+fn read_record(path: &std::path::Path) -> anyhow::Result<Record> {
+    use std::io::Read;
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(RECORD_MAX as u64 + 1).read_to_string(&mut text)?;
+    anyhow::ensure!(text.len() <= RECORD_MAX, "longer than a record can be");
+    Ok(Record::from_text(&text)?)
+}

@@ -1,0 +1,95 @@
+//! Commands from the host on the second serial port, so that a test can step a guest. Every command is answered
+//! on that port by the lines of what it does and then exactly one `reply ok` or `reply error MESSAGE`.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
+
+use crate::boot;
+use crate::params::Step;
+use crate::report::Report;
+use crate::session::Session;
+
+const PORT: &str = "/dev/ttyS1";
+
+/// Longer than any command; more is not one.
+const COMMAND_BYTES_MAX: usize = 256;
+
+pub fn serve(session: &mut Session<'_>, console: &Report) -> Result<()> {
+    let port = open_port().with_context(|| format!("open {PORT}: give the VM a second serial port"))?;
+    let mut commands = BufReader::new(port.try_clone().context("duplicate the serial port")?);
+    let report = Report::serial(port);
+    console.line(format_args!("control port={PORT}"));
+    report.line(format_args!("ready {}", boot::describe()?));
+    let mut text = String::new();
+    loop {
+        text.clear();
+        if commands.read_line(&mut text).with_context(|| format!("read {PORT}"))? == 0 {
+            bail!("{PORT} was hung up");
+        }
+        let command = text.trim();
+        if command.is_empty() {
+            continue;
+        }
+        match obey(session, command, &report) {
+            Ok(next) => {
+                report.line(format_args!("reply ok bad={}", report.bad_pages()));
+                if matches!(next, Next::End) {
+                    break;
+                }
+            }
+            Err(error) => report.line(format_args!("reply error {error:#}")),
+        }
+    }
+    console.add_bad_pages(report.bad_pages());
+    Ok(())
+}
+
+enum Next {
+    Command,
+    End,
+}
+
+fn obey(session: &mut Session<'_>, command: &str, report: &Report) -> Result<Next> {
+    if command.len() > COMMAND_BYTES_MAX {
+        bail!("a command has at most {COMMAND_BYTES_MAX} bytes");
+    }
+    let words: Vec<_> = command.split_ascii_whitespace().collect();
+    match words[..] {
+        ["fill", mib] => {
+            let mib = mib.parse().with_context(|| format!("{mib:?} is not a number of MiB"))?;
+            session.fill(Some(mib), session.params.run, report)?;
+        }
+        ["verify"] if session.has_memory() => session.verify(report),
+        ["verify"] => bail!("nothing to verify: fill first"),
+        ["run", name, ref settings @ ..] => {
+            let step = Step::parse([name].into_iter().chain(settings.iter().copied()), session.params.run)?;
+            if matches!(step, Step::Control) {
+                bail!("already under control");
+            }
+            session.run(&step, report)?;
+        }
+        ["idle", seconds] => {
+            let seconds = seconds.parse().with_context(|| format!("{seconds:?} is not a number of seconds"))?;
+            session.idle(Duration::from_secs(seconds), report)?;
+        }
+        ["drop"] => session.drop_memory(report)?,
+        ["poweroff"] => return Ok(Next::End),
+        _ => bail!(
+            "unknown command {command:?}; say fill MIB, verify, run PHASE [KEY=VALUE...], idle SECONDS, drop or poweroff"
+        ),
+    }
+    Ok(Next::Command)
+}
+
+/// Raw, so that the host's bytes are not echoed and lines end as they are written.
+fn open_port() -> Result<File> {
+    let port = OpenOptions::new().read(true).write(true).open(PORT)?;
+    let mut settings = tcgetattr(&port)?;
+    settings.make_raw();
+    tcsetattr(&port, OptionalActions::Now, &settings)?;
+    Ok(port)
+}

@@ -1,0 +1,183 @@
+//! Comparison benches: ours and its peers interleaved in one run, medians and spreads, the bars
+//! each figure is held to, a table, JSON and a plot.
+
+mod crash;
+mod fault;
+mod machine;
+mod overcommit;
+mod peers;
+mod queues;
+mod recover;
+mod report;
+mod resident;
+mod stepped;
+mod svg;
+pub mod undo;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+
+pub use machine::repository;
+pub use peers::faults::{HandlerArgs, handler_main};
+pub use stepped::{SteppedToy, this_program, toy_command};
+
+use machine::Machine;
+use report::Report;
+
+/// Rounds of a full run: the median has two on either side.
+const ROUNDS_DEFAULT: usize = 5;
+/// Rounds of a quick run: just enough to have a spread.
+const ROUNDS_QUICK: usize = 2;
+/// More would take days.
+const ROUNDS_MAX: usize = 100;
+
+/// Command line of `xtask bench`.
+#[derive(Debug, Clone, Args)]
+pub struct BenchArgs {
+    /// Which bench
+    #[arg(value_enum)]
+    name: Name,
+    /// Also write the JSON here
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Two short rounds
+    #[arg(long)]
+    quick: bool,
+    /// Number of rounds
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// Directory for swap files, ours and the peers' (default: target/bench)
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Measure the peers alone
+    #[arg(long)]
+    peers_only: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Name {
+    /// Latency and CPU per fault, by cause
+    Fault,
+    /// RAM of 2x and 4x DRAM against the kernel's swap
+    Overcommit,
+    /// From everything paged out to full speed
+    Recover,
+    /// Everything in DRAM against plain huge pages
+    Resident,
+    /// Page-out decisions from 1 GiB to 1 TiB
+    Queues,
+    /// kill -9 of the daemon under load
+    Crash,
+    /// All of them
+    All,
+}
+
+impl Name {
+    fn expand(self) -> Vec<Name> {
+        match self {
+            Self::All => Self::value_variants().iter().copied().filter(|n| *n != Self::All).collect(),
+            one => vec![one],
+        }
+    }
+
+    fn text(self) -> String {
+        self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
+    }
+}
+
+/// What every bench is told.
+#[derive(Debug)]
+pub struct Setup {
+    /// Short runs.
+    pub quick: bool,
+    /// Rounds.
+    pub rounds: usize,
+    /// Where swap files go.
+    pub dir: PathBuf,
+    /// Whether Pagoda takes part.
+    pub ours: bool,
+}
+
+impl Setup {
+    /// A length in seconds, shortened in a quick run.
+    pub fn seconds(&self, full: f64) -> f64 {
+        if self.quick { full / 2.0 } else { full }
+    }
+
+    /// A number of operations, shortened in a quick run.
+    pub fn count(&self, full: usize) -> usize {
+        if self.quick { full / 4 } else { full }
+    }
+
+    fn report(&self, name: &str) -> Report {
+        Report::new(name, Machine::look(&self.dir), "native")
+    }
+}
+
+/// Runs benches; `Ok(true)` when every bar holds.
+///
+/// # Errors
+/// A bench cannot run; a page was wrong.
+pub fn main(args: &BenchArgs) -> Result<bool> {
+    let rounds = args.rounds.unwrap_or(if args.quick { ROUNDS_QUICK } else { ROUNDS_DEFAULT });
+    if rounds == 0 || rounds > ROUNDS_MAX {
+        bail!("--rounds {rounds}: give 1 to {ROUNDS_MAX}");
+    }
+    let names = args.name.expand();
+    if args.json.is_some() && names.len() > 1 {
+        bail!("--json takes one bench; `all` writes bench/results/NAME.json for each");
+    }
+    let target = repository().join("target/bench");
+    undo::start(&target)?;
+    let dir = args.dir.clone().unwrap_or(target);
+    fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
+    let setup = Setup { quick: args.quick, rounds, dir, ours: !args.peers_only };
+    if setup.ours && names.iter().any(|name| *name != Name::Queues) {
+        build_pagoda()?;
+    }
+    let mut all_hold = true;
+    for name in names {
+        all_hold &= run_one(name, &setup, args.json.as_deref())?;
+    }
+    undo::undo_all();
+    Ok(all_hold)
+}
+
+fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
+    let (report, plot) = match name {
+        Name::Fault => fault::run(setup),
+        Name::Overcommit => overcommit::run(setup),
+        Name::Recover => recover::run(setup),
+        Name::Resident => resident::run(setup),
+        Name::Queues => queues::run(setup),
+        Name::Crash => crash::run(setup),
+        Name::All => bail!("`all` is expanded before"),
+    }
+    .with_context(|| format!("bench {}", name.text()))?;
+    println!("{}", report.table());
+    let results = repository().join("bench/results");
+    // Half a measurement must not replace a whole one.
+    if setup.ours {
+        report.write_json(&results.join(format!("{}.json", name.text())))?;
+        let path = results.join(format!("{}.svg", name.text()));
+        fs::write(&path, plot).with_context(|| format!("write {}", path.display()))?;
+    }
+    if let Some(path) = json {
+        report.write_json(path)?;
+    }
+    Ok(report.holds() || !setup.ours)
+}
+
+fn build_pagoda() -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let built = Command::new(cargo)
+        .current_dir(repository())
+        .args(["build", "--quiet", "--release", "-p", "pagodad", "-p", "pagoda", "-p", "pagoda-shim"])
+        .status()
+        .context("run cargo")?;
+    if built.success() { Ok(()) } else { bail!("building Pagoda failed") }
+}

@@ -1,0 +1,62 @@
+//! The rate at which this disk reads and writes at the same time, with nothing else to do.
+
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use pagoda_sys::toy::disk::{BalancedLoad, run_balanced};
+
+use super::swap::write_out;
+use crate::bench::undo::{Guard, Undo};
+
+/// Reads cover one half and writes the other.
+const FILE_BYTES: u64 = 2 << 30;
+/// Measured best on the machines of the notes, and what the pager uses too.
+const REQUEST_BYTES: usize = 512 << 10;
+/// The better of these counts.
+const QUEUE_DEPTHS: [u32; 2] = [8, 16];
+
+/// A written file for O_DIRECT; deleted when dropped.
+#[derive(Debug)]
+pub struct DirectFile {
+    path: PathBuf,
+    _remove: Guard,
+}
+
+impl DirectFile {
+    /// Writes it.
+    ///
+    /// # Errors
+    /// No space.
+    pub fn new(dir: &Path) -> Result<Self> {
+        let path = dir.join("bench.direct");
+        let remove = Guard::new(Undo::File { path: path.clone() })?;
+        write_out(&path, FILE_BYTES)?;
+        Ok(Self { path, _remove: remove })
+    }
+
+    /// MiB/s each way: as many bytes written as read, at the better queue depth.
+    ///
+    /// # Errors
+    /// The file system refuses O_DIRECT; an I/O error.
+    pub fn balanced_mib_per_s(&self, seconds: f64) -> Result<f64> {
+        let direct = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).context("O_DIRECT")?;
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(direct)
+            .open(&self.path)
+            .with_context(|| format!("open {} with O_DIRECT", self.path.display()))?;
+        let mut best = 0.0_f64;
+        for queue_depth in QUEUE_DEPTHS {
+            let duration = Duration::from_secs_f64(seconds / QUEUE_DEPTHS.len() as f64);
+            let load = BalancedLoad { queue_depth, request_bytes: REQUEST_BYTES, duration };
+            let rate = run_balanced(&file, load).context("read and write the disk")?;
+            let each_way = rate.read_bytes.min(rate.written_bytes) as f64;
+            best = best.max(each_way / f64::from(1 << 20) / rate.elapsed.as_secs_f64());
+        }
+        Ok(best)
+    }
+}

@@ -1,0 +1,6 @@
+//! What Pagoda is compared with: the kernel's swap, the disk by itself, a bare userfaultfd loop.
+
+pub mod cgroup;
+pub mod disk;
+pub mod faults;
+pub mod swap;

@@ -1,0 +1,142 @@
+//! Everything in DRAM: a VM under Pagoda must run as if Pagoda were not there, before any pressure
+//! and again soon after it. The peer is plain memory with transparent huge pages.
+//!
+//! Beside it what Pagoda costs a VM that does nothing: CPU time and memory for its tables.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::report::{Bar, Report};
+use super::stepped::{SteppedToy, toy_command};
+use super::{Setup, svg};
+use crate::daemon::Daemon;
+
+const MEMORY_MIB: u64 = 1024;
+/// Pressure of 4x for the phase in between.
+const PRESSED_MIB: u64 = MEMORY_MIB / 4;
+const CASE_SECONDS: f64 = 2.0;
+const SPEED_MIN: f64 = 0.97;
+/// The issue's time for recovery after the pressure has ended.
+const SETTLE: Duration = Duration::from_secs(10);
+const IDLE_MEMORY_MIB: u64 = 16 * 1024;
+const IDLE_DRAM_MIB: u64 = 1024;
+const IDLE_SECONDS: f64 = 20.0;
+const IDLE_CPU_PERCENT_MAX: f64 = 1.0;
+const TABLES_PERCENT_MAX: f64 = 0.4;
+const VM: &str = "bench-resident";
+const WORKLOADS: [&str; 2] = ["seq", "random"];
+
+/// MiB/s for each workload and round.
+#[derive(Debug, Default)]
+struct Speeds {
+    by_workload: [Vec<f64>; WORKLOADS.len()],
+}
+
+impl Speeds {
+    fn measure(&mut self, setup: &Setup, toy: &mut SteppedToy) -> Result<()> {
+        for (workload, speeds) in WORKLOADS.iter().zip(&mut self.by_workload) {
+            let seconds = setup.seconds(CASE_SECONDS);
+            let done = toy.go(&format!("--workload {workload} --mode read-write --seconds {seconds} --no-latency"))?;
+            speeds.push(done.mib_per_s);
+        }
+        Ok(())
+    }
+}
+
+/// Runs the bench.
+///
+/// # Errors
+/// A side cannot be set up, or finds a wrong page.
+pub fn run(setup: &Setup) -> Result<(Report, String)> {
+    let mut report = setup.report("resident");
+    let (mut before, mut after) = (Speeds::default(), Speeds::default());
+    let (mut plain_before, mut plain_after) = (Speeds::default(), Speeds::default());
+    let daemon = if setup.ours { Some(Daemon::start(&setup.dir)?) } else { None };
+    for round in 0..setup.rounds {
+        eprintln!("resident: round {} of {}", round + 1, setup.rounds);
+        let mut plain = SteppedToy::start(&toy_command(&["--mib", &MEMORY_MIB.to_string()])?)?;
+        plain.fill()?;
+        let mut ours = match &daemon {
+            Some(daemon) => {
+                let mut toy = daemon.start_toy(VM, MEMORY_MIB, MEMORY_MIB, &[])?;
+                toy.fill()?;
+                before.measure(setup, &mut toy)?;
+                Some((toy, daemon))
+            }
+            None => None,
+        };
+        plain_before.measure(setup, &mut plain)?;
+        if let Some((toy, daemon)) = &mut ours {
+            press_and_release(daemon, toy)?;
+            after.measure(setup, toy)?;
+        }
+        plain_after.measure(setup, &mut plain)?;
+        plain.quit()?;
+    }
+    let held = if setup.ours { Bar::AtLeast(SPEED_MIN) } else { Bar::None };
+    for (index, workload) in WORKLOADS.iter().enumerate() {
+        for (phase, ours, plain) in
+            [("before pressure", &before, &plain_before), ("after pressure", &after, &plain_after)]
+        {
+            let (ours, plain) = (&ours.by_workload[index], &plain.by_workload[index]);
+            let name = format!("{workload}, {phase}: plain huge pages");
+            report.pair(&name, "MiB/s", ours, plain, held);
+        }
+    }
+    if let Some(daemon) = &daemon {
+        measure_idle(setup, daemon, &mut report)?;
+    }
+    let group = |name: &str, ours: &Speeds, plain: &Speeds| {
+        let bars = |index: usize| vec![svg::Bar::of(&ours.by_workload[index]), svg::Bar::of(&plain.by_workload[index])];
+        WORKLOADS
+            .iter()
+            .enumerate()
+            .map(|(index, workload)| (format!("{workload}, {name}"), bars(index)))
+            .collect::<Vec<_>>()
+    };
+    let mut groups = group("before pressure", &before, &plain_before);
+    groups.extend(group("after pressure", &after, &plain_after));
+    let plot = svg::bar_chart(&svg::BarChart {
+        title: format!("{MEMORY_MIB} MiB, all of it in DRAM"),
+        y_label: "MiB/s of pages touched".to_owned(),
+        y_scale: svg::Scale::Linear,
+        series: vec!["Pagoda".to_owned(), "plain memory, huge pages".to_owned()],
+        groups,
+    });
+    Ok((report, plot))
+}
+
+/// Pressure of 4x with a load on it, then none; leaves the time the issue allows.
+fn press_and_release(daemon: &Daemon, toy: &mut SteppedToy) -> Result<()> {
+    const PRESS_MAX: Duration = Duration::from_secs(60);
+    daemon.set_dram(VM, PRESSED_MIB)?;
+    daemon.wait_for_vm(VM, PRESS_MAX, |info| info.resident_bytes <= PRESSED_MIB << 20)?;
+    toy.go("--workload random --mode read-write --ops 50000 --no-latency")?;
+    daemon.set_dram(VM, MEMORY_MIB)?;
+    let released = Instant::now();
+    // The load goes on, as a VM's would; what it does in this time is not counted.
+    let seconds = SETTLE.as_secs_f64() - released.elapsed().as_secs_f64();
+    toy.go(&format!("--workload random --mode read-write --seconds {seconds} --no-latency"))?;
+    Ok(())
+}
+
+fn measure_idle(setup: &Setup, daemon: &Daemon, report: &mut Report) -> Result<()> {
+    const VM: &str = "bench-idle";
+    let before_bytes = daemon.anonymous_bytes()?;
+    let mut toy = daemon.start_toy(VM, IDLE_MEMORY_MIB, IDLE_DRAM_MIB, &[])?;
+    toy.fill()?;
+    let tables = daemon.anonymous_bytes()?.saturating_sub(before_bytes);
+    let percent = tables as f64 / (IDLE_MEMORY_MIB << 20) as f64 * 100.0;
+    let mut idle = Vec::new();
+    for _ in 0..setup.rounds {
+        let (start, cpu) = (Instant::now(), daemon.cpu_s()? + crate::daemon::cpu_s_of(toy.pid())?);
+        std::thread::sleep(Duration::from_secs_f64(setup.seconds(IDLE_SECONDS)));
+        let used = daemon.cpu_s()? + crate::daemon::cpu_s_of(toy.pid())? - cpu;
+        idle.push(used / start.elapsed().as_secs_f64() * 100.0);
+    }
+    toy.quit()?;
+    report.single("CPU of an idle VM of 16 GiB, daemon and shim", "% core", &idle, Bar::AtMost(IDLE_CPU_PERCENT_MAX));
+    report.single("memory for the tables of a VM of 16 GiB", "% RAM", &[percent], Bar::AtMost(TABLES_PERCENT_MAX));
+    Ok(())
+}

@@ -1,0 +1,260 @@
+//! Everything a bench changes on the machine is put back: when a guard is dropped, on a panic
+//! (whose hook runs even where panics abort), on SIGINT, SIGTERM and SIGHUP, and, after a kill -9
+//! or a power cut, at the start of the next bench, from a record on disk.
+//!
+//! The record is written before the change. Undoing twice is harmless.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use pagoda_sys::toy::process;
+use serde::{Deserialize, Serialize};
+
+/// A killed process takes a moment to leave its cgroup.
+const CGROUP_REMOVAL_MAX: Duration = Duration::from_secs(5);
+const RETRY_EVERY: Duration = Duration::from_millis(5);
+
+/// How to put one thing back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Undo {
+    /// Write the old value into a setting.
+    Setting { path: PathBuf, value: String },
+    /// Stop swapping to a file or device.
+    SwapOff { path: PathBuf },
+    /// Delete a file.
+    File { path: PathBuf },
+    /// Delete a directory and all in it.
+    Directory { path: PathBuf },
+    /// Delete a cgroup, whose processes are gone by then.
+    Cgroup { path: PathBuf },
+    /// Kill a process, if its start time says that it is still the same.
+    Process { pid: u32, start_ticks: u64 },
+}
+
+impl Undo {
+    fn perform(&self) -> io::Result<()> {
+        let done = match self {
+            Self::Setting { path, value } => fs::write(path, value),
+            Self::SwapOff { path } => match process::swap_off(path) {
+                // Not in use any more.
+                Err(error) if error.raw_os_error() == Some(22) => Ok(()),
+                other => other,
+            },
+            Self::File { path } => fs::remove_file(path),
+            Self::Directory { path } => fs::remove_dir_all(path),
+            Self::Cgroup { path } => remove_cgroup(path),
+            Self::Process { pid, start_ticks } => {
+                if start_ticks_of(*pid) == Some(*start_ticks) {
+                    process::kill(*pid)
+                } else {
+                    Ok(())
+                }
+            }
+        };
+        match done {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+}
+
+fn remove_cgroup(path: &Path) -> io::Result<()> {
+    let start = Instant::now();
+    loop {
+        match fs::remove_dir(path) {
+            Err(error) if error.raw_os_error() == Some(16) && start.elapsed() < CGROUP_REMOVAL_MAX => {
+                std::thread::sleep(RETRY_EVERY);
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Field 22 of `/proc/PID/stat`: with the pid it names a process for good.
+pub fn start_ticks_of(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let after_name = &stat[stat.rfind(')')? + 2..];
+    after_name.split_whitespace().nth(19)?.parse().ok()
+}
+
+struct Ledger {
+    record: PathBuf,
+    entries: Vec<(u64, Undo)>,
+    next_id: u64,
+    _lock: File,
+}
+
+static LEDGER: Mutex<Option<Ledger>> = Mutex::new(None);
+
+fn ledger() -> MutexGuard<'static, Option<Ledger>> {
+    LEDGER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Ledger {
+    fn write(&self) -> io::Result<()> {
+        let undos: Vec<&Undo> = self.entries.iter().map(|(_, undo)| undo).collect();
+        let scratch = self.record.with_extension("new");
+        fs::write(&scratch, serde_json::to_vec_pretty(&undos)?)?;
+        fs::rename(&scratch, &self.record)
+    }
+}
+
+fn perform_all(undos: impl DoubleEndedIterator<Item = Undo>) {
+    for undo in undos.rev() {
+        if let Err(error) = undo.perform() {
+            eprintln!("bench: put back {undo:?}: {error}");
+        }
+    }
+}
+
+/// Puts back what an earlier bench left, and from now on whatever this one changes.
+///
+/// # Errors
+/// Another bench is running; the record cannot be read or written.
+pub fn start(work_dir: &Path) -> Result<()> {
+    fs::create_dir_all(work_dir).with_context(|| format!("make {}", work_dir.display()))?;
+    let lock_path = work_dir.join("bench.lock");
+    let lock = File::create(&lock_path).context("open the bench lock")?;
+    if rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
+        bail!("another bench is running (it holds {})", lock_path.display());
+    }
+    let record = work_dir.join("undo.json");
+    match fs::read(&record) {
+        Ok(bytes) => {
+            let left: Vec<Undo> =
+                serde_json::from_slice(&bytes).with_context(|| format!("read {}: delete it once", record.display()))?;
+            if !left.is_empty() {
+                eprintln!("bench: putting back {} changes of a bench that was killed", left.len());
+            }
+            perform_all(left.into_iter());
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error).context("read the undo record"),
+    }
+    let new = Ledger { record, entries: Vec::new(), next_id: 0, _lock: lock };
+    new.write().context("write the undo record")?;
+    *ledger() = Some(new);
+    process::on_termination(undo_all).context("install the termination handler")?;
+    let default_hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        default_hook(info);
+        undo_all();
+    }));
+    Ok(())
+}
+
+/// Puts everything back, the newest first.
+pub fn undo_all() {
+    // A panic inside this module would find the lock taken by its own thread.
+    let Ok(mut guard) = LEDGER.try_lock() else { return };
+    if let Some(ledger) = guard.as_mut() {
+        perform_all(std::mem::take(&mut ledger.entries).into_iter().map(|(_, undo)| undo));
+        if let Err(error) = ledger.write() {
+            eprintln!("bench: write the undo record: {error}");
+        }
+    }
+}
+
+/// Puts its change back when dropped.
+#[derive(Debug)]
+#[must_use = "dropping it puts the change back at once"]
+pub struct Guard {
+    id: u64,
+}
+
+impl Guard {
+    /// Promises to put a change back. Call before making the change.
+    ///
+    /// # Errors
+    /// The record cannot be written.
+    pub fn new(undo: Undo) -> Result<Self> {
+        let mut guard = ledger();
+        let Some(ledger) = guard.as_mut() else { bail!("undo::start has not been called") };
+        let id = ledger.next_id;
+        ledger.next_id += 1;
+        ledger.entries.push((id, undo));
+        ledger.write().context("write the undo record")?;
+        Ok(Self { id })
+    }
+
+    /// Changes a setting in /proc or /sys, and remembers its value.
+    ///
+    /// # Errors
+    /// No such setting, or no permission.
+    pub fn setting(path: &Path, value: &str) -> Result<Self> {
+        let show = path.display();
+        let old = fs::read_to_string(path).with_context(|| format!("read {show}"))?;
+        let guard = Self::new(Undo::Setting { path: path.to_owned(), value: chosen(&old).to_owned() })?;
+        fs::write(path, value).with_context(|| format!("write {value} to {show}"))?;
+        Ok(guard)
+    }
+
+    /// Remembers a setting that another program is about to change.
+    ///
+    /// # Errors
+    /// No such setting.
+    pub fn keep_setting(path: &Path) -> Result<Self> {
+        let old = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+        Self::new(Undo::Setting { path: path.to_owned(), value: chosen(&old).to_owned() })
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let mut guard = ledger();
+        let Some(ledger) = guard.as_mut() else { return };
+        let Some(at) = ledger.entries.iter().position(|(id, _)| *id == self.id) else { return };
+        let (_, undo) = ledger.entries.remove(at);
+        if let Err(error) = undo.perform() {
+            eprintln!("bench: put back {undo:?}: {error}");
+        }
+        if let Err(error) = ledger.write() {
+            eprintln!("bench: write the undo record: {error}");
+        }
+    }
+}
+
+/// The value in force: the one in brackets where a setting lists its choices.
+fn chosen(text: &str) -> &str {
+    let bracketed = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
+    bracketed.map_or(text.trim(), |(value, _)| value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_chosen_value_of_a_setting() {
+        for (text, value) in [("always [madvise] never\n", "madvise"), ("3\n", "3"), ("", "")] {
+            assert_eq!(chosen(text), value);
+        }
+    }
+
+    #[test]
+    fn start_time_identifies_a_process() {
+        assert!(start_ticks_of(std::process::id()).is_some_and(|ticks| ticks > 0));
+        assert_eq!(start_ticks_of(u32::MAX), None);
+    }
+
+    #[test]
+    fn undoing_what_is_gone_is_no_error() {
+        let path = std::env::temp_dir().join("pagoda-undo-test-no-such");
+        for undo in [
+            Undo::File { path: path.clone() },
+            Undo::Directory { path: path.clone() },
+            Undo::Cgroup { path: path.clone() },
+            Undo::SwapOff { path },
+            Undo::Process { pid: u32::MAX, start_ticks: 1 },
+        ] {
+            let done = undo.perform();
+            // Without privileges swapoff is refused before the path is looked at.
+            let refused = matches!(&done, Err(e) if e.kind() == io::ErrorKind::PermissionDenied);
+            assert!(done.is_ok() || refused, "{undo:?}: {done:?}");
+        }
+    }
+}

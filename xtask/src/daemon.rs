@@ -1,0 +1,255 @@
+//! A private pagodad: its own directories and sockets, nothing of the system's touched.
+//!
+//! What `--tune-host` changes is put back when this is dropped, and so are the directories.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use pagoda_api::VmInfo;
+use pagoda_sys::toy::process;
+
+use crate::bench::undo::{Guard, Undo, start_ticks_of};
+use crate::bench::{SteppedToy, this_program, toy_command};
+
+/// A daemon that does not answer for so long is broken.
+const START_MAX: Duration = Duration::from_secs(20);
+const POLL_EVERY: Duration = Duration::from_millis(1);
+/// What `--tune-host` may change.
+const TUNED_SETTINGS: [&str; 3] = [
+    "/sys/kernel/mm/transparent_hugepage/hugepages-1024kB/shmem_enabled",
+    "/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled",
+    "/proc/sys/vm/max_map_count",
+];
+/// `sysconf(_SC_CLK_TCK)`, the unit of CPU times in /proc: 100 on every Linux ABI.
+const CLOCK_TICKS_PER_S: f64 = 100.0;
+
+/// A running daemon.
+#[derive(Debug)]
+pub struct Daemon {
+    dir: PathBuf,
+    programs: PathBuf,
+    child: Child,
+    started: Instant,
+    // Dropped in order after `Drop::drop` has stopped the daemon.
+    _kill: Guard,
+    _settings: Vec<Guard>,
+    _directory: Guard,
+}
+
+impl Daemon {
+    /// Starts one with its files in a new directory under `parent`.
+    ///
+    /// # Errors
+    /// Not built, or it does not answer.
+    pub fn start(parent: &Path) -> Result<Self> {
+        let dir = parent.join(format!("daemon-{}", std::process::id()));
+        let directory = Guard::new(Undo::Directory { path: dir.clone() })?;
+        fs::create_dir_all(dir.join("swap")).with_context(|| format!("make {}", dir.display()))?;
+        let settings = TUNED_SETTINGS
+            .iter()
+            .map(Path::new)
+            .filter(|path| path.exists())
+            .map(Guard::keep_setting)
+            .collect::<Result<Vec<_>>>()?;
+        let this = this_program()?;
+        let programs = this.parent().context("directory of this program")?.to_owned();
+        let started = Instant::now();
+        let (child, kill) = spawn(&programs, &dir)?;
+        let mut daemon =
+            Self { dir, programs, child, started, _kill: kill, _settings: settings, _directory: directory };
+        daemon.wait_until_it_answers()?;
+        Ok(daemon)
+    }
+
+    /// Path of the control socket.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("pagoda.sock")
+    }
+
+    /// Process of the daemon.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Kills it without warning and waits until it is gone.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
+    pub fn kill9(&mut self) -> Result<()> {
+        self.child.kill().context("kill pagodad")?;
+        self.child.wait().context("wait for pagodad")?;
+        Ok(())
+    }
+
+    /// Starts it again after `kill9`; gives the time from exec to the first answer.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub fn restart(&mut self) -> Result<Duration> {
+        self.started = Instant::now();
+        let (child, kill) = spawn(&self.programs, &self.dir)?;
+        self.child = child;
+        self._kill = kill;
+        self.wait_until_it_answers()?;
+        Ok(self.since_start())
+    }
+
+    /// Time since the running daemon was started.
+    pub fn since_start(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// CPU time of the daemon so far, in seconds.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn cpu_s(&self) -> Result<f64> {
+        cpu_s_of(self.pid())
+    }
+
+    /// Anonymous memory of the daemon, in bytes.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn anonymous_bytes(&self) -> Result<u64> {
+        let path = format!("/proc/{}/status", self.pid());
+        let status = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let kib = line.and_then(|rest| rest.trim().split(' ').next()?.parse::<u64>().ok());
+        Ok(kib.context("read RssAnon")? * 1024)
+    }
+
+    /// Starts a toy VMM as a VM of this daemon, up to its first barrier.
+    ///
+    /// # Errors
+    /// The daemon or the toy refuses.
+    pub fn start_toy(&self, name: &str, memory_mib: u64, dram_mib: u64, options: &[&str]) -> Result<SteppedToy> {
+        let mut words = self.cli_words()?;
+        let (memory, dram) = (format!("{memory_mib}M"), format!("{dram_mib}M"));
+        let run = ["run", "--name", name, "--memory", &memory, "--dram", &dram, "--plain", "--"];
+        words.extend(run.map(str::to_owned));
+        words.extend(toy_command(options)?);
+        SteppedToy::start(&words)
+    }
+
+    /// What the daemon says of a VM.
+    ///
+    /// # Errors
+    /// No such VM.
+    pub fn vm(&self, name: &str) -> Result<VmInfo> {
+        let json = self.cli(&["vm", "show", name, "--json"])?;
+        serde_json::from_str(&json).with_context(|| format!("understand: {json}"))
+    }
+
+    /// Sets a VM's DRAM limit.
+    ///
+    /// # Errors
+    /// The daemon refuses.
+    pub fn set_dram(&self, name: &str, dram_mib: u64) -> Result<()> {
+        self.cli(&["vm", "set", name, "--dram", &format!("{dram_mib}M")]).map(drop)
+    }
+
+    /// Waits until a VM is as `wanted` says.
+    ///
+    /// # Errors
+    /// It is not after `max`.
+    pub fn wait_for_vm(&self, name: &str, max: Duration, wanted: impl Fn(&VmInfo) -> bool) -> Result<VmInfo> {
+        const LOOK_EVERY: Duration = Duration::from_millis(20);
+        let start = Instant::now();
+        loop {
+            let info = self.vm(name)?;
+            if wanted(&info) {
+                return Ok(info);
+            }
+            if start.elapsed() > max {
+                bail!("{name} is not as expected after {} s: {info:?}", max.as_secs());
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    fn cli_words(&self) -> Result<Vec<String>> {
+        let text = |path: PathBuf| path.to_str().map(str::to_owned).context("a path in UTF-8");
+        Ok(vec![text(self.programs.join("pagoda"))?, "--socket".into(), text(self.socket())?])
+    }
+
+    fn cli(&self, arguments: &[&str]) -> Result<String> {
+        let words = self.cli_words()?;
+        let output = Command::new(&words[0]).args(&words[1..]).args(arguments).output().context("run pagoda")?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            bail!("pagoda {}: {}", arguments.join(" "), said.trim());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    fn wait_until_it_answers(&mut self) -> Result<()> {
+        let start = Instant::now();
+        while UnixStream::connect(self.socket()).is_err() {
+            if let Some(status) = self.child.try_wait().context("look after pagodad")? {
+                bail!("pagodad ended with {status}; see {}", self.log().display());
+            }
+            if start.elapsed() > START_MAX {
+                bail!("pagodad does not answer after {} s", START_MAX.as_secs());
+            }
+            std::thread::sleep(POLL_EVERY);
+        }
+        Ok(())
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.join("pagodad.log")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may be gone already; either way it has to be reaped.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(programs: &Path, dir: &Path) -> Result<(Child, Guard)> {
+    let program = programs.join("pagodad");
+    let log =
+        fs::File::options().create(true).append(true).open(dir.join("pagodad.log")).context("open the daemon's log")?;
+    let mut command = Command::new(&program);
+    command
+        .arg("--state-dir")
+        .arg(dir)
+        .arg("--swap-dir")
+        .arg(dir.join("swap"))
+        .arg("--socket")
+        .arg(dir.join("pagoda.sock"))
+        .arg("--attach-socket")
+        .arg(dir.join("attach.sock"))
+        .args(["--metrics", "off", "--tune-host"])
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().context("open the daemon's log")?)
+        .stderr(log);
+    process::die_with_parent(&mut command);
+    let child = command.spawn().with_context(|| format!("start {}", program.display()))?;
+    let pid = child.id();
+    let start_ticks = start_ticks_of(pid).unwrap_or(0);
+    Ok((child, Guard::new(Undo::Process { pid, start_ticks })?))
+}
+
+/// User and system time of a process, in seconds.
+///
+/// # Errors
+/// It is gone.
+pub fn cpu_s_of(pid: u32) -> Result<f64> {
+    let path = format!("/proc/{pid}/stat");
+    let stat = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    // The name is in parentheses and may hold anything; utime and stime are the 12th and 13th
+    // field after it.
+    let rest = stat.rfind(')').map(|at| &stat[at + 1..]).context("read the CPU time")?;
+    let mut times = rest.split_whitespace().skip(11).map_while(|field| field.parse::<f64>().ok());
+    let (user, system) = (times.next(), times.next());
+    Ok((user.context("read utime")? + system.context("read stime")?) / CLOCK_TICKS_PER_S)
+}

@@ -1,0 +1,122 @@
+//! Images that test guests boot: Debian's own kernel, unmodified, and initramfs files with our process 1.
+//! Everything lands under `out/guest`; nothing is installed on this machine.
+
+mod cpio;
+mod debian;
+mod disk;
+mod initrd;
+mod modules;
+
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand, ValueEnum};
+use rustix::fs::{FlockOperation, flock};
+
+#[derive(Debug, Clone, Default, Args)]
+pub struct ImageArgs {
+    /// Also build the initramfs with memtester and stress-ng
+    #[arg(long)]
+    pub tools: bool,
+    /// Which of Debian's kernels to boot
+    #[arg(long, value_enum, default_value_t)]
+    pub kernel: KernelFlavour,
+    /// Look for a newer kernel package instead of keeping the one that is unpacked
+    #[arg(long)]
+    pub refresh: bool,
+    #[command(subcommand)]
+    pub command: Option<ImageCommand>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum KernelFlavour {
+    /// linux-image-cloud-amd64: small, virtio only
+    #[default]
+    Cloud,
+    /// linux-image-amd64: all drivers and file systems
+    Full,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+pub enum ImageCommand {
+    /// Write a disk image with the pattern that guests verify (pagoda.work=disk)
+    Disk(disk::DiskArgs),
+}
+
+/// What `build` made.
+#[derive(Debug, Clone)]
+pub struct Images {
+    pub kernel: PathBuf,
+    /// The test program and the virtio modules.
+    pub initrd: PathBuf,
+    /// The same with memtester and stress-ng, if asked for.
+    pub tools_initrd: Option<PathBuf>,
+}
+
+pub fn run(args: &ImageArgs) -> Result<()> {
+    if let Some(ImageCommand::Disk(disk)) = &args.command {
+        return disk::write(disk);
+    }
+    let images = build(args)?;
+    println!("kernel        {}", images.kernel.display());
+    println!("initrd        {}", images.initrd.display());
+    if let Some(tools) = &images.tools_initrd {
+        println!("tools initrd  {}", tools.display());
+    }
+    Ok(())
+}
+
+/// Builds what `args` ask for. What is up to date is not made again; several processes may call it at once.
+pub fn build(args: &ImageArgs) -> Result<Images> {
+    let directory = repository().join("out/guest");
+    fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+    let _exclusive = lock(&directory)?;
+    let kernel = debian::unpack_kernel(args.kernel, args.refresh, &directory)?;
+    let init = initrd::build_init(&directory)?;
+    let modules = modules::in_load_order(&kernel.modules)?;
+    let name = match args.kernel {
+        KernelFlavour::Cloud => "cloud",
+        KernelFlavour::Full => "full",
+    };
+    let initrd = directory.join(format!("{name}.initrd"));
+    initrd::write(&initrd, &init, &modules, &[])?;
+    let tools_initrd = if args.tools {
+        let path = directory.join(format!("{name}-tools.initrd"));
+        initrd::write(&path, &init, &modules, &initrd::tools()?)?;
+        Some(path)
+    } else {
+        None
+    };
+    let image = directory.join(format!("{name}.vmlinuz"));
+    // Relative, so that the repository can be moved.
+    link(kernel.image.strip_prefix(&directory)?, &image)?;
+    Ok(Images { kernel: image, initrd, tools_initrd })
+}
+
+/// A path that stays the same when the kernel's version does not.
+fn link(target: &Path, path: &Path) -> Result<()> {
+    if fs::read_link(path).is_ok_and(|present| present == target) {
+        return Ok(());
+    }
+    let partial = path.with_extension("partial");
+    // Left behind if an earlier run was interrupted here.
+    let _ = fs::remove_file(&partial);
+    symlink(target, &partial).with_context(|| format!("create {}", partial.display()))?;
+    fs::rename(&partial, path).with_context(|| format!("rename to {}", path.display()))
+}
+
+/// The root of this repository.
+fn repository() -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().unwrap_or(manifest).to_owned()
+}
+
+/// Held until dropped: tests that run at once must not unpack over each other.
+fn lock(directory: &Path) -> Result<File> {
+    let path = directory.join(".lock");
+    let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
+    flock(&file, FlockOperation::LockExclusive).with_context(|| format!("lock {}", path.display()))?;
+    Ok(file)
+}

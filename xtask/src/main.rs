@@ -1,0 +1,66 @@
+//! Tasks of the repository: checks, tests, guest image, benches, the toy VMM.
+
+mod bench;
+mod daemon;
+mod image;
+mod tasks;
+mod tidy;
+mod toy;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Tasks of the repository")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Check everything that must hold for every change
+    Ci,
+    /// Check the rules that no compiler checks
+    Tidy,
+    /// Run every test that needs no guest
+    Test(tasks::TestArgs),
+    /// Run the tests with real guests
+    Vm(tasks::TestArgs),
+    /// Make the images that test guests boot
+    Image(image::ImageArgs),
+    /// Compare Pagoda with its peers
+    Bench(bench::BenchArgs),
+    /// Map RAM, fill it and verify it at native speed
+    Toy(toy::ToyArgs),
+    /// Serve the faults of a bare userfaultfd loop (started by benches)
+    #[command(hide = true)]
+    UffdHandler(bench::HandlerArgs),
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().task) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// `Ok(false)`: the task ran, and what it checked does not hold.
+fn run(task: Task) -> Result<bool> {
+    match task {
+        Task::Ci => tasks::ci(),
+        Task::Tidy => tidy::main(),
+        Task::Test(args) => tasks::test(&args),
+        Task::Vm(args) => tasks::vm(&args),
+        Task::Image(args) => image::run(&args).map(|()| true),
+        Task::Bench(args) => bench::main(&args),
+        Task::Toy(args) => toy::main(&args),
+        Task::UffdHandler(args) => bench::handler_main(&args),
+    }
+}

@@ -1,0 +1,81 @@
+//! Tasks that run cargo: the whole check, the tests, the tests with real guests.
+
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use crate::bench::repository;
+use crate::tidy;
+
+/// What follows goes to the test programs: names of tests, or options after `--`.
+#[derive(Debug, Clone, Args)]
+pub struct TestArgs {
+    /// Passed on to `cargo test`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+/// Formatting, lints, rules, documentation, tests: what must hold for every change.
+///
+/// # Errors
+/// cargo cannot be run.
+pub fn ci() -> Result<bool> {
+    let steps: [(&str, &[&str]); 3] = [
+        ("formatting", &["fmt", "--all", "--check"]),
+        ("lints", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+        ("documentation", &["doc", "--workspace", "--no-deps", "--document-private-items"]),
+    ];
+    let mut holds = true;
+    for (name, arguments) in steps {
+        holds &= report(name, cargo(arguments)?);
+    }
+    holds &= report("rules", tidy::main()?);
+    holds &= report("tests", test(&TestArgs { arguments: Vec::new() })?);
+    Ok(holds)
+}
+
+/// Every test that needs no guest.
+///
+/// # Errors
+/// cargo cannot be run.
+pub fn test(args: &TestArgs) -> Result<bool> {
+    cargo_with(&["test", "--workspace", "--exclude", "vm-tests"], &args.arguments)
+}
+
+/// The tests with real guests, one after another: each wants the machine for itself.
+///
+/// # Errors
+/// cargo cannot be run.
+pub fn vm(args: &TestArgs) -> Result<bool> {
+    let programs = ["build", "--release", "-p", "pagodad", "-p", "pagoda", "-p", "pagoda-shim"];
+    if !cargo(&programs)? {
+        return Ok(false);
+    }
+    let mut arguments = args.arguments.clone();
+    if !arguments.iter().any(|argument| argument == "--") {
+        arguments.push("--".to_owned());
+    }
+    arguments.push("--test-threads=1".to_owned());
+    cargo_with(&["test", "--release", "-p", "vm-tests"], &arguments)
+}
+
+fn report(name: &str, holds: bool) -> bool {
+    println!("ci: {name}: {}", if holds { "ok" } else { "FAILED" });
+    holds
+}
+
+fn cargo(arguments: &[&str]) -> Result<bool> {
+    cargo_with(arguments, &[])
+}
+
+fn cargo_with(arguments: &[&str], more: &[String]) -> Result<bool> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .current_dir(repository())
+        .args(arguments)
+        .args(more)
+        .status()
+        .with_context(|| format!("run cargo {}", arguments.join(" ")))?;
+    Ok(status.success())
+}

@@ -1,0 +1,378 @@
+//! The toy VMM: a plain process that maps RAM, fills it and verifies every access at the
+//! machine's own speed.
+//!
+//! Under `pagoda run --plain` its RAM is the file that `PAGODA_RAM` names; otherwise it is memory
+//! of its own, which is how the peers are measured. A wrong page is counted and described, never
+//! ignored: the exit status is 1 when there was one.
+//!
+//! With `--step` the bench leads: the toy prints `TOY start`, `TOY ready {json}` and
+//! `TOY done {json}`, and waits for `fill`, `go [options of a run]` and `quit` on its input.
+
+pub mod histogram;
+mod pattern;
+mod run;
+pub mod workload;
+
+use std::io::{BufRead, Write};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, ValueEnum};
+use pagoda_sys::toy::process;
+use pagoda_sys::toy::ram::{HugePages, PAGE_BYTES, Ram, RamSource};
+use serde::{Deserialize, Serialize};
+
+pub use workload::Workload;
+
+/// Name of the environment variable that holds the path of the RAM file.
+const RAM_FILE_VARIABLE: &str = "PAGODA_RAM";
+const PAGES_PER_MIB: usize = (1 << 20) / PAGE_BYTES;
+/// Above this the version array alone would be a gigabyte: a mistyped size.
+const RAM_MIB_MAX: usize = 1 << 20;
+
+/// Command line of `xtask toy`.
+#[derive(Debug, Clone, Args)]
+pub struct ToyArgs {
+    /// MiB of RAM; with a RAM file, its size unless given
+    #[arg(long)]
+    mib: Option<usize>,
+    /// Where the RAM comes from when PAGODA_RAM is not set
+    #[arg(long, value_enum, default_value_t = RamKind::Anon)]
+    ram: RamKind,
+    /// Refuse huge pages
+    #[arg(long)]
+    no_huge: bool,
+    /// Seed of the pattern and of every random choice
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Threads, each over its own part of the RAM
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    /// Wait for commands on the input
+    #[arg(long)]
+    step: bool,
+    /// Print JSON instead of text
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+/// Options of one run; a later `go` inherits what it does not name.
+#[derive(Debug, Clone, Args)]
+pub struct RunArgs {
+    /// Order of accesses
+    #[arg(long, value_enum)]
+    workload: Option<Workload>,
+    /// Read and verify, or also write anew
+    #[arg(long, value_enum)]
+    mode: Option<Mode>,
+    /// Run for so many seconds
+    #[arg(long, conflicts_with_all = ["passes", "ops"])]
+    seconds: Option<f64>,
+    /// Run for so many passes over the RAM (or as many accesses as that has pages)
+    #[arg(long, conflicts_with = "ops")]
+    passes: Option<u32>,
+    /// Run for so many accesses
+    #[arg(long)]
+    ops: Option<u64>,
+    /// Report accesses for each slice of so many milliseconds
+    #[arg(long, value_name = "MS")]
+    report_every: Option<u64>,
+    /// Do not time single accesses (the clock costs as much as a hit)
+    #[arg(long)]
+    no_latency: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum RamKind {
+    Anon,
+    Shmem,
+}
+
+/// What an access does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// Verify.
+    Read,
+    /// Verify, then write a new version.
+    ReadWrite,
+}
+
+/// When a run ends.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Limit {
+    /// After so many seconds.
+    Seconds(f64),
+    /// After so many accesses, all threads together.
+    Ops(u64),
+}
+
+/// One run, with nothing left to default.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    workload: Workload,
+    mode: Mode,
+    limit: Limit,
+    slice_ms: Option<u64>,
+    time_each: bool,
+}
+
+/// After the fill.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Ready {
+    /// Size of the RAM.
+    pub mib: usize,
+    /// Time of the first write of every page.
+    pub fill_s: f64,
+    /// CPU time of the fill.
+    pub cpu_s: f64,
+}
+
+/// After a run.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Done {
+    /// The workload's name.
+    pub workload: String,
+    /// The mode's name.
+    pub mode: String,
+    /// Size of the RAM.
+    pub mib: usize,
+    /// Threads that ran.
+    pub threads: usize,
+    /// Wall time.
+    pub seconds: f64,
+    /// Accesses.
+    pub ops: u64,
+    /// Accesses that found a wrong page.
+    pub bad_pages: u64,
+    /// Accesses per second.
+    pub ops_per_s: f64,
+    /// Accesses as MiB of pages per second.
+    pub mib_per_s: f64,
+    /// User and system time of the whole process during the run.
+    pub cpu_s: f64,
+    /// Latency of single accesses; absent with `--no-latency`.
+    pub latency: Option<Latency>,
+    /// Length of a slice.
+    pub slice_ms: Option<u64>,
+    /// Accesses in each slice.
+    pub slices: Vec<u64>,
+}
+
+/// Percentiles of single accesses, in microseconds.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Latency {
+    /// Median.
+    pub p50_us: f64,
+    /// 99 %.
+    pub p99_us: f64,
+    /// 99.9 %.
+    pub p999_us: f64,
+    /// 99.99 %.
+    pub p9999_us: f64,
+    /// The slowest.
+    pub max_us: f64,
+}
+
+/// Words of a `go` line, read with the same parser as the command line.
+#[derive(Parser)]
+#[command(no_binary_name = true)]
+struct GoLine {
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+impl RunArgs {
+    fn or(self, base: &RunArgs) -> RunArgs {
+        let own_limit = self.seconds.is_some() || self.passes.is_some() || self.ops.is_some();
+        let limits = if own_limit { &self } else { base };
+        RunArgs {
+            seconds: limits.seconds,
+            passes: limits.passes,
+            ops: limits.ops,
+            workload: self.workload.or(base.workload),
+            mode: self.mode.or(base.mode),
+            report_every: self.report_every.or(base.report_every),
+            no_latency: self.no_latency || base.no_latency,
+        }
+    }
+
+    fn plan(&self, pages: usize) -> Result<Plan> {
+        let limit = match (self.seconds, self.passes, self.ops) {
+            (Some(seconds), _, _) if seconds.is_finite() && seconds > 0.0 => Limit::Seconds(seconds),
+            (Some(seconds), _, _) => bail!("--seconds {seconds}: give a number above zero"),
+            (None, None, Some(ops)) => Limit::Ops(ops),
+            (None, passes, _) => Limit::Ops(u64::from(passes.unwrap_or(1)) * pages as u64),
+        };
+        if self.report_every == Some(0) {
+            bail!("--report-every 0: give milliseconds above zero");
+        }
+        Ok(Plan {
+            workload: self.workload.unwrap_or(Workload::Seq),
+            mode: self.mode.unwrap_or(Mode::ReadWrite),
+            limit,
+            slice_ms: self.report_every,
+            time_each: !self.no_latency,
+        })
+    }
+}
+
+/// Runs the toy VMM; `Ok(true)` when every page was right.
+///
+/// # Errors
+/// Bad options, no memory, a closed output.
+pub fn main(args: &ToyArgs) -> Result<bool> {
+    if args.step {
+        say("TOY start")?;
+        wait_for("fill")?;
+    }
+    let mut ram = map_ram(args)?;
+    if args.threads == 0 || args.threads > ram.pages() {
+        bail!("--threads {}: give 1 to {}", args.threads, ram.pages());
+    }
+    let first_plan = args.run.plan(ram.pages())?;
+    let mut state = run::State::new(ram.pages(), args.seed)?;
+
+    let (start, cpu) = (Instant::now(), process::cpu_time());
+    state.fill(&mut ram, args.threads);
+    let ready = Ready {
+        mib: ram.pages() / PAGES_PER_MIB,
+        fill_s: start.elapsed().as_secs_f64(),
+        cpu_s: (process::cpu_time() - cpu).as_secs_f64(),
+    };
+    if !args.step {
+        let done = state.run(&mut ram, args.threads, first_plan);
+        report(args.json, &ready, &done, &state)?;
+        return Ok(done.bad_pages == 0);
+    }
+    step(args, ram, state, &ready)
+}
+
+fn step(args: &ToyArgs, mut ram: Ram, mut state: run::State, ready: &Ready) -> Result<bool> {
+    say(&format!("TOY ready {}", serde_json::to_string(ready)?))?;
+    let mut all_right = true;
+    for line in std::io::stdin().lock().lines() {
+        let line = line.context("read a command")?;
+        let mut words = line.split_whitespace();
+        match words.next() {
+            None => {}
+            Some("quit") => break,
+            Some("go") => {
+                let go = GoLine::try_parse_from(words).context("understand the `go` line")?;
+                let plan = go.run.or(&args.run).plan(ram.pages())?;
+                let done = state.run(&mut ram, args.threads, plan);
+                all_right &= done.bad_pages == 0;
+                for wrong in state.wrong_pages() {
+                    eprintln!("toy: {wrong}");
+                }
+                say(&format!("TOY done {}", serde_json::to_string(&done)?))?;
+            }
+            Some(other) => bail!("command {other:?} is not one of go, quit"),
+        }
+    }
+    Ok(all_right)
+}
+
+fn map_ram(args: &ToyArgs) -> Result<Ram> {
+    let huge = if args.no_huge { HugePages::Refuse } else { HugePages::Advise };
+    if let Some(path) = std::env::var_os(RAM_FILE_VARIABLE) {
+        let path = PathBuf::from(path);
+        let file = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .with_context(|| format!("open the RAM file {}", path.display()))?;
+        let ram = Ram::map(RamSource::File(file.as_fd()), huge)
+            .with_context(|| format!("map the RAM file {}", path.display()))?;
+        match args.mib {
+            Some(mib) if mib * PAGES_PER_MIB != ram.pages() => {
+                bail!("--mib {mib}, but the RAM file has {} MiB: leave --mib out", ram.pages() / PAGES_PER_MIB)
+            }
+            _ => return Ok(ram),
+        }
+    }
+    let Some(mib) = args.mib else {
+        bail!("give --mib, or run under `pagoda run --plain`, which sets {RAM_FILE_VARIABLE}");
+    };
+    if mib == 0 || mib > RAM_MIB_MAX {
+        bail!("--mib {mib}: give 1 to {RAM_MIB_MAX}");
+    }
+    let bytes = mib << 20;
+    let source = match args.ram {
+        RamKind::Anon => RamSource::Anonymous(bytes),
+        RamKind::Shmem => RamSource::Shmem(bytes),
+    };
+    Ram::map(source, huge).with_context(|| format!("map {mib} MiB"))
+}
+
+fn say(line: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).context("write to the bench")
+}
+
+fn wait_for(command: &str) -> Result<()> {
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line).context("read a command")?;
+    if line.trim() != command {
+        bail!("expected the command {command:?}, got {:?}", line.trim());
+    }
+    Ok(())
+}
+
+fn report(json: bool, ready: &Ready, done: &Done, state: &run::State) -> Result<()> {
+    for wrong in state.wrong_pages() {
+        eprintln!("toy: {wrong}");
+    }
+    if json {
+        return say(&serde_json::json!({ "ready": ready, "done": done }).to_string());
+    }
+    say(&format!("filled {} MiB in {:.2} s", ready.mib, ready.fill_s))?;
+    say(&format!(
+        "{} {}: {} accesses in {:.2} s, {:.0} a second ({:.0} MiB/s), CPU {:.2} s, {} wrong",
+        done.workload, done.mode, done.ops, done.seconds, done.ops_per_s, done.mib_per_s, done.cpu_s, done.bad_pages
+    ))?;
+    if let Some(latency) = &done.latency {
+        say(&format!(
+            "latency us: p50 {:.1}  p99 {:.1}  p99.9 {:.1}  p99.99 {:.1}  max {:.1}",
+            latency.p50_us, latency.p99_us, latency.p999_us, latency.p9999_us, latency.max_us
+        ))?;
+    }
+    if let Some(slice_ms) = done.slice_ms {
+        for (index, ops) in done.slices.iter().enumerate() {
+            say(&format!("{:>8} ms {ops:>10} accesses", index as u64 * slice_ms))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(line: &str) -> RunArgs {
+        GoLine::try_parse_from(line.split_whitespace()).unwrap().run
+    }
+
+    #[test]
+    fn a_go_line_overrides_what_it_names() {
+        let base = args("--workload zipf --mode read --seconds 5 --report-every 10");
+        let merged = args("--passes 2").or(&base);
+        let plan = merged.plan(100).unwrap();
+        assert_eq!(plan.limit, Limit::Ops(200));
+        assert_eq!(plan.workload, Workload::Zipf);
+        assert_eq!(plan.mode, Mode::Read);
+        assert_eq!(plan.slice_ms, Some(10));
+        assert_eq!(args("").or(&base).plan(100).unwrap().limit, Limit::Seconds(5.0));
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for line in ["--seconds 0", "--seconds -1", "--seconds inf", "--report-every 0"] {
+            let parsed = GoLine::try_parse_from(line.split_whitespace());
+            assert!(parsed.is_err() || parsed.unwrap().run.plan(10).is_err(), "{line}");
+        }
+    }
+}
