@@ -23,14 +23,14 @@
 //! | 11 Collapsed | shim | seq u64, errno u32, done u32 (ranges that succeeded) | - | - |
 //! | 12 Clock | daemon | seq u64 | - | Clocked |
 //! | 13 Clocked | shim | seq u64 | - | - |
-//! | 14 Foreign | shim | reason u32 | - | - |
+//! | 14 Foreign | shim | reason u32 | - | on a Calls connection: Welcome, when all RAM is there for good |
 //! | 15 Calls | shim | token\[16\] | - | Welcome, Refused |
 //! | 16 Discard | shim, on a Calls connection | seq u64, region u32, pad u32, offset u64, len u64 | - | Discarded |
 //! | 17 Discarded | daemon | seq u64 | - | - |
 //!
 //! A connection starts with Fetch, Prepare, Hello or Calls. After Welcome to Hello it is the *agent* connection: the
 //! daemon sends Zap, Collapse and Clock, the shim answers in order and may send Foreign at any time. After Welcome to
-//! Calls the VMM's threads ask for Discard, one at a time.
+//! Calls the VMM's threads ask for Discard, one at a time, and say Foreign before they let others at RAM.
 //!
 //! Zapped carries the epoch *after* the zap: a direct I/O whose start epoch is at least that began after it
 //! (see [`crate::shared`]).

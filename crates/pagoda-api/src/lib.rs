@@ -21,7 +21,7 @@
 pub mod attach;
 mod client;
 mod http;
-mod types;
+pub mod types;
 
 pub use client::{Client, ClientError, socket_path};
 pub use http::{BODY_BYTES_MAX, HttpError};

@@ -28,6 +28,8 @@
 //!   bring old bytes back.
 //! * Every message may be stale. The state decides, never the message.
 //!
+//! A punch that was asked for cannot be taken back: faults on its pages wait for its end.
+//!
 //! # When something fails
 //!
 //! A failed read or write stalls the VM ([`Stall`]): nothing is lost, faults that can be answered are answered, the others

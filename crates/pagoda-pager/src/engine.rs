@@ -139,6 +139,8 @@ pub struct Engine {
     agent: agent::Agent,
     calls: Vec<(u32, Connection)>,
     calls_made: u32,
+    /// Connections that wait until all RAM is there for good.
+    pin_waiters: Vec<u32>,
     io: io::Transfers,
     actions: Actions,
     /// Events that actions led to, handled before anything new.
@@ -199,6 +201,7 @@ impl Engine {
                     agent: agent::Agent::default(),
                     calls: Vec::with_capacity(CALLS_MAX),
                     calls_made: 0,
+                    pin_waiters: Vec::new(),
                     io: io::Transfers::new(),
                     actions: Vec::with_capacity(1024),
                     events: std::collections::VecDeque::with_capacity(64),

@@ -161,4 +161,3 @@ fn sleep(pause: Duration) {
     // would do no harm.
     unsafe { libc::nanosleep(&time, null_mut()) };
 }
-

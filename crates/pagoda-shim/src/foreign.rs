@@ -11,12 +11,8 @@ use pagoda_abi::attach::{ForeignReason, Packet};
 
 use crate::link;
 
-const REASONS: [ForeignReason; 4] = [
-    ForeignReason::RamFdSent,
-    ForeignReason::DmaMapped,
-    ForeignReason::FixedBuffers,
-    ForeignReason::UntrackedIo,
-];
+const REASONS: [ForeignReason; 4] =
+    [ForeignReason::RamFdSent, ForeignReason::DmaMapped, ForeignReason::FixedBuffers, ForeignReason::UntrackedIo];
 
 /// One bit a reason that was ever reported.
 static REPORTED: AtomicU32 = AtomicU32::new(0);

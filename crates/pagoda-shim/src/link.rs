@@ -13,7 +13,8 @@ use crate::real;
 struct Control([u8; 160]);
 
 // SAFETY: CMSG_SPACE only computes.
-const _: () = assert!(unsafe { libc::CMSG_SPACE((FDS_MAX * size_of::<c_int>()) as u32) } as usize <= size_of::<Control>());
+const _: () =
+    assert!(unsafe { libc::CMSG_SPACE((FDS_MAX * size_of::<c_int>()) as u32) } as usize <= size_of::<Control>());
 
 /// The connection is of no more use: the daemon is gone, or it sent what cannot be understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -79,7 +79,7 @@ pub fn pinned<R>(ranges: &[Range], work: impl FnOnce() -> R) -> Option<R> {
     let _layout = lock_layout();
     let page = PAGE_SIZE as u64;
     let inside = |range: &Range| {
-        let whole = range.addr % page == 0 && range.len % page == 0 && range.len > 0;
+        let whole = range.addr.is_multiple_of(page) && range.len.is_multiple_of(page) && range.len > 0;
         whole && overlap(range.addr as usize, range.len as usize).is_some_and(|(_, _, len)| len as u64 == range.len)
     };
     ranges.iter().all(inside).then(work)
@@ -139,8 +139,13 @@ mod tests {
 
     #[test]
     fn only_whole_pages_are_given_back() {
-        let table =
-            [(0, 4096, (0, 4096)), (1, 4096, (4096, 0)), (1, 8191, (4096, 4096)), (4095, 4098, (4096, 4096)), (5, 9, (4096, 0))];
+        let table = [
+            (0, 4096, (0, 4096)),
+            (1, 4096, (4096, 0)),
+            (1, 8191, (4096, 4096)),
+            (4095, 4098, (4096, 4096)),
+            (5, 9, (4096, 0)),
+        ];
         for (offset, len, expected) in table {
             assert_eq!(whole_pages(offset, len), expected, "{offset} {len}");
         }

@@ -96,7 +96,7 @@ real! {
 
     fn io_uring_queue_init(entries: c_uint, ring: Opaque, flags: c_uint) -> c_int, else NO_RING_FUNCTION;
     fn io_uring_queue_init_params(entries: c_uint, ring: Opaque, params: Opaque) -> c_int, else NO_RING_FUNCTION;
-    fn io_uring_queue_exit(ring: Opaque) -> (), else ();
+    fn io_uring_queue_exit(ring: Opaque) -> (), else {};
     fn io_uring_submit(ring: Opaque) -> c_int, else NO_RING_FUNCTION;
     fn io_uring_submit_and_wait(ring: Opaque, count: c_uint) -> c_int, else NO_RING_FUNCTION;
     fn io_uring_submit_and_wait_timeout(ring: Opaque, cqe: Opaque, count: c_uint, timeout: Opaque, mask: Opaque)
@@ -120,4 +120,3 @@ real! {
         else NO_RING_FUNCTION;
     fn io_uring_setup(entries: c_uint, params: Opaque) -> c_int, else NO_RING_FUNCTION;
 }
-

@@ -7,26 +7,27 @@ use clap_complete::Shell;
 
 use crate::units::parse_size;
 
-const EXIT_STATUS: &str = "\
+const EXAMPLES: &str = "\
+Examples:
+  pagoda doctor                    is this host ready?
+  pagoda run --name web1 --dram 1G -- qemu-system-x86_64 -m 4G -accel kvm disk.qcow2
+  pagoda top                       what happens now
+  pagoda vm explain web1           why it has the memory it has
+
 Exit status:
   0  done
   1  failed; the message says what to do
   2  the command line is wrong
   3  the daemon cannot be reached
   4  there is no VM of that name
-  `run` ends with the status of the program it starts.";
+`run` ends with the status of the program it starts.";
 
 /// Software-defined memory for virtual machines.
 ///
 /// A VM runs in a fraction of the DRAM it was promised: what it uses stays in DRAM, what it does
 /// not use moves to its own swap file and comes back when it is touched. Guests and QEMU are unmodified.
 #[derive(Debug, Parser)]
-#[command(name = "pagoda", version, after_long_help = EXIT_STATUS, after_help = "\
-Examples:
-  pagoda doctor                    is this host ready?
-  pagoda run --name web1 --dram 1G -- qemu-system-x86_64 -m 4G -accel kvm disk.qcow2
-  pagoda top                       what happens now
-  pagoda vm explain web1           why it has the memory it has")]
+#[command(name = "pagoda", version, after_help = EXAMPLES)]
 pub struct Cli {
     /// Control socket of the daemon [default: /run/pagoda/pagoda.sock]
     #[arg(long, global = true, env = pagoda_api::SOCKET_ENV, value_name = "PATH", hide_env_values = true)]

@@ -194,6 +194,7 @@ fn attach(connection: &Arc<Connection>, registry: &Arc<Registry>, hello: Hello, 
     };
     let (space, shared) = unpack(registry, &record, hello, prepared.as_ref().map(SharedMap::as_fd))?;
     let taken_over = prepared.is_none();
+    let inodes = space.regions().map(|(_, region)| region.ram.inode()).collect();
     let record = Record { pid: (pid, start), ..record };
     registry.save(&record).context("write the VM's record")?;
     let (handle, inbox) = channel_pair()?;
@@ -216,6 +217,7 @@ fn attach(connection: &Arc<Connection>, registry: &Arc<Registry>, hello: Hello, 
         ensure!(vm.handle.is_none(), "{name} is being attached by another connection");
         let token = record.token;
         vm.record = record;
+        vm.inodes = inodes;
         vm.ram.clear();
         let notices = registry.notices();
         engine::spawn(parts, inbox, Box::new(move |notice| drop(notices.send((token, notice)))))?;

@@ -16,13 +16,16 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use pagoda_sys::host::{FolioSize, ShmemHuge};
+use pagoda_sys::process::{Limit, raise_limit};
 use pagoda_sys::socket::Listener;
 
-use config::{Args, Config};
+use config::{Args, Config, LargeFolios};
 use registry::Registry;
 
 /// How long the previous daemon may take to end before this one gives up.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
+/// How often other mappers of RAM are looked for: reading all of /proc/*/maps takes some 10 ms.
+const STRANGERS_PERIOD: u32 = 10;
 /// How often VMs that never attached are looked for.
 const REAP_PERIOD: Duration = Duration::from_secs(1);
 
@@ -47,19 +50,26 @@ fn run(config: Config) -> Result<()> {
     let permission = check_host(&config)?;
     let control = control::bind_control(&config.socket)?;
     let attach = Listener::bind(&config.attach_socket)?;
-    let metrics = config.metrics.map(std::net::TcpListener::bind).transpose().context("listen for metrics")?;
+    let metrics = config.metrics.map(control::bind_metrics).transpose()?;
+    if let Some(gid) = config.group {
+        control::open_to_group(&config.socket, gid)?;
+        control::open_to_group(&config.attach_socket, gid)?;
+    }
 
     let (notices, heard) = channel();
-    let direct = FolioSize::Chunk.on_advice();
+    let direct = config.large_folios == LargeFolios::Auto && FolioSize::Chunk.on_advice();
     let registry = Arc::new(Registry::new(config, direct, permission, notices));
     registry.load().context("read the state directory")?;
     let (listening, attaching, reaping) = (Arc::clone(&registry), Arc::clone(&registry), Arc::clone(&registry));
     start("notices", move || listening.listen(&heard))?;
     start("attach", move || attach::serve(&attach, &attaching))?;
     start("reaper", move || {
-        loop {
+        for round in 0_u32.. {
             std::thread::sleep(REAP_PERIOD);
             reaping.reap();
+            if round % STRANGERS_PERIOD == 0 {
+                reaping.find_strangers();
+            }
         }
     })?;
     control::run(&registry, control, metrics)?;
@@ -103,8 +113,8 @@ fn check_host(config: &Config) -> Result<String> {
         tune_host();
     }
     let report = pagoda_sys::host::selftest().context("this host cannot page VMs from user space")?;
-    for limit in [pagoda_sys::process::Limit::Files, pagoda_sys::process::Limit::Locked] {
-        if let Err(error) = pagoda_sys::process::raise_limit(limit, u64::MAX) {
+    for limit in [Limit::OpenFiles, Limit::LockedMemory] {
+        if let Err(error) = raise_limit(limit, u64::MAX) {
             tracing::debug!("raise {limit:?}: {error}");
         }
     }

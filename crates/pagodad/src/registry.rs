@@ -35,6 +35,8 @@ pub struct Vm {
     /// Made at creation, given to the VMM and the engine.
     pub ram: Vec<RamFile>,
     pub swap: Option<SwapFile>,
+    /// Device and inode of each RAM file, once attached.
+    pub inodes: Vec<(u64, u64)>,
     /// QEMU's monitor socket, until it is fetched.
     pub monitor: Option<OwnedFd>,
     pub created: Instant,
@@ -164,6 +166,7 @@ impl Registry {
             handle: None,
             ram,
             swap: Some(swap),
+            inodes: Vec::new(),
             monitor,
             created: Instant::now(),
             fetched_by: None,

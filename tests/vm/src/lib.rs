@@ -1,1 +1,31 @@
-//! (being written)
+//! The harness of the tests with real VMMs: private daemons, QEMU guests, toy VMMs, scratch disks.
+//!
+//! A test is a closure given to [`Lab::run`]. The lab owns all that the test starts and changes, ends it in order
+//! whatever happened, and on a failure first prints what the daemons, the VMs and the consoles say. Every wait has a
+//! deadline. `README.md` beside this crate says what each test needs.
+
+pub mod accel;
+pub mod console;
+pub mod control;
+pub mod daemon;
+pub mod disk;
+pub mod guest;
+pub mod host;
+pub mod lab;
+pub mod loopfs;
+pub mod programs;
+pub mod qmp;
+pub mod slots;
+pub mod toy;
+pub mod wait;
+pub mod watch;
+
+pub use daemon::{Daemon, DaemonOptions, Folios};
+pub use guest::{Guest, GuestOptions};
+pub use lab::Lab;
+pub use programs::Qemu;
+pub use toy::Toy;
+pub use watch::Watch;
+
+/// Bytes of a MiB.
+pub const MIB: u64 = 1 << 20;

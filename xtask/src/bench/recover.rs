@@ -1,5 +1,8 @@
 //! Everything paged out, then a zipf load with room for all of it: how long until the load runs
 //! at 90 % of the speed it had before (VMemDirect, figure 8).
+//!
+//! Both sides refuse huge pages: after paging, the kernel's memory is in small pages for minutes,
+//! and would never be back at the speed it had on huge ones. The `resident` bench is about those.
 
 use std::time::Duration;
 
@@ -13,12 +16,13 @@ use crate::daemon::Daemon;
 use crate::toy::Done;
 
 const MEMORY_MIB: u64 = 1024;
-const SLICE_MS: u64 = 50;
+const SLICE_MS: u64 = 100;
 const REFERENCE_SECONDS: f64 = 2.0;
-const LOAD_SECONDS: f64 = 12.0;
-/// Recovered means so much of the reference, and staying there for `STEADY_SLICES`.
+const LOAD_SECONDS: f64 = 40.0;
+/// Recovered means so much of the reference, on average over `STEADY_SLICES`: single slices are
+/// noisy where the host has other guests.
 const RECOVERED: f64 = 0.9;
-const STEADY_SLICES: usize = 4;
+const STEADY_SLICES: usize = 5;
 const TIME_RATIO_MAX: f64 = 0.5;
 const VM: &str = "bench-recover";
 /// What may stay in memory and still count as "everything paged out".
@@ -34,25 +38,25 @@ struct Side {
 }
 
 impl Side {
-    fn push(&mut self, reference: &Done, load: &Done) -> Result<()> {
+    fn push(&mut self, reference: &Done, load: &Done) {
         let full = reference.ops_per_s * SLICE_MS as f64 / 1000.0;
-        let Some(seconds) = recovery_s(&load.slices, full) else {
-            bail!("not back at {RECOVERED} of full speed after {} s", load.seconds);
-        };
-        self.seconds.push(seconds);
+        let seconds = recovery_s(&load.slices, full);
+        self.seconds.push(seconds.unwrap_or_else(|| {
+            eprintln!("recover: not back after {:.0} s, counted as that", load.seconds);
+            load.seconds
+        }));
         self.full_speed.push(reference.ops_per_s);
         self.curve = (0..)
             .zip(&load.slices)
             .map(|(index, ops)| [f64::from(index) * SLICE_MS as f64 / 1000.0, *ops as f64 / full * 100.0])
             .collect();
-        Ok(())
     }
 }
 
 /// Seconds from the start to the first slice from which on the load is at full speed.
 fn recovery_s(slices: &[u64], full: f64) -> Option<f64> {
-    let fast = |ops: &u64| *ops as f64 >= RECOVERED * full;
-    let first = slices.windows(STEADY_SLICES).position(|window| window.iter().all(fast))?;
+    let wanted = RECOVERED * full * STEADY_SLICES as f64;
+    let first = slices.windows(STEADY_SLICES).position(|window| window.iter().sum::<u64>() as f64 >= wanted)?;
     Some((first + 1) as f64 * SLICE_MS as f64 / 1000.0)
 }
 
@@ -104,7 +108,7 @@ fn load(toy: &mut SteppedToy) -> Result<Done> {
 
 fn measure_kernel(side: &mut Side) -> Result<()> {
     // Room for all of it: the limit is not what makes it slow.
-    let mut limited = LimitedToy::start(&["--mib", &MEMORY_MIB.to_string()], MEMORY_MIB * 2)?;
+    let mut limited = LimitedToy::start(&["--mib", &MEMORY_MIB.to_string(), "--no-huge"], MEMORY_MIB * 2)?;
     limited.toy.fill()?;
     let before = reference(&mut limited.toy)?;
     let allowed = ((MEMORY_MIB << 20) as f64 * LEFT_FRACTION_MAX) as u64;
@@ -113,11 +117,12 @@ fn measure_kernel(side: &mut Side) -> Result<()> {
         bail!("the kernel still holds {} MiB in memory", left >> 20);
     }
     let after = load(&mut limited.toy)?;
-    side.push(&before, &after)
+    side.push(&before, &after);
+    Ok(())
 }
 
 fn measure_ours(daemon: &Daemon, side: &mut Side) -> Result<()> {
-    let mut toy = daemon.start_toy(VM, MEMORY_MIB, MEMORY_MIB, &[])?;
+    let mut toy = daemon.start_toy(VM, MEMORY_MIB, MEMORY_MIB, &["--no-huge"])?;
     toy.fill()?;
     let before = reference(&mut toy)?;
     // The least limit there is, until nearly everything is out, then all of it back.
@@ -127,7 +132,7 @@ fn measure_ours(daemon: &Daemon, side: &mut Side) -> Result<()> {
     daemon.wait_for_vm(VM, PAGE_OUT_MAX, |info| info.resident_bytes <= allowed)?;
     daemon.set_dram(VM, MEMORY_MIB)?;
     let after = load(&mut toy)?;
-    side.push(&before, &after)?;
+    side.push(&before, &after);
     toy.quit()
 }
 
@@ -138,9 +143,9 @@ mod tests {
     #[test]
     fn recovery_needs_steady_slices() {
         for (slices, expected) in [
-            (&[100, 100, 100, 100][..], Some(0.05)),
-            (&[10, 95, 10, 95, 92, 91, 90, 100][..], Some(0.2)),
-            (&[10, 20, 95, 95, 95][..], None),
+            (&[100, 100, 100, 100, 50][..], Some(0.1)),
+            (&[10, 195, 10, 95, 92, 91, 90, 100][..], Some(0.2)),
+            (&[10, 20, 95, 95, 95, 95][..], None),
             (&[][..], None),
         ] {
             assert_eq!(recovery_s(slices, 100.0), expected, "{slices:?}");

@@ -1,4 +1,25 @@
 //! What the machine is told and what it asks for.
+//!
+//! # What the machine relies on
+//!
+//! * The actions of one event are executed in order and before the next event is applied; only [`Event::PunchDone`] may be
+//!   applied in between. Reads, writes and zaps are *started* in order; all other actions are complete when they return.
+//! * [`Now::oldest_io`] is read after the event was received. A value from before a zap misses a direct I/O that began
+//!   between the two and pinned a page.
+//! * While [`super::Machine::is_pin_blocked`], the pager sends a [`Event::Tick`] every few milliseconds: the end of a direct
+//!   I/O is no event. Else once a second is enough.
+//! * `SwapPunch`, `RamPunch` and the punches of zero pages do not fail silently: a block that stays comes back as old
+//!   content after a restart. What cannot be punched is tried again or ends the VM.
+//! * No page is in the RAM file without its content but those of a declared intent: `Copy`, `Store` and `Zero` bring
+//!   each page in atomically (`UFFDIO_COPY`; a write to a hole of a file with large folios would zero its neighbours).
+//! * A cap is at least the pages that one instruction and one request of a device need at once; a cap of 0 stops the VM.
+//!
+//! # Restart
+//!
+//! All I/O of the dead daemon has ended (its writes could land on newer blocks). Pages in declared intents are punched from
+//! the RAM file; where a hole cannot be had, their content is read from swap. Intents are withdrawn after that. Then, if the
+//! VM's memory is registered, [`super::Machine::armed`] on a new machine, `SetLimit`, `Pin`, the discards that were not
+//! answered, and a wake-up of the whole space. A zap that the dead daemon asked for may still come: it does no harm.
 
 use crate::bits::{PageSet, Run};
 pub use crate::pattern::Access;
@@ -52,14 +73,17 @@ pub enum Event {
     Fault { page: PageIdx, access: Access, kind: FaultKind },
     /// A `ReadPage`, `ReadSpan` or `ReadChunk` ended.
     ReadDone { op: OpId, result: Result<(), IoError> },
-    /// A `WriteOut` ended. `zero`: pages found all zero, not written, whose swap blocks are now holes.
+    /// A `WriteOut` ended. `zero`: pages found all zero, not written, whose swap blocks are now holes. Of a failed one
+    /// nothing is believed.
     WriteDone { op: OpId, zero: PageSet, result: Result<(), IoError> },
-    /// A `PunchOut` ended, right after it was asked for. `left`: pages that could not be taken out of the RAM file; their
-    /// content was read back from swap.
+    /// A `PunchOut` ended, right after it was asked for: this is the next event, or follows the other actions of the list.
+    /// `left`: pages that could not be taken out of the RAM file; their content was read back from swap.
     PunchDone { op: OpId, left: PageSet },
-    /// A `Zap` ended; the epoch after it, or `None` when it could not be done.
+    /// A `Zap` ended; the epoch after it, or `None` when it could not be done. The machine asks again at once, so while the
+    /// VMM's agent is away the answer has to wait for it.
     ZapDone { op: OpId, epoch: Option<u64> },
-    /// The guest gave pages back: they become zero. `token` comes back in `DiscardDone`.
+    /// The guest gave pages back: they become zero. `token` comes back in `DiscardDone`; until then nobody touches the
+    /// pages, and no I/O on them is in flight.
     Discard { token: u64, first: PageIdx, count: PageCount },
     /// New hard cap. A cap below the VM's size arms it.
     SetLimit { limit: PageCount },
@@ -90,25 +114,27 @@ impl Pages {
 /// What to do, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Map pages that are in the RAM file (`UFFDIO_CONTINUE`) and wake their faulters; pages already mapped are woken.
+    /// Map pages that are in the RAM file (`UFFDIO_CONTINUE`) and wake their faulters. Pages already mapped (`EEXIST`, one by
+    /// one) keep their entry, and are woken. A hole among them is a broken invariant.
     Map { pages: Pages, protect: bool },
     /// End write-protection and wake.
     Unprotect { pages: Pages },
     /// Wake the faulters of these pages; they try again.
     Wake { pages: Pages },
-    /// Fill absent pages with zeros, map them, wake.
+    /// Fill absent pages with zeros, map them, wake. A page that is there (left by a punch that could only zero it) is mapped.
     Zero { pages: Pages },
     /// As `Zero` for a chunk that is wholly absent: by one large folio.
     ZeroChunk { chunk: ChunkIdx },
     /// Read one page from swap into the operation's buffer.
     ReadPage { op: OpId, page: PageIdx, demand: bool },
-    /// Read a part of a chunk from swap into the operation's buffer.
+    /// Read a part of a chunk from swap into the operation's buffer. Not all of it is wanted: blocks in between may be holes,
+    /// outdated or about to be written.
     ReadSpan { op: OpId, pages: Pages, demand: bool },
     /// Declare the intent and read a wholly absent chunk from swap straight into the RAM file.
     ReadChunk { op: OpId, chunk: ChunkIdx, demand: bool },
     /// The chunk's content is complete: withdraw the intent.
     ChunkComplete { op: OpId },
-    /// Reading the chunk failed: punch what is there, then withdraw the intent.
+    /// Reading the chunk failed: punch what is there, all of it, then withdraw the intent.
     ChunkAbandon { op: OpId, chunk: ChunkIdx },
     /// Put pages from the operation's buffer into the RAM file and map them (`UFFDIO_COPY`), wake.
     Copy { op: OpId, pages: Pages, protect: bool },
@@ -118,19 +144,22 @@ pub enum Action {
     Release { op: OpId },
     /// Unmap chunks in the VMM. Which: [`super::Machine::zap_chunks`].
     Zap { op: OpId },
-    /// Write these pages to swap, except the zero ones, whose blocks become holes.
+    /// Write these pages to swap, except the zero ones, whose blocks become holes. The guest may write them meanwhile.
     WriteOut { op: OpId, chunk: ChunkIdx, pages: PageSet },
-    /// Take pages out of the RAM file. `alone`: no other page of the chunk is in it, so the span may go in one call.
+    /// Declare the intent, take pages out of the RAM file, read back from swap what was only zeroed (until it succeeds: the
+    /// VM's data is in swap alone), withdraw. `alone`: no other page of the chunk is in it, so the span may go in one call.
     PunchOut { op: OpId, chunk: ChunkIdx, pages: PageSet, alone: bool },
     /// Make swap blocks holes.
     SwapPunch { pages: Pages },
-    /// Take pages out of the RAM file whose content does not matter any more.
+    /// Take pages out of the RAM file whose content does not matter any more; they may also stay, unmapped and as zeros.
     RamPunch { pages: Pages },
     /// All of a discard is done.
     DiscardDone { token: u64 },
-    /// Register the VM's memory and tell the machine what is resident ([`super::Machine::armed`]).
+    /// Register the VM's memory, *then* look what is in the files and tell the machine ([`super::Machine::armed`]), before any
+    /// fault: faults of an unarmed VM are dropped.
     Arm,
-    /// Empty the swap file, unregister, collapse into huge pages ([`super::Machine::disarmed`]).
+    /// Empty the swap file, unregister (which wakes all), tell the machine ([`super::Machine::disarmed`]) before any other
+    /// event, collapse into huge pages.
     Disarm,
     /// The VM has to be stopped and its owner told.
     Stalled { stall: Stall },

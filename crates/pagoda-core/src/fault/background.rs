@@ -27,6 +27,14 @@ pub struct Background {
     pages_moved: u64,
     trim_cursor: u32,
     restore_cursor: u32,
+    /// A whole-chunk read failed. Nobody waits for a restore, so it tries again no sooner than the next housekeeping.
+    restore_paused: bool,
+}
+
+impl Background {
+    pub(super) fn pause_restore(&mut self) {
+        self.restore_paused = true;
+    }
 }
 
 impl Machine {
@@ -40,6 +48,7 @@ impl Machine {
         }
         if now.ms.saturating_sub(self.background.kept_ms) >= HOUSEKEEPING_MS {
             self.background.kept_ms = now.ms;
+            self.background.restore_paused = false;
             self.sample(out);
             self.trim(out);
         }
@@ -80,7 +89,10 @@ impl Machine {
 
     /// With a cap of the whole VM everything comes back, so that it can run unarmed on huge pages again.
     pub(super) fn plan_restore(&mut self, out: &mut Actions) {
-        if !self.armed || self.swapped == 0 || self.stall.is_some() || self.cap() < self.config.chunks.pages().0 {
+        if !self.armed || self.swapped == 0 || self.cap() < self.config.chunks.pages().0 {
+            return;
+        }
+        if self.stall.is_some() || self.background.restore_paused {
             return;
         }
         for _ in 0..self.config.chunks.0 {

@@ -42,6 +42,7 @@ impl Machine {
                             true => Action::ChunkAbandon { op: id, chunk: op.chunk },
                             false => Action::Release { op: id },
                         });
+                        self.background.pause_restore();
                         if demand.is_some() {
                             // Several may wait on any page of it: all of them try again, page by page.
                             out.push(Action::Wake { pages: whole(op.chunk) });
@@ -129,7 +130,7 @@ impl Machine {
         out: &mut Actions,
     ) {
         let op = *self.ops.get(id);
-        let OpKind::Out { leaving, dirty } = op.kind else { unreachable!("a write ended as {:?}", op.kind) };
+        let OpKind::Out { leaving, dirty, .. } = op.kind else { unreachable!("a write ended as {:?}", op.kind) };
         if let Err(error) = result {
             // What the blocks hold now is unknown; the RAM file has the truth.
             self.edit(op.chunk, |c| c.swap |= dirty);
@@ -153,16 +154,18 @@ impl Machine {
     }
 
     pub(super) fn push_punch(&mut self, id: OpId, out: &mut Actions) {
-        let op = *self.ops.get(id);
-        let OpKind::Out { leaving, .. } = op.kind else { return };
-        let c = &self.chunks[op.chunk.as_usize()];
-        let alone = (c.ram - leaving).is_empty();
-        out.push(Action::PunchOut { op: id, chunk: op.chunk, pages: leaving, alone });
+        let op = self.ops.get_mut(id);
+        let OpKind::Out { leaving, punching, .. } = &mut op.kind else { return };
+        // A fault that waited may be served behind this action in the same list: it must not keep a page of it.
+        *punching = true;
+        let (chunk, pages) = (op.chunk, *leaving);
+        let alone = (self.chunk(chunk).ram - pages).is_empty();
+        out.push(Action::PunchOut { op: id, chunk, pages, alone });
     }
 
     pub(super) fn punch_done(&mut self, id: OpId, left: PageSet) {
         let op = *self.ops.get(id);
-        let OpKind::Out { leaving, dirty } = op.kind else { unreachable!("a punch ended as {:?}", op.kind) };
+        let OpKind::Out { leaving, dirty, .. } = op.kind else { unreachable!("a punch ended as {:?}", op.kind) };
         let gone = leaving - left;
         self.stats.add(Metric::PagesDropped, u64::from((gone - dirty).count()));
         let ahead = self.edit(op.chunk, |c| {
@@ -219,10 +222,14 @@ impl Machine {
     }
 
     pub(super) fn stalled(&mut self, stall: Stall, now: Now, out: &mut Actions) {
-        if self.stall.is_none() {
-            self.stall = Some((stall, now.ms));
-            out.push(Action::Stalled { stall });
-        }
+        // A failed write counts for more than a failed read before it: it also has to end page-out, which would go on failing.
+        let since = match (self.stall, stall) {
+            (None, _) => now.ms,
+            (Some((Stall::Read(_), since)), Stall::Write(_)) => since,
+            (Some(_), _) => return,
+        };
+        self.stall = Some((stall, since));
+        out.push(Action::Stalled { stall });
     }
 }
 

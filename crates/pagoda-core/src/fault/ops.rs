@@ -44,6 +44,8 @@ pub enum OpKind {
         leaving: PageSet,
         /// Of the pages that set out: those that are being written.
         dirty: PageSet,
+        /// The punch was asked for: it is too late to take a page out of `leaving`.
+        punching: bool,
     },
     /// A zap of several chunks.
     Zap {

@@ -90,7 +90,9 @@ impl Machine {
     fn start_out(&mut self, chunk: ChunkIdx, out: &mut Actions) -> bool {
         let c = self.chunk(chunk);
         let (leaving, dirty) = (c.ram, c.ram - c.clean);
-        let Some(op) = self.ops.insert(Op { chunk, kind: OpKind::Out { leaving, dirty } }) else { return false };
+        let Some(op) = self.ops.insert(Op { chunk, kind: OpKind::Out { leaving, dirty, punching: false } }) else {
+            return false;
+        };
         self.cold.pop_front();
         self.cold_count -= 1;
         let c = &mut self.chunks[chunk.as_usize()];

@@ -110,12 +110,15 @@ impl Machine {
         kind: FaultKind,
         out: &mut Actions,
     ) -> Metric {
-        let c = &self.chunks[chunk.as_usize()];
         let leaving = self.leaving(chunk);
         if leaving.contains(index) {
+            if self.is_punching(chunk) {
+                self.wait(chunk.page(index), access);
+                return Metric::FaultsWaited;
+            }
             // Taken out of what will be punched; the write goes on and is worth nothing for these pages.
             let kept = single(leaving, index);
-            if let Some(op) = c.out
+            if let Some(op) = self.chunk(chunk).out
                 && let OpKind::Out { leaving, .. } = &mut self.ops.get_mut(op).kind
             {
                 *leaving -= kept;
@@ -124,6 +127,7 @@ impl Machine {
             self.map(chunk, kept, Some((index, access)), false, out);
             return Metric::FaultsCancel;
         }
+        let c = self.chunk(chunk);
         let protected = c.clean.contains(index) && c.mapped.contains(index);
         if kind == FaultKind::WriteProtected || (protected && access == Access::Write) {
             self.end_protection(chunk, index, out);
@@ -314,6 +318,11 @@ impl Machine {
             Some(OpKind::Out { leaving, .. }) => *leaving,
             _ => PageSet::EMPTY,
         }
+    }
+
+    fn is_punching(&self, chunk: ChunkIdx) -> bool {
+        let op = self.chunk(chunk).out.map(|op| &self.ops.get(op).kind);
+        matches!(op, Some(OpKind::Out { punching: true, .. }))
     }
 
     pub(super) fn wait(&mut self, page: PageIdx, access: Access) {

@@ -1,1 +1,322 @@
-//! Tests of the machine.
+//! Tables of events and the actions that must follow, for the orders that lose nothing. The simulation in `tests/sim`
+//! tries the others.
+
+use super::*;
+use crate::bits::{PageSet, Run};
+use crate::stats::Metric;
+use crate::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
+use Access::{Read, Write};
+
+const EMPTY: PageSet = PageSet::EMPTY;
+const CHUNKS: u32 = 4;
+const READ_ERROR: Result<(), IoError> = Err(IoError::Failed(5));
+
+struct Bench {
+    machine: Machine,
+    oldest_io: u64,
+}
+
+impl Bench {
+    /// An armed VM; `content`: what is in RAM and in swap of each chunk.
+    fn new(limit: u64, direct: bool, content: [(PageSet, PageSet); CHUNKS as usize]) -> Bench {
+        let machine = Machine::new(Config { chunks: ChunkCount(CHUNKS), direct });
+        let mut bench = Bench { machine, oldest_io: u64::MAX };
+        bench.check(Event::SetLimit { limit: PageCount(limit) }, &[Action::Arm]);
+        bench.machine.armed(|chunk| content[chunk.as_usize()]);
+        bench
+    }
+
+    fn apply(&mut self, event: Event) -> Actions {
+        let mut out = Actions::new();
+        self.machine.apply(event, Now { ms: 0, oldest_io: self.oldest_io }, &mut out);
+        self.machine.check();
+        out
+    }
+
+    fn check(&mut self, event: Event, expected: &[Action]) {
+        assert_eq!(self.apply(event), expected, "{event:?}");
+    }
+
+    fn limit(&mut self, limit: u64, expected: &[Action]) {
+        self.check(Event::SetLimit { limit: PageCount(limit) }, expected);
+    }
+
+    fn fault(&mut self, page: u64, access: Access, expected: &[Action]) {
+        self.check(Event::Fault { page: PageIdx(page), access, kind: FaultKind::Unmapped }, expected);
+    }
+
+    fn protected(&mut self, page: u64, expected: &[Action]) {
+        let kind = FaultKind::WriteProtected;
+        self.check(Event::Fault { page: PageIdx(page), access: Write, kind }, expected);
+    }
+
+    fn read_done(&mut self, op: u16, result: Result<(), IoError>, expected: &[Action]) {
+        self.check(Event::ReadDone { op: OpId(op), result }, expected);
+    }
+
+    /// Brings a page in from swap for reading.
+    fn read_in(&mut self, op: u16, page: u64) {
+        self.fault(page, Read, &[read_page(op, page)]);
+        self.read_done(op, Ok(()), &[copy(op, page, true), Action::Release { op: OpId(op) }]);
+    }
+
+    fn count(&self, metric: Metric) -> u64 {
+        self.machine.stats().get(metric)
+    }
+}
+
+fn pages(first: u64, len: u16) -> Pages {
+    Pages { chunk: PageIdx(first).chunk(), run: Run { start: PageIdx(first).index_in_chunk(), len } }
+}
+
+fn read_page(op: u16, page: u64) -> Action {
+    Action::ReadPage { op: OpId(op), page: PageIdx(page), demand: true }
+}
+
+fn copy(op: u16, page: u64, protect: bool) -> Action {
+    Action::Copy { op: OpId(op), pages: pages(page, 1), protect }
+}
+
+fn map(first: u64, len: u16, protect: bool) -> Action {
+    Action::Map { pages: pages(first, len), protect }
+}
+
+fn release(op: u16) -> Action {
+    Action::Release { op: OpId(op) }
+}
+
+fn zap(op: u16) -> Action {
+    Action::Zap { op: OpId(op) }
+}
+
+fn zap_done(op: u16, epoch: u64) -> Event {
+    Event::ZapDone { op: OpId(op), epoch: Some(epoch) }
+}
+
+fn write_out(op: u16, chunk: u32, pages: PageSet) -> Action {
+    Action::WriteOut { op: OpId(op), chunk: ChunkIdx(chunk), pages }
+}
+
+fn punch_out(op: u16, chunk: u32, pages: PageSet, alone: bool) -> Action {
+    Action::PunchOut { op: OpId(op), chunk: ChunkIdx(chunk), pages, alone }
+}
+
+fn low(len: u16) -> PageSet {
+    PageSet::range(0, len)
+}
+
+#[test]
+fn a_page_comes_from_swap_protected_and_its_first_write_is_seen() {
+    let mut bench = Bench::new(1000, false, [(EMPTY, low(1)), (EMPTY, EMPTY), (EMPTY, EMPTY), (EMPTY, EMPTY)]);
+    bench.read_in(0, 0);
+    assert!(bench.machine.chunk(ChunkIdx(0)).clean.contains(0));
+    bench.protected(0, &[Action::Unprotect { pages: pages(0, 1) }]);
+    assert!(bench.machine.chunk(ChunkIdx(0)).clean.is_empty());
+}
+
+#[test]
+fn a_write_joins_the_read_of_its_page() {
+    let mut bench = Bench::new(1000, false, [(EMPTY, low(1)), (EMPTY, EMPTY), (EMPTY, EMPTY), (EMPTY, EMPTY)]);
+    bench.fault(0, Read, &[read_page(0, 0)]);
+    bench.fault(0, Write, &[]);
+    bench.read_done(0, Ok(()), &[copy(0, 0, false), release(0)]);
+    assert_eq!((bench.count(Metric::FaultsSwapPage), bench.count(Metric::FaultsJoined)), (1, 1));
+}
+
+#[test]
+fn the_state_decides_and_not_the_message() {
+    let mut bench = Bench::new(1000, false, [(low(2), EMPTY), (EMPTY, low(1)), (EMPTY, EMPTY), (EMPTY, EMPTY)]);
+    // Gone meanwhile.
+    bench.protected(256, &[read_page(0, 256)]);
+    // Never protected: unprotecting does no harm, and wakes.
+    bench.protected(1, &[Action::Unprotect { pages: pages(1, 1) }]);
+    // Mapped already: mapping it again does no harm, and wakes.
+    bench.fault(0, Read, &[map(0, 1, false)]);
+    bench.fault(0, Read, &[map(0, 2, false)]);
+    bench.fault(512, Read, &[Action::Zero { pages: pages(512, 1) }]);
+}
+
+/// A sweep over zeros reads the next chunk ahead, straight into the hole.
+fn read_ahead_bench() -> Bench {
+    let mut bench = Bench::new(1000, true, [(EMPTY, EMPTY), (EMPTY, PageSet::FULL), (EMPTY, EMPTY), (EMPTY, EMPTY)]);
+    bench.fault(0, Read, &[Action::Zero { pages: pages(0, 1) }]);
+    bench.fault(1, Read, &[Action::Zero { pages: pages(1, 1) }]);
+    let read = Action::ReadChunk { op: OpId(0), chunk: ChunkIdx(1), demand: false };
+    bench.fault(2, Read, &[Action::Zero { pages: pages(2, 254) }, read]);
+    bench
+}
+
+#[test]
+fn a_chunk_read_ahead_is_mapped_when_it_is_touched() {
+    let mut bench = read_ahead_bench();
+    bench.read_done(0, Ok(()), &[Action::ChunkComplete { op: OpId(0) }]);
+    bench.fault(300, Read, &[map(256, 256, true)]);
+    assert_eq!(bench.count(Metric::ReadAheadHits), 1);
+}
+
+#[test]
+fn writes_that_go_on_open_twice_as_many_pages_as_before() {
+    let mut bench = read_ahead_bench();
+    bench.fault(300, Read, &[]);
+    bench.read_done(0, Ok(()), &[Action::ChunkComplete { op: OpId(0) }, map(256, 256, true)]);
+    for (page, len) in [(100, 1), (0, 1), (1, 2), (3, 6), (9, 18), (27, 54), (81, 162), (243, 13)] {
+        bench.protected(256 + page, &[Action::Unprotect { pages: pages(256 + page, len) }]);
+    }
+    assert!(bench.machine.chunk(ChunkIdx(1)).clean.is_empty());
+}
+
+#[test]
+fn a_chunk_that_cannot_be_read_is_tried_page_by_page_and_only_the_bad_page_waits() {
+    let mut bench = read_ahead_bench();
+    bench.fault(300, Read, &[]);
+    let stalled = Action::Stalled { stall: Stall::Read(IoError::Failed(5)) };
+    let wake = Action::Wake { pages: pages(256, 256) };
+    let abandon = Action::ChunkAbandon { op: OpId(0), chunk: ChunkIdx(1) };
+    bench.read_done(0, READ_ERROR, &[abandon, wake, stalled]);
+    bench.fault(300, Read, &[read_page(0, 300)]);
+    bench.fault(301, Read, &[read_page(1, 301)]);
+    bench.read_done(0, READ_ERROR, &[release(0)]);
+    bench.read_done(1, Ok(()), &[copy(1, 301, true), release(1)]);
+    assert!(bench.machine.stall().is_some());
+    let retried = bench.apply(Event::Continue);
+    assert!(matches!(retried[0], Action::ReadPage { .. } | Action::ReadSpan { demand: true, .. }), "{retried:?}");
+    assert_eq!(bench.machine.stall(), None);
+}
+
+/// Chunk 0 is cold and its 50 dirty pages are being written by operation 1.
+fn writing_bench() -> Bench {
+    let mut bench = Bench::new(1000, false, [(low(50), EMPTY), (EMPTY, EMPTY), (EMPTY, low(1)), (EMPTY, EMPTY)]);
+    bench.limit(40, &[zap(0)]);
+    bench.check(zap_done(0, 2), &[write_out(0, 0, low(50))]);
+    bench
+}
+
+#[test]
+fn a_page_that_is_touched_while_it_is_written_stays_and_is_not_clean() {
+    let mut bench = writing_bench();
+    bench.fault(7, Read, &[map(0, 50, false)]);
+    assert_eq!((bench.count(Metric::FaultsCancel), bench.count(Metric::PagesKept)), (1, 50));
+    bench.check(Event::WriteDone { op: OpId(0), zero: EMPTY, result: Ok(()) }, &[zap(0)]);
+    let chunk = bench.machine.chunk(ChunkIdx(0));
+    assert_eq!((chunk.ram, chunk.clean, chunk.swap), (low(50), EMPTY, low(50)));
+}
+
+#[test]
+fn what_was_written_leaves_after_the_write_and_zeros_leave_nothing_behind() {
+    let mut bench = writing_bench();
+    let zero = low(5);
+    let done = Event::WriteDone { op: OpId(0), zero, result: Ok(()) };
+    bench.check(done, &[punch_out(0, 0, low(50), true)]);
+    bench.check(Event::PunchDone { op: OpId(0), left: PageSet::single(9) }, &[]);
+    let chunk = bench.machine.chunk(ChunkIdx(0));
+    assert_eq!((chunk.ram, chunk.clean, chunk.swap), (PageSet::single(9), PageSet::single(9), low(50) - zero));
+    bench.fault(0, Read, &[Action::Zero { pages: pages(0, 1) }]);
+    bench.fault(9, Read, &[map(9, 1, true)]);
+}
+
+#[test]
+fn a_failed_write_keeps_everything_in_dram_and_ends_page_out() {
+    let mut bench = writing_bench();
+    let stalled = Action::Stalled { stall: Stall::Write(IoError::NoSpace) };
+    let failed = Event::WriteDone { op: OpId(0), zero: EMPTY, result: Err(IoError::NoSpace) };
+    bench.check(failed, &[stalled]);
+    bench.check(Event::Tick, &[]);
+    assert_eq!(bench.machine.chunk(ChunkIdx(0)).ram, low(50));
+    // A stalled VM still gets what it needs to come to a stop.
+    bench.fault(512, Read, &[read_page(0, 512)]);
+    bench.check(Event::Continue, &[zap(1)]);
+}
+
+#[test]
+fn a_write_that_fails_after_a_read_ends_page_out_as_well() {
+    let mut bench = writing_bench();
+    bench.limit(60, &[]);
+    bench.fault(512, Read, &[read_page(1, 512)]);
+    let stall = |stall| Action::Stalled { stall };
+    bench.read_done(1, READ_ERROR, &[stall(Stall::Read(IoError::Failed(5))), release(1)]);
+    let failed = Event::WriteDone { op: OpId(0), zero: EMPTY, result: Err(IoError::NoSpace) };
+    bench.check(failed, &[stall(Stall::Write(IoError::NoSpace))]);
+    bench.limit(20, &[]);
+}
+
+#[test]
+fn direct_io_older_than_the_zap_holds_page_out_back_but_no_fault() {
+    let mut bench = Bench::new(1000, false, [(low(50), EMPTY), (EMPTY, EMPTY), (EMPTY, low(1)), (EMPTY, EMPTY)]);
+    bench.limit(40, &[zap(0)]);
+    bench.oldest_io = 1;
+    bench.check(zap_done(0, 2), &[]);
+    assert!(bench.machine.is_pin_blocked());
+    // That I/O may itself wait for this page.
+    bench.fault(512, Read, &[read_page(0, 512)]);
+    bench.oldest_io = 2;
+    bench.check(Event::Tick, &[write_out(1, 0, low(50))]);
+}
+
+#[test]
+fn a_discard_waits_for_the_write_of_its_chunk_and_takes_the_swap_block_first() {
+    let mut bench = writing_bench();
+    let discard = Event::Discard { token: 7, first: PageIdx(10), count: PageCount(2) };
+    bench.fault(10, Read, &[map(0, 50, false)]);
+    bench.check(discard, &[]);
+    let expected = [
+        Action::SwapPunch { pages: pages(10, 2) },
+        Action::RamPunch { pages: pages(10, 2) },
+        Action::DiscardDone { token: 7 },
+        zap(0),
+    ];
+    bench.check(Event::WriteDone { op: OpId(0), zero: EMPTY, result: Ok(()) }, &expected);
+    bench.limit(500, &[]);
+    bench.fault(10, Read, &[Action::Zero { pages: pages(10, 1) }]);
+}
+
+#[test]
+fn a_fault_that_waited_does_not_keep_a_page_whose_punch_was_asked_for() {
+    let page = 512;
+    let swap = PageSet::from_iter([0, 100, 200]);
+    let mut bench = Bench::new(100, false, [(EMPTY, swap), (low(50), EMPTY), (EMPTY, low(1)), (EMPTY, EMPTY)]);
+    [0, 100, 200].into_iter().for_each(|page| bench.read_in(0, page));
+    bench.limit(53, &[zap(0)]);
+    // Two threads wait for one page; there is room for one page, so one of them goes on waiting, for nothing.
+    bench.fault(page, Read, &[]);
+    bench.fault(page, Read, &[]);
+    bench.check(zap_done(0, 2), &[write_out(0, 1, low(50))]);
+    bench.limit(54, &[read_page(1, page)]);
+    bench.read_done(1, Ok(()), &[copy(1, page, true), release(1), zap(1)]);
+    bench.check(zap_done(1, 3), &[]);
+    // The big chunk stays, so the two clean ones have to go at once.
+    bench.fault(256, Read, &[map(256, 50, false), punch_out(1, 0, swap, true), punch_out(2, 2, low(1), true)]);
+    // After the first there is room to serve the fault that waits; the second punch is under way.
+    bench.check(Event::PunchDone { op: OpId(1), left: EMPTY }, &[]);
+    bench.check(Event::PunchDone { op: OpId(2), left: EMPTY }, &[read_page(2, page)]);
+}
+
+#[test]
+fn a_restart_takes_ram_for_the_truth_and_what_swap_has_besides_for_outdated() {
+    let mut bench = Bench::new(1000, false, [(low(2), low(4)), (EMPTY, EMPTY), (EMPTY, EMPTY), (EMPTY, EMPTY)]);
+    assert_eq!((bench.count(Metric::Resident), bench.count(Metric::Swapped)), (2, 2));
+    assert_eq!(bench.machine.chunk(ChunkIdx(0)).stale(), low(2));
+    // Mapped by the VMM or not, protected or not: both end well.
+    bench.protected(0, &[Action::Unprotect { pages: pages(0, 1) }]);
+    bench.fault(1, Write, &[map(1, 1, false)]);
+    bench.fault(2, Read, &[read_page(0, 2)]);
+}
+
+#[test]
+fn a_cap_of_the_whole_size_brings_everything_back_and_disarms() {
+    let mut bench = Bench::new(1000, false, [(low(2), low(4)), (EMPTY, EMPTY), (EMPTY, EMPTY), (EMPTY, EMPTY)]);
+    let span = Action::ReadSpan { op: OpId(0), pages: pages(2, 2), demand: false };
+    bench.limit(1024, &[span]);
+    // Nobody waits for it: it tries again later, not at once.
+    bench.read_done(0, READ_ERROR, &[release(0)]);
+    bench.check(Event::Fault { page: PageIdx(2), access: Read, kind: FaultKind::Unmapped }, &[read_page(0, 2)]);
+    bench.read_done(0, Ok(()), &[copy(0, 2, true), release(0)]);
+    let mut out = Actions::new();
+    bench.machine.apply(Event::Tick, Now { ms: 5000, oldest_io: u64::MAX }, &mut out);
+    let span = Action::ReadSpan { op: OpId(0), pages: pages(3, 1), demand: false };
+    assert_eq!(out.last(), Some(&span));
+    let stored = Action::Store { op: OpId(0), pages: pages(3, 1) };
+    bench.read_done(0, Ok(()), &[stored, release(0), Action::Disarm]);
+    bench.machine.disarmed();
+    bench.fault(0, Read, &[]);
+    assert_eq!(bench.machine.stats().faults(), 1);
+}

@@ -14,6 +14,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use pagoda_core::fault::Event;
+use pagoda_core::stats::{CATALOGUE, METRICS, MetricKind};
 use pagoda_core::units::{PageCount, PageIdx};
 
 use pager::{Crash, Pager, Weather};
@@ -22,10 +23,15 @@ use vmm::Vmm;
 use world::{CHUNK, World};
 
 /// Runs of each test by default: some ten seconds unoptimised.
-const SEEDS: u64 = 150;
+const SEEDS: u64 = 500;
 const CHUNKS_MAX: usize = 8;
 /// Steps in which everything that is under way has to end once nothing fails any more.
 const DRAIN_STEPS: usize = 400_000;
+
+/// Runs and steps of the test for starvation. A task lasts some hundred steps of the VMM where the disk is slow.
+const STARVATION_SEEDS: u64 = 40;
+const STARVATION_STEPS: usize = 40_000;
+const STARVATION_AGE: u32 = 10_000;
 
 /// How often each kind of step is taken.
 #[derive(Debug)]
@@ -76,9 +82,9 @@ impl Sim {
             punch_reported_at_once: rng.coin(),
         };
         let pace = Pace {
-            thread: *rng.pick(&[5, 30, 100]),
-            message: *rng.pick(&[10, 30, 100]),
-            job: *rng.pick(&[5, 30, 100]),
+            thread: *rng.pick(&[3, 10, 50]),
+            message: *rng.pick(&[10, 50]),
+            job: *rng.pick(&[2, 20, 100]),
             tick: *rng.pick(&[1, 5]),
             chaos: *rng.pick(&[0, 1, 5]),
         };
@@ -109,8 +115,7 @@ impl Sim {
 
     fn recover(&mut self) {
         let Sim { world, vmm, rng, .. } = self;
-        let recovered =
-            Pager::recover(world, vmm, self.weather.clone(), self.now_ms, self.limit, self.pinned, rng);
+        let recovered = Pager::recover(world, vmm, self.weather.clone(), self.now_ms, self.limit, self.pinned, rng);
         // A daemon that dies while it starts has done nothing asynchronous that matters.
         self.pager = recovered.ok();
         oracle::check_recoverable(&self.world, &self.vmm);
@@ -218,13 +223,16 @@ impl Sim {
     fn run(&mut self) {
         for step in 0..self.rng.within(500, 6000) {
             self.step(true);
+            if self.rng.per_mille(3) {
+                self.vmm.change_phase(&mut self.rng);
+            }
             if step % 8 == 0 {
                 self.check();
             }
         }
         self.drain();
         if self.rng.per_mille(250) {
-            self.vmm.sweep_all();
+            self.vmm.sweep_all(&mut self.rng);
             let verified = self.vmm.verified + 2 * self.world.pages() as u64;
             for _ in 0..DRAIN_STEPS {
                 self.step(true);
@@ -240,7 +248,8 @@ impl Sim {
     /// Nothing fails any more: everything that was begun has to end.
     fn drain(&mut self) {
         (self.weather.io_fails, self.weather.zap_fails, self.weather.crash) = (0, 0, 0);
-        (self.pace.chaos, self.weather.unsplittable) = (0, 0);
+        self.weather.unsplittable = 0;
+        self.pace = Pace { thread: 30, message: 30, job: 30, tick: 1, chaos: 0 };
         if self.pager.is_none() {
             self.recover();
         }
@@ -308,22 +317,54 @@ impl Drop for Seed {
     }
 }
 
-fn simulate(direct: bool) {
+fn seeds(default: u64) -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
-    let seeds = match number("PAGODA_SIM_SEED") {
+    match number("PAGODA_SIM_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("PAGODA_SIM_SEEDS").unwrap_or(SEEDS),
-    };
+        None => 0..number("PAGODA_SIM_SEEDS").unwrap_or(default),
+    }
+}
+
+fn simulate(direct: bool) {
     let (mut verified, mut events) = (0, 0);
-    for seed in seeds {
+    let mut totals = [0; METRICS];
+    for seed in seeds(SEEDS) {
         let named = Seed(seed);
         let mut sim = Sim::new(seed, direct);
         sim.run();
         verified += sim.vmm.verified;
         events += sim.pager.as_ref().map_or(0, |pager| pager.events);
+        for (total, value) in totals.iter_mut().zip(sim.pager.iter().flat_map(|pager| *pager.machine.stats().values()))
+        {
+            *total += value;
+        }
         drop(named);
     }
     eprintln!("{verified} reads verified, {events} events since the last crashes");
+    for (def, total) in CATALOGUE.iter().zip(totals).filter(|(def, _)| def.kind == MetricKind::Counter) {
+        eprintln!("{:24} {total}", def.name);
+    }
+}
+
+/// A thread that waits is served, however busy the others are with the pages that are in DRAM, and however slow the disk.
+#[test]
+fn nobody_starves() {
+    for seed in seeds(STARVATION_SEEDS) {
+        let named = Seed(seed);
+        let mut sim = Sim::new(seed, seed % 2 == 0);
+        sim.drain();
+        sim.pace = Pace { thread: 100, message: 100, job: *sim.rng.pick(&[2, 10, 50]), tick: 1, chaos: 0 };
+        for _ in 0..STARVATION_STEPS {
+            if sim.rng.per_mille(1) {
+                sim.vmm.change_phase(&mut sim.rng);
+            }
+            sim.step(true);
+            let (age, task) = sim.vmm.oldest();
+            assert!(age < STARVATION_AGE, "waits for {age} steps: {task}");
+        }
+        sim.drain();
+        drop(named);
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The pager: executes actions exactly as they are documented, with delays, in any order, with failures and crashes.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -42,12 +42,19 @@ struct Job {
 
 #[derive(Debug)]
 enum JobKind {
-    /// Into a buffer.
-    Read,
+    /// Into a buffer, for the sake of these pages.
+    Read {
+        missing: Vec<usize>,
+    },
     /// Into these frames.
     Fill(BTreeMap<usize, crate::world::Frame>),
-    Write { zero: PageSet },
-    Zap { chunks: Vec<ChunkIdx>, epoch: Option<u64> },
+    Write {
+        zero: PageSet,
+    },
+    Zap {
+        chunks: Vec<ChunkIdx>,
+        epoch: Option<u64>,
+    },
 }
 
 #[derive(Debug)]
@@ -209,9 +216,9 @@ impl Pager {
             }
             Action::ReadPage { op, page, .. } => {
                 let page = page.0 as usize;
-                self.read(op, page..page + 1);
+                self.read(op, page..page + 1, world);
             }
-            Action::ReadSpan { op, pages, .. } => self.read(op, range(pages)),
+            Action::ReadSpan { op, pages, .. } => self.read(op, range(pages), world),
             Action::ReadChunk { op, chunk, .. } => self.fill(op, chunk, world),
             Action::ChunkComplete { op } => self.withdraw(op, world),
             Action::ChunkAbandon { op, chunk } => {
@@ -306,9 +313,10 @@ impl Pager {
         world.woken.push(pages);
     }
 
-    fn read(&mut self, op: OpId, pages: Range<usize>) {
+    fn read(&mut self, op: OpId, pages: Range<usize>, world: &World) {
         assert!(self.buffers.insert(op.0, BTreeMap::new()).is_none(), "the buffer of {op:?} is in use");
-        self.start(op, JobKind::Read, pages.collect());
+        let missing = |page: &usize| world.ram[*page].is_none() && world.swap[*page].is_some();
+        self.start(op, JobKind::Read { missing: pages.clone().filter(missing).collect() }, pages.collect());
     }
 
     fn fill(&mut self, op: OpId, chunk: ChunkIdx, world: &mut World) {
@@ -391,7 +399,7 @@ impl Pager {
         let result = if fails { Err(error) } else { Ok(()) };
         let op = job.op;
         let event = match job.kind {
-            JobKind::Read | JobKind::Fill(_) => Event::ReadDone { op, result },
+            JobKind::Read { .. } | JobKind::Fill(_) => Event::ReadDone { op, result },
             JobKind::Write { zero } => Event::WriteDone { op, zero, result },
             JobKind::Zap { epoch, .. } => Event::ZapDone { op, epoch },
         };
@@ -417,13 +425,12 @@ impl Pager {
 
     /// Pages on their way into DRAM through a buffer.
     pub fn arriving(&self, world: &World) -> usize {
-        let reads = self.jobs.iter().filter(|job| matches!(job.kind, JobKind::Read));
-        let pages: std::collections::BTreeSet<usize> = reads.flat_map(|job| self.span(job)).collect();
-        pages.into_iter().filter(|page| world.ram[*page].is_none() && world.swap[*page].is_some()).count()
-    }
-
-    fn span(&self, job: &Job) -> Vec<usize> {
-        job.left.iter().chain(self.buffers[&job.op.0].keys()).copied().collect()
+        let missing = self.jobs.iter().filter_map(|job| match &job.kind {
+            JobKind::Read { missing } => Some(missing),
+            _ => None,
+        });
+        let missing: BTreeSet<usize> = missing.flatten().copied().collect();
+        missing.into_iter().filter(|page| world.ram[*page].is_none()).count()
     }
 
     /// The bound so far, and the new one.
@@ -441,11 +448,17 @@ pub fn zap(chunks: &[ChunkIdx], world: &mut World) {
 
 impl Job {
     /// Moves some of the pages that are left, in any order.
-    fn advance(&mut self, share: usize, buffers: &mut BTreeMap<u16, BTreeMap<usize, u64>>, world: &mut World, rng: &mut Rng) {
+    fn advance(
+        &mut self,
+        share: usize,
+        buffers: &mut BTreeMap<u16, BTreeMap<usize, u64>>,
+        world: &mut World,
+        rng: &mut Rng,
+    ) {
         for _ in 0..share {
             let page = self.left.swap_remove(rng.below(self.left.len()));
             match &self.kind {
-                JobKind::Read => {
+                JobKind::Read { .. } => {
                     let buffer = buffers.get_mut(&self.op.0).expect("a read has a buffer");
                     buffer.insert(page, world.swapped_content(page));
                 }
@@ -464,7 +477,7 @@ impl Job {
     fn spoil(&mut self, buffers: &mut BTreeMap<u16, BTreeMap<usize, u64>>, world: &mut World, rng: &mut Rng) {
         for page in std::mem::take(&mut self.left) {
             match &self.kind {
-                JobKind::Read => {
+                JobKind::Read { .. } => {
                     buffers.get_mut(&self.op.0).expect("a read has a buffer").insert(page, GARBAGE);
                 }
                 JobKind::Fill(frames) if rng.coin() => frames[&page].set(GARBAGE),

@@ -45,7 +45,7 @@ struct Thread {
     ios_per_mille: usize,
     task: Option<Task>,
     sleep: Sleep,
-    /// Steps of the simulation since the task began.
+    /// Steps of the VMM since the task came to this page.
     age: u32,
 }
 
@@ -104,12 +104,17 @@ impl Vmm {
                     assert_eq!(frame.get(), self.truth[page], "the guest reads a wrong page {page}");
                     self.verified += 1;
                 }
-                thread.task = None;
+                // Often what is read is then written.
+                let writes = access == Access::Read && rng.per_mille(thread.writes_per_mille);
+                thread.task = writes.then_some(Task::Touch { page, access: Access::Write });
             }
             Some(Task::Io(io)) if io.pinned.len() < io.pages.len() => {
                 let page = io.pages[io.pinned.len()];
                 match world.reach(page, Access::Write) {
-                    Some(frame) => io.pinned.push(frame),
+                    Some(frame) => {
+                        io.pinned.push(frame);
+                        thread.age = 0;
+                    }
                     None => thread.sleep = Sleep::On(page),
                 }
             }
@@ -176,6 +181,11 @@ impl Vmm {
         }
     }
 
+    pub fn change_phase(&mut self, rng: &mut Rng) {
+        let index = rng.below(self.threads.len());
+        self.threads[index].change(self.truth.len(), rng);
+    }
+
     /// Something that is no answer wakes a thread, a signal for example: it faults again.
     pub fn interrupt(&mut self, rng: &mut Rng) {
         let index = rng.below(self.threads.len());
@@ -201,7 +211,8 @@ impl Vmm {
     }
 
     pub fn gave_back(&mut self, token: u64) {
-        let index = self.discards.iter().position(|discard| discard.token == token).expect("a discard that was asked for");
+        let index =
+            self.discards.iter().position(|discard| discard.token == token).expect("a discard that was asked for");
         let discard = self.discards.swap_remove(index);
         self.truth[discard.first..discard.first + discard.count].fill(0);
     }
@@ -215,9 +226,9 @@ impl Vmm {
     }
 
     /// Reads every page, one after the other, by each thread.
-    pub fn sweep_all(&mut self) {
+    pub fn sweep_all(&mut self, rng: &mut Rng) {
         for thread in &mut self.threads {
-            (thread.writes_per_mille, thread.ios_per_mille) = (0, 0);
+            (thread.writes_per_mille, thread.ios_per_mille) = (*rng.pick(&[0, 0, 100, 400]), 0);
             thread.habit = Habit::Sweep { at: 0, stride: 1 };
         }
     }
@@ -231,18 +242,27 @@ impl Vmm {
 
 impl Thread {
     fn new(pages: usize, rng: &mut Rng) -> Thread {
-        let habit = match rng.below(4) {
+        let habit = Habit::Uniform;
+        let mut thread =
+            Thread { habit, writes_per_mille: 0, ios_per_mille: 0, task: None, sleep: Sleep::Awake, age: 0 };
+        thread.change(pages, rng);
+        thread
+    }
+
+    /// Another phase of the program.
+    fn change(&mut self, pages: usize, rng: &mut Rng) {
+        self.habit = match rng.below(4) {
             0 => Habit::Uniform,
-            1 => Habit::Sweep { at: rng.below(pages), stride: *rng.pick(&[1, 1, 2, 7]) },
+            1 => Habit::Sweep { at: rng.below(pages), stride: *rng.pick(&[1, 1, 1, 2, 7]) },
             _ => {
-                let base = rng.below(pages);
-                let spread = rng.within(4, 600);
+                // Few places, so that threads meet.
+                let base = pages / 4 * rng.below(4);
+                let spread = *rng.pick(&[2, 20, 100, 600]);
                 Habit::Hot((0..rng.within(2, 24)).map(|_| (base + rng.below(spread)) % pages).collect())
             }
         };
-        let writes_per_mille = *rng.pick(&[0, 100, 500, 900]);
-        let ios_per_mille = *rng.pick(&[0, 20, 200]);
-        Thread { habit, writes_per_mille, ios_per_mille, task: None, sleep: Sleep::Awake, age: 0 }
+        self.writes_per_mille = *rng.pick(&[0, 10, 100, 500, 900]);
+        self.ios_per_mille = *rng.pick(&[0, 0, 20, 200]);
     }
 
     fn next(&mut self, pages: usize, rng: &mut Rng) -> usize {

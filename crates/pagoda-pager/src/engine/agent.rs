@@ -175,6 +175,11 @@ impl Engine {
                 Ok(Received::Message { packet: Packet::Discard { seq, region, offset, len }, .. }) => {
                     self.discard(id, seq, region, offset, len);
                 }
+                Ok(Received::Message { packet: Packet::Foreign { reason }, .. }) => {
+                    self.pin(format!("its memory is reachable by others ({reason:?})"));
+                    self.pin_waiters.push(id);
+                    self.release_pin_waiters();
+                }
                 Ok(Received::Message { packet, .. }) => {
                     tracing::warn!(vm = %self.name, ?packet, "the VMM called something it cannot");
                     return self.drop_calls(id);
@@ -216,6 +221,18 @@ impl Engine {
             let expected = matches!(error, SocketError::Closed);
             tracing::debug!(vm = %self.name, expected, "calls: {error}");
             self.drop_calls(id);
+        }
+    }
+
+    /// Lets those go on who are about to give others access to RAM, once all of it is there and stays.
+    pub(super) fn release_pin_waiters(&mut self) {
+        if self.machine.is_armed() {
+            return;
+        }
+        for id in std::mem::take(&mut self.pin_waiters) {
+            if let Some((_, connection)) = self.calls.iter().find(|(other, _)| *other == id) {
+                let _ = connection.send(&Packet::Welcome { flags: 0 }, &[]);
+            }
         }
     }
 

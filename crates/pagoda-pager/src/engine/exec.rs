@@ -237,6 +237,7 @@ impl Engine {
         }
         self.machine.disarmed();
         self.collapse();
+        self.release_pin_waiters();
     }
 
     /// Tries again while the host has no memory to give; the VM's faults wait meanwhile, as under the kernel's own reclaim.

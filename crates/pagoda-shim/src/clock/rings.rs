@@ -17,7 +17,8 @@ const RINGS_MAX: usize = 64;
 /// An owner that is no address: its queue is going away, or was lost track of with I/O in flight.
 const GONE: usize = 1;
 
-/// How a queue's completions are read.
+/// How a queue's completions are read. `None` is all zero bits, so that the table of unused queues costs no memory.
+#[repr(u8)]
 pub enum Reader {
     /// Not read: no queue, or no longer.
     None,
@@ -146,12 +147,7 @@ impl Leaving {
 
 /// Reads every queue that nobody else is reading.
 pub fn refresh() {
-    for (owner, ring) in OWNERS.iter().zip(&RINGS) {
-        if owner.load(Ordering::Acquire) > GONE {
-            if let Ok(mut ring) = ring.try_lock() {
-                // Its owner may have left it meanwhile; then there is nothing to read in it.
-                ring.scan();
-            }
-        }
-    }
+    let used = OWNERS.iter().zip(&RINGS).filter(|(owner, _)| owner.load(Ordering::Acquire) > GONE);
+    // A queue whose owner leaves it meanwhile has nothing to read in it any more.
+    used.filter_map(|(_, ring)| ring.try_lock().ok()).for_each(|mut ring| ring.scan());
 }

@@ -177,7 +177,7 @@ impl Reader {
         let shift = u32::from(ring.flags & SETUP_CQE32 != 0);
         let stride = size_of::<Cqe>() << shift;
         let last = cq.cqes as usize + stride * cq_entries as usize - 1;
-        in_cq(last).then(|| Reader {
+        in_cq(last).then_some(Reader {
             ktail: cq.ktail as usize,
             cqes: cq.cqes as usize,
             stride,

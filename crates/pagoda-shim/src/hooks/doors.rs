@@ -4,10 +4,10 @@ use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 
 use libc::{mmsghdr, msghdr, ssize_t};
 
-use super::hook;
+use super::{hook, queues};
 use crate::config::{Config, config};
-use crate::real::{self, Opaque};
 use crate::foreign;
+use crate::real::{self, Opaque};
 use pagoda_abi::attach::ForeignReason;
 
 /// Reports RAM fds among those a message carries.
@@ -99,8 +99,10 @@ hook! {
 
     /// A system call by number. Queues made this way are not followed.
     fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long {
-        if matches!(number, libc::SYS_io_uring_setup | libc::SYS_io_submit) {
-            report_untracked();
+        match number {
+            libc::SYS_io_uring_setup => report_untracked(),
+            libc::SYS_io_submit if !queues::in_io_submit() => report_untracked(),
+            _ => {}
         }
         // SAFETY: the caller's call, passed on unchanged. Arguments that were not given are not used by it.
         unsafe { real::syscall(number, a, b, c, d, e, f) }

@@ -95,13 +95,13 @@ hook! {
 
     /// Gives advice. Of that on RAM, MADV_REMOVE is a discard, and DOFORK must not undo what `region_mapped` did.
     fn madvise(addr: *mut c_void, len: size_t, advice: c_int) -> c_int {
-        if let (libc::MADV_REMOVE | libc::MADV_DOFORK, Some(config)) = (advice, config()) {
-            if let Some((region, offset, len)) = ram::overlap(addr as usize, len) {
-                if advice == libc::MADV_REMOVE {
-                    discard(config, region, offset as u64, len as u64);
-                }
-                return 0;
+        let special = matches!(advice, libc::MADV_REMOVE | libc::MADV_DOFORK);
+        let on_ram = if special { config().zip(ram::overlap(addr as usize, len)) } else { None };
+        if let Some((config, (region, offset, len))) = on_ram {
+            if advice == libc::MADV_REMOVE {
+                discard(config, region, offset as u64, len as u64);
             }
+            return 0;
         }
         // SAFETY: the caller's call, passed on unchanged.
         unsafe { real::madvise(addr, len, advice) }
@@ -109,13 +109,11 @@ hook! {
 
     /// Punches and preallocates. A hole in RAM is the daemon's to make: it may have the pages elsewhere.
     fn fallocate | fallocate64(fd: c_int, mode: c_int, offset: off_t, len: off_t) -> c_int {
-        if mode & libc::FALLOC_FL_PUNCH_HOLE != 0 && offset >= 0 && len > 0 {
-            if let Some(config) = config() {
-                if let Some(region) = config.region_of(fd) {
-                    discard(config, region, offset as u64, len as u64);
-                    return 0;
-                }
-            }
+        let punches = mode & libc::FALLOC_FL_PUNCH_HOLE != 0 && offset >= 0 && len > 0;
+        let ram = config().filter(|_| punches).and_then(|config| Some((config, config.region_of(fd)?)));
+        if let Some((config, region)) = ram {
+            discard(config, region, offset as u64, len as u64);
+            return 0;
         }
         // SAFETY: the caller's call, passed on unchanged.
         unsafe { real::fallocate(fd, mode, offset, len) }

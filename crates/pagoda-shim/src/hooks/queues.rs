@@ -1,5 +1,6 @@
 //! libaio and liburing: what is submitted goes on the clock, what has completed is read wherever the VMM passes by.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::mem::zeroed;
 
@@ -24,6 +25,15 @@ struct Params {
 }
 
 const _: () = assert!(size_of::<Params>() == 120);
+
+thread_local! {
+    static IN_IO_SUBMIT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is inside libaio's io_submit, which makes its system call through syscall(2).
+pub fn in_io_submit() -> bool {
+    IN_IO_SUBMIT.get()
+}
 
 fn with_context<R>(context: Opaque, work: impl FnOnce(&mut Ring) -> R) -> Option<R> {
     // SAFETY: the VMM submits to this context, so io_setup(2) made it and it is not destroyed before this call is over;
@@ -102,8 +112,10 @@ hook! {
             // The ring is full, which the kernel says in these words.
             return -libc::EAGAIN;
         }
+        IN_IO_SUBMIT.set(true);
         // SAFETY: the caller's array or a first part of it.
         let accepted = unsafe { real::io_submit(context, registered.map_or(count, |n| n as c_long), iocbs) };
+        IN_IO_SUBMIT.set(false);
         if let Some(registered) = registered {
             let rejected = &batch[(accepted.max(0) as usize).min(registered)..registered];
             if !rejected.is_empty() {

@@ -86,12 +86,7 @@ impl Daemon {
     pub fn accept(&self) -> Link {
         // SAFETY: accept4(2) without an address to fill.
         let fd = unsafe {
-            libc::accept4(
-                self.listener.as_raw_fd(),
-                std::ptr::null_mut(),
-                std::ptr::null_mut(),
-                libc::SOCK_CLOEXEC,
-            )
+            libc::accept4(self.listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC)
         };
         let link = Link(owned(checked(fd, "accept")));
         limit(&link.0);

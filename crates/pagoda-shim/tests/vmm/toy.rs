@@ -16,16 +16,26 @@ const IO_OFFSET: usize = 1 << 20;
 struct Toy {
     fds: Vec<c_int>,
     ram: Vec<*mut u8>,
-    pipe: Option<(c_int, JoinHandle<()>)>,
+    waiting: Option<Waiting>,
     context: *mut c_void,
     ring: Option<Box<[u64; 27]>>,
 }
 
+/// An I/O that waits for what happens at the other end of a pipe.
+struct Waiting {
+    other_end: End,
+    thread: JoinHandle<()>,
+}
+
+enum End {
+    Read(c_int),
+    Write(c_int),
+}
+
 pub fn run() {
-    let fds: Vec<c_int> =
-        std::env::var("PAGODA_RAM_FDS").unwrap().split(',').map(|fd| fd.parse().unwrap()).collect();
+    let fds: Vec<c_int> = std::env::var("PAGODA_RAM_FDS").unwrap().split(',').map(|fd| fd.parse().unwrap()).collect();
     let ram = fds.iter().map(|fd| map(*fd, libc::MAP_SHARED)).collect();
-    let mut toy = Toy { fds, ram, pipe: None, context: std::ptr::null_mut(), ring: None };
+    let mut toy = Toy { fds, ram, waiting: None, context: std::ptr::null_mut(), ring: None };
     answer("attached");
     for line in std::io::stdin().lock().lines() {
         answer(&toy.obey(&line.unwrap()));
@@ -84,9 +94,7 @@ impl Toy {
                 "disk sync" => self.disk(|fd, buffer| libc::pread(fd, buffer, BLOCK, 0) as i64),
                 "disk libaio" => self.disk_queued(Toy::libaio_read),
                 "disk io_uring" => self.disk_queued(Toy::uring_read),
-                "wait sync" => self.wait(|fd, buffer| {
-                    assert_eq!(libc::read(fd, buffer as *mut _, BLOCK), BLOCK as isize);
-                }),
+                "wait sync" => self.wait_writing(),
                 "wait libaio" => {
                     let context = self.context() as usize;
                     self.wait(move |fd, buffer| {
@@ -102,9 +110,14 @@ impl Toy {
                     })
                 }
                 "feed" => {
-                    let (write_end, reader) = self.pipe.take().unwrap();
-                    assert_eq!(libc::write(write_end, [1u8; BLOCK].as_ptr().cast(), BLOCK), BLOCK as isize);
-                    reader.join().unwrap();
+                    let waiting = self.waiting.take().unwrap();
+                    let mut block = [1u8; BLOCK];
+                    let done = match waiting.other_end {
+                        End::Read(fd) => libc::read(fd, block.as_mut_ptr().cast(), BLOCK),
+                        End::Write(fd) => libc::write(fd, block.as_ptr().cast(), BLOCK),
+                    };
+                    assert_eq!(done, BLOCK as isize);
+                    waiting.thread.join().unwrap();
                     "ok".into()
                 }
                 other => panic!("no such command: {other}"),
@@ -140,13 +153,23 @@ impl Toy {
         })
     }
 
-    /// Starts a read from an empty pipe that is O_DIRECT (a packet pipe), on a thread of its own: it is in flight until "feed".
+    /// Starts a read from an empty pipe on a thread of its own: it is in flight until "feed".
     fn wait(&mut self, read: impl FnOnce(c_int, usize) + Send + 'static) -> String {
-        let mut ends = [0; 2];
-        // SAFETY: pipe2(2) fills two fds.
-        checked(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_DIRECT | libc::O_CLOEXEC) }, "pipe2");
-        let (fd, buffer) = (ends[0], self.io_buffer());
-        self.pipe = Some((ends[1], std::thread::spawn(move || read(fd, buffer))));
+        let ([read_end, write_end], buffer) = (pipe(0), self.io_buffer());
+        let thread = std::thread::spawn(move || read(read_end, buffer));
+        self.waiting = Some(Waiting { other_end: End::Write(write_end), thread });
+        "ok".into()
+    }
+
+    /// Starts a write to a full pipe: only the writing end of a pipe is ever O_DIRECT.
+    fn wait_writing(&mut self) -> String {
+        let ([read_end, write_end], buffer) = (pipe(libc::O_DIRECT), self.io_buffer());
+        // SAFETY: F_SETPIPE_SZ takes a number.
+        unsafe { checked(libc::fcntl(write_end, libc::F_SETPIPE_SZ, BLOCK as c_int), "F_SETPIPE_SZ") };
+        // SAFETY: BLOCK bytes at `buffer` are RAM for as long as the process lives.
+        let write = move || unsafe { assert_eq!(libc::write(write_end, buffer as *const _, BLOCK), BLOCK as isize) };
+        write();
+        self.waiting = Some(Waiting { other_end: End::Read(read_end), thread: std::thread::spawn(write) });
         "ok".into()
     }
 
@@ -189,6 +212,13 @@ impl Toy {
         submit_uring(ring, fd, buffer);
         reap_uring(ring)
     }
+}
+
+fn pipe(flags: c_int) -> [c_int; 2] {
+    let mut ends = [0; 2];
+    // SAFETY: pipe2(2) fills two fds.
+    checked(unsafe { libc::pipe2(ends.as_mut_ptr(), flags | libc::O_CLOEXEC) }, "pipe2");
+    ends
 }
 
 /// A function as the VMM's own code would find it: the preloaded library first.

@@ -98,15 +98,16 @@ pub fn run_balanced(file: &File, load: BalancedLoad) -> io::Result<BalancedRate>
     let mut failure: Option<io::Error> = None;
     loop {
         let stop = failure.is_some() || start.elapsed() >= load.duration;
-        while !stop {
-            let Some(slot) = free.pop() else { break };
+        let idle = if stop { Vec::new() } else { std::mem::take(&mut free) };
+        for slot in idle {
             let write = issued[1] < issued[0];
             let at = issued[usize::from(write)] * bytes as u64 % half;
             issued[usize::from(write)] += 1;
             is_write[slot] = write;
             let fd = types::Fd(file.as_raw_fd());
             let address = vectors[slot].iov_base.cast::<u8>();
-            let index = u16::try_from(slot).map_err(io::Error::other)?;
+            // A ring has at most 32768 entries (io_uring_setup(2)), checked when it was made.
+            let index = slot as u16;
             let entry = if write {
                 opcode::WriteFixed::new(fd, address, request_len, index).offset(half + at).build()
             } else {
@@ -114,7 +115,12 @@ pub fn run_balanced(file: &File, load: BalancedLoad) -> io::Result<BalancedRate>
             };
             // SAFETY: the buffer is registered, belongs to this request alone until its
             // completion returns the slot, and outlives the ring; the fd is open throughout.
-            unsafe { ring.submission().push(&entry.user_data(slot as u64)) }.map_err(io::Error::other)?;
+            let pushed = unsafe { ring.submission().push(&entry.user_data(slot as u64)) };
+            if pushed.is_err() {
+                // No early return: requests may be in flight, and they own their buffers.
+                failure = Some(io::Error::other("the submission queue is full"));
+                free.push(slot);
+            }
         }
         if free.len() == slots {
             break;

@@ -58,6 +58,8 @@ enum Word {
     Backend(usize),
     /// The value of the private monitor's `-chardev`.
     Monitor,
+    /// Left out in the end; keeps its place until then, so that indices stay true.
+    Removed,
 }
 
 impl Plan {
@@ -75,20 +77,19 @@ impl Plan {
     pub fn argv(&self, ram: &[i32], monitor: i32) -> Vec<String> {
         assert_eq!(ram.len(), self.backends.len(), "one file for each region");
         let word = |word: &Word| match word {
-            Word::Text(text) => text.clone(),
-            Word::Backend(index) => self.backends[*index].render(ram[*index]),
-            Word::Monitor => {
-                format!("socket,id={MONITOR_ID},fd={monitor},server=on,wait=off")
-            }
+            Word::Text(text) => Some(text.clone()),
+            Word::Backend(index) => Some(self.backends[*index].render(ram[*index])),
+            Word::Monitor => Some(format!("socket,id={MONITOR_ID},fd={monitor},server=on,wait=off")),
+            Word::Removed => None,
         };
-        self.words.iter().map(word).collect()
+        self.words.iter().filter_map(word).collect()
     }
 }
 
 /// Whether `program` is QEMU by its name.
 pub fn is_qemu(program: &str) -> bool {
     let name = program.rsplit('/').next().unwrap_or(program);
-    name.starts_with("qemu-system-") || matches!(name, "qemu-kvm" | "kvm" | "pagoda-qemu")
+    name.starts_with("qemu-system-") || matches!(name, "qemu-kvm" | "kvm")
 }
 
 /// Whether this command line asks QEMU about itself (help, version, libvirt's probe by `-machine
@@ -146,8 +147,8 @@ pub fn plan(words: &[String], memory_bytes: Option<u64>) -> Result<Plan, ArgErro
     for option in &options {
         if fw_cfg_dram(option)?.is_some() {
             // The guest has no use for it.
-            out[option.at - 1] = Word::Text(REMOVED.into());
-            out[option.at] = Word::Text(REMOVED.into());
+            out[option.at - 1] = Word::Removed;
+            out[option.at] = Word::Removed;
         }
     }
 
@@ -170,14 +171,9 @@ pub fn plan(words: &[String], memory_bytes: Option<u64>) -> Result<Plan, ArgErro
     if memory.added_backend_bytes.is_some() {
         name_main_ram(&options, &mut out);
     }
-    // Removed words leave a gap until here, so that indices above stay true.
-    out.retain(|word| !matches!(word, Word::Text(text) if text == REMOVED));
 
     Ok(Plan { words: out, backends, pinned, name: guest_name(words) })
 }
-
-/// Marks a word to leave out. A NUL cannot be in an argument.
-const REMOVED: &str = "\0";
 
 /// Adds `memory-backend=` to the user's `-machine`, or a `-machine` that says only this: QEMU
 /// merges them, so the machine's type stays what it was.

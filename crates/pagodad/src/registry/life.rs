@@ -44,6 +44,7 @@ impl Registry {
             handle: None,
             ram: Vec::new(),
             swap: None,
+            inodes: Vec::new(),
             monitor: None,
             created: Instant::now(),
             fetched_by: None,
@@ -121,6 +122,37 @@ impl Registry {
             tracing::info!(vm = %name, "its process ended");
             vms.remove(&name);
             self.forget(&name);
+        }
+    }
+
+    /// Looks for processes that map a VM's RAM without a userfaultfd of ours: they would read what is out as zeros. What the
+    /// shim saw leaving is pinned before that; this is for what it could not see.
+    pub fn find_strangers(&self) {
+        let attached: Vec<(String, u32, Vec<(u64, u64)>)> = {
+            let vms = self.lock();
+            let attached = vms.values().filter(|vm| vm.handle.is_some() && vm.record.pinned.is_none());
+            attached.map(|vm| (vm.record.name.clone(), vm.record.pid.0, vm.inodes.clone())).collect()
+        };
+        for (name, pid, inodes) in attached {
+            for (dev, ino) in inodes {
+                let mappers = pagoda_sys::process::mappers(dev, ino).unwrap_or_default();
+                let stranger = mappers.into_iter().find(|mapper| *mapper != pid && *mapper != std::process::id());
+                if let Some(stranger) = stranger {
+                    self.pin(&name, &format!("process {stranger} maps its memory too, without Pagoda"));
+                }
+            }
+        }
+    }
+
+    fn pin(&self, name: &str, reason: &str) {
+        let mut vms = self.lock();
+        let Some(vm) = vms.get_mut(name).filter(|vm| vm.record.pinned.is_none()) else { return };
+        vm.record.pinned = Some(reason.to_owned());
+        if let Err(error) = self.save(&vm.record) {
+            tracing::warn!(vm = %name, "write the VM's record: {error}");
+        }
+        if let Some(handle) = &vm.handle {
+            handle.send(Command::Pin(reason.to_owned()));
         }
     }
 

@@ -1,0 +1,46 @@
+# make demo: an unmodified Debian guest of 768 MiB in 192 MiB of DRAM, verified by the guest itself.
+# make test: every test, with real guests.   make bench: every comparison with its peers.   make install: on this host.
+# Each target installs what it lacks (scripts/install-deps.sh) and builds; nothing else has to be done first.
+
+# install-deps.sh finds or installs cargo; rustup's directory may not be on the PATH of this shell yet.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+PREFIX ?= /usr
+PROGRAMS = -p pagodad -p pagoda -p pagoda-shim
+
+.PHONY: all demo test bench ci install clean
+
+all:
+	cargo build --release $(PROGRAMS) -p xtask
+
+demo:
+	scripts/install-deps.sh demo
+	cargo build --release $(PROGRAMS) -p xtask
+	cargo xtask demo
+
+test:
+	scripts/install-deps.sh test
+	cargo build --release $(PROGRAMS) -p xtask
+	cargo xtask ci
+	cargo xtask vm
+
+bench:
+	scripts/install-deps.sh test
+	cargo build --release $(PROGRAMS) -p xtask
+	cargo xtask bench all
+
+ci:
+	bash .ci/run
+
+install: all
+	install -D -m 0755 target/release/pagodad $(DESTDIR)$(PREFIX)/sbin/pagodad
+	install -D -m 0755 target/release/pagoda $(DESTDIR)$(PREFIX)/bin/pagoda
+	ln -sf pagoda $(DESTDIR)$(PREFIX)/bin/pagoda-qemu
+	install -D -m 0644 target/release/libpagoda_shim.so $(DESTDIR)$(PREFIX)/lib/pagoda/libpagoda_shim.so
+	install -D -m 0644 packaging/pagodad.service $(DESTDIR)/lib/systemd/system/pagodad.service
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1
+	target/release/pagoda man $(DESTDIR)$(PREFIX)/share/man/man1
+
+clean:
+	cargo clean
+	rm -rf out

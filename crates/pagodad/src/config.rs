@@ -1,0 +1,302 @@
+//! What the daemon is told: the command line, then the configuration file, then defaults.
+//!
+//! Nothing is made or changed here. Every setting is checked before the daemon acts on any, so a
+//! wrong one leaves running VMs with the daemon they have.
+
+mod file;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail};
+use clap::builder::BoolishValueParser;
+use clap::{Parser, ValueEnum};
+use pagoda_api::{METRICS_ADDR_DEFAULT, SOCKET_DEFAULT};
+use serde::Deserialize;
+
+use self::file::File;
+
+const CONFIG_DEFAULT: &str = "/etc/pagoda/pagoda.toml";
+const STATE_DIR_DEFAULT: &str = "/var/lib/pagoda";
+const SHIM_NAME: &str = "libpagoda_shim.so";
+const SHIM_DIR_INSTALLED: &str = "/usr/lib/pagoda";
+const GROUPS: &str = "/etc/group";
+
+/// `sun_path` has 108 bytes, the last of which is the NUL (unix(7)).
+const SOCKET_PATH_LEN_MAX: usize = 107;
+
+const EXAMPLES: &str = "\
+Examples:
+  pagodad                                  the system's instance, as the systemd unit starts it
+  pagodad --tune-host --swap-dir /nvme/pagoda
+  pagodad --state-dir D --swap-dir D/swap --socket D/pagoda.sock
+                                           a private instance that touches nothing of the system's;
+                                           then PAGODA_SOCKET=D/pagoda.sock pagoda run ...
+
+Stopping or replacing the daemon loses nothing: VMs wait for the next one that is started with the
+same --state-dir, --swap-dir and --attach-socket.";
+
+/// Pagoda's daemon: serves the memory of VMs from DRAM and their private swap files.
+///
+/// Every option may also stand in the configuration file, as `state_dir = "/var/lib/pagoda"`; the
+/// command line wins.
+#[derive(Debug, Clone, Default, Parser)]
+#[command(name = "pagodad", version, after_help = EXAMPLES, max_term_width = 100)]
+pub struct Args {
+    /// Configuration file [default: /etc/pagoda/pagoda.toml if it is there]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Directory of what a restarted daemon needs to know about each VM [default: /var/lib/pagoda]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+
+    /// Directory of the VMs' swap files: on ext4 or XFS, best on an NVMe disk of its own
+    /// [default: STATE_DIR/swap]
+    #[arg(long, value_name = "DIR")]
+    pub swap_dir: Option<PathBuf>,
+
+    /// Control socket, which the `pagoda` command uses [default: /run/pagoda/pagoda.sock]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+
+    /// Socket on which VMs attach [default: attach.sock beside the control socket]
+    #[arg(long, value_name = "PATH")]
+    pub attach_socket: Option<PathBuf>,
+
+    /// Members of this group may start VMs, such as libvirt's QEMU user; only the daemon's own user
+    /// and root may do more [default: nobody else may do anything]
+    #[arg(long, value_name = "NAME|GID")]
+    pub group: Option<Group>,
+
+    /// Where Prometheus finds the metrics over TCP, without authentication [default: 127.0.0.1:9464;
+    /// off if --socket is not the default, for two daemons cannot share the port]
+    #[arg(long, value_name = "ADDR:PORT|off")]
+    pub metrics: Option<Metrics>,
+
+    /// Library that is preloaded into VMs [default: libpagoda_shim.so beside this program, in
+    /// ../lib/pagoda from there, or in /usr/lib/pagoda]
+    #[arg(long, value_name = "FILE")]
+    pub shim: Option<PathBuf>,
+
+    /// Set what Pagoda wants of the host at start: large folios for memfds that ask for them, and
+    /// vm.max_map_count [default: leave the host alone, and say in `pagoda doctor` what is missing]
+    #[arg(
+        long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", value_parser = BoolishValueParser::new()
+    )]
+    pub tune_host: Option<bool>,
+
+    /// Whether RAM is made of folios of 1 MiB where the host has them [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    pub large_folios: Option<LargeFolios>,
+
+    /// Print every metric as a Markdown table, and exit
+    #[arg(long)]
+    pub list_metrics: bool,
+}
+
+/// When RAM is made of large folios.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LargeFolios {
+    /// Where the host's settings give them.
+    #[default]
+    Auto,
+    /// Pages of 4 KiB only.
+    Off,
+}
+
+/// Where the metrics are served over TCP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub enum Metrics {
+    On(SocketAddr),
+    Off,
+}
+
+impl FromStr for Metrics {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Self::Off),
+            text => match text.parse() {
+                Ok(addr) => Ok(Self::On(addr)),
+                Err(_) => Err(format!("{text:?} is neither \"off\" nor an address and a port such as 127.0.0.1:9464")),
+            },
+        }
+    }
+}
+
+impl TryFrom<String> for Metrics {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+/// A group of the host by its name or number, not looked up yet.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub enum Group {
+    Name(String),
+    Gid(u32),
+}
+
+impl FromStr for Group {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.is_empty() || text.contains([':', '\n']) {
+            return Err(format!("{text:?} is not the name of a group"));
+        }
+        Ok(text.parse().map_or_else(|_| Self::Name(text.to_owned()), Self::Gid))
+    }
+}
+
+impl TryFrom<String> for Group {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => f.write_str(name),
+            Self::Gid(gid) => write!(f, "{gid}"),
+        }
+    }
+}
+
+impl Group {
+    /// `groups` is the text of /etc/group. Groups of a directory service are named by their number.
+    fn gid(&self, groups: &str) -> Result<u32> {
+        let name = match self {
+            Self::Gid(gid) => return Ok(*gid),
+            Self::Name(name) => name,
+        };
+        let of_line = |line: &str| {
+            let mut fields = line.split(':');
+            (fields.next() == Some(name.as_str())).then(|| fields.nth(1)?.parse().ok()).flatten()
+        };
+        groups
+            .lines()
+            .find_map(of_line)
+            .with_context(|| format!("{GROUPS} has no group {name}: make it with groupadd, or give the group's number"))
+    }
+}
+
+/// All settings, checked; every path is absolute.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    pub state_dir: PathBuf,
+    pub swap_dir: PathBuf,
+    pub socket: PathBuf,
+    pub attach_socket: PathBuf,
+    /// Group id whose members may start VMs.
+    pub group: Option<u32>,
+    pub metrics: Option<SocketAddr>,
+    pub shim: PathBuf,
+    pub tune_host: bool,
+    pub large_folios: LargeFolios,
+}
+
+impl Config {
+    /// Reads the configuration file and puts everything together.
+    ///
+    /// # Errors
+    /// A text that names the file, line and key, or the option, and says what would be right.
+    pub fn load(args: Args) -> Result<Self> {
+        let file = match &args.config {
+            Some(path) => file::read(path)?,
+            None => file::read_if_there(Path::new(CONFIG_DEFAULT))?,
+        };
+        let exe = std::env::current_exe().context("find the path of this program")?;
+        let exe_dir = exe.parent().context("find the directory of this program")?;
+        Self::resolve(args, file, exe_dir)
+    }
+
+    fn resolve(args: Args, file: File, exe_dir: &Path) -> Result<Self> {
+        let state_dir = path(args.state_dir.or(file.state_dir), || STATE_DIR_DEFAULT.into())?;
+        let swap_dir = path(args.swap_dir.or(file.swap_dir), || state_dir.join("swap"))?;
+        let socket = path(args.socket.or(file.socket), || SOCKET_DEFAULT.into())?;
+        let attach_socket = path(args.attach_socket.or(file.attach_socket), || socket.with_file_name("attach.sock"))?;
+        check_sockets(&socket, &attach_socket)?;
+        let group = match args.group.or(file.group) {
+            Some(group) => {
+                let groups = std::fs::read_to_string(GROUPS).with_context(|| format!("read {GROUPS}"))?;
+                Some(group.gid(&groups)?)
+            }
+            None => None,
+        };
+        let is_private = socket != Path::new(SOCKET_DEFAULT);
+        let metrics = match args.metrics.or(file.metrics) {
+            Some(Metrics::On(addr)) => Some(addr),
+            Some(Metrics::Off) => None,
+            None if is_private => None,
+            None => Some(METRICS_ADDR_DEFAULT.parse().context("default address of the metrics")?),
+        };
+        Ok(Self {
+            shim: find_shim(args.shim.or(file.shim), exe_dir)?,
+            state_dir,
+            swap_dir,
+            socket,
+            attach_socket,
+            group,
+            metrics,
+            tune_host: args.tune_host.or(file.tune_host).unwrap_or(false),
+            large_folios: args.large_folios.or(file.large_folios).unwrap_or_default(),
+        })
+    }
+}
+
+/// VMs are told these paths, and they have other working directories.
+fn path(given: Option<PathBuf>, default: impl FnOnce() -> PathBuf) -> Result<PathBuf> {
+    let path = given.unwrap_or_else(default);
+    std::path::absolute(&path).with_context(|| format!("make the path {path:?} absolute"))
+}
+
+fn check_sockets(socket: &Path, attach_socket: &Path) -> Result<()> {
+    if socket == attach_socket {
+        bail!("the control socket and the attach socket are both {}: give two paths", socket.display());
+    }
+    for path in [socket, attach_socket] {
+        let len = path.as_os_str().len();
+        if len > SOCKET_PATH_LEN_MAX {
+            bail!(
+                "the path of a socket has at most {SOCKET_PATH_LEN_MAX} bytes, this one has {len}: {}; use a \
+                 shorter one with --socket or --attach-socket",
+                path.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+fn find_shim(given: Option<PathBuf>, exe_dir: &Path) -> Result<PathBuf> {
+    if let Some(shim) = given {
+        if !shim.is_file() {
+            bail!("the shim {} is not there: give the path of {SHIM_NAME} with --shim", shim.display());
+        }
+        return path(Some(shim), PathBuf::new);
+    }
+    let prefix = exe_dir.parent().unwrap_or(exe_dir);
+    let dirs = [exe_dir.to_owned(), prefix.join("lib/pagoda"), SHIM_DIR_INSTALLED.into()];
+    match dirs.iter().map(|dir| dir.join(SHIM_NAME)).find(|shim| shim.is_file()) {
+        Some(shim) => Ok(shim),
+        None => {
+            let dirs: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+            bail!("{SHIM_NAME} is in none of {}: install it there, or name it with --shim", dirs.join(", "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

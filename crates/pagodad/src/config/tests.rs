@@ -1,0 +1,141 @@
+use std::path::{Path, PathBuf};
+
+use clap::{CommandFactory, Parser};
+
+use super::file::{self, File};
+use super::{Args, Config, Group, LargeFolios, SHIM_NAME};
+
+const FILE: &str = "/etc/pagoda/pagoda.toml";
+
+fn args(words: &[&str]) -> Args {
+    Args::try_parse_from([&["pagodad"], words].concat()).unwrap()
+}
+
+/// A directory like that of the program, with a shim in it.
+fn exe_dir() -> PathBuf {
+    let dir = std::env::temp_dir().join(format!("pagodad-config-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::write(dir.join(SHIM_NAME), "").unwrap();
+    dir
+}
+
+fn resolve(words: &[&str], text: &str) -> anyhow::Result<Config> {
+    Config::resolve(args(words), file::parse(text, Path::new(FILE))?, &exe_dir())
+}
+
+#[test]
+fn defaults() {
+    let config = resolve(&[], "").unwrap();
+    assert_eq!(config.state_dir, Path::new("/var/lib/pagoda"));
+    assert_eq!(config.swap_dir, Path::new("/var/lib/pagoda/swap"));
+    assert_eq!(config.socket, Path::new("/run/pagoda/pagoda.sock"));
+    assert_eq!(config.attach_socket, Path::new("/run/pagoda/attach.sock"));
+    assert_eq!(config.metrics, Some("127.0.0.1:9464".parse().unwrap()));
+    assert_eq!(config.shim, exe_dir().join(SHIM_NAME));
+    assert_eq!((config.tune_host, config.large_folios, config.group), (false, LargeFolios::Auto, None));
+}
+
+#[test]
+fn a_private_instance_derives_the_rest_and_leaves_the_port_alone() {
+    let config = resolve(&["--state-dir", "/d", "--socket", "/d/pagoda.sock"], "").unwrap();
+    assert_eq!(config.swap_dir, Path::new("/d/swap"));
+    assert_eq!(config.attach_socket, Path::new("/d/attach.sock"));
+    assert_eq!(config.metrics, None);
+    let config = resolve(&["--socket", "d/p.sock", "--metrics", "[::1]:9000"], "").unwrap();
+    assert_eq!(config.socket, std::env::current_dir().unwrap().join("d/p.sock"));
+    assert_eq!(config.metrics, Some("[::1]:9000".parse().unwrap()));
+}
+
+#[test]
+fn the_command_line_wins() {
+    let text = "state_dir = \"/a\"\nmetrics = \"off\"\ntune_host = true\nlarge_folios = \"off\"\ngroup = \"7\"\n";
+    let config = resolve(&[], text).unwrap();
+    assert_eq!((config.state_dir.as_path(), config.metrics), (Path::new("/a"), None));
+    assert_eq!((config.tune_host, config.large_folios, config.group), (true, LargeFolios::Off, Some(7)));
+
+    let words = ["--state-dir=/b", "--metrics=127.0.0.1:1", "--tune-host=false", "--large-folios=auto", "--group=8"];
+    let config = resolve(&words, text).unwrap();
+    assert_eq!((config.state_dir.as_path(), config.metrics), (Path::new("/b"), Some("127.0.0.1:1".parse().unwrap())));
+    assert_eq!((config.tune_host, config.large_folios, config.group), (false, LargeFolios::Auto, Some(8)));
+    assert!(resolve(&["--tune-host"], "").unwrap().tune_host);
+}
+
+#[test]
+fn mistakes_are_named_with_file_line_and_key() {
+    let check = |text: &str, expected: &[&str]| {
+        let said = format!("{:#}", resolve(&[], text).unwrap_err());
+        assert!(expected.iter().all(|part| said.contains(part)), "{text:?}: {said}");
+    };
+    check("\nswap = \"/x\"\n", &[FILE, "line 2", "`swap`", "swap_dir"]);
+    check("tune_host = \"yes\"\n", &[FILE, "line 1", "tune_host", "boolean"]);
+    check("# x\n\nmetrics = \"9464\"\n", &[FILE, "line 3", "metrics", "neither \"off\" nor an address"]);
+    check("large_folios = \"on\"\n", &[FILE, "line 1", "large_folios", "`auto` or `off`"]);
+    check("state_dir = \"/a\"\nswap_dir = \"b\"\n", &[FILE, "line 2", "swap_dir", "full path"]);
+    check("state_dir = /a\n", &[FILE, "line 1"]);
+    check("group = \"\"\n", &[FILE, "line 1", "name of a group"]);
+    check("group = \"no-such-group\"\n", &["no-such-group", "groupadd"]);
+    check("socket = \"/s\"\nattach_socket = \"/s\"\n", &["two paths"]);
+    check("shim = \"/nonexistent/shim.so\"\n", &["/nonexistent/shim.so", "--shim"]);
+    check(&format!("socket = \"/{}\"\n", "s".repeat(107)), &["at most 107 bytes"]);
+
+    let missing = Args { config: Some("/nonexistent/pagoda.toml".into()), ..Args::default() };
+    assert!(format!("{:#}", Config::load(missing).unwrap_err()).contains("/nonexistent/pagoda.toml"));
+    assert_eq!(file::read_if_there(Path::new("/nonexistent/pagoda.toml")).unwrap(), File::default());
+}
+
+#[test]
+fn the_shim_is_looked_for() {
+    let dir = exe_dir().join("prefix");
+    std::fs::create_dir_all(dir.join("bin")).unwrap();
+    std::fs::create_dir_all(dir.join("lib/pagoda")).unwrap();
+    std::fs::write(dir.join("lib/pagoda").join(SHIM_NAME), "").unwrap();
+    assert_eq!(super::find_shim(None, &dir.join("bin")).unwrap(), dir.join("lib/pagoda").join(SHIM_NAME));
+}
+
+#[test]
+fn groups_have_names_and_numbers() {
+    let groups = "root:x:0:\nkvm:x:107:a,b\n";
+    let check = |text: &str, expected: Option<u32>| {
+        assert_eq!(text.parse::<Group>().unwrap().gid(groups).ok(), expected, "{text}");
+    };
+    check("kvm", Some(107));
+    check("107", Some(107));
+    check("4242", Some(4242));
+    check("kv", None);
+}
+
+#[test]
+fn the_shipped_file_shows_every_key_with_its_default() {
+    let shipped = include_str!("../../../../packaging/pagoda.toml");
+    assert_eq!(file::parse(shipped, Path::new(FILE)).unwrap(), File::default(), "as shipped it sets nothing");
+
+    // Settings are commented out by "#" alone, prose by "# ".
+    let settings: Vec<&str> = shipped
+        .lines()
+        .filter_map(|line| line.strip_prefix('#'))
+        .filter(|line| !line.starts_with([' ', '#']))
+        .collect();
+    let keys: Vec<&str> =
+        settings.iter().filter_map(|line| line.split([' ', '=']).next()).filter(|key| !key.is_empty()).collect();
+    let parsed = file::parse(&settings.join("\n"), Path::new(FILE)).unwrap();
+    for option in Args::command().get_arguments() {
+        let key = option.get_id().as_str();
+        if !matches!(key, "config" | "list_metrics") {
+            assert!(keys.contains(&key), "{key} is missing in packaging/pagoda.toml");
+        }
+    }
+
+    // `group` has no default, and the shim's is where this program is.
+    let shown = File { group: None, shim: None, ..parsed };
+    assert_eq!(
+        Config::resolve(Args::default(), shown, &exe_dir()).unwrap(),
+        Config::resolve(Args::default(), File::default(), &exe_dir()).unwrap()
+    );
+}
+
+#[test]
+fn help_shows_a_private_instance() {
+    Args::command().debug_assert();
+    let help = Args::command().render_help().to_string();
+    assert!(help.contains("--state-dir D --swap-dir D/swap --socket D/pagoda.sock"), "{help}");
+}

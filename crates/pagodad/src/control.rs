@@ -1,0 +1,324 @@
+//! The control API over HTTP: routes to calls of the registry, and nothing else.
+//!
+//! One thread runs all connections. What the registry does may wait for an engine or a disk, so
+//! it runs on the runtime's blocking threads and a slow VM holds up only who asked for it. The control
+//! socket is for the daemon's own user and root; with `--group` its members may start VMs and no more. TCP has
+//! the metrics alone. Guests notice nothing when this ends: their faults go elsewhere.
+
+mod listener;
+mod socket;
+mod systemd;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::connect_info::Connected;
+use axum::extract::rejection::{BytesRejection, PathRejection};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, Request, State};
+use axum::http::{Method, StatusCode, Uri, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Json, Response};
+use axum::routing::{get, post};
+use axum::serve::IncomingStream;
+use pagoda_api::{
+    API_VERSION, ApiError, CreateVm, CreatedVm, ErrorCode, Explain, Health, HostInfo, Version, VmInfo, VmList, VmPatch,
+};
+use serde::de::DeserializeOwned;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use self::listener::Bounded;
+pub use self::socket::{bind_control, bind_metrics, open_to_group};
+use crate::metrics::{self, ProcessInfo};
+use crate::registry::Registry;
+
+/// Largest body of a request: the longest sensible one, a VM with all its regions, is below 4 KiB.
+const BODY_BYTES_MAX: usize = 64 << 10;
+
+/// How long requests under way may take to end at shutdown; VMs wait meanwhile.
+const SHUTDOWN_WAIT: Duration = Duration::from_secs(1);
+
+type Shared = State<Arc<Registry>>;
+type Reply<T> = Result<Json<T>, Refusal>;
+
+/// Serves both listeners until SIGTERM or SIGINT. Everything else of the daemon has to work by now, for
+/// systemd is told that it does.
+///
+/// # Errors
+/// A listener cannot be used.
+pub fn run(
+    registry: &Arc<Registry>,
+    control: std::os::unix::net::UnixListener,
+    metrics: Option<std::net::TcpListener>,
+) -> Result<()> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("start the control thread")?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("wait for SIGINT")?;
+        let shutdown = async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            tracing::info!("asked to end; VMs wait for the next daemon");
+            systemd::stopping();
+        };
+        systemd::ready("serving VMs");
+        serve(Arc::clone(registry), control, metrics, shutdown).await
+    })
+}
+
+/// Serves both listeners until `shutdown`.
+///
+/// # Errors
+/// A listener cannot be used.
+pub async fn serve(
+    registry: Arc<Registry>,
+    control: std::os::unix::net::UnixListener,
+    metrics: Option<std::net::TcpListener>,
+    shutdown: impl Future<Output = ()>,
+) -> Result<()> {
+    let (stop, stopped) = watch::channel(());
+    // The sender's end is the signal.
+    let until_stop = |mut stopped: watch::Receiver<()>| async move { while stopped.changed().await.is_ok() {} };
+
+    control.set_nonblocking(true).context("prepare the control socket")?;
+    let control = Bounded::new(UnixListener::from_std(control).context("serve the control socket")?);
+    let router = control_router(Arc::clone(&registry)).into_make_service_with_connect_info::<Peer>();
+    let control = axum::serve(control, router).with_graceful_shutdown(until_stop(stopped.clone()));
+
+    let metrics = metrics
+        .map(|metrics| {
+            metrics.set_nonblocking(true)?;
+            let metrics = Bounded::new(TcpListener::from_std(metrics)?);
+            Ok::<_, std::io::Error>(
+                axum::serve(metrics, metrics_router(registry)).with_graceful_shutdown(until_stop(stopped)),
+            )
+        })
+        .transpose()
+        .context("serve metrics over TCP")?;
+    let metrics = async {
+        match metrics {
+            Some(metrics) => metrics.await,
+            None => Ok(()),
+        }
+    };
+
+    let servers = async { tokio::try_join!(async { control.await }, metrics) };
+    tokio::pin!(servers);
+    tokio::select! {
+        ended = &mut servers => ended.map(drop).context("serve the control API"),
+        () = shutdown => {
+            drop(stop);
+            // Who is cut off asks the next daemon.
+            let _ = tokio::time::timeout(SHUTDOWN_WAIT, servers).await;
+            Ok(())
+        }
+    }
+}
+
+fn control_router(registry: Arc<Registry>) -> Router {
+    Router::new()
+        .route("/v1/version", get(version))
+        .route("/v1/health", get(health))
+        .route("/v1/host", get(host))
+        .route("/v1/vms", get(list).post(create))
+        .route("/v1/vms/{name}", get(info).patch(patch).delete(delete))
+        .route("/v1/vms/{name}/cont", post(cont))
+        .route("/v1/vms/{name}/explain", get(explain))
+        .route("/metrics", get(scrape))
+        .fallback(no_such_route)
+        .method_not_allowed_fallback(no_such_route)
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(middleware::from_fn(check_peer))
+        .with_state(registry)
+}
+
+fn metrics_router(registry: Arc<Registry>) -> Router {
+    Router::new()
+        .route("/", get(async || "pagodad: the metrics are at /metrics\n"))
+        .route("/metrics", get(scrape))
+        .fallback(no_such_route)
+        .method_not_allowed_fallback(no_such_route)
+        .with_state(registry)
+}
+
+async fn version() -> Json<Version> {
+    Json(Version { version: env!("CARGO_PKG_VERSION").into(), api: API_VERSION })
+}
+
+async fn health(State(registry): Shared) -> Reply<Health> {
+    ask(registry, |registry| Ok(registry.health())).await
+}
+
+async fn host(State(registry): Shared) -> Reply<HostInfo> {
+    ask(registry, |registry| Ok(registry.host())).await
+}
+
+async fn list(State(registry): Shared) -> Reply<VmList> {
+    ask(registry, |registry| Ok(VmList { vms: registry.list() })).await
+}
+
+async fn create(State(registry): Shared, body: Result<Bytes, BytesRejection>) -> Reply<CreatedVm> {
+    let vm: CreateVm = parse(body)?;
+    ask(registry, |registry| registry.create(vm)).await
+}
+
+async fn info(State(registry): Shared, name: Result<Path<String>, PathRejection>) -> Reply<VmInfo> {
+    let name = vm_name(name)?;
+    ask(registry, move |registry| registry.get(&name)).await
+}
+
+async fn patch(
+    State(registry): Shared,
+    name: Result<Path<String>, PathRejection>,
+    body: Result<Bytes, BytesRejection>,
+) -> Reply<VmInfo> {
+    let name = vm_name(name)?;
+    let patch: VmPatch = parse(body)?;
+    ask(registry, move |registry| registry.patch(&name, patch)).await
+}
+
+async fn delete(State(registry): Shared, name: Result<Path<String>, PathRejection>) -> Result<StatusCode, Refusal> {
+    let name = vm_name(name)?;
+    let _: Json<()> = ask(registry, move |registry| registry.delete(&name)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn cont(State(registry): Shared, name: Result<Path<String>, PathRejection>) -> Reply<VmInfo> {
+    let name = vm_name(name)?;
+    ask(registry, move |registry| registry.cont(&name)).await
+}
+
+async fn explain(State(registry): Shared, name: Result<Path<String>, PathRejection>) -> Reply<Explain> {
+    let name = vm_name(name)?;
+    ask(registry, move |registry| registry.explain(&name)).await
+}
+
+async fn scrape(State(registry): Shared) -> Result<Response, Refusal> {
+    let render = |registry: &Registry| Ok(metrics::render(registry.list(), registry.host(), ProcessInfo::now()));
+    let Json(text) = ask(registry, render).await?;
+    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
+}
+
+async fn no_such_route(method: Method, uri: Uri) -> Refusal {
+    Refusal(ApiError {
+        code: ErrorCode::NoSuchRoute,
+        message: format!("there is no request {method} {}", uri.path()),
+        hint: Some(format!("this is pagodad {}, API version {API_VERSION}", env!("CARGO_PKG_VERSION"))),
+    })
+}
+
+/// Calls the registry where waiting harms nobody.
+async fn ask<T: Send + 'static>(
+    registry: Arc<Registry>,
+    call: impl FnOnce(&Registry) -> Result<T, ApiError> + Send + 'static,
+) -> Reply<T> {
+    match tokio::task::spawn_blocking(move || call(&registry)).await {
+        Ok(result) => Ok(Json(result?)),
+        Err(error) => {
+            tracing::error!(%error, "a control request failed");
+            Err(Refusal(ApiError {
+                code: ErrorCode::Internal,
+                message: "the daemon failed at this request".into(),
+                hint: Some("see its log: journalctl -u pagodad".into()),
+            }))
+        }
+    }
+}
+
+/// An error on its way to the client.
+#[derive(Debug)]
+struct Refusal(ApiError);
+
+impl From<ApiError> for Refusal {
+    fn from(error: ApiError) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.0.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        (status, Json(self.0)).into_response()
+    }
+}
+
+fn bad_request(message: String) -> Refusal {
+    Refusal(ApiError { code: ErrorCode::BadRequest, message, hint: None })
+}
+
+/// Bodies are JSON whatever their content type says: a plain `curl --data` works too.
+fn parse<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, Refusal> {
+    let body = body.map_err(|error| {
+        bad_request(format!("the body cannot be read (it may have {BODY_BYTES_MAX} bytes): {}", error.body_text()))
+    })?;
+    serde_json::from_slice(&body)
+        .map_err(|error| bad_request(format!("the body is not the JSON expected here: {error}")))
+}
+
+fn vm_name(name: Result<Path<String>, PathRejection>) -> Result<String, Refusal> {
+    match name {
+        Ok(Path(name)) => Ok(name),
+        Err(error) => Err(bad_request(format!("the name of the VM cannot be read: {}", error.body_text()))),
+    }
+}
+
+/// Who is at the other end of the control socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Peer {
+    /// Root or the daemon's own user.
+    Owner,
+    /// Anybody else whom the mode of the socket lets in, which is the members of `--group`.
+    Member,
+}
+
+impl Connected<IncomingStream<'_, Bounded<UnixListener>>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, Bounded<UnixListener>>) -> Self {
+        match stream.io().stream().peer_cred() {
+            Ok(cred) => Self::of(cred.uid()),
+            Err(_) => Self::Member,
+        }
+    }
+}
+
+impl Peer {
+    fn of(uid: u32) -> Self {
+        const ROOT: u32 = 0;
+        let own = rustix::process::geteuid().as_raw();
+        if uid == ROOT || uid == own { Self::Owner } else { Self::Member }
+    }
+
+    /// A member needs no more to become a VM than `POST`, and `DELETE` if it fails in between: the registry refuses to
+    /// delete what runs.
+    fn may(self, method: &Method, path: &str) -> bool {
+        let below_vms = path.strip_prefix("/v1/vms");
+        match self {
+            Self::Owner => true,
+            Self::Member if method == Method::GET => path == "/v1/version",
+            Self::Member if method == Method::POST => below_vms == Some(""),
+            Self::Member => method == Method::DELETE && below_vms.is_some_and(|rest| rest.starts_with('/')),
+        }
+    }
+}
+
+async fn check_peer(ConnectInfo(peer): ConnectInfo<Peer>, request: Request, next: Next) -> Response {
+    if peer.may(request.method(), request.uri().path()) {
+        return next.run(request).await;
+    }
+    Refusal(ApiError {
+        code: ErrorCode::Unsupported,
+        message: format!("{} {} is for root and the daemon's own user", request.method(), request.uri().path()),
+        hint: Some("members of the daemon's --group may only start VMs: use sudo".into()),
+    })
+    .into_response()
+}
+
+#[cfg(test)]
+mod tests;

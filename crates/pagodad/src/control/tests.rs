@@ -1,0 +1,169 @@
+//! The routes as clients see them, on a registry without VMs.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+
+use pagoda_api::{Client, VmKind};
+use tokio::sync::oneshot;
+
+use super::*;
+use crate::config::{Config, LargeFolios};
+
+struct Daemon {
+    dir: PathBuf,
+    metrics: std::net::SocketAddr,
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<Result<()>>,
+}
+
+impl Daemon {
+    fn start(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("pagodad-control-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(dir.join("swap")).unwrap();
+        let config = Config {
+            state_dir: dir.clone(),
+            swap_dir: dir.join("swap"),
+            socket: dir.join("pagoda.sock"),
+            attach_socket: dir.join("attach.sock"),
+            group: None,
+            metrics: None,
+            shim: dir.join("shim.so"),
+            tune_host: false,
+            large_folios: LargeFolios::Off,
+        };
+        let (notices, _) = std::sync::mpsc::channel();
+        let control = bind_control(&config.socket).unwrap();
+        let metrics = bind_metrics("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = metrics.local_addr().unwrap();
+        let registry = Arc::new(Registry::new(config, false, "device".into(), notices));
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(serve(registry, control, Some(metrics), async { drop(stopped.await) }))
+        });
+        Self { dir, metrics: address, stop, thread }
+    }
+
+    fn client(&self) -> Client {
+        Client::new(self.dir.join("pagoda.sock"))
+    }
+
+    fn raw(&self, request: &str) -> String {
+        exchange(UnixStream::connect(self.dir.join("pagoda.sock")).unwrap(), request)
+    }
+
+    fn tcp(&self, request: &str) -> String {
+        exchange(TcpStream::connect(self.metrics).unwrap(), request)
+    }
+
+    fn stop(self) {
+        self.stop.send(()).unwrap();
+        self.thread.join().unwrap().unwrap();
+        std::fs::remove_dir_all(self.dir).unwrap();
+    }
+}
+
+fn exchange(mut stream: impl Read + Write, request: &str) -> String {
+    // The daemon may refuse and close before it has read everything.
+    let _ = stream.write_all(request.as_bytes());
+    let mut reply = Vec::new();
+    let _ = stream.read_to_end(&mut reply);
+    String::from_utf8(reply).unwrap()
+}
+
+fn request(first: &str, body: &str) -> String {
+    format!("{first} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+}
+
+#[test]
+fn the_routes_of_an_empty_daemon() {
+    let daemon = Daemon::start("routes");
+    let client = daemon.client();
+    assert_eq!(client.version().unwrap().api, API_VERSION);
+    assert_eq!(client.host().unwrap().vms, 0);
+    assert_eq!(client.vms().unwrap(), VmList::default());
+    client.health().unwrap();
+    let gone = |code: Option<ErrorCode>| assert_eq!(code, Some(ErrorCode::NoSuchVm));
+    gone(client.vm("web1").unwrap_err().code());
+    gone(client.explain("web1").unwrap_err().code());
+    gone(client.cont("web1").unwrap_err().code());
+    gone(client.patch("web1", &VmPatch { dram: Some(1 << 30) }).unwrap_err().code());
+    gone(client.delete("web1").unwrap_err().code());
+    let bad = CreateVm {
+        name: "web1".into(),
+        memory: vec![1],
+        dram: None,
+        kind: VmKind::Plain,
+        reserve_swap: false,
+        pinned: None,
+    };
+    assert_eq!(client.create(&bad).unwrap_err().code(), Some(ErrorCode::BadRequest));
+    assert!(client.metrics().unwrap().ends_with("# EOF\n"));
+    daemon.stop();
+}
+
+#[test]
+fn what_makes_no_sense_gets_a_json_error() {
+    let daemon = Daemon::start("errors");
+    let check = |request: String, status: &str, expected: &str| {
+        let reply = daemon.raw(&request);
+        assert!(reply.starts_with(&format!("HTTP/1.1 {status} ")), "{reply}");
+        let body = reply.split_once("\r\n\r\n").unwrap().1;
+        let error: ApiError = serde_json::from_str(body).unwrap();
+        assert!(error.message.contains(expected), "{}", error.message);
+    };
+    check(request("GET /v2/vms", ""), "404", "no request GET /v2/vms");
+    check(request("PUT /v1/vms", ""), "404", "no request PUT /v1/vms");
+    check(request("POST /v1/vms", "{\"nam"), "400", "not the JSON expected");
+    check(request("POST /v1/vms", "{}"), "400", "missing field `name`");
+    check(request("PATCH /v1/vms/a", "{\"drma\":1}"), "400", "unknown field `drma`");
+    check(request("GET /v1/vms/%ff", ""), "400", "name of the VM");
+    check(request("POST /v1/vms", &"x".repeat(BODY_BYTES_MAX + 1)), "400", "may have 65536 bytes");
+    daemon.stop();
+}
+
+#[test]
+fn tcp_has_the_metrics_alone() {
+    let daemon = Daemon::start("tcp");
+    let scraped = daemon.tcp(&request("GET /metrics", ""));
+    assert!(scraped.starts_with("HTTP/1.1 200 ") && scraped.contains("application/openmetrics-text"), "{scraped}");
+    assert!(scraped.ends_with("# EOF\n"));
+    assert!(daemon.tcp(&request("GET /", "")).ends_with("the metrics are at /metrics\n"));
+    for first in ["GET /v1/vms", "POST /v1/vms", "POST /metrics", "DELETE /v1/vms/a"] {
+        assert!(daemon.tcp(&request(first, "")).starts_with("HTTP/1.1 404 "), "{first}");
+    }
+    daemon.stop();
+}
+
+#[test]
+fn a_peer_that_says_nothing_delays_the_end_by_no_more_than_the_limit() {
+    let daemon = Daemon::start("silent");
+    let mut silent = UnixStream::connect(daemon.dir.join("pagoda.sock")).unwrap();
+    silent.write_all(b"GET /v1/ver").unwrap();
+    daemon.client().version().unwrap();
+    daemon.stop();
+}
+
+#[test]
+fn members_of_the_group_may_start_vms_and_no_more() {
+    let check = |method: Method, path: &str, allowed: bool| {
+        assert!(Peer::Owner.may(&method, path));
+        assert_eq!(Peer::Member.may(&method, path), allowed, "{method} {path}");
+    };
+    check(Method::GET, "/v1/version", true);
+    check(Method::POST, "/v1/vms", true);
+    check(Method::DELETE, "/v1/vms/web1", true);
+    check(Method::GET, "/v1/vms", false);
+    check(Method::GET, "/v1/vms/web1", false);
+    check(Method::PATCH, "/v1/vms/web1", false);
+    check(Method::POST, "/v1/vms/web1/cont", false);
+    check(Method::GET, "/metrics", false);
+    check(Method::GET, "/v1/host", false);
+    assert_eq!(Peer::of(0), Peer::Owner);
+    assert_eq!(Peer::of(rustix::process::geteuid().as_raw()), Peer::Owner);
+    assert_eq!(Peer::of(u32::MAX - 1), Peer::Member);
+}

@@ -1,0 +1,235 @@
+//! All numbers as Prometheus text (OpenMetrics 1.0), and the table of them as documentation.
+//!
+//! Each metric is defined once: those of the engine in `pagoda_core::stats::CATALOGUE`, the others
+//! in the tables of `catalogue`. Rendering is a pure function of what the daemon knows about its VMs, the host
+//! and itself. A value that a VM does not have yet, for example before anything attached, is left out.
+
+mod catalogue;
+
+use std::fmt::{self, Write as _};
+
+use pagoda_api::{HostInfo, VmInfo, VmKind, VmState, counter};
+use pagoda_core::stats::{CATALOGUE, MetricDef, MetricKind};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{
+    CounterValueEncoder, DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, GaugeValueEncoder, MetricEncoder,
+    NoLabelSet,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+
+use self::catalogue::{FAULT_LATENCY, HOST, HOST_INFO, PROCESS, Row, VM, VM_INFO, VM_STATE};
+
+/// What the reply to `GET /metrics` is, so that scrapers take the right parser.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What the daemon's own process uses.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct ProcessInfo {
+    pub resident_bytes: u64,
+    pub cpu_seconds: f64,
+}
+
+impl ProcessInfo {
+    /// As of now. What cannot be read counts as zero, for the other numbers matter more.
+    #[must_use]
+    pub fn now() -> Self {
+        let pid = std::process::id();
+        Self {
+            resident_bytes: pagoda_sys::process::rss(pid).unwrap_or_default(),
+            cpu_seconds: pagoda_sys::process::cpu_time(pid).unwrap_or_default().as_secs_f64(),
+        }
+    }
+}
+
+/// The text of `GET /metrics`.
+#[must_use]
+pub fn render(vms: Vec<VmInfo>, host: HostInfo, process: ProcessInfo) -> String {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Snapshot { vms, host, process }));
+    let mut text = String::new();
+    // Writing to a String cannot fail; an encoder that did would leave what it wrote.
+    let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
+    text
+}
+
+/// Every metric as a Markdown document: `docs/metrics.md`, and what `pagodad --list-metrics` prints.
+#[must_use]
+pub fn catalogue_table() -> String {
+    let mut text = String::from(catalogue::INTRODUCTION);
+    let mut row = |name: &str, kind: MetricKind, labels: &str, unit: &str, help: &str| {
+        let (suffix, kind) = match kind {
+            MetricKind::Counter => ("_total", "counter"),
+            MetricKind::Gauge => ("", "gauge"),
+        };
+        let _ = writeln!(text, "| `{name}{suffix}` | {kind} | {labels} | {unit} | {help} |");
+    };
+    for def in CATALOGUE {
+        row(&format!("pagoda_vm_{}", def.name), def.kind, "vm", def.unit, def.help);
+    }
+    for Row { def, .. } in VM {
+        row(&format!("pagoda_vm_{}", def.name), def.kind, "vm", def.unit, def.help);
+    }
+    for (def, labels) in [
+        (VM_STATE, "vm, state"),
+        (FAULT_LATENCY, "vm, cause, quantile"),
+        (VM_INFO, "vm, kind, accelerator"),
+        (HOST_INFO, "version, hostname, kernel, large_folios, uffd_permission"),
+    ] {
+        row(def.name, def.kind, labels, def.unit, def.help);
+    }
+    for Row { def, .. } in HOST {
+        row(&format!("pagoda_host_{}", def.name), def.kind, "", def.unit, def.help);
+    }
+    for Row { def, .. } in PROCESS {
+        row(&format!("process_{}", def.name), def.kind, "", def.unit, def.help);
+    }
+    text
+}
+
+/// One scrape's worth.
+#[derive(Debug)]
+struct Snapshot {
+    vms: Vec<VmInfo>,
+    host: HostInfo,
+    process: ProcessInfo,
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        for def in CATALOGUE {
+            let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), Value::Count(*vm.counters.get(def.name)?))));
+            encode_metric(&mut encoder, &format!("pagoda_vm_{}", def.name), *def, values)?;
+        }
+        for Row { def, value } in VM {
+            let values = self.vms.iter().map(|vm| (of_vm(vm), value(vm)));
+            encode_metric(&mut encoder, &format!("pagoda_vm_{}", def.name), *def, values)?;
+        }
+        encode_metric(&mut encoder, VM_STATE.name, VM_STATE, self.vms.iter().flat_map(states))?;
+        encode_metric(&mut encoder, FAULT_LATENCY.name, FAULT_LATENCY, self.vms.iter().flat_map(latencies))?;
+        encode_metric(&mut encoder, VM_INFO.name, VM_INFO, self.vms.iter().map(|vm| (vm_info(vm), Value::Count(1))))?;
+        encode_metric(&mut encoder, HOST_INFO.name, HOST_INFO, [(host_info(&self.host), Value::Count(1))])?;
+        for Row { def, value } in HOST {
+            let values = [(Labels::new(), value(&self.host))];
+            encode_metric(&mut encoder, &format!("pagoda_host_{}", def.name), *def, values)?;
+        }
+        for Row { def, value } in PROCESS {
+            let values = [(Labels::new(), value(&self.process))];
+            encode_metric(&mut encoder, &format!("process_{}", def.name), *def, values)?;
+        }
+        Ok(())
+    }
+}
+
+type Labels = Vec<(&'static str, String)>;
+
+/// Whole numbers stay whole in the text.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Value {
+    Count(u64),
+    Real(f64),
+}
+
+impl EncodeGaugeValue for Value {
+    fn encode(&self, encoder: &mut GaugeValueEncoder<'_>) -> fmt::Result {
+        match self {
+            // The encoder's whole numbers are signed.
+            Self::Count(value) => EncodeGaugeValue::encode(&(*value).min(i64::MAX as u64), encoder),
+            Self::Real(value) => EncodeGaugeValue::encode(value, encoder),
+        }
+    }
+}
+
+impl EncodeCounterValue for Value {
+    fn encode(&self, encoder: &mut CounterValueEncoder<'_>) -> fmt::Result {
+        match self {
+            Self::Count(value) => EncodeCounterValue::encode(value, encoder),
+            Self::Real(value) => EncodeCounterValue::encode(value, encoder),
+        }
+    }
+}
+
+/// One metric with the values it has for each set of labels.
+fn encode_metric(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    def: MetricDef,
+    values: impl IntoIterator<Item = (Labels, Value)>,
+) -> fmt::Result {
+    let kind = match def.kind {
+        MetricKind::Counter => MetricType::Counter,
+        MetricKind::Gauge => MetricType::Gauge,
+    };
+    let mut encoder = encoder.encode_descriptor(name, def.help, None, kind)?;
+    for (labels, value) in values {
+        // An empty set of labels would be written as a pair of braces.
+        if labels.is_empty() {
+            encode_value(&mut encoder, def.kind, value)?;
+        } else {
+            encode_value(&mut encoder.encode_family(&labels)?, def.kind, value)?;
+        }
+    }
+    Ok(())
+}
+
+fn encode_value(encoder: &mut MetricEncoder<'_>, kind: MetricKind, value: Value) -> fmt::Result {
+    match kind {
+        MetricKind::Counter => encoder.encode_counter::<NoLabelSet, _, u64>(&value, None),
+        MetricKind::Gauge => encoder.encode_gauge(&value),
+    }
+}
+
+fn of_vm(vm: &VmInfo) -> Labels {
+    vec![("vm", escape(&vm.name))]
+}
+
+/// One value per state, so that a graph shows when it changed.
+fn states(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
+    let all =
+        [VmState::Created, VmState::Running, VmState::Waiting, VmState::Stalled { reason: String::new(), since_s: 0 }];
+    all.into_iter().map(|state| {
+        let mut labels = of_vm(vm);
+        labels.push(("state", state.word().to_owned()));
+        (labels, Value::Count(u64::from(state.word() == vm.state.word())))
+    })
+}
+
+fn latencies(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
+    const US_PER_S: f64 = 1e6;
+    vm.latency.iter().filter(|(_, latency)| latency.count > 0).flat_map(|(cause, latency)| {
+        [("0.5", latency.p50_us), ("0.99", latency.p99_us)].map(|(quantile, us)| {
+            let cause = cause.strip_prefix(counter::FAULTS_PREFIX).unwrap_or(cause);
+            let mut labels = of_vm(vm);
+            labels.extend([("cause", escape(cause)), ("quantile", quantile.to_owned())]);
+            (labels, Value::Real(us / US_PER_S))
+        })
+    })
+}
+
+fn vm_info(vm: &VmInfo) -> Labels {
+    let kind = match vm.kind {
+        VmKind::Qemu => "qemu",
+        VmKind::Plain => "plain",
+    };
+    let mut labels = of_vm(vm);
+    labels.extend([("kind", kind.to_owned()), ("accelerator", escape(vm.accelerator.as_deref().unwrap_or_default()))]);
+    labels
+}
+
+fn host_info(host: &HostInfo) -> Labels {
+    vec![
+        ("version", escape(&host.version)),
+        ("hostname", escape(&host.hostname)),
+        ("kernel", escape(&host.kernel)),
+        ("large_folios", escape(&host.large_folios)),
+        ("uffd_permission", escape(&host.uffd_permission)),
+    ]
+}
+
+/// What a label's value may not have as it is (the text format's rules); the encoder writes values unchanged.
+fn escape(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+//! The metrics that are not counted by an engine: each row has what a scrape shows and where it comes from.
+
+use pagoda_api::{HostInfo, VmInfo, VmState};
+use pagoda_core::stats::{MetricDef, MetricKind};
+
+use super::{ProcessInfo, Value};
+
+/// Head of `docs/metrics.md`.
+pub(super) const INTRODUCTION: &str = "\
+# Metrics
+
+`curl localhost:9464/metrics`, or the same path on the control socket, gives all of these as OpenMetrics text, which
+Prometheus reads. Every fault is counted under exactly one of the `faults_*` causes, so their sum is the number of
+faults. Counters of a VM start at zero when a daemon attaches it, so also when the daemon is replaced. `pagoda vm show
+--json` has the same names without `pagoda_vm_` and `_total`.
+
+This page is what `pagodad --list-metrics` prints; a test compares the two.
+
+| name | kind | labels | unit | what it is |
+|---|---|---|---|---|
+";
+
+/// One metric of a `T`.
+pub(super) struct Row<T> {
+    pub def: MetricDef,
+    pub value: fn(&T) -> Value,
+}
+
+const fn gauge(name: &'static str, unit: &'static str, help: &'static str) -> MetricDef {
+    MetricDef { name, kind: MetricKind::Gauge, unit, help }
+}
+
+/// Of each VM, with the prefix `pagoda_vm_`.
+pub(super) const VM: &[Row<VmInfo>] = &[
+    Row { def: gauge("memory_bytes", "bytes", "Memory the guest has."), value: |vm| Value::Count(vm.memory_bytes) },
+    Row {
+        def: gauge("dram_limit_bytes", "bytes", "Most DRAM the VM may have."),
+        value: |vm| Value::Count(vm.dram_limit_bytes),
+    },
+    Row { def: gauge("resident_bytes", "bytes", "Content in DRAM."), value: |vm| Value::Count(vm.resident_bytes) },
+    Row {
+        def: gauge("swapped_bytes", "bytes", "Content that is only in swap."),
+        value: |vm| Value::Count(vm.swapped_bytes),
+    },
+    Row {
+        def: gauge("zero_bytes", "bytes", "Memory that is nowhere, because it is all zero."),
+        value: |vm| Value::Count(vm.zero_bytes),
+    },
+    Row {
+        def: gauge("swap_used_bytes", "bytes", "Allocated on the swap disk, clean copies of resident pages included."),
+        value: |vm| Value::Count(vm.swap_used_bytes),
+    },
+    Row {
+        def: gauge("armed", "", "1 if registered with userfaultfd; a VM under no pressure is not."),
+        value: |vm| Value::Count(u64::from(vm.armed)),
+    },
+    Row {
+        def: gauge("huge", "", "1 if mapped by huge pages throughout."),
+        value: |vm| Value::Count(u64::from(vm.huge)),
+    },
+    Row {
+        def: gauge("pinned", "", "1 if nothing of the VM is ever evicted; `pagoda vm explain` says why."),
+        value: |vm| Value::Count(u64::from(vm.pinned.is_some())),
+    },
+    Row {
+        def: gauge("stalled_seconds", "seconds", "How long the VM has been stopped by Pagoda; 0 if it is not."),
+        value: |vm| match vm.state {
+            VmState::Stalled { since_s, .. } => Value::Count(since_s),
+            _ => Value::Count(0),
+        },
+    },
+];
+
+/// Its label `state` has every state, with 1 for the one the VM is in.
+pub(super) const VM_STATE: MetricDef = gauge("pagoda_vm_state", "", "1 for the state the VM is in, 0 for the others.");
+
+/// Its label `cause` is that of the `faults_*` counters.
+pub(super) const FAULT_LATENCY: MetricDef = gauge(
+    "pagoda_vm_fault_latency_seconds",
+    "seconds",
+    "From reading a fault to answering it, since the VM attached: the quantile, by cause.",
+);
+
+pub(super) const VM_INFO: MetricDef = gauge("pagoda_vm_info", "", "What the VM is, in its labels; always 1.");
+
+pub(super) const HOST_INFO: MetricDef =
+    gauge("pagoda_host_info", "", "What the daemon and the host are, in the labels; always 1.");
+
+/// Of the host, with the prefix `pagoda_host_`.
+pub(super) const HOST: &[Row<HostInfo>] = &[
+    Row {
+        def: gauge("memory_total_bytes", "bytes", "Memory of the host."),
+        value: |host| Value::Count(host.memory_total_bytes),
+    },
+    Row {
+        def: gauge("memory_available_bytes", "bytes", "Memory of the host that is free or easily freed."),
+        value: |host| Value::Count(host.memory_available_bytes),
+    },
+    Row {
+        def: gauge("swap_free_bytes", "bytes", "Free on the file system of the swap directory."),
+        value: |host| Value::Count(host.swap_free_bytes),
+    },
+    Row { def: gauge("vms", "", "VMs the daemon has."), value: |host| Value::Count(u64::from(host.vms)) },
+];
+
+/// Of the daemon's process, by the names every Prometheus client library gives them.
+pub(super) const PROCESS: &[Row<ProcessInfo>] = &[
+    Row {
+        def: gauge("resident_memory_bytes", "bytes", "Memory of the daemon, VMs' RAM that it has mapped included."),
+        value: |process| Value::Count(process.resident_bytes),
+    },
+    Row {
+        def: MetricDef {
+            name: "cpu_seconds",
+            kind: MetricKind::Counter,
+            unit: "seconds",
+            help: "CPU time of the daemon, user and system.",
+        },
+        value: |process| Value::Real(process.cpu_seconds),
+    },
+];

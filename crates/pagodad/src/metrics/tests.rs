@@ -1,0 +1,117 @@
+use std::collections::BTreeMap;
+
+use pagoda_api::Latency;
+use pagoda_core::stats::{METRICS, Metric};
+
+use super::*;
+
+fn vm() -> VmInfo {
+    VmInfo {
+        name: "web1".into(),
+        kind: VmKind::Qemu,
+        state: VmState::Stalled { reason: "swap disk full".into(), since_s: 7 },
+        pinned: None,
+        memory_bytes: 4 << 30,
+        dram_limit_bytes: 1 << 30,
+        resident_bytes: 1 << 29,
+        swapped_bytes: 3 << 30,
+        zero_bytes: 1 << 29,
+        swap_used_bytes: 3 << 30,
+        armed: true,
+        huge: false,
+        pid: Some(42),
+        accelerator: Some("kvm".into()),
+        uffds: 4,
+        counters: CATALOGUE.iter().zip(100..).map(|(def, value)| (def.name.to_owned(), value)).collect(),
+        latency: BTreeMap::from([
+            ("faults_minor".into(), Latency { count: 9, p50_us: 2.5, p99_us: 1000.0 }),
+            ("faults_zero".into(), Latency::default()),
+        ]),
+    }
+}
+
+fn created() -> VmInfo {
+    VmInfo {
+        name: "db.2".into(),
+        state: VmState::Created,
+        pinned: Some("vfio".into()),
+        accelerator: None,
+        kind: VmKind::Plain,
+        counters: BTreeMap::new(),
+        latency: BTreeMap::new(),
+        ..vm()
+    }
+}
+
+fn host() -> HostInfo {
+    HostInfo {
+        version: "0.1.0".into(),
+        hostname: "a\"b\\c\nd".into(),
+        kernel: "6.18.0".into(),
+        memory_total_bytes: 64 << 30,
+        memory_available_bytes: 32 << 30,
+        state_dir: "/s".into(),
+        swap_dir: "/w".into(),
+        swap_free_bytes: 1 << 40,
+        uffd_permission: "device".into(),
+        large_folios: "1 MiB".into(),
+        vms: 2,
+    }
+}
+
+fn text() -> String {
+    render(vec![vm(), created()], host(), ProcessInfo { resident_bytes: 12 << 20, cpu_seconds: 1.5 })
+}
+
+#[test]
+fn the_text_is_the_golden_one() {
+    let golden = include_str!("golden.txt");
+    let text = text();
+    for (line, (ours, expected)) in text.lines().zip(golden.lines()).enumerate() {
+        assert_eq!(ours, expected, "line {}", line + 1);
+    }
+    assert_eq!(text, golden);
+}
+
+#[test]
+fn every_metric_has_help_and_type_once_and_samples_that_belong_to_it() {
+    let text = text();
+    let mut families: Vec<&str> = Vec::new();
+    let mut samples = 0;
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let name = rest.split(' ').next().unwrap();
+            assert!(!families.contains(&name), "{name} twice");
+            families.push(name);
+        } else if !line.starts_with('#') {
+            let name = line.split(['{', ' ']).next().unwrap();
+            let family = families.last().unwrap();
+            assert!(name == *family || name.strip_suffix("_total") == Some(family), "{line}");
+            let value = line.rsplit(' ').next().unwrap();
+            assert!(value.parse::<f64>().is_ok(), "{line}");
+            samples += 1;
+        }
+    }
+    assert!(samples > METRICS);
+    assert_eq!(text.matches("# HELP ").count(), families.len());
+    assert!(text.ends_with("# EOF\n"));
+}
+
+#[test]
+fn faults_by_cause_are_counters_of_the_catalogue() {
+    let name = CATALOGUE[Metric::FaultsSwapChunk as usize].name;
+    let value = vm().counters[name];
+    assert!(text().contains(&format!("pagoda_vm_{name}_total{{vm=\"web1\"}} {value}\n")));
+}
+
+#[test]
+fn docs_metrics_md_is_in_step_with_the_catalogue() {
+    let written = include_str!("../../../../docs/metrics.md");
+    assert_eq!(written, catalogue_table(), "run: pagodad --list-metrics > docs/metrics.md");
+}
+
+#[test]
+fn the_own_process_is_measured() {
+    let now = ProcessInfo::now();
+    assert!(now.resident_bytes > 0);
+}

@@ -1,0 +1,74 @@
+//! The guest's second serial port: commands in, lines and one reply out.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use pagoda_guest::lines::Line;
+
+use crate::console::Console;
+use crate::wait;
+
+/// QEMU makes the socket within its first milliseconds.
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+
+/// Leads a guest.
+#[derive(Debug)]
+pub struct Control {
+    port: UnixStream,
+    lines: Console,
+    at: usize,
+    deadline: Instant,
+}
+
+impl Control {
+    /// Connects and waits until the guest is ready.
+    ///
+    /// # Errors
+    /// No socket, or no guest before the deadline.
+    pub fn connect(path: &Path, deadline: Instant) -> Result<Self> {
+        let port = wait::until("the control port", CONNECT_MAX, || Ok(UnixStream::connect(path).ok()))?;
+        let lines = Console::default();
+        lines.collect(port.try_clone().context("duplicate the port")?, "");
+        let ready = |text: &str| (Line::parse(text)?.kind == "ready").then_some(());
+        let (at, ()) = lines.wait("ready on the control port", 0, deadline, ready)?;
+        Ok(Self { port, lines, at, deadline })
+    }
+
+    /// Sends a command without waiting for its reply.
+    ///
+    /// # Errors
+    /// QEMU is gone.
+    pub fn send(&mut self, command: &str) -> Result<()> {
+        writeln!(self.port, "{command}").with_context(|| format!("send {command:?} to the guest"))
+    }
+
+    /// Waits for the reply to the last command; wrong pages are an error.
+    ///
+    /// # Errors
+    /// The guest refused it, found wrong pages, or is gone.
+    pub fn reply(&mut self) -> Result<Vec<String>> {
+        let find = |text: &str| {
+            let line = Line::parse(text)?;
+            (line.kind == "reply").then(|| line.text().to_owned())
+        };
+        let (next, reply) = self.lines.wait("a reply on the control port", self.at, self.deadline, find)?;
+        let lines = self.lines.lines(self.at);
+        self.at = next;
+        if reply.trim() != "ok bad=0" {
+            bail!("the guest replied {reply:?} after {lines:#?}");
+        }
+        Ok(lines)
+    }
+
+    /// Sends a command and waits for its reply.
+    ///
+    /// # Errors
+    /// As `reply`.
+    pub fn run(&mut self, command: &str) -> Result<Vec<String>> {
+        self.send(command)?;
+        self.reply().with_context(|| format!("command {command:?}"))
+    }
+}

@@ -1,0 +1,308 @@
+//! A private pagodad: its own directories and sockets.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use pagoda_api::{Client, ClientError, VmInfo, VmPatch};
+use pagoda_sys::toy::process;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{MIB, programs, wait};
+
+/// A daemon that does not answer for so long is broken.
+const START_MAX: Duration = Duration::from_secs(20);
+/// It waits for its engines, at most 10 s by its own account.
+const STOP_MAX: Duration = Duration::from_secs(20);
+const LOG_TAIL_BYTES: u64 = 6000;
+
+/// Pages of which size RAM is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Folios {
+    /// 1 MiB, by `--tune-host`.
+    Large,
+    /// 4 KiB.
+    Small,
+}
+
+/// How to start a daemon.
+#[derive(Debug, Clone)]
+pub struct DaemonOptions {
+    pub folios: Folios,
+    /// Instead of a directory of its own.
+    pub swap_dir: Option<PathBuf>,
+    /// More of the command line.
+    pub more: Vec<String>,
+}
+
+impl DaemonOptions {
+    pub fn new(folios: Folios) -> Self {
+        Self { folios, swap_dir: None, more: Vec::new() }
+    }
+
+    pub fn swap_dir(mut self, dir: &Path) -> Self {
+        self.swap_dir = Some(dir.to_owned());
+        self
+    }
+}
+
+/// A daemon, running or not.
+#[derive(Debug)]
+pub struct Daemon {
+    dir: PathBuf,
+    options: DaemonOptions,
+    /// The program; a test may replace it.
+    program: Mutex<PathBuf>,
+    child: Mutex<Child>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Daemon {
+    /// Starts one with its files in `dir`, which must not exist.
+    ///
+    /// # Errors
+    /// It does not start; the text has its log.
+    pub fn start(dir: &Path, options: DaemonOptions) -> Result<Self> {
+        fs::create_dir(dir).with_context(|| format!("make {}", dir.display()))?;
+        let program = programs::bin_dir()?.join("pagodad");
+        let child = spawn(&program, dir, &options)?;
+        let daemon = Self { dir: dir.to_owned(), options, program: Mutex::new(program), child: Mutex::new(child) };
+        daemon.wait_until_it_answers()?;
+        Ok(daemon)
+    }
+
+    pub fn client(&self) -> Client {
+        Client::new(self.socket())
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("pagoda.sock")
+    }
+
+    pub fn attach_socket(&self) -> PathBuf {
+        self.dir.join("attach.sock")
+    }
+
+    pub fn state_dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub fn swap_dir(&self) -> PathBuf {
+        self.options.swap_dir.clone().unwrap_or_else(|| self.dir.join("swap"))
+    }
+
+    pub fn pid(&self) -> u32 {
+        lock(&self.child).id()
+    }
+
+    /// Kills it without warning, and waits until it is gone.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
+    pub fn kill9(&self) -> Result<()> {
+        let mut child = lock(&self.child);
+        child.kill().context("kill pagodad")?;
+        child.wait().context("wait for pagodad")?;
+        Ok(())
+    }
+
+    /// Asks it to end, as systemd does, and waits.
+    ///
+    /// # Errors
+    /// It does not end, or with an error.
+    pub fn stop(&self) -> Result<()> {
+        let mut child = lock(&self.child);
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("pid of pagodad")?;
+        kill_process(pid, Signal::TERM).context("send SIGTERM to pagodad")?;
+        let status = wait::until("pagodad ends after SIGTERM", STOP_MAX, || Ok(child.try_wait()?))?;
+        ensure!(status.success(), "pagodad ended with {status} after SIGTERM");
+        Ok(())
+    }
+
+    /// Starts it again; gives the time until it answered.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start_again(&self) -> Result<Duration> {
+        let start = Instant::now();
+        *lock(&self.child) = spawn(&lock(&self.program), &self.dir, &self.options)?;
+        self.wait_until_it_answers()?;
+        Ok(start.elapsed())
+    }
+
+    /// From the next start on another program is the daemon.
+    pub fn replace_program(&self, program: &Path) {
+        *lock(&self.program) = program.to_owned();
+    }
+
+    /// What it says of a VM.
+    ///
+    /// # Errors
+    /// No such VM, or no answer.
+    pub fn vm(&self, name: &str) -> Result<VmInfo> {
+        self.client().vm(name).with_context(|| format!("ask the daemon for {name}"))
+    }
+
+    /// Sets a VM's cap.
+    ///
+    /// # Errors
+    /// The daemon refuses.
+    pub fn set_dram_mib(&self, name: &str, mib: u64) -> Result<()> {
+        let patch = VmPatch { dram: Some(mib * MIB) };
+        self.client().patch(name, &patch).with_context(|| format!("set the cap of {name}"))?;
+        Ok(())
+    }
+
+    /// Waits until a VM is as wanted; `what` names that.
+    ///
+    /// # Errors
+    /// It is not after `max`; the text has what it is instead.
+    pub fn wait_vm(&self, name: &str, what: &str, max: Duration, wanted: impl Fn(&VmInfo) -> bool) -> Result<VmInfo> {
+        let mut last = None;
+        let found = wait::until(&format!("{name}: {what}"), max, || {
+            let info = self.vm(name)?;
+            let good = wanted(&info);
+            last = Some(info.clone());
+            Ok(good.then_some(info))
+        });
+        found.with_context(|| format!("it is {last:#?}"))
+    }
+
+    /// Waits until a VM that ended is forgotten, and checks that nothing of it is left on disk.
+    ///
+    /// # Errors
+    /// Something is left.
+    pub fn wait_gone(&self, name: &str) -> Result<()> {
+        const GONE_MAX: Duration = Duration::from_secs(20);
+        wait::until(&format!("{name} is forgotten"), GONE_MAX, || match self.client().vm(name) {
+            Ok(_) => Ok(None),
+            Err(error) if error.code() == Some(pagoda_api::ErrorCode::NoSuchVm) => Ok(Some(())),
+            Err(error) => Err(error.into()),
+        })?;
+        for path in self.files_of(name) {
+            ensure!(!path.exists(), "{} is left", path.display());
+        }
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid())).context("read the daemon's maps")?;
+        let mapped = maps.lines().find(|line| line.contains(&ram_name(name)));
+        ensure!(mapped.is_none(), "the daemon still maps the RAM of {name}: {mapped:?}");
+        Ok(())
+    }
+
+    /// Files of a VM on disk: record, monitor, swap.
+    pub fn files_of(&self, name: &str) -> [PathBuf; 3] {
+        let vms = self.dir.join("vms");
+        [
+            vms.join(format!("{name}.vm")),
+            vms.join(format!("{name}.qmp")),
+            self.swap_dir().join(format!("{name}.swap")),
+        ]
+    }
+
+    /// The command line tool, pointed at this daemon.
+    ///
+    /// # Errors
+    /// It is not built.
+    pub fn cli(&self) -> Result<Command> {
+        let mut command = Command::new(programs::bin_dir()?.join("pagoda"));
+        command.arg("--socket").arg(self.socket()).stdin(Stdio::null());
+        Ok(command)
+    }
+
+    /// Runs the tool to its end.
+    ///
+    /// # Errors
+    /// It cannot be started; how it ended is in the output.
+    pub fn run_cli(&self, arguments: &[&str]) -> Result<Output> {
+        self.cli()?.args(arguments).output().context("run pagoda")
+    }
+
+    /// The end of its log.
+    pub fn log_tail(&self) -> String {
+        let read = || -> std::io::Result<String> {
+            let mut file = File::open(self.dir.join("pagodad.log"))?;
+            let len = file.metadata()?.len();
+            file.seek(SeekFrom::Start(len.saturating_sub(LOG_TAIL_BYTES)))?;
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes)?;
+            Ok(String::from_utf8_lossy(&bytes).into_owned())
+        };
+        read().unwrap_or_else(|error| format!("no log: {error}"))
+    }
+
+    /// Everything it can tell about what went wrong.
+    pub fn post_mortem(&self) -> String {
+        let mut text = format!("--- log of {}\n{}", self.dir.display(), self.log_tail());
+        let vms = match self.client().vms() {
+            Ok(list) => list.vms,
+            Err(error) => return format!("{text}--- it does not answer: {error}\n"),
+        };
+        for vm in vms {
+            let explained = self.client().explain(&vm.name);
+            text += &format!("--- {} {:#?}\n--- explain: {explained:#?}\n", vm.name, vm);
+        }
+        text
+    }
+
+    fn wait_until_it_answers(&self) -> Result<()> {
+        let client = self.client();
+        wait::until("pagodad answers", START_MAX, || {
+            if let Some(status) = lock(&self.child).try_wait().context("look after pagodad")? {
+                bail!("pagodad ended with {status}:\n{}", self.log_tail());
+            }
+            match client.version() {
+                Ok(_) => Ok(Some(())),
+                Err(ClientError::NotRunning { .. }) => Ok(None),
+                Err(error) => Err(error.into()),
+            }
+        })
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let mut child = lock(&self.child);
+        // It may be gone already; either way it has to be reaped.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+/// What the name of a VM's RAM file contains.
+pub fn ram_name(vm: &str) -> String {
+    format!("/memfd:{vm} ")
+}
+
+fn spawn(program: &Path, dir: &Path, options: &DaemonOptions) -> Result<Child> {
+    let mut command = command(program, dir, options)?;
+    let log = File::options().create(true).append(true).open(dir.join("pagodad.log")).context("open the log")?;
+    command.stdout(log.try_clone().context("open the log")?).stderr(log);
+    process::die_with_parent(&mut command);
+    command.spawn().with_context(|| format!("start {}", program.display()))
+}
+
+/// The command that starts a daemon; its output goes where the caller says.
+///
+/// # Errors
+/// The programs are not built.
+pub fn command(program: &Path, dir: &Path, options: &DaemonOptions) -> Result<Command> {
+    let mut command = Command::new(program);
+    command.arg("--state-dir").arg(dir).arg("--socket").arg(dir.join("pagoda.sock"));
+    command.arg("--swap-dir").arg(options.swap_dir.clone().unwrap_or_else(|| dir.join("swap")));
+    command.arg("--attach-socket").arg(dir.join("attach.sock"));
+    // A copied program does not have the shim beside it.
+    command.arg("--shim").arg(programs::bin_dir()?.join("libpagoda_shim.so"));
+    command.args(["--metrics", "off"]);
+    match options.folios {
+        Folios::Large => command.arg("--tune-host"),
+        Folios::Small => command.args(["--large-folios", "off"]),
+    };
+    command.args(&options.more).stdin(Stdio::null());
+    Ok(command)
+}

@@ -1,0 +1,183 @@
+//! Owns what a test starts, and tells what happened when it fails.
+
+use std::cell::RefCell;
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use crate::daemon::{Daemon, DaemonOptions, Folios};
+use crate::disk::Throttle;
+use crate::guest::{Guest, GuestOptions};
+use crate::host::Tuned;
+use crate::loopfs::{FileSystem, LoopFs};
+use crate::slots::Slots;
+use crate::toy::{Toy, ToyOptions};
+use crate::{accel, programs};
+
+/// Set to keep the files of tests.
+const KEEP_ENV: &str = "PAGODA_KEEP";
+
+/// Everything of one test. Dropped from the top down: VMs, daemons, throttles, file systems, files.
+#[derive(Debug)]
+pub struct Lab {
+    guests: RefCell<Vec<Rc<Guest>>>,
+    toys: RefCell<Vec<Rc<Toy>>>,
+    daemons: RefCell<Vec<Rc<Daemon>>>,
+    throttles: RefCell<Vec<Rc<Throttle>>>,
+    disks: RefCell<Vec<Rc<LoopFs>>>,
+    directory: Directory,
+    _tuned: Tuned,
+    _slots: Slots,
+}
+
+#[derive(Debug)]
+struct Directory(PathBuf);
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if std::env::var_os(KEEP_ENV).is_none()
+            && let Err(error) = fs::remove_dir_all(&self.0)
+        {
+            eprintln!("remove {}: {error}", self.0.display());
+        }
+    }
+}
+
+impl Lab {
+    /// Runs a test that has at most `vms` VMs at a time.
+    ///
+    /// # Errors
+    /// What the test says; daemons and consoles have been printed then.
+    pub fn run(name: &str, vms: usize, test: impl FnOnce(&Lab) -> Result<()>) -> Result<()> {
+        // Built before the machine is taken: other tests need not wait for that.
+        programs::bin_dir()?;
+        let lab = Self::new(vms)?;
+        let start = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(|| test(&lab)));
+        let seconds = start.elapsed().as_secs_f64();
+        match outcome {
+            Ok(Ok(())) => {
+                eprintln!("{name}: ok after {seconds:.1} s ({})", accel::accelerator()?);
+                Ok(())
+            }
+            Ok(Err(error)) => {
+                lab.post_mortem(name);
+                Err(error.context(format!("{name}, after {seconds:.1} s")))
+            }
+            Err(panic) => {
+                lab.post_mortem(name);
+                resume_unwind(panic)
+            }
+        }
+    }
+
+    fn new(vms: usize) -> Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let slots = Slots::take(vms)?;
+        let tuned = Tuned::begin()?;
+        // Short, because sockets are in there.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir = programs::work_dir()?.join(format!("t{}-{number}", std::process::id()));
+        fs::create_dir(&dir).with_context(|| format!("make {}", dir.display()))?;
+        Ok(Self {
+            guests: RefCell::default(),
+            toys: RefCell::default(),
+            daemons: RefCell::default(),
+            throttles: RefCell::default(),
+            disks: RefCell::default(),
+            directory: Directory(dir),
+            _tuned: tuned,
+            _slots: slots,
+        })
+    }
+
+    /// A directory for the test's files.
+    pub fn dir(&self) -> &Path {
+        &self.directory.0
+    }
+
+    /// Starts a daemon.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn daemon(&self, folios: Folios) -> Result<Rc<Daemon>> {
+        self.daemon_with(DaemonOptions::new(folios))
+    }
+
+    /// Starts a daemon with more options.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn daemon_with(&self, options: DaemonOptions) -> Result<Rc<Daemon>> {
+        let number = self.daemons.borrow().len();
+        let daemon = Rc::new(Daemon::start(&self.dir().join(format!("d{number}")), options)?);
+        self.daemons.borrow_mut().push(Rc::clone(&daemon));
+        Ok(daemon)
+    }
+
+    /// Starts a guest.
+    ///
+    /// # Errors
+    /// No such program.
+    pub fn guest(&self, daemon: &Daemon, options: &GuestOptions) -> Result<Rc<Guest>> {
+        let guest = Guest::start(daemon, self.dir(), options)?;
+        Ok(self.keep_guest(guest))
+    }
+
+    /// Takes over a guest that was started in another way.
+    pub fn keep_guest(&self, guest: Guest) -> Rc<Guest> {
+        let guest = Rc::new(guest);
+        self.guests.borrow_mut().push(Rc::clone(&guest));
+        guest
+    }
+
+    /// Starts a toy VMM.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn toy(&self, daemon: &Daemon, options: &ToyOptions) -> Result<Rc<Toy>> {
+        let toy = Rc::new(Toy::start(daemon, options)?);
+        self.toys.borrow_mut().push(Rc::clone(&toy));
+        Ok(toy)
+    }
+
+    /// Makes a small file system on a loop device.
+    ///
+    /// # Errors
+    /// It cannot be made or mounted.
+    pub fn loop_fs(&self, kind: FileSystem, mib: u64) -> Result<Rc<LoopFs>> {
+        let number = self.disks.borrow().len();
+        let disk = Rc::new(LoopFs::make(&self.dir().join(format!("fs{number}")), kind, mib)?);
+        self.disks.borrow_mut().push(Rc::clone(&disk));
+        Ok(disk)
+    }
+
+    /// A way to stall a VMM's disk reads.
+    ///
+    /// # Errors
+    /// No such cgroup.
+    pub fn throttle(&self) -> Result<Rc<Throttle>> {
+        let name = self.dir().file_name().context("name of the directory")?.to_string_lossy().into_owned();
+        let throttle = Rc::new(Throttle::make(&format!("pagoda-{name}"))?);
+        self.throttles.borrow_mut().push(Rc::clone(&throttle));
+        Ok(throttle)
+    }
+
+    fn post_mortem(&self, name: &str) {
+        eprintln!("=== {name} failed");
+        for daemon in self.daemons.borrow().iter() {
+            eprintln!("{}", daemon.post_mortem());
+        }
+        for guest in self.guests.borrow().iter() {
+            eprintln!("--- console of {}\n{}", guest.name, guest.console.tail());
+        }
+        for toy in self.toys.borrow().iter() {
+            eprintln!("--- output of {}\n{}", toy.name, toy.output_tail());
+        }
+    }
+}

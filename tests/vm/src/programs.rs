@@ -1,0 +1,134 @@
+//! What is under test and what it runs with: our programs, the guest images, the QEMUs. Each is made once a run.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// Names a directory with `pagodad`, `pagoda`, `libpagoda_shim.so` and `xtask` to test instead of building them.
+const BIN_DIR_ENV: &str = "PAGODA_BIN_DIR";
+const PACKAGES: [&str; 4] = ["pagodad", "pagoda", "pagoda-shim", "xtask"];
+
+/// The root of the repository.
+pub fn repository() -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.ancestors().nth(2).unwrap_or(manifest).to_owned()
+}
+
+/// Where tests put their files: on the disk that the repository is on, which takes direct I/O.
+///
+/// # Errors
+/// It cannot be made.
+pub fn work_dir() -> Result<PathBuf> {
+    let dir = repository().join("out/vm");
+    fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
+    Ok(dir)
+}
+
+/// Directory of the programs under test; builds them unless the environment names one.
+///
+/// # Errors
+/// They cannot be built, or one is missing.
+pub fn bin_dir() -> Result<&'static Path> {
+    static DIR: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let dir = DIR.get_or_init(|| find_or_build().map_err(|error| format!("{error:#}")));
+    dir.as_deref().map_err(|error| anyhow::anyhow!("{error}"))
+}
+
+fn find_or_build() -> Result<PathBuf> {
+    let dir = match std::env::var_os(BIN_DIR_ENV) {
+        Some(dir) => PathBuf::from(dir),
+        None => build()?,
+    };
+    for name in ["pagodad", "pagoda", "libpagoda_shim.so", "xtask"] {
+        ensure!(dir.join(name).is_file(), "{} has no {name}", dir.display());
+    }
+    Ok(dir)
+}
+
+fn build() -> Result<PathBuf> {
+    let mut arguments = vec!["build", "--release"];
+    arguments.extend(PACKAGES.iter().flat_map(|package| ["-p", *package]));
+    let status = cargo().args(&arguments).status().context("run cargo")?;
+    ensure!(status.success(), "cargo {} failed", arguments.join(" "));
+    // This test runs from TARGET/PROFILE/deps.
+    let this = std::env::current_exe().context("find this program")?;
+    let target = this.ancestors().nth(3).context("find the target directory")?;
+    Ok(target.join("release"))
+}
+
+fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(repository());
+    command
+}
+
+/// What guests boot.
+#[derive(Debug, Clone)]
+pub struct Images {
+    pub kernel: PathBuf,
+    pub initrd: PathBuf,
+    /// With memtester and stress-ng.
+    pub tools_initrd: PathBuf,
+}
+
+/// The guest images; made when they are missing.
+///
+/// # Errors
+/// They cannot be made.
+pub fn images() -> Result<Images> {
+    static MADE: OnceLock<Result<(), String>> = OnceLock::new();
+    let dir = repository().join("out/guest");
+    let images = Images {
+        kernel: dir.join("cloud.vmlinuz"),
+        initrd: dir.join("cloud.initrd"),
+        tools_initrd: dir.join("cloud-tools.initrd"),
+    };
+    let there = || [&images.kernel, &images.initrd, &images.tools_initrd].into_iter().all(|path| path.is_file());
+    let made = MADE.get_or_init(|| {
+        if there() {
+            return Ok(());
+        }
+        let xtask = bin_dir().map_err(|error| format!("{error:#}"))?.join("xtask");
+        match Command::new(xtask).args(["image", "--tools"]).status() {
+            Ok(status) if status.success() => Ok(()),
+            other => Err(format!("xtask image --tools: {other:?}")),
+        }
+    });
+    match made {
+        Ok(()) if there() => Ok(images),
+        Ok(()) => bail!("{} is not complete: run cargo xtask image --tools", dir.display()),
+        Err(error) => bail!("{error}"),
+    }
+}
+
+/// Which QEMU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Qemu {
+    /// The distribution's.
+    System,
+    /// A newer one that `scripts/install-deps.sh` unpacked.
+    Ten,
+}
+
+impl Qemu {
+    /// Its program.
+    pub fn program(self) -> PathBuf {
+        match self {
+            Self::System => "/usr/bin/qemu-system-x86_64".into(),
+            Self::Ten => repository().join("out/qemu10/qemu-system-x86_64"),
+        }
+    }
+
+    /// Checks that it is there.
+    ///
+    /// # Errors
+    /// It is not; the text says how to get it.
+    pub fn require(self) -> Result<PathBuf> {
+        let program = self.program();
+        ensure!(program.is_file(), "{} is missing: run scripts/install-deps.sh test", program.display());
+        Ok(program)
+    }
+}

@@ -1,0 +1,148 @@
+//! The toy VMM (`xtask toy`) under `pagoda run --plain`: memory touched and verified at native speed.
+
+use std::io::Write;
+use std::process::{Child, ChildStdin, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::console::Console;
+use crate::daemon::Daemon;
+use crate::programs;
+
+const DEADLINE_DEFAULT: Duration = Duration::from_secs(120);
+
+/// How to start a toy.
+#[derive(Debug, Clone)]
+pub struct ToyOptions {
+    pub name: String,
+    pub memory_mib: u64,
+    pub dram_mib: u64,
+    pub threads: u32,
+}
+
+/// A toy VMM that does what it is told.
+#[derive(Debug)]
+pub struct Toy {
+    pub name: String,
+    child: Mutex<Child>,
+    input: Mutex<ChildStdin>,
+    output: Console,
+    at: Mutex<usize>,
+    deadline: Instant,
+}
+
+impl Toy {
+    /// Starts one, up to its first barrier.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start(daemon: &Daemon, options: &ToyOptions) -> Result<Self> {
+        let mut command = daemon.cli()?;
+        command.args(["run", "--plain", "--name", &options.name]);
+        command.args(["--memory", &format!("{}M", options.memory_mib), "--dram", &format!("{}M", options.dram_mib)]);
+        command.arg("--").arg(programs::bin_dir()?.join("xtask")).args(["toy", "--step"]);
+        command.args(["--threads", &options.threads.to_string()]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        pagoda_sys::toy::process::die_with_parent(&mut command);
+        let mut child = command.spawn().context("start the toy")?;
+        let output = Console::default();
+        output.collect(child.stdout.take().context("the toy's output")?, "");
+        output.collect(child.stderr.take().context("the toy's errors")?, "stderr: ");
+        let toy = Self {
+            name: options.name.clone(),
+            input: Mutex::new(child.stdin.take().context("the toy's input")?),
+            child: Mutex::new(child),
+            output,
+            at: Mutex::new(0),
+            deadline: Instant::now() + DEADLINE_DEFAULT,
+        };
+        toy.expect("TOY start")?;
+        Ok(toy)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner).id()
+    }
+
+    /// Has it write every page once.
+    ///
+    /// # Errors
+    /// It ended.
+    pub fn fill(&self) -> Result<()> {
+        self.tell("fill")?;
+        self.expect("TOY ready ").map(drop)
+    }
+
+    /// Has it run and verify; gives its report.
+    ///
+    /// # Errors
+    /// A page was wrong, or it ended.
+    pub fn go(&self, options: &str) -> Result<Value> {
+        self.begin(options)?;
+        self.end()
+    }
+
+    /// Starts a run.
+    ///
+    /// # Errors
+    /// It ended.
+    pub fn begin(&self, options: &str) -> Result<()> {
+        self.tell(&format!("go --no-latency {options}"))
+    }
+
+    /// Waits for the end of a run.
+    ///
+    /// # Errors
+    /// A page was wrong, or it ended.
+    pub fn end(&self) -> Result<Value> {
+        let text = self.expect("TOY done ")?;
+        let done: Value = serde_json::from_str(&text).context("understand the toy")?;
+        let bad = done["bad_pages"].as_u64().context("number of wrong pages")?;
+        ensure!(bad == 0, "{bad} wrong pages: {done}");
+        Ok(done)
+    }
+
+    /// Ends it in the regular way.
+    ///
+    /// # Errors
+    /// It does not end with success.
+    pub fn quit(&self) -> Result<()> {
+        const EXIT_MAX: Duration = Duration::from_secs(20);
+        self.tell("quit")?;
+        let status = crate::wait::until("the end of the toy", EXIT_MAX, || {
+            self.child.lock().unwrap_or_else(PoisonError::into_inner).try_wait().context("look after the toy")
+        })?;
+        ensure!(status.success(), "the toy ended with {status}");
+        Ok(())
+    }
+
+    /// The end of its output.
+    pub fn output_tail(&self) -> String {
+        self.output.tail()
+    }
+
+    fn tell(&self, command: &str) -> Result<()> {
+        let mut input = self.input.lock().unwrap_or_else(PoisonError::into_inner);
+        writeln!(input, "{command}").context("write to the toy")
+    }
+
+    fn expect(&self, beginning: &str) -> Result<String> {
+        let mut at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        let find = |line: &str| line.strip_prefix(beginning).map(str::to_owned);
+        let (next, rest) = self.output.wait(&format!("{beginning:?} of the toy"), *at, self.deadline, find)?;
+        *at = next;
+        Ok(rest)
+    }
+}
+
+impl Drop for Toy {
+    fn drop(&mut self) {
+        let child = self.child.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // It may be gone already; either way it has to be reaped.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}

@@ -1,0 +1,123 @@
+//! The daemon and VMMs may die: nothing is lost, nothing is left.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use pagoda_api::{VmState, counter};
+use vm_tests::{Daemon, Folios, Guest, GuestOptions, Lab, MIB, Qemu, programs};
+
+const SERVICE_MAX: Duration = Duration::from_secs(30);
+
+fn verifying(name: &str) -> GuestOptions {
+    // Long enough for every kill; ends with a check of every word.
+    GuestOptions::new(name, "pagoda.work=random:seconds=25 pagoda.mib=260").memory("-m 512M").dram("128M")
+}
+
+fn paging(daemon: &Daemon, vm: &str) -> Result<()> {
+    const PAGES: u64 = 200;
+    let moved = |info: &pagoda_api::VmInfo, name| info.counters.get(name).copied().unwrap_or(0) > PAGES;
+    daemon.wait_vm(vm, "paging in and out", SERVICE_MAX, |info| {
+        moved(info, counter::PAGES_IN) && moved(info, counter::PAGES_OUT)
+    })?;
+    Ok(())
+}
+
+fn running(daemon: &Daemon, vm: &str) -> Result<()> {
+    daemon.wait_vm(vm, "running", SERVICE_MAX, |info| info.state == VmState::Running).map(drop)
+}
+
+fn start(lab: &Lab, daemon: &Daemon, options: &GuestOptions) -> Result<std::rc::Rc<Guest>> {
+    let guest = lab.guest(daemon, options)?;
+    guest.wait_phase("random")?;
+    paging(daemon, &options.name)?;
+    Ok(guest)
+}
+
+fn killed(name: &str, qemu: Qemu, folios: Folios) -> Result<()> {
+    const KILLS: usize = 15;
+    Lab::run(name, 1, |lab| {
+        let daemon = lab.daemon(folios)?;
+        let guest = start(lab, &daemon, &verifying("web1").qemu(qemu))?;
+        for kill in 0..KILLS {
+            daemon.kill9()?;
+            daemon.start_again().with_context(|| format!("after kill {kill}"))?;
+            running(&daemon, "web1").with_context(|| format!("after kill {kill}"))?;
+            paging(&daemon, "web1").with_context(|| format!("after kill {kill}"))?;
+        }
+        guest.finish()?;
+        daemon.wait_gone("web1")
+    })
+}
+
+#[test]
+fn daemon_killed_large_folios() -> Result<()> {
+    killed("daemon killed, large folios", Qemu::System, Folios::Large)
+}
+
+#[test]
+fn daemon_killed_small_folios() -> Result<()> {
+    killed("daemon killed, 4 KiB, QEMU 10", Qemu::Ten, Folios::Small)
+}
+
+#[test]
+fn daemon_stopped_and_replaced() -> Result<()> {
+    Lab::run("daemon stopped and replaced", 1, |lab| {
+        let daemon = lab.daemon(Folios::Large)?;
+        let guest = start(lab, &daemon, &verifying("web1"))?;
+        daemon.stop().context("stop the daemon")?;
+        daemon.start_again()?;
+        running(&daemon, "web1").context("after a stop")?;
+        paging(&daemon, "web1").context("after a stop")?;
+        // A newer binary, elsewhere.
+        let newer = lab.dir().join("pagodad-newer");
+        std::fs::copy(programs::bin_dir()?.join("pagodad"), &newer).context("copy the daemon")?;
+        daemon.replace_program(&newer);
+        daemon.stop().context("stop the daemon")?;
+        daemon.start_again()?;
+        running(&daemon, "web1").context("after the replacement")?;
+        paging(&daemon, "web1").context("after the replacement")?;
+        let exe = std::fs::read_link(format!("/proc/{}/exe", daemon.pid())).context("look at the daemon")?;
+        ensure!(exe == newer, "the daemon is {}", exe.display());
+        guest.finish()?;
+        daemon.wait_gone("web1")
+    })
+}
+
+#[test]
+fn a_vm_that_ends_while_no_daemon_runs_is_forgotten() -> Result<()> {
+    Lab::run("VM ends without a daemon", 1, |lab| {
+        let daemon = lab.daemon(Folios::Large)?;
+        let guest = start(lab, &daemon, &verifying("web1"))?;
+        daemon.kill9()?;
+        guest.kill9()?;
+        daemon.start_again()?;
+        daemon.wait_gone("web1")
+    })
+}
+
+#[test]
+fn qemu_killed_frees_all_and_leaves_others_alone() -> Result<()> {
+    Lab::run("QEMU killed", 2, |lab| {
+        let daemon = lab.daemon(Folios::Large)?;
+        let options = |name| GuestOptions { append: "pagoda.work=random:seconds=12 pagoda.mib=260".into(), ..verifying(name) };
+        let other = lab.guest(&daemon, &options("other"))?;
+        let victim = start(lab, &daemon, &options("victim"))?;
+        other.wait_phase("random")?;
+        let before = swap_bytes(&daemon)?;
+        victim.kill9()?;
+        daemon.wait_gone("victim")?;
+        let after = swap_bytes(&daemon)?;
+        ensure!(after < before, "{before} bytes of swap before, {after} after");
+        let info = daemon.vm("other")?;
+        ensure!(info.state == VmState::Running && info.resident_bytes <= 128 * MIB, "{info:#?}");
+        other.finish()?;
+        daemon.wait_gone("other")?;
+        let left = std::fs::read_dir(daemon.swap_dir())?.count();
+        ensure!(left == 0, "{left} files are left in the swap directory");
+        Ok(())
+    })
+}
+
+fn swap_bytes(daemon: &Daemon) -> Result<u64> {
+    Ok(daemon.client().vms()?.vms.iter().map(|vm| vm.swap_used_bytes).sum())
+}
