@@ -35,6 +35,7 @@ const NO_RING_FUNCTION: c_int = -libc::ENOSYS;
 
 macro_rules! real {
     ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty, else $missing:expr;)*) => {$(
+        #[allow(clippy::unused_unit)] // one macro for every result
         /// The function of this name behind the hook.
         ///
         /// # Safety

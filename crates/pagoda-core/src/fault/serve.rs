@@ -38,7 +38,7 @@ impl WritePredictor {
             self.written /= 2;
         }
         // A write fault costs about as much as a third of the read and write-back of a page.
-        self.seen > Self::PROBE && self.written * 3 > self.seen && self.seen % Self::PROBE != 0
+        self.seen > Self::PROBE && self.written * 3 > self.seen && !self.seen.is_multiple_of(Self::PROBE)
     }
 
     /// A clean page was written.

@@ -25,6 +25,7 @@ use world::{CHUNK, World};
 /// Runs of each test by default: some ten seconds unoptimised.
 const SEEDS: u64 = 500;
 const CHUNKS_MAX: usize = 8;
+const LIMIT_MIN: usize = 8;
 /// Steps in which everything that is under way has to end once nothing fails any more.
 const DRAIN_STEPS: usize = 400_000;
 
@@ -192,7 +193,11 @@ impl Sim {
             0 => self.vmm.interrupt(&mut self.rng),
             1 => vmm::drop_entries(&mut self.world, &mut self.rng),
             2 if self.rng.per_mille(200) => {
-                self.limit = any_limit(self.world.pages(), &mut self.rng);
+                let pages = self.world.pages();
+                self.limit = match self.rng.per_mille(300) {
+                    true => any_limit(pages, &mut self.rng),
+                    false => (self.limit + self.rng.within(0, 24)).saturating_sub(12).clamp(LIMIT_MIN, pages),
+                };
                 self.apply(Event::SetLimit { limit: PageCount(self.limit as u64) });
             }
             3 if self.rng.per_mille(self.pins) => {
@@ -283,14 +288,14 @@ fn populate(world: &mut World, rng: &mut Rng) -> Vec<u64> {
     world.registered = true;
     for chunk in 0..world.pages() / CHUNK {
         let (ram, swap) = (*rng.pick(&[0, 500, 1000]), *rng.pick(&[0, 500, 1000]));
-        for page in chunk * CHUNK..(chunk + 1) * CHUNK {
+        for (page, truth) in truth.iter_mut().enumerate().skip(chunk * CHUNK).take(CHUNK) {
             if rng.per_mille(swap) {
-                truth[page] = page as u64 + 1;
-                world.swap[page] = Some(truth[page]);
+                *truth = page as u64 + 1;
+                world.swap[page] = Some(*truth);
             }
             if rng.per_mille(ram) {
-                truth[page] = if rng.per_mille(100) { 0 } else { page as u64 + 100_000 };
-                world.ram[page] = Some(Rc::new(Cell::new(truth[page])));
+                *truth = if rng.per_mille(100) { 0 } else { page as u64 + 100_000 };
+                world.ram[page] = Some(Rc::new(Cell::new(*truth)));
             }
         }
     }
@@ -300,8 +305,8 @@ fn populate(world: &mut World, rng: &mut Rng) -> Vec<u64> {
 fn any_limit(pages: usize, rng: &mut Rng) -> usize {
     match rng.below(8) {
         0 => pages,
-        1 => rng.within(8, 100),
-        2 => rng.within(100, 600).min(pages),
+        1..=3 => rng.within(LIMIT_MIN, 100),
+        4 => rng.within(100, 600).min(pages),
         _ => rng.within(pages / 4, pages),
     }
 }

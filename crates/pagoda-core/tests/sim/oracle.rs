@@ -66,7 +66,8 @@ pub fn check_residency(pager: &mut Pager, world: &World) {
 fn leftovers(pager: &Pager, world: &World) -> usize {
     let unknown = |page: &usize| {
         let entry = pager.machine.chunk(ChunkIdx((page / CHUNK) as u32));
-        world.ram[*page].is_some() && !entry.ram.contains((page % CHUNK) as u8) && entry.fill.is_none()
+        let filling = world.intents.iter().any(|(_, pages)| pages.contains(page));
+        world.ram[*page].is_some() && !entry.ram.contains((page % CHUNK) as u8) && !filling
     };
     (0..world.pages()).filter(unknown).count()
 }

@@ -70,7 +70,7 @@ pub struct Vmm {
 impl Vmm {
     pub fn new(truth: Vec<u64>, rng: &mut Rng) -> Vmm {
         let pages = truth.len();
-        let threads = (0..rng.within(1, 6)).map(|_| Thread::new(pages, rng)).collect();
+        let threads = (0..rng.within(1, 10)).map(|_| Thread::new(pages, rng)).collect();
         let version = truth.iter().copied().max().unwrap_or(0);
         Vmm { threads, truth, discards: Vec::new(), verified: 0, version, token: 0 }
     }
@@ -119,13 +119,11 @@ impl Vmm {
                 }
             }
             Some(Task::Io(io)) if !io.landed => {
-                if rng.per_mille(150) {
-                    for (page, frame) in io.pages.iter().zip(&io.pinned) {
-                        self.version += 1;
-                        frame.set(self.version);
-                        self.truth[*page] = self.version;
-                    }
-                    io.landed = true;
+                io.landed = rng.per_mille(150);
+                for (page, frame) in io.pages.iter().zip(&io.pinned).filter(|_| io.landed) {
+                    self.version += 1;
+                    frame.set(self.version);
+                    self.truth[*page] = self.version;
                 }
             }
             Some(Task::Io(io)) => {
@@ -251,11 +249,11 @@ impl Thread {
 
     /// Another phase of the program.
     fn change(&mut self, pages: usize, rng: &mut Rng) {
+        // Few places, so that threads meet.
         self.habit = match rng.below(4) {
             0 => Habit::Uniform,
-            1 => Habit::Sweep { at: rng.below(pages), stride: *rng.pick(&[1, 1, 1, 2, 7]) },
+            1 => Habit::Sweep { at: pages / 4 * rng.below(4), stride: *rng.pick(&[1, 1, 1, 2, 7]) },
             _ => {
-                // Few places, so that threads meet.
                 let base = pages / 4 * rng.below(4);
                 let spread = *rng.pick(&[2, 20, 100, 600]);
                 Habit::Hot((0..rng.within(2, 24)).map(|_| (base + rng.below(spread)) % pages).collect())
