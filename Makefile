@@ -33,11 +33,16 @@ ci:
 	bash .ci/run
 
 install: all
-	install -D -m 0755 target/release/pagodad $(DESTDIR)$(PREFIX)/sbin/pagodad
+	install -D -m 0755 target/release/pagodad $(DESTDIR)$(PREFIX)/bin/pagodad
 	install -D -m 0755 target/release/pagoda $(DESTDIR)$(PREFIX)/bin/pagoda
 	ln -sf pagoda $(DESTDIR)$(PREFIX)/bin/pagoda-qemu
 	install -D -m 0644 target/release/libpagoda_shim.so $(DESTDIR)$(PREFIX)/lib/pagoda/libpagoda_shim.so
-	install -D -m 0644 packaging/pagodad.service $(DESTDIR)/lib/systemd/system/pagodad.service
+	install -D -m 0644 packaging/pagodad.service $(DESTDIR)$(PREFIX)/lib/systemd/system/pagodad.service
+	install -d -m 0755 $(DESTDIR)/etc/pagoda/vm.d
+	test -e $(DESTDIR)/etc/pagoda/pagoda.toml || install -m 0644 packaging/pagoda.toml $(DESTDIR)/etc/pagoda/pagoda.toml
+	install -D -m 0644 packaging/apparmor/libvirt-qemu $(DESTDIR)$(PREFIX)/share/doc/pagoda/apparmor-libvirt-qemu
+	install -D -m 0644 packaging/sysctl.d/60-pagoda.conf $(DESTDIR)$(PREFIX)/share/doc/pagoda/sysctl-60-pagoda.conf
+	install -D -m 0644 packaging/tmpfiles.d/pagoda.conf $(DESTDIR)$(PREFIX)/share/doc/pagoda/tmpfiles-pagoda.conf
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	target/release/pagoda man $(DESTDIR)$(PREFIX)/share/man/man1
 

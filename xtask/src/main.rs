@@ -1,7 +1,8 @@
-//! Tasks of the repository: checks, tests, guest image, benches, the toy VMM.
+//! Tasks of the repository: checks, tests, guest image, demo, benches, the toy VMM.
 
 mod bench;
 mod daemon;
+mod demo;
 mod image;
 mod tasks;
 mod tidy;
@@ -31,6 +32,8 @@ enum Task {
     Vm(tasks::TestArgs),
     /// Make the images that test guests boot
     Image(image::ImageArgs),
+    /// Show a VM in a fraction of the DRAM it was promised
+    Demo(demo::DemoArgs),
     /// Compare Pagoda with its peers
     Bench(bench::BenchArgs),
     /// Map RAM, fill it and verify it at native speed
@@ -59,6 +62,7 @@ fn run(task: Task) -> Result<bool> {
         Task::Test(args) => tasks::test(&args),
         Task::Vm(args) => tasks::vm(&args),
         Task::Image(args) => image::run(&args).map(|()| true),
+        Task::Demo(args) => demo::main(&args),
         Task::Bench(args) => bench::main(&args),
         Task::Toy(args) => toy::main(&args),
         Task::UffdHandler(args) => bench::handler_main(&args),

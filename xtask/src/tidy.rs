@@ -104,7 +104,7 @@ fn check_source(source: &Source) -> Vec<String> {
         }
         let may_be_unsafe = UNSAFE_CRATES.iter().any(|allowed| path.starts_with(allowed));
         if !may_be_unsafe && has_word(code, concat!("uns", "afe")) {
-            complain("unsafe code outside of pagoda-sys and pagoda-shim");
+            complain("code that is not safe outside of pagoda-sys and pagoda-shim");
         }
     }
     complaints

@@ -21,7 +21,7 @@
 //!
 //! * **Out**: zap the chunk, nothing faults on it, every direct I/O in flight began after the zap (the pin rule) -> write the
 //!   dirty pages -> all complete -> declare the intent -> punch -> look whether the hole is there -> withdraw. A fault on a
-//!   page before the punch takes the page out of the set that will be punched.
+//!   page before the punch takes the page out of the set that will be punched; but while others wait for room, it waits too.
 //! * **In, one page**: read into a buffer, `UFFDIO_COPY`. **In, a whole empty chunk** (large folios): declare the intent,
 //!   read straight into the hole, withdraw, `UFFDIO_CONTINUE`. No page is continued before its content is complete.
 //! * **Discard**: waits until nothing is under way on the chunk; the swap block goes before the RAM page, or a crash would

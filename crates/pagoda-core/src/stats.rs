@@ -1,7 +1,7 @@
 //! The catalogue of metrics: one table feeds the counters, Prometheus, `pagoda top` and the documentation.
 //!
-//! Every fault message is counted under exactly one of the `faults_*` causes; [`Stats::faults`] is their sum and the
-//! pager checks it against the messages it read.
+//! Every fault message is counted under exactly one of the `faults_*` causes; [`Stats::faults`] is their sum, and
+//! `messages` is what the pager read from the kernel: the two are counted apart and must be equal.
 
 /// How a value behaves over time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +40,7 @@ macro_rules! catalogue {
 }
 
 catalogue! {
+    Messages "messages" Counter "" "Fault messages read from the kernel: the sum of all causes.";
     FaultsMinor "faults_minor" Counter "" "Faults on a page in DRAM that was only unmapped.";
     FaultsZero "faults_zero" Counter "" "Faults on a page that was nowhere, because it is all zero.";
     FaultsSwapPage "faults_swap_page" Counter "" "Faults answered by reading one page from swap.";

@@ -24,6 +24,7 @@ use pagoda_sys::socket::{Connection, SharedMap};
 use pagoda_sys::swapfile::SwapFile;
 use pagoda_sys::uffd::Fault;
 
+use crate::follow::Follow;
 use crate::handle::{Command, Inbox, Notice, Status};
 use crate::latency::Histogram;
 use crate::recover::{self, RecoverError};
@@ -57,12 +58,16 @@ pub struct Parts {
     pub agent: Connection,
     /// What the agent is told when the engine is ready.
     pub welcome: Packet,
+    /// The VMM.
+    pub pid: u32,
     /// Becomes readable when the VMM ends.
     pub pidfd: OwnedFd,
     /// Hard cap.
     pub limit: PageCount,
     /// Large folios are to be had.
     pub direct: bool,
+    /// Pages can be mapped write-protected.
+    pub protect: bool,
     /// Why it is never evicted.
     pub pinned: Option<String>,
     /// It may have been served before: by an earlier daemon.
@@ -146,6 +151,9 @@ pub struct Engine {
     /// Events that actions led to, handled before anything new.
     events: std::collections::VecDeque<Event>,
     latency: Vec<Histogram>,
+    /// Fault messages read while armed.
+    messages: u64,
+    follow: Follow,
     started: Instant,
     /// The moment the fault in hand was read.
     fault_at: Instant,
@@ -186,7 +194,7 @@ impl Engine {
         match Engine::set_up(&parts) {
             Ok((ring, swap_file)) => {
                 let now = Instant::now();
-                let config = Config { chunks: parts.space.chunks(), direct: parts.direct };
+                let config = Config { chunks: parts.space.chunks(), direct: parts.direct, protect: parts.protect };
                 let mut engine = Engine {
                     name: parts.name,
                     machine: Machine::new(config),
@@ -206,6 +214,8 @@ impl Engine {
                     actions: Vec::with_capacity(1024),
                     events: std::collections::VecDeque::with_capacity(64),
                     latency: vec![Histogram::default(); FAULT_CAUSES.len()],
+                    messages: 0,
+                    follow: Follow::new(parts.pid),
                     started: now,
                     fault_at: now,
                     ticked: now,
@@ -250,7 +260,7 @@ impl Engine {
             self.connect_agent(agent)?;
             // Whether it was armed cannot be known, and need not be: registering twice is harmless, and a VM that needs no
             // pager disarms itself at the next event.
-            let settled = recover::settle_intents(&self.space, &self.shared)?;
+            let settled = recover::settle_intents(&self.space, &self.swap, &self.shared)?;
             self.arm()?;
             self.wake_all();
             tracing::info!(vm = %self.name, settled, resident = self.machine.stats().get(Metric::Resident), "took over");
@@ -392,8 +402,12 @@ impl Engine {
         let Some(page) = self.space.page_at(fault.addr) else { return };
         let access = if fault.write || fault.wp { Access::Write } else { Access::Read };
         let kind = if fault.wp { FaultKind::WriteProtected } else { FaultKind::Unmapped };
+        self.messages += u64::from(self.machine.is_armed() && self.frozen.is_none());
         let before = FAULT_CAUSES.map(|cause| self.machine.counter(cause));
         self.apply(Event::Fault { page, access, kind });
+        let chunk = FAULT_CAUSES.iter().position(|cause| *cause == Metric::FaultsSwapChunk);
+        let streams = chunk.is_some_and(|index| self.machine.counter(FAULT_CAUSES[index]) != before[index]);
+        self.follow.note(fault.tid, streams, self.fault_at);
         let at_once = [Metric::FaultsMinor, Metric::FaultsZero, Metric::FaultsWriteProtect, Metric::FaultsCancel];
         for (index, cause) in FAULT_CAUSES.into_iter().enumerate() {
             if at_once.contains(&cause) && self.machine.counter(cause) != before[index] {
@@ -461,8 +475,10 @@ impl Engine {
         self.published = Instant::now();
         let stall = self.machine.stall();
         let since = stall.map_or(0, |(_, ms)| self.started.elapsed().as_millis() as u64 - ms);
+        let mut stats = self.machine.stats();
+        stats.set(Metric::Messages, self.messages);
         self.inbox.publish(Status {
-            stats: self.machine.stats(),
+            stats,
             armed: self.machine.is_armed(),
             ram_bytes: self.space.allocated(),
             swap_bytes: self.swap.allocated().unwrap_or(0),

@@ -10,6 +10,7 @@
 //! next daemon needs.
 
 pub mod engine;
+mod follow;
 pub mod handle;
 pub mod latency;
 mod recover;

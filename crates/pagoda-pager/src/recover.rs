@@ -27,22 +27,52 @@ fn os(what: &'static str) -> impl FnOnce(Errno) -> RecoverError {
     move |source| RecoverError { what, source }
 }
 
-/// Takes what open intents name out of the RAM files, and closes them.
-pub fn settle_intents(space: &Space, shared: &SharedMap) -> Result<u64, RecoverError> {
+/// Settles what open intents name, and closes them: the pages leave the RAM files, or get their content from swap where
+/// the kernel cannot take a folio apart and only zeroes it.
+pub fn settle_intents(space: &Space, swap: &SwapFile, shared: &SharedMap) -> Result<u64, RecoverError> {
     let mut settled = 0;
     for intent in &shared.intents {
         let Some((chunk, words)) = intent.read() else { continue };
         // The VMM can write here: a chunk that does not exist is its own mischief and names nothing.
         if chunk < space.chunks().0 {
-            for run in PageSet::from_words(words).runs() {
-                let place = space.place(Pages { chunk: ChunkIdx(chunk), run });
-                place.region.ram.punch(place.offset, place.len).map_err(os("punch an interrupted page-in or page-out"))?;
-            }
+            settle(space, swap, ChunkIdx(chunk), PageSet::from_words(words))?;
             settled += 1;
         }
         intent.withdraw();
     }
     Ok(settled)
+}
+
+fn settle(space: &Space, swap: &SwapFile, chunk: ChunkIdx, pages: PageSet) -> Result<(), RecoverError> {
+    for run in pages.runs() {
+        let place = space.place(Pages { chunk, run });
+        place.region.ram.punch(place.offset, place.len).map_err(os("punch an interrupted page-in or page-out"))?;
+    }
+    for page in still_there(space, chunk, pages)?.iter() {
+        let content = swap.read_page(chunk.page(page).0).map_err(os("read an interrupted page-out back"))?;
+        let place = space.place_chunk(chunk);
+        place.region.view.write_page(place.pages().start + u64::from(page), content.bytes());
+    }
+    Ok(())
+}
+
+/// Which of these pages the RAM file has after a punch.
+pub fn still_there(space: &Space, chunk: ChunkIdx, pages: PageSet) -> Result<PageSet, RecoverError> {
+    let mut there = PageSet::EMPTY;
+    for run in pages.runs() {
+        let place = space.place(Pages { chunk, run });
+        let mut at = place.offset;
+        while at < place.offset + place.len {
+            match place.region.ram.next_data(at).map_err(os("look at RAM"))? {
+                Some(data) if data < place.offset + place.len => {
+                    there.set((u64::from(run.start) + (data - place.offset) / PAGE_SIZE) as u8);
+                    at = data + PAGE_SIZE;
+                }
+                _ => break,
+            }
+        }
+    }
+    Ok(there)
 }
 
 /// Looks where every page is.

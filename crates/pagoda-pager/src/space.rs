@@ -16,8 +16,11 @@ pub struct Region {
     pub addr: u64,
     /// The RAM file.
     pub ram: RamFile,
-    /// Our own mapping of it.
+    /// Our own mapping of it, which may fill a hole with a folio of a whole chunk.
     pub view: RamView,
+    /// Another one, which fills a hole with single pages only: for pages that come one by one. A folio would put zeros where
+    /// pages are that have not come yet.
+    pub small: RamView,
 }
 
 /// A range of the VMM's address space and the userfaultfd that covers it.

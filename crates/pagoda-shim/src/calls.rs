@@ -1,16 +1,19 @@
 //! Questions that the VMM's threads ask the daemon, one at a time, on a connection of their own.
 //!
-//! Only one so far: the guest gave pages back (balloon, free page reporting). When the daemon is away the answer is
+//! One is that the guest gave pages back (balloon, free page reporting). When the daemon is away the answer is
 //! "do nothing", which is safe: the guest promised nothing about the content of such pages, and the old one stays. A daemon
 //! that is connected but does not answer holds the asking thread, as it would hold one that faults.
 
 use std::ffi::c_int;
 use std::sync::{Mutex, PoisonError};
 
-use pagoda_abi::attach::Packet;
+use pagoda_abi::attach::{ForeignReason, Packet};
 
 use crate::config::Config;
 use crate::link::{self, Broken};
+
+/// Pause before a daemon that is away is looked for again.
+const DAEMON_AWAY_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
 struct Line {
     link: Option<c_int>,
@@ -35,10 +38,22 @@ pub fn discard(config: &Config, region: usize, offset: u64, len: u64) {
     }
 }
 
+/// Tells the daemon that others are about to reach RAM, and waits until all of it is in the RAM files for good. Waits for
+/// a daemon that is away, too.
+pub fn wait_until_resident(config: &Config, reason: ForeignReason) {
+    let mut line = LINE.lock().unwrap_or_else(PoisonError::into_inner);
+    let question = Packet::Foreign { reason };
+    while line.connected(config).and_then(|link| ask(link, &question)).is_err() {
+        line.hang_up();
+        std::thread::sleep(DAEMON_AWAY_PAUSE);
+    }
+}
+
 fn ask(link: c_int, question: &Packet) -> Result<(), Broken> {
     link::send(link, question, &[])?;
     match (link::receive_plain(link)?, question) {
         (Packet::Discarded { seq: answered }, Packet::Discard { seq, .. }) if answered == *seq => Ok(()),
+        (Packet::Welcome { .. }, Packet::Foreign { .. }) => Ok(()),
         _ => Err(Broken::Gone),
     }
 }

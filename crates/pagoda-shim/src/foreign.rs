@@ -2,7 +2,8 @@
 //!
 //! Reports are for ever: there is no way to learn that such access has ended. They are kept in one word, sent at once
 //! on the agent's connection (whole packets, so no lock), and again after each reconnect. The packet is sent before
-//! the call that gives the access away is made.
+//! the call that gives the access away is made. Where others will read the RAM file itself, that call also waits until all
+//! of RAM is in it ([`report_and_wait`]): they have no userfaultfd, and would read what is out as zeros.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
@@ -34,6 +35,18 @@ pub fn report(reason: ForeignReason) {
     if link >= 0 {
         // If the daemon is away, `connected` sends it to the next one: the bit was set before the link was looked at.
         let _ = link::send(link, &Packet::Foreign { reason }, &[]);
+    }
+}
+
+/// Reports a reason and waits until the daemon has brought all of RAM back for good. A daemon that is away is waited for,
+/// as by a thread that faults; a VM that was never handed over has nothing to wait for.
+pub fn report_and_wait(reason: ForeignReason) {
+    if REPORTED.load(Ordering::Relaxed) & bit(reason) != 0 {
+        return;
+    }
+    report(reason);
+    if let (Some(config), Some(_)) = (crate::config::config(), crate::attach::attachment()) {
+        crate::calls::wait_until_resident(config, reason);
     }
 }
 

@@ -191,6 +191,68 @@ pub fn raise_limit(limit: Limit, wanted: u64) -> Result<u64, Errno> {
     Ok(reachable)
 }
 
+/// Looks up, again and again, on which CPU a thread runs.
+#[derive(Debug)]
+pub struct CpuOf {
+    stat: std::fs::File,
+}
+
+impl CpuOf {
+    /// The thread `tid` of process `pid`.
+    ///
+    /// # Errors
+    /// There is no such thread.
+    pub fn open(pid: u32, tid: u32) -> io::Result<CpuOf> {
+        Ok(CpuOf { stat: std::fs::File::open(format!("/proc/{pid}/task/{tid}/stat"))? })
+    }
+
+    /// The CPU it runs on or ran on last (proc(5) stat field 39).
+    ///
+    /// # Errors
+    /// The thread has ended.
+    pub fn cpu(&self) -> io::Result<usize> {
+        use std::os::unix::fs::FileExt;
+        let mut text = [0; 1024];
+        let len = self.stat.read_at(&mut text, 0)?;
+        let text = String::from_utf8_lossy(&text[..len]);
+        // The second field is the name in parentheses and may hold anything: fields are counted from behind it.
+        let after = text.rsplit_once(')').map_or("", |(_, after)| after);
+        let field = after.split_ascii_whitespace().nth(39 - 3);
+        field.and_then(|cpu| cpu.parse().ok()).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+    }
+}
+
+/// Where the calling thread may run.
+#[derive(Clone, Debug)]
+pub struct Affinity(rustix::thread::CpuSet);
+
+impl Affinity {
+    /// As it is now.
+    ///
+    /// # Errors
+    /// The error of sched_getaffinity(2).
+    pub fn of_this_thread() -> Result<Affinity, Errno> {
+        Ok(Affinity(rustix::thread::sched_getaffinity(None)?))
+    }
+
+    /// One CPU, if this affinity allows it.
+    pub fn only(&self, cpu: usize) -> Option<Affinity> {
+        let mut set = rustix::thread::CpuSet::new();
+        (cpu < rustix::thread::CpuSet::MAX_CPU && self.0.is_set(cpu)).then(|| {
+            set.set(cpu);
+            Affinity(set)
+        })
+    }
+
+    /// Moves the calling thread there.
+    ///
+    /// # Errors
+    /// The error of sched_setaffinity(2).
+    pub fn apply(&self) -> Result<(), Errno> {
+        rustix::thread::sched_setaffinity(None, &self.0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -112,8 +112,10 @@ fn authorised(registry: &Registry, token: Token, peer: Peer) -> Result<String> {
     let vm = vms.values().find(|vm| vm.record.token == token).context("no VM has this token")?;
     let own = rustix::process::geteuid().as_raw();
     let fetched_by = vm.fetched_by.map(|(_, uid)| uid);
+    // With --group the socket's mode has let only members in, and the token says which VM is theirs.
+    let by_group = registry.config.group.is_some();
     ensure!(
-        peer.uid == 0 || peer.uid == own || Some(peer.uid) == fetched_by,
+        peer.uid == 0 || peer.uid == own || Some(peer.uid) == fetched_by || (by_group && fetched_by.is_none()),
         "user {} may not attach as {}",
         peer.uid,
         vm.record.name
@@ -134,6 +136,8 @@ fn fetch(connection: &Connection, registry: &Registry, token: Token, peer: Peer)
     let mut lens = List::default();
     let mut fds: Vec<BorrowedFd<'_>> = Vec::new();
     for ram in &vm.ram {
+        // The program opens its RAM by path again, as the user it runs as.
+        rustix::fs::fchown(ram.as_fd(), Some(rustix::fs::Uid::from_raw(peer.uid)), None).context("give RAM to its user")?;
         lens.push(ram.len());
         fds.push(ram.as_fd());
     }
@@ -205,9 +209,11 @@ fn attach(connection: &Arc<Connection>, registry: &Arc<Registry>, hello: Hello, 
         shared,
         agent: owned(connection)?,
         welcome: Packet::Welcome { flags: huge_flag() },
+        pid,
         pidfd,
         limit: limit_of(record.dram),
         direct: registry.direct,
+        protect: registry.protect,
         pinned: record.pinned.clone(),
         taken_over,
     };
@@ -256,7 +262,8 @@ fn unpack(
         ensure!(wire.len == *len, "a region of {} bytes instead of {len}", wire.len);
         let ram = RamFile::from_fd(fds.next().context("RAM")?, *len)?;
         let view = ram.map(large)?;
-        mapped.push(Region { addr: wire.addr, ram, view });
+        let small = ram.map(LargeFolios::Never)?;
+        mapped.push(Region { addr: wire.addr, ram, view, small });
     }
     let mut watched = Vec::new();
     for shard in shards {

@@ -7,8 +7,10 @@ mod metrics;
 mod qmp;
 mod registry;
 
+use std::io::IsTerminal;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -20,7 +22,7 @@ use pagoda_sys::process::{Limit, raise_limit};
 use pagoda_sys::socket::Listener;
 
 use config::{Args, Config, LargeFolios};
-use registry::Registry;
+use registry::{HostFacts, Registry};
 
 /// How long the previous daemon may take to end before this one gives up.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
@@ -29,17 +31,24 @@ const STRANGERS_PERIOD: u32 = 10;
 /// How often VMs that never attached are looked for.
 const REAP_PERIOD: Duration = Duration::from_secs(1);
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     let args = Args::parse();
     if args.list_metrics {
         print!("{}", metrics::catalogue_table());
-        return Ok(());
+        return ExitCode::SUCCESS;
     }
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()))
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .init();
-    run(Config::load(args)?)
+    match Config::load(args).and_then(run) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pagodad: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn run(config: Config) -> Result<()> {
@@ -47,7 +56,7 @@ fn run(config: Config) -> Result<()> {
         make_private_dir(dir)?;
     }
     let _lock = lock(&config.state_dir)?;
-    let permission = check_host(&config)?;
+    let host = check_host(&config)?;
     let control = control::bind_control(&config.socket)?;
     let attach = Listener::bind(&config.attach_socket)?;
     let metrics = config.metrics.map(control::bind_metrics).transpose()?;
@@ -57,8 +66,7 @@ fn run(config: Config) -> Result<()> {
     }
 
     let (notices, heard) = channel();
-    let direct = config.large_folios == LargeFolios::Auto && FolioSize::Chunk.on_advice();
-    let registry = Arc::new(Registry::new(config, direct, permission, notices));
+    let registry = Arc::new(Registry::new(config, host, notices));
     registry.load().context("read the state directory")?;
     let (listening, attaching, reaping) = (Arc::clone(&registry), Arc::clone(&registry), Arc::clone(&registry));
     start("notices", move || listening.listen(&heard))?;
@@ -107,8 +115,8 @@ fn lock(dir: &Path) -> Result<std::fs::File> {
     Ok(file)
 }
 
-/// Tries on this kernel what everything rests on, and says in which way userfaultfd is permitted.
-fn check_host(config: &Config) -> Result<String> {
+/// Tries on this kernel what everything rests on.
+fn check_host(config: &Config) -> Result<HostFacts> {
     if config.tune_host {
         tune_host();
     }
@@ -118,7 +126,11 @@ fn check_host(config: &Config) -> Result<String> {
             tracing::debug!("raise {limit:?}: {error}");
         }
     }
-    Ok(format!("{:?}", report.permission).to_lowercase())
+    Ok(HostFacts {
+        direct: config.large_folios == LargeFolios::Auto && FolioSize::Chunk.on_advice(),
+        protect: report.continue_protected,
+        permission: format!("{:?}", report.permission).to_lowercase(),
+    })
 }
 
 /// What `--tune-host` stands for: settings of the whole system that make VMs faster and harm nobody else.

@@ -68,6 +68,11 @@ pub fn accelerator(socket: &Path) -> Option<String> {
     Some(if enabled { "kvm" } else { "tcg" }.to_owned())
 }
 
+/// Whether the guest is paused; `false` when QEMU does not say.
+pub fn is_paused(socket: &Path) -> bool {
+    execute(socket, "query-status").is_ok_and(|answer| answer.get("status").and_then(Value::as_str) == Some("paused"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -47,12 +47,25 @@ pub struct Vm {
     pub accelerator: Option<String>,
 }
 
+/// What the start-up self-test found.
+#[derive(Debug)]
+pub struct HostFacts {
+    /// Large folios for whole chunks are to be had.
+    pub direct: bool,
+    /// The kernel maps pages write-protected when asked to.
+    pub protect: bool,
+    /// How this daemon may use userfaultfd.
+    pub permission: String,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Registry {
     pub config: Config,
     /// Large folios for whole chunks are to be had.
     pub direct: bool,
+    /// The kernel maps pages write-protected when asked to.
+    pub protect: bool,
     /// How this daemon may use userfaultfd.
     pub permission: String,
     vms: Mutex<BTreeMap<String, Vm>>,
@@ -68,8 +81,9 @@ fn internal(what: &str, cause: impl std::fmt::Display) -> ApiError {
 }
 
 impl Registry {
-    pub fn new(config: Config, direct: bool, permission: String, notices: Sender<(Token, Notice)>) -> Registry {
-        Registry { config, direct, permission, vms: Mutex::default(), notices }
+    pub fn new(config: Config, host: HostFacts, notices: Sender<(Token, Notice)>) -> Registry {
+        let HostFacts { direct, protect, permission } = host;
+        Registry { config, direct, protect, permission, vms: Mutex::default(), notices }
     }
 
     pub fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Vm>> {
@@ -226,7 +240,9 @@ impl Registry {
         let stalled = vm.stalled.take();
         let kind = vm.record.kind;
         drop(vms);
-        if stalled.is_none() && handle.status().stalled.is_none() {
+        // A stall that an earlier daemon saw is only known to QEMU, as the pause it led to.
+        let paused = kind == Kind::Qemu && crate::qmp::is_paused(&self.monitor_path(name));
+        if stalled.is_none() && handle.status().stalled.is_none() && !paused {
             return Err(error(ErrorCode::WrongState, format!("{name} is not stalled, so there is nothing to continue"), None));
         }
         handle.send(Command::Continue);

@@ -160,6 +160,15 @@ impl Daemon {
         Ok(())
     }
 
+    /// Waits until there is a VM of that name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn wait_made(&self, name: &str) -> Result<()> {
+        const MADE_MAX: Duration = Duration::from_secs(20);
+        wait::until(&format!("{name} is made"), MADE_MAX, || Ok(self.client().vm(name).ok().map(drop)))
+    }
+
     /// Waits until a VM is as wanted; `what` names that.
     ///
     /// # Errors

@@ -27,6 +27,9 @@ pub struct Config {
     pub chunks: ChunkCount,
     /// Large folios are to be had: whole chunks are read straight into holes.
     pub direct: bool,
+    /// Pages can be mapped write-protected (`UFFDIO_CONTINUE` does so since Linux 6.4). Without it a page that is mapped
+    /// counts as written at once.
+    pub protect: bool,
 }
 
 /// The state of one VM's memory. See [`super`].

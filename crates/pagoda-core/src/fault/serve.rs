@@ -112,7 +112,9 @@ impl Machine {
     ) -> Metric {
         let leaving = self.leaving(chunk);
         if leaving.contains(index) {
-            if self.is_punching(chunk) {
+            // While others wait for room a page-out is not cancelled: a hot set as large as the cap would cancel every one.
+            let starving = !self.waiting.is_empty() && self.room() == 0;
+            if starving || self.is_punching(chunk) {
                 self.wait(chunk.page(index), access);
                 return Metric::FaultsWaited;
             }
@@ -267,7 +269,7 @@ impl Machine {
     ) {
         let c = &mut self.chunks[chunk.as_usize()];
         let written = match first {
-            _ if writable => pages,
+            _ if writable || !self.config.protect => pages,
             Some((index, Access::Write)) => pages & write_extent(c.ram - c.clean, index),
             _ => PageSet::EMPTY,
         };

@@ -19,7 +19,7 @@ struct Bench {
 impl Bench {
     /// An armed VM; `content`: what is in RAM and in swap of each chunk.
     fn new(limit: u64, direct: bool, content: [(PageSet, PageSet); CHUNKS as usize]) -> Bench {
-        let machine = Machine::new(Config { chunks: ChunkCount(CHUNKS), direct });
+        let machine = Machine::new(Config { chunks: ChunkCount(CHUNKS), direct, protect: true });
         let mut bench = Bench { machine, oldest_io: u64::MAX };
         bench.check(Event::SetLimit { limit: PageCount(limit) }, &[Action::Arm]);
         bench.machine.armed(|chunk| content[chunk.as_usize()]);
@@ -283,11 +283,15 @@ fn a_fault_that_waited_does_not_keep_a_page_whose_punch_was_asked_for() {
     bench.limit(54, &[read_page(1, page)]);
     bench.read_done(1, Ok(()), &[copy(1, page, true), release(1), zap(1)]);
     bench.check(zap_done(1, 3), &[]);
-    // The big chunk stays, so the two clean ones have to go at once.
-    bench.fault(256, Read, &[map(256, 50, false), punch_out(1, 0, swap, true), punch_out(2, 2, low(1), true)]);
-    // After the first there is room to serve the fault that waits; the second punch is under way.
-    bench.check(Event::PunchDone { op: OpId(1), left: EMPTY }, &[]);
-    bench.check(Event::PunchDone { op: OpId(2), left: EMPTY }, &[read_page(2, page)]);
+    // While others wait for room, a page-out is not cancelled.
+    bench.fault(256, Read, &[]);
+    bench.check(Event::WriteDone { op: OpId(0), zero: EMPTY, result: Ok(()) }, &[punch_out(0, 1, low(50), true)]);
+    // The big chunk cannot leave, so the two clean ones have to go at once.
+    let punches = [punch_out(0, 0, swap, true), punch_out(1, 2, low(1), true), zap(2)];
+    bench.check(Event::PunchDone { op: OpId(0), left: low(50) }, &punches);
+    // After the first there is room for the faults that wait, but the second punch is under way.
+    bench.check(Event::PunchDone { op: OpId(0), left: EMPTY }, &[map(256, 50, true)]);
+    bench.check(Event::PunchDone { op: OpId(1), left: EMPTY }, &[read_page(1, page)]);
 }
 
 #[test]

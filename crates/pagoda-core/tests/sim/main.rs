@@ -22,7 +22,7 @@ use rng::Rng;
 use vmm::Vmm;
 use world::{CHUNK, World};
 
-/// Runs of each test by default: some ten seconds unoptimised.
+/// Runs of each of the two main tests by default: six seconds of a core each.
 const SEEDS: u64 = 500;
 const CHUNKS_MAX: usize = 8;
 const LIMIT_MIN: usize = 8;
@@ -33,6 +33,9 @@ const DRAIN_STEPS: usize = 400_000;
 const STARVATION_SEEDS: u64 = 40;
 const STARVATION_STEPS: usize = 40_000;
 const STARVATION_AGE: u32 = 10_000;
+
+const CROWD_SEEDS: u64 = 100;
+const CROWD_STEPS: usize = 10_000;
 
 /// How often each kind of step is taken.
 #[derive(Debug)]
@@ -366,6 +369,33 @@ fn nobody_starves() {
             sim.step(true);
             let (age, task) = sim.vmm.oldest();
             assert!(age < STARVATION_AGE, "waits for {age} steps: {task}");
+        }
+        sim.drain();
+        drop(named);
+    }
+}
+
+/// Many threads wait for the same few pages, and there is room for fewer: waiting faults become stale, and page-outs come
+/// in bunches.
+#[test]
+fn a_crowd_in_little_room() {
+    for seed in seeds(CROWD_SEEDS) {
+        let named = Seed(seed);
+        let mut sim = Sim::new(seed, seed % 2 == 0);
+        sim.drain();
+        sim.pace = Pace { thread: 50, message: 50, job: *sim.rng.pick(&[5, 20, 50]), tick: 1, chaos: 0 };
+        let pages = sim.world.pages();
+        let wanted: Vec<usize> = (0..sim.rng.within(3, 12)).map(|_| sim.rng.below(pages)).collect();
+        sim.vmm.crowd(&wanted, &mut sim.rng);
+        for step in 0..CROWD_STEPS {
+            if sim.rng.per_mille(5) {
+                sim.limit = sim.rng.within(1, wanted.len() + 4);
+                sim.apply(Event::SetLimit { limit: PageCount(sim.limit as u64) });
+            }
+            sim.step(true);
+            if step % 16 == 0 {
+                sim.check();
+            }
         }
         sim.drain();
         drop(named);

@@ -92,7 +92,7 @@ impl Pager {
     pub fn new(world: &World, weather: Weather, now_ms: u64) -> Pager {
         let chunks = ChunkCount((world.pages() / CHUNK) as u32);
         Pager {
-            machine: Machine::new(Config { chunks, direct: weather.direct }),
+            machine: Machine::new(Config { chunks, direct: weather.direct, protect: true }),
             weather,
             jobs: Vec::new(),
             buffers: BTreeMap::new(),

@@ -179,6 +179,14 @@ impl Vmm {
         }
     }
 
+    /// All threads want the same few pages, mostly to read them.
+    pub fn crowd(&mut self, pages: &[usize], rng: &mut Rng) {
+        for thread in &mut self.threads {
+            thread.habit = Habit::Hot(pages.to_vec());
+            (thread.writes_per_mille, thread.ios_per_mille) = (*rng.pick(&[0, 0, 50]), 0);
+        }
+    }
+
     pub fn change_phase(&mut self, rng: &mut Rng) {
         let index = rng.below(self.threads.len());
         self.threads[index].change(self.truth.len(), rng);

@@ -157,7 +157,7 @@ impl Engine {
         let start = ((pages.first().0 - first.0) * PAGE_SIZE) as usize;
         for (index, page) in place.pages().enumerate() {
             let at = start + index * PAGE_SIZE as usize;
-            place.region.view.write_page(page, &content[at..at + PAGE_SIZE as usize]);
+            place.region.small.write_page(page, &content[at..at + PAGE_SIZE as usize]);
         }
         self.shared.intents[intent].withdraw();
         self.io.give_intent(intent);
@@ -180,25 +180,20 @@ impl Engine {
         let (Some(first), Some(last)) = (pages.first_set(), pages.last_set()) else { return Ok(PageSet::EMPTY) };
         let span = Run { start: first, len: u16::from(last) - u16::from(first) + 1 };
         let spans = if alone { PageSet::range(span.start, span.len) } else { pages };
-        let mut present = PageSet::EMPTY;
+        let mut present = false;
         for run in spans.runs() {
             let place = self.space.place(Pages { chunk, run });
             let ram = &place.region.ram;
             ram.punch(place.offset, place.len).map_err(|errno| format!("page-out could not punch: {errno}"))?;
             let data = ram.next_data(place.offset).map_err(|errno| format!("page-out could not look: {errno}"))?;
-            if data.is_some_and(|at| at < place.offset + place.len) {
-                present |= PageSet::range(run.start, run.len);
-            }
+            present |= data.is_some_and(|at| at < place.offset + place.len);
         }
-        if present.is_empty() {
-            return Ok(present);
+        if !present {
+            return Ok(PageSet::EMPTY);
         }
         // A folio that is pinned cannot be split: its part was zeroed in place.
         let place = self.space.place_chunk(chunk);
-        let mut core = [0; CHUNK_PAGES as usize];
-        place.region.ram.resident(&place.region.view, place.pages().start, &mut core).map_err(|e| e.to_string())?;
-        let left: PageSet =
-            (present & pages).iter().filter(|index| core[usize::from(*index)] & 1 != 0).collect();
+        let left = recover::still_there(&self.space, chunk, pages).map_err(|error| error.to_string())?;
         for index in left.iter() {
             let content = self.swap.read_page(chunk.page(index).0).map_err(|e| format!("page-out was half done and swap cannot be read back: {e}"))?;
             place.region.view.write_page(place.pages().start + u64::from(index), content.bytes());

@@ -30,7 +30,7 @@ unsafe fn inspect_message(config: &Config, message: *const msghdr) {
                 let data = libc::CMSG_DATA(header).cast::<c_int>();
                 let mut fds = (0..bytes / size_of::<c_int>()).map(|index| data.add(index).read_unaligned());
                 if fds.any(|fd| config.region_of(fd).is_some()) {
-                    foreign::report(ForeignReason::RamFdSent);
+                    foreign::report_and_wait(ForeignReason::RamFdSent);
                 }
             }
             header = libc::CMSG_NXTHDR(message, header);
@@ -91,7 +91,7 @@ hook! {
     /// Controls a device, perhaps one that is given RAM for DMA.
     fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
         if let (Some(reason), Some(_)) = (reason_of(request), config()) {
-            foreign::report(reason);
+            foreign::report_and_wait(reason);
         }
         // SAFETY: the caller's call, passed on unchanged. An argument that was not given is not used by it.
         unsafe { real::ioctl(fd, request, argument) }

@@ -1,7 +1,12 @@
 //! Tests with real VMMs; `README.md` of this crate says what each needs and how to run one.
 
+mod attach;
 mod disk;
+mod features;
+mod guards;
 mod overcommit;
 mod storm;
 mod survival;
+mod swapdisk;
+mod tools;
 mod toy;

@@ -105,6 +105,7 @@ fn daemon_killed_small_folios() -> Result<()> {
 
 #[test]
 fn without_pressure_it_is_unarmed() -> Result<()> {
+    const SETTLE_MAX: Duration = Duration::from_secs(30);
     Lab::run("toy, no pressure", 1, |lab| {
         let daemon = lab.daemon(Folios::Large)?;
         let toy = start(lab, &daemon, MEMORY_MIB)?;
@@ -113,13 +114,13 @@ fn without_pressure_it_is_unarmed() -> Result<()> {
         ensure!(!info.armed && info.swapped_bytes == 0, "{info:#?}");
         // Armed by a cap, disarmed again when it is lifted and all is back.
         daemon.set_dram_mib("toy", MEMORY_MIB / 4)?;
+        daemon.wait_vm("toy", "armed and within its cap", SETTLE_MAX, |info| {
+            info.armed && info.swapped_bytes > 0 && info.resident_bytes <= MEMORY_MIB / 4 * MIB
+        })?;
         toy.go("--workload random --mode read-write --passes 1")?;
-        let info = daemon.vm("toy")?;
-        ensure!(info.armed && info.swapped_bytes > 0 && info.resident_bytes <= MEMORY_MIB / 4 * MIB, "{info:#?}");
         daemon.set_dram_mib("toy", MEMORY_MIB)?;
         toy.go("--workload seq --mode read --passes 1")?;
-        const DISARM_MAX: Duration = Duration::from_secs(30);
-        daemon.wait_vm("toy", "disarmed", DISARM_MAX, |info| !info.armed && info.swapped_bytes == 0)?;
+        daemon.wait_vm("toy", "disarmed", SETTLE_MAX, |info| !info.armed && info.swapped_bytes == 0)?;
         toy.go("--workload random --mode read-write --passes 1")?;
         toy.quit()?;
         daemon.wait_gone("toy")

@@ -1,0 +1,119 @@
+//! Swap directories: a disk that fills up, XFS, one that does not fit.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use pagoda_api::VmState;
+use vm_tests::loopfs::FileSystem;
+use vm_tests::{DaemonOptions, Folios, GuestOptions, Lab, MIB, Watch};
+
+const SETTLE_MAX: Duration = Duration::from_secs(60);
+/// Left free by the ballast: less than the guest needs.
+const ROOM_BYTES: u64 = 40 * MIB;
+
+/// Takes all but `ROOM_BYTES` of a file system.
+fn fill_up(dir: &Path) -> Result<PathBuf> {
+    let stat = rustix::fs::statvfs(dir).context("look at the file system")?;
+    let free = stat.f_bavail * stat.f_frsize;
+    let path = dir.join("ballast");
+    let file = File::create(&path).context("make the ballast")?;
+    let len = free.saturating_sub(ROOM_BYTES);
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len).context("fill the file system")?;
+    Ok(path)
+}
+
+fn work(name: &str) -> GuestOptions {
+    GuestOptions::new(name, "pagoda.work=seq,random pagoda.mib=300").memory("-m 512M").dram("128M")
+}
+
+#[test]
+fn a_full_disk_stops_the_vm_until_there_is_room() -> Result<()> {
+    Lab::run("full swap disk", 2, |lab| {
+        let small = lab.loop_fs(FileSystem::Ext4, 480)?;
+        let daemon = lab.daemon_with(DaemonOptions::new(Folios::Large).swap_dir(&small.path().join("swap")))?;
+        let other_daemon = lab.daemon(Folios::Large)?;
+        let guest = lab.guest(&daemon, &work("web1"))?;
+        // The room was checked when the VM was made; it is taken after that.
+        daemon.wait_made("web1")?;
+        let ballast = fill_up(small.path())?;
+        let other = lab.guest(&other_daemon, &work("web2"))?;
+
+        let stalled = |info: &pagoda_api::VmInfo| matches!(info.state, VmState::Stalled { .. });
+        let info = daemon.wait_vm("web1", "stalled", SETTLE_MAX, stalled)?;
+        let VmState::Stalled { reason, .. } = &info.state else { unreachable!("waited for it") };
+        ensure!(reason.contains("full") && reason.contains("pagoda vm cont"), "{reason}");
+        let health = daemon.client().health()?;
+        ensure!(!health.ok && health.problems.iter().any(|text| text.contains("web1")), "{health:?}");
+        let shown = daemon.run_cli(&["vm", "show", "web1"])?;
+        ensure!(String::from_utf8_lossy(&shown.stdout).contains("vm cont"), "{shown:?}");
+        let mut qmp = guest.qmp()?;
+        vm_tests::wait::until("QEMU is paused", SETTLE_MAX, || Ok((qmp.status()? == "paused").then_some(())))?;
+
+        // Too early: it stalls again, and nothing is lost.
+        daemon.client().cont("web1").context("continue on a disk that is still full")?;
+        daemon.wait_vm("web1", "stalled again", SETTLE_MAX, stalled)?;
+
+        other.finish().context("the VM on the other disk")?;
+        std::fs::remove_file(ballast).context("make room")?;
+        let output = daemon.run_cli(&["vm", "cont", "web1"])?;
+        ensure!(output.status.success(), "{output:?}");
+        daemon.wait_vm("web1", "running", SETTLE_MAX, |info| info.state == VmState::Running)?;
+        guest.finish()?;
+        daemon.wait_gone("web1")
+    })
+}
+
+#[test]
+fn reserved_swap_does_not_mind_a_full_disk() -> Result<()> {
+    Lab::run("reserved swap", 1, |lab| {
+        let small = lab.loop_fs(FileSystem::Ext4, 640)?;
+        let daemon = lab.daemon_with(DaemonOptions::new(Folios::Large).swap_dir(&small.path().join("swap")))?;
+        let mut options = work("web1");
+        options.run_options.push("--reserve-swap".into());
+        let guest = lab.guest(&daemon, &options)?;
+        guest.wait_ready()?;
+        fill_up(small.path())?;
+        guest.finish()?;
+        daemon.wait_gone("web1")
+    })
+}
+
+#[test]
+fn xfs() -> Result<()> {
+    Lab::run("XFS", 1, |lab| {
+        let disk = lab.loop_fs(FileSystem::Xfs, 600)?;
+        let daemon = lab.daemon_with(DaemonOptions::new(Folios::Large).swap_dir(&disk.path().join("swap")))?;
+        let guest = lab.guest(&daemon, &work("web1"))?;
+        guest.wait_ready()?;
+        let watch = Watch::start(&daemon, "web1");
+        guest.finish()?;
+        let seen = watch.stop()?;
+        seen.ensure_capped()?;
+        seen.ensure_paged(30_000)?;
+        daemon.wait_gone("web1")
+    })
+}
+
+#[test]
+fn unfit_or_too_small() -> Result<()> {
+    Lab::run("unfit swap directories", 0, |lab| {
+        for (kind, mib, expected) in [(FileSystem::Tmpfs, 600, "in memory"), (FileSystem::Ext4, 64, "free")] {
+            let disk = lab.loop_fs(kind, mib)?;
+            let options = DaemonOptions::new(Folios::Small).swap_dir(&disk.path().join("swap"));
+            let daemon = lab.daemon_with(options)?;
+            let guest = lab.guest(&daemon, &work("web1"))?;
+            let status = guest.wait_exit(SETTLE_MAX)?;
+            let said = guest.console.tail();
+            ensure!(status.code() == Some(1), "{status}: {said}");
+            ensure!(said.contains(expected) && said.contains(&*disk.path().to_string_lossy()), "{said}");
+            let vms = daemon.client().vms()?.vms;
+            ensure!(vms.is_empty(), "half done: {vms:?}");
+            for path in daemon.files_of("web1") {
+                ensure!(!path.exists(), "{} is left", path.display());
+            }
+        }
+        Ok(())
+    })
+}
