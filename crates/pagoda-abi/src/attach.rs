@@ -223,7 +223,10 @@ impl std::fmt::Display for DecodeError {
             DecodeError::Length => write!(f, "packet has the wrong length"),
             DecodeError::Magic => write!(f, "packet is not Pagoda's"),
             DecodeError::Version(theirs) => {
-                write!(f, "peer speaks version {theirs} of the attach protocol, this is version {ABI_VERSION}: install matching pagoda packages")
+                write!(
+                    f,
+                    "peer speaks version {theirs} of the attach protocol, this is version {ABI_VERSION}: install matching pagoda packages"
+                )
             }
             DecodeError::Value => write!(f, "packet has a field out of range"),
         }

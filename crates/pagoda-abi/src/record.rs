@@ -97,7 +97,8 @@ impl Record {
         let bad = |what: &str| BadRecord(what.to_owned());
         let (body, sum) = text.trim_end().rsplit_once('\n').ok_or_else(|| bad("too short"))?;
         let body = format!("{body}\n");
-        let sum = sum.strip_prefix("sum ").and_then(|s| u64::from_str_radix(s, 16).ok()).ok_or_else(|| bad("no checksum"))?;
+        let sum =
+            sum.strip_prefix("sum ").and_then(|s| u64::from_str_radix(s, 16).ok()).ok_or_else(|| bad("no checksum"))?;
         if sum != checksum(&body) {
             return Err(bad("checksum does not match"));
         }
@@ -107,7 +108,10 @@ impl Record {
         }
         let mut field = |key: &str| {
             let line = lines.next().ok_or_else(|| bad(&format!("{key} missing")))?;
-            line.strip_prefix(key).and_then(|l| l.strip_prefix(' ')).map(str::to_owned).ok_or_else(|| bad(&format!("{key} expected")))
+            line.strip_prefix(key)
+                .and_then(|l| l.strip_prefix(' '))
+                .map(str::to_owned)
+                .ok_or_else(|| bad(&format!("{key} expected")))
         };
         let number = |text: &str| text.parse::<u64>().map_err(|_| bad("not a number"));
         let name = field("name")?;
@@ -118,7 +122,10 @@ impl Record {
             _ => return Err(bad("kind")),
         };
         let regions = field("regions")?.split(' ').map(number).collect::<Result<Vec<_>, _>>()?;
-        if regions.is_empty() || regions.len() > REGIONS_MAX || regions.iter().any(|len| *len == 0 || len % REGION_ALIGN != 0) {
+        if regions.is_empty()
+            || regions.len() > REGIONS_MAX
+            || regions.iter().any(|len| *len == 0 || len % REGION_ALIGN != 0)
+        {
             return Err(bad("regions"));
         }
         let dram = number(&field("dram")?)?;

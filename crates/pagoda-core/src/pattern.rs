@@ -72,6 +72,16 @@ pub enum PageIn {
     },
 }
 
+impl PageIn {
+    /// The answer of somebody who always brings in the whole chunk.
+    pub fn at_least_chunk(self, chunk: ChunkIdx, access: Access) -> PageIn {
+        match self {
+            PageIn::Page => chunk_alone(chunk, access),
+            chunk @ PageIn::Chunk { .. } => chunk,
+        }
+    }
+}
+
 /// Chunks to read ahead of a stream, and to leave unmapped so that the first touch is seen. Those that are
 /// resident already, or have no room, are passed over without a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use pagoda_abi::attach::Packet;
-use pagoda_core::fault::{Access, Actions, Config, Event, FaultKind, IoError, Machine, Now, Stall};
+use pagoda_core::fault::{Access, Actions, Config, Event, FaultKind, IoError, Machine, Now, PageInPolicy, Stall};
 use pagoda_core::stats::{FAULT_CAUSES, Metric};
 use pagoda_core::units::PageCount;
 use pagoda_sys::ring::{FileId, Ring, RingError};
@@ -68,6 +68,8 @@ pub struct Parts {
     pub direct: bool,
     /// Pages can be mapped write-protected.
     pub protect: bool,
+    /// How much comes in for a fault.
+    pub page_in: PageInPolicy,
     /// Why it is never evicted.
     pub pinned: Option<String>,
     /// It may have been served before: by an earlier daemon.
@@ -194,7 +196,12 @@ impl Engine {
         match Engine::set_up(&parts) {
             Ok((ring, swap_file)) => {
                 let now = Instant::now();
-                let config = Config { chunks: parts.space.chunks(), direct: parts.direct, protect: parts.protect };
+                let config = Config {
+                    chunks: parts.space.chunks(),
+                    direct: parts.direct,
+                    protect: parts.protect,
+                    page_in: parts.page_in,
+                };
                 let mut engine = Engine {
                     name: parts.name,
                     machine: Machine::new(config),

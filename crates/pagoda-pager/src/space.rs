@@ -66,7 +66,9 @@ impl Place<'_> {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SpaceError {
     /// A region's length or address is not a multiple of what the page table needs.
-    #[error("region at {addr:#x} with {len} bytes is not aligned: its address must be a multiple of 4 KiB, its length of 2 MiB")]
+    #[error(
+        "region at {addr:#x} with {len} bytes is not aligned: its address must be a multiple of 4 KiB, its length of 2 MiB"
+    )]
     Alignment {
         /// Its address.
         addr: u64,
@@ -93,7 +95,11 @@ impl Space {
         let mut len = 0;
         for region in regions {
             let (addr, bytes) = (region.addr, region.ram.len());
-            if addr % PAGE_SIZE != 0 || bytes == 0 || bytes % pagoda_abi::REGION_ALIGN != 0 || addr.checked_add(bytes).is_none() {
+            if addr % PAGE_SIZE != 0
+                || bytes == 0
+                || bytes % pagoda_abi::REGION_ALIGN != 0
+                || addr.checked_add(bytes).is_none()
+            {
                 return Err(SpaceError::Alignment { addr, len: bytes });
             }
             placed.push((len, region));
@@ -182,7 +188,8 @@ impl Space {
     pub fn page_in_region(&self, region: u32, offset: u64, len: u64) -> Option<PageIdx> {
         let (start, region) = self.regions.get(region as usize)?;
         let inside = offset.checked_add(len).is_some_and(|end| end <= region.ram.len());
-        (inside && len > 0 && offset % PAGE_SIZE == 0 && len % PAGE_SIZE == 0).then(|| PageIdx((start + offset) / PAGE_SIZE))
+        (inside && len > 0 && offset % PAGE_SIZE == 0 && len % PAGE_SIZE == 0)
+            .then(|| PageIdx((start + offset) / PAGE_SIZE))
     }
 
     /// Bytes that the RAM files hold.

@@ -137,7 +137,8 @@ fn fetch(connection: &Connection, registry: &Registry, token: Token, peer: Peer)
     let mut fds: Vec<BorrowedFd<'_>> = Vec::new();
     for ram in &vm.ram {
         // The program opens its RAM by path again, as the user it runs as.
-        rustix::fs::fchown(ram.as_fd(), Some(rustix::fs::Uid::from_raw(peer.uid)), None).context("give RAM to its user")?;
+        rustix::fs::fchown(ram.as_fd(), Some(rustix::fs::Uid::from_raw(peer.uid)), None)
+            .context("give RAM to its user")?;
         lens.push(ram.len());
         fds.push(ram.as_fd());
     }
@@ -172,7 +173,12 @@ struct Hello {
 }
 
 /// `prepared`: the VM is new, and this is the memory it shares. Otherwise its agent is back.
-fn attach(connection: &Arc<Connection>, registry: &Arc<Registry>, hello: Hello, prepared: Option<SharedMap>) -> Result<()> {
+fn attach(
+    connection: &Arc<Connection>,
+    registry: &Arc<Registry>,
+    hello: Hello,
+    prepared: Option<SharedMap>,
+) -> Result<()> {
     let name = authorised(registry, hello.token, hello.peer)?;
     let engine = registry.lock().get(&name).and_then(|vm| vm.handle.clone());
     if let Some(engine) = engine {
@@ -214,6 +220,7 @@ fn attach(connection: &Arc<Connection>, registry: &Arc<Registry>, hello: Hello, 
         limit: limit_of(record.dram),
         direct: registry.direct,
         protect: registry.protect,
+        page_in: registry.config.page_in.policy(),
         pinned: record.pinned.clone(),
         taken_over,
     };

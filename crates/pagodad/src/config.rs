@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use clap::builder::BoolishValueParser;
 use clap::{Parser, ValueEnum};
 use pagoda_api::{METRICS_ADDR_DEFAULT, SOCKET_DEFAULT};
+use pagoda_core::fault::PageInPolicy;
 use serde::Deserialize;
 
 use self::file::File;
@@ -93,6 +94,10 @@ pub struct Args {
     #[arg(long, value_name = "WHEN")]
     pub large_folios: Option<LargeFolios>,
 
+    /// How much comes in for a fault on a page in swap [default: adaptive]
+    #[arg(long, value_name = "HOW")]
+    pub page_in: Option<PageIn>,
+
     /// Print every metric as a Markdown table, and exit
     #[arg(long)]
     pub list_metrics: bool,
@@ -107,6 +112,33 @@ pub enum LargeFolios {
     Auto,
     /// Pages of 4 KiB only.
     Off,
+}
+
+/// How much comes in for a fault on a page in swap.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PageIn {
+    /// One page, or its chunk of 1 MiB and read-ahead, as the faults before it suggest.
+    #[default]
+    Adaptive,
+    /// Always the page alone.
+    Page,
+    /// Always its whole chunk.
+    Chunk,
+    /// Always the page, and the rest of its chunk behind it.
+    PageThenChunk,
+}
+
+impl PageIn {
+    /// The engine's word for it.
+    pub fn policy(self) -> PageInPolicy {
+        match self {
+            Self::Adaptive => PageInPolicy::Adaptive,
+            Self::Page => PageInPolicy::Page,
+            Self::Chunk => PageInPolicy::Chunk,
+            Self::PageThenChunk => PageInPolicy::PageThenChunk,
+        }
+    }
 }
 
 /// Where the metrics are served over TCP.
@@ -206,6 +238,7 @@ pub struct Config {
     pub shim: PathBuf,
     pub tune_host: bool,
     pub large_folios: LargeFolios,
+    pub page_in: PageIn,
 }
 
 impl Config {
@@ -253,6 +286,7 @@ impl Config {
             metrics,
             tune_host: args.tune_host.or(file.tune_host).unwrap_or(false),
             large_folios: args.large_folios.or(file.large_folios).unwrap_or_default(),
+            page_in: args.page_in.or(file.page_in).unwrap_or_default(),
         })
     }
 }

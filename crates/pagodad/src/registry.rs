@@ -151,7 +151,8 @@ impl Registry {
 
     fn check_swap_room(&self, needed: u64) -> Result<(), ApiError> {
         let dir = &self.config.swap_dir;
-        let free = pagoda_sys::swapfile::fs_free(dir).map_err(|e| internal(&format!("look at {}", dir.display()), e))?;
+        let free =
+            pagoda_sys::swapfile::fs_free(dir).map_err(|e| internal(&format!("look at {}", dir.display()), e))?;
         if free >= needed {
             return Ok(());
         }
@@ -161,7 +162,11 @@ impl Registry {
             Bytes(free),
             Bytes(needed)
         );
-        Err(error(ErrorCode::NoRoom, message, Some("make room there, name another with --swap-dir, or give more --dram")))
+        Err(error(
+            ErrorCode::NoRoom,
+            message,
+            Some("make room there, name another with --swap-dir, or give more --dram"),
+        ))
     }
 
     fn make(&self, record: Record) -> Result<Vm, ApiError> {
@@ -243,7 +248,11 @@ impl Registry {
         // A stall that an earlier daemon saw is only known to QEMU, as the pause it led to.
         let paused = kind == Kind::Qemu && crate::qmp::is_paused(&self.monitor_path(name));
         if stalled.is_none() && handle.status().stalled.is_none() && !paused {
-            return Err(error(ErrorCode::WrongState, format!("{name} is not stalled, so there is nothing to continue"), None));
+            return Err(error(
+                ErrorCode::WrongState,
+                format!("{name} is not stalled, so there is nothing to continue"),
+                None,
+            ));
         }
         handle.send(Command::Continue);
         if kind == Kind::Qemu {

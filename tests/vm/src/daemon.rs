@@ -195,6 +195,7 @@ impl Daemon {
             Err(error) if error.code() == Some(pagoda_api::ErrorCode::NoSuchVm) => Ok(Some(())),
             Err(error) => Err(error.into()),
         })?;
+        // The name is free now, so the files of the next VM of that name may be made at once.
         for path in self.files_of(name) {
             ensure!(!path.exists(), "{} is left", path.display());
         }

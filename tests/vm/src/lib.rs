@@ -12,6 +12,7 @@ pub mod disk;
 pub mod guest;
 pub mod host;
 pub mod lab;
+pub mod libvirt;
 pub mod loopfs;
 pub mod programs;
 pub mod qmp;

@@ -20,6 +20,20 @@ pub(super) const WAITING_MAX: usize = 4096;
 /// pool has 64 threads with requests of at most 1 MiB.
 pub(super) const OVERDRAFT: u64 = 64 * 256;
 
+/// How much comes in for a fault on a page in swap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PageInPolicy {
+    /// As the pattern of faults says: one page, or its chunk and read-ahead.
+    #[default]
+    Adaptive,
+    /// Always the page alone.
+    Page,
+    /// Always the whole chunk, which the fault waits for.
+    Chunk,
+    /// Always the page, and the rest of the chunk behind it (VMemDirect section 4.3).
+    PageThenChunk,
+}
+
 /// What stays the same for the life of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
@@ -30,6 +44,8 @@ pub struct Config {
     /// Pages can be mapped write-protected (`UFFDIO_CONTINUE` does so since Linux 6.4). Without it a page that is mapped
     /// counts as written at once.
     pub protect: bool,
+    /// How much comes in for a fault.
+    pub page_in: PageInPolicy,
 }
 
 /// The state of one VM's memory. See [`super`].

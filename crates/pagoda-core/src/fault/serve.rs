@@ -6,7 +6,7 @@ use crate::stats::Metric;
 use crate::units::{ChunkIdx, PageIdx};
 
 use super::action::{Access, Action, Actions, FaultKind, OpId, Pages};
-use super::machine::{Machine, WAITING_MAX};
+use super::machine::{Machine, PageInPolicy, WAITING_MAX};
 use super::ops::{Op, OpKind};
 
 /// Ranges mapped for one fault in a fragmented chunk. Each is an ioctl of about half a microsecond that may save a
@@ -157,17 +157,20 @@ impl Machine {
             self.wait(page, access);
             return Metric::FaultsWaited;
         }
-        let mut decision = self.pattern.on_fault(page, access);
-        if self.stall.is_some() {
-            // Only what somebody waits for: one bad block must not take its whole chunk along.
-            decision = PageIn::Page;
-        }
+        let pattern = self.pattern.on_fault(page, access);
         let c = &self.chunks[chunk.as_usize()];
         if !c.swap.contains(index) {
-            self.zero_fill(chunk, index, decision, out);
-            self.read_ahead(decision, out);
+            self.zero_fill(chunk, index, pattern, out);
+            self.read_ahead(pattern, out);
             return Metric::FaultsZero;
         }
+        let decision = match self.config.page_in {
+            // Only what somebody waits for: one bad block must not take its whole chunk along.
+            _ if self.stall.is_some() => PageIn::Page,
+            PageInPolicy::Adaptive => pattern,
+            PageInPolicy::Page | PageInPolicy::PageThenChunk => PageIn::Page,
+            PageInPolicy::Chunk => pattern.at_least_chunk(chunk, access),
+        };
         if let PageIn::Chunk { writable, .. } = decision
             && self.start_fill(chunk, Some((index, access)), writable, out)
         {
@@ -181,6 +184,9 @@ impl Machine {
                 self.reserved += 1;
                 self.touch(chunk);
                 out.push(Action::ReadPage { op, page, demand: true });
+                if self.config.page_in == PageInPolicy::PageThenChunk && self.stall.is_none() {
+                    self.start_fill(chunk, None, access == Access::Write, out);
+                }
                 Metric::FaultsSwapPage
             }
             None => {

@@ -92,7 +92,12 @@ impl Pager {
     pub fn new(world: &World, weather: Weather, now_ms: u64) -> Pager {
         let chunks = ChunkCount((world.pages() / CHUNK) as u32);
         Pager {
-            machine: Machine::new(Config { chunks, direct: weather.direct, protect: true }),
+            machine: Machine::new(Config {
+                chunks,
+                direct: weather.direct,
+                protect: true,
+                page_in: Default::default(),
+            }),
             weather,
             jobs: Vec::new(),
             buffers: BTreeMap::new(),

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use pagoda_abi::attach::{Packet, Range, Ranges};
 use pagoda_core::fault::{Event, OpId};
-use pagoda_core::units::{PageCount, PAGE_SIZE};
+use pagoda_core::units::{PAGE_SIZE, PageCount};
 use pagoda_sys::socket::{Connection, Received, SocketError};
 
 use super::{CALLS_MAX, Engine, EngineError, Source};

@@ -195,7 +195,10 @@ impl Engine {
         let place = self.space.place_chunk(chunk);
         let left = recover::still_there(&self.space, chunk, pages).map_err(|error| error.to_string())?;
         for index in left.iter() {
-            let content = self.swap.read_page(chunk.page(index).0).map_err(|e| format!("page-out was half done and swap cannot be read back: {e}"))?;
+            let content = self
+                .swap
+                .read_page(chunk.page(index).0)
+                .map_err(|e| format!("page-out was half done and swap cannot be read back: {e}"))?;
             place.region.view.write_page(place.pages().start + u64::from(index), content.bytes());
         }
         Ok(left)

@@ -87,7 +87,9 @@ impl Engine {
         while at < len {
             let part = (len - at).min(REQUEST_MAX);
             let slice = BufferSlice { id, offset: at as u32, len: part as u32 };
-            self.queue(op, part, |engine, key| engine.ring.read(engine.swap_file, pages.first().offset().0 + at, slice, key));
+            self.queue(op, part, |engine, key| {
+                engine.ring.read(engine.swap_file, pages.first().offset().0 + at, slice, key)
+            });
             at += part;
         }
         self.queued(op);
@@ -115,8 +117,10 @@ impl Engine {
     pub(super) fn write_out(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet) {
         let place = self.space.place_chunk(chunk);
         let (view, start, first) = (place.region.view.clone(), place.offset, place.pages().start);
-        let zero: PageSet =
-            pages.iter().filter(|index| view.is_zero(first + u64::from(*index)..first + u64::from(*index) + 1)).collect();
+        let zero: PageSet = pages
+            .iter()
+            .filter(|index| view.is_zero(first + u64::from(*index)..first + u64::from(*index) + 1))
+            .collect();
         *self.io.slot(op) = Some(Transfer { left: 1, missing: 0, error: None, kind: Kind::Out { zero }, fault: None });
         for run in (zero & self.machine.chunk(chunk).swap).runs() {
             let offset = Pages { chunk, run }.first().offset().0;
@@ -130,7 +134,9 @@ impl Engine {
             while at < end {
                 let part = (end - at).min(REQUEST_MAX);
                 let source = view.io_target(start + at, part as u32);
-                self.queue(op, part, |engine, key| engine.ring.write(engine.swap_file, chunk.offset().0 + at, source, key));
+                self.queue(op, part, |engine, key| {
+                    engine.ring.write(engine.swap_file, chunk.offset().0 + at, source, key)
+                });
                 at += part;
             }
         }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use super::{Group, LargeFolios, Metrics};
+use super::{Group, LargeFolios, Metrics, PageIn};
 
 /// The keys, each named as its option.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -21,6 +21,7 @@ pub(super) struct File {
     pub shim: Option<PathBuf>,
     pub tune_host: Option<bool>,
     pub large_folios: Option<LargeFolios>,
+    pub page_in: Option<PageIn>,
 }
 
 pub(super) fn read(path: &Path) -> Result<File> {

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pagoda_abi::record::Kind;
-use pagoda_api::types::{
-    ApiError, Explain, ExplainLine, Health, HostInfo, Latency, VmInfo, VmKind, VmState,
-};
+use pagoda_api::types::{ApiError, Explain, ExplainLine, Health, HostInfo, Latency, VmInfo, VmKind, VmState};
 use pagoda_core::stats::{CATALOGUE, FAULT_CAUSES, Metric};
 use pagoda_core::units::{Bytes, PAGE_SIZE};
 use pagoda_pager::handle::{Handle, Status};
@@ -88,21 +86,35 @@ impl Registry {
         line("resident", Bytes(vm.resident_bytes).to_string(), "pages in DRAM now");
         line("swapped", Bytes(vm.swapped_bytes).to_string(), "pages whose content is only in its swap file");
         line("zero", Bytes(vm.zero_bytes).to_string(), "never written, all zero, or given back by the guest: nowhere");
-        line("swap file", Bytes(vm.swap_used_bytes).to_string(), "on the disk, clean copies of resident pages included");
+        line(
+            "swap file",
+            Bytes(vm.swap_used_bytes).to_string(),
+            "on the disk, clean copies of resident pages included",
+        );
         match (&vm.pinned, vm.armed) {
             (Some(reason), _) => line("pinned", "yes".into(), &format!("nothing is evicted: {reason}")),
             (None, true) => line("armed", "yes".into(), "its cap is below its memory: Pagoda serves its page faults"),
-            (None, false) => line("armed", "no".into(), "no pressure: the kernel serves its faults, on huge pages where they are to be had"),
+            (None, false) => line(
+                "armed",
+                "no".into(),
+                "no pressure: the kernel serves its faults, on huge pages where they are to be had",
+            ),
         }
         match &vm.state {
             VmState::Created => line("state", "created".into(), "no program has attached yet"),
             VmState::Running => line("state", "running".into(), "its page faults are answered"),
-            VmState::Waiting => line("state", "waiting".into(), "the agent in its process is away; what it needs waits"),
+            VmState::Waiting => {
+                line("state", "waiting".into(), "the agent in its process is away; what it needs waits")
+            }
             VmState::Stalled { reason, since_s } => line("state", format!("stalled for {since_s} s"), reason),
         }
         let waits = vm.counters.get("pin_waits").copied().unwrap_or(0);
         if waits > 0 {
-            line("pin waits", waits.to_string(), "times page-out waited for disk I/O of the VM that may hold pages pinned");
+            line(
+                "pin waits",
+                waits.to_string(),
+                "times page-out waited for disk I/O of the VM that may hold pages pinned",
+            );
         }
         Ok(Explain { lines })
     }
@@ -137,7 +149,9 @@ impl Registry {
             .list()
             .iter()
             .filter_map(|vm| match &vm.state {
-                VmState::Stalled { reason, since_s } => Some(format!("{} is stalled since {since_s} s: {reason}", vm.name)),
+                VmState::Stalled { reason, since_s } => {
+                    Some(format!("{} is stalled since {since_s} s: {reason}", vm.name))
+                }
                 VmState::Waiting => Some(format!("{} waits: the agent in its process is away", vm.name)),
                 VmState::Created | VmState::Running => None,
             })
@@ -163,8 +177,11 @@ fn state_of(vm: &Vm, attached: bool, status: &Status) -> VmState {
 fn latency_of(status: &Status) -> BTreeMap<String, Latency> {
     let us = |duration: std::time::Duration| duration.as_nanos() as f64 / 1000.0;
     let of = |(cause, histogram): (&Metric, &pagoda_pager::latency::Histogram)| {
-        let latency =
-            Latency { count: histogram.count(), p50_us: us(histogram.quantile(0.5)), p99_us: us(histogram.quantile(0.99)) };
+        let latency = Latency {
+            count: histogram.count(),
+            p50_us: us(histogram.quantile(0.5)),
+            p99_us: us(histogram.quantile(0.99)),
+        };
         (CATALOGUE[*cause as usize].name.to_owned(), latency)
     };
     FAULT_CAUSES.iter().zip(&status.latency).filter(|(_, histogram)| histogram.count() > 0).map(of).collect()

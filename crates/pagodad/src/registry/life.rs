@@ -67,8 +67,9 @@ impl Registry {
                 Notice::Stalled(reason) => self.stall(&name, reason),
                 Notice::Exited => {
                     tracing::info!(vm = %name, "its process ended");
-                    self.lock().remove(&name);
+                    // The files first: a new VM of this name has files of the same names.
                     self.forget(&name);
+                    self.lock().remove(&name);
                 }
                 Notice::Detached => {
                     if let Some(vm) = self.lock().get_mut(&name) {

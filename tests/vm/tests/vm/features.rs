@@ -91,7 +91,8 @@ fn freed_pages(name: &str, qemu: Qemu, folios: Folios, dram: Option<&str>) -> Re
         })?;
         let pages_out = |info: &pagoda_api::VmInfo| info.counters.get(counter::PAGES_OUT).copied().unwrap_or(0);
         let written = (pages_out(&after) - pages_out(&before)) * counter::PAGE_BYTES;
-        ensure!(written <= 8 * MIB, "{written} bytes were swapped out when pages were freed");
+        // Page-out of what was filled may still be ending, and the guest's kernel touches its own tables.
+        ensure!(written <= BACK_MIB / 4 * MIB, "{written} bytes were swapped out when pages were freed");
         if before.swapped_bytes == 0 {
             let ram = guest.ram_bytes()?;
             ensure!(ram + BACK_MIB * MIB <= ram_before, "{ram_before} bytes in the RAM file before, {ram} after");

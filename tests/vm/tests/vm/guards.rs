@@ -67,7 +67,7 @@ fn command_lines_that_cannot_work() -> Result<()> {
             ensure!(vms.len() == 1 && vms[0].name == "taken", "half done after `{line}`: {vms:#?}");
         }
         refused(&daemon.run_cli(&["vm", "show", "nobody"])?, 4, &["no VM named nobody"])?;
-        refused(&daemon.run_cli(&["vm", "set", "taken", "--dram", "1G"])?, 1, &["more than the VM's memory"])?;
+        refused(&daemon.run_cli(&["vm", "set", "taken", "--dram", "1G"])?, 2, &["more than the VM's memory"])?;
         refused(&daemon.run_cli(&["vm", "cont", "taken"])?, 1, &["taken"])?;
         refused(&daemon.run_cli(&["frobnicate"])?, 2, &["frobnicate"])?;
         toy.fill()?;

@@ -4,6 +4,7 @@ mod attach;
 mod disk;
 mod features;
 mod guards;
+mod libvirt;
 mod overcommit;
 mod storm;
 mod survival;

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use pagoda_api::{VmState, counter};
-use vm_tests::{Daemon, Folios, Guest, GuestOptions, Lab, MIB, Qemu, programs};
+use vm_tests::toy::ToyOptions;
+use vm_tests::{Daemon, Folios, Guest, GuestOptions, Lab, MIB, Qemu, programs, wait};
 
 const SERVICE_MAX: Duration = Duration::from_secs(30);
 
@@ -120,4 +121,32 @@ fn qemu_killed_frees_all_and_leaves_others_alone() -> Result<()> {
 
 fn swap_bytes(daemon: &Daemon) -> Result<u64> {
     Ok(daemon.client().vms()?.vms.iter().map(|vm| vm.swap_used_bytes).sum())
+}
+
+/// A VM that is started again under its name at once keeps its own files.
+#[test]
+fn the_same_name_again_and_again() -> Result<()> {
+    Lab::run("same name again", 1, |lab| {
+        const TIMES: u32 = 20;
+        let daemon = lab.daemon(Folios::Small)?;
+        let options = ToyOptions { name: "toy".into(), memory_mib: 128, dram_mib: 64, threads: 1 };
+        for _ in 0..TIMES {
+            let toy = lab.toy(&daemon, &options)?;
+            toy.fill()?;
+            toy.quit()?;
+            // No file of the old one may go once the name is free.
+            wait::until("the name is free", SERVICE_MAX, || Ok(daemon.client().vm("toy").is_err().then_some(())))?;
+        }
+        let toy = lab.toy(&daemon, &options)?;
+        toy.fill()?;
+        for path in [&daemon.files_of("toy")[0], &daemon.files_of("toy")[2]] {
+            ensure!(path.exists(), "{} is gone", path.display());
+        }
+        daemon.kill9()?;
+        daemon.start_again()?;
+        running(&daemon, "toy")?;
+        toy.go("--workload seq --mode read --passes 1")?;
+        toy.quit()?;
+        daemon.wait_gone("toy")
+    })
 }

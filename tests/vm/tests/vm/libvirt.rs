@@ -1,0 +1,102 @@
+//! libvirt starts guests by `pagoda-qemu` in place of QEMU.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use pagoda_api::{VmState, counter};
+use pagoda_guest::lines::Line;
+use vm_tests::libvirt::Libvirt;
+use vm_tests::{Daemon, Folios, Lab, MIB, Qemu, accel, programs, wait};
+
+const MEMORY_MIB: u64 = 384;
+const DRAM_MIB: u64 = 128;
+const GUEST_MAX: Duration = Duration::from_secs(180);
+
+fn domain(emulator: &Path, daemon: &Daemon, console: &Path, work: &str) -> Result<String> {
+    let images = programs::images()?;
+    let kind = if accel::accelerator()? == "kvm" { "kvm" } else { "qemu" };
+    Ok(format!(
+        "<domain type='{kind}' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+           <name>web1</name>
+           <memory unit='MiB'>{MEMORY_MIB}</memory>
+           <vcpu>1</vcpu>
+           <sysinfo type='fwcfg'><entry name='opt/org.pagoda/dram'>{DRAM_MIB}M</entry></sysinfo>
+           <os>
+             <type arch='x86_64' machine='q35'>hvm</type>
+             <kernel>{}</kernel><initrd>{}</initrd>
+             <cmdline>console=ttyS0 quiet panic=-1 {work}</cmdline>
+           </os>
+           <features><acpi/></features>
+           <on_reboot>destroy</on_reboot>
+           <devices>
+             <emulator>{}</emulator>
+             <serial type='file'><source path='{}'/><target port='0'/></serial>
+             <memballoon model='virtio'/>
+           </devices>
+           <qemu:commandline>
+             <qemu:env name='PAGODA_SOCKET' value='{}'/>
+             <qemu:env name='PAGODA_QEMU' value='{}'/>
+           </qemu:commandline>
+         </domain>",
+        images.kernel.display(),
+        images.initrd.display(),
+        emulator.display(),
+        console.display(),
+        daemon.socket().display(),
+        Qemu::System.require()?.display(),
+    ))
+}
+
+fn verdict(console: &Path) -> Option<String> {
+    let text = fs::read(console).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    text.lines().find_map(|line| Line::parse(line)?.result().map(str::to_owned))
+}
+
+#[test]
+fn define_start_destroy() -> Result<()> {
+    Lab::run("libvirt", 1, |lab| {
+        let daemon = lab.daemon(Folios::Large)?;
+        let emulator = lab.dir().join("pagoda-qemu");
+        symlink(programs::bin_dir()?.join("pagoda"), &emulator).context("make pagoda-qemu")?;
+        let libvirt = Libvirt::start(&lab.dir().join("lv"))?;
+        let console = lab.dir().join("console");
+        let define = |work: &str| -> Result<()> {
+            let file = lab.dir().join("web1.xml");
+            fs::write(&file, domain(&emulator, &daemon, &console, work)?).context("write the domain")?;
+            libvirt.virsh(&["define", &file.to_string_lossy()]).map(drop)
+        };
+        let paged = |info: &pagoda_api::VmInfo| {
+            info.state == VmState::Running && info.counters.get(counter::PAGES_IN).is_some_and(|pages| *pages > 500)
+        };
+
+        // A guest that ends by itself, with the right verdict.
+        define("pagoda.work=seq,random pagoda.mib=220")?;
+        libvirt.virsh(&["start", "web1"])?;
+        let info = daemon.wait_vm("web1", "paging", GUEST_MAX, paged)?;
+        ensure!(info.memory_bytes == MEMORY_MIB * MIB && info.dram_limit_bytes == DRAM_MIB * MIB, "{info:#?}");
+        ensure!(info.resident_bytes <= DRAM_MIB * MIB && info.pinned.is_none(), "{info:#?}");
+        let ended = wait::until("the guest's verdict", GUEST_MAX, || Ok(verdict(&console)))?;
+        ensure!(ended == "ok", "the guest says {ended}");
+        daemon.wait_gone("web1")?;
+        wait::until("libvirt knows that it is off", GUEST_MAX, || {
+            Ok((libvirt.virsh(&["domstate", "web1"])?.trim() == "shut off").then_some(()))
+        })?;
+
+        // Paused, continued and destroyed by libvirt in the middle of paging.
+        fs::remove_file(&console).context("remove the old console")?;
+        define("pagoda.work=random:seconds=120 pagoda.mib=220")?;
+        libvirt.virsh(&["start", "web1"])?;
+        daemon.wait_vm("web1", "paging", GUEST_MAX, paged)?;
+        libvirt.virsh(&["suspend", "web1"])?;
+        libvirt.virsh(&["resume", "web1"])?;
+        libvirt.virsh(&["dommemstat", "web1"])?;
+        libvirt.virsh(&["destroy", "web1"])?;
+        daemon.wait_gone("web1")?;
+        libvirt.virsh(&["undefine", "web1"])?;
+        Ok(())
+    })
+}
