@@ -149,6 +149,8 @@ pub struct Engine {
     /// Connections that wait until all RAM is there for good.
     pin_waiters: Vec<u32>,
     io: io::Transfers,
+    /// The ring has its bounce buffers: a VM that is never armed needs none.
+    has_buffers: bool,
     actions: Actions,
     /// Events that actions led to, handled before anything new.
     events: std::collections::VecDeque<Event>,
@@ -184,6 +186,8 @@ pub fn spawn(parts: Parts, inbox: Inbox, notify: Box<dyn Fn(Notice) + Send>) -> 
         Err((error, notify)) => {
             tracing::error!(vm = %name, "{error}");
             notify(Notice::Stalled(format!("the engine did not start: {error}")));
+            // Its agent comes again.
+            notify(Notice::Detached);
         }
     };
     thread.spawn(run).map(drop).map_err(EngineError::Thread)
@@ -218,6 +222,7 @@ impl Engine {
                     calls_made: 0,
                     pin_waiters: Vec::new(),
                     io: io::Transfers::new(),
+                    has_buffers: false,
                     actions: Vec::with_capacity(1024),
                     events: std::collections::VecDeque::with_capacity(64),
                     latency: vec![Histogram::default(); FAULT_CAUSES.len()],
@@ -243,7 +248,6 @@ impl Engine {
     fn set_up(parts: &Parts) -> Result<(Ring, FileId), EngineError> {
         let mut ring = Ring::new(RING_ENTRIES)?;
         let file = ring.add_file(parts.swap.as_fd())?;
-        ring.set_buffers(io::buffers()?)?;
         Ok((ring, file))
     }
 

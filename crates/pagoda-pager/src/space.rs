@@ -188,7 +188,7 @@ impl Space {
     pub fn page_in_region(&self, region: u32, offset: u64, len: u64) -> Option<PageIdx> {
         let (start, region) = self.regions.get(region as usize)?;
         let inside = offset.checked_add(len).is_some_and(|end| end <= region.ram.len());
-        (inside && len > 0 && offset % PAGE_SIZE == 0 && len % PAGE_SIZE == 0)
+        (inside && len > 0 && offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE))
             .then(|| PageIdx((start + offset) / PAGE_SIZE))
     }
 

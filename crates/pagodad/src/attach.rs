@@ -231,6 +231,7 @@ fn attach(
         let token = record.token;
         vm.record = record;
         vm.inodes = inodes;
+        vm.stalled = None;
         vm.ram.clear();
         let notices = registry.notices();
         engine::spawn(parts, inbox, Box::new(move |notice| drop(notices.send((token, notice)))))?;

@@ -208,11 +208,7 @@ impl Daemon {
     /// Files of a VM on disk: record, monitor, swap.
     pub fn files_of(&self, name: &str) -> [PathBuf; 3] {
         let vms = self.dir.join("vms");
-        [
-            vms.join(format!("{name}.vm")),
-            vms.join(format!("{name}.qmp")),
-            self.swap_dir().join(format!("{name}.swap")),
-        ]
+        [vms.join(format!("{name}.vm")), vms.join(format!("{name}.qmp")), self.swap_dir().join(format!("{name}.swap"))]
     }
 
     /// The command line tool, pointed at this daemon.

@@ -238,7 +238,8 @@ impl Guest {
     /// # Errors
     /// As `wait`.
     pub fn wait_phase(&self, phase: &str) -> Result<()> {
-        self.wait(phase, 0, |line| (line.kind == "progress" && line.get("phase") == Some(phase)).then_some(())).map(drop)
+        self.wait(phase, 0, |line| (line.kind == "progress" && line.get("phase") == Some(phase)).then_some(()))
+            .map(drop)
     }
 
     /// Waits for the verdict `ok` and the end of QEMU.

@@ -118,7 +118,8 @@ impl Drop for Libvirt {
         for entry in fs::read_dir(self.dir.join("run/qemu")).into_iter().flatten().flatten() {
             let path = entry.path();
             if path.extension().is_some_and(|extension| extension == "pid") {
-                let pid = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok()).and_then(Pid::from_raw);
+                let pid =
+                    fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok()).and_then(Pid::from_raw);
                 if let Some(pid) = pid {
                     let _ = kill_process(pid, Signal::KILL);
                 }

@@ -13,7 +13,7 @@ mod world;
 use std::cell::Cell;
 use std::rc::Rc;
 
-use pagoda_core::fault::Event;
+use pagoda_core::fault::{Event, PageInPolicy};
 use pagoda_core::stats::{CATALOGUE, METRICS, MetricKind};
 use pagoda_core::units::{PageCount, PageIdx};
 
@@ -84,6 +84,14 @@ impl Sim {
             zap_fails: *rng.pick(&[0, 0, 20]),
             crash: *rng.pick(&[0, 0, 1, 10]),
             punch_reported_at_once: rng.coin(),
+            protect: *rng.pick(&[true, true, true, false]),
+            page_in: *rng.pick(&[
+                PageInPolicy::Adaptive,
+                PageInPolicy::Adaptive,
+                PageInPolicy::Page,
+                PageInPolicy::Chunk,
+                PageInPolicy::PageThenChunk,
+            ]),
         };
         let pace = Pace {
             thread: *rng.pick(&[3, 10, 50]),

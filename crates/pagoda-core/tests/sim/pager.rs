@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use pagoda_core::bits::PageSet;
-use pagoda_core::fault::{Action, Actions, Config, Event, IoError, Machine, Now, OpId, Pages};
+use pagoda_core::fault::{Action, Actions, Config, Event, IoError, Machine, Now, OpId, PageInPolicy, Pages};
 use pagoda_core::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
 
 use crate::rng::Rng;
@@ -25,6 +25,9 @@ pub struct Weather {
     pub crash: usize,
     /// The end of a punch is reported before the other actions are executed, or after them.
     pub punch_reported_at_once: bool,
+    /// The kernel maps pages write-protected.
+    pub protect: bool,
+    pub page_in: PageInPolicy,
 }
 
 /// The daemon died.
@@ -95,8 +98,8 @@ impl Pager {
             machine: Machine::new(Config {
                 chunks,
                 direct: weather.direct,
-                protect: true,
-                page_in: Default::default(),
+                protect: weather.protect,
+                page_in: weather.page_in,
             }),
             weather,
             jobs: Vec::new(),

@@ -9,7 +9,7 @@ use pagoda_core::units::{CHUNK_PAGES, CHUNK_SIZE, ChunkIdx, PAGE_SIZE};
 use pagoda_sys::Errno;
 use pagoda_sys::uffd::{Protect, Resolved};
 
-use super::{Engine, EngineError};
+use super::{Engine, EngineError, io};
 use crate::handle::Notice;
 use crate::recover;
 
@@ -212,6 +212,9 @@ impl Engine {
     }
 
     pub(super) fn arm(&mut self) -> Result<(), EngineError> {
+        if !std::mem::replace(&mut self.has_buffers, true) {
+            self.ring.set_buffers(io::buffers()?)?;
+        }
         for shard in self.space.shards() {
             shard.uffd.register(shard.addr, shard.len).map_err(EngineError::Register)?;
         }

@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::config::{Config, LargeFolios};
+use crate::registry::HostFacts;
 
 struct Daemon {
     dir: PathBuf,
@@ -34,12 +35,14 @@ impl Daemon {
             shim: dir.join("shim.so"),
             tune_host: false,
             large_folios: LargeFolios::Off,
+            page_in: crate::config::PageIn::default(),
         };
         let (notices, _) = std::sync::mpsc::channel();
         let control = bind_control(&config.socket).unwrap();
         let metrics = bind_metrics("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = metrics.local_addr().unwrap();
-        let registry = Arc::new(Registry::new(config, false, "device".into(), notices));
+        let host = HostFacts { direct: false, protect: true, permission: "device".into() };
+        let registry = Arc::new(Registry::new(config, host, notices));
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

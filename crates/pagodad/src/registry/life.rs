@@ -129,7 +129,7 @@ impl Registry {
     /// Looks for processes that map a VM's RAM without a userfaultfd of ours: they would read what is out as zeros. What the
     /// shim saw leaving is pinned before that; this is for what it could not see.
     pub fn find_strangers(&self) {
-        let attached: Vec<(String, u32, Vec<(u64, u64)>)> = {
+        let attached: Vec<_> = {
             let vms = self.lock();
             let attached = vms.values().filter(|vm| vm.handle.is_some() && vm.record.pinned.is_none());
             attached.map(|vm| (vm.record.name.clone(), vm.record.pid.0, vm.inodes.clone())).collect()

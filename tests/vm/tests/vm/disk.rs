@@ -38,9 +38,8 @@ fn squeeze(daemon: &Daemon, mut goes_on: impl FnMut() -> Result<bool>) -> Result
 
 fn phase_is_done(guest: &Guest, phase: &str) -> bool {
     let done = |text: &String| {
-        pagoda_guest::lines::Line::parse(text).is_some_and(|line| {
-            line.result().is_some() || (line.kind == "done" && line.get("phase") == Some(phase))
-        })
+        pagoda_guest::lines::Line::parse(text)
+            .is_some_and(|line| line.result().is_some() || (line.kind == "done" && line.get("phase") == Some(phase)))
     };
     guest.console.lines(0).iter().any(done)
 }

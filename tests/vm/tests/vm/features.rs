@@ -45,15 +45,14 @@ fn stopped_by_its_owner_and_squeezed_meanwhile() -> Result<()> {
         let options = GuestOptions::new("web1", "pagoda.work=random:seconds=6 pagoda.mib=260").dram("256M");
         let guest = lab.guest(&daemon, &options)?;
         guest.wait_phase("random")?;
+        let refused = daemon.client().cont("web1").err().context("cont of a VM that runs")?;
+        ensure!(refused.to_string().contains("not stalled"), "{refused}");
         let mut qmp = guest.qmp()?;
         for _ in 0..3 {
             qmp.execute("stop", json!({}))?;
             ensure!(qmp.status()? == "paused", "{}", qmp.status()?);
             daemon.set_dram_mib("web1", 96)?;
             daemon.wait_vm("web1", "within 96 MiB", SETTLE_MAX, |info| info.resident_bytes <= 96 * MIB)?;
-            // Pagoda did not stop it, so Pagoda has nothing to continue.
-            let refused = daemon.client().cont("web1").err().context("cont of a VM that is not stalled")?;
-            ensure!(refused.to_string().contains("not stalled"), "{refused}");
             qmp.execute("cont", json!({}))?;
             ensure!(qmp.status()? == "running", "{}", qmp.status()?);
             daemon.set_dram_mib("web1", 256)?;

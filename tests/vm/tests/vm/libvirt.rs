@@ -87,6 +87,7 @@ fn define_start_destroy() -> Result<()> {
         })?;
 
         // Paused, continued and destroyed by libvirt in the middle of paging.
+        libvirt.virsh(&["undefine", "web1"])?;
         fs::remove_file(&console).context("remove the old console")?;
         define("pagoda.work=random:seconds=120 pagoda.mib=220")?;
         libvirt.virsh(&["start", "web1"])?;

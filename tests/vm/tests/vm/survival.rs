@@ -100,7 +100,8 @@ fn a_vm_that_ends_while_no_daemon_runs_is_forgotten() -> Result<()> {
 fn qemu_killed_frees_all_and_leaves_others_alone() -> Result<()> {
     Lab::run("QEMU killed", 2, |lab| {
         let daemon = lab.daemon(Folios::Large)?;
-        let options = |name| GuestOptions { append: "pagoda.work=random:seconds=12 pagoda.mib=260".into(), ..verifying(name) };
+        let options =
+            |name| GuestOptions { append: "pagoda.work=random:seconds=12 pagoda.mib=260".into(), ..verifying(name) };
         let other = lab.guest(&daemon, &options("other"))?;
         let victim = start(lab, &daemon, &options("victim"))?;
         other.wait_phase("random")?;

@@ -30,7 +30,23 @@ fn work(name: &str) -> GuestOptions {
 
 #[test]
 fn a_full_disk_stops_the_vm_until_there_is_room() -> Result<()> {
-    Lab::run("full swap disk", 2, |lab| {
+    full_disk("full swap disk", Meanwhile::Nothing)
+}
+
+#[test]
+fn a_full_disk_and_then_another_daemon() -> Result<()> {
+    full_disk("full swap disk, daemon killed", Meanwhile::DaemonKilled)
+}
+
+/// What happens while the VM is stalled.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Meanwhile {
+    Nothing,
+    DaemonKilled,
+}
+
+fn full_disk(name: &str, meanwhile: Meanwhile) -> Result<()> {
+    Lab::run(name, 2, |lab| {
         let small = lab.loop_fs(FileSystem::Ext4, 480)?;
         let daemon = lab.daemon_with(DaemonOptions::new(Folios::Large).swap_dir(&small.path().join("swap")))?;
         let other_daemon = lab.daemon(Folios::Large)?;
@@ -55,6 +71,11 @@ fn a_full_disk_stops_the_vm_until_there_is_room() -> Result<()> {
         daemon.client().cont("web1").context("continue on a disk that is still full")?;
         daemon.wait_vm("web1", "stalled again", SETTLE_MAX, stalled)?;
 
+        if meanwhile == Meanwhile::DaemonKilled {
+            daemon.kill9()?;
+            daemon.start_again()?;
+            daemon.wait_vm("web1", "known again", SETTLE_MAX, |info| info.state != VmState::Waiting)?;
+        }
         other.finish().context("the VM on the other disk")?;
         std::fs::remove_file(ballast).context("make room")?;
         let output = daemon.run_cli(&["vm", "cont", "web1"])?;

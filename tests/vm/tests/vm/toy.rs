@@ -11,8 +11,8 @@ use vm_tests::{Daemon, Folios, Lab, MIB, Toy, Watch};
 const MEMORY_MIB: u64 = 512;
 const THREADS: u32 = 4;
 
-fn start(lab: &Lab, daemon: &Daemon, dram_mib: u64) -> Result<Rc<Toy>> {
-    let options = ToyOptions { name: "toy".into(), memory_mib: MEMORY_MIB, dram_mib, threads: THREADS };
+fn start(lab: &Lab, daemon: &Daemon, memory_mib: u64, dram_mib: u64) -> Result<Rc<Toy>> {
+    let options = ToyOptions { name: "toy".into(), memory_mib, dram_mib, threads: THREADS };
     let toy = lab.toy(daemon, &options)?;
     toy.fill()?;
     Ok(toy)
@@ -21,7 +21,7 @@ fn start(lab: &Lab, daemon: &Daemon, dram_mib: u64) -> Result<Rc<Toy>> {
 fn pressure(name: &str, dram_mib: u64, folios: Folios) -> Result<()> {
     Lab::run(name, 1, |lab| {
         let daemon = lab.daemon(folios)?;
-        let toy = start(lab, &daemon, dram_mib)?;
+        let toy = start(lab, &daemon, MEMORY_MIB, dram_mib)?;
         let watch = Watch::start(&daemon, "toy");
         for workload in ["seq", "random", "zipf"] {
             for mode in ["read", "read-write"] {
@@ -75,7 +75,7 @@ fn daemon_killed(name: &str, folios: Folios) -> Result<()> {
     const SERVICE_MAX: Duration = Duration::from_secs(30);
     Lab::run(name, 1, |lab| {
         let daemon = lab.daemon(folios)?;
-        let toy = start(lab, &daemon, MEMORY_MIB / 4)?;
+        let toy = start(lab, &daemon, MEMORY_MIB / 2, MEMORY_MIB / 8)?;
         for kill in 0..KILLS {
             let workload = ["random", "seq", "zipf"][kill as usize % 3];
             toy.begin(&format!("--workload {workload} --mode read-write --passes 1"))?;
@@ -108,7 +108,7 @@ fn without_pressure_it_is_unarmed() -> Result<()> {
     const SETTLE_MAX: Duration = Duration::from_secs(30);
     Lab::run("toy, no pressure", 1, |lab| {
         let daemon = lab.daemon(Folios::Large)?;
-        let toy = start(lab, &daemon, MEMORY_MIB)?;
+        let toy = start(lab, &daemon, MEMORY_MIB, MEMORY_MIB)?;
         toy.go("--workload random --mode read-write --passes 1")?;
         let info = daemon.vm("toy")?;
         ensure!(!info.armed && info.swapped_bytes == 0, "{info:#?}");
