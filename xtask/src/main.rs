@@ -7,6 +7,7 @@ mod image;
 mod tasks;
 mod tidy;
 mod toy;
+mod toy_kvm;
 
 use std::process::ExitCode;
 
@@ -38,6 +39,8 @@ enum Task {
     Bench(bench::BenchArgs),
     /// Map RAM, fill it and verify it at native speed
     Toy(toy::ToyArgs),
+    /// Have a KVM guest write and verify RAM; exit status 77 where KVM cannot run it
+    ToyKvm(toy_kvm::ToyKvmArgs),
     /// Serve the faults of a bare userfaultfd loop (started by benches)
     #[command(hide = true)]
     UffdHandler(bench::HandlerArgs),
@@ -47,6 +50,10 @@ fn main() -> ExitCode {
     match run(Cli::parse().task) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
+        Err(error) if error.is::<toy_kvm::Skipped>() => {
+            println!("skipped: {error:#}");
+            ExitCode::from(toy_kvm::SKIPPED_STATUS)
+        }
         Err(error) => {
             eprintln!("xtask: {error:#}");
             ExitCode::FAILURE
@@ -65,6 +72,7 @@ fn run(task: Task) -> Result<bool> {
         Task::Demo(args) => demo::main(&args),
         Task::Bench(args) => bench::main(&args),
         Task::Toy(args) => toy::main(&args),
+        Task::ToyKvm(args) => toy_kvm::main(&args),
         Task::UffdHandler(args) => bench::handler_main(&args),
     }
 }

@@ -5,6 +5,8 @@
 //! userfaultfd loop without Pagoda.
 
 pub mod disk;
+#[cfg(all(feature = "kvm", target_arch = "x86_64"))]
+pub mod kvm;
 pub mod process;
 pub mod ram;
 pub mod uffd_loop;

@@ -81,6 +81,14 @@ impl Throttle {
         self.set(file, STALLED_BYTES_PER_S)
     }
 
+    /// Slows reads down, so that each holds its pages for long.
+    ///
+    /// # Errors
+    /// As `stall_reads`.
+    pub fn slow_reads(&self, file: &Path, bytes_per_s: u64) -> Result<()> {
+        self.set(file, bytes_per_s)
+    }
+
     /// Lets them go on.
     ///
     /// # Errors

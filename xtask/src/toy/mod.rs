@@ -6,11 +6,13 @@
 //! ignored: the exit status is 1 when there was one.
 //!
 //! With `--step` the bench leads: the toy prints `TOY start`, `TOY ready {json}` and
-//! `TOY done {json}`, and waits for `fill`, `go [options of a run]` and `quit` on its input.
+//! `TOY done {json}`, and waits for `fill`, `go [options of a run]` and `quit` on its input. Told
+//! `map` instead of `fill` it leaves the RAM as it is and understands `touch` instead of `go`.
 
 pub mod histogram;
 mod pattern;
 mod run;
+pub mod touch;
 pub mod workload;
 
 use std::io::{BufRead, Write};
@@ -24,6 +26,8 @@ use pagoda_sys::toy::process;
 use pagoda_sys::toy::ram::{HugePages, PAGE_BYTES, Ram, RamSource};
 use serde::{Deserialize, Serialize};
 
+use self::histogram::LatencyHistogram;
+use self::touch::{TouchArgs, touch};
 pub use workload::Workload;
 
 /// Name of the environment variable that holds the path of the RAM file.
@@ -81,6 +85,9 @@ pub struct RunArgs {
     /// Report accesses for each slice of so many milliseconds
     #[arg(long, value_name = "MS")]
     report_every: Option<u64>,
+    /// End as soon as the last slices average so many accesses a second
+    #[arg(long, value_name = "OPS", requires = "report_every")]
+    stop_at: Option<f64>,
     /// Do not time single accesses (the clock costs as much as a hit)
     #[arg(long)]
     no_latency: bool,
@@ -117,6 +124,7 @@ pub struct Plan {
     mode: Mode,
     limit: Limit,
     slice_ms: Option<u64>,
+    stop_at_ops_per_s: Option<f64>,
     time_each: bool,
 }
 
@@ -160,6 +168,23 @@ pub struct Done {
     pub slice_ms: Option<u64>,
     /// Accesses in each slice.
     pub slices: Vec<u64>,
+    /// The longest access of each thread; empty with `--no-latency`.
+    pub stalls: Vec<Stall>,
+}
+
+/// A thread's longest access.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Stall {
+    /// How long it took.
+    pub us: f64,
+    /// When it was over, by [`monotonic_ns`].
+    pub ended_ns: u64,
+}
+
+/// CLOCK_MONOTONIC: the same in all processes of a machine.
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
 /// Percentiles of single accesses, in microseconds.
@@ -175,6 +200,26 @@ pub struct Latency {
     pub p9999_us: f64,
     /// The slowest.
     pub max_us: f64,
+}
+
+impl Latency {
+    fn of(histogram: &LatencyHistogram) -> Self {
+        Self {
+            p50_us: histogram.percentile_us(0.5),
+            p99_us: histogram.percentile_us(0.99),
+            p999_us: histogram.percentile_us(0.999),
+            p9999_us: histogram.percentile_us(0.9999),
+            max_us: histogram.max_us(),
+        }
+    }
+}
+
+/// Words of a `touch` line.
+#[derive(Parser)]
+#[command(no_binary_name = true)]
+struct TouchLine {
+    #[command(flatten)]
+    touch: TouchArgs,
 }
 
 /// Words of a `go` line, read with the same parser as the command line.
@@ -196,6 +241,7 @@ impl RunArgs {
             workload: self.workload.or(base.workload),
             mode: self.mode.or(base.mode),
             report_every: self.report_every.or(base.report_every),
+            stop_at: self.stop_at.or(base.stop_at),
             no_latency: self.no_latency || base.no_latency,
         }
     }
@@ -215,6 +261,7 @@ impl RunArgs {
             mode: self.mode.unwrap_or(Mode::ReadWrite),
             limit,
             slice_ms: self.report_every,
+            stop_at_ops_per_s: self.stop_at,
             time_each: !self.no_latency,
         })
     }
@@ -225,10 +272,12 @@ impl RunArgs {
 /// # Errors
 /// Bad options, no memory, a closed output.
 pub fn main(args: &ToyArgs) -> Result<bool> {
-    if args.step {
+    let fills = if args.step {
         say("TOY start")?;
-        wait_for("fill")?;
-    }
+        is_fill(&next_command()?)?
+    } else {
+        true
+    };
     let mut ram = map_ram(args)?;
     if args.threads == 0 || args.threads > ram.pages() {
         bail!("--threads {}: give 1 to {}", args.threads, ram.pages());
@@ -237,7 +286,9 @@ pub fn main(args: &ToyArgs) -> Result<bool> {
     let mut state = run::State::new(ram.pages(), args.seed)?;
 
     let (start, cpu) = (Instant::now(), process::cpu_time());
-    state.fill(&mut ram, args.threads);
+    if fills {
+        state.fill(&mut ram, args.threads);
+    }
     let ready = Ready {
         mib: ram.pages() / PAGES_PER_MIB,
         fill_s: start.elapsed().as_secs_f64(),
@@ -248,11 +299,11 @@ pub fn main(args: &ToyArgs) -> Result<bool> {
         report(args.json, &ready, &done, &state)?;
         return Ok(done.bad_pages == 0);
     }
-    step(args, ram, state, &ready)
+    say(&format!("TOY ready {}", serde_json::to_string(&ready)?))?;
+    if fills { step(args, ram, state) } else { step_touches(args, ram) }
 }
 
-fn step(args: &ToyArgs, mut ram: Ram, mut state: run::State, ready: &Ready) -> Result<bool> {
-    say(&format!("TOY ready {}", serde_json::to_string(ready)?))?;
+fn step(args: &ToyArgs, mut ram: Ram, mut state: run::State) -> Result<bool> {
     let mut all_right = true;
     for line in std::io::stdin().lock().lines() {
         let line = line.context("read a command")?;
@@ -276,23 +327,29 @@ fn step(args: &ToyArgs, mut ram: Ram, mut state: run::State, ready: &Ready) -> R
     Ok(all_right)
 }
 
+/// As `step`, for RAM that was not filled.
+fn step_touches(args: &ToyArgs, mut ram: Ram) -> Result<bool> {
+    let mut stored = vec![0; ram.pages()];
+    let mut bad_pages = 0;
+    loop {
+        let line = next_command()?;
+        match line.split_once(' ') {
+            None if matches!(line.as_str(), "quit" | "") => return Ok(bad_pages == 0),
+            Some(("touch", words)) => {
+                let line = TouchLine::try_parse_from(words.split_whitespace()).context("understand the `touch` line")?;
+                let touched = touch(&mut ram, args.threads, &mut stored, &line.touch)?;
+                bad_pages += touched.bad_pages;
+                say(&format!("TOY done {}", serde_json::to_string(&touched)?))?;
+            }
+            _ => bail!("command {line:?} is not one of touch, quit"),
+        }
+    }
+}
+
 fn map_ram(args: &ToyArgs) -> Result<Ram> {
     let huge = if args.no_huge { HugePages::Refuse } else { HugePages::Advise };
-    if let Some(path) = std::env::var_os(RAM_FILE_VARIABLE) {
-        let path = PathBuf::from(path);
-        let file = std::fs::File::options()
-            .read(true)
-            .write(true)
-            .open(&path)
-            .with_context(|| format!("open the RAM file {}", path.display()))?;
-        let ram = Ram::map(RamSource::File(file.as_fd()), huge)
-            .with_context(|| format!("map the RAM file {}", path.display()))?;
-        match args.mib {
-            Some(mib) if mib * PAGES_PER_MIB != ram.pages() => {
-                bail!("--mib {mib}, but the RAM file has {} MiB: leave --mib out", ram.pages() / PAGES_PER_MIB)
-            }
-            _ => return Ok(ram),
-        }
+    if let Some(ram) = map_ram_file(args.mib, huge)? {
+        return Ok(ram);
     }
     let Some(mib) = args.mib else {
         bail!("give --mib, or run under `pagoda run --plain`, which sets {RAM_FILE_VARIABLE}");
@@ -308,18 +365,45 @@ fn map_ram(args: &ToyArgs) -> Result<Ram> {
     Ram::map(source, huge).with_context(|| format!("map {mib} MiB"))
 }
 
+/// The RAM that Pagoda made; `None` when this process does not run under `pagoda run --plain`.
+///
+/// # Errors
+/// It cannot be mapped, or is not of the size asked for.
+pub fn map_ram_file(mib: Option<usize>, huge: HugePages) -> Result<Option<Ram>> {
+    let Some(path) = std::env::var_os(RAM_FILE_VARIABLE).map(PathBuf::from) else { return Ok(None) };
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .with_context(|| format!("open the RAM file {}", path.display()))?;
+    let ram = Ram::map(RamSource::File(file.as_fd()), huge)
+        .with_context(|| format!("map the RAM file {}", path.display()))?;
+    match mib {
+        Some(mib) if mib * PAGES_PER_MIB != ram.pages() => {
+            bail!("--mib {mib}, but the RAM file has {} MiB: leave --mib out", ram.pages() / PAGES_PER_MIB)
+        }
+        _ => Ok(Some(ram)),
+    }
+}
+
 fn say(line: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).context("write to the bench")
 }
 
-fn wait_for(command: &str) -> Result<()> {
+/// The next line of the input; empty at its end.
+fn next_command() -> Result<String> {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line).context("read a command")?;
-    if line.trim() != command {
-        bail!("expected the command {command:?}, got {:?}", line.trim());
+    Ok(line.trim().to_owned())
+}
+
+fn is_fill(command: &str) -> Result<bool> {
+    match command {
+        "fill" => Ok(true),
+        "map" => Ok(false),
+        other => bail!("expected the command `fill` or `map`, got {other:?}"),
     }
-    Ok(())
 }
 
 fn report(json: bool, ready: &Ready, done: &Done, state: &run::State) -> Result<()> {

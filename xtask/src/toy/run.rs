@@ -10,12 +10,14 @@ use pagoda_sys::toy::ram::{PAGE_BYTES, Ram, RamPart};
 use super::histogram::LatencyHistogram;
 use super::pattern::{Pattern, WrongPage};
 use super::workload::Chooser;
-use super::{Done, Latency, Limit, Mode, PAGES_PER_MIB, Plan};
+use super::{Done, Latency, Limit, Mode, PAGES_PER_MIB, Plan, Stall, monotonic_ns};
 
 /// Without timing of single accesses the clock is read once in so many.
 const CLOCK_EVERY_OPS: u64 = 64;
 /// Wrong pages that are described one by one; the rest are only counted.
 const WRONG_PAGES_SHOWN_MAX: usize = 8;
+/// Slices whose average ends a run that is to end at a speed.
+pub const STEADY_SLICES: usize = 5;
 /// A run reports at most this many slices; later ones are counted in the last.
 const SLICES_MAX: usize = 100_000;
 
@@ -37,6 +39,9 @@ struct ThreadResult {
     wrong: Vec<WrongPage>,
     latency: LatencyHistogram,
     slices: Vec<u64>,
+    longest_ns: u64,
+    /// By [`monotonic_ns`].
+    longest_ended_ns: u64,
 }
 
 impl State {
@@ -102,7 +107,11 @@ impl State {
     ) -> Done {
         let threads = results.len();
         let mut total = ThreadResult::default();
+        let mut stalls = Vec::new();
         for result in results {
+            if plan.time_each {
+                stalls.push(Stall { us: result.longest_ns as f64 / 1000.0, ended_ns: result.longest_ended_ns });
+            }
             total.ops += result.ops;
             total.bad += result.bad;
             total.wrong.extend(result.wrong);
@@ -133,15 +142,10 @@ impl State {
             ops_per_s,
             mib_per_s: ops_per_s * PAGE_BYTES as f64 / f64::from(1 << 20),
             cpu_s: cpu.as_secs_f64(),
-            latency: plan.time_each.then(|| Latency {
-                p50_us: total.latency.percentile_us(0.5),
-                p99_us: total.latency.percentile_us(0.99),
-                p999_us: total.latency.percentile_us(0.999),
-                p9999_us: total.latency.percentile_us(0.9999),
-                max_us: total.latency.max_us(),
-            }),
+            latency: plan.time_each.then(|| Latency::of(&total.latency)),
             slice_ms: plan.slice_ms,
             slices: total.slices,
+            stalls,
         }
     }
 }
@@ -199,7 +203,7 @@ struct Worker<'run> {
 impl Worker<'_> {
     fn run(mut self, limit: Limit) -> ThreadResult {
         let mut result = ThreadResult::default();
-        let start = Instant::now();
+        let (start, started_ns) = (Instant::now(), monotonic_ns());
         let mut now_ns = 0_u64;
         let (end_ns, end_ops) = match limit {
             Limit::Seconds(seconds) => ((seconds * 1e9) as u64, u64::MAX),
@@ -219,6 +223,10 @@ impl Worker<'_> {
             if self.plan.time_each {
                 let after = elapsed_ns(start);
                 result.latency.record(after - now_ns);
+                if after - now_ns > result.longest_ns {
+                    result.longest_ns = after - now_ns;
+                    result.longest_ended_ns = started_ns + after;
+                }
                 now_ns = after;
             } else if result.ops % CLOCK_EVERY_OPS == 0 {
                 now_ns = elapsed_ns(start);
@@ -228,6 +236,9 @@ impl Worker<'_> {
             if let Some(slice_ns) = slice_ns {
                 let slice = ((now_ns / slice_ns) as usize).min(SLICES_MAX - 1);
                 if result.slices.len() <= slice {
+                    if self.is_at_speed(&result.slices) {
+                        break;
+                    }
                     result.slices.resize(slice + 1, 0);
                 }
                 result.slices[slice] += uncounted;
@@ -235,6 +246,14 @@ impl Worker<'_> {
             }
         }
         result
+    }
+
+    /// The slices so far end as fast as the plan wants to see.
+    fn is_at_speed(&self, slices: &[u64]) -> bool {
+        let (Some(ops_per_s), Some(slice_ms)) = (self.plan.stop_at_ops_per_s, self.plan.slice_ms) else { return false };
+        let wanted = ops_per_s * slice_ms as f64 / 1000.0 * STEADY_SLICES as f64;
+        let last = slices.len().checked_sub(STEADY_SLICES).map(|first| slices[first..].iter().sum::<u64>());
+        last.is_some_and(|ops| ops as f64 >= wanted)
     }
 
     #[inline]
@@ -270,6 +289,7 @@ mod tests {
             mode: Mode::ReadWrite,
             limit: Limit::Ops(ops),
             slice_ms: Some(1),
+            stop_at_ops_per_s: None,
             time_each: workload != Workload::Seq,
         }
     }
@@ -281,7 +301,7 @@ mod tests {
         let mut ram = Ram::map(source, HugePages::Refuse).unwrap();
         let mut state = State::new(pages, 9).unwrap();
         state.fill(&mut ram, 3);
-        for workload in [Workload::Seq, Workload::Random, Workload::Zipf, Workload::Phase] {
+        for workload in [Workload::Seq, Workload::Random, Workload::Zipf, Workload::Phase, Workload::Mixed] {
             let done = state.run(&mut ram, 3, plan(workload, 5000));
             assert_eq!((done.ops, done.bad_pages), (5000, 0), "{workload:?}");
             assert_eq!(done.latency.is_some(), workload != Workload::Seq);
@@ -292,6 +312,22 @@ mod tests {
         assert_eq!(state.wrong_pages().len(), 1);
         let done = state.run(&mut ram, 2, plan(Workload::Seq, pages as u64));
         assert_eq!(done.bad_pages, 0, "it was written anew");
+    }
+
+    #[test]
+    fn a_run_ends_when_it_is_fast_enough() {
+        let source = RamSource::Anonymous(16 * PAGE_BYTES);
+        let mut ram = Ram::map(source, HugePages::Refuse).unwrap();
+        let mut state = State::new(16, 1).unwrap();
+        state.fill(&mut ram, 1);
+        let plan = Plan {
+            limit: Limit::Seconds(3600.0),
+            stop_at_ops_per_s: Some(1.0),
+            ..plan(Workload::Random, 1)
+        };
+        let done = state.run(&mut ram, 1, plan);
+        assert!(done.slices.len() >= STEADY_SLICES && done.seconds < 3600.0);
+        assert!(done.stalls.len() == 1 && done.stalls[0].ended_ns <= monotonic_ns());
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub enum Workload {
     Zipf,
     /// A hot set that moves four times in a run.
     Phase,
+    /// In turns the next page of a sweep over the first half and a random page of the second.
+    Mixed,
 }
 
 impl Workload {
@@ -33,6 +35,7 @@ impl Workload {
             Self::Random => "random",
             Self::Zipf => "zipf",
             Self::Phase => "phase",
+            Self::Mixed => "mixed",
         }
     }
 }
@@ -140,8 +143,16 @@ impl Chooser {
                 page
             }
             (Workload::Phase, _) => self.phase_page(progress()),
+            (Workload::Mixed, _) => self.mixed_page(),
         };
         page as usize
+    }
+
+    fn mixed_page(&mut self) -> u64 {
+        let turn = self.next_in_order;
+        self.next_in_order = turn.wrapping_add(1);
+        let half = self.pages.div_ceil(2);
+        if turn % 2 == 0 { turn / 2 % half } else { (half + self.chance.below(half)).min(self.pages - 1) }
     }
 
     fn phase_page(&mut self, progress: f64) -> u64 {
@@ -198,8 +209,17 @@ mod tests {
     }
 
     #[test]
+    fn mixed_sweeps_one_half_and_jumps_in_the_other() {
+        let mut chooser = Chooser::new(Workload::Mixed, 8, 1);
+        let got: Vec<_> = (0..12).map(|_| chooser.next(|| 0.0)).collect();
+        let sweep: Vec<_> = got.iter().copied().step_by(2).collect();
+        assert_eq!(sweep, [0, 1, 2, 3, 0, 1]);
+        assert!(got.iter().skip(1).step_by(2).all(|page| (4..8).contains(page)), "{got:?}");
+    }
+
+    #[test]
     fn one_page_is_enough_for_all() {
-        for workload in [Workload::Seq, Workload::Random, Workload::Zipf, Workload::Phase] {
+        for workload in [Workload::Seq, Workload::Random, Workload::Zipf, Workload::Phase, Workload::Mixed] {
             assert_eq!(Chooser::new(workload, 1, 3).next(|| 1.0), 0);
         }
     }

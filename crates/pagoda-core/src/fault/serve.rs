@@ -12,6 +12,11 @@ use super::ops::{Op, OpKind};
 /// Ranges mapped for one fault in a fragmented chunk. Each is an ioctl of about half a microsecond that may save a
 /// fault of several.
 const MAP_RUNS_MAX: usize = 8;
+/// Free pages beyond twice the headroom from which on a VM counts as far from its cap: what reads under way may take.
+const ROOMY_MIN: u64 = 16 * 256;
+/// Pages mapped for the first fault in a chunk that was zapped: 2 us, where the whole chunk takes 29 (mechanisms.md Q3), and
+/// the granularity of the kernel's own fault-around.
+const FIRST_TOUCH_PAGES: u16 = 16;
 /// A chunk with fewer pages in swap than this is read through a buffer even if it could be read straight into a large
 /// folio, which would fill the rest of it with zeros.
 const DIRECT_PAGES_MIN: u16 = 64;
@@ -143,7 +148,12 @@ impl Machine {
         let c = &mut self.chunks[chunk.as_usize()];
         let was_ahead = std::mem::take(&mut c.ahead);
         let unmapped = c.ram - c.mapped - leaving;
-        let near = if unmapped.runs().count() > MAP_RUNS_MAX { single(unmapped, index) } else { unmapped };
+        let near = match () {
+            () if unmapped.runs().count() > MAP_RUNS_MAX => single(unmapped, index),
+            // The first touch after a zap is answered quickly; a second one says that the chunk is in use.
+            () if c.mapped.is_empty() && !was_ahead => unmapped & around(index),
+            () => unmapped,
+        };
         self.touch(chunk);
         let writable = was_ahead && self.read_ahead_hit(chunk, access, out);
         self.map(chunk, near, Some((index, access)), writable, out);
@@ -167,6 +177,8 @@ impl Machine {
         let decision = match self.config.page_in {
             // Only what somebody waits for: one bad block must not take its whole chunk along.
             _ if self.stall.is_some() => PageIn::Page,
+            // Nothing has to leave for it: what else is in the chunk is likely to be wanted, and comes cheapest now.
+            PageInPolicy::Adaptive if self.is_roomy() => pattern.at_least_chunk(chunk, access),
             PageInPolicy::Adaptive => pattern,
             PageInPolicy::Page | PageInPolicy::PageThenChunk => PageIn::Page,
             PageInPolicy::Chunk => pattern.at_least_chunk(chunk, access),
@@ -194,6 +206,11 @@ impl Machine {
                 Metric::FaultsWaited
             }
         }
+    }
+
+    /// Far from the cap: whole chunks can come in without page-out.
+    fn is_roomy(&self) -> bool {
+        self.free() > 2 * self.headroom() + ROOMY_MIN
     }
 
     fn zero_fill(&mut self, chunk: ChunkIdx, index: u8, decision: PageIn, out: &mut Actions) {
@@ -368,6 +385,12 @@ impl Machine {
 /// The maximal run around a page as a set; just the page when it is not in `pages`.
 fn single(pages: PageSet, index: u8) -> PageSet {
     pages.run_around(index).map_or(PageSet::single(index), |run| PageSet::range(run.start, run.len))
+}
+
+/// The aligned block of pages that the first touch of a chunk maps.
+fn around(index: u8) -> PageSet {
+    let start = u16::from(index) / FIRST_TOUCH_PAGES * FIRST_TOUCH_PAGES;
+    PageSet::range(start as u8, FIRST_TOUCH_PAGES)
 }
 
 /// Pages that a write to `index` opens at once: as many as were written right before it, doubled. A sweep over a chunk so

@@ -291,7 +291,7 @@ fn a_fault_that_waited_does_not_keep_a_page_whose_punch_was_asked_for() {
     let punches = [punch_out(0, 0, swap, true), punch_out(1, 2, low(1), true), zap(2)];
     bench.check(Event::PunchDone { op: OpId(0), left: low(50) }, &punches);
     // After the first there is room for the faults that wait, but the second punch is under way.
-    bench.check(Event::PunchDone { op: OpId(0), left: EMPTY }, &[map(256, 50, true)]);
+    bench.check(Event::PunchDone { op: OpId(0), left: EMPTY }, &[map(256, 16, true)]);
     bench.check(Event::PunchDone { op: OpId(1), left: EMPTY }, &[read_page(1, page)]);
 }
 

@@ -9,6 +9,7 @@ pub mod program;
 use std::fmt::Write as _;
 use std::marker::PhantomData;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -70,6 +71,9 @@ pub enum KvmError {
     /// A thread of the VMM panicked.
     #[error("the thread of vCPU {0} panicked")]
     Panicked(usize),
+    /// The probe's guest and its memory do not agree, without any pager.
+    #[error("the guest found wrong pages in plain memory")]
+    Wrong,
     /// The probe's guest is stuck.
     #[error("the guest reported nothing for {} s", .0.as_secs())]
     Silent(Duration),
@@ -145,9 +149,12 @@ impl<'ram> Machine<'ram> {
     /// # Errors
     /// A vCPU left the guest in an unexpected way. The others stop at their next report.
     pub fn run(self, go_on: impl Fn(&Walk) -> ControlFlow<()> + Sync) -> Result<Vec<Outcome>, KvmError> {
-        let go_on = &go_on;
+        let failed = &AtomicBool::new(false);
+        let go_on = &|walk: &Walk| if failed.load(Relaxed) { ControlFlow::Break(()) } else { go_on(walk) };
         std::thread::scope(|scope| {
-            let start = |(index, (vcpu, walk))| scope.spawn(move || run_vcpu(index, vcpu, walk, go_on));
+            let start = |(index, (vcpu, walk))| {
+                scope.spawn(move || run_vcpu(index, vcpu, walk, go_on).inspect_err(|_| failed.store(true, Relaxed)))
+            };
             let threads: Vec<_> = self.vcpus.into_iter().enumerate().map(start).collect();
             let ends = threads.into_iter().enumerate();
             ends.map(|(index, thread)| thread.join().unwrap_or(Err(KvmError::Panicked(index)))).collect()
@@ -286,9 +293,9 @@ pub fn probe(vcpu_count: usize) -> Result<(), KvmError> {
             })?;
             let until = |walk: &Walk| if walk.passes < PASSES { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
             let outcomes = Machine::new(&mut ram, vcpu_count)?.run(until)?;
-            let right = |outcome: &Outcome| outcome.wrong == 0 && outcome.walk.wrong_pages(&ram.split(1)[0]).is_empty();
-            drop(outcomes.iter().all(right));
-            Ok(())
+            let ram = &ram.split(1)[0];
+            let right = |outcome: &Outcome| outcome.wrong == 0 && outcome.walk.wrong_pages(ram).is_empty();
+            if outcomes.iter().all(right) { Ok(()) } else { Err(KvmError::Wrong) }
         };
         // The receiver is gone only after its time is over.
         let _ = answer.send(attempt());

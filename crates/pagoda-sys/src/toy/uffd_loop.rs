@@ -20,6 +20,8 @@ const UFFD_FEATURE_MISSING_SHMEM: u64 = 1 << 5;
 const UFFD_FEATURE_MINOR_SHMEM: u64 = 1 << 10;
 const REGISTER_MODE_MISSING: u64 = 1;
 const REGISTER_MODE_MINOR: u64 = 1 << 2;
+/// The pager's chunk.
+pub const CHUNK_BYTES: u64 = 1 << 20;
 const MESSAGE_BYTES: usize = 32;
 const EVENT_PAGEFAULT: u8 = 0x12;
 /// `arg.pagefault.address` in `struct uffd_msg`: 8 bytes of header, 8 of flags.
@@ -72,6 +74,18 @@ pub enum Resolution {
     Copy,
     /// MINOR: the page is in the page cache and only gets mapped.
     Continue,
+    /// MINOR: all pages of the aligned chunk around the fault get mapped.
+    ContinueChunk,
+}
+
+impl Resolution {
+    /// The range that one answer covers.
+    fn bytes(self) -> u64 {
+        match self {
+            Self::ZeroPage | Self::Copy | Self::Continue => PAGE_BYTES as u64,
+            Self::ContinueChunk => CHUNK_BYTES,
+        }
+    }
 }
 
 /// A userfaultfd registered over all of a [`Ram`].
@@ -90,7 +104,7 @@ impl FaultLoop {
         let mut api = Api { api: UFFD_API, features: UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MINOR_SHMEM, ioctls: 0 };
         ioctl(&fd, UFFDIO_API, &mut api)?;
         let mode = match resolution {
-            Resolution::Continue => REGISTER_MODE_MINOR,
+            Resolution::Continue | Resolution::ContinueChunk => REGISTER_MODE_MINOR,
             Resolution::ZeroPage | Resolution::Copy => REGISTER_MODE_MISSING,
         };
         let len = (ram.pages() * PAGE_BYTES) as u64;
@@ -139,14 +153,14 @@ impl FaultLoop {
             }
             let mut address = [0_u8; 8];
             address.copy_from_slice(&message[MESSAGE_ADDRESS_AT..MESSAGE_ADDRESS_AT + 8]);
-            let start = u64::from_ne_bytes(address) & !(PAGE_BYTES as u64 - 1);
-            let len = PAGE_BYTES as u64;
+            let len = resolution.bytes();
+            let start = u64::from_ne_bytes(address) & !(len - 1);
             match resolution {
                 Resolution::ZeroPage => {
                     let mut resolve = Resolve { start, len, mode: 0, result: 0 };
                     ioctl(&self.fd, UFFDIO_ZEROPAGE, &mut resolve)?;
                 }
-                Resolution::Continue => {
+                Resolution::Continue | Resolution::ContinueChunk => {
                     let mut resolve = Resolve { start, len, mode: 0, result: 0 };
                     ioctl(&self.fd, UFFDIO_CONTINUE, &mut resolve)?;
                 }
@@ -156,7 +170,7 @@ impl FaultLoop {
                     ioctl(&self.fd, UFFDIO_COPY, &mut copy)?;
                 }
             }
-            if start == stop_at {
+            if (start..start + len).contains(&stop_at) {
                 return Ok(());
             }
         }

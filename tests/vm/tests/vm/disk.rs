@@ -10,6 +10,10 @@ const HIGH_MIB: u64 = 128;
 /// What a VM may have beyond its cap while reads of its own keep page-out waiting (`OVERDRAFT` in the fault machine).
 const OVERDRAFT_MIB: u64 = 64;
 
+/// A block of 1 MiB then takes an eighth of a second, in which chunks are zapped, found cold and evicted many times. On
+/// a fast disk the reads would be over before: without the pin rule no page was wrong in such a run, and some are now.
+const SLOW_BYTES_PER_S: u64 = 8 * MIB;
+
 fn drive(aio: &str) -> Result<String> {
     let image = disk::pattern_disk()?;
     Ok(format!(
@@ -46,9 +50,13 @@ fn phase_is_done(guest: &Guest, phase: &str) -> bool {
 
 fn reads_while_evicting(name: &str, qemu: Qemu, aio: &str, folios: Folios) -> Result<()> {
     Lab::run(name, 1, |lab| {
+        let image = disk::pattern_disk()?;
         let daemon = lab.daemon(folios)?;
+        let throttle = lab.throttle()?;
         let guest = lab.guest(&daemon, &options(aio, "disk+random:seconds=8")?.qemu(qemu))?;
         guest.wait_phase("random")?;
+        throttle.add(guest.pid())?;
+        throttle.slow_reads(&image, SLOW_BYTES_PER_S)?;
         let watch = Watch::start(&daemon, "web1");
         let rounds = squeeze(&daemon, || Ok(!phase_is_done(&guest, "random")))?;
         guest.finish()?;
