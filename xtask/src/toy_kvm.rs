@@ -21,8 +21,8 @@ use crate::toy::map_ram_file;
 
 /// What automake's test driver and many after it take for "skipped".
 pub const SKIPPED_STATUS: u8 = 77;
-/// KVM is a part of the kernel that other kernels call by another module's name.
-const KVM_MODULES: [&str; 4] = ["kvm_amd", "kvm_intel", "kvm_pvm", "kvm"];
+/// The modules that can be KVM's processor-specific half.
+const KVM_MODULES: [&str; 3] = ["kvm_amd", "kvm_intel", "kvm_pvm"];
 
 /// This machine's KVM does not run the guest.
 #[derive(Debug, thiserror::Error)]
@@ -159,7 +159,7 @@ fn print(json: bool, report: &Report) -> Result<()> {
         return Ok(());
     }
     let Report { mib, vcpus, seconds, passes, pages_visited, pages_per_s, wrong_in_guest, wrong_at_end, .. } = report;
-    let module = report.module.unwrap_or("built in");
+    let module = report.module.unwrap_or("module unknown");
     println!("accelerator kvm ({module}), {vcpus} vCPUs, {mib} MiB: {passes} passes in {seconds:.1} s");
     println!("{pages_visited} pages visited, {pages_per_s:.0} a second; the guest found {wrong_in_guest} wrong");
     println!("after the guest stopped user space found {wrong_at_end} wrong");

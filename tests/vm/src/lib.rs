@@ -11,6 +11,7 @@ pub mod daemon;
 pub mod disk;
 pub mod guest;
 pub mod host;
+pub mod kvm;
 pub mod lab;
 pub mod libvirt;
 pub mod loopfs;

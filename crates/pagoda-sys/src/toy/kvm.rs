@@ -291,7 +291,8 @@ pub fn probe(vcpu_count: usize) -> Result<(), KvmError> {
                 call: "mmap",
                 source: kvm_ioctls::Error::new(error.raw_os_error().unwrap_or(libc::ENOMEM)),
             })?;
-            let until = |walk: &Walk| if walk.passes < PASSES { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+            let until =
+                |walk: &Walk| if walk.passes < PASSES { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
             let outcomes = Machine::new(&mut ram, vcpu_count)?.run(until)?;
             let ram = &ram.split(1)[0];
             let right = |outcome: &Outcome| outcome.wrong == 0 && outcome.walk.wrong_pages(ram).is_empty();

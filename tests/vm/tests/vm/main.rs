@@ -4,6 +4,7 @@ mod attach;
 mod disk;
 mod features;
 mod guards;
+mod kvm;
 mod libvirt;
 mod overcommit;
 mod storm;

@@ -224,7 +224,8 @@ impl Walk {
     /// Pages of the present pass, counted from `first_page`, in their order.
     fn walked(&self) -> impl Iterator<Item = usize> {
         let (order, mask, pages) = (self.order(), self.mask(), self.pages as u64);
-        let next = move |position: &u64| Some(position.wrapping_mul(order.multiplier).wrapping_add(order.addend) & mask);
+        let next =
+            move |position: &u64| Some(position.wrapping_mul(order.multiplier).wrapping_add(order.addend) & mask);
         std::iter::successors(Some(0), next)
             .take(self.positions as usize)
             .filter(move |position| *position < pages)

@@ -1,0 +1,130 @@
+//! A guest on KVM: what faults is KVM in the kernel, not a thread in user space, and what is zapped are its own tables.
+//!
+//! The guest is a few instructions that write and verify all memory, see `xtask toy-kvm`. Where this machine's KVM does
+//! not run it, each test says so and why.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use pagoda_api::{VmInfo, VmState, counter};
+use vm_tests::kvm::{KvmToy, runs_here};
+use vm_tests::{Daemon, Folios, Lab, MIB, Watch};
+
+const MEMORY_MIB: u64 = 256;
+const PAGES_PER_MIB: u64 = 256;
+/// A pass over the memory takes a second at a disk's slowest.
+const SERVICE_MAX: Duration = Duration::from_secs(60);
+const NAME: &str = "kvm";
+
+fn counted(info: &VmInfo, name: &str) -> u64 {
+    info.counters.get(name).copied().unwrap_or(0)
+}
+
+/// Waits until so many more pages went out and so many came in. The counters start anew with each daemon.
+fn paging(daemon: &Daemon, pages: u64) -> Result<()> {
+    let before = daemon.vm(NAME)?;
+    let more = |info: &VmInfo, name| counted(info, name) >= counted(&before, name) + pages;
+    daemon.wait_vm(NAME, "paging in and out", SERVICE_MAX, |info| {
+        more(info, counter::PAGES_IN) && more(info, counter::PAGES_OUT)
+    })?;
+    Ok(())
+}
+
+fn pressure(name: &str, dram_mib: u64, folios: Folios, vcpus: u32) -> Result<()> {
+    if !runs_here()? {
+        return Ok(());
+    }
+    Lab::run(name, 1, |lab| {
+        let daemon = lab.daemon(folios)?;
+        let toy = KvmToy::start(&daemon, NAME, MEMORY_MIB, dram_mib, vcpus)?;
+        let watch = Watch::start(&daemon, NAME);
+        // What does not fit, several times over: sequential, random and reading passes all come by.
+        const TIMES: u64 = 6;
+        let pages = (MEMORY_MIB - dram_mib) * PAGES_PER_MIB;
+        paging(&daemon, TIMES * pages)?;
+        let seen = watch.stop()?;
+        let report = toy.finish()?;
+        let passes = report["passes"].as_u64().context("number of passes")?;
+        ensure!(passes >= 2, "{passes} passes cannot have compared what was written: {report}");
+        seen.ensure_capped()?;
+        seen.ensure_paged(TIMES * pages)?;
+        daemon.wait_gone(NAME)
+    })
+}
+
+#[test]
+fn half_in_dram_large_folios() -> Result<()> {
+    pressure("KVM, half in DRAM, large folios", MEMORY_MIB / 2, Folios::Large, 1)
+}
+
+#[test]
+fn half_in_dram_small_folios() -> Result<()> {
+    pressure("KVM, half in DRAM, 4 KiB", MEMORY_MIB / 2, Folios::Small, 2)
+}
+
+#[test]
+fn quarter_in_dram_large_folios() -> Result<()> {
+    pressure("KVM, a quarter in DRAM, large folios", MEMORY_MIB / 4, Folios::Large, 2)
+}
+
+#[test]
+fn quarter_in_dram_small_folios() -> Result<()> {
+    pressure("KVM, a quarter in DRAM, 4 KiB", MEMORY_MIB / 4, Folios::Small, 1)
+}
+
+#[test]
+fn squeezed_and_released() -> Result<()> {
+    if !runs_here()? {
+        return Ok(());
+    }
+    Lab::run("KVM, squeezed and released", 1, |lab| {
+        let daemon = lab.daemon(Folios::Large)?;
+        let toy = KvmToy::start(&daemon, NAME, MEMORY_MIB, MEMORY_MIB, 2)?;
+        daemon.wait_vm(NAME, "all in DRAM", SERVICE_MAX, |info| {
+            !info.armed && info.resident_bytes >= (MEMORY_MIB - 1) * MIB
+        })?;
+        for quarters in [2, 1, 3, 1] {
+            let dram_mib = MEMORY_MIB / 4 * quarters;
+            daemon.set_dram_mib(NAME, dram_mib)?;
+            daemon.wait_vm(NAME, "armed and within its cap", SERVICE_MAX, |info| {
+                info.armed && info.swapped_bytes > 0 && info.resident_bytes <= dram_mib * MIB
+            })?;
+            paging(&daemon, (MEMORY_MIB - dram_mib) * PAGES_PER_MIB).with_context(|| format!("{quarters} quarters"))?;
+        }
+        daemon.set_dram_mib(NAME, MEMORY_MIB)?;
+        daemon.wait_vm(NAME, "disarmed", SERVICE_MAX, |info| !info.armed && info.swapped_bytes == 0)?;
+        toy.finish()?;
+        daemon.wait_gone(NAME)
+    })
+}
+
+fn daemon_killed(name: &str, folios: Folios, vcpus: u32) -> Result<()> {
+    const KILLS: u32 = 10;
+    const PAGES_BETWEEN: u64 = 2000;
+    if !runs_here()? {
+        return Ok(());
+    }
+    Lab::run(name, 1, |lab| {
+        let daemon = lab.daemon(folios)?;
+        let toy = KvmToy::start(&daemon, NAME, MEMORY_MIB, MEMORY_MIB / 4, vcpus)?;
+        for kill in 0..KILLS {
+            paging(&daemon, PAGES_BETWEEN).with_context(|| format!("before kill {kill}"))?;
+            daemon.kill9()?;
+            daemon.start_again().with_context(|| format!("after kill {kill}"))?;
+            daemon.wait_vm(NAME, "running", SERVICE_MAX, |info| info.state == VmState::Running)?;
+        }
+        paging(&daemon, PAGES_BETWEEN).context("after the last kill")?;
+        toy.finish()?;
+        daemon.wait_gone(NAME)
+    })
+}
+
+#[test]
+fn daemon_killed_large_folios() -> Result<()> {
+    daemon_killed("KVM, daemon killed, large folios", Folios::Large, 2)
+}
+
+#[test]
+fn daemon_killed_small_folios() -> Result<()> {
+    daemon_killed("KVM, daemon killed, 4 KiB", Folios::Small, 1)
+}
