@@ -9,11 +9,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use pagoda_api::VmInfo;
+use pagoda_api::{Client, VmInfo, VmPatch};
 use pagoda_sys::toy::process;
 
 use crate::bench::undo::{Guard, Undo, start_ticks_of};
 use crate::bench::{SteppedToy, this_program, toy_command};
+use crate::toy::monotonic_ns;
 
 /// A daemon that does not answer for so long is broken.
 const START_MAX: Duration = Duration::from_secs(20);
@@ -32,8 +33,11 @@ const CLOCK_TICKS_PER_S: f64 = 100.0;
 pub struct Daemon {
     dir: PathBuf,
     programs: PathBuf,
+    options: Vec<String>,
     child: Child,
     started: Instant,
+    /// The same moment, by the clock that the toy reports in.
+    started_ns: u64,
     // Dropped in order after `Drop::drop` has stopped the daemon.
     _kill: Guard,
     _settings: Vec<Guard>,
@@ -46,7 +50,17 @@ impl Daemon {
     /// # Errors
     /// Not built, or it does not answer.
     pub fn start(parent: &Path) -> Result<Self> {
-        let dir = parent.join(format!("daemon-{}", std::process::id()));
+        Self::start_with(parent, "daemon", &[])
+    }
+
+    /// The same with more of the command line; `label` tells it from others under `parent`. Of several, the last started
+    /// must be dropped first: each puts the host's settings back as it found them.
+    ///
+    /// # Errors
+    /// Not built, or it does not answer.
+    pub fn start_with(parent: &Path, label: &str, options: &[&str]) -> Result<Self> {
+        let dir = parent.join(format!("{label}-{}", std::process::id()));
+        let options: Vec<String> = options.iter().map(|word| (*word).to_owned()).collect();
         let directory = Guard::new(Undo::Directory { path: dir.clone() })?;
         fs::create_dir_all(dir.join("swap")).with_context(|| format!("make {}", dir.display()))?;
         let settings = TUNED_SETTINGS
@@ -57,10 +71,19 @@ impl Daemon {
             .collect::<Result<Vec<_>>>()?;
         let this = this_program()?;
         let programs = this.parent().context("directory of this program")?.to_owned();
-        let started = Instant::now();
-        let (child, kill) = spawn(&programs, &dir)?;
-        let mut daemon =
-            Self { dir, programs, child, started, _kill: kill, _settings: settings, _directory: directory };
+        let (started, started_ns) = (Instant::now(), monotonic_ns());
+        let (child, kill) = spawn(&programs, &dir, &options)?;
+        let mut daemon = Self {
+            dir,
+            programs,
+            options,
+            child,
+            started,
+            started_ns,
+            _kill: kill,
+            _settings: settings,
+            _directory: directory,
+        };
         daemon.wait_until_it_answers()?;
         Ok(daemon)
     }
@@ -90,8 +113,8 @@ impl Daemon {
     /// # Errors
     /// It does not answer.
     pub fn restart(&mut self) -> Result<Duration> {
-        self.started = Instant::now();
-        let (child, kill) = spawn(&self.programs, &self.dir)?;
+        (self.started, self.started_ns) = (Instant::now(), monotonic_ns());
+        let (child, kill) = spawn(&self.programs, &self.dir, &self.options)?;
         self.child = child;
         self._kill = kill;
         self.wait_until_it_answers()?;
@@ -103,24 +126,17 @@ impl Daemon {
         self.started.elapsed()
     }
 
+    /// When the running daemon was started, by [`monotonic_ns`].
+    pub fn started_ns(&self) -> u64 {
+        self.started_ns
+    }
+
     /// CPU time of the daemon so far, in seconds.
     ///
     /// # Errors
     /// It is gone.
     pub fn cpu_s(&self) -> Result<f64> {
         cpu_s_of(self.pid())
-    }
-
-    /// Anonymous memory of the daemon, in bytes.
-    ///
-    /// # Errors
-    /// It is gone.
-    pub fn anonymous_bytes(&self) -> Result<u64> {
-        let path = format!("/proc/{}/status", self.pid());
-        let status = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-        let kib = line.and_then(|rest| rest.trim().split(' ').next()?.parse::<u64>().ok());
-        Ok(kib.context("read RssAnon")? * 1024)
     }
 
     /// Starts a toy VMM as a VM of this daemon, up to its first barrier.
@@ -141,8 +157,7 @@ impl Daemon {
     /// # Errors
     /// No such VM.
     pub fn vm(&self, name: &str) -> Result<VmInfo> {
-        let json = self.cli(&["vm", "show", name, "--json"])?;
-        serde_json::from_str(&json).with_context(|| format!("understand: {json}"))
+        self.client().vm(name).with_context(|| format!("ask the daemon for {name}"))
     }
 
     /// Sets a VM's DRAM limit.
@@ -150,7 +165,9 @@ impl Daemon {
     /// # Errors
     /// The daemon refuses.
     pub fn set_dram(&self, name: &str, dram_mib: u64) -> Result<()> {
-        self.cli(&["vm", "set", name, "--dram", &format!("{dram_mib}M")]).map(drop)
+        let patch = VmPatch { dram: Some(dram_mib << 20) };
+        self.client().patch(name, &patch).with_context(|| format!("set the cap of {name}"))?;
+        Ok(())
     }
 
     /// Waits until a VM is as `wanted` says.
@@ -172,19 +189,17 @@ impl Daemon {
         }
     }
 
-    fn cli_words(&self) -> Result<Vec<String>> {
+    /// Words of the command line tool, pointed at this daemon.
+    ///
+    /// # Errors
+    /// A path is not UTF-8.
+    pub fn cli_words(&self) -> Result<Vec<String>> {
         let text = |path: PathBuf| path.to_str().map(str::to_owned).context("a path in UTF-8");
         Ok(vec![text(self.programs.join("pagoda"))?, "--socket".into(), text(self.socket())?])
     }
 
-    fn cli(&self, arguments: &[&str]) -> Result<String> {
-        let words = self.cli_words()?;
-        let output = Command::new(&words[0]).args(&words[1..]).args(arguments).output().context("run pagoda")?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            bail!("pagoda {}: {}", arguments.join(" "), said.trim());
-        }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    fn client(&self) -> Client {
+        Client::new(self.socket())
     }
 
     fn wait_until_it_answers(&mut self) -> Result<()> {
@@ -214,7 +229,7 @@ impl Drop for Daemon {
     }
 }
 
-fn spawn(programs: &Path, dir: &Path) -> Result<(Child, Guard)> {
+fn spawn(programs: &Path, dir: &Path, options: &[String]) -> Result<(Child, Guard)> {
     let program = programs.join("pagodad");
     let log =
         fs::File::options().create(true).append(true).open(dir.join("pagodad.log")).context("open the daemon's log")?;
@@ -229,6 +244,7 @@ fn spawn(programs: &Path, dir: &Path) -> Result<(Child, Guard)> {
         .arg("--attach-socket")
         .arg(dir.join("attach.sock"))
         .args(["--metrics", "off", "--tune-host"])
+        .args(options)
         .stdin(Stdio::null())
         .stdout(log.try_clone().context("open the daemon's log")?)
         .stderr(log);

@@ -43,7 +43,7 @@ pub fn test(args: &TestArgs) -> Result<bool> {
     cargo_with(&["test", "--workspace", "--exclude", "vm-tests"], &args.arguments)
 }
 
-/// The tests with real guests, one after another: each wants the machine for itself.
+/// The tests with real guests, two at a time: so many guests the harness lets run.
 ///
 /// # Errors
 /// cargo cannot be run.
@@ -56,7 +56,7 @@ pub fn vm(args: &TestArgs) -> Result<bool> {
     if !arguments.iter().any(|argument| argument == "--") {
         arguments.push("--".to_owned());
     }
-    arguments.push("--test-threads=1".to_owned());
+    arguments.push("--test-threads=2".to_owned());
     cargo_with(&["test", "--release", "-p", "vm-tests"], &arguments)
 }
 

@@ -320,6 +320,10 @@ impl Engine {
             for &(source, result, more) in &ready {
                 self.handle(source, result, more);
             }
+            if self.has_plans() {
+                self.step_plan();
+                self.settle();
+            }
             self.tick();
         }
         self.publish();
@@ -330,6 +334,7 @@ impl Engine {
 
     fn timeout(&self) -> Duration {
         match () {
+            () if self.has_plans() => Duration::ZERO,
             () if self.machine.is_pin_blocked() => TICK_PIN,
             () if self.machine.is_busy() => TICK_BUSY,
             () => TICK_IDLE,

@@ -1,141 +1,94 @@
 //! What a single fault costs, by cause: Pagoda's, the kernel's own for the same cause, and the
 //! barest userfaultfd loop.
 //!
-//! Ours come from a toy VMM under a DRAM limit. Its accesses mix hits and faults, so the latency
-//! by cause is by the daemon's own clock, from reading the fault's message to having answered it.
-//! The toy's percentiles over all its accesses, which include the way into the kernel and back,
-//! stand beside it.
+//! Every latency is that of one access by the clock of the thread that makes it, on the same layout
+//! on all sides, and nearly every access faults for the cause that is meant: the daemon's own
+//! counters are asked, and the share stands in the table. Pagoda answers a MINOR fault for all of
+//! its chunk that is unmapped, so there are two rows: lone pages, against a loop that maps one page,
+//! and whole chunks, against one that maps a chunk.
+
+use std::collections::BTreeMap;
 
 use anyhow::Result;
 
-use super::peers::faults::{Answer, KernelFault, Placement, bare_userfaultfd, kernel_fault, swap_in};
+use super::peers::faults::{
+    Answer, CHUNK_REPEATS, Cost, KernelFault, LONE_STRIDE, Placement, bare_userfaultfd, kernel_fault, swap_in,
+};
 use super::peers::swap::{Swap, set_page_cluster};
 use super::report::{Bar, Report, median};
+use super::stepped::SteppedToy;
 use super::{Setup, svg};
 use crate::daemon::Daemon;
-use crate::toy::histogram::LatencyHistogram;
-use crate::toy::{Done, Latency};
+use crate::toy::touch::Touched;
 
-const PAGES: usize = 16_384;
-const ZRAM_BYTES: u64 = 512 << 20;
+const MEMORY_MIB: u64 = 1024;
+/// Below the memory, so that the VM is armed; above what is touched, so that nothing is reclaimed.
+const DRAM_MIB: u64 = 640;
+/// The range of lone pages, and behind it the one of whole chunks.
+const LONE_MIB: usize = 256;
+const CHUNKS_MIB: usize = 128;
+/// Of the lone pages every fourth is read from swap: more would bring whole chunks in.
+const SWAP_STRIDE: usize = LONE_STRIDE * 4;
+const PAGES_PER_CHUNK: f64 = 256.0;
 const SWAP_BYTES: u64 = 512 << 20;
-const MEMORY_MIB: u64 = 512;
-const DRAM_MIB: u64 = 256;
 const VM: &str = "bench-fault";
 /// p50 of a resident fault and of a zero fill against the bare loop.
 const BARE_RATIO_MAX: f64 = 1.5;
+const THREADS: [usize; 2] = [1, 4];
+/// What may stay in DRAM and still count as paged out.
+const LEFT_MIB: u64 = 100;
+const PAGE_OUT_MAX: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// p50 and p99 of every round, in microseconds.
+/// One value of each for a round.
 #[derive(Debug, Default, Clone)]
-struct Percentiles {
+struct Costs {
     p50: Vec<f64>,
     p99: Vec<f64>,
+    cpu: Vec<f64>,
+    /// Faults of the cause that is meant, for each access.
+    meant: Vec<f64>,
 }
 
-impl Percentiles {
-    fn push(&mut self, latency: &LatencyHistogram) {
-        self.p50.push(latency.percentile_us(0.5));
-        self.p99.push(latency.percentile_us(0.99));
+impl Costs {
+    fn push(&mut self, cost: Cost) {
+        self.p50.push(cost.p50_us);
+        self.p99.push(cost.p99_us);
+        self.cpu.push(cost.cpu_us);
     }
 
-    fn push_latency(&mut self, latency: &Latency) {
-        self.p50.push(latency.p50_us);
-        self.p99.push(latency.p99_us);
+    fn per_page(&self) -> Vec<f64> {
+        self.p50.iter().map(|us| us / PAGES_PER_CHUNK).collect()
     }
 }
 
+/// By name of the row.
+type Rows = BTreeMap<&'static str, Costs>;
+
+const ZERO: &str = "zero fill";
+const MINOR: &str = "MINOR, lone page";
+const MINOR_CHUNK: &str = "MINOR, whole chunk";
+const SWAP_PAGE: &str = "swap-in of a page";
+const FIRST_WRITE: &str = "first write of a clean page";
+
+const SHMEM_ZERO: &str = "kernel: shmem zero fill";
+const ANONYMOUS_ZERO: &str = "kernel: anonymous zero fill";
+const SHMEM_MINOR: &str = "kernel: shmem minor fault";
+const SWAP_FILE: &str = "kernel: swap-in from a file";
+const SWAP_ZRAM: &str = "kernel: swap-in from zram";
+const BARE_ZERO: &str = "bare userfaultfd: zero page";
+const BARE_COPY: &str = "bare userfaultfd: copy";
+const BARE_MINOR: &str = "bare userfaultfd: continue a page";
+const BARE_CHUNK: &str = "bare userfaultfd: continue a chunk";
+const BARE_ZERO_CPU: &str = "bare userfaultfd: zero page, one CPU";
+const BARE_MINOR_CPU: &str = "bare userfaultfd: continue a page, one CPU";
+
+/// What a number of faulting threads gives.
 #[derive(Debug, Default)]
-struct Peers {
-    anonymous_zero: Percentiles,
-    shmem_zero: Percentiles,
-    shmem_minor: Percentiles,
-    swap_disk: Percentiles,
-    swap_zram: Percentiles,
-    bare_zero: Percentiles,
-    bare_copy: Percentiles,
-    bare_continue: Percentiles,
-    bare_zero_same_cpu: Percentiles,
-    bare_continue_same_cpu: Percentiles,
-}
-
-impl Peers {
-    fn measure(&mut self, setup: &Setup) -> Result<()> {
-        let pages = setup.count(PAGES);
-        self.anonymous_zero.push(&kernel_fault(KernelFault::AnonymousZero, pages)?);
-        self.shmem_zero.push(&kernel_fault(KernelFault::ShmemZero, pages)?);
-        self.shmem_minor.push(&kernel_fault(KernelFault::ShmemMinor, pages)?);
-        // Read-ahead would answer some faults before they happen.
-        let cluster = set_page_cluster(0)?;
-        let swap = Swap::on_file(&setup.dir, SWAP_BYTES)?;
-        self.swap_disk.push_latency(&swap_in(pages)?);
-        drop(swap);
-        let zram = Swap::on_zram(ZRAM_BYTES)?;
-        self.swap_zram.push_latency(&swap_in(pages)?);
-        drop((zram, cluster));
-        let (free, same) = (Placement::Free, Placement::SameCpu);
-        self.bare_zero.push(&bare_userfaultfd(Answer::ZeroPage, free, pages)?);
-        self.bare_copy.push(&bare_userfaultfd(Answer::Copy, free, pages)?);
-        self.bare_continue.push(&bare_userfaultfd(Answer::Continue, free, pages)?);
-        self.bare_zero_same_cpu.push(&bare_userfaultfd(Answer::ZeroPage, same, pages)?);
-        self.bare_continue_same_cpu.push(&bare_userfaultfd(Answer::Continue, same, pages)?);
-        Ok(())
-    }
-
-    fn rows(&self) -> [(&'static str, &Percentiles); 10] {
-        [
-            ("kernel: anonymous zero fill", &self.anonymous_zero),
-            ("kernel: shmem zero fill", &self.shmem_zero),
-            ("kernel: shmem minor fault", &self.shmem_minor),
-            ("kernel: swap-in from a file", &self.swap_disk),
-            ("kernel: swap-in from zram", &self.swap_zram),
-            ("bare userfaultfd: MISSING, zero page", &self.bare_zero),
-            ("bare userfaultfd: MISSING, copy", &self.bare_copy),
-            ("bare userfaultfd: MINOR, continue", &self.bare_continue),
-            ("bare userfaultfd: zero page, one CPU", &self.bare_zero_same_cpu),
-            ("bare userfaultfd: continue, one CPU", &self.bare_continue_same_cpu),
-        ]
-    }
-}
-
-/// Runs with one and with several threads of the toy.
-const THREADS: [usize; 2] = [1, 4];
-
-/// What a run under Pagoda gives: the daemon's latencies by cause, and the toy's own.
-#[derive(Debug, Default)]
-struct Ours {
-    /// By cause, as the daemon's catalogue names them.
-    by_cause: std::collections::BTreeMap<String, Percentiles>,
-    /// Of all accesses that the toy made, hits included.
-    accesses: Percentiles,
-    /// CPU time of daemon and toy per fault.
-    cpu_us_per_fault: Vec<f64>,
-}
-
-impl Ours {
-    fn measure(&mut self, setup: &Setup, daemon: &Daemon, threads: usize) -> Result<()> {
-        let options = ["--threads", &threads.to_string()];
-        let mut toy = daemon.start_toy(VM, MEMORY_MIB, DRAM_MIB, &options)?;
-        toy.fill()?;
-        let (faults_before, cpu_before) = (faults_of(daemon)?, daemon.cpu_s()?);
-        let ops = setup.count(400_000);
-        let done: Done = toy.go(&format!("--workload random --mode read-write --ops {ops}"))?;
-        let cpu_s = done.cpu_s + daemon.cpu_s()? - cpu_before;
-        let faults = faults_of(daemon)? - faults_before;
-        self.cpu_us_per_fault.push(cpu_s * 1e6 / faults.max(1) as f64);
-        if let Some(latency) = &done.latency {
-            self.accesses.push_latency(latency);
-        }
-        for (cause, latency) in daemon.vm(VM)?.latency {
-            let percentiles = self.by_cause.entry(cause).or_default();
-            percentiles.p50.push(latency.p50_us);
-            percentiles.p99.push(latency.p99_us);
-        }
-        toy.quit()
-    }
-}
-
-fn faults_of(daemon: &Daemon) -> Result<u64> {
-    Ok(daemon.vm(VM)?.latency.values().map(|latency| latency.count).sum())
+struct Measured {
+    ours: Rows,
+    peers: Rows,
+    /// By cause as the daemon's catalogue names them: from reading the message to having answered.
+    daemon: BTreeMap<String, (Vec<f64>, Vec<f64>)>,
 }
 
 /// Runs the bench.
@@ -144,65 +97,163 @@ fn faults_of(daemon: &Daemon) -> Result<u64> {
 /// A peer cannot be set up (root is needed), or the daemon fails.
 pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let mut report = setup.report("fault");
-    let mut peers = Peers::default();
-    let mut ours: Vec<(usize, Ours)> = THREADS.map(|threads| (threads, Ours::default())).into();
     let daemon = if setup.ours { Some(Daemon::start(&setup.dir)?) } else { None };
+    let mut all: Vec<(usize, Measured)> = THREADS.map(|threads| (threads, Measured::default())).into();
     for round in 0..setup.rounds {
         eprintln!("fault: round {} of {}", round + 1, setup.rounds);
-        if let Some(daemon) = &daemon {
-            for (threads, ours) in &mut ours {
-                ours.measure(setup, daemon, *threads)?;
+        for (threads, measured) in &mut all {
+            if let Some(daemon) = &daemon {
+                measure_ours(daemon, *threads, measured)?;
             }
-        }
-        peers.measure(setup)?;
-    }
-    for (name, percentiles) in peers.rows() {
-        report.peer_only(&format!("{name}, p50"), "us", &percentiles.p50);
-        report.peer_only(&format!("{name}, p99"), "us", &percentiles.p99);
-    }
-    if setup.ours {
-        for (threads, ours) in &ours {
-            add_ours(&mut report, *threads, ours, &peers);
+            measure_peers(setup, *threads, &mut measured.peers)?;
         }
     }
-    Ok((report, plot(&peers, &ours)))
-}
-
-fn add_ours(report: &mut Report, threads: usize, ours: &Ours, peers: &Peers) {
-    let suffix = if threads == 1 { "1 thread".into() } else { format!("{threads} threads") };
-    for (cause, percentiles) in &ours.by_cause {
-        // The bars are for one faulting thread, as the bare loop has.
-        let held = if threads == 1 { Bar::AtMost(BARE_RATIO_MAX) } else { Bar::None };
-        let (peer, bar) = match cause.as_str() {
-            "minor" => (&peers.bare_continue, held),
-            "zero" => (&peers.bare_zero, held),
-            "swap" => (&peers.swap_disk, Bar::None),
-            _ => (&peers.bare_continue, Bar::None),
-        };
-        let name = format!("{cause} fault, {suffix}");
-        report.pair(&format!("{name}, p50"), "us", &percentiles.p50, &peer.p50, bar);
-        report.pair(&format!("{name}, p99"), "us", &percentiles.p99, &peer.p99, Bar::None);
+    for (threads, measured) in &all {
+        add_figures(&mut report, *threads, measured);
     }
-    let accesses = &ours.accesses;
-    report.single(&format!("access seen by the VM, {suffix}, p50"), "us", &accesses.p50, Bar::None);
-    report.single(&format!("access seen by the VM, {suffix}, p99"), "us", &accesses.p99, Bar::None);
-    report.single(&format!("CPU per fault, {suffix}"), "us", &ours.cpu_us_per_fault, Bar::None);
+    Ok((report, plot(&all)))
 }
 
-fn plot(peers: &Peers, ours: &[(usize, Ours)]) -> String {
-    let bars = |p: &Percentiles| vec![svg::Bar::of(&p.p50), svg::Bar::of(&p.p99)];
+/// One VM, its accesses and what the daemon counts of them.
+struct Run<'run> {
+    daemon: &'run Daemon,
+    toy: SteppedToy,
+    rows: &'run mut Rows,
+}
+
+impl Run<'_> {
+    /// Touches, and puts the cost under `row` if nearly all faults were of the cause `counter`.
+    fn touch(&mut self, row: &'static str, counter: &str, options: &str) -> Result<Touched> {
+        let (before, cpu) = (self.count(counter)?, self.daemon.cpu_s()?);
+        let touched = self.toy.touch(options)?;
+        let cpu = self.daemon.cpu_s()? - cpu;
+        let faults = self.count(counter)? - before;
+        let costs = self.rows.entry(row).or_default();
+        costs.push(Cost::of(&touched, cpu));
+        costs.meant.push(faults as f64 / touched.touches as f64);
+        Ok(touched)
+    }
+
+    fn count(&self, counter: &str) -> Result<u64> {
+        Ok(self.daemon.vm(VM)?.counters.get(counter).copied().unwrap_or(0))
+    }
+}
+
+fn measure_ours(daemon: &Daemon, threads: usize, measured: &mut Measured) -> Result<()> {
+    let mut toy = daemon.start_toy(VM, MEMORY_MIB, DRAM_MIB, &["--threads", &threads.to_string()])?;
+    toy.map()?;
+    let mut run = Run { daemon, toy, rows: &mut measured.ours };
+    let lone = format!("--mib {LONE_MIB} --stride {LONE_STRIDE}");
+    run.touch(ZERO, "faults_zero", &lone)?;
+    run.touch(MINOR, "faults_minor", &format!("{lone} --drop-entries"))?;
+    let chunks = format!("--from-mib {LONE_MIB} --mib {CHUNKS_MIB}");
+    run.toy.touch(&format!("{chunks} --in-order --whole"))?;
+    let drop = format!("{chunks} --stride {PAGES_PER_CHUNK} --drop-entries --repeat {CHUNK_REPEATS}");
+    run.touch(MINOR_CHUNK, "faults_minor", &drop)?;
+    // The least there is until it is out, then room again: what comes back displaces nothing.
+    daemon.set_dram(VM, pagoda_api::dram_bytes_min(MEMORY_MIB << 20) >> 20)?;
+    daemon.wait_for_vm(VM, PAGE_OUT_MAX, |info| info.resident_bytes <= LEFT_MIB << 20)?;
+    daemon.set_dram(VM, DRAM_MIB)?;
+    let some = format!("--mib {LONE_MIB} --stride {SWAP_STRIDE}");
+    run.touch(SWAP_PAGE, "faults_swap_page", &format!("{some} --access load"))?;
+    run.touch(FIRST_WRITE, "faults_write_protect", &some)?;
+    // A sweep brings whole chunks in: for the daemon's own clock.
+    run.toy.touch(&format!("{chunks} --in-order --access load"))?;
+    for (cause, latency) in daemon.vm(VM)?.latency.into_iter().filter(|(_, latency)| latency.count > 0) {
+        let (p50, p99) = measured.daemon.entry(cause).or_default();
+        p50.push(latency.p50_us);
+        p99.push(latency.p99_us);
+    }
+    run.toy.quit()
+}
+
+fn measure_peers(setup: &Setup, threads: usize, rows: &mut Rows) -> Result<()> {
+    let mut push = |row: &'static str, cost: Cost| rows.entry(row).or_default().push(cost);
+    push(ANONYMOUS_ZERO, kernel_fault(KernelFault::AnonymousZero, LONE_MIB, threads)?);
+    push(SHMEM_ZERO, kernel_fault(KernelFault::ShmemZero, LONE_MIB, threads)?);
+    push(SHMEM_MINOR, kernel_fault(KernelFault::ShmemMinor, LONE_MIB, threads)?);
+    // Read-ahead would answer some faults before they happen.
+    let cluster = set_page_cluster(0)?;
+    let swap = Swap::on_file(&setup.dir, SWAP_BYTES)?;
+    push(SWAP_FILE, swap_in(LONE_MIB, SWAP_STRIDE, threads)?);
+    drop(swap);
+    let zram = Swap::on_zram(SWAP_BYTES)?;
+    push(SWAP_ZRAM, swap_in(LONE_MIB, SWAP_STRIDE, threads)?);
+    drop((zram, cluster));
+    let (free, same) = (Placement::Free, Placement::SameCpu);
+    push(BARE_ZERO, bare_userfaultfd(Answer::ZeroPage, free, LONE_MIB, threads)?);
+    push(BARE_COPY, bare_userfaultfd(Answer::Copy, free, LONE_MIB, threads)?);
+    push(BARE_MINOR, bare_userfaultfd(Answer::Continue, free, LONE_MIB, threads)?);
+    push(BARE_CHUNK, bare_userfaultfd(Answer::ContinueChunk, free, CHUNKS_MIB, threads)?);
+    if threads == 1 {
+        push(BARE_ZERO_CPU, bare_userfaultfd(Answer::ZeroPage, same, LONE_MIB, threads)?);
+        push(BARE_MINOR_CPU, bare_userfaultfd(Answer::Continue, same, LONE_MIB, threads)?);
+    }
+    Ok(())
+}
+
+fn add_figures(report: &mut Report, threads: usize, measured: &Measured) {
+    let suffix = if threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
+    // The bars are for one faulting thread, as the bare loop's handler is one.
+    let bar = if threads == 1 { Bar::AtMost(BARE_RATIO_MAX) } else { Bar::None };
+    let none = Costs::default();
+    let peer = |name: &str| measured.peers.get(name).unwrap_or(&none);
+    let pairs = [
+        (ZERO, BARE_ZERO, bar),
+        (ZERO, SHMEM_ZERO, Bar::None),
+        (MINOR, BARE_MINOR, bar),
+        (MINOR, SHMEM_MINOR, Bar::None),
+        (MINOR_CHUNK, BARE_CHUNK, bar),
+        (MINOR_CHUNK, BARE_MINOR, Bar::None),
+        (SWAP_PAGE, SWAP_FILE, Bar::None),
+        (SWAP_PAGE, SWAP_ZRAM, Bar::None),
+    ];
+    for (row, against, bar) in pairs {
+        let Some(ours) = measured.ours.get(row) else { continue };
+        let (peer, name) = (peer(against), format!("{row}, {suffix}"));
+        report.pair(&format!("{name}, p50: {against}"), "us", &ours.p50, &peer.p50, bar);
+        report.pair(&format!("{name}, p99: {against}"), "us", &ours.p99, &peer.p99, Bar::None);
+        report.pair(&format!("{name}, CPU per fault: {against}"), "us", &ours.cpu, &peer.cpu, Bar::None);
+        if row == MINOR_CHUNK {
+            report.pair(&format!("{name}, p50 per page: {BARE_MINOR}"), "us", &ours.per_page(), &peer_p50(measured), Bar::None);
+        }
+    }
+    for (row, ours) in &measured.ours {
+        if *row == FIRST_WRITE {
+            report.single(&format!("{row}, {suffix}, p50"), "us", &ours.p50, Bar::None);
+            report.single(&format!("{row}, {suffix}, p99"), "us", &ours.p99, Bar::None);
+            report.single(&format!("{row}, {suffix}, CPU per fault"), "us", &ours.cpu, Bar::None);
+        }
+        report.single(&format!("{row}, {suffix}: faults of that cause per access"), "", &ours.meant, Bar::None);
+    }
+    for name in [ANONYMOUS_ZERO, BARE_COPY, BARE_ZERO_CPU, BARE_MINOR_CPU] {
+        let costs = peer(name);
+        report.peer_only(&format!("{name}, {suffix}, p50"), "us", &costs.p50);
+        report.peer_only(&format!("{name}, {suffix}, p99"), "us", &costs.p99);
+        report.peer_only(&format!("{name}, {suffix}, CPU per fault"), "us", &costs.cpu);
+    }
+    for (cause, (p50, p99)) in &measured.daemon {
+        report.single(&format!("{cause}, {suffix}, the daemon's own part, p50"), "us", p50, Bar::None);
+        report.single(&format!("{cause}, {suffix}, the daemon's own part, p99"), "us", p99, Bar::None);
+    }
+}
+
+fn peer_p50(measured: &Measured) -> Vec<f64> {
+    measured.peers.get(BARE_MINOR).map_or(Vec::new(), |costs| costs.p50.clone())
+}
+
+fn plot(all: &[(usize, Measured)]) -> String {
+    let bars = |costs: &Costs| vec![svg::Bar::of(&costs.p50), svg::Bar::of(&costs.p99)];
     let mut groups: Vec<(String, Vec<Option<svg::Bar>>)> = Vec::new();
-    for (threads, ours) in ours {
-        for (cause, percentiles) in &ours.by_cause {
-            if median(&percentiles.p50).is_some_and(|p50| p50 > 0.0) {
-                groups.push((format!("Pagoda: {cause} x{threads}"), bars(percentiles)));
-            }
-        }
+    for (threads, measured) in all {
+        let ours = measured.ours.iter().filter(|(_, costs)| median(&costs.p50).is_some());
+        groups.extend(ours.map(|(row, costs)| (format!("Pagoda: {row} x{threads}"), bars(costs))));
     }
-    let short = |name: &str| name.replace("userfaultfd", "uffd");
-    groups.extend(peers.rows().map(|(name, percentiles)| (short(name), bars(percentiles))));
+    if let Some((_, measured)) = all.first() {
+        groups.extend(measured.peers.iter().map(|(row, costs)| (row.replace("userfaultfd", "uffd"), bars(costs))));
+    }
     svg::bar_chart(&svg::BarChart {
-        title: "Latency of one fault".to_owned(),
+        title: "Latency of one access that faults".to_owned(),
         y_label: "us (logarithmic)".to_owned(),
         y_scale: svg::Scale::Log,
         series: vec!["p50".to_owned(), "p99".to_owned()],

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use pagoda_sys::toy::process;
 
 use super::undo::{Guard, Undo, start_ticks_of};
+use crate::toy::touch::Touched;
 use crate::toy::{Done, Ready};
 
 /// A toy VMM that does what it is told. Killed when dropped.
@@ -64,6 +65,28 @@ impl SteppedToy {
     pub fn fill(&mut self) -> Result<Ready> {
         self.tell("fill")?;
         Ok(serde_json::from_str(&self.expect("TOY ready ")?)?)
+    }
+
+    /// Has it map its RAM and write nothing: then it is for `touch`.
+    ///
+    /// # Errors
+    /// It stopped.
+    pub fn map(&mut self) -> Result<Ready> {
+        self.tell("map")?;
+        Ok(serde_json::from_str(&self.expect("TOY ready ")?)?)
+    }
+
+    /// Has it touch pages, each once.
+    ///
+    /// # Errors
+    /// It stopped, or found a wrong page.
+    pub fn touch(&mut self, options: &str) -> Result<Touched> {
+        self.tell(&format!("touch {options}"))?;
+        let touched: Touched = serde_json::from_str(&self.expect("TOY done ")?)?;
+        if touched.bad_pages > 0 {
+            bail!("{} wrong pages in: touch {options}", touched.bad_pages);
+        }
+        Ok(touched)
     }
 
     /// Has it run and waits for the end.

@@ -60,11 +60,11 @@ impl Engine {
                 }
             }
             Action::DiscardDone { token } => self.discard_done(token),
-            Action::Arm => {
-                if let Err(error) = self.arm() {
-                    self.freeze(&format!("it could not be armed: {error}"));
-                }
-            }
+            Action::Arm => match self.arm() {
+                // Now that it is known what is resident, page-out can begin.
+                Ok(()) => self.events.push_back(Event::Tick),
+                Err(error) => self.freeze(&format!("it could not be armed: {error}")),
+            },
             Action::Disarm => self.disarm(),
             Action::Stalled { stall } => self.stalled(stall),
         }

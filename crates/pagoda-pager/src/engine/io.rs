@@ -1,9 +1,10 @@
 //! Transfers between swap and memory: one operation of the machine is one or more requests to the disk.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use pagoda_core::bits::PageSet;
-use pagoda_core::fault::{Event, IoError, OPS_MAX, OpId, Pages};
+use pagoda_core::fault::{Event, IoError, OPS_MAX, OUTS_MAX, OpId, Pages};
 use pagoda_core::stats::Metric;
 use pagoda_core::units::{CHUNK_SIZE, ChunkIdx, PAGE_SIZE, PageIdx};
 use pagoda_sys::Errno;
@@ -17,6 +18,9 @@ const REQUEST_MAX: u64 = 512 << 10;
 const PAGE_BUFFERS: u16 = OPS_MAX as u16;
 /// Buffers for parts of chunks: as many as there can be whole-chunk reads.
 const CHUNK_BUFFERS: u16 = pagoda_core::fault::FILLS_MAX as u16;
+
+/// Runs of pages whose writes are queued between two looks at the faults: some 2 us each, so a fault waits 40 us at most.
+const STEP_RUNS: usize = 16;
 
 /// Makes the ring's bounce buffers: 9 MiB a VM.
 pub fn buffers() -> Result<Buffers, RingError> {
@@ -51,11 +55,24 @@ enum Kind {
 pub struct Transfers {
     by_op: Vec<Option<Transfer>>,
     intents: Vec<usize>,
+    plans: VecDeque<WritePlan>,
+}
+
+/// Writes of a page-out that are not queued yet.
+#[derive(Clone, Copy, Debug)]
+struct WritePlan {
+    op: OpId,
+    chunk: ChunkIdx,
+    rest: PageSet,
 }
 
 impl Transfers {
     pub fn new() -> Transfers {
-        Transfers { by_op: vec![None; OPS_MAX], intents: (0..pagoda_abi::shared::INTENTS).rev().collect() }
+        Transfers {
+            by_op: vec![None; OPS_MAX],
+            intents: (0..pagoda_abi::shared::INTENTS).rev().collect(),
+            plans: VecDeque::with_capacity(OUTS_MAX),
+        }
     }
 
     /// A free intent. There are more than operations that use one.
@@ -113,22 +130,52 @@ impl Engine {
         self.queued(op);
     }
 
-    /// Writes pages to swap; zero ones become holes there.
+    /// Plans to write pages to swap; zero ones become holes there. The writes are queued in steps, so that no fault waits
+    /// for more than one step.
     pub(super) fn write_out(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet) {
+        let kind = Kind::Out { zero: PageSet::EMPTY };
+        *self.io.slot(op) = Some(Transfer { left: 1, missing: 0, error: None, kind, fault: None });
+        self.io.plans.push_back(WritePlan { op, chunk, rest: pages });
+    }
+
+    /// Some of what was planned is left to queue.
+    pub(super) fn has_plans(&self) -> bool {
+        !self.io.plans.is_empty()
+    }
+
+    /// Queues the next few writes.
+    pub(super) fn step_plan(&mut self) {
+        let Some(plan) = self.io.plans.front_mut() else { return };
+        let step: PageSet = plan
+            .rest
+            .runs()
+            .take(STEP_RUNS)
+            .map(|run| PageSet::range(run.start, run.len))
+            .fold(PageSet::EMPTY, |step, run| step | run);
+        plan.rest -= step;
+        let WritePlan { op, chunk, rest } = *plan;
+        self.write_some(op, chunk, step);
+        if rest.is_empty() {
+            self.io.plans.pop_front();
+            self.queued(op);
+        }
+    }
+
+    fn write_some(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet) {
         let place = self.space.place_chunk(chunk);
         let (view, start, first) = (place.region.view.clone(), place.offset, place.pages().start);
-        let zero: PageSet = pages
-            .iter()
-            .filter(|index| view.is_zero(first + u64::from(*index)..first + u64::from(*index) + 1))
-            .collect();
-        *self.io.slot(op) = Some(Transfer { left: 1, missing: 0, error: None, kind: Kind::Out { zero }, fault: None });
-        for run in (zero & self.machine.chunk(chunk).swap).runs() {
+        let is_zero = |index: &u8| view.is_zero(first + u64::from(*index)..first + u64::from(*index) + 1);
+        let found: PageSet = pages.iter().filter(is_zero).collect();
+        if let Some(Transfer { kind: Kind::Out { zero }, .. }) = self.io.slot(op) {
+            *zero |= found;
+        }
+        for run in (found & self.machine.chunk(chunk).swap).runs() {
             let offset = Pages { chunk, run }.first().offset().0;
             if let Err(errno) = self.swap.punch(offset, u64::from(run.len) * PAGE_SIZE) {
                 self.note_error(op, errno);
             }
         }
-        for run in (pages - zero).runs() {
+        for run in (pages - found).runs() {
             let (mut at, len) = (u64::from(run.start) * PAGE_SIZE, u64::from(run.len) * PAGE_SIZE);
             let end = at + len;
             while at < end {
@@ -140,7 +187,6 @@ impl Engine {
                 at += part;
             }
         }
-        self.queued(op);
     }
 
     /// Queues one request; the ring has room for all that the machine can have under way, or makes some.

@@ -2,22 +2,22 @@
 //! answered by the shortest possible loop.
 
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use pagoda_sys::toy::process;
 use pagoda_sys::toy::ram::{Advice, HugePages, PAGE_BYTES, Ram, RamSource};
-use pagoda_sys::toy::uffd_loop::{FaultLoop, Resolution};
+use pagoda_sys::toy::uffd_loop::{CHUNK_BYTES, FaultLoop, Resolution};
 
 use super::swap::LimitedToy;
 use crate::bench::stepped::this_program;
-use crate::toy::Latency;
-use crate::toy::histogram::LatencyHistogram;
-use crate::toy::workload::Chance;
+use crate::daemon::cpu_s_of;
+use crate::toy::touch::{Access, TouchArgs, Touched, touch};
 
-/// One access for so many pages.
-const SWAP_IN_SAMPLE_OF: usize = 16;
+/// Every second page, so that no two that are touched have a common run: each is a fault of its own.
+pub const LONE_STRIDE: usize = 2;
+/// Drops and touches of chunks, which are few.
+pub const CHUNK_REPEATS: u32 = 8;
 
 /// The kernel's own faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,45 +39,72 @@ pub enum Placement {
     SameCpu,
 }
 
-/// Touches `pages` pages in random order, each of which faults in the kernel.
+/// What a row of accesses costs.
+#[derive(Debug, Clone, Copy)]
+pub struct Cost {
+    /// Median latency of an access.
+    pub p50_us: f64,
+    /// 99 % of accesses take no longer.
+    pub p99_us: f64,
+    /// CPU time of everyone who takes part, for each access.
+    pub cpu_us: f64,
+}
+
+impl Cost {
+    /// `other_cpu_s` is what a handler used beside the toy.
+    pub fn of(touched: &Touched, other_cpu_s: f64) -> Self {
+        let cpu_us = (touched.cpu_s + other_cpu_s) * 1e6 / touched.touches.max(1) as f64;
+        Self { p50_us: touched.latency.p50_us, p99_us: touched.latency.p99_us, cpu_us }
+    }
+}
+
+/// Touches every second of `mib` MiB of pages in random order, each of which faults in the kernel.
 ///
 /// # Errors
-/// No memory; paging out is refused.
-pub fn kernel_fault(kind: KernelFault, pages: usize) -> Result<LatencyHistogram> {
-    let bytes = pages * PAGE_BYTES;
+/// No memory; dropping entries is refused.
+pub fn kernel_fault(kind: KernelFault, mib: usize, threads: usize) -> Result<Cost> {
+    let bytes = mib << 20;
     let source = match kind {
         KernelFault::AnonymousZero => RamSource::Anonymous(bytes),
         KernelFault::ShmemZero | KernelFault::ShmemMinor => RamSource::Shmem(bytes),
     };
     let mut ram = Ram::map(source, HugePages::Refuse).context("map memory")?;
-    match kind {
-        KernelFault::AnonymousZero | KernelFault::ShmemZero => {}
-        KernelFault::ShmemMinor => {
-            fill(&mut ram);
-            ram.advise(0, pages, Advice::Drop).context("drop page-table entries")?;
-        }
+    let mut stored = vec![0; ram.pages()];
+    let minor = kind == KernelFault::ShmemMinor;
+    if minor {
+        touch(&mut ram, threads, &mut stored, &touches(mib, 1, false))?;
     }
-    Ok(touch_at_random(&mut ram, pages))
+    Ok(Cost::of(&touch(&mut ram, threads, &mut stored, &touches(mib, LONE_STRIDE, minor))?, 0.0))
 }
 
-/// Latency of accesses to pages in swap, on whatever swap is on.
+fn touches(mib: usize, stride: usize, drop_entries: bool) -> TouchArgs {
+    TouchArgs {
+        from_mib: 0,
+        mib,
+        stride,
+        access: Access::Store,
+        whole: false,
+        in_order: stride == 1,
+        drop_entries,
+        repeat: 1,
+    }
+}
+
+/// Latency of loads from pages in swap, on whatever swap is on.
 ///
 /// In a cgroup, because only its reclaim also empties the swap cache: a page that is still there
 /// comes back without a read.
 ///
 /// # Errors
 /// Not root, no memory controller.
-pub fn swap_in(pages: usize) -> Result<Latency> {
-    let mib = (pages * PAGE_BYTES).div_ceil(1 << 20).max(1);
-    let options = ["--mib", &mib.to_string(), "--no-huge"];
+pub fn swap_in(mib: usize, stride: usize, threads: usize) -> Result<Cost> {
+    let options = ["--mib", &mib.to_string(), "--no-huge", "--threads", &threads.to_string()];
     let mut limited = LimitedToy::start(&options, mib as u64 * 2)?;
-    limited.toy.fill()?;
-    let allowed = (mib as u64) << 16;
-    limited.cgroup.reclaim_down_to(allowed)?;
-    // Few enough that hardly any page is met twice.
-    let ops = pages / SWAP_IN_SAMPLE_OF;
-    let done = limited.toy.go(&format!("--workload random --mode read-write --ops {ops}"))?;
-    done.latency.context("the toy gave no latency")
+    limited.toy.map()?;
+    limited.toy.touch(&format!("--mib {mib} --in-order --whole"))?;
+    limited.cgroup.reclaim_down_to((mib as u64) << 16)?;
+    let touched = limited.toy.touch(&format!("--mib {mib} --stride {stride} --access load"))?;
+    Ok(Cost::of(&touched, 0.0))
 }
 
 /// Command line of the handler process.
@@ -106,6 +133,8 @@ pub enum Answer {
     Copy,
     /// MINOR with the page there.
     Continue,
+    /// MINOR, answered for the whole chunk around it.
+    ContinueChunk,
 }
 
 impl Answer {
@@ -114,6 +143,7 @@ impl Answer {
             Self::ZeroPage => Resolution::ZeroPage,
             Self::Copy => Resolution::Copy,
             Self::Continue => Resolution::Continue,
+            Self::ContinueChunk => Resolution::ContinueChunk,
         }
     }
 }
@@ -132,79 +162,60 @@ pub fn handler_main(args: &HandlerArgs) -> Result<bool> {
     Ok(true)
 }
 
-/// Touches `pages` pages in random order, each answered by a handler in another process, as the
-/// daemon is.
+/// Touches pages of `mib` MiB in random order, each answered by a handler in another process, as
+/// the daemon is.
 ///
 /// # Errors
 /// No permission for userfaultfd.
-pub fn bare_userfaultfd(answer: Answer, placement: Placement, pages: usize) -> Result<LatencyHistogram> {
+pub fn bare_userfaultfd(answer: Answer, placement: Placement, mib: usize, threads: usize) -> Result<Cost> {
     // On a thread of its own, so that a CPU pinned here does not outlive the measurement.
-    let measure = || -> Result<LatencyHistogram> {
-        // The extra page's fault tells the handler to end.
-        let source = RamSource::Shmem((pages + 1) * PAGE_BYTES);
-        let mut ram = Ram::map(source, HugePages::Refuse).context("map memory")?;
-        if answer == Answer::Continue {
-            fill(&mut ram);
-            ram.advise(0, pages + 1, Advice::Drop).context("drop page-table entries")?;
-        }
-        let faults = FaultLoop::register(&ram, answer.resolution())
-            .context("register with userfaultfd (root or access to /dev/userfaultfd is needed)")?;
-        let stop_at = ram.address() + (pages * PAGE_BYTES) as u64;
-        let mut command = Command::new(this_program()?);
-        let fd = std::os::fd::AsRawFd::as_raw_fd(faults.fd());
-        command.args(["uffd-handler", "--fd", &fd.to_string(), "--stop-at", &stop_at.to_string()]);
-        let answer_name = answer.to_possible_value().map(|value| value.get_name().to_owned());
-        command.args(["--answer", &answer_name.unwrap_or_default()]).stdin(Stdio::null());
-        if placement == Placement::SameCpu {
-            command.args(["--cpu", "0"]);
-            process::pin_to_cpu(0).context("pin to a CPU")?;
-        }
-        process::inherit_fd(&mut command, faults.fd());
-        process::die_with_parent(&mut command);
-        let mut handler = command.spawn().context("start the handler")?;
-        // The fd is the handler's alone from here: when it dies, faults here end as zeros
-        // instead of waiting for ever.
-        drop(faults);
-        let latency = touch_at_random(&mut ram, pages);
-        ram.split(1)[0].store(pages, 0, 1);
-        let status = handler.wait().context("wait for the handler")?;
-        if !status.success() {
-            bail!("the userfaultfd handler ended with {status}");
-        }
-        Ok(latency)
-    };
-    std::thread::scope(|scope| match scope.spawn(measure).join() {
+    std::thread::scope(|scope| match scope.spawn(|| measure_bare(answer, placement, mib, threads)).join() {
         Ok(result) => result,
         Err(panic) => std::panic::resume_unwind(panic),
     })
 }
 
-fn fill(ram: &mut Ram) {
-    let pages = ram.pages();
-    let mut parts = ram.split(1);
-    let mut chance = Chance::new(3);
-    for page in 0..pages {
-        // Every word, so that zram has a page to compress that does not compress.
-        for word in 0..PAGE_BYTES / 8 {
-            parts[0].store(page, word, chance.next());
-        }
+fn measure_bare(answer: Answer, placement: Placement, mib: usize, threads: usize) -> Result<Cost> {
+    const CHUNK_PAGES: usize = CHUNK_BYTES as usize / PAGE_BYTES;
+    // A chunk more for each thread's part, so that parts stay aligned: the last one's fault tells the handler to end.
+    let source = RamSource::Shmem((mib << 20) + threads * CHUNK_BYTES as usize);
+    let mut ram = Ram::map(source, HugePages::Refuse).context("map memory")?;
+    let last = ram.pages() - CHUNK_PAGES;
+    let mut stored = vec![0; ram.pages()];
+    let minor = matches!(answer, Answer::Continue | Answer::ContinueChunk);
+    if minor {
+        let all = ram.pages() * PAGE_BYTES >> 20;
+        touch(&mut ram, threads, &mut stored, &touches(all, 1, false))?;
+        ram.advise(last, CHUNK_PAGES, Advice::Drop).context("drop page-table entries")?;
     }
-}
-
-fn touch_at_random(ram: &mut Ram, pages: usize) -> LatencyHistogram {
-    let mut order: Vec<usize> = (0..pages).collect();
-    let mut chance = Chance::new(pages as u64);
-    for left in (1..pages).rev() {
-        order.swap(left, chance.below(left as u64 + 1) as usize);
+    let faults = FaultLoop::register(&ram, answer.resolution())
+        .context("register with userfaultfd (root or access to /dev/userfaultfd is needed)")?;
+    let stop_at = ram.address() + (last * PAGE_BYTES) as u64;
+    let mut command = Command::new(this_program()?);
+    let fd = std::os::fd::AsRawFd::as_raw_fd(faults.fd());
+    command.args(["uffd-handler", "--fd", &fd.to_string(), "--stop-at", &stop_at.to_string()]);
+    let answer_name = answer.to_possible_value().map(|value| value.get_name().to_owned());
+    command.args(["--answer", &answer_name.unwrap_or_default()]).stdin(Stdio::null());
+    if placement == Placement::SameCpu {
+        command.args(["--cpu", "0"]);
+        process::pin_to_cpu(0).context("pin to a CPU")?;
     }
-    let mut latency = LatencyHistogram::default();
-    let mut parts = ram.split(1);
-    for page in order {
-        let start = Instant::now();
-        parts[0].store(page, 0, 1);
-        latency.record(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    process::inherit_fd(&mut command, faults.fd());
+    process::die_with_parent(&mut command);
+    let mut handler = command.spawn().context("start the handler")?;
+    // The fd is the handler's alone from here: when it dies, faults here end as zeros
+    // instead of waiting for ever.
+    drop(faults);
+    let (stride, repeat) = if answer == Answer::ContinueChunk { (CHUNK_PAGES, CHUNK_REPEATS) } else { (LONE_STRIDE, 1) };
+    let plan = TouchArgs { repeat, ..touches(mib, stride, minor) };
+    let touched = touch(&mut ram, threads, &mut stored, &plan);
+    let handler_cpu_s = cpu_s_of(handler.id());
+    ram.split(1)[0].store(last, 0, 1);
+    let status = handler.wait().context("wait for the handler")?;
+    if !status.success() {
+        bail!("the userfaultfd handler ended with {status}");
     }
-    latency
+    Ok(Cost::of(&touched?, handler_cpu_s?))
 }
 
 #[cfg(test)]
@@ -213,11 +224,9 @@ mod tests {
 
     #[test]
     fn kernel_faults_take_time() {
-        let pages = 256;
         for kind in [KernelFault::AnonymousZero, KernelFault::ShmemZero, KernelFault::ShmemMinor] {
-            let latency = kernel_fault(kind, pages).unwrap();
-            let p50 = latency.percentile_us(0.5);
-            assert!(p50 > 0.05 && p50 < 1000.0, "{kind:?}: {p50} us");
+            let cost = kernel_fault(kind, 1, 1).unwrap();
+            assert!(cost.p50_us > 0.05 && cost.p50_us < 1000.0, "{kind:?}: {cost:?}");
         }
     }
 }
