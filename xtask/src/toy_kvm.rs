@@ -84,7 +84,7 @@ pub fn main(args: &ToyKvmArgs) -> Result<bool> {
         Err(error) => return Err(Skipped(error).into()),
     }
     let mut ram = map_ram(args.mib)?;
-    let mib = ram.pages() * PAGE_BYTES >> 20;
+    let mib = (ram.pages() * PAGE_BYTES) >> 20;
     eprintln!("toy-kvm: the guest starts: {mib} MiB, vCPUs {}", args.vcpus);
     let start = Instant::now();
     let outcomes = run(args, &mut ram)?;
@@ -129,7 +129,7 @@ fn run(args: &ToyKvmArgs, ram: &mut Ram) -> Result<Vec<Outcome>> {
 }
 
 fn report(outcomes: &[Outcome], ram: &mut Ram, elapsed: Duration) -> Report {
-    let mib = ram.pages() * PAGE_BYTES >> 20;
+    let mib = (ram.pages() * PAGE_BYTES) >> 20;
     let mut wrong_pages: Vec<u64> = outcomes.iter().flat_map(|outcome| &outcome.wrong_pages).copied().collect();
     let part = &ram.split(1)[0];
     let at_end: Vec<usize> = outcomes.iter().flat_map(|outcome| outcome.walk.wrong_pages(part)).collect();

@@ -204,7 +204,6 @@ fn add_figures(report: &mut Report, threads: usize, measured: &Measured) {
         (MINOR, BARE_MINOR, bar),
         (MINOR, SHMEM_MINOR, Bar::None),
         (MINOR_CHUNK, BARE_CHUNK, bar),
-        (MINOR_CHUNK, BARE_MINOR, Bar::None),
         (SWAP_PAGE, SWAP_FILE, Bar::None),
         (SWAP_PAGE, SWAP_ZRAM, Bar::None),
     ];
@@ -215,7 +214,8 @@ fn add_figures(report: &mut Report, threads: usize, measured: &Measured) {
         report.pair(&format!("{name}, p99: {against}"), "us", &ours.p99, &peer.p99, Bar::None);
         report.pair(&format!("{name}, CPU per fault: {against}"), "us", &ours.cpu, &peer.cpu, Bar::None);
         if row == MINOR_CHUNK {
-            report.pair(&format!("{name}, p50 per page: {BARE_MINOR}"), "us", &ours.per_page(), &peer_p50(measured), Bar::None);
+            let (ours, peer) = (ours.per_page(), &measured.peers.get(BARE_MINOR).unwrap_or(&none).p50);
+            report.pair(&format!("{name}, p50 per page: {BARE_MINOR}"), "us", &ours, peer, Bar::None);
         }
     }
     for (row, ours) in &measured.ours {
@@ -227,7 +227,7 @@ fn add_figures(report: &mut Report, threads: usize, measured: &Measured) {
         report.single(&format!("{row}, {suffix}: faults of that cause per access"), "", &ours.meant, Bar::None);
     }
     for name in [ANONYMOUS_ZERO, BARE_COPY, BARE_ZERO_CPU, BARE_MINOR_CPU] {
-        let costs = peer(name);
+        let Some(costs) = measured.peers.get(name) else { continue };
         report.peer_only(&format!("{name}, {suffix}, p50"), "us", &costs.p50);
         report.peer_only(&format!("{name}, {suffix}, p99"), "us", &costs.p99);
         report.peer_only(&format!("{name}, {suffix}, CPU per fault"), "us", &costs.cpu);
@@ -236,10 +236,6 @@ fn add_figures(report: &mut Report, threads: usize, measured: &Measured) {
         report.single(&format!("{cause}, {suffix}, the daemon's own part, p50"), "us", p50, Bar::None);
         report.single(&format!("{cause}, {suffix}, the daemon's own part, p99"), "us", p99, Bar::None);
     }
-}
-
-fn peer_p50(measured: &Measured) -> Vec<f64> {
-    measured.peers.get(BARE_MINOR).map_or(Vec::new(), |costs| costs.p50.clone())
 }
 
 fn plot(all: &[(usize, Measured)]) -> String {

@@ -1,8 +1,11 @@
 //! Comparison benches: ours and its peers interleaved in one run, medians and spreads, the bars
 //! each figure is held to, a table, JSON and a plot.
 
+mod adaptive;
 mod crash;
 mod fault;
+mod guest;
+mod idle;
 mod machine;
 mod overcommit;
 mod peers;
@@ -44,7 +47,7 @@ pub struct BenchArgs {
     /// Also write the JSON here
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Two short rounds
+    /// Two short rounds; results go to out/bench
     #[arg(long)]
     quick: bool,
     /// Number of rounds
@@ -64,6 +67,8 @@ enum Name {
     Fault,
     /// RAM of 2x and 4x DRAM against the kernel's swap
     Overcommit,
+    /// Adaptive page-in against each fixed choice
+    Adaptive,
     /// From everything paged out to full speed
     Recover,
     /// Everything in DRAM against plain huge pages
@@ -108,11 +113,6 @@ impl Setup {
         if self.quick { full / 2.0 } else { full }
     }
 
-    /// A number of operations, shortened in a quick run.
-    pub fn count(&self, full: usize) -> usize {
-        if self.quick { full / 4 } else { full }
-    }
-
     fn report(&self, name: &str) -> Report {
         Report::new(name, Machine::look(&self.dir), "native")
     }
@@ -151,6 +151,7 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
     let (report, plot) = match name {
         Name::Fault => fault::run(setup),
         Name::Overcommit => overcommit::run(setup),
+        Name::Adaptive => adaptive::run(setup),
         Name::Recover => recover::run(setup),
         Name::Resident => resident::run(setup),
         Name::Queues => queues::run(setup),
@@ -159,8 +160,8 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
     }
     .with_context(|| format!("bench {}", name.text()))?;
     println!("{}", report.table());
-    let results = repository().join("bench/results");
     // Half a measurement must not replace a whole one.
+    let results = repository().join(if setup.quick { "out/bench" } else { "bench/results" });
     if setup.ours {
         report.write_json(&results.join(format!("{}.json", name.text())))?;
         let path = results.join(format!("{}.svg", name.text()));

@@ -5,6 +5,7 @@
 //! only seconds apart: the disk of a virtual machine is rarely the same for minutes.
 
 use anyhow::Result;
+use pagoda_api::types::counter;
 
 use super::peers::disk::DirectFile;
 use super::peers::swap::{LimitedToy, Swap, page_cluster, set_page_cluster};
@@ -19,10 +20,13 @@ const DRAM_MIB: u64 = 512;
 const RATIOS: [u64; 2] = [2, 4];
 /// The kernel's default first, then values it is known to do better with.
 const PAGE_CLUSTERS: [u32; 3] = [3, 5, 0];
-/// A quick run leaves the last one out, which has never been the best for a sweep.
-const PAGE_CLUSTERS_QUICK: usize = 2;
-const CASE_SECONDS: f64 = 4.0;
-const CEILING_SECONDS: f64 = 2.0;
+/// A quick run and rows without a bar leave the last one out.
+const PAGE_CLUSTERS_FEW: usize = 2;
+/// Of cases with bars; the others are shorter and have fewer rounds and peers.
+const CASE_SECONDS: f64 = 3.0;
+const INFO_SECONDS: f64 = 2.0;
+const INFO_ROUNDS: usize = 2;
+const CEILING_SECONDS: f64 = 1.0;
 const VM: &str = "bench-overcommit";
 
 /// The paper's figure (VMemDirect, section 5.4), against the default page cluster.
@@ -52,8 +56,13 @@ impl Case {
         }
     }
 
-    fn measure(self, setup: &Setup) -> String {
-        let seconds = setup.seconds(CASE_SECONDS);
+    /// Whether a bar of the issue is about it.
+    fn is_held(self, ratio: u64) -> bool {
+        self.mode == "read-write" && (self.is_sweep() || (self.workload == "random" && ratio == 2))
+    }
+
+    fn measure(self, setup: &Setup, ratio: u64) -> String {
+        let seconds = setup.seconds(if self.is_held(ratio) { CASE_SECONDS } else { INFO_SECONDS });
         let timing = if self.is_sweep() { " --no-latency" } else { "" };
         format!("--workload {} --mode {} --seconds {seconds}{timing}", self.workload, self.mode)
     }
@@ -65,6 +74,8 @@ struct Rounds {
     done: Vec<Done>,
     /// CPU time of the run, the daemon's included.
     cpu_s: Vec<f64>,
+    /// Read from and written to swap, as the daemon counts it: less than what is touched where the replacement has hits.
+    swap_mib_per_s: Vec<f64>,
 }
 
 impl Rounds {
@@ -127,9 +138,11 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     for ratio in RATIOS {
         results.extend(run_ratio(setup, ratio, daemon.as_ref(), &disk)?);
     }
+    drop(disk);
     for result in &results {
         add_figures(&mut report, result);
     }
+    super::guest::measure(setup, daemon.as_ref(), &mut report)?;
     Ok((report, plot(&results)))
 }
 
@@ -146,29 +159,31 @@ fn run_ratio(setup: &Setup, ratio: u64, daemon: Option<&Daemon>, disk: &DirectFi
         }
         None => None,
     };
-    let clusters = &PAGE_CLUSTERS[..if setup.quick { PAGE_CLUSTERS_QUICK } else { PAGE_CLUSTERS.len() }];
-    let empty = |case| CaseResult {
+    let empty = |case: Case| CaseResult {
         case,
         ratio,
         ours: Rounds::default(),
-        kernel: clusters.iter().map(|_| Rounds::default()).collect(),
+        kernel: clusters(setup, case, ratio).iter().map(|_| Rounds::default()).collect(),
         ceiling: Vec::new(),
     };
     let mut results: Vec<CaseResult> = cases(setup.quick).into_iter().map(empty).collect();
     for round in 0..setup.rounds {
         for result in &mut results {
+            if round >= INFO_ROUNDS && !result.case.is_held(ratio) {
+                continue;
+            }
             eprintln!("overcommit: round {} of {}, {}", round + 1, setup.rounds, result.label());
             if result.case.is_sweep() {
                 result.ceiling.push(disk.balanced_mib_per_s(setup.seconds(CEILING_SECONDS))?);
             }
             if let (Some(toy), Some(daemon)) = (&mut ours, daemon) {
                 toy.go(result.case.warm_up())?;
-                measure(setup, result.case, toy, Some(daemon), &mut result.ours)?;
+                measure(setup, result.case, ratio, toy, Some(daemon), &mut result.ours)?;
             }
             kernel.toy.go(result.case.warm_up())?;
-            for (cluster, rounds) in clusters.iter().zip(&mut result.kernel) {
+            for (cluster, rounds) in clusters(setup, result.case, ratio).iter().zip(&mut result.kernel) {
                 let _cluster = set_page_cluster(*cluster)?;
-                measure(setup, result.case, &mut kernel.toy, None, rounds)?;
+                measure(setup, result.case, ratio, &mut kernel.toy, None, rounds)?;
             }
         }
     }
@@ -177,19 +192,36 @@ fn run_ratio(setup: &Setup, ratio: u64, daemon: Option<&Daemon>, disk: &DirectFi
     Ok(results)
 }
 
+/// The page clusters that a case is measured with.
+fn clusters(setup: &Setup, case: Case, ratio: u64) -> &'static [u32] {
+    let all = !setup.quick && case.is_held(ratio);
+    &PAGE_CLUSTERS[..if all { PAGE_CLUSTERS.len() } else { PAGE_CLUSTERS_FEW }]
+}
+
 fn measure(
     setup: &Setup,
     case: Case,
+    ratio: u64,
     toy: &mut SteppedToy,
     daemon: Option<&Daemon>,
     rounds: &mut Rounds,
 ) -> Result<()> {
-    let before = daemon.map_or(Ok(0.0), Daemon::cpu_s)?;
-    let done = toy.go(&case.measure(setup))?;
+    let (before, moved) = (daemon.map_or(Ok(0.0), Daemon::cpu_s)?, daemon.map(swap_mib).transpose()?);
+    let done = toy.go(&case.measure(setup, ratio))?;
     let after = daemon.map_or(Ok(0.0), Daemon::cpu_s)?;
     rounds.cpu_s.push(done.cpu_s + after - before);
+    if let (Some(daemon), Some(moved)) = (daemon, moved) {
+        rounds.swap_mib_per_s.push((swap_mib(daemon)? - moved) / done.seconds);
+    }
     rounds.done.push(done);
     Ok(())
+}
+
+/// MiB read from and written to swap so far.
+fn swap_mib(daemon: &Daemon) -> Result<f64> {
+    let info = daemon.vm(VM)?;
+    let pages: u64 = [counter::PAGES_IN, counter::PAGES_OUT].iter().filter_map(|name| info.counters.get(*name)).sum();
+    Ok((pages * counter::PAGE_BYTES) as f64 / f64::from(1 << 20))
 }
 
 fn add_figures(report: &mut Report, result: &CaseResult) {
@@ -224,6 +256,14 @@ fn add_figures(report: &mut Report, result: &CaseResult) {
             &result.ceiling,
             bar(Bar::AtLeast(SWEEP_CEILING_MIN)),
         );
+        let both_ways: Vec<f64> = result.ceiling.iter().map(|each_way| each_way * 2.0).collect();
+        report.pair(
+            &format!("{label}: swap traffic, balanced O_DIRECT both ways"),
+            "MiB/s",
+            &ours.swap_mib_per_s,
+            &both_ways,
+            Bar::None,
+        );
         report.pair(
             &format!("{label}: CPU, kernel default"),
             "s/GiB",
@@ -241,7 +281,7 @@ fn add_figures(report: &mut Report, result: &CaseResult) {
         return;
     }
     // The bars are for uniform random accesses at 2x.
-    let held = result.case.workload == "random" && read_write && result.ratio == 2;
+    let held = result.case.is_held(result.ratio);
     let bar = |bar| if held { bar } else { Bar::None };
     for (name, kernel) in [("default".to_owned(), default), (format!("best ({best_name})"), best)] {
         report.pair(

@@ -23,9 +23,10 @@ pub enum Bar {
 
 impl Bar {
     fn text(self) -> Option<String> {
+        let short = |limit: f64| (limit * 1000.0).round() / 1000.0;
         match self {
-            Self::AtLeast(limit) => Some(format!("at least {limit}")),
-            Self::AtMost(limit) => Some(format!("at most {limit}")),
+            Self::AtLeast(limit) => Some(format!("at least {}", short(limit))),
+            Self::AtMost(limit) => Some(format!("at most {}", short(limit))),
             Self::None => None,
         }
     }

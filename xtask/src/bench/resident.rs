@@ -1,7 +1,7 @@
 //! Everything in DRAM: a VM under Pagoda must run as if Pagoda were not there, before any pressure
 //! and again soon after it. The peer is plain memory with transparent huge pages.
 //!
-//! Beside it what Pagoda costs a VM that does nothing: CPU time and memory for its tables.
+//! Beside it what Pagoda costs a VM that does nothing (`idle`).
 
 use std::time::{Duration, Instant};
 
@@ -17,13 +17,10 @@ const MEMORY_MIB: u64 = 1024;
 const PRESSED_MIB: u64 = MEMORY_MIB / 4;
 const CASE_SECONDS: f64 = 2.0;
 const SPEED_MIN: f64 = 0.97;
+/// What a phase of pressure may take until the VM is at its cap.
+const PRESS_MAX: Duration = Duration::from_secs(60);
 /// The issue's time for recovery after the pressure has ended.
 const SETTLE: Duration = Duration::from_secs(10);
-const IDLE_MEMORY_MIB: u64 = 16 * 1024;
-const IDLE_DRAM_MIB: u64 = 1024;
-const IDLE_SECONDS: f64 = 20.0;
-const IDLE_CPU_PERCENT_MAX: f64 = 1.0;
-const TABLES_PERCENT_MAX: f64 = 0.4;
 const VM: &str = "bench-resident";
 const WORKLOADS: [&str; 2] = ["seq", "random"];
 
@@ -85,7 +82,7 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
         }
     }
     if let Some(daemon) = &daemon {
-        measure_idle(setup, daemon, &mut report)?;
+        super::idle::measure(setup, daemon, &mut report)?;
     }
     let group = |name: &str, ours: &Speeds, plain: &Speeds| {
         let bars = |index: usize| vec![svg::Bar::of(&ours.by_workload[index]), svg::Bar::of(&plain.by_workload[index])];
@@ -109,7 +106,6 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
 
 /// Pressure of 4x with a load on it, then none; leaves the time the issue allows.
 fn press_and_release(daemon: &Daemon, toy: &mut SteppedToy) -> Result<()> {
-    const PRESS_MAX: Duration = Duration::from_secs(60);
     daemon.set_dram(VM, PRESSED_MIB)?;
     daemon.wait_for_vm(VM, PRESS_MAX, |info| info.resident_bytes <= PRESSED_MIB << 20)?;
     toy.go("--workload random --mode read-write --ops 50000 --no-latency")?;
@@ -118,25 +114,5 @@ fn press_and_release(daemon: &Daemon, toy: &mut SteppedToy) -> Result<()> {
     // The load goes on, as a VM's would; what it does in this time is not counted.
     let seconds = SETTLE.as_secs_f64() - released.elapsed().as_secs_f64();
     toy.go(&format!("--workload random --mode read-write --seconds {seconds} --no-latency"))?;
-    Ok(())
-}
-
-fn measure_idle(setup: &Setup, daemon: &Daemon, report: &mut Report) -> Result<()> {
-    const VM: &str = "bench-idle";
-    let before_bytes = daemon.anonymous_bytes()?;
-    let mut toy = daemon.start_toy(VM, IDLE_MEMORY_MIB, IDLE_DRAM_MIB, &[])?;
-    toy.fill()?;
-    let tables = daemon.anonymous_bytes()?.saturating_sub(before_bytes);
-    let percent = tables as f64 / (IDLE_MEMORY_MIB << 20) as f64 * 100.0;
-    let mut idle = Vec::new();
-    for _ in 0..setup.rounds {
-        let (start, cpu) = (Instant::now(), daemon.cpu_s()? + crate::daemon::cpu_s_of(toy.pid())?);
-        std::thread::sleep(Duration::from_secs_f64(setup.seconds(IDLE_SECONDS)));
-        let used = daemon.cpu_s()? + crate::daemon::cpu_s_of(toy.pid())? - cpu;
-        idle.push(used / start.elapsed().as_secs_f64() * 100.0);
-    }
-    toy.quit()?;
-    report.single("CPU of an idle VM of 16 GiB, daemon and shim", "% core", &idle, Bar::AtMost(IDLE_CPU_PERCENT_MAX));
-    report.single("memory for the tables of a VM of 16 GiB", "% RAM", &[percent], Bar::AtMost(TABLES_PERCENT_MAX));
     Ok(())
 }

@@ -4,12 +4,12 @@
 //! changed is undone at the end, also on Ctrl-C (`bench::undo`). Files are in `out/demo`; after a failure the
 //! guest's console and the daemon's log stay there.
 
-mod accel;
+pub mod accel;
 mod model;
 mod screen;
 mod verdict;
 mod view;
-mod vm;
+pub mod vm;
 
 use std::fs;
 use std::path::{Path, PathBuf};

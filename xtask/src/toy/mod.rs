@@ -28,6 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use self::histogram::LatencyHistogram;
 use self::touch::{TouchArgs, touch};
+pub use run::STEADY_SLICES;
 pub use workload::Workload;
 
 /// Name of the environment variable that holds the path of the RAM file.
@@ -336,7 +337,8 @@ fn step_touches(args: &ToyArgs, mut ram: Ram) -> Result<bool> {
         match line.split_once(' ') {
             None if matches!(line.as_str(), "quit" | "") => return Ok(bad_pages == 0),
             Some(("touch", words)) => {
-                let line = TouchLine::try_parse_from(words.split_whitespace()).context("understand the `touch` line")?;
+                let line =
+                    TouchLine::try_parse_from(words.split_whitespace()).context("understand the `touch` line")?;
                 let touched = touch(&mut ram, args.threads, &mut stored, &line.touch)?;
                 bad_pages += touched.bad_pages;
                 say(&format!("TOY done {}", serde_json::to_string(&touched)?))?;

@@ -320,11 +320,7 @@ mod tests {
         let mut ram = Ram::map(source, HugePages::Refuse).unwrap();
         let mut state = State::new(16, 1).unwrap();
         state.fill(&mut ram, 1);
-        let plan = Plan {
-            limit: Limit::Seconds(3600.0),
-            stop_at_ops_per_s: Some(1.0),
-            ..plan(Workload::Random, 1)
-        };
+        let plan = Plan { limit: Limit::Seconds(3600.0), stop_at_ops_per_s: Some(1.0), ..plan(Workload::Random, 1) };
         let done = state.run(&mut ram, 1, plan);
         assert!(done.slices.len() >= STEADY_SLICES && done.seconds < 3600.0);
         assert!(done.stalls.len() == 1 && done.stalls[0].ended_ns <= monotonic_ns());

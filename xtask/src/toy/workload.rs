@@ -152,7 +152,7 @@ impl Chooser {
         let turn = self.next_in_order;
         self.next_in_order = turn.wrapping_add(1);
         let half = self.pages.div_ceil(2);
-        if turn % 2 == 0 { turn / 2 % half } else { (half + self.chance.below(half)).min(self.pages - 1) }
+        if turn.is_multiple_of(2) { turn / 2 % half } else { (half + self.chance.below(half)).min(self.pages - 1) }
     }
 
     fn phase_page(&mut self, progress: f64) -> u64 {

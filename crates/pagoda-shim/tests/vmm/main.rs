@@ -179,6 +179,8 @@ fn a_vm_is_handed_over_whole(dir: &Path) {
     let ours = smaps.split("\nVmFlags:").filter(|part| part.contains("memfd:test")).count();
     let flagged = smaps.lines().filter(|line| line.starts_with("VmFlags:") && line.contains(" dc")).count();
     assert!(flagged >= ours.saturating_sub(1) && flagged >= 2, "RAM is not inherited over fork");
+    // An agent that answered has given itself its name.
+    vm.link.clock();
     let threads = std::fs::read_dir(format!("/proc/{}/task", vm.pid)).expect("threads");
     let names = threads.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap());
     assert!(names.into_iter().any(|name| name.trim() == "pagoda-agent"));
@@ -323,8 +325,15 @@ fn io_in_flight_is_on_the_clock(dir: &Path) {
 fn foreign_access_is_reported(dir: &Path) {
     let daemon = Daemon::new(dir, &[REGION]);
     let (mut toy, vm) = Toy::attached(dir, &daemon, 1);
-    assert_eq!(toy.ask("send fd"), "ok");
+    toy.tell("send fd");
     assert_eq!(vm.link.receive().0, Packet::Foreign { reason: ForeignReason::RamFdSent });
+    // The fd leaves only when the daemon says that all of RAM is there: whoever gets it has no userfaultfd.
+    let calls = daemon.accept();
+    assert_eq!(calls.receive().0, Packet::Calls { token: TOKEN });
+    calls.send(&Packet::Welcome { flags: 0 }, &[]);
+    assert_eq!(calls.receive().0, Packet::Foreign { reason: ForeignReason::RamFdSent });
+    calls.send(&Packet::Welcome { flags: 0 }, &[]);
+    assert_eq!(toy.line(), "ok");
     assert_eq!(toy.ask("raw ring"), "ok");
     assert_eq!(vm.link.receive().0, Packet::Foreign { reason: ForeignReason::UntrackedIo });
     drop(vm);

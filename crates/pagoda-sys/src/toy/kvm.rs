@@ -260,7 +260,7 @@ fn run_vcpu(
 }
 
 fn le_u64(data: &[u8]) -> u64 {
-    data.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
+    data.iter().rev().fold(0, |value, byte| (value << 8) | u64::from(*byte))
 }
 
 /// For the message about an unexpected exit.
@@ -302,4 +302,49 @@ pub fn probe(vcpu_count: usize) -> Result<(), KvmError> {
         let _ = answer.send(attempt());
     });
     answered.recv_timeout(ANSWER_MAX).unwrap_or(Err(KvmError::Silent(ANSWER_MAX)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGES: usize = FIRST_WALKED_PAGE + 500;
+
+    /// Runs two vCPUs for so many passes over RAM in which one word of `damaged` was changed before.
+    fn run(damaged: Option<usize>, passes: u64) -> Option<(u64, usize)> {
+        if let Err(error) = probe(2) {
+            eprintln!("SKIPPED, nothing was tested: KVM does not run the guest here: {error}");
+            return None;
+        }
+        let mut ram = Ram::map(RamSource::Anonymous(PAGES * PAGE_BYTES), HugePages::Refuse).unwrap();
+        if let Some(page) = damaged {
+            ram.split(1)[0].store(page, 511, 1);
+        }
+        let go_on = |walk: &Walk| if walk.passes < passes { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+        let outcomes = Machine::new(&mut ram, 2).unwrap().run(go_on).unwrap();
+        let in_guest = outcomes.iter().map(|outcome| outcome.wrong).sum();
+        let at_end = outcomes.iter().map(|outcome| outcome.walk.wrong_pages(&ram.split(1)[0]).len()).sum();
+        Some((in_guest, at_end))
+    }
+
+    #[test]
+    fn the_guest_and_user_space_agree_in_every_order() {
+        for passes in 1..=program::ORDERS.len() as u64 + 1 {
+            let found = run(None, passes);
+            assert!(found.is_none_or(|wrong| wrong == (0, 0)), "{passes} passes: {found:?}");
+        }
+    }
+
+    #[test]
+    fn the_guest_notices_a_changed_word() {
+        let found = run(Some(FIRST_WALKED_PAGE + 300), 2);
+        assert!(found.is_none_or(|wrong| wrong == (1, 0)), "{found:?}");
+    }
+
+    #[test]
+    fn ram_that_does_not_fit_is_refused() {
+        let mut small = Ram::map(RamSource::Anonymous(FIRST_WALKED_PAGE * PAGE_BYTES), HugePages::Refuse).unwrap();
+        assert!(matches!(Machine::new(&mut small, 1), Err(KvmError::RamSize { .. })));
+        assert!(matches!(Machine::new(&mut small, 0), Err(KvmError::VcpuCount(0))));
+    }
 }

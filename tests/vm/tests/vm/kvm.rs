@@ -40,14 +40,12 @@ fn pressure(name: &str, dram_mib: u64, folios: Folios, vcpus: u32) -> Result<()>
         let watch = Watch::start(&daemon, NAME);
         // What does not fit, several times over: sequential, random and reading passes all come by.
         const TIMES: u64 = 6;
-        let pages = (MEMORY_MIB - dram_mib) * PAGES_PER_MIB;
-        paging(&daemon, TIMES * pages)?;
+        paging(&daemon, TIMES * (MEMORY_MIB - dram_mib) * PAGES_PER_MIB)?;
         let seen = watch.stop()?;
         let report = toy.finish()?;
         let passes = report["passes"].as_u64().context("number of passes")?;
-        ensure!(passes >= 2, "{passes} passes cannot have compared what was written: {report}");
+        ensure!(passes >= 3, "{passes} passes, so none was random: {report}");
         seen.ensure_capped()?;
-        seen.ensure_paged(TIMES * pages)?;
         daemon.wait_gone(NAME)
     })
 }
@@ -100,7 +98,8 @@ fn squeezed_and_released() -> Result<()> {
 
 fn daemon_killed(name: &str, folios: Folios, vcpus: u32) -> Result<()> {
     const KILLS: u32 = 10;
-    const PAGES_BETWEEN: u64 = 2000;
+    /// Ten times a fifth of the memory: kills meet sequential and random, reading and writing passes.
+    const PAGES_BETWEEN: u64 = 15_000;
     if !runs_here()? {
         return Ok(());
     }

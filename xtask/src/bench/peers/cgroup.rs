@@ -64,6 +64,11 @@ impl MemoryCgroup {
         write(&self.path, file, &limit_bytes.to_string())
     }
 
+    /// The file into which a process writes its pid to join.
+    pub fn procs(&self) -> PathBuf {
+        self.path.join("cgroup.procs")
+    }
+
     /// Moves a process in; memory it has already stays where it was charged.
     ///
     /// # Errors

@@ -184,7 +184,7 @@ fn measure_bare(answer: Answer, placement: Placement, mib: usize, threads: usize
     let mut stored = vec![0; ram.pages()];
     let minor = matches!(answer, Answer::Continue | Answer::ContinueChunk);
     if minor {
-        let all = ram.pages() * PAGE_BYTES >> 20;
+        let all = (ram.pages() * PAGE_BYTES) >> 20;
         touch(&mut ram, threads, &mut stored, &touches(all, 1, false))?;
         ram.advise(last, CHUNK_PAGES, Advice::Drop).context("drop page-table entries")?;
     }
@@ -206,7 +206,8 @@ fn measure_bare(answer: Answer, placement: Placement, mib: usize, threads: usize
     // The fd is the handler's alone from here: when it dies, faults here end as zeros
     // instead of waiting for ever.
     drop(faults);
-    let (stride, repeat) = if answer == Answer::ContinueChunk { (CHUNK_PAGES, CHUNK_REPEATS) } else { (LONE_STRIDE, 1) };
+    let (stride, repeat) =
+        if answer == Answer::ContinueChunk { (CHUNK_PAGES, CHUNK_REPEATS) } else { (LONE_STRIDE, 1) };
     let plan = TouchArgs { repeat, ..touches(mib, stride, minor) };
     let touched = touch(&mut ram, threads, &mut stored, &plan);
     let handler_cpu_s = cpu_s_of(handler.id());

@@ -158,7 +158,7 @@ pub(super) fn load(ram: &mut RamPart<'_>) {
         ram.store(THIRD_TABLE_PAGE, table, address(SECOND_TABLES_PAGE + table) | TABLE);
         for entry in 0..WORDS_PER_ENTRY {
             let number = (table * WORDS_PER_ENTRY + entry) as u64;
-            ram.store(SECOND_TABLES_PAGE + table, entry, number * LARGE_BYTES | LARGE);
+            ram.store(SECOND_TABLES_PAGE + table, entry, (number * LARGE_BYTES) | LARGE);
         }
     }
     ram.store(CONSTANTS_PAGE, 0, VERSION_FACTOR);
