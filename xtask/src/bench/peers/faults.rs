@@ -16,8 +16,15 @@ use crate::toy::touch::{Access, TouchArgs, Touched, touch};
 
 /// Every second page, so that no two that are touched have a common run: each is a fault of its own.
 pub const LONE_STRIDE: usize = 2;
-/// Drops and touches of chunks, which are few.
-pub const CHUNK_REPEATS: u32 = 8;
+
+/// Which of the pages the bare loop's toy touches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// Every second one, at random: each is a fault of its own.
+    LoneAtRandom,
+    /// All, ascending: faults only where the answer before did not cover the page.
+    Sweep,
+}
 
 /// The kernel's own faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +53,8 @@ pub struct Cost {
     pub p50_us: f64,
     /// 99 % of accesses take no longer.
     pub p99_us: f64,
+    /// Wall time of all accesses over their number.
+    pub mean_us: f64,
     /// CPU time of everyone who takes part, for each access.
     pub cpu_us: f64,
 }
@@ -53,8 +62,13 @@ pub struct Cost {
 impl Cost {
     /// `other_cpu_s` is what a handler used beside the toy.
     pub fn of(touched: &Touched, other_cpu_s: f64) -> Self {
-        let cpu_us = (touched.cpu_s + other_cpu_s) * 1e6 / touched.touches.max(1) as f64;
-        Self { p50_us: touched.latency.p50_us, p99_us: touched.latency.p99_us, cpu_us }
+        let touches = touched.touches.max(1) as f64;
+        Self {
+            p50_us: touched.latency.p50_us,
+            p99_us: touched.latency.p99_us,
+            mean_us: touched.seconds * 1e6 / touches,
+            cpu_us: (touched.cpu_s + other_cpu_s) * 1e6 / touches,
+        }
     }
 }
 
@@ -167,15 +181,21 @@ pub fn handler_main(args: &HandlerArgs) -> Result<bool> {
 ///
 /// # Errors
 /// No permission for userfaultfd.
-pub fn bare_userfaultfd(answer: Answer, placement: Placement, mib: usize, threads: usize) -> Result<Cost> {
+pub fn bare_userfaultfd(
+    answer: Answer,
+    placement: Placement,
+    order: Order,
+    mib: usize,
+    threads: usize,
+) -> Result<Cost> {
     // On a thread of its own, so that a CPU pinned here does not outlive the measurement.
-    std::thread::scope(|scope| match scope.spawn(|| measure_bare(answer, placement, mib, threads)).join() {
+    std::thread::scope(|scope| match scope.spawn(|| measure_bare(answer, placement, order, mib, threads)).join() {
         Ok(result) => result,
         Err(panic) => std::panic::resume_unwind(panic),
     })
 }
 
-fn measure_bare(answer: Answer, placement: Placement, mib: usize, threads: usize) -> Result<Cost> {
+fn measure_bare(answer: Answer, placement: Placement, order: Order, mib: usize, threads: usize) -> Result<Cost> {
     const CHUNK_PAGES: usize = CHUNK_BYTES as usize / PAGE_BYTES;
     // A chunk more for each thread's part, so that parts stay aligned: the last one's fault tells the handler to end.
     let source = RamSource::Shmem((mib << 20) + threads * CHUNK_BYTES as usize);
@@ -206,10 +226,8 @@ fn measure_bare(answer: Answer, placement: Placement, mib: usize, threads: usize
     // The fd is the handler's alone from here: when it dies, faults here end as zeros
     // instead of waiting for ever.
     drop(faults);
-    let (stride, repeat) =
-        if answer == Answer::ContinueChunk { (CHUNK_PAGES, CHUNK_REPEATS) } else { (LONE_STRIDE, 1) };
-    let plan = TouchArgs { repeat, ..touches(mib, stride, minor) };
-    let touched = touch(&mut ram, threads, &mut stored, &plan);
+    let (stride, in_order) = if order == Order::Sweep { (1, true) } else { (LONE_STRIDE, false) };
+    let touched = touch(&mut ram, threads, &mut stored, &TouchArgs { in_order, ..touches(mib, stride, minor) });
     let handler_cpu_s = cpu_s_of(handler.id());
     ram.split(1)[0].store(last, 0, 1);
     let status = handler.wait().context("wait for the handler")?;
