@@ -2,13 +2,13 @@
 
 use std::collections::VecDeque;
 
-use crate::bits::PageSet;
+use crate::bits::{PageSet, Run};
 use crate::pattern::Pattern;
 use crate::queues::ChunkQueues;
 use crate::stats::{Metric, Stats};
 use crate::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
 
-use super::action::{Access, Action, Actions, Event, Now, Stall};
+use super::action::{Access, Action, Actions, Event, Now, Pages, Stall};
 use super::ops::Ops;
 use super::table::{Chunk, Phase};
 
@@ -125,8 +125,12 @@ impl Machine {
     /// When the pager reports an operation that is not under way, or a page outside the space: a broken invariant.
     pub fn apply(&mut self, event: Event, now: Now, out: &mut Actions) {
         match event {
-            // Unregistering woke whoever waited; what he asked for is the kernel's business now.
-            Event::Fault { .. } if !self.armed => {}
+            // The kernel serves this VM again. Unregistering woke whoever waited, but not a thread that began to wait behind
+            // that wake-up: its message is all that is left of it.
+            Event::Fault { page, .. } if !self.armed => {
+                let run = Run { start: page.index_in_chunk(), len: 1 };
+                out.push(Action::Wake { pages: Pages { chunk: page.chunk(), run } });
+            }
             Event::Fault { page, access, kind } => self.fault(page, access, kind, out),
             Event::ReadDone { op, result } => self.read_done(op, result, now, out),
             Event::WriteDone { op, zero, result } => self.write_done(op, zero, result, now, out),

@@ -322,6 +322,14 @@ fn a_cap_of_the_whole_size_brings_everything_back_and_disarms() {
     let stored = Action::Store { op: OpId(0), pages: pages(3, 1) };
     bench.read_done(0, Ok(()), &[stored, release(0), Action::Disarm]);
     bench.machine.disarmed();
-    bench.fault(0, Read, &[]);
+    bench.fault(0, Read, &[Action::Wake { pages: pages(0, 1) }]);
     assert_eq!(bench.machine.stats().faults(), 1);
+}
+
+#[test]
+fn a_fault_that_comes_after_disarming_is_woken() {
+    let mut bench = Bench::new(1000, false, [(EMPTY, EMPTY); CHUNKS as usize]);
+    bench.limit(CHUNKS as u64 * 256, &[Action::Disarm]);
+    bench.machine.disarmed();
+    bench.fault(256, Read, &[Action::Wake { pages: pages(256, 1) }]);
 }
