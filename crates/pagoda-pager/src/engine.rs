@@ -182,7 +182,14 @@ pub fn spawn(parts: Parts, inbox: Inbox, notify: Box<dyn Fn(Notice) + Send>) -> 
     let name = parts.name.clone();
     let thread = std::thread::Builder::new().name(format!("vm-{}", name.chars().take(11).collect::<String>()));
     let run = move || match Engine::new(parts, inbox, notify) {
-        Ok(mut engine) => engine.run(),
+        Ok(mut engine) => {
+            let end = engine.run();
+            // Memory, files and the swap file's lock are free before anybody hears of it.
+            let notify = engine.into_notify();
+            if let Some(end) = end {
+                notify(end);
+            }
+        }
         Err((error, notify)) => {
             tracing::error!(vm = %name, "{error}");
             notify(Notice::Stalled(format!("the engine did not start: {error}")));
@@ -295,7 +302,8 @@ impl Engine {
         }
     }
 
-    fn run(&mut self) {
+    /// Serves the VM until it or the daemon ends.
+    fn run(&mut self) -> Option<Notice> {
         let mut ready: Vec<(Source, Result<u32, pagoda_sys::Errno>, bool)> = Vec::with_capacity(RING_ENTRIES as usize);
         while self.end.is_none() {
             let timeout = self.timeout();
@@ -327,9 +335,11 @@ impl Engine {
             self.tick();
         }
         self.publish();
-        if let Some(end) = self.end.take() {
-            (self.notify)(end);
-        }
+        self.end.take()
+    }
+
+    fn into_notify(self) -> Notify {
+        self.notify
     }
 
     fn timeout(&self) -> Duration {
