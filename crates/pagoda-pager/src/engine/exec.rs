@@ -142,7 +142,13 @@ impl Engine {
         let Some(content) = self.ring.buffer(id) else { return self.freeze("a page arrived in a busy buffer") };
         let content = &content[start..start + place.len as usize];
         let uffd = self.space.uffd(place.addr);
-        let resolved = self.retry(|| uffd.copy(place.addr, content, mode(protect)));
+        // A try behind a partial one goes on where that stopped: what was copied exists.
+        let mut done = 0;
+        let resolved = self.retry(|| {
+            let resolved = uffd.copy(place.addr + done as u64, &content[done..], mode(protect));
+            done += resolved.bytes((content.len() - done) as u64) as usize;
+            resolved
+        });
         self.check(resolved, "bring a page in");
     }
 
