@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use pagoda_api::{Client, ClientError, VmInfo, VmPatch};
+use pagoda_api::{Client, ClientError, VmInfo, VmPatch, counter};
 use pagoda_sys::toy::process;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -182,6 +182,35 @@ impl Daemon {
             Ok(good.then_some(info))
         });
         found.with_context(|| format!("it is {last:#?}"))
+    }
+
+    /// Waits until so many more pages of a VM came in, and as many went out. How long that takes is the disk's matter: only
+    /// a standstill is a failure. The counters start anew with each daemon.
+    ///
+    /// # Errors
+    /// Nothing moved for a while.
+    pub fn wait_paged(&self, name: &str, pages: u64) -> Result<()> {
+        /// Longer than any single request waits on a busy disk.
+        const STANDSTILL_MAX: Duration = Duration::from_secs(30);
+        /// Against a daemon that counts without end and never gets there.
+        const PAGED_MAX: Duration = Duration::from_secs(600);
+        let moved = || -> Result<[u64; 2]> {
+            let info = self.vm(name)?;
+            Ok([counter::PAGES_IN, counter::PAGES_OUT].map(|name| info.counters.get(name).copied().unwrap_or(0)))
+        };
+        let before = moved()?;
+        let (mut last, mut since) = (before, Instant::now());
+        wait::until(&format!("{name}: {pages} pages in and out"), PAGED_MAX, || {
+            let now = moved()?;
+            if now != last {
+                (last, since) = (now, Instant::now());
+            }
+            ensure!(
+                since.elapsed() < STANDSTILL_MAX,
+                "{name}: paging stands still at {now:?}, of {before:?} + {pages}"
+            );
+            Ok(now.iter().zip(before).all(|(now, before)| *now >= before + pages).then_some(()))
+        })
     }
 
     /// Waits until a VM that ended is forgotten, and checks that nothing of it is left on disk.

@@ -6,29 +6,15 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use pagoda_api::{VmInfo, VmState, counter};
+use pagoda_api::VmState;
 use vm_tests::kvm::{KvmToy, runs_here};
-use vm_tests::{Daemon, Folios, Lab, MIB, Watch};
+use vm_tests::{Folios, Lab, MIB, Watch};
 
 const MEMORY_MIB: u64 = 256;
 const PAGES_PER_MIB: u64 = 256;
 /// A pass over the memory takes a second at a disk's slowest.
 const SERVICE_MAX: Duration = Duration::from_secs(60);
 const NAME: &str = "kvm";
-
-fn counted(info: &VmInfo, name: &str) -> u64 {
-    info.counters.get(name).copied().unwrap_or(0)
-}
-
-/// Waits until so many more pages went out and so many came in. The counters start anew with each daemon.
-fn paging(daemon: &Daemon, pages: u64) -> Result<()> {
-    let before = daemon.vm(NAME)?;
-    let more = |info: &VmInfo, name| counted(info, name) >= counted(&before, name) + pages;
-    daemon.wait_vm(NAME, "paging in and out", SERVICE_MAX, |info| {
-        more(info, counter::PAGES_IN) && more(info, counter::PAGES_OUT)
-    })?;
-    Ok(())
-}
 
 fn pressure(name: &str, dram_mib: u64, folios: Folios, vcpus: u32) -> Result<()> {
     if !runs_here()? {
@@ -40,7 +26,7 @@ fn pressure(name: &str, dram_mib: u64, folios: Folios, vcpus: u32) -> Result<()>
         let watch = Watch::start(&daemon, NAME);
         // What does not fit, several times over: sequential, random and reading passes all come by.
         const TIMES: u64 = 6;
-        paging(&daemon, TIMES * (MEMORY_MIB - dram_mib) * PAGES_PER_MIB)?;
+        daemon.wait_paged(NAME, TIMES * (MEMORY_MIB - dram_mib) * PAGES_PER_MIB)?;
         let seen = watch.stop()?;
         let report = toy.finish()?;
         let passes = report["passes"].as_u64().context("number of passes")?;
@@ -87,7 +73,9 @@ fn squeezed_and_released() -> Result<()> {
             daemon.wait_vm(NAME, "armed and within its cap", SERVICE_MAX, |info| {
                 info.armed && info.swapped_bytes > 0 && info.resident_bytes <= dram_mib * MIB
             })?;
-            paging(&daemon, (MEMORY_MIB - dram_mib) * PAGES_PER_MIB).with_context(|| format!("{quarters} quarters"))?;
+            daemon
+                .wait_paged(NAME, (MEMORY_MIB - dram_mib) * PAGES_PER_MIB)
+                .with_context(|| format!("{quarters} quarters"))?;
         }
         daemon.set_dram_mib(NAME, MEMORY_MIB)?;
         daemon.wait_vm(NAME, "disarmed", SERVICE_MAX, |info| !info.armed && info.swapped_bytes == 0)?;
@@ -107,12 +95,12 @@ fn daemon_killed(name: &str, folios: Folios, vcpus: u32) -> Result<()> {
         let daemon = lab.daemon(folios)?;
         let toy = KvmToy::start(&daemon, NAME, MEMORY_MIB, MEMORY_MIB / 4, vcpus)?;
         for kill in 0..KILLS {
-            paging(&daemon, PAGES_BETWEEN).with_context(|| format!("before kill {kill}"))?;
+            daemon.wait_paged(NAME, PAGES_BETWEEN).with_context(|| format!("before kill {kill}"))?;
             daemon.kill9()?;
             daemon.start_again().with_context(|| format!("after kill {kill}"))?;
             daemon.wait_vm(NAME, "running", SERVICE_MAX, |info| info.state == VmState::Running)?;
         }
-        paging(&daemon, PAGES_BETWEEN).context("after the last kill")?;
+        daemon.wait_paged(NAME, PAGES_BETWEEN).context("after the last kill")?;
         toy.finish()?;
         daemon.wait_gone(NAME)
     })

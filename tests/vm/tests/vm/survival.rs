@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use pagoda_api::{VmState, counter};
+use pagoda_api::VmState;
 use vm_tests::toy::ToyOptions;
 use vm_tests::{Daemon, Folios, Guest, GuestOptions, Lab, MIB, Qemu, programs, wait};
 
@@ -14,14 +14,8 @@ fn verifying(name: &str) -> GuestOptions {
     GuestOptions::new(name, "pagoda.work=random:seconds=25 pagoda.mib=260").memory("-m 512M").dram("128M")
 }
 
-fn paging(daemon: &Daemon, vm: &str) -> Result<()> {
-    const PAGES: u64 = 200;
-    let moved = |info: &pagoda_api::VmInfo, name| info.counters.get(name).copied().unwrap_or(0) > PAGES;
-    daemon.wait_vm(vm, "paging in and out", SERVICE_MAX, |info| {
-        moved(info, counter::PAGES_IN) && moved(info, counter::PAGES_OUT)
-    })?;
-    Ok(())
-}
+/// Between kills: enough that each meets it in the middle of paging.
+const PAGES: u64 = 200;
 
 fn running(daemon: &Daemon, vm: &str) -> Result<()> {
     daemon.wait_vm(vm, "running", SERVICE_MAX, |info| info.state == VmState::Running).map(drop)
@@ -30,7 +24,7 @@ fn running(daemon: &Daemon, vm: &str) -> Result<()> {
 fn start(lab: &Lab, daemon: &Daemon, options: &GuestOptions) -> Result<std::rc::Rc<Guest>> {
     let guest = lab.guest(daemon, options)?;
     guest.wait_phase("random")?;
-    paging(daemon, &options.name)?;
+    daemon.wait_paged(&options.name, PAGES)?;
     Ok(guest)
 }
 
@@ -43,7 +37,7 @@ fn killed(name: &str, qemu: Qemu, folios: Folios) -> Result<()> {
             daemon.kill9()?;
             daemon.start_again().with_context(|| format!("after kill {kill}"))?;
             running(&daemon, "web1").with_context(|| format!("after kill {kill}"))?;
-            paging(&daemon, "web1").with_context(|| format!("after kill {kill}"))?;
+            daemon.wait_paged("web1", PAGES).with_context(|| format!("after kill {kill}"))?;
         }
         guest.finish()?;
         daemon.wait_gone("web1")
@@ -68,7 +62,7 @@ fn daemon_stopped_and_replaced() -> Result<()> {
         daemon.stop().context("stop the daemon")?;
         daemon.start_again()?;
         running(&daemon, "web1").context("after a stop")?;
-        paging(&daemon, "web1").context("after a stop")?;
+        daemon.wait_paged("web1", PAGES).context("after a stop")?;
         // A newer binary, elsewhere.
         let newer = lab.dir().join("pagodad-newer");
         std::fs::copy(programs::bin_dir()?.join("pagodad"), &newer).context("copy the daemon")?;
@@ -76,7 +70,7 @@ fn daemon_stopped_and_replaced() -> Result<()> {
         daemon.stop().context("stop the daemon")?;
         daemon.start_again()?;
         running(&daemon, "web1").context("after the replacement")?;
-        paging(&daemon, "web1").context("after the replacement")?;
+        daemon.wait_paged("web1", PAGES).context("after the replacement")?;
         let exe = std::fs::read_link(format!("/proc/{}/exe", daemon.pid())).context("look at the daemon")?;
         ensure!(exe == newer, "the daemon is {}", exe.display());
         guest.finish()?;
