@@ -90,13 +90,35 @@ fn division_counts_from_the_cold_end() {
     queues.touch(ChunkIdx(0));
     let check = |hot: u32, expected: [Heat; 3]| {
         let (chunks, heats): (Vec<_>, Vec<_>) = queues.divide(ChunkCount(hot)).unzip();
-        assert_eq!((chunks, heats), (vec![ChunkIdx(1), ChunkIdx(2), ChunkIdx(0)], expected.to_vec()));
+        assert_eq!((chunks, heats), (vec![ChunkIdx(0), ChunkIdx(1), ChunkIdx(2)], expected.to_vec()));
     };
     use Heat::*;
     check(0, [Cold, Cold, Cold]);
-    check(1, [Cold, Cold, Hot]);
+    check(1, [Hot, Cold, Cold]);
+    check(2, [Hot, Cold, Hot]);
     check(3, [Hot, Hot, Hot]);
     check(4, [Hot, Hot, Hot]);
+}
+
+#[test]
+fn division_follows_the_order_of_eviction() {
+    const CHUNKS: u32 = 70;
+    let mut queues = with_first(CHUNKS);
+    for step in 0..200_u32 {
+        queues.touch(ChunkIdx(step * step % CHUNKS));
+        if step % 9 == 0 {
+            queues.age();
+            queues.remove(ChunkIdx(step % CHUNKS));
+        }
+    }
+    for hot in 0..=CHUNKS {
+        let cold = queues.len().0.saturating_sub(hot) as usize;
+        let mut expected: Vec<_> = (queues.iter().enumerate())
+            .map(|(nth, chunk)| (chunk, if nth < cold { Heat::Cold } else { Heat::Hot }))
+            .collect();
+        expected.sort_by_key(|(chunk, _)| *chunk);
+        assert_eq!(queues.divide(ChunkCount(hot)).collect::<Vec<_>>(), expected, "{hot} hot");
+    }
 }
 
 #[test]
