@@ -328,7 +328,7 @@ impl Engine {
             for &(source, result, more) in &ready {
                 self.handle(source, result, more);
             }
-            if self.has_plans() {
+            if self.can_write() {
                 self.step_plan();
                 self.settle();
             }
@@ -344,7 +344,7 @@ impl Engine {
 
     fn timeout(&self) -> Duration {
         match () {
-            () if self.has_plans() => Duration::ZERO,
+            () if self.can_write() => Duration::ZERO,
             () if self.machine.is_pin_blocked() => TICK_PIN,
             () if self.machine.is_busy() => TICK_BUSY,
             () => TICK_IDLE,

@@ -56,6 +56,9 @@ pub struct BenchArgs {
     /// Directory for swap files, ours and the peers' (default: target/bench)
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// Only the cases whose name contains this, such as "random read-write 2x" (overcommit); results go to out/bench
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
     /// Measure the peers alone
     #[arg(long)]
     peers_only: bool,
@@ -105,12 +108,19 @@ pub struct Setup {
     pub dir: PathBuf,
     /// Whether Pagoda takes part.
     pub ours: bool,
+    /// Part of the name of the cases to run; `None`: all.
+    pub only: Option<String>,
 }
 
 impl Setup {
     /// A length in seconds, shortened in a quick run.
     pub fn seconds(&self, full: f64) -> f64 {
         if self.quick { full / 2.0 } else { full }
+    }
+
+    /// Whether the case of this name is asked for.
+    pub fn wants(&self, case: &str) -> bool {
+        self.only.as_deref().is_none_or(|only| case.contains(only))
     }
 
     fn report(&self, name: &str) -> Report {
@@ -135,7 +145,10 @@ pub fn main(args: &BenchArgs) -> Result<bool> {
     undo::start(&target)?;
     let dir = args.dir.clone().unwrap_or(target);
     fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
-    let setup = Setup { quick: args.quick, rounds, dir, ours: !args.peers_only };
+    if args.only.is_some() && names.iter().any(|name| *name != Name::Overcommit) {
+        bail!("--only is for `overcommit`, whose cases are many");
+    }
+    let setup = Setup { quick: args.quick, rounds, dir, ours: !args.peers_only, only: args.only.clone() };
     if setup.ours && names.iter().any(|name| *name != Name::Queues) {
         build_pagoda()?;
     }
@@ -161,7 +174,7 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
     .with_context(|| format!("bench {}", name.text()))?;
     println!("{}", report.table());
     // Half a measurement must not replace a whole one.
-    let results = repository().join(if setup.quick { "out/bench" } else { "bench/results" });
+    let results = repository().join(if setup.quick || setup.only.is_some() { "out/bench" } else { "bench/results" });
     if setup.ours {
         report.write_json(&results.join(format!("{}.json", name.text())))?;
         let path = results.join(format!("{}.svg", name.text()));

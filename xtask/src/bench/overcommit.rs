@@ -146,12 +146,26 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     for result in &results {
         add_figures(&mut report, result);
     }
-    super::guest::measure(setup, daemon.as_ref(), &mut report)?;
+    if setup.wants("guest") {
+        super::guest::measure(setup, daemon.as_ref(), &mut report)?;
+    }
     Ok((report, plot(&results)))
 }
 
 fn run_ratio(setup: &Setup, ratio: u64, daemon: Option<&Daemon>, disk: &DirectFile) -> Result<Vec<CaseResult>> {
     let memory_mib = DRAM_MIB * ratio;
+    let empty = |case: Case| CaseResult {
+        case,
+        ratio,
+        ours: Rounds::default(),
+        kernel: clusters(setup, case, ratio).iter().map(|_| Rounds::default()).collect(),
+        ceiling: Vec::new(),
+    };
+    let mut results: Vec<CaseResult> = cases(setup.quick).into_iter().map(empty).collect();
+    results.retain(|result| setup.wants(&result.label()));
+    if results.is_empty() {
+        return Ok(results);
+    }
     let swap = Swap::on_file(&setup.dir, (memory_mib << 20) * 2)?;
     let mut kernel = LimitedToy::start(&["--mib", &memory_mib.to_string()], DRAM_MIB)?;
     kernel.toy.fill()?;
@@ -163,14 +177,6 @@ fn run_ratio(setup: &Setup, ratio: u64, daemon: Option<&Daemon>, disk: &DirectFi
         }
         None => None,
     };
-    let empty = |case: Case| CaseResult {
-        case,
-        ratio,
-        ours: Rounds::default(),
-        kernel: clusters(setup, case, ratio).iter().map(|_| Rounds::default()).collect(),
-        ceiling: Vec::new(),
-    };
-    let mut results: Vec<CaseResult> = cases(setup.quick).into_iter().map(empty).collect();
     for round in 0..setup.rounds {
         for result in &mut results {
             if round >= INFO_ROUNDS && !result.case.is_held(ratio) {

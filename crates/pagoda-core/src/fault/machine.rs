@@ -78,6 +78,11 @@ pub struct Machine {
     pub(super) evicted_window: u32,
     /// Page-out found nothing but chunks that old direct I/O may hold pinned.
     pub(super) pin_blocked: bool,
+    /// Headroom is that of a stream of chunks ...
+    pub(super) wide: bool,
+    /// ... until then, and longer when a whole chunk came in since the last look.
+    pub(super) wide_until_ms: u64,
+    pub(super) chunk_came: bool,
     pub(super) stall: Option<(Stall, u64)>,
     pub(super) background: super::background::Background,
     pub(super) predictor: super::serve::WritePredictor,
@@ -112,6 +117,9 @@ impl Machine {
             rescued_window: 0,
             evicted_window: 0,
             pin_blocked: false,
+            wide: false,
+            wide_until_ms: 0,
+            chunk_came: false,
             stall: None,
             background: super::background::Background::default(),
             predictor: super::serve::WritePredictor::default(),

@@ -25,16 +25,36 @@ const HEADROOM_PART: u64 = 32;
 const HEADROOM_MIN: u64 = 8 * 256;
 /// ... and at most what the disk writes in a few tens of milliseconds.
 const HEADROOM_MAX: u64 = 64 * 256;
+/// While pages come in one by one: this part of the cap, because at random every page of DRAM counts ...
+const PAGEWISE_PART: u64 = 256;
+/// ... but at least what two chunks leave behind, which is 20 ms of a disk that reads 25,000 pages a second.
+const PAGEWISE_MIN: u64 = 2 * 256;
+/// The wide headroom is kept for so long after the last whole chunk came in.
+const WIDE_MS: u64 = 1000;
 
 impl Machine {
     /// Free pages that page-out maintains.
     pub(super) fn headroom(&self) -> u64 {
         let cap = self.cap();
-        (cap / HEADROOM_PART).clamp(HEADROOM_MIN, HEADROOM_MAX).min(cap / 4)
+        let (part, min) = if self.wide { (HEADROOM_PART, HEADROOM_MIN) } else { (PAGEWISE_PART, PAGEWISE_MIN) };
+        (cap / part).clamp(min, HEADROOM_MAX).min(cap / 4)
+    }
+
+    /// Whole chunks come in: headroom for a stream, at once.
+    pub(super) fn widen_headroom(&mut self) {
+        (self.wide, self.chunk_came) = (true, true);
+    }
+
+    fn narrow_headroom(&mut self, now: Now) {
+        if std::mem::take(&mut self.chunk_came) {
+            self.wide_until_ms = now.ms + WIDE_MS;
+        }
+        self.wide = now.ms < self.wide_until_ms;
     }
 
     pub(super) fn plan_reclaim(&mut self, now: Now, out: &mut Actions) {
         self.pin_blocked = false;
+        self.narrow_headroom(now);
         if !self.armed || self.pinned || matches!(self.stall, Some((super::Stall::Write(_), _))) {
             return;
         }

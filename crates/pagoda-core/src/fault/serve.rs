@@ -219,6 +219,10 @@ impl Machine {
         let whole = matches!(decision, PageIn::Chunk { .. });
         let run = if whole { single(nowhere, index) } else { PageSet::single(index) };
         let run = if u64::from(run.count()) > self.free() { PageSet::single(index) } else { run };
+        if whole {
+            self.widen_headroom();
+        }
+        let c = &self.chunks[chunk.as_usize()];
         if run.is_full() && self.config.direct && c.fill.is_none() {
             out.push(Action::ZeroChunk { chunk });
         } else {
@@ -255,6 +259,7 @@ impl Machine {
         };
         self.reserved += count;
         self.chunks[chunk.as_usize()].fill = Some(op);
+        self.widen_headroom();
         self.touch(chunk);
         let demand = demand.is_some();
         if direct {

@@ -21,6 +21,9 @@ const CHUNK_BUFFERS: u16 = pagoda_core::fault::FILLS_MAX as u16;
 
 /// Runs of pages whose writes are queued between two looks at the faults: some 2 us each, so a fault waits 40 us at most.
 const STEP_RUNS: usize = 16;
+/// Write requests under way from which on no more are queued. A page-in that comes meanwhile stands behind them in the disk's
+/// own queue, where no scheduler puts it first; enough to keep a disk busy, in large requests and in small ones.
+const WRITES_MAX: usize = 16;
 
 /// Makes the ring's bounce buffers: 9 MiB a VM.
 pub fn buffers() -> Result<Buffers, RingError> {
@@ -56,6 +59,8 @@ pub struct Transfers {
     by_op: Vec<Option<Transfer>>,
     intents: Vec<usize>,
     plans: VecDeque<WritePlan>,
+    /// Write requests under way.
+    writes: usize,
 }
 
 /// Writes of a page-out that are not queued yet.
@@ -72,6 +77,7 @@ impl Transfers {
             by_op: vec![None; OPS_MAX],
             intents: (0..pagoda_abi::shared::INTENTS).rev().collect(),
             plans: VecDeque::with_capacity(OUTS_MAX),
+            writes: 0,
         }
     }
 
@@ -138,9 +144,9 @@ impl Engine {
         self.io.plans.push_back(WritePlan { op, chunk, rest: pages });
     }
 
-    /// Some of what was planned is left to queue.
-    pub(super) fn has_plans(&self) -> bool {
-        !self.io.plans.is_empty()
+    /// Some of what was planned can be queued now.
+    pub(super) fn can_write(&self) -> bool {
+        !self.io.plans.is_empty() && self.io.writes < WRITES_MAX
     }
 
     /// Queues the next few writes.
@@ -197,6 +203,8 @@ impl Engine {
                 if let Some(transfer) = self.io.slot(op) {
                     transfer.left += 1;
                     transfer.missing += bytes;
+                    let writes = matches!(transfer.kind, Kind::Out { .. });
+                    self.io.writes += usize::from(writes);
                 }
             }
             Err(error) => {
@@ -226,6 +234,9 @@ impl Engine {
     /// A request ended; the event if it was its operation's last.
     pub(super) fn finish_part(&mut self, op: u32, result: Result<u32, Errno>) -> Option<Event> {
         let op = OpId(u16::try_from(op).ok()?);
+        if let Some(Transfer { kind: Kind::Out { .. }, .. }) = self.io.slot(op) {
+            self.io.writes -= 1;
+        }
         match result {
             Ok(bytes) => {
                 if let Some(transfer) = self.io.slot(op) {
