@@ -27,6 +27,7 @@ use pagoda_sys::uffd::Fault;
 use crate::follow::Follow;
 use crate::handle::{Command, Inbox, Notice, Status};
 use crate::latency::Histogram;
+use crate::poll::BusyPoll;
 use crate::recover::{self, RecoverError};
 use crate::space::Space;
 
@@ -70,6 +71,8 @@ pub struct Parts {
     pub protect: bool,
     /// How much comes in for a fault.
     pub page_in: PageInPolicy,
+    /// How long the end of a page-in is polled for before the engine sleeps.
+    pub busy_poll: Duration,
     /// Why it is never evicted.
     pub pinned: Option<String>,
     /// It may have been served before: by an earlier daemon.
@@ -158,6 +161,7 @@ pub struct Engine {
     /// Fault messages read while armed.
     messages: u64,
     follow: Follow,
+    busy_poll: BusyPoll,
     started: Instant,
     /// The moment the fault in hand was read.
     fault_at: Instant,
@@ -235,6 +239,7 @@ impl Engine {
                     latency: vec![Histogram::default(); FAULT_CAUSES.len()],
                     messages: 0,
                     follow: Follow::new(parts.pid),
+                    busy_poll: BusyPoll::new(parts.busy_poll),
                     started: now,
                     fault_at: now,
                     ticked: now,
@@ -306,8 +311,7 @@ impl Engine {
     fn run(&mut self) -> Option<Notice> {
         let mut ready: Vec<(Source, Result<u32, pagoda_sys::Errno>, bool)> = Vec::with_capacity(RING_ENTRIES as usize);
         while self.end.is_none() {
-            let timeout = self.timeout();
-            if let Err(error) = self.ring.submit_and_wait(1, Some(timeout)) {
+            if let Err(error) = self.wait() {
                 self.freeze(&format!("the disk ring failed: {error}"));
             }
             ready.clear();
@@ -336,6 +340,15 @@ impl Engine {
         }
         self.publish();
         self.end.take()
+    }
+
+    /// Hands over what is queued and waits until there is something to do.
+    fn wait(&mut self) -> Result<(), RingError> {
+        if self.io.has_page_faults() && self.follow.shares_cpu() && !self.can_write() {
+            self.ring.submit()?;
+            self.busy_poll.poll(|| self.ring.is_due());
+        }
+        self.ring.submit_and_wait(1, Some(self.timeout())).map(drop)
     }
 
     fn into_notify(self) -> Notify {

@@ -27,6 +27,8 @@ pub struct Follow {
     /// The CPU this thread is bound to.
     bound: Option<usize>,
     looked: Option<Instant>,
+    /// The followed thread can run on one CPU alone.
+    pinned: bool,
     cpu_of: Option<CpuOf>,
     home: Option<Affinity>,
 }
@@ -35,7 +37,7 @@ impl Follow {
     /// Follows threads of this process. Made on the thread that will follow.
     pub fn new(pid: u32) -> Follow {
         let home = Affinity::of_this_thread().ok();
-        Follow { pid, tid: 0, confidence: 0, bound: None, looked: None, cpu_of: None, home }
+        Follow { pid, tid: 0, confidence: 0, bound: None, looked: None, pinned: false, cpu_of: None, home }
     }
 
     /// A fault of thread `tid`, which was or was not part of a stream of chunks.
@@ -56,6 +58,12 @@ impl Follow {
         }
     }
 
+    /// This thread shares a CPU with the one it serves, and nothing will part them. (A thread that may run elsewhere would be
+    /// moved away from a CPU that looks busy.)
+    pub fn shares_cpu(&self) -> bool {
+        self.bound.is_some() && self.pinned
+    }
+
     fn go_to_it(&mut self, now: Instant) {
         if self.looked.is_some_and(|looked| now.saturating_duration_since(looked) < LOOK_EVERY) {
             return;
@@ -65,6 +73,7 @@ impl Follow {
             self.cpu_of = CpuOf::open(self.pid, self.tid).ok();
         }
         let Some(cpu) = self.cpu_of.as_ref().and_then(|of| of.cpu().ok()) else { return self.go_home() };
+        self.pinned = Affinity::of_thread(self.tid).is_ok_and(|there| there.is_pinned());
         if self.bound != Some(cpu)
             && let Some(there) = self.home.as_ref().and_then(|home| home.only(cpu))
             && there.apply().is_ok()

@@ -4,6 +4,7 @@
 //! * [`space`]: where a page is in the VMM, in the RAM files and in swap.
 //! * [`handle`]: how the rest of the daemon talks to an engine.
 //! * [`latency`]: how long faults took.
+//! * [`poll`]: waits for the end of a page-in without sleeping.
 //!
 //! One thread owns everything of a VM, so there is no lock on the page path. If the daemon dies between any two lines, the RAM
 //! files, the swap file and the intents in shared memory say where every page is (`recover`), and the shim holds all that the
@@ -13,5 +14,6 @@ pub mod engine;
 mod follow;
 pub mod handle;
 pub mod latency;
+pub mod poll;
 mod recover;
 pub mod space;

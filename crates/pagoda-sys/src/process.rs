@@ -235,6 +235,25 @@ impl Affinity {
         Ok(Affinity(rustix::thread::sched_getaffinity(None)?))
     }
 
+    /// Another thread's, as it is now.
+    ///
+    /// # Errors
+    /// The error of sched_getaffinity(2): ESRCH when there is no such thread (any more).
+    pub fn of_thread(tid: u32) -> Result<Affinity, Errno> {
+        let tid = i32::try_from(tid).ok().and_then(rustix::thread::Pid::from_raw).ok_or(Errno::SRCH)?;
+        Ok(Affinity(rustix::thread::sched_getaffinity(Some(tid))?))
+    }
+
+    /// The CPU with the highest number that it allows.
+    pub fn last(&self) -> Option<usize> {
+        (0..rustix::thread::CpuSet::MAX_CPU).rev().find(|cpu| self.0.is_set(*cpu))
+    }
+
+    /// Allows a single CPU.
+    pub fn is_pinned(&self) -> bool {
+        self.0.count() == 1
+    }
+
     /// One CPU, if this affinity allows it.
     pub fn only(&self, cpu: usize) -> Option<Affinity> {
         let mut set = rustix::thread::CpuSet::new();

@@ -353,6 +353,11 @@ impl Ring {
         entered(self.uring.submitter().submit_with_args(min, &SubmitArgs::new().timespec(&timeout)))
     }
 
+    /// Whether [`Ring::submit_and_wait`] would find a completion at once. No system call.
+    pub fn is_due(&mut self) -> bool {
+        !self.uring.completion().is_empty() || self.uring.submission().taskrun()
+    }
+
     /// Takes the completions that are there. What the iterator was not asked for stays for the next time.
     pub fn completions(&mut self) -> Completions<'_> {
         Completions { queue: self.uring.completion(), slots: &mut self.slots, buffers: self.buffers.as_mut() }

@@ -9,12 +9,14 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::builder::BoolishValueParser;
 use clap::{Parser, ValueEnum};
 use pagoda_api::{METRICS_ADDR_DEFAULT, SOCKET_DEFAULT};
 use pagoda_core::fault::PageInPolicy;
+use pagoda_pager::poll::{BUSY_POLL_DEFAULT, BUSY_POLL_MAX};
 use serde::Deserialize;
 
 use self::file::File;
@@ -97,6 +99,11 @@ pub struct Args {
     /// How much comes in for a fault on a page in swap [default: adaptive]
     #[arg(long, value_name = "HOW")]
     pub page_in: Option<PageIn>,
+
+    /// How long the end of a page-in is polled for before the CPU may sleep, in microseconds; 0: not at all. Only where
+    /// page-ins are that quick and nothing else wants the CPU [default: 200, as kvm.halt_poll_ns]
+    #[arg(long, value_name = "US")]
+    pub busy_poll_us: Option<u64>,
 
     /// Print every metric as a Markdown table, and exit
     #[arg(long)]
@@ -239,6 +246,7 @@ pub struct Config {
     pub tune_host: bool,
     pub large_folios: LargeFolios,
     pub page_in: PageIn,
+    pub busy_poll: Duration,
 }
 
 impl Config {
@@ -287,8 +295,17 @@ impl Config {
             tune_host: args.tune_host.or(file.tune_host).unwrap_or(false),
             large_folios: args.large_folios.or(file.large_folios).unwrap_or_default(),
             page_in: args.page_in.or(file.page_in).unwrap_or_default(),
+            busy_poll: busy_poll(args.busy_poll_us.or(file.busy_poll_us))?,
         })
     }
+}
+
+fn busy_poll(us: Option<u64>) -> Result<Duration> {
+    let busy_poll = us.map_or(BUSY_POLL_DEFAULT, Duration::from_micros);
+    if busy_poll > BUSY_POLL_MAX {
+        bail!("busy_poll_us is {}: it can be at most {}", busy_poll.as_micros(), BUSY_POLL_MAX.as_micros());
+    }
+    Ok(busy_poll)
 }
 
 /// VMs are told these paths, and they have other working directories.

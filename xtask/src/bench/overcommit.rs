@@ -2,7 +2,9 @@
 //! cgroup of the same size with its swap file on the same disk.
 //!
 //! Ours and the peer live side by side and take turns case by case, so that a pair of figures is
-//! only seconds apart: the disk of a virtual machine is rarely the same for minutes.
+//! only seconds apart: the disk of a virtual machine is rarely the same for minutes. Both toys are
+//! pinned to the same CPU, as vCPUs are where latency matters: how far that CPU is from the disk's
+//! interrupts is a quarter of a read's time on some machines, and would be chance.
 
 use anyhow::Result;
 use pagoda_api::types::counter;
@@ -167,11 +169,11 @@ fn run_ratio(setup: &Setup, ratio: u64, daemon: Option<&Daemon>, disk: &DirectFi
         return Ok(results);
     }
     let swap = Swap::on_file(&setup.dir, (memory_mib << 20) * 2)?;
-    let mut kernel = LimitedToy::start(&["--mib", &memory_mib.to_string()], DRAM_MIB)?;
+    let mut kernel = LimitedToy::start(&["--pin", "--mib", &memory_mib.to_string()], DRAM_MIB)?;
     kernel.toy.fill()?;
     let mut ours = match daemon {
         Some(daemon) => {
-            let mut toy = daemon.start_toy(VM, memory_mib, DRAM_MIB, &[])?;
+            let mut toy = daemon.start_toy(VM, memory_mib, DRAM_MIB, &["--pin"])?;
             toy.fill()?;
             Some(toy)
         }

@@ -22,6 +22,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, ValueEnum};
+use pagoda_sys::process::Affinity;
 use pagoda_sys::toy::process;
 use pagoda_sys::toy::ram::{HugePages, PAGE_BYTES, Ram, RamSource};
 use serde::{Deserialize, Serialize};
@@ -55,6 +56,9 @@ pub struct ToyArgs {
     /// Threads, each over its own part of the RAM
     #[arg(long, default_value_t = 1)]
     threads: usize,
+    /// Stay on one CPU, the last that it may use, as a pinned vCPU does
+    #[arg(long)]
+    pin: bool,
     /// Wait for commands on the input
     #[arg(long)]
     step: bool,
@@ -273,6 +277,11 @@ impl RunArgs {
 /// # Errors
 /// Bad options, no memory, a closed output.
 pub fn main(args: &ToyArgs) -> Result<bool> {
+    if args.pin {
+        let mine = Affinity::of_this_thread().context("look which CPUs there are")?;
+        let last = mine.last().and_then(|cpu| mine.only(cpu)).context("find a CPU to stay on")?;
+        last.apply().context("stay on a CPU")?;
+    }
     let fills = if args.step {
         say("TOY start")?;
         is_fill(&next_command()?)?

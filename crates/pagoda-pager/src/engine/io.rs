@@ -61,6 +61,8 @@ pub struct Transfers {
     plans: VecDeque<WritePlan>,
     /// Write requests under way.
     writes: usize,
+    /// Single pages being read that a fault waits for.
+    page_faults: usize,
 }
 
 /// Writes of a page-out that are not queued yet.
@@ -78,6 +80,7 @@ impl Transfers {
             intents: (0..pagoda_abi::shared::INTENTS).rev().collect(),
             plans: VecDeque::with_capacity(OUTS_MAX),
             writes: 0,
+            page_faults: 0,
         }
     }
 
@@ -90,9 +93,18 @@ impl Transfers {
         self.intents.push(intent);
     }
 
+    /// A fault waits for a single page.
+    pub fn has_page_faults(&self) -> bool {
+        self.page_faults > 0
+    }
+
     fn slot(&mut self, op: OpId) -> &mut Option<Transfer> {
         &mut self.by_op[usize::from(op.0)]
     }
+}
+
+fn is_page_fault((cause, _): (Metric, Instant)) -> bool {
+    cause == Metric::FaultsSwapPage
 }
 
 impl Engine {
@@ -104,6 +116,7 @@ impl Engine {
             return self.freeze("the page buffers ran out");
         };
         let fault = demand.then_some((cause, self.fault_at));
+        self.io.page_faults += usize::from(fault.is_some_and(is_page_fault));
         let kind = Kind::Buffer { id, first: pages.first() };
         *self.io.slot(op) = Some(Transfer { left: 1, missing: 0, error: None, kind, fault });
         let mut at = 0;
@@ -297,10 +310,14 @@ impl Engine {
 
     /// Counts the time that the fault behind a read took.
     pub(super) fn answered(&mut self, op: OpId) {
-        if let Some((cause, at)) = self.io.slot(op).as_ref().and_then(|transfer| transfer.fault)
-            && let Some(index) = pagoda_core::stats::FAULT_CAUSES.iter().position(|other| *other == cause)
-        {
-            self.latency[index].record(at.elapsed());
+        let Some((cause, at)) = self.io.slot(op).as_ref().and_then(|transfer| transfer.fault) else { return };
+        let took = at.elapsed();
+        if is_page_fault((cause, at)) {
+            self.io.page_faults -= 1;
+            self.busy_poll.note(took);
+        }
+        if let Some(index) = pagoda_core::stats::FAULT_CAUSES.iter().position(|other| *other == cause) {
+            self.latency[index].record(took);
         }
     }
 }

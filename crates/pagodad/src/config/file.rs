@@ -22,6 +22,7 @@ pub(super) struct File {
     pub tune_host: Option<bool>,
     pub large_folios: Option<LargeFolios>,
     pub page_in: Option<PageIn>,
+    pub busy_poll_us: Option<u64>,
 }
 
 pub(super) fn read(path: &Path) -> Result<File> {

@@ -16,7 +16,7 @@ const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
 const ZRAM: &str = "/sys/block/zram0";
 /// The limit covers the process, its page tables and its bookkeeping too, which ours does not
 /// count; this much on top makes up for it.
-pub const LIMIT_SLACK_BYTES: u64 = 8 << 20;
+pub const LIMIT_SLACK_BYTES: u64 = 4 << 20;
 
 /// Swap that is on while this lives.
 #[derive(Debug)]
