@@ -333,6 +333,12 @@ impl Engine {
                 self.handle(source, result, more);
             }
             if self.can_write() {
+                // The kernel hands a submission to the disk as a whole: a page-in must not wait for its writes to be made.
+                if self.io.has_page_faults()
+                    && let Err(error) = self.ring.submit()
+                {
+                    self.freeze(&format!("the disk ring failed: {error}"));
+                }
                 self.step_plan();
                 self.settle();
             }

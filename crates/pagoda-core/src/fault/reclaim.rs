@@ -40,6 +40,11 @@ impl Machine {
         (cap / part).clamp(min, HEADROOM_MAX).min(cap / 4)
     }
 
+    /// Pages come in one by one, and half of the headroom is left: page-out need not hurry.
+    pub fn has_time(&self) -> bool {
+        !self.wide && self.waiting.is_empty() && self.free() * 2 > self.headroom()
+    }
+
     /// Whole chunks come in: headroom for a stream, at once.
     pub(super) fn widen_headroom(&mut self) {
         (self.wide, self.chunk_came) = (true, true);

@@ -19,11 +19,14 @@ const PAGE_BUFFERS: u16 = OPS_MAX as u16;
 /// Buffers for parts of chunks: as many as there can be whole-chunk reads.
 const CHUNK_BUFFERS: u16 = pagoda_core::fault::FILLS_MAX as u16;
 
-/// Runs of pages whose writes are queued between two looks at the faults: some 2 us each, so a fault waits 40 us at most.
-const STEP_RUNS: usize = 16;
+/// Runs of pages whose writes are queued between two looks at the faults: some 2 us each, so a fault waits 20 us at most.
+const STEP_RUNS: usize = 8;
 /// Write requests under way from which on no more are queued. A page-in that comes meanwhile stands behind them in the disk's
 /// own queue, where no scheduler puts it first; enough to keep a disk busy, in large requests and in small ones.
 const WRITES_MAX: usize = 16;
+/// While pages come in one by one and there is time: so few are queued at once, and the next when these have ended. Writes
+/// of a fragmented chunk are small and many, and each that is under way makes a read of one page slower.
+const WRITES_PACED: usize = 4;
 
 /// Makes the ring's bounce buffers: 9 MiB a VM.
 pub fn buffers() -> Result<Buffers, RingError> {
@@ -159,16 +162,18 @@ impl Engine {
 
     /// Some of what was planned can be queued now.
     pub(super) fn can_write(&self) -> bool {
-        !self.io.plans.is_empty() && self.io.writes < WRITES_MAX
+        let max = if self.machine.has_time() { 1 } else { WRITES_MAX };
+        !self.io.plans.is_empty() && self.io.writes < max
     }
 
     /// Queues the next few writes.
     pub(super) fn step_plan(&mut self) {
+        let paced = self.machine.has_time();
         let Some(plan) = self.io.plans.front_mut() else { return };
         let step: PageSet = plan
             .rest
             .runs()
-            .take(STEP_RUNS)
+            .take(if paced { WRITES_PACED } else { STEP_RUNS })
             .map(|run| PageSet::range(run.start, run.len))
             .fold(PageSet::EMPTY, |step, run| step | run);
         plan.rest -= step;
