@@ -334,11 +334,7 @@ impl Engine {
             }
             if self.can_write() {
                 // The kernel hands a submission to the disk as a whole: a page-in must not wait for its writes to be made.
-                if self.io.has_page_faults()
-                    && let Err(error) = self.ring.submit()
-                {
-                    self.freeze(&format!("the disk ring failed: {error}"));
-                }
+                self.page_ins_first();
                 self.step_plan();
                 self.settle();
             }
@@ -346,6 +342,15 @@ impl Engine {
         }
         self.publish();
         self.end.take()
+    }
+
+    /// Hands page-ins to the disk before something that takes a while.
+    fn page_ins_first(&mut self) {
+        if self.io.has_page_faults()
+            && let Err(error) = self.ring.submit()
+        {
+            self.freeze(&format!("the disk ring failed: {error}"));
+        }
     }
 
     /// Hands over what is queued and waits until there is something to do.

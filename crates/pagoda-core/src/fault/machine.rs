@@ -132,6 +132,8 @@ impl Machine {
     /// # Panics
     /// When the pager reports an operation that is not under way, or a page outside the space: a broken invariant.
     pub fn apply(&mut self, event: Event, now: Now, out: &mut Actions) {
+        let answers = matches!(event, Event::Fault { .. } | Event::ReadDone { .. });
+        let ops = self.ops.len();
         match event {
             // The kernel serves this VM again. Unregistering woke whoever waited, but not a thread that began to wait behind
             // that wake-up: its message is all that is left of it.
@@ -156,7 +158,12 @@ impl Machine {
         self.retry_discards(out);
         self.serve_waiting(out);
         self.plan_arming(out);
-        self.plan_reclaim(now, out);
+        // A thread that has just been answered may share its CPU with the pager, which is to make way: page-out is planned while
+        // the next page-in keeps the disk busy and the thread asleep.
+        let woke = answers && self.ops.len() <= ops;
+        if !(woke && self.has_time()) {
+            self.plan_reclaim(now, out);
+        }
         self.plan_restore(out);
     }
 

@@ -62,6 +62,7 @@ impl Engine {
         self.agent.seq += 1;
         let seq = self.agent.seq;
         self.agent.zaps.insert(seq, op);
+        self.page_ins_first();
         self.tell_agent(&Packet::Zap { seq, ranges });
     }
 
