@@ -1,5 +1,5 @@
 //! Everything in DRAM: a VM under Pagoda must run as if Pagoda were not there, before any pressure
-//! and again soon after it. The peer is plain memory with transparent huge pages.
+//! and again soon after it. The peer is plain memory with transparent huge pages. Both are pinned to the same CPU.
 //!
 //! Beside it what Pagoda costs a VM that does nothing (`idle`).
 
@@ -16,6 +16,8 @@ const MEMORY_MIB: u64 = 1024;
 /// Pressure of 4x for the phase in between.
 const PRESSED_MIB: u64 = MEMORY_MIB / 4;
 const CASE_SECONDS: f64 = 2.0;
+/// Both sides take turns so often within a case: a host's other guests come and go within a second.
+const TURNS: usize = 4;
 const SPEED_MIN: f64 = 0.97;
 /// What a phase of pressure may take until the VM is at its cap.
 const PRESS_MAX: Duration = Duration::from_secs(60);
@@ -30,15 +32,22 @@ struct Speeds {
     by_workload: [Vec<f64>; WORKLOADS.len()],
 }
 
-impl Speeds {
-    fn measure(&mut self, setup: &Setup, toy: &mut SteppedToy) -> Result<()> {
-        for (workload, speeds) in WORKLOADS.iter().zip(&mut self.by_workload) {
-            let seconds = setup.seconds(CASE_SECONDS);
-            let done = toy.go(&format!("--workload {workload} --mode read-write --seconds {seconds} --no-latency"))?;
-            speeds.push(done.mib_per_s);
+/// Measures toys in turns, each with its speeds.
+fn measure(setup: &Setup, sides: &mut [(&mut SteppedToy, &mut Speeds)]) -> Result<()> {
+    let seconds = setup.seconds(CASE_SECONDS) / TURNS as f64;
+    for (index, workload) in WORKLOADS.iter().enumerate() {
+        let mut sums = vec![0.0; sides.len()];
+        for _ in 0..TURNS {
+            for ((toy, _), sum) in sides.iter_mut().zip(&mut sums) {
+                let run = format!("--workload {workload} --mode read-write --seconds {seconds} --no-latency");
+                *sum += toy.go(&run)?.mib_per_s;
+            }
         }
-        Ok(())
+        for ((_, speeds), sum) in sides.iter_mut().zip(sums) {
+            speeds.by_workload[index].push(sum / TURNS as f64);
+        }
     }
+    Ok(())
 }
 
 /// Runs the bench.
@@ -52,23 +61,27 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let daemon = if setup.ours { Some(Daemon::start(&setup.dir)?) } else { None };
     for round in 0..setup.rounds {
         eprintln!("resident: round {} of {}", round + 1, setup.rounds);
-        let mut plain = SteppedToy::start(&toy_command(&["--mib", &MEMORY_MIB.to_string()])?)?;
+        let mut plain = SteppedToy::start(&toy_command(&["--pin", "--mib", &MEMORY_MIB.to_string()])?)?;
         plain.fill()?;
         let mut ours = match &daemon {
             Some(daemon) => {
-                let mut toy = daemon.start_toy(VM, MEMORY_MIB, MEMORY_MIB, &[])?;
+                let mut toy = daemon.start_toy(VM, MEMORY_MIB, MEMORY_MIB, &["--pin"])?;
                 toy.fill()?;
-                before.measure(setup, &mut toy)?;
                 Some((toy, daemon))
             }
             None => None,
         };
-        plain_before.measure(setup, &mut plain)?;
-        if let Some((toy, daemon)) = &mut ours {
-            press_and_release(daemon, toy)?;
-            after.measure(setup, toy)?;
+        match &mut ours {
+            Some((toy, daemon)) => {
+                measure(setup, &mut [(toy, &mut before), (&mut plain, &mut plain_before)])?;
+                press_and_release(daemon, toy)?;
+                measure(setup, &mut [(toy, &mut after), (&mut plain, &mut plain_after)])?;
+            }
+            None => {
+                measure(setup, &mut [(&mut plain, &mut plain_before)])?;
+                measure(setup, &mut [(&mut plain, &mut plain_after)])?;
+            }
         }
-        plain_after.measure(setup, &mut plain)?;
         plain.quit()?;
     }
     let held = if setup.ours { Bar::AtLeast(SPEED_MIN) } else { Bar::None };
