@@ -17,8 +17,8 @@ use crate::{attach, clock, foreign, ram, real};
 
 /// First pause between two attempts to reach a daemon: a restart under load costs faults at most so much.
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(5);
-/// Longest pause: 20 connect(2)s a second cost nothing that could be measured.
-const RETRY_PAUSE_MAX: Duration = Duration::from_millis(50);
+/// Longest pause: 50 connect(2)s a second cost nothing that could be measured.
+const RETRY_PAUSE_MAX: Duration = Duration::from_millis(20);
 /// Pause after a refusal: somebody has to change something first.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 /// Packets live on the stack (4 KiB encoded, as much decoded); the VMM's thread-local data comes out of it too.
