@@ -307,10 +307,10 @@ fn add_figures(report: &mut Report, result: &CaseResult) {
         );
     }
     report.pair(
-        &format!("{label}: p50"),
+        &format!("{label}: p75"),
         "us",
-        &ours.percentile(|l| l.p50_us),
-        &best.percentile(|l| l.p50_us),
+        &ours.percentile(|l| l.p75_us),
+        &best.percentile(|l| l.p75_us),
         Bar::None,
     );
     report.pair(

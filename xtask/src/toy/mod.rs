@@ -197,6 +197,8 @@ pub fn monotonic_ns() -> u64 {
 pub struct Latency {
     /// Median.
     pub p50_us: f64,
+    /// 75 %: where half of the accesses miss, the median miss.
+    pub p75_us: f64,
     /// 99 %.
     pub p99_us: f64,
     /// 99.9 %.
@@ -211,6 +213,7 @@ impl Latency {
     fn of(histogram: &LatencyHistogram) -> Self {
         Self {
             p50_us: histogram.percentile_us(0.5),
+            p75_us: histogram.percentile_us(0.75),
             p99_us: histogram.percentile_us(0.99),
             p999_us: histogram.percentile_us(0.999),
             p9999_us: histogram.percentile_us(0.9999),
