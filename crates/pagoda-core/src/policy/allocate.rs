@@ -51,6 +51,19 @@ pub struct Allocation {
     pub pages: Vec<PageCount>,
     /// What the floors lack: above 0, everyone has its floor and the pool is overdrawn by this.
     pub shortfall: PageCount,
+    /// The price that all pay who are neither at their floor nor at their ceiling.
+    pub clearing: Clearing,
+}
+
+/// What a page costs under an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clearing {
+    /// Nothing: there is enough for all.
+    Free,
+    /// The inverse of the price, as a fraction.
+    At { num: u128, den: u128 },
+    /// More than anybody pays: there is nothing above the floors.
+    Nothing,
 }
 
 /// What a VM pays for its pages: adjusted shares per page. Compared exactly.
@@ -211,21 +224,32 @@ pub fn allocate(claims: &[Claim], tax: TaxRate, pool: PageCount) -> Allocation {
     let floors: PageCount = claims.iter().map(|claim| claim.floor).sum();
     let ceilings: PageCount = claims.iter().map(|claim| claim.ceiling).sum();
     if ceilings <= pool {
-        return Allocation { pages: claims.iter().map(|claim| claim.ceiling).collect(), shortfall: PageCount::ZERO };
+        let pages = claims.iter().map(|claim| claim.ceiling).collect();
+        return Allocation { pages, shortfall: PageCount::ZERO, clearing: Clearing::Free };
     }
     if floors >= pool {
-        return Allocation { pages: claims.iter().map(|claim| claim.floor).collect(), shortfall: floors - pool };
+        let pages = claims.iter().map(|claim| claim.floor).collect();
+        return Allocation { pages, shortfall: floors - pool, clearing: Clearing::Nothing };
     }
     let weights = Weights::new(tax);
     let (num, den) = find_level(claims, weights, pool);
-    let pages_at_level = |claim: &Claim| {
-        let cost = num * u128::from(claim.shares.get()) / den;
-        PageCount(weights.pages_floor(claim, cost).clamp(claim.floor.0, claim.ceiling.0))
-    };
-    let mut pages: Vec<PageCount> = claims.iter().map(pages_at_level).collect();
+    let clearing = Clearing::At { num, den };
+    let mut pages: Vec<PageCount> = claims.iter().map(|claim| pages_at(claim, tax, clearing)).collect();
     let left = pool - pages.iter().copied().sum();
     hand_out(claims, weights, &mut pages, left);
-    Allocation { pages, shortfall: PageCount::ZERO }
+    Allocation { pages, shortfall: PageCount::ZERO, clearing }
+}
+
+/// What a claim is worth at a price that others made: whole pages between its floor and its ceiling.
+pub fn pages_at(claim: &Claim, tax: TaxRate, clearing: Clearing) -> PageCount {
+    match clearing {
+        Clearing::Free => claim.ceiling,
+        Clearing::Nothing => claim.floor,
+        Clearing::At { num, den } => {
+            let cost = num * u128::from(claim.shares.get()) / den;
+            PageCount(Weights::new(tax).pages_floor(claim, cost).clamp(claim.floor.0, claim.ceiling.0))
+        }
+    }
 }
 
 /// The level at which the sum of all pages is the pool, as a fraction.

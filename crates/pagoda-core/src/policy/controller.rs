@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::admission::{Admission, Capacity, Overhead, Reservation};
-use super::allocate::{Claim, allocate, price};
+use super::allocate::{Claim, allocate, pages_at, price};
 use super::plan::{
     Bound, CeilingReason, FloorReason, HostSample, Plan, Standing, StuckReason, Terms, VmId, VmPlan, VmSample,
 };
@@ -12,13 +12,13 @@ use super::state::{Levels, ReclaimState};
 use super::steps::{self, BalloonWatch, Situation};
 use super::working_set::{Estimate, Estimator};
 use crate::chance::Chance;
-use crate::units::{Bytes, PageCount, PageIdx};
+use crate::units::{PageCount, PageIdx};
 
-/// A VM that still grows gets room beyond what it has touched: at least this. At the rate of a zero fill (1 GiB/s and
-/// more) it is what a guest takes within a fraction of the daemon's period, so that growing costs few waits.
-const GROWTH_MIN: PageCount = Bytes::from_mib(64).pages_floor();
-/// ... and at least a quarter of what it has: a booting guest reaches 8 GiB in 22 plans.
-const GROWTH_DIVISOR: u64 = 4;
+/// Room to grow beyond what a VM has touched: this part of it ...
+const GROWTH_OF_USE: u64 = 32;
+/// ... and this part of its memory. Together about 4 %, which nobody else is promised meanwhile. It need not last until
+/// the next plan: growth is held at the allowance, not here.
+const GROWTH_OF_MEMORY: u64 = 128;
 /// VMs are held to their targets this long after all demands fit again: releasing them disarms them, which brings
 /// everything back from swap, and must not happen at every breath of the load.
 const RELEASE_MS: u64 = 60_000;
@@ -186,9 +186,9 @@ impl Policy {
         claim.shares = settings.shares;
         // A ceiling set by demand stays; one set by the cap moves with it.
         let capped = if claim.ceiling >= old.cap { settings.cap } else { claim.ceiling.min(settings.cap) };
-        claim.floor = settings.min.min(settings.cap);
-        claim.ceiling = capped.max(claim.floor);
-        Some(allocate(&claims, self.host.tax, *budget).pages[index])
+        claim.ceiling = capped;
+        claim.floor = settings.min.min(capped);
+        Some(allocate(&claims, self.host.tax, *budget).pages[index].max(settings.min))
     }
 
     /// A plan from what is. VMs without a sample are left alone; samples of unknown VMs are dropped.
@@ -273,7 +273,8 @@ impl Policy {
             };
             entitled.push(claim);
             let in_use = (sample.resident + sample.swapped + sample.shared).min(settings.memory);
-            let (floor, floor_reason, ceiling, ceiling_reason) = bounds(settings, sample.pinned, in_use);
+            let Bounds { floor, floor_reason, ceiling, ceiling_reason, limit } =
+                bounds(settings, sample.pinned, in_use);
             let estimate = vm.estimator.estimate();
             all.push(Terms {
                 memory: settings.memory,
@@ -287,8 +288,11 @@ impl Policy {
                 floor_reason,
                 ceiling,
                 ceiling_reason,
+                limit,
                 price: price(&claim, self.host.tax, PageCount::ZERO),
                 target: PageCount::ZERO,
+                lent: PageCount::ZERO,
+                allowance: PageCount::ZERO,
                 bound: Bound::Ceiling,
                 state: self.state,
             });
@@ -304,13 +308,19 @@ impl Policy {
     fn set_targets(&mut self, terms: &mut [Terms], budget: PageCount) -> PageCount {
         let claims: Vec<Claim> = terms.iter().map(claim_of).collect();
         let allocation = allocate(&claims, self.host.tax, budget);
-        for ((terms, claim), &target) in terms.iter_mut().zip(&claims).zip(&allocation.pages) {
-            terms.target = target;
-            terms.price = price(claim, self.host.tax, target);
-            terms.bound = match target {
-                target if target == terms.ceiling => Bound::Ceiling,
-                target if target == terms.floor => Bound::Floor,
+        for ((terms, claim), &given) in terms.iter_mut().zip(&claims).zip(&allocation.pages) {
+            terms.target = given.max(terms.floor);
+            terms.lent = terms.target - given;
+            terms.price = price(claim, self.host.tax, given);
+            terms.bound = match given {
+                given if given == claim.ceiling => Bound::Ceiling,
+                given if given == claim.floor => Bound::Floor,
                 _ => Bound::Price,
+            };
+            let limit = Claim { ceiling: terms.limit.max(claim.floor), ..*claim };
+            terms.allowance = match terms.bound {
+                Bound::Ceiling => pages_at(&limit, self.host.tax, allocation.clearing).max(terms.target),
+                Bound::Floor | Bound::Price => terms.target,
             };
         }
         let ids = self.vms.keys().copied().collect::<Vec<_>>();
@@ -365,17 +375,21 @@ impl Policy {
 
 fn claim_of(terms: &Terms) -> Claim {
     let Terms { shares, floor, ceiling, estimate, .. } = *terms;
-    Claim { shares, floor, ceiling, working_set: estimate.working_set }
+    Claim { shares, floor: floor.min(ceiling), ceiling, working_set: estimate.working_set }
 }
 
 /// Between what a VM's target lies.
-fn bounds(
-    settings: &VmSettings,
-    pinned: bool,
-    in_use: PageCount,
-) -> (PageCount, FloorReason, PageCount, CeilingReason) {
-    let growth = PageCount(in_use.0 / GROWTH_DIVISOR).max(GROWTH_MIN);
-    let demand = in_use + growth;
+struct Bounds {
+    floor: PageCount,
+    floor_reason: FloorReason,
+    ceiling: PageCount,
+    ceiling_reason: CeilingReason,
+    /// The ceiling whatever it has touched.
+    limit: PageCount,
+}
+
+fn bounds(settings: &VmSettings, pinned: bool, in_use: PageCount) -> Bounds {
+    let demand = in_use + PageCount(in_use.0 / GROWTH_OF_USE + settings.memory.0.div_ceil(GROWTH_OF_MEMORY));
     let (limit, limit_reason) = match settings.cap {
         // A pinned VM cannot be held to a cap.
         cap if pinned || cap == settings.memory => (settings.memory, CeilingReason::Memory),
@@ -387,10 +401,9 @@ fn bounds(
     };
     let (ceiling, ceiling_reason) = match demand {
         demand if demand >= limit => (limit, limit_reason),
-        demand if demand < floor => (floor, CeilingReason::Min),
         demand => (demand, CeilingReason::Demand),
     };
-    (floor, floor_reason, ceiling, ceiling_reason)
+    Bounds { floor, floor_reason, ceiling, ceiling_reason, limit }
 }
 
 /// Min-funding revocation from what is resident down to `pages` in all: what each VM keeps. Nobody loses anything of its

@@ -53,6 +53,9 @@ pub fn explain(policy: &Policy, plan: &Plan, id: VmId, now_ms: u64) -> Vec<Line>
         words("state", state(plan)),
         words("standing", standing(vm, now_ms)),
     ];
+    if terms.lent > PageCount::ZERO {
+        lines.insert(5, amount("lent", terms.lent, "of its min, not used by it and by others until it is".to_owned()));
+    }
     lines.extend(actions(vm));
     if let Some(settings) = policy.settings(id) {
         lines.push(words("more", more(policy, vm, settings)));
@@ -127,7 +130,6 @@ fn ceiling(terms: &Terms) -> &'static str {
         CeilingReason::Memory => "all the memory it has",
         CeilingReason::Cap => "its DRAM cap",
         CeilingReason::Demand => "what it has touched, and room to grow",
-        CeilingReason::Min => "it has touched less than its min",
     }
 }
 
@@ -180,9 +182,7 @@ fn more(policy: &Policy, vm: &VmPlan, settings: &VmSettings) -> String {
     match (vm.terms.bound, vm.terms.ceiling_reason) {
         (Bound::Ceiling, CeilingReason::Memory) => "it has all the guest can see".to_owned(),
         (Bound::Ceiling, CeilingReason::Cap) => format!("raise its DRAM cap of {}", settings.cap.bytes()),
-        (Bound::Ceiling, CeilingReason::Demand | CeilingReason::Min) => {
-            "nothing: it gets more when it uses more".to_owned()
-        }
+        (Bound::Ceiling, CeilingReason::Demand) => "nothing: it gets more when it uses more".to_owned(),
         (Bound::Floor | Bound::Price, _) => {
             let doubled = Shares::new((settings.shares.get() * 2).min(SHARES_MAX)).unwrap_or(settings.shares);
             let with = VmSettings { shares: doubled, ..settings.clone() };

@@ -67,8 +67,6 @@ pub enum CeilingReason {
     Cap,
     /// What it has touched, and room to grow.
     Demand,
-    /// It has touched less than its guarantee.
-    Min,
 }
 
 /// Why the target is not larger.
@@ -103,14 +101,21 @@ pub struct Terms {
     pub floor: PageCount,
     /// Why.
     pub floor_reason: FloorReason,
-    /// It gets no more.
+    /// It gets no more, its floor excepted.
     pub ceiling: PageCount,
     /// Why.
     pub ceiling_reason: CeilingReason,
+    /// The ceiling if it used all it may have: its cap, or its memory.
+    pub limit: PageCount,
     /// What it pays for its target: adjusted shares per page (section 5.2).
     pub price: Price,
-    /// What it shall have.
+    /// What it shall have. At least its floor.
     pub target: PageCount,
+    /// The part of the floor that it does not use, and that others have until it does ("unused reservations are not
+    /// wasted", section 6.2). All targets less what is lent fit the budget.
+    pub lent: PageCount,
+    /// What it may grow to at today's price before anybody asks again: the target, or more where only its demand bounds it.
+    pub allowance: PageCount,
     /// Why not more.
     pub bound: Bound,
     /// Of the host.

@@ -1,16 +1,17 @@
 //! From a target to what is done with one VM now: step by step, by the gentlest means that the state allows.
 //!
-//! * **Nothing to take, demands fit**: no cap but the operator's, balloon empty.
-//! * **Demands do not fit** (`restrained`): a VM may grow to its target. One above it keeps what it has until somebody
-//!   needs it, but does not grow; its balloon shrinks as far as the target allows.
+//! * **Demands fit**: no cap but the operator's, balloon empty.
+//! * **Demands do not fit** (`restrained`): a VM may grow to what it can pay for. One above its target keeps what it has
+//!   until somebody needs it, but does not grow. Who wants more than its target is told so by its balloon, even while free
+//!   memory suffices: a cap alone would make it page against itself, and its own choice of pages is better.
 //! * **Memory is to be reclaimed**: the VMs that pay least give it ([`super::controller`] says how much each keeps), by
 //!   balloon where there is one that moves, by page-out where not, and by both from the state `hard` on.
 //!
-//! **The balloon's size.** A guest with the balloon b has memory - b pages, of which some are in swap and some it never
-//! touched. It gives those first that it does not use. So that at most `kept` remain in DRAM, b = memory - swapped - kept:
-//! whatever the guest chooses, that suffices, and what is in swap is not asked for a second time.
+//! **The balloon's size** is memory - target: the guest behaves "as if it had been configured with less memory" (ESX section
+//! 3.2). Pages in swap are not taken off it. They are the guest's coldest, so it gives them first, and while it may keep both
+//! what is in DRAM and what is in swap, it uses both.
 
-use super::plan::{Balloon, Run, Standing, Terms, VmActions, VmSample};
+use super::plan::{Balloon, Bound, Run, Standing, Terms, VmActions, VmSample};
 use super::settings::{Rates, VmSettings};
 use super::state::ReclaimState;
 use crate::units::PageCount;
@@ -100,10 +101,14 @@ pub fn plan_vm(
         }
         Balloon::Inflated(size) => {
             watch.look(size, situation.now_ms);
-            let asked = match take && allowed.balloon {
-                true => inflated(situation, settings, sample, size, kept),
-                false => deflated(situation, sample, terms, settings, watch.asked.max(size)),
+            let keeps = match terms.bound {
+                Bound::Ceiling if !take => terms.allowance,
+                _ => kept,
             };
+            let may_grow = take || terms.bound != Bound::Ceiling;
+            let asked = balloon_size(situation, settings, size, watch.asked, keeps, may_grow);
+            // While memory is taken from the VM its balloon does not shrink.
+            let asked = if take { asked.max(size) } else { asked };
             watch.asked = asked;
             Some(asked)
         }
@@ -115,7 +120,7 @@ pub fn plan_vm(
         }
     };
     let by_force = allowed.page_out || (allowed.page_out_rest && !helps);
-    let above = sample.resident.max(terms.target);
+    let above = sample.resident.max(terms.allowance);
     let page_out_cap = match (take && by_force, situation.restrained) {
         (true, _) if situation.state == ReclaimState::Low => kept,
         (true, _) => kept.max(sample.resident.saturating_sub(situation.step(situation.rates.page_out))),
@@ -137,38 +142,31 @@ pub fn plan_vm(
     (VmActions { balloon, page_out_cap, run }, standing)
 }
 
-/// The next size of a balloon that shall grow.
-fn inflated(
+/// The next size of a balloon so that the guest has `keeps`: in steps upward; downward at once, for nobody waits for that.
+fn balloon_size(
     situation: &Situation,
     settings: &VmSettings,
-    sample: &VmSample,
     size: PageCount,
-    kept: PageCount,
-) -> PageCount {
-    let most = settings.balloon_max.of_floor(settings.memory);
-    let wanted = settings.memory.saturating_sub(sample.swapped).saturating_sub(kept).min(most);
-    // While memory is taken from the VM its balloon never shrinks.
-    wanted.min(size + situation.step(situation.rates.balloon)).max(size)
-}
-
-/// The next size of a balloon that may shrink: at once, for nobody waits for the pages.
-fn deflated(
-    situation: &Situation,
-    sample: &VmSample,
-    terms: &Terms,
-    settings: &VmSettings,
     asked: PageCount,
+    keeps: PageCount,
+    may_grow: bool,
 ) -> PageCount {
     if !situation.restrained {
         return PageCount::ZERO;
     }
-    settings.memory.saturating_sub(sample.swapped).saturating_sub(terms.target).min(asked)
+    let most = settings.balloon_max.of_floor(settings.memory);
+    let wanted = settings.memory.saturating_sub(keeps).min(most);
+    match wanted > size {
+        true if may_grow => wanted.min(size + situation.step(situation.rates.balloon)),
+        true => wanted.min(asked.max(size)),
+        false => wanted,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::allocate::{Claim, price};
-    use super::super::plan::{Bound, CeilingReason, FloorReason, VmId};
+    use super::super::plan::{CeilingReason, FloorReason, VmId};
     use super::super::settings::{RATES_DEFAULT, SHARES_DEFAULT, TAX_DEFAULT};
     use super::super::working_set::{Estimator, SampleCount};
     use super::*;
@@ -208,8 +206,11 @@ mod tests {
             floor_reason: FloorReason::Min,
             ceiling: all,
             ceiling_reason: CeilingReason::Memory,
+            limit: all,
             price: price(&claim, TAX_DEFAULT, PageCount(target)),
             target: PageCount(target),
+            lent: PageCount::ZERO,
+            allowance: PageCount(target),
             bound: Bound::Price,
             state: ReclaimState::Soft,
         }
@@ -230,8 +231,9 @@ mod tests {
             assert_eq!(got, expected, "{state}, {balloon:?}, {kept}");
         };
         let empty = Balloon::Inflated(PageCount(0));
-        // High: growth ends at the target, what is above stays.
-        check(High, empty, 80_000, (Some(0), 80_000, Run::Run));
+        // High: what is above the target stays, but does not grow: the balloon takes only what is not in DRAM.
+        check(High, empty, 80_000, (Some(2_000), 80_000, Run::Run));
+        check(High, Balloon::Inflated(PageCount(19_000)), 80_000, (Some(20_000), 80_000, Run::Run));
         // Soft: by balloon in steps of 2000; by page-out in steps of 5000 where there is none.
         check(Soft, empty, 70_000, (Some(2_000), 80_000, Run::Run));
         check(Soft, Balloon::Inflated(PageCount(29_000)), 70_000, (Some(30_000), 80_000, Run::Run));
@@ -264,14 +266,14 @@ mod tests {
     }
 
     #[test]
-    fn swapped_pages_are_not_asked_for_again() {
+    fn a_guest_shall_have_its_target_and_nothing_in_swap() {
         let (actions, _) = planned(
             &situation(ReclaimState::Soft),
             &sample(50_000, 40_000, Balloon::Inflated(PageCount(9_500))),
             30_000,
             49_000,
         );
-        assert_eq!(actions.balloon, Some(PageCount(11_000)));
+        assert_eq!(actions.balloon, Some(PageCount(11_500)), "a step toward 100000 - 49000");
     }
 
     #[test]

@@ -175,7 +175,7 @@ impl<'s> World<'s> {
                 self.violations.below_min += u64::from(vm.target < vm.min);
             }
         }
-        let targets: PageCount = plan.vms.iter().map(|vm| vm.terms.target).sum();
+        let targets: PageCount = plan.vms.iter().map(|vm| vm.terms.target - vm.terms.lent).sum();
         self.violations.targets_beyond_pool += u64::from(targets > plan.budget + plan.shortfall);
         self.plan = Some(plan);
     }

@@ -62,7 +62,7 @@ fn without_pressure_nothing_is_held_back() {
     let reasons: Vec<_> =
         plan.vms.iter().map(|vm| (vm.terms.ceiling.bytes().0 >> 20, vm.terms.ceiling_reason)).collect();
     use CeilingReason::*;
-    assert_eq!(reasons, [(256, Memory), (164, Demand), (67, Demand)]);
+    assert_eq!(reasons, [(256, Memory), (105, Demand), (5, Demand)]);
 }
 
 #[test]

@@ -153,13 +153,14 @@ fn check(world: &World, plan: &Plan, before: ReclaimState) {
     assert_eq!(plan.free, free);
     let levels = Levels::of(world.pool, &world.policy.host().thresholds);
     assert_eq!(plan.state, before.next(free, &levels), "the state follows free memory alone");
-    let targets: PageCount = plan.vms.iter().map(|vm| vm.terms.target).sum();
+    let targets: PageCount = plan.vms.iter().map(|vm| vm.terms.target - vm.terms.lent).sum();
     assert!(targets <= plan.budget + plan.shortfall, "targets beyond the pool");
     assert_eq!(plan.vms.len(), world.guests.len());
     for (vm, guest) in plan.vms.iter().map(|vm| (vm, world.guests.iter().find(|guest| guest.id == vm.id).unwrap())) {
         let settings = world.policy.settings(vm.id).unwrap();
         let terms = &vm.terms;
-        assert!(terms.floor <= terms.target && terms.target <= terms.ceiling);
+        assert!(terms.floor <= terms.target && terms.target <= terms.ceiling.max(terms.floor));
+        assert!(terms.target <= terms.allowance && terms.allowance <= terms.limit.max(terms.floor));
         assert!(terms.target >= settings.min, "{:?} has less than its min", vm.id);
         if guest.pinned {
             assert!(terms.target >= guest.resident.min(terms.ceiling));
