@@ -34,7 +34,7 @@
 //!
 //! A ceiling is the smallest of the VM's memory, its DRAM cap, and its *demand*: what it has touched and room to grow. ESX
 //! leaves memory that is allotted but not touched to whoever takes it; a demand says the same in advance, so that targets
-//! need not be exceeded to use all memory.
+//! need not be exceeded to use all memory. A min that is not used is lent likewise ([`Terms::lent`]).
 //!
 //! # Limits
 //!

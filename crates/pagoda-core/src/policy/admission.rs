@@ -4,7 +4,7 @@
 //! squeezed could not be preserved. `overhead` is what was measured of the VMM and of our tables, `reserve` what copies on
 //! write of shared pages may take. Reservations are not allocations: an unused min is used by others until it is wanted.
 
-use super::settings::VmSettings;
+use super::settings::{MEMORY_MAX, VmSettings};
 use crate::units::PageCount;
 
 /// What a VM takes beside its memory.
@@ -14,6 +14,13 @@ pub struct Overhead {
     pub overhead: PageCount,
     /// For copies on write.
     pub reserve: PageCount,
+}
+
+impl Overhead {
+    /// No part beyond the largest memory, so that no sum of all VMs' overflows.
+    pub(super) fn bounded(self) -> Overhead {
+        Overhead { overhead: self.overhead.min(MEMORY_MAX), reserve: self.reserve.min(MEMORY_MAX) }
+    }
 }
 
 /// What is reserved for a VM, or for all.

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use super::admission::{Admission, Capacity, Overhead, Reservation};
 use super::allocate::{Claim, allocate, pages_at, price};
 use super::plan::{
-    Bound, CeilingReason, FloorReason, HostSample, Plan, Standing, StuckReason, Terms, VmId, VmPlan, VmSample,
+    Balloon, Bound, CeilingReason, FloorReason, HostSample, Plan, Standing, StuckReason, Terms, VmId, VmPlan, VmSample,
 };
-use super::settings::{HostSettings, SettingsError, TaxRate, VMS_MAX, VmSettings, check_guarantees};
+use super::settings::{HostSettings, POOL_MAX, SettingsError, TaxRate, VMS_MAX, VmSettings, check_guarantees};
 use super::state::{Levels, ReclaimState};
 use super::steps::{self, BalloonWatch, Situation};
 use super::working_set::{Estimate, Estimator};
@@ -104,6 +104,7 @@ impl Policy {
 
     /// Whether a VM would be admitted, with so much swap in all.
     pub fn admission(&self, settings: &VmSettings, overhead: Overhead, swap: PageCount) -> Admission {
+        let overhead = overhead.bounded();
         let reserved = self.vms.values().map(|vm| Reservation::of(&vm.settings, vm.overhead));
         let sum = |a: Reservation, b: Reservation| Reservation { memory: a.memory + b.memory, swap: a.swap + b.swap };
         Admission {
@@ -119,6 +120,7 @@ impl Policy {
     /// Its settings cannot be used, or the pool cannot keep all guarantees. Nothing is changed then.
     pub fn add(&mut self, id: VmId, settings: VmSettings, overhead: Overhead) -> Result<(), SettingsError> {
         settings.check()?;
+        let overhead = overhead.bounded();
         if self.vms.contains_key(&id) {
             return Err(SettingsError::VmExists { id: id.0 });
         }
@@ -151,7 +153,7 @@ impl Policy {
     /// What was measured of a VM beside its memory. Never refused: it is there already.
     pub fn set_overhead(&mut self, id: VmId, overhead: Overhead) {
         if let Some(vm) = self.vms.get_mut(&id) {
-            vm.overhead = overhead;
+            vm.overhead = overhead.bounded();
         }
     }
 
@@ -196,7 +198,7 @@ impl Policy {
         let now_ms = host.now_ms;
         let elapsed_ms = self.planned_ms.map_or(0, |before| now_ms.saturating_sub(before));
         self.planned_ms = Some(now_ms);
-        let mut samples: Vec<VmSample> = samples.iter().filter(|s| self.vms.contains_key(&s.id)).copied().collect();
+        let mut samples: Vec<VmSample> = samples.iter().filter_map(|sample| self.bounded(sample)).collect();
         samples.sort_by_key(|sample| sample.id);
         samples.dedup_by_key(|sample| sample.id);
 
@@ -247,6 +249,23 @@ impl Policy {
             stuck,
             vms,
         }
+    }
+
+    /// The sample of a known VM, with no count beyond its memory: whatever was counted wrong, no sum overflows.
+    fn bounded(&self, sample: &VmSample) -> Option<VmSample> {
+        let memory = self.vms.get(&sample.id)?.settings.memory;
+        let VmSample { resident, swapped, shared, balloon, .. } = *sample;
+        let balloon = match balloon {
+            Balloon::Absent => Balloon::Absent,
+            Balloon::Inflated(size) => Balloon::Inflated(size.min(memory)),
+        };
+        Some(VmSample {
+            balloon,
+            resident: resident.min(memory),
+            swapped: swapped.min(memory),
+            shared: shared.min(memory),
+            ..*sample
+        })
     }
 
     fn set_state(&mut self, free: PageCount, levels: &Levels, now_ms: u64) {
@@ -417,5 +436,5 @@ fn plan_revocation(samples: &[VmSample], terms: &[Terms], tax: TaxRate, pages: P
             Claim { shares: terms.shares, floor, ceiling, working_set: terms.estimate.working_set }
         })
         .collect();
-    allocate(&claims, tax, pages).pages
+    allocate(&claims, tax, pages.min(POOL_MAX)).pages
 }

@@ -202,3 +202,20 @@ fn sampling_settings_take_effect_with_the_next_period() {
     policy.remove(VmId(0));
     assert_eq!(policy.estimate(VmId(0)), None);
 }
+
+#[test]
+fn absurd_numbers_are_bounded_not_added_up() {
+    let mut policy = policy(1000, 2, 750);
+    let most = PageCount(u64::MAX);
+    let absurd =
+        VmSample { resident: most, swapped: most, shared: most, balloon: Balloon::Inflated(most), ..vm(0, 0, 0) };
+    let host = HostSample { now_ms: 1_000, pool: most, used: most };
+    let plan = policy.tick(&host, &[absurd, absurd, VmSample { id: VmId(99), ..absurd }]);
+    assert_eq!((plan.vms.len(), plan.state), (1, ReclaimState::Low));
+    assert!(plan.vms[0].terms.target <= mib(256));
+    let overhead = Overhead { overhead: most, reserve: most };
+    policy.set_overhead(VmId(0), overhead);
+    policy.set_overhead(VmId(1), overhead);
+    assert!(!policy.admission(&VmSettings::new(mib(1)), overhead, most).is_admitted());
+    assert!(policy.add(VmId(5), VmSettings::new(mib(1)), overhead).is_err());
+}
