@@ -3,11 +3,16 @@
 //! * [`units`], [`bits`]: pages, chunks, bytes, sets of pages.
 //! * [`queues`]: recency of use (VMemDirect section 4.2). [`pattern`]: what to read for a fault.
 //! * [`fault`]: the state machine of one VM's memory, where the decisions are.
-//! * [`stats`]: the catalogue of metrics.
+//! * [`policy`]: who gets how much memory, and [`policy::mrc`]: what another size would cost.
+//! * [`simulate`]: the policy over scripted VMs, under virtual time.
+//! * [`stats`]: the catalogue of metrics. [`chance`]: random numbers from a seed.
 
 pub mod bits;
+pub mod chance;
 pub mod fault;
 pub mod pattern;
+pub mod policy;
 pub mod queues;
+pub mod simulate;
 pub mod stats;
 pub mod units;

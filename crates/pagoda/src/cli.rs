@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::simulate::Simulate;
 use crate::units::parse_size;
 
 const EXAMPLES: &str = "\
@@ -13,6 +14,7 @@ Examples:
   pagoda run --name web1 --dram 1G -- qemu-system-x86_64 -m 4G -accel kvm disk.qcow2
   pagoda top                       what happens now
   pagoda vm explain web1           why it has the memory it has
+  pagoda simulate FILE.toml        what the memory policy would do
 
 Exit status:
   0  done
@@ -52,6 +54,7 @@ pub enum Command {
     #[command(subcommand)]
     Host(Host),
     Doctor(Doctor),
+    Simulate(Simulate),
     /// Print completions for a shell
     ///
     /// For bash, for example: pagoda completion bash > /etc/bash_completion.d/pagoda

@@ -8,6 +8,7 @@ mod output;
 mod qemu_args;
 mod run;
 mod show;
+mod simulate;
 mod top;
 mod units;
 mod wrapper;
@@ -43,6 +44,7 @@ fn dispatch(cli: Cli) -> Result<()> {
         Command::Vm(command) => show::vm(&client, &command, format),
         Command::Host(command) => show::host(&client, &command, format),
         Command::Doctor(options) => doctor::run(&client, &options, format),
+        Command::Simulate(options) => simulate::run(&options, format),
         Command::Completion { shell } => man::completion(shell),
         Command::Man { dir } => man::write_pages(&dir),
     }

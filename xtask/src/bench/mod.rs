@@ -7,8 +7,10 @@ mod fault;
 mod guest;
 mod idle;
 mod machine;
+mod mrc;
 mod overcommit;
 mod peers;
+mod policy;
 mod queues;
 mod recover;
 mod report;
@@ -80,6 +82,10 @@ enum Name {
     Queues,
     /// kill -9 of the daemon under load
     Crash,
+    /// Plans for 1,000 VMs, a simulated day, the ESX paper's experiments in the simulator
+    Policy,
+    /// Miss-ratio curves by sampling against an exact replay
+    Mrc,
     /// All of them
     All,
 }
@@ -149,7 +155,8 @@ pub fn main(args: &BenchArgs) -> Result<bool> {
         bail!("--only is for `overcommit`, whose cases are many");
     }
     let setup = Setup { quick: args.quick, rounds, dir, ours: !args.peers_only, only: args.only.clone() };
-    if setup.ours && names.iter().any(|name| *name != Name::Queues) {
+    let is_pure = |name: &Name| matches!(name, Name::Queues | Name::Mrc);
+    if setup.ours && !names.iter().all(is_pure) {
         build_pagoda()?;
     }
     let mut all_hold = true;
@@ -169,6 +176,8 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Resident => resident::run(setup),
         Name::Queues => queues::run(setup),
         Name::Crash => crash::run(setup),
+        Name::Policy => policy::run(setup),
+        Name::Mrc => mrc::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;

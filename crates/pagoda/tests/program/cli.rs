@@ -168,6 +168,33 @@ fn tables_and_json() {
 }
 
 #[test]
+fn a_scenario_is_simulated_and_drawn() {
+    let daemon = FakeDaemon::start("simulate");
+    let scenario = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scenarios/idle-tax.toml");
+    let plot = daemon.dir.join("out.svg");
+    let output = daemon.pagoda(&["simulate", scenario, "--plot", plot.to_str().unwrap()]).output().unwrap();
+    assert!(output.status.success(), "{}", err(&output));
+    assert!(out(&output).contains("dbench") && out(&output).contains("high "), "{}", out(&output));
+    assert!(std::fs::read_to_string(&plot).unwrap().ends_with("</svg>\n"));
+    let output = daemon.pagoda(&["simulate", scenario, "--json"]).output().unwrap();
+    assert!(out(&output).contains("\"pool_bytes\": 404750336"), "{}", out(&output));
+
+    let check = |text: &str, expected: &str| {
+        let bad = daemon.dir.join("bad.toml");
+        std::fs::write(&bad, text).unwrap();
+        let unmade = daemon.dir.join("unmade.svg");
+        let words = ["simulate", bad.to_str().unwrap(), "--plot", unmade.to_str().unwrap()];
+        let output = daemon.pagoda(&words).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", err(&output));
+        assert!(err(&output).contains(expected), "{}", err(&output));
+        assert!(!unmade.exists());
+    };
+    check("title = 1", "invalid type");
+    check("title = \"a\"\nduration = \"5m\"\n[host]\npool = \"1G\"\n", "add one");
+    assert!(daemon.asked().is_empty(), "no daemon takes part");
+}
+
+#[test]
 fn exit_statuses() {
     let daemon = FakeDaemon::start("status");
     let check = |words: &[&str], status: i32, expected: &str| {

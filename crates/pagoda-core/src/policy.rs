@@ -1,0 +1,63 @@
+//! Who gets how much memory: the policy of one host (Waldspurger, "Memory Resource Management in VMware ESX Server",
+//! OSDI 2002; "ESX" in what follows).
+//!
+//! Pure: no clock, no I/O, no thread. The daemon and the simulator ([`crate::simulate`]) run the same code. Nothing here is
+//! stored; after a restart working sets are unknown for one sampling period, in which nobody is taxed.
+//!
+//! # How it is driven
+//!
+//! 1. [`Policy::new`] with [`HostSettings`]; [`Policy::admission`] says whether a VM can be kept, [`Policy::add`] takes it
+//!    in, [`Policy::set`] and [`Policy::set_host`] change settings, [`Policy::remove`] forgets it. Whatever cannot be kept is
+//!    refused before anything changes.
+//! 2. Once per sampling period of a VM, [`Policy::start_period`] gives the pages to unmap. The daemon counts how many of
+//!    them are touched.
+//! 3. Once a second while the state is not `high`, every few seconds else, and at once on the paper's events (settings
+//!    changed, a VM came or went, free memory crossed a threshold: section 6.3), the daemon collects a [`HostSample`] and a
+//!    [`VmSample`] per VM and calls [`Policy::tick`]. The [`Plan`] says, until the next one:
+//!    * the [`ReclaimState`], and whether reclamation is [stuck](Plan::stuck) and why;
+//!    * per VM the target with all its [`Terms`];
+//!    * per VM the [`VmActions`]: the balloon's size, the cap above which the engine pages out, run or block. They are
+//!      states, not orders: to execute the same plan twice does no harm.
+//! 4. [`explain::explain`] turns the terms into lines; [`Policy::what_if`] asks for a target under other settings.
+//!
+//! # The formulae
+//!
+//! | what | formula | source | where |
+//! |---|---|---|---|
+//! | price of a VM's pages | rho = S / (P (f + k (1 - f))), k = 1 / (1 - tax) | ESX 5.2 | [`allocate`] |
+//! | active fraction of P pages | f = min(P, W) / P | ours: W does not change when P does | [`allocate`] |
+//! | targets | revoke where rho is least until the sum is the budget; min <= target <= max | ESX 5.1, 5.2 | [`allocate`] |
+//! | budget | pool - overhead - shared frames - free goal | ESX 6.3 "drive the aggregate amount of free space above the high threshold" | [`controller`] |
+//! | working set W | max(slow, fast, current) of t / n, of all its memory | ESX 5.3 | [`working_set`] |
+//! | states | 6, 4, 2, 1 % free, with hysteresis | ESX 6.3 | [`state`] |
+//! | admission | min + overhead + reserve in memory, max - min in swap | ESX 6.2 | [`admission`] |
+//!
+//! A ceiling is the smallest of the VM's memory, its DRAM cap, and its *demand*: what it has touched and room to grow. ESX
+//! leaves memory that is allotted but not touched to whoever takes it; a demand says the same in advance, so that targets
+//! need not be exceeded to use all memory. A min that is not used is lent likewise ([`Terms::lent`]).
+//!
+//! # Limits
+//!
+//! Targets bound a VM's *own* pages in DRAM. Shared frames count once, against the pool. A pinned VM keeps what it has,
+//! whatever its target would be. If the host has less than the pool that was set, guarantees may not fit: every VM has its
+//! min then, and [`Plan::shortfall`] says what is missing.
+
+pub mod admission;
+pub mod allocate;
+pub mod controller;
+pub mod explain;
+pub mod mrc;
+pub mod plan;
+pub mod settings;
+pub mod state;
+mod steps;
+#[cfg(test)]
+mod tests;
+pub mod working_set;
+
+pub use admission::{Admission, Overhead, Refused, Reservation};
+pub use controller::Policy;
+pub use plan::{Balloon, Bound, HostSample, Plan, Run, Standing, Terms, VmActions, VmId, VmPlan, VmSample};
+pub use settings::{HostSettings, PerMille, SettingsError, ShareGroup, Shares, TaxRate, VmSettings};
+pub use state::ReclaimState;
+pub use working_set::{Estimate, SampleCount};

@@ -1,0 +1,440 @@
+//! The policy with what it remembers between two plans.
+
+use std::collections::BTreeMap;
+
+use super::admission::{Admission, Capacity, Overhead, Reservation};
+use super::allocate::{Claim, allocate, pages_at, price};
+use super::plan::{
+    Balloon, Bound, CeilingReason, FloorReason, HostSample, Plan, Standing, StuckReason, Terms, VmId, VmPlan, VmSample,
+};
+use super::settings::{HostSettings, POOL_MAX, SettingsError, TaxRate, VMS_MAX, VmSettings, check_guarantees};
+use super::state::{Levels, ReclaimState};
+use super::steps::{self, BalloonWatch, Situation};
+use super::working_set::{Estimate, Estimator};
+use crate::chance::Chance;
+use crate::units::{PageCount, PageIdx};
+
+/// Room to grow beyond what a VM has touched: this part of it ...
+const GROWTH_OF_USE: u64 = 32;
+/// ... and this part of its memory. Together about 4 %, which nobody else is promised meanwhile. It need not last until
+/// the next plan: growth is held at the allowance, not here.
+const GROWTH_OF_MEMORY: u64 = 128;
+/// VMs are held to their targets this long after all demands fit again: releasing them disarms them, which brings
+/// everything back from swap, and must not happen at every breath of the load.
+const RELEASE_MS: u64 = 60_000;
+/// Reclamation that has freed nothing for so long is stuck. Three times the patience with a balloon.
+const STUCK_MS: u64 = 30_000;
+/// Free memory has moved if it changed by this.
+const MOVED_MIN: PageCount = PageCount(256);
+
+/// What is kept of one VM.
+#[derive(Clone, Debug)]
+struct Vm {
+    settings: VmSettings,
+    overhead: Overhead,
+    estimator: Estimator,
+    balloon: BalloonWatch,
+    standing: Standing,
+    standing_since_ms: u64,
+}
+
+/// The last allocation, for questions afterwards.
+#[derive(Clone, Debug)]
+struct Last {
+    ids: Vec<VmId>,
+    claims: Vec<Claim>,
+    budget: PageCount,
+}
+
+/// The memory policy of one host.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    host: HostSettings,
+    vms: BTreeMap<VmId, Vm>,
+    state: ReclaimState,
+    state_since_ms: u64,
+    /// When demands last exceeded the budget.
+    short_ms: Option<u64>,
+    planned_ms: Option<u64>,
+    /// Free memory when it last moved while something was to be reclaimed, and when.
+    moved: Option<(PageCount, u64)>,
+    last: Option<Last>,
+}
+
+impl Policy {
+    /// The policy for a host without VMs.
+    ///
+    /// # Errors
+    /// The settings cannot be used.
+    pub fn new(host: HostSettings) -> Result<Policy, SettingsError> {
+        host.check()?;
+        Ok(Policy {
+            host,
+            vms: BTreeMap::new(),
+            state: ReclaimState::High,
+            state_since_ms: 0,
+            short_ms: None,
+            planned_ms: None,
+            moved: None,
+            last: None,
+        })
+    }
+
+    /// What is set for the host.
+    pub fn host(&self) -> &HostSettings {
+        &self.host
+    }
+
+    /// The state after the last plan.
+    pub fn state(&self) -> ReclaimState {
+        self.state
+    }
+
+    /// Changes what is set for the host. Takes effect with the next plan.
+    ///
+    /// # Errors
+    /// The settings cannot be used, or the pool cannot keep the guarantees. Nothing is changed then.
+    pub fn set_host(&mut self, host: HostSettings) -> Result<(), SettingsError> {
+        host.check()?;
+        let (mins, overhead) = self.promised(None);
+        check_guarantees(&host, mins, overhead)?;
+        self.host = host;
+        Ok(())
+    }
+
+    /// Whether a VM would be admitted, with so much swap in all.
+    pub fn admission(&self, settings: &VmSettings, overhead: Overhead, swap: PageCount) -> Admission {
+        let overhead = overhead.bounded();
+        let reserved = self.vms.values().map(|vm| Reservation::of(&vm.settings, vm.overhead));
+        let sum = |a: Reservation, b: Reservation| Reservation { memory: a.memory + b.memory, swap: a.swap + b.swap };
+        Admission {
+            needs: Reservation::of(settings, overhead),
+            reserved: reserved.fold(Reservation::default(), sum),
+            capacity: Capacity { memory: self.host.pool.saturating_sub(self.host.free_goal()), swap },
+        }
+    }
+
+    /// Takes a VM in. Swap was looked at by [`Policy::admission`].
+    ///
+    /// # Errors
+    /// Its settings cannot be used, or the pool cannot keep all guarantees. Nothing is changed then.
+    pub fn add(&mut self, id: VmId, settings: VmSettings, overhead: Overhead) -> Result<(), SettingsError> {
+        settings.check()?;
+        let overhead = overhead.bounded();
+        if self.vms.contains_key(&id) {
+            return Err(SettingsError::VmExists { id: id.0 });
+        }
+        if self.vms.len() >= VMS_MAX {
+            return Err(SettingsError::TooManyVms);
+        }
+        self.check_with(None, &settings, overhead)?;
+        let estimator = Estimator::new(settings.memory, settings.sampling);
+        let (balloon, standing) = (BalloonWatch::default(), Standing::AtEase);
+        self.vms.insert(id, Vm { settings, overhead, estimator, balloon, standing, standing_since_ms: 0 });
+        Ok(())
+    }
+
+    /// Changes a VM's settings, its memory excepted. Takes effect with the next plan.
+    ///
+    /// # Errors
+    /// They cannot be used, or the pool cannot keep all guarantees. Nothing is changed then.
+    pub fn set(&mut self, id: VmId, settings: VmSettings) -> Result<(), SettingsError> {
+        let vm = self.vms.get(&id).ok_or(SettingsError::NoSuchVm { id: id.0 })?;
+        let settings = VmSettings { memory: vm.settings.memory, ..settings };
+        settings.check()?;
+        self.check_with(Some(id), &settings, vm.overhead)?;
+        if let Some(vm) = self.vms.get_mut(&id) {
+            vm.estimator.set_sampling(settings.sampling);
+            vm.settings = settings;
+        }
+        Ok(())
+    }
+
+    /// What was measured of a VM beside its memory. Never refused: it is there already.
+    pub fn set_overhead(&mut self, id: VmId, overhead: Overhead) {
+        if let Some(vm) = self.vms.get_mut(&id) {
+            vm.overhead = overhead.bounded();
+        }
+    }
+
+    /// Forgets a VM that has ended.
+    pub fn remove(&mut self, id: VmId) {
+        self.vms.remove(&id);
+        self.last = None;
+    }
+
+    /// What is set for a VM.
+    pub fn settings(&self, id: VmId) -> Option<&VmSettings> {
+        self.vms.get(&id).map(|vm| &vm.settings)
+    }
+
+    /// Ends the sampling period of a VM and begins the next: the pages to unmap. Once every `sampling.period_s`.
+    pub fn start_period(&mut self, id: VmId, chance: &mut Chance) -> Vec<PageIdx> {
+        self.vms.get_mut(&id).map_or_else(Vec::new, |vm| vm.estimator.start_period(chance))
+    }
+
+    /// A VM's working set as of the last plan.
+    pub fn estimate(&self, id: VmId) -> Option<Estimate> {
+        self.vms.get(&id).map(|vm| vm.estimator.estimate())
+    }
+
+    /// The target a VM would have had in the last plan with these shares and this cap and min; nothing before a plan.
+    pub fn what_if(&self, id: VmId, settings: &VmSettings) -> Option<PageCount> {
+        let Last { ids, claims, budget } = self.last.as_ref()?;
+        let index = ids.binary_search(&id).ok()?;
+        let mut claims = claims.clone();
+        let claim = &mut claims[index];
+        let old = &self.vms.get(&id)?.settings;
+        claim.shares = settings.shares;
+        // A ceiling set by demand stays; one set by the cap moves with it.
+        let capped = if claim.ceiling >= old.cap { settings.cap } else { claim.ceiling.min(settings.cap) };
+        claim.ceiling = capped;
+        claim.floor = settings.min.min(capped);
+        Some(allocate(&claims, self.host.tax, *budget).pages[index].max(settings.min))
+    }
+
+    /// A plan from what is. VMs without a sample are left alone; samples of unknown VMs are dropped.
+    pub fn tick(&mut self, host: &HostSample, samples: &[VmSample]) -> Plan {
+        let now_ms = host.now_ms;
+        let elapsed_ms = self.planned_ms.map_or(0, |before| now_ms.saturating_sub(before));
+        self.planned_ms = Some(now_ms);
+        let mut samples: Vec<VmSample> = samples.iter().filter_map(|sample| self.bounded(sample)).collect();
+        samples.sort_by_key(|sample| sample.id);
+        samples.dedup_by_key(|sample| sample.id);
+
+        let pool = host.pool.min(self.host.pool);
+        let free = pool.saturating_sub(host.used);
+        let goal = self.host.thresholds.free_goal().of_ceil(pool);
+        let residents: PageCount = samples.iter().map(|sample| sample.resident).sum();
+        let budget = pool.saturating_sub(host.used.saturating_sub(residents)).saturating_sub(goal);
+        self.set_state(free, &Levels::of(pool, &self.host.thresholds), now_ms);
+
+        let mut terms = self.terms(&samples, budget);
+        let shortfall = self.set_targets(&mut terms, budget);
+        let ceilings: PageCount = terms.iter().map(|terms| terms.ceiling).sum();
+        if ceilings > budget {
+            self.short_ms = Some(now_ms);
+        }
+        let restrained = self.short_ms.is_some_and(|short| now_ms.saturating_sub(short) < RELEASE_MS);
+
+        let taking = self.state > ReclaimState::High;
+        let need = if taking { goal.saturating_sub(free) } else { PageCount::ZERO };
+        let kept = plan_revocation(&samples, &terms, self.host.tax, residents.saturating_sub(need));
+        let situation = Situation { state: self.state, restrained, rates: self.host.rates, now_ms, elapsed_ms };
+        let mut vms = Vec::with_capacity(samples.len());
+        for ((sample, terms), kept) in samples.iter().zip(terms).zip(kept) {
+            let vm = self.vms.get_mut(&sample.id).expect("samples of unknown VMs were dropped");
+            let (actions, standing) = steps::plan_vm(&situation, &vm.settings, sample, &terms, kept, &mut vm.balloon);
+            if vm.standing != standing {
+                (vm.standing, vm.standing_since_ms) = (standing, now_ms);
+            }
+            vms.push(VmPlan {
+                id: sample.id,
+                terms,
+                actions,
+                standing,
+                standing_since_ms: vm.standing_since_ms,
+                balloon_ignored: vm.balloon.is_ignored(now_ms),
+            });
+        }
+        let stuck = self.watch(free, need, &samples, &vms, now_ms);
+        Plan {
+            state: self.state,
+            state_since_ms: self.state_since_ms,
+            free,
+            budget,
+            restrained,
+            need,
+            shortfall,
+            stuck,
+            vms,
+        }
+    }
+
+    /// The sample of a known VM, with no count beyond its memory: whatever was counted wrong, no sum overflows.
+    fn bounded(&self, sample: &VmSample) -> Option<VmSample> {
+        let memory = self.vms.get(&sample.id)?.settings.memory;
+        let VmSample { resident, swapped, shared, balloon, .. } = *sample;
+        let balloon = match balloon {
+            Balloon::Absent => Balloon::Absent,
+            Balloon::Inflated(size) => Balloon::Inflated(size.min(memory)),
+        };
+        Some(VmSample {
+            balloon,
+            resident: resident.min(memory),
+            swapped: swapped.min(memory),
+            shared: shared.min(memory),
+            ..*sample
+        })
+    }
+
+    fn set_state(&mut self, free: PageCount, levels: &Levels, now_ms: u64) {
+        let next = self.state.next(free, levels);
+        if next != self.state {
+            (self.state, self.state_since_ms) = (next, now_ms);
+        }
+    }
+
+    /// All terms but the price and what follows from it.
+    fn terms(&mut self, samples: &[VmSample], budget: PageCount) -> Vec<Terms> {
+        let shares_total = self.vms.values().map(|vm| u64::from(vm.settings.shares.get())).sum();
+        let mut entitled = Vec::with_capacity(samples.len());
+        let mut all = Vec::with_capacity(samples.len());
+        for sample in samples {
+            let vm = self.vms.get_mut(&sample.id).expect("samples of unknown VMs were dropped");
+            vm.estimator.observe(sample.sample);
+            let settings = &vm.settings;
+            let claim = Claim {
+                shares: settings.shares,
+                floor: settings.min,
+                ceiling: settings.cap,
+                working_set: settings.memory,
+            };
+            entitled.push(claim);
+            let in_use = (sample.resident + sample.swapped + sample.shared).min(settings.memory);
+            let Bounds { floor, floor_reason, ceiling, ceiling_reason, limit } =
+                bounds(settings, sample.pinned, in_use);
+            let estimate = vm.estimator.estimate();
+            all.push(Terms {
+                memory: settings.memory,
+                shares: settings.shares,
+                shares_total,
+                tax: self.host.tax,
+                entitlement: PageCount::ZERO,
+                estimate,
+                in_use,
+                floor,
+                floor_reason,
+                ceiling,
+                ceiling_reason,
+                limit,
+                price: price(&claim, self.host.tax, PageCount::ZERO),
+                target: PageCount::ZERO,
+                lent: PageCount::ZERO,
+                allowance: PageCount::ZERO,
+                bound: Bound::Ceiling,
+                state: self.state,
+            });
+        }
+        let entitlements = allocate(&entitled, TaxRate::NONE, budget).pages;
+        for (terms, entitlement) in all.iter_mut().zip(entitlements) {
+            terms.entitlement = entitlement;
+        }
+        all
+    }
+
+    /// Fills in targets; what the floors lack.
+    fn set_targets(&mut self, terms: &mut [Terms], budget: PageCount) -> PageCount {
+        let claims: Vec<Claim> = terms.iter().map(claim_of).collect();
+        let allocation = allocate(&claims, self.host.tax, budget);
+        for ((terms, claim), &given) in terms.iter_mut().zip(&claims).zip(&allocation.pages) {
+            terms.target = given.max(terms.floor);
+            terms.lent = terms.target - given;
+            terms.price = price(claim, self.host.tax, given);
+            terms.bound = match given {
+                given if given == claim.ceiling => Bound::Ceiling,
+                given if given == claim.floor => Bound::Floor,
+                _ => Bound::Price,
+            };
+            let limit = Claim { ceiling: terms.limit.max(claim.floor), ..*claim };
+            terms.allowance = match terms.bound {
+                Bound::Ceiling => pages_at(&limit, self.host.tax, allocation.clearing).max(terms.target),
+                Bound::Floor | Bound::Price => terms.target,
+            };
+        }
+        let ids = self.vms.keys().copied().collect::<Vec<_>>();
+        self.last = (ids.len() == claims.len()).then_some(Last { ids, claims, budget });
+        allocation.shortfall
+    }
+
+    /// The guarantees of all VMs but one, and their overhead.
+    fn promised(&self, without: Option<VmId>) -> (PageCount, PageCount) {
+        let others = || self.vms.iter().filter(|(id, _)| Some(**id) != without).map(|(_, vm)| vm);
+        let overhead = others().map(|vm| vm.overhead.overhead + vm.overhead.reserve).sum();
+        (others().map(|vm| vm.settings.min).sum(), overhead)
+    }
+
+    fn check_with(&self, id: Option<VmId>, settings: &VmSettings, own: Overhead) -> Result<(), SettingsError> {
+        let (mins, overhead) = self.promised(id);
+        check_guarantees(&self.host, mins + settings.min, overhead + own.overhead + own.reserve)
+    }
+
+    /// Notices that nothing moves.
+    fn watch(
+        &mut self,
+        free: PageCount,
+        need: PageCount,
+        samples: &[VmSample],
+        vms: &[VmPlan],
+        now_ms: u64,
+    ) -> Option<(u64, StuckReason)> {
+        if need == PageCount::ZERO {
+            self.moved = None;
+            return None;
+        }
+        let (before, since_ms) = *self.moved.get_or_insert((free, now_ms));
+        if before.0.abs_diff(free.0) >= MOVED_MIN.0 {
+            self.moved = Some((free, now_ms));
+            return None;
+        }
+        if now_ms.saturating_sub(since_ms) < STUCK_MS {
+            return None;
+        }
+        let both = || samples.iter().zip(vms);
+        let reason = if both().any(|(sample, vm)| vm.actions.page_out_cap < sample.resident) {
+            StuckReason::PageOutDoesNotMove
+        } else if both().any(|(sample, vm)| sample.resident > vm.terms.target) {
+            StuckReason::BalloonsDoNotMove
+        } else {
+            StuckReason::NothingToTake
+        };
+        Some((since_ms, reason))
+    }
+}
+
+fn claim_of(terms: &Terms) -> Claim {
+    let Terms { shares, floor, ceiling, estimate, .. } = *terms;
+    Claim { shares, floor: floor.min(ceiling), ceiling, working_set: estimate.working_set }
+}
+
+/// Between what a VM's target lies.
+struct Bounds {
+    floor: PageCount,
+    floor_reason: FloorReason,
+    ceiling: PageCount,
+    ceiling_reason: CeilingReason,
+    /// The ceiling whatever it has touched.
+    limit: PageCount,
+}
+
+fn bounds(settings: &VmSettings, pinned: bool, in_use: PageCount) -> Bounds {
+    let demand = in_use + PageCount(in_use.0 / GROWTH_OF_USE + settings.memory.0.div_ceil(GROWTH_OF_MEMORY));
+    let (limit, limit_reason) = match settings.cap {
+        // A pinned VM cannot be held to a cap.
+        cap if pinned || cap == settings.memory => (settings.memory, CeilingReason::Memory),
+        cap => (cap, CeilingReason::Cap),
+    };
+    let (floor, floor_reason) = match settings.min {
+        min if pinned && in_use > min => (in_use, FloorReason::Pinned),
+        min => (min, FloorReason::Min),
+    };
+    let (ceiling, ceiling_reason) = match demand {
+        demand if demand >= limit => (limit, limit_reason),
+        demand => (demand, CeilingReason::Demand),
+    };
+    Bounds { floor, floor_reason, ceiling, ceiling_reason, limit }
+}
+
+/// Min-funding revocation from what is resident down to `pages` in all: what each VM keeps. Nobody loses anything of its
+/// floor, and nobody below its target loses while somebody is above.
+fn plan_revocation(samples: &[VmSample], terms: &[Terms], tax: TaxRate, pages: PageCount) -> Vec<PageCount> {
+    let both = samples.iter().zip(terms);
+    let claims: Vec<Claim> = both
+        .map(|(sample, terms)| {
+            let ceiling = sample.resident.min(terms.memory);
+            let floor = terms.floor.min(ceiling);
+            Claim { shares: terms.shares, floor, ceiling, working_set: terms.estimate.working_set }
+        })
+        .collect();
+    allocate(&claims, tax, pages.min(POOL_MAX)).pages
+}
