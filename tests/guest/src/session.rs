@@ -9,7 +9,7 @@ use crate::memory::Memory;
 use crate::params::{Params, RunParams, Step};
 use crate::phases::{self, Phase};
 use crate::report::Report;
-use crate::{boot, control, disk, tools};
+use crate::{boot, control, disk, files, tools};
 
 /// How a guest ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +37,10 @@ impl<'a> Session<'a> {
             Step::Phase(Phase::Fill, run) if self.memory.is_none() => self.fill(self.params.mib, run, report),
             Step::Phase(phase, run) => self.phase(phase, run, report),
             Step::Disk(beside, run) => self.disk(beside, run, report),
+            Step::Files(run) => {
+                self.phases_run += 1;
+                files::run(run, self.params.disk.seed, self.params.seed.wrapping_add(self.phases_run << 32), report)
+            }
             Step::Free => self.free(report),
             Step::Idle => self.idle(self.params.idle, report),
             Step::Memtester => tools::memtester(&self.params.memtester, report),
