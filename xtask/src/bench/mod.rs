@@ -2,6 +2,7 @@
 //! each figure is held to, a table, JSON and a plot.
 
 mod adaptive;
+mod balloon;
 mod crash;
 mod fault;
 mod guest;
@@ -77,6 +78,8 @@ enum Name {
     Queues,
     /// kill -9 of the daemon under load
     Crash,
+    /// Memory taken by the guest's own driver, against a smaller VM
+    Balloon,
     /// All of them
     All,
 }
@@ -114,7 +117,12 @@ impl Setup {
     }
 
     fn report(&self, name: &str) -> Report {
-        Report::new(name, Machine::look(&self.dir), "native")
+        self.report_of(name, "native")
+    }
+
+    /// The same with guests, run by `accelerator`.
+    fn report_of(&self, name: &str, accelerator: &str) -> Report {
+        Report::new(name, Machine::look(&self.dir), accelerator)
     }
 }
 
@@ -156,6 +164,7 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Resident => resident::run(setup),
         Name::Queues => queues::run(setup),
         Name::Crash => crash::run(setup),
+        Name::Balloon => balloon::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;
