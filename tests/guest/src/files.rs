@@ -27,9 +27,17 @@ const PAGES_PER_FILE: u64 = (FILE_BYTES / PAGE_SIZE) as u64;
 /// YCSB's exponent: some files are read much more often than others, none never.
 const ZIPF_EXPONENT: f64 = 0.99;
 
+/// The file set. The kernel forgets the pages of a disk that nobody has open, so it stays open between steps.
+#[derive(Debug)]
+pub struct Files {
+    file: File,
+    files: u64,
+}
+
 /// Reads and rewrites files until the limit: a time, or as many files as there are, so many times.
-pub fn run(run: RunParams, disk_seed: u64, seed: u64, report: &Report) -> Result<()> {
-    let (file, files) = open()?;
+pub fn run(set: &Files, run: RunParams, disk_seed: u64, seed: u64, report: &Report) -> Result<()> {
+    let Files { file, files } = set;
+    let files = *files;
     let start = Instant::now();
     let bad_before = report.bad_pages();
     let ops = AtomicU64::new(0);
@@ -37,7 +45,7 @@ pub fn run(run: RunParams, disk_seed: u64, seed: u64, report: &Report) -> Result
         let clients: Vec<_> = (0..run.threads)
             .map(|index| {
                 let client = Client {
-                    file: &file,
+                    file,
                     files,
                     pattern: Pattern::new(disk_seed),
                     zipf: Zipf::new(files, ZIPF_EXPONENT),
@@ -63,7 +71,7 @@ pub fn run(run: RunParams, disk_seed: u64, seed: u64, report: &Report) -> Result
     Ok(())
 }
 
-fn open() -> Result<(File, u64)> {
+pub fn open() -> Result<Files> {
     let sectors_file = format!("/sys/class/block/{DEVICE}/size");
     let sectors: u64 = fs::read_to_string(&sectors_file)
         .with_context(|| format!("no disk /dev/{DEVICE}: give the VM a virtio-blk disk"))?
@@ -74,7 +82,7 @@ fn open() -> Result<(File, u64)> {
     ensure!(files > 1, "disk /dev/{DEVICE} is smaller than two files of {FILE_BYTES} bytes");
     let path = format!("/dev/{DEVICE}");
     let file = OpenOptions::new().read(true).write(true).open(&path).with_context(|| format!("open {path}"))?;
-    Ok((file, files))
+    Ok(Files { file, files })
 }
 
 struct Client<'a> {

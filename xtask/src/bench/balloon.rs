@@ -48,8 +48,8 @@ const PAGE_OUT_SECONDS_MAX: f64 = 2.0;
 /// pvestatd's AutoBalloon: at most 100 MiB a VM and cycle of 10 s.
 const PROXMOX_SECONDS: f64 = TAKEN_MIB as f64 / 100.0 * 10.0;
 /// An idle VM: its memory is full of files that were read, or of a program's pages.
-const IDLE_MEMORY_MIB: u64 = 768;
-const IDLE_FILL_MIB: u64 = 600;
+const IDLE_MEMORY_MIB: u64 = 512;
+const IDLE_FILL_MIB: u64 = 400;
 /// Longer is not a figure but a failure.
 const TAKE_MAX: Duration = Duration::from_secs(120);
 const VM: &str = "bench-balloon";
@@ -187,7 +187,7 @@ impl Host<'_> {
     /// From the request until the memory is the host's: out of the RAM file, and nowhere else.
     fn take_by_balloon(&self) -> Result<f64> {
         let mut guest = self.boot(IDLE_MEMORY_MIB, None)?;
-        guest.command("run files passes=2 threads=2 write=0")?;
+        guest.command("run files passes=3 threads=2 write=0")?;
         let before = self.daemon.vm(VM)?;
         let start = Instant::now();
         self.daemon.set_balloon(VM, IDLE_MEMORY_MIB - TAKEN_MIB)?;
