@@ -203,7 +203,7 @@ impl Worker {
         for action in actions {
             match action {
                 Action::Ask(memory) => {
-                    // A guest that does not hear it is taken for one that ignores it, and is asked again.
+                    // A guest that does not hear it is taken for one that ignores it, and is tried again.
                     if let Err(error) = self.device.ask(memory) {
                         tracing::warn!(vm = %self.name, "balloon: {error:#}");
                     }
