@@ -88,6 +88,11 @@ impl Daemon {
         Ok(daemon)
     }
 
+    /// Where its files are.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Path of the control socket.
     pub fn socket(&self) -> PathBuf {
         self.dir.join("pagoda.sock")
@@ -165,8 +170,33 @@ impl Daemon {
     /// # Errors
     /// The daemon refuses.
     pub fn set_dram(&self, name: &str, dram_mib: u64) -> Result<()> {
-        let patch = VmPatch { dram: Some(dram_mib << 20) };
+        let patch = VmPatch { dram: Some(dram_mib << 20), ..VmPatch::default() };
         self.client().patch(name, &patch).with_context(|| format!("set the cap of {name}"))?;
+        Ok(())
+    }
+
+    /// Sets the memory that a VM's guest should keep.
+    ///
+    /// # Errors
+    /// The daemon refuses.
+    pub fn set_balloon(&self, name: &str, target_mib: u64) -> Result<()> {
+        let patch = VmPatch { balloon_target: Some(target_mib << 20), ..VmPatch::default() };
+        self.client().patch(name, &patch).with_context(|| format!("set the balloon target of {name}"))?;
+        Ok(())
+    }
+
+    /// Waits until a VM that has ended is forgotten, so that its name is free.
+    ///
+    /// # Errors
+    /// It is not after `max`.
+    pub fn wait_gone(&self, name: &str, max: Duration) -> Result<()> {
+        let start = Instant::now();
+        while self.client().vm(name).is_ok() {
+            if start.elapsed() > max {
+                bail!("{name} is still there after {} s", max.as_secs());
+            }
+            std::thread::sleep(POLL_EVERY);
+        }
         Ok(())
     }
 

@@ -11,6 +11,8 @@
 //! dram 536870912
 //! reserve 0
 //! pid 1234 5678             process and its start time (proc(5) stat field 22); 0 0 before it attached
+//! balloon 268435456 1       only if the guest has a balloon target: what it should keep, and 1 while the VM is paged out
+//!                           to it instead
 //! pinned TEXT               only if the VM may never be evicted
 //! sum 9f86d081884c7d65      FNV-1a of all lines above
 //! ```
@@ -47,8 +49,19 @@ pub struct Record {
     pub reserve: bool,
     /// Process id and start time; zeros before it attached.
     pub pid: (u32, u64),
+    /// What the guest should keep, if it is to give memory up.
+    pub balloon: Option<Balloon>,
     /// Why it may never be evicted.
     pub pinned: Option<String>,
+}
+
+/// A balloon target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Balloon {
+    /// Bytes that the guest should keep.
+    pub target: u64,
+    /// Its driver does not answer, and the VM is paged out to the target instead.
+    pub paged_out: bool,
 }
 
 /// Why a record was not accepted.
@@ -85,6 +98,9 @@ impl Record {
             self.pid.0,
             self.pid.1,
         );
+        if let Some(balloon) = self.balloon {
+            text += &format!("balloon {} {}\n", balloon.target, u8::from(balloon.paged_out));
+        }
         if let Some(reason) = &self.pinned {
             text += &format!("pinned {}\n", reason.replace('\n', " "));
         }
@@ -102,7 +118,7 @@ impl Record {
         if sum != checksum(&body) {
             return Err(bad("checksum does not match"));
         }
-        let mut lines = body.lines();
+        let mut lines = body.lines().peekable();
         if lines.next() != Some(FIRST_LINE) {
             return Err(bad("written by another version"));
         }
@@ -133,8 +149,20 @@ impl Record {
         let pid = field("pid")?;
         let (pid, start) = pid.split_once(' ').ok_or_else(|| bad("pid"))?;
         let pid = (u32::try_from(number(pid)?).map_err(|_| bad("pid"))?, number(start)?);
-        let pinned = field("pinned").ok();
-        Ok(Record { name, token, kind, regions, dram, reserve, pid, pinned })
+        let mut optional = |key: &str| {
+            let rest = lines.peek()?.strip_prefix(key)?.strip_prefix(' ')?.to_owned();
+            lines.next().map(|_| rest)
+        };
+        let balloon = optional("balloon").map(|text| {
+            let (target, paged_out) = text.split_once(' ').ok_or_else(|| bad("balloon"))?;
+            Ok(Balloon { target: number(target)?, paged_out: paged_out == "1" })
+        });
+        let balloon = balloon.transpose()?;
+        let pinned = optional("pinned");
+        if lines.next().is_some() {
+            return Err(bad("more than a record has"));
+        }
+        Ok(Record { name, token, kind, regions, dram, reserve, pid, balloon, pinned })
     }
 }
 
@@ -151,6 +179,7 @@ mod tests {
             dram: 512 << 20,
             reserve: true,
             pid: (42, 4711),
+            balloon: Some(Balloon { target: 256 << 20, paged_out: true }),
             pinned: Some("vfio device".into()),
         }
     }
@@ -159,7 +188,9 @@ mod tests {
     fn record_reads_as_written() {
         let with = sample();
         let without = Record { pinned: None, ..sample() };
-        for record in [with, without] {
+        let neither = Record { pinned: None, balloon: None, ..sample() };
+        let pinned_alone = Record { balloon: None, ..sample() };
+        for record in [with, without, neither, pinned_alone] {
             assert_eq!(Record::from_text(&record.to_text()), Ok(record));
         }
     }

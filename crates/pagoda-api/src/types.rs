@@ -5,10 +5,14 @@
 //! has a default, so that a command line and a daemon of neighbouring versions understand
 //! each other; a change that breaks this raises [`API_VERSION`].
 
+mod balloon;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+
+pub use balloon::{BalloonInfo, GuestMemory, check_balloon_target};
 
 /// The number in the path `/v1/...`.
 pub const API_VERSION: u32 = 1;
@@ -189,6 +193,9 @@ pub struct VmPatch {
     /// New DRAM cap in bytes; the size of the VM means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dram: Option<u64>,
+    /// Memory in bytes that the guest should keep, the rest being taken by its balloon; the size of the VM means all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub balloon_target: Option<u64>,
 }
 
 /// Where a VM is in its life. `pinned` is a field of its own, for a pinned VM runs too.
@@ -261,6 +268,9 @@ pub struct VmInfo {
     /// By fault cause: the names of the counters, such as `faults_minor`.
     #[serde(default)]
     pub latency: BTreeMap<String, Latency>,
+    /// Of a VM that has or had a balloon target.
+    #[serde(default)]
+    pub balloon: Option<BalloonInfo>,
 }
 
 /// The names among [`VmInfo::counters`] that clients compute with; the daemon's catalogue has them all.
@@ -459,6 +469,8 @@ mod tests {
         assert_eq!((error.code, error.hint), (ErrorCode::Unknown, None));
 
         assert!(serde_json::from_str::<VmPatch>(r#"{"drma":1}"#).is_err());
+        let patch = VmPatch { balloon_target: Some(1), ..VmPatch::default() };
+        assert_eq!(serde_json::to_string(&patch).unwrap(), r#"{"balloon_target":1}"#);
     }
 
     #[test]

@@ -108,7 +108,7 @@ fn requests_carry_their_bodies() {
     assert_eq!(line, "POST /v1/vms HTTP/1.1");
     assert_eq!(serde_json::from_str::<CreateVm>(&body).unwrap(), request);
 
-    let patch = VmPatch { dram: Some(1 << 30) };
+    let patch = VmPatch { dram: Some(1 << 30), ..VmPatch::default() };
     let (vm, (line, body)) = against("patch", reply("200 OK", VM), |c| c.patch("web1", &patch));
     vm.unwrap();
     assert_eq!((line.as_str(), body.as_str()), ("PATCH /v1/vms/web1 HTTP/1.1", "{\"dram\":1073741824}"));

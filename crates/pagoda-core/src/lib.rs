@@ -1,5 +1,6 @@
 //! Pure logic of Pagoda: no I/O, no clock, no thread, no unsafe, no serde.
 //!
+//! * [`balloon`]: how far a guest is asked to inflate its balloon.
 //! * [`units`], [`bits`]: pages, chunks, bytes, sets of pages.
 //! * [`queues`]: recency of use (VMemDirect section 4.2). [`pattern`]: what to read for a fault.
 //! * [`fault`]: the state machine of one VM's memory, where the decisions are.
@@ -7,6 +8,7 @@
 //! * [`simulate`]: the policy over scripted VMs, under virtual time.
 //! * [`stats`]: the catalogue of metrics. [`chance`]: random numbers from a seed.
 
+pub mod balloon;
 pub mod bits;
 pub mod chance;
 pub mod fault;

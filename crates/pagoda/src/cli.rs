@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::simulate::Simulate;
@@ -109,7 +109,8 @@ pub struct Run {
 /// Watch the VMs live
 ///
 /// MEMSZ is the memory of a VM, GRANT what of it is in DRAM, SWCUR what is only in swap, ZERO what
-/// is nowhere because it is all zero; SWR/s and SWW/s are MiB read from and written to swap, FLT/s is
+/// is nowhere because it is all zero; MCTLSZ is what the guest has given up to its balloon, MCTLTGT what it
+/// should give up; SWR/s and SWW/s are MiB read from and written to swap, FLT/s is
 /// page faults answered, and P50 and P99 are microseconds per fault of the slowest cause since the VM
 /// started. Keys: up and down choose a VM whose faults are shown by cause, q quits.
 #[derive(Debug, Args)]
@@ -133,13 +134,22 @@ pub enum Vm {
     Show { name: String },
     /// Change a running VM
     ///
-    /// Example: pagoda vm set web1 --dram 2G
-    #[command(arg_required_else_help = true)]
+    /// Examples:
+    ///   pagoda vm set web1 --dram 2G
+    ///   pagoda vm set web1 --balloon-target 3G     the guest gives up what it has beyond 3 GiB
+    #[command(arg_required_else_help = true, verbatim_doc_comment)]
+    #[command(group = ArgGroup::new("change").required(true).multiple(true).args(["dram", "balloon_target"]))]
     Set {
         name: String,
         /// The most DRAM it may have, such as 2G, or all
         #[arg(long, value_name = "SIZE|all", value_parser = dram)]
-        dram: DramLimit,
+        dram: Option<DramLimit>,
+        /// Memory the guest should keep, such as 3G, or off to give it all back
+        ///
+        /// Its balloon driver takes the rest, as far as the guest can do without. A guest that has no driver, still
+        /// boots or ignores the request is paged out to this size instead. `pagoda vm explain` says how it goes.
+        #[arg(long, value_name = "SIZE|off", value_parser = balloon_target)]
+        balloon_target: Option<BalloonTarget>,
     },
     /// Let a VM go on that Pagoda has stopped
     ///
@@ -180,6 +190,17 @@ fn dram(text: &str) -> Result<DramLimit, String> {
     if text == "all" { Ok(DramLimit::All) } else { parse_size(text).map(DramLimit::Bytes) }
 }
 
+/// A balloon target on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BalloonTarget {
+    Off,
+    Bytes(u64),
+}
+
+fn balloon_target(text: &str) -> Result<BalloonTarget, String> {
+    if text == "off" { Ok(BalloonTarget::Off) } else { parse_size(text).map(BalloonTarget::Bytes) }
+}
+
 /// At most ten samples a second: each makes the daemon read every VM's counters.
 fn interval(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
@@ -209,6 +230,8 @@ mod tests {
         check("pagoda top --interval 0", ErrorKind::ValueValidation);
         check("pagoda top --batch 0", ErrorKind::ValueValidation);
         check("pagoda vm set a --dram some", ErrorKind::ValueValidation);
+        check("pagoda vm set a --balloon-target all", ErrorKind::ValueValidation);
+        check("pagoda vm set a", ErrorKind::MissingRequiredArgument);
         check("pagoda frobnicate", ErrorKind::InvalidSubcommand);
         check("pagoda ls --frobnicate", ErrorKind::UnknownArgument);
     }

@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use pagoda_api::{Client, Explain, HostInfo, VmInfo, VmPatch, VmState, check_dram};
+use pagoda_api::{BalloonInfo, Client, Explain, HostInfo, VmInfo, VmPatch, VmState, check_balloon_target, check_dram};
 
-use crate::cli::{DramLimit, Host, Vm};
+use crate::cli::{BalloonTarget, DramLimit, Host, Vm};
 use crate::exit::UsageError;
 use crate::output::{Side, Table, print_json, print_text};
 use crate::units::format_size;
@@ -34,10 +34,13 @@ fn vm_table(vms: &[VmInfo]) -> Table {
         ("GRANT", Side::Right),
         ("SWCUR", Side::Right),
         ("ZERO", Side::Right),
+        ("MCTLSZ", Side::Right),
+        ("MCTLTGT", Side::Right),
         ("PID", Side::Right),
         ("ACCEL", Side::Left),
     ]);
     for vm in vms {
+        let [ballooned, balloon_target] = balloon_cells(vm);
         table.row(vec![
             vm.name.clone(),
             state_words(vm),
@@ -46,6 +49,8 @@ fn vm_table(vms: &[VmInfo]) -> Table {
             format_size(vm.resident_bytes),
             format_size(vm.swapped_bytes),
             format_size(vm.zero_bytes),
+            ballooned,
+            balloon_target,
             vm.pid.map_or("-".into(), |pid| pid.to_string()),
             vm.accelerator.clone().unwrap_or("-".into()),
         ]);
@@ -62,21 +67,36 @@ pub fn state_words(vm: &VmInfo) -> String {
 pub fn vm(client: &Client, command: &Vm, format: Format) -> Result<()> {
     match command {
         Vm::Show { name } => print_vm(&client.vm(name)?, format),
-        Vm::Set { name, dram } => print_vm(&set_dram(client, name, *dram)?, format),
+        Vm::Set { name, dram, balloon_target } => print_vm(&set(client, name, *dram, *balloon_target)?, format),
         Vm::Cont { name } => print_vm(&client.cont(name)?, format),
         Vm::Explain { name } => print_explain(&client.explain(name)?, format),
         Vm::Rm { name } => Ok(client.delete(name)?),
     }
 }
 
-fn set_dram(client: &Client, name: &str, dram: DramLimit) -> Result<VmInfo> {
+/// Both changes or none: all is checked first.
+fn set(client: &Client, name: &str, dram: Option<DramLimit>, balloon_target: Option<BalloonTarget>) -> Result<VmInfo> {
     let memory_bytes = client.vm(name)?.memory_bytes;
-    let bytes = match dram {
-        DramLimit::All => memory_bytes,
-        DramLimit::Bytes(bytes) => bytes,
+    let patch = VmPatch {
+        dram: dram.map(|dram| match dram {
+            DramLimit::All => memory_bytes,
+            DramLimit::Bytes(bytes) => bytes,
+        }),
+        balloon_target: balloon_target.map(|target| match target {
+            BalloonTarget::Off => memory_bytes,
+            BalloonTarget::Bytes(bytes) => bytes,
+        }),
     };
-    check_dram(bytes, memory_bytes).map_err(UsageError)?;
-    Ok(client.patch(name, &VmPatch { dram: Some(bytes) })?)
+    patch.dram.map_or(Ok(()), |dram| check_dram(dram, memory_bytes)).map_err(UsageError)?;
+    patch.balloon_target.map_or(Ok(()), |target| check_balloon_target(target, memory_bytes)).map_err(UsageError)?;
+    Ok(client.patch(name, &patch)?)
+}
+
+/// MCTLSZ and MCTLTGT, esxtop's words for what a guest has given up to its balloon and what it should.
+pub fn balloon_cells(vm: &VmInfo) -> [String; 2] {
+    let cell = |bytes: Option<u64>| bytes.map_or("-".into(), format_size);
+    let wanted = |balloon: &BalloonInfo| vm.memory_bytes.saturating_sub(balloon.target_bytes);
+    [cell(vm.balloon.as_ref().map(|balloon| balloon.ballooned_bytes)), cell(vm.balloon.as_ref().map(wanted))]
 }
 
 fn print_vm(vm: &VmInfo, format: Format) -> Result<()> {
@@ -109,6 +129,18 @@ fn vm_text(vm: &VmInfo) -> String {
     line("swapped", &format_size(vm.swapped_bytes));
     line("zero", &format_size(vm.zero_bytes));
     line("swap used", &format_size(vm.swap_used_bytes));
+    if let Some(balloon) = &vm.balloon {
+        line("balloon target", &format_size(balloon.target_bytes));
+        line("ballooned", &format_size(balloon.ballooned_bytes));
+        line("balloon", &format!("{} for {} s: {}", balloon.state, balloon.since_s, balloon.reason));
+        if balloon.paged_out {
+            line("", "paged out to its target instead");
+        }
+        if let Some(guest) = &balloon.guest {
+            let (available, free) = (format_size(guest.available_bytes), format_size(guest.free_bytes));
+            line("guest", &format!("{available} available, {free} free"));
+        }
+    }
     line("armed", yes_no(vm.armed));
     line("huge mappings", yes_no(vm.huge));
     line("pid", &vm.pid.map_or("-".into(), |pid| pid.to_string()));
@@ -200,16 +232,24 @@ pub mod tests {
         .unwrap()
     }
 
+    /// The same with a balloon half way.
+    pub fn ballooned(name: &str) -> VmInfo {
+        let balloon = r#"{"target_bytes":2147483648,"asked_bytes":3221225472,"ballooned_bytes":1073741824,
+            "state":"inflating","reason":"the guest is giving memory up","since_s":3,"paged_out":true,"resisted":0,
+            "fallbacks":1,"guest":{"free_bytes":1048576,"available_bytes":2097152,"major_faults":0,"swap_in_bytes":0}}"#;
+        VmInfo { balloon: Some(serde_json::from_str(balloon).unwrap()), ..sample(name) }
+    }
+
     #[test]
     fn the_list() {
         let mut pinned = sample("db");
         pinned.pinned = Some("-device vfio-pci".into());
         let expected = "\
-NAME  STATE           MEMSZ  DRAM  GRANT  SWCUR  ZERO  PID  ACCEL
-web1  running            4G    1G     1G   1.5G  1.5G   42  -
-db    running,pinned     4G    1G     1G   1.5G  1.5G   42  -
+NAME  STATE           MEMSZ  DRAM  GRANT  SWCUR  ZERO  MCTLSZ  MCTLTGT  PID  ACCEL
+web1  running            4G    1G     1G   1.5G  1.5G      1G       2G   42  -
+db    running,pinned     4G    1G     1G   1.5G  1.5G       -        -   42  -
 ";
-        assert_eq!(vm_table(&[sample("web1"), pinned]).render(), expected);
+        assert_eq!(vm_table(&[ballooned("web1"), pinned]).render(), expected);
     }
 
     #[test]
@@ -217,6 +257,12 @@ db    running,pinned     4G    1G     1G   1.5G  1.5G   42  -
         let mut vm = sample("web1");
         let text = vm_text(&vm);
         for part in ["resident       1G\n", "faults_minor       7     3.0    12.5\n", "pages_in"] {
+            assert!(text.contains(part), "{part:?} in {text}");
+        }
+        let text = vm_text(&ballooned("web1"));
+        for part in
+            ["balloon target 2G\n", "inflating for 3 s: the guest is", "paged out to its", "2M available, 1M free"]
+        {
             assert!(text.contains(part), "{part:?} in {text}");
         }
         vm.state = VmState::Stalled { reason: "swap disk full".into(), since_s: 5 };

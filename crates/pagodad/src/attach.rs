@@ -217,7 +217,7 @@ fn attach(
         welcome: Packet::Welcome { flags: huge_flag() },
         pid,
         pidfd,
-        limit: limit_of(record.dram),
+        limit: limit_of(&record),
         direct: registry.direct,
         protect: registry.protect,
         page_in: registry.config.page_in.policy(),
@@ -240,15 +240,15 @@ fn attach(
     }
     tracing::info!(vm = %name, pid, taken_over, "attached");
     learn_accelerator(registry, &name);
+    registry.resume_balloon(&name);
     Ok(())
 }
 
 /// Asks QEMU what runs the guest, when its monitor answers.
 fn learn_accelerator(registry: &Registry, name: &str) {
-    if registry.lock().get(name).is_none_or(|vm| vm.record.kind == Kind::Plain) {
-        return;
-    }
-    let accelerator = crate::qmp::accelerator(&registry.monitor_path(name));
+    let qmp = registry.lock().get(name).filter(|vm| vm.record.kind == Kind::Qemu).map(|vm| Arc::clone(&vm.qmp));
+    let Some(qmp) = qmp else { return };
+    let accelerator = qmp.accelerator();
     if let Some(vm) = registry.lock().get_mut(name) {
         vm.accelerator = accelerator;
     }

@@ -202,7 +202,7 @@ async fn explain(State(registry): Shared, name: Result<Path<String>, PathRejecti
 }
 
 async fn scrape(State(registry): Shared) -> Result<Response, Refusal> {
-    let render = |registry: &Registry| Ok(metrics::render(registry.list(), registry.host(), ProcessInfo::now()));
+    let render = |registry: &Arc<Registry>| Ok(metrics::render(registry.list(), registry.host(), ProcessInfo::now()));
     let Json(text) = ask(registry, render).await?;
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }
@@ -218,7 +218,7 @@ async fn no_such_route(method: Method, uri: Uri) -> Refusal {
 /// Calls the registry where waiting harms nobody.
 async fn ask<T: Send + 'static>(
     registry: Arc<Registry>,
-    call: impl FnOnce(&Registry) -> Result<T, ApiError> + Send + 'static,
+    call: impl FnOnce(&Arc<Registry>) -> Result<T, ApiError> + Send + 'static,
 ) -> Reply<T> {
     match tokio::task::spawn_blocking(move || call(&registry)).await {
         Ok(result) => Ok(Json(result?)),

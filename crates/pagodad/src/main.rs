@@ -1,6 +1,7 @@
 //! `pagodad`, the daemon. This file is wiring only: read it as a table of contents.
 
 mod attach;
+mod balloon;
 mod config;
 mod control;
 mod metrics;

@@ -18,7 +18,7 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
-use self::catalogue::{FAULT_LATENCY, HOST, HOST_INFO, PROCESS, Row, VM, VM_INFO, VM_STATE};
+use self::catalogue::{BALLOON, FAULT_LATENCY, HOST, HOST_INFO, PROCESS, Row, VM, VM_INFO, VM_STATE};
 
 /// What the reply to `GET /metrics` is, so that scrapers take the right parser.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -70,6 +70,9 @@ pub fn catalogue_table() -> String {
     for Row { def, .. } in VM {
         row(&format!("pagoda_vm_{}", def.name), def.kind, "vm", def.unit, def.help);
     }
+    for Row { def, .. } in BALLOON {
+        row(&format!("pagoda_vm_{}", def.name), def.kind, "vm", def.unit, def.help);
+    }
     for (def, labels) in [
         (VM_STATE, "vm, state"),
         (FAULT_LATENCY, "vm, cause, quantile"),
@@ -103,6 +106,10 @@ impl Collector for Snapshot {
         }
         for Row { def, value } in VM {
             let values = self.vms.iter().map(|vm| (of_vm(vm), value(vm)));
+            encode_metric(&mut encoder, &format!("pagoda_vm_{}", def.name), *def, values)?;
+        }
+        for Row { def, value } in BALLOON {
+            let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(vm.balloon.as_ref()?))));
             encode_metric(&mut encoder, &format!("pagoda_vm_{}", def.name), *def, values)?;
         }
         encode_metric(&mut encoder, VM_STATE.name, VM_STATE, self.vms.iter().flat_map(states))?;

@@ -1,138 +1,136 @@
-//! A QEMU monitor of ours: `stop`, `cont` and what accelerator runs.
+//! A QEMU monitor of ours, shared by all who need it.
 //!
-//! One short conversation a command: QEMU's socket serves one client at a time, and a monitor kept open would keep an
-//! operator's `socat` out. A command may take long (QEMU stops a vCPU only when its page fault is answered), so the wait is
-//! bounded; the command itself stays queued in QEMU and takes effect when it can.
+//! QEMU serves one client at a time on it. So there is one [`Monitor`] a VM, and one conversation at a time: by itself a
+//! short one a command, so that an operator's `socat` is not kept out; while somebody holds it ([`Monitor::hold`]), a
+//! lasting one, because events come only to who is connected. A command may take long (QEMU stops a vCPU only when its page
+//! fault is answered), so the wait is bounded; the command itself stays queued in QEMU and takes effect when it can. Its
+//! late answer goes down with the connection.
 
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
+mod session;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
+use pagoda_sys::process::Wake;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::{Value, json};
 
-/// How long an answer is waited for.
-const ANSWER_WAIT: Duration = Duration::from_secs(5);
-/// Lines read for one answer: events may come in between, and QEMU is not trusted to ever stop.
-const LINES_MAX: usize = 1000;
-/// Longest line.
-const LINE_MAX: u64 = 1 << 20;
+pub use session::Refused;
+use session::Session;
 
-/// Executes one command and returns its `return` value.
-pub fn execute(socket: &Path, command: &str) -> Result<Value> {
-    let stream = UnixStream::connect(socket).with_context(|| format!("connect to the monitor {}", socket.display()))?;
-    stream.set_read_timeout(Some(ANSWER_WAIT))?;
-    stream.set_write_timeout(Some(ANSWER_WAIT))?;
-    let mut writer = stream.try_clone()?;
-    let mut reader = BufReader::new(stream);
-    let greeting = read_line(&mut reader)?;
-    if greeting.get("QMP").is_none() {
-        bail!("the monitor did not greet as QMP");
-    }
-    for command in ["qmp_capabilities", command] {
-        writeln!(writer, "{}", json!({ "execute": command })).context("write to the monitor")?;
-        let answer = answer(&mut reader).with_context(|| format!("execute {command}"))?;
-        if command != "qmp_capabilities" {
-            return Ok(answer);
-        }
-    }
-    bail!("no command was executed")
+/// Whether the connection outlives a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold {
+    Lasting,
+    Short,
 }
 
-fn answer(reader: &mut impl BufRead) -> Result<Value> {
-    for _ in 0..LINES_MAX {
-        let mut line = read_line(reader)?;
-        if let Some(value) = line.get_mut("return") {
-            return Ok(value.take());
-        }
-        if let Some(error) = line.get("error") {
-            bail!("{}", error.get("desc").and_then(Value::as_str).unwrap_or("unknown error"));
-        }
-    }
-    bail!("only events, no answer")
+/// What QEMU told without being asked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Events {
+    /// Times the guest was reset.
+    pub resets: u64,
+    /// Times the guest's balloon changed its size.
+    pub balloon_changes: u64,
 }
 
-fn read_line(reader: &mut impl BufRead) -> Result<Value> {
-    let mut line = String::new();
-    if std::io::Read::take(&mut *reader, LINE_MAX).read_line(&mut line).context("read from the monitor")? == 0 {
-        bail!("the monitor was closed");
-    }
-    serde_json::from_str(&line).context("parse the monitor's answer")
+#[derive(Debug)]
+struct State {
+    session: Option<Session>,
+    hold: Hold,
+    events: Events,
 }
 
-/// What runs the guest: `kvm` or `tcg`; `None` when QEMU does not say.
-pub fn accelerator(socket: &Path) -> Option<String> {
-    let answer = execute(socket, "query-kvm").ok()?;
-    let enabled = answer.get("enabled")?.as_bool()?;
-    Some(if enabled { "kvm" } else { "tcg" }.to_owned())
+/// See the module.
+#[derive(Debug)]
+pub struct Monitor {
+    path: PathBuf,
+    state: Mutex<State>,
 }
 
-/// Whether the guest is paused; `false` when QEMU does not say.
-pub fn is_paused(socket: &Path) -> bool {
-    execute(socket, "query-status").is_ok_and(|answer| answer.get("status").and_then(Value::as_str) == Some("paused"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::net::UnixListener;
-
-    fn serve(lines: &'static [&'static str]) -> (tempdir::Dir, std::thread::JoinHandle<()>) {
-        let dir = tempdir::Dir::new();
-        let listener = UnixListener::bind(dir.path().join("qmp")).expect("bind");
-        let thread = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().expect("accept");
-            for line in lines {
-                writeln!(stream, "{line}").expect("write");
-            }
-            let _ = std::io::copy(&mut stream, &mut std::io::sink());
-        });
-        (dir, thread)
+impl Monitor {
+    /// For the socket at `path`; nothing is connected yet.
+    pub fn new(path: &Path) -> Monitor {
+        let state = State { session: None, hold: Hold::Short, events: Events::default() };
+        Monitor { path: path.to_owned(), state: Mutex::new(state) }
     }
 
-    mod tempdir {
-        pub struct Dir(std::path::PathBuf);
-        impl Dir {
-            pub fn new() -> Dir {
-                static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-                let next = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                let path = std::env::temp_dir().join(format!("pagoda-qmp-{}-{next}", std::process::id()));
-                std::fs::create_dir(&path).expect("make directory");
-                Dir(path)
-            }
-            pub fn path(&self) -> &std::path::Path {
-                &self.0
-            }
-        }
-        impl Drop for Dir {
-            fn drop(&mut self) {
-                let _ = std::fs::remove_dir_all(&self.0);
-            }
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps the connection from the next command on, or lets it go.
+    pub fn hold(&self, hold: Hold) {
+        let mut state = self.lock();
+        state.hold = hold;
+        if hold == Hold::Short {
+            state.session = None;
         }
     }
 
-    #[test]
-    fn events_between_are_passed_over() {
-        let (dir, thread) = serve(&[
-            r#"{"QMP": {"version": {}, "capabilities": []}}"#,
-            r#"{"return": {}}"#,
-            r#"{"event": "STOP", "timestamp": {}}"#,
-            r#"{"return": {"enabled": false}}"#,
-        ]);
-        assert_eq!(accelerator(&dir.path().join("qmp")).as_deref(), Some("tcg"));
-        thread.join().expect("server");
+    /// Executes a command without arguments and returns its `return` value.
+    ///
+    /// # Errors
+    /// [`Refused`] by QEMU; no connection, no answer in time.
+    pub fn execute(&self, command: &str) -> Result<Value> {
+        self.execute_with(command, json!({}))
     }
 
-    #[test]
-    fn an_error_is_passed_on_and_a_stranger_refused() {
-        let (dir, thread) =
-            serve(&[r#"{"QMP": {}}"#, r#"{"return": {}}"#, r#"{"error": {"class": "X", "desc": "no such thing"}}"#]);
-        let error = execute(&dir.path().join("qmp"), "stop").expect_err("refused");
-        assert!(format!("{error:#}").contains("no such thing"));
-        thread.join().expect("server");
-        let (dir, thread) = serve(&["HTTP/1.1 200 OK"]);
-        assert!(execute(&dir.path().join("qmp"), "stop").is_err());
-        thread.join().expect("server");
+    /// Executes a command and returns its `return` value.
+    ///
+    /// # Errors
+    /// As [`Monitor::execute`].
+    pub fn execute_with(&self, command: &str, arguments: Value) -> Result<Value> {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let mut session = match state.session.take() {
+            Some(session) => session,
+            None => Session::connect(&self.path, &mut state.events)?,
+        };
+        let answer = session.execute(command, arguments, &mut state.events);
+        let is_usable = answer.as_ref().map_or_else(|error| error.is::<Refused>(), |_| true);
+        if state.hold == Hold::Lasting && is_usable {
+            state.session = Some(session);
+        }
+        answer
+    }
+
+    /// The events so far.
+    pub fn events(&self) -> Events {
+        let mut state = self.lock();
+        let State { session, events, .. } = &mut *state;
+        if session.as_mut().is_some_and(|session| session.read_events(events).is_err()) {
+            *session = None;
+        }
+        *events
+    }
+
+    /// Waits until QEMU says something, `wake` is signalled or the time is over.
+    pub fn wait(&self, wake: &Wake, max: Duration) {
+        let stream = self.lock().session.as_ref().map(|session| Arc::clone(session.stream()));
+        let mut polled = vec![PollFd::new(wake, PollFlags::IN)];
+        if let Some(stream) = &stream {
+            polled.push(PollFd::new(stream, PollFlags::IN));
+        }
+        let max = Timespec { tv_sec: max.as_secs().cast_signed(), tv_nsec: i64::from(max.subsec_nanos()) };
+        // Whatever ends it, the caller looks at everything again.
+        let _ = rustix::event::poll(&mut polled, Some(&max));
+        wake.clear();
+    }
+
+    /// What runs the guest: `kvm` or `tcg`; `None` when QEMU does not say.
+    pub fn accelerator(&self) -> Option<String> {
+        let answer = self.execute("query-kvm").ok()?;
+        let enabled = answer.get("enabled")?.as_bool()?;
+        Some(if enabled { "kvm" } else { "tcg" }.to_owned())
+    }
+
+    /// Whether the guest is paused; `false` when QEMU does not say.
+    pub fn is_paused(&self) -> bool {
+        self.execute("query-status").is_ok_and(|answer| answer.get("status").and_then(Value::as_str) == Some("paused"))
     }
 }

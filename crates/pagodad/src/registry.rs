@@ -3,6 +3,7 @@
 //! Owns the state directory (one record a VM), the swap directory (one file a VM) and a handle for each engine. The lock is
 //! held for bookkeeping only, never while an engine or a monitor is waited for.
 
+mod balloons;
 mod describe;
 mod life;
 
@@ -14,14 +15,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use pagoda_abi::Token;
-use pagoda_abi::record::{Kind, Record};
+use pagoda_abi::record::{Balloon, Kind, Record};
 use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, VmInfo, VmKind, VmPatch};
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_pager::handle::{Command, Handle, Notice};
 use pagoda_sys::ram::RamFile;
 use pagoda_sys::swapfile::{Reserve, SwapFile};
 
+use crate::balloon;
 use crate::config::Config;
+use crate::qmp::Monitor;
 
 /// VMs of one daemon: each has a thread, a ring and some twenty file descriptors.
 pub const VMS_MAX: usize = 1024;
@@ -45,6 +48,10 @@ pub struct Vm {
     /// What the engine said when it stalled.
     pub stalled: Option<(String, Instant)>,
     pub accelerator: Option<String>,
+    /// QEMU's monitor.
+    pub qmp: Arc<Monitor>,
+    /// Since it first had a target.
+    pub balloon: Option<balloon::Handle>,
 }
 
 /// What the start-up self-test found.
@@ -137,6 +144,7 @@ impl Registry {
             dram,
             reserve: request.reserve_swap,
             pid: (0, 0),
+            balloon: None,
             pinned: request.pinned,
         };
         let vm = self.make(record)?;
@@ -180,6 +188,7 @@ impl Registry {
             let _ = std::fs::remove_file(&swap_path);
             let _ = std::fs::remove_file(self.monitor_path(&record.name));
         })?;
+        let qmp = Arc::new(Monitor::new(&self.monitor_path(&record.name)));
         Ok(Vm {
             record,
             handle: None,
@@ -191,6 +200,8 @@ impl Registry {
             fetched_by: None,
             stalled: None,
             accelerator: None,
+            qmp,
+            balloon: None,
         })
     }
 
@@ -214,22 +225,49 @@ impl Registry {
     /// Changes settings; they take effect at once.
     ///
     /// # Errors
-    /// No such VM; a cap that does not fit it.
-    pub fn patch(&self, name: &str, patch: VmPatch) -> Result<VmInfo, ApiError> {
+    /// No such VM; a cap or a balloon target that does not fit it. Then nothing is changed.
+    pub fn patch(self: &Arc<Self>, name: &str, patch: VmPatch) -> Result<VmInfo, ApiError> {
         let mut vms = self.lock();
         let vm = vms.get_mut(name).ok_or_else(|| no_such_vm(name))?;
+        let memory = vm.record.regions.iter().sum();
+        let refuse = |text| error(ErrorCode::BadRequest, text, None);
         if let Some(dram) = patch.dram {
-            let memory = vm.record.regions.iter().sum();
-            pagoda_api::types::check_dram(dram, memory).map_err(|text| error(ErrorCode::BadRequest, text, None))?;
-            let record = Record { dram, ..vm.record.clone() };
-            self.save(&record).map_err(|e| internal("write the VM's record", e))?;
-            vm.record = record;
-            if let Some(handle) = &vm.handle {
-                handle.send(Command::SetLimit(limit_of(dram)));
+            pagoda_api::types::check_dram(dram, memory).map_err(refuse)?;
+        }
+        if let Some(target) = patch.balloon_target {
+            pagoda_api::types::check_balloon_target(target, memory).map_err(refuse)?;
+            if vm.record.kind == Kind::Plain {
+                let hint = "page it out instead: pagoda vm set --dram";
+                return Err(error(ErrorCode::WrongState, format!("{name} is no QEMU and has no balloon"), Some(hint)));
             }
+        }
+        let mut record = vm.record.clone();
+        record.dram = patch.dram.unwrap_or(record.dram);
+        if let Some(target) = patch.balloon_target {
+            let paged_out = record.balloon.is_some_and(|balloon| balloon.paged_out);
+            // A target of all memory stays, so that whichever daemon there is ends what is under way.
+            let is_needed = target < memory || record.balloon.is_some();
+            record.balloon = is_needed.then_some(Balloon { target, paged_out });
+        }
+        self.change_record(vm, record).map_err(|e| internal("write the VM's record", e))?;
+        if patch.balloon_target.is_some() {
+            self.drive_balloon(vm).map_err(|e| internal("drive the VM's balloon", format!("{e:#}")))?;
         }
         drop(vms);
         self.get(name)
+    }
+
+    /// Gives a VM a new record, and its engine the limit that follows from it.
+    fn change_record(&self, vm: &mut Vm, record: Record) -> std::io::Result<()> {
+        if record == vm.record {
+            return Ok(());
+        }
+        self.save(&record)?;
+        vm.record = record;
+        if let Some(handle) = &vm.handle {
+            handle.send(Command::SetLimit(limit_of(&vm.record)));
+        }
+        Ok(())
     }
 
     /// The cause of a stall is gone: tries again what failed, and lets the VM run.
@@ -243,10 +281,10 @@ impl Registry {
             return Err(error(ErrorCode::WrongState, format!("{name} is not attached"), None));
         };
         let stalled = vm.stalled.take();
-        let kind = vm.record.kind;
+        let (kind, qmp) = (vm.record.kind, Arc::clone(&vm.qmp));
         drop(vms);
         // A stall that an earlier daemon saw is only known to QEMU, as the pause it led to.
-        let paused = kind == Kind::Qemu && crate::qmp::is_paused(&self.monitor_path(name));
+        let paused = kind == Kind::Qemu && qmp.is_paused();
         if stalled.is_none() && handle.status().stalled.is_none() && !paused {
             return Err(error(
                 ErrorCode::WrongState,
@@ -256,8 +294,7 @@ impl Registry {
         }
         handle.send(Command::Continue);
         if kind == Kind::Qemu {
-            let monitor = self.monitor_path(name);
-            crate::qmp::execute(&monitor, "cont").map_err(|e| internal("continue the VM", format!("{e:#}")))?;
+            qmp.execute("cont").map_err(|e| internal("continue the VM", format!("{e:#}")))?;
         }
         self.get(name)
     }
@@ -294,9 +331,11 @@ pub fn no_such_vm(name: &str) -> ApiError {
     error(ErrorCode::NoSuchVm, format!("there is no VM named {name}"), Some("see `pagoda ls`"))
 }
 
-/// A cap in pages, rounded down so that it is kept.
-pub fn limit_of(dram: u64) -> PageCount {
-    Bytes(dram).pages_floor()
+/// A VM's cap in pages, rounded down so that it is kept: that of its user, or what stands in for its balloon.
+pub fn limit_of(record: &Record) -> PageCount {
+    let paged_out = record.balloon.filter(|balloon| balloon.paged_out);
+    let bytes = paged_out.map_or(record.dram, |balloon| record.dram.min(balloon.target));
+    Bytes(bytes).pages_floor()
 }
 
 fn random_token() -> std::io::Result<Token> {

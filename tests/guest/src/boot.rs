@@ -39,7 +39,8 @@ pub fn load_modules() -> Result<()> {
         let module = File::open(format!("{MODULE_DIR}/{name}")).with_context(|| format!("open module {name}"))?;
         let flags = if name.ends_with(".ko") { 0 } else { MODULE_COMPRESSED };
         match rustix::system::finit_module(&module, c"", flags) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            // PERM: the kernel's own `module_blacklist=` says so.
+            Ok(()) | Err(rustix::io::Errno::EXIST | rustix::io::Errno::PERM) => {}
             Err(error) => return Err(error).with_context(|| format!("load module {name}")),
         }
     }

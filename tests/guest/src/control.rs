@@ -8,10 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 
-use crate::boot;
 use crate::params::Step;
 use crate::report::Report;
 use crate::session::Session;
+use crate::{boot, driver};
 
 const PORT: &str = "/dev/ttyS1";
 
@@ -77,9 +77,12 @@ fn obey(session: &mut Session<'_>, command: &str, report: &Report) -> Result<Nex
             session.idle(Duration::from_secs(seconds), report)?;
         }
         ["drop"] => session.drop_memory(report)?,
+        ["unbind", name] => driver::unbind(name)?,
+        ["bind", name] => driver::bind(name)?,
         ["poweroff"] => return Ok(Next::End),
         _ => bail!(
-            "unknown command {command:?}; say fill MIB, verify, run PHASE [KEY=VALUE...], idle SECONDS, drop or poweroff"
+            "unknown command {command:?}; say fill MIB, verify, run PHASE [KEY=VALUE...], idle SECONDS, drop, \
+             bind or unbind DRIVER, or poweroff"
         ),
     }
     Ok(Next::Command)

@@ -17,8 +17,9 @@ use rustix::fs::OFlags;
 use crate::params::{DiskParams, Limit};
 use crate::report::Report;
 
-const DEVICE: &str = "vda";
-const SECTOR_BYTES: u64 = 512;
+pub const DEVICE: &str = "vda";
+/// Unit of sizes in /sys/class/block, whatever the disk.
+pub const SECTOR_BYTES: u64 = 512;
 const BLOCK_BYTES: usize = 1 << 20;
 const PAGES_PER_BLOCK: u64 = PAGES_PER_MIB as u64;
 

@@ -5,6 +5,8 @@
 mod boot;
 mod control;
 mod disk;
+mod driver;
+mod files;
 mod memory;
 mod params;
 mod phases;

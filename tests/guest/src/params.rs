@@ -61,6 +61,8 @@ pub enum Step {
     Phase(Phase, RunParams),
     /// Disk reads, with a phase running beside them if one is given.
     Disk(Option<Phase>, RunParams),
+    /// Files read and rewritten through the page cache.
+    Files(RunParams),
     Free,
     Idle,
     Memtester,
@@ -152,6 +154,7 @@ impl Step {
         }
         Ok(match name {
             "disk" => Self::Disk(None, run),
+            "files" => Self::Files(run),
             "free" => Self::Free,
             "idle" => Self::Idle,
             "memtester" => Self::Memtester,

@@ -217,7 +217,7 @@ impl Order {
 }
 
 /// About 0.618 of `pages`, which spreads consecutive multiples most evenly, with no common factor.
-fn coprime_step(pages: u64) -> u64 {
+pub fn coprime_step(pages: u64) -> u64 {
     let greatest_common_divisor = |mut a: u64, mut b: u64| {
         while b != 0 {
             (a, b) = (b, a % b);

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 
+use crate::files::Files;
 use crate::memory::Memory;
 use crate::params::{Params, RunParams, Step};
 use crate::phases::{self, Phase};
 use crate::report::Report;
-use crate::{boot, control, disk, tools};
+use crate::{boot, control, disk, files, tools};
 
 /// How a guest ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,11 +26,13 @@ pub struct Session<'a> {
     memory: Option<Memory>,
     /// Each phase gets its own accesses.
     phases_run: u64,
+    /// Open since the first step that used it.
+    files: Option<Files>,
 }
 
 impl<'a> Session<'a> {
     pub fn new(params: &'a Params) -> Self {
-        Self { params, memory: None, phases_run: 0 }
+        Self { params, memory: None, phases_run: 0, files: None }
     }
 
     pub fn run(&mut self, step: &Step, report: &Report) -> Result<()> {
@@ -37,6 +40,21 @@ impl<'a> Session<'a> {
             Step::Phase(Phase::Fill, run) if self.memory.is_none() => self.fill(self.params.mib, run, report),
             Step::Phase(phase, run) => self.phase(phase, run, report),
             Step::Disk(beside, run) => self.disk(beside, run, report),
+            Step::Files(run) => {
+                self.phases_run += 1;
+                let files = match self.files.take() {
+                    Some(files) => files,
+                    None => files::open()?,
+                };
+                let files = self.files.insert(files);
+                files::run(
+                    files,
+                    run,
+                    self.params.disk.seed,
+                    self.params.seed.wrapping_add(self.phases_run << 32),
+                    report,
+                )
+            }
             Step::Free => self.free(report),
             Step::Idle => self.idle(self.params.idle, report),
             Step::Memtester => tools::memtester(&self.params.memtester, report),

@@ -32,9 +32,19 @@ impl Control {
         let port = wait::until("the control port", CONNECT_MAX, || Ok(UnixStream::connect(path).ok()))?;
         let lines = Console::default();
         lines.collect(port.try_clone().context("duplicate the port")?, "");
+        let mut control = Self { port, lines, at: 0, deadline };
+        control.wait_ready()?;
+        Ok(control)
+    }
+
+    /// Waits until the guest is ready, once more after a reset.
+    ///
+    /// # Errors
+    /// It is not before the deadline.
+    pub fn wait_ready(&mut self) -> Result<()> {
         let ready = |text: &str| (Line::parse(text)?.kind == "ready").then_some(());
-        let (at, ()) = lines.wait("ready on the control port", 0, deadline, ready)?;
-        Ok(Self { port, lines, at, deadline })
+        (self.at, ()) = self.lines.wait("ready on the control port", self.at, self.deadline, ready)?;
+        Ok(())
     }
 
     /// Sends a command without waiting for its reply.

@@ -155,7 +155,7 @@ impl Daemon {
     /// # Errors
     /// The daemon refuses.
     pub fn set_dram_mib(&self, name: &str, mib: u64) -> Result<()> {
-        let patch = VmPatch { dram: Some(mib * MIB) };
+        let patch = VmPatch { dram: Some(mib * MIB), ..VmPatch::default() };
         self.client().patch(name, &patch).with_context(|| format!("set the cap of {name}"))?;
         Ok(())
     }

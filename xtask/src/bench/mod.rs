@@ -2,6 +2,7 @@
 //! each figure is held to, a table, JSON and a plot.
 
 mod adaptive;
+mod balloon;
 mod crash;
 mod fault;
 mod guest;
@@ -86,6 +87,8 @@ enum Name {
     Policy,
     /// Miss-ratio curves by sampling against an exact replay
     Mrc,
+    /// Memory taken by the guest's own driver, against a smaller VM
+    Balloon,
     /// All of them
     All,
 }
@@ -130,7 +133,12 @@ impl Setup {
     }
 
     fn report(&self, name: &str) -> Report {
-        Report::new(name, Machine::look(&self.dir), "native")
+        self.report_of(name, "native")
+    }
+
+    /// The same with guests, run by `accelerator`.
+    fn report_of(&self, name: &str, accelerator: &str) -> Report {
+        Report::new(name, Machine::look(&self.dir), accelerator)
     }
 }
 
@@ -178,6 +186,7 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Crash => crash::run(setup),
         Name::Policy => policy::run(setup),
         Name::Mrc => mrc::run(setup),
+        Name::Balloon => balloon::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;

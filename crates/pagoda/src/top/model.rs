@@ -26,6 +26,9 @@ pub struct Row {
     pub resident_bytes: u64,
     pub swapped_bytes: u64,
     pub zero_bytes: u64,
+    /// Given up by the guest to its balloon, and what it should give up; `None` without a balloon target.
+    pub ballooned_bytes: Option<u64>,
+    pub balloon_wanted_bytes: Option<u64>,
     pub swap_read_bytes_per_s: Option<f64>,
     pub swap_write_bytes_per_s: Option<f64>,
     pub faults_per_s: Option<f64>,
@@ -86,6 +89,8 @@ fn row(old: Option<(&VmInfo, Duration)>, vm: &VmInfo) -> Row {
         resident_bytes: vm.resident_bytes,
         swapped_bytes: vm.swapped_bytes,
         zero_bytes: vm.zero_bytes,
+        ballooned_bytes: vm.balloon.as_ref().map(|balloon| balloon.ballooned_bytes),
+        balloon_wanted_bytes: vm.balloon.as_ref().map(|balloon| vm.memory_bytes.saturating_sub(balloon.target_bytes)),
         swap_read_bytes_per_s: bytes_rate(counter::PAGES_IN),
         swap_write_bytes_per_s: bytes_rate(counter::PAGES_OUT),
         // Every fault is counted under exactly one cause, so their sum is all.

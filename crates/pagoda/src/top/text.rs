@@ -4,13 +4,15 @@ use super::model::{Cause, Row};
 use crate::output::{Side, Table};
 use crate::units::format_size;
 
-pub const COLUMNS: [(&str, Side); 11] = [
+pub const COLUMNS: [(&str, Side); 13] = [
     ("NAME", Side::Left),
     ("STATE", Side::Left),
     ("MEMSZ", Side::Right),
     ("GRANT", Side::Right),
     ("SWCUR", Side::Right),
     ("ZERO", Side::Right),
+    ("MCTLSZ", Side::Right),
+    ("MCTLTGT", Side::Right),
     ("SWR/s", Side::Right),
     ("SWW/s", Side::Right),
     ("FLT/s", Side::Right),
@@ -34,6 +36,8 @@ pub fn cells(row: &Row) -> Vec<String> {
         format_size(row.resident_bytes),
         format_size(row.swapped_bytes),
         format_size(row.zero_bytes),
+        size(row.ballooned_bytes),
+        size(row.balloon_wanted_bytes),
         mib_per_s(row.swap_read_bytes_per_s),
         mib_per_s(row.swap_write_bytes_per_s),
         whole(row.faults_per_s),
@@ -77,6 +81,10 @@ fn mib_per_s(bytes: Option<f64>) -> String {
     bytes.map_or("-".into(), |bytes| format!("{:.1}", bytes / f64::from(1 << 20)))
 }
 
+fn size(bytes: Option<u64>) -> String {
+    bytes.map_or("-".into(), format_size)
+}
+
 fn whole(rate: Option<f64>) -> String {
     rate.map_or("-".into(), |rate| format!("{rate:.0}"))
 }
@@ -90,19 +98,19 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::show::tests::sample as vm;
+    use crate::show::tests::{ballooned, sample as vm};
     use crate::top::model::{Sample, rows};
 
     #[test]
     fn a_sample_as_text() {
-        let old = Sample { at: Duration::ZERO, vms: vec![vm("web1")] };
-        let mut new = Sample { at: Duration::from_secs(2), vms: vec![vm("web1"), vm("new")] };
+        let old = Sample { at: Duration::ZERO, vms: vec![ballooned("web1")] };
+        let mut new = Sample { at: Duration::from_secs(2), vms: vec![ballooned("web1"), vm("new")] };
         new.vms[0].counters.insert("faults_minor".into(), 207);
         new.vms[0].counters.insert("pages_in".into(), 9 + 384);
         let expected = "\
-NAME  STATE    MEMSZ  GRANT  SWCUR  ZERO  SWR/s  SWW/s  FLT/s  P50   P99
-web1  running     4G     1G   1.5G  1.5G    0.8    0.0    100  3.0  12.5
-new   running     4G     1G   1.5G  1.5G      -      -      -  3.0  12.5
+NAME  STATE    MEMSZ  GRANT  SWCUR  ZERO  MCTLSZ  MCTLTGT  SWR/s  SWW/s  FLT/s  P50   P99
+web1  running     4G     1G   1.5G  1.5G      1G       2G    0.8    0.0    100  3.0  12.5
+new   running     4G     1G   1.5G  1.5G       -        -      -      -      -  3.0  12.5
 web1 FLT/s by cause: minor 100
 ";
         assert_eq!(render(&rows(Some(&old), &new)), expected);

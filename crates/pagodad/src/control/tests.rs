@@ -95,7 +95,7 @@ fn the_routes_of_an_empty_daemon() {
     gone(client.vm("web1").unwrap_err().code());
     gone(client.explain("web1").unwrap_err().code());
     gone(client.cont("web1").unwrap_err().code());
-    gone(client.patch("web1", &VmPatch { dram: Some(1 << 30) }).unwrap_err().code());
+    gone(client.patch("web1", &VmPatch { dram: Some(1 << 30), ..VmPatch::default() }).unwrap_err().code());
     gone(client.delete("web1").unwrap_err().code());
     let bad = CreateVm {
         name: "web1".into(),

@@ -1,6 +1,6 @@
 //! The metrics that are not counted by an engine: each row has what a scrape shows and where it comes from.
 
-use pagoda_api::{HostInfo, VmInfo, VmState};
+use pagoda_api::{BalloonInfo, HostInfo, VmInfo, VmState};
 use pagoda_core::stats::{MetricDef, MetricKind};
 
 use super::{ProcessInfo, Value};
@@ -68,6 +68,46 @@ pub(super) const VM: &[Row<VmInfo>] = &[
             VmState::Stalled { since_s, .. } => Value::Count(since_s),
             _ => Value::Count(0),
         },
+    },
+];
+
+const fn counter(name: &'static str, unit: &'static str, help: &'static str) -> MetricDef {
+    MetricDef { name, kind: MetricKind::Counter, unit, help }
+}
+
+/// Of each VM that has or had a balloon target, with the prefix `pagoda_vm_`.
+pub(super) const BALLOON: &[Row<BalloonInfo>] = &[
+    Row {
+        def: gauge("balloon_target_bytes", "bytes", "Memory the guest should keep; all of it if its balloon is off."),
+        value: |balloon| Value::Count(balloon.target_bytes),
+    },
+    Row {
+        def: gauge("ballooned_bytes", "bytes", "Memory the guest has given up to its balloon."),
+        value: |balloon| Value::Count(balloon.ballooned_bytes),
+    },
+    Row {
+        def: gauge("balloon_paged_out", "", "1 if the VM is paged out to its balloon target, for no driver answers."),
+        value: |balloon| Value::Count(u64::from(balloon.paged_out)),
+    },
+    Row {
+        def: counter("balloon_resisted", "", "Times the guest fought back and was left alone for a while."),
+        value: |balloon| Value::Count(balloon.resisted),
+    },
+    Row {
+        def: counter("balloon_fallbacks", "", "Times paging out had to take the balloon's place."),
+        value: |balloon| Value::Count(balloon.fallbacks),
+    },
+    Row {
+        def: gauge(
+            "guest_available_bytes",
+            "bytes",
+            "Memory the guest could give without paging, as it says; 0 if it does not.",
+        ),
+        value: |balloon| Value::Count(balloon.guest.map_or(0, |guest| guest.available_bytes)),
+    },
+    Row {
+        def: gauge("guest_free_bytes", "bytes", "Memory free in the guest, as it says; 0 if it does not."),
+        value: |balloon| Value::Count(balloon.guest.map_or(0, |guest| guest.free_bytes)),
     },
 ];
 

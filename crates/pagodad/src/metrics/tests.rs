@@ -27,6 +27,19 @@ fn vm() -> VmInfo {
             ("faults_minor".into(), Latency { count: 9, p50_us: 2.5, p99_us: 1000.0 }),
             ("faults_zero".into(), Latency::default()),
         ]),
+        balloon: Some(pagoda_api::BalloonInfo {
+            target_bytes: 2 << 30,
+            asked_bytes: Some(3 << 30),
+            ballooned_bytes: 1 << 30,
+            state: "inflating".into(),
+            reason: "the guest is giving memory up".into(),
+            since_s: 3,
+            paged_out: true,
+            retry_in_s: None,
+            resisted: 5,
+            fallbacks: 1,
+            guest: None,
+        }),
     }
 }
 
@@ -39,6 +52,7 @@ fn created() -> VmInfo {
         kind: VmKind::Plain,
         counters: BTreeMap::new(),
         latency: BTreeMap::new(),
+        balloon: None,
         ..vm()
     }
 }

@@ -4,13 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pagoda_abi::record::Kind;
-use pagoda_api::types::{ApiError, Explain, ExplainLine, Health, HostInfo, Latency, VmInfo, VmKind, VmState};
+use pagoda_api::types::{
+    ApiError, BalloonInfo, Explain, ExplainLine, Health, HostInfo, Latency, VmInfo, VmKind, VmState,
+};
 use pagoda_core::stats::{CATALOGUE, FAULT_CAUSES, Metric};
 use pagoda_core::units::{Bytes, PAGE_SIZE};
 use pagoda_pager::handle::{Handle, Status};
 use pagoda_sys::host::FolioSize;
 
 use super::{Registry, Vm, no_such_vm};
+use crate::balloon;
 
 impl Registry {
     /// All VMs, by name.
@@ -63,6 +66,7 @@ impl Registry {
             uffds: if attached { crate::attach::UFFDS_PER_VM } else { 0 },
             counters,
             latency: latency_of(&status),
+            balloon: vm.balloon.as_ref().map(balloon::Handle::info),
         }
     }
 
@@ -107,6 +111,9 @@ impl Registry {
                 line("state", "waiting".into(), "the agent in its process is away; what it needs waits")
             }
             VmState::Stalled { reason, since_s } => line("state", format!("stalled for {since_s} s"), reason),
+        }
+        if let Some(balloon) = &vm.balloon {
+            explain_balloon(balloon, &mut line);
         }
         let waits = vm.counters.get("pin_waits").copied().unwrap_or(0);
         if waits > 0 {
@@ -157,6 +164,26 @@ impl Registry {
             })
             .collect();
         Health { ok: problems.is_empty(), problems }
+    }
+}
+
+fn explain_balloon(balloon: &BalloonInfo, line: &mut impl FnMut(&str, String, &str)) {
+    let target = Bytes(balloon.target_bytes).to_string();
+    line("balloon target", target, "what the guest should keep, set with --balloon-target; `off` gives it all back");
+    let ballooned = Bytes(balloon.ballooned_bytes).to_string();
+    line("ballooned", ballooned, "given up by the guest to its balloon driver: neither in DRAM nor in swap");
+    let since = format!("{} for {} s", balloon.state, balloon.since_s);
+    match balloon.retry_in_s {
+        Some(retry_s) => line("balloon", since, &format!("{}; tried again in {retry_s} s", balloon.reason)),
+        None => line("balloon", since, &balloon.reason),
+    }
+    if balloon.paged_out {
+        let reason = "it is paged out to its balloon target, until its guest can be asked";
+        line("paged out instead", "yes".into(), reason);
+    }
+    if let Some(guest) = &balloon.guest {
+        let reason = "memory the guest could give without paging, by its own account";
+        line("guest available", Bytes(guest.available_bytes).to_string(), reason);
     }
 }
 

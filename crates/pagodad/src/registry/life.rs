@@ -9,6 +9,7 @@ use pagoda_abi::record::{Kind, RECORD_MAX, Record};
 use pagoda_pager::handle::{Command, Notice};
 
 use super::{Registry, Vm};
+use crate::qmp::Monitor;
 
 /// How long a VM may be made but not attached: a program is started and maps its RAM within seconds.
 const ATTACH_WAIT: Duration = Duration::from_secs(60);
@@ -39,6 +40,7 @@ impl Registry {
             return self.forget(&name);
         }
         tracing::info!(vm = %name, pid, "waits for the agent in its process");
+        let qmp = Arc::new(Monitor::new(&self.monitor_path(&name)));
         let vm = Vm {
             record,
             handle: None,
@@ -50,6 +52,8 @@ impl Registry {
             fetched_by: None,
             stalled: None,
             accelerator: None,
+            qmp,
+            balloon: None,
         };
         self.lock().insert(name, vm);
     }
@@ -85,10 +89,10 @@ impl Registry {
         let Some(vm) = vms.get_mut(name) else { return };
         vm.stalled = Some((reason, Instant::now()));
         if vm.record.kind == Kind::Qemu {
-            let monitor = self.monitor_path(name);
+            let qmp = Arc::clone(&vm.qmp);
             // QEMU answers when its vCPUs stand still, which may take until a fault is answered: nobody waits for it here.
             let stop = move || {
-                if let Err(error) = crate::qmp::execute(&monitor, "stop") {
+                if let Err(error) = qmp.execute("stop") {
                     tracing::warn!("stop a stalled VM: {error:#}");
                 }
             };

@@ -1,6 +1,7 @@
 //! Tests with real VMMs; `README.md` of this crate says what each needs and how to run one.
 
 mod attach;
+mod balloon;
 mod disk;
 mod features;
 mod guards;

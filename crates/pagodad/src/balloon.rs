@@ -1,0 +1,233 @@
+//! Ballooning of one VM: a thread that brings what the device and the guest say to
+//! [`pagoda_core::balloon::Balloon`], and carries out what it decides.
+//!
+//! The thread begins with the first target and ends with the VM; without a target it waits and holds no connection. It alone
+//! talks to the device ([`device`]); the monitor is shared. What is to survive the daemon is in the VM's record (the target,
+//! and whether the VM is paged out instead) and in the device (the size of the balloon).
+//!
+//! What the guest sees when the monitor does not answer: nothing changes, and the thread tries again.
+
+mod device;
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use pagoda_api::types::{BalloonInfo, GuestMemory};
+use pagoda_core::balloon::{Action, Balloon, Phase, View};
+use pagoda_core::units::Bytes;
+use pagoda_sys::process::Wake;
+
+use crate::qmp::{Hold, Monitor};
+use device::BalloonDevice;
+
+/// Without a target there is nothing to look at; a new one wakes the thread.
+const WAIT_OFF: Duration = Duration::from_secs(3600);
+
+/// Caps the VM's DRAM, or no longer.
+pub type PageOut = Box<dyn Fn(Option<Bytes>) + Send>;
+
+/// What a VM's balloon is about.
+pub struct Parts {
+    pub name: String,
+    pub memory: Bytes,
+    pub target: Bytes,
+    /// An earlier daemon has paged it out in the balloon's place.
+    pub paging_to: Option<Bytes>,
+    pub monitor: Arc<Monitor>,
+    pub page_out: PageOut,
+}
+
+/// What others may look at.
+#[derive(Debug, Clone, Copy)]
+struct Report {
+    view: View,
+    at: Instant,
+    now_ms: u64,
+    target: Bytes,
+}
+
+/// The daemon's end; the thread ends when it is dropped.
+#[derive(Debug)]
+pub struct Handle {
+    targets: Option<Sender<Bytes>>,
+    wake: Wake,
+    board: Arc<Mutex<Report>>,
+    memory: Bytes,
+}
+
+impl Handle {
+    /// Sets the memory that the guest should keep.
+    pub fn set_target(&self, target: Bytes) {
+        if let Some(targets) = &self.targets {
+            // The thread ends only after this end is dropped.
+            let _ = targets.send(target);
+            self.wake.wake();
+        }
+    }
+
+    /// Where it stands.
+    pub fn info(&self) -> BalloonInfo {
+        let report = *self.board.lock().unwrap_or_else(PoisonError::into_inner);
+        let view = report.view;
+        let now_ms = report.now_ms + millis(report.at.elapsed());
+        BalloonInfo {
+            target_bytes: report.target.0,
+            asked_bytes: view.asked.map(|asked| asked.0),
+            ballooned_bytes: self.memory.saturating_sub(view.actual).0,
+            state: view.phase.word().to_owned(),
+            reason: view.phase.to_string(),
+            since_s: now_ms.saturating_sub(view.since_ms) / 1000,
+            paged_out: view.is_paging,
+            retry_in_s: view.retry_at_ms.map(|at| at.saturating_sub(now_ms) / 1000),
+            resisted: view.resisted,
+            fallbacks: view.fallbacks,
+            guest: view.stats.map(|stats| GuestMemory {
+                free_bytes: stats.free.0,
+                available_bytes: stats.available.0,
+                major_faults: stats.major_faults,
+                swap_in_bytes: stats.swap_in.0,
+            }),
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.targets = None;
+        self.wake.wake();
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Starts a VM's thread.
+///
+/// # Errors
+/// No thread or no eventfd is to be had.
+pub fn spawn(parts: Parts) -> Result<Handle> {
+    let (sender, targets) = channel();
+    let wake = Wake::new().context("make an eventfd")?;
+    let started = Instant::now();
+    let mut balloon = Balloon::new(parts.memory, parts.paging_to);
+    balloon.set_target(0, parts.target);
+    let report = Report { view: balloon.view(), at: started, now_ms: 0, target: parts.target };
+    let board = Arc::new(Mutex::new(report));
+    let handle = Handle {
+        targets: Some(sender),
+        wake: wake.try_clone().context("duplicate an eventfd")?,
+        board: Arc::clone(&board),
+        memory: parts.memory,
+    };
+    let mut worker = Worker {
+        name: parts.name,
+        target: parts.target,
+        device: BalloonDevice::new(Arc::clone(&parts.monitor)),
+        monitor: parts.monitor,
+        page_out: parts.page_out,
+        balloon,
+        targets,
+        wake,
+        board,
+        started,
+    };
+    std::thread::Builder::new()
+        .name("balloon".into())
+        .spawn(move || worker.run())
+        .context("start the balloon thread")?;
+    Ok(handle)
+}
+
+struct Worker {
+    name: String,
+    target: Bytes,
+    device: BalloonDevice,
+    monitor: Arc<Monitor>,
+    page_out: PageOut,
+    balloon: Balloon,
+    targets: Receiver<Bytes>,
+    wake: Wake,
+    board: Arc<Mutex<Report>>,
+    started: Instant,
+}
+
+impl Worker {
+    fn run(&mut self) {
+        self.monitor.hold(Hold::Lasting);
+        while self.take_targets() {
+            if !self.balloon.is_off() {
+                self.tick();
+            }
+            self.publish();
+            if self.balloon.is_off() {
+                self.device.leave();
+                self.monitor.hold(Hold::Short);
+                self.monitor.wait(&self.wake, WAIT_OFF);
+            } else {
+                self.monitor.wait(&self.wake, Duration::from_millis(self.balloon.tick_ms()));
+            }
+        }
+        self.monitor.hold(Hold::Short);
+    }
+
+    fn now_ms(&self) -> u64 {
+        millis(self.started.elapsed())
+    }
+
+    /// `false` when the VM is no longer ours.
+    fn take_targets(&mut self) -> bool {
+        loop {
+            match self.targets.try_recv() {
+                Ok(target) => {
+                    self.target = target;
+                    self.balloon.set_target(self.now_ms(), target);
+                    self.monitor.hold(Hold::Lasting);
+                }
+                Err(std::sync::mpsc::TryRecvError::Empty) => return true,
+                Err(std::sync::mpsc::TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        let sample = self.device.look();
+        let before = self.balloon.view().phase;
+        let actions = self.balloon.tick(self.now_ms(), &sample);
+        let after = self.balloon.view().phase;
+        if before != after {
+            self.log(after);
+        }
+        for action in actions {
+            match action {
+                Action::Ask(memory) => {
+                    // A guest that does not hear it is taken for one that ignores it, and is tried again.
+                    if let Err(error) = self.device.ask(memory) {
+                        tracing::warn!(vm = %self.name, "balloon: {error:#}");
+                    }
+                }
+                Action::PageOut(to) => (self.page_out)(Some(to)),
+                Action::EndPageOut => (self.page_out)(None),
+            }
+        }
+    }
+
+    fn log(&self, phase: Phase) {
+        let target = self.target;
+        match phase {
+            Phase::Resisted(_) => tracing::info!(vm = %self.name, %target, "balloon: {phase}; tried again later"),
+            Phase::Unavailable(_) => {
+                tracing::info!(vm = %self.name, %target, "balloon: {phase}; paged out to its target instead");
+            }
+            _ => tracing::debug!(vm = %self.name, %target, "balloon: {phase}"),
+        }
+    }
+
+    fn publish(&self) {
+        let report =
+            Report { view: self.balloon.view(), at: Instant::now(), now_ms: self.now_ms(), target: self.target };
+        *self.board.lock().unwrap_or_else(PoisonError::into_inner) = report;
+    }
+}

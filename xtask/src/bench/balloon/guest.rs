@@ -1,0 +1,152 @@
+//! A guest that is led by commands on its second serial port.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use pagoda_guest::lines::Line;
+use pagoda_sys::toy::process;
+
+use crate::bench::undo::{Guard, Undo, start_ticks_of};
+use crate::daemon::Daemon;
+use crate::demo::accel::Accelerator;
+use crate::demo::vm::{Console, Output};
+use crate::image::Images;
+
+pub const QEMU: &str = "qemu-system-x86_64";
+/// Longer than any boot or command of a guest that does not hang.
+const ANSWER_MAX: Duration = Duration::from_secs(180);
+
+/// What all guests start with.
+pub struct Start<'a> {
+    pub images: &'a Images,
+    pub accelerator: Accelerator,
+    /// The disk with the files.
+    pub disk: &'a Path,
+}
+
+/// A running QEMU. Killed when dropped.
+pub struct Guest {
+    child: Child,
+    console: Console,
+    replies: Console,
+    port: UnixStream,
+    _kill: Guard,
+}
+
+impl Guest {
+    /// Boots a guest under the daemon, up to its first command.
+    ///
+    /// # Errors
+    /// It does not boot.
+    pub fn boot(
+        daemon: &Daemon,
+        name: &str,
+        memory_mib: u64,
+        bytes_per_s: Option<u64>,
+        start: &Start<'_>,
+    ) -> Result<Guest> {
+        let socket = daemon.dir().join(format!("{name}.control"));
+        // Of the guest before.
+        let _ = std::fs::remove_file(&socket);
+        let words = daemon.cli_words()?;
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).args(["run", "--name", name, "--", QEMU, "-M", "q35", "-accel"]);
+        command.args([start.accelerator.name(), "-m", &format!("{memory_mib}M"), "-smp", "1"]);
+        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio"]);
+        command.arg("-serial").arg(format!("unix:{},server=on,wait=off", socket.display()));
+        let throttle = bytes_per_s.map_or(String::new(), |bytes| format!(",throttling.bps-total={bytes}"));
+        let disk = format!("file={},format=raw,if=none,id=d0,cache=none{throttle}", start.disk.display());
+        command.args(["-drive", &disk, "-device", "virtio-blk-pci,drive=d0", "-device", "virtio-balloon-pci"]);
+        command.arg("-kernel").arg(&start.images.kernel).arg("-initrd").arg(&start.images.initrd);
+        command.args(["-append", "console=ttyS0 quiet panic=-1 pagoda.work=control"]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        process::die_with_parent(&mut command);
+        let mut child = command.spawn().context("start QEMU")?;
+        let start_ticks = start_ticks_of(child.id()).unwrap_or(0);
+        let kill = Guard::new(Undo::Process { pid: child.id(), start_ticks })?;
+        let console = Console::default();
+        console.collect(child.stdout.take().context("take the guest's output")?);
+        console.collect(child.stderr.take().context("take QEMU's errors")?);
+        let port = match connect(&socket, &mut child) {
+            Ok(port) => port,
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(error.context(format!("its console:\n{}", console.text())));
+            }
+        };
+        let replies = Console::default();
+        replies.collect(port.try_clone().context("duplicate the port")?);
+        let guest = Guest { child, console, replies, port, _kill: kill };
+        guest.lines_until("ready")?;
+        Ok(guest)
+    }
+
+    /// Has it do something, and gives the lines of that.
+    ///
+    /// # Errors
+    /// It refuses, found wrong content, or hangs.
+    pub fn command(&mut self, text: &str) -> Result<Vec<String>> {
+        writeln!(self.port, "{text}").context("write to the guest")?;
+        let lines = self.lines_until("reply")?;
+        let reply = lines.last().and_then(|line| Line::parse(line)).map_or("", |line| line.text()).to_owned();
+        ensure!(reply.trim() == "ok bad=0", "{text}: {lines:#?}");
+        Ok(lines)
+    }
+
+    fn lines_until(&self, kind: &str) -> Result<Vec<String>> {
+        let deadline = Instant::now() + ANSWER_MAX;
+        let mut lines = Vec::new();
+        loop {
+            let Output::Line(line) = self.replies.next(deadline) else {
+                bail!("no {kind} from the guest; its console:\n{}", self.console.text());
+            };
+            let is_last = Line::parse(&line).is_some_and(|line| line.kind == kind);
+            lines.push(line);
+            if is_last {
+                return Ok(lines);
+            }
+        }
+    }
+
+    /// Ends it in the regular way: it verifies what is left.
+    ///
+    /// # Errors
+    /// QEMU does not end with success.
+    pub fn power_off(mut self) -> Result<()> {
+        writeln!(self.port, "poweroff").context("write to the guest")?;
+        let status = self.child.wait().context("wait for QEMU")?;
+        let console = self.console.text();
+        ensure!(status.success() && console.contains("result ok"), "{status}; its console:\n{console}");
+        Ok(())
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // It may have ended; either way it has to be reaped.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// QEMU makes the socket within its first milliseconds.
+fn connect(socket: &Path, child: &mut Child) -> Result<UnixStream> {
+    const CONNECT_MAX: Duration = Duration::from_secs(10);
+    const LOOK_EVERY: Duration = Duration::from_millis(5);
+    let start = Instant::now();
+    loop {
+        if let Ok(port) = UnixStream::connect(socket) {
+            return Ok(port);
+        }
+        if let Some(status) = child.try_wait().context("look after QEMU")? {
+            bail!("QEMU ended with {status}");
+        }
+        ensure!(start.elapsed() < CONNECT_MAX, "QEMU makes no socket {}", socket.display());
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
