@@ -3,6 +3,7 @@
 mod bench;
 mod daemon;
 mod demo;
+mod figures;
 mod image;
 mod tasks;
 mod tidy;
@@ -37,6 +38,8 @@ enum Task {
     Demo(demo::DemoArgs),
     /// Compare Pagoda with its peers
     Bench(bench::BenchArgs),
+    /// Put the figures of bench/results into the README
+    Figures,
     /// Map RAM, fill it and verify it at native speed
     Toy(toy::ToyArgs),
     /// Have a KVM guest write and verify RAM; exit status 77 where KVM cannot run it
@@ -71,6 +74,7 @@ fn run(task: Task) -> Result<bool> {
         Task::Image(args) => image::run(&args).map(|()| true),
         Task::Demo(args) => demo::main(&args),
         Task::Bench(args) => bench::main(&args),
+        Task::Figures => figures::main(),
         Task::Toy(args) => toy::main(&args),
         Task::ToyKvm(args) => toy_kvm::main(&args),
         Task::UffdHandler(args) => bench::handler_main(&args),

@@ -271,6 +271,12 @@ impl Connection {
         self.receive(RecvFlags::CMSG_CLOEXEC)
     }
 
+    /// A packet, or the end, is there.
+    pub fn is_readable(&self) -> bool {
+        let mut fds = [rustix::event::PollFd::new(&self.fd, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+
     /// The next packet if one is there.
     ///
     /// # Errors

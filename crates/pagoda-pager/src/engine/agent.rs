@@ -4,6 +4,7 @@
 //! zapping twice is harmless.
 
 use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use pagoda_abi::attach::{Packet, Range, Ranges};
 use pagoda_core::fault::{Event, OpId};
@@ -14,6 +15,9 @@ use super::{CALLS_MAX, Engine, EngineError, Source};
 
 /// Collapsing is asked for in pieces, so that a zap never waits long behind one: 8 ms a GiB (throughput.md C).
 const COLLAPSE_PIECE: u64 = 64 << 20;
+
+/// How long the next call is waited for without sleeping: the VMM asks again within some 10 us while its guest gives pages up.
+const LINGER: Duration = Duration::from_micros(50);
 
 /// The agent's connection and what it owes.
 #[derive(Debug, Default)]
@@ -175,6 +179,9 @@ impl Engine {
             match connection.try_recv() {
                 Ok(Received::Message { packet: Packet::Discard { seq, region, offset, len }, .. }) => {
                     self.discard(id, seq, region, offset, len);
+                    if !self.another_call_comes(id) {
+                        break;
+                    }
                 }
                 Ok(Received::Message { packet: Packet::Foreign { reason }, .. }) => {
                     self.pin(format!("its memory is reachable by others ({reason:?})"));
@@ -198,6 +205,25 @@ impl Engine {
             && self.ring.poll_multishot(connection.as_fd(), Source::Calls(id).key()).is_err()
         {
             self.drop_calls(id);
+        }
+    }
+
+    /// After a call: whether the next one is there, or comes at once. A guest that inflates its balloon gives up page by page,
+    /// and each would cost a wake-up. Ends when anything else is to be done: its completion also says if a call is left.
+    fn another_call_comes(&mut self, id: u32) -> bool {
+        let start = Instant::now();
+        loop {
+            let Some((_, connection)) = self.calls.iter().find(|(other, _)| *other == id) else { return false };
+            if self.ring.is_due() {
+                return false;
+            }
+            if connection.is_readable() {
+                return true;
+            }
+            if start.elapsed() > LINGER {
+                return false;
+            }
+            std::thread::yield_now();
         }
     }
 
