@@ -64,10 +64,13 @@ fn table(reports: &[Report]) -> String {
             report.bench,
             report.bench,
         );
-        out.push_str("| figure: peer | unit | ours | peer | ratio (min-max) | bar | |\n|---|---|---|---|---|---|---|\n");
+        out.push_str(
+            "| figure: peer | unit | ours | peer | ratio (min-max) | bar | |\n|---|---|---|---|---|---|---|\n",
+        );
         for figure in report.figures.iter().filter(|figure| figure.bar.is_some()) {
             let value = |value: Option<f64>| value.map_or_else(String::new, number);
-            let spread = figure.spread.map_or_else(String::new, |[low, high]| format!("{}-{}", number(low), number(high)));
+            let spread =
+                figure.spread.map_or_else(String::new, |[low, high]| format!("{}-{}", number(low), number(high)));
             let ratio = match figure.ratio {
                 Some(ratio) => format!("{} ({spread})", number(ratio)),
                 None => format!("({spread})"),
@@ -75,11 +78,8 @@ fn table(reports: &[Report]) -> String {
             let verdict = if figure.holds == Some(true) { "holds" } else { "**falls short**" };
             let (ours, peer) = (value(figure.ours), value(figure.peer));
             let bar = figure.bar.as_deref().unwrap_or_default();
-            let _ = writeln!(
-                out,
-                "| {} | {} | {ours} | {peer} | {ratio} | {bar} | {verdict} |",
-                figure.name, figure.unit
-            );
+            let _ =
+                writeln!(out, "| {} | {} | {ours} | {peer} | {ratio} | {bar} | {verdict} |", figure.name, figure.unit);
         }
     }
     out.push('\n');
