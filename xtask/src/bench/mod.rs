@@ -13,6 +13,7 @@ mod queues;
 mod recover;
 mod report;
 mod resident;
+mod rmap;
 mod stepped;
 mod svg;
 pub mod undo;
@@ -77,6 +78,8 @@ enum Name {
     Queues,
     /// kill -9 of the daemon under load
     Crash,
+    /// Pages of another machine's memory against bare datagrams
+    Rmap,
     /// All of them
     All,
 }
@@ -136,7 +139,7 @@ pub fn main(args: &BenchArgs) -> Result<bool> {
     let dir = args.dir.clone().unwrap_or(target);
     fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
     let setup = Setup { quick: args.quick, rounds, dir, ours: !args.peers_only };
-    if setup.ours && names.iter().any(|name| *name != Name::Queues) {
+    if setup.ours && names.iter().any(|name| !matches!(name, Name::Queues | Name::Rmap)) {
         build_pagoda()?;
     }
     let mut all_hold = true;
@@ -156,6 +159,7 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Resident => resident::run(setup),
         Name::Queues => queues::run(setup),
         Name::Crash => crash::run(setup),
+        Name::Rmap => rmap::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;
