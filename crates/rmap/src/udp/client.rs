@@ -75,14 +75,17 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> UdpClient<C> {
     /// The socket is broken, or there is no result in time.
     pub fn next(&mut self, patience: Duration) -> Result<(Event, &Page), UdpClientError> {
         let began = Instant::now();
-        let mut spun_from = began;
+        let (mut spun_from, mut slept) = (began, false);
         self.flush();
         loop {
             if let Some(event) = self.client.poll_event(&mut self.page) {
                 return Ok((event, &self.page));
             }
-            if self.turn()? {
+            // Without spinning there is no use in looking before sleeping: a reply takes a round trip.
+            let looks = self.wait.spin > Duration::ZERO;
+            if (looks || slept) && self.turn()? {
                 spun_from = Instant::now();
+                slept = false;
                 continue;
             }
             let at = Instant::now();
@@ -94,11 +97,13 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> UdpClient<C> {
             if due.is_some_and(|due| due <= now) {
                 self.client.on_timeout(now);
                 self.flush();
+                slept = true;
             } else if at - spun_from >= self.wait.spin {
                 let until = due
                     .map_or(began + patience, |due| (self.start + Duration::from_nanos(due.0)).min(began + patience));
                 self.port.wait(Some(until))?;
                 spun_from = Instant::now();
+                slept = true;
             }
         }
     }

@@ -4,11 +4,13 @@ use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit as UdpTransmit, UdpSocketState};
+use quinn_udp::{RecvMeta, Transmit as UdpTransmit, UdpSocketState};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::server::Transmit;
 
+/// Buffers of one `recvmmsg`. Each holds the datagrams of a message or of several; each costs a header at every call.
+const BATCH: usize = 8;
 /// What the kernel joins at most into one buffer.
 const BUFFER_SIZE: usize = 65_535;
 /// Requests and replies of a full window in both directions; the kernel's default holds 50 pages.
@@ -47,8 +49,8 @@ impl Port {
         about.set_recv_buffer_size(SOCKET_BUFFER)?;
         about.set_send_buffer_size(SOCKET_BUFFER)?;
         let state = UdpSocketState::new((&socket).into())?;
-        let buffers = (0..BATCH_SIZE).map(|_| vec![0; BUFFER_SIZE]).collect();
-        Ok(Port { socket, state, buffers, metas: vec![RecvMeta::default(); BATCH_SIZE] })
+        let buffers = (0..BATCH).map(|_| vec![0; BUFFER_SIZE]).collect();
+        Ok(Port { socket, state, buffers, metas: vec![RecvMeta::default(); BATCH] })
     }
 
     /// # Errors
@@ -64,7 +66,7 @@ impl Port {
     pub fn receive(&mut self, mut on_datagram: impl FnMut(SocketAddr, &mut [u8])) -> io::Result<bool> {
         let mut any = false;
         loop {
-            let mut slices: [IoSliceMut<'_>; BATCH_SIZE] = {
+            let mut slices: [IoSliceMut<'_>; BATCH] = {
                 let mut buffers = self.buffers.iter_mut();
                 std::array::from_fn(|_| IoSliceMut::new(buffers.next().map_or(&mut [][..], |buffer| &mut buffer[..])))
             };
@@ -80,7 +82,7 @@ impl Port {
                 let joined = &mut buffer[..meta.len];
                 joined.chunks_mut(meta.stride.max(1)).for_each(|datagram| on_datagram(meta.addr, datagram));
             }
-            if count < BATCH_SIZE {
+            if count < BATCH {
                 return Ok(any);
             }
         }

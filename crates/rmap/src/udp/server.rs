@@ -29,7 +29,9 @@ pub fn serve(server: &mut Server, port: &mut Port, wait: Wait, stop: &AtomicBool
                 port.send(transmit, &out);
                 out.clear();
             }
-        } else if at - active_at >= wait.spin {
+        }
+        // Without spinning there is no use in looking before sleeping: the next request takes a round trip.
+        if at - active_at >= wait.spin {
             port.wait(Some(at + STOP_LOOK))?;
             active_at = Instant::now();
         }

@@ -49,7 +49,11 @@ impl Echo {
     /// Waits for the bytes of one reply.
     fn answer(&mut self) -> Result<()> {
         let began = Instant::now();
+        let wait = if self.spin { Wait::SPIN } else { Wait::BLOCK };
         while self.received < REPLY {
+            if !self.spin {
+                self.client.wait(Some(began + LOST))?;
+            }
             let mut bytes = 0;
             let any = self.client.receive(|_, datagram| bytes += datagram.len())?;
             self.received += bytes;
@@ -57,8 +61,7 @@ impl Echo {
                 if began.elapsed() > LOST {
                     bail!("an echo was lost on the loopback");
                 }
-                let wait = if self.spin { Wait::SPIN } else { Wait::BLOCK };
-                if began.elapsed() >= wait.spin {
+                if self.spin && began.elapsed() >= wait.spin {
                     self.client.wait(Some(Instant::now() + LOST))?;
                 }
             }
@@ -87,7 +90,8 @@ fn serve(port: &mut Port, spin: bool, stop: &AtomicBool) -> Result<()> {
         if port.receive(|from, _| asked.push(from))? {
             active_at = Instant::now();
             asked.drain(..).for_each(|to| port.send(Transmit { to, segment: DATAGRAM }, &page));
-        } else if active_at.elapsed() >= wait.spin {
+        }
+        if active_at.elapsed() >= wait.spin {
             port.wait(Some(Instant::now() + STOP_LOOK))?;
             active_at = Instant::now();
         }

@@ -3,6 +3,7 @@
 
 mod echo;
 mod pool;
+mod tcp;
 
 use std::time::Duration;
 
@@ -22,6 +23,8 @@ const WINDOW: usize = 32;
 
 /// Issue 4: a page within 1.6 times of the echo.
 const READ_RATIO_MAX: f64 = 1.6;
+/// Issue 4: of a page from nbdkit's memory plugin or memcached, all blocking.
+const TCP_RATIO_MAX: f64 = 0.8;
 /// Issue 4: pages of one server core.
 const PAGES_PER_SECOND_MIN: f64 = 200_000.0;
 /// Issue 4: of what bare datagrams reach without encryption.
@@ -42,6 +45,7 @@ struct Side {
 pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let (mut ours, mut peer) = (Side::default(), Side::default());
     let reads = if setup.quick { READS / 4 } else { READS };
+    let (mut memcached, mut nbdkit) = (Vec::new(), Vec::new());
     let span = Duration::from_secs_f64(setup.seconds(2.0));
     for _ in 0..setup.rounds {
         for spin in [true, false] {
@@ -50,6 +54,8 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
                 ours.latency(spin).push(Pool::start(spin)?.latency_us(reads)?);
             }
         }
+        memcached.extend(tcp::memcached_us(reads)?);
+        nbdkit.extend(tcp::nbdkit_us(reads)?);
         peer.pages_per_second.push(echo::pages_per_second(WINDOW, span)?);
         if setup.ours {
             ours.pages_per_second.push(Pool::start(true)?.pages_per_second(WINDOW, span)?);
@@ -58,6 +64,11 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let mut report = setup.report("rmap");
     report.pair("page read, p50, spinning", "us", &ours.spin_us, &peer.spin_us, Bar::AtMost(READ_RATIO_MAX));
     report.pair("page read, p50, blocking", "us", &ours.block_us, &peer.block_us, Bar::AtMost(READ_RATIO_MAX));
+    for (name, times) in [("memcached get", &memcached), ("nbdkit memory read", &nbdkit)] {
+        if !times.is_empty() {
+            report.pair(&format!("page read against {name}"), "us", &ours.block_us, times, Bar::AtMost(TCP_RATIO_MAX));
+        }
+    }
     let (ours_rate, peer_rate) = (&ours.pages_per_second, &peer.pages_per_second);
     report.pair("pages of one server core", "1/s", ours_rate, peer_rate, Bar::AtLeast(THROUGHPUT_RATIO_MIN));
     if setup.ours {
