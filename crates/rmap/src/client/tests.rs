@@ -82,8 +82,9 @@ impl Pool {
                 any = true;
                 self.client.on_control(self.now, id, ControlReply::Done);
             }
-            self.now = self.now + Duration::from_micros(10);
-            if !any {
+            // Copies wait for their share of the link, which time brings.
+            self.now = self.now + Duration::from_micros(100);
+            if !any && self.client.copies.is_idle() {
                 return;
             }
         }
@@ -181,6 +182,29 @@ fn another_owner_ends_everything() {
     assert_eq!(pool.write(0, 3), Err(Failure::Fenced));
     pool.space = new;
     assert_eq!(pool.read(0), Ok(2));
+}
+
+/// The server says that it wants to be rid of its slabs; its client moves them, and loses no page.
+#[test]
+fn a_server_under_pressure_is_drained() {
+    let mut pool = Pool::new(3, 2, 4);
+    for page in 0..16 {
+        assert_eq!(pool.write(page, page as u8 + 1), Ok(()));
+    }
+    pool.trim(3);
+    let victim = (0..3).find(|node| pool.servers[*node].free_slabs() < 4).unwrap();
+    pool.servers[victim].set_pressure(crate::wire::message::Pressure::Orange);
+    // What it says rides in replies.
+    for page in 0..16 {
+        let expected = if page == 3 { 0 } else { page as u8 + 1 };
+        assert_eq!([pool.write(page + 16, 1), pool.write(page + 16, 2)], [Ok(()); 2]);
+        assert_eq!(pool.read(page), Ok(expected));
+    }
+    assert!(pool.servers[victim].is_drained(), "{:?}", pool.servers[victim].spaces().collect::<Vec<_>>());
+    assert_eq!(pool.client.in_sync(pool.space), (4, 4));
+    for page in 0..16 {
+        assert_eq!(pool.read(page), Ok(if page == 3 { 0 } else { page as u8 + 1 }));
+    }
 }
 
 #[test]
