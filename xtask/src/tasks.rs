@@ -32,6 +32,9 @@ pub fn ci() -> Result<bool> {
     }
     holds &= report("rules", tidy::main()?);
     holds &= report("tests", test(&TestArgs { arguments: Vec::new() })?);
+    // Ten times the seeds of an unoptimized run, in a minute of a core.
+    let simulation = ["test", "--release", "-p", "rmap", "--test", "sim"];
+    holds &= report("simulation of pools", cargo(&simulation)?);
     Ok(holds)
 }
 

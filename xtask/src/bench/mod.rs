@@ -16,6 +16,7 @@ mod queues;
 mod recover;
 pub mod report;
 mod resident;
+mod rmap;
 mod stepped;
 mod svg;
 pub mod undo;
@@ -89,6 +90,8 @@ enum Name {
     Mrc,
     /// Memory taken by the guest's own driver, against a smaller VM
     Balloon,
+    /// Pages of another machine's memory against bare datagrams
+    Rmap,
     /// All of them
     All,
 }
@@ -163,7 +166,7 @@ pub fn main(args: &BenchArgs) -> Result<bool> {
         bail!("--only is for `overcommit`, whose cases are many");
     }
     let setup = Setup { quick: args.quick, rounds, dir, ours: !args.peers_only, only: args.only.clone() };
-    let is_pure = |name: &Name| matches!(name, Name::Queues | Name::Mrc);
+    let is_pure = |name: &Name| matches!(name, Name::Queues | Name::Mrc | Name::Rmap);
     if setup.ours && !names.iter().all(is_pure) {
         build_pagoda()?;
     }
@@ -187,6 +190,7 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Policy => policy::run(setup),
         Name::Mrc => mrc::run(setup),
         Name::Balloon => balloon::run(setup),
+        Name::Rmap => rmap::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;

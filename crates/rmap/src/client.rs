@@ -1,0 +1,453 @@
+//! The client: the one writer of its spaces. Knows where each slab is and which version each page has.
+//!
+//! Sans-I/O, like the server: datagrams, time and answers of the control plane go in; datagrams, questions to the control
+//! plane and results come out. One thread owns it. All room is allocated at the start and with each slab, none per page.
+//!
+//! # What makes a read right
+//!
+//! The client is the only writer, so it knows the version of every page and takes no other. A page that it knows to be
+//! never written or trimmed is zero without asking anybody. A write is acknowledged when every copy *in sync* has it; a copy
+//! that misses a write leaves that set, in the control plane, before the write is acknowledged. A new owner fences every
+//! copy, reads the versions of all of them and brings them to the greatest before it serves the slab.
+//!
+//! # When something fails
+//!
+//! A server that is silent is given up after [`ClientConfig::fail_after`] where another copy is in sync; pages stall for
+//! that long. The only copy is waited for; when its server comes back with another boot epoch, or stays away for
+//! [`ClientConfig::lost_after`], its pages are [`Failure::Lost`]: an error, never zeros. Without the control plane everything
+//! goes on that needs no change of the map. Another owner of the space makes all of it [`Failure::Fenced`].
+
+mod copies;
+mod exchange;
+mod open;
+mod ops;
+mod peer;
+mod receive;
+mod repair;
+mod slab;
+mod timers;
+mod transmit;
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::control::{ControlReply, ControlRequest, MapEntry};
+use crate::crypto::entropy::SharedEntropy;
+use crate::crypto::{Entropy, KEY_SIZE, Keypair, PoolKey, SpaceKey};
+use crate::units::{Class, Generation, Page, PageNo, SlabNo, SlabSize, SpaceId, Time};
+
+pub use exchange::WINDOW_MAX;
+pub use ops::OPS_MAX;
+pub use peer::{Reach, SERVERS_MAX, ServerInfo};
+pub use slab::SPACE_SLABS_MAX;
+
+use copies::Copies;
+use exchange::{Exchanges, Request};
+use ops::Ops;
+use peer::Peer;
+use slab::Space;
+
+/// Spaces of one client: VMs of a host and their disks.
+pub const SPACES_MAX: usize = 256;
+/// Five timeouts at the shortest: a server is not given up for a few lost datagrams.
+pub const FAIL_AFTER_MIN: Duration = Duration::from_millis(5);
+
+/// What a client is told.
+#[derive(Debug)]
+pub struct ClientConfig {
+    pub keys: Keypair,
+    pub pool: PoolKey,
+    pub slab_size: SlabSize,
+    /// A server that says nothing for so long is given up where there is another copy.
+    pub fail_after: Duration,
+    /// A server that holds the only copy of something is given up after this.
+    pub lost_after: Duration,
+    /// Of the link; copies that restore redundancy use 30 % of it at most.
+    pub link_bytes_per_second: u64,
+    /// Datagrams are never larger, whatever the path carries.
+    pub datagram_max: usize,
+    /// Datagrams under one key; `None` for the usual number.
+    pub rekey_every: Option<u64>,
+    #[doc(hidden)]
+    pub fault: Option<Fault>,
+}
+
+/// Ways of being wrong, for tests of the tests.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Acknowledges a write that one copy has.
+    AcksEarly,
+    /// Opens a taken-over slab by the versions of its first copy.
+    OpensUnreconciled,
+    /// Counts a new copy as in sync before it has the pages.
+    JoinsEmpty,
+    /// Takes a page in whatever version a server has, and a server whatever life it is in.
+    TrustsServers,
+}
+
+impl ClientConfig {
+    /// With the usual limits: 30 ms and 30 s, for a link of 10 Gbit/s.
+    pub fn new(keys: Keypair, pool: PoolKey) -> ClientConfig {
+        ClientConfig {
+            keys,
+            pool,
+            slab_size: SlabSize::default(),
+            fail_after: Duration::from_millis(30),
+            lost_after: Duration::from_secs(30),
+            link_bytes_per_second: 1_250_000_000,
+            datagram_max: crate::wire::DATAGRAM_MAX,
+            rekey_every: None,
+            fault: None,
+        }
+    }
+}
+
+/// A space as its owner opens it.
+#[derive(Debug)]
+pub struct SpaceSpec {
+    pub id: SpaceId,
+    pub pages: u64,
+    /// 1 for what can be re-created, 2 otherwise.
+    pub copies: usize,
+    /// The pages' key.
+    pub key: [u8; KEY_SIZE],
+}
+
+/// A space of this client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpaceRef(usize);
+
+/// Chosen by the caller to recognize a result.
+pub type Token = u64;
+
+/// Why an operation was not begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Refused {
+    #[error("{OPS_MAX} operations are under way: take results first")]
+    Busy,
+    #[error("the page lies beyond the end of the space")]
+    BeyondEnd,
+    #[error("this owner has made all the writes that a generation allows: take the space over again")]
+    VersionsUsedUp,
+}
+
+/// Why a client cannot do something.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ClientError {
+    #[error("{SERVERS_MAX} servers are the most that a client talks to")]
+    TooManyServers,
+    #[error("{SPACES_MAX} spaces are the most that a client holds")]
+    TooManySpaces,
+    #[error("{copies} copies: give 1 or 2")]
+    Copies { copies: usize },
+    #[error("{pages} pages: give 1 to {max}")]
+    Size { pages: u64, max: u64 },
+    #[error("generation {generation}: give 1 to {max}", max = Generation::MAX.0)]
+    Generation { generation: u32 },
+    #[error("the map names server {server}, which is not in the list of servers")]
+    UnknownServer { server: u32 },
+}
+
+/// Why an operation failed. Nothing that fails is ever answered with zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Failure {
+    #[error("the last copy of the page is gone")]
+    Lost,
+    #[error("the space has another owner")]
+    Fenced,
+    #[error("no server has room: the page belongs to the local tier")]
+    Declined,
+    #[error("every copy of the page is damaged")]
+    Corrupt,
+}
+
+/// A result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A page; its content is where the caller of [`Client::poll_event`] wanted it.
+    Read { token: Token, result: Result<(), Failure> },
+    /// A write or trim that all copies in sync have.
+    Written { token: Token, result: Result<(), Failure> },
+}
+
+/// What happened, for operators.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientStats {
+    pub reads: u64,
+    /// Reads that needed no server: zero pages, and pages being written.
+    pub reads_local: u64,
+    pub writes: u64,
+    pub sent: u64,
+    /// Requests sent again after a timeout, and after others had overtaken them.
+    pub resent_timeout: u64,
+    pub resent_overtaken: u64,
+    pub hedged: u64,
+    /// Datagrams that were malformed, not authentic, replayed, or of no use any more.
+    pub dropped: u64,
+    /// Pages that a server returned in another state than it acknowledged.
+    pub bad_pages: u64,
+    pub sessions: u64,
+    pub servers_failed: u64,
+    /// Copies that left the in-sync set, and that joined it.
+    pub copies_left: u64,
+    pub copies_joined: u64,
+    pub slabs_lost: u64,
+    pub pages_copied: u64,
+    /// Servers that speak other versions of the protocol, or have slabs of another size.
+    pub incompatible: u64,
+}
+
+/// A question to the control plane that was not answered yet.
+#[derive(Clone, Debug)]
+struct Question {
+    id: u64,
+    space: usize,
+    request: ControlRequest,
+    asked_at: Option<Time>,
+}
+
+/// A pool client.
+#[derive(Debug)]
+pub struct Client {
+    config: ClientConfig,
+    entropy: SharedEntropy,
+    peers: Vec<Peer>,
+    spaces: Vec<Space>,
+    exchanges: Exchanges,
+    ops: Ops,
+    copies: Copies,
+    /// Slabs whose state has to be looked at.
+    dirty: VecDeque<(usize, usize)>,
+    questions: Vec<Question>,
+    question_ids: u64,
+    /// Which server is looked at first for something to send.
+    turn: usize,
+    /// Bytes that copies may use now, and when that was.
+    rebuild_budget: u64,
+    rebuild_at: Time,
+    stats: ClientStats,
+}
+
+impl Client {
+    pub fn new(config: ClientConfig, entropy: Box<dyn Entropy>) -> Client {
+        Client {
+            config,
+            entropy: SharedEntropy::new(entropy),
+            peers: Vec::new(),
+            spaces: Vec::new(),
+            exchanges: Exchanges::new(),
+            ops: Ops::new(),
+            copies: Copies::new(),
+            dirty: VecDeque::new(),
+            questions: Vec::new(),
+            question_ids: 0,
+            turn: 0,
+            rebuild_budget: 0,
+            rebuild_at: Time::default(),
+            stats: ClientStats::default(),
+        }
+    }
+
+    /// Makes a server known. Its session begins at the next [`Client::poll_transmit`].
+    ///
+    /// # Errors
+    /// More than [`SERVERS_MAX`].
+    pub fn add_server(&mut self, now: Time, info: ServerInfo) -> Result<(), ClientError> {
+        if self.peers.len() >= SERVERS_MAX {
+            return Err(ClientError::TooManyServers);
+        }
+        self.peers.push(Peer::new(info, now));
+        self.greet(self.peers.len() - 1);
+        Ok(())
+    }
+
+    /// Opens a space as its owner of `generation`, which the control plane gave with the map.
+    ///
+    /// # Errors
+    /// Limits, and servers of the map that are not known.
+    pub fn attach(
+        &mut self,
+        spec: &SpaceSpec,
+        generation: Generation,
+        map: &[(SlabNo, MapEntry)],
+    ) -> Result<SpaceRef, ClientError> {
+        if self.spaces.len() >= SPACES_MAX {
+            return Err(ClientError::TooManySpaces);
+        }
+        if !(1..=2).contains(&spec.copies) {
+            return Err(ClientError::Copies { copies: spec.copies });
+        }
+        if generation == Generation(0) || generation > Generation::MAX {
+            return Err(ClientError::Generation { generation: generation.0 });
+        }
+        let max = (SPACE_SLABS_MAX * self.config.slab_size.pages()) as u64;
+        if spec.pages == 0 || spec.pages > max {
+            return Err(ClientError::Size { pages: spec.pages, max });
+        }
+        for replica in map.iter().flat_map(|(_, entry)| &entry.replicas) {
+            if self.place_of(replica.server).is_none() {
+                return Err(ClientError::UnknownServer { server: replica.server.0 });
+            }
+        }
+        let key = SpaceKey::new(&spec.key, spec.id);
+        self.spaces.push(Space::new(spec, key, generation, self.config.slab_size, map));
+        let space = self.spaces.len() - 1;
+        for slab in 0..self.spaces[space].slabs.len() {
+            self.mark(space, slab);
+        }
+        Ok(SpaceRef(space))
+    }
+
+    /// Asks for a page.
+    ///
+    /// # Errors
+    /// Nothing was begun.
+    pub fn read(
+        &mut self,
+        now: Time,
+        space: SpaceRef,
+        page: PageNo,
+        class: Class,
+        token: Token,
+    ) -> Result<(), Refused> {
+        self.begin_read(now, space.0, page, class, token)
+    }
+
+    /// Stores a page. It is acknowledged by [`Event::Written`].
+    ///
+    /// # Errors
+    /// Nothing was begun.
+    pub fn write(
+        &mut self,
+        now: Time,
+        space: SpaceRef,
+        page: PageNo,
+        class: Class,
+        content: &Page,
+        token: Token,
+    ) -> Result<(), Refused> {
+        self.begin_write(now, space.0, page, class, Some(content), token)
+    }
+
+    /// Makes a page zero. Acknowledged like a write.
+    ///
+    /// # Errors
+    /// Nothing was begun.
+    pub fn trim(
+        &mut self,
+        now: Time,
+        space: SpaceRef,
+        page: PageNo,
+        class: Class,
+        token: Token,
+    ) -> Result<(), Refused> {
+        self.begin_write(now, space.0, page, class, None, token)
+    }
+
+    /// The next result. A page that was read is put into `page`.
+    pub fn poll_event(&mut self, page: &mut Page) -> Option<Event> {
+        self.next_event(page)
+    }
+
+    /// A question for the control plane, to be answered by [`Client::on_control`]. Asked again if no answer comes.
+    pub fn poll_control(&mut self, now: Time) -> Option<(u64, ControlRequest)> {
+        let due = |question: &Question| question.asked_at.is_none_or(|at| now >= at + slab::CONTROL_RETRY);
+        let question = self.questions.iter_mut().find(|question| due(question))?;
+        question.asked_at = Some(now);
+        Some((question.id, question.request.clone()))
+    }
+
+    /// An answer of the control plane. Answers to questions that are settled are of no use any more.
+    pub fn on_control(&mut self, now: Time, id: u64, reply: ControlReply) {
+        if let Some(at) = self.questions.iter().position(|question| question.id == id) {
+            let question = self.questions.swap_remove(at);
+            let slab = question.request.slab.0 as usize;
+            self.map_answered(question.space, slab, question.request.entry, reply);
+            self.settle(now);
+        }
+    }
+
+    /// Gives up a server for good, as after [`ClientConfig::lost_after`].
+    pub fn forget_content(&mut self, now: Time, server: crate::units::ServerId) {
+        if let Some(peer) = self.place_of(server) {
+            self.content_lost(peer);
+            self.settle(now);
+        }
+    }
+
+    pub fn stats(&self) -> &ClientStats {
+        &self.stats
+    }
+
+    /// How each server is reached, in the order they were added.
+    pub fn reach(&self) -> impl Iterator<Item = (crate::units::ServerId, Reach)> {
+        self.peers.iter().map(|peer| (peer.info.id, peer.reach))
+    }
+
+    /// Smoothed round trip to a server.
+    pub fn round_trip(&self, server: crate::units::ServerId) -> Option<Duration> {
+        self.place_of(server).map(|peer| self.peers[peer].trip.smoothed())
+    }
+
+    /// Slabs of a space that have all their copies in sync, and those that have some.
+    pub fn in_sync(&self, space: SpaceRef) -> (usize, usize) {
+        let space = &self.spaces[space.0];
+        let held = space.slabs.iter().filter(|slab| !slab.entry.replicas.is_empty());
+        let full = held.clone().filter(|slab| slab.entry.replicas.len() >= space.copies).count();
+        (full, held.count())
+    }
+
+    /// Whether nothing is under way: no operation, no copy, no question.
+    pub fn is_idle(&self) -> bool {
+        self.ops.is_idle() && self.copies.is_idle() && self.questions.is_empty()
+    }
+
+    fn has(&self, fault: Fault) -> bool {
+        self.config.fault == Some(fault)
+    }
+
+    fn place_of(&self, server: crate::units::ServerId) -> Option<usize> {
+        self.peers.iter().position(|peer| peer.info.id == server)
+    }
+
+    fn mark(&mut self, space: usize, slab: usize) {
+        let state = &mut self.spaces[space].slabs[slab];
+        if !state.dirty {
+            state.dirty = true;
+            self.dirty.push_back((space, slab));
+        }
+    }
+
+    /// Looks at every slab that something happened to, until nothing more follows.
+    fn settle(&mut self, now: Time) {
+        while let Some((space, slab)) = self.dirty.pop_front() {
+            self.spaces[space].slabs[slab].dirty = false;
+            self.advance(now, space, slab);
+        }
+    }
+
+    fn slab_of(&self, page: PageNo) -> Option<usize> {
+        self.config.slab_size.slab(page).map(|slab| slab.0 as usize)
+    }
+
+    /// A request to one server; waits in its queue until it may be sent.
+    fn ask(&mut self, request: Request) -> bool {
+        let Some(id) = self.exchanges.begin(request) else { return false };
+        self.peers[request.peer].queues[request.class as usize].push_back(id);
+        true
+    }
+
+    /// The page operations that wait behind a write to the same page.
+    fn busy_key(space: usize, page: PageNo) -> (usize, u64) {
+        (space, page.0)
+    }
+}
+
+/// Writes under way, by page.
+type Busy = HashMap<(usize, u64), usize>;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,209 @@
+//! Exchanges: one request to one server and its reply.
+
+use crate::reassembly::Partial;
+use crate::units::{Class, PageNo, Time, Version};
+use crate::wire::message::Op;
+
+/// Requests under way or waiting, to all servers: each page operation needs at most one per copy.
+pub const EXCHANGES_MAX: usize = 1024;
+/// Pages of replies under way, from all servers together: 1 MiB. More only fills the queues of a switch.
+pub const WINDOW_MAX: usize = 256;
+const INDEX_BITS: u32 = EXCHANGES_MAX.trailing_zeros();
+
+/// What an exchange is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Of a caller's operation.
+    Read {
+        op: usize,
+    },
+    Write {
+        op: usize,
+    },
+    /// Of a take-over or a new copy.
+    Fence,
+    Grant,
+    Versions,
+    /// Of a page that is copied from one server to another.
+    CopyRead {
+        copy: usize,
+    },
+    CopyWrite {
+        copy: usize,
+    },
+    /// Of nothing: what is left behind is given back.
+    Release,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Free,
+    Queued,
+    InFlight { sent_at: Time },
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Exchange {
+    pub id: u64,
+    pub stage: Stage,
+    pub role: Role,
+    pub peer: usize,
+    pub op: Op,
+    pub class: Class,
+    /// Place of the space in the client's list.
+    pub space: usize,
+    pub page: PageNo,
+    pub version: Version,
+    pub tries: u32,
+    /// Later requests of its class that were answered before it.
+    pub overtaken: u8,
+    /// A second copy was asked too.
+    pub hedged: bool,
+    /// Where the reply is put together, while in flight.
+    partial: Option<usize>,
+}
+
+/// What a new exchange is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    pub role: Role,
+    pub peer: usize,
+    pub op: Op,
+    pub class: Class,
+    pub space: usize,
+    pub page: PageNo,
+    pub version: Version,
+}
+
+/// All exchanges of a client, and the room for replies.
+#[derive(Debug)]
+pub struct Exchanges {
+    all: Vec<Exchange>,
+    free: Vec<u16>,
+    sequence: u64,
+    partials: Vec<Partial>,
+    partials_free: Vec<u16>,
+    /// Pages of replies that may be under way now.
+    pub window: usize,
+    /// Replies since the window grew.
+    grown: usize,
+}
+
+/// Where the window begins: 64 KiB, which no switch drops even if all servers answer at once.
+const WINDOW_FIRST: usize = 16;
+const WINDOW_MIN: usize = 4;
+
+impl Exchanges {
+    pub fn new() -> Exchanges {
+        let empty = Exchange {
+            id: 0,
+            stage: Stage::Free,
+            role: Role::Release,
+            peer: 0,
+            op: Op::Probe,
+            class: Class::Demand,
+            space: 0,
+            page: PageNo(0),
+            version: Version::NEVER,
+            tries: 0,
+            overtaken: 0,
+            hedged: false,
+            partial: None,
+        };
+        Exchanges {
+            all: vec![empty; EXCHANGES_MAX],
+            free: (0..EXCHANGES_MAX as u16).rev().collect(),
+            sequence: 0,
+            partials: (0..WINDOW_MAX).map(|_| Partial::new()).collect(),
+            partials_free: (0..WINDOW_MAX as u16).rev().collect(),
+            window: WINDOW_FIRST,
+            grown: 0,
+        }
+    }
+
+    /// How many more there can be.
+    pub fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    pub fn begin(&mut self, request: Request) -> Option<u64> {
+        let index = self.free.pop()?;
+        self.sequence += 1;
+        let id = self.sequence << INDEX_BITS | u64::from(index);
+        let Request { role, peer, op, class, space, page, version } = request;
+        self.all[usize::from(index)] = Exchange {
+            id,
+            stage: Stage::Queued,
+            role,
+            peer,
+            op,
+            class,
+            space,
+            page,
+            version,
+            tries: 0,
+            overtaken: 0,
+            hedged: false,
+            partial: None,
+        };
+        Some(id)
+    }
+
+    pub fn get(&mut self, id: u64) -> Option<&mut Exchange> {
+        let exchange = &mut self.all[(id & (EXCHANGES_MAX as u64 - 1)) as usize];
+        (exchange.id == id && exchange.stage != Stage::Free).then_some(exchange)
+    }
+
+    /// The first that fits.
+    pub fn find(&self, fits: impl Fn(&Exchange) -> bool) -> Option<Exchange> {
+        self.all.iter().find(|exchange| exchange.stage != Stage::Free && fits(exchange)).copied()
+    }
+
+    pub fn end(&mut self, id: u64) {
+        let Some(exchange) = self.get(id) else { return };
+        exchange.stage = Stage::Free;
+        let partial = exchange.partial.take();
+        self.free.push((id & (EXCHANGES_MAX as u64 - 1)) as u16);
+        self.partials_free.extend(partial.map(|place| place as u16));
+    }
+
+    /// Whether a reply with a page in it may be asked for now.
+    pub fn has_window(&self) -> bool {
+        WINDOW_MAX - self.partials_free.len() < self.window
+    }
+
+    /// Takes room for the reply of an exchange that is being sent.
+    pub fn take_partial(&mut self, id: u64) {
+        let Some(exchange) = self.get(id) else { return };
+        if exchange.partial.is_none() {
+            let place = self.partials_free.pop().map(usize::from);
+            if let Some(exchange) = self.get(id) {
+                exchange.partial = place;
+            }
+            if let Some(place) = place {
+                self.partials[place].clear();
+            }
+        }
+    }
+
+    /// Where the reply of an exchange is put together.
+    pub fn partial(&mut self, id: u64) -> Option<&mut Partial> {
+        let place = self.get(id)?.partial?;
+        Some(&mut self.partials[place])
+    }
+
+    /// A reply came as it should: one page more per window of them.
+    pub fn grow_window(&mut self) {
+        self.grown += 1;
+        if self.grown >= self.window {
+            self.grown = 0;
+            self.window = (self.window + 1).min(WINDOW_MAX);
+        }
+    }
+
+    /// Something was lost on the way.
+    pub fn shrink_window(&mut self) {
+        self.window = (self.window / 2).max(WINDOW_MIN);
+        self.grown = 0;
+    }
+}

@@ -1,0 +1,334 @@
+//! Slabs that are asked for the first time, and slabs that another owner left.
+
+use std::cmp::Ordering;
+
+use super::exchange::{Request, Role};
+use super::peer::{PeerSet, Reach};
+use super::slab::{Candidate, GrantStep, Phase};
+use super::{Client, Failure, Fault};
+use crate::control::Replica;
+use crate::units::{Class, PageNo, SlabNo, Time, Version};
+use crate::wire::message::{Op as Wire, Pressure, Status, VERSIONS_MAX};
+
+/// What one copy of a taken-over slab has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listing {
+    pub peer: usize,
+    pub grant: Version,
+    pub step: ListStep,
+    pub list: Vec<Version>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ListStep {
+    Fencing,
+    Asked,
+    Done,
+    /// The copy is not there, or not the one that the map means.
+    Bad,
+}
+
+impl Client {
+    /// Looks at a slab and does what comes next, whatever has happened to it.
+    pub(super) fn advance(&mut self, now: Time, space: usize, slab: usize) {
+        if self.spaces[space].is_taken {
+            return;
+        }
+        match self.spaces[space].slabs[slab].phase {
+            Phase::Vacant => {
+                let size = self.config.slab_size;
+                let wanted = self.ops.any(|op| {
+                    op.stage == super::ops::Stage::Waiting
+                        && op.space == space
+                        && size.slab(op.page) == Some(SlabNo(slab as u32))
+                });
+                if wanted {
+                    self.spaces[space].slabs[slab].phase = Phase::Granting(Vec::new());
+                    self.advance_granting(space, slab);
+                }
+            }
+            Phase::Granting(_) => self.advance_granting(space, slab),
+            Phase::Opening(_) => self.advance_opening(space, slab),
+            Phase::Open => self.advance_open(now, space, slab),
+            Phase::Lost => self.fail_ops(space, Some(slab), Failure::Lost),
+        }
+    }
+
+    /// Makes sure that a server knows this owner. `true` if it does.
+    pub(super) fn fence(&mut self, space: usize, peer: usize) -> bool {
+        let state = &mut self.spaces[space];
+        if state.fenced_at.has(peer) {
+            return true;
+        }
+        if !state.fencing.has(peer) {
+            let (page, version) = (PageNo(0), Version::NEVER);
+            let role = Role::Fence;
+            let request = Request { role, peer, op: Wire::Fence, class: Class::Demand, space, page, version };
+            if self.ask(request) {
+                self.spaces[space].fencing.insert(peer);
+            }
+        }
+        false
+    }
+
+    pub(super) fn fence_answered(&mut self, space: usize, peer: usize, status: Status) {
+        let state = &mut self.spaces[space];
+        state.fencing.remove(peer);
+        match status {
+            Status::Ok => state.fenced_at.insert(peer),
+            Status::StaleGeneration => return self.space_taken(space),
+            _ => {
+                for slab in &mut state.slabs {
+                    if let Phase::Granting(candidates) = &mut slab.phase {
+                        let at_peer = |candidate: &&mut Candidate| candidate.peer == peer;
+                        candidates.iter_mut().filter(at_peer).for_each(|c| c.step = GrantStep::Refused);
+                    }
+                    slab.repair.take_if(|repair| repair.peer == peer);
+                }
+            }
+        }
+        (0..self.spaces[space].slabs.len()).for_each(|slab| self.mark(space, slab));
+    }
+
+    pub(super) fn grant(&mut self, space: usize, slab: usize, peer: usize, grant: Version) -> bool {
+        let page = self.first_page(slab);
+        let request =
+            Request { role: Role::Grant, peer, op: Wire::Grant, class: Class::Demand, space, page, version: grant };
+        self.ask(request)
+    }
+
+    pub(super) fn release(&mut self, space: usize, slab: usize, peer: usize, grant: Version) {
+        // Many slabs may be left at a server that is away: the rest is given back when it is next asked for.
+        const ROOM_MIN: usize = super::exchange::EXCHANGES_MAX / 8;
+        if self.exchanges.room() > ROOM_MIN {
+            let page = self.first_page(slab);
+            let (role, op) = (Role::Release, Wire::Release);
+            self.ask(Request { role, peer, op, class: Class::Rebuild, space, page, version: grant });
+        }
+    }
+
+    /// Two servers at random, and of them the one with more room; in a zone that has no copy yet, if there is one.
+    pub(super) fn pick_server(&mut self, taken: PeerSet) -> Option<usize> {
+        let open = |peer: &usize| {
+            let state = &self.peers[*peer];
+            !taken.has(*peer) && state.is_up() && state.pressure == Pressure::None && state.free_slabs > 0
+        };
+        let all: Vec<usize> = (0..self.peers.len()).filter(open).collect();
+        let zones: Vec<u32> = taken.iter().map(|peer| self.peers[peer].info.zone).collect();
+        let apart: Vec<usize> = all.iter().copied().filter(|p| !zones.contains(&self.peers[*p].info.zone)).collect();
+        let choice = if apart.is_empty() { all } else { apart };
+        if choice.is_empty() {
+            return None;
+        }
+        let any = || choice[(self.entropy.next_u64() % choice.len() as u64) as usize];
+        let (one, other) = (any(), any());
+        let pick = if self.peers[one].free_slabs >= self.peers[other].free_slabs { one } else { other };
+        self.peers[pick].free_slabs -= 1;
+        Some(pick)
+    }
+
+    fn advance_granting(&mut self, space: usize, slab: usize) {
+        if self.spaces[space].slabs[slab].pending.is_some() {
+            return;
+        }
+        let Phase::Granting(mut candidates) =
+            std::mem::replace(&mut self.spaces[space].slabs[slab].phase, Phase::Vacant)
+        else {
+            return;
+        };
+        let copies = self.spaces[space].copies;
+        loop {
+            for candidate in &mut candidates {
+                if self.peers[candidate.peer].is_down() && candidate.step != GrantStep::Granted {
+                    candidate.step = GrantStep::Refused;
+                }
+            }
+            let live = candidates.iter().filter(|c| c.step != GrantStep::Refused).count();
+            if live >= copies {
+                break;
+            }
+            let taken = candidates.iter().map(|c| c.peer).collect();
+            let Some(peer) = self.pick_server(taken) else { break };
+            let Some(grant) = self.spaces[space].next_version(false) else { break };
+            candidates.push(Candidate { peer, grant, step: GrantStep::Fencing });
+        }
+        for candidate in &mut candidates {
+            if candidate.step == GrantStep::Fencing
+                && self.fence(space, candidate.peer)
+                && self.grant(space, slab, candidate.peer, candidate.grant)
+            {
+                candidate.step = GrantStep::Asked;
+            }
+        }
+        let waits = candidates.iter().any(|c| matches!(c.step, GrantStep::Fencing | GrantStep::Asked));
+        let granted: Vec<Candidate> = candidates.iter().copied().filter(|c| c.step == GrantStep::Granted).collect();
+        if !waits && granted.is_empty() {
+            // The phase is vacant again: the next write tries anew. A server that may still come is waited for.
+            if self.peers.iter().any(|peer| matches!(peer.reach, Reach::Connecting { .. })) {
+                return;
+            }
+            return self.decline_ops(space, slab);
+        }
+        self.spaces[space].slabs[slab].phase = Phase::Granting(candidates);
+        if !waits {
+            let replica = |c: &Candidate| Replica { server: self.peers[c.peer].info.id, grant: c.grant };
+            let replicas = granted.iter().map(replica).collect();
+            self.propose(space, slab, replicas, false);
+        }
+    }
+
+    /// A server answered a request for a slab, for its first copies or for a new one.
+    pub(super) fn grant_answered(&mut self, space: usize, slab: usize, peer: usize, grant: Version, status: Status) {
+        self.mark(space, slab);
+        if status == Status::StaleGeneration {
+            return self.space_taken(space);
+        }
+        if status != Status::Ok {
+            self.peers[peer].free_slabs = 0;
+        }
+        let size = self.config.slab_size;
+        let state = &mut self.spaces[space].slabs[slab];
+        if let Phase::Granting(candidates) = &mut state.phase {
+            let asked = |c: &&mut Candidate| c.peer == peer && c.grant == grant && c.step == GrantStep::Asked;
+            for candidate in candidates.iter_mut().filter(asked) {
+                candidate.step = if status == Status::Ok { GrantStep::Granted } else { GrantStep::Refused };
+            }
+        }
+        if let Some(repair) = &mut state.repair
+            && repair.grant == grant
+        {
+            if status == Status::Ok {
+                repair.granted(size);
+            } else {
+                state.repair = None;
+            }
+        }
+    }
+
+    fn advance_opening(&mut self, space: usize, slab: usize) {
+        let size = self.config.slab_size;
+        let state = &mut self.spaces[space].slabs[slab];
+        if state.pending.is_some() {
+            return;
+        }
+        let Phase::Opening(mut listings) = std::mem::replace(&mut state.phase, Phase::Vacant) else { return };
+        state.make_table(size);
+        let replicas = state.entry.replicas.clone();
+        let present = |listing: &Listing| replicas.iter().any(|r| r.grant == listing.grant);
+        if !listings.iter().all(present) {
+            // A copy left. A page on its way from it to another may have arrived or not: ask once that is over.
+            if self.copies.any_of(space, slab) {
+                self.spaces[space].slabs[slab].phase = Phase::Opening(listings);
+                return;
+            }
+            listings.clear();
+        }
+        for replica in &replicas {
+            if let Some(peer) = self.place_of(replica.server)
+                && !listings.iter().any(|listing| listing.peer == peer)
+            {
+                listings.push(Listing { peer, grant: replica.grant, step: ListStep::Fencing, list: Vec::new() });
+            }
+        }
+        for listing in &mut listings {
+            if self.spaces[space].slabs[slab].failed.has(listing.peer) {
+                listing.step = ListStep::Bad;
+            }
+            if listing.step == ListStep::Fencing && self.fence(space, listing.peer) {
+                listing.step = ListStep::Asked;
+                self.ask_versions(space, slab, listing.peer, 0);
+            }
+        }
+        let away = |listing: &Listing| self.peers[listing.peer].is_down() && listing.step != ListStep::Bad;
+        let waits = |listing: &Listing| {
+            matches!(listing.step, ListStep::Fencing | ListStep::Asked) && !self.peers[listing.peer].is_down()
+        };
+        let usable = |listing: &Listing| listing.step == ListStep::Done && !self.peers[listing.peer].is_down();
+        let waiting = listings.iter().any(waits);
+        let good: Vec<Listing> = listings.iter().filter(|l| usable(l)).cloned().collect();
+        let any_away = listings.iter().any(away);
+        self.spaces[space].slabs[slab].phase = Phase::Opening(listings);
+        if waiting {
+            return;
+        }
+        if good.len() == replicas.len() {
+            self.reconcile(space, slab, &good);
+        } else if !good.is_empty() {
+            let keep = |replica: &&Replica| good.iter().any(|listing| listing.grant == replica.grant);
+            self.propose(space, slab, replicas.iter().filter(keep).copied().collect(), false);
+        } else if !any_away {
+            self.propose(space, slab, Vec::new(), true);
+        }
+    }
+
+    fn ask_versions(&mut self, space: usize, slab: usize, peer: usize, index: usize) {
+        let page = self.config.slab_size.page(SlabNo(slab as u32), index);
+        let (role, version) = (Role::Versions, Version::NEVER);
+        self.ask(Request { role, peer, op: Wire::Versions, class: Class::Demand, space, page, version });
+    }
+
+    /// A copy told the versions of some of its pages.
+    pub(super) fn versions_answered(
+        &mut self,
+        space: usize,
+        page: PageNo,
+        peer: usize,
+        (status, grant): (Status, Version),
+        payload: &[u8],
+    ) {
+        let Some(slab) = self.slab_of(page) else { return };
+        self.mark(space, slab);
+        if status == Status::StaleGeneration {
+            return self.space_taken(space);
+        }
+        let (size, generation) = (self.config.slab_size, self.spaces[space].generation);
+        let first_own = Version::new(generation, 0, false);
+        let Phase::Opening(listings) = &mut self.spaces[space].slabs[slab].phase else { return };
+        let Some(listing) = listings.iter_mut().find(|l| l.peer == peer && l.step == ListStep::Asked) else { return };
+        let index = size.index(page);
+        if index != listing.list.len() {
+            return;
+        }
+        let due = VERSIONS_MAX.min(size.pages() - index);
+        if status != Status::Ok || grant != listing.grant || payload.len() != due * 8 {
+            listing.step = ListStep::Bad;
+            return;
+        }
+        listing.list.reserve(due);
+        for word in payload.chunks_exact(8) {
+            let mut bits = [0; 8];
+            bits.copy_from_slice(word);
+            listing.list.push(Version::from_bits(u64::from_le_bytes(bits)));
+        }
+        let next = listing.list.len();
+        match next.cmp(&size.pages()) {
+            Ordering::Less => self.ask_versions(space, slab, peer, next),
+            // Nobody but this owner writes versions of its generation, and it has written nothing here.
+            _ if listing.list.iter().any(|version| *version >= first_own) => listing.step = ListStep::Bad,
+            _ => listing.step = ListStep::Done,
+        }
+    }
+
+    /// Brings every copy to the greatest version of every page; then the slab is open. Writes that the last owner had not
+    /// finished may so be finished or, where no copy has them, undone: either is right.
+    fn reconcile(&mut self, space: usize, slab: usize, good: &[Listing]) {
+        let mut behind = false;
+        let good = if self.has(Fault::OpensUnreconciled) { &good[..1] } else { good };
+        for index in 0..self.config.slab_size.pages() {
+            let Some(best) = good.iter().max_by_key(|listing| listing.list[index]) else { return };
+            let version = best.list[index];
+            self.spaces[space].slabs[slab].versions[index] = version;
+            for listing in good.iter().filter(|listing| listing.list[index] < version) {
+                behind = true;
+                if !self.start_copy(space, slab, index, best.peer, listing.peer) {
+                    return;
+                }
+            }
+        }
+        if !behind {
+            self.spaces[space].slabs[slab].phase = Phase::Open;
+            self.map_settled(space, slab);
+            self.mark(space, slab);
+        }
+    }
+}

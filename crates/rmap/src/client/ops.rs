@@ -1,0 +1,464 @@
+//! The callers' operations: from being asked for to being told.
+
+use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+
+use super::exchange::{Request, Role};
+use super::peer::PeerSet;
+use super::slab::Phase;
+use super::{Busy, Client, Event, Failure, Fault, Refused, Token};
+use crate::units::{Class, PAGE_SIZE, Page, PageNo, SEALED_SIZE, Time, Version};
+use crate::wire::message::Op as Wire;
+
+/// Operations at a time, the paper's small bounded write buffer among them: 1 MiB, what a link of 10 Gbit/s carries in a
+/// millisecond.
+pub const OPS_MAX: usize = 256;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Read,
+    /// A trim has no content.
+    Write {
+        trim: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Free,
+    /// For its slab, for another write to its page, for room.
+    Waiting,
+    Active,
+    /// The caller may be told.
+    Done(Result<(), Failure>),
+    /// The caller was told; some copy still has to answer.
+    Lingering,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Operation {
+    pub kind: Kind,
+    pub stage: Stage,
+    pub space: usize,
+    pub page: PageNo,
+    pub class: Class,
+    pub token: Token,
+    /// Of a write, its own. Of a read, the least that is right.
+    pub version: Version,
+    /// Order of submission.
+    pub order: u64,
+    /// Servers that were asked, and those that have it.
+    pub sent: PeerSet,
+    pub acked: PeerSet,
+    /// Exchanges of this operation that are not ended.
+    pub exchanges: u32,
+    /// Content sits in the buffer (a read that is done and not zero).
+    pub has_content: bool,
+}
+
+/// The operations, and a page's room for each.
+#[derive(Debug)]
+pub struct Ops {
+    all: Vec<Operation>,
+    buffers: Vec<Box<[u8]>>,
+    free: Vec<usize>,
+    done: VecDeque<usize>,
+    order: u64,
+    pub busy: Busy,
+    waiting: usize,
+}
+
+impl Ops {
+    pub fn new() -> Ops {
+        let empty = Operation {
+            kind: Kind::Read,
+            stage: Stage::Free,
+            space: 0,
+            page: PageNo(0),
+            class: Class::Demand,
+            token: 0,
+            version: Version::NEVER,
+            order: 0,
+            sent: PeerSet::default(),
+            acked: PeerSet::default(),
+            exchanges: 0,
+            has_content: false,
+        };
+        Ops {
+            all: vec![empty; OPS_MAX],
+            buffers: (0..OPS_MAX).map(|_| vec![0; SEALED_SIZE].into()).collect(),
+            free: (0..OPS_MAX).rev().collect(),
+            done: VecDeque::with_capacity(OPS_MAX),
+            order: 0,
+            busy: Busy::with_capacity(2 * OPS_MAX),
+            waiting: 0,
+        }
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.free.len() == OPS_MAX
+    }
+
+    pub fn get(&mut self, op: usize) -> &mut Operation {
+        &mut self.all[op]
+    }
+
+    pub fn buffer(&mut self, op: usize) -> &mut [u8] {
+        &mut self.buffers[op]
+    }
+
+    /// Places of the operations that fit, oldest first.
+    pub fn select(&self, fits: impl Fn(&Operation) -> bool) -> Vec<usize> {
+        let mut found: Vec<usize> =
+            (0..OPS_MAX).filter(|op| self.all[*op].stage != Stage::Free && fits(&self.all[*op])).collect();
+        found.sort_unstable_by_key(|op| self.all[*op].order);
+        found
+    }
+
+    pub fn any(&self, fits: impl Fn(&Operation) -> bool) -> bool {
+        self.all.iter().any(|op| op.stage != Stage::Free && fits(op))
+    }
+
+    fn begin(&mut self, kind: Kind, space: usize, page: PageNo, class: Class, token: Token) -> Option<usize> {
+        let op = self.free.pop()?;
+        self.order += 1;
+        self.waiting += 1;
+        self.all[op] = Operation {
+            kind,
+            stage: Stage::Waiting,
+            space,
+            page,
+            class,
+            token,
+            version: Version::NEVER,
+            order: self.order,
+            sent: PeerSet::default(),
+            acked: PeerSet::default(),
+            exchanges: 0,
+            has_content: false,
+        };
+        Some(op)
+    }
+
+    fn activate(&mut self, op: usize) {
+        if self.all[op].stage == Stage::Waiting {
+            self.waiting -= 1;
+        }
+        self.all[op].stage = Stage::Active;
+    }
+
+    fn finish(&mut self, op: usize, result: Result<(), Failure>) {
+        if self.all[op].stage == Stage::Waiting {
+            self.waiting -= 1;
+        }
+        self.all[op].stage = Stage::Done(result);
+        self.done.push_back(op);
+    }
+
+    /// An exchange of it ended, or the caller was told: is it over?
+    fn free_if_over(&mut self, op: usize) {
+        if self.all[op].stage == Stage::Lingering && self.all[op].exchanges == 0 {
+            self.all[op].stage = Stage::Free;
+            self.free.push(op);
+        }
+    }
+}
+
+impl Client {
+    pub(super) fn begin_read(
+        &mut self,
+        now: Time,
+        space: usize,
+        page: PageNo,
+        class: Class,
+        token: Token,
+    ) -> Result<(), Refused> {
+        if page.0 >= self.spaces[space].pages {
+            return Err(Refused::BeyondEnd);
+        }
+        let op = self.ops.begin(Kind::Read, space, page, class, token).ok_or(Refused::Busy)?;
+        self.stats.reads += 1;
+        self.try_read(op);
+        self.settle(now);
+        Ok(())
+    }
+
+    pub(super) fn begin_write(
+        &mut self,
+        now: Time,
+        space: usize,
+        page: PageNo,
+        class: Class,
+        content: Option<&Page>,
+        token: Token,
+    ) -> Result<(), Refused> {
+        if page.0 >= self.spaces[space].pages {
+            return Err(Refused::BeyondEnd);
+        }
+        if self.ops.free.is_empty() {
+            return Err(Refused::Busy);
+        }
+        let version = self.spaces[space].next_version(content.is_none()).ok_or(Refused::VersionsUsedUp)?;
+        let kind = Kind::Write { trim: content.is_none() };
+        let op = self.ops.begin(kind, space, page, class, token).ok_or(Refused::Busy)?;
+        self.stats.writes += 1;
+        self.ops.all[op].version = version;
+        if let Some(content) = content {
+            self.spaces[space].key.seal(page, version, content, &mut self.ops.buffers[op]);
+        }
+        self.try_write(op);
+        self.settle(now);
+        Ok(())
+    }
+
+    /// Begins a waiting operation if it can begin now.
+    pub(super) fn try_op(&mut self, op: usize) {
+        match self.ops.all[op].kind {
+            _ if self.ops.all[op].stage != Stage::Waiting => {}
+            Kind::Read => self.try_read(op),
+            Kind::Write { .. } => self.try_write(op),
+        }
+    }
+
+    fn try_read(&mut self, op: usize) {
+        let Operation { space, page, .. } = self.ops.all[op];
+        if self.spaces[space].is_taken {
+            return self.ops.finish(op, Err(Failure::Fenced));
+        }
+        let Some(number) = self.slab_of(page) else { return };
+        let slab = &self.spaces[space].slabs[number];
+        match slab.phase {
+            Phase::Lost => self.ops.finish(op, Err(Failure::Lost)),
+            Phase::Vacant | Phase::Granting(_) => self.read_zero(op),
+            Phase::Opening(_) => {}
+            Phase::Open => {
+                // What is being written is as good as what was; and this is at hand.
+                if let Some(&writer) = self.ops.busy.get(&Client::busy_key(space, page)) {
+                    return self.read_from_buffer(op, writer);
+                }
+                let version = slab.version(self.config.slab_size.index(page));
+                if !version.has_content() {
+                    return self.read_zero(op);
+                }
+                self.ops.all[op].version = version;
+                self.ask_for_page(op);
+            }
+        }
+    }
+
+    fn read_zero(&mut self, op: usize) {
+        self.stats.reads_local += 1;
+        self.ops.all[op].has_content = false;
+        self.ops.finish(op, Ok(()));
+    }
+
+    fn read_from_buffer(&mut self, op: usize, writer: usize) {
+        let Operation { space, page, version, kind, .. } = self.ops.all[writer];
+        if kind == (Kind::Write { trim: true }) {
+            return self.read_zero(op);
+        }
+        let sealed = std::mem::take(&mut self.ops.buffers[writer]);
+        self.ops.buffers[op].copy_from_slice(&sealed);
+        self.ops.buffers[writer] = sealed;
+        let opened = self.spaces[space].key.open(page, version, &mut self.ops.buffers[op]);
+        self.stats.reads_local += 1;
+        self.ops.all[op].has_content = true;
+        self.ops.finish(op, opened.map_err(|_| Failure::Corrupt));
+    }
+
+    /// Asks the nearest copy that was not asked yet; any copy, where all were.
+    pub(super) fn ask_for_page(&mut self, op: usize) {
+        let Operation { space, page, class, version, sent, .. } = self.ops.all[op];
+        let Some(number) = self.slab_of(page) else { return };
+        let slab = &self.spaces[space].slabs[number];
+        let copies = self.peers_of(&slab.entry).minus(slab.failed);
+        let near = |peer: &usize| (self.peers[*peer].is_down(), sent.has(*peer), self.peers[*peer].trip.smoothed());
+        // Without a copy that can be trusted, the change of the map decides.
+        let Some(peer) = copies.iter().min_by_key(near) else {
+            self.ops.all[op].stage = Stage::Active;
+            return self.mark(space, number);
+        };
+        let request = Request { role: Role::Read { op }, peer, op: Wire::Read, class, space, page, version };
+        if self.ask(request) {
+            self.ops.activate(op);
+            self.ops.all[op].exchanges += 1;
+            self.ops.all[op].sent.insert(peer);
+        }
+    }
+
+    fn try_write(&mut self, op: usize) {
+        let Operation { space, page, .. } = self.ops.all[op];
+        if self.spaces[space].is_taken {
+            return self.ops.finish(op, Err(Failure::Fenced));
+        }
+        let Some(number) = self.slab_of(page) else { return };
+        match self.spaces[space].slabs[number].phase {
+            Phase::Lost => self.ops.finish(op, Err(Failure::Lost)),
+            Phase::Vacant => self.mark(space, number),
+            Phase::Granting(_) | Phase::Opening(_) => {}
+            Phase::Open => {
+                let key = Client::busy_key(space, page);
+                // One write to a page at a time, in the order in which they came.
+                if let Entry::Vacant(place) = self.ops.busy.entry(key) {
+                    place.insert(op);
+                    self.ops.activate(op);
+                    self.send_write(op);
+                }
+            }
+        }
+    }
+
+    /// To every copy that has not been sent it.
+    pub(super) fn send_write(&mut self, op: usize) {
+        let Operation { space, page, class, version, sent, kind, .. } = self.ops.all[op];
+        let Some(number) = self.slab_of(page) else { return };
+        let mirror = self.spaces[space].slabs[number].repair.as_ref().and_then(|repair| repair.mirror());
+        let targets = self.required(space, number).union(mirror.into_iter().collect()).minus(sent);
+        let wire = if kind == (Kind::Write { trim: true }) { Wire::Trim } else { Wire::Write };
+        for peer in targets.iter() {
+            let request = Request { role: Role::Write { op }, peer, op: wire, class, space, page, version };
+            if self.ask(request) {
+                self.ops.all[op].sent.insert(peer);
+                self.ops.all[op].exchanges += 1;
+            }
+        }
+    }
+
+    /// A copy has the write, or the set of copies changed: is it done?
+    pub(super) fn check_write(&mut self, op: usize) {
+        let Operation { space, page, version, acked, stage, .. } = self.ops.all[op];
+        let Some(number) = self.slab_of(page) else { return };
+        let required = self.required(space, number);
+        let enough = required.is_subset_of(acked) || (self.has(Fault::AcksEarly) && !acked.is_empty());
+        if stage != Stage::Active || required.is_empty() || !enough {
+            return;
+        }
+        let index = self.config.slab_size.index(page);
+        self.spaces[space].slabs[number].versions[index] = version;
+        self.end_write(op, Ok(()));
+        if self.spaces[space].slabs[number].repair.is_some() {
+            self.mark(space, number);
+        }
+    }
+
+    fn end_write(&mut self, op: usize, result: Result<(), Failure>) {
+        let Operation { space, page, .. } = self.ops.all[op];
+        let key = Client::busy_key(space, page);
+        if self.ops.busy.get(&key) == Some(&op) {
+            self.ops.busy.remove(&key);
+        }
+        self.ops.finish(op, result);
+        if self.ops.waiting > 0 {
+            for next in self.ops.select(|o| o.stage == Stage::Waiting && o.space == space && o.page == page) {
+                self.try_op(next);
+            }
+        }
+    }
+
+    /// An exchange of an operation ended, whatever came of it.
+    pub(super) fn op_exchange_ended(&mut self, op: usize) {
+        self.ops.all[op].exchanges -= 1;
+        self.ops.free_if_over(op);
+    }
+
+    /// A page came: the version that a copy has, and where it was put together.
+    pub(super) fn finish_read(&mut self, op: usize, result: Result<bool, Failure>) {
+        if self.ops.all[op].stage != Stage::Active {
+            return;
+        }
+        self.ops.all[op].has_content = result == Ok(true);
+        self.ops.finish(op, result.map(drop));
+        self.drop_exchanges(op);
+    }
+
+    /// No answer is wanted any more: of a second copy, or of one that is away.
+    fn drop_exchanges(&mut self, op: usize) {
+        while self.ops.all[op].exchanges > 0 {
+            let own = Role::Read { op };
+            let found = self.exchanges.find(|e| e.role == own || e.role == Role::Write { op });
+            let Some(exchange) = found else { return };
+            self.end_exchange(exchange.id);
+            self.op_exchange_ended(op);
+        }
+    }
+
+    /// Operations of a slab that wait for it.
+    pub(super) fn wake_ops(&mut self, space: usize, slab: usize) {
+        let size = self.config.slab_size;
+        let of_slab = |page| size.slab(page).is_some_and(|s| s.0 as usize == slab);
+        for op in self.ops.select(|o| o.stage == Stage::Waiting && o.space == space && of_slab(o.page)) {
+            self.try_op(op);
+        }
+    }
+
+    /// The set of copies changed: writes may be done or have to go elsewhere, reads too.
+    pub(super) fn map_settled(&mut self, space: usize, slab: usize) {
+        let size = self.config.slab_size;
+        let of_slab = |page| size.slab(page).is_some_and(|s| s.0 as usize == slab);
+        for op in self.ops.select(|o| o.stage == Stage::Active && o.space == space && of_slab(o.page)) {
+            match self.ops.all[op].kind {
+                Kind::Read if self.ops.all[op].exchanges == 0 => self.ask_for_page(op),
+                Kind::Read => {}
+                Kind::Write { .. } => {
+                    self.send_write(op);
+                    self.check_write(op);
+                }
+            }
+        }
+        self.wake_ops(space, slab);
+    }
+
+    /// A copy is gone: should there be another one at the same server, it has nothing of what this one had.
+    pub(super) fn unsend_writes(&mut self, space: usize, slab: usize, peer: usize) {
+        let size = self.config.slab_size;
+        let of_slab = |page| size.slab(page).is_some_and(|s| s.0 as usize == slab);
+        for op in self.ops.all.iter_mut().filter(|o| o.stage == Stage::Active && o.space == space && of_slab(o.page)) {
+            if op.kind != Kind::Read {
+                op.sent.remove(peer);
+                op.acked.remove(peer);
+            }
+        }
+    }
+
+    /// Ends operations of a space, or of one slab, that cannot be done.
+    pub(super) fn fail_ops(&mut self, space: usize, slab: Option<usize>, failure: Failure) {
+        let size = self.config.slab_size;
+        let fits = |page| slab.is_none_or(|slab| size.slab(page).is_some_and(|s| s.0 as usize == slab));
+        for op in self.ops.select(|o| o.space == space && fits(o.page)) {
+            match (self.ops.all[op].stage, self.ops.all[op].kind) {
+                (Stage::Waiting | Stage::Active, Kind::Read) => self.ops.finish(op, Err(failure)),
+                (Stage::Waiting | Stage::Active, Kind::Write { .. }) => self.end_write(op, Err(failure)),
+                _ => {}
+            }
+            self.drop_exchanges(op);
+        }
+    }
+
+    /// No server took the slab: its writes are the caller's again.
+    pub(super) fn decline_ops(&mut self, space: usize, slab: usize) {
+        let size = self.config.slab_size;
+        let of_slab = |page| size.slab(page).is_some_and(|s| s.0 as usize == slab);
+        for op in self.ops.select(|o| o.stage == Stage::Waiting && o.space == space && of_slab(o.page)) {
+            self.ops.finish(op, Err(Failure::Declined));
+        }
+    }
+
+    pub(super) fn next_event(&mut self, page: &mut Page) -> Option<Event> {
+        let op = self.ops.done.pop_front()?;
+        let Operation { kind, token, stage, has_content, .. } = self.ops.all[op];
+        let Stage::Done(result) = stage else { return None };
+        if kind == Kind::Read {
+            if has_content {
+                page.copy_from_slice(&self.ops.buffers[op][..PAGE_SIZE]);
+            } else {
+                page.fill(0);
+            }
+        }
+        self.ops.all[op].stage = Stage::Lingering;
+        self.ops.free_if_over(op);
+        match kind {
+            Kind::Read => Some(Event::Read { token, result }),
+            Kind::Write { .. } => Some(Event::Written { token, result }),
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! A server as a client sees it: session, round trips, windows, and what waits for it.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::FAIL_AFTER_MIN;
+use crate::crypto::PublicKey;
+use crate::crypto::handshake::Initiator;
+use crate::crypto::session::Session;
+use crate::units::{BootEpoch, Class, ServerId, Time};
+use crate::wire::DATAGRAM_MIN_MAX;
+use crate::wire::message::Pressure;
+
+/// Servers of one client: bits of a [`PeerSet`].
+pub const SERVERS_MAX: usize = 64;
+/// TCP's floor of 200 ms is what makes incast cost 90 % of the throughput (Vasudevan et al., SIGCOMM 2009).
+pub const RTO_MIN: Duration = Duration::from_millis(1);
+/// Longer waits would find a server dead that only lost a few datagrams.
+pub const RTO_MAX: Duration = Duration::from_millis(8);
+const RTO_FIRST: Duration = Duration::from_millis(4);
+/// A hello is repeated after this, then after twice as long, and so on.
+const HELLO_RETRY_MIN: Duration = Duration::from_millis(5);
+const HELLO_RETRY_MAX: Duration = Duration::from_secs(1);
+
+/// A server as the operator lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerInfo {
+    pub id: ServerId,
+    pub addr: SocketAddr,
+    pub key: PublicKey,
+    /// Servers of one zone fail together: a rack, a power supply.
+    pub zone: u32,
+}
+
+/// A set of servers by their place in the client's list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeerSet(u64);
+
+impl PeerSet {
+    pub fn has(self, peer: usize) -> bool {
+        self.0 & 1 << peer != 0
+    }
+
+    pub fn insert(&mut self, peer: usize) {
+        self.0 |= 1 << peer;
+    }
+
+    pub fn remove(&mut self, peer: usize) {
+        self.0 &= !(1 << peer);
+    }
+
+    pub fn is_subset_of(self, other: PeerSet) -> bool {
+        self.0 & !other.0 == 0
+    }
+
+    pub fn union(self, other: PeerSet) -> PeerSet {
+        PeerSet(self.0 | other.0)
+    }
+
+    pub fn minus(self, other: PeerSet) -> PeerSet {
+        PeerSet(self.0 & !other.0)
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub fn len(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        (0..SERVERS_MAX).filter(move |peer| self.has(*peer))
+    }
+}
+
+impl FromIterator<usize> for PeerSet {
+    fn from_iter<I: IntoIterator<Item = usize>>(peers: I) -> PeerSet {
+        let mut set = PeerSet::default();
+        peers.into_iter().for_each(|peer| set.insert(peer));
+        set
+    }
+}
+
+/// Whether a server can be counted on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Not heard yet, but not for long.
+    Connecting {
+        since: Time,
+    },
+    Up,
+    /// Silent. Copies there are given up where there are others.
+    Down {
+        since: Time,
+    },
+}
+
+#[derive(Debug)]
+pub struct Greeting {
+    pub initiator: Initiator,
+    /// What we shall call the session.
+    pub number: u32,
+    pub sent_at: Option<Time>,
+    wait: Duration,
+}
+
+impl Greeting {
+    pub fn new(initiator: Initiator, number: u32) -> Greeting {
+        Greeting { initiator, number, sent_at: None, wait: HELLO_RETRY_MIN }
+    }
+
+    pub fn due_at(&self) -> Time {
+        self.sent_at.map_or(Time::default(), |at| at + self.wait)
+    }
+
+    pub fn sent(&mut self, now: Time) {
+        if self.sent_at.is_some() {
+            self.wait = (self.wait * 2).min(HELLO_RETRY_MAX);
+        }
+        self.sent_at = Some(now);
+    }
+}
+
+/// Smoothed round trip and its variation (RFC 6298, in its proportions).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RoundTrip {
+    smoothed: Option<Duration>,
+    variation: Duration,
+}
+
+impl RoundTrip {
+    pub fn sample(&mut self, took: Duration) {
+        match self.smoothed {
+            None => (self.smoothed, self.variation) = (Some(took), took / 2),
+            Some(smoothed) => {
+                self.variation = (self.variation * 3 + smoothed.abs_diff(took)) / 4;
+                self.smoothed = Some((smoothed * 7 + took) / 8);
+            }
+        }
+    }
+
+    pub fn smoothed(&self) -> Duration {
+        self.smoothed.unwrap_or(RTO_FIRST)
+    }
+
+    fn bound(&self) -> Option<Duration> {
+        self.smoothed.map(|smoothed| smoothed + self.variation * 4)
+    }
+
+    pub fn timeout(&self) -> Duration {
+        self.bound().unwrap_or(RTO_FIRST).clamp(RTO_MIN, RTO_MAX)
+    }
+
+    /// When a read is asked of a second copy too: at three times what nearly all take.
+    pub fn hedge(&self) -> Duration {
+        const HEDGE_MIN: Duration = Duration::from_micros(200);
+        self.bound().map_or(RTO_FIRST, |bound| (bound * 3).clamp(HEDGE_MIN, RTO_MAX))
+    }
+}
+
+#[derive(Debug)]
+pub struct Peer {
+    pub info: ServerInfo,
+    pub reach: Reach,
+    pub session: Option<Session>,
+    /// What we call the session: datagrams for another one are of an earlier one.
+    pub number: u32,
+    pub greeting: Option<Greeting>,
+    pub epoch: Option<BootEpoch>,
+    pub trip: RoundTrip,
+    pub heard_at: Time,
+    /// Since when something is unanswered and nothing was heard.
+    pub unanswered_since: Option<Time>,
+    /// When a sign of life was last asked for.
+    pub pinged_at: Time,
+    pub ping_due: bool,
+    /// It was away so long that what only it has counts as lost.
+    pub written_off: bool,
+    pub resend_at: Time,
+    pub backoff: u32,
+    pub write_credits: u16,
+    pub writes_out: u16,
+    pub pressure: Pressure,
+    pub free_slabs: u32,
+    /// The largest datagram that is known to get there and back.
+    pub cut: usize,
+    /// Sizes still to be tried on this path: a bit each of `DATAGRAM_SIZES`.
+    pub probes: u8,
+    pub probed_at: Time,
+    /// Exchanges that were not sent yet, by class.
+    pub queues: [VecDeque<u64>; Class::ALL.len()],
+    /// To be sent again, before anything new.
+    pub resends: VecDeque<u64>,
+    /// Exchanges that were sent, oldest first; those that ended since are skipped.
+    pub in_flight: VecDeque<u64>,
+}
+
+impl Peer {
+    pub fn new(info: ServerInfo, now: Time) -> Peer {
+        Peer {
+            info,
+            reach: Reach::Connecting { since: now },
+            session: None,
+            number: 0,
+            greeting: None,
+            epoch: None,
+            trip: RoundTrip::default(),
+            heard_at: now,
+            unanswered_since: None,
+            pinged_at: now,
+            ping_due: false,
+            written_off: false,
+            resend_at: now,
+            backoff: 0,
+            write_credits: 1,
+            writes_out: 0,
+            pressure: Pressure::None,
+            free_slabs: 0,
+            cut: DATAGRAM_MIN_MAX,
+            probes: 0,
+            probed_at: now,
+            queues: Class::ALL.map(|_| VecDeque::with_capacity(super::exchange::EXCHANGES_MAX)),
+            resends: VecDeque::with_capacity(super::exchange::EXCHANGES_MAX),
+            in_flight: VecDeque::with_capacity(super::exchange::EXCHANGES_MAX),
+        }
+    }
+
+    pub fn is_up(&self) -> bool {
+        self.reach == Reach::Up && self.session.is_some()
+    }
+
+    pub fn is_down(&self) -> bool {
+        matches!(self.reach, Reach::Down { .. })
+    }
+
+    /// When the oldest unanswered request is sent again.
+    pub fn timeout(&self) -> Duration {
+        (self.trip.timeout() * 2_u32.pow(self.backoff.min(4))).min(RTO_MAX)
+    }
+
+    /// When silence becomes failure: by then a request was sent several times.
+    pub fn fail_after(&self, configured: Duration) -> Duration {
+        configured.max(FAIL_AFTER_MIN)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_follow_the_round_trip_within_bounds() {
+        let mut trip = RoundTrip::default();
+        assert_eq!(trip.timeout(), RTO_FIRST);
+        for (took_us, times, low_us, high_us) in
+            [(20, 50, 1000, 1000), (3000, 50, 3000, 4000), (90_000, 50, 8000, 8000)]
+        {
+            (0..times).for_each(|_| trip.sample(Duration::from_micros(took_us)));
+            let range = Duration::from_micros(low_us)..=Duration::from_micros(high_us);
+            assert!(range.contains(&trip.timeout()), "{:?} after {took_us} us", trip.timeout());
+        }
+    }
+
+    #[test]
+    fn sets() {
+        let set: PeerSet = [1, 5, 63].into_iter().collect();
+        assert_eq!(set.iter().collect::<Vec<_>>(), [1, 5, 63]);
+        let smaller: PeerSet = [5].into_iter().collect();
+        assert!(smaller.is_subset_of(set) && !set.is_subset_of(smaller));
+        assert_eq!(set.minus(smaller).union(smaller), set);
+    }
+}

@@ -1,0 +1,317 @@
+//! Datagrams from servers: sessions, and replies to what was asked.
+
+use std::net::SocketAddr;
+
+use super::exchange::{Exchange, Role, Stage};
+use super::ops::{self, Kind};
+use super::peer::Reach;
+use super::timers::larger_than;
+use super::transmit::PROBE_ID;
+use super::{Client, Fault};
+use crate::crypto::session::Session;
+use crate::reassembly::Identity;
+use crate::units::{SEALED_SIZE, Time, Version};
+use crate::wire::datagram::Head;
+use crate::wire::message::{Direction, Fragment, Message, Op, Status};
+use crate::wire::{DATAGRAM_SIZES, OVERHEAD, PROTOCOL_VERSION};
+
+/// Later requests answered before an earlier one: then it was lost, not reordered (as TCP's three duplicates).
+const OVERTAKEN_MAX: u8 = 3;
+
+impl Client {
+    /// Takes a datagram in; decrypts it in place. Where it came from is not looked at: only its keys count.
+    pub fn on_datagram(&mut self, now: Time, _from: SocketAddr, datagram: &mut [u8]) {
+        let used = match Head::decode(datagram) {
+            Ok(Head::Accept { version: PROTOCOL_VERSION, receiver, sender }) => {
+                self.accepted(now, receiver, sender, datagram)
+            }
+            Ok(Head::Refuse { receiver, .. }) => self.was_refused(receiver, datagram),
+            Ok(Head::Data { version: PROTOCOL_VERSION, epoch, receiver, counter }) => {
+                self.data(now, receiver, (epoch, counter), datagram)
+            }
+            _ => None,
+        };
+        if used.is_none() {
+            self.stats.dropped += 1;
+        }
+        self.settle(now);
+    }
+
+    fn was_refused(&mut self, receiver: u32, datagram: &[u8]) -> Option<()> {
+        let place = self.place_of_number(receiver)?;
+        let greeting = self.peers[place].greeting.as_ref().filter(|greeting| greeting.number == receiver)?;
+        if self.config.pool.admits_refusal(datagram, &greeting.initiator.hello) {
+            self.stats.incompatible += 1;
+        }
+        Some(())
+    }
+
+    fn accepted(&mut self, now: Time, receiver: u32, sender: u32, datagram: &[u8]) -> Option<()> {
+        let place = self.place_of_number(receiver)?;
+        let greeting = self.peers[place].greeting.as_mut().filter(|greeting| greeting.number == receiver)?;
+        let sent_at = greeting.sent_at?;
+        let (secrets, about) = greeting.initiator.finish(datagram).ok()?;
+        if about.slab_pages as usize != self.config.slab_size.pages() || about.server != self.peers[place].info.id {
+            self.stats.incompatible += 1;
+            return Some(());
+        }
+        let mut session = Session::client(&secrets, sender);
+        if let Some(datagrams) = self.config.rekey_every {
+            session.rekey_every(datagrams);
+        }
+        let peer = &mut self.peers[place];
+        let restarted = peer.epoch.is_some_and(|epoch| epoch != about.epoch);
+        peer.session = Some(session);
+        peer.number = receiver;
+        peer.greeting = None;
+        peer.epoch = Some(about.epoch);
+        peer.write_credits = about.write_credits;
+        peer.trip.sample(now.since(sent_at));
+        peer.cut = DATAGRAM_SIZES[0];
+        peer.probes = larger_than(peer.cut, self.config.datagram_max);
+        // Every candidate for a slab until the first reply says otherwise.
+        peer.free_slabs = peer.free_slabs.max(1);
+        self.stats.sessions += 1;
+        if restarted && !self.has(Fault::TrustsServers) {
+            self.content_lost(place);
+        }
+        // What the old session carried is asked again.
+        let peer = &mut self.peers[place];
+        let again: Vec<u64> = peer.in_flight.drain(..).chain(peer.resends.drain(..)).collect();
+        for id in again {
+            if self.exchanges.get(id).is_some() && !self.peers[place].resends.contains(&id) {
+                self.peers[place].resends.push_back(id);
+            }
+        }
+        self.heard(now, place);
+        Some(())
+    }
+
+    fn data(&mut self, now: Time, receiver: u32, (epoch, counter): (u8, u64), datagram: &mut [u8]) -> Option<()> {
+        let place = self.place_of_number(receiver)?;
+        let peer = &mut self.peers[place];
+        if peer.number != receiver {
+            return None;
+        }
+        let body = peer.session.as_mut()?.open(epoch, counter, datagram).ok()?;
+        let (message, fragment, part) = Message::decode(body).ok()?;
+        let Direction::Reply { status, pressure, load } = message.direction else { return None };
+        let eased = pressure < peer.pressure || (peer.free_slabs == 0 && load.free_slabs > 0);
+        let distressed = pressure > peer.pressure;
+        peer.pressure = pressure;
+        peer.free_slabs = load.free_slabs;
+        peer.write_credits = load.write_credits;
+        if eased || distressed {
+            self.mark_all();
+        }
+        if message.id == PROBE_ID {
+            let size = part.len() + OVERHEAD;
+            let peer = &mut self.peers[place];
+            peer.cut = peer.cut.max(size.min(DATAGRAM_SIZES[DATAGRAM_SIZES.len() - 1]));
+        } else {
+            self.fragment(now, place, &message, status, fragment, part);
+        }
+        self.heard(now, place);
+        Some(())
+    }
+
+    /// A server gave a sign of life.
+    fn heard(&mut self, now: Time, place: usize) {
+        let was_up = self.peers[place].reach == Reach::Up;
+        let peer = &mut self.peers[place];
+        while let Some(&id) = peer.in_flight.front() {
+            if self.exchanges.get(id).is_some_and(|e| matches!(e.stage, Stage::InFlight { .. })) {
+                break;
+            }
+            peer.in_flight.pop_front();
+        }
+        peer.heard_at = now;
+        peer.backoff = 0;
+        let waits = !peer.in_flight.is_empty() || !peer.resends.is_empty();
+        peer.unanswered_since = waits.then_some(now);
+        peer.reach = Reach::Up;
+        peer.written_off = false;
+        if !was_up {
+            self.mark_all();
+            self.mark_vacant_wanted();
+        }
+    }
+
+    /// Slabs that wait for any server to come.
+    pub(super) fn mark_vacant_wanted(&mut self) {
+        let waiting = self.ops.select(|op| op.stage == ops::Stage::Waiting);
+        for op in waiting {
+            let (space, page) = (self.ops.get(op).space, self.ops.get(op).page);
+            if let Some(slab) = self.slab_of(page) {
+                self.mark(space, slab);
+            }
+        }
+    }
+
+    fn fragment(
+        &mut self,
+        now: Time,
+        place: usize,
+        message: &Message,
+        status: Status,
+        fragment: Fragment,
+        part: &[u8],
+    ) -> Option<()> {
+        let exchange = *self.exchanges.get(message.id)?;
+        let Stage::InFlight { sent_at } = exchange.stage else { return None };
+        let about_it = exchange.peer == place && exchange.op == message.op && exchange.page == message.page;
+        // Too much at once, says the server: the timeout asks again.
+        if !about_it || status == Status::Busy {
+            return None;
+        }
+        let payload = usize::from(message.payload);
+        let whole = payload == 0 || {
+            let partial = self.exchanges.partial(message.id)?;
+            let identity = Identity::new(message.id, message.version.bits(), fragment, part.len(), payload);
+            if !partial.is(identity) {
+                partial.begin(identity);
+            }
+            partial.add(fragment, part).is_some()
+        };
+        if !whole {
+            return Some(());
+        }
+        if exchange.tries == 1 {
+            self.peers[place].trip.sample(now.since(sent_at));
+        }
+        self.note_overtaken(place, &exchange);
+        self.exchanges.grow_window();
+        let mut bytes = [0; SEALED_SIZE];
+        if payload > 0 {
+            bytes[..payload].copy_from_slice(&self.exchanges.partial(message.id)?.bytes()[..payload]);
+        }
+        self.end_exchange(message.id);
+        self.answered(&exchange, status, message.version, &mut bytes[..payload]);
+        Some(())
+    }
+
+    /// Requests of the same class that were sent before this one and are still unanswered.
+    fn note_overtaken(&mut self, place: usize, by: &Exchange) {
+        if by.tries != 1 {
+            return;
+        }
+        let mut lost = false;
+        let peer = &mut self.peers[place];
+        for &id in peer.in_flight.iter().take_while(|id| **id != by.id) {
+            if let Some(exchange) = self.exchanges.get(id)
+                && exchange.class == by.class
+                && exchange.tries == 1
+                && matches!(exchange.stage, Stage::InFlight { .. })
+            {
+                exchange.overtaken += 1;
+                if exchange.overtaken == OVERTAKEN_MAX {
+                    peer.resends.push_back(id);
+                    self.stats.resent_overtaken += 1;
+                    lost = true;
+                }
+            }
+        }
+        if lost {
+            self.exchanges.shrink_window();
+        }
+    }
+
+    /// Frees an exchange, and what it held of the windows.
+    pub(super) fn end_exchange(&mut self, id: u64) -> Option<Exchange> {
+        let exchange = *self.exchanges.get(id)?;
+        if matches!(exchange.stage, Stage::InFlight { .. }) && matches!(exchange.op, Op::Write | Op::Trim) {
+            self.peers[exchange.peer].writes_out -= 1;
+        }
+        self.exchanges.end(id);
+        Some(exchange)
+    }
+
+    /// A whole reply.
+    fn answered(&mut self, exchange: &Exchange, status: Status, version: Version, payload: &mut [u8]) {
+        let Exchange { role, peer, space, page, .. } = *exchange;
+        let Some(slab) = self.slab_of(page) else { return };
+        if status == Status::StaleGeneration && role != Role::Release {
+            if let Role::Read { op } | Role::Write { op } = role {
+                self.op_exchange_ended(op);
+            }
+            return self.space_taken(space);
+        }
+        match role {
+            Role::Fence => self.fence_answered(space, peer, status),
+            Role::Grant => self.grant_answered(space, slab, peer, exchange.version, status),
+            Role::Versions => self.versions_answered(space, page, peer, (status, version), payload),
+            Role::Release => {}
+            Role::Read { op } => self.read_answered(op, exchange, status, version, payload),
+            Role::Write { op } => self.write_answered(op, exchange, status),
+            Role::CopyRead { copy } if status == Status::Ok && version.has_content() != payload.is_empty() => {
+                if let Some(room) = self.copies.buffer(copy).get_mut(..payload.len()) {
+                    room.copy_from_slice(payload);
+                }
+                self.copy_was_read(copy, version);
+            }
+            Role::CopyWrite { copy } if status == Status::Ok => self.copy_was_written(copy),
+            Role::CopyRead { copy } | Role::CopyWrite { copy } => {
+                self.copy_failed(copy);
+                self.copy_lost(space, slab, peer);
+            }
+        }
+    }
+
+    fn read_answered(&mut self, op: usize, exchange: &Exchange, status: Status, version: Version, payload: &mut [u8]) {
+        self.op_exchange_ended(op);
+        let Exchange { peer, space, page, .. } = *exchange;
+        let operation = *self.ops.get(op);
+        // A hedged read that the other copy has answered; its place may even be another operation's by now.
+        if operation.stage != ops::Stage::Active || operation.kind != Kind::Read {
+            return;
+        }
+        let Some(slab) = self.slab_of(page) else { return };
+        if status != Status::Ok {
+            self.copy_lost(space, slab, peer);
+            if self.ops.get(op).exchanges == 0 && self.ops.get(op).stage == ops::Stage::Active {
+                self.ask_for_page(op);
+            }
+            return;
+        }
+        // The version that was known, or one that was written while this was under way.
+        let newest = self.newest_issued(space, slab, operation.page);
+        let right = (version >= operation.version && version <= newest) || self.has(Fault::TrustsServers);
+        if !right || version.has_content() == payload.is_empty() {
+            return self.page_is_bad(op, peer);
+        }
+        if payload.is_empty() {
+            return self.finish_read(op, Ok(false));
+        }
+        if self.spaces[space].key.open(page, version, payload).is_err() {
+            return self.page_is_bad(op, peer);
+        }
+        self.ops.buffer(op)[..payload.len()].copy_from_slice(payload);
+        self.finish_read(op, Ok(true));
+    }
+
+    /// The newest version of a page that may be at a server.
+    fn newest_issued(&mut self, space: usize, slab: usize, page: crate::units::PageNo) -> Version {
+        let known = self.spaces[space].slabs[slab].version(self.config.slab_size.index(page));
+        let writer = self.ops.busy.get(&Client::busy_key(space, page)).copied();
+        writer.map_or(known, |op| self.ops.get(op).version.max(known))
+    }
+
+    fn write_answered(&mut self, op: usize, exchange: &Exchange, status: Status) {
+        let Exchange { peer, space, page, version, .. } = *exchange;
+        let Some(slab) = self.slab_of(page) else { return };
+        if status == Status::Ok {
+            self.ops.get(op).acked.insert(peer);
+            let index = self.config.slab_size.index(page);
+            self.copy_has(space, slab, peer, index, version);
+            self.check_write(op);
+            self.op_exchange_ended(op);
+            let joining = self.spaces[space].slabs[slab].repair.as_ref().is_some_and(|repair| repair.peer == peer);
+            if joining {
+                self.mark(space, slab);
+            }
+        } else {
+            self.op_exchange_ended(op);
+            self.copy_lost(space, slab, peer);
+        }
+    }
+}

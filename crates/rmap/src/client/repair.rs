@@ -1,0 +1,303 @@
+//! A slab that has too few copies, or one at a server that wants to be rid of it, gets a new one.
+//!
+//! The order that loses nothing: the new copy gets every write from now on; it gets every page that it lacks, once the
+//! writes that it missed are done; then it joins the map, and from the moment that is asked for, its acknowledgement is
+//! waited for like any other. Only then does the copy leave that it replaces.
+
+use super::exchange::Role;
+use super::ops::{Kind, Stage};
+use super::peer::PeerSet;
+use super::slab::Phase;
+use super::{Client, Failure, Fault};
+use crate::control::Replica;
+use crate::units::{SlabNo, SlabSize, Time, Version};
+use crate::wire::message::Pressure;
+
+/// Slabs that get a new copy at a time, so that not all clients of a dead server copy everything at once.
+const REPAIRS_MAX: usize = 4;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    Fencing,
+    Granting,
+    Copying,
+    /// The map is being changed.
+    Joining,
+}
+
+/// A copy in the making.
+#[derive(Debug)]
+pub struct Repair {
+    pub peer: usize,
+    pub grant: Version,
+    pub step: Step,
+    replaces: Option<usize>,
+    /// What it has, as far as is known.
+    list: Vec<Version>,
+    /// Pages before this one were looked at in this pass.
+    cursor: usize,
+}
+
+impl Repair {
+    /// The server that gets every write.
+    pub fn mirror(&self) -> Option<usize> {
+        matches!(self.step, Step::Copying | Step::Joining).then_some(self.peer)
+    }
+
+    pub fn granted(&mut self, size: SlabSize) {
+        if self.step == Step::Granting {
+            self.step = Step::Copying;
+            self.list = vec![Version::NEVER; size.pages()];
+        }
+    }
+}
+
+impl Client {
+    /// A copy has a page, by being written or by being copied to.
+    pub(super) fn copy_has(&mut self, space: usize, slab: usize, peer: usize, index: usize, version: Version) {
+        let state = &mut self.spaces[space].slabs[slab];
+        if let Some(repair) = state.repair.as_mut().filter(|repair| repair.peer == peer)
+            && let Some(has) = repair.list.get_mut(index)
+        {
+            *has = (*has).max(version);
+        }
+        if let Phase::Opening(listings) = &mut state.phase {
+            let at_peer = listings.iter_mut().filter(|listing| listing.peer == peer);
+            at_peer.filter_map(|listing| listing.list.get_mut(index)).for_each(|has| *has = (*has).max(version));
+        }
+    }
+
+    pub(super) fn advance_open(&mut self, now: Time, space: usize, slab: usize) {
+        let state = &self.spaces[space].slabs[slab];
+        if state.pending.is_some() {
+            return;
+        }
+        let copies = self.peers_of(&state.entry);
+        let gone: PeerSet = copies.iter().filter(|peer| state.failed.has(*peer)).collect();
+        let silent: PeerSet = copies.minus(gone).iter().filter(|peer| self.peers[*peer].is_down()).collect();
+        let here = copies.minus(gone).minus(silent);
+        let given_up = if here.len() > 1 { self.one_to_drop(here) } else { PeerSet::default() };
+        let keep = match (here.is_empty(), gone.is_empty()) {
+            (false, _) => here.minus(given_up),
+            (true, false) => silent,
+            // Only silent ones are left: one of them has everything.
+            (true, true) => copies,
+        };
+        if keep != copies {
+            let entry = &self.spaces[space].slabs[slab].entry;
+            let kept = |replica: &&Replica| self.place_of(replica.server).is_some_and(|peer| keep.has(peer));
+            let replicas: Vec<Replica> = entry.replicas.iter().filter(kept).copied().collect();
+            return self.propose(space, slab, replicas, keep.is_empty());
+        }
+        if self.spaces[space].slabs[slab].repair.is_some() {
+            self.advance_repair(now, space, slab);
+        } else {
+            self.begin_repair(space, slab, here);
+        }
+    }
+
+    /// A server in distress is relieved at once where another copy is in sync.
+    fn one_to_drop(&self, here: PeerSet) -> PeerSet {
+        here.iter().find(|peer| self.peers[*peer].pressure == Pressure::Red).into_iter().collect()
+    }
+
+    fn begin_repair(&mut self, space: usize, slab: usize, here: PeerSet) {
+        let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
+        let replaces = here.iter().find(|peer| self.peers[*peer].pressure >= Pressure::Orange);
+        let missing = copies.len() < self.spaces[space].copies;
+        if here.is_empty() || !(missing || replaces.is_some()) {
+            return;
+        }
+        let running = self.spaces.iter().flat_map(|s| &s.slabs).filter(|s| s.repair.is_some()).count();
+        if running >= REPAIRS_MAX {
+            return;
+        }
+        let Some(peer) = self.pick_server(copies) else { return };
+        let Some(grant) = self.spaces[space].next_version(false) else { return };
+        let replaces = if missing { None } else { replaces };
+        let repair = Repair { peer, grant, step: Step::Fencing, replaces, list: Vec::new(), cursor: 0 };
+        self.spaces[space].slabs[slab].repair = Some(repair);
+        self.mark(space, slab);
+    }
+
+    fn advance_repair(&mut self, _now: Time, space: usize, slab: usize) {
+        let state = &self.spaces[space].slabs[slab];
+        let Some(Repair { peer, grant, step, replaces, .. }) = state.repair else { return };
+        let joined = self.peers_of(&state.entry).has(peer);
+        if joined {
+            self.spaces[space].slabs[slab].repair = None;
+            return self.mark_all();
+        }
+        if self.peers[peer].is_down() || state.failed.has(peer) {
+            return self.abort_repair(space, slab);
+        }
+        match step {
+            Step::Fencing => {
+                if self.fence(space, peer) && self.grant(space, slab, peer, grant) {
+                    self.set_step(space, slab, Step::Granting);
+                }
+            }
+            Step::Granting => {}
+            Step::Copying => {
+                if self.copy_missing(space, slab) && !self.has_unmirrored(space, slab, peer) {
+                    self.set_step(space, slab, Step::Joining);
+                    let state = &self.spaces[space].slabs[slab];
+                    let stays = |r: &&Replica| replaces.is_none() || self.place_of(r.server) != replaces;
+                    let mut replicas: Vec<Replica> = state.entry.replicas.iter().filter(stays).copied().collect();
+                    replicas.push(Replica { server: self.peers[peer].info.id, grant });
+                    self.propose(space, slab, replicas, false);
+                }
+            }
+            // It joined, and has left again since.
+            Step::Joining => self.abort_repair(space, slab),
+        }
+    }
+
+    fn set_step(&mut self, space: usize, slab: usize, step: Step) {
+        if let Some(repair) = &mut self.spaces[space].slabs[slab].repair {
+            repair.step = step;
+        }
+    }
+
+    pub(super) fn abort_repair(&mut self, space: usize, slab: usize) {
+        let Some(repair) = self.spaces[space].slabs[slab].repair.take() else { return };
+        self.forget_copy(space, slab, repair.peer);
+        let state = &mut self.spaces[space].slabs[slab];
+        if state.failed.has(repair.peer) {
+            state.failed.remove(repair.peer);
+        } else if repair.step != Step::Fencing {
+            self.release(space, slab, repair.peer, repair.grant);
+        }
+        self.mark(space, slab);
+    }
+
+    /// Writes that the new copy does not get: they began before it.
+    fn has_unmirrored(&self, space: usize, slab: usize, peer: usize) -> bool {
+        let size = self.config.slab_size;
+        self.ops.any(|op| {
+            op.stage == Stage::Active
+                && matches!(op.kind, Kind::Write { .. })
+                && op.space == space
+                && size.slab(op.page) == Some(SlabNo(slab as u32))
+                && !op.sent.has(peer)
+        })
+    }
+
+    /// Copies what the new copy lacks, as far as there is room. `true` if it lacks nothing.
+    fn copy_missing(&mut self, space: usize, slab: usize) -> bool {
+        let pages = self.config.slab_size.pages();
+        let mut complete = true;
+        if self.has(Fault::JoinsEmpty) {
+            return true;
+        }
+        for pass in 0..2 {
+            let Some(repair) = &self.spaces[space].slabs[slab].repair else { return false };
+            let (target, first) = (repair.peer, repair.cursor);
+            for index in first..pages {
+                let state = &self.spaces[space].slabs[slab];
+                let lacks = state.repair.as_ref().is_some_and(|repair| repair.list[index] < state.versions[index]);
+                if !lacks {
+                    continue;
+                }
+                complete = false;
+                if !self.copies.has_room() || !self.copy_page(space, slab, index, target) {
+                    if let Some(repair) = &mut self.spaces[space].slabs[slab].repair {
+                        repair.cursor = index;
+                    }
+                    return false;
+                }
+            }
+            if let Some(repair) = &mut self.spaces[space].slabs[slab].repair {
+                repair.cursor = 0;
+            }
+            // What lies before the cursor may have been written since: one more pass from the start.
+            if first == 0 || pass == 1 {
+                return complete;
+            }
+        }
+        false
+    }
+
+    fn copy_page(&mut self, space: usize, slab: usize, index: usize, target: usize) -> bool {
+        let state = &self.spaces[space].slabs[slab];
+        let sources = self.peers_of(&state.entry).minus(state.failed);
+        let up = sources.iter().find(|peer| !self.peers[*peer].is_down());
+        up.is_some_and(|source| self.start_copy(space, slab, index, source, target))
+    }
+
+    /// Something changed that concerns slabs everywhere: a server came, or has room.
+    pub(super) fn mark_all(&mut self) {
+        for space in 0..self.spaces.len() {
+            for slab in 0..self.spaces[space].slabs.len() {
+                if !matches!(self.spaces[space].slabs[slab].phase, Phase::Vacant) {
+                    self.mark(space, slab);
+                }
+            }
+        }
+    }
+
+    /// Whatever a server had is gone.
+    pub(super) fn content_lost(&mut self, peer: usize) {
+        for space in 0..self.spaces.len() {
+            self.spaces[space].fenced_at.remove(peer);
+            self.spaces[space].fencing.remove(peer);
+            for slab in 0..self.spaces[space].slabs.len() {
+                self.copy_lost(space, slab, peer);
+            }
+        }
+    }
+
+    /// One copy is gone or cannot be trusted. If it is one: a server may also never have had it.
+    pub(super) fn copy_lost(&mut self, space: usize, slab: usize, peer: usize) {
+        let state = &self.spaces[space].slabs[slab];
+        let pending = state.pending.as_ref().is_some_and(|pending| self.peers_of(&pending.entry).has(peer));
+        let repairing = state.repair.as_ref().is_some_and(|repair| repair.peer == peer);
+        if self.peers_of(&state.entry).has(peer) || pending || repairing {
+            self.spaces[space].slabs[slab].failed.insert(peer);
+            self.forget_copy(space, slab, peer);
+        } else if let Phase::Granting(candidates) = &mut self.spaces[space].slabs[slab].phase {
+            candidates.retain(|candidate| candidate.peer != peer);
+            self.forget_copy(space, slab, peer);
+        }
+        self.mark(space, slab);
+    }
+
+    /// Ends an exchange that no answer is wanted to any more.
+    pub(super) fn cancel(&mut self, id: u64) {
+        let Some(exchange) = self.end_exchange(id) else { return };
+        match exchange.role {
+            Role::Read { op } => {
+                self.op_exchange_ended(op);
+                let again = self.ops.get(op).stage == Stage::Active && self.ops.get(op).exchanges == 0;
+                if again && !self.spaces[exchange.space].is_taken {
+                    self.ask_for_page(op);
+                }
+            }
+            Role::Write { op } => self.op_exchange_ended(op),
+            Role::CopyRead { copy } | Role::CopyWrite { copy } => self.copy_failed(copy),
+            Role::Fence => self.spaces[exchange.space].fencing.remove(exchange.peer),
+            Role::Grant | Role::Versions => {
+                if let Some(slab) = self.slab_of(exchange.page) {
+                    self.mark(exchange.space, slab);
+                }
+            }
+            Role::Release => {}
+        }
+    }
+
+    /// A damaged page: another copy may be better.
+    pub(super) fn page_is_bad(&mut self, op: usize, peer: usize) {
+        self.stats.bad_pages += 1;
+        let (space, page) = (self.ops.get(op).space, self.ops.get(op).page);
+        let Some(slab) = self.slab_of(page) else { return };
+        let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
+        if copies.len() > 1 {
+            self.copy_lost(space, slab, peer);
+            if self.ops.get(op).exchanges == 0 && self.ops.get(op).stage == Stage::Active {
+                self.ask_for_page(op);
+            }
+        } else {
+            self.finish_read(op, Err(Failure::Corrupt));
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! What a client knows of its spaces and their slabs.
+
+use std::time::Duration;
+
+use super::open::Listing;
+use super::peer::PeerSet;
+use super::repair::Repair;
+use super::{Client, Question, SpaceSpec};
+use crate::control::{ControlReply, ControlRequest, MapEntry, Replica};
+use crate::crypto::SpaceKey;
+use crate::units::{Generation, PageNo, SlabNo, SlabSize, SpaceId, Version};
+
+/// Slabs of a space: 16 TiB of the usual size.
+pub const SPACE_SLABS_MAX: usize = 1 << 18;
+/// A question that the control plane did not answer is asked again; a store with three members answers in 10 ms.
+pub const CONTROL_RETRY: Duration = Duration::from_millis(500);
+
+/// A server that is asked for a slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    pub peer: usize,
+    pub grant: Version,
+    pub step: GrantStep,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GrantStep {
+    /// Must know this owner before it is asked.
+    Fencing,
+    Asked,
+    Granted,
+    Refused,
+}
+
+/// What may be done with a slab.
+#[derive(Debug)]
+pub enum Phase {
+    /// No server has it; its pages were never written.
+    Vacant,
+    /// Servers are being asked for it.
+    Granting(Vec<Candidate>),
+    /// Taken over from another owner, whose unfinished writes may be at some copies and not at others.
+    Opening(Vec<Listing>),
+    Open,
+    Lost,
+}
+
+/// A change of the map that is under way.
+#[derive(Clone, Debug)]
+pub struct Pending {
+    pub entry: MapEntry,
+}
+
+#[derive(Debug)]
+pub struct Slab {
+    pub phase: Phase,
+    /// The map's entry, as the control plane last confirmed it.
+    pub entry: MapEntry,
+    pub pending: Option<Pending>,
+    /// The truth: what every copy in sync has.
+    pub versions: Box<[Version]>,
+    /// Copies whose content is gone or cannot be trusted.
+    pub failed: PeerSet,
+    pub repair: Option<Repair>,
+    pub dirty: bool,
+}
+
+#[derive(Debug)]
+pub struct Space {
+    pub id: SpaceId,
+    pub pages: u64,
+    pub copies: usize,
+    pub key: SpaceKey,
+    pub generation: Generation,
+    pub sequence: u64,
+    pub slabs: Vec<Slab>,
+    /// Servers that know this owner, and servers that are being told.
+    pub fenced_at: PeerSet,
+    pub fencing: PeerSet,
+    /// Another owner has it now.
+    pub is_taken: bool,
+}
+
+impl Space {
+    pub fn new(
+        spec: &SpaceSpec,
+        key: SpaceKey,
+        generation: Generation,
+        size: SlabSize,
+        map: &[(SlabNo, MapEntry)],
+    ) -> Space {
+        let count = spec.pages.div_ceil(size.pages() as u64) as usize;
+        let mut slabs: Vec<Slab> = (0..count).map(|_| Slab::vacant()).collect();
+        for (slab, entry) in map {
+            let Some(slab) = slabs.get_mut(slab.0 as usize) else { continue };
+            slab.phase = match (entry.lost, entry.replicas.is_empty()) {
+                (true, _) => Phase::Lost,
+                (false, true) => Phase::Vacant,
+                (false, false) => Phase::Opening(Vec::new()),
+            };
+            slab.entry = entry.clone();
+        }
+        Space {
+            id: spec.id,
+            pages: spec.pages,
+            copies: spec.copies,
+            key,
+            generation,
+            sequence: 0,
+            slabs,
+            fenced_at: PeerSet::default(),
+            fencing: PeerSet::default(),
+            is_taken: false,
+        }
+    }
+
+    /// A version that nothing had before. `None` when this generation has no more.
+    pub fn next_version(&mut self, trimmed: bool) -> Option<Version> {
+        if self.sequence >= Version::SEQUENCE_MAX {
+            return None;
+        }
+        self.sequence += 1;
+        Some(Version::new(self.generation, self.sequence, trimmed))
+    }
+}
+
+impl Slab {
+    fn vacant() -> Slab {
+        Slab {
+            phase: Phase::Vacant,
+            entry: MapEntry::default(),
+            pending: None,
+            versions: Box::default(),
+            failed: PeerSet::default(),
+            repair: None,
+            dirty: false,
+        }
+    }
+
+    /// Allocated with the first use of the slab: 8 bytes a page.
+    pub fn make_table(&mut self, size: SlabSize) {
+        if self.versions.is_empty() {
+            self.versions = vec![Version::NEVER; size.pages()].into();
+        }
+    }
+
+    pub fn version(&self, index: usize) -> Version {
+        self.versions.get(index).copied().unwrap_or(Version::NEVER)
+    }
+}
+
+impl Client {
+    /// Servers of a map entry.
+    pub(super) fn peers_of(&self, entry: &MapEntry) -> PeerSet {
+        entry.replicas.iter().filter_map(|replica| self.place_of(replica.server)).collect()
+    }
+
+    /// Which copies must have a write before it is acknowledged: those of the map as it is, and as it may already be.
+    pub(super) fn required(&self, space: usize, slab: usize) -> PeerSet {
+        let slab = &self.spaces[space].slabs[slab];
+        let pending = slab.pending.as_ref().map(|pending| self.peers_of(&pending.entry)).unwrap_or_default();
+        self.peers_of(&slab.entry).union(pending)
+    }
+
+    /// Asks the control plane for another set of copies. Only one change of a slab is under way at a time.
+    pub(super) fn propose(&mut self, space: usize, slab: usize, replicas: Vec<Replica>, lost: bool) {
+        let state = &mut self.spaces[space];
+        let entry = MapEntry { revision: state.slabs[slab].entry.revision + 1, replicas, lost };
+        let number = SlabNo(slab as u32);
+        let request =
+            ControlRequest { space: state.id, generation: state.generation, slab: number, entry: entry.clone() };
+        state.slabs[slab].pending = Some(Pending { entry });
+        self.question_ids += 1;
+        self.questions.push(Question { id: self.question_ids, space, request, asked_at: None });
+    }
+
+    /// The control plane answered.
+    pub(super) fn map_answered(&mut self, space: usize, slab: usize, asked: MapEntry, reply: ControlReply) {
+        self.mark(space, slab);
+        match reply {
+            ControlReply::Done => self.map_changed(space, slab, asked),
+            // An earlier answer was lost: it is our own entry that stands there.
+            ControlReply::Conflict(entry) if entry == asked => self.map_changed(space, slab, asked),
+            ControlReply::Conflict(_) | ControlReply::Fenced => self.space_taken(space),
+        }
+    }
+
+    fn map_changed(&mut self, space: usize, slab: usize, entry: MapEntry) {
+        let before = self.peers_of(&self.spaces[space].slabs[slab].entry);
+        let after = self.peers_of(&entry);
+        let state = &mut self.spaces[space].slabs[slab];
+        let old = std::mem::replace(&mut state.entry, entry);
+        state.pending = None;
+        let left = before.minus(after);
+        self.stats.copies_left += left.len() as u64;
+        self.stats.copies_joined += if before.is_empty() { 0 } else { after.minus(before).len() as u64 };
+        for replica in &old.replicas {
+            if let Some(peer) = self.place_of(replica.server).filter(|peer| left.has(*peer)) {
+                self.forget_copy(space, slab, peer);
+                if !self.spaces[space].slabs[slab].failed.has(peer) {
+                    self.release(space, slab, peer, replica.grant);
+                }
+                let state = &mut self.spaces[space].slabs[slab];
+                state.failed.remove(peer);
+                state.repair.take_if(|repair| repair.peer == peer);
+            }
+        }
+        let size = self.config.slab_size;
+        let state = &mut self.spaces[space].slabs[slab];
+        if state.entry.lost {
+            state.phase = Phase::Lost;
+            self.stats.slabs_lost += 1;
+        } else if matches!(state.phase, Phase::Granting(_)) {
+            state.make_table(size);
+            state.phase = Phase::Open;
+        }
+        self.map_settled(space, slab);
+    }
+
+    /// Everything under way at a copy that is not one any more.
+    pub(super) fn forget_copy(&mut self, space: usize, slab: usize, peer: usize) {
+        let size = self.config.slab_size;
+        loop {
+            let found = self.exchanges.find(|exchange| {
+                exchange.space == space
+                    && exchange.peer == peer
+                    && size.slab(exchange.page) == Some(SlabNo(slab as u32))
+                    && !matches!(exchange.role, super::exchange::Role::Fence | super::exchange::Role::Release)
+            });
+            let Some(exchange) = found else { break };
+            self.cancel(exchange.id);
+        }
+        self.unsend_writes(space, slab, peer);
+    }
+
+    /// Another owner has the space: nothing of it can be done here any more.
+    pub(super) fn space_taken(&mut self, space: usize) {
+        let state = &mut self.spaces[space];
+        if state.is_taken {
+            return;
+        }
+        state.is_taken = true;
+        self.questions.retain(|question| question.space != space);
+        while let Some(exchange) = self.exchanges.find(|exchange| exchange.space == space) {
+            self.cancel(exchange.id);
+        }
+        self.copies.end_all(space);
+        self.fail_ops(space, None, super::Failure::Fenced);
+    }
+
+    pub(super) fn first_page(&self, slab: usize) -> PageNo {
+        self.config.slab_size.page(SlabNo(slab as u32), 0)
+    }
+}

@@ -1,0 +1,220 @@
+//! A client among honest and dishonest servers, on a perfect network.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use super::*;
+use crate::server::{Fault as ServerFault, Server, ServerConfig};
+use crate::units::{BootEpoch, PAGE_SIZE, ServerId};
+
+#[derive(Debug)]
+struct Counting(u64);
+
+impl Entropy for Counting {
+    fn fill(&mut self, bytes: &mut [u8]) {
+        for byte in bytes {
+            self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            *byte = (self.0 >> 56) as u8;
+        }
+    }
+}
+
+struct Pool {
+    client: Client,
+    servers: Vec<Server>,
+    space: SpaceRef,
+    now: Time,
+}
+
+fn addr(node: usize) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, 100 + node as u16))
+}
+
+fn slab_size() -> SlabSize {
+    SlabSize::new(8).unwrap()
+}
+
+impl Pool {
+    fn new(servers: usize, copies: usize, slabs: usize) -> Pool {
+        let (own, pool) = (Keypair::from_private([50; KEY_SIZE]), PoolKey::new([1; KEY_SIZE]));
+        let mut config = ClientConfig::new(own.clone(), pool.clone());
+        config.slab_size = slab_size();
+        let mut client = Client::new(config, Box::new(Counting(1)));
+        let mut all = Vec::new();
+        for node in 0..servers {
+            let keys = Keypair::from_private([node as u8 + 1; KEY_SIZE]);
+            let (id, key) = (ServerId(node as u32), keys.public());
+            client.add_server(Time(0), ServerInfo { id, addr: addr(node), key, zone: 0 }).unwrap();
+            let admitted = vec![own.public()];
+            let (slab_size, epoch, pool) = (slab_size(), BootEpoch(1), pool.clone());
+            let config = ServerConfig { id, keys, pool, admitted, slabs, slab_size, quota: u32::MAX, epoch };
+            all.push(Server::new(config, Box::new(Counting(node as u64 + 2))).unwrap());
+        }
+        let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies, key: [2; KEY_SIZE] };
+        let space = client.attach(&spec, Generation(1), &[]).unwrap();
+        let mut pool = Pool { client, servers: all, space, now: Time(1) };
+        pool.run();
+        pool
+    }
+
+    /// Until nobody has anything to say.
+    fn run(&mut self) {
+        loop {
+            let mut any = false;
+            let mut out = Vec::new();
+            while let Some(transmit) = self.client.poll_transmit(self.now, &mut out) {
+                any = true;
+                let server = usize::from(transmit.to.port()) - 100;
+                for datagram in out.chunks_mut(transmit.segment) {
+                    self.servers[server].on_datagram(self.now, addr(99), datagram);
+                }
+                out.clear();
+            }
+            for node in 0..self.servers.len() {
+                while let Some(transmit) = self.servers[node].poll_transmit(&mut out) {
+                    any = true;
+                    for datagram in out.chunks_mut(transmit.segment) {
+                        self.client.on_datagram(self.now, addr(node), datagram);
+                    }
+                    out.clear();
+                }
+            }
+            while let Some((id, _)) = self.client.poll_control(self.now) {
+                any = true;
+                self.client.on_control(self.now, id, ControlReply::Done);
+            }
+            // Copies wait for their share of the link, which time brings.
+            self.now = self.now + Duration::from_micros(100);
+            if !any && self.client.copies.is_idle() {
+                return;
+            }
+        }
+    }
+
+    fn write(&mut self, page: u64, byte: u8) -> Result<(), Failure> {
+        self.client.write(self.now, self.space, PageNo(page), Class::Eviction, &[byte; PAGE_SIZE], 1).unwrap();
+        self.run();
+        match self.client.poll_event(&mut [0; PAGE_SIZE]) {
+            Some(Event::Written { token: 1, result }) => result,
+            event => panic!("{event:?} for a write"),
+        }
+    }
+
+    /// The byte that fills the page.
+    fn read(&mut self, page: u64) -> Result<u8, Failure> {
+        self.client.read(self.now, self.space, PageNo(page), Class::Demand, 2).unwrap();
+        self.run();
+        let mut content = [0xee; PAGE_SIZE];
+        match self.client.poll_event(&mut content) {
+            Some(Event::Read { token: 2, result }) => {
+                result?;
+                assert!(content.iter().all(|byte| *byte == content[0]));
+                Ok(content[0])
+            }
+            event => panic!("{event:?} for a read"),
+        }
+    }
+
+    fn trim(&mut self, page: u64) {
+        self.client.trim(self.now, self.space, PageNo(page), Class::Eviction, 3).unwrap();
+        self.run();
+        let event = self.client.poll_event(&mut [0; PAGE_SIZE]);
+        assert_eq!(event, Some(Event::Written { token: 3, result: Ok(()) }));
+    }
+}
+
+#[test]
+fn pages_are_written_read_and_trimmed() {
+    let mut pool = Pool::new(2, 2, 4);
+    assert_eq!(pool.read(5), Ok(0));
+    assert_eq!(pool.write(5, 7), Ok(()));
+    assert_eq!(pool.write(5, 8), Ok(()));
+    assert_eq!([pool.read(5), pool.read(6)], [Ok(8), Ok(0)]);
+    pool.trim(5);
+    assert_eq!(pool.read(5), Ok(0));
+    assert_eq!(pool.client.in_sync(pool.space), (1, 1));
+    let refused = pool.client.read(pool.now, pool.space, PageNo(64), Class::Demand, 1);
+    assert_eq!(refused, Err(Refused::BeyondEnd));
+}
+
+#[test]
+fn a_full_pool_declines() {
+    let mut pool = Pool::new(1, 1, 1);
+    assert_eq!(pool.write(0, 1), Ok(()));
+    assert_eq!(pool.write(8, 1), Err(Failure::Declined));
+    assert_eq!(pool.read(8), Ok(0));
+    assert_eq!(pool.read(0), Ok(1));
+}
+
+/// Both lies are of servers that answer with authentic datagrams.
+#[test]
+fn a_server_that_lies_is_found_out() {
+    for lie in [ServerFault::FlipsBits, ServerFault::LosesWrites] {
+        let mut pool = Pool::new(1, 1, 4);
+        assert_eq!(pool.write(0, 1), Ok(()));
+        // An old page where the write was dropped, a damaged one where bits were flipped.
+        pool.servers[0].inject(Some(lie));
+        let _ = pool.write(0, 2);
+        pool.servers[0].inject(Some(lie));
+        assert_eq!(pool.read(0), Err(Failure::Corrupt), "{lie:?}");
+
+        let mut pool = Pool::new(2, 2, 4);
+        assert_eq!(pool.write(0, 1), Ok(()));
+        pool.servers[0].inject(Some(lie));
+        let _ = pool.write(0, 2);
+        pool.servers[0].inject(Some(lie));
+        for _ in 0..4 {
+            assert_eq!(pool.read(0), Ok(2), "{lie:?}: the other copy has it");
+        }
+    }
+}
+
+#[test]
+fn another_owner_ends_everything() {
+    let mut pool = Pool::new(1, 1, 4);
+    assert_eq!(pool.write(0, 1), Ok(()));
+    let replica = pool.client.spaces[0].slabs[0].entry.clone();
+    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 1, key: [2; KEY_SIZE] };
+    let old = pool.space;
+    pool.space = pool.client.attach(&spec, Generation(2), &[(SlabNo(0), replica)]).unwrap();
+    assert_eq!(pool.read(0), Ok(1));
+    assert_eq!(pool.write(0, 2), Ok(()));
+    let new = std::mem::replace(&mut pool.space, old);
+    assert_eq!(pool.write(0, 3), Err(Failure::Fenced));
+    pool.space = new;
+    assert_eq!(pool.read(0), Ok(2));
+}
+
+/// The server says that it wants to be rid of its slabs; its client moves them, and loses no page.
+#[test]
+fn a_server_under_pressure_is_drained() {
+    let mut pool = Pool::new(3, 2, 4);
+    for page in 0..16 {
+        assert_eq!(pool.write(page, page as u8 + 1), Ok(()));
+    }
+    pool.trim(3);
+    let victim = (0..3).find(|node| pool.servers[*node].free_slabs() < 4).unwrap();
+    pool.servers[victim].set_pressure(crate::wire::message::Pressure::Orange);
+    // What it says rides in replies.
+    for page in 0..16 {
+        let expected = if page == 3 { 0 } else { page as u8 + 1 };
+        assert_eq!([pool.write(page + 16, 1), pool.write(page + 16, 2)], [Ok(()); 2]);
+        assert_eq!(pool.read(page), Ok(expected));
+    }
+    assert!(pool.servers[victim].is_drained(), "{:?}", pool.servers[victim].spaces().collect::<Vec<_>>());
+    assert_eq!(pool.client.in_sync(pool.space), (4, 4));
+    for page in 0..16 {
+        assert_eq!(pool.read(page), Ok(if page == 3 { 0 } else { page as u8 + 1 }));
+    }
+}
+
+#[test]
+fn limits_are_said() {
+    let mut pool = Pool::new(1, 1, 1);
+    let spec = |pages, copies| SpaceSpec { id: SpaceId(9), pages, copies, key: [2; KEY_SIZE] };
+    let mut attach =
+        |pages, copies, generation| pool.client.attach(&spec(pages, copies), Generation(generation), &[]).err();
+    assert_eq!(attach(8, 3, 1), Some(ClientError::Copies { copies: 3 }));
+    assert!(matches!(attach(0, 1, 1), Some(ClientError::Size { pages: 0, .. })));
+    assert_eq!(attach(8, 1, 0), Some(ClientError::Generation { generation: 0 }));
+    assert_eq!(attach(8, 1, 1), None);
+}

@@ -1,0 +1,217 @@
+//! What happens because nothing came: requests sent again, reads asked of a second copy, servers given up.
+
+use std::time::Duration;
+
+use super::Client;
+use super::exchange::{Role, Stage};
+use super::ops;
+use super::peer::Reach;
+use super::slab::CONTROL_RETRY;
+use crate::units::Time;
+use crate::wire::{DATAGRAM_MIN_MAX, DATAGRAM_SIZES};
+
+/// A server that nothing is asked of is asked for a sign of life, and for its load.
+const PING_IDLE: Duration = Duration::from_secs(1);
+/// Before this, a server that never answered is not counted as down: a handshake takes a while under load.
+const CONNECT_AFTER: Duration = Duration::from_millis(100);
+/// Large datagrams that got lost so often while others came through do not fit the path any more.
+const BLACK_HOLE_TRIES: u32 = 5;
+/// Paths change; larger datagrams are tried again.
+const PROBE_AGAIN: Duration = Duration::from_secs(60);
+/// The rebuild budget is looked at this often while something waits for it.
+const REBUILD_WAIT: Duration = Duration::from_micros(100);
+
+impl Client {
+    /// When [`Client::on_timeout`] is to be called, at the latest.
+    pub fn poll_timeout(&mut self, now: Time) -> Option<Time> {
+        (0..self.peers.len()).for_each(|place| self.skip_ended(place));
+        let mut next: Option<Time> = None;
+        let mut at = |time: Time| next = Some(next.map_or(time, |next| next.min(time)));
+        for question in &self.questions {
+            at(question.asked_at.map_or(now, |asked| asked + CONTROL_RETRY));
+        }
+        let (fail_after, lost_after) = (self.config.fail_after, self.config.lost_after);
+        for peer in &mut self.peers {
+            if let Some(greeting) = &peer.greeting {
+                at(greeting.due_at());
+            }
+            match peer.reach {
+                Reach::Connecting { since } => at(since + CONNECT_AFTER),
+                Reach::Down { since } => {
+                    if !peer.written_off {
+                        at(since + lost_after);
+                    }
+                }
+                Reach::Up => {
+                    at(peer.heard_at.max(peer.pinged_at) + PING_IDLE);
+                    if let Some(since) = peer.unanswered_since {
+                        at(since + peer.fail_after(fail_after));
+                        if peer.in_flight.is_empty() {
+                            at(peer.pinged_at + peer.timeout());
+                        }
+                    }
+                    if let Some(oldest) = peer.in_flight.front().and_then(|id| self.exchanges.get(*id))
+                        && let Stage::InFlight { sent_at } = oldest.stage
+                    {
+                        at((sent_at + peer.timeout()).max(peer.resend_at));
+                        if !oldest.hedged && matches!(oldest.role, Role::Read { .. }) {
+                            at(sent_at + peer.trip.hedge());
+                        }
+                    }
+                    if peer.queues[crate::units::Class::Rebuild as usize].front().is_some() {
+                        at(now + REBUILD_WAIT);
+                    }
+                }
+            }
+        }
+        next
+    }
+
+    /// Time went by.
+    pub fn on_timeout(&mut self, now: Time) {
+        for place in 0..self.peers.len() {
+            match self.peers[place].reach {
+                Reach::Connecting { since } if now.since(since) >= CONNECT_AFTER => self.give_up(now, place),
+                Reach::Down { since } if self.is_lost(now, place, since) => self.give_up_sole(place),
+                Reach::Up => self.watch(now, place),
+                _ => {}
+            }
+        }
+        self.settle(now);
+    }
+
+    fn watch(&mut self, now: Time, place: usize) {
+        self.skip_ended(place);
+        let peer = &mut self.peers[place];
+        if let Some(since) = peer.unanswered_since
+            && now.since(since) >= peer.fail_after(self.config.fail_after)
+        {
+            return self.give_up(now, place);
+        }
+        if peer.session.as_ref().is_some_and(|session| session.is_worn_out()) && peer.greeting.is_none() {
+            self.greet(place);
+        }
+        let peer = &mut self.peers[place];
+        let quiet = now.since(peer.heard_at.max(peer.pinged_at)) >= PING_IDLE;
+        let unanswered = peer.unanswered_since.is_some() && now.since(peer.pinged_at) >= peer.timeout();
+        if peer.in_flight.is_empty() && (quiet || unanswered) {
+            peer.pinged_at = now;
+            peer.ping_due = true;
+            peer.unanswered_since.get_or_insert(now);
+        }
+        if now.since(peer.probed_at) >= PROBE_AGAIN && peer.cut < DATAGRAM_SIZES[DATAGRAM_SIZES.len() - 1] {
+            peer.probed_at = now;
+            peer.probes = larger_than(peer.cut, self.config.datagram_max);
+        }
+        self.resend(now, place);
+        self.hedge(now, place);
+    }
+
+    fn skip_ended(&mut self, place: usize) {
+        while let Some(&id) = self.peers[place].in_flight.front() {
+            if self.exchanges.get(id).is_some_and(|exchange| matches!(exchange.stage, Stage::InFlight { .. })) {
+                return;
+            }
+            self.peers[place].in_flight.pop_front();
+        }
+    }
+
+    /// The oldest request, once: what else is lost shows when it is answered, or by being overtaken.
+    fn resend(&mut self, now: Time, place: usize) {
+        let timeout = self.peers[place].timeout();
+        let Some(&id) = self.peers[place].in_flight.front() else { return };
+        let Some(exchange) = self.exchanges.get(id) else { return };
+        let Stage::InFlight { sent_at } = exchange.stage else { return };
+        let due = (sent_at + timeout).max(self.peers[place].resend_at);
+        if now < due {
+            return;
+        }
+        let tries = exchange.tries;
+        let peer = &mut self.peers[place];
+        peer.in_flight.pop_front();
+        if !peer.resends.contains(&id) {
+            peer.resends.push_back(id);
+        }
+        peer.resend_at = now + timeout;
+        peer.backoff += 1;
+        if tries >= BLACK_HOLE_TRIES && peer.cut > DATAGRAM_MIN_MAX {
+            peer.cut = DATAGRAM_MIN_MAX;
+            peer.probed_at = now;
+        }
+        self.stats.resent_timeout += 1;
+        self.exchanges.shrink_window();
+    }
+
+    /// A demand read that takes long is asked of another copy as well.
+    fn hedge(&mut self, now: Time, place: usize) {
+        let after = self.peers[place].trip.hedge();
+        let Some(&id) = self.peers[place].in_flight.front() else { return };
+        let Some(exchange) = self.exchanges.get(id) else { return };
+        let (Stage::InFlight { sent_at }, Role::Read { op }) = (exchange.stage, exchange.role) else { return };
+        if exchange.hedged || now < sent_at + after {
+            return;
+        }
+        exchange.hedged = true;
+        let (space, page) = (exchange.space, exchange.page);
+        let Some(slab) = self.slab_of(page) else { return };
+        let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
+        let operation = *self.ops.get(op);
+        let others = copies.minus(operation.sent).iter().any(|peer| !self.peers[peer].is_down());
+        if operation.stage == ops::Stage::Active && others {
+            self.stats.hedged += 1;
+            self.ask_for_page(op);
+        }
+    }
+
+    /// A server is silent: reads go elsewhere, and copies there are given up where there are others.
+    fn give_up(&mut self, now: Time, place: usize) {
+        self.stats.servers_failed += 1;
+        let peer = &mut self.peers[place];
+        peer.reach = Reach::Down { since: now };
+        peer.unanswered_since = None;
+        // What it did not answer is asked again when it is back.
+        let unanswered: Vec<u64> = peer.in_flight.drain(..).collect();
+        peer.resends.extend(unanswered);
+        if peer.greeting.is_none() {
+            self.greet(place);
+        }
+        self.mark_all();
+        let size = self.config.slab_size;
+        for op in
+            self.ops.select(|op| op.stage == ops::Stage::Active && op.kind == ops::Kind::Read && op.sent.has(place))
+        {
+            let operation = *self.ops.get(op);
+            let Some(slab) = size.slab(operation.page) else { continue };
+            let entry = &self.spaces[operation.space].slabs[slab.0 as usize].entry;
+            let others = self.peers_of(entry).minus(operation.sent);
+            if others.iter().any(|other| !self.peers[other].is_down()) {
+                self.ask_for_page(op);
+            }
+        }
+        // Slabs that were about to be asked for here are asked for elsewhere.
+        self.mark_vacant_wanted();
+    }
+
+    fn is_lost(&self, now: Time, place: usize, since: Time) -> bool {
+        !self.peers[place].written_off && now.since(since) >= self.config.lost_after
+    }
+
+    /// It stayed away too long: what only it has is lost.
+    fn give_up_sole(&mut self, place: usize) {
+        self.peers[place].written_off = true;
+        for space in 0..self.spaces.len() {
+            for slab in 0..self.spaces[space].slabs.len() {
+                let state = &self.spaces[space].slabs[slab];
+                if self.peers_of(&state.entry).has(place) && !state.failed.has(place) {
+                    self.copy_lost(space, slab, place);
+                }
+            }
+        }
+    }
+}
+
+/// Sizes that are still to be tried, a bit each.
+pub fn larger_than(cut: usize, max: usize) -> u8 {
+    let larger = DATAGRAM_SIZES.iter().enumerate().filter(|(_, size)| **size > cut && **size <= max);
+    larger.fold(0, |bits, (at, _)| bits | 1 << at)
+}

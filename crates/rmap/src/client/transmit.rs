@@ -1,0 +1,182 @@
+//! What is sent next: hellos, signs of life, what is sent again, then by class, as far as the windows allow.
+
+use super::Client;
+use super::exchange::{Exchange, Role, Stage};
+use super::peer::{Greeting, Peer};
+use crate::crypto::handshake::Initiator;
+use crate::server::Transmit;
+use crate::units::{Class, PageNo, SEALED_SIZE, SpaceId, Time, Version};
+use crate::wire::datagram::{Head, Versions};
+use crate::wire::message::{Direction, Fragment, Message, Op};
+use crate::wire::{DATAGRAM_SIZES, OVERHEAD, PROTOCOL_VERSION};
+
+/// The number of a session with a server is its place in the client's list, and random above.
+const PLACE_BITS: u32 = super::SERVERS_MAX.trailing_zeros();
+/// Copies may use this part of the link (notes on rebuild storms: demand must not feel them).
+const REBUILD_PERCENT: u64 = 30;
+/// What copies may save up: a few milliseconds of a link of 1 Gbit/s.
+const REBUILD_BURST: u64 = 256 * 1024;
+/// Probes have no exchange; their sizes tell them apart.
+pub const PROBE_ID: u64 = 0;
+
+impl Client {
+    /// The place of the server that a session number belongs to.
+    pub(super) fn place_of_number(&self, number: u32) -> Option<usize> {
+        let place = (number & ((1 << PLACE_BITS) - 1)) as usize;
+        (place < self.peers.len()).then_some(place)
+    }
+
+    /// Begins a handshake.
+    pub(super) fn greet(&mut self, peer: usize) {
+        let number = (self.entropy.next_u64() as u32) << PLACE_BITS | peer as u32;
+        let versions = Versions { min: PROTOCOL_VERSION, max: PROTOCOL_VERSION };
+        let head = Head::Hello { versions, sender: number };
+        let key = self.peers[peer].info.key;
+        let initiator = Initiator::new(&self.config.keys, &key, &self.config.pool, head, &self.entropy);
+        self.peers[peer].greeting = Some(Greeting::new(initiator, number));
+    }
+
+    /// The next thing to send, appended to `out`.
+    pub fn poll_transmit(&mut self, now: Time, out: &mut Vec<u8>) -> Option<Transmit> {
+        let elapsed = now.since(self.rebuild_at).as_nanos() as u64;
+        let rate = self.config.link_bytes_per_second / 100 * REBUILD_PERCENT;
+        let gained = (u128::from(elapsed) * u128::from(rate) / 1_000_000_000) as u64;
+        if gained > 0 {
+            self.rebuild_budget = (self.rebuild_budget + gained).min(REBUILD_BURST);
+            self.rebuild_at = now;
+        }
+        for step in 0..self.peers.len() {
+            let peer = (self.turn + step) % self.peers.len();
+            if let Some(transmit) = self.transmit_to(now, peer, out) {
+                self.turn = peer + 1;
+                self.stats.sent += 1;
+                return Some(transmit);
+            }
+        }
+        None
+    }
+
+    fn transmit_to(&mut self, now: Time, place: usize, out: &mut Vec<u8>) -> Option<Transmit> {
+        let peer = &mut self.peers[place];
+        let to = peer.info.addr;
+        if let Some(greeting) = peer.greeting.as_mut().filter(|greeting| greeting.due_at() <= now) {
+            greeting.sent(now);
+            out.extend_from_slice(&greeting.initiator.hello);
+            return Some(Transmit { to, segment: greeting.initiator.hello.len() });
+        }
+        if !peer.is_up() {
+            return None;
+        }
+        if peer.probes != 0 {
+            let size = peer.probes.trailing_zeros();
+            peer.probes &= peer.probes - 1;
+            peer.probed_at = now;
+            return probe(peer, DATAGRAM_SIZES[size as usize], out);
+        }
+        if std::mem::take(&mut peer.ping_due) {
+            return probe(peer, OVERHEAD, out);
+        }
+        while let Some(id) = self.peers[place].resends.pop_front() {
+            if let Some(exchange) = self.exchanges.get(id).copied()
+                && matches!(exchange.stage, Stage::InFlight { .. })
+            {
+                return self.send(now, exchange, out);
+            }
+        }
+        for class in Class::ALL {
+            if let Some(exchange) = self.next_of(place, class) {
+                self.peers[place].queues[class as usize].pop_front();
+                return self.send(now, exchange, out);
+            }
+        }
+        None
+    }
+
+    /// The first of its class, if the windows allow to send it.
+    fn next_of(&mut self, place: usize, class: Class) -> Option<Exchange> {
+        let exchange = loop {
+            let id = *self.peers[place].queues[class as usize].front()?;
+            if let Some(exchange) = self.exchanges.get(id) {
+                break *exchange;
+            }
+            self.peers[place].queues[class as usize].pop_front();
+        };
+        let peer = &self.peers[place];
+        let fits = match exchange.op {
+            Op::Read | Op::Versions => self.exchanges.has_window(),
+            Op::Write | Op::Trim => peer.writes_out < peer.write_credits.max(1),
+            _ => true,
+        };
+        let affordable = class != Class::Rebuild || self.rebuild_budget >= SEALED_SIZE as u64;
+        (fits && affordable).then_some(exchange)
+    }
+
+    fn send(&mut self, now: Time, exchange: Exchange, out: &mut Vec<u8>) -> Option<Transmit> {
+        let Exchange { id, role, peer: place, op, class, space, page, version, .. } = exchange;
+        let first = exchange.stage == Stage::Queued;
+        if class == Class::Rebuild {
+            self.rebuild_budget = self.rebuild_budget.saturating_sub(SEALED_SIZE as u64);
+        }
+        if matches!(op, Op::Read | Op::Versions) {
+            self.exchanges.take_partial(id);
+        }
+        if let Some(exchange) = self.exchanges.get(id) {
+            exchange.stage = Stage::InFlight { sent_at: now };
+            exchange.tries += 1;
+            exchange.overtaken = 0;
+        }
+        let peer = &mut self.peers[place];
+        peer.in_flight.push_back(id);
+        if first && matches!(op, Op::Write | Op::Trim) {
+            peer.writes_out += 1;
+        }
+        peer.unanswered_since.get_or_insert(now);
+        let payload: &[u8] = match (op, role) {
+            (Op::Write, Role::Write { op }) => self.ops.buffer(op),
+            (Op::Write, Role::CopyWrite { copy }) => self.copies.buffer(copy),
+            _ => &[],
+        };
+        let state = &self.spaces[space];
+        let message = Message {
+            op,
+            class,
+            direction: Direction::Request { cut: peer.cut as u16, generation: state.generation },
+            id,
+            space: state.id,
+            page,
+            version,
+            payload: payload.len() as u16,
+        };
+        let room = peer.cut - OVERHEAD;
+        let count = Fragment::count_for(payload.len(), peer.cut);
+        let session = peer.session.as_mut()?;
+        let start = out.len();
+        let mut segment = 0;
+        for index in 0..count {
+            let from = usize::from(index) * room;
+            let part = &payload[from..payload.len().min(from + room)];
+            session.seal(&message, Fragment { index, count }, part, out);
+            if index == 0 {
+                segment = out.len() - start;
+            }
+        }
+        Some(Transmit { to: peer.info.addr, segment })
+    }
+}
+
+/// A datagram of a certain size, to be answered in the same.
+fn probe(peer: &mut Peer, size: usize, out: &mut Vec<u8>) -> Option<Transmit> {
+    const PADDING: [u8; SEALED_SIZE] = [0; SEALED_SIZE];
+    let message = Message {
+        op: Op::Probe,
+        class: Class::Demand,
+        direction: Direction::Request { cut: peer.cut as u16, generation: crate::units::Generation(0) },
+        id: PROBE_ID,
+        space: SpaceId(0),
+        page: PageNo(0),
+        version: Version::NEVER,
+        payload: (size - OVERHEAD) as u16,
+    };
+    peer.session.as_mut()?.seal(&message, Fragment::WHOLE, &PADDING[..size - OVERHEAD], out);
+    Some(Transmit { to: peer.info.addr, segment: size })
+}

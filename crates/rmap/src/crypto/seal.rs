@@ -1,0 +1,102 @@
+//! The page seal: AES-256-GCM under the space's key, which servers never see, bound to space, page number and version.
+//!
+//! A server can neither read a page nor alter it, nor pass one off for another or an older one for the present one: the
+//! client knows which version it wants.
+
+use std::fmt;
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+
+use super::{KEY_SIZE, Rejected};
+use crate::units::{PAGE_SIZE, Page, PageNo, SEAL_SIZE, SEALED_SIZE, SpaceId, Version};
+
+/// The key of a space.
+pub struct SpaceKey {
+    key: LessSafeKey,
+    space: SpaceId,
+}
+
+impl fmt::Debug for SpaceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SpaceKey({:?})", self.space)
+    }
+}
+
+impl SpaceKey {
+    /// # Panics
+    /// Never: the key has the length of the algorithm.
+    pub fn new(key: &[u8; KEY_SIZE], space: SpaceId) -> SpaceKey {
+        let key = UnboundKey::new(&AES_256_GCM, key).expect("32 bytes");
+        SpaceKey { key: LessSafeKey::new(key), space }
+    }
+
+    fn aad(&self, page: PageNo, version: Version) -> [u8; 24] {
+        let mut aad = [0; 24];
+        aad[..8].copy_from_slice(&self.space.0.to_le_bytes());
+        aad[8..16].copy_from_slice(&page.0.to_le_bytes());
+        aad[16..].copy_from_slice(&version.bits().to_le_bytes());
+        aad
+    }
+
+    /// No version is used twice in a space, so no nonce is.
+    fn nonce(version: Version) -> Nonce {
+        let mut nonce = [0; 12];
+        nonce[4..].copy_from_slice(&version.bits().to_be_bytes());
+        Nonce::assume_unique_for_key(nonce)
+    }
+
+    /// # Panics
+    /// If `out` is not [`SEALED_SIZE`] long.
+    pub fn seal(&self, page: PageNo, version: Version, content: &Page, out: &mut [u8]) {
+        assert_eq!(out.len(), SEALED_SIZE, "room for a sealed page");
+        let (body, tag) = out.split_at_mut(PAGE_SIZE);
+        body.copy_from_slice(content);
+        let aad = Aad::from(self.aad(page, version));
+        let seal = self.key.seal_in_place_separate_tag(SpaceKey::nonce(version), aad, body);
+        tag[..SEAL_SIZE].copy_from_slice(seal.expect("a page is not too long").as_ref());
+    }
+
+    /// Opens in place; the content is the first [`PAGE_SIZE`] bytes then.
+    ///
+    /// # Errors
+    /// It is not what was sealed as this version of this page.
+    pub fn open(&self, page: PageNo, version: Version, sealed: &mut [u8]) -> Result<(), Rejected> {
+        let aad = Aad::from(self.aad(page, version));
+        let opened = self.key.open_in_place(SpaceKey::nonce(version), aad, sealed);
+        opened.map(drop).map_err(|_| Rejected::NotAuthentic)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Generation;
+
+    #[test]
+    fn opens_only_as_what_it_was_sealed_as() {
+        let key = SpaceKey::new(&[7; KEY_SIZE], SpaceId(1));
+        let version = |sequence| Version::new(Generation(2), sequence, false);
+        let content = [0x5a; PAGE_SIZE];
+        let mut sealed = vec![0; SEALED_SIZE];
+        key.seal(PageNo(3), version(4), &content, &mut sealed);
+        let opens = |key: &SpaceKey, page, version, flip: Option<usize>| {
+            let mut copy = sealed.clone();
+            if let Some(at) = flip {
+                copy[at] ^= 1;
+            }
+            key.open(PageNo(page), version, &mut copy).map(|()| copy[..PAGE_SIZE] == content)
+        };
+        assert_eq!(opens(&key, 3, version(4), None), Ok(true));
+        let other = SpaceKey::new(&[7; KEY_SIZE], SpaceId(2));
+        for (key, page, version, flip) in [
+            (&key, 4, version(4), None),
+            (&key, 3, version(3), None),
+            (&key, 3, version(4), Some(0)),
+            (&key, 3, version(4), Some(SEALED_SIZE - 1)),
+            (&other, 3, version(4), None),
+        ] {
+            assert_eq!(opens(key, page, version, flip), Err(Rejected::NotAuthentic));
+        }
+        assert_ne!(sealed[..PAGE_SIZE], content);
+    }
+}

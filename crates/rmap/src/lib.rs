@@ -1,0 +1,19 @@
+//! Memory of other machines, page by page, over ordinary datagrams: the MemX idea without RDMA, encrypted and fenced.
+//!
+//! A *server* lends slabs of its memory. A *client* owns spaces, whose pages lie in slabs at one or two servers, sealed under
+//! a key that no server has. A *control plane* says who owns a space and which servers have which slab in sync.
+//!
+//! [`server::Server`] and [`client::Client`] are sans-I/O: datagrams and time go in, datagrams come out. The simulation in
+//! `tests/sim` and the drivers run the same code. The bytes are described in `docs/protocol/rmap.md`.
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod control;
+pub mod crypto;
+mod reassembly;
+pub mod registry;
+pub mod server;
+pub mod servers;
+pub mod udp;
+pub mod units;
+pub mod wire;

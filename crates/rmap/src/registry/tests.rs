@@ -1,0 +1,82 @@
+use super::*;
+
+/// A directory of this test's own, gone with it.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Dir {
+        let dir = std::env::temp_dir().join(format!("rmap-registry-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        Dir(dir)
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.join("registry")
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+const SPACE: SpaceId = SpaceId(7);
+
+fn request(generation: u32, slab: u32, revision: u64) -> ControlRequest {
+    let replica = |server| Replica { server: ServerId(server), grant: Version::from_bits(revision * 10) };
+    let entry = MapEntry { revision, replicas: vec![replica(1), replica(2)], lost: false };
+    ControlRequest { space: SPACE, generation: Generation(generation), slab: SlabNo(slab), entry }
+}
+
+#[test]
+fn compares_and_swaps_and_remembers() {
+    let dir = Dir::new("swap");
+    let mut registry = Registry::open(&dir.file()).unwrap();
+    assert_eq!(registry.take_over(SPACE).unwrap(), (Generation(1), vec![]));
+    assert_eq!(registry.answer(&request(1, 3, 1)).unwrap(), ControlReply::Done);
+    assert_eq!(registry.answer(&request(1, 3, 1)).unwrap(), ControlReply::Conflict(request(1, 3, 1).entry));
+    assert_eq!(registry.answer(&request(2, 3, 2)).unwrap(), ControlReply::Fenced);
+    // Another process, at the same time.
+    let mut other = Registry::open(&dir.file()).unwrap();
+    assert_eq!(other.take_over(SPACE).unwrap(), (Generation(2), vec![(SlabNo(3), request(1, 3, 1).entry)]));
+    assert_eq!(registry.answer(&request(1, 3, 2)).unwrap(), ControlReply::Fenced);
+}
+
+#[test]
+fn a_record_that_was_cut_short_is_cut_off() {
+    let dir = Dir::new("torn");
+    let mut registry = Registry::open(&dir.file()).unwrap();
+    registry.take_over(SPACE).unwrap();
+    let whole = std::fs::read(dir.file()).unwrap();
+    registry.answer(&request(1, 0, 1)).unwrap();
+    let all = std::fs::read(dir.file()).unwrap();
+    for length in whole.len()..all.len() {
+        std::fs::write(dir.file(), &all[..length]).unwrap();
+        let mut registry = Registry::open(&dir.file()).unwrap();
+        assert_eq!(registry.answer(&request(1, 0, 1)).unwrap(), ControlReply::Done, "cut to {length}");
+        assert_eq!(std::fs::read(dir.file()).unwrap(), all);
+    }
+}
+
+#[test]
+fn the_log_does_not_grow_for_ever() {
+    let dir = Dir::new("compact");
+    let mut registry = Registry::open(&dir.file()).unwrap();
+    registry.take_over(SPACE).unwrap();
+    let mut other = Registry::open(&dir.file()).unwrap();
+    registry.records = COMPACT_MIN + COMPACT_FACTOR * 2;
+    assert_eq!(registry.answer(&request(1, 0, 1)).unwrap(), ControlReply::Done);
+    assert_eq!(registry.records, 2);
+    // The other has the old file open.
+    assert_eq!(other.answer(&request(1, 0, 2)).unwrap(), ControlReply::Done);
+    assert_eq!(registry.take_over(SPACE).unwrap().1, [(SlabNo(0), request(1, 0, 2).entry)]);
+}
+
+#[test]
+fn other_files_are_left_alone() {
+    let dir = Dir::new("other");
+    std::fs::write(dir.file(), b"something else").unwrap();
+    assert!(matches!(Registry::open(&dir.file()), Err(RegistryError::NotOurs { .. })));
+    assert_eq!(std::fs::read(dir.file()).unwrap(), b"something else");
+}

@@ -1,0 +1,199 @@
+//! The server: lends slabs, holds sealed pages, checks the owner's generation in every request.
+//!
+//! Sans-I/O: a driver hands in datagrams and time and takes out what is to be sent. One thread owns it. Whatever comes from
+//! somebody who does not know the pool's key costs a counter; nothing is allocated for it and nothing answered.
+//!
+//! # When something fails
+//!
+//! A server that dies takes its pages with it. Its next life has another boot epoch, which clients learn in the handshake
+//! before anything else, and it answers [`Status::UnknownSlab`], never zeros. A server that is paused answers late: versions
+//! and generations make late writes harmless. A server never drops a slab by itself; under pressure it asks the owners to.
+
+mod reassembly;
+mod requests;
+mod sessions;
+mod store;
+
+use std::net::SocketAddr;
+
+use thiserror::Error;
+
+use crate::crypto::entropy::SharedEntropy;
+use crate::crypto::{Entropy, Keypair, PoolKey, PublicKey, Rejected};
+use crate::units::{BootEpoch, ServerId, SlabSize, Time};
+use crate::wire::datagram::Head;
+use crate::wire::message::Pressure;
+
+pub use store::{Fault, SpaceUse};
+
+use requests::Replies;
+use sessions::{Hello, Sessions};
+use store::Store;
+
+/// Slabs of one server: 64 TiB of the usual size; page numbers end later.
+pub const SLABS_MAX: usize = 1 << 20;
+/// Clients whose keys a server admits.
+pub const ADMITTED_MAX: usize = 1024;
+
+/// What a server is told.
+#[derive(Debug)]
+pub struct ServerConfig {
+    pub id: ServerId,
+    pub keys: Keypair,
+    pub pool: PoolKey,
+    /// The clients that may connect.
+    pub admitted: Vec<PublicKey>,
+    pub slabs: usize,
+    pub slab_size: SlabSize,
+    /// Slabs that one space may have here.
+    pub quota: u32,
+    /// Must differ from that of every earlier life: random, or a start time.
+    pub epoch: BootEpoch,
+}
+
+/// Why a server cannot be.
+#[derive(Debug, PartialEq, Eq, Error)]
+pub enum ConfigError {
+    #[error("{slabs} slabs: give 1 to {SLABS_MAX}")]
+    Slabs { slabs: usize },
+    #[error("{clients} admitted clients: at most {ADMITTED_MAX}")]
+    Admitted { clients: usize },
+}
+
+/// One or more datagrams to send, in the buffer that the caller gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transmit {
+    pub to: SocketAddr,
+    /// The buffer is to be cut into datagrams of this size; the last may be shorter.
+    pub segment: usize,
+}
+
+/// What became of datagrams, each counted once, and of requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerStats {
+    /// Fragments that were taken in.
+    pub fragments: u64,
+    /// Sessions begun.
+    pub accepted: u64,
+    /// No version of the protocol produces them.
+    pub malformed: u64,
+    /// For sessions that do not exist (any more).
+    pub unknown_session: u64,
+    pub not_authentic: u64,
+    pub replayed: u64,
+    /// Hellos without the pool's key.
+    pub strangers: u64,
+    /// Hellos with the pool's key from nodes that are not admitted.
+    pub not_admitted: u64,
+    /// Hellos beyond what one second may bring, or beyond the sessions there are.
+    pub throttled: u64,
+    /// Hellos in versions that are not spoken here.
+    pub refused: u64,
+    /// Requests by what was answered.
+    pub answered: [u64; 8],
+}
+
+/// A page server.
+#[derive(Debug)]
+pub struct Server {
+    config: ServerConfig,
+    entropy: SharedEntropy,
+    store: Store,
+    sessions: Sessions,
+    replies: Replies,
+    pressure: Pressure,
+    stats: ServerStats,
+}
+
+impl Server {
+    /// Allocates and touches all slabs, so that what is announced is there.
+    ///
+    /// # Errors
+    /// Limits of [`ServerConfig`].
+    pub fn new(config: ServerConfig, entropy: Box<dyn Entropy>) -> Result<Server, ConfigError> {
+        if config.slabs == 0 || config.slabs > SLABS_MAX {
+            return Err(ConfigError::Slabs { slabs: config.slabs });
+        }
+        if config.admitted.len() > ADMITTED_MAX {
+            return Err(ConfigError::Admitted { clients: config.admitted.len() });
+        }
+        Ok(Server {
+            entropy: SharedEntropy::new(entropy),
+            store: Store::new(config.slabs, config.slab_size, config.quota),
+            sessions: Sessions::new(),
+            replies: Replies::new(),
+            pressure: Pressure::None,
+            stats: ServerStats::default(),
+            config,
+        })
+    }
+
+    /// Takes a datagram in; decrypts it in place.
+    pub fn on_datagram(&mut self, now: Time, from: SocketAddr, datagram: &mut [u8]) {
+        match Head::decode(datagram) {
+            Ok(Head::Hello { versions, sender }) => {
+                let about = self.about();
+                let hello = Hello { from, versions, sender, datagram };
+                self.sessions.greet(now, &hello, &self.config, about, &self.entropy, &mut self.stats);
+            }
+            Ok(Head::Data { epoch, receiver, counter, .. }) => {
+                let Some(index) = self.sessions.find(receiver) else {
+                    self.stats.unknown_session += 1;
+                    return;
+                };
+                match self.sessions.open(index, now, from, (epoch, counter), datagram) {
+                    Ok(body) => self.take_in(now, index, body),
+                    Err(Rejected::NotAuthentic) => self.stats.not_authentic += 1,
+                    Err(Rejected::Replayed) => self.stats.replayed += 1,
+                }
+            }
+            // Servers are not greeted back.
+            Ok(Head::Accept { .. } | Head::Refuse { .. }) | Err(_) => self.stats.malformed += 1,
+        }
+    }
+
+    /// The next thing to send, appended to `out`; demand before everything else.
+    pub fn poll_transmit(&mut self, out: &mut Vec<u8>) -> Option<Transmit> {
+        if let Some(transmit) = self.sessions.poll_handshake(out) {
+            return Some(transmit);
+        }
+        self.poll_reply(out)
+    }
+
+    /// How short of memory the host is; in every reply from now on.
+    pub fn set_pressure(&mut self, pressure: Pressure) {
+        self.pressure = pressure;
+    }
+
+    pub fn stats(&self) -> &ServerStats {
+        &self.stats
+    }
+
+    pub fn epoch(&self) -> BootEpoch {
+        self.config.epoch
+    }
+
+    /// Slabs that nobody has.
+    pub fn free_slabs(&self) -> usize {
+        self.store.free_slabs()
+    }
+
+    /// Who has how much.
+    pub fn spaces(&self) -> impl Iterator<Item = SpaceUse> {
+        self.store.spaces()
+    }
+
+    /// Whether everything was given back, so that the process may end without loss.
+    pub fn is_drained(&self) -> bool {
+        self.store.free_slabs() == self.config.slabs
+    }
+
+    /// Misbehaves on purpose: for tests of what clients do then.
+    #[doc(hidden)]
+    pub fn inject(&mut self, fault: Option<Fault>) {
+        self.store.inject(fault);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+//! Requests are executed as they come; replies are made when they are sent, demand first.
+
+use std::collections::VecDeque;
+
+use super::{Server, ServerStats, Transmit};
+use crate::crypto::handshake::ServerHello;
+use crate::server::reassembly::WRITE_CREDITS;
+use crate::units::{Class, Time, Version};
+use crate::wire::message::{Direction, Fragment, Load, Message, Op, Pressure, Status};
+use crate::wire::{OVERHEAD, PAYLOAD_MAX};
+
+/// Replies that wait to be sent. One more is not taken in: its client asks again.
+const REPLIES_MAX: usize = 4096;
+
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    session: u32,
+    place: usize,
+    request: Message,
+    status: Status,
+}
+
+#[derive(Debug)]
+pub struct Replies {
+    /// One queue a class.
+    queues: [VecDeque<Pending>; Class::ALL.len()],
+    /// Versions on their way into a reply.
+    scratch: Vec<u8>,
+}
+
+impl Replies {
+    pub fn new() -> Replies {
+        Replies {
+            queues: Class::ALL.map(|_| VecDeque::with_capacity(REPLIES_MAX)),
+            scratch: Vec::with_capacity(PAYLOAD_MAX),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.queues.iter().map(VecDeque::len).sum()
+    }
+
+    fn pop(&mut self) -> Option<Pending> {
+        self.queues.iter_mut().find_map(VecDeque::pop_front)
+    }
+}
+
+impl Server {
+    pub(super) fn about(&self) -> ServerHello {
+        ServerHello {
+            epoch: self.config.epoch,
+            server: self.config.id,
+            slab_pages: self.config.slab_size.pages() as u32,
+            write_credits: WRITE_CREDITS,
+        }
+    }
+
+    /// An authentic fragment.
+    pub(super) fn take_in(&mut self, _now: Time, place: usize, body: &[u8]) {
+        let Ok((message, fragment, part)) = Message::decode(body) else {
+            self.stats.malformed += 1;
+            return;
+        };
+        let Direction::Request { generation, .. } = message.direction else {
+            self.stats.malformed += 1;
+            return;
+        };
+        self.stats.fragments += 1;
+        let payload = usize::from(message.payload);
+        let (space, page, version) = (message.space, message.page, message.version);
+        let Some(peer) = self.sessions.peer(place) else { return };
+        let whole = if fragment.count == 1 {
+            Some(part)
+        } else {
+            peer.reassembly.add(message.id, version.bits(), fragment, part, payload)
+        };
+        let Some(whole) = whole else { return };
+        let slab = self.config.slab_size.slab(page);
+        let status = match (message.op, slab) {
+            (_, None) => Status::BadRequest,
+            // What they are asked for is looked up when the reply is made.
+            (Op::Probe | Op::Read | Op::Versions, _) => Status::Ok,
+            (Op::Write, _) => self.store.write(space, page, generation, version, Some(whole)),
+            (Op::Trim, _) => self.store.write(space, page, generation, version, None),
+            (Op::Fence, _) => self.store.fence(space, generation),
+            (Op::Grant, Some(slab)) => {
+                let open = self.pressure == Pressure::None;
+                self.store.grant(space, slab, generation, version, open)
+            }
+            (Op::Release, Some(slab)) => self.store.release(space, slab, generation, version),
+            (Op::Reserve, _) => self.store.reserve(space, generation, version.bits()),
+        };
+        if self.replies.len() < REPLIES_MAX
+            && let Some(session) = self.sessions.number(place)
+        {
+            let pending = Pending { session, place, request: message, status };
+            self.replies.queues[message.class as usize].push_back(pending);
+        }
+    }
+
+    /// Fewer writes at a time the shorter memory is: the client slows down before it is told to go.
+    fn write_credits(&self) -> u16 {
+        match self.pressure {
+            Pressure::None => WRITE_CREDITS,
+            Pressure::Yellow => WRITE_CREDITS / 4,
+            Pressure::Orange => WRITE_CREDITS / 8,
+            Pressure::Red => 1,
+        }
+    }
+
+    pub(super) fn poll_reply(&mut self, out: &mut Vec<u8>) -> Option<Transmit> {
+        loop {
+            let pending = self.replies.pop()?;
+            // The session may have ended since.
+            if self.sessions.number(pending.place) == Some(pending.session) {
+                return self.reply(&pending, out);
+            }
+        }
+    }
+
+    fn reply(&mut self, pending: &Pending, out: &mut Vec<u8>) -> Option<Transmit> {
+        let Pending { place, request, mut status, .. } = *pending;
+        let Direction::Request { cut, generation } = request.direction else { return None };
+        let write_credits = self.write_credits();
+        let queued = self.replies.len() as u16;
+        let scratch = &mut self.replies.scratch;
+        scratch.clear();
+        let mut version = request.version;
+        let mut payload: &[u8] = &[];
+        match request.op {
+            Op::Probe => {
+                scratch.resize(usize::from(request.payload), 0);
+                payload = scratch;
+            }
+            Op::Read if status == Status::Ok => match self.store.read(request.space, request.page, generation) {
+                Ok(stored) => {
+                    version = stored.version;
+                    payload = stored.sealed.unwrap_or(&[]);
+                }
+                Err(failure) => status = failure,
+            },
+            Op::Versions if status == Status::Ok => {
+                match self.store.versions(request.space, request.page, generation) {
+                    Ok((grant, versions)) => {
+                        version = grant;
+                        versions.iter().for_each(|v| scratch.extend_from_slice(&v.bits().to_le_bytes()));
+                        payload = scratch;
+                    }
+                    Err(failure) => status = failure,
+                }
+            }
+            _ => {}
+        }
+        if status != Status::Ok {
+            version = Version::NEVER;
+        }
+        let load = Load { free_slabs: self.store.free_slabs() as u32, write_credits, queued };
+        let direction = Direction::Reply { status, pressure: self.pressure, load };
+        let message = Message { direction, version, payload: payload.len() as u16, ..request };
+        let peer = self.sessions.peer(place)?;
+        // A probe is answered as it came, or it would say nothing about the way back.
+        let cut = if request.op == Op::Probe { usize::from(request.payload) + OVERHEAD } else { usize::from(cut) };
+        let count = Fragment::count_for(payload.len(), cut);
+        let start = out.len();
+        let mut segment = 0;
+        for index in 0..count {
+            let from = usize::from(index) * (cut - OVERHEAD);
+            let part = &payload[from..payload.len().min(from + cut - OVERHEAD)];
+            peer.session.seal(&message, Fragment { index, count }, part, out);
+            segment = segment.max(out.len() - start);
+            if index > 0 {
+                segment = cut;
+            }
+        }
+        count_answer(&mut self.stats, status);
+        Some(Transmit { to: peer.addr, segment })
+    }
+}
+
+fn count_answer(stats: &mut ServerStats, status: Status) {
+    stats.answered[status as usize] += 1;
+}

@@ -1,0 +1,204 @@
+//! Sessions with clients, and how they begin.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::reassembly::Reassembly;
+use super::{ServerConfig, ServerStats, Transmit};
+use crate::crypto::entropy::SharedEntropy;
+use crate::crypto::handshake::{ServerHello, respond};
+use crate::crypto::session::Session;
+use crate::crypto::{PublicKey, Rejected};
+use crate::units::Time;
+use crate::wire::PROTOCOL_VERSION;
+use crate::wire::datagram::{ACCEPT_SIZE, HELLO_SIZE, Head, Versions};
+
+/// Sessions at a time. Each has room for the writes it may have under way: 8 MiB together.
+const SESSIONS_MAX: usize = 64;
+/// Sessions of one node: one per core that talks, and as many that it has forgotten.
+const SESSIONS_PER_NODE: usize = 16;
+/// Another node's session is given up for a new one when nothing was heard of it for so long.
+const SESSION_IDLE: Duration = Duration::from_secs(180);
+/// Handshakes a second, 0.2 ms of a core each (measured: X25519 in pure Rust), so that they take at most 4 % of one.
+const HELLOS_PER_SECOND: u32 = 200;
+/// Handshakes at once, when a whole cluster comes up.
+const HELLOS_BURST: u32 = 64;
+/// Answers that wait to be sent.
+const ANSWERS_MAX: usize = HELLOS_BURST as usize;
+/// The low bits of a session's number are its place, the others random.
+const PLACE_BITS: u32 = SESSIONS_MAX.trailing_zeros();
+
+/// A hello as it came.
+#[derive(Debug)]
+pub struct Hello<'a> {
+    pub from: SocketAddr,
+    pub versions: Versions,
+    pub sender: u32,
+    pub datagram: &'a [u8],
+}
+
+#[derive(Debug)]
+pub struct Peer {
+    number: u32,
+    node: PublicKey,
+    pub session: Session,
+    pub addr: SocketAddr,
+    heard_at: Time,
+    pub reassembly: Reassembly,
+}
+
+/// Bytes of the longest answer to a hello.
+const ANSWER_MAX: usize = if ACCEPT_SIZE > HELLO_SIZE { panic!("amplifies") } else { ACCEPT_SIZE };
+
+#[derive(Debug)]
+struct Answer {
+    to: SocketAddr,
+    bytes: [u8; ANSWER_MAX],
+    length: usize,
+}
+
+#[derive(Debug)]
+pub struct Sessions {
+    peers: Vec<Option<Peer>>,
+    answers: VecDeque<Answer>,
+    /// Handshakes that may happen now, in millionths, and when that was.
+    tokens: u64,
+    tokens_at: Time,
+}
+
+impl Sessions {
+    pub fn new() -> Sessions {
+        Sessions {
+            peers: (0..SESSIONS_MAX).map(|_| None).collect(),
+            answers: VecDeque::with_capacity(ANSWERS_MAX),
+            tokens: u64::from(HELLOS_BURST) * 1_000_000,
+            tokens_at: Time::default(),
+        }
+    }
+
+    pub fn find(&self, number: u32) -> Option<usize> {
+        let place = (number & (SESSIONS_MAX as u32 - 1)) as usize;
+        self.peers[place].as_ref().is_some_and(|peer| peer.number == number).then_some(place)
+    }
+
+    pub fn number(&self, place: usize) -> Option<u32> {
+        self.peers[place].as_ref().map(|peer| peer.number)
+    }
+
+    pub fn peer(&mut self, place: usize) -> Option<&mut Peer> {
+        self.peers[place].as_mut()
+    }
+
+    /// Opens a datagram of this session. An authentic one also tells where its client is now.
+    ///
+    /// # Errors
+    /// It is not authentic, or was seen before.
+    pub fn open<'a>(
+        &mut self,
+        place: usize,
+        now: Time,
+        from: SocketAddr,
+        (epoch, counter): (u8, u64),
+        datagram: &'a mut [u8],
+    ) -> Result<&'a [u8], Rejected> {
+        let peer = self.peers[place].as_mut().ok_or(Rejected::NotAuthentic)?;
+        let body = peer.session.open(epoch, counter, datagram)?;
+        peer.addr = from;
+        peer.heard_at = now;
+        Ok(body)
+    }
+
+    /// A client wants a session.
+    pub fn greet(
+        &mut self,
+        now: Time,
+        hello: &Hello<'_>,
+        config: &ServerConfig,
+        about: ServerHello,
+        entropy: &SharedEntropy,
+        stats: &mut ServerStats,
+    ) {
+        if !config.pool.admits_hello(hello.datagram) {
+            stats.strangers += 1;
+            return;
+        }
+        if self.answers.len() >= ANSWERS_MAX || !self.take_token(now) {
+            stats.throttled += 1;
+            return;
+        }
+        if !(hello.versions.min..=hello.versions.max).contains(&PROTOCOL_VERSION) {
+            stats.refused += 1;
+            let versions = Versions { min: PROTOCOL_VERSION, max: PROTOCOL_VERSION };
+            let refusal = config.pool.refuse(Head::Refuse { versions, receiver: hello.sender }, hello.datagram);
+            self.answer(hello.from, &refusal);
+            return;
+        }
+        // The number has to be in the answer, so a place is looked for before it is known who asks.
+        let Some(place) = self.free_place(now) else {
+            stats.throttled += 1;
+            return;
+        };
+        let random = entropy.next_u64() as u32;
+        let number = random << PLACE_BITS | place as u32;
+        let head = Head::Accept { version: PROTOCOL_VERSION, receiver: hello.sender, sender: number };
+        let Ok((node, secrets, accept)) = respond(&config.keys, &config.pool, hello.datagram, head, about, entropy)
+        else {
+            stats.not_authentic += 1;
+            return;
+        };
+        if !config.admitted.contains(&node) {
+            stats.not_admitted += 1;
+            return;
+        }
+        self.make_room(node);
+        let session = Session::server(&secrets, hello.sender);
+        let reassembly = Reassembly::new();
+        self.peers[place] = Some(Peer { number, node, session, addr: hello.from, heard_at: now, reassembly });
+        self.answer(hello.from, &accept);
+        stats.accepted += 1;
+    }
+
+    /// One node's sessions are limited: the one silent for longest goes.
+    fn make_room(&mut self, node: PublicKey) {
+        let own = || self.peers.iter().enumerate().filter(|(_, peer)| peer.as_ref().is_some_and(|p| p.node == node));
+        if own().count() >= SESSIONS_PER_NODE {
+            let oldest = own().min_by_key(|(_, peer)| peer.as_ref().map(|p| p.heard_at)).map(|(place, _)| place);
+            if let Some(place) = oldest {
+                self.peers[place] = None;
+            }
+        }
+    }
+
+    fn free_place(&self, now: Time) -> Option<usize> {
+        let free = self.peers.iter().position(Option::is_none);
+        free.or_else(|| {
+            let heard = |peer: &Option<Peer>| peer.as_ref().map(|p| p.heard_at);
+            let (place, peer) = self.peers.iter().enumerate().min_by_key(|(_, peer)| heard(peer))?;
+            (now.since(heard(peer)?) > SESSION_IDLE).then_some(place)
+        })
+    }
+
+    fn take_token(&mut self, now: Time) -> bool {
+        let gained = now.since(self.tokens_at).as_micros() as u64 * u64::from(HELLOS_PER_SECOND);
+        self.tokens = (self.tokens + gained).min(u64::from(HELLOS_BURST) * 1_000_000);
+        self.tokens_at = now;
+        let enough = self.tokens >= 1_000_000;
+        if enough {
+            self.tokens -= 1_000_000;
+        }
+        enough
+    }
+
+    fn answer(&mut self, to: SocketAddr, datagram: &[u8]) {
+        let mut bytes = [0; ANSWER_MAX];
+        bytes[..datagram.len()].copy_from_slice(datagram);
+        self.answers.push_back(Answer { to, bytes, length: datagram.len() });
+    }
+
+    pub fn poll_handshake(&mut self, out: &mut Vec<u8>) -> Option<Transmit> {
+        let answer = self.answers.pop_front()?;
+        out.extend_from_slice(&answer.bytes[..answer.length]);
+        Some(Transmit { to: answer.to, segment: answer.length })
+    }
+}

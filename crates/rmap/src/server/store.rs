@@ -1,0 +1,393 @@
+//! Slabs and the pages in them, and who may touch them.
+
+use std::collections::HashMap;
+
+use crate::units::{Generation, PageNo, SEALED_SIZE, SlabNo, SlabSize, SpaceId, Version};
+use crate::wire::message::{Status, VERSIONS_MAX};
+
+/// Spaces that one server knows: a thousand VMs with a few disks each.
+const SPACES_MAX: usize = 4096;
+
+/// Ways of being wrong, for tests.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Generations are not compared.
+    NoFence,
+    /// A late write replaces a newer one.
+    NoVersions,
+    /// Slabs that are not held are answered as zeros.
+    ZerosForUnknown,
+    /// Writes are acknowledged and dropped.
+    LosesWrites,
+    /// Every page is damaged, at the moment this is set.
+    FlipsBits,
+}
+
+#[derive(Debug)]
+struct Slab {
+    owner: Option<(SpaceId, SlabNo)>,
+    grant: Version,
+    versions: Box<[Version]>,
+    /// Sealed pages, one behind the other.
+    pages: Box<[u8]>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Space {
+    generation: Generation,
+    held: u32,
+    reserved: u32,
+}
+
+/// A space as a server sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpaceUse {
+    pub space: SpaceId,
+    pub generation: Generation,
+    pub slabs: u32,
+    pub reserved: u32,
+}
+
+/// A page that was asked for.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Stored<'a> {
+    pub version: Version,
+    /// `None` if it was never written, or trimmed.
+    pub sealed: Option<&'a [u8]>,
+}
+
+#[derive(Debug)]
+pub struct Store {
+    size: SlabSize,
+    quota: u32,
+    slabs: Vec<Slab>,
+    free: Vec<u32>,
+    places: HashMap<(SpaceId, SlabNo), u32>,
+    spaces: HashMap<SpaceId, Space>,
+    fault: Option<Fault>,
+}
+
+impl Store {
+    pub fn new(slabs: usize, size: SlabSize, quota: u32) -> Store {
+        let slab = |_| Slab {
+            owner: None,
+            grant: Version::NEVER,
+            versions: vec![Version::NEVER; size.pages()].into(),
+            pages: touched(size.pages() * SEALED_SIZE),
+        };
+        Store {
+            size,
+            quota,
+            slabs: (0..slabs).map(slab).collect(),
+            free: (0..slabs as u32).rev().collect(),
+            places: HashMap::with_capacity(slabs),
+            spaces: HashMap::with_capacity(SPACES_MAX),
+            fault: None,
+        }
+    }
+
+    pub fn inject(&mut self, fault: Option<Fault>) {
+        self.fault = fault;
+        if self.has(Fault::FlipsBits) {
+            self.slabs.iter_mut().flat_map(|slab| &mut slab.pages[..]).for_each(|byte| *byte ^= 1);
+        }
+    }
+
+    fn has(&self, fault: Fault) -> bool {
+        self.fault == Some(fault)
+    }
+
+    pub fn free_slabs(&self) -> usize {
+        self.free.len()
+    }
+
+    pub fn spaces(&self) -> impl Iterator<Item = SpaceUse> {
+        self.spaces.iter().map(|(&space, state)| SpaceUse {
+            space,
+            generation: state.generation,
+            slabs: state.held,
+            reserved: state.reserved,
+        })
+    }
+
+    fn check(&self, space: SpaceId, generation: Generation) -> Result<(), Status> {
+        let known = self.spaces.get(&space).ok_or(Status::UnknownSlab)?.generation;
+        match generation.cmp(&known) {
+            _ if self.has(Fault::NoFence) => Ok(()),
+            std::cmp::Ordering::Less => Err(Status::StaleGeneration),
+            std::cmp::Ordering::Equal => Ok(()),
+            std::cmp::Ordering::Greater => Err(Status::NotFenced),
+        }
+    }
+
+    /// From now on this generation or a later one.
+    pub fn fence(&mut self, space: SpaceId, generation: Generation) -> Status {
+        let full = self.spaces.len() >= SPACES_MAX;
+        let no_fence = self.has(Fault::NoFence);
+        match self.spaces.get_mut(&space) {
+            Some(state) if generation < state.generation && !no_fence => Status::StaleGeneration,
+            Some(state) => {
+                state.generation = state.generation.max(generation);
+                Status::Ok
+            }
+            None if full => Status::Full,
+            None => {
+                self.spaces.insert(space, Space { generation, held: 0, reserved: 0 });
+                Status::Ok
+            }
+        }
+    }
+
+    /// Lends a slab, empty. A repeated request for the same grant changes nothing; an older one is refused.
+    pub fn grant(
+        &mut self,
+        space: SpaceId,
+        slab: SlabNo,
+        generation: Generation,
+        grant: Version,
+        open: bool,
+    ) -> Status {
+        match self.check(space, generation) {
+            // A space that is new here needs no fence of its own.
+            Err(Status::UnknownSlab) => match self.fence(space, generation) {
+                Status::Ok => {}
+                status => return status,
+            },
+            Err(status) => return status,
+            Ok(()) => {}
+        }
+        if let Some(&index) = self.places.get(&(space, slab)) {
+            let held = &mut self.slabs[index as usize];
+            if grant < held.grant {
+                return Status::BadRequest;
+            }
+            if grant > held.grant {
+                held.grant = grant;
+                held.versions.fill(Version::NEVER);
+            }
+            return Status::Ok;
+        }
+        let kept_for_others = self.kept_for_others(space);
+        let Some(state) = self.spaces.get_mut(&space) else { return Status::UnknownSlab };
+        if state.held >= self.quota {
+            return Status::OverQuota;
+        }
+        let promised = state.held < state.reserved;
+        if self.free.is_empty() || (!promised && (!open || self.free.len() <= kept_for_others)) {
+            return Status::Full;
+        }
+        let Some(index) = self.free.pop() else { return Status::Full };
+        state.held += 1;
+        self.places.insert((space, slab), index);
+        let held = &mut self.slabs[index as usize];
+        held.owner = Some((space, slab));
+        held.grant = grant;
+        held.versions.fill(Version::NEVER);
+        Status::Ok
+    }
+
+    fn kept_for_others(&self, space: SpaceId) -> usize {
+        let others = self.spaces.iter().filter(|(other, _)| **other != space);
+        others.map(|(_, state)| state.reserved.saturating_sub(state.held) as usize).sum()
+    }
+
+    pub fn release(&mut self, space: SpaceId, slab: SlabNo, generation: Generation, grant: Version) -> Status {
+        if let Err(status) = self.check(space, generation) {
+            return status;
+        }
+        let Some(&index) = self.places.get(&(space, slab)) else { return Status::Ok };
+        let held = &mut self.slabs[index as usize];
+        if held.grant != grant {
+            return Status::BadRequest;
+        }
+        held.owner = None;
+        self.places.remove(&(space, slab));
+        self.free.push(index);
+        if let Some(state) = self.spaces.get_mut(&space) {
+            state.held -= 1;
+        }
+        Status::Ok
+    }
+
+    /// Keeps `slabs` slabs for a space, those that it has included.
+    pub fn reserve(&mut self, space: SpaceId, generation: Generation, slabs: u64) -> Status {
+        if let Err(status) = self.check(space, generation) {
+            return status;
+        }
+        let Ok(slabs) = u32::try_from(slabs) else { return Status::BadRequest };
+        let kept_for_others = self.kept_for_others(space);
+        let Some(state) = self.spaces.get_mut(&space) else { return Status::UnknownSlab };
+        if slabs > self.quota {
+            return Status::OverQuota;
+        }
+        if slabs.saturating_sub(state.held) as usize + kept_for_others > self.free.len() {
+            return Status::Full;
+        }
+        state.reserved = slabs;
+        Status::Ok
+    }
+
+    fn place(&self, space: SpaceId, page: PageNo, generation: Generation) -> Result<(usize, usize), Status> {
+        self.check(space, generation)?;
+        let slab = self.size.slab(page).ok_or(Status::BadRequest)?;
+        let index = self.places.get(&(space, slab)).ok_or(Status::UnknownSlab)?;
+        Ok((*index as usize, self.size.index(page)))
+    }
+
+    /// # Errors
+    /// Why the page cannot be had.
+    pub fn read(&self, space: SpaceId, page: PageNo, generation: Generation) -> Result<Stored<'_>, Status> {
+        let (slab, at) = match self.place(space, page, generation) {
+            Err(Status::UnknownSlab) if self.has(Fault::ZerosForUnknown) => {
+                return Ok(Stored { version: Version::NEVER, sealed: None });
+            }
+            place => place?,
+        };
+        let slab = &self.slabs[slab];
+        let version = slab.versions[at];
+        let sealed = version.has_content().then(|| &slab.pages[at * SEALED_SIZE..][..SEALED_SIZE]);
+        Ok(Stored { version, sealed })
+    }
+
+    /// Takes a page, or a trim where `sealed` is `None`. A version that is not newer changes nothing, and is done.
+    pub fn write(
+        &mut self,
+        space: SpaceId,
+        page: PageNo,
+        generation: Generation,
+        version: Version,
+        sealed: Option<&[u8]>,
+    ) -> Status {
+        let (slab, at) = match self.place(space, page, generation) {
+            Ok(place) => place,
+            Err(status) => return status,
+        };
+        if version == Version::NEVER || version.has_content() != sealed.is_some() {
+            return Status::BadRequest;
+        }
+        if self.has(Fault::LosesWrites) {
+            return Status::Ok;
+        }
+        let any_order = self.has(Fault::NoVersions);
+        let slab = &mut self.slabs[slab];
+        if version > slab.versions[at] || any_order {
+            slab.versions[at] = version;
+            if let Some(sealed) = sealed {
+                slab.pages[at * SEALED_SIZE..][..SEALED_SIZE].copy_from_slice(sealed);
+            }
+        }
+        Status::Ok
+    }
+
+    /// The grant of a slab and its versions from `page` on.
+    ///
+    /// # Errors
+    /// Why they cannot be had.
+    pub fn versions(
+        &self,
+        space: SpaceId,
+        page: PageNo,
+        generation: Generation,
+    ) -> Result<(Version, &[Version]), Status> {
+        let (slab, at) = self.place(space, page, generation)?;
+        let slab = &self.slabs[slab];
+        let end = (at + VERSIONS_MAX).min(slab.versions.len());
+        Ok((slab.grant, &slab.versions[at..end]))
+    }
+}
+
+/// Memory with a page frame behind each page: zeroed memory alone is a promise that the kernel may not keep.
+fn touched(bytes: usize) -> Box<[u8]> {
+    const FRAME: usize = 4096;
+    let mut memory = vec![0_u8; bytes];
+    for byte in memory.iter_mut().step_by(FRAME) {
+        *byte = std::hint::black_box(1);
+    }
+    memory.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPACE: SpaceId = SpaceId(1);
+    const GENERATION: Generation = Generation(1);
+
+    fn version(sequence: u64, trimmed: bool) -> Version {
+        Version::new(GENERATION, sequence, trimmed)
+    }
+
+    fn store(slabs: usize) -> Store {
+        let mut store = Store::new(slabs, SlabSize::new(8).unwrap(), slabs as u32);
+        assert_eq!(store.fence(SPACE, GENERATION), Status::Ok);
+        store
+    }
+
+    #[test]
+    fn pages_come_back_and_late_writes_do_not_land() {
+        let mut store = store(1);
+        let (old, new) = ([1; SEALED_SIZE], [2; SEALED_SIZE]);
+        assert_eq!(store.read(SPACE, PageNo(3), GENERATION), Err(Status::UnknownSlab));
+        assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, version(1, false), true), Status::Ok);
+        assert_eq!(store.read(SPACE, PageNo(3), GENERATION).unwrap().version, Version::NEVER);
+        assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(5, false), Some(&new)), Status::Ok);
+        assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(4, false), Some(&old)), Status::Ok);
+        assert_eq!(store.read(SPACE, PageNo(3), GENERATION).unwrap().sealed, Some(&new[..]));
+        assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(6, true), None), Status::Ok);
+        assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(5, false), Some(&new)), Status::Ok);
+        let trimmed = store.read(SPACE, PageNo(3), GENERATION).unwrap();
+        assert_eq!((trimmed.version, trimmed.sealed), (version(6, true), None));
+        assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(7, true), Some(&new)), Status::BadRequest);
+    }
+
+    #[test]
+    fn only_the_owner_of_today() {
+        let mut store = store(1);
+        let later = Generation(2);
+        store.grant(SPACE, SlabNo(0), GENERATION, version(1, false), true);
+        assert_eq!(store.read(SPACE, PageNo(0), later), Err(Status::NotFenced));
+        assert_eq!(store.fence(SPACE, later), Status::Ok);
+        assert_eq!(store.fence(SPACE, GENERATION), Status::StaleGeneration);
+        assert_eq!(store.read(SPACE, PageNo(0), GENERATION), Err(Status::StaleGeneration));
+        let page = [0; SEALED_SIZE];
+        let late = store.write(SPACE, PageNo(0), GENERATION, version(9, false), Some(&page));
+        assert_eq!(late, Status::StaleGeneration);
+        assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, version(9, false), true), Status::StaleGeneration);
+        assert_eq!(store.read(SPACE, PageNo(0), later).unwrap().version, Version::NEVER);
+    }
+
+    #[test]
+    fn a_late_grant_or_release_does_not_empty_a_slab() {
+        let mut store = store(1);
+        let page = [7; SEALED_SIZE];
+        store.grant(SPACE, SlabNo(0), GENERATION, version(2, false), true);
+        store.write(SPACE, PageNo(0), GENERATION, version(3, false), Some(&page));
+        assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, version(2, false), true), Status::Ok);
+        assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, version(1, false), true), Status::BadRequest);
+        assert_eq!(store.release(SPACE, SlabNo(0), GENERATION, version(1, false)), Status::BadRequest);
+        assert_eq!(store.read(SPACE, PageNo(0), GENERATION).unwrap().version, version(3, false));
+        assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, version(4, false), true), Status::Ok);
+        assert_eq!(store.read(SPACE, PageNo(0), GENERATION).unwrap().version, Version::NEVER);
+        assert_eq!(store.release(SPACE, SlabNo(0), GENERATION, version(4, false)), Status::Ok);
+        assert_eq!(store.free_slabs(), 1);
+    }
+
+    #[test]
+    fn reservations_and_quotas() {
+        let mut store = Store::new(3, SlabSize::new(8).unwrap(), 2);
+        let other = SpaceId(2);
+        store.fence(SPACE, GENERATION);
+        store.fence(other, GENERATION);
+        assert_eq!(store.reserve(SPACE, GENERATION, 3), Status::OverQuota);
+        assert_eq!(store.reserve(SPACE, GENERATION, 2), Status::Ok);
+        assert_eq!(store.reserve(other, GENERATION, 2), Status::Full);
+        let mut grant = |space, slab, open| store.grant(space, SlabNo(slab), GENERATION, version(1, false), open);
+        assert_eq!(grant(other, 0, true), Status::Ok);
+        assert_eq!(grant(other, 1, true), Status::Full, "the rest is kept for the other space");
+        // A closed server still keeps its promises.
+        assert_eq!(grant(SPACE, 0, false), Status::Ok);
+        assert_eq!(grant(SPACE, 1, false), Status::Ok);
+        assert_eq!(grant(SPACE, 2, true), Status::OverQuota);
+    }
+}

@@ -1,0 +1,188 @@
+//! What strangers and bad datagrams cost: a counter.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use super::*;
+use crate::crypto::KEY_SIZE;
+use crate::crypto::handshake::Initiator;
+use crate::crypto::session::Session;
+use crate::units::{Class, Generation, PageNo, SpaceId, Version};
+use crate::wire::datagram::Versions;
+use crate::wire::message::{Direction, Fragment, Message, Op, Status};
+use crate::wire::{DATAGRAM_MIN_MAX, OVERHEAD, PROTOCOL_VERSION};
+
+#[derive(Debug)]
+struct Counting(u64);
+
+impl Entropy for Counting {
+    fn fill(&mut self, bytes: &mut [u8]) {
+        for byte in bytes {
+            self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            *byte = (self.0 >> 56) as u8;
+        }
+    }
+}
+
+fn addr() -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, 7))
+}
+
+fn client_keys() -> Keypair {
+    Keypair::from_private([2; KEY_SIZE])
+}
+
+fn server() -> Server {
+    let config = ServerConfig {
+        id: ServerId(1),
+        keys: Keypair::from_private([1; KEY_SIZE]),
+        pool: PoolKey::new([3; KEY_SIZE]),
+        admitted: vec![client_keys().public()],
+        slabs: 2,
+        slab_size: SlabSize::new(8).unwrap(),
+        quota: 2,
+        epoch: BootEpoch(4),
+    };
+    Server::new(config, Box::new(Counting(1))).unwrap()
+}
+
+fn hello(keys: &Keypair, pool: [u8; KEY_SIZE], versions: Versions) -> Initiator {
+    let entropy = SharedEntropy::new(Box::new(Counting(2)));
+    let server = Keypair::from_private([1; KEY_SIZE]).public();
+    Initiator::new(keys, &server, &PoolKey::new(pool), Head::Hello { versions, sender: 9 }, &entropy)
+}
+
+const SPOKEN: Versions = Versions { min: PROTOCOL_VERSION, max: PROTOCOL_VERSION };
+
+/// A session with `server`, as its client has it.
+fn session(server: &mut Server) -> Session {
+    let mut initiator = hello(&client_keys(), [3; KEY_SIZE], SPOKEN);
+    let mut datagram = initiator.hello;
+    server.on_datagram(Time(0), addr(), &mut datagram);
+    let mut out = Vec::new();
+    server.poll_transmit(&mut out).expect("an answer");
+    assert!(out.len() <= datagram.len(), "an answer is not longer than the hello");
+    let Ok(Head::Accept { sender, receiver: 9, .. }) = Head::decode(&out) else { panic!("not accepted") };
+    let (secrets, about) = initiator.finish(&out).unwrap();
+    assert_eq!((about.epoch, about.server, about.slab_pages), (BootEpoch(4), ServerId(1), 8));
+    Session::client(&secrets, sender)
+}
+
+fn request(op: Op) -> Message {
+    Message {
+        op,
+        class: Class::Demand,
+        direction: Direction::Request { cut: DATAGRAM_MIN_MAX as u16, generation: Generation(1) },
+        id: 5,
+        space: SpaceId(6),
+        page: PageNo(0),
+        version: Version::NEVER,
+        payload: 0,
+    }
+}
+
+fn status_of(server: &mut Server, session: &mut Session, message: &Message) -> Status {
+    let mut datagram = Vec::new();
+    session.seal(message, Fragment::WHOLE, &[], &mut datagram);
+    server.on_datagram(Time(1), addr(), &mut datagram);
+    let mut out = Vec::new();
+    server.poll_transmit(&mut out).expect("a reply");
+    let Ok(Head::Data { epoch, counter, .. }) = Head::decode(&out) else { panic!("no reply") };
+    let body = session.open(epoch, counter, &mut out).unwrap();
+    let Direction::Reply { status, .. } = Message::decode(body).unwrap().0.direction else { panic!("no reply") };
+    status
+}
+
+#[test]
+fn strangers_get_no_answer() {
+    let stranger = Keypair::from_private([8; KEY_SIZE]);
+    for (keys, pool, expected) in [
+        (&client_keys(), [4; KEY_SIZE], ServerStats { strangers: 1, ..Default::default() }),
+        (&stranger, [3; KEY_SIZE], ServerStats { not_admitted: 1, ..Default::default() }),
+    ] {
+        let mut server = server();
+        let mut datagram = hello(keys, pool, SPOKEN).hello;
+        server.on_datagram(Time(0), addr(), &mut datagram);
+        assert_eq!(server.poll_transmit(&mut Vec::new()), None);
+        assert_eq!(*server.stats(), expected);
+    }
+}
+
+#[test]
+fn other_versions_are_refused_with_the_range_that_is_spoken() {
+    let mut server = server();
+    let versions = Versions { min: 7, max: 9 };
+    let initiator = hello(&client_keys(), [3; KEY_SIZE], versions);
+    let mut datagram = initiator.hello;
+    server.on_datagram(Time(0), addr(), &mut datagram);
+    let mut out = Vec::new();
+    server.poll_transmit(&mut out).expect("a refusal");
+    assert_eq!(Head::decode(&out), Ok(Head::Refuse { versions: SPOKEN, receiver: 9 }));
+    assert!(PoolKey::new([3; KEY_SIZE]).admits_refusal(&out, &initiator.hello));
+    assert!(!PoolKey::new([4; KEY_SIZE]).admits_refusal(&out, &initiator.hello));
+}
+
+#[test]
+fn hellos_are_throttled() {
+    let mut server = server();
+    for _ in 0..1000 {
+        let mut datagram = hello(&client_keys(), [3; KEY_SIZE], SPOKEN).hello;
+        server.on_datagram(Time(0), addr(), &mut datagram);
+        while server.poll_transmit(&mut Vec::new()).is_some() {}
+    }
+    assert_eq!(server.stats().accepted + server.stats().throttled, 1000);
+    assert!(server.stats().accepted <= 64, "{:?}", server.stats());
+}
+
+#[test]
+fn replayed_and_damaged_datagrams_change_nothing() {
+    let mut server = server();
+    let mut session = session(&mut server);
+    let mut datagram = Vec::new();
+    session.seal(&request(Op::Fence), Fragment::WHOLE, &[], &mut datagram);
+    for at in 0..datagram.len() {
+        let mut damaged = datagram.clone();
+        damaged[at] ^= 0x10;
+        server.on_datagram(Time(1), addr(), &mut damaged);
+    }
+    assert_eq!(server.stats().fragments, 0);
+    server.on_datagram(Time(1), addr(), &mut datagram.clone());
+    server.on_datagram(Time(1), addr(), &mut datagram.clone());
+    assert_eq!((server.stats().fragments, server.stats().replayed), (1, 1));
+    assert!(server.poll_transmit(&mut Vec::new()).is_some());
+    assert!(server.poll_transmit(&mut Vec::new()).is_none());
+}
+
+#[test]
+fn unknown_slabs_are_never_zeros() {
+    let mut server = server();
+    let mut session = session(&mut server);
+    assert_eq!(status_of(&mut server, &mut session, &request(Op::Read)), Status::UnknownSlab);
+    assert_eq!(status_of(&mut server, &mut session, &request(Op::Fence)), Status::Ok);
+    assert_eq!(status_of(&mut server, &mut session, &request(Op::Read)), Status::UnknownSlab);
+    assert_eq!(status_of(&mut server, &mut session, &request(Op::Versions)), Status::UnknownSlab);
+}
+
+#[test]
+fn keys_change_under_way() {
+    let mut server = server();
+    let mut session = session(&mut server);
+    session.rekey_every(3);
+    for _ in 0..20 {
+        assert_eq!(status_of(&mut server, &mut session, &request(Op::Fence)), Status::Ok);
+    }
+}
+
+#[test]
+fn a_probe_is_answered_in_its_size() {
+    let mut server = server();
+    let mut session = session(&mut server);
+    for size in crate::wire::DATAGRAM_SIZES {
+        let payload = vec![0; size - OVERHEAD];
+        let message = Message { payload: payload.len() as u16, ..request(Op::Probe) };
+        let (mut datagram, mut out) = (Vec::new(), Vec::new());
+        session.seal(&message, Fragment::WHOLE, &payload, &mut datagram);
+        server.on_datagram(Time(1), addr(), &mut datagram);
+        assert_eq!(server.poll_transmit(&mut out).map(|transmit| transmit.segment), Some(size));
+        assert_eq!(out.len(), size);
+    }
+}

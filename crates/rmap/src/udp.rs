@@ -1,0 +1,12 @@
+//! The protocol over UDP sockets: one `sendmsg` a message, cut by the kernel (GSO); many datagrams a `recvmmsg`, joined by the
+//! kernel (GRO); don't-fragment set. Spins for a while before it blocks. No async runtime, one thread.
+//!
+//! When the network fails, sends are lost datagrams to the protocol, which repeats them; only a broken socket is an error.
+
+mod client;
+mod port;
+mod server;
+
+pub use client::{UdpClient, UdpClientError};
+pub use port::{Port, Wait};
+pub use server::serve;

@@ -1,0 +1,40 @@
+//! A server on a socket.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::port::{Port, Wait};
+use crate::server::Server;
+use crate::units::Time;
+use crate::wire::DATAGRAM_MAX;
+
+/// How often it is looked whether to stop.
+const STOP_LOOK: Duration = Duration::from_millis(100);
+
+/// Serves until `stop` is set.
+///
+/// # Errors
+/// The socket is broken.
+pub fn serve(server: &mut Server, port: &mut Port, wait: Wait, stop: &AtomicBool) -> io::Result<()> {
+    let start = Instant::now();
+    let mut out = Vec::with_capacity(2 * DATAGRAM_MAX);
+    let mut active_at = start;
+    while !stop.load(Ordering::Relaxed) {
+        let at = Instant::now();
+        let now = Time((at - start).as_nanos() as u64);
+        if port.receive(|from, datagram| server.on_datagram(now, from, datagram))? {
+            active_at = at;
+            while let Some(transmit) = server.poll_transmit(&mut out) {
+                port.send(transmit, &out);
+                out.clear();
+            }
+        }
+        // Without spinning there is no use in looking before sleeping: the next request takes a round trip.
+        if at - active_at >= wait.spin {
+            port.wait(Some(at + STOP_LOOK))?;
+            active_at = Instant::now();
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! A machine: its clock, what runs on it, and whether it runs at all.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+
+use rmap::client::{Client, SpaceRef};
+use rmap::control::ControlRequest;
+use rmap::crypto::Entropy;
+use rmap::server::Server;
+use rmap::units::Time;
+
+use crate::oracle::{Begun, Nth};
+use crate::rng::Rng;
+
+/// The seed's randomness, where programs ask for it.
+#[derive(Debug)]
+pub struct Seeded(pub Rng);
+
+impl Entropy for Seeded {
+    fn fill(&mut self, bytes: &mut [u8]) {
+        bytes.iter_mut().for_each(|byte| *byte = self.0.next() as u8);
+    }
+}
+
+/// What an operation was, for the oracle.
+#[derive(Clone, Copy, Debug)]
+pub enum Asked {
+    Read(Begun),
+    Write(Nth),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Ask {
+    pub space: u64,
+    pub page: u64,
+    pub generation: u32,
+    pub asked: Asked,
+    pub since_ns: u64,
+}
+
+/// A client, and the spaces that it believes to own.
+#[derive(Debug)]
+pub struct Host {
+    pub client: Client,
+    /// Space -> its place in the client, generation.
+    pub owns: BTreeMap<u64, (SpaceRef, u32)>,
+    pub asks: BTreeMap<u64, Ask>,
+    pub tokens: u64,
+}
+
+#[derive(Debug)]
+pub enum Program {
+    Nothing,
+    Server(Box<Server>),
+    Host(Box<Host>),
+}
+
+#[derive(Debug)]
+pub struct Node {
+    pub program: Program,
+    /// The clock runs at this many thousandths.
+    rate: u64,
+    pub paused_until_ns: u64,
+    /// Counts programs, so that what was meant for an earlier one is recognized.
+    pub life: u64,
+    pub timer_ns: u64,
+}
+
+impl Node {
+    pub fn new(program: Program, rng: &mut Rng) -> Node {
+        let rate = *rng.pick(&[1000, 1000, 1000, 900, 1100, 500]);
+        Node { program, rate, paused_until_ns: 0, life: 0, timer_ns: u64::MAX }
+    }
+
+    pub fn local(&self, now_ns: u64) -> Time {
+        Time((u128::from(now_ns) * u128::from(self.rate) / 1000) as u64)
+    }
+
+    pub fn global(&self, local: Time) -> u64 {
+        (u128::from(local.0) * 1000).div_ceil(u128::from(self.rate)) as u64
+    }
+}
+
+pub fn address(node: usize) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, 1000 + node as u16))
+}
+
+pub fn node_at(addr: SocketAddr) -> usize {
+    usize::from(addr.port()) - 1000
+}
+
+/// What happens when.
+#[derive(Debug)]
+pub enum Happening {
+    Arrival { to: usize, from: usize, bytes: Vec<u8> },
+    Timer { node: usize },
+    Question { node: usize, life: u64, id: u64, request: ControlRequest },
+    Answer { node: usize, life: u64, id: u64, reply: rmap::control::ControlReply },
+    Act,
+    Chaos,
+    Boot { node: usize },
+}

@@ -1,0 +1,177 @@
+//! What is right: every page is a register with one writer at a time.
+//!
+//! Writes are ordered by their owners, then by submission: a new owner's come after all of the old one's, whenever they were
+//! submitted. A read returns the last acknowledged write or one that was under way, never an older one, never another page's, never
+//! zeros unless the page was never written or trimmed. What one read has returned, later ones do not take back. Once a new
+//! owner has read or written a page, nothing of the old ones lands on it.
+
+use std::collections::BTreeMap;
+
+use rmap::units::{PAGE_SIZE, Page};
+
+/// A write to a page: its owner, and how manieth it is of all. The first one stands for "never written".
+pub type Nth = (u32, u32);
+
+const NEVER: Nth = (0, 0);
+
+#[derive(Debug)]
+struct Write {
+    /// 0 for a trim.
+    value: u64,
+    acked: bool,
+    fate: Fate,
+}
+
+/// What may still come of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Open,
+    /// A newer owner's write came after it. Whether it took effect before cannot be told any more.
+    Superseded,
+    /// It failed before anything was sent, or a newer owner has seen the page without it: it must not land.
+    Void,
+}
+
+#[derive(Debug)]
+struct Register {
+    writes: BTreeMap<Nth, Write>,
+    /// The newest owner that has seen or changed it, and what it saw last.
+    seen_by: u32,
+    seen: Nth,
+    /// The owner that was told that it is lost.
+    lost: Option<u32>,
+}
+
+impl Default for Register {
+    fn default() -> Register {
+        let never = Write { value: 0, acked: true, fate: Fate::Open };
+        Register { writes: BTreeMap::from([(NEVER, never)]), seen_by: 0, seen: NEVER, lost: None }
+    }
+}
+
+/// A read as it began.
+#[derive(Clone, Copy, Debug)]
+pub struct Begun {
+    floor: Nth,
+}
+
+#[derive(Debug, Default)]
+pub struct Oracle {
+    pages: BTreeMap<(u64, u64), Register>,
+    values: u64,
+    pub verified: u64,
+    pub acked: u64,
+    pub lost: u64,
+}
+
+/// The page that stands for a value: it says whose page it is, in every word.
+pub fn page_of(space: u64, page: u64, value: u64) -> Page {
+    let mut bytes = [0; PAGE_SIZE];
+    for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
+        let mixed = value ^ (space << 56) ^ (page << 40) ^ ((at as u64) << 24).rotate_left(at as u32 & 7);
+        word.copy_from_slice(&mixed.to_le_bytes());
+    }
+    bytes
+}
+
+impl Oracle {
+    /// A write begins: which it is, and the value to write.
+    pub fn write(&mut self, space: u64, page: u64, generation: u32, trim: bool) -> (Nth, u64) {
+        self.values += 1;
+        let value = if trim { 0 } else { self.values };
+        let register = self.pages.entry((space, page)).or_default();
+        let fate = if generation < register.seen_by { Fate::Void } else { Fate::Open };
+        let nth = (generation, self.values as u32);
+        register.writes.insert(nth, Write { value, acked: false, fate });
+        (nth, value)
+    }
+
+    pub fn acknowledged(&mut self, space: u64, page: u64, nth: Nth) -> Result<(), String> {
+        let register = self.pages.entry((space, page)).or_default();
+        let (generation, seen_by) = (nth.0, register.seen_by);
+        self.acked += 1;
+        let Some(write) = register.writes.get_mut(&nth) else { return Err("what was acknowledged?".to_owned()) };
+        write.acked = true;
+        if write.fate == Fate::Void {
+            return Err(format!("a write of generation {generation} landed after {seen_by}"));
+        }
+        if write.fate == Fate::Superseded || generation < seen_by {
+            return Ok(());
+        }
+        if register.lost.is_some() {
+            return Err("a write to a lost page was acknowledged".to_owned());
+        }
+        register.seen_by = generation;
+        register.seen = register.seen.max(nth);
+        for (_, write) in register.writes.range_mut(..(generation, 0)) {
+            if !write.acked && write.fate == Fate::Open {
+                write.fate = Fate::Superseded;
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing was done for this write, and nothing will be.
+    pub fn declined(&mut self, space: u64, page: u64, nth: Nth) {
+        if let Some(write) = self.pages.entry((space, page)).or_default().writes.get_mut(&nth) {
+            write.fate = Fate::Void;
+        }
+    }
+
+    pub fn lost(&mut self, space: u64, page: u64, generation: u32) {
+        self.lost += 1;
+        self.pages.entry((space, page)).or_default().lost.get_or_insert(generation);
+    }
+
+    pub fn begin_read(&mut self, space: u64, page: u64, generation: u32) -> Begun {
+        let register = self.pages.entry((space, page)).or_default();
+        let own = register.writes.range(..=(generation, u32::MAX));
+        let floor = own.rev().find(|(_, write)| write.acked).map_or(NEVER, |(nth, _)| *nth);
+        let seen = if register.seen_by == generation { register.seen } else { NEVER };
+        Begun { floor: floor.max(seen) }
+    }
+
+    pub fn end_read(&mut self, space: u64, page: u64, generation: u32, begun: Begun, got: &Page) -> Result<(), String> {
+        let register = self.pages.entry((space, page)).or_default();
+        if register.lost.is_some_and(|by| by <= generation) {
+            return Err("a lost page was read".to_owned());
+        }
+        let zero = got.iter().all(|byte| *byte == 0);
+        let fits = |value: u64| if value == 0 { zero } else { *got == page_of(space, page, value) };
+        // An owner of the past may still see what it was about to write.
+        let past = generation < register.seen_by;
+        let alive = |write: &Write| past || write.fate != Fate::Void || write.acked;
+        let candidates = register.writes.range(begun.floor..=(generation, u32::MAX));
+        let found = candidates.rev().find(|(_, write)| alive(write) && fits(write.value)).map(|(nth, _)| *nth);
+        let Some(nth) = found else {
+            let any = register.writes.iter().find(|(_, write)| fits(write.value)).map(|(nth, _)| nth);
+            let last = register.writes.keys().next_back();
+            return Err(format!("read {any:?} (zeros: {zero}), expected {:?} to {last:?}", begun.floor));
+        };
+        self.verified += 1;
+        // Zeros may be any of several trims: the least that it can have been.
+        let seen = if zero { begun.floor } else { nth };
+        if generation > register.seen_by {
+            // What the earlier owners had not finished and this one does not see is gone for good.
+            for (late, write) in register.writes.range_mut(..(generation, 0)) {
+                if *late > nth && !write.acked {
+                    write.fate = Fate::Void;
+                }
+            }
+            register.seen_by = generation;
+            register.seen = seen;
+        } else if generation == register.seen_by {
+            register.seen = register.seen.max(seen);
+        }
+        Ok(())
+    }
+
+    /// Pages that must be readable.
+    pub fn pages_of(&self, space: u64) -> Vec<u64> {
+        self.pages
+            .iter()
+            .filter(|((of, _), register)| *of == space && register.lost.is_none())
+            .map(|((_, page), _)| *page)
+            .collect()
+    }
+}

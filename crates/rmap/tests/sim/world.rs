@@ -1,0 +1,535 @@
+//! Servers, hosts, the network and the control plane under one virtual clock.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Duration;
+
+use rmap::client::{Client, ClientConfig, Event, Failure, ServerInfo, SpaceSpec};
+use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
+use rmap::server::{Fault, Server, ServerConfig};
+use rmap::units::{BootEpoch, Class, PAGE_SIZE, PageNo, ServerId, SlabSize, SpaceId};
+use rmap::wire::message::Pressure;
+
+use crate::network::{Network, Weather};
+use crate::node::{Ask, Asked, Happening, Host, Node, Program, Seeded, address, node_at};
+use crate::oracle::{Oracle, page_of};
+use crate::registry::Registry;
+use crate::rng::Rng;
+
+pub const SLAB_PAGES: u32 = 8;
+/// Everything that is under way ends within this once nothing fails any more: some failure detections, hellos with their
+/// longest pauses between them, and copies.
+const REST_NS: u64 = 20_000_000_000;
+
+/// What is broken on purpose, to see whether it is noticed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sabotage {
+    pub server: Option<Fault>,
+    pub client: Option<rmap::client::Fault>,
+}
+
+/// What a run is made of.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub servers: usize,
+    pub hosts: usize,
+    pub spaces: usize,
+    pub pages: u64,
+    pub copies: usize,
+    pub operations: usize,
+    /// Chances per thousand that a chaos event is one of these.
+    pub kills: usize,
+    pub hand_overs: usize,
+    pub steps: usize,
+}
+
+impl Plan {
+    pub fn any(rng: &mut Rng) -> Plan {
+        Plan {
+            servers: rng.within(2, 5),
+            hosts: rng.within(2, 3),
+            spaces: rng.within(1, 3),
+            pages: rng.within(2, 20) as u64,
+            copies: *rng.pick(&[1, 2, 2, 2]),
+            operations: rng.within(1, 24),
+            kills: *rng.pick(&[0, 100, 300]),
+            hand_overs: *rng.pick(&[0, 100, 300]),
+            steps: rng.within(200, 1200),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct World {
+    pub now_ns: u64,
+    queue: BinaryHeap<Reverse<(u64, u64)>>,
+    happenings: std::collections::HashMap<u64, Happening>,
+    ids: u64,
+    pub nodes: Vec<Node>,
+    pub network: Network,
+    pub registry: Registry,
+    pub oracle: Oracle,
+    pub plan: Plan,
+    pub rng: Rng,
+    pub kills: usize,
+    sabotage: Sabotage,
+    pool: PoolKey,
+    /// Nothing new begins any more.
+    pub resting: bool,
+    pub violation: Option<String>,
+    buffer: Vec<u8>,
+    trace: bool,
+}
+
+fn keys(node: usize) -> Keypair {
+    Keypair::from_private([node as u8 + 1; KEY_SIZE])
+}
+
+impl World {
+    pub fn new(seed: u64, plan: Option<Plan>, weather: Option<Weather>, sabotage: Sabotage, trace: bool) -> World {
+        let mut rng = Rng::new(seed);
+        let plan = plan.unwrap_or_else(|| Plan::any(&mut rng));
+        let weather = weather.unwrap_or_else(|| Weather::any(&mut rng));
+        if trace {
+            eprintln!("{plan:?} {weather:?}");
+        }
+        let mut world = World {
+            now_ns: 1,
+            queue: BinaryHeap::new(),
+            happenings: std::collections::HashMap::new(),
+            ids: 0,
+            nodes: Vec::new(),
+            network: Network::new(weather),
+            registry: Registry::default(),
+            oracle: Oracle::default(),
+            rng,
+            kills: 0,
+            sabotage,
+            pool: PoolKey::new([9; KEY_SIZE]),
+            resting: false,
+            violation: None,
+            buffer: Vec::with_capacity(16 * 1024),
+            trace,
+            plan,
+        };
+        for _ in 0..world.plan.servers + world.plan.hosts {
+            let node = Node::new(Program::Nothing, &mut world.rng);
+            world.nodes.push(node);
+            world.boot(world.nodes.len() - 1);
+        }
+        for space in 0..world.plan.spaces {
+            world.hand_over(space as u64);
+        }
+        world.schedule(1000, Happening::Act);
+        world.schedule(1000, Happening::Chaos);
+        world
+    }
+
+    fn say(&self, what: impl FnOnce() -> String) {
+        if self.trace {
+            eprintln!("{:>12.3} us  {}", self.now_ns as f64 / 1000.0, what());
+        }
+    }
+
+    fn schedule(&mut self, after_ns: u64, happening: Happening) {
+        self.ids += 1;
+        self.happenings.insert(self.ids, happening);
+        self.queue.push(Reverse((self.now_ns + after_ns, self.ids)));
+    }
+
+    fn fail(&mut self, what: String) {
+        self.say(|| format!("VIOLATION {what}"));
+        self.violation.get_or_insert(what);
+    }
+
+    /// A program starts on a node, with empty memory.
+    fn boot(&mut self, node: usize) {
+        let servers = self.plan.servers;
+        self.nodes[node].life += 1;
+        let life = self.nodes[node].life;
+        let entropy = Box::new(Seeded(Rng::new(self.rng.next())));
+        let slab_size = SlabSize::new(SLAB_PAGES).expect("a power of two");
+        self.nodes[node].program = if node < servers {
+            let config = ServerConfig {
+                id: ServerId(node as u32),
+                keys: keys(node),
+                pool: self.pool.clone(),
+                admitted: (servers..self.nodes.len().max(servers + self.plan.hosts))
+                    .map(|n| keys(n).public())
+                    .collect(),
+                slabs: self.rng.within(3, 9),
+                slab_size,
+                quota: u32::MAX,
+                epoch: BootEpoch(life),
+            };
+            let mut server = Server::new(config, entropy).expect("the limits are kept");
+            server.inject(self.sabotage.server);
+            Program::Server(Box::new(server))
+        } else {
+            let mut config = ClientConfig::new(keys(node), self.pool.clone());
+            config.slab_size = slab_size;
+            config.lost_after = Duration::from_secs(3600);
+            config.rekey_every = Some(50);
+            config.fault = self.sabotage.client;
+            let mut client = Client::new(config, entropy);
+            for server in 0..servers {
+                let info = ServerInfo {
+                    id: ServerId(server as u32),
+                    addr: address(server),
+                    key: keys(server).public(),
+                    zone: server as u32 / 2,
+                };
+                client.add_server(self.nodes[node].local(self.now_ns), info).expect("few servers");
+            }
+            let host = Host { client, owns: Default::default(), asks: Default::default(), tokens: 0 };
+            Program::Host(Box::new(host))
+        };
+        self.say(|| format!("boot {node}, life {life}"));
+        self.pump(node);
+    }
+
+    /// The space gets another owner. The old one is not told.
+    pub fn hand_over(&mut self, space: u64) {
+        let hosts: Vec<usize> = (self.plan.servers..self.nodes.len()).collect();
+        let node = *self.rng.pick(&hosts);
+        let id = SpaceId(space);
+        let spec = SpaceSpec { id, pages: self.plan.pages, copies: self.plan.copies, key: [7; KEY_SIZE] };
+        if !matches!(self.nodes[node].program, Program::Host(_)) {
+            return;
+        }
+        let (generation, map) = self.registry.take_over(id);
+        self.say(|| format!("space {space} to {node}, generation {}, {map:?}", generation.0));
+        if let Program::Host(host) = &mut self.nodes[node].program {
+            let opened = host.client.attach(&spec, generation, &map).expect("the limits are kept");
+            host.owns.insert(space, (opened, generation.0));
+        }
+        self.pump(node);
+    }
+
+    /// Takes one thing that happens next. `false` when nothing does.
+    pub fn step(&mut self) -> bool {
+        let Some(Reverse((at, id))) = self.queue.pop() else { return false };
+        let Some(happening) = self.happenings.remove(&id) else { return true };
+        self.now_ns = self.now_ns.max(at);
+        if let Happening::Arrival { to: node, .. } | Happening::Timer { node } = &happening {
+            let paused_until = self.nodes[*node].paused_until_ns;
+            if paused_until > self.now_ns {
+                self.happenings.insert(id, happening);
+                self.queue.push(Reverse((paused_until, id)));
+                return true;
+            }
+        }
+        match happening {
+            Happening::Arrival { to, from, bytes } => self.arrive(to, from, bytes),
+            Happening::Timer { node } => self.timer(node),
+            Happening::Question { node, life, id, request } => self.question(node, life, id, &request),
+            Happening::Answer { node, life, id, reply } => self.answer(node, life, id, reply),
+            Happening::Act => self.act(),
+            Happening::Chaos => self.chaos(),
+            Happening::Boot { node } => self.boot(node),
+        }
+        true
+    }
+
+    fn arrive(&mut self, to: usize, from: usize, mut bytes: Vec<u8>) {
+        let now = self.nodes[to].local(self.now_ns);
+        match &mut self.nodes[to].program {
+            Program::Server(server) => server.on_datagram(now, address(from), &mut bytes),
+            Program::Host(host) => host.client.on_datagram(now, address(from), &mut bytes),
+            Program::Nothing => return,
+        }
+        self.pump(to);
+    }
+
+    fn timer(&mut self, node: usize) {
+        self.nodes[node].timer_ns = u64::MAX;
+        let now = self.nodes[node].local(self.now_ns);
+        if let Program::Host(host) = &mut self.nodes[node].program {
+            host.client.on_timeout(now);
+        }
+        self.pump(node);
+    }
+
+    fn question(&mut self, node: usize, life: u64, id: u64, request: &rmap::control::ControlRequest) {
+        if self.now_ns < self.registry.away_until_ns {
+            return;
+        }
+        let reply = self.registry.answer(request);
+        self.say(|| format!("{node} asks {request:?}: {reply:?}"));
+        if !self.resting && self.rng.per_mille(self.network.weather.loss) {
+            return;
+        }
+        let after = self.rng.within(50_000, 3_000_000) as u64;
+        self.schedule(after, Happening::Answer { node, life, id, reply });
+    }
+
+    fn answer(&mut self, node: usize, life: u64, id: u64, reply: rmap::control::ControlReply) {
+        let now = self.nodes[node].local(self.now_ns);
+        if self.nodes[node].life != life {
+            return;
+        }
+        if let Program::Host(host) = &mut self.nodes[node].program {
+            host.client.on_control(now, id, reply);
+        }
+        self.pump(node);
+    }
+
+    /// Takes out of a program whatever it has to say.
+    fn pump(&mut self, node: usize) {
+        let now = self.nodes[node].local(self.now_ns);
+        let life = self.nodes[node].life;
+        loop {
+            self.buffer.clear();
+            let transmit = match &mut self.nodes[node].program {
+                Program::Server(server) => server.poll_transmit(&mut self.buffer),
+                Program::Host(host) => host.client.poll_transmit(now, &mut self.buffer),
+                Program::Nothing => None,
+            };
+            let Some(transmit) = transmit else { break };
+            let to = node_at(transmit.to);
+            let sent = std::mem::take(&mut self.buffer);
+            for datagram in sent.chunks(transmit.segment) {
+                for (at, bytes) in self.network.carry(self.now_ns, node, to, datagram, &mut self.rng) {
+                    self.schedule(at - self.now_ns, Happening::Arrival { to, from: node, bytes });
+                }
+            }
+            self.buffer = sent;
+        }
+        let Program::Host(host) = &mut self.nodes[node].program else { return };
+        let mut questions = Vec::new();
+        while let Some(question) = host.client.poll_control(now) {
+            questions.push(question);
+        }
+        let next = host.client.poll_timeout(now);
+        for (id, request) in questions {
+            if self.resting || !self.rng.per_mille(self.network.weather.loss) {
+                let after = self.rng.within(50_000, 3_000_000) as u64;
+                self.schedule(after, Happening::Question { node, life, id, request });
+            }
+        }
+        self.collect(node);
+        if let Some(next) = next {
+            let at = self.nodes[node].global(next).max(self.now_ns + 1);
+            if at < self.nodes[node].timer_ns {
+                self.nodes[node].timer_ns = at;
+                self.schedule(at - self.now_ns, Happening::Timer { node });
+            }
+        }
+    }
+
+    /// Results, judged.
+    fn collect(&mut self, node: usize) {
+        let mut page = [0; PAGE_SIZE];
+        loop {
+            let Program::Host(host) = &mut self.nodes[node].program else { return };
+            let Some(event) = host.client.poll_event(&mut page) else { return };
+            let (Event::Read { token, result } | Event::Written { token, result }) = event;
+            let Some(ask) = host.asks.remove(&token) else { continue };
+            let Ask { space, page: number, generation, asked, .. } = ask;
+            self.say(|| format!("{node} {space}/{number} {asked:?}: {result:?}"));
+            let judged = match (asked, result) {
+                (Asked::Read(begun), Ok(())) => self.oracle.end_read(space, number, generation, begun, &page),
+                (Asked::Write(nth), Ok(())) => self.oracle.acknowledged(space, number, nth),
+                (Asked::Write(nth), Err(Failure::Declined)) => {
+                    self.oracle.declined(space, number, nth);
+                    Ok(())
+                }
+                (_, Err(Failure::Lost)) if self.kills == 0 => Err("lost, and no server was killed".to_owned()),
+                (_, Err(Failure::Lost)) => {
+                    if generation == self.registry.generation(SpaceId(space)) {
+                        self.oracle.lost(space, number, generation);
+                    }
+                    Ok(())
+                }
+                (_, Err(Failure::Fenced)) if generation == self.registry.generation(SpaceId(space)) => {
+                    Err("the owner of today was fenced".to_owned())
+                }
+                (_, Err(Failure::Fenced)) => Ok(()),
+                (_, Err(failure)) => Err(format!("{failure:?}")),
+            };
+            if let Err(what) = judged {
+                self.fail(format!("{space}/{number} at {node}, generation {generation}: {what}"));
+            }
+        }
+    }
+
+    /// Somebody reads or writes.
+    fn act(&mut self) {
+        if !self.resting {
+            let after = self.rng.within(1_000, 400_000) as u64;
+            self.schedule(after, Happening::Act);
+        }
+        let node = self.rng.within(self.plan.servers, self.nodes.len() - 1);
+        if self.nodes[node].paused_until_ns > self.now_ns {
+            return;
+        }
+        for _ in 0..self.rng.within(1, 6) {
+            let Program::Host(host) = &self.nodes[node].program else { return };
+            if host.owns.is_empty() || host.asks.len() >= self.plan.operations {
+                return;
+            }
+            let space = *host.owns.keys().nth(self.rng.below(host.owns.len())).expect("owns some");
+            let page = self.rng.below(self.plan.pages as usize) as u64;
+            let kind = self.rng.below(10);
+            self.ask(node, space, page, kind);
+        }
+    }
+
+    /// One operation: a read for 0 to 4, a trim for 5, else a write.
+    pub fn ask(&mut self, node: usize, space: u64, page: u64, kind: usize) {
+        let now = self.nodes[node].local(self.now_ns);
+        let class = *self.rng.pick(&Class::ALL);
+        let Program::Host(host) = &mut self.nodes[node].program else { return };
+        let Some(&(reference, generation)) = host.owns.get(&space) else { return };
+        host.tokens += 1;
+        let token = host.tokens;
+        let (asked, begun) = if kind < 5 {
+            let begun = self.oracle.begin_read(space, page, generation);
+            (Asked::Read(begun), host.client.read(now, reference, PageNo(page), class, token))
+        } else {
+            let trim = kind == 5;
+            let (nth, value) = self.oracle.write(space, page, generation, trim);
+            let begun = if trim {
+                host.client.trim(now, reference, PageNo(page), class, token)
+            } else {
+                host.client.write(now, reference, PageNo(page), class, &page_of(space, page, value), token)
+            };
+            (Asked::Write(nth), begun)
+        };
+        if let Err(refused) = begun {
+            // Writes that a new copy has not answered yet take room.
+            assert_eq!(refused, rmap::client::Refused::Busy);
+            if let Asked::Write(nth) = asked {
+                self.oracle.declined(space, page, nth);
+            }
+            return;
+        }
+        host.asks.insert(token, Ask { space, page, generation, asked, since_ns: self.now_ns });
+        self.say(|| format!("{node} {space}/{page} {asked:?} begins"));
+        self.pump(node);
+    }
+
+    /// Something goes wrong.
+    fn chaos(&mut self) {
+        if self.resting {
+            return;
+        }
+        let after = self.rng.within(100_000, 20_000_000) as u64;
+        self.schedule(after, Happening::Chaos);
+        let nodes = self.nodes.len();
+        let (one, other) = (self.rng.below(nodes), self.rng.below(nodes));
+        let long = 1000 * *self.rng.pick(&[500, 5_000, 50_000, 300_000]) as u64;
+        if self.rng.per_mille(self.plan.kills) {
+            self.kill(one);
+        } else if self.rng.per_mille(self.plan.hand_overs) {
+            let space = self.rng.below(self.plan.spaces) as u64;
+            self.hand_over(space);
+        }
+        match self.rng.below(8) {
+            0 => self.network.cut(one, other, self.now_ns + long),
+            1 => {
+                self.network.cut(one, other, self.now_ns + long);
+                self.network.cut(other, one, self.now_ns + long);
+            }
+            2 | 3 => {
+                self.say(|| format!("pause {one} for {long} ns"));
+                self.nodes[one].paused_until_ns = self.now_ns + long;
+            }
+            4 => self.registry.away_until_ns = self.now_ns + long,
+            5 => self.network.weather.mtu = *self.rng.pick(&[1200, 1430, 1472, 8972]),
+            6 => {
+                let levels = [Pressure::None, Pressure::None, Pressure::Yellow, Pressure::Orange, Pressure::Red];
+                let level = *self.rng.pick(&levels);
+                if let Program::Server(server) = &mut self.nodes[one].program {
+                    server.set_pressure(level);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The program on a node is gone, and its memory. It starts again a little later.
+    pub fn kill(&mut self, node: usize) {
+        if matches!(self.nodes[node].program, Program::Nothing) {
+            return;
+        }
+        self.say(|| format!("kill {node}"));
+        if matches!(self.nodes[node].program, Program::Server(_)) {
+            self.kills += 1;
+        }
+        let owned: Vec<u64> = match &self.nodes[node].program {
+            Program::Host(host) => host.owns.keys().copied().collect(),
+            _ => Vec::new(),
+        };
+        self.nodes[node].program = Program::Nothing;
+        let after = self.rng.within(1_000_000, 200_000_000) as u64;
+        self.schedule(after, Happening::Boot { node });
+        for space in owned {
+            self.hand_over(space);
+        }
+    }
+
+    /// Nothing fails any more: all that is under way ends, and every page is right for a new owner too.
+    pub fn rest(&mut self) {
+        self.resting = true;
+        self.network.weather = Weather::calm();
+        self.network.heal();
+        self.registry.away_until_ns = 0;
+        for node in 0..self.nodes.len() {
+            self.nodes[node].paused_until_ns = 0;
+            if let Program::Server(server) = &mut self.nodes[node].program {
+                server.set_pressure(Pressure::None);
+            }
+        }
+        self.run_until_quiet();
+        for round in 0..2 {
+            for space in 0..self.plan.spaces as u64 {
+                if round == 1 || !self.has_owner(space) {
+                    self.hand_over(space);
+                }
+                for page in self.oracle.pages_of(space) {
+                    if let Some(node) = self.owner_of(space) {
+                        self.ask(node, space, page, 0);
+                        self.run_until_quiet();
+                    }
+                }
+            }
+        }
+    }
+
+    pub fn owner_of(&self, space: u64) -> Option<usize> {
+        let today = self.registry.generation(SpaceId(space));
+        self.nodes.iter().position(|node| match &node.program {
+            Program::Host(host) => host.owns.get(&space).is_some_and(|(_, generation)| *generation == today),
+            _ => false,
+        })
+    }
+
+    fn has_owner(&self, space: u64) -> bool {
+        self.owner_of(space).is_some()
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.nodes.iter().all(|node| match &node.program {
+            Program::Host(host) => host.asks.is_empty() && host.client.is_idle(),
+            Program::Server(_) => true,
+            Program::Nothing => false,
+        })
+    }
+
+    pub fn run_until_quiet(&mut self) {
+        let deadline = self.now_ns + REST_NS;
+        while !self.is_quiet() && self.violation.is_none() {
+            if self.now_ns > deadline || !self.step() {
+                let waiting: Vec<String> = self.nodes.iter().filter_map(waiting).collect();
+                return self.fail(format!("does not come to rest: {waiting:?}"));
+            }
+        }
+    }
+}
+
+fn waiting(node: &Node) -> Option<String> {
+    let Program::Host(host) = &node.program else { return None };
+    let oldest = host.asks.values().min_by_key(|ask| ask.since_ns)?;
+    Some(format!("{oldest:?} of {} with {:?}", host.asks.len(), host.client.reach().collect::<Vec<_>>()))
+}

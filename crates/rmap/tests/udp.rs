@@ -1,0 +1,178 @@
+//! Real sockets on the loopback: what the simulation cannot know about the kernel.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rmap::client::{Client, ClientConfig, Event, Failure, ServerInfo, SpaceRef, SpaceSpec};
+use rmap::control::{ControlReply, ControlRequest, MapEntry};
+use rmap::crypto::{KEY_SIZE, Keypair, PoolKey, SystemEntropy};
+use rmap::server::{Server, ServerConfig};
+use rmap::udp::{Port, UdpClient, Wait, serve};
+use rmap::units::{BootEpoch, Class, Generation, PAGE_SIZE, Page, PageNo, ServerId, SlabNo, SlabSize, SpaceId, Time};
+
+/// Longer than any test takes; a result that does not come is an error, not a hang.
+const PATIENCE: Duration = Duration::from_secs(20);
+const SLAB_PAGES: u32 = 64;
+
+type Map = BTreeMap<SlabNo, MapEntry>;
+
+/// A server on a thread of its own, until it is dropped.
+struct Running {
+    addr: SocketAddr,
+    key: Keypair,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    fn start(id: u32, client: &Keypair, pool: &PoolKey) -> Running {
+        let key = Keypair::from_private([id as u8 + 1; KEY_SIZE]);
+        let config = ServerConfig {
+            id: ServerId(id),
+            keys: key.clone(),
+            pool: pool.clone(),
+            admitted: vec![client.public()],
+            slabs: 8,
+            slab_size: SlabSize::new(SLAB_PAGES).unwrap(),
+            quota: u32::MAX,
+            epoch: BootEpoch(1),
+        };
+        let mut server = Server::new(config, Box::new(SystemEntropy::default())).unwrap();
+        let mut port = Port::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        let addr = port.local_addr().unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || serve(&mut server, &mut port, Wait::BLOCK, &stopped).unwrap());
+        Running { addr, key, stop, thread: Some(thread) }
+    }
+
+    fn kill(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn registry() -> impl FnMut(&ControlRequest) -> ControlReply {
+    let mut map = Map::new();
+    move |request| {
+        map.insert(request.slab, request.entry.clone());
+        ControlReply::Done
+    }
+}
+
+fn connect(
+    servers: &[Running],
+    keys: &Keypair,
+    pool: &PoolKey,
+) -> (UdpClient<impl FnMut(&ControlRequest) -> ControlReply + use<>>, SpaceRef) {
+    let mut config = ClientConfig::new(keys.clone(), pool.clone());
+    config.slab_size = SlabSize::new(SLAB_PAGES).unwrap();
+    // The machine that runs the tests may be busy: what is tested is that nothing gets lost, not how fast that is noticed.
+    config.fail_after = Duration::from_millis(500);
+    let mut client = Client::new(config, Box::new(SystemEntropy::default()));
+    for (id, server) in servers.iter().enumerate() {
+        let id = ServerId(id as u32);
+        let info = ServerInfo { id, addr: server.addr, key: server.key.public(), zone: id.0 };
+        client.add_server(Time(0), info).unwrap();
+    }
+    let spec = SpaceSpec { id: SpaceId(1), pages: 256, copies: servers.len().min(2), key: [5; KEY_SIZE] };
+    let space = client.attach(&spec, Generation(1), &[]).unwrap();
+    let port = Port::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+    let mut client = UdpClient::new(client, port, Wait::BLOCK, Instant::now(), registry());
+    let deadline = Instant::now() + PATIENCE;
+    while client.client.reach().any(|(_, reach)| reach != rmap::client::Reach::Up) {
+        assert!(Instant::now() < deadline, "no session");
+        client.turn().unwrap();
+        let now = client.now();
+        client.client.on_timeout(now);
+    }
+    (client, space)
+}
+
+fn content(page: u64) -> Page {
+    let mut bytes = [0; PAGE_SIZE];
+    bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at as u64 * 7 + page * 13 + 1) as u8);
+    bytes
+}
+
+/// Writes pages 0 to `count`, several at a time.
+fn fill<C: FnMut(&ControlRequest) -> ControlReply>(client: &mut UdpClient<C>, space: SpaceRef, count: u64) {
+    const AT_A_TIME: u64 = 32;
+    for first in (0..count).step_by(AT_A_TIME as usize) {
+        for page in first..(first + AT_A_TIME).min(count) {
+            let now = client.now();
+            client.client.write(now, space, PageNo(page), Class::Eviction, &content(page), page).unwrap();
+        }
+        for _ in first..(first + AT_A_TIME).min(count) {
+            let (event, _) = client.next(PATIENCE).unwrap();
+            assert!(matches!(event, Event::Written { result: Ok(()), .. }), "{event:?}");
+        }
+    }
+}
+
+fn check<C: FnMut(&ControlRequest) -> ControlReply>(client: &mut UdpClient<C>, space: SpaceRef, page: u64) {
+    let now = client.now();
+    client.client.read(now, space, PageNo(page), Class::Demand, page).unwrap();
+    let (event, got) = client.next(PATIENCE).unwrap();
+    assert_eq!(event, Event::Read { token: page, result: Ok(()) });
+    assert!(*got == content(page), "page {page}");
+}
+
+#[test]
+fn pages_come_back() {
+    let (keys, pool) = (Keypair::from_private([99; KEY_SIZE]), PoolKey::new([3; KEY_SIZE]));
+    let servers = [Running::start(0, &keys, &pool)];
+    let (mut client, space) = connect(&servers, &keys, &pool);
+    fill(&mut client, space, 200);
+    (0..200).for_each(|page| check(&mut client, space, page));
+    let now = client.now();
+    client.client.read(now, space, PageNo(255), Class::Demand, 1).unwrap();
+    let (event, got) = client.next(PATIENCE).unwrap();
+    assert_eq!(event, Event::Read { token: 1, result: Ok(()) });
+    assert!(got.iter().all(|byte| *byte == 0), "a page that was never written is zero");
+}
+
+#[test]
+fn a_killed_server_loses_nothing_that_has_two_copies() {
+    let (keys, pool) = (Keypair::from_private([98; KEY_SIZE]), PoolKey::new([4; KEY_SIZE]));
+    let mut servers = [Running::start(0, &keys, &pool), Running::start(1, &keys, &pool)];
+    let (mut client, space) = connect(&servers, &keys, &pool);
+    fill(&mut client, space, 100);
+    servers[0].kill();
+    (0..100).for_each(|page| check(&mut client, space, page));
+    fill(&mut client, space, 100);
+    (0..100).for_each(|page| check(&mut client, space, page));
+    assert_eq!(client.client.in_sync(space).0, 0, "one copy is left");
+}
+
+#[test]
+fn a_node_that_is_not_admitted_gets_no_answer() {
+    let (keys, pool) = (Keypair::from_private([97; KEY_SIZE]), PoolKey::new([5; KEY_SIZE]));
+    let servers = [Running::start(0, &keys, &pool)];
+    let stranger = Keypair::from_private([96; KEY_SIZE]);
+    let mut config = ClientConfig::new(stranger, pool);
+    config.slab_size = SlabSize::new(SLAB_PAGES).unwrap();
+    let mut client = Client::new(config, Box::new(SystemEntropy::default()));
+    let info = ServerInfo { id: ServerId(0), addr: servers[0].addr, key: servers[0].key.public(), zone: 0 };
+    client.add_server(Time(0), info).unwrap();
+    let spec = SpaceSpec { id: SpaceId(1), pages: 8, copies: 1, key: [5; KEY_SIZE] };
+    let space = client.attach(&spec, Generation(1), &[]).unwrap();
+    let port = Port::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+    let mut client = UdpClient::new(client, port, Wait::BLOCK, Instant::now(), registry());
+    let now = client.now();
+    client.client.write(now, space, PageNo(0), Class::Demand, &content(0), 1).unwrap();
+    let (event, _) = client.next(PATIENCE).unwrap();
+    assert_eq!(event, Event::Written { token: 1, result: Err(Failure::Declined) });
+}

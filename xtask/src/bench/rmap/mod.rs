@@ -1,0 +1,102 @@
+//! A page from a server of cluster memory against a bare datagram echo of the same sizes, without encryption, over the
+//! loopback. Datagrams are cut to 1472 bytes, as on Ethernet; both sides use segmentation offload.
+
+mod echo;
+mod pool;
+mod tcp;
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::report::{Bar, Report};
+use super::{Setup, svg};
+
+use pool::Pool;
+
+/// What a page of 4 KiB takes on the wire: Ethernet's 1500 bytes without the IP and UDP headers.
+const DATAGRAM: usize = 1472;
+/// Page reads measured one by one, per round and way of waiting.
+const READS: usize = 20_000;
+/// Pages under way at a time when throughput is measured.
+const WINDOW: usize = 32;
+
+/// Issue 4: a page within 1.6 times of the echo.
+const READ_RATIO_MAX: f64 = 1.6;
+/// Issue 4: of a page from nbdkit's memory plugin or memcached, all blocking.
+const TCP_RATIO_MAX: f64 = 0.8;
+/// Issue 4: pages of one server core.
+const PAGES_PER_SECOND_MIN: f64 = 200_000.0;
+/// Issue 4: of what bare datagrams reach without encryption.
+const THROUGHPUT_RATIO_MIN: f64 = 0.6;
+
+/// What one side reached, one value a round.
+#[derive(Debug, Default)]
+struct Side {
+    spin_us: Vec<f64>,
+    block_us: Vec<f64>,
+    pages_per_second: Vec<f64>,
+}
+
+/// Runs the bench.
+///
+/// # Errors
+/// A socket cannot be made; a page was wrong or did not come.
+pub fn run(setup: &Setup) -> Result<(Report, String)> {
+    let (mut ours, mut peer) = (Side::default(), Side::default());
+    let reads = if setup.quick { READS / 4 } else { READS };
+    let (mut memcached, mut nbdkit) = (Vec::new(), Vec::new());
+    let span = Duration::from_secs_f64(setup.seconds(2.0));
+    for _ in 0..setup.rounds {
+        for spin in [true, false] {
+            peer.latency(spin).push(echo::latency_us(spin, reads)?);
+            if setup.ours {
+                ours.latency(spin).push(Pool::start(spin)?.latency_us(reads)?);
+            }
+        }
+        memcached.extend(tcp::memcached_us(reads)?);
+        nbdkit.extend(tcp::nbdkit_us(reads)?);
+        peer.pages_per_second.push(echo::pages_per_second(WINDOW, span)?);
+        if setup.ours {
+            ours.pages_per_second.push(Pool::start(true)?.pages_per_second(WINDOW, span)?);
+        }
+    }
+    let mut report = setup.report("rmap");
+    report.pair("page read, p50, spinning", "us", &ours.spin_us, &peer.spin_us, Bar::AtMost(READ_RATIO_MAX));
+    report.pair("page read, p50, blocking", "us", &ours.block_us, &peer.block_us, Bar::AtMost(READ_RATIO_MAX));
+    for (name, times) in [("memcached get", &memcached), ("nbdkit memory read", &nbdkit)] {
+        if !times.is_empty() {
+            report.pair(&format!("page read against {name}"), "us", &ours.block_us, times, Bar::AtMost(TCP_RATIO_MAX));
+        }
+    }
+    let (ours_rate, peer_rate) = (&ours.pages_per_second, &peer.pages_per_second);
+    report.pair("pages of one server core", "1/s", ours_rate, peer_rate, Bar::AtLeast(THROUGHPUT_RATIO_MIN));
+    if setup.ours {
+        report.single("pages of one server core", "1/s", ours_rate, Bar::AtLeast(PAGES_PER_SECOND_MIN));
+    }
+    let group =
+        |name: &str, ours: &[f64], peer: &[f64]| (name.to_owned(), vec![svg::Bar::of(ours), svg::Bar::of(peer)]);
+    let chart = svg::BarChart {
+        title: "A page of another machine's memory, over the loopback".to_owned(),
+        y_label: "us".to_owned(),
+        y_scale: svg::Scale::Linear,
+        series: vec!["rmap, encrypted".to_owned(), "bare echo".to_owned()],
+        groups: vec![
+            group("spinning", &ours.spin_us, &peer.spin_us),
+            group("blocking", &ours.block_us, &peer.block_us),
+        ],
+    };
+    Ok((report, svg::bar_chart(&chart)))
+}
+
+impl Side {
+    fn latency(&mut self, spin: bool) -> &mut Vec<f64> {
+        if spin { &mut self.spin_us } else { &mut self.block_us }
+    }
+}
+
+/// The middle of the latencies, in microseconds.
+fn p50_us(mut times: Vec<Duration>) -> f64 {
+    times.sort_unstable();
+    times.get(times.len() / 2).map_or(0.0, |time| time.as_secs_f64() * 1e6)
+}
