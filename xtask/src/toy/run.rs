@@ -203,7 +203,7 @@ struct Worker<'run> {
 impl Worker<'_> {
     fn run(mut self, limit: Limit) -> ThreadResult {
         let mut result = ThreadResult::default();
-        let (start, started_ns) = (Instant::now(), monotonic_ns());
+        let start = Instant::now();
         let mut now_ns = 0_u64;
         let (end_ns, end_ops) = match limit {
             Limit::Seconds(seconds) => ((seconds * 1e9) as u64, u64::MAX),
@@ -225,7 +225,7 @@ impl Worker<'_> {
                 result.latency.record(after - now_ns);
                 if after - now_ns > result.longest_ns {
                     result.longest_ns = after - now_ns;
-                    result.longest_ended_ns = started_ns + after;
+                    result.longest_ended_ns = monotonic_ns();
                 }
                 now_ns = after;
             } else if result.ops % CLOCK_EVERY_OPS == 0 {
