@@ -12,7 +12,7 @@ use crate::units::{BootEpoch, Class, ServerId, Time};
 use crate::wire::DATAGRAM_MIN_MAX;
 use crate::wire::message::Pressure;
 
-/// Servers of one client: bits of a [`PeerSet`].
+/// Servers of one client: bits of a `PeerSet`.
 pub const SERVERS_MAX: usize = 64;
 /// TCP's floor of 200 ms is what makes incast cost 90 % of the throughput (Vasudevan et al., SIGCOMM 2009).
 pub const RTO_MIN: Duration = Duration::from_millis(1);
