@@ -100,8 +100,9 @@ pub struct Args {
     #[arg(long, value_name = "HOW")]
     pub page_in: Option<PageIn>,
 
-    /// How long the end of a page-in is polled for before the CPU may sleep, in microseconds; 0: not at all. Only where
-    /// page-ins are that quick and nothing else wants the CPU [default: 200, as kvm.halt_poll_ns]
+    /// How long the end of a page-in is polled for before the CPU may sleep, in microseconds; 0: not at all. Only for
+    /// vCPUs that are pinned to one CPU, where page-ins are that quick and nothing else wants the CPU
+    /// [default: 200, as kvm.halt_poll_ns]
     #[arg(long, value_name = "US")]
     pub busy_poll_us: Option<u64>,
 

@@ -252,7 +252,6 @@ impl Engine {
         let start = std::time::Instant::now();
         loop {
             let resolved = attempt();
-            // Something done already: the caller goes on behind it.
             if !(resolved.no_memory() || resolved.busy()) || start.elapsed() > MEMORY_PATIENCE {
                 return resolved;
             }
