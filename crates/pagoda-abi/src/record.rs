@@ -13,6 +13,11 @@
 //! pid 1234 5678             process and its start time (proc(5) stat field 22); 0 0 before it attached
 //! balloon 268435456 1       only if the guest has a balloon target: what it should keep, and 1 while the VM is paged out
 //!                           to it instead
+//! min 134217728             only if DRAM is guaranteed to it: bytes
+//! shares 2000               only if it has other shares than the default
+//! sampling 100 30           only if its working set is sampled otherwise: pages, seconds
+//! blocked 1                 only while the memory policy has stopped it
+//! group tenant1             only if it may share pages with the other VMs of that group
 //! pinned TEXT               only if the VM may never be evicted
 //! sum 9f86d081884c7d65      FNV-1a of all lines above
 //! ```
@@ -51,6 +56,16 @@ pub struct Record {
     pub pid: (u32, u64),
     /// What the guest should keep, if it is to give memory up.
     pub balloon: Option<Balloon>,
+    /// DRAM guaranteed to it, bytes.
+    pub min: u64,
+    /// Its weight; nothing: the default.
+    pub shares: Option<u32>,
+    /// Pages and seconds of a sampling period; nothing: the default.
+    pub sampling: Option<(u32, u32)>,
+    /// The memory policy has stopped it, and has to let it run again.
+    pub blocked: bool,
+    /// VMs that it may share pages with.
+    pub group: Option<String>,
     /// Why it may never be evicted.
     pub pinned: Option<String>,
 }
@@ -100,6 +115,21 @@ impl Record {
         );
         if let Some(balloon) = self.balloon {
             text += &format!("balloon {} {}\n", balloon.target, u8::from(balloon.paged_out));
+        }
+        if self.min > 0 {
+            text += &format!("min {}\n", self.min);
+        }
+        if let Some(shares) = self.shares {
+            text += &format!("shares {shares}\n");
+        }
+        if let Some((pages, seconds)) = self.sampling {
+            text += &format!("sampling {pages} {seconds}\n");
+        }
+        if self.blocked {
+            text += "blocked 1\n";
+        }
+        if let Some(group) = &self.group {
+            text += &format!("group {group}\n");
         }
         if let Some(reason) = &self.pinned {
             text += &format!("pinned {}\n", reason.replace('\n', " "));
@@ -158,11 +188,36 @@ impl Record {
             Ok(Balloon { target: number(target)?, paged_out: paged_out == "1" })
         });
         let balloon = balloon.transpose()?;
+        let small = |text: &str| u32::try_from(number(text)?).map_err(|_| bad("number too large"));
+        let min = optional("min").map_or(Ok(0), |text| number(&text))?;
+        let shares = optional("shares").map(|text| small(&text)).transpose()?;
+        let sampling = optional("sampling").map(|text| {
+            let (pages, seconds) = text.split_once(' ').ok_or_else(|| bad("sampling"))?;
+            Ok((small(pages)?, small(seconds)?))
+        });
+        let sampling = sampling.transpose()?;
+        let blocked = optional("blocked").is_some_and(|text| text == "1");
+        let group = optional("group");
         let pinned = optional("pinned");
         if lines.next().is_some() {
             return Err(bad("more than a record has"));
         }
-        Ok(Record { name, token, kind, regions, dram, reserve, pid, balloon, pinned })
+        Ok(Record {
+            name,
+            token,
+            kind,
+            regions,
+            dram,
+            reserve,
+            pid,
+            balloon,
+            min,
+            shares,
+            sampling,
+            blocked,
+            group,
+            pinned,
+        })
     }
 }
 
@@ -180,6 +235,11 @@ mod tests {
             reserve: true,
             pid: (42, 4711),
             balloon: Some(Balloon { target: 256 << 20, paged_out: true }),
+            min: 128 << 20,
+            shares: Some(2000),
+            sampling: Some((200, 10)),
+            blocked: true,
+            group: Some("tenant1".into()),
             pinned: Some("vfio device".into()),
         }
     }
@@ -190,7 +250,8 @@ mod tests {
         let without = Record { pinned: None, ..sample() };
         let neither = Record { pinned: None, balloon: None, ..sample() };
         let pinned_alone = Record { balloon: None, ..sample() };
-        for record in [with, without, neither, pinned_alone] {
+        let plain = Record { min: 0, shares: None, sampling: None, blocked: false, group: None, ..neither.clone() };
+        for record in [with, without, neither, pinned_alone, plain] {
             assert_eq!(Record::from_text(&record.to_text()), Ok(record));
         }
     }

@@ -15,8 +15,8 @@ use serde::de::DeserializeOwned;
 
 use crate::http::{self, HttpError, Response};
 use crate::types::{
-    ApiError, CreateVm, CreatedVm, ErrorCode, Explain, Health, HostInfo, SOCKET_DEFAULT, SOCKET_ENV, Version, VmInfo,
-    VmList, VmPatch, check_vm_name,
+    AdmitReply, AdmitRequest, ApiError, CreateVm, CreatedVm, ErrorCode, Explain, Health, HostInfo, HostPatch, Mrc,
+    SOCKET_DEFAULT, SOCKET_ENV, Version, VmInfo, VmList, VmPatch, WhatIfReply, WhatIfRequest, check_vm_name,
 };
 
 /// Longest wait for the daemon to go on with a request. Making a VM that reserves its swap is the
@@ -142,6 +142,24 @@ impl Client {
     /// [`Client::delete`].
     pub fn create(&self, vm: &CreateVm) -> Result<CreatedVm, ClientError> {
         self.send("POST", "/v1/vms", vm)
+    }
+
+    /// Changes the host's memory policy.
+    pub fn patch_host(&self, patch: &HostPatch) -> Result<HostInfo, ClientError> {
+        self.send("PATCH", "/v1/host", patch)
+    }
+
+    /// Whether such a VM would be kept.
+    pub fn admit(&self, vm: &AdmitRequest) -> Result<AdmitReply, ClientError> {
+        self.send("POST", "/v1/admit", vm)
+    }
+
+    pub fn mrc(&self, name: &str) -> Result<Mrc, ClientError> {
+        self.get(&vm_path(name, "/mrc")?)
+    }
+
+    pub fn what_if(&self, name: &str, settings: &WhatIfRequest) -> Result<WhatIfReply, ClientError> {
+        self.send("POST", &vm_path(name, "/whatif")?, settings)
     }
 
     pub fn patch(&self, name: &str, patch: &VmPatch) -> Result<VmInfo, ClientError> {

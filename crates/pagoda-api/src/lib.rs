@@ -7,6 +7,8 @@
 //! | `GET /v1/version` | | [`Version`] |
 //! | `GET /v1/health` | | [`Health`] |
 //! | `GET /v1/host` | | [`HostInfo`] |
+//! | `PATCH /v1/host` | [`HostPatch`] | [`HostInfo`] |
+//! | `POST /v1/admit` | [`AdmitRequest`] | [`AdmitReply`] |
 //! | `GET /v1/vms` | | [`VmList`] |
 //! | `POST /v1/vms` | [`CreateVm`] | [`CreatedVm`] |
 //! | `GET /v1/vms/NAME` | | [`VmInfo`] |
@@ -14,6 +16,8 @@
 //! | `DELETE /v1/vms/NAME` | | nothing; only a VM that nothing has attached to |
 //! | `POST /v1/vms/NAME/cont` | | [`VmInfo`] |
 //! | `GET /v1/vms/NAME/explain` | | [`Explain`] |
+//! | `GET /v1/vms/NAME/mrc` | | [`Mrc`] |
+//! | `POST /v1/vms/NAME/whatif` | [`WhatIfRequest`] | [`WhatIfReply`] |
 //! | `GET /metrics` | | Prometheus text |
 //!
 //! A status of 400 and above comes with an [`ApiError`].

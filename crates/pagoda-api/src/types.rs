@@ -6,6 +6,7 @@
 //! each other; a change that breaks this raises [`API_VERSION`].
 
 mod balloon;
+mod policy;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,6 +14,11 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use balloon::{BalloonInfo, GuestMemory, check_balloon_target};
+pub use policy::{
+    AdmitReply, AdmitRequest, HostPatch, HostPolicy, Mrc, MrcPoint, PolicySettings, SHARE_GROUP_LEN_MAX,
+    SHARES_DEFAULT, SHARES_MAX, Sampling, VmPolicy, WhatIfReply, WhatIfRequest, check_min, check_sampling,
+    check_share_group, check_shares,
+};
 
 /// The number in the path `/v1/...`.
 pub const API_VERSION: u32 = 1;
@@ -97,6 +103,11 @@ pub struct CreateVm {
     /// Why no page of this VM may ever be evicted, for example a device that does DMA to all of it.
     #[serde(default)]
     pub pinned: Option<String>,
+    /// VMs that may share pages with it; without one it shares only with itself.
+    #[serde(default)]
+    pub share_group: Option<String>,
+    #[serde(default)]
+    pub policy: PolicySettings,
 }
 
 impl CreateVm {
@@ -131,10 +142,13 @@ impl CreateVm {
         let Some(total) = total.filter(|bytes| *bytes <= i64::MAX as u64) else {
             return Err("the memory regions are larger together than a file can be".into());
         };
-        match self.dram {
-            Some(dram) => check_dram(dram, total),
-            None => Ok(()),
+        if let Some(dram) = self.dram {
+            check_dram(dram, total)?;
         }
+        check_min(self.policy.min, self.dram.unwrap_or(total))?;
+        self.policy.shares.map_or(Ok(()), check_shares)?;
+        self.policy.sampling.map_or(Ok(()), check_sampling)?;
+        self.share_group.as_deref().map_or(Ok(()), check_share_group)
     }
 }
 
@@ -196,6 +210,13 @@ pub struct VmPatch {
     /// Memory in bytes that the guest should keep, the rest being taken by its balloon; the size of the VM means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub balloon_target: Option<u64>,
+    /// New guarantee in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shares: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sampling: Option<Sampling>,
 }
 
 /// Where a VM is in its life. `pinned` is a field of its own, for a pinned VM runs too.
@@ -271,6 +292,9 @@ pub struct VmInfo {
     /// Of a VM that has or had a balloon target.
     #[serde(default)]
     pub balloon: Option<BalloonInfo>,
+    /// How the memory policy sees it.
+    #[serde(default)]
+    pub policy: VmPolicy,
 }
 
 /// The names among [`VmInfo::counters`] that clients compute with; the daemon's catalogue has them all.
@@ -324,7 +348,7 @@ pub struct Health {
 }
 
 /// `GET /v1/host`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HostInfo {
     pub version: String,
     pub hostname: String,
@@ -340,6 +364,8 @@ pub struct HostInfo {
     /// The folios RAM is made of, in words.
     pub large_folios: String,
     pub vms: u32,
+    #[serde(default)]
+    pub policy: HostPolicy,
 }
 
 /// Body of every reply with a status of 400 and above.
@@ -406,6 +432,8 @@ mod tests {
             kind: VmKind::Qemu,
             reserve_swap: false,
             pinned: None,
+            share_group: None,
+            policy: PolicySettings::default(),
         }
     }
 

@@ -86,6 +86,7 @@ fn set(client: &Client, name: &str, dram: Option<DramLimit>, balloon_target: Opt
             BalloonTarget::Off => memory_bytes,
             BalloonTarget::Bytes(bytes) => bytes,
         }),
+        ..VmPatch::default()
     };
     patch.dram.map_or(Ok(()), |dram| check_dram(dram, memory_bytes)).map_err(UsageError)?;
     patch.balloon_target.map_or(Ok(()), |target| check_balloon_target(target, memory_bytes)).map_err(UsageError)?;

@@ -145,6 +145,11 @@ impl Registry {
             reserve: request.reserve_swap,
             pid: (0, 0),
             balloon: None,
+            min: request.policy.min,
+            shares: request.policy.shares,
+            sampling: request.policy.sampling.map(|sampling| (sampling.pages, sampling.period_s)),
+            blocked: false,
+            group: request.share_group,
             pinned: request.pinned,
         };
         let vm = self.make(record)?;

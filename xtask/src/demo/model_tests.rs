@@ -25,6 +25,7 @@ pub fn vm(resident_mib: u64, counters: &[(&str, u64)]) -> VmInfo {
         counters: counters.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
         latency: BTreeMap::new(),
         balloon: None,
+        policy: pagoda_api::VmPolicy::default(),
     }
 }
 

@@ -15,7 +15,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
 use pagoda_api::attach::{Fetched, fetch};
-use pagoda_api::{Client, CreateVm, CreatedVm, VmKind};
+use pagoda_api::{Client, CreateVm, CreatedVm, PolicySettings, VmKind};
 use rustix::io::FdFlags;
 
 use crate::cli;
@@ -132,6 +132,8 @@ fn vm_of(request: &Request, plan: Option<&Plan>) -> Result<CreateVm> {
         kind: request.kind,
         reserve_swap: request.reserve_swap,
         pinned: plan.and_then(|plan| plan.pinned.clone()),
+        share_group: None,
+        policy: PolicySettings::default(),
     })
 }
 

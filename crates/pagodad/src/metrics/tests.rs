@@ -40,6 +40,7 @@ fn vm() -> VmInfo {
             fallbacks: 1,
             guest: None,
         }),
+        policy: pagoda_api::VmPolicy::default(),
     }
 }
 
@@ -70,6 +71,7 @@ fn host() -> HostInfo {
         uffd_permission: "device".into(),
         large_folios: "1 MiB".into(),
         vms: 2,
+        policy: pagoda_api::HostPolicy::default(),
     }
 }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use pagoda_abi::record::Kind;
 use pagoda_api::types::{
-    ApiError, BalloonInfo, Explain, ExplainLine, Health, HostInfo, Latency, VmInfo, VmKind, VmState,
+    ApiError, BalloonInfo, Explain, ExplainLine, Health, HostInfo, HostPolicy, Latency, VmInfo, VmKind, VmPolicy,
+    VmState,
 };
 use pagoda_core::stats::{CATALOGUE, FAULT_CAUSES, Metric};
 use pagoda_core::units::{Bytes, PAGE_SIZE};
@@ -67,6 +68,7 @@ impl Registry {
             counters,
             latency: latency_of(&status),
             balloon: vm.balloon.as_ref().map(balloon::Handle::info),
+            policy: VmPolicy::default(),
         }
     }
 
@@ -147,6 +149,7 @@ impl Registry {
             uffd_permission: self.permission.clone(),
             large_folios: format!("1 MiB: {}, 2 MiB: {}", folio(FolioSize::Chunk), folio(FolioSize::Huge)),
             vms: self.lock().len() as u32,
+            policy: HostPolicy::default(),
         }
     }
 

@@ -174,6 +174,8 @@ fn a_token_is_needed_to_attach() -> Result<()> {
             kind: VmKind::Plain,
             reserve_swap: false,
             pinned: None,
+            share_group: None,
+            policy: pagoda_api::PolicySettings::default(),
         };
         let created = daemon.client().create(&vm)?;
         let mut forged = created.clone();

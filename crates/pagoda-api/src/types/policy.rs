@@ -1,0 +1,298 @@
+//! What the API says of the memory policy: settings, targets and where they come from.
+//!
+//! The words are ESX's (Waldspurger, OSDI 2002): min, shares, active, target, entitlement, idle memory tax.
+
+use serde::{Deserialize, Serialize};
+
+/// Shares of a VM of which nothing is said. Only ratios matter.
+pub const SHARES_DEFAULT: u32 = 1000;
+/// The most shares of one VM.
+pub const SHARES_MAX: u32 = 1_000_000;
+/// Length of the name of a share group.
+pub const SHARE_GROUP_LEN_MAX: usize = 64;
+
+/// How a VM's working set is sampled: so many random pages in so many seconds (ESX section 5.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sampling {
+    /// Pages per period, 1 to [`Sampling::PAGES_MAX`].
+    pub pages: u32,
+    /// Seconds per period, 1 to [`Sampling::PERIOD_S_MAX`].
+    pub period_s: u32,
+}
+
+impl Sampling {
+    /// A sampled page costs a zap and a fault: more would be a scan.
+    pub const PAGES_MAX: u32 = 4096;
+    /// A longer period says nothing of now.
+    pub const PERIOD_S_MAX: u32 = 3600;
+}
+
+impl Default for Sampling {
+    fn default() -> Sampling {
+        Sampling { pages: 100, period_s: 30 }
+    }
+}
+
+/// What the policy needs to know of a VM; part of [`CreateVm`](super::CreateVm).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicySettings {
+    /// DRAM guaranteed to it, bytes.
+    #[serde(default)]
+    pub min: u64,
+    /// Its weight against the other VMs'; `None`: [`SHARES_DEFAULT`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shares: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sampling: Option<Sampling>,
+}
+
+/// Checks a guarantee against the cap of the VM.
+///
+/// # Errors
+/// A sentence that says what is wrong and what would be right.
+pub fn check_min(min_bytes: u64, dram_bytes: u64) -> Result<(), String> {
+    if min_bytes <= dram_bytes {
+        return Ok(());
+    }
+    Err(format!(
+        "a min of {} MiB is more than the VM's DRAM cap of {} MiB; lower --min or raise --dram",
+        min_bytes >> 20,
+        dram_bytes >> 20
+    ))
+}
+
+/// Checks a number of shares.
+///
+/// # Errors
+/// A sentence that says what is wrong and what would be right.
+pub fn check_shares(shares: u32) -> Result<(), String> {
+    match shares {
+        0 => Err("0 shares would give a VM nothing; the least is 1".into()),
+        shares if shares > SHARES_MAX => Err(format!("{shares} shares are more than the {SHARES_MAX} a VM may have")),
+        _ => Ok(()),
+    }
+}
+
+/// Checks how a working set is to be sampled.
+///
+/// # Errors
+/// A sentence that says what is wrong and what would be right.
+pub fn check_sampling(sampling: Sampling) -> Result<(), String> {
+    let Sampling { pages, period_s } = sampling;
+    if pages == 0 || pages > Sampling::PAGES_MAX {
+        return Err(format!("a sample has 1 to {} pages, not {pages}", Sampling::PAGES_MAX));
+    }
+    if period_s == 0 || period_s > Sampling::PERIOD_S_MAX {
+        return Err(format!("a sampling period has 1 to {} seconds, not {period_s}", Sampling::PERIOD_S_MAX));
+    }
+    Ok(())
+}
+
+/// Checks the name of a share group: letters, digits, `-`, `_`, `.`.
+///
+/// # Errors
+/// A sentence that says what is wrong and what would be right.
+pub fn check_share_group(name: &str) -> Result<(), String> {
+    if name.is_empty() || name.len() > SHARE_GROUP_LEN_MAX {
+        return Err(format!("the name of a share group has 1 to {SHARE_GROUP_LEN_MAX} characters, not {}", name.len()));
+    }
+    match name.chars().find(|c| !c.is_ascii_alphanumeric() && !matches!(c, '-' | '_' | '.')) {
+        Some(bad) => {
+            Err(format!("the name of a share group has only letters, digits, '-', '_' and '.': {name:?} has {bad:?}"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// A VM as the policy sees it; part of [`VmInfo`](super::VmInfo).
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct VmPolicy {
+    pub min_bytes: u64,
+    pub shares: u32,
+    #[serde(default)]
+    pub share_group: Option<String>,
+    pub sampling: Sampling,
+    /// What it costs beside its memory: the VMM's own memory and our tables, measured.
+    pub overhead_bytes: u64,
+    /// What is in DRAM, in swap, or shared: pages it has touched and still has.
+    pub touched_bytes: u64,
+    /// Estimated working set; `None` until the first sampling period has ended.
+    #[serde(default)]
+    pub active_bytes: Option<u64>,
+    /// What the policy allots to it; `None` before the first plan.
+    #[serde(default)]
+    pub target_bytes: Option<u64>,
+    /// The cap its engine keeps now: the smallest of its own, the policy's and its balloon's.
+    pub limit_bytes: u64,
+    /// Content in frames that it shares with others or with itself.
+    #[serde(default)]
+    pub shared_bytes: u64,
+    /// DRAM saved by that: what is shared, less its part of the frames.
+    #[serde(default)]
+    pub saved_bytes: u64,
+    /// `at_ease`, `squeezed`, `pinned`, `blocked`, ... as the policy names it.
+    #[serde(default)]
+    pub standing: String,
+    #[serde(default)]
+    pub standing_since_s: u64,
+}
+
+/// The host's memory policy; part of [`HostInfo`](super::HostInfo).
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostPolicy {
+    /// DRAM for VMs and what they cost, as set.
+    pub pool_bytes: u64,
+    /// The same while the host itself runs short: less.
+    pub pool_now_bytes: u64,
+    /// Why it is less, if so.
+    #[serde(default)]
+    pub pool_reason: Option<String>,
+    pub used_bytes: u64,
+    pub free_bytes: u64,
+    /// Per mille.
+    pub idle_tax: u16,
+    /// Free memory at which the states begin, per mille of the pool: high, soft, hard, low.
+    pub thresholds: [u16; 4],
+    /// `high`, `soft`, `hard` or `low`.
+    pub state: String,
+    pub state_since_s: u64,
+    /// What is reserved of the pool by the guarantees and overheads of all VMs.
+    pub reserved_bytes: u64,
+    /// What is reserved of the swap disk.
+    pub swap_reserved_bytes: u64,
+    /// Why nothing moves although it should, if so.
+    #[serde(default)]
+    pub stuck: Option<String>,
+    /// What guarantees lack because the host has less than the pool that was set.
+    #[serde(default)]
+    pub shortfall_bytes: u64,
+    /// Sums over all VMs.
+    #[serde(default)]
+    pub shared_bytes: u64,
+    #[serde(default)]
+    pub saved_bytes: u64,
+    #[serde(default)]
+    pub ballooned_bytes: u64,
+    #[serde(default)]
+    pub swapped_bytes: u64,
+}
+
+/// `PATCH /v1/host`; what is `None` stays as it is. Lasts until the daemon ends or reads its configuration again.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostPatch {
+    /// DRAM for VMs, bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<u64>,
+    /// Per mille, below 1000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_tax: Option<u16>,
+    /// Per mille of the pool: high, soft, hard, low.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thresholds: Option<[u16; 4]>,
+}
+
+/// `POST /v1/admit`: would such a VM be kept?
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdmitRequest {
+    pub memory_bytes: u64,
+    #[serde(default)]
+    pub dram: Option<u64>,
+    #[serde(default)]
+    pub min: u64,
+}
+
+/// Reply to [`AdmitRequest`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdmitReply {
+    pub admitted: bool,
+    /// What it would reserve: min, overhead and what copies on write may take.
+    pub memory_needed_bytes: u64,
+    /// Of the pool, after all that is reserved and kept free.
+    pub memory_free_bytes: u64,
+    pub swap_needed_bytes: u64,
+    pub swap_free_bytes: u64,
+    /// Empty if admitted: what is missing and what to do, in a sentence.
+    #[serde(default)]
+    pub missing: String,
+}
+
+/// `POST /v1/vms/NAME/whatif`: with other settings, what would its target be, and how much would it page?
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WhatIfRequest {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dram: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shares: Option<u32>,
+}
+
+/// Reply to [`WhatIfRequest`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WhatIfReply {
+    /// Now, and then.
+    pub target_bytes: [u64; 2],
+    /// Page-ins a second now, measured.
+    pub page_ins_per_s: f64,
+    /// Predicted from the miss-ratio curve; `None` while there is none.
+    #[serde(default)]
+    pub page_ins_per_s_then: Option<f64>,
+    /// Miss ratio at the two targets.
+    #[serde(default)]
+    pub miss_ratio: Option<[f64; 2]>,
+}
+
+/// `GET /v1/vms/NAME/mrc`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Mrc {
+    /// Uses the curve stands on, after scaling; 0: nothing is known yet.
+    pub accesses: f64,
+    pub memory_bytes: u64,
+    pub target_bytes: u64,
+    /// Size and the part of uses that would miss with it.
+    pub points: Vec<MrcPoint>,
+}
+
+/// A point of [`Mrc`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct MrcPoint {
+    pub dram_bytes: u64,
+    pub miss_ratio: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_that_are_refused() {
+        let says = |result: Result<(), String>, expected: &str| {
+            let said = result.err().unwrap_or_default();
+            assert!(if expected.is_empty() { said.is_empty() } else { said.contains(expected) }, "{said}");
+        };
+        says(check_min(1 << 30, 1 << 30), "");
+        says(check_min(2 << 30, 1 << 30), "lower --min or raise --dram");
+        says(check_shares(1), "");
+        says(check_shares(0), "the least is 1");
+        says(check_shares(SHARES_MAX), "");
+        says(check_shares(SHARES_MAX + 1), "more than the 1000000");
+        says(check_sampling(Sampling::default()), "");
+        says(check_sampling(Sampling { pages: 0, period_s: 30 }), "1 to 4096 pages");
+        says(check_sampling(Sampling { pages: 100, period_s: 3601 }), "1 to 3600 seconds");
+        says(check_share_group("tenant-1"), "");
+        says(check_share_group(""), "1 to 64 characters");
+        says(check_share_group("a b"), "has ' '");
+    }
+
+    #[test]
+    fn unknown_settings_are_refused_and_left_out_ones_kept() {
+        assert!(serde_json::from_str::<HostPatch>(r#"{"taxx":1}"#).is_err());
+        let patch = HostPatch { idle_tax: Some(0), ..HostPatch::default() };
+        assert_eq!(serde_json::to_string(&patch).unwrap(), r#"{"idle_tax":0}"#);
+        assert_eq!(serde_json::from_str::<PolicySettings>("{}").unwrap(), PolicySettings::default());
+    }
+}
