@@ -46,7 +46,7 @@ mod serve;
 pub mod table;
 
 pub use action::{Access, Action, Actions, Event, FaultKind, IoError, Now, OpId, Pages, Stall};
-pub use machine::{Config, Machine, PageInPolicy};
+pub use machine::{Config, Machine, PageInPolicy, Replacement};
 pub use ops::{FILLS_MAX, OPS_MAX, OUTS_MAX, ZAP_BATCH};
 
 #[cfg(test)]

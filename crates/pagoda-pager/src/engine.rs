@@ -16,7 +16,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use pagoda_abi::attach::Packet;
-use pagoda_core::fault::{Access, Actions, Config, Event, FaultKind, IoError, Machine, Now, PageInPolicy, Stall};
+use pagoda_core::fault::{
+    Access, Actions, Config, Event, FaultKind, IoError, Machine, Now, PageInPolicy, Replacement, Stall,
+};
 use pagoda_core::stats::{FAULT_CAUSES, Metric};
 use pagoda_core::units::PageCount;
 use pagoda_sys::ring::{FileId, Ring, RingError};
@@ -71,6 +73,8 @@ pub struct Parts {
     pub protect: bool,
     /// How much comes in for a fault.
     pub page_in: PageInPolicy,
+    /// Which chunk leaves next.
+    pub replacement: Replacement,
     /// How long the end of a page-in is polled for before the engine sleeps.
     pub busy_poll: Duration,
     /// Why it is never evicted.
@@ -216,6 +220,8 @@ impl Engine {
                     direct: parts.direct,
                     protect: parts.protect,
                     page_in: parts.page_in,
+                    replacement: parts.replacement,
+                    seed: u64::from(parts.pid),
                 };
                 let mut engine = Engine {
                     name: parts.name,

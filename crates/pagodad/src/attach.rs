@@ -221,6 +221,7 @@ fn attach(
         direct: registry.direct,
         protect: registry.protect,
         page_in: registry.config.page_in.policy(),
+        replacement: registry.config.replacement.policy(),
         busy_poll: registry.config.busy_poll,
         pinned: record.pinned.clone(),
         taken_over,

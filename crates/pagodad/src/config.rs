@@ -100,6 +100,10 @@ pub struct Args {
     #[arg(long, value_name = "HOW")]
     pub page_in: Option<PageIn>,
 
+    /// Which part of a VM leaves DRAM next [default: queues]
+    #[arg(long, value_name = "HOW")]
+    pub replacement: Option<Replacement>,
+
     /// How long the end of a page-in is polled for before the CPU may sleep, in microseconds; 0: not at all. Only for
     /// vCPUs that are pinned to one CPU, where page-ins are that quick and nothing else wants the CPU
     /// [default: 200, as kvm.halt_poll_ns]
@@ -145,6 +149,27 @@ impl PageIn {
             Self::Page => PageInPolicy::Page,
             Self::Chunk => PageInPolicy::Chunk,
             Self::PageThenChunk => PageInPolicy::PageThenChunk,
+        }
+    }
+}
+
+/// Which part of a VM leaves DRAM next.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Replacement {
+    /// What was used least recently.
+    #[default]
+    Queues,
+    /// Anything: for guests that swap by themselves.
+    Random,
+}
+
+impl Replacement {
+    /// The engine's word for it.
+    pub fn policy(self) -> pagoda_core::fault::Replacement {
+        match self {
+            Self::Queues => pagoda_core::fault::Replacement::Queues,
+            Self::Random => pagoda_core::fault::Replacement::Random,
         }
     }
 }
@@ -247,6 +272,7 @@ pub struct Config {
     pub tune_host: bool,
     pub large_folios: LargeFolios,
     pub page_in: PageIn,
+    pub replacement: Replacement,
     pub busy_poll: Duration,
 }
 
@@ -296,6 +322,7 @@ impl Config {
             tune_host: args.tune_host.or(file.tune_host).unwrap_or(false),
             large_folios: args.large_folios.or(file.large_folios).unwrap_or_default(),
             page_in: args.page_in.or(file.page_in).unwrap_or_default(),
+            replacement: args.replacement.or(file.replacement).unwrap_or_default(),
             busy_poll: busy_poll(args.busy_poll_us.or(file.busy_poll_us))?,
         })
     }

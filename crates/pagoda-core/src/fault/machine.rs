@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::bits::{PageSet, Run};
+use crate::chance::Chance;
 use crate::pattern::Pattern;
 use crate::queues::ChunkQueues;
 use crate::stats::{Metric, Stats};
@@ -34,6 +35,17 @@ pub enum PageInPolicy {
     PageThenChunk,
 }
 
+/// Which chunk is looked at next for page-out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Replacement {
+    /// The coldest, by the chunk queues.
+    #[default]
+    Queues,
+    /// Any, each as likely as every other: against guests that page by themselves, whose own replacement chooses what the
+    /// host just did ("double paging", ESX section 3.3).
+    Random,
+}
+
 /// What stays the same for the life of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
@@ -46,6 +58,10 @@ pub struct Config {
     pub protect: bool,
     /// How much comes in for a fault.
     pub page_in: PageInPolicy,
+    /// Which chunk leaves next.
+    pub replacement: Replacement,
+    /// Of [`Replacement::Random`].
+    pub seed: u64,
 }
 
 /// The state of one VM's memory. See [`super`].
@@ -54,6 +70,7 @@ pub struct Machine {
     pub(super) config: Config,
     pub(super) chunks: Vec<Chunk>,
     pub(super) queues: ChunkQueues,
+    pub(super) chance: Chance,
     pub(super) pattern: Pattern,
     pub(super) ops: Ops,
     pub(super) limit: u64,
@@ -97,6 +114,7 @@ impl Machine {
             config,
             chunks: vec![Chunk::EMPTY; chunks],
             queues: ChunkQueues::new(config.chunks),
+            chance: Chance::new(config.seed),
             pattern: Pattern::new(config.chunks),
             ops: Ops::new(),
             limit: config.chunks.pages().0,

@@ -9,7 +9,7 @@ use crate::stats::Metric;
 use crate::units::ChunkIdx;
 
 use super::action::{Action, Actions, Now};
-use super::machine::Machine;
+use super::machine::{Machine, Replacement};
 use super::ops::{Op, OpKind, ZAP_BATCH, ZAPS_MAX};
 use super::table::Phase;
 
@@ -141,6 +141,13 @@ impl Machine {
         }
     }
 
+    fn victim(&mut self) -> Option<ChunkIdx> {
+        match self.config.replacement {
+            Replacement::Queues => self.queues.victim(),
+            Replacement::Random => self.queues.random_victim(self.chance.draw()),
+        }
+    }
+
     fn zap_victims(&mut self, want: usize, out: &mut Actions) -> usize {
         let mut chunks = [ChunkIdx(0); ZAP_BATCH];
         let mut len = 0;
@@ -149,7 +156,7 @@ impl Machine {
             if len == want {
                 break;
             }
-            let Some(chunk) = self.queues.victim() else { break };
+            let Some(chunk) = self.victim() else { break };
             if self.chunk(chunk).busy() {
                 self.queues.insert_tail_last(chunk);
                 continue;

@@ -13,7 +13,7 @@ mod world;
 use std::cell::Cell;
 use std::rc::Rc;
 
-use pagoda_core::fault::{Event, PageInPolicy};
+use pagoda_core::fault::{Event, PageInPolicy, Replacement};
 use pagoda_core::stats::{CATALOGUE, METRICS, MetricKind};
 use pagoda_core::units::{PageCount, PageIdx};
 
@@ -92,6 +92,7 @@ impl Sim {
                 PageInPolicy::Chunk,
                 PageInPolicy::PageThenChunk,
             ]),
+            replacement: *rng.pick(&[Replacement::Queues, Replacement::Queues, Replacement::Random]),
         };
         let pace = Pace {
             thread: *rng.pick(&[3, 10, 50]),

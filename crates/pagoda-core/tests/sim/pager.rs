@@ -6,7 +6,9 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use pagoda_core::bits::PageSet;
-use pagoda_core::fault::{Action, Actions, Config, Event, IoError, Machine, Now, OpId, PageInPolicy, Pages};
+use pagoda_core::fault::{
+    Action, Actions, Config, Event, IoError, Machine, Now, OpId, PageInPolicy, Pages, Replacement,
+};
 use pagoda_core::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
 
 use crate::rng::Rng;
@@ -28,6 +30,7 @@ pub struct Weather {
     /// The kernel maps pages write-protected.
     pub protect: bool,
     pub page_in: PageInPolicy,
+    pub replacement: Replacement,
 }
 
 /// The daemon died.
@@ -100,6 +103,8 @@ impl Pager {
                 direct: weather.direct,
                 protect: weather.protect,
                 page_in: weather.page_in,
+                replacement: weather.replacement,
+                seed: 0,
             }),
             weather,
             jobs: Vec::new(),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use super::{Group, LargeFolios, Metrics, PageIn};
+use super::{Group, LargeFolios, Metrics, PageIn, Replacement};
 
 /// The keys, each named as its option.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -22,6 +22,7 @@ pub(super) struct File {
     pub tune_host: Option<bool>,
     pub large_folios: Option<LargeFolios>,
     pub page_in: Option<PageIn>,
+    pub replacement: Option<Replacement>,
     pub busy_poll_us: Option<u64>,
 }
 

@@ -36,6 +36,7 @@ impl Daemon {
             tune_host: false,
             large_folios: LargeFolios::Off,
             page_in: crate::config::PageIn::default(),
+            replacement: crate::config::Replacement::default(),
             busy_poll: pagoda_pager::poll::BUSY_POLL_DEFAULT,
         };
         let (notices, _) = std::sync::mpsc::channel();
