@@ -11,7 +11,7 @@ use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 use crate::params::Step;
 use crate::report::Report;
 use crate::session::Session;
-use crate::{boot, driver};
+use crate::{boot, driver, tools};
 
 const PORT: &str = "/dev/ttyS1";
 
@@ -77,12 +77,13 @@ fn obey(session: &mut Session<'_>, command: &str, report: &Report) -> Result<Nex
             session.idle(Duration::from_secs(seconds), report)?;
         }
         ["drop"] => session.drop_memory(report)?,
+        ["swapon", disk] => tools::swapon(disk)?,
         ["unbind", name] => driver::unbind(name)?,
         ["bind", name] => driver::bind(name)?,
         ["poweroff"] => return Ok(Next::End),
         _ => bail!(
             "unknown command {command:?}; say fill MIB, verify, run PHASE [KEY=VALUE...], idle SECONDS, drop, \
-             bind or unbind DRIVER, or poweroff"
+             swapon DISK, bind or unbind DRIVER, or poweroff"
         ),
     }
     Ok(Next::Command)

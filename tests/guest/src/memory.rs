@@ -29,6 +29,8 @@ impl Memory {
         let available_mib = boot::meminfo_kib("MemAvailable")? / 1024;
         let mib = mib.unwrap_or((available_mib * SHARE_DEFAULT_PERCENT / 100) as usize);
         ensure!(mib > 0, "the memory to test is 0 MiB: set pagoda.mib");
+        // Its own swap, if it has any, is as good for what was asked for by number.
+        let available_mib = available_mib + boot::meminfo_kib("SwapFree")? / 1024;
         ensure!(
             mib as u64 + KERNEL_RESERVE_MIB <= available_mib,
             "{mib} MiB do not fit: {available_mib} MiB are available and {KERNEL_RESERVE_MIB} MiB are kept for the \

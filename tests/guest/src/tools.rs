@@ -1,4 +1,4 @@
-//! Debian's own memory testers, from the tools image. A tool that finds wrong memory is a wrong page here.
+//! Debian's own tools, from the tools image. A memory tester that finds wrong memory is a wrong page here.
 
 use std::io::ErrorKind;
 use std::process::{Command, Output};
@@ -28,6 +28,15 @@ pub fn stress(arguments: &[String], report: &Report) -> Result<()> {
         "give stress-ng its arguments: pagoda.stress=--vm,1,--vm-bytes,200M,--verify,-t,10s"
     );
     run("stress-ng", arguments, |status| status == STRESS_FAILED, report)
+}
+
+/// Has the guest swap to a disk, `vda` for example, on which mkswap was run.
+pub fn swapon(disk: &str) -> Result<()> {
+    ensure!(disk.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{disk:?} is not the name of a disk, such as vda");
+    let output = Command::new("/bin/swapon").arg(format!("/dev/{disk}")).output();
+    let output = output.context("start swapon: boot the tools image")?;
+    ensure!(output.status.success(), "swapon: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(())
 }
 
 fn run(tool: &str, arguments: &[String], found_wrong: impl Fn(i32) -> bool, report: &Report) -> Result<()> {

@@ -5,7 +5,7 @@
 //! disk is slowed down to the same speed for all, so that what is measured is how much the guest can keep, and not a disk
 //! that others use too.
 
-mod guest;
+pub(super) mod guest;
 
 use std::fs::File;
 use std::io::BufWriter;

@@ -10,6 +10,7 @@ mod idle;
 pub mod machine;
 mod mrc;
 mod overcommit;
+mod paging;
 mod peers;
 mod policy;
 mod queues;
@@ -90,6 +91,8 @@ enum Name {
     Mrc,
     /// Memory taken by the guest's own driver, against a smaller VM
     Balloon,
+    /// A guest that swaps by itself while the host pages out
+    Paging,
     /// Pages of another machine's memory against bare datagrams
     Rmap,
     /// All of them
@@ -190,6 +193,7 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Policy => policy::run(setup),
         Name::Mrc => mrc::run(setup),
         Name::Balloon => balloon::run(setup),
+        Name::Paging => paging::run(setup),
         Name::Rmap => rmap::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }

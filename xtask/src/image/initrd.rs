@@ -1,4 +1,5 @@
-//! The initramfs: process 1, the modules it loads, and on request the memory testers with their libraries.
+//! The initramfs: process 1, the modules it loads, and on request Debian's tools (memory testers, swapon) with their
+//! libraries.
 
 use std::env;
 use std::fs::{self, File};
@@ -18,7 +19,7 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// there is a devtmpfs.
 const CONSOLE: (u32, u32) = (5, 1);
 
-const TOOLS: [&str; 2] = ["memtester", "stress-ng"];
+const TOOLS: [&str; 3] = ["memtester", "stress-ng", "swapon"];
 
 /// Where Debian puts programs; root's may be missing in PATH.
 const PROGRAM_DIRECTORIES: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
@@ -47,7 +48,7 @@ pub fn build_init(directory: &Path) -> Result<PathBuf> {
     Ok(target_directory.join(TARGET).join("release/pagoda-guest"))
 }
 
-/// The memory testers as installed on this machine, and the libraries that they load.
+/// The tools as installed on this machine, and the libraries that they load.
 pub fn tools() -> Result<Vec<Extra>> {
     let mut extras: Vec<Extra> = Vec::new();
     for tool in TOOLS {

@@ -17,7 +17,7 @@ use rustix::fs::{FlockOperation, flock};
 
 #[derive(Debug, Clone, Default, Args)]
 pub struct ImageArgs {
-    /// Also build the initramfs with memtester and stress-ng
+    /// Also build the initramfs with memtester, stress-ng and swapon
     #[arg(long)]
     pub tools: bool,
     /// Which of Debian's kernels to boot
@@ -51,7 +51,7 @@ pub struct Images {
     pub kernel: PathBuf,
     /// The test program and the virtio modules.
     pub initrd: PathBuf,
-    /// The same with memtester and stress-ng, if asked for.
+    /// The same with memtester, stress-ng and swapon, if asked for.
     pub tools_initrd: Option<PathBuf>,
 }
 
