@@ -8,6 +8,9 @@
 //!   ([`reserve`]). Deflating is not limited, for a guest that waits for memory can do nothing else.
 //! * A guest that fights back (it runs short, it pages by itself, it takes pages back) is left alone at once, gets a
 //!   little back, and is tried again later, less and less often.
+//! * A guest that has swap of its own is different: being short and paging is what it is to do, because it knows best what
+//!   to keep, and what the host would page out instead is read back to be swapped out ("double paging", ESX sections 3.1
+//!   and 3.3). It fights back when it is short and no longer writes to its swap: that is full.
 //! * A guest whose driver does not answer (there is none, it still boots, it ignores the request) is *paged out* to its
 //!   target instead, until a driver shows up. It is asked for one [`PROBE`] meanwhile, so that a driver which comes up
 //!   is noticed, and does not meet the whole target while its guest boots.
@@ -54,6 +57,8 @@ pub const RETRY_MAX_MS: u64 = 300_000;
 pub const FAULTS_PER_S_MAX: u64 = 100;
 /// Updates of the statistics in a row above [`FAULTS_PER_S_MAX`]: one may be a program that starts.
 pub const FAULTY_UPDATES: u32 = 2;
+/// Updates in a row in which a guest with swap is short and swaps nothing out: it cannot.
+pub const FULL_UPDATES: u32 = 3;
 /// Between two ticks while memory moves, and at rest.
 pub const TICK_MOVING_MS: u64 = 100;
 /// See [`TICK_MOVING_MS`]; the guest's statistics come once a second.
@@ -80,6 +85,8 @@ pub struct GuestStats {
     pub major_faults: u64,
     /// Read from the guest's own swap since it booted.
     pub swap_in: Bytes,
+    /// Written to it. More than nothing says that the guest has swap; how much is left, no guest says.
+    pub swap_out: Bytes,
 }
 
 /// What the VMM says of the device.

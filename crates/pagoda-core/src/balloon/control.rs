@@ -52,12 +52,18 @@ struct Guest {
     /// The rate before inflating began.
     usual_faults_per_s: u64,
     faulty_updates: u32,
+    /// Updates in a row in which it was short and wrote nothing to its own swap.
+    full_updates: u32,
     took_back: bool,
 }
 
 impl Guest {
     fn current(&self) -> Option<GuestStats> {
         self.stats.filter(|_| self.is_current)
+    }
+
+    fn has_swap(&self) -> bool {
+        self.current().is_some_and(|stats| stats.swap_out > Bytes::ZERO)
     }
 }
 
@@ -232,6 +238,9 @@ impl Balloon {
         let limit = guest.usual_faults_per_s.saturating_add(FAULTS_PER_S_MAX);
         let is_faulty = guest.faults_per_s.is_some_and(|rate| rate > limit);
         guest.faulty_updates = if is_faulty { guest.faulty_updates + 1 } else { 0 };
+        let writes = guest.stats.is_none_or(|old| old.swap_out != new.swap_out);
+        let is_full = !writes && new.available.0 < reserve(self.memory).0 / 2;
+        guest.full_updates = if is_full { guest.full_updates + 1 } else { 0 };
         guest.stats = Some(new);
         guest.is_current = true;
         guest.seen_at_ms = now_ms;
@@ -277,7 +286,7 @@ impl Balloon {
         self.moved_at_ms = now_ms;
         self.retry_at_ms = None;
         self.guest.usual_faults_per_s = self.guest.faults_per_s.unwrap_or(0);
-        self.guest.faulty_updates = 0;
+        (self.guest.faulty_updates, self.guest.full_updates) = (0, 0);
         self.enter(now_ms, Phase::Inflating);
         self.inflate(now_ms, target, out);
     }
@@ -308,9 +317,11 @@ impl Balloon {
             };
         }
         let waited_ms = now_ms.saturating_sub(self.asked_at_ms);
-        let wish = match self.floor() {
+        // What the guest could give without paging is no limit where it is to page.
+        let floor = self.floor().filter(|floor| *floor < self.actual || !self.guest.has_swap());
+        let wish = match floor {
             Some(floor) => self.actual.saturating_sub(self.step).max(floor),
-            // Without statistics there is only the rate.
+            // Only the rate is left.
             None if self.asked.is_none() || (is_settled && waited_ms >= STEP_SLOW_MS) => {
                 self.actual.saturating_sub(STEP_MIN)
             }
@@ -371,8 +382,13 @@ impl Balloon {
     fn resistance(&self) -> Option<Resistance> {
         let guest = &self.guest;
         let is_short = || self.available().is_some_and(|available| available.0 < reserve(self.memory).0 / 2);
+        let is_active = self.phase == Phase::Inflating || guest.faulty_updates >= FAULTY_UPDATES;
         match () {
             () if guest.took_back => Some(Resistance::TookBack),
+            () if guest.has_swap() => {
+                let is_full = is_active && guest.is_fresh && guest.full_updates >= FULL_UPDATES;
+                is_full.then_some(Resistance::LowMemory)
+            }
             () if guest.is_fresh && is_short() => Some(Resistance::LowMemory),
             () if guest.is_fresh && guest.faulty_updates >= FAULTY_UPDATES => Some(Resistance::Faults),
             () => None,

@@ -132,6 +132,7 @@ impl Guest {
                 available,
                 major_faults: 0,
                 swap_in: Bytes::ZERO,
+                swap_out: Bytes::ZERO,
             });
         }
     }

@@ -41,8 +41,16 @@ impl Bench {
 
     fn report(&mut self, available: Bytes, major_faults: u64) {
         let updated_s = self.sample.stats.map_or(1, |stats| stats.updated_s + 1);
-        let stats = GuestStats { updated_s, free: available, available, major_faults, swap_in: Bytes::ZERO };
+        let (swap_in, swap_out) = (Bytes::ZERO, Bytes::ZERO);
+        let stats = GuestStats { updated_s, free: available, available, major_faults, swap_in, swap_out };
         self.sample.stats = Some(stats);
+    }
+
+    /// With swap of its own, to which it has written so much.
+    fn report_swapping(&mut self, available: Bytes, swap_out: Bytes) {
+        self.report(available, 0);
+        let (stats, swap_in) = (self.sample.stats.expect("just reported"), swap_out);
+        self.sample.stats = Some(GuestStats { swap_in, swap_out, ..stats });
     }
 
     fn actual(&mut self, actual: Bytes) -> &mut Bench {
@@ -108,6 +116,44 @@ fn a_guest_keeps_its_reserve() {
         bench.actual(asked);
     }
     assert_eq!((bench.phase(), bench.asked()), (Phase::Reached, mib(128)));
+}
+
+#[test]
+fn a_guest_with_swap_of_its_own_pages_by_itself() {
+    let mut bench = Bench::alive(mib(256), mib(8));
+    let mut swapped = mib(1);
+    for _ in 0..40 {
+        bench.report_swapping(mib(8), swapped);
+        bench.pass(TICK_REST_MS);
+        let asked = bench.asked();
+        // What it gives it has swapped out before.
+        swapped = Bytes(swapped.0 + bench.balloon.view().actual.saturating_sub(asked).0);
+        bench.actual(asked);
+    }
+    assert_eq!((bench.phase(), bench.asked()), (Phase::Reached, mib(256)));
+    let resisted = bench.balloon.view().resisted;
+    // At rest it writes nothing, and keeps what it has.
+    for _ in 0..10 {
+        bench.report_swapping(mib(8), swapped);
+        bench.pass(TICK_REST_MS);
+    }
+    assert_eq!((bench.phase(), bench.balloon.view().resisted), (Phase::Reached, resisted));
+}
+
+#[test]
+fn a_guest_whose_swap_is_full_gets_its_reserve_back() {
+    let mut bench = Bench::alive(mib(256), mib(8));
+    for _ in 0..10 {
+        bench.report_swapping(mib(8), mib(64));
+        bench.pass(TICK_REST_MS);
+        if matches!(bench.phase(), Phase::Resisted(_)) {
+            break;
+        }
+        let asked = bench.asked();
+        bench.actual(asked);
+    }
+    assert_eq!(bench.phase(), Phase::Resisted(Resistance::LowMemory));
+    assert!(bench.asked() >= bench.balloon.view().actual);
 }
 
 #[test]

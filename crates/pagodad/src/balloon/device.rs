@@ -128,6 +128,7 @@ fn parse_stats(answer: &Value) -> Option<GuestStats> {
         available: Bytes(stat("stat-available-memory").unwrap_or(free)),
         major_faults: stat("stat-major-faults").unwrap_or(0),
         swap_in: Bytes(stat("stat-swap-in").unwrap_or(0)),
+        swap_out: Bytes(stat("stat-swap-out").unwrap_or(0)),
     })
 }
 
@@ -153,19 +154,27 @@ mod tests {
     fn statistics_of_guests_of_all_ages() {
         let answer = json!({ "last-update": 1_700_000_000_u64, "stats": {
             "stat-free-memory": 1000, "stat-available-memory": 3000, "stat-major-faults": 7, "stat-swap-in": 4096,
-            "stat-disk-caches": 5, "stat-htlb-pgfail": NOT_REPORTED } });
+            "stat-swap-out": 8192,            "stat-disk-caches": 5, "stat-htlb-pgfail": NOT_REPORTED } });
         let all = GuestStats {
             updated_s: 1_700_000_000,
             free: Bytes(1000),
             available: Bytes(3000),
             major_faults: 7,
             swap_in: Bytes(4096),
+            swap_out: Bytes(8192),
         };
         assert_eq!(parse_stats(&answer), Some(all));
         // Before Linux 4.6 there was no `available`.
         let answer = json!({ "last-update": 5, "stats": {
             "stat-free-memory": 1000, "stat-available-memory": NOT_REPORTED, "stat-swap-in": NOT_REPORTED } });
-        let old = GuestStats { updated_s: 5, available: Bytes(1000), major_faults: 0, swap_in: Bytes(0), ..all };
+        let old = GuestStats {
+            updated_s: 5,
+            available: Bytes(1000),
+            major_faults: 0,
+            swap_in: Bytes(0),
+            swap_out: Bytes(0),
+            ..all
+        };
         assert_eq!(parse_stats(&answer), Some(old));
         let nothing = json!({ "last-update": 0, "stats": { "stat-free-memory": NOT_REPORTED } });
         assert_eq!(parse_stats(&nothing), None);
