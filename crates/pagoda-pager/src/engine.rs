@@ -17,7 +17,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use pagoda_abi::attach::Packet;
-use pagoda_core::fault::{Access, Actions, Config, Event, FaultKind, IoError, Machine, Now, PageInPolicy, Stall};
+use pagoda_core::fault::{
+    Access, Actions, Config, Event, FaultKind, IoError, Machine, Now, PageInPolicy, Stall, headroom_max,
+};
+use pagoda_core::policy::growth::NearLimit;
 use pagoda_core::stats::{FAULT_CAUSES, Metric};
 use pagoda_core::units::PageCount;
 use pagoda_sys::ring::{FileId, Ring, RingError};
@@ -160,6 +163,7 @@ pub struct Engine {
     events: std::collections::VecDeque<Event>,
     latency: Vec<Histogram>,
     sampling: sampling::Sampling,
+    near_limit: NearLimit,
     /// Fault messages read while armed.
     messages: u64,
     follow: Follow,
@@ -240,6 +244,7 @@ impl Engine {
                     events: std::collections::VecDeque::with_capacity(64),
                     latency: vec![Histogram::default(); FAULT_CAUSES.len()],
                     sampling: sampling::Sampling::default(),
+                    near_limit: NearLimit::default(),
                     messages: 0,
                     follow: Follow::new(parts.pid),
                     busy_poll: BusyPoll::new(parts.busy_poll),
@@ -506,6 +511,16 @@ impl Engine {
         }
         if now - self.published >= TICK_IDLE {
             self.publish();
+        }
+        self.look_at_limit();
+    }
+
+    /// Says when the VM is about to have all it may: its limit may be raised before it has to page.
+    fn look_at_limit(&mut self) {
+        if let Some((resident, limit)) = self.machine.growth()
+            && self.near_limit.look(resident, limit, headroom_max(limit))
+        {
+            (self.notify)(Notice::NearLimit);
         }
     }
 

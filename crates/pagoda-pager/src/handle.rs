@@ -45,6 +45,8 @@ pub enum Command {
 pub enum Notice {
     /// The VM has to be stopped; the text says why and what to do.
     Stalled(String),
+    /// The VM is about to have all that its limit allows. Said once for each limit.
+    NearLimit,
     /// The VMM ended.
     Exited,
     /// The engine ended after [`Command::Detach`].
