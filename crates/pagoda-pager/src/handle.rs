@@ -135,8 +135,18 @@ impl Handle {
 
     /// A status published after the call, or the last one if the engine is too busy to answer.
     pub fn fresh_status(&self) -> Arc<Status> {
+        self.status_after(self.ask_status())
+    }
+
+    /// Asks for a fresh status; what [`Handle::status_after`] wants to know. So many engines can be asked at once.
+    pub fn ask_status(&self) -> u64 {
         let before = self.status().generation;
         self.send(Command::Refresh);
+        before
+    }
+
+    /// The status that was asked for, or the last one if the engine is too busy to answer.
+    pub fn status_after(&self, before: u64) -> Arc<Status> {
         let status = self.board.status.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.board.fresh.wait_timeout_while(status, STATUS_WAIT, |status| status.generation <= before);
         let (status, _) = waited.unwrap_or_else(PoisonError::into_inner);
