@@ -26,8 +26,8 @@ use pagoda_sys::swapfile::{Reserve, SwapFile};
 
 use crate::balloon;
 use crate::config::Config;
-use crate::policy::rounds::Governed;
 use crate::policy::Governor;
+use crate::policy::rounds::Governed;
 use crate::qmp::Monitor;
 
 /// VMs of one daemon: each has a thread, a ring and some twenty file descriptors.
@@ -358,6 +358,7 @@ impl Registry {
         }
         let stalled = vm.stalled.take();
         let (kind, qmp) = (vm.record.kind, Arc::clone(&vm.qmp));
+        let is_blocked = vm.record.blocked;
         drop(vms);
         // A stall that an earlier daemon saw is only known to QEMU, as the pause it led to.
         let paused = kind == Kind::Qemu && qmp.is_paused();
@@ -369,7 +370,8 @@ impl Registry {
             ));
         }
         handle.send(Command::Continue);
-        if kind == Kind::Qemu {
+        // One that is blocked as well runs when it is released.
+        if kind == Kind::Qemu && !is_blocked {
             qmp.execute("cont").map_err(|e| internal("continue the VM", format!("{e:#}")))?;
         }
         self.get(name)
