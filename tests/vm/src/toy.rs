@@ -12,7 +12,8 @@ use crate::console::Console;
 use crate::daemon::Daemon;
 use crate::programs;
 
-const DEADLINE_DEFAULT: Duration = Duration::from_secs(120);
+/// No measure of speed, but the end of a hang.
+const DEADLINE_DEFAULT: Duration = Duration::from_secs(900);
 
 /// How to start a toy.
 #[derive(Debug, Clone)]

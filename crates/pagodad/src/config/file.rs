@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use super::policy::PolicyFile;
 use super::{Group, LargeFolios, Metrics, PageIn, Replacement};
 
 /// The keys, each named as its option.
@@ -24,6 +25,7 @@ pub(super) struct File {
     pub page_in: Option<PageIn>,
     pub replacement: Option<Replacement>,
     pub busy_poll_us: Option<u64>,
+    pub policy: PolicyFile,
 }
 
 pub(super) fn read(path: &Path) -> Result<File> {
