@@ -11,6 +11,7 @@
 mod agent;
 mod exec;
 mod io;
+mod sampling;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -158,6 +159,7 @@ pub struct Engine {
     /// Events that actions led to, handled before anything new.
     events: std::collections::VecDeque<Event>,
     latency: Vec<Histogram>,
+    sampling: sampling::Sampling,
     /// Fault messages read while armed.
     messages: u64,
     follow: Follow,
@@ -237,6 +239,7 @@ impl Engine {
                     actions: Vec::with_capacity(1024),
                     events: std::collections::VecDeque::with_capacity(64),
                     latency: vec![Histogram::default(); FAULT_CAUSES.len()],
+                    sampling: sampling::Sampling::default(),
                     messages: 0,
                     follow: Follow::new(parts.pid),
                     busy_poll: BusyPoll::new(parts.busy_poll),
@@ -416,6 +419,8 @@ impl Engine {
                 }
             }
             Command::Calls(connection) => self.connect_calls(connection),
+            Command::Sample(pages) => self.sampling.begin(pages),
+            Command::WatchCurve(on) => self.sampling.watch_curve(on),
             Command::Refresh => self.publish(),
             Command::Detach => self.end = Some(Notice::Detached),
         }
@@ -538,6 +543,9 @@ impl Engine {
             pinned: self.pinned.clone(),
             latency: self.latency.clone(),
             table_bytes: self.machine.table_bytes(),
+            sample: self.sampling.count(),
+            sample_period: self.sampling.period(),
+            curve: self.sampling.curve(),
             generation: 0,
         });
     }

@@ -4,8 +4,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use pagoda_core::policy::SampleCount;
+use pagoda_core::policy::mrc::Curve;
 use pagoda_core::stats::Stats;
-use pagoda_core::units::PageCount;
+use pagoda_core::units::{PageCount, PageIdx};
 use pagoda_sys::process::Wake;
 use pagoda_sys::socket::Connection;
 
@@ -28,6 +30,10 @@ pub enum Command {
     Agent(Connection),
     /// A connection for the VMM's own calls.
     Calls(Connection),
+    /// A sampling period begins with these pages, the one before ends. Those outside the VM are ignored.
+    Sample(Vec<PageIdx>),
+    /// Miss-ratio curve on or off. It begins anew each time it is switched on.
+    WatchCurve(bool),
     /// Publish a fresh status.
     Refresh,
     /// The daemon ends: let go of the VM, which waits for the next daemon.
@@ -68,6 +74,12 @@ pub struct Status {
     pub latency: Vec<Histogram>,
     /// Bytes of the VM's tables in the daemon.
     pub table_bytes: u64,
+    /// What became of the period's pages so far.
+    pub sample: SampleCount,
+    /// Sampling periods begun since this engine started: [`Status::sample`] belongs to the last of them.
+    pub sample_period: u64,
+    /// Misses by size, at most 10 s old; `None` while it is switched off or nothing is known.
+    pub curve: Option<Arc<Curve>>,
     /// Counts publications.
     pub generation: u64,
 }
