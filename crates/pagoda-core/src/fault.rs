@@ -44,10 +44,12 @@ mod ops;
 mod reclaim;
 mod serve;
 pub mod table;
+mod watch;
 
 pub use action::{Access, Action, Actions, Event, FaultKind, IoError, Now, OpId, Pages, Stall};
 pub use machine::{Config, Machine, PageInPolicy};
 pub use ops::{FILLS_MAX, OPS_MAX, OUTS_MAX, ZAP_BATCH};
+pub use watch::WATCH_ZAP_BATCH;
 
 #[cfg(test)]
 mod tests;

@@ -15,6 +15,7 @@
 //! allocate.
 
 pub mod host;
+pub mod pagemap;
 pub mod process;
 pub mod ram;
 pub mod ring;

@@ -80,7 +80,7 @@ impl Machine {
         self.touch(chunk);
         self.stats.add(Metric::PagesIn, 256);
         if demand.is_some() {
-            self.map(chunk, PageSet::FULL, demand, writable, out);
+            self.map(chunk, PageSet::FULL - self.watch.hidden(chunk), demand, writable, out);
         }
     }
 
@@ -107,14 +107,16 @@ impl Machine {
             return;
         };
         let writable = writable || access == Access::Write;
+        // Who waits for a page was heard of, and such a page is not watched any more.
+        let unseen = pages & self.watch.hidden(chunk);
+        let pages = pages - unseen;
         self.edit(chunk, |c| {
-            c.ram |= pages;
+            c.ram |= pages | unseen;
             c.mapped |= pages;
-            if !writable {
-                c.clean |= pages;
-            }
+            c.clean |= if writable { unseen } else { pages | unseen };
         });
         self.touch(chunk);
+        out.extend(unseen.runs().map(|run| Action::Store { op: id, pages: Pages { chunk, run } }));
         let first = pages.run_around(index);
         let copy = |run| Action::Copy { op: id, pages: Pages { chunk, run }, protect: !writable };
         out.extend(first.map(copy));

@@ -86,6 +86,7 @@ pub struct Machine {
     pub(super) stall: Option<(Stall, u64)>,
     pub(super) background: super::background::Background,
     pub(super) predictor: super::serve::WritePredictor,
+    pub(super) watch: super::watch::Watch,
     pub(super) stats: Stats,
 }
 
@@ -123,6 +124,7 @@ impl Machine {
             stall: None,
             background: super::background::Background::default(),
             predictor: super::serve::WritePredictor::default(),
+            watch: super::watch::Watch::default(),
             stats: Stats::default(),
         }
     }
@@ -146,6 +148,7 @@ impl Machine {
             Event::WriteDone { op, zero, result } => self.write_done(op, zero, result, now, out),
             Event::PunchDone { op, left } => self.punch_done(op, left),
             Event::ZapDone { op, epoch } => self.zap_done(op, epoch),
+            Event::PagesZapped { ticket, done } => self.pages_zapped(ticket, done, out),
             Event::Discard { token, first, count } => self.discards.push_back((token, first, count)),
             Event::SetLimit { limit } => self.limit = limit.0.min(self.config.chunks.pages().0),
             Event::Pin => self.pinned = true,
@@ -171,6 +174,7 @@ impl Machine {
     /// is the truth. `chunk` is called for each chunk in order.
     pub fn armed(&mut self, mut chunk: impl FnMut(ChunkIdx) -> (PageSet, PageSet)) {
         (self.armed, self.arming) = (true, false);
+        self.watch.clear();
         for index in self.config.chunks.iter() {
             let (ram, swap) = chunk(index);
             self.edit(index, |c| *c = Chunk { ram, swap, ..Chunk::EMPTY });
@@ -184,6 +188,7 @@ impl Machine {
     /// The answer to [`Action::Disarm`]: the kernel serves the VM's faults again and swap is empty.
     pub fn disarmed(&mut self) {
         (self.armed, self.arming) = (false, false);
+        self.watch.clear();
         for index in self.config.chunks.iter() {
             self.edit(index, |c| *c = Chunk::EMPTY);
             self.queues.remove(index);
@@ -251,6 +256,7 @@ impl Machine {
         stats.set(Metric::Waiting, self.waiting.len() as u64);
         stats.set(Metric::InFlight, self.ops.len() as u64);
         stats.set(Metric::Cold, self.cold_count as u64);
+        stats.set(Metric::Watched, self.watch.len() as u64);
         stats
     }
 
@@ -314,6 +320,7 @@ impl Machine {
             chunk.check();
             resident += u64::from(chunk.ram.count());
             swapped += u64::from(chunk.swapped().count());
+            assert!(!chunk.mapped.intersects(self.watch.hidden(index)), "{index:?}: a watched page is mapped");
             assert_eq!(self.queues.contains(index), chunk.phase == Phase::Hot, "{index:?} {:?}", chunk.phase);
         }
         assert_eq!((resident, swapped), (self.resident, self.swapped));
