@@ -14,6 +14,10 @@
 //! | `DELETE /v1/vms/NAME` | | nothing; only a VM that nothing has attached to |
 //! | `POST /v1/vms/NAME/cont` | | [`VmInfo`] |
 //! | `GET /v1/vms/NAME/explain` | | [`Explain`] |
+//! | `GET /v1/vms/NAME/sample` | | [`SampleInfo`] |
+//! | `POST /v1/vms/NAME/sample` | [`SampleRequest`] | [`SampleInfo`] |
+//! | `GET /v1/vms/NAME/curve` | | [`CurveInfo`] |
+//! | `POST /v1/vms/NAME/curve` | [`CurveSwitch`] | [`CurveInfo`] |
 //! | `GET /metrics` | | Prometheus text |
 //!
 //! A status of 400 and above comes with an [`ApiError`].

@@ -6,6 +6,7 @@
 //! each other; a change that breaks this raises [`API_VERSION`].
 
 mod balloon;
+mod sampling;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use balloon::{BalloonInfo, GuestMemory, check_balloon_target};
+pub use sampling::{CurveInfo, CurvePoint, CurveSwitch, SampleInfo, SampleRequest};
 
 /// The number in the path `/v1/...`.
 pub const API_VERSION: u32 = 1;

@@ -38,6 +38,7 @@
 mod action;
 mod background;
 mod complete;
+mod curve;
 mod discard;
 mod machine;
 mod ops;

@@ -419,11 +419,8 @@ impl Engine {
                 }
             }
             Command::Calls(connection) => self.connect_calls(connection),
-            Command::Sample(pages) => {
-                self.start_sample(pages);
-                self.settle();
-            }
-            Command::WatchCurve(_on) => {}
+            Command::Sample(pages) => self.start_sample(pages),
+            Command::WatchCurve(on) => self.watch_curve(on),
             Command::Refresh => self.publish(),
             Command::Detach => self.end = Some(Notice::Detached),
         }
@@ -535,7 +532,7 @@ impl Engine {
         let since = stall.map_or(0, |(_, ms)| self.started.elapsed().as_millis() as u64 - ms);
         let mut stats = self.machine.stats();
         stats.set(Metric::Messages, self.messages);
-        let sample = self.look_at_sample();
+        let (sample, curve) = (self.look_at_sample(), self.current_curve());
         self.count_sampling(&mut stats);
         self.inbox.publish(Status {
             stats,
@@ -550,7 +547,7 @@ impl Engine {
             table_bytes: self.machine.table_bytes(),
             sample,
             sample_period: self.sampling.period(),
-            curve: None,
+            curve,
             generation: 0,
         });
     }

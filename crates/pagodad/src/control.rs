@@ -6,6 +6,7 @@
 //! the metrics alone. Guests notice nothing when this ends: their faults go elsewhere.
 
 mod listener;
+mod sampling;
 mod socket;
 mod systemd;
 
@@ -132,6 +133,7 @@ fn control_router(registry: Arc<Registry>) -> Router {
         .route("/v1/vms/{name}", get(info).patch(patch).delete(delete))
         .route("/v1/vms/{name}/cont", post(cont))
         .route("/v1/vms/{name}/explain", get(explain))
+        .merge(sampling::routes())
         .route("/metrics", get(scrape))
         .fallback(no_such_route)
         .method_not_allowed_fallback(no_such_route)

@@ -6,6 +6,7 @@
 mod balloons;
 mod describe;
 mod life;
+mod sampling;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

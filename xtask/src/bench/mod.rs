@@ -17,6 +17,7 @@ mod recover;
 pub mod report;
 mod resident;
 mod rmap;
+mod sample;
 mod stepped;
 mod svg;
 pub mod undo;
@@ -86,6 +87,8 @@ enum Name {
     Crash,
     /// Plans for 1,000 VMs, a simulated day, the ESX paper's experiments in the simulator
     Policy,
+    /// Estimates of the working set against what is touched, and what they cost
+    Sample,
     /// Miss-ratio curves by sampling against an exact replay
     Mrc,
     /// Memory taken by the guest's own driver, against a smaller VM
@@ -188,6 +191,7 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Queues => queues::run(setup),
         Name::Crash => crash::run(setup),
         Name::Policy => policy::run(setup),
+        Name::Sample => sample::run(setup),
         Name::Mrc => mrc::run(setup),
         Name::Balloon => balloon::run(setup),
         Name::Rmap => rmap::run(setup),

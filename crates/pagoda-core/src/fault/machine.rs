@@ -87,6 +87,7 @@ pub struct Machine {
     pub(super) background: super::background::Background,
     pub(super) predictor: super::serve::WritePredictor,
     pub(super) watch: super::watch::Watch,
+    pub(super) curve: Option<Box<super::curve::CurveWatch>>,
     pub(super) stats: Stats,
 }
 
@@ -125,6 +126,7 @@ impl Machine {
             background: super::background::Background::default(),
             predictor: super::serve::WritePredictor::default(),
             watch: super::watch::Watch::default(),
+            curve: None,
             stats: Stats::default(),
         }
     }
@@ -175,6 +177,9 @@ impl Machine {
     pub fn armed(&mut self, mut chunk: impl FnMut(ChunkIdx) -> (PageSet, PageSet)) {
         (self.armed, self.arming) = (true, false);
         self.watch.clear();
+        if let Some(curve) = &mut self.curve {
+            curve.restart();
+        }
         for index in self.config.chunks.iter() {
             let (ram, swap) = chunk(index);
             self.edit(index, |c| *c = Chunk { ram, swap, ..Chunk::EMPTY });
@@ -244,7 +249,8 @@ impl Machine {
     pub fn table_bytes(&self) -> u64 {
         let chunks = self.chunks.capacity() * size_of::<Chunk>();
         let cold = self.cold.capacity() * size_of::<(ChunkIdx, u32)>();
-        (chunks + cold + self.queues.bytes()) as u64
+        let curve = self.curve.as_ref().map_or(0, |curve| curve.bytes());
+        (chunks + cold + self.queues.bytes() + curve) as u64
     }
 
     /// Counters and gauges as of now.

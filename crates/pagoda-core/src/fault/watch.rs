@@ -126,7 +126,8 @@ impl Watch {
     }
 
     fn sample_count(&self) -> SampleCount {
-        let untouched: u32 = self.hidden.values().map(|marks| u32::from(marks.sample.count())).sum();
+        let hidden: u32 = self.hidden.values().map(|marks| u32::from(marks.sample.count())).sum();
+        let untouched = hidden - self.zapping.iter().filter(|(_, purpose)| *purpose == Purpose::Sample).count() as u32;
         SampleCount { watched: untouched + self.touched, touched: self.touched }
     }
 }
@@ -141,7 +142,7 @@ impl Machine {
         self.watch.add(pages.iter().copied().filter(|page| page.0 < total), Purpose::Sample);
     }
 
-    /// What became of this period's pages so far. A page counts as watched from the moment its zap is asked for.
+    /// What became of this period's pages so far. A page counts as watched from the moment its zap is done.
     pub fn sample_count(&self) -> SampleCount {
         self.watch.sample_count()
     }
@@ -169,6 +170,9 @@ impl Machine {
         let Some(was) = self.watch.show(page) else { return };
         self.stats.add(Metric::WatchedUses, 1);
         self.watch.touched += u32::from(was.sample.count());
+        if !was.curve.is_empty() {
+            self.note_curve_use(page);
+        }
     }
 
     /// Hides pages that wait for it and asks for their zap. One at a time: what is left comes with the next.
@@ -213,5 +217,164 @@ impl Machine {
             self.watch.unhide(page, purpose);
             self.watch.pending.push((page, purpose));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::fault::{Access, Config, Event, FaultKind, Now};
+    use crate::units::{ChunkCount, PageCount};
+
+    /// Pages in DRAM, of a VM of four chunks.
+    const PAGES: u64 = 512;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Sample(Vec<u64>),
+        Fault(u64, Access),
+        Tick,
+        Zapped(bool),
+    }
+
+    fn any_step() -> impl Strategy<Value = Step> {
+        // Few pages, so that they meet.
+        let page = || prop_oneof![0..8u64, 250..262u64, 0..PAGES];
+        let access = prop_oneof![Just(Access::Read), Just(Access::Write)];
+        prop_oneof![
+            1 => proptest::collection::btree_set(page(), 1..200).prop_map(|pages| Step::Sample(pages.into_iter().collect())),
+            8 => (page(), access).prop_map(|(page, access)| Step::Fault(page, access)),
+            3 => Just(Step::Tick),
+            3 => any::<bool>().prop_map(Step::Zapped),
+        ]
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum State {
+        Pending,
+        Zapping,
+        Watched,
+        Touched,
+    }
+
+    /// The same by a list of pages and no more.
+    #[derive(Default)]
+    struct Naive {
+        pages: Vec<(u64, State)>,
+    }
+
+    impl Naive {
+        fn count(&self, state: State) -> u32 {
+            self.pages.iter().filter(|(_, other)| *other == state).count() as u32
+        }
+
+        fn zap_next(&mut self) {
+            if self.count(State::Zapping) == 0 {
+                let pending = self.pages.iter_mut().filter(|(_, state)| *state == State::Pending);
+                pending.take(WATCH_ZAP_BATCH).for_each(|(_, state)| *state = State::Zapping);
+            }
+        }
+
+        fn is_hidden(&self, page: u64) -> bool {
+            self.pages.iter().any(|(other, state)| *other == page && matches!(state, State::Zapping | State::Watched))
+        }
+    }
+
+    fn apply(machine: &mut Machine, event: Event) -> Actions {
+        let mut out = Actions::new();
+        machine.apply(event, Now { ms: 0, oldest_io: u64::MAX }, &mut out);
+        machine.check();
+        out
+    }
+
+    fn armed() -> Machine {
+        let config = Config { chunks: ChunkCount(4), direct: false, protect: true, page_in: Default::default() };
+        let mut machine = Machine::new(config);
+        apply(&mut machine, Event::SetLimit { limit: PageCount(1023) });
+        machine.armed(|chunk| (if chunk.0 < 2 { PageSet::FULL } else { PageSet::EMPTY }, PageSet::EMPTY));
+        machine
+    }
+
+    fn step(machine: &mut Machine, naive: &mut Naive, step: Step) -> Actions {
+        match step {
+            Step::Sample(pages) => {
+                machine.start_sample(&pages.iter().copied().map(PageIdx).collect::<Vec<_>>());
+                naive.pages = pages.into_iter().map(|page| (page, State::Pending)).collect();
+                Actions::new()
+            }
+            Step::Fault(page, access) => {
+                if naive.is_hidden(page) {
+                    naive
+                        .pages
+                        .iter_mut()
+                        .filter(|(other, _)| *other == page)
+                        .for_each(|(_, state)| *state = State::Touched);
+                }
+                apply(machine, Event::Fault { page: PageIdx(page), access, kind: FaultKind::Unmapped })
+            }
+            Step::Tick => {
+                naive.zap_next();
+                apply(machine, Event::Tick)
+            }
+            Step::Zapped(done) => {
+                let under_way = naive.count(State::Zapping) > 0;
+                let state = if done { State::Watched } else { State::Pending };
+                let zapped: Vec<u64> =
+                    naive.pages.iter().filter(|(_, state)| *state == State::Zapping).map(|(page, _)| *page).collect();
+                naive.pages.retain(|(page, _)| !zapped.contains(page));
+                naive.pages.extend(zapped.into_iter().map(|page| (page, state)));
+                if !under_way {
+                    // An answer that nobody waits for.
+                    let stale = machine.watch_ticket().wrapping_sub(1);
+                    return apply(machine, Event::PagesZapped { ticket: stale, done });
+                }
+                if done {
+                    naive.zap_next();
+                }
+                apply(machine, Event::PagesZapped { ticket: machine.watch_ticket(), done })
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn it_counts_as_a_list_does_and_maps_no_watched_page(steps in proptest::collection::vec(any_step(), 1..150)) {
+            let (mut machine, mut naive) = (armed(), Naive::default());
+            for one in steps {
+                let actions = step(&mut machine, &mut naive, one);
+                for action in actions {
+                    if let Action::Map { pages, .. } = action {
+                        let first = pages.first().0;
+                        let hidden = (first..first + u64::from(pages.run.len)).find(|page| naive.is_hidden(*page));
+                        prop_assert_eq!(hidden, None, "mapped, though watched");
+                    }
+                }
+                let touched = naive.count(State::Touched);
+                let expected = SampleCount { watched: naive.count(State::Watched) + touched, touched };
+                prop_assert_eq!(machine.sample_count(), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn neighbours_are_mapped_around_a_watched_page() {
+        let mut machine = armed();
+        machine.start_sample(&[PageIdx(3), PageIdx(5000)]);
+        let ticket = match apply(&mut machine, Event::Tick)[..] {
+            [Action::ZapPages { ticket }, ..] => ticket,
+            ref other => panic!("{other:?}"),
+        };
+        assert_eq!(machine.watch_zaps().collect::<Vec<_>>(), [PageIdx(3)], "a page outside the VM is left out");
+        assert_eq!(machine.sample_count(), SampleCount::default(), "not unmapped yet");
+        apply(&mut machine, Event::PagesZapped { ticket, done: true });
+        assert_eq!(machine.sample_count(), SampleCount { watched: 1, touched: 0 });
+        let fault = |page| Event::Fault { page: PageIdx(page), access: Access::Read, kind: FaultKind::Unmapped };
+        apply(&mut machine, fault(0));
+        assert!(!machine.chunk(ChunkIdx(0)).mapped.contains(3) && machine.chunk(ChunkIdx(0)).mapped.contains(4));
+        apply(&mut machine, fault(3));
+        assert_eq!(machine.sample_count(), SampleCount { watched: 1, touched: 1 });
+        assert!(machine.chunk(ChunkIdx(0)).mapped.contains(3));
     }
 }

@@ -17,17 +17,22 @@
 //! While the agent is away nothing is watched, and the estimate stays as it was.
 
 use std::ops::Range as Span;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use pagoda_abi::attach::{Packet, RANGES_MAX, Range, Ranges};
 use pagoda_core::fault::Event;
 use pagoda_core::policy::SampleCount;
+use pagoda_core::policy::mrc::Curve;
 use pagoda_core::stats::{Metric, Stats};
 use pagoda_core::units::{PAGE_SIZE, PageIdx};
 use pagoda_sys::pagemap::Pagemap;
 
 use super::Engine;
 use super::agent::Asked;
+
+/// How old a published curve may be: it changes slowly, and copying it takes some 10 us.
+const CURVE_EVERY: Duration = Duration::from_secs(10);
 
 /// What became of a sampled page of an unarmed VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +56,8 @@ pub struct Sampling {
     zaps: u64,
     uses: u64,
     zap_us: u64,
+    /// The curve, and when it was taken.
+    curve: Option<(Arc<Curve>, Instant)>,
 }
 
 impl Sampling {
@@ -74,6 +81,22 @@ impl Engine {
         self.sampling.period += 1;
         self.sampling.pages = pages;
         self.restart_sample();
+        self.settle();
+        self.publish();
+    }
+
+    /// Switches the miss-ratio curve on, anew, or off.
+    pub(super) fn watch_curve(&mut self, on: bool) {
+        self.machine.watch_curve(on);
+        self.sampling.curve = None;
+    }
+
+    /// The curve as published.
+    pub(super) fn current_curve(&mut self) -> Option<Arc<Curve>> {
+        if self.sampling.curve.as_ref().is_none_or(|(_, taken)| taken.elapsed() >= CURVE_EVERY) {
+            self.sampling.curve = self.machine.curve().map(|curve| (Arc::new(curve), Instant::now()));
+        }
+        self.sampling.curve.as_ref().map(|(curve, _)| Arc::clone(curve))
     }
 
     /// Watches the period's pages from now on: by faults if the VM is armed, else by its page tables.
