@@ -12,6 +12,7 @@ mod mrc;
 mod overcommit;
 mod peers;
 mod policy;
+mod predict;
 mod queues;
 mod recover;
 pub mod report;
@@ -89,7 +90,7 @@ enum Name {
     Policy,
     /// Estimates of the working set against what is touched, and what they cost
     Sample,
-    /// Miss-ratio curves by sampling against an exact replay
+    /// Miss-ratio curves by sampling against an exact replay, and what they predict of running VMs
     Mrc,
     /// Memory taken by the guest's own driver, against a smaller VM
     Balloon,
@@ -169,7 +170,7 @@ pub fn main(args: &BenchArgs) -> Result<bool> {
         bail!("--only is for `overcommit`, whose cases are many");
     }
     let setup = Setup { quick: args.quick, rounds, dir, ours: !args.peers_only, only: args.only.clone() };
-    let is_pure = |name: &Name| matches!(name, Name::Queues | Name::Mrc | Name::Rmap);
+    let is_pure = |name: &Name| matches!(name, Name::Queues | Name::Rmap);
     if setup.ours && !names.iter().all(is_pure) {
         build_pagoda()?;
     }

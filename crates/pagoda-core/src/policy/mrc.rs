@@ -18,6 +18,9 @@
 //! So from these inputs [`Curve::misses`], the number of faults over the time observed, is right, and the ratio is one of
 //! *observed* accesses. [`Mrc::access`] is for traces, which have every access; the ratio is of all then.
 //!
+//! In the daemon `crate::fault` feeds both (`fault/curve.rs`): uses that find a watched page in DRAM are sampled, pages that
+//! come from swap are refaults.
+//!
 //! **Cost.** O(log s) per watched access, one hash for each other; about 100 bytes per watched page, 1 MiB in all.
 
 pub mod curve;

@@ -190,6 +190,10 @@ impl Sim {
                 let pages: BTreeSet<usize> = (0..count).map(|_| self.rng.below(total)).collect();
                 pager.sample(&pages.into_iter().map(|page| PageIdx(page as u64)).collect::<Vec<_>>());
             }
+            if self.rng.per_mille(self.samples / 5) {
+                let on = self.rng.per_mille(700);
+                pager.watch_curve(on);
+            }
             self.apply(Event::Tick);
         }
         if self.rng.coin()

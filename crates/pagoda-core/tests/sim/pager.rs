@@ -171,6 +171,12 @@ impl Pager {
         self.apply(event, world, vmm, rng)
     }
 
+    /// Half of so small a VM is watched for the curve, or none of it.
+    pub fn watch_curve(&mut self, on: bool) {
+        self.machine.watch_curve(on);
+        self.unused.clear();
+    }
+
     pub fn jobs(&self) -> usize {
         self.jobs.len()
     }
