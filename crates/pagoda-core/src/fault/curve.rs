@@ -24,13 +24,14 @@ use super::action::Now;
 use super::machine::Machine;
 use super::watch::Purpose;
 
-/// Chosen pages at first: the error of a curve of 1 K pages is 0.02 (SHARDS figure 6).
+/// Chosen pages at first. A choice: steps of 0.1 % of the memory, as fine as the curve's.
 const PAGES_MAX: u64 = 1024;
 /// Fewer would make steps of more than 1 % of the memory.
 const PAGES_MIN: u64 = 96;
 /// What the curve may take of a core.
 const CPU_US_PER_S: u64 = 2500;
-/// What a use costs on both sides, its part of a zap and its fault: 30 us measured (bench `sample`, 2026-11-22), rounded up.
+/// What a use is taken to cost on both sides: its part of a zap, and a fault with its wake-ups (8-12 us across CPUs,
+/// mechanisms.md Q4) on a busy host. An assumption; bench `sample` shows what it comes to.
 const USE_US: u64 = 40;
 /// Uses a second, and so the fault budget.
 const USES_PER_S: u64 = CPU_US_PER_S / USE_US;
@@ -38,7 +39,7 @@ const USES_PER_S: u64 = CPU_US_PER_S / USE_US;
 const TURN_MS: u64 = 250;
 /// A page that waits longer than this for its turn is used unseen meanwhile: fewer pages are followed then.
 const WAIT_MS: u64 = 1000;
-/// Pages looked at in one turn when pages are chosen: half a millisecond.
+/// Pages looked at in one turn when pages are chosen, one hash each: faults wait meanwhile.
 const CHOOSE_PAGES: u64 = 1 << 17;
 /// Old uses count half after so long: longer than a phase of a program, shorter than a day's course.
 const DECAY_MS: u64 = 300_000;

@@ -9,8 +9,7 @@
 //!   neighbours were never used: their first use may map it.
 //! * Mapped huge: the kernel drops the 2 MiB entry and puts it back, huge, at the first use of any part of it
 //!   (`__split_huge_pmd` of a file mapping only clears it). The page then stands for its 2 MiB: nothing is split, and the
-//!   price is one fault for each sampled page and period. A working set smaller than its huge pages is overestimated, by what
-//!   a host without Pagoda would have to keep for it, too.
+//!   price is one fault for each sampled page and period. A working set that uses little of each huge page is overestimated.
 //!
 //! When the VM is armed or disarmed in a period, the period begins anew with the same pages: nothing is counted twice.
 //!
@@ -31,7 +30,7 @@ use pagoda_sys::pagemap::Pagemap;
 use super::Engine;
 use super::agent::Asked;
 
-/// How old a published curve may be: it changes slowly, and copying it takes some 10 us.
+/// How old a published curve may be: it changes slowly, and each is a copy.
 const CURVE_EVERY: Duration = Duration::from_secs(10);
 
 /// What became of a sampled page of an unarmed VM.
