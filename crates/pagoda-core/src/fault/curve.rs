@@ -30,8 +30,8 @@ const PAGES_MAX: u64 = 1024;
 const PAGES_MIN: u64 = 96;
 /// What the curve may take of a core.
 const CPU_US_PER_S: u64 = 2500;
-/// What a use is taken to cost on both sides: its part of a zap, and a fault with its wake-ups (8-12 us across CPUs,
-/// mechanisms.md Q4) on a busy host. An assumption; bench `sample` shows what it comes to.
+/// What a use is taken to cost the daemon and the agent: its part of a zap, and its fault. Measured: 23 us in a busy host
+/// (bench `sample --quick`, one round, 2026-11-22, 2 CPUs), and room for a slower one.
 const USE_US: u64 = 40;
 /// Uses a second, and so the fault budget.
 const USES_PER_S: u64 = CPU_US_PER_S / USE_US;
