@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use pagoda_api::{Client, VmInfo, VmPatch};
+use pagoda_api::{Client, CurveInfo, CurveSwitch, SampleInfo, SampleRequest, VmInfo, VmPatch};
 use pagoda_sys::toy::process;
 
 use crate::bench::undo::{Guard, Undo, start_ticks_of};
@@ -183,6 +183,47 @@ impl Daemon {
         let patch = VmPatch { balloon_target: Some(target_mib << 20), ..VmPatch::default() };
         self.client().patch(name, &patch).with_context(|| format!("set the balloon target of {name}"))?;
         Ok(())
+    }
+
+    /// Begins a sampling period of a VM.
+    ///
+    /// # Errors
+    /// The daemon refuses.
+    pub fn sample(&self, name: &str, pages: Vec<u64>) -> Result<SampleInfo> {
+        self.client().sample(name, &SampleRequest { pages }).with_context(|| format!("sample {name}"))
+    }
+
+    /// What became of the period's pages so far.
+    ///
+    /// # Errors
+    /// No such VM.
+    pub fn sampled(&self, name: &str) -> Result<SampleInfo> {
+        self.client().sampled(name).with_context(|| format!("look at the sample of {name}"))
+    }
+
+    /// Switches a VM's miss-ratio curve on, anew, or off.
+    ///
+    /// # Errors
+    /// No such VM.
+    pub fn watch_curve(&self, name: &str, switch: CurveSwitch) -> Result<()> {
+        self.client().watch_curve(name, switch).map(drop).with_context(|| format!("watch the curve of {name}"))
+    }
+
+    /// A VM's miss-ratio curve.
+    ///
+    /// # Errors
+    /// No such VM.
+    pub fn curve(&self, name: &str) -> Result<CurveInfo> {
+        self.client().curve(name).with_context(|| format!("ask for the curve of {name}"))
+    }
+
+    /// One counter of a VM.
+    ///
+    /// # Errors
+    /// No such VM or counter.
+    pub fn counter(&self, name: &str, counter: &str) -> Result<u64> {
+        let info = self.vm(name)?;
+        info.counters.get(counter).copied().with_context(|| format!("the daemon has no counter {counter}"))
     }
 
     /// Waits until a VM that has ended is forgotten, so that its name is free.

@@ -15,8 +15,9 @@ use serde::de::DeserializeOwned;
 
 use crate::http::{self, HttpError, Response};
 use crate::types::{
-    AdmitReply, AdmitRequest, ApiError, CreateVm, CreatedVm, ErrorCode, Explain, Health, HostInfo, HostPatch, Mrc,
-    SOCKET_DEFAULT, SOCKET_ENV, Version, VmInfo, VmList, VmPatch, WhatIfReply, WhatIfRequest, check_vm_name,
+    AdmitReply, AdmitRequest, ApiError, CreateVm, CreatedVm, CurveInfo, CurveSwitch, ErrorCode, Explain, Health,
+    HostInfo, HostPatch, Mrc, SOCKET_DEFAULT, SOCKET_ENV, SampleInfo, SampleRequest, Version, VmInfo, VmList, VmPatch,
+    WhatIfReply, WhatIfRequest, check_vm_name,
 };
 
 /// Longest wait for the daemon to go on with a request. Making a VM that reserves its swap is the
@@ -171,6 +172,26 @@ impl Client {
         let path = vm_path(name, "/cont")?;
         let response = self.exchange("POST", &path, Some(b"{}"))?;
         parse(&path, &response)
+    }
+
+    /// Begins a sampling period.
+    pub fn sample(&self, name: &str, request: &SampleRequest) -> Result<SampleInfo, ClientError> {
+        self.send("POST", &vm_path(name, "/sample")?, request)
+    }
+
+    /// What became of the sampling period's pages.
+    pub fn sampled(&self, name: &str) -> Result<SampleInfo, ClientError> {
+        self.get(&vm_path(name, "/sample")?)
+    }
+
+    /// Switches the miss-ratio curve on or off.
+    pub fn watch_curve(&self, name: &str, switch: CurveSwitch) -> Result<CurveInfo, ClientError> {
+        self.send("POST", &vm_path(name, "/curve")?, &switch)
+    }
+
+    /// The miss-ratio curve.
+    pub fn curve(&self, name: &str) -> Result<CurveInfo, ClientError> {
+        self.get(&vm_path(name, "/curve")?)
     }
 
     /// Gives up a VM that nothing has attached to.

@@ -18,6 +18,10 @@
 //! | `GET /v1/vms/NAME/explain` | | [`Explain`] |
 //! | `GET /v1/vms/NAME/mrc` | | [`Mrc`] |
 //! | `POST /v1/vms/NAME/whatif` | [`WhatIfRequest`] | [`WhatIfReply`] |
+//! | `GET /v1/vms/NAME/sample` | | [`SampleInfo`] |
+//! | `POST /v1/vms/NAME/sample` | [`SampleRequest`] | [`SampleInfo`] |
+//! | `GET /v1/vms/NAME/curve` | | [`CurveInfo`] |
+//! | `POST /v1/vms/NAME/curve` | [`CurveSwitch`] | [`CurveInfo`] |
 //! | `GET /metrics` | | Prometheus text |
 //!
 //! A status of 400 and above comes with an [`ApiError`].

@@ -7,6 +7,7 @@
 
 mod balloon;
 mod policy;
+mod sampling;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,6 +20,7 @@ pub use policy::{
     SHARES_DEFAULT, SHARES_MAX, Sampling, VmPolicy, WhatIfReply, WhatIfRequest, check_min, check_sampling,
     check_share_group, check_shares,
 };
+pub use sampling::{CurveInfo, CurvePoint, CurveSwitch, SampleInfo, SampleRequest};
 
 /// The number in the path `/v1/...`.
 pub const API_VERSION: u32 = 1;

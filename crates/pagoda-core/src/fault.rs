@@ -38,17 +38,20 @@
 mod action;
 mod background;
 mod complete;
+mod curve;
 mod discard;
 mod machine;
 mod ops;
 mod reclaim;
 mod serve;
 pub mod table;
+mod watch;
 
 pub use action::{Access, Action, Actions, Event, FaultKind, IoError, Now, OpId, Pages, Stall};
 pub use machine::{Config, Machine, PageInPolicy, Replacement};
 pub use ops::{FILLS_MAX, OPS_MAX, OUTS_MAX, ZAP_BATCH};
 pub use reclaim::headroom_max;
+pub use watch::WATCH_ZAP_BATCH;
 
 #[cfg(test)]
 mod tests;

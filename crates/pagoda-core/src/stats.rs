@@ -62,12 +62,16 @@ catalogue! {
     EvictedChunks "evicted_chunks" Counter "chunks" "Chunks that left DRAM.";
     PinWaits "pin_waits" Counter "" "Times page-out waited for direct I/O that may hold older pins.";
     TrimmedPages "trimmed_pages" Counter "pages" "Outdated swap blocks given back to the file system.";
+    WatchedUses "watched_uses" Counter "" "Faults on pages that were unmapped to see whether they are used.";
+    WatchZaps "watch_zaps" Counter "pages" "Single pages unmapped to see whether they are used.";
+    WatchZapUs "watch_zap_us" Counter "microseconds" "Time from asking the VMM to unmap such pages to its answer.";
     Resident "resident_pages" Gauge "pages" "Pages in DRAM.";
     Swapped "swapped_pages" Gauge "pages" "Pages whose content is only in swap.";
     Limit "dram_limit_pages" Gauge "pages" "Hard cap of the VM's DRAM.";
     Waiting "waiting_faults" Gauge "" "Faults waiting for room in DRAM.";
     InFlight "in_flight_ops" Gauge "" "Reads, page-outs and zaps under way.";
     Cold "cold_chunks" Gauge "chunks" "Chunks unmapped and untouched since.";
+    Watched "watched_pages" Gauge "pages" "Pages whose next use will be noticed.";
 }
 
 /// Number of metrics.

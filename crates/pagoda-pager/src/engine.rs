@@ -428,8 +428,8 @@ impl Engine {
                 }
             }
             Command::Calls(connection) => self.connect_calls(connection),
-            Command::Sample(pages) => self.sampling.begin(pages),
-            Command::WatchCurve(on) => self.sampling.watch_curve(on),
+            Command::Sample(pages) => self.start_sample(pages),
+            Command::WatchCurve(on) => self.watch_curve(on),
             Command::Refresh => self.publish(),
             Command::Detach => self.end = Some(Notice::Detached),
         }
@@ -551,6 +551,8 @@ impl Engine {
         let since = stall.map_or(0, |(_, ms)| self.started.elapsed().as_millis() as u64 - ms);
         let mut stats = self.machine.stats();
         stats.set(Metric::Messages, self.messages);
+        let (sample, curve) = (self.look_at_sample(), self.current_curve());
+        self.count_sampling(&mut stats);
         self.inbox.publish(Status {
             stats,
             armed: self.machine.is_armed(),
@@ -562,9 +564,9 @@ impl Engine {
             pinned: self.pinned.clone(),
             latency: self.latency.clone(),
             table_bytes: self.machine.table_bytes(),
-            sample: self.sampling.count(),
+            sample,
             sample_period: self.sampling.period(),
-            curve: self.sampling.curve(),
+            curve,
             generation: 0,
         });
     }

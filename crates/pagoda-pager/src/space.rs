@@ -162,6 +162,11 @@ impl Space {
         self.place_of(chunk.first_page(), CHUNK_SIZE)
     }
 
+    /// Where this page is.
+    pub fn place_page(&self, page: PageIdx) -> Place<'_> {
+        self.place_of(page, PAGE_SIZE)
+    }
+
     fn place_of(&self, first: PageIdx, len: u64) -> Place<'_> {
         let at = first.offset().0;
         let next = self.regions.partition_point(|(start, _)| *start <= at);

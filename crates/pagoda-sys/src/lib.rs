@@ -7,6 +7,7 @@
 //! | [`swapfile`] | a VM's private swap file: direct I/O, holes, lock |
 //! | [`ring`] | io_uring: disk I/O into RAM and bounce buffers, polling |
 //! | [`socket`] | attach socket, fd passing, the memory shared with the shim |
+//! | [`pagemap`] | which pages of a process are mapped |
 //! | [`process`] | processes seen through /proc, wake-ups, limits |
 //! | [`host`] | kernel settings and the start-up self-test |
 //! | [`toy`] | what the toy VMM of tests and benches needs |
@@ -15,6 +16,7 @@
 //! allocate.
 
 pub mod host;
+pub mod pagemap;
 pub mod process;
 pub mod ram;
 pub mod ring;

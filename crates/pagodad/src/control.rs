@@ -6,6 +6,7 @@
 //! the metrics alone. Guests notice nothing when this ends: their faults go elsewhere.
 
 mod listener;
+mod sampling;
 mod socket;
 mod systemd;
 
@@ -147,6 +148,7 @@ fn control_router(registry: Arc<Registry>) -> Router {
         .route("/v1/vms/{name}/explain", get(explain))
         .route("/v1/vms/{name}/mrc", get(mrc))
         .route("/v1/vms/{name}/whatif", post(what_if))
+        .merge(sampling::routes())
         .route("/metrics", get(scrape))
         .fallback(no_such_route)
         .method_not_allowed_fallback(no_such_route)

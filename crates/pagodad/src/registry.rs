@@ -7,6 +7,7 @@ mod admission;
 mod balloons;
 mod describe;
 mod life;
+mod sampling;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use pagoda_api::{Client, ClientError, VmInfo, VmPatch, counter};
+use pagoda_api::{Client, ClientError, SampleInfo, SampleRequest, VmInfo, VmPatch, counter};
 use pagoda_sys::toy::process;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -158,6 +158,29 @@ impl Daemon {
         let patch = VmPatch { dram: Some(mib * MIB), ..VmPatch::default() };
         self.client().patch(name, &patch).with_context(|| format!("set the cap of {name}"))?;
         Ok(())
+    }
+
+    /// Begins a sampling period with these pages, and waits until all of them are watched.
+    ///
+    /// # Errors
+    /// They are not before long.
+    pub fn sample(&self, name: &str, pages: &[u64]) -> Result<SampleInfo> {
+        const WATCHED_MAX: Duration = Duration::from_secs(120);
+        let client = self.client();
+        let began = client.sample(name, &SampleRequest { pages: pages.to_vec() })?;
+        wait::until(&format!("{name}: all sampled pages are watched"), WATCHED_MAX, || {
+            let info = client.sampled(name)?;
+            ensure!(info.period == began.period, "another period began: {info:?} after {began:?}");
+            Ok((info.watched as usize == pages.len()).then_some(info))
+        })
+    }
+
+    /// What became of the sampling period's pages so far.
+    ///
+    /// # Errors
+    /// No such VM.
+    pub fn sampled(&self, name: &str) -> Result<SampleInfo> {
+        self.client().sampled(name).with_context(|| format!("look at the sample of {name}"))
     }
 
     /// Waits until there is a VM of that name.

@@ -77,6 +77,24 @@ impl Toy {
         self.expect("TOY ready ").map(drop)
     }
 
+    /// Has it map its RAM and write nothing: then it is for `touch`.
+    ///
+    /// # Errors
+    /// It ended.
+    pub fn map(&self) -> Result<()> {
+        self.tell("map")?;
+        self.expect("TOY ready ").map(drop)
+    }
+
+    /// Has it touch pages, each once.
+    ///
+    /// # Errors
+    /// A page was wrong, or it ended.
+    pub fn touch(&self, options: &str) -> Result<Value> {
+        self.tell(&format!("touch {options}"))?;
+        self.end()
+    }
+
     /// Has it run and verify; gives its report.
     ///
     /// # Errors

@@ -13,11 +13,13 @@ mod overcommit;
 mod paging;
 mod peers;
 mod policy;
+mod predict;
 mod queues;
 mod recover;
 pub mod report;
 mod resident;
 mod rmap;
+mod sample;
 mod stepped;
 mod svg;
 pub mod undo;
@@ -87,7 +89,9 @@ enum Name {
     Crash,
     /// Plans for 1,000 VMs, a simulated day, the ESX paper's experiments in the simulator
     Policy,
-    /// Miss-ratio curves by sampling against an exact replay
+    /// Estimates of the working set against what is touched, and what they cost
+    Sample,
+    /// Miss-ratio curves by sampling against an exact replay, and what they predict of running VMs
     Mrc,
     /// Memory taken by the guest's own driver, against a smaller VM
     Balloon,
@@ -169,7 +173,7 @@ pub fn main(args: &BenchArgs) -> Result<bool> {
         bail!("--only is for `overcommit`, whose cases are many");
     }
     let setup = Setup { quick: args.quick, rounds, dir, ours: !args.peers_only, only: args.only.clone() };
-    let is_pure = |name: &Name| matches!(name, Name::Queues | Name::Mrc | Name::Rmap);
+    let is_pure = |name: &Name| matches!(name, Name::Queues | Name::Rmap);
     if setup.ours && !names.iter().all(is_pure) {
         build_pagoda()?;
     }
@@ -191,6 +195,7 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Queues => queues::run(setup),
         Name::Crash => crash::run(setup),
         Name::Policy => policy::run(setup),
+        Name::Sample => sample::run(setup),
         Name::Mrc => mrc::run(setup),
         Name::Balloon => balloon::run(setup),
         Name::Paging => paging::run(setup),

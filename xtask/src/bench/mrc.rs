@@ -1,8 +1,9 @@
-//! Miss-ratio curves by sampling, against an exact replay of the same trace: error and cost. The part that needs no VM.
+//! Miss-ratio curves by sampling, against an exact replay of the same trace: error and cost; then predictions for running
+//! VMs ([`super::predict`]).
 
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use pagoda_core::policy::mrc::workloads::{WORKLOADS, Workload};
 use pagoda_core::policy::mrc::{Curve, Mrc, WATCHED_MAX_DEFAULT};
 use pagoda_core::units::{Bytes, PageCount, PageIdx};
@@ -10,6 +11,7 @@ use pagoda_core::units::{Bytes, PageCount, PageIdx};
 use super::Setup;
 use super::report::{Bar, Report};
 use super::svg;
+use crate::daemon::Daemon;
 
 const MEMORY: Bytes = Bytes::from_gib(1);
 /// Accesses per page of the memory: enough that first uses do not make the curve.
@@ -79,7 +81,7 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
         y_scale: svg::Scale::Linear,
         series,
     });
-    report.figures.first().context("no workload was run")?;
+    super::predict::measure(setup, &Daemon::start(&setup.dir)?, &mut report)?;
     Ok((report, plot))
 }
 

@@ -82,6 +82,8 @@ pub enum Event {
     /// A `Zap` ended; the epoch after it, or `None` when it could not be done. The machine asks again at once, so while the
     /// VMM's agent is away the answer has to wait for it.
     ZapDone { op: OpId, epoch: Option<u64> },
+    /// A `ZapPages` ended. `done`: the pages are unmapped.
+    PagesZapped { ticket: u32, done: bool },
     /// The guest gave pages back: they become zero. `token` comes back in `DiscardDone`; until then nobody touches the
     /// pages, and no I/O on them is in flight.
     Discard { token: u64, first: PageIdx, count: PageCount },
@@ -144,6 +146,8 @@ pub enum Action {
     Release { op: OpId },
     /// Unmap chunks in the VMM. Which: [`super::Machine::zap_chunks`].
     Zap { op: OpId },
+    /// Unmap single pages in the VMM, to see when they are used next. Which: [`super::Machine::watch_zaps`].
+    ZapPages { ticket: u32 },
     /// Write these pages to swap, except the zero ones, whose blocks become holes. The guest may write them meanwhile.
     WriteOut { op: OpId, chunk: ChunkIdx, pages: PageSet },
     /// Declare the intent, take pages out of the RAM file, read back from swap what was only zeroed (until it succeeds: the

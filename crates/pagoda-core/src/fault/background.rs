@@ -42,6 +42,8 @@ impl Machine {
         if !self.armed {
             return;
         }
+        self.tick_curve(now);
+        self.plan_watch(out);
         if now.ms.saturating_sub(self.background.aged_ms) >= AGE_MS {
             self.background.aged_ms = now.ms;
             self.queues.age();

@@ -56,6 +56,7 @@ impl Machine {
     }
 
     fn page_arrived(&mut self, id: OpId, chunk: ChunkIdx, index: u8, access: Access, out: &mut Actions) {
+        self.note_came(chunk, PageSet::single(index));
         let writable = self.predict_write(access);
         let page = PageSet::single(index);
         self.edit(chunk, |c| {
@@ -72,6 +73,7 @@ impl Machine {
     }
 
     fn chunk_arrived(&mut self, chunk: ChunkIdx, demand: Option<(u8, Access)>, writable: bool, out: &mut Actions) {
+        self.note_came(chunk, self.chunk(chunk).swapped());
         self.edit(chunk, |c| {
             c.ram = PageSet::FULL;
             c.clean = PageSet::FULL;
@@ -80,7 +82,7 @@ impl Machine {
         self.touch(chunk);
         self.stats.add(Metric::PagesIn, 256);
         if demand.is_some() {
-            self.map(chunk, PageSet::FULL, demand, writable, out);
+            self.map(chunk, PageSet::FULL - self.watch.hidden(chunk), demand, writable, out);
         }
     }
 
@@ -96,6 +98,7 @@ impl Machine {
         // A single-page read may have been quicker, never the other way round: a fault on a page of the fill joins it.
         let pages = pages - self.chunks[chunk.as_usize()].ram;
         self.stats.add(Metric::PagesIn, u64::from(pages.count()));
+        self.note_came(chunk, pages);
         let Some((index, access)) = demand else {
             self.edit(chunk, |c| {
                 c.ram |= pages;
@@ -107,14 +110,16 @@ impl Machine {
             return;
         };
         let writable = writable || access == Access::Write;
+        // Who waits for a page was heard of, and such a page is not watched any more.
+        let unseen = pages & self.watch.hidden(chunk);
+        let pages = pages - unseen;
         self.edit(chunk, |c| {
-            c.ram |= pages;
+            c.ram |= pages | unseen;
             c.mapped |= pages;
-            if !writable {
-                c.clean |= pages;
-            }
+            c.clean |= if writable { unseen } else { pages | unseen };
         });
         self.touch(chunk);
+        out.extend(unseen.runs().map(|run| Action::Store { op: id, pages: Pages { chunk, run } }));
         let first = pages.run_around(index);
         let copy = |run| Action::Copy { op: id, pages: Pages { chunk, run }, protect: !writable };
         out.extend(first.map(copy));
@@ -167,6 +172,7 @@ impl Machine {
         let op = *self.ops.get(id);
         let OpKind::Out { leaving, dirty, .. } = op.kind else { unreachable!("a punch ended as {:?}", op.kind) };
         let gone = leaving - left;
+        self.note_left(op.chunk, gone & self.chunk(op.chunk).swap);
         self.stats.add(Metric::PagesDropped, u64::from((gone - dirty).count()));
         let ahead = self.edit(op.chunk, |c| {
             c.ram -= gone;

@@ -103,6 +103,8 @@ pub struct Machine {
     pub(super) stall: Option<(Stall, u64)>,
     pub(super) background: super::background::Background,
     pub(super) predictor: super::serve::WritePredictor,
+    pub(super) watch: super::watch::Watch,
+    pub(super) curve: Option<Box<super::curve::CurveWatch>>,
     pub(super) stats: Stats,
 }
 
@@ -141,6 +143,8 @@ impl Machine {
             stall: None,
             background: super::background::Background::default(),
             predictor: super::serve::WritePredictor::default(),
+            watch: super::watch::Watch::default(),
+            curve: None,
             stats: Stats::default(),
         }
     }
@@ -164,6 +168,7 @@ impl Machine {
             Event::WriteDone { op, zero, result } => self.write_done(op, zero, result, now, out),
             Event::PunchDone { op, left } => self.punch_done(op, left),
             Event::ZapDone { op, epoch } => self.zap_done(op, epoch),
+            Event::PagesZapped { ticket, done } => self.pages_zapped(ticket, done, out),
             Event::Discard { token, first, count } => self.discards.push_back((token, first, count)),
             Event::SetLimit { limit } => self.limit = limit.0.min(self.config.chunks.pages().0),
             Event::Pin => self.pinned = true,
@@ -189,6 +194,10 @@ impl Machine {
     /// is the truth. `chunk` is called for each chunk in order.
     pub fn armed(&mut self, mut chunk: impl FnMut(ChunkIdx) -> (PageSet, PageSet)) {
         (self.armed, self.arming) = (true, false);
+        self.watch.clear();
+        if let Some(curve) = &mut self.curve {
+            curve.restart();
+        }
         for index in self.config.chunks.iter() {
             let (ram, swap) = chunk(index);
             self.edit(index, |c| *c = Chunk { ram, swap, ..Chunk::EMPTY });
@@ -202,6 +211,7 @@ impl Machine {
     /// The answer to [`Action::Disarm`]: the kernel serves the VM's faults again and swap is empty.
     pub fn disarmed(&mut self) {
         (self.armed, self.arming) = (false, false);
+        self.watch.clear();
         for index in self.config.chunks.iter() {
             self.edit(index, |c| *c = Chunk::EMPTY);
             self.queues.remove(index);
@@ -263,7 +273,8 @@ impl Machine {
     pub fn table_bytes(&self) -> u64 {
         let chunks = self.chunks.capacity() * size_of::<Chunk>();
         let cold = self.cold.capacity() * size_of::<(ChunkIdx, u32)>();
-        (chunks + cold + self.queues.bytes()) as u64
+        let curve = self.curve.as_ref().map_or(0, |curve| curve.bytes());
+        (chunks + cold + self.queues.bytes() + curve) as u64
     }
 
     /// Counters and gauges as of now.
@@ -275,6 +286,7 @@ impl Machine {
         stats.set(Metric::Waiting, self.waiting.len() as u64);
         stats.set(Metric::InFlight, self.ops.len() as u64);
         stats.set(Metric::Cold, self.cold_count as u64);
+        stats.set(Metric::Watched, self.watch.len() as u64);
         stats
     }
 
@@ -338,6 +350,7 @@ impl Machine {
             chunk.check();
             resident += u64::from(chunk.ram.count());
             swapped += u64::from(chunk.swapped().count());
+            assert!(!chunk.mapped.intersects(self.watch.hidden(index)), "{index:?}: a watched page is mapped");
             assert_eq!(self.queues.contains(index), chunk.phase == Phase::Hot, "{index:?} {:?}", chunk.phase);
         }
         assert_eq!((resident, swapped), (self.resident, self.swapped));

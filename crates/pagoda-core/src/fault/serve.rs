@@ -62,6 +62,7 @@ impl WritePredictor {
 impl Machine {
     pub(super) fn fault(&mut self, page: PageIdx, access: Access, kind: FaultKind, out: &mut Actions) {
         let (chunk, index) = (page.chunk(), page.index_in_chunk());
+        self.note_use(page);
         let c = &self.chunks[chunk.as_usize()];
         let (fill, reading, ram) = (c.fill, c.reading, c.ram);
         if let Some(op) = fill
@@ -122,7 +123,7 @@ impl Machine {
         kind: FaultKind,
         out: &mut Actions,
     ) -> Metric {
-        let leaving = self.leaving(chunk);
+        let (leaving, hidden) = (self.leaving(chunk), self.watch.hidden(chunk));
         if leaving.contains(index) {
             // While others wait for room a page-out is not cancelled: a hot set as large as the cap would cancel every one.
             let starving = !self.waiting.is_empty() && self.room() == 0;
@@ -131,7 +132,7 @@ impl Machine {
                 return Metric::FaultsWaited;
             }
             // Taken out of what will be punched; the write goes on and is worth nothing for these pages.
-            let kept = single(leaving, index);
+            let kept = single(leaving - hidden, index);
             if let Some(op) = self.chunk(chunk).out
                 && let OpKind::Out { leaving, .. } = &mut self.ops.get_mut(op).kind
             {
@@ -154,7 +155,7 @@ impl Machine {
         }
         let c = &mut self.chunks[chunk.as_usize()];
         let was_ahead = std::mem::take(&mut c.ahead);
-        let unmapped = c.ram - c.mapped - leaving;
+        let unmapped = c.ram - c.mapped - leaving - hidden;
         let near = match () {
             () if unmapped.runs().count() > MAP_RUNS_MAX => single(unmapped, index),
             // The first touch after a zap is answered quickly; a second one says that the chunk is in use.
@@ -222,7 +223,7 @@ impl Machine {
 
     fn zero_fill(&mut self, chunk: ChunkIdx, index: u8, decision: PageIn, out: &mut Actions) {
         let c = &self.chunks[chunk.as_usize()];
-        let nowhere = !(c.ram | c.swap | c.reading);
+        let nowhere = !(c.ram | c.swap | c.reading | self.watch.hidden(chunk));
         let whole = matches!(decision, PageIn::Chunk { .. });
         let run = if whole { single(nowhere, index) } else { PageSet::single(index) };
         let run = if u64::from(run.count()) > self.free() { PageSet::single(index) } else { run };

@@ -18,6 +18,9 @@
 //! So from these inputs [`Curve::misses`], the number of faults over the time observed, is right, and the ratio is one of
 //! *observed* accesses. [`Mrc::access`] is for traces, which have every access; the ratio is of all then.
 //!
+//! In the daemon `crate::fault` feeds both (`fault/curve.rs`): uses that find a watched page in DRAM are sampled, pages that
+//! come from swap are refaults.
+//!
 //! **Cost.** O(log s) per watched access, one hash for each other; about 100 bytes per watched page, 1 MiB in all.
 
 pub mod curve;
@@ -46,6 +49,7 @@ const BUCKETS: u64 = 1000;
 #[derive(Clone, Debug)]
 pub struct Mrc {
     seed: u64,
+    memory: PageCount,
     watched_max: usize,
     /// SHARDS' T.
     threshold: u64,
@@ -72,6 +76,7 @@ impl Mrc {
         let buckets = memory.0.div_ceil(bucket.0) as usize + 1;
         Mrc {
             seed: mix(seed),
+            memory,
             watched_max,
             threshold: MODULUS,
             stack: Stack::default(),
@@ -92,6 +97,16 @@ impl Mrc {
     /// The part of all pages that is watched.
     pub fn rate(&self) -> f64 {
         self.threshold as f64 / MODULUS as f64
+    }
+
+    /// Watches from now on so many of all pages, on average; never more than before. What was counted keeps its weight.
+    pub fn narrow(&mut self, pages: u64) {
+        let threshold = u128::from(MODULUS) * u128::from(pages) / u128::from(self.memory.0.max(1));
+        let threshold = (threshold.max(1)).min(u128::from(MODULUS)) as u64;
+        if threshold < self.threshold {
+            self.threshold = threshold;
+            self.drop_above();
+        }
     }
 
     /// An access of a trace that has all of them.
@@ -158,6 +173,11 @@ impl Mrc {
         }
         // All pages with the largest hash go: the threshold excludes them from now on.
         self.threshold = self.by_hash.peek().map_or(self.threshold, |(hash, _)| *hash);
+        self.drop_above();
+    }
+
+    /// Forgets the pages that the threshold excludes.
+    fn drop_above(&mut self) {
         while let Some((_, page)) = self.by_hash.peek().filter(|(hash, _)| *hash >= self.threshold) {
             self.stack.forget(*page);
             self.by_hash.pop();

@@ -11,6 +11,7 @@ mod vmm;
 mod world;
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use pagoda_core::fault::{Event, PageInPolicy, Replacement};
@@ -60,6 +61,8 @@ struct Sim {
     pinned: bool,
     pins: usize,
     discards: usize,
+    /// Sampling periods begin at so many ticks of a thousand.
+    samples: usize,
     now_ms: u64,
     /// Zaps that a dead daemon asked for.
     stray_zaps: Vec<Vec<pagoda_core::units::ChunkIdx>>,
@@ -103,6 +106,7 @@ impl Sim {
         };
         let limit = any_limit(pages, &mut rng);
         let (pins, discards) = (*rng.pick(&[0, 0, 0, 10]), *rng.pick(&[0, 300]));
+        let samples = *rng.pick(&[0, 50, 500]);
         let mut sim = Sim {
             world,
             vmm,
@@ -114,6 +118,7 @@ impl Sim {
             pinned: false,
             pins,
             discards,
+            samples,
             now_ms: 0,
             stray_zaps: Vec::new(),
         };
@@ -181,6 +186,15 @@ impl Sim {
         self.now_ms += self.rng.within(0, 1500) as u64;
         if let Some(pager) = &mut self.pager {
             pager.now_ms = self.now_ms;
+            if self.rng.per_mille(self.samples) {
+                let (count, total) = (self.rng.within(1, 300), self.world.pages());
+                let pages: BTreeSet<usize> = (0..count).map(|_| self.rng.below(total)).collect();
+                pager.sample(&pages.into_iter().map(|page| PageIdx(page as u64)).collect::<Vec<_>>());
+            }
+            if self.rng.per_mille(self.samples / 5) {
+                let on = self.rng.per_mille(700);
+                pager.watch_curve(on);
+            }
             self.apply(Event::Tick);
         }
         if self.rng.coin()

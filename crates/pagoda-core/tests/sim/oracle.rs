@@ -1,6 +1,9 @@
 //! What has to be true at every moment.
 
+use std::collections::BTreeSet;
+
 use pagoda_core::bits::PageSet;
+use pagoda_core::fault::Machine;
 use pagoda_core::stats::Metric;
 use pagoda_core::units::ChunkIdx;
 
@@ -60,6 +63,18 @@ pub fn check_residency(pager: &mut Pager, world: &World) {
     let cap = if pager.pinned { world.pages() } else { stats.get(Metric::Limit) as usize };
     let before = pager.swap_bound(if relaxed { world.pages() } else { used.max(cap) });
     assert!(relaxed || used <= before.max(cap), "{used} pages in DRAM, {before} before, cap {cap}");
+}
+
+/// A watched page is not mapped, and nobody has reached it since its watch began: every use is counted. Gives the watched
+/// pages.
+pub fn check_watched(before: &BTreeSet<usize>, machine: &Machine, world: &mut World) -> BTreeSet<usize> {
+    let watched: BTreeSet<usize> = machine.watched().iter().map(|page| page.0 as usize).collect();
+    for page in &watched {
+        assert_eq!(world.pte[*page], Pte::Absent, "the watched page {page} is mapped");
+        assert!(!world.used[*page] || !before.contains(page), "a use of the watched page {page} went unseen");
+        world.used[*page] = false;
+    }
+    watched
 }
 
 /// Pages of zeros that a punch in place left: nobody could have punched them.

@@ -13,7 +13,7 @@ use pagoda_core::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
 
 use crate::rng::Rng;
 use crate::vmm::Vmm;
-use crate::world::{CHUNK, GARBAGE, World};
+use crate::world::{CHUNK, GARBAGE, Pte, World};
 
 /// How bad the world is, in chances per thousand.
 #[derive(Clone, Debug)]
@@ -68,9 +68,15 @@ pub struct Pager {
     pub machine: Machine,
     pub weather: Weather,
     jobs: Vec<Job>,
+    /// Zaps of single pages on their way, in order.
+    page_zaps: VecDeque<(u32, Vec<usize>)>,
+    /// Watched pages as of the last event: nobody has reached them since.
+    unused: BTreeSet<usize>,
     buffers: BTreeMap<u16, BTreeMap<usize, u64>>,
     actions: VecDeque<Action>,
     punched: VecDeque<Event>,
+    /// Answers to zaps of single pages.
+    zapped: VecDeque<Event>,
     pub pinned: bool,
     /// Fault messages applied while the VM was armed.
     messages: u64,
@@ -108,9 +114,12 @@ impl Pager {
             }),
             weather,
             jobs: Vec::new(),
+            page_zaps: VecDeque::new(),
+            unused: BTreeSet::new(),
             buffers: BTreeMap::new(),
             actions: VecDeque::new(),
             punched: VecDeque::new(),
+            zapped: VecDeque::new(),
             pinned: false,
             messages: 0,
             now_ms,
@@ -167,6 +176,12 @@ impl Pager {
         self.apply(event, world, vmm, rng)
     }
 
+    /// Half of so small a VM is watched for the curve, or none of it.
+    pub fn watch_curve(&mut self, on: bool) {
+        self.machine.watch_curve(on);
+        self.unused.clear();
+    }
+
     pub fn jobs(&self) -> usize {
         self.jobs.len()
     }
@@ -191,7 +206,15 @@ impl Pager {
             self.execute(action, world, vmm, rng)?;
         }
         crate::oracle::check_residency(self, world);
+        self.unused = crate::oracle::check_watched(&self.unused, &self.machine, world);
         Ok(())
+    }
+
+    /// A sampling period begins.
+    pub fn sample(&mut self, pages: &[PageIdx]) {
+        self.machine.start_sample(pages);
+        self.unused.clear();
+        assert_eq!(self.machine.sample_count(), Default::default());
     }
 
     fn tell(&mut self, event: Event, world: &World) {
@@ -252,6 +275,10 @@ impl Pager {
             Action::Zap { op } => {
                 let chunks = self.machine.zap_chunks(op).to_vec();
                 self.start(op, JobKind::Zap { chunks, epoch: None }, Vec::new());
+            }
+            Action::ZapPages { ticket } => {
+                let pages = self.machine.watch_zaps().map(|page| page.0 as usize).collect();
+                self.page_zaps.push_back((ticket, pages));
             }
             Action::WriteOut { op, chunk, pages } => {
                 let mut zero = PageSet::EMPTY;
@@ -383,6 +410,23 @@ impl Pager {
 
     /// A job gets on, or ends.
     pub fn progress(&mut self, world: &mut World, vmm: &mut Vmm, rng: &mut Rng) -> Result<(), Crash> {
+        if rng.coin()
+            && let Some((ticket, pages)) = self.page_zaps.pop_front()
+        {
+            let done = !rng.per_mille(self.weather.zap_fails);
+            if done {
+                pages.iter().for_each(|page| world.pte[*page] = Pte::Absent);
+                world.epoch += 1;
+            }
+            // The answer takes a while, and faults may come before it.
+            self.zapped.push_back(Event::PagesZapped { ticket, done });
+            return Ok(());
+        }
+        if rng.coin()
+            && let Some(event) = self.zapped.pop_front()
+        {
+            return self.apply(event, world, vmm, rng);
+        }
         if self.jobs.is_empty() {
             return Ok(());
         }
@@ -423,6 +467,9 @@ impl Pager {
     /// the agent lives on.
     pub fn die(mut self, world: &mut World, rng: &mut Rng) -> Vec<Vec<ChunkIdx>> {
         let mut zaps = Vec::new();
+        for page in self.page_zaps.drain(..).flat_map(|(_, pages)| pages) {
+            world.pte[page] = Pte::Absent;
+        }
         for mut job in std::mem::take(&mut self.jobs) {
             if let JobKind::Zap { chunks, epoch: None } = job.kind {
                 zaps.push(chunks);

@@ -35,6 +35,8 @@ pub struct World {
     pub ram: Vec<Option<Frame>>,
     pub swap: Vec<Option<u64>>,
     pub pte: Vec<Pte>,
+    /// Somebody reached the page since the oracle looked.
+    pub used: Vec<bool>,
     pub registered: bool,
     /// Fault messages that the daemon has not taken in yet.
     pub messages: Vec<Message>,
@@ -53,6 +55,7 @@ impl World {
             ram: vec![None; pages],
             swap: vec![None; pages],
             pte: vec![Pte::Absent; pages],
+            used: vec![false; pages],
             registered: false,
             messages: Vec::new(),
             woken: Vec::new(),
@@ -79,6 +82,7 @@ impl World {
         }
         let kind = match (self.pte[page], access) {
             (Pte::Writable, _) | (Pte::Protected, Access::Read) => {
+                self.used[page] = true;
                 return Some(self.ram[page].clone().expect("a mapped page has a frame"));
             }
             (Pte::Protected, Access::Write) => FaultKind::WriteProtected,

@@ -19,6 +19,29 @@ const COLLAPSE_PIECE: u64 = 64 << 20;
 /// How long the next call is waited for without sleeping: the VMM asks again within some 10 us while its guest gives pages up.
 const LINGER: Duration = Duration::from_micros(50);
 
+/// A zap under way.
+#[derive(Clone, Debug)]
+pub enum Asked {
+    /// Of chunks, for an operation of the machine.
+    Chunks(OpId),
+    /// Of pages that the machine watches.
+    Watch {
+        /// Names the zap.
+        ticket: u32,
+        /// When it was asked for.
+        at: Instant,
+    },
+    /// Of pages of an unarmed VM.
+    Peek {
+        /// What it belongs to.
+        round: u32,
+        /// Which of the period's pages.
+        pages: std::ops::Range<usize>,
+        /// When it was asked for.
+        at: Instant,
+    },
+}
+
 /// The agent's connection and what it owes.
 #[derive(Debug, Default)]
 pub struct Agent {
@@ -26,7 +49,7 @@ pub struct Agent {
     generation: u32,
     seq: u64,
     /// Zaps under way, by their number.
-    zaps: HashMap<u64, OpId>,
+    zaps: HashMap<u64, Asked>,
     clock_asked: bool,
 }
 
@@ -42,9 +65,13 @@ impl Engine {
         let generation = self.agent.generation;
         self.ring.poll_multishot(connection.as_fd(), Source::Agent(generation).key())?;
         self.agent.connection = Some(connection);
-        let unanswered: Vec<OpId> = self.agent.zaps.drain().map(|(_, op)| op).collect();
-        for op in unanswered {
-            self.zap(op);
+        let unanswered: Vec<Asked> = self.agent.zaps.drain().map(|(_, asked)| asked).collect();
+        for asked in unanswered {
+            match asked {
+                Asked::Chunks(op) => self.zap(op),
+                pages if self.still_wanted(&pages) => self.zap_pages(pages),
+                _ => {}
+            }
         }
         Ok(())
     }
@@ -63,11 +90,20 @@ impl Engine {
             let place = self.space.place_chunk(*chunk);
             ranges.push(Range { addr: place.addr, len: place.len });
         }
-        self.agent.seq += 1;
-        let seq = self.agent.seq;
-        self.agent.zaps.insert(seq, op);
+        let seq = self.next_seq();
+        self.owes(seq, Asked::Chunks(op));
         self.page_ins_first();
         self.tell_agent(&Packet::Zap { seq, ranges });
+    }
+
+    pub(super) fn next_seq(&mut self) -> u64 {
+        self.agent.seq += 1;
+        self.agent.seq
+    }
+
+    /// The agent is about to be asked for a zap.
+    pub(super) fn owes(&mut self, seq: u64, asked: Asked) {
+        self.agent.zaps.insert(seq, asked);
     }
 
     /// Asks the agent to look which direct I/O has completed.
@@ -101,7 +137,7 @@ impl Engine {
         }
     }
 
-    fn tell_agent(&mut self, packet: &Packet) {
+    pub(super) fn tell_agent(&mut self, packet: &Packet) {
         let Some(connection) = &self.agent.connection else { return };
         if let Err(error) = connection.send(packet, &[]) {
             tracing::debug!(vm = %self.name, "agent: {error}");
@@ -142,11 +178,15 @@ impl Engine {
     fn agent_says(&mut self, packet: Packet) {
         match packet {
             Packet::Zapped { seq, epoch, errno } => {
-                if let Some(op) = self.agent.zaps.remove(&seq) {
-                    if errno != 0 {
-                        tracing::warn!(vm = %self.name, errno, "zap failed");
-                    }
-                    self.apply(Event::ZapDone { op, epoch: (errno == 0).then_some(epoch) });
+                let Some(asked) = self.agent.zaps.remove(&seq) else { return };
+                let done = errno == 0;
+                if !done {
+                    tracing::warn!(vm = %self.name, errno, "zap failed");
+                }
+                match asked {
+                    Asked::Chunks(op) => self.apply(Event::ZapDone { op, epoch: done.then_some(epoch) }),
+                    Asked::Watch { ticket, at } => self.watch_zapped(ticket, at, done),
+                    Asked::Peek { round, pages, at } => self.peek_zapped(round, pages, at, done),
                 }
             }
             Packet::Clocked { .. } => {

@@ -9,6 +9,7 @@ use pagoda_core::units::{CHUNK_PAGES, CHUNK_SIZE, ChunkIdx, PAGE_SIZE};
 use pagoda_sys::Errno;
 use pagoda_sys::uffd::{Protect, Resolved};
 
+use super::agent::Asked;
 use super::{Engine, EngineError, io};
 use crate::handle::Notice;
 use crate::recover;
@@ -50,6 +51,7 @@ impl Engine {
             Action::Store { op, pages } => self.store(op, pages),
             Action::Release { op } => self.release(op),
             Action::Zap { op } => self.zap(op),
+            Action::ZapPages { ticket } => self.zap_pages(Asked::Watch { ticket, at: std::time::Instant::now() }),
             Action::WriteOut { op, chunk, pages } => self.write_out(op, chunk, pages),
             Action::PunchOut { op, chunk, pages, alone } => self.punch_out(op, chunk, pages, alone),
             Action::SwapPunch { pages } => self.swap_punch(pages),
@@ -226,6 +228,7 @@ impl Engine {
         }
         let found = recover::find(&self.space, &self.swap)?;
         self.machine.armed(|chunk| found[chunk.as_usize()]);
+        self.restart_sample();
         Ok(())
     }
 
@@ -244,6 +247,8 @@ impl Engine {
         }
         self.machine.disarmed();
         self.collapse();
+        // After the collapse, which maps what nobody has used.
+        self.restart_sample();
         self.release_pin_waiters();
     }
 

@@ -9,6 +9,7 @@ mod kvm;
 mod libvirt;
 mod overcommit;
 mod policy;
+mod sampling;
 mod squeeze;
 mod storm;
 mod survival;

@@ -56,6 +56,13 @@ impl Ghosts {
 
     /// A page comes back while so many others are in DRAM: its reuse distance.
     pub fn refault(&mut self, ghost: Ghost, resident: PageCount) -> PageCount {
+        let distance = self.distance(ghost, resident);
+        self.forget(ghost);
+        distance
+    }
+
+    /// The same of a page that stays out.
+    pub fn distance(&self, ghost: Ghost, resident: PageCount) -> PageCount {
         let (epoch, now) = (self.epoch(ghost), self.newest());
         let oldest = (now + 1).saturating_sub(EPOCHS);
         let later = |from: u64| (from..=now).map(|epoch| u64::from(self.out[self.slot(epoch)])).sum::<u64>();
@@ -63,7 +70,6 @@ impl Ghosts {
             epoch if epoch < oldest => later(oldest) + self.older / 2,
             epoch => later(epoch + 1) + u64::from(self.out[self.slot(epoch)]) / 2,
         };
-        self.forget(ghost);
         resident + PageCount(distance)
     }
 

@@ -1,0 +1,122 @@
+//! Sampled pages, armed and unarmed: what is used is counted, what is not is not, and a new daemon goes on.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use pagoda_api::SampleInfo;
+use vm_tests::toy::ToyOptions;
+use vm_tests::{Daemon, Folios, Lab, Toy};
+
+const MEMORY_MIB: u64 = 320;
+const PAGES_PER_MIB: u64 = 256;
+/// One page in 3.2 MiB, as at the default rate.
+const SAMPLE: u64 = 100;
+
+/// One page in each hundredth of the memory, others each time.
+fn pages(nth: u64) -> Vec<u64> {
+    let stratum = MEMORY_MIB * PAGES_PER_MIB / SAMPLE;
+    (0..SAMPLE).map(|index| index * stratum + (index * 7919 + nth * 104_729) % stratum).collect()
+}
+
+fn start(lab: &Lab, daemon: &Daemon, dram_mib: u64) -> Result<Rc<Toy>> {
+    let options = ToyOptions { name: "toy".into(), memory_mib: MEMORY_MIB, dram_mib, threads: 1 };
+    let toy = lab.toy(daemon, &options)?;
+    toy.map()?;
+    toy.touch(&format!("--mib {MEMORY_MIB} --in-order"))?;
+    Ok(toy)
+}
+
+/// Samples, has the toy use the first `mib` of its memory, and gives what was counted.
+fn period(daemon: &Daemon, toy: &Toy, nth: u64, mib: u64) -> Result<SampleInfo> {
+    daemon.sample("toy", &pages(nth))?;
+    if mib > 0 {
+        toy.touch(&format!("--mib {mib}"))?;
+    }
+    daemon.sampled("toy")
+}
+
+/// Steps of ESX figure 6. `slack`: pages that others' use may take along.
+fn steps(daemon: &Daemon, toy: &Toy, slack: u64) -> Result<()> {
+    for (nth, mib) in [(0, 50), (1, 250), (2, 250), (3, 100), (4, 0)] {
+        let info = period(daemon, toy, nth, mib)?;
+        let used = pages(nth).iter().filter(|page| **page < mib * PAGES_PER_MIB).count() as u64;
+        let found = u64::from(info.touched);
+        ensure!(
+            (used..=used + slack).contains(&found),
+            "{mib} MiB used, that is {used} pages of the sample; counted: {info:?}"
+        );
+    }
+    Ok(())
+}
+
+fn restarted(daemon: &Daemon, toy: &Toy, armed: bool) -> Result<()> {
+    const BACK_MAX: Duration = Duration::from_secs(120);
+    daemon.sample("toy", &pages(5))?;
+    daemon.kill9()?;
+    daemon.start_again()?;
+    daemon.wait_vm("toy", "taken over", BACK_MAX, |info| {
+        info.state == pagoda_api::VmState::Running && info.armed == armed
+    })?;
+    let info = daemon.sampled("toy")?;
+    ensure!(info == SampleInfo::default(), "a new daemon knows of no period: {info:?}");
+    Ok(())
+}
+
+fn armed(name: &str, folios: Folios) -> Result<()> {
+    Lab::run(name, 1, |lab| {
+        let daemon = lab.daemon(folios)?;
+        // Paging goes on meanwhile: sampled pages are in DRAM, on their way and in swap.
+        let toy = start(lab, &daemon, MEMORY_MIB / 2)?;
+        ensure!(daemon.vm("toy")?.armed, "a cap arms it");
+        steps(&daemon, &toy, 0)?;
+        restarted(&daemon, &toy, true)?;
+        steps(&daemon, &toy, 0)?;
+        toy.touch(&format!("--mib {MEMORY_MIB} --access load"))?;
+        toy.quit()?;
+        daemon.wait_gone("toy")
+    })
+}
+
+#[test]
+fn armed_large_folios() -> Result<()> {
+    armed("sampling, armed, large folios", Folios::Large)
+}
+
+#[test]
+fn armed_small_folios() -> Result<()> {
+    armed("sampling, armed, 4 KiB", Folios::Small)
+}
+
+fn unarmed(name: &str, folios: Folios, slack: u64) -> Result<()> {
+    Lab::run(name, 1, |lab| {
+        let daemon = lab.daemon(folios)?;
+        let toy = start(lab, &daemon, MEMORY_MIB)?;
+        steps(&daemon, &toy, slack)?;
+        restarted(&daemon, &toy, false)?;
+        steps(&daemon, &toy, slack)?;
+        ensure!(!daemon.vm("toy")?.armed, "sampling must not arm a VM");
+        // Armed in the middle of a period, the same pages are watched by other means.
+        daemon.sample("toy", &pages(6))?;
+        daemon.set_dram_mib("toy", MEMORY_MIB - 16)?;
+        daemon.wait_vm("toy", "armed", Duration::from_secs(120), |info| info.armed)?;
+        toy.touch("--mib 160")?;
+        let info = daemon.sampled("toy")?;
+        ensure!(info.period > 0 && (45..=60).contains(&info.touched), "half of it was used: {info:?}");
+        toy.touch(&format!("--mib {MEMORY_MIB} --access load"))?;
+        toy.quit()?;
+        daemon.wait_gone("toy")
+    })
+}
+
+/// A sampled page stands for its huge page, which is smaller than what lies between two of them: at most the one at the edge
+/// is counted too much.
+#[test]
+fn unarmed_large_folios() -> Result<()> {
+    unarmed("sampling, unarmed, large folios", Folios::Large, 1)
+}
+
+#[test]
+fn unarmed_small_folios() -> Result<()> {
+    unarmed("sampling, unarmed, 4 KiB", Folios::Small, 1)
+}

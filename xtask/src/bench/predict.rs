@@ -1,0 +1,101 @@
+//! What the miss-ratio curve of a running VM says of another size of DRAM, against what happens at that size.
+//!
+//! The toy runs at one cap, and the curve's growth meanwhile says how many pages an access reads from swap at another cap.
+//! Then that cap is set and the same workload counted. Per access, not per second: a VM that faults more does less.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use pagoda_api::{CurveInfo, CurveSwitch};
+
+use super::Setup;
+use super::report::{Bar, Report};
+use crate::daemon::Daemon;
+
+const VM: &str = "bench-mrc";
+const MEMORY_MIB: u64 = 384;
+/// The cap at which the curve is taken.
+const DRAM_MIB: u64 = 192;
+/// The caps that are predicted, then tried: less, and more.
+const OTHER_MIB: [u64; 2] = [128, 256];
+const WORKLOADS: [&str; 3] = ["random", "zipf", "mixed"];
+/// What a prediction may be off.
+const ERROR_PERCENT_MAX: f64 = 25.0;
+/// Until DRAM holds what it will hold at a cap, and the curve has seen every page that it follows.
+const WARM_S: f64 = 15.0;
+const RUN_S: f64 = 40.0;
+/// A curve is published at most every 10 s.
+const PUBLISHED: Duration = Duration::from_secs(11);
+const GONE_MAX: Duration = Duration::from_secs(60);
+
+/// Adds the figures.
+///
+/// # Errors
+/// The VM cannot be run.
+pub fn measure(setup: &Setup, daemon: &Daemon, report: &mut Report) -> Result<()> {
+    for workload in WORKLOADS {
+        let mut errors = OTHER_MIB.map(|_| Vec::new());
+        let mut rates = OTHER_MIB.map(|_| (Vec::new(), Vec::new()));
+        for round in 0..setup.rounds {
+            eprintln!("mrc: {workload}, round {}", round + 1);
+            for (at, (predicted, measured)) in one(setup, daemon, workload)?.into_iter().enumerate() {
+                eprintln!("mrc: at {} MiB: {predicted:.4} predicted, {measured:.4} measured", OTHER_MIB[at]);
+                errors[at].push((predicted - measured).abs() / measured * 100.0);
+                rates[at].0.push(predicted);
+                rates[at].1.push(measured);
+            }
+        }
+        for (at, mib) in OTHER_MIB.into_iter().enumerate() {
+            let name =
+                format!("{workload}: pages from swap per access at {mib} MiB, predicted at {DRAM_MIB}, and measured");
+            report.pair(&name, "", &rates[at].0, &rates[at].1, Bar::None);
+            let name = format!("{workload}: error of that prediction");
+            report.single(&name, "%", &errors[at], Bar::AtMost(ERROR_PERCENT_MAX));
+        }
+    }
+    Ok(())
+}
+
+/// Pages from swap per access, predicted and measured, for each of the other caps.
+fn one(setup: &Setup, daemon: &Daemon, workload: &str) -> Result<Vec<(f64, f64)>> {
+    let mut toy = daemon.start_toy(VM, MEMORY_MIB, DRAM_MIB, &[])?;
+    toy.fill()?;
+    daemon.watch_curve(VM, CurveSwitch { on: true })?;
+    let options = |seconds: f64| format!("--workload {workload} --mode read --no-latency --seconds {seconds}");
+    let (warm, run) = (setup.seconds(WARM_S), setup.seconds(RUN_S));
+    toy.go(&options(warm))?;
+    let before = published(daemon)?;
+    let done = toy.go(&options(run))?;
+    let after = published(daemon)?;
+    daemon.watch_curve(VM, CurveSwitch { on: false })?;
+    let mut found = Vec::new();
+    for mib in OTHER_MIB {
+        let grown = misses(&after, mib << 20)? - misses(&before, mib << 20)?;
+        let predicted = grown / done.ops as f64;
+        daemon.set_dram(VM, mib)?;
+        toy.go(&options(warm))?;
+        let pages_in = daemon.counter(VM, "pages_in")?;
+        let done = toy.go(&options(run))?;
+        let pages_in = daemon.counter(VM, "pages_in")? - pages_in;
+        ensure!(pages_in > 0, "nothing was read from swap at {mib} MiB");
+        found.push((predicted, pages_in as f64 / done.ops as f64));
+    }
+    toy.quit()?;
+    daemon.wait_gone(VM, GONE_MAX)?;
+    Ok(found)
+}
+
+fn published(daemon: &Daemon) -> Result<CurveInfo> {
+    std::thread::sleep(PUBLISHED);
+    daemon.curve(VM)
+}
+
+/// Between the curve's points.
+fn misses(curve: &CurveInfo, bytes: u64) -> Result<f64> {
+    let next = curve.points.iter().position(|point| point.bytes >= bytes).context("the curve has no such size")?;
+    let above = curve.points[next];
+    let below = curve.points[next.saturating_sub(1)];
+    let width = (above.bytes - below.bytes) as f64;
+    let part = if width > 0.0 { (bytes - below.bytes) as f64 / width } else { 0.0 };
+    Ok(below.misses + (above.misses - below.misses) * part)
+}
