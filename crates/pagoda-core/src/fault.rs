@@ -48,6 +48,7 @@ pub mod table;
 pub use action::{Access, Action, Actions, Event, FaultKind, IoError, Now, OpId, Pages, Stall};
 pub use machine::{Config, Machine, PageInPolicy};
 pub use ops::{FILLS_MAX, OPS_MAX, OUTS_MAX, ZAP_BATCH};
+pub use reclaim::headroom_max;
 
 #[cfg(test)]
 mod tests;

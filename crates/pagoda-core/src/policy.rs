@@ -18,6 +18,8 @@
 //!    * per VM the target with all its [`Terms`];
 //!    * per VM the [`VmActions`]: the balloon's size, the cap above which the engine pages out, run or block. They are
 //!      states, not orders: to execute the same plan twice does no harm.
+//!
+//!    [`growth`] makes limits of the caps, so that nobody outgrows what is free before the next plan.
 //! 4. [`explain::explain`] turns the terms into lines; [`Policy::what_if`] asks for a target under other settings.
 //!
 //! # The formulae
@@ -46,6 +48,7 @@ pub mod admission;
 pub mod allocate;
 pub mod controller;
 pub mod explain;
+pub mod growth;
 pub mod mrc;
 pub mod plan;
 pub mod settings;

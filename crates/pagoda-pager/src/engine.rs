@@ -11,12 +11,16 @@
 mod agent;
 mod exec;
 mod io;
+mod sampling;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use pagoda_abi::attach::Packet;
-use pagoda_core::fault::{Access, Actions, Config, Event, FaultKind, IoError, Machine, Now, PageInPolicy, Stall};
+use pagoda_core::fault::{
+    Access, Actions, Config, Event, FaultKind, IoError, Machine, Now, PageInPolicy, Stall, headroom_max,
+};
+use pagoda_core::policy::growth::NearLimit;
 use pagoda_core::stats::{FAULT_CAUSES, Metric};
 use pagoda_core::units::PageCount;
 use pagoda_sys::ring::{FileId, Ring, RingError};
@@ -158,6 +162,8 @@ pub struct Engine {
     /// Events that actions led to, handled before anything new.
     events: std::collections::VecDeque<Event>,
     latency: Vec<Histogram>,
+    sampling: sampling::Sampling,
+    near_limit: NearLimit,
     /// Fault messages read while armed.
     messages: u64,
     follow: Follow,
@@ -237,6 +243,8 @@ impl Engine {
                     actions: Vec::with_capacity(1024),
                     events: std::collections::VecDeque::with_capacity(64),
                     latency: vec![Histogram::default(); FAULT_CAUSES.len()],
+                    sampling: sampling::Sampling::default(),
+                    near_limit: NearLimit::default(),
                     messages: 0,
                     follow: Follow::new(parts.pid),
                     busy_poll: BusyPoll::new(parts.busy_poll),
@@ -416,6 +424,8 @@ impl Engine {
                 }
             }
             Command::Calls(connection) => self.connect_calls(connection),
+            Command::Sample(pages) => self.sampling.begin(pages),
+            Command::WatchCurve(on) => self.sampling.watch_curve(on),
             Command::Refresh => self.publish(),
             Command::Detach => self.end = Some(Notice::Detached),
         }
@@ -502,6 +512,16 @@ impl Engine {
         if now - self.published >= TICK_IDLE {
             self.publish();
         }
+        self.look_at_limit();
+    }
+
+    /// Says when the VM is about to have all it may: its limit may be raised before it has to page.
+    fn look_at_limit(&mut self) {
+        if let Some((resident, limit)) = self.machine.growth()
+            && self.near_limit.look(resident, limit, headroom_max(limit))
+        {
+            (self.notify)(Notice::NearLimit);
+        }
     }
 
     fn stalled(&mut self, stall: Stall) {
@@ -538,6 +558,9 @@ impl Engine {
             pinned: self.pinned.clone(),
             latency: self.latency.clone(),
             table_bytes: self.machine.table_bytes(),
+            sample: self.sampling.count(),
+            sample_period: self.sampling.period(),
+            curve: self.sampling.curve(),
             generation: 0,
         });
     }

@@ -4,8 +4,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use pagoda_core::policy::SampleCount;
+use pagoda_core::policy::mrc::Curve;
 use pagoda_core::stats::Stats;
-use pagoda_core::units::PageCount;
+use pagoda_core::units::{PageCount, PageIdx};
 use pagoda_sys::process::Wake;
 use pagoda_sys::socket::Connection;
 
@@ -28,6 +30,10 @@ pub enum Command {
     Agent(Connection),
     /// A connection for the VMM's own calls.
     Calls(Connection),
+    /// A sampling period begins with these pages, the one before ends. Those outside the VM are ignored.
+    Sample(Vec<PageIdx>),
+    /// Miss-ratio curve on or off. It begins anew each time it is switched on.
+    WatchCurve(bool),
     /// Publish a fresh status.
     Refresh,
     /// The daemon ends: let go of the VM, which waits for the next daemon.
@@ -39,6 +45,8 @@ pub enum Command {
 pub enum Notice {
     /// The VM has to be stopped; the text says why and what to do.
     Stalled(String),
+    /// The VM is about to have all that its limit allows. Said once for each limit.
+    NearLimit,
     /// The VMM ended.
     Exited,
     /// The engine ended after [`Command::Detach`].
@@ -68,6 +76,12 @@ pub struct Status {
     pub latency: Vec<Histogram>,
     /// Bytes of the VM's tables in the daemon.
     pub table_bytes: u64,
+    /// What became of the period's pages so far.
+    pub sample: SampleCount,
+    /// Sampling periods begun since this engine started: [`Status::sample`] belongs to the last of them.
+    pub sample_period: u64,
+    /// Misses by size, at most 10 s old; `None` while it is switched off or nothing is known.
+    pub curve: Option<Arc<Curve>>,
     /// Counts publications.
     pub generation: u64,
 }
@@ -121,8 +135,18 @@ impl Handle {
 
     /// A status published after the call, or the last one if the engine is too busy to answer.
     pub fn fresh_status(&self) -> Arc<Status> {
+        self.status_after(self.ask_status())
+    }
+
+    /// Asks for a fresh status; what [`Handle::status_after`] wants to know. So many engines can be asked at once.
+    pub fn ask_status(&self) -> u64 {
         let before = self.status().generation;
         self.send(Command::Refresh);
+        before
+    }
+
+    /// The status that was asked for, or the last one if the engine is too busy to answer.
+    pub fn status_after(&self, before: u64) -> Arc<Status> {
         let status = self.board.status.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.board.fresh.wait_timeout_while(status, STATUS_WAIT, |status| status.generation <= before);
         let (status, _) = waited.unwrap_or_else(PoisonError::into_inner);

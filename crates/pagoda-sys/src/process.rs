@@ -70,6 +70,20 @@ pub fn rss(pid: u32) -> io::Result<u64> {
     Ok(pages * PAGE_SIZE as u64)
 }
 
+/// Memory of the process itself, in bytes: its anonymous pages and its page tables, without files and shared memory that
+/// it maps.
+///
+/// # Errors
+/// As [`start_time`].
+pub fn own_memory(pid: u32) -> io::Result<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let kib = |key: &str| -> Option<u64> {
+        let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
+        rest.trim().trim_end_matches(" kB").parse().ok()
+    };
+    Ok((kib("RssAnon:").ok_or_else(invalid)? + kib("VmPTE:").ok_or_else(invalid)?) * 1024)
+}
+
 /// The process a thread belongs to.
 ///
 /// # Errors

@@ -21,7 +21,7 @@ use pagoda_sys::socket::{Connection, Listener, Peer, Received, SharedMap};
 use pagoda_sys::swapfile::{Reserve, SwapFile};
 use pagoda_sys::uffd::{self, Uffd};
 
-use crate::registry::{Registry, limit_of};
+use crate::registry::Registry;
 
 /// userfaultfds asked for: past a few vCPUs one no longer scales, and two cost nothing.
 pub const UFFDS_PER_VM: u32 = 2;
@@ -190,10 +190,12 @@ fn attach(
     let pid = hello.peer.pid;
     let pidfd = process::pidfd_open(pid).context("watch the VMM")?;
     let start = process::start_time(pid).context("look at the VMM")?;
-    let (record, swap) = {
+    let (record, swap, limit) = {
         let mut vms = registry.lock();
         let vm = vms.get_mut(&name).context("the VM is gone")?;
-        (vm.record.clone(), vm.swap.take())
+        // Before its engine begins: a VM never grows beyond what is free, from its first page on.
+        vm.governed.limit = registry.first_limit(vm);
+        (vm.record.clone(), vm.swap.take(), vm.limit())
     };
     let swap = match swap {
         Some(swap) => swap,
@@ -217,7 +219,7 @@ fn attach(
         welcome: Packet::Welcome { flags: huge_flag() },
         pid,
         pidfd,
-        limit: limit_of(&record),
+        limit,
         direct: registry.direct,
         protect: registry.protect,
         page_in: registry.config.page_in.policy(),
@@ -236,11 +238,18 @@ fn attach(
         vm.ram.clear();
         let notices = registry.notices();
         engine::spawn(parts, inbox, Box::new(move |notice| drop(notices.send((token, notice)))))?;
+        vm.governed.attached(limit);
+        if registry.governor.lock().config.curves {
+            handle.send(Command::WatchCurve(true));
+        }
         vm.handle = Some(Arc::new(handle));
+        // What was changed while the engine was made.
+        registry.tell_limit(vm);
     }
     tracing::info!(vm = %name, pid, taken_over, "attached");
     learn_accelerator(registry, &name);
     registry.resume_balloon(&name);
+    registry.governor.bell.ring();
     Ok(())
 }
 

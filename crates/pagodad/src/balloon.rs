@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use pagoda_api::types::{BalloonInfo, GuestMemory};
-use pagoda_core::balloon::{Action, Balloon, Phase, View};
+use pagoda_core::balloon::{Action, Balloon, Device, Missing, Phase, View};
 use pagoda_core::units::Bytes;
 use pagoda_sys::process::Wake;
 
@@ -32,17 +32,40 @@ pub type PageOut = Box<dyn Fn(Option<Bytes>) + Send>;
 pub struct Parts {
     pub name: String,
     pub memory: Bytes,
-    pub target: Bytes,
+    /// `None`: the device is looked at, and nothing asked, until there is a target.
+    pub target: Option<Bytes>,
     /// An earlier daemon has paged it out in the balloon's place.
     pub paging_to: Option<Bytes>,
     pub monitor: Arc<Monitor>,
     pub page_out: PageOut,
 }
 
+/// What is known of a balloon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seen {
+    /// The monitor has not answered yet.
+    Nothing,
+    /// No device, or no driver behind it.
+    Absent,
+    /// It has this size.
+    Inflated(Bytes),
+}
+
+/// What the thread is told.
+#[derive(Debug, Clone, Copy)]
+enum Target {
+    /// A user's wish: tried at once.
+    Set(Bytes),
+    /// The policy's, which moves by itself.
+    Follow(Bytes),
+}
+
 /// What others may look at.
 #[derive(Debug, Clone, Copy)]
 struct Report {
     view: View,
+    /// What QEMU last said of the device.
+    device: Device,
     at: Instant,
     now_ms: u64,
     target: Bytes,
@@ -51,7 +74,7 @@ struct Report {
 /// The daemon's end; the thread ends when it is dropped.
 #[derive(Debug)]
 pub struct Handle {
-    targets: Option<Sender<Bytes>>,
+    targets: Option<Sender<Target>>,
     wake: Wake,
     board: Arc<Mutex<Report>>,
     memory: Bytes,
@@ -60,6 +83,31 @@ pub struct Handle {
 impl Handle {
     /// Sets the memory that the guest should keep.
     pub fn set_target(&self, target: Bytes) {
+        self.tell(Target::Set(target));
+    }
+
+    /// As [`Handle::set_target`], but a guest that fights back is left alone for as long as it was to be.
+    pub fn follow_target(&self, target: Bytes) {
+        self.tell(Target::Follow(target));
+    }
+
+    /// The device and its driver, as last seen.
+    pub fn seen(&self) -> Seen {
+        let report = *self.board.lock().unwrap_or_else(PoisonError::into_inner);
+        let size = |actual| Seen::Inflated(self.memory.saturating_sub(actual));
+        match (report.view.phase, report.device) {
+            (Phase::Unavailable(Missing::Device | Missing::Driver), _) => Seen::Absent,
+            (_, Device::Silent) => Seen::Nothing,
+            // Looked at again when there is a target.
+            (Phase::Off, Device::Absent) => size(self.memory),
+            (_, Device::Absent) => Seen::Absent,
+            // Before the first target nothing but the device is asked.
+            (Phase::Off, Device::Present { actual }) => size(actual),
+            (_, Device::Present { .. }) => size(report.view.actual),
+        }
+    }
+
+    fn tell(&self, target: Target) {
         if let Some(targets) = &self.targets {
             // The thread ends only after this end is dropped.
             let _ = targets.send(target);
@@ -113,8 +161,11 @@ pub fn spawn(parts: Parts) -> Result<Handle> {
     let wake = Wake::new().context("make an eventfd")?;
     let started = Instant::now();
     let mut balloon = Balloon::new(parts.memory, parts.paging_to);
-    balloon.set_target(0, parts.target);
-    let report = Report { view: balloon.view(), at: started, now_ms: 0, target: parts.target };
+    if let Some(target) = parts.target {
+        balloon.set_target(0, target);
+    }
+    let target = parts.target.unwrap_or(parts.memory);
+    let report = Report { view: balloon.view(), device: Device::Silent, at: started, now_ms: 0, target };
     let board = Arc::new(Mutex::new(report));
     let handle = Handle {
         targets: Some(sender),
@@ -124,7 +175,9 @@ pub fn spawn(parts: Parts) -> Result<Handle> {
     };
     let mut worker = Worker {
         name: parts.name,
-        target: parts.target,
+        target,
+        has_target: parts.target.is_some(),
+        seen: Device::Silent,
         device: BalloonDevice::new(Arc::clone(&parts.monitor)),
         monitor: parts.monitor,
         page_out: parts.page_out,
@@ -144,11 +197,15 @@ pub fn spawn(parts: Parts) -> Result<Handle> {
 struct Worker {
     name: String,
     target: Bytes,
+    /// Somebody has said what is wanted.
+    has_target: bool,
+    /// What QEMU last said of the device.
+    seen: Device,
     device: BalloonDevice,
     monitor: Arc<Monitor>,
     page_out: PageOut,
     balloon: Balloon,
-    targets: Receiver<Bytes>,
+    targets: Receiver<Target>,
     wake: Wake,
     board: Arc<Mutex<Report>>,
     started: Instant,
@@ -158,11 +215,13 @@ impl Worker {
     fn run(&mut self) {
         self.monitor.hold(Hold::Lasting);
         while self.take_targets() {
-            if !self.balloon.is_off() {
+            if !self.has_target {
+                self.look();
+            } else if !self.balloon.is_off() {
                 self.tick();
             }
             self.publish();
-            if self.balloon.is_off() {
+            if self.balloon.is_off() && self.has_target {
                 self.device.leave();
                 self.monitor.hold(Hold::Short);
                 self.monitor.wait(&self.wake, WAIT_OFF);
@@ -182,8 +241,19 @@ impl Worker {
         loop {
             match self.targets.try_recv() {
                 Ok(target) => {
-                    self.target = target;
-                    self.balloon.set_target(self.now_ms(), target);
+                    let now_ms = self.now_ms();
+                    let is_first = !std::mem::replace(&mut self.has_target, true);
+                    match target {
+                        Target::Follow(target) if !is_first => {
+                            self.target = target;
+                            self.balloon.follow_target(now_ms, target);
+                        }
+                        // What an earlier daemon had asked for ends, even if nothing is wanted now.
+                        Target::Set(target) | Target::Follow(target) => {
+                            self.target = target;
+                            self.balloon.set_target(now_ms, target);
+                        }
+                    }
                     self.monitor.hold(Hold::Lasting);
                 }
                 Err(std::sync::mpsc::TryRecvError::Empty) => return true,
@@ -192,8 +262,19 @@ impl Worker {
         }
     }
 
+    /// Looks at the device alone.
+    fn look(&mut self) {
+        let device = self.device.device();
+        if device != Device::Silent {
+            self.seen = device;
+        }
+    }
+
     fn tick(&mut self) {
         let sample = self.device.look();
+        if sample.device != Device::Silent {
+            self.seen = sample.device;
+        }
         let before = self.balloon.view().phase;
         let actions = self.balloon.tick(self.now_ms(), &sample);
         let after = self.balloon.view().phase;
@@ -226,8 +307,8 @@ impl Worker {
     }
 
     fn publish(&self) {
-        let report =
-            Report { view: self.balloon.view(), at: Instant::now(), now_ms: self.now_ms(), target: self.target };
+        let (at, now_ms) = (Instant::now(), self.now_ms());
+        let report = Report { view: self.balloon.view(), device: self.seen, at, now_ms, target: self.target };
         *self.board.lock().unwrap_or_else(PoisonError::into_inner) = report;
     }
 }

@@ -4,6 +4,7 @@
 //! wrong one leaves running VMs with the daemon they have.
 
 mod file;
+mod policy;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -20,6 +21,7 @@ use pagoda_pager::poll::{BUSY_POLL_DEFAULT, BUSY_POLL_MAX};
 use serde::Deserialize;
 
 use self::file::File;
+pub use self::policy::PolicyConfig;
 
 const CONFIG_DEFAULT: &str = "/etc/pagoda/pagoda.toml";
 const STATE_DIR_DEFAULT: &str = "/var/lib/pagoda";
@@ -248,6 +250,9 @@ pub struct Config {
     pub large_folios: LargeFolios,
     pub page_in: PageIn,
     pub busy_poll: Duration,
+    /// Where the memory policy is configured; `None`: in the file of the system, if it is there.
+    pub file: Option<PathBuf>,
+    pub policy: PolicyConfig,
 }
 
 impl Config {
@@ -256,13 +261,18 @@ impl Config {
     /// # Errors
     /// A text that names the file, line and key, or the option, and says what would be right.
     pub fn load(args: Args) -> Result<Self> {
-        let file = match &args.config {
-            Some(path) => file::read(path)?,
-            None => file::read_if_there(Path::new(CONFIG_DEFAULT))?,
-        };
+        let file = read(args.config.as_deref())?;
         let exe = std::env::current_exe().context("find the path of this program")?;
         let exe_dir = exe.parent().context("find the directory of this program")?;
         Self::resolve(args, file, exe_dir)
+    }
+
+    /// Reads what the configuration file says of the memory policy now.
+    ///
+    /// # Errors
+    /// As [`Config::load`]: anything wrong in the file.
+    pub fn reload_policy(&self) -> Result<PolicyConfig> {
+        PolicyConfig::resolve(read(self.file.as_deref())?.policy)
     }
 
     fn resolve(args: Args, file: File, exe_dir: &Path) -> Result<Self> {
@@ -297,7 +307,16 @@ impl Config {
             large_folios: args.large_folios.or(file.large_folios).unwrap_or_default(),
             page_in: args.page_in.or(file.page_in).unwrap_or_default(),
             busy_poll: busy_poll(args.busy_poll_us.or(file.busy_poll_us))?,
+            file: args.config.map(|file| path(Some(file), PathBuf::new)).transpose()?,
+            policy: PolicyConfig::resolve(file.policy)?,
         })
+    }
+}
+
+fn read(given: Option<&Path>) -> Result<File> {
+    match given {
+        Some(path) => file::read(path),
+        None => file::read_if_there(Path::new(CONFIG_DEFAULT)),
     }
 }
 

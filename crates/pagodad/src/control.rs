@@ -25,11 +25,12 @@ use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use axum::serve::IncomingStream;
 use pagoda_api::{
-    API_VERSION, ApiError, CreateVm, CreatedVm, ErrorCode, Explain, Health, HostInfo, Version, VmInfo, VmList, VmPatch,
+    API_VERSION, AdmitReply, AdmitRequest, ApiError, CreateVm, CreatedVm, ErrorCode, Explain, Health, HostInfo,
+    HostPatch, Mrc, Version, VmInfo, VmList, VmPatch, WhatIfReply, WhatIfRequest,
 };
 use serde::de::DeserializeOwned;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use self::listener::Bounded;
@@ -69,9 +70,20 @@ pub fn run(
             tracing::info!("asked to end; VMs wait for the next daemon");
             systemd::stopping();
         };
+        let hangups = signal(SignalKind::hangup()).context("wait for SIGHUP")?;
+        tokio::spawn(reload(hangups, Arc::clone(registry)));
         systemd::ready("serving VMs");
         serve(Arc::clone(registry), control, metrics, shutdown).await
     })
+}
+
+/// Reads the configuration again at each SIGHUP.
+async fn reload(mut hangups: Signal, registry: Arc<Registry>) {
+    while hangups.recv().await.is_some() {
+        let registry = Arc::clone(&registry);
+        // It says by itself how it went.
+        let _ = tokio::task::spawn_blocking(move || registry.reload()).await;
+    }
 }
 
 /// Serves both listeners until `shutdown`.
@@ -127,11 +139,14 @@ fn control_router(registry: Arc<Registry>) -> Router {
     Router::new()
         .route("/v1/version", get(version))
         .route("/v1/health", get(health))
-        .route("/v1/host", get(host))
+        .route("/v1/host", get(host).patch(patch_host))
+        .route("/v1/admit", post(admit))
         .route("/v1/vms", get(list).post(create))
         .route("/v1/vms/{name}", get(info).patch(patch).delete(delete))
         .route("/v1/vms/{name}/cont", post(cont))
         .route("/v1/vms/{name}/explain", get(explain))
+        .route("/v1/vms/{name}/mrc", get(mrc))
+        .route("/v1/vms/{name}/whatif", post(what_if))
         .route("/metrics", get(scrape))
         .fallback(no_such_route)
         .method_not_allowed_fallback(no_such_route)
@@ -159,6 +174,31 @@ async fn health(State(registry): Shared) -> Reply<Health> {
 
 async fn host(State(registry): Shared) -> Reply<HostInfo> {
     ask(registry, |registry| Ok(registry.host())).await
+}
+
+async fn patch_host(State(registry): Shared, body: Result<Bytes, BytesRejection>) -> Reply<HostInfo> {
+    let patch: HostPatch = parse(body)?;
+    ask(registry, move |registry| registry.patch_host(&patch)).await
+}
+
+async fn admit(State(registry): Shared, body: Result<Bytes, BytesRejection>) -> Reply<AdmitReply> {
+    let request: AdmitRequest = parse(body)?;
+    ask(registry, move |registry| registry.would_admit(&request)).await
+}
+
+async fn mrc(State(registry): Shared, name: Result<Path<String>, PathRejection>) -> Reply<Mrc> {
+    let name = vm_name(name)?;
+    ask(registry, move |registry| registry.mrc(&name)).await
+}
+
+async fn what_if(
+    State(registry): Shared,
+    name: Result<Path<String>, PathRejection>,
+    body: Result<Bytes, BytesRejection>,
+) -> Reply<WhatIfReply> {
+    let name = vm_name(name)?;
+    let request: WhatIfRequest = parse(body)?;
+    ask(registry, move |registry| registry.what_if(&name, &request)).await
 }
 
 async fn list(State(registry): Shared) -> Reply<VmList> {

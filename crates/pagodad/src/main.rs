@@ -5,6 +5,7 @@ mod balloon;
 mod config;
 mod control;
 mod metrics;
+mod policy;
 mod qmp;
 mod registry;
 
@@ -67,9 +68,11 @@ fn run(config: Config) -> Result<()> {
     }
 
     let (notices, heard) = channel();
-    let registry = Arc::new(Registry::new(config, host, notices));
+    let registry = Arc::new(Registry::new(config, host, notices)?);
     registry.load().context("read the state directory")?;
     let (listening, attaching, reaping) = (Arc::clone(&registry), Arc::clone(&registry), Arc::clone(&registry));
+    let governing = Arc::clone(&registry);
+    start("policy", move || policy::governor::run(&governing))?;
     start("notices", move || listening.listen(&heard))?;
     start("attach", move || attach::serve(&attach, &attaching))?;
     start("reaper", move || {

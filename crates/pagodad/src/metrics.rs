@@ -9,6 +9,7 @@ mod catalogue;
 use std::fmt::{self, Write as _};
 
 use pagoda_api::{HostInfo, VmInfo, VmKind, VmState, counter};
+use pagoda_core::policy::state::STATES;
 use pagoda_core::stats::{CATALOGUE, MetricDef, MetricKind};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
@@ -18,7 +19,11 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
-use self::catalogue::{BALLOON, FAULT_LATENCY, HOST, HOST_INFO, PROCESS, Row, VM, VM_INFO, VM_STATE};
+use self::catalogue::{
+    ACTIVE, BALLOON, FAULT_LATENCY, HOST, HOST_INFO, HOST_POLICY, HOST_STATE, POLICY, PROCESS, Row, STANDING, TARGET,
+    VM, VM_INFO, VM_STATE,
+};
+use crate::policy::tell::STANDINGS;
 
 /// What the reply to `GET /metrics` is, so that scrapers take the right parser.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -73,7 +78,14 @@ pub fn catalogue_table() -> String {
     for Row { def, .. } in BALLOON {
         row(&format!("pagoda_vm_{}", def.name), def.kind, "vm", def.unit, def.help);
     }
+    for Row { def, .. } in POLICY {
+        row(&format!("pagoda_vm_{}", def.name), def.kind, "vm", def.unit, def.help);
+    }
     for (def, labels) in [
+        (TARGET, "vm"),
+        (ACTIVE, "vm"),
+        (STANDING, "vm, standing"),
+        (HOST_STATE, "state"),
         (VM_STATE, "vm, state"),
         (FAULT_LATENCY, "vm, cause, quantile"),
         (VM_INFO, "vm, kind, accelerator"),
@@ -81,7 +93,7 @@ pub fn catalogue_table() -> String {
     ] {
         row(def.name, def.kind, labels, def.unit, def.help);
     }
-    for Row { def, .. } in HOST {
+    for def in HOST.iter().map(|row| &row.def).chain(HOST_POLICY.iter().map(|row| &row.def)) {
         row(&format!("pagoda_host_{}", def.name), def.kind, "", def.unit, def.help);
     }
     for Row { def, .. } in PROCESS {
@@ -112,12 +124,27 @@ impl Collector for Snapshot {
             let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(vm.balloon.as_ref()?))));
             encode_metric(&mut encoder, &format!("pagoda_vm_{}", def.name), *def, values)?;
         }
+        for Row { def, value } in POLICY {
+            let values = self.vms.iter().map(|vm| (of_vm(vm), value(&vm.policy)));
+            encode_metric(&mut encoder, &format!("pagoda_vm_{}", def.name), *def, values)?;
+        }
+        let known = |of: fn(&VmInfo) -> Option<u64>| {
+            self.vms.iter().filter_map(move |vm| Some((of_vm(vm), Value::Count(of(vm)?))))
+        };
+        encode_metric(&mut encoder, TARGET.name, TARGET, known(|vm| vm.policy.target_bytes))?;
+        encode_metric(&mut encoder, ACTIVE.name, ACTIVE, known(|vm| vm.policy.active_bytes))?;
+        encode_metric(&mut encoder, STANDING.name, STANDING, self.vms.iter().flat_map(standings))?;
+        encode_metric(&mut encoder, HOST_STATE.name, HOST_STATE, host_states(&self.host))?;
         encode_metric(&mut encoder, VM_STATE.name, VM_STATE, self.vms.iter().flat_map(states))?;
         encode_metric(&mut encoder, FAULT_LATENCY.name, FAULT_LATENCY, self.vms.iter().flat_map(latencies))?;
         encode_metric(&mut encoder, VM_INFO.name, VM_INFO, self.vms.iter().map(|vm| (vm_info(vm), Value::Count(1))))?;
         encode_metric(&mut encoder, HOST_INFO.name, HOST_INFO, [(host_info(&self.host), Value::Count(1))])?;
         for Row { def, value } in HOST {
             let values = [(Labels::new(), value(&self.host))];
+            encode_metric(&mut encoder, &format!("pagoda_host_{}", def.name), *def, values)?;
+        }
+        for Row { def, value } in HOST_POLICY {
+            let values = [(Labels::new(), value(&self.host.policy))];
             encode_metric(&mut encoder, &format!("pagoda_host_{}", def.name), *def, values)?;
         }
         for Row { def, value } in PROCESS {
@@ -198,6 +225,22 @@ fn states(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
         let mut labels = of_vm(vm);
         labels.push(("state", state.word().to_owned()));
         (labels, Value::Count(u64::from(state.word() == vm.state.word())))
+    })
+}
+
+/// As [`states`].
+fn standings(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
+    STANDINGS.into_iter().map(|standing| {
+        let mut labels = of_vm(vm);
+        labels.push(("standing", standing.to_owned()));
+        (labels, Value::Count(u64::from(standing == vm.policy.standing)))
+    })
+}
+
+/// As [`states`], of the host.
+fn host_states(host: &HostInfo) -> impl Iterator<Item = (Labels, Value)> {
+    STATES.into_iter().map(|state| {
+        (vec![("state", state.name().to_owned())], Value::Count(u64::from(state.name() == host.policy.state)))
     })
 }
 

@@ -131,6 +131,15 @@ impl Monitor {
 
     /// Whether the guest is paused; `false` when QEMU does not say.
     pub fn is_paused(&self) -> bool {
-        self.execute("query-status").is_ok_and(|answer| answer.get("status").and_then(Value::as_str) == Some("paused"))
+        self.has_status("paused")
+    }
+
+    /// Whether the guest runs; `false` when QEMU does not say.
+    pub fn is_running(&self) -> bool {
+        self.has_status("running")
+    }
+
+    fn has_status(&self, status: &str) -> bool {
+        self.execute("query-status").is_ok_and(|answer| answer.get("status").and_then(Value::as_str) == Some(status))
     }
 }

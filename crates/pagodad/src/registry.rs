@@ -3,6 +3,7 @@
 //! Owns the state directory (one record a VM), the swap directory (one file a VM) and a handle for each engine. The lock is
 //! held for bookkeeping only, never while an engine or a monitor is waited for.
 
+mod admission;
 mod balloons;
 mod describe;
 mod life;
@@ -17,6 +18,7 @@ use std::time::Instant;
 use pagoda_abi::Token;
 use pagoda_abi::record::{Balloon, Kind, Record};
 use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, VmInfo, VmKind, VmPatch};
+use pagoda_core::policy::VmId;
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_pager::handle::{Command, Handle, Notice};
 use pagoda_sys::ram::RamFile;
@@ -24,6 +26,8 @@ use pagoda_sys::swapfile::{Reserve, SwapFile};
 
 use crate::balloon;
 use crate::config::Config;
+use crate::policy::Governor;
+use crate::policy::rounds::Governed;
 use crate::qmp::Monitor;
 
 /// VMs of one daemon: each has a thread, a ring and some twenty file descriptors.
@@ -52,6 +56,21 @@ pub struct Vm {
     pub qmp: Arc<Monitor>,
     /// Since it first had a target.
     pub balloon: Option<balloon::Handle>,
+    /// What the memory policy remembers of it.
+    pub governed: Governed,
+}
+
+impl Vm {
+    /// The cap its engine keeps: its user's, what stands in for its balloon, and the memory policy's. The policy leaves a VM
+    /// what any VM has to have, whatever its target is.
+    pub fn limit(&self) -> PageCount {
+        let least = || {
+            let memory = self.record.regions.iter().sum();
+            Bytes(pagoda_api::types::dram_bytes_min(memory)).pages_ceil()
+        };
+        let own = limit_of(&self.record);
+        self.governed.limit.map_or(own, |limit| own.min(limit.max(least())))
+    }
 }
 
 /// What the start-up self-test found.
@@ -75,6 +94,8 @@ pub struct Registry {
     pub protect: bool,
     /// How this daemon may use userfaultfd.
     pub permission: String,
+    /// Decides who has how much memory.
+    pub governor: Governor,
     vms: Mutex<BTreeMap<String, Vm>>,
     notices: Sender<(Token, Notice)>,
 }
@@ -88,9 +109,16 @@ fn internal(what: &str, cause: impl std::fmt::Display) -> ApiError {
 }
 
 impl Registry {
-    pub fn new(config: Config, host: HostFacts, notices: Sender<(Token, Notice)>) -> Registry {
+    /// # Errors
+    /// What is configured of the memory policy cannot be used.
+    pub fn new(
+        config: Config,
+        host: HostFacts,
+        notices: Sender<(Token, Notice)>,
+    ) -> Result<Registry, pagoda_core::policy::SettingsError> {
         let HostFacts { direct, protect, permission } = host;
-        Registry { config, direct, protect, permission, vms: Mutex::default(), notices }
+        let governor = Governor::new(config.policy.clone())?;
+        Ok(Registry { config, direct, protect, permission, governor, vms: Mutex::default(), notices })
     }
 
     pub fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Vm>> {
@@ -152,7 +180,8 @@ impl Registry {
             group: request.share_group,
             pinned: request.pinned,
         };
-        let vm = self.make(record)?;
+        let id = self.admit(&record)?;
+        let vm = self.make(record, id).inspect_err(|_| self.governor.lock().remove(id))?;
         vms.insert(request.name.clone(), vm);
         Ok(CreatedVm {
             name: request.name,
@@ -182,7 +211,7 @@ impl Registry {
         ))
     }
 
-    fn make(&self, record: Record) -> Result<Vm, ApiError> {
+    fn make(&self, record: Record, id: VmId) -> Result<Vm, ApiError> {
         let swap_path = self.swap_path(&record.name);
         let reserve = if record.reserve { Reserve::Yes } else { Reserve::No };
         let total = record.regions.iter().sum();
@@ -207,6 +236,7 @@ impl Registry {
             accelerator: None,
             qmp,
             balloon: None,
+            governed: Governed::new(id),
         })
     }
 
@@ -248,17 +278,30 @@ impl Registry {
         }
         let mut record = vm.record.clone();
         record.dram = patch.dram.unwrap_or(record.dram);
+        record.min = patch.min.unwrap_or(record.min);
+        record.shares = patch.shares.or(record.shares);
+        record.sampling = patch.sampling.map(|sampling| (sampling.pages, sampling.period_s)).or(record.sampling);
+        pagoda_api::types::check_min(record.min, record.dram).map_err(refuse)?;
+        patch.shares.map_or(Ok(()), pagoda_api::types::check_shares).map_err(refuse)?;
+        patch.sampling.map_or(Ok(()), pagoda_api::types::check_sampling).map_err(refuse)?;
         if let Some(target) = patch.balloon_target {
             let paged_out = record.balloon.is_some_and(|balloon| balloon.paged_out);
             // A target of all memory stays, so that whichever daemon there is ends what is under way.
             let is_needed = target < memory || record.balloon.is_some();
             record.balloon = is_needed.then_some(Balloon { target, paged_out });
         }
-        self.change_record(vm, record).map_err(|e| internal("write the VM's record", e))?;
+        let before = vm.record.clone();
+        // The policy refuses before anything is changed; if the record cannot be written, it takes the old settings again.
+        self.set_policy(vm.governed.id, &record)?;
+        if let Err(cause) = self.change_record(vm, record) {
+            let _ = self.set_policy(vm.governed.id, &before);
+            return Err(internal("write the VM's record", cause));
+        }
         if patch.balloon_target.is_some() {
             self.drive_balloon(vm).map_err(|e| internal("drive the VM's balloon", format!("{e:#}")))?;
         }
         drop(vms);
+        self.governor.bell.ring();
         self.get(name)
     }
 
@@ -269,10 +312,30 @@ impl Registry {
         }
         self.save(&record)?;
         vm.record = record;
-        if let Some(handle) = &vm.handle {
-            handle.send(Command::SetLimit(limit_of(&vm.record)));
-        }
+        self.tell_limit(vm);
         Ok(())
+    }
+
+    /// Tells a VM's engine its limit, if it was told another.
+    pub fn tell_limit(&self, vm: &mut Vm) {
+        let limit = vm.limit();
+        if let Some(handle) = vm.handle.as_ref().filter(|_| limit != vm.governed.told) {
+            handle.send(Command::SetLimit(limit));
+            vm.governed.told = limit;
+        }
+    }
+
+    /// Does something with the VM of this number, if it is still there.
+    pub fn find_by_id<T>(&self, id: VmId, act: impl FnOnce(&mut Vm) -> T) -> Option<T> {
+        self.lock().values_mut().find(|vm| vm.governed.id == id).map(act)
+    }
+
+    /// Forgets a VM, its files excepted.
+    pub(super) fn remove(&self, vms: &mut BTreeMap<String, Vm>, name: &str) {
+        if let Some(vm) = vms.remove(name) {
+            self.governor.lock().remove(vm.governed.id);
+            self.governor.bell.ring();
+        }
     }
 
     /// The cause of a stall is gone: tries again what failed, and lets the VM run.
@@ -285,8 +348,17 @@ impl Registry {
         let Some(handle) = vm.handle.clone() else {
             return Err(error(ErrorCode::WrongState, format!("{name} is not attached"), None));
         };
+        if vm.record.blocked && vm.stalled.is_none() {
+            let hint = "it runs again as soon as memory is found: see `pagoda vm explain`";
+            return Err(error(
+                ErrorCode::WrongState,
+                format!("{name} is blocked by the memory policy, not stalled"),
+                Some(hint),
+            ));
+        }
         let stalled = vm.stalled.take();
         let (kind, qmp) = (vm.record.kind, Arc::clone(&vm.qmp));
+        let is_blocked = vm.record.blocked;
         drop(vms);
         // A stall that an earlier daemon saw is only known to QEMU, as the pause it led to.
         let paused = kind == Kind::Qemu && qmp.is_paused();
@@ -298,7 +370,8 @@ impl Registry {
             ));
         }
         handle.send(Command::Continue);
-        if kind == Kind::Qemu {
+        // One that is blocked as well runs when it is released.
+        if kind == Kind::Qemu && !is_blocked {
             qmp.execute("cont").map_err(|e| internal("continue the VM", format!("{e:#}")))?;
         }
         self.get(name)
@@ -315,7 +388,7 @@ impl Registry {
             let hint = "stop its program instead; it is forgotten when that ends";
             return Err(error(ErrorCode::WrongState, format!("{name} is attached"), Some(hint)));
         }
-        vms.remove(name);
+        self.remove(&mut vms, name);
         self.forget(name);
         Ok(())
     }

@@ -106,6 +106,31 @@ impl Balloon {
         self.moved_at_ms = now_ms;
     }
 
+    /// Follows a target that moves by itself. Unlike [`Balloon::set_target`], which is a wish to be tried at once: a guest
+    /// that fights back, or cannot be asked, is left alone for as long as it would have been.
+    pub fn follow_target(&mut self, now_ms: u64, target: Bytes) {
+        let target = Bytes(target.0.next_multiple_of(PAGE_SIZE));
+        let target = (target < self.memory).then_some(target);
+        if target == self.target {
+            return;
+        }
+        self.target = target;
+        let next = match (target, self.phase) {
+            (None, Phase::Off) => Phase::Off,
+            (None, _) => Phase::Deflating,
+            (Some(_), Phase::Unavailable(Missing::Device | Missing::Driver)) => self.phase,
+            (Some(target), _) if self.is_known && target > self.actual => Phase::Deflating,
+            (Some(_), Phase::Resisted(_) | Phase::Unavailable(Missing::Effect)) => self.phase,
+            (Some(_), _) if self.is_alive => Phase::Inflating,
+            (Some(_), _) => Phase::Probing,
+        };
+        if self.phase != next {
+            // Else a target that moves every second would hide a guest that does not.
+            self.moved_at_ms = now_ms;
+            self.enter(now_ms, next);
+        }
+    }
+
     /// Nothing is wanted of the guest, and nothing is under way.
     pub fn is_off(&self) -> bool {
         self.phase == Phase::Off

@@ -407,3 +407,36 @@ proptest! {
         check_all(&steps);
     }
 }
+
+#[test]
+fn a_target_that_moves_by_itself_leaves_a_guest_that_resists_alone() {
+    let mut bench = Bench::alive(mib(128), mib(20));
+    bench.report(mib(10), 0);
+    bench.pass(1000);
+    assert!(matches!(bench.phase(), Phase::Resisted(_)), "{}", bench.phase());
+    let retry = bench.balloon.view().retry_at_ms;
+    for step in 0..5 {
+        bench.balloon.follow_target(bench.now_ms, mib(120 - step));
+        bench.report(mib(10), 0);
+        bench.pass(100);
+        assert!(matches!(bench.phase(), Phase::Resisted(_)), "{}", bench.phase());
+    }
+    assert_eq!(bench.balloon.view().retry_at_ms, retry);
+    // A wish is tried at once.
+    bench.balloon.set_target(bench.now_ms, mib(110));
+    assert_eq!(bench.phase(), Phase::Inflating);
+}
+
+#[test]
+fn a_target_that_moves_by_itself_does_not_hide_a_guest_that_does_not() {
+    let mut bench = Bench::alive(mib(256), mib(400));
+    for step in 0..(IGNORE_WAIT_MS / 1000 + 2) {
+        bench.balloon.follow_target(bench.now_ms, mib(255 - step));
+        bench.report(mib(400), 0);
+        bench.pass(1000);
+    }
+    assert_eq!(bench.phase(), Phase::Unavailable(Missing::Effect));
+    bench.balloon.follow_target(bench.now_ms, MEMORY);
+    bench.pass(100);
+    assert_eq!(bench.phase(), Phase::Off);
+}

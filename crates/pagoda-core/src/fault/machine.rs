@@ -220,6 +220,12 @@ impl Machine {
         self.armed
     }
 
+    /// Pages in DRAM, those on their way in included, and the limit they grow to; `None` where nothing limits them.
+    pub fn growth(&self) -> Option<(PageCount, PageCount)> {
+        let is_limited = self.armed && !self.pinned && self.limit < self.config.chunks.pages().0;
+        is_limited.then(|| (PageCount(self.resident + self.reserved), PageCount(self.limit)))
+    }
+
     /// Page-out is waiting for direct I/O: call again soon.
     pub fn is_pin_blocked(&self) -> bool {
         self.pin_blocked

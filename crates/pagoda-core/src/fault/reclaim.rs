@@ -6,7 +6,7 @@
 //! are rescued (a load without locality), it only costs faults and shrinks; while most of them leave, it grows.
 
 use crate::stats::Metric;
-use crate::units::ChunkIdx;
+use crate::units::{ChunkIdx, PageCount};
 
 use super::action::{Action, Actions, Now};
 use super::machine::Machine;
@@ -32,12 +32,24 @@ const PAGEWISE_MIN: u64 = 2 * 256;
 /// The wide headroom is kept for so long after the last whole chunk came in.
 const WIDE_MS: u64 = 1000;
 
+/// The most that page-out keeps free below a cap.
+pub const fn headroom_max(cap: PageCount) -> PageCount {
+    PageCount(headroom_of(cap.0, HEADROOM_PART, HEADROOM_MIN))
+}
+
+const fn headroom_of(cap: u64, part: u64, least: u64) -> u64 {
+    let wanted = cap / part;
+    let bounded = if wanted < least { least } else { wanted };
+    let bounded = if bounded > HEADROOM_MAX { HEADROOM_MAX } else { bounded };
+    if bounded > cap / 4 { cap / 4 } else { bounded }
+}
+
 impl Machine {
     /// Free pages that page-out maintains.
     pub(super) fn headroom(&self) -> u64 {
         let cap = self.cap();
-        let (part, min) = if self.wide { (HEADROOM_PART, HEADROOM_MIN) } else { (PAGEWISE_PART, PAGEWISE_MIN) };
-        (cap / part).clamp(min, HEADROOM_MAX).min(cap / 4)
+        let (part, least) = if self.wide { (HEADROOM_PART, HEADROOM_MIN) } else { (PAGEWISE_PART, PAGEWISE_MIN) };
+        headroom_of(cap, part, least)
     }
 
     /// Pages come in one by one, and half of the headroom is left: page-out need not hurry.

@@ -1,7 +1,7 @@
 //! Admission control (ESX section 6.2): a VM starts only if it can be kept.
 //!
 //! Memory must hold `min + overhead + reserve` of every VM and what is kept free; swap must hold `max - min`, or a VM that is
-//! squeezed could not be preserved. `overhead` is what was measured of the VMM and of our tables, `reserve` what copies on
+//! squeezed could not be preserved. While the pool holds every VM at its cap, none is squeezed, and `max - cap` is enough. `overhead` is what was measured of the VMM and of our tables, `reserve` what copies on
 //! write of shared pages may take. Reservations are not allocations: an unused min is used by others until it is wanted.
 
 use super::settings::{MEMORY_MAX, VmSettings};
@@ -23,6 +23,14 @@ impl Overhead {
     }
 }
 
+impl std::ops::Add for Reservation {
+    type Output = Reservation;
+
+    fn add(self, other: Reservation) -> Reservation {
+        Reservation { memory: self.memory + other.memory, swap: self.swap + other.swap }
+    }
+}
+
 /// What is reserved for a VM, or for all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reservation {
@@ -33,12 +41,17 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// For one VM.
+    /// For one VM that may be squeezed down to its min.
     pub fn of(settings: &VmSettings, overhead: Overhead) -> Reservation {
         Reservation {
             memory: settings.min + overhead.overhead + overhead.reserve,
             swap: settings.memory.saturating_sub(settings.min),
         }
+    }
+
+    /// For one VM that has all its cap allows.
+    pub fn at_cap(settings: &VmSettings, overhead: Overhead) -> Reservation {
+        Reservation { swap: settings.memory.saturating_sub(settings.cap), ..Reservation::of(settings, overhead) }
     }
 }
 

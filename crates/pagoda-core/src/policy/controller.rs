@@ -105,13 +105,29 @@ impl Policy {
     /// Whether a VM would be admitted, with so much swap in all.
     pub fn admission(&self, settings: &VmSettings, overhead: Overhead, swap: PageCount) -> Admission {
         let overhead = overhead.bounded();
-        let reserved = self.vms.values().map(|vm| Reservation::of(&vm.settings, vm.overhead));
-        let sum = |a: Reservation, b: Reservation| Reservation { memory: a.memory + b.memory, swap: a.swap + b.swap };
+        let of = self.reservation(Some((settings, overhead)));
         Admission {
-            needs: Reservation::of(settings, overhead),
-            reserved: reserved.fold(Reservation::default(), sum),
+            needs: of(settings, overhead),
+            reserved: self.sum_of(of),
             capacity: Capacity { memory: self.host.pool.saturating_sub(self.host.free_goal()), swap },
         }
+    }
+
+    /// What all VMs together have reserved.
+    pub fn reserved(&self) -> Reservation {
+        self.sum_of(self.reservation(None))
+    }
+
+    fn sum_of(&self, of: fn(&VmSettings, Overhead) -> Reservation) -> Reservation {
+        self.vms.values().fold(Reservation::default(), |sum, vm| sum + of(&vm.settings, vm.overhead))
+    }
+
+    /// How VMs reserve, the one that comes included: at their caps while the pool holds all of those.
+    fn reservation(&self, coming: Option<(&VmSettings, Overhead)>) -> fn(&VmSettings, Overhead) -> Reservation {
+        let known = self.vms.values().map(|vm| (&vm.settings, vm.overhead));
+        let most: PageCount = known.chain(coming).map(|(vm, beside)| vm.cap + beside.overhead + beside.reserve).sum();
+        let fits = most + self.host.free_goal() <= self.host.pool;
+        if fits { Reservation::at_cap } else { Reservation::of }
     }
 
     /// Takes a VM in. Swap was looked at by [`Policy::admission`].
@@ -120,6 +136,16 @@ impl Policy {
     /// Its settings cannot be used, or the pool cannot keep all guarantees. Nothing is changed then.
     pub fn add(&mut self, id: VmId, settings: VmSettings, overhead: Overhead) -> Result<(), SettingsError> {
         settings.check()?;
+        self.check_with(None, &settings, overhead.bounded())?;
+        self.readmit(id, settings, overhead)
+    }
+
+    /// Takes a VM in that runs already, whatever it costs: [`Plan::shortfall`] says what is missing then.
+    ///
+    /// # Errors
+    /// Its settings cannot be used.
+    pub fn readmit(&mut self, id: VmId, settings: VmSettings, overhead: Overhead) -> Result<(), SettingsError> {
+        settings.check()?;
         let overhead = overhead.bounded();
         if self.vms.contains_key(&id) {
             return Err(SettingsError::VmExists { id: id.0 });
@@ -127,7 +153,6 @@ impl Policy {
         if self.vms.len() >= VMS_MAX {
             return Err(SettingsError::TooManyVms);
         }
-        self.check_with(None, &settings, overhead)?;
         let estimator = Estimator::new(settings.memory, settings.sampling);
         let (balloon, standing) = (BalloonWatch::default(), Standing::AtEase);
         self.vms.insert(id, Vm { settings, overhead, estimator, balloon, standing, standing_since_ms: 0 });
@@ -142,7 +167,10 @@ impl Policy {
         let vm = self.vms.get(&id).ok_or(SettingsError::NoSuchVm { id: id.0 })?;
         let settings = VmSettings { memory: vm.settings.memory, ..settings };
         settings.check()?;
-        self.check_with(Some(id), &settings, vm.overhead)?;
+        // A promise that is not raised breaks no other, even where there are too many.
+        if settings.min > vm.settings.min {
+            self.check_with(Some(id), &settings, vm.overhead)?;
+        }
         if let Some(vm) = self.vms.get_mut(&id) {
             vm.estimator.set_sampling(settings.sampling);
             vm.settings = settings;

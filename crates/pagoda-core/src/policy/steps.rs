@@ -23,6 +23,8 @@ const BALLOON_PATIENCE_MS: u64 = 10_000;
 const BALLOON_RETRY_MS: u64 = 60_000;
 /// A balloon has moved if it grew by this, and has arrived when it is this near: a chunk.
 const BALLOON_STEP: PageCount = PageCount(256);
+/// A balloon is not asked for a change smaller than this: targets breathe, and each change is work for the guest.
+const BALLOON_CHANGE_MIN: PageCount = PageCount(2048);
 /// A plan is never made for less than this time: the first one, or one right after another, still moves something.
 const ELAPSED_MIN_MS: u64 = 100;
 /// Nor for more: after a daemon's pause the steps are as after ten seconds.
@@ -108,7 +110,7 @@ pub fn plan_vm(
             let may_grow = take || terms.bound != Bound::Ceiling;
             let asked = balloon_size(situation, settings, size, watch.asked, keeps, may_grow);
             // While memory is taken from the VM its balloon does not shrink.
-            let asked = if take { asked.max(size) } else { asked };
+            let asked = if take { asked.max(size) } else { steady(watch.asked, asked) };
             watch.asked = asked;
             Some(asked)
         }
@@ -140,6 +142,12 @@ pub fn plan_vm(
         Run::Run => Standing::AtEase,
     };
     (VmActions { balloon, page_out_cap, run }, standing)
+}
+
+/// `next`, unless that is nearly what was asked for before: a balloon is emptied altogether or left alone.
+fn steady(before: PageCount, next: PageCount) -> PageCount {
+    let is_near = before.0.abs_diff(next.0) < BALLOON_CHANGE_MIN.0;
+    if is_near && before > PageCount::ZERO && next > PageCount::ZERO { before } else { next }
 }
 
 /// The next size of a balloon so that the guest has `keeps`: in steps upward; downward at once, for nobody waits for that.

@@ -70,7 +70,8 @@ impl BalloonDevice {
         }
     }
 
-    fn device(&self) -> Device {
+    /// The device and its size.
+    pub fn device(&self) -> Device {
         match self.monitor.execute("query-balloon") {
             Ok(answer) => match answer.get("actual").and_then(Value::as_u64) {
                 Some(actual) => Device::Present { actual: Bytes(actual) },

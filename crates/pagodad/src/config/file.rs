@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use super::policy::PolicyFile;
 use super::{Group, LargeFolios, Metrics, PageIn};
 
 /// The keys, each named as its option.
@@ -23,6 +24,7 @@ pub(super) struct File {
     pub large_folios: Option<LargeFolios>,
     pub page_in: Option<PageIn>,
     pub busy_poll_us: Option<u64>,
+    pub policy: PolicyFile,
 }
 
 pub(super) fn read(path: &Path) -> Result<File> {

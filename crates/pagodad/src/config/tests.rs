@@ -3,7 +3,10 @@ use std::path::{Path, PathBuf};
 use clap::{CommandFactory, Parser};
 
 use super::file::{self, File};
-use super::{Args, Config, Group, LargeFolios, SHIM_NAME};
+use pagoda_core::policy::PerMille;
+use pagoda_core::units::Bytes;
+
+use super::{Args, Config, Group, LargeFolios, PolicyConfig, SHIM_NAME};
 
 const FILE: &str = "/etc/pagoda/pagoda.toml";
 
@@ -138,4 +141,25 @@ fn help_shows_a_private_instance() {
     Args::command().debug_assert();
     let help = Args::command().render_help().to_string();
     assert!(help.contains("--state-dir D --swap-dir D/swap --socket D/pagoda.sock"), "{help}");
+}
+
+#[test]
+fn the_policy_is_a_section_of_the_file() {
+    assert_eq!(resolve(&[], "").unwrap().policy, PolicyConfig::default());
+    let text = "[policy]\npool = \"48G\"\nidle_tax = \"50%\"\nthresholds = [\"8%\", \"6%\", \"4%\", \"2%\"]\n\
+                sample_pages = 200\nsample_period_s = 10\ncurves = false\n";
+    let policy = resolve(&[], text).unwrap().policy;
+    assert_eq!((policy.pool, policy.idle_tax), (Some(Bytes::from_gib(48)), Some(PerMille(500))));
+    assert_eq!(policy.thresholds, Some([80, 60, 40, 20].map(PerMille)));
+    assert_eq!((policy.sampling.pages, policy.sampling.period_s, policy.curves), (200, 10, false));
+    let refused = |text: &str, expected: &str| {
+        let said = format!("{:#}", resolve(&[], &format!("[policy]\n{text}")).unwrap_err());
+        assert!(said.contains(expected), "{said}");
+    };
+    refused("pool = \"much\"", "much");
+    refused("idle_tax = \"750\"", "75%");
+    refused("thresholds = [\"8%\", \"6%\"]", "thresholds");
+    refused("sample_pages = 0", "1 to 4096");
+    refused("sample_period_s = 3601", "1 to 3600");
+    refused("tax = \"1%\"", "tax");
 }

@@ -37,13 +37,15 @@ impl Daemon {
             large_folios: LargeFolios::Off,
             page_in: crate::config::PageIn::default(),
             busy_poll: pagoda_pager::poll::BUSY_POLL_DEFAULT,
+            file: None,
+            policy: crate::config::PolicyConfig::default(),
         };
         let (notices, _) = std::sync::mpsc::channel();
         let control = bind_control(&config.socket).unwrap();
         let metrics = bind_metrics("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = metrics.local_addr().unwrap();
         let host = HostFacts { direct: false, protect: true, permission: "device".into() };
-        let registry = Arc::new(Registry::new(config, host, notices));
+        let registry = Arc::new(Registry::new(config, host, notices).unwrap());
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

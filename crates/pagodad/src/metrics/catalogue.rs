@@ -1,6 +1,6 @@
 //! The metrics that are not counted by an engine: each row has what a scrape shows and where it comes from.
 
-use pagoda_api::{BalloonInfo, HostInfo, VmInfo, VmState};
+use pagoda_api::{BalloonInfo, HostInfo, HostPolicy, VmInfo, VmPolicy, VmState};
 use pagoda_core::stats::{MetricDef, MetricKind};
 
 use super::{ProcessInfo, Value};
@@ -108,6 +108,99 @@ pub(super) const BALLOON: &[Row<BalloonInfo>] = &[
     Row {
         def: gauge("guest_free_bytes", "bytes", "Memory free in the guest, as it says; 0 if it does not."),
         value: |balloon| Value::Count(balloon.guest.map_or(0, |guest| guest.free_bytes)),
+    },
+];
+
+/// Of each VM, by the memory policy, with the prefix `pagoda_vm_`.
+pub(super) const POLICY: &[Row<VmPolicy>] = &[
+    Row { def: gauge("min_bytes", "bytes", "DRAM guaranteed to the VM."), value: |vm| Value::Count(vm.min_bytes) },
+    Row {
+        def: gauge("shares", "", "Weight of the VM against the others."),
+        value: |vm| Value::Count(u64::from(vm.shares)),
+    },
+    Row {
+        def: gauge("overhead_bytes", "bytes", "What the VM costs beside its memory: its VMM's own and our tables."),
+        value: |vm| Value::Count(vm.overhead_bytes),
+    },
+    Row {
+        def: gauge("touched_bytes", "bytes", "Memory the VM has touched and still has, in DRAM or in swap."),
+        value: |vm| Value::Count(vm.touched_bytes),
+    },
+    Row {
+        def: gauge("limit_bytes", "bytes", "The cap the VM's engine keeps now: its own, the policy's, its balloon's."),
+        value: |vm| Value::Count(vm.limit_bytes),
+    },
+    Row {
+        def: gauge("shared_bytes", "bytes", "Content in frames that are shared."),
+        value: |vm| Value::Count(vm.shared_bytes),
+    },
+    Row {
+        def: gauge("saved_bytes", "bytes", "DRAM saved by sharing, the VM's part of the frames deducted."),
+        value: |vm| Value::Count(vm.saved_bytes),
+    },
+    Row {
+        def: gauge("standing_seconds", "seconds", "How long the VM's standing has been what it is."),
+        value: |vm| Value::Count(vm.standing_since_s),
+    },
+];
+
+/// Of each VM that the policy has planned for.
+pub(super) const TARGET: MetricDef =
+    gauge("pagoda_vm_target_bytes", "bytes", "DRAM that the memory policy allots to the VM.");
+
+/// Of each VM whose first sampling period is over.
+pub(super) const ACTIVE: MetricDef = gauge("pagoda_vm_active_bytes", "bytes", "Estimated working set of the VM.");
+
+/// Its label `standing` has every standing, with 1 for the VM's.
+pub(super) const STANDING: MetricDef =
+    gauge("pagoda_vm_standing", "", "1 for how the VM stands with the memory policy, 0 for the others.");
+
+/// Its label `state` has every state, with 1 for the host's.
+pub(super) const HOST_STATE: MetricDef =
+    gauge("pagoda_host_state", "", "1 for the state of reclamation, 0 for the others.");
+
+/// Of the host, by the memory policy, with the prefix `pagoda_host_`.
+pub(super) const HOST_POLICY: &[Row<HostPolicy>] = &[
+    Row {
+        def: gauge("pool_bytes", "bytes", "DRAM for VMs and what they cost, as set."),
+        value: |host| Value::Count(host.pool_bytes),
+    },
+    Row {
+        def: gauge("pool_now_bytes", "bytes", "The pool now: less than set while the host itself runs short."),
+        value: |host| Value::Count(host.pool_now_bytes),
+    },
+    Row {
+        def: gauge("pool_used_bytes", "bytes", "What VMs take of the pool."),
+        value: |host| Value::Count(host.used_bytes),
+    },
+    Row { def: gauge("pool_free_bytes", "bytes", "Free in the pool."), value: |host| Value::Count(host.free_bytes) },
+    Row {
+        def: gauge("idle_tax_ratio", "", "Idle memory tax."),
+        value: |host| Value::Real(f64::from(host.idle_tax) / 1000.0),
+    },
+    Row {
+        def: gauge("state_seconds", "seconds", "How long the state of reclamation has been what it is."),
+        value: |host| Value::Count(host.state_since_s),
+    },
+    Row {
+        def: gauge("reserved_bytes", "bytes", "Reserved of the pool by guarantees and overheads."),
+        value: |host| Value::Count(host.reserved_bytes),
+    },
+    Row {
+        def: gauge("swap_reserved_bytes", "bytes", "Reserved of the swap disk by all VMs."),
+        value: |host| Value::Count(host.swap_reserved_bytes),
+    },
+    Row {
+        def: gauge("shortfall_bytes", "bytes", "What guarantees lack because the host has less than the pool."),
+        value: |host| Value::Count(host.shortfall_bytes),
+    },
+    Row {
+        def: gauge("stuck", "", "1 if memory should be reclaimed and none is; `GET /v1/host` says why."),
+        value: |host| Value::Count(u64::from(host.stuck.is_some())),
+    },
+    Row {
+        def: gauge("ballooned_bytes", "bytes", "Memory that all guests have given up to their balloons."),
+        value: |host| Value::Count(host.ballooned_bytes),
     },
 ];
 

@@ -40,7 +40,18 @@ fn vm() -> VmInfo {
             fallbacks: 1,
             guest: None,
         }),
-        policy: pagoda_api::VmPolicy::default(),
+        policy: pagoda_api::VmPolicy {
+            min_bytes: 1 << 28,
+            shares: 2000,
+            overhead_bytes: 64 << 20,
+            touched_bytes: 7 << 29,
+            active_bytes: Some(1 << 30),
+            target_bytes: Some(3 << 29),
+            limit_bytes: 1 << 30,
+            standing: "squeezed".into(),
+            standing_since_s: 11,
+            ..pagoda_api::VmPolicy::default()
+        },
     }
 }
 
@@ -54,6 +65,11 @@ fn created() -> VmInfo {
         counters: BTreeMap::new(),
         latency: BTreeMap::new(),
         balloon: None,
+        policy: pagoda_api::VmPolicy {
+            standing: "not_planned".into(),
+            shares: 1000,
+            ..pagoda_api::VmPolicy::default()
+        },
         ..vm()
     }
 }
@@ -71,7 +87,18 @@ fn host() -> HostInfo {
         uffd_permission: "device".into(),
         large_folios: "1 MiB".into(),
         vms: 2,
-        policy: pagoda_api::HostPolicy::default(),
+        policy: pagoda_api::HostPolicy {
+            pool_bytes: 48 << 30,
+            pool_now_bytes: 40 << 30,
+            used_bytes: 39 << 30,
+            free_bytes: 1 << 30,
+            idle_tax: 750,
+            state: "soft".into(),
+            state_since_s: 5,
+            reserved_bytes: 2 << 30,
+            stuck: Some("why".into()),
+            ..pagoda_api::HostPolicy::default()
+        },
     }
 }
 

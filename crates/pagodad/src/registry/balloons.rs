@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use pagoda_abi::Token;
 use pagoda_abi::record::{Balloon, Record};
 use pagoda_core::units::Bytes;
@@ -10,47 +10,81 @@ use pagoda_core::units::Bytes;
 use super::{Registry, Vm};
 use crate::balloon::{Parts, spawn};
 
+impl Vm {
+    /// What the guest should keep: what its user says, and no more than the memory policy leaves it. `None`: nobody has said
+    /// anything yet.
+    fn keeps(&self) -> Option<Bytes> {
+        let memory = Bytes(self.record.regions.iter().sum());
+        let user = self.record.balloon.map(|balloon| Bytes(balloon.target)).filter(|target| *target < memory);
+        match (user, self.governed.keeps) {
+            (Some(user), policy) => Some(policy.map_or(user, |policy| policy.min(user))),
+            (None, policy) => policy,
+        }
+    }
+}
+
 impl Registry {
     /// Goes on with the balloon of a VM that has just attached, if it has a target.
     pub fn resume_balloon(self: &Arc<Self>, name: &str) {
         if let Some(vm) = self.lock().get_mut(name)
-            && let Err(error) = self.drive_balloon(vm)
+            && let Err(error) = self.start_balloon(vm)
         {
             tracing::error!(vm = %name, "drive its balloon: {error:#}");
         }
     }
 
-    /// Has a VM's balloon follow its record, once it is attached.
+    /// Has a VM's balloon follow its user's wish, once it is attached.
     pub(super) fn drive_balloon(self: &Arc<Self>, vm: &mut Vm) -> Result<()> {
+        let memory = Bytes(vm.record.regions.iter().sum());
+        match &vm.balloon {
+            Some(handle) => handle.set_target(vm.keeps().unwrap_or(memory)),
+            None => self.start_balloon(vm)?,
+        }
+        Ok(())
+    }
+
+    /// Has a VM's balloon follow the policy. The record says that there is something to end before the guest is asked for
+    /// anything: the next daemon takes the balloon over, or empties it.
+    pub fn follow_plan(self: &Arc<Self>, vm: &mut Vm) -> Result<()> {
+        let memory = Bytes(vm.record.regions.iter().sum());
+        if vm.record.balloon.is_none() {
+            let balloon = Some(Balloon { target: memory.0, paged_out: false });
+            let record = Record { balloon, ..vm.record.clone() };
+            self.change_record(vm, record).context("write the VM's record")?;
+        }
+        match &vm.balloon {
+            Some(handle) => handle.follow_target(vm.keeps().unwrap_or(memory)),
+            None => self.start_balloon(vm)?,
+        }
+        Ok(())
+    }
+
+    /// Starts the thread of a VM whose record has a balloon. Until somebody says what is wanted, it only looks.
+    fn start_balloon(self: &Arc<Self>, vm: &mut Vm) -> Result<()> {
         let (Some(balloon), true) = (vm.record.balloon, vm.handle.is_some()) else { return Ok(()) };
-        let target = Bytes(balloon.target);
-        if let Some(handle) = &vm.balloon {
-            handle.set_target(target);
+        if vm.balloon.is_some() {
             return Ok(());
         }
         let (registry, token) = (Arc::clone(self), vm.record.token);
         vm.balloon = Some(spawn(Parts {
             name: vm.record.name.clone(),
             memory: Bytes(vm.record.regions.iter().sum()),
-            target,
-            paging_to: balloon.paged_out.then_some(target),
+            target: vm.keeps(),
+            paging_to: balloon.paged_out.then_some(Bytes(balloon.target)),
             monitor: Arc::clone(&vm.qmp),
             page_out: Box::new(move |to| registry.page_out(token, to)),
         })?);
         Ok(())
     }
 
-    /// Pages a VM out in its balloon's place, or no longer. The record remembers it for the next daemon.
+    /// Pages a VM out to its user's target in its balloon's place, or no longer. The record remembers it for the next
+    /// daemon. Where the policy alone wants the balloon, it pages out by itself.
     fn page_out(&self, token: Token, to: Option<Bytes>) {
         let mut vms = self.lock();
         let Some(vm) = vms.values_mut().find(|vm| vm.record.token == token) else { return };
         let Some(balloon) = vm.record.balloon else { return };
-        // A target that came meanwhile is told to the balloon too, which then says what holds for it.
-        let balloon = match to {
-            Some(to) if to.0 != balloon.target => return,
-            to => Balloon { paged_out: to.is_some(), ..balloon },
-        };
-        let record = Record { balloon: Some(balloon), ..vm.record.clone() };
+        let paged_out = to.is_some() && balloon.target < vm.record.regions.iter().sum();
+        let record = Record { balloon: Some(Balloon { paged_out, ..balloon }), ..vm.record.clone() };
         if let Err(error) = self.change_record(vm, record) {
             tracing::warn!(vm = %vm.record.name, "write the VM's record: {error}");
         }

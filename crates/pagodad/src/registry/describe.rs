@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use pagoda_abi::record::Kind;
 use pagoda_api::types::{
-    ApiError, BalloonInfo, Explain, ExplainLine, Health, HostInfo, HostPolicy, Latency, VmInfo, VmKind, VmPolicy,
-    VmState,
+    ApiError, BalloonInfo, Explain, ExplainLine, Health, HostInfo, Latency, VmInfo, VmKind, VmState,
 };
 use pagoda_core::stats::{CATALOGUE, FAULT_CAUSES, Metric};
 use pagoda_core::units::{Bytes, PAGE_SIZE};
@@ -15,6 +14,7 @@ use pagoda_sys::host::FolioSize;
 
 use super::{Registry, Vm, no_such_vm};
 use crate::balloon;
+use crate::policy::host::Memory;
 
 impl Registry {
     /// All VMs, by name.
@@ -68,7 +68,7 @@ impl Registry {
             counters,
             latency: latency_of(&status),
             balloon: vm.balloon.as_ref().map(balloon::Handle::info),
-            policy: VmPolicy::default(),
+            policy: self.governor.describe(vm, resident_bytes, swapped_bytes),
         }
     }
 
@@ -78,7 +78,7 @@ impl Registry {
     /// No such VM.
     pub fn explain(&self, name: &str) -> Result<Explain, ApiError> {
         let vm = self.get(name)?;
-        let mut lines = Vec::new();
+        let mut lines = self.lock().get(name).map_or_else(Vec::new, |vm| self.governor.explain(vm));
         let mut line = |term: &str, value: String, reason: &str| {
             lines.push(ExplainLine { term: term.to_owned(), value, reason: reason.to_owned() });
         };
@@ -131,31 +131,36 @@ impl Registry {
     /// The host as this daemon sees it.
     pub fn host(&self) -> HostInfo {
         let uname = rustix::system::uname();
-        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let kib = |key: &str| {
-            let line = meminfo.lines().find_map(|line| line.strip_prefix(key));
-            line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) * 1024
-        };
+        let memory = Memory::read();
+        let mut policy = self.governor.describe_host();
+        let vms = self.lock();
+        for vm in vms.values() {
+            let swapped = vm.handle.as_ref().map_or(0, |handle| handle.status().stats.get(Metric::Swapped) * PAGE_SIZE);
+            policy.swapped_bytes += swapped;
+            policy.ballooned_bytes += vm.balloon.as_ref().map_or(0, |balloon| balloon.info().ballooned_bytes);
+        }
+        let count = vms.len() as u32;
+        drop(vms);
         let folio = |size: FolioSize| size.setting().map_or("not offered by the kernel", |setting| setting.word());
         HostInfo {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             hostname: uname.nodename().to_string_lossy().into_owned(),
             kernel: uname.release().to_string_lossy().into_owned(),
-            memory_total_bytes: kib("MemTotal:"),
-            memory_available_bytes: kib("MemAvailable:"),
+            memory_total_bytes: memory.total.0,
+            memory_available_bytes: memory.available.0,
             state_dir: self.config.state_dir.clone(),
             swap_dir: self.config.swap_dir.clone(),
             swap_free_bytes: pagoda_sys::swapfile::fs_free(&self.config.swap_dir).unwrap_or(0),
             uffd_permission: self.permission.clone(),
             large_folios: format!("1 MiB: {}, 2 MiB: {}", folio(FolioSize::Chunk), folio(FolioSize::Huge)),
-            vms: self.lock().len() as u32,
-            policy: HostPolicy::default(),
+            vms: count,
+            policy,
         }
     }
 
     /// Whether anything needs somebody's attention.
     pub fn health(&self) -> Health {
-        let problems: Vec<String> = self
+        let mut problems: Vec<String> = self
             .list()
             .iter()
             .filter_map(|vm| match &vm.state {
@@ -166,6 +171,7 @@ impl Registry {
                 VmState::Created | VmState::Running => None,
             })
             .collect();
+        problems.extend(self.governor.problems(self.lock().values()));
         Health { ok: problems.is_empty(), problems }
     }
 }

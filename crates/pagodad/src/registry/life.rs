@@ -9,6 +9,7 @@ use pagoda_abi::record::{Kind, RECORD_MAX, Record};
 use pagoda_pager::handle::{Command, Notice};
 
 use super::{Registry, Vm};
+use crate::policy::rounds::Governed;
 use crate::qmp::Monitor;
 
 /// How long a VM may be made but not attached: a program is started and maps its RAM within seconds.
@@ -29,6 +30,7 @@ impl Registry {
                 Err(error) => tracing::error!("{}: {error}; it is left alone", path.display()),
             }
         }
+        self.say_what_is_short();
         Ok(())
     }
 
@@ -41,6 +43,12 @@ impl Registry {
         }
         tracing::info!(vm = %name, pid, "waits for the agent in its process");
         let qmp = Arc::new(Monitor::new(&self.monitor_path(&name)));
+        let id = {
+            let mut brain = self.governor.lock();
+            let id = brain.new_id();
+            brain.readmit(id, &record);
+            id
+        };
         let vm = Vm {
             record,
             handle: None,
@@ -54,6 +62,7 @@ impl Registry {
             accelerator: None,
             qmp,
             balloon: None,
+            governed: Governed::new(id),
         };
         self.lock().insert(name, vm);
     }
@@ -69,11 +78,12 @@ impl Registry {
             let Some(name) = self.name_of(token) else { continue };
             match notice {
                 Notice::Stalled(reason) => self.stall(&name, reason),
+                Notice::NearLimit => self.governor.bell.ring(),
                 Notice::Exited => {
                     tracing::info!(vm = %name, "its process ended");
                     // The files first: a new VM of this name has files of the same names.
                     self.forget(&name);
-                    self.lock().remove(&name);
+                    self.remove(&mut self.lock(), &name);
                 }
                 Notice::Detached => {
                     if let Some(vm) = self.lock().get_mut(&name) {
@@ -114,7 +124,7 @@ impl Registry {
             .collect();
         for name in late {
             tracing::info!(vm = %name, "no program attached to it");
-            vms.remove(&name);
+            self.remove(&mut vms, &name);
             self.forget(&name);
         }
         // A VM that waits for its agent and whose process ended.
@@ -125,7 +135,7 @@ impl Registry {
             .collect();
         for name in ended {
             tracing::info!(vm = %name, "its process ended");
-            vms.remove(&name);
+            self.remove(&mut vms, &name);
             self.forget(&name);
         }
     }

@@ -8,6 +8,8 @@ mod guards;
 mod kvm;
 mod libvirt;
 mod overcommit;
+mod policy;
+mod squeeze;
 mod storm;
 mod survival;
 mod swapdisk;

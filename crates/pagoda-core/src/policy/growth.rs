@@ -1,0 +1,188 @@
+//! How far each VM may grow before somebody looks again: no further than free memory backs.
+//!
+//! A plan says what a VM may have at today's price; a VM that is not held may have all its memory. Between two plans a
+//! guest touches gigabytes. So where the VMs together could outgrow free memory, each gets a part of it as its limit, and
+//! its engine says when it comes near ([`NearLimit`]), so that the next plan is made before it has to page.
+//!
+//! * Where all that the plan allows fits free memory, limits are the plan's: a VM that is not held stays unarmed.
+//! * Else room is dealt out in three rounds, to everybody's floor, target and cap, in each to those first who want least.
+//! * Nobody's limit is below what it has, unless the plan itself takes memory from it.
+
+use crate::units::PageCount;
+
+/// VMs are held until what they may have leaves this part of the pool free: an allowance that breathes must not arm and
+/// disarm them.
+const RELEASE_PART: u64 = 64;
+
+/// One VM as the plan leaves it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// Its pages in DRAM.
+    pub resident: PageCount,
+    /// Its guarantee.
+    pub floor: PageCount,
+    /// Its target.
+    pub target: PageCount,
+    /// Above this it is paged out.
+    pub cap: PageCount,
+}
+
+/// What is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Of the pool, and of the host where that is less.
+    pub free: PageCount,
+    /// For guarantees, which the pool has lent to others perhaps: all that the host has.
+    pub for_floors: PageCount,
+    /// The pool.
+    pub pool: PageCount,
+}
+
+/// Whether growth is held back now.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Growth {
+    is_held: bool,
+}
+
+impl Growth {
+    /// Somebody's limit is below what the plan allows.
+    pub fn is_held(&self) -> bool {
+        self.is_held
+    }
+
+    /// The limit of each VM until the next plan, in the order of `wishes`.
+    pub fn plan_limits(&mut self, wishes: &[Wish], room: &Room) -> Vec<PageCount> {
+        let asked: PageCount = wishes.iter().map(|wish| wish.cap.saturating_sub(wish.resident)).sum();
+        let margin = if self.is_held { room.pool.0 / RELEASE_PART } else { 0 };
+        self.is_held = asked > PageCount::ZERO && asked > room.free.saturating_sub(PageCount(margin));
+        if !self.is_held {
+            return wishes.iter().map(|wish| wish.cap).collect();
+        }
+        let mut limits: Vec<PageCount> = wishes.iter().map(|wish| wish.resident.min(wish.cap)).collect();
+        let to_floors = deal(&mut limits, wishes, |wish| wish.floor, room.for_floors);
+        let left = deal(&mut limits, wishes, |wish| wish.target, room.free.saturating_sub(to_floors));
+        deal(&mut limits, wishes, |wish| wish.cap, room.free.saturating_sub(to_floors + left));
+        limits
+    }
+}
+
+/// Raises limits toward `goal`, those that lack least first; what that took of `room`.
+fn deal(limits: &mut [PageCount], wishes: &[Wish], goal: fn(&Wish) -> PageCount, room: PageCount) -> PageCount {
+    let lack = |limit: PageCount, wish: &Wish| goal(wish).min(wish.cap).saturating_sub(limit);
+    let mut order: Vec<usize> = (0..wishes.len()).collect();
+    order.sort_by_key(|&index| lack(limits[index], &wishes[index]));
+    let mut left = room;
+    for (dealt, &index) in order.iter().enumerate() {
+        let part = PageCount(left.0 / (order.len() - dealt) as u64);
+        let given = lack(limits[index], &wishes[index]).min(part);
+        limits[index] = limits[index] + given;
+        left = left.saturating_sub(given);
+    }
+    room.saturating_sub(left)
+}
+
+/// When an engine says that its VM comes near its limit: once for each limit it is given, for a VM that lives at its
+/// limit would say nothing else.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NearLimit {
+    said_for: Option<PageCount>,
+}
+
+impl NearLimit {
+    /// Whether to say so now: `resident` is within twice `headroom` of `limit`.
+    pub fn look(&mut self, resident: PageCount, limit: PageCount, headroom: PageCount) -> bool {
+        let is_near = resident + headroom + headroom >= limit;
+        is_near && self.said_for.replace(limit) != Some(limit)
+    }
+}
+
+/// What a VM counts as having: at its limit it has all of that, the headroom its engine keeps free below the limit
+/// included. Else the limit of a VM that is held to what it has would fall by a headroom with each plan.
+pub fn charged(resident: PageCount, limit: PageCount, headroom: PageCount) -> PageCount {
+    if resident + headroom >= limit { resident.max(limit) } else { resident }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn wish(resident: u64, floor: u64, target: u64, cap: u64) -> Wish {
+        Wish { resident: PageCount(resident), floor: PageCount(floor), target: PageCount(target), cap: PageCount(cap) }
+    }
+
+    fn room(free: u64) -> Room {
+        Room { free: PageCount(free), for_floors: PageCount(free), pool: PageCount(6400) }
+    }
+
+    fn limits(wishes: &[Wish], room: &Room) -> Vec<u64> {
+        Growth::default().plan_limits(wishes, room).iter().map(|limit| limit.0).collect()
+    }
+
+    #[test]
+    fn room_is_dealt_to_floors_targets_and_caps() {
+        let all = [wish(100, 0, 200, 1000), wish(500, 0, 500, 600)];
+        assert_eq!(limits(&all, &room(1000)), [1000, 600], "all fits");
+        assert_eq!(limits(&all, &room(999)), [999, 600], "who wants least has it all");
+        assert_eq!(limits(&all, &room(100)), [200, 500], "below their targets first");
+        assert_eq!(limits(&all, &room(0)), [100, 500]);
+        let promised = [wish(100, 0, 400, 400), wish(0, 300, 300, 300)];
+        assert_eq!(limits(&promised, &room(200)), [100, 200]);
+        let host = Room { for_floors: PageCount(1000), ..room(0) };
+        assert_eq!(limits(&promised, &host), [100, 300], "a floor is not bounded by the pool");
+    }
+
+    #[test]
+    fn who_is_paged_out_is_not_raised() {
+        assert_eq!(limits(&[wish(900, 0, 100, 500), wish(0, 0, 0, 800)], &room(100)), [500, 100]);
+        assert_eq!(limits(&[wish(900, 0, 100, 500)], &room(0)), [500]);
+    }
+
+    #[test]
+    fn held_until_there_is_room_to_spare() {
+        let mut growth = Growth::default();
+        let all = [wish(0, 0, 0, 1000)];
+        let held = [(1000, false), (999, true), (1000, true), (1099, true), (1100, false), (1000, false)];
+        for (free, expected) in held {
+            growth.plan_limits(&all, &room(free));
+            assert_eq!(growth.is_held(), expected, "{free}");
+        }
+    }
+
+    #[test]
+    fn near_is_said_once_for_each_limit() {
+        let mut near = NearLimit::default();
+        let mut look = |resident, limit| near.look(PageCount(resident), PageCount(limit), PageCount(10));
+        let said = [look(979, 1000), look(980, 1000), look(1000, 1000), look(1000, 1200), look(1190, 1200)];
+        assert_eq!(said, [false, true, false, false, true]);
+    }
+
+    #[test]
+    fn a_vm_at_its_limit_has_all_of_it() {
+        let check = |resident, expected| {
+            assert_eq!(charged(PageCount(resident), PageCount(1000), PageCount(30)), PageCount(expected));
+        };
+        check(969, 969);
+        check(970, 1000);
+        check(1000, 1000);
+        check(1200, 1200);
+    }
+
+    proptest! {
+        #[test]
+        fn nobody_outgrows_what_is_free(
+            vms in prop::collection::vec((0..5000u64, 0..2000u64, 0..5000u64, 1..5000u64), 1..20),
+            free in 0..20_000u64,
+        ) {
+            let wishes: Vec<Wish> = vms.iter().map(|(a, b, c, d)| wish(*a, *b, *c, *d)).collect();
+            let limits = Growth::default().plan_limits(&wishes, &room(free));
+            let mut grown = 0;
+            for (limit, wish) in limits.iter().zip(&wishes) {
+                prop_assert!(*limit <= wish.cap && *limit >= wish.resident.min(wish.cap));
+                grown += limit.saturating_sub(wish.resident).0;
+            }
+            prop_assert!(grown <= free, "{grown} of {free}");
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Stops VMs for want of memory, and lets them run again (QMP `stop` and `cont`).
+//!
+//! Stop: the record says `blocked`, on the disk -> QMP `stop`. Release: QMP `cont` -> the record no longer says so. So
+//! whichever daemon there is knows every VM that was stopped here, and a VM that it lets run for nothing runs already.
+//!
+//! A VM that its user or a stall has paused is left alone; one that is stalled while it is blocked stays paused, for
+//! `pagoda vm cont`. QEMU knows one pause only: who pauses a blocked VM as well finds it running when it is released.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use pagoda_abi::record::{Kind, Record};
+use pagoda_core::policy::{Run, VmId};
+
+use crate::registry::{Registry, Vm};
+
+/// What is under way for one VM.
+#[derive(Debug, Clone, Default)]
+pub struct Block {
+    /// A thread speaks to its monitor, which may take as long as a fault.
+    is_busy: Arc<AtomicBool>,
+    /// When it was stopped, by this daemon.
+    pub since: Option<Instant>,
+}
+
+/// Brings a VM to where the plan wants it, or leaves that to the next round.
+pub fn follow(registry: &Arc<Registry>, vm: &mut Vm, run: Run) {
+    let is_wanted = run == Run::Block;
+    if vm.record.kind == Kind::Plain || is_wanted == vm.record.blocked || (is_wanted && vm.stalled.is_some()) {
+        return;
+    }
+    if vm.governed.block.is_busy.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let (registry, id, is_busy) = (Arc::clone(registry), vm.governed.id, Arc::clone(&vm.governed.block.is_busy));
+    let done = Arc::clone(&is_busy);
+    let act = move || {
+        if is_wanted {
+            stop(&registry, id);
+        } else {
+            release(&registry, id);
+        }
+        done.store(false, Ordering::Release);
+    };
+    if let Err(error) = std::thread::Builder::new().name("block".into()).spawn(act) {
+        is_busy.store(false, Ordering::Release);
+        tracing::warn!(vm = %vm.record.name, "block it: {error}");
+    }
+}
+
+fn stop(registry: &Registry, id: VmId) {
+    let Some(qmp) = registry.find_by_id(id, |vm| Arc::clone(&vm.qmp)) else { return };
+    // Not paused by anybody, as far as QEMU says: an answer that does not come is no.
+    if !qmp.is_running() {
+        return;
+    }
+    if registry.find_by_id(id, |vm| set_blocked(registry, vm, true)) != Some(true) {
+        return;
+    }
+    if let Err(error) = qmp.execute("stop") {
+        // It may still take effect, so the record stays as it is: the release is harmless.
+        tracing::warn!("block a VM: {error:#}");
+    }
+}
+
+fn release(registry: &Registry, id: VmId) {
+    let Some((qmp, is_stalled)) = registry.find_by_id(id, |vm| (Arc::clone(&vm.qmp), vm.stalled.is_some())) else {
+        return;
+    };
+    if !is_stalled && let Err(error) = qmp.execute("cont") {
+        tracing::warn!("release a blocked VM, tried again: {error:#}");
+        return;
+    }
+    registry.find_by_id(id, |vm| set_blocked(registry, vm, false));
+}
+
+fn set_blocked(registry: &Registry, vm: &mut Vm, blocked: bool) -> bool {
+    let record = Record { blocked, ..vm.record.clone() };
+    if let Err(error) = registry.save(&record) {
+        tracing::warn!(vm = %record.name, "write the VM's record: {error}");
+        return false;
+    }
+    match blocked {
+        true => tracing::warn!(vm = %record.name, "blocked: stopped until memory is found"),
+        false => tracing::info!(vm = %record.name, "released: it runs again"),
+    }
+    vm.record = record;
+    vm.governed.block.since = blocked.then(Instant::now);
+    true
+}

@@ -1,0 +1,174 @@
+//! What the API says of the policy: terms, standings, what is wrong.
+
+use pagoda_abi::record::Kind;
+use pagoda_api::types::{ExplainLine, HostPolicy, SHARES_DEFAULT, Sampling, VmPolicy};
+use pagoda_core::policy::explain::{self, Line};
+use pagoda_core::policy::plan::StuckReason;
+use pagoda_core::policy::{ReclaimState, Standing};
+use pagoda_core::units::PageCount;
+
+use super::Governor;
+use crate::registry::Vm;
+
+/// A VM's standing before the first plan.
+const NOT_PLANNED: &str = "not_planned";
+
+/// One word for tables and programs.
+fn standing_word(standing: Standing) -> &'static str {
+    match standing {
+        Standing::AtEase => "at_ease",
+        Standing::Squeezed => "squeezed",
+        Standing::Blocked => "blocked",
+        Standing::Pinned => "pinned",
+    }
+}
+
+/// Every word that a standing can have.
+pub const STANDINGS: [&str; 5] = ["at_ease", "squeezed", "blocked", "pinned", NOT_PLANNED];
+
+/// Why nothing moves although it should.
+pub fn stuck_text(reason: StuckReason) -> &'static str {
+    match reason {
+        StuckReason::NothingToTake => "every VM is at its floor or pinned; lower a min, stop a VM, or enlarge the pool",
+        StuckReason::BalloonsDoNotMove => "balloons were asked for memory and do not move",
+        StuckReason::PageOutDoesNotMove => "page-out was asked for and has no effect: look at the swap disk",
+    }
+}
+
+impl Governor {
+    /// A VM as the policy sees it. Memory is in bytes: what is in DRAM and what is in swap.
+    pub fn describe(&self, vm: &Vm, resident: u64, swapped: u64) -> VmPolicy {
+        let brain = self.lock();
+        let now_ms = self.now_ms();
+        let planned = brain.last.as_ref().and_then(|last| last.plan.vm(vm.governed.id));
+        let estimate = brain.policy.estimate(vm.governed.id).filter(|estimate| estimate.known);
+        let sampling = brain.policy.settings(vm.governed.id).map(|settings| settings.sampling);
+        let limit = if vm.handle.is_some() { vm.governed.told } else { vm.limit() };
+        VmPolicy {
+            min_bytes: vm.record.min,
+            shares: vm.record.shares.unwrap_or(SHARES_DEFAULT),
+            share_group: vm.record.group.clone(),
+            sampling: sampling.map_or_else(Sampling::default, |of| Sampling { pages: of.pages, period_s: of.period_s }),
+            overhead_bytes: bytes(vm.governed.overhead()),
+            touched_bytes: resident + swapped,
+            active_bytes: estimate.map(|estimate| bytes(estimate.working_set)),
+            target_bytes: planned.map(|vm| bytes(vm.terms.target)),
+            limit_bytes: bytes(limit),
+            shared_bytes: 0,
+            saved_bytes: 0,
+            standing: planned.map_or(NOT_PLANNED, |vm| standing_word(vm.standing)).to_owned(),
+            standing_since_s: planned.map_or(0, |vm| now_ms.saturating_sub(vm.standing_since_ms) / 1000),
+        }
+    }
+
+    /// The host's policy. What is summed over VMs is left to who knows them.
+    pub fn describe_host(&self) -> HostPolicy {
+        let brain = self.lock();
+        let host = brain.policy.host();
+        let at = host.thresholds;
+        let reserved = brain.policy.reserved();
+        let mut policy = HostPolicy {
+            pool_bytes: bytes(host.pool),
+            pool_now_bytes: bytes(host.pool),
+            free_bytes: bytes(host.pool),
+            idle_tax: host.tax.per_mille().0,
+            thresholds: [at.high.0, at.soft.0, at.hard.0, at.low.0],
+            state: ReclaimState::High.name().to_owned(),
+            reserved_bytes: bytes(reserved.memory),
+            swap_reserved_bytes: bytes(reserved.swap),
+            ..HostPolicy::default()
+        };
+        if let Some(last) = &brain.last {
+            policy.pool_now_bytes = bytes(last.pool.now);
+            policy.pool_reason = last.pool.reason.clone();
+            policy.used_bytes = bytes(last.host.used);
+            policy.free_bytes = bytes(last.plan.free);
+            policy.state = last.plan.state.name().to_owned();
+            policy.state_since_s = self.now_ms().saturating_sub(last.plan.state_since_ms) / 1000;
+            policy.stuck = last.plan.stuck.map(|(_, reason)| stuck_text(reason).to_owned());
+            policy.shortfall_bytes = bytes(last.plan.shortfall);
+        }
+        policy
+    }
+
+    /// Why a VM has the memory it has, term by term; nothing before the first plan.
+    pub fn explain(&self, vm: &Vm) -> Vec<ExplainLine> {
+        let brain = self.lock();
+        let Some(last) = &brain.last else { return Vec::new() };
+        let lines = explain::explain(&brain.policy, &last.plan, vm.governed.id, self.now_ms());
+        let mut lines: Vec<ExplainLine> = lines.into_iter().map(line).collect();
+        let mut more = |term: &str, value: String, reason: &str| {
+            lines.push(ExplainLine { term: term.to_owned(), value, reason: reason.to_owned() });
+        };
+        let overhead = vm.governed.overhead();
+        if overhead > PageCount::ZERO {
+            more("overhead", overhead.bytes().to_string(), "the VMM's own memory and our tables, measured");
+        }
+        if let Some(limit) = vm.governed.limit {
+            let reason = "what its engine may have now; raised as memory is free, and by plans";
+            more("limit", vm.limit().max(limit).bytes().to_string(), reason);
+        }
+        let is_blocked = last.plan.vm(vm.governed.id).is_some_and(|vm| vm.standing == Standing::Blocked);
+        match (vm.record.blocked, vm.record.kind) {
+            (true, _) => {
+                let since = vm.governed.block.since.map(|since| format!("for {} s", since.elapsed().as_secs()));
+                let value = since.unwrap_or_else(|| "since before this daemon".to_owned());
+                more("blocked", value, "stopped (QMP `stop`) until memory is found; released by itself");
+            }
+            (false, Kind::Plain) if is_blocked => {
+                let reason = "it would be stopped until memory is found, but a plain program has no monitor for that";
+                more("blocked", "no".to_owned(), reason);
+            }
+            _ => {}
+        }
+        lines
+    }
+
+    /// What of the policy needs somebody's attention.
+    pub fn problems<'a>(&self, vms: impl Iterator<Item = &'a Vm>) -> Vec<String> {
+        let brain = self.lock();
+        let now_ms = self.now_ms();
+        let Some(last) = &brain.last else { return Vec::new() };
+        let plan = &last.plan;
+        let mut problems = Vec::new();
+        let mut squeezed = Vec::new();
+        for vm in vms {
+            let name = &vm.record.name;
+            if vm.record.blocked {
+                let since_s = vm.governed.block.since.map_or(0, |since| since.elapsed().as_secs());
+                problems.push(format!("{name} is blocked since {since_s} s until memory is found"));
+            }
+            if plan.vm(vm.governed.id).is_some_and(|vm| vm.standing == Standing::Squeezed) {
+                squeezed.push(name.as_str());
+            }
+        }
+        if plan.state >= ReclaimState::Hard {
+            let since_s = now_ms.saturating_sub(plan.state_since_ms) / 1000;
+            let who = if squeezed.is_empty() { "nobody".to_owned() } else { squeezed.join(", ") };
+            problems.push(format!(
+                "memory is short: state {} since {since_s} s, {} free; squeezed: {who}",
+                plan.state,
+                plan.free.bytes()
+            ));
+        }
+        if let Some((since_ms, reason)) = plan.stuck {
+            let since_s = now_ms.saturating_sub(since_ms) / 1000;
+            problems.push(format!("nothing was reclaimed for {since_s} s: {}", stuck_text(reason)));
+        }
+        if plan.shortfall > PageCount::ZERO {
+            let why = last.pool.reason.as_deref().unwrap_or("more was promised than the pool holds");
+            problems.push(format!("guarantees lack {}: {why}", plan.shortfall.bytes()));
+        }
+        problems
+    }
+}
+
+fn line(line: Line) -> ExplainLine {
+    let sign = if line.is_loss { "-" } else { "" };
+    let value = line.pages.map_or_else(String::new, |pages| format!("{sign}{}", pages.bytes()));
+    ExplainLine { term: line.term.to_owned(), value, reason: line.text }
+}
+
+fn bytes(pages: PageCount) -> u64 {
+    pages.0.saturating_mul(pagoda_core::units::PAGE_SIZE)
+}

@@ -1,0 +1,213 @@
+//! Who may start, and what may be set: questions to the memory policy before anything is made or changed.
+
+use std::sync::Arc;
+
+use pagoda_abi::record::{Kind, Record};
+use pagoda_api::types::{
+    AdmitReply, AdmitRequest, ApiError, ErrorCode, HostInfo, HostPatch, Mrc, MrcPoint, WhatIfReply, WhatIfRequest,
+};
+use pagoda_core::policy::{Admission, Overhead, Refused, VmId, VmSettings};
+use pagoda_core::units::{Bytes, PageCount};
+use pagoda_pager::handle::Handle;
+
+use super::{Registry, Vm, error, internal, no_such_vm};
+use crate::policy::{Brain, settings};
+
+impl Registry {
+    /// Reserves what a new VM needs; its number.
+    ///
+    /// # Errors
+    /// It cannot be kept: what is missing, and what to do.
+    pub(super) fn admit(&self, record: &Record) -> Result<VmId, ApiError> {
+        let swap_free = self.swap_free()?;
+        let mut brain = self.governor.lock();
+        let vm = settings::vm_settings(record, &brain.config).map_err(|e| settings::refusal(&e))?;
+        let overhead = brain.expected_overhead(record.kind, vm.memory);
+        let admission = admission(&brain, &vm, overhead, swap_free);
+        admission.verdict().map_err(|refused| no_room(&refused))?;
+        let id = brain.new_id();
+        brain.policy.add(id, vm, overhead).map_err(|e| settings::refusal(&e))?;
+        Ok(id)
+    }
+
+    /// `POST /v1/admit`.
+    ///
+    /// # Errors
+    /// Sizes that no VM can have.
+    pub fn would_admit(&self, request: &AdmitRequest) -> Result<AdmitReply, ApiError> {
+        let refuse = |text| error(ErrorCode::BadRequest, text, None);
+        if let Some(dram) = request.dram {
+            pagoda_api::types::check_dram(dram, request.memory_bytes).map_err(refuse)?;
+        }
+        pagoda_api::types::check_min(request.min, request.dram.unwrap_or(request.memory_bytes)).map_err(refuse)?;
+        let vm = settings::asked_settings(request).map_err(|e| settings::refusal(&e))?;
+        let swap_free = self.swap_free()?;
+        let brain = self.governor.lock();
+        let overhead = brain.expected_overhead(Kind::Qemu, vm.memory);
+        let admission = admission(&brain, &vm, overhead, swap_free);
+        let Admission { needs, reserved, capacity } = admission;
+        let verdict = admission.verdict();
+        Ok(AdmitReply {
+            admitted: verdict.is_ok(),
+            memory_needed_bytes: bytes(needs.memory),
+            memory_free_bytes: bytes(capacity.memory.saturating_sub(reserved.memory)),
+            swap_needed_bytes: bytes(needs.swap),
+            swap_free_bytes: bytes(capacity.swap.saturating_sub(reserved.swap)),
+            missing: verdict.err().map(|refused| refused.to_string()).unwrap_or_default(),
+        })
+    }
+
+    fn swap_free(&self) -> Result<u64, ApiError> {
+        let dir = &self.config.swap_dir;
+        pagoda_sys::swapfile::fs_free(dir).map_err(|e| internal(&format!("look at {}", dir.display()), e))
+    }
+
+    /// Gives the policy what a VM's record says.
+    ///
+    /// # Errors
+    /// It cannot be used or kept. Nothing is changed then.
+    pub(super) fn set_policy(&self, id: VmId, record: &Record) -> Result<(), ApiError> {
+        let mut brain = self.governor.lock();
+        let vm = settings::vm_settings(record, &brain.config).map_err(|e| settings::refusal(&e))?;
+        brain.policy.set(id, vm).map_err(|e| settings::refusal(&e))
+    }
+
+    /// `PATCH /v1/host`: takes effect at once, and lasts until the daemon ends or reads its configuration again.
+    ///
+    /// # Errors
+    /// Settings that cannot be used, or a pool that cannot keep what VMs were promised. Nothing is changed then.
+    pub fn patch_host(self: &Arc<Self>, patch: &HostPatch) -> Result<HostInfo, ApiError> {
+        {
+            let mut brain = self.governor.lock();
+            let host = settings::patched(brain.policy.host(), patch).map_err(|e| settings::refusal(&e))?;
+            brain.policy.set_host(host).map_err(|e| settings::refusal(&e))?;
+        }
+        self.governor.bell.ring();
+        Ok(self.host())
+    }
+
+    /// Reads the configuration of the policy again. What is wrong is said in the log, and the old settings stay.
+    pub fn reload(&self) {
+        match self.try_reload() {
+            Ok(()) => tracing::info!("the memory policy was configured anew"),
+            Err(error) => tracing::error!("the configuration was not read again, the old one stays: {error:#}"),
+        }
+        self.governor.bell.ring();
+    }
+
+    fn try_reload(&self) -> anyhow::Result<()> {
+        let config = self.config.reload_policy()?;
+        let total = crate::policy::host::Memory::read().total;
+        let host = settings::host_settings(&config, total)?;
+        let vms = self.lock();
+        let mut brain = self.governor.lock();
+        brain.policy.set_host(host)?;
+        // Nothing below can be refused: what is sampled is all that changes of a VM.
+        brain.config = config;
+        for vm in vms.values() {
+            let vm_settings = settings::vm_settings(&vm.record, &brain.config)?;
+            brain.policy.set(vm.governed.id, vm_settings)?;
+        }
+        Ok(())
+    }
+
+    /// The limit with which a VM's engine begins, if free memory bounds it.
+    pub fn first_limit(&self, vm: &Vm) -> Option<PageCount> {
+        let brain = self.governor.lock();
+        let known = brain.policy.settings(vm.governed.id)?;
+        let resident = match vm.record.pid.0 {
+            0 => 0,
+            pid => pagoda_sys::process::rss(pid).unwrap_or(0),
+        };
+        brain.first_limit(known, Bytes(resident).pages_ceil())
+    }
+
+    /// After a start: whether what runs can be kept.
+    pub(super) fn say_what_is_short(&self) {
+        let brain = self.governor.lock();
+        let host = brain.policy.host();
+        let (reserved, capacity) = (brain.policy.reserved(), host.pool.saturating_sub(host.free_goal()));
+        if reserved.memory > capacity {
+            tracing::error!(
+                "the VMs that run were promised {} in all, and the pool has {} for them; enlarge it, or lower a min",
+                reserved.memory.bytes(),
+                capacity.bytes()
+            );
+        }
+    }
+
+    /// `POST /v1/vms/NAME/whatif`.
+    ///
+    /// # Errors
+    /// No such VM, settings that it cannot have, or no plan was made with it yet.
+    pub fn what_if(&self, name: &str, request: &WhatIfRequest) -> Result<WhatIfReply, ApiError> {
+        let (record, id, rate, handle) = self.look(name)?;
+        let memory: u64 = record.regions.iter().sum();
+        let refuse = |text| error(ErrorCode::BadRequest, text, None);
+        let asked = Record {
+            dram: request.dram.unwrap_or(record.dram),
+            min: request.min.unwrap_or(record.min),
+            shares: request.shares.or(record.shares),
+            ..record
+        };
+        pagoda_api::types::check_dram(asked.dram, memory).map_err(refuse)?;
+        pagoda_api::types::check_min(asked.min, asked.dram).map_err(refuse)?;
+        request.shares.map_or(Ok(()), pagoda_api::types::check_shares).map_err(refuse)?;
+        let curve = handle.and_then(|handle| handle.status().curve.clone());
+        let brain = self.governor.lock();
+        let asked = settings::vm_settings(&asked, &brain.config).map_err(|e| settings::refusal(&e))?;
+        let now = brain.last.as_ref().and_then(|last| last.plan.vm(id)).map(|vm| vm.terms.target);
+        let (Some(now), Some(then)) = (now, brain.policy.what_if(id, &asked)) else {
+            let hint = "ask again in some seconds";
+            return Err(error(ErrorCode::WrongState, format!("no plan was made for {name} yet"), Some(hint)));
+        };
+        let misses = curve.as_ref().map(|curve| [curve.misses(now), curve.misses(then)]);
+        Ok(WhatIfReply {
+            target_bytes: [bytes(now), bytes(then)],
+            page_ins_per_s: rate,
+            // Proportional: the curve stands on a sample of the same uses.
+            page_ins_per_s_then: misses.and_then(|[now, then]| (now > 0.0).then(|| rate * then / now)),
+            miss_ratio: curve.map(|curve| [curve.miss_ratio(now), curve.miss_ratio(then)]),
+        })
+    }
+
+    /// `GET /v1/vms/NAME/mrc`.
+    ///
+    /// # Errors
+    /// No such VM.
+    pub fn mrc(&self, name: &str) -> Result<Mrc, ApiError> {
+        let (record, id, _, handle) = self.look(name)?;
+        let curve = handle.and_then(|handle| handle.fresh_status().curve.clone());
+        let brain = self.governor.lock();
+        let target =
+            brain.last.as_ref().and_then(|last| last.plan.vm(id)).map_or(PageCount::ZERO, |vm| vm.terms.target);
+        let point = |(size, miss_ratio): (PageCount, f64)| MrcPoint { dram_bytes: bytes(size), miss_ratio };
+        Ok(Mrc {
+            accesses: curve.as_ref().map_or(0.0, |curve| curve.accesses()),
+            memory_bytes: record.regions.iter().sum(),
+            target_bytes: bytes(target),
+            points: curve.map(|curve| curve.points().map(point).collect()).unwrap_or_default(),
+        })
+    }
+
+    fn look(&self, name: &str) -> Result<(Record, VmId, f64, Option<Arc<Handle>>), ApiError> {
+        let vms = self.lock();
+        let vm = vms.get(name).ok_or_else(|| no_such_vm(name))?;
+        Ok((vm.record.clone(), vm.governed.id, vm.governed.page_ins_per_s, vm.handle.clone()))
+    }
+}
+
+/// Swap in all is what the disk has free and what the swap files hold already.
+fn admission(brain: &Brain, vm: &VmSettings, overhead: Overhead, swap_free: u64) -> Admission {
+    let swap_files = brain.last.as_ref().map_or(0, |last| last.swap_files);
+    brain.policy.admission(vm, overhead, Bytes(swap_free.saturating_add(swap_files)).pages_floor())
+}
+
+fn no_room(refused: &Refused) -> ApiError {
+    error(ErrorCode::NoRoom, refused.to_string(), Some("`pagoda admit` says what would be admitted"))
+}
+
+/// Pages that may be too many to count their bytes.
+fn bytes(pages: PageCount) -> u64 {
+    pages.0.saturating_mul(pagoda_core::units::PAGE_SIZE)
+}

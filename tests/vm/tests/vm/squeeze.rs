@@ -1,0 +1,160 @@
+//! The memory policy against real guests: balloons that it drives, VMs that it blocks, daemons that die over it.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use pagoda_abi::record::Record;
+use pagoda_api::{HostPatch, VmInfo};
+use serde_json::json;
+use vm_tests::{Daemon, Folios, Guest, GuestOptions, Lab, MIB, wait};
+
+/// Against a hang alone.
+const SETTLE_MAX: Duration = Duration::from_secs(300);
+/// A pool in which nothing is short.
+const RELIEVED: u64 = 8192 * MIB;
+const DEVICE: &str = "-device virtio-balloon-pci,id=b0,free-page-reporting=off";
+
+fn guest(device: &str) -> GuestOptions {
+    GuestOptions::new("web1", "").control().more(device).deadline(Duration::from_secs(900))
+}
+
+fn set_pool(daemon: &Daemon, bytes: u64) -> Result<()> {
+    daemon.client().patch_host(&HostPatch { pool: Some(bytes), ..HostPatch::default() })?;
+    Ok(())
+}
+
+/// Makes the pool so small that `free` per mille of it are free.
+fn squeeze(daemon: &Daemon, free: u64) -> Result<()> {
+    let measured = |vm: &VmInfo| vm.policy.overhead_bytes > 0 && vm.policy.target_bytes.is_some();
+    daemon.wait_vm("web1", "measured", SETTLE_MAX, measured)?;
+    let used = daemon.client().host()?.policy.used_bytes;
+    set_pool(daemon, used / (1000 - free) * 1000)
+}
+
+fn relieve(daemon: &Daemon) -> Result<()> {
+    set_pool(daemon, RELIEVED)
+}
+
+fn ballooned(vm: &VmInfo) -> u64 {
+    vm.balloon.as_ref().map_or(0, |balloon| balloon.ballooned_bytes)
+}
+
+fn status(guest: &Guest) -> Result<String> {
+    let answer = guest.qmp()?.execute("query-status", json!({}))?;
+    answer["status"].as_str().map(str::to_owned).context("a status")
+}
+
+/// Between 2 and 4 % free the guest is asked, and what it has no use for is what leaves.
+#[test]
+fn a_short_pool_is_helped_by_balloons_first() -> Result<()> {
+    Lab::run("balloon by policy", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let guest = lab.guest(&daemon, &guest(DEVICE))?;
+        let mut control = guest.control()?;
+        control.run("fill 350")?;
+        control.run("fill 80")?;
+        squeeze(&daemon, 30)?;
+        let info = daemon.wait_vm("web1", "ballooned", SETTLE_MAX, |vm| ballooned(vm) >= 8 * MIB)?;
+        ensure!(!info.balloon.as_ref().is_some_and(|balloon| balloon.paged_out), "{info:#?}");
+        let high = || Ok((daemon.client().host()?.policy.state == "high").then_some(()));
+        wait::until("state high", SETTLE_MAX, high)?;
+        control.run("verify")?;
+        // A daemon that dies over it knows what it asked for: nothing is short any more, so the guest gets it back.
+        daemon.kill9()?;
+        daemon.start_again()?;
+        daemon.wait_vm("web1", "its memory back", SETTLE_MAX, |vm| {
+            vm.policy.target_bytes.is_some() && vm.balloon.is_some() && ballooned(vm) == 0
+        })?;
+        control.run("verify")?;
+        control.run("poweroff")?;
+        guest.finish()
+    })
+}
+
+#[test]
+fn a_guest_that_reboots_ballooned_by_the_policy() -> Result<()> {
+    Lab::run("reboot behind the policy's balloon", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let guest = lab.guest(&daemon, &guest(DEVICE).may_reboot())?;
+        let mut control = guest.control()?;
+        control.run("fill 350")?;
+        control.run("fill 80")?;
+        squeeze(&daemon, 30)?;
+        daemon.wait_vm("web1", "ballooned", SETTLE_MAX, |vm| ballooned(vm) >= 8 * MIB)?;
+        guest.qmp()?.execute("system_reset", json!({}))?;
+        control.wait_ready()?;
+        control.run("fill 80")?;
+        control.run("verify")?;
+        relieve(&daemon)?;
+        daemon.wait_vm("web1", "its memory back", SETTLE_MAX, |vm| ballooned(vm) == 0 && vm.swapped_bytes == 0)?;
+        control.run("verify")?;
+        control.run("poweroff")?;
+        guest.finish()
+    })
+}
+
+/// Who cannot be asked is paged out; who is far above what there is stands still until it is.
+#[test]
+fn without_a_driver_it_is_paged_out_and_blocked_meanwhile() -> Result<()> {
+    Lab::run("squeezed and blocked", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let mut options = guest(DEVICE);
+        options.append += " module_blacklist=virtio_balloon";
+        let guest = lab.guest(&daemon, &options)?;
+        let mut control = guest.control()?;
+        control.run("fill 350")?;
+        squeeze(&daemon, 30)?;
+        let paged = |vm: &VmInfo| vm.swapped_bytes >= 4 * MIB;
+        daemon.wait_vm("web1", "paged out", SETTLE_MAX, paged)?;
+        let high = || Ok((daemon.client().host()?.policy.state == "high").then_some(()));
+        wait::until("state high", SETTLE_MAX, high)?;
+        control.run("verify")?;
+        // Nothing is free: it is stopped, and runs again as soon as that is over.
+        let policy = daemon.client().host()?.policy;
+        set_pool(&daemon, policy.used_bytes - 100 * MIB)?;
+        for said in ["blocked: stopped until memory is found", "released: it runs again"] {
+            wait::until(said, SETTLE_MAX, || Ok(daemon.log_tail().contains(said).then_some(())))?;
+        }
+        relieve(&daemon)?;
+        wait::until("the guest runs", SETTLE_MAX, || Ok((status(&guest)? == "running").then_some(())))?;
+        control.run("verify")?;
+        control.run("poweroff")?;
+        guest.finish()
+    })
+}
+
+/// As after a daemon that died over a blocked VM, and after one whose VM its user had paused.
+#[test]
+fn a_blocked_vm_is_released_and_a_paused_one_is_not() -> Result<()> {
+    Lab::run("blocked by a daemon that is gone", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let guest = lab.guest(&daemon, &guest(""))?;
+        let mut control = guest.control()?;
+        control.run("fill 64")?;
+        for blocked in [false, true] {
+            daemon.kill9()?;
+            let [path, ..] = daemon.files_of("web1");
+            let text = fs::read_to_string(&path).context("read the record")?;
+            let record = Record::from_text(&text).map_err(anyhow::Error::new)?;
+            fs::write(&path, Record { blocked, ..record }.to_text()).context("write the record")?;
+            guest.qmp()?.execute("stop", json!({}))?;
+            daemon.start_again()?;
+            daemon.wait_vm("web1", "planned for", SETTLE_MAX, |vm| vm.policy.target_bytes.is_some())?;
+            if blocked {
+                wait::until("it is released", SETTLE_MAX, || Ok((status(&guest)? == "running").then_some(())))?;
+            } else {
+                // A plan was made with it, and another after this.
+                relieve(&daemon)?;
+                let planned = || Ok((daemon.client().host()?.policy.pool_now_bytes == RELIEVED).then_some(()));
+                wait::until("a plan", SETTLE_MAX, planned)?;
+                ensure!(status(&guest)? == "paused", "its user's pause was ended");
+            }
+        }
+        let text = || fs::read_to_string(&daemon.files_of("web1")[0]).context("read the record");
+        wait::until("the record says so", SETTLE_MAX, || Ok((!text()?.contains("blocked")).then_some(())))?;
+        control.run("verify")?;
+        control.run("poweroff")?;
+        guest.finish()
+    })
+}
