@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use pagoda_api::{Client, CurveInfo, CurveSwitch, SampleInfo, SampleRequest, VmInfo, VmPatch};
 use pagoda_sys::toy::process;
+use pagoda_sys::toy::tuned::TUNED_BY_DAEMON;
 
 use crate::bench::undo::{Guard, Undo, start_ticks_of};
 use crate::bench::{SteppedToy, this_program, toy_command};
@@ -19,12 +20,6 @@ use crate::toy::monotonic_ns;
 /// A daemon that does not answer for so long is broken.
 const START_MAX: Duration = Duration::from_secs(20);
 const POLL_EVERY: Duration = Duration::from_millis(1);
-/// What `--tune-host` may change.
-const TUNED_SETTINGS: [&str; 3] = [
-    "/sys/kernel/mm/transparent_hugepage/hugepages-1024kB/shmem_enabled",
-    "/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled",
-    "/proc/sys/vm/max_map_count",
-];
 /// `sysconf(_SC_CLK_TCK)`, the unit of CPU times in /proc: 100 on every Linux ABI.
 const CLOCK_TICKS_PER_S: f64 = 100.0;
 
@@ -63,7 +58,7 @@ impl Daemon {
         let options: Vec<String> = options.iter().map(|word| (*word).to_owned()).collect();
         let directory = Guard::new(Undo::Directory { path: dir.clone() })?;
         fs::create_dir_all(dir.join("swap")).with_context(|| format!("make {}", dir.display()))?;
-        let settings = TUNED_SETTINGS
+        let settings = TUNED_BY_DAEMON
             .iter()
             .map(Path::new)
             .filter(|path| path.exists())

@@ -9,4 +9,5 @@ pub mod disk;
 pub mod kvm;
 pub mod process;
 pub mod ram;
+pub mod tuned;
 pub mod uffd_loop;

@@ -1,11 +1,15 @@
 //! The command line's shape and its help.
 
+mod policy;
+
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+pub use self::policy::{Admit, ClaimOptions, HostSet, SamplingOptions, WhatIf};
 use crate::simulate::Simulate;
+use crate::trace::Trace;
 use crate::units::parse_size;
 
 const EXAMPLES: &str = "\
@@ -14,6 +18,8 @@ Examples:
   pagoda run --name web1 --dram 1G -- qemu-system-x86_64 -m 4G -accel kvm disk.qcow2
   pagoda top                       what happens now
   pagoda vm explain web1           why it has the memory it has
+  pagoda vm set web1 --shares 2000 --min 2G
+  pagoda admit --memory 8G --min 2G     would such a VM be kept?
   pagoda simulate FILE.toml        what the memory policy would do
 
 Exit status:
@@ -22,6 +28,7 @@ Exit status:
   2  the command line is wrong
   3  the daemon cannot be reached
   4  there is no VM of that name
+  5  there is no room for the VM (admit, run); the message says what is missing
 `run` ends with the status of the program it starts.";
 
 /// Software-defined memory for virtual machines.
@@ -54,7 +61,12 @@ pub enum Command {
     #[command(subcommand)]
     Host(Host),
     Doctor(Doctor),
+    Admit(Admit),
+    #[command(name = "whatif")]
+    WhatIf(WhatIf),
     Simulate(Simulate),
+    #[command(subcommand)]
+    Trace(Trace),
     /// Print completions for a shell
     ///
     /// For bash, for example: pagoda completion bash > /etc/bash_completion.d/pagoda
@@ -73,6 +85,9 @@ pub enum Command {
 /// is Pagoda's, and all else stays. Any other program needs --plain and --memory: it finds the
 /// paths of its memory files in PAGODA_RAM and maps them shared.
 ///
+/// --memory is what the guest sees, --dram the most of it that is ever in DRAM, --min what always may be; in between the
+/// memory policy decides, by shares and by what the VMs use.
+///
 /// Everything is checked first. If the program cannot be started, nothing is left behind.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -83,6 +98,8 @@ Examples:
     pagoda run --name db --dram 2G --reserve-swap -- qemu-system-x86_64 -m 8G \\
       -object memory-backend-ram,id=a,size=4G -object memory-backend-ram,id=b,size=4G \\
       -numa node,memdev=a -numa node,memdev=b -accel kvm disk.qcow2
+  At least 2 GiB of DRAM whatever others do, twice the usual weight, pages shared with VMs of the same tenant:
+    pagoda run --name db --min 2G --shares 2000 --share-group tenant1 -- qemu-system-x86_64 -m 8G -accel kvm db.qcow2
   A program of yours:
     pagoda run --plain --name cache --memory 2G --dram 512M -- ./my-cache")]
 pub struct Run {
@@ -95,6 +112,13 @@ pub struct Run {
     /// The most DRAM it may have, such as 1G [default: all of its memory]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub dram: Option<u64>,
+    #[command(flatten)]
+    pub claim: ClaimOptions,
+    /// VMs of one group may share pages of the same content [default: it shares only with itself]
+    #[arg(long, value_name = "NAME", value_parser = policy::share_group)]
+    pub share_group: Option<String>,
+    #[command(flatten)]
+    pub sampling: SamplingOptions,
     /// Allocate its whole swap file now, so that the swap disk cannot be full later
     #[arg(long)]
     pub reserve_swap: bool,
@@ -108,11 +132,14 @@ pub struct Run {
 
 /// Watch the VMs live
 ///
-/// MEMSZ is the memory of a VM, GRANT what of it is in DRAM, SWCUR what is only in swap, ZERO what
-/// is nowhere because it is all zero; MCTLSZ is what the guest has given up to its balloon, MCTLTGT what it
-/// should give up; SWR/s and SWW/s are MiB read from and written to swap, FLT/s is
-/// page faults answered, and P50 and P99 are microseconds per fault of the slowest cause since the VM
-/// started. Keys: up and down choose a VM whose faults are shown by cause, q quits.
+/// The columns are esxtop's: MEMSZ is the memory of a VM, GRANT what of it is in DRAM, TCHD what it has touched and still
+/// has, ACTV its working set, TGT what the memory policy allots to it; SHRD is content that it shares, SAVED the DRAM saved
+/// by that; MCTLSZ is what the guest has given up to its balloon, MCTLTGT what it should give up; SWCUR is what is only in
+/// swap, SWR/s and SWW/s are MiB read from and written to it. ZERO is what is nowhere because it is all zero, FLT/s is
+/// page faults answered, and P50 and P99 are microseconds per fault of the slowest cause since the VM started.
+///
+/// Above stand the host's state (high, soft, hard, low, by free memory) and the sums over all VMs. A narrow terminal shows
+/// the most important columns. Keys: up and down choose a VM whose faults are shown by cause, q quits.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -131,41 +158,69 @@ pub struct Top {
 #[derive(Debug, Subcommand)]
 pub enum Vm {
     /// Show all that is known of a VM
-    Show { name: String },
-    /// Change a running VM
-    ///
-    /// Examples:
-    ///   pagoda vm set web1 --dram 2G
-    ///   pagoda vm set web1 --balloon-target 3G     the guest gives up what it has beyond 3 GiB
-    #[command(arg_required_else_help = true, verbatim_doc_comment)]
-    #[command(group = ArgGroup::new("change").required(true).multiple(true).args(["dram", "balloon_target"]))]
-    Set {
+    Show {
         name: String,
-        /// The most DRAM it may have, such as 2G, or all
-        #[arg(long, value_name = "SIZE|all", value_parser = dram)]
-        dram: Option<DramLimit>,
-        /// Memory the guest should keep, such as 3G, or off to give it all back
-        ///
-        /// Its balloon driver takes the rest, as far as the guest can do without. A guest that has no driver, still
-        /// boots or ignores the request is paged out to this size instead. `pagoda vm explain` says how it goes.
-        #[arg(long, value_name = "SIZE|off", value_parser = balloon_target)]
-        balloon_target: Option<BalloonTarget>,
+    },
+    Set(VmSet),
+    /// Draw how many of a VM's uses would miss with less DRAM, or more
+    ///
+    /// The curve stands on sampled pages and on pages that came back from swap. Marks show what the policy allots to the
+    /// VM now, and its memory. For the numbers: pagoda vm mrc db --json
+    Mrc {
+        name: String,
     },
     /// Let a VM go on that Pagoda has stopped
     ///
     /// Pagoda stops a VM when its swap disk is full or fails, and loses nothing. `pagoda vm show`
     /// says why; put that right first.
-    Cont { name: String },
+    Cont {
+        name: String,
+    },
     /// Say why a VM has the memory it has
-    Explain { name: String },
+    Explain {
+        name: String,
+    },
     /// Give up a VM that no program has attached to
-    Rm { name: String },
+    Rm {
+        name: String,
+    },
+}
+
+/// Change a running VM
+///
+/// All is checked together before anything changes, and takes effect at once.
+#[derive(Debug, Args)]
+#[command(arg_required_else_help = true)]
+#[command(group = ArgGroup::new("change").required(true).multiple(true)
+    .args(["dram", "balloon_target", "min", "shares", "sample_pages", "sample_period"]))]
+#[command(after_help = "\
+Examples:
+  pagoda vm set web1 --dram 2G
+  pagoda vm set web1 --balloon-target 3G     the guest gives up what it has beyond 3 GiB
+  pagoda vm set db --shares 4000 --min 3G --dram all
+  pagoda vm set db --sample-pages 200 --sample-period 10")]
+pub struct VmSet {
+    pub name: String,
+    /// The most DRAM it may have, such as 2G, or all
+    #[arg(long, value_name = "SIZE|all", value_parser = dram)]
+    pub dram: Option<DramLimit>,
+    /// Memory the guest should keep, such as 3G, or off to give it all back
+    ///
+    /// Its balloon driver takes the rest, as far as the guest can do without. A guest that has no driver, still
+    /// boots or ignores the request is paged out to this size instead. `pagoda vm explain` says how it goes.
+    #[arg(long, value_name = "SIZE|off", value_parser = balloon_target)]
+    pub balloon_target: Option<BalloonTarget>,
+    #[command(flatten)]
+    pub claim: ClaimOptions,
+    #[command(flatten)]
+    pub sampling: SamplingOptions,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum Host {
-    /// Show the host's memory, directories and settings as the daemon sees them
+    /// Show the host's memory, its policy, directories and settings as the daemon sees them
     Show,
+    Set(HostSet),
 }
 
 /// Check whether this host can run VMs under Pagoda, and say what to change
@@ -184,6 +239,16 @@ pub struct Doctor {
 pub enum DramLimit {
     All,
     Bytes(u64),
+}
+
+impl DramLimit {
+    /// The cap of a VM of `memory_bytes`.
+    pub fn of(self, memory_bytes: u64) -> u64 {
+        match self {
+            Self::All => memory_bytes,
+            Self::Bytes(bytes) => bytes,
+        }
+    }
 }
 
 fn dram(text: &str) -> Result<DramLimit, String> {
@@ -232,6 +297,15 @@ mod tests {
         check("pagoda vm set a --dram some", ErrorKind::ValueValidation);
         check("pagoda vm set a --balloon-target all", ErrorKind::ValueValidation);
         check("pagoda vm set a", ErrorKind::MissingRequiredArgument);
+        check("pagoda vm set a --shares 0", ErrorKind::ValueValidation);
+        check("pagoda run --min 2 -- qemu", ErrorKind::ValueValidation);
+        check("pagoda run --share-group a/b -- qemu", ErrorKind::ValueValidation);
+        check("pagoda host set --idle-tax 101%", ErrorKind::ValueValidation);
+        check("pagoda host set --thresholds 1,2,3,4", ErrorKind::ValueValidation);
+        check("pagoda host set --json", ErrorKind::MissingRequiredArgument);
+        check("pagoda admit --min 1G", ErrorKind::MissingRequiredArgument);
+        check("pagoda whatif a", ErrorKind::MissingRequiredArgument);
+        check("pagoda trace record", ErrorKind::MissingRequiredArgument);
         check("pagoda frobnicate", ErrorKind::InvalidSubcommand);
         check("pagoda ls --frobnicate", ErrorKind::UnknownArgument);
     }

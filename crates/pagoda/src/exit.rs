@@ -11,11 +11,17 @@ const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 const UNREACHABLE: u8 = 3;
 const NO_SUCH_VM: u8 = 4;
+const NO_ROOM: u8 = 5;
 
 /// The command line is wrong in a way that clap cannot see.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct UsageError(pub String);
+
+/// A VM would not be admitted; the text says what is missing.
+#[derive(Debug, thiserror::Error)]
+#[error("not admitted: {0}")]
+pub struct NotAdmitted(pub String);
 
 /// Prints `error` and finds its status.
 pub fn report(error: &anyhow::Error) -> ExitCode {
@@ -36,9 +42,13 @@ fn status(error: &anyhow::Error) -> u8 {
             return match error {
                 error if error.is_unreachable() => UNREACHABLE,
                 error if error.code() == Some(ErrorCode::NoSuchVm) => NO_SUCH_VM,
+                error if error.code() == Some(ErrorCode::NoRoom) => NO_ROOM,
                 ClientError::BadName(_) => USAGE,
                 _ => FAILED,
             };
+        }
+        if cause.is::<NotAdmitted>() {
+            return NO_ROOM;
         }
         if cause.is::<UsageError>() || cause.is::<ArgError>() {
             return USAGE;
@@ -66,6 +76,8 @@ mod tests {
         check(ClientError::BadName("n".into()).into(), USAGE);
         check(refused(ErrorCode::NoSuchVm), NO_SUCH_VM);
         check(refused(ErrorCode::NameTaken), FAILED);
+        check(refused(ErrorCode::NoRoom), NO_ROOM);
+        check(NotAdmitted("n".into()).into(), NO_ROOM);
         check(
             ClientError::NotRunning { socket: "/s".into(), source: io::ErrorKind::NotFound.into() }.into(),
             UNREACHABLE,

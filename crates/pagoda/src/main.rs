@@ -4,12 +4,15 @@ mod cli;
 mod doctor;
 mod exit;
 mod man;
+mod mrc;
 mod output;
+mod policy;
 mod qemu_args;
 mod run;
 mod show;
 mod simulate;
 mod top;
+mod trace;
 mod units;
 mod wrapper;
 
@@ -44,6 +47,9 @@ fn dispatch(cli: Cli) -> Result<()> {
         Command::Vm(command) => show::vm(&client, &command, format),
         Command::Host(command) => show::host(&client, &command, format),
         Command::Doctor(options) => doctor::run(&client, &options, format),
+        Command::Admit(options) => policy::admit(&client, &options, format),
+        Command::WhatIf(options) => policy::what_if(&client, &options, format),
+        Command::Trace(command) => trace::run(&client, &command, format),
         Command::Simulate(options) => simulate::run(&options, format),
         Command::Completion { shell } => man::completion(shell),
         Command::Man { dir } => man::write_pages(&dir),

@@ -3,12 +3,16 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use pagoda_api::{BalloonInfo, Client, Explain, HostInfo, VmInfo, VmPatch, VmState, check_balloon_target, check_dram};
+use pagoda_api::{
+    BalloonInfo, Client, Explain, HostInfo, VmInfo, VmPatch, VmState, check_balloon_target, check_dram, check_min,
+    check_sampling,
+};
 
-use crate::cli::{BalloonTarget, DramLimit, Host, Vm};
+use crate::cli::{BalloonTarget, Host, Vm, VmSet};
 use crate::exit::UsageError;
 use crate::output::{Side, Table, print_json, print_text};
 use crate::units::format_size;
+use crate::{mrc, policy};
 
 /// How to print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +35,8 @@ fn vm_table(vms: &[VmInfo]) -> Table {
         ("STATE", Side::Left),
         ("MEMSZ", Side::Right),
         ("DRAM", Side::Right),
+        ("MIN", Side::Right),
+        ("TGT", Side::Right),
         ("GRANT", Side::Right),
         ("SWCUR", Side::Right),
         ("ZERO", Side::Right),
@@ -46,6 +52,8 @@ fn vm_table(vms: &[VmInfo]) -> Table {
             state_words(vm),
             format_size(vm.memory_bytes),
             format_size(vm.dram_limit_bytes),
+            format_size(vm.policy.min_bytes),
+            vm.policy.target_bytes.map_or("-".into(), format_size),
             format_size(vm.resident_bytes),
             format_size(vm.swapped_bytes),
             format_size(vm.zero_bytes),
@@ -58,39 +66,62 @@ fn vm_table(vms: &[VmInfo]) -> Table {
     table
 }
 
-/// The state, and whether the VM is pinned.
+/// The state, whether the VM is pinned, and whether it is short of memory.
 pub fn state_words(vm: &VmInfo) -> String {
-    let pinned = if vm.pinned.is_some() { ",pinned" } else { "" };
-    format!("{}{pinned}", vm.state.word())
+    let mut words = vm.state.word().to_owned();
+    if vm.pinned.is_some() {
+        words += ",pinned";
+    }
+    if matches!(vm.policy.standing.as_str(), "squeezed" | "blocked") {
+        words = format!("{words},{}", vm.policy.standing);
+    }
+    words
 }
 
 pub fn vm(client: &Client, command: &Vm, format: Format) -> Result<()> {
     match command {
         Vm::Show { name } => print_vm(&client.vm(name)?, format),
-        Vm::Set { name, dram, balloon_target } => print_vm(&set(client, name, *dram, *balloon_target)?, format),
+        Vm::Set(options) => print_vm(&set(client, options)?, format),
         Vm::Cont { name } => print_vm(&client.cont(name)?, format),
         Vm::Explain { name } => print_explain(&client.explain(name)?, format),
+        Vm::Mrc { name } => {
+            let curve = client.mrc(name)?;
+            match format {
+                Format::Json => print_json(&curve)?,
+                Format::Text => print_text(&mrc::plot(name, &curve))?,
+            }
+            Ok(())
+        }
         Vm::Rm { name } => Ok(client.delete(name)?),
     }
 }
 
-/// Both changes or none: all is checked first.
-fn set(client: &Client, name: &str, dram: Option<DramLimit>, balloon_target: Option<BalloonTarget>) -> Result<VmInfo> {
-    let memory_bytes = client.vm(name)?.memory_bytes;
+/// All changes or none: everything is checked first.
+fn set(client: &Client, options: &VmSet) -> Result<VmInfo> {
+    let vm = client.vm(&options.name)?;
+    let patch = patch(&vm, options).map_err(UsageError)?;
+    Ok(client.patch(&options.name, &patch)?)
+}
+
+/// # Errors
+/// A sentence that says what is wrong and what would be right.
+fn patch(vm: &VmInfo, options: &VmSet) -> Result<VmPatch, String> {
     let patch = VmPatch {
-        dram: dram.map(|dram| match dram {
-            DramLimit::All => memory_bytes,
-            DramLimit::Bytes(bytes) => bytes,
-        }),
-        balloon_target: balloon_target.map(|target| match target {
-            BalloonTarget::Off => memory_bytes,
+        dram: options.dram.map(|dram| dram.of(vm.memory_bytes)),
+        balloon_target: options.balloon_target.map(|target| match target {
+            BalloonTarget::Off => vm.memory_bytes,
             BalloonTarget::Bytes(bytes) => bytes,
         }),
-        ..VmPatch::default()
+        min: options.claim.min,
+        shares: options.claim.shares,
+        sampling: options.sampling.over(vm.policy.sampling),
     };
-    patch.dram.map_or(Ok(()), |dram| check_dram(dram, memory_bytes)).map_err(UsageError)?;
-    patch.balloon_target.map_or(Ok(()), |target| check_balloon_target(target, memory_bytes)).map_err(UsageError)?;
-    Ok(client.patch(name, &patch)?)
+    patch.dram.map_or(Ok(()), |dram| check_dram(dram, vm.memory_bytes))?;
+    patch.balloon_target.map_or(Ok(()), |target| check_balloon_target(target, vm.memory_bytes))?;
+    patch.sampling.map_or(Ok(()), check_sampling)?;
+    // Each against what the other will be.
+    check_min(patch.min.unwrap_or(vm.policy.min_bytes), patch.dram.unwrap_or(vm.dram_limit_bytes))?;
+    Ok(patch)
 }
 
 /// MCTLSZ and MCTLTGT, esxtop's words for what a guest has given up to its balloon and what it should.
@@ -130,6 +161,9 @@ fn vm_text(vm: &VmInfo) -> String {
     line("swapped", &format_size(vm.swapped_bytes));
     line("zero", &format_size(vm.zero_bytes));
     line("swap used", &format_size(vm.swap_used_bytes));
+    for (term, value) in policy::vm_lines(&vm.policy) {
+        line(term, &value);
+    }
     if let Some(balloon) = &vm.balloon {
         line("balloon target", &format_size(balloon.target_bytes));
         line("ballooned", &format_size(balloon.ballooned_bytes));
@@ -186,8 +220,10 @@ fn print_explain(explain: &Explain, format: Format) -> Result<()> {
 }
 
 pub fn host(client: &Client, command: &Host, format: Format) -> Result<()> {
-    let Host::Show = command;
-    let host = client.host()?;
+    let host = match command {
+        Host::Show => client.host()?,
+        Host::Set(options) => client.patch_host(&options.patch())?,
+    };
     if format == Format::Json {
         return Ok(print_json(&host)?);
     }
@@ -202,7 +238,7 @@ pub fn host(client: &Client, command: &Host, format: Format) -> Result<()> {
 
 fn host_text(host: &HostInfo) -> String {
     let size_of = |part: u64, whole: u64| format!("{} of {}", format_size(part), format_size(whole));
-    let lines = [
+    let mut lines = vec![
         ("host", host.hostname.clone()),
         ("pagodad", host.version.clone()),
         ("kernel", host.kernel.clone()),
@@ -214,6 +250,12 @@ fn host_text(host: &HostInfo) -> String {
         ("userfaultfd", host.uffd_permission.clone()),
         ("large folios", host.large_folios.clone()),
     ];
+    lines.extend(policy::host_lines(&host.policy));
+    lines_text(&lines)
+}
+
+/// A term and its value a line.
+pub fn lines_text(lines: &[(&str, String)]) -> String {
     lines.iter().map(|(term, value)| format!("{term:<14} {value}\n")).collect()
 }
 
@@ -241,16 +283,48 @@ pub mod tests {
         VmInfo { balloon: Some(serde_json::from_str(balloon).unwrap()), ..sample(name) }
     }
 
+    /// The same short of memory.
+    pub fn squeezed(name: &str) -> VmInfo {
+        let policy = r#"{"min_bytes":536870912,"shares":2000,"sampling":{"pages":200,"period_s":60},
+            "overhead_bytes":67108864,"touched_bytes":2684354560,"active_bytes":2147483648,
+            "target_bytes":1073741824,"limit_bytes":1073741824,"shared_bytes":268435456,"saved_bytes":134217728,
+            "standing":"squeezed","standing_since_s":12}"#;
+        VmInfo { policy: serde_json::from_str(policy).unwrap(), ..ballooned(name) }
+    }
+
+    #[test]
+    fn changes_are_checked_together() {
+        use crate::cli::{ClaimOptions, DramLimit, SamplingOptions};
+        let check = |dram_mib: Option<u64>, min_mib: Option<u64>, sample_pages, expected: &str| {
+            let options = VmSet {
+                name: "web1".into(),
+                dram: dram_mib.map(|mib| DramLimit::Bytes(mib << 20)),
+                balloon_target: None,
+                claim: ClaimOptions { min: min_mib.map(|mib| mib << 20), shares: None },
+                sampling: SamplingOptions { sample_pages, sample_period: None },
+            };
+            let said = patch(&squeezed("web1"), &options).err().unwrap_or_default();
+            assert!(if expected.is_empty() { said.is_empty() } else { said.contains(expected) }, "{said}");
+        };
+        check(Some(2048), Some(2048), None, "");
+        check(None, Some(1024), None, "");
+        check(None, Some(1025), None, "lower --min or raise --dram");
+        check(Some(256), None, None, "lower --min or raise --dram");
+        check(Some(256), Some(256), None, "");
+        check(None, None, Some(5000), "1 to 4096 pages");
+        check(Some(5000), None, None, "more than the VM's memory");
+    }
+
     #[test]
     fn the_list() {
         let mut pinned = sample("db");
         pinned.pinned = Some("-device vfio-pci".into());
         let expected = "\
-NAME  STATE           MEMSZ  DRAM  GRANT  SWCUR  ZERO  MCTLSZ  MCTLTGT  PID  ACCEL
-web1  running            4G    1G     1G   1.5G  1.5G      1G       2G   42  -
-db    running,pinned     4G    1G     1G   1.5G  1.5G       -        -   42  -
+NAME  STATE             MEMSZ  DRAM   MIN  TGT  GRANT  SWCUR  ZERO  MCTLSZ  MCTLTGT  PID  ACCEL
+web1  running,squeezed     4G    1G  512M   1G     1G   1.5G  1.5G      1G       2G   42  -
+db    running,pinned       4G    1G     0    -     1G   1.5G  1.5G       -        -   42  -
 ";
-        assert_eq!(vm_table(&[ballooned("web1"), pinned]).render(), expected);
+        assert_eq!(vm_table(&[squeezed("web1"), pinned]).render(), expected);
     }
 
     #[test]
@@ -264,6 +338,16 @@ db    running,pinned     4G    1G     1G   1.5G  1.5G       -        -   42  -
         for part in
             ["balloon target 2G\n", "inflating for 3 s: the guest is", "paged out to its", "2M available, 1M free"]
         {
+            assert!(text.contains(part), "{part:?} in {text}");
+        }
+        let text = vm_text(&squeezed("web1"));
+        for part in [
+            "min            512M\n",
+            "sampling       200 pages in 60 s\n",
+            "target         1G\n",
+            "shared         256M, which saves 128M\n",
+            "standing       squeezed for 12 s\n",
+        ] {
             assert!(text.contains(part), "{part:?} in {text}");
         }
         vm.state = VmState::Stalled { reason: "swap disk full".into(), since_s: 5 };

@@ -2,12 +2,15 @@
 
 /// Reads a size of Pagoda's own options: a number and a unit, `4G`, `1.5GiB`, `512m`.
 ///
-/// The unit is required, because QEMU reads a bare number as MiB, libvirt as KiB.
+/// The unit is required, because QEMU reads a bare number as MiB, libvirt as KiB. 0 is 0 in all of them.
 ///
 /// # Errors
 /// A sentence that says what would be right.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let advice = || format!("{text:?} is not a size; write a number and a unit, such as 512M or 4G");
+    if text == "0" {
+        return Ok(0);
+    }
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
         "" => return Err(format!("{text:?} has no unit; write {text}M or {text}G")),
@@ -19,6 +22,51 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         _ => return Err(advice()),
     };
     scale(digits, unit).ok_or_else(advice)
+}
+
+/// Reads a part, `75%`, `7.5%` or `0.75`, as per mille, 0 to 1000. What is finer than that is refused.
+///
+/// # Errors
+/// A sentence that says what would be right.
+pub fn parse_per_mille(text: &str) -> Result<u16, String> {
+    let (number, per_mille_of_one) = match text.strip_suffix('%') {
+        Some(percent) => (percent.trim_end(), 10),
+        None => (text, 1000),
+    };
+    // Counted in thousandths of a per mille, so that a finer part is seen.
+    let exact = scale(number, per_mille_of_one * 1000).filter(|exact| exact % 1000 == 0 && *exact <= 1_000_000);
+    let part = exact.and_then(|exact| u16::try_from(exact / 1000).ok());
+    part.ok_or_else(|| format!("{text:?} is not a part of a whole; write 75% or 0.75, to a tenth of a percent"))
+}
+
+/// Per mille as percent, `75 %` or `7.5 %`.
+pub fn format_per_mille(part: u16) -> String {
+    match part % 10 {
+        0 => format!("{} %", part / 10),
+        tenth => format!("{}.{tenth} %", part / 10),
+    }
+}
+
+/// Reads a length of time, `90s`, `5m`, `2h` or `1d`, as seconds.
+///
+/// # Errors
+/// A sentence that says what would be right.
+pub fn parse_seconds(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "s" => Some(1),
+        "m" => Some(60),
+        "h" => Some(3600),
+        "d" => Some(86_400),
+        _ => None,
+    };
+    let seconds = unit.and_then(|unit| digits.parse::<u64>().ok()?.checked_mul(unit));
+    seconds.ok_or_else(|| format!("{text:?} is not a time; write a number and s, m, h or d, such as 30s or 5m"))
+}
+
+/// A size that [`parse_size`] reads as exactly so many bytes.
+pub fn format_exact(bytes: u64) -> String {
+    if bytes.is_multiple_of(1 << 20) { format_mib(bytes) } else { format!("{bytes}B") }
 }
 
 /// Reads a size as QEMU's `qemu_strtosz` does: decimal with a fraction or hexadecimal, then a
@@ -95,6 +143,7 @@ mod tests {
         check("512M", Some(G / 2));
         check("4096B", Some(4096));
         check("4096", None);
+        check("0", Some(0));
         check("", None);
         check("G", None);
         check("4GB", None);
@@ -123,6 +172,45 @@ mod tests {
         check("4GiB", 1, None);
         check("x", 1, None);
         check("16E", 1, None);
+    }
+
+    #[test]
+    fn parts() {
+        let check = |text: &str, expected: Option<u16>| assert_eq!(parse_per_mille(text).ok(), expected, "{text}");
+        check("75%", Some(750));
+        check("7.5 %", Some(75));
+        check("0.75", Some(750));
+        check("1", Some(1000));
+        check("0%", Some(0));
+        check("100%", Some(1000));
+        check("100.1%", None);
+        check("75", None);
+        check("7.55%", None);
+        check("0.7555", None);
+        check("-1%", None);
+        check("%", None);
+        check("", None);
+        assert_eq!((format_per_mille(750), format_per_mille(75)), ("75 %".to_owned(), "7.5 %".to_owned()));
+    }
+
+    #[test]
+    fn times() {
+        let check = |text: &str, expected: Option<u64>| assert_eq!(parse_seconds(text).ok(), expected, "{text}");
+        check("90s", Some(90));
+        check("5m", Some(300));
+        check("2h", Some(7200));
+        check("1d", Some(86_400));
+        check("5", None);
+        check("s", None);
+        check("1.5h", None);
+        check("99999999999999999999d", None);
+    }
+
+    #[test]
+    fn exact_sizes_come_back() {
+        for bytes in [0, 1, 4096, 3 << 20, (3 << 20) + 1, 5 << 30] {
+            assert_eq!(parse_size(&format_exact(bytes)), Ok(bytes));
+        }
     }
 
     #[test]

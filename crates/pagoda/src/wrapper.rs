@@ -9,7 +9,8 @@
 //! 2. the environment variable `PAGODA_DRAM`, in libvirt `<qemu:env name='PAGODA_DRAM' value='1G'/>`,
 //! 3. `dram = "1G"` in `/etc/pagoda/vm.d/NAME.toml`,
 //!
-//! else it may have all of its memory in DRAM. The real QEMU is `PAGODA_QEMU`, else the one line of
+//! else it may have all of its memory in DRAM. That file may also have `min = "1G"`, `shares = 2000` and
+//! `share_group = "tenant1"`, as the options of `pagoda run`. The real QEMU is `PAGODA_QEMU`, else the one line of
 //! `/etc/pagoda/qemu`, else `/usr/bin/qemu-system-x86_64`.
 
 use std::io;
@@ -18,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use pagoda_api::{Client, VmKind, check_vm_name, socket_path};
+use pagoda_api::{Client, PolicySettings, VmKind, check_vm_name, socket_path};
 use serde::Deserialize;
 
 use crate::exit::UsageError;
@@ -39,6 +40,9 @@ const DRAM_ENV: &str = "PAGODA_DRAM";
 #[serde(deny_unknown_fields, default)]
 struct VmConfig {
     dram: Option<String>,
+    min: Option<String>,
+    shares: Option<u32>,
+    share_group: Option<String>,
     reserve_swap: bool,
 }
 
@@ -59,12 +63,16 @@ pub fn run(words: Vec<String>) -> Result<()> {
         Some(bytes) => Some(bytes),
         None => dram_elsewhere(std::env::var(DRAM_ENV).ok(), &config)?,
     };
+    let min = config.min.as_deref().map(parse_size).transpose();
+    let min = min.map_err(|error| UsageError(format!("min in the VM's settings: {error}")))?;
     start(
         &Client::new(socket_path(None)),
         Request {
             name: Some(name),
             memory_bytes: None,
             dram_bytes,
+            share_group: config.share_group,
+            policy: PolicySettings { min: min.unwrap_or(0), shares: config.shares, sampling: None },
             reserve_swap: config.reserve_swap,
             kind: VmKind::Qemu,
             program: program::find(&qemu.to_string_lossy())?,
@@ -157,10 +165,12 @@ mod tests {
     fn settings() {
         let dir = scratch(
             "settings",
-            &[("vm.d/a.toml", "dram = \"1G\"\nreserve_swap = true\n"), ("vm.d/b.toml", "drma = 1")],
+            &[("vm.d/a.toml", "dram = \"1G\"\nshares = 2000\nreserve_swap = true\n"), ("vm.d/b.toml", "drma = 1")],
         );
         let a = read_config(&dir, "a").unwrap();
-        assert_eq!(a, VmConfig { dram: Some("1G".into()), reserve_swap: true });
+        let expected =
+            VmConfig { dram: Some("1G".into()), shares: Some(2000), reserve_swap: true, ..VmConfig::default() };
+        assert_eq!(a, expected);
         assert!(format!("{:#}", read_config(&dir, "b").unwrap_err()).contains("drma"));
         assert_eq!(read_config(&dir, "c").unwrap(), VmConfig::default());
         assert!(read_config(&dir, "../a").is_err());

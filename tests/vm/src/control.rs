@@ -12,7 +12,7 @@ use crate::console::Console;
 use crate::wait;
 
 /// QEMU makes the socket within its first milliseconds.
-const CONNECT_MAX: Duration = Duration::from_secs(10);
+const CONNECT_MAX: Duration = Duration::from_secs(300);
 
 /// Leads a guest.
 #[derive(Debug)]

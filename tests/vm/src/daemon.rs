@@ -15,9 +15,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::{MIB, programs, wait};
 
 /// A daemon that does not answer for so long is broken.
-const START_MAX: Duration = Duration::from_secs(20);
-/// It waits for its engines, at most 10 s by its own account.
-const STOP_MAX: Duration = Duration::from_secs(20);
+const START_MAX: Duration = wait::HANG;
+/// It waits for its engines.
+const STOP_MAX: Duration = wait::HANG;
 const LOG_TAIL_BYTES: u64 = 6000;
 
 /// Pages of which size RAM is made.
@@ -188,8 +188,7 @@ impl Daemon {
     /// # Errors
     /// There is none.
     pub fn wait_made(&self, name: &str) -> Result<()> {
-        const MADE_MAX: Duration = Duration::from_secs(20);
-        wait::until(&format!("{name} is made"), MADE_MAX, || Ok(self.client().vm(name).ok().map(drop)))
+        wait::until(&format!("{name} is made"), wait::HANG, || Ok(self.client().vm(name).ok().map(drop)))
     }
 
     /// Waits until a VM is as wanted; `what` names that.
@@ -214,9 +213,9 @@ impl Daemon {
     /// Nothing moved for a while.
     pub fn wait_paged(&self, name: &str, pages: u64) -> Result<()> {
         /// Longer than any single request waits on a busy disk.
-        const STANDSTILL_MAX: Duration = Duration::from_secs(30);
+        const STANDSTILL_MAX: Duration = Duration::from_secs(120);
         /// Against a daemon that counts without end and never gets there.
-        const PAGED_MAX: Duration = Duration::from_secs(600);
+        const PAGED_MAX: Duration = Duration::from_secs(1800);
         let moved = || -> Result<[u64; 2]> {
             let info = self.vm(name)?;
             Ok([counter::PAGES_IN, counter::PAGES_OUT].map(|name| info.counters.get(name).copied().unwrap_or(0)))
@@ -241,8 +240,7 @@ impl Daemon {
     /// # Errors
     /// Something is left.
     pub fn wait_gone(&self, name: &str) -> Result<()> {
-        const GONE_MAX: Duration = Duration::from_secs(20);
-        wait::until(&format!("{name} is forgotten"), GONE_MAX, || match self.client().vm(name) {
+        wait::until(&format!("{name} is forgotten"), wait::HANG, || match self.client().vm(name) {
             Ok(_) => Ok(None),
             Err(error) if error.code() == Some(pagoda_api::ErrorCode::NoSuchVm) => Ok(Some(())),
             Err(error) => Err(error.into()),

@@ -111,9 +111,8 @@ impl Throttle {
 
 impl Drop for Throttle {
     fn drop(&mut self) {
-        let gone = wait::until("the cgroup is empty", std::time::Duration::from_secs(10), || {
-            Ok(fs::remove_dir(&self.cgroup).is_ok().then_some(()))
-        });
+        let gone =
+            wait::until("the cgroup is empty", wait::HANG, || Ok(fs::remove_dir(&self.cgroup).is_ok().then_some(())));
         if let Err(error) = gone {
             eprintln!("remove {}: {error:#}", self.cgroup.display());
         }

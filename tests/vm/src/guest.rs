@@ -18,9 +18,9 @@ use crate::qmp::Qmp;
 use crate::{accel, wait};
 
 /// How long a guest may live unless a test says more: no measure of speed, but the end of a hang.
-const DEADLINE_DEFAULT: Duration = Duration::from_secs(180);
+const DEADLINE_DEFAULT: Duration = wait::LIFE;
 /// From the verdict to the end of the process.
-const EXIT_MAX: Duration = Duration::from_secs(20);
+const EXIT_MAX: Duration = wait::HANG;
 
 /// How to start a guest.
 #[derive(Debug, Clone)]

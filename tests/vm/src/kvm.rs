@@ -14,9 +14,9 @@ use crate::{programs, wait};
 /// `xtask toy-kvm` ends with it where KVM does not run its guest.
 const SKIPPED_STATUS: i32 = 77;
 /// It probes KVM first, for at most 20 s.
-const START_MAX: Duration = Duration::from_secs(60);
+const START_MAX: Duration = crate::wait::HANG;
 /// From the end of its input: a batch of pages, and a look at all of them.
-const FINISH_MAX: Duration = Duration::from_secs(120);
+const FINISH_MAX: Duration = crate::wait::LIFE;
 
 /// Whether this machine's KVM runs the guest; says why when it does not. Tried once.
 ///

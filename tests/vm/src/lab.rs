@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use pagoda_sys::toy::tuned::{TUNED_BY_DAEMON, Tuned};
 
 use crate::daemon::{Daemon, DaemonOptions, Folios};
 use crate::disk::Throttle;
 use crate::guest::{Guest, GuestOptions};
-use crate::host::Tuned;
 use crate::loopfs::{FileSystem, LoopFs};
 use crate::slots::Slots;
 use crate::toy::{Toy, ToyOptions};
@@ -79,7 +79,7 @@ impl Lab {
     fn new(vms: usize) -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let slots = Slots::take(vms)?;
-        let tuned = Tuned::begin()?;
+        let tuned = Tuned::begin(TUNED_BY_DAEMON.map(Path::new)).context("save the host's settings")?;
         // Short, because sockets are in there.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let dir = programs::work_dir()?.join(format!("t{}-{number}", std::process::id()));

@@ -10,7 +10,6 @@ pub mod control;
 pub mod daemon;
 pub mod disk;
 pub mod guest;
-pub mod host;
 pub mod kvm;
 pub mod lab;
 pub mod libvirt;

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::wait;
 
 /// It asks each QEMU on the machine what it can do before it answers.
-const START_MAX: Duration = Duration::from_secs(60);
+const START_MAX: Duration = crate::wait::HANG;
 /// Directories of a libvirtd, which are replaced by ours.
 const DIRECTORIES: [(&str, &str); 5] = [
     ("etc", "/etc/libvirt"),

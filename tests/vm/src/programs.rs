@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -74,7 +75,7 @@ pub struct Images {
     pub tools_initrd: PathBuf,
 }
 
-/// The guest images; made when they are missing.
+/// The guest images; made when they are missing or older than the guest's sources.
 ///
 /// # Errors
 /// They cannot be made.
@@ -88,9 +89,12 @@ pub fn images() -> Result<Images> {
     };
     let there = || [&images.kernel, &images.initrd, &images.tools_initrd].into_iter().all(|path| path.is_file());
     let made = MADE.get_or_init(|| {
-        if there() {
+        let sources = newest(&repository().join("tests/guest")).map_err(|error| format!("{error:#}"))?;
+        let is_current = |path: &PathBuf| modified(path).is_ok_and(|at| at >= sources);
+        if there() && is_current(&images.initrd) && is_current(&images.tools_initrd) {
             return Ok(());
         }
+        // It replaces them by renaming: who boots the old ones at this moment is not disturbed.
         let xtask = bin_dir().map_err(|error| format!("{error:#}"))?.join("xtask");
         match Command::new(xtask).args(["image", "--tools"]).status() {
             Ok(status) if status.success() => Ok(()),
@@ -102,6 +106,21 @@ pub fn images() -> Result<Images> {
         Ok(()) => bail!("{} is not complete: run cargo xtask image --tools", dir.display()),
         Err(error) => bail!("{error}"),
     }
+}
+
+fn modified(path: &Path) -> Result<SystemTime> {
+    let meta = fs::metadata(path).with_context(|| format!("look at {}", path.display()))?;
+    meta.modified().context("time of a file")
+}
+
+/// When anything in a directory was last changed, deletions included.
+fn newest(dir: &Path) -> Result<SystemTime> {
+    let mut newest = modified(dir)?;
+    for entry in fs::read_dir(dir).with_context(|| format!("list {}", dir.display()))? {
+        let path = entry?.path();
+        newest = newest.max(if path.is_dir() { self::newest(&path)? } else { modified(&path)? });
+    }
+    Ok(newest)
 }
 
 /// Which QEMU.
@@ -130,5 +149,25 @@ impl Qemu {
         let program = self.program();
         ensure!(program.is_file(), "{} is missing: run scripts/install-deps.sh test", program.display());
         Ok(program)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn the_newest_file_of_a_tree() {
+        let dir = std::env::temp_dir().join(format!("pagoda-newest-{}", std::process::id()));
+        let deep = dir.join("a/b");
+        fs::create_dir_all(&deep).unwrap();
+        let file = fs::File::create(deep.join("c")).unwrap();
+        let later = SystemTime::now() + Duration::from_secs(60);
+        file.set_modified(later).unwrap();
+        let found = newest(&dir);
+        fs::remove_dir_all(&dir).unwrap();
+        assert!(found.unwrap() >= later - Duration::from_secs(1));
+        assert!(newest(&dir).is_err());
     }
 }

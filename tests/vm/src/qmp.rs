@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use crate::wait;
 
-const CONNECT_MAX: Duration = Duration::from_secs(10);
+const CONNECT_MAX: Duration = crate::wait::HANG;
 /// QEMU answers `stop` when its vCPUs stand still, and one of them may wait for a page on a slow disk.
-const ANSWER_MAX: Duration = Duration::from_secs(30);
+const ANSWER_MAX: Duration = crate::wait::HANG;
 
 /// A QMP session.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -11,9 +11,6 @@ use serde_json::Value;
 use crate::console::Console;
 use crate::daemon::Daemon;
 use crate::programs;
-
-/// No measure of speed, but the end of a hang.
-const DEADLINE_DEFAULT: Duration = Duration::from_secs(900);
 
 /// How to start a toy.
 #[derive(Debug, Clone)]
@@ -58,7 +55,7 @@ impl Toy {
             child: Mutex::new(child),
             output,
             at: Mutex::new(0),
-            deadline: Instant::now() + DEADLINE_DEFAULT,
+            deadline: Instant::now() + crate::wait::LIFE,
         };
         toy.expect("TOY start")?;
         Ok(toy)
@@ -129,9 +126,8 @@ impl Toy {
     /// # Errors
     /// It does not end with success.
     pub fn quit(&self) -> Result<()> {
-        const EXIT_MAX: Duration = Duration::from_secs(20);
         self.tell("quit")?;
-        let status = crate::wait::until("the end of the toy", EXIT_MAX, || {
+        let status = crate::wait::until("the end of the toy", crate::wait::HANG, || {
             self.child.lock().unwrap_or_else(PoisonError::into_inner).try_wait().context("look after the toy")
         })?;
         ensure!(status.success(), "the toy ended with {status}");

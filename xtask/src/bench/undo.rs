@@ -2,7 +2,8 @@
 //! (whose hook runs even where panics abort), on SIGINT, SIGTERM and SIGHUP, and, after a kill -9
 //! or a power cut, at the start of the next bench, from a record on disk.
 //!
-//! The record is written before the change. Undoing twice is harmless.
+//! The record is written before the change. Undoing twice is harmless. Settings of the host are also other processes' matter
+//! and kept for the whole machine by `pagoda_sys::toy::tuned`; what is undone here is a change within one bench.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use pagoda_sys::toy::process;
+use pagoda_sys::toy::tuned::{Tuned, chosen};
 use serde::{Deserialize, Serialize};
 
 /// A killed process takes a moment to leave its cgroup.
@@ -85,6 +87,8 @@ struct Ledger {
     record: PathBuf,
     entries: Vec<(u64, Undo)>,
     next_id: u64,
+    /// Of the host's settings; `None` once all is undone.
+    tuned: Option<Tuned>,
     _lock: File,
 }
 
@@ -130,12 +134,14 @@ pub fn start(work_dir: &Path) -> Result<()> {
             if !left.is_empty() {
                 eprintln!("bench: putting back {} changes of a bench that was killed", left.len());
             }
-            perform_all(left.into_iter());
+            // What a setting was before any bench is known to `Tuned`, which puts it back below.
+            perform_all(left.into_iter().filter(|undo| !matches!(undo, Undo::Setting { .. })));
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error).context("read the undo record"),
     }
-    let new = Ledger { record, entries: Vec::new(), next_id: 0, _lock: lock };
+    let tuned = Tuned::begin([]).context("put back host settings that a killed process left")?;
+    let new = Ledger { record, entries: Vec::new(), next_id: 0, tuned: Some(tuned), _lock: lock };
     new.write().context("write the undo record")?;
     *ledger() = Some(new);
     process::on_termination(undo_all).context("install the termination handler")?;
@@ -153,6 +159,8 @@ pub fn undo_all() {
     let Ok(mut guard) = LEDGER.try_lock() else { return };
     if let Some(ledger) = guard.as_mut() {
         perform_all(std::mem::take(&mut ledger.entries).into_iter().map(|(_, undo)| undo));
+        // The last user of the host's settings puts them back.
+        ledger.tuned = None;
         if let Err(error) = ledger.write() {
             eprintln!("bench: write the undo record: {error}");
         }
@@ -186,10 +194,8 @@ impl Guard {
     /// # Errors
     /// No such setting, or no permission.
     pub fn setting(path: &Path, value: &str) -> Result<Self> {
-        let show = path.display();
-        let old = fs::read_to_string(path).with_context(|| format!("read {show}"))?;
-        let guard = Self::new(Undo::Setting { path: path.to_owned(), value: chosen(&old).to_owned() })?;
-        fs::write(path, value).with_context(|| format!("write {value} to {show}"))?;
+        let guard = Self::keep_setting(path)?;
+        fs::write(path, value).with_context(|| format!("write {value} to {}", path.display()))?;
         Ok(guard)
     }
 
@@ -198,8 +204,23 @@ impl Guard {
     /// # Errors
     /// No such setting.
     pub fn keep_setting(path: &Path) -> Result<Self> {
-        let old = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+        let show = path.display();
+        remember(path).with_context(|| format!("save {show}"))?;
+        let old = fs::read_to_string(path).with_context(|| format!("read {show}"))?;
         Self::new(Undo::Setting { path: path.to_owned(), value: chosen(&old).to_owned() })
+    }
+}
+
+/// For the machine, before it is remembered for this bench.
+fn remember(path: &Path) -> io::Result<()> {
+    let mut guard = ledger();
+    let Some(ledger) = guard.as_mut() else { return Err(io::Error::other("undo::start has not been called")) };
+    match &ledger.tuned {
+        Some(tuned) => tuned.remember(path),
+        None => {
+            ledger.tuned = Some(Tuned::begin([path])?);
+            Ok(())
+        }
     }
 }
 
@@ -218,22 +239,9 @@ impl Drop for Guard {
     }
 }
 
-/// The value in force: the one in brackets where a setting lists its choices.
-fn chosen(text: &str) -> &str {
-    let bracketed = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
-    bracketed.map_or(text.trim(), |(value, _)| value)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_chosen_value_of_a_setting() {
-        for (text, value) in [("always [madvise] never\n", "madvise"), ("3\n", "3"), ("", "")] {
-            assert_eq!(chosen(text), value);
-        }
-    }
 
     #[test]
     fn start_time_identifies_a_process() {

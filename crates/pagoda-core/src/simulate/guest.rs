@@ -169,6 +169,9 @@ impl Guest {
             return;
         };
         self.resize(phase.active, reports_free, &mut room, limits);
+        if let Some(touched) = phase.touched {
+            self.hold(touched, &mut room, limits);
+        }
         self.work(&phase, &mut room, limits);
     }
 
@@ -223,6 +226,24 @@ impl Guest {
         }
         missing -= shift(&mut self.kinds.idle_in, &mut self.kinds.active_in, missing);
         shift(&mut self.kinds.idle_out, &mut self.kinds.active_out, missing);
+    }
+
+    /// Content that is not in use becomes so much that the guest holds `touched` pages in all.
+    fn hold(&mut self, touched: PageCount, room: &mut PageCount, limits: &Limits) {
+        let held = self.kinds.resident() + self.kinds.swapped();
+        if held < touched {
+            let wanted = (touched - held).min(self.kinds.zero_out + self.kinds.untouched);
+            let granted = self.room(wanted, *room, limits);
+            let again = shift(&mut self.kinds.zero_out, &mut self.kinds.idle_in, granted);
+            shift(&mut self.kinds.untouched, &mut self.kinds.idle_in, granted - again);
+            *room -= granted.min(*room);
+            return;
+        }
+        let mut freed = held - touched;
+        let kinds = &mut self.kinds;
+        for kind in [&mut kinds.zero_in, &mut kinds.idle_out, &mut kinds.idle_in] {
+            freed -= shift(kind, &mut kinds.untouched, freed);
+        }
     }
 
     /// Touches the working set, and brings in what is out.

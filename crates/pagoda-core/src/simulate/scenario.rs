@@ -103,6 +103,9 @@ pub struct Phase {
     pub active: PageCount,
     /// Pages of it that are touched a second, with all of them in DRAM.
     pub rate: PageCount,
+    /// Pages with content, the working set among them, where that is known as of a recorded VM. Else what the guest has
+    /// used stays its cache.
+    pub touched: Option<PageCount>,
 }
 
 /// A change of settings.
@@ -144,6 +147,8 @@ pub enum ScenarioError {
     ZeroRate { name: String, what: &'static str },
     #[error("VM {name:?}: phases must begin one after the other, the one at {at_s} s does not")]
     PhaseOrder { name: String, at_s: u64 },
+    #[error("VM {name:?} uses more at {at_s} s than it has touched; raise what is touched")]
+    ActiveUntouched { name: String, at_s: u64 },
     #[error("VM {name:?} stops before it starts; correct one of them")]
     StopsFirst { name: String },
     #[error("the change at {at_s} s is of VM number {index}, which there is not")]
@@ -215,6 +220,12 @@ impl VmScript {
             if phase.active > memory {
                 return Err(beyond("working set"));
             }
+            if phase.touched.is_some_and(|touched| touched > memory) {
+                return Err(beyond("touched memory"));
+            }
+            if phase.touched.is_some_and(|touched| touched < phase.active) {
+                return Err(ScenarioError::ActiveUntouched { name: name(), at_s: phase.at_s });
+            }
             if phase.active > PageCount::ZERO && phase.rate == PageCount::ZERO {
                 return Err(zero("rate of a phase"));
             }
@@ -228,6 +239,8 @@ impl VmScript {
     /// What the guest does so many seconds after its start: nothing before the first phase.
     pub(super) fn phase(&self, since_start_s: u64) -> Option<Phase> {
         let at_s = self.repeat_s.filter(|repeat| *repeat > 0).map_or(since_start_s, |repeat| since_start_s % repeat);
-        self.phases.iter().rev().find(|phase| phase.at_s <= at_s).copied()
+        // A recorded VM has thousands; they are in order.
+        let begun = self.phases.partition_point(|phase| phase.at_s <= at_s);
+        self.phases[..begun].last().copied()
     }
 }

@@ -19,7 +19,7 @@ fn script(name: &str, memory: u64) -> VmScript {
         stop_s: None,
         boot: Boot { touches: mib(memory), rate: mib(100) },
         balloon: None,
-        phases: vec![Phase { at_s: 0, active: mib(memory / 4), rate: mib(400) }],
+        phases: vec![Phase { at_s: 0, active: mib(memory / 4), rate: mib(400), touched: None }],
         repeat_s: None,
         reports_free: false,
     }
@@ -56,7 +56,7 @@ fn booted(memory: u64) -> Guest {
 #[test]
 fn a_guest_lives() {
     let mut guest = booted(400);
-    let phase = |active: u64| Some(Phase { at_s: 0, active: mib(active), rate: mib(400) });
+    let phase = |active: u64| Some(Phase { at_s: 0, active: mib(active), rate: mib(400), touched: None });
     guest.run(phase(100), false, &UNLIMITED);
     assert_eq!((guest.kinds.active_in, guest.kinds.zero_in, guest.speed), (mib(100), mib(300), 1.0));
     guest.run(phase(60), false, &UNLIMITED);
@@ -86,11 +86,33 @@ fn a_guest_lives() {
 }
 
 #[test]
+fn a_recorded_guest_holds_what_it_held() {
+    let mut guest =
+        Guest::new(&VmScript { boot: Boot { touches: PageCount::ZERO, rate: mib(1) }, ..script("a", 400) }, 1);
+    let phase = |active: u64, touched: u64| {
+        Some(Phase { at_s: 0, active: mib(active), rate: mib(400), touched: Some(mib(touched)) })
+    };
+    let (held, swapped) = (|guest: &Guest| guest.kinds.resident() + guest.kinds.swapped(), mib(100));
+    guest.run(phase(50, 300), false, &UNLIMITED);
+    assert_eq!((guest.kinds.active_in, held(&guest)), (mib(50), mib(300)));
+    // What was swapped is still held, and what the guest frees leaves swap first.
+    guest.page_out(swapped);
+    assert_eq!((guest.kinds.swapped(), held(&guest)), (swapped, mib(300)));
+    guest.run(phase(50, 220), false, &UNLIMITED);
+    assert_eq!((guest.kinds.idle_out, held(&guest)), (guest.kinds.idle_out.min(swapped - mib(80)), mib(220)));
+    assert_eq!(guest.kinds.all(), mib(400));
+    // There is no room for more than the host has.
+    let full = Limits { free: PageCount::ZERO, ..UNLIMITED };
+    guest.run(phase(50, 400), false, &full);
+    assert_eq!(held(&guest), mib(220));
+}
+
+#[test]
 fn at_its_cap_a_guest_pages_against_itself() {
     let mut guest = booted(400);
     let limits = Limits { cap: mib(200), ..UNLIMITED };
     guest.page_out(mib(200));
-    let phase = Some(Phase { at_s: 0, active: mib(150), rate: mib(400) });
+    let phase = Some(Phase { at_s: 0, active: mib(150), rate: mib(400), touched: None });
     for _ in 0..30 {
         guest.run(phase, false, &limits);
         assert!(guest.kinds.resident() <= mib(200));
@@ -108,7 +130,7 @@ fn samples_show_the_working_set() {
     let pages: Vec<_> = (0..1000).map(|page| crate::units::PageIdx(page * 250)).collect();
     guest.watch(&pages, &mut Chance::new(3));
     assert_eq!(guest.sample_count().touched, 0);
-    let phase = Some(Phase { at_s: 0, active: mib(300), rate: mib(3000) });
+    let phase = Some(Phase { at_s: 0, active: mib(300), rate: mib(3000), touched: None });
     guest.run(phase, false, &UNLIMITED);
     let count = guest.sample_count();
     assert!((250..350).contains(&count.touched) && count.watched == 1000, "{count:?}");
@@ -210,10 +232,11 @@ fn random_vm(index: u64, chance: &mut Chance) -> VmScript {
     let balloon = BalloonScript { after_s: chance.within(5, 60), rate: mib(chance.within(1, 100)) };
     vm.balloon = chance.per_mille(600).then_some(balloon);
     vm.reports_free = chance.per_mille(500);
-    let phase = |nth: u64, chance: &mut Chance| Phase {
-        at_s: nth * 100,
-        active: size(chance, 900),
-        rate: mib(chance.within(10, 1000)),
+    let memory = vm.settings.memory;
+    let phase = |nth: u64, chance: &mut Chance| {
+        let active = size(chance, 900);
+        let touched = (nth % 2 == 1).then(|| (active + PageCount(active.0 / 4)).min(memory));
+        Phase { at_s: nth * 100, active, rate: mib(chance.within(10, 1000)), touched }
     };
     vm.phases = (0..5).map(|nth| phase(nth, chance)).collect();
     vm

@@ -90,6 +90,7 @@ impl<'s> World<'s> {
                         vm.min = vm.min.min(settings.min);
                         self.policy.set(VmId(*index as u32), settings.clone())
                     }
+                    None if refused_before(&self.scenario.vms[*index], now_s) => Ok(()),
                     None => Err(SettingsError::NoSuchVm { id: *index as u32 }),
                 },
             };
@@ -266,6 +267,11 @@ impl<'s> World<'s> {
             });
         }
     }
+}
+
+/// Whether a VM that does not run would, had it been admitted: then there is nothing to change.
+fn refused_before(script: &VmScript, now_s: u64) -> bool {
+    script.start_s < now_s && script.stop_s.is_none_or(|stop_s| now_s <= stop_s)
 }
 
 impl Vm<'_> {

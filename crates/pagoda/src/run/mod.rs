@@ -15,7 +15,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
 use pagoda_api::attach::{Fetched, fetch};
-use pagoda_api::{Client, CreateVm, CreatedVm, PolicySettings, VmKind};
+use pagoda_api::{Client, CreateVm, CreatedVm, PolicySettings, Sampling, VmKind};
 use rustix::io::FdFlags;
 
 use crate::cli;
@@ -35,6 +35,8 @@ pub struct Request {
     pub name: Option<String>,
     pub memory_bytes: Option<u64>,
     pub dram_bytes: Option<u64>,
+    pub share_group: Option<String>,
+    pub policy: PolicySettings,
     pub reserve_swap: bool,
     pub kind: VmKind,
     pub program: PathBuf,
@@ -62,6 +64,12 @@ pub fn run(client: &Client, options: cli::Run) -> Result<()> {
             name: options.name,
             memory_bytes: options.memory,
             dram_bytes: options.dram.or(dram_in_options),
+            share_group: options.share_group,
+            policy: PolicySettings {
+                min: options.claim.min.unwrap_or(0),
+                shares: options.claim.shares,
+                sampling: options.sampling.over(Sampling::default()),
+            },
             reserve_swap: options.reserve_swap,
             kind,
             program: program::find(name)?,
@@ -132,8 +140,8 @@ fn vm_of(request: &Request, plan: Option<&Plan>) -> Result<CreateVm> {
         kind: request.kind,
         reserve_swap: request.reserve_swap,
         pinned: plan.and_then(|plan| plan.pinned.clone()),
-        share_group: None,
-        policy: PolicySettings::default(),
+        share_group: request.share_group.clone(),
+        policy: request.policy.clone(),
     })
 }
 

@@ -8,9 +8,9 @@ use pagoda_core::policy::settings::{
 use pagoda_core::policy::{HostSettings, Overhead, PerMille, ShareGroup, Shares, TaxRate, VmSettings};
 use pagoda_core::simulate::{BalloonScript, Boot, Change, ChangeKind, Hardware, Phase, Scenario, VmScript};
 use pagoda_core::units::{Bytes, PageCount};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use crate::units::parse_size;
+use crate::units::{parse_seconds, parse_size};
 
 /// Copies of one VM; as many VMs as a host may have.
 const COUNT_MAX: u32 = 4096;
@@ -19,104 +19,110 @@ const POINTS_DEFAULT: u64 = 800;
 /// Touches a second if nothing is said: a guest that does little but use its memory.
 const RATE_DEFAULT: PageCount = Bytes::from_gib(1).pages_floor();
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
-    title: String,
-    duration: String,
+pub struct File {
+    pub title: String,
+    pub duration: String,
     #[serde(default)]
-    seed: u64,
-    record: Option<String>,
-    host: Host,
-    #[serde(rename = "vm", default)]
-    vms: Vec<Vm>,
-    #[serde(rename = "change", default)]
-    changes: Vec<ChangeEntry>,
+    pub seed: u64,
+    pub record: Option<String>,
+    pub host: Host,
+    #[serde(rename = "vm", default, skip_serializing_if = "Vec::is_empty")]
+    pub vms: Vec<Vm>,
+    #[serde(rename = "change", default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<ChangeEntry>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Host {
-    pool: String,
-    idle_tax: Option<String>,
-    thresholds: Option<ThresholdsEntry>,
-    balloon_rate: Option<String>,
-    page_out_rate: Option<String>,
-    page_in: Option<String>,
-    page_out: Option<String>,
-    fault_us: Option<u64>,
-    share_scan: Option<String>,
+pub struct Host {
+    pub pool: String,
+    pub idle_tax: Option<String>,
+    pub thresholds: Option<ThresholdsEntry>,
+    pub balloon_rate: Option<String>,
+    pub page_out_rate: Option<String>,
+    pub page_in: Option<String>,
+    pub page_out: Option<String>,
+    pub fault_us: Option<u64>,
+    pub share_scan: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ThresholdsEntry {
-    high: Option<String>,
-    soft: Option<String>,
-    hard: Option<String>,
-    low: Option<String>,
-    hysteresis: Option<String>,
+pub struct ThresholdsEntry {
+    pub high: Option<String>,
+    pub soft: Option<String>,
+    pub hard: Option<String>,
+    pub low: Option<String>,
+    pub hysteresis: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Vm {
-    name: String,
-    memory: String,
-    dram: Option<String>,
-    min: Option<String>,
-    shares: Option<u32>,
-    share_group: Option<String>,
-    sample_pages: Option<u32>,
-    sample_period: Option<String>,
-    balloon_max: Option<String>,
-    overhead: Option<String>,
-    start: Option<String>,
-    stop: Option<String>,
-    boot: Option<BootEntry>,
-    balloon: Option<BalloonEntry>,
+pub struct Vm {
+    pub name: String,
+    pub memory: String,
+    pub dram: Option<String>,
+    pub min: Option<String>,
+    pub shares: Option<u32>,
+    pub share_group: Option<String>,
+    pub sample_pages: Option<u32>,
+    pub sample_period: Option<String>,
+    pub balloon_max: Option<String>,
+    pub overhead: Option<String>,
+    pub start: Option<String>,
+    pub stop: Option<String>,
+    pub boot: Option<BootEntry>,
+    pub balloon: Option<BalloonEntry>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub phases: Vec<PhaseEntry>,
+    /// Of a recorded VM, in place of phases.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub series: Vec<Point>,
+    pub repeat: Option<String>,
     #[serde(default)]
-    phases: Vec<PhaseEntry>,
-    repeat: Option<String>,
-    #[serde(default)]
-    reports_free: bool,
-    count: Option<u32>,
-    stagger: Option<String>,
+    pub reports_free: bool,
+    pub count: Option<u32>,
+    pub stagger: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct BootEntry {
-    touches: String,
-    rate: String,
+pub struct BootEntry {
+    pub touches: String,
+    pub rate: String,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct BalloonEntry {
-    after: String,
-    rate: String,
+pub struct BalloonEntry {
+    pub after: String,
+    pub rate: String,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PhaseEntry {
-    at: String,
-    active: String,
-    rate: Option<String>,
+pub struct PhaseEntry {
+    pub at: String,
+    pub active: String,
+    pub rate: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ChangeEntry {
-    at: String,
-    idle_tax: Option<String>,
-    pool: Option<String>,
-    vm: Option<String>,
-    shares: Option<u32>,
-    min: Option<String>,
-    dram: Option<String>,
+pub struct ChangeEntry {
+    pub at: String,
+    pub idle_tax: Option<String>,
+    pub pool: Option<String>,
+    pub vm: Option<String>,
+    pub shares: Option<u32>,
+    pub min: Option<String>,
+    pub dram: Option<String>,
 }
+
+/// What a VM used from some second since its start on: the second, MiB in use, MiB touched.
+pub type Point = [u64; 3];
 
 /// Reads a scenario. What it says is checked when it is run.
 pub fn parse(text: &str) -> Result<Scenario> {
@@ -214,7 +220,7 @@ fn scripts(entry: &Vm) -> Result<Vec<VmScript>> {
     };
     let phase = |entry: &PhaseEntry| -> Result<Phase> {
         let rate = pages_or(&entry.rate, RATE_DEFAULT)?;
-        Ok(Phase { at_s: seconds(&entry.at)?, active: pages_of(&entry.active, memory)?, rate })
+        Ok(Phase { at_s: seconds(&entry.at)?, active: pages_of(&entry.active, memory)?, rate, touched: None })
     };
     let script = VmScript {
         name: entry.name.clone(),
@@ -223,7 +229,11 @@ fn scripts(entry: &Vm) -> Result<Vec<VmScript>> {
         stop_s: entry.stop.as_deref().map(seconds).transpose()?,
         boot,
         balloon: entry.balloon.as_ref().map(balloon).transpose()?,
-        phases: entry.phases.iter().map(phase).collect::<Result<_>>()?,
+        phases: if entry.series.is_empty() {
+            entry.phases.iter().map(phase).collect::<Result<_>>()?
+        } else {
+            recorded(entry)?
+        },
         repeat_s: entry.repeat.as_deref().map(seconds).transpose()?,
         reports_free: entry.reports_free,
         settings,
@@ -240,6 +250,18 @@ fn scripts(entry: &Vm) -> Result<Vec<VmScript>> {
         ..script.clone()
     };
     Ok((0..count).map(copy).collect())
+}
+
+/// The phases of a recorded VM. How fast it touched its working set is not known; it is touched within seconds.
+fn recorded(entry: &Vm) -> Result<Vec<Phase>> {
+    if !entry.phases.is_empty() || entry.repeat.is_some() {
+        bail!("give phases or a series, not both; a series does not repeat");
+    }
+    let mib = |mib: u64| mib.checked_mul(1 << 20).map(|bytes| Bytes(bytes).pages_floor()).context("a size in a series");
+    let phase = |[at_s, active, touched]: &Point| -> Result<Phase> {
+        Ok(Phase { at_s: *at_s, active: mib(*active)?, rate: RATE_DEFAULT, touched: Some(mib(*touched)?) })
+    };
+    entry.series.iter().map(phase).collect()
 }
 
 fn change(entry: &ChangeEntry, vms: &[VmScript]) -> Result<Vec<Change>> {
@@ -291,18 +313,8 @@ fn pages_of(text: &str, memory: PageCount) -> Result<PageCount> {
     }
 }
 
-/// Seconds in `90s`, `5m`, `2h`, `1d`.
 fn seconds(text: &str) -> Result<u64> {
-    let advice = || anyhow!("{text:?} is not a time; write a number and s, m, h or d, such as 30s or 5m");
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match &text[digits.len()..] {
-        "s" => 1,
-        "m" => 60,
-        "h" => 3600,
-        "d" => 86_400,
-        _ => return Err(advice()),
-    };
-    digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).ok_or_else(advice)
+    parse_seconds(text).map_err(|message| anyhow!(message))
 }
 
 fn seconds_or(text: &Option<String>, default: u64) -> Result<u64> {

@@ -1,21 +1,21 @@
 //! `pagoda simulate`: the policy over scripted VMs, under virtual time. No daemon takes part.
 
-mod file;
+pub mod file;
 mod plot;
 mod report;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use pagoda_core::simulate;
+use pagoda_core::simulate::{self, Scenario};
 
 use crate::output::print_json;
 use crate::show::Format;
 
-/// A longer scenario is a mistake: it is read into memory.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+/// A longer scenario is a mistake: it is read into memory. A week of a hundred recorded VMs is shorter.
+const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// Run the memory policy over scripted VMs, under virtual time
 ///
@@ -28,6 +28,13 @@ Examples:
   pagoda simulate scenarios/reallocation.toml --plot out.svg
   pagoda simulate scenarios/day.toml --json | jq .states")]
 pub struct Simulate {
+    #[command(flatten)]
+    pub options: Options,
+}
+
+// No doc comment: clap would take it for that of the commands that have these options.
+#[derive(Debug, Args)]
+pub struct Options {
     /// The scenario
     pub file: PathBuf,
     /// Draw states and memory over time into this SVG file
@@ -38,13 +45,22 @@ pub struct Simulate {
     pub points: bool,
 }
 
-pub fn run(options: &Simulate, format: Format) -> Result<()> {
-    let file = options.file.display();
-    let length = fs::metadata(&options.file).with_context(|| format!("read {file}"))?.len();
+pub fn run(command: &Simulate, format: Format) -> Result<()> {
+    run_scenario(&read(&command.options.file)?, &command.options, format)
+}
+
+/// Reads a scenario file.
+pub fn read(path: &Path) -> Result<Scenario> {
+    let file = path.display();
+    let length = fs::metadata(path).with_context(|| format!("read {file}"))?.len();
     anyhow::ensure!(length <= FILE_BYTES_MAX, "{file} has {length} bytes; a scenario has at most {FILE_BYTES_MAX}");
-    let text = fs::read_to_string(&options.file).with_context(|| format!("read {file}"))?;
-    let scenario = file::parse(&text).with_context(|| format!("read {file}"))?;
-    let recording = simulate::run(&scenario).with_context(|| format!("simulate {file}"))?;
+    let text = fs::read_to_string(path).with_context(|| format!("read {file}"))?;
+    file::parse(&text).with_context(|| format!("read {file}"))
+}
+
+/// Simulates what was read from `options.file`, and reports.
+pub fn run_scenario(scenario: &Scenario, options: &Options, format: Format) -> Result<()> {
+    let recording = simulate::run(scenario).with_context(|| format!("simulate {}", options.file.display()))?;
     if let Some(path) = &options.plot {
         fs::write(path, plot::draw(&recording)).with_context(|| format!("write {}", path.display()))?;
     }

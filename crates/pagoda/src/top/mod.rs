@@ -8,7 +8,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use pagoda_api::{Client, ClientError};
+use pagoda_api::{Client, ClientError, HostPolicy};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use serde::Serialize;
 
@@ -54,8 +54,8 @@ struct Sampler<'a> {
 
 impl Sampler<'_> {
     fn sample(&self) -> Result<Sample, ClientError> {
-        let vms = self.client.vms()?.vms;
-        Ok(Sample { at: self.start.elapsed(), vms })
+        let (host, vms) = (self.client.host()?.policy, self.client.vms()?.vms);
+        Ok(Sample { at: self.start.elapsed(), host, vms })
     }
 }
 
@@ -63,6 +63,7 @@ impl Sampler<'_> {
 #[derive(Serialize)]
 struct BatchSample<'a> {
     at_s: f64,
+    host: &'a HostPolicy,
     vms: &'a [Row],
 }
 
@@ -74,10 +75,12 @@ fn batch(sampler: &Sampler<'_>, count: u32, interval: Duration, format: Format) 
         let now = sampler.sample()?;
         let rows = rows(Some(&before), &now);
         match format {
-            Format::Json => print_json_line(&BatchSample { at_s: now.at.as_secs_f64(), vms: &rows })?,
+            Format::Json => {
+                print_json_line(&BatchSample { at_s: now.at.as_secs_f64(), host: &now.host, vms: &rows })?;
+            }
             Format::Text => {
                 let gap = if index == 0 { "" } else { "\n" };
-                print_text(&format!("{gap}{}", text::render(&rows)))?;
+                print_text(&format!("{gap}{}", text::render(&now.host, &rows)))?;
             }
         }
         before = now;
@@ -93,7 +96,7 @@ fn live(
     interval: Duration,
 ) -> Result<()> {
     let mut view = View::default();
-    view.update(rows(None, &first));
+    view.update(first.host.clone(), rows(None, &first));
     let mut before = first;
     let mut next = Instant::now() + interval;
     loop {
@@ -110,7 +113,7 @@ fn live(
         next = Instant::now() + interval;
         match sampler.sample() {
             Ok(now) => {
-                view.update(rows(Some(&before), &now));
+                view.update(now.host.clone(), rows(Some(&before), &now));
                 before = now;
             }
             Err(error) => view.trouble = Some(error.to_string()),

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use pagoda_api::{Latency, VmInfo, counter};
+use pagoda_api::{HostPolicy, Latency, VmInfo, counter};
 use serde::Serialize;
 
+use crate::policy::standing;
 use crate::show::state_words;
 
 /// All VMs at one moment.
@@ -12,6 +13,7 @@ use crate::show::state_words;
 pub struct Sample {
     /// Since any fixed moment.
     pub at: Duration,
+    pub host: HostPolicy,
     pub vms: Vec<VmInfo>,
 }
 
@@ -21,9 +23,18 @@ pub struct Sample {
 pub struct Row {
     pub name: String,
     pub state: String,
+    /// Squeezed, pinned or blocked, and since when; `None` while nothing is kept from it.
+    pub standing: Option<String>,
     pub memory_bytes: u64,
     pub dram_limit_bytes: u64,
     pub resident_bytes: u64,
+    pub touched_bytes: u64,
+    /// Its working set; `None` until the first sampling period has ended.
+    pub active_bytes: Option<u64>,
+    /// What the policy allots to it; `None` before the first plan.
+    pub target_bytes: Option<u64>,
+    pub shared_bytes: u64,
+    pub saved_bytes: u64,
     pub swapped_bytes: u64,
     pub zero_bytes: u64,
     /// Given up by the guest to its balloon, and what it should give up; `None` without a balloon target.
@@ -84,9 +95,15 @@ fn row(old: Option<(&VmInfo, Duration)>, vm: &VmInfo) -> Row {
     Row {
         name: vm.name.clone(),
         state: state_words(vm),
+        standing: standing(&vm.policy),
         memory_bytes: vm.memory_bytes,
         dram_limit_bytes: vm.dram_limit_bytes,
         resident_bytes: vm.resident_bytes,
+        touched_bytes: vm.policy.touched_bytes,
+        active_bytes: vm.policy.active_bytes,
+        target_bytes: vm.policy.target_bytes,
+        shared_bytes: vm.policy.shared_bytes,
+        saved_bytes: vm.policy.saved_bytes,
         swapped_bytes: vm.swapped_bytes,
         zero_bytes: vm.zero_bytes,
         ballooned_bytes: vm.balloon.as_ref().map(|balloon| balloon.ballooned_bytes),
@@ -115,7 +132,7 @@ mod tests {
         vm.counters.insert("faults_minor".into(), faults_minor);
         vm.counters.insert("faults_zero".into(), 5);
         vm.counters.insert("pages_in".into(), pages_in);
-        Sample { at: Duration::from_secs(at_s), vms: vec![vm] }
+        Sample { at: Duration::from_secs(at_s), vms: vec![vm], ..Sample::default() }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The live view: one frame from the model, and nothing else.
 
+use pagoda_api::HostPolicy;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Style, Stylize};
@@ -7,9 +8,8 @@ use ratatui::text::Line;
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, TableState};
 
 use super::model::Row;
-use super::text::{CAUSE_COLUMNS, COLUMNS, cause_cells, cells};
+use super::text::{CAUSE_COLUMNS, SPACING, cause_cells, columns_within, host_line, totals_line};
 use crate::output::Side;
-use crate::units::format_size;
 
 /// Rows for the faults by cause: the heading, the columns' names and a dozen causes.
 const CAUSES_HEIGHT: u16 = 14;
@@ -17,6 +17,7 @@ const CAUSES_HEIGHT: u16 = 14;
 /// What the view shows.
 #[derive(Debug, Default)]
 pub struct View {
+    pub host: HostPolicy,
     pub rows: Vec<Row>,
     pub selected: usize,
     /// Why the rows are old.
@@ -30,8 +31,9 @@ impl View {
         self.selected = self.selected.saturating_add_signed(step).min(last);
     }
 
-    /// Takes new rows; the selection stays on its VM when VMs come and go.
-    pub fn update(&mut self, rows: Vec<Row>) {
+    /// Takes a new sample; the selection stays on its VM when VMs come and go.
+    pub fn update(&mut self, host: HostPolicy, rows: Vec<Row>) {
+        self.host = host;
         let name = self.rows.get(self.selected).map(|row| row.name.clone());
         self.rows = rows;
         self.trouble = None;
@@ -43,7 +45,7 @@ impl View {
 
     pub fn draw(&self, frame: &mut Frame<'_>) {
         let [head, vms, causes, foot] = Layout::vertical([
-            Constraint::Length(1),
+            Constraint::Length(2),
             Constraint::Min(3),
             Constraint::Length(CAUSES_HEIGHT),
             Constraint::Length(1),
@@ -59,22 +61,19 @@ impl View {
         frame.render_widget(Paragraph::new(foot_line), foot);
     }
 
-    fn summary(&self) -> Line<'static> {
-        let sum = |value: fn(&Row) -> u64| format_size(self.rows.iter().map(value).sum());
-        Line::from(format!(
-            "pagoda  {} VMs  MEMSZ {}  GRANT {}  SWCUR {}  ZERO {}",
-            self.rows.len(),
-            sum(|row| row.memory_bytes),
-            sum(|row| row.resident_bytes),
-            sum(|row| row.swapped_bytes),
-            sum(|row| row.zero_bytes),
-        ))
-        .bold()
+    fn summary(&self) -> Vec<Line<'static>> {
+        vec![
+            Line::from(format!("pagoda  {}", host_line(&self.host))).bold(),
+            Line::from(format!("        {}", totals_line(&self.rows))),
+        ]
     }
 
     fn draw_vms(&self, frame: &mut Frame<'_>, area: Rect) {
+        let columns = columns_within(usize::from(area.width), &self.rows);
+        let cells = |row: &Row| columns.iter().map(|column| (column.cell)(row)).collect();
         let rows: Vec<Vec<String>> = self.rows.iter().map(cells).collect();
-        let table = table(&COLUMNS, &rows).row_highlight_style(Style::new().reversed());
+        let heads: Vec<(&str, Side)> = columns.iter().map(|column| (column.name, column.side)).collect();
+        let table = table(&heads, &rows).row_highlight_style(Style::new().reversed());
         let mut state = TableState::new().with_selected(self.selected);
         frame.render_stateful_widget(table, area, &mut state);
     }
@@ -82,7 +81,8 @@ impl View {
     fn draw_causes(&self, frame: &mut Frame<'_>, area: Rect) {
         let Some(row) = self.rows.get(self.selected) else { return };
         let [head, body] = Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(area);
-        let title = format!("faults of {} by cause", row.name);
+        let standing = row.standing.as_ref().map_or(String::new(), |standing| format!(", {standing}"));
+        let title = format!("faults of {}{standing}, by cause", row.name);
         frame.render_widget(Paragraph::new(Line::from(title).bold()), head);
         let rows: Vec<Vec<String>> = row.causes.iter().map(cause_cells).collect();
         frame.render_widget(table(&CAUSE_COLUMNS, &rows), body);
@@ -107,7 +107,7 @@ fn table(columns: &[(&'static str, Side)], rows: &[Vec<String>]) -> Table<'stati
     let names = columns.iter().enumerate().map(|(at, (name, _))| aligned(at, (*name).to_owned()));
     let head = TableRow::new(names.collect::<Vec<_>>()).bold();
     let body = rows.iter().map(|row| TableRow::new(row.iter().enumerate().map(|(at, cell)| aligned(at, cell.clone()))));
-    Table::new(body.collect::<Vec<_>>(), widths).header(head).column_spacing(2)
+    Table::new(body.collect::<Vec<_>>(), widths).header(head).column_spacing(SPACING as u16)
 }
 
 #[cfg(test)]
@@ -122,7 +122,7 @@ mod tests {
     fn view(names: &[&str]) -> View {
         let vms = names.iter().map(|name| vm(name)).collect();
         let mut view = View::default();
-        view.update(rows(None, &Sample { vms, ..Sample::default() }));
+        view.update(HostPolicy::default(), rows(None, &Sample { vms, ..Sample::default() }));
         view
     }
 
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn a_frame() {
         let text = drawn(&view(&["web1", "db"]), 100, 24);
-        for part in ["2 VMs  MEMSZ 8G", "NAME  STATE", "web1  running", "faults of web1", "minor", "q quit"] {
+        for part in ["2 VMs  MEMSZ 8G", "NAME  STATE", "web1  running", "faults of web1, by cause", "minor", "q quit"] {
             assert!(text.contains(part), "{part:?} in\n{text}");
         }
         let mut troubled = view(&["web1"]);
@@ -150,13 +150,13 @@ mod tests {
     fn the_selection_follows_its_vm() {
         let mut view = view(&["a", "b", "c"]);
         view.select(1);
-        view.update(super::tests::view(&["b", "c"]).rows);
+        view.update(HostPolicy::default(), super::tests::view(&["b", "c"]).rows);
         assert_eq!(view.selected, 0);
         view.select(5);
         assert_eq!(view.selected, 1);
         view.select(-9);
         assert_eq!(view.selected, 0);
-        view.update(Vec::new());
+        view.update(HostPolicy::default(), Vec::new());
         assert_eq!(view.selected, 0);
     }
 }

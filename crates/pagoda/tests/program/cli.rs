@@ -20,7 +20,26 @@ fn a_plain_program_gets_its_memory() {
     let daemon = FakeDaemon::start("plain");
     let script = "echo $PAGODA_RAM $PAGODA_RAM_FDS $PAGODA_TOKEN $PAGODA_ATTACH; stat -L -c %s $PAGODA_RAM; \
                   echo $LD_PRELOAD; exit 7";
-    let words = ["run", "--plain", "--name", "toy", "--memory", "128M", "--dram", "64M", "--", "sh", "-c", script];
+    let words = [
+        "run",
+        "--plain",
+        "--name",
+        "toy",
+        "--memory",
+        "128M",
+        "--dram",
+        "64M",
+        "--min",
+        "32M",
+        "--shares",
+        "2000",
+        "--share-group",
+        "t1",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ];
     let output = daemon.pagoda(&words).output().unwrap();
     assert_eq!(output.status.code(), Some(7), "the status is the program's: {}", err(&output));
     let text = out(&output);
@@ -35,6 +54,8 @@ fn a_plain_program_gets_its_memory() {
     let vm = daemon.created().unwrap();
     assert_eq!((vm.name.as_str(), vm.kind, vm.dram), ("toy", VmKind::Plain, Some(64 << 20)));
     assert_eq!(vm.memory, [128 << 20]);
+    let policy = (vm.policy.min, vm.policy.shares, vm.policy.sampling, vm.share_group.as_deref());
+    assert_eq!(policy, (32 << 20, Some(2000), None, Some("t1")));
     assert!(!daemon.asked().iter().any(|(line, _)| line.starts_with("DELETE")));
 }
 
@@ -155,6 +176,9 @@ fn tables_and_json() {
         assert!(out(&output).contains(expected), "{words:?}: {}", out(&output));
     };
     check(&["ls"], "web1  running     4G");
+    check(&["host", "show"], "state          high for 7 s");
+    check(&["vm", "mrc", "web1"], "| target 1G, where 0.750 would miss");
+    check(&["vm", "mrc", "web1", "--json"], "\"miss_ratio\": 1.0");
     check(&["ls", "--json"], "\"resident_bytes\": 1073741824");
     check(&["vm", "show", "web1"], "resident       1G");
     check(&["vm", "explain", "web1"], "--dram 1G");
@@ -162,6 +186,17 @@ fn tables_and_json() {
     assert_eq!(daemon.asked().last().unwrap().1, r#"{"dram":2147483648}"#);
     check(&["vm", "set", "web1", "--dram", "all"], "web1");
     assert_eq!(daemon.asked().last().unwrap().1, r#"{"dram":4294967296}"#);
+    check(&["vm", "set", "web1", "--shares", "4000", "--min", "1G", "--dram", "all", "--sample-pages", "50"], "web1");
+    let body = r#"{"dram":4294967296,"min":1073741824,"shares":4000,"sampling":{"pages":50,"period_s":30}}"#;
+    assert_eq!(daemon.asked().last().unwrap().1, body);
+    check(&["host", "set", "--idle-tax", "50%", "--pool", "6G", "--thresholds", "6,4,2,0.5"], "host1");
+    let set = daemon.asked().into_iter().find(|(line, _)| line == "PATCH /v1/host").unwrap();
+    assert_eq!(set.1, r#"{"pool":6442450944,"idle_tax":500,"thresholds":[60,40,20,5]}"#);
+    check(&["whatif", "web1", "--dram", "2G", "--shares", "3000"], "page-ins       12.5/s     3.0/s");
+    assert_eq!(daemon.asked().last().unwrap().1, r#"{"dram":2147483648,"shares":3000}"#);
+    check(&["admit", "--memory", "8G", "--min", "1G"], "admitted       yes");
+    assert_eq!(daemon.asked().last().unwrap().1, r#"{"memory_bytes":8589934592,"dram":null,"min":1073741824}"#);
+    check(&["top", "--batch", "1", "--interval", "0.1"], "state high for 7 s  pool 6G");
     check(&["top", "--batch", "1", "--interval", "0.1"], "web1  running     4G");
     check(&["top", "--batch", "2", "--interval", "0.1", "--json"], "\"faults_per_s\":0.0");
     check(&["completion", "bash"], "_pagoda()");
@@ -195,6 +230,27 @@ fn a_scenario_is_simulated_and_drawn() {
 }
 
 #[test]
+fn a_recording_is_replayed() {
+    let daemon = FakeDaemon::start("trace");
+    let (trace, plot) = (daemon.dir.join("trace.toml"), daemon.dir.join("trace.svg"));
+    let (trace, plot) = (trace.to_str().unwrap(), plot.to_str().unwrap());
+    let check = |words: &[&str], expected: &str| {
+        let output = daemon.pagoda(words).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {}", err(&output));
+        assert!(out(&output).contains(expected), "{words:?}: {}", out(&output));
+    };
+    check(&["trace", "record", "--interval", "1", "--out", trace, "--for", "2s"], "1 VMs, 1 points in 2 s");
+    check(&["trace", "replay", trace, "--plot", plot], "web1");
+    assert!(std::fs::read_to_string(plot).unwrap().contains("Recorded on host1"));
+    check(&["trace", "replay", trace, "--pool", "1G", "--idle-tax", "0%", "--json"], "\"pool_bytes\": 1073741824");
+    check(&["simulate", trace], "Recorded on host1");
+
+    let output =
+        daemon.pagoda(&["--socket", "/nonexistent/socket", "trace", "record", "--out", trace]).output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", err(&output));
+}
+
+#[test]
 fn exit_statuses() {
     let daemon = FakeDaemon::start("status");
     let check = |words: &[&str], status: i32, expected: &str| {
@@ -206,6 +262,13 @@ fn exit_statuses() {
     check(&["vm", "set", "web1", "--dram", "5G"], 2, "more than the VM's memory");
     check(&["vm", "show", "a/b"], 2, "only letters");
     check(&["--socket", "/nonexistent/socket", "ls"], 3, "systemctl start pagodad");
+    check(&["admit", "--memory", "8G", "--min", "2G"], 5, "not admitted: 1 GiB of the pool");
+    check(&["admit", "--memory", "8G", "--min", "9G"], 2, "lower --min or raise --dram");
+    check(&["vm", "set", "web1", "--min", "2G", "--dram", "1G"], 2, "lower --min or raise --dram");
+    check(&["vm", "set", "web1", "--dram", "2G", "--sample-pages", "5000"], 2, "1 to 4096 pages");
+    check(&["whatif", "web1", "--dram", "1M"], 2, "the least is 64 MiB");
+    check(&["run", "--plain", "--name", "large", "--memory", "64M", "--min", "64M", "--", "true"], 5, "lower --min");
+    assert!(!daemon.asked().iter().any(|(line, _)| line.starts_with("PATCH")), "nothing was changed");
     check(&["frobnicate"], 2, "unrecognized");
     check(&["top"], 2, "--batch");
 }
@@ -216,7 +279,7 @@ fn manual_pages() {
     let dir = daemon.dir.join("man");
     let output = daemon.pagoda(&["man", dir.to_str().unwrap()]).output().unwrap();
     assert!(output.status.success(), "{}", err(&output));
-    for page in ["pagoda.1", "pagoda-run.1", "pagoda-vm-set.1", "pagoda-qemu.1"] {
+    for page in ["pagoda.1", "pagoda-run.1", "pagoda-vm-set.1", "pagoda-trace-record.1", "pagoda-qemu.1"] {
         let text = std::fs::read_to_string(dir.join(page)).unwrap();
         assert!(text.contains(".SH NAME"), "{page}");
     }

@@ -23,6 +23,14 @@ pub const VM: &str = r#"{"name":"web1","kind":"qemu","state":{"kind":"running"},
     "zero_bytes":1610612736,"swap_used_bytes":1610612736,"armed":true,"huge":false,"pid":42,
     "counters":{"faults_minor":7,"pages_in":9}}"#;
 
+/// Its host.
+const HOST: &str = r#"{"version":"0.1.0","hostname":"host1","kernel":"6.18.0","memory_total_bytes":8589934592,
+    "memory_available_bytes":4294967296,"state_dir":"/run/pagoda","swap_dir":"/var/lib/pagoda/swap",
+    "swap_free_bytes":8589934592,"uffd_permission":"root","large_folios":"2M","vms":1,
+    "policy":{"pool_bytes":6442450944,"pool_now_bytes":6442450944,"used_bytes":1073741824,"free_bytes":5368709120,
+    "idle_tax":750,"thresholds":[60,40,20,10],"state":"high","state_since_s":7,"reserved_bytes":0,
+    "swap_reserved_bytes":3221225472}}"#;
+
 pub struct FakeDaemon {
     pub dir: PathBuf,
     asked: Arc<Mutex<Vec<(String, String)>>>,
@@ -116,11 +124,40 @@ fn answer(line: &str, body: &str, dir: &std::path::Path, attach: &Arc<OwnedFd>) 
         "GET /v1/vms/web1/explain" => {
             ("200 OK", r#"{"lines":[{"term":"dram","value":"1G","reason":"--dram 1G"}]}"#.into())
         }
+        "GET /v1/host" | "PATCH /v1/host" => ("200 OK", HOST.into()),
+        "GET /v1/health" => ("200 OK", r#"{"ok":true}"#.into()),
+        "GET /v1/vms/web1/mrc" => {
+            let points = r#"[{"dram_bytes":0,"miss_ratio":1.0},{"dram_bytes":4294967296,"miss_ratio":0.0}]"#;
+            let curve = format!(
+                "{{\"accesses\":100,\"memory_bytes\":4294967296,\"target_bytes\":1073741824,\"points\":{points}}}"
+            );
+            ("200 OK", curve)
+        }
+        "POST /v1/vms/web1/whatif" => (
+            "200 OK",
+            r#"{"target_bytes":[1073741824,2147483648],"page_ins_per_s":12.5,"page_ins_per_s_then":3.0,
+                "miss_ratio":[0.75,0.5]}"#
+                .into(),
+        ),
+        // There is room for a guarantee of 1 GiB.
+        "POST /v1/admit" => {
+            let asked: serde_json::Value = serde_json::from_str(body).unwrap();
+            let fits = asked["min"].as_u64().unwrap() <= 1 << 30;
+            let reply = serde_json::json!({
+                "admitted": fits, "memory_needed_bytes": asked["min"], "memory_free_bytes": 1_u64 << 30,
+                "swap_needed_bytes": 0, "swap_free_bytes": 0, "missing": if fits { "" } else { "1 GiB of the pool" }
+            });
+            ("200 OK", reply.to_string())
+        }
         "POST /v1/vms" => {
             let vm: CreateVm = serde_json::from_str(body).unwrap();
             if vm.name == "taken" {
                 let error = r#"{"code":"name_taken","message":"a VM named taken exists","hint":"choose another name"}"#;
                 return ("409 Conflict", error.into());
+            }
+            if vm.name == "large" {
+                let error = r#"{"code":"no_room","message":"1 GiB is missing","hint":"lower --min"}"#;
+                return ("507 Insufficient Storage", error.into());
             }
             hand_over(vm.clone(), Arc::clone(attach));
             let created = serde_json::json!({

@@ -8,7 +8,7 @@ use serde_json::json;
 use vm_tests::{Daemon, Folios, Guest, GuestOptions, Lab, MIB, Qemu};
 
 const MEMORY_MIB: u64 = 512;
-const SETTLE_MAX: Duration = Duration::from_secs(90);
+const SETTLE_MAX: Duration = Duration::from_secs(300);
 const DEVICE: &str = "-device virtio-balloon-pci,id=b0";
 
 fn guest(device: &str) -> GuestOptions {

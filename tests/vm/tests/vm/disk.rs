@@ -29,7 +29,7 @@ fn options(aio: &str, work: &str) -> Result<GuestOptions> {
 
 /// Evicts as hard as possible while `goes_on`: the cap moves down and up as fast as the VM follows.
 fn squeeze(daemon: &Daemon, mut goes_on: impl FnMut() -> Result<bool>) -> Result<u32> {
-    const SETTLE_MAX: Duration = Duration::from_secs(30);
+    const SETTLE_MAX: Duration = Duration::from_secs(300);
     let mut rounds = 0;
     while goes_on()? {
         daemon.set_dram_mib("web1", LOW_MIB)?;
@@ -116,7 +116,7 @@ fn reads_stall(name: &str, aio: &str) -> Result<()> {
         let start = Instant::now();
         let mut low = false;
         // The cap is set again and again, but not waited for: it is out of reach while reads hang.
-        vm_tests::wait::until("the disk is back", 2 * STALL, || {
+        vm_tests::wait::until("the disk is back", STALL + vm_tests::wait::HANG, || {
             low = !low;
             daemon.set_dram_mib("web1", if low { LOW_MIB } else { HIGH_MIB })?;
             Ok((start.elapsed() >= STALL).then_some(()))

@@ -8,7 +8,7 @@ use pagoda_api::{VmState, counter};
 use serde_json::json;
 use vm_tests::{Folios, GuestOptions, Lab, MIB, Qemu, disk, wait};
 
-const SETTLE_MAX: Duration = Duration::from_secs(30);
+const SETTLE_MAX: Duration = Duration::from_secs(300);
 
 #[test]
 fn guest_reboots() -> Result<()> {

@@ -120,7 +120,7 @@ fn a_device_that_does_dma_pins() -> Result<()> {
         // There is no such device, so QEMU ends; what Pagoda makes of it is said before.
         let options = GuestOptions::new("web1", "").memory("-m 256M").dram("128M");
         let guest = lab.guest(&daemon, &options.more("-device vfio-pci,host=ff:1f.7"))?;
-        let status = guest.wait_exit(Duration::from_secs(30))?;
+        let status = guest.wait_exit(Duration::from_secs(300))?;
         let said = guest.console.tail();
         ensure!(!status.success() && said.contains("all of web1 stays in DRAM") && said.contains("vfio"), "{said}");
         daemon.wait_gone("web1")
@@ -130,7 +130,7 @@ fn a_device_that_does_dma_pins() -> Result<()> {
 #[test]
 fn a_second_mapper_pins() -> Result<()> {
     Lab::run("second mapper", 1, |lab| {
-        const PINNED_MAX: Duration = Duration::from_secs(30);
+        const PINNED_MAX: Duration = Duration::from_secs(300);
         let daemon = lab.daemon(Folios::Large)?;
         let options = ToyOptions { name: "toy".into(), memory_mib: 256, dram_mib: 128, threads: 1 };
         let toy = lab.toy(&daemon, &options)?;
@@ -217,7 +217,7 @@ fn other_users_are_refused() -> Result<()> {
         let mut child = child.spawn().context("start the second daemon")?;
         let outcome = (|| {
             let socket = place.0.join("p.sock");
-            wait::until("the second daemon answers", Duration::from_secs(20), || {
+            wait::until("the second daemon answers", Duration::from_secs(300), || {
                 Ok(pagoda_api::Client::new(&socket).version().ok())
             })?;
             fs::set_permissions(&socket, fs::Permissions::from_mode(0o666))?;

@@ -13,7 +13,7 @@ use vm_tests::{Daemon, Folios, Lab, MIB, Qemu, accel, programs, wait};
 
 const MEMORY_MIB: u64 = 384;
 const DRAM_MIB: u64 = 128;
-const GUEST_MAX: Duration = Duration::from_secs(180);
+const GUEST_MAX: Duration = Duration::from_secs(900);
 
 fn domain(emulator: &Path, daemon: &Daemon, console: &Path, work: &str) -> Result<String> {
     let images = programs::images()?;

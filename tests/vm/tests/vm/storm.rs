@@ -14,7 +14,7 @@ fn finished(guest: &Guest) -> bool {
 
 /// Moves the caps of `vms` until one of them has ended.
 fn storm(daemon: &Daemon, guests: &[&Guest]) -> Result<u32> {
-    const SETTLE_MAX: Duration = Duration::from_secs(30);
+    const SETTLE_MAX: Duration = Duration::from_secs(300);
     let mut rounds = 0;
     for (step, cap) in CAPS_MIB.iter().enumerate().cycle() {
         for (index, guest) in guests.iter().enumerate() {

@@ -7,7 +7,7 @@ use pagoda_api::VmState;
 use vm_tests::toy::ToyOptions;
 use vm_tests::{Daemon, Folios, Guest, GuestOptions, Lab, MIB, Qemu, programs, wait};
 
-const SERVICE_MAX: Duration = Duration::from_secs(30);
+const SERVICE_MAX: Duration = Duration::from_secs(300);
 
 fn verifying(name: &str) -> GuestOptions {
     // Long enough for every kill; ends with a check of every word.

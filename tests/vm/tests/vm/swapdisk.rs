@@ -9,7 +9,7 @@ use pagoda_api::VmState;
 use vm_tests::loopfs::FileSystem;
 use vm_tests::{DaemonOptions, Folios, GuestOptions, Lab, MIB, Watch};
 
-const SETTLE_MAX: Duration = Duration::from_secs(60);
+const SETTLE_MAX: Duration = Duration::from_secs(300);
 /// Left free by the ballast: less than the guest needs.
 const ROOM_BYTES: u64 = 40 * MIB;
 
