@@ -10,6 +10,7 @@ use crate::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
 
 use super::action::{Access, Action, Actions, Event, Now, Pages, Stall};
 use super::ops::Ops;
+use super::share::{Share, Sharing};
 use super::table::{Chunk, Phase};
 
 /// Faults that can wait for room in DRAM. More threads than a VMM has; beyond it a fault is forgotten and the whole space
@@ -46,6 +47,8 @@ pub struct Config {
     pub protect: bool,
     /// How much comes in for a fault.
     pub page_in: PageInPolicy,
+    /// Whether equal pages are looked for.
+    pub sharing: Sharing,
 }
 
 /// The state of one VM's memory. See [`super`].
@@ -86,6 +89,7 @@ pub struct Machine {
     pub(super) stall: Option<(Stall, u64)>,
     pub(super) background: super::background::Background,
     pub(super) predictor: super::serve::WritePredictor,
+    pub(super) share: Share,
     pub(super) stats: Stats,
 }
 
@@ -123,6 +127,7 @@ impl Machine {
             stall: None,
             background: super::background::Background::default(),
             predictor: super::serve::WritePredictor::default(),
+            share: Share::new(chunks),
             stats: Stats::default(),
         }
     }
@@ -145,7 +150,7 @@ impl Machine {
             Event::ReadDone { op, result } => self.read_done(op, result, now, out),
             Event::WriteDone { op, zero, result } => self.write_done(op, zero, result, now, out),
             Event::PunchDone { op, left } => self.punch_done(op, left),
-            Event::ZapDone { op, epoch } => self.zap_done(op, epoch),
+            Event::ZapDone { op, epoch } => self.zap_done(op, epoch, now),
             Event::Discard { token, first, count } => self.discards.push_back((token, first, count)),
             Event::SetLimit { limit } => self.limit = limit.0.min(self.config.chunks.pages().0),
             Event::Pin => self.pinned = true,
@@ -154,6 +159,10 @@ impl Machine {
                 self.waiting.append(&mut self.failed);
             }
             Event::Tick => self.tick(now, out),
+            Event::ShareDone { op, found } => self.share_done(op, &found, out),
+            Event::Scan => {}
+            Event::LookAgain { page } => self.look_again(page),
+            Event::Charge { pages } => self.share.charged = pages.0,
         }
         self.retry_discards(out);
         self.serve_waiting(out);
@@ -165,15 +174,19 @@ impl Machine {
             self.plan_reclaim(now, out);
         }
         self.plan_restore(out);
+        self.plan_copy_back(out);
+        if event == Event::Scan {
+            self.plan_scan(now, out);
+        }
     }
 
-    /// The answer to [`Action::Arm`]: the VM's memory is registered, and these pages are in RAM and in swap. Content in RAM
-    /// is the truth. `chunk` is called for each chunk in order.
-    pub fn armed(&mut self, mut chunk: impl FnMut(ChunkIdx) -> (PageSet, PageSet)) {
+    /// The answer to [`Action::Arm`]: the VM's memory is registered, and these pages are in RAM, in swap and shared. Content
+    /// in RAM is the truth; no page of it is shared. `chunk` is called for each chunk in order.
+    pub fn armed(&mut self, mut chunk: impl FnMut(ChunkIdx) -> (PageSet, PageSet, PageSet)) {
         (self.armed, self.arming) = (true, false);
         for index in self.config.chunks.iter() {
-            let (ram, swap) = chunk(index);
-            self.edit(index, |c| *c = Chunk { ram, swap, ..Chunk::EMPTY });
+            let (ram, swap, shared) = chunk(index);
+            self.edit(index, |c| *c = Chunk { ram, swap, shared, ..Chunk::EMPTY });
             if !ram.is_empty() {
                 self.chunks[index.as_usize()].phase = Phase::Hot;
                 self.queues.insert_first(index);
@@ -190,6 +203,7 @@ impl Machine {
         }
         self.cold.clear();
         self.cold_count = 0;
+        self.share.forget_queue();
     }
 
     /// The chunks of a zap under way.
@@ -247,6 +261,8 @@ impl Machine {
         let mut stats = self.stats;
         stats.set(Metric::Resident, self.resident);
         stats.set(Metric::Swapped, self.swapped);
+        stats.set(Metric::Shared, self.share.pages);
+        stats.set(Metric::SharedPart, self.share.charged);
         stats.set(Metric::Limit, self.limit);
         stats.set(Metric::Waiting, self.waiting.len() as u64);
         stats.set(Metric::InFlight, self.ops.len() as u64);
@@ -261,13 +277,13 @@ impl Machine {
 
     /// Free pages below the cap.
     pub(super) fn free(&self) -> u64 {
-        self.cap().saturating_sub(self.resident + self.reserved)
+        self.cap().saturating_sub(self.resident + self.reserved + self.charge())
     }
 
     /// Pages that a demand fault may take, the overdraft included.
     pub(super) fn room(&self) -> u64 {
         let overdraft = if self.pin_blocked || self.stall.is_some() { OVERDRAFT } else { 0 };
-        (self.cap() + overdraft).saturating_sub(self.resident + self.reserved)
+        (self.cap() + overdraft).saturating_sub(self.resident + self.reserved + self.charge())
     }
 
     /// Changes a chunk and keeps the sums right.
@@ -275,9 +291,11 @@ impl Machine {
         let chunk = &mut self.chunks[index.as_usize()];
         self.resident -= u64::from(chunk.ram.count());
         self.swapped -= u64::from(chunk.swapped().count());
+        self.share.pages -= u64::from(chunk.shared.count());
         let result = change(chunk);
         self.resident += u64::from(chunk.ram.count());
         self.swapped += u64::from(chunk.swapped().count());
+        self.share.pages += u64::from(chunk.shared.count());
         result
     }
 
@@ -308,15 +326,17 @@ impl Machine {
     /// Panics when something is untrue that holds after every event. For tests.
     #[doc(hidden)]
     pub fn check(&self) {
-        let (mut resident, mut swapped) = (0, 0);
+        let (mut resident, mut swapped, mut shared) = (0, 0, 0);
         for index in self.config.chunks.iter() {
             let chunk = self.chunk(index);
             chunk.check();
             resident += u64::from(chunk.ram.count());
             swapped += u64::from(chunk.swapped().count());
+            shared += u64::from(chunk.shared.count());
             assert_eq!(self.queues.contains(index), chunk.phase == Phase::Hot, "{index:?} {:?}", chunk.phase);
         }
-        assert_eq!((resident, swapped), (self.resident, self.swapped));
+        assert_eq!((resident, swapped, shared), (self.resident, self.swapped, self.share.pages));
+        self.check_scan_queue();
         assert!(self.resident + self.reserved <= self.cap().max(self.resident) + OVERDRAFT);
     }
 
@@ -325,10 +345,12 @@ impl Machine {
             return;
         }
         let total = self.config.chunks.pages().0;
-        if !self.armed && self.cap() < total {
+        let needed = self.cap() < total || self.scans();
+        let is_home = self.swapped == 0 && self.share.pages == 0;
+        if !self.armed && needed {
             self.arming = true;
             out.push(Action::Arm);
-        } else if self.armed && self.cap() >= total && self.swapped == 0 && !self.is_busy() && self.stall.is_none() {
+        } else if self.armed && !needed && is_home && !self.is_busy() && self.stall.is_none() {
             self.arming = true;
             out.push(Action::Disarm);
         }

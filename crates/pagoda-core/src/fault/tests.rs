@@ -19,11 +19,19 @@ struct Bench {
 impl Bench {
     /// An armed VM; `content`: what is in RAM and in swap of each chunk.
     fn new(limit: u64, direct: bool, content: [(PageSet, PageSet); CHUNKS as usize]) -> Bench {
-        let machine =
-            Machine::new(Config { chunks: ChunkCount(CHUNKS), direct, protect: true, page_in: Default::default() });
+        let machine = Machine::new(Config {
+            chunks: ChunkCount(CHUNKS),
+            direct,
+            protect: true,
+            page_in: Default::default(),
+            sharing: Sharing::Off,
+        });
         let mut bench = Bench { machine, oldest_io: u64::MAX };
         bench.check(Event::SetLimit { limit: PageCount(limit) }, &[Action::Arm]);
-        bench.machine.armed(|chunk| content[chunk.as_usize()]);
+        bench.machine.armed(|chunk| {
+            let (ram, swap) = content[chunk.as_usize()];
+            (ram, swap, EMPTY)
+        });
         bench
     }
 

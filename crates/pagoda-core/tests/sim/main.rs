@@ -7,13 +7,14 @@
 mod oracle;
 mod pager;
 mod rng;
+mod share;
 mod vmm;
 mod world;
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-use pagoda_core::fault::{Event, PageInPolicy};
+use pagoda_core::fault::{Event, PageInPolicy, Sharing};
 use pagoda_core::stats::{CATALOGUE, METRICS, MetricKind};
 use pagoda_core::units::{PageCount, PageIdx};
 
@@ -92,6 +93,8 @@ impl Sim {
                 PageInPolicy::Chunk,
                 PageInPolicy::PageThenChunk,
             ]),
+            sharing: *rng.pick(&[Sharing::Off, Sharing::PageOut, Sharing::Scan, Sharing::Scan]),
+            promotes: *rng.pick(&[30, 900]),
         };
         let pace = Pace {
             thread: *rng.pick(&[3, 10, 50]),
@@ -183,6 +186,12 @@ impl Sim {
             self.apply(Event::Tick);
         }
         if self.rng.coin()
+            && let Some(event) =
+                self.pager.as_mut().and_then(|pager| pager.any_share_event(&mut self.world, &mut self.rng))
+        {
+            self.apply(event);
+        }
+        if self.rng.coin()
             && let Some(chunks) = self.stray_zaps.pop()
         {
             pager::zap(&chunks, &mut self.world);
@@ -233,6 +242,7 @@ impl Sim {
         oracle::check_recoverable(&self.world, &self.vmm);
         if let Some(pager) = &self.pager {
             oracle::check_table(pager, &self.world);
+            oracle::check_frames(pager, &self.world);
         }
     }
 
