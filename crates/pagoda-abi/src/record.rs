@@ -13,6 +13,8 @@
 //! pid 1234 5678             process and its start time (proc(5) stat field 22); 0 0 before it attached
 //! balloon 268435456 1       only if the guest has a balloon target: what it should keep, and 1 while the VM is paged out
 //!                           to it instead
+//! group tenant1              only if it shares equal pages with the other VMs of this group
+//! sharing 1 42 1 43         only if its equal pages are shared: device and inode of its table, then of its group's pool
 //! pinned TEXT               only if the VM may never be evicted
 //! sum 9f86d081884c7d65      FNV-1a of all lines above
 //! ```
@@ -51,8 +53,21 @@ pub struct Record {
     pub pid: (u32, u64),
     /// What the guest should keep, if it is to give memory up.
     pub balloon: Option<Balloon>,
+    /// The share group it names; none: it is one of its own.
+    pub group: Option<String>,
+    /// What its VMM keeps for sharing. Without it shared pages would be taken for zeros.
+    pub sharing: Option<SharingFiles>,
     /// Why it may never be evicted.
     pub pinned: Option<String>,
+}
+
+/// The files that hold a VM's shared pages, each by device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharingFiles {
+    /// The VM's table.
+    pub table: (u64, u64),
+    /// The pool of its group.
+    pub pool: (u64, u64),
 }
 
 /// A balloon target.
@@ -100,6 +115,12 @@ impl Record {
         );
         if let Some(balloon) = self.balloon {
             text += &format!("balloon {} {}\n", balloon.target, u8::from(balloon.paged_out));
+        }
+        if let Some(group) = &self.group {
+            text += &format!("group {group}\n");
+        }
+        if let Some(SharingFiles { table, pool }) = self.sharing {
+            text += &format!("sharing {} {} {} {}\n", table.0, table.1, pool.0, pool.1);
         }
         if let Some(reason) = &self.pinned {
             text += &format!("pinned {}\n", reason.replace('\n', " "));
@@ -158,11 +179,18 @@ impl Record {
             Ok(Balloon { target: number(target)?, paged_out: paged_out == "1" })
         });
         let balloon = balloon.transpose()?;
+        let group = optional("group");
+        let sharing = optional("sharing").map(|text| {
+            let numbers = text.split(' ').map(number).collect::<Result<Vec<_>, _>>()?;
+            let [table_dev, table_ino, pool_dev, pool_ino] = numbers[..] else { return Err(bad("sharing")) };
+            Ok(SharingFiles { table: (table_dev, table_ino), pool: (pool_dev, pool_ino) })
+        });
+        let sharing = sharing.transpose()?;
         let pinned = optional("pinned");
         if lines.next().is_some() {
             return Err(bad("more than a record has"));
         }
-        Ok(Record { name, token, kind, regions, dram, reserve, pid, balloon, pinned })
+        Ok(Record { name, token, kind, regions, dram, reserve, pid, balloon, group, sharing, pinned })
     }
 }
 
@@ -180,6 +208,8 @@ mod tests {
             reserve: true,
             pid: (42, 4711),
             balloon: Some(Balloon { target: 256 << 20, paged_out: true }),
+            group: Some("tenant1".into()),
+            sharing: Some(SharingFiles { table: (1, 42), pool: (1, u64::MAX) }),
             pinned: Some("vfio device".into()),
         }
     }
@@ -190,7 +220,9 @@ mod tests {
         let without = Record { pinned: None, ..sample() };
         let neither = Record { pinned: None, balloon: None, ..sample() };
         let pinned_alone = Record { balloon: None, ..sample() };
-        for record in [with, without, neither, pinned_alone] {
+        let unshared = Record { group: None, sharing: None, ..sample() };
+        let shared_alone = Record { balloon: None, group: None, pinned: None, ..sample() };
+        for record in [with, without, neither, pinned_alone, unshared, shared_alone] {
             assert_eq!(Record::from_text(&record.to_text()), Ok(record));
         }
     }

@@ -97,6 +97,9 @@ pub struct CreateVm {
     /// Why no page of this VM may ever be evicted, for example a device that does DMA to all of it.
     #[serde(default)]
     pub pinned: Option<String>,
+    /// VMs of the same group share equal pages; `None`: with nobody else.
+    #[serde(default)]
+    pub share_group: Option<String>,
 }
 
 impl CreateVm {
@@ -131,6 +134,9 @@ impl CreateVm {
         let Some(total) = total.filter(|bytes| *bytes <= i64::MAX as u64) else {
             return Err("the memory regions are larger together than a file can be".into());
         };
+        if let Some(group) = &self.share_group {
+            check_vm_name(group).map_err(|text| text.replace("name of a VM", "name of a share group"))?;
+        }
         match self.dram {
             Some(dram) => check_dram(dram, total),
             None => Ok(()),
@@ -247,6 +253,9 @@ pub struct VmInfo {
     pub resident_bytes: u64,
     /// Content that is only in swap.
     pub swapped_bytes: u64,
+    /// Content that is a frame of its share group; how much of it is saved, the counters say.
+    #[serde(default)]
+    pub shared_bytes: u64,
     /// Content that is nowhere, because it is all zero.
     pub zero_bytes: u64,
     /// Allocated on the swap disk, clean copies of resident pages included.
@@ -406,6 +415,7 @@ mod tests {
             kind: VmKind::Qemu,
             reserve_swap: false,
             pinned: None,
+            share_group: None,
         }
     }
 

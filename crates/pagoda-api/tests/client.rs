@@ -102,6 +102,7 @@ fn requests_carry_their_bodies() {
         kind: VmKind::Plain,
         reserve_swap: true,
         pinned: None,
+        share_group: None,
     };
     let (vm, (line, body)) = against("create", reply("201 Created", created), |c| c.create(&request));
     assert_eq!(vm.unwrap().shim, PathBuf::from("/s.so"));

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use pagoda_core::stats::Stats;
-use pagoda_core::units::PageCount;
+use pagoda_core::units::{PageCount, PageIdx};
 use pagoda_sys::process::Wake;
 use pagoda_sys::socket::Connection;
 
@@ -28,6 +28,8 @@ pub enum Command {
     Agent(Connection),
     /// A connection for the VMM's own calls.
     Calls(Connection),
+    /// Frames equal to these pages may exist now.
+    LookAgain(Vec<PageIdx>),
     /// Publish a fresh status.
     Refresh,
     /// The daemon ends: let go of the VM, which waits for the next daemon.

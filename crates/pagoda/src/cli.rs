@@ -98,6 +98,9 @@ pub struct Run {
     /// Allocate its whole swap file now, so that the swap disk cannot be full later
     #[arg(long)]
     pub reserve_swap: bool,
+    /// Share equal pages with the other VMs of this group: their owners have to trust one another
+    #[arg(long, value_name = "NAME")]
+    pub share_group: Option<String>,
     /// The program is not QEMU; it maps the files in PAGODA_RAM itself
     #[arg(long, requires = "memory", requires = "name")]
     pub plain: bool,

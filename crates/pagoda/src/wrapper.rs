@@ -40,6 +40,7 @@ const DRAM_ENV: &str = "PAGODA_DRAM";
 struct VmConfig {
     dram: Option<String>,
     reserve_swap: bool,
+    share_group: Option<String>,
 }
 
 /// Never returns when all goes well.
@@ -66,6 +67,7 @@ pub fn run(words: Vec<String>) -> Result<()> {
             memory_bytes: None,
             dram_bytes,
             reserve_swap: config.reserve_swap,
+            share_group: config.share_group,
             kind: VmKind::Qemu,
             program: program::find(&qemu.to_string_lossy())?,
             words,
@@ -160,7 +162,7 @@ mod tests {
             &[("vm.d/a.toml", "dram = \"1G\"\nreserve_swap = true\n"), ("vm.d/b.toml", "drma = 1")],
         );
         let a = read_config(&dir, "a").unwrap();
-        assert_eq!(a, VmConfig { dram: Some("1G".into()), reserve_swap: true });
+        assert_eq!(a, VmConfig { dram: Some("1G".into()), reserve_swap: true, share_group: None });
         assert!(format!("{:#}", read_config(&dir, "b").unwrap_err()).contains("drma"));
         assert_eq!(read_config(&dir, "c").unwrap(), VmConfig::default());
         assert!(read_config(&dir, "../a").is_err());

@@ -5,13 +5,16 @@
 
 mod balloons;
 mod describe;
+mod groups;
 mod life;
+
+pub use groups::sharing_of;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use pagoda_abi::Token;
@@ -19,6 +22,7 @@ use pagoda_abi::record::{Balloon, Kind, Record};
 use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, VmInfo, VmKind, VmPatch};
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_pager::handle::{Command, Handle, Notice};
+use pagoda_pager::share::Group;
 use pagoda_sys::ram::RamFile;
 use pagoda_sys::swapfile::{Reserve, SwapFile};
 
@@ -52,6 +56,10 @@ pub struct Vm {
     pub qmp: Arc<Monitor>,
     /// Since it first had a target.
     pub balloon: Option<balloon::Handle>,
+    /// With whom it shares equal pages; `None` for a VM whose shim cannot keep what that needs.
+    pub group: Option<Arc<Group>>,
+    /// Its table of shared pages, until it is attached.
+    pub table: Option<RamFile>,
 }
 
 /// What the start-up self-test found.
@@ -76,6 +84,8 @@ pub struct Registry {
     /// How this daemon may use userfaultfd.
     pub permission: String,
     vms: Mutex<BTreeMap<String, Vm>>,
+    /// Share groups with a name, as long as one of their VMs is there.
+    groups: Mutex<BTreeMap<String, Weak<Group>>>,
     notices: Sender<(Token, Notice)>,
 }
 
@@ -90,7 +100,7 @@ fn internal(what: &str, cause: impl std::fmt::Display) -> ApiError {
 impl Registry {
     pub fn new(config: Config, host: HostFacts, notices: Sender<(Token, Notice)>) -> Registry {
         let HostFacts { direct, protect, permission } = host;
-        Registry { config, direct, protect, permission, vms: Mutex::default(), notices }
+        Registry { config, direct, protect, permission, vms: Mutex::default(), groups: Mutex::default(), notices }
     }
 
     pub fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Vm>> {
@@ -145,6 +155,8 @@ impl Registry {
             reserve: request.reserve_swap,
             pid: (0, 0),
             balloon: None,
+            group: request.share_group,
+            sharing: None,
             pinned: request.pinned,
         };
         let vm = self.make(record)?;
@@ -188,6 +200,7 @@ impl Registry {
             let _ = std::fs::remove_file(&swap_path);
             let _ = std::fs::remove_file(self.monitor_path(&record.name));
         })?;
+        let group = self.new_group(&record).inspect_err(|_| self.forget(&record.name))?;
         let qmp = Arc::new(Monitor::new(&self.monitor_path(&record.name)));
         Ok(Vm {
             record,
@@ -202,6 +215,8 @@ impl Registry {
             accelerator: None,
             qmp,
             balloon: None,
+            group: Some(group),
+            table: None,
         })
     }
 

@@ -101,6 +101,8 @@ pub enum Event {
     Scan,
     /// Another page of the share group has got a frame with what this page held when it was looked at.
     LookAgain { page: PageIdx },
+    /// Nobody else refers to this page's frame.
+    TakeBack { page: PageIdx },
     /// What this VM's part of its frames comes to, newly counted.
     Charge { pages: PageCount },
 }

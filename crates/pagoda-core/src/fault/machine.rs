@@ -161,6 +161,7 @@ impl Machine {
             Event::Tick => self.tick(now, out),
             Event::ShareDone { op, found } => self.share_done(op, &found, out),
             Event::Scan => {}
+            Event::TakeBack { page } => self.take_back(page, out),
             Event::LookAgain { page } => self.look_again(page),
             Event::Charge { pages } => self.share.charged = pages.0,
         }

@@ -78,6 +78,21 @@ impl Machine {
         self.share.charged.min(self.cap() / 2)
     }
 
+    /// The VM's frames take more of the cap than they should: no more are made, and what is shared with nobody any more is
+    /// better off in swap.
+    pub fn is_overcharged(&self) -> bool {
+        self.share.charged > self.cap() / 4
+    }
+
+    /// A page takes the place of its frame, which goes. While there is no room page-out has something to do without it.
+    pub(super) fn take_back(&mut self, page: PageIdx, out: &mut Actions) {
+        let (chunk, index) = (page.chunk(), page.index_in_chunk());
+        if self.armed && self.room() > 0 && self.chunk(chunk).shared.contains(index) {
+            self.share.charged = self.share.charged.saturating_sub(1);
+            self.bring_back(Pages { chunk, run: Run { start: index, len: 1 } }, out);
+        }
+    }
+
     /// There is something that [`super::Event::Scan`] would look at.
     pub fn has_pages_to_scan(&self, now_ms: u64) -> bool {
         let due = |(_, _, since): &(ChunkIdx, u32, u64)| now_ms.saturating_sub(*since) >= SETTLE_MS;

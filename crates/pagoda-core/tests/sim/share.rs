@@ -65,6 +65,11 @@ impl Pager {
                 Some(Event::Charge { pages: PageCount(part as u64) })
             }
             2 => {
+                let sole = |page: &usize| world.entries[*page].is_some_and(|frame| self.refs[frame] == 1);
+                let page = (0..world.pages()).find(sole).filter(|_| self.machine.is_overcharged())?;
+                Some(Event::TakeBack { page: PageIdx(page as u64) })
+            }
+            3 => {
                 self.other_vm(world, rng);
                 None
             }

@@ -36,6 +36,7 @@ pub struct Request {
     pub memory_bytes: Option<u64>,
     pub dram_bytes: Option<u64>,
     pub reserve_swap: bool,
+    pub share_group: Option<String>,
     pub kind: VmKind,
     pub program: PathBuf,
     pub words: Vec<String>,
@@ -63,6 +64,7 @@ pub fn run(client: &Client, options: cli::Run) -> Result<()> {
             memory_bytes: options.memory,
             dram_bytes: options.dram.or(dram_in_options),
             reserve_swap: options.reserve_swap,
+            share_group: options.share_group,
             kind,
             program: program::find(name)?,
             words: words.to_vec(),
@@ -132,6 +134,7 @@ fn vm_of(request: &Request, plan: Option<&Plan>) -> Result<CreateVm> {
         kind: request.kind,
         reserve_swap: request.reserve_swap,
         pinned: plan.and_then(|plan| plan.pinned.clone()),
+        share_group: request.share_group.clone(),
     })
 }
 

@@ -104,6 +104,7 @@ fn the_routes_of_an_empty_daemon() {
         kind: VmKind::Plain,
         reserve_swap: false,
         pinned: None,
+        share_group: None,
     };
     assert_eq!(client.create(&bad).unwrap_err().code(), Some(ErrorCode::BadRequest));
     assert!(client.metrics().unwrap().ends_with("# EOF\n"));

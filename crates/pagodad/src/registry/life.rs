@@ -19,6 +19,7 @@ const DETACH_WAIT: Duration = Duration::from_secs(10);
 impl Registry {
     /// Reads the records of VMs that a previous daemon served. Those whose process still runs wait for its agent.
     pub fn load(&self) -> std::io::Result<()> {
+        let mut all_known = true;
         for entry in std::fs::read_dir(self.config.state_dir.join("vms"))? {
             let path = entry?.path();
             if path.extension().is_none_or(|extension| extension != "vm") {
@@ -26,8 +27,14 @@ impl Registry {
             }
             match read_record(&path) {
                 Ok(record) => self.find_again(record),
-                Err(error) => tracing::error!("{}: {error}; it is left alone", path.display()),
+                Err(error) => {
+                    tracing::error!("{}: {error}; it is left alone", path.display());
+                    all_known = false;
+                }
             }
+        }
+        if !all_known {
+            self.never_settle();
         }
         Ok(())
     }
@@ -41,6 +48,7 @@ impl Registry {
         }
         tracing::info!(vm = %name, pid, "waits for the agent in its process");
         let qmp = Arc::new(Monitor::new(&self.monitor_path(&name)));
+        let group = self.old_group(&record);
         let vm = Vm {
             record,
             handle: None,
@@ -54,6 +62,8 @@ impl Registry {
             accelerator: None,
             qmp,
             balloon: None,
+            group,
+            table: None,
         };
         self.lock().insert(name, vm);
     }
@@ -125,7 +135,9 @@ impl Registry {
             .collect();
         for name in ended {
             tracing::info!(vm = %name, "its process ended");
-            vms.remove(&name);
+            if let Some(vm) = vms.remove(&name) {
+                vm.leave_group();
+            }
             self.forget(&name);
         }
     }

@@ -174,6 +174,7 @@ fn a_token_is_needed_to_attach() -> Result<()> {
             kind: VmKind::Plain,
             reserve_swap: false,
             pinned: None,
+            share_group: None,
         };
         let created = daemon.client().create(&vm)?;
         let mut forged = created.clone();
