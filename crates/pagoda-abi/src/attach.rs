@@ -13,8 +13,8 @@
 //! | 1 Fetch | `pagoda run` | token\[16\] | - | Fetched, Refused |
 //! | 2 Fetched | daemon | regions u32, monitor u32 (0/1), len u64 x regions | RAM x regions, monitor socket | - |
 //! | 3 Prepare | shim | token\[16\] | - | Prepared, Refused |
-//! | 4 Prepared | daemon | uffds u32, flags u32 | shared memory, /dev/userfaultfd (if `PREPARED_DEVICE`) | Hello |
-//! | 5 Hello | shim | token\[16\], pid u32, regions u32, uffds u32, {addr u64, len u64} x regions, {region u32, pad u32, offset u64, len u64} x uffds | RAM x regions, uffd x uffds, shared memory | Welcome, Refused |
+//! | 4 Prepared | daemon | uffds u32, flags u32 | shared memory, /dev/userfaultfd (if `PREPARED_DEVICE`), table and pool of shared pages (if `PREPARED_SHARING`) | Hello |
+//! | 5 Hello | shim | token\[16\], pid u32, regions u32, uffds u32, {addr u64, len u64} x regions, {region u32, pad u32, offset u64, len u64} x uffds | RAM x regions, uffd x uffds, shared memory, table and pool if they were given | Welcome, Refused |
 //! | 6 Welcome | daemon | flags u32 | - | - |
 //! | 7 Refused | daemon | length u32, UTF-8 text | - | - |
 //! | 8 Zap | daemon | seq u64, count u32, pad u32, {addr u64, len u64} x count | - | Zapped |
@@ -44,13 +44,16 @@ pub const RANGES_MAX: usize = 128;
 /// Longest text in Refused, in bytes.
 pub const REFUSED_TEXT_MAX: usize = 1024;
 /// File descriptors in one packet.
-pub const FDS_MAX: usize = REGIONS_MAX + UFFDS_MAX + 1;
+pub const FDS_MAX: usize = REGIONS_MAX + UFFDS_MAX + 3;
 
 const MAGIC: [u8; 4] = *b"PGDA";
 const HEADER: usize = 8;
 
 /// Prepared: the packet carries an fd of `/dev/userfaultfd`; make the userfaultfds by its `USERFAULTFD_IOC_NEW`.
 pub const PREPARED_DEVICE: u32 = 1;
+/// Prepared: the packet's last two fds are the table of shared pages and the pool of its share group, good for nothing but
+/// to be kept and handed over in every Hello.
+pub const PREPARED_SHARING: u32 = 4;
 /// Prepared and Welcome: map RAM with `MADV_HUGEPAGE`.
 pub const FLAG_HUGE: u32 = 2;
 

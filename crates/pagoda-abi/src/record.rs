@@ -18,6 +18,7 @@
 //! sampling 100 30           only if its working set is sampled otherwise: pages, seconds
 //! blocked 1                 only while the memory policy has stopped it
 //! group tenant1             only if it may share pages with the other VMs of that group
+//! sharing 1 42 1 43         only if its equal pages are shared: device and inode of its table, then of its group's pool
 //! pinned TEXT               only if the VM may never be evicted
 //! sum 9f86d081884c7d65      FNV-1a of all lines above
 //! ```
@@ -66,8 +67,19 @@ pub struct Record {
     pub blocked: bool,
     /// VMs that it may share pages with.
     pub group: Option<String>,
+    /// What its VMM keeps for sharing. Without it shared pages would be taken for zeros.
+    pub sharing: Option<SharingFiles>,
     /// Why it may never be evicted.
     pub pinned: Option<String>,
+}
+
+/// The files that hold a VM's shared pages, each by device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharingFiles {
+    /// The VM's table.
+    pub table: (u64, u64),
+    /// The pool of its group.
+    pub pool: (u64, u64),
 }
 
 /// A balloon target.
@@ -130,6 +142,9 @@ impl Record {
         }
         if let Some(group) = &self.group {
             text += &format!("group {group}\n");
+        }
+        if let Some(SharingFiles { table, pool }) = self.sharing {
+            text += &format!("sharing {} {} {} {}\n", table.0, table.1, pool.0, pool.1);
         }
         if let Some(reason) = &self.pinned {
             text += &format!("pinned {}\n", reason.replace('\n', " "));
@@ -198,6 +213,12 @@ impl Record {
         let sampling = sampling.transpose()?;
         let blocked = optional("blocked").is_some_and(|text| text == "1");
         let group = optional("group");
+        let sharing = optional("sharing").map(|text| {
+            let numbers = text.split(' ').map(number).collect::<Result<Vec<_>, _>>()?;
+            let [table_dev, table_ino, pool_dev, pool_ino] = numbers[..] else { return Err(bad("sharing")) };
+            Ok(SharingFiles { table: (table_dev, table_ino), pool: (pool_dev, pool_ino) })
+        });
+        let sharing = sharing.transpose()?;
         let pinned = optional("pinned");
         if lines.next().is_some() {
             return Err(bad("more than a record has"));
@@ -216,6 +237,7 @@ impl Record {
             sampling,
             blocked,
             group,
+            sharing,
             pinned,
         })
     }
@@ -240,6 +262,7 @@ mod tests {
             sampling: Some((200, 10)),
             blocked: true,
             group: Some("tenant1".into()),
+            sharing: Some(SharingFiles { table: (1, 42), pool: (1, u64::MAX) }),
             pinned: Some("vfio device".into()),
         }
     }
@@ -251,7 +274,9 @@ mod tests {
         let neither = Record { pinned: None, balloon: None, ..sample() };
         let pinned_alone = Record { balloon: None, ..sample() };
         let plain = Record { min: 0, shares: None, sampling: None, blocked: false, group: None, ..neither.clone() };
-        for record in [with, without, neither, pinned_alone, plain] {
+        let unshared = Record { group: None, sharing: None, ..sample() };
+        let shared_alone = Record { balloon: None, group: None, pinned: None, ..sample() };
+        for record in [with, without, neither, pinned_alone, plain, unshared, shared_alone] {
             assert_eq!(Record::from_text(&record.to_text()), Ok(record));
         }
     }

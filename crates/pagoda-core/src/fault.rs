@@ -6,14 +6,15 @@
 //!
 //! # What a page is
 //!
-//! Three bits a page, kept as sets per chunk ([`table::Chunk`]):
+//! Four bits a page, kept as sets per chunk ([`table::Chunk`]):
 //!
-//! | `ram` | `clean` | `swap` | the page's content is |
-//! |---|---|---|---|
-//! | 0 | 0 | 0 | zero: a hole in both files |
-//! | 0 | 0 | 1 | in swap |
-//! | 1 | 0 | any | in the RAM file; what swap holds is outdated |
-//! | 1 | 1 | any | in the RAM file, and swap equals it (a hole equals zeros) |
+//! | `ram` | `clean` | `shared` | `swap` | the page's content is |
+//! |---|---|---|---|---|
+//! | 0 | 0 | 0 | 0 | zero: a hole in both files |
+//! | 0 | 0 | 0 | 1 | in swap |
+//! | 0 | 0 | 1 | any | a frame of the share group; what swap holds is outdated |
+//! | 1 | 0 | 0 | any | in the RAM file; what swap holds is outdated |
+//! | 1 | 1 | 0 | any | in the RAM file, and swap equals it (a hole equals zeros) |
 //!
 //! A clean page is mapped write-protected or not at all; its first write is a fault that ends its cleanness.
 //!
@@ -24,6 +25,8 @@
 //!   page before the punch takes the page out of the set that will be punched; but while others wait for room, it waits too.
 //! * **In, one page**: read into a buffer, `UFFDIO_COPY`. **In, a whole empty chunk** (large folios): declare the intent,
 //!   read straight into the hole, withdraw, `UFFDIO_CONTINUE`. No page is continued before its content is complete.
+//! * **Share** (`share.rs`): under the conditions of **Out**; what it looks at cannot change. Entry -> intent -> punch ->
+//!   look -> withdraw. **Back**: `UFFDIO_COPY` -> clear the entry -> drop the reference.
 //! * **Discard**: waits until nothing is under way on the chunk; the swap block goes before the RAM page, or a crash would
 //!   bring old bytes back.
 //! * Every message may be stale. The state decides, never the message.
@@ -44,13 +47,15 @@ mod machine;
 mod ops;
 mod reclaim;
 mod serve;
+mod share;
 pub mod table;
 mod watch;
 
-pub use action::{Access, Action, Actions, Event, FaultKind, IoError, Now, OpId, Pages, Stall};
+pub use action::{Access, Action, Actions, Event, FaultKind, Found, IoError, Now, OpId, Pages, Stall};
 pub use machine::{Config, Machine, PageInPolicy, Replacement};
 pub use ops::{FILLS_MAX, OPS_MAX, OUTS_MAX, ZAP_BATCH};
 pub use reclaim::headroom_max;
+pub use share::Sharing;
 pub use watch::WATCH_ZAP_BATCH;
 
 #[cfg(test)]

@@ -10,6 +10,7 @@
 
 pub mod balloon;
 pub mod bits;
+pub mod budget;
 pub mod chance;
 pub mod fault;
 pub mod pattern;

@@ -43,6 +43,7 @@ catalogue! {
     Messages "messages" Counter "" "Fault messages read from the kernel: the sum of all causes.";
     FaultsMinor "faults_minor" Counter "" "Faults on a page in DRAM that was only unmapped.";
     FaultsZero "faults_zero" Counter "" "Faults on a page that was nowhere, because it is all zero.";
+    FaultsShared "faults_shared" Counter "" "Faults on a shared page, which was copied back.";
     FaultsSwapPage "faults_swap_page" Counter "" "Faults answered by reading one page from swap.";
     FaultsSwapChunk "faults_swap_chunk" Counter "" "Faults answered by reading a whole chunk from swap.";
     FaultsJoined "faults_joined" Counter "" "Faults on a page that was already being read.";
@@ -65,8 +66,15 @@ catalogue! {
     WatchedUses "watched_uses" Counter "" "Faults on pages that were unmapped to see whether they are used.";
     WatchZaps "watch_zaps" Counter "pages" "Single pages unmapped to see whether they are used.";
     WatchZapUs "watch_zap_us" Counter "microseconds" "Time from asking the VMM to unmap such pages to its answer.";
+    PagesScanned "share_scanned_pages" Counter "pages" "Pages looked at for equal content.";
+    PagesMerged "share_merged_pages" Counter "pages" "Pages that became shared.";
+    PagesCopiedBack "share_copied_back_pages" Counter "pages" "Shared pages that became the VM's own again.";
+    ShareCollisions "share_collisions" Counter "" "Pages with the hash of a frame and another content.";
+    ShareCpu "share_cpu_us" Counter "" "Microseconds of processor time spent looking for equal pages.";
     Resident "resident_pages" Gauge "pages" "Pages in DRAM.";
     Swapped "swapped_pages" Gauge "pages" "Pages whose content is only in swap.";
+    Shared "shared_pages" Gauge "pages" "Pages whose content is a frame of the share group.";
+    SharedPart "shared_part_pages" Gauge "pages" "The VM's part of these frames; the rest of shared pages is saved.";
     Limit "dram_limit_pages" Gauge "pages" "Hard cap of the VM's DRAM.";
     Waiting "waiting_faults" Gauge "" "Faults waiting for room in DRAM.";
     InFlight "in_flight_ops" Gauge "" "Reads, page-outs and zaps under way.";
@@ -78,9 +86,10 @@ catalogue! {
 pub const METRICS: usize = CATALOGUE.len();
 
 /// The causes a fault can have.
-pub const FAULT_CAUSES: [Metric; 8] = [
+pub const FAULT_CAUSES: [Metric; 9] = [
     Metric::FaultsMinor,
     Metric::FaultsZero,
+    Metric::FaultsShared,
     Metric::FaultsSwapPage,
     Metric::FaultsSwapChunk,
     Metric::FaultsJoined,

@@ -12,13 +12,15 @@ mod agent;
 mod exec;
 mod io;
 mod sampling;
+mod share;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use pagoda_abi::attach::Packet;
 use pagoda_core::fault::{
-    Access, Actions, Config, Event, FaultKind, IoError, Machine, Now, PageInPolicy, Replacement, Stall, headroom_max,
+    Access, Actions, Config, Event, FaultKind, IoError, Machine, Now, PageInPolicy, Replacement, Sharing, Stall,
+    headroom_max,
 };
 use pagoda_core::policy::growth::NearLimit;
 use pagoda_core::stats::{FAULT_CAUSES, Metric};
@@ -33,6 +35,7 @@ use crate::handle::{Command, Inbox, Notice, Status};
 use crate::latency::Histogram;
 use crate::poll::BusyPoll;
 use crate::recover::{self, RecoverError};
+use crate::share::Member;
 use crate::space::Space;
 
 /// Fault messages read at once: one `read(2)` of a page.
@@ -83,6 +86,10 @@ pub struct Parts {
     pub pinned: Option<String>,
     /// It may have been served before: by an earlier daemon.
     pub taken_over: bool,
+    /// Its share group, if its equal pages are shared.
+    pub member: Option<Member>,
+    /// Whether they are looked for when nothing has to leave, too.
+    pub sharing: Sharing,
 }
 
 /// Why an engine could not start. The VM waits or, if it was new, does not start.
@@ -97,6 +104,9 @@ pub enum EngineError {
     /// A userfaultfd.
     #[error("register memory: {0}")]
     Register(pagoda_sys::Errno),
+    /// The table of shared pages.
+    #[error("read the table of shared pages: {0}")]
+    Shared(pagoda_sys::Errno),
     /// The thread.
     #[error("start the engine: {0}")]
     Thread(std::io::Error),
@@ -178,6 +188,7 @@ pub struct Engine {
     pinned: Option<String>,
     frozen: Option<String>,
     end: Option<Notice>,
+    share: share::Share,
 }
 
 impl std::fmt::Debug for Engine {
@@ -196,6 +207,7 @@ pub fn spawn(parts: Parts, inbox: Inbox, notify: Box<dyn Fn(Notice) + Send>) -> 
     let run = move || match Engine::new(parts, inbox, notify) {
         Ok(mut engine) => {
             let end = engine.run();
+            engine.leave_group(end == Some(Notice::Exited));
             // Memory, files and the swap file's lock are free before anybody hears of it.
             let notify = engine.into_notify();
             if let Some(end) = end {
@@ -226,6 +238,7 @@ impl Engine {
                     page_in: parts.page_in,
                     replacement: parts.replacement,
                     seed: u64::from(parts.pid),
+                    sharing: parts.sharing,
                 };
                 let mut engine = Engine {
                     name: parts.name,
@@ -259,13 +272,22 @@ impl Engine {
                     pinned: parts.pinned,
                     frozen: None,
                     end: None,
+                    share: share::Share::new(parts.member, parts.sharing),
                 };
                 match engine.start(parts.agent, parts.welcome, parts.limit, parts.taken_over) {
                     Ok(()) => Ok(engine),
-                    Err(error) => Err((error, engine.notify)),
+                    Err(error) => {
+                        engine.leave_group(false);
+                        Err((error, engine.notify))
+                    }
                 }
             }
-            Err(error) => Err((error, notify)),
+            Err(error) => {
+                if let Some(member) = parts.member {
+                    member.leave(false);
+                }
+                Err((error, notify))
+            }
         }
     }
 
@@ -295,8 +317,10 @@ impl Engine {
             self.connect_agent(agent)?;
             // Whether it was armed cannot be known, and need not be: registering twice is harmless, and a VM that needs no
             // pager disarms itself at the next event.
-            let settled = recover::settle_intents(&self.space, &self.swap, &self.shared)?;
+            let settled = recover::settle_intents(&self.space, &self.swap, self.share.member(), &self.shared)?;
             self.arm()?;
+            // Before any is dropped.
+            self.share.count_references()?;
             self.wake_all();
             tracing::info!(vm = %self.name, settled, resident = self.machine.stats().get(Metric::Resident), "took over");
         }
@@ -350,6 +374,7 @@ impl Engine {
                 self.step_plan();
                 self.settle();
             }
+            self.scan();
             self.tick();
         }
         self.publish();
@@ -381,9 +406,9 @@ impl Engine {
     fn timeout(&self) -> Duration {
         match () {
             () if self.can_write() => Duration::ZERO,
-            () if self.machine.is_pin_blocked() => TICK_PIN,
-            () if self.machine.is_busy() => TICK_BUSY,
-            () => TICK_IDLE,
+            () if self.machine.is_pin_blocked() || self.machine.is_copying_back() => TICK_PIN,
+            () if self.machine.is_busy() => TICK_BUSY.min(self.scan_wait()),
+            () => TICK_IDLE.min(self.scan_wait()),
         }
     }
 
@@ -430,6 +455,7 @@ impl Engine {
             Command::Calls(connection) => self.connect_calls(connection),
             Command::Sample(pages) => self.start_sample(pages),
             Command::WatchCurve(on) => self.watch_curve(on),
+            Command::LookAgain(pages) => pages.into_iter().for_each(|page| self.apply(Event::LookAgain { page })),
             Command::Refresh => self.publish(),
             Command::Detach => self.end = Some(Notice::Detached),
         }
@@ -472,7 +498,13 @@ impl Engine {
         let chunk = FAULT_CAUSES.iter().position(|cause| *cause == Metric::FaultsSwapChunk);
         let streams = chunk.is_some_and(|index| self.machine.counter(FAULT_CAUSES[index]) != before[index]);
         self.follow.note(fault.tid, streams, self.fault_at);
-        let at_once = [Metric::FaultsMinor, Metric::FaultsZero, Metric::FaultsWriteProtect, Metric::FaultsCancel];
+        let at_once = [
+            Metric::FaultsMinor,
+            Metric::FaultsZero,
+            Metric::FaultsShared,
+            Metric::FaultsWriteProtect,
+            Metric::FaultsCancel,
+        ];
         for (index, cause) in FAULT_CAUSES.into_iter().enumerate() {
             if at_once.contains(&cause) && self.machine.counter(cause) != before[index] {
                 self.latency[index].record(self.fault_at.elapsed());
@@ -509,11 +541,12 @@ impl Engine {
             // Completions of libaio and io_uring are seen when the agent looks at their rings.
             self.ask_clock();
             self.apply(Event::Tick);
-        } else if now - self.ticked >= TICK_BUSY {
+        } else if self.machine.is_copying_back() || now - self.ticked >= TICK_BUSY {
             self.ticked = now;
             self.apply(Event::Tick);
         }
         if now - self.published >= TICK_IDLE {
+            self.charge_frames();
             self.publish();
         }
         self.look_at_limit();
@@ -553,6 +586,7 @@ impl Engine {
         stats.set(Metric::Messages, self.messages);
         let (sample, curve) = (self.look_at_sample(), self.current_curve());
         self.count_sampling(&mut stats);
+        self.share.add_to(&mut stats);
         self.inbox.publish(Status {
             stats,
             armed: self.machine.is_armed(),

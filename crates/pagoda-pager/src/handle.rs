@@ -34,6 +34,8 @@ pub enum Command {
     Sample(Vec<PageIdx>),
     /// Miss-ratio curve on or off. It begins anew each time it is switched on.
     WatchCurve(bool),
+    /// Frames equal to these pages may exist now.
+    LookAgain(Vec<PageIdx>),
     /// Publish a fresh status.
     Refresh,
     /// The daemon ends: let go of the VM, which waits for the next daemon.

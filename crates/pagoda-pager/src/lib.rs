@@ -16,4 +16,5 @@ pub mod handle;
 pub mod latency;
 pub mod poll;
 mod recover;
+pub mod share;
 pub mod space;

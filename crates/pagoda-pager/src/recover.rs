@@ -1,7 +1,7 @@
 //! The page table of a VM from what survives the daemon: the RAM files, the swap file, the open intents.
 //!
-//! The rule: a page that an intent names is in swap, whatever the RAM file holds. Else data in the RAM file is the page; else
-//! data in swap is the page; else it is zero. Nothing else is needed, and nothing else is trusted.
+//! The rule: data in the RAM file is the page, unless an intent names it; else the frame that its entry in the table of shared
+//! pages names; else data in swap; else it is zero. Nothing else is needed, and nothing else is trusted.
 
 use pagoda_core::bits::PageSet;
 use pagoda_core::fault::Pages;
@@ -10,6 +10,7 @@ use pagoda_sys::Errno;
 use pagoda_sys::socket::SharedMap;
 use pagoda_sys::swapfile::SwapFile;
 
+use crate::share::Member;
 use crate::space::Space;
 
 /// Threads that look where pages are: more of them wait for one another in the kernel.
@@ -17,8 +18,8 @@ const LOOK_THREADS_MAX: usize = 8;
 /// Chunks that are worth a thread: 64 take a millisecond.
 const LOOK_CHUNKS_MIN: usize = 64;
 
-/// Per chunk: the pages in RAM and the pages with a swap block.
-pub type Found = Vec<(PageSet, PageSet)>;
+/// Per chunk: the pages in RAM, the pages with a swap block, the shared pages.
+pub type Found = Vec<(PageSet, PageSet, PageSet)>;
 
 /// Why the page table could not be built. The VM waits; nothing is lost.
 #[derive(Debug, thiserror::Error)]
@@ -32,15 +33,20 @@ fn os(what: &'static str) -> impl FnOnce(Errno) -> RecoverError {
     move |source| RecoverError { what, source }
 }
 
-/// Settles what open intents name, and closes them: the pages leave the RAM files, or get their content from swap where
-/// the kernel cannot take a folio apart and only zeroes it.
-pub fn settle_intents(space: &Space, swap: &SwapFile, shared: &SharedMap) -> Result<u64, RecoverError> {
+/// Settles what open intents name, and closes them: the pages leave the RAM files, or get their content from their frame or
+/// from swap where the kernel cannot take a folio apart and only zeroes it.
+pub fn settle_intents(
+    space: &Space,
+    swap: &SwapFile,
+    member: Option<&Member>,
+    shared: &SharedMap,
+) -> Result<u64, RecoverError> {
     let mut settled = 0;
     for intent in &shared.intents {
         let Some((chunk, words)) = intent.read() else { continue };
         // The VMM can write here: a chunk that does not exist is its own mischief and names nothing.
         if chunk < space.chunks().0 {
-            settle(space, swap, ChunkIdx(chunk), PageSet::from_words(words))?;
+            settle(space, swap, member, ChunkIdx(chunk), PageSet::from_words(words))?;
             settled += 1;
         }
         intent.withdraw();
@@ -48,15 +54,27 @@ pub fn settle_intents(space: &Space, swap: &SwapFile, shared: &SharedMap) -> Res
     Ok(settled)
 }
 
-fn settle(space: &Space, swap: &SwapFile, chunk: ChunkIdx, pages: PageSet) -> Result<(), RecoverError> {
+fn settle(
+    space: &Space,
+    swap: &SwapFile,
+    member: Option<&Member>,
+    chunk: ChunkIdx,
+    pages: PageSet,
+) -> Result<(), RecoverError> {
     for run in pages.runs() {
         let place = space.place(Pages { chunk, run });
         place.region.ram.punch(place.offset, place.len).map_err(os("punch an interrupted page-in or page-out"))?;
     }
     for page in still_there(space, chunk, pages)?.iter() {
-        let content = swap.read_page(chunk.page(page).0).map_err(os("read an interrupted page-out back"))?;
         let place = space.place_chunk(chunk);
-        place.region.view.write_page(place.pages().start + u64::from(page), content.bytes());
+        let at = place.pages().start + u64::from(page);
+        let mut frame = [0; PAGE_SIZE as usize];
+        if member.is_some_and(|member| member.read(chunk.page(page), &mut frame)) {
+            place.region.view.write_page(at, &frame);
+            continue;
+        }
+        let content = swap.read_page(chunk.page(page).0).map_err(os("read an interrupted page-out back"))?;
+        place.region.view.write_page(at, content.bytes());
     }
     Ok(())
 }
@@ -80,9 +98,9 @@ pub fn still_there(space: &Space, chunk: ChunkIdx, pages: PageSet) -> Result<Pag
     Ok(there)
 }
 
-/// Looks where every page is.
-pub fn find(space: &Space, swap: &SwapFile) -> Result<Found, RecoverError> {
-    let mut found = vec![(PageSet::EMPTY, PageSet::EMPTY); space.chunks().as_usize()];
+/// Looks where every page is, when no intent is open.
+pub fn find(space: &Space, swap: &SwapFile, member: Option<&Member>) -> Result<Found, RecoverError> {
+    let mut found = vec![(PageSet::EMPTY, PageSet::EMPTY, PageSet::EMPTY); space.chunks().as_usize()];
     // mincore(2) is the quick answer, but says no for a page that the kernel itself swapped out: with swap on the host, only
     // the file's own map of data and holes will do.
     if pagoda_sys::host::swap_is_on().unwrap_or(true) {
@@ -100,7 +118,21 @@ pub fn find(space: &Space, swap: &SwapFile) -> Result<Found, RecoverError> {
         each_chunk(offset.min(end), len.min(end - offset.min(end)), |chunk, pages| found[chunk].1 |= pages);
     };
     swap.data_extents(&mut mark).map_err(os("look at swap"))?;
+    if let Some(member) = member {
+        look_at_table(member, &mut found)?;
+    }
     Ok(found)
+}
+
+/// A page that is both in RAM and in the table was on its way, and RAM has the truth: its entry goes. In the one direction
+/// the page had been copied back and its entry was about to be cleared, in the other it was to be taken out of RAM next.
+fn look_at_table(member: &Member, found: &mut Found) -> Result<(), RecoverError> {
+    for (chunk, pages) in member.entries().map_err(os("read the table of shared pages"))? {
+        let Some((in_ram, _, shared)) = found.get_mut(chunk.as_usize()) else { continue };
+        member.forget(chunk, pages & *in_ram);
+        *shared = pages - *in_ram;
+    }
+    Ok(())
 }
 
 /// Asks mincore(2) for every chunk. That takes 80 ns a page (measured), and the VM stands still meanwhile, so its CPUs help.
@@ -116,9 +148,9 @@ fn look_at_ram(space: &Space, found: &mut Found) -> Result<(), RecoverError> {
 }
 
 /// The chunks from `first` on, as many as `found` has places for.
-fn look_at_part(space: &Space, found: &mut [(PageSet, PageSet)], first: u32) -> Result<(), RecoverError> {
+fn look_at_part(space: &Space, found: &mut [(PageSet, PageSet, PageSet)], first: u32) -> Result<(), RecoverError> {
     let mut core = [0_u8; CHUNK_PAGES as usize];
-    for (chunk, (in_ram, _)) in (first..).map(ChunkIdx).zip(found) {
+    for (chunk, (in_ram, ..)) in (first..).map(ChunkIdx).zip(found) {
         let place = space.place_chunk(chunk);
         place.region.ram.resident(&place.region.view, place.pages().start, &mut core).map_err(os("look at RAM"))?;
         *in_ram = (0..=u8::MAX).filter(|index| core[usize::from(*index)] & 1 != 0).collect();

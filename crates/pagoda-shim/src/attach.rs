@@ -1,7 +1,7 @@
 //! Handing a VM's memory to the daemon.
 //!
-//! Owns: the userfaultfds, the shared memory and our fds of the RAM files. They stay open for the life of the
-//! process: when the last fd of a userfaultfd is closed, the kernel answers its faults itself, and pages that are out
+//! Owns: the userfaultfds, the shared memory, our fds of the RAM files and of what holds shared pages. They stay open for
+//! the life of the process: when the last fd of a userfaultfd is closed, the kernel answers its faults itself, and pages that are out
 //! turn into zeros.
 //! Order: all regions mapped, MADV_DONTFORK, Prepare, userfaultfds made, Hello, Welcome; only then the VMM's mmap
 //! returns. UFFDIO_API and UFFDIO_REGISTER are the daemon's, on its end of the same files.
@@ -12,7 +12,7 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use pagoda_abi::attach::{FLAG_HUGE, List, PREPARED_DEVICE, Packet, Region, Shard};
+use pagoda_abi::attach::{FLAG_HUGE, List, PREPARED_DEVICE, PREPARED_SHARING, Packet, Region, Shard};
 use pagoda_abi::shared::{SHARED_MAGIC, Shared};
 use pagoda_abi::{REGION_ALIGN, REGIONS_MAX, UFFDS_MAX};
 
@@ -77,8 +77,7 @@ fn introduce(link: c_int, config: &'static Config, flags: &mut u32) -> Result<()
         Some(attachment) => attachment,
         None => {
             link::send(link, &Packet::Prepare { token: config.token }, &[])?;
-            let (uffds, device, shared) = prepared(link, flags)?;
-            let attachment = make(config, uffds, device, shared);
+            let attachment = make(config, prepared(link, flags)?);
             ATTACHMENT.get_or_init(|| attachment)
         }
     };
@@ -86,14 +85,25 @@ fn introduce(link: c_int, config: &'static Config, flags: &mut u32) -> Result<()
     Ok(())
 }
 
-/// Reads Prepared: the number of userfaultfds, the device to make them with if given, and the shared memory.
-fn prepared(link: c_int, flags: &mut u32) -> Result<(usize, Option<c_int>, c_int), Broken> {
+/// What Prepared says and carries.
+struct Prepared {
+    /// Number of userfaultfds.
+    uffds: usize,
+    /// To make them with.
+    device: Option<c_int>,
+    shared: c_int,
+    /// Table and pool of shared pages, to be kept.
+    kept: Option<[c_int; 2]>,
+}
+
+fn prepared(link: c_int, flags: &mut u32) -> Result<Prepared, Broken> {
     let (packet, fds) = receive_patiently(link)?;
     match (packet, fds.as_slice()) {
         (Packet::Prepared { uffds, flags: given }, [shared, rest @ ..]) => {
             *flags |= given;
             let device = rest.first().copied().filter(|_| given & PREPARED_DEVICE != 0);
-            Ok((uffds as usize, device, *shared))
+            let kept = rest.last_chunk().copied().filter(|_| given & PREPARED_SHARING != 0);
+            Ok(Prepared { uffds: uffds as usize, device, shared: *shared, kept })
         }
         (Packet::Refused { text }, _) => give_up(format_args!("attach refused: {}", text.as_str())),
         _ => Err(Broken::Nonsense(pagoda_abi::attach::DecodeError::Value)),
@@ -132,7 +142,8 @@ fn receive_patiently(link: c_int) -> Result<(Packet, Fds), Broken> {
 }
 
 /// Makes everything a Hello hands over.
-fn make(config: &Config, uffds: usize, device: Option<c_int>, shared: c_int) -> Attachment {
+fn make(config: &Config, prepared: Prepared) -> Attachment {
+    let Prepared { uffds, device, shared, kept } = prepared;
     let mut regions: List<Region, REGIONS_MAX> = List::default();
     let mut fds = Fds::default();
     for (index, file) in config.ram().iter().enumerate() {
@@ -161,6 +172,12 @@ fn make(config: &Config, uffds: usize, device: Option<c_int>, shared: c_int) -> 
     };
     map_shared(shared);
     fds.push(shared);
+    for file in kept.into_iter().flatten() {
+        let Some(file) = duplicate_and_close(file) else {
+            give_up(format_args!("attach: no free file descriptor; raise the limit (ulimit -n)"));
+        };
+        fds.push(file);
+    }
     let pid = std::process::id();
     Attachment { hello: Packet::Hello { token: config.token, pid, regions, shards }, fds }
 }

@@ -8,14 +8,16 @@
 //! peer can make a view raise SIGBUS.
 
 mod view;
+mod words;
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{FallocateFlags, Gid, MemfdFlags, Mode, SealFlags, SeekFrom, Uid};
+use rustix::fs::{FallocateFlags, Gid, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, Uid};
 
 use crate::{Errno, PAGE_SIZE};
 pub use view::{IoTarget, LargeFolios, RamView};
+pub use words::WordTable;
 
 /// `f_type` of tmpfs and of memfds (linux/magic.h).
 pub(crate) const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -93,6 +95,30 @@ impl RamFile {
             return not_ram("not sealed against shrinking".to_owned());
         }
         Ok(RamFile { fd, len: expected_len, inode: (stat.st_dev, stat.st_ino) })
+    }
+
+    /// A descriptor that keeps the file alive and is good for nothing else (`O_PATH`, open(2)): for a peer that has to hold
+    /// what it may not see. Whoever may open a file of this mode and owner can go on from it: [`RamFile::reopen`].
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub fn keepsake(&self) -> Result<OwnedFd, Errno> {
+        rustix::fs::open(self_path(self.fd.as_fd()), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    /// The file that a [`RamFile::keepsake`] kept.
+    ///
+    /// # Errors
+    /// As [`RamFile::from_fd`]; EACCES when the file is somebody else's.
+    pub fn reopen(keepsake: BorrowedFd<'_>, expected_len: u64) -> Result<RamFile, RamError> {
+        // Before it is opened: opening some other kind of file might wait, or do something.
+        let stat = rustix::fs::fstat(keepsake).map_err(os("stat kept file"))?;
+        if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
+            return Err(RamError::NotRam { what: "not a regular file".to_owned() });
+        }
+        let fd = rustix::fs::open(self_path(keepsake), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+            .map_err(os("open kept file"))?;
+        RamFile::from_fd(fd, expected_len)
     }
 
     /// For passing on.
@@ -203,6 +229,10 @@ impl Iterator for DataRuns<'_> {
             }
         }
     }
+}
+
+fn self_path(fd: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd))
 }
 
 /// lseek(2) for data or holes; `None` for ENXIO, that is none up to the end.

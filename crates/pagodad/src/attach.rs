@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
 use pagoda_abi::Token;
-use pagoda_abi::attach::{FLAG_HUGE, List, PREPARED_DEVICE, Packet, Region as WireRegion, Shard as WireShard, Text};
+use pagoda_abi::attach::{
+    FLAG_HUGE, List, PREPARED_DEVICE, PREPARED_SHARING, Packet, Region as WireRegion, Shard as WireShard, Text,
+};
 use pagoda_abi::record::{Kind, Record};
 use pagoda_pager::engine::{self, Parts};
 use pagoda_pager::handle::{Command, channel_pair};
@@ -21,7 +23,7 @@ use pagoda_sys::socket::{Connection, Listener, Peer, Received, SharedMap};
 use pagoda_sys::swapfile::{Reserve, SwapFile};
 use pagoda_sys::uffd::{self, Uffd};
 
-use crate::registry::Registry;
+use crate::registry::{Registry, sharing_of};
 
 /// userfaultfds asked for: past a few vCPUs one no longer scales, and two cost nothing.
 pub const UFFDS_PER_VM: u32 = 2;
@@ -150,12 +152,14 @@ fn fetch(connection: &Connection, registry: &Registry, token: Token, peer: Peer)
 }
 
 fn prepare(connection: &Connection, registry: &Registry, token: Token, peer: Peer) -> Result<SharedMap> {
-    authorised(registry, token, peer)?;
+    let name = authorised(registry, token, peer)?;
     let shared = SharedMap::create()?;
+    let kept = registry.prepare_sharing(&name)?;
     let device = uffd::open_device().ok();
-    let flags = huge_flag() | if device.is_some() { PREPARED_DEVICE } else { 0 };
+    let flags = huge_flag() | PREPARED_SHARING | if device.is_some() { PREPARED_DEVICE } else { 0 };
     let mut fds = vec![shared.as_fd()];
     fds.extend(device.as_ref().map(AsFd::as_fd));
+    fds.extend(kept.iter().map(AsFd::as_fd));
     connection.send(&Packet::Prepared { uffds: UFFDS_PER_VM, flags }, &fds)?;
     Ok(shared)
 }
@@ -204,12 +208,16 @@ fn attach(
             SwapFile::open(&registry.swap_path(&name), record.regions.iter().sum(), reserve)?
         }
     };
-    let (space, shared) = unpack(registry, &record, hello, prepared.as_ref().map(SharedMap::as_fd))?;
+    let (space, shared, kept) = unpack(registry, &record, hello, prepared.as_ref().map(SharedMap::as_fd))?;
     let taken_over = prepared.is_none();
     let inodes = space.regions().map(|(_, region)| region.ram.inode()).collect();
-    let record = Record { pid: (pid, start), ..record };
-    registry.save(&record).context("write the VM's record")?;
     let (handle, inbox) = channel_pair()?;
+    let handle = Arc::new(handle);
+    let joined = registry.join_group(&record, &kept, !taken_over, &handle)?;
+    let (member, sharing) = joined.unzip();
+    // Before any page is shared: a later daemon has to know that there may be some.
+    let record = Record { pid: (pid, start), sharing, ..record };
+    registry.save(&record).context("write the VM's record")?;
     let parts = Parts {
         name: name.clone(),
         space,
@@ -227,6 +235,8 @@ fn attach(
         busy_poll: registry.config.busy_poll,
         pinned: record.pinned.clone(),
         taken_over,
+        sharing: sharing_of(&record, member.as_ref()),
+        member,
     };
     {
         let mut vms = registry.lock();
@@ -243,7 +253,7 @@ fn attach(
         if registry.governor.lock().config.curves {
             handle.send(Command::WatchCurve(true));
         }
-        vm.handle = Some(Arc::new(handle));
+        vm.handle = Some(handle);
         // What was changed while the engine was made.
         registry.tell_limit(vm);
     }
@@ -270,10 +280,10 @@ fn unpack(
     record: &Record,
     hello: Hello,
     prepared: Option<BorrowedFd<'_>>,
-) -> Result<(Space, SharedMap)> {
+) -> Result<(Space, SharedMap, Vec<OwnedFd>)> {
     let (regions, shards) = (hello.regions.as_slice(), hello.shards.as_slice());
     ensure!(regions.len() == record.regions.len(), "{} regions instead of {}", regions.len(), record.regions.len());
-    ensure!(!shards.is_empty() && hello.fds.len() == regions.len() + shards.len() + 1, "wrong number of descriptors");
+    ensure!(!shards.is_empty() && hello.fds.len() > regions.len() + shards.len(), "too few descriptors");
     let mut fds = hello.fds.into_iter();
     let large = if registry.direct { LargeFolios::Advise } else { LargeFolios::Never };
     let mut mapped = Vec::new();
@@ -298,5 +308,5 @@ fn unpack(
         let (a, b) = (rustix::fs::fstat(ours)?, rustix::fs::fstat(&shared)?);
         ensure!((a.st_dev, a.st_ino) == (b.st_dev, b.st_ino), "the shared memory is not the one that was given");
     }
-    Ok((Space::new(mapped, watched)?, SharedMap::from_fd(shared)?))
+    Ok((Space::new(mapped, watched)?, SharedMap::from_fd(shared)?, fds.collect()))
 }

@@ -79,6 +79,7 @@ fn run(config: Config) -> Result<()> {
         for round in 0_u32.. {
             std::thread::sleep(REAP_PERIOD);
             reaping.reap();
+            reaping.settle_groups();
             if round % STRANGERS_PERIOD == 0 {
                 reaping.find_strangers();
             }

@@ -6,14 +6,17 @@
 mod admission;
 mod balloons;
 mod describe;
+mod groups;
 mod life;
 mod sampling;
+
+pub use groups::sharing_of;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use pagoda_abi::Token;
@@ -22,6 +25,7 @@ use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, VmInfo, VmKind
 use pagoda_core::policy::VmId;
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_pager::handle::{Command, Handle, Notice};
+use pagoda_pager::share::Group;
 use pagoda_sys::ram::RamFile;
 use pagoda_sys::swapfile::{Reserve, SwapFile};
 
@@ -57,6 +61,10 @@ pub struct Vm {
     pub qmp: Arc<Monitor>,
     /// Since it first had a target.
     pub balloon: Option<balloon::Handle>,
+    /// With whom it shares equal pages; `None` for a VM whose shim cannot keep what that needs.
+    pub group: Option<Arc<Group>>,
+    /// Its table of shared pages, until it is attached.
+    pub table: Option<RamFile>,
     /// What the memory policy remembers of it.
     pub governed: Governed,
 }
@@ -98,6 +106,8 @@ pub struct Registry {
     /// Decides who has how much memory.
     pub governor: Governor,
     vms: Mutex<BTreeMap<String, Vm>>,
+    /// Share groups with a name, as long as one of their VMs is there.
+    groups: Mutex<BTreeMap<String, Weak<Group>>>,
     notices: Sender<(Token, Notice)>,
 }
 
@@ -119,7 +129,8 @@ impl Registry {
     ) -> Result<Registry, pagoda_core::policy::SettingsError> {
         let HostFacts { direct, protect, permission } = host;
         let governor = Governor::new(config.policy.clone())?;
-        Ok(Registry { config, direct, protect, permission, governor, vms: Mutex::default(), notices })
+        let (vms, groups) = (Mutex::default(), Mutex::default());
+        Ok(Registry { config, direct, protect, permission, governor, vms, groups, notices })
     }
 
     pub fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Vm>> {
@@ -179,6 +190,7 @@ impl Registry {
             sampling: request.policy.sampling.map(|sampling| (sampling.pages, sampling.period_s)),
             blocked: false,
             group: request.share_group,
+            sharing: None,
             pinned: request.pinned,
         };
         let id = self.admit(&record)?;
@@ -223,6 +235,7 @@ impl Registry {
             let _ = std::fs::remove_file(&swap_path);
             let _ = std::fs::remove_file(self.monitor_path(&record.name));
         })?;
+        let group = self.new_group(&record).inspect_err(|_| self.forget(&record.name))?;
         let qmp = Arc::new(Monitor::new(&self.monitor_path(&record.name)));
         Ok(Vm {
             record,
@@ -238,6 +251,8 @@ impl Registry {
             qmp,
             balloon: None,
             governed: Governed::new(id),
+            group: Some(group),
+            table: None,
         })
     }
 
@@ -334,6 +349,7 @@ impl Registry {
     /// Forgets a VM, its files excepted.
     pub(super) fn remove(&self, vms: &mut BTreeMap<String, Vm>, name: &str) {
         if let Some(vm) = vms.remove(name) {
+            vm.leave_group();
             self.governor.lock().remove(vm.governed.id);
             self.governor.bell.ring();
         }

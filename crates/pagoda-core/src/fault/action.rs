@@ -2,12 +2,14 @@
 //!
 //! # What the machine relies on
 //!
-//! * The actions of one event are executed in order and before the next event is applied; only [`Event::PunchDone`] may be
-//!   applied in between. Reads, writes and zaps are *started* in order; all other actions are complete when they return.
+//! * The actions of one event are executed in order and before the next event is applied; only [`Event::PunchDone`]
+//!   and [`Event::ShareDone`] may be applied in between. Reads, writes and zaps are *started* in order; all other actions are complete when they return.
 //! * [`Now::oldest_io`] is read after the event was received. A value from before a zap misses a direct I/O that began
 //!   between the two and pinned a page.
 //! * While [`super::Machine::is_pin_blocked`], the pager sends a [`Event::Tick`] every few milliseconds: the end of a direct
 //!   I/O is no event. Else once a second is enough.
+//! * A page's entry in the table of shared pages counts where the RAM file has no data, or an intent names the page; then
+//!   swap, then zero. A frame does not change while an entry names it.
 //! * `SwapPunch`, `RamPunch` and the punches of zero pages do not fail silently: a block that stays comes back as old
 //!   content after a restart. What cannot be punched is tried again or ends the VM.
 //! * No page is in the RAM file without its content but those of a declared intent: `Copy`, `Store` and `Zero` bring
@@ -17,8 +19,8 @@
 //! # Restart
 //!
 //! All I/O of the dead daemon has ended (its writes could land on newer blocks). Pages in declared intents are punched from
-//! the RAM file; where a hole cannot be had, their content is read from swap. Intents are withdrawn after that. Then, if the
-//! VM's memory is registered, [`super::Machine::armed`] on a new machine, `SetLimit`, `Pin`, the discards that were not
+//! the RAM file; where a hole cannot be had, their content is read from swap. Intents are withdrawn after that. Entries of pages that the RAM file
+//! has are cleared: the copy back was done but for that. Then, if the VM's memory is registered, [`super::Machine::armed`] on a new machine, `SetLimit`, `Pin`, the discards that were not
 //! answered, and a wake-up of the whole space. A zap that the dead daemon asked for may still come: it does no harm.
 
 use crate::bits::{PageSet, Run};
@@ -95,6 +97,29 @@ pub enum Event {
     Continue,
     /// Time passed.
     Tick,
+    /// A `Share` ended, right after it was asked for, as with `PunchDone`.
+    ShareDone { op: OpId, found: Found },
+    /// There is processor time to look for equal pages.
+    Scan,
+    /// Another page of the share group has got a frame with what this page held when it was looked at.
+    LookAgain { page: PageIdx },
+    /// Nobody else refers to this page's frame.
+    TakeBack { page: PageIdx },
+    /// What this VM's part of its frames comes to, newly counted.
+    Charge { pages: PageCount },
+}
+
+/// What became of the pages of a `Share`. Pages in none of the sets stay as they were.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Now frames of the share group.
+    pub shared: PageSet,
+    /// All zero: holes now, in RAM and in swap.
+    pub zero: PageSet,
+    /// All zero, and holes in swap, but a pin keeps them in the RAM file.
+    pub zero_left: PageSet,
+    /// Frames made for them, which count as this VM's until the next [`Event::Charge`].
+    pub frames: u16,
 }
 
 /// Pages of one chunk.
@@ -153,6 +178,16 @@ pub enum Action {
     /// Declare the intent, take pages out of the RAM file, read back from swap what was only zeroed (until it succeeds: the
     /// VM's data is in swap alone), withdraw. `alone`: no other page of the chunk is in it, so the span may go in one call.
     PunchOut { op: OpId, chunk: ChunkIdx, pages: PageSet, alone: bool },
+    /// Look for frames of the share group that equal these pages, which are in the RAM file and cannot change. For each one
+    /// found: take a reference, write the page's entry; make the swap blocks of zero ones holes. Then declare the intent,
+    /// take the pages out of the RAM file, give those that were only zeroed their content back, withdraw the intent, and
+    /// only then clear the entries of these.
+    Share { op: OpId, chunk: ChunkIdx, pages: PageSet },
+    /// Copy shared pages into the RAM file, map them writable, wake (`UFFDIO_COPY`); then clear their entries; then drop
+    /// the references. While host memory is short it is tried again.
+    CopyBack { pages: Pages },
+    /// Clear the entries of shared pages, which become zero; then drop the references. Their swap blocks are holes by then.
+    DropShared { pages: Pages },
     /// Make swap blocks holes.
     SwapPunch { pages: Pages },
     /// Take pages out of the RAM file whose content does not matter any more; they may also stay, unmapped and as zeros.

@@ -58,7 +58,8 @@ impl Machine {
 
     /// Zaps some of the coldest chunks even without pressure: untouched ones are known to be cold when it comes.
     fn sample(&mut self, out: &mut Actions) {
-        if self.cap() < self.config.chunks.pages().0 && self.ops.zaps() == 0 && !self.pinned {
+        let wanted = self.cap() < self.config.chunks.pages().0 || self.scans();
+        if wanted && self.ops.zaps() == 0 && !self.pinned {
             self.replenish_cold(self.cold_count + SAMPLE_CHUNKS, out);
         }
     }

@@ -191,7 +191,7 @@ impl Machine {
     }
 
     /// The page-out is over; what stayed is hot.
-    fn end_out(&mut self, id: OpId) {
+    pub(super) fn end_out(&mut self, id: OpId) {
         let op = self.ops.remove(id);
         let c = &mut self.chunks[op.chunk.as_usize()];
         c.out = None;
@@ -203,7 +203,7 @@ impl Machine {
         }
     }
 
-    pub(super) fn zap_done(&mut self, id: OpId, epoch: Option<u64>) {
+    pub(super) fn zap_done(&mut self, id: OpId, epoch: Option<u64>, now: Now) {
         let op = self.ops.remove(id);
         let OpKind::Zap { chunks, len } = op.kind else { unreachable!("a zap ended as {:?}", op.kind) };
         for chunk in &chunks[..usize::from(len)] {
@@ -214,6 +214,7 @@ impl Machine {
                     self.cold_seq = self.cold_seq.wrapping_add(1);
                     c.phase = Phase::Cold { epoch, seq: self.cold_seq };
                     self.push_cold(*chunk);
+                    self.plan_look(*chunk, now);
                 }
                 _ if c.ram.is_empty() => c.phase = Phase::Absent,
                 _ => {

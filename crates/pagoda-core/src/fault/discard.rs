@@ -39,11 +39,14 @@ impl Machine {
         }
         let set = PageSet::range(run.start, run.len);
         let c = self.chunk(chunk);
-        let (swap, ram) = (c.swap & set, c.ram & set);
+        let (swap, ram, shared) = (c.swap & set, c.ram & set, c.shared & set);
         out.extend(swap.runs().map(|run| Action::SwapPunch { pages: Pages { chunk, run } }));
+        // Behind its swap block: an outdated one would be the page's content once the entry is gone.
+        out.extend(shared.runs().map(|run| Action::DropShared { pages: Pages { chunk, run } }));
         out.extend(ram.runs().map(|run| Action::RamPunch { pages: Pages { chunk, run } }));
         let empty = self.edit(chunk, |c| {
             c.swap -= set;
+            c.shared -= set;
             c.ram -= set;
             c.clean -= set;
             c.mapped -= set;

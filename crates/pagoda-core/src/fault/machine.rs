@@ -11,6 +11,7 @@ use crate::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
 
 use super::action::{Access, Action, Actions, Event, Now, Pages, Stall};
 use super::ops::Ops;
+use super::share::{Share, Sharing};
 use super::table::{Chunk, Phase};
 
 /// Faults that can wait for room in DRAM. More threads than a VMM has; beyond it a fault is forgotten and the whole space
@@ -62,6 +63,8 @@ pub struct Config {
     pub replacement: Replacement,
     /// Of [`Replacement::Random`].
     pub seed: u64,
+    /// Whether equal pages are looked for.
+    pub sharing: Sharing,
 }
 
 /// The state of one VM's memory. See [`super`].
@@ -105,6 +108,7 @@ pub struct Machine {
     pub(super) predictor: super::serve::WritePredictor,
     pub(super) watch: super::watch::Watch,
     pub(super) curve: Option<Box<super::curve::CurveWatch>>,
+    pub(super) share: Share,
     pub(super) stats: Stats,
 }
 
@@ -145,6 +149,7 @@ impl Machine {
             predictor: super::serve::WritePredictor::default(),
             watch: super::watch::Watch::default(),
             curve: None,
+            share: Share::new(chunks),
             stats: Stats::default(),
         }
     }
@@ -167,7 +172,7 @@ impl Machine {
             Event::ReadDone { op, result } => self.read_done(op, result, now, out),
             Event::WriteDone { op, zero, result } => self.write_done(op, zero, result, now, out),
             Event::PunchDone { op, left } => self.punch_done(op, left),
-            Event::ZapDone { op, epoch } => self.zap_done(op, epoch),
+            Event::ZapDone { op, epoch } => self.zap_done(op, epoch, now),
             Event::PagesZapped { ticket, done } => self.pages_zapped(ticket, done, out),
             Event::Discard { token, first, count } => self.discards.push_back((token, first, count)),
             Event::SetLimit { limit } => self.limit = limit.0.min(self.config.chunks.pages().0),
@@ -177,6 +182,11 @@ impl Machine {
                 self.waiting.append(&mut self.failed);
             }
             Event::Tick => self.tick(now, out),
+            Event::ShareDone { op, found } => self.share_done(op, &found, out),
+            Event::Scan => {}
+            Event::TakeBack { page } => self.take_back(page, out),
+            Event::LookAgain { page } => self.look_again(page),
+            Event::Charge { pages } => self.share.charged = pages.0,
         }
         self.retry_discards(out);
         self.serve_waiting(out);
@@ -188,19 +198,23 @@ impl Machine {
             self.plan_reclaim(now, out);
         }
         self.plan_restore(out);
+        self.plan_copy_back(out);
+        if event == Event::Scan {
+            self.plan_scan(now, out);
+        }
     }
 
-    /// The answer to [`Action::Arm`]: the VM's memory is registered, and these pages are in RAM and in swap. Content in RAM
-    /// is the truth. `chunk` is called for each chunk in order.
-    pub fn armed(&mut self, mut chunk: impl FnMut(ChunkIdx) -> (PageSet, PageSet)) {
+    /// The answer to [`Action::Arm`]: the VM's memory is registered, and these pages are in RAM, in swap and shared. Content
+    /// in RAM is the truth; no page of it is shared. `chunk` is called for each chunk in order.
+    pub fn armed(&mut self, mut chunk: impl FnMut(ChunkIdx) -> (PageSet, PageSet, PageSet)) {
         (self.armed, self.arming) = (true, false);
         self.watch.clear();
         if let Some(curve) = &mut self.curve {
             curve.restart();
         }
         for index in self.config.chunks.iter() {
-            let (ram, swap) = chunk(index);
-            self.edit(index, |c| *c = Chunk { ram, swap, ..Chunk::EMPTY });
+            let (ram, swap, shared) = chunk(index);
+            self.edit(index, |c| *c = Chunk { ram, swap, shared, ..Chunk::EMPTY });
             if !ram.is_empty() {
                 self.chunks[index.as_usize()].phase = Phase::Hot;
                 self.queues.insert_first(index);
@@ -218,6 +232,7 @@ impl Machine {
         }
         self.cold.clear();
         self.cold_count = 0;
+        self.share.forget_queue();
     }
 
     /// The chunks of a zap under way.
@@ -282,6 +297,8 @@ impl Machine {
         let mut stats = self.stats;
         stats.set(Metric::Resident, self.resident);
         stats.set(Metric::Swapped, self.swapped);
+        stats.set(Metric::Shared, self.share.pages);
+        stats.set(Metric::SharedPart, self.share.charged);
         stats.set(Metric::Limit, self.limit);
         stats.set(Metric::Waiting, self.waiting.len() as u64);
         stats.set(Metric::InFlight, self.ops.len() as u64);
@@ -297,13 +314,13 @@ impl Machine {
 
     /// Free pages below the cap.
     pub(super) fn free(&self) -> u64 {
-        self.cap().saturating_sub(self.resident + self.reserved)
+        self.cap().saturating_sub(self.resident + self.reserved + self.charge())
     }
 
     /// Pages that a demand fault may take, the overdraft included.
     pub(super) fn room(&self) -> u64 {
         let overdraft = if self.pin_blocked || self.stall.is_some() { OVERDRAFT } else { 0 };
-        (self.cap() + overdraft).saturating_sub(self.resident + self.reserved)
+        (self.cap() + overdraft).saturating_sub(self.resident + self.reserved + self.charge())
     }
 
     /// Changes a chunk and keeps the sums right.
@@ -311,9 +328,11 @@ impl Machine {
         let chunk = &mut self.chunks[index.as_usize()];
         self.resident -= u64::from(chunk.ram.count());
         self.swapped -= u64::from(chunk.swapped().count());
+        self.share.pages -= u64::from(chunk.shared.count());
         let result = change(chunk);
         self.resident += u64::from(chunk.ram.count());
         self.swapped += u64::from(chunk.swapped().count());
+        self.share.pages += u64::from(chunk.shared.count());
         result
     }
 
@@ -344,16 +363,18 @@ impl Machine {
     /// Panics when something is untrue that holds after every event. For tests.
     #[doc(hidden)]
     pub fn check(&self) {
-        let (mut resident, mut swapped) = (0, 0);
+        let (mut resident, mut swapped, mut shared) = (0, 0, 0);
         for index in self.config.chunks.iter() {
             let chunk = self.chunk(index);
             chunk.check();
             resident += u64::from(chunk.ram.count());
             swapped += u64::from(chunk.swapped().count());
             assert!(!chunk.mapped.intersects(self.watch.hidden(index)), "{index:?}: a watched page is mapped");
+            shared += u64::from(chunk.shared.count());
             assert_eq!(self.queues.contains(index), chunk.phase == Phase::Hot, "{index:?} {:?}", chunk.phase);
         }
-        assert_eq!((resident, swapped), (self.resident, self.swapped));
+        assert_eq!((resident, swapped, shared), (self.resident, self.swapped, self.share.pages));
+        self.check_scan_queue();
         assert!(self.resident + self.reserved <= self.cap().max(self.resident) + OVERDRAFT);
     }
 
@@ -362,10 +383,12 @@ impl Machine {
             return;
         }
         let total = self.config.chunks.pages().0;
-        if !self.armed && self.cap() < total {
+        let needed = self.cap() < total || self.scans();
+        let is_home = self.swapped == 0 && self.share.pages == 0;
+        if !self.armed && needed {
             self.arming = true;
             out.push(Action::Arm);
-        } else if self.armed && self.cap() >= total && self.swapped == 0 && !self.is_busy() && self.stall.is_none() {
+        } else if self.armed && !needed && is_home && !self.is_busy() && self.stall.is_none() {
             self.arming = true;
             out.push(Action::Disarm);
         }

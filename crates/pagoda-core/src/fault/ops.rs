@@ -44,8 +44,15 @@ pub enum OpKind {
         leaving: PageSet,
         /// Of the pages that set out: those that are being written.
         dirty: PageSet,
-        /// The punch was asked for: it is too late to take a page out of `leaving`.
+        /// The punch, or sharing, was asked for: it is too late to take a page out of `leaving`.
         punching: bool,
+    },
+    /// A look for equal content in a cold chunk.
+    Scan {
+        /// The pages looked at.
+        pages: PageSet,
+        /// Of the zap since which the chunk is cold.
+        epoch: u64,
     },
     /// A zap of several chunks.
     Zap {
@@ -73,6 +80,7 @@ pub struct Ops {
     pages: usize,
     fills: usize,
     outs: usize,
+    scans: usize,
     zaps: usize,
 }
 
@@ -84,6 +92,7 @@ impl Ops {
             pages: 0,
             fills: 0,
             outs: 0,
+            scans: 0,
             zaps: 0,
         }
     }
@@ -91,7 +100,7 @@ impl Ops {
     /// `None` when the slab or the share of this kind is used up.
     pub fn insert(&mut self, op: Op) -> Option<OpId> {
         let room = match op.kind {
-            OpKind::Page { .. } => true,
+            OpKind::Page { .. } | OpKind::Scan { .. } => true,
             OpKind::Fill { .. } => self.fills < FILLS_MAX,
             OpKind::Out { .. } => self.outs < OUTS_MAX,
             OpKind::Zap { .. } => self.zaps < ZAPS_MAX,
@@ -159,6 +168,7 @@ impl Ops {
             OpKind::Page { .. } => &mut self.pages,
             OpKind::Fill { .. } => &mut self.fills,
             OpKind::Out { .. } => &mut self.outs,
+            OpKind::Scan { .. } => &mut self.scans,
             OpKind::Zap { .. } => &mut self.zaps,
         }
     }

@@ -5,12 +5,14 @@
 //! LRU without access bits, and the zap is what the pin rule needs anyway. Its length adapts: while most chunks in it
 //! are rescued (a load without locality), it only costs faults and shrinks; while most of them leave, it grows.
 
+use crate::bits::PageSet;
 use crate::stats::Metric;
 use crate::units::{ChunkIdx, PageCount};
 
-use super::action::{Action, Actions, Now};
+use super::action::{Action, Actions, Now, OpId};
 use super::machine::{Machine, Replacement};
 use super::ops::{Op, OpKind, ZAP_BATCH, ZAPS_MAX};
+use super::share::Sharing;
 use super::table::Phase;
 
 /// Length of the cold list at the start, in chunks: two page-out batches.
@@ -78,8 +80,8 @@ impl Machine {
         if self.cap() >= self.config.chunks.pages().0 {
             return;
         }
-        let wanted =
-            (self.resident + self.reserved + self.headroom() + self.waiting.len() as u64).saturating_sub(self.cap());
+        let wanted = (self.resident + self.reserved + self.charge() + self.headroom() + self.waiting.len() as u64)
+            .saturating_sub(self.cap());
         if wanted == 0 {
             return;
         }
@@ -127,7 +129,9 @@ impl Machine {
     fn start_out(&mut self, chunk: ChunkIdx, out: &mut Actions) -> bool {
         let c = self.chunk(chunk);
         let (leaving, dirty) = (c.ram, c.ram - c.clean);
-        let Some(op) = self.ops.insert(Op { chunk, kind: OpKind::Out { leaving, dirty, punching: false } }) else {
+        // What a frame holds already need not be written: share before swap (ESX 4.3).
+        let looks = self.config.sharing != Sharing::Off && !dirty.is_empty();
+        let Some(op) = self.ops.insert(Op { chunk, kind: OpKind::Out { leaving, dirty, punching: looks } }) else {
             return false;
         };
         self.cold.pop_front();
@@ -135,12 +139,22 @@ impl Machine {
         let c = &mut self.chunks[chunk.as_usize()];
         c.out = Some(op);
         c.phase = Phase::Leaving;
+        if looks {
+            self.stats.add(Metric::PagesScanned, u64::from(dirty.count()));
+            out.push(Action::Share { op, chunk, pages: dirty });
+        } else {
+            self.write_or_punch(op, dirty, out);
+        }
+        true
+    }
+
+    /// Goes on with a page-out: `dirty` of its pages have to be written first.
+    pub(super) fn write_or_punch(&mut self, op: OpId, dirty: PageSet, out: &mut Actions) {
         if dirty.is_empty() {
             self.push_punch(op, out);
         } else {
-            out.push(Action::WriteOut { op, chunk, pages: dirty });
+            out.push(Action::WriteOut { op, chunk: self.ops.get(op).chunk, pages: dirty });
         }
-        true
     }
 
     /// Zaps victims until the cold list has `target` chunks.
@@ -188,7 +202,7 @@ impl Machine {
         for chunk in &chunks[..len] {
             let c = &mut self.chunks[chunk.as_usize()];
             c.phase = Phase::Zapping { touched: false };
-            c.mapped = crate::bits::PageSet::EMPTY;
+            c.mapped = PageSet::EMPTY;
         }
         self.stats.add(Metric::ZappedChunks, len as u64);
         out.push(Action::Zap { op: id });

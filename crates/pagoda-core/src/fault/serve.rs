@@ -177,6 +177,11 @@ impl Machine {
         }
         let pattern = self.pattern.on_fault(page, access);
         let c = &self.chunks[chunk.as_usize()];
+        if c.shared.contains(index) {
+            self.copy_back(chunk, index, pattern, out);
+            self.read_ahead(pattern, out);
+            return Metric::FaultsShared;
+        }
         if !c.swap.contains(index) {
             self.zero_fill(chunk, index, pattern, out);
             self.read_ahead(pattern, out);
@@ -223,7 +228,7 @@ impl Machine {
 
     fn zero_fill(&mut self, chunk: ChunkIdx, index: u8, decision: PageIn, out: &mut Actions) {
         let c = &self.chunks[chunk.as_usize()];
-        let nowhere = !(c.ram | c.swap | c.reading | self.watch.hidden(chunk));
+        let nowhere = !(c.ram | c.swap | c.shared | c.reading | self.watch.hidden(chunk));
         let whole = matches!(decision, PageIn::Chunk { .. });
         let run = if whole { single(nowhere, index) } else { PageSet::single(index) };
         let run = if u64::from(run.count()) > self.free() { PageSet::single(index) } else { run };
@@ -256,7 +261,8 @@ impl Machine {
             return false;
         }
         let missing = c.swapped() - c.reading;
-        let direct = self.config.direct && c.ram.is_empty() && !c.busy() && c.swap.count() >= DIRECT_PAGES_MIN;
+        let absent = c.ram.is_empty() && c.shared.is_empty();
+        let direct = self.config.direct && absent && !c.busy() && c.swap.count() >= DIRECT_PAGES_MIN;
         let pages = if direct { PageSet::FULL } else { missing };
         let count = u64::from(pages.count());
         if count == 0 || count > self.free() {
@@ -354,13 +360,14 @@ impl Machine {
     pub(super) fn leaving(&self, chunk: ChunkIdx) -> PageSet {
         match self.chunks[chunk.as_usize()].out.map(|op| &self.ops.get(op).kind) {
             Some(OpKind::Out { leaving, .. }) => *leaving,
+            Some(OpKind::Scan { pages, .. }) => *pages,
             _ => PageSet::EMPTY,
         }
     }
 
     fn is_punching(&self, chunk: ChunkIdx) -> bool {
         let op = self.chunk(chunk).out.map(|op| &self.ops.get(op).kind);
-        matches!(op, Some(OpKind::Out { punching: true, .. }))
+        matches!(op, Some(OpKind::Out { punching: true, .. } | OpKind::Scan { .. }))
     }
 
     pub(super) fn wait(&mut self, page: PageIdx, access: Access) {

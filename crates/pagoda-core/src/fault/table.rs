@@ -34,6 +34,8 @@ pub struct Chunk {
     pub ram: PageSet,
     /// The page's swap block holds data; else it is a hole.
     pub swap: PageSet,
+    /// Not in `ram`: the content is a frame of the share group. What swap holds is outdated.
+    pub shared: PageSet,
     /// Subset of `ram`: the swap block equals the page.
     pub clean: PageSet,
     /// Subset of `ram`, a hint: the VMM reaches the page without a fault.
@@ -48,6 +50,8 @@ pub struct Chunk {
     pub phase: Phase,
     /// Read before it was asked for and not touched yet.
     pub ahead: bool,
+    /// While the chunk is cold: pages that the scan for equal content has still to look at.
+    pub scan: PageSet,
 }
 
 impl Chunk {
@@ -55,6 +59,7 @@ impl Chunk {
     pub const EMPTY: Chunk = Chunk {
         ram: PageSet::EMPTY,
         swap: PageSet::EMPTY,
+        shared: PageSet::EMPTY,
         clean: PageSet::EMPTY,
         mapped: PageSet::EMPTY,
         reading: PageSet::EMPTY,
@@ -62,6 +67,7 @@ impl Chunk {
         out: None,
         phase: Phase::Absent,
         ahead: false,
+        scan: PageSet::EMPTY,
     };
 
     /// Something is under way that owns pages of the chunk.
@@ -71,12 +77,12 @@ impl Chunk {
 
     /// Pages whose content is only in swap.
     pub fn swapped(&self) -> PageSet {
-        self.swap - self.ram
+        self.swap - self.ram - self.shared
     }
 
     /// Swap blocks that are outdated.
     pub fn stale(&self) -> PageSet {
-        (self.swap & self.ram) - self.clean
+        ((self.swap & self.ram) - self.clean) | (self.swap & self.shared)
     }
 
     /// Panics when the sets contradict one another: called after every event in tests.
@@ -84,6 +90,7 @@ impl Chunk {
         assert!(self.ram.contains_all(self.clean), "clean pages are in RAM");
         assert!(self.ram.contains_all(self.mapped), "mapped pages are in RAM");
         assert!(!self.reading.intersects(self.ram), "a page being read is not in RAM");
+        assert!(!self.shared.intersects(self.ram | self.reading), "a shared page is neither in RAM nor being read");
         assert!(self.phase != Phase::Absent || self.ram.is_empty(), "an absent chunk has no page in RAM");
         assert!(!matches!(self.phase, Phase::Cold { .. }) || !self.busy(), "nothing is under way on a cold chunk");
         assert!(self.out.is_none() || self.phase == Phase::Leaving, "a chunk being written is leaving");

@@ -26,10 +26,14 @@ impl Bench {
             page_in: Default::default(),
             replacement: Default::default(),
             seed: 0,
+            sharing: Sharing::Off,
         });
         let mut bench = Bench { machine, oldest_io: u64::MAX };
         bench.check(Event::SetLimit { limit: PageCount(limit) }, &[Action::Arm]);
-        bench.machine.armed(|chunk| content[chunk.as_usize()]);
+        bench.machine.armed(|chunk| {
+            let (ram, swap) = content[chunk.as_usize()];
+            (ram, swap, EMPTY)
+        });
         bench
     }
 

@@ -111,6 +111,11 @@ impl Watch {
         }
     }
 
+    /// Ends the watch of a page that is mapped without having been used.
+    pub(super) fn forget(&mut self, page: PageIdx) {
+        self.show(page);
+    }
+
     /// Ends the watch of a page; says why it was watched.
     fn show(&mut self, page: PageIdx) -> Option<Marks> {
         let (chunk, index) = (page.chunk(), page.index_in_chunk());
@@ -225,7 +230,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fault::{Access, Config, Event, FaultKind, Now};
+    use crate::fault::{Access, Config, Event, FaultKind, Now, Sharing};
     use crate::units::{ChunkCount, PageCount};
 
     /// Pages in DRAM, of a VM of four chunks.
@@ -290,10 +295,19 @@ mod tests {
     }
 
     fn armed() -> Machine {
-        let config = Config { chunks: ChunkCount(4), direct: false, protect: true, page_in: Default::default() };
+        let config = Config {
+            chunks: ChunkCount(4),
+            direct: false,
+            protect: true,
+            page_in: Default::default(),
+            replacement: Default::default(),
+            seed: 0,
+            sharing: Sharing::Off,
+        };
         let mut machine = Machine::new(config);
         apply(&mut machine, Event::SetLimit { limit: PageCount(1023) });
-        machine.armed(|chunk| (if chunk.0 < 2 { PageSet::FULL } else { PageSet::EMPTY }, PageSet::EMPTY));
+        machine
+            .armed(|chunk| (if chunk.0 < 2 { PageSet::FULL } else { PageSet::EMPTY }, PageSet::EMPTY, PageSet::EMPTY));
         machine
     }
 

@@ -7,6 +7,7 @@
 mod oracle;
 mod pager;
 mod rng;
+mod share;
 mod vmm;
 mod world;
 
@@ -14,7 +15,7 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use pagoda_core::fault::{Event, PageInPolicy, Replacement};
+use pagoda_core::fault::{Event, PageInPolicy, Replacement, Sharing};
 use pagoda_core::stats::{CATALOGUE, METRICS, MetricKind};
 use pagoda_core::units::{PageCount, PageIdx};
 
@@ -96,6 +97,8 @@ impl Sim {
                 PageInPolicy::PageThenChunk,
             ]),
             replacement: *rng.pick(&[Replacement::Queues, Replacement::Queues, Replacement::Random]),
+            sharing: *rng.pick(&[Sharing::Off, Sharing::PageOut, Sharing::Scan, Sharing::Scan]),
+            promotes: *rng.pick(&[30, 900]),
         };
         let pace = Pace {
             thread: *rng.pick(&[3, 10, 50]),
@@ -198,6 +201,12 @@ impl Sim {
             self.apply(Event::Tick);
         }
         if self.rng.coin()
+            && let Some(event) =
+                self.pager.as_mut().and_then(|pager| pager.any_share_event(&mut self.world, &mut self.rng))
+        {
+            self.apply(event);
+        }
+        if self.rng.coin()
             && let Some(chunks) = self.stray_zaps.pop()
         {
             pager::zap(&chunks, &mut self.world);
@@ -248,6 +257,7 @@ impl Sim {
         oracle::check_recoverable(&self.world, &self.vmm);
         if let Some(pager) = &self.pager {
             oracle::check_table(pager, &self.world);
+            oracle::check_frames(pager, &self.world);
         }
     }
 

@@ -34,6 +34,8 @@ pub fn check_table(pager: &Pager, world: &World) {
         let data = |there: &dyn Fn(usize) -> bool| -> PageSet {
             (0..CHUNK).filter(|index| there(first + index)).map(|index| index as u8).collect()
         };
+        let shared = data(&|page| world.entries[page].is_some());
+        assert_eq!(entry.shared, shared, "{chunk:?}");
         let ram = data(&|page| world.ram[page].is_some());
         assert!(ram.contains_all(entry.ram), "{chunk:?}: in RAM are {ram:?}, said to be {:?}", entry.ram);
         // A punch in place leaves zeros behind; else the two agree.
@@ -51,6 +53,14 @@ pub fn check_table(pager: &Pager, world: &World) {
             let content = world.ram[page].as_ref().map(|frame| frame.get());
             assert_eq!(content, Some(world.swapped_content(page)), "the clean page {page} differs from swap");
         }
+    }
+}
+
+/// References are what the tables say, and frames without any are free.
+pub fn check_frames(pager: &Pager, world: &World) {
+    assert_eq!(pager.refs, world.count_references());
+    for (frame, refs) in pager.refs.iter().enumerate() {
+        assert_eq!(world.frames[frame].is_some(), *refs > 0, "frame {frame} with {refs} references");
     }
 }
 

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use pagoda_core::bits::PageSet;
 use pagoda_core::fault::{
-    Action, Actions, Config, Event, IoError, Machine, Now, OpId, PageInPolicy, Pages, Replacement,
+    Action, Actions, Config, Event, IoError, Machine, Now, OpId, PageInPolicy, Pages, Replacement, Sharing,
 };
 use pagoda_core::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
 
@@ -31,6 +31,9 @@ pub struct Weather {
     pub protect: bool,
     pub page_in: PageInPolicy,
     pub replacement: Replacement,
+    pub sharing: Sharing,
+    /// A page without an equal frame becomes one.
+    pub promotes: usize,
 }
 
 /// The daemon died.
@@ -84,6 +87,8 @@ pub struct Pager {
     pub events: u64,
     /// The most pages that may be in DRAM or on their way into it.
     bound: usize,
+    /// References to each frame, by the tables.
+    pub refs: Vec<usize>,
 }
 
 fn chunk_pages(chunk: ChunkIdx) -> Range<usize> {
@@ -111,6 +116,7 @@ impl Pager {
                 page_in: weather.page_in,
                 replacement: weather.replacement,
                 seed: 0,
+                sharing: weather.sharing,
             }),
             weather,
             jobs: Vec::new(),
@@ -125,6 +131,7 @@ impl Pager {
             now_ms,
             events: 0,
             bound: world.pages(),
+            refs: world.count_references(),
         }
     }
 
@@ -140,13 +147,20 @@ impl Pager {
     ) -> Result<Pager, Crash> {
         while let Some((_, pages)) = world.intents.first().cloned() {
             for page in pages {
-                world.punch(page);
+                world.settle(page, rng.per_mille(weather.unsplittable));
                 if rng.per_mille(weather.crash / 8) {
                     return Err(Crash);
                 }
             }
             world.intents.remove(0);
         }
+        // What the RAM file has is the page: it was copied back, or not taken out yet.
+        for page in 0..world.pages() {
+            if world.ram[page].is_some() {
+                world.entries[page] = None;
+            }
+        }
+        world.free_frames();
         let mut pager = Pager::new(world, weather, now_ms);
         if world.registered {
             pager.armed(world);
@@ -294,6 +308,14 @@ impl Pager {
                 self.start(op, JobKind::Write { zero }, left);
             }
             Action::PunchOut { op, chunk, pages, alone } => self.punch_out(op, chunk, pages, alone, world, rng)?,
+            Action::Share { op, chunk, pages } => self.share(op, chunk, pages, world, rng)?,
+            Action::CopyBack { pages } => self.copy_back(range(pages), world, rng)?,
+            Action::DropShared { pages } => {
+                for page in range(pages) {
+                    assert_eq!(world.swap[page], None, "an outdated swap block would be the page");
+                    self.drop_entry(page, world);
+                }
+            }
             Action::SwapPunch { pages } => world.swap[range(pages)].fill(None),
             Action::RamPunch { pages } => {
                 for page in range(pages) {
@@ -313,6 +335,7 @@ impl Pager {
             }
             Action::Disarm => {
                 assert!((0..world.pages()).all(|page| world.ram[page].is_some() || world.swapped_content(page) == 0));
+                assert!(world.entries.iter().all(Option::is_none), "shared pages would be lost");
                 world.swap.fill(None);
                 if rng.per_mille(self.weather.crash) {
                     return Err(Crash);
@@ -331,7 +354,8 @@ impl Pager {
             chunk_pages(chunk).filter(|page| there(*page)).map(|page| (page % CHUNK) as u8).collect()
         };
         self.machine.armed(|chunk| {
-            (data(chunk, &|page| world.ram[page].is_some()), data(chunk, &|page| world.swap[page].is_some()))
+            let swap = data(chunk, &|page| world.swap[page].is_some());
+            (data(chunk, &|page| world.ram[page].is_some()), swap, data(chunk, &|page| world.entries[page].is_some()))
         });
         self.machine.check();
     }
@@ -355,7 +379,8 @@ impl Pager {
 
     fn read(&mut self, op: OpId, pages: Range<usize>, world: &World) {
         assert!(self.buffers.insert(op.0, BTreeMap::new()).is_none(), "the buffer of {op:?} is in use");
-        let missing = |page: &usize| world.ram[*page].is_none() && world.swap[*page].is_some();
+        let missing =
+            |page: &usize| world.ram[*page].is_none() && world.entries[*page].is_none() && world.swap[*page].is_some();
         self.start(op, JobKind::Read { missing: pages.clone().filter(missing).collect() }, pages.collect());
     }
 
@@ -406,6 +431,11 @@ impl Pager {
         let left = left.iter().map(|page| (page % CHUNK) as u8).collect();
         self.punched.push_back(Event::PunchDone { op, left });
         Ok(())
+    }
+
+    /// Told before anything else.
+    pub fn share_ended(&mut self, event: Event) {
+        self.punched.push_front(event);
     }
 
     /// A job gets on, or ends.

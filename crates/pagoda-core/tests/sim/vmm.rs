@@ -7,6 +7,8 @@ use crate::world::{Frame, Pte, World};
 
 /// Largest direct I/O, in pages.
 const IO_PAGES_MAX: usize = 40;
+/// Contents that many pages have, that of a page of zeros among them.
+pub const SAME_CONTENTS: usize = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sleep {
@@ -64,6 +66,8 @@ pub struct Vmm {
     pub discards: Vec<Discard>,
     pub verified: u64,
     version: u64,
+    /// How many writes in a thousand write what other pages hold too.
+    sameness: usize,
     token: u64,
 }
 
@@ -72,7 +76,8 @@ impl Vmm {
         let pages = truth.len();
         let threads = (0..rng.within(1, 10)).map(|_| Thread::new(pages, rng)).collect();
         let version = truth.iter().copied().max().unwrap_or(0);
-        Vmm { threads, truth, discards: Vec::new(), verified: 0, version, token: 0 }
+        let sameness = *rng.pick(&[0, 300, 900]);
+        Vmm { threads, truth, discards: Vec::new(), verified: 0, version, sameness, token: 0 }
     }
 
     /// One thread goes one step. `fresh`: it may begin something new.
@@ -92,21 +97,22 @@ impl Vmm {
         match thread.task.as_mut() {
             Some(Task::Touch { page, access }) => {
                 let (page, access) = (*page, *access);
+                let writes_per_mille = thread.writes_per_mille;
                 let Some(frame) = world.reach(page, access) else {
                     thread.sleep = Sleep::On(page);
                     return;
                 };
                 if access == Access::Write {
-                    self.version += 1;
-                    frame.set(self.version);
-                    self.truth[page] = self.version;
+                    let content = self.next_content(rng);
+                    frame.set(content);
+                    self.truth[page] = content;
                 } else {
                     assert_eq!(frame.get(), self.truth[page], "the guest reads a wrong page {page}");
                     self.verified += 1;
                 }
                 // Often what is read is then written.
-                let writes = access == Access::Read && rng.per_mille(thread.writes_per_mille);
-                thread.task = writes.then_some(Task::Touch { page, access: Access::Write });
+                let writes = access == Access::Read && rng.per_mille(writes_per_mille);
+                self.threads[index].task = writes.then_some(Task::Touch { page, access: Access::Write });
             }
             Some(Task::Io(io)) if io.pinned.len() < io.pages.len() => {
                 let page = io.pages[io.pinned.len()];
@@ -122,8 +128,10 @@ impl Vmm {
                 io.landed = rng.per_mille(150);
                 for (page, frame) in io.pages.iter().zip(&io.pinned).filter(|_| io.landed) {
                     self.version += 1;
-                    frame.set(self.version);
-                    self.truth[*page] = self.version;
+                    let same = rng.per_mille(self.sameness);
+                    let content = if same { rng.below(SAME_CONTENTS) as u64 } else { self.version };
+                    frame.set(content);
+                    self.truth[*page] = content;
                 }
             }
             Some(Task::Io(io)) => {
@@ -133,6 +141,11 @@ impl Vmm {
             }
             None => {}
         }
+    }
+
+    fn next_content(&mut self, rng: &mut Rng) -> u64 {
+        self.version += 1;
+        if rng.per_mille(self.sameness) { rng.below(SAME_CONTENTS) as u64 } else { self.version }
     }
 
     fn begin(&mut self, index: usize, world: &mut World, rng: &mut Rng) {

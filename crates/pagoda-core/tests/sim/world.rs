@@ -45,8 +45,14 @@ pub struct World {
     pub epoch: u64,
     /// Start epochs of the direct I/Os in flight; the VMM keeps them.
     pub slots: Vec<u64>,
-    /// Pages whose truth is the swap file, each with the operation that declared it.
+    /// Pages whose truth is not the RAM file, each with the operation that declared it.
     pub intents: Vec<(u16, Vec<usize>)>,
+    /// The VM's table of shared pages: the frame of each.
+    pub entries: Vec<Option<usize>>,
+    /// The share group's frames, as far as they are in use.
+    pub frames: Vec<Option<u64>>,
+    /// Entries of the other VMs in the group.
+    pub others: Vec<usize>,
 }
 
 impl World {
@@ -62,7 +68,15 @@ impl World {
             epoch: 1,
             slots: Vec::new(),
             intents: Vec::new(),
+            entries: vec![None; pages],
+            frames: Vec::new(),
+            others: Vec::new(),
         }
+    }
+
+    /// Content of the frame that the page's entry names.
+    pub fn shared_content(&self, page: usize) -> Option<u64> {
+        self.entries[page].map(|frame| self.frames[frame].expect("an entry names a frame in use"))
     }
 
     pub fn pages(&self) -> usize {
@@ -135,7 +149,7 @@ impl World {
         let intended = self.intents.iter().any(|(_, pages)| pages.contains(&page));
         match &self.ram[page] {
             Some(frame) if !intended => frame.get(),
-            _ => self.swapped_content(page),
+            _ => self.shared_content(page).unwrap_or_else(|| self.swapped_content(page)),
         }
     }
 }

@@ -54,6 +54,9 @@ impl Engine {
             Action::ZapPages { ticket } => self.zap_pages(Asked::Watch { ticket, at: std::time::Instant::now() }),
             Action::WriteOut { op, chunk, pages } => self.write_out(op, chunk, pages),
             Action::PunchOut { op, chunk, pages, alone } => self.punch_out(op, chunk, pages, alone),
+            Action::Share { op, chunk, pages } => self.share_pages(op, chunk, pages),
+            Action::CopyBack { pages } => self.copy_back(pages),
+            Action::DropShared { pages } => self.drop_shared(pages),
             Action::SwapPunch { pages } => self.swap_punch(pages),
             Action::RamPunch { pages } => {
                 let place = self.space.place(pages);
@@ -184,7 +187,7 @@ impl Engine {
     }
 
     /// Punches and looks whether the pages are gone; those that are not get their content back.
-    fn punch(&mut self, chunk: ChunkIdx, pages: PageSet, alone: bool) -> Result<PageSet, String> {
+    pub(super) fn punch(&mut self, chunk: ChunkIdx, pages: PageSet, alone: bool) -> Result<PageSet, String> {
         let (Some(first), Some(last)) = (pages.first_set(), pages.last_set()) else { return Ok(PageSet::EMPTY) };
         let span = Run { start: first, len: u16::from(last) - u16::from(first) + 1 };
         let spans = if alone { PageSet::range(span.start, span.len) } else { pages };
@@ -203,11 +206,17 @@ impl Engine {
         let place = self.space.place_chunk(chunk);
         let left = recover::still_there(&self.space, chunk, pages).map_err(|error| error.to_string())?;
         for index in left.iter() {
+            let at = place.pages().start + u64::from(index);
+            let mut frame = [0; PAGE_SIZE as usize];
+            if self.share.member().is_some_and(|member| member.read(chunk.page(index), &mut frame)) {
+                place.region.view.write_page(at, &frame);
+                continue;
+            }
             let content = self
                 .swap
                 .read_page(chunk.page(index).0)
                 .map_err(|e| format!("page-out was half done and swap cannot be read back: {e}"))?;
-            place.region.view.write_page(place.pages().start + u64::from(index), content.bytes());
+            place.region.view.write_page(at, content.bytes());
         }
         Ok(left)
     }
@@ -226,7 +235,7 @@ impl Engine {
         for shard in self.space.shards() {
             shard.uffd.register(shard.addr, shard.len).map_err(EngineError::Register)?;
         }
-        let found = recover::find(&self.space, &self.swap)?;
+        let found = recover::find(&self.space, &self.swap, self.share.member())?;
         self.machine.armed(|chunk| found[chunk.as_usize()]);
         self.restart_sample();
         Ok(())
@@ -245,6 +254,9 @@ impl Engine {
                 }
             }
         }
+        if let Some(member) = self.share.member() {
+            member.trim();
+        }
         self.machine.disarmed();
         self.collapse();
         // After the collapse, which maps what nobody has used.
@@ -253,7 +265,7 @@ impl Engine {
     }
 
     /// Tries again while the host has no memory to give; the VM's faults wait meanwhile, as under the kernel's own reclaim.
-    fn retry(&self, mut attempt: impl FnMut() -> Resolved) -> Resolved {
+    pub(super) fn retry(&self, mut attempt: impl FnMut() -> Resolved) -> Resolved {
         let start = std::time::Instant::now();
         loop {
             let resolved = attempt();

@@ -170,3 +170,33 @@ fn single_pages_where_large_folios_are_refused() {
     view.write_page(300, &[1; PAGE_SIZE]);
     assert_eq!(file.allocated(), Ok(PAGE));
 }
+
+#[test]
+fn a_keepsake_keeps_the_content_and_shows_nothing() {
+    let file = ram("kept", CHUNK);
+    file.map(LargeFolios::Never).unwrap().write_page(3, &[7; PAGE_SIZE]);
+    let kept = file.keepsake().unwrap();
+    let inode = file.inode();
+    drop(file);
+    assert_eq!(rustix::io::pread(&kept, &mut [0; 8], 3 * PAGE), Err(Errno::BADF));
+    assert_eq!(rustix::io::pwrite(&kept, &[0; 8], 3 * PAGE), Err(Errno::BADF));
+    let again = RamFile::reopen(kept.as_fd(), CHUNK).unwrap();
+    assert_eq!(again.inode(), inode);
+    let mut page = [0; PAGE_SIZE];
+    again.map(LargeFolios::Never).unwrap().read_page(3, &mut page);
+    assert_eq!(page, [7; PAGE_SIZE]);
+    let directory = rustix::fs::open("/", OFlags::PATH, Mode::empty()).unwrap();
+    assert!(RamFile::reopen(directory.as_fd(), CHUNK).is_err());
+}
+
+#[test]
+fn a_table_is_there_for_the_next_who_maps_it() {
+    use std::sync::atomic::Ordering::SeqCst;
+    let table = WordTable::map(ram("table", 4 * PAGE)).unwrap();
+    assert_eq!(table.len(), 4 * PAGE_SIZE / 4);
+    table[2 * PAGE_SIZE / 4 + 5].store(77, SeqCst);
+    assert_eq!(runs(table.file()), [2 * PAGE..3 * PAGE]);
+    let again = WordTable::map(RamFile::reopen(table.file().keepsake().unwrap().as_fd(), 4 * PAGE).unwrap()).unwrap();
+    drop(table);
+    assert_eq!(again[2 * PAGE_SIZE / 4 + 5].load(SeqCst), 77);
+}

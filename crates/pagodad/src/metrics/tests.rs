@@ -15,6 +15,8 @@ fn vm() -> VmInfo {
         dram_limit_bytes: 1 << 30,
         resident_bytes: 1 << 29,
         swapped_bytes: 3 << 30,
+
+        shared_bytes: 0,
         zero_bytes: 1 << 29,
         swap_used_bytes: 3 << 30,
         armed: true,

@@ -131,6 +131,7 @@ mod tests {
             sampling: None,
             blocked: false,
             group: None,
+            sharing: None,
             pinned: None,
         }
     }

@@ -43,6 +43,7 @@ impl Registry {
         let gauge = |metric| status.stats.get(metric) * PAGE_SIZE;
         let resident_bytes = if status.armed { gauge(Metric::Resident) } else { status.ram_bytes };
         let swapped_bytes = gauge(Metric::Swapped);
+        let shared_bytes = gauge(Metric::Shared);
         let counters = CATALOGUE.iter().zip(status.stats.values()).map(|(def, value)| (def.name.to_owned(), *value));
         let mut counters: BTreeMap<String, u64> = counters.collect();
         counters.insert("table_bytes".into(), status.table_bytes);
@@ -58,7 +59,8 @@ impl Registry {
             dram_limit_bytes: vm.record.dram,
             resident_bytes,
             swapped_bytes,
-            zero_bytes: memory_bytes.saturating_sub(resident_bytes + swapped_bytes),
+            shared_bytes,
+            zero_bytes: memory_bytes.saturating_sub(resident_bytes + swapped_bytes + shared_bytes),
             swap_used_bytes: status.swap_bytes,
             armed: status.armed,
             huge: attached && !status.armed && FolioSize::Huge.on_advice(),
@@ -91,6 +93,11 @@ impl Registry {
         line("dram", Bytes(vm.dram_limit_bytes).to_string(), cap);
         line("resident", Bytes(vm.resident_bytes).to_string(), "pages in DRAM now");
         line("swapped", Bytes(vm.swapped_bytes).to_string(), "pages whose content is only in its swap file");
+        if vm.shared_bytes > 0 {
+            let part = vm.counters.get("shared_part_pages").copied().unwrap_or(0) * PAGE_SIZE;
+            let reason = format!("pages equal to others of its share group; {} of that counts as its own", Bytes(part));
+            line("shared", Bytes(vm.shared_bytes).to_string(), &reason);
+        }
         line("zero", Bytes(vm.zero_bytes).to_string(), "never written, all zero, or given back by the guest: nowhere");
         line(
             "swap file",

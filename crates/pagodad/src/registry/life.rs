@@ -20,6 +20,7 @@ const DETACH_WAIT: Duration = Duration::from_secs(10);
 impl Registry {
     /// Reads the records of VMs that a previous daemon served. Those whose process still runs wait for its agent.
     pub fn load(&self) -> std::io::Result<()> {
+        let mut all_known = true;
         for entry in std::fs::read_dir(self.config.state_dir.join("vms"))? {
             let path = entry?.path();
             if path.extension().is_none_or(|extension| extension != "vm") {
@@ -27,10 +28,16 @@ impl Registry {
             }
             match read_record(&path) {
                 Ok(record) => self.find_again(record),
-                Err(error) => tracing::error!("{}: {error}; it is left alone", path.display()),
+                Err(error) => {
+                    tracing::error!("{}: {error}; it is left alone", path.display());
+                    all_known = false;
+                }
             }
         }
         self.say_what_is_short();
+        if !all_known {
+            self.never_settle();
+        }
         Ok(())
     }
 
@@ -49,6 +56,7 @@ impl Registry {
             brain.readmit(id, &record);
             id
         };
+        let group = self.old_group(&record);
         let vm = Vm {
             record,
             handle: None,
@@ -63,6 +71,8 @@ impl Registry {
             qmp,
             balloon: None,
             governed: Governed::new(id),
+            group,
+            table: None,
         };
         self.lock().insert(name, vm);
     }

@@ -1,0 +1,298 @@
+//! Looks for equal pages, shares them, copies them back.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use pagoda_core::bits::{PageSet, Run};
+use pagoda_core::budget::Budget;
+use pagoda_core::fault::{Event, Found, Machine, OpId, Pages, Sharing};
+use pagoda_core::stats::{Metric, Stats};
+use pagoda_core::units::{ChunkIdx, PAGE_SIZE, PageCount};
+use pagoda_sys::process::thread_cpu_time;
+use pagoda_sys::uffd::Protect;
+
+use super::{Engine, EngineError, TICK_BUSY};
+use crate::share::frames::Content;
+use crate::share::{Hint, Look, Member};
+
+/// Processor time that looking for equal pages may take of one core, for all VMs of the daemon together.
+const SCAN_PER_MILLE: u32 = 30;
+/// As much as may be spent at once: faults of the VM wait meanwhile.
+const SCAN_BURST: Duration = Duration::from_millis(2);
+/// Pages taken back at a time by a VM whose part of its frames is too large.
+const TAKE_BACK_MAX: usize = 256;
+
+const ZEROS: Content = [0; PAGE_SIZE as usize];
+
+/// VMs that look for equal pages without pressure: they divide the time.
+static SCANNERS: AtomicU32 = AtomicU32::new(0);
+
+/// A VM's part in sharing.
+#[derive(Debug)]
+pub struct Share {
+    member: Option<Member>,
+    budget: Budget,
+    started: Instant,
+    cpu: Duration,
+    collisions: u64,
+    /// This VM is one of the [`SCANNERS`].
+    scans: bool,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        if self.scans {
+            SCANNERS.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Share {
+    pub fn new(member: Option<Member>, sharing: Sharing) -> Share {
+        let scans = member.is_some() && sharing == Sharing::Scan;
+        if scans {
+            SCANNERS.fetch_add(1, Ordering::Relaxed);
+        }
+        let budget = Budget::new(SCAN_BURST.as_nanos() as u64);
+        Share { member, budget, started: Instant::now(), cpu: Duration::ZERO, collisions: 0, scans }
+    }
+
+    pub fn member(&self) -> Option<&Member> {
+        self.member.as_ref()
+    }
+
+    pub fn count_references(&mut self) -> Result<(), EngineError> {
+        let Some(member) = &mut self.member else { return Ok(()) };
+        member.count_references().map_err(EngineError::Shared)
+    }
+
+    pub fn add_to(&self, stats: &mut Stats) {
+        stats.set(Metric::ShareCpu, self.cpu.as_micros() as u64);
+        stats.set(Metric::ShareCollisions, self.collisions);
+    }
+
+    /// Thousandths of a core that are this VM's.
+    fn per_mille(&self) -> u32 {
+        (SCAN_PER_MILLE / SCANNERS.load(Ordering::Relaxed).max(1)).max(1)
+    }
+
+    fn earn(&mut self) {
+        let now = self.started.elapsed().as_nanos() as u64;
+        self.budget.earn(now, self.per_mille());
+    }
+}
+
+impl Engine {
+    fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    /// How long until pages can be looked at.
+    pub(super) fn scan_wait(&self) -> Duration {
+        if self.share.member.is_none() || !self.machine.has_pages_to_scan(self.now_ms()) {
+            return Duration::MAX;
+        }
+        match self.machine.is_scan_blocked() {
+            // Until the agent has been asked which direct I/O is over.
+            true => TICK_BUSY,
+            false => Duration::from_nanos(self.share.budget.wait_ns(self.share.per_mille())),
+        }
+    }
+
+    /// Looks at some pages, if there is time for it.
+    pub(super) fn scan(&mut self) {
+        if self.share.member.is_none() || self.frozen.is_some() || self.end.is_some() {
+            return;
+        }
+        if self.share.member.as_ref().is_some_and(Member::has_many_dead) {
+            self.bury_dead();
+        }
+        if !self.machine.has_pages_to_scan(self.now_ms()) {
+            return;
+        }
+        self.share.earn();
+        if self.share.budget.is_spent() {
+            return;
+        }
+        let cpu = self.share.cpu;
+        self.apply(Event::Scan);
+        let spent = self.share.cpu - cpu;
+        self.share.budget.spend(spent.as_nanos() as u64);
+        if self.machine.is_scan_blocked() {
+            self.ask_clock();
+        }
+    }
+
+    fn bury_dead(&mut self) {
+        if let Some(member) = &mut self.share.member {
+            member.bury_dead();
+        }
+    }
+
+    /// Executes `Share`: what is looked at is in the RAM file and cannot change.
+    pub(super) fn share_pages(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet) {
+        let before = thread_cpu_time();
+        let mut found = Found::default();
+        if self.share.member.is_some() {
+            self.page_ins_first();
+            self.bury_dead();
+            found = match self.find_equal(chunk, pages).and_then(|found| self.take_out(chunk, found)) {
+                Ok(found) => found,
+                Err(why) => return self.freeze(&why),
+            };
+        }
+        self.share.cpu += thread_cpu_time().saturating_sub(before);
+        // The next event of all: until it is applied the machine has another idea of these pages.
+        self.events.push_front(Event::ShareDone { op, found });
+    }
+
+    /// Writes the entries of pages with an equal frame, and makes holes in swap of zero ones.
+    fn find_equal(&mut self, chunk: ChunkIdx, pages: PageSet) -> Result<Found, String> {
+        let Some(member) = &self.share.member else { return Ok(Found::default()) };
+        let place = self.space.place_chunk(chunk);
+        let (view, start) = (&place.region.view, place.pages().start);
+        let (machine, collisions) = (&self.machine, &mut self.share.collisions);
+        let mut found = Found::default();
+        let mut told: Vec<Hint> = Vec::new();
+        let mut content = [0; PAGE_SIZE as usize];
+        // A page of the same chunk may be the other one of a new frame: those are looked at a second time.
+        let mut again = PageSet::EMPTY;
+        for (round, set) in [(1, pages), (2, PageSet::EMPTY)] {
+            let set = if round == 1 { set } else { again };
+            for index in set.iter() {
+                view.read_page(start + u64::from(index), &mut content);
+                if content == ZEROS {
+                    found.zero.set(index);
+                    continue;
+                }
+                let is_worth = |hint: Hint| is_worth(machine, member, hint);
+                match member.look(&content, chunk.page(index), is_worth) {
+                    Look::Equal(frame) => {
+                        member.enter(chunk.page(index), frame);
+                        found.shared.set(index);
+                    }
+                    Look::Made(frame, hint) => {
+                        member.enter(chunk.page(index), frame);
+                        found.shared.set(index);
+                        found.frames += 1;
+                        let is_here = hint.member == member.number() && hint.page.chunk() == chunk;
+                        let other = hint.page.index_in_chunk();
+                        if is_here && pages.contains(other) && !found.shared.contains(other) {
+                            again.set(other);
+                        } else {
+                            told.push(hint);
+                        }
+                    }
+                    Look::New => {}
+                    Look::Collision => *collisions += 1,
+                }
+            }
+        }
+        let stale = found.zero & machine.chunk(chunk).swap;
+        for run in stale.runs() {
+            let offset = Pages { chunk, run }.first().offset().0;
+            self.swap
+                .punch(offset, u64::from(run.len) * PAGE_SIZE)
+                .map_err(|errno| format!("the swap block of a zero page could not be dropped: {errno}"))?;
+        }
+        self.tell(told);
+        Ok(found)
+    }
+
+    /// Tells the owners of pages that they may have equal frames now.
+    fn tell(&mut self, mut hints: Vec<Hint>) {
+        let Some(member) = &self.share.member else { return };
+        hints.sort_unstable_by_key(|hint| hint.member);
+        for same in hints.chunk_by(|a, b| a.member == b.member) {
+            let pages = same.iter().map(|hint| hint.page);
+            if same[0].member == member.number() {
+                self.events.extend(pages.map(|page| Event::LookAgain { page }));
+            } else {
+                member.group().tell(same[0].member, pages.collect());
+            }
+        }
+    }
+
+    /// Takes pages out of the RAM file whose entries are written, or which are zero.
+    fn take_out(&mut self, chunk: ChunkIdx, mut found: Found) -> Result<Found, String> {
+        let gone = found.shared | found.zero;
+        if gone.is_empty() {
+            return Ok(found);
+        }
+        let Some(intent) = self.io.take_intent() else { return Err("the intents ran out".to_owned()) };
+        // From here on the entry is the page's content, whatever the RAM file holds.
+        self.shared.intents[intent].declare(chunk.0, gone.words());
+        let alone = (self.machine.chunk(chunk).ram - gone).is_empty();
+        let left = self.punch(chunk, gone, alone)?;
+        self.shared.intents[intent].withdraw();
+        self.io.give_intent(intent);
+        // Only now: before, an outdated swap block would have been the content.
+        let Some(member) = &mut self.share.member else { return Ok(found) };
+        (found.shared & left).iter().for_each(|index| member.clear(chunk.page(index)));
+        found.zero_left = found.zero & left;
+        found.zero -= left;
+        found.shared -= left;
+        Ok(found)
+    }
+
+    /// Executes `CopyBack`.
+    pub(super) fn copy_back(&mut self, pages: Pages) {
+        let mut content = [0; PAGE_SIZE as usize];
+        for index in PageSet::range(pages.run.start, pages.run.len).iter() {
+            let page = pages.chunk.page(index);
+            if !self.share.member.as_ref().is_some_and(|member| member.read(page, &mut content)) {
+                return self.freeze("a shared page has no frame");
+            }
+            let place = self.space.place(Pages { chunk: pages.chunk, run: Run { start: index, len: 1 } });
+            let uffd = self.space.uffd(place.addr);
+            let resolved = self.retry(|| uffd.copy(place.addr, &content, Protect::No));
+            if !resolved.is_all() {
+                return self.check(resolved, "copy a shared page back");
+            }
+            // The page has its content: only now may its entry go, and only then the frame.
+            if let Some(member) = &mut self.share.member {
+                member.clear(page);
+            }
+        }
+    }
+
+    /// Executes `DropShared`.
+    pub(super) fn drop_shared(&mut self, pages: Pages) {
+        if let Some(member) = &mut self.share.member {
+            let set = PageSet::range(pages.run.start, pages.run.len);
+            set.iter().for_each(|index| member.clear(pages.chunk.page(index)));
+        }
+    }
+
+    /// Counts the VM's part of its frames, once a second. Where it is more than the cap can bear, pages that share with
+    /// nobody any more become its own again, so that page-out can write them to swap.
+    pub(super) fn charge_frames(&mut self) {
+        self.bury_dead();
+        let Some(member) = &self.share.member else { return };
+        if self.machine.stats().get(Metric::Shared) == 0 && self.machine.stats().get(Metric::SharedPart) == 0 {
+            return;
+        }
+        let (part, sole) = match member.part(TAKE_BACK_MAX) {
+            Ok(found) => found,
+            Err(error) => return tracing::warn!(vm = %self.name, "count shared frames: {error}"),
+        };
+        self.apply(Event::Charge { pages: PageCount(part.pages) });
+        if self.machine.is_overcharged() {
+            sole.into_iter().for_each(|page| self.apply(Event::TakeBack { page }));
+        }
+    }
+
+    /// The engine ends, and with it, if it is `gone`, the VM.
+    pub(super) fn leave_group(&mut self, gone: bool) {
+        if let Some(member) = self.share.member.take() {
+            member.leave(gone);
+        }
+    }
+}
+
+/// The page of a hint deserves a frame if it is likely to be shared too. What another VM's page holds now only that VM can
+/// see; of ours it is known whether it has left.
+fn is_worth(machine: &Machine, member: &Member, hint: Hint) -> bool {
+    let is_resident = || machine.chunk(hint.page.chunk()).ram.contains(hint.page.index_in_chunk());
+    !machine.is_overcharged() && (hint.member != member.number() || is_resident())
+}
