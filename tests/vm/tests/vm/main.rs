@@ -8,6 +8,7 @@ mod guards;
 mod kvm;
 mod libvirt;
 mod overcommit;
+mod share;
 mod storm;
 mod survival;
 mod swapdisk;
