@@ -18,3 +18,6 @@ pub mod table;
 
 pub use group::{Group, Hint, Look};
 pub use table::Member;
+
+#[cfg(test)]
+mod tests;

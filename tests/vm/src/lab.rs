@@ -146,6 +146,16 @@ impl Lab {
         Ok(toy)
     }
 
+    /// A toy VMM in a share group.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn sharing_toy(&self, daemon: &Daemon, options: &ToyOptions, group: &str) -> Result<Rc<Toy>> {
+        let toy = Rc::new(Toy::start_with(daemon, options, &["--share-group", group])?);
+        self.toys.borrow_mut().push(Rc::clone(&toy));
+        Ok(toy)
+    }
+
     /// Makes a small file system on a loop device.
     ///
     /// # Errors

@@ -38,10 +38,18 @@ impl Toy {
     /// # Errors
     /// It does not start.
     pub fn start(daemon: &Daemon, options: &ToyOptions) -> Result<Self> {
+        Self::start_with(daemon, options, &[])
+    }
+
+    /// The same with more options of `pagoda run`.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start_with(daemon: &Daemon, options: &ToyOptions, run_options: &[&str]) -> Result<Self> {
         let mut command = daemon.cli()?;
         command.args(["run", "--plain", "--name", &options.name]);
         command.args(["--memory", &format!("{}M", options.memory_mib), "--dram", &format!("{}M", options.dram_mib)]);
-        command.arg("--").arg(programs::bin_dir()?.join("xtask")).args(["toy", "--step"]);
+        command.args(run_options).arg("--").arg(programs::bin_dir()?.join("xtask")).args(["toy", "--step"]);
         command.args(["--threads", &options.threads.to_string()]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         pagoda_sys::toy::process::die_with_parent(&mut command);

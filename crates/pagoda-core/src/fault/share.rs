@@ -78,10 +78,10 @@ impl Machine {
         self.share.charged.min(self.cap() / 2)
     }
 
-    /// The VM's frames take more of the cap than they should: no more are made, and what is shared with nobody any more is
+    /// The VM has a cap, and its frames take more of that than they should: no more are made, and what is shared with nobody any more is
     /// better off in swap.
     pub fn is_overcharged(&self) -> bool {
-        self.share.charged > self.cap() / 4
+        self.cap() < self.config.chunks.pages().0 && self.share.charged > self.cap() / 4
     }
 
     /// A page takes the place of its frame, which goes. While there is no room page-out has something to do without it.

@@ -10,6 +10,7 @@ mod libvirt;
 mod overcommit;
 mod policy;
 mod sampling;
+mod share;
 mod squeeze;
 mod storm;
 mod survival;
