@@ -151,10 +151,13 @@ fn without_pressure_nothing_is_done() -> Result<()> {
         let info = daemon.vm("toy")?;
         ensure!(!info.armed && info.swapped_bytes == 0 && info.policy.limit_bytes == info.memory_bytes, "{info:#?}");
         ensure!(info.policy.standing == "at_ease" && info.policy.overhead_bytes > 0, "{info:#?}");
-        let host = daemon.client().host()?;
+        let counted = || {
+            let host = daemon.client().host()?;
+            Ok((host.policy.used_bytes >= 256 * MIB).then_some(host))
+        };
+        let host = wait::until("a plan after the fill", SETTLE_MAX, counted)?;
         let policy = &host.policy;
         ensure!(policy.state == "high" && policy.pool_bytes < host.memory_total_bytes, "{host:#?}");
-        ensure!(policy.used_bytes >= 256 * MIB, "{host:#?}");
         ensure!(daemon.client().metrics()?.contains("pagoda_vm_standing{vm=\"toy\",standing=\"at_ease\"} 1\n"));
         toy.quit()
     })
