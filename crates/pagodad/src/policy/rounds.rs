@@ -242,7 +242,8 @@ fn used(vm: &Seen) -> PageCount {
 /// Makes a plan; for each VM what it says and the limit that is backed.
 fn plan(brain: &mut Brain, now_ms: u64, memory: &Memory, seen: &[Seen]) -> Vec<Option<Planned>> {
     for vm in seen {
-        if vm.is_new {
+        // One that has gone meanwhile is no measure for others.
+        if vm.is_new && brain.policy.settings(vm.id).is_some() {
             brain.policy.set_overhead(vm.id, Overhead { overhead: vm.overhead, reserve: PageCount::ZERO });
             let own = vm.overhead.saturating_sub(PageCount(vm.memory.0 / super::TABLES_PART));
             brain.overheads.insert(vm.id, (vm.kind, own));

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -34,18 +34,18 @@ fn policy_of(daemon: &Daemon, name: &str) -> Result<pagoda_api::VmPolicy> {
 }
 
 /// Calls `look` over and over while `work` is done.
-fn meanwhile(look: impl Fn() -> Result<()> + Sync, work: impl FnOnce() -> Result<()>) -> Result<()> {
-    let done = AtomicBool::new(false);
+fn meanwhile(look: impl Fn() -> Result<()> + Send, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    const PERIOD: Duration = Duration::from_millis(20);
     std::thread::scope(|scope| {
-        let watching = scope.spawn(|| {
-            while !done.load(Ordering::Relaxed) {
+        let (done, is_done) = channel::<()>();
+        let watching = scope.spawn(move || {
+            while is_done.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
                 look()?;
-                std::thread::sleep(Duration::from_millis(20));
             }
             look()
         });
         let worked = work();
-        done.store(true, Ordering::Relaxed);
+        drop(done);
         let watched = watching.join().unwrap_or_else(|_| bail!("the watcher panicked"));
         worked.and(watched)
     })
