@@ -246,7 +246,7 @@ fn settings_outlive_the_daemon_and_its_configuration_is_read_again() -> Result<(
         ensure!(host()?.idle_tax == 750, "what the file no longer says is the default again");
         // A pool that cannot keep what was promised, and a file that cannot be read: the old settings stay.
         for (text, said) in [
-            ("[policy]\npool = \"70M\"\nidle_tax = \"1%\"\n", "cannot keep the guarantees"),
+            ("[policy]\npool = \"60M\"\nidle_tax = \"1%\"\n", "cannot keep the guarantees"),
             ("[policy]\npool = \"lots\"\n", "lots"),
         ] {
             reload(text)?;
