@@ -75,7 +75,7 @@ fn deal(limits: &mut [PageCount], wishes: &[Wish], goal: fn(&Wish) -> PageCount,
     for (dealt, &index) in order.iter().enumerate() {
         let part = PageCount(left.0 / (order.len() - dealt) as u64);
         let given = lack(limits[index], &wishes[index]).min(part);
-        limits[index] = limits[index] + given;
+        limits[index] += given;
         left = left.saturating_sub(given);
     }
     room.saturating_sub(left)

@@ -1,12 +1,13 @@
 use std::path::{Path, PathBuf};
 
 use clap::{CommandFactory, Parser};
-
-use super::file::{self, File};
 use pagoda_core::policy::PerMille;
 use pagoda_core::units::Bytes;
 
+use super::file::{self, File};
+use super::policy::PolicyFile;
 use super::{Args, Config, Group, LargeFolios, PolicyConfig, SHIM_NAME};
+use crate::policy::settings::host_settings;
 
 const FILE: &str = "/etc/pagoda/pagoda.toml";
 
@@ -128,8 +129,13 @@ fn the_shipped_file_shows_every_key_with_its_default() {
         }
     }
 
-    // `group` has no default, and the shim's is where this program is.
-    let shown = File { group: None, shim: None, ..parsed };
+    // The pool's default is the host's matter, as that of `group` and of the shim.
+    let policy = PolicyConfig::resolve(parsed.policy.clone()).unwrap();
+    assert_eq!((policy.sampling, policy.curves), (PolicyConfig::default().sampling, PolicyConfig::default().curves));
+    let host = |config: PolicyConfig| host_settings(&config, Bytes::from_gib(32)).unwrap();
+    assert!(policy.pool.is_some());
+    assert_eq!(host(PolicyConfig { pool: None, ..policy }), host(PolicyConfig::default()));
+    let shown = File { group: None, shim: None, policy: PolicyFile::default(), ..parsed };
     assert_eq!(
         Config::resolve(Args::default(), shown, &exe_dir()).unwrap(),
         Config::resolve(Args::default(), File::default(), &exe_dir()).unwrap()

@@ -176,3 +176,25 @@ fn members_of_the_group_may_start_vms_and_no_more() {
     assert_eq!(Peer::of(rustix::process::geteuid().as_raw()), Peer::Owner);
     assert_eq!(Peer::of(u32::MAX - 1), Peer::Member);
 }
+
+#[test]
+fn the_policy_answers_and_is_changed_whole_or_not_at_all() {
+    let daemon = Daemon::start("policy");
+    let client = daemon.client();
+    let before = client.host().unwrap().policy;
+    assert!(before.pool_bytes > 0 && before.state == "high" && before.idle_tax == 750, "{before:?}");
+    let patch = HostPatch { pool: Some(1 << 30), idle_tax: Some(1000), thresholds: None };
+    assert_eq!(client.patch_host(&patch).unwrap_err().code(), Some(ErrorCode::BadRequest));
+    assert_eq!(client.host().unwrap().policy, before);
+    let after = client.patch_host(&HostPatch { idle_tax: Some(0), ..patch }).unwrap().policy;
+    assert_eq!((after.pool_bytes, after.idle_tax), (1 << 30, 0));
+
+    let ask = |memory_bytes, min| client.admit(&AdmitRequest { memory_bytes, dram: None, min });
+    assert!(ask(256 << 20, 64 << 20).unwrap().admitted);
+    let refused = ask(2 << 30, 1 << 30).unwrap();
+    assert!(!refused.admitted && refused.missing.contains("of memory are missing"), "{refused:?}");
+    assert_eq!(ask(256 << 20, 512 << 20).unwrap_err().code(), Some(ErrorCode::BadRequest));
+    assert_eq!(client.mrc("web1").unwrap_err().code(), Some(ErrorCode::NoSuchVm));
+    assert_eq!(client.what_if("web1", &WhatIfRequest::default()).unwrap_err().code(), Some(ErrorCode::NoSuchVm));
+    daemon.stop();
+}

@@ -242,7 +242,8 @@ fn used(vm: &Seen) -> PageCount {
 /// Makes a plan; for each VM what it says and the limit that is backed.
 fn plan(brain: &mut Brain, now_ms: u64, memory: &Memory, seen: &[Seen]) -> Vec<Option<Planned>> {
     for vm in seen {
-        if vm.is_new {
+        // One that has gone meanwhile is no measure for others.
+        if vm.is_new && brain.policy.settings(vm.id).is_some() {
             brain.policy.set_overhead(vm.id, Overhead { overhead: vm.overhead, reserve: PageCount::ZERO });
             let own = vm.overhead.saturating_sub(PageCount(vm.memory.0 / super::TABLES_PART));
             brain.overheads.insert(vm.id, (vm.kind, own));
@@ -315,14 +316,14 @@ fn note(registry: &Registry, vm: &mut Vm, seen: &Seen) {
     }
 }
 
-/// Whether an engine hears of a limit: of a lower one by a chunk or more, of a higher one if that is worth another look,
-/// for an engine says for each limit when its VM comes near. `most`: nothing holds the VM back.
+/// Whether an engine hears of a limit: of every lower one, for what all VMs together keep beyond theirs is missing
+/// elsewhere; of a higher one if that is worth another look, for an engine says for each limit when its VM comes near.
+/// `most`: nothing holds the VM back.
 fn is_worth_telling(told: PageCount, limit: PageCount, most: PageCount) -> bool {
     const RAISE_PART: u64 = 64;
     match limit {
         limit if limit == told => false,
-        limit if limit == most => true,
-        limit if limit < told => told - limit >= PageCount(CHUNK_PAGES),
+        limit if limit == most || limit < told => true,
         limit => (limit - told).0 >= (told.0 / RAISE_PART).max(CHUNK_PAGES),
     }
 }
@@ -364,8 +365,8 @@ mod tests {
         };
         check(1 << 20, 1 << 20, false);
         check((1 << 20) - 1, 1 << 20, true);
-        check(1000, 745, false);
-        check(1000, 744, true);
+        check(1000, 1000, false);
+        check(1000, 999, true);
         check(1000, 1255, false);
         check(1000, 1256, true);
         check(640_000, 649_999, false);

@@ -124,6 +124,26 @@ fn without_a_driver_it_is_paged_out_and_blocked_meanwhile() -> Result<()> {
     })
 }
 
+/// What it needs it keeps, as far as its driver is concerned; the host takes the coldest of it then.
+#[test]
+fn a_guest_that_fights_back_is_paged_out() -> Result<()> {
+    Lab::run("squeezed against its will", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let guest = lab.guest(&daemon, &guest(DEVICE))?;
+        let mut control = guest.control()?;
+        control.run("fill 410")?;
+        squeeze(&daemon, 21)?;
+        let resisted = |vm: &VmInfo| vm.balloon.as_ref().is_some_and(|balloon| balloon.resisted > 0);
+        daemon.wait_vm("web1", "resisted", SETTLE_MAX, resisted)?;
+        daemon.wait_vm("web1", "paged out", SETTLE_MAX, |vm| vm.swapped_bytes >= 4 * MIB)?;
+        let high = || Ok((daemon.client().host()?.policy.state == "high").then_some(()));
+        wait::until("state high", SETTLE_MAX, high)?;
+        control.run("verify")?;
+        control.run("poweroff")?;
+        guest.finish()
+    })
+}
+
 /// As after a daemon that died over a blocked VM, and after one whose VM its user had paused.
 #[test]
 fn a_blocked_vm_is_released_and_a_paused_one_is_not() -> Result<()> {
