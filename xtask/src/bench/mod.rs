@@ -19,6 +19,7 @@ mod resident;
 mod rmap;
 mod stepped;
 mod svg;
+mod tax;
 pub mod undo;
 
 use std::fs;
@@ -90,6 +91,10 @@ enum Name {
     Mrc,
     /// Memory taken by the guest's own driver, against a smaller VM
     Balloon,
+    /// 256 MiB taken from one idle VM, by balloon, by page-out and by free page reporting
+    Reclaim,
+    /// Two VMs of equal shares, one idle, without a tax and with one (figure 7 of the ESX paper)
+    Tax,
     /// Pages of another machine's memory against bare datagrams
     Rmap,
     /// All of them
@@ -190,6 +195,8 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Policy => policy::run(setup),
         Name::Mrc => mrc::run(setup),
         Name::Balloon => balloon::run(setup),
+        Name::Reclaim => balloon::reclaim(setup),
+        Name::Tax => tax::run(setup),
         Name::Rmap => rmap::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
