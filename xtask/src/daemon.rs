@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use pagoda_api::{Client, CurveInfo, CurveSwitch, SampleInfo, SampleRequest, VmInfo, VmPatch};
+use pagoda_api::{Client, CurveInfo, CurveSwitch, HostPatch, SampleInfo, SampleRequest, VmInfo, VmPatch};
 use pagoda_sys::toy::process;
 use pagoda_sys::toy::tuned::TUNED_BY_DAEMON;
 
@@ -167,6 +167,15 @@ impl Daemon {
     pub fn set_dram(&self, name: &str, dram_mib: u64) -> Result<()> {
         let patch = VmPatch { dram: Some(dram_mib << 20), ..VmPatch::default() };
         self.client().patch(name, &patch).with_context(|| format!("set the cap of {name}"))?;
+        Ok(())
+    }
+
+    /// Changes the host's memory policy.
+    ///
+    /// # Errors
+    /// The daemon refuses.
+    pub fn set_host(&self, patch: &HostPatch) -> Result<()> {
+        self.client().patch_host(patch).context("set the host's policy")?;
         Ok(())
     }
 

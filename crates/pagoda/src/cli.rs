@@ -85,8 +85,8 @@ pub enum Command {
 /// is Pagoda's, and all else stays. Any other program needs --plain and --memory: it finds the
 /// paths of its memory files in PAGODA_RAM and maps them shared.
 ///
-/// --memory is what the guest sees, --dram the most of it that is ever in DRAM, --min what always may be; in between the
-/// memory policy decides, by shares and by what the VMs use.
+/// --memory is what the guest sees, --dram the most of it that is ever in DRAM, --min what always may be; in between
+/// the memory policy decides, by shares and by what the VMs use.
 ///
 /// Everything is checked first. If the program cannot be started, nothing is left behind.
 #[derive(Debug, Args)]
@@ -132,14 +132,15 @@ pub struct Run {
 
 /// Watch the VMs live
 ///
-/// The columns are esxtop's: MEMSZ is the memory of a VM, GRANT what of it is in DRAM, TCHD what it has touched and still
-/// has, ACTV its working set, TGT what the memory policy allots to it; SHRD is content that it shares, SAVED the DRAM saved
-/// by that; MCTLSZ is what the guest has given up to its balloon, MCTLTGT what it should give up; SWCUR is what is only in
-/// swap, SWR/s and SWW/s are MiB read from and written to it. ZERO is what is nowhere because it is all zero, FLT/s is
-/// page faults answered, and P50 and P99 are microseconds per fault of the slowest cause since the VM started.
+/// The columns are esxtop's: MEMSZ is the memory of a VM, GRANT what of it is in DRAM, TCHD what it has touched and
+/// still has, ACTV its working set, TGT what the memory policy allots to it; SHRD is content that it shares, SAVED
+/// the DRAM saved by that; MCTLSZ is what the guest has given up to its balloon, MCTLTGT what it should give up;
+/// SWCUR is what is only in swap, SWR/s and SWW/s are MiB read from and written to it. ZERO is what is nowhere
+/// because it is all zero, FLT/s is page faults answered, and P50 and P99 are microseconds per fault of the slowest
+/// cause since the VM started.
 ///
-/// Above stand the host's state (high, soft, hard, low, by free memory) and the sums over all VMs. A narrow terminal shows
-/// the most important columns. Keys: up and down choose a VM whose faults are shown by cause, q quits.
+/// Above stand the host's state (high, soft, hard, low, by free memory) and the sums over all VMs. A narrow terminal
+/// shows the most important columns. Keys: up and down choose a VM whose faults are shown by cause, q quits.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -164,8 +165,8 @@ pub enum Vm {
     Set(VmSet),
     /// Draw how many of a VM's uses would miss with less DRAM, or more
     ///
-    /// The curve stands on sampled pages and on pages that came back from swap. Marks show what the policy allots to the
-    /// VM now, and its memory. For the numbers: pagoda vm mrc db --json
+    /// The curve stands on sampled pages and on pages that came back from swap. Marks show what the policy allots to
+    /// the VM now, and its memory. For the numbers: pagoda vm mrc db --json
     Mrc {
         name: String,
     },

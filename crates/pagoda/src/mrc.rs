@@ -23,7 +23,8 @@ pub fn plot(name: &str, mrc: &Mrc) -> String {
              come back from swap\n"
         );
     }
-    // The miss ratio never rises with size, so the first point is the greatest; a flat curve near 0 needs its own scale.
+    // The miss ratio never rises with size, so the first point is the greatest; a flat curve near 0 needs its own
+    // scale.
     let top = nice_top(mrc.points.iter().map(|point| point.miss_ratio).fold(0.0, f64::max));
     let mut rows = vec![vec![' '; WIDTH]; HEIGHT];
     let column = |bytes: u64| ((bytes as f64 / most as f64) * (WIDTH - 1) as f64).round() as usize;

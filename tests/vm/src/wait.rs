@@ -7,8 +7,8 @@ use anyhow::{Result, bail};
 /// Between two looks: short against everything that tests wait for, long against the look itself.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// The end of a hang, for whatever depends on a disk's or a CPU's speed. A test never measures time by it: machines of a CI
-/// are slow, share their disks and stand still at times.
+/// The end of a hang, for whatever depends on a disk's or a CPU's speed. A test never measures time by it: machines
+/// of a CI are slow, share their disks and stand still at times.
 pub const HANG: Duration = Duration::from_secs(300);
 /// The same for a whole life of a guest or a toy, of which there are several at once.
 pub const LIFE: Duration = Duration::from_secs(900);

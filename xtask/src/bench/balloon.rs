@@ -80,6 +80,32 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     Ok((report, plot(sizes, &speeds)))
 }
 
+/// Runs the part that takes memory from an idle VM, by itself.
+///
+/// # Errors
+/// As [`run`].
+pub fn reclaim(setup: &Setup) -> Result<(Report, String)> {
+    let images = image::build(&image::ImageArgs::default()).context("make the guest's image")?;
+    let accelerator = accel::find(guest::QEMU, &images, &setup.dir)?;
+    let mut report = setup.report_of("reclaim", accelerator.name());
+    let disk = FileSet::make(&setup.dir)?;
+    let daemon = Daemon::start(&setup.dir)?;
+    let host = Host { setup, daemon: &daemon, start: Start { images: &images, accelerator, disk: &disk.path } };
+    let taken = host.take_memory(&mut report)?;
+    let plot = svg::bar_chart(&svg::BarChart {
+        title: format!("Taking {TAKEN_MIB} MiB from an idle VM"),
+        y_label: "s".to_owned(),
+        y_scale: svg::Scale::Linear,
+        series: vec!["Pagoda".to_owned()],
+        groups: ["balloon", "page-out", "reporting"]
+            .into_iter()
+            .zip(&taken)
+            .map(|(name, seconds)| (name.to_owned(), vec![svg::Bar::of(seconds)]))
+            .collect(),
+    });
+    Ok((report, plot))
+}
+
 /// The disk image with the file set. Removed when dropped.
 struct FileSet {
     path: PathBuf,
@@ -161,7 +187,8 @@ impl Host<'_> {
         self.daemon.wait_for_vm(VM, TAKE_MAX, reached).map(drop)
     }
 
-    fn take_memory(&self, report: &mut Report) -> Result<()> {
+    /// Seconds by balloon, by page-out and by reporting, by round.
+    fn take_memory(&self, report: &mut Report) -> Result<[Vec<f64>; 3]> {
         let (mut ballooned, mut paged, mut reported) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..self.setup.rounds.min(ROUNDS_MAX) {
             eprintln!("balloon: taking {TAKEN_MIB} MiB, round {}", round + 1);
@@ -184,7 +211,7 @@ impl Host<'_> {
         report.single(&format!("{taking}, by page-out, full of a program's pages"), "s", &paged, bar);
         let name = format!("{taking}, by free page reporting, after it freed {REPORTING_FILL_MIB} MiB");
         report.single(&name, "s", &reported, Bar::AtMost(BALLOON_SECONDS_MAX));
-        Ok(())
+        Ok([ballooned, paged, reported])
     }
 
     /// From the request until the memory is the host's: out of the RAM file, and nowhere else.

@@ -22,6 +22,7 @@ mod rmap;
 mod sample;
 mod stepped;
 mod svg;
+mod tax;
 pub mod undo;
 
 use std::fs;
@@ -97,6 +98,10 @@ enum Name {
     Balloon,
     /// A guest that swaps by itself while the host pages out
     Paging,
+    /// 256 MiB taken from one idle VM, by balloon, by page-out and by free page reporting
+    Reclaim,
+    /// Two VMs of equal shares, one idle, without a tax and with one (figure 7 of the ESX paper)
+    Tax,
     /// Pages of another machine's memory against bare datagrams
     Rmap,
     /// All of them
@@ -199,6 +204,8 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Mrc => mrc::run(setup),
         Name::Balloon => balloon::run(setup),
         Name::Paging => paging::run(setup),
+        Name::Reclaim => balloon::reclaim(setup),
+        Name::Tax => tax::run(setup),
         Name::Rmap => rmap::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }

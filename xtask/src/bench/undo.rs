@@ -2,8 +2,9 @@
 //! (whose hook runs even where panics abort), on SIGINT, SIGTERM and SIGHUP, and, after a kill -9
 //! or a power cut, at the start of the next bench, from a record on disk.
 //!
-//! The record is written before the change. Undoing twice is harmless. Settings of the host are also other processes' matter
-//! and kept for the whole machine by `pagoda_sys::toy::tuned`; what is undone here is a change within one bench.
+//! The record is written before the change. Undoing twice is harmless. Settings of the host are also other processes'
+//! matter and kept for the whole machine by `pagoda_sys::toy::tuned`; what is undone here is a change within one
+//! bench.
 
 use std::fs::{self, File};
 use std::io;

@@ -1,13 +1,13 @@
 //! The one keeper of the host settings that tests and benches change: many processes, of several checkouts, at once.
 //!
-//! Who changes settings is a *user*: it holds a share of a lock of the machine as long as it lives. The first that touches a
-//! setting writes down what it was, in a record that outlives every process; whoever comes later finds the record and knows
-//! that what the setting is now is not what it was. The last user puts everything back and removes the record. If all users
-//! were killed, the next one puts everything back before it begins. The record is in `/run`, which a boot empties as it
-//! resets the settings themselves.
+//! Who changes settings is a *user*: it holds a share of a lock of the machine as long as it lives. The first that
+//! touches a setting writes down what it was, in a record that outlives every process; whoever comes later finds the
+//! record and knows that what the setting is now is not what it was. The last user puts everything back and removes
+//! the record. If all users were killed, the next one puts everything back before it begins. The record is in `/run`,
+//! which a boot empties as it resets the settings themselves.
 //!
-//! Orders: record -> change; put back -> remove the record. A kill in between leaves a record of values that are in force
-//! already, which is harmless. Everything but the life of a user happens under a second lock, the gate.
+//! Orders: record -> change; put back -> remove the record. A kill in between leaves a record of values that are in
+//! force already, which is harmless. Everything but the life of a user happens under a second lock, the gate.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -89,8 +89,8 @@ impl Drop for Tuned {
     }
 }
 
-/// Writes every original value, then removes the record. A setting that refuses does not keep the others from it, but it
-/// keeps the record, so that the next user tries again.
+/// Writes every original value, then removes the record. A setting that refuses does not keep the others from it, but
+/// it keeps the record, so that the next user tries again.
 fn put_back(dir: &Path) -> io::Result<()> {
     let mut outcome = Ok(());
     for (path, value) in read(dir)? {

@@ -45,7 +45,8 @@ impl SamplingOptions {
 
 /// Change the host's memory policy
 ///
-/// What is set here lasts until the daemon ends or reads its configuration again; to keep it, write it into pagoda.toml.
+/// What is set here lasts until the daemon ends or reads its configuration again; to keep it, write it into
+/// pagoda.toml.
 #[derive(Debug, Clone, Args)]
 #[command(arg_required_else_help = true)]
 #[command(group = ArgGroup::new("host_change").required(true).multiple(true).args(["idle_tax", "pool", "thresholds"]))]
@@ -80,8 +81,9 @@ impl HostSet {
 
 /// Ask whether a VM would be admitted
 ///
-/// Nothing is started or reserved. A VM is admitted if its min, what it costs beside its memory and what copies on write may
-/// take fit the pool beside the promises that were made before, and the rest of its memory fits the swap disk.
+/// Nothing is started or reserved. A VM is admitted if its min, what it costs beside its memory and what copies on
+/// write may take fit the pool beside the promises that were made before, and the rest of its memory fits the swap
+/// disk.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
@@ -103,8 +105,8 @@ pub struct Admit {
 
 /// Say what a VM would get with other settings
 ///
-/// Nothing is changed. The target is that of the daemon's own policy, with all other VMs as they are; page-ins are predicted
-/// from the VM's miss-ratio curve (`pagoda vm mrc`), once there is one.
+/// Nothing is changed. The target is that of the daemon's own policy, with all other VMs as they are; page-ins are
+/// predicted from the VM's miss-ratio curve (`pagoda vm mrc`), once there is one.
 #[derive(Debug, Clone, Args)]
 #[command(arg_required_else_help = true)]
 #[command(group = ArgGroup::new("if").required(true).multiple(true).args(["dram", "min", "shares"]))]

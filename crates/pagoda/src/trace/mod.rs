@@ -22,8 +22,8 @@ use crate::units::{parse_per_mille, parse_seconds, parse_size};
 
 /// Record what VMs use, and see what the memory policy would have made of it
 ///
-/// A recording is a scenario file as those of `pagoda simulate`: settings, working sets and touched memory of the real VMs
-/// over time. It can be read, changed, and replayed with another tax, pool or shares.
+/// A recording is a scenario file as those of `pagoda simulate`: settings, working sets and touched memory of the
+/// real VMs over time. It can be read, changed, and replayed with another tax, pool or shares.
 #[derive(Debug, Subcommand)]
 pub enum Trace {
     Record(Record),
@@ -32,8 +32,8 @@ pub enum Trace {
 
 /// Record the VMs of this host into a scenario file
 ///
-/// Until it is interrupted or --for has passed. The file is whole after every poll, whenever the recording ends. A daemon
-/// that is replaced meanwhile is waited for.
+/// Until it is interrupted or --for has passed. The file is whole after every poll, whenever the recording ends. A
+/// daemon that is replaced meanwhile is waited for.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

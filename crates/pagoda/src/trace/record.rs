@@ -206,8 +206,8 @@ fn entry(name: String, at_s: u64, vm: &VmInfo, settings: &Settings) -> file::Vm 
     }
 }
 
-/// MiB in use and touched, rounded to the nearest. Until the first sampling period has ended, all that is touched is held
-/// to be in use, as by the policy.
+/// MiB in use and touched, rounded to the nearest. Until the first sampling period has ended, all that is touched is
+/// held to be in use, as by the policy.
 fn use_mib(vm: &VmInfo) -> [u64; 2] {
     let mib = |bytes: u64| (bytes.min(vm.memory_bytes) + (1 << 19)) >> 20;
     let memory_mib = vm.memory_bytes >> 20;
