@@ -50,7 +50,7 @@ fn steps(daemon: &Daemon, toy: &Toy, slack: u64) -> Result<()> {
     Ok(())
 }
 
-fn restarted(daemon: &Daemon, toy: &Toy, armed: bool) -> Result<()> {
+fn restarted(daemon: &Daemon, armed: bool) -> Result<()> {
     const BACK_MAX: Duration = Duration::from_secs(120);
     daemon.sample("toy", &pages(5))?;
     daemon.kill9()?;
@@ -70,7 +70,7 @@ fn armed(name: &str, folios: Folios) -> Result<()> {
         let toy = start(lab, &daemon, MEMORY_MIB / 2)?;
         ensure!(daemon.vm("toy")?.armed, "a cap arms it");
         steps(&daemon, &toy, 0)?;
-        restarted(&daemon, &toy, true)?;
+        restarted(&daemon, true)?;
         steps(&daemon, &toy, 0)?;
         toy.touch(&format!("--mib {MEMORY_MIB} --access load"))?;
         toy.quit()?;
@@ -93,7 +93,7 @@ fn unarmed(name: &str, folios: Folios, slack: u64) -> Result<()> {
         let daemon = lab.daemon(folios)?;
         let toy = start(lab, &daemon, MEMORY_MIB)?;
         steps(&daemon, &toy, slack)?;
-        restarted(&daemon, &toy, false)?;
+        restarted(&daemon, false)?;
         steps(&daemon, &toy, slack)?;
         ensure!(!daemon.vm("toy")?.armed, "sampling must not arm a VM");
         // Armed in the middle of a period, the same pages are watched by other means.
