@@ -47,7 +47,7 @@ use copies::Copies;
 use exchange::{Exchanges, Request};
 use ops::Ops;
 use peer::Peer;
-use slab::Space;
+use slab::{Phase, Space};
 
 /// Spaces of one client: VMs of a host and their disks.
 pub const SPACES_MAX: usize = 256;
@@ -207,6 +207,14 @@ struct Question {
     space: usize,
     request: ControlRequest,
     asked_at: Option<Time>,
+}
+
+/// Pages that follow one another and are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageRun {
+    pub pages: u64,
+    /// Zero by what this owner knows: never written, or trimmed. What is being written may be either.
+    pub hole: bool,
 }
 
 /// A pool client.
@@ -398,6 +406,27 @@ impl Client {
         let held = space.slabs.iter().filter(|slab| !slab.entry.replicas.is_empty());
         let full = held.clone().filter(|slab| slab.entry.replicas.len() >= space.copies).count();
         (full, held.count())
+    }
+
+    /// How many pages from `page` on, at most `max`, are alike in being holes or not. Ends with the slab.
+    pub fn page_run(&self, space: SpaceRef, page: PageNo, max: u64) -> PageRun {
+        let (space, size) = (&self.spaces[space.0], self.config.slab_size);
+        let Some(slab) = self.slab_of(page).and_then(|slab| space.slabs.get(slab)) else {
+            return PageRun { pages: max, hole: false };
+        };
+        let index = size.index(page);
+        let pages = max.min((size.pages() - index) as u64);
+        match slab.phase {
+            _ if space.is_taken => PageRun { pages, hole: false },
+            Phase::Vacant | Phase::Granting(_) => PageRun { pages, hole: true },
+            Phase::Opening(_) | Phase::Lost => PageRun { pages, hole: false },
+            Phase::Open => {
+                let hole = !slab.version(index).has_content();
+                let alike = slab.versions[index..index + pages as usize].iter();
+                let pages = alike.take_while(|version| version.has_content() != hole).count() as u64;
+                PageRun { pages, hole }
+            }
+        }
     }
 
     /// Whether nothing is under way: no operation, no copy, no question.

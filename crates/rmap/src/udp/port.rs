@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use quinn_udp::{RecvMeta, Transmit as UdpTransmit, UdpSocketState};
@@ -28,6 +29,12 @@ impl Wait {
     pub const BLOCK: Wait = Wait { spin: Duration::ZERO };
     /// As long as a round trip on a fast network takes.
     pub const SPIN: Wait = Wait { spin: Duration::from_micros(50) };
+}
+
+impl AsFd for Port {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
 }
 
 /// A socket and its buffers.
