@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::disk::Disk;
+use crate::pool::Pool;
 use crate::simulate::Simulate;
 use crate::units::parse_size;
 
@@ -15,13 +17,14 @@ Examples:
   pagoda top                       what happens now
   pagoda vm explain web1           why it has the memory it has
   pagoda simulate FILE.toml        what the memory policy would do
+  pagoda disk ls                   disks in the memory of other machines
 
 Exit status:
   0  done
   1  failed; the message says what to do
   2  the command line is wrong
   3  the daemon cannot be reached
-  4  there is no VM of that name
+  4  there is no VM or disk of that name
 `run` ends with the status of the program it starts.";
 
 /// Software-defined memory for virtual machines.
@@ -55,6 +58,12 @@ pub enum Command {
     Host(Host),
     Doctor(Doctor),
     Simulate(Simulate),
+    /// Lend memory to other machines, and see who lends
+    #[command(subcommand)]
+    Pool(Pool),
+    /// Disks in the memory of other machines
+    #[command(subcommand)]
+    Disk(Disk),
     /// Print completions for a shell
     ///
     /// For bash, for example: pagoda completion bash > /etc/bash_completion.d/pagoda

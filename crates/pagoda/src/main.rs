@@ -1,10 +1,12 @@
 //! The command line of Pagoda. Called `pagoda-qemu` it stands in for QEMU, see `wrapper`.
 
 mod cli;
+mod disk;
 mod doctor;
 mod exit;
 mod man;
 mod output;
+mod pool;
 mod qemu_args;
 mod run;
 mod show;
@@ -45,6 +47,8 @@ fn dispatch(cli: Cli) -> Result<()> {
         Command::Host(command) => show::host(&client, &command, format),
         Command::Doctor(options) => doctor::run(&client, &options, format),
         Command::Simulate(options) => simulate::run(&options, format),
+        Command::Pool(command) => pool::run(command, format),
+        Command::Disk(command) => disk::run(command, format),
         Command::Completion { shell } => man::completion(shell),
         Command::Man { dir } => man::write_pages(&dir),
     }

@@ -209,6 +209,18 @@ struct Question {
     asked_at: Option<Time>,
 }
 
+/// What a client knows of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerView {
+    pub id: crate::units::ServerId,
+    pub reach: Reach,
+    /// Smoothed.
+    pub round_trip: Duration,
+    /// As its last reply said.
+    pub free_slabs: u32,
+    pub pressure: crate::wire::message::Pressure,
+}
+
 /// Pages that follow one another and are alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRun {
@@ -390,6 +402,42 @@ impl Client {
         &self.stats
     }
 
+    /// What is known of each server, in the order they were added.
+    pub fn servers(&self) -> impl Iterator<Item = ServerView> {
+        self.peers.iter().map(|peer| ServerView {
+            id: peer.info.id,
+            reach: peer.reach,
+            round_trip: peer.trip.smoothed(),
+            free_slabs: peer.free_slabs,
+            pressure: peer.pressure,
+        })
+    }
+
+    /// Gives slabs of a space that nobody uses any more back to their servers, some at each call; their pages are zero
+    /// then. Gives the slabs that are left: those whose servers are away or were asked, and those that are lost.
+    ///
+    /// A slab leaves the map before its servers may lend it again, so that no owner ever looks for it there.
+    pub fn give_back(&mut self, now: Time, space: SpaceRef) -> usize {
+        const AT_A_TIME: usize = 32;
+        let mut asked = self.questions.len();
+        let mut left = 0;
+        for slab in 0..self.spaces[space.0].slabs.len() {
+            let state = &mut self.spaces[space.0].slabs[slab];
+            let open = matches!(state.phase, Phase::Open);
+            if open && state.entry.replicas.is_empty() && state.pending.is_none() {
+                (state.phase, state.versions) = (Phase::Vacant, Box::default());
+            }
+            left += usize::from(!matches!(state.phase, Phase::Vacant | Phase::Lost));
+            if open && !state.entry.replicas.is_empty() && state.pending.is_none() && asked < AT_A_TIME {
+                self.abort_repair(space.0, slab);
+                self.propose(space.0, slab, Vec::new(), false);
+                asked += 1;
+            }
+        }
+        self.settle(now);
+        left
+    }
+
     /// How each server is reached, in the order they were added.
     pub fn reach(&self) -> impl Iterator<Item = (crate::units::ServerId, Reach)> {
         self.peers.iter().map(|peer| (peer.info.id, peer.reach))
@@ -432,6 +480,11 @@ impl Client {
     /// Whether nothing is under way: no operation, no copy, no question.
     pub fn is_idle(&self) -> bool {
         self.ops.is_idle() && self.copies.is_idle() && self.questions.is_empty()
+    }
+
+    /// Whether no request to a server and no question to the control plane is unanswered.
+    pub fn is_settled(&self) -> bool {
+        self.questions.is_empty() && self.exchanges.room() == exchange::EXCHANGES_MAX
     }
 
     fn has(&self, fault: Fault) -> bool {
