@@ -9,6 +9,7 @@ mod guest;
 mod idle;
 pub mod machine;
 mod mrc;
+mod nbd;
 mod overcommit;
 mod peers;
 mod policy;
@@ -92,6 +93,8 @@ enum Name {
     Balloon,
     /// Pages of another machine's memory against bare datagrams
     Rmap,
+    /// A disk in another process's memory over NBD, against nbdkit's
+    Nbd,
     /// All of them
     All,
 }
@@ -191,6 +194,7 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Mrc => mrc::run(setup),
         Name::Balloon => balloon::run(setup),
         Name::Rmap => rmap::run(setup),
+        Name::Nbd => nbd::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;

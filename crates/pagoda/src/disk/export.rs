@@ -50,12 +50,8 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     let mut client = connect::client(dir, &servers, store::registry(dir)?, wait)?;
     let all = connect::converse(&mut client, SERVERS_PATIENCE, |client| connect::all_up(client))?;
     if !all {
-        let silent: Vec<String> = client
-            .client
-            .reach()
-            .filter(|(_, reach)| *reach != Reach::Up)
-            .map(|(id, _)| id.0.to_string())
-            .collect();
+        let silent: Vec<String> =
+            client.client.reach().filter(|(_, reach)| *reach != Reach::Up).map(|(id, _)| id.0.to_string()).collect();
         if silent.len() == servers.len() {
             bail!(
                 "no server answers: are they up (`pagoda pool ls`), do they have the same pool.key, and do they admit \
@@ -94,10 +90,16 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
 
 /// A disk that the machine swaps to must be served without memory that would have to be swapped for it.
 fn keep_in_memory() {
-    let locked = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE);
-    let result = locked.and_then(|()| rustix::process::configure_io_flusher_behavior(true));
-    if let Err(error) = result {
-        eprintln!("pagoda: memory is not locked ({error}): do not swap to this disk; run as root to");
+    let steps = [
+        ("memory is not locked", mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE)),
+        ("the kernel does not count this as serving I/O", rustix::process::configure_io_flusher_behavior(true)),
+    ];
+    for (what, result) in steps {
+        if let Err(error) = result {
+            eprintln!(
+                "pagoda: {what} ({error}): do not swap to this disk; to do that, run as root with all capabilities"
+            );
+        }
     }
 }
 

@@ -125,9 +125,8 @@ impl Info {
         let (generation, map) = store::registry(dir)?.look(disk.space()?)?;
         let bytes = |of: &dyn Fn(&MapEntry) -> bool| {
             let slab_bytes = |slab: &SlabNo| SLAB_BYTES.min(disk.size_bytes - SLAB_BYTES * u64::from(slab.0));
-            let fits = |(slab, entry): &&(SlabNo, MapEntry)| {
-                of(entry) && SLAB_BYTES * u64::from(slab.0) < disk.size_bytes
-            };
+            let fits =
+                |(slab, entry): &&(SlabNo, MapEntry)| of(entry) && SLAB_BYTES * u64::from(slab.0) < disk.size_bytes;
             map.iter().filter(fits).map(|(slab, _)| slab_bytes(slab)).sum()
         };
         Ok(Info {

@@ -40,8 +40,8 @@ pub fn init(dir: &Path, format: Format) -> Result<()> {
 }
 
 pub fn add(dir: &Path, key: &str, name: &str) -> Result<()> {
-    let key = parse_key(key)
-        .ok_or_else(|| UsageError(format!("{key:?} is not a public key: give 64 hexadecimal digits")))?;
+    let key =
+        parse_key(key).ok_or_else(|| UsageError(format!("{key:?} is not a public key: give 64 hexadecimal digits")))?;
     let plain = |c: char| c.is_ascii_graphic() && c != '#';
     if name.is_empty() || name.len() > 64 || !name.chars().all(plain) {
         return Err(UsageError(format!("{name:?} is no name: at most 64 letters, digits and signs, no blanks")).into());

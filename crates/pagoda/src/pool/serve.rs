@@ -102,7 +102,8 @@ impl Signals {
         let asked = Arc::new(AtomicBool::new(false));
         for signal in [SIGTERM, SIGINT] {
             // In this order, so that the first signal finds the flag unset.
-            signal_hook::flag::register_conditional_shutdown(signal, 0, Arc::clone(&asked)).context("handle signals")?;
+            signal_hook::flag::register_conditional_shutdown(signal, 0, Arc::clone(&asked))
+                .context("handle signals")?;
             signal_hook::flag::register(signal, Arc::clone(&asked)).context("handle signals")?;
         }
         Ok(Signals { asked, stop: AtomicBool::new(false) })

@@ -97,8 +97,8 @@ pub fn identity(dir: &Path) -> Result<(Keypair, PoolKey)> {
 
 fn key_of(dir: &Path, name: &str) -> Result<[u8; KEY_SIZE]> {
     let path = dir.join(name);
-    let text = read_secret(&path)?
-        .with_context(|| format!("{} is missing: run `pagoda pool key init`", path.display()))?;
+    let text =
+        read_secret(&path)?.with_context(|| format!("{} is missing: run `pagoda pool key init`", path.display()))?;
     let key = parse_key(text.trim());
     Ok(key.with_context(|| format!("{} is not a key: 64 hexadecimal digits", path.display()))?.0)
 }

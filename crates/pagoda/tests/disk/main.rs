@@ -55,7 +55,13 @@ fn tools_read_what_tools_wrote() {
     assert!(map.contains("hole,zero"), "{map}");
     // Parts of pages, zeros and trims, by another client.
     let mut commands = vec!["write -P 1 65M 64k", "write -P 2 68157940 1000", "read -P 2 68157940 1000"];
-    commands.extend(["read -P 1 65M 1536", "write -z 66M 10000", "read -P 0 66M 10000", "discard 65M 4096"]);
+    commands.extend([
+        "read -P 1 65M 500",
+        "read -P 1 68158940 36",
+        "write -z 66M 10000",
+        "read -P 0 66M 10000",
+        "discard 65M 4096",
+    ]);
     commands.extend(["read -P 0 65M 4096", "write -P 3 -f 67M 512", "read -P 3 67M 512", "flush"]);
     qemu_io(&uri, &commands);
     let shown = pool.json(&["disk", "show", "scratch"]);
@@ -87,7 +93,8 @@ fn a_killed_server_loses_nothing() {
     let uri = format!("--uri={}", export.uri());
     let fixed = ["--name=v", "--ioengine=nbd", &uri, "--rw=randwrite", "--bsrange=512-16k", "--size=64M"];
     // Passes of it until a server is killed in the middle of one, and one more after that.
-    let verify = ["--iodepth=16", "--verify=crc32c", "--verify_fatal=1", "--loops=3", "--randseed=7", "--output-format=json"];
+    let verify =
+        ["--iodepth=16", "--verify=crc32c", "--verify_fatal=1", "--loops=3", "--randseed=7", "--output-format=json"];
     let fio = Command::new("fio").args(fixed).args(verify).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let fio = fio.expect("fio; scripts/install-deps.sh test installs it");
     // In the middle: as soon as the disk has its first pages.

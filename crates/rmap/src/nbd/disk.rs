@@ -180,8 +180,17 @@ impl Disk {
             data.resize(length as usize, 0);
         }
         let end = offset + u64::from(length);
-        let request =
-            Request { owner: Some(owner), cookie, kind, error: None, data, begin: offset, next: offset, end, pieces: 0 };
+        let request = Request {
+            owner: Some(owner),
+            cookie,
+            kind,
+            error: None,
+            data,
+            begin: offset,
+            next: offset,
+            end,
+            pieces: 0,
+        };
         if id == self.requests.len() {
             self.requests.push(request);
         } else {

@@ -171,8 +171,7 @@ impl Answer<'_> {
             return false;
         }
         let wants_name = reader.0.chunks_exact(2).any(|kind| kind == info::NAME.to_be_bytes());
-        let export: [&[u8]; 3] =
-            [&info::EXPORT.to_be_bytes(), &offer.size.to_be_bytes(), &EXPORT_FLAGS.to_be_bytes()];
+        let export: [&[u8]; 3] = [&info::EXPORT.to_be_bytes(), &offer.size.to_be_bytes(), &EXPORT_FLAGS.to_be_bytes()];
         self.with(option_reply::INFO, &export);
         let sizes: [&[u8]; 4] = [
             &info::BLOCK_SIZE.to_be_bytes(),

@@ -211,8 +211,7 @@ impl<C: FnMut(&ControlRequest) -> Option<ControlReply>> Server<C> {
             if epoll::add(&self.epoll, &fd, EventData::new_u64(place as u64), watched).is_ok() {
                 let connection = Connection::default();
                 let since = Instant::now();
-                self.clients[place] =
-                    Some(Peer { fd, connection, since, watched, readable: false, broken: false });
+                self.clients[place] = Some(Peer { fd, connection, since, watched, readable: false, broken: false });
             }
         }
     }
@@ -221,7 +220,8 @@ impl<C: FnMut(&ControlRequest) -> Option<ControlReply>> Server<C> {
         if let Some(Some(client)) = self.clients.get_mut(place) {
             client.readable |= flags.intersects(EventFlags::IN);
             // Without a reader there is nobody to answer; what was sent before it closed is read first.
-            client.broken |= flags.intersects(EventFlags::ERR) || (flags.intersects(EventFlags::HUP) && !client.readable);
+            client.broken |=
+                flags.intersects(EventFlags::ERR) || (flags.intersects(EventFlags::HUP) && !client.readable);
         }
     }
 
@@ -233,21 +233,21 @@ impl<C: FnMut(&ControlRequest) -> Option<ControlReply>> Server<C> {
         loop {
             let mut pages = Space { client: &mut self.pool.client, space: self.space, now };
             let mut any = false;
+            for step in 0..CONNECTIONS_MAX {
+                let place = (self.turn + step) % CONNECTIONS_MAX;
+                if let Some(peer) = &mut self.clients[place] {
+                    peer.connection.advance(place, &self.offer, &mut self.disk, &mut pages);
+                }
+            }
+            self.disk.run(&mut pages);
+            // After the requests: what needs no server has its result at once, and nothing would wake us for it.
             while let Some(event) = pages.client.poll_event(&mut self.page) {
                 self.disk.on_event(event, &self.page, &mut pages);
                 any = true;
             }
-            self.disk.run(&mut pages);
-            for step in 0..CONNECTIONS_MAX {
-                let place = (self.turn + step) % CONNECTIONS_MAX;
-                if let Some(client) = &mut self.clients[place] {
-                    client.connection.advance(place, &self.offer, &mut self.disk, &mut pages);
-                }
-            }
-            self.disk.run(&mut pages);
             while let Some((owner, request)) = self.disk.poll_done() {
-                if let Some(client) = &mut self.clients[owner] {
-                    client.connection.answer(&self.disk, request);
+                if let Some(peer) = &mut self.clients[owner] {
+                    peer.connection.answer(&self.disk, request);
                 }
                 self.disk.free(request);
                 any = true;

@@ -54,10 +54,8 @@ impl<C: FnMut(&ControlRequest) -> Option<ControlReply>> UdpClient<C> {
                 self.client.on_control(now, id, reply);
             }
         }
-        while let Some(transmit) = self.client.poll_transmit(now, &mut self.out) {
-            self.port.send(transmit, &self.out);
-            self.out.clear();
-        }
+        let client = &mut self.client;
+        self.port.send_all(&mut self.out, |out| client.poll_transmit(now, out));
     }
 
     /// Takes in what is there, sends what follows. `false` if nothing was there.

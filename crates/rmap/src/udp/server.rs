@@ -44,10 +44,7 @@ pub fn serve_and(
         let now = Time((at - start).as_nanos() as u64);
         if port.receive(|from, datagram| server.on_datagram(now, from, datagram))? {
             active_at = at;
-            while let Some(transmit) = server.poll_transmit(&mut out) {
-                port.send(transmit, &out);
-                out.clear();
-            }
+            port.send_all(&mut out, |out| server.poll_transmit(out));
         }
         // Without spinning there is no use in looking before sleeping: the next request takes a round trip.
         if at - active_at >= wait.spin {

@@ -190,8 +190,7 @@ fn what_may_not_be_asked_is_refused() {
 fn what_breaks_the_rules_ends_the_connection() {
     for bytes in [vec![0_u8; REQUEST_SIZE], {
         let mut bytes = Vec::new();
-        let header =
-            RequestHeader { flags: 0, command: command::WRITE, cookie: 1, offset: 0, length: REQUEST_MAX + 1 };
+        let header = RequestHeader { flags: 0, command: command::WRITE, cookie: 1, offset: 0, length: REQUEST_MAX + 1 };
         header.encode(&mut bytes);
         bytes
     }] {

@@ -78,7 +78,12 @@ impl Pages for Model {
 /// What a test does.
 #[derive(Clone, Debug)]
 enum Act {
-    Begin { kind: Kind, offset: usize, length: usize, fill: u8 },
+    Begin {
+        kind: Kind,
+        offset: usize,
+        length: usize,
+        fill: u8,
+    },
     /// Some of the content of the WRITE that is being received.
     Feed(usize),
     Finish(usize),
