@@ -372,6 +372,11 @@ impl Client {
         self.next_event(page)
     }
 
+    /// Whether [`Client::poll_event`] has a result. Timeouts and answers of the control plane make some, too.
+    pub fn has_event(&self) -> bool {
+        self.ops.has_done()
+    }
+
     /// A question for the control plane, to be answered by [`Client::on_control`]. Asked again if no answer comes.
     pub fn poll_control(&mut self, now: Time) -> Option<(u64, ControlRequest)> {
         let due = |question: &Question| question.asked_at.is_none_or(|at| now >= at + slab::CONTROL_RETRY);

@@ -181,6 +181,11 @@ impl<C: FnMut(&ControlRequest) -> Option<ControlReply>> Server<C> {
         let began = Instant::now();
         loop {
             let due = self.pool.expire();
+            // What came of a timeout or of the control plane is to be answered, and nothing else would wake us for it.
+            if self.pool.client.has_event() {
+                ready.clear();
+                return Ok(());
+            }
             let now = Instant::now();
             let spins = now - began < self.wait.spin;
             let next = [due, self.next_deadline()].into_iter().flatten().min();
