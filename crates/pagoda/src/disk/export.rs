@@ -47,7 +47,8 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     let uri = listener.uri(name);
     let wait = Wait { spin: Duration::from_micros(options.spin) };
     let mut registry = store::registry(dir)?;
-    let mut client = connect::client(dir, &servers, store::registry(dir)?, wait)?;
+    let fail_after = Duration::from_millis(options.fail_after);
+    let mut client = connect::client(dir, &servers, store::registry(dir)?, wait, fail_after)?;
     let all = connect::converse(&mut client, SERVERS_PATIENCE, |client| connect::all_up(client))?;
     if !all {
         let silent: Vec<String> =

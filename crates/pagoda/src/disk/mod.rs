@@ -86,8 +86,13 @@ pub struct Export {
     /// Take the disk away from whoever exports it: what that one had not answered is not written
     #[arg(long)]
     pub take_over: bool,
+    /// Give a server up, where another has a copy, after so long a silence: longer where networks or machines pause
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 30)]
+    #[arg(value_parser = clap::value_parser!(u64).range(5..=60_000))]
+    pub fail_after: u64,
     /// Look for requests and answers so long before sleeping; 0 saves CPU, and costs some microseconds a request
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(..=SPIN_US_MAX))]
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
+    #[arg(value_parser = clap::value_parser!(u64).range(..=SPIN_US_MAX))]
     pub spin: u64,
 }
 

@@ -25,7 +25,7 @@ pub fn run(dir: &Path, name: &str, force: bool) -> Result<()> {
     let held = map.iter().any(|(_, entry)| !entry.replicas.is_empty());
     if held && !force {
         let servers = store::servers(dir)?;
-        let mut client = connect::client(dir, &servers, store::registry(dir)?, Wait::BLOCK)?;
+        let mut client = connect::client(dir, &servers, store::registry(dir)?, Wait::BLOCK, connect::UNHURRIED)?;
         if !connect::converse(&mut client, PATIENCE, |client| connect::all_up(client))? {
             bail!("not all servers answer, see `pagoda pool ls`; --force forgets {name}, and they keep its memory");
         }

@@ -34,13 +34,23 @@ pub fn control(mut registry: Registry) -> Control {
     })
 }
 
-/// A client that knows the servers of the list, on a socket.
+/// For commands that are in no hurry: a server that is only busy is waited for, and keeps what it has.
+pub const UNHURRIED: Duration = Duration::from_secs(5);
+
+/// A client that knows the servers of the list, on a socket. `fail_after`: how long a server may be silent.
 ///
 /// # Errors
 /// Keys are missing, the list is wrong, a socket cannot be made.
-pub fn client(dir: &Path, servers: &[ServerInfo], registry: Registry, wait: Wait) -> Result<UdpClient<Control>> {
+pub fn client(
+    dir: &Path,
+    servers: &[ServerInfo],
+    registry: Registry,
+    wait: Wait,
+    fail_after: Duration,
+) -> Result<UdpClient<Control>> {
     let (keys, pool) = store::identity(dir)?;
-    let mut client = Client::new(ClientConfig::new(keys, pool), Box::new(SystemEntropy::default()));
+    let config = ClientConfig { fail_after, ..ClientConfig::new(keys, pool) };
+    let mut client = Client::new(config, Box::new(SystemEntropy::default()));
     for server in servers {
         client.add_server(Time(0), server.clone())?;
     }

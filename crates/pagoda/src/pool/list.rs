@@ -34,7 +34,7 @@ struct Row {
 
 pub fn run(dir: &Path, format: Format) -> Result<()> {
     let servers = store::servers(dir)?;
-    let mut client = connect::client(dir, &servers, store::registry(dir)?, Wait::BLOCK)?;
+    let mut client = connect::client(dir, &servers, store::registry(dir)?, Wait::BLOCK, connect::UNHURRIED)?;
     let mut up_at = None;
     connect::converse(&mut client, PATIENCE, |client| {
         let now = Instant::now();

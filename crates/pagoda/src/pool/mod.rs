@@ -67,7 +67,8 @@ pub struct Serve {
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub drain: u64,
     /// Look for requests so long before sleeping; 0 saves CPU, and costs some microseconds a request
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(..=SPIN_US_MAX))]
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
+    #[arg(value_parser = clap::value_parser!(u64).range(..=SPIN_US_MAX))]
     pub spin: u64,
 }
 
