@@ -96,9 +96,11 @@ fn a_killed_server_loses_nothing() {
     let verify =
         ["--iodepth=16", "--verify=crc32c", "--verify_fatal=1", "--loops=3", "--randseed=7", "--output-format=json"];
     let fio = Command::new("fio").args(fixed).args(verify).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let fio = fio.expect("fio; scripts/install-deps.sh test installs it");
+    let mut fio = fio.expect("fio; scripts/install-deps.sh test installs it");
     // In the middle: as soon as the disk has its first pages.
-    while pool.json(&["disk", "show", "d"])["used_bytes"] == 0 {}
+    while pool.json(&["disk", "show", "d"])["used_bytes"] == 0 {
+        assert!(fio.try_wait().unwrap().is_none(), "fio ended before it wrote anything");
+    }
     pool.kill_server(0);
     let output = fio.wait_with_output().unwrap();
     let said = text(&output.stdout);
@@ -234,7 +236,8 @@ fn a_key_that_is_added_counts_at_once() {
     assert_eq!(state(), "silent");
     pool.run(&["pool", "key", "add", key["public_key"].as_str().unwrap(), "--name", "other"]);
     pool.fails(&["pool", "key", "add", key["public_key"].as_str().unwrap()], 1, "already, as other");
-    while state() != "up" {}
+    // Each look waits three seconds for an answer.
+    assert!((0..60).any(|_| state() == "up"), "the server does not take the key up");
     let names: Vec<String> = pool.run(&["pool", "key", "ls"]).lines().map(str::to_owned).collect();
     assert!(names.iter().any(|line| line.ends_with("other")), "{names:?}");
 }
