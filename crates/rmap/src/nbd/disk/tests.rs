@@ -8,11 +8,14 @@ use crate::client::Event;
 const PAGES: u64 = 6;
 const SIZE: usize = PAGES as usize * PAGE_SIZE;
 
+/// Of a page; none of a hole.
+type Content = Option<Box<Page>>;
+
 /// Pages with operations that take effect, one by one, when the test says so. Writes to a page take effect in order.
 #[derive(Default)]
 struct Model {
-    pages: Vec<Option<Box<Page>>>,
-    waiting: Vec<(Token, PageNo, Option<Option<Box<Page>>>)>,
+    pages: Vec<Content>,
+    waiting: Vec<(Token, PageNo, Option<Content>)>,
     room: usize,
 }
 
@@ -21,7 +24,7 @@ impl Model {
         Model { pages: vec![None; PAGES as usize], waiting: Vec::new(), room }
     }
 
-    fn begin(&mut self, token: Token, page: PageNo, change: Option<Option<Box<Page>>>) -> Result<(), Refused> {
+    fn begin(&mut self, token: Token, page: PageNo, change: Option<Content>) -> Result<(), Refused> {
         if self.waiting.len() >= self.room {
             return Err(Refused::Busy);
         }
