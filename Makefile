@@ -38,6 +38,7 @@ install: all
 	ln -sf pagoda $(DESTDIR)$(PREFIX)/bin/pagoda-qemu
 	install -D -m 0644 target/release/libpagoda_shim.so $(DESTDIR)$(PREFIX)/lib/pagoda/libpagoda_shim.so
 	install -D -m 0644 packaging/pagodad.service $(DESTDIR)$(PREFIX)/lib/systemd/system/pagodad.service
+	install -D -m 0644 packaging/pagoda-pool.service $(DESTDIR)$(PREFIX)/lib/systemd/system/pagoda-pool.service
 	install -d -m 0755 $(DESTDIR)/etc/pagoda/vm.d
 	test -e $(DESTDIR)/etc/pagoda/pagoda.toml || install -m 0644 packaging/pagoda.toml $(DESTDIR)/etc/pagoda/pagoda.toml
 	install -D -m 0644 packaging/apparmor/libvirt-qemu $(DESTDIR)$(PREFIX)/share/doc/pagoda/apparmor-libvirt-qemu

@@ -15,7 +15,8 @@ out=$root/out
 part=${1:-all}
 
 demo_packages="qemu-system-x86 gcc libc6-dev kmod ca-certificates"
-test_packages="xfsprogs e2fsprogs memtester stress-ng mount libvirt-daemon-system libvirt-clients"
+test_packages="xfsprogs e2fsprogs memtester stress-ng mount libvirt-daemon-system libvirt-clients
+libnbd-bin nbdkit fio qemu-utils"
 
 say() { printf 'install-deps: %s\n' "$*"; }
 die() {

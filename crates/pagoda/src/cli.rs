@@ -8,6 +8,8 @@ use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 pub use self::policy::{Admit, ClaimOptions, HostSet, SamplingOptions, WhatIf};
+use crate::disk::Disk;
+use crate::pool::Pool;
 use crate::simulate::Simulate;
 use crate::trace::Trace;
 use crate::units::parse_size;
@@ -21,13 +23,14 @@ Examples:
   pagoda vm set web1 --shares 2000 --min 2G
   pagoda admit --memory 8G --min 2G     would such a VM be kept?
   pagoda simulate FILE.toml        what the memory policy would do
+  pagoda disk ls                   disks in the memory of other machines
 
 Exit status:
   0  done
   1  failed; the message says what to do
   2  the command line is wrong
   3  the daemon cannot be reached
-  4  there is no VM of that name
+  4  there is no VM or disk of that name
   5  there is no room for the VM (admit, run); the message says what is missing
 `run` ends with the status of the program it starts.";
 
@@ -67,6 +70,12 @@ pub enum Command {
     Simulate(Simulate),
     #[command(subcommand)]
     Trace(Trace),
+    /// Lend memory to other machines, and see who lends
+    #[command(subcommand)]
+    Pool(Pool),
+    /// Disks in the memory of other machines
+    #[command(subcommand)]
+    Disk(Disk),
     /// Print completions for a shell
     ///
     /// For bash, for example: pagoda completion bash > /etc/bash_completion.d/pagoda

@@ -10,7 +10,7 @@ use crate::qemu_args::ArgError;
 const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 const UNREACHABLE: u8 = 3;
-const NO_SUCH_VM: u8 = 4;
+const NOT_FOUND: u8 = 4;
 const NO_ROOM: u8 = 5;
 
 /// The command line is wrong in a way that clap cannot see.
@@ -22,6 +22,10 @@ pub struct UsageError(pub String);
 #[derive(Debug, thiserror::Error)]
 #[error("not admitted: {0}")]
 pub struct NotAdmitted(pub String);
+/// There is no disk of that name.
+#[derive(Debug, thiserror::Error)]
+#[error("there is no disk {0}; `pagoda disk ls` shows those that there are")]
+pub struct NoSuchDisk(pub String);
 
 /// Prints `error` and finds its status.
 pub fn report(error: &anyhow::Error) -> ExitCode {
@@ -41,11 +45,14 @@ fn status(error: &anyhow::Error) -> u8 {
         if let Some(error) = cause.downcast_ref::<ClientError>() {
             return match error {
                 error if error.is_unreachable() => UNREACHABLE,
-                error if error.code() == Some(ErrorCode::NoSuchVm) => NO_SUCH_VM,
+                error if error.code() == Some(ErrorCode::NoSuchVm) => NOT_FOUND,
                 error if error.code() == Some(ErrorCode::NoRoom) => NO_ROOM,
                 ClientError::BadName(_) => USAGE,
                 _ => FAILED,
             };
+        }
+        if cause.is::<NoSuchDisk>() {
+            return NOT_FOUND;
         }
         if cause.is::<NotAdmitted>() {
             return NO_ROOM;
@@ -74,7 +81,8 @@ mod tests {
         check(anyhow::anyhow!("any"), FAILED);
         check(UsageError("u".into()).into(), USAGE);
         check(ClientError::BadName("n".into()).into(), USAGE);
-        check(refused(ErrorCode::NoSuchVm), NO_SUCH_VM);
+        check(refused(ErrorCode::NoSuchVm), NOT_FOUND);
+        check(NoSuchDisk("d".into()).into(), NOT_FOUND);
         check(refused(ErrorCode::NameTaken), FAILED);
         check(refused(ErrorCode::NoRoom), NO_ROOM);
         check(NotAdmitted("n".into()).into(), NO_ROOM);

@@ -1,12 +1,14 @@
 //! The command line of Pagoda. Called `pagoda-qemu` it stands in for QEMU, see `wrapper`.
 
 mod cli;
+mod disk;
 mod doctor;
 mod exit;
 mod man;
 mod mrc;
 mod output;
 mod policy;
+mod pool;
 mod qemu_args;
 mod run;
 mod show;
@@ -51,6 +53,8 @@ fn dispatch(cli: Cli) -> Result<()> {
         Command::WhatIf(options) => policy::what_if(&client, &options, format),
         Command::Trace(command) => trace::run(&client, &command, format),
         Command::Simulate(options) => simulate::run(&options, format),
+        Command::Pool(command) => pool::run(command, format),
+        Command::Disk(command) => disk::run(command, format),
         Command::Completion { shell } => man::completion(shell),
         Command::Man { dir } => man::write_pages(&dir),
     }

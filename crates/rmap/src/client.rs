@@ -47,7 +47,7 @@ use copies::Copies;
 use exchange::{Exchanges, Request};
 use ops::Ops;
 use peer::Peer;
-use slab::Space;
+use slab::{Phase, Space};
 
 /// Spaces of one client: VMs of a host and their disks.
 pub const SPACES_MAX: usize = 256;
@@ -209,6 +209,26 @@ struct Question {
     asked_at: Option<Time>,
 }
 
+/// What a client knows of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerView {
+    pub id: crate::units::ServerId,
+    pub reach: Reach,
+    /// Smoothed.
+    pub round_trip: Duration,
+    /// As its last reply said.
+    pub free_slabs: u32,
+    pub pressure: crate::wire::message::Pressure,
+}
+
+/// Pages that follow one another and are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageRun {
+    pub pages: u64,
+    /// Zero by what this owner knows: never written, or trimmed. What is being written may be either.
+    pub hole: bool,
+}
+
 /// A pool client.
 #[derive(Debug)]
 pub struct Client {
@@ -352,6 +372,11 @@ impl Client {
         self.next_event(page)
     }
 
+    /// Whether [`Client::poll_event`] has a result. Timeouts and answers of the control plane make some, too.
+    pub fn has_event(&self) -> bool {
+        self.ops.has_done()
+    }
+
     /// A question for the control plane, to be answered by [`Client::on_control`]. Asked again if no answer comes.
     pub fn poll_control(&mut self, now: Time) -> Option<(u64, ControlRequest)> {
         let due = |question: &Question| question.asked_at.is_none_or(|at| now >= at + slab::CONTROL_RETRY);
@@ -382,6 +407,42 @@ impl Client {
         &self.stats
     }
 
+    /// What is known of each server, in the order they were added.
+    pub fn servers(&self) -> impl Iterator<Item = ServerView> {
+        self.peers.iter().map(|peer| ServerView {
+            id: peer.info.id,
+            reach: peer.reach,
+            round_trip: peer.trip.smoothed(),
+            free_slabs: peer.free_slabs,
+            pressure: peer.pressure,
+        })
+    }
+
+    /// Gives slabs of a space that nobody uses any more back to their servers, some at each call; their pages are zero
+    /// then. Gives the slabs that are left: those whose servers are away or were asked, and those that are lost.
+    ///
+    /// A slab leaves the map before its servers may lend it again, so that no owner ever looks for it there.
+    pub fn give_back(&mut self, now: Time, space: SpaceRef) -> usize {
+        const AT_A_TIME: usize = 32;
+        let mut asked = self.questions.len();
+        let mut left = 0;
+        for slab in 0..self.spaces[space.0].slabs.len() {
+            let state = &mut self.spaces[space.0].slabs[slab];
+            let open = matches!(state.phase, Phase::Open);
+            if open && state.entry.replicas.is_empty() && state.pending.is_none() {
+                (state.phase, state.versions) = (Phase::Vacant, Box::default());
+            }
+            left += usize::from(!matches!(state.phase, Phase::Vacant | Phase::Lost));
+            if open && !state.entry.replicas.is_empty() && state.pending.is_none() && asked < AT_A_TIME {
+                self.abort_repair(space.0, slab);
+                self.propose(space.0, slab, Vec::new(), false);
+                asked += 1;
+            }
+        }
+        self.settle(now);
+        left
+    }
+
     /// How each server is reached, in the order they were added.
     pub fn reach(&self) -> impl Iterator<Item = (crate::units::ServerId, Reach)> {
         self.peers.iter().map(|peer| (peer.info.id, peer.reach))
@@ -400,9 +461,35 @@ impl Client {
         (full, held.count())
     }
 
+    /// How many pages from `page` on, at most `max`, are alike in being holes or not. Ends with the slab.
+    pub fn page_run(&self, space: SpaceRef, page: PageNo, max: u64) -> PageRun {
+        let (space, size) = (&self.spaces[space.0], self.config.slab_size);
+        let Some(slab) = self.slab_of(page).and_then(|slab| space.slabs.get(slab)) else {
+            return PageRun { pages: max, hole: false };
+        };
+        let index = size.index(page);
+        let pages = max.min((size.pages() - index) as u64);
+        match slab.phase {
+            _ if space.is_taken => PageRun { pages, hole: false },
+            Phase::Vacant | Phase::Granting(_) => PageRun { pages, hole: true },
+            Phase::Opening(_) | Phase::Lost => PageRun { pages, hole: false },
+            Phase::Open => {
+                let hole = !slab.version(index).has_content();
+                let alike = slab.versions[index..index + pages as usize].iter();
+                let pages = alike.take_while(|version| version.has_content() != hole).count() as u64;
+                PageRun { pages, hole }
+            }
+        }
+    }
+
     /// Whether nothing is under way: no operation, no copy, no question.
     pub fn is_idle(&self) -> bool {
         self.ops.is_idle() && self.copies.is_idle() && self.questions.is_empty()
+    }
+
+    /// Whether no request to a server and no question to the control plane is unanswered.
+    pub fn is_settled(&self) -> bool {
+        self.questions.is_empty() && self.exchanges.room() == exchange::EXCHANGES_MAX
     }
 
     fn has(&self, fault: Fault) -> bool {

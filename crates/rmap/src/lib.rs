@@ -10,6 +10,7 @@
 pub mod client;
 pub mod control;
 pub mod crypto;
+pub mod nbd;
 mod reassembly;
 pub mod registry;
 pub mod server;

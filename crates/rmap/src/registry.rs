@@ -112,6 +112,18 @@ impl Registry {
         Ok((Generation(next), map.map(|(slab, entry)| (SlabNo(*slab), entry.clone())).collect()))
     }
 
+    /// The owner of a space, 0 if it had none yet, and where its slabs are.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn look(&mut self, space: SpaceId) -> Result<(Generation, Vec<(SlabNo, MapEntry)>), RegistryError> {
+        self.locked(Registry::catch_up)?;
+        let record = self.spaces.get(&space.0);
+        let map = record.map(|record| &record.map).into_iter().flatten();
+        let generation = Generation(record.map_or(0, |record| record.generation));
+        Ok((generation, map.map(|(slab, entry)| (SlabNo(*slab), entry.clone())).collect()))
+    }
+
     /// Compares and swaps one entry of a map.
     ///
     /// # Errors

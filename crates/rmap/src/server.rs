@@ -165,6 +165,18 @@ impl Server {
         self.pressure = pressure;
     }
 
+    /// The clients that may connect from now on. Sessions of others stay until they end.
+    ///
+    /// # Errors
+    /// Too many: nothing is changed.
+    pub fn admit(&mut self, clients: Vec<PublicKey>) -> Result<(), ConfigError> {
+        if clients.len() > ADMITTED_MAX {
+            return Err(ConfigError::Admitted { clients: clients.len() });
+        }
+        self.config.admitted = clients;
+        Ok(())
+    }
+
     pub fn stats(&self) -> &ServerStats {
         &self.stats
     }

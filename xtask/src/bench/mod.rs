@@ -9,6 +9,7 @@ mod guest;
 mod idle;
 pub mod machine;
 mod mrc;
+mod nbd;
 mod overcommit;
 mod paging;
 mod peers;
@@ -104,6 +105,8 @@ enum Name {
     Tax,
     /// Pages of another machine's memory against bare datagrams
     Rmap,
+    /// A disk in another process's memory over NBD, against nbdkit's
+    Nbd,
     /// All of them
     All,
 }
@@ -207,6 +210,7 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Reclaim => balloon::reclaim(setup),
         Name::Tax => tax::run(setup),
         Name::Rmap => rmap::run(setup),
+        Name::Nbd => nbd::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;

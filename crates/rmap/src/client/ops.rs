@@ -99,6 +99,10 @@ impl Ops {
         self.free.len() == OPS_MAX
     }
 
+    pub fn has_done(&self) -> bool {
+        !self.done.is_empty()
+    }
+
     pub fn get(&mut self, op: usize) -> &mut Operation {
         &mut self.all[op]
     }

@@ -20,7 +20,8 @@ pub enum UdpClientError {
     NoResult { waited: Duration },
 }
 
-/// Runs a [`Client`] on one thread: the caller's.
+/// Runs a [`Client`] on one thread: the caller's. A caller that waits for other things too waits for [`UdpClient::port`],
+/// not longer than [`UdpClient::expire`] says, and calls [`UdpClient::turn`] then.
 #[derive(Debug)]
 pub struct UdpClient<C> {
     pub client: Client,
@@ -32,8 +33,9 @@ pub struct UdpClient<C> {
     page: Box<Page>,
 }
 
-impl<C: FnMut(&ControlRequest) -> ControlReply> UdpClient<C> {
-    /// `start` is when the client's clock began. `control` answers at once, as a registry in memory or in a file does.
+impl<C: FnMut(&ControlRequest) -> Option<ControlReply>> UdpClient<C> {
+    /// `start` is when the client's clock began. `control` answers at once, as a registry in memory or in a file does;
+    /// where it cannot, it is asked again later.
     pub fn new(client: Client, port: Port, wait: Wait, start: Instant, control: C) -> UdpClient<C> {
         let out = Vec::with_capacity(2 * DATAGRAM_MAX);
         UdpClient { client, port, wait, start, control, out, page: Box::new([0; PAGE_SIZE]) }
@@ -48,13 +50,12 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> UdpClient<C> {
     pub fn flush(&mut self) {
         let now = self.now();
         while let Some((id, request)) = self.client.poll_control(now) {
-            let reply = (self.control)(&request);
-            self.client.on_control(now, id, reply);
+            if let Some(reply) = (self.control)(&request) {
+                self.client.on_control(now, id, reply);
+            }
         }
-        while let Some(transmit) = self.client.poll_transmit(now, &mut self.out) {
-            self.port.send(transmit, &self.out);
-            self.out.clear();
-        }
+        let client = &mut self.client;
+        self.port.send_all(&mut self.out, |out| client.poll_transmit(now, out));
     }
 
     /// Takes in what is there, sends what follows. `false` if nothing was there.
@@ -67,6 +68,22 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> UdpClient<C> {
         let any = self.port.receive(|from, datagram| client.on_datagram(now, from, datagram))?;
         self.flush();
         Ok(any)
+    }
+
+    /// The socket.
+    pub fn port(&self) -> &Port {
+        &self.port
+    }
+
+    /// Does what is due by now, sends what follows, and says when something is due next.
+    pub fn expire(&mut self) -> Option<Instant> {
+        let now = self.now();
+        if self.client.poll_timeout(now).is_some_and(|due| due <= now) {
+            self.client.on_timeout(now);
+            self.flush();
+        }
+        let due = self.client.poll_timeout(now)?;
+        Some(self.start + Duration::from_nanos(due.0))
     }
 
     /// The next result and the page that was read. Waits for it until `patience` is over.

@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use quinn_udp::{RecvMeta, Transmit as UdpTransmit, UdpSocketState};
@@ -16,6 +17,11 @@ const BUFFER_SIZE: usize = 65_535;
 /// Requests and replies of a full window in both directions; the kernel's default holds 50 pages.
 const SOCKET_BUFFER: usize = 4 << 20;
 
+/// Datagrams of one `sendmsg`: the kernel's UDP_MAX_SEGMENTS before Linux 6.9.
+const BATCH_DATAGRAMS_MAX: usize = 64;
+/// Bytes of one `sendmsg`: what fits into an IP packet, with room for its headers.
+const BATCH_BYTES_MAX: usize = 64_000;
+
 /// How to wait for a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
@@ -28,6 +34,12 @@ impl Wait {
     pub const BLOCK: Wait = Wait { spin: Duration::ZERO };
     /// As long as a round trip on a fast network takes.
     pub const SPIN: Wait = Wait { spin: Duration::from_micros(50) };
+}
+
+impl AsFd for Port {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
 }
 
 /// A socket and its buffers.
@@ -99,6 +111,34 @@ impl Port {
                 if self.state.try_send((&self.socket).into(), &one).is_err() {
                     return;
                 }
+            }
+        }
+    }
+
+    /// Sends everything that `poll` appends to `out`, which is empty before and after. Datagrams of one size to one peer that
+    /// follow one another, as the reads of a deep queue or their replies, go to the kernel in one call.
+    pub fn send_all(&mut self, out: &mut Vec<u8>, mut poll: impl FnMut(&mut Vec<u8>) -> Option<Transmit>) {
+        let mut batch: Option<Transmit> = None;
+        loop {
+            let start = out.len();
+            let next = poll(out);
+            let joins = |batch: Transmit, next: Transmit| {
+                let same = (batch.to, batch.segment) == (next.to, next.segment);
+                let whole = start.is_multiple_of(batch.segment.max(1));
+                same && whole && out.len() <= BATCH_BYTES_MAX && out.len() <= BATCH_DATAGRAMS_MAX * batch.segment
+            };
+            match (batch, next) {
+                (Some(before), Some(next)) if joins(before, next) => {}
+                (before, next) => {
+                    if let Some(before) = before {
+                        self.send(before, &out[..start]);
+                        out.drain(..start);
+                    }
+                    batch = next;
+                }
+            }
+            if next.is_none() {
+                return;
             }
         }
     }

@@ -1,0 +1,214 @@
+//! `pagoda disk`: disks in the memory of other machines. No daemon takes part.
+
+mod export;
+mod record;
+mod remove;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use clap::{ArgGroup, Args, Subcommand};
+use rmap::control::MapEntry;
+use rmap::units::{PAGE_SIZE, SLAB_PAGES, SlabNo};
+use serde::Serialize;
+
+use crate::exit::UsageError;
+use crate::output::{Side, Table, print_json, print_text};
+use crate::pool::{Dir, SPIN_US_MAX, store};
+use crate::show::Format;
+use crate::units::{format_size, parse_size};
+
+const SLAB_BYTES: u64 = SLAB_PAGES as u64 * PAGE_SIZE as u64;
+
+#[derive(Debug, Subcommand)]
+pub enum Disk {
+    /// Make a disk
+    ///
+    /// Nothing is stored for it until it is written to. With two copies, each page is in the memory of two servers,
+    /// and one of them may die.
+    Create {
+        #[command(flatten)]
+        dir: Dir,
+        name: String,
+        /// A multiple of 4096 bytes, such as 64G
+        #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+        size: u64,
+        /// Servers that have each page
+        #[arg(long, value_name = "1|2", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
+        copies: u8,
+    },
+    /// List the disks
+    Ls {
+        #[command(flatten)]
+        dir: Dir,
+    },
+    /// Show all that is known of a disk
+    Show {
+        #[command(flatten)]
+        dir: Dir,
+        name: String,
+    },
+    /// Remove a disk and give its memory back
+    Rm {
+        #[command(flatten)]
+        dir: Dir,
+        name: String,
+        /// Forget it even where its servers do not answer: they keep its memory until they end
+        #[arg(long)]
+        force: bool,
+    },
+    Export(Export),
+}
+
+/// Offer a disk to programs that speak NBD, until the signal TERM
+///
+/// A write is answered when all copies have it, so nothing is lost when this ends, or is killed. Whoever may open the
+/// socket may use the disk; its mode is 0600.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("where").required(true).args(["nbd", "tcp"]))]
+#[command(after_help = "\
+Examples:
+  pagoda disk export scratch --nbd /run/scratch.sock
+  qemu-system-x86_64 ... -drive file=nbd:unix:/run/scratch.sock,format=raw,if=virtio
+  nbdcopy image.raw 'nbd+unix:///?socket=/run/scratch.sock'
+  nbd-client -unix /run/scratch.sock /dev/nbd0 -b 4096      on kernels that have nbd")]
+pub struct Export {
+    #[command(flatten)]
+    pub dir: Dir,
+    pub name: String,
+    /// Unix socket to listen at; one that a dead process left is replaced
+    #[arg(long, value_name = "PATH")]
+    pub nbd: Option<PathBuf>,
+    /// Address on the loopback to listen at, such as 127.0.0.1:10809
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub tcp: Option<SocketAddr>,
+    /// Take the disk away from whoever exports it: what that one had not answered is not written
+    #[arg(long)]
+    pub take_over: bool,
+    /// Give a server up, where another has a copy, after so long a silence: longer where networks or machines pause
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 30)]
+    #[arg(value_parser = clap::value_parser!(u64).range(5..=60_000))]
+    pub fail_after: u64,
+    /// Look for requests and answers so long before sleeping; 0 saves CPU, and costs some microseconds a request
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
+    #[arg(value_parser = clap::value_parser!(u64).range(..=SPIN_US_MAX))]
+    pub spin: u64,
+}
+
+pub fn run(command: Disk, format: Format) -> Result<()> {
+    match command {
+        Disk::Create { dir, name, size, copies } => create(&dir.dir, &name, size, copies.into(), format),
+        Disk::Ls { dir } => list(&dir.dir, format),
+        Disk::Show { dir, name } => show(&dir.dir, &name, format),
+        Disk::Rm { dir, name, force } => remove::run(&dir.dir, &name, force),
+        Disk::Export(options) => export::run(&options, format),
+    }
+}
+
+/// A disk for tables and programs.
+#[derive(Debug, Serialize)]
+struct Info {
+    name: String,
+    space: String,
+    size_bytes: u64,
+    copies: usize,
+    exported: bool,
+    /// What is in the memory of servers, each copy counted once.
+    used_bytes: u64,
+    /// Of that, what has fewer copies than it should.
+    short_bytes: u64,
+    /// What is gone with its servers.
+    lost_bytes: u64,
+    /// How many owners it has had.
+    generation: u32,
+}
+
+impl Info {
+    fn read(dir: &Path, name: &str) -> Result<Info> {
+        let disk = record::read(dir, name)?;
+        let (generation, map) = store::registry(dir)?.look(disk.space()?)?;
+        let bytes = |of: &dyn Fn(&MapEntry) -> bool| {
+            let slab_bytes = |slab: &SlabNo| SLAB_BYTES.min(disk.size_bytes - SLAB_BYTES * u64::from(slab.0));
+            let fits =
+                |(slab, entry): &&(SlabNo, MapEntry)| of(entry) && SLAB_BYTES * u64::from(slab.0) < disk.size_bytes;
+            map.iter().filter(fits).map(|(slab, _)| slab_bytes(slab)).sum()
+        };
+        Ok(Info {
+            name: name.to_owned(),
+            space: disk.space.clone(),
+            size_bytes: disk.size_bytes,
+            copies: disk.copies,
+            exported: !record::try_lock(&record::lock_file(dir, name)?)?,
+            used_bytes: bytes(&|entry| !entry.replicas.is_empty()),
+            short_bytes: bytes(&|entry| !entry.replicas.is_empty() && entry.replicas.len() < disk.copies),
+            lost_bytes: bytes(&|entry| entry.lost),
+            generation: generation.0,
+        })
+    }
+}
+
+fn create(dir: &Path, name: &str, size: u64, copies: usize, format: Format) -> Result<()> {
+    store::identity(dir)?;
+    let servers = store::servers(dir)?.len();
+    if servers < copies {
+        return Err(UsageError(format!(
+            "{copies} copies need {copies} servers, and the list has {servers}: add one, or say --copies {servers}"
+        ))
+        .into());
+    }
+    record::create(dir, name, &record::Disk::new(size, copies)?)?;
+    if format == Format::Json {
+        print_json(&Info::read(dir, name)?)?;
+    }
+    Ok(())
+}
+
+fn list(dir: &Path, format: Format) -> Result<()> {
+    let disks = record::names(dir)?.iter().map(|name| Info::read(dir, name)).collect::<Result<Vec<Info>>>()?;
+    if format == Format::Json {
+        return Ok(print_json(&disks)?);
+    }
+    let mut table = Table::new(&[
+        ("NAME", Side::Left),
+        ("SIZE", Side::Right),
+        ("COPIES", Side::Right),
+        ("USED", Side::Right),
+        ("SHORT", Side::Right),
+        ("LOST", Side::Right),
+        ("EXPORTED", Side::Left),
+    ]);
+    for disk in disks {
+        table.row(vec![
+            disk.name,
+            format_size(disk.size_bytes),
+            disk.copies.to_string(),
+            format_size(disk.used_bytes),
+            format_size(disk.short_bytes),
+            format_size(disk.lost_bytes),
+            if disk.exported { "yes" } else { "no" }.into(),
+        ]);
+    }
+    Ok(table.print()?)
+}
+
+fn show(dir: &Path, name: &str, format: Format) -> Result<()> {
+    let disk = Info::read(dir, name)?;
+    if format == Format::Json {
+        return Ok(print_json(&disk)?);
+    }
+    let exported = if disk.exported { "yes, on this machine" } else { "not on this machine" };
+    print_text(&format!(
+        "name       {}\nsize       {}\ncopies     {}\nused       {}\nshort      {}   has fewer copies than it should\n\
+         lost       {}   gone with its servers\nexported   {exported}\nowners     {}   so far\nspace      {}\n",
+        disk.name,
+        format_size(disk.size_bytes),
+        disk.copies,
+        format_size(disk.used_bytes),
+        format_size(disk.short_bytes),
+        format_size(disk.lost_bytes),
+        disk.generation,
+        disk.space
+    ))?;
+    Ok(())
+}

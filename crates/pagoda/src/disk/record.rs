@@ -1,0 +1,155 @@
+//! What is remembered of a disk: a small file, and a lock that its exporter holds.
+
+use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use rmap::client::SPACE_SLABS_MAX;
+use rmap::crypto::{Entropy, SystemEntropy};
+use rmap::servers::parse_key;
+use rmap::units::{PAGE_SIZE, SLAB_PAGES, SpaceId};
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use crate::exit::{NoSuchDisk, UsageError};
+use crate::pool::store;
+use crate::units::format_size;
+
+/// Largest disk: the slabs that a space may have.
+pub const SIZE_MAX: u64 = SPACE_SLABS_MAX as u64 * SLAB_PAGES as u64 * PAGE_SIZE as u64;
+const NAME_MAX: usize = 64;
+
+/// A disk. Its key is what makes its pages readable.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Disk {
+    /// Hexadecimal; the space of the pool.
+    pub space: String,
+    pub size_bytes: u64,
+    pub copies: usize,
+    key: String,
+}
+
+impl Disk {
+    pub fn new(size_bytes: u64, copies: usize) -> Result<Disk, UsageError> {
+        if size_bytes == 0 || !size_bytes.is_multiple_of(PAGE_SIZE as u64) || size_bytes > SIZE_MAX {
+            let most = format_size(SIZE_MAX);
+            return Err(UsageError(format!(
+                "a disk of {size_bytes} bytes: give a multiple of {PAGE_SIZE}, at most {most}"
+            )));
+        }
+        let space = format!("{:016x}", SystemEntropy::default().next_u64());
+        Ok(Disk { space, size_bytes, copies, key: store::hex(&store::random_key()) })
+    }
+
+    pub fn space(&self) -> Result<SpaceId> {
+        Ok(SpaceId(u64::from_str_radix(&self.space, 16).context("the disk's space is not hexadecimal")?))
+    }
+
+    pub fn key(&self) -> Result<[u8; rmap::crypto::KEY_SIZE]> {
+        Ok(parse_key(&self.key).context("the disk's key is not 64 hexadecimal digits")?.0)
+    }
+}
+
+fn disks(dir: &Path) -> PathBuf {
+    dir.join("disks")
+}
+
+fn path(dir: &Path, name: &str) -> PathBuf {
+    disks(dir).join(format!("{name}.toml"))
+}
+
+/// Names are parts of paths and of NBD's addresses.
+fn check_name(name: &str) -> Result<(), UsageError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.is_empty() || name.len() > NAME_MAX || name.starts_with(['.', '-']) || !name.chars().all(plain) {
+        return Err(UsageError(format!(
+            "{name:?} is no name of a disk: 1 to {NAME_MAX} letters, digits, `-`, `_` and `.`, no `.` or `-` in front"
+        )));
+    }
+    Ok(())
+}
+
+pub fn create(dir: &Path, name: &str, disk: &Disk) -> Result<()> {
+    check_name(name)?;
+    store::make_dir(&disks(dir))?;
+    let text = toml::to_string(disk).context("write the disk's record")?;
+    if !store::create_secret(&path(dir, name), &text)? {
+        bail!("there is a disk {name} already: give another name, or `pagoda disk rm {name}`");
+    }
+    Ok(())
+}
+
+pub fn read(dir: &Path, name: &str) -> Result<Disk> {
+    check_name(name)?;
+    let path = path(dir, name);
+    let text = store::read_secret(&path)?.ok_or_else(|| NoSuchDisk(name.to_owned()))?;
+    let disk: Disk = toml::from_str(&text).with_context(|| format!("read {}", path.display()))?;
+    // The file may have been edited: the size decides where the disk ends.
+    Disk::new(disk.size_bytes, disk.copies).with_context(|| format!("read {}", path.display()))?;
+    Ok(disk)
+}
+
+/// Forgets a disk; its lock is held.
+pub fn remove(dir: &Path, name: &str) -> Result<()> {
+    let path = path(dir, name);
+    std::fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
+    let lock = path.with_extension("lock");
+    std::fs::remove_file(&lock).with_context(|| format!("remove {}", lock.display()))
+}
+
+/// Names of all disks, in order.
+pub fn names(dir: &Path) -> Result<Vec<String>> {
+    let dir = disks(dir);
+    let entries = match std::fs::read_dir(&dir) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.with_context(|| format!("list {}", dir.display()))?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let name = entry.with_context(|| format!("list {}", dir.display()))?.file_name();
+        let name = name.to_str().and_then(|name| name.strip_suffix(".toml"));
+        names.extend(name.filter(|name| check_name(name).is_ok()).map(str::to_owned));
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// The right to export a disk on this machine; ends with the process.
+pub fn lock_file(dir: &Path, name: &str) -> Result<File> {
+    let path = path(dir, name).with_extension("lock");
+    let open = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+    open.with_context(|| format!("open {}", path.display()))
+}
+
+/// Takes the lock if nobody has it.
+pub fn try_lock(file: &File) -> Result<bool> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error).context("lock the disk"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_sizes_are_checked() {
+        for name in ["a", "scratch-1", "db.old", "A_b"] {
+            assert!(check_name(name).is_ok(), "{name}");
+        }
+        for name in ["", ".a", "-a", "a/b", "a b", "..", "\u{e4}", &"a".repeat(65)] {
+            assert!(check_name(name).is_err(), "{name}");
+        }
+        for size in [0, 1, 4095, 4097, SIZE_MAX + 4096] {
+            assert!(Disk::new(size, 1).is_err(), "{size}");
+        }
+        for size in [4096, SIZE_MAX] {
+            assert!(Disk::new(size, 1).is_ok(), "{size}");
+        }
+    }
+}

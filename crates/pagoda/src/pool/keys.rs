@@ -1,0 +1,71 @@
+//! `pagoda pool key`.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use rmap::server::ADMITTED_MAX;
+use rmap::servers::parse_key;
+use serde::Serialize;
+
+use super::store::{self, Admitted};
+use crate::exit::UsageError;
+use crate::output::{Side, Table, print_json, print_text};
+use crate::show::Format;
+
+#[derive(Debug, Serialize)]
+struct KeyRow {
+    public_key: String,
+    name: String,
+    /// Whether it is this machine's.
+    own: bool,
+}
+
+pub fn init(dir: &Path, format: Format) -> Result<()> {
+    store::make_dir(dir)?;
+    for name in ["pool.key", "node.key"] {
+        // What is there stays: another key would cut this machine off.
+        if !dir.join(name).exists() {
+            store::create_secret(&dir.join(name), &(store::hex(&store::random_key()) + "\n"))?;
+        }
+    }
+    let (own, _) = store::identity(dir)?;
+    let public_key = format!("{:?}", own.public());
+    match format {
+        Format::Json => print_json(&KeyRow { public_key, name: "-".into(), own: true })?,
+        Format::Text => print_text(&format!(
+            "Public key of this machine: {public_key}\nOn each server: pagoda pool key add {public_key}\n"
+        ))?,
+    }
+    Ok(())
+}
+
+pub fn add(dir: &Path, key: &str, name: &str) -> Result<()> {
+    let key =
+        parse_key(key).ok_or_else(|| UsageError(format!("{key:?} is not a public key: give 64 hexadecimal digits")))?;
+    let plain = |c: char| c.is_ascii_graphic() && c != '#';
+    if name.is_empty() || name.len() > 64 || !name.chars().all(plain) {
+        return Err(UsageError(format!("{name:?} is no name: at most 64 letters, digits and signs, no blanks")).into());
+    }
+    ensure!(dir.is_dir(), "{} is not there: run `pagoda pool key init` first", dir.display());
+    let _lock = store::lock(dir)?;
+    let mut clients = store::admitted(dir)?;
+    if let Some(same) = clients.iter().find(|client| client.key == key) {
+        anyhow::bail!("{key:?} is admitted already, as {}", same.name);
+    }
+    ensure!(clients.len() < ADMITTED_MAX, "{ADMITTED_MAX} clients are admitted: a server takes no more");
+    clients.push(Admitted { key, name: name.to_owned() });
+    store::set_admitted(dir, &clients).context("admit the client")
+}
+
+pub fn list(dir: &Path, format: Format) -> Result<()> {
+    let (own, _) = store::identity(dir)?;
+    let mut rows = vec![KeyRow { public_key: format!("{:?}", own.public()), name: "this machine".into(), own: true }];
+    let clients = store::admitted(dir)?;
+    rows.extend(clients.into_iter().map(|c| KeyRow { public_key: format!("{:?}", c.key), name: c.name, own: false }));
+    if format == Format::Json {
+        return Ok(print_json(&rows)?);
+    }
+    let mut table = Table::new(&[("PUBLIC KEY", Side::Left), ("NAME", Side::Left)]);
+    rows.into_iter().for_each(|row| table.row(vec![row.public_key, row.name]));
+    Ok(table.print()?)
+}

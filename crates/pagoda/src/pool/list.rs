@@ -1,0 +1,95 @@
+//! `pagoda pool ls`.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use rmap::client::Reach;
+use rmap::udp::Wait;
+use rmap::units::{SEALED_SIZE, SLAB_PAGES};
+use rmap::wire::message::Pressure;
+use serde::Serialize;
+
+use super::{connect, store};
+use crate::output::{Side, Table, print_json};
+use crate::show::Format;
+use crate::units::format_size;
+
+/// A server that has not answered by then is shown as silent.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// After the handshake, what the server has free comes with its next answers.
+const LOAD_AFTER: Duration = Duration::from_millis(50);
+
+#[derive(Debug, Serialize)]
+struct Row {
+    id: u32,
+    address: String,
+    zone: u32,
+    /// `up` or `silent`.
+    state: &'static str,
+    pressure: Option<&'static str>,
+    free_bytes: Option<u64>,
+    round_trip_us: Option<f64>,
+}
+
+pub fn run(dir: &Path, format: Format) -> Result<()> {
+    let servers = store::servers(dir)?;
+    let mut client = connect::client(dir, &servers, store::registry(dir)?, Wait::BLOCK, connect::UNHURRIED)?;
+    let mut up_at = None;
+    connect::converse(&mut client, PATIENCE, |client| {
+        let now = Instant::now();
+        connect::all_up(client) && now - *up_at.get_or_insert(now) >= LOAD_AFTER
+    })?;
+    let rows: Vec<Row> = servers
+        .iter()
+        .zip(client.client.servers())
+        .map(|(server, view)| {
+            let up = view.reach == Reach::Up;
+            Row {
+                id: server.id.0,
+                address: server.addr.to_string(),
+                zone: server.zone,
+                state: if up { "up" } else { "silent" },
+                pressure: up.then(|| pressure(view.pressure)),
+                free_bytes: up.then(|| u64::from(view.free_slabs) * u64::from(SLAB_PAGES) * 4096),
+                round_trip_us: up.then(|| view.round_trip.as_secs_f64() * 1e6),
+            }
+        })
+        .collect();
+    if format == Format::Json {
+        return Ok(print_json(&rows)?);
+    }
+    let mut table = Table::new(&[
+        ("SERVER", Side::Right),
+        ("ADDRESS", Side::Left),
+        ("ZONE", Side::Right),
+        ("STATE", Side::Left),
+        ("PRESSURE", Side::Left),
+        ("FREE", Side::Right),
+        ("RTT us", Side::Right),
+    ]);
+    for row in rows {
+        table.row(vec![
+            row.id.to_string(),
+            row.address,
+            row.zone.to_string(),
+            row.state.into(),
+            row.pressure.unwrap_or("-").into(),
+            row.free_bytes.map_or("-".into(), format_size),
+            row.round_trip_us.map_or("-".into(), |us| format!("{us:.0}")),
+        ]);
+    }
+    Ok(table.print()?)
+}
+
+fn pressure(pressure: Pressure) -> &'static str {
+    match pressure {
+        Pressure::None => "none",
+        Pressure::Yellow => "yellow",
+        Pressure::Orange => "orange",
+        Pressure::Red => "red",
+    }
+}
+
+/// What a slab takes at a server: its sealed pages, and their versions.
+pub const SLAB_BYTES: u64 = SLAB_PAGES as u64 * (SEALED_SIZE as u64 + 8);

@@ -1,0 +1,142 @@
+//! `pagoda pool`: memory that machines lend each other. No daemon takes part.
+
+pub mod connect;
+mod keys;
+mod list;
+mod serve;
+pub mod store;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+use crate::show::Format;
+use crate::units::parse_size;
+
+/// Where keys, the list of servers, the registry and disks are.
+#[derive(Debug, Args)]
+pub struct Dir {
+    /// Directory of keys, servers, registry and disks
+    #[arg(long, value_name = "DIR", env = "PAGODA_POOL_DIR", default_value = "/var/lib/pagoda/pool")]
+    pub dir: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Pool {
+    Serve(Serve),
+    /// List the servers and what they have free
+    ///
+    /// The servers are those in the file `servers` of the pool's directory, a line for each: its number, address,
+    /// public key, and zone (servers in different zones do not fail together). `pagoda pool serve` prints its line.
+    Ls {
+        #[command(flatten)]
+        dir: Dir,
+    },
+    /// Keys of this machine and of those that may use its memory
+    #[command(subcommand)]
+    Key(Key),
+}
+
+/// Lend memory of this machine, until the signal TERM
+///
+/// The memory is taken and locked before anything else. Clients whose keys were added with `pagoda pool key add` may
+/// use it, at once. On TERM, clients are asked to move what they have here to other servers; when nothing is left, or
+/// the time is over, or at a second TERM, it ends, and what is left is gone.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  pagoda pool key init
+  pagoda pool key add 5c1f0f...e2 --name host7
+  pagoda pool serve --size 32G --listen 10.0.0.5
+  systemctl enable --now pagoda-pool          the same, with options in /etc/default/pagoda-pool")]
+pub struct Serve {
+    #[command(flatten)]
+    pub dir: Dir,
+    /// Memory to lend, such as 32G; 64 MiB of pages take 64.4 MiB
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub size: u64,
+    /// Address to serve at; the port is 7070 unless given
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = listen_addr)]
+    pub listen: SocketAddr,
+    /// Number of this server, different from all others of the pool
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub id: u32,
+    /// After TERM, wait so long for clients to move their pages
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub drain: u64,
+    /// Look for requests so long before sleeping; 0 saves CPU, and costs some microseconds a request
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
+    #[arg(value_parser = clap::value_parser!(u64).range(..=SPIN_US_MAX))]
+    pub spin: u64,
+}
+
+/// A spin longer than this is a mistake: it would burn a core for nothing.
+pub const SPIN_US_MAX: u64 = 10_000;
+/// Where servers listen, unless told otherwise.
+const PORT: u16 = 7070;
+
+#[derive(Debug, Subcommand)]
+pub enum Key {
+    /// Make this machine's key and the pool's, where they are missing
+    ///
+    /// All machines of a pool have the same pool key: copy the file `pool.key` from the first machine into the
+    /// directory of each other one before this command is run there.
+    Init {
+        #[command(flatten)]
+        dir: Dir,
+    },
+    /// Let a machine use the memory that is lent here
+    ///
+    /// A server that runs takes it up within a second.
+    Add {
+        #[command(flatten)]
+        dir: Dir,
+        /// Its public key, as `pagoda pool key ls` shows it there
+        #[arg(value_name = "PUBLIC-KEY")]
+        key: String,
+        /// Its name, for people
+        #[arg(long, default_value = "-")]
+        name: String,
+    },
+    /// Show the public keys: this machine's, and those that may use its memory
+    Ls {
+        #[command(flatten)]
+        dir: Dir,
+    },
+}
+
+pub fn run(command: Pool, format: Format) -> Result<()> {
+    match command {
+        Pool::Serve(options) => serve::run(&options, format),
+        Pool::Ls { dir } => list::run(&dir.dir, format),
+        Pool::Key(Key::Init { dir }) => keys::init(&dir.dir, format),
+        Pool::Key(Key::Add { dir, key, name }) => keys::add(&dir.dir, &key, &name),
+        Pool::Key(Key::Ls { dir }) => keys::list(&dir.dir, format),
+    }
+}
+
+fn listen_addr(text: &str) -> Result<SocketAddr, String> {
+    let with_port = text.parse::<SocketAddr>();
+    with_port.or_else(|_| text.parse().map(|ip| SocketAddr::new(ip, PORT))).map_err(|_| {
+        format!("{text:?} is not an address of this machine; write 10.0.0.5, 10.0.0.5:7070 or [fd00::5]:7070")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_have_a_port_by_default() {
+        let check = |text: &str, expected: Option<&str>| {
+            assert_eq!(listen_addr(text).ok(), expected.map(|addr| addr.parse().unwrap()), "{text}");
+        };
+        check("10.0.0.5", Some("10.0.0.5:7070"));
+        check("10.0.0.5:9", Some("10.0.0.5:9"));
+        check("fd00::5", Some("[fd00::5]:7070"));
+        check("[fd00::5]:9", Some("[fd00::5]:9"));
+        check("host", None);
+    }
+}

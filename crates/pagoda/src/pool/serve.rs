@@ -1,0 +1,174 @@
+//! `pagoda pool serve`.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result, ensure};
+use rmap::crypto::{Entropy, PublicKey, SystemEntropy};
+use rmap::server::{Server, ServerConfig};
+use rmap::udp::{Port, Wait, serve_and};
+use rmap::units::{BootEpoch, ServerId, SlabSize};
+use rmap::wire::message::Pressure;
+use rustix::mm::{MlockAllFlags, mlockall};
+use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use super::list::SLAB_BYTES;
+use super::{Serve, store};
+use crate::exit::UsageError;
+use crate::output::{print_json_line, print_text};
+use crate::show::Format;
+use crate::units::format_size;
+
+/// What the machine keeps for itself.
+const HEADROOM_BYTES: u64 = 256 << 20;
+
+#[derive(Debug, Serialize)]
+struct Serving {
+    listen: String,
+    bytes: u64,
+    public_key: String,
+    /// For the file `servers` of the clients.
+    line: String,
+}
+
+pub fn run(options: &Serve, format: Format) -> Result<()> {
+    let dir = &options.dir.dir;
+    let (keys, pool) = store::identity(dir)?;
+    let slabs = options.size / SLAB_BYTES;
+    if slabs == 0 {
+        let least = format_size(SLAB_BYTES.next_multiple_of(1 << 20));
+        return Err(UsageError(format!("--size {}: at least {least}", format_size(options.size))).into());
+    }
+    let available = available_bytes()?;
+    ensure!(
+        options.size + HEADROOM_BYTES <= available,
+        "--size {}: this machine has {} available, and needs {} of that itself; give less",
+        format_size(options.size),
+        format_size(available),
+        format_size(HEADROOM_BYTES)
+    );
+    let mut admitted = Admissions::read(dir)?;
+    let mut port = Port::bind(options.listen).with_context(|| format!("listen on {}", options.listen))?;
+    let addr = port.local_addr().context("the socket's address")?;
+    // Before the slabs are made: what is lent is in memory and stays there, or is not lent.
+    mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE)
+        .context("lock memory: run as root, or raise the limit (ulimit -l, LimitMEMLOCK=)")?;
+    let public = keys.public();
+    let config = ServerConfig {
+        id: ServerId(options.id),
+        keys,
+        pool,
+        admitted: std::mem::take(&mut admitted.keys),
+        slabs: slabs as usize,
+        slab_size: SlabSize::default(),
+        quota: u32::MAX,
+        epoch: BootEpoch(SystemEntropy::default().next_u64()),
+    };
+    let mut server = Server::new(config, Box::new(SystemEntropy::default()))?;
+    let signals = Signals::new()?;
+    let line = format!("{} {addr} {public:?} 0", options.id);
+    match format {
+        Format::Json => print_json_line(&Serving {
+            listen: addr.to_string(),
+            bytes: slabs * SLAB_BYTES,
+            public_key: format!("{public:?}"),
+            line,
+        })?,
+        Format::Text => print_text(&format!(
+            "Lending {} on {addr}. For the file `servers` of each client (the last number is the zone):\n{line}\n",
+            format_size(slabs * SLAB_BYTES)
+        ))?,
+    }
+    let wait = Wait { spin: Duration::from_micros(options.spin) };
+    let mut drain = Drain { patience: Duration::from_secs(options.drain), since: None };
+    serve_and(&mut server, &mut port, wait, &signals.stop, |server| {
+        admitted.follow(server);
+        drain.follow(server, &signals);
+    })
+    .context("serve")
+}
+
+/// Signals to end: the first asks, the second does.
+struct Signals {
+    asked: Arc<AtomicBool>,
+    stop: AtomicBool,
+}
+
+impl Signals {
+    fn new() -> Result<Signals> {
+        let asked = Arc::new(AtomicBool::new(false));
+        for signal in [SIGTERM, SIGINT] {
+            // In this order, so that the first signal finds the flag unset.
+            signal_hook::flag::register_conditional_shutdown(signal, 0, Arc::clone(&asked))
+                .context("handle signals")?;
+            signal_hook::flag::register(signal, Arc::clone(&asked)).context("handle signals")?;
+        }
+        Ok(Signals { asked, stop: AtomicBool::new(false) })
+    }
+}
+
+/// The wait for clients to move their pages away.
+struct Drain {
+    patience: Duration,
+    since: Option<Instant>,
+}
+
+impl Drain {
+    fn follow(&mut self, server: &mut Server, signals: &Signals) {
+        if !signals.asked.load(Ordering::Relaxed) {
+            return;
+        }
+        let since = *self.since.get_or_insert_with(|| {
+            server.set_pressure(Pressure::Orange);
+            if !server.is_drained() {
+                eprintln!("pagoda: waiting up to {:?} for clients to move their pages away", self.patience);
+            }
+            Instant::now()
+        });
+        if server.is_drained() || since.elapsed() >= self.patience {
+            signals.stop.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The admitted clients, read again when their file changes.
+struct Admissions {
+    dir: std::path::PathBuf,
+    keys: Vec<PublicKey>,
+    read_at: Option<SystemTime>,
+}
+
+impl Admissions {
+    fn read(dir: &Path) -> Result<Admissions> {
+        let mut admissions = Admissions { dir: dir.to_owned(), keys: Vec::new(), read_at: None };
+        admissions.keys = admissions.changed()?.unwrap_or_default();
+        Ok(admissions)
+    }
+
+    /// The list, if its file is another one than before. A list is replaced as a whole, never changed in place.
+    fn changed(&mut self) -> Result<Option<Vec<PublicKey>>> {
+        let modified = std::fs::metadata(store::admitted_path(&self.dir)).and_then(|file| file.modified()).ok();
+        if modified == self.read_at {
+            return Ok(None);
+        }
+        self.read_at = modified;
+        Ok(Some(store::admitted(&self.dir)?.into_iter().map(|client| client.key).collect()))
+    }
+
+    fn follow(&mut self, server: &mut Server) {
+        let result = self.changed().and_then(|keys| Ok(keys.map_or(Ok(()), |keys| server.admit(keys))?));
+        if let Err(error) = result {
+            eprintln!("pagoda: {error:#}; the clients admitted before stay");
+        }
+    }
+}
+
+fn available_bytes() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").context("read /proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    Ok(kib.context("read MemAvailable in /proc/meminfo")? * 1024)
+}

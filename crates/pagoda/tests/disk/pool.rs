@@ -1,0 +1,153 @@
+//! Servers, disks and their exporters: the program itself, as processes on the loopback.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// A server's memory: three slabs of 64 MiB.
+const SERVER_SIZE: &str = "200M";
+
+/// A pool's directory, with servers.
+pub struct Pool {
+    pub dir: PathBuf,
+    servers: Vec<Option<Running>>,
+}
+
+/// Something that runs in the foreground, with what it says.
+pub struct Running {
+    child: Child,
+    said: BufReader<ChildStdout>,
+    /// The line that it is ready with.
+    pub ready: Value,
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs a tool that must succeed. Its output.
+pub fn tool(program: &str, words: &[&str]) -> String {
+    let output = Command::new(program).args(words).output();
+    let output = output.unwrap_or_else(|error| panic!("{program}: {error}; scripts/install-deps.sh test installs it"));
+    assert!(output.status.success(), "{program} {words:?}: {}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn pagoda(dir: &Path, words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagoda"));
+    command.args(words).env("PAGODA_POOL_DIR", dir);
+    command
+}
+
+impl Running {
+    fn start(dir: &Path, words: &[&str]) -> Running {
+        let mut child = pagoda(dir, words).arg("--json").stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        let ready = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{words:?} is not ready: {line:?}"));
+        Running { child, said, ready }
+    }
+
+    pub fn uri(&self) -> String {
+        self.ready["uri"].as_str().unwrap().to_owned()
+    }
+
+    /// Asks it to end; its status.
+    pub fn stop(mut self) -> Option<i32> {
+        tool("kill", &["-TERM", &self.child.id().to_string()]);
+        self.wait()
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self) -> Option<i32> {
+        let mut rest = String::new();
+        self.said.read_to_string(&mut rest).unwrap();
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Pool {
+    /// A pool of so many servers, each in a zone of its own.
+    pub fn start(name: &str, servers: u32) -> Pool {
+        let dir = std::env::temp_dir().join(format!("pagoda-disk-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        let mut pool = Pool { dir, servers: Vec::new() };
+        let key = pool.json(&["pool", "key", "init"]);
+        pool.run(&["pool", "key", "add", key["public_key"].as_str().unwrap(), "--name", "self"]);
+        let mut list = String::new();
+        for id in 1..=servers {
+            let id = id.to_string();
+            let words = ["pool", "serve", "--size", SERVER_SIZE, "--listen", "127.0.0.1:0", "--id", &id, "--spin", "0"];
+            let server = Running::start(&pool.dir, &words);
+            let line = server.ready["line"].as_str().unwrap();
+            // All run on this machine; what they are told is that they fail apart.
+            list += &format!("{}{id}\n", line.strip_suffix('0').unwrap());
+            pool.servers.push(Some(server));
+        }
+        std::fs::write(pool.dir.join("servers"), list).unwrap();
+        pool
+    }
+
+    /// Ends a server as a crash would.
+    pub fn kill_server(&mut self, place: usize) {
+        drop(self.servers[place].take());
+    }
+
+    pub fn output(&self, words: &[&str]) -> Output {
+        pagoda(&self.dir, words).output().unwrap()
+    }
+
+    /// Runs a command that must succeed. Its output.
+    pub fn run(&self, words: &[&str]) -> String {
+        let output = self.output(words);
+        assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    pub fn json(&self, words: &[&str]) -> Value {
+        serde_json::from_str(&self.run(&[words, &["--json"]].concat())).unwrap()
+    }
+
+    /// Runs a command that must fail with `status`, and say `what`.
+    pub fn fails(&self, words: &[&str], status: i32, what: &str) {
+        let output = self.output(words);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{words:?}: {said}");
+        assert!(said.contains(what), "{words:?} says {said:?}, not {what:?}");
+    }
+
+    pub fn socket(&self, name: &str) -> String {
+        self.dir.join(format!("{name}.sock")).to_str().unwrap().to_owned()
+    }
+
+    pub fn export(&self, name: &str, more: &[&str]) -> Running {
+        self.export_at(name, &self.socket(name), more)
+    }
+
+    pub fn export_at(&self, name: &str, socket: &str, more: &[&str]) -> Running {
+        // A busy machine pauses processes: what is tested is that nothing gets lost, not how fast a death is noticed.
+        let words = ["disk", "export", name, "--nbd", socket, "--spin", "0", "--fail-after", "3000"];
+        Running::start(&self.dir, &[&words, more].concat())
+    }
+
+    pub fn file(&self, name: &str) -> String {
+        self.dir.join(name).to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.servers.clear();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}

@@ -1,0 +1,504 @@
+//! Requests become pieces of one page each, pieces become reads and writes of pages.
+//!
+//! Owns which pages are being written. A page is *held* from the beginning of a write to it, or of the read that a write of
+//! a part of it needs first, until the write is answered. No other write to a held page begins, so neighbours in a page
+//! never undo each other, and what was acknowledged is never overwritten by what was read before. Reads hold nothing: they
+//! may see a page before or after a write that is under way, as the protocol allows, never a mixture of both.
+//!
+//! Sans-I/O, like everything around it: [`Pages`] is the client of the pool, or a model of it in tests.
+
+use std::collections::{HashSet, VecDeque};
+
+use super::wire::Errno;
+use crate::client::{Event, Failure, OPS_MAX, PageRun, Refused, Token};
+use crate::units::{PAGE_SIZE, Page, PageNo};
+
+/// Pieces under way: as many as a client has operations.
+const PIECES_MAX: usize = OPS_MAX;
+/// Neither WRITE nor everything else may have all of them, or the one would wait for the other.
+const PIECES_RESERVED: usize = PIECES_MAX / 4;
+/// Pieces that a request begins before the next one has its turn.
+const PIECES_A_TURN: usize = 16;
+/// Steps over holes that a request takes before the next one has its turn: each may be a slab or a page.
+const HOLES_A_TURN: usize = 1024;
+/// A request's buffer is kept for the next one up to this size.
+const BUFFER_KEPT_MAX: usize = 256 << 10;
+
+const ZERO_PAGE: Page = [0; PAGE_SIZE];
+
+/// Where pages are. Results come later, by token.
+pub trait Pages {
+    /// # Errors
+    /// Nothing was begun.
+    fn read(&mut self, page: PageNo, token: Token) -> Result<(), Refused>;
+    /// # Errors
+    /// Nothing was begun.
+    fn write(&mut self, page: PageNo, content: &Page, token: Token) -> Result<(), Refused>;
+    /// Makes a page zero.
+    ///
+    /// # Errors
+    /// Nothing was begun.
+    fn trim(&mut self, page: PageNo, token: Token) -> Result<(), Refused>;
+    /// How many pages from `page` on, at most `max`, are alike in being holes or not.
+    fn run(&self, page: PageNo, max: u64) -> PageRun;
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Read,
+    Write,
+    /// Whole pages become holes, or pages of zeros; parts of pages become zeros.
+    Zero {
+        holes: bool,
+    },
+    /// Whole pages become holes; parts of pages stay.
+    Trim,
+}
+
+/// A request with all that is known of it.
+#[derive(Debug)]
+pub struct Request {
+    /// The connection, as long as it is there.
+    owner: Option<usize>,
+    pub cookie: u64,
+    pub kind: Kind,
+    pub error: Option<Errno>,
+    /// What was read.
+    pub data: Vec<u8>,
+    begin: u64,
+    /// Where the next piece begins.
+    next: u64,
+    end: u64,
+    pieces: usize,
+}
+
+impl Request {
+    /// Where it begins on the disk, in bytes.
+    pub fn offset(&self) -> u64 {
+        self.begin
+    }
+
+    fn is_over(&self) -> bool {
+        self.next == self.end && self.pieces == 0
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Free,
+    Read,
+    /// The page is read because a part of it is written.
+    Fetch,
+    /// Old and new are put together and wait for room to be written.
+    Merged,
+    Write,
+}
+
+#[derive(Debug)]
+struct Piece {
+    step: Step,
+    request: usize,
+    page: PageNo,
+    /// The part of the page that is meant.
+    start: usize,
+    end: usize,
+    /// Whether it belongs to a WRITE.
+    of_write: bool,
+    /// For a part of a page: the new content, and after the read all of it.
+    content: Box<Page>,
+}
+
+/// The requests to one disk.
+#[derive(Debug)]
+pub struct Disk {
+    size: u64,
+    requests: Vec<Request>,
+    free_requests: Vec<usize>,
+    pieces: Vec<Piece>,
+    free_pieces: Vec<usize>,
+    write_pieces: usize,
+    held: HashSet<u64>,
+    /// Requests but WRITE that have pieces to begin.
+    running: VecDeque<usize>,
+    merged: VecDeque<usize>,
+    done: VecDeque<usize>,
+    is_fenced: bool,
+}
+
+/// Why a piece did not begin.
+enum Later {
+    /// The page is held, or there is no room.
+    Wait,
+    Failed(Errno),
+}
+
+impl Disk {
+    /// `size` in bytes, a multiple of the page's.
+    pub fn new(size: u64) -> Disk {
+        let piece = |_| Piece {
+            step: Step::Free,
+            request: 0,
+            page: PageNo(0),
+            start: 0,
+            end: 0,
+            of_write: false,
+            content: Box::new(ZERO_PAGE),
+        };
+        Disk {
+            size,
+            requests: Vec::new(),
+            free_requests: Vec::new(),
+            pieces: (0..PIECES_MAX).map(piece).collect(),
+            free_pieces: (0..PIECES_MAX).rev().collect(),
+            write_pieces: 0,
+            held: HashSet::with_capacity(2 * PIECES_MAX),
+            running: VecDeque::with_capacity(PIECES_MAX),
+            merged: VecDeque::with_capacity(PIECES_MAX),
+            done: VecDeque::with_capacity(PIECES_MAX),
+            is_fenced: false,
+        }
+    }
+
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether another owner has the space.
+    pub fn is_fenced(&self) -> bool {
+        self.is_fenced
+    }
+
+    /// Begins a request of `length` bytes, at least one, that lie in the disk. The content of a WRITE comes by
+    /// [`Disk::put`].
+    pub fn begin(&mut self, owner: usize, cookie: u64, kind: Kind, offset: u64, length: u32) -> usize {
+        debug_assert!(length > 0 && offset + u64::from(length) <= self.size);
+        let id = self.free_requests.pop().unwrap_or(self.requests.len());
+        let mut data = self.requests.get_mut(id).map(|request| std::mem::take(&mut request.data)).unwrap_or_default();
+        data.clear();
+        if kind == Kind::Read {
+            data.resize(length as usize, 0);
+        }
+        let end = offset + u64::from(length);
+        let request = Request {
+            owner: Some(owner),
+            cookie,
+            kind,
+            error: None,
+            data,
+            begin: offset,
+            next: offset,
+            end,
+            pieces: 0,
+        };
+        if id == self.requests.len() {
+            self.requests.push(request);
+        } else {
+            self.requests[id] = request;
+        }
+        if kind != Kind::Write {
+            self.running.push_back(id);
+        }
+        id
+    }
+
+    /// Takes content of a WRITE, as many whole pieces as there are in `bytes` and as can begin now. Gives the bytes used.
+    pub fn put(&mut self, id: usize, bytes: &[u8], pages: &mut impl Pages) -> usize {
+        let mut used = 0;
+        loop {
+            let Request { next, end, .. } = self.requests[id];
+            let (page, start, stop) = piece_at(next, end);
+            let Some(content) = bytes.get(used..used + stop - start) else { return used };
+            if content.is_empty() {
+                return used;
+            }
+            match self.begin_write(id, page, start, content, pages) {
+                Ok(()) => {}
+                Err(Later::Wait) => return used,
+                Err(Later::Failed(error)) => self.requests[id].error = Some(error),
+            }
+            used += stop - start;
+            self.requests[id].next += (stop - start) as u64;
+            self.finish_if_over(id);
+        }
+    }
+
+    /// Whether a WRITE has all of its content.
+    pub fn has_all(&self, id: usize) -> bool {
+        self.requests[id].next == self.requests[id].end
+    }
+
+    /// Begins what can begin now.
+    pub fn run(&mut self, pages: &mut impl Pages) {
+        for _ in 0..self.merged.len() {
+            if let Some(piece) = self.merged.pop_front() {
+                self.store_merged(piece, pages);
+            }
+        }
+        for _ in 0..self.running.len() {
+            let Some(id) = self.running.pop_front() else { return };
+            self.run_request(id, pages);
+            if self.requests[id].next < self.requests[id].end {
+                self.running.push_back(id);
+            } else {
+                self.finish_if_over(id);
+            }
+        }
+    }
+
+    fn run_request(&mut self, id: usize, pages: &mut impl Pages) {
+        let (mut begun, mut holes) = (0, 0);
+        while begun < PIECES_A_TURN && holes < HOLES_A_TURN {
+            let Request { next, end, kind, .. } = self.requests[id];
+            if next == end {
+                return;
+            }
+            let (page, start, stop) = piece_at(next, end);
+            let whole = stop - start == PAGE_SIZE;
+            if let Some(length) = self.skips(kind, page, (next, end), pages) {
+                holes += 1;
+                self.requests[id].next += length;
+                continue;
+            }
+            let result = match kind {
+                Kind::Read => self.begin_read(id, page, (start, stop), pages),
+                Kind::Zero { holes: true } | Kind::Trim if whole => self.begin_trim(id, page, pages),
+                Kind::Zero { .. } | Kind::Trim | Kind::Write => {
+                    self.begin_write(id, page, start, &ZERO_PAGE[..stop - start], pages)
+                }
+            };
+            match result {
+                Ok(()) => begun += 1,
+                Err(Later::Wait) => return,
+                Err(Later::Failed(error)) => self.requests[id].error = Some(error),
+            }
+            self.requests[id].next += (stop - start) as u64;
+        }
+    }
+
+    /// The bytes from `next` on for which nothing is to be done: parts of pages that are trimmed, and what is a hole.
+    ///
+    /// A hole that is not held is zero at every copy: its last write was a trim that all have, or there was none.
+    fn skips(&self, kind: Kind, page: PageNo, (next, end): (u64, u64), pages: &impl Pages) -> Option<u64> {
+        let (_, start, stop) = piece_at(next, end);
+        if kind == Kind::Trim && stop - start < PAGE_SIZE {
+            return Some((stop - start) as u64);
+        }
+        let wants_hole = matches!(kind, Kind::Trim | Kind::Zero { holes: true });
+        if !wants_hole || self.held.contains(&page.0) {
+            return None;
+        }
+        let most = if self.held.is_empty() { (end - next).div_ceil(PAGE_SIZE as u64) } else { 1 };
+        let run = pages.run(page, most);
+        let until = (page.0 + run.pages) * PAGE_SIZE as u64;
+        run.hole.then(|| until.min(end) - next)
+    }
+
+    fn begin_read(
+        &mut self,
+        id: usize,
+        page: PageNo,
+        (start, end): (usize, usize),
+        pages: &mut impl Pages,
+    ) -> Result<(), Later> {
+        let piece = self.free_piece(false)?;
+        pages.read(page, piece as Token).map_err(later)?;
+        self.take_piece(piece, Step::Read, id, page, (start, end), false);
+        Ok(())
+    }
+
+    fn begin_trim(&mut self, id: usize, page: PageNo, pages: &mut impl Pages) -> Result<(), Later> {
+        let piece = self.free_piece(false)?;
+        if self.held.contains(&page.0) {
+            return Err(Later::Wait);
+        }
+        pages.trim(page, piece as Token).map_err(later)?;
+        self.held.insert(page.0);
+        self.take_piece(piece, Step::Write, id, page, (0, PAGE_SIZE), false);
+        Ok(())
+    }
+
+    /// Writes `content` at `start` of a page; a part of a page is read first.
+    fn begin_write(
+        &mut self,
+        id: usize,
+        page: PageNo,
+        start: usize,
+        content: &[u8],
+        pages: &mut impl Pages,
+    ) -> Result<(), Later> {
+        let of_write = self.requests[id].kind == Kind::Write;
+        let piece = self.free_piece(of_write)?;
+        if self.held.contains(&page.0) {
+            return Err(Later::Wait);
+        }
+        let end = start + content.len();
+        let step = if let Ok(whole) = <&Page>::try_from(content) {
+            pages.write(page, whole, piece as Token).map_err(later)?;
+            Step::Write
+        } else {
+            pages.read(page, piece as Token).map_err(later)?;
+            self.pieces[piece].content[start..end].copy_from_slice(content);
+            Step::Fetch
+        };
+        self.held.insert(page.0);
+        self.take_piece(piece, step, id, page, (start, end), of_write);
+        Ok(())
+    }
+
+    fn free_piece(&self, of_write: bool) -> Result<usize, Later> {
+        let others = PIECES_MAX - self.free_pieces.len() - self.write_pieces;
+        let own = if of_write { self.write_pieces } else { others };
+        let piece = self.free_pieces.last().filter(|_| own < PIECES_MAX - PIECES_RESERVED);
+        piece.copied().ok_or(Later::Wait)
+    }
+
+    /// The piece that [`Disk::free_piece`] gave.
+    fn take_piece(
+        &mut self,
+        piece: usize,
+        step: Step,
+        request: usize,
+        page: PageNo,
+        (start, end): (usize, usize),
+        of_write: bool,
+    ) {
+        self.free_pieces.pop();
+        self.write_pieces += usize::from(of_write);
+        self.requests[request].pieces += 1;
+        let taken = &mut self.pieces[piece];
+        (taken.step, taken.request, taken.page) = (step, request, page);
+        (taken.start, taken.end, taken.of_write) = (start, end, of_write);
+    }
+
+    /// A result, and for a read the page.
+    pub fn on_event(&mut self, event: Event, page: &Page, pages: &mut impl Pages) {
+        let (Event::Read { token, result } | Event::Written { token, result }) = event;
+        let id = token as usize;
+        let Some(piece) = self.pieces.get_mut(id) else { return };
+        if let Err(failure) = result {
+            self.is_fenced |= failure == Failure::Fenced;
+            return self.end_piece(id, Some(errno(failure)));
+        }
+        match piece.step {
+            Step::Read => {
+                let request = &mut self.requests[piece.request];
+                let at = (piece.page.0 * PAGE_SIZE as u64 + piece.start as u64 - request.begin) as usize;
+                request.data[at..at + piece.end - piece.start].copy_from_slice(&page[piece.start..piece.end]);
+                self.end_piece(id, None);
+            }
+            Step::Fetch => {
+                piece.content[..piece.start].copy_from_slice(&page[..piece.start]);
+                piece.content[piece.end..].copy_from_slice(&page[piece.end..]);
+                self.store_merged(id, pages);
+            }
+            Step::Write => self.end_piece(id, None),
+            Step::Free | Step::Merged => debug_assert!(false, "a result for nothing"),
+        }
+    }
+
+    fn store_merged(&mut self, id: usize, pages: &mut impl Pages) {
+        let piece = &mut self.pieces[id];
+        piece.step = Step::Merged;
+        match pages.write(piece.page, &piece.content, id as Token).map_err(later) {
+            Ok(()) => piece.step = Step::Write,
+            Err(Later::Wait) => self.merged.push_back(id),
+            Err(Later::Failed(error)) => self.end_piece(id, Some(error)),
+        }
+    }
+
+    fn end_piece(&mut self, id: usize, error: Option<Errno>) {
+        let Piece { step, request, page, of_write, .. } = self.pieces[id];
+        if step != Step::Read {
+            self.held.remove(&page.0);
+        }
+        self.pieces[id].step = Step::Free;
+        self.free_pieces.push(id);
+        self.write_pieces -= usize::from(of_write);
+        self.requests[request].pieces -= 1;
+        self.requests[request].error = self.requests[request].error.or(error);
+        self.finish_if_over(request);
+    }
+
+    fn finish_if_over(&mut self, id: usize) {
+        if !self.requests[id].is_over() {
+            return;
+        }
+        if self.requests[id].owner.is_some() {
+            self.done.push_back(id);
+        } else {
+            self.free(id);
+        }
+    }
+
+    /// The next request that is over, with its connection. It is to be given to [`Disk::free`].
+    pub fn poll_done(&mut self) -> Option<(usize, usize)> {
+        while let Some(id) = self.done.pop_front() {
+            match self.requests[id].owner {
+                Some(owner) => return Some((owner, id)),
+                None => self.free(id),
+            }
+        }
+        None
+    }
+
+    pub fn request(&self, id: usize) -> &Request {
+        &self.requests[id]
+    }
+
+    pub fn free(&mut self, id: usize) {
+        let request = &mut self.requests[id];
+        request.owner = None;
+        if request.data.capacity() > BUFFER_KEPT_MAX {
+            request.data = Vec::new();
+        }
+        self.free_requests.push(id);
+    }
+
+    /// A connection is gone. What is under way ends by itself; nothing more of it begins.
+    pub fn abandon(&mut self, owner: usize) {
+        let finished: Vec<usize> = self.done.iter().copied().collect();
+        for id in 0..self.requests.len() {
+            let request = &mut self.requests[id];
+            if request.owner != Some(owner) {
+                continue;
+            }
+            request.owner = None;
+            request.next = request.end;
+            self.running.retain(|running| *running != id);
+            if self.requests[id].pieces == 0 && !finished.contains(&id) {
+                self.free(id);
+            }
+        }
+    }
+
+    /// Whether nothing is under way.
+    pub fn is_idle(&self) -> bool {
+        self.free_pieces.len() == PIECES_MAX && self.running.is_empty() && self.done.is_empty()
+    }
+}
+
+/// The page at `next`, and the part of it that lies before `end`.
+fn piece_at(next: u64, end: u64) -> (PageNo, usize, usize) {
+    let start = (next % PAGE_SIZE as u64) as usize;
+    let length = (end - next).min((PAGE_SIZE - start) as u64) as usize;
+    (PageNo(next / PAGE_SIZE as u64), start, start + length)
+}
+
+fn later(refused: Refused) -> Later {
+    match refused {
+        Refused::Busy => Later::Wait,
+        Refused::BeyondEnd | Refused::VersionsUsedUp => Later::Failed(Errno::Io),
+    }
+}
+
+fn errno(failure: Failure) -> Errno {
+    match failure {
+        Failure::Lost | Failure::Corrupt => Errno::Io,
+        Failure::Declined => Errno::NoSpace,
+        Failure::Fenced => Errno::Shutdown,
+    }
+}
+
+#[cfg(test)]
+mod tests;

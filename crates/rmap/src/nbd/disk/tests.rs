@@ -1,0 +1,333 @@
+//! The disk against an array of bytes, over pages whose results come late and in any order.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::client::Event;
+
+const PAGES: u64 = 6;
+const SIZE: usize = PAGES as usize * PAGE_SIZE;
+
+/// Of a page; none of a hole.
+type Content = Option<Box<Page>>;
+
+/// Pages with operations that take effect, one by one, when the test says so. Writes to a page take effect in order.
+#[derive(Default)]
+struct Model {
+    pages: Vec<Content>,
+    waiting: Vec<(Token, PageNo, Option<Content>)>,
+    room: usize,
+}
+
+impl Model {
+    fn new(room: usize) -> Model {
+        Model { pages: vec![None; PAGES as usize], waiting: Vec::new(), room }
+    }
+
+    fn begin(&mut self, token: Token, page: PageNo, change: Option<Content>) -> Result<(), Refused> {
+        if self.waiting.len() >= self.room {
+            return Err(Refused::Busy);
+        }
+        let writes = self.waiting.iter().any(|(_, other, before)| *other == page && before.is_some());
+        assert!(!writes || change.is_none(), "two writes to page {} at a time", page.0);
+        self.waiting.push((token, page, change));
+        Ok(())
+    }
+
+    /// Ends one operation.
+    fn finish(&mut self, pick: usize, page: &mut Page) -> Option<Event> {
+        if self.waiting.is_empty() {
+            return None;
+        }
+        let (token, number, change) = self.waiting.remove(pick % self.waiting.len());
+        let stored = &mut self.pages[number.0 as usize];
+        match change {
+            None => {
+                *page = stored.as_deref().copied().unwrap_or(ZERO_PAGE);
+                Some(Event::Read { token, result: Ok(()) })
+            }
+            Some(content) => {
+                *stored = content;
+                Some(Event::Written { token, result: Ok(()) })
+            }
+        }
+    }
+
+    fn byte(&self, at: usize) -> u8 {
+        self.pages[at / PAGE_SIZE].as_ref().map_or(0, |page| page[at % PAGE_SIZE])
+    }
+}
+
+impl Pages for Model {
+    fn read(&mut self, page: PageNo, token: Token) -> Result<(), Refused> {
+        self.begin(token, page, None)
+    }
+
+    fn write(&mut self, page: PageNo, content: &Page, token: Token) -> Result<(), Refused> {
+        self.begin(token, page, Some(Some(Box::new(*content))))
+    }
+
+    fn trim(&mut self, page: PageNo, token: Token) -> Result<(), Refused> {
+        self.begin(token, page, Some(None))
+    }
+
+    fn run(&self, page: PageNo, max: u64) -> PageRun {
+        let hole = self.pages[page.0 as usize].is_none();
+        let alike = self.pages[page.0 as usize..].iter().take(max as usize).take_while(|p| p.is_none() == hole);
+        PageRun { pages: alike.count() as u64, hole }
+    }
+}
+
+/// What a test does.
+#[derive(Clone, Debug)]
+enum Act {
+    Begin {
+        kind: Kind,
+        offset: usize,
+        length: usize,
+        fill: u8,
+    },
+    /// Some of the content of the WRITE that is being received.
+    Feed(usize),
+    Finish(usize),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let kind = prop_oneof![
+        2 => Just(Kind::Read),
+        4 => Just(Kind::Write),
+        1 => Just(Kind::Zero { holes: true }),
+        1 => Just(Kind::Zero { holes: false }),
+        1 => Just(Kind::Trim),
+    ];
+    // Lengths around the size of a page, and a few long ones.
+    let length = prop_oneof![1_usize..200, 4000_usize..4200, 1..SIZE];
+    prop_oneof![
+        3 => (kind, 0..SIZE, length, 1_u8..).prop_map(|(kind, offset, length, fill)| {
+            Act::Begin { kind, offset, length: length.min(SIZE - offset), fill }
+        }),
+        3 => (1..9000_usize).prop_map(Act::Feed),
+        4 => any::<prop::sample::Index>().prop_map(|index| Act::Finish(index.index(64))),
+    ]
+}
+
+/// A request under way, and what each byte of it may turn out to be.
+struct Open {
+    id: usize,
+    kind: Kind,
+    offset: usize,
+    length: usize,
+    fill: u8,
+    left: usize,
+}
+
+/// What a byte may be.
+#[derive(Clone, Debug)]
+struct Byte {
+    may: Vec<u8>,
+    /// What was being written since everything was at rest. Once it is again, one of these is there.
+    written: Vec<u8>,
+}
+
+impl Byte {
+    fn check(&self, at: usize, got: u8) {
+        let Byte { may, written } = self;
+        assert!(may.contains(&got) || written.contains(&got), "byte {at} is {got}, not of {may:?} or {written:?}");
+    }
+}
+
+struct Test {
+    disk: Disk,
+    model: Model,
+    bytes: Vec<Byte>,
+    open: Vec<Open>,
+    receiving: Option<usize>,
+}
+
+impl Test {
+    fn new(room: usize) -> Test {
+        let bytes = vec![Byte { may: vec![0], written: Vec::new() }; SIZE];
+        Test { disk: Disk::new(SIZE as u64), model: Model::new(room), bytes, open: Vec::new(), receiving: None }
+    }
+
+    /// The bytes that a request changes, and to what.
+    fn changed(open: &Open) -> Option<(std::ops::Range<usize>, u8)> {
+        let (start, end) = (open.offset, open.offset + open.length);
+        match open.kind {
+            Kind::Read => None,
+            Kind::Write => Some((start..end, open.fill)),
+            Kind::Zero { .. } => Some((start..end, 0)),
+            Kind::Trim => {
+                let (first, last) = (start.next_multiple_of(PAGE_SIZE), end / PAGE_SIZE * PAGE_SIZE);
+                Some((first..last.max(first), 0))
+            }
+        }
+    }
+
+    fn act(&mut self, act: &Act) {
+        match *act {
+            Act::Begin { kind, offset, length, fill } => {
+                // One WRITE is received at a time, as on a connection.
+                if (kind == Kind::Write && self.receiving.is_some()) || self.open.len() >= 12 {
+                    return;
+                }
+                let id = self.disk.begin(0, 7, kind, offset as u64, length as u32);
+                let open = Open { id, kind, offset, length, fill, left: length };
+                if let Some((range, value)) = Test::changed(&open) {
+                    self.bytes[range].iter_mut().for_each(|byte| byte.written.push(value));
+                }
+                if kind == Kind::Write {
+                    self.receiving = Some(id);
+                }
+                self.open.push(open);
+            }
+            Act::Feed(count) => self.feed(count),
+            Act::Finish(pick) => self.finish(pick),
+        }
+        self.settle();
+    }
+
+    fn feed(&mut self, count: usize) {
+        let Some(open) = self.open.iter_mut().find(|open| Some(open.id) == self.receiving) else { return };
+        let content = vec![open.fill; count.min(open.left)];
+        open.left -= self.disk.put(open.id, &content, &mut self.model);
+        assert_eq!(self.disk.has_all(open.id), open.left == 0);
+        if open.left == 0 {
+            self.receiving = None;
+        }
+    }
+
+    fn finish(&mut self, pick: usize) {
+        let mut page = ZERO_PAGE;
+        if let Some(event) = self.model.finish(pick, &mut page) {
+            self.disk.on_event(event, &page, &mut self.model);
+        }
+    }
+
+    fn settle(&mut self) {
+        self.disk.run(&mut self.model);
+        while let Some((owner, id)) = self.disk.poll_done() {
+            assert_eq!(owner, 0);
+            let at = self.open.iter().position(|open| open.id == id).unwrap();
+            let open = self.open.swap_remove(at);
+            let request = self.disk.request(id);
+            assert_eq!(request.error, None);
+            for (at, got) in (open.offset..).zip(&request.data) {
+                self.bytes[at].check(at, *got);
+            }
+            self.disk.free(id);
+        }
+        if self.open.is_empty() {
+            for byte in self.bytes.iter_mut().filter(|byte| !byte.written.is_empty()) {
+                byte.may = std::mem::take(&mut byte.written);
+            }
+        }
+    }
+
+    /// Lets everything end.
+    fn drain(&mut self) {
+        let mut steps = 0;
+        while !self.open.is_empty() {
+            self.feed(SIZE);
+            self.finish(steps);
+            self.settle();
+            steps += 1;
+            assert!(steps < 100_000, "{} requests never end", self.open.len());
+        }
+        assert!(self.disk.is_idle());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Every byte is what was last written there, or one of the writes that ran at the same time; and neighbours in a page
+    /// never undo each other, which alternating bytes would show.
+    #[test]
+    fn bytes_are_what_was_written(acts in prop::collection::vec(act(), 1..60), room in 1_usize..20) {
+        let mut test = Test::new(room);
+        acts.iter().for_each(|act| test.act(act));
+        test.drain();
+        for (at, byte) in test.bytes.iter().enumerate() {
+            byte.check(at, test.model.byte(at));
+        }
+    }
+
+    /// Writes that do not overlap, all at once, into the same few pages: every one of them must be there in the end.
+    #[test]
+    fn neighbours_in_a_page_stay(
+        cuts in prop::collection::btree_set(1..SIZE, 1..24),
+        order in prop::collection::vec(any::<prop::sample::Index>(), 400),
+        room in 1_usize..8,
+    ) {
+        let mut test = Test::new(room);
+        let cuts: Vec<usize> = std::iter::once(0).chain(cuts).chain([SIZE]).collect();
+        let mut left: Vec<(usize, usize, u8)> =
+            cuts.windows(2).zip(1..).map(|(cut, fill)| (cut[0], cut[1] - cut[0], fill)).collect();
+        let expected = left.clone();
+        let mut picks = order.iter().cycle();
+        while !left.is_empty() || !test.open.is_empty() {
+            let pick = picks.next().unwrap();
+            if !left.is_empty() && test.receiving.is_none() {
+                let (offset, length, fill) = left.swap_remove(pick.index(left.len()));
+                test.act(&Act::Begin { kind: Kind::Write, offset, length, fill });
+                if test.receiving.is_none() {
+                    left.push((offset, length, fill));
+                }
+            }
+            test.act(&Act::Feed(SIZE));
+            test.act(&Act::Finish(pick.index(64)));
+        }
+        for (offset, length, fill) in expected {
+            let wrong = (offset..offset + length).find(|at| test.model.byte(*at) != fill);
+            prop_assert_eq!(wrong, None, "of the write at {}", offset);
+        }
+    }
+}
+
+#[test]
+fn failures_have_their_numbers_and_nothing_stays_held() {
+    for (failure, error) in [
+        (Failure::Lost, Errno::Io),
+        (Failure::Corrupt, Errno::Io),
+        (Failure::Declined, Errno::NoSpace),
+        (Failure::Fenced, Errno::Shutdown),
+    ] {
+        let (mut disk, mut model) = (Disk::new(SIZE as u64), Model::new(8));
+        // A part of a page: the read before the write fails.
+        let request = disk.begin(3, 1, Kind::Write, 10, 20);
+        assert_eq!(disk.put(request, &[1; 20], &mut model), 20);
+        let (token, _, _) = model.waiting.remove(0);
+        disk.on_event(Event::Read { token, result: Err(failure) }, &ZERO_PAGE, &mut model);
+        assert_eq!(disk.poll_done(), Some((3, request)));
+        assert_eq!(disk.request(request).error, Some(error));
+        assert_eq!(disk.is_fenced(), failure == Failure::Fenced);
+        disk.free(request);
+        assert!(disk.is_idle() && disk.held.is_empty());
+    }
+}
+
+#[test]
+fn what_a_client_left_behind_ends_by_itself() {
+    let (mut disk, mut model) = (Disk::new(SIZE as u64), Model::new(2));
+    let write = disk.begin(1, 1, Kind::Write, 0, 3 * PAGE_SIZE as u32);
+    assert_eq!(disk.put(write, &[1; PAGE_SIZE + 100], &mut model), PAGE_SIZE, "only whole pieces are begun");
+    disk.begin(1, 2, Kind::Read, 0, SIZE as u32);
+    disk.begin(2, 3, Kind::Zero { holes: false }, 0, 2 * PAGE_SIZE as u32);
+    disk.run(&mut model);
+    disk.abandon(1);
+    let mut page = ZERO_PAGE;
+    let mut done = Vec::new();
+    while !disk.is_idle() {
+        disk.run(&mut model);
+        if let Some(event) = model.finish(0, &mut page) {
+            disk.on_event(event, &page, &mut model);
+        }
+        while let Some((owner, id)) = disk.poll_done() {
+            done.push((owner, disk.request(id).cookie));
+            disk.free(id);
+        }
+    }
+    assert_eq!(done, [(2, 3)], "nobody is there to be told of the rest");
+    assert_eq!(disk.free_requests.len(), disk.requests.len());
+}

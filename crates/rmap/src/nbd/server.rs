@@ -1,0 +1,352 @@
+//! The loop: one thread, one place to wait, all connections and the pool's socket.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event as Ready, EventData, EventFlags};
+use rustix::io::Errno as Os;
+use rustix::net::{RecvFlags, SendFlags};
+use thiserror::Error;
+
+use super::connection::Connection;
+use super::disk::{Disk, Pages};
+use super::listener::Listener;
+use super::negotiation::Offer;
+use crate::client::{Client, PageRun, Refused, SpaceRef, Token};
+use crate::control::{ControlReply, ControlRequest};
+use crate::udp::{UdpClient, Wait};
+use crate::units::{Class, PAGE_SIZE, Page, PageNo, Time};
+
+/// Clients at a time: the copies of nbdcopy, QEMU's or the kernel's connections, and some to look on.
+pub const CONNECTIONS_MAX: usize = 32;
+/// A client that has not agreed on an export by then goes: it takes another's place.
+const NEGOTIATION_MAX: Duration = Duration::from_secs(60);
+/// When a space is taken over, what is left to be said is sent for so long.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// What is waited for besides clients.
+const OTHERS: usize = 3;
+const LISTENER: u64 = u64::MAX;
+const STOP: u64 = u64::MAX - 1;
+const POOL: u64 = u64::MAX - 2;
+
+/// A disk as it is exported.
+#[derive(Debug)]
+pub struct Export {
+    pub name: String,
+    pub space: SpaceRef,
+    /// In bytes, a multiple of the page's size.
+    pub size: u64,
+}
+
+/// Why a server stopped serving.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It was asked to.
+    Stopped,
+    /// Another owner has the space.
+    TakenOver,
+}
+
+/// Why a server cannot go on.
+#[derive(Debug, Error)]
+pub enum ServerError {
+    #[error("a disk of {size} bytes: give a multiple of {PAGE_SIZE} and at least that")]
+    Size { size: u64 },
+    #[error("wait for connections: {0}")]
+    Wait(io::Error),
+    #[error("the pool's socket: {0}")]
+    Pool(io::Error),
+}
+
+/// The pages of a space, now.
+struct Space<'a> {
+    client: &'a mut Client,
+    space: SpaceRef,
+    now: Time,
+}
+
+impl Pages for Space<'_> {
+    fn read(&mut self, page: PageNo, token: Token) -> Result<(), Refused> {
+        self.client.read(self.now, self.space, page, Class::Demand, token)
+    }
+
+    fn write(&mut self, page: PageNo, content: &Page, token: Token) -> Result<(), Refused> {
+        self.client.write(self.now, self.space, page, Class::Demand, content, token)
+    }
+
+    fn trim(&mut self, page: PageNo, token: Token) -> Result<(), Refused> {
+        self.client.trim(self.now, self.space, page, Class::Demand, token)
+    }
+
+    fn run(&self, page: PageNo, max: u64) -> PageRun {
+        self.client.page_run(self.space, page, max)
+    }
+}
+
+#[derive(Debug)]
+struct Peer {
+    fd: OwnedFd,
+    connection: Connection,
+    since: Instant,
+    /// What the system is asked to report.
+    watched: EventFlags,
+    readable: bool,
+    broken: bool,
+}
+
+/// Exports one disk.
+#[derive(Debug)]
+pub struct Server<C> {
+    pool: UdpClient<C>,
+    space: SpaceRef,
+    offer: Offer,
+    disk: Disk,
+    listener: Listener,
+    epoll: OwnedFd,
+    clients: Vec<Option<Peer>>,
+    page: Box<Page>,
+    wait: Wait,
+    /// Which client is looked at first.
+    turn: usize,
+}
+
+impl<C: FnMut(&ControlRequest) -> Option<ControlReply>> Server<C> {
+    /// The pool's client has attached the space; its sessions may still be beginning. `wait` is for requests and for
+    /// answers of the pool.
+    ///
+    /// # Errors
+    /// The size makes no sense, or the system has no room to wait.
+    pub fn new(pool: UdpClient<C>, export: Export, listener: Listener, wait: Wait) -> Result<Server<C>, ServerError> {
+        let Export { name, space, size } = export;
+        if size == 0 || !size.is_multiple_of(PAGE_SIZE as u64) {
+            return Err(ServerError::Size { size });
+        }
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|error| ServerError::Wait(error.into()))?;
+        watch(&epoll, &listener, LISTENER)?;
+        watch(&epoll, pool.port(), POOL)?;
+        Ok(Server {
+            pool,
+            space,
+            offer: Offer { name, size },
+            disk: Disk::new(size),
+            listener,
+            epoll,
+            clients: (0..CONNECTIONS_MAX).map(|_| None).collect(),
+            page: Box::new([0; PAGE_SIZE]),
+            wait,
+            turn: 0,
+        })
+    }
+
+    /// The pool's client, for statistics.
+    pub fn pool(&self) -> &UdpClient<C> {
+        &self.pool
+    }
+
+    pub fn listener(&self) -> &Listener {
+        &self.listener
+    }
+
+    /// Serves until `stop` becomes readable, or somebody else owns the space.
+    ///
+    /// # Errors
+    /// The pool's socket or the system's waiting is broken.
+    pub fn run(&mut self, stop: BorrowedFd<'_>) -> Result<Ended, ServerError> {
+        watch(&self.epoll, &stop, STOP)?;
+        let mut ready = Vec::with_capacity(CONNECTIONS_MAX + OTHERS);
+        loop {
+            self.work();
+            self.pool.flush();
+            if self.disk.is_fenced() {
+                self.last_words();
+                return Ok(Ended::TakenOver);
+            }
+            self.wait(&mut ready)?;
+            for event in &ready {
+                match event.data.u64() {
+                    STOP => return Ok(Ended::Stopped),
+                    LISTENER => self.accept(),
+                    POOL => drop(self.pool.turn().map_err(ServerError::Pool)?),
+                    client => self.mark_ready(client as usize, event.flags),
+                }
+            }
+        }
+    }
+
+    /// Waits for something to happen: looks for a while, then sleeps.
+    fn wait(&mut self, ready: &mut Vec<Ready>) -> Result<(), ServerError> {
+        let began = Instant::now();
+        loop {
+            let due = self.pool.expire();
+            // What came of a timeout or of the control plane is to be answered, and nothing else would wake us for it.
+            if self.pool.client.has_event() {
+                ready.clear();
+                return Ok(());
+            }
+            let now = Instant::now();
+            let spins = now - began < self.wait.spin;
+            let next = [due, self.next_deadline()].into_iter().flatten().min();
+            let left = next.map_or(Duration::from_secs(1), |next| next.saturating_duration_since(now));
+            let patience = if spins { Duration::ZERO } else { left };
+            let timeout = Timespec {
+                tv_sec: patience.as_secs().try_into().unwrap_or(i64::MAX),
+                tv_nsec: patience.subsec_nanos().into(),
+            };
+            ready.clear();
+            match epoll::wait(&self.epoll, spare_capacity(ready), Some(&timeout)) {
+                Ok(0) if spins => std::hint::spin_loop(),
+                Ok(_) | Err(Os::INTR) => {
+                    self.drop_the_slow();
+                    return Ok(());
+                }
+                Err(error) => return Err(ServerError::Wait(error.into())),
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        // Out of descriptors: the client waits in the backlog, or goes.
+        while let Ok(Some(fd)) = self.listener.accept() {
+            // One more than there are places is closed at once, which its program reports.
+            let Some(place) = self.clients.iter().position(Option::is_none) else { continue };
+            let watched = EventFlags::IN;
+            if epoll::add(&self.epoll, &fd, EventData::new_u64(place as u64), watched).is_ok() {
+                let connection = Connection::default();
+                let since = Instant::now();
+                self.clients[place] = Some(Peer { fd, connection, since, watched, readable: false, broken: false });
+            }
+        }
+    }
+
+    fn mark_ready(&mut self, place: usize, flags: EventFlags) {
+        if let Some(Some(client)) = self.clients.get_mut(place) {
+            client.readable |= flags.intersects(EventFlags::IN);
+            // Without a reader there is nobody to answer; what was sent before it closed is read first.
+            client.broken |=
+                flags.intersects(EventFlags::ERR) || (flags.intersects(EventFlags::HUP) && !client.readable);
+        }
+    }
+
+    /// Takes in results and requests and sends answers, until nothing more follows.
+    fn work(&mut self) {
+        let now = self.pool.now();
+        self.turn = (self.turn + 1) % CONNECTIONS_MAX;
+        self.clients.iter_mut().flatten().for_each(Peer::receive);
+        loop {
+            let mut pages = Space { client: &mut self.pool.client, space: self.space, now };
+            let mut any = false;
+            for step in 0..CONNECTIONS_MAX {
+                let place = (self.turn + step) % CONNECTIONS_MAX;
+                if let Some(peer) = &mut self.clients[place] {
+                    peer.connection.advance(place, &self.offer, &mut self.disk, &mut pages);
+                }
+            }
+            self.disk.run(&mut pages);
+            // After the requests: what needs no server has its result at once, and nothing would wake us for it.
+            while let Some(event) = pages.client.poll_event(&mut self.page) {
+                self.disk.on_event(event, &self.page, &mut pages);
+                any = true;
+            }
+            while let Some((owner, request)) = self.disk.poll_done() {
+                if let Some(peer) = &mut self.clients[owner] {
+                    peer.connection.answer(&self.disk, request);
+                }
+                self.disk.free(request);
+                any = true;
+            }
+            if !any {
+                break;
+            }
+        }
+        for place in 0..CONNECTIONS_MAX {
+            let Some(client) = &mut self.clients[place] else { continue };
+            client.send();
+            if client.broken || client.connection.is_over() {
+                self.hang_up(place);
+            } else {
+                client.rewatch(&self.epoll, place);
+            }
+        }
+    }
+
+    fn hang_up(&mut self, place: usize) {
+        if let Some(client) = self.clients[place].take() {
+            let _ = epoll::delete(&self.epoll, &client.fd);
+            self.disk.abandon(place);
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let negotiating = self.clients.iter().flatten().filter(|client| client.connection.is_negotiating());
+        negotiating.map(|client| client.since + NEGOTIATION_MAX).min()
+    }
+
+    fn drop_the_slow(&mut self) {
+        if self.next_deadline().is_none_or(|at| at > Instant::now()) {
+            return;
+        }
+        for place in 0..CONNECTIONS_MAX {
+            let slow = |client: &Peer| client.connection.is_negotiating() && client.since.elapsed() >= NEGOTIATION_MAX;
+            if self.clients[place].as_ref().is_some_and(slow) {
+                self.hang_up(place);
+            }
+        }
+    }
+
+    /// Tells everybody that the space is gone.
+    fn last_words(&mut self) {
+        let until = Instant::now() + LAST_WORDS;
+        loop {
+            self.work();
+            let unsaid = self.clients.iter().flatten().any(|peer| !peer.connection.output().is_empty());
+            if (!unsaid && self.disk.is_idle()) || Instant::now() >= until {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn watch(epoll: &OwnedFd, fd: &impl AsFd, data: u64) -> Result<(), ServerError> {
+    epoll::add(epoll, fd, EventData::new_u64(data), EventFlags::IN).map_err(|error| ServerError::Wait(error.into()))
+}
+
+impl Peer {
+    /// Reads what has come, once: what does not fit is reported again.
+    fn receive(&mut self) {
+        if !std::mem::take(&mut self.readable) || !self.connection.wants_input() {
+            return;
+        }
+        match rustix::net::recv(&self.fd, self.connection.room(), RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => self.broken = true,
+            Ok((_, count)) => self.connection.filled(count),
+            Err(Os::WOULDBLOCK | Os::INTR) => {}
+            Err(_) => self.broken = true,
+        }
+    }
+
+    /// Sends what can be sent now.
+    fn send(&mut self) {
+        while !self.broken && !self.connection.output().is_empty() {
+            match rustix::net::send(&self.fd, self.connection.output(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(count) => self.connection.sent(count),
+                Err(Os::INTR) => {}
+                Err(Os::WOULDBLOCK) => return,
+                Err(_) => self.broken = true,
+            }
+        }
+    }
+
+    fn rewatch(&mut self, epoll: &OwnedFd, place: usize) {
+        let mut wanted = EventFlags::empty();
+        wanted.set(EventFlags::IN, self.connection.wants_input());
+        wanted.set(EventFlags::OUT, !self.connection.output().is_empty());
+        if wanted != self.watched {
+            self.broken |= epoll::modify(epoll, &self.fd, EventData::new_u64(place as u64), wanted).is_err();
+            self.watched = wanted;
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! A disk in another process's memory over NBD, one encrypted hop behind the exporter, against nbdkit's memory plugin over
+//! TCP. The client is fio in both cases, the machine the same, the rounds interleaved.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use super::report::{Bar, Report};
+use super::{Setup, repository, svg};
+
+/// More than the caches hold, little enough to be filled in a moment.
+const DISK: &str = "256M";
+const SERVER: &str = "400M";
+/// Requests under way in the sequential cases.
+const SEQUENTIAL_DEPTH: u32 = 8;
+/// nbdkit listens by then.
+const START: Duration = Duration::from_secs(60);
+
+/// Issue 4.
+const DEPTH_1_MIN: f64 = 30_000.0;
+const DEPTH_32_MIN: f64 = 120_000.0;
+const PEER_RATIO_MIN: f64 = 1.0;
+/// Issue 4: reading and writing within 10 % of each other.
+const WRITE_TO_READ_MIN: f64 = 0.9;
+
+/// What one side reached, one value a round.
+#[derive(Debug, Default)]
+struct Side {
+    depth_1: Vec<f64>,
+    depth_32: Vec<f64>,
+    write_mib: Vec<f64>,
+    read_mib: Vec<f64>,
+}
+
+/// Runs the bench.
+///
+/// # Errors
+/// A program is missing or fails.
+pub fn run(setup: &Setup) -> Result<(Report, String)> {
+    let (mut ours, mut peer) = (Side::default(), Side::default());
+    let seconds = setup.seconds(4.0);
+    for _ in 0..setup.rounds {
+        peer.measure(&Nbdkit::start()?.uri, seconds)?;
+        if setup.ours {
+            ours.measure(&Disk::start(&setup.dir)?.uri, seconds)?;
+        }
+    }
+    let mut report = setup.report("nbd");
+    let ratio = Bar::AtLeast(PEER_RATIO_MIN);
+    report.pair("random 4 KiB reads, depth 1", "1/s", &ours.depth_1, &peer.depth_1, ratio);
+    report.pair("random 4 KiB reads, depth 32", "1/s", &ours.depth_32, &peer.depth_32, ratio);
+    report.pair("sequential write", "MiB/s", &ours.write_mib, &peer.write_mib, Bar::None);
+    report.pair("sequential read", "MiB/s", &ours.read_mib, &peer.read_mib, Bar::None);
+    if setup.ours {
+        report.single("random 4 KiB reads, depth 1", "1/s", &ours.depth_1, Bar::AtLeast(DEPTH_1_MIN));
+        report.single("random 4 KiB reads, depth 32", "1/s", &ours.depth_32, Bar::AtLeast(DEPTH_32_MIN));
+        let write_to_read: Vec<f64> = ours.write_mib.iter().zip(&ours.read_mib).map(|(w, r)| w / r).collect();
+        report.single("sequential write to read", "ratio", &write_to_read, Bar::AtLeast(WRITE_TO_READ_MIN));
+    }
+    let group =
+        |name: &str, ours: &[f64], peer: &[f64]| (name.to_owned(), vec![svg::Bar::of(ours), svg::Bar::of(peer)]);
+    let chart = svg::BarChart {
+        title: "Random 4 KiB reads of a disk over NBD".to_owned(),
+        y_label: "1/s".to_owned(),
+        y_scale: svg::Scale::Linear,
+        series: vec!["pagoda disk, one encrypted hop".to_owned(), "nbdkit memory, TCP".to_owned()],
+        groups: vec![group("depth 1", &ours.depth_1, &peer.depth_1), group("depth 32", &ours.depth_32, &peer.depth_32)],
+    };
+    Ok((report, svg::bar_chart(&chart)))
+}
+
+impl Side {
+    fn measure(&mut self, uri: &str, seconds: f64) -> Result<()> {
+        // The first pass fills the disk, so that what is read later is there.
+        let passes: [&str; 2] = ["--bs=256k", "--loops=2"];
+        self.write_mib.push(fio(uri, "write", SEQUENTIAL_DEPTH, &passes)?.mib_per_second);
+        let time = format!("--runtime={seconds}");
+        let timed = ["--time_based", &time];
+        self.read_mib.push(fio(uri, "read", SEQUENTIAL_DEPTH, &[&timed[..], &["--bs=256k"]].concat())?.mib_per_second);
+        for (depth, into) in [(1, &mut self.depth_1), (32, &mut self.depth_32)] {
+            into.push(fio(uri, "randread", depth, &[&timed[..], &["--bs=4k"]].concat())?.per_second);
+        }
+        Ok(())
+    }
+}
+
+struct Rate {
+    per_second: f64,
+    mib_per_second: f64,
+}
+
+fn fio(uri: &str, pattern: &str, depth: u32, more: &[&str]) -> Result<Rate> {
+    let output = Command::new("fio")
+        .args(["--name=nbd", "--ioengine=nbd", "--output-format=json", "--size", DISK])
+        .args([format!("--uri={uri}"), format!("--rw={pattern}"), format!("--iodepth={depth}")])
+        .args(more)
+        .output()
+        .context("run fio (scripts/install-deps.sh test installs it)")?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    if !output.status.success() {
+        bail!("fio: {said}{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let report: Value =
+        serde_json::from_str(&said[said.find('{').context("fio says nothing")?..]).context("read fio")?;
+    let side = &report["jobs"][0][if pattern == "write" { "write" } else { "read" }];
+    let number = |name: &str| side[name].as_f64().with_context(|| format!("fio says no {name}"));
+    Ok(Rate { per_second: number("iops")?, mib_per_second: number("bw_bytes")? / f64::from(1 << 20) })
+}
+
+/// A process that ends with this value.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+struct Nbdkit {
+    uri: String,
+    _program: Running,
+}
+
+impl Nbdkit {
+    fn start() -> Result<Nbdkit> {
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        let child = Command::new("nbdkit")
+            .args(["-f", "-i", "127.0.0.1", "-p", &port.to_string(), "memory", DISK])
+            .stdin(Stdio::null())
+            .spawn()
+            .context("run nbdkit (scripts/install-deps.sh test installs it)")?;
+        let program = Running(child);
+        let until = Instant::now() + START;
+        while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
+            if Instant::now() > until {
+                bail!("nbdkit does not listen");
+            }
+            std::thread::yield_now();
+        }
+        Ok(Nbdkit { uri: format!("nbd://127.0.0.1:{port}"), _program: program })
+    }
+}
+
+/// A server, and an exporter of a disk with one copy.
+struct Disk {
+    uri: String,
+    dir: PathBuf,
+    _programs: [Running; 2],
+}
+
+impl Disk {
+    fn start(dir: &Path) -> Result<Disk> {
+        let dir = dir.join("nbd-pool");
+        let _ = fs::remove_dir_all(&dir);
+        let own = pagoda(&dir, &["pool", "key", "init"])?;
+        pagoda(&dir, &["pool", "key", "add", text(&own, "public_key")?])?;
+        let (server, ready) = start(&dir, &["pool", "serve", "--size", SERVER, "--listen", "127.0.0.1:0"])?;
+        fs::write(dir.join("servers"), text(&ready, "line")?).context("write the list of servers")?;
+        pagoda(&dir, &["disk", "create", "bench", "--size", DISK, "--copies", "1"])?;
+        let socket = dir.join("bench.sock");
+        let socket = socket.to_str().context("the directory's name is not UTF-8")?;
+        let (exporter, ready) = start(&dir, &["disk", "export", "bench", "--nbd", socket])?;
+        Ok(Disk { uri: text(&ready, "uri")?.to_owned(), dir, _programs: [exporter, server] })
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn command(dir: &Path, words: &[&str]) -> Command {
+    let mut command = Command::new(repository().join("target/release/pagoda"));
+    command.args(words).arg("--json").arg("--dir").arg(dir);
+    command
+}
+
+/// Runs a command to its end; what it says as JSON, null if nothing.
+fn pagoda(dir: &Path, words: &[&str]) -> Result<Value> {
+    let output = command(dir, words).output().context("run pagoda")?;
+    if !output.status.success() {
+        bail!("{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    if output.stdout.is_empty() { Ok(Value::Null) } else { Ok(serde_json::from_slice(&output.stdout)?) }
+}
+
+/// Starts a command that stays, and waits for the line that it is ready with.
+fn start(dir: &Path, words: &[&str]) -> Result<(Running, Value)> {
+    let mut child = command(dir, words).stdout(Stdio::piped()).spawn().context("run pagoda")?;
+    let said = child.stdout.take().context("its output")?;
+    let running = Running(child);
+    let mut line = String::new();
+    BufReader::new(said).read_line(&mut line).context("read what it says")?;
+    Ok((running, serde_json::from_str(&line).with_context(|| format!("{words:?} is not ready"))?))
+}
+
+fn text<'a>(value: &'a Value, name: &str) -> Result<&'a str> {
+    value[name].as_str().with_context(|| format!("{name} is not there"))
+}
