@@ -15,7 +15,7 @@ out=$root/out
 part=${1:-all}
 
 demo_packages="qemu-system-x86 gcc libc6-dev kmod ca-certificates"
-test_packages="xfsprogs e2fsprogs memtester stress-ng libvirt-daemon-system libvirt-clients"
+test_packages="etcd-server etcd-client xfsprogs e2fsprogs memtester stress-ng libvirt-daemon-system libvirt-clients"
 
 say() { printf 'install-deps: %s\n' "$*"; }
 die() {

@@ -254,7 +254,10 @@ impl World {
         if self.now_ns < self.registry.away_until_ns {
             return;
         }
+        // Done or not, it may be that only asking again tells.
+        let later = !self.resting && self.rng.per_mille(self.network.weather.loss);
         let reply = self.registry.answer(request);
+        let reply = if later { rmap::control::ControlReply::Later } else { reply };
         self.say(|| format!("{node} asks {request:?}: {reply:?}"));
         if !self.resting && self.rng.per_mille(self.network.weather.loss) {
             return;
