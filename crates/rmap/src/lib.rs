@@ -10,6 +10,8 @@
 pub mod client;
 pub mod control;
 pub mod crypto;
+pub mod host;
+pub mod pressure;
 mod reassembly;
 pub mod registry;
 pub mod server;

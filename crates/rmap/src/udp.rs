@@ -9,4 +9,4 @@ mod server;
 
 pub use client::{UdpClient, UdpClientError};
 pub use port::{Port, Wait};
-pub use server::serve;
+pub use server::{Drained, drain, serve, serve_until};

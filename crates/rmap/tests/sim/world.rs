@@ -445,6 +445,10 @@ impl World {
                 let level = *self.rng.pick(&levels);
                 if let Program::Server(server) = &mut self.nodes[one].program {
                     server.set_pressure(level);
+                    // What its driver does ten times a second.
+                    for _ in 0..self.rng.within(0, 9) {
+                        server.adjust_memory();
+                    }
                 }
             }
             _ => {}
@@ -482,6 +486,7 @@ impl World {
             self.nodes[node].paused_until_ns = 0;
             if let Program::Server(server) = &mut self.nodes[node].program {
                 server.set_pressure(Pressure::None);
+                while server.adjust_memory() {}
             }
         }
         self.run_until_quiet();
