@@ -7,6 +7,7 @@
 //! `tests/sim` and the drivers run the same code. The bytes are described in `docs/protocol/rmap.md`.
 #![forbid(unsafe_code)]
 
+pub mod announce;
 pub mod client;
 pub mod control;
 pub mod crypto;
