@@ -141,7 +141,7 @@ impl Control {
 struct Waiting {
     request: ControlRequest,
     due: Instant,
-    /// It shares no transaction: one of those it was with cannot succeed.
+    /// It shares no transaction: it, or one of those it was with, cannot succeed as things are.
     alone: bool,
 }
 
@@ -219,7 +219,10 @@ impl Worker {
         let requests: Vec<ControlRequest> = batch.iter().map(|waiting| waiting.request.clone()).collect();
         match self.etcd.answer_batch(&requests) {
             Ok(replies) => {
-                self.heard(None);
+                // What cannot succeed is still the trouble while others go on.
+                if !self.queue.iter().any(|waiting| waiting.alone) {
+                    self.heard(None);
+                }
                 for answer in requests.into_iter().zip(replies) {
                     // Nobody listens: the next look at the inbox ends the thread.
                     let _ = self.outbox.send(answer);
@@ -231,7 +234,7 @@ impl Worker {
                 self.heard(Some(error));
                 for waiting in batch {
                     let pause = if transient || several { PAUSE } else { LONG_PAUSE };
-                    let alone = waiting.alone || (several && !transient);
+                    let alone = waiting.alone || !transient;
                     self.queue.push_back(Waiting { due: Instant::now() + pause, alone, ..waiting });
                 }
             }

@@ -44,11 +44,20 @@ pub enum Membership {
     },
 }
 
+/// What the thread says.
+#[derive(Debug)]
+struct State {
+    membership: Membership,
+    lease: u64,
+    /// The lease lasts until then, at least.
+    alive_until: Instant,
+}
+
 /// A node that is kept in the list.
 #[derive(Debug)]
 pub struct Member {
     loads: Option<mpsc::Sender<Load>>,
-    state: Arc<Mutex<Membership>>,
+    state: Arc<Mutex<State>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -64,7 +73,8 @@ impl Member {
         keeper.register(&mut etcd)?;
         // From here on every call is one try, so that a slow etcd does not hide that time goes by.
         etcd.config.patience = Duration::ZERO;
-        let state = Arc::new(Mutex::new(Membership::Member));
+        let (lease, alive_until) = (keeper.lease, keeper.renewed + keeper.ttl);
+        let state = Arc::new(Mutex::new(State { membership: Membership::Member, lease, alive_until }));
         let (loads, changes) = mpsc::channel();
         let told = Arc::clone(&state);
         let run = move || keeper.run(&mut etcd, &changes, &told);
@@ -81,8 +91,15 @@ impl Member {
         }
     }
 
+    /// As of now, also while the thread waits for an etcd that does not answer.
     pub fn membership(&self) -> Membership {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match &state.membership {
+            Membership::Member if Instant::now() >= state.alive_until => {
+                Membership::Unsure { why: EtcdError::LeaseLost { lease: state.lease } }
+            }
+            membership => membership.clone(),
+        }
     }
 
     /// Takes the node from the list now, where etcd can be reached; else its lease runs out. Waits for a request at most.
@@ -104,7 +121,7 @@ struct Keeper {
 }
 
 impl Keeper {
-    fn run(mut self, etcd: &mut Etcd, changes: &mpsc::Receiver<Load>, state: &Mutex<Membership>) {
+    fn run(mut self, etcd: &mut Etcd, changes: &mpsc::Receiver<Load>, state: &Mutex<State>) {
         let renew_every = self.ttl / RENEWALS_PER_TTL;
         let mut next = Instant::now() + renew_every;
         let mut told = Instant::now();
@@ -131,22 +148,27 @@ impl Keeper {
             }
             if matches!(result, Err(EtcdError::LeaseLost { .. })) {
                 // Others may have decided without this node. It comes back as what it is now.
-                set(state, Membership::Unsure { why: EtcdError::LeaseLost { lease: self.lease } });
+                self.say(state, Membership::Unsure { why: EtcdError::LeaseLost { lease: self.lease } });
                 result = self.register(etcd);
                 changed &= result.is_err();
             }
             match result {
-                Ok(()) => set(state, Membership::Member),
+                Ok(()) => self.say(state, Membership::Member),
                 Err(
                     why @ (EtcdError::NodeTaken { .. } | EtcdError::Garbage { .. } | EtcdError::OtherCluster { .. }),
                 ) => {
-                    set(state, Membership::Refused { why });
+                    self.say(state, Membership::Refused { why });
                 }
-                Err(why) if self.renewed.elapsed() >= self.ttl => set(state, Membership::Unsure { why }),
+                Err(why) if self.renewed.elapsed() >= self.ttl => self.say(state, Membership::Unsure { why }),
                 Err(_) => {}
             }
             next = Instant::now() + renew_every;
         }
+    }
+
+    fn say(&self, state: &Mutex<State>, membership: Membership) {
+        let (lease, alive_until) = (self.lease, self.renewed + self.ttl);
+        *state.lock().unwrap_or_else(PoisonError::into_inner) = State { membership, lease, alive_until };
     }
 
     fn renew(&mut self, etcd: &mut Etcd) -> Result<(), EtcdError> {
@@ -202,7 +224,3 @@ impl Keeper {
 }
 
 type RevokeReply = crate::gateway::TxnReply;
-
-fn set(state: &Mutex<Membership>, membership: Membership) {
-    *state.lock().unwrap_or_else(PoisonError::into_inner) = membership;
-}
