@@ -3,7 +3,7 @@
 # what is there already is only looked at, so a second run takes a moment and asks no server.
 #
 #   scripts/install-deps.sh demo    what the demo needs: QEMU, a C compiler with its static C library, cargo
-#   scripts/install-deps.sh test    that, and the tests' file systems, guest tools, libvirt and a second QEMU
+#   scripts/install-deps.sh test    that, and the tests' file systems, guest tools, libvirt, etcd and a second QEMU
 #   scripts/install-deps.sh all     the same as test (the default)
 #
 # The second QEMU (10, from Debian's backports) is unpacked into out/qemu10 and not installed, so that the
@@ -16,7 +16,7 @@ part=${1:-all}
 
 demo_packages="qemu-system-x86 gcc libc6-dev kmod ca-certificates"
 test_packages="xfsprogs e2fsprogs memtester stress-ng mount libvirt-daemon-system libvirt-clients
-libnbd-bin nbdkit fio qemu-utils"
+libnbd-bin nbdkit fio qemu-utils etcd-server etcd-client"
 
 say() { printf 'install-deps: %s\n' "$*"; }
 die() {

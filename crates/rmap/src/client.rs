@@ -206,7 +206,9 @@ struct Question {
     id: u64,
     space: usize,
     request: ControlRequest,
-    asked_at: Option<Time>,
+    first_asked: Option<Time>,
+    /// When it is asked (again).
+    due: Time,
 }
 
 /// What a client knows of a server.
@@ -379,15 +381,20 @@ impl Client {
 
     /// A question for the control plane, to be answered by [`Client::on_control`]. Asked again if no answer comes.
     pub fn poll_control(&mut self, now: Time) -> Option<(u64, ControlRequest)> {
-        let due = |question: &Question| question.asked_at.is_none_or(|at| now >= at + slab::CONTROL_RETRY);
-        let question = self.questions.iter_mut().find(|question| due(question))?;
-        question.asked_at = Some(now);
+        let question = self.questions.iter_mut().find(|question| question.due <= now)?;
+        question.first_asked.get_or_insert(now);
+        question.due = now + slab::CONTROL_RETRY;
         Some((question.id, question.request.clone()))
     }
 
     /// An answer of the control plane. Answers to questions that are settled are of no use any more.
     pub fn on_control(&mut self, now: Time, id: u64, reply: ControlReply) {
         if let Some(at) = self.questions.iter().position(|question| question.id == id) {
+            if reply == ControlReply::Later {
+                let question = &mut self.questions[at];
+                question.due = now + slab::ask_again(now.since(question.first_asked.unwrap_or(now)));
+                return;
+            }
             let question = self.questions.swap_remove(at);
             let slab = question.request.slab.0 as usize;
             self.map_answered(question.space, slab, question.request.entry, reply);

@@ -42,4 +42,30 @@ pub enum ControlReply {
     Conflict(MapEntry),
     /// The space has another owner.
     Fenced,
+    /// No answer yet: the request is on its way, and is to be asked again for its answer. Until then the change may have
+    /// happened or not.
+    Later,
+}
+
+/// A map, as a new owner gets it.
+pub type Map = Vec<(SlabNo, MapEntry)>;
+
+/// What keeps owners and maps. All changes of a space are in one order, and a change that was answered is never undone,
+/// whatever crashes.
+pub trait ControlPlane {
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// Makes the caller the owner of a space: its generation is greater than all before, and no change of an earlier
+    /// owner comes into the map from now on.
+    ///
+    /// # Errors
+    /// The caller is not the owner. Where the answer was lost, the generation may be used up.
+    fn take_over(&mut self, space: SpaceId) -> Result<(Generation, Map), Self::Error>;
+
+    /// Compares and swaps one entry of a map. Asked twice, it changes nothing the second time and says `Done`, or
+    /// `Conflict` with the caller's own entry.
+    ///
+    /// # Errors
+    /// The change may have happened or not: to be asked again.
+    fn answer(&mut self, request: &ControlRequest) -> Result<ControlReply, Self::Error>;
 }

@@ -7,10 +7,13 @@
 //! `tests/sim` and the drivers run the same code. The bytes are described in `docs/protocol/rmap.md`.
 #![forbid(unsafe_code)]
 
+pub mod announce;
 pub mod client;
 pub mod control;
 pub mod crypto;
+pub mod host;
 pub mod nbd;
+pub mod pressure;
 mod reassembly;
 pub mod registry;
 pub mod server;

@@ -20,7 +20,7 @@ use aws_lc_rs::digest;
 use rustix::fs::{FlockOperation, flock};
 use thiserror::Error;
 
-use crate::control::{ControlReply, ControlRequest, MapEntry, REPLICAS_MAX, Replica};
+use crate::control::{ControlPlane, ControlReply, ControlRequest, Map, MapEntry, REPLICAS_MAX, Replica};
 use crate::units::{Generation, ServerId, SlabNo, SpaceId, Version};
 
 const MAGIC: &[u8; 8] = b"RMAPREG1";
@@ -93,7 +93,7 @@ impl Registry {
     ///
     /// # Errors
     /// The file cannot be written, or the generations are used up.
-    pub fn take_over(&mut self, space: SpaceId) -> Result<(Generation, Vec<(SlabNo, MapEntry)>), RegistryError> {
+    pub fn take_over(&mut self, space: SpaceId) -> Result<(Generation, Map), RegistryError> {
         let next = self.locked(|registry| {
             registry.catch_up()?;
             let next = registry.spaces.get(&space.0).map_or(0, |record| record.generation) + 1;
@@ -243,6 +243,18 @@ impl Registry {
             let (slab, entry) = decode_entry(body);
             record.map.insert(slab, entry);
         }
+    }
+}
+
+impl ControlPlane for Registry {
+    type Error = RegistryError;
+
+    fn take_over(&mut self, space: SpaceId) -> Result<(Generation, Map), RegistryError> {
+        Registry::take_over(self, space)
+    }
+
+    fn answer(&mut self, request: &ControlRequest) -> Result<ControlReply, RegistryError> {
+        Registry::answer(self, request)
     }
 }
 

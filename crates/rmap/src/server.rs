@@ -56,6 +56,8 @@ pub struct ServerConfig {
 pub enum ConfigError {
     #[error("{slabs} slabs: give 1 to {SLABS_MAX}")]
     Slabs { slabs: usize },
+    #[error("there is no memory for {slabs} slabs: lend fewer")]
+    Memory { slabs: usize },
     #[error("{clients} admitted clients: at most {ADMITTED_MAX}")]
     Admitted { clients: usize },
 }
@@ -119,7 +121,8 @@ impl Server {
         }
         Ok(Server {
             entropy: SharedEntropy::new(entropy),
-            store: Store::new(config.slabs, config.slab_size, config.quota),
+            store: Store::new(config.slabs, config.slab_size, config.quota)
+                .ok_or(ConfigError::Memory { slabs: config.slabs })?,
             sessions: Sessions::new(),
             replies: Replies::new(),
             pressure: Pressure::None,
@@ -160,9 +163,35 @@ impl Server {
         self.poll_reply(out)
     }
 
-    /// How short of memory the host is; in every reply from now on.
+    /// How short of memory the host is; in every reply from now on. A server that is about to end stays at orange.
     pub fn set_pressure(&mut self, pressure: Pressure) {
-        self.pressure = pressure;
+        self.pressure = if self.store.shut { pressure.max(Pressure::Orange) } else { pressure };
+    }
+
+    pub fn pressure(&self) -> Pressure {
+        self.pressure
+    }
+
+    /// No slab is given away any more, not even a promised one: the server is about to end. Those that it has it wants
+    /// moved elsewhere.
+    pub fn begin_drain(&mut self) {
+        self.store.shut = true;
+        self.pressure = self.pressure.max(Pressure::Orange);
+    }
+
+    /// One step towards the memory that the pressure allows: from orange on, a free slab's memory goes back to the host;
+    /// without pressure, one is taken again. To be called every now and then. `false` if there was nothing to do.
+    pub fn adjust_memory(&mut self) -> bool {
+        match self.pressure {
+            Pressure::None if !self.store.shut => self.store.regrow(),
+            Pressure::None | Pressure::Yellow => false,
+            Pressure::Orange | Pressure::Red => self.store.shed(),
+        }
+    }
+
+    /// Slabs that somebody has.
+    pub fn held_slabs(&self) -> usize {
+        self.store.held_slabs()
     }
 
     /// The clients that may connect from now on. Sessions of others stay until they end.
@@ -197,7 +226,7 @@ impl Server {
 
     /// Whether everything was given back, so that the process may end without loss.
     pub fn is_drained(&self) -> bool {
-        self.store.free_slabs() == self.config.slabs
+        self.store.held_slabs() == 0
     }
 
     /// Misbehaves on purpose: for tests of what clients do then.

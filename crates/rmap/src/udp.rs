@@ -3,10 +3,12 @@
 //!
 //! When the network fails, sends are lost datagrams to the protocol, which repeats them; only a broken socket is an error.
 
+mod announce;
 mod client;
 mod port;
 mod server;
 
+pub use announce::{ANNOUNCE_GROUP, AnnounceListener, AnnounceSender};
 pub use client::{UdpClient, UdpClientError};
 pub use port::{Port, Wait};
-pub use server::{serve, serve_and};
+pub use server::{Drained, drain, serve, serve_until};

@@ -11,11 +11,15 @@ use rmap::client::{Client, ClientConfig, Event, Failure, ServerInfo, SpaceRef, S
 use rmap::control::{ControlReply, ControlRequest, MapEntry};
 use rmap::crypto::{KEY_SIZE, Keypair, PoolKey, SystemEntropy};
 use rmap::server::{Server, ServerConfig};
-use rmap::udp::{Port, UdpClient, Wait, serve};
+use rmap::udp::{Drained, Port, UdpClient, Wait, drain, serve};
 use rmap::units::{BootEpoch, Class, Generation, PAGE_SIZE, Page, PageNo, ServerId, SlabNo, SlabSize, SpaceId, Time};
 
 /// Longer than any test takes; a result that does not come is an error, not a hang.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// A guard against a hang.
+const HANG: Duration = Duration::from_secs(300);
+/// Long for a slab of this size, on a slow machine too.
+const STUCK_AFTER: Duration = Duration::from_secs(3);
 const SLAB_PAGES: u32 = 64;
 
 type Map = BTreeMap<SlabNo, MapEntry>;
@@ -25,29 +29,49 @@ struct Running {
     addr: SocketAddr,
     key: Keypair,
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<(Server, Port)>>,
+}
+
+/// A server and its socket.
+fn server(id: u32, client: &Keypair, pool: &PoolKey) -> (Server, Port) {
+    let config = ServerConfig {
+        id: ServerId(id),
+        keys: server_keys(id),
+        pool: pool.clone(),
+        admitted: vec![client.public()],
+        slabs: 8,
+        slab_size: SlabSize::new(SLAB_PAGES).unwrap(),
+        quota: u32::MAX,
+        epoch: BootEpoch(1),
+    };
+    let server = Server::new(config, Box::new(SystemEntropy::default())).unwrap();
+    let port = Port::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+    (server, port)
+}
+
+fn server_keys(id: u32) -> Keypair {
+    Keypair::from_private([id as u8 + 1; KEY_SIZE])
 }
 
 impl Running {
     fn start(id: u32, client: &Keypair, pool: &PoolKey) -> Running {
-        let key = Keypair::from_private([id as u8 + 1; KEY_SIZE]);
-        let config = ServerConfig {
-            id: ServerId(id),
-            keys: key.clone(),
-            pool: pool.clone(),
-            admitted: vec![client.public()],
-            slabs: 8,
-            slab_size: SlabSize::new(SLAB_PAGES).unwrap(),
-            quota: u32::MAX,
-            epoch: BootEpoch(1),
-        };
-        let mut server = Server::new(config, Box::new(SystemEntropy::default())).unwrap();
-        let mut port = Port::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        let key = server_keys(id);
+        let (mut server, mut port) = server(id, client, pool);
         let addr = port.local_addr().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let thread = std::thread::spawn(move || serve(&mut server, &mut port, Wait::BLOCK, &stopped).unwrap());
+        let thread = std::thread::spawn(move || {
+            serve(&mut server, &mut port, Wait::BLOCK, &stopped).unwrap();
+            (server, port)
+        });
         Running { addr, key, stop, thread: Some(thread) }
+    }
+
+    /// As after SIGTERM.
+    fn drain(&mut self) -> Drained {
+        self.stop.store(true, Ordering::Relaxed);
+        let (mut server, mut port) = self.thread.take().expect("it runs").join().unwrap();
+        drain(&mut server, &mut port, Wait::BLOCK, STUCK_AFTER, &AtomicBool::new(false)).unwrap()
     }
 
     fn kill(&mut self) {
@@ -175,4 +199,36 @@ fn a_node_that_is_not_admitted_gets_no_answer() {
     client.client.write(now, space, PageNo(0), Class::Demand, &content(0), 1).unwrap();
     let (event, _) = client.next(PATIENCE).unwrap();
     assert_eq!(event, Event::Written { token: 1, result: Err(Failure::Declined) });
+}
+
+/// Its owners move what it has, while pages are read and written, and then it may end. What has nowhere to go is said, and
+/// is not dropped.
+#[test]
+fn a_drained_server_ends_when_everything_has_moved() {
+    let (keys, pool) = (Keypair::from_private([95; KEY_SIZE]), PoolKey::new([6; KEY_SIZE]));
+    let mut servers = [0, 1, 2].map(|id| Running::start(id, &keys, &pool));
+    let (mut client, space) = connect(&servers, &keys, &pool);
+    fill(&mut client, space, 200);
+    for (victim, moves) in [(0, true), (1, false)] {
+        // Of two servers none can take what the other has; with both copies in sync, one is enough.
+        let drained = std::thread::scope(|scope| {
+            let draining = scope.spawn(|| servers[victim].drain());
+            let began = Instant::now();
+            while !draining.is_finished() {
+                assert!(began.elapsed() < HANG, "it does not end");
+                client.turn().unwrap();
+                let now = client.now();
+                client.client.on_timeout(now);
+                client.flush();
+                check(&mut client, space, began.elapsed().as_millis() as u64 % 200);
+            }
+            draining.join().unwrap()
+        });
+        assert_eq!(drained, Drained::Everything);
+        assert_eq!(client.client.in_sync(space).0, if moves { 4 } else { 0 }, "slabs with two copies");
+        (0..200).for_each(|page| check(&mut client, space, page));
+    }
+    // The last one has the only copies.
+    let Drained::Left(left) = servers[2].drain() else { panic!("dropped") };
+    assert_eq!((left.len(), left[0].space, left[0].slabs), (1, SpaceId(1), 4));
 }

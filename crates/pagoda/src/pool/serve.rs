@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result, ensure};
 use rmap::crypto::{Entropy, PublicKey, SystemEntropy};
 use rmap::server::{Server, ServerConfig};
-use rmap::udp::{Port, Wait, serve_and};
+use rmap::udp::{Port, Wait, serve_until};
 use rmap::units::{BootEpoch, ServerId, SlabSize};
 use rmap::wire::message::Pressure;
 use rustix::mm::{MlockAllFlags, mlockall};
@@ -84,9 +84,10 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     }
     let wait = Wait { spin: Duration::from_micros(options.spin) };
     let mut drain = Drain { patience: Duration::from_secs(options.drain), since: None };
-    serve_and(&mut server, &mut port, wait, &signals.stop, |server| {
+    serve_until(&mut server, &mut port, wait, |server, _| {
         admitted.follow(server);
         drain.follow(server, &signals);
+        signals.stop.load(Ordering::Relaxed)
     })
     .context("serve")
 }

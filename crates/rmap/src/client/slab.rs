@@ -8,12 +8,20 @@ use super::repair::Repair;
 use super::{Client, Question, SpaceSpec};
 use crate::control::{ControlReply, ControlRequest, MapEntry, Replica};
 use crate::crypto::SpaceKey;
-use crate::units::{Generation, PageNo, SlabNo, SlabSize, SpaceId, Version};
+use crate::units::{Generation, PageNo, SlabNo, SlabSize, SpaceId, Time, Version};
 
 /// Slabs of a space: 16 TiB of the usual size.
 pub const SPACE_SLABS_MAX: usize = 1 << 18;
 /// A question that the control plane did not answer is asked again; a store with three members answers in 10 ms.
 pub const CONTROL_RETRY: Duration = Duration::from_millis(500);
+/// An answer that is not there yet is looked for no more often; a store on the same machine answers in 1 ms.
+const CONTROL_LOOK: Duration = Duration::from_micros(200);
+
+/// How long after "later" to ask again: a quarter of what was waited already, so that an answer is found soon after it
+/// came and a store that is away costs nothing.
+pub fn ask_again(waited: Duration) -> Duration {
+    (waited / 4).clamp(CONTROL_LOOK, CONTROL_RETRY)
+}
 
 /// A server that is asked for a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,7 +179,7 @@ impl Client {
             ControlRequest { space: state.id, generation: state.generation, slab: number, entry: entry.clone() };
         state.slabs[slab].pending = Some(Pending { entry });
         self.question_ids += 1;
-        self.questions.push(Question { id: self.question_ids, space, request, asked_at: None });
+        self.questions.push(Question { id: self.question_ids, space, request, first_asked: None, due: Time(0) });
     }
 
     /// The control plane answered.
@@ -182,6 +190,8 @@ impl Client {
             // An earlier answer was lost: it is our own entry that stands there.
             ControlReply::Conflict(entry) if entry == asked => self.map_changed(space, slab, asked),
             ControlReply::Conflict(_) | ControlReply::Fenced => self.space_taken(space),
+            // Not an answer: the question is still open.
+            ControlReply::Later => {}
         }
     }
 

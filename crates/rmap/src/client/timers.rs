@@ -6,7 +6,6 @@ use super::Client;
 use super::exchange::{Role, Stage};
 use super::ops;
 use super::peer::Reach;
-use super::slab::CONTROL_RETRY;
 use crate::units::Time;
 use crate::wire::{DATAGRAM_MIN_MAX, DATAGRAM_SIZES};
 
@@ -28,7 +27,7 @@ impl Client {
         let mut next: Option<Time> = None;
         let mut at = |time: Time| next = Some(next.map_or(time, |next| next.min(time)));
         for question in &self.questions {
-            at(question.asked_at.map_or(now, |asked| asked + CONTROL_RETRY));
+            at(question.due);
         }
         let (fail_after, lost_after) = (self.config.fail_after, self.config.lost_after);
         for peer in &mut self.peers {

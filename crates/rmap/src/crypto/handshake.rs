@@ -116,6 +116,11 @@ impl PoolKey {
         datagram
     }
 
+    /// The code of an announcement. No other code begins as what it is made of does.
+    pub fn announcement_code(&self, announcement: &[u8]) -> [u8; MAC_SIZE] {
+        self.code(&[b"rmap announcement", announcement])
+    }
+
     /// Whether a refusal answers this hello.
     pub fn admits_refusal(&self, datagram: &[u8], hello: &[u8]) -> bool {
         let code = self.code(&[&datagram[..HEADER_SIZE], &hello[HELLO_MAC_AT..]]);

@@ -11,6 +11,8 @@ use crate::wire::{OVERHEAD, PAYLOAD_MAX};
 
 /// Replies that wait to be sent. One more is not taken in: its client asks again.
 const REPLIES_MAX: usize = 4096;
+/// From here on, what nobody waits for is told to come again, unexecuted: the rest of the room is for faults and writes.
+const REPLIES_CROWDED: usize = REPLIES_MAX / 2;
 
 #[derive(Clone, Copy, Debug)]
 struct Pending {
@@ -76,7 +78,13 @@ impl Server {
         };
         let Some(whole) = whole else { return };
         let slab = self.config.slab_size.slab(page);
+        let waiting = self.replies.len();
+        let can_wait = matches!(message.class, Class::Prefetch | Class::Rebuild);
+        if waiting >= REPLIES_MAX {
+            return;
+        }
         let status = match (message.op, slab) {
+            (_, _) if can_wait && waiting >= REPLIES_CROWDED && message.op != Op::Probe => Status::Busy,
             (_, None) => Status::BadRequest,
             // What they are asked for is looked up when the reply is made.
             (Op::Probe | Op::Read | Op::Versions, _) => Status::Ok,
@@ -90,9 +98,7 @@ impl Server {
             (Op::Release, Some(slab)) => self.store.release(space, slab, generation, version),
             (Op::Reserve, _) => self.store.reserve(space, generation, version.bits()),
         };
-        if self.replies.len() < REPLIES_MAX
-            && let Some(session) = self.sessions.number(place)
-        {
+        if let Some(session) = self.sessions.number(place) {
             let pending = Pending { session, place, request: message, status };
             self.replies.queues[message.class as usize].push_back(pending);
         }

@@ -63,28 +63,29 @@ pub struct Store {
     quota: u32,
     slabs: Vec<Slab>,
     free: Vec<u32>,
+    /// Slabs whose memory the host has back.
+    shed: Vec<u32>,
+    /// No slab is given away any more, promised or not.
+    pub shut: bool,
     places: HashMap<(SpaceId, SlabNo), u32>,
     spaces: HashMap<SpaceId, Space>,
     fault: Option<Fault>,
 }
 
 impl Store {
-    pub fn new(slabs: usize, size: SlabSize, quota: u32) -> Store {
-        let slab = |_| Slab {
-            owner: None,
-            grant: Version::NEVER,
-            versions: vec![Version::NEVER; size.pages()].into(),
-            pages: touched(size.pages() * SEALED_SIZE),
-        };
-        Store {
+    /// `None` if there is no memory for it.
+    pub fn new(slabs: usize, size: SlabSize, quota: u32) -> Option<Store> {
+        Some(Store {
             size,
             quota,
-            slabs: (0..slabs).map(slab).collect(),
+            slabs: (0..slabs).map(|_| Slab::free(size)).collect::<Option<_>>()?,
             free: (0..slabs as u32).rev().collect(),
+            shed: Vec::with_capacity(slabs),
+            shut: false,
             places: HashMap::with_capacity(slabs),
             spaces: HashMap::with_capacity(SPACES_MAX),
             fault: None,
-        }
+        })
     }
 
     pub fn inject(&mut self, fault: Option<Fault>) {
@@ -100,6 +101,36 @@ impl Store {
 
     pub fn free_slabs(&self) -> usize {
         self.free.len()
+    }
+
+    /// Slabs that somebody has.
+    pub fn held_slabs(&self) -> usize {
+        self.slabs.len() - self.free.len() - self.shed.len()
+    }
+
+    /// Gives the memory of a free slab back to the host, unless all of them are promised. `false` if none was.
+    pub fn shed(&mut self) -> bool {
+        let promised: usize =
+            self.spaces.values().map(|state| state.reserved.saturating_sub(state.held) as usize).sum();
+        if self.free.len() <= promised {
+            return false;
+        }
+        let Some(index) = self.free.pop() else { return false };
+        // Nobody has it: it was released, or never given away.
+        let slab = &mut self.slabs[index as usize];
+        (slab.versions, slab.pages) = (Box::default(), Box::default());
+        self.shed.push(index);
+        true
+    }
+
+    /// Takes the memory of a slab from the host again. `false` if none was taken.
+    pub fn regrow(&mut self) -> bool {
+        let Some(&index) = self.shed.last() else { return false };
+        let Some(slab) = Slab::free(self.size) else { return false };
+        self.slabs[index as usize] = slab;
+        self.shed.pop();
+        self.free.push(index);
+        true
     }
 
     pub fn spaces(&self) -> impl Iterator<Item = SpaceUse> {
@@ -174,7 +205,7 @@ impl Store {
             return Status::OverQuota;
         }
         let promised = state.held < state.reserved;
-        if self.free.is_empty() || (!promised && (!open || self.free.len() <= kept_for_others)) {
+        if self.shut || self.free.is_empty() || (!promised && (!open || self.free.len() <= kept_for_others)) {
             return Status::Full;
         }
         let Some(index) = self.free.pop() else { return Status::Full };
@@ -297,14 +328,22 @@ impl Store {
     }
 }
 
-/// Memory with a page frame behind each page: zeroed memory alone is a promise that the kernel may not keep.
-fn touched(bytes: usize) -> Box<[u8]> {
-    const FRAME: usize = 4096;
-    let mut memory = vec![0_u8; bytes];
-    for byte in memory.iter_mut().step_by(FRAME) {
-        *byte = std::hint::black_box(1);
+impl Slab {
+    /// `None` if there is no memory for it.
+    fn free(size: SlabSize) -> Option<Slab> {
+        let versions = touched(size.pages(), Version::NEVER)?;
+        // Not zeros: zeroed memory alone is a promise that the kernel may not keep.
+        Some(Slab { owner: None, grant: Version::NEVER, versions, pages: touched(size.pages() * SEALED_SIZE, 1)? })
     }
-    memory.into()
+}
+
+/// Memory that was written to, so that there is a page frame behind each page of it. An allocation that fails is not the
+/// end of the process, which holds other people's pages.
+fn touched<T: Clone>(count: usize, filler: T) -> Option<Box<[T]>> {
+    let mut memory = Vec::new();
+    memory.try_reserve_exact(count).ok()?;
+    memory.resize(count, filler);
+    Some(memory.into())
 }
 
 #[cfg(test)]
@@ -319,7 +358,7 @@ mod tests {
     }
 
     fn store(slabs: usize) -> Store {
-        let mut store = Store::new(slabs, SlabSize::new(8).unwrap(), slabs as u32);
+        let mut store = Store::new(slabs, SlabSize::new(8).unwrap(), slabs as u32).unwrap();
         assert_eq!(store.fence(SPACE, GENERATION), Status::Ok);
         store
     }
@@ -374,8 +413,30 @@ mod tests {
     }
 
     #[test]
+    fn free_slabs_go_back_to_the_host_and_held_ones_never() {
+        let mut store = store(4);
+        let page = [7; SEALED_SIZE];
+        store.grant(SPACE, SlabNo(0), GENERATION, version(1, false), true);
+        store.write(SPACE, PageNo(0), GENERATION, version(2, false), Some(&page));
+        assert_eq!(store.reserve(SPACE, GENERATION, 2), Status::Ok);
+        // One is held, one is promised.
+        assert_eq!([store.shed(), store.shed(), store.shed()], [true, true, false]);
+        assert_eq!((store.free_slabs(), store.held_slabs()), (1, 1));
+        assert_eq!(store.read(SPACE, PageNo(0), GENERATION).unwrap().sealed, Some(&page[..]));
+        assert_eq!(store.grant(SPACE, SlabNo(1), GENERATION, version(3, false), false), Status::Ok);
+        assert_eq!(store.grant(SPACE, SlabNo(2), GENERATION, version(4, false), true), Status::Full);
+        assert_eq!([store.regrow(), store.regrow(), store.regrow()], [true, true, false]);
+        store.shut = true;
+        assert_eq!(store.grant(SPACE, SlabNo(2), GENERATION, version(4, false), true), Status::Full);
+        store.shut = false;
+        assert_eq!(store.grant(SPACE, SlabNo(2), GENERATION, version(4, false), true), Status::Ok);
+        assert_eq!(store.write(SPACE, PageNo(16), GENERATION, version(5, false), Some(&page)), Status::Ok);
+        assert_eq!(store.read(SPACE, PageNo(17), GENERATION).unwrap().version, Version::NEVER);
+    }
+
+    #[test]
     fn reservations_and_quotas() {
-        let mut store = Store::new(3, SlabSize::new(8).unwrap(), 2);
+        let mut store = Store::new(3, SlabSize::new(8).unwrap(), 2).unwrap();
         let other = SpaceId(2);
         store.fence(SPACE, GENERATION);
         store.fence(other, GENERATION);

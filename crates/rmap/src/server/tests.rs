@@ -186,3 +186,31 @@ fn a_probe_is_answered_in_its_size() {
         assert_eq!(out.len(), size);
     }
 }
+
+/// Who is not waited for is told to come again; a fault is answered.
+#[test]
+fn a_crowded_server_is_busy_for_what_can_wait() {
+    let mut server = server();
+    let mut session = session(&mut server);
+    let mut ask = |server: &mut Server, class| {
+        let mut datagram = Vec::new();
+        session.seal(&Message { class, ..request(Op::Read) }, Fragment::WHOLE, &[], &mut datagram);
+        server.on_datagram(Time(1), addr(), &mut datagram);
+    };
+    for _ in 0..5000 {
+        ask(&mut server, Class::Rebuild);
+    }
+    (0..10).for_each(|_| ask(&mut server, Class::Demand));
+    let mut replies = 0;
+    while server.poll_transmit(&mut Vec::new()).is_some() {
+        replies += 1;
+    }
+    let answered = server.stats().answered;
+    // Beyond the room for replies there is silence, for faults too.
+    assert_eq!(replies, 4096);
+    assert_eq!(answered[Status::Busy as usize], 2048);
+    assert_eq!(answered[Status::UnknownSlab as usize], 2048);
+    ask(&mut server, Class::Demand);
+    assert!(server.poll_transmit(&mut Vec::new()).is_some());
+    assert_eq!(server.stats().answered[Status::UnknownSlab as usize], 2049);
+}

@@ -5,52 +5,96 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::port::{Port, Wait};
-use crate::server::Server;
+use crate::server::{Server, SpaceUse};
 use crate::units::Time;
 use crate::wire::DATAGRAM_MAX;
+use crate::wire::message::Pressure;
 
 /// How often it is looked whether to stop.
 const STOP_LOOK: Duration = Duration::from_millis(100);
+
+/// What became of a server's slabs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Drained {
+    /// Nobody has anything here any more: the process may end.
+    Everything,
+    /// Nothing moved for as long as was waited. Ending now loses what is the only copy.
+    Left(Vec<SpaceUse>),
+}
 
 /// Serves until `stop` is set.
 ///
 /// # Errors
 /// The socket is broken.
 pub fn serve(server: &mut Server, port: &mut Port, wait: Wait, stop: &AtomicBool) -> io::Result<()> {
-    serve_and(server, port, wait, stop, |_| {})
+    serve_until(server, port, wait, |_, _| stop.load(Ordering::Relaxed))
 }
 
-/// As [`serve`]; does something else with the server ten times a second.
+/// Serves until `look` says so, which is called ten times a second with the time since the start: there the pressure is
+/// set, and the load is told to others.
 ///
 /// # Errors
 /// The socket is broken.
-pub fn serve_and(
+pub fn serve_until(
     server: &mut Server,
     port: &mut Port,
     wait: Wait,
-    stop: &AtomicBool,
-    mut also: impl FnMut(&mut Server),
+    mut look: impl FnMut(&mut Server, Time) -> bool,
 ) -> io::Result<()> {
-    let mut also_at = Instant::now();
     let start = Instant::now();
     let mut out = Vec::with_capacity(2 * DATAGRAM_MAX);
-    let mut active_at = start;
-    while !stop.load(Ordering::Relaxed) {
+    let (mut active_at, mut look_at) = (start, start);
+    loop {
         let at = Instant::now();
-        if at >= also_at {
-            also(server);
-            also_at = at + STOP_LOOK;
-        }
         let now = Time((at - start).as_nanos() as u64);
+        if at >= look_at {
+            if look(server, now) {
+                return Ok(());
+            }
+            server.adjust_memory();
+            look_at = at + STOP_LOOK;
+        }
         if port.receive(|from, datagram| server.on_datagram(now, from, datagram))? {
             active_at = at;
             port.send_all(&mut out, |out| server.poll_transmit(out));
         }
         // Without spinning there is no use in looking before sleeping: the next request takes a round trip.
         if at - active_at >= wait.spin {
-            port.wait(Some(at + STOP_LOOK))?;
+            port.wait(Some(look_at))?;
             active_at = Instant::now();
         }
     }
-    Ok(())
+}
+
+/// Serves until everything has moved elsewhere, as after SIGTERM. First the owners are asked to move their slabs; when
+/// nothing has moved for `patience`, those with another copy in sync to drop this one; when again nothing has moved for
+/// as long, what is left is said. `patience` is longer than a slab takes to be copied. `stop` ends it at once.
+///
+/// # Errors
+/// The socket is broken.
+pub fn drain(
+    server: &mut Server,
+    port: &mut Port,
+    wait: Wait,
+    patience: Duration,
+    stop: &AtomicBool,
+) -> io::Result<Drained> {
+    server.begin_drain();
+    let mut held = server.held_slabs();
+    let mut moved_at = Time(0);
+    serve_until(server, port, wait, |server, now| {
+        if server.held_slabs() < held {
+            (held, moved_at) = (server.held_slabs(), now);
+        }
+        let stuck = now.since(moved_at) >= patience;
+        if stuck && server.pressure() < Pressure::Red {
+            server.set_pressure(Pressure::Red);
+            moved_at = now;
+            return false;
+        }
+        held == 0 || stuck || stop.load(Ordering::Relaxed)
+    })?;
+    // Who is told that it is drained has had its answers: a release is answered before the next look.
+    let left: Vec<SpaceUse> = server.spaces().filter(|space| space.slabs > 0).collect();
+    Ok(if left.is_empty() { Drained::Everything } else { Drained::Left(left) })
 }

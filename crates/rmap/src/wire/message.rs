@@ -85,7 +85,7 @@ pub enum Pressure {
 }
 
 impl Pressure {
-    const ALL: [Pressure; 4] = [Pressure::None, Pressure::Yellow, Pressure::Orange, Pressure::Red];
+    pub const ALL: [Pressure; 4] = [Pressure::None, Pressure::Yellow, Pressure::Orange, Pressure::Red];
 }
 
 /// How a server is, in every reply.

@@ -254,7 +254,10 @@ impl World {
         if self.now_ns < self.registry.away_until_ns {
             return;
         }
+        // Done or not, it may be that only asking again tells.
+        let later = !self.resting && self.rng.per_mille(self.network.weather.loss);
         let reply = self.registry.answer(request);
+        let reply = if later { rmap::control::ControlReply::Later } else { reply };
         self.say(|| format!("{node} asks {request:?}: {reply:?}"));
         if !self.resting && self.rng.per_mille(self.network.weather.loss) {
             return;
@@ -442,6 +445,10 @@ impl World {
                 let level = *self.rng.pick(&levels);
                 if let Program::Server(server) = &mut self.nodes[one].program {
                     server.set_pressure(level);
+                    // What its driver does ten times a second.
+                    for _ in 0..self.rng.within(0, 9) {
+                        server.adjust_memory();
+                    }
                 }
             }
             _ => {}
@@ -479,6 +486,7 @@ impl World {
             self.nodes[node].paused_until_ns = 0;
             if let Program::Server(server) = &mut self.nodes[node].program {
                 server.set_pressure(Pressure::None);
+                while server.adjust_memory() {}
             }
         }
         self.run_until_quiet();

@@ -1,0 +1,294 @@
+//! Questions of a driver, asked on a thread of their own.
+//!
+//! The driver hands a request in and gets [`ControlReply::Later`] until there is an answer; the client's core asks again
+//! soon, and then not so soon. Nothing here blocks the driver. While etcd is away, requests wait here and reads and writes
+//! of pages go on; nothing is acknowledged that needs another map first.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rmap::control::{ControlReply, ControlRequest};
+use rmap::units::{Generation, SlabNo, SpaceId};
+
+use crate::config::EtcdConfig;
+use crate::error::EtcdError;
+use crate::store::{BATCH_MAX, Etcd};
+
+/// How often etcd and the owners are looked at while nothing is asked.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// After a failure that may pass.
+const PAUSE: Duration = Duration::from_millis(50);
+/// After one that will not pass by itself, such as a value that cannot be right.
+const LONG_PAUSE: Duration = Duration::from_secs(1);
+
+/// What an owner may believe of its space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// As of the last look.
+    Owner,
+    /// etcd was not reached since: it may belong to another owner by now. Servers know.
+    Unsure,
+    Taken {
+        generation: Generation,
+    },
+}
+
+/// How it is with etcd, for operators.
+#[derive(Clone, Debug)]
+pub struct Health {
+    /// Whether the last request was answered; if not, there is no new placement and no take-over.
+    pub reachable: bool,
+    /// Since when.
+    pub since: Instant,
+    /// The last error, as long as something waits because of it.
+    pub trouble: Option<EtcdError>,
+    /// Changes of maps that wait.
+    pub waiting: usize,
+    pub owned: Vec<(SpaceId, Generation, Standing)>,
+}
+
+enum Job {
+    Ask(ControlRequest),
+    Guard(SpaceId, Generation),
+}
+
+struct Asked {
+    request: ControlRequest,
+    reply: Option<ControlReply>,
+}
+
+/// The control plane, as the driver of a client has it: `move |request| control.ask(request)`.
+#[derive(Debug)]
+pub struct Control {
+    jobs: mpsc::Sender<Job>,
+    answers: mpsc::Receiver<(ControlRequest, ControlReply)>,
+    /// At most one a slab, as the client asks.
+    asked: HashMap<(SpaceId, SlabNo), Asked>,
+    health: Arc<Mutex<Health>>,
+}
+
+impl std::fmt::Debug for Asked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}: {:?}", self.request, self.reply)
+    }
+}
+
+/// Reads the [`Health`] of a [`Control`] from anywhere.
+#[derive(Clone, Debug)]
+pub struct HealthView(Arc<Mutex<Health>>);
+
+impl HealthView {
+    pub fn get(&self) -> Health {
+        lock(&self.0).clone()
+    }
+}
+
+impl Control {
+    /// Starts the thread. It ends when this is dropped.
+    ///
+    /// # Errors
+    /// The configuration. Whether etcd is there shows in [`Health`].
+    pub fn start(mut config: EtcdConfig) -> Result<Control, EtcdError> {
+        // A try at a time: in between the thread looks whether it is still wanted.
+        config.patience = Duration::ZERO;
+        let etcd = Etcd::open(config)?;
+        let (since, owned) = (Instant::now(), Vec::new());
+        let health = Health { reachable: false, since, trouble: None, waiting: 0, owned };
+        let health = Arc::new(Mutex::new(health));
+        let (jobs, inbox) = mpsc::channel();
+        let (outbox, answers) = mpsc::channel();
+        let worker = Worker { etcd, inbox, outbox, queue: VecDeque::new(), health: Arc::clone(&health) };
+        thread::Builder::new()
+            .name("etcd-control".to_owned())
+            .spawn(move || worker.run())
+            .map_err(|error| EtcdError::Invalid { what: format!("no thread: {error}") })?;
+        Ok(Control { jobs, answers, asked: HashMap::new(), health })
+    }
+
+    /// Watches whether the space still belongs to this generation, and says so in [`Health`].
+    pub fn guard(&self, space: SpaceId, generation: Generation) {
+        // The thread lives as long as this does.
+        let _ = self.jobs.send(Job::Guard(space, generation));
+    }
+
+    /// The answer to a request, if there is one. Never waits.
+    pub fn ask(&mut self, request: &ControlRequest) -> ControlReply {
+        for (request, reply) in self.answers.try_iter() {
+            let place = (request.space, request.slab);
+            if let Some(asked) = self.asked.get_mut(&place).filter(|asked| asked.request == request) {
+                asked.reply = Some(reply);
+            }
+        }
+        let place = (request.space, request.slab);
+        if let Some(asked) = self.asked.get_mut(&place).filter(|asked| asked.request == *request) {
+            let Some(reply) = asked.reply.take() else { return ControlReply::Later };
+            self.asked.remove(&place);
+            return reply;
+        }
+        self.asked.insert(place, Asked { request: request.clone(), reply: None });
+        let _ = self.jobs.send(Job::Ask(request.clone()));
+        ControlReply::Later
+    }
+
+    pub fn health(&self) -> HealthView {
+        HealthView(Arc::clone(&self.health))
+    }
+}
+
+struct Waiting {
+    request: ControlRequest,
+    due: Instant,
+    /// It shares no transaction: it, or one of those it was with, cannot succeed as things are.
+    alone: bool,
+}
+
+struct Worker {
+    etcd: Etcd,
+    inbox: mpsc::Receiver<Job>,
+    outbox: mpsc::Sender<(ControlRequest, ControlReply)>,
+    queue: VecDeque<Waiting>,
+    health: Arc<Mutex<Health>>,
+}
+
+impl Worker {
+    fn run(mut self) {
+        let mut look_at = Instant::now();
+        loop {
+            let due = self.queue.iter().map(|waiting| waiting.due).min();
+            let wake = due.map_or(look_at, |due| due.min(look_at));
+            match self.inbox.recv_timeout(wake.saturating_duration_since(Instant::now())) {
+                Ok(job) => {
+                    self.take(job);
+                    while let Ok(job) = self.inbox.try_recv() {
+                        self.take(job);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            let now = Instant::now();
+            if self.queue.iter().any(|waiting| waiting.due <= now) {
+                self.swap(now);
+            }
+            if look_at <= Instant::now() {
+                self.look();
+                look_at = Instant::now() + LOOK_EVERY;
+            }
+            lock(&self.health).waiting = self.queue.len();
+        }
+    }
+
+    fn take(&mut self, job: Job) {
+        match job {
+            Job::Ask(request) => self.queue.push_back(Waiting { request, due: Instant::now(), alone: false }),
+            Job::Guard(space, generation) => {
+                let owned = &mut lock(&self.health).owned;
+                owned.retain(|(other, ..)| *other != space);
+                owned.push((space, generation, Standing::Unsure));
+            }
+        }
+    }
+
+    /// The changes that are due and can go together.
+    fn next_batch(&mut self, now: Instant) -> Vec<Waiting> {
+        let mut batch: Vec<Waiting> = Vec::new();
+        let mut rest = VecDeque::with_capacity(self.queue.len());
+        for waiting in self.queue.drain(..) {
+            let fits = waiting.due <= now
+                && batch.len() < BATCH_MAX
+                && batch.first().is_none_or(|first| {
+                    let owner = |w: &Waiting| (w.request.space, w.request.generation);
+                    !first.alone && !waiting.alone && owner(first) == owner(&waiting)
+                })
+                && batch.iter().all(|other| other.request.slab != waiting.request.slab);
+            if fits {
+                batch.push(waiting);
+            } else {
+                rest.push_back(waiting);
+            }
+        }
+        self.queue = rest;
+        batch
+    }
+
+    fn swap(&mut self, now: Instant) {
+        let batch = self.next_batch(now);
+        let requests: Vec<ControlRequest> = batch.iter().map(|waiting| waiting.request.clone()).collect();
+        match self.etcd.answer_batch(&requests) {
+            Ok(replies) => {
+                // What cannot succeed is still the trouble while others go on.
+                if !self.queue.iter().any(|waiting| waiting.alone) {
+                    self.heard(None);
+                }
+                for answer in requests.into_iter().zip(replies) {
+                    // Nobody listens: the next look at the inbox ends the thread.
+                    let _ = self.outbox.send(answer);
+                }
+            }
+            Err(error) => {
+                let several = batch.len() > 1;
+                let transient = error.is_transient();
+                self.heard(Some(error));
+                for waiting in batch {
+                    let pause = if transient || several { PAUSE } else { LONG_PAUSE };
+                    let alone = waiting.alone || !transient;
+                    self.queue.push_back(Waiting { due: Instant::now() + pause, alone, ..waiting });
+                }
+            }
+        }
+    }
+
+    /// Is etcd there, and are the spaces still ours?
+    fn look(&mut self) {
+        let owned = lock(&self.health).owned.clone();
+        if owned.is_empty() {
+            let nodes = self.etcd.keys.nodes();
+            let there = self.etcd.range(nodes.as_bytes(), None, 1);
+            self.seen(there.err());
+        }
+        for (space, generation, _) in owned {
+            let today = self.etcd.generation(space);
+            let standing = match &today {
+                Ok(today) if *today == generation => Standing::Owner,
+                Ok(today) => Standing::Taken { generation: *today },
+                Err(_) => Standing::Unsure,
+            };
+            let mut health = lock(&self.health);
+            let ours = health.owned.iter_mut().filter(|(s, g, _)| (*s, *g) == (space, generation));
+            ours.for_each(|owned| owned.2 = standing);
+            let away = today.as_ref().is_err_and(EtcdError::is_transient);
+            if away {
+                // One wait is enough: what comes next is asked in a second.
+                health.owned.iter_mut().for_each(|owned| owned.2 = Standing::Unsure);
+            }
+            drop(health);
+            self.seen(today.err());
+            if away {
+                return;
+            }
+        }
+    }
+
+    /// What a look found. Trouble of a change that still waits is not over because etcd is there.
+    fn seen(&self, trouble: Option<EtcdError>) {
+        if trouble.is_some() || self.queue.is_empty() || !lock(&self.health).reachable {
+            self.heard(trouble);
+        }
+    }
+
+    fn heard(&self, trouble: Option<EtcdError>) {
+        let mut health = lock(&self.health);
+        let reachable = trouble.as_ref().is_none_or(|error| !error.is_transient());
+        if reachable != health.reachable {
+            (health.reachable, health.since) = (reachable, Instant::now());
+        }
+        health.trouble = trouble;
+    }
+}
+
+fn lock(health: &Mutex<Health>) -> std::sync::MutexGuard<'_, Health> {
+    health.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,201 @@
+//! What every control plane does: the file of one machine and etcd are held to the same.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use rmap::control::{ControlPlane, ControlReply, ControlRequest, MapEntry, Replica};
+use rmap::registry::Registry;
+use rmap::units::{Generation, ServerId, SlabNo, SpaceId, Version};
+use rmap_etcd::{Etcd, NewSpace};
+
+use crate::rig::EtcdProcess;
+
+/// More than etcd tells at a time.
+const MANY_SLABS: u32 = 1100;
+const CONTENDERS: usize = 4;
+const OPERATIONS: usize = 400;
+
+/// A control plane and ways to it.
+trait Plane: Sync {
+    type Way: ControlPlane + Send;
+    fn way(&self) -> Self::Way;
+    fn new_space(&self, name: &str) -> SpaceId;
+}
+
+struct File(PathBuf);
+
+impl Plane for File {
+    type Way = Registry;
+
+    fn way(&self) -> Registry {
+        Registry::open(&self.0.join("registry")).unwrap()
+    }
+
+    fn new_space(&self, name: &str) -> SpaceId {
+        SpaceId(name.bytes().fold(1, |sum, byte| sum * 31 + u64::from(byte)))
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Plane for EtcdProcess {
+    type Way = Etcd;
+
+    fn way(&self) -> Etcd {
+        self.connect("host")
+    }
+
+    fn new_space(&self, name: &str) -> SpaceId {
+        let new = NewSpace { name: name.to_owned(), pages: 1 << 20, copies: 2, reserve: 0 };
+        self.connect("host").create_space(&new).unwrap().id
+    }
+}
+
+/// A change that nobody else makes: the grants are made of the owner's generation.
+fn change(space: SpaceId, generation: Generation, slab: u32, revision: u64) -> ControlRequest {
+    let copy = |server| Replica { server: ServerId(server), grant: Version::new(generation, revision, false) };
+    let entry = MapEntry { revision, replicas: vec![copy(1), copy(2)], lost: false };
+    ControlRequest { space, generation, slab: SlabNo(slab), entry }
+}
+
+fn is_done(request: &ControlRequest, reply: &ControlReply) -> bool {
+    *reply == ControlReply::Done || *reply == ControlReply::Conflict(request.entry.clone())
+}
+
+fn owners_follow_each_other<P: Plane>(plane: &P) {
+    let space = plane.new_space("owners");
+    let (mut one, mut other) = (plane.way(), plane.way());
+    let (first, map) = one.take_over(space).unwrap();
+    assert_eq!((first, map), (Generation(1), vec![]));
+    let made = change(space, first, 3, 1);
+    assert_eq!(one.answer(&made).unwrap(), ControlReply::Done);
+    let (second, map) = other.take_over(space).unwrap();
+    assert_eq!((second, map), (Generation(2), vec![(SlabNo(3), made.entry.clone())]));
+    // The first one's time is over, for old changes and new ones.
+    assert_eq!(one.answer(&change(space, first, 3, 2)).unwrap(), ControlReply::Fenced);
+    assert_eq!(one.answer(&change(space, first, 4, 1)).unwrap(), ControlReply::Fenced);
+    assert_eq!(one.answer(&made).unwrap(), ControlReply::Fenced);
+    // Nobody is ahead of the time either.
+    assert_eq!(one.answer(&change(space, Generation(3), 3, 2)).unwrap(), ControlReply::Fenced);
+    // Spaces have nothing to do with each other.
+    let apart = plane.new_space("apart");
+    assert_eq!(one.take_over(apart).unwrap(), (Generation(1), vec![]));
+    assert_eq!(other.answer(&change(space, second, 3, 2)).unwrap(), ControlReply::Done);
+}
+
+fn entries_are_compared_and_swapped<P: Plane>(plane: &P) {
+    let space = plane.new_space("entries");
+    let (mut one, mut again) = (plane.way(), plane.way());
+    let (generation, _) = one.take_over(space).unwrap();
+    let made = change(space, generation, 0, 1);
+    assert_eq!(one.answer(&made).unwrap(), ControlReply::Done);
+    for way in [&mut one, &mut again] {
+        let reply = way.answer(&made).unwrap();
+        assert!(is_done(&made, &reply), "its own entry is recognized: {reply:?}");
+    }
+    let mut other = change(space, generation, 0, 1);
+    other.entry.replicas.pop();
+    assert_eq!(one.answer(&other).unwrap(), ControlReply::Conflict(made.entry.clone()));
+    // Neither skips one nor goes back.
+    assert_eq!(one.answer(&change(space, generation, 0, 3)).unwrap(), ControlReply::Conflict(made.entry.clone()));
+    let mut lost = change(space, generation, 0, 2);
+    (lost.entry.replicas, lost.entry.lost) = (Vec::new(), true);
+    assert_eq!(again.answer(&lost).unwrap(), ControlReply::Done);
+    assert_eq!(one.answer(&made).unwrap(), ControlReply::Conflict(lost.entry.clone()));
+    assert_eq!(one.take_over(space).unwrap().1, [(SlabNo(0), lost.entry)]);
+}
+
+fn a_large_map_comes_back_whole<P: Plane>(plane: &P) {
+    let space = plane.new_space("large");
+    let mut way = plane.way();
+    let (generation, _) = way.take_over(space).unwrap();
+    let all: Vec<ControlRequest> = (0..MANY_SLABS).map(|slab| change(space, generation, slab * 7, 1)).collect();
+    all.iter().for_each(|request| assert_eq!(way.answer(request).unwrap(), ControlReply::Done));
+    let (_, map) = plane.way().take_over(space).unwrap();
+    let expected: Vec<_> = all.into_iter().map(|request| (request.slab, request.entry)).collect();
+    assert_eq!(map, expected);
+}
+
+/// Hosts that take a space from each other: each has a generation of its own, and only the last can change anything.
+fn contenders_have_generations_of_their_own<P: Plane>(plane: &P) {
+    let space = plane.new_space("contended");
+    let mut won: Vec<Generation> = std::thread::scope(|scope| {
+        let contender = || {
+            let mut way = plane.way();
+            // One that another came before is told so, and is not the owner.
+            (0..10).filter_map(|_| Some(way.take_over(space).ok()?.0)).collect::<Vec<_>>()
+        };
+        let all: Vec<_> = (0..CONTENDERS).map(|_| scope.spawn(contender)).collect();
+        all.into_iter().flat_map(|one| one.join().unwrap()).collect()
+    });
+    won.sort_unstable();
+    let expected: Vec<Generation> = (1..=won.len() as u32).map(Generation).collect();
+    assert_eq!(won, expected, "no generation twice, none left out");
+    let mut way = plane.way();
+    for generation in &won[..won.len() - 1] {
+        assert_eq!(way.answer(&change(space, *generation, 0, 1)).unwrap(), ControlReply::Fenced);
+    }
+    assert_eq!(way.answer(&change(space, won[won.len() - 1], 0, 1)).unwrap(), ControlReply::Done);
+}
+
+/// Any order of operations does what a map in memory would do.
+fn it_is_as_a_map_in_memory<P: Plane>(plane: &P) {
+    let spaces = [plane.new_space("model-a"), plane.new_space("model-b")];
+    let mut ways = [plane.way(), plane.way()];
+    let mut model = BTreeMap::<SpaceId, (u32, BTreeMap<u32, MapEntry>)>::new();
+    let mut seed = 0x2545_f491_4f6c_dd1d_u64;
+    let mut below = |limit: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) % limit
+    };
+    for _ in 0..OPERATIONS {
+        let space = spaces[below(2) as usize];
+        let way = &mut ways[below(2) as usize];
+        let (owner, map) = model.entry(space).or_default();
+        if below(20) == 0 || *owner == 0 {
+            *owner += 1;
+            let expected = map.iter().map(|(slab, entry)| (SlabNo(*slab), entry.clone())).collect();
+            assert_eq!(way.take_over(space).unwrap(), (Generation(*owner), expected));
+            continue;
+        }
+        let generation = Generation((*owner + 1 - below(3) as u32).max(1));
+        let slab = below(4) as u32;
+        let today = map.get(&slab).cloned().unwrap_or_default();
+        let request = change(space, generation, slab, (today.revision + 2 - below(3)).max(1));
+        let reply = way.answer(&request).unwrap();
+        if generation.0 != *owner {
+            assert_eq!(reply, ControlReply::Fenced);
+        } else if request.entry == today {
+            assert!(is_done(&request, &reply), "{reply:?}");
+        } else if request.entry.revision == today.revision + 1 {
+            assert_eq!(reply, ControlReply::Done);
+            map.insert(slab, request.entry);
+        } else {
+            assert_eq!(reply, ControlReply::Conflict(today));
+        }
+    }
+}
+
+fn all_of_it<P: Plane>(plane: &P) {
+    owners_follow_each_other(plane);
+    entries_are_compared_and_swapped(plane);
+    a_large_map_comes_back_whole(plane);
+    contenders_have_generations_of_their_own(plane);
+    it_is_as_a_map_in_memory(plane);
+}
+
+#[test]
+fn the_file_of_one_machine() {
+    let dir = std::env::temp_dir().join(format!("rmap-behaviour-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    all_of_it(&File(dir));
+}
+
+#[test]
+fn etcd() {
+    all_of_it(&EtcdProcess::start());
+}
