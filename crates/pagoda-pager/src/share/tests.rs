@@ -266,7 +266,7 @@ fn what_is_handed_over_is_looked_at() {
     assert!(recovered.adopt(kept.files[0].as_fd(), kept.pool).is_err());
     assert!(recovered.adopt(kept.files[1].as_fd(), kept.pool).is_ok());
     assert!(table::reopen(kept.files[1].as_fd(), VM_BYTES, kept.table).is_err());
-    assert!(table::reopen(kept.files[0].as_fd(), 2 * VM_BYTES, kept.table).is_err());
+    assert!(table::reopen(kept.files[0].as_fd(), 4 * VM_BYTES, kept.table).is_err());
     // An entry that no pool can have.
     let file = table::reopen(kept.files[0].as_fd(), VM_BYTES, kept.table).unwrap();
     let member = Member::new(group, file, token(0), 9, false).unwrap();
