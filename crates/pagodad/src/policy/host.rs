@@ -124,7 +124,7 @@ mod tests {
         let mut host = Host::default();
         let mut look = |at_s: u64, memory: Memory| {
             let pool = host.look(at_s * 1000, set, used, &memory);
-            (pool.now.0 * 4 >> 20, pool.reason.is_some())
+            (pool.now.0 / GIB, pool.reason.is_some())
         };
         assert_eq!(look(0, memory(8192, Some(0))), (28, false));
         assert_eq!(look(1, memory(1024, Some(0))), (28, false));

@@ -13,6 +13,14 @@ use pagoda_pager::handle::Handle;
 use super::{Registry, Vm, error, internal, no_such_vm};
 use crate::policy::{Brain, settings};
 
+/// A VM that is asked about.
+struct Asked {
+    record: Record,
+    id: VmId,
+    page_ins_per_s: f64,
+    handle: Option<Arc<Handle>>,
+}
+
 impl Registry {
     /// Reserves what a new VM needs; its number.
     ///
@@ -141,7 +149,7 @@ impl Registry {
     /// # Errors
     /// No such VM, settings that it cannot have, or no plan was made with it yet.
     pub fn what_if(&self, name: &str, request: &WhatIfRequest) -> Result<WhatIfReply, ApiError> {
-        let (record, id, rate, handle) = self.look(name)?;
+        let Asked { record, id, page_ins_per_s, handle } = self.look(name)?;
         let memory: u64 = record.regions.iter().sum();
         let refuse = |text| error(ErrorCode::BadRequest, text, None);
         let asked = Record {
@@ -164,9 +172,9 @@ impl Registry {
         let misses = curve.as_ref().map(|curve| [curve.misses(now), curve.misses(then)]);
         Ok(WhatIfReply {
             target_bytes: [bytes(now), bytes(then)],
-            page_ins_per_s: rate,
+            page_ins_per_s,
             // Proportional: the curve stands on a sample of the same uses.
-            page_ins_per_s_then: misses.and_then(|[now, then]| (now > 0.0).then(|| rate * then / now)),
+            page_ins_per_s_then: misses.and_then(|[now, then]| (now > 0.0).then(|| page_ins_per_s * then / now)),
             miss_ratio: curve.map(|curve| [curve.miss_ratio(now), curve.miss_ratio(then)]),
         })
     }
@@ -176,7 +184,7 @@ impl Registry {
     /// # Errors
     /// No such VM.
     pub fn mrc(&self, name: &str) -> Result<Mrc, ApiError> {
-        let (record, id, _, handle) = self.look(name)?;
+        let Asked { record, id, handle, .. } = self.look(name)?;
         let curve = handle.and_then(|handle| handle.fresh_status().curve.clone());
         let brain = self.governor.lock();
         let target =
@@ -190,10 +198,15 @@ impl Registry {
         })
     }
 
-    fn look(&self, name: &str) -> Result<(Record, VmId, f64, Option<Arc<Handle>>), ApiError> {
+    fn look(&self, name: &str) -> Result<Asked, ApiError> {
         let vms = self.lock();
         let vm = vms.get(name).ok_or_else(|| no_such_vm(name))?;
-        Ok((vm.record.clone(), vm.governed.id, vm.governed.page_ins_per_s, vm.handle.clone()))
+        Ok(Asked {
+            record: vm.record.clone(),
+            id: vm.governed.id,
+            page_ins_per_s: vm.governed.page_ins_per_s,
+            handle: vm.handle.clone(),
+        })
     }
 }
 
