@@ -52,7 +52,7 @@ pub fn run(dir: &Path, format: Format) -> Result<()> {
                 state: if up { "up" } else { "silent" },
                 pressure: up.then(|| pressure(view.pressure)),
                 free_bytes: up.then(|| u64::from(view.free_slabs) * u64::from(SLAB_PAGES) * 4096),
-                round_trip_us: up.then(|| view.round_trip.as_secs_f64() * 1e6),
+                round_trip_us: up.then_some(view.round_trip.as_secs_f64() * 1e6),
             }
         })
         .collect();
