@@ -88,11 +88,11 @@ impl Drop for Running {
     }
 }
 
-fn registry() -> impl FnMut(&ControlRequest) -> Option<ControlReply> {
+fn registry() -> impl FnMut(&ControlRequest) -> ControlReply {
     let mut map = Map::new();
     move |request| {
         map.insert(request.slab, request.entry.clone());
-        Some(ControlReply::Done)
+        ControlReply::Done
     }
 }
 
@@ -100,7 +100,7 @@ fn connect(
     servers: &[Running],
     keys: &Keypair,
     pool: &PoolKey,
-) -> (UdpClient<impl FnMut(&ControlRequest) -> Option<ControlReply> + use<>>, SpaceRef) {
+) -> (UdpClient<impl FnMut(&ControlRequest) -> ControlReply + use<>>, SpaceRef) {
     let mut config = ClientConfig::new(keys.clone(), pool.clone());
     config.slab_size = SlabSize::new(SLAB_PAGES).unwrap();
     // The machine that runs the tests may be busy: what is tested is that nothing gets lost, not how fast that is noticed.
@@ -132,7 +132,7 @@ fn content(page: u64) -> Page {
 }
 
 /// Writes pages 0 to `count`, several at a time.
-fn fill<C: FnMut(&ControlRequest) -> Option<ControlReply>>(client: &mut UdpClient<C>, space: SpaceRef, count: u64) {
+fn fill<C: FnMut(&ControlRequest) -> ControlReply>(client: &mut UdpClient<C>, space: SpaceRef, count: u64) {
     const AT_A_TIME: u64 = 32;
     for first in (0..count).step_by(AT_A_TIME as usize) {
         for page in first..(first + AT_A_TIME).min(count) {
@@ -146,7 +146,7 @@ fn fill<C: FnMut(&ControlRequest) -> Option<ControlReply>>(client: &mut UdpClien
     }
 }
 
-fn check<C: FnMut(&ControlRequest) -> Option<ControlReply>>(client: &mut UdpClient<C>, space: SpaceRef, page: u64) {
+fn check<C: FnMut(&ControlRequest) -> ControlReply>(client: &mut UdpClient<C>, space: SpaceRef, page: u64) {
     let now = client.now();
     client.client.read(now, space, PageNo(page), Class::Demand, page).unwrap();
     let (event, got) = client.next(PATIENCE).unwrap();

@@ -195,7 +195,7 @@ fn a_table_is_there_for_the_next_who_maps_it() {
     let table = WordTable::map(ram("table", 4 * PAGE)).unwrap();
     assert_eq!(table.len(), 4 * PAGE_SIZE / 4);
     table[2 * PAGE_SIZE / 4 + 5].store(77, SeqCst);
-    assert_eq!(runs(table.file()), [2 * PAGE..3 * PAGE]);
+    assert_eq!(runs(table.file()), std::slice::from_ref(&(2 * PAGE..3 * PAGE)));
     let again = WordTable::map(RamFile::reopen(table.file().keepsake().unwrap().as_fd(), 4 * PAGE).unwrap()).unwrap();
     drop(table);
     assert_eq!(again[2 * PAGE_SIZE / 4 + 5].load(SeqCst), 77);

@@ -15,7 +15,7 @@ use rmap::units::Time;
 use super::store;
 
 /// The control plane: the registry's file.
-pub type Control = Box<dyn FnMut(&ControlRequest) -> Option<ControlReply>>;
+pub type Control = Box<dyn FnMut(&ControlRequest) -> ControlReply>;
 
 /// Answers from the registry. Where its disk fails, the question is asked again, and nothing goes on that needs it.
 pub fn control(mut registry: Registry) -> Control {
@@ -23,13 +23,13 @@ pub fn control(mut registry: Registry) -> Control {
     Box::new(move |request| match registry.answer(request) {
         Ok(reply) => {
             failing = false;
-            Some(reply)
+            reply
         }
         Err(error) => {
             if !std::mem::replace(&mut failing, true) {
                 eprintln!("pagoda: {error}; trying again");
             }
-            None
+            ControlReply::Later
         }
     })
 }

@@ -113,7 +113,7 @@ pub struct Server<C> {
     turn: usize,
 }
 
-impl<C: FnMut(&ControlRequest) -> Option<ControlReply>> Server<C> {
+impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
     /// The pool's client has attached the space; its sessions may still be beginning. `wait` is for requests and for
     /// answers of the pool.
     ///

@@ -33,9 +33,9 @@ pub struct UdpClient<C> {
     page: Box<Page>,
 }
 
-impl<C: FnMut(&ControlRequest) -> Option<ControlReply>> UdpClient<C> {
+impl<C: FnMut(&ControlRequest) -> ControlReply> UdpClient<C> {
     /// `start` is when the client's clock began. `control` answers at once, as a registry in memory or in a file does;
-    /// where it cannot, it is asked again later.
+    /// where it cannot, with [`ControlReply::Later`].
     pub fn new(client: Client, port: Port, wait: Wait, start: Instant, control: C) -> UdpClient<C> {
         let out = Vec::with_capacity(2 * DATAGRAM_MAX);
         UdpClient { client, port, wait, start, control, out, page: Box::new([0; PAGE_SIZE]) }
@@ -50,9 +50,8 @@ impl<C: FnMut(&ControlRequest) -> Option<ControlReply>> UdpClient<C> {
     pub fn flush(&mut self) {
         let now = self.now();
         while let Some((id, request)) = self.client.poll_control(now) {
-            if let Some(reply) = (self.control)(&request) {
-                self.client.on_control(now, id, reply);
-            }
+            let reply = (self.control)(&request);
+            self.client.on_control(now, id, reply);
         }
         let client = &mut self.client;
         self.port.send_all(&mut self.out, |out| client.poll_transmit(now, out));

@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Distance of the pages read one after another: no two near each other.
 const STRIDE: u64 = 1543;
 
-type Registry = fn(&ControlRequest) -> Option<ControlReply>;
+type Registry = fn(&ControlRequest) -> ControlReply;
 
 pub struct Pool {
     client: UdpClient<Registry>,
@@ -74,7 +74,7 @@ impl Pool {
         client.add_server(Time(0), ServerInfo { id: ServerId(1), addr, key, zone: 0 })?;
         let spec = SpaceSpec { id: SpaceId(1), pages: PAGES, copies: 1, key: [2; KEY_SIZE] };
         let space = client.attach(&spec, Generation(1), &[])?;
-        let registry: Registry = |_| Some(ControlReply::Done);
+        let registry: Registry = |_| ControlReply::Done;
         let client = UdpClient::new(client, loopback()?, wait, Instant::now(), registry);
         let mut pool = Pool { client, space, next: 0, stop, thread: Some(thread) };
         pool.fill()?;
