@@ -270,9 +270,6 @@ pub struct VmInfo {
     pub resident_bytes: u64,
     /// Content that is only in swap.
     pub swapped_bytes: u64,
-    /// Content that is a frame of its share group; how much of it is saved, the counters say.
-    #[serde(default)]
-    pub shared_bytes: u64,
     /// Content that is nowhere, because it is all zero.
     pub zero_bytes: u64,
     /// Allocated on the swap disk, clean copies of resident pages included.

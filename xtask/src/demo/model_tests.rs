@@ -16,7 +16,6 @@ pub fn vm(resident_mib: u64, counters: &[(&str, u64)]) -> VmInfo {
         resident_bytes: resident_mib * MIB,
         swapped_bytes: 300 * MIB,
 
-        shared_bytes: 0,
         zero_bytes: (468 - resident_mib) * MIB,
         swap_used_bytes: 0,
         armed: true,

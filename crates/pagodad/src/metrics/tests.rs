@@ -16,7 +16,6 @@ fn vm() -> VmInfo {
         resident_bytes: 1 << 29,
         swapped_bytes: 3 << 30,
 
-        shared_bytes: 0,
         zero_bytes: 1 << 29,
         swap_used_bytes: 3 << 30,
         armed: true,

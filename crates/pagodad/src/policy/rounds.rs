@@ -199,20 +199,21 @@ fn measure(vm: &mut Seen) {
     (vm.is_measured, vm.is_new) = (true, true);
 }
 
-/// Pages of a VM that are in DRAM, and those that it counts as having.
+/// Pages of a VM that are in DRAM, its part of shared frames included, as the engine's limit counts them; and those that it
+/// counts as having.
 fn residents(vm: &Seen, status: &Status) -> (PageCount, PageCount) {
     if !status.armed {
         let resident = Bytes(status.ram_bytes).pages_ceil();
         return (resident, resident);
     }
-    let resident = PageCount(status.stats.get(Metric::Resident));
+    let resident = PageCount(status.stats.get(Metric::Resident) + status.stats.get(Metric::SharedPart));
     let is_limited = vm.told < vm.memory && status.pinned.is_none();
     (resident, if is_limited { charged(resident, vm.told, headroom_max(vm.told)) } else { resident })
 }
 
-/// Frames that VMs share, and how much of a VM is mapped to them: nothing, until pages are shared.
-fn shared(_status: &Status) -> PageCount {
-    PageCount::ZERO
+/// Pages of a VM that are in nobody's DRAM but that of the VMs it shares with.
+fn shared(status: &Status) -> PageCount {
+    PageCount(status.stats.get(Metric::Shared).saturating_sub(status.stats.get(Metric::SharedPart)))
 }
 
 fn sample(vm: &Seen) -> Option<VmSample> {

@@ -5,7 +5,8 @@ use pagoda_api::types::{ExplainLine, HostPolicy, SHARES_DEFAULT, Sampling, VmPol
 use pagoda_core::policy::explain::{self, Line};
 use pagoda_core::policy::plan::StuckReason;
 use pagoda_core::policy::{ReclaimState, Standing};
-use pagoda_core::units::PageCount;
+use pagoda_core::stats::{Metric, Stats};
+use pagoda_core::units::{PAGE_SIZE, PageCount};
 
 use super::Governor;
 use crate::registry::Vm;
@@ -35,9 +36,30 @@ pub fn stuck_text(reason: StuckReason) -> &'static str {
     }
 }
 
+/// What a VM has in frames.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Sharing {
+    /// Content of it.
+    pub shared_bytes: u64,
+    /// Its part of the DRAM that these frames take.
+    pub part_bytes: u64,
+}
+
+impl Sharing {
+    pub fn of(stats: &Stats) -> Sharing {
+        let bytes = |metric| stats.get(metric) * PAGE_SIZE;
+        Sharing { shared_bytes: bytes(Metric::Shared), part_bytes: bytes(Metric::SharedPart) }
+    }
+
+    /// DRAM that it would take more.
+    pub fn saved_bytes(self) -> u64 {
+        self.shared_bytes.saturating_sub(self.part_bytes)
+    }
+}
+
 impl Governor {
-    /// A VM as the policy sees it. Memory is in bytes: what is in DRAM and what is in swap.
-    pub fn describe(&self, vm: &Vm, resident: u64, swapped: u64) -> VmPolicy {
+    /// A VM as the policy sees it. Memory is in bytes: what is in its own part of DRAM and what is in swap.
+    pub fn describe(&self, vm: &Vm, resident: u64, swapped: u64, sharing: Sharing) -> VmPolicy {
         let brain = self.lock();
         let now_ms = self.now_ms();
         let planned = brain.last.as_ref().and_then(|last| last.plan.vm(vm.governed.id));
@@ -50,12 +72,12 @@ impl Governor {
             share_group: vm.record.group.clone(),
             sampling: sampling.map_or_else(Sampling::default, |of| Sampling { pages: of.pages, period_s: of.period_s }),
             overhead_bytes: bytes(vm.governed.overhead()),
-            touched_bytes: resident + swapped,
+            touched_bytes: resident + swapped + sharing.shared_bytes,
             active_bytes: estimate.map(|estimate| bytes(estimate.working_set)),
             target_bytes: planned.map(|vm| bytes(vm.terms.target)),
             limit_bytes: bytes(limit),
-            shared_bytes: 0,
-            saved_bytes: 0,
+            shared_bytes: sharing.shared_bytes,
+            saved_bytes: sharing.saved_bytes(),
             standing: planned.map_or(NOT_PLANNED, |vm| standing_word(vm.standing)).to_owned(),
             standing_since_s: planned.map_or(0, |vm| now_ms.saturating_sub(vm.standing_since_ms) / 1000),
         }

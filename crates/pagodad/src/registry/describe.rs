@@ -7,7 +7,7 @@ use pagoda_abi::record::Kind;
 use pagoda_api::types::{
     ApiError, BalloonInfo, Explain, ExplainLine, Health, HostInfo, Latency, VmInfo, VmKind, VmState,
 };
-use pagoda_core::stats::{CATALOGUE, FAULT_CAUSES, Metric};
+use pagoda_core::stats::{CATALOGUE, FAULT_CAUSES, Metric, Stats};
 use pagoda_core::units::{Bytes, PAGE_SIZE};
 use pagoda_pager::handle::{Handle, Status};
 use pagoda_sys::host::FolioSize;
@@ -15,6 +15,7 @@ use pagoda_sys::host::FolioSize;
 use super::{Registry, Vm, no_such_vm};
 use crate::balloon;
 use crate::policy::host::Memory;
+use crate::policy::tell::Sharing;
 
 impl Registry {
     /// All VMs, by name.
@@ -59,7 +60,6 @@ impl Registry {
             dram_limit_bytes: vm.record.dram,
             resident_bytes,
             swapped_bytes,
-            shared_bytes,
             zero_bytes: memory_bytes.saturating_sub(resident_bytes + swapped_bytes + shared_bytes),
             swap_used_bytes: status.swap_bytes,
             armed: status.armed,
@@ -70,7 +70,7 @@ impl Registry {
             counters,
             latency: latency_of(&status),
             balloon: vm.balloon.as_ref().map(balloon::Handle::info),
-            policy: self.governor.describe(vm, resident_bytes, swapped_bytes),
+            policy: self.governor.describe(vm, resident_bytes, swapped_bytes, Sharing::of(&status.stats)),
         }
     }
 
@@ -93,10 +93,10 @@ impl Registry {
         line("dram", Bytes(vm.dram_limit_bytes).to_string(), cap);
         line("resident", Bytes(vm.resident_bytes).to_string(), "pages in DRAM now");
         line("swapped", Bytes(vm.swapped_bytes).to_string(), "pages whose content is only in its swap file");
-        if vm.shared_bytes > 0 {
+        if vm.policy.shared_bytes > 0 {
             let part = vm.counters.get("shared_part_pages").copied().unwrap_or(0) * PAGE_SIZE;
             let reason = format!("pages equal to others of its share group; {} of that counts as its own", Bytes(part));
-            line("shared", Bytes(vm.shared_bytes).to_string(), &reason);
+            line("shared", Bytes(vm.policy.shared_bytes).to_string(), &reason);
         }
         line("zero", Bytes(vm.zero_bytes).to_string(), "never written, all zero, or given back by the guest: nowhere");
         line(
@@ -142,8 +142,11 @@ impl Registry {
         let mut policy = self.governor.describe_host();
         let vms = self.lock();
         for vm in vms.values() {
-            let swapped = vm.handle.as_ref().map_or(0, |handle| handle.status().stats.get(Metric::Swapped) * PAGE_SIZE);
-            policy.swapped_bytes += swapped;
+            let stats = vm.handle.as_ref().map_or_else(Stats::default, |handle| handle.status().stats);
+            let sharing = Sharing::of(&stats);
+            policy.swapped_bytes += stats.get(Metric::Swapped) * PAGE_SIZE;
+            policy.shared_bytes += sharing.shared_bytes;
+            policy.saved_bytes += sharing.saved_bytes();
             policy.ballooned_bytes += vm.balloon.as_ref().map_or(0, |balloon| balloon.info().ballooned_bytes);
         }
         let count = vms.len() as u32;
