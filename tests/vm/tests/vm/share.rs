@@ -77,7 +77,7 @@ fn two_equal_vms_share_large_folios() -> Result<()> {
 
 #[test]
 fn a_vm_that_ends_leaves_its_frames_to_the_others() -> Result<()> {
-    Lab::run("share, a VM ends", 3, |lab| {
+    Lab::run("share, a VM ends", 2, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
         let (a, b) = (toy(lab, &daemon, "a", "tenant")?, toy(lab, &daemon, "b", "tenant")?);
         wait_shared(&daemon, "a", 2)?;
@@ -99,7 +99,7 @@ fn a_vm_that_ends_leaves_its_frames_to_the_others() -> Result<()> {
 
 #[test]
 fn groups_share_nothing_with_one_another() -> Result<()> {
-    Lab::run("share, groups", 3, |lab| {
+    Lab::run("share, groups", 2, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
         let red = toy(lab, &daemon, "red", "red")?;
         let blue = toy(lab, &daemon, "blue", "blue")?;
