@@ -156,7 +156,8 @@ fn prepare(connection: &Connection, registry: &Registry, token: Token, peer: Pee
     let shared = SharedMap::create()?;
     let kept = registry.prepare_sharing(&name)?;
     let device = uffd::open_device().ok();
-    let flags = huge_flag() | PREPARED_SHARING | if device.is_some() { PREPARED_DEVICE } else { 0 };
+    let sharing = if kept.is_empty() { 0 } else { PREPARED_SHARING };
+    let flags = huge_flag() | sharing | if device.is_some() { PREPARED_DEVICE } else { 0 };
     let mut fds = vec![shared.as_fd()];
     fds.extend(device.as_ref().map(AsFd::as_fd));
     fds.extend(kept.iter().map(AsFd::as_fd));
@@ -235,7 +236,7 @@ fn attach(
         busy_poll: registry.config.busy_poll,
         pinned: record.pinned.clone(),
         taken_over,
-        sharing: sharing_of(&record, member.as_ref()),
+        sharing: sharing_of(registry, &record, member.as_ref()),
         member,
     };
     {

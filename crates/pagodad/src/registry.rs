@@ -160,6 +160,10 @@ impl Registry {
     /// Bad sizes, a name that is taken, no room or an unfit file system for swap: each says what to do.
     pub fn create(&self, request: CreateVm) -> Result<CreatedVm, ApiError> {
         request.check().map_err(|message| error(ErrorCode::BadRequest, message, None))?;
+        if request.share_group.is_some() && !self.config.page_sharing {
+            let hint = "leave --share-group out, or start pagodad with --page-sharing";
+            return Err(error(ErrorCode::Unsupported, "this daemon shares no pages", Some(hint)));
+        }
         let memory = request.memory_bytes();
         let dram = request.dram.unwrap_or(memory);
         let mut vms = self.lock();
@@ -235,7 +239,8 @@ impl Registry {
             let _ = std::fs::remove_file(&swap_path);
             let _ = std::fs::remove_file(self.monitor_path(&record.name));
         })?;
-        let group = self.new_group(&record).inspect_err(|_| self.forget(&record.name))?;
+        let group = self.config.page_sharing.then(|| self.new_group(&record)).transpose();
+        let group = group.inspect_err(|_| self.forget(&record.name))?;
         let qmp = Arc::new(Monitor::new(&self.monitor_path(&record.name)));
         Ok(Vm {
             record,
@@ -251,7 +256,7 @@ impl Registry {
             qmp,
             balloon: None,
             governed: Governed::new(id),
-            group: Some(group),
+            group,
             table: None,
         })
     }

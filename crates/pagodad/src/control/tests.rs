@@ -35,6 +35,7 @@ impl Daemon {
             shim: dir.join("shim.so"),
             tune_host: false,
             large_folios: LargeFolios::Off,
+            page_sharing: false,
             page_in: crate::config::PageIn::default(),
             replacement: crate::config::Replacement::default(),
             busy_poll: pagoda_pager::poll::BUSY_POLL_DEFAULT,

@@ -84,18 +84,18 @@ impl Registry {
         groups.iter().filter(|group| group.can_settle()).for_each(|group| group.settle());
     }
 
-    /// What a new VM's shim is to keep: table and pool.
-    pub fn prepare_sharing(&self, name: &str) -> Result<[OwnedFd; 2]> {
+    /// What a new VM's shim is to keep: table and pool, or nothing if it shares no pages.
+    pub fn prepare_sharing(&self, name: &str) -> Result<Vec<OwnedFd>> {
         let start = Instant::now();
         loop {
             let mut vms = self.lock();
             let vm = vms.get_mut(name).context("the VM is gone")?;
-            let group = vm.group.clone().context("the VM has no share group")?;
+            let Some(group) = vm.group.clone() else { return Ok(Vec::new()) };
             if let Some(frames) = group.frames() {
                 let table = table::create(name, vm.record.regions.iter().sum())?;
                 let kept = table::keepsakes(&table, frames)?;
                 vm.table = Some(table);
-                return Ok(kept);
+                return Ok(kept.into());
             }
             drop(vms);
             ensure!(start.elapsed() < POOL_WAIT, "the share group {} waits for its other VMs: try again", group.name());
@@ -146,8 +146,8 @@ impl Registry {
 }
 
 /// How far equal pages of this VM are looked for.
-pub fn sharing_of(record: &Record, member: Option<&Member>) -> Sharing {
-    match (member, &record.group) {
+pub fn sharing_of(registry: &Registry, record: &Record, member: Option<&Member>) -> Sharing {
+    match (member.filter(|_| registry.config.page_sharing), &record.group) {
         (None, _) => Sharing::Off,
         (Some(_), None) => Sharing::PageOut,
         (Some(_), Some(_)) => Sharing::Scan,
