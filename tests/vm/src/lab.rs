@@ -146,12 +146,12 @@ impl Lab {
         Ok(toy)
     }
 
-    /// A toy VMM in a share group.
+    /// Starts a toy with more options of `pagoda run`.
     ///
     /// # Errors
     /// It does not start.
-    pub fn sharing_toy(&self, daemon: &Daemon, options: &ToyOptions, group: &str) -> Result<Rc<Toy>> {
-        let toy = Rc::new(Toy::start_with(daemon, options, &["--share-group", group])?);
+    pub fn toy_with(&self, daemon: &Daemon, options: &ToyOptions, more: &[&str]) -> Result<Rc<Toy>> {
+        let toy = Rc::new(Toy::start_with(daemon, options, more)?);
         self.toys.borrow_mut().push(Rc::clone(&toy));
         Ok(toy)
     }

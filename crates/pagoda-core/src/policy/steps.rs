@@ -23,8 +23,10 @@ const BALLOON_PATIENCE_MS: u64 = 10_000;
 const BALLOON_RETRY_MS: u64 = 60_000;
 /// A balloon has moved if it grew by this, and has arrived when it is this near: a chunk.
 const BALLOON_STEP: PageCount = PageCount(256);
-/// A balloon is not asked for a change smaller than this: targets breathe, and each change is work for the guest.
-const BALLOON_CHANGE_MIN: PageCount = PageCount(2048);
+/// A balloon is not asked for a change smaller than this part of the VM's memory, and at most [`BALLOON_CHANGE_MAX`]:
+/// targets breathe, and each change is work for the guest.
+const BALLOON_CHANGE_PART: u64 = 256;
+const BALLOON_CHANGE_MAX: PageCount = PageCount(2048);
 /// A plan is never made for less than this time: the first one, or one right after another, still moves something.
 const ELAPSED_MIN_MS: u64 = 100;
 /// Nor for more: after a daemon's pause the steps are as after ten seconds.
@@ -110,7 +112,7 @@ pub fn plan_vm(
             let may_grow = take || terms.bound != Bound::Ceiling;
             let asked = balloon_size(situation, settings, size, watch.asked, keeps, may_grow);
             // While memory is taken from the VM its balloon does not shrink.
-            let asked = if take { asked.max(size) } else { steady(watch.asked, asked) };
+            let asked = if take { asked.max(size) } else { steady(settings.memory, watch.asked, asked) };
             watch.asked = asked;
             Some(asked)
         }
@@ -145,8 +147,9 @@ pub fn plan_vm(
 }
 
 /// `next`, unless that is nearly what was asked for before: a balloon is emptied altogether or left alone.
-fn steady(before: PageCount, next: PageCount) -> PageCount {
-    let is_near = before.0.abs_diff(next.0) < BALLOON_CHANGE_MIN.0;
+fn steady(memory: PageCount, before: PageCount, next: PageCount) -> PageCount {
+    let least = PageCount(memory.0 / BALLOON_CHANGE_PART).clamp(BALLOON_STEP, BALLOON_CHANGE_MAX);
+    let is_near = before.0.abs_diff(next.0) < least.0;
     if is_near && before > PageCount::ZERO && next > PageCount::ZERO { before } else { next }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use pagoda_api::SampleInfo;
 use vm_tests::toy::ToyOptions;
-use vm_tests::{Daemon, Folios, Lab, Toy};
+use vm_tests::{Daemon, Folios, Lab, Toy, wait};
 
 const MEMORY_MIB: u64 = 320;
 const PAGES_PER_MIB: u64 = 256;
@@ -21,10 +21,17 @@ fn pages(nth: u64) -> Vec<u64> {
 
 fn start(lab: &Lab, daemon: &Daemon, dram_mib: u64) -> Result<Rc<Toy>> {
     let options = ToyOptions { name: "toy".into(), memory_mib: MEMORY_MIB, dram_mib, threads: 1 };
-    let toy = lab.toy(daemon, &options)?;
+    // Its policy begins one period, and none for an hour.
+    let toy = lab.toy_with(daemon, &options, &["--sample-period", "3600"])?;
     toy.map()?;
+    wait_first_period(daemon)?;
     toy.touch(&format!("--mib {MEMORY_MIB} --in-order"))?;
     Ok(toy)
+}
+
+/// The policy's own period would end one of ours.
+fn wait_first_period(daemon: &Daemon) -> Result<()> {
+    wait::until("the policy's first period", wait::HANG, || Ok((daemon.sampled("toy")?.period > 0).then_some(())))
 }
 
 /// Samples, has the toy use the first `mib` of its memory, and gives what was counted.
@@ -58,8 +65,9 @@ fn restarted(daemon: &Daemon, armed: bool) -> Result<()> {
     daemon.wait_vm("toy", "taken over", BACK_MAX, |info| {
         info.state == pagoda_api::VmState::Running && info.armed == armed
     })?;
+    wait_first_period(daemon)?;
     let info = daemon.sampled("toy")?;
-    ensure!(info == SampleInfo::default(), "a new daemon knows of no period: {info:?}");
+    ensure!(info.period == 1, "a new daemon knows of no period before its own: {info:?}");
     Ok(())
 }
 

@@ -25,7 +25,7 @@ fn sharing_daemon(lab: &Lab, folios: Folios) -> Result<Rc<Daemon>> {
 }
 
 fn toy(lab: &Lab, daemon: &Daemon, name: &str, group: &str) -> Result<Rc<Toy>> {
-    let toy = lab.sharing_toy(daemon, &options(name), group)?;
+    let toy = lab.toy_with(daemon, &options(name), &["--share-group", group])?;
     toy.fill()?;
     Ok(toy)
 }
@@ -70,19 +70,16 @@ fn shared_and_back(name: &str, folios: Folios) -> Result<()> {
 }
 
 #[test]
-#[ignore = "page sharing is off by default until these pass again and again"]
 fn two_equal_vms_share_small_folios() -> Result<()> {
     shared_and_back("share, 4 KiB", Folios::Small)
 }
 
 #[test]
-#[ignore = "page sharing is off by default until these pass again and again"]
 fn two_equal_vms_share_large_folios() -> Result<()> {
     shared_and_back("share, large folios", Folios::Large)
 }
 
 #[test]
-#[ignore = "page sharing is off by default until these pass again and again"]
 fn a_vm_that_ends_leaves_its_frames_to_the_others() -> Result<()> {
     Lab::run("share, a VM ends", 2, |lab| {
         let daemon = sharing_daemon(lab, Folios::Small)?;
@@ -105,7 +102,6 @@ fn a_vm_that_ends_leaves_its_frames_to_the_others() -> Result<()> {
 }
 
 #[test]
-#[ignore = "page sharing is off by default until these pass again and again"]
 fn groups_share_nothing_with_one_another() -> Result<()> {
     Lab::run("share, groups", 2, |lab| {
         let daemon = sharing_daemon(lab, Folios::Small)?;
@@ -177,20 +173,17 @@ fn daemon_killed(name: &str, folios: Folios) -> Result<()> {
 }
 
 #[test]
-#[ignore = "page sharing is off by default until these pass again and again"]
 fn daemon_killed_while_sharing_small_folios() -> Result<()> {
     daemon_killed("share, daemon killed, 4 KiB", Folios::Small)
 }
 
 #[test]
-#[ignore = "page sharing is off by default until these pass again and again"]
 fn daemon_killed_while_sharing_large_folios() -> Result<()> {
     daemon_killed("share, daemon killed, large folios", Folios::Large)
 }
 
 /// Sharing, page-out and page-in of the same VMs.
 #[test]
-#[ignore = "page sharing is off by default until these pass again and again"]
 fn sharing_under_a_cap() -> Result<()> {
     Lab::run("share, under a cap", 2, |lab| {
         let daemon = sharing_daemon(lab, Folios::Large)?;
@@ -216,7 +209,6 @@ fn sharing_under_a_cap() -> Result<()> {
 
 /// Two real guests with the same kernel and the same pages of their own.
 #[test]
-#[ignore = "page sharing is off by default until these pass again and again"]
 fn two_identical_guests() -> Result<()> {
     Lab::run("share, two guests", 2, |lab| {
         const TOUCHED_MIB: u64 = 48;
