@@ -105,7 +105,7 @@ pub struct CreateVm {
     /// Why no page of this VM may ever be evicted, for example a device that does DMA to all of it.
     #[serde(default)]
     pub pinned: Option<String>,
-    /// VMs that may share pages with it; without one it shares only with itself.
+    /// VMs that may share pages with it. Refused by a daemon that shares no pages.
     #[serde(default)]
     pub share_group: Option<String>,
     #[serde(default)]

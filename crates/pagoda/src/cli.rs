@@ -108,7 +108,7 @@ Examples:
       -object memory-backend-ram,id=a,size=4G -object memory-backend-ram,id=b,size=4G \\
       -numa node,memdev=a -numa node,memdev=b -accel kvm disk.qcow2
   At least 2 GiB of DRAM whatever others do, twice the usual weight, pages shared with VMs of the same tenant:
-    pagoda run --name db --min 2G --shares 2000 --share-group tenant1 -- qemu-system-x86_64 -m 8G -accel kvm db.qcow2
+    pagoda run --name db --min 2G --shares 2000 -- qemu-system-x86_64 -m 8G -accel kvm db.qcow2
   A program of yours:
     pagoda run --plain --name cache --memory 2G --dram 512M -- ./my-cache")]
 pub struct Run {
@@ -123,7 +123,8 @@ pub struct Run {
     pub dram: Option<u64>,
     #[command(flatten)]
     pub claim: ClaimOptions,
-    /// VMs of one group may share pages of the same content [default: it shares only with itself]
+    /// VMs of one group may share pages of the same content; only if pagodad runs with --page-sharing
+    /// [default: it shares with no other VM]
     #[arg(long, value_name = "NAME", value_parser = policy::share_group)]
     pub share_group: Option<String>,
     #[command(flatten)]
