@@ -71,6 +71,11 @@ impl Share {
         stats.set(Metric::ShareCollisions, self.collisions);
     }
 
+    /// Its pages may be looked at: before the group is settled a look would find nothing, and nobody would look again.
+    fn is_looking(&self) -> bool {
+        self.member.as_ref().is_some_and(|member| member.group().is_settled())
+    }
+
     /// Thousandths of a core that are this VM's.
     fn per_mille(&self) -> u32 {
         (SCAN_PER_MILLE / SCANNERS.load(Ordering::Relaxed).max(1)).max(1)
@@ -89,7 +94,7 @@ impl Engine {
 
     /// How long until pages can be looked at.
     pub(super) fn scan_wait(&self) -> Duration {
-        if self.share.member.is_none() || !self.machine.has_pages_to_scan(self.now_ms()) {
+        if !self.machine.has_pages_to_scan(self.now_ms()) || !self.share.is_looking() {
             return Duration::MAX;
         }
         match self.machine.is_scan_blocked() {
@@ -107,7 +112,7 @@ impl Engine {
         if self.share.member.as_ref().is_some_and(Member::has_many_dead) {
             self.bury_dead();
         }
-        if !self.machine.has_pages_to_scan(self.now_ms()) {
+        if !self.machine.has_pages_to_scan(self.now_ms()) || !self.share.is_looking() {
             return;
         }
         self.share.earn();

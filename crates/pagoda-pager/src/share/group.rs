@@ -13,6 +13,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use pagoda_abi::Token;
@@ -83,7 +84,6 @@ pub enum Look {
 
 #[derive(Debug, Default)]
 struct Inner {
-    settled: bool,
     index: HashMap<u64, u64, BuildHasherDefault<Identity>>,
     hints: usize,
     /// Frames below `next` that are not in use.
@@ -106,6 +106,8 @@ pub struct Group {
     seed: u64,
     frames_max: u32,
     frames: OnceLock<Frames>,
+    /// Written under the lock of `inner`; read without it by those who may not wait while the pool is read.
+    settled: AtomicBool,
     inner: Mutex<Inner>,
 }
 
@@ -117,7 +119,7 @@ impl Group {
     pub fn create(name: &str, frames_max: u32) -> Result<Group, RamError> {
         let group = Group::recovered(name, frames_max);
         let _ = group.frames.set(Frames::create(&format!("{name}.pool"), frames_max)?);
-        group.lock().settled = true;
+        group.settled.store(true, Ordering::SeqCst);
         Ok(group)
     }
 
@@ -125,7 +127,14 @@ impl Group {
     pub fn recovered(name: &str, frames_max: u32) -> Group {
         let seed = RandomState::new().hash_one(0);
         let inner = Inner { next: 1, ..Inner::default() };
-        Group { name: name.to_owned(), seed, frames_max, frames: OnceLock::new(), inner: Mutex::new(inner) }
+        Group {
+            name: name.to_owned(),
+            seed,
+            frames_max,
+            frames: OnceLock::new(),
+            settled: AtomicBool::new(false),
+            inner: Mutex::new(inner),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -161,7 +170,7 @@ impl Group {
     /// This VM refers to frames, and has to come back or be found dead before any is freed.
     pub fn expect(&self, token: Token) {
         let mut inner = self.lock();
-        inner.settled = false;
+        self.settled.store(false, Ordering::SeqCst);
         inner.expected.insert(token);
     }
 
@@ -173,19 +182,19 @@ impl Group {
     /// Whether [`Group::settle`] has something to do: all VMs are accounted for.
     pub fn can_settle(&self) -> bool {
         let inner = self.lock();
-        !inner.settled && inner.expected.is_empty() && self.frames.get().is_some()
+        !self.is_settled() && inner.expected.is_empty() && self.frames.get().is_some()
     }
 
     /// Equal pages are looked for.
     pub fn is_settled(&self) -> bool {
-        self.lock().settled
+        self.settled.load(Ordering::SeqCst)
     }
 
     /// Frees the frames that nobody refers to, and learns the contents of the others. It reads all of the pool.
     pub fn settle(&self) {
         let Some(frames) = self.frames.get() else { return };
         let mut inner = self.lock();
-        if inner.settled || !inner.expected.is_empty() {
+        if self.is_settled() || !inner.expected.is_empty() {
             return;
         }
         let end = match frames.end() {
@@ -211,7 +220,7 @@ impl Group {
                 inner.free.push(frame);
             }
         }
-        inner.settled = true;
+        self.settled.store(true, Ordering::SeqCst);
         let used = inner.index.len();
         tracing::info!(group = %self.name, frames = used, "all VMs are accounted for: sharing goes on");
     }
@@ -249,10 +258,10 @@ impl Group {
     /// Looks for a frame with this content, which must not change until the entry is written. `page`: whose it is;
     /// `is_worth`: whether the page of a hint deserves a frame.
     pub fn look(&self, content: &Content, page: Hint, is_worth: impl FnOnce(Hint) -> bool) -> Look {
-        let Some(frames) = self.frames.get() else { return Look::New };
+        let Some(frames) = self.frames.get().filter(|_| self.is_settled()) else { return Look::New };
         let hash = self.hash(content);
         let mut inner = self.lock();
-        if !inner.settled {
+        if !self.is_settled() {
             return Look::New;
         }
         let slot = inner.index.get(&hash).copied();
@@ -285,12 +294,11 @@ impl Group {
         Look::Collision
     }
 
-    /// Frees those of these frames to which nobody refers any more.
+    /// Frees those of these frames to which nobody refers any more. It waits while the pool is read.
     pub fn bury(&self, dead: &[u32]) {
         let Some(frames) = self.frames.get() else { return };
         let mut inner = self.lock();
-        // Before the group is settled a count of 0 says nothing; what is dead is found then.
-        if !inner.settled {
+        if !self.is_settled() {
             return;
         }
         let mut content = [0; PAGE_SIZE as usize];

@@ -131,7 +131,7 @@ impl Member {
 
     /// Frees frames whose last reference this VM dropped. Not on the path of a fault: it takes the index's lock.
     pub fn bury_dead(&mut self) {
-        if !self.dead.is_empty() {
+        if !self.dead.is_empty() && self.group.is_settled() {
             self.group.bury(&self.dead);
             self.dead.clear();
         }

@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use pagoda_api::VmInfo;
+use pagoda_api::{VmInfo, VmState};
 use vm_tests::toy::ToyOptions;
-use vm_tests::{Daemon, DaemonOptions, Folios, Lab, MIB, Toy};
+use vm_tests::{Daemon, DaemonOptions, Folios, GuestOptions, Lab, MIB, Toy};
 
 const MEMORY_MIB: u64 = 64;
 const PAGES: u64 = MEMORY_MIB * 256;
@@ -136,5 +136,99 @@ fn groups_share_nothing_with_one_another() -> Result<()> {
         blue.go(READ_ALL)?;
         red.quit()?;
         blue.quit()
+    })
+}
+
+fn daemon_killed(name: &str, folios: Folios) -> Result<()> {
+    const KILLS: u64 = 8;
+    Lab::run(name, 2, |lab| {
+        let daemon = sharing_daemon(lab, folios)?;
+        let toys = [toy(lab, &daemon, "a", "tenant")?, toy(lab, &daemon, "b", "tenant")?];
+        for kill in 0..KILLS {
+            // Sharing and copying back are under way, each time a little further.
+            let shared = PAGES / 5 * (kill % 4);
+            daemon.wait_vm("a", "sharing", SETTLE_MAX, |info| count(info, "shared_pages") > shared)?;
+            let workload = ["random", "zipf"][kill as usize % 2];
+            toys[1].begin(&format!("--workload {workload} --mode read-write --ops 4000"))?;
+            if kill % 2 == 0 {
+                daemon.wait_vm("b", "copying back", SETTLE_MAX, |info| count(info, "share_copied_back_pages") > 200)?;
+            }
+            daemon.kill9()?;
+            daemon.start_again().with_context(|| format!("after kill {kill}"))?;
+            for toy in &toys {
+                daemon.wait_vm(&toy.name, "running", SETTLE_MAX, |info| info.state == VmState::Running)?;
+            }
+            toys[1].end().with_context(|| format!("after kill {kill}"))?;
+            toys[0].go("--workload random --mode read --ops 2000").with_context(|| format!("after kill {kill}"))?;
+        }
+        for toy in &toys {
+            toy.go(READ_ALL)?;
+        }
+        for toy in &toys {
+            toy.quit()?;
+            daemon.wait_gone(&toy.name)?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn daemon_killed_while_sharing_small_folios() -> Result<()> {
+    daemon_killed("share, daemon killed, 4 KiB", Folios::Small)
+}
+
+#[test]
+fn daemon_killed_while_sharing_large_folios() -> Result<()> {
+    daemon_killed("share, daemon killed, large folios", Folios::Large)
+}
+
+/// Sharing, page-out and page-in of the same VMs.
+#[test]
+fn sharing_under_a_cap() -> Result<()> {
+    Lab::run("share, under a cap", 2, |lab| {
+        let daemon = sharing_daemon(lab, Folios::Large)?;
+        let toys = [toy(lab, &daemon, "a", "tenant")?, toy(lab, &daemon, "b", "tenant")?];
+        for toy in &toys {
+            daemon.set_dram_mib(&toy.name, MEMORY_MIB / 2)?;
+        }
+        for workload in ["random", "zipf", "seq"] {
+            toys[0].begin(&format!("--workload {workload} --mode read-write --ops 20000"))?;
+            toys[1].go(&format!("--workload {workload} --mode read --ops 20000"))?;
+            toys[0].end()?;
+        }
+        for toy in &toys {
+            daemon.set_dram_mib(&toy.name, MEMORY_MIB)?;
+            toy.go(READ_ALL)?;
+        }
+        for toy in &toys {
+            toy.quit()?;
+        }
+        Ok(())
+    })
+}
+
+/// Two real guests with the same kernel and the same pages of their own.
+#[test]
+fn two_identical_guests() -> Result<()> {
+    Lab::run("share, two guests", 2, |lab| {
+        const TOUCHED_MIB: u64 = 48;
+        let daemon = sharing_daemon(lab, Folios::Small)?;
+        let start = |name: &str| {
+            let work = format!("pagoda.work=seq,random,hot pagoda.mib={TOUCHED_MIB}");
+            let mut options = GuestOptions::new(name, &work).memory("-m 256M").deadline(Duration::from_secs(1500));
+            options.run_options = ["--share-group", "tenant"].map(String::from).to_vec();
+            lab.guest(&daemon, &options)
+        };
+        let guests = [start("web1")?, start("web2")?];
+        for guest in &guests {
+            guest.wait_ready()?;
+        }
+        daemon.wait_vm("web1", "pages shared", SETTLE_MAX, |info| count(info, "share_merged_pages") > 1000)?;
+        daemon.kill9()?;
+        daemon.start_again()?;
+        for guest in &guests {
+            guest.finish()?;
+        }
+        Ok(())
     })
 }
