@@ -69,7 +69,11 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let mut report = setup.report_of("balloon", accelerator.name());
     let disk = FileSet::make(&setup.dir)?;
     let daemon = Daemon::start(&setup.dir)?;
-    let host = Host { setup, daemon: &daemon, start: Start { images: &images, accelerator, disk: &disk.path } };
+    let host = Host {
+        setup,
+        daemon: &daemon,
+        start: Start { images: &images, accelerator, disk: Some(&disk.path), run_options: &[] },
+    };
     let sizes = if setup.quick { &SIZES_QUICK_MIB[..] } else { &SIZES_MIB };
     let speeds = host.compare_sizes(sizes)?;
     for (size, speeds) in sizes.iter().zip(&speeds) {
@@ -90,7 +94,11 @@ pub fn reclaim(setup: &Setup) -> Result<(Report, String)> {
     let mut report = setup.report_of("reclaim", accelerator.name());
     let disk = FileSet::make(&setup.dir)?;
     let daemon = Daemon::start(&setup.dir)?;
-    let host = Host { setup, daemon: &daemon, start: Start { images: &images, accelerator, disk: &disk.path } };
+    let host = Host {
+        setup,
+        daemon: &daemon,
+        start: Start { images: &images, accelerator, disk: Some(&disk.path), run_options: &[] },
+    };
     let taken = host.take_memory(&mut report)?;
     let plot = svg::bar_chart(&svg::BarChart {
         title: format!("Taking {TAKEN_MIB} MiB from an idle VM"),

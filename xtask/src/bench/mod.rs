@@ -21,6 +21,7 @@ pub mod report;
 mod resident;
 mod rmap;
 mod sample;
+mod share;
 mod stepped;
 mod svg;
 mod tax;
@@ -99,6 +100,8 @@ enum Name {
     Balloon,
     /// A guest that swaps by itself while the host pages out
     Paging,
+    /// One to six identical guests, and two of them beside the kernel's KSM (figure 4 of the ESX paper)
+    Share,
     /// 256 MiB taken from one idle VM, by balloon, by page-out and by free page reporting
     Reclaim,
     /// Two VMs of equal shares, one idle, without a tax and with one (figure 7 of the ESX paper)
@@ -207,6 +210,7 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Mrc => mrc::run(setup),
         Name::Balloon => balloon::run(setup),
         Name::Paging => paging::run(setup),
+        Name::Share => share::run(setup),
         Name::Reclaim => balloon::reclaim(setup),
         Name::Tax => tax::run(setup),
         Name::Rmap => rmap::run(setup),

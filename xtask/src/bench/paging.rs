@@ -108,7 +108,7 @@ fn measure(setup: &Setup, images: &Images, accelerator: Accelerator, by: By, run
     let options: &[&str] = if by == By::Random { &["--replacement", "random"] } else { &[] };
     let daemon = Daemon::start_with(&setup.dir, "daemon", options)?;
     let swap = SwapDisk::make(&setup.dir)?;
-    let start = Start { images, accelerator, disk: &swap.path };
+    let start = Start { images, accelerator, disk: Some(&swap.path), run_options: &[] };
     let mut guest = Guest::boot(&daemon, VM, MEMORY_MIB, None, &start)?;
     guest.command("swapon vda")?;
     match by {

@@ -146,12 +146,17 @@ fn daemon_killed(name: &str, folios: Folios) -> Result<()> {
         let toys = [toy(lab, &daemon, "a", "tenant")?, toy(lab, &daemon, "b", "tenant")?];
         for kill in 0..KILLS {
             // Sharing and copying back are under way, each time a little further.
-            let shared = PAGES / 5 * (kill % 4);
-            daemon.wait_vm("a", "sharing", SETTLE_MAX, |info| count(info, "shared_pages") > shared)?;
-            let workload = ["random", "zipf"][kill as usize % 2];
-            toys[1].begin(&format!("--workload {workload} --mode read-write --ops 4000"))?;
+            let shared = PAGES / 5 * (1 + kill % 3);
+            for toy in &toys {
+                let some = |info: &VmInfo| count(info, "shared_pages") > shared;
+                daemon.wait_vm(&toy.name, "sharing", SETTLE_MAX, some)?;
+            }
             if kill % 2 == 0 {
+                // Reads leave the two equal, so that there is something to share after each kill.
+                toys[1].begin("--workload random --mode read --ops 4000")?;
                 daemon.wait_vm("b", "copying back", SETTLE_MAX, |info| count(info, "share_copied_back_pages") > 200)?;
+            } else {
+                toys[1].begin("--workload zipf --mode read-write --ops 4000")?;
             }
             daemon.kill9()?;
             daemon.start_again().with_context(|| format!("after kill {kill}"))?;

@@ -24,8 +24,10 @@ const ANSWER_MAX: Duration = Duration::from_secs(180);
 pub struct Start<'a> {
     pub images: &'a Images,
     pub accelerator: Accelerator,
-    /// The disk with the files.
-    pub disk: &'a Path,
+    /// The disk with the files, or for swap.
+    pub disk: Option<&'a Path>,
+    /// More of `pagoda run`.
+    pub run_options: &'a [&'a str],
 }
 
 /// A running QEMU. Killed when dropped.
@@ -49,18 +51,42 @@ impl Guest {
         bytes_per_s: Option<u64>,
         start: &Start<'_>,
     ) -> Result<Guest> {
-        let socket = daemon.dir().join(format!("{name}.control"));
+        let mut words = daemon.cli_words()?;
+        words.extend(["run", "--name", name].iter().chain(start.run_options).map(|&word| word.to_owned()));
+        words.extend(["--", QEMU].map(str::to_owned));
+        Self::boot_by(&words, daemon.dir(), name, memory_mib, bytes_per_s, start)
+    }
+
+    /// The same without Pagoda; its socket is made in `dir`.
+    ///
+    /// # Errors
+    /// It does not boot.
+    pub fn boot_alone(dir: &Path, name: &str, memory_mib: u64, start: &Start<'_>) -> Result<Guest> {
+        Self::boot_by(&[QEMU.to_owned()], dir, name, memory_mib, None, start)
+    }
+
+    fn boot_by(
+        words: &[String],
+        dir: &Path,
+        name: &str,
+        memory_mib: u64,
+        bytes_per_s: Option<u64>,
+        start: &Start<'_>,
+    ) -> Result<Guest> {
+        let socket = dir.join(format!("{name}.control"));
         // Of the guest before.
         let _ = std::fs::remove_file(&socket);
-        let words = daemon.cli_words()?;
         let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).args(["run", "--name", name, "--", QEMU, "-M", "q35", "-accel"]);
+        command.args(&words[1..]).args(["-M", "q35", "-accel"]);
         command.args([start.accelerator.name(), "-m", &format!("{memory_mib}M"), "-smp", "1"]);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio"]);
         command.arg("-serial").arg(format!("unix:{},server=on,wait=off", socket.display()));
-        let throttle = bytes_per_s.map_or(String::new(), |bytes| format!(",throttling.bps-total={bytes}"));
-        let disk = format!("file={},format=raw,if=none,id=d0,cache=none{throttle}", start.disk.display());
-        command.args(["-drive", &disk, "-device", "virtio-blk-pci,drive=d0", "-device", "virtio-balloon-pci"]);
+        if let Some(disk) = start.disk {
+            let throttle = bytes_per_s.map_or(String::new(), |bytes| format!(",throttling.bps-total={bytes}"));
+            let disk = format!("file={},format=raw,if=none,id=d0,cache=none{throttle}", disk.display());
+            command.args(["-drive", &disk, "-device", "virtio-blk-pci,drive=d0"]);
+        }
+        command.args(["-device", "virtio-balloon-pci"]);
         command.arg("-kernel").arg(&start.images.kernel).arg("-initrd").arg(&start.images.initrd);
         command.args(["-append", "console=ttyS0 quiet panic=-1 pagoda.work=control"]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -86,12 +112,33 @@ impl Guest {
         Ok(guest)
     }
 
+    /// QEMU's, or that of `pagoda run` which became it.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Has it do something, and gives the lines of that.
     ///
     /// # Errors
     /// It refuses, found wrong content, or hangs.
     pub fn command(&mut self, text: &str) -> Result<Vec<String>> {
-        writeln!(self.port, "{text}").context("write to the guest")?;
+        self.begin(text)?;
+        self.end(text)
+    }
+
+    /// Has it do something; [`Guest::end`] waits for that.
+    ///
+    /// # Errors
+    /// It has gone.
+    pub fn begin(&mut self, text: &str) -> Result<()> {
+        writeln!(self.port, "{text}").context("write to the guest")
+    }
+
+    /// Waits until it has done what [`Guest::begin`] asked for, and gives the lines of that.
+    ///
+    /// # Errors
+    /// It refuses, found wrong content, or hangs.
+    pub fn end(&mut self, text: &str) -> Result<Vec<String>> {
         let lines = self.lines_until("reply")?;
         let reply = lines.last().and_then(|line| Line::parse(line)).map_or("", |line| line.text()).to_owned();
         ensure!(reply.trim() == "ok bad=0", "{text}: {lines:#?}");

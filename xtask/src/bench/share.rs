@@ -1,0 +1,345 @@
+//! Sharing of equal pages: one to six identical guests (ESX figure 4), and two of them beside the kernel's KSM.
+//!
+//! What could be shared at all is measured too: at the end all guests' memory is read from outside and equal contents are
+//! counted. Then they write hard, and each verifies every page.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::Setup;
+use super::balloon::guest::{self, Guest, Start};
+use super::report::{Bar, Report};
+use super::svg;
+use super::undo::Guard;
+use crate::daemon::Daemon;
+use crate::demo::accel;
+use crate::image;
+
+const PAGE: usize = 4096;
+const MIB_PAGES: f64 = 256.0;
+/// A guest's memory, and what its program fills with the same contents in each guest.
+const MEMORY_MIB: u64 = 128;
+const FILL_MIB: u64 = 64;
+/// As in figure 4.
+const GUESTS: usize = 6;
+/// The paper: "over 60 % of all VM memory" with ten guests; here all that was touched, with six.
+const RECLAIMED_MIN: f64 = 0.6;
+/// Of the pages that each guest has shared, how far that may be from what six have: "grows linearly".
+const LINEAR_PERCENT_MAX: f64 = 10.0;
+/// How long the guests write, in seconds.
+const WRITE_SECONDS: f64 = 20.0;
+/// The paper's guests were as many as its host held: fewer rounds than of the other figures, each is minutes long.
+const ROUNDS_MAX: usize = 3;
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Nothing more is found when in so long less than a hundredth came to what was found.
+const QUIET: Duration = Duration::from_secs(10);
+const SETTLED_MAX: Duration = Duration::from_secs(120);
+/// Of all that is found in the end: the time at which the two are compared.
+const PART: f64 = 0.9;
+const KSM: &str = "/sys/kernel/mm/ksm";
+
+/// The same guests again and again.
+struct Host<'a> {
+    setup: &'a Setup,
+    grouped: Start<'a>,
+    /// The VM shares with itself alone, which looks for nothing without pressure.
+    alone: Start<'a>,
+}
+
+/// All guests of a daemon, in pages.
+#[derive(Clone, Copy, Default)]
+struct Shared {
+    /// Pages that have a frame.
+    shared: f64,
+    /// The frames.
+    frames: f64,
+    /// Zero pages that became holes.
+    zero: f64,
+    resident: f64,
+}
+
+impl Shared {
+    fn saved(self) -> f64 {
+        self.shared - self.frames + self.zero
+    }
+}
+
+/// What was saved by when, and for how much processor time.
+struct Look {
+    seconds: f64,
+    saved: f64,
+    cpu_s: f64,
+}
+
+/// Runs the bench.
+///
+/// # Errors
+/// A guest cannot be started or is wrong.
+pub fn run(setup: &Setup) -> Result<(Report, String)> {
+    let images = image::build(&image::ImageArgs::default()).context("make the guest's image")?;
+    let accelerator = accel::find(guest::QEMU, &images, &setup.dir)?;
+    let start = |run_options| Start { images: &images, accelerator, disk: None, run_options };
+    let host = Host { setup, grouped: start(&["--share-group", "bench"]), alone: start(&[]) };
+    let mut report = setup.report_of("share", accelerator.name());
+    let plot = host.grow(&mut report)?;
+    host.against_ksm(&mut report)?;
+    Ok((report, plot))
+}
+
+impl Host<'_> {
+    /// Figure 4.
+    fn grow(&self, report: &mut Report) -> Result<String> {
+        let (mut reclaimed, mut of_equal, mut linear, mut equal) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut lines: [Vec<[f64; 2]>; 4] = Default::default();
+        for round in 0..self.setup.rounds.min(ROUNDS_MAX) {
+            let daemon = Daemon::start_with(&self.setup.dir, "daemon", &["--page-sharing"])?;
+            let (mut guests, mut steps, mut touched) = (Vec::new(), Vec::new(), 0.0);
+            for nth in 1..=GUESTS {
+                eprintln!("share: round {}, {nth} guests", round + 1);
+                guests.push(boot(&daemon, nth, &self.grouped)?);
+                touched += touched_pages(&daemon, nth)?;
+                let found = self.settle(|| look(&daemon, nth), |found| found.saved())?;
+                if round == 0 {
+                    let x = nth as f64;
+                    let values = [touched, found.shared + found.zero, found.saved(), found.zero];
+                    lines.iter_mut().zip(values).for_each(|(line, value)| line.push([x, value / MIB_PAGES]));
+                }
+                steps.push(found);
+            }
+            let all = steps[GUESTS - 1];
+            reclaimed.push(all.saved() / touched);
+            let each = |nth: usize| steps[nth - 1].shared / nth as f64;
+            let off = |nth: usize| (each(nth) / each(GUESTS) - 1.0).abs() * 100.0;
+            linear.push((2..=GUESTS).map(off).fold(0.0, f64::max));
+            let most = touched - distinct_pages(&guests)?;
+            equal.push(most / touched);
+            of_equal.push(all.saved() / most);
+            write_hard(self.setup, guests)?;
+        }
+        let name = format!("{GUESTS} identical guests: reclaimed, of all that they touched");
+        report.single(&name, "", &reclaimed, Bar::AtLeast(RECLAIMED_MIN));
+        report.single("what could have been: zero or equal to another page, of all touched", "", &equal, Bar::None);
+        report.single("reclaimed, of what could have been", "", &of_equal, Bar::None);
+        let name = format!("pages shared a guest, 2 to {GUESTS} guests: farthest from that of {GUESTS}");
+        report.single(&name, "%", &linear, Bar::AtMost(LINEAR_PERCENT_MAX));
+        // A guest that finds one fails the bench.
+        report.single("wrong pages after all wrote and verified", "", &vec![0.0; reclaimed.len()], Bar::AtMost(0.0));
+        let [touched, shared, saved, zero] = lines;
+        let named = |name: &str, line| (name.to_owned(), line);
+        Ok(svg::line_chart(&svg::LineChart {
+            title: "Identical guests: memory shared and reclaimed (ESX figure 4)".to_owned(),
+            x_label: "guests".to_owned(),
+            y_label: "MiB".to_owned(),
+            x_scale: svg::Scale::Linear,
+            y_scale: svg::Scale::Linear,
+            series: vec![
+                named("touched", touched),
+                named("shared, zero pages included", shared),
+                named("reclaimed", saved),
+                named("zero pages", zero),
+            ],
+        }))
+    }
+
+    /// The same two guests with Pagoda, with Pagoda that does not share, and with KSM at its defaults.
+    fn against_ksm(&self, report: &mut Report) -> Result<()> {
+        let (mut ours, mut ksm) = ((Vec::new(), Vec::new()), (Vec::new(), Vec::new()));
+        for round in 0..self.setup.rounds.min(ROUNDS_MAX) {
+            eprintln!("share: round {}, two guests with Pagoda, without sharing, with KSM", round + 1);
+            let looks = self.two(&self.grouped)?;
+            let shared = at_part(&looks)?;
+            let alone = self.two(&self.alone)?;
+            let alone = alone.iter().rfind(|look| look.seconds <= shared.seconds).map_or(0.0, |look| look.cpu_s);
+            // All that the daemon does more because it shares: zaps and copies back too.
+            ours.0.push((shared.cpu_s - alone).max(0.0) * 1e6 / shared.saved);
+            ours.1.push(shared.seconds);
+            let looks = self.ksm()?;
+            let merged = at_part(&looks)?;
+            ksm.0.push(merged.cpu_s * 1e6 / merged.saved);
+            ksm.1.push(merged.seconds);
+        }
+        let name = "processor time a page reclaimed, until 90 % of all: Pagoda against KSM";
+        report.pair(name, "us", &ours.0, &ksm.0, Bar::AtMost(1.0));
+        report.pair("time to 90 % of what it finds: Pagoda against KSM", "s", &ours.1, &ksm.1, Bar::None);
+        Ok(())
+    }
+
+    fn two(&self, start: &Start<'_>) -> Result<Vec<Look>> {
+        let daemon = Daemon::start_with(&self.setup.dir, "daemon", &["--page-sharing"])?;
+        let guests = [boot(&daemon, 1, start)?, boot(&daemon, 2, start)?];
+        let begun = Instant::now();
+        let mut looks = Vec::new();
+        let one = || {
+            let look = Look {
+                seconds: begun.elapsed().as_secs_f64(),
+                saved: look(&daemon, 2)?.saved(),
+                cpu_s: daemon.cpu_s()?,
+            };
+            Ok(look)
+        };
+        settle(one, |look| look.saved, |look| looks.push(look))?;
+        guests.into_iter().try_for_each(Guest::power_off)?;
+        Ok(looks)
+    }
+
+    fn ksm(&self) -> Result<Vec<Look>> {
+        let dir = self.setup.dir.join(format!("ksm-{}", std::process::id()));
+        let _remove = Guard::new(super::undo::Undo::Directory { path: dir.clone() })?;
+        fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
+        let thread = ksm_thread()?;
+        let _run = Guard::setting(&Path::new(KSM).join("run"), "1")?;
+        let cpu = cpu_of(thread)?;
+        let boot = |nth: usize| -> Result<Guest> {
+            let mut guest = Guest::boot_alone(&dir, &vm(nth), MEMORY_MIB, &self.alone)?;
+            guest.command(&fill())?;
+            Ok(guest)
+        };
+        let guests = [boot(1)?, boot(2)?];
+        let begun = Instant::now();
+        let mut looks = Vec::new();
+        let one = || {
+            let look = Look {
+                seconds: begun.elapsed().as_secs_f64(),
+                saved: ksm_count("pages_sharing")?,
+                cpu_s: cpu_of(thread)? - cpu,
+            };
+            Ok(look)
+        };
+        settle(one, |look| look.saved, |look| looks.push(look))?;
+        guests.into_iter().try_for_each(Guest::power_off)?;
+        Ok(looks)
+    }
+
+    fn settle<T: Clone>(&self, one: impl FnMut() -> Result<T>, value: impl Fn(&T) -> f64) -> Result<T> {
+        let mut last = None;
+        settle(one, value, |look| last = Some(look))?;
+        last.context("looked at least once")
+    }
+}
+
+/// Looks until nothing more is found.
+fn settle<T>(mut one: impl FnMut() -> Result<T>, value: impl Fn(&T) -> f64, mut seen: impl FnMut(T)) -> Result<()> {
+    let begun = Instant::now();
+    let (mut highest, mut since) = (0.0, begun);
+    loop {
+        let look = one()?;
+        let found = value(&look);
+        seen(look);
+        if found > highest * 1.01 {
+            (highest, since) = (found, Instant::now());
+        }
+        if (highest > 0.0 || begun.elapsed() > QUIET * 2) && since.elapsed() > QUIET {
+            return Ok(());
+        }
+        ensure!(begun.elapsed() < SETTLED_MAX, "still more is found after {} s", SETTLED_MAX.as_secs());
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+fn at_part(looks: &[Look]) -> Result<&Look> {
+    let most = looks.iter().map(|look| look.saved).fold(0.0, f64::max);
+    ensure!(most > 0.0, "nothing was found");
+    looks.iter().find(|look| look.saved >= most * PART).context("the most is among them")
+}
+
+fn vm(nth: usize) -> String {
+    format!("bench-share-{nth}")
+}
+
+fn boot(daemon: &Daemon, nth: usize, start: &Start<'_>) -> Result<Guest> {
+    let mut guest = Guest::boot(daemon, &vm(nth), MEMORY_MIB, None, start)?;
+    guest.command(&fill())?;
+    Ok(guest)
+}
+
+fn fill() -> String {
+    format!("fill {FILL_MIB}")
+}
+
+fn look(daemon: &Daemon, guests: usize) -> Result<Shared> {
+    let mut all = Shared::default();
+    for nth in 1..=guests {
+        let info = daemon.vm(&vm(nth))?;
+        let count = |name: &str| info.counters.get(name).map_or(0.0, |count| *count as f64);
+        all.shared += count("shared_pages");
+        all.frames += count("shared_part_pages");
+        all.zero += count("pages_zero_out");
+        all.resident += info.resident_bytes as f64 / PAGE as f64;
+    }
+    Ok(all)
+}
+
+/// Of the guest that booted last: what is in DRAM, and what sharing has taken out of it already.
+fn touched_pages(daemon: &Daemon, nth: usize) -> Result<f64> {
+    let before = look(daemon, nth - 1)?;
+    let all = look(daemon, nth)?;
+    let taken = |found: Shared| found.resident + found.shared + found.zero;
+    Ok(taken(all) - taken(before))
+}
+
+/// Contents that are not zero, each counted once.
+fn distinct_pages(guests: &[Guest]) -> Result<f64> {
+    let state = RandomState::new();
+    let mut found = HashSet::new();
+    let mut buffer = vec![0; 1 << 20];
+    for guest in guests {
+        let (start, end) = ram_of(guest.pid())?;
+        let path = format!("/proc/{}/mem", guest.pid());
+        let memory = File::open(&path).with_context(|| format!("open {path}"))?;
+        for at in (start..end).step_by(buffer.len()) {
+            memory.read_exact_at(&mut buffer, at).with_context(|| format!("read {path} at {at:#x}"))?;
+            let pages = buffer.chunks_exact(PAGE).filter(|page| page.iter().any(|byte| *byte != 0));
+            found.extend(pages.map(|page| state.hash_one(page)));
+        }
+    }
+    Ok(found.len() as f64)
+}
+
+/// Where the RAM of a VM of [`MEMORY_MIB`] is mapped.
+fn ram_of(pid: u32) -> Result<(u64, u64)> {
+    let path = format!("/proc/{pid}/maps");
+    let maps = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    maps.lines()
+        .filter(|line| line.contains("memfd:"))
+        .filter_map(|line| line.split_once(' ')?.0.split_once('-'))
+        .filter_map(|(start, end)| Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?)))
+        .find(|(start, end)| end - start == MEMORY_MIB << 20)
+        .with_context(|| format!("process {pid} has no RAM of {MEMORY_MIB} MiB mapped"))
+}
+
+/// All at once, then all of what each has is verified.
+fn write_hard(setup: &Setup, mut guests: Vec<Guest>) -> Result<()> {
+    let work = format!("run random seconds={:.0} threads=1 write=50", setup.seconds(WRITE_SECONDS));
+    guests.iter_mut().try_for_each(|guest| guest.begin(&work))?;
+    guests.iter_mut().try_for_each(|guest| guest.end(&work).map(drop))?;
+    guests.into_iter().try_for_each(Guest::power_off)
+}
+
+fn ksm_count(name: &str) -> Result<f64> {
+    let path = Path::new(KSM).join(name);
+    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    text.trim().parse().with_context(|| format!("{} says {}", path.display(), text.trim()))
+}
+
+/// The kernel's thread.
+fn ksm_thread() -> Result<u32> {
+    let processes = fs::read_dir("/proc").context("read /proc")?;
+    processes
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .find(|pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "ksmd"))
+        .context("this kernel has no KSM")
+}
+
+/// Time on a processor of a thread of the kernel, in seconds, from /proc/PID/schedstat (nanoseconds come first).
+fn cpu_of(pid: u32) -> Result<f64> {
+    let path = format!("/proc/{pid}/schedstat");
+    let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    let ns: f64 = text.split_whitespace().next().and_then(|word| word.parse().ok()).context("a number")?;
+    Ok(ns / 1e9)
+}
