@@ -75,6 +75,7 @@ catalogue! {
     Swapped "swapped_pages" Gauge "pages" "Pages whose content is only in swap.";
     Shared "shared_pages" Gauge "pages" "Pages whose content is a frame of the share group.";
     SharedPart "shared_part_pages" Gauge "pages" "The VM's part of these frames; the rest of shared pages is saved.";
+    ShareBurst "share_burst_pages" Gauge "pages" "Most pages copied back between two counts of the part, a second apart.";
     Limit "dram_limit_pages" Gauge "pages" "Hard cap of the VM's DRAM.";
     Waiting "waiting_faults" Gauge "" "Faults waiting for room in DRAM.";
     InFlight "in_flight_ops" Gauge "" "Reads, page-outs and zaps under way.";

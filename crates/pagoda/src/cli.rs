@@ -123,7 +123,7 @@ pub struct Run {
     pub dram: Option<u64>,
     #[command(flatten)]
     pub claim: ClaimOptions,
-    /// VMs of one group may share pages of the same content; only if pagodad runs with --page-sharing
+    /// VMs of one group may share pages of the same content
     /// [default: it shares with no other VM]
     #[arg(long, value_name = "NAME", value_parser = policy::share_group)]
     pub share_group: Option<String>,

@@ -98,8 +98,7 @@ pub struct Args {
     #[arg(long, value_name = "WHEN")]
     pub large_folios: Option<LargeFolios>,
 
-    /// Whether VMs share equal pages, those of one --share-group with one another. Not proved under kill -9 of the daemon
-    /// with real guests yet, so not for VMs that matter [default: false]
+    /// Whether VMs share equal pages, those of one --share-group with one another [default: true]
     #[arg(
         long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_missing_value = "true", value_parser = BoolishValueParser::new()
@@ -340,7 +339,7 @@ impl Config {
             metrics,
             tune_host: args.tune_host.or(file.tune_host).unwrap_or(false),
             large_folios: args.large_folios.or(file.large_folios).unwrap_or_default(),
-            page_sharing: args.page_sharing.or(file.page_sharing).unwrap_or(false),
+            page_sharing: args.page_sharing.or(file.page_sharing).unwrap_or(true),
             page_in: args.page_in.or(file.page_in).unwrap_or_default(),
             replacement: args.replacement.or(file.replacement).unwrap_or_default(),
             busy_poll: busy_poll(args.busy_poll_us.or(file.busy_poll_us))?,

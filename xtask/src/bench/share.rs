@@ -24,8 +24,8 @@ use crate::image;
 const PAGE: usize = 4096;
 const MIB_PAGES: f64 = 256.0;
 /// A guest's memory, and what its program fills with the same contents in each guest.
-const MEMORY_MIB: u64 = 128;
-const FILL_MIB: u64 = 64;
+const MEMORY_MIB: u64 = 192;
+const FILL_MIB: u64 = 96;
 /// As in figure 4.
 const GUESTS: usize = 6;
 /// The paper: "over 60 % of all VM memory" with ten guests; here all that was touched, with six.
@@ -98,7 +98,7 @@ impl Host<'_> {
         let (mut reclaimed, mut of_equal, mut linear, mut equal) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut lines: [Vec<[f64; 2]>; 4] = Default::default();
         for round in 0..self.setup.rounds.min(ROUNDS_MAX) {
-            let daemon = Daemon::start_with(&self.setup.dir, "daemon", &["--page-sharing"])?;
+            let daemon = Daemon::start(&self.setup.dir)?;
             let (mut guests, mut steps, mut touched) = (Vec::new(), Vec::new(), 0.0);
             for nth in 1..=GUESTS {
                 eprintln!("share: round {}, {nth} guests", round + 1);
@@ -171,7 +171,7 @@ impl Host<'_> {
     }
 
     fn two(&self, start: &Start<'_>) -> Result<Vec<Look>> {
-        let daemon = Daemon::start_with(&self.setup.dir, "daemon", &["--page-sharing"])?;
+        let daemon = Daemon::start(&self.setup.dir)?;
         let guests = [boot(&daemon, 1, start)?, boot(&daemon, 2, start)?];
         let begun = Instant::now();
         let mut looks = Vec::new();
@@ -289,28 +289,33 @@ fn distinct_pages(guests: &[Guest]) -> Result<f64> {
     let mut found = HashSet::new();
     let mut buffer = vec![0; 1 << 20];
     for guest in guests {
-        let (start, end) = ram_of(guest.pid())?;
         let path = format!("/proc/{}/mem", guest.pid());
         let memory = File::open(&path).with_context(|| format!("open {path}"))?;
-        for at in (start..end).step_by(buffer.len()) {
-            memory.read_exact_at(&mut buffer, at).with_context(|| format!("read {path} at {at:#x}"))?;
-            let pages = buffer.chunks_exact(PAGE).filter(|page| page.iter().any(|byte| *byte != 0));
-            found.extend(pages.map(|page| state.hash_one(page)));
+        for (start, end) in ram_of(guest.pid())? {
+            for at in (start..end).step_by(buffer.len()) {
+                memory.read_exact_at(&mut buffer, at).with_context(|| format!("read {path} at {at:#x}"))?;
+                let pages = buffer.chunks_exact(PAGE).filter(|page| page.iter().any(|byte| *byte != 0));
+                found.extend(pages.map(|page| state.hash_one(page)));
+            }
         }
     }
     Ok(found.len() as f64)
 }
 
-/// Where the RAM of a VM of [`MEMORY_MIB`] is mapped.
-fn ram_of(pid: u32) -> Result<(u64, u64)> {
+/// Where the RAM of a VM is mapped: its file has the VM's name.
+fn ram_of(pid: u32) -> Result<Vec<(u64, u64)>> {
     let path = format!("/proc/{pid}/maps");
     let maps = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-    maps.lines()
-        .filter(|line| line.contains("memfd:"))
+    let number = |text: &str| u64::from_str_radix(text, 16).ok();
+    let ram: Vec<(u64, u64)> = maps
+        .lines()
+        .filter(|line| line.contains("/memfd:bench-share-"))
         .filter_map(|line| line.split_once(' ')?.0.split_once('-'))
-        .filter_map(|(start, end)| Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?)))
-        .find(|(start, end)| end - start == MEMORY_MIB << 20)
-        .with_context(|| format!("process {pid} has no RAM of {MEMORY_MIB} MiB mapped"))
+        .filter_map(|(start, end)| Some((number(start)?, number(end)?)))
+        .collect();
+    let mapped: u64 = ram.iter().map(|(start, end)| end - start).sum();
+    ensure!(mapped == MEMORY_MIB << 20, "process {pid} has {mapped} bytes of RAM mapped, not {MEMORY_MIB} MiB");
+    Ok(ram)
 }
 
 /// All at once, then all of what each has is verified.

@@ -186,7 +186,7 @@ impl Machine {
             Event::Scan => {}
             Event::TakeBack { page } => self.take_back(page, out),
             Event::LookAgain { page } => self.look_again(page),
-            Event::Charge { pages } => self.share.charged = pages.0,
+            Event::Charge { pages } => self.set_charge(pages.0),
         }
         self.retry_discards(out);
         self.serve_waiting(out);
@@ -325,6 +325,7 @@ impl Machine {
 
     /// Changes a chunk and keeps the sums right.
     pub(super) fn edit<R>(&mut self, index: ChunkIdx, change: impl FnOnce(&mut Chunk) -> R) -> R {
+        let shared = self.share.pages;
         let chunk = &mut self.chunks[index.as_usize()];
         self.resident -= u64::from(chunk.ram.count());
         self.swapped -= u64::from(chunk.swapped().count());
@@ -333,6 +334,9 @@ impl Machine {
         self.resident += u64::from(chunk.ram.count());
         self.swapped += u64::from(chunk.swapped().count());
         self.share.pages += u64::from(chunk.shared.count());
+        if self.share.pages < shared {
+            self.uncharge(shared - self.share.pages, shared);
+        }
         result
     }
 

@@ -171,7 +171,7 @@ impl Machine {
     /// The page is in neither DRAM nor on its way: zero, or in swap.
     fn serve_absent(&mut self, page: PageIdx, access: Access, out: &mut Actions) -> Metric {
         let (chunk, index) = (page.chunk(), page.index_in_chunk());
-        if self.room() == 0 {
+        if !self.has_room_for(page) {
             self.wait(page, access);
             return Metric::FaultsWaited;
         }
@@ -381,10 +381,11 @@ impl Machine {
     /// Answers faults that waited, as far as there is room. They were counted when they came.
     pub(super) fn serve_waiting(&mut self, out: &mut Actions) {
         for _ in 0..self.waiting.len() {
-            if self.room() == 0 {
+            let Some(&(page, access)) = self.waiting.front() else { break };
+            if !self.has_room_for(page) {
                 return;
             }
-            let Some((page, access)) = self.waiting.pop_front() else { break };
+            self.waiting.pop_front();
             let counted = self.stats;
             self.fault(page, access, FaultKind::Unmapped, out);
             for cause in crate::stats::FAULT_CAUSES {

@@ -78,6 +78,28 @@ impl Machine {
         self.share.charged.min(self.cap() / 2)
     }
 
+    /// The page may come into DRAM. A shared one needs no room if its frame goes: so a VM that may have all of its memory
+    /// never waits, whatever the others of its group do.
+    pub(super) fn has_room_for(&self, page: PageIdx) -> bool {
+        let frame_goes = || {
+            let is_shared = self.chunk(page.chunk()).shared.contains(page.index_in_chunk());
+            is_shared && self.charge() >= self.share.pages && self.resident + self.reserved < self.cap()
+        };
+        self.room() > 0 || frame_goes()
+    }
+
+    /// The VM's part as it was counted.
+    pub(super) fn set_charge(&mut self, pages: u64) {
+        self.share.charged = pages.min(self.share.pages);
+    }
+
+    /// So many pages are not shared any more, of `before`: what they were charged is not known before the next count, and
+    /// taken to be the average.
+    pub(super) fn uncharge(&mut self, pages: u64, before: u64) {
+        let left = u128::from(self.share.charged) * u128::from(before - pages);
+        self.share.charged = left.div_ceil(u128::from(before)) as u64;
+    }
+
     /// The VM has a cap, and its frames take more of that than they should: no more are made, and what is shared with nobody any more is
     /// better off in swap.
     pub fn is_overcharged(&self) -> bool {
@@ -88,7 +110,6 @@ impl Machine {
     pub(super) fn take_back(&mut self, page: PageIdx, out: &mut Actions) {
         let (chunk, index) = (page.chunk(), page.index_in_chunk());
         if self.armed && self.room() > 0 && self.chunk(chunk).shared.contains(index) {
-            self.share.charged = self.share.charged.saturating_sub(1);
             self.bring_back(Pages { chunk, run: Run { start: index, len: 1 } }, out);
         }
     }

@@ -35,6 +35,10 @@ pub struct Share {
     started: Instant,
     cpu: Duration,
     collisions: u64,
+    /// Pages copied back when the VM's part was counted last, and the most between two counts: others' parts grow
+    /// meanwhile, and nobody has been charged for it yet.
+    copied_back: u64,
+    burst: u64,
     /// This VM is one of the [`SCANNERS`].
     scans: bool,
 }
@@ -54,7 +58,16 @@ impl Share {
             SCANNERS.fetch_add(1, Ordering::Relaxed);
         }
         let budget = Budget::new(SCAN_BURST.as_nanos() as u64);
-        Share { member, budget, started: Instant::now(), cpu: Duration::ZERO, collisions: 0, scans }
+        Share {
+            member,
+            budget,
+            started: Instant::now(),
+            cpu: Duration::ZERO,
+            collisions: 0,
+            copied_back: 0,
+            burst: 0,
+            scans,
+        }
     }
 
     pub fn member(&self) -> Option<&Member> {
@@ -69,6 +82,7 @@ impl Share {
     pub fn add_to(&self, stats: &mut Stats) {
         stats.set(Metric::ShareCpu, self.cpu.as_micros() as u64);
         stats.set(Metric::ShareCollisions, self.collisions);
+        stats.set(Metric::ShareBurst, self.burst);
     }
 
     /// Its pages may be looked at: before the group is settled a look would find nothing, and nobody would look again.
@@ -79,6 +93,11 @@ impl Share {
     /// Thousandths of a core that are this VM's.
     fn per_mille(&self) -> u32 {
         (SCAN_PER_MILLE / SCANNERS.load(Ordering::Relaxed).max(1)).max(1)
+    }
+
+    fn note_copied_back(&mut self, copied_back: u64) {
+        self.burst = self.burst.max(copied_back - self.copied_back);
+        self.copied_back = copied_back;
     }
 
     fn earn(&mut self) {
@@ -273,6 +292,7 @@ impl Engine {
     /// nobody any more become its own again, so that page-out can write them to swap.
     pub(super) fn charge_frames(&mut self) {
         self.bury_dead();
+        self.share.note_copied_back(self.machine.stats().get(Metric::PagesCopiedBack));
         let Some(member) = &self.share.member else { return };
         if self.machine.stats().get(Metric::Shared) == 0 && self.machine.stats().get(Metric::SharedPart) == 0 {
             return;

@@ -11,7 +11,7 @@ use pagoda_core::fault::headroom_max;
 use pagoda_core::policy::growth::{Room, Wish, charged};
 use pagoda_core::policy::settings::Sampling;
 use pagoda_core::policy::{Balloon, HostSample, Overhead, Plan, SampleCount, VmActions, VmId, VmSample};
-use pagoda_core::stats::Metric;
+use pagoda_core::stats::{Metric, Stats};
 use pagoda_core::units::{Bytes, CHUNK_PAGES, PageCount, PageIdx};
 use pagoda_pager::handle::{Command, Handle, Status};
 
@@ -103,6 +103,8 @@ struct Seen {
     period: u64,
     /// What it takes beside its memory, and whether that is new enough.
     overhead: PageCount,
+    /// What copies back may take before it is charged.
+    reserve: PageCount,
     is_measured: bool,
     is_new: bool,
     is_pinned: bool,
@@ -166,6 +168,7 @@ fn see(vm: &Vm) -> Seen {
         balloon: balloon_of(vm),
         period: governed.period,
         overhead: governed.overhead,
+        reserve: PageCount::ZERO,
         is_measured: governed.measured.is_some_and(|at| at.elapsed() < OVERHEAD_PERIOD),
         is_new: false,
         is_pinned: vm.record.pinned.is_some(),
@@ -196,7 +199,14 @@ fn measure(vm: &mut Seen) {
     // A process that has just ended is forgotten in a moment.
     let Ok(own) = pagoda_sys::process::own_memory(vm.pid) else { return };
     vm.overhead = Bytes(own + status.table_bytes).pages_ceil();
+    vm.reserve = copy_back_reserve(&status.stats);
     (vm.is_measured, vm.is_new) = (true, true);
+}
+
+/// Room for what comes back to a VM from its frames. Its own copy is charged at once; that the others' parts of the frame
+/// grow is only seen when they are counted next, a second later.
+fn copy_back_reserve(stats: &Stats) -> PageCount {
+    PageCount(stats.get(Metric::ShareBurst).min(stats.get(Metric::Shared)))
 }
 
 /// Pages of a VM that are in DRAM, its part of shared frames included, as the engine's limit counts them; and those that it
@@ -245,7 +255,7 @@ fn plan(brain: &mut Brain, now_ms: u64, memory: &Memory, seen: &[Seen]) -> Vec<O
     for vm in seen {
         // One that has gone meanwhile is no measure for others.
         if vm.is_new && brain.policy.settings(vm.id).is_some() {
-            brain.policy.set_overhead(vm.id, Overhead { overhead: vm.overhead, reserve: PageCount::ZERO });
+            brain.policy.set_overhead(vm.id, Overhead { overhead: vm.overhead, reserve: vm.reserve });
             let own = vm.overhead.saturating_sub(PageCount(vm.memory.0 / super::TABLES_PART));
             brain.overheads.insert(vm.id, (vm.kind, own));
         }
