@@ -62,6 +62,19 @@ fn events_between_are_passed_over() {
 }
 
 #[test]
+fn a_guest_that_was_shut_down_is_left_alone() {
+    const ENDS: &[&str] = &[r#"{"event": "SHUTDOWN", "data": {"guest": true}}"#, r#"{"return": {"enabled": false}}"#];
+    let (_dir, monitor, thread) = serve(&[&[READY, READY, ENDS]]);
+    monitor.hold(Hold::Lasting);
+    monitor.execute("query-balloon").expect("a guest that runs");
+    monitor.execute("query-kvm").expect("the answer that was under way");
+    let error = monitor.execute("query-balloon").expect_err("left alone");
+    assert!(format!("{error:#}").contains("shut down"));
+    drop(monitor);
+    thread.join().expect("server");
+}
+
+#[test]
 fn an_error_is_passed_on_and_a_stranger_refused() {
     let (_dir, monitor, thread) =
         serve(&[&[READY, &[r#"{"error": {"class": "DeviceNotActive", "desc": "no such thing"}}"#]]]);
