@@ -111,7 +111,7 @@ fn a_held_connection_serves_all_and_collects_events() {
     assert!(monitor.execute_with("c", json!({ "x": 1 })).is_err());
     // A refusal is no reason to hang up.
     assert_eq!(monitor.execute("d").expect("answered"), 3);
-    assert_eq!(monitor.events(), Events { resets: 1, balloon_changes: 2 });
+    assert_eq!(monitor.events(), Events { resets: 1, balloon_changes: 2, shutdown: None });
     monitor.hold(Hold::Short);
     monitor.execute("e").expect("answered");
     assert_eq!(monitor.events().resets, 1, "they outlive the connection");
