@@ -51,16 +51,6 @@ struct State {
     events: Events,
 }
 
-impl State {
-    fn read_events(&mut self) -> Events {
-        let State { session, events, .. } = self;
-        if session.as_mut().is_some_and(|session| session.read_events(events).is_err()) {
-            *session = None;
-        }
-        *events
-    }
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Monitor {
@@ -103,7 +93,11 @@ impl Monitor {
     pub fn execute_with(&self, command: &str, arguments: Value) -> Result<Value> {
         let mut state = self.lock();
         let state = &mut *state;
-        if state.read_events().shutdown.is_some_and(|at| at.elapsed() < ENDING) {
+        if let Some(session) = &mut state.session {
+            // That the connection is gone is noticed by the command.
+            let _ = session.read_events(&mut state.events);
+        }
+        if state.events.shutdown.is_some_and(|at| at.elapsed() < ENDING) {
             bail!("execute {command}: the guest was shut down");
         }
         let mut session = match state.session.take() {
@@ -120,7 +114,12 @@ impl Monitor {
 
     /// The events so far.
     pub fn events(&self) -> Events {
-        self.lock().read_events()
+        let mut state = self.lock();
+        let State { session, events, .. } = &mut *state;
+        if session.as_mut().is_some_and(|session| session.read_events(events).is_err()) {
+            *session = None;
+        }
+        *events
     }
 
     /// Waits until QEMU says something, `wake` is signalled or the time is over.
