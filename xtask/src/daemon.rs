@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use pagoda_api::{Client, CurveInfo, CurveSwitch, HostPatch, SampleInfo, SampleRequest, VmInfo, VmPatch};
+use pagoda_api::{Client, CurveInfo, CurveSwitch, HostPatch, HostPolicy, SampleInfo, SampleRequest, VmInfo, VmPatch};
 use pagoda_sys::toy::process;
 use pagoda_sys::toy::tuned::TUNED_BY_DAEMON;
 
@@ -158,6 +158,22 @@ impl Daemon {
     /// No such VM.
     pub fn vm(&self, name: &str) -> Result<VmInfo> {
         self.client().vm(name).with_context(|| format!("ask the daemon for {name}"))
+    }
+
+    /// What the daemon says of all VMs.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub fn vms(&self) -> Result<Vec<VmInfo>> {
+        Ok(self.client().vms().context("ask the daemon for its VMs")?.vms)
+    }
+
+    /// The host's memory policy.
+    ///
+    /// # Errors
+    /// The daemon does not answer.
+    pub fn host(&self) -> Result<HostPolicy> {
+        Ok(self.client().host().context("ask the daemon for the host")?.policy)
     }
 
     /// Sets a VM's DRAM limit.

@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use pagoda_abi::record::{Kind, Record};
 use pagoda_core::chance::Chance;
-use pagoda_core::policy::growth::{Growth, Room, Wish};
+use pagoda_core::policy::growth::{Growth, Room, Wish, limit_for_min};
 use pagoda_core::policy::settings::SettingsError;
 use pagoda_core::policy::{HostSample, Overhead, Plan, Policy, VmId, VmSettings};
 use pagoda_core::units::{Bytes, PageCount};
@@ -100,6 +100,12 @@ impl Governor {
     }
 }
 
+/// What is reserved for a VM beside its min: its overhead, and the room above the min that page-out works in.
+fn overhead_with_room(overhead: PageCount, settings: &VmSettings) -> Overhead {
+    let limit = limit_for_min(settings.min).min(settings.cap);
+    Overhead { overhead, reserve: limit.saturating_sub(settings.min) }
+}
+
 impl Brain {
     /// A number that no VM of this daemon had before.
     pub fn new_id(&mut self) -> VmId {
@@ -108,14 +114,14 @@ impl Brain {
     }
 
     /// What a VM that does not run yet will take beside its memory: as the largest of its kind that runs.
-    pub fn expected_overhead(&self, kind: Kind, memory: PageCount) -> Overhead {
+    pub fn expected_overhead(&self, kind: Kind, settings: &VmSettings) -> Overhead {
         let measured = self.overheads.values().filter(|(of, _)| *of == kind).map(|(_, overhead)| *overhead).max();
         let default = match kind {
             Kind::Qemu => QEMU_OVERHEAD,
             Kind::Plain => PLAIN_OVERHEAD,
         };
-        let overhead = measured.unwrap_or(default.pages_ceil()) + PageCount(memory.0 / TABLES_PART);
-        Overhead { overhead, reserve: PageCount::ZERO }
+        let tables = PageCount(settings.memory.0 / TABLES_PART);
+        overhead_with_room(measured.unwrap_or(default.pages_ceil()) + tables, settings)
     }
 
     /// The limit of a VM that attaches with so much in DRAM, until the round that its coming causes: that and its part of
@@ -134,7 +140,7 @@ impl Brain {
             tracing::error!(vm = %record.name, "its settings are not used: {error}");
             VmSettings::new(settings::memory_of(record))
         });
-        let overhead = self.expected_overhead(record.kind, settings.memory);
+        let overhead = self.expected_overhead(record.kind, &settings);
         if let Err(error) = self.policy.readmit(id, settings, overhead) {
             tracing::error!(vm = %record.name, "left out of the memory policy: {error}");
         }

@@ -12,15 +12,19 @@ mod tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use pagoda_sys::process::Wake;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::{Value, json};
 
 pub use session::Refused;
 use session::Session;
+
+/// QEMU is left alone for so long after its guest was shut down: QEMU 7.2 waits for ever in `monitor_cleanup` for a command
+/// that comes while it ends. One that runs with `-no-shutdown` is spoken to again after that.
+const ENDING: Duration = Duration::from_secs(10);
 
 /// Whether the connection outlives a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +40,8 @@ pub struct Events {
     pub resets: u64,
     /// Times the guest's balloon changed its size.
     pub balloon_changes: u64,
+    /// When the guest was last shut down.
+    pub shutdown: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -87,6 +93,13 @@ impl Monitor {
     pub fn execute_with(&self, command: &str, arguments: Value) -> Result<Value> {
         let mut state = self.lock();
         let state = &mut *state;
+        if let Some(session) = &mut state.session {
+            // That the connection is gone is noticed by the command.
+            let _ = session.read_events(&mut state.events);
+        }
+        if state.events.shutdown.is_some_and(|at| at.elapsed() < ENDING) {
+            bail!("execute {command}: the guest was shut down");
+        }
         let mut session = match state.session.take() {
             Some(session) => session,
             None => Session::connect(&self.path, &mut state.events)?,

@@ -23,6 +23,7 @@ use pagoda_abi::Token;
 use pagoda_abi::record::{Balloon, Kind, Record};
 use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, VmInfo, VmKind, VmPatch};
 use pagoda_core::policy::VmId;
+use pagoda_core::policy::growth::limit_for_min;
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_pager::handle::{Command, Handle, Notice};
 use pagoda_pager::share::Group;
@@ -71,14 +72,15 @@ pub struct Vm {
 
 impl Vm {
     /// The cap its engine keeps: its user's, what stands in for its balloon, and the memory policy's. The policy leaves a VM
-    /// what any VM has to have, whatever its target is.
+    /// what any VM has to have and what keeps its min in DRAM, whatever its target is.
     pub fn limit(&self) -> PageCount {
         let least = || {
             let memory = self.record.regions.iter().sum();
             Bytes(pagoda_api::types::dram_bytes_min(memory)).pages_ceil()
         };
+        let for_min = || limit_for_min(Bytes(self.record.min).pages_ceil());
         let own = limit_of(&self.record);
-        self.governed.limit.map_or(own, |limit| own.min(limit.max(least())))
+        self.governed.limit.map_or(own, |limit| own.min(limit.max(least()).max(for_min())))
     }
 }
 

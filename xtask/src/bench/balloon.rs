@@ -23,7 +23,7 @@ use super::undo::{Guard, Undo};
 use crate::daemon::Daemon;
 use crate::demo::accel;
 use crate::image;
-use guest::{Guest, Start};
+use guest::{Guest, Shape, Start};
 
 /// The paper's VM had 256 MB and was ballooned down to 128 MB; twice that, for the kernel has grown.
 const MEMORY_MIB: u64 = 512;
@@ -69,11 +69,7 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let mut report = setup.report_of("balloon", accelerator.name());
     let disk = FileSet::make(&setup.dir)?;
     let daemon = Daemon::start(&setup.dir)?;
-    let host = Host {
-        setup,
-        daemon: &daemon,
-        start: Start { images: &images, accelerator, disk: Some(&disk.path), run_options: &[] },
-    };
+    let host = Host { setup, daemon: &daemon, start: Start { images: &images, accelerator, disk: Some(&disk.path) } };
     let sizes = if setup.quick { &SIZES_QUICK_MIB[..] } else { &SIZES_MIB };
     let speeds = host.compare_sizes(sizes)?;
     for (size, speeds) in sizes.iter().zip(&speeds) {
@@ -94,11 +90,7 @@ pub fn reclaim(setup: &Setup) -> Result<(Report, String)> {
     let mut report = setup.report_of("reclaim", accelerator.name());
     let disk = FileSet::make(&setup.dir)?;
     let daemon = Daemon::start(&setup.dir)?;
-    let host = Host {
-        setup,
-        daemon: &daemon,
-        start: Start { images: &images, accelerator, disk: Some(&disk.path), run_options: &[] },
-    };
+    let host = Host { setup, daemon: &daemon, start: Start { images: &images, accelerator, disk: Some(&disk.path) } };
     let taken = host.take_memory(&mut report)?;
     let plot = svg::bar_chart(&svg::BarChart {
         title: format!("Taking {TAKEN_MIB} MiB from an idle VM"),
@@ -179,7 +171,7 @@ impl Host<'_> {
     }
 
     fn boot(&self, memory_mib: u64, bytes_per_s: Option<u64>) -> Result<Guest> {
-        Guest::boot(self.daemon, VM, memory_mib, bytes_per_s, &self.start)
+        Guest::boot(self.daemon, &Shape { name: VM, memory_mib, bytes_per_s, ..Shape::default() }, &self.start)
     }
 
     fn end(&self, guest: Guest) -> Result<()> {

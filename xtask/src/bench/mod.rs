@@ -16,6 +16,7 @@ mod peers;
 mod policy;
 mod predict;
 mod queues;
+mod reallocate;
 mod recover;
 pub mod report;
 mod resident;
@@ -106,6 +107,8 @@ enum Name {
     Reclaim,
     /// Two VMs of equal shares, one idle, without a tax and with one (figure 7 of the ESX paper)
     Tax,
+    /// Five guests on 60 % too little memory, booting at once (figure 8 of the ESX paper)
+    Reallocate,
     /// Pages of another machine's memory against bare datagrams
     Rmap,
     /// A disk in another process's memory over NBD, against nbdkit's
@@ -213,6 +216,7 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Share => share::run(setup),
         Name::Reclaim => balloon::reclaim(setup),
         Name::Tax => tax::run(setup),
+        Name::Reallocate => reallocate::run(setup),
         Name::Rmap => rmap::run(setup),
         Name::Nbd => nbd::run(setup),
         Name::All => bail!("`all` is expanded before"),

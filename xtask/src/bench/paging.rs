@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::Setup;
-use super::balloon::guest::{self, Guest, Start};
+use super::balloon::guest::{self, Guest, Shape, Start};
 use super::report::{Bar, Report};
 use super::svg;
 use super::undo::{Guard, Undo};
@@ -108,8 +108,8 @@ fn measure(setup: &Setup, images: &Images, accelerator: Accelerator, by: By, run
     let options: &[&str] = if by == By::Random { &["--replacement", "random"] } else { &[] };
     let daemon = Daemon::start_with(&setup.dir, "daemon", options)?;
     let swap = SwapDisk::make(&setup.dir)?;
-    let start = Start { images, accelerator, disk: Some(&swap.path), run_options: &[] };
-    let mut guest = Guest::boot(&daemon, VM, MEMORY_MIB, None, &start)?;
+    let start = Start { images, accelerator, disk: Some(&swap.path) };
+    let mut guest = Guest::boot(&daemon, &Shape { name: VM, memory_mib: MEMORY_MIB, ..Shape::default() }, &start)?;
     guest.command("swapon vda")?;
     match by {
         By::Queues | By::Random => daemon.set_dram(VM, DRAM_MIB)?,

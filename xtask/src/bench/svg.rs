@@ -307,6 +307,18 @@ pub fn line_chart(chart: &LineChart) -> String {
     drawing.finish()
 }
 
+/// Charts one below the other, as one drawing.
+pub fn stack(charts: &[String]) -> String {
+    let height = HEIGHT * charts.len() as f64;
+    let mut text = format!("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\">\n");
+    for (index, chart) in charts.iter().enumerate() {
+        let y = HEIGHT * index as f64;
+        text.push_str(&chart.replacen("<svg ", &format!("<svg y=\"{y}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" "), 1));
+    }
+    text.push_str("</svg>\n");
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -347,5 +359,8 @@ mod tests {
             series: vec![("ours".into(), vec![[1.0, 0.1], [1024.0, 0.2]])],
         });
         assert_eq!(svg.matches("<circle").count(), 2);
+        let stacked = stack(&[svg.clone(), svg]);
+        assert_eq!((stacked.matches("<svg").count(), stacked.matches("</svg>").count()), (3, 3));
+        assert!(stacked.contains("<svg y=\"420\""));
     }
 }

@@ -8,7 +8,8 @@
 //! * Else room is dealt out in three rounds, to everybody's floor, target and cap, in each to those first who want least.
 //! * Nobody's limit is below what it has, unless the plan itself takes memory from it.
 
-use crate::units::PageCount;
+use crate::fault::headroom_max;
+use crate::units::{CHUNK_PAGES, PageCount};
 
 /// VMs are held until what they may have leaves this part of the pool free: an allowance that breathes must not arm and
 /// disarm them.
@@ -102,6 +103,21 @@ pub fn charged(resident: PageCount, limit: PageCount, headroom: PageCount) -> Pa
     if resident + headroom >= limit { resident.max(limit) } else { resident }
 }
 
+/// The limit under which a VM keeps `min` in DRAM: page-out's headroom is on top, and the chunk by which it may overshoot.
+pub fn limit_for_min(min: PageCount) -> PageCount {
+    match min {
+        PageCount::ZERO => min,
+        min => min + headroom_max(min + headroom_max(min)) + PageCount(CHUNK_PAGES),
+    }
+}
+
+/// What a VM counts as having in a plan if its limit may be that of [`limit_for_min`]: the room above its min is not its
+/// own, so it is not above its target for it.
+pub fn charged_for_min(resident: PageCount, limit: PageCount, min: PageCount) -> PageCount {
+    let is_lifted = limit <= limit_for_min(min) && resident <= limit;
+    if is_lifted { resident.min(min) } else { charged(resident, limit, headroom_max(limit)) }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -167,6 +183,20 @@ mod tests {
         check(970, 1000);
         check(1000, 1000);
         check(1200, 1200);
+    }
+
+    #[test]
+    fn a_min_stays_below_the_headroom() {
+        assert_eq!(limit_for_min(PageCount::ZERO), PageCount::ZERO);
+        for min in [1, 1000, 27_136, 1 << 20, 1 << 30] {
+            let limit = limit_for_min(PageCount(min));
+            assert!((limit - headroom_max(limit)).0 >= min + CHUNK_PAGES || limit.0 < 8 * 2048, "{min}: {limit:?}");
+        }
+        let limit = limit_for_min(PageCount(27_136));
+        let charged = |resident, limit| charged_for_min(PageCount(resident), limit, PageCount(27_136)).0;
+        assert_eq!((charged(20_000, limit), charged(27_500, limit), charged(limit.0, limit)), (20_000, 27_136, 27_136));
+        assert_eq!(charged(40_000, limit), 40_000, "on its way out");
+        assert_eq!(charged(39_000, PageCount(40_000)), 40_000, "at another limit");
     }
 
     proptest! {

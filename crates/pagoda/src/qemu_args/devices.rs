@@ -45,22 +45,26 @@ fn pinning_block_driver(props: &Props) -> Option<String> {
         .find(|driver| PINNING_BLOCK_DRIVERS.contains(&driver.as_str()))
 }
 
-/// The value of a `-device virtio-balloon*` that reports free pages, if it says nothing of them:
-/// pages the guest has freed are then dropped and not swapped.
-pub fn report_free_pages(option: &Opt<'_>) -> Result<Option<String>, ArgError> {
+/// What a balloon is switched to unless it says otherwise. Pages that the guest has freed are then dropped and not swapped;
+/// and a guest that needs memory faster than the policy sees it takes that from its balloon before it kills a program.
+const BALLOON_SWITCHES: [&str; 2] = ["free-page-reporting", "deflate-on-oom"];
+
+/// The value of a `-device virtio-balloon*` with [`BALLOON_SWITCHES`], if it lacks any.
+pub fn set_balloon_switches(option: &Opt<'_>) -> Result<Option<String>, ArgError> {
     if option.name != "device" {
         return Ok(None);
     }
     let mut props = Props::parse("device", option.value, "driver")?;
     let is_balloon = props.get("driver").is_some_and(|kind| kind.starts_with("virtio-balloon"));
-    if !is_balloon || props.get("free-page-reporting").is_some() {
+    let missing: Vec<&str> = BALLOON_SWITCHES.into_iter().filter(|name| props.get(name).is_none()).collect();
+    if !is_balloon || missing.is_empty() {
         return Ok(None);
     }
     Ok(Some(match &mut props {
         // As it was, with a tail: QEMU's first notation has forms we need not know.
-        Props::Keyval(_) => format!("{},free-page-reporting=on", option.value),
+        Props::Keyval(_) => missing.iter().fold(option.value.to_owned(), |value, name| format!("{value},{name}=on")),
         Props::Json(_) => {
-            props.set_bool("free-page-reporting", true);
+            missing.iter().for_each(|name| props.set_bool(name, true));
             props.render()
         }
     }))

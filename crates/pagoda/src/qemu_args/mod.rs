@@ -2,8 +2,8 @@
 //!
 //! What changes: each back end of guest RAM becomes a `memory-backend-file` on an inherited
 //! descriptor (one is added when the command line has none), a private monitor is added, and a
-//! balloon reports free pages. All else stays word for word. What cannot work under a pager is refused
-//! with what to do instead, before anything is created.
+//! balloon reports free pages and gives way before its guest kills a program. All else stays word for
+//! word. What cannot work under a pager is refused with what to do instead, before anything is created.
 
 mod backend;
 mod console;
@@ -139,7 +139,7 @@ pub fn plan(words: &[String], memory_bytes: Option<u64>) -> Result<Plan, ArgErro
     }
     let mut pinned = None;
     for option in &options {
-        if let Some(value) = devices::report_free_pages(option)? {
+        if let Some(value) = devices::set_balloon_switches(option)? {
             out[option.at] = Word::Text(value);
         }
         pinned = pinned.or(devices::pin_reason(option)?);

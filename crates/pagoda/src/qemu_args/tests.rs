@@ -231,18 +231,21 @@ fn pins() {
 }
 
 #[test]
-fn balloons_report_free_pages() {
+fn balloons_report_free_pages_and_give_way() {
     let device = |device: &str| {
         let plan = planned(&format!("-nodefaults -device {device}"));
         plan.argv(&[5], 7)[2].clone()
     };
-    assert_eq!(device("virtio-balloon-pci"), "virtio-balloon-pci,free-page-reporting=on");
-    assert_eq!(device("virtio-balloon,id=b"), "virtio-balloon,id=b,free-page-reporting=on");
-    let off = "virtio-balloon-pci,free-page-reporting=off";
+    assert_eq!(device("virtio-balloon-pci"), "virtio-balloon-pci,free-page-reporting=on,deflate-on-oom=on");
+    let tail = "free-page-reporting=on,deflate-on-oom=on";
+    assert_eq!(device("virtio-balloon,id=b"), format!("virtio-balloon,id=b,{tail}"));
+    let no_reports = "virtio-balloon-pci,free-page-reporting=off";
+    assert_eq!(device(no_reports), format!("{no_reports},deflate-on-oom=on"));
+    let off = "virtio-balloon-pci,free-page-reporting=off,deflate-on-oom=off";
     assert_eq!(device(off), off);
     assert_eq!(
         device(r#"{"driver":"virtio-balloon-pci","id":"b"}"#),
-        r#"{"driver":"virtio-balloon-pci","free-page-reporting":true,"id":"b"}"#
+        r#"{"deflate-on-oom":true,"driver":"virtio-balloon-pci","free-page-reporting":true,"id":"b"}"#
     );
     assert_eq!(device("virtio-rng-pci"), "virtio-rng-pci");
 }

@@ -57,9 +57,12 @@ fn libvirts_back_end_is_replaced() {
         "-monitor",
         "stdio",
     ];
-    let text = qemu("libvirt", &words, "info memdev\nqom-get balloon0 free-page-reporting\nquit\n");
-    assert_memdev(&text, "pc.ram", 256);
-    assert!(text.contains("true"), "{text}");
+    for switch in ["free-page-reporting", "deflate-on-oom"] {
+        let text = qemu("libvirt", &words, &format!("info memdev\nqom-get balloon0 {switch}\nquit\n"));
+        assert_memdev(&text, "pc.ram", 256);
+        let answer = text.rsplit(switch).next().unwrap();
+        assert!(answer.contains("true"), "{text}");
+    }
 }
 
 #[test]

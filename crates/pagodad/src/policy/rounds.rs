@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagoda_abi::record::Kind;
-use pagoda_core::fault::headroom_max;
-use pagoda_core::policy::growth::{Room, Wish, charged};
+use pagoda_core::policy::growth::{Room, Wish, charged_for_min};
 use pagoda_core::policy::settings::Sampling;
 use pagoda_core::policy::{Balloon, HostSample, Overhead, Plan, SampleCount, VmActions, VmId, VmSample};
 use pagoda_core::stats::{Metric, Stats};
@@ -97,6 +96,7 @@ struct Seen {
     kind: Kind,
     pid: u32,
     told: PageCount,
+    min: PageCount,
     memory: PageCount,
     handle: Option<Arc<Handle>>,
     balloon: Option<Balloon>,
@@ -163,6 +163,7 @@ fn see(vm: &Vm) -> Seen {
         kind: vm.record.kind,
         pid: vm.record.pid.0,
         told: governed.told,
+        min: Bytes(vm.record.min).pages_ceil(),
         memory: settings::memory_of(&vm.record),
         handle: vm.handle.clone(),
         balloon: balloon_of(vm),
@@ -218,7 +219,7 @@ fn residents(vm: &Seen, status: &Status) -> (PageCount, PageCount) {
     }
     let resident = PageCount(status.stats.get(Metric::Resident) + status.stats.get(Metric::SharedPart));
     let is_limited = vm.told < vm.memory && status.pinned.is_none();
-    (resident, if is_limited { charged(resident, vm.told, headroom_max(vm.told)) } else { resident })
+    (resident, if is_limited { charged_for_min(resident, vm.told, vm.min) } else { resident })
 }
 
 /// Pages of a VM that are in nobody's DRAM but that of the VMs it shares with.
@@ -244,7 +245,10 @@ fn sample(vm: &Seen) -> Option<VmSample> {
 fn used(vm: &Seen) -> PageCount {
     let overhead = vm.overhead;
     match &vm.status {
-        Some(status) => residents(vm, status).1 + overhead,
+        Some(status) => {
+            let (resident, charged) = residents(vm, status);
+            resident.max(charged) + overhead
+        }
         None if vm.pid == 0 => overhead,
         None => Bytes(pagoda_sys::process::rss(vm.pid).unwrap_or(0)).pages_ceil().max(overhead),
     }
@@ -254,8 +258,11 @@ fn used(vm: &Seen) -> PageCount {
 fn plan(brain: &mut Brain, now_ms: u64, memory: &Memory, seen: &[Seen]) -> Vec<Option<Planned>> {
     for vm in seen {
         // One that has gone meanwhile is no measure for others.
-        if vm.is_new && brain.policy.settings(vm.id).is_some() {
-            brain.policy.set_overhead(vm.id, Overhead { overhead: vm.overhead, reserve: vm.reserve });
+        if vm.is_new
+            && let Some(settings) = brain.policy.settings(vm.id)
+        {
+            let Overhead { overhead, reserve } = super::overhead_with_room(vm.overhead, settings);
+            brain.policy.set_overhead(vm.id, Overhead { overhead, reserve: reserve + vm.reserve });
             let own = vm.overhead.saturating_sub(PageCount(vm.memory.0 / super::TABLES_PART));
             brain.overheads.insert(vm.id, (vm.kind, own));
         }

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -104,7 +104,11 @@ impl Session {
 
 fn note(line: &Value, events: &mut Events) {
     match line.get("event").and_then(Value::as_str) {
-        Some("RESET") => events.resets += 1,
+        Some("RESET") => {
+            events.resets += 1;
+            events.shutdown = None;
+        }
+        Some("SHUTDOWN") => events.shutdown = Some(Instant::now()),
         Some("BALLOON_CHANGE") => events.balloon_changes += 1,
         _ => {}
     }

@@ -62,6 +62,19 @@ fn events_between_are_passed_over() {
 }
 
 #[test]
+fn a_guest_that_was_shut_down_is_left_alone() {
+    const ENDS: &[&str] = &[r#"{"event": "SHUTDOWN", "data": {"guest": true}}"#, r#"{"return": {"enabled": false}}"#];
+    let (_dir, monitor, thread) = serve(&[&[READY, READY, ENDS]]);
+    monitor.hold(Hold::Lasting);
+    monitor.execute("query-balloon").expect("a guest that runs");
+    monitor.execute("query-kvm").expect("the answer that was under way");
+    let error = monitor.execute("query-balloon").expect_err("left alone");
+    assert!(format!("{error:#}").contains("shut down"));
+    drop(monitor);
+    thread.join().expect("server");
+}
+
+#[test]
 fn an_error_is_passed_on_and_a_stranger_refused() {
     let (_dir, monitor, thread) =
         serve(&[&[READY, &[r#"{"error": {"class": "DeviceNotActive", "desc": "no such thing"}}"#]]]);
@@ -98,7 +111,7 @@ fn a_held_connection_serves_all_and_collects_events() {
     assert!(monitor.execute_with("c", json!({ "x": 1 })).is_err());
     // A refusal is no reason to hang up.
     assert_eq!(monitor.execute("d").expect("answered"), 3);
-    assert_eq!(monitor.events(), Events { resets: 1, balloon_changes: 2 });
+    assert_eq!(monitor.events(), Events { resets: 1, balloon_changes: 2, shutdown: None });
     monitor.hold(Hold::Short);
     monitor.execute("e").expect("answered");
     assert_eq!(monitor.events().resets, 1, "they outlive the connection");

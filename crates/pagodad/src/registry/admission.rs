@@ -30,7 +30,7 @@ impl Registry {
         let swap_free = self.swap_free()?;
         let mut brain = self.governor.lock();
         let vm = settings::vm_settings(record, &brain.config).map_err(|e| settings::refusal(&e))?;
-        let overhead = brain.expected_overhead(record.kind, vm.memory);
+        let overhead = brain.expected_overhead(record.kind, &vm);
         let admission = admission(&brain, &vm, overhead, swap_free);
         admission.verdict().map_err(|refused| no_room(&refused))?;
         let id = brain.new_id();
@@ -51,7 +51,7 @@ impl Registry {
         let vm = settings::asked_settings(request).map_err(|e| settings::refusal(&e))?;
         let swap_free = self.swap_free()?;
         let brain = self.governor.lock();
-        let overhead = brain.expected_overhead(Kind::Qemu, vm.memory);
+        let overhead = brain.expected_overhead(Kind::Qemu, &vm);
         let admission = admission(&brain, &vm, overhead, swap_free);
         let Admission { needs, reserved, capacity } = admission;
         let verdict = admission.verdict();

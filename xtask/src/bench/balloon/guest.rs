@@ -24,10 +24,23 @@ const ANSWER_MAX: Duration = Duration::from_secs(180);
 pub struct Start<'a> {
     pub images: &'a Images,
     pub accelerator: Accelerator,
-    /// The disk with the files, or for swap.
+    /// The disk with the files, if they have any.
     pub disk: Option<&'a Path>,
-    /// More of `pagoda run`.
-    pub run_options: &'a [&'a str],
+}
+
+/// What one guest starts with beside that.
+#[derive(Default)]
+pub struct Shape<'a> {
+    pub name: &'a str,
+    pub memory_mib: u64,
+    /// Guaranteed to it.
+    pub min_mib: u64,
+    /// Its disk is slowed down to this.
+    pub bytes_per_s: Option<u64>,
+    /// More of the kernel's command line.
+    pub append: &'a str,
+    /// Its share group.
+    pub group: Option<&'a str>,
 }
 
 /// A running QEMU. Killed when dropped.
@@ -40,55 +53,52 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Boots a guest under the daemon, up to its first command.
+    /// Boots a guest under the daemon, up to its first command. It is killed when the thread that did this ends.
     ///
     /// # Errors
     /// It does not boot.
-    pub fn boot(
-        daemon: &Daemon,
-        name: &str,
-        memory_mib: u64,
-        bytes_per_s: Option<u64>,
-        start: &Start<'_>,
-    ) -> Result<Guest> {
+    pub fn boot(daemon: &Daemon, shape: &Shape<'_>, start: &Start<'_>) -> Result<Guest> {
         let mut words = daemon.cli_words()?;
-        words.extend(["run", "--name", name].iter().chain(start.run_options).map(|&word| word.to_owned()));
+        words.extend(["run", "--name", shape.name, "--min", &format!("{}M", shape.min_mib)].map(str::to_owned));
+        words.extend(shape.group.into_iter().flat_map(|group| ["--share-group", group]).map(str::to_owned));
         words.extend(["--", QEMU].map(str::to_owned));
-        Self::boot_by(&words, daemon.dir(), name, memory_mib, bytes_per_s, start)
+        Self::boot_by(&words, daemon.dir(), shape, start)
     }
 
     /// The same without Pagoda; its socket is made in `dir`.
     ///
     /// # Errors
     /// It does not boot.
-    pub fn boot_alone(dir: &Path, name: &str, memory_mib: u64, start: &Start<'_>) -> Result<Guest> {
-        Self::boot_by(&[QEMU.to_owned()], dir, name, memory_mib, None, start)
+    pub fn boot_alone(dir: &Path, shape: &Shape<'_>, start: &Start<'_>) -> Result<Guest> {
+        Self::boot_by(&[QEMU.to_owned()], dir, shape, start)
     }
 
-    fn boot_by(
-        words: &[String],
-        dir: &Path,
-        name: &str,
-        memory_mib: u64,
-        bytes_per_s: Option<u64>,
-        start: &Start<'_>,
-    ) -> Result<Guest> {
+    fn boot_by(words: &[String], dir: &Path, shape: &Shape<'_>, start: &Start<'_>) -> Result<Guest> {
+        let Shape { name, memory_mib, bytes_per_s, append, .. } = *shape;
         let socket = dir.join(format!("{name}.control"));
         // Of the guest before.
         let _ = std::fs::remove_file(&socket);
         let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).args(["-M", "q35", "-accel"]);
-        command.args([start.accelerator.name(), "-m", &format!("{memory_mib}M"), "-smp", "1"]);
+        command.args(&words[1..]).args([
+            "-M",
+            "q35",
+            "-accel",
+            start.accelerator.name(),
+            "-m",
+            &format!("{memory_mib}M"),
+            "-smp",
+            "1",
+        ]);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio"]);
         command.arg("-serial").arg(format!("unix:{},server=on,wait=off", socket.display()));
         if let Some(disk) = start.disk {
             let throttle = bytes_per_s.map_or(String::new(), |bytes| format!(",throttling.bps-total={bytes}"));
-            let disk = format!("file={},format=raw,if=none,id=d0,cache=none{throttle}", disk.display());
-            command.args(["-drive", &disk, "-device", "virtio-blk-pci,drive=d0"]);
+            let drive = format!("file={},format=raw,if=none,id=d0,cache=none{throttle}", disk.display());
+            command.args(["-drive", &drive, "-device", "virtio-blk-pci,drive=d0"]);
         }
         command.args(["-device", "virtio-balloon-pci"]);
         command.arg("-kernel").arg(&start.images.kernel).arg("-initrd").arg(&start.images.initrd);
-        command.args(["-append", "console=ttyS0 quiet panic=-1 pagoda.work=control"]);
+        command.arg("-append").arg(format!("console=ttyS0 quiet panic=-1 pagoda.work=control {append}"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         process::die_with_parent(&mut command);
         let mut child = command.spawn().context("start QEMU")?;
@@ -122,6 +132,16 @@ impl Guest {
     /// # Errors
     /// It refuses, found wrong content, or hangs.
     pub fn command(&mut self, text: &str) -> Result<Vec<String>> {
+        let (lines, bad_pages) = self.command_unverified(text)?;
+        ensure!(bad_pages == 0, "{text}: {lines:#?}");
+        Ok(lines)
+    }
+
+    /// As `command`, but wrong pages are only counted: all that it has found since it booted.
+    ///
+    /// # Errors
+    /// It refuses, or hangs.
+    pub fn command_unverified(&mut self, text: &str) -> Result<(Vec<String>, u64)> {
         self.begin(text)?;
         self.end(text)
     }
@@ -134,15 +154,16 @@ impl Guest {
         writeln!(self.port, "{text}").context("write to the guest")
     }
 
-    /// Waits until it has done what [`Guest::begin`] asked for, and gives the lines of that.
+    /// Waits until it has done what [`Guest::begin`] asked for.
     ///
     /// # Errors
-    /// It refuses, found wrong content, or hangs.
-    pub fn end(&mut self, text: &str) -> Result<Vec<String>> {
+    /// It refuses, or hangs.
+    pub fn end(&mut self, text: &str) -> Result<(Vec<String>, u64)> {
         let lines = self.lines_until("reply")?;
-        let reply = lines.last().and_then(|line| Line::parse(line)).map_or("", |line| line.text()).to_owned();
-        ensure!(reply.trim() == "ok bad=0", "{text}: {lines:#?}");
-        Ok(lines)
+        let reply = lines.last().and_then(|line| Line::parse(line)).context("a reply")?;
+        let bad_pages = reply.number("bad").filter(|_| reply.text().starts_with("ok "));
+        let bad_pages = bad_pages.with_context(|| format!("{text}: {lines:#?}"))?;
+        Ok((lines, bad_pages))
     }
 
     fn lines_until(&self, kind: &str) -> Result<Vec<String>> {
