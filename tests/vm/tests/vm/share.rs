@@ -259,7 +259,10 @@ fn a_guest_that_gives_shared_pages_back_and_one_that_reboots() -> Result<()> {
             let device = "-device virtio-balloon-pci,id=b0";
             let mut options = GuestOptions::new(name, "").control().memory("-m 256M").more(device).may_reboot();
             options.run_options = ["--share-group", "tenant"].map(String::from).to_vec();
-            lab.guest(&daemon, &options)
+            let guest = lab.guest(&daemon, &options)?;
+            // At once: what a guest says while nobody listens is lost.
+            let control = guest.control()?;
+            anyhow::Ok((guest, control))
         };
         let balloon = |target: &str| -> Result<()> {
             let output = daemon.run_cli(&["vm", "set", "web1", "--balloon-target", target])?;
@@ -274,8 +277,8 @@ fn a_guest_that_gives_shared_pages_back_and_one_that_reboots() -> Result<()> {
             let most = |info: &VmInfo| count(info, "shared_pages") >= FILLED * 9 / 10;
             daemon.wait_vm(name, "what was filled is shared", SETTLE_MAX, most)
         };
-        let guests = [start("web1")?, start("web2")?];
-        let mut controls = [guests[0].control()?, guests[1].control()?];
+        let ((guest1, control1), (guest2, control2)) = (start("web1")?, start("web2")?);
+        let (guests, mut controls) = ([guest1, guest2], [control1, control2]);
         controls.iter_mut().try_for_each(|control| control.run(FILL).map(drop))?;
         let before = shared("web1")?;
         shared("web2")?;
