@@ -1,7 +1,10 @@
 //! What the miss-ratio curve of a running VM says of another size of DRAM, against what happens at that size.
 //!
-//! The toy runs at one cap, and the curve's growth meanwhile says how many pages an access reads from swap at another cap.
-//! Then that cap is set and the same workload counted. Per access, not per second: a VM that faults more does less.
+//! The toy runs at one cap. As `pagoda whatif` does, the pages that an access reads from swap meanwhile are scaled by what the
+//! curve says of this cap and of another. Then that cap is set and the same workload counted. Per access, not per
+//! second: a VM that faults more does less.
+//!
+//! Counting begins when as many pages were read as DRAM holds: before that, what an earlier cap left behind is counted.
 
 use std::time::Duration;
 
@@ -10,6 +13,7 @@ use pagoda_api::{CurveInfo, CurveSwitch};
 
 use super::Setup;
 use super::report::{Bar, Report};
+use super::stepped::SteppedToy;
 use crate::daemon::Daemon;
 
 const VM: &str = "bench-mrc";
@@ -21,8 +25,9 @@ const OTHER_MIB: [u64; 2] = [128, 256];
 const WORKLOADS: [&str; 3] = ["random", "zipf", "mixed"];
 /// What a prediction may be off.
 const ERROR_PERCENT_MAX: f64 = 25.0;
-/// Until DRAM holds what it will hold at a cap, and the curve has seen every page that it follows.
+/// A warm-up lasts this long, again and again until DRAM was replaced once, but so often at most.
 const WARM_S: f64 = 15.0;
+const WARM_MAX: u32 = 6;
 const RUN_S: f64 = 40.0;
 /// A curve is published at most every 10 s.
 const PUBLISHED: Duration = Duration::from_secs(11);
@@ -62,27 +67,44 @@ fn one(setup: &Setup, daemon: &Daemon, workload: &str) -> Result<Vec<(f64, f64)>
     toy.fill()?;
     daemon.watch_curve(VM, CurveSwitch { on: true })?;
     let options = |seconds: f64| format!("--workload {workload} --mode read --no-latency --seconds {seconds}");
-    let (warm, run) = (setup.seconds(WARM_S), setup.seconds(RUN_S));
-    toy.go(&options(warm))?;
-    let before = published(daemon)?;
-    let done = toy.go(&options(run))?;
-    let after = published(daemon)?;
+    let (warm, run) = (options(setup.seconds(WARM_S)), options(setup.seconds(RUN_S)));
+    warm_up(&mut toy, daemon, &warm, DRAM_MIB)?;
+    let now = measured(&mut toy, daemon, &run)?;
+    let curve = published(daemon)?;
     daemon.watch_curve(VM, CurveSwitch { on: false })?;
+    eprintln!("mrc: at {DRAM_MIB} MiB: {now:.4} measured");
     let mut found = Vec::new();
     for mib in OTHER_MIB {
-        let grown = misses(&after, mib << 20)? - misses(&before, mib << 20)?;
-        let predicted = grown / done.ops as f64;
+        let predicted = now * misses(&curve, mib << 20)? / misses(&curve, DRAM_MIB << 20)?;
         daemon.set_dram(VM, mib)?;
-        toy.go(&options(warm))?;
-        let pages_in = daemon.counter(VM, "pages_in")?;
-        let done = toy.go(&options(run))?;
-        let pages_in = daemon.counter(VM, "pages_in")? - pages_in;
-        ensure!(pages_in > 0, "nothing was read from swap at {mib} MiB");
-        found.push((predicted, pages_in as f64 / done.ops as f64));
+        warm_up(&mut toy, daemon, &warm, mib)?;
+        found.push((predicted, measured(&mut toy, daemon, &run)?));
     }
     toy.quit()?;
     daemon.wait_gone(VM, GONE_MAX)?;
     Ok(found)
+}
+
+/// Runs until as many pages were read from swap as DRAM holds.
+fn warm_up(toy: &mut SteppedToy, daemon: &Daemon, options: &str, mib: u64) -> Result<()> {
+    let from = daemon.counter(VM, "pages_in")?;
+    for _ in 0..WARM_MAX {
+        toy.go(options)?;
+        if daemon.counter(VM, "pages_in")? - from >= mib << 8 {
+            return Ok(());
+        }
+    }
+    eprintln!("mrc: DRAM of {mib} MiB was not replaced once in {WARM_MAX} warm-ups");
+    Ok(())
+}
+
+/// Pages from swap per access.
+fn measured(toy: &mut SteppedToy, daemon: &Daemon, options: &str) -> Result<f64> {
+    let from = daemon.counter(VM, "pages_in")?;
+    let done = toy.go(options)?;
+    let pages = daemon.counter(VM, "pages_in")? - from;
+    ensure!(pages > 0, "nothing was read from swap");
+    Ok(pages as f64 / done.ops as f64)
 }
 
 fn published(daemon: &Daemon) -> Result<CurveInfo> {

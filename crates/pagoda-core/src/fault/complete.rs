@@ -56,7 +56,7 @@ impl Machine {
     }
 
     fn page_arrived(&mut self, id: OpId, chunk: ChunkIdx, index: u8, access: Access, out: &mut Actions) {
-        self.note_came(chunk, PageSet::single(index));
+        self.note_read(1);
         let writable = self.predict_write(access);
         let page = PageSet::single(index);
         self.edit(chunk, |c| {
@@ -73,7 +73,7 @@ impl Machine {
     }
 
     fn chunk_arrived(&mut self, chunk: ChunkIdx, demand: Option<(u8, Access)>, writable: bool, out: &mut Actions) {
-        self.note_came(chunk, self.chunk(chunk).swapped());
+        self.note_read(self.chunk(chunk).swapped().count());
         self.edit(chunk, |c| {
             c.ram = PageSet::FULL;
             c.clean = PageSet::FULL;
@@ -98,7 +98,7 @@ impl Machine {
         // A single-page read may have been quicker, never the other way round: a fault on a page of the fill joins it.
         let pages = pages - self.chunks[chunk.as_usize()].ram;
         self.stats.add(Metric::PagesIn, u64::from(pages.count()));
-        self.note_came(chunk, pages);
+        self.note_read(pages.count());
         let Some((index, access)) = demand else {
             self.edit(chunk, |c| {
                 c.ram |= pages;
@@ -172,7 +172,6 @@ impl Machine {
         let op = *self.ops.get(id);
         let OpKind::Out { leaving, dirty, .. } = op.kind else { unreachable!("a punch ended as {:?}", op.kind) };
         let gone = leaving - left;
-        self.note_left(op.chunk, gone & self.chunk(op.chunk).swap);
         self.stats.add(Metric::PagesDropped, u64::from((gone - dirty).count()));
         let ahead = self.edit(op.chunk, |c| {
             c.ram -= gone;

@@ -288,8 +288,7 @@ impl Machine {
     pub fn table_bytes(&self) -> u64 {
         let chunks = self.chunks.capacity() * size_of::<Chunk>();
         let cold = self.cold.capacity() * size_of::<(ChunkIdx, u32)>();
-        let curve = self.curve.as_ref().map_or(0, |curve| curve.bytes());
-        (chunks + cold + self.queues.bytes() + curve) as u64
+        (chunks + cold + self.queues.bytes()) as u64
     }
 
     /// Counters and gauges as of now.

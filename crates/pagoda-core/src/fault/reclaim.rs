@@ -36,7 +36,13 @@ const WIDE_MS: u64 = 1000;
 
 /// The most that page-out keeps free below a cap.
 pub const fn headroom_max(cap: PageCount) -> PageCount {
-    PageCount(headroom_of(cap.0, HEADROOM_PART, HEADROOM_MIN))
+    PageCount(headroom_at(cap.0, true))
+}
+
+/// What is kept free below a cap: `wide` while whole chunks come in.
+pub(super) const fn headroom_at(cap: u64, wide: bool) -> u64 {
+    let (part, least) = if wide { (HEADROOM_PART, HEADROOM_MIN) } else { (PAGEWISE_PART, PAGEWISE_MIN) };
+    headroom_of(cap, part, least)
 }
 
 const fn headroom_of(cap: u64, part: u64, least: u64) -> u64 {
@@ -49,9 +55,7 @@ const fn headroom_of(cap: u64, part: u64, least: u64) -> u64 {
 impl Machine {
     /// Free pages that page-out maintains.
     pub(super) fn headroom(&self) -> u64 {
-        let cap = self.cap();
-        let (part, least) = if self.wide { (HEADROOM_PART, HEADROOM_MIN) } else { (PAGEWISE_PART, PAGEWISE_MIN) };
-        headroom_of(cap, part, least)
+        headroom_at(self.cap(), self.wide)
     }
 
     /// Pages come in one by one, and half of the headroom is left: page-out need not hurry.

@@ -11,20 +11,18 @@
 //!
 //! # Two inputs
 //!
-//! A pager sees few accesses. [`Mrc::sampled`] takes those of *watched* pages only, as they are seen when a page that was
-//! unmapped is touched: what happens between two unmappings is one access, and counts as none. [`Mrc::refault`] takes every
-//! access to a page that had left DRAM; its distance is what the ghosts say ([`ghost`]). Both see all accesses whose
-//! distance is large, which are those that would be faults at a smaller size; accesses at small distances are missing.
-//! So from these inputs [`Curve::misses`], the number of faults over the time observed, is right, and the ratio is one of
-//! *observed* accesses. [`Mrc::access`] is for traces, which have every access; the ratio is of all then.
+//! [`Mrc::access`] is for traces, which have every access. A pager sees few: [`Mrc::sampled`] takes those of *watched* pages
+//! only, as they are seen when a page that was unmapped is touched; what happens between two unmappings is one access, and
+//! counts as none. So all accesses whose distance is large are seen, which are those that would be faults at some size;
+//! accesses at small distances are missing. [`Curve::misses`], the number of faults over the time observed, is right then, and
+//! the ratio is one of *observed* accesses.
 //!
-//! In the daemon `crate::fault` feeds both (`fault/curve.rs`): uses that find a watched page in DRAM are sampled, pages that
-//! come from swap are refaults.
+//! In the daemon `crate::fault` feeds it (`fault/curve.rs`). Refaults need nothing of their own: watched pages are watched
+//! while they are in swap, too.
 //!
 //! **Cost.** O(log s) per watched access, one hash for each other; about 100 bytes per watched page, 1 MiB in all.
 
 pub mod curve;
-pub mod ghost;
 pub mod stack;
 #[cfg(test)]
 mod tests;
@@ -54,6 +52,8 @@ pub struct Mrc {
     /// SHARDS' T.
     threshold: u64,
     stack: Stack,
+    /// Pages of the memory that the threshold lets in, if somebody has counted them.
+    counted: Option<usize>,
     /// The watched pages, largest hash first.
     by_hash: BinaryHeap<(u64, PageIdx)>,
     bucket: PageCount,
@@ -79,6 +79,7 @@ impl Mrc {
             memory,
             watched_max,
             threshold: MODULUS,
+            counted: None,
             stack: Stack::default(),
             by_hash: BinaryHeap::new(),
             bucket,
@@ -96,7 +97,15 @@ impl Mrc {
 
     /// The part of all pages that is watched.
     pub fn rate(&self) -> f64 {
-        self.threshold as f64 / MODULUS as f64
+        match self.counted {
+            Some(pages) if pages > 0 => pages as f64 / self.memory.0 as f64,
+            _ => self.threshold as f64 / MODULUS as f64,
+        }
+    }
+
+    /// So many pages of the memory are watched, exactly: chance has chosen some more or less than the threshold says.
+    pub fn set_watched(&mut self, pages: usize) {
+        self.counted = Some(pages);
     }
 
     /// Watches from now on so many of all pages, on average; never more than before. What was counted keeps its weight.
@@ -133,11 +142,22 @@ impl Mrc {
         }
     }
 
-    /// An access to a page that had left DRAM, at the distance that [`ghost::Ghosts::refault`] gives.
-    pub fn refault(&mut self, page: PageIdx, distance: PageCount) {
-        self.count(distance.0, 1.0);
-        if self.watches(page) && self.stack.touch(page).is_none() {
-            self.watch(page);
+    /// The same of a page that was used before, if only before anybody looked. Then its distance is what was used since, at
+    /// least.
+    pub fn used_again(&mut self, page: PageIdx) {
+        if !self.watches(page) || self.stack.contains(page) {
+            return self.sampled(page);
+        }
+        self.count((self.stack.len() as f64 / self.rate()) as u64, 1.0 / self.rate());
+        self.stack.touch(page);
+        self.watch(page);
+    }
+
+    /// The page has lost its content: its next use is a first one.
+    pub fn forget(&mut self, page: PageIdx) {
+        if self.stack.contains(page) {
+            self.stack.forget(page);
+            self.by_hash.retain(|(_, other)| *other != page);
         }
     }
 
@@ -178,6 +198,7 @@ impl Mrc {
 
     /// Forgets the pages that the threshold excludes.
     fn drop_above(&mut self) {
+        self.counted = None;
         while let Some((_, page)) = self.by_hash.peek().filter(|(hash, _)| *hash >= self.threshold) {
             self.stack.forget(*page);
             self.by_hash.pop();

@@ -25,6 +25,45 @@ impl Curve {
         Curve { bucket, misses, accesses, cold }
     }
 
+    /// What a pager makes of it that takes pages out in chunks, and keeps so many pages free below each size.
+    ///
+    /// Let F(t) be the number of different pages used in t. Under LRU F' = misses(F), in pages by the time observed (Denning
+    /// and Schwartz, "Properties of the working-set model", 1972), so this curve tells F. Where pages in use are scattered
+    /// over all chunks, one chunk is as old as another: each is emptied once in T, fills up with what is used of it, and is
+    /// emptied again. Then DRAM holds the mean of F over T, and F(T) pages are read in each T. Nothing is fitted.
+    ///
+    /// A sweep goes through chunks one by one; LRU tells them apart, and this is too low for it near the size at which it fits.
+    pub fn of_chunks(&self, kept_free: impl Fn(PageCount) -> f64) -> Curve {
+        let misses = self.emptied_in_turn();
+        let misses = (0..self.misses.len() as u64).map(|index| {
+            let size = PageCount(index * self.bucket.0);
+            at(&misses, (size.0 as f64 - kept_free(size)).max(0.0))
+        });
+        Curve { misses: misses.collect(), ..*self }
+    }
+
+    /// Sizes and misses if DRAM is emptied as a whole, part after part in turn. Both ends are those of LRU.
+    fn emptied_in_turn(&self) -> Vec<(f64, f64)> {
+        let width = self.bucket.0 as f64;
+        let mut points = vec![(0.0, self.misses[0])];
+        // F(T), T as a part of the time observed, and the integral of F up to T.
+        let (mut used, mut time, mut area) = (0.0, 0.0, 0.0);
+        for pair in self.misses.windows(2) {
+            let rate = (pair[0] + pair[1]) / 2.0 + self.cold;
+            if rate <= 0.0 {
+                break;
+            }
+            let step = width / rate;
+            area += step * (used + width / 2.0);
+            time += step;
+            used += width;
+            points.push((area / time, used / time - self.cold));
+        }
+        // From here on T only grows, which is a straight line to where everything fits.
+        points.push((used, self.misses[(used / width) as usize]));
+        points
+    }
+
     /// Accesses that the curve stands on.
     pub fn accesses(&self) -> f64 {
         self.accesses
@@ -65,4 +104,13 @@ impl Curve {
         let found = self.points().find(|(_, at)| *at <= least + ratio);
         found.map_or(PageCount::ZERO, |(size, _)| size)
     }
+}
+
+/// Between points that go down; flat beyond the last.
+fn at(points: &[(f64, f64)], size: f64) -> f64 {
+    let next = points.partition_point(|(at, _)| *at <= size);
+    let (Some(below), Some(above)) = (points.get(next.wrapping_sub(1)), points.get(next)) else {
+        return points.last().map_or(0.0, |(_, misses)| *misses);
+    };
+    below.1 + (above.1 - below.1) * (size - below.0) / (above.0 - below.0)
 }

@@ -31,6 +31,11 @@ impl Stack {
         self.places.is_empty()
     }
 
+    /// Whether the page is in it.
+    pub fn contains(&self, page: PageIdx) -> bool {
+        self.places.contains_key(&page)
+    }
+
     /// The page is used: the different pages used since its last use, or nothing if this is its first.
     pub fn touch(&mut self, page: PageIdx) -> Option<u64> {
         if self.next + 1 >= self.tree.len() {

@@ -2,7 +2,6 @@
 
 use proptest::prelude::*;
 
-use super::ghost::Ghosts;
 use super::workloads::{WORKLOADS, Workload};
 use super::*;
 
@@ -74,36 +73,66 @@ fn shapes() {
 }
 
 #[test]
-fn refaults_tell_what_more_memory_would_save() {
-    // An LRU of 300 pages under a mixed load: the ghosts know the distances of all that missed.
-    const MEMORY: u64 = 1000;
-    let trace = Workload::Mixed.trace(MEMORY, 60_000, 5);
-    let (mut cache, mut ghosts, mut gone) =
-        (Vec::new(), Ghosts::new(PageCount(MEMORY)), std::collections::HashMap::new());
-    let mut mrc = Mrc::new(PageCount(MEMORY), usize::MAX, 0);
-    for page in &trace {
-        match cache.iter().position(|cached| cached == page) {
-            Some(at) => _ = cache.remove(at),
-            None => {
-                if let Some(ghost) = gone.remove(page) {
-                    mrc.refault(*page, ghosts.refault(ghost, PageCount(cache.len() as u64)));
-                }
-            }
-        }
-        cache.insert(0, *page);
-        if cache.len() > 300 {
-            gone.insert(cache.pop().unwrap(), ghosts.evict());
-        }
+fn pages_used_before_anybody_looked_are_no_first_uses() {
+    let mut mrc = Mrc::new(PageCount(100), usize::MAX, 0);
+    for page in [7, 8, 9, 7] {
+        mrc.used_again(PageIdx(page));
     }
-    let predicted = mrc.curve();
-    let exact = curve_of(&trace, MEMORY, usize::MAX, 0);
-    for size in [300, 400, 500, 700] {
-        let (predicted, exact) = (predicted.misses(PageCount(size)), exact.misses(PageCount(size)));
-        assert!(
-            (predicted - exact).abs() <= 0.05 * exact + 100.0,
-            "at {size}: {predicted} predicted, {exact} in a replay"
-        );
+    mrc.sampled(PageIdx(80));
+    mrc.forget(PageIdx(7));
+    mrc.sampled(PageIdx(7));
+    let curve = mrc.curve();
+    assert_eq!((curve.accesses(), curve.cold()), (6.0, 2.0));
+    assert_eq!([0, 1, 2, 3].map(|size| curve.misses(PageCount(size))), [4.0, 3.0, 2.0, 0.0]);
+    assert_eq!(mrc.stack.len(), mrc.by_hash.len());
+}
+
+/// Misses of a cache whose chunks, a page of each `chunks`-th, are emptied in turn.
+fn misses_in_turn(trace: &[PageIdx], pages: usize, chunks: usize, size: usize) -> Vec<usize> {
+    let (mut resident, mut count, mut next) = (vec![false; pages], 0, 0);
+    let miss = |page: &PageIdx| {
+        if std::mem::replace(&mut resident[page.0 as usize], true) {
+            return 0;
+        }
+        count += 1;
+        while count > size {
+            let chunk = resident.iter_mut().skip(next % chunks).step_by(chunks);
+            chunk.for_each(|resident| count -= usize::from(std::mem::take(resident)));
+            next += 1;
+        }
+        1
+    };
+    trace.iter().map(miss).collect()
+}
+
+#[test]
+fn chunks_that_leave_whole_miss_as_the_model_says() {
+    const PAGES: u64 = 4000;
+    let mut chance = crate::chance::Chance::new(3);
+    let zipf = |_| {
+        let rank = (PAGES as f64).powf(chance.below(1 << 32) as f64 / (1u64 << 32) as f64) as u64 - 1;
+        // By a prime that does not divide it, each rank has a page of its own.
+        PageIdx(rank * 0x9e37_79b1 % PAGES)
+    };
+    let trace: Vec<PageIdx> = (0..400_000).map(zipf).collect();
+    let (first, last) = trace.split_at(200_000);
+    let mut mrc = Mrc::new(PageCount(PAGES), usize::MAX, 0);
+    first.iter().for_each(|page| mrc.access(*page));
+    let before = mrc.curve();
+    last.iter().for_each(|page| mrc.access(*page));
+    let (lru, before) = (mrc.curve(), before.of_chunks(|_| 0.0));
+    let model = lru.of_chunks(|_| 0.0);
+    for size in [1000, 2000, 3000] {
+        let counted: usize = misses_in_turn(&trace, PAGES as usize, 50, size)[200_000..].iter().sum();
+        let said = model.misses(PageCount(size as u64)) - before.misses(PageCount(size as u64));
+        let error = said / counted as f64 - 1.0;
+        assert!(error.abs() < 0.05, "at {size}: {said} by the model, {counted} counted");
     }
+    let ends = [PageCount::ZERO, PageCount(PAGES)];
+    assert_eq!(ends.map(|size| model.misses(size)), ends.map(|size| lru.misses(size)));
+    assert_eq!(model.accesses(), lru.accesses());
+    let kept_free = lru.of_chunks(|size| if size.0 < PAGES { 100.0 } else { 0.0 });
+    assert!((kept_free.misses(PageCount(1100)) - model.misses(PageCount(1000))).abs() < 1.0);
 }
 
 #[test]
@@ -151,8 +180,11 @@ proptest! {
     #[test]
     fn a_larger_size_never_misses_more(trace in proptest::collection::vec(0..5000u64, 1..2000), seed in any::<u64>()) {
         let trace: Vec<PageIdx> = trace.into_iter().map(PageIdx).collect();
-        let ratios: Vec<f64> = curve_of(&trace, 5000, 200, seed).points().map(|(_, ratio)| ratio).collect();
-        prop_assert!(ratios.windows(2).all(|pair| pair[0] >= pair[1] - 1e-9));
-        prop_assert!(ratios.iter().all(|ratio| (0.0..=1.0).contains(ratio)));
+        let curve = curve_of(&trace, 5000, 200, seed);
+        for curve in [curve.of_chunks(|_| 7.0), curve] {
+            let ratios: Vec<f64> = curve.points().map(|(_, ratio)| ratio).collect();
+            prop_assert!(ratios.windows(2).all(|pair| pair[0] >= pair[1] - 1e-9));
+            prop_assert!(ratios.iter().all(|ratio| (0.0..=1.0).contains(ratio)));
+        }
     }
 }
