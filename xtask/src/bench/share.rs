@@ -4,13 +4,14 @@
 //! counted. Then they write hard, and each verifies every page.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
+use std::fs;
 use std::hash::{BuildHasher, RandomState};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+
+use pagoda_sys::toy::process::read_memory;
 
 use super::Setup;
 use super::balloon::guest::{self, Guest, Shape, Start};
@@ -289,11 +290,9 @@ fn distinct_pages(guests: &[Guest]) -> Result<f64> {
     let mut found = HashSet::new();
     let mut buffer = vec![0; 1 << 20];
     for guest in guests {
-        let path = format!("/proc/{}/mem", guest.pid());
-        let memory = File::open(&path).with_context(|| format!("open {path}"))?;
         for (start, end) in ram_of(guest.pid())? {
             for at in (start..end).step_by(buffer.len()) {
-                memory.read_exact_at(&mut buffer, at).with_context(|| format!("read {path} at {at:#x}"))?;
+                read_memory(guest.pid(), at, &mut buffer).with_context(|| format!("read the guest at {at:#x}"))?;
                 let pages = buffer.chunks_exact(PAGE).filter(|page| page.iter().any(|byte| *byte != 0));
                 found.extend(pages.map(|page| state.hash_one(page)));
             }

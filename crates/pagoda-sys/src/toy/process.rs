@@ -33,6 +33,23 @@ pub fn lock_in_memory(words: &[u32]) -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Reads another process's memory. Unlike /proc/PID/mem it waits for pages that a pager has to bring.
+///
+/// # Errors
+/// `process_vm_readv`'s error; EIO when it could not read all of it.
+pub fn read_memory(pid: u32, addr: u64, out: &mut [u8]) -> io::Result<()> {
+    let local = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: out.len() };
+    let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(addr as usize), iov_len: out.len() };
+    // SAFETY: `local` is all of a live and exclusive slice, and only it is written to; the kernel checks `remote` against
+    // the other process's memory.
+    let read = unsafe { libc::process_vm_readv(pid.cast_signed(), &local, 1, &remote, 1, 0) };
+    match usize::try_from(read) {
+        Ok(read) if read == out.len() => Ok(()),
+        Ok(_) => Err(io::Error::from_raw_os_error(libc::EIO)),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Makes the kernel kill the command's process when the thread that spawns it ends.
 pub fn die_with_parent(command: &mut Command) {
     let set = || {
