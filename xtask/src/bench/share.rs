@@ -41,6 +41,8 @@ const GROUP: &str = "bench";
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Nothing more is found when in so long less than a hundredth came to what was found.
 const QUIET: Duration = Duration::from_secs(10);
+/// KSM merges nothing before its second look at a page.
+const NOTHING_MAX: Duration = Duration::from_secs(60);
 const SETTLED_MAX: Duration = Duration::from_secs(120);
 /// Of all that is found in the end: the time at which the two are compared.
 const PART: f64 = 0.9;
@@ -112,6 +114,7 @@ impl Host<'_> {
                 steps.push(found);
             }
             let all = steps[GUESTS - 1];
+            eprintln!("share: {:.0} of {touched:.0} pages reclaimed, {:.0} in frames", all.saved(), all.frames);
             reclaimed.push(all.saved() / touched);
             let each = |nth: usize| steps[nth - 1].shared / nth as f64;
             let off = |nth: usize| (each(nth) / each(GUESTS) - 1.0).abs() * 100.0;
@@ -162,6 +165,9 @@ impl Host<'_> {
             let merged = at_part(&looks)?;
             ksm.0.push(merged.cpu_s * 1e6 / merged.saved);
             ksm.1.push(merged.seconds);
+            let last = |figures: &[f64]| figures.last().copied().unwrap_or_default();
+            let (our_us, our_s, ksm_us, ksm_s) = (last(&ours.0), last(&ours.1), last(&ksm.0), last(&ksm.1));
+            eprintln!("share: Pagoda {our_us:.1} us a page, {our_s:.0} s; KSM {ksm_us:.1} us a page, {ksm_s:.0} s");
         }
         let name = "processor time a page reclaimed, until 90 % of all: Pagoda against KSM";
         report.pair(name, "us", &ours.0, &ksm.0, Bar::AtMost(1.0));
@@ -241,7 +247,7 @@ fn settle<T>(mut one: impl FnMut() -> Result<T>, value: impl Fn(&T) -> f64, mut 
         if found > highest * 1.01 {
             (highest, since) = (found, Instant::now());
         }
-        if (highest > 0.0 || begun.elapsed() > QUIET * 2) && since.elapsed() > QUIET {
+        if (highest > 0.0 || begun.elapsed() > NOTHING_MAX) && since.elapsed() > QUIET {
             return Ok(());
         }
         ensure!(begun.elapsed() < SETTLED_MAX, "still more is found after {} s", SETTLED_MAX.as_secs());
