@@ -163,7 +163,7 @@ impl Registry {
     pub fn create(&self, request: CreateVm) -> Result<CreatedVm, ApiError> {
         request.check().map_err(|message| error(ErrorCode::BadRequest, message, None))?;
         if request.share_group.is_some() && !self.config.page_sharing {
-            let hint = "leave --share-group out, or start pagodad without --page-sharing=false";
+            let hint = "leave --share-group out, or set page_sharing = true in pagoda.toml and restart pagodad";
             return Err(error(ErrorCode::Unsupported, "this daemon shares no pages", Some(hint)));
         }
         let memory = request.memory_bytes();
