@@ -35,7 +35,7 @@ const RECLAIMED_MIN: f64 = 0.6;
 const LINEAR_PERCENT_MAX: f64 = 10.0;
 /// How long the guests write, in seconds.
 const WRITE_SECONDS: f64 = 20.0;
-/// The paper's guests were as many as its host held: fewer rounds than of the other figures, each is minutes long.
+/// Each takes minutes.
 const ROUNDS_MAX: usize = 3;
 const GROUP: &str = "bench";
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -56,20 +56,25 @@ struct Host<'a> {
 
 /// All guests of a daemon, in pages.
 #[derive(Clone, Copy, Default)]
-struct Shared {
+struct Pages {
+    resident: f64,
     /// Pages that have a frame.
     shared: f64,
     /// The frames.
     frames: f64,
-    /// Zero pages that became holes.
-    zero: f64,
-    resident: f64,
 }
 
-impl Shared {
-    fn saved(self) -> f64 {
-        self.shared - self.frames + self.zero
+impl Pages {
+    fn in_dram(self) -> f64 {
+        self.resident + self.frames
     }
+}
+
+/// Two guests that do not share.
+struct Alone {
+    /// Pages that one of them has touched and not given back.
+    touched: f64,
+    looks: Vec<Look>,
 }
 
 /// What was saved by when, and for how much processor time.
@@ -88,51 +93,88 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let accelerator = accel::find(guest::QEMU, &images, &setup.dir)?;
     let host = Host { setup, start: Start { images: &images, accelerator, disk: None } };
     let mut report = setup.report_of("share", accelerator.name());
-    let plot = host.grow(&mut report)?;
-    host.against_ksm(&mut report)?;
+    let (mut grown, mut compared, mut plot) = (Grown::default(), Compared::default(), String::new());
+    for round in 0..setup.rounds.min(ROUNDS_MAX) {
+        eprintln!("share: round {}, two guests that do not share", round + 1);
+        let alone = host.alone()?;
+        plot = host.grow(alone.touched, &mut grown)?;
+        host.against_ksm(&alone, &mut compared)?;
+    }
+    grown.report(&mut report);
+    compared.report(&mut report);
     Ok((report, plot))
 }
 
-impl Host<'_> {
-    /// Figure 4.
-    fn grow(&self, report: &mut Report) -> Result<String> {
-        let [mut reclaimed, mut of_equal, mut linear, mut equal, mut wrong] = [const { Vec::new() }; 5];
-        let mut lines: [Vec<[f64; 2]>; 4] = Default::default();
-        for round in 0..self.setup.rounds.min(ROUNDS_MAX) {
-            let daemon = Daemon::start(&self.setup.dir)?;
-            let (mut guests, mut steps, mut touched) = (Vec::new(), Vec::new(), 0.0);
-            for nth in 1..=GUESTS {
-                eprintln!("share: round {}, {nth} guests", round + 1);
-                guests.push(self.boot(&daemon, nth, Some(GROUP))?);
-                touched += touched_pages(&daemon, nth)?;
-                let found = self.settle(|| look(&daemon, nth), |found| found.saved())?;
-                if round == 0 {
-                    let x = nth as f64;
-                    let values = [touched, found.shared + found.zero, found.saved(), found.zero];
-                    lines.iter_mut().zip(values).for_each(|(line, value)| line.push([x, value / MIB_PAGES]));
-                }
-                steps.push(found);
-            }
-            let all = steps[GUESTS - 1];
-            eprintln!("share: {:.0} of {touched:.0} pages reclaimed, {:.0} in frames", all.saved(), all.frames);
-            reclaimed.push(all.saved() / touched);
-            let each = |nth: usize| steps[nth - 1].shared / nth as f64;
-            let off = |nth: usize| (each(nth) / each(GUESTS) - 1.0).abs() * 100.0;
-            linear.push((2..=GUESTS).map(off).fold(0.0, f64::max));
-            let most = touched - distinct_pages(&guests)?;
-            equal.push(most / touched);
-            of_equal.push(all.saved() / most);
-            wrong.push(write_hard(self.setup, guests)?);
-        }
+/// Figure 4, by round.
+#[derive(Default)]
+struct Grown {
+    reclaimed: Vec<f64>,
+    equal: Vec<f64>,
+    of_equal: Vec<f64>,
+    /// Percent.
+    off_line: Vec<f64>,
+    bad_pages: Vec<f64>,
+}
+
+impl Grown {
+    fn report(&self, report: &mut Report) {
         let name = format!("{GUESTS} identical guests: reclaimed, of all that they touched");
-        report.single(&name, "", &reclaimed, Bar::AtLeast(RECLAIMED_MIN));
-        report.single("what could have been: zero or equal to another page, of all touched", "", &equal, Bar::None);
-        report.single("reclaimed, of what could have been", "", &of_equal, Bar::None);
+        report.single(&name, "", &self.reclaimed, Bar::AtLeast(RECLAIMED_MIN));
+        report.single(
+            "what could have been: zero or equal to another page, of all touched",
+            "",
+            &self.equal,
+            Bar::None,
+        );
+        report.single("reclaimed, of what could have been", "", &self.of_equal, Bar::None);
         let name = format!("pages shared a guest, 2 to {GUESTS} guests: farthest from that of {GUESTS}");
-        report.single(&name, "%", &linear, Bar::AtMost(LINEAR_PERCENT_MAX));
-        report.single("wrong pages after all wrote and verified", "", &wrong, Bar::AtMost(0.0));
-        let [touched, shared, saved, zero] = lines;
-        let named = |name: &str, line| (name.to_owned(), line);
+        report.single(&name, "%", &self.off_line, Bar::AtMost(LINEAR_PERCENT_MAX));
+        report.single("wrong pages after all wrote and verified", "", &self.bad_pages, Bar::AtMost(0.0));
+    }
+}
+
+/// Microseconds of processor time for a page reclaimed, and seconds, by round.
+#[derive(Default)]
+struct Compared {
+    ours: [Vec<f64>; 2],
+    ksm: [Vec<f64>; 2],
+}
+
+impl Compared {
+    fn report(&self, report: &mut Report) {
+        let name = "processor time a page reclaimed, until 90 % of all: Pagoda against KSM";
+        report.pair(name, "us", &self.ours[0], &self.ksm[0], Bar::AtMost(1.0));
+        let name = "time to 90 % of what it finds: Pagoda against KSM";
+        report.pair(name, "s", &self.ours[1], &self.ksm[1], Bar::None);
+    }
+}
+
+impl Host<'_> {
+    /// Figure 4; its plot. `each`: pages that a guest touches.
+    fn grow(&self, each: f64, grown: &mut Grown) -> Result<String> {
+        let daemon = Daemon::start(&self.setup.dir)?;
+        let (mut guests, mut steps) = (Vec::new(), Vec::new());
+        let reclaimed = |pages: &Pages, nth: usize| each * nth as f64 - pages.in_dram();
+        for nth in 1..=GUESTS {
+            guests.push(self.boot(&daemon, nth, Some(GROUP))?);
+            let mut found = Pages::default();
+            settle(|| look(&daemon, nth), |pages| reclaimed(pages, nth), |pages| found = pages)?;
+            eprintln!("share: {nth} guests: {:.0} of {:.0} pages reclaimed", reclaimed(&found, nth), each * nth as f64);
+            steps.push(found);
+        }
+        let (touched, taken) = (each * GUESTS as f64, reclaimed(&steps[GUESTS - 1], GUESTS));
+        grown.reclaimed.push(taken / touched);
+        let shared = |nth: usize| steps[nth - 1].shared / nth as f64;
+        let off = |nth: usize| (shared(nth) / shared(GUESTS) - 1.0).abs() * 100.0;
+        grown.off_line.push((2..=GUESTS).map(off).fold(0.0, f64::max));
+        let most = touched - distinct_pages(&guests)?;
+        grown.equal.push(most / touched);
+        grown.of_equal.push(taken / most);
+        grown.bad_pages.push(write_hard(self.setup, guests)?);
+        let line = |name: &str, of: &dyn Fn(&Pages, usize) -> f64| {
+            let points = steps.iter().zip(1..).map(|(pages, nth)| [nth as f64, of(pages, nth) / MIB_PAGES]);
+            (name.to_owned(), points.collect())
+        };
         Ok(svg::line_chart(&svg::LineChart {
             title: "Identical guests: memory shared and reclaimed (ESX figure 4)".to_owned(),
             x_label: "guests".to_owned(),
@@ -140,39 +182,36 @@ impl Host<'_> {
             x_scale: svg::Scale::Linear,
             y_scale: svg::Scale::Linear,
             series: vec![
-                named("touched", touched),
-                named("shared, zero pages included", shared),
-                named("reclaimed", saved),
-                named("zero pages", zero),
+                line("touched", &|_, nth| each * nth as f64),
+                line("shared", &|pages, _| pages.shared),
+                line("reclaimed", &reclaimed),
+                line("zero pages", &|pages, nth| reclaimed(pages, nth) - (pages.shared - pages.frames)),
             ],
         }))
     }
 
-    /// The same two guests with Pagoda, with Pagoda that does not share, and with KSM at its defaults.
-    fn against_ksm(&self, report: &mut Report) -> Result<()> {
-        let (mut ours, mut ksm) = ((Vec::new(), Vec::new()), (Vec::new(), Vec::new()));
-        for round in 0..self.setup.rounds.min(ROUNDS_MAX) {
-            eprintln!("share: round {}, two guests with Pagoda, without sharing, with KSM", round + 1);
-            let looks = self.two(Some(GROUP))?;
-            let shared = at_part(&looks)?;
-            // Each shares with itself alone, which looks for nothing without pressure.
-            let alone = self.two(None)?;
-            let alone = alone.iter().rfind(|look| look.seconds <= shared.seconds).map_or(0.0, |look| look.cpu_s);
-            // All that the daemon does more because it shares: zaps and copies back too.
-            ours.0.push((shared.cpu_s - alone).max(0.0) * 1e6 / shared.saved);
-            ours.1.push(shared.seconds);
-            let looks = self.ksm()?;
-            let merged = at_part(&looks)?;
-            ksm.0.push(merged.cpu_s * 1e6 / merged.saved);
-            ksm.1.push(merged.seconds);
-            let last = |figures: &[f64]| figures.last().copied().unwrap_or_default();
-            let (our_us, our_s, ksm_us, ksm_s) = (last(&ours.0), last(&ours.1), last(&ksm.0), last(&ksm.1));
-            eprintln!("share: Pagoda {our_us:.1} us a page, {our_s:.0} s; KSM {ksm_us:.1} us a page, {ksm_s:.0} s");
-        }
-        let name = "processor time a page reclaimed, until 90 % of all: Pagoda against KSM";
-        report.pair(name, "us", &ours.0, &ksm.0, Bar::AtMost(1.0));
-        report.pair("time to 90 % of what it finds: Pagoda against KSM", "s", &ours.1, &ksm.1, Bar::None);
+    /// Two guests with Pagoda and with KSM at its defaults.
+    fn against_ksm(&self, alone: &Alone, compared: &mut Compared) -> Result<()> {
+        eprintln!("share: two guests that share, and with KSM");
+        let looks = self.two(Some(GROUP), 2.0 * alone.touched)?;
+        let ours = at_part(&looks)?;
+        let at_rest = alone.looks.iter().rfind(|look| look.seconds <= ours.seconds).context("looked at once")?;
+        // All that the daemon does more because it shares: zaps and copies back too.
+        compared.ours[0].push((ours.cpu_s - at_rest.cpu_s).max(0.0) * 1e6 / ours.saved);
+        compared.ours[1].push(ours.seconds);
+        let looks = self.ksm()?;
+        let merged = at_part(&looks)?;
+        compared.ksm[0].push(merged.cpu_s * 1e6 / merged.saved);
+        compared.ksm[1].push(merged.seconds);
         Ok(())
+    }
+
+    /// Each shares with itself alone, which looks for nothing without pressure.
+    fn alone(&self) -> Result<Alone> {
+        let looks = self.two(None, 0.0)?;
+        // Of what was touched, 0, less what is in DRAM. The last look: what the guest gives back takes it seconds.
+        let touched = -looks.last().context("looked at least once")?.saved / 2.0;
+        Ok(Alone { touched, looks })
     }
 
     fn boot(&self, daemon: &Daemon, nth: usize, group: Option<&str>) -> Result<Guest> {
@@ -182,7 +221,8 @@ impl Host<'_> {
         Ok(guest)
     }
 
-    fn two(&self, group: Option<&str>) -> Result<Vec<Look>> {
+    /// `touched`: pages, of both.
+    fn two(&self, group: Option<&str>, touched: f64) -> Result<Vec<Look>> {
         let daemon = Daemon::start(&self.setup.dir)?;
         let guests = [self.boot(&daemon, 1, group)?, self.boot(&daemon, 2, group)?];
         let begun = Instant::now();
@@ -190,7 +230,7 @@ impl Host<'_> {
         let one = || {
             let look = Look {
                 seconds: begun.elapsed().as_secs_f64(),
-                saved: look(&daemon, 2)?.saved(),
+                saved: touched - look(&daemon, 2)?.in_dram(),
                 cpu_s: daemon.cpu_s()?,
             };
             Ok(look)
@@ -228,12 +268,6 @@ impl Host<'_> {
         guests.into_iter().try_for_each(Guest::power_off)?;
         Ok(looks)
     }
-
-    fn settle<T: Clone>(&self, one: impl FnMut() -> Result<T>, value: impl Fn(&T) -> f64) -> Result<T> {
-        let mut last = None;
-        settle(one, value, |look| last = Some(look))?;
-        last.context("looked at least once")
-    }
 }
 
 /// Looks until nothing more is found.
@@ -269,25 +303,16 @@ fn fill() -> String {
     format!("fill {FILL_MIB}")
 }
 
-fn look(daemon: &Daemon, guests: usize) -> Result<Shared> {
-    let mut all = Shared::default();
+fn look(daemon: &Daemon, guests: usize) -> Result<Pages> {
+    let mut all = Pages::default();
     for nth in 1..=guests {
         let info = daemon.vm(&vm(nth))?;
         let count = |name: &str| info.counters.get(name).map_or(0.0, |count| *count as f64);
+        all.resident += info.resident_bytes as f64 / PAGE as f64;
         all.shared += count("shared_pages");
         all.frames += count("shared_part_pages");
-        all.zero += count("pages_zero_out");
-        all.resident += info.resident_bytes as f64 / PAGE as f64;
     }
     Ok(all)
-}
-
-/// Of the guest that booted last: what is in DRAM, and what sharing has taken out of it already.
-fn touched_pages(daemon: &Daemon, nth: usize) -> Result<f64> {
-    let before = look(daemon, nth - 1)?;
-    let all = look(daemon, nth)?;
-    let taken = |found: Shared| found.resident + found.shared + found.zero;
-    Ok(taken(all) - taken(before))
 }
 
 /// Contents that are not zero, each counted once.

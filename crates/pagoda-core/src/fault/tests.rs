@@ -19,6 +19,11 @@ struct Bench {
 impl Bench {
     /// An armed VM; `content`: what is in RAM and in swap of each chunk.
     fn new(limit: u64, direct: bool, content: [(PageSet, PageSet); CHUNKS as usize]) -> Bench {
+        Self::with_shared(limit, direct, content.map(|(ram, swap)| (ram, swap, EMPTY)))
+    }
+
+    /// The same with shared pages.
+    fn with_shared(limit: u64, direct: bool, content: [(PageSet, PageSet, PageSet); CHUNKS as usize]) -> Bench {
         let machine = Machine::new(Config {
             chunks: ChunkCount(CHUNKS),
             direct,
@@ -30,10 +35,7 @@ impl Bench {
         });
         let mut bench = Bench { machine, oldest_io: u64::MAX };
         bench.check(Event::SetLimit { limit: PageCount(limit) }, &[Action::Arm]);
-        bench.machine.armed(|chunk| {
-            let (ram, swap) = content[chunk.as_usize()];
-            (ram, swap, EMPTY)
-        });
+        bench.machine.armed(|chunk| content[chunk.as_usize()]);
         bench
     }
 
@@ -342,4 +344,33 @@ fn a_fault_that_comes_after_disarming_is_woken() {
     bench.limit(CHUNKS as u64 * 256, &[Action::Disarm]);
     bench.machine.disarmed();
     bench.fault(256, Read, &[Action::Wake { pages: pages(256, 1) }]);
+}
+
+#[test]
+fn a_shared_page_whose_frame_goes_needs_no_room() {
+    const NOTHING: (PageSet, PageSet, PageSet) = (EMPTY, EMPTY, EMPTY);
+    let shared = (EMPTY, EMPTY, PageSet::range(0, 44));
+    let fault = |page| Event::Fault { page: PageIdx(page), access: Read, kind: FaultKind::Unmapped };
+    // The others have left their frames to this VM: it is charged for all of them, and has no room left.
+    let mut bench = Bench::with_shared(300, false, [(PageSet::FULL, EMPTY, EMPTY), shared, NOTHING, NOTHING]);
+    bench.apply(Event::Charge { pages: PageCount(44) });
+    let out = bench.apply(fault(256));
+    assert!(out.contains(&Action::CopyBack { pages: pages(256, 1) }), "{out:?}");
+    assert_eq!((bench.count(Metric::FaultsWaited), bench.count(Metric::SharedPart)), (0, 43));
+    // A page that is nowhere else has no frame that goes.
+    bench.apply(fault(512));
+    assert_eq!(bench.count(Metric::FaultsWaited), 1);
+
+    // What is in DRAM alone fills the cap.
+    let full = (PageSet::FULL, EMPTY, EMPTY);
+    let mut bench = Bench::with_shared(300, false, [full, shared, (PageSet::range(0, 44), EMPTY, EMPTY), NOTHING]);
+    bench.apply(Event::Charge { pages: PageCount(44) });
+    bench.apply(fault(256));
+    assert_eq!(bench.count(Metric::FaultsWaited), 1);
+
+    // The others still have their part: a page that comes back takes room.
+    let mut bench = Bench::with_shared(278, false, [full, shared, NOTHING, NOTHING]);
+    bench.apply(Event::Charge { pages: PageCount(22) });
+    bench.apply(fault(256));
+    assert_eq!(bench.count(Metric::FaultsWaited), 1);
 }

@@ -79,16 +79,8 @@ impl Guest {
         // Of the guest before.
         let _ = std::fs::remove_file(&socket);
         let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).args([
-            "-M",
-            "q35",
-            "-accel",
-            start.accelerator.name(),
-            "-m",
-            &format!("{memory_mib}M"),
-            "-smp",
-            "1",
-        ]);
+        command.args(&words[1..]).args(["-M", "q35", "-accel", start.accelerator.name()]);
+        command.args(["-m", &format!("{memory_mib}M"), "-smp", "1"]);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio"]);
         command.arg("-serial").arg(format!("unix:{},server=on,wait=off", socket.display()));
         if let Some(disk) = start.disk {
