@@ -1,4 +1,4 @@
-//! Memory shared by a VM's shim and the daemon: the clock of direct I/O, and the daemon's open intents.
+//! Memory shared by a VM's shim and the daemon: the clock of direct I/O, the daemon's open intents, and who punches.
 //!
 //! It is a memfd that the daemon makes and the shim keeps, so it outlives the daemon. The VMM may scribble on it: that
 //! harms nobody but this VM, because the daemon checks every index it reads here.
@@ -21,6 +21,13 @@
 //! "Data in the RAM file wins" rebuilds the page table from the two files' holes, except while a chunk is being read
 //! straight into a hole (its pages exist before their content does) or punched (a folio that cannot be split is zeroed in
 //! place). For that time the pages stand in an [`Intent`]: after a crash their truth is the swap file.
+//!
+//! # Punches
+//!
+//! Pages that the guest gives back become holes. While the VM is armed the daemon makes them, for it may have the pages
+//! elsewhere. An unarmed VM is all in its RAM files, and the shim punches by itself ([`Shared::punch_alone`]): to ask costs
+//! a wake-up for each page of a balloon. Before the daemon looks at RAM it takes that back ([`Shared::take_punches`]) and
+//! waits for the punches under way. One it did not wait for long enough is repeated by way of the daemon.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -30,7 +37,7 @@ pub const IO_SLOTS: usize = 4096;
 /// Chunks that can be read into holes or punched at one time.
 pub const INTENTS: usize = 64;
 /// Marks the layout; a different one is refused.
-pub const SHARED_MAGIC: u64 = u64::from_le_bytes(*b"PGDshr01");
+pub const SHARED_MAGIC: u64 = u64::from_le_bytes(*b"PGDshr02");
 
 /// The layout. All fields are atomic, since two processes use them at once.
 #[repr(C)]
@@ -48,6 +55,12 @@ pub struct Shared {
     pub io: [AtomicU64; IO_SLOTS],
     /// Pages whose truth is the swap file.
     pub intents: [Intent; INTENTS],
+    /// 1 while the shim punches by itself.
+    pub alone: AtomicU64,
+    /// Threads of the VMM that may be about to.
+    pub punching: AtomicU64,
+    /// Pages they punched.
+    pub punched: AtomicU64,
 }
 
 /// Pages of one chunk whose truth is the swap file, whatever the RAM file holds.
@@ -105,6 +118,37 @@ impl Shared {
     pub fn advance(&self) -> u64 {
         self.epoch.fetch_add(1, Ordering::SeqCst) + 1
     }
+
+    /// The shim's side: runs `punch`, which says whether it succeeded, if the VM is all in its RAM files. False: the daemon
+    /// has to be asked, also for pages that are punched already.
+    pub fn punch_alone(&self, pages: u64, punch: impl FnOnce() -> bool) -> bool {
+        if self.alone.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        self.punching.fetch_add(1, Ordering::SeqCst);
+        let punched = self.alone.load(Ordering::SeqCst) == 1 && punch();
+        let done = punched && self.alone.load(Ordering::SeqCst) == 1;
+        self.punching.fetch_sub(1, Ordering::SeqCst);
+        if done {
+            self.punched.fetch_add(pages, Ordering::Relaxed);
+        }
+        done
+    }
+
+    /// The daemon's side: nothing of the VM is outside its RAM files, and no account is kept of what is in them.
+    pub fn leave_punches(&self) {
+        self.alone.store(1, Ordering::SeqCst);
+    }
+
+    /// No new punch begins unasked. Those under way are over when [`Shared::is_punching`] says so.
+    pub fn take_punches(&self) {
+        self.alone.store(0, Ordering::SeqCst);
+    }
+
+    /// A punch that nobody asked for may be under way.
+    pub fn is_punching(&self) -> bool {
+        self.punching.load(Ordering::SeqCst) != 0
+    }
 }
 
 impl Intent {
@@ -148,6 +192,9 @@ mod tests {
                 chunk: AtomicU32::new(0),
                 pages: std::array::from_fn(|_| AtomicU64::new(0)),
             }),
+            alone: AtomicU64::new(0),
+            punching: AtomicU64::new(0),
+            punched: AtomicU64::new(0),
         })
     }
 
@@ -186,5 +233,54 @@ mod tests {
         assert_eq!(intent.read(), Some((7, [1, 2, 3, 4])));
         intent.withdraw();
         assert_eq!(intent.read(), None);
+    }
+
+    #[test]
+    fn the_shim_punches_alone_only_while_it_may() {
+        let shared = shared();
+        let never = || -> bool { panic!("punched without leave") };
+        assert!(!shared.punch_alone(1, never), "a daemon that says nothing is asked");
+        shared.leave_punches();
+        assert!(shared.punch_alone(3, || shared.is_punching()));
+        assert!(!shared.punch_alone(1, || false), "what failed is the daemon's");
+        // The daemon took it back and did not wait.
+        assert!(!shared.punch_alone(1, || {
+            shared.take_punches();
+            true
+        }));
+        assert!(!shared.punch_alone(1, never));
+        assert_eq!((shared.is_punching(), shared.punched.load(Ordering::Relaxed)), (false, 3));
+    }
+
+    #[test]
+    fn no_punch_runs_once_the_daemon_has_waited() {
+        const TURNS: usize = 200;
+        let shared = shared();
+        // What the daemon alone may touch while it has taken the punches.
+        let (owned, over) = (AtomicU32::new(0), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while over.load(Ordering::Relaxed) == 0 {
+                        shared.punch_alone(1, || {
+                            assert_eq!(owned.load(Ordering::Relaxed), 0);
+                            true
+                        });
+                    }
+                });
+            }
+            for _ in 0..TURNS {
+                shared.leave_punches();
+                std::thread::yield_now();
+                shared.take_punches();
+                while shared.is_punching() {
+                    std::thread::yield_now();
+                }
+                owned.store(1, Ordering::Relaxed);
+                std::hint::spin_loop();
+                owned.store(0, Ordering::Relaxed);
+            }
+            over.store(1, Ordering::Relaxed);
+        });
     }
 }

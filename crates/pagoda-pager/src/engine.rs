@@ -15,6 +15,7 @@ mod sampling;
 mod share;
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use pagoda_abi::attach::Packet;
@@ -332,6 +333,9 @@ impl Engine {
         }
         self.events.push_back(Event::SetLimit { limit });
         self.settle();
+        if !self.machine.is_armed() {
+            self.shared.leave_punches();
+        }
         if let Some(agent) = agent.take() {
             self.welcome(&agent, &welcome);
             self.connect_agent(agent)?;
@@ -591,6 +595,7 @@ impl Engine {
         let since = stall.map_or(0, |(_, ms)| self.started.elapsed().as_millis() as u64 - ms);
         let mut stats = self.machine.stats();
         stats.set(Metric::Messages, self.messages);
+        stats.add(Metric::PagesDiscarded, self.shared.punched.load(Ordering::Relaxed));
         let (sample, curve) = (self.look_at_sample(), self.current_curve());
         self.count_sampling(&mut stats);
         self.share.add_to(&mut stats);

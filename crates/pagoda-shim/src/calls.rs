@@ -1,16 +1,18 @@
 //! Questions that the VMM's threads ask the daemon, one at a time, on a connection of their own.
 //!
-//! One is that the guest gave pages back (balloon, free page reporting). When the daemon is away the answer is
-//! "do nothing", which is safe: the guest promised nothing about the content of such pages, and the old one stays. A daemon
+//! One is that the guest gave pages back (balloon, free page reporting), unless the VM is not armed: then the shim
+//! punches by itself (`pagoda_abi::shared`). When the daemon is away the answer is "do nothing", which is safe: the guest promised nothing about the content of such pages, and the old one stays. A daemon
 //! that is connected but does not answer holds the asking thread, as it would hold one that faults.
 
 use std::ffi::c_int;
 use std::sync::{Mutex, PoisonError};
 
+use pagoda_abi::PAGE_SIZE;
 use pagoda_abi::attach::{ForeignReason, Packet};
 
 use crate::config::Config;
 use crate::link::{self, Broken};
+use crate::{clock, real};
 
 /// Pause before a daemon that is away is looked for again.
 const DAEMON_AWAY_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
@@ -22,9 +24,17 @@ struct Line {
 
 static LINE: Mutex<Line> = Mutex::new(Line { link: None, seq: 0 });
 
-/// Tells the daemon that these pages of a region are free, and waits until it has made them zero. Nothing happens if
-/// there is no daemon.
+/// These pages of a region are free: returns when they are zero. While the VM is armed the daemon makes them so, and
+/// nothing happens if there is none.
 pub fn discard(config: &Config, region: usize, offset: u64, len: u64) {
+    let punch = || {
+        const MODE: c_int = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: fallocate(2) on our own fd; the guest promised nothing about the pages, and nobody has references to them.
+        unsafe { real::fallocate(config.ram()[region].fd, MODE, offset as i64, len as i64) == 0 }
+    };
+    if clock::shared().is_some_and(|shared| shared.punch_alone(len / PAGE_SIZE as u64, punch)) {
+        return;
+    }
     let mut line = LINE.lock().unwrap_or_else(PoisonError::into_inner);
     line.seq += 1;
     let question = Packet::Discard { seq: line.seq, region: region as u32, offset, len };

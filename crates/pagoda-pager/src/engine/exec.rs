@@ -1,6 +1,6 @@
 //! Executes the machine's actions. Each is one or a few system calls; the ones that take time are only started here.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pagoda_core::bits::{PageSet, Run};
 use pagoda_core::fault::{Action, Event, OpId, Pages};
@@ -18,6 +18,10 @@ use crate::recover;
 const MEMORY_PATIENCE: Duration = Duration::from_secs(30);
 /// Pause between two such tries.
 const MEMORY_PAUSE: Duration = Duration::from_millis(2);
+/// How long a punch of the VMM's own may take: one is microseconds, and a host that runs short delays a thread for less.
+const OWN_PUNCH_MAX: Duration = Duration::from_secs(5);
+/// Between two looks whether it is over.
+const OWN_PUNCH_PAUSE: Duration = Duration::from_micros(50);
 
 fn mode(protect: bool) -> Protect {
     if protect { Protect::Yes } else { Protect::No }
@@ -229,6 +233,7 @@ impl Engine {
     }
 
     pub(super) fn arm(&mut self) -> Result<(), EngineError> {
+        self.take_punches();
         if !std::mem::replace(&mut self.has_buffers, true) {
             self.ring.set_buffers(io::buffers()?)?;
         }
@@ -239,6 +244,19 @@ impl Engine {
         self.machine.armed(|chunk| found[chunk.as_usize()]);
         self.restart_sample();
         Ok(())
+    }
+
+    /// From now on all that leaves RAM does so with our knowledge.
+    fn take_punches(&self) {
+        self.shared.take_punches();
+        let deadline = Instant::now() + OWN_PUNCH_MAX;
+        while self.shared.is_punching() {
+            if Instant::now() > deadline {
+                // The VMM stands still in the middle of it, or lies. It will ask for the same again.
+                return tracing::warn!(vm = %self.name, "the VMM does not finish to give memory back");
+            }
+            std::thread::sleep(OWN_PUNCH_PAUSE);
+        }
     }
 
     fn disarm(&mut self) {
@@ -258,6 +276,7 @@ impl Engine {
             member.trim();
         }
         self.machine.disarmed();
+        self.shared.leave_punches();
         self.collapse();
         // After the collapse, which maps what nobody has used.
         self.restart_sample();
