@@ -27,9 +27,11 @@
 //! | 15 Calls | shim | token\[16\] | - | Welcome, Refused |
 //! | 16 Discard | shim, on a Calls connection | seq u64, region u32, pad u32, offset u64, len u64 | - | Discarded |
 //! | 17 Discarded | daemon | seq u64 | - | - |
+//! | 18 Folios | daemon | large u32 (0/1) | - | - |
 //!
 //! A connection starts with Fetch, Prepare, Hello or Calls. After Welcome to Hello it is the *agent* connection: the
-//! daemon sends Zap, Collapse and Clock, the shim answers in order and may send Foreign at any time. After Welcome to
+//! daemon sends Zap, Collapse and Clock, the shim answers in order and may send Foreign at any time. Folios says whether
+//! the guest's faults may fill holes with large folios, where FLAG_HUGE allowed them (they may to begin with). After Welcome to
 //! Calls the VMM's threads ask for Discard, one at a time, and say Foreign before they let others at RAM.
 //!
 //! Zapped carries the epoch *after* the zap: a direct I/O whose start epoch is at least that began after it
@@ -174,6 +176,7 @@ pub enum Packet {
     Calls { token: Token },
     Discard { seq: u64, region: u32, offset: u64, len: u64 },
     Discarded { seq: u64 },
+    Folios { large: bool },
 }
 
 /// The text of a refusal, capped at [`REFUSED_TEXT_MAX`] bytes.
@@ -334,6 +337,7 @@ impl Packet {
             Packet::Calls { .. } => 15,
             Packet::Discard { .. } => 16,
             Packet::Discarded { .. } => 17,
+            Packet::Folios { .. } => 18,
         }
     }
 
@@ -388,6 +392,7 @@ impl Packet {
             }
             Packet::Clock { seq } | Packet::Clocked { seq } | Packet::Discarded { seq } => out.u64(*seq),
             Packet::Foreign { reason } => out.u32(reason.to_u32()),
+            Packet::Folios { large } => out.u32(u32::from(*large)),
             Packet::Discard { seq, region, offset, len } => {
                 out.u64(*seq);
                 out.u32(*region);
@@ -468,6 +473,7 @@ impl Packet {
                 Packet::Discard { seq, region, offset: r.u64()?, len: r.u64()? }
             }
             17 => Packet::Discarded { seq: r.u64()? },
+            18 => Packet::Folios { large: r.u32()? != 0 },
             _ => return Err(DecodeError::Value),
         };
         if r.0.is_empty() { Ok(packet) } else { Err(DecodeError::Length) }
@@ -510,6 +516,7 @@ mod tests {
             Packet::Calls { token },
             Packet::Discard { seq: 12, region: 1, offset: 4096, len: 8192 },
             Packet::Discarded { seq: 12 },
+            Packet::Folios { large: true },
         ]
     }
 

@@ -462,6 +462,7 @@ impl Engine {
             Command::Calls(connection) => self.connect_calls(connection),
             Command::Sample(pages) => self.start_sample(pages),
             Command::WatchCurve(on) => self.watch_curve(on),
+            Command::LargeFolios(large) => self.allow_large_folios(large),
             Command::LookAgain(pages) => pages.into_iter().for_each(|page| self.apply(Event::LookAgain { page })),
             Command::Refresh => self.publish(),
             Command::Detach => self.end = Some(Notice::Detached),

@@ -34,6 +34,8 @@ pub enum Command {
     Sample(Vec<PageIdx>),
     /// Miss-ratio curve on or off. It begins anew each time it is switched on.
     WatchCurve(bool),
+    /// Whether the guest's faults may fill holes with large folios while the VM is unarmed. They may to begin with.
+    LargeFolios(bool),
     /// Frames equal to these pages may exist now.
     LookAgain(Vec<PageIdx>),
     /// Publish a fresh status.

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use pagoda_core::fault::Pages;
 use pagoda_core::units::{Bytes, CHUNK_SIZE, ChunkCount, ChunkIdx, PAGE_SIZE, PageIdx};
-use pagoda_sys::ram::{HoleKeeper, RamFile, RamView};
+use pagoda_sys::ram::{RamFile, RamView};
 use pagoda_sys::uffd::Uffd;
 
 /// One RAM file, mapped by the VMM and by us.
@@ -21,8 +21,6 @@ pub struct Region {
     /// Another one, which fills a hole with single pages only: for pages that come one by one. A folio would put zeros where
     /// pages are that have not come yet.
     pub small: RamView,
-    /// Keeps khugepaged from filling holes while the memory is not armed; `None` where that was not to be had.
-    pub holes: Option<HoleKeeper>,
 }
 
 /// A range of the VMM's address space and the userfaultfd that covers it.

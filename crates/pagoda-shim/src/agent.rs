@@ -82,6 +82,10 @@ fn serve(agent: c_int) -> Result<std::convert::Infallible, Broken> {
                 clock::rings::refresh();
                 Packet::Clocked { seq }
             }
+            Packet::Folios { large } => {
+                attach::advise_folios(large);
+                continue;
+            }
             _ => return Err(Broken::Nonsense(pagoda_abi::attach::DecodeError::Value)),
         };
         link::send(agent, &answer, &[])?;

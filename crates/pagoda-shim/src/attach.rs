@@ -10,6 +10,7 @@
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use pagoda_abi::attach::{FLAG_HUGE, List, PREPARED_DEVICE, PREPARED_SHARING, Packet, Region, Shard};
@@ -38,6 +39,8 @@ pub struct Attachment {
 }
 
 static ATTACHMENT: OnceLock<Attachment> = OnceLock::new();
+/// The first Welcome had FLAG_HUGE.
+static MAY_BE_LARGE: AtomicBool = AtomicBool::new(false);
 
 /// All regions are mapped: hand them over, and return when the daemon has taken them.
 pub fn attach(config: &'static Config) {
@@ -61,7 +64,8 @@ pub fn attach(config: &'static Config) {
         }
     };
     if flags & FLAG_HUGE != 0 {
-        for_each_mapping(|addr, len| advise(addr, len, libc::MADV_HUGEPAGE));
+        MAY_BE_LARGE.store(true, Ordering::Relaxed);
+        advise_folios(true);
     }
     let Some(agent) = duplicate(link) else {
         give_up(format_args!("attach: no free file descriptor; raise the limit (ulimit -n)"));
@@ -252,6 +256,14 @@ fn map_shared(fd: c_int) {
     }
     // SAFETY: it is never unmapped.
     unsafe { clock::set_shared(shared) };
+}
+
+/// Whether the guest's faults may fill holes with large folios. Neither do they where it was never allowed.
+pub fn advise_folios(large: bool) {
+    if MAY_BE_LARGE.load(Ordering::Relaxed) {
+        let advice = if large { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+        for_each_mapping(|addr, len| advise(addr, len, advice));
+    }
 }
 
 fn for_each_mapping(mut work: impl FnMut(usize, usize)) {

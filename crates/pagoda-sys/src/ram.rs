@@ -7,7 +7,6 @@
 //! The file lives as long as anyone holds it: VMM, shim or daemon. It is sealed against changes of size, so that no
 //! peer can make a view raise SIGBUS.
 
-mod holes;
 mod view;
 mod words;
 
@@ -17,7 +16,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, Gid, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, Uid};
 
 use crate::{Errno, PAGE_SIZE};
-pub use holes::{HoleKeeper, KeepError};
 pub use view::{IoTarget, LargeFolios, RamView};
 pub use words::WordTable;
 
@@ -154,14 +152,6 @@ impl RamFile {
     /// ENOMEM; EAGAIN when locked memory is limited.
     pub fn map(&self, large: LargeFolios) -> Result<RamView, RamError> {
         RamView::map(self, large)
-    }
-
-    /// Keeps the kernel from filling holes by itself. See [`HoleKeeper`].
-    ///
-    /// # Errors
-    /// No permission to make a userfaultfd; ENOMEM.
-    pub fn keep_holes(&self) -> Result<HoleKeeper, KeepError> {
-        HoleKeeper::new(self)
     }
 
     /// Frees the pages of a range: every mapping loses them at once, and the next access is a MISSING fault. A part of

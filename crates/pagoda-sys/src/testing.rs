@@ -91,15 +91,6 @@ impl Guest {
         receiver
     }
 
-    /// `MADV_COLLAPSE` (madvise(2)): makes huge pages of the pages from `page` on.
-    pub fn collapse(self, page: u64, pages: u64) -> std::io::Result<()> {
-        assert!((page + pages) as usize <= self.len / PAGE_SIZE);
-        let len = pages as usize * PAGE_SIZE;
-        // SAFETY: madvise(2) of a part of the mapping; the content stays, and nobody holds a reference into it.
-        let rc = unsafe { libc::madvise(self.pointer(page).cast(), len, libc::MADV_COLLAPSE) };
-        if rc < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
-    }
-
     pub fn advise(self, advice: Advice) {
         // SAFETY: all advice used by tests keeps the content of a shared mapping, and nobody holds a reference into it.
         unsafe { rustix::mm::madvise(self.pointer(0).cast(), self.len, advice) }.unwrap();

@@ -293,11 +293,7 @@ fn unpack(
         let ram = RamFile::from_fd(fds.next().context("RAM")?, *len)?;
         let view = ram.map(large)?;
         let small = ram.map(LargeFolios::Never)?;
-        let keeper = ram.keep_holes();
-        if let Err(error) = &keeper {
-            tracing::warn!(vm = %record.name, "khugepaged may fill what the guest gives back: {error}");
-        }
-        mapped.push(Region { addr: wire.addr, ram, view, small, holes: keeper.ok() });
+        mapped.push(Region { addr: wire.addr, ram, view, small });
     }
     let mut watched = Vec::new();
     for shard in shards {

@@ -27,6 +27,9 @@ const WAIT_OFF: Duration = Duration::from_secs(3600);
 
 /// Caps the VM's DRAM, or no longer.
 pub type PageOut = Box<dyn Fn(Option<Bytes>) + Send>;
+/// Whether the guest's faults may fill holes with large folios. They would bring back what is in the balloon beside the page
+/// that is touched.
+pub type AllowLargeFolios = Box<dyn Fn(bool) + Send>;
 
 /// What a VM's balloon is about.
 pub struct Parts {
@@ -38,6 +41,7 @@ pub struct Parts {
     pub paging_to: Option<Bytes>,
     pub monitor: Arc<Monitor>,
     pub page_out: PageOut,
+    pub allow_large_folios: AllowLargeFolios,
 }
 
 /// What is known of a balloon.
@@ -175,12 +179,15 @@ pub fn spawn(parts: Parts) -> Result<Handle> {
     };
     let mut worker = Worker {
         name: parts.name,
+        memory: parts.memory,
         target,
         has_target: parts.target.is_some(),
         seen: Device::Silent,
         device: BalloonDevice::new(Arc::clone(&parts.monitor)),
         monitor: parts.monitor,
         page_out: parts.page_out,
+        allow_large_folios: parts.allow_large_folios,
+        allowed: None,
         balloon,
         targets,
         wake,
@@ -196,6 +203,7 @@ pub fn spawn(parts: Parts) -> Result<Handle> {
 
 struct Worker {
     name: String,
+    memory: Bytes,
     target: Bytes,
     /// Somebody has said what is wanted.
     has_target: bool,
@@ -204,6 +212,9 @@ struct Worker {
     device: BalloonDevice,
     monitor: Arc<Monitor>,
     page_out: PageOut,
+    allow_large_folios: AllowLargeFolios,
+    /// What was last said of them.
+    allowed: Option<bool>,
     balloon: Balloon,
     targets: Receiver<Target>,
     wake: Wake,
@@ -277,6 +288,9 @@ impl Worker {
         }
         let before = self.balloon.view().phase;
         let actions = self.balloon.tick(self.now_ms(), &sample);
+        if let Device::Present { actual } = sample.device {
+            self.choose_folios(actual, &actions);
+        }
         let after = self.balloon.view().phase;
         if before != after {
             self.log(after);
@@ -292,6 +306,15 @@ impl Worker {
                 Action::PageOut(to) => (self.page_out)(Some(to)),
                 Action::EndPageOut => (self.page_out)(None),
             }
+        }
+    }
+
+    /// Before the guest gives anything up, and after it has all of it back.
+    fn choose_folios(&mut self, actual: Bytes, actions: &[Action]) {
+        let asks = actions.iter().any(|action| matches!(action, Action::Ask(to) if *to < self.memory));
+        let allowed = actual >= self.memory && !asks;
+        if self.allowed.replace(allowed) != Some(allowed) {
+            (self.allow_large_folios)(allowed);
         }
     }
 

@@ -51,6 +51,8 @@ pub struct Agent {
     /// Zaps under way, by their number.
     zaps: HashMap<u64, Asked>,
     clock_asked: bool,
+    /// What was last said of large folios.
+    large_folios: Option<bool>,
 }
 
 impl Agent {
@@ -73,7 +75,15 @@ impl Engine {
                 _ => {}
             }
         }
+        if let Some(large) = self.agent.large_folios {
+            self.tell_agent(&Packet::Folios { large });
+        }
         Ok(())
+    }
+
+    pub(super) fn allow_large_folios(&mut self, large: bool) {
+        self.agent.large_folios = Some(large);
+        self.tell_agent(&Packet::Folios { large });
     }
 
     fn drop_agent(&mut self) {
@@ -117,6 +127,9 @@ impl Engine {
 
     /// Asks for huge mappings. A wish: what cannot be collapsed stays as it is.
     pub(super) fn collapse(&mut self) {
+        if self.agent.large_folios == Some(false) {
+            return;
+        }
         let pieces: Vec<Range> = self
             .space
             .regions()

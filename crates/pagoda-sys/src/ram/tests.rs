@@ -172,32 +172,6 @@ fn single_pages_where_large_folios_are_refused() {
 }
 
 #[test]
-fn the_kernel_fills_no_hole_that_is_kept() {
-    // What khugepaged does at a time of its own choosing, done at once: MADV_COLLAPSE (Linux 6.1) is the same code.
-    let _settings = FolioSettings::set(ShmemHuge::Advise);
-    let file = ram("holes", 4 * CHUNK);
-    let guest = Guest::map(&file);
-    guest.write(1, 1);
-    guest.write(300, 1);
-    guest.advise(rustix::mm::Advice::LinuxHugepage);
-    let keeper = file.keep_holes().unwrap();
-    assert!(guest.collapse(0, 2 * CHUNK_PAGES).is_err());
-    assert_eq!(file.allocated(), Ok(2 * PAGE));
-    // The counter-example, without which the test could not fail.
-    drop(keeper);
-    if FolioSize::Huge.on_advice() {
-        guest.collapse(0, 2 * CHUNK_PAGES).unwrap();
-        assert_eq!(file.allocated(), Ok(2 * CHUNK));
-        file.punch(0, 4 * CHUNK).unwrap();
-    }
-    // Touching a hole that is kept makes a page of it as ever.
-    guest.advise(rustix::mm::Advice::LinuxNoHugepage);
-    let _keeper = file.keep_holes().unwrap();
-    guest.write(3 * CHUNK_PAGES, 1);
-    assert_eq!((guest.read(3 * CHUNK_PAGES), file.allocated()), (1, Ok(PAGE)));
-}
-
-#[test]
 fn a_keepsake_keeps_the_content_and_shows_nothing() {
     let file = ram("kept", CHUNK);
     file.map(LargeFolios::Never).unwrap().write_page(3, &[7; PAGE_SIZE]);

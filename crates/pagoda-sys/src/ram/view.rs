@@ -33,9 +33,9 @@ pub enum LargeFolios {
 
 /// The address range; unmapped when the last view and the last I/O into it are gone.
 #[derive(Debug)]
-pub(super) struct Mapping {
-    pub(super) addr: *mut u8,
-    pub(super) len: usize,
+struct Mapping {
+    addr: *mut u8,
+    len: usize,
 }
 
 // SAFETY: `Mapping` is an address range that it alone unmaps. Its bytes are only touched through raw pointers, as

@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use pagoda_abi::Token;
 use pagoda_abi::record::{Balloon, Record};
 use pagoda_core::units::Bytes;
+use pagoda_pager::handle::Command;
 
 use super::{Registry, Vm};
 use crate::balloon::{Parts, spawn};
@@ -66,6 +67,7 @@ impl Registry {
             return Ok(());
         }
         let (registry, token) = (Arc::clone(self), vm.record.token);
+        let (folios, name) = (Arc::clone(self), vm.record.name.clone());
         vm.balloon = Some(spawn(Parts {
             name: vm.record.name.clone(),
             memory: Bytes(vm.record.regions.iter().sum()),
@@ -73,6 +75,13 @@ impl Registry {
             paging_to: balloon.paged_out.then_some(Bytes(balloon.target)),
             monitor: Arc::clone(&vm.qmp),
             page_out: Box::new(move |to| registry.page_out(token, to)),
+            allow_large_folios: Box::new(move |large| {
+                let vms = folios.lock();
+                let vm = vms.get(&name).filter(|vm| vm.record.token == token);
+                if let Some(handle) = vm.and_then(|vm| vm.handle.as_ref()) {
+                    handle.send(Command::LargeFolios(large));
+                }
+            }),
         })?);
         Ok(())
     }

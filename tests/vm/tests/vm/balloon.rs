@@ -324,3 +324,39 @@ fn targets_that_make_no_sense() -> Result<()> {
         toy.quit()
     })
 }
+
+/// Who makes the holes changes hands while the guest gives pages back and takes them again: its VMM alone while the VM is
+/// unarmed, the daemon while it has a cap.
+#[test]
+fn armed_and_disarmed_while_the_guest_gives_memory_back() -> Result<()> {
+    Lab::run("balloon, armed and disarmed", 1, |lab| {
+        const TURNS: u32 = 4;
+        let daemon = lab.daemon(Folios::Large)?;
+        let guest = lab.guest(&daemon, &guest(DEVICE))?;
+        let mut control = guest.control()?;
+        control.run("fill 100")?;
+        for turn in 0..TURNS {
+            // Caps come and go at other moments of each inflation.
+            let pause = Duration::from_millis(300 * u64::from(turn) + 100);
+            set_target(&daemon, "224M")?;
+            std::thread::sleep(pause);
+            daemon.set_dram_mib("web1", 192)?;
+            daemon.wait_vm("web1", "armed", SETTLE_MAX, |info| info.armed)?;
+            std::thread::sleep(pause);
+            daemon.set_dram_mib("web1", MEMORY_MIB)?;
+            let info = wait_reached(&daemon, 224)?;
+            ensure_within(&guest, &info, 224)?;
+            control.run("verify")?;
+            set_target(&daemon, "off")?;
+            wait_state(&daemon, "off")?;
+            daemon.wait_vm("web1", "unarmed", SETTLE_MAX, |info| !info.armed && info.swapped_bytes == 0)?;
+            // What was given back is zero when it is used again, or the guest's kernel would say so.
+            control.run(&format!("fill {}", 300 + turn))?;
+            control.run("verify")?;
+            control.run(&format!("fill {}", 100 + turn))?;
+        }
+        control.run("poweroff")?;
+        guest.finish()?;
+        daemon.wait_gone("web1")
+    })
+}
