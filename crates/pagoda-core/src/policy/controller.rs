@@ -246,7 +246,9 @@ impl Policy {
         let restrained = self.short_ms.is_some_and(|short| now_ms.saturating_sub(short) < RELEASE_MS);
 
         let taking = self.state > ReclaimState::High;
-        let need = if taking { goal.saturating_sub(free) } else { PageCount::ZERO };
+        // More than the pool may be in use: it shrinks when the host runs short.
+        let beyond = host.used.saturating_sub(pool).min(residents);
+        let need = if taking { goal.saturating_sub(free) + beyond } else { PageCount::ZERO };
         let kept = plan_revocation(&samples, &terms, self.host.tax, residents.saturating_sub(need));
         let situation = Situation { state: self.state, restrained, rates: self.host.rates, now_ms, elapsed_ms };
         let mut vms = Vec::with_capacity(samples.len());

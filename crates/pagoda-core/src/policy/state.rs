@@ -65,7 +65,9 @@ impl Levels {
         };
         // `High` is never left upward and never entered by a fall.
         let leave = [PageCount::ZERO, exceeded(high), exceeded(soft), exceeded(hard)];
-        let enter = [PageCount::ZERO, soft.of_floor(pool), hard.of_floor(pool), low.of_floor(pool)];
+        // Nothing free is the worst state even of a pool that shrank to nothing.
+        let low = low.of_floor(pool).max(PageCount(1));
+        let enter = [PageCount::ZERO, soft.of_floor(pool), hard.of_floor(pool), low];
         Levels { leave, enter }
     }
 }

@@ -18,6 +18,8 @@ pub struct PolicyFile {
     #[serde(deserialize_with = "text")]
     idle_tax: Option<PerMille>,
     thresholds: Option<[Part; 4]>,
+    #[serde(deserialize_with = "text")]
+    host_available_min: Option<Bytes>,
     sample_pages: Option<u32>,
     sample_period_s: Option<u32>,
     curves: Option<bool>,
@@ -49,6 +51,8 @@ pub struct PolicyConfig {
     pub idle_tax: Option<PerMille>,
     /// High, soft, hard, low.
     pub thresholds: Option<[PerMille; 4]>,
+    /// Less than this available means that the host itself is short.
+    pub host_available_min: Option<Bytes>,
     /// Of VMs of which nothing else is said.
     pub sampling: Sampling,
     /// Miss-ratio curves are watched.
@@ -57,7 +61,14 @@ pub struct PolicyConfig {
 
 impl Default for PolicyConfig {
     fn default() -> PolicyConfig {
-        PolicyConfig { pool: None, idle_tax: None, thresholds: None, sampling: SAMPLING_DEFAULT, curves: true }
+        PolicyConfig {
+            pool: None,
+            idle_tax: None,
+            thresholds: None,
+            host_available_min: None,
+            sampling: SAMPLING_DEFAULT,
+            curves: true,
+        }
     }
 }
 
@@ -79,6 +90,7 @@ impl PolicyConfig {
             pool: file.pool,
             idle_tax: file.idle_tax,
             thresholds: file.thresholds.map(|all| all.map(|Part(part)| part)),
+            host_available_min: file.host_available_min,
             sampling: Sampling { pages, period_s },
             curves: file.curves.unwrap_or(defaults.curves),
         })

@@ -153,10 +153,11 @@ fn help_shows_a_private_instance() {
 fn the_policy_is_a_section_of_the_file() {
     assert_eq!(resolve(&[], "").unwrap().policy, PolicyConfig::default());
     let text = "[policy]\npool = \"48G\"\nidle_tax = \"50%\"\nthresholds = [\"8%\", \"6%\", \"4%\", \"2%\"]\n\
-                sample_pages = 200\nsample_period_s = 10\ncurves = false\n";
+                host_available_min = \"2G\"\nsample_pages = 200\nsample_period_s = 10\ncurves = false\n";
     let policy = resolve(&[], text).unwrap().policy;
     assert_eq!((policy.pool, policy.idle_tax), (Some(Bytes::from_gib(48)), Some(PerMille(500))));
     assert_eq!(policy.thresholds, Some([80, 60, 40, 20].map(PerMille)));
+    assert_eq!(policy.host_available_min, Some(Bytes::from_gib(2)));
     assert_eq!((policy.sampling.pages, policy.sampling.period_s, policy.curves), (200, 10, false));
     let refused = |text: &str, expected: &str| {
         let said = format!("{:#}", resolve(&[], &format!("[policy]\n{text}")).unwrap_err());

@@ -4,14 +4,14 @@ use std::fs;
 
 use pagoda_core::units::{Bytes, PageCount};
 
-/// The host is short when less than this part of its memory is available ...
+/// The host is short when less than this part of its memory is available, unless another minimum is set ...
 const SHORT_PART: u64 = 32;
-/// ... or when so little is available ...
-const PRESSED_PART: u64 = 8;
+/// ... or when so many times that is available ...
+const PRESSED_TIMES: u64 = 4;
 /// ... and all tasks stood still for memory that much of the last 10 s (PSI, thousandths): above it a host thrashes.
 const PRESSED_PER_MILLE: u32 = 100;
-/// While it is short, the pool is what leaves this part of the host's memory available.
-const LEFT_PART: u64 = 16;
+/// While it is short, the pool is what leaves this part of the host's memory more than the minimum available.
+const LEFT_PART: u64 = 32;
 /// It is no longer short when it was not for so long.
 const RELEASE_MS: u64 = 30_000;
 
@@ -71,22 +71,24 @@ pub struct Host {
 }
 
 impl Host {
-    /// The pool at `now_ms`, of which `set` was set and `used` is used.
-    pub fn look(&mut self, now_ms: u64, set: PageCount, used: PageCount, memory: &Memory) -> Pool {
+    /// The pool at `now_ms`, of which `set` was set and `used` is used. `min`: available memory below which the host is
+    /// short, if that was set.
+    pub fn look(&mut self, now_ms: u64, set: PageCount, used: PageCount, memory: &Memory, min: Option<Bytes>) -> Pool {
         let Memory { total, available, stalled } = *memory;
-        let part = |part: u64| Bytes(total.0 / part);
-        if available < part(SHORT_PART) {
+        let min = min.unwrap_or(Bytes(total.0 / SHORT_PART));
+        if available < min {
             self.short_ms = Some(now_ms);
             self.reason = format!("the host has only {available} of {total} available");
-        } else if available < part(PRESSED_PART)
+        } else if available.0 < min.0.saturating_mul(PRESSED_TIMES)
             && let Some(stalled) = stalled.filter(|stalled| *stalled >= PRESSED_PER_MILLE)
         {
             self.short_ms = Some(now_ms);
             self.reason = format!("the host stood still for memory {} % of the last 10 s", stalled / 10);
         }
-        let room = available.saturating_sub(part(SHORT_PART)).pages_floor();
+        let room = available.saturating_sub(min).pages_floor();
         let is_short = self.short_ms.is_some_and(|short| now_ms.saturating_sub(short) < RELEASE_MS);
-        let backed = (used + available.pages_floor()).saturating_sub(part(LEFT_PART).pages_ceil());
+        let left = Bytes(min.0.saturating_add(total.0 / LEFT_PART));
+        let backed = (used + available.pages_floor()).saturating_sub(left.pages_ceil());
         if is_short && backed < set {
             return Pool { now: backed, reason: Some(self.reason.clone()), room };
         }
@@ -123,7 +125,7 @@ mod tests {
         let (set, used) = (PageCount(28 * GIB), PageCount(20 * GIB));
         let mut host = Host::default();
         let mut look = |at_s: u64, memory: Memory| {
-            let pool = host.look(at_s * 1000, set, used, &memory);
+            let pool = host.look(at_s * 1000, set, used, &memory, None);
             (pool.now.0 / GIB, pool.reason.is_some())
         };
         assert_eq!(look(0, memory(8192, Some(0))), (28, false));
@@ -137,8 +139,19 @@ mod tests {
     }
 
     #[test]
+    fn what_is_to_be_left_can_be_set() {
+        let (set, used, min) = (PageCount(28 * GIB), PageCount(20 * GIB), Some(Bytes::from_gib(3)));
+        let mut host = Host::default();
+        let pool = host.look(0, set, used, &memory(4 << 10, None), min);
+        assert_eq!((pool.now, pool.room), (set, PageCount(GIB)));
+        assert_eq!(host.look(1, set, used, &memory(2 << 10, None), min).now, PageCount((20 + 2 - 3 - 1) * GIB));
+        // More than the host has: nothing is left for VMs but what they were promised.
+        assert_eq!(host.look(2, set, used, &memory(2 << 10, None), Some(Bytes(u64::MAX))).now, PageCount::ZERO);
+    }
+
+    #[test]
     fn room_is_what_the_host_has() {
-        let pool = Host::default().look(0, PageCount(28 * GIB), PageCount::ZERO, &memory(3 << 10, None));
+        let pool = Host::default().look(0, PageCount(28 * GIB), PageCount::ZERO, &memory(3 << 10, None), None);
         assert_eq!(pool.room, PageCount(2 * GIB));
     }
 }

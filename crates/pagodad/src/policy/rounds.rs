@@ -268,7 +268,7 @@ fn plan(brain: &mut Brain, now_ms: u64, memory: &Memory, seen: &[Seen]) -> Vec<O
         }
     }
     let used: PageCount = seen.iter().map(used).sum();
-    let pool = brain.host.look(now_ms, brain.policy.host().pool, used, memory);
+    let pool = brain.host.look(now_ms, brain.policy.host().pool, used, memory, brain.config.host_available_min);
     let host = HostSample { now_ms, pool: pool.now, used };
     let samples: Vec<VmSample> = seen.iter().filter_map(sample).collect();
     let plan = brain.policy.tick(&host, &samples);

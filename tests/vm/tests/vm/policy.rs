@@ -1,7 +1,7 @@
 //! The memory policy over toy VMMs: shares, minima, admission, growth, settings that last.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -23,6 +23,13 @@ fn options(lab: &Lab, policy: &str) -> Result<(DaemonOptions, PathBuf)> {
     let mut options = DaemonOptions::new(Folios::Small);
     options.more = vec!["--config".into(), path.to_string_lossy().into_owned()];
     Ok((options, path))
+}
+
+/// Has the daemon read its configuration again.
+fn reload(daemon: &Daemon, path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).context("write the configuration")?;
+    let pid = i32::try_from(daemon.pid()).ok().and_then(rustix::process::Pid::from_raw);
+    rustix::process::kill_process(pid.context("pid")?, rustix::process::Signal::HUP).context("SIGHUP")
 }
 
 fn toy(name: &str, memory_mib: u64, dram_mib: u64) -> ToyOptions {
@@ -236,11 +243,7 @@ fn settings_outlive_the_daemon_and_its_configuration_is_read_again() -> Result<(
         ensure!((policy.min_bytes, policy.shares, policy.sampling) == (64 * MIB, 3000, sampling), "{policy:#?}");
         let host = || -> Result<pagoda_api::HostPolicy> { Ok(daemon.client().host()?.policy) };
         ensure!((host()?.pool_bytes, host()?.idle_tax) == (1024 * MIB, 500), "{:#?}", host()?);
-        let reload = |text: &str| -> Result<()> {
-            fs::write(&path, text).context("write the configuration")?;
-            let pid = i32::try_from(daemon.pid()).ok().and_then(rustix::process::Pid::from_raw);
-            rustix::process::kill_process(pid.context("pid")?, rustix::process::Signal::HUP).context("SIGHUP")
-        };
+        let reload = |text: &str| reload(&daemon, &path, text);
         reload("[policy]\npool = \"768M\"\n")?;
         wait::until("the new pool", SETTLE_MAX, || Ok((host()?.pool_bytes == 768 * MIB).then_some(())))?;
         ensure!(host()?.idle_tax == 750, "what the file no longer says is the default again");
@@ -255,5 +258,88 @@ fn settings_outlive_the_daemon_and_its_configuration_is_read_again() -> Result<(
         }
         toy.go("--passes 1")?;
         toy.quit()
+    })
+}
+
+/// The host itself has too little: the pool shrinks whatever was set, down to what VMs were promised, and no daemon that
+/// dies over it forgets that.
+#[test]
+fn a_host_that_runs_short_takes_from_the_pool() -> Result<()> {
+    Lab::run("a host that runs short", 1, |lab| {
+        const MIN: u64 = 128 * MIB;
+        const MEMORY_MIB: u64 = 512;
+        /// Page-out works in the room above a min (`limit_for_min`).
+        const NEAR_MIN: u64 = MIN + OVERDRAFT;
+        let (options, path) = options(lab, "pool = \"2G\"")?;
+        let daemon = lab.daemon_with(options)?;
+        let toy = lab.toy(&daemon, &toy("toy", MEMORY_MIB, MEMORY_MIB))?;
+        daemon.client().patch("toy", &VmPatch { min: Some(MIN), ..VmPatch::default() })?;
+        toy.fill()?;
+        let host = || -> Result<pagoda_api::HostPolicy> { Ok(daemon.client().host()?.policy) };
+        let pool_is = |what: &str, wanted: &dyn Fn(u64) -> bool| {
+            wait::until(what, SETTLE_MAX, || Ok(wanted(host()?.pool_now_bytes).then_some(())))
+        };
+        pool_is("the pool that was set", &|pool| pool == 2048 * MIB)?;
+        // More than any host has available.
+        reload(&daemon, &path, "[policy]\npool = \"2G\"\nhost_available_min = \"1T\"\n")?;
+        pool_is("a smaller pool", &|pool| pool < MIN)?;
+        let near_min = |vm: &pagoda_api::VmInfo| vm.resident_bytes <= NEAR_MIN && vm.swapped_bytes > 0;
+        daemon.wait_vm("toy", "near its min", SETTLE_MAX, near_min)?;
+        let watched: &Daemon = &daemon;
+        let kept = || {
+            let vm = watched.vm("toy")?;
+            ensure!(vm.policy.limit_bytes >= MIN && vm.resident_bytes <= NEAR_MIN + OVERDRAFT, "{vm:#?}");
+            Ok(())
+        };
+        meanwhile(kept, || toy.go("--passes 1").map(drop))?;
+        daemon.kill9()?;
+        daemon.start_again()?;
+        pool_is("a smaller pool again", &|pool| pool < MIN)?;
+        daemon.wait_vm("toy", "planned for", SETTLE_MAX, |vm| vm.policy.target_bytes.is_some() && near_min(vm))?;
+        meanwhile(kept, || toy.go("--passes 1").map(drop))?;
+        reload(&daemon, &path, "[policy]\npool = \"2G\"\n")?;
+        pool_is("the pool that was set, again", &|pool| pool == 2048 * MIB)?;
+        daemon.wait_vm("toy", "all its memory back", SETTLE_MAX, |vm| !vm.armed && vm.swapped_bytes == 0)?;
+        toy.go("--passes 1")?;
+        toy.quit()
+    })
+}
+
+/// Figure 7 of the ESX paper: who does not use its memory is charged more for it, and loses it to who does.
+#[test]
+fn idle_memory_is_taxed() -> Result<()> {
+    Lab::run("idle memory tax", 2, |lab| {
+        const ROUNDS_MAX: u32 = 60;
+        let policy = "pool = \"240M\"\nidle_tax = \"0%\"\nsample_pages = 400\nsample_period_s = 2";
+        let (options, _) = options(lab, policy)?;
+        let daemon = lab.daemon_with(options)?;
+        let idle = lab.toy(&daemon, &toy("idle", 192, 192))?;
+        let active = lab.toy(&daemon, &toy("active", 192, 192))?;
+        idle.fill()?;
+        active.fill()?;
+        let target =
+            |name: &str| -> Result<f64> { Ok(policy_of(&daemon, name)?.target_bytes.context("a target")? as f64) };
+        // The active one runs while the estimates settle.
+        let wait_ratio = |what: &str, wanted: std::ops::Range<f64>| {
+            let mut last = 0.0;
+            for _ in 0..ROUNDS_MAX {
+                active.go("--workload random --mode read-write --seconds 2")?;
+                last = target("active")? / target("idle")?;
+                if wanted.contains(&last) {
+                    return Ok(());
+                }
+            }
+            bail!("{what}: the active VM's target is {last} times the idle one's")
+        };
+        wait_ratio("without a tax", 0.98..1.02)?;
+        daemon.client().patch_host(&HostPatch { idle_tax: Some(750), ..HostPatch::default() })?;
+        wait_ratio("with a tax of 75 %", 1.5..10.0)?;
+        let standing = |name: &str| -> Result<String> { Ok(policy_of(&daemon, name)?.standing) };
+        ensure!(standing("idle")? == "squeezed", "{}", standing("idle")?);
+        daemon.client().patch_host(&HostPatch { idle_tax: Some(0), ..HostPatch::default() })?;
+        wait_ratio("without a tax again", 0.98..1.02)?;
+        idle.go("--passes 1")?;
+        idle.quit()?;
+        active.quit()
     })
 }

@@ -139,6 +139,21 @@ fn a_host_that_runs_short_keeps_the_guarantees_and_says_what_is_missing() {
 }
 
 #[test]
+fn a_pool_that_shrank_takes_all_but_the_guarantees() {
+    let mut policy = policy(2048, 2, 750);
+    policy.set(VmId(1), VmSettings { min: mib(64), ..VmSettings::new(mib(256)) }).unwrap();
+    let samples = [vm(0, 200, 0), vm(1, 256, 0)];
+    for (pool, need) in [(400, 456 - 400 + 28), (0, 456)] {
+        let plan = policy.tick(&HostSample { pool: mib(pool), ..host(1 + pool, 2048, &samples) }, &samples);
+        assert_eq!(plan.state, ReclaimState::Low, "{pool}");
+        assert_eq!(plan.need, mib(need), "what is in use beyond the pool of {pool} MiB, and the goal");
+        let caps: PageCount = plan.vms.iter().map(|vm| vm.actions.page_out_cap).sum();
+        assert_eq!(caps, mib(pool.saturating_sub(28).max(64)), "{:?}", plan.vms);
+        assert!(plan.vms[1].actions.page_out_cap >= mib(64) && plan.vms[1].terms.target >= mib(64));
+    }
+}
+
+#[test]
 fn promises_beyond_the_pool_are_refused_and_change_nothing() {
     let mut policy = Policy::new(HostSettings::new(mib(1000))).unwrap();
     let with_min = |min: u64| VmSettings { min: mib(min), ..VmSettings::new(mib(950)) };
