@@ -97,7 +97,8 @@ pub enum Event {
     Continue,
     /// Time passed.
     Tick,
-    /// A `Share` ended, right after it was asked for, as with `PunchDone`.
+    /// A `Share` ended. Pages leave RAM only with this as the very next event; before it others may come, for the chunk is
+    /// busy as long as it takes.
     ShareDone { op: OpId, found: Found },
     /// There is processor time to look for equal pages.
     Scan,

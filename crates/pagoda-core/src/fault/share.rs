@@ -175,7 +175,8 @@ impl Machine {
     /// Looks at some pages of the chunk that has been cold for longest.
     pub(super) fn plan_scan(&mut self, now: Now, out: &mut Actions) {
         self.share.blocked = false;
-        if !self.armed || self.pinned || self.stall.is_some() {
+        // While it is being disarmed nothing may leave RAM any more: nobody would bring it back.
+        if !self.armed || self.arming || self.pinned || self.stall.is_some() {
             return;
         }
         while let Some(&(chunk, entry, since)) = self.share.queue.front() {

@@ -14,6 +14,7 @@ const READ_ERROR: Result<(), IoError> = Err(IoError::Failed(5));
 struct Bench {
     machine: Machine,
     oldest_io: u64,
+    ms: u64,
 }
 
 impl Bench {
@@ -24,6 +25,15 @@ impl Bench {
 
     /// The same with shared pages.
     fn with_shared(limit: u64, direct: bool, content: [(PageSet, PageSet, PageSet); CHUNKS as usize]) -> Bench {
+        Self::with_sharing(Sharing::Off, limit, direct, content)
+    }
+
+    fn with_sharing(
+        sharing: Sharing,
+        limit: u64,
+        direct: bool,
+        content: [(PageSet, PageSet, PageSet); CHUNKS as usize],
+    ) -> Bench {
         let machine = Machine::new(Config {
             chunks: ChunkCount(CHUNKS),
             direct,
@@ -31,9 +41,9 @@ impl Bench {
             page_in: Default::default(),
             replacement: Default::default(),
             seed: 0,
-            sharing: Sharing::Off,
+            sharing,
         });
-        let mut bench = Bench { machine, oldest_io: u64::MAX };
+        let mut bench = Bench { machine, oldest_io: u64::MAX, ms: 0 };
         bench.check(Event::SetLimit { limit: PageCount(limit) }, &[Action::Arm]);
         bench.machine.armed(|chunk| content[chunk.as_usize()]);
         bench
@@ -41,7 +51,7 @@ impl Bench {
 
     fn apply(&mut self, event: Event) -> Actions {
         let mut out = Actions::new();
-        self.machine.apply(event, Now { ms: 0, oldest_io: self.oldest_io }, &mut out);
+        self.machine.apply(event, Now { ms: self.ms, oldest_io: self.oldest_io }, &mut out);
         self.machine.check();
         out
     }
@@ -373,4 +383,19 @@ fn a_shared_page_whose_frame_goes_needs_no_room() {
     bench.apply(Event::Charge { pages: PageCount(22) });
     bench.apply(fault(256));
     assert_eq!(bench.count(Metric::FaultsWaited), 1);
+}
+
+#[test]
+fn nothing_is_shared_by_a_vm_that_is_being_disarmed() {
+    let content = [(low(50), EMPTY, EMPTY), (low(40), EMPTY, EMPTY), (EMPTY, EMPTY, low(1)), (EMPTY, EMPTY, EMPTY)];
+    let mut bench = Bench::with_sharing(Sharing::PageOut, 91, false, content);
+    bench.check(Event::Tick, &[zap(0)]);
+    // Its pages are cold, and stay: there is room for all of them again.
+    bench.limit(1000, &[]);
+    bench.check(zap_done(0, 2), &[]);
+    bench.check(Event::LookAgain { page: PageIdx(0) }, &[]);
+    // The last that is out comes back, and the next event finds that all is home.
+    bench.limit(1024, &[Action::CopyBack { pages: pages(512, 1) }]);
+    bench.ms = 1000;
+    bench.check(Event::Scan, &[Action::Disarm]);
 }

@@ -149,6 +149,7 @@ impl Pager {
     ) -> Result<(), Crash> {
         let first = chunk.0 as usize * CHUNK;
         let mut found = Found::default();
+        assert!(world.registered, "nobody would bring back what an unarmed VM shares");
         for index in pages.iter() {
             let page = first + usize::from(index);
             let content = world.ram[page].as_ref().expect("a page that is looked at is in RAM").get();
