@@ -55,7 +55,7 @@ pub struct Shared {
     pub io: [AtomicU64; IO_SLOTS],
     /// Pages whose truth is the swap file.
     pub intents: [Intent; INTENTS],
-    /// 1 while the shim punches by itself.
+    /// Odd while the shim punches by itself; another odd number each time, so that no thread takes one time for another.
     pub alone: AtomicU64,
     /// Threads of the VMM that may be about to.
     pub punching: AtomicU64,
@@ -122,12 +122,13 @@ impl Shared {
     /// The shim's side: runs `punch`, which says whether it succeeded, if the VM is all in its RAM files. False: the daemon
     /// has to be asked, also for pages that are punched already.
     pub fn punch_alone(&self, pages: u64, punch: impl FnOnce() -> bool) -> bool {
-        if self.alone.load(Ordering::Relaxed) == 0 {
+        if !may_punch(self.alone.load(Ordering::Relaxed)) {
             return false;
         }
         self.punching.fetch_add(1, Ordering::SeqCst);
-        let punched = self.alone.load(Ordering::SeqCst) == 1 && punch();
-        let done = punched && self.alone.load(Ordering::SeqCst) == 1;
+        let before = self.alone.load(Ordering::SeqCst);
+        let punched = may_punch(before) && punch();
+        let done = punched && self.alone.load(Ordering::SeqCst) == before;
         self.punching.fetch_sub(1, Ordering::SeqCst);
         if done {
             self.punched.fetch_add(pages, Ordering::Relaxed);
@@ -137,18 +138,25 @@ impl Shared {
 
     /// The daemon's side: nothing of the VM is outside its RAM files, and no account is kept of what is in them.
     pub fn leave_punches(&self) {
-        self.alone.store(1, Ordering::SeqCst);
+        self.alone.store(self.alone.load(Ordering::SeqCst) | 1, Ordering::SeqCst);
     }
 
     /// No new punch begins unasked. Those under way are over when [`Shared::is_punching`] says so.
     pub fn take_punches(&self) {
-        self.alone.store(0, Ordering::SeqCst);
+        let times = self.alone.load(Ordering::SeqCst);
+        if may_punch(times) {
+            self.alone.store(times.wrapping_add(1), Ordering::SeqCst);
+        }
     }
 
     /// A punch that nobody asked for may be under way.
     pub fn is_punching(&self) -> bool {
         self.punching.load(Ordering::SeqCst) != 0
     }
+}
+
+fn may_punch(alone: u64) -> bool {
+    alone & 1 == 1
 }
 
 impl Intent {
@@ -243,11 +251,18 @@ mod tests {
         shared.leave_punches();
         assert!(shared.punch_alone(3, || shared.is_punching()));
         assert!(!shared.punch_alone(1, || false), "what failed is the daemon's");
-        // The daemon took it back and did not wait.
-        assert!(!shared.punch_alone(1, || {
-            shared.take_punches();
-            true
-        }));
+        // The daemon took it back and did not wait, and in the second case has left it again since.
+        for leaves_again in [false, true] {
+            assert!(!shared.punch_alone(1, || {
+                shared.take_punches();
+                if leaves_again {
+                    shared.leave_punches();
+                }
+                true
+            }));
+            shared.leave_punches();
+        }
+        shared.take_punches();
         assert!(!shared.punch_alone(1, never));
         assert_eq!((shared.is_punching(), shared.punched.load(Ordering::Relaxed)), (false, 3));
     }

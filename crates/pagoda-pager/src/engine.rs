@@ -333,7 +333,7 @@ impl Engine {
         }
         self.events.push_back(Event::SetLimit { limit });
         self.settle();
-        if !self.machine.is_armed() {
+        if !self.machine.is_armed() && self.frozen.is_none() {
             self.shared.leave_punches();
         }
         if let Some(agent) = agent.take() {
@@ -381,6 +381,9 @@ impl Engine {
                 self.step_plan();
                 self.settle();
             }
+            if self.can_look() {
+                self.step_look();
+            }
             self.scan();
             self.tick();
         }
@@ -399,7 +402,7 @@ impl Engine {
 
     /// Hands over what is queued and waits until there is something to do.
     fn wait(&mut self) -> Result<(), RingError> {
-        if self.io.has_page_faults() && self.follow.shares_cpu() && !self.can_write() {
+        if self.io.has_page_faults() && self.follow.shares_cpu() && !self.can_write() && !self.can_look() {
             self.ring.submit()?;
             self.busy_poll.poll(|| self.ring.is_due());
         }
@@ -412,7 +415,7 @@ impl Engine {
 
     fn timeout(&self) -> Duration {
         match () {
-            () if self.can_write() => Duration::ZERO,
+            () if self.can_write() || self.can_look() => Duration::ZERO,
             () if self.machine.is_pin_blocked() || self.machine.is_copying_back() => TICK_PIN,
             () if self.machine.is_busy() => TICK_BUSY.min(self.scan_wait()),
             () => TICK_IDLE.min(self.scan_wait()),
@@ -596,7 +599,9 @@ impl Engine {
         let since = stall.map_or(0, |(_, ms)| self.started.elapsed().as_millis() as u64 - ms);
         let mut stats = self.machine.stats();
         stats.set(Metric::Messages, self.messages);
-        stats.add(Metric::PagesDiscarded, self.shared.punched.load(Ordering::Relaxed));
+        // What the VMM says of itself: any number.
+        let punched = self.shared.punched.load(Ordering::Relaxed);
+        stats.set(Metric::PagesDiscarded, stats.get(Metric::PagesDiscarded).wrapping_add(punched));
         let (sample, curve) = (self.look_at_sample(), self.current_curve());
         self.count_sampling(&mut stats);
         self.share.add_to(&mut stats);

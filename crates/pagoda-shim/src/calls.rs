@@ -17,6 +17,9 @@ use crate::{clock, real};
 /// Pause before a daemon that is away is looked for again.
 const DAEMON_AWAY_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
+/// Most that is punched at a time without the daemon: some milliseconds.
+const PIECE: u64 = 64 << 20;
+
 struct Line {
     link: Option<c_int>,
     seq: u64,
@@ -27,14 +30,28 @@ static LINE: Mutex<Line> = Mutex::new(Line { link: None, seq: 0 });
 /// These pages of a region are free: returns when they are zero. While the VM is armed the daemon makes them so, and
 /// nothing happens if there is none.
 pub fn discard(config: &Config, region: usize, offset: u64, len: u64) {
+    let end = offset + len;
+    let mut at = offset;
+    while at < end {
+        let piece = PIECE.min(end - at);
+        if !punch_alone(config, region, at, piece) {
+            return ask_to_discard(config, region, at, end - at);
+        }
+        at += piece;
+    }
+}
+
+/// The daemon waits for a punch before it arms the VM.
+fn punch_alone(config: &Config, region: usize, offset: u64, len: u64) -> bool {
+    const MODE: c_int = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let punch = || {
-        const MODE: c_int = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: fallocate(2) on our own fd; the guest promised nothing about the pages, and nobody has references to them.
         unsafe { real::fallocate(config.ram()[region].fd, MODE, offset as i64, len as i64) == 0 }
     };
-    if clock::shared().is_some_and(|shared| shared.punch_alone(len / PAGE_SIZE as u64, punch)) {
-        return;
-    }
+    clock::shared().is_some_and(|shared| shared.punch_alone(len / PAGE_SIZE as u64, punch))
+}
+
+fn ask_to_discard(config: &Config, region: usize, offset: u64, len: u64) {
     let mut line = LINE.lock().unwrap_or_else(PoisonError::into_inner);
     line.seq += 1;
     let question = Packet::Discard { seq: line.seq, region: region as u32, offset, len };

@@ -28,8 +28,8 @@ const WAIT_OFF: Duration = Duration::from_secs(3600);
 /// Caps the VM's DRAM, or no longer.
 pub type PageOut = Box<dyn Fn(Option<Bytes>) + Send>;
 /// Whether the guest's faults may fill holes with large folios. They would bring back what is in the balloon beside the page
-/// that is touched.
-pub type AllowLargeFolios = Box<dyn Fn(bool) + Send>;
+/// that is touched. `false`: nobody was there to be told.
+pub type AllowLargeFolios = Box<dyn Fn(bool) -> bool + Send>;
 
 /// What a VM's balloon is about.
 pub struct Parts {
@@ -289,7 +289,7 @@ impl Worker {
         let before = self.balloon.view().phase;
         let actions = self.balloon.tick(self.now_ms(), &sample);
         if let Device::Present { actual } = sample.device {
-            self.choose_folios(actual, &actions);
+            self.choose_folios(actual);
         }
         let after = self.balloon.view().phase;
         if before != after {
@@ -310,11 +310,11 @@ impl Worker {
     }
 
     /// Before the guest gives anything up, and after it has all of it back.
-    fn choose_folios(&mut self, actual: Bytes, actions: &[Action]) {
-        let asks = actions.iter().any(|action| matches!(action, Action::Ask(to) if *to < self.memory));
-        let allowed = actual >= self.memory && !asks;
-        if self.allowed.replace(allowed) != Some(allowed) {
-            (self.allow_large_folios)(allowed);
+    fn choose_folios(&mut self, actual: Bytes) {
+        let asked = self.balloon.view().asked;
+        let allowed = actual >= self.memory && asked.is_none_or(|asked| asked >= self.memory);
+        if self.allowed != Some(allowed) && (self.allow_large_folios)(allowed) {
+            self.allowed = Some(allowed);
         }
     }
 

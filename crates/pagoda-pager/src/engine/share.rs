@@ -1,5 +1,6 @@
 //! Looks for equal pages, shares them, copies them back.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,9 @@ const SCAN_BURST: Duration = Duration::from_millis(2);
 /// Pages taken back at a time by a VM whose part of its frames is too large.
 const TAKE_BACK_MAX: usize = 256;
 
+/// Pages looked at in one go, some 100 us: faults wait meanwhile.
+const LOOK_PAGES: usize = 64;
+
 const ZEROS: Content = [0; PAGE_SIZE as usize];
 
 /// VMs that look for equal pages without pressure: they divide the time.
@@ -41,6 +45,20 @@ pub struct Share {
     burst: u64,
     /// This VM is one of the [`SCANNERS`].
     scans: bool,
+    /// Chunks that leave, the first of them first.
+    looks: VecDeque<Looking>,
+}
+
+/// A look at pages of a chunk that goes on.
+#[derive(Debug)]
+struct Looking {
+    op: OpId,
+    chunk: ChunkIdx,
+    /// Not looked at yet.
+    rest: PageSet,
+    /// Looked at.
+    seen: PageSet,
+    found: Found,
 }
 
 impl Drop for Share {
@@ -67,6 +85,7 @@ impl Share {
             copied_back: 0,
             burst: 0,
             scans,
+            looks: VecDeque::new(),
         }
     }
 
@@ -153,40 +172,77 @@ impl Engine {
         }
     }
 
-    /// Executes `Share`: what is looked at is in the RAM file and cannot change.
+    /// Executes `Share`: what is looked at is in the RAM file and cannot change until the answer. A few pages are looked at
+    /// at once, many between faults.
     pub(super) fn share_pages(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet) {
-        let before = thread_cpu_time();
-        let mut found = Found::default();
+        let mut looking = Looking { op, chunk, rest: pages, seen: PageSet::EMPTY, found: Found::default() };
         if self.share.member.is_some() {
-            self.page_ins_first();
-            self.bury_dead();
-            found = match self.find_equal(chunk, pages).and_then(|found| self.take_out(chunk, found)) {
-                Ok(found) => found,
-                Err(why) => return self.freeze(&why),
-            };
+            if pages.iter().nth(LOOK_PAGES).is_some() {
+                return self.share.looks.push_back(looking);
+            }
+            if let Err(why) = self.look_on(&mut looking) {
+                return self.freeze(&why);
+            }
+        }
+        // The next event of all: until it is applied the machine has another idea of these pages.
+        self.events.push_front(Event::ShareDone { op, found: looking.found });
+    }
+
+    /// Pages of chunks that leave are to be looked at.
+    pub(super) fn can_look(&self) -> bool {
+        !self.share.looks.is_empty() && self.frozen.is_none()
+    }
+
+    /// Looks at the next few of them.
+    pub(super) fn step_look(&mut self) {
+        let Some(mut looking) = self.share.looks.pop_front() else { return };
+        match self.look_on(&mut looking) {
+            Err(why) => self.freeze(&why),
+            Ok(()) if looking.rest.is_empty() => {
+                self.events.push_front(Event::ShareDone { op: looking.op, found: looking.found });
+                self.settle();
+            }
+            Ok(()) => self.share.looks.push_front(looking),
+        }
+    }
+
+    /// Goes on with a look; with its last pages all that was found leaves the RAM file.
+    fn look_on(&mut self, looking: &mut Looking) -> Result<(), String> {
+        let before = thread_cpu_time();
+        self.page_ins_first();
+        self.bury_dead();
+        let pages: PageSet = looking.rest.iter().take(LOOK_PAGES).collect();
+        looking.rest -= pages;
+        if !self.machine.is_armed() {
+            return Err("pages of a VM that is not armed were to be shared".to_owned());
+        }
+        self.find_equal(looking, pages)?;
+        looking.seen |= pages;
+        if looking.rest.is_empty() {
+            looking.found = self.take_out(looking.chunk, looking.found)?;
         }
         self.share.cpu += thread_cpu_time().saturating_sub(before);
-        // The next event of all: until it is applied the machine has another idea of these pages.
-        self.events.push_front(Event::ShareDone { op, found });
+        Ok(())
     }
 
     /// Writes the entries of pages with an equal frame, and makes holes in swap of zero ones.
-    fn find_equal(&mut self, chunk: ChunkIdx, pages: PageSet) -> Result<Found, String> {
-        let Some(member) = &self.share.member else { return Ok(Found::default()) };
+    fn find_equal(&mut self, looking: &mut Looking, pages: PageSet) -> Result<(), String> {
+        let Some(member) = &self.share.member else { return Ok(()) };
+        let Looking { chunk, seen, ref mut found, .. } = *looking;
         let place = self.space.place_chunk(chunk);
         let (view, start) = (&place.region.view, place.pages().start);
         let (machine, collisions) = (&self.machine, &mut self.share.collisions);
-        let mut found = Found::default();
+        let mut zero = PageSet::EMPTY;
         let mut told: Vec<Hint> = Vec::new();
         let mut content = [0; PAGE_SIZE as usize];
         // A page of the same chunk may be the other one of a new frame: those are looked at a second time.
         let mut again = PageSet::EMPTY;
         for (round, set) in [(1, pages), (2, PageSet::EMPTY)] {
-            let set = if round == 1 { set } else { again };
+            let set = if round == 1 { set } else { again - found.shared };
             for index in set.iter() {
                 view.read_page(start + u64::from(index), &mut content);
                 if content == ZEROS {
-                    found.zero.set(index);
+                    zero.set(index);
                     continue;
                 }
                 let is_worth = |hint: Hint| is_worth(machine, member, hint);
@@ -201,7 +257,7 @@ impl Engine {
                         found.frames += 1;
                         let is_here = hint.member == member.number() && hint.page.chunk() == chunk;
                         let other = hint.page.index_in_chunk();
-                        if is_here && pages.contains(other) && !found.shared.contains(other) {
+                        if is_here && (pages | seen).contains(other) && !found.shared.contains(other) {
                             again.set(other);
                         } else {
                             told.push(hint);
@@ -212,7 +268,8 @@ impl Engine {
                 }
             }
         }
-        let stale = found.zero & machine.chunk(chunk).swap;
+        found.zero |= zero;
+        let stale = zero & machine.chunk(chunk).swap;
         for run in stale.runs() {
             let offset = Pages { chunk, run }.first().offset().0;
             self.swap
@@ -220,7 +277,7 @@ impl Engine {
                 .map_err(|errno| format!("the swap block of a zero page could not be dropped: {errno}"))?;
         }
         self.tell(told);
-        Ok(found)
+        Ok(())
     }
 
     /// Tells the owners of pages that they may have equal frames now.

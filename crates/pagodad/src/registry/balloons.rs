@@ -78,9 +78,8 @@ impl Registry {
             allow_large_folios: Box::new(move |large| {
                 let vms = folios.lock();
                 let vm = vms.get(&name).filter(|vm| vm.record.token == token);
-                if let Some(handle) = vm.and_then(|vm| vm.handle.as_ref()) {
-                    handle.send(Command::LargeFolios(large));
-                }
+                let handle = vm.and_then(|vm| vm.handle.as_ref());
+                handle.map(|handle| handle.send(Command::LargeFolios(large))).is_some()
             }),
         })?);
         Ok(())
