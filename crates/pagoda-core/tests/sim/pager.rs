@@ -12,6 +12,7 @@ use pagoda_core::fault::{
 use pagoda_core::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
 
 use crate::rng::Rng;
+use crate::share::Looking;
 use crate::vmm::Vmm;
 use crate::world::{CHUNK, GARBAGE, Pte, World};
 
@@ -89,6 +90,7 @@ pub struct Pager {
     bound: usize,
     /// References to each frame, by the tables.
     pub refs: Vec<usize>,
+    pub looks: VecDeque<Looking>,
 }
 
 fn chunk_pages(chunk: ChunkIdx) -> Range<usize> {
@@ -101,7 +103,7 @@ fn range(pages: Pages) -> Range<usize> {
     first..first + usize::from(pages.run.len)
 }
 
-fn set(pages: PageSet, chunk: ChunkIdx) -> Vec<usize> {
+pub fn set(pages: PageSet, chunk: ChunkIdx) -> Vec<usize> {
     pages.iter().map(|index| chunk.page(index).0 as usize).collect()
 }
 
@@ -132,6 +134,7 @@ impl Pager {
             events: 0,
             bound: world.pages(),
             refs: world.count_references(),
+            looks: VecDeque::new(),
         }
     }
 
@@ -197,7 +200,7 @@ impl Pager {
     }
 
     pub fn jobs(&self) -> usize {
-        self.jobs.len()
+        self.jobs.len() + self.looks.len()
     }
 
     /// One event, and everything that follows from it at once.
@@ -456,6 +459,12 @@ impl Pager {
             && let Some(event) = self.zapped.pop_front()
         {
             return self.apply(event, world, vmm, rng);
+        }
+        if (rng.coin() || self.jobs.is_empty()) && !self.looks.is_empty() {
+            return match self.look_on(world, rng)? {
+                Some(event) => self.apply(event, world, vmm, rng),
+                None => Ok(()),
+            };
         }
         if self.jobs.is_empty() {
             return Ok(());

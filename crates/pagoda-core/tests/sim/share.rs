@@ -9,10 +9,19 @@ use pagoda_core::bits::PageSet;
 use pagoda_core::fault::{Event, Found, OpId, Sharing};
 use pagoda_core::units::{ChunkIdx, PageCount, PageIdx};
 
-use crate::pager::{Crash, Pager};
+use crate::pager::{Crash, Pager, set};
 use crate::rng::Rng;
 use crate::vmm::SAME_CONTENTS;
 use crate::world::{CHUNK, GARBAGE, World};
+
+/// A look at pages of a chunk that goes on.
+#[derive(Debug)]
+pub struct Looking {
+    op: OpId,
+    chunk: ChunkIdx,
+    rest: PageSet,
+    found: Found,
+}
 
 /// Entries of other VMs at most.
 const OTHERS_MAX: usize = 50;
@@ -139,6 +148,7 @@ impl Pager {
         Ok(())
     }
 
+    /// Looks at pages at once, or in pieces with other events in between.
     pub fn share(
         &mut self,
         op: OpId,
@@ -147,9 +157,47 @@ impl Pager {
         world: &mut World,
         rng: &mut Rng,
     ) -> Result<(), Crash> {
-        let first = chunk.0 as usize * CHUNK;
-        let mut found = Found::default();
         assert!(world.registered, "nobody would bring back what an unarmed VM shares");
+        let mut looking = Looking { op, chunk, rest: pages, found: Found::default() };
+        if rng.coin() {
+            self.looks.push_back(looking);
+            return Ok(());
+        }
+        self.look(&mut looking, pages, world, rng)?;
+        let ended = self.take_out(looking, world, rng)?;
+        self.share_ended(ended);
+        Ok(())
+    }
+
+    /// Goes on with a look; its end is an event.
+    pub fn look_on(&mut self, world: &mut World, rng: &mut Rng) -> Result<Option<Event>, Crash> {
+        let Some(mut looking) = self.looks.pop_front() else { return Ok(None) };
+        let count = rng.within(1, usize::from(looking.rest.count()));
+        let pages: PageSet = looking.rest.iter().take(count).collect();
+        self.look(&mut looking, pages, world, rng)?;
+        if looking.rest.is_empty() {
+            return self.take_out(looking, world, rng).map(Some);
+        }
+        self.looks.push_front(looking);
+        Ok(None)
+    }
+
+    /// Pages that have an entry and have not left yet.
+    pub fn entered(&self) -> Vec<usize> {
+        self.looks.iter().flat_map(|looking| set(looking.found.shared, looking.chunk)).collect()
+    }
+
+    /// Writes entries of pages that have an equal frame, or get one.
+    fn look(
+        &mut self,
+        looking: &mut Looking,
+        pages: PageSet,
+        world: &mut World,
+        rng: &mut Rng,
+    ) -> Result<(), Crash> {
+        let first = looking.chunk.0 as usize * CHUNK;
+        let found = &mut looking.found;
+        looking.rest -= pages;
         for index in pages.iter() {
             let page = first + usize::from(index);
             let content = world.ram[page].as_ref().expect("a page that is looked at is in RAM").get();
@@ -170,6 +218,19 @@ impl Pager {
                 found.frames += 1;
             }
             self.may_die(rng)?;
+        }
+        Ok(())
+    }
+
+    /// What was found leaves the RAM file.
+    fn take_out(&mut self, looking: Looking, world: &mut World, rng: &mut Rng) -> Result<Event, Crash> {
+        let Looking { op, chunk, mut found, .. } = looking;
+        let first = chunk.0 as usize * CHUNK;
+        assert!(world.registered, "it was disarmed while pages were on their way");
+        for index in (found.shared | found.zero).iter() {
+            let page = first + usize::from(index);
+            let content = world.ram[page].as_ref().expect("a page on its way is in RAM").get();
+            assert_eq!(content, world.shared_content(page).unwrap_or(0), "page {page} changed on its way");
         }
         let gone = found.shared | found.zero;
         world.intents.push((op.0, gone.iter().map(|index| first + usize::from(index)).collect()));
@@ -199,8 +260,7 @@ impl Pager {
         found.zero_left = found.zero & left;
         found.zero -= left;
         found.shared -= left;
-        self.share_ended(Event::ShareDone { op, found });
-        Ok(())
+        Ok(Event::ShareDone { op, found })
     }
 
     fn may_die(&self, rng: &mut Rng) -> Result<(), Crash> {
