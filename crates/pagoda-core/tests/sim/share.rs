@@ -188,13 +188,7 @@ impl Pager {
     }
 
     /// Writes entries of pages that have an equal frame, or get one.
-    fn look(
-        &mut self,
-        looking: &mut Looking,
-        pages: PageSet,
-        world: &mut World,
-        rng: &mut Rng,
-    ) -> Result<(), Crash> {
+    fn look(&mut self, looking: &mut Looking, pages: PageSet, world: &mut World, rng: &mut Rng) -> Result<(), Crash> {
         let first = looking.chunk.0 as usize * CHUNK;
         let found = &mut looking.found;
         looking.rest -= pages;
