@@ -337,12 +337,13 @@ fn armed_and_disarmed_while_the_guest_gives_memory_back() -> Result<()> {
         control.run("fill 100")?;
         for turn in 0..TURNS {
             // Caps come and go at other moments of each inflation.
-            let pause = Duration::from_millis(300 * u64::from(turn) + 100);
+            let given = |mib: u64| move |balloon: &BalloonInfo| balloon.ballooned_bytes >= mib * MIB;
+            let first = 8 + 64 * u64::from(turn);
             set_target(&daemon, "224M")?;
-            std::thread::sleep(pause);
+            wait(&daemon, "the beginning", given(first))?;
             daemon.set_dram_mib("web1", 192)?;
             daemon.wait_vm("web1", "armed", SETTLE_MAX, |info| info.armed)?;
-            std::thread::sleep(pause);
+            wait(&daemon, "some more", given(first + 32))?;
             daemon.set_dram_mib("web1", MEMORY_MIB)?;
             let info = wait_reached(&daemon, 224)?;
             ensure_within(&guest, &info, 224)?;
