@@ -31,8 +31,8 @@
 //!
 //! A connection starts with Fetch, Prepare, Hello or Calls. After Welcome to Hello it is the *agent* connection: the
 //! daemon sends Zap, Collapse and Clock, the shim answers in order and may send Foreign at any time. Folios says whether
-//! the guest's faults may fill holes with large folios, where FLAG_HUGE allowed them (they may to begin with). After Welcome to
-//! Calls the VMM's threads ask for Discard, one at a time, and say Foreign before they let others at RAM.
+//! the guest's faults may fill holes with large folios, where FLAG_HUGE allowed them (they may to begin with).
+//! After Welcome to Calls the VMM's threads ask for Discard, one at a time, and say Foreign before they let others at RAM.
 //!
 //! Zapped carries the epoch *after* the zap: a direct I/O whose start epoch is at least that began after it
 //! (see [`crate::shared`]).

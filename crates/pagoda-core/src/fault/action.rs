@@ -10,6 +10,7 @@
 //!   I/O is no event. Else once a second is enough.
 //! * A page's entry in the table of shared pages counts where the RAM file has no data, or an intent names the page; then
 //!   swap, then zero. A frame does not change while an entry names it.
+//! * From `Arm` to `Disarm` nobody but the pager makes holes in the RAM file; the pager waits for others before it looks.
 //! * `SwapPunch`, `RamPunch` and the punches of zero pages do not fail silently: a block that stays comes back as old
 //!   content after a restart. What cannot be punched is tried again or ends the VM.
 //! * No page is in the RAM file without its content but those of a declared intent: `Copy`, `Store` and `Zero` bring
