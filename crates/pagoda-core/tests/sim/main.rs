@@ -36,6 +36,13 @@ const STARVATION_SEEDS: u64 = 40;
 const STARVATION_STEPS: usize = 40_000;
 const STARVATION_AGE: u32 = 10_000;
 
+const HOME_SEEDS: u64 = 100;
+const HOME_ROUNDS: usize = 20;
+const HOME_STEPS: usize = 300;
+const HOME_HINTS: usize = 30;
+/// So few that all that are out may be shared.
+const HOME_OUT_MAX: usize = 60;
+
 const CROWD_SEEDS: u64 = 100;
 const CROWD_STEPS: usize = 10_000;
 
@@ -213,6 +220,11 @@ impl Sim {
         }
     }
 
+    fn set_limit(&mut self, limit: usize) {
+        self.limit = limit;
+        self.apply(Event::SetLimit { limit: PageCount(limit as u64) });
+    }
+
     fn deliver(&mut self) {
         if self.world.messages.is_empty() || self.pager.is_none() {
             return;
@@ -233,7 +245,7 @@ impl Sim {
                     true => any_limit(pages, &mut self.rng),
                     false => (self.limit + self.rng.within(0, 24)).saturating_sub(12).clamp(LIMIT_MIN, pages),
                 };
-                self.apply(Event::SetLimit { limit: PageCount(self.limit as u64) });
+                self.set_limit(self.limit);
             }
             3 if self.rng.per_mille(self.pins) => {
                 self.pinned = true;
@@ -422,12 +434,45 @@ fn a_crowd_in_little_room() {
         sim.vmm.crowd(&wanted, &mut sim.rng);
         for step in 0..CROWD_STEPS {
             if sim.rng.per_mille(5) {
-                sim.limit = sim.rng.within(1, wanted.len() + 4);
-                sim.apply(Event::SetLimit { limit: PageCount(sim.limit as u64) });
+                let limit = sim.rng.within(1, wanted.len() + 4);
+                sim.set_limit(limit);
             }
             sim.step(true);
             if step % 16 == 0 {
                 sim.check();
+            }
+        }
+        sim.drain();
+        drop(named);
+    }
+}
+
+/// A VM of which only shared pages are out gets them back and is disarmed, while others of its group lead to pages of it that
+/// still are cold: nothing may be looked at once it is home.
+#[test]
+fn a_vm_comes_home_while_others_hint() {
+    for seed in seeds(HOME_SEEDS) {
+        let named = Seed(seed);
+        let mut sim = Sim::new(seed, seed % 2 == 0);
+        sim.weather.promotes = 1000;
+        sim.drain();
+        let pages = sim.world.pages();
+        for _ in 0..HOME_ROUNDS {
+            let out = sim.rng.within(1, HOME_OUT_MAX);
+            sim.set_limit(pages - out);
+            sim.pace = Pace { thread: 100, message: 50, job: 100, tick: 3, chaos: 0 };
+            (0..HOME_STEPS).for_each(|_| sim.step(true));
+            for _ in 0..HOME_HINTS {
+                let page = PageIdx(sim.rng.below(pages) as u64);
+                sim.apply(Event::LookAgain { page });
+            }
+            sim.now_ms += 2000;
+            if let Some(pager) = &mut sim.pager {
+                pager.now_ms = sim.now_ms;
+            }
+            sim.set_limit(pages);
+            if sim.pager.as_ref().is_some_and(|pager| pager.machine.has_pages_to_scan(pager.now_ms)) {
+                sim.apply(Event::Scan);
             }
         }
         sim.drain();
