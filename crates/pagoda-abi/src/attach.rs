@@ -28,10 +28,13 @@
 //! | 16 Discard | shim, on a Calls connection | seq u64, region u32, pad u32, offset u64, len u64 | - | Discarded |
 //! | 17 Discarded | daemon | seq u64 | - | - |
 //! | 18 Folios | daemon | large u32 (0/1) | - | - |
+//! | 19 Split | daemon | as Zap | - | - |
+//! | 20 Join | daemon | as Zap | - | - |
 //!
 //! A connection starts with Fetch, Prepare, Hello or Calls. After Welcome to Hello it is the *agent* connection: the
 //! daemon sends Zap, Collapse and Clock, the shim answers in order and may send Foreign at any time. Folios says whether
-//! the guest's faults may fill holes with large folios, where FLAG_HUGE allowed them (they may to begin with).
+//! the guest's faults may fill holes with large folios, where FLAG_HUGE allowed them (they may to begin with). After Split
+//! ranges are mapped page by page, though they consist of huge pages; after Join huge again, from their next use on.
 //! After Welcome to Calls the VMM's threads ask for Discard, one at a time, and say Foreign before they let others at RAM.
 //!
 //! Zapped carries the epoch *after* the zap: a direct I/O whose start epoch is at least that began after it
@@ -177,6 +180,8 @@ pub enum Packet {
     Discard { seq: u64, region: u32, offset: u64, len: u64 },
     Discarded { seq: u64 },
     Folios { large: bool },
+    Split { seq: u64, ranges: Ranges },
+    Join { seq: u64, ranges: Ranges },
 }
 
 /// The text of a refusal, capped at [`REFUSED_TEXT_MAX`] bytes.
@@ -338,6 +343,8 @@ impl Packet {
             Packet::Discard { .. } => 16,
             Packet::Discarded { .. } => 17,
             Packet::Folios { .. } => 18,
+            Packet::Split { .. } => 19,
+            Packet::Join { .. } => 20,
         }
     }
 
@@ -379,7 +386,10 @@ impl Packet {
                 out.u32(text.len as u32);
                 out.put(&text.bytes[..text.len]);
             }
-            Packet::Zap { seq, ranges } | Packet::Collapse { seq, ranges } => out.ranges(*seq, ranges),
+            Packet::Zap { seq, ranges }
+            | Packet::Collapse { seq, ranges }
+            | Packet::Split { seq, ranges }
+            | Packet::Join { seq, ranges } => out.ranges(*seq, ranges),
             Packet::Zapped { seq, epoch, errno } => {
                 out.u64(*seq);
                 out.u64(*epoch);
@@ -474,6 +484,14 @@ impl Packet {
             }
             17 => Packet::Discarded { seq: r.u64()? },
             18 => Packet::Folios { large: r.u32()? != 0 },
+            19 => {
+                let (seq, ranges) = r.ranges()?;
+                Packet::Split { seq, ranges }
+            }
+            20 => {
+                let (seq, ranges) = r.ranges()?;
+                Packet::Join { seq, ranges }
+            }
             _ => return Err(DecodeError::Value),
         };
         if r.0.is_empty() { Ok(packet) } else { Err(DecodeError::Length) }
@@ -517,6 +535,8 @@ mod tests {
             Packet::Discard { seq: 12, region: 1, offset: 4096, len: 8192 },
             Packet::Discarded { seq: 12 },
             Packet::Folios { large: true },
+            Packet::Split { seq: 13, ranges: full(range) },
+            Packet::Join { seq: 14, ranges: full(range) },
         ]
     }
 

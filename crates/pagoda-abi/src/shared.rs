@@ -136,6 +136,15 @@ impl Shared {
         done
     }
 
+    /// The shim's side: runs `work` if the VM is not armed, and it is not armed before that is over. What touches RAM in the
+    /// agent's thread has to be done so: in an armed VM it might wait for a page-out, which waits for the agent.
+    pub fn while_unarmed(&self, work: impl FnOnce()) {
+        self.punch_alone(0, || {
+            work();
+            true
+        });
+    }
+
     /// The daemon's side: nothing of the VM is outside its RAM files, and no account is kept of what is in them.
     pub fn leave_punches(&self) {
         self.alone.store(self.alone.load(Ordering::SeqCst) | 1, Ordering::SeqCst);

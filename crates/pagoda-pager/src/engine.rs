@@ -9,6 +9,7 @@
 //! nothing is mapped any more, so that no wrong page can be seen.
 
 mod agent;
+mod ages;
 mod exec;
 mod io;
 mod sampling;
@@ -176,6 +177,8 @@ pub struct Engine {
     events: std::collections::VecDeque<Event>,
     latency: Vec<Histogram>,
     sampling: sampling::Sampling,
+    /// While miss-ratio curves are watched.
+    ages: Option<ages::Ages>,
     near_limit: NearLimit,
     /// Fault messages read while armed.
     messages: u64,
@@ -264,6 +267,7 @@ impl Engine {
                     events: std::collections::VecDeque::with_capacity(64),
                     latency: vec![Histogram::default(); FAULT_CAUSES.len()],
                     sampling: sampling::Sampling::default(),
+                    ages: None,
                     near_limit: NearLimit::default(),
                     messages: 0,
                     follow: Follow::new(parts.pid),
@@ -560,6 +564,7 @@ impl Engine {
         if now - self.charged >= TICK_IDLE {
             self.charged = now;
             self.charge_frames();
+            self.turn_ages(now);
         }
         if now - self.published >= TICK_IDLE {
             self.publish();

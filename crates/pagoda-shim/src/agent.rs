@@ -86,6 +86,14 @@ fn serve(agent: c_int) -> Result<std::convert::Infallible, Broken> {
                 attach::advise_folios(large);
                 continue;
             }
+            Packet::Split { ranges, .. } => {
+                split(ranges.as_slice());
+                continue;
+            }
+            Packet::Join { ranges, .. } => {
+                join(ranges.as_slice());
+                continue;
+            }
             _ => return Err(Broken::Nonsense(pagoda_abi::attach::DecodeError::Value)),
         };
         link::send(agent, &answer, &[])?;
@@ -114,10 +122,32 @@ fn collapse(ranges: &[Range]) -> (u32, u32) {
     outcome.unwrap_or((0, libc::EINVAL as u32))
 }
 
+/// Has huge pages mapped page by page: a use of one is none of the others then. All of them at once, because the first fault
+/// in an empty page table maps many.
+fn split(ranges: &[Range]) {
+    let Some(shared) = clock::shared() else { return };
+    let one_by_one = |range: &Range| {
+        for advice in [libc::MADV_NOHUGEPAGE, libc::MADV_DONTNEED, libc::MADV_POPULATE_READ] {
+            madvise(range, advice);
+        }
+    };
+    ram::pinned(ranges, || shared.while_unarmed(|| ranges.iter().for_each(one_by_one)));
+}
+
+/// Has them mapped huge again, from their next use on.
+fn join(ranges: &[Range]) {
+    ram::pinned(ranges, || {
+        for range in ranges {
+            attach::advise_large(range.addr as usize, range.len as usize);
+            madvise(range, libc::MADV_DONTNEED);
+        }
+    });
+}
+
 /// Advice on one range of RAM; the error, or 0.
 fn madvise(range: &Range, advice: c_int) -> u32 {
     // SAFETY: the range consists of whole pages of a RAM mapping that stays while `ram::pinned` runs this. It is shared
-    // file memory: DONTNEED and COLLAPSE change page tables, never contents.
+    // file memory: all that is advised here changes page tables, never contents.
     if unsafe { real::madvise(range.addr as *mut c_void, range.len as usize, advice) } == 0 {
         return 0;
     }

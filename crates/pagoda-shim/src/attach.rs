@@ -266,6 +266,13 @@ pub fn advise_folios(large: bool) {
     }
 }
 
+/// Huge pages of this range may be mapped as such, as far as they were ever allowed.
+pub fn advise_large(addr: usize, len: usize) {
+    if MAY_BE_LARGE.load(Ordering::Relaxed) {
+        advise(addr, len, libc::MADV_HUGEPAGE);
+    }
+}
+
 fn for_each_mapping(mut work: impl FnMut(usize, usize)) {
     (0..REGIONS_MAX).filter_map(ram::mapping).for_each(|(addr, len)| work(addr, len));
 }

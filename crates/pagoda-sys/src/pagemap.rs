@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use crate::PAGE_SIZE;
@@ -10,6 +11,40 @@ use crate::PAGE_SIZE;
 const ENTRY: u64 = 8;
 /// "Bit 63: page present".
 const PRESENT: u64 = 1 << 63;
+/// `PAGEMAP_SCAN`, `_IOWR('f', 16, struct pm_scan_arg)` (linux/fs.h): Linux 6.7.
+const SCAN: u64 = 0xc060_6610;
+/// `PAGE_IS_PRESENT` and `PAGE_IS_HUGE`.
+const IS_PRESENT: u64 = 1 << 3;
+const IS_HUGE: u64 = 1 << 6;
+
+/// `struct pm_scan_arg`.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct ScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// How a range is mapped, by its first page that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mapped {
+    /// Nothing of it.
+    Not,
+    /// By an entry for each page.
+    Small,
+    /// By an entry for many.
+    Huge,
+}
 
 /// The page tables of one process. After its end every look fails or finds nothing.
 #[derive(Debug)]
@@ -37,6 +72,36 @@ impl Pagemap {
     }
 }
 
+impl Pagemap {
+    /// How the pages of a range are mapped.
+    ///
+    /// # Errors
+    /// The process is gone; ENOTTY before Linux 6.7.
+    pub fn mapped(&self, addr: u64, len: u64) -> io::Result<Mapped> {
+        let mut region = [0_u64; 3];
+        let mut arg = ScanArg {
+            size: size_of::<ScanArg>() as u64,
+            start: addr,
+            end: addr + len,
+            vec: region.as_mut_ptr() as u64,
+            vec_len: 1,
+            max_pages: 1,
+            category_mask: IS_PRESENT,
+            return_mask: IS_PRESENT | IS_HUGE,
+            ..ScanArg::default()
+        };
+        // SAFETY: PAGEMAP_SCAN reads and writes one `pm_scan_arg`, and writes at most `vec_len` regions of three words to
+        // `vec`; both live until it returns.
+        let found = unsafe { libc::ioctl(self.file.as_raw_fd(), SCAN as _, std::ptr::from_mut(&mut arg)) };
+        match found {
+            0 => Ok(Mapped::Not),
+            found if found < 0 => Err(io::Error::last_os_error()),
+            _ if region[2] & IS_HUGE != 0 => Ok(Mapped::Huge),
+            _ => Ok(Mapped::Small),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,5 +115,22 @@ mod tests {
         assert!(!pagemap.is_present(at).expect("look"), "zeroed memory comes from mmap(2) untouched");
         memory[40 << 20] = 1;
         assert!(pagemap.is_present(at).expect("look"));
+    }
+
+    #[test]
+    fn how_a_range_is_mapped() {
+        const MIB: u64 = 1 << 20;
+        let mut memory = vec![0u8; 64 << 20];
+        let pagemap = Pagemap::open(std::process::id()).expect("our own pagemap");
+        let at = (memory.as_ptr() as u64 + 40 * MIB) / (2 * MIB) * (2 * MIB);
+        match pagemap.mapped(at, 2 * MIB) {
+            Ok(mapped) => assert_eq!(mapped, Mapped::Not),
+            Err(error) => return assert_eq!(error.raw_os_error(), Some(libc::ENOTTY), "before Linux 6.7"),
+        }
+        let page = (at - memory.as_ptr() as u64) as usize + 300 * PAGE_SIZE;
+        memory[page] = 1;
+        // Which of the two is the host's choice.
+        assert_ne!(pagemap.mapped(at, 2 * MIB).expect("look"), Mapped::Not);
+        assert_eq!(pagemap.mapped(at - 4 * MIB, 2 * MIB).expect("look"), Mapped::Not);
     }
 }

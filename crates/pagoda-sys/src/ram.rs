@@ -171,6 +171,14 @@ impl RamFile {
         seek(&self.fd, SeekFrom::Data(offset))
     }
 
+    /// Offset of the first byte of a hole at or behind `offset`; the file's end counts as one.
+    ///
+    /// # Errors
+    /// The error of lseek(2).
+    pub fn next_hole(&self, offset: u64) -> Result<u64, Errno> {
+        Ok(seek(&self.fd, SeekFrom::Hole(offset))?.unwrap_or(self.len))
+    }
+
     /// The existing ranges in ascending order, in bytes. While the guest runs the answer is already old.
     pub fn data_runs(&self) -> DataRuns<'_> {
         DataRuns { fd: self.fd.as_fd(), len: self.len, next: 0 }

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use pagoda_api::{Client, ClientError, SampleInfo, SampleRequest, VmInfo, VmPatch, counter};
+use pagoda_api::{Client, ClientError, ErrorCode, SampleInfo, SampleRequest, VmInfo, VmPatch, WhatIfRequest, counter};
 use pagoda_sys::toy::process;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -181,6 +181,20 @@ impl Daemon {
     /// No such VM.
     pub fn sampled(&self, name: &str) -> Result<SampleInfo> {
         self.client().sampled(name).with_context(|| format!("look at the sample of {name}"))
+    }
+
+    /// Pages a second from swap that are predicted for another cap; `None` while nothing is known.
+    ///
+    /// # Errors
+    /// No such VM.
+    pub fn page_ins_with_dram_mib(&self, name: &str, mib: u64) -> Result<Option<f64>> {
+        let request = WhatIfRequest { dram: Some(mib * MIB), ..WhatIfRequest::default() };
+        match self.client().what_if(name, &request) {
+            Ok(reply) => Ok(reply.page_ins_per_s_then),
+            // No plan was made with it yet.
+            Err(error) if error.code() == Some(ErrorCode::WrongState) => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("ask what {mib} MiB would mean for {name}")),
+        }
     }
 
     /// Waits until there is a VM of that name.

@@ -12,8 +12,8 @@
 //! What is published is what this pager makes of those distances: chunks leave whole, and some room is kept free below the
 //! cap ([`crate::policy::mrc::Curve::of_chunks`]).
 //!
-//! **Limits.** What moves within a turn is one distance, "small". An unarmed VM has no faults: its curve begins when it is
-//! armed.
+//! **Limits.** What moves within a turn is one distance, "small". An unarmed VM has no faults: until it is armed its curve
+//! comes from ages ([`crate::policy::mrc::footprint`]).
 
 use std::collections::VecDeque;
 
@@ -70,6 +70,7 @@ pub struct CurveWatch {
     decay_ms: u64,
     /// Pages read from swap: while narrow headroom was kept, and while wide.
     read: [f64; 2],
+    observed_s: f64,
 }
 
 impl CurveWatch {
@@ -89,6 +90,7 @@ impl CurveWatch {
             began_ms: 0,
             decay_ms: 0,
             read: [0.0; 2],
+            observed_s: 0.0,
         }
     }
 
@@ -156,12 +158,21 @@ impl Machine {
         let watch = self.curve.as_ref()?;
         let curve = watch.mrc.curve();
         let wide = watch.read[1] / (watch.read[0] + watch.read[1]).max(1.0);
+        (curve.accesses() > 0.0).then(|| self.by_caps(&curve, wide).over(watch.observed_s))
+    }
+
+    /// The same while the VM is not armed, from its curve under LRU.
+    pub fn curve_of(&self, lru: &Curve) -> Curve {
+        self.by_caps(lru, 0.0)
+    }
+
+    /// What this pager makes of a curve under LRU, with the wide headroom kept for so much of the time.
+    fn by_caps(&self, lru: &Curve, wide: f64) -> Curve {
         let memory = self.config.chunks.pages();
-        let kept_free = |cap: PageCount| match cap >= memory {
+        lru.of_chunks(|cap| match cap >= memory {
             true => 0.0,
             false => headroom_at(cap.0, true) as f64 * wide + headroom_at(cap.0, false) as f64 * (1.0 - wide),
-        };
-        (curve.accesses() > 0.0).then(|| curve.of_chunks(kept_free))
+        })
     }
 
     /// A watched page of the curve was used.
@@ -201,8 +212,10 @@ impl Machine {
         } else if now.ms >= curve.decay_ms {
             curve.mrc.decay();
             curve.read = curve.read.map(|pages| pages / 2.0);
+            curve.observed_s /= 2.0;
             curve.decay_ms = now.ms + (now.ms - curve.began_ms).clamp(YOUNG_MS, DECAY_MS);
         }
+        curve.observed_s += waited.min(WAIT_MS) as f64 / 1000.0;
         let mut pages = Vec::new();
         curve.turn(waited.min(WAIT_MS), &mut pages);
         curve.choose(&mut pages);

@@ -18,11 +18,12 @@
 //! the ratio is one of *observed* accesses.
 //!
 //! In the daemon `crate::fault` feeds it (`fault/curve.rs`). Refaults need nothing of their own: watched pages are watched
-//! while they are in swap, too.
+//! while they are in swap, too. A VM that has no faults has its curve from ages ([`footprint`]).
 //!
 //! **Cost.** O(log s) per watched access, one hash for each other; about 100 bytes per watched page, 1 MiB in all.
 
 pub mod curve;
+pub mod footprint;
 pub mod stack;
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use pagoda_abi::attach::{Packet, Range, Ranges};
 use pagoda_core::fault::{Event, OpId};
-use pagoda_core::units::{PAGE_SIZE, PageCount};
+use pagoda_core::units::{PAGE_SIZE, PageCount, PageIdx};
 use pagoda_sys::socket::{Connection, Received, SocketError};
 
 use super::{CALLS_MAX, Engine, EngineError, Source};
@@ -40,6 +40,13 @@ pub enum Asked {
         /// When it was asked for.
         at: Instant,
     },
+    /// Of pages of an unarmed VM whose ages are looked at.
+    Age {
+        /// Which.
+        pages: Vec<PageIdx>,
+        /// When it was asked for.
+        at: Instant,
+    },
 }
 
 /// The agent's connection and what it owes.
@@ -58,6 +65,11 @@ pub struct Agent {
 impl Agent {
     pub fn is_connected(&self) -> bool {
         self.connection.is_some()
+    }
+
+    /// While a balloon is inflated.
+    pub fn wants_small_folios(&self) -> bool {
+        self.large_folios == Some(false)
     }
 }
 
@@ -200,6 +212,7 @@ impl Engine {
                     Asked::Chunks(op) => self.apply(Event::ZapDone { op, epoch: done.then_some(epoch) }),
                     Asked::Watch { ticket, at } => self.watch_zapped(ticket, at, done),
                     Asked::Peek { round, pages, at } => self.peek_zapped(round, pages, at, done),
+                    Asked::Age { pages, at } => self.ages_zapped(pages, at, done),
                 }
             }
             Packet::Clocked { .. } => {

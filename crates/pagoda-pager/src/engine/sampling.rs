@@ -29,6 +29,7 @@ use pagoda_sys::pagemap::Pagemap;
 
 use super::Engine;
 use super::agent::Asked;
+use super::ages::Ages;
 
 /// How old a published curve may be: it changes slowly, and each is a copy.
 const CURVE_EVERY: Duration = Duration::from_secs(10);
@@ -52,9 +53,10 @@ pub struct Sampling {
     /// Counts what `peeks` was begun for: an answer to an earlier zap says nothing about it.
     round: u32,
     pagemap: Option<Pagemap>,
-    zaps: u64,
-    uses: u64,
-    zap_us: u64,
+    /// The ages' (`super::ages`) are counted here, too.
+    pub(super) zaps: u64,
+    pub(super) uses: u64,
+    pub(super) zap_us: u64,
     /// The curve, and when it was taken.
     curve: Option<(Arc<Curve>, Instant)>,
 }
@@ -87,13 +89,17 @@ impl Engine {
     /// Switches the miss-ratio curve on, anew, or off.
     pub(super) fn watch_curve(&mut self, on: bool) {
         self.machine.watch_curve(on);
+        self.stop_ages();
+        self.ages = on.then(|| Ages::new(self.space.chunks().pages()));
         self.sampling.curve = None;
     }
 
     /// The curve as published.
     pub(super) fn current_curve(&mut self) -> Option<Arc<Curve>> {
         if self.sampling.curve.as_ref().is_none_or(|(_, taken)| taken.elapsed() >= CURVE_EVERY) {
-            self.sampling.curve = self.machine.curve().map(|curve| (Arc::new(curve), Instant::now()));
+            let of_ages = if self.machine.is_armed() { None } else { self.curve_of_ages() };
+            let curve = of_ages.or_else(|| self.machine.curve());
+            self.sampling.curve = curve.map(|curve| (Arc::new(curve), Instant::now()));
         }
         self.sampling.curve.as_ref().map(|(curve, _)| Arc::clone(curve))
     }
@@ -103,10 +109,14 @@ impl Engine {
         self.sampling.round = self.sampling.round.wrapping_add(1);
         self.sampling.peeks.clear();
         if self.machine.is_armed() {
+            self.stop_ages();
             self.machine.start_sample(&self.sampling.pages);
             self.events.push_back(Event::Tick);
             return;
         }
+        let pages = std::mem::take(&mut self.sampling.pages);
+        self.look_before_zap(&pages);
+        self.sampling.pages = pages;
         self.sampling.peeks = vec![Peek::Asked; self.sampling.pages.len()];
         for first in (0..self.sampling.pages.len()).step_by(RANGES_MAX) {
             let last = (first + RANGES_MAX).min(self.sampling.pages.len());
@@ -125,6 +135,7 @@ impl Engine {
         };
         match &asked {
             Asked::Peek { pages, .. } => self.sampling.pages[pages.clone()].iter().for_each(|page| add(*page)),
+            Asked::Age { pages, .. } => pages.iter().for_each(|page| add(*page)),
             _ => self.machine.watch_zaps().for_each(add),
         }
         let seq = self.next_seq();
@@ -139,7 +150,7 @@ impl Engine {
             Asked::Peek { round, .. } => *round == self.sampling.round,
             // Another ticket's answer would be ignored anyway.
             Asked::Watch { ticket, .. } => *ticket == self.machine.watch_ticket(),
-            Asked::Chunks(_) => true,
+            Asked::Chunks(_) | Asked::Age { .. } => true,
         }
     }
 
@@ -160,23 +171,35 @@ impl Engine {
         if self.machine.is_armed() {
             return self.machine.sample_count();
         }
-        let Sampling { pages, peeks, pagemap, uses, .. } = &mut self.sampling;
-        if pagemap.is_none() && peeks.contains(&Peek::Watched) {
-            *pagemap = Pagemap::open(self.follow.pid()).ok();
-        }
-        for (page, peek) in pages.iter().zip(peeks).filter(|(_, peek)| **peek == Peek::Watched) {
-            let addr = self.space.place_page(*page).addr;
-            match pagemap.as_ref().map(|pagemap| pagemap.is_present(addr)) {
-                Some(Ok(true)) => {
-                    *peek = Peek::Touched;
-                    *uses += 1;
-                }
-                Some(Ok(false)) => {}
-                // It cannot be told: not watched.
-                Some(Err(_)) | None => *peek = Peek::Asked,
+        for nth in 0..self.sampling.peeks.len() {
+            if self.sampling.peeks[nth] != Peek::Watched {
+                continue;
             }
+            self.sampling.peeks[nth] = match self.is_mapped(self.sampling.pages[nth]) {
+                Some(true) => {
+                    self.sampling.uses += 1;
+                    Peek::Touched
+                }
+                Some(false) => Peek::Watched,
+                // It cannot be told: not watched.
+                None => Peek::Asked,
+            };
         }
         self.sampling.count()
+    }
+
+    /// Whether the VMM has a page-table entry for this page; `None` if it cannot be told.
+    pub(super) fn is_mapped(&mut self, page: PageIdx) -> Option<bool> {
+        let addr = self.space.place_page(page).addr;
+        self.pagemap()?.is_present(addr).ok()
+    }
+
+    /// The VMM's page tables.
+    pub(super) fn pagemap(&mut self) -> Option<&Pagemap> {
+        if self.sampling.pagemap.is_none() {
+            self.sampling.pagemap = Pagemap::open(self.follow.pid()).ok();
+        }
+        self.sampling.pagemap.as_ref()
     }
 
     /// Adds what the machine does not count.

@@ -128,3 +128,41 @@ fn unarmed_large_folios() -> Result<()> {
 fn unarmed_small_folios() -> Result<()> {
     unarmed("sampling, unarmed, 4 KiB", Folios::Small, 1)
 }
+
+/// What it uses all the time it needs, and the rest it does not: known before it has a cap, and without one fault of ours.
+/// What it uses is every other page, so that no huge page is unused.
+fn cost_of_a_cap(name: &str, folios: Folios) -> Result<()> {
+    Lab::run(name, 1, |lab| {
+        // Of 160 MiB in use.
+        const TOO_LITTLE_MIB: u64 = 64;
+        const ENOUGH_MIB: u64 = 256;
+        let daemon = lab.daemon(folios)?;
+        let toy = start(lab, &daemon, MEMORY_MIB)?;
+        let page_ins = |mib| -> Result<f64> {
+            wait::until("a curve of ages", wait::HANG, || {
+                toy.touch(&format!("--mib {MEMORY_MIB} --stride 2"))?;
+                daemon.page_ins_with_dram_mib("toy", mib)
+            })
+        };
+        let (too_little, enough) = (page_ins(TOO_LITTLE_MIB)?, page_ins(ENOUGH_MIB)?);
+        ensure!(too_little > 1000.0, "most of what it uses all the time is not there: {too_little} pages/s");
+        ensure!(enough < too_little / 10.0, "all it uses is there: {enough} pages/s, and {too_little} with less");
+        ensure!(!daemon.vm("toy")?.armed, "looking at ages must not arm a VM");
+        // Armed, its faults make the curve.
+        daemon.set_dram_mib("toy", MEMORY_MIB / 2)?;
+        daemon.wait_vm("toy", "armed", Duration::from_secs(120), |info| info.armed)?;
+        toy.touch(&format!("--mib {MEMORY_MIB} --access load"))?;
+        toy.quit()?;
+        daemon.wait_gone("toy")
+    })
+}
+
+#[test]
+fn the_cost_of_a_cap_before_there_is_one_large_folios() -> Result<()> {
+    cost_of_a_cap("sampling, ages, large folios", Folios::Large)
+}
+
+#[test]
+fn the_cost_of_a_cap_before_there_is_one_small_folios() -> Result<()> {
+    cost_of_a_cap("sampling, ages, 4 KiB", Folios::Small)
+}

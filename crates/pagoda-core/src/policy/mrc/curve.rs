@@ -10,6 +10,7 @@ pub struct Curve {
     misses: Vec<f64>,
     accesses: f64,
     cold: f64,
+    seconds: f64,
 }
 
 impl Curve {
@@ -22,7 +23,12 @@ impl Curve {
             misses.push(left.max(0.0));
             left -= count;
         }
-        Curve { bucket, misses, accesses, cold }
+        Curve { bucket, misses, accesses, cold, seconds: 0.0 }
+    }
+
+    /// The same, observed in so many seconds.
+    pub fn over(self, seconds: f64) -> Curve {
+        Curve { seconds, ..self }
     }
 
     /// What a pager makes of it that takes pages out in chunks, and keeps so many pages free below each size.
@@ -67,6 +73,11 @@ impl Curve {
     /// Accesses that the curve stands on.
     pub fn accesses(&self) -> f64 {
         self.accesses
+    }
+
+    /// How long it was observed, old times fading as uses do; 0 if nobody knows.
+    pub fn seconds(&self) -> f64 {
+        self.seconds
     }
 
     /// First uses, which miss at every size but cost no read from swap.
