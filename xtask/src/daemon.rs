@@ -9,7 +9,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use pagoda_api::{Client, CurveInfo, CurveSwitch, HostPatch, HostPolicy, SampleInfo, SampleRequest, VmInfo, VmPatch};
+use pagoda_api::{
+    Client, CurveInfo, CurveSwitch, HostPatch, HostPolicy, SampleInfo, SampleRequest, VmInfo, VmPatch, WhatIfReply,
+    WhatIfRequest,
+};
 use pagoda_sys::toy::process;
 use pagoda_sys::toy::tuned::TUNED_BY_DAEMON;
 
@@ -235,6 +238,15 @@ impl Daemon {
     /// No such VM.
     pub fn curve(&self, name: &str) -> Result<CurveInfo> {
         self.client().curve(name).with_context(|| format!("ask for the curve of {name}"))
+    }
+
+    /// What another cap would mean for a VM.
+    ///
+    /// # Errors
+    /// No such VM, or no plan was made with it yet.
+    pub fn what_if(&self, name: &str, dram_mib: u64) -> Result<WhatIfReply> {
+        let request = WhatIfRequest { dram: Some(dram_mib << 20), ..WhatIfRequest::default() };
+        self.client().what_if(name, &request).with_context(|| format!("ask what {dram_mib} MiB would mean for {name}"))
     }
 
     /// One counter of a VM.

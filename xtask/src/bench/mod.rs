@@ -67,7 +67,7 @@ pub struct BenchArgs {
     /// Directory for swap files, ours and the peers' (default: target/bench)
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Only the cases whose name contains this, such as "random read-write 2x" (overcommit); results go to out/bench
+    /// Only the cases whose name contains this, such as "random read-write 2x" (overcommit, mrc); results go to out/bench
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Measure the peers alone
@@ -183,8 +183,8 @@ pub fn main(args: &BenchArgs) -> Result<bool> {
     undo::start(&target)?;
     let dir = args.dir.clone().unwrap_or(target);
     fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
-    if args.only.is_some() && names.iter().any(|name| *name != Name::Overcommit) {
-        bail!("--only is for `overcommit`, whose cases are many");
+    if args.only.is_some() && names.iter().any(|name| !matches!(name, Name::Overcommit | Name::Mrc)) {
+        bail!("--only is for `overcommit` and `mrc`, whose cases are many");
     }
     let setup = Setup { quick: args.quick, rounds, dir, ours: !args.peers_only, only: args.only.clone() };
     let is_pure = |name: &Name| matches!(name, Name::Queues | Name::Rmap);

@@ -81,7 +81,10 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
         y_scale: svg::Scale::Linear,
         series,
     });
-    super::predict::measure(setup, &Daemon::start(&setup.dir)?, &mut report)?;
+    super::predict::at_a_cap(setup, &Daemon::start(&setup.dir)?, &mut report)?;
+    // Ages are looked at where pages are mapped one by one.
+    let small = Daemon::start_with(&setup.dir, "small", &["--large-folios", "off"])?;
+    super::predict::with_all_memory(setup, &small, &mut report)?;
     Ok((report, plot))
 }
 

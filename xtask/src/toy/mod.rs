@@ -93,6 +93,9 @@ pub struct RunArgs {
     /// End as soon as the last slices average so many accesses a second
     #[arg(long, value_name = "OPS", requires = "report_every")]
     stop_at: Option<f64>,
+    /// Make no more than so many accesses a second, all threads together
+    #[arg(long, value_name = "OPS")]
+    pace: Option<f64>,
     /// Do not time single accesses (the clock costs as much as a hit)
     #[arg(long)]
     no_latency: bool,
@@ -130,6 +133,7 @@ pub struct Plan {
     limit: Limit,
     slice_ms: Option<u64>,
     stop_at_ops_per_s: Option<f64>,
+    pace_ops_per_s: Option<f64>,
     time_each: bool,
 }
 
@@ -250,6 +254,7 @@ impl RunArgs {
             mode: self.mode.or(base.mode),
             report_every: self.report_every.or(base.report_every),
             stop_at: self.stop_at.or(base.stop_at),
+            pace: self.pace.or(base.pace),
             no_latency: self.no_latency || base.no_latency,
         }
     }
@@ -264,12 +269,16 @@ impl RunArgs {
         if self.report_every == Some(0) {
             bail!("--report-every 0: give milliseconds above zero");
         }
+        if let Some(pace) = self.pace.filter(|pace| !(pace.is_finite() && *pace > 0.0)) {
+            bail!("--pace {pace}: give a number above zero");
+        }
         Ok(Plan {
             workload: self.workload.unwrap_or(Workload::Seq),
             mode: self.mode.unwrap_or(Mode::ReadWrite),
             limit,
             slice_ms: self.report_every,
             stop_at_ops_per_s: self.stop_at,
+            pace_ops_per_s: self.pace,
             time_each: !self.no_latency,
         })
     }
@@ -468,7 +477,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for line in ["--seconds 0", "--seconds -1", "--seconds inf", "--report-every 0"] {
+        for line in ["--seconds 0", "--seconds -1", "--seconds inf", "--report-every 0", "--pace 0", "--pace nan"] {
             let parsed = GoLine::try_parse_from(line.split_whitespace());
             assert!(parsed.is_err() || parsed.unwrap().run.plan(10).is_err(), "{line}");
         }

@@ -90,7 +90,8 @@ impl State {
             let (mine, rest) = std::mem::take(&mut versions).split_at_mut(part.pages());
             versions = rest;
             let chooser = Chooser::new(plan.workload, part.pages(), seed << 8 | index as u64);
-            workers.push(Worker { part, versions: mine, pattern, plan, chooser });
+            let ns_per_op = plan.pace_ops_per_s.map_or(0.0, |pace| 1e9 * threads as f64 / pace);
+            workers.push(Worker { part, versions: mine, pattern, plan, ns_per_op, chooser });
         }
         let (results, elapsed, cpu) = run_workers(workers, plan.limit);
         self.runs += 1;
@@ -197,6 +198,8 @@ struct Worker<'run> {
     versions: &'run mut [u32],
     pattern: Pattern,
     plan: Plan,
+    /// What an access takes at least; 0: as long as it takes.
+    ns_per_op: f64,
     chooser: Chooser,
 }
 
@@ -232,6 +235,11 @@ impl Worker<'_> {
                 now_ns = elapsed_ns(start);
             } else {
                 continue;
+            }
+            let due_ns = (result.ops as f64 * self.ns_per_op) as u64;
+            if due_ns > now_ns {
+                std::thread::sleep(Duration::from_nanos(due_ns - now_ns));
+                now_ns = elapsed_ns(start);
             }
             if let Some(slice_ns) = slice_ns {
                 let slice = ((now_ns / slice_ns) as usize).min(SLICES_MAX - 1);
@@ -290,6 +298,7 @@ mod tests {
             limit: Limit::Ops(ops),
             slice_ms: Some(1),
             stop_at_ops_per_s: None,
+            pace_ops_per_s: None,
             time_each: workload != Workload::Seq,
         }
     }
