@@ -20,9 +20,9 @@ demo:
 
 test:
 	scripts/install-deps.sh test
-	cargo build --release $(PROGRAMS) -p xtask
-	cargo xtask ci
-	cargo xtask vm
+	cargo build --profile ci --workspace
+	target/ci/xtask ci
+	target/ci/xtask vm
 
 bench:
 	scripts/install-deps.sh test

@@ -16,6 +16,9 @@ pub struct TestArgs {
     arguments: Vec<String>,
 }
 
+/// One profile for all that is checked and tested, and one selection of packages: what is compiled is compiled once.
+const PROFILE: [&str; 2] = ["--profile", "ci"];
+
 /// Formatting, lints, rules, documentation, tests: what must hold for every change.
 ///
 /// # Errors
@@ -23,8 +26,8 @@ pub struct TestArgs {
 pub fn ci() -> Result<bool> {
     let steps: [(&str, &[&str]); 3] = [
         ("formatting", &["fmt", "--all", "--check"]),
-        ("lints", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
-        ("documentation", &["doc", "--workspace", "--no-deps", "--document-private-items"]),
+        ("lints", &["clippy", "--profile", "ci", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+        ("documentation", &["doc", "--profile", "ci", "--workspace", "--no-deps", "--document-private-items"]),
     ];
     let mut holds = true;
     for (name, arguments) in steps {
@@ -32,9 +35,6 @@ pub fn ci() -> Result<bool> {
     }
     holds &= report("rules", tidy::main()?);
     holds &= report("tests", test(&TestArgs { arguments: Vec::new() })?);
-    // Ten times the seeds of an unoptimized run, in a minute of a core.
-    let simulation = ["test", "--release", "-p", "rmap", "--test", "sim"];
-    holds &= report("simulation of pools", cargo(&simulation)?);
     Ok(holds)
 }
 
@@ -43,7 +43,7 @@ pub fn ci() -> Result<bool> {
 /// # Errors
 /// cargo cannot be run.
 pub fn test(args: &TestArgs) -> Result<bool> {
-    cargo_with(&["test", "--workspace", "--exclude", "vm-tests"], &args.arguments)
+    cargo_with(&[&["test"], &PROFILE[..], &["--workspace", "--exclude", "vm-tests"]].concat(), &args.arguments)
 }
 
 /// The tests with real guests, two at a time: so many guests the harness lets run.
@@ -51,8 +51,7 @@ pub fn test(args: &TestArgs) -> Result<bool> {
 /// # Errors
 /// cargo cannot be run.
 pub fn vm(args: &TestArgs) -> Result<bool> {
-    let programs = ["build", "--release", "-p", "pagodad", "-p", "pagoda", "-p", "pagoda-shim"];
-    if !cargo(&programs)? {
+    if !cargo(&[&["build"], &PROFILE[..], &["--workspace"]].concat())? {
         return Ok(false);
     }
     let mut arguments = args.arguments.clone();
@@ -60,7 +59,7 @@ pub fn vm(args: &TestArgs) -> Result<bool> {
         arguments.push("--".to_owned());
     }
     arguments.push("--test-threads=2".to_owned());
-    cargo_with(&["test", "--release", "-p", "vm-tests"], &arguments)
+    cargo_with(&[&["test"], &PROFILE[..], &["--workspace", "--test", "vm"]].concat(), &arguments)
 }
 
 fn report(name: &str, holds: bool) -> bool {

@@ -34,6 +34,7 @@ const STRANGERS_PERIOD: u32 = 10;
 const REAP_PERIOD: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
+    abort_on_panic();
     let args = Args::parse();
     if args.list_metrics {
         print!("{}", metrics::catalogue_table());
@@ -51,6 +52,15 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// A thread that panics takes the daemon with it, in every profile: the next one starts from what is known to be true.
+fn abort_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
 }
 
 fn run(config: Config) -> Result<()> {

@@ -10,7 +10,6 @@ use anyhow::{Context, Result, bail, ensure};
 
 /// Names a directory with `pagodad`, `pagoda`, `libpagoda_shim.so` and `xtask` to test instead of building them.
 const BIN_DIR_ENV: &str = "PAGODA_BIN_DIR";
-const PACKAGES: [&str; 4] = ["pagodad", "pagoda", "pagoda-shim", "xtask"];
 
 /// The root of the repository.
 pub fn repository() -> PathBuf {
@@ -50,14 +49,13 @@ fn find_or_build() -> Result<PathBuf> {
 }
 
 fn build() -> Result<PathBuf> {
-    let mut arguments = vec!["build", "--release"];
-    arguments.extend(PACKAGES.iter().flat_map(|package| ["-p", *package]));
-    let status = cargo().args(&arguments).status().context("run cargo")?;
+    let arguments = ["build", "--profile", "ci", "--workspace"];
+    let status = cargo().args(arguments).status().context("run cargo")?;
     ensure!(status.success(), "cargo {} failed", arguments.join(" "));
     // This test runs from TARGET/PROFILE/deps.
     let this = std::env::current_exe().context("find this program")?;
     let target = this.ancestors().nth(3).context("find the target directory")?;
-    Ok(target.join("release"))
+    Ok(target.join("ci"))
 }
 
 fn cargo() -> Command {

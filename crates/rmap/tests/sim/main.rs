@@ -1,7 +1,7 @@
 //! Simulation of pools: servers, clients, a bad network and a slow control plane under a virtual clock, judged by an oracle.
 //! No thread and no socket; every run follows from its seed.
 //!
-//! `RMAP_SIM_SEED=n cargo test --release -p rmap --test sim` replays one seed (with `RMAP_SIM_TRACE=1` it tells all),
+//! `RMAP_SIM_SEED=n cargo test --profile ci -p rmap --test sim` replays one seed (with `RMAP_SIM_TRACE=1` it tells all),
 //! `RMAP_SIM_SEEDS=10000` runs more of them.
 
 mod network;
@@ -19,8 +19,8 @@ use node::Program;
 use rng::Rng;
 use world::{Plan, Sabotage, World};
 
-/// Runs by default.
-const SEEDS: u64 = if cfg!(debug_assertions) { 100 } else { 1000 };
+/// Runs by default: a minute of a core, where the compiler optimizes.
+const SEEDS: u64 = 1000;
 /// Within so many runs a mistake is noticed.
 const SABOTAGED_SEEDS: u64 = 400;
 
@@ -72,7 +72,7 @@ fn every_page_is_a_register() {
         let world = run(seed, None, None, Sabotage::default());
         if let Some(what) = &world.violation {
             failed += 1;
-            eprintln!("{what}\nreplay: RMAP_SIM_SEED={seed} cargo test --release -p rmap --test sim every_page");
+            eprintln!("{what}\nreplay: RMAP_SIM_SEED={seed} cargo test --profile ci -p rmap --test sim every_page");
             assert!(failed < 5, "enough");
         }
         verified += world.oracle.verified;
