@@ -425,8 +425,8 @@ impl Client {
         })
     }
 
-    /// Gives slabs of a space that nobody uses any more back to their servers, some at each call; their pages are zero
-    /// then. Gives the slabs that are left: those whose servers are away or were asked, and those that are lost.
+    /// Gives the slabs of a space that is being removed back to their servers, some at each call; its pages are errors
+    /// then. Gives the slabs that are left: those whose servers are away or were asked.
     ///
     /// A slab leaves the map before its servers may lend it again, so that no owner ever looks for it there.
     pub fn give_back(&mut self, now: Time, space: SpaceRef) -> usize {
@@ -434,15 +434,11 @@ impl Client {
         let mut asked = self.questions.len();
         let mut left = 0;
         for slab in 0..self.spaces[space.0].slabs.len() {
-            let state = &mut self.spaces[space.0].slabs[slab];
-            let open = matches!(state.phase, Phase::Open);
-            if open && state.entry.replicas.is_empty() && state.pending.is_none() {
-                (state.phase, state.versions) = (Phase::Vacant, Box::default());
-            }
+            let state = &self.spaces[space.0].slabs[slab];
             left += usize::from(!matches!(state.phase, Phase::Vacant | Phase::Lost));
-            if open && !state.entry.replicas.is_empty() && state.pending.is_none() && asked < AT_A_TIME {
+            if matches!(state.phase, Phase::Open) && state.pending.is_none() && asked < AT_A_TIME {
                 self.abort_repair(space.0, slab);
-                self.propose(space.0, slab, Vec::new(), false);
+                self.propose(space.0, slab, Vec::new(), true);
                 asked += 1;
             }
         }
