@@ -29,7 +29,7 @@ Exit status:
   0  done
   1  failed; the message says what to do
   2  the command line is wrong
-  3  the daemon cannot be reached
+  3  the daemon, or the etcd of a cluster, cannot be reached
   4  there is no VM or disk of that name
   5  there is no room for the VM (admit, run); the message says what is missing
 `run` ends with the status of the program it starts.";

@@ -4,6 +4,7 @@ use std::io;
 use std::process::ExitCode;
 
 use pagoda_api::{ClientError, ErrorCode};
+use rmap_etcd::EtcdError;
 
 use crate::qemu_args::ArgError;
 
@@ -40,6 +41,11 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(status(error))
 }
 
+/// Whether the daemon or etcd does not answer.
+pub fn is_unreachable(error: &anyhow::Error) -> bool {
+    status(error) == UNREACHABLE
+}
+
 fn status(error: &anyhow::Error) -> u8 {
     for cause in error.chain() {
         if let Some(error) = cause.downcast_ref::<ClientError>() {
@@ -48,6 +54,14 @@ fn status(error: &anyhow::Error) -> u8 {
                 error if error.code() == Some(ErrorCode::NoSuchVm) => NOT_FOUND,
                 error if error.code() == Some(ErrorCode::NoRoom) => NO_ROOM,
                 ClientError::BadName(_) => USAGE,
+                _ => FAILED,
+            };
+        }
+        if let Some(error) = cause.downcast_ref::<EtcdError>() {
+            return match error {
+                error if error.is_transient() => UNREACHABLE,
+                EtcdError::NoSuchSpace { .. } => NOT_FOUND,
+                EtcdError::Address { .. } | EtcdError::Invalid { .. } => USAGE,
                 _ => FAILED,
             };
         }
@@ -83,6 +97,10 @@ mod tests {
         check(ClientError::BadName("n".into()).into(), USAGE);
         check(refused(ErrorCode::NoSuchVm), NOT_FOUND);
         check(NoSuchDisk("d".into()).into(), NOT_FOUND);
+        check(EtcdError::NoSuchSpace { name: "d".into() }.into(), NOT_FOUND);
+        check(EtcdError::NameTaken { name: "d".into() }.into(), FAILED);
+        check(EtcdError::Unreachable { endpoint: "e".into(), what: "w".into() }.into(), UNREACHABLE);
+        check(EtcdError::Invalid { what: "w".into() }.into(), USAGE);
         check(refused(ErrorCode::NameTaken), FAILED);
         check(refused(ErrorCode::NoRoom), NO_ROOM);
         check(NotAdmitted("n".into()).into(), NO_ROOM);

@@ -29,4 +29,4 @@ pub use error::EtcdError;
 pub use member::{Load, Member, Membership};
 pub use spaces::NewSpace;
 pub use store::{BATCH_MAX, Etcd};
-pub use values::{NAME_MAX, Node, NodeState, Space, VALUE_MAX};
+pub use values::{NAME_MAX, Node, NodeState, Owner, Space, VALUE_MAX};

@@ -138,6 +138,15 @@ impl Etcd {
         Ok(owner.generation)
     }
 
+    /// The owner of a space and its map, as a look from outside: either may change while the other is read.
+    ///
+    /// # Errors
+    /// etcd cannot say, or there is no such space.
+    pub fn look(&mut self, space: SpaceId) -> Result<(Owner, Map), EtcdError> {
+        let owner = self.owner(space)?.ok_or_else(|| no_space(space))?;
+        Ok((owner, self.read_map(space)?))
+    }
+
     /// Compares and swaps several entries of one space, all in one transaction where all can be. The answers are in the
     /// order of the requests.
     ///

@@ -1,15 +1,18 @@
 //! `pagoda disk export`.
 
 use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use rmap::client::{Reach, SpaceSpec};
+use rmap::client::ServerInfo;
+use rmap::control::MapEntry;
+use rmap::crypto::Keypair;
 use rmap::nbd::{self, Ended, Listener, Server};
-use rmap::udp::Wait;
-use rmap::units::PAGE_SIZE;
+use rmap::udp::{UdpClient, Wait};
+use rmap::units::{ServerId, SlabNo};
 use rustix::fs::{FlockOperation, flock};
 use rustix::mm::{MlockAllFlags, mlockall};
 use serde::Serialize;
@@ -17,11 +20,16 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::{Export, record};
 use crate::output::{print_json_line, print_text};
+use crate::pool::config::PoolConfig;
+use crate::pool::plane::{Control, Plane};
 use crate::pool::{connect, store};
 use crate::show::Format;
 
 /// Servers that have not answered by then are gone on without, if any has.
 const SERVERS_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where no server is: the discard service of this machine.
+const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9);
 
 #[derive(Debug, Serialize)]
 struct Exported {
@@ -31,13 +39,19 @@ struct Exported {
 }
 
 pub fn run(options: &Export, format: Format) -> Result<()> {
-    let (dir, name) = (&options.dir.dir, &options.name);
+    let pool = PoolConfig::read(&options.place)?;
+    let (dir, name) = (&pool.dir, &options.name);
     let disk = record::read(dir, name)?;
-    let servers = store::servers(dir)?;
+    let mut plane = Plane::of(&pool, name, disk.cluster.as_deref())?;
+    let servers = pool.servers()?;
     let lock = record::lock_file(dir, name)?;
     let locked = record::try_lock(&lock)?;
     if !locked && !options.take_over {
         bail!("{name} is exported by another process: stop that one, or say --take-over");
+    }
+    let seen = plane.look(disk.space()?)?;
+    if let Some(host) = plane.other_host(&seen).filter(|_| !options.take_over) {
+        bail!("{host} was the last to export {name}, and may still do: stop it there, and say --take-over");
     }
     let listener = match (&options.nbd, options.tcp) {
         (Some(path), _) => Listener::unix(path)?,
@@ -46,31 +60,14 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     };
     let uri = listener.uri(name);
     let wait = Wait { spin: Duration::from_micros(options.spin) };
-    let mut registry = store::registry(dir)?;
     let fail_after = Duration::from_millis(options.fail_after);
-    let mut client = connect::client(dir, &servers, store::registry(dir)?, wait, fail_after)?;
-    let all = connect::converse(&mut client, SERVERS_PATIENCE, |client| connect::all_up(client))?;
-    if !all {
-        let silent: Vec<String> =
-            client.client.reach().filter(|(_, reach)| *reach != Reach::Up).map(|(id, _)| id.0.to_string()).collect();
-        if silent.len() == servers.len() {
-            bail!(
-                "no server answers: are they up (`pagoda pool ls`), do they have the same pool.key, and do they admit \
-                 this machine (`pagoda pool key add` there, with the key of `pagoda pool key ls` here)?"
-            );
-        }
-        eprintln!("pagoda: these servers do not answer: {}", silent.join(", "));
-    }
+    let mut client = connect::client(dir, &servers, plane.control()?, wait, fail_after)?;
+    greet(&mut client, &servers)?;
+    stand_in(&mut client, &pool, name, &servers, &seen.map)?;
     keep_in_memory();
     // The last thing that may be done before serving: it ends whatever another owner does.
-    let (generation, map) = registry.take_over(disk.space()?)?;
-    let spec = SpaceSpec {
-        id: disk.space()?,
-        pages: disk.size_bytes / PAGE_SIZE as u64,
-        copies: disk.copies,
-        key: disk.key()?,
-    };
-    let space = client.client.attach(&spec, generation, &map)?;
+    let (generation, map) = plane.take_over(disk.space()?)?;
+    let space = client.client.attach(&disk.spec()?, generation, &map)?;
     hold(lock, locked);
     let (stop, stopper) = UnixStream::pair().context("make a socket")?;
     for signal in [SIGTERM, SIGINT] {
@@ -87,6 +84,52 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
         Ended::Stopped => Ok(()),
         Ended::TakenOver => bail!("another owner has taken {name} over: writes not answered by then are not there"),
     }
+}
+
+/// Waits for the servers to answer.
+fn greet(client: &mut UdpClient<Control>, servers: &[ServerInfo]) -> Result<()> {
+    if connect::converse(client, SERVERS_PATIENCE, |client| connect::all_up(client))? {
+        return Ok(());
+    }
+    let up = connect::up(client);
+    if up.is_empty() {
+        bail!(
+            "no server answers: are they up (`pagoda pool ls`), do they have the same pool.key, and do they admit this \
+             machine (`pagoda pool key add` there, with the key of `pagoda pool key ls` here)?"
+        );
+    }
+    let silent: Vec<ServerId> = servers.iter().map(|server| server.id).filter(|id| !up.contains(id)).collect();
+    eprintln!("pagoda: these servers do not answer: {}", connect::list(&silent));
+    Ok(())
+}
+
+/// Makes servers of the map known that are not in the list, as silent ones: their copies are given up where there are
+/// others. Nobody can say where they are, so what only they have would be given up too, even if they were alive.
+fn stand_in(
+    client: &mut UdpClient<Control>,
+    pool: &PoolConfig,
+    name: &str,
+    servers: &[ServerInfo],
+    map: &[(SlabNo, MapEntry)],
+) -> Result<()> {
+    let absent = connect::absent(servers, map);
+    let up = connect::up(client);
+    let at = |entry: &MapEntry, ids: &[ServerId]| entry.replicas.iter().any(|replica| ids.contains(&replica.server));
+    if map.iter().any(|(_, entry)| at(entry, &absent) && !at(entry, &up)) {
+        bail!(
+            "parts of {name} are only at servers that are not there: {}. Start them again, or, if they are gone for good, \
+             give up what they had by a line for each in {}",
+            connect::list(&absent),
+            store::servers_path(&pool.dir).display()
+        );
+    }
+    for id in absent {
+        eprintln!("pagoda: server {} is not there: copies are made elsewhere where there is room", id.0);
+        // No server has this key.
+        let key = Keypair::from_private(store::random_key()).public();
+        client.client.add_server(client.now(), ServerInfo { id, addr: NOWHERE, key, zone: 0 })?;
+    }
+    Ok(())
 }
 
 /// A disk that the machine swaps to must be served without memory that would have to be swapped for it.

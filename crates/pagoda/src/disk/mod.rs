@@ -5,17 +5,20 @@ mod record;
 mod remove;
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{ArgGroup, Args, Subcommand};
 use rmap::control::MapEntry;
-use rmap::units::{PAGE_SIZE, SLAB_PAGES, SlabNo};
+use rmap::units::{Generation, PAGE_SIZE, SLAB_PAGES, SlabNo};
+use rmap_etcd::NewSpace;
 use serde::Serialize;
 
 use crate::exit::UsageError;
 use crate::output::{Side, Table, print_json, print_text};
-use crate::pool::{Dir, SPIN_US_MAX, store};
+use crate::pool::config::PoolConfig;
+use crate::pool::plane::Plane;
+use crate::pool::{Place, SPIN_US_MAX, store};
 use crate::show::Format;
 use crate::units::{format_size, parse_size};
 
@@ -27,9 +30,12 @@ pub enum Disk {
     ///
     /// Nothing is stored for it until it is written to. With two copies, each page is in the memory of two servers,
     /// and one of them may die.
+    ///
+    /// In a cluster its name is taken for all machines. Another machine can export it that has the same pool.key and
+    /// a copy of the disk's record, DIR/disks/NAME.toml.
     Create {
         #[command(flatten)]
-        dir: Dir,
+        place: Place,
         name: String,
         /// A multiple of 4096 bytes, such as 64G
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -41,18 +47,18 @@ pub enum Disk {
     /// List the disks
     Ls {
         #[command(flatten)]
-        dir: Dir,
+        place: Place,
     },
     /// Show all that is known of a disk
     Show {
         #[command(flatten)]
-        dir: Dir,
+        place: Place,
         name: String,
     },
     /// Remove a disk and give its memory back
     Rm {
         #[command(flatten)]
-        dir: Dir,
+        place: Place,
         name: String,
         /// Forget it even where its servers do not answer: they keep its memory until they end
         #[arg(long)]
@@ -75,7 +81,7 @@ Examples:
   nbd-client -unix /run/scratch.sock /dev/nbd0 -b 4096      on kernels that have nbd")]
 pub struct Export {
     #[command(flatten)]
-    pub dir: Dir,
+    pub place: Place,
     pub name: String,
     /// Unix socket to listen at; one that a dead process left is replaced
     #[arg(long, value_name = "PATH")]
@@ -84,6 +90,8 @@ pub struct Export {
     #[arg(long, value_name = "ADDR:PORT")]
     pub tcp: Option<SocketAddr>,
     /// Take the disk away from whoever exports it: what that one had not answered is not written
+    ///
+    /// Also needed where another machine of the cluster was the last to export it: it may still do.
     #[arg(long)]
     pub take_over: bool,
     /// Give a server up, where another has a copy, after so long a silence: longer where networks or machines pause
@@ -98,10 +106,12 @@ pub struct Export {
 
 pub fn run(command: Disk, format: Format) -> Result<()> {
     match command {
-        Disk::Create { dir, name, size, copies } => create(&dir.dir, &name, size, copies.into(), format),
-        Disk::Ls { dir } => list(&dir.dir, format),
-        Disk::Show { dir, name } => show(&dir.dir, &name, format),
-        Disk::Rm { dir, name, force } => remove::run(&dir.dir, &name, force),
+        Disk::Create { place, name, size, copies } => {
+            create(&PoolConfig::read(&place)?, &name, size, copies.into(), format)
+        }
+        Disk::Ls { place } => list(&PoolConfig::read(&place)?, format),
+        Disk::Show { place, name } => show(&PoolConfig::read(&place)?, &name, format),
+        Disk::Rm { place, name, force } => remove::run(&PoolConfig::read(&place)?, &name, force),
         Disk::Export(options) => export::run(&options, format),
     }
 }
@@ -122,50 +132,69 @@ struct Info {
     lost_bytes: u64,
     /// How many owners it has had.
     generation: u32,
+    /// Which pool of etcd keeps it, and the machine that was the last to own it.
+    cluster: Option<String>,
+    host: Option<String>,
 }
 
 impl Info {
-    fn read(dir: &Path, name: &str) -> Result<Info> {
-        let disk = record::read(dir, name)?;
-        let (generation, map) = store::registry(dir)?.look(disk.space()?)?;
+    fn read(pool: &PoolConfig, name: &str) -> Result<Info> {
+        let disk = record::read(&pool.dir, name)?;
+        let seen = Plane::of(pool, name, disk.cluster.as_deref())?.look(disk.space()?)?;
         let bytes = |of: &dyn Fn(&MapEntry) -> bool| {
             let slab_bytes = |slab: &SlabNo| SLAB_BYTES.min(disk.size_bytes - SLAB_BYTES * u64::from(slab.0));
             let fits =
                 |(slab, entry): &&(SlabNo, MapEntry)| of(entry) && SLAB_BYTES * u64::from(slab.0) < disk.size_bytes;
-            map.iter().filter(fits).map(|(slab, _)| slab_bytes(slab)).sum()
+            seen.map.iter().filter(fits).map(|(slab, _)| slab_bytes(slab)).sum()
         };
         Ok(Info {
             name: name.to_owned(),
             space: disk.space.clone(),
             size_bytes: disk.size_bytes,
             copies: disk.copies,
-            exported: !record::try_lock(&record::lock_file(dir, name)?)?,
+            exported: !record::try_lock(&record::lock_file(&pool.dir, name)?)?,
             used_bytes: bytes(&|entry| !entry.replicas.is_empty()),
             short_bytes: bytes(&|entry| !entry.replicas.is_empty() && entry.replicas.len() < disk.copies),
             lost_bytes: bytes(&|entry| entry.lost),
-            generation: generation.0,
+            generation: seen.generation.0,
+            cluster: disk.cluster,
+            host: seen.host,
         })
     }
 }
 
-fn create(dir: &Path, name: &str, size: u64, copies: usize, format: Format) -> Result<()> {
-    store::identity(dir)?;
-    let servers = store::servers(dir)?.len();
+fn create(pool: &PoolConfig, name: &str, size: u64, copies: usize, format: Format) -> Result<()> {
+    store::identity(&pool.dir)?;
+    let servers = pool.servers()?.len();
     if servers < copies {
         return Err(UsageError(format!(
-            "{copies} copies need {copies} servers, and the list has {servers}: add one, or say --copies {servers}"
+            "{copies} copies need {copies} servers, and there are {servers}: add one, or say --copies {servers}"
         ))
         .into());
     }
-    record::create(dir, name, &record::Disk::new(size, copies)?)?;
+    record::check_free(&pool.dir, name)?;
+    let mut disk = record::Disk::new(size, copies)?;
+    match pool.connect()? {
+        None => record::create(&pool.dir, name, &disk)?,
+        Some(mut etcd) => {
+            // The name first: it is the cluster's. Without the record nobody could use the disk, so both or none.
+            let space =
+                etcd.create_space(&NewSpace { name: name.to_owned(), pages: disk.pages(), copies, reserve: 0 })?;
+            disk.keep_in(pool.etcd.as_ref().map(|config| config.pool.clone()), space.id);
+            if let Err(error) = record::create(&pool.dir, name, &disk) {
+                etcd.remove_space(&space, Generation(0)).context("give the name back")?;
+                return Err(error);
+            }
+        }
+    }
     if format == Format::Json {
-        print_json(&Info::read(dir, name)?)?;
+        print_json(&Info::read(pool, name)?)?;
     }
     Ok(())
 }
 
-fn list(dir: &Path, format: Format) -> Result<()> {
-    let disks = record::names(dir)?.iter().map(|name| Info::read(dir, name)).collect::<Result<Vec<Info>>>()?;
+fn list(pool: &PoolConfig, format: Format) -> Result<()> {
+    let disks = record::names(&pool.dir)?.iter().map(|name| Info::read(pool, name)).collect::<Result<Vec<Info>>>()?;
     if format == Format::Json {
         return Ok(print_json(&disks)?);
     }
@@ -192,15 +221,17 @@ fn list(dir: &Path, format: Format) -> Result<()> {
     Ok(table.print()?)
 }
 
-fn show(dir: &Path, name: &str, format: Format) -> Result<()> {
-    let disk = Info::read(dir, name)?;
+fn show(pool: &PoolConfig, name: &str, format: Format) -> Result<()> {
+    let disk = Info::read(pool, name)?;
     if format == Format::Json {
         return Ok(print_json(&disk)?);
     }
     let exported = if disk.exported { "yes, on this machine" } else { "not on this machine" };
+    let last = disk.host.map_or(String::new(), |host| format!(", the last on {host}"));
+    let kept = disk.cluster.map_or("this machine".to_owned(), |pool| format!("etcd, pool {pool}"));
     print_text(&format!(
         "name       {}\nsize       {}\ncopies     {}\nused       {}\nshort      {}   has fewer copies than it should\n\
-         lost       {}   gone with its servers\nexported   {exported}\nowners     {}   so far\nspace      {}\n",
+         lost       {}   gone with its servers\nexported   {exported}\nowners     {}   so far{last}\nkept by    {kept}\nspace      {}\n",
         disk.name,
         format_size(disk.size_bytes),
         disk.copies,

@@ -5,8 +5,8 @@ use std::io::ErrorKind;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
-use rmap::client::SPACE_SLABS_MAX;
+use anyhow::{Context, Result, ensure};
+use rmap::client::{SPACE_SLABS_MAX, SpaceSpec};
 use rmap::crypto::{Entropy, SystemEntropy};
 use rmap::servers::parse_key;
 use rmap::units::{PAGE_SIZE, SLAB_PAGES, SpaceId};
@@ -29,6 +29,9 @@ pub struct Disk {
     pub space: String,
     pub size_bytes: u64,
     pub copies: usize,
+    /// The pool of etcd that keeps it; without one, the registry of this machine does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
     key: String,
 }
 
@@ -41,14 +44,28 @@ impl Disk {
             )));
         }
         let space = format!("{:016x}", SystemEntropy::default().next_u64());
-        Ok(Disk { space, size_bytes, copies, key: store::hex(&store::random_key()) })
+        Ok(Disk { space, size_bytes, copies, cluster: None, key: store::hex(&store::random_key()) })
+    }
+
+    /// etcd keeps it, in this pool under this number.
+    pub fn keep_in(&mut self, cluster: Option<String>, space: SpaceId) {
+        (self.cluster, self.space) = (cluster, format!("{:016x}", space.0));
+    }
+
+    pub fn pages(&self) -> u64 {
+        self.size_bytes / PAGE_SIZE as u64
+    }
+
+    /// For its owner.
+    pub fn spec(&self) -> Result<SpaceSpec> {
+        Ok(SpaceSpec { id: self.space()?, pages: self.pages(), copies: self.copies, key: self.key()? })
     }
 
     pub fn space(&self) -> Result<SpaceId> {
         Ok(SpaceId(u64::from_str_radix(&self.space, 16).context("the disk's space is not hexadecimal")?))
     }
 
-    pub fn key(&self) -> Result<[u8; rmap::crypto::KEY_SIZE]> {
+    fn key(&self) -> Result<[u8; rmap::crypto::KEY_SIZE]> {
         Ok(parse_key(&self.key).context("the disk's key is not 64 hexadecimal digits")?.0)
     }
 }
@@ -72,13 +89,18 @@ fn check_name(name: &str) -> Result<(), UsageError> {
     Ok(())
 }
 
-pub fn create(dir: &Path, name: &str, disk: &Disk) -> Result<()> {
+/// Whether a disk may have this name here.
+pub fn check_free(dir: &Path, name: &str) -> Result<()> {
     check_name(name)?;
+    ensure!(!path(dir, name).exists(), "there is a disk {name} already: give another name, or `pagoda disk rm {name}`");
+    Ok(())
+}
+
+pub fn create(dir: &Path, name: &str, disk: &Disk) -> Result<()> {
+    check_free(dir, name)?;
     store::make_dir(&disks(dir))?;
     let text = toml::to_string(disk).context("write the disk's record")?;
-    if !store::create_secret(&path(dir, name), &text)? {
-        bail!("there is a disk {name} already: give another name, or `pagoda disk rm {name}`");
-    }
+    ensure!(store::create_secret(&path(dir, name), &text)?, "another command has just made a disk {name}");
     Ok(())
 }
 

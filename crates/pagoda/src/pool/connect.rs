@@ -6,33 +6,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rmap::client::{Client, ClientConfig, Reach, ServerInfo};
-use rmap::control::{ControlReply, ControlRequest};
+use rmap::control::MapEntry;
 use rmap::crypto::SystemEntropy;
-use rmap::registry::Registry;
 use rmap::udp::{Port, UdpClient, Wait};
-use rmap::units::Time;
+use rmap::units::{ServerId, SlabNo, Time};
 
+use super::plane::Control;
 use super::store;
-
-/// The control plane: the registry's file.
-pub type Control = Box<dyn FnMut(&ControlRequest) -> ControlReply>;
-
-/// Answers from the registry. Where its disk fails, the question is asked again, and nothing goes on that needs it.
-pub fn control(mut registry: Registry) -> Control {
-    let mut failing = false;
-    Box::new(move |request| match registry.answer(request) {
-        Ok(reply) => {
-            failing = false;
-            reply
-        }
-        Err(error) => {
-            if !std::mem::replace(&mut failing, true) {
-                eprintln!("pagoda: {error}; trying again");
-            }
-            ControlReply::Later
-        }
-    })
-}
 
 /// For commands that are in no hurry: a server that is only busy is waited for, and keeps what it has.
 pub const UNHURRIED: Duration = Duration::from_secs(5);
@@ -44,7 +24,7 @@ pub const UNHURRIED: Duration = Duration::from_secs(5);
 pub fn client(
     dir: &Path,
     servers: &[ServerInfo],
-    registry: Registry,
+    control: Control,
     wait: Wait,
     fail_after: Duration,
 ) -> Result<UdpClient<Control>> {
@@ -61,7 +41,7 @@ pub fn client(
         Ipv4Addr::UNSPECIFIED.into()
     };
     let port = Port::bind(SocketAddr::new(any, 0)).context("make a socket")?;
-    Ok(UdpClient::new(client, port, wait, Instant::now(), control(registry)))
+    Ok(UdpClient::new(client, port, wait, Instant::now(), control))
 }
 
 /// Talks to the servers until `enough`, or until `patience` is over. `true` if it was enough.
@@ -86,6 +66,26 @@ pub fn converse(
         }
         client.port().wait(Some(due.map_or(until, |due| due.min(until)))).context("wait for the pool")?;
     }
+}
+
+/// Servers of a map that are not in the list.
+pub fn absent(servers: &[ServerInfo], map: &[(SlabNo, MapEntry)]) -> Vec<ServerId> {
+    let mut named: Vec<ServerId> =
+        map.iter().flat_map(|(_, entry)| &entry.replicas).map(|replica| replica.server).collect();
+    named.sort_unstable();
+    named.dedup();
+    named.retain(|id| servers.iter().all(|server| server.id != *id));
+    named
+}
+
+/// Numbers of servers, for people.
+pub fn list(servers: &[ServerId]) -> String {
+    servers.iter().map(|id| id.0.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// Servers that answer.
+pub fn up(client: &UdpClient<Control>) -> Vec<ServerId> {
+    client.client.reach().filter(|(_, reach)| *reach == Reach::Up).map(|(id, _)| id).collect()
 }
 
 /// Whether all servers answer.

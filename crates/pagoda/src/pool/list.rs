@@ -1,16 +1,18 @@
 //! `pagoda pool ls`.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
-use rmap::client::Reach;
+use anyhow::{Context, Result};
+use rmap::client::{Reach, ServerInfo};
+use rmap::control::ControlReply;
 use rmap::udp::Wait;
 use rmap::units::{SEALED_SIZE, SLAB_PAGES};
 use rmap::wire::message::Pressure;
 use serde::Serialize;
 
-use super::{connect, store};
+use super::config::PoolConfig;
+use super::{Place, connect, store};
+use crate::exit;
 use crate::output::{Side, Table, print_json};
 use crate::show::Format;
 use crate::units::format_size;
@@ -32,9 +34,22 @@ struct Row {
     round_trip_us: Option<f64>,
 }
 
-pub fn run(dir: &Path, format: Format) -> Result<()> {
-    let servers = store::servers(dir)?;
-    let mut client = connect::client(dir, &servers, store::registry(dir)?, Wait::BLOCK, connect::UNHURRIED)?;
+pub fn run(place: &Place, format: Format) -> Result<()> {
+    let pool = PoolConfig::read(place)?;
+    let (servers, trouble) = match pool.servers() {
+        // The servers of the static list are there all the same.
+        Err(error) if exit::is_unreachable(&error) => (store::servers(&pool.dir)?, Some(error)),
+        servers => (servers?, None),
+    };
+    if !servers.is_empty() {
+        show(&pool, &servers, format)?;
+    }
+    trouble.map_or(Ok(()), |error| Err(error).context("nothing can be placed anew or taken over"))
+}
+
+fn show(pool: &PoolConfig, servers: &[ServerInfo], format: Format) -> Result<()> {
+    let control = Box::new(|_: &_| ControlReply::Later);
+    let mut client = connect::client(&pool.dir, servers, control, Wait::BLOCK, connect::UNHURRIED)?;
     let mut up_at = None;
     connect::converse(&mut client, PATIENCE, |client| {
         let now = Instant::now();

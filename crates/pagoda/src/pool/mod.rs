@@ -1,8 +1,11 @@
 //! `pagoda pool`: memory that machines lend each other. No daemon takes part.
 
+pub mod config;
 pub mod connect;
 mod keys;
 mod list;
+mod member;
+pub mod plane;
 mod serve;
 pub mod store;
 
@@ -15,12 +18,25 @@ use clap::{Args, Subcommand};
 use crate::show::Format;
 use crate::units::parse_size;
 
-/// Where keys, the list of servers, the registry and disks are.
+/// Where keys, settings, the list of servers, the registry and disks are.
 #[derive(Debug, Args)]
 pub struct Dir {
-    /// Directory of keys, servers, registry and disks
+    /// Directory of keys, settings, servers, registry and disks
     #[arg(long, value_name = "DIR", env = "PAGODA_POOL_DIR", default_value = "/var/lib/pagoda/pool")]
     pub dir: PathBuf,
+}
+
+/// Where a pool is.
+#[derive(Debug, Args)]
+pub struct Place {
+    #[command(flatten)]
+    pub dir: Dir,
+    /// etcd that keeps the servers, disks and owners of a cluster [default: `cluster` in DIR/pool.toml]
+    ///
+    /// etcds:// is with TLS; DIR/pool.toml says with which certificates: ca, certificate, key. POOL is for an etcd that
+    /// several pools share.
+    #[arg(long, value_name = "etcd://HOST:PORT[,HOST:PORT...][/POOL]")]
+    pub cluster: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -28,11 +44,12 @@ pub enum Pool {
     Serve(Serve),
     /// List the servers and what they have free
     ///
-    /// The servers are those in the file `servers` of the pool's directory, a line for each: its number, address,
-    /// public key, and zone (servers in different zones do not fail together). `pagoda pool serve` prints its line.
+    /// The servers are those that etcd knows, and those in the file `servers` of the pool's directory, a line for each:
+    /// its number, address, public key, and zone (servers in different zones do not fail together). `pagoda pool serve`
+    /// prints its line. Ends with status 3 while etcd does not answer: nothing can be placed anew or taken over then.
     Ls {
         #[command(flatten)]
-        dir: Dir,
+        place: Place,
     },
     /// Keys of this machine and of those that may use its memory
     #[command(subcommand)]
@@ -50,10 +67,11 @@ Examples:
   pagoda pool key init
   pagoda pool key add 5c1f0f...e2 --name host7
   pagoda pool serve --size 32G --listen 10.0.0.5
+  pagoda pool serve --size 32G --listen 10.0.0.5 --id 3 --cluster etcd://10.0.0.1:2379,10.0.0.2:2379
   systemctl enable --now pagoda-pool          the same, with options in /etc/default/pagoda-pool")]
 pub struct Serve {
     #[command(flatten)]
-    pub dir: Dir,
+    pub place: Place,
     /// Memory to lend, such as 32G; 64 MiB of pages take 64.4 MiB
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub size: u64,
@@ -63,6 +81,9 @@ pub struct Serve {
     /// Number of this server, different from all others of the pool
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub id: u32,
+    /// Servers of different zones do not fail together; two copies of a page go to two zones where that is possible
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub zone: u32,
     /// After TERM, wait so long for clients to move their pages
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub drain: u64,
@@ -110,7 +131,7 @@ pub enum Key {
 pub fn run(command: Pool, format: Format) -> Result<()> {
     match command {
         Pool::Serve(options) => serve::run(&options, format),
-        Pool::Ls { dir } => list::run(&dir.dir, format),
+        Pool::Ls { place } => list::run(&place, format),
         Pool::Key(Key::Init { dir }) => keys::init(&dir.dir, format),
         Pool::Key(Key::Add { dir, key, name }) => keys::add(&dir.dir, &key, &name),
         Pool::Key(Key::Ls { dir }) => keys::list(&dir.dir, format),

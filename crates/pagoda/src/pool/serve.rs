@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
+use rmap::client::ServerInfo;
 use rmap::crypto::{Entropy, PublicKey, SystemEntropy};
 use rmap::server::{Server, ServerConfig};
 use rmap::udp::{Port, Wait, serve_until};
@@ -15,7 +16,9 @@ use rustix::mm::{MlockAllFlags, mlockall};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use super::config::PoolConfig;
 use super::list::SLAB_BYTES;
+use super::member::Announced;
 use super::{Serve, store};
 use crate::exit::UsageError;
 use crate::output::{print_json_line, print_text};
@@ -35,8 +38,12 @@ struct Serving {
 }
 
 pub fn run(options: &Serve, format: Format) -> Result<()> {
-    let dir = &options.dir.dir;
+    let place = PoolConfig::read(&options.place)?;
+    let dir = &place.dir;
     let (keys, pool) = store::identity(dir)?;
+    if place.etcd.is_some() && options.listen.ip().is_unspecified() {
+        return Err(UsageError(format!("--listen {}: give the address that clients reach", options.listen.ip())).into());
+    }
     let slabs = options.size / SLAB_BYTES;
     if slabs == 0 {
         let least = format_size(SLAB_BYTES.next_multiple_of(1 << 20));
@@ -50,6 +57,8 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
         format_size(available),
         format_size(HEADROOM_BYTES)
     );
+    // Whether etcd answers is found out before memory is taken.
+    place.connect()?;
     let mut admitted = Admissions::read(dir)?;
     let mut port = Port::bind(options.listen).with_context(|| format!("listen on {}", options.listen))?;
     let addr = port.local_addr().context("the socket's address")?;
@@ -69,7 +78,9 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     };
     let mut server = Server::new(config, Box::new(SystemEntropy::default()))?;
     let signals = Signals::new()?;
-    let line = format!("{} {addr} {public:?} 0", options.id);
+    let info = ServerInfo { id: ServerId(options.id), addr, key: public, zone: options.zone };
+    let mut announced = place.etcd.map(|config| Announced::join(config, &info, &server)).transpose()?;
+    let line = format!("{} {addr} {public:?} {}", options.id, options.zone);
     match format {
         Format::Json => print_json_line(&Serving {
             listen: addr.to_string(),
@@ -77,6 +88,9 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
             public_key: format!("{public:?}"),
             line,
         })?,
+        Format::Text if announced.is_some() => {
+            print_text(&format!("Lending {} on {addr}, as server {}\n", format_size(slabs * SLAB_BYTES), options.id))?;
+        }
         Format::Text => print_text(&format!(
             "Lending {} on {addr}. For the file `servers` of each client (the last number is the zone):\n{line}\n",
             format_size(slabs * SLAB_BYTES)
@@ -87,9 +101,16 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     serve_until(&mut server, &mut port, wait, |server, _| {
         admitted.follow(server);
         drain.follow(server, &signals);
+        if let Some(announced) = &mut announced {
+            announced.follow(server);
+        }
         signals.stop.load(Ordering::Relaxed)
     })
-    .context("serve")
+    .context("serve")?;
+    if let Some(announced) = announced {
+        announced.leave();
+    }
+    Ok(())
 }
 
 /// Signals to end: the first asks, the second does.

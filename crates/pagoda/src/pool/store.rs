@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `node.key`, `pool.key` | 64 hexadecimal digits, readable by their owner only |
 //! | `admitted` | a line for each client that may use our memory: public key, name |
+//! | `pool.toml` | settings, see `config.rs` |
 //! | `servers` | the static list of servers, see `rmap::servers` |
 //! | `registry` | which server has what, see `rmap::registry` |
 //! | `disks/NAME.toml` | a disk and its key, see `disk/record.rs` |
@@ -18,8 +19,6 @@ use rmap::client::ServerInfo;
 use rmap::crypto::{Entropy, KEY_SIZE, Keypair, PoolKey, PublicKey, SystemEntropy};
 use rmap::registry::Registry;
 use rmap::servers::parse_key;
-
-use crate::exit::UsageError;
 
 /// A longer file is none of ours.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -152,15 +151,15 @@ pub fn lock(dir: &Path) -> Result<File> {
     Ok(file)
 }
 
+pub fn servers_path(dir: &Path) -> PathBuf {
+    dir.join("servers")
+}
+
+/// The servers of the static list, which may be none.
 pub fn servers(dir: &Path) -> Result<Vec<ServerInfo>> {
-    let path = dir.join("servers");
+    let path = servers_path(dir);
     let text = read_text(&path)?.unwrap_or_default();
-    let servers = rmap::servers::parse(&text).with_context(|| format!("read {}", path.display()))?;
-    if servers.is_empty() {
-        let advice = "add the line that `pagoda pool serve` prints on each server";
-        return Err(UsageError(format!("{} names no server: {advice}", path.display())).into());
-    }
-    Ok(servers)
+    rmap::servers::parse(&text).with_context(|| format!("read {}", path.display()))
 }
 
 pub fn registry(dir: &Path) -> Result<Registry> {

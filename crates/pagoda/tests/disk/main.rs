@@ -1,6 +1,11 @@
 //! Disks in the memory of other machines, as users' tools see them: libnbd's, QEMU's and fio.
 
+mod cluster;
 mod pool;
+/// Other tests need more of it.
+#[allow(dead_code)]
+#[path = "../../../rmap-etcd/tests/etcd/rig.rs"]
+mod rig;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

@@ -1,5 +1,6 @@
 //! Servers, disks and their exporters: the program itself, as processes on the loopback.
 
+use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
@@ -35,6 +36,9 @@ pub fn tool(program: &str, words: &[&str]) -> String {
     text(&output.stdout)
 }
 
+/// What those who run in the foreground say on standard error.
+const SAID: &str = "said";
+
 fn pagoda(dir: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pagoda"));
     command.args(words).env("PAGODA_POOL_DIR", dir);
@@ -43,11 +47,14 @@ fn pagoda(dir: &Path, words: &[&str]) -> Command {
 
 impl Running {
     fn start(dir: &Path, words: &[&str]) -> Running {
-        let mut child = pagoda(dir, words).arg("--json").stdout(Stdio::piped()).spawn().unwrap();
+        let stderr = OpenOptions::new().create(true).append(true).open(dir.join(SAID)).unwrap();
+        let mut child = pagoda(dir, words).arg("--json").stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
         let mut said = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         said.read_line(&mut line).unwrap();
-        let ready = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{words:?} is not ready: {line:?}"));
+        let ready = serde_json::from_str(&line).unwrap_or_else(|_| {
+            panic!("{words:?} is not ready: {line:?}{}", std::fs::read_to_string(dir.join(SAID)).unwrap())
+        });
         Running { child, said, ready }
     }
 
@@ -77,25 +84,58 @@ impl Drop for Running {
 }
 
 impl Pool {
-    /// A pool of so many servers, each in a zone of its own.
+    /// A pool of so many servers, each in a zone of its own, and a list of them.
     pub fn start(name: &str, servers: u32) -> Pool {
-        let dir = std::env::temp_dir().join(format!("pagoda-disk-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&dir);
-        let mut pool = Pool { dir, servers: Vec::new() };
-        let key = pool.json(&["pool", "key", "init"]);
-        pool.run(&["pool", "key", "add", key["public_key"].as_str().unwrap(), "--name", "self"]);
-        let mut list = String::new();
-        for id in 1..=servers {
-            let id = id.to_string();
-            let words = ["pool", "serve", "--size", SERVER_SIZE, "--listen", "127.0.0.1:0", "--id", &id, "--spin", "0"];
-            let server = Running::start(&pool.dir, &words);
-            let line = server.ready["line"].as_str().unwrap();
-            // All run on this machine; what they are told is that they fail apart.
-            list += &format!("{}{id}\n", line.strip_suffix('0').unwrap());
-            pool.servers.push(Some(server));
-        }
-        std::fs::write(pool.dir.join("servers"), list).unwrap();
+        let pool = Pool::start_with(name, servers, "");
+        let line =
+            |server: &Option<Running>| server.as_ref().unwrap().ready["line"].as_str().unwrap().to_owned() + "\n";
+        std::fs::write(pool.dir.join("servers"), pool.servers.iter().map(line).collect::<String>()).unwrap();
         pool
+    }
+
+    /// A pool of so many servers, with settings.
+    pub fn start_with(name: &str, servers: u32, settings: &str) -> Pool {
+        let dir = std::env::temp_dir().join(format!("pagoda-disk-{name}-{}", std::process::id()));
+        let mut pool = Pool::machine(dir, settings);
+        let key = pool.public_key();
+        pool.run(&["pool", "key", "add", &key, "--name", "self"]);
+        (0..servers).for_each(|_| pool.add_server());
+        pool
+    }
+
+    fn machine(dir: PathBuf, settings: &str) -> Pool {
+        let _ = std::fs::remove_dir_all(&dir);
+        let pool = Pool { dir, servers: Vec::new() };
+        pool.run(&["pool", "key", "init"]);
+        std::fs::write(pool.file("pool.toml"), settings).unwrap();
+        pool
+    }
+
+    /// Another machine with the same pool key and settings, which the servers admit.
+    pub fn beside(&self, host: &str) -> Pool {
+        let dir = PathBuf::from(format!("{}-{host}", self.dir.display()));
+        let settings = std::fs::read_to_string(self.file("pool.toml")).unwrap().replace("host = \"a\"", "");
+        let other = Pool::machine(dir, &format!("{settings}\nhost = \"{host}\"\n"));
+        tool("cp", &["-p", &self.file("pool.key"), other.dir.to_str().unwrap()]);
+        self.run(&["pool", "key", "add", &other.public_key(), "--name", host]);
+        other
+    }
+
+    fn public_key(&self) -> String {
+        self.json(&["pool", "key", "init"])["public_key"].as_str().unwrap().to_owned()
+    }
+
+    /// All run on this machine; what is said of their zones is that they fail apart.
+    pub fn add_server(&mut self) {
+        let id = (self.servers.len() + 1).to_string();
+        let place = ["pool", "serve", "--size", SERVER_SIZE, "--listen", "127.0.0.1:0"];
+        let words = [&place[..], &["--id", &id, "--zone", &id, "--spin", "0"]].concat();
+        self.servers.push(Some(Running::start(&self.dir, &words)));
+    }
+
+    /// Whether somebody who runs in the foreground has said so.
+    pub fn has_said(&self, what: &str) -> bool {
+        std::fs::read_to_string(self.file(SAID)).unwrap().contains(what)
     }
 
     /// Ends a server as a crash would.

@@ -1,0 +1,147 @@
+//! The control plane of a disk: who owns it, and where its slabs are. A disk stays where it was made: in the file
+//! `registry` of the pool's directory, or in etcd.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rmap::control::{ControlPlane, ControlReply, ControlRequest, Map};
+use rmap::registry::Registry;
+use rmap::units::{Generation, SpaceId};
+use rmap_etcd::{Etcd, EtcdConfig, EtcdError, HealthView};
+
+use super::config::PoolConfig;
+use super::store;
+
+/// How a client's driver asks.
+pub type Control = Box<dyn FnMut(&ControlRequest) -> ControlReply>;
+
+/// How often it is looked whether etcd is there.
+const HEALTH_EVERY: Duration = Duration::from_secs(1);
+
+/// What keeps a disk.
+#[derive(Debug)]
+pub enum Plane {
+    File { pool: std::path::PathBuf, registry: Registry },
+    Etcd { config: EtcdConfig, etcd: Box<Etcd> },
+}
+
+/// A disk as its control plane sees it.
+#[derive(Debug, Default)]
+pub struct Seen {
+    pub generation: Generation,
+    /// Who took it over last; not known of a disk of the registry, which stays on its machine.
+    pub host: Option<String>,
+    pub map: Map,
+}
+
+impl Plane {
+    /// What keeps the disk `name`, whose record says `cluster`: the pool in etcd, or nothing.
+    pub fn of(pool: &PoolConfig, name: &str, cluster: Option<&str>) -> Result<Plane> {
+        let Some(cluster) = cluster else {
+            return Ok(Plane::File { pool: pool.dir.clone(), registry: store::registry(&pool.dir)? });
+        };
+        match &pool.etcd {
+            Some(config) if config.pool == cluster => {
+                Ok(Plane::Etcd { config: config.clone(), etcd: Box::new(Etcd::connect(config.clone())?) })
+            }
+            // Without its map a disk would read as zeros.
+            Some(config) => bail!("{name} belongs to the pool {cluster} in etcd, not to {}", config.pool),
+            None => bail!(
+                "{name} is kept in etcd (pool {cluster}): say --cluster, or write `cluster = \"etcd://...\"` into {}",
+                pool.dir.join("pool.toml").display()
+            ),
+        }
+    }
+
+    pub fn look(&mut self, space: SpaceId) -> Result<Seen> {
+        match self {
+            Plane::File { registry, .. } => {
+                let (generation, map) = registry.look(space)?;
+                Ok(Seen { generation, host: None, map })
+            }
+            Plane::Etcd { etcd, .. } => {
+                let (owner, map) = etcd.look(space)?;
+                let host = (owner.generation > Generation(0)).then_some(owner.host);
+                Ok(Seen { generation: owner.generation, host, map })
+            }
+        }
+    }
+
+    /// The other machine that took the disk over last, if one did: it may still export it.
+    pub fn other_host<'a>(&self, seen: &'a Seen) -> Option<&'a str> {
+        let Plane::Etcd { config, .. } = self else { return None };
+        seen.host.as_deref().filter(|host| *host != config.host)
+    }
+
+    pub fn take_over(&mut self, space: SpaceId) -> Result<(Generation, Map)> {
+        match self {
+            Plane::File { registry, .. } => Ok(registry.take_over(space)?),
+            Plane::Etcd { etcd, .. } => etcd.take_over(space).context("take the disk over"),
+        }
+    }
+
+    /// Forgets the disk `name`, whose owner is of this generation. The registry has nothing to be forgotten.
+    pub fn remove(&mut self, name: &str, space: SpaceId, generation: Generation) -> Result<()> {
+        let Plane::Etcd { etcd, .. } = self else { return Ok(()) };
+        match etcd.space(name) {
+            Ok(known) if known.id == space => Ok(etcd.remove_space(&known, generation)?),
+            Ok(_) => bail!("etcd knows another disk as {name}: is the record of this one old?"),
+            // Removed before, by a command that did not get to its end.
+            Err(EtcdError::NoSuchSpace { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// For a driver, which never waits for it.
+    pub fn control(&self) -> Result<Control> {
+        match self {
+            Plane::File { pool, .. } => Ok(by_registry(store::registry(pool)?)),
+            Plane::Etcd { config, .. } => {
+                let mut control = rmap_etcd::Control::start(config.clone())?;
+                let health = control.health();
+                std::thread::Builder::new().name("etcd-health".into()).spawn(move || tell(&health))?;
+                Ok(Box::new(move |request| control.ask(request)))
+            }
+        }
+    }
+}
+
+/// Whether etcd knows no such disk.
+pub fn is_gone(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(EtcdError::NoSuchSpace { .. }))
+}
+
+/// Answers from the registry. Where its disk fails, the question is asked again, and nothing goes on that needs it.
+fn by_registry(mut registry: Registry) -> Control {
+    let mut failing = false;
+    Box::new(move |request| match registry.answer(request) {
+        Ok(reply) => {
+            failing = false;
+            reply
+        }
+        Err(error) => {
+            if !std::mem::replace(&mut failing, true) {
+                eprintln!("pagoda: {error}; trying again");
+            }
+            ControlReply::Later
+        }
+    })
+}
+
+/// Says when etcd goes away and when it is back, until the process ends.
+fn tell(health: &HealthView) {
+    let mut trouble: Option<EtcdError> = None;
+    loop {
+        std::thread::sleep(HEALTH_EVERY);
+        let now = health.get().trouble;
+        match (&trouble, &now) {
+            (None, Some(error)) => eprintln!(
+                "pagoda: {error}; what is in the pool is read and written as before, but nothing can be placed anew or \
+                 taken over"
+            ),
+            (Some(_), None) => eprintln!("pagoda: etcd answers again"),
+            _ => {}
+        }
+        trouble = now;
+    }
+}
