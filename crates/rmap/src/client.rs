@@ -37,10 +37,12 @@ use crate::control::{ControlReply, ControlRequest, MapEntry};
 use crate::crypto::entropy::SharedEntropy;
 use crate::crypto::{Entropy, KEY_SIZE, Keypair, PoolKey, SpaceKey};
 use crate::units::{Class, Generation, Page, PageNo, SlabNo, SlabSize, SpaceId, Time};
+use crate::wire::message::Status;
+use crate::wire::report::Report;
 
 pub use exchange::WINDOW_MAX;
 pub use ops::OPS_MAX;
-pub use peer::{Reach, SERVERS_MAX, ServerInfo};
+pub use peer::{Drain, Reach, SERVERS_MAX, ServerInfo};
 pub use slab::SPACE_SLABS_MAX;
 
 use copies::Copies;
@@ -221,6 +223,10 @@ pub struct ServerView {
     /// As its last reply said.
     pub free_slabs: u32,
     pub pressure: crate::wire::message::Pressure,
+    /// Its answer to [`Client::ask_reports`].
+    pub report: Option<Report>,
+    /// Its answer to [`Client::ask_drain`].
+    pub drain: Option<Status>,
 }
 
 /// Pages that follow one another and are alike.
@@ -414,6 +420,20 @@ impl Client {
         &self.stats
     }
 
+    /// Asks every server how it is. What they say is in [`Client::servers`] as it comes; what gets lost is not asked for
+    /// again.
+    pub fn ask_reports(&mut self) {
+        self.peers.iter_mut().for_each(|peer| (peer.report_due, peer.report) = (true, None));
+    }
+
+    /// Asks a server to be drained, or not to be. Its answer is in [`Client::servers`]; a request that gets lost is not
+    /// made again.
+    pub fn ask_drain(&mut self, server: crate::units::ServerId, drain: Drain) {
+        if let Some(place) = self.place_of(server) {
+            (self.peers[place].drain_due, self.peers[place].drain) = (Some(drain), None);
+        }
+    }
+
     /// What is known of each server, in the order they were added.
     pub fn servers(&self) -> impl Iterator<Item = ServerView> {
         self.peers.iter().map(|peer| ServerView {
@@ -422,6 +442,8 @@ impl Client {
             round_trip: peer.trip.smoothed(),
             free_slabs: peer.free_slabs,
             pressure: peer.pressure,
+            report: peer.report,
+            drain: peer.drain,
         })
     }
 

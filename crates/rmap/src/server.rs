@@ -22,7 +22,7 @@ use crate::crypto::entropy::SharedEntropy;
 use crate::crypto::{Entropy, Keypair, PoolKey, PublicKey, Rejected};
 use crate::units::{BootEpoch, ServerId, SlabSize, Time};
 use crate::wire::datagram::Head;
-use crate::wire::message::Pressure;
+use crate::wire::message::{Pressure, Status};
 
 pub use store::{Fault, SpaceUse};
 
@@ -92,7 +92,10 @@ pub struct ServerStats {
     /// Hellos in versions that are not spoken here.
     pub refused: u64,
     /// Requests by what was answered.
-    pub answered: [u64; 8],
+    pub answered: [u64; Status::ALL.len()],
+    /// Pages that were read, and pages that were written or trimmed.
+    pub pages_read: u64,
+    pub pages_written: u64,
 }
 
 /// A page server.
@@ -105,6 +108,11 @@ pub struct Server {
     replies: Replies,
     pressure: Pressure,
     stats: ServerStats,
+    /// Clients that may have the server drained, and the one that did.
+    admins: Vec<PublicKey>,
+    drain_asked_by: Option<PublicKey>,
+    /// When something last came.
+    now: Time,
 }
 
 impl Server {
@@ -127,6 +135,9 @@ impl Server {
             replies: Replies::new(),
             pressure: Pressure::None,
             stats: ServerStats::default(),
+            admins: Vec::new(),
+            drain_asked_by: None,
+            now: Time::default(),
             config,
         })
     }
@@ -176,6 +187,7 @@ impl Server {
     /// moved elsewhere.
     pub fn begin_drain(&mut self) {
         self.store.shut = true;
+        self.drain_asked_by = None;
         self.pressure = self.pressure.max(Pressure::Orange);
     }
 
@@ -204,6 +216,17 @@ impl Server {
         }
         self.config.admitted = clients;
         Ok(())
+    }
+
+    /// The clients that may ask this server, from now on, to be drained and to end; nobody may unless this says so. They
+    /// have to be admitted, too.
+    pub fn set_admins(&mut self, admins: Vec<PublicKey>) {
+        self.admins = admins;
+    }
+
+    /// The client at whose request the server is being drained. [`Server::begin_drain`] is not at anybody's request.
+    pub fn drain_asked_by(&self) -> Option<PublicKey> {
+        self.drain_asked_by
     }
 
     pub fn stats(&self) -> &ServerStats {

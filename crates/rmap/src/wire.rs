@@ -5,6 +5,7 @@
 
 pub mod datagram;
 pub mod message;
+pub mod report;
 
 use thiserror::Error;
 

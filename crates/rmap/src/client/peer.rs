@@ -10,7 +10,8 @@ use crate::crypto::handshake::Initiator;
 use crate::crypto::session::Session;
 use crate::units::{BootEpoch, Class, ServerId, Time};
 use crate::wire::DATAGRAM_MIN_MAX;
-use crate::wire::message::Pressure;
+use crate::wire::message::{Pressure, Status};
+use crate::wire::report::Report;
 
 /// Servers of one client: bits of a `PeerSet`.
 pub const SERVERS_MAX: usize = 64;
@@ -31,6 +32,14 @@ pub struct ServerInfo {
     pub key: PublicKey,
     /// Servers of one zone fail together: a rack, a power supply.
     pub zone: u32,
+}
+
+/// What a server can be asked for by those who may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drain {
+    /// To have everything moved elsewhere, and to end then.
+    Begin,
+    CallOff,
 }
 
 /// A set of servers by their place in the client's list.
@@ -176,6 +185,11 @@ pub struct Peer {
     /// When a sign of life was last asked for.
     pub pinged_at: Time,
     pub ping_due: bool,
+    /// Whether it is to be asked how it is, and to be drained or not; and what it said.
+    pub report_due: bool,
+    pub report: Option<Report>,
+    pub drain_due: Option<Drain>,
+    pub drain: Option<Status>,
     /// It was away so long that what only it has counts as lost.
     pub written_off: bool,
     pub resend_at: Time,
@@ -211,6 +225,10 @@ impl Peer {
             unanswered_since: None,
             pinged_at: now,
             ping_due: false,
+            report_due: false,
+            report: None,
+            drain_due: None,
+            drain: None,
             written_off: false,
             resend_at: now,
             backoff: 0,

@@ -6,13 +6,14 @@ use super::exchange::{Exchange, Role, Stage};
 use super::ops::{self, Kind};
 use super::peer::Reach;
 use super::timers::larger_than;
-use super::transmit::PROBE_ID;
+use super::transmit::PLAIN_ID;
 use super::{Client, Fault};
 use crate::crypto::session::Session;
 use crate::reassembly::Identity;
 use crate::units::{SEALED_SIZE, Time, Version};
 use crate::wire::datagram::Head;
 use crate::wire::message::{Direction, Fragment, Message, Op, Status};
+use crate::wire::report::Report;
 use crate::wire::{DATAGRAM_SIZES, OVERHEAD, PROTOCOL_VERSION};
 
 /// Later requests answered before an earlier one: then it was lost, not reordered (as TCP's three duplicates).
@@ -104,10 +105,13 @@ impl Client {
         if eased || distressed {
             self.mark_all();
         }
-        if message.id == PROBE_ID {
-            let size = part.len() + OVERHEAD;
+        if message.id == PLAIN_ID {
             let peer = &mut self.peers[place];
-            peer.cut = peer.cut.max(size.min(DATAGRAM_SIZES[DATAGRAM_SIZES.len() - 1]));
+            match message.op {
+                Op::Report => peer.report = Report::decode(part).ok(),
+                Op::Drain => peer.drain = Some(status),
+                _ => peer.cut = peer.cut.max((part.len() + OVERHEAD).min(DATAGRAM_SIZES[DATAGRAM_SIZES.len() - 1])),
+            }
         } else {
             self.fragment(now, place, &message, status, fragment, part);
         }

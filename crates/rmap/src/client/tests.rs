@@ -208,6 +208,53 @@ fn a_server_under_pressure_is_drained() {
 }
 
 #[test]
+fn a_server_is_drained_at_a_clients_request() {
+    let mut pool = Pool::new(3, 2, 4);
+    for page in 0..16 {
+        assert_eq!(pool.write(page, page as u8 + 1), Ok(()));
+    }
+    let victim = (0..3).find(|node| pool.servers[*node].free_slabs() < 4).unwrap();
+    let ask = |pool: &mut Pool, drain| {
+        pool.client.ask_drain(ServerId(victim as u32), drain);
+        pool.run();
+        pool.client.ask_reports();
+        pool.run();
+        let views: Vec<ServerView> = pool.client.servers().collect();
+        assert!(views.iter().all(|view| view.report.is_some()));
+        (views[victim].drain, views[victim].report.unwrap())
+    };
+    let (answer, report) = ask(&mut pool, Drain::Begin);
+    assert_eq!((answer, report.draining), (Some(Status::Denied), false));
+    assert!(report.held > 0 && report.writes > 0, "{report:?}");
+    pool.servers[victim].set_admins(vec![Keypair::from_private([50; KEY_SIZE]).public()]);
+    let (answer, report) = ask(&mut pool, Drain::Begin);
+    assert_eq!((answer, report.draining), (Some(Status::Ok), true));
+    for page in 0..16 {
+        assert_eq!([pool.write(page + 16, 1), pool.write(page + 16, 2)], [Ok(()); 2]);
+        assert_eq!(pool.read(page), Ok(page as u8 + 1));
+    }
+    assert!(pool.servers[victim].is_drained(), "{:?}", pool.servers[victim].spaces().collect::<Vec<_>>());
+    let (answer, report) = ask(&mut pool, Drain::CallOff);
+    assert_eq!((answer, report.draining, report.held), (Some(Status::Ok), false, 0));
+}
+
+/// A disk that is removed takes nothing with it and leaves nothing behind; nobody reads zeros from it.
+#[test]
+fn slabs_are_given_back() {
+    let mut pool = Pool::new(2, 2, 4);
+    for page in [0, 9, 30] {
+        assert_eq!(pool.write(page, 1), Ok(()));
+    }
+    while pool.client.give_back(pool.now, pool.space) > 0 {
+        pool.run();
+    }
+    pool.run();
+    assert!(pool.servers.iter().all(Server::is_drained));
+    assert_eq!(pool.read(9), Err(Failure::Lost));
+    assert_eq!(pool.write(9, 2), Err(Failure::Lost));
+}
+
+#[test]
 fn limits_are_said() {
     let mut pool = Pool::new(1, 1, 1);
     let spec = |pages, copies| SpaceSpec { id: SpaceId(9), pages, copies, key: [2; KEY_SIZE] };

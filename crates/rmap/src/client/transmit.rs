@@ -2,12 +2,12 @@
 
 use super::Client;
 use super::exchange::{Exchange, Role, Stage};
-use super::peer::{Greeting, Peer};
+use super::peer::{Drain, Greeting, Peer};
 use crate::crypto::handshake::Initiator;
 use crate::server::Transmit;
 use crate::units::{Class, PageNo, SEALED_SIZE, SpaceId, Time, Version};
 use crate::wire::datagram::{Head, Versions};
-use crate::wire::message::{Direction, Fragment, Message, Op};
+use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, Fragment, Message, Op};
 use crate::wire::{DATAGRAM_SIZES, OVERHEAD, PROTOCOL_VERSION};
 
 /// The number of a session with a server is its place in the client's list, and random above.
@@ -16,8 +16,8 @@ const PLACE_BITS: u32 = super::SERVERS_MAX.trailing_zeros();
 const REBUILD_PERCENT: u64 = 30;
 /// What copies may save up: a few milliseconds of a link of 1 Gbit/s.
 const REBUILD_BURST: u64 = 256 * 1024;
-/// Probes have no exchange; their sizes tell them apart.
-pub const PROBE_ID: u64 = 0;
+/// Requests about no page have no exchange: whoever wants an answer asks again. Sizes tell probes apart.
+pub const PLAIN_ID: u64 = 0;
 
 impl Client {
     /// The place of the server that a session number belongs to.
@@ -71,10 +71,17 @@ impl Client {
             let size = peer.probes.trailing_zeros();
             peer.probes &= peer.probes - 1;
             peer.probed_at = now;
-            return probe(peer, DATAGRAM_SIZES[size as usize], out);
+            return plain(peer, Op::Probe, 0, DATAGRAM_SIZES[size as usize], out);
         }
         if std::mem::take(&mut peer.ping_due) {
-            return probe(peer, OVERHEAD, out);
+            return plain(peer, Op::Probe, 0, OVERHEAD, out);
+        }
+        if std::mem::take(&mut peer.report_due) {
+            return plain(peer, Op::Report, 0, OVERHEAD, out);
+        }
+        if let Some(drain) = peer.drain_due.take() {
+            let word = if drain == Drain::Begin { DRAIN } else { DRAIN_OFF };
+            return plain(peer, Op::Drain, word, OVERHEAD, out);
         }
         while let Some(id) = self.peers[place].resends.pop_front() {
             if let Some(exchange) = self.exchanges.get(id).copied()
@@ -164,17 +171,17 @@ impl Client {
     }
 }
 
-/// A datagram of a certain size, to be answered in the same.
-fn probe(peer: &mut Peer, size: usize, out: &mut Vec<u8>) -> Option<Transmit> {
+/// A request about no page, in a datagram of a certain size.
+fn plain(peer: &mut Peer, op: Op, version: u64, size: usize, out: &mut Vec<u8>) -> Option<Transmit> {
     const PADDING: [u8; SEALED_SIZE] = [0; SEALED_SIZE];
     let message = Message {
-        op: Op::Probe,
+        op,
         class: Class::Demand,
         direction: Direction::Request { cut: peer.cut as u16, generation: crate::units::Generation(0) },
-        id: PROBE_ID,
+        id: PLAIN_ID,
         space: SpaceId(0),
         page: PageNo(0),
-        version: Version::NEVER,
+        version: Version::from_bits(version),
         payload: (size - OVERHEAD) as u16,
     };
     peer.session.as_mut()?.seal(&message, Fragment::WHOLE, &PADDING[..size - OVERHEAD], out);

@@ -6,7 +6,8 @@ use super::{Server, ServerStats, Transmit};
 use crate::crypto::handshake::ServerHello;
 use crate::server::reassembly::WRITE_CREDITS;
 use crate::units::{Class, Time, Version};
-use crate::wire::message::{Direction, Fragment, Load, Message, Op, Pressure, Status};
+use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, Fragment, Load, Message, Op, Pressure, Status};
+use crate::wire::report::Report;
 use crate::wire::{OVERHEAD, PAYLOAD_MAX};
 
 /// Replies that wait to be sent. One more is not taken in: its client asks again.
@@ -58,7 +59,8 @@ impl Server {
     }
 
     /// An authentic fragment.
-    pub(super) fn take_in(&mut self, _now: Time, place: usize, body: &[u8]) {
+    pub(super) fn take_in(&mut self, now: Time, place: usize, body: &[u8]) {
+        self.now = now;
         let Ok((message, fragment, part)) = Message::decode(body) else {
             self.stats.malformed += 1;
             return;
@@ -87,7 +89,7 @@ impl Server {
             (_, _) if can_wait && waiting >= REPLIES_CROWDED && message.op != Op::Probe => Status::Busy,
             (_, None) => Status::BadRequest,
             // What they are asked for is looked up when the reply is made.
-            (Op::Probe | Op::Read | Op::Versions, _) => Status::Ok,
+            (Op::Probe | Op::Read | Op::Versions | Op::Report, _) => Status::Ok,
             (Op::Write, _) => self.store.write(space, page, generation, version, Some(whole)),
             (Op::Trim, _) => self.store.write(space, page, generation, version, None),
             (Op::Fence, _) => self.store.fence(space, generation),
@@ -97,10 +99,45 @@ impl Server {
             }
             (Op::Release, Some(slab)) => self.store.release(space, slab, generation, version),
             (Op::Reserve, _) => self.store.reserve(space, generation, version.bits()),
+            (Op::Drain, _) => self.drain_asked(place, version),
         };
         if let Some(session) = self.sessions.number(place) {
             let pending = Pending { session, place, request: message, status };
             self.replies.queues[message.class as usize].push_back(pending);
+        }
+    }
+
+    /// Only those that the operator named may ask for it, and only what was asked for so can be called off so.
+    fn drain_asked(&mut self, place: usize, version: Version) -> Status {
+        match self.sessions.node(place).filter(|node| self.admins.contains(node)) {
+            None => return Status::Denied,
+            Some(node) if version.bits() == DRAIN => {
+                if !self.store.shut {
+                    self.begin_drain();
+                    self.drain_asked_by = Some(node);
+                }
+            }
+            Some(_) if version.bits() == DRAIN_OFF => {
+                if self.drain_asked_by.take().is_some() {
+                    self.store.shut = false;
+                    self.pressure = Pressure::None;
+                }
+            }
+            Some(_) => return Status::BadRequest,
+        }
+        Status::Ok
+    }
+
+    fn report(&self) -> Report {
+        Report {
+            slabs: self.store.slabs() as u32,
+            held: self.store.held_slabs() as u32,
+            spaces: self.store.spaces().filter(|space| space.slabs > 0).count() as u32,
+            sessions: self.sessions.count() as u32,
+            reads: self.stats.pages_read,
+            writes: self.stats.pages_written,
+            uptime_ms: self.now.0 / 1_000_000,
+            draining: self.store.shut,
         }
     }
 
@@ -129,6 +166,7 @@ impl Server {
         let Direction::Request { cut, generation } = request.direction else { return None };
         let write_credits = self.write_credits();
         let queued = self.replies.len() as u16;
+        let report = (request.op == Op::Report).then(|| self.report());
         let scratch = &mut self.replies.scratch;
         scratch.clear();
         let mut version = request.version;
@@ -136,6 +174,10 @@ impl Server {
         match request.op {
             Op::Probe => {
                 scratch.resize(usize::from(request.payload), 0);
+                payload = scratch;
+            }
+            Op::Report => {
+                scratch.extend(report.unwrap_or_default().encode());
                 payload = scratch;
             }
             Op::Read if status == Status::Ok => match self.store.read(request.space, request.page, generation) {
@@ -178,11 +220,16 @@ impl Server {
                 segment = cut;
             }
         }
-        count_answer(&mut self.stats, status);
+        count_answer(&mut self.stats, request.op, status);
         Some(Transmit { to: peer.addr, segment })
     }
 }
 
-fn count_answer(stats: &mut ServerStats, status: Status) {
+fn count_answer(stats: &mut ServerStats, op: Op, status: Status) {
     stats.answered[status as usize] += 1;
+    match op {
+        Op::Read if status == Status::Ok => stats.pages_read += 1,
+        Op::Write | Op::Trim if status == Status::Ok => stats.pages_written += 1,
+        _ => {}
+    }
 }

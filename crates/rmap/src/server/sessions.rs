@@ -90,6 +90,15 @@ impl Sessions {
         self.peers[place].as_mut()
     }
 
+    /// Who is at the other end.
+    pub fn node(&self, place: usize) -> Option<PublicKey> {
+        self.peers[place].as_ref().map(|peer| peer.node)
+    }
+
+    pub fn count(&self) -> usize {
+        self.peers.iter().flatten().count()
+    }
+
     /// Opens a datagram of this session. An authentic one also tells where its client is now.
     ///
     /// # Errors

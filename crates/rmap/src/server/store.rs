@@ -99,6 +99,11 @@ impl Store {
         self.fault == Some(fault)
     }
 
+    /// All of them, those included whose memory the host has back.
+    pub fn slabs(&self) -> usize {
+        self.slabs.len()
+    }
+
     pub fn free_slabs(&self) -> usize {
         self.free.len()
     }

@@ -8,7 +8,8 @@ use crate::crypto::handshake::Initiator;
 use crate::crypto::session::Session;
 use crate::units::{Class, Generation, PageNo, SpaceId, Version};
 use crate::wire::datagram::Versions;
-use crate::wire::message::{Direction, Fragment, Message, Op, Status};
+use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, Fragment, Message, Op, Status};
+use crate::wire::report::Report;
 use crate::wire::{DATAGRAM_MIN_MAX, OVERHEAD, PROTOCOL_VERSION};
 
 #[derive(Debug)]
@@ -80,16 +81,21 @@ fn request(op: Op) -> Message {
     }
 }
 
-fn status_of(server: &mut Server, session: &mut Session, message: &Message) -> Status {
+fn answer(server: &mut Server, session: &mut Session, message: &Message) -> (Status, Vec<u8>) {
     let mut datagram = Vec::new();
     session.seal(message, Fragment::WHOLE, &[], &mut datagram);
-    server.on_datagram(Time(1), addr(), &mut datagram);
+    server.on_datagram(Time(1_000_000), addr(), &mut datagram);
     let mut out = Vec::new();
     server.poll_transmit(&mut out).expect("a reply");
     let Ok(Head::Data { epoch, counter, .. }) = Head::decode(&out) else { panic!("no reply") };
     let body = session.open(epoch, counter, &mut out).unwrap();
-    let Direction::Reply { status, .. } = Message::decode(body).unwrap().0.direction else { panic!("no reply") };
-    status
+    let (message, _, payload) = Message::decode(body).unwrap();
+    let Direction::Reply { status, .. } = message.direction else { panic!("no reply") };
+    (status, payload.to_vec())
+}
+
+fn status_of(server: &mut Server, session: &mut Session, message: &Message) -> Status {
+    answer(server, session, message).0
 }
 
 #[test]
@@ -160,6 +166,53 @@ fn unknown_slabs_are_never_zeros() {
     assert_eq!(status_of(&mut server, &mut session, &request(Op::Fence)), Status::Ok);
     assert_eq!(status_of(&mut server, &mut session, &request(Op::Read)), Status::UnknownSlab);
     assert_eq!(status_of(&mut server, &mut session, &request(Op::Versions)), Status::UnknownSlab);
+}
+
+#[test]
+fn a_report_counts_what_is_here() {
+    let mut server = server();
+    let mut session = session(&mut server);
+    let version = Version::new(Generation(1), 1, false);
+    assert_eq!(status_of(&mut server, &mut session, &Message { version, ..request(Op::Grant) }), Status::Ok);
+    assert_eq!(status_of(&mut server, &mut session, &request(Op::Read)), Status::Ok);
+    assert_eq!(status_of(&mut server, &mut session, &request(Op::Trim)), Status::BadRequest);
+    let trim = Message { version: Version::new(Generation(1), 2, true), ..request(Op::Trim) };
+    assert_eq!(status_of(&mut server, &mut session, &trim), Status::Ok);
+    let (status, payload) = answer(&mut server, &mut session, &request(Op::Report));
+    let expected =
+        Report { slabs: 2, held: 1, spaces: 1, sessions: 1, reads: 1, writes: 1, uptime_ms: 1, draining: false };
+    assert_eq!((status, Report::decode(&payload)), (Status::Ok, Ok(expected)));
+}
+
+/// A client may use the server's memory; that does not make the server its own.
+#[test]
+fn only_those_who_may_have_a_server_drained() {
+    let mut server = server();
+    let mut session = session(&mut server);
+    let mut ask = |server: &mut Server, word| {
+        let message = Message { version: Version::from_bits(word), ..request(Op::Drain) };
+        let status = status_of(server, &mut session, &message);
+        let (_, payload) = answer(server, &mut session, &request(Op::Report));
+        (status, Report::decode(&payload).unwrap().draining)
+    };
+    assert_eq!(ask(&mut server, DRAIN), (Status::Denied, false));
+    assert_eq!(ask(&mut server, DRAIN_OFF), (Status::Denied, false));
+    server.set_admins(vec![Keypair::from_private([8; KEY_SIZE]).public()]);
+    assert_eq!(ask(&mut server, DRAIN), (Status::Denied, false));
+    server.set_admins(vec![client_keys().public()]);
+    assert_eq!(ask(&mut server, 2), (Status::BadRequest, false));
+    assert_eq!(ask(&mut server, DRAIN), (Status::Ok, true));
+    assert_eq!((server.drain_asked_by(), server.pressure()), (Some(client_keys().public()), Pressure::Orange));
+    assert_eq!(ask(&mut server, DRAIN), (Status::Ok, true), "the same again");
+    assert_eq!(ask(&mut server, DRAIN_OFF), (Status::Ok, false));
+    assert_eq!((server.drain_asked_by(), server.pressure()), (None, Pressure::None));
+    // What the server's own machine has begun is not called off from elsewhere.
+    server.begin_drain();
+    assert_eq!(ask(&mut server, DRAIN), (Status::Ok, true));
+    assert_eq!(ask(&mut server, DRAIN_OFF), (Status::Ok, true));
+    // Nor does a request that was granted outlive the right to it.
+    server.set_admins(Vec::new());
+    assert_eq!(ask(&mut server, DRAIN), (Status::Denied, true));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The inner layer: requests and replies. Each fragment repeats its message's header, so that each stands alone.
 
+use super::report::REPORT_SIZE;
 use super::{DATAGRAM_MAX, DATAGRAM_MIN_MAX, FRAGMENTS_MAX, Malformed, OVERHEAD, PAYLOAD_MAX, u16_at, u32_at, u64_at};
 use crate::units::{Class, Generation, PageNo, SEALED_SIZE, SpaceId, Version};
 
@@ -31,11 +32,30 @@ pub enum Op {
     Release = 8,
     /// Keep this many slabs (version field) for the space.
     Reserve = 9,
+    /// How is the server? Answered by a [`Report`](super::report::Report).
+    Report = 10,
+    /// Have everything moved elsewhere, and end then ([`DRAIN`] in the version field); or do not ([`DRAIN_OFF`]).
+    Drain = 11,
 }
 
+/// What [`Op::Drain`] has in its version field.
+pub const DRAIN: u64 = 1;
+pub const DRAIN_OFF: u64 = 0;
+
 impl Op {
-    pub const ALL: [Op; 9] =
-        [Op::Probe, Op::Read, Op::Write, Op::Trim, Op::Versions, Op::Fence, Op::Grant, Op::Release, Op::Reserve];
+    pub const ALL: [Op; 11] = [
+        Op::Probe,
+        Op::Read,
+        Op::Write,
+        Op::Trim,
+        Op::Versions,
+        Op::Fence,
+        Op::Grant,
+        Op::Release,
+        Op::Reserve,
+        Op::Report,
+        Op::Drain,
+    ];
 }
 
 /// How it went.
@@ -56,10 +76,12 @@ pub enum Status {
     OverQuota = 6,
     /// A request that makes no sense.
     BadRequest = 7,
+    /// It is not for this client to ask for that.
+    Denied = 8,
 }
 
 impl Status {
-    const ALL: [Status; 8] = [
+    pub const ALL: [Status; 9] = [
         Status::Ok,
         Status::Busy,
         Status::UnknownSlab,
@@ -68,6 +90,7 @@ impl Status {
         Status::Full,
         Status::OverQuota,
         Status::BadRequest,
+        Status::Denied,
     ];
 }
 
@@ -226,6 +249,7 @@ impl Message {
             (Op::Probe, _) => 0..=PAYLOAD_MAX,
             (Op::Write, true) => SEALED_SIZE..=SEALED_SIZE,
             (Op::Read | Op::Versions, false) => 0..=PAYLOAD_MAX,
+            (Op::Report, false) => REPORT_SIZE..=REPORT_SIZE,
             _ => 0..=0,
         };
         if !sizes.contains(&payload) {
@@ -277,6 +301,8 @@ mod tests {
         assert_eq!(bytes[..8], [0x87, 2, 0, 1, 0, 0, 5, 2]);
         assert_eq!(bytes[32..40], [5, 0, 0, 0, 6, 0, 7, 0]);
         assert_eq!(Message::decode(&bytes), Ok((reply, Fragment::WHOLE, &[][..])));
+        assert_eq!(Op::ALL.map(|op| op as u8), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
+        assert_eq!(Status::ALL.map(|status| status as u8), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
     }
 
     #[test]
@@ -315,7 +341,7 @@ mod tests {
         #[test]
         fn any_bytes_are_decoded_or_refused(
             head in proptest::collection::vec(any::<u8>(), HEADER_SIZE),
-            kind in 1u8..10, class in 0u8..4, count in 1u8..5, length in 0usize..1500,
+            kind in 1u8..12, class in 0u8..4, count in 1u8..5, length in 0usize..1500,
         ) {
             let mut bytes = head;
             (bytes[0], bytes[1], bytes[3]) = (kind | bytes[0] & REPLY, class, count);
