@@ -30,7 +30,7 @@ Exit status:
   1  failed; the message says what to do
   2  the command line is wrong
   3  the daemon, or the etcd of a cluster, cannot be reached
-  4  there is no VM or disk of that name
+  4  there is no VM, disk or server of that name
   5  there is no room for the VM (admit, run); the message says what is missing
 `run` ends with the status of the program it starts.";
 
@@ -158,6 +158,13 @@ Examples:
   pagoda top --batch 10 --interval 1 > web1.txt    ten samples, without a terminal
   pagoda top --batch 60 --json                     one JSON object a sample")]
 pub struct Top {
+    #[command(flatten)]
+    pub pace: Pace,
+}
+
+/// How often to look, and how many times.
+#[derive(Debug, Args)]
+pub struct Pace {
     /// Print this many samples as plain text and end
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub batch: Option<u32>,

@@ -23,10 +23,16 @@ pub struct UsageError(pub String);
 #[derive(Debug, thiserror::Error)]
 #[error("not admitted: {0}")]
 pub struct NotAdmitted(pub String);
+
 /// There is no disk of that name.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no disk {0}; `pagoda disk ls` shows those that there are")]
 pub struct NoSuchDisk(pub String);
+
+/// There is no server of that number.
+#[derive(Debug, thiserror::Error)]
+#[error("there is no server {0}; `pagoda pool ls` shows those that there are")]
+pub struct NoSuchServer(pub u32);
 
 /// Prints `error` and finds its status.
 pub fn report(error: &anyhow::Error) -> ExitCode {
@@ -65,7 +71,7 @@ fn status(error: &anyhow::Error) -> u8 {
                 _ => FAILED,
             };
         }
-        if cause.is::<NoSuchDisk>() {
+        if cause.is::<NoSuchDisk>() || cause.is::<NoSuchServer>() {
             return NOT_FOUND;
         }
         if cause.is::<NotAdmitted>() {
@@ -97,6 +103,7 @@ mod tests {
         check(ClientError::BadName("n".into()).into(), USAGE);
         check(refused(ErrorCode::NoSuchVm), NOT_FOUND);
         check(NoSuchDisk("d".into()).into(), NOT_FOUND);
+        check(NoSuchServer(3).into(), NOT_FOUND);
         check(EtcdError::NoSuchSpace { name: "d".into() }.into(), NOT_FOUND);
         check(EtcdError::NameTaken { name: "d".into() }.into(), FAILED);
         check(EtcdError::Unreachable { endpoint: "e".into(), what: "w".into() }.into(), UNREACHABLE);

@@ -61,10 +61,11 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     let uri = listener.uri(name);
     let wait = Wait { spin: Duration::from_micros(options.spin) };
     let fail_after = Duration::from_millis(options.fail_after);
+    // Before other threads are started: they inherit it.
+    keep_in_memory();
     let mut client = connect::client(dir, &servers, plane.control()?, wait, fail_after)?;
     greet(&mut client, &servers)?;
     stand_in(&mut client, &pool, name, &servers, &seen.map)?;
-    keep_in_memory();
     // The last thing that may be done before serving: it ends whatever another owner does.
     let (generation, map) = plane.take_over(disk.space()?)?;
     let space = client.client.attach(&disk.spec()?, generation, &map)?;

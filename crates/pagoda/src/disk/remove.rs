@@ -22,8 +22,11 @@ pub fn run(pool: &PoolConfig, name: &str, force: bool) -> Result<()> {
     }
     let mut plane = Plane::of(pool, name, disk.cluster.as_deref())?;
     let seen = match plane.look(disk.space()?) {
-        // Removed there already, by a command that did not get to its end.
-        Err(error) if force && plane::is_gone(&error) => Seen::default(),
+        // Removed there already, by a command that did not get to its end; or it is another etcd.
+        Err(error) if plane::is_gone(&error) && force => Seen::default(),
+        Err(error) if plane::is_gone(&error) => {
+            return Err(error.context(format!("etcd does not know {name}; --force forgets its record and key, too")));
+        }
         seen => seen?,
     };
     if let Some(host) = plane.other_host(&seen) {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rmap::client::{Client, ClientConfig, Reach, ServerInfo};
-use rmap::control::MapEntry;
+use rmap::control::{ControlReply, MapEntry};
 use rmap::crypto::SystemEntropy;
 use rmap::udp::{Port, UdpClient, Wait};
 use rmap::units::{ServerId, SlabNo, Time};
@@ -16,6 +16,9 @@ use super::store;
 
 /// For commands that are in no hurry: a server that is only busy is waited for, and keeps what it has.
 pub const UNHURRIED: Duration = Duration::from_secs(5);
+
+/// Far more than a round trip.
+const ASK_EVERY: Duration = Duration::from_millis(200);
 
 /// A client that knows the servers of the list, on a socket. `fail_after`: how long a server may be silent.
 ///
@@ -66,6 +69,32 @@ pub fn converse(
         }
         client.port().wait(Some(due.map_or(until, |due| due.min(until)))).context("wait for the pool")?;
     }
+}
+
+/// Asks again and again, for requests and answers may get lost, until it is `enough` or `patience` is over. `true` if it
+/// was enough.
+///
+/// # Errors
+/// The socket is broken.
+pub fn insist(
+    client: &mut UdpClient<Control>,
+    patience: Duration,
+    mut ask: impl FnMut(&mut Client),
+    mut enough: impl FnMut(&Client) -> bool,
+) -> Result<bool> {
+    let until = Instant::now() + patience;
+    while Instant::now() < until {
+        ask(&mut client.client);
+        if converse(client, ASK_EVERY, |client| enough(&client.client))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// For clients that have no disk: there is nothing to ask.
+pub fn no_control() -> Control {
+    Box::new(|_| ControlReply::Later)
 }
 
 /// Servers of a map that are not in the list.

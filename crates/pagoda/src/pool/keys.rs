@@ -18,6 +18,8 @@ struct KeyRow {
     name: String,
     /// Whether it is this machine's.
     own: bool,
+    /// Whether it may drain the server here.
+    admin: bool,
 }
 
 pub fn init(dir: &Path, format: Format) -> Result<()> {
@@ -31,7 +33,7 @@ pub fn init(dir: &Path, format: Format) -> Result<()> {
     let (own, _) = store::identity(dir)?;
     let public_key = format!("{:?}", own.public());
     match format {
-        Format::Json => print_json(&KeyRow { public_key, name: "-".into(), own: true })?,
+        Format::Json => print_json(&KeyRow { public_key, name: "-".into(), own: true, admin: false })?,
         Format::Text => print_text(&format!(
             "Public key of this machine: {public_key}\nOn each server: pagoda pool key add {public_key}\n"
         ))?,
@@ -39,7 +41,7 @@ pub fn init(dir: &Path, format: Format) -> Result<()> {
     Ok(())
 }
 
-pub fn add(dir: &Path, key: &str, name: &str) -> Result<()> {
+pub fn add(dir: &Path, key: &str, name: &str, admin: bool) -> Result<()> {
     let key =
         parse_key(key).ok_or_else(|| UsageError(format!("{key:?} is not a public key: give 64 hexadecimal digits")))?;
     let plain = |c: char| c.is_ascii_graphic() && c != '#';
@@ -49,23 +51,25 @@ pub fn add(dir: &Path, key: &str, name: &str) -> Result<()> {
     ensure!(dir.is_dir(), "{} is not there: run `pagoda pool key init` first", dir.display());
     let _lock = store::lock(dir)?;
     let mut clients = store::admitted(dir)?;
-    if let Some(same) = clients.iter().find(|client| client.key == key) {
-        anyhow::bail!("{key:?} is admitted already, as {}", same.name);
+    match clients.iter_mut().find(|client| client.key == key) {
+        Some(same) if admin && !same.admin => same.admin = true,
+        Some(same) => anyhow::bail!("{key:?} is admitted already, as {}", same.name),
+        None => clients.push(Admitted { key, name: name.to_owned(), admin }),
     }
-    ensure!(clients.len() < ADMITTED_MAX, "{ADMITTED_MAX} clients are admitted: a server takes no more");
-    clients.push(Admitted { key, name: name.to_owned() });
+    ensure!(clients.len() <= ADMITTED_MAX, "{ADMITTED_MAX} clients are admitted: a server takes no more");
     store::set_admitted(dir, &clients).context("admit the client")
 }
 
 pub fn list(dir: &Path, format: Format) -> Result<()> {
     let (own, _) = store::identity(dir)?;
-    let mut rows = vec![KeyRow { public_key: format!("{:?}", own.public()), name: "this machine".into(), own: true }];
-    let clients = store::admitted(dir)?;
-    rows.extend(clients.into_iter().map(|c| KeyRow { public_key: format!("{:?}", c.key), name: c.name, own: false }));
+    let row = |key, name, own, admin| KeyRow { public_key: format!("{key:?}"), name, own, admin };
+    let mut rows = vec![row(own.public(), "this machine".into(), true, false)];
+    rows.extend(store::admitted(dir)?.into_iter().map(|client| row(client.key, client.name, false, client.admin)));
     if format == Format::Json {
         return Ok(print_json(&rows)?);
     }
-    let mut table = Table::new(&[("PUBLIC KEY", Side::Left), ("NAME", Side::Left)]);
-    rows.into_iter().for_each(|row| table.row(vec![row.public_key, row.name]));
+    let mut table = Table::new(&[("PUBLIC KEY", Side::Left), ("ADMIN", Side::Left), ("NAME", Side::Left)]);
+    let admin = |row: &KeyRow| if row.admin { "yes" } else { "-" }.to_owned();
+    rows.into_iter().for_each(|row| table.row(vec![row.public_key.clone(), admin(&row), row.name]));
     Ok(table.print()?)
 }

@@ -4,9 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rmap::client::{Reach, ServerInfo};
-use rmap::control::ControlReply;
 use rmap::udp::Wait;
-use rmap::units::{SEALED_SIZE, SLAB_PAGES};
+use rmap::units::{PAGE_SIZE, SEALED_SIZE, SLAB_PAGES};
 use rmap::wire::message::Pressure;
 use serde::Serialize;
 
@@ -18,7 +17,7 @@ use crate::show::Format;
 use crate::units::format_size;
 
 /// A server that has not answered by then is shown as silent.
-const PATIENCE: Duration = Duration::from_secs(3);
+pub const PATIENCE: Duration = Duration::from_secs(3);
 /// After the handshake, what the server has free comes with its next answers.
 const LOAD_AFTER: Duration = Duration::from_millis(50);
 
@@ -48,8 +47,7 @@ pub fn run(place: &Place, format: Format) -> Result<()> {
 }
 
 fn show(pool: &PoolConfig, servers: &[ServerInfo], format: Format) -> Result<()> {
-    let control = Box::new(|_: &_| ControlReply::Later);
-    let mut client = connect::client(&pool.dir, servers, control, Wait::BLOCK, connect::UNHURRIED)?;
+    let mut client = connect::client(&pool.dir, servers, connect::no_control(), Wait::BLOCK, connect::UNHURRIED)?;
     let mut up_at = None;
     connect::converse(&mut client, PATIENCE, |client| {
         let now = Instant::now();
@@ -66,7 +64,7 @@ fn show(pool: &PoolConfig, servers: &[ServerInfo], format: Format) -> Result<()>
                 zone: server.zone,
                 state: if up { "up" } else { "silent" },
                 pressure: up.then(|| pressure(view.pressure)),
-                free_bytes: up.then(|| u64::from(view.free_slabs) * u64::from(SLAB_PAGES) * 4096),
+                free_bytes: up.then(|| u64::from(view.free_slabs) * SLAB_CONTENT_BYTES),
                 round_trip_us: up.then_some(view.round_trip.as_secs_f64() * 1e6),
             }
         })
@@ -97,7 +95,7 @@ fn show(pool: &PoolConfig, servers: &[ServerInfo], format: Format) -> Result<()>
     Ok(table.print()?)
 }
 
-fn pressure(pressure: Pressure) -> &'static str {
+pub fn pressure(pressure: Pressure) -> &'static str {
     match pressure {
         Pressure::None => "none",
         Pressure::Yellow => "yellow",
@@ -106,5 +104,7 @@ fn pressure(pressure: Pressure) -> &'static str {
     }
 }
 
+/// The pages of a slab.
+pub const SLAB_CONTENT_BYTES: u64 = SLAB_PAGES as u64 * PAGE_SIZE as u64;
 /// What a slab takes at a server: its sealed pages, and their versions.
 pub const SLAB_BYTES: u64 = SLAB_PAGES as u64 * (SEALED_SIZE as u64 + 8);

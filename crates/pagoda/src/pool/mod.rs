@@ -2,12 +2,14 @@
 
 pub mod config;
 pub mod connect;
+mod drain;
 mod keys;
 mod list;
 mod member;
 pub mod plane;
 mod serve;
 pub mod store;
+mod top;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,6 +17,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
+use crate::cli::Pace;
 use crate::show::Format;
 use crate::units::parse_size;
 
@@ -51,9 +54,58 @@ pub enum Pool {
         #[command(flatten)]
         place: Place,
     },
+    Top(Top),
+    Drain(Drain),
     /// Keys of this machine and of those that may use its memory
     #[command(subcommand)]
     Key(Key),
+}
+
+/// Watch the servers live
+///
+/// SIZE is what a server lends, USED what of it disks have, FREE what they may still get; DISKS have pages there, CLNTS
+/// are sessions of clients. RD/s and WR/s are MiB that clients read and write there, RTT is the round trip from here in
+/// microseconds. STATE is up, silent, or draining; PRESSURE says how short of memory the server's machine is.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  pagoda pool top
+  pagoda pool top --json                           one sample
+  pagoda pool top --batch 60 --json                one JSON object a sample")]
+pub struct Top {
+    #[command(flatten)]
+    pub place: Place,
+    #[command(flatten)]
+    pub pace: Pace,
+}
+
+/// Have everything moved from a server to others, and end it
+///
+/// What TERM does at the server's own machine, but without an end to its patience: it ends when it has nothing left.
+/// This machine's key must be one that the server's operator has added with `pagoda pool key add --admin`. Disks move
+/// their pages while they are exported, as far as other servers have room.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  pagoda pool drain 3
+  pagoda pool drain 3 --cancel
+
+Exit status:
+  0  nothing is left there, and the server ends
+  1  something is: nothing moved in time, or the server does not do it for this machine
+  4  there is no server of that number")]
+pub struct Drain {
+    #[command(flatten)]
+    pub place: Place,
+    /// Number of the server, as `pagoda pool ls` shows it
+    #[arg(value_name = "SERVER")]
+    pub server: u32,
+    /// Stop waiting when nothing has moved for so long; the server goes on
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub timeout: u64,
+    /// Let the server go on lending after all
+    #[arg(long)]
+    pub cancel: bool,
 }
 
 /// Lend memory of this machine, until the signal TERM
@@ -120,6 +172,9 @@ pub enum Key {
         /// Its name, for people
         #[arg(long, default_value = "-")]
         name: String,
+        /// Let it also drain the server here, which ends it (`pagoda pool drain`); for a key that was added before, too
+        #[arg(long)]
+        admin: bool,
     },
     /// Show the public keys: this machine's, and those that may use its memory
     Ls {
@@ -132,8 +187,10 @@ pub fn run(command: Pool, format: Format) -> Result<()> {
     match command {
         Pool::Serve(options) => serve::run(&options, format),
         Pool::Ls { place } => list::run(&place, format),
+        Pool::Top(options) => top::run(&options, format),
+        Pool::Drain(options) => drain::run(&options, format),
         Pool::Key(Key::Init { dir }) => keys::init(&dir.dir, format),
-        Pool::Key(Key::Add { dir, key, name }) => keys::add(&dir.dir, &key, &name),
+        Pool::Key(Key::Add { dir, key, name, admin }) => keys::add(&dir.dir, &key, &name, admin),
         Pool::Key(Key::Ls { dir }) => keys::list(&dir.dir, format),
     }
 }

@@ -1,6 +1,6 @@
 //! `pagoda pool serve`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -11,20 +11,22 @@ use rmap::crypto::{Entropy, PublicKey, SystemEntropy};
 use rmap::server::{Server, ServerConfig};
 use rmap::udp::{Port, Wait, serve_until};
 use rmap::units::{BootEpoch, ServerId, SlabSize};
-use rmap::wire::message::Pressure;
 use rustix::mm::{MlockAllFlags, mlockall};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use super::Serve;
 use super::config::PoolConfig;
 use super::list::SLAB_BYTES;
 use super::member::Announced;
-use super::{Serve, store};
+use super::store::{self, Admitted};
 use crate::exit::UsageError;
 use crate::output::{print_json_line, print_text};
 use crate::show::Format;
 use crate::units::format_size;
 
+/// Who asked for a drain looks several times a second; an answer or two may get lost.
+const SEEN_AFTER: Duration = Duration::from_secs(2);
 /// What the machine keeps for itself.
 const HEADROOM_BYTES: u64 = 256 << 20;
 
@@ -70,13 +72,14 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
         id: ServerId(options.id),
         keys,
         pool,
-        admitted: std::mem::take(&mut admitted.keys),
+        admitted: admitted.keys(),
         slabs: slabs as usize,
         slab_size: SlabSize::default(),
         quota: u32::MAX,
         epoch: BootEpoch(SystemEntropy::default().next_u64()),
     };
     let mut server = Server::new(config, Box::new(SystemEntropy::default()))?;
+    server.set_admins(admitted.admins());
     let signals = Signals::new()?;
     let info = ServerInfo { id: ServerId(options.id), addr, key: public, zone: options.zone };
     let mut announced = place.etcd.map(|config| Announced::join(config, &info, &server)).transpose()?;
@@ -97,10 +100,10 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
         ))?,
     }
     let wait = Wait { spin: Duration::from_micros(options.spin) };
-    let mut drain = Drain { patience: Duration::from_secs(options.drain), since: None };
+    let mut drain = Drain { patience: Duration::from_secs(options.drain), ..Drain::default() };
     serve_until(&mut server, &mut port, wait, |server, _| {
         admitted.follow(server);
-        drain.follow(server, &signals);
+        drain.follow(server, &admitted, &signals);
         if let Some(announced) = &mut announced {
             announced.follow(server);
         }
@@ -133,18 +136,28 @@ impl Signals {
 }
 
 /// The wait for clients to move their pages away.
+#[derive(Default)]
 struct Drain {
     patience: Duration,
+    /// Since a signal.
     since: Option<Instant>,
+    asked_by: Option<PublicKey>,
+    empty_since: Option<Instant>,
 }
 
 impl Drain {
-    fn follow(&mut self, server: &mut Server, signals: &Signals) {
-        if !signals.asked.load(Ordering::Relaxed) {
-            return;
+    fn follow(&mut self, server: &mut Server, admitted: &Admissions, signals: &Signals) {
+        if signals.asked.load(Ordering::Relaxed) {
+            self.obey(server, signals);
+        } else {
+            self.oblige(server, admitted, signals);
         }
+    }
+
+    /// After a signal: what has not moved in time is gone.
+    fn obey(&mut self, server: &mut Server, signals: &Signals) {
         let since = *self.since.get_or_insert_with(|| {
-            server.set_pressure(Pressure::Orange);
+            server.begin_drain();
             if !server.is_drained() {
                 eprintln!("pagoda: waiting up to {:?} for clients to move their pages away", self.patience);
             }
@@ -154,34 +167,73 @@ impl Drain {
             signals.stop.store(true, Ordering::Relaxed);
         }
     }
+
+    /// At a client's request: it ends when it is empty, and the client has seen that.
+    fn oblige(&mut self, server: &Server, admitted: &Admissions, signals: &Signals) {
+        let asked_by = server.drain_asked_by();
+        if self.asked_by != asked_by {
+            match asked_by {
+                Some(key) => eprintln!("pagoda: {} asks this server to move everything away", admitted.name_of(key)),
+                None => eprintln!("pagoda: this server is not asked to move anything away any more"),
+            }
+            self.asked_by = asked_by;
+        }
+        if asked_by.is_none() || !server.is_drained() {
+            self.empty_since = None;
+        } else if self.empty_since.get_or_insert_with(Instant::now).elapsed() >= SEEN_AFTER {
+            eprintln!("pagoda: everything has moved away");
+            signals.stop.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 /// The admitted clients, read again when their file changes.
 struct Admissions {
-    dir: std::path::PathBuf,
-    keys: Vec<PublicKey>,
+    dir: PathBuf,
+    clients: Vec<Admitted>,
     read_at: Option<SystemTime>,
 }
 
 impl Admissions {
     fn read(dir: &Path) -> Result<Admissions> {
-        let mut admissions = Admissions { dir: dir.to_owned(), keys: Vec::new(), read_at: None };
-        admissions.keys = admissions.changed()?.unwrap_or_default();
+        let mut admissions = Admissions { dir: dir.to_owned(), clients: Vec::new(), read_at: None };
+        admissions.refresh()?;
         Ok(admissions)
     }
 
-    /// The list, if its file is another one than before. A list is replaced as a whole, never changed in place.
-    fn changed(&mut self) -> Result<Option<Vec<PublicKey>>> {
+    /// `true` if the list is another one than before. A list is replaced as a whole, never changed in place.
+    fn refresh(&mut self) -> Result<bool> {
         let modified = std::fs::metadata(store::admitted_path(&self.dir)).and_then(|file| file.modified()).ok();
         if modified == self.read_at {
-            return Ok(None);
+            return Ok(false);
         }
         self.read_at = modified;
-        Ok(Some(store::admitted(&self.dir)?.into_iter().map(|client| client.key).collect()))
+        self.clients = store::admitted(&self.dir)?;
+        Ok(true)
+    }
+
+    fn keys(&self) -> Vec<PublicKey> {
+        self.clients.iter().map(|client| client.key).collect()
+    }
+
+    fn admins(&self) -> Vec<PublicKey> {
+        self.clients.iter().filter(|client| client.admin).map(|client| client.key).collect()
+    }
+
+    /// For people.
+    fn name_of(&self, key: PublicKey) -> String {
+        let named = self.clients.iter().find(|client| client.key == key && client.name != "-");
+        named.map_or_else(|| format!("{key:?}"), |client| client.name.clone())
     }
 
     fn follow(&mut self, server: &mut Server) {
-        let result = self.changed().and_then(|keys| Ok(keys.map_or(Ok(()), |keys| server.admit(keys))?));
+        let result = self.refresh().and_then(|is_new| {
+            if is_new {
+                server.admit(self.keys())?;
+                server.set_admins(self.admins());
+            }
+            Ok(())
+        });
         if let Err(error) = result {
             eprintln!("pagoda: {error:#}; the clients admitted before stay");
         }

@@ -3,7 +3,7 @@
 //! | file | |
 //! |---|---|
 //! | `node.key`, `pool.key` | 64 hexadecimal digits, readable by their owner only |
-//! | `admitted` | a line for each client that may use our memory: public key, name |
+//! | `admitted` | a line for each client that may use our memory: public key, name, `admin=yes` if it may drain us |
 //! | `pool.toml` | settings, see `config.rs` |
 //! | `servers` | the static list of servers, see `rmap::servers` |
 //! | `registry` | which server has what, see `rmap::registry` |
@@ -107,7 +107,12 @@ fn key_of(dir: &Path, name: &str) -> Result<[u8; KEY_SIZE]> {
 pub struct Admitted {
     pub key: PublicKey,
     pub name: String,
+    /// It may also ask us to move everything away and to end.
+    pub admin: bool,
 }
+
+/// At the end of an administrator's line; no name of `pagoda pool key add` contains a blank.
+const ADMIN: &str = " admin=yes";
 
 pub fn admitted_path(dir: &Path) -> PathBuf {
     dir.join("admitted")
@@ -122,10 +127,11 @@ pub fn admitted(dir: &Path) -> Result<Vec<Admitted>> {
         if line.is_empty() {
             continue;
         }
+        let (line, admin) = line.strip_suffix(ADMIN).map_or((line, false), |line| (line, true));
         let (key, name) = line.split_once(char::is_whitespace).unwrap_or((line, "-"));
         let key = parse_key(key);
         let key = key.with_context(|| format!("{}, line {number}: a key is 64 hexadecimal digits", path.display()))?;
-        clients.push(Admitted { key, name: name.trim().to_owned() });
+        clients.push(Admitted { key, name: name.trim().to_owned(), admin });
     }
     Ok(clients)
 }
@@ -133,7 +139,8 @@ pub fn admitted(dir: &Path) -> Result<Vec<Admitted>> {
 /// Puts a new list in the place of the old one.
 pub fn set_admitted(dir: &Path, clients: &[Admitted]) -> Result<()> {
     let path = admitted_path(dir);
-    let line = |client: &Admitted| format!("{:?} {}\n", client.key, client.name);
+    let line =
+        |client: &Admitted| format!("{:?} {}{}\n", client.key, client.name, if client.admin { ADMIN } else { "" });
     let text: String = clients.iter().map(line).collect();
     let name = temporary(&path);
     write_secret(&name, &text)

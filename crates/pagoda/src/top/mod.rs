@@ -1,14 +1,15 @@
-//! `pagoda top`: samples the daemon, shows the rates.
+//! `pagoda top`: samples the daemon, shows the rates. And the loop of every live view.
 
 mod model;
-mod text;
-mod view;
+pub mod text;
+pub mod view;
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use pagoda_api::{Client, ClientError, HostPolicy};
+use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use serde::Serialize;
 
@@ -26,25 +27,41 @@ enum Command {
     Move(isize),
 }
 
+/// What is watched live.
+pub trait Screen {
+    /// Takes a new sample, and shows it with the rates since the last one. What cannot be had is waited for.
+    fn refresh(&mut self);
+    fn draw(&self, frame: &mut Frame<'_>);
+    /// Moves the selection.
+    fn select(&mut self, step: isize);
+}
+
 pub fn run(client: &Client, options: &cli::Top, format: Format) -> Result<()> {
     let sampler = Sampler { client, start: Instant::now() };
-    let interval = Duration::from_secs_f64(options.interval);
-    match options.batch {
+    let interval = Duration::from_secs_f64(options.pace.interval);
+    match options.pace.batch {
         Some(count) => batch(&sampler, count, interval, format),
         None if format == Format::Json => {
             Err(UsageError("--json needs --batch N: the live view is for people".into()).into())
         }
-        None if !std::io::stdout().is_terminal() => {
-            Err(UsageError("standard output is not a terminal: add --batch N".into()).into())
-        }
         None => {
-            let first = sampler.sample()?;
-            let mut terminal = ratatui::try_init().context("set up the terminal")?;
-            let result = live(&mut terminal, &sampler, first, interval);
-            ratatui::restore();
-            result
+            let before = sampler.sample()?;
+            let mut view = View::default();
+            view.update(before.host.clone(), rows(None, &before));
+            watch(&mut Vms { sampler, view, before }, interval)
         }
     }
+}
+
+/// Shows a screen until the user quits.
+pub fn watch(screen: &mut impl Screen, interval: Duration) -> Result<()> {
+    if !std::io::stdout().is_terminal() {
+        return Err(UsageError("standard output is not a terminal: add --batch N".into()).into());
+    }
+    let mut terminal = ratatui::try_init().context("set up the terminal")?;
+    let result = live(&mut terminal, screen, interval);
+    ratatui::restore();
+    result
 }
 
 struct Sampler<'a> {
@@ -88,36 +105,48 @@ fn batch(sampler: &Sampler<'_>, count: u32, interval: Duration, format: Format) 
     Ok(())
 }
 
-/// Draws until the user quits. A daemon that goes away is waited for: its VMs wait, too.
-fn live(
-    terminal: &mut ratatui::DefaultTerminal,
-    sampler: &Sampler<'_>,
-    first: Sample,
-    interval: Duration,
-) -> Result<()> {
-    let mut view = View::default();
-    view.update(first.host.clone(), rows(None, &first));
-    let mut before = first;
+/// All VMs. A daemon that goes away is waited for: its VMs wait, too.
+struct Vms<'a> {
+    sampler: Sampler<'a>,
+    view: View,
+    before: Sample,
+}
+
+impl Screen for Vms<'_> {
+    fn refresh(&mut self) {
+        match self.sampler.sample() {
+            Ok(now) => {
+                self.view.update(now.host.clone(), rows(Some(&self.before), &now));
+                self.before = now;
+            }
+            Err(error) => self.view.trouble = Some(error.to_string()),
+        }
+    }
+
+    fn draw(&self, frame: &mut Frame<'_>) {
+        self.view.draw(frame);
+    }
+
+    fn select(&mut self, step: isize) {
+        self.view.select(step);
+    }
+}
+
+fn live(terminal: &mut ratatui::DefaultTerminal, screen: &mut impl Screen, interval: Duration) -> Result<()> {
     let mut next = Instant::now() + interval;
     loop {
-        terminal.draw(|frame| view.draw(frame)).context("draw")?;
+        terminal.draw(|frame| screen.draw(frame)).context("draw")?;
         if event::poll(next.saturating_duration_since(Instant::now())).context("wait for a key")? {
             let pressed = event::read().context("read a key")?;
             match command(&pressed) {
                 Some(Command::Quit) => return Ok(()),
-                Some(Command::Move(step)) => view.select(step),
+                Some(Command::Move(step)) => screen.select(step),
                 None => {}
             }
             continue;
         }
         next = Instant::now() + interval;
-        match sampler.sample() {
-            Ok(now) => {
-                view.update(now.host.clone(), rows(Some(&before), &now));
-                before = now;
-            }
-            Err(error) => view.trouble = Some(error.to_string()),
-        }
+        screen.refresh();
     }
 }
 

@@ -9,18 +9,17 @@ use crate::units::{format_per_mille, format_size};
 /// Characters between two columns.
 pub const SPACING: usize = 2;
 
-/// One column of the VMs' table.
-#[derive(Clone, Copy)]
-pub struct Column {
+/// One column of a table of `R`.
+pub struct Column<R> {
     pub name: &'static str,
     pub side: Side,
     /// A narrow terminal drops the columns with the greatest rank first; those of rank 0 stay.
-    rank: u8,
-    pub cell: fn(&Row) -> String,
+    pub rank: u8,
+    pub cell: fn(&R) -> String,
 }
 
 /// esxtop's words where it has one.
-pub const COLUMNS: [Column; 18] = [
+pub const COLUMNS: [Column<Row>; 18] = [
     Column { name: "NAME", side: Side::Left, rank: 0, cell: |row| row.name.clone() },
     Column { name: "STATE", side: Side::Left, rank: 2, cell: |row| row.state.clone() },
     Column { name: "MEMSZ", side: Side::Right, rank: 1, cell: |row| format_size(row.memory_bytes) },
@@ -42,12 +41,12 @@ pub const COLUMNS: [Column; 18] = [
 ];
 
 /// The columns that fit, in their order: of too many, the least important go.
-pub fn columns_within(width: usize, rows: &[Row]) -> Vec<Column> {
-    let mut kept: Vec<(Column, usize)> = COLUMNS
+pub fn columns_within<'a, R>(columns: &'a [Column<R>], width: usize, rows: &[R]) -> Vec<&'a Column<R>> {
+    let mut kept: Vec<(&Column<R>, usize)> = columns
         .iter()
         .map(|column| {
             let cells = rows.iter().map(|row| (column.cell)(row).chars().count());
-            (*column, cells.chain([column.name.len()]).max().unwrap_or(0))
+            (column, cells.chain([column.name.len()]).max().unwrap_or(0))
         })
         .collect();
     while kept.iter().map(|(_, width)| width + SPACING).sum::<usize>() > width + SPACING {
@@ -55,6 +54,16 @@ pub fn columns_within(width: usize, rows: &[Row]) -> Vec<Column> {
         kept.retain(|(column, _)| column.rank != last);
     }
     kept.into_iter().map(|(column, _)| column).collect()
+}
+
+/// All columns of all rows.
+pub fn render_table<R>(columns: &[Column<R>], rows: &[R]) -> String {
+    let heads: Vec<(&str, Side)> = columns.iter().map(|column| (column.name, column.side)).collect();
+    let mut table = Table::new(&heads);
+    for row in rows {
+        table.row(columns.iter().map(|column| (column.cell)(row)).collect());
+    }
+    table.render()
 }
 
 /// The host's state, and what of it VMs use.
@@ -112,11 +121,7 @@ pub fn cause_cells(cause: &Cause) -> Vec<String> {
 
 /// One sample, as wide as it comes; below it for each VM that has faults, their rates by cause.
 pub fn render(host: &HostPolicy, rows: &[Row]) -> String {
-    let mut table = Table::new(&COLUMNS.map(|column| (column.name, column.side)));
-    for row in rows {
-        table.row(COLUMNS.iter().map(|column| (column.cell)(row)).collect());
-    }
-    let mut text = format!("{}\n{}\n{}", host_line(host), totals_line(rows), table.render());
+    let mut text = format!("{}\n{}\n{}", host_line(host), totals_line(rows), render_table(&COLUMNS, rows));
     for row in rows {
         let causes: Vec<String> = row
             .causes
@@ -131,11 +136,11 @@ pub fn render(host: &HostPolicy, rows: &[Row]) -> String {
     text
 }
 
-fn mib_per_s(bytes: Option<f64>) -> String {
+pub fn mib_per_s(bytes: Option<f64>) -> String {
     bytes.map_or("-".into(), |bytes| format!("{:.1}", bytes / f64::from(1 << 20)))
 }
 
-fn size(bytes: Option<u64>) -> String {
+pub fn size(bytes: Option<u64>) -> String {
     bytes.map_or("-".into(), format_size)
 }
 
@@ -197,7 +202,7 @@ mod tests {
     fn a_narrow_terminal_keeps_what_matters() {
         let rows = rows(None, &Sample { vms: vec![squeezed("web1")], ..Sample::default() });
         let check = |width: usize, expected: &str| {
-            let columns = columns_within(width, &rows);
+            let columns = columns_within(&COLUMNS, width, &rows);
             let names: Vec<&str> = columns.iter().map(|column| column.name).collect();
             assert_eq!(names.join(" "), expected, "{width}");
         };

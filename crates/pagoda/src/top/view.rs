@@ -8,7 +8,7 @@ use ratatui::text::Line;
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, TableState};
 
 use super::model::Row;
-use super::text::{CAUSE_COLUMNS, SPACING, cause_cells, columns_within, host_line, totals_line};
+use super::text::{CAUSE_COLUMNS, COLUMNS, Column, SPACING, cause_cells, columns_within, host_line, totals_line};
 use crate::output::Side;
 
 /// Rows for the faults by cause: the heading, the columns' names and a dozen causes.
@@ -52,13 +52,9 @@ impl View {
         ])
         .areas(frame.area());
         frame.render_widget(Paragraph::new(self.summary()), head);
-        self.draw_vms(frame, vms);
+        draw_rows(frame, vms, &COLUMNS, &self.rows, self.selected);
         self.draw_causes(frame, causes);
-        let foot_line = match &self.trouble {
-            Some(trouble) => Line::from(trouble.clone()).red(),
-            None => Line::from("q quit   up/down choose   SWR SWW MiB/s   P50 P99 us").dim(),
-        };
-        frame.render_widget(Paragraph::new(foot_line), foot);
+        draw_foot(frame, foot, self.trouble.as_deref(), "q quit   up/down choose   SWR SWW MiB/s   P50 P99 us");
     }
 
     fn summary(&self) -> Vec<Line<'static>> {
@@ -66,16 +62,6 @@ impl View {
             Line::from(format!("pagoda  {}", host_line(&self.host))).bold(),
             Line::from(format!("        {}", totals_line(&self.rows))),
         ]
-    }
-
-    fn draw_vms(&self, frame: &mut Frame<'_>, area: Rect) {
-        let columns = columns_within(usize::from(area.width), &self.rows);
-        let cells = |row: &Row| columns.iter().map(|column| (column.cell)(row)).collect();
-        let rows: Vec<Vec<String>> = self.rows.iter().map(cells).collect();
-        let heads: Vec<(&str, Side)> = columns.iter().map(|column| (column.name, column.side)).collect();
-        let table = table(&heads, &rows).row_highlight_style(Style::new().reversed());
-        let mut state = TableState::new().with_selected(self.selected);
-        frame.render_stateful_widget(table, area, &mut state);
     }
 
     fn draw_causes(&self, frame: &mut Frame<'_>, area: Rect) {
@@ -87,6 +73,24 @@ impl View {
         let rows: Vec<Vec<String>> = row.causes.iter().map(cause_cells).collect();
         frame.render_widget(table(&CAUSE_COLUMNS, &rows), body);
     }
+}
+
+/// The columns that fit, one row highlighted.
+pub fn draw_rows<R>(frame: &mut Frame<'_>, area: Rect, columns: &[Column<R>], rows: &[R], selected: usize) {
+    let columns = columns_within(columns, usize::from(area.width), rows);
+    let cells = |row: &R| columns.iter().map(|column| (column.cell)(row)).collect();
+    let cells: Vec<Vec<String>> = rows.iter().map(cells).collect();
+    let heads: Vec<(&str, Side)> = columns.iter().map(|column| (column.name, column.side)).collect();
+    let table = table(&heads, &cells).row_highlight_style(Style::new().reversed());
+    let mut state = TableState::new().with_selected(selected);
+    frame.render_stateful_widget(table, area, &mut state);
+}
+
+/// What is wrong, or else what the keys and units are.
+pub fn draw_foot(frame: &mut Frame<'_>, area: Rect, trouble: Option<&str>, help: &str) {
+    let line =
+        trouble.map_or_else(|| Line::from(help.to_owned()).dim(), |trouble| Line::from(trouble.to_owned()).red());
+    frame.render_widget(Paragraph::new(line), area);
 }
 
 fn table(columns: &[(&'static str, Side)], rows: &[Vec<String>]) -> Table<'static> {

@@ -143,6 +143,11 @@ impl Pool {
         drop(self.servers[place].take());
     }
 
+    /// Waits for the end of a server; its status.
+    pub fn wait_server(&mut self, place: usize) -> Option<i32> {
+        self.servers[place].take().unwrap().wait()
+    }
+
     pub fn output(&self, words: &[&str]) -> Output {
         pagoda(&self.dir, words).output().unwrap()
     }

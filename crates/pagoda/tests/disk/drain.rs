@@ -1,0 +1,79 @@
+//! Servers that are watched, and emptied while their disks are used.
+
+use std::process::{Command, Stdio};
+
+use crate::pool::{Pool, text};
+use crate::qemu_io;
+use crate::rig::until;
+
+/// What each server has, and how it is.
+fn servers(pool: &Pool) -> Vec<(u64, String)> {
+    let sample = pool.json(&["pool", "top", "--interval", "0.1"]);
+    let row =
+        |row: &serde_json::Value| (row["used_bytes"].as_u64().unwrap(), row["state"].as_str().unwrap().to_owned());
+    sample.as_array().unwrap().iter().map(row).collect()
+}
+
+/// Makes this machine's key one that may drain, and waits until the server knows.
+fn become_admin(pool: &Pool, server: &str) {
+    let key = pool.json(&["pool", "key", "ls"])[0]["public_key"].as_str().unwrap().to_owned();
+    pool.run(&["pool", "key", "add", &key, "--admin"]);
+    pool.fails(&["pool", "key", "add", &key, "--admin"], 1, "already, as self");
+    until("the server knows", || pool.output(&["pool", "drain", server, "--cancel"]).status.success());
+}
+
+/// The only copies of pages move while they are read and written, and the server ends then.
+#[test]
+fn a_server_is_drained_and_ends() {
+    let mut pool = Pool::start("drain", 2);
+    pool.run(&["disk", "create", "d", "--size", "64M", "--copies", "1"]);
+    let export = pool.export("d", &[]);
+    qemu_io(&export.uri(), &["write -P 1 0 4M", "write -P 2 32M 4M"]);
+    let full = servers(&pool).iter().position(|(bytes, _)| *bytes > 0).expect("a server has it");
+    assert_eq!(servers(&pool)[1 - full], (0, "up".to_owned()));
+    let number = (full + 1).to_string();
+    pool.fails(&["pool", "drain", "9"], 4, "no server 9");
+    // Whoever may use it may not end it.
+    pool.fails(&["pool", "drain", &number], 1, "--admin");
+    pool.fails(&["pool", "drain", &number, "--cancel"], 1, "--admin");
+    assert_eq!(servers(&pool)[full].1, "up");
+    become_admin(&pool, &number);
+    let fio = Command::new("fio")
+        .args(["--name=v", "--ioengine=nbd", &format!("--uri={}", export.uri()), "--rw=randwrite", "--bs=4k"])
+        .args(["--offset=8M", "--size=16M", "--verify=crc32c", "--verify_fatal=1", "--loops=4", "--iodepth=8"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("fio; scripts/install-deps.sh test installs it");
+    let drained = pool.run(&["pool", "drain", &number]);
+    assert!(drained.contains("64M to move") && drained.ends_with("has nothing left, and ends\n"), "{drained}");
+    let fio = fio.wait_with_output().unwrap();
+    assert!(fio.status.success(), "{}{}", text(&fio.stdout), text(&fio.stderr));
+    assert_eq!(pool.wait_server(full), Some(0));
+    qemu_io(&export.uri(), &["read -P 1 0 4M", "read -P 2 32M 4M", "write -P 3 0 1M", "read -P 3 0 1M"]);
+    assert_eq!(export.stop(), Some(0));
+}
+
+/// Pages that have nowhere to go stay, and so does their server.
+#[test]
+fn a_drain_loses_nothing_and_is_called_off() {
+    let mut pool = Pool::start("stuck", 1);
+    pool.run(&["disk", "create", "d", "--size", "128M", "--copies", "1"]);
+    let export = pool.export("d", &[]);
+    qemu_io(&export.uri(), &["write -P 1 0 4M"]);
+    become_admin(&pool, "1");
+    pool.fails(&["pool", "drain", "1", "--timeout", "1"], 1, "64M is still at server 1");
+    assert_eq!(servers(&pool), [(64 << 20, "draining".to_owned())]);
+    assert!(pool.has_said("self asks this server to move everything away"));
+    qemu_io(&export.uri(), &["read -P 1 0 4M", "write -P 2 0 1M"]);
+    assert_eq!(pool.run(&["pool", "drain", "1", "--cancel"]), "server 1 goes on lending\n");
+    assert_eq!(servers(&pool), [(64 << 20, "up".to_owned())]);
+    qemu_io(&export.uri(), &["read -P 2 0 1M", "write -P 3 100M 1M", "read -P 3 100M 1M"]);
+    pool.kill_server(0);
+    pool.fails(&["pool", "drain", "1"], 1, "does not answer");
+    let rows = pool.json(&["pool", "top", "--interval", "0.1"]);
+    assert_eq!((rows[0]["state"].clone(), rows[0]["used_bytes"].clone()), ("silent".into(), serde_json::Value::Null));
+    let table = pool.run(&["pool", "top", "--batch", "2", "--interval", "0.1"]);
+    assert_eq!(table.matches("SERVER").count(), 2, "{table}");
+    pool.fails(&["pool", "top"], 2, "not a terminal");
+}
