@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use rmap::client::ServerInfo;
+use rmap::client::{Client, ServerInfo};
 use rmap::control::MapEntry;
 use rmap::crypto::Keypair;
 use rmap::nbd::{self, Ended, Listener, Server};
@@ -66,6 +66,7 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     let mut client = connect::client(dir, &servers, plane.control()?, wait, fail_after)?;
     greet(&mut client, &servers)?;
     stand_in(&mut client, &pool, name, &servers, &seen.map)?;
+    let newcomers = pool.newcomers(client.client.reach().map(|(id, _)| id).collect())?;
     // The last thing that may be done before serving: it ends whatever another owner does.
     let (generation, map) = plane.take_over(disk.space()?)?;
     let space = client.client.attach(&disk.spec()?, generation, &map)?;
@@ -81,7 +82,16 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
         Format::Json => print_json_line(&Exported { name: name.clone(), uri, size_bytes: disk.size_bytes })?,
         Format::Text => print_text(&format!("Exporting {name} at {uri}\n"))?,
     }
-    match server.run(stop.as_fd())? {
+    let welcome = |client: &mut Client, now| {
+        for server in newcomers.try_iter() {
+            let id = server.id.0;
+            match client.add_server(now, server) {
+                Ok(()) => eprintln!("pagoda: server {id} has come"),
+                Err(error) => eprintln!("pagoda: server {id} is not used: {error}"),
+            }
+        }
+    };
+    match server.run(stop.as_fd(), welcome)? {
         Ended::Stopped => Ok(()),
         Ended::TakenOver => bail!("another owner has taken {name} over: writes not answered by then are not there"),
     }

@@ -121,6 +121,27 @@ fn a_disk_outlives_servers_that_etcd_has_forgotten() {
     assert_eq!((shown["lost_bytes"].clone(), shown["generation"].clone()), (0.into(), 2.into()));
 }
 
+/// Copies that a dead server had are made again at one that came later, while the disk is exported.
+#[test]
+fn a_server_that_comes_is_used() {
+    let etcd = EtcdProcess::start();
+    let mut pool = Pool::start_with("comes", 2, &settings(&etcd));
+    pool.run(&["disk", "create", "d", "--size", "64M"]);
+    let export = pool.export("d", &[]);
+    qemu_io(&export.uri(), &["write -P 1 0 1M"]);
+    pool.kill_server(0);
+    let short = |pool: &Pool| pool.json(&["disk", "show", "d"])["short_bytes"].as_u64().unwrap();
+    until("the dead one is given up", || {
+        qemu_io(&export.uri(), &["write -P 2 0 1M"]);
+        short(&pool) > 0
+    });
+    pool.add_server();
+    until("there are two copies", || short(&pool) == 0);
+    pool.kill_server(1);
+    qemu_io(&export.uri(), &["read -P 2 0 1M", "write -P 3 0 1M", "read -P 3 0 1M"]);
+    assert_eq!(export.stop(), Some(0));
+}
+
 #[test]
 fn settings_are_checked_and_options_beat_them() {
     let etcd = EtcdProcess::start_with(Scheme::Tls);

@@ -26,6 +26,8 @@ pub const CONNECTIONS_MAX: usize = 32;
 const NEGOTIATION_MAX: Duration = Duration::from_secs(60);
 /// When a space is taken over, what is left to be said is sent for so long.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// New servers may wait so long.
+const TEND_EVERY: Duration = Duration::from_secs(1);
 /// What is waited for besides clients.
 const OTHERS: usize = 3;
 const LISTENER: u64 = u64::MAX;
@@ -150,14 +152,21 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
         &self.listener
     }
 
-    /// Serves until `stop` becomes readable, or somebody else owns the space.
+    /// Serves until `stop` becomes readable, or somebody else owns the space. About once a second the pool's client is
+    /// handed to `tend`, to make servers known that have come since; it must not wait for anything.
     ///
     /// # Errors
     /// The pool's socket or the system's waiting is broken.
-    pub fn run(&mut self, stop: BorrowedFd<'_>) -> Result<Ended, ServerError> {
+    pub fn run(&mut self, stop: BorrowedFd<'_>, mut tend: impl FnMut(&mut Client, Time)) -> Result<Ended, ServerError> {
         watch(&self.epoll, &stop, STOP)?;
         let mut ready = Vec::with_capacity(CONNECTIONS_MAX + OTHERS);
+        let mut tended_at = Instant::now();
         loop {
+            if tended_at.elapsed() >= TEND_EVERY {
+                let now = self.pool.now();
+                tend(&mut self.pool.client, now);
+                tended_at = Instant::now();
+            }
             self.work();
             self.pool.flush();
             if self.disk.is_fenced() {
