@@ -7,14 +7,14 @@ mod remove;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{ArgGroup, Args, Subcommand};
 use rmap::control::MapEntry;
 use rmap::units::{Generation, PAGE_SIZE, SLAB_PAGES, SlabNo};
 use rmap_etcd::NewSpace;
 use serde::Serialize;
 
-use crate::exit::UsageError;
+use crate::exit::{self, UsageError};
 use crate::output::{Side, Table, print_json, print_text};
 use crate::pool::config::PoolConfig;
 use crate::pool::plane::Plane;
@@ -194,7 +194,23 @@ fn create(pool: &PoolConfig, name: &str, size: u64, copies: usize, format: Forma
 }
 
 fn list(pool: &PoolConfig, format: Format) -> Result<()> {
-    let disks = record::names(&pool.dir)?.iter().map(|name| Info::read(pool, name)).collect::<Result<Vec<Info>>>()?;
+    let names = record::names(&pool.dir)?;
+    let mut disks = Vec::new();
+    for name in &names {
+        match Info::read(pool, name) {
+            Ok(disk) => disks.push(disk),
+            Err(error) if exit::is_unreachable(&error) => return Err(error),
+            // What is wrong with one disk hides no other.
+            Err(error) => eprintln!("pagoda: {name} is left out: {error:#}"),
+        }
+    }
+    print_list(&disks, format)?;
+    let left_out = names.len() - disks.len();
+    ensure!(left_out == 0, "not all disks could be looked at: {left_out} of {} are left out", names.len());
+    Ok(())
+}
+
+fn print_list(disks: &[Info], format: Format) -> Result<()> {
     if format == Format::Json {
         return Ok(print_json(&disks)?);
     }
@@ -209,7 +225,7 @@ fn list(pool: &PoolConfig, format: Format) -> Result<()> {
     ]);
     for disk in disks {
         table.row(vec![
-            disk.name,
+            disk.name.clone(),
             format_size(disk.size_bytes),
             disk.copies.to_string(),
             format_size(disk.used_bytes),

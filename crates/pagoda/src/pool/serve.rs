@@ -83,22 +83,7 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     let signals = Signals::new()?;
     let info = ServerInfo { id: ServerId(options.id), addr, key: public, zone: options.zone };
     let mut announced = place.etcd.map(|config| Announced::join(config, &info, &server)).transpose()?;
-    let line = format!("{} {addr} {public:?} {}", options.id, options.zone);
-    match format {
-        Format::Json => print_json_line(&Serving {
-            listen: addr.to_string(),
-            bytes: slabs * SLAB_BYTES,
-            public_key: format!("{public:?}"),
-            line,
-        })?,
-        Format::Text if announced.is_some() => {
-            print_text(&format!("Lending {} on {addr}, as server {}\n", format_size(slabs * SLAB_BYTES), options.id))?;
-        }
-        Format::Text => print_text(&format!(
-            "Lending {} on {addr}. For the file `servers` of each client (the last number is the zone):\n{line}\n",
-            format_size(slabs * SLAB_BYTES)
-        ))?,
-    }
+    say_ready(&info, slabs * SLAB_BYTES, announced.is_some(), format)?;
     let wait = Wait { spin: Duration::from_micros(options.spin) };
     let mut drain = Drain { patience: Duration::from_secs(options.drain), ..Drain::default() };
     serve_until(&mut server, &mut port, wait, |server, _| {
@@ -112,6 +97,22 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     .context("serve")?;
     if let Some(announced) = announced {
         announced.leave();
+    }
+    Ok(())
+}
+
+fn say_ready(info: &ServerInfo, bytes: u64, in_cluster: bool, format: Format) -> Result<()> {
+    let ServerInfo { id, addr, key, zone } = info;
+    let line = format!("{} {addr} {key:?} {zone}", id.0);
+    let lending = format!("Lending {} on {addr}", format_size(bytes));
+    match format {
+        Format::Json => {
+            print_json_line(&Serving { listen: addr.to_string(), bytes, public_key: format!("{key:?}"), line })?;
+        }
+        Format::Text if in_cluster => print_text(&format!("{lending}, as server {}\n", id.0))?,
+        Format::Text => print_text(&format!(
+            "{lending}. For the file `servers` of each client (the last number is the zone):\n{line}\n"
+        ))?,
     }
     Ok(())
 }

@@ -55,6 +55,8 @@ fn a_disk_is_taken_over_on_another_machine() {
     assert!(rows.as_array().unwrap().iter().all(|row| row["free_bytes"] == 3 * (64 << 20)), "{rows}");
     // What the first machine still knows is of no use.
     pool.fails(&["disk", "show", "d"], 4, "no space");
+    pool.fails(&["disk", "ls"], 1, "d is left out");
+    pool.fails(&["disk", "rm", "d"], 4, "--force forgets");
     pool.run(&["disk", "rm", "d", "--force"]);
     pool.run(&["disk", "create", "d", "--size", "4M"]);
 }
