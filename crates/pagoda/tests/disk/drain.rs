@@ -41,6 +41,7 @@ fn a_server_is_drained_and_ends() {
     let fio = Command::new("fio")
         .args(["--name=v", "--ioengine=nbd", &format!("--uri={}", export.uri()), "--rw=randwrite", "--bs=4k"])
         .args(["--offset=8M", "--size=16M", "--verify=crc32c", "--verify_fatal=1", "--loops=4", "--iodepth=8"])
+        .current_dir(&pool.dir)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

@@ -101,8 +101,10 @@ fn a_killed_server_loses_nothing() {
     // Passes of it until a server is killed in the middle of one, and one more after that.
     let verify =
         ["--iodepth=16", "--verify=crc32c", "--verify_fatal=1", "--loops=3", "--randseed=7", "--output-format=json"];
-    let fio = Command::new("fio").args(fixed).args(verify).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let mut fio = fio.expect("fio; scripts/install-deps.sh test installs it");
+    let mut fio = Command::new("fio");
+    // It leaves a file where it is.
+    fio.args(fixed).args(verify).current_dir(&pool.dir).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut fio = fio.spawn().expect("fio; scripts/install-deps.sh test installs it");
     // In the middle: as soon as the disk has its first pages.
     while pool.json(&["disk", "show", "d"])["used_bytes"] == 0 {
         assert!(fio.try_wait().unwrap().is_none(), "fio ended before it wrote anything");
