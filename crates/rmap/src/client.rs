@@ -420,8 +420,8 @@ impl Client {
         &self.stats
     }
 
-    /// Asks every server how it is. What they say is in [`Client::servers`] as it comes; what gets lost is not asked for
-    /// again.
+    /// Asks every server how it is. What they say is in [`Client::servers`] as it comes; what gets lost is not asked
+    /// for again.
     pub fn ask_reports(&mut self) {
         self.peers.iter_mut().for_each(|peer| (peer.report_due, peer.report) = (true, None));
     }

@@ -218,8 +218,8 @@ impl Server {
         Ok(())
     }
 
-    /// The clients that may ask this server, from now on, to be drained and to end; nobody may unless this says so. They
-    /// have to be admitted, too.
+    /// The clients that may ask this server, from now on, to be drained and to end; nobody may unless this says so.
+    /// They have to be admitted, too.
     pub fn set_admins(&mut self, admins: Vec<PublicKey>) {
         self.admins = admins;
     }

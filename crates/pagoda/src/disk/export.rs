@@ -128,8 +128,8 @@ fn stand_in(
     let at = |entry: &MapEntry, ids: &[ServerId]| entry.replicas.iter().any(|replica| ids.contains(&replica.server));
     if map.iter().any(|(_, entry)| at(entry, &absent) && !at(entry, &up)) {
         bail!(
-            "parts of {name} are only at servers that are not there: {}. Start them again, or, if they are gone for good, \
-             give up what they had by a line for each in {}",
+            "parts of {name} are only at servers that are not there: {}. Start them again, or, if they are gone for \
+             good, give up what they had by a line for each in {}",
             connect::list(&absent),
             store::servers_path(&pool.dir).display()
         );

@@ -247,7 +247,8 @@ fn show(pool: &PoolConfig, name: &str, format: Format) -> Result<()> {
     let kept = disk.cluster.map_or("this machine".to_owned(), |pool| format!("etcd, pool {pool}"));
     print_text(&format!(
         "name       {}\nsize       {}\ncopies     {}\nused       {}\nshort      {}   has fewer copies than it should\n\
-         lost       {}   gone with its servers\nexported   {exported}\nowners     {}   so far{last}\nkept by    {kept}\nspace      {}\n",
+         lost       {}   gone with its servers\nexported   {exported}\n\
+         owners     {}   so far{last}\nkept by    {kept}\nspace      {}\n",
         disk.name,
         format_size(disk.size_bytes),
         disk.copies,

@@ -71,8 +71,8 @@ pub fn converse(
     }
 }
 
-/// Asks again and again, for requests and answers may get lost, until it is `enough` or `patience` is over. `true` if it
-/// was enough.
+/// Asks again and again, for requests and answers may get lost, until it is `enough` or `patience` is over. `true` if
+/// it was enough.
 ///
 /// # Errors
 /// The socket is broken.

@@ -60,8 +60,8 @@ fn ask(client: &mut UdpClient<Control>, id: ServerId, request: Request) -> Resul
     match answer(&client.client) {
         Some(Status::Ok) => Ok(()),
         Some(Status::Denied) => bail!(
-            "server {} does not do that for this machine: at the server, run `pagoda pool key add --admin` with the key \
-             that `pagoda pool key ls` shows here",
+            "server {} does not do that for this machine: at the server, run `pagoda pool key add --admin` with the \
+             key that `pagoda pool key ls` shows here",
             id.0
         ),
         Some(status) => bail!("server {} refuses: {status:?}", id.0),
@@ -90,8 +90,8 @@ fn follow(client: &mut UdpClient<Control>, id: ServerId, timeout: Duration, form
         }
         if moved_at.elapsed() >= timeout {
             bail!(
-                "nothing has moved for {timeout:?}, and {left} is still at server {}: do others have room (`pagoda pool \
-                 ls`), and are the disks exported? It goes on trying; --cancel ends that",
+                "nothing has moved for {timeout:?}, and {left} is still at server {}: do others have room (`pagoda \
+                 pool ls`), and are the disks exported? It goes on trying; --cancel ends that",
                 id.0
             );
         }

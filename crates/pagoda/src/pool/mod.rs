@@ -65,8 +65,8 @@ pub enum Pool {
 ///
 /// SIZE is what a server lends, USED what of it disks have, FREE what they may still get; DISKS have pages there, CLNTS
 /// are sessions of clients. RD/s and WR/s are MiB that clients read and write there, RTT is the round trip from here in
-/// microseconds. STATE is up, silent, or draining. PRESSURE is what the server asks of its clients: none, yellow (no new
-/// slabs), orange (to move what they have there), red (to drop what has another copy).
+/// microseconds. STATE is up, silent, or draining. PRESSURE is what the server asks of its clients: none, yellow (no
+/// new slabs), orange (to move what they have there), red (to drop what has another copy).
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
