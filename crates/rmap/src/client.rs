@@ -535,7 +535,7 @@ impl Client {
 
     /// Looks at every slab that something happened to, until nothing more follows.
     fn settle(&mut self, now: Time) {
-        while let Some((space, slab)) = self.dirty.pop_front() {
+        while let Some((space, slab)) = self.dirty.pop_front().or_else(|| self.copies.next_waiting()) {
             self.spaces[space].slabs[slab].dirty = false;
             self.advance(now, space, slab);
         }

@@ -2,6 +2,8 @@
 //!
 //! A page keeps its version, so a copy that is late or done twice changes nothing.
 
+use std::collections::VecDeque;
+
 use super::Client;
 use super::exchange::{Request, Role};
 use crate::units::{Class, SEALED_SIZE, Version};
@@ -23,11 +25,14 @@ pub struct Copy {
 pub struct Copies {
     all: Vec<Option<Copy>>,
     buffers: Vec<Box<[u8]>>,
+    /// Slabs that have pages to copy and found no room, in the order in which they get it.
+    waiting: VecDeque<(usize, usize)>,
 }
 
 impl Copies {
     pub fn new() -> Copies {
-        Copies { all: vec![None; COPIES_MAX], buffers: (0..COPIES_MAX).map(|_| vec![0; SEALED_SIZE].into()).collect() }
+        let buffers = (0..COPIES_MAX).map(|_| vec![0; SEALED_SIZE].into()).collect();
+        Copies { all: vec![None; COPIES_MAX], buffers, waiting: VecDeque::new() }
     }
 
     pub fn is_idle(&self) -> bool {
@@ -36,6 +41,18 @@ impl Copies {
 
     pub fn has_room(&self) -> bool {
         self.all.iter().any(Option::is_none)
+    }
+
+    /// To be looked at again when there is room: what ends then may be another slab's copy.
+    pub fn wait_for_room(&mut self, space: usize, slab: usize) {
+        if !self.waiting.contains(&(space, slab)) {
+            self.waiting.push_back((space, slab));
+        }
+    }
+
+    /// A slab that waits for room, if there is some.
+    pub fn next_waiting(&mut self) -> Option<(usize, usize)> {
+        if self.has_room() { self.waiting.pop_front() } else { None }
     }
 
     pub fn get(&mut self, copy: usize) -> Option<Copy> {
@@ -65,12 +82,15 @@ impl Copies {
 }
 
 impl Client {
-    /// Copies one page. Does nothing without room: the end of another copy brings the slab up again.
+    /// Copies one page. Does nothing without room, which brings the slab up again when there is some.
     pub(super) fn start_copy(&mut self, space: usize, slab: usize, index: usize, source: usize, target: usize) -> bool {
         if self.copies.is_copying(space, slab, index, target) {
             return true;
         }
-        let Some(copy) = self.copies.all.iter().position(Option::is_none) else { return false };
+        let Some(copy) = self.copies.all.iter().position(Option::is_none) else {
+            self.copies.wait_for_room(space, slab);
+            return false;
+        };
         let page = self.config.slab_size.page(crate::units::SlabNo(slab as u32), index);
         let version = self.spaces[space].slabs[slab].version(index);
         let role = Role::CopyRead { copy };

@@ -200,7 +200,7 @@ impl Client {
                     continue;
                 }
                 complete = false;
-                if !self.copies.has_room() || !self.copy_page(space, slab, index, target) {
+                if !self.copy_page(space, slab, index, target) {
                     if let Some(repair) = &mut self.spaces[space].slabs[slab].repair {
                         repair.cursor = index;
                     }

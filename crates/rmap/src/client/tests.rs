@@ -23,6 +23,8 @@ struct Pool {
     servers: Vec<Server>,
     space: SpaceRef,
     now: Time,
+    /// Hears nothing.
+    deaf: Option<usize>,
 }
 
 fn addr(node: usize) -> SocketAddr {
@@ -51,7 +53,7 @@ impl Pool {
         }
         let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies, key: [2; KEY_SIZE] };
         let space = client.attach(&spec, Generation(1), &[]).unwrap();
-        let mut pool = Pool { client, servers: all, space, now: Time(1) };
+        let mut pool = Pool { client, servers: all, space, now: Time(1), deaf: None };
         pool.run();
         pool
     }
@@ -64,7 +66,7 @@ impl Pool {
             while let Some(transmit) = self.client.poll_transmit(self.now, &mut out) {
                 any = true;
                 let server = usize::from(transmit.to.port()) - 100;
-                for datagram in out.chunks_mut(transmit.segment) {
+                for datagram in out.chunks_mut(transmit.segment).filter(|_| self.deaf != Some(server)) {
                     self.servers[server].on_datagram(self.now, addr(99), datagram);
                 }
                 out.clear();
@@ -182,6 +184,25 @@ fn another_owner_ends_everything() {
     assert_eq!(pool.write(0, 3), Err(Failure::Fenced));
     pool.space = new;
     assert_eq!(pool.read(0), Ok(2));
+}
+
+/// An owner that left writes unfinished in several slabs: together they need more copies than there is room for.
+#[test]
+fn slabs_take_turns_at_the_room_for_copies() {
+    const UNFINISHED: u64 = 24;
+    let mut pool = Pool::new(2, 2, 4);
+    (0..UNFINISHED).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));
+    pool.deaf = Some(1);
+    for page in 0..UNFINISHED {
+        pool.client.write(pool.now, pool.space, PageNo(page), Class::Eviction, &[2; PAGE_SIZE], 1).unwrap();
+    }
+    pool.run();
+    pool.deaf = None;
+    let map: Vec<_> =
+        (0..3).map(|slab| (SlabNo(slab), pool.client.spaces[0].slabs[slab as usize].entry.clone())).collect();
+    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, key: [2; KEY_SIZE] };
+    pool.space = pool.client.attach(&spec, Generation(2), &map).unwrap();
+    (0..UNFINISHED).for_each(|page| assert_eq!(pool.read(page), Ok(2), "page {page}"));
 }
 
 /// The server says that it wants to be rid of its slabs; its client moves them, and loses no page.
