@@ -6,7 +6,9 @@ mod balloon;
 mod crash;
 mod fault;
 mod guest;
+mod handover;
 mod idle;
+mod load;
 pub mod machine;
 mod mrc;
 mod nbd;
@@ -14,6 +16,7 @@ mod overcommit;
 mod paging;
 mod peers;
 mod policy;
+mod pool;
 mod predict;
 mod queues;
 mod reallocate;
@@ -113,6 +116,8 @@ enum Name {
     Rmap,
     /// A disk in another process's memory over NBD, against nbdkit's
     Nbd,
+    /// A disk taken over from an owner that is paused and resumed
+    Handover,
     /// All of them
     All,
 }
@@ -219,6 +224,7 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Reallocate => reallocate::run(setup),
         Name::Rmap => rmap::run(setup),
         Name::Nbd => nbd::run(setup),
+        Name::Handover => handover::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;

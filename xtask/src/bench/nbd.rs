@@ -1,21 +1,20 @@
 //! A disk in another process's memory over NBD, one encrypted hop behind the exporter, against nbdkit's memory plugin over
 //! TCP. The client is fio in both cases, the machine the same, the rounds interleaved.
 
-use std::fs;
-use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use super::pool::{Lend, Pool};
 use super::report::{Bar, Report};
-use super::{Setup, repository, svg};
+use super::{Setup, svg};
 
 /// More than the caches hold, little enough to be filled in a moment.
 const DISK: &str = "256M";
+const DISK_BYTES: u64 = 256 << 20;
 const SERVER: &str = "400M";
 /// Requests under way in the sequential cases.
 const SEQUENTIAL_DEPTH: u32 = 8;
@@ -48,7 +47,10 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     for _ in 0..setup.rounds {
         peer.measure(&Nbdkit::start()?.uri, seconds)?;
         if setup.ours {
-            ours.measure(&Disk::start(&setup.dir)?.uri, seconds)?;
+            let pool = Pool::new(&setup.dir)?;
+            let _servers = pool.serve_on_loopback(1, &Lend::on_loopback(SERVER))?;
+            pool.create("bench", DISK_BYTES, 1)?;
+            ours.measure(&pool.export("bench", "bench.sock", None, &[])?.uri, seconds)?;
         }
     }
     let mut report = setup.report("nbd");
@@ -146,62 +148,4 @@ impl Nbdkit {
         }
         Ok(Nbdkit { uri: format!("nbd://127.0.0.1:{port}"), _program: program })
     }
-}
-
-/// A server, and an exporter of a disk with one copy.
-struct Disk {
-    uri: String,
-    dir: PathBuf,
-    _programs: [Running; 2],
-}
-
-impl Disk {
-    fn start(dir: &Path) -> Result<Disk> {
-        let dir = dir.join("nbd-pool");
-        let _ = fs::remove_dir_all(&dir);
-        let own = pagoda(&dir, &["pool", "key", "init"])?;
-        pagoda(&dir, &["pool", "key", "add", text(&own, "public_key")?])?;
-        let (server, ready) = start(&dir, &["pool", "serve", "--size", SERVER, "--listen", "127.0.0.1:0"])?;
-        fs::write(dir.join("servers"), text(&ready, "line")?).context("write the list of servers")?;
-        pagoda(&dir, &["disk", "create", "bench", "--size", DISK, "--copies", "1"])?;
-        let socket = dir.join("bench.sock");
-        let socket = socket.to_str().context("the directory's name is not UTF-8")?;
-        let (exporter, ready) = start(&dir, &["disk", "export", "bench", "--nbd", socket])?;
-        Ok(Disk { uri: text(&ready, "uri")?.to_owned(), dir, _programs: [exporter, server] })
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.dir);
-    }
-}
-
-fn command(dir: &Path, words: &[&str]) -> Command {
-    let mut command = Command::new(repository().join("target/release/pagoda"));
-    command.args(words).arg("--json").arg("--dir").arg(dir);
-    command
-}
-
-/// Runs a command to its end; what it says as JSON, null if nothing.
-fn pagoda(dir: &Path, words: &[&str]) -> Result<Value> {
-    let output = command(dir, words).output().context("run pagoda")?;
-    if !output.status.success() {
-        bail!("{words:?}: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    if output.stdout.is_empty() { Ok(Value::Null) } else { Ok(serde_json::from_slice(&output.stdout)?) }
-}
-
-/// Starts a command that stays, and waits for the line that it is ready with.
-fn start(dir: &Path, words: &[&str]) -> Result<(Running, Value)> {
-    let mut child = command(dir, words).stdout(Stdio::piped()).spawn().context("run pagoda")?;
-    let said = child.stdout.take().context("its output")?;
-    let running = Running(child);
-    let mut line = String::new();
-    BufReader::new(said).read_line(&mut line).context("read what it says")?;
-    Ok((running, serde_json::from_str(&line).with_context(|| format!("{words:?} is not ready"))?))
-}
-
-fn text<'a>(value: &'a Value, name: &str) -> Result<&'a str> {
-    value[name].as_str().with_context(|| format!("{name} is not there"))
 }
