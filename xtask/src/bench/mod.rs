@@ -4,6 +4,7 @@
 mod adaptive;
 mod balloon;
 mod crash;
+mod failover;
 mod fault;
 mod guest;
 mod handover;
@@ -116,6 +117,8 @@ enum Name {
     Rmap,
     /// A disk in another process's memory over NBD, against nbdkit's
     Nbd,
+    /// kill -9 of one of three servers of a disk with two copies, under load
+    Failover,
     /// A disk taken over from an owner that is paused and resumed
     Handover,
     /// All of them
@@ -224,6 +227,7 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Reallocate => reallocate::run(setup),
         Name::Rmap => rmap::run(setup),
         Name::Nbd => nbd::run(setup),
+        Name::Failover => failover::run(setup),
         Name::Handover => handover::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }

@@ -133,6 +133,15 @@ impl Pool {
         Ok(Exporter { process, uri: text(&ready, "uri")?.to_owned(), socket })
     }
 
+    /// What `pagoda disk show` says in a field in bytes.
+    ///
+    /// # Errors
+    /// There is no such disk, or no such field.
+    pub fn disk_bytes(&self, disk: &str, field: &str) -> Result<u64> {
+        let shown = self.run(&["disk", "show", disk])?;
+        shown[field].as_u64().with_context(|| format!("disk show says no {field}"))
+    }
+
     /// Runs a command to its end; what it says as JSON, null if nothing.
     fn run(&self, words: &[&str]) -> Result<Value> {
         let output = self.command(None, words).output().context("run pagoda")?;

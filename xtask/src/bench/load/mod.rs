@@ -4,7 +4,7 @@ mod connection;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
 use pagoda_guest::rng::Rng;
@@ -93,8 +93,18 @@ pub struct Done {
     pub errors: u64,
     /// Pages that did not hold what they must.
     pub wrong: u64,
+    /// When each answered request was asked and answered, in the order of the answers.
+    pub times: Vec<(Instant, Instant)>,
     /// Why the connection ended, where it did.
     pub cut_off: Option<String>,
+}
+
+impl Done {
+    /// The longest that a request took, of those answered in this time.
+    pub fn longest_ms(&self, from: Instant, to: Instant) -> f64 {
+        let within = self.times.iter().filter(|(_, answered)| (from..=to).contains(answered));
+        within.map(|(asked, answered)| ms(*answered - *asked)).fold(0.0, f64::max)
+    }
 }
 
 /// What must not happen, over all rounds of a bench.
@@ -128,7 +138,7 @@ pub fn ms(time: Duration) -> f64 {
 pub struct Load {
     connection: Connection,
     ledger: Ledger,
-    under_way: Vec<Option<Request>>,
+    under_way: Vec<Option<(Request, Instant)>>,
     content: Vec<u8>,
 }
 
@@ -247,7 +257,7 @@ impl Load {
                 fill(page, known.issued, content);
             }
         }
-        self.under_way[place] = Some(request);
+        self.under_way[place] = Some((request, Instant::now()));
         let length = content.len() as u32;
         self.connection.ask(place as u64, page * PAGE as u64, length, write.then_some(&*content))
     }
@@ -255,12 +265,13 @@ impl Load {
     fn answer(&mut self, done: &mut Done) -> Result<()> {
         let answer = self.connection.answer()?;
         let place = self.under_way.get_mut(answer.cookie as usize).and_then(Option::take);
-        let Some(Request { page, pages, write }) = place else { bail!("an answer to no request") };
+        let Some((Request { page, pages, write }, asked)) = place else { bail!("an answer to no request") };
         let content = &mut self.content[..pages as usize * PAGE];
         let good = answer.error == 0;
         if good && !write {
             self.connection.content(content)?;
         }
+        done.times.push((asked, Instant::now()));
         done.errors += u64::from(!good);
         for (page, content) in (page..).zip(content.chunks_exact(PAGE)) {
             let known = &mut self.ledger.pages[page as usize];

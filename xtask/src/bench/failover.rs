@@ -1,0 +1,113 @@
+//! kill -9 of one of three servers under a load on a disk with two copies: does anybody notice, for how long, and when
+//! is everything there twice again? Every page that is read is checked.
+//!
+//! All processes share this machine's cores and block at once instead of spinning. There is no peer.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use super::load::{Load, Tally, ms};
+use super::pool::{Lend, Pool};
+use super::report::{Bar, Report};
+use super::{Setup, svg};
+
+const SERVERS: u32 = 3;
+const COPIES: usize = 2;
+const DISK_BYTES: u64 = 1 << 30;
+/// Either of those that are left has all of the disk in the end.
+const SERVER: &str = "1100M";
+const DEPTH: usize = 16;
+/// The load runs so long before a server is killed.
+const BEFORE: Duration = Duration::from_millis(1000);
+/// How often it is looked for the second copies, and for how long.
+const LOOK_EVERY: Duration = Duration::from_millis(25);
+const WHOLE_MAX: Duration = Duration::from_secs(120);
+
+/// Issue 4.
+const STALL_MS_MAX: f64 = 50.0;
+
+#[derive(Debug, Default)]
+struct Measured {
+    stall_ms: Vec<f64>,
+    /// The same load, before anything happened: what this machine does by itself.
+    calm_ms: Vec<f64>,
+    whole_s: Vec<f64>,
+    per_second: Vec<f64>,
+    tally: Tally,
+}
+
+/// Runs the bench.
+///
+/// # Errors
+/// A program does not start; the second copies do not come.
+pub fn run(setup: &Setup) -> Result<(Report, String)> {
+    if !setup.ours {
+        bail!("this bench has no peers to measure alone");
+    }
+    let mut measured = Measured::default();
+    for round in 0..setup.rounds {
+        measured.round(setup, round)?;
+        let Measured { stall_ms, whole_s, .. } = &measured;
+        eprintln!("failover: {:.1} ms, whole after {:.2} s", stall_ms[round], whole_s[round]);
+    }
+    let mut report = setup.report("failover");
+    let Measured { stall_ms, calm_ms, whole_s, per_second, tally } = &measured;
+    tally.figures(&mut report);
+    report.single("longest stall", "ms", stall_ms, Bar::AtMost(STALL_MS_MAX));
+    let slowest = stall_ms.iter().copied().fold(0.0, f64::max);
+    report.single("longest stall, the slowest round", "ms", &[slowest], Bar::AtMost(STALL_MS_MAX));
+    report.single("longest request before the kill", "ms", calm_ms, Bar::None);
+    report.single("two copies again, 1 GiB", "s", whole_s, Bar::None);
+    report.single("requests of 4 KiB before the kill", "1/s", per_second, Bar::None);
+    let bars = |name: &str, values: &[f64]| (name.to_owned(), vec![svg::Bar::of(values)]);
+    let plot = svg::bar_chart(&svg::BarChart {
+        title: "kill -9 of one of three servers under load".to_owned(),
+        y_label: "ms".to_owned(),
+        y_scale: svg::Scale::Linear,
+        series: vec!["longest request".to_owned()],
+        groups: vec![bars("before the kill", calm_ms), bars("across it", stall_ms)],
+    });
+    Ok((report, plot))
+}
+
+impl Measured {
+    fn round(&mut self, setup: &Setup, round: usize) -> Result<()> {
+        let pool = Pool::new(&setup.dir)?;
+        let blocking = ["--spin", "0"];
+        let mut servers = pool.serve_on_loopback(SERVERS, &Lend { more: &blocking, ..Lend::on_loopback(SERVER) })?;
+        pool.create("bench", DISK_BYTES, COPIES)?;
+        let exporter = pool.export("bench", "bench.sock", None, &blocking)?;
+        let mut load = Load::new(&exporter.socket)?;
+        self.tally.add(&load.fill());
+        let victim = servers.remove(round % SERVERS as usize);
+        let began = Instant::now();
+        let (done, (killed, whole)) = load.during(DEPTH, round as u64, || {
+            std::thread::sleep(BEFORE);
+            let killed = Instant::now();
+            drop(victim);
+            wait_for(|| Ok(pool.disk_bytes("bench", "short_bytes")? > 0))?;
+            wait_for(|| Ok(pool.disk_bytes("bench", "short_bytes")? == 0))?;
+            Ok((killed, Instant::now()))
+        })?;
+        self.tally.add(&done);
+        self.stall_ms.push(done.longest_ms(killed, Instant::now()));
+        self.calm_ms.push(done.longest_ms(began, killed));
+        self.whole_s.push(ms(whole - killed) / 1e3);
+        let calm = done.times.iter().filter(|(_, answered)| *answered < killed).count();
+        self.per_second.push(calm as f64 / (killed - began).as_secs_f64());
+        self.tally.add(&load.check());
+        Ok(())
+    }
+}
+
+fn wait_for(holds: impl Fn() -> Result<bool>) -> Result<()> {
+    let until = Instant::now() + WHOLE_MAX;
+    while !holds()? {
+        if Instant::now() > until {
+            bail!("the copies are not what they should be after {WHOLE_MAX:?}");
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(())
+}
