@@ -4,6 +4,7 @@
 mod adaptive;
 mod balloon;
 mod crash;
+mod drain;
 mod failover;
 mod fault;
 mod guest;
@@ -119,6 +120,8 @@ enum Name {
     Nbd,
     /// kill -9 of one of three servers of a disk with two copies, under load
     Failover,
+    /// SIGTERM to a server with 1 GiB, under load
+    Drain,
     /// A disk taken over from an owner that is paused and resumed
     Handover,
     /// All of them
@@ -228,6 +231,7 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Rmap => rmap::run(setup),
         Name::Nbd => nbd::run(setup),
         Name::Failover => failover::run(setup),
+        Name::Drain => drain::run(setup),
         Name::Handover => handover::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }

@@ -33,7 +33,7 @@ pub struct Running {
 /// A process that lends memory.
 #[derive(Debug)]
 pub struct Server {
-    _process: Running,
+    pub process: Running,
     pub addr: SocketAddr,
     id: u32,
     key: String,
@@ -90,7 +90,7 @@ impl Pool {
         let words = ["pool", "serve", "--size", lend.size, "--listen", lend.listen, "--id", &number];
         let (process, ready) = self.start(lend.inside, &[&words, lend.more].concat())?;
         let addr = text(&ready, "listen")?.parse().context("where it listens")?;
-        Ok(Server { _process: process, addr, id, key: text(&ready, "public_key")?.to_owned() })
+        Ok(Server { process, addr, id, key: text(&ready, "public_key")?.to_owned() })
     }
 
     /// Servers of the same size on the loopback, one for each number from 1 on, all of them listed.
