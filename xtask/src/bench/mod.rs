@@ -11,6 +11,7 @@ mod guest;
 mod handover;
 mod idle;
 mod load;
+mod loss;
 pub mod machine;
 mod mrc;
 mod nbd;
@@ -23,6 +24,7 @@ mod predict;
 mod queues;
 mod reallocate;
 mod recover;
+mod relay;
 pub mod report;
 mod resident;
 mod rmap;
@@ -122,6 +124,8 @@ enum Name {
     Failover,
     /// SIGTERM to a server with 1 GiB, under load
     Drain,
+    /// A disk over a network that loses, changes and reorders datagrams
+    Loss,
     /// A disk taken over from an owner that is paused and resumed
     Handover,
     /// All of them
@@ -232,6 +236,7 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Nbd => nbd::run(setup),
         Name::Failover => failover::run(setup),
         Name::Drain => drain::run(setup),
+        Name::Loss => loss::run(setup),
         Name::Handover => handover::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }

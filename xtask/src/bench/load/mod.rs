@@ -93,6 +93,7 @@ pub struct Done {
     pub errors: u64,
     /// Pages that did not hold what they must.
     pub wrong: u64,
+    pub bytes: u64,
     /// When each answered request was asked and answered, in the order of the answers.
     pub times: Vec<(Instant, Instant)>,
     /// Why the connection ended, where it did.
@@ -104,6 +105,17 @@ impl Done {
     pub fn longest_ms(&self, from: Instant, to: Instant) -> f64 {
         let within = self.times.iter().filter(|(_, answered)| (from..=to).contains(answered));
         within.map(|(asked, answered)| ms(*answered - *asked)).fold(0.0, f64::max)
+    }
+
+    /// The longest time in which nothing was answered.
+    pub fn longest_gap_ms(&self) -> f64 {
+        self.times.windows(2).map(|pair| ms(pair[1].1.saturating_duration_since(pair[0].1))).fold(0.0, f64::max)
+    }
+
+    pub fn mib_per_second(&self) -> f64 {
+        let began = self.times.iter().map(|(asked, _)| *asked).min();
+        let took = began.zip(self.times.last()).map_or(0.0, |(began, last)| (last.1 - began).as_secs_f64());
+        if took > 0.0 { self.bytes as f64 / f64::from(1 << 20) / took } else { 0.0 }
     }
 }
 
@@ -273,6 +285,7 @@ impl Load {
         }
         done.times.push((asked, Instant::now()));
         done.errors += u64::from(!good);
+        done.bytes += if good { content.len() as u64 } else { 0 };
         for (page, content) in (page..).zip(content.chunks_exact(PAGE)) {
             let known = &mut self.ledger.pages[page as usize];
             known.under_way = false;
