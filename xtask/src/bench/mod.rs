@@ -4,12 +4,14 @@
 mod adaptive;
 mod balloon;
 mod crash;
+mod disk;
 mod drain;
 mod failover;
 mod fault;
 mod guest;
 mod handover;
 mod idle;
+mod link;
 mod load;
 mod loss;
 pub mod machine;
@@ -128,6 +130,8 @@ enum Name {
     Loss,
     /// A disk taken over from an owner that is paused and resumed
     Handover,
+    /// A disk over a link of 1 Gbit/s against this machine's disk (table 1 and figure 5 of the MemX paper)
+    Disk,
     /// All of them
     All,
 }
@@ -238,6 +242,7 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Drain => drain::run(setup),
         Name::Loss => loss::run(setup),
         Name::Handover => handover::run(setup),
+        Name::Disk => disk::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;

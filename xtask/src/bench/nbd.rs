@@ -2,6 +2,7 @@
 //! TCP. The client is fio in both cases, the machine the same, the rounds interleaved.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -79,28 +80,48 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
 
 impl Side {
     fn measure(&mut self, uri: &str, seconds: f64) -> Result<()> {
+        let fio = |pattern: &str, depth: u32, more: &[&str]| fio(&Target::Nbd(uri), DISK, pattern, depth, more);
         // The first pass fills the disk, so that what is read later is there.
-        let passes: [&str; 2] = ["--bs=256k", "--loops=2"];
-        self.write_mib.push(fio(uri, "write", SEQUENTIAL_DEPTH, &passes)?.mib_per_second);
+        self.write_mib.push(fio("write", SEQUENTIAL_DEPTH, &["--bs=256k", "--loops=2"])?.mib_per_second);
         let time = format!("--runtime={seconds}");
         let timed = ["--time_based", &time];
-        self.read_mib.push(fio(uri, "read", SEQUENTIAL_DEPTH, &[&timed[..], &["--bs=256k"]].concat())?.mib_per_second);
+        self.read_mib.push(fio("read", SEQUENTIAL_DEPTH, &[&timed[..], &["--bs=256k"]].concat())?.mib_per_second);
         for (depth, into) in [(1, &mut self.depth_1), (32, &mut self.depth_32)] {
-            into.push(fio(uri, "randread", depth, &[&timed[..], &["--bs=4k"]].concat())?.per_second);
+            into.push(fio("randread", depth, &[&timed[..], &["--bs=4k"]].concat())?.per_second);
         }
         Ok(())
     }
 }
 
-struct Rate {
-    per_second: f64,
-    mib_per_second: f64,
+/// What fio did.
+#[derive(Debug)]
+pub struct Rate {
+    pub per_second: f64,
+    pub mib_per_second: f64,
 }
 
-fn fio(uri: &str, pattern: &str, depth: u32, more: &[&str]) -> Result<Rate> {
-    let output = Command::new("fio")
-        .args(["--name=nbd", "--ioengine=nbd", "--output-format=json", "--size", DISK])
-        .args([format!("--uri={uri}"), format!("--rw={pattern}"), format!("--iodepth={depth}")])
+/// Where fio reads and writes.
+#[derive(Debug)]
+pub enum Target<'a> {
+    /// An export, by its URI.
+    Nbd(&'a str),
+    /// A file, past the page cache.
+    File(&'a Path),
+}
+
+/// Runs fio on a target of `size` with so many requests under way.
+///
+/// # Errors
+/// fio is missing or fails.
+pub fn fio(target: &Target<'_>, size: &str, pattern: &str, depth: u32, more: &[&str]) -> Result<Rate> {
+    let mut command = Command::new("fio");
+    match target {
+        Target::Nbd(uri) => command.args(["--ioengine=nbd".to_owned(), format!("--uri={uri}")]),
+        Target::File(path) => command.args(["--ioengine=libaio", "--direct=1"]).arg("--filename").arg(path),
+    };
+    let output = command
+        .args(["--name=bench", "--output-format=json", "--size", size])
+        .args([format!("--rw={pattern}"), format!("--iodepth={depth}")])
         .args(more)
         .output()
         .context("run fio (scripts/install-deps.sh test installs it)")?;

@@ -9,6 +9,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,10 +37,16 @@ pub enum Undo {
     Cgroup { path: PathBuf },
     /// Kill a process, if its start time says that it is still the same.
     Process { pid: u32, start_ticks: u64 },
+    /// Delete a network namespace and the links in it.
+    Namespace { name: String },
 }
 
 impl Undo {
-    fn perform(&self) -> io::Result<()> {
+    /// Does it. What is undone already is no error.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn perform(&self) -> io::Result<()> {
         let done = match self {
             Self::Setting { path, value } => fs::write(path, value),
             Self::SwapOff { path } => match process::swap_off(path) {
@@ -57,12 +64,21 @@ impl Undo {
                     Ok(())
                 }
             }
+            Self::Namespace { name } => remove_namespace(name),
         };
         match done {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other,
         }
     }
+}
+
+fn remove_namespace(name: &str) -> io::Result<()> {
+    if !Path::new("/run/netns").join(name).exists() {
+        return Ok(());
+    }
+    let removed = Command::new("ip").args(["netns", "del", name]).status()?;
+    if removed.success() { Ok(()) } else { Err(io::Error::other(format!("ip netns del: {removed}"))) }
 }
 
 fn remove_cgroup(path: &Path) -> io::Result<()> {
@@ -259,6 +275,7 @@ mod tests {
             Undo::Cgroup { path: path.clone() },
             Undo::SwapOff { path },
             Undo::Process { pid: u32::MAX, start_ticks: 1 },
+            Undo::Namespace { name: "pagoda-undo-test-no-such".to_owned() },
         ] {
             let done = undo.perform();
             // Without privileges swapoff is refused before the path is looked at.
