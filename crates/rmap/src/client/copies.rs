@@ -9,8 +9,9 @@ use super::exchange::{Request, Role};
 use crate::units::{Class, SEALED_SIZE, Version};
 use crate::wire::message::Op as Wire;
 
-/// Pages being copied at a time: they wait behind everything else, and fill a link of 10 Gbit/s at 50 us.
-const COPIES_MAX: usize = 16;
+/// Pages being copied at a time, each of them read and then written: they wait behind everything else, and fill a link of
+/// 10 Gbit/s where a round trip takes 50 us.
+pub const COPIES_MAX: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {

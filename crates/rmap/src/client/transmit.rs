@@ -7,13 +7,16 @@ use crate::crypto::handshake::Initiator;
 use crate::server::Transmit;
 use crate::units::{Class, PageNo, SEALED_SIZE, SpaceId, Time, Version};
 use crate::wire::datagram::{Head, Versions};
-use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, Fragment, Message, Op};
+use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, Fragment, Message, Op, Pressure};
 use crate::wire::{DATAGRAM_SIZES, OVERHEAD, PROTOCOL_VERSION};
 
 /// The number of a session with a server is its place in the client's list, and random above.
 const PLACE_BITS: u32 = super::SERVERS_MAX.trailing_zeros();
-/// Copies may use this part of the link (notes on rebuild storms: demand must not feel them).
+/// Copies that restore redundancy may use this part of the link: demand must not feel them, even where all clients of a
+/// dead server copy at once. Each page comes in and goes out once.
 const REBUILD_PERCENT: u64 = 30;
+/// The same where a server asks to be relieved: somebody waits for its end, or for its memory.
+const RELIEF_PERCENT: u64 = 60;
 /// What copies may save up: a few milliseconds of a link of 1 Gbit/s.
 const REBUILD_BURST: u64 = 256 * 1024;
 /// Requests about no page have no exchange: whoever wants an answer asks again. Sizes tell probes apart.
@@ -39,7 +42,9 @@ impl Client {
     /// The next thing to send, appended to `out`.
     pub fn poll_transmit(&mut self, now: Time, out: &mut Vec<u8>) -> Option<Transmit> {
         let elapsed = now.since(self.rebuild_at).as_nanos() as u64;
-        let rate = self.config.link_bytes_per_second / 100 * REBUILD_PERCENT;
+        let relieves = self.peers.iter().any(|peer| peer.pressure >= Pressure::Orange);
+        let percent = if relieves { RELIEF_PERCENT } else { REBUILD_PERCENT };
+        let rate = self.config.link_bytes_per_second / 100 * percent;
         let gained = (u128::from(elapsed) * u128::from(rate) / 1_000_000_000) as u64;
         if gained > 0 {
             self.rebuild_budget = (self.rebuild_budget + gained).min(REBUILD_BURST);
@@ -114,14 +119,15 @@ impl Client {
             Op::Write | Op::Trim => peer.writes_out < peer.write_credits.max(1),
             _ => true,
         };
-        let affordable = class != Class::Rebuild || self.rebuild_budget >= SEALED_SIZE as u64;
+        let copies = class == Class::Rebuild && exchange.op == Op::Read;
+        let affordable = !copies || self.rebuild_budget >= SEALED_SIZE as u64;
         (fits && affordable).then_some(exchange)
     }
 
     fn send(&mut self, now: Time, exchange: Exchange, out: &mut Vec<u8>) -> Option<Transmit> {
         let Exchange { id, role, peer: place, op, class, space, page, version, .. } = exchange;
         let first = exchange.stage == Stage::Queued;
-        if class == Class::Rebuild {
+        if class == Class::Rebuild && op == Op::Read {
             self.rebuild_budget = self.rebuild_budget.saturating_sub(SEALED_SIZE as u64);
         }
         if matches!(op, Op::Read | Op::Versions) {
