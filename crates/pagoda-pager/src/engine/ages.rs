@@ -8,7 +8,7 @@
 //!
 //! Before Linux 6.7 (PAGEMAP_SCAN) nobody can tell how pages are mapped, and all blocks without a hole are taken to be huge.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use pagoda_abi::attach::{Packet, Range, Ranges};
@@ -23,9 +23,10 @@ use super::agent::Asked;
 
 /// Pages chosen a second: after five minutes chance is 2 % of the memory.
 const PAGES_PER_S_MAX: u64 = 8;
-/// Of a small VM fewer are, one for so many of its pages: a read maps the 16 pages around it where the kernel has them, and
-/// would be taken for a use of those that are followed. Some 56 are at a time for each chosen a second: 5 % of all at most.
+/// Of a small VM fewer are, one for so many of its pages. Some 56 are followed at a time for each chosen a second.
 const PAGES_PER_CHOSEN: u64 = 1 << 14;
+/// What the fault of a page that is read maps at once (`fault_around_bytes`, 64 KiB unless the administrator changed it).
+const WINDOW_PAGES: u64 = 16;
 /// Pages of a huge page.
 const BLOCK_PAGES: u64 = 512;
 /// Blocks that are mapped page by page at a time: what they cost the guest's TLB should not be felt.
@@ -92,6 +93,7 @@ impl Engine {
         if self.machine.is_armed() || self.frozen.is_some() || !self.agent.is_connected() {
             return;
         }
+        self.look_at_ages();
         let Some(mut ages) = self.ages.take() else { return };
         match ages.turned.replace(now) {
             Some(turned) => ages.footprint.pass((now - turned).as_secs_f64()),
@@ -100,12 +102,7 @@ impl Engine {
         ages.followed.retain_mut(|followed| {
             // The clock of turns is not exact.
             let seconds = (now - followed.since).as_secs_f64().round() as u64;
-            if !followed.age.is_due(seconds) {
-                return true;
-            }
-            let Some(used) = self.is_mapped(followed.page) else { return false };
-            self.sampling.uses += u64::from(used);
-            ages.footprint.look(&mut followed.age, seconds, used)
+            !followed.age.is_due(seconds) || ages.footprint.look(&mut followed.age, seconds)
         });
         if let Some((block, _)) = ages.blocks.first().filter(|(_, since)| now - *since > BLOCK_LIFE).copied() {
             ages.blocks.remove(0);
@@ -116,7 +113,6 @@ impl Engine {
         ages.asked |= !pages.is_empty();
         self.ages = Some(ages);
         if !pages.is_empty() {
-            self.look_before_zap(&pages);
             self.look_at_sample();
             self.sampling.zaps += pages.len() as u64;
             self.zap_pages(Asked::Age { pages, at: now });
@@ -193,16 +189,25 @@ impl Engine {
         }
     }
 
-    /// These pages are about to be unmapped. If they are mapped huge, so is what is followed beside them, if the host did that
-    /// since: it is looked at.
-    pub(super) fn look_before_zap(&mut self, pages: &[PageIdx]) {
+    /// Looks which pages were used since the last look. A fault of a page that is read maps the pages around it, too: if several
+    /// of a window are mapped now, chance decides which of them was used, and nothing is known of the others any more.
+    pub(super) fn look_at_ages(&mut self) {
         let Some(mut ages) = self.ages.take() else { return };
-        let blocks: HashSet<u64> = pages.iter().map(|page| block_of(*page)).collect();
-        for followed in ages.followed.iter_mut().filter(|followed| blocks.contains(&block_of(followed.page))) {
-            if self.is_mapped(followed.page) == Some(true) {
-                followed.age.note_use();
+        let mut seen: HashMap<u64, Vec<usize>> = HashMap::new();
+        for (place, followed) in ages.followed.iter().enumerate().filter(|(_, followed)| !followed.age.is_used()) {
+            if self.is_mapped(followed.page) != Some(false) {
+                seen.entry(followed.page.0 / WINDOW_PAGES).or_default().push(place);
             }
         }
+        let mut lost = vec![false; ages.followed.len()];
+        for places in seen.into_values() {
+            let used = places[ages.chance.below(places.len() as u64) as usize];
+            ages.followed[used].age.note_use();
+            self.sampling.uses += 1;
+            places.into_iter().filter(|place| *place != used).for_each(|place| lost[place] = true);
+        }
+        let mut lost = lost.into_iter();
+        ages.followed.retain(|_| lost.next() == Some(false));
         self.ages = Some(ages);
     }
 

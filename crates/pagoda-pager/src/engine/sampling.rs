@@ -114,9 +114,8 @@ impl Engine {
             self.events.push_back(Event::Tick);
             return;
         }
-        let pages = std::mem::take(&mut self.sampling.pages);
-        self.look_before_zap(&pages);
-        self.sampling.pages = pages;
+        // What is unmapped next may share a huge mapping with what is followed.
+        self.look_at_ages();
         self.sampling.peeks = vec![Peek::Asked; self.sampling.pages.len()];
         for first in (0..self.sampling.pages.len()).step_by(RANGES_MAX) {
             let last = (first + RANGES_MAX).min(self.sampling.pages.len());

@@ -41,7 +41,6 @@ pub const fn age_s(look: usize) -> u64 {
 pub struct Age {
     /// Looks done.
     looks: usize,
-    /// Seen to be used before it was due.
     used: bool,
 }
 
@@ -51,9 +50,14 @@ impl Age {
         age >= age_s(self.looks)
     }
 
-    /// It was seen out of turn, and was used. It counts when it is due.
+    /// It was used. That counts when it is due.
     pub const fn note_use(&mut self) {
         self.used = true;
+    }
+
+    /// Whether it was.
+    pub const fn is_used(self) -> bool {
+        self.used
     }
 }
 
@@ -95,9 +99,9 @@ impl Footprint {
         }
     }
 
-    /// A page was looked at when it was due, `age` seconds after it was unmapped. Whether it is to be followed further.
-    pub fn look(&mut self, page: &mut Age, age: u64, used: bool) -> bool {
-        let used = used || page.used;
+    /// A page is due, `age` seconds after it was unmapped. Whether it is to be followed further.
+    pub fn look(&mut self, page: &mut Age, age: u64) -> bool {
+        let used = page.used;
         // A late look tells of all steps up to it; a use may have been in any, and counts in the last.
         let first = page.looks;
         while page.looks < LOOKS && page.is_due(age) {
@@ -207,10 +211,12 @@ mod tests {
         for nth in 0..200 {
             let mut page = Age::default();
             assert!(page.is_due(1) && !page.is_due(0));
-            assert_eq!(footprint.look(&mut page, 1, nth % 2 == 0), nth % 2 == 1);
-            if nth % 2 == 1 {
-                assert!(!page.is_due(1));
-                assert!(footprint.look(&mut page, 2, false));
+            if nth % 2 == 0 {
+                page.note_use();
+                assert!(!footprint.look(&mut page, 1));
+            } else {
+                assert!(footprint.look(&mut page, 1) && !page.is_due(1));
+                assert!(footprint.look(&mut page, 2));
             }
         }
         let curve = footprint.curve(PageCount(800)).expect("200 pages are enough");
@@ -220,15 +226,16 @@ mod tests {
     }
 
     #[test]
-    fn seen_out_of_turn() {
+    fn late_looks() {
         let mut footprint = Footprint::new(PageCount(1000), 0);
         let mut page = Age::default();
         page.note_use();
-        assert!(!footprint.look(&mut page, 1, false), "it was used");
+        assert!(!footprint.look(&mut page, 1), "it was used");
         assert_eq!(footprint.steps[0].used, 1.0);
         // Nobody looked for three seconds.
         let mut page = Age::default();
-        assert!(!footprint.look(&mut page, 3, true));
+        page.note_use();
+        assert!(!footprint.look(&mut page, 3));
         let steps = footprint.steps.map(|step| (step.seen, step.used));
         assert_eq!(steps[..4], [(2.0, 1.0), (1.0, 0.0), (1.0, 1.0), (0.0, 0.0)]);
     }
@@ -238,7 +245,7 @@ mod tests {
         let mut footprint = Footprint::new(PageCount(1000), 0);
         footprint.pass(1.0);
         for _ in 0..99 {
-            footprint.look(&mut Age::default(), 1, true);
+            footprint.look(&mut Age::default(), 1);
         }
         assert_eq!(footprint.curve(PageCount(1000)), None);
     }
@@ -267,7 +274,10 @@ mod tests {
             };
             followed.retain_mut(|(page, since, age)| {
                 let old = second - *since;
-                !age.is_due(old) || footprint.look(age, old, used(*page, *since))
+                if used(*page, *since) {
+                    age.note_use();
+                }
+                !age.is_due(old) || footprint.look(age, old)
             });
             followed.extend((0..8).map(|_| (PageIdx(chance.below(pages)), second, Age::default())));
             footprint.pass(1.0);
