@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use pagoda_abi::attach::{Packet, Range, Ranges};
+use pagoda_abi::attach::{Packet, RANGES_MAX, Range, Ranges};
 use pagoda_core::chance::Chance;
 use pagoda_core::policy::mrc::Curve;
 use pagoda_core::policy::mrc::footprint::{Age, Footprint};
@@ -25,8 +25,6 @@ use super::agent::Asked;
 const PAGES_PER_S_MAX: u64 = 8;
 /// Of a small VM fewer are, one for so many of its pages. Some 56 are followed at a time for each chosen a second.
 const PAGES_PER_CHOSEN: u64 = 1 << 14;
-/// What the fault of a page that is read maps at once (`fault_around_bytes`, 64 KiB unless the administrator changed it).
-const WINDOW_PAGES: u64 = 16;
 /// Pages of a huge page.
 const BLOCK_PAGES: u64 = 512;
 /// Blocks that are mapped page by page at a time: what they cost the guest's TLB should not be felt.
@@ -57,6 +55,8 @@ struct Followed {
     page: PageIdx,
     since: Instant,
     age: Age,
+    /// Mapped by another page's use: nothing is seen of its own until it is unmapped again.
+    shown: bool,
 }
 
 fn block_of(page: PageIdx) -> u64 {
@@ -109,7 +109,12 @@ impl Engine {
             ages.followed.retain(|followed| block_of(followed.page) != block);
             self.tell_of_blocks(&[block], |seq, ranges| Packet::Join { seq, ranges });
         }
-        let pages = if ages.asked { Vec::new() } else { self.choose(&mut ages, now) };
+        let mut pages = if ages.asked { Vec::new() } else { self.choose(&mut ages, now) };
+        if !ages.asked {
+            let again = ages.followed.iter().filter(|followed| followed.shown && !followed.age.is_used());
+            pages.extend(again.map(|followed| followed.page));
+            pages.truncate(RANGES_MAX);
+        }
         ages.asked |= !pages.is_empty();
         self.ages = Some(ages);
         if !pages.is_empty() {
@@ -183,31 +188,35 @@ impl Engine {
         let armed = self.machine.is_armed();
         let Some(ages) = &mut self.ages else { return };
         ages.asked = false;
-        if done && !armed {
-            let since = Instant::now();
-            ages.followed.extend(pages.into_iter().map(|page| Followed { page, since, age: Age::default() }));
+        if !done || armed {
+            return;
+        }
+        for page in pages {
+            match ages.followed.iter_mut().find(|followed| followed.page == page && followed.shown) {
+                Some(again) => again.shown = false,
+                None => ages.followed.push(Followed { page, since: Instant::now(), age: Age::default(), shown: false }),
+            }
         }
     }
 
-    /// Looks which pages were used since the last look. A fault of a page that is read maps the pages around it, too: if several
-    /// of a window are mapped now, chance decides which of them was used, and nothing is known of the others any more.
+    /// Looks which pages were used since the last look. One fault maps many pages: the 64 KiB around it (`fault_around_bytes`),
+    /// and since Linux 6.18 all of a large folio. So of a block's pages that are mapped now chance decides which one was used; the
+    /// others are unmapped again and count as unused.
     pub(super) fn look_at_ages(&mut self) {
         let Some(mut ages) = self.ages.take() else { return };
         let mut seen: HashMap<u64, Vec<usize>> = HashMap::new();
-        for (place, followed) in ages.followed.iter().enumerate().filter(|(_, followed)| !followed.age.is_used()) {
+        let unseen = |(_, followed): &(usize, &Followed)| !followed.shown && !followed.age.is_used();
+        for (place, followed) in ages.followed.iter().enumerate().filter(unseen) {
             if self.is_mapped(followed.page) != Some(false) {
-                seen.entry(followed.page.0 / WINDOW_PAGES).or_default().push(place);
+                seen.entry(block_of(followed.page)).or_default().push(place);
             }
         }
-        let mut lost = vec![false; ages.followed.len()];
         for places in seen.into_values() {
             let used = places[ages.chance.below(places.len() as u64) as usize];
+            places.iter().for_each(|place| ages.followed[*place].shown = true);
             ages.followed[used].age.note_use();
             self.sampling.uses += 1;
-            places.into_iter().filter(|place| *place != used).for_each(|place| lost[place] = true);
         }
-        let mut lost = lost.into_iter();
-        ages.followed.retain(|_| lost.next() == Some(false));
         self.ages = Some(ages);
     }
 
