@@ -48,7 +48,7 @@ pub use slab::SPACE_SLABS_MAX;
 use copies::Copies;
 use exchange::{Exchanges, Request};
 use ops::Ops;
-use peer::{Peer, PeerSet};
+use peer::Peer;
 use slab::{Phase, Space};
 
 /// Spaces of one client: VMs of a host and their disks.
@@ -249,8 +249,6 @@ pub struct Client {
     copies: Copies,
     /// Slabs whose state has to be looked at.
     dirty: VecDeque<(usize, usize)>,
-    /// Servers that have to be heard before copies elsewhere are given up for theirs.
-    doubted: PeerSet,
     questions: Vec<Question>,
     question_ids: u64,
     /// Which server is looked at first for something to send.
@@ -272,7 +270,6 @@ impl Client {
             ops: Ops::new(),
             copies: Copies::new(),
             dirty: VecDeque::new(),
-            doubted: PeerSet::default(),
             questions: Vec::new(),
             question_ids: 0,
             turn: 0,

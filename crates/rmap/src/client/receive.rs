@@ -135,10 +135,6 @@ impl Client {
         peer.unanswered_since = waits.then_some(now);
         peer.reach = Reach::Up;
         peer.written_off = false;
-        if self.doubted.has(place) {
-            self.doubted.remove(place);
-            self.mark_all();
-        }
         if !was_up {
             self.mark_all();
             self.mark_vacant_wanted();

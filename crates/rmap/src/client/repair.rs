@@ -6,7 +6,7 @@
 
 use super::exchange::Role;
 use super::ops::{Kind, Stage};
-use super::peer::{PeerSet, Reach};
+use super::peer::PeerSet;
 use super::slab::Phase;
 use super::{Client, Failure, Fault};
 use crate::control::Replica;
@@ -83,9 +83,6 @@ impl Client {
             // Only silent ones are left: one of them has everything.
             (true, true) => copies,
         };
-        if !here.is_empty() && !self.outlives(here, silent) {
-            return self.ask_for_life(now, here);
-        }
         if keep != copies {
             let entry = &self.spaces[space].slabs[slab].entry;
             let kept = |replica: &&Replica| self.place_of(replica.server).is_some_and(|peer| keep.has(peer));
@@ -96,26 +93,6 @@ impl Client {
             self.advance_repair(now, space, slab);
         } else {
             self.begin_repair(space, slab, here);
-        }
-    }
-
-    /// Whether one of these servers was heard after all of the silent ones were given up. Until then it may have fallen
-    /// silent with them, or in their place: what pauses one process or path pauses others, and the copies that a server
-    /// dropped for another's sake lie with it alone.
-    fn outlives(&self, here: PeerSet, silent: PeerSet) -> bool {
-        let given_up_at = silent.iter().filter_map(|peer| match self.peers[peer].reach {
-            Reach::Down { since } => Some(since),
-            _ => None,
-        });
-        given_up_at.max().is_none_or(|at| here.iter().any(|peer| self.peers[peer].heard_at > at))
-    }
-
-    fn ask_for_life(&mut self, now: Time, here: PeerSet) {
-        for place in here.iter() {
-            self.doubted.insert(place);
-            let peer = &mut self.peers[place];
-            peer.ping_due = true;
-            peer.unanswered_since.get_or_insert(now);
         }
     }
 
