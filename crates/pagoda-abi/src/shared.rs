@@ -257,6 +257,7 @@ mod tests {
         let shared = shared();
         let never = || -> bool { panic!("punched without leave") };
         assert!(!shared.punch_alone(1, never), "a daemon that says nothing is asked");
+        shared.while_unarmed(|| panic!("touched without leave"));
         shared.leave_punches();
         assert!(shared.punch_alone(3, || shared.is_punching()));
         assert!(!shared.punch_alone(1, || false), "what failed is the daemon's");

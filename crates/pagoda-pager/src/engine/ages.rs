@@ -1,7 +1,7 @@
 //! How long pages of an unarmed VM stay unused, which makes its miss-ratio curve ([`pagoda_core::policy::mrc::footprint`]).
 //!
-//! Once a second some pages are chosen and unmapped, as those of the sample are, and looked for in the page tables when they
-//! are due ([`super::sampling`]). That says something of a page only if it has an entry of its own: in a huge mapping a use
+//! Once a second some pages are chosen and unmapped, as those of the sample are ([`super::sampling`]), and all that are followed
+//! are looked for in the page tables; they count when they are due. That says something of a page only if it has an entry of its own: in a huge mapping a use
 //! of any page is one of all 512, and rates came out 23 times too high (measured). So a few blocks of 2 MiB are mapped page by
 //! page for ten minutes each, in place of all that are mapped huge, and pages of these are chosen from them; the rest stays as
 //! it is. Which blocks those are is chance, as it is when they end.
@@ -88,7 +88,7 @@ impl Ages {
 }
 
 impl Engine {
-    /// Looks at pages that are due, and chooses the next. Once a second.
+    /// Looks at what is followed, counts what is due, and chooses the next pages. Once a second.
     pub(super) fn turn_ages(&mut self, now: Instant) {
         if self.machine.is_armed() || self.frozen.is_some() || !self.agent.is_connected() {
             return;

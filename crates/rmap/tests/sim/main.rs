@@ -19,7 +19,7 @@ use node::Program;
 use rng::Rng;
 use world::{Plan, Sabotage, World};
 
-/// Runs by default: a minute of a core, where the compiler optimizes.
+/// Runs by default: minutes of a core, most of them for a few seeds that take long to come to rest.
 const SEEDS: u64 = 1000;
 /// Within so many runs a mistake is noticed.
 const SABOTAGED_SEEDS: u64 = 400;
