@@ -24,7 +24,7 @@ struct Pool {
     space: SpaceRef,
     now: Time,
     /// Hears nothing.
-    deaf: Option<usize>,
+    deaf: Vec<usize>,
 }
 
 fn addr(node: usize) -> SocketAddr {
@@ -53,7 +53,7 @@ impl Pool {
         }
         let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies, key: [2; KEY_SIZE] };
         let space = client.attach(&spec, Generation(1), &[]).unwrap();
-        let mut pool = Pool { client, servers: all, space, now: Time(1), deaf: None };
+        let mut pool = Pool { client, servers: all, space, now: Time(1), deaf: Vec::new() };
         pool.run();
         pool
     }
@@ -66,7 +66,7 @@ impl Pool {
             while let Some(transmit) = self.client.poll_transmit(self.now, &mut out) {
                 any = true;
                 let server = usize::from(transmit.to.port()) - 100;
-                for datagram in out.chunks_mut(transmit.segment).filter(|_| self.deaf != Some(server)) {
+                for datagram in out.chunks_mut(transmit.segment).filter(|_| !self.deaf.contains(&server)) {
                     self.servers[server].on_datagram(self.now, addr(99), datagram);
                 }
                 out.clear();
@@ -89,6 +89,15 @@ impl Pool {
             if !any && self.client.copies.is_idle() {
                 return;
             }
+        }
+    }
+
+    fn pass(&mut self, time: Duration) {
+        let until = self.now + time;
+        while self.now < until {
+            self.now = self.now + Duration::from_millis(1);
+            self.client.on_timeout(self.now);
+            self.run();
         }
     }
 
@@ -186,18 +195,40 @@ fn another_owner_ends_everything() {
     assert_eq!(pool.read(0), Ok(2));
 }
 
+/// A request that is under way when its server is due to be asked for a sign of life: nothing is due over and over.
+#[test]
+fn what_was_due_is_not_due_again_at_once() {
+    let mut pool = Pool::new(1, 1, 4);
+    assert_eq!(pool.write(0, 1), Ok(()));
+    pool.now = pool.now + Duration::from_millis(990);
+    pool.deaf = vec![0];
+    pool.client.write(pool.now, pool.space, PageNo(0), Class::Eviction, &[2; PAGE_SIZE], 1).unwrap();
+    for _ in 0..20 {
+        pool.run();
+        pool.now = pool.now + Duration::from_millis(1);
+        pool.client.on_timeout(pool.now);
+        let mut out = Vec::new();
+        while pool.client.poll_transmit(pool.now, &mut out).is_some() {}
+        let due = pool.client.poll_timeout(pool.now);
+        assert!(due.is_some_and(|due| due > pool.now), "{due:?} at {:?}", pool.now);
+    }
+    pool.deaf = Vec::new();
+    pool.pass(Duration::from_millis(20));
+    assert_eq!(pool.client.poll_event(&mut [0; PAGE_SIZE]), Some(Event::Written { token: 1, result: Ok(()) }));
+}
+
 /// An owner that left writes unfinished in several slabs: together they need more copies than there is room for.
 #[test]
 fn slabs_take_turns_at_the_room_for_copies() {
     const UNFINISHED: u64 = copies::COPIES_MAX as u64 + 8;
     let mut pool = Pool::new(2, 2, 8);
     (0..UNFINISHED).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));
-    pool.deaf = Some(1);
+    pool.deaf = vec![1];
     for page in 0..UNFINISHED {
         pool.client.write(pool.now, pool.space, PageNo(page), Class::Eviction, &[2; PAGE_SIZE], 1).unwrap();
     }
     pool.run();
-    pool.deaf = None;
+    pool.deaf = Vec::new();
     // What the last owner still has under way at the other server is not to stand in the way.
     pool.client.space_taken(0);
     while pool.client.poll_event(&mut [0; PAGE_SIZE]).is_some() {}

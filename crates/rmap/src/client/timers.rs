@@ -42,7 +42,10 @@ impl Client {
                     }
                 }
                 Reach::Up => {
-                    at(peer.heard_at.max(peer.pinged_at) + PING_IDLE);
+                    // A request that is under way asks for a sign of life, too.
+                    if peer.in_flight.is_empty() {
+                        at(peer.heard_at.max(peer.pinged_at) + PING_IDLE);
+                    }
                     if let Some(since) = peer.unanswered_since {
                         at(since + peer.fail_after(fail_after));
                         if peer.in_flight.is_empty() {

@@ -64,12 +64,14 @@ pub struct Node {
     /// Counts programs, so that what was meant for an earlier one is recognized.
     pub life: u64,
     pub timer_ns: u64,
+    /// Timers in a row after which the next was due at once.
+    pub hurried: usize,
 }
 
 impl Node {
     pub fn new(program: Program, rng: &mut Rng) -> Node {
         let rate = *rng.pick(&[1000, 1000, 1000, 900, 1100, 500]);
-        Node { program, rate, paused_until_ns: 0, life: 0, timer_ns: u64::MAX }
+        Node { program, rate, paused_until_ns: 0, life: 0, timer_ns: u64::MAX, hurried: 0 }
     }
 
     pub fn local(&self, now_ns: u64) -> Time {
@@ -89,11 +91,11 @@ pub fn node_at(addr: SocketAddr) -> usize {
     usize::from(addr.port()) - 1000
 }
 
-/// What happens when.
+/// What happens when. A timer counts only if it is still the one that its node waits for.
 #[derive(Debug)]
 pub enum Happening {
     Arrival { to: usize, from: usize, bytes: Vec<u8> },
-    Timer { node: usize },
+    Timer { node: usize, due_ns: u64 },
     Question { node: usize, life: u64, id: u64, request: ControlRequest },
     Answer { node: usize, life: u64, id: u64, reply: rmap::control::ControlReply },
     Act,

@@ -20,6 +20,8 @@ pub const SLAB_PAGES: u32 = 8;
 /// Everything that is under way ends within this once nothing fails any more: some failure detections, hellos with their
 /// longest pauses between them, and copies.
 const REST_NS: u64 = 20_000_000_000;
+/// Timers of a client in a row after which the next is due at once: one for each request that it may have under way.
+const HURRIED_MAX: usize = 1024;
 
 /// What is broken on purpose, to see whether it is noticed.
 #[derive(Clone, Copy, Debug, Default)]
@@ -211,7 +213,7 @@ impl World {
         let Some(Reverse((at, id))) = self.queue.pop() else { return false };
         let Some(happening) = self.happenings.remove(&id) else { return true };
         self.now_ns = self.now_ns.max(at);
-        if let Happening::Arrival { to: node, .. } | Happening::Timer { node } = &happening {
+        if let Happening::Arrival { to: node, .. } | Happening::Timer { node, .. } = &happening {
             let paused_until = self.nodes[*node].paused_until_ns;
             if paused_until > self.now_ns {
                 self.happenings.insert(id, happening);
@@ -221,7 +223,7 @@ impl World {
         }
         match happening {
             Happening::Arrival { to, from, bytes } => self.arrive(to, from, bytes),
-            Happening::Timer { node } => self.timer(node),
+            Happening::Timer { node, due_ns } => self.timer(node, due_ns),
             Happening::Question { node, life, id, request } => self.question(node, life, id, &request),
             Happening::Answer { node, life, id, reply } => self.answer(node, life, id, reply),
             Happening::Act => self.act(),
@@ -241,13 +243,23 @@ impl World {
         self.pump(to);
     }
 
-    fn timer(&mut self, node: usize) {
+    fn timer(&mut self, node: usize, due_ns: u64) {
+        if due_ns != self.nodes[node].timer_ns {
+            return;
+        }
         self.nodes[node].timer_ns = u64::MAX;
         let now = self.nodes[node].local(self.now_ns);
         if let Program::Host(host) = &mut self.nodes[node].program {
             host.client.on_timeout(now);
         }
         self.pump(node);
+        let Program::Host(host) = &mut self.nodes[node].program else { return };
+        let at_once = host.client.poll_timeout(now).is_some_and(|due| due <= now);
+        let hurried = &mut self.nodes[node].hurried;
+        *hurried = if at_once { *hurried + 1 } else { 0 };
+        if *hurried > HURRIED_MAX {
+            self.fail(format!("{node} is due again at once, over and over: its driver never sleeps"));
+        }
     }
 
     fn question(&mut self, node: usize, life: u64, id: u64, request: &rmap::control::ControlRequest) {
@@ -315,7 +327,7 @@ impl World {
             let at = self.nodes[node].global(next).max(self.now_ns + 1);
             if at < self.nodes[node].timer_ns {
                 self.nodes[node].timer_ns = at;
-                self.schedule(at - self.now_ns, Happening::Timer { node });
+                self.schedule(at - self.now_ns, Happening::Timer { node, due_ns: at });
             }
         }
     }
