@@ -13,7 +13,8 @@
 //! # When something fails
 //!
 //! A server that is silent is given up after [`ClientConfig::fail_after`] where another copy is in sync; pages stall for
-//! that long. The only copy is waited for; when its server comes back with another boot epoch, or stays away for
+//! that long. Its copies leave once the server of the other has answered something that it was asked after that: two that
+//! fall silent together may be a dead one and a slow one. The only copy is waited for; when its server comes back with another boot epoch, or stays away for
 //! [`ClientConfig::lost_after`], its pages are [`Failure::Lost`]: an error, never zeros. Without the control plane everything
 //! goes on that needs no change of the map. Another owner of the space makes all of it [`Failure::Fenced`].
 

@@ -48,7 +48,7 @@ impl Client {
                 }
             }
             Phase::Granting(_) => self.advance_granting(space, slab),
-            Phase::Opening(_) => self.advance_opening(space, slab),
+            Phase::Opening(_) => self.advance_opening(now, space, slab),
             Phase::Open => self.advance_open(now, space, slab),
             Phase::Lost => self.fail_ops(space, Some(slab), Failure::Lost),
         }
@@ -205,9 +205,10 @@ impl Client {
         }
     }
 
-    fn advance_opening(&mut self, space: usize, slab: usize) {
+    fn advance_opening(&mut self, now: Time, space: usize, slab: usize) {
         let size = self.config.slab_size;
         let state = &mut self.spaces[space].slabs[slab];
+        let doubt = state.doubt.take();
         if state.pending.is_some() {
             return;
         }
@@ -246,7 +247,7 @@ impl Client {
         let usable = |listing: &Listing| listing.step == ListStep::Done && !self.peers[listing.peer].is_down();
         let waiting = listings.iter().any(waits);
         let good: Vec<Listing> = listings.iter().filter(|l| usable(l)).cloned().collect();
-        let any_away = listings.iter().any(away);
+        let silent: PeerSet = listings.iter().filter(|l| away(l)).map(|listing| listing.peer).collect();
         self.spaces[space].slabs[slab].phase = Phase::Opening(listings);
         if waiting {
             return;
@@ -254,9 +255,13 @@ impl Client {
         if good.len() == replicas.len() {
             self.reconcile(space, slab, &good);
         } else if !good.is_empty() {
+            let stay = good.iter().map(|listing| listing.peer).collect();
+            if !self.may_leave(now, (space, slab), doubt, silent, stay) {
+                return;
+            }
             let keep = |replica: &&Replica| good.iter().any(|listing| listing.grant == replica.grant);
             self.propose(space, slab, replicas.iter().filter(keep).copied().collect(), false);
-        } else if !any_away {
+        } else if silent.is_empty() {
             self.propose(space, slab, Vec::new(), true);
         }
     }

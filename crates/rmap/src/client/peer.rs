@@ -100,7 +100,7 @@ pub enum Reach {
         since: Time,
     },
     Up,
-    /// Silent. Copies there are given up where there are others.
+    /// Silent. Copies there are dropped where there is one at a server that answers.
     Down {
         since: Time,
     },
@@ -182,6 +182,10 @@ pub struct Peer {
     pub heard_at: Time,
     /// Since when something is unanswered and nothing was heard.
     pub unanswered_since: Option<Time>,
+    /// When the last request was sent that it certainly answered. What is heard may have lain somewhere for long.
+    pub lived_at: Time,
+    /// Copies elsewhere are to be dropped for its own, once it has answered something that was asked after this.
+    pub doubted_since: Option<Time>,
     /// When a sign of life was last asked for.
     pub pinged_at: Time,
     pub ping_due: bool,
@@ -223,6 +227,8 @@ impl Peer {
             trip: RoundTrip::default(),
             heard_at: now,
             unanswered_since: None,
+            lived_at: Time::default(),
+            doubted_since: None,
             pinged_at: now,
             ping_due: false,
             report_due: false,
@@ -251,6 +257,17 @@ impl Peer {
 
     pub fn is_down(&self) -> bool {
         matches!(self.reach, Reach::Down { .. })
+    }
+
+    /// Something that it was asked at this time was answered.
+    pub fn lived(&mut self, asked_at: Time) {
+        self.lived_at = self.lived_at.max(asked_at);
+    }
+
+    /// Whether a sign of life is to be asked for again and again. The answer to a repeated request does not say to which
+    /// of them, so where there is doubt it is no proof.
+    pub fn wants_life(&self) -> bool {
+        self.unanswered_since.is_some() && (self.in_flight.is_empty() || self.doubted_since.is_some())
     }
 
     /// When the oldest unanswered request is sent again.

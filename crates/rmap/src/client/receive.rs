@@ -110,7 +110,10 @@ impl Client {
             match message.op {
                 Op::Report => peer.report = Report::decode(part).ok(),
                 Op::Drain => peer.drain = Some(status),
-                _ => peer.cut = peer.cut.max((part.len() + OVERHEAD).min(DATAGRAM_SIZES[DATAGRAM_SIZES.len() - 1])),
+                _ => {
+                    peer.lived(Time(message.version.bits()).min(now));
+                    peer.cut = peer.cut.max((part.len() + OVERHEAD).min(DATAGRAM_SIZES[DATAGRAM_SIZES.len() - 1]));
+                }
             }
         } else {
             self.fragment(now, place, &message, status, fragment, part);
@@ -131,12 +134,15 @@ impl Client {
         }
         peer.heard_at = now;
         peer.backoff = 0;
-        let waits = !peer.in_flight.is_empty() || !peer.resends.is_empty();
+        let certain = peer.doubted_since.take_if(|since| peer.lived_at >= *since).is_some();
+        let waits = !peer.in_flight.is_empty() || !peer.resends.is_empty() || peer.doubted_since.is_some();
         peer.unanswered_since = waits.then_some(now);
         peer.reach = Reach::Up;
         peer.written_off = false;
-        if !was_up {
+        if !was_up || certain {
             self.mark_all();
+        }
+        if !was_up {
             self.mark_vacant_wanted();
         }
     }
@@ -182,6 +188,7 @@ impl Client {
         }
         if exchange.tries == 1 {
             self.peers[place].trip.sample(now.since(sent_at));
+            self.peers[place].lived(sent_at);
         }
         self.note_overtaken(place, &exchange);
         self.exchanges.grow_window();

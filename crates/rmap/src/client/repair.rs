@@ -7,7 +7,7 @@
 use super::exchange::Role;
 use super::ops::{Kind, Stage};
 use super::peer::PeerSet;
-use super::slab::Phase;
+use super::slab::{Doubt, Phase};
 use super::{Client, Failure, Fault};
 use crate::control::Replica;
 use crate::units::{SlabNo, SlabSize, Time, Version};
@@ -68,10 +68,12 @@ impl Client {
     }
 
     pub(super) fn advance_open(&mut self, now: Time, space: usize, slab: usize) {
-        let state = &self.spaces[space].slabs[slab];
+        let state = &mut self.spaces[space].slabs[slab];
+        let doubt = state.doubt.take();
         if state.pending.is_some() {
             return;
         }
+        let state = &self.spaces[space].slabs[slab];
         let copies = self.peers_of(&state.entry);
         let gone: PeerSet = copies.iter().filter(|peer| state.failed.has(*peer)).collect();
         let silent: PeerSet = copies.minus(gone).iter().filter(|peer| self.peers[*peer].is_down()).collect();
@@ -83,6 +85,9 @@ impl Client {
             // Only silent ones are left: one of them has everything.
             (true, true) => copies,
         };
+        if !self.may_leave(now, (space, slab), doubt, copies.minus(gone).minus(keep), keep) {
+            return;
+        }
         if keep != copies {
             let entry = &self.spaces[space].slabs[slab].entry;
             let kept = |replica: &&Replica| self.place_of(replica.server).is_some_and(|peer| keep.has(peer));
@@ -90,10 +95,38 @@ impl Client {
             return self.propose(space, slab, replicas, keep.is_empty());
         }
         if self.spaces[space].slabs[slab].repair.is_some() {
-            self.advance_repair(now, space, slab);
+            self.advance_repair(now, space, slab, here, doubt);
         } else {
             self.begin_repair(space, slab, here);
         }
+    }
+
+    /// Whether copies may be dropped for the sake of those that stay: one of these must have lived after that was wanted.
+    /// Until then it may be dead and nobody has noticed; what is left of its pages then is what was about to be dropped,
+    /// at a server that may only be slow. So those that stay are asked. Their answer brings the slab up again, as does
+    /// their silence.
+    pub(super) fn may_leave(
+        &mut self,
+        now: Time,
+        (space, slab): (usize, usize),
+        doubt: Option<Doubt>,
+        leaving: PeerSet,
+        stay: PeerSet,
+    ) -> bool {
+        let since = doubt.filter(|doubt| doubt.leaving == leaving).map_or(now, |doubt| doubt.since);
+        if leaving.is_empty() || stay.iter().any(|peer| self.peers[peer].lived_at >= since) {
+            return true;
+        }
+        self.spaces[space].slabs[slab].doubt = Some(Doubt { leaving, since });
+        for place in stay.iter() {
+            let peer = &mut self.peers[place];
+            peer.doubted_since = Some(peer.doubted_since.map_or(since, |earlier| earlier.min(since)));
+            if peer.pinged_at < since {
+                (peer.ping_due, peer.pinged_at) = (true, now);
+            }
+            peer.unanswered_since.get_or_insert(now);
+        }
+        false
     }
 
     /// A server in distress is relieved at once where another copy is in sync.
@@ -120,7 +153,7 @@ impl Client {
         self.mark(space, slab);
     }
 
-    fn advance_repair(&mut self, _now: Time, space: usize, slab: usize) {
+    fn advance_repair(&mut self, now: Time, space: usize, slab: usize, here: PeerSet, doubt: Option<Doubt>) {
         let state = &self.spaces[space].slabs[slab];
         let Some(Repair { peer, grant, step, replaces, .. }) = state.repair else { return };
         let joined = self.peers_of(&state.entry).has(peer);
@@ -139,7 +172,12 @@ impl Client {
             }
             Step::Granting => {}
             Step::Copying => {
-                if self.copy_missing(space, slab) && !self.has_unmirrored(space, slab, peer) {
+                let leaving: PeerSet = replaces.into_iter().collect();
+                let stay = here.minus(leaving).union([peer].into_iter().collect());
+                if self.copy_missing(space, slab)
+                    && !self.has_unmirrored(space, slab, peer)
+                    && self.may_leave(now, (space, slab), doubt, leaving, stay)
+                {
                     self.set_step(space, slab, Step::Joining);
                     let state = &self.spaces[space].slabs[slab];
                     let stays = |r: &&Replica| replaces.is_none() || self.place_of(r.server) != replaces;

@@ -59,6 +59,13 @@ pub struct Pending {
     pub entry: MapEntry,
 }
 
+/// Copies that are to leave, and since when. They stay until one of those that stay was alive after that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Doubt {
+    pub leaving: PeerSet,
+    pub since: Time,
+}
+
 #[derive(Debug)]
 pub struct Slab {
     pub phase: Phase,
@@ -70,6 +77,7 @@ pub struct Slab {
     /// Copies whose content is gone or cannot be trusted.
     pub failed: PeerSet,
     pub repair: Option<Repair>,
+    pub doubt: Option<Doubt>,
     pub dirty: bool,
 }
 
@@ -141,6 +149,7 @@ impl Slab {
             versions: Box::default(),
             failed: PeerSet::default(),
             repair: None,
+            doubt: None,
             dirty: false,
         }
     }

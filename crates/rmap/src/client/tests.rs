@@ -25,6 +25,9 @@ struct Pool {
     now: Time,
     /// Hears nothing.
     deaf: Vec<usize>,
+    /// Its replies come late, when they are delivered.
+    slow: Option<usize>,
+    late: Vec<Vec<u8>>,
 }
 
 fn addr(node: usize) -> SocketAddr {
@@ -53,37 +56,48 @@ impl Pool {
         }
         let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies, key: [2; KEY_SIZE] };
         let space = client.attach(&spec, Generation(1), &[]).unwrap();
-        let mut pool = Pool { client, servers: all, space, now: Time(1), deaf: Vec::new() };
+        let mut pool =
+            Pool { client, servers: all, space, now: Time(1), deaf: Vec::new(), slow: None, late: Vec::new() };
         pool.run();
         pool
+    }
+
+    /// What everybody has to say now. `false` if that is nothing.
+    fn step(&mut self) -> bool {
+        let mut any = false;
+        let mut out = Vec::new();
+        while let Some(transmit) = self.client.poll_transmit(self.now, &mut out) {
+            any = true;
+            let server = usize::from(transmit.to.port()) - 100;
+            for datagram in out.chunks_mut(transmit.segment).filter(|_| !self.deaf.contains(&server)) {
+                self.servers[server].on_datagram(self.now, addr(99), datagram);
+            }
+            out.clear();
+        }
+        for node in 0..self.servers.len() {
+            while let Some(transmit) = self.servers[node].poll_transmit(&mut out) {
+                any = true;
+                for datagram in out.chunks_mut(transmit.segment) {
+                    if self.slow == Some(node) {
+                        self.late.push(datagram.to_vec());
+                    } else {
+                        self.client.on_datagram(self.now, addr(node), datagram);
+                    }
+                }
+                out.clear();
+            }
+        }
+        while let Some((id, _)) = self.client.poll_control(self.now) {
+            any = true;
+            self.client.on_control(self.now, id, ControlReply::Done);
+        }
+        any
     }
 
     /// Until nobody has anything to say.
     fn run(&mut self) {
         loop {
-            let mut any = false;
-            let mut out = Vec::new();
-            while let Some(transmit) = self.client.poll_transmit(self.now, &mut out) {
-                any = true;
-                let server = usize::from(transmit.to.port()) - 100;
-                for datagram in out.chunks_mut(transmit.segment).filter(|_| !self.deaf.contains(&server)) {
-                    self.servers[server].on_datagram(self.now, addr(99), datagram);
-                }
-                out.clear();
-            }
-            for node in 0..self.servers.len() {
-                while let Some(transmit) = self.servers[node].poll_transmit(&mut out) {
-                    any = true;
-                    for datagram in out.chunks_mut(transmit.segment) {
-                        self.client.on_datagram(self.now, addr(node), datagram);
-                    }
-                    out.clear();
-                }
-            }
-            while let Some((id, _)) = self.client.poll_control(self.now) {
-                any = true;
-                self.client.on_control(self.now, id, ControlReply::Done);
-            }
+            let any = self.step();
             // Copies wait for their share of the link, which time brings.
             self.now = self.now + Duration::from_micros(100);
             if !any && self.client.copies.is_idle() {
@@ -97,8 +111,27 @@ impl Pool {
         while self.now < until {
             self.now = self.now + Duration::from_millis(1);
             self.client.on_timeout(self.now);
-            self.run();
+            while self.step() {}
         }
+    }
+
+    fn deliver_late(&mut self) {
+        self.slow = None;
+        for mut datagram in std::mem::take(&mut self.late) {
+            self.client.on_datagram(self.now, addr(0), &mut datagram);
+        }
+    }
+
+    /// Begins a write that somebody may be too deaf for.
+    fn begin_write(&mut self, page: u64, byte: u8) {
+        self.client.write(self.now, self.space, PageNo(page), Class::Eviction, &[byte; PAGE_SIZE], 1).unwrap();
+        while self.step() {}
+    }
+
+    /// Results of so many writes, all of them good.
+    fn expect_written(&mut self, writes: usize) {
+        let events: Vec<Event> = std::iter::from_fn(|| self.client.poll_event(&mut [0; PAGE_SIZE])).collect();
+        assert_eq!(events, vec![Event::Written { token: 1, result: Ok(()) }; writes]);
     }
 
     fn write(&mut self, page: u64, byte: u8) -> Result<(), Failure> {
@@ -215,6 +248,132 @@ fn what_was_due_is_not_due_again_at_once() {
     pool.deaf = Vec::new();
     pool.pass(Duration::from_millis(20));
     assert_eq!(pool.client.poll_event(&mut [0; PAGE_SIZE]), Some(Event::Written { token: 1, result: Ok(()) }));
+}
+
+/// Longer than a server that holds the only copy of something may stay away.
+const FOR_GOOD: Duration = Duration::from_secs(40);
+/// Longer than a server may be silent.
+const SILENCE: Duration = Duration::from_millis(40);
+
+/// One server dies a moment after the other has paused: the paused one is not given up for the dead one.
+#[test]
+fn a_server_that_may_be_dead_is_not_relied_on() {
+    let mut pool = Pool::new(2, 2, 4);
+    assert_eq!([pool.write(0, 1), pool.write(1, 1)], [Ok(()); 2]);
+    for (page, deaf) in [(0, vec![1]), (1, vec![0, 1])] {
+        pool.deaf = deaf;
+        pool.begin_write(page, 2);
+        pool.pass(Duration::from_millis(20));
+    }
+    pool.pass(SILENCE);
+    pool.deaf = vec![0];
+    pool.pass(FOR_GOOD);
+    pool.expect_written(2);
+    assert_eq!([pool.read(0), pool.read(1)], [Ok(2); 2]);
+}
+
+/// What a server said before it died may be read long after: a client that had to wait for a core finds it in its socket.
+#[test]
+fn a_late_reply_is_no_sign_of_life() {
+    let mut pool = Pool::new(2, 2, 4);
+    assert_eq!([pool.write(0, 1), pool.write(1, 1)], [Ok(()); 2]);
+    pool.deaf = vec![1];
+    pool.begin_write(0, 2);
+    pool.pass(Duration::from_millis(20));
+    pool.slow = Some(0);
+    pool.begin_write(1, 2);
+    pool.deaf = vec![0, 1];
+    pool.pass(Duration::from_millis(18));
+    assert!(pool.client.peers[1].is_down() && !pool.client.peers[0].is_down());
+    pool.deliver_late();
+    pool.pass(SILENCE);
+    pool.deaf = vec![0];
+    pool.pass(FOR_GOOD);
+    pool.expect_written(2);
+    assert_eq!([pool.read(0), pool.read(1)], [Ok(2); 2]);
+}
+
+/// The other server lives, and what asks it whether it does gets lost: that is asked again, and soon.
+#[test]
+fn a_lost_ping_is_repeated() {
+    for busy in [0, 30] {
+        let mut pool = Pool::new(2, 2, 5);
+        (0..=busy).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));
+        pool.deaf = vec![1];
+        pool.begin_write(0, 2);
+        pool.pass(Duration::from_millis(20));
+        // What is under way is repeated, too. Its answers do not say which request they are the answers to.
+        pool.deaf = vec![0, 1];
+        (1..=busy).for_each(|page| pool.begin_write(page, 2));
+        pool.pass(Duration::from_millis(18));
+        assert!(pool.client.peers[1].is_down() && !pool.client.peers[0].is_down());
+        pool.deaf = vec![1];
+        pool.pass(Duration::from_millis(9));
+        let slabs = 1 + busy as usize / 8;
+        assert_eq!(pool.client.in_sync(pool.space), (0, slabs));
+        pool.pass(2 * SILENCE);
+        pool.expect_written(1 + busy as usize);
+    }
+}
+
+/// A new owner hears one copy, which dies then, and not the other, which is only paused.
+#[test]
+fn a_slab_is_not_opened_by_a_server_that_may_be_dead() {
+    let mut pool = Pool::new(2, 2, 4);
+    assert_eq!(pool.write(0, 1), Ok(()));
+    pool.client.space_taken(0);
+    let map = [(SlabNo(0), pool.client.spaces[0].slabs[0].entry.clone())];
+    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, key: [2; KEY_SIZE] };
+    pool.deaf = vec![1];
+    pool.space = pool.client.attach(&spec, Generation(2), &map).unwrap();
+    pool.pass(Duration::from_millis(5));
+    pool.deaf = vec![0, 1];
+    pool.pass(2 * SILENCE);
+    pool.deaf = vec![0];
+    pool.pass(FOR_GOOD);
+    assert_eq!(pool.read(0), Ok(1));
+    assert_eq!(pool.client.in_sync(pool.space), (0, 1));
+}
+
+/// A server in distress keeps its copy if the other one may be dead.
+#[test]
+fn a_server_in_distress_is_relieved_only_by_one_that_lives() {
+    for dies in [false, true] {
+        let mut pool = Pool::new(2, 2, 4);
+        assert_eq!(pool.write(0, 1), Ok(()));
+        pool.servers[0].set_pressure(crate::wire::message::Pressure::Red);
+        pool.deaf = if dies { vec![1] } else { vec![] };
+        pool.begin_write(0, 2);
+        pool.pass(FOR_GOOD);
+        pool.expect_written(1);
+        assert_eq!(pool.client.in_sync(pool.space), (0, 1));
+        assert_eq!(pool.client.peers_of(&pool.client.spaces[0].slabs[0].entry).has(0), dies);
+        assert_eq!(pool.read(0), Ok(2));
+    }
+}
+
+/// A server that is to be emptied keeps its copy if the one that has the new copy may be dead.
+#[test]
+fn a_copy_does_not_move_to_a_server_that_may_be_dead() {
+    let mut pool = Pool::new(2, 1, 4);
+    assert_eq!(pool.write(0, 1), Ok(()));
+    let old = usize::from(!pool.client.peers_of(&pool.client.spaces[0].slabs[0].entry).has(0));
+    let new = 1 - old;
+    pool.servers[old].set_pressure(crate::wire::message::Pressure::Orange);
+    pool.client.write(pool.now, pool.space, PageNo(0), Class::Eviction, &[2; PAGE_SIZE], 1).unwrap();
+    while pool.client.spaces[0].slabs[0].repair.as_ref().is_none_or(|repair| repair.mirror().is_none()) {
+        assert!(pool.step());
+    }
+    pool.expect_written(1);
+    pool.slow = Some(new);
+    pool.pass(Duration::from_millis(5));
+    assert!(!pool.late.is_empty());
+    pool.deaf = vec![new];
+    pool.pass(Duration::from_millis(5));
+    pool.deliver_late();
+    assert_eq!(pool.client.stats().pages_copied, 1);
+    pool.pass(FOR_GOOD);
+    assert_eq!(pool.read(0), Ok(2));
 }
 
 /// An owner that left writes unfinished in several slabs: together they need more copies than there is room for.

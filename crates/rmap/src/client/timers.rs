@@ -48,9 +48,9 @@ impl Client {
                     }
                     if let Some(since) = peer.unanswered_since {
                         at(since + peer.fail_after(fail_after));
-                        if peer.in_flight.is_empty() {
-                            at(peer.pinged_at + peer.timeout());
-                        }
+                    }
+                    if peer.wants_life() {
+                        at(peer.pinged_at + peer.timeout());
                     }
                     if let Some(oldest) = peer.in_flight.front().and_then(|id| self.exchanges.get(*id))
                         && let Stage::InFlight { sent_at } = oldest.stage
@@ -94,9 +94,9 @@ impl Client {
             self.greet(place);
         }
         let peer = &mut self.peers[place];
-        let quiet = now.since(peer.heard_at.max(peer.pinged_at)) >= PING_IDLE;
-        let unanswered = peer.unanswered_since.is_some() && now.since(peer.pinged_at) >= peer.timeout();
-        if peer.in_flight.is_empty() && (quiet || unanswered) {
+        let quiet = peer.in_flight.is_empty() && now.since(peer.heard_at.max(peer.pinged_at)) >= PING_IDLE;
+        let unanswered = peer.wants_life() && now.since(peer.pinged_at) >= peer.timeout();
+        if quiet || unanswered {
             peer.pinged_at = now;
             peer.ping_due = true;
             peer.unanswered_since.get_or_insert(now);
@@ -165,12 +165,13 @@ impl Client {
         }
     }
 
-    /// A server is silent: reads go elsewhere, and copies there are given up where there are others.
+    /// A server is silent: reads go elsewhere, and copies there are dropped where another server that has them answers.
     fn give_up(&mut self, now: Time, place: usize) {
         self.stats.servers_failed += 1;
         let peer = &mut self.peers[place];
         peer.reach = Reach::Down { since: now };
         peer.unanswered_since = None;
+        peer.doubted_since = None;
         // What it did not answer is asked again when it is back.
         let unanswered: Vec<u64> = peer.in_flight.drain(..).collect();
         peer.resends.extend(unanswered);

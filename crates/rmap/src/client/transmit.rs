@@ -79,7 +79,8 @@ impl Client {
             return plain(peer, Op::Probe, 0, DATAGRAM_SIZES[size as usize], out);
         }
         if std::mem::take(&mut peer.ping_due) {
-            return plain(peer, Op::Probe, 0, OVERHEAD, out);
+            // The time comes back with the answer: so it is known which ping that is the answer to.
+            return plain(peer, Op::Probe, now.0, OVERHEAD, out);
         }
         if std::mem::take(&mut peer.report_due) {
             return plain(peer, Op::Report, 0, OVERHEAD, out);
