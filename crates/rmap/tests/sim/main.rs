@@ -19,7 +19,7 @@ use node::Program;
 use rng::Rng;
 use world::{Plan, Sabotage, World};
 
-/// Runs by default: minutes of a core, most of them for a few seeds that take long to come to rest.
+/// Runs by default: two minutes of a core, where the compiler optimizes.
 const SEEDS: u64 = 1000;
 /// Within so many runs a mistake is noticed.
 const SABOTAGED_SEEDS: u64 = 400;
@@ -101,32 +101,71 @@ fn every_page_is_a_register() {
     assert!(verified > 0 && acked > 0);
 }
 
+/// A pool of three servers with two copies of everything, all in sync.
+fn in_sync(seed: u64) -> (World, Rng) {
+    let mut rng = Rng::new(seed);
+    let plan = Plan { copies: 2, servers: 3, kills: 0, hand_overs: 0, steps: 300, ..Plan::any(&mut rng) };
+    let trace = std::env::var_os("RMAP_SIM_TRACE").is_some();
+    let mut world = World::new(seed, Some(plan), Some(Weather::calm()), Sabotage::default(), trace);
+    world.network.weather = Weather::calm();
+    world.resting = false;
+    world.rest();
+    // Servers that nobody knows yet decline more than one slab.
+    for _ in 0..2 {
+        write_all(&mut world);
+        world.run_until_quiet();
+    }
+    (world, rng)
+}
+
+fn write_all(world: &mut World) {
+    for page in 0..world.plan.pages {
+        if let Some(node) = world.owner_of(0) {
+            world.ask(node, 0, page, 9);
+        }
+    }
+}
+
+fn assert_nothing_lost(seed: u64, world: &mut World) {
+    for page in world.oracle.pages_of(0) {
+        if let Some(node) = world.owner_of(0) {
+            world.ask(node, 0, page, 0);
+            world.run_until_quiet();
+        }
+    }
+    let lost = world.oracle.lost;
+    assert!(world.violation.is_none() && lost == 0, "RMAP_SIM_SEED={seed}: {:?}, {lost} lost", world.violation);
+}
+
 /// Two copies and one server killed at a time when both are in sync: nothing is lost.
 #[test]
 fn one_of_two_copies_is_enough() {
     for seed in seeds(SEEDS / 5) {
-        let mut rng = Rng::new(seed);
-        let plan = Plan { copies: 2, servers: 3, kills: 0, hand_overs: 0, steps: 300, ..Plan::any(&mut rng) };
-        let mut world = World::new(seed, Some(plan), Some(Weather::calm()), Sabotage::default(), false);
-        world.network.weather = Weather::calm();
-        world.resting = false;
-        world.rest();
-        for page in 0..world.plan.pages {
-            if let Some(node) = world.owner_of(0) {
-                world.ask(node, 0, page, 9);
+        let (mut world, mut rng) = in_sync(seed);
+        world.kill(rng.below(3));
+        assert_nothing_lost(seed, &mut world);
+    }
+}
+
+/// One server pauses and another is killed, before either of them is given up: nothing is lost, whichever is given up first.
+#[test]
+fn a_pause_is_no_death() {
+    for seed in seeds(SEEDS / 5) {
+        let (mut world, mut rng) = in_sync(seed);
+        let paused = rng.below(3);
+        let killed = (paused + 1 + rng.below(2)) % 3;
+        let pause_first = rng.per_mille(500);
+        for step in 0..2 {
+            if pause_first == (step == 0) {
+                world.nodes[paused].paused_until_ns = world.now_ns + 1_000_000 * rng.within(60, 300) as u64;
+            } else {
+                world.kill(killed);
             }
+            write_all(&mut world);
+            world.run_for(1_000 * rng.within(0, 20_000) as u64);
         }
         world.run_until_quiet();
-        let victim = rng.below(3);
-        world.kill(victim);
-        for page in world.oracle.pages_of(0) {
-            if let Some(node) = world.owner_of(0) {
-                world.ask(node, 0, page, 0);
-                world.run_until_quiet();
-            }
-        }
-        let lost = world.oracle.lost;
-        assert!(world.violation.is_none() && lost == 0, "RMAP_SIM_SEED={seed}: {:?}, {lost} lost", world.violation);
+        assert_nothing_lost(seed, &mut world);
     }
 }
 

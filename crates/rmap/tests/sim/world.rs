@@ -537,6 +537,14 @@ impl World {
         })
     }
 
+    pub fn run_for(&mut self, span_ns: u64) {
+        let until_ns = self.now_ns + span_ns;
+        while self.queue.peek().is_some_and(|Reverse((at, _))| *at <= until_ns) {
+            self.step();
+        }
+        self.now_ns = until_ns;
+    }
+
     pub fn run_until_quiet(&mut self) {
         let deadline = self.now_ns + REST_NS;
         while !self.is_quiet() && self.violation.is_none() {
