@@ -4,6 +4,9 @@ use std::io;
 use std::process::ExitCode;
 
 use pagoda_api::{ClientError, ErrorCode};
+use pagoda_pool::error::NoSuchDisk;
+/// The command line is wrong in a way that clap cannot see.
+pub use pagoda_pool::error::UsageError;
 use rmap_etcd::EtcdError;
 
 use crate::qemu_args::ArgError;
@@ -14,20 +17,10 @@ const UNREACHABLE: u8 = 3;
 const NOT_FOUND: u8 = 4;
 const NO_ROOM: u8 = 5;
 
-/// The command line is wrong in a way that clap cannot see.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct UsageError(pub String);
-
 /// A VM would not be admitted; the text says what is missing.
 #[derive(Debug, thiserror::Error)]
 #[error("not admitted: {0}")]
 pub struct NotAdmitted(pub String);
-
-/// There is no disk of that name.
-#[derive(Debug, thiserror::Error)]
-#[error("there is no disk {0}; `pagoda disk ls` shows those that there are")]
-pub struct NoSuchDisk(pub String);
 
 /// There is no server of that number.
 #[derive(Debug, thiserror::Error)]

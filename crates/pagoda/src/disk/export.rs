@@ -1,35 +1,28 @@
 //! `pagoda disk export`.
 
 use std::fs::File;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use pagoda_pool::plane::{Control, Plane};
+use pagoda_pool::{connect, record};
 use rmap::client::{Client, ServerInfo};
-use rmap::control::MapEntry;
-use rmap::crypto::Keypair;
 use rmap::nbd::{self, Ended, Listener, Server};
 use rmap::udp::{UdpClient, Wait};
-use rmap::units::{ServerId, SlabNo};
+use rmap::units::ServerId;
 use rustix::fs::{FlockOperation, flock};
 use rustix::mm::{MlockAllFlags, mlockall};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use super::{Export, record};
+use super::Export;
 use crate::output::{print_json_line, print_text};
-use crate::pool::config::PoolConfig;
-use crate::pool::plane::{Control, Plane};
-use crate::pool::{connect, store};
 use crate::show::Format;
 
 /// Servers that have not answered by then are gone on without, if any has.
 const SERVERS_PATIENCE: Duration = Duration::from_secs(10);
-
-/// Where no server is: the discard service of this machine.
-const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9);
 
 #[derive(Debug, Serialize)]
 struct Exported {
@@ -39,7 +32,7 @@ struct Exported {
 }
 
 pub fn run(options: &Export, format: Format) -> Result<()> {
-    let pool = PoolConfig::read(&options.place)?;
+    let pool = options.place.read()?;
     let (dir, name) = (&pool.dir, &options.name);
     let disk = record::read(dir, name)?;
     let mut plane = Plane::of(&pool, name, disk.cluster.as_deref())?;
@@ -65,7 +58,8 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     keep_in_memory();
     let mut client = connect::client(dir, &servers, plane.control()?, wait, fail_after)?;
     greet(&mut client, &servers)?;
-    stand_in(&mut client, &pool, name, &servers, &seen.map)?;
+    let up = connect::up(&client);
+    connect::stand_in(&mut client, &pool, name, &servers, &up, &seen.map)?;
     let newcomers = pool.newcomers(client.client.reach().map(|(id, _)| id).collect())?;
     // The last thing that may be done before serving: it ends whatever another owner does.
     let (generation, map) = plane.take_over(disk.space()?)?;
@@ -111,35 +105,6 @@ fn greet(client: &mut UdpClient<Control>, servers: &[ServerInfo]) -> Result<()> 
     }
     let silent: Vec<ServerId> = servers.iter().map(|server| server.id).filter(|id| !up.contains(id)).collect();
     eprintln!("pagoda: these servers do not answer: {}", connect::list(&silent));
-    Ok(())
-}
-
-/// Makes servers of the map known that are not in the list, as silent ones: their copies are given up where there are
-/// others. Nobody can say where they are, so what only they have would be given up too, even if they were alive.
-fn stand_in(
-    client: &mut UdpClient<Control>,
-    pool: &PoolConfig,
-    name: &str,
-    servers: &[ServerInfo],
-    map: &[(SlabNo, MapEntry)],
-) -> Result<()> {
-    let absent = connect::absent(servers, map);
-    let up = connect::up(client);
-    let at = |entry: &MapEntry, ids: &[ServerId]| entry.replicas.iter().any(|replica| ids.contains(&replica.server));
-    if map.iter().any(|(_, entry)| at(entry, &absent) && !at(entry, &up)) {
-        bail!(
-            "parts of {name} are only at servers that are not there: {}. Start them again, or, if they are gone for \
-             good, give up what they had by a line for each in {}",
-            connect::list(&absent),
-            store::servers_path(&pool.dir).display()
-        );
-    }
-    for id in absent {
-        eprintln!("pagoda: server {} is not there: copies are made elsewhere where there is room", id.0);
-        // No server has this key.
-        let key = Keypair::from_private(store::random_key()).public();
-        client.client.add_server(client.now(), ServerInfo { id, addr: NOWHERE, key, zone: 0 })?;
-    }
     Ok(())
 }
 

@@ -1,7 +1,6 @@
 //! `pagoda disk`: disks in the memory of other machines. No daemon takes part.
 
 mod export;
-mod record;
 mod remove;
 
 use std::net::SocketAddr;
@@ -9,6 +8,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::{ArgGroup, Args, Subcommand};
+use pagoda_pool::config::PoolConfig;
+use pagoda_pool::plane::Plane;
+use pagoda_pool::{record, store};
 use rmap::control::MapEntry;
 use rmap::units::{Generation, PAGE_SIZE, SLAB_PAGES, SlabNo};
 use rmap_etcd::NewSpace;
@@ -16,9 +18,7 @@ use serde::Serialize;
 
 use crate::exit::{self, UsageError};
 use crate::output::{Side, Table, print_json, print_text};
-use crate::pool::config::PoolConfig;
-use crate::pool::plane::Plane;
-use crate::pool::{Place, SPIN_US_MAX, store};
+use crate::pool::{Place, SPIN_US_MAX};
 use crate::show::Format;
 use crate::units::{format_size, parse_size};
 
@@ -106,12 +106,10 @@ pub struct Export {
 
 pub fn run(command: Disk, format: Format) -> Result<()> {
     match command {
-        Disk::Create { place, name, size, copies } => {
-            create(&PoolConfig::read(&place)?, &name, size, copies.into(), format)
-        }
-        Disk::Ls { place } => list(&PoolConfig::read(&place)?, format),
-        Disk::Show { place, name } => show(&PoolConfig::read(&place)?, &name, format),
-        Disk::Rm { place, name, force } => remove::run(&PoolConfig::read(&place)?, &name, force),
+        Disk::Create { place, name, size, copies } => create(&place.read()?, &name, size, copies.into(), format),
+        Disk::Ls { place } => list(&place.read()?, format),
+        Disk::Show { place, name } => show(&place.read()?, &name, format),
+        Disk::Rm { place, name, force } => remove::run(&place.read()?, &name, force),
         Disk::Export(options) => export::run(&options, format),
     }
 }

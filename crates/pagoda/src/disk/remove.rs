@@ -1,18 +1,11 @@
 //! `pagoda disk rm`.
 
-use std::time::Duration;
-
 use anyhow::{Result, bail};
-use rmap::udp::Wait;
+use pagoda_pool::config::PoolConfig;
+use pagoda_pool::give_back::{self, GivenBack};
+use pagoda_pool::plane::{self, Plane, Seen};
+use pagoda_pool::record::{self, Disk};
 use rmap::units::Generation;
-
-use super::record::{self, Disk};
-use crate::pool::config::PoolConfig;
-use crate::pool::connect;
-use crate::pool::plane::{self, Plane, Seen};
-
-/// Servers are asked so long: each slab is asked for and given back, which takes a millisecond or so.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 pub fn run(pool: &PoolConfig, name: &str, force: bool) -> Result<()> {
     let disk = record::read(&pool.dir, name)?;
@@ -41,22 +34,13 @@ pub fn run(pool: &PoolConfig, name: &str, force: bool) -> Result<()> {
 
 /// Gives all memory of the disk back to its servers. The generation that did.
 fn give_back(pool: &PoolConfig, name: &str, disk: &Disk, plane: &mut Plane, seen: &Seen) -> Result<Generation> {
-    let servers = pool.servers()?;
-    let mut client = connect::client(&pool.dir, &servers, plane.control()?, Wait::BLOCK, connect::UNHURRIED)?;
-    let up = connect::converse(&mut client, PATIENCE, |client| connect::all_up(client))?;
-    if !up || !connect::absent(&servers, &seen.map).is_empty() {
-        bail!("not all servers answer, see `pagoda pool ls`; --force forgets {name}, and they keep its memory");
+    match give_back::give_back(pool, plane, &disk.spec()?, &seen.map)? {
+        GivenBack::All(generation) => Ok(generation),
+        GivenBack::Silent => {
+            bail!("not all servers answer, see `pagoda pool ls`; --force forgets {name}, and they keep its memory")
+        }
+        GivenBack::Left => {
+            bail!("the servers did not take all of {name} back: try again, or --force, and they keep its memory")
+        }
     }
-    let (generation, map) = plane.take_over(disk.space()?)?;
-    let space = client.client.attach(&disk.spec()?, generation, &map)?;
-    let given = connect::converse(&mut client, PATIENCE, |client| {
-        let now = client.now();
-        let left = client.client.give_back(now, space);
-        client.flush();
-        left == 0 && client.client.is_settled()
-    })?;
-    if !given {
-        bail!("the servers did not take all of {name} back: try again, or --force, and they keep its memory");
-    }
-    Ok(generation)
 }

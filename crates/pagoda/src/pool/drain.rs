@@ -3,6 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use pagoda_pool::connect;
+use pagoda_pool::plane::Control;
 use rmap::client::{Client, Drain as Request};
 use rmap::udp::{UdpClient, Wait};
 use rmap::units::ServerId;
@@ -10,10 +12,8 @@ use rmap::wire::message::Status;
 use rmap::wire::report::Report;
 use serde::Serialize;
 
-use super::config::PoolConfig;
+use super::Drain;
 use super::list::SLAB_CONTENT_BYTES;
-use super::plane::Control;
-use super::{Drain, connect};
 use crate::exit::NoSuchServer;
 use crate::output::{print_json_line, print_text};
 use crate::show::Format;
@@ -33,7 +33,7 @@ struct Progress {
 }
 
 pub fn run(options: &Drain, format: Format) -> Result<()> {
-    let pool = PoolConfig::read(&options.place)?;
+    let pool = options.place.read()?;
     let listed = pool.servers()?.into_iter().find(|server| server.id.0 == options.server);
     let server = listed.ok_or(NoSuchServer(options.server))?;
     let (id, wait) = (server.id, Wait::BLOCK);

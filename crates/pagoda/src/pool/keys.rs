@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use pagoda_pool::store::{self, Admitted};
 use rmap::server::ADMITTED_MAX;
 use rmap::servers::parse_key;
 use serde::Serialize;
 
-use super::store::{self, Admitted};
 use crate::exit::UsageError;
 use crate::output::{Side, Table, print_json, print_text};
 use crate::show::Format;

@@ -3,14 +3,15 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use pagoda_pool::config::PoolConfig;
+use pagoda_pool::{connect, store};
 use rmap::client::{Reach, ServerInfo};
 use rmap::udp::Wait;
 use rmap::units::{PAGE_SIZE, SEALED_SIZE, SLAB_PAGES};
 use rmap::wire::message::Pressure;
 use serde::Serialize;
 
-use super::config::PoolConfig;
-use super::{Place, connect, store};
+use super::Place;
 use crate::exit;
 use crate::output::{Side, Table, print_json};
 use crate::show::Format;
@@ -34,7 +35,7 @@ struct Row {
 }
 
 pub fn run(place: &Place, format: Format) -> Result<()> {
-    let pool = PoolConfig::read(place)?;
+    let pool = place.read()?;
     let (servers, trouble) = match pool.servers() {
         // The servers of the static list are there all the same.
         Err(error) if exit::is_unreachable(&error) => (store::servers(&pool.dir)?, Some(error)),

@@ -1,14 +1,10 @@
 //! `pagoda pool`: memory that machines lend each other. No daemon takes part.
 
-pub mod config;
-pub mod connect;
 mod drain;
 mod keys;
 mod list;
 mod member;
-pub mod plane;
 mod serve;
-pub mod store;
 mod top;
 
 use std::net::SocketAddr;
@@ -16,6 +12,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
+use pagoda_pool::config::PoolConfig;
 
 use crate::cli::Pace;
 use crate::show::Format;
@@ -40,6 +37,13 @@ pub struct Place {
     /// several pools share.
     #[arg(long, value_name = "etcd://HOST:PORT[,HOST:PORT...][/POOL]")]
     pub cluster: Option<String>,
+}
+
+impl Place {
+    /// What is known of the pool; what goes wrong later is said on standard error.
+    pub fn read(&self) -> Result<PoolConfig> {
+        PoolConfig::read(&self.dir.dir, self.cluster.as_deref(), |text| eprintln!("pagoda: {text}"))
+    }
 }
 
 #[derive(Debug, Subcommand)]

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
+use pagoda_pool::store::{self, Admitted};
 use rmap::client::ServerInfo;
 use rmap::crypto::{Entropy, PublicKey, SystemEntropy};
 use rmap::server::{Server, ServerConfig};
@@ -16,10 +17,8 @@ use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Serve;
-use super::config::PoolConfig;
 use super::list::SLAB_BYTES;
 use super::member::Announced;
-use super::store::{self, Admitted};
 use crate::exit::UsageError;
 use crate::output::{print_json_line, print_text};
 use crate::show::Format;
@@ -40,7 +39,7 @@ struct Serving {
 }
 
 pub fn run(options: &Serve, format: Format) -> Result<()> {
-    let place = PoolConfig::read(&options.place)?;
+    let place = options.place.read()?;
     let dir = &place.dir;
     let (keys, pool) = store::identity(dir)?;
     if place.etcd.is_some() && options.listen.ip().is_unspecified() {

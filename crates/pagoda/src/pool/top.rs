@@ -3,6 +3,9 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use pagoda_pool::config::PoolConfig;
+use pagoda_pool::connect;
+use pagoda_pool::plane::Control;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::Stylize;
@@ -14,10 +17,8 @@ use rmap::units::PAGE_SIZE;
 use rmap::wire::report::Report;
 use serde::Serialize;
 
-use super::config::PoolConfig;
+use super::Top;
 use super::list::{PATIENCE, SLAB_CONTENT_BYTES, pressure};
-use super::plane::Control;
-use super::{Top, connect};
 use crate::output::{Side, print_json_line, print_text};
 use crate::show::Format;
 use crate::top::text::{Column, mib_per_s, render_table, size};
@@ -72,7 +73,7 @@ fn micros(us: Option<f64>) -> String {
 }
 
 pub fn run(options: &Top, format: Format) -> Result<()> {
-    let mut servers = Servers::meet(&PoolConfig::read(&options.place)?)?;
+    let mut servers = Servers::meet(&options.place.read()?)?;
     let interval = Duration::from_secs_f64(options.pace.interval);
     match options.pace.batch.or((format == Format::Json).then_some(1)) {
         Some(samples) => batch(&mut servers, samples, interval, format),

@@ -1,21 +1,25 @@
-//! A client of the pool, as `pagoda disk` and `pagoda pool ls` need it.
+//! A client of the pool's servers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rmap::client::{Client, ClientConfig, Reach, ServerInfo};
 use rmap::control::{ControlReply, MapEntry};
-use rmap::crypto::SystemEntropy;
+use rmap::crypto::{Keypair, SystemEntropy};
 use rmap::udp::{Port, UdpClient, Wait};
 use rmap::units::{ServerId, SlabNo, Time};
 
-use super::plane::Control;
-use super::store;
+use crate::config::PoolConfig;
+use crate::plane::Control;
+use crate::store;
 
 /// For commands that are in no hurry: a server that is only busy is waited for, and keeps what it has.
 pub const UNHURRIED: Duration = Duration::from_secs(5);
+
+/// Where no server is: the discard service of this machine.
+const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9);
 
 /// Far more than a round trip.
 const ASK_EVERY: Duration = Duration::from_millis(200);
@@ -120,4 +124,48 @@ pub fn up(client: &UdpClient<Control>) -> Vec<ServerId> {
 /// Whether all servers answer.
 pub fn all_up(client: &UdpClient<Control>) -> bool {
     client.client.reach().all(|(_, reach)| reach == Reach::Up)
+}
+
+/// Makes servers of the map known that are not in the list, as silent ones: their copies are given up where there are
+/// others, at servers that are `up`. Nobody can say where they are, so what only they have would be given up too, even if
+/// they were alive.
+///
+/// # Errors
+/// Parts of `name` are only at such servers.
+pub fn stand_in(
+    client: &mut UdpClient<Control>,
+    pool: &PoolConfig,
+    name: &str,
+    servers: &[ServerInfo],
+    up: &[ServerId],
+    map: &[(SlabNo, MapEntry)],
+) -> Result<()> {
+    let absent = absent(servers, map);
+    let at = |entry: &MapEntry, ids: &[ServerId]| entry.replicas.iter().any(|replica| ids.contains(&replica.server));
+    if map.iter().any(|(_, entry)| at(entry, &absent) && !at(entry, up)) {
+        bail!(
+            "parts of {name} are only at servers that are not there: {}. Start them again, or, if they are gone for \
+             good, give up what they had by a line for each in {}",
+            list(&absent),
+            store::servers_path(&pool.dir).display()
+        );
+    }
+    for id in absent {
+        (pool.tell)(&format!("server {} is not there: copies are made elsewhere where there is room", id.0));
+        // No server has this key.
+        let key = Keypair::from_private(store::random_key()).public();
+        client.client.add_server(client.now(), ServerInfo { id, addr: NOWHERE, key, zone: 0 })?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_may_be_given_to_another_thread() {
+        fn check<T: Send>() {}
+        check::<UdpClient<Control>>();
+    }
 }

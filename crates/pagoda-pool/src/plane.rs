@@ -9,11 +9,11 @@ use rmap::registry::Registry;
 use rmap::units::{Generation, SpaceId};
 use rmap_etcd::{Etcd, EtcdConfig, EtcdError, HealthView};
 
-use super::config::PoolConfig;
-use super::store;
+use crate::config::PoolConfig;
+use crate::{Tell, store};
 
 /// How a client's driver asks.
-pub type Control = Box<dyn FnMut(&ControlRequest) -> ControlReply>;
+pub type Control = Box<dyn FnMut(&ControlRequest) -> ControlReply + Send>;
 
 /// How often it is looked whether etcd is there.
 const HEALTH_EVERY: Duration = Duration::from_secs(1);
@@ -21,8 +21,8 @@ const HEALTH_EVERY: Duration = Duration::from_secs(1);
 /// What keeps a disk.
 #[derive(Debug)]
 pub enum Plane {
-    File { pool: std::path::PathBuf, registry: Registry },
-    Etcd { config: EtcdConfig, etcd: Box<Etcd> },
+    File { pool: std::path::PathBuf, registry: Registry, tell: Tell },
+    Etcd { config: EtcdConfig, etcd: Box<Etcd>, tell: Tell },
 }
 
 /// A disk as its control plane sees it.
@@ -37,12 +37,13 @@ pub struct Seen {
 impl Plane {
     /// What keeps the disk `name`, whose record says `cluster`: the pool in etcd, or nothing.
     pub fn of(pool: &PoolConfig, name: &str, cluster: Option<&str>) -> Result<Plane> {
+        let tell = pool.tell;
         let Some(cluster) = cluster else {
-            return Ok(Plane::File { pool: pool.dir.clone(), registry: store::registry(&pool.dir)? });
+            return Ok(Plane::File { pool: pool.dir.clone(), registry: store::registry(&pool.dir)?, tell });
         };
         match &pool.etcd {
             Some(config) if config.pool == cluster => {
-                Ok(Plane::Etcd { config: config.clone(), etcd: Box::new(Etcd::connect(config.clone())?) })
+                Ok(Plane::Etcd { config: config.clone(), etcd: Box::new(Etcd::connect(config.clone())?), tell })
             }
             // Without its map a disk would read as zeros.
             Some(config) => bail!("{name} belongs to the pool {cluster} in etcd, not to {}", config.pool),
@@ -95,11 +96,12 @@ impl Plane {
     /// For a driver, which never waits for it.
     pub fn control(&self) -> Result<Control> {
         match self {
-            Plane::File { pool, .. } => Ok(by_registry(store::registry(pool)?)),
-            Plane::Etcd { config, .. } => {
+            Plane::File { pool, tell, .. } => Ok(by_registry(store::registry(pool)?, *tell)),
+            Plane::Etcd { config, tell, .. } => {
+                let tell = *tell;
                 let mut control = rmap_etcd::Control::start(config.clone())?;
                 let health = control.health();
-                std::thread::Builder::new().name("etcd-health".into()).spawn(move || tell(&health))?;
+                std::thread::Builder::new().name("etcd-health".into()).spawn(move || watch(&health, tell))?;
                 Ok(Box::new(move |request| control.ask(request)))
             }
         }
@@ -112,7 +114,7 @@ pub fn is_gone(error: &anyhow::Error) -> bool {
 }
 
 /// Answers from the registry. Where its disk fails, the question is asked again, and nothing goes on that needs it.
-fn by_registry(mut registry: Registry) -> Control {
+fn by_registry(mut registry: Registry, tell: Tell) -> Control {
     let mut failing = false;
     Box::new(move |request| match registry.answer(request) {
         Ok(reply) => {
@@ -121,7 +123,7 @@ fn by_registry(mut registry: Registry) -> Control {
         }
         Err(error) => {
             if !std::mem::replace(&mut failing, true) {
-                eprintln!("pagoda: {error}; trying again");
+                tell(&format!("{error}; trying again"));
             }
             ControlReply::Later
         }
@@ -129,17 +131,16 @@ fn by_registry(mut registry: Registry) -> Control {
 }
 
 /// Says when etcd goes away and when it is back, until the process ends.
-fn tell(health: &HealthView) {
+fn watch(health: &HealthView, tell: Tell) {
     let mut trouble: Option<EtcdError> = None;
     loop {
         std::thread::sleep(HEALTH_EVERY);
         let now = health.get().trouble;
         match (&trouble, &now) {
-            (None, Some(error)) => eprintln!(
-                "pagoda: {error}; what is in the pool is read and written as before, but nothing can be placed anew or \
-                 taken over"
-            ),
-            (Some(_), None) => eprintln!("pagoda: etcd answers again"),
+            (None, Some(error)) => tell(&format!(
+                "{error}; what is in the pool is read and written as before, but nothing can be placed anew or taken over"
+            )),
+            (Some(_), None) => tell("etcd answers again"),
             _ => {}
         }
         trouble = now;

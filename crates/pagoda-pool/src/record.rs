@@ -13,9 +13,8 @@ use rmap::units::{PAGE_SIZE, SLAB_PAGES, SpaceId};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use crate::exit::{NoSuchDisk, UsageError};
-use crate::pool::store;
-use crate::units::format_size;
+use crate::error::{NoSuchDisk, UsageError};
+use crate::store;
 
 /// Largest disk: the slabs that a space may have.
 pub const SIZE_MAX: u64 = SPACE_SLABS_MAX as u64 * SLAB_PAGES as u64 * PAGE_SIZE as u64;
@@ -35,12 +34,22 @@ pub struct Disk {
     key: String,
 }
 
+impl std::fmt::Debug for Disk {
+    // The key stays out of logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Disk { space, size_bytes, copies, cluster, key: _ } = self;
+        let mut text = f.debug_struct("Disk");
+        text.field("space", space).field("size_bytes", size_bytes).field("copies", copies).field("cluster", cluster);
+        text.finish_non_exhaustive()
+    }
+}
+
 impl Disk {
     pub fn new(size_bytes: u64, copies: usize) -> Result<Disk, UsageError> {
         if size_bytes == 0 || !size_bytes.is_multiple_of(PAGE_SIZE as u64) || size_bytes > SIZE_MAX {
-            let most = format_size(SIZE_MAX);
+            let most = SIZE_MAX >> 40;
             return Err(UsageError(format!(
-                "a disk of {size_bytes} bytes: give a multiple of {PAGE_SIZE}, at most {most}"
+                "a disk of {size_bytes} bytes: give a multiple of {PAGE_SIZE}, at most {most}T"
             )));
         }
         let space = format!("{:016x}", SystemEntropy::default().next_u64());

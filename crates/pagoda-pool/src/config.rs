@@ -1,4 +1,4 @@
-//! The pool that a command works with: its directory, and etcd where the pool is a cluster's.
+//! The pool that is worked with: its directory, and etcd where the pool is a cluster's.
 //!
 //! The file `pool.toml` of the directory says what need not be typed each time; an option beats it.
 //!
@@ -18,8 +18,8 @@ use rmap::units::ServerId;
 use rmap_etcd::{Etcd, EtcdConfig, NAME_MAX, Node, TlsFiles};
 use serde::Deserialize;
 
-use super::{Place, store};
-use crate::exit::UsageError;
+use crate::error::UsageError;
+use crate::{Tell, store};
 
 /// A server's lease lasts as long.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -41,17 +41,19 @@ struct Settings {
 pub struct PoolConfig {
     pub dir: PathBuf,
     pub etcd: Option<EtcdConfig>,
+    /// What goes wrong, and is gone on without.
+    pub tell: Tell,
 }
 
 impl PoolConfig {
-    pub fn read(place: &Place) -> Result<PoolConfig> {
-        let dir = place.dir.dir.clone();
+    /// `cluster`: an address of etcd that beats the one in `pool.toml`.
+    pub fn read(dir: &Path, cluster: Option<&str>, tell: Tell) -> Result<PoolConfig> {
         let path = dir.join("pool.toml");
         let text = store::read_text(&path)?.unwrap_or_default();
         let settings: Settings = toml::from_str(&text).with_context(|| format!("read {}", path.display()))?;
-        let address = place.cluster.as_ref().or(settings.cluster.as_ref());
-        let etcd = address.map(|address| settings.etcd(&dir, address)).transpose()?;
-        Ok(PoolConfig { dir, etcd })
+        let address = cluster.or(settings.cluster.as_deref());
+        let etcd = address.map(|address| settings.etcd(dir, address)).transpose()?;
+        Ok(PoolConfig { dir: dir.to_owned(), etcd, tell })
     }
 
     /// A connection to etcd, which answers; `None` where the pool is none of a cluster.
@@ -80,7 +82,7 @@ impl PoolConfig {
     fn members(&self) -> Result<Vec<ServerInfo>> {
         let Some(mut etcd) = self.connect()? else { return Ok(Vec::new()) };
         let (nodes, bad) = etcd.nodes()?;
-        bad.iter().for_each(|error| eprintln!("pagoda: a server is left out: {error}"));
+        bad.iter().for_each(|error| (self.tell)(&format!("a server is left out: {error}")));
         Ok(nodes.into_iter().map(info).collect())
     }
 

@@ -7,7 +7,7 @@
 //! | `pool.toml` | settings, see `config.rs` |
 //! | `servers` | the static list of servers, see `rmap::servers` |
 //! | `registry` | which server has what, see `rmap::registry` |
-//! | `disks/NAME.toml` | a disk and its key, see `disk/record.rs` |
+//! | `disks/NAME.toml` | a disk and its key, see `record.rs` |
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Write};
