@@ -19,6 +19,9 @@
 //! blocked 1                 only while the memory policy has stopped it
 //! group tenant1             only if it may share pages with the other VMs of that group
 //! sharing 1 42 1 43         only if its equal pages are shared: device and inode of its table, then of its group's pool
+//! far 00112233aabbccdd 1 00..ff
+//!                           only if remote memory is its tier before swap: the pool's space, copies of each page (1 or 2), and
+//!                           the 32 bytes of its pages' key, which makes this file a secret
 //! pinned TEXT               only if the VM may never be evicted
 //! sum 9f86d081884c7d65      FNV-1a of all lines above
 //! ```
@@ -69,8 +72,58 @@ pub struct Record {
     pub group: Option<String>,
     /// What its VMM keeps for sharing. Without it shared pages would be taken for zeros.
     pub sharing: Option<SharingFiles>,
+    /// Remote memory that is its tier before swap.
+    pub far: Option<Far>,
     /// Why it may never be evicted.
     pub pinned: Option<String>,
+}
+
+/// A space of a pool of servers that lend memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Far {
+    /// Its number in the pool.
+    pub space: u64,
+    /// Servers that have each page, at most [`FAR_COPIES_MAX`].
+    pub copies: u8,
+    /// What its pages are sealed with: no server has it.
+    pub key: [u8; FAR_KEY_SIZE],
+}
+
+/// Bytes of a far tier's key.
+pub const FAR_KEY_SIZE: usize = 32;
+/// Most servers that may have each page of a far tier.
+pub const FAR_COPIES_MAX: u8 = 2;
+
+impl std::fmt::Debug for Far {
+    /// The key is a secret: it stays out of logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Far({:016x}, {} copies)", self.space, self.copies)
+    }
+}
+
+impl Far {
+    fn to_text(self) -> String {
+        let key: String = self.key.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{:016x} {} {key}", self.space, self.copies)
+    }
+
+    /// `None` for anything that [`Far::to_text`] does not write.
+    fn from_text(text: &str) -> Option<Far> {
+        let is_hex = |text: &str, digits: usize| {
+            text.len() == digits && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+        };
+        let mut words = text.split(' ');
+        let (space, copies, digits) = (words.next()?, words.next()?, words.next()?);
+        if words.next().is_some() || !is_hex(space, 16) || !is_hex(digits, 2 * FAR_KEY_SIZE) {
+            return None;
+        }
+        let copies = (1..=FAR_COPIES_MAX).find(|known| known.to_string() == copies)?;
+        let mut key = [0; FAR_KEY_SIZE];
+        for (byte, at) in key.iter_mut().zip((0..).step_by(2)) {
+            *byte = u8::from_str_radix(digits.get(at..at + 2)?, 16).ok()?;
+        }
+        Some(Far { space: u64::from_str_radix(space, 16).ok()?, copies, key })
+    }
 }
 
 /// The files that hold a VM's shared pages, each by device and inode.
@@ -146,6 +199,9 @@ impl Record {
         if let Some(SharingFiles { table, pool }) = self.sharing {
             text += &format!("sharing {} {} {} {}\n", table.0, table.1, pool.0, pool.1);
         }
+        if let Some(far) = self.far {
+            text += &format!("far {}\n", far.to_text());
+        }
         if let Some(reason) = &self.pinned {
             text += &format!("pinned {}\n", reason.replace('\n', " "));
         }
@@ -219,6 +275,8 @@ impl Record {
             Ok(SharingFiles { table: (table_dev, table_ino), pool: (pool_dev, pool_ino) })
         });
         let sharing = sharing.transpose()?;
+        let far = optional("far").map(|text| Far::from_text(&text).ok_or_else(|| bad("far")));
+        let far = far.transpose()?;
         let pinned = optional("pinned");
         if lines.next().is_some() {
             return Err(bad("more than a record has"));
@@ -238,6 +296,7 @@ impl Record {
             blocked,
             group,
             sharing,
+            far,
             pinned,
         })
     }
@@ -263,6 +322,7 @@ mod tests {
             blocked: true,
             group: Some("tenant1".into()),
             sharing: Some(SharingFiles { table: (1, 42), pool: (1, u64::MAX) }),
+            far: Some(Far { space: 0x0011_2233_aabb_ccdd, copies: 2, key: [0xa7; FAR_KEY_SIZE] }),
             pinned: Some("vfio device".into()),
         }
     }
@@ -276,8 +336,37 @@ mod tests {
         let plain = Record { min: 0, shares: None, sampling: None, blocked: false, group: None, ..neither.clone() };
         let unshared = Record { group: None, sharing: None, ..sample() };
         let shared_alone = Record { balloon: None, group: None, pinned: None, ..sample() };
-        for record in [with, without, neither, pinned_alone, plain, unshared, shared_alone] {
+        let near = Record { far: None, ..sample() };
+        let far_alone = Record { far: sample().far, sharing: None, ..plain.clone() };
+        for record in [with, without, neither, pinned_alone, plain, unshared, shared_alone, near, far_alone] {
             assert_eq!(Record::from_text(&record.to_text()), Ok(record));
+        }
+    }
+
+    #[test]
+    fn far_tiers_are_as_they_are_written() {
+        let key = "0f".repeat(FAR_KEY_SIZE);
+        let text = format!("00112233aabbccdd 1 {key}");
+        let far = Far { space: 0x0011_2233_aabb_ccdd, copies: 1, key: [0x0f; FAR_KEY_SIZE] };
+        assert_eq!((Far::from_text(&text), far.to_text()), (Some(far), text));
+        assert!(!format!("{far:?}").contains("0f0f"), "the key stays out of logs");
+        for bad in [
+            String::new(),
+            "00112233aabbccdd 1".into(),
+            format!("00112233aabbccdd 0 {key}"),
+            format!("00112233aabbccdd 3 {key}"),
+            format!("00112233aabbccdd 01 {key}"),
+            format!("00112233aabbccdd -1 {key}"),
+            format!("112233aabbccdd 1 {key}"),
+            format!("+0112233aabbccdd 1 {key}"),
+            format!("00112233AABBCCDD 1 {key}"),
+            format!("00112233aabbccdd 1 {key} 1"),
+            format!("00112233aabbccdd  1 {key}"),
+            format!("00112233aabbccdd 1 {}", &key[1..]),
+            format!("00112233aabbccdd 1 {key}0f"),
+            format!("00112233aabbccdd 1 {}", "\u{e4}".repeat(FAR_KEY_SIZE)),
+        ] {
+            assert_eq!(Far::from_text(&bad), None, "{bad:?}");
         }
     }
 

@@ -6,6 +6,7 @@
 //! each other; a change that breaks this raises [`API_VERSION`].
 
 mod balloon;
+mod far;
 mod policy;
 mod sampling;
 
@@ -15,6 +16,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use balloon::{BalloonInfo, GuestMemory, check_balloon_target};
+pub use far::{FarInfo, FarRequest};
 pub use policy::{
     AdmitReply, AdmitRequest, HostPatch, HostPolicy, Mrc, MrcPoint, PolicySettings, SHARE_GROUP_LEN_MAX,
     SHARES_DEFAULT, SHARES_MAX, Sampling, VmPolicy, WhatIfReply, WhatIfRequest, check_min, check_sampling,
@@ -102,6 +104,9 @@ pub struct CreateVm {
     /// Allocate the whole swap file up front, so that page-out never meets a full disk.
     #[serde(default)]
     pub reserve_swap: bool,
+    /// Remote memory as the tier before its swap file. Refused by a daemon that has no pool to borrow from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub far: Option<FarRequest>,
     /// Why no page of this VM may ever be evicted, for example a device that does DMA to all of it.
     #[serde(default)]
     pub pinned: Option<String>,
@@ -150,6 +155,7 @@ impl CreateVm {
         check_min(self.policy.min, self.dram.unwrap_or(total))?;
         self.policy.shares.map_or(Ok(()), check_shares)?;
         self.policy.sampling.map_or(Ok(()), check_sampling)?;
+        self.far.map_or(Ok(()), |far| far.check())?;
         self.share_group.as_deref().map_or(Ok(()), check_share_group)
     }
 }
@@ -291,6 +297,9 @@ pub struct VmInfo {
     /// By fault cause: the names of the counters, such as `faults_minor`.
     #[serde(default)]
     pub latency: BTreeMap<String, Latency>,
+    /// Of a VM whose tier before swap is remote memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub far: Option<FarInfo>,
     /// Of a VM that has or had a balloon target.
     #[serde(default)]
     pub balloon: Option<BalloonInfo>,
@@ -433,6 +442,7 @@ mod tests {
             dram,
             kind: VmKind::Qemu,
             reserve_swap: false,
+            far: None,
             pinned: None,
             share_group: None,
             policy: PolicySettings::default(),
@@ -493,6 +503,15 @@ mod tests {
         let least = r#"{"name":"a","memory":[2097152],"kind":"plain"}"#;
         let create: CreateVm = serde_json::from_str(least).unwrap();
         assert_eq!((create.kind, create.dram, create.reserve_swap), (VmKind::Plain, None, false));
+
+        assert_eq!(create.far, None);
+        let far = r#"{"name":"a","memory":[2097152],"kind":"plain","far":{"copies":2}}"#;
+        let create: CreateVm = serde_json::from_str(far).unwrap();
+        assert_eq!(create.far, Some(FarRequest { copies: 2 }));
+        let text = serde_json::to_string(&create).unwrap();
+        assert!(text.contains(r#""far":{"copies":2}"#), "{text}");
+        let near = serde_json::to_string(&CreateVm { far: None, ..create }).unwrap();
+        assert!(!near.contains("far"), "{near}");
 
         let newer = r#"{"code":"moon_phase","message":"m"}"#;
         let error: ApiError = serde_json::from_str(newer).unwrap();

@@ -101,6 +101,7 @@ fn requests_carry_their_bodies() {
         dram: None,
         kind: VmKind::Plain,
         reserve_swap: true,
+        far: Some(pagoda_api::FarRequest { copies: 2 }),
         pinned: None,
         share_group: None,
         policy: pagoda_api::PolicySettings::default(),

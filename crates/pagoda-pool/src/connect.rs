@@ -150,11 +150,18 @@ pub fn stand_in(
             store::servers_path(&pool.dir).display()
         );
     }
-    for id in absent {
+    for id in &absent {
         (pool.tell)(&format!("server {} is not there: copies are made elsewhere where there is room", id.0));
+    }
+    add_silent(client, &absent)
+}
+
+/// Makes servers known that will never answer.
+pub(crate) fn add_silent(client: &mut UdpClient<Control>, servers: &[ServerId]) -> Result<()> {
+    for id in servers {
         // No server has this key.
         let key = Keypair::from_private(store::random_key()).public();
-        client.client.add_server(client.now(), ServerInfo { id, addr: NOWHERE, key, zone: 0 })?;
+        client.client.add_server(client.now(), ServerInfo { id: *id, addr: NOWHERE, key, zone: 0 })?;
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use anyhow::Result;
 use rmap::client::SpaceSpec;
 use rmap::control::Map;
 use rmap::udp::Wait;
-use rmap::units::Generation;
+use rmap::units::{Generation, ServerId};
 
 use crate::config::PoolConfig;
 use crate::connect;
@@ -15,13 +15,22 @@ use crate::plane::Plane;
 /// Servers are asked so long: each slab is asked for and given back, which takes a millisecond or so.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How far it came.
+/// What to do where servers do not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Silent {
+    /// Give nothing back, so that it can be tried again.
+    Refuse,
+    /// Go on with those that answer: it will not be tried again.
+    PassOver,
+}
+
+/// How far it came.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GivenBack {
-    /// The servers have everything back; the owner of this generation did it.
+    /// The servers that answer have everything back; the owner of this generation did it.
     All(Generation),
-    /// Some server does not answer or is not known: nothing was given back.
-    Silent,
+    /// These servers do not answer or are not known: nothing was given back.
+    Silent(Vec<ServerId>),
     /// The servers did not take all of it in time.
     Left,
 }
@@ -30,12 +39,27 @@ pub enum GivenBack {
 ///
 /// # Errors
 /// The control plane or the socket failed.
-pub fn give_back(pool: &PoolConfig, plane: &mut Plane, spec: &SpaceSpec, map: &Map) -> Result<GivenBack> {
+pub fn give_back(
+    pool: &PoolConfig,
+    plane: &mut Plane,
+    spec: &SpaceSpec,
+    map: &Map,
+    silent: Silent,
+) -> Result<GivenBack> {
     let servers = pool.servers()?;
     let mut client = connect::client(&pool.dir, &servers, plane.control()?, Wait::BLOCK, connect::UNHURRIED)?;
-    let up = connect::converse(&mut client, PATIENCE, |client| connect::all_up(client))?;
-    if !up || !connect::absent(&servers, map).is_empty() {
-        return Ok(GivenBack::Silent);
+    connect::converse(&mut client, PATIENCE, |client| connect::all_up(client))?;
+    let (up, absent) = (connect::up(&client), connect::absent(&servers, map));
+    let away = servers.iter().map(|server| server.id).filter(|id| !up.contains(id)).chain(absent.iter().copied());
+    let away: Vec<ServerId> = away.collect();
+    match silent {
+        Silent::Refuse if !away.is_empty() => return Ok(GivenBack::Silent(away)),
+        Silent::PassOver if !away.is_empty() => {
+            let list = connect::list(&away);
+            (pool.tell)(&format!("these servers do not answer, and keep what they lent until they end: {list}"));
+            connect::add_silent(&mut client, &absent)?;
+        }
+        Silent::Refuse | Silent::PassOver => {}
     }
     let (generation, map) = plane.take_over(spec.id)?;
     let space = client.client.attach(spec, generation, &map)?;

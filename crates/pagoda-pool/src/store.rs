@@ -20,6 +20,9 @@ use rmap::crypto::{Entropy, KEY_SIZE, Keypair, PoolKey, PublicKey, SystemEntropy
 use rmap::registry::Registry;
 use rmap::servers::parse_key;
 
+/// Where the pool's directory is unless another is given.
+pub const DIR_DEFAULT: &str = "/var/lib/pagoda/pool";
+
 /// A longer file is none of ours.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 

@@ -1,12 +1,15 @@
 //! The command line's shape and its help.
 
+mod far;
 mod policy;
 
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
+use pagoda_api::FarRequest;
 
+pub use self::far::parse_far;
 pub use self::policy::{Admit, ClaimOptions, HostSet, SamplingOptions, WhatIf};
 use crate::disk::Disk;
 use crate::pool::Pool;
@@ -109,6 +112,8 @@ Examples:
       -numa node,memdev=a -numa node,memdev=b -accel kvm disk.qcow2
   At least 2 GiB of DRAM whatever others do, twice the usual weight, pages shared with VMs of the same tenant:
     pagoda run --name db --min 2G --shares 2000 -- qemu-system-x86_64 -m 8G -accel kvm db.qcow2
+  What does not fit into DRAM goes to the memory of other machines, and to the swap file when that is full:
+    pagoda run --name db --dram 2G --far pool: -- qemu-system-x86_64 -m 8G -accel kvm db.qcow2
   A program of yours:
     pagoda run --plain --name cache --memory 2G --dram 512M -- ./my-cache")]
 pub struct Run {
@@ -132,6 +137,14 @@ pub struct Run {
     /// Allocate its whole swap file now, so that the swap disk cannot be full later
     #[arg(long)]
     pub reserve_swap: bool,
+    /// Remote memory as the tier before its swap file: `pool:`, or `pool:copies=2`
+    ///
+    /// What does not fit into DRAM goes to servers that lend memory (`pagoda pool`), which answer faster than most disks.
+    /// The swap file stays behind it, for what the pool has no room for. With one copy of each page, the default, a
+    /// server that dies takes what it had with it: the VM is stopped with a message that says so, and those pages are
+    /// lost. With copies=2 each page is at two servers, and one of them may die.
+    #[arg(long, value_name = "pool:[copies=1|2]", value_parser = parse_far)]
+    pub far: Option<FarRequest>,
     /// The program is not QEMU; it maps the files in PAGODA_RAM itself
     #[arg(long, requires = "memory", requires = "name")]
     pub plain: bool,
@@ -318,6 +331,7 @@ mod tests {
         check("pagoda vm set a --shares 0", ErrorKind::ValueValidation);
         check("pagoda run --min 2 -- qemu", ErrorKind::ValueValidation);
         check("pagoda run --share-group a/b -- qemu", ErrorKind::ValueValidation);
+        check("pagoda run --far pool:copies=3 -- qemu", ErrorKind::ValueValidation);
         check("pagoda host set --idle-tax 101%", ErrorKind::ValueValidation);
         check("pagoda host set --thresholds 1,2,3,4", ErrorKind::ValueValidation);
         check("pagoda host set --json", ErrorKind::MissingRequiredArgument);

@@ -22,6 +22,7 @@ pub fn admit(client: &Client, options: &Admit, format: Format) -> Result<()> {
         dram,
         kind: VmKind::Qemu,
         reserve_swap: false,
+        far: None,
         pinned: None,
         share_group: None,
         policy: PolicySettings { min: options.min, ..PolicySettings::default() },

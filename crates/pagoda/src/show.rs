@@ -161,6 +161,10 @@ fn vm_text(vm: &VmInfo) -> String {
     line("swapped", &format_size(vm.swapped_bytes));
     line("zero", &format_size(vm.zero_bytes));
     line("swap used", &format_size(vm.swap_used_bytes));
+    if let Some(far) = &vm.far {
+        let copies = if far.copies == 1 { "1 copy" } else { "2 copies" };
+        line("far", &format!("{} in the pool, {copies}", format_size(far.pool_bytes)));
+    }
     for (term, value) in policy::vm_lines(&vm.policy) {
         line(term, &value);
     }
@@ -350,6 +354,9 @@ db    running,pinned       4G    1G     0    -     1G   1.5G  1.5G       -      
         ] {
             assert!(text.contains(part), "{part:?} in {text}");
         }
+        assert!(!vm_text(&vm).contains("far  "));
+        vm.far = Some(pagoda_api::FarInfo { copies: 2, pool_bytes: 3 << 30 });
+        assert!(vm_text(&vm).contains("far            3G in the pool, 2 copies\n"));
         vm.state = VmState::Stalled { reason: "swap disk full".into(), since_s: 5 };
         let text = vm_text(&vm);
         assert!(text.contains("for 5 s: swap disk full\n") && text.contains("pagoda vm cont web1"));

@@ -9,9 +9,9 @@
 //! 2. the environment variable `PAGODA_DRAM`, in libvirt `<qemu:env name='PAGODA_DRAM' value='1G'/>`,
 //! 3. `dram = "1G"` in `/etc/pagoda/vm.d/NAME.toml`,
 //!
-//! else it may have all of its memory in DRAM. That file may also have `min = "1G"`, `shares = 2000` and
-//! `share_group = "tenant1"`, as the options of `pagoda run`. The real QEMU is `PAGODA_QEMU`, else the one line of
-//! `/etc/pagoda/qemu`, else `/usr/bin/qemu-system-x86_64`.
+//! else it may have all of its memory in DRAM. That file may also have `min = "1G"`, `shares = 2000`,
+//! `share_group = "tenant1"` and `far = "pool:"`, as the options of `pagoda run`. The real QEMU is `PAGODA_QEMU`, else
+//! the one line of `/etc/pagoda/qemu`, else `/usr/bin/qemu-system-x86_64`.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -22,6 +22,7 @@ use anyhow::{Context, Result, bail};
 use pagoda_api::{Client, PolicySettings, VmKind, check_vm_name, socket_path};
 use serde::Deserialize;
 
+use crate::cli::parse_far;
 use crate::exit::UsageError;
 use crate::qemu_args;
 use crate::run::{Request, program, start};
@@ -44,6 +45,7 @@ struct VmConfig {
     shares: Option<u32>,
     share_group: Option<String>,
     reserve_swap: bool,
+    far: Option<String>,
 }
 
 /// Never returns when all goes well.
@@ -65,6 +67,8 @@ pub fn run(words: Vec<String>) -> Result<()> {
     };
     let min = config.min.as_deref().map(parse_size).transpose();
     let min = min.map_err(|error| UsageError(format!("min in the VM's settings: {error}")))?;
+    let far = config.far.as_deref().map(parse_far).transpose();
+    let far = far.map_err(|error| UsageError(format!("far in the VM's settings: {error}")))?;
     start(
         &Client::new(socket_path(None)),
         Request {
@@ -74,6 +78,7 @@ pub fn run(words: Vec<String>) -> Result<()> {
             share_group: config.share_group,
             policy: PolicySettings { min: min.unwrap_or(0), shares: config.shares, sampling: None },
             reserve_swap: config.reserve_swap,
+            far,
             kind: VmKind::Qemu,
             program: program::find(&qemu.to_string_lossy())?,
             words,
@@ -165,11 +170,19 @@ mod tests {
     fn settings() {
         let dir = scratch(
             "settings",
-            &[("vm.d/a.toml", "dram = \"1G\"\nshares = 2000\nreserve_swap = true\n"), ("vm.d/b.toml", "drma = 1")],
+            &[
+                ("vm.d/a.toml", "dram = \"1G\"\nshares = 2000\nreserve_swap = true\nfar = \"pool:\"\n"),
+                ("vm.d/b.toml", "drma = 1"),
+            ],
         );
         let a = read_config(&dir, "a").unwrap();
-        let expected =
-            VmConfig { dram: Some("1G".into()), shares: Some(2000), reserve_swap: true, ..VmConfig::default() };
+        let expected = VmConfig {
+            dram: Some("1G".into()),
+            shares: Some(2000),
+            reserve_swap: true,
+            far: Some("pool:".into()),
+            ..VmConfig::default()
+        };
         assert_eq!(a, expected);
         assert!(format!("{:#}", read_config(&dir, "b").unwrap_err()).contains("drma"));
         assert_eq!(read_config(&dir, "c").unwrap(), VmConfig::default());

@@ -23,6 +23,7 @@ use pagoda_sys::socket::{Connection, Listener, Peer, Received, SharedMap};
 use pagoda_sys::swapfile::{Reserve, SwapFile};
 use pagoda_sys::uffd::{self, Uffd};
 
+use crate::far;
 use crate::registry::{Registry, sharing_of};
 
 /// userfaultfds asked for: past a few vCPUs one no longer scales, and two cost nothing.
@@ -219,6 +220,8 @@ fn attach(
     // Before any page is shared: a later daemon has to know that there may be some.
     let record = Record { pid: (pid, start), sharing, ..record };
     registry.save(&record).context("write the VM's record")?;
+    // The far tier goes to the engine. Opened as late as can be: whoever had it before is refused from here on.
+    let _far = far::open(registry, &record)?;
     let parts = Parts {
         name: name.clone(),
         space,

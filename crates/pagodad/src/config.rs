@@ -63,6 +63,11 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     pub swap_dir: Option<PathBuf>,
 
+    /// Directory of the pool that VMs with --far borrow memory from: keys, servers, registry
+    /// [default: /var/lib/pagoda/pool, as `pagoda pool`]
+    #[arg(long, value_name = "DIR")]
+    pub pool_dir: Option<PathBuf>,
+
     /// Control socket, which the `pagoda` command uses [default: /run/pagoda/pagoda.sock]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
@@ -272,6 +277,8 @@ impl Group {
 pub struct Config {
     pub state_dir: PathBuf,
     pub swap_dir: PathBuf,
+    /// The pool from which VMs with a far tier borrow.
+    pub pool_dir: PathBuf,
     pub socket: PathBuf,
     pub attach_socket: PathBuf,
     /// Group id whose members may start VMs.
@@ -312,6 +319,7 @@ impl Config {
     fn resolve(args: Args, file: File, exe_dir: &Path) -> Result<Self> {
         let state_dir = path(args.state_dir.or(file.state_dir), || STATE_DIR_DEFAULT.into())?;
         let swap_dir = path(args.swap_dir.or(file.swap_dir), || state_dir.join("swap"))?;
+        let pool_dir = path(args.pool_dir.or(file.pool_dir), || pagoda_pool::store::DIR_DEFAULT.into())?;
         let socket = path(args.socket.or(file.socket), || SOCKET_DEFAULT.into())?;
         let attach_socket = path(args.attach_socket.or(file.attach_socket), || socket.with_file_name("attach.sock"))?;
         check_sockets(&socket, &attach_socket)?;
@@ -333,6 +341,7 @@ impl Config {
             shim: find_shim(args.shim.or(file.shim), exe_dir)?,
             state_dir,
             swap_dir,
+            pool_dir,
             socket,
             attach_socket,
             group,

@@ -4,6 +4,7 @@ mod attach;
 mod balloon;
 mod config;
 mod control;
+mod far;
 mod metrics;
 mod policy;
 mod qmp;

@@ -30,11 +30,11 @@ use pagoda_pager::share::Group;
 use pagoda_sys::ram::RamFile;
 use pagoda_sys::swapfile::{Reserve, SwapFile};
 
-use crate::balloon;
 use crate::config::Config;
 use crate::policy::Governor;
 use crate::policy::rounds::Governed;
 use crate::qmp::Monitor;
+use crate::{balloon, far};
 
 /// VMs of one daemon: each has a thread, a ring and some twenty file descriptors.
 pub const VMS_MAX: usize = 1024;
@@ -152,6 +152,11 @@ impl Registry {
         self.config.swap_dir.join(format!("{name}.swap"))
     }
 
+    /// Which pages of the VM are in remote memory; its engine's file.
+    pub fn far_path(&self, name: &str) -> PathBuf {
+        self.config.state_dir.join("vms").join(format!("{name}.far"))
+    }
+
     pub fn monitor_path(&self, name: &str) -> PathBuf {
         self.config.state_dir.join("vms").join(format!("{name}.qmp"))
     }
@@ -168,6 +173,7 @@ impl Registry {
         }
         let memory = request.memory_bytes();
         let dram = request.dram.unwrap_or(memory);
+        let far = request.far.map(|far| far::new_tier(&self.config.pool_dir, far, memory)).transpose()?;
         let mut vms = self.lock();
         if vms.contains_key(&request.name) {
             let hint = "choose another name, or see `pagoda vm show`";
@@ -197,6 +203,7 @@ impl Registry {
             blocked: false,
             group: request.share_group,
             sharing: None,
+            far,
             pinned: request.pinned,
         };
         let id = self.admit(&record)?;
@@ -242,7 +249,7 @@ impl Registry {
             let _ = std::fs::remove_file(self.monitor_path(&record.name));
         })?;
         let group = self.config.page_sharing.then(|| self.new_group(&record)).transpose();
-        let group = group.inspect_err(|_| self.forget(&record.name))?;
+        let group = group.inspect_err(|_| self.forget(&record))?;
         let qmp = Arc::new(Monitor::new(&self.monitor_path(&record.name)));
         Ok(Vm {
             record,
@@ -412,20 +419,23 @@ impl Registry {
             let hint = "stop its program instead; it is forgotten when that ends";
             return Err(error(ErrorCode::WrongState, format!("{name} is attached"), Some(hint)));
         }
+        let record = vm.record.clone();
         self.remove(&mut vms, name);
-        self.forget(name);
+        self.forget(&record);
         Ok(())
     }
 
-    /// Removes a VM's files. Its memory goes with the last descriptor.
-    pub fn forget(&self, name: &str) {
-        for path in [self.record_path(name), self.swap_path(name), self.monitor_path(name)] {
+    /// Removes a VM's files, and has what it borrowed given back. Its memory goes with the last descriptor.
+    pub fn forget(&self, record: &Record) {
+        let name = &record.name;
+        for path in [self.record_path(name), self.swap_path(name), self.far_path(name), self.monitor_path(name)] {
             if let Err(error) = std::fs::remove_file(&path)
                 && error.kind() != std::io::ErrorKind::NotFound
             {
                 tracing::warn!("remove {}: {error}", path.display());
             }
         }
+        far::give_back_later(self, record);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use pagoda_pool::config::PoolConfig;
-use pagoda_pool::give_back::{self, GivenBack};
+use pagoda_pool::give_back::{GivenBack, Silent, give_back};
 use pagoda_pool::plane::{self, Plane, Seen};
 use pagoda_pool::record::{self, Disk};
 use rmap::units::Generation;
@@ -26,17 +26,17 @@ pub fn run(pool: &PoolConfig, name: &str, force: bool) -> Result<()> {
         bail!("{host} was the last to export {name}: remove it there, or take it over first (disk export --take-over)");
     }
     let held = seen.map.iter().any(|(_, entry)| !entry.replicas.is_empty());
-    let generation = if held && !force { give_back(pool, name, &disk, &mut plane, &seen)? } else { seen.generation };
+    let generation = if held && !force { return_all(pool, name, &disk, &mut plane, &seen)? } else { seen.generation };
     // The memory first: a record without memory can be removed again, memory without a record cannot be named.
     plane.remove(name, disk.space()?, generation)?;
     record::remove(&pool.dir, name)
 }
 
 /// Gives all memory of the disk back to its servers. The generation that did.
-fn give_back(pool: &PoolConfig, name: &str, disk: &Disk, plane: &mut Plane, seen: &Seen) -> Result<Generation> {
-    match give_back::give_back(pool, plane, &disk.spec()?, &seen.map)? {
+fn return_all(pool: &PoolConfig, name: &str, disk: &Disk, plane: &mut Plane, seen: &Seen) -> Result<Generation> {
+    match give_back(pool, plane, &disk.spec()?, &seen.map, Silent::Refuse)? {
         GivenBack::All(generation) => Ok(generation),
-        GivenBack::Silent => {
+        GivenBack::Silent(_) => {
             bail!("not all servers answer, see `pagoda pool ls`; --force forgets {name}, and they keep its memory")
         }
         GivenBack::Left => {

@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use pagoda_pool::config::PoolConfig;
+use pagoda_pool::store;
 
 use crate::cli::Pace;
 use crate::show::Format;
@@ -22,7 +23,7 @@ use crate::units::parse_size;
 #[derive(Debug, Args)]
 pub struct Dir {
     /// Directory of keys, settings, servers, registry and disks
-    #[arg(long, value_name = "DIR", env = "PAGODA_POOL_DIR", default_value = "/var/lib/pagoda/pool")]
+    #[arg(long, value_name = "DIR", env = "PAGODA_POOL_DIR", default_value = store::DIR_DEFAULT)]
     pub dir: PathBuf,
 }
 

@@ -15,7 +15,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
 use pagoda_api::attach::{Fetched, fetch};
-use pagoda_api::{Client, CreateVm, CreatedVm, PolicySettings, Sampling, VmKind};
+use pagoda_api::{Client, CreateVm, CreatedVm, FarRequest, PolicySettings, Sampling, VmKind};
 use rustix::io::FdFlags;
 
 use crate::cli;
@@ -38,6 +38,7 @@ pub struct Request {
     pub share_group: Option<String>,
     pub policy: PolicySettings,
     pub reserve_swap: bool,
+    pub far: Option<FarRequest>,
     pub kind: VmKind,
     pub program: PathBuf,
     pub words: Vec<String>,
@@ -71,6 +72,7 @@ pub fn run(client: &Client, options: cli::Run) -> Result<()> {
                 sampling: options.sampling.over(Sampling::default()),
             },
             reserve_swap: options.reserve_swap,
+            far: options.far,
             kind,
             program: program::find(name)?,
             words: words.to_vec(),
@@ -139,6 +141,7 @@ fn vm_of(request: &Request, plan: Option<&Plan>) -> Result<CreateVm> {
         dram: request.dram_bytes,
         kind: request.kind,
         reserve_swap: request.reserve_swap,
+        far: request.far,
         pinned: plan.and_then(|plan| plan.pinned.clone()),
         share_group: request.share_group.clone(),
         policy: request.policy.clone(),

@@ -15,6 +15,7 @@ use super::{Group, LargeFolios, Metrics, PageIn, Replacement};
 pub(super) struct File {
     pub state_dir: Option<PathBuf>,
     pub swap_dir: Option<PathBuf>,
+    pub pool_dir: Option<PathBuf>,
     pub socket: Option<PathBuf>,
     pub attach_socket: Option<PathBuf>,
     pub group: Option<Group>,
@@ -49,6 +50,7 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<File> {
     let paths = [
         ("state_dir", &file.state_dir),
         ("swap_dir", &file.swap_dir),
+        ("pool_dir", &file.pool_dir),
         ("socket", &file.socket),
         ("attach_socket", &file.attach_socket),
         ("shim", &file.shim),

@@ -32,6 +32,7 @@ fn defaults() {
     let config = resolve(&[], "").unwrap();
     assert_eq!(config.state_dir, Path::new("/var/lib/pagoda"));
     assert_eq!(config.swap_dir, Path::new("/var/lib/pagoda/swap"));
+    assert_eq!(config.pool_dir, Path::new("/var/lib/pagoda/pool"));
     assert_eq!(config.socket, Path::new("/run/pagoda/pagoda.sock"));
     assert_eq!(config.attach_socket, Path::new("/run/pagoda/attach.sock"));
     assert_eq!(config.metrics, Some("127.0.0.1:9464".parse().unwrap()));
@@ -62,6 +63,10 @@ fn the_command_line_wins() {
     assert_eq!((config.state_dir.as_path(), config.metrics), (Path::new("/b"), Some("127.0.0.1:1".parse().unwrap())));
     assert_eq!((config.tune_host, config.large_folios, config.group), (false, LargeFolios::Auto, Some(8)));
     assert!(resolve(&["--tune-host"], "").unwrap().tune_host);
+
+    let text = "pool_dir = \"/a\"\n";
+    assert_eq!(resolve(&[], text).unwrap().pool_dir, Path::new("/a"));
+    assert_eq!(resolve(&["--pool-dir=/b"], text).unwrap().pool_dir, Path::new("/b"));
 }
 
 #[test]
@@ -75,6 +80,7 @@ fn mistakes_are_named_with_file_line_and_key() {
     check("# x\n\nmetrics = \"9464\"\n", &[FILE, "line 3", "metrics", "neither \"off\" nor an address"]);
     check("large_folios = \"on\"\n", &[FILE, "line 1", "large_folios", "`auto` or `off`"]);
     check("state_dir = \"/a\"\nswap_dir = \"b\"\n", &[FILE, "line 2", "swap_dir", "full path"]);
+    check("pool_dir = \"pool\"\n", &[FILE, "line 1", "pool_dir", "full path"]);
     check("state_dir = /a\n", &[FILE, "line 1"]);
     check("group = \"\"\n", &[FILE, "line 1", "name of a group"]);
     check("group = \"no-such-group\"\n", &["no-such-group", "groupadd"]);

@@ -28,6 +28,7 @@ impl Daemon {
         let config = Config {
             state_dir: dir.clone(),
             swap_dir: dir.join("swap"),
+            pool_dir: dir.join("pool"),
             socket: dir.join("pagoda.sock"),
             attach_socket: dir.join("attach.sock"),
             group: None,
@@ -107,6 +108,7 @@ fn the_routes_of_an_empty_daemon() {
         dram: None,
         kind: VmKind::Plain,
         reserve_swap: false,
+        far: None,
         pinned: None,
         share_group: None,
         policy: pagoda_api::PolicySettings::default(),

@@ -28,6 +28,7 @@ fn vm() -> VmInfo {
             ("faults_minor".into(), Latency { count: 9, p50_us: 2.5, p99_us: 1000.0 }),
             ("faults_zero".into(), Latency::default()),
         ]),
+        far: None,
         balloon: Some(pagoda_api::BalloonInfo {
             target_bytes: 2 << 30,
             asked_bytes: Some(3 << 30),

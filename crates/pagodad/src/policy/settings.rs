@@ -132,6 +132,7 @@ mod tests {
             blocked: false,
             group: None,
             sharing: None,
+            far: None,
             pinned: None,
         }
     }

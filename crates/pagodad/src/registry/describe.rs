@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pagoda_abi::record::Kind;
 use pagoda_api::types::{
-    ApiError, BalloonInfo, Explain, ExplainLine, Health, HostInfo, Latency, VmInfo, VmKind, VmState,
+    ApiError, BalloonInfo, Explain, ExplainLine, FarInfo, Health, HostInfo, Latency, VmInfo, VmKind, VmState,
 };
 use pagoda_core::stats::{CATALOGUE, FAULT_CAUSES, Metric, Stats};
 use pagoda_core::units::{Bytes, PAGE_SIZE};
@@ -69,6 +69,7 @@ impl Registry {
             uffds: if attached { crate::attach::UFFDS_PER_VM } else { 0 },
             counters,
             latency: latency_of(&status),
+            far: vm.record.far.map(|far| FarInfo { copies: far.copies, pool_bytes: 0 }),
             balloon: vm.balloon.as_ref().map(balloon::Handle::info),
             policy: self.governor.describe(vm, resident_bytes, swapped_bytes, Sharing::of(&status.stats)),
         }
@@ -104,6 +105,13 @@ impl Registry {
             Bytes(vm.swap_used_bytes).to_string(),
             "on the disk, clean copies of resident pages included",
         );
+        if let Some(far) = &vm.far {
+            let reason = match far.copies {
+                1 => "in the pool's memory, before its swap file; one copy: a server that dies takes it with it",
+                _ => "in the pool's memory, before its swap file; two copies: one server may die",
+            };
+            line("far", Bytes(far.pool_bytes).to_string(), reason);
+        }
         match (&vm.pinned, vm.armed) {
             (Some(reason), _) => line("pinned", "yes".into(), &format!("nothing is evicted: {reason}")),
             (None, true) => line("armed", "yes".into(), "its cap is below its memory: Pagoda serves its page faults"),

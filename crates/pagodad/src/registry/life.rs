@@ -46,7 +46,7 @@ impl Registry {
         let (pid, start) = record.pid;
         if pid != 0 && !runs(pid, start) {
             tracing::info!(vm = %name, "its process ended while no daemon ran");
-            return self.forget(&name);
+            return self.forget(&record);
         }
         tracing::info!(vm = %name, pid, "waits for the agent in its process");
         let qmp = Arc::new(Monitor::new(&self.monitor_path(&name)));
@@ -92,7 +92,8 @@ impl Registry {
                 Notice::Exited => {
                     tracing::info!(vm = %name, "its process ended");
                     // The files first: a new VM of this name has files of the same names.
-                    self.forget(&name);
+                    let record = self.lock().get(&name).map(|vm| vm.record.clone());
+                    record.iter().for_each(|record| self.forget(record));
                     self.remove(&mut self.lock(), &name);
                 }
                 Notice::Detached => {
@@ -123,30 +124,30 @@ impl Registry {
     /// Forgets VMs that were made and never attached.
     pub fn reap(&self) {
         let mut vms = self.lock();
-        let late: Vec<String> = vms
+        let late: Vec<Record> = vms
             .values()
             .filter(|vm| vm.record.pid.0 == 0 && vm.handle.is_none())
             .filter(|vm| {
                 let gone = vm.fetched_by.is_some_and(|(pid, _)| pagoda_sys::process::start_time(pid).is_err());
                 gone || vm.created.elapsed() > ATTACH_WAIT
             })
-            .map(|vm| vm.record.name.clone())
+            .map(|vm| vm.record.clone())
             .collect();
-        for name in late {
-            tracing::info!(vm = %name, "no program attached to it");
-            self.remove(&mut vms, &name);
-            self.forget(&name);
+        for record in late {
+            tracing::info!(vm = %record.name, "no program attached to it");
+            self.remove(&mut vms, &record.name);
+            self.forget(&record);
         }
         // A VM that waits for its agent and whose process ended.
-        let ended: Vec<String> = vms
+        let ended: Vec<Record> = vms
             .values()
             .filter(|vm| vm.handle.is_none() && vm.record.pid.0 != 0 && !runs(vm.record.pid.0, vm.record.pid.1))
-            .map(|vm| vm.record.name.clone())
+            .map(|vm| vm.record.clone())
             .collect();
-        for name in ended {
-            tracing::info!(vm = %name, "its process ended");
-            self.remove(&mut vms, &name);
-            self.forget(&name);
+        for record in ended {
+            tracing::info!(vm = %record.name, "its process ended");
+            self.remove(&mut vms, &record.name);
+            self.forget(&record);
         }
     }
 

@@ -173,6 +173,7 @@ fn a_token_is_needed_to_attach() -> Result<()> {
             dram: None,
             kind: VmKind::Plain,
             reserve_swap: false,
+            far: None,
             pinned: None,
             share_group: None,
             policy: pagoda_api::PolicySettings::default(),

@@ -194,6 +194,7 @@ fn who_cannot_be_kept_is_refused_by_name() -> Result<()> {
                 dram: None,
                 kind: VmKind::Plain,
                 reserve_swap: false,
+                far: None,
                 pinned: None,
                 share_group: None,
                 policy,

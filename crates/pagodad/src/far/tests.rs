@@ -1,0 +1,196 @@
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use pagoda_abi::Token;
+use pagoda_abi::record::Kind;
+use rmap::client::Event;
+use rmap::crypto::Keypair;
+use rmap::server::{Server, ServerConfig};
+use rmap::udp::{Port, serve_until};
+use rmap::units::{BootEpoch, Class, PageNo, SlabSize};
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const SLABS: usize = 4;
+
+/// A pool's directory, gone at the end.
+struct Pool {
+    dir: PathBuf,
+}
+
+impl Pool {
+    fn new(name: &str) -> Pool {
+        let dir = std::env::temp_dir().join(format!("pagodad-far-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        store::make_dir(&dir).unwrap();
+        Pool { dir }
+    }
+
+    fn with_keys(name: &str) -> Pool {
+        let pool = Pool::new(name);
+        for key in ["node.key", "pool.key"] {
+            store::create_secret(&pool.dir.join(key), &store::hex(&store::random_key())).unwrap();
+        }
+        pool
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        std::fs::write(self.dir.join(file), text).unwrap();
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// A server of the pool on a thread, which ends with how many slabs it holds.
+struct Lender {
+    line: String,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<usize>,
+}
+
+impl Lender {
+    fn start(pool: &Pool, id: u32) -> Lender {
+        let (own, pool_key) = store::identity(&pool.dir).unwrap();
+        let keys = Keypair::from_private(store::random_key());
+        let mut port = Port::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        let line = format!("{id} {} {:?} 0\n", port.local_addr().unwrap(), keys.public());
+        let config = ServerConfig {
+            id: ServerId(id),
+            keys,
+            pool: pool_key,
+            admitted: vec![own.public()],
+            slabs: SLABS,
+            slab_size: SlabSize::default(),
+            quota: u32::MAX,
+            epoch: BootEpoch(1),
+        };
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut server = Server::new(config, Box::new(SystemEntropy::default())).unwrap();
+            serve_until(&mut server, &mut port, Wait::BLOCK, |_, _| stopped.load(Ordering::Relaxed)).unwrap();
+            server.held_slabs()
+        });
+        Lender { line, stop, thread }
+    }
+
+    fn stop(self) -> usize {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+fn vm(far: Option<Far>) -> Record {
+    Record {
+        name: "web1".into(),
+        token: Token([0; 16]),
+        kind: Kind::Qemu,
+        regions: vec![64 << 20, 64 << 20],
+        dram: 64 << 20,
+        reserve: false,
+        pid: (0, 0),
+        balloon: None,
+        min: 0,
+        shares: None,
+        sampling: None,
+        blocked: false,
+        group: None,
+        sharing: None,
+        far,
+        pinned: None,
+    }
+}
+
+/// Opens the VM's tier and waits for its servers: without any, a first write has no room.
+fn opened(pool: &Pool, record: &Record) -> OpenedPool {
+    let mut opened = open_in(&pool.dir, record).unwrap().unwrap();
+    assert!(connect::converse(&mut opened.client, PATIENCE, |client| connect::all_up(client)).unwrap());
+    opened
+}
+
+/// Waits for what was begun.
+fn finish(opened: &mut OpenedPool) -> Box<[u8; PAGE_SIZE]> {
+    let mut page = Box::new([0; PAGE_SIZE]);
+    let mut outcome = None;
+    connect::converse(&mut opened.client, PATIENCE, |client| {
+        outcome = outcome.or_else(|| client.client.poll_event(&mut page));
+        outcome.is_some()
+    })
+    .unwrap();
+    match outcome {
+        Some(Event::Read { result: Ok(()), .. } | Event::Written { result: Ok(()), .. }) => page,
+        outcome => panic!("{outcome:?}"),
+    }
+}
+
+#[test]
+fn what_is_missing_is_said_before_anything_is_made() {
+    let refused = |pool: &Pool, copies: u8, memory: u64, code: ErrorCode, parts: &[&str]| {
+        let error = new_tier(&pool.dir, FarRequest { copies }, memory).unwrap_err();
+        let said = format!("{} {}", error.message, error.hint.unwrap_or_default());
+        assert_eq!(error.code, code, "{said}");
+        assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+    };
+    let pool = Pool::new("missing");
+    refused(&pool, 1, 1 << 30, ErrorCode::Unsupported, &["node.key", "pagoda pool key init"]);
+    let pool = Pool::with_keys("missing-servers");
+    refused(&pool, 1, 1 << 30, ErrorCode::Unsupported, &["names no server", "pagoda pool serve", "--far"]);
+    let key = "5a".repeat(32);
+    pool.write("servers", &format!("1 127.0.0.1:7070 {key} 0\n"));
+    refused(&pool, 2, 1 << 30, ErrorCode::BadRequest, &["2 copies", "there are 1", "--far pool:"]);
+    refused(&pool, 1, SIZE_MAX + 4096, ErrorCode::BadRequest, &["16 TiB"]);
+    pool.write("pool.toml", "cluster = \"etcd://127.0.0.1:1/lab\"\n");
+    refused(&pool, 1, 1 << 30, ErrorCode::Unsupported, &["registry file", "`cluster`", "--pool-dir"]);
+    pool.write("pool.toml", "");
+    let [one, other] = [(); 2].map(|()| new_tier(&pool.dir, FarRequest::default(), 1 << 30).unwrap());
+    assert!(one.copies == 1 && one.space != other.space && one.key != other.key);
+    assert!(!pool.dir.join("registry").exists(), "nothing is stored for it yet");
+    assert!(open_in(&pool.dir, &vm(None)).unwrap().is_none());
+}
+
+#[test]
+fn the_next_daemon_finds_the_pages_and_servers_get_their_memory_back() {
+    let pool = Pool::with_keys("life");
+    let lenders = [1, 2].map(|id| Lender::start(&pool, id));
+    pool.write("servers", &lenders.iter().map(|lender| lender.line.as_str()).collect::<String>());
+    let record = vm(Some(new_tier(&pool.dir, FarRequest { copies: 2 }, 128 << 20).unwrap()));
+
+    let mut first = opened(&pool, &record);
+    let now = first.client.now();
+    first.client.client.write(now, first.space, PageNo(17), Class::Demand, &[0x5a; PAGE_SIZE], 1).unwrap();
+    finish(&mut first);
+
+    // Nobody has answered yet: what is asked waits.
+    let mut next = open_in(&pool.dir, &record).unwrap().unwrap();
+    let now = next.client.now();
+    next.client.client.read(now, next.space, PageNo(17), Class::Demand, 2).unwrap();
+    assert_eq!(*finish(&mut next), [0x5a; PAGE_SIZE]);
+
+    let spec = spec(&record, &record.far.unwrap());
+    assert!(matches!(give_all_back(&pool.dir, "web1", &spec), Ok(GivenBack::All(_))));
+    assert_eq!(lenders.map(Lender::stop), [0, 0]);
+}
+
+#[test]
+fn pages_that_only_an_unlisted_server_has_are_not_given_up() {
+    let pool = Pool::with_keys("unlisted");
+    let lender = Lender::start(&pool, 7);
+    pool.write("servers", &lender.line);
+    let record = vm(Some(new_tier(&pool.dir, FarRequest::default(), 128 << 20).unwrap()));
+    let mut first = opened(&pool, &record);
+    let now = first.client.now();
+    first.client.client.write(now, first.space, PageNo(0), Class::Demand, &[1; PAGE_SIZE], 1).unwrap();
+    finish(&mut first);
+    pool.write("servers", &lender.line.replacen('7', "8", 1));
+    let said = format!("{:#}", open_in(&pool.dir, &record).unwrap_err());
+    assert!(said.contains("far tier of web1") && said.contains("not there: 7"), "{said}");
+    assert_eq!(lender.stop(), 1, "it still has the slab");
+}
