@@ -11,6 +11,7 @@
 mod agent;
 mod ages;
 mod exec;
+mod far;
 mod io;
 mod sampling;
 mod share;
@@ -32,6 +33,7 @@ use pagoda_sys::socket::{Connection, SharedMap};
 use pagoda_sys::swapfile::SwapFile;
 use pagoda_sys::uffd::Fault;
 
+use crate::far::Far;
 use crate::follow::Follow;
 use crate::handle::{Command, Inbox, Notice, Status};
 use crate::latency::Histogram;
@@ -62,6 +64,8 @@ pub struct Parts {
     pub space: Space,
     /// The VM's swap file.
     pub swap: SwapFile,
+    /// Other machines' memory before it.
+    pub far: Option<Far>,
     /// Memory shared with the shim.
     pub shared: SharedMap,
     /// The connection to the shim's agent.
@@ -123,6 +127,7 @@ enum Source {
     Wake,
     Exit,
     Io(u32),
+    Far,
 }
 
 impl Source {
@@ -134,6 +139,7 @@ impl Source {
             Source::Wake => (4, 0),
             Source::Exit => (5, 0),
             Source::Io(index) => (6, index),
+            Source::Far => (7, 0),
         };
         (tag << 32) | index as u64
     }
@@ -147,6 +153,7 @@ impl Source {
             4 => Source::Wake,
             5 => Source::Exit,
             6 => Source::Io(index),
+            7 => Source::Far,
             _ => return None,
         })
     }
@@ -159,6 +166,7 @@ pub struct Engine {
     space: Space,
     swap: SwapFile,
     swap_file: FileId,
+    far: Option<Far>,
     shared: SharedMap,
     ring: Ring,
     inbox: Inbox,
@@ -252,6 +260,7 @@ impl Engine {
                     space: parts.space,
                     swap: parts.swap,
                     swap_file,
+                    far: parts.far,
                     shared: parts.shared,
                     ring,
                     inbox,
@@ -319,13 +328,15 @@ impl Engine {
         for (index, shard) in self.space.shards().iter().enumerate() {
             self.ring.poll_multishot(shard.uffd.as_fd(), Source::Uffd(index as u32).key())?;
         }
+        self.poll_far();
         let mut agent = Some(agent);
         if taken_over && let Some(agent) = agent.take() {
             self.welcome(&agent, &welcome);
             self.connect_agent(agent)?;
             // Whether it was armed cannot be known, and need not be: registering twice is harmless, and a VM that needs no
             // pager disarms itself at the next event.
-            let settled = recover::settle_intents(&self.space, &self.swap, self.share.member(), &self.shared)?;
+            let member = self.share.member();
+            let settled = recover::settle_intents(&self.space, &self.swap, self.far.as_mut(), member, &self.shared)?;
             self.arm()?;
             // Before any is dropped.
             self.share.count_references()?;
@@ -379,6 +390,7 @@ impl Engine {
             for &(source, result, more) in &ready {
                 self.handle(source, result, more);
             }
+            self.follow_far();
             if self.can_write() {
                 // The kernel hands a submission to the disk as a whole: a page-in must not wait for its writes to be made.
                 self.page_ins_first();
@@ -406,11 +418,12 @@ impl Engine {
 
     /// Hands over what is queued and waits until there is something to do.
     fn wait(&mut self) -> Result<(), RingError> {
+        let far_wait = self.begin_far();
         if self.io.has_page_faults() && self.follow.shares_cpu() && !self.can_write() && !self.can_look() {
             self.ring.submit()?;
             self.busy_poll.poll(|| self.ring.is_due());
         }
-        self.ring.submit_and_wait(1, Some(self.timeout())).map(drop)
+        self.ring.submit_and_wait(1, Some(self.timeout().min(far_wait))).map(drop)
     }
 
     fn into_notify(self) -> Notify {
@@ -434,6 +447,7 @@ impl Engine {
                     self.apply(event);
                 }
             }
+            Source::Far => self.hear_far(more),
             Source::Agent(generation) => self.hear_agent(generation, more),
             Source::Calls(id) => self.hear_calls(id, more),
             Source::Wake => {
@@ -610,6 +624,7 @@ impl Engine {
         let (sample, curve) = (self.look_at_sample(), self.current_curve());
         self.count_sampling(&mut stats);
         self.share.add_to(&mut stats);
+        self.count_far(&mut stats);
         self.inbox.publish(Status {
             stats,
             armed: self.machine.is_armed(),
@@ -636,6 +651,11 @@ fn stall_text(stall: Stall, swap: &std::path::Path) -> String {
         Stall::Read(error) => ("read from", error),
     };
     let (cause, advice) = match error {
+        IoError::Lost => {
+            return "a page of it was in the pool alone and is lost with the server that had it: the VM cannot go on. End it \
+                    and start it again, with copies=2 if servers may fail"
+                .to_owned();
+        }
         IoError::NoSpace => ("the file system is full".to_owned(), "make room there"),
         IoError::Failed(errno) => (std::io::Error::from_raw_os_error(errno).to_string(), "repair the disk"),
     };
@@ -648,8 +668,15 @@ mod tests {
 
     #[test]
     fn keys_read_as_written() {
-        let sources =
-            [Source::Uffd(3), Source::Agent(7), Source::Calls(0), Source::Wake, Source::Exit, Source::Io(u32::MAX)];
+        let sources = [
+            Source::Uffd(3),
+            Source::Agent(7),
+            Source::Calls(0),
+            Source::Wake,
+            Source::Exit,
+            Source::Io(u32::MAX),
+            Source::Far,
+        ];
         for source in sources {
             assert_eq!(Source::of(source.key()), Some(source));
         }

@@ -2,6 +2,7 @@
 //!
 //! * [`engine`]: the thread. It waits, turns what happened into events, and executes the machine's actions in order.
 //! * [`space`]: where a page is in the VMM, in the RAM files and in swap.
+//! * [`far`]: other machines' memory before the swap file.
 //! * [`handle`]: how the rest of the daemon talks to an engine.
 //! * [`latency`]: how long faults took.
 //! * [`poll`]: waits for the end of a page-in without sleeping.
@@ -11,6 +12,7 @@
 //! next daemon needs.
 
 pub mod engine;
+pub mod far;
 mod follow;
 pub mod handle;
 pub mod latency;

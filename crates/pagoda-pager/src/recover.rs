@@ -1,7 +1,8 @@
 //! The page table of a VM from what survives the daemon: the RAM files, the swap file, the open intents.
 //!
 //! The rule: data in the RAM file is the page, unless an intent names it; else the frame that its entry in the table of shared
-//! pages names; else data in swap; else it is zero. Nothing else is needed, and nothing else is trusted.
+//! pages names; else what the pool has, if the far tier's map says that it has it; else data in the swap file; else it is zero.
+//! Nothing else is needed, and nothing else is trusted.
 
 use pagoda_core::bits::PageSet;
 use pagoda_core::fault::Pages;
@@ -10,6 +11,7 @@ use pagoda_sys::Errno;
 use pagoda_sys::socket::SharedMap;
 use pagoda_sys::swapfile::SwapFile;
 
+use crate::far::{Far, FarMap};
 use crate::share::Member;
 use crate::space::Space;
 
@@ -38,6 +40,7 @@ fn os(what: &'static str) -> impl FnOnce(Errno) -> RecoverError {
 pub fn settle_intents(
     space: &Space,
     swap: &SwapFile,
+    mut far: Option<&mut Far>,
     member: Option<&Member>,
     shared: &SharedMap,
 ) -> Result<u64, RecoverError> {
@@ -46,7 +49,7 @@ pub fn settle_intents(
         let Some((chunk, words)) = intent.read() else { continue };
         // The VMM can write here: a chunk that does not exist is its own mischief and names nothing.
         if chunk < space.chunks().0 {
-            settle(space, swap, member, ChunkIdx(chunk), PageSet::from_words(words))?;
+            settle(space, swap, far.as_deref_mut(), member, ChunkIdx(chunk), PageSet::from_words(words))?;
             settled += 1;
         }
         intent.withdraw();
@@ -57,6 +60,7 @@ pub fn settle_intents(
 fn settle(
     space: &Space,
     swap: &SwapFile,
+    mut far: Option<&mut Far>,
     member: Option<&Member>,
     chunk: ChunkIdx,
     pages: PageSet,
@@ -70,6 +74,17 @@ fn settle(
         let at = place.pages().start + u64::from(page);
         let mut frame = [0; PAGE_SIZE as usize];
         if member.is_some_and(|member| member.read(chunk.page(page), &mut frame)) {
+            place.region.view.write_page(at, &frame);
+            continue;
+        }
+        if let Some(far) = far.as_deref_mut().filter(|far| far.map().of(chunk).contains(page)) {
+            far.read_now(chunk.page(page), &mut frame).map_err(|error| {
+                tracing::error!(
+                    page = chunk.page(page).0,
+                    "an interrupted page-out cannot be had from the pool: {error}"
+                );
+                os("read an interrupted page-out back from the pool")(Errno::IO)
+            })?;
             place.region.view.write_page(at, &frame);
             continue;
         }
@@ -99,7 +114,12 @@ pub fn still_there(space: &Space, chunk: ChunkIdx, pages: PageSet) -> Result<Pag
 }
 
 /// Looks where every page is, when no intent is open.
-pub fn find(space: &Space, swap: &SwapFile, member: Option<&Member>) -> Result<Found, RecoverError> {
+pub fn find(
+    space: &Space,
+    swap: &SwapFile,
+    far: Option<&FarMap>,
+    member: Option<&Member>,
+) -> Result<Found, RecoverError> {
     let mut found = vec![(PageSet::EMPTY, PageSet::EMPTY, PageSet::EMPTY); space.chunks().as_usize()];
     // mincore(2) is the quick answer, but says no for a page that the kernel itself swapped out: with swap on the host, only
     // the file's own map of data and holes will do.
@@ -118,10 +138,27 @@ pub fn find(space: &Space, swap: &SwapFile, member: Option<&Member>) -> Result<F
         each_chunk(offset.min(end), len.min(end - offset.min(end)), |chunk, pages| found[chunk].1 |= pages);
     };
     swap.data_extents(&mut mark).map_err(os("look at swap"))?;
+    if let Some(far) = far {
+        look_at_far(swap, far, &mut found)?;
+    }
     if let Some(member) = member {
         look_at_table(member, &mut found)?;
     }
     Ok(found)
+}
+
+/// A page that the pool has may have an older block in the swap file, which was about to be dropped: should the pool's go one
+/// day, it would come back as the page.
+fn look_at_far(swap: &SwapFile, far: &FarMap, found: &mut Found) -> Result<(), RecoverError> {
+    for (chunk, (_, in_swap, _)) in (0..).map(ChunkIdx).zip(found) {
+        let there = far.of(chunk);
+        for run in (there & *in_swap).runs() {
+            let first = Pages { chunk, run }.first();
+            swap.punch(first.offset().0, u64::from(run.len) * PAGE_SIZE).map_err(os("drop an outdated swap block"))?;
+        }
+        *in_swap |= there;
+    }
+    Ok(())
 }
 
 /// A page that is both in RAM and in the table was on its way, and RAM has the truth: its entry goes. In the one direction

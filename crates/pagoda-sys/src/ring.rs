@@ -277,6 +277,12 @@ impl Ring {
         self.buffers.as_mut()?.bytes_mut(id)
     }
 
+    /// Copies bytes into a taken buffer, while I/O may run on other parts of it. `false`, and nothing is done, unless they fill
+    /// the slice and it lies in the buffer.
+    pub fn fill(&mut self, slice: BufferSlice, content: &[u8]) -> bool {
+        self.buffers.as_mut().is_some_and(|buffers| buffers.fill(&slice, content))
+    }
+
     /// Asks for a completion each time `fd` becomes readable, until one says that no more follow. Handed over at once, so
     /// `fd` may be closed afterwards; the poll keeps the file open.
     ///

@@ -46,6 +46,8 @@ pub enum FaultKind {
 pub enum IoError {
     /// The file system is full (`ENOSPC`, `EDQUOT`).
     NoSpace,
+    /// Another machine had it, and it is gone.
+    Lost,
     /// Anything else; the number is the errno.
     Failed(i32),
 }

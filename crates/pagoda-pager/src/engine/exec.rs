@@ -11,6 +11,7 @@ use pagoda_sys::uffd::{Protect, Resolved};
 
 use super::agent::Asked;
 use super::{Engine, EngineError, io};
+use crate::far::Far;
 use crate::handle::Notice;
 use crate::recover;
 
@@ -195,6 +196,7 @@ impl Engine {
         let (Some(first), Some(last)) = (pages.first_set(), pages.last_set()) else { return Ok(PageSet::EMPTY) };
         let span = Run { start: first, len: u16::from(last) - u16::from(first) + 1 };
         let spans = if alone { PageSet::range(span.start, span.len) } else { pages };
+        let kept = self.keep_far(chunk, pages);
         let mut present = false;
         for run in spans.runs() {
             let place = self.space.place(Pages { chunk, run });
@@ -216,6 +218,10 @@ impl Engine {
                 place.region.view.write_page(at, &frame);
                 continue;
             }
+            if let Some(far) = self.far.as_ref().filter(|_| kept.contains(index)) {
+                place.region.view.write_page(at, far.kept(index));
+                continue;
+            }
             let content = self
                 .swap
                 .read_page(chunk.page(index).0)
@@ -226,8 +232,8 @@ impl Engine {
     }
 
     fn swap_punch(&mut self, pages: Pages) {
-        let len = u64::from(pages.run.len) * PAGE_SIZE;
-        if let Err(errno) = self.swap.punch(pages.first().offset().0, len) {
+        let Pages { chunk, run } = pages;
+        if let Err(errno) = self.drop_blocks(chunk, PageSet::range(run.start, run.len)) {
             self.freeze(&format!("a swap block that is outdated could not be dropped: {errno}"));
         }
     }
@@ -240,7 +246,8 @@ impl Engine {
         for shard in self.space.shards() {
             shard.uffd.register(shard.addr, shard.len).map_err(EngineError::Register)?;
         }
-        let found = recover::find(&self.space, &self.swap, self.share.member())?;
+        let map = self.far.as_ref().map(Far::map);
+        let found = recover::find(&self.space, &self.swap, map, self.share.member())?;
         self.machine.armed(|chunk| found[chunk.as_usize()]);
         self.restart_sample();
         Ok(())
@@ -263,6 +270,9 @@ impl Engine {
         // Everything is in RAM. Swap goes first: from now on pages become zero without our knowing.
         if let Err(errno) = self.swap.punch(0, self.swap.len()) {
             return self.freeze(&format!("swap could not be emptied: {errno}"));
+        }
+        if let Some(Err(error)) = self.far.as_mut().map(|far| far.map_mut().clear()) {
+            return self.freeze(&format!("what the pool has could not be forgotten: {error}"));
         }
         for shard in self.space.shards() {
             match shard.uffd.unregister(shard.addr, shard.len) {

@@ -52,8 +52,20 @@ enum Kind {
     Buffer { id: BufferId, first: PageIdx },
     /// Into the RAM file; the index of its intent.
     Direct { intent: usize },
-    /// Out of the RAM file; pages found zero.
-    Out { zero: PageSet },
+    /// Out of the RAM file.
+    Out(Outgoing),
+}
+
+/// What became of the pages of a page-out so far.
+#[derive(Clone, Copy, Debug)]
+struct Outgoing {
+    chunk: ChunkIdx,
+    /// Found zero.
+    zero: PageSet,
+    /// The pool has them.
+    far: PageSet,
+    /// Their writes to the swap file were begun.
+    near: PageSet,
 }
 
 /// All transfers, by operation.
@@ -74,6 +86,8 @@ struct WritePlan {
     op: OpId,
     chunk: ChunkIdx,
     rest: PageSet,
+    /// To the swap file, whatever the pool says.
+    near: bool,
 }
 
 impl Transfers {
@@ -101,9 +115,30 @@ impl Transfers {
         self.page_faults > 0
     }
 
+    /// So many pages of the operation were asked of the pool.
+    pub fn begin_parts(&mut self, op: OpId, pages: u16) {
+        if let Some(transfer) = self.slot(op) {
+            transfer.left += pages;
+            transfer.missing += u64::from(pages) * PAGE_SIZE;
+        }
+    }
+
+    /// The pool has a page that is written out.
+    pub fn far_has(&mut self, op: OpId, index: u8) {
+        if let Some(Transfer { kind: Kind::Out(outgoing), .. }) = self.slot(op) {
+            outgoing.far.set(index);
+        }
+    }
+
     fn slot(&mut self, op: OpId) -> &mut Option<Transfer> {
         &mut self.by_op[usize::from(op.0)]
     }
+}
+
+/// Offset and length of each request of a run of pages.
+fn requests(pages: Pages) -> impl Iterator<Item = (u64, u64)> {
+    let len = u64::from(pages.run.len) * PAGE_SIZE;
+    (0..len).step_by(REQUEST_MAX as usize).map(move |at| (at, (len - at).min(REQUEST_MAX)))
 }
 
 fn is_page_fault((cause, _): (Metric, Instant)) -> bool {
@@ -122,14 +157,16 @@ impl Engine {
         self.io.page_faults += usize::from(fault.is_some_and(is_page_fault));
         let kind = Kind::Buffer { id, first: pages.first() };
         *self.io.slot(op) = Some(Transfer { left: 1, missing: 0, error: None, kind, fault });
-        let mut at = 0;
-        while at < len {
-            let part = (len - at).min(REQUEST_MAX);
-            let slice = BufferSlice { id, offset: at as u32, len: part as u32 };
-            self.queue(op, part, |engine, key| {
-                engine.ring.read(engine.swap_file, pages.first().offset().0 + at, slice, key)
-            });
-            at += part;
+        let wanted = PageSet::range(pages.run.start, pages.run.len);
+        for run in self.read_far(op, pages.chunk, wanted, demand).runs() {
+            let near = Pages { chunk: pages.chunk, run };
+            let before = (near.first().0 - pages.first().0) * PAGE_SIZE;
+            for (at, part) in requests(near) {
+                let slice = BufferSlice { id, offset: (before + at) as u32, len: part as u32 };
+                self.queue(op, part, |engine, key| {
+                    engine.ring.read(engine.swap_file, near.first().offset().0 + at, slice, key)
+                });
+            }
         }
         self.queued(op);
     }
@@ -140,14 +177,16 @@ impl Engine {
         self.shared.intents[intent].declare(chunk.0, PageSet::FULL.words());
         let fault = demand.then_some((Metric::FaultsSwapChunk, self.fault_at));
         *self.io.slot(op) = Some(Transfer { left: 1, missing: 0, error: None, kind: Kind::Direct { intent }, fault });
-        let place = self.space.place_chunk(chunk);
-        let (view, start) = (place.region.view.clone(), place.offset);
-        let mut at = 0;
-        while at < CHUNK_SIZE {
-            let part = (CHUNK_SIZE - at).min(REQUEST_MAX);
-            let target = view.io_target(start + at, part as u32);
-            self.queue(op, part, |engine, key| engine.ring.read(engine.swap_file, chunk.offset().0 + at, target, key));
-            at += part;
+        for run in self.read_far(op, chunk, PageSet::FULL, demand).runs() {
+            let near = Pages { chunk, run };
+            let place = self.space.place(near);
+            let (view, start) = (place.region.view.clone(), place.offset);
+            for (at, part) in requests(near) {
+                let target = view.io_target(start + at, part as u32);
+                self.queue(op, part, |engine, key| {
+                    engine.ring.read(engine.swap_file, near.first().offset().0 + at, target, key)
+                });
+            }
         }
         self.queued(op);
     }
@@ -155,15 +194,32 @@ impl Engine {
     /// Plans to write pages to swap; zero ones become holes there. The writes are queued in steps, so that no fault waits
     /// for more than one step.
     pub(super) fn write_out(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet) {
-        let kind = Kind::Out { zero: PageSet::EMPTY };
+        let (zero, far, near) = (PageSet::EMPTY, PageSet::EMPTY, PageSet::EMPTY);
+        let kind = Kind::Out(Outgoing { chunk, zero, far, near });
         *self.io.slot(op) = Some(Transfer { left: 1, missing: 0, error: None, kind, fault: None });
-        self.io.plans.push_back(WritePlan { op, chunk, rest: pages });
+        self.io.plans.push_back(WritePlan { op, chunk, rest: pages, near: false });
+    }
+
+    /// Plans to write pages of a page-out to the swap file that the pool did not take.
+    pub(super) fn write_near(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet) {
+        let planned = self.io.plans.iter_mut().find(|plan| plan.op == op && plan.near);
+        match planned {
+            Some(plan) => plan.rest |= pages,
+            None => {
+                if let Some(transfer) = self.io.slot(op) {
+                    transfer.left += 1;
+                }
+                self.io.plans.push_back(WritePlan { op, chunk, rest: pages, near: true });
+            }
+        }
     }
 
     /// Some of what was planned can be queued now.
     pub(super) fn can_write(&self) -> bool {
         let max = if self.machine.has_time() { 1 } else { WRITES_MAX };
-        !self.io.plans.is_empty() && self.io.writes < max
+        self.io.plans.front().is_some_and(|plan| {
+            if !plan.near && self.far_takes_writes() { !self.far_is_full() } else { self.io.writes < max }
+        })
     }
 
     /// Queues the next few writes.
@@ -177,38 +233,39 @@ impl Engine {
             .map(|run| PageSet::range(run.start, run.len))
             .fold(PageSet::EMPTY, |step, run| step | run);
         plan.rest -= step;
-        let WritePlan { op, chunk, rest } = *plan;
-        self.write_some(op, chunk, step);
+        let WritePlan { op, chunk, rest, near } = *plan;
+        self.write_some(op, chunk, step, near);
         if rest.is_empty() {
             self.io.plans.pop_front();
             self.queued(op);
         }
     }
 
-    fn write_some(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet) {
+    fn write_some(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet, near: bool) {
         let place = self.space.place_chunk(chunk);
         let (view, start, first) = (place.region.view.clone(), place.offset, place.pages().start);
         let is_zero = |index: &u8| view.is_zero(first + u64::from(*index)..first + u64::from(*index) + 1);
         let found: PageSet = pages.iter().filter(is_zero).collect();
-        if let Some(Transfer { kind: Kind::Out { zero }, .. }) = self.io.slot(op) {
-            *zero |= found;
-        }
-        for run in (found & self.machine.chunk(chunk).swap).runs() {
-            let offset = Pages { chunk, run }.first().offset().0;
-            if let Err(errno) = self.swap.punch(offset, u64::from(run.len) * PAGE_SIZE) {
-                self.note_error(op, errno);
+        let far = !near && self.far_takes_writes();
+        if let Some(Transfer { kind: Kind::Out(outgoing), .. }) = self.io.slot(op) {
+            outgoing.zero |= found;
+            if !far {
+                outgoing.near |= pages - found;
             }
         }
+        if let Err(errno) = self.drop_blocks(chunk, found & self.machine.chunk(chunk).swap) {
+            self.note_errno(op, errno);
+        }
+        if far {
+            return self.write_far(op, chunk, pages - found);
+        }
         for run in (pages - found).runs() {
-            let (mut at, len) = (u64::from(run.start) * PAGE_SIZE, u64::from(run.len) * PAGE_SIZE);
-            let end = at + len;
-            while at < end {
-                let part = (end - at).min(REQUEST_MAX);
-                let source = view.io_target(start + at, part as u32);
+            let before = u64::from(run.start) * PAGE_SIZE;
+            for (at, part) in requests(Pages { chunk, run }) {
+                let source = view.io_target(start + before + at, part as u32);
                 self.queue(op, part, |engine, key| {
-                    engine.ring.write(engine.swap_file, chunk.offset().0 + at, source, key)
+                    engine.ring.write(engine.swap_file, chunk.offset().0 + before + at, source, key)
                 });
-                at += part;
             }
         }
     }
@@ -221,13 +278,13 @@ impl Engine {
                 if let Some(transfer) = self.io.slot(op) {
                     transfer.left += 1;
                     transfer.missing += bytes;
-                    let writes = matches!(transfer.kind, Kind::Out { .. });
+                    let writes = matches!(transfer.kind, Kind::Out(_));
                     self.io.writes += usize::from(writes);
                 }
             }
             Err(error) => {
                 tracing::warn!(vm = %self.name, "queue disk request: {error}");
-                self.note_error(op, Errno::AGAIN);
+                self.note_errno(op, Errno::AGAIN);
             }
         }
     }
@@ -239,11 +296,15 @@ impl Engine {
         }
     }
 
-    fn note_error(&mut self, op: OpId, errno: Errno) {
+    fn note_errno(&mut self, op: OpId, errno: Errno) {
         let error = match errno {
             Errno::NOSPC | Errno::DQUOT => IoError::NoSpace,
             errno => IoError::Failed(errno.raw_os_error()),
         };
+        self.note_error(op, error);
+    }
+
+    pub(super) fn note_error(&mut self, op: OpId, error: IoError) {
         if let Some(transfer) = self.io.slot(op) {
             transfer.error.get_or_insert(error);
         }
@@ -252,21 +313,23 @@ impl Engine {
     /// A request ended; the event if it was its operation's last.
     pub(super) fn finish_part(&mut self, op: u32, result: Result<u32, Errno>) -> Option<Event> {
         let op = OpId(u16::try_from(op).ok()?);
-        if let Some(Transfer { kind: Kind::Out { .. }, .. }) = self.io.slot(op) {
+        if let Some(Transfer { kind: Kind::Out(_), .. }) = self.io.slot(op) {
             self.io.writes -= 1;
         }
         match result {
-            Ok(bytes) => {
-                if let Some(transfer) = self.io.slot(op) {
-                    transfer.missing = transfer.missing.saturating_sub(u64::from(bytes));
-                }
-            }
-            Err(errno) => self.note_error(op, errno),
+            Ok(bytes) => self.arrived(op, u64::from(bytes)),
+            Err(errno) => self.note_errno(op, errno),
         }
         self.end_part(op)
     }
 
-    fn end_part(&mut self, op: OpId) -> Option<Event> {
+    pub(super) fn arrived(&mut self, op: OpId, bytes: u64) {
+        if let Some(transfer) = self.io.slot(op) {
+            transfer.missing = transfer.missing.saturating_sub(bytes);
+        }
+    }
+
+    pub(super) fn end_part(&mut self, op: OpId) -> Option<Event> {
         let transfer = self.io.slot(op).as_mut()?;
         transfer.left -= 1;
         if transfer.left > 0 {
@@ -277,11 +340,33 @@ impl Engine {
         let result = transfer.error.or(short).map_or(Ok(()), Err);
         Some(match transfer.kind {
             Kind::Buffer { .. } | Kind::Direct { .. } => Event::ReadDone { op, result },
-            Kind::Out { zero } => {
+            Kind::Out(Outgoing { chunk, zero, far, near }) => {
                 *self.io.slot(op) = None;
+                // Of a failed page-out nothing is believed; its pages are in DRAM.
+                let far = if result.is_ok() { far } else { PageSet::EMPTY };
+                self.settle_blocks(chunk, far, near);
                 Event::WriteDone { op, zero, result }
             }
         })
+    }
+
+    /// Puts a page that came from the pool where its operation wants it.
+    pub(super) fn far_page_came(&mut self, op: OpId, page: PageIdx) {
+        let Some(far) = &self.far else { return };
+        let Some(Transfer { kind, .. }) = self.io.by_op[usize::from(op.0)] else { return };
+        match kind {
+            Kind::Buffer { id, first } => {
+                let offset = ((page.0 - first.0) * PAGE_SIZE) as u32;
+                if !self.ring.fill(BufferSlice { id, offset, len: PAGE_SIZE as u32 }, far.page()) {
+                    self.freeze("a page of the pool came for a buffer that is gone");
+                }
+            }
+            Kind::Direct { .. } => {
+                let place = self.space.place_page(page);
+                place.region.view.write_page(place.pages().start, far.page());
+            }
+            Kind::Out(_) => {}
+        }
     }
 
     /// The buffer of a read that ended, and the page of its first byte.

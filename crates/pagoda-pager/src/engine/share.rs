@@ -270,12 +270,8 @@ impl Engine {
         }
         found.zero |= zero;
         let stale = zero & machine.chunk(chunk).swap;
-        for run in stale.runs() {
-            let offset = Pages { chunk, run }.first().offset().0;
-            self.swap
-                .punch(offset, u64::from(run.len) * PAGE_SIZE)
-                .map_err(|errno| format!("the swap block of a zero page could not be dropped: {errno}"))?;
-        }
+        self.drop_blocks(chunk, stale)
+            .map_err(|errno| format!("the swap block of a zero page could not be dropped: {errno}"))?;
         self.tell(told);
         Ok(())
     }

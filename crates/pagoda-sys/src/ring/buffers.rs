@@ -130,6 +130,15 @@ impl Buffers {
         Some(unsafe { std::slice::from_raw_parts_mut(self.start(id), self.size(id)) })
     }
 
+    pub(super) fn fill(&mut self, slice: &BufferSlice, content: &[u8]) -> bool {
+        let Some(to) = self.addr_of(slice).filter(|_| content.len() == slice.len as usize) else { return false };
+        // SAFETY: copy_nonoverlapping needs `content.len()` bytes on both sides that do not overlap: `addr_of` checked that the
+        // slice lies in a taken buffer of ours, and `content` is no part of one, as `bytes` and `bytes_mut` borrow `self`. The
+        // kernel may write to the same bytes only if the caller asked it to: then either content may be found.
+        unsafe { ptr::copy_nonoverlapping(content.as_ptr(), to, content.len()) };
+        true
+    }
+
     /// Where the slice starts; `None` unless it lies in a taken buffer.
     pub(super) fn addr_of(&self, slice: &BufferSlice) -> Option<*mut u8> {
         let state = self.states.get(usize::from(slice.id.0))?;
