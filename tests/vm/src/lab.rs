@@ -15,6 +15,7 @@ use crate::daemon::{Daemon, DaemonOptions, Folios};
 use crate::disk::Throttle;
 use crate::guest::{Guest, GuestOptions};
 use crate::loopfs::{FileSystem, LoopFs};
+use crate::pool::Pool;
 use crate::slots::Slots;
 use crate::toy::{Toy, ToyOptions};
 use crate::{accel, programs};
@@ -22,13 +23,14 @@ use crate::{accel, programs};
 /// Set to keep the files of tests.
 const KEEP_ENV: &str = "PAGODA_KEEP";
 
-/// Everything of one test. Dropped from the top down: VMs, daemons, throttles, file systems, files.
+/// Everything of one test. Dropped from the top down: VMs, daemons, throttles, pools, file systems, files.
 #[derive(Debug)]
 pub struct Lab {
     guests: RefCell<Vec<Rc<Guest>>>,
     toys: RefCell<Vec<Rc<Toy>>>,
     daemons: RefCell<Vec<Rc<Daemon>>>,
     throttles: RefCell<Vec<Rc<Throttle>>>,
+    pools: RefCell<Vec<Rc<Pool>>>,
     disks: RefCell<Vec<Rc<LoopFs>>>,
     directory: Directory,
     _tuned: Tuned,
@@ -89,6 +91,7 @@ impl Lab {
             toys: RefCell::default(),
             daemons: RefCell::default(),
             throttles: RefCell::default(),
+            pools: RefCell::default(),
             disks: RefCell::default(),
             directory: Directory(dir),
             _tuned: tuned,
@@ -165,6 +168,17 @@ impl Lab {
         let disk = Rc::new(LoopFs::make(&self.dir().join(format!("fs{number}")), kind, mib)?);
         self.disks.borrow_mut().push(Rc::clone(&disk));
         Ok(disk)
+    }
+
+    /// Starts servers that lend memory: so many slabs of 64 MiB each.
+    ///
+    /// # Errors
+    /// They do not start.
+    pub fn pool(&self, slabs: &[u64]) -> Result<Rc<Pool>> {
+        let number = self.pools.borrow().len();
+        let pool = Rc::new(Pool::start(&self.dir().join(format!("p{number}")), slabs)?);
+        self.pools.borrow_mut().push(Rc::clone(&pool));
+        Ok(pool)
     }
 
     /// A way to stall a VMM's disk reads.

@@ -14,6 +14,7 @@ pub mod kvm;
 pub mod lab;
 pub mod libvirt;
 pub mod loopfs;
+pub mod pool;
 pub mod programs;
 pub mod qmp;
 pub mod slots;

@@ -1,0 +1,137 @@
+//! Servers that lend memory, as processes on the loopback.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, Result, ensure};
+use pagoda_sys::toy::process::die_with_parent;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::{DaemonOptions, Folios, MIB, programs, wait};
+
+const SLAB_BYTES: u64 = 64 * MIB;
+/// A slab and what keeping it takes.
+const SLAB_KIB: u64 = 66_000;
+
+/// A pool: its directory, and its servers.
+#[derive(Debug)]
+pub struct Pool {
+    dir: PathBuf,
+    servers: Mutex<Vec<Option<Child>>>,
+}
+
+impl Pool {
+    /// Starts one server for each of `slabs`, with so many slabs of 64 MiB. They are of different zones.
+    ///
+    /// # Errors
+    /// A server does not start.
+    pub fn start(dir: &Path, slabs: &[u64]) -> Result<Pool> {
+        let pool = Pool { dir: dir.to_owned(), servers: Mutex::default() };
+        let key = pool.json(&["pool", "key", "init"])?;
+        let key = key["public_key"].as_str().context("the public key")?.to_owned();
+        pool.run(&["pool", "key", "add", &key, "--name", "self"])?;
+        let mut list = String::new();
+        for (id, slabs) in (1..).zip(slabs) {
+            let (server, line) = pool.serve(id, *slabs)?;
+            list += &format!("{line}\n");
+            pool.lock().push(Some(server));
+        }
+        fs::write(pool.dir.join("servers"), list).context("write the list of servers")?;
+        Ok(pool)
+    }
+
+    /// For a daemon that borrows here.
+    pub fn daemon_options(&self, folios: Folios) -> DaemonOptions {
+        let mut options = DaemonOptions::new(folios);
+        options.more = vec!["--pool-dir".into(), self.dir.to_string_lossy().into_owned()];
+        options
+    }
+
+    fn serve(&self, id: u32, slabs: u64) -> Result<(Child, String)> {
+        let (id, size) = (id.to_string(), format!("{}K", slabs * SLAB_KIB));
+        let mut command = self.command(&["pool", "serve", "--listen", "127.0.0.1:0", "--spin", "0", "--json"])?;
+        command.args(["--id", &id, "--zone", &id, "--size", &size]).stdout(Stdio::piped());
+        die_with_parent(&mut command);
+        let mut child = command.spawn().context("start a server of the pool")?;
+        let mut ready = String::new();
+        BufReader::new(child.stdout.take().context("its output")?)
+            .read_line(&mut ready)
+            .context("wait for a server")?;
+        let ready: Value = serde_json::from_str(&ready).context("understand a server")?;
+        Ok((child, ready["line"].as_str().context("its line for the list")?.to_owned()))
+    }
+
+    /// Ends a server as a crash would.
+    ///
+    /// # Errors
+    /// It is gone already.
+    pub fn kill9(&self, place: usize) -> Result<()> {
+        let mut child = self.lock()[place].take().context("a server that runs")?;
+        child.kill().context("kill a server")?;
+        child.wait().context("wait for a server").map(drop)
+    }
+
+    /// Stops a server, or lets it go on.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn pause(&self, place: usize, on: bool) -> Result<()> {
+        let servers = self.lock();
+        let child = servers[place].as_ref().context("a server that runs")?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("pid of a server")?;
+        kill_process(pid, if on { Signal::STOP } else { Signal::CONT }).context("signal a server")
+    }
+
+    /// Slabs that the servers have left, all together.
+    ///
+    /// # Errors
+    /// They do not answer.
+    pub fn free_slabs(&self) -> Result<u64> {
+        let rows = self.json(&["pool", "ls"])?;
+        let rows = rows.as_array().context("a list of servers")?;
+        let free = |row: &Value| row["free_bytes"].as_u64().with_context(|| format!("a server that answers: {row}"));
+        Ok(rows.iter().map(free).sum::<Result<u64>>()? / SLAB_BYTES)
+    }
+
+    /// Waits until so many slabs are free: what VMs that have ended had is given back by then.
+    ///
+    /// # Errors
+    /// That does not happen.
+    pub fn wait_free_slabs(&self, slabs: u64) -> Result<()> {
+        wait::until(&format!("{slabs} free slabs"), wait::HANG, || Ok((self.free_slabs()? == slabs).then_some(())))
+    }
+
+    fn json(&self, words: &[&str]) -> Result<Value> {
+        serde_json::from_str(&self.run(&[words, &["--json"]].concat())?).context("understand pagoda")
+    }
+
+    fn run(&self, words: &[&str]) -> Result<String> {
+        let output = self.command(words)?.output().context("run pagoda")?;
+        ensure!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).context("understand pagoda")
+    }
+
+    fn command(&self, words: &[&str]) -> Result<Command> {
+        let mut command = Command::new(programs::bin_dir()?.join("pagoda"));
+        command.args(words).env("PAGODA_POOL_DIR", &self.dir).stdin(Stdio::null());
+        Ok(command)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Option<Child>>> {
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        for child in self.lock().iter_mut().flatten() {
+            // It may be gone already; either way it has to be reaped.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

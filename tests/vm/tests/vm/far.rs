@@ -1,0 +1,202 @@
+//! A far tier: swap blocks in other machines' memory. Every page is right, or the VM stands still and says why.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use pagoda_api::{VmInfo, VmState, counter};
+use vm_tests::toy::ToyOptions;
+use vm_tests::{Daemon, Folios, GuestOptions, Lab, MIB, Qemu, Toy};
+
+const MEMORY_MIB: u64 = 256;
+const DRAM_MIB: u64 = 64;
+/// Slabs of 64 MiB for all of it.
+const SLABS: u64 = 4;
+const SETTLE_MAX: Duration = Duration::from_secs(300);
+
+fn start(lab: &Lab, daemon: &Daemon, far: &str) -> Result<Rc<Toy>> {
+    let options = ToyOptions { name: "toy".into(), memory_mib: MEMORY_MIB, dram_mib: DRAM_MIB, threads: 4 };
+    let toy = lab.toy_with(daemon, &options, &["--far", far])?;
+    toy.fill()?;
+    Ok(toy)
+}
+
+fn count(info: &VmInfo, name: &str) -> u64 {
+    info.counters.get(name).copied().unwrap_or(0)
+}
+
+/// Every page once, in several orders.
+fn exercise(toy: &Toy) -> Result<()> {
+    for workload in ["seq", "random", "zipf"] {
+        toy.go(&format!("--workload {workload} --mode read-write --passes 1")).context(workload)?;
+    }
+    toy.go("--workload seq --mode read --passes 1").context("every page once more").map(drop)
+}
+
+fn all_in_the_pool(name: &str, folios: Folios) -> Result<()> {
+    Lab::run(name, 1, |lab| {
+        let pool = lab.pool(&[SLABS])?;
+        let daemon = lab.daemon_with(pool.daemon_options(folios))?;
+        let toy = start(lab, &daemon, "pool:")?;
+        exercise(&toy)?;
+        let info = daemon.vm("toy")?;
+        let there = (MEMORY_MIB - DRAM_MIB) * 256;
+        ensure!(count(&info, "far_in_pages") >= there && count(&info, "far_pages") + 4096 >= there, "{info:#?}");
+        // A busy machine may make the pool late now and then; that is what the swap file is for.
+        ensure!(count(&info, "far_declined_pages") * 20 < count(&info, "far_out_pages"), "{info:#?}");
+        ensure!(info.swap_used_bytes < 32 * MIB, "{info:#?}");
+        ensure!(pool.free_slabs()? == 0, "slabs are free");
+        toy.quit()?;
+        daemon.wait_gone("toy")?;
+        pool.wait_free_slabs(SLABS)
+    })
+}
+
+#[test]
+fn all_in_the_pool_large_folios() -> Result<()> {
+    all_in_the_pool("far, large folios", Folios::Large)
+}
+
+#[test]
+fn all_in_the_pool_small_folios() -> Result<()> {
+    all_in_the_pool("far, 4 KiB", Folios::Small)
+}
+
+#[test]
+fn what_the_pool_has_no_room_for_is_swapped() -> Result<()> {
+    Lab::run("far, full pool", 1, |lab| {
+        let pool = lab.pool(&[1])?;
+        let daemon = lab.daemon_with(pool.daemon_options(Folios::Large))?;
+        let toy = start(lab, &daemon, "pool:")?;
+        exercise(&toy)?;
+        let info = daemon.vm("toy")?;
+        ensure!(count(&info, "far_in_pages") > 0 && count(&info, "far_declined_pages") > 0, "{info:#?}");
+        ensure!(info.swap_used_bytes > 64 * MIB, "{info:#?}");
+        toy.quit()?;
+        daemon.wait_gone("toy")
+    })
+}
+
+/// The daemon is killed in the middle of paging: what was in the pool is found again, by the map and by the servers.
+fn daemon_killed(name: &str, folios: Folios, slabs: &[u64], far: &str) -> Result<()> {
+    const KILLS: u32 = 8;
+    const PAGES_IN_BETWEEN: u64 = 500;
+    Lab::run(name, 1, |lab| {
+        let pool = lab.pool(slabs)?;
+        let daemon = lab.daemon_with(pool.daemon_options(folios))?;
+        let toy = start(lab, &daemon, far)?;
+        for kill in 0..KILLS {
+            let workload = ["random", "seq", "zipf"][kill as usize % 3];
+            toy.begin(&format!("--workload {workload} --mode read-write --passes 1"))?;
+            daemon.wait_vm("toy", "paging", SETTLE_MAX, |info| count(info, counter::PAGES_IN) > PAGES_IN_BETWEEN)?;
+            daemon.kill9()?;
+            daemon.start_again().with_context(|| format!("after kill {kill}"))?;
+            daemon.wait_vm("toy", "running", SETTLE_MAX, |info| info.state == VmState::Running)?;
+            toy.end().with_context(|| format!("after kill {kill}, {workload}"))?;
+        }
+        toy.go("--workload seq --mode read --passes 1").context("every page once more")?;
+        toy.quit()?;
+        daemon.wait_gone("toy")?;
+        pool.wait_free_slabs(slabs.iter().sum())
+    })
+}
+
+#[test]
+fn daemon_killed_large_folios() -> Result<()> {
+    daemon_killed("far, daemon killed, large folios", Folios::Large, &[SLABS], "pool:")
+}
+
+/// Half of the pages in the pool, half in the swap file, and in two copies.
+#[test]
+fn daemon_killed_small_folios() -> Result<()> {
+    daemon_killed("far, daemon killed, 4 KiB", Folios::Small, &[SLABS / 2; 2], "pool:copies=2")
+}
+
+/// While the only server does not answer, pages leave for the swap file, and what it has is waited for.
+#[test]
+fn a_server_that_stands_still_is_waited_for() -> Result<()> {
+    Lab::run("far, server stands still", 1, |lab| {
+        let pool = lab.pool(&[SLABS])?;
+        let daemon = lab.daemon_with(pool.daemon_options(Folios::Large))?;
+        let toy = start(lab, &daemon, "pool:")?;
+        toy.begin("--workload random --mode read-write --passes 3")?;
+        for _ in 0..3 {
+            pool.pause(0, true)?;
+            let before = count(&daemon.vm("toy")?, "far_declined_pages");
+            // Nothing leaves while all wait for pages: a lower cap makes some.
+            let dram = DRAM_MIB / 2;
+            daemon.set_dram_mib("toy", dram)?;
+            let settled = daemon.wait_vm("toy", "pages in the swap file", SETTLE_MAX, |info| {
+                count(info, "far_declined_pages") > before
+            });
+            pool.pause(0, false)?;
+            settled?;
+            daemon.set_dram_mib("toy", DRAM_MIB)?;
+            daemon.wait_paged("toy", 500)?;
+        }
+        toy.end()?;
+        exercise(&toy)?;
+        ensure!(daemon.vm("toy")?.state == VmState::Running, "it does not run");
+        toy.quit()?;
+        daemon.wait_gone("toy")
+    })
+}
+
+/// A page that is lost is not zero: the VM stands still, and its owner is told.
+#[test]
+fn a_lost_page_stops_the_vm() -> Result<()> {
+    Lab::run("far, server killed", 1, |lab| {
+        let pool = lab.pool(&[SLABS])?;
+        let daemon = lab.daemon_with(pool.daemon_options(Folios::Large))?;
+        let toy = start(lab, &daemon, "pool:")?;
+        toy.begin("--workload random --mode read --passes 3")?;
+        pool.kill9(0)?;
+        let is_lost = |info: &VmInfo| matches!(&info.state, VmState::Stalled { reason, .. } if reason.contains("lost") && reason.contains("copies=2"));
+        daemon.wait_vm("toy", "stalled by a lost page", SETTLE_MAX, is_lost)?;
+        // No page was wrong until then, and none is after the next try.
+        daemon.run_cli(&["vm", "cont", "toy"])?;
+        daemon.wait_vm("toy", "stalled again", SETTLE_MAX, is_lost)?;
+        ensure!(!toy.output_tail().contains("bad_pages\":"), "it ended: {}", toy.output_tail());
+        Ok(())
+    })
+}
+
+#[test]
+fn of_two_copies_one_may_go() -> Result<()> {
+    Lab::run("far, one of two servers killed", 1, |lab| {
+        let pool = lab.pool(&[SLABS; 2])?;
+        let daemon = lab.daemon_with(pool.daemon_options(Folios::Large))?;
+        let toy = start(lab, &daemon, "pool:copies=2")?;
+        toy.begin("--workload random --mode read-write --passes 2")?;
+        daemon.wait_paged("toy", 500)?;
+        pool.kill9(1)?;
+        toy.end()?;
+        exercise(&toy)?;
+        ensure!(daemon.vm("toy")?.state == VmState::Running, "it does not run");
+        toy.quit()?;
+        daemon.wait_gone("toy")
+    })
+}
+
+/// An unmodified guest, the daemon killed under it.
+#[test]
+fn a_guest() -> Result<()> {
+    Lab::run("far, guest", 1, |lab| {
+        let pool = lab.pool(&[8])?;
+        let daemon = lab.daemon_with(pool.daemon_options(Folios::Large))?;
+        let options = GuestOptions::new("web1", "pagoda.work=random:seconds=15 pagoda.mib=260");
+        let mut options = options.memory("-m 512M").dram("128M").qemu(Qemu::Ten);
+        options.run_options.extend(["--far".into(), "pool:".into()]);
+        let guest = lab.guest(&daemon, &options)?;
+        guest.wait_phase("random")?;
+        for _ in 0..3 {
+            daemon.wait_paged("web1", 200)?;
+            daemon.kill9()?;
+            daemon.start_again()?;
+            daemon.wait_vm("web1", "running", SETTLE_MAX, |info| info.state == VmState::Running)?;
+        }
+        guest.finish()?;
+        daemon.wait_gone("web1")?;
+        pool.wait_free_slabs(8)
+    })
+}
