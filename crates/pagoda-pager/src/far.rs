@@ -13,7 +13,7 @@
 
 mod map;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -86,6 +86,10 @@ pub struct Far {
     /// Begun, by token.
     begun: HashMap<u64, Begun>,
     writes_begun: usize,
+    /// Writes that were given up and that the client still tries: none of them counts, but each takes room from page-ins.
+    abandoned: HashSet<u64>,
+    /// The client would begin no more just now.
+    is_refused: bool,
     tokens: u64,
     /// The page that was read last.
     page: Box<rmap::units::Page>,
@@ -122,6 +126,8 @@ impl Far {
             writes: VecDeque::with_capacity(2 * WAITING_MAX),
             begun: HashMap::with_capacity(rmap::client::OPS_MAX),
             writes_begun: 0,
+            abandoned: HashSet::with_capacity(WRITES_MAX),
+            is_refused: false,
             tokens: 0,
             page: Box::new([0; PAGE_SIZE as usize]),
             kept: vec![0; CHUNK_SIZE as usize],
@@ -160,7 +166,7 @@ impl Far {
 
     /// Whether page-out may ask the pool.
     pub fn takes_writes(&self) -> bool {
-        self.paused_until.is_none_or(|until| Instant::now() >= until)
+        self.abandoned.is_empty() && self.paused_until.is_none_or(|until| Instant::now() >= until)
     }
 
     /// Whether so much waits for the pool that nothing more should.
@@ -170,7 +176,7 @@ impl Far {
 
     /// Whether a page could be asked for at once that was not.
     pub fn can_begin(&self) -> bool {
-        !self.writes.is_empty() && self.writes_begun < WRITES_MAX
+        !self.is_refused && !self.writes.is_empty() && self.writes_begun < WRITES_MAX
     }
 
     /// Asks for a page to be read or written; it begins with one of the next [`Far::begin`].
@@ -184,6 +190,7 @@ impl Far {
 
     /// Begins what can begin, and sends it. `content` gives a page that is written.
     pub fn begin(&mut self, mut content: impl FnMut(PageIdx, &mut [u8])) {
+        self.is_refused = false;
         for class in [Class::Demand, Class::Prefetch] {
             let queue = if class == Class::Demand { &mut self.demand } else { &mut self.ahead };
             while let Some(&job) = queue.front() {
@@ -203,7 +210,10 @@ impl Far {
             match self.udp.client.write(now, self.space, number, Class::Eviction, &self.page, self.tokens + 1) {
                 Ok(()) => {}
                 // The other two do not end: its patience will.
-                Err(Refused::Busy | Refused::BeyondEnd | Refused::VersionsUsedUp) => break,
+                Err(Refused::Busy | Refused::BeyondEnd | Refused::VersionsUsedUp) => {
+                    self.is_refused = true;
+                    break;
+                }
             }
             self.writes.pop_front();
             self.tokens += 1;
@@ -237,8 +247,10 @@ impl Far {
             let (token, result) = match self.udp.client.poll_event(&mut self.page)? {
                 Event::Read { token, result } | Event::Written { token, result } => (token, result),
             };
-            // A write that was given up is in the swap file by now.
-            let Some(Begun { job, .. }) = self.begun.remove(&token) else { continue };
+            let Some(Begun { job, .. }) = self.begun.remove(&token) else {
+                self.abandoned.remove(&token);
+                continue;
+            };
             match (job.kind, result) {
                 (JobKind::Read { .. }, Ok(())) => self.pages_in += 1,
                 (JobKind::Read { .. }, Err(_)) => {}
@@ -263,6 +275,7 @@ impl Far {
             late.iter().filter_map(|token| self.begun.remove(token)).map(|begun| begun.job).collect();
         self.writes_begun -= jobs.len();
         jobs.extend(self.writes.drain(..).map(|begun| begun.job));
+        self.abandoned.extend(late);
         self.pages_declined += jobs.len() as u64;
         self.paused_until = Some(now + WRITE_PAUSE);
         jobs

@@ -209,7 +209,8 @@ impl Engine {
                 if let Some(transfer) = self.io.slot(op) {
                     transfer.left += 1;
                 }
-                self.io.plans.push_back(WritePlan { op, chunk, rest: pages, near: true });
+                // Before what the pool may take: that can wait for it.
+                self.io.plans.push_front(WritePlan { op, chunk, rest: pages, near: true });
             }
         }
     }
