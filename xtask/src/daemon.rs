@@ -147,10 +147,25 @@ impl Daemon {
     /// # Errors
     /// The daemon or the toy refuses.
     pub fn start_toy(&self, name: &str, memory_mib: u64, dram_mib: u64, options: &[&str]) -> Result<SteppedToy> {
+        self.start_toy_with(name, memory_mib, dram_mib, &[], options)
+    }
+
+    /// The same with more options of `pagoda run`.
+    ///
+    /// # Errors
+    /// The daemon or the toy refuses.
+    pub fn start_toy_with(
+        &self,
+        name: &str,
+        memory_mib: u64,
+        dram_mib: u64,
+        run_options: &[&str],
+        options: &[&str],
+    ) -> Result<SteppedToy> {
         let mut words = self.cli_words()?;
         let (memory, dram) = (format!("{memory_mib}M"), format!("{dram_mib}M"));
-        let run = ["run", "--name", name, "--memory", &memory, "--dram", &dram, "--plain", "--"];
-        words.extend(run.map(str::to_owned));
+        let run = ["run", "--name", name, "--memory", &memory, "--dram", &dram, "--plain"];
+        words.extend(run.iter().chain(run_options).chain(&["--"]).map(|word| (*word).to_owned()));
         words.extend(toy_command(options)?);
         SteppedToy::start(&words)
     }

@@ -7,6 +7,7 @@ mod crash;
 mod disk;
 mod drain;
 mod failover;
+mod far;
 mod fault;
 mod guest;
 mod handover;
@@ -132,6 +133,10 @@ enum Name {
     Handover,
     /// A disk over a link of 1 Gbit/s against this machine's disk (table 1 and figure 5 of the MemX paper)
     Disk,
+    /// Quicksort of twice the DRAM with the pool as far tier (table 2 of the MemX paper)
+    Far,
+    /// One to eight VMs on one pool (figure 7 of the MemX paper)
+    Fleet,
     /// All of them
     All,
 }
@@ -243,6 +248,8 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Loss => loss::run(setup),
         Name::Handover => handover::run(setup),
         Name::Disk => disk::run(setup),
+        Name::Far => far::run(setup),
+        Name::Fleet => far::run_fleet(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;

@@ -81,6 +81,10 @@ impl Pool {
         Ok(pool)
     }
 
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Starts a server and waits until it serves.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use pagoda_sys::toy::process;
 
 use super::undo::{Guard, Undo, start_ticks_of};
+use crate::toy::sort::Sorted;
 use crate::toy::touch::Touched;
 use crate::toy::{Done, Ready};
 
@@ -87,6 +88,26 @@ impl SteppedToy {
             bail!("{} wrong pages in: touch {options}", touched.bad_pages);
         }
         Ok(touched)
+    }
+
+    /// Has it sort its RAM; `finish_sort` waits for the end. It was told to map and not to fill.
+    ///
+    /// # Errors
+    /// It stopped.
+    pub fn start_sort(&mut self) -> Result<()> {
+        self.tell("sort")
+    }
+
+    /// Waits for the end of a sort.
+    ///
+    /// # Errors
+    /// It stopped, or the order is wrong.
+    pub fn finish_sort(&mut self) -> Result<Sorted> {
+        let sorted: Sorted = serde_json::from_str(&self.expect("TOY done ")?)?;
+        if sorted.bad_words > 0 {
+            bail!("{} wrong words in a sort", sorted.bad_words);
+        }
+        Ok(sorted)
     }
 
     /// Has it run and waits for the end.

@@ -7,11 +7,12 @@
 //!
 //! With `--step` the bench leads: the toy prints `TOY start`, `TOY ready {json}` and
 //! `TOY done {json}`, and waits for `fill`, `go [options of a run]` and `quit` on its input. Told
-//! `map` instead of `fill` it leaves the RAM as it is and understands `touch` instead of `go`.
+//! `map` instead of `fill` it leaves the RAM as it is and understands `touch` and `sort` instead of `go`.
 
 pub mod histogram;
 mod pattern;
 mod run;
+pub mod sort;
 pub mod touch;
 pub mod workload;
 
@@ -357,6 +358,11 @@ fn step_touches(args: &ToyArgs, mut ram: Ram) -> Result<bool> {
         let line = next_command()?;
         match line.split_once(' ') {
             None if matches!(line.as_str(), "quit" | "") => return Ok(bad_pages == 0),
+            None if line == "sort" => {
+                let sorted = sort::sort(&mut ram, args.seed).context("sort a RAM without a page")?;
+                bad_pages += sorted.bad_words;
+                say(&format!("TOY done {}", serde_json::to_string(&sorted)?))?;
+            }
             Some(("touch", words)) => {
                 let line =
                     TouchLine::try_parse_from(words.split_whitespace()).context("understand the `touch` line")?;
@@ -364,7 +370,7 @@ fn step_touches(args: &ToyArgs, mut ram: Ram) -> Result<bool> {
                 bad_pages += touched.bad_pages;
                 say(&format!("TOY done {}", serde_json::to_string(&touched)?))?;
             }
-            _ => bail!("command {line:?} is not one of touch, quit"),
+            _ => bail!("command {line:?} is not one of touch, sort, quit"),
         }
     }
 }

@@ -1,0 +1,170 @@
+//! Quicksort of twice the DRAM, with the pool as the far tier, with private swap on the disk, with the kernel's swap on the
+//! same disk, and with all of it in DRAM (table 2 of the MemX paper); then one to eight such VMs at a time (figure 7).
+//!
+//! Servers, daemon and VMs are processes of one machine: its CPUs do the work of both ends.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::peers::swap::{LimitedToy, Swap};
+use super::pool::{Lend, Pool, Server};
+use super::report::{Bar, Report};
+use super::stepped::SteppedToy;
+use super::{Setup, svg};
+use crate::daemon::Daemon;
+
+/// Issue 4: faster than paging to a disk.
+const DISK_RATIO_MAX: f64 = 1.0;
+/// Issue 4: against all of it in DRAM.
+const LOCAL_RATIO_MAX: f64 = 2.0;
+/// Issue 4: time grows at most linearly.
+const GROWTH_MAX: f64 = 1.0;
+/// Sorted by each VM of a fleet.
+const FLEET_MIB: u64 = 96;
+const FLEETS: [usize; 4] = [1, 2, 4, 8];
+/// A VM that was told to end has.
+const GONE_MAX: Duration = Duration::from_secs(60);
+
+/// Where pages go that have no room in DRAM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Tier {
+    Pool,
+    Swap,
+    /// They have.
+    Dram,
+}
+
+/// A daemon that borrows from servers of this machine.
+struct Bench {
+    // Dropped in order.
+    daemon: Daemon,
+    _servers: Vec<Server>,
+    _pool: Pool,
+}
+
+impl Bench {
+    fn start(setup: &Setup, lent: &str) -> Result<Bench> {
+        let pool = Pool::new(&setup.dir)?;
+        let servers = pool.serve_on_loopback(1, &Lend::on_loopback(lent))?;
+        let dir = pool.dir().to_str().context("the directory's name is not UTF-8")?.to_owned();
+        let daemon = Daemon::start_with(&setup.dir, "daemon", &["--pool-dir", &dir])?;
+        Ok(Bench { daemon, _servers: servers, _pool: pool })
+    }
+
+    fn toy(&self, name: &str, memory_mib: u64, tier: Tier) -> Result<SteppedToy> {
+        let dram = if tier == Tier::Dram { memory_mib } else { memory_mib / 2 };
+        let far: &[&str] = if tier == Tier::Pool { &["--far", "pool:"] } else { &[] };
+        let mut toy = self.daemon.start_toy_with(name, memory_mib, dram, far, &[])?;
+        toy.map()?;
+        Ok(toy)
+    }
+
+    /// Seconds that each of `count` VMs takes to sort its memory, all at the same time.
+    fn sort(&self, count: usize, memory_mib: u64, tier: Tier) -> Result<f64> {
+        let names: Vec<String> = (0..count).map(|number| format!("sort-{number}")).collect();
+        let toys = names.iter().map(|name| self.toy(name, memory_mib, tier)).collect::<Result<Vec<_>>>();
+        let mut toys = toys?;
+        let seconds = sort_all(&mut toys)?;
+        for (name, toy) in names.iter().zip(toys) {
+            let info = self.daemon.vm(name)?;
+            let from_pool = info.counters.get("far_in_pages").copied().unwrap_or(0);
+            if (tier == Tier::Pool) != (from_pool > 0) {
+                bail!("{from_pool} pages came from the pool, with {tier:?}: {info:#?}");
+            }
+            toy.quit()?;
+            self.daemon.wait_gone(name, GONE_MAX)?;
+        }
+        Ok(seconds)
+    }
+}
+
+/// Has all of them sort, and says how long the slowest took.
+fn sort_all(toys: &mut [SteppedToy]) -> Result<f64> {
+    for toy in toys.iter_mut() {
+        toy.start_sort()?;
+    }
+    let mut slowest: f64 = 0.0;
+    for toy in toys {
+        slowest = slowest.max(toy.finish_sort()?.seconds);
+    }
+    Ok(slowest)
+}
+
+/// Runs the bench `far`.
+///
+/// # Errors
+/// A side cannot be set up, or sorts wrongly.
+pub fn run(setup: &Setup) -> Result<(Report, String)> {
+    let memory_mib = if setup.quick { 256 } else { 512 };
+    let [mut pool, mut swap, mut dram, mut kernel] = [const { Vec::new() }; 4];
+    for round in 1..=setup.rounds {
+        eprintln!("far: round {round} of {}", setup.rounds);
+        if setup.ours {
+            let bench = Bench::start(setup, "800M")?;
+            for (tier, seconds) in [(Tier::Pool, &mut pool), (Tier::Swap, &mut swap), (Tier::Dram, &mut dram)] {
+                seconds.push(bench.sort(1, memory_mib, tier)?);
+            }
+        }
+        let _on = Swap::on_file(&setup.dir, (memory_mib << 20) * 2)?;
+        let mut limited = LimitedToy::start(&["--mib", &memory_mib.to_string()], memory_mib / 2)?;
+        limited.toy.map()?;
+        kernel.push(sort_all(std::slice::from_mut(&mut limited.toy))?);
+    }
+    let mut report = setup.report("far");
+    let of = |peer: &str| format!("quicksort of {memory_mib} MiB in half the DRAM, far tier pool: {peer}");
+    report.pair(&of("private swap on the disk"), "s", &pool, &swap, Bar::AtMost(DISK_RATIO_MAX));
+    report.pair(&of("all of it in DRAM"), "s", &pool, &dram, Bar::AtMost(LOCAL_RATIO_MAX));
+    report.pair(&of("the kernel's swap on the disk"), "s", &pool, &kernel, Bar::None);
+    let sides = [("pool", &pool), ("private swap", &swap), ("kernel's swap", &kernel), ("all in DRAM", &dram)];
+    let chart = svg::BarChart {
+        title: format!("Quicksort of {memory_mib} MiB with half of it in DRAM"),
+        y_label: "seconds".to_owned(),
+        y_scale: svg::Scale::Linear,
+        series: vec!["seconds".to_owned()],
+        groups: sides.map(|(name, seconds)| (name.to_owned(), vec![svg::Bar::of(seconds)])).to_vec(),
+    };
+    Ok((report, svg::bar_chart(&chart)))
+}
+
+/// Runs the bench `fleet`.
+///
+/// # Errors
+/// A side cannot be set up, or sorts wrongly.
+pub fn run_fleet(setup: &Setup) -> Result<(Report, String)> {
+    let [mut pool, mut swap] = [const { [const { Vec::new() }; FLEETS.len()] }; 2];
+    for round in 1..=setup.rounds {
+        eprintln!("fleet: round {round} of {}", setup.rounds);
+        let bench = Bench::start(setup, "1G")?;
+        for (index, count) in FLEETS.into_iter().enumerate() {
+            pool[index].push(bench.sort(count, FLEET_MIB, Tier::Pool)?);
+            swap[index].push(bench.sort(count, FLEET_MIB, Tier::Swap)?);
+        }
+    }
+    let mut report = setup.report("fleet");
+    for (index, count) in FLEETS.into_iter().enumerate() {
+        let name = format!("{count} VMs sort {FLEET_MIB} MiB each in half the DRAM: pool, and private swap");
+        report.pair(&name, "s", &pool[index], &swap[index], Bar::None);
+    }
+    let last = FLEETS.len() - 1;
+    let growth = |seconds: &[Vec<f64>; FLEETS.len()]| -> Vec<f64> {
+        let pairs = seconds[last].iter().zip(&seconds[0]);
+        pairs.map(|(many, one)| many / one / FLEETS[last] as f64).collect()
+    };
+    let name = format!("time of {} VMs against {0} times that of one", FLEETS[last]);
+    report.single(&name, "ratio", &growth(&pool), Bar::AtMost(GROWTH_MAX));
+    let series = |name: &str, seconds: &[Vec<f64>]| {
+        let median = |of: &Vec<f64>| super::report::median(of).unwrap_or(0.0);
+        let points = FLEETS.iter().zip(seconds).map(|(count, of)| [*count as f64, median(of)]).collect();
+        (name.to_owned(), points)
+    };
+    let chart = svg::LineChart {
+        title: format!("VMs that sort {FLEET_MIB} MiB each with half of it in DRAM"),
+        x_label: "VMs".to_owned(),
+        y_label: "seconds".to_owned(),
+        x_scale: svg::Scale::Linear,
+        y_scale: svg::Scale::Linear,
+        series: vec![series("pool", &pool), series("private swap", &swap)],
+    };
+    Ok((report, svg::line_chart(&chart)))
+}
