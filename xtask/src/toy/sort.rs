@@ -98,7 +98,7 @@ fn partition(words: &mut Words<'_>, start: usize, end: usize) -> usize {
             high -= 1;
         }
         if low >= high {
-            return high.max(start + 1).min(end - 1);
+            return low.max(start + 1);
         }
         words.swap(low, high);
         low += 1;
