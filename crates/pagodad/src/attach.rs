@@ -220,12 +220,13 @@ fn attach(
     // Before any page is shared: a later daemon has to know that there may be some.
     let record = Record { pid: (pid, start), sharing, ..record };
     registry.save(&record).context("write the VM's record")?;
-    // The far tier goes to the engine. Opened as late as can be: whoever had it before is refused from here on.
-    let _far = far::open(registry, &record)?;
+    // Opened as late as can be: whoever had it before is refused from here on.
+    let far = far::for_engine(registry, &record, space.chunks(), taken_over)?;
     let parts = Parts {
         name: name.clone(),
         space,
         swap,
+        far,
         shared,
         agent: owned(connection)?,
         welcome: Packet::Welcome { flags: huge_flag() },

@@ -9,6 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use pagoda_abi::record::{Far, Record};
 use pagoda_api::types::{ApiError, ErrorCode, FarRequest};
+use pagoda_core::units::ChunkCount;
+use pagoda_pager::far::{Far as Tier, FarMap};
 use pagoda_pool::config::PoolConfig;
 use pagoda_pool::give_back::{GivenBack, Silent, give_back};
 use pagoda_pool::plane::{Control, Plane};
@@ -24,19 +26,6 @@ use crate::registry::{Registry, error};
 /// A server that is silent for so long is given up where another has a copy. A host that is busy is not dead, and the VM's
 /// faults on what is there wait meanwhile.
 const FAIL_AFTER: Duration = Duration::from_millis(100);
-
-/// A VM's space, opened as its owner.
-pub struct OpenedPool {
-    pub client: UdpClient<Control>,
-    pub space: SpaceRef,
-}
-
-impl std::fmt::Debug for OpenedPool {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let servers = self.client.client.reach().count();
-        f.debug_struct("OpenedPool").field("servers", &servers).field("space", &self.space).finish_non_exhaustive()
-    }
-}
 
 /// A far tier for a new VM; nothing is stored for it yet.
 ///
@@ -67,12 +56,36 @@ pub fn new_tier(dir: &Path, request: FarRequest, memory: u64) -> Result<Far, Api
     Ok(Far { space, copies: request.copies, key: store::random_key() })
 }
 
+/// A VM's space, opened as its owner.
+pub struct OpenedPool {
+    pub client: UdpClient<Control>,
+    pub space: SpaceRef,
+}
+
+impl std::fmt::Debug for OpenedPool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let servers = self.client.client.reach().count();
+        f.debug_struct("OpenedPool").field("servers", &servers).field("space", &self.space).finish_non_exhaustive()
+    }
+}
+
+/// A VM's far tier, if it has one, for its engine. A VM that was served before has a map of what it has there.
+///
+/// # Errors
+/// As [`open`]; the map cannot be made or is not the VM's.
+pub fn for_engine(registry: &Registry, record: &Record, chunks: ChunkCount, taken_over: bool) -> Result<Option<Tier>> {
+    let Some(OpenedPool { client, space }) = open(registry, record)? else { return Ok(None) };
+    let path = registry.far_path(&record.name);
+    let map = if taken_over { FarMap::open(&path, chunks) } else { FarMap::create(&path, chunks) };
+    Ok(Some(Tier::new(client, space, map.with_context(|| format!("the far map {}", path.display()))?)))
+}
+
 /// Opens a VM's far tier, if it has one. Whoever had it open before is refused by the servers from now on. Servers are not
 /// waited for: what is asked of them waits.
 ///
 /// # Errors
 /// The pool's directory cannot be used, or pages are only at servers that are not in its list any more.
-pub fn open(registry: &Registry, record: &Record) -> Result<Option<OpenedPool>> {
+fn open(registry: &Registry, record: &Record) -> Result<Option<OpenedPool>> {
     open_in(&registry.config.pool_dir, record)
 }
 
