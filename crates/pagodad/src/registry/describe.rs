@@ -69,10 +69,10 @@ impl Registry {
             uffds: if attached { crate::attach::UFFDS_PER_VM } else { 0 },
             counters,
             latency: latency_of(&status),
-            far: vm.record.far.map(|far| FarInfo {
-                copies: far.copies,
-                pool_bytes: status.stats.get(Metric::Far) * PAGE_SIZE,
-            }),
+            far: vm
+                .record
+                .far
+                .map(|far| FarInfo { copies: far.copies, pool_bytes: status.stats.get(Metric::Far) * PAGE_SIZE }),
             balloon: vm.balloon.as_ref().map(balloon::Handle::info),
             policy: self.governor.describe(vm, resident_bytes, swapped_bytes, Sharing::of(&status.stats)),
         }

@@ -10,6 +10,7 @@ use vm_tests::{Daemon, Folios, GuestOptions, Lab, MIB, Qemu, Toy};
 
 const MEMORY_MIB: u64 = 256;
 const DRAM_MIB: u64 = 64;
+const HIGH_MIB: u64 = 128;
 /// Slabs of 64 MiB for all of it.
 const SLABS: u64 = 4;
 const SETTLE_MAX: Duration = Duration::from_secs(300);
@@ -79,7 +80,7 @@ fn what_the_pool_has_no_room_for_is_swapped() -> Result<()> {
 
 /// The daemon is killed in the middle of paging: what was in the pool is found again, by the map and by the servers.
 fn daemon_killed(name: &str, folios: Folios, slabs: &[u64], far: &str) -> Result<()> {
-    const KILLS: u32 = 8;
+    const KILLS: u32 = 5;
     const PAGES_IN_BETWEEN: u64 = 500;
     Lab::run(name, 1, |lab| {
         let pool = lab.pool(slabs)?;
@@ -119,19 +120,19 @@ fn a_server_that_stands_still_is_waited_for() -> Result<()> {
         let pool = lab.pool(&[SLABS])?;
         let daemon = lab.daemon_with(pool.daemon_options(Folios::Large))?;
         let toy = start(lab, &daemon, "pool:")?;
-        toy.begin("--workload random --mode read-write --passes 3")?;
-        for _ in 0..3 {
+        daemon.set_dram_mib("toy", HIGH_MIB)?;
+        toy.begin("--workload random --mode read-write --passes 4")?;
+        for _ in 0..2 {
             pool.pause(0, true)?;
             let before = count(&daemon.vm("toy")?, "far_declined_pages");
             // Nothing leaves while all wait for pages: a lower cap makes some.
-            let dram = DRAM_MIB / 2;
-            daemon.set_dram_mib("toy", dram)?;
+            daemon.set_dram_mib("toy", DRAM_MIB)?;
             let settled = daemon.wait_vm("toy", "pages in the swap file", SETTLE_MAX, |info| {
                 count(info, "far_declined_pages") > before
             });
             pool.pause(0, false)?;
             settled?;
-            daemon.set_dram_mib("toy", DRAM_MIB)?;
+            daemon.set_dram_mib("toy", HIGH_MIB)?;
             daemon.wait_paged("toy", 500)?;
         }
         toy.end()?;
