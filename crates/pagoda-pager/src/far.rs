@@ -100,6 +100,7 @@ pub struct Far {
     pages_in: u64,
     pages_out: u64,
     pages_declined: u64,
+    has_lost: bool,
 }
 
 impl std::fmt::Debug for Far {
@@ -135,6 +136,7 @@ impl Far {
             pages_in: 0,
             pages_out: 0,
             pages_declined: 0,
+            has_lost: false,
         }
     }
 
@@ -300,6 +302,11 @@ impl Far {
                 _ => {}
             }
         }
+    }
+
+    /// Whether no page was lost before this one: where one is lost, many are, and one is worth a line in the log.
+    pub fn is_first_loss(&mut self) -> bool {
+        !std::mem::replace(&mut self.has_lost, true)
     }
 
     /// Pages read from the pool, written to it, and those that it did not take.

@@ -94,7 +94,9 @@ impl Engine {
             (JobKind::Write, Err(_)) => return self.far_declined(job),
             (JobKind::Read { .. }, Ok(())) => self.far_page_came(op, page),
             (JobKind::Read { .. }, Err(failure)) => {
-                tracing::error!(vm = %self.name, page = page.0, "a page cannot be had from the pool: {failure}");
+                if self.far.as_mut().is_some_and(Far::is_first_loss) {
+                    tracing::error!(vm = %self.name, page = page.0, "a page cannot be had from the pool: {failure}");
+                }
                 self.note_error(op, IoError::Lost);
             }
         }

@@ -120,24 +120,25 @@ fn a_server_that_stands_still_is_waited_for() -> Result<()> {
         let pool = lab.pool(&[SLABS])?;
         let daemon = lab.daemon_with(pool.daemon_options(Folios::Large))?;
         let toy = start(lab, &daemon, "pool:")?;
-        daemon.set_dram_mib("toy", HIGH_MIB)?;
-        toy.begin("--workload random --mode read-write --passes 4")?;
+        toy.begin("--workload random --mode read-write --passes 6")?;
         for _ in 0..2 {
+            daemon.set_dram_mib("toy", HIGH_MIB)?;
+            daemon
+                .wait_vm("toy", "above the low cap", SETTLE_MAX, |info| info.resident_bytes > (DRAM_MIB + 32) * MIB)?;
+            let before = daemon.vm("toy")?.swap_used_bytes;
             pool.pause(0, true)?;
-            let before = count(&daemon.vm("toy")?, "far_declined_pages");
             // Nothing leaves while all wait for pages: a lower cap makes some.
             daemon.set_dram_mib("toy", DRAM_MIB)?;
             let settled = daemon.wait_vm("toy", "pages in the swap file", SETTLE_MAX, |info| {
-                count(info, "far_declined_pages") > before
+                info.resident_bytes <= DRAM_MIB * MIB && info.swap_used_bytes > before
             });
             pool.pause(0, false)?;
             settled?;
-            daemon.set_dram_mib("toy", HIGH_MIB)?;
-            daemon.wait_paged("toy", 500)?;
         }
         toy.end()?;
         exercise(&toy)?;
-        ensure!(daemon.vm("toy")?.state == VmState::Running, "it does not run");
+        let info = daemon.vm("toy")?;
+        ensure!(info.state == VmState::Running && count(&info, "far_declined_pages") > 0, "{info:#?}");
         toy.quit()?;
         daemon.wait_gone("toy")
     })
