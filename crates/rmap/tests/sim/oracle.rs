@@ -98,7 +98,8 @@ impl Oracle {
         if write.fate == Fate::Superseded || generation < seen_by {
             return Ok(());
         }
-        if register.lost.is_some() {
+        // A past owner may hear late of what was done while the page was there.
+        if register.lost.is_some_and(|by| by <= generation) {
             return Err("a write to a lost page was acknowledged".to_owned());
         }
         register.seen_by = generation;
