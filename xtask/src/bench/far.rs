@@ -21,7 +21,7 @@ const LOCAL_RATIO_MAX: f64 = 2.0;
 /// Issue 4: time grows at most linearly.
 const GROWTH_MAX: f64 = 1.0;
 /// Sorted by each VM of a fleet.
-const FLEET_MIB: u64 = 96;
+const FLEET_MIB: u64 = 128;
 const FLEETS: [usize; 4] = [1, 2, 4, 8];
 /// A VM that was told to end has.
 const GONE_MAX: Duration = Duration::from_secs(60);
@@ -135,7 +135,7 @@ pub fn run_fleet(setup: &Setup) -> Result<(Report, String)> {
     let [mut pool, mut swap] = [const { [const { Vec::new() }; FLEETS.len()] }; 2];
     for round in 1..=setup.rounds {
         eprintln!("fleet: round {round} of {}", setup.rounds);
-        let bench = Bench::start(setup, "1G")?;
+        let bench = Bench::start(setup, "1200M")?;
         for (index, count) in FLEETS.into_iter().enumerate() {
             pool[index].push(bench.sort(count, FLEET_MIB, Tier::Pool)?);
             swap[index].push(bench.sort(count, FLEET_MIB, Tier::Swap)?);
