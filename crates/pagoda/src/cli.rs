@@ -139,7 +139,7 @@ pub struct Run {
     pub reserve_swap: bool,
     /// Remote memory as the tier before its swap file: `pool:`, or `pool:copies=2`
     ///
-    /// What does not fit into DRAM goes to servers that lend memory (`pagoda pool`), which answer faster than most disks.
+    /// What does not fit into DRAM goes to servers that lend memory (`pagoda pool`); that pays where the disk is slower than the network.
     /// The swap file stays behind it, for what the pool has no room for. With one copy of each page, the default, a
     /// server that dies takes what it had with it: the VM is stopped with a message that says so, and those pages are
     /// lost. With copies=2 each page is at two servers, and one of them may die.

@@ -217,11 +217,11 @@ fn attach(
     let handle = Arc::new(handle);
     let joined = registry.join_group(&record, &kept, !taken_over, &handle)?;
     let (member, sharing) = joined.unzip();
+    // Before the record names the process: the next daemon then looks for the far map of a VM that was served.
+    let far = far::for_engine(registry, &record, space.chunks(), taken_over)?;
     // Before any page is shared: a later daemon has to know that there may be some.
     let record = Record { pid: (pid, start), sharing, ..record };
     registry.save(&record).context("write the VM's record")?;
-    // Opened as late as can be: whoever had it before is refused from here on.
-    let far = far::for_engine(registry, &record, space.chunks(), taken_over)?;
     let parts = Parts {
         name: name.clone(),
         space,
