@@ -37,7 +37,7 @@ use thiserror::Error;
 use crate::control::{ControlReply, ControlRequest, MapEntry};
 use crate::crypto::entropy::SharedEntropy;
 use crate::crypto::{Entropy, KEY_SIZE, Keypair, PoolKey, SpaceKey};
-use crate::units::{Class, Generation, Page, PageNo, SlabNo, SlabSize, SpaceId, Time};
+use crate::units::{Class, Generation, Page, PageNo, SEALED_SIZE, SlabNo, SlabSize, SpaceId, Time};
 use crate::wire::message::Status;
 use crate::wire::report::Report;
 
@@ -248,6 +248,8 @@ pub struct Client {
     exchanges: Exchanges,
     ops: Ops,
     copies: Copies,
+    /// The payload of the reply that is being looked at; a page's room.
+    reply: Box<[u8]>,
     /// Slabs whose state has to be looked at.
     dirty: VecDeque<(usize, usize)>,
     questions: Vec<Question>,
@@ -270,6 +272,7 @@ impl Client {
             exchanges: Exchanges::new(),
             ops: Ops::new(),
             copies: Copies::new(),
+            reply: vec![0; SEALED_SIZE].into(),
             dirty: VecDeque::new(),
             questions: Vec::new(),
             question_ids: 0,

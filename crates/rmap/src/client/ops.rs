@@ -7,6 +7,7 @@ use super::exchange::{Request, Role};
 use super::peer::PeerSet;
 use super::slab::Phase;
 use super::{Busy, Client, Event, Failure, Fault, Refused, Token};
+use crate::crypto::Rejected;
 use crate::units::{Class, PAGE_SIZE, Page, PageNo, SEALED_SIZE, Time, Version};
 use crate::wire::message::Op as Wire;
 
@@ -60,7 +61,8 @@ pub struct Operation {
 #[derive(Debug)]
 pub struct Ops {
     all: Vec<Operation>,
-    buffers: Vec<Box<[u8]>>,
+    /// Of a write, the sealed page; of a read, what was in it.
+    buffers: Vec<Box<[u8; SEALED_SIZE]>>,
     free: Vec<usize>,
     done: VecDeque<usize>,
     order: u64,
@@ -86,7 +88,7 @@ impl Ops {
         };
         Ops {
             all: vec![empty; OPS_MAX],
-            buffers: (0..OPS_MAX).map(|_| vec![0; SEALED_SIZE].into()).collect(),
+            buffers: (0..OPS_MAX).map(|_| Box::new([0; SEALED_SIZE])).collect(),
             free: (0..OPS_MAX).rev().collect(),
             done: VecDeque::with_capacity(OPS_MAX),
             order: 0,
@@ -107,8 +109,14 @@ impl Ops {
         &mut self.all[op]
     }
 
-    pub fn buffer(&mut self, op: usize) -> &mut [u8] {
-        &mut self.buffers[op]
+    /// The sealed page of a write.
+    pub fn sealed(&self, op: usize) -> &[u8; SEALED_SIZE] {
+        &self.buffers[op]
+    }
+
+    /// Where the page of a read is put.
+    pub fn content(&mut self, op: usize) -> &mut Page {
+        self.buffers[op].first_chunk_mut().expect("a page is smaller than a sealed one")
     }
 
     /// Places of the operations that fit, oldest first.
@@ -208,7 +216,7 @@ impl Client {
         self.stats.writes += 1;
         self.ops.all[op].version = version;
         if let Some(content) = content {
-            self.spaces[space].key.seal(page, version, content, &mut self.ops.buffers[op]);
+            self.spaces[space].key.seal(page, version, content, &mut self.ops.buffers[op][..]);
         }
         self.try_write(op);
         self.settle(now);
@@ -261,10 +269,13 @@ impl Client {
         if kind == (Kind::Write { trim: true }) {
             return self.read_zero(op);
         }
-        let sealed = std::mem::take(&mut self.ops.buffers[writer]);
-        self.ops.buffers[op].copy_from_slice(&sealed);
-        self.ops.buffers[writer] = sealed;
-        let opened = self.spaces[space].key.open(page, version, &mut self.ops.buffers[op]);
+        let opened = match self.ops.buffers.get_disjoint_mut([op, writer]) {
+            Ok([content, sealed]) => {
+                let (content, _) = content.split_first_chunk_mut().expect("a page is smaller than a sealed one");
+                self.spaces[space].key.open(page, version, &sealed[..], content)
+            }
+            Err(_) => Err(Rejected::NotAuthentic),
+        };
         self.stats.reads_local += 1;
         self.ops.all[op].has_content = true;
         self.ops.finish(op, opened.map_err(|_| Failure::Corrupt));

@@ -80,7 +80,8 @@ impl PeerSet {
     }
 
     pub fn iter(self) -> impl Iterator<Item = usize> {
-        (0..SERVERS_MAX).filter(move |peer| self.has(*peer))
+        let rest = std::iter::successors(Some(self.0), |rest| Some(rest & rest.wrapping_sub(1)));
+        rest.take_while(|rest| *rest != 0).map(|rest| rest.trailing_zeros() as usize)
     }
 }
 

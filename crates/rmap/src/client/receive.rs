@@ -10,7 +10,7 @@ use super::transmit::PLAIN_ID;
 use super::{Client, Fault};
 use crate::crypto::session::Session;
 use crate::reassembly::Identity;
-use crate::units::{SEALED_SIZE, Time, Version};
+use crate::units::{Time, Version};
 use crate::wire::datagram::Head;
 use crate::wire::message::{Direction, Fragment, Message, Op, Status};
 use crate::wire::report::Report;
@@ -177,7 +177,7 @@ impl Client {
         let payload = usize::from(message.payload);
         let whole = payload == 0 || {
             let partial = self.exchanges.partial(message.id)?;
-            let identity = Identity::new(message.id, message.version.bits(), fragment, part.len(), payload);
+            let identity = Identity::new(message.id, message.version.bits(), fragment, payload);
             if !partial.is(identity) {
                 partial.begin(identity);
             }
@@ -192,12 +192,14 @@ impl Client {
         }
         self.note_overtaken(place, &exchange);
         self.exchanges.grow_window();
-        let mut bytes = [0; SEALED_SIZE];
         if payload > 0 {
-            bytes[..payload].copy_from_slice(&self.exchanges.partial(message.id)?.bytes()[..payload]);
+            // Another reply's room is as good for the next one, and this one stays where it is.
+            self.exchanges.partial(message.id)?.swap(&mut self.reply);
         }
         self.end_exchange(message.id);
-        self.answered(&exchange, status, message.version, &mut bytes[..payload]);
+        let reply = std::mem::take(&mut self.reply);
+        self.answered(&exchange, status, message.version, &reply[..payload]);
+        self.reply = reply;
         Some(())
     }
 
@@ -238,7 +240,7 @@ impl Client {
     }
 
     /// A whole reply.
-    fn answered(&mut self, exchange: &Exchange, status: Status, version: Version, payload: &mut [u8]) {
+    fn answered(&mut self, exchange: &Exchange, status: Status, version: Version, payload: &[u8]) {
         let Exchange { role, peer, space, page, .. } = *exchange;
         let Some(slab) = self.slab_of(page) else { return };
         if status == Status::StaleGeneration && role != Role::Release {
@@ -268,7 +270,7 @@ impl Client {
         }
     }
 
-    fn read_answered(&mut self, op: usize, exchange: &Exchange, status: Status, version: Version, payload: &mut [u8]) {
+    fn read_answered(&mut self, op: usize, exchange: &Exchange, status: Status, version: Version, payload: &[u8]) {
         self.op_exchange_ended(op);
         let Exchange { peer, space, page, .. } = *exchange;
         let operation = *self.ops.get(op);
@@ -293,10 +295,9 @@ impl Client {
         if payload.is_empty() {
             return self.finish_read(op, Ok(false));
         }
-        if self.spaces[space].key.open(page, version, payload).is_err() {
+        if self.spaces[space].key.open(page, version, payload, self.ops.content(op)).is_err() {
             return self.page_is_bad(op, peer);
         }
-        self.ops.buffer(op)[..payload.len()].copy_from_slice(payload);
         self.finish_read(op, Ok(true));
     }
 

@@ -7,7 +7,7 @@ use crate::crypto::handshake::Initiator;
 use crate::server::Transmit;
 use crate::units::{Class, PageNo, SEALED_SIZE, SpaceId, Time, Version};
 use crate::wire::datagram::{Head, Versions};
-use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, Fragment, Message, Op, Pressure};
+use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, Message, Op, Pressure};
 use crate::wire::{DATAGRAM_SIZES, OVERHEAD, PROTOCOL_VERSION};
 
 /// The number of a session with a server is its place in the client's list, and random above.
@@ -146,7 +146,7 @@ impl Client {
         }
         peer.unanswered_since.get_or_insert(now);
         let payload: &[u8] = match (op, role) {
-            (Op::Write, Role::Write { op }) => self.ops.buffer(op),
+            (Op::Write, Role::Write { op }) => self.ops.sealed(op),
             (Op::Write, Role::CopyWrite { copy }) => self.copies.buffer(copy),
             _ => &[],
         };
@@ -161,19 +161,7 @@ impl Client {
             version,
             payload: payload.len() as u16,
         };
-        let room = peer.cut - OVERHEAD;
-        let count = Fragment::count_for(payload.len(), peer.cut);
-        let session = peer.session.as_mut()?;
-        let start = out.len();
-        let mut segment = 0;
-        for index in 0..count {
-            let from = usize::from(index) * room;
-            let part = &payload[from..payload.len().min(from + room)];
-            session.seal(&message, Fragment { index, count }, part, out);
-            if index == 0 {
-                segment = out.len() - start;
-            }
-        }
+        let segment = peer.session.as_mut()?.seal(&message, payload, peer.cut, out);
         Some(Transmit { to: peer.info.addr, segment })
     }
 }
@@ -191,6 +179,6 @@ fn plain(peer: &mut Peer, op: Op, version: u64, size: usize, out: &mut Vec<u8>) 
         version: Version::from_bits(version),
         payload: (size - OVERHEAD) as u16,
     };
-    peer.session.as_mut()?.seal(&message, Fragment::WHOLE, &PADDING[..size - OVERHEAD], out);
-    Some(Transmit { to: peer.info.addr, segment: size })
+    let segment = peer.session.as_mut()?.seal(&message, &PADDING[..size - OVERHEAD], size, out);
+    Some(Transmit { to: peer.info.addr, segment })
 }

@@ -56,14 +56,15 @@ impl SpaceKey {
         tag[..SEAL_SIZE].copy_from_slice(seal.expect("a page is not too long").as_ref());
     }
 
-    /// Opens in place; the content is the first [`PAGE_SIZE`] bytes then.
+    /// Opens to `content`, which is of no use when that fails.
     ///
     /// # Errors
     /// It is not what was sealed as this version of this page.
-    pub fn open(&self, page: PageNo, version: Version, sealed: &mut [u8]) -> Result<(), Rejected> {
+    pub fn open(&self, page: PageNo, version: Version, sealed: &[u8], content: &mut Page) -> Result<(), Rejected> {
+        let (body, seal) = sealed.split_at_checked(PAGE_SIZE).ok_or(Rejected::NotAuthentic)?;
         let aad = Aad::from(self.aad(page, version));
-        let opened = self.key.open_in_place(SpaceKey::nonce(version), aad, sealed);
-        opened.map(drop).map_err(|_| Rejected::NotAuthentic)
+        let opened = self.key.open_separate_gather(SpaceKey::nonce(version), aad, body, seal, content);
+        opened.map_err(|_| Rejected::NotAuthentic)
     }
 }
 
@@ -84,7 +85,8 @@ mod tests {
             if let Some(at) = flip {
                 copy[at] ^= 1;
             }
-            key.open(PageNo(page), version, &mut copy).map(|()| copy[..PAGE_SIZE] == content)
+            let mut opened = [0; PAGE_SIZE];
+            key.open(PageNo(page), version, &copy, &mut opened).map(|()| opened == content)
         };
         assert_eq!(opens(&key, 3, version(4), None), Ok(true));
         let other = SpaceKey::new(&[7; KEY_SIZE], SpaceId(2));

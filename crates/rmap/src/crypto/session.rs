@@ -10,7 +10,7 @@ use super::replay::ReplayWindow;
 use super::{KEY_SIZE, Rejected};
 use crate::wire::datagram::{HEADER_SIZE, Head};
 use crate::wire::message::{self, Fragment, Message};
-use crate::wire::{PROTOCOL_VERSION, TAG_SIZE};
+use crate::wire::{OVERHEAD, PROTOCOL_VERSION, TAG_SIZE};
 
 /// Datagrams under one key. NIST SP 800-38D allows 2^32; fewer cost nothing, and what is recorded ages sooner.
 const REKEY_DATAGRAMS: u64 = 1 << 24;
@@ -98,11 +98,17 @@ impl Session {
         self.counter >= COUNTER_MAX
     }
 
-    /// Appends one encrypted fragment to `out`.
-    ///
+    /// Appends a message with its whole payload to `out`, encrypted, in datagrams of at most `cut` bytes. Gives the length
+    /// of each.
+    pub fn seal(&mut self, message: &Message, payload: &[u8], cut: usize, out: &mut Vec<u8>) -> usize {
+        let count = Fragment::count_for(payload.len(), cut);
+        (0..count).for_each(|index| self.seal_fragment(message, Fragment { index, count }, payload, out));
+        OVERHEAD + Fragment { index: 0, count }.length(payload.len())
+    }
+
     /// # Panics
     /// If the counter ran out: the owner looks at [`Session::is_worn_out`].
-    pub fn seal(&mut self, message: &Message, fragment: Fragment, part: &[u8], out: &mut Vec<u8>) {
+    fn seal_fragment(&mut self, message: &Message, fragment: Fragment, payload: &[u8], out: &mut Vec<u8>) {
         assert!(self.counter < 2 * COUNTER_MAX, "no nonce is used twice");
         if self.counter / self.rekey_every > self.send.number {
             self.send = self.send.next();
@@ -113,7 +119,8 @@ impl Session {
         out.extend_from_slice(&head);
         let body = out.len();
         out.extend_from_slice(&message.encode(fragment));
-        out.extend_from_slice(part);
+        out.extend_from_slice(&payload[fragment.range(payload.len())]);
+        out.resize(body + message::HEADER_SIZE + fragment.length(payload.len()), 0);
         let sealed = self.send.key.seal_in_place_separate_tag(nonce(self.counter), Aad::from(head), &mut out[body..]);
         out.extend_from_slice(sealed.expect("a datagram is not too long").as_ref());
         self.counter += 1;

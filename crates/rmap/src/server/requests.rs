@@ -6,7 +6,7 @@ use super::{Server, ServerStats, Transmit};
 use crate::crypto::handshake::ServerHello;
 use crate::server::reassembly::WRITE_CREDITS;
 use crate::units::{Class, Time, Version};
-use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, Fragment, Load, Message, Op, Pressure, Status};
+use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, Load, Message, Op, Pressure, Status};
 use crate::wire::report::Report;
 use crate::wire::{OVERHEAD, PAYLOAD_MAX};
 
@@ -208,18 +208,7 @@ impl Server {
         let peer = self.sessions.peer(place)?;
         // A probe is answered as it came, or it would say nothing about the way back.
         let cut = if request.op == Op::Probe { usize::from(request.payload) + OVERHEAD } else { usize::from(cut) };
-        let count = Fragment::count_for(payload.len(), cut);
-        let start = out.len();
-        let mut segment = 0;
-        for index in 0..count {
-            let from = usize::from(index) * (cut - OVERHEAD);
-            let part = &payload[from..payload.len().min(from + cut - OVERHEAD)];
-            peer.session.seal(&message, Fragment { index, count }, part, out);
-            segment = segment.max(out.len() - start);
-            if index > 0 {
-                segment = cut;
-            }
-        }
+        let segment = peer.session.seal(&message, payload, cut, out);
         count_answer(&mut self.stats, request.op, status);
         Some(Transmit { to: peer.addr, segment })
     }

@@ -8,9 +8,9 @@ use crate::crypto::handshake::Initiator;
 use crate::crypto::session::Session;
 use crate::units::{Class, Generation, PageNo, SpaceId, Version};
 use crate::wire::datagram::Versions;
-use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, Fragment, Message, Op, Status};
+use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, Message, Op, Status};
 use crate::wire::report::Report;
-use crate::wire::{DATAGRAM_MIN_MAX, OVERHEAD, PROTOCOL_VERSION};
+use crate::wire::{DATAGRAM_MAX, DATAGRAM_MIN_MAX, OVERHEAD, PROTOCOL_VERSION};
 
 #[derive(Debug)]
 struct Counting(u64);
@@ -83,7 +83,7 @@ fn request(op: Op) -> Message {
 
 fn answer(server: &mut Server, session: &mut Session, message: &Message) -> (Status, Vec<u8>) {
     let mut datagram = Vec::new();
-    session.seal(message, Fragment::WHOLE, &[], &mut datagram);
+    session.seal(message, &[], DATAGRAM_MAX, &mut datagram);
     server.on_datagram(Time(1_000_000), addr(), &mut datagram);
     let mut out = Vec::new();
     server.poll_transmit(&mut out).expect("a reply");
@@ -144,7 +144,7 @@ fn replayed_and_damaged_datagrams_change_nothing() {
     let mut server = server();
     let mut session = session(&mut server);
     let mut datagram = Vec::new();
-    session.seal(&request(Op::Fence), Fragment::WHOLE, &[], &mut datagram);
+    session.seal(&request(Op::Fence), &[], DATAGRAM_MAX, &mut datagram);
     for at in 0..datagram.len() {
         let mut damaged = datagram.clone();
         damaged[at] ^= 0x10;
@@ -233,7 +233,7 @@ fn a_probe_is_answered_in_its_size() {
         let payload = vec![0; size - OVERHEAD];
         let message = Message { payload: payload.len() as u16, ..request(Op::Probe) };
         let (mut datagram, mut out) = (Vec::new(), Vec::new());
-        session.seal(&message, Fragment::WHOLE, &payload, &mut datagram);
+        session.seal(&message, &payload, DATAGRAM_MAX, &mut datagram);
         server.on_datagram(Time(1), addr(), &mut datagram);
         assert_eq!(server.poll_transmit(&mut out).map(|transmit| transmit.segment), Some(size));
         assert_eq!(out.len(), size);
@@ -247,7 +247,7 @@ fn a_crowded_server_is_busy_for_what_can_wait() {
     let mut session = session(&mut server);
     let mut ask = |server: &mut Server, class| {
         let mut datagram = Vec::new();
-        session.seal(&Message { class, ..request(Op::Read) }, Fragment::WHOLE, &[], &mut datagram);
+        session.seal(&Message { class, ..request(Op::Read) }, &[], DATAGRAM_MAX, &mut datagram);
         server.on_datagram(Time(1), addr(), &mut datagram);
     };
     for _ in 0..5000 {

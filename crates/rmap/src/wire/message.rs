@@ -1,5 +1,7 @@
 //! The inner layer: requests and replies. Each fragment repeats its message's header, so that each stands alone.
 
+use std::ops::Range;
+
 use super::report::REPORT_SIZE;
 use super::{DATAGRAM_MAX, DATAGRAM_MIN_MAX, FRAGMENTS_MAX, Malformed, OVERHEAD, PAYLOAD_MAX, u16_at, u32_at, u64_at};
 use crate::units::{Class, Generation, PageNo, SEALED_SIZE, SpaceId, Version};
@@ -166,15 +168,16 @@ impl Fragment {
         payload.div_ceil(cut.max(DATAGRAM_MIN_MAX) - OVERHEAD).max(1) as u8
     }
 
-    /// The length of all fragments but the last. Two cuts of a message may have the same number of them.
-    pub fn stride(self, length: usize, payload: usize) -> u16 {
-        let last = self.index + 1 == self.count && self.count > 1;
-        (if last { (payload - length) / usize::from(self.count - 1) } else { length }) as u16
+    /// The length of each fragment's part of the payload. All are equally long, so that the fragments of many messages can go
+    /// to the kernel in one call; the last is filled up with zeros.
+    pub fn length(self, payload: usize) -> usize {
+        payload.div_ceil(usize::from(self.count))
     }
 
-    /// Where this fragment's bytes lie in the payload. `length` is the fragment's own.
-    pub fn offset(self, length: usize, payload: usize) -> usize {
-        if self.index + 1 == self.count { payload - length } else { usize::from(self.index) * length }
+    /// Which bytes of the payload this fragment has.
+    pub fn range(self, payload: usize) -> Range<usize> {
+        let start = usize::from(self.index) * self.length(payload);
+        start..payload.min(start + self.length(payload))
     }
 }
 
@@ -238,11 +241,12 @@ impl Message {
             payload: u16_at(header, 4),
         };
         let fragment = Fragment { index: header[2], count: header[3] };
-        message.check(fragment, part.len())?;
+        let part = message.check(fragment, part)?;
         Ok((message, fragment, part))
     }
 
-    fn check(&self, fragment: Fragment, part: usize) -> Result<(), Malformed> {
+    /// The fragment's part of the payload, without what it was filled up with.
+    fn check<'a>(&self, fragment: Fragment, part: &'a [u8]) -> Result<&'a [u8], Malformed> {
         let payload = usize::from(self.payload);
         let request = matches!(self.direction, Direction::Request { .. });
         let sizes = match (self.op, request) {
@@ -258,15 +262,13 @@ impl Message {
         if fragment.index >= fragment.count || usize::from(fragment.count) > FRAGMENTS_MAX {
             return Err(Malformed("no such fragment"));
         }
-        let count = usize::from(fragment.count);
-        let last = fragment.index + 1 == fragment.count;
-        // All but the last are equally long, the last is not longer, and together they are the payload.
-        let fits = match (count, last) {
-            (1, _) => part == payload,
-            (_, false) => part * (count - 1) < payload && part * count >= payload,
-            (_, true) => part > 0 && part * count <= payload && (payload - part).is_multiple_of(count - 1),
-        };
-        if fits { Ok(()) } else { Err(Malformed("a fragment that does not fit its message")) }
+        let range = fragment.range(payload);
+        let fits = part.len() == fragment.length(payload) && (range.start < range.end || fragment.count == 1);
+        let (part, filling) = part.split_at_checked(range.len()).ok_or(Malformed("a fragment too short"))?;
+        if !fits || filling.iter().any(|byte| *byte != 0) {
+            return Err(Malformed("a fragment that does not fit its message"));
+        }
+        Ok(part)
     }
 }
 
@@ -312,14 +314,15 @@ mod tests {
             let count = Fragment::count_for(SEALED_SIZE, cut);
             let page: Vec<u8> = (0..SEALED_SIZE).map(|i| (i % 251) as u8).collect();
             let mut out = vec![0; SEALED_SIZE];
-            for (index, part) in page.chunks(cut - OVERHEAD).enumerate() {
-                let fragment = Fragment { index: index as u8, count };
+            for index in 0..count {
+                let fragment = Fragment { index, count };
                 let mut bytes = message.encode(fragment).to_vec();
-                bytes.extend_from_slice(part);
+                bytes.extend_from_slice(&page[fragment.range(SEALED_SIZE)]);
+                bytes.resize(HEADER_SIZE + fragment.length(SEALED_SIZE), 0);
+                assert!(bytes.len() + OVERHEAD - HEADER_SIZE <= cut);
                 let (got, fragment, part) = Message::decode(&bytes).unwrap();
                 assert_eq!(got, message);
-                let offset = fragment.offset(part.len(), SEALED_SIZE);
-                out[offset..offset + part.len()].copy_from_slice(part);
+                out[fragment.range(SEALED_SIZE)].copy_from_slice(part);
             }
             assert!(out == page, "cut to {cut}");
         }
@@ -348,8 +351,9 @@ mod tests {
             bytes.resize(HEADER_SIZE + length, 0);
             if let Ok((message, fragment, part)) = Message::decode(&bytes) {
                 // What was accepted has a place in its payload.
-                let payload = usize::from(message.payload);
-                prop_assert!(fragment.offset(part.len(), payload) + part.len() <= payload);
+                let range = fragment.range(usize::from(message.payload));
+                prop_assert!(range.end <= usize::from(message.payload));
+                prop_assert_eq!(range.len(), part.len());
                 prop_assert_eq!(&message.encode(fragment)[..6], &bytes[..6]);
             }
         }

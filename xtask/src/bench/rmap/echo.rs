@@ -15,7 +15,11 @@ use rmap::wire::{OVERHEAD, PAYLOAD_MAX};
 use super::{DATAGRAM, p50_us};
 
 const FRAGMENTS: usize = PAYLOAD_MAX.div_ceil(DATAGRAM - OVERHEAD);
-const REPLY: usize = PAYLOAD_MAX + FRAGMENTS * OVERHEAD;
+/// The bytes of a reply: fragments are equally long.
+const REPLY: usize = FRAGMENTS * (PAYLOAD_MAX.div_ceil(FRAGMENTS) + OVERHEAD);
+/// Datagrams of one `sendmsg` (UDP_MAX_SEGMENTS before Linux 6.9), and pages: an IP packet has 64 KiB.
+const BATCH: usize = 64;
+const PAGES_A_CALL: usize = 64_000 / REPLY;
 /// An echo that takes so long was lost: the loopback drops only when a buffer is full.
 const LOST: Duration = Duration::from_secs(2);
 
@@ -33,21 +37,24 @@ pub(super) fn loopback() -> Result<Port> {
 }
 
 impl Echo {
-    fn start(spin: bool) -> Result<Echo> {
+    fn start(spin: bool, batch: bool) -> Result<Echo> {
         let mut port = loopback()?;
         let server = port.local_addr()?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let thread = std::thread::spawn(move || serve(&mut port, spin, &stopped));
+        let thread = std::thread::spawn(move || serve(&mut port, spin, batch, &stopped));
         Ok(Echo { client: loopback()?, server, spin, stop, thread: Some(thread), received: 0 })
     }
 
-    fn ask(&mut self) {
-        self.client.send(Transmit { to: self.server, segment: OVERHEAD }, &[0; OVERHEAD]);
+    fn ask(&mut self, pages: usize) {
+        let requests = vec![0; pages * OVERHEAD];
+        for some in requests.chunks(BATCH * OVERHEAD) {
+            self.client.send(Transmit { to: self.server, segment: OVERHEAD }, some);
+        }
     }
 
-    /// Waits for the bytes of one reply.
-    fn answer(&mut self) -> Result<()> {
+    /// Waits for the bytes of one reply; gives how many came.
+    fn answer(&mut self) -> Result<usize> {
         let began = Instant::now();
         let wait = if self.spin { Wait::SPIN } else { Wait::BLOCK };
         while self.received < REPLY {
@@ -66,8 +73,9 @@ impl Echo {
                 }
             }
         }
-        self.received -= REPLY;
-        Ok(())
+        let came = self.received / REPLY;
+        self.received %= REPLY;
+        Ok(came)
     }
 }
 
@@ -80,16 +88,22 @@ impl Drop for Echo {
     }
 }
 
-fn serve(port: &mut Port, spin: bool, stop: &AtomicBool) -> Result<()> {
+/// With `batch`, pages that are asked for at once go to the kernel in as few calls as possible.
+fn serve(port: &mut Port, spin: bool, batch: bool, stop: &AtomicBool) -> Result<()> {
     const STOP_LOOK: Duration = Duration::from_millis(100);
     let wait = if spin { Wait::SPIN } else { Wait::BLOCK };
-    let page = vec![1; REPLY];
+    let pages = vec![1; PAGES_A_CALL * REPLY];
     let mut active_at = Instant::now();
     let mut asked = Vec::with_capacity(1024);
     while !stop.load(Ordering::Relaxed) {
         if port.receive(|from, _| asked.push(from))? {
             active_at = Instant::now();
-            asked.drain(..).for_each(|to| port.send(Transmit { to, segment: DATAGRAM }, &page));
+            // There is one client.
+            let at_once = if batch { PAGES_A_CALL } else { 1 };
+            for some in asked.chunks(at_once) {
+                port.send(Transmit { to: some[0], segment: REPLY / FRAGMENTS }, &pages[..some.len() * REPLY]);
+            }
+            asked.clear();
         }
         if active_at.elapsed() >= wait.spin {
             port.wait(Some(Instant::now() + STOP_LOOK))?;
@@ -102,11 +116,11 @@ fn serve(port: &mut Port, spin: bool, stop: &AtomicBool) -> Result<()> {
 /// # Errors
 /// A socket fails, or an echo is lost.
 pub fn latency_us(spin: bool, count: usize) -> Result<f64> {
-    let mut echo = Echo::start(spin)?;
+    let mut echo = Echo::start(spin, false)?;
     let mut times = Vec::with_capacity(count);
     for _ in 0..count {
         let start = Instant::now();
-        echo.ask();
+        echo.ask(1);
         echo.answer()?;
         times.push(start.elapsed());
     }
@@ -115,15 +129,15 @@ pub fn latency_us(spin: bool, count: usize) -> Result<f64> {
 
 /// # Errors
 /// A socket fails, or an echo is lost.
-pub fn pages_per_second(window: usize, span: Duration) -> Result<f64> {
-    let mut echo = Echo::start(true)?;
-    (0..window).for_each(|_| echo.ask());
+pub fn pages_per_second(window: usize, batch: bool, span: Duration) -> Result<f64> {
+    let mut echo = Echo::start(true, batch)?;
+    echo.ask(window);
     let start = Instant::now();
     let mut pages = 0;
     while start.elapsed() < span {
-        echo.answer()?;
-        echo.ask();
-        pages += 1;
+        let came = echo.answer()?;
+        echo.ask(came);
+        pages += came;
     }
-    Ok(f64::from(pages) / start.elapsed().as_secs_f64())
+    Ok(pages as f64 / start.elapsed().as_secs_f64())
 }
