@@ -7,6 +7,7 @@
 //! | `cluster` | `etcd://HOST:PORT[,HOST:PORT...][/POOL]`, `etcds://` for TLS |
 //! | `ca`, `certificate`, `key` | PEM files for `etcds`; relative paths begin at the directory |
 //! | `host` | what others call this machine; its host name unless it is given |
+//! | `transport` | how this machine reaches servers: `udp`, or `tcp` where UDP is not allowed |
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
@@ -34,6 +35,25 @@ struct Settings {
     certificate: Option<PathBuf>,
     key: Option<PathBuf>,
     host: Option<String>,
+    #[serde(default)]
+    transport: Transport,
+}
+
+/// How servers are reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    #[default]
+    Udp,
+    /// Slower, and servers have to allow it.
+    Tcp,
+}
+
+impl Transport {
+    /// What `pool.toml` says.
+    pub fn read(dir: &Path) -> Result<Transport> {
+        Ok(Settings::read(dir)?.transport)
+    }
 }
 
 /// A pool's directory, and its etcd.
@@ -48,9 +68,7 @@ pub struct PoolConfig {
 impl PoolConfig {
     /// `cluster`: an address of etcd that beats the one in `pool.toml`.
     pub fn read(dir: &Path, cluster: Option<&str>, tell: Tell) -> Result<PoolConfig> {
-        let path = dir.join("pool.toml");
-        let text = store::read_text(&path)?.unwrap_or_default();
-        let settings: Settings = toml::from_str(&text).with_context(|| format!("read {}", path.display()))?;
+        let settings = Settings::read(dir)?;
         let address = cluster.or(settings.cluster.as_deref());
         let etcd = address.map(|address| settings.etcd(dir, address)).transpose()?;
         Ok(PoolConfig { dir: dir.to_owned(), etcd, tell })
@@ -111,6 +129,12 @@ fn info(node: Node) -> ServerInfo {
 }
 
 impl Settings {
+    fn read(dir: &Path) -> Result<Settings> {
+        let path = dir.join("pool.toml");
+        let text = store::read_text(&path)?.unwrap_or_default();
+        toml::from_str(&text).with_context(|| format!("read {}", path.display()))
+    }
+
     fn etcd(&self, dir: &Path, address: &str) -> Result<EtcdConfig> {
         let host =
             self.host.clone().unwrap_or_else(|| host_name(&rustix::system::uname().nodename().to_string_lossy()));

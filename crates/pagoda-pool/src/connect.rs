@@ -11,7 +11,7 @@ use rmap::crypto::{Keypair, SystemEntropy};
 use rmap::udp::{Port, UdpClient, Wait};
 use rmap::units::{ServerId, SlabNo, Time};
 
-use crate::config::PoolConfig;
+use crate::config::{PoolConfig, Transport};
 use crate::plane::Control;
 use crate::store;
 
@@ -41,14 +41,21 @@ pub fn client(
     for server in servers {
         client.add_server(Time(0), server.clone())?;
     }
-    // One socket for all servers: IPv6 where one of them needs it, which reaches IPv4 too.
+    let port = port(Transport::read(dir)?, servers).context("make a socket")?;
+    Ok(UdpClient::new(client, port, wait, Instant::now(), control))
+}
+
+/// One socket for all servers: IPv6 where one of them needs it, which reaches IPv4 too.
+fn port(transport: Transport, servers: &[ServerInfo]) -> std::io::Result<Port> {
     let any: IpAddr = if servers.iter().any(|server| server.addr.is_ipv6()) {
         Ipv6Addr::UNSPECIFIED.into()
     } else {
         Ipv4Addr::UNSPECIFIED.into()
     };
-    let port = Port::bind(SocketAddr::new(any, 0)).context("make a socket")?;
-    Ok(UdpClient::new(client, port, wait, Instant::now(), control))
+    match transport {
+        Transport::Udp => Port::bind(SocketAddr::new(any, 0)),
+        Transport::Tcp => Port::dial(),
+    }
 }
 
 /// Talks to the servers until `enough`, or until `patience` is over. `true` if it was enough.

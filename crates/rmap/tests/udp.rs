@@ -1,9 +1,10 @@
 //! Real sockets on the loopback: what the simulation cannot know about the kernel.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use rmap::client::{Client, ClientConfig, Event, Failure, ServerInfo, SpaceRef, S
 use rmap::control::{ControlReply, ControlRequest, MapEntry};
 use rmap::crypto::{KEY_SIZE, Keypair, PoolKey, SystemEntropy};
 use rmap::server::{Server, ServerConfig};
-use rmap::udp::{Drained, Port, UdpClient, Wait, drain, serve};
+use rmap::udp::{Drained, Port, STREAMS_MAX, UdpClient, Wait, drain, serve};
 use rmap::units::{BootEpoch, Class, Generation, PAGE_SIZE, Page, PageNo, ServerId, SlabNo, SlabSize, SpaceId, Time};
 
 /// Longer than any test takes; a result that does not come is an error, not a hang.
@@ -45,7 +46,8 @@ fn server(id: u32, client: &Keypair, pool: &PoolKey) -> (Server, Port) {
         epoch: BootEpoch(1),
     };
     let server = Server::new(config, Box::new(SystemEntropy::default())).unwrap();
-    let port = Port::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+    let mut port = Port::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+    port.listen_too().unwrap();
     (server, port)
 }
 
@@ -101,6 +103,17 @@ fn connect(
     keys: &Keypair,
     pool: &PoolKey,
 ) -> (UdpClient<impl FnMut(&ControlRequest) -> ControlReply + use<>>, SpaceRef) {
+    let addrs: Vec<SocketAddr> = servers.iter().map(|server| server.addr).collect();
+    connect_to(servers, &addrs, keys, pool, Port::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap())
+}
+
+fn connect_to(
+    servers: &[Running],
+    addrs: &[SocketAddr],
+    keys: &Keypair,
+    pool: &PoolKey,
+    port: Port,
+) -> (UdpClient<impl FnMut(&ControlRequest) -> ControlReply + use<>>, SpaceRef) {
     let mut config = ClientConfig::new(keys.clone(), pool.clone());
     config.slab_size = SlabSize::new(SLAB_PAGES).unwrap();
     // The machine that runs the tests may be busy: what is tested is that nothing gets lost, not how fast that is noticed.
@@ -108,12 +121,11 @@ fn connect(
     let mut client = Client::new(config, Box::new(SystemEntropy::default()));
     for (id, server) in servers.iter().enumerate() {
         let id = ServerId(id as u32);
-        let info = ServerInfo { id, addr: server.addr, key: server.key.public(), zone: id.0 };
+        let info = ServerInfo { id, addr: addrs[id.0 as usize], key: server.key.public(), zone: id.0 };
         client.add_server(Time(0), info).unwrap();
     }
     let spec = SpaceSpec { id: SpaceId(1), pages: 256, copies: servers.len().min(2), key: [5; KEY_SIZE] };
     let space = client.attach(&spec, Generation(1), &[]).unwrap();
-    let port = Port::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     let mut client = UdpClient::new(client, port, Wait::BLOCK, Instant::now(), registry());
     let deadline = Instant::now() + PATIENCE;
     while client.client.reach().any(|(_, reach)| reach != rmap::client::Reach::Up) {
@@ -121,6 +133,7 @@ fn connect(
         client.turn().unwrap();
         let now = client.now();
         client.client.on_timeout(now);
+        client.flush();
     }
     (client, space)
 }
@@ -179,6 +192,79 @@ fn a_killed_server_loses_nothing_that_has_two_copies() {
     fill(&mut client, space, 100);
     (0..100).for_each(|page| check(&mut client, space, page));
     assert_eq!(client.client.in_sync(space).0, 0, "one copy is left");
+}
+
+/// Where no UDP gets through. One of the servers dies, too.
+#[test]
+fn pages_come_back_by_tcp() {
+    let (keys, pool) = (Keypair::from_private([94; KEY_SIZE]), PoolKey::new([7; KEY_SIZE]));
+    let mut servers = [Running::start(0, &keys, &pool), Running::start(1, &keys, &pool)];
+    let addrs = [servers[0].addr, servers[1].addr];
+    let (mut client, space) = connect_to(&servers, &addrs, &keys, &pool, Port::dial().unwrap());
+    fill(&mut client, space, 200);
+    (0..200).for_each(|page| check(&mut client, space, page));
+    servers[0].kill();
+    (0..200).for_each(|page| check(&mut client, space, page));
+    fill(&mut client, space, 200);
+    (0..200).for_each(|page| check(&mut client, space, page));
+}
+
+/// Streams break in the middle of a datagram; others begin, and what was lost is asked for again.
+#[test]
+fn broken_streams_lose_nothing() {
+    /// Bytes that a stream carries before it breaks, one way: some pages and a part of one.
+    const BREAKS_AFTER: usize = 60_001;
+    let (keys, pool) = (Keypair::from_private([93; KEY_SIZE]), PoolKey::new([8; KEY_SIZE]));
+    let servers = [Running::start(0, &keys, &pool)];
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let (addr, server) = (listener.local_addr().unwrap(), servers[0].addr);
+    let broken = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&broken);
+    std::thread::spawn(move || {
+        for from in listener.incoming() {
+            let (from, to) = (from.unwrap(), TcpStream::connect(server).unwrap());
+            for (from, mut to) in
+                [(from.try_clone().unwrap(), to.try_clone().unwrap()), (to.try_clone().unwrap(), from)]
+            {
+                let count = Arc::clone(&count);
+                std::thread::spawn(move || {
+                    let carried = std::io::copy(&mut (&from).take(BREAKS_AFTER as u64), &mut to);
+                    count.fetch_add(
+                        usize::from(carried.is_ok_and(|bytes| bytes as usize == BREAKS_AFTER)),
+                        Ordering::Relaxed,
+                    );
+                    let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+                });
+            }
+        }
+    });
+    let (mut client, space) = connect_to(&servers, &[addr], &keys, &pool, Port::dial().unwrap());
+    for _ in 0..3 {
+        fill(&mut client, space, 200);
+        (0..200).for_each(|page| check(&mut client, space, page));
+    }
+    assert!(broken.load(Ordering::Relaxed) >= 20, "{} streams broke", broken.load(Ordering::Relaxed));
+}
+
+/// Whoever connects and shows no key takes nobody's place.
+#[test]
+fn strangers_do_not_keep_clients_out() {
+    let (keys, pool) = (Keypair::from_private([92; KEY_SIZE]), PoolKey::new([9; KEY_SIZE]));
+    let servers = [Running::start(0, &keys, &pool)];
+    let strangers: Vec<TcpStream> =
+        (0..STREAMS_MAX + 10).map(|_| TcpStream::connect(servers[0].addr).unwrap()).collect();
+    // What is no datagram ends its stream; what is one, and says nothing, is dropped.
+    let (mut absurd, mut idle) = (&strangers[STREAMS_MAX], &strangers[STREAMS_MAX + 1]);
+    absurd.write_all(&u16::MAX.to_le_bytes()).unwrap();
+    idle.write_all(&[&100u16.to_le_bytes()[..], &[4; 100]].concat()).unwrap();
+    let mut byte = [0];
+    absurd.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert!(matches!(absurd.read(&mut byte), Ok(0) | Err(_)));
+    idle.set_nonblocking(true).unwrap();
+    assert_eq!(idle.read(&mut byte).unwrap_err().kind(), ErrorKind::WouldBlock, "it is still there");
+    let (mut client, space) = connect_to(&servers, &[servers[0].addr], &keys, &pool, Port::dial().unwrap());
+    fill(&mut client, space, 50);
+    (0..50).for_each(|page| check(&mut client, space, page));
 }
 
 #[test]

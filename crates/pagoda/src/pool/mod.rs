@@ -142,6 +142,9 @@ pub struct Serve {
     /// Servers of different zones do not fail together; two copies of a page go to two zones where that is possible
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub zone: u32,
+    /// Let clients come by TCP too, to the same port: for those with `transport = "tcp"` in their pool.toml
+    #[arg(long)]
+    pub tcp: bool,
     /// After TERM, wait so long for clients to move their pages
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub drain: u64,

@@ -63,6 +63,9 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     let mut admitted = Admissions::read(dir)?;
     let mut port = Port::bind(options.listen).with_context(|| format!("listen on {}", options.listen))?;
     let addr = port.local_addr().context("the socket's address")?;
+    if options.tcp {
+        port.listen_too().with_context(|| format!("listen on {addr} by TCP"))?;
+    }
     // Before the slabs are made: what is lent is in memory and stays there, or is not lent.
     mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE)
         .context("lock memory: run as root, or raise the limit (ulimit -l, LimitMEMLOCK=)")?;

@@ -90,6 +90,26 @@ fn tools_read_what_tools_wrote() {
     assert_eq!(free, [3 * (64 << 20); 2], "all memory is given back");
 }
 
+/// A machine whose `pool.toml` says so goes by TCP: to servers that allow it, and to no others.
+#[test]
+fn tcp_where_udp_is_not_allowed() {
+    let mut pool = Pool::start_with("tcp", 1, "transport = \"tcp\"\n");
+    pool.add_server_with(&["--tcp"]);
+    pool.list_servers();
+    let listed = pool.json(&["pool", "ls"]);
+    assert_eq!([&listed[0]["state"], &listed[1]["state"]], ["silent", "up"]);
+    pool.run(&["disk", "create", "d", "--size", "64M", "--copies", "1"]);
+    let export = pool.export("d", &[]);
+    let (image, back) = (pool.file("image"), pool.file("back"));
+    std::fs::write(&image, noise(64 << 20)).unwrap();
+    tool("nbdcopy", &[&image, &export.uri()]);
+    tool("nbdcopy", &[&export.uri(), &back]);
+    tool("cmp", &[&image, &back]);
+    assert_eq!(export.stop(), Some(0));
+    std::fs::write(pool.file("pool.toml"), "transport = \"sctp\"\n").unwrap();
+    pool.fails(&["pool", "ls"], 1, "unknown variant");
+}
+
 /// fio writes, a server is killed, fio verifies: nothing may be missing.
 #[test]
 fn a_killed_server_loses_nothing() {

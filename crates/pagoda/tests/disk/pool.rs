@@ -87,10 +87,15 @@ impl Pool {
     /// A pool of so many servers, each in a zone of its own, and a list of them.
     pub fn start(name: &str, servers: u32) -> Pool {
         let pool = Pool::start_with(name, servers, "");
+        pool.list_servers();
+        pool
+    }
+
+    /// Writes the file `servers`.
+    pub fn list_servers(&self) {
         let line =
             |server: &Option<Running>| server.as_ref().unwrap().ready["line"].as_str().unwrap().to_owned() + "\n";
-        std::fs::write(pool.dir.join("servers"), pool.servers.iter().map(line).collect::<String>()).unwrap();
-        pool
+        std::fs::write(self.dir.join("servers"), self.servers.iter().map(line).collect::<String>()).unwrap();
     }
 
     /// A pool of so many servers, with settings.
@@ -127,9 +132,13 @@ impl Pool {
 
     /// All run on this machine; what is said of their zones is that they fail apart.
     pub fn add_server(&mut self) {
+        self.add_server_with(&[]);
+    }
+
+    pub fn add_server_with(&mut self, more: &[&str]) {
         let id = (self.servers.len() + 1).to_string();
         let place = ["pool", "serve", "--size", SERVER_SIZE, "--listen", "127.0.0.1:0"];
-        let words = [&place[..], &["--id", &id, "--zone", &id, "--spin", "0"]].concat();
+        let words = [&place[..], &["--id", &id, "--zone", &id, "--spin", "0"], more].concat();
         self.servers.push(Some(Running::start(&self.dir, &words)));
     }
 

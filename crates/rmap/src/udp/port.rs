@@ -1,21 +1,15 @@
-//! A UDP socket with what the kernel offers for many datagrams at once.
+//! Where datagrams go out and come in: a UDP socket, TCP, or both.
 
-use std::io::{self, IoSliceMut};
-use std::net::{SocketAddr, UdpSocket};
+use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use quinn_udp::{RecvMeta, Transmit as UdpTransmit, UdpSocketState};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::datagrams::Datagrams;
+use super::streams::Streams;
 use crate::server::Transmit;
-
-/// Buffers of one `recvmmsg`. Each holds the datagrams of a message or of several; each costs a header at every call.
-const BATCH: usize = 8;
-/// What the kernel joins at most into one buffer.
-const BUFFER_SIZE: usize = 65_535;
-/// Requests and replies of a full window in both directions; the kernel's default holds 50 pages.
-const SOCKET_BUFFER: usize = 4 << 20;
 
 /// Datagrams of one `sendmsg`: the kernel's UDP_MAX_SEGMENTS before Linux 6.9.
 const BATCH_DATAGRAMS_MAX: usize = 64;
@@ -36,39 +30,58 @@ impl Wait {
     pub const SPIN: Wait = Wait { spin: Duration::from_micros(50) };
 }
 
-impl AsFd for Port {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-}
-
-/// A socket and its buffers.
+/// Sends and receives datagrams.
 #[derive(Debug)]
 pub struct Port {
-    socket: UdpSocket,
-    state: UdpSocketState,
-    buffers: Vec<Vec<u8>>,
-    metas: Vec<RecvMeta>,
+    datagrams: Option<Datagrams>,
+    streams: Option<Streams>,
+}
+
+impl AsFd for Port {
+    /// Readable whenever [`Port::receive`] has something to do.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match (&self.streams, &self.datagrams) {
+            (Some(streams), _) => streams.as_fd(),
+            (None, Some(datagrams)) => datagrams.as_fd(),
+            (None, None) => unreachable!("a port has one of them"),
+        }
+    }
 }
 
 impl Port {
+    /// By UDP alone.
+    ///
     /// # Errors
     /// The address cannot be bound, or the socket not be set up.
     pub fn bind(addr: SocketAddr) -> io::Result<Port> {
-        let socket = UdpSocket::bind(addr)?;
-        let about = socket2::SockRef::from(&socket);
-        // Less than was asked for is what the system allows; the windows fit themselves to what gets lost.
-        about.set_recv_buffer_size(SOCKET_BUFFER)?;
-        about.set_send_buffer_size(SOCKET_BUFFER)?;
-        let state = UdpSocketState::new((&socket).into())?;
-        let buffers = (0..BATCH).map(|_| vec![0; BUFFER_SIZE]).collect();
-        Ok(Port { socket, state, buffers, metas: vec![RecvMeta::default(); BATCH] })
+        Ok(Port { datagrams: Some(Datagrams::bind(addr)?), streams: None })
+    }
+
+    /// A client's, by TCP alone.
+    ///
+    /// # Errors
+    /// The system has no room to wait.
+    pub fn dial() -> io::Result<Port> {
+        Ok(Port { datagrams: None, streams: Some(Streams::dial()?) })
+    }
+
+    /// A server's: its clients may come by TCP too, to the port of the same number.
+    ///
+    /// # Errors
+    /// The address cannot be bound.
+    pub fn listen_too(&mut self) -> io::Result<()> {
+        let streams = Streams::listen(self.local_addr()?)?;
+        if let Some(datagrams) = &self.datagrams {
+            streams.watch_too(datagrams)?;
+        }
+        self.streams = Some(streams);
+        Ok(())
     }
 
     /// # Errors
-    /// The socket is broken.
+    /// The socket is broken, or there is none: a client's by TCP has one for each server.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.socket.local_addr()
+        self.datagrams.as_ref().ok_or(io::ErrorKind::NotConnected)?.local_addr()
     }
 
     /// Hands over every datagram that is there now. `false` if there was none.
@@ -77,41 +90,21 @@ impl Port {
     /// The socket is broken.
     pub fn receive(&mut self, mut on_datagram: impl FnMut(SocketAddr, &mut [u8])) -> io::Result<bool> {
         let mut any = false;
-        loop {
-            let mut slices: [IoSliceMut<'_>; BATCH] = {
-                let mut buffers = self.buffers.iter_mut();
-                std::array::from_fn(|_| IoSliceMut::new(buffers.next().map_or(&mut [][..], |buffer| &mut buffer[..])))
-            };
-            let count = match self.state.recv((&self.socket).into(), &mut slices, &mut self.metas) {
-                Ok(count) => count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(any),
-                // Nobody listens at some peer: that is for timeouts to find out.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
-                Err(error) => return Err(error),
-            };
-            any = true;
-            for (buffer, meta) in self.buffers.iter_mut().zip(&self.metas[..count]) {
-                let joined = &mut buffer[..meta.len];
-                joined.chunks_mut(meta.stride.max(1)).for_each(|datagram| on_datagram(meta.addr, datagram));
-            }
-            if count < BATCH {
-                return Ok(any);
-            }
+        if let Some(datagrams) = &mut self.datagrams {
+            any |= datagrams.receive(&mut on_datagram)?;
         }
+        if let Some(streams) = &mut self.streams {
+            any |= streams.receive(&mut on_datagram)?;
+        }
+        Ok(any)
     }
 
     /// Sends what [`Transmit`] describes. What the system cannot send now is lost, like anything else on the way.
     pub fn send(&mut self, transmit: Transmit, contents: &[u8]) {
-        let segment_size = (transmit.segment < contents.len()).then_some(transmit.segment);
-        let datagrams = UdpTransmit { destination: transmit.to, ecn: None, contents, segment_size, src_ip: None };
-        if self.state.try_send((&self.socket).into(), &datagrams).is_err() && segment_size.is_some() {
-            // A path without GSO takes them one by one.
-            for datagram in contents.chunks(transmit.segment) {
-                let one = UdpTransmit { contents: datagram, segment_size: None, ..datagrams.clone() };
-                if self.state.try_send((&self.socket).into(), &one).is_err() {
-                    return;
-                }
-            }
+        let by_stream =
+            self.streams.as_mut().is_some_and(|streams| streams.send(transmit.to, contents.chunks(transmit.segment)));
+        if let Some(datagrams) = self.datagrams.as_mut().filter(|_| !by_stream) {
+            datagrams.send(transmit, contents);
         }
     }
 
@@ -152,7 +145,7 @@ impl Port {
             let left = until.saturating_duration_since(Instant::now());
             Timespec { tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() }
         });
-        match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], timeout.as_ref()) {
+        match poll(&mut [PollFd::new(self, PollFlags::IN)], timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
