@@ -10,6 +10,7 @@ pub mod error;
 pub mod give_back;
 pub mod plane;
 pub mod record;
+pub mod role;
 pub mod store;
 
 /// How an operator is told something: a sentence, for a log or a terminal.

@@ -15,7 +15,7 @@ use pagoda_pool::config::PoolConfig;
 use pagoda_pool::give_back::{GivenBack, Silent, give_back};
 use pagoda_pool::plane::{Control, Plane};
 use pagoda_pool::record::SIZE_MAX;
-use pagoda_pool::{connect, store};
+use pagoda_pool::{connect, role, store};
 use rmap::client::{SpaceRef, SpaceSpec};
 use rmap::crypto::{Entropy, SystemEntropy};
 use rmap::udp::{UdpClient, Wait};
@@ -43,6 +43,7 @@ pub fn new_tier(dir: &Path, request: FarRequest, memory: u64) -> Result<Far, Api
         return Err(error(ErrorCode::Unsupported, message, Some(hint)));
     }
     store::identity(dir).map_err(unusable)?;
+    role::borrow(dir).map_err(unusable)?;
     let servers = pool.servers().map_err(unusable)?.len();
     if servers < usize::from(request.copies) {
         let message = format!("{} copies need as many servers, and there are {servers}", request.copies);
@@ -98,6 +99,7 @@ fn open_in(dir: &Path, record: &Record) -> Result<Option<OpenedPool>> {
 fn take_over(pool: &PoolConfig, record: &Record, far: &Far) -> Result<OpenedPool> {
     let mut plane = Plane::of(pool, &record.name, None)?;
     let servers = pool.servers()?;
+    role::borrow(&pool.dir)?;
     let mut client = connect::client(&pool.dir, &servers, plane.control()?, Wait::BLOCK, FAIL_AFTER)?;
     let spec = spec(record, far);
     let seen = plane.look(spec.id)?;

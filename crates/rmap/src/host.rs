@@ -67,11 +67,18 @@ pub fn lock_memory(lent: u64) -> Result<(), HostError> {
 /// # Errors
 /// There is no `/proc`.
 pub fn sample() -> Result<Sample, HostError> {
-    let path = Path::new("/proc/meminfo");
-    let meminfo = fs::read_to_string(path).map_err(|source| HostError::Io { path: path.to_owned(), source })?;
+    sample_of(Path::new("/proc/meminfo"), Path::new("/proc/pressure/memory"))
+}
+
+/// The same from other files than the kernel's.
+///
+/// # Errors
+/// The first cannot be read, or says nothing of memory.
+pub fn sample_of(meminfo: &Path, pressure: &Path) -> Result<Sample, HostError> {
+    let text = fs::read_to_string(meminfo).map_err(|source| HostError::Io { path: meminfo.to_owned(), source })?;
     // Kernels may be built without it; then free memory alone counts.
-    let pressure = fs::read_to_string("/proc/pressure/memory").unwrap_or_default();
-    Sample::parse(&meminfo, &pressure).ok_or_else(|| HostError::NotUnderstood { path: path.to_owned() })
+    let stalls = fs::read_to_string(pressure).unwrap_or_default();
+    Sample::parse(&text, &stalls).ok_or_else(|| HostError::NotUnderstood { path: meminfo.to_owned() })
 }
 
 /// What a host does with memory, until this is dropped. A host lends or borrows; it may do either several times.

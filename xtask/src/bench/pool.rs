@@ -91,7 +91,7 @@ impl Pool {
     /// It cannot have the memory or the address.
     pub fn serve(&self, id: u32, lend: &Lend<'_>) -> Result<Server> {
         let number = id.to_string();
-        let words = ["pool", "serve", "--size", lend.size, "--listen", lend.listen, "--id", &number];
+        let words = ["pool", "serve", "--size", lend.size, "--listen", lend.listen, "--id", &number, "--also-borrow"];
         let (process, ready) = self.start(lend.inside, &[&words, lend.more].concat())?;
         let addr = text(&ready, "listen")?.parse().context("where it listens")?;
         Ok(Server { process, addr, id, key: text(&ready, "public_key")?.to_owned() })

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use pagoda_pool::plane::{Control, Plane};
-use pagoda_pool::{connect, record};
+use pagoda_pool::{connect, record, role};
 use rmap::client::{Client, ServerInfo};
 use rmap::nbd::{self, Ended, Listener, Server};
 use rmap::udp::{UdpClient, Wait};
@@ -37,6 +37,7 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     let disk = record::read(dir, name)?;
     let mut plane = Plane::of(&pool, name, disk.cluster.as_deref())?;
     let servers = pool.servers()?;
+    role::borrow(dir)?;
     let lock = record::lock_file(dir, name)?;
     let locked = record::try_lock(&lock)?;
     if !locked && !options.take_over {

@@ -145,6 +145,12 @@ pub struct Serve {
     /// Let clients come by TCP too, to the same port: for those with `transport = "tcp"` in their pool.toml
     #[arg(long)]
     pub tcp: bool,
+    /// This machine may borrow from the pool, too: for trials on one machine
+    #[arg(long)]
+    pub also_borrow: bool,
+    /// Read what memory there is from the files `meminfo` and `pressure` of DIR instead of the kernel's: for drills
+    #[arg(long, value_name = "DIR")]
+    pub pressure_from: Option<PathBuf>,
     /// After TERM, wait so long for clients to move their pages
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub drain: u64,

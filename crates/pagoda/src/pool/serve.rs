@@ -5,14 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow};
+use pagoda_pool::role::lend;
 use pagoda_pool::store::{self, Admitted};
 use rmap::client::ServerInfo;
 use rmap::crypto::{Entropy, PublicKey, SystemEntropy};
+use rmap::host::{self, HostError};
+use rmap::pressure::Gauge;
 use rmap::server::{Server, ServerConfig};
 use rmap::udp::{Port, Wait, serve_until};
-use rmap::units::{BootEpoch, ServerId, SlabSize};
-use rustix::mm::{MlockAllFlags, mlockall};
+use rmap::units::{BootEpoch, ServerId, SlabSize, Time};
+use rmap::wire::message::Pressure;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -26,8 +29,8 @@ use crate::units::format_size;
 
 /// Who asked for a drain looks several times a second; an answer or two may get lost.
 const SEEN_AFTER: Duration = Duration::from_secs(2);
-/// What the machine keeps for itself.
-const HEADROOM_BYTES: u64 = 256 << 20;
+/// How often it is looked whether the host's memory is short.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Serialize)]
 struct Serving {
@@ -50,14 +53,6 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
         let least = format_size(SLAB_BYTES.next_multiple_of(1 << 20));
         return Err(UsageError(format!("--size {}: at least {least}", format_size(options.size))).into());
     }
-    let available = available_bytes()?;
-    ensure!(
-        options.size + HEADROOM_BYTES <= available,
-        "--size {}: this machine has {} available, and needs {} of that itself; give less",
-        format_size(options.size),
-        format_size(available),
-        format_size(HEADROOM_BYTES)
-    );
     // Whether etcd answers is found out before memory is taken.
     place.connect()?;
     let mut admitted = Admissions::read(dir)?;
@@ -66,9 +61,10 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     if options.tcp {
         port.listen_too().with_context(|| format!("listen on {addr} by TCP"))?;
     }
+    let _role = if options.also_borrow { None } else { Some(lend(dir)?) };
+    let mut gauge = HostGauge::new(options.pressure_from.as_deref())?;
     // Before the slabs are made: what is lent is in memory and stays there, or is not lent.
-    mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE)
-        .context("lock memory: run as root, or raise the limit (ulimit -l, LimitMEMLOCK=)")?;
+    lock_memory(options.size)?;
     let public = keys.public();
     let config = ServerConfig {
         id: ServerId(options.id),
@@ -88,8 +84,9 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     say_ready(&info, slabs * SLAB_BYTES, announced.is_some(), format)?;
     let wait = Wait { spin: Duration::from_micros(options.spin) };
     let mut drain = Drain { patience: Duration::from_secs(options.drain), ..Drain::default() };
-    serve_until(&mut server, &mut port, wait, |server, _| {
+    serve_until(&mut server, &mut port, wait, |server, now| {
         admitted.follow(server);
+        gauge.follow(server, now);
         drain.follow(server, &admitted, &signals);
         if let Some(announced) = &mut announced {
             announced.follow(server);
@@ -243,9 +240,67 @@ impl Admissions {
     }
 }
 
-fn available_bytes() -> Result<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").context("read /proc/meminfo")?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    Ok(kib.context("read MemAvailable in /proc/meminfo")? * 1024)
+/// Memory that is lent stays in DRAM, or is not lent.
+fn lock_memory(size: u64) -> Result<()> {
+    host::lock_memory(size).map_err(|error| match error {
+        HostError::TooLittle { needed, available, .. } => anyhow!(
+            "--size {}: this machine has {} available, and needs {} of that itself; give less",
+            format_size(size),
+            format_size(available),
+            format_size(needed - size)
+        ),
+        other => other.into(),
+    })
+}
+
+/// What the host's memory says, once a second.
+struct HostGauge {
+    meminfo: PathBuf,
+    stalls: PathBuf,
+    gauge: Gauge,
+    looked_at: Option<Time>,
+    is_blind: bool,
+}
+
+impl HostGauge {
+    /// `dir`: where the files are, if not where the kernel has them.
+    fn new(dir: Option<&Path>) -> Result<HostGauge> {
+        let (meminfo, stalls) = match dir {
+            Some(dir) => (dir.join("meminfo"), dir.join("pressure")),
+            None => (PathBuf::from("/proc/meminfo"), PathBuf::from("/proc/pressure/memory")),
+        };
+        host::sample_of(&meminfo, &stalls)?;
+        Ok(HostGauge { meminfo, stalls, gauge: Gauge::default(), looked_at: None, is_blind: false })
+    }
+
+    fn follow(&mut self, server: &mut Server, now: Time) {
+        if self.looked_at.is_some_and(|at| now.since(at) < LOOK_EVERY) {
+            return;
+        }
+        self.looked_at = Some(now);
+        let before = self.gauge.level();
+        let result = host::sample_of(&self.meminfo, &self.stalls).map(|sample| self.gauge.apply(now, &sample));
+        match &result {
+            Ok(level) => {
+                let level = *level;
+                server.set_pressure(level);
+                if level != before {
+                    eprintln!("pagoda: {}", said_of(level));
+                }
+            }
+            // The level stays as it was.
+            Err(error) if !self.is_blind => eprintln!("pagoda: {error}: whether memory is short is not known"),
+            Err(_) => {}
+        }
+        self.is_blind = result.is_err();
+    }
+}
+
+fn said_of(level: Pressure) -> &'static str {
+    match level {
+        Pressure::None => "memory is not short any more",
+        Pressure::Yellow => "memory is getting short (yellow): no new slabs are lent",
+        Pressure::Orange => "memory is short (orange): clients are asked to move their pages away",
+        Pressure::Red => "memory is very short (red): clients drop what they have at another server, too",
+    }
 }

@@ -2,9 +2,9 @@
 
 use std::process::{Command, Stdio};
 
-use crate::pool::{Pool, text};
-use crate::qemu_io;
+use crate::pool::{Pool, text, tool};
 use crate::rig::until;
+use crate::{noise, qemu_io};
 
 /// What each server has, and how it is.
 fn servers(pool: &Pool) -> Vec<(u64, String)> {
@@ -77,4 +77,41 @@ fn a_drain_loses_nothing_and_is_called_off() {
     let table = pool.run(&["pool", "top", "--batch", "2", "--interval", "0.1"]);
     assert_eq!(table.matches("SERVER").count(), 2, "{table}");
     pool.fails(&["pool", "top"], 2, "not a terminal");
+}
+
+/// A server whose host gets short of memory lends nothing more, then has what it lent moved elsewhere.
+#[test]
+fn a_host_that_is_short_of_memory_gets_it_back() {
+    let pool = Pool::start("short", 2);
+    pool.run(&["disk", "create", "d", "--size", "64M", "--copies", "1"]);
+    let export = pool.export("d", &[]);
+    let (image, back) = (pool.file("image"), pool.file("back"));
+    std::fs::write(&image, noise(64 << 20)).unwrap();
+    tool("nbdcopy", &[&image, &export.uri()]);
+    let lender = servers(&pool).iter().position(|(bytes, _)| *bytes > 0).expect("a server has it");
+    let pressure = || pool.json(&["pool", "ls"])[lender]["pressure"].as_str().unwrap().to_owned();
+    assert_eq!(pressure(), "none");
+    pool.set_available(lender, 7);
+    until("it says so", || pool.has_said("no new slabs are lent"));
+    assert_eq!(pressure(), "yellow");
+    pool.set_available(lender, 4);
+    until("all has moved", || servers(&pool)[lender].0 == 0);
+    assert!(pool.has_said("clients are asked"));
+    tool("nbdcopy", &[&export.uri(), &back]);
+    tool("cmp", &[&image, &back]);
+    assert_eq!(export.stop(), Some(0));
+}
+
+/// A machine that borrows does not lend, nor the other way round, unless it is told to.
+#[test]
+fn who_borrows_does_not_lend() {
+    let pool = Pool::start("circle", 1);
+    pool.run(&["disk", "create", "d", "--size", "64M", "--copies", "1"]);
+    let export = pool.export("d", &[]);
+    let serve = ["pool", "serve", "--size", "70M", "--listen", "127.0.0.1:0", "--id", "9"];
+    pool.fails(&serve, 1, "--also-borrow");
+    assert_eq!(export.stop(), Some(0));
+    let lender = pool.start_in_front(&serve);
+    pool.fails(&["disk", "export", "d", "--nbd", &pool.socket("d")], 1, "lends memory already");
+    assert_eq!(lender.stop(), Some(0));
 }

@@ -139,7 +139,24 @@ impl Pool {
         let id = (self.servers.len() + 1).to_string();
         let place = ["pool", "serve", "--size", SERVER_SIZE, "--listen", "127.0.0.1:0"];
         let words = [&place[..], &["--id", &id, "--zone", &id, "--spin", "0"], more].concat();
+        self.set_available(self.servers.len(), 100);
+        let host = self.host(self.servers.len());
+        let words = [&words[..], &["--also-borrow", "--pressure-from", &host]].concat();
         self.servers.push(Some(Running::start(&self.dir, &words)));
+    }
+
+    /// Where a server reads how much memory its host has.
+    fn host(&self, place: usize) -> String {
+        self.file(&format!("host{place}"))
+    }
+
+    /// What a server's host has available from now on, in percent.
+    pub fn set_available(&self, place: usize, percent: u32) {
+        let dir = self.host(place);
+        std::fs::create_dir_all(&dir).unwrap();
+        let meminfo = format!("MemTotal: 100 kB\nMemAvailable: {percent} kB\n");
+        std::fs::write(format!("{dir}/new"), meminfo).unwrap();
+        std::fs::rename(format!("{dir}/new"), format!("{dir}/meminfo")).unwrap();
     }
 
     /// Whether somebody who runs in the foreground has said so.
@@ -192,6 +209,11 @@ impl Pool {
         // A busy machine pauses processes: what is tested is that nothing gets lost, not how fast a death is noticed.
         let words = ["disk", "export", name, "--nbd", socket, "--spin", "0", "--fail-after", "3000"];
         Running::start(&self.dir, &[&words, more].concat())
+    }
+
+    /// Something else that runs in the foreground.
+    pub fn start_in_front(&self, words: &[&str]) -> Running {
+        Running::start(&self.dir, words)
     }
 
     pub fn file(&self, name: &str) -> String {
