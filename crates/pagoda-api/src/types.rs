@@ -300,6 +300,9 @@ pub struct VmInfo {
     /// Of a VM whose tier before swap is remote memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub far: Option<FarInfo>,
+    /// What it waits for, in words: a silent server, or what makes the daemon refuse it. It goes on by itself when that is over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits: Option<String>,
     /// Of a VM that has or had a balloon target.
     #[serde(default)]
     pub balloon: Option<BalloonInfo>,

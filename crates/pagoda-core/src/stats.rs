@@ -77,6 +77,7 @@ catalogue! {
     Resident "resident_pages" Gauge "pages" "Pages in DRAM.";
     Swapped "swapped_pages" Gauge "pages" "Pages whose content is only in swap.";
     Far "far_pages" Gauge "pages" "Pages whose block is in the pool, not in the swap file.";
+    FarWaiting "far_waiting_pages" Gauge "pages" "Pages asked of the pool that have not come for a second: a server is silent.";
     Shared "shared_pages" Gauge "pages" "Pages whose content is a frame of the share group.";
     SharedPart "shared_part_pages" Gauge "pages" "The VM's part of these frames; the rest of shared pages is saved.";
     ShareBurst "share_burst_pages" Gauge "pages" "Most pages copied back between two counts of the part, a second apart.";

@@ -167,6 +167,8 @@ pub struct Engine {
     swap: SwapFile,
     swap_file: FileId,
     far: Option<Far>,
+    /// Pages of the pool are late, and that was said.
+    waits_for_pool: bool,
     shared: SharedMap,
     ring: Ring,
     inbox: Inbox,
@@ -261,6 +263,7 @@ impl Engine {
                     swap: parts.swap,
                     swap_file,
                     far: parts.far,
+                    waits_for_pool: false,
                     shared: parts.shared,
                     ring,
                     inbox,
@@ -624,7 +627,7 @@ impl Engine {
         let (sample, curve) = (self.look_at_sample(), self.current_curve());
         self.count_sampling(&mut stats);
         self.share.add_to(&mut stats);
-        self.count_far(&mut stats);
+        let waits = self.count_far(&mut stats);
         self.inbox.publish(Status {
             stats,
             armed: self.machine.is_armed(),
@@ -632,6 +635,7 @@ impl Engine {
             swap_bytes: self.swap.allocated().unwrap_or(0),
             stalled: self.frozen.clone().or_else(|| stall.map(|(stall, _)| stall_text(stall, self.swap.path()))),
             stalled_for: Duration::from_millis(since),
+            waits,
             agent: self.agent.is_connected(),
             pinned: self.pinned.clone(),
             latency: self.latency.clone(),

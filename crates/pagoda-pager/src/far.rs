@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use pagoda_core::fault::OpId;
 use pagoda_core::units::{CHUNK_SIZE, PAGE_SIZE, PageIdx};
-use rmap::client::{Event, Failure, Refused, SpaceRef};
+use rmap::client::{Event, Failure, Reach, Refused, SpaceRef};
 use rmap::control::{ControlReply, ControlRequest};
 use rmap::udp::UdpClient;
 use rmap::units::{Class, PageNo};
@@ -41,6 +41,8 @@ const WRITES_MAX: usize = 64;
 const WRITES_STEP: usize = 8;
 /// Pages waiting to be written from which on no more are planned.
 const WAITING_MAX: usize = 256;
+/// A page that was asked for so long ago is waited for: it is said then, for the pool may be silent for hours.
+const WAIT_TOLD: Duration = Duration::from_secs(1);
 /// How long a new daemon waits for a page that it needs before it can serve the VM: longer than the pool takes to say that it
 /// is lost.
 const READ_PATIENCE: Duration = Duration::from_secs(60);
@@ -302,6 +304,24 @@ impl Far {
                 _ => {}
             }
         }
+    }
+
+    /// How many pages are waited for, and in words for whom: `None` where all come in time.
+    pub fn waits(&self) -> Option<(u64, String)> {
+        let (now, at) = (Instant::now(), self.udp.now());
+        let is_late = |begun: &&Begun| begun.job.kind != JobKind::Write && now - begun.at >= WAIT_TOLD;
+        let begun: Vec<&Begun> = self.begun.values().filter(is_late).collect();
+        let pages = begun.len() as u64;
+        let since = begun.iter().map(|begun| begun.at).min()?;
+        let silent = self.udp.client.servers().filter_map(|server| match server.reach {
+            Reach::Down { since } => {
+                Some(format!("server {} is silent for {} s", server.id.0, at.since(since).as_secs()))
+            }
+            Reach::Connecting { .. } | Reach::Up => None,
+        });
+        let silent: Vec<String> = silent.collect();
+        let whom = if silent.is_empty() { "all servers answer".to_owned() } else { silent.join(", ") };
+        Some((pages, format!("{pages} pages of the pool for {} s: {whom}", (now - since).as_secs())))
     }
 
     /// Whether no page was lost before this one: where one is lost, many are, and one is worth a line in the log.

@@ -72,6 +72,8 @@ pub struct Status {
     pub stalled: Option<String>,
     /// For how long.
     pub stalled_for: Duration,
+    /// What it waits for outside this machine.
+    pub waits: Option<String>,
     /// The shim's agent is connected.
     pub agent: bool,
     /// Why it is never evicted.

@@ -15,8 +15,24 @@ use crate::config::{PoolConfig, Transport};
 use crate::plane::Control;
 use crate::store;
 
+/// How long servers may be silent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// Then one is given up where another has a copy.
+    pub fail_after: Duration,
+    /// Then one that has the only copy of something is given up; `None`: never.
+    pub lost_after: Option<Duration>,
+}
+
+impl Patience {
+    /// For disks: who waits for a block device expects an error rather than no answer at all.
+    pub const fn of_disks(fail_after: Duration) -> Patience {
+        Patience { fail_after, lost_after: Some(Duration::from_secs(30)) }
+    }
+}
+
 /// For commands that are in no hurry: a server that is only busy is waited for, and keeps what it has.
-pub const UNHURRIED: Duration = Duration::from_secs(5);
+pub const UNHURRIED: Patience = Patience::of_disks(Duration::from_secs(5));
 
 /// Where no server is: the discard service of this machine.
 const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9);
@@ -24,7 +40,7 @@ const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9);
 /// Far more than a round trip.
 const ASK_EVERY: Duration = Duration::from_millis(200);
 
-/// A client that knows the servers of the list, on a socket. `fail_after`: how long a server may be silent.
+/// A client that knows the servers of the list, on a socket.
 ///
 /// # Errors
 /// Keys are missing, the list is wrong, a socket cannot be made.
@@ -33,10 +49,11 @@ pub fn client(
     servers: &[ServerInfo],
     control: Control,
     wait: Wait,
-    fail_after: Duration,
+    patience: Patience,
 ) -> Result<UdpClient<Control>> {
     let (keys, pool) = store::identity(dir)?;
-    let config = ClientConfig { fail_after, ..ClientConfig::new(keys, pool) };
+    let Patience { fail_after, lost_after } = patience;
+    let config = ClientConfig { fail_after, lost_after, ..ClientConfig::new(keys, pool) };
     let mut client = Client::new(config, Box::new(SystemEntropy::default()));
     for server in servers {
         client.add_server(Time(0), server.clone())?;

@@ -12,6 +12,8 @@ use crate::config::PoolConfig;
 use crate::connect;
 use crate::plane::Plane;
 
+/// Servers have so long to answer at first: one whose host is alive does within seconds.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 /// Servers are asked so long: each slab is asked for and given back, which takes a millisecond or so.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -48,7 +50,7 @@ pub fn give_back(
 ) -> Result<GivenBack> {
     let servers = pool.servers()?;
     let mut client = connect::client(&pool.dir, &servers, plane.control()?, Wait::BLOCK, connect::UNHURRIED)?;
-    connect::converse(&mut client, PATIENCE, |client| connect::all_up(client))?;
+    connect::converse(&mut client, ANSWER_PATIENCE, |client| connect::all_up(client))?;
     let (up, absent) = (connect::up(&client), connect::absent(&servers, map));
     let away = servers.iter().map(|server| server.id).filter(|id| !up.contains(id)).chain(absent.iter().copied());
     let away: Vec<ServerId> = away.collect();

@@ -152,6 +152,9 @@ fn vm_text(vm: &VmInfo) -> String {
         line("stalled", &format!("for {since_s} s: {reason}"));
         line("", &format!("put that right, then: pagoda vm cont {}", vm.name));
     }
+    if let Some(waits) = &vm.waits {
+        line("waits for", waits);
+    }
     if let Some(reason) = &vm.pinned {
         line("pinned", reason);
     }
@@ -357,6 +360,8 @@ db    running,pinned       4G    1G     0    -     1G   1.5G  1.5G       -      
         assert!(!vm_text(&vm).contains("far  "));
         vm.far = Some(pagoda_api::FarInfo { copies: 2, pool_bytes: 3 << 30 });
         assert!(vm_text(&vm).contains("far            3G in the pool, 2 copies\n"));
+        vm.waits = Some("9 pages of the pool".into());
+        assert!(vm_text(&vm).contains("waits for      9 pages of the pool\n"));
         vm.state = VmState::Stalled { reason: "swap disk full".into(), since_s: 5 };
         let text = vm_text(&vm);
         assert!(text.contains("for 5 s: swap disk full\n") && text.contains("pagoda vm cont web1"));

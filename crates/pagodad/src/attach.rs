@@ -83,7 +83,8 @@ fn greet(connection: &Arc<Connection>, registry: &Arc<Registry>) -> Result<()> {
             }
         }
         Packet::Hello { token, regions, shards, .. } => {
-            attach(connection, registry, Hello { token, regions, shards, fds, peer }, None)
+            let attached = attach(connection, registry, Hello { token, regions, shards, fds, peer }, None);
+            attached.inspect_err(|error| note_refusal(registry, token, peer, &format!("{error:#}")))
         }
         Packet::Calls { token } => {
             let name = authorised(registry, token, peer)?;
@@ -94,6 +95,14 @@ fn greet(connection: &Arc<Connection>, registry: &Arc<Registry>) -> Result<()> {
             Ok(())
         }
         other => bail!("a connection does not begin with {other:?}"),
+    }
+}
+
+/// A VM that runs and is refused waits: it is said with the VM why, not only in the log. Only of those who may speak for it.
+fn note_refusal(registry: &Registry, token: Token, peer: Peer, why: &str) {
+    let Ok(name) = authorised(registry, token, peer) else { return };
+    if let Some(vm) = registry.lock().get_mut(&name).filter(|vm| vm.handle.is_none()) {
+        vm.refused = Some(why.to_owned());
     }
 }
 
@@ -250,7 +259,7 @@ fn attach(
         let token = record.token;
         vm.record = record;
         vm.inodes = inodes;
-        vm.stalled = None;
+        (vm.stalled, vm.refused) = (None, None);
         vm.ram.clear();
         let notices = registry.notices();
         engine::spawn(parts, inbox, Box::new(move |notice| drop(notices.send((token, notice)))))?;

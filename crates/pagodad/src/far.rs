@@ -12,6 +12,7 @@ use pagoda_api::types::{ApiError, ErrorCode, FarRequest};
 use pagoda_core::units::ChunkCount;
 use pagoda_pager::far::{Far as Tier, FarMap};
 use pagoda_pool::config::PoolConfig;
+use pagoda_pool::connect::Patience;
 use pagoda_pool::give_back::{GivenBack, Silent, give_back};
 use pagoda_pool::plane::{Control, Plane};
 use pagoda_pool::record::SIZE_MAX;
@@ -26,6 +27,9 @@ use crate::registry::{Registry, error};
 /// A server that is silent for so long is given up where another has a copy. A host that is busy is not dead, and the VM's
 /// faults on what is there wait meanwhile.
 const FAIL_AFTER: Duration = Duration::from_millis(100);
+/// One that has the only copy is waited for until it is back, or the VM's owner has ended the VM: a server that stands still
+/// and a network that is down have lost nothing.
+const PATIENCE: Patience = Patience { fail_after: FAIL_AFTER, lost_after: None };
 
 /// A far tier for a new VM; nothing is stored for it yet.
 ///
@@ -100,7 +104,7 @@ fn take_over(pool: &PoolConfig, record: &Record, far: &Far) -> Result<OpenedPool
     let mut plane = Plane::of(pool, &record.name, None)?;
     let servers = pool.servers()?;
     role::borrow(&pool.dir)?;
-    let mut client = connect::client(&pool.dir, &servers, plane.control()?, Wait::BLOCK, FAIL_AFTER)?;
+    let mut client = connect::client(&pool.dir, &servers, plane.control()?, Wait::BLOCK, PATIENCE)?;
     let spec = spec(record, far);
     let seen = plane.look(spec.id)?;
     // Nobody has answered yet: those of the list count as there.

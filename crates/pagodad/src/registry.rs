@@ -55,6 +55,8 @@ pub struct Vm {
     pub created: Instant,
     /// The process that fetched the RAM, and its user.
     pub fetched_by: Option<(u32, u32)>,
+    /// Why its agent was refused last: it waits until that is put right.
+    pub refused: Option<String>,
     /// What the engine said when it stalled.
     pub stalled: Option<(String, Instant)>,
     pub accelerator: Option<String>,
@@ -260,6 +262,7 @@ impl Registry {
             monitor,
             created: Instant::now(),
             fetched_by: None,
+            refused: None,
             stalled: None,
             accelerator: None,
             qmp,

@@ -65,8 +65,9 @@ pub struct ClientConfig {
     pub slab_size: SlabSize,
     /// A server that says nothing for so long is given up where there is another copy.
     pub fail_after: Duration,
-    /// A server that holds the only copy of something is given up after this.
-    pub lost_after: Duration,
+    /// A server that holds the only copy of something is given up after this; `None`: it is waited for as long as it takes,
+    /// and only its return with an empty memory, or [`Client::forget_content`], loses what it had.
+    pub lost_after: Option<Duration>,
     /// Of the link; copies that restore redundancy use 30 % of it at most.
     pub link_bytes_per_second: u64,
     /// Datagrams are never larger, whatever the path carries.
@@ -99,7 +100,7 @@ impl ClientConfig {
             pool,
             slab_size: SlabSize::default(),
             fail_after: Duration::from_millis(30),
-            lost_after: Duration::from_secs(30),
+            lost_after: Some(Duration::from_secs(30)),
             link_bytes_per_second: 1_250_000_000,
             datagram_max: crate::wire::DATAGRAM_MAX,
             rekey_every: None,
@@ -516,9 +517,10 @@ impl Client {
         self.ops.is_idle() && self.copies.is_idle() && self.questions.is_empty()
     }
 
-    /// Whether no request to a server and no question to the control plane is unanswered.
+    /// Whether no request to a server that answers and no question to the control plane is unanswered.
     pub fn is_settled(&self) -> bool {
-        self.questions.is_empty() && self.exchanges.room() == exchange::EXCHANGES_MAX
+        let open = self.exchanges.find(|exchange| !self.peers[exchange.peer].is_down());
+        self.questions.is_empty() && open.is_none()
     }
 
     fn has(&self, fault: Fault) -> bool {

@@ -22,6 +22,8 @@ const SLAB_KIB: u64 = 66_000;
 pub struct Pool {
     dir: PathBuf,
     servers: Mutex<Vec<Option<Child>>>,
+    /// Where each listens, and its slabs.
+    places: Vec<(String, u64)>,
 }
 
 impl Pool {
@@ -30,14 +32,16 @@ impl Pool {
     /// # Errors
     /// A server does not start.
     pub fn start(dir: &Path, slabs: &[u64]) -> Result<Pool> {
-        let pool = Pool { dir: dir.to_owned(), servers: Mutex::default() };
+        let mut pool = Pool { dir: dir.to_owned(), servers: Mutex::default(), places: Vec::new() };
         let key = pool.json(&["pool", "key", "init"])?;
         let key = key["public_key"].as_str().context("the public key")?.to_owned();
         pool.run(&["pool", "key", "add", &key, "--name", "self"])?;
         let mut list = String::new();
         for (id, slabs) in (1..).zip(slabs) {
-            let (server, line) = pool.serve(id, *slabs)?;
+            let (server, line) = pool.serve(id, *slabs, "127.0.0.1:0")?;
             list += &format!("{line}\n");
+            let addr = line.split_whitespace().nth(1).context("where it listens")?;
+            pool.places.push((addr.to_owned(), *slabs));
             pool.lock().push(Some(server));
         }
         fs::write(pool.dir.join("servers"), list).context("write the list of servers")?;
@@ -51,9 +55,9 @@ impl Pool {
         options
     }
 
-    fn serve(&self, id: u32, slabs: u64) -> Result<(Child, String)> {
+    fn serve(&self, id: u32, slabs: u64, listen: &str) -> Result<(Child, String)> {
         let (id, size) = (id.to_string(), format!("{}K", slabs * SLAB_KIB));
-        let mut command = self.command(&["pool", "serve", "--listen", "127.0.0.1:0", "--spin", "0", "--json"])?;
+        let mut command = self.command(&["pool", "serve", "--listen", listen, "--spin", "0", "--json"])?;
         // What is tested does not depend on how busy the machine is that runs the tests.
         let calm = self.dir.join("calm");
         std::fs::create_dir_all(&calm).context("make a directory")?;
@@ -78,6 +82,27 @@ impl Pool {
         let mut child = self.lock()[place].take().context("a server that runs")?;
         child.kill().context("kill a server")?;
         child.wait().context("wait for a server").map(drop)
+    }
+
+    /// Starts a server that was killed again, where it was: its memory is empty.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn restart(&self, place: usize) -> Result<()> {
+        let (listen, slabs) = &self.places[place];
+        let (server, _) = self.serve(place as u32 + 1, *slabs, listen)?;
+        self.lock()[place] = Some(server);
+        Ok(())
+    }
+
+    /// Takes the machine's own key away, without which nobody can borrow, or gives it back.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn hide_key(&self, hidden: bool) -> Result<()> {
+        let (key, aside) = (self.dir.join("node.key"), self.dir.join("node.key.aside"));
+        let (from, to) = if hidden { (key, aside) } else { (aside, key) };
+        fs::rename(from, to).context("move the key")
     }
 
     /// Stops a server, or lets it go on.

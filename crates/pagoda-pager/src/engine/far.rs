@@ -161,13 +161,23 @@ impl Engine {
         there
     }
 
-    pub(super) fn count_far(&self, stats: &mut Stats) {
-        let Some(far) = &self.far else { return };
+    /// Counts; and what the VM waits for, if its pages do not come. That is no stall: nothing is lost, and it goes on by itself.
+    pub(super) fn count_far(&mut self, stats: &mut Stats) -> Option<String> {
+        let far = self.far.as_ref()?;
+        let (waiting, whom) = far.waits().unzip();
         let (pages_in, pages_out, declined) = far.counts();
         stats.set(Metric::Far, far.map().count());
         stats.set(Metric::FarIn, pages_in);
         stats.set(Metric::FarOut, pages_out);
         stats.set(Metric::FarDeclined, declined);
+        stats.set(Metric::FarWaiting, waiting.unwrap_or(0));
+        if whom.is_some() != std::mem::replace(&mut self.waits_for_pool, whom.is_some()) {
+            match &whom {
+                Some(whom) => tracing::warn!(vm = %self.name, "it waits for {whom}"),
+                None => tracing::info!(vm = %self.name, "the pool brings its pages again"),
+            }
+        }
+        whom
     }
 }
 

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use pagoda_pool::connect::Patience;
 use pagoda_pool::plane::{Control, Plane};
 use pagoda_pool::{connect, record, role};
 use rmap::client::{Client, ServerInfo};
@@ -54,10 +55,10 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     };
     let uri = listener.uri(name);
     let wait = Wait { spin: Duration::from_micros(options.spin) };
-    let fail_after = Duration::from_millis(options.fail_after);
+    let patience = Patience::of_disks(Duration::from_millis(options.fail_after));
     // Before other threads are started: they inherit it.
     keep_in_memory();
-    let mut client = connect::client(dir, &servers, plane.control()?, wait, fail_after)?;
+    let mut client = connect::client(dir, &servers, plane.control()?, wait, patience)?;
     greet(&mut client, &servers)?;
     let up = connect::up(&client);
     connect::stand_in(&mut client, &pool, name, &servers, &up, &seen.map)?;

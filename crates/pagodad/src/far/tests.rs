@@ -179,6 +179,25 @@ fn the_next_daemon_finds_the_pages_and_servers_get_their_memory_back() {
     assert_eq!(lenders.map(Lender::stop), [0, 0]);
 }
 
+/// A VM ends while one of its servers is dead: the others get their memory back, and nothing is left for a next owner.
+#[test]
+fn a_dead_server_does_not_keep_the_others_memory() {
+    let pool = Pool::with_keys("dead");
+    let [dead, alive] = [1, 2].map(|id| Lender::start(&pool, id));
+    pool.write("servers", &format!("{}{}", dead.line, alive.line));
+    let record = vm(Some(new_tier(&pool.dir, FarRequest { copies: 2 }, 128 << 20).unwrap()));
+    let mut first = opened(&pool, &record);
+    for page in [0, 20_000] {
+        let now = first.client.now();
+        first.client.client.write(now, first.space, PageNo(page), Class::Demand, &[1; PAGE_SIZE], 1).unwrap();
+        finish(&mut first);
+    }
+    assert_eq!(dead.stop(), 2);
+    let spec = spec(&record, &record.far.unwrap());
+    assert!(matches!(give_all_back(&pool.dir, "web1", &spec), Ok(GivenBack::All(_))));
+    assert_eq!(alive.stop(), 0);
+}
+
 #[test]
 fn pages_that_only_an_unlisted_server_has_are_not_given_up() {
     let pool = Pool::with_keys("unlisted");

@@ -29,6 +29,7 @@ fn vm() -> VmInfo {
             ("faults_zero".into(), Latency::default()),
         ]),
         far: None,
+        waits: None,
         balloon: Some(pagoda_api::BalloonInfo {
             target_bytes: 2 << 30,
             asked_bytes: Some(3 << 30),

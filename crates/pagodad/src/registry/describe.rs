@@ -73,6 +73,7 @@ impl Registry {
                 .record
                 .far
                 .map(|far| FarInfo { copies: far.copies, pool_bytes: status.stats.get(Metric::Far) * PAGE_SIZE }),
+            waits: vm.refused.clone().or_else(|| status.waits.clone()),
             balloon: vm.balloon.as_ref().map(balloon::Handle::info),
             policy: self.governor.describe(vm, resident_bytes, swapped_bytes, Sharing::of(&status.stats)),
         }
@@ -131,6 +132,9 @@ impl Registry {
                 line("state", "waiting".into(), "the agent in its process is away; what it needs waits")
             }
             VmState::Stalled { reason, since_s } => line("state", format!("stalled for {since_s} s"), reason),
+        }
+        if let Some(waits) = &vm.waits {
+            line("waits", "yes".into(), &format!("it goes on by itself when this is over: {waits}"));
         }
         if let Some(balloon) = &vm.balloon {
             explain_balloon(balloon, &mut line);

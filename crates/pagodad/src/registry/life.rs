@@ -66,6 +66,7 @@ impl Registry {
             monitor: None,
             created: Instant::now(),
             fetched_by: None,
+            refused: None,
             stalled: None,
             accelerator: None,
             qmp,

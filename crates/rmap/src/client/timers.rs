@@ -37,7 +37,7 @@ impl Client {
             match peer.reach {
                 Reach::Connecting { since } => at(since + CONNECT_AFTER),
                 Reach::Down { since } => {
-                    if !peer.written_off {
+                    if let Some(lost_after) = lost_after.filter(|_| !peer.written_off) {
                         at(since + lost_after);
                     }
                 }
@@ -196,7 +196,8 @@ impl Client {
     }
 
     fn is_lost(&self, now: Time, place: usize, since: Time) -> bool {
-        !self.peers[place].written_off && now.since(since) >= self.config.lost_after
+        let is_over = self.config.lost_after.is_some_and(|lost_after| now.since(since) >= lost_after);
+        is_over && !self.peers[place].written_off
     }
 
     /// It stayed away too long: what only it has is lost.

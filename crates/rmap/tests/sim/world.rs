@@ -170,7 +170,7 @@ impl World {
         } else {
             let mut config = ClientConfig::new(keys(node), self.pool.clone());
             config.slab_size = slab_size;
-            config.lost_after = Duration::from_secs(3600);
+            config.lost_after = None;
             config.rekey_every = Some(50);
             config.fault = self.sabotage.client;
             let mut client = Client::new(config, entropy);

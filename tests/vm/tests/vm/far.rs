@@ -113,7 +113,13 @@ fn daemon_killed_small_folios() -> Result<()> {
     daemon_killed("far, daemon killed, 4 KiB", Folios::Small, &[SLABS / 2; 2], "pool:copies=2")
 }
 
-/// While the only server does not answer, pages leave for the swap file, and what it has is waited for.
+/// Seconds that the first server has been silent, as a VM that waits for it says.
+fn silent_s(info: &VmInfo) -> Option<u64> {
+    info.waits.as_ref()?.split_once("server 1 is silent for ")?.1.split_once(' ')?.0.parse().ok()
+}
+
+/// While the only server does not answer, pages leave for the swap file, and what it has is waited for: longer than a block
+/// device would wait, and that is said.
 #[test]
 fn a_server_that_stands_still_is_waited_for() -> Result<()> {
     Lab::run("far, server stands still", 1, |lab| {
@@ -121,7 +127,7 @@ fn a_server_that_stands_still_is_waited_for() -> Result<()> {
         let daemon = lab.daemon_with(pool.daemon_options(Folios::Large))?;
         let toy = start(lab, &daemon, "pool:")?;
         toy.begin("--workload random --mode read-write --passes 6")?;
-        for _ in 0..2 {
+        for silence_s in [1, 31] {
             daemon.set_dram_mib("toy", HIGH_MIB)?;
             daemon
                 .wait_vm("toy", "above the low cap", SETTLE_MAX, |info| info.resident_bytes > (DRAM_MIB + 32) * MIB)?;
@@ -132,13 +138,44 @@ fn a_server_that_stands_still_is_waited_for() -> Result<()> {
             let settled = daemon.wait_vm("toy", "pages in the swap file", SETTLE_MAX, |info| {
                 info.resident_bytes <= DRAM_MIB * MIB && info.swap_used_bytes > before
             });
+            let said = daemon.wait_vm("toy", "what it waits for", SETTLE_MAX, |info| {
+                silent_s(info) >= Some(silence_s) && count(info, "far_waiting_pages") > 0
+            });
             pool.pause(0, false)?;
             settled?;
+            ensure!(said?.state == VmState::Running, "a server that is silent is no stall");
         }
         toy.end()?;
         exercise(&toy)?;
         let info = daemon.vm("toy")?;
         ensure!(info.state == VmState::Running && count(&info, "far_declined_pages") > 0, "{info:#?}");
+        ensure!(info.waits.is_none(), "{info:#?}");
+        toy.quit()?;
+        daemon.wait_gone("toy")
+    })
+}
+
+/// A daemon that cannot use the pool any more says so with the VM, which waits and goes on when that is put right.
+#[test]
+fn a_pool_that_cannot_be_used_is_said_with_the_vm() -> Result<()> {
+    Lab::run("far, pool without a key", 1, |lab| {
+        let pool = lab.pool(&[SLABS])?;
+        let daemon = lab.daemon_with(pool.daemon_options(Folios::Large))?;
+        let toy = start(lab, &daemon, "pool:")?;
+        daemon.kill9()?;
+        pool.hide_key(true)?;
+        daemon.start_again()?;
+        daemon.wait_vm("toy", "why it waits", SETTLE_MAX, |info| {
+            let said =
+                info.waits.as_ref().is_some_and(|why| why.contains("far tier of toy") && why.contains("node.key"));
+            info.state == VmState::Waiting && said
+        })?;
+        let shown = daemon.run_cli(&["vm", "show", "toy"])?.stdout;
+        let shown = String::from_utf8_lossy(&shown);
+        ensure!(shown.contains("waits for") && shown.contains("node.key"), "{shown}");
+        pool.hide_key(false)?;
+        daemon.wait_vm("toy", "running", SETTLE_MAX, |info| info.state == VmState::Running && info.waits.is_none())?;
+        exercise(&toy)?;
         toy.quit()?;
         daemon.wait_gone("toy")
     })
@@ -153,6 +190,8 @@ fn a_lost_page_stops_the_vm() -> Result<()> {
         let toy = start(lab, &daemon, "pool:")?;
         toy.begin("--workload random --mode read --passes 3")?;
         pool.kill9(0)?;
+        // As long as it is away it may have everything; it comes back with nothing.
+        pool.restart(0)?;
         let is_lost = |info: &VmInfo| matches!(&info.state, VmState::Stalled { reason, .. } if reason.contains("lost") && reason.contains("copies=2"));
         daemon.wait_vm("toy", "stalled by a lost page", SETTLE_MAX, is_lost)?;
         // No page was wrong until then, and none is after the next try.
