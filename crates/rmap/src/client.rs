@@ -22,6 +22,7 @@ mod copies;
 mod exchange;
 mod open;
 mod ops;
+mod parked;
 mod peer;
 mod receive;
 mod repair;
@@ -49,6 +50,7 @@ pub use slab::SPACE_SLABS_MAX;
 use copies::Copies;
 use exchange::{Exchanges, Request};
 use ops::Ops;
+use parked::Parking;
 use peer::Peer;
 use slab::{Phase, Space};
 
@@ -248,6 +250,7 @@ pub struct Client {
     spaces: Vec<Space>,
     exchanges: Exchanges,
     ops: Ops,
+    parking: Parking,
     copies: Copies,
     /// The payload of the reply that is being looked at; a page's room.
     reply: Box<[u8]>,
@@ -272,6 +275,7 @@ impl Client {
             spaces: Vec::new(),
             exchanges: Exchanges::new(),
             ops: Ops::new(),
+            parking: Parking::default(),
             copies: Copies::new(),
             reply: vec![0; SEALED_SIZE].into(),
             dirty: VecDeque::new(),
@@ -514,7 +518,7 @@ impl Client {
 
     /// Whether nothing is under way: no operation, no copy, no question.
     pub fn is_idle(&self) -> bool {
-        self.ops.is_idle() && self.copies.is_idle() && self.questions.is_empty()
+        self.ops.is_idle() && self.parking.is_empty() && self.copies.is_idle() && self.questions.is_empty()
     }
 
     /// Whether no request to a server that answers and no question to the control plane is unanswered.
@@ -541,9 +545,13 @@ impl Client {
 
     /// Looks at every slab that something happened to, until nothing more follows.
     fn settle(&mut self, now: Time) {
+        self.unpark_waiting();
         while let Some((space, slab)) = self.dirty.pop_front().or_else(|| self.copies.next_waiting()) {
             self.spaces[space].slabs[slab].dirty = false;
             self.advance(now, space, slab);
+            if !self.parking.is_empty() {
+                self.unpark(space, slab);
+            }
         }
     }
 

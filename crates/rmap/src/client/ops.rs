@@ -101,6 +101,10 @@ impl Ops {
         self.free.len() == OPS_MAX
     }
 
+    pub fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
     pub fn has_done(&self) -> bool {
         !self.done.is_empty()
     }
@@ -152,6 +156,15 @@ impl Ops {
         Some(op)
     }
 
+    /// It is somewhere else now.
+    pub fn leave(&mut self, op: usize) {
+        if self.all[op].stage == Stage::Waiting {
+            self.waiting -= 1;
+        }
+        self.all[op].stage = Stage::Free;
+        self.free.push(op);
+    }
+
     fn activate(&mut self, op: usize) {
         if self.all[op].stage == Stage::Waiting {
             self.waiting -= 1;
@@ -188,11 +201,21 @@ impl Client {
         if page.0 >= self.spaces[space].pages {
             return Err(Refused::BeyondEnd);
         }
-        let op = self.ops.begin(Kind::Read, space, page, class, token).ok_or(Refused::Busy)?;
+        if !self.begin_again(space, page, class, token) {
+            return Err(Refused::Busy);
+        }
         self.stats.reads += 1;
-        self.try_read(op);
         self.settle(now);
         Ok(())
+    }
+
+    /// A read, from its beginning. `false`: there is no place for it.
+    pub(super) fn begin_again(&mut self, space: usize, page: PageNo, class: Class, token: Token) -> bool {
+        let op = self.ops.begin(Kind::Read, space, page, class, token);
+        op.is_some_and(|op| {
+            self.try_read(op);
+            true
+        })
     }
 
     pub(super) fn begin_write(
@@ -293,6 +316,9 @@ impl Client {
             self.ops.all[op].stage = Stage::Active;
             return self.mark(space, number);
         };
+        if self.peers[peer].is_down() && self.park(op) {
+            return;
+        }
         let request = Request { role: Role::Read { op }, peer, op: Wire::Read, class, space, page, version };
         if self.ask(request) {
             self.ops.activate(op);
@@ -387,7 +413,7 @@ impl Client {
     }
 
     /// No answer is wanted any more: of a second copy, or of one that is away.
-    fn drop_exchanges(&mut self, op: usize) {
+    pub(super) fn drop_exchanges(&mut self, op: usize) {
         while self.ops.all[op].exchanges > 0 {
             let own = Role::Read { op };
             let found = self.exchanges.find(|e| e.role == own || e.role == Role::Write { op });
@@ -471,6 +497,7 @@ impl Client {
         }
         self.ops.all[op].stage = Stage::Lingering;
         self.ops.free_if_over(op);
+        self.unpark_waiting();
         match kind {
             Kind::Read => Some(Event::Read { token, result }),
             Kind::Write { .. } => Some(Event::Written { token, result }),

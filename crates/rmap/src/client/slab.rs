@@ -265,6 +265,7 @@ impl Client {
         }
         self.copies.end_all(space);
         self.fail_ops(space, None, super::Failure::Fenced);
+        self.unpark_space(space);
     }
 
     pub(super) fn first_page(&self, slab: usize) -> PageNo {

@@ -335,6 +335,70 @@ fn a_slab_is_not_opened_by_a_server_that_may_be_dead() {
     assert_eq!(pool.client.in_sync(pool.space), (0, 1));
 }
 
+/// Reads of what only a silent server has wait without a place, so that those of other servers find one; and end when it is back.
+#[test]
+fn a_silent_server_does_not_starve_the_others() {
+    let mut pool = Pool::new(2, 1, 8);
+    pool.client.config.lost_after = None;
+    (0..64).for_each(|page| assert_eq!(pool.write(page, page as u8 + 1), Ok(())));
+    let at = |pool: &Pool, page: u64, node| {
+        pool.client.peers_of(&pool.client.spaces[0].slabs[page as usize / 8].entry).has(node)
+    };
+    let (silent, other): (Vec<u64>, Vec<u64>) = (0..64).partition(|page| at(&pool, *page, 0));
+    assert!(!silent.is_empty() && !other.is_empty());
+    pool.deaf = vec![0];
+    let read =
+        |pool: &mut Pool, page: u64, token| pool.client.read(pool.now, pool.space, PageNo(page), Class::Demand, token);
+    // Half of them before the silence is noticed, more than there are places after that.
+    let asked: Vec<u64> = silent.iter().copied().cycle().take(3 * OPS_MAX).collect();
+    for (at, page) in asked.iter().enumerate() {
+        if at == OPS_MAX / 2 {
+            pool.pass(2 * SILENCE);
+        }
+        read(&mut pool, *page, 100 + at as u64).unwrap();
+    }
+    for page in &other {
+        assert_eq!(pool.read(*page), Ok(*page as u8 + 1));
+    }
+    pool.pass(FOR_GOOD);
+    assert!(!pool.client.has_event() && !pool.client.is_idle());
+    pool.deaf = Vec::new();
+    pool.pass(Duration::from_secs(2));
+    let mut seen = vec![false; asked.len()];
+    let mut content = [0; PAGE_SIZE];
+    while let Some(event) = pool.client.poll_event(&mut content) {
+        let Event::Read { token, result: Ok(()) } = event else { panic!("{event:?}") };
+        let at = token as usize - 100;
+        assert_eq!(content[0], asked[at] as u8 + 1);
+        assert!(!std::mem::replace(&mut seen[at], true), "twice");
+        pool.run();
+    }
+    assert!(seen.iter().all(|seen| *seen), "{} of {} came", seen.iter().filter(|seen| **seen).count(), seen.len());
+    assert!(pool.client.is_idle());
+}
+
+/// A space that another owner takes, or a server that comes back empty, ends the reads that wait.
+#[test]
+fn what_waits_for_a_silent_server_fails_when_it_is_lost() {
+    for is_taken in [false, true] {
+        let mut pool = Pool::new(1, 1, 4);
+        pool.client.config.lost_after = None;
+        assert_eq!(pool.write(0, 1), Ok(()));
+        pool.deaf = vec![0];
+        pool.client.read(pool.now, pool.space, PageNo(0), Class::Demand, 2).unwrap();
+        pool.pass(FOR_GOOD);
+        assert!(!pool.client.has_event());
+        if is_taken {
+            pool.client.space_taken(0);
+        } else {
+            pool.client.forget_content(pool.now, ServerId(0));
+            pool.pass(SILENCE);
+        }
+        let result = Err(if is_taken { Failure::Fenced } else { Failure::Lost });
+        assert_eq!(pool.client.poll_event(&mut [0; PAGE_SIZE]), Some(Event::Read { token: 2, result }));
+    }
+}
+
 /// A server in distress keeps its copy if the other one may be dead.
 #[test]
 fn a_server_in_distress_is_relieved_only_by_one_that_lives() {

@@ -186,9 +186,11 @@ impl Client {
             let operation = *self.ops.get(op);
             let Some(slab) = size.slab(operation.page) else { continue };
             let entry = &self.spaces[operation.space].slabs[slab.0 as usize].entry;
-            let others = self.peers_of(entry).minus(operation.sent);
-            if others.iter().any(|other| !self.peers[other].is_down()) {
+            let copies = self.peers_of(entry);
+            if copies.minus(operation.sent).iter().any(|other| !self.peers[other].is_down()) {
                 self.ask_for_page(op);
+            } else if copies.iter().all(|copy| self.peers[copy].is_down()) {
+                self.park(op);
             }
         }
         // Slabs that were about to be asked for here are asked for elsewhere.

@@ -1,0 +1,88 @@
+//! Reads of pages that only silent servers have wait here, not among the operations under way: a server that is away for
+//! hours must not fill their places, or pages of all others would wait with it.
+//!
+//! A parked read has asked nobody and begins anew when its slab is looked at again: a server is back, the map has changed, the
+//! slab is lost. What it returns then is as right as at first: the version is the one that is known at that time.
+
+use std::collections::VecDeque;
+
+use super::slab::Phase;
+use super::{Client, Token, ops};
+use crate::units::{Class, PageNo};
+
+/// Reads that wait so at a time; more keep their places among the operations. A VM asks for some two thousand at most.
+const PARKED_MAX: usize = 4096;
+
+#[derive(Clone, Copy, Debug)]
+struct Parked {
+    space: usize,
+    page: PageNo,
+    class: Class,
+    token: Token,
+}
+
+#[derive(Debug, Default)]
+pub struct Parking {
+    all: VecDeque<Parked>,
+    /// Some could begin, and there was no place for them.
+    is_short: bool,
+}
+
+impl Parking {
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+}
+
+impl Client {
+    /// Takes a read out of the operations, with all that it has asked. `false` if it has to stay there.
+    pub(super) fn park(&mut self, op: usize) -> bool {
+        if self.parking.all.len() >= PARKED_MAX {
+            return false;
+        }
+        self.drop_exchanges(op);
+        let ops::Operation { space, page, class, token, .. } = *self.ops.get(op);
+        self.ops.leave(op);
+        self.parking.all.push_back(Parked { space, page, class, token });
+        true
+    }
+
+    /// Begins the reads of a slab that can end now.
+    pub(super) fn unpark(&mut self, space: usize, slab: usize) {
+        self.unpark_where(|client, parked| parked.space == space && client.slab_of(parked.page) == Some(slab));
+    }
+
+    /// Another owner has the space.
+    pub(super) fn unpark_space(&mut self, space: usize) {
+        self.unpark_where(|_, parked| parked.space == space);
+    }
+
+    /// There is a place again.
+    pub(super) fn unpark_waiting(&mut self) {
+        if self.parking.is_short && self.ops.has_room() {
+            self.parking.is_short = false;
+            self.unpark_where(|_, _| true);
+        }
+    }
+
+    fn unpark_where(&mut self, fits: impl Fn(&Client, &Parked) -> bool) {
+        for _ in 0..self.parking.all.len() {
+            let Some(parked) = self.parking.all.pop_front() else { return };
+            let ready = fits(self, &parked) && self.is_answerable(&parked);
+            let Parked { space, page, class, token } = parked;
+            if !ready || !self.begin_again(space, page, class, token) {
+                self.parking.is_short |= ready;
+                self.parking.all.push_back(parked);
+            }
+        }
+    }
+
+    /// Whether a server can be asked for the page, or it is known without one what became of it.
+    fn is_answerable(&self, parked: &Parked) -> bool {
+        let Some(slab) = self.slab_of(parked.page) else { return true };
+        let state = &self.spaces[parked.space].slabs[slab];
+        let copies = self.peers_of(&state.entry).minus(state.failed);
+        let silent = !copies.is_empty() && copies.iter().all(|peer| self.peers[peer].is_down());
+        self.spaces[parked.space].is_taken || !matches!(state.phase, Phase::Open) || !silent
+    }
+}
