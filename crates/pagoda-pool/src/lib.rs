@@ -4,6 +4,7 @@
 //! Nothing is printed here: what an operator should know is told by the [`Tell`] that [`config::PoolConfig`] was given.
 #![forbid(unsafe_code)]
 
+pub mod aside;
 pub mod config;
 pub mod connect;
 pub mod error;

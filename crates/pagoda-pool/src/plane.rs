@@ -9,6 +9,7 @@ use rmap::registry::Registry;
 use rmap::units::{Generation, SpaceId};
 use rmap_etcd::{Etcd, EtcdConfig, EtcdError, HealthView};
 
+use crate::aside::aside;
 use crate::config::PoolConfig;
 use crate::{Tell, store};
 
@@ -96,7 +97,7 @@ impl Plane {
     /// For a driver, which never waits for it.
     pub fn control(&self) -> Result<Control> {
         match self {
-            Plane::File { pool, tell, .. } => Ok(by_registry(store::registry(pool)?, *tell)),
+            Plane::File { pool, tell, .. } => aside(by_registry(store::registry(pool)?, *tell)),
             Plane::Etcd { config, tell, .. } => {
                 let tell = *tell;
                 let mut control = rmap_etcd::Control::start(config.clone())?;

@@ -1,0 +1,105 @@
+//! A control plane that takes its time, asked on a thread of its own: the registry makes every change durable, which is a
+//! disk's flush, and the driver that asks it serves pages meanwhile.
+
+use std::collections::HashMap;
+use std::sync::mpsc;
+
+use anyhow::{Context, Result};
+use rmap::control::{ControlReply, ControlRequest};
+use rmap::units::{SlabNo, SpaceId};
+
+use crate::plane::Control;
+
+/// Asks `slow` on another thread, which ends with the driver. The driver gets [`ControlReply::Later`] until there is an answer.
+///
+/// # Errors
+/// There is no thread to be had.
+pub fn aside(mut slow: Control) -> Result<Control> {
+    let (requests, inbox) = mpsc::channel::<ControlRequest>();
+    let (outbox, replies) = mpsc::channel();
+    let work = move || {
+        while let Ok(request) = inbox.recv() {
+            let reply = slow(&request);
+            if outbox.send((request, reply)).is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new().name("registry".into()).spawn(work).context("start a thread for the registry")?;
+    // At most one a slab, as the client asks.
+    let mut asked: HashMap<(SpaceId, SlabNo), (ControlRequest, Option<ControlReply>)> = HashMap::new();
+    Ok(Box::new(move |request| {
+        for (request, reply) in replies.try_iter() {
+            let place = (request.space, request.slab);
+            if let Some((_, answer)) = asked.get_mut(&place).filter(|(asked, _)| *asked == request) {
+                *answer = Some(reply);
+            }
+        }
+        let place = (request.space, request.slab);
+        match asked.get_mut(&place).filter(|(asked, _)| asked == request) {
+            Some((_, answer)) => match answer.take() {
+                Some(reply) => {
+                    asked.remove(&place);
+                    reply
+                }
+                None => ControlReply::Later,
+            },
+            None => {
+                asked.insert(place, (request.clone(), None));
+                // The thread is there as long as this is.
+                let _ = requests.send(request.clone());
+                ControlReply::Later
+            }
+        }
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use rmap::control::MapEntry;
+    use rmap::units::Generation;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn request(slab: u32, revision: u64) -> ControlRequest {
+        let entry = MapEntry { revision, ..MapEntry::default() };
+        ControlRequest { space: SpaceId(1), generation: Generation(1), slab: SlabNo(slab), entry }
+    }
+
+    fn answer(control: &mut Control, request: &ControlRequest) -> ControlReply {
+        let began = Instant::now();
+        loop {
+            match control(request) {
+                ControlReply::Later => assert!(began.elapsed() < PATIENCE, "no answer"),
+                reply => return reply,
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Nobody who asks is ever held up; each answer is that of its own question, and none is given twice.
+    #[test]
+    fn who_asks_does_not_wait() {
+        let (release, held) = mpsc::channel::<ControlReply>();
+        let mut control = aside(Box::new(move |_| held.recv().unwrap())).unwrap();
+        let (one, other) = (request(1, 1), request(2, 1));
+        for request in [&one, &other, &one, &other] {
+            assert_eq!(control(request), ControlReply::Later);
+        }
+        release.send(ControlReply::Done).unwrap();
+        assert_eq!(answer(&mut control, &one), ControlReply::Done);
+        assert_eq!(control(&other), ControlReply::Later);
+        release.send(ControlReply::Fenced).unwrap();
+        assert_eq!(answer(&mut control, &other), ControlReply::Fenced);
+        // The slab's next change, and one that the disk could not take: it is asked anew.
+        let next = request(1, 2);
+        assert_eq!(control(&next), ControlReply::Later);
+        release.send(ControlReply::Later).unwrap();
+        release.send(ControlReply::Done).unwrap();
+        assert_eq!(answer(&mut control, &next), ControlReply::Done);
+    }
+}
