@@ -82,7 +82,8 @@ impl Plane {
         }
     }
 
-    /// Forgets the disk `name`, whose owner is of this generation. The registry has nothing to be forgotten.
+    /// Forgets the disk `name`, whose owner is of this generation. In the registry it stays until [`Plane::forget`]:
+    /// a record that is left would show an empty disk.
     pub fn remove(&mut self, name: &str, space: SpaceId, generation: Generation) -> Result<()> {
         let Plane::Etcd { etcd, .. } = self else { return Ok(()) };
         match etcd.space(name) {
@@ -91,6 +92,15 @@ impl Plane {
             // Removed before, by a command that did not get to its end.
             Err(EtcdError::NoSuchSpace { .. }) => Ok(()),
             Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Forgets where the parts of a space were that nobody will ask for again, whose last owner is of this generation. etcd
+    /// forgets with [`Plane::remove`].
+    pub fn forget(&mut self, space: SpaceId, generation: Generation) -> Result<()> {
+        match self {
+            Plane::File { registry, .. } => Ok(registry.forget(space, generation)?),
+            Plane::Etcd { .. } => Ok(()),
         }
     }
 

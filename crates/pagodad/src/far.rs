@@ -139,9 +139,14 @@ fn give_all_back(dir: &Path, name: &str, spec: &SpaceSpec) -> Result<GivenBack> 
     let mut plane = Plane::of(&pool, name, None)?;
     let seen = plane.look(spec.id)?;
     if seen.map.iter().all(|(_, entry)| entry.replicas.is_empty()) {
+        plane.forget(spec.id, seen.generation)?;
         return Ok(GivenBack::All(seen.generation));
     }
-    give_back(&pool, &mut plane, spec, &seen.map, Silent::PassOver)
+    let given = give_back(&pool, &mut plane, spec, &seen.map, Silent::PassOver)?;
+    // What is left at servers now stays there until they end: nobody else will ask for it.
+    let generation = if let GivenBack::All(generation) = given { generation } else { plane.look(spec.id)?.generation };
+    plane.forget(spec.id, generation)?;
+    Ok(given)
 }
 
 /// The pool as far tiers use it, whatever `pool.toml` says of etcd now: a tier stays where it was made.

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | 0..4 | length of the body |
 //! | 4..12 | first bytes of its SHA-256 |
-//! | 12.. | body: kind (1), space (8), then for an owner (1): generation (4); for an entry (2): slab (4), revision (8), lost (1), copies (1), and for each copy server (4), grant (8) |
+//! | 12.. | body: kind (1), space (8), then for an owner (1): generation (4), all ones where the space is forgotten; for an entry (2): slab (4), revision (8), lost (1), copies (1), and for each copy server (4), grant (8) |
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -31,6 +31,9 @@ const OWNER_SIZE: usize = 13;
 const ENTRY_SIZE: usize = 23;
 const COPY_SIZE: usize = 12;
 const BODY_MAX: usize = ENTRY_SIZE + REPLICAS_MAX * COPY_SIZE;
+/// What stands as the generation of a space that is forgotten. A program of before that was possible takes it for one that had
+/// all its owners: it makes no new one, and no change of its map.
+const FORGOTTEN: u32 = u32::MAX;
 /// The log is written anew when it has so many times the records that it needs, and some.
 const COMPACT_FACTOR: u64 = 4;
 const COMPACT_MIN: u64 = 4096;
@@ -42,6 +45,8 @@ pub enum RegistryError {
     Io { path: PathBuf, source: io::Error },
     #[error("{path} is not a registry of this version: give another path, or move the file away")]
     NotOurs { path: PathBuf },
+    #[error("space {space:x} has an owner of generation {today}, not {asked}: it is not forgotten")]
+    NotOwner { space: u64, asked: u32, today: u32 },
     #[error("space {space:x} has had {max} owners: make a new one", max = Generation::MAX.0)]
     GenerationsUsedUp { space: u64 },
 }
@@ -98,10 +103,7 @@ impl Registry {
             registry.catch_up()?;
             let next = registry.spaces.get(&space.0).map_or(0, |record| record.generation) + 1;
             if next <= Generation::MAX.0 {
-                let mut body = vec![OWNER];
-                body.extend_from_slice(&space.0.to_le_bytes());
-                body.extend_from_slice(&next.to_le_bytes());
-                registry.append(&body)?;
+                registry.append(&encode_owner(space.0, next))?;
             }
             Ok(next)
         })?;
@@ -110,6 +112,27 @@ impl Registry {
         }
         let map = self.spaces.get(&space.0).map(|record| &record.map).into_iter().flatten();
         Ok((Generation(next), map.map(|(slab, entry)| (SlabNo(*slab), entry.clone())).collect()))
+    }
+
+    /// Forgets a space that is not used any more, whose last owner is of this generation: its records go when the log is next
+    /// written anew. Numbers of spaces are random, and none is used twice.
+    ///
+    /// # Errors
+    /// The file cannot be written; somebody took the space over.
+    pub fn forget(&mut self, space: SpaceId, generation: Generation) -> Result<(), RegistryError> {
+        let today = self.locked(|registry| {
+            registry.catch_up()?;
+            let Some(record) = registry.spaces.get(&space.0) else { return Ok(generation.0) };
+            let today = record.generation;
+            if today == generation.0 {
+                registry.append(&encode_owner(space.0, FORGOTTEN))?;
+            }
+            Ok(today)
+        })?;
+        if today != generation.0 {
+            return Err(RegistryError::NotOwner { space: space.0, asked: generation.0, today });
+        }
+        Ok(())
     }
 
     /// The owner of a space, 0 if it had none yet, and where its slabs are.
@@ -131,10 +154,10 @@ impl Registry {
     pub fn answer(&mut self, request: &ControlRequest) -> Result<ControlReply, RegistryError> {
         self.locked(|registry| {
             registry.catch_up()?;
-            let record = registry.spaces.entry(request.space.0).or_default();
-            if record.generation != request.generation.0 {
+            let record = registry.spaces.get(&request.space.0);
+            let Some(record) = record.filter(|record| record.generation == request.generation.0) else {
                 return Ok(ControlReply::Fenced);
-            }
+            };
             let today = record.map.get(&request.slab.0).cloned().unwrap_or_default();
             if today.revision + 1 != request.entry.revision || request.entry.replicas.len() > REPLICAS_MAX {
                 return Ok(ControlReply::Conflict(today));
@@ -211,10 +234,7 @@ impl Registry {
         let mut bytes = MAGIC.to_vec();
         let mut records = 0;
         for (space, record) in &self.spaces {
-            let mut body = vec![OWNER];
-            body.extend_from_slice(&space.to_le_bytes());
-            body.extend_from_slice(&record.generation.to_le_bytes());
-            bytes.extend(encode_record(&body));
+            bytes.extend(encode_record(&encode_owner(*space, record.generation)));
             for (slab, entry) in &record.map {
                 bytes.extend(encode_record(&encode_entry(SpaceId(*space), SlabNo(*slab), entry)));
             }
@@ -236,7 +256,12 @@ impl Registry {
     fn apply(&mut self, body: &[u8]) {
         let mut id = [0; 8];
         id.copy_from_slice(&body[1..9]);
-        let record = self.spaces.entry(u64::from_le_bytes(id)).or_default();
+        let id = u64::from_le_bytes(id);
+        if body[0] == OWNER && word(&body[9..]) == FORGOTTEN {
+            self.spaces.remove(&id);
+            return;
+        }
+        let record = self.spaces.entry(id).or_default();
         if body[0] == OWNER {
             record.generation = word(&body[9..]);
         } else {
@@ -297,6 +322,13 @@ fn next_record(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
         _ => false,
     };
     (whole && bytes[4..RECORD_HEADER] == checksum(body)).then(|| (body, &bytes[RECORD_HEADER + length..]))
+}
+
+fn encode_owner(space: u64, generation: u32) -> Vec<u8> {
+    let mut body = vec![OWNER];
+    body.extend_from_slice(&space.to_le_bytes());
+    body.extend_from_slice(&generation.to_le_bytes());
+    body
 }
 
 fn encode_entry(space: SpaceId, slab: SlabNo, entry: &MapEntry) -> Vec<u8> {

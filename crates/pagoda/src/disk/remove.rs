@@ -29,7 +29,8 @@ pub fn run(pool: &PoolConfig, name: &str, force: bool) -> Result<()> {
     let generation = if held && !force { return_all(pool, name, &disk, &mut plane, &seen)? } else { seen.generation };
     // The memory first: a record without memory can be removed again, memory without a record cannot be named.
     plane.remove(name, disk.space()?, generation)?;
-    record::remove(&pool.dir, name)
+    record::remove(&pool.dir, name)?;
+    plane.forget(disk.space()?, generation)
 }
 
 /// Gives all memory of the disk back to its servers. The generation that did.

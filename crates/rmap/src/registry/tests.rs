@@ -43,6 +43,33 @@ fn compares_and_swaps_and_remembers() {
     assert_eq!(registry.answer(&request(1, 3, 2)).unwrap(), ControlReply::Fenced);
 }
 
+/// Spaces come and go: the file keeps those that are, and a past owner of one that is gone changes nothing.
+#[test]
+fn what_is_forgotten_takes_no_room() {
+    let dir = Dir::new("forgotten");
+    let mut registry = Registry::open(&dir.file()).unwrap();
+    registry.take_over(SPACE).unwrap();
+    registry.answer(&request(1, 3, 1)).unwrap();
+    let refused = registry.forget(SPACE, Generation(2));
+    assert!(matches!(refused, Err(RegistryError::NotOwner { asked: 2, today: 1, .. })), "{refused:?}");
+    registry.forget(SPACE, Generation(1)).unwrap();
+    assert_eq!(registry.answer(&request(1, 3, 2)).unwrap(), ControlReply::Fenced);
+    // Forgotten twice, and for a process that opens the file now.
+    registry.forget(SPACE, Generation(1)).unwrap();
+    let mut other = Registry::open(&dir.file()).unwrap();
+    assert_eq!(other.look(SPACE).unwrap(), (Generation(0), vec![]));
+    assert_eq!(other.answer(&request(1, 3, 2)).unwrap(), ControlReply::Fenced);
+    let mut longest = 0;
+    for space in 100..200 + COMPACT_MIN / 2 {
+        registry.take_over(SpaceId(space)).unwrap();
+        registry.forget(SpaceId(space), Generation(1)).unwrap();
+        longest = longest.max(std::fs::metadata(dir.file()).unwrap().len());
+    }
+    let record = (RECORD_HEADER + OWNER_SIZE) as u64;
+    assert!(longest <= (COMPACT_MIN + 2 * COMPACT_FACTOR) * record, "{longest} bytes");
+    assert_eq!(registry.spaces.len(), 0);
+}
+
 #[test]
 fn a_record_that_was_cut_short_is_cut_off() {
     let dir = Dir::new("torn");
