@@ -582,6 +582,7 @@ impl Engine {
             self.charged = now;
             self.charge_frames();
             self.turn_ages(now);
+            self.return_slabs();
         }
         if now - self.published >= TICK_IDLE {
             self.publish();

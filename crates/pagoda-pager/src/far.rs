@@ -6,7 +6,7 @@
 //! * Page-out asks the pool first. The bits are set when every copy has every page, before the pages leave DRAM. What the pool
 //!   declines, fails or does not take within [`WRITE_PATIENCE`] goes to the swap file, and has no bit.
 //! * A block that is outdated loses its bit at once. The pool is not told: it keeps whole slabs, and a page's next content
-//!   replaces the old one.
+//!   replaces the old one. Slabs in which no page has a bit go back to their servers after a while.
 //! * A page has one block: in the pool or in the swap file. In between, while it is written out, DRAM has it.
 //! * After the daemon's death the rule of `recover` holds, with the bit saying which of both is "swap".
 //! * A page that the pool lost stops the VM ([`pagoda_core::fault::IoError::Lost`]). It is never taken for zeros.
@@ -19,11 +19,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use pagoda_core::fault::OpId;
-use pagoda_core::units::{CHUNK_SIZE, PAGE_SIZE, PageIdx};
+use pagoda_core::units::{CHUNK_SIZE, ChunkIdx, PAGE_SIZE, PageIdx};
 use rmap::client::{Event, Failure, Reach, Refused, SpaceRef};
 use rmap::control::{ControlReply, ControlRequest};
 use rmap::udp::UdpClient;
-use rmap::units::{Class, PageNo};
+use rmap::units::{Class, PageNo, SlabNo};
 
 pub use map::FarMap;
 
@@ -41,6 +41,10 @@ const WRITES_MAX: usize = 64;
 const WRITES_STEP: usize = 8;
 /// Pages waiting to be written from which on no more are planned.
 const WAITING_MAX: usize = 256;
+/// How often it is looked for slabs without a page that counts. One that has none at two looks in a row goes back to its servers.
+const RETURN_EVERY: Duration = Duration::from_secs(10);
+/// Slabs that go back at a look: each is a change of the map, and some messages.
+const RETURNS_MAX: usize = 16;
 /// A page that was asked for so long ago is waited for: it is said then, for the pool may be silent for hours.
 const WAIT_TOLD: Duration = Duration::from_secs(1);
 /// How long a new daemon waits for a page that it needs before it can serve the VM: longer than the pool takes to say that it
@@ -103,6 +107,9 @@ pub struct Far {
     pages_out: u64,
     pages_declined: u64,
     has_lost: bool,
+    /// Slabs that had nothing at the last look, and when that was.
+    idle: Vec<bool>,
+    looked_at: Instant,
 }
 
 impl std::fmt::Debug for Far {
@@ -139,6 +146,8 @@ impl Far {
             pages_out: 0,
             pages_declined: 0,
             has_lost: false,
+            idle: Vec::new(),
+            looked_at: Instant::now(),
         }
     }
 
@@ -304,6 +313,31 @@ impl Far {
                 _ => {}
             }
         }
+    }
+
+    /// Gives slabs back in which no page counts, some at a time. `written` names chunks that are being written out: their pages
+    /// will count, and nothing says so yet.
+    pub fn return_slabs(&mut self, written: impl Iterator<Item = ChunkIdx>) {
+        if self.looked_at.elapsed() < RETURN_EVERY {
+            return;
+        }
+        self.looked_at = Instant::now();
+        let mut empty: Vec<bool> = self.map.slabs().iter().map(|pages| *pages == 0).collect();
+        let waiting = self.demand.iter().chain(&self.ahead).chain(self.writes.iter().map(|begun| &begun.job));
+        let begun = self.begun.values().map(|begun| &begun.job);
+        let asked = waiting.chain(begun).map(|job| job.page.chunk());
+        asked.chain(written).for_each(|chunk| empty[FarMap::slab_of(chunk)] = false);
+        self.idle.resize(empty.len(), false);
+        let both = (0..).zip(empty.iter().zip(&self.idle)).filter(|(_, (now, before))| **now && **before);
+        let idle: Vec<u32> = both.map(|(slab, _)| slab).collect();
+        let now = self.udp.now();
+        let mut returned = 0;
+        for slab in idle {
+            if returned < RETURNS_MAX && self.udp.client.discard_slab(now, self.space, SlabNo(slab)) {
+                returned += 1;
+            }
+        }
+        self.idle = empty;
     }
 
     /// How many pages are waited for, and in words for whom: `None` where all come in time.

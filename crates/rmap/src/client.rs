@@ -19,6 +19,7 @@
 //! goes on that needs no change of the map. Another owner of the space makes all of it [`Failure::Fenced`].
 
 mod copies;
+mod discard;
 mod exchange;
 mod open;
 mod ops;
@@ -505,7 +506,7 @@ impl Client {
         let pages = max.min((size.pages() - index) as u64);
         match slab.phase {
             _ if space.is_taken => PageRun { pages, hole: false },
-            Phase::Vacant | Phase::Granting(_) => PageRun { pages, hole: true },
+            Phase::Vacant | Phase::Granting(_) | Phase::Leaving => PageRun { pages, hole: true },
             Phase::Opening(_) | Phase::Lost => PageRun { pages, hole: false },
             Phase::Open => {
                 let hole = !slab.version(index).has_content();

@@ -161,6 +161,13 @@ impl Engine {
         there
     }
 
+    /// Gives memory of the pool back that the VM has nothing in.
+    pub(super) fn return_slabs(&mut self) {
+        if let Some(far) = &mut self.far {
+            far.return_slabs(self.io.written_out());
+        }
+    }
+
     /// Counts; and what the VM waits for, if its pages do not come. That is no stall: nothing is lost, and it goes on by itself.
     pub(super) fn count_far(&mut self, stats: &mut Stats) -> Option<String> {
         let far = self.far.as_ref()?;

@@ -130,6 +130,14 @@ impl Transfers {
         }
     }
 
+    /// Chunks that are being written out.
+    pub fn written_out(&self) -> impl Iterator<Item = ChunkIdx> {
+        self.by_op.iter().flatten().filter_map(|transfer| match transfer.kind {
+            Kind::Out(Outgoing { chunk, .. }) => Some(chunk),
+            _ => None,
+        })
+    }
+
     fn slot(&mut self, op: OpId) -> &mut Option<Transfer> {
         &mut self.by_op[usize::from(op.0)]
     }

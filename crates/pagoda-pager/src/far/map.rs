@@ -10,7 +10,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use pagoda_core::bits::PageSet;
-use pagoda_core::units::{ChunkCount, ChunkIdx};
+use pagoda_core::units::{CHUNK_PAGES, ChunkCount, ChunkIdx};
+use rmap::units::SlabSize;
 
 /// Bytes of a chunk's bits.
 const ENTRY: usize = 32;
@@ -20,6 +21,8 @@ const ENTRY: usize = 32;
 pub struct FarMap {
     file: File,
     chunks: Vec<PageSet>,
+    /// Pages in each slab of the pool.
+    slabs: Vec<u32>,
     count: u64,
 }
 
@@ -33,7 +36,7 @@ impl FarMap {
         // Written and not only reserved: a block that was never written may need space for metadata later.
         file.write_all_at(&vec![0; chunks.0 as usize * ENTRY], 0)?;
         file.sync_all()?;
-        Ok(FarMap { file, chunks: vec![PageSet::EMPTY; chunks.0 as usize], count: 0 })
+        Ok(FarMap::of_chunks(file, vec![PageSet::EMPTY; chunks.0 as usize]))
     }
 
     /// Opens the file of a VM that runs.
@@ -49,9 +52,24 @@ impl FarMap {
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         file.read_exact_at(&mut bytes, 0)?;
-        let chunks: Vec<PageSet> = bytes.chunks_exact(ENTRY).map(decode).collect();
-        let count = chunks.iter().map(|pages| u64::from(pages.count())).sum();
-        Ok(FarMap { file, chunks, count })
+        Ok(FarMap::of_chunks(file, bytes.chunks_exact(ENTRY).map(decode).collect()))
+    }
+
+    fn of_chunks(file: File, chunks: Vec<PageSet>) -> FarMap {
+        let pages = |slab: &[PageSet]| slab.iter().map(|pages| u32::from(pages.count())).sum();
+        let slabs: Vec<u32> = chunks.chunks(slab_chunks()).map(pages).collect();
+        let count = slabs.iter().map(|pages| u64::from(*pages)).sum();
+        FarMap { file, chunks, slabs, count }
+    }
+
+    /// Which slab of the pool the pages of a chunk are in.
+    pub fn slab_of(chunk: ChunkIdx) -> usize {
+        chunk.as_usize() / slab_chunks()
+    }
+
+    /// Pages in each slab of the pool.
+    pub fn slabs(&self) -> &[u32] {
+        &self.slabs
     }
 
     /// Pages of a chunk that the pool has.
@@ -74,6 +92,8 @@ impl FarMap {
             self.file.write_all_at(&encode(pages), (chunk.as_usize() * ENTRY) as u64)?;
             self.chunks[chunk.as_usize()] = pages;
             self.count = self.count - u64::from(before.count()) + u64::from(pages.count());
+            let slab = &mut self.slabs[FarMap::slab_of(chunk)];
+            *slab = *slab - u32::from(before.count()) + u32::from(pages.count());
         }
         Ok(())
     }
@@ -85,6 +105,11 @@ impl FarMap {
     pub fn clear(&mut self) -> io::Result<()> {
         (0..self.chunks.len() as u32).try_for_each(|chunk| self.set(ChunkIdx(chunk), PageSet::EMPTY))
     }
+}
+
+/// Chunks in a slab of the pool: 64.
+fn slab_chunks() -> usize {
+    SlabSize::default().pages() / CHUNK_PAGES as usize
 }
 
 fn encode(pages: PageSet) -> [u8; ENTRY] {
@@ -125,9 +150,20 @@ mod tests {
         let mut next = FarMap::open(&path, chunks).unwrap();
         assert_eq!([0, 1, 2].map(|chunk| next.of(ChunkIdx(chunk))), [PageSet::EMPTY, some, PageSet::single(9)]);
         assert_eq!(next.count(), 72);
+        assert_eq!(next.slabs(), [72]);
         next.clear().unwrap();
+        assert_eq!(next.slabs(), [0]);
         assert_eq!(FarMap::open(&path, chunks).unwrap().count(), 0);
         assert!(FarMap::open(&path, ChunkCount(2)).is_err(), "another VM's");
+        let mut large = FarMap::create(&path, ChunkCount(129)).unwrap();
+        large.set(ChunkIdx(63), PageSet::single(0)).unwrap();
+        large.set(ChunkIdx(128), PageSet::FULL).unwrap();
+        assert_eq!(large.slabs(), [1, 0, 256]);
+        large.set(ChunkIdx(128), PageSet::range(4, 4)).unwrap();
+        assert_eq!(
+            (FarMap::open(&path, ChunkCount(129)).unwrap().slabs(), large.slabs()),
+            (&[1, 0, 4][..], &[1, 0, 4][..])
+        );
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -50,6 +50,8 @@ impl Client {
             Phase::Granting(_) => self.advance_granting(space, slab),
             Phase::Opening(_) => self.advance_opening(now, space, slab),
             Phase::Open => self.advance_open(now, space, slab),
+            // For the control plane.
+            Phase::Leaving => {}
             Phase::Lost => self.fail_ops(space, Some(slab), Failure::Lost),
         }
     }

@@ -264,7 +264,7 @@ impl Client {
         let slab = &self.spaces[space].slabs[number];
         match slab.phase {
             Phase::Lost => self.ops.finish(op, Err(Failure::Lost)),
-            Phase::Vacant | Phase::Granting(_) => self.read_zero(op),
+            Phase::Vacant | Phase::Granting(_) | Phase::Leaving => self.read_zero(op),
             Phase::Opening(_) => {}
             Phase::Open => {
                 // What is being written is as good as what was; and this is at hand.
@@ -336,7 +336,7 @@ impl Client {
         match self.spaces[space].slabs[number].phase {
             Phase::Lost => self.ops.finish(op, Err(Failure::Lost)),
             Phase::Vacant => self.mark(space, number),
-            Phase::Granting(_) | Phase::Opening(_) => {}
+            Phase::Granting(_) | Phase::Opening(_) | Phase::Leaving => {}
             Phase::Open => {
                 let key = Client::busy_key(space, page);
                 // One write to a page at a time, in the order in which they came.

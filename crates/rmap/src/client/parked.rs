@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use super::slab::Phase;
 use super::{Client, Token, ops};
-use crate::units::{Class, PageNo};
+use crate::units::{Class, PageNo, SlabNo, SlabSize};
 
 /// Reads that wait so at a time; more keep their places among the operations. A VM asks for some two thousand at most.
 const PARKED_MAX: usize = 4096;
@@ -31,6 +31,10 @@ pub struct Parking {
 impl Parking {
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
+    }
+
+    pub fn any_of(&self, space: usize, slab: SlabNo, size: SlabSize) -> bool {
+        self.all.iter().any(|parked| parked.space == space && size.slab(parked.page) == Some(slab))
     }
 }
 

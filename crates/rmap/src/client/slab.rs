@@ -50,6 +50,8 @@ pub enum Phase {
     /// Taken over from another owner, whose unfinished writes may be at some copies and not at others.
     Opening(Vec<Listing>),
     Open,
+    /// Its content is not needed, and the map is about to say that nobody has it. Writes wait for that.
+    Leaving,
     Lost,
 }
 
@@ -232,6 +234,9 @@ impl Client {
         } else if matches!(state.phase, Phase::Granting(_)) {
             state.make_table(size);
             state.phase = Phase::Open;
+        } else if matches!(state.phase, Phase::Leaving) {
+            state.versions = Box::default();
+            state.phase = Phase::Vacant;
         }
         self.map_settled(space, slab);
     }

@@ -532,6 +532,45 @@ fn slabs_are_given_back() {
     assert_eq!(pool.write(9, 2), Err(Failure::Lost));
 }
 
+/// A slab that is not needed goes back to its servers, and comes anew with the next write. Not while something is under way.
+#[test]
+fn a_slab_is_discarded_and_comes_anew() {
+    let mut pool = Pool::new(2, 2, 4);
+    let (first, other) = (SlabNo(0), SlabNo(1));
+    assert_eq!([pool.write(0, 1), pool.write(3, 1), pool.write(8, 1)], [Ok(()); 3]);
+    assert!(!pool.client.discard_slab(pool.now, pool.space, SlabNo(2)), "nobody has it");
+    assert!(!pool.client.discard_slab(pool.now, pool.space, SlabNo(99)), "there is none");
+    pool.client.write(pool.now, pool.space, PageNo(0), Class::Eviction, &[2; PAGE_SIZE], 1).unwrap();
+    assert!(!pool.client.discard_slab(pool.now, pool.space, first), "it is written to");
+    pool.run();
+    pool.expect_written(1);
+    assert!(pool.client.discard_slab(pool.now, pool.space, first));
+    assert!(!pool.client.discard_slab(pool.now, pool.space, first), "it leaves already");
+    // The control plane has not answered yet: what is written now comes into the next life, not into this one.
+    pool.client.write(pool.now, pool.space, PageNo(3), Class::Eviction, &[7; PAGE_SIZE], 1).unwrap();
+    assert_eq!(
+        pool.client.peers.iter().map(|peer| peer.queues.iter().map(VecDeque::len).sum::<usize>()).sum::<usize>(),
+        0
+    );
+    pool.run();
+    pool.expect_written(1);
+    assert_eq!([pool.read(0), pool.read(3), pool.read(8)], [Ok(0), Ok(7), Ok(1)]);
+    for slab in [first, other] {
+        assert!(pool.client.discard_slab(pool.now, pool.space, slab));
+        pool.run();
+    }
+    assert!(pool.servers.iter().all(Server::is_drained));
+    assert_eq!(pool.client.in_sync(pool.space), (0, 0));
+    assert!(pool.client.is_idle());
+    // One of its servers dies with the answer of the control plane under way.
+    assert_eq!(pool.write(0, 4), Ok(()));
+    assert!(pool.client.discard_slab(pool.now, pool.space, first));
+    pool.client.forget_content(pool.now, ServerId(0));
+    pool.run();
+    assert_eq!(pool.write(3, 5), Ok(()));
+    assert_eq!([pool.read(3), pool.read(0)], [Ok(5), Ok(0)]);
+}
+
 #[test]
 fn limits_are_said() {
     let mut pool = Pool::new(1, 1, 1);

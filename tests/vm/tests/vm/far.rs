@@ -155,6 +155,29 @@ fn a_server_that_stands_still_is_waited_for() -> Result<()> {
     })
 }
 
+/// A VM that has all of its memory in DRAM again has nothing in the pool, and its slabs go back while it runs; they come anew.
+#[test]
+fn what_is_not_needed_goes_back() -> Result<()> {
+    Lab::run("far, slabs given back", 1, |lab| {
+        let pool = lab.pool(&[SLABS])?;
+        let daemon = lab.daemon_with(pool.daemon_options(Folios::Large))?;
+        let toy = start(lab, &daemon, "pool:")?;
+        for _ in 0..2 {
+            ensure!(pool.free_slabs()? == 0, "slabs are free");
+            daemon.set_dram_mib("toy", MEMORY_MIB)?;
+            daemon.wait_vm("toy", "all in DRAM", SETTLE_MAX, |info| !info.armed && count(info, "far_pages") == 0)?;
+            pool.wait_free_slabs(SLABS)?;
+            daemon.set_dram_mib("toy", DRAM_MIB)?;
+            exercise(&toy)?;
+        }
+        let info = daemon.vm("toy")?;
+        ensure!(count(&info, "far_pages") > 0 && info.state == VmState::Running, "{info:#?}");
+        toy.quit()?;
+        daemon.wait_gone("toy")?;
+        pool.wait_free_slabs(SLABS)
+    })
+}
+
 /// A daemon that cannot use the pool any more says so with the VM, which waits and goes on when that is put right.
 #[test]
 fn a_pool_that_cannot_be_used_is_said_with_the_vm() -> Result<()> {
