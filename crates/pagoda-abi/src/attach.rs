@@ -561,6 +561,29 @@ mod tests {
         }
     }
 
+    /// Every byte in turn, as a peer might set it: what is taken at all is a packet that reads as written.
+    #[test]
+    fn a_damaged_packet_is_refused_or_a_whole_other_one() {
+        let (mut refused, mut taken) = (0, 0);
+        for packet in samples() {
+            let bytes = packet.encode().as_bytes().to_vec();
+            for (at, byte) in bytes.iter().enumerate() {
+                for other in [0, 1, 0x7f, 0x80, 0xff, byte ^ 1, byte.wrapping_add(1)] {
+                    let mut damaged = bytes.clone();
+                    damaged[at] = other;
+                    match Packet::decode(&damaged) {
+                        Ok(packet) => {
+                            taken += 1;
+                            assert_eq!(Packet::decode(packet.encode().as_bytes()), Ok(packet), "{at} {other}");
+                        }
+                        Err(_) => refused += 1,
+                    }
+                }
+            }
+        }
+        assert!(refused > 0 && taken > 0);
+    }
+
     #[test]
     fn counts_above_their_cap_are_refused() {
         let mut bytes = Packet::Zap { seq: 1, ranges: Ranges::default() }.encode().as_bytes().to_vec();
