@@ -11,12 +11,12 @@ use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 use crate::params::Step;
 use crate::report::Report;
 use crate::session::Session;
-use crate::{boot, driver, tools};
+use crate::{boot, driver, echo, store, tools};
 
 const PORT: &str = "/dev/ttyS1";
 
 /// Longer than any command; more is not one.
-const COMMAND_BYTES_MAX: usize = 256;
+const COMMAND_BYTES_MAX: usize = 1024;
 
 pub fn serve(session: &mut Session<'_>, console: &Report) -> Result<()> {
     let port = open_port().with_context(|| format!("open {PORT}: give the VM a second serial port"))?;
@@ -60,8 +60,7 @@ fn obey(session: &mut Session<'_>, command: &str, report: &Report) -> Result<Nex
     let words: Vec<_> = command.split_ascii_whitespace().collect();
     match words[..] {
         ["fill", mib] => {
-            let mib = mib.parse().with_context(|| format!("{mib:?} is not a number of MiB"))?;
-            session.fill(Some(mib), session.params.run, report)?;
+            session.fill(Some(megabytes(mib)?), session.params.run, report)?;
         }
         ["verify"] if session.has_memory() => session.verify(report),
         ["verify"] => bail!("nothing to verify: fill first"),
@@ -78,15 +77,23 @@ fn obey(session: &mut Session<'_>, command: &str, report: &Report) -> Result<Nex
         }
         ["drop"] => session.drop_memory(report)?,
         ["swapon", disk] => tools::swapon(disk)?,
+        ["sh", ..] => tools::shell(command.trim_start_matches("sh"), report)?,
+        ["store", path, mib] => store::write(path, megabytes(mib)?, session.params.disk.seed, report)?,
+        ["check", path] => store::check(path, session.params.disk.seed, report)?,
+        ["echo", server, count] => echo::measure(server, count.parse().context("a number of echoes")?, report)?,
         ["unbind", name] => driver::unbind(name)?,
         ["bind", name] => driver::bind(name)?,
         ["poweroff"] => return Ok(Next::End),
         _ => bail!(
             "unknown command {command:?}; say fill MIB, verify, run PHASE [KEY=VALUE...], idle SECONDS, drop, \
-             swapon DISK, bind or unbind DRIVER, or poweroff"
+             swapon DISK, sh LINE, store or check FILE, echo SERVER COUNT, bind or unbind DRIVER, or poweroff"
         ),
     }
     Ok(Next::Command)
+}
+
+fn megabytes(mib: &str) -> Result<usize> {
+    mib.parse().with_context(|| format!("{mib:?} is not a number of MiB"))
 }
 
 /// Raw, so that the host's bytes are not echoed and lines end as they are written.

@@ -102,7 +102,8 @@ struct Reader<'a> {
     rng: Rng,
 }
 
-struct Buffer {
+/// A block's worth of memory that devices can write to directly.
+pub struct Buffer {
     bytes: Vec<u8>,
     aligned_start: usize,
     /// The block it was last filled with.
@@ -111,13 +112,13 @@ struct Buffer {
 }
 
 impl Buffer {
-    fn new(now: Instant) -> Self {
+    pub fn new(now: Instant) -> Self {
         let bytes = vec![0; BLOCK_BYTES + PAGE_SIZE];
         let aligned_start = bytes.as_ptr().align_offset(PAGE_SIZE);
         Self { bytes, aligned_start, block: None, rests_until: now }
     }
 
-    fn content(&mut self) -> &mut [u8] {
+    pub fn content(&mut self) -> &mut [u8] {
         &mut self.bytes[self.aligned_start..][..BLOCK_BYTES]
     }
 }

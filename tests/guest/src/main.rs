@@ -6,6 +6,7 @@ mod boot;
 mod control;
 mod disk;
 mod driver;
+mod echo;
 mod files;
 mod memory;
 mod params;
@@ -13,6 +14,7 @@ mod phases;
 mod reboots;
 mod report;
 mod session;
+mod store;
 mod tools;
 
 use std::process::ExitCode;

@@ -1,7 +1,7 @@
 //! Debian's own tools, from the tools image. A memory tester that finds wrong memory is a wrong page here.
 
 use std::io::ErrorKind;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -36,6 +36,20 @@ pub fn swapon(disk: &str) -> Result<()> {
     let output = Command::new("/bin/swapon").arg(format!("/dev/{disk}")).output();
     let output = output.context("start swapon: boot the tools image")?;
     ensure!(output.status.success(), "swapon: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(())
+}
+
+/// Has the shell do something, as an administrator would; what it says is shown line by line.
+pub fn shell(line: &str, report: &Report) -> Result<()> {
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", line]).env("PATH", "/bin").stdin(Stdio::null());
+    let output = command.output().context("start a shell: boot the image of a client")?;
+    for text in [&output.stdout, &output.stderr] {
+        for line in String::from_utf8_lossy(text).lines() {
+            report.line(format_args!("output {line}"));
+        }
+    }
+    ensure!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
     Ok(())
 }
 

@@ -1,5 +1,5 @@
-//! The initramfs: process 1, the modules it loads, and on request Debian's tools (memory testers, swapon) with their
-//! libraries.
+//! The initramfs: process 1, the modules it loads, and on request programs of this machine with their libraries: Debian's
+//! memory testers, or what a client of a pool runs.
 
 use std::env;
 use std::fs::{self, File};
@@ -19,7 +19,27 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// there is a devtmpfs.
 const CONSOLE: (u32, u32) = (5, 1);
 
-const TOOLS: [&str; 3] = ["memtester", "stress-ng", "swapon"];
+pub const TOOLS: [&str; 3] = ["memtester", "stress-ng", "swapon"];
+
+/// What a client of a pool runs, as an administrator would by hand: a shell, and what makes disks, swap and file systems.
+pub const CLIENT_TOOLS: [&str; 13] = [
+    "dash",
+    "cat",
+    "mkdir",
+    "rm",
+    "sleep",
+    "ip",
+    "nbd-client",
+    "mkswap",
+    "swapon",
+    "swapoff",
+    "mkfs.ext4",
+    "mount",
+    "umount",
+];
+
+/// What the kernel and programs call the shell.
+const SHELL: (&str, &str) = ("dash", "/bin/sh");
 
 /// Where Debian puts programs; root's may be missing in PATH.
 const PROGRAM_DIRECTORIES: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
@@ -48,23 +68,36 @@ pub fn build_init(directory: &Path) -> Result<PathBuf> {
     Ok(target_directory.join(TARGET).join("release/pagoda-guest"))
 }
 
-/// The tools as installed on this machine, and the libraries that they load.
-pub fn tools() -> Result<Vec<Extra>> {
+/// Programs of this machine, and the libraries that they load. Debian's are named; ours are paths.
+pub fn programs<P: AsRef<Path>>(wanted: &[P], directory: &Path) -> Result<Vec<Extra>> {
     let mut extras: Vec<Extra> = Vec::new();
-    for tool in TOOLS {
-        let Some(program) = PROGRAM_DIRECTORIES.iter().map(|dir| Path::new(dir).join(tool)).find(|path| path.exists())
-        else {
-            bail!("{tool} is not installed: run scripts/install-deps.sh test");
-        };
+    for wanted in wanted.iter().map(AsRef::as_ref) {
+        let program = if wanted.is_absolute() { strip(wanted, directory)? } else { find(wanted)? };
         let listing = output(Command::new("ldd").arg(&program))?;
         for library in libraries(&listing)? {
             if extras.iter().all(|extra| extra.to != library) {
                 extras.push(Extra { from: PathBuf::from(&library), to: library });
             }
         }
-        extras.push(Extra { from: program, to: format!("/bin/{tool}") });
+        let name = wanted.file_name().context("a program without a name")?.to_string_lossy();
+        let to = if name == SHELL.0 { SHELL.1.to_owned() } else { format!("/bin/{name}") };
+        extras.push(Extra { from: program, to });
     }
     Ok(extras)
+}
+
+/// A copy without the symbols for a debugger: they are most of a program, and the guest holds it in memory.
+fn strip(program: &Path, directory: &Path) -> Result<PathBuf> {
+    let stripped = directory.join("stripped").join(program.file_name().context("a program without a name")?);
+    fs::create_dir_all(directory.join("stripped")).context("make a directory for stripped programs")?;
+    output(Command::new("strip").arg("-o").arg(&stripped).arg(program))?;
+    Ok(stripped)
+}
+
+fn find(name: &Path) -> Result<PathBuf> {
+    let mut places = PROGRAM_DIRECTORIES.iter().map(|dir| Path::new(dir).join(name));
+    let missing = || format!("{} is not installed: run scripts/install-deps.sh test", name.display());
+    places.find(|path| path.is_file()).with_context(missing)
 }
 
 /// The paths in what ldd says: `name => /path (address)`, and the loader as `/path (address)`.

@@ -20,6 +20,13 @@ pub struct ImageArgs {
     /// Also build the initramfs with memtester, stress-ng and swapon
     #[arg(long)]
     pub tools: bool,
+    /// Also build the initramfs of a client of a pool: nbd-client, mkswap, mkfs.ext4, ip and what --with names; best with the
+    /// full kernel, which has nbd
+    #[arg(long)]
+    pub client: bool,
+    /// A program of this machine to put into it, with its libraries: a path for ours, a name for Debian's
+    #[arg(long, value_name = "PROGRAM", requires = "client")]
+    pub with: Vec<PathBuf>,
     /// Which of Debian's kernels to boot
     #[arg(long, value_enum, default_value_t)]
     pub kernel: KernelFlavour,
@@ -53,6 +60,8 @@ pub struct Images {
     pub initrd: PathBuf,
     /// The same with memtester, stress-ng and swapon, if asked for.
     pub tools_initrd: Option<PathBuf>,
+    /// What a client of a pool needs, if asked for.
+    pub client_initrd: Option<PathBuf>,
 }
 
 pub fn run(args: &ImageArgs) -> Result<()> {
@@ -65,6 +74,9 @@ pub fn run(args: &ImageArgs) -> Result<()> {
     if let Some(tools) = &images.tools_initrd {
         println!("tools initrd  {}", tools.display());
     }
+    if let Some(client) = &images.client_initrd {
+        println!("client initrd {}", client.display());
+    }
     Ok(())
 }
 
@@ -75,7 +87,7 @@ pub fn build(args: &ImageArgs) -> Result<Images> {
     let _exclusive = lock(&directory)?;
     let kernel = debian::unpack_kernel(args.kernel, args.refresh, &directory)?;
     let init = initrd::build_init(&directory)?;
-    let modules = modules::in_load_order(&kernel.modules)?;
+    let modules = modules::in_load_order(&modules::WANTED, &kernel.modules)?;
     let name = match args.kernel {
         KernelFlavour::Cloud => "cloud",
         KernelFlavour::Full => "full",
@@ -84,7 +96,17 @@ pub fn build(args: &ImageArgs) -> Result<Images> {
     initrd::write(&initrd, &init, &modules, &[])?;
     let tools_initrd = if args.tools {
         let path = directory.join(format!("{name}-tools.initrd"));
-        initrd::write(&path, &init, &modules, &initrd::tools()?)?;
+        initrd::write(&path, &init, &modules, &initrd::programs(&initrd::TOOLS, &directory)?)?;
+        Some(path)
+    } else {
+        None
+    };
+    let client_initrd = if args.client {
+        let path = directory.join(format!("{name}-client.initrd"));
+        let modules = modules::in_load_order(&modules::CLIENT_WANTED, &kernel.modules)?;
+        let wanted: Vec<&Path> =
+            initrd::CLIENT_TOOLS.iter().map(Path::new).chain(args.with.iter().map(PathBuf::as_path)).collect();
+        initrd::write(&path, &init, &modules, &initrd::programs(&wanted, &directory)?)?;
         Some(path)
     } else {
         None
@@ -92,7 +114,7 @@ pub fn build(args: &ImageArgs) -> Result<Images> {
     let image = directory.join(format!("{name}.vmlinuz"));
     // Relative, so that the repository can be moved.
     link(kernel.image.strip_prefix(&directory)?, &image)?;
-    Ok(Images { kernel: image, initrd, tools_initrd })
+    Ok(Images { kernel: image, initrd, tools_initrd, client_initrd })
 }
 
 /// A path that stays the same when the kernel's version does not.
