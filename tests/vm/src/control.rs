@@ -73,6 +73,25 @@ impl Control {
         Ok(lines)
     }
 
+    /// Waits until the command that was sent last is at work: it has said so for the first time, or for longer.
+    ///
+    /// # Errors
+    /// The deadline is over.
+    pub fn wait_progress(&mut self) -> Result<()> {
+        let find = |text: &str| (Line::parse(text)?.kind == "progress").then_some(());
+        self.lines.wait("progress on the control port", self.at, self.deadline, find).map(drop)
+    }
+
+    /// Has the guest's shell do something; what that says.
+    ///
+    /// # Errors
+    /// As `reply`; and it failed.
+    pub fn sh(&mut self, line: &str) -> Result<String> {
+        let lines = self.run(&format!("sh {line}"))?;
+        let said = lines.iter().filter_map(|line| Line::parse(line)).filter(|line| line.kind == "output");
+        Ok(said.map(|line| line.text().to_owned() + "\n").collect())
+    }
+
     /// Sends a command and waits for its reply.
     ///
     /// # Errors

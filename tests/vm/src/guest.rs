@@ -39,6 +39,8 @@ pub struct GuestOptions {
     /// More options of `pagoda run`.
     pub run_options: Vec<String>,
     pub tools: bool,
+    /// Boots what clients of a pool boot.
+    pub client: bool,
     pub may_reboot: bool,
     pub control: bool,
     pub deadline: Duration,
@@ -57,6 +59,7 @@ impl GuestOptions {
             more: Vec::new(),
             run_options: Vec::new(),
             tools: false,
+            client: false,
             may_reboot: false,
             control: false,
             deadline: DEADLINE_DEFAULT,
@@ -107,6 +110,12 @@ impl GuestOptions {
         self
     }
 
+    /// A client of a pool: Debian's full kernel, and `pagoda` with what its users run beside it.
+    pub fn client(mut self) -> Self {
+        self.client = true;
+        self
+    }
+
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
@@ -117,7 +126,7 @@ impl GuestOptions {
     /// # Errors
     /// No images.
     pub fn qemu_words(&self, dir: &Path) -> Result<Vec<String>> {
-        let images = programs::images()?;
+        let images = if self.client { programs::client_images()? } else { programs::images()? };
         let initrd = if self.tools { images.tools_initrd } else { images.initrd };
         let mut all = words("-M q35 -accel");
         all.push(accel::accelerator()?.into());
@@ -176,6 +185,16 @@ impl Guest {
             command.args(["--dram", dram]);
         }
         command.arg("--").arg(options.qemu.require()?).args(options.qemu_words(dir)?);
+        Self::spawn(command, dir, options)
+    }
+
+    /// Starts a guest of which Pagoda's daemon knows nothing.
+    ///
+    /// # Errors
+    /// No such program.
+    pub fn start_alone(dir: &Path, options: &GuestOptions) -> Result<Self> {
+        let mut command = Command::new(options.qemu.require()?);
+        command.args(options.qemu_words(dir)?);
         Self::spawn(command, dir, options)
     }
 

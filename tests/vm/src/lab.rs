@@ -132,6 +132,15 @@ impl Lab {
         Ok(self.keep_guest(guest))
     }
 
+    /// Starts a guest without a daemon.
+    ///
+    /// # Errors
+    /// No such program.
+    pub fn guest_alone(&self, options: &GuestOptions) -> Result<Rc<Guest>> {
+        let guest = Guest::start_alone(self.dir(), options)?;
+        Ok(self.keep_guest(guest))
+    }
+
     /// Takes over a guest that was started in another way.
     pub fn keep_guest(&self, guest: Guest) -> Rc<Guest> {
         let guest = Rc::new(guest);

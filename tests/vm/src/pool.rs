@@ -1,4 +1,4 @@
-//! Servers that lend memory, as processes on the loopback.
+//! Servers that lend memory, and exporters of disks in it, as processes on the loopback.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -16,6 +16,22 @@ use crate::{DaemonOptions, Folios, MIB, programs, wait};
 const SLAB_BYTES: u64 = 64 * MIB;
 /// A slab and what keeping it takes.
 const SLAB_KIB: u64 = 66_000;
+
+/// A process that exports a disk. Killed when dropped, as a crash would.
+#[derive(Debug)]
+pub struct Exporter {
+    child: Child,
+    /// Where it listens for clients.
+    pub socket: PathBuf,
+}
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        // It may be gone already; either way it has to be reaped.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
 
 /// A pool: its directory, and its servers.
 #[derive(Debug)]
@@ -60,18 +76,66 @@ impl Pool {
         let mut command = self.command(&["pool", "serve", "--listen", listen, "--spin", "0", "--json"])?;
         // What is tested does not depend on how busy the machine is that runs the tests.
         let calm = self.dir.join("calm");
-        std::fs::create_dir_all(&calm).context("make a directory")?;
-        std::fs::write(calm.join("meminfo"), "MemTotal: 2 kB\nMemAvailable: 2 kB\n").context("write meminfo")?;
+        fs::create_dir_all(&calm).context("make a directory")?;
+        fs::write(calm.join("meminfo"), "MemTotal: 2 kB\nMemAvailable: 2 kB\n").context("write meminfo")?;
         command.args(["--also-borrow", "--pressure-from"]).arg(&calm);
-        command.args(["--id", &id, "--zone", &id, "--size", &size]).stdout(Stdio::piped());
-        die_with_parent(&mut command);
-        let mut child = command.spawn().context("start a server of the pool")?;
-        let mut ready = String::new();
-        BufReader::new(child.stdout.take().context("its output")?)
-            .read_line(&mut ready)
-            .context("wait for a server")?;
-        let ready: Value = serde_json::from_str(&ready).context("understand a server")?;
+        command.args(["--id", &id, "--zone", &id, "--size", &size]);
+        let (child, ready) = start(command).context("start a server")?;
         Ok((child, ready["line"].as_str().context("its line for the list")?.to_owned()))
+    }
+
+    /// Makes a disk with two copies of everything.
+    ///
+    /// # Errors
+    /// There is one of this name.
+    pub fn create_disk(&self, name: &str, mib: u64) -> Result<()> {
+        self.run(&["disk", "create", name, "--size", &format!("{mib}M"), "--copies", "2"]).map(drop)
+    }
+
+    /// Exports a disk at a socket in the pool's directory, with more options of the command.
+    ///
+    /// # Errors
+    /// No server answers, or another process exports it.
+    pub fn export(&self, disk: &str, more: &[&str]) -> Result<Exporter> {
+        let socket = self.dir.join(format!("{disk}.sock"));
+        let path = socket.to_str().context("the directory's name is not UTF-8")?;
+        let command = self.command(&[&["disk", "export", disk, "--nbd", path, "--json"], more].concat())?;
+        let (child, _) = start(command).context("start an exporter")?;
+        Ok(Exporter { child, socket })
+    }
+
+    /// Waits until everything on a disk has two copies.
+    ///
+    /// # Errors
+    /// That does not happen.
+    pub fn wait_two_copies(&self, disk: &str) -> Result<()> {
+        wait::until("two copies of everything", wait::HANG, || {
+            Ok((self.json(&["disk", "show", disk])?["short_bytes"] == 0).then_some(()))
+        })
+    }
+
+    /// Lets the machine with this public key use the servers.
+    ///
+    /// # Errors
+    /// It is no key.
+    pub fn admit(&self, public_key: &str) -> Result<()> {
+        self.run(&["pool", "key", "add", public_key, "--name", "guest"]).map(drop)
+    }
+
+    /// What all machines of the pool know: the text of the file with its key.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn key(&self) -> Result<String> {
+        fs::read_to_string(self.dir.join("pool.key")).context("read the pool's key")
+    }
+
+    /// The list of servers, a line each.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn list(&self) -> Result<String> {
+        fs::read_to_string(self.dir.join("servers")).context("read the list of servers")
     }
 
     /// Ends a server as a crash would.
@@ -153,6 +217,22 @@ impl Pool {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Option<Child>>> {
         self.servers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Starts a command that stays, and waits for the line that it is ready with.
+fn start(mut command: Command) -> Result<(Child, Value)> {
+    die_with_parent(&mut command);
+    let mut child = command.stdout(Stdio::piped()).spawn().context("run pagoda")?;
+    let mut ready = String::new();
+    let said = BufReader::new(child.stdout.take().context("its output")?).read_line(&mut ready);
+    match said.map_err(anyhow::Error::from).and_then(|_| Ok(serde_json::from_str(&ready)?)) {
+        Ok(ready) => Ok((child, ready)),
+        Err(error) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(error.context("wait until it is ready"))
+        }
     }
 }
 

@@ -106,6 +106,28 @@ pub fn images() -> Result<Images> {
     }
 }
 
+/// What clients of a pool boot: Debian's full kernel, and an initramfs with `pagoda` and what its users run beside it.
+///
+/// # Errors
+/// They cannot be made.
+pub fn client_images() -> Result<Images> {
+    static MADE: OnceLock<Result<(), String>> = OnceLock::new();
+    let made = MADE.get_or_init(|| {
+        let bin_dir = bin_dir().map_err(|error| format!("{error:#}"))?;
+        let mut command = Command::new(bin_dir.join("xtask"));
+        command.args(["image", "--kernel", "full", "--client", "--with"]).arg(bin_dir.join("pagoda"));
+        match command.output() {
+            Ok(output) if output.status.success() => Ok(()),
+            Ok(output) => Err(format!("xtask image --client: {}", String::from_utf8_lossy(&output.stderr))),
+            Err(error) => Err(format!("xtask image --client: {error}")),
+        }
+    });
+    made.as_ref().map_err(|error| anyhow::anyhow!("{error}"))?;
+    let dir = repository().join("out/guest");
+    let initrd = dir.join("full-client.initrd");
+    Ok(Images { kernel: dir.join("full.vmlinuz"), initrd: initrd.clone(), tools_initrd: initrd })
+}
+
 fn modified(path: &Path) -> Result<SystemTime> {
     let meta = fs::metadata(path).with_context(|| format!("look at {}", path.display()))?;
     meta.modified().context("time of a file")

@@ -10,6 +10,7 @@ mod kvm;
 mod libvirt;
 mod overcommit;
 mod policy;
+mod remote_disk;
 mod sampling;
 mod share;
 mod squeeze;
