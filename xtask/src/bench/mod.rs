@@ -35,6 +35,7 @@ mod sample;
 mod share;
 mod stepped;
 mod svg;
+mod table1;
 mod tax;
 pub mod undo;
 
@@ -133,6 +134,9 @@ enum Name {
     Handover,
     /// A disk over a link of 1 Gbit/s against this machine's disk (table 1 and figure 5 of the MemX paper)
     Disk,
+    /// A disk of the pool as a host, a host's guest and a client inside a guest have it, against disks (table 1 and figure 5
+    /// of the MemX paper)
+    Table1,
     /// Quicksort of twice the DRAM with the pool as far tier (table 2 of the MemX paper)
     Far,
     /// One to eight VMs on one pool (figure 7 of the MemX paper)
@@ -248,6 +252,7 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Loss => loss::run(setup),
         Name::Handover => handover::run(setup),
         Name::Disk => disk::run(setup),
+        Name::Table1 => table1::run(setup),
         Name::Far => far::run(setup),
         Name::Fleet => far::run_fleet(setup),
         Name::All => bail!("`all` is expanded before"),

@@ -46,7 +46,7 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let (mut ours, mut peer) = (Side::default(), Side::default());
     let seconds = setup.seconds(4.0);
     for _ in 0..setup.rounds {
-        peer.measure(&Nbdkit::start()?.uri, seconds)?;
+        peer.measure(&Nbdkit::start(DISK)?.uri, seconds)?;
         if setup.ours {
             let pool = Pool::new(&setup.dir)?;
             let _servers = pool.serve_on_loopback(1, &Lend::on_loopback(SERVER))?;
@@ -146,16 +146,21 @@ impl Drop for Running {
     }
 }
 
-struct Nbdkit {
-    uri: String,
+/// nbdkit's memory plugin on the loopback. Ends with this value.
+pub struct Nbdkit {
+    pub uri: String,
     _program: Running,
 }
 
 impl Nbdkit {
-    fn start() -> Result<Nbdkit> {
+    /// A disk of this size, all zeros.
+    ///
+    /// # Errors
+    /// It is not installed, or does not listen.
+    pub fn start(size: &str) -> Result<Nbdkit> {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
         let child = Command::new("nbdkit")
-            .args(["-f", "-i", "127.0.0.1", "-p", &port.to_string(), "memory", DISK])
+            .args(["-f", "-i", "127.0.0.1", "-p", &port.to_string(), "memory", size])
             .stdin(Stdio::null())
             .spawn()
             .context("run nbdkit (scripts/install-deps.sh test installs it)")?;

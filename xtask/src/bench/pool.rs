@@ -112,8 +112,16 @@ impl Pool {
     /// # Errors
     /// The list cannot be written.
     pub fn list<'a>(&self, servers: impl Iterator<Item = (&'a Server, SocketAddr)>) -> Result<()> {
-        let line = |(server, addr): (&Server, SocketAddr)| format!("{} {addr} {} {0}\n", server.id, server.key);
+        let line = |(server, addr): (&Server, SocketAddr)| server.line(addr) + "\n";
         fs::write(self.dir.join("servers"), servers.map(line).collect::<String>()).context("write the list of servers")
+    }
+
+    /// Lets the machine with this public key use the servers; they take it up within a second.
+    ///
+    /// # Errors
+    /// It is no key.
+    pub fn admit(&self, public_key: &str) -> Result<()> {
+        self.run(&["pool", "key", "add", public_key]).map(drop)
     }
 
     /// Makes a disk.
@@ -181,6 +189,13 @@ impl Pool {
         };
         command.args(words).arg("--json").arg("--dir").arg(&self.dir);
         command
+    }
+}
+
+impl Server {
+    /// Its line in the list of servers of a client that finds it at this address.
+    pub fn line(&self, addr: SocketAddr) -> String {
+        format!("{} {addr} {} {0}", self.id, self.key)
     }
 }
 

@@ -41,6 +41,8 @@ pub struct Shape<'a> {
     pub append: &'a str,
     /// Its share group.
     pub group: Option<&'a str>,
+    /// More of QEMU's words.
+    pub more: &'a [String],
 }
 
 /// A running QEMU. Killed when dropped.
@@ -88,7 +90,7 @@ impl Guest {
             let drive = format!("file={},format=raw,if=none,id=d0,cache=none{throttle}", disk.display());
             command.args(["-drive", &drive, "-device", "virtio-blk-pci,drive=d0"]);
         }
-        command.args(["-device", "virtio-balloon-pci"]);
+        command.args(["-device", "virtio-balloon-pci"]).args(shape.more);
         command.arg("-kernel").arg(&start.images.kernel).arg("-initrd").arg(&start.images.initrd);
         command.arg("-append").arg(format!("console=ttyS0 quiet panic=-1 pagoda.work=control {append}"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

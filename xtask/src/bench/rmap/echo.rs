@@ -16,14 +16,15 @@ use super::{DATAGRAM, p50_us};
 
 const FRAGMENTS: usize = PAYLOAD_MAX.div_ceil(DATAGRAM - OVERHEAD);
 /// The bytes of a reply: fragments are equally long.
-const REPLY: usize = FRAGMENTS * (PAYLOAD_MAX.div_ceil(FRAGMENTS) + OVERHEAD);
+pub const REPLY: usize = FRAGMENTS * (PAYLOAD_MAX.div_ceil(FRAGMENTS) + OVERHEAD);
 /// Datagrams of one `sendmsg` (UDP_MAX_SEGMENTS before Linux 6.9), and pages: an IP packet has 64 KiB.
 const BATCH: usize = 64;
 const PAGES_A_CALL: usize = 64_000 / REPLY;
 /// An echo that takes so long was lost: the loopback drops only when a buffer is full.
 const LOST: Duration = Duration::from_secs(2);
 
-struct Echo {
+/// A server on the loopback, and a client of it. Ends with this value.
+pub struct Echo {
     client: Port,
     server: SocketAddr,
     spin: bool,
@@ -37,13 +38,20 @@ pub(super) fn loopback() -> Result<Port> {
 }
 
 impl Echo {
-    fn start(spin: bool, batch: bool) -> Result<Echo> {
+    /// # Errors
+    /// A socket cannot be made.
+    pub fn start(spin: bool, batch: bool) -> Result<Echo> {
         let mut port = loopback()?;
         let server = port.local_addr()?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || serve(&mut port, spin, batch, &stopped));
         Ok(Echo { client: loopback()?, server, spin, stop, thread: Some(thread), received: 0 })
+    }
+
+    /// Where others find the server.
+    pub fn addr(&self) -> SocketAddr {
+        self.server
     }
 
     fn ask(&mut self, pages: usize) {

@@ -1,7 +1,7 @@
 //! A page from a server of cluster memory against a bare datagram echo of the same sizes, without encryption, over the
 //! loopback. Datagrams are cut to 1472 bytes, as on Ethernet; both sides use segmentation offload.
 
-mod echo;
+pub mod echo;
 mod pool;
 mod tcp;
 
