@@ -168,7 +168,11 @@ impl Run {
                 0 => status = Status::ALL[input.below(Status::ALL.len())],
                 1 => pressure = Pressure::ALL[input.below(Pressure::ALL.len())],
                 2 => reply.version = Version::from_bits(input.number(&[0, 1, 1 << 44, 1 << 44 | 3, u64::MAX])),
-                3 => payload.clear(),
+                // It never had the page, or a trim came that nobody has sent.
+                3 => {
+                    reply.version = Version::from_bits(input.number(&[0, 1 << 44 | 1, 1 << 44 | 9]));
+                    payload.clear();
+                }
                 4 => payload.truncate(input.byte().into()),
                 5 => reply.page = PageNo(input.number(&[0, 1, 8, u64::MAX])),
                 // Another page, in the version that is asked for.

@@ -2,7 +2,6 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::time::Duration;
 
 use rmap::client::{Client, ClientConfig, Event, Failure, ServerInfo, SpaceSpec};
 use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
