@@ -80,13 +80,17 @@ fn obey(session: &mut Session<'_>, command: &str, report: &Report) -> Result<Nex
         ["sh", ..] => tools::shell(command.trim_start_matches("sh"), report)?,
         ["store", path, mib] => store::write(path, megabytes(mib)?, session.params.disk.seed, report)?,
         ["check", path] => store::check(path, session.params.disk.seed, report)?,
-        ["echo", server, count] => echo::measure(server, count.parse().context("a number of echoes")?, report)?,
+        ["echo", server, count, bytes] => {
+            let count = count.parse().with_context(|| format!("{count:?} is not a number of echoes"))?;
+            let bytes = bytes.parse().with_context(|| format!("{bytes:?} is not a number of bytes"))?;
+            echo::measure(server, count, bytes, report)?;
+        }
         ["unbind", name] => driver::unbind(name)?,
         ["bind", name] => driver::bind(name)?,
         ["poweroff"] => return Ok(Next::End),
         _ => bail!(
             "unknown command {command:?}; say fill MIB, verify, run PHASE [KEY=VALUE...], idle SECONDS, drop, \
-             swapon DISK, sh LINE, store or check FILE, echo SERVER COUNT, bind or unbind DRIVER, or poweroff"
+             swapon DISK, sh LINE, store or check FILE, echo SERVER COUNT BYTES, bind or unbind DRIVER, or poweroff"
         ),
     }
     Ok(Next::Command)

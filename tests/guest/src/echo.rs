@@ -17,8 +17,8 @@ const LOST: Duration = Duration::from_secs(2);
 /// On a network that loses more there is nothing to measure.
 const LOST_PERCENT_MAX: usize = 10;
 
-/// Asks `server` so many times, one at a time; the answer is whole with the datagram that is shorter than the first.
-pub fn measure(server: &str, count: usize, report: &Report) -> Result<()> {
+/// Asks `server` so many times, one at a time; an answer is so many bytes, in any number of datagrams.
+pub fn measure(server: &str, count: usize, bytes: usize, report: &Report) -> Result<()> {
     let socket = UdpSocket::bind("0.0.0.0:0").context("bind a socket")?;
     socket.connect(server).with_context(|| format!("reach {server}"))?;
     socket.set_read_timeout(Some(LOST)).context("set a timeout")?;
@@ -26,7 +26,7 @@ pub fn measure(server: &str, count: usize, report: &Report) -> Result<()> {
     for _ in 0..count {
         let start = Instant::now();
         socket.send(&[0; REQUEST_BYTES]).context("send a request")?;
-        if answered(&socket)? {
+        if answered(&socket, bytes)? {
             times.push(start.elapsed());
         }
     }
@@ -41,15 +41,17 @@ pub fn measure(server: &str, count: usize, report: &Report) -> Result<()> {
     Ok(())
 }
 
-fn answered(socket: &UdpSocket) -> Result<bool> {
+/// Whether all of an answer came. Of one that was late the rest is taken for the next: that one then seems to take less, which the
+/// median does not show while few are lost.
+fn answered(socket: &UdpSocket, bytes: usize) -> Result<bool> {
     let mut datagram = [0; DATAGRAM_MAX];
-    let mut first = None;
-    loop {
+    let mut came = 0;
+    while came < bytes {
         match socket.recv(&mut datagram) {
-            Ok(bytes) if first.is_some_and(|first| bytes < first) => return Ok(true),
-            Ok(bytes) => first = Some(first.unwrap_or(bytes)),
+            Ok(bytes) => came += bytes,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(false),
             Err(error) => bail!("receive an echo: {error}"),
         }
     }
+    Ok(true)
 }
