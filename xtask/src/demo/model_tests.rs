@@ -15,7 +15,6 @@ pub fn vm(resident_mib: u64, counters: &[(&str, u64)]) -> VmInfo {
         dram_limit_bytes: 192 * MIB,
         resident_bytes: resident_mib * MIB,
         swapped_bytes: 300 * MIB,
-
         zero_bytes: (468 - resident_mib) * MIB,
         swap_used_bytes: 0,
         armed: true,
@@ -26,6 +25,7 @@ pub fn vm(resident_mib: u64, counters: &[(&str, u64)]) -> VmInfo {
         counters: counters.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
         latency: BTreeMap::new(),
         far: None,
+        waits: None,
         balloon: None,
         policy: pagoda_api::VmPolicy::default(),
     }
