@@ -20,6 +20,7 @@ use crate::units::parse_size;
 const EXAMPLES: &str = "\
 Examples:
   pagoda doctor                    is this host ready?
+  pagoda doctor pool               and the way to the servers of its pool?
   pagoda run --name web1 --dram 1G -- qemu-system-x86_64 -m 4G -accel kvm disk.qcow2
   pagoda top                       what happens now
   pagoda vm explain web1           why it has the memory it has
@@ -256,13 +257,23 @@ pub enum Host {
 
 /// Check whether this host can run VMs under Pagoda, and say what to change
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Doctor {
+    #[command(subcommand)]
+    pub of: Option<DoctorOf>,
     /// Directory for swap files to check [default: the running daemon's, else /var/lib/pagoda/swap]
     #[arg(long, value_name = "DIR")]
     pub swap_dir: Option<PathBuf>,
     /// QEMU to check
     #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
     pub qemu: String,
+}
+
+/// What else can be checked.
+#[derive(Debug, Subcommand)]
+pub enum DoctorOf {
+    /// Check whether this machine reaches the servers of its pool, and how fast they answer
+    Pool(crate::pool::Place),
 }
 
 /// A DRAM cap on the command line.

@@ -228,6 +228,8 @@ pub struct ServerView {
     /// As its last reply said.
     pub free_slabs: u32,
     pub pressure: crate::wire::message::Pressure,
+    /// The largest datagram that is known to get through, in bytes.
+    pub datagram: usize,
     /// Its answer to [`Client::ask_reports`].
     pub report: Option<Report>,
     /// Its answer to [`Client::ask_drain`].
@@ -452,6 +454,7 @@ impl Client {
             round_trip: peer.trip.smoothed(),
             free_slabs: peer.free_slabs,
             pressure: peer.pressure,
+            datagram: peer.cut,
             report: peer.report,
             drain: peer.drain,
         })

@@ -5,19 +5,22 @@
 
 mod checks;
 mod facts;
+mod pool;
 
 use anyhow::{Result, bail};
 use pagoda_api::Client;
 
 use self::checks::{Check, Verdict};
-use crate::cli;
+use crate::cli::{self, DoctorOf};
 use crate::output::{Side, Table, print_json, print_text};
 use crate::show::Format;
 
 /// Fails when a check does.
 pub fn run(client: &Client, options: &cli::Doctor, format: Format) -> Result<()> {
-    let facts = facts::gather(client, options.swap_dir.clone(), &options.qemu);
-    let checks = checks::check_all(&facts);
+    let checks = match &options.of {
+        None => checks::check_all(&facts::gather(client, options.swap_dir.clone(), &options.qemu)),
+        Some(DoctorOf::Pool(place)) => pool::check_all(place),
+    };
     match format {
         Format::Json => print_json(&checks)?,
         Format::Text => print_text(&render(&checks))?,

@@ -208,6 +208,7 @@ mod tests {
             round_trip: Duration::from_micros(50),
             free_slabs: 3,
             pressure: Pressure::Orange,
+            datagram: 1472,
             report,
             drain: None,
         };

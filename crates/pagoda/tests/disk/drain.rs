@@ -79,7 +79,8 @@ fn a_drain_loses_nothing_and_is_called_off() {
     pool.fails(&["pool", "top"], 2, "not a terminal");
 }
 
-/// A server whose host gets short of memory lends nothing more, then has what it lent moved elsewhere.
+/// A server whose host gets short of memory lends nothing more, then has what it lent moved elsewhere; when its host has
+/// memory again, it lends again.
 #[test]
 fn a_host_that_is_short_of_memory_gets_it_back() {
     let pool = Pool::start("short", 2);
@@ -97,6 +98,14 @@ fn a_host_that_is_short_of_memory_gets_it_back() {
     pool.set_available(lender, 4);
     until("all has moved", || servers(&pool)[lender].0 == 0);
     assert!(pool.has_said("clients are asked"));
+    tool("nbdcopy", &[&export.uri(), &back]);
+    tool("cmp", &[&image, &back]);
+    pool.set_available(lender, 50);
+    until("it is over", || pool.has_said("memory is not short any more"));
+    assert_eq!(pressure(), "none");
+    pool.set_available(1 - lender, 4);
+    until("all has come back", || servers(&pool)[1 - lender].0 == 0);
+    assert_eq!(servers(&pool)[lender].0, 64 << 20);
     tool("nbdcopy", &[&export.uri(), &back]);
     tool("cmp", &[&image, &back]);
     assert_eq!(export.stop(), Some(0));

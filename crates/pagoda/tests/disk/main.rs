@@ -110,6 +110,26 @@ fn tcp_where_udp_is_not_allowed() {
     pool.fails(&["pool", "ls"], 1, "unknown variant");
 }
 
+/// Of a pool: what answers, how fast, and what to look at where nothing does.
+#[test]
+fn the_doctor_knows_the_way_to_each_server() {
+    let mut pool = Pool::start("doctor", 2);
+    pool.kill_server(1);
+    let output = pool.output(&["doctor", "pool", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let checks: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let servers: Vec<&serde_json::Value> =
+        checks.as_array().unwrap().iter().filter(|check| check["name"] == "server").collect();
+    assert_eq!(servers.len(), 2);
+    // On a busy machine some answers may be late, which is a warning.
+    assert_ne!(servers[0]["verdict"], "fail", "{}", servers[0]);
+    assert!(servers[0]["found"].as_str().unwrap().contains("datagrams of 4192 bytes"), "{}", servers[0]);
+    assert_eq!(servers[1]["verdict"], "fail");
+    assert!(servers[1]["advice"].as_str().unwrap().contains("admit this machine"));
+    std::fs::remove_file(pool.file("pool.key")).unwrap();
+    pool.fails(&["doctor", "pool"], 1, "checks failed");
+}
+
 /// fio writes, a server is killed, fio verifies: nothing may be missing.
 #[test]
 fn a_killed_server_loses_nothing() {
