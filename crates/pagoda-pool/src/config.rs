@@ -49,18 +49,12 @@ pub enum Transport {
     Tcp,
 }
 
-impl Transport {
-    /// What `pool.toml` says.
-    pub fn read(dir: &Path) -> Result<Transport> {
-        Ok(Settings::read(dir)?.transport)
-    }
-}
-
 /// A pool's directory, and its etcd.
 #[derive(Debug)]
 pub struct PoolConfig {
     pub dir: PathBuf,
     pub etcd: Option<EtcdConfig>,
+    pub transport: Transport,
     /// What goes wrong, and is gone on without.
     pub tell: Tell,
 }
@@ -71,7 +65,13 @@ impl PoolConfig {
         let settings = Settings::read(dir)?;
         let address = cluster.or(settings.cluster.as_deref());
         let etcd = address.map(|address| settings.etcd(dir, address)).transpose()?;
-        Ok(PoolConfig { dir: dir.to_owned(), etcd, tell })
+        Ok(PoolConfig { dir: dir.to_owned(), etcd, transport: settings.transport, tell })
+    }
+
+    /// The pool of this machine's registry file, whatever `pool.toml` says of etcd.
+    pub fn by_file(dir: &Path, tell: Tell) -> Result<PoolConfig> {
+        let Settings { transport, .. } = Settings::read(dir)?;
+        Ok(PoolConfig { dir: dir.to_owned(), etcd: None, transport, tell })
     }
 
     /// A connection to etcd, which answers; `None` where the pool is none of a cluster.

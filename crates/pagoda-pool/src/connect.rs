@@ -1,7 +1,6 @@
 //! A client of the pool's servers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -45,20 +44,20 @@ const ASK_EVERY: Duration = Duration::from_millis(200);
 /// # Errors
 /// Keys are missing, the list is wrong, a socket cannot be made.
 pub fn client(
-    dir: &Path,
+    pool: &PoolConfig,
     servers: &[ServerInfo],
     control: Control,
     wait: Wait,
     patience: Patience,
 ) -> Result<UdpClient<Control>> {
-    let (keys, pool) = store::identity(dir)?;
+    let (keys, pool_key) = store::identity(&pool.dir)?;
     let Patience { fail_after, lost_after } = patience;
-    let config = ClientConfig { fail_after, lost_after, ..ClientConfig::new(keys, pool) };
+    let config = ClientConfig { fail_after, lost_after, ..ClientConfig::new(keys, pool_key) };
     let mut client = Client::new(config, Box::new(SystemEntropy::default()));
     for server in servers {
         client.add_server(Time(0), server.clone())?;
     }
-    let port = port(Transport::read(dir)?, servers).context("make a socket")?;
+    let port = port(pool.transport, servers).context("make a socket")?;
     Ok(UdpClient::new(client, port, wait, Instant::now(), control))
 }
 

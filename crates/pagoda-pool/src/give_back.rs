@@ -49,7 +49,7 @@ pub fn give_back(
     silent: Silent,
 ) -> Result<GivenBack> {
     let servers = pool.servers()?;
-    let mut client = connect::client(&pool.dir, &servers, plane.control()?, Wait::BLOCK, connect::UNHURRIED)?;
+    let mut client = connect::client(pool, &servers, plane.control()?, Wait::BLOCK, connect::UNHURRIED)?;
     connect::converse(&mut client, ANSWER_PATIENCE, |client| connect::all_up(client))?;
     let (up, absent) = (connect::up(&client), connect::absent(&servers, map));
     let away = servers.iter().map(|server| server.id).filter(|id| !up.contains(id)).chain(absent.iter().copied());

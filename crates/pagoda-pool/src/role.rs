@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Mutex;
 
-use anyhow::{Context, Result};
-use rmap::host::Role;
+use anyhow::{Result, anyhow};
+use rmap::host::{HostError, Role};
 
 /// This process borrows, until it ends.
 static BORROWS: Mutex<Option<Role>> = Mutex::new(None);
@@ -14,7 +14,16 @@ static BORROWS: Mutex<Option<Role>> = Mutex::new(None);
 /// # Errors
 /// It borrows.
 pub fn lend(dir: &Path) -> Result<Role> {
-    Role::lend(dir).context("to try a pool on one machine, start `pagoda pool serve` with --also-borrow")
+    Role::lend(dir).map_err(advised)
+}
+
+fn advised(error: HostError) -> anyhow::Error {
+    match error {
+        HostError::Lends { .. } | HostError::Borrows { .. } => {
+            anyhow!("{error}; or, to try a pool on one machine, start `pagoda pool serve` with --also-borrow")
+        }
+        other => other.into(),
+    }
 }
 
 /// This process borrows from now on.
@@ -24,8 +33,7 @@ pub fn lend(dir: &Path) -> Result<Role> {
 pub fn borrow(dir: &Path) -> Result<()> {
     let mut borrows = BORROWS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if borrows.is_none() {
-        let role = Role::borrow(dir);
-        *borrows = Some(role.context("to try a pool on one machine, start `pagoda pool serve` with --also-borrow")?);
+        *borrows = Some(Role::borrow(dir).map_err(advised)?);
     }
     Ok(())
 }

@@ -96,7 +96,7 @@ fn open(registry: &Registry, record: &Record) -> Result<Option<OpenedPool>> {
 
 fn open_in(dir: &Path, record: &Record) -> Result<Option<OpenedPool>> {
     let Some(far) = record.far else { return Ok(None) };
-    let opened = take_over(&by_file(dir), record, &far);
+    let opened = by_file(dir).and_then(|pool| take_over(&pool, record, &far));
     opened.map(Some).with_context(|| format!("open the far tier of {}", record.name))
 }
 
@@ -104,7 +104,7 @@ fn take_over(pool: &PoolConfig, record: &Record, far: &Far) -> Result<OpenedPool
     let mut plane = Plane::of(pool, &record.name, None)?;
     let servers = pool.servers()?;
     role::borrow(&pool.dir)?;
-    let mut client = connect::client(&pool.dir, &servers, plane.control()?, Wait::BLOCK, PATIENCE)?;
+    let mut client = connect::client(pool, &servers, plane.control()?, Wait::BLOCK, PATIENCE)?;
     let spec = spec(record, far);
     let seen = plane.look(spec.id)?;
     // Nobody has answered yet: those of the list count as there.
@@ -135,7 +135,7 @@ pub fn give_back_later(registry: &Registry, record: &Record) {
 }
 
 fn give_all_back(dir: &Path, name: &str, spec: &SpaceSpec) -> Result<GivenBack> {
-    let pool = by_file(dir);
+    let pool = by_file(dir)?;
     let mut plane = Plane::of(&pool, name, None)?;
     let seen = plane.look(spec.id)?;
     if seen.map.iter().all(|(_, entry)| entry.replicas.is_empty()) {
@@ -150,8 +150,8 @@ fn give_all_back(dir: &Path, name: &str, spec: &SpaceSpec) -> Result<GivenBack> 
 }
 
 /// The pool as far tiers use it, whatever `pool.toml` says of etcd now: a tier stays where it was made.
-fn by_file(dir: &Path) -> PoolConfig {
-    PoolConfig { dir: dir.to_owned(), etcd: None, tell }
+fn by_file(dir: &Path) -> Result<PoolConfig> {
+    PoolConfig::by_file(dir, tell)
 }
 
 fn tell(text: &str) {

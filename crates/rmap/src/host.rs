@@ -104,9 +104,13 @@ impl Role {
         Role::take(&dir.join("borrows.lock"), &dir.join("lends.lock"), |path| HostError::Lends { path })
     }
 
-    /// The order: its own lock, shared, and then a look at the other. Of two that begin at once, both may be refused;
-    /// never does neither see the other.
+    /// The order: its own lock, shared, and then a look at the other, which is to lock it: so one at a time looks, or two
+    /// that look at once would take each other for what they look for.
     fn take(own: &Path, other: &Path, refused: impl Fn(PathBuf) -> HostError) -> Result<Role, HostError> {
+        let looks = own.with_file_name("role.lock");
+        let looking = open(&looks)?;
+        flock(&looking, FlockOperation::LockExclusive)
+            .map_err(|error| HostError::Io { path: looks.clone(), source: error.into() })?;
         let locked = open(own)?;
         let fail = |path: &Path, source: io::Error| HostError::Io { path: path.to_owned(), source };
         flock(&locked, FlockOperation::LockShared).map_err(|error| fail(own, error.into()))?;
@@ -140,6 +144,12 @@ mod tests {
         assert!(matches!(Role::lend(&dir), Err(HostError::Borrows { .. })));
         drop(borrows);
         drop(Role::lend(&dir).unwrap());
+        // Many that begin at once and want the same do not hinder each other.
+        std::thread::scope(|scope| {
+            let begin = || (0..200).map(|_| Role::borrow(&dir)).collect::<Result<Vec<_>, _>>().map(drop);
+            let all: Vec<_> = (0..4).map(|_| scope.spawn(begin)).collect();
+            all.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+        });
         fs::remove_dir_all(&dir).unwrap();
         assert!(matches!(Role::lend(&dir), Err(HostError::Io { .. })));
     }

@@ -14,6 +14,7 @@ mod streams;
 
 pub use announce::{ANNOUNCE_GROUP, AnnounceListener, AnnounceSender};
 pub use client::{UdpClient, UdpClientError};
+pub use datagrams::SOCKET_BUFFER;
 pub use port::{Port, Wait};
 pub use server::{Drained, drain, serve, serve_until};
 pub use streams::STREAMS_MAX;

@@ -58,7 +58,7 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     let patience = Patience::of_disks(Duration::from_millis(options.fail_after));
     // Before other threads are started: they inherit it.
     keep_in_memory();
-    let mut client = connect::client(dir, &servers, plane.control()?, wait, patience)?;
+    let mut client = connect::client(&pool, &servers, plane.control()?, wait, patience)?;
     greet(&mut client, &servers)?;
     let up = connect::up(&client);
     connect::stand_in(&mut client, &pool, name, &servers, &up, &seen.map)?;

@@ -2,29 +2,29 @@
 //!
 //! Everything but reaching the servers is judged from facts, without I/O, as in `checks`.
 
-use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use pagoda_pool::config::Transport;
+use pagoda_pool::config::{PoolConfig, Transport};
 use pagoda_pool::{connect, store};
 use rmap::client::{Reach, ServerInfo, ServerView};
-use rmap::udp::{UdpClient, Wait};
+use rmap::udp::{SOCKET_BUFFER, Wait};
 use rmap::wire::DATAGRAM_MIN_MAX;
 use rmap::wire::message::Pressure;
 
 use super::checks::{Check, Verdict};
+use crate::exit;
 use crate::pool::Place;
+use crate::pool::list::{SLAB_CONTENT_BYTES, pressure};
+use crate::units::format_size;
 
-/// What the pool's sockets ask for (`Port`).
-const SOCKET_BUFFER: u64 = 4 << 20;
 /// A server that has not answered by then is shown as silent.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Questions to each server, whose answers are timed.
+/// Questions to each server, one after another, whose answers are timed.
 const PROBES: usize = 100;
-/// A lost one is given up after this long.
-const PROBE_PATIENCE: Duration = Duration::from_millis(100);
+/// With the first that had no answer by then a server's questions end: a late answer would count for the next one.
+const PROBE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What there is to judge about the host.
 #[derive(Debug, Default)]
@@ -48,32 +48,28 @@ impl Facts {
         Facts { rmem_max: limit("rmem_max"), wmem_max: limit("wmem_max"), synchronized }
     }
 
-    fn checks(&self) -> Vec<Check> {
+    fn buffers(&self) -> Vec<Check> {
         vec![
             buffers("receive buffers", "net.core.rmem_max", self.rmem_max),
             buffers("send buffers", "net.core.wmem_max", self.wmem_max),
-            self.clock(),
         ]
     }
 
     fn clock(&self) -> Check {
-        match self.synchronized {
-            Some(true) => Check::ok("clock", "synchronised"),
-            Some(false) => Check::new(
-                Verdict::Warn,
-                "clock",
-                "not synchronised",
-                "announcements of servers are believed within 60 s of this clock only, and etcd's certificates have dates: \
-                 run chrony or systemd-timesyncd",
-            ),
-            None => Check::ok("clock", "not known: timedatectl does not say"),
-        }
+        let found = match self.synchronized {
+            Some(true) => return Check::ok("clock", "synchronised"),
+            Some(false) => "not synchronised",
+            None => "not known: timedatectl does not say",
+        };
+        let advice = "announcements of servers are believed within 60 s of this clock only, and etcd's certificates have \
+                      dates: see that chrony or systemd-timesyncd runs";
+        Check::new(Verdict::Warn, "clock", found, advice)
     }
 }
 
 fn buffers(name: &'static str, setting: &str, limit: Option<u64>) -> Check {
     match limit {
-        Some(limit) if limit < SOCKET_BUFFER => Check::new(
+        Some(limit) if limit < SOCKET_BUFFER as u64 => Check::new(
             Verdict::Warn,
             name,
             format!("{setting} is {limit}"),
@@ -89,7 +85,7 @@ fn buffers(name: &'static str, setting: &str, limit: Option<u64>) -> Check {
 struct Found {
     info: ServerInfo,
     view: ServerView,
-    /// Of answers that came, in order of length.
+    /// Of the answers until one did not come, in order of length.
     trips: Vec<Duration>,
 }
 
@@ -108,92 +104,104 @@ impl Found {
             );
             return Check::new(Verdict::Fail, NAME, format!("{place} does not answer"), advice);
         }
-        let us = |part: usize| self.trips.get((self.trips.len() * part / 100).min(self.trips.len().saturating_sub(1)));
-        let us = |part| us(part).map_or(0, Duration::as_micros);
-        let lost = PROBES - self.trips.len();
+        if self.trips.is_empty() {
+            let found = format!("{place} is there, and says nothing");
+            return Check::new(Verdict::Fail, NAME, found, "restart it; look at the load of both machines");
+        }
         let found = format!(
-            "{place} answers in {} us, p50 {}, p99 {}; datagrams of {} bytes",
-            us(0),
-            us(50),
-            us(99),
-            self.view.datagram
+            "{place} answers in {} us, p50 {}, p99 {}; datagrams of {} bytes; lends {} more; pressure {}",
+            self.trip_us(0),
+            self.trip_us(50),
+            self.trip_us(99),
+            self.view.datagram,
+            format_size(u64::from(self.view.free_slabs) * SLAB_CONTENT_BYTES),
+            pressure(self.view.pressure)
         );
-        if lost > 0 {
-            let advice = format!(
-                "{lost} of {PROBES} questions had no answer within {} ms: look at the network, and at the load of both \
+        let advice = if self.trips.len() < PROBES {
+            format!(
+                "after {} answers one did not come within {PROBE_PATIENCE:?}: look at the network, and at the load of both \
                  machines",
-                PROBE_PATIENCE.as_millis()
-            );
-            return Check::new(Verdict::Warn, NAME, found, advice);
-        }
-        if self.view.datagram <= DATAGRAM_MIN_MAX {
-            let advice = "only the smallest datagrams get through: the path's MTU is below 1450, or something on it drops \
-                          what is larger; a page takes four of them instead of three";
-            return Check::new(Verdict::Warn, NAME, found, advice);
-        }
-        if self.view.pressure != Pressure::None {
-            let advice = "its host is short of memory: it lends nothing more, and may want its pages moved";
-            return Check::new(Verdict::Warn, NAME, format!("{found}; pressure"), advice);
-        }
-        Check::ok(NAME, found)
+                self.trips.len()
+            )
+        } else if self.view.datagram <= DATAGRAM_MIN_MAX {
+            "only the smallest datagrams get through: the path's MTU is below 1450, or something on it drops what is \
+             larger; a page takes four of them instead of three"
+                .to_owned()
+        } else if self.view.pressure != Pressure::None {
+            "its host is short of memory: it lends nothing more, and may want its pages moved".to_owned()
+        } else {
+            return Check::ok(NAME, found);
+        };
+        Check::new(Verdict::Warn, NAME, found, advice)
+    }
+
+    /// By nearest rank; the least for 0.
+    fn trip_us(&self, percent: usize) -> u128 {
+        let rank = (self.trips.len() * percent).div_ceil(100).max(1);
+        self.trips.get(rank - 1).map_or(0, Duration::as_micros)
     }
 }
 
 pub fn check_all(place: &Place) -> Vec<Check> {
-    let mut checks = Facts::gather().checks();
-    match pool(place, &mut checks) {
-        Ok(()) => {}
-        Err(error) => checks.push(Check::new(
-            Verdict::Fail,
-            "pool",
-            format!("{error:#}"),
-            "`pagoda pool key init` makes keys, the file `servers` has the lines that `pagoda pool serve` prints: \
-             docs/disks.md",
-        )),
+    let facts = Facts::gather();
+    let mut checks = vec![facts.clock()];
+    if let Err(error) = pool(place, &facts, &mut checks) {
+        let advice = "`pagoda pool key init` makes keys, and the file `servers` has the lines that `pagoda pool serve` \
+                      prints: docs/disks.md";
+        checks.push(Check::new(Verdict::Fail, "pool", format!("{error:#}"), advice));
     }
     checks
 }
 
-fn pool(place: &Place, checks: &mut Vec<Check>) -> Result<()> {
+fn pool(place: &Place, facts: &Facts, checks: &mut Vec<Check>) -> Result<()> {
     let pool = place.read()?;
-    let dir: &Path = &pool.dir;
-    store::identity(dir)?;
-    checks.push(Check::ok("keys", format!("in {}", dir.display())));
-    let transport = Transport::read(dir)?;
-    let servers = pool.servers()?;
-    let source = if pool.etcd.is_some() { "etcd answers" } else { "no etcd" };
-    checks.push(Check::ok("servers", format!("{} listed; {source}; {transport:?}", servers.len())));
-    checks.extend(look(dir, &servers)?.iter().map(|found| found.check(transport)));
+    store::identity(&pool.dir)?;
+    checks.push(Check::ok("keys", format!("in {}", pool.dir.display())));
+    if pool.transport == Transport::Udp {
+        checks.extend(facts.buffers());
+    }
+    let servers = match pool.servers() {
+        Err(error) if exit::is_unreachable(&error) => {
+            let advice = "nothing can be placed anew or taken over until it is back; servers of the file `servers` are \
+                          tried all the same";
+            checks.push(Check::new(Verdict::Fail, "etcd", format!("{error:#}"), advice));
+            store::servers(&pool.dir)?
+        }
+        servers => {
+            let servers = servers?;
+            if pool.etcd.is_some() {
+                checks.push(Check::ok("etcd", "answers"));
+            }
+            servers
+        }
+    };
+    checks.extend(look(&pool, &servers)?.iter().map(|found| found.check(pool.transport)));
     Ok(())
 }
 
-fn look(dir: &Path, servers: &[ServerInfo]) -> Result<Vec<Found>> {
-    let mut client = connect::client(dir, servers, connect::no_control(), Wait::BLOCK, connect::UNHURRIED)?;
+fn look(pool: &PoolConfig, servers: &[ServerInfo]) -> Result<Vec<Found>> {
+    let mut client = connect::client(pool, servers, connect::no_control(), Wait::BLOCK, connect::UNHURRIED)?;
     connect::converse(&mut client, PATIENCE, |client| connect::all_up(client))?;
     let mut trips: Vec<Vec<Duration>> = vec![Vec::with_capacity(PROBES); servers.len()];
-    for _ in 0..PROBES {
+    let mut asked: Vec<bool> = client.client.reach().map(|(_, reach)| reach == Reach::Up).collect();
+    for probe in 1..=PROBES {
         client.client.ask_reports();
-        let (asked, mut answered) = (Instant::now(), vec![false; servers.len()]);
+        let began = Instant::now();
         connect::converse(&mut client, PROBE_PATIENCE, |client| {
-            note(client, asked, &mut answered, &mut trips);
-            let up = client.client.reach().map(|(_, reach)| reach == Reach::Up);
-            up.zip(&answered).all(|(up, answered)| !up || *answered)
+            for (at, view) in client.client.servers().enumerate() {
+                if asked[at] && view.report.is_some() && trips[at].len() < probe {
+                    trips[at].push(began.elapsed());
+                }
+            }
+            asked.iter().zip(&trips).all(|(asked, trips)| !asked || trips.len() == probe)
         })
         .context("ask the servers")?;
+        asked.iter_mut().zip(&trips).for_each(|(asked, trips)| *asked &= trips.len() == probe);
     }
     trips.iter_mut().for_each(|trips| trips.sort_unstable());
     let views = client.client.servers();
     let found = servers.iter().cloned().zip(views).zip(trips);
     Ok(found.map(|((info, view), trips)| Found { info, view, trips }).collect())
-}
-
-/// How long those took who have answered since the last look.
-fn note<C>(client: &UdpClient<C>, asked: Instant, answered: &mut [bool], trips: &mut [Vec<Duration>]) {
-    for (at, view) in client.client.servers().enumerate() {
-        if view.report.is_some() && !std::mem::replace(&mut answered[at], true) {
-            trips[at].push(asked.elapsed());
-        }
-    }
 }
 
 #[cfg(test)]
@@ -204,44 +212,59 @@ mod tests {
 
     use super::*;
 
-    fn found(reach: Reach, datagram: usize, answers: u64) -> Check {
+    const LARGEST: usize = DATAGRAM_SIZES[DATAGRAM_SIZES.len() - 1];
+
+    fn found(answers: usize) -> Found {
         let info =
             ServerInfo { id: ServerId(3), addr: "10.0.0.5:7070".parse().unwrap(), key: PublicKey([1; 32]), zone: 0 };
         let view = ServerView {
             id: info.id,
-            reach,
+            reach: Reach::Up,
             round_trip: Duration::ZERO,
-            free_slabs: 1,
+            free_slabs: 2,
             pressure: Pressure::None,
-            datagram,
+            datagram: LARGEST,
             report: None,
             drain: None,
         };
-        let trips = (1..=answers).map(Duration::from_micros).collect();
-        Found { info, view, trips }.check(Transport::Udp)
+        Found { info, view, trips: (1..=answers as u64).map(Duration::from_micros).collect() }
     }
 
     #[test]
     fn servers_are_judged_by_what_they_say() {
-        let largest = DATAGRAM_SIZES[DATAGRAM_SIZES.len() - 1];
-        let good = found(Reach::Up, largest, PROBES as u64);
-        assert_eq!(
-            good,
-            Check::ok("server", "3 at 10.0.0.5:7070 answers in 1 us, p50 51, p99 100; datagrams of 4192 bytes")
-        );
-        assert_eq!(found(Reach::Up, DATAGRAM_MIN_MAX, PROBES as u64).verdict, Verdict::Warn);
-        let lossy = found(Reach::Up, largest, PROBES as u64 - 2);
-        assert!(lossy.verdict == Verdict::Warn && lossy.advice.starts_with("2 of 100"), "{lossy:?}");
-        assert_eq!(found(Reach::Up, largest, 0).verdict, Verdict::Warn);
-        assert_eq!(found(Reach::Connecting { since: rmap::units::Time(0) }, 0, 0).verdict, Verdict::Fail);
+        let good = "3 at 10.0.0.5:7070 answers in 1 us, p50 50, p99 99; datagrams of 4192 bytes; lends 128M more; pressure none";
+        assert_eq!(found(PROBES).check(Transport::Udp), Check::ok("server", good));
+        assert_eq!([1, 2, 3].map(|answers| found(answers).trip_us(99)), [1, 2, 3]);
+        let short = found(98).check(Transport::Udp);
+        assert!(short.verdict == Verdict::Warn && short.advice.starts_with("after 98 answers"), "{short:?}");
+        let mute = found(0).check(Transport::Udp);
+        assert!(mute.verdict == Verdict::Fail && mute.found.ends_with("says nothing"), "{mute:?}");
+    }
+
+    #[test]
+    fn each_complaint_says_what_to_look_at() {
+        let with = |change: fn(&mut ServerView), transport| {
+            let mut found = found(PROBES);
+            change(&mut found.view);
+            found.check(transport)
+        };
+        let silent = |view: &mut ServerView| view.reach = Reach::Connecting { since: rmap::units::Time(0) };
+        let udp = with(silent, Transport::Udp);
+        assert!(udp.verdict == Verdict::Fail && udp.advice.contains("is UDP let through"), "{udp:?}");
+        assert!(with(silent, Transport::Tcp).advice.contains("--tcp"));
+        let narrow = with(|view| view.datagram = DATAGRAM_MIN_MAX, Transport::Udp);
+        assert!(narrow.verdict == Verdict::Warn && narrow.advice.contains("MTU"), "{narrow:?}");
+        let pressed = with(|view| view.pressure = Pressure::Orange, Transport::Udp);
+        assert!(pressed.verdict == Verdict::Warn && pressed.found.ends_with("pressure orange"), "{pressed:?}");
     }
 
     #[test]
     fn the_host_is_judged_by_what_it_allows() {
-        let verdicts = |facts: Facts| facts.checks().iter().map(|check| check.verdict).collect::<Vec<_>>();
-        let good = Facts { rmem_max: Some(SOCKET_BUFFER), wmem_max: None, synchronized: Some(true) };
-        assert_eq!(verdicts(good), [Verdict::Ok; 3]);
-        let small = Facts { rmem_max: Some(212_992), wmem_max: Some(212_992), synchronized: Some(false) };
-        assert_eq!(verdicts(small), [Verdict::Warn; 3]);
+        let good = Facts { rmem_max: Some(SOCKET_BUFFER as u64), wmem_max: None, synchronized: Some(true) };
+        let bad = Facts { rmem_max: Some(212_992), wmem_max: Some(212_992), synchronized: Some(false) };
+        for (facts, verdict) in [(good, Verdict::Ok), (bad, Verdict::Warn)] {
+            assert!(facts.buffers().iter().chain([&facts.clock()]).all(|check| check.verdict == verdict), "{facts:?}");
+        }
+        assert_eq!(Facts::default().clock().verdict, Verdict::Warn, "what is not known is not well");
     }
 }

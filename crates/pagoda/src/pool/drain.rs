@@ -37,7 +37,7 @@ pub fn run(options: &Drain, format: Format) -> Result<()> {
     let listed = pool.servers()?.into_iter().find(|server| server.id.0 == options.server);
     let server = listed.ok_or(NoSuchServer(options.server))?;
     let (id, wait) = (server.id, Wait::BLOCK);
-    let mut client = connect::client(&pool.dir, &[server], connect::no_control(), wait, connect::UNHURRIED)?;
+    let mut client = connect::client(&pool, &[server], connect::no_control(), wait, connect::UNHURRIED)?;
     if !connect::converse(&mut client, PATIENCE, |client| connect::all_up(client))? {
         bail!("server {} does not answer, see `pagoda pool ls`", id.0);
     }

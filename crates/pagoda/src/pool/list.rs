@@ -48,7 +48,7 @@ pub fn run(place: &Place, format: Format) -> Result<()> {
 }
 
 fn show(pool: &PoolConfig, servers: &[ServerInfo], format: Format) -> Result<()> {
-    let mut client = connect::client(&pool.dir, servers, connect::no_control(), Wait::BLOCK, connect::UNHURRIED)?;
+    let mut client = connect::client(pool, servers, connect::no_control(), Wait::BLOCK, connect::UNHURRIED)?;
     let mut up_at = None;
     connect::converse(&mut client, PATIENCE, |client| {
         let now = Instant::now();

@@ -2,7 +2,7 @@
 
 mod drain;
 mod keys;
-mod list;
+pub mod list;
 mod member;
 mod serve;
 mod top;

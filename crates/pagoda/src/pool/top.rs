@@ -94,7 +94,7 @@ struct Servers {
 impl Servers {
     fn meet(pool: &PoolConfig) -> Result<Servers> {
         let list = pool.servers()?;
-        let mut client = connect::client(&pool.dir, &list, connect::no_control(), Wait::BLOCK, connect::UNHURRIED)?;
+        let mut client = connect::client(pool, &list, connect::no_control(), Wait::BLOCK, connect::UNHURRIED)?;
         connect::converse(&mut client, PATIENCE, |client| connect::all_up(client))?;
         let reports = vec![None; list.len()];
         let mut servers = Servers { list, client, reports, rows: Vec::new(), selected: 0, trouble: None };

@@ -121,13 +121,22 @@ fn the_doctor_knows_the_way_to_each_server() {
     let servers: Vec<&serde_json::Value> =
         checks.as_array().unwrap().iter().filter(|check| check["name"] == "server").collect();
     assert_eq!(servers.len(), 2);
-    // On a busy machine some answers may be late, which is a warning.
+    // On a busy machine an answer may be late, which is a warning.
     assert_ne!(servers[0]["verdict"], "fail", "{}", servers[0]);
     assert!(servers[0]["found"].as_str().unwrap().contains("datagrams of 4192 bytes"), "{}", servers[0]);
     assert_eq!(servers[1]["verdict"], "fail");
     assert!(servers[1]["advice"].as_str().unwrap().contains("admit this machine"));
+    // With another pool's key nobody answers; without one, nobody is asked.
+    let stranger = Pool::start_with("doctor-stranger", 0, "");
+    tool("cp", &["-p", &stranger.file("pool.key"), &pool.file("pool.key")]);
+    let said = text(&pool.output(&["doctor", "pool"]).stdout);
+    assert_eq!(said.matches("does not answer").count(), 2, "{said}");
+    std::fs::write(pool.file("pool.toml"), "cluster = \"etcd://127.0.0.1:1\"\n").unwrap();
+    let said = text(&pool.output(&["doctor", "pool"]).stdout);
+    assert!(said.contains("FAIL: etcd") && said.matches("1 at 127.0.0.1").count() == 1, "{said}");
     std::fs::remove_file(pool.file("pool.key")).unwrap();
-    pool.fails(&["doctor", "pool"], 1, "checks failed");
+    let said = text(&pool.output(&["doctor", "pool"]).stdout);
+    assert!(said.contains("FAIL: pool") && !said.contains("does not answer"), "{said}");
 }
 
 /// fio writes, a server is killed, fio verifies: nothing may be missing.

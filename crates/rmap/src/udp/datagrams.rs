@@ -13,7 +13,7 @@ const BATCH: usize = 8;
 /// What the kernel joins at most into one buffer.
 const BUFFER_SIZE: usize = 65_535;
 /// Requests and replies of a full window in both directions; the kernel's default holds 50 pages.
-const SOCKET_BUFFER: usize = 4 << 20;
+pub const SOCKET_BUFFER: usize = 4 << 20;
 
 /// A socket and its buffers.
 #[derive(Debug)]

@@ -24,7 +24,7 @@ const FRAME_MAX: usize = LENGTH_SIZE + DATAGRAM_MAX;
 const INPUT_SIZE: usize = 16 * FRAME_MAX;
 /// Bytes that wait for a stream to take them; what comes then is lost. A full window of pages.
 const OUTPUT_MAX: usize = 256 * FRAME_MAX;
-/// Connections that wait to be accepted.
+/// Connections that wait to be accepted, and that are at one turn.
 const BACKLOG: i32 = 64;
 /// A server that could not be reached is tried again after so long.
 const DIAL_AGAIN: Duration = Duration::from_millis(100);
@@ -149,8 +149,9 @@ impl Streams {
     }
 
     fn accept(&mut self) {
-        // Out of descriptors: the client waits in the backlog, or goes.
-        while let Some(Ok((socket, _))) = self.listener.as_ref().map(TcpListener::accept) {
+        // Not for ever: strangers may come faster than they are accepted. Out of descriptors: they wait in the backlog.
+        for _ in 0..BACKLOG {
+            let Some(Ok((socket, _))) = self.listener.as_ref().map(TcpListener::accept) else { return };
             let Some(place) = self.place() else { continue };
             let addr = stream_addr(self.numbers);
             if socket.set_nonblocking(true).is_ok() {
