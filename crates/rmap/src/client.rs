@@ -45,6 +45,7 @@ use crate::wire::report::Report;
 
 pub use exchange::WINDOW_MAX;
 pub use ops::OPS_MAX;
+pub(crate) use peer::RoundTrip;
 pub use peer::{Drain, Reach, SERVERS_MAX, ServerInfo};
 pub use slab::SPACE_SLABS_MAX;
 

@@ -9,10 +9,12 @@
 //! before anything else, and it answers [`Status::UnknownSlab`](crate::wire::message::Status::UnknownSlab), never zeros. A server that is paused answers late: versions
 //! and generations make late writes harmless. A server never drops a slab by itself; under pressure it asks the owners to.
 
+mod copy;
 mod reassembly;
 mod requests;
 mod sessions;
 mod store;
+mod tickets;
 
 use std::net::SocketAddr;
 
@@ -21,14 +23,19 @@ use thiserror::Error;
 use crate::crypto::entropy::SharedEntropy;
 use crate::crypto::{Entropy, Keypair, PoolKey, PublicKey, Rejected};
 use crate::units::{BootEpoch, ServerId, SlabSize, Time};
+use crate::wire::PROTOCOL_VERSION;
 use crate::wire::datagram::Head;
 use crate::wire::message::{Pressure, Status};
 
+pub use copy::{Progress, TRANSFERS_MAX};
 pub use store::{Fault, SpaceUse};
+pub use tickets::{TICKET_LIFE, TICKETS_MAX};
 
+use copy::Transfers;
 use requests::Replies;
 use sessions::{Hello, Sessions};
 use store::Store;
+use tickets::Tickets;
 
 /// Slabs of one server: 64 TiB of the usual size; page numbers end later.
 pub const SLABS_MAX: usize = 1 << 20;
@@ -105,6 +112,8 @@ pub struct Server {
     entropy: SharedEntropy,
     store: Store,
     sessions: Sessions,
+    tickets: Tickets,
+    transfers: Transfers,
     replies: Replies,
     pressure: Pressure,
     stats: ServerStats,
@@ -132,6 +141,8 @@ impl Server {
             store: Store::new(config.slabs, config.slab_size, config.quota)
                 .ok_or(ConfigError::Memory { slabs: config.slabs })?,
             sessions: Sessions::new(),
+            tickets: Tickets::new(),
+            transfers: Transfers::new(),
             replies: Replies::new(),
             pressure: Pressure::None,
             stats: ServerStats::default(),
@@ -144,15 +155,18 @@ impl Server {
 
     /// Takes a datagram in; decrypts it in place.
     pub fn on_datagram(&mut self, now: Time, from: SocketAddr, datagram: &mut [u8]) {
+        self.now = now;
         match Head::decode(datagram) {
             Ok(Head::Hello { versions, sender }) => {
                 let about = self.about();
                 let hello = Hello { from, versions, sender, datagram };
-                self.sessions.greet(now, &hello, &self.config, about, &self.entropy, &mut self.stats);
+                let (tickets, entropy) = (&self.tickets, &self.entropy);
+                self.sessions.greet(now, &hello, &self.config, tickets, about, entropy, &mut self.stats);
             }
             Ok(Head::Data { epoch, receiver, counter, .. }) => {
                 let Some(index) = self.sessions.find(receiver) else {
-                    self.stats.unknown_session += 1;
+                    let used = self.transfers.data(now, receiver, (epoch, counter), datagram);
+                    self.stats.unknown_session += u64::from(used.is_none());
                     return;
                 };
                 match self.sessions.open(index, now, from, (epoch, counter), datagram) {
@@ -161,17 +175,33 @@ impl Server {
                     Err(Rejected::Replayed) => self.stats.replayed += 1,
                 }
             }
-            // Servers are not greeted back.
+            Ok(Head::Accept { version: PROTOCOL_VERSION, receiver, sender }) => {
+                let pages = self.config.slab_size.pages();
+                let used = self.transfers.accepted(now, receiver, sender, pages, datagram);
+                self.stats.malformed += u64::from(used.is_none());
+            }
+            // Clients do not greet back.
             Ok(Head::Accept { .. } | Head::Refuse { .. }) | Err(_) => self.stats.malformed += 1,
         }
     }
 
-    /// The next thing to send, appended to `out`; demand before everything else.
+    /// When [`Server::on_timeout`] is to be called, at the latest.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.transfers.poll_timeout()
+    }
+
+    /// Time went by.
+    pub fn on_timeout(&mut self, now: Time) {
+        self.now = now;
+        self.transfers.on_timeout(now);
+    }
+
+    /// The next thing to send, appended to `out`; demand before everything else, copies to other servers last.
     pub fn poll_transmit(&mut self, out: &mut Vec<u8>) -> Option<Transmit> {
         if let Some(transmit) = self.sessions.poll_handshake(out) {
             return Some(transmit);
         }
-        self.poll_reply(out)
+        self.poll_reply(out).or_else(|| self.transfers.poll_transmit(self.now, &self.store, out))
     }
 
     /// How short of memory the host is; in every reply from now on. A server that is about to end stays at orange.

@@ -3,6 +3,7 @@
 //! Nothing here is trusted: a length follows from what precedes it or is compared with a cap, an unknown value is
 //! [`Malformed`], and decoding neither allocates nor panics.
 
+pub mod copy;
 pub mod datagram;
 pub mod message;
 pub mod report;

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::copy::Progress;
 use super::{Server, ServerStats, Transmit};
 use crate::crypto::handshake::ServerHello;
 use crate::server::reassembly::WRITE_CREDITS;
@@ -72,6 +73,12 @@ impl Server {
         self.stats.fragments += 1;
         let payload = usize::from(message.payload);
         let (space, page, version) = (message.space, message.page, message.version);
+        let slab = self.config.slab_size.slab(page);
+        let refusal = self
+            .sessions
+            .guest(place)
+            .zip(slab)
+            .and_then(|(node, slab)| self.tickets.refusal(now, &self.store, node, slab, generation, &message));
         let Some(peer) = self.sessions.peer(place) else { return };
         let whole = if fragment.count == 1 {
             Some(part)
@@ -79,13 +86,13 @@ impl Server {
             peer.reassembly.add(message.id, version.bits(), fragment, part, payload)
         };
         let Some(whole) = whole else { return };
-        let slab = self.config.slab_size.slab(page);
         let waiting = self.replies.len();
         let can_wait = matches!(message.class, Class::Prefetch | Class::Rebuild);
         if waiting >= REPLIES_MAX {
             return;
         }
         let status = match (message.op, slab) {
+            (_, _) if let Some(refusal) = refusal => refusal,
             (_, _) if can_wait && waiting >= REPLIES_CROWDED && message.op != Op::Probe => Status::Busy,
             (_, None) => Status::BadRequest,
             // What they are asked for is looked up when the reply is made.
@@ -100,6 +107,11 @@ impl Server {
             (Op::Release, Some(slab)) => self.store.release(space, slab, generation, version),
             (Op::Reserve, _) => self.store.reserve(space, generation, version.bits()),
             (Op::Drain, _) => self.drain_asked(place, version),
+            (Op::Copy, Some(slab)) => {
+                let with = (&self.store, &self.config, &self.entropy);
+                self.transfers.ask(now, with, slab, generation, &message, whole)
+            }
+            (Op::Admit, Some(slab)) => self.tickets.ask(now, &self.store, slab, generation, &message, whole),
         };
         if let Some(session) = self.sessions.number(place) {
             let pending = Pending { session, place, request: message, status };
@@ -175,6 +187,11 @@ impl Server {
             Op::Probe => {
                 scratch.resize(usize::from(request.payload), 0);
                 payload = scratch;
+            }
+            Op::Copy => {
+                let slab = self.config.slab_size.slab(request.page);
+                let progress = slab.and_then(|slab| self.transfers.progress(request.space, slab));
+                version = Version::from_bits(progress.unwrap_or(Progress::Failed) as u64);
             }
             Op::Report => {
                 scratch.extend(report.unwrap_or_default().encode());

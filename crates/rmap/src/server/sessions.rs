@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::reassembly::Reassembly;
+use super::tickets::Tickets;
 use super::{ServerConfig, ServerStats, Transmit};
 use crate::crypto::entropy::SharedEntropy;
 use crate::crypto::handshake::{ServerHello, respond};
@@ -42,6 +43,8 @@ pub struct Hello<'a> {
 pub struct Peer {
     number: u32,
     node: PublicKey,
+    /// Not a client: another server that has, or had, a ticket.
+    is_guest: bool,
     pub session: Session,
     pub addr: SocketAddr,
     heard_at: Time,
@@ -95,6 +98,11 @@ impl Sessions {
         self.peers[place].as_ref().map(|peer| peer.node)
     }
 
+    /// The other end, if it is a server that may only do what it has tickets for.
+    pub fn guest(&self, place: usize) -> Option<PublicKey> {
+        self.peers[place].as_ref().filter(|peer| peer.is_guest).map(|peer| peer.node)
+    }
+
     pub fn count(&self) -> usize {
         self.peers.iter().flatten().count()
     }
@@ -118,12 +126,14 @@ impl Sessions {
         Ok(body)
     }
 
-    /// A client wants a session.
+    /// A client wants a session, or a server that has a ticket.
+    #[expect(clippy::too_many_arguments, reason = "all of it is looked at once")]
     pub fn greet(
         &mut self,
         now: Time,
         hello: &Hello<'_>,
         config: &ServerConfig,
+        tickets: &Tickets,
         about: ServerHello,
         entropy: &SharedEntropy,
         stats: &mut ServerStats,
@@ -156,14 +166,15 @@ impl Sessions {
             stats.not_authentic += 1;
             return;
         };
-        if !config.admitted.contains(&node) {
+        let is_guest = !config.admitted.contains(&node);
+        if is_guest && !tickets.has_any(now, node) {
             stats.not_admitted += 1;
             return;
         }
         self.make_room(node);
         let session = Session::server(&secrets, hello.sender);
         let reassembly = Reassembly::new();
-        self.peers[place] = Some(Peer { number, node, session, addr: hello.from, heard_at: now, reassembly });
+        self.peers[place] = Some(Peer { number, node, is_guest, session, addr: hello.from, heard_at: now, reassembly });
         self.answer(hello.from, &accept);
         stats.accepted += 1;
     }

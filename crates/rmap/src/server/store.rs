@@ -264,6 +264,42 @@ impl Store {
         Status::Ok
     }
 
+    /// The grant of a slab that this owner has here.
+    ///
+    /// # Errors
+    /// It is not the owner of today, or the slab is not here.
+    pub fn grant_of(&self, space: SpaceId, slab: SlabNo, generation: Generation) -> Result<Version, Status> {
+        self.check(space, generation)?;
+        let index = self.places.get(&(space, slab)).ok_or(Status::UnknownSlab)?;
+        Ok(self.slabs[*index as usize].grant)
+    }
+
+    /// A page of a slab as it was granted to this owner.
+    ///
+    /// # Errors
+    /// It is not that owner's any more, or not that grant.
+    pub fn page_of(
+        &self,
+        space: SpaceId,
+        slab: SlabNo,
+        index: usize,
+        generation: Generation,
+        grant: Version,
+    ) -> Result<Stored<'_>, Status> {
+        if self.grant_of(space, slab, generation)? != grant {
+            return Err(Status::UnknownSlab);
+        }
+        self.read(space, self.page_no(slab, index), generation)
+    }
+
+    pub fn page_no(&self, slab: SlabNo, index: usize) -> PageNo {
+        self.size.page(slab, index)
+    }
+
+    pub fn slab_pages(&self) -> usize {
+        self.size.pages()
+    }
+
     fn place(&self, space: SpaceId, page: PageNo, generation: Generation) -> Result<(usize, usize), Status> {
         self.check(space, generation)?;
         let slab = self.size.slab(page).ok_or(Status::BadRequest)?;

@@ -12,6 +12,8 @@ use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, Message, Op, Status};
 use crate::wire::report::Report;
 use crate::wire::{DATAGRAM_MAX, DATAGRAM_MIN_MAX, OVERHEAD, PROTOCOL_VERSION};
 
+mod copies;
+
 #[derive(Debug)]
 struct Counting(u64);
 
@@ -56,7 +58,11 @@ const SPOKEN: Versions = Versions { min: PROTOCOL_VERSION, max: PROTOCOL_VERSION
 
 /// A session with `server`, as its client has it.
 fn session(server: &mut Server) -> Session {
-    let mut initiator = hello(&client_keys(), [3; KEY_SIZE], SPOKEN);
+    session_of(server, &client_keys())
+}
+
+fn session_of(server: &mut Server, keys: &Keypair) -> Session {
+    let mut initiator = hello(keys, [3; KEY_SIZE], SPOKEN);
     let mut datagram = initiator.hello;
     server.on_datagram(Time(0), addr(), &mut datagram);
     let mut out = Vec::new();
@@ -266,4 +272,86 @@ fn a_crowded_server_is_busy_for_what_can_wait() {
     ask(&mut server, Class::Demand);
     assert!(server.poll_transmit(&mut Vec::new()).is_some());
     assert_eq!(server.stats().answered[Status::UnknownSlab as usize], 2049);
+}
+
+/// Another server may write to the one slab that its owner said, as long as that is the same grant of the same owner.
+#[test]
+fn a_ticket_is_for_one_grant_of_one_slab() {
+    let (other, page) = (Keypair::from_private([8; KEY_SIZE]), [7; crate::units::SEALED_SIZE]);
+    let mut server = server();
+    let mut owner = session(&mut server);
+    let version = |sequence| Version::new(Generation(1), sequence, false);
+    let grant =
+        |slab: u64, sequence| Message { page: PageNo(8 * slab), version: version(sequence), ..request(Op::Grant) };
+    let admit = |slab, sequence| Message { op: Op::Admit, payload: KEY_SIZE as u16, ..grant(slab, sequence) };
+    let ask = |server: &mut Server, session: &mut Session, at, message: &Message, payload: &[u8]| {
+        let (mut datagrams, mut out) = (Vec::new(), Vec::new());
+        let length = session.seal(message, payload, DATAGRAM_MIN_MAX, &mut datagrams);
+        datagrams.chunks_mut(length).for_each(|datagram| server.on_datagram(Time(at), addr(), datagram));
+        server.poll_transmit(&mut out)?;
+        let Ok(Head::Data { epoch, counter, .. }) = Head::decode(&out) else { panic!("no reply") };
+        let (reply, ..) = Message::decode(session.open(epoch, counter, &mut out).unwrap()).unwrap();
+        let Direction::Reply { status, .. } = reply.direction else { panic!("no reply") };
+        Some(status)
+    };
+    let key = other.public().0;
+    assert_eq!(ask(&mut server, &mut owner, 1, &admit(0, 1), &key), Some(Status::UnknownSlab));
+    assert_eq!(ask(&mut server, &mut owner, 1, &grant(0, 1), &[]), Some(Status::Ok));
+    assert_eq!(ask(&mut server, &mut owner, 1, &grant(1, 2), &[]), Some(Status::Ok));
+    assert_eq!(ask(&mut server, &mut owner, 1, &admit(0, 2), &key), Some(Status::BadRequest), "not the grant there is");
+    let mut stranger = hello(&other, [3; KEY_SIZE], SPOKEN).hello;
+    server.on_datagram(Time(1), addr(), &mut stranger);
+    assert_eq!((server.poll_transmit(&mut Vec::new()), server.stats().not_admitted), (None, 1));
+    assert_eq!(ask(&mut server, &mut owner, 1, &admit(0, 1), &key), Some(Status::Ok));
+    let mut source = session_of(&mut server, &other);
+    let write = |slab: u64, sequence, generation: u32| Message {
+        page: PageNo(8 * slab),
+        version: version(sequence),
+        payload: page.len() as u16,
+        direction: Direction::Request { cut: DATAGRAM_MIN_MAX as u16, generation: Generation(generation) },
+        id: sequence,
+        ..request(Op::Write)
+    };
+    let mut push = |server: &mut Server, at, message: &Message| ask(server, &mut source, at, message, &page);
+    assert_eq!(push(&mut server, 2, &write(0, 5, 1)), Some(Status::Ok));
+    // Older, or the same again: done, and changes nothing.
+    assert_eq!(push(&mut server, 2, &write(0, 4, 1)), Some(Status::Ok));
+    let (stored, _) = server.store.versions(SpaceId(6), PageNo(0), Generation(1)).map(|(g, v)| (v[0], g)).unwrap();
+    assert_eq!(stored, version(5));
+    assert_eq!(push(&mut server, 2, &write(1, 5, 1)), Some(Status::Denied), "another slab");
+    assert_eq!(push(&mut server, 2, &write(0, 6, 2)), Some(Status::NotFenced));
+    for op in Op::ALL.into_iter().filter(|op| !matches!(op, Op::Probe | Op::Write | Op::Trim | Op::Admit | Op::Copy)) {
+        let denied = ask(&mut server, &mut source, 2, &request(op), &[]);
+        assert_eq!(denied, Some(Status::Denied), "{op:?} is for clients");
+    }
+    let own = ask(&mut server, &mut source, 2, &admit(1, 2), &key);
+    assert_eq!(own, Some(Status::Denied), "a ticket does not give tickets");
+    let copy = Message { payload: crate::wire::copy::ORDER_SIZE as u16, ..request(Op::Copy) };
+    let own = ask(&mut server, &mut source, 2, &copy, &[1; crate::wire::copy::ORDER_SIZE]);
+    assert_eq!(own, Some(Status::Denied), "nor can it have others written to");
+    let mut push = |server: &mut Server, at, message: &Message| ask(server, &mut source, at, message, &page);
+    let late = TICKET_LIFE.as_nanos() as u64 + 1;
+    assert_eq!(push(&mut server, late, &write(0, 6, 1)), Some(Status::Denied), "its time is over");
+    assert_eq!(ask(&mut server, &mut owner, late, &admit(0, 1), &key), Some(Status::Ok));
+    assert_eq!(push(&mut server, late, &write(0, 6, 1)), Some(Status::Ok));
+    // Taken back, and a request for it comes late.
+    let nobody = [0; KEY_SIZE];
+    assert_eq!(ask(&mut server, &mut owner, late, &Message { id: 8, ..admit(0, 1) }, &nobody), Some(Status::Ok));
+    assert_eq!(push(&mut server, late, &write(0, 7, 1)), Some(Status::Denied));
+    assert_eq!(ask(&mut server, &mut owner, late, &admit(0, 1), &key), Some(Status::Ok));
+    assert_eq!(push(&mut server, late, &write(0, 7, 1)), Some(Status::Denied), "it was asked for before");
+    assert_eq!(ask(&mut server, &mut owner, late, &Message { id: 9, ..admit(0, 1) }, &key), Some(Status::Ok));
+    assert_eq!(push(&mut server, late, &write(0, 7, 1)), Some(Status::Ok));
+    // Granted again: what was on its way to the grant before is not for this one.
+    assert_eq!(ask(&mut server, &mut owner, late, &grant(0, 9), &[]), Some(Status::Ok));
+    assert_eq!(push(&mut server, late, &write(0, 10, 1)), Some(Status::Denied));
+    // Released, and then another owner.
+    assert_eq!(ask(&mut server, &mut owner, late, &admit(0, 9), &key), Some(Status::Ok));
+    assert_eq!(ask(&mut server, &mut owner, late, &Message { op: Op::Release, ..grant(0, 9) }, &[]), Some(Status::Ok));
+    assert_eq!(push(&mut server, late, &write(0, 11, 1)), Some(Status::UnknownSlab));
+    assert_eq!(ask(&mut server, &mut owner, late, &grant(0, 12), &[]), Some(Status::Ok));
+    assert_eq!(ask(&mut server, &mut owner, late, &admit(0, 12), &key), Some(Status::Ok));
+    assert_eq!(server.store.fence(SpaceId(6), Generation(2)), Status::Ok);
+    assert_eq!(push(&mut server, late, &write(0, 13, 1)), Some(Status::StaleGeneration));
+    assert_eq!(push(&mut server, late, &write(0, 13, 2)), Some(Status::Denied), "the ticket was the last owner's");
 }

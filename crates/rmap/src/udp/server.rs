@@ -58,9 +58,14 @@ pub fn serve_until(
             active_at = at;
             port.send_all(&mut out, |out| server.poll_transmit(out));
         }
+        if server.poll_timeout().is_some_and(|due| due <= now) {
+            server.on_timeout(now);
+            port.send_all(&mut out, |out| server.poll_transmit(out));
+        }
         // Without spinning there is no use in looking before sleeping: the next request takes a round trip.
         if at - active_at >= wait.spin {
-            port.wait(Some(look_at))?;
+            let due = server.poll_timeout().map(|due| start + Duration::from_nanos(due.0));
+            port.wait(Some(due.map_or(look_at, |due| due.min(look_at))))?;
             active_at = Instant::now();
         }
     }

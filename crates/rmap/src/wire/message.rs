@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use super::copy::ORDER_SIZE;
 use super::report::REPORT_SIZE;
 use super::{DATAGRAM_MAX, DATAGRAM_MIN_MAX, FRAGMENTS_MAX, Malformed, OVERHEAD, PAYLOAD_MAX, u16_at, u32_at, u64_at};
+use crate::crypto::KEY_SIZE;
 use crate::units::{Class, Generation, PageNo, SEALED_SIZE, SpaceId, Version};
 
 /// Bytes before a fragment's part of the payload.
@@ -38,6 +40,10 @@ pub enum Op {
     Report = 10,
     /// Have everything moved elsewhere, and end then ([`DRAIN`] in the version field); or do not ([`DRAIN_OFF`]).
     Drain = 11,
+    /// The server whose public key is the payload may fill this slab, which has this grant.
+    Admit = 12,
+    /// Copy this slab, which has this grant here, to the server of the payload; and how far is that?
+    Copy = 13,
 }
 
 /// What [`Op::Drain`] has in its version field.
@@ -45,7 +51,7 @@ pub const DRAIN: u64 = 1;
 pub const DRAIN_OFF: u64 = 0;
 
 impl Op {
-    pub const ALL: [Op; 11] = [
+    pub const ALL: [Op; 13] = [
         Op::Probe,
         Op::Read,
         Op::Write,
@@ -57,6 +63,8 @@ impl Op {
         Op::Reserve,
         Op::Report,
         Op::Drain,
+        Op::Admit,
+        Op::Copy,
     ];
 }
 
@@ -254,6 +262,8 @@ impl Message {
             (Op::Write, true) => SEALED_SIZE..=SEALED_SIZE,
             (Op::Read | Op::Versions, false) => 0..=PAYLOAD_MAX,
             (Op::Report, false) => REPORT_SIZE..=REPORT_SIZE,
+            (Op::Admit, true) => KEY_SIZE..=KEY_SIZE,
+            (Op::Copy, true) => ORDER_SIZE..=ORDER_SIZE,
             _ => 0..=0,
         };
         if !sizes.contains(&payload) {
@@ -303,7 +313,7 @@ mod tests {
         assert_eq!(bytes[..8], [0x87, 2, 0, 1, 0, 0, 5, 2]);
         assert_eq!(bytes[32..40], [5, 0, 0, 0, 6, 0, 7, 0]);
         assert_eq!(Message::decode(&bytes), Ok((reply, Fragment::WHOLE, &[][..])));
-        assert_eq!(Op::ALL.map(|op| op as u8), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
+        assert_eq!(Op::ALL.map(|op| op as u8), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]);
         assert_eq!(Status::ALL.map(|status| status as u8), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
     }
 
@@ -344,7 +354,7 @@ mod tests {
         #[test]
         fn any_bytes_are_decoded_or_refused(
             head in proptest::collection::vec(any::<u8>(), HEADER_SIZE),
-            kind in 1u8..12, class in 0u8..4, count in 1u8..5, length in 0usize..1500,
+            kind in 1u8..14, class in 0u8..4, count in 1u8..5, length in 0usize..1500,
         ) {
             let mut bytes = head;
             (bytes[0], bytes[1], bytes[3]) = (kind | bytes[0] & REPLY, class, count);
