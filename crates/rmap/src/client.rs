@@ -29,6 +29,7 @@ mod receive;
 mod repair;
 mod slab;
 mod timers;
+mod transfer;
 mod transmit;
 
 use std::collections::{HashMap, VecDeque};
@@ -92,6 +93,8 @@ pub enum Fault {
     OpensUnreconciled,
     /// Counts a new copy as in sync before it has the pages.
     JoinsEmpty,
+    /// Takes a server's word that it has copied everything.
+    TrustsSources,
     /// Takes a page in whatever version a server has, and a server whatever life it is in.
     TrustsServers,
 }
@@ -203,7 +206,11 @@ pub struct ClientStats {
     pub copies_left: u64,
     pub copies_joined: u64,
     pub slabs_lost: u64,
+    /// Pages that this client copied for a new copy of a slab.
     pub pages_copied: u64,
+    /// Slabs that servers copied to each other for it, and those where what they stored was never written.
+    pub slabs_transferred: u64,
+    pub transfers_refused: u64,
     /// Servers that speak other versions of the protocol, or have slabs of another size.
     pub incompatible: u64,
 }
@@ -262,6 +269,8 @@ pub struct Client {
     dirty: VecDeque<(usize, usize)>,
     questions: Vec<Question>,
     question_ids: u64,
+    /// Slabs to be looked at later, whatever happens: one for each that servers copy.
+    looks: Vec<(Time, usize, usize)>,
     /// Which server is looked at first for something to send.
     turn: usize,
     /// Bytes that copies may use now, and when that was.
@@ -285,6 +294,7 @@ impl Client {
             dirty: VecDeque::new(),
             questions: Vec::new(),
             question_ids: 0,
+            looks: Vec::new(),
             turn: 0,
             rebuild_budget: 0,
             rebuild_at: Time::default(),
@@ -523,7 +533,11 @@ impl Client {
 
     /// Whether nothing is under way: no operation, no copy, no question.
     pub fn is_idle(&self) -> bool {
-        self.ops.is_idle() && self.parking.is_empty() && self.copies.is_idle() && self.questions.is_empty()
+        self.looks.is_empty()
+            && self.ops.is_idle()
+            && self.parking.is_empty()
+            && self.copies.is_idle()
+            && self.questions.is_empty()
     }
 
     /// Whether no request to a server that answers and no question to the control plane is unanswered.

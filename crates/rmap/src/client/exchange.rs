@@ -24,6 +24,12 @@ pub enum Role {
     Fence,
     Grant,
     Versions,
+    /// Of a copy that servers make: who may fill the slab, how far the source is, and what the target has.
+    Admit {
+        source: Option<usize>,
+    },
+    Order,
+    Listed,
     /// Of a page that is copied from one server to another.
     CopyRead {
         copy: usize,

@@ -109,6 +109,10 @@ impl Ops {
         !self.done.is_empty()
     }
 
+    pub fn peek(&self, op: usize) -> &Operation {
+        &self.all[op]
+    }
+
     pub fn get(&mut self, op: usize) -> &mut Operation {
         &mut self.all[op]
     }

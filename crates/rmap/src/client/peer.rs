@@ -195,6 +195,8 @@ pub struct Peer {
     pub report: Option<Report>,
     pub drain_due: Option<Drain>,
     pub drain: Option<Status>,
+    /// It filled a slab elsewhere with versions that nobody wrote: it is not asked to copy any more.
+    pub made_up_versions: bool,
     /// It was away so long that what only it has counts as lost.
     pub written_off: bool,
     pub resend_at: Time,
@@ -236,6 +238,7 @@ impl Peer {
             report: None,
             drain_due: None,
             drain: None,
+            made_up_versions: false,
             written_off: false,
             resend_at: now,
             backoff: 0,

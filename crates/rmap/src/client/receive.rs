@@ -198,7 +198,7 @@ impl Client {
         }
         self.end_exchange(message.id);
         let reply = std::mem::take(&mut self.reply);
-        self.answered(&exchange, status, message.version, &reply[..payload]);
+        self.answered(now, &exchange, status, message.version, &reply[..payload]);
         self.reply = reply;
         Some(())
     }
@@ -240,7 +240,7 @@ impl Client {
     }
 
     /// A whole reply.
-    fn answered(&mut self, exchange: &Exchange, status: Status, version: Version, payload: &[u8]) {
+    fn answered(&mut self, now: Time, exchange: &Exchange, status: Status, version: Version, payload: &[u8]) {
         let Exchange { role, peer, space, page, .. } = *exchange;
         let Some(slab) = self.slab_of(page) else { return };
         if status == Status::StaleGeneration && role != Role::Release {
@@ -253,6 +253,9 @@ impl Client {
             Role::Fence => self.fence_answered(space, peer, status),
             Role::Grant => self.grant_answered(space, slab, peer, exchange.version, status),
             Role::Versions => self.versions_answered(space, page, peer, (status, version), payload),
+            Role::Admit { .. } => self.admit_answered(now, space, slab, status),
+            Role::Order => self.order_answered(now, space, slab, status, version),
+            Role::Listed => self.listed_answered(space, page, (status, version), payload),
             Role::Release => {}
             Role::Read { op } => self.read_answered(op, exchange, status, version, payload),
             Role::Write { op } => self.write_answered(op, exchange, status),

@@ -8,18 +8,22 @@ use super::exchange::Role;
 use super::ops::{Kind, Stage};
 use super::peer::PeerSet;
 use super::slab::{Doubt, Phase};
+use super::transfer::Transfer;
 use super::{Client, Failure, Fault};
 use crate::control::Replica;
 use crate::units::{SlabNo, SlabSize, Time, Version};
 use crate::wire::message::Pressure;
 
 /// Slabs that get a new copy at a time, so that not all clients of a dead server copy everything at once.
-const REPAIRS_MAX: usize = 4;
+pub const REPAIRS_MAX: usize = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     Fencing,
     Granting,
+    /// The servers copy.
+    Transferring(Transfer),
+    /// What is missing goes through the client.
     Copying,
     /// The map is being changed.
     Joining,
@@ -33,20 +37,20 @@ pub struct Repair {
     pub step: Step,
     replaces: Option<usize>,
     /// What it has, as far as is known.
-    list: Vec<Version>,
+    pub list: Vec<Version>,
     /// Pages before this one were looked at in this pass.
-    cursor: usize,
+    pub cursor: usize,
 }
 
 impl Repair {
     /// The server that gets every write.
     pub fn mirror(&self) -> Option<usize> {
-        matches!(self.step, Step::Copying | Step::Joining).then_some(self.peer)
+        matches!(self.step, Step::Transferring(_) | Step::Copying | Step::Joining).then_some(self.peer)
     }
 
     pub fn granted(&mut self, size: SlabSize) {
         if self.step == Step::Granting {
-            self.step = Step::Copying;
+            self.step = Step::Transferring(Transfer::Wanted);
             self.list = vec![Version::NEVER; size.pages()];
         }
     }
@@ -171,6 +175,7 @@ impl Client {
                 }
             }
             Step::Granting => {}
+            Step::Transferring(transfer) => self.advance_transfer(now, space, slab, transfer),
             Step::Copying => {
                 let leaving: PeerSet = replaces.into_iter().collect();
                 let stay = here.minus(leaving).union([peer].into_iter().collect());
@@ -191,7 +196,7 @@ impl Client {
         }
     }
 
-    fn set_step(&mut self, space: usize, slab: usize, step: Step) {
+    pub(super) fn set_step(&mut self, space: usize, slab: usize, step: Step) {
         if let Some(repair) = &mut self.spaces[space].slabs[slab].repair {
             repair.step = step;
         }
@@ -200,6 +205,7 @@ impl Client {
     pub(super) fn abort_repair(&mut self, space: usize, slab: usize) {
         let Some(repair) = self.spaces[space].slabs[slab].repair.take() else { return };
         self.forget_copy(space, slab, repair.peer);
+        self.cancel_order(space, slab);
         let state = &mut self.spaces[space].slabs[slab];
         if state.failed.has(repair.peer) {
             state.failed.remove(repair.peer);
@@ -314,7 +320,7 @@ impl Client {
             Role::Write { op } => self.op_exchange_ended(op),
             Role::CopyRead { copy } | Role::CopyWrite { copy } => self.copy_failed(copy),
             Role::Fence => self.spaces[exchange.space].fencing.remove(exchange.peer),
-            Role::Grant | Role::Versions => {
+            Role::Grant | Role::Versions | Role::Admit { .. } | Role::Order | Role::Listed => {
                 if let Some(slab) = self.slab_of(exchange.page) {
                     self.mark(exchange.space, slab);
                 }

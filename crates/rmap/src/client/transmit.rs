@@ -3,6 +3,7 @@
 use super::Client;
 use super::exchange::{Exchange, Role, Stage};
 use super::peer::{Drain, Greeting, Peer};
+use super::transfer::Instruction;
 use crate::crypto::handshake::Initiator;
 use crate::server::Transmit;
 use crate::units::{Class, PageNo, SEALED_SIZE, SpaceId, Time, Version};
@@ -39,13 +40,17 @@ impl Client {
         self.peers[peer].greeting = Some(Greeting::new(initiator, number));
     }
 
+    /// What new copies may use of the link, in bytes a second.
+    pub(super) fn rebuild_rate(&self) -> u64 {
+        let relieves = self.peers.iter().any(|peer| peer.pressure >= Pressure::Orange);
+        let percent = if relieves { RELIEF_PERCENT } else { REBUILD_PERCENT };
+        self.config.link_bytes_per_second / 100 * percent
+    }
+
     /// The next thing to send, appended to `out`.
     pub fn poll_transmit(&mut self, now: Time, out: &mut Vec<u8>) -> Option<Transmit> {
         let elapsed = now.since(self.rebuild_at).as_nanos() as u64;
-        let relieves = self.peers.iter().any(|peer| peer.pressure >= Pressure::Orange);
-        let percent = if relieves { RELIEF_PERCENT } else { REBUILD_PERCENT };
-        let rate = self.config.link_bytes_per_second / 100 * percent;
-        let gained = (u128::from(elapsed) * u128::from(rate) / 1_000_000_000) as u64;
+        let gained = (u128::from(elapsed) * u128::from(self.rebuild_rate()) / 1_000_000_000) as u64;
         if gained > 0 {
             self.rebuild_budget = (self.rebuild_budget + gained).min(REBUILD_BURST);
             self.rebuild_at = now;
@@ -139,6 +144,7 @@ impl Client {
             exchange.tries += 1;
             exchange.overtaken = 0;
         }
+        let instruction = self.instruction(role, space, page);
         let peer = &mut self.peers[place];
         peer.in_flight.push_back(id);
         if first && matches!(op, Op::Write | Op::Trim) {
@@ -148,7 +154,7 @@ impl Client {
         let payload: &[u8] = match (op, role) {
             (Op::Write, Role::Write { op }) => self.ops.sealed(op),
             (Op::Write, Role::CopyWrite { copy }) => self.copies.buffer(copy),
-            _ => &[],
+            _ => instruction.as_ref().map_or(&[], Instruction::payload),
         };
         let state = &self.spaces[space];
         let message = Message {

@@ -12,7 +12,8 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::store::Store;
+use super::store::{Fault, Store};
+use super::tickets::TICKET_LIFE;
 use super::{ServerConfig, Transmit};
 use crate::client::RoundTrip;
 use crate::crypto::entropy::SharedEntropy;
@@ -76,6 +77,8 @@ struct Flight {
 struct Transfer {
     subject: Subject,
     progress: Progress,
+    /// The owner was told that it is over. Its place is kept until then: who asks again would begin it again.
+    is_told: bool,
     /// What this server calls the session.
     number: u32,
     greeting: Option<Initiator>,
@@ -132,12 +135,13 @@ impl Transfers {
         // What still runs for the slab ends by itself: by its generation, its grant, or the other server's silence.
         let same = |transfer: &Transfer| (transfer.subject.space, transfer.subject.slab) == (request.space, slab);
         let over = |transfer: &Transfer| transfer.progress != Progress::Running;
-        let free = |transfer: &Option<Transfer>| transfer.as_ref().is_none_or(over);
+        let done_with = |transfer: &Transfer| over(transfer) && (transfer.is_told || transfer.is_old(now));
+        let free = |transfer: &Option<Transfer>| transfer.as_ref().is_none_or(done_with);
         let place = match self.all.iter().position(|transfer| transfer.as_ref().is_some_and(same)) {
-            Some(place) => Some(place).filter(|place| free(&self.all[*place])),
+            Some(place) => Some(place).filter(|place| self.all[*place].as_ref().is_none_or(over)),
             None => self.all.iter().position(free),
         };
-        let Some(place) = place else { return Status::Busy };
+        let Some(place) = place else { return Status::Full };
         let number = (entropy.next_u64() as u32) << PLACE_BITS | place as u32;
         let head = Head::Hello { versions: Versions { min: PROTOCOL_VERSION, max: PROTOCOL_VERSION }, sender: number };
         let greeting = Initiator::new(&config.keys, &order.key, &config.pool, head, entropy);
@@ -145,10 +149,12 @@ impl Transfers {
         Status::Ok
     }
 
-    /// How far the transfer of a slab is, if there is one.
-    pub fn progress(&self, space: SpaceId, slab: SlabNo) -> Option<Progress> {
-        let fits = |transfer: &&Transfer| (transfer.subject.space, transfer.subject.slab) == (space, slab);
-        self.all.iter().flatten().find(fits).map(|transfer| transfer.progress)
+    /// How far the transfer of a slab is, if there is one; said to its owner.
+    pub fn tell(&mut self, space: SpaceId, slab: SlabNo) -> Option<Progress> {
+        let fits = |transfer: &&mut Transfer| (transfer.subject.space, transfer.subject.slab) == (space, slab);
+        let transfer = self.all.iter_mut().flatten().find(fits)?;
+        transfer.is_told = transfer.progress != Progress::Running;
+        Some(transfer.progress)
     }
 
     fn of(&mut self, number: u32) -> Option<&mut Transfer> {
@@ -217,6 +223,7 @@ impl Transfer {
         Transfer {
             subject,
             progress: Progress::Running,
+            is_told: false,
             number,
             greeting: Some(greeting),
             hellos: 0,
@@ -235,6 +242,11 @@ impl Transfer {
             budget: BURST,
             budget_at: now,
         }
+    }
+
+    /// Its owner has not asked for so long that it will not.
+    fn is_old(&self, now: Time) -> bool {
+        now.since(self.budget_at.max(self.due)) >= TICKET_LIFE
     }
 
     fn timeout(&self) -> Duration {
@@ -344,12 +356,15 @@ impl Transfer {
                 self.progress = Progress::Failed;
                 return None;
             };
-            if stored.version == Version::NEVER {
+            let left_out = flight.index % 2 == 1 && store.has(Fault::CopiesHalf);
+            if stored.version == Version::NEVER || left_out {
                 continue;
             }
+            let made_up = if store.has(Fault::MakesUpVersions) { 1 << 20 } else { 0 };
+            let version = Version::from_bits(stored.version.bits() + made_up);
             let payload = stored.sealed.unwrap_or(&[]);
             let op = if stored.sealed.is_some() { Op::Write } else { Op::Trim };
-            let mut message = self.subject.message(op, flight.id, stored.version, payload.len(), self.cut);
+            let mut message = self.subject.message(op, flight.id, version, payload.len(), self.cut);
             message.page = store.page_no(slab, flight.index);
             let segment = session.seal(&message, payload, self.cut, out);
             self.budget = self.budget.saturating_sub(SEALED_SIZE as u64);

@@ -190,7 +190,7 @@ impl Server {
             }
             Op::Copy => {
                 let slab = self.config.slab_size.slab(request.page);
-                let progress = slab.and_then(|slab| self.transfers.progress(request.space, slab));
+                let progress = slab.and_then(|slab| self.transfers.tell(request.space, slab));
                 version = Version::from_bits(progress.unwrap_or(Progress::Failed) as u64);
             }
             Op::Report => {

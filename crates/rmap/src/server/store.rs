@@ -20,6 +20,10 @@ pub enum Fault {
     ZerosForUnknown,
     /// Writes are acknowledged and dropped.
     LosesWrites,
+    /// Leaves out every other page of a slab that it is to copy to another server, and says that it is done.
+    CopiesHalf,
+    /// Copies them in versions that nobody has written yet.
+    MakesUpVersions,
     /// Every page is damaged, at the moment this is set.
     FlipsBits,
 }
@@ -95,7 +99,7 @@ impl Store {
         }
     }
 
-    fn has(&self, fault: Fault) -> bool {
+    pub fn has(&self, fault: Fault) -> bool {
         self.fault == Some(fault)
     }
 

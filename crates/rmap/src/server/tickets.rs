@@ -55,7 +55,7 @@ impl Tickets {
         }
         match self.all.get(&place) {
             Some(old) if (old.generation, old.grant) == (ticket.generation, ticket.grant) && old.id > ticket.id => {}
-            None if self.all.len() >= TICKETS_MAX => return Status::Busy,
+            None if self.all.len() >= TICKETS_MAX => return Status::Full,
             _ => drop(self.all.insert(place, ticket)),
         }
         Status::Ok

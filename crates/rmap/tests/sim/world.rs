@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 use rmap::client::{Client, ClientConfig, Event, Failure, ServerInfo, SpaceSpec};
 use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
 use rmap::server::{Fault, Server, ServerConfig};
-use rmap::units::{BootEpoch, Class, PAGE_SIZE, PageNo, ServerId, SlabSize, SpaceId};
+use rmap::units::{BootEpoch, Class, PAGE_SIZE, PageNo, ServerId, SlabSize, SpaceId, Time};
 use rmap::wire::message::Pressure;
 
 use crate::network::{Network, Weather};
@@ -248,12 +248,13 @@ impl World {
         }
         self.nodes[node].timer_ns = u64::MAX;
         let now = self.nodes[node].local(self.now_ns);
-        if let Program::Host(host) = &mut self.nodes[node].program {
-            host.client.on_timeout(now);
+        match &mut self.nodes[node].program {
+            Program::Host(host) => host.client.on_timeout(now),
+            Program::Server(server) => server.on_timeout(now),
+            Program::Nothing => {}
         }
         self.pump(node);
-        let Program::Host(host) = &mut self.nodes[node].program else { return };
-        let at_once = host.client.poll_timeout(now).is_some_and(|due| due <= now);
+        let at_once = self.next_timeout(node).is_some_and(|due| due <= now);
         let hurried = &mut self.nodes[node].hurried;
         *hurried = if at_once { *hurried + 1 } else { 0 };
         if *hurried > HURRIED_MAX {
@@ -309,12 +310,13 @@ impl World {
             }
             self.buffer = sent;
         }
-        let Program::Host(host) = &mut self.nodes[node].program else { return };
         let mut questions = Vec::new();
-        while let Some(question) = host.client.poll_control(now) {
-            questions.push(question);
+        if let Program::Host(host) = &mut self.nodes[node].program {
+            while let Some(question) = host.client.poll_control(now) {
+                questions.push(question);
+            }
         }
-        let next = host.client.poll_timeout(now);
+        let next = self.next_timeout(node);
         for (id, request) in questions {
             if self.resting || !self.rng.per_mille(self.network.weather.loss) {
                 let after = self.rng.within(50_000, 3_000_000) as u64;
@@ -328,6 +330,15 @@ impl World {
                 self.nodes[node].timer_ns = at;
                 self.schedule(at - self.now_ns, Happening::Timer { node, due_ns: at });
             }
+        }
+    }
+
+    fn next_timeout(&mut self, node: usize) -> Option<Time> {
+        let now = self.nodes[node].local(self.now_ns);
+        match &mut self.nodes[node].program {
+            Program::Host(host) => host.client.poll_timeout(now),
+            Program::Server(server) => server.poll_timeout(),
+            Program::Nothing => None,
         }
     }
 

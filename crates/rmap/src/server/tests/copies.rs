@@ -102,8 +102,8 @@ impl Pair {
         self.ask(SOURCE, &self.about(Op::Copy, page, grant), order)
     }
 
-    fn progress(&self) -> Option<Progress> {
-        self.servers[SOURCE].transfers.progress(SPACE, SlabNo(0))
+    fn progress(&mut self) -> Option<Progress> {
+        self.servers[SOURCE].transfers.tell(SPACE, SlabNo(0))
     }
 
     /// What they say to each other, until the transfer ends or `until` datagrams were sent. Of a thousand, `loss` are lost
@@ -207,7 +207,7 @@ fn only_the_owner_of_today_has_a_slab_copied_and_only_so_many() {
         let begun = pair.copy(64 * slab, &order);
         assert_eq!(begun.0, Status::Ok);
     }
-    assert_eq!(pair.copy(0, &order).0, Status::Busy);
+    assert_eq!(pair.copy(0, &order).0, Status::Full);
 }
 
 /// In the middle: the slab is granted again at either end, or taken over. What was on its way does not land.

@@ -1,0 +1,266 @@
+//! A new copy that servers make among themselves, as the owner of the slab has it made.
+//!
+//! The order, each step after the answer to the one before: the target already gets every write (`repair.rs`); it is told to
+//! let the source in; the source copies, and is asked from time to time how far it is; the target is told to let nobody in any
+//! more; it is asked what it has. Only what it then lists counts: the source's word is a hint for when to look. What is still
+//! missing goes through the client, so nothing depends on servers that cannot reach each other, or that lie.
+
+use super::exchange::{Request, Role};
+use super::repair::{REPAIRS_MAX, Step};
+use super::slab::Phase;
+use super::{Client, Fault};
+use crate::crypto::KEY_SIZE;
+use crate::server::Progress;
+use crate::units::{Class, PageNo, SlabNo, Time, Version};
+use crate::wire::copy::{CopyOrder, ORDER_SIZE, RATE_MIN};
+use crate::wire::message::{Op as Wire, Status, VERSIONS_MAX};
+
+/// How often a source is asked how far it is: a slab of 64 MiB takes a tenth of a second at the very best.
+const PROGRESS_EVERY: std::time::Duration = std::time::Duration::from_millis(5);
+/// A slab with less in it than this part of its pages goes through the client: the questions would be more than the pages.
+const WORTH_PART: usize = 16;
+
+/// How far the servers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transfer {
+    /// The target gets every write, and can be filled.
+    Wanted,
+    /// The target is being told to let the source in.
+    Admitting { source: usize },
+    /// The source copies. It is being asked how far it is, or will be.
+    Running { source: usize, ask_at: Option<Time> },
+    /// The target is being told to let nobody in any more.
+    Ending { source: usize },
+    /// The target is being asked what it has.
+    Listing { source: usize },
+}
+
+impl Client {
+    /// Does what comes next, if that is not an answer.
+    pub(super) fn advance_transfer(&mut self, now: Time, space: usize, slab: usize, transfer: Transfer) {
+        match transfer {
+            Transfer::Wanted => {
+                let source = self.source_of(space, slab);
+                match source.filter(|source| self.admit(space, slab, Some(*source))) {
+                    Some(source) => self.set_step(space, slab, Step::Transferring(Transfer::Admitting { source })),
+                    None => self.copy_the_rest(space, slab),
+                }
+            }
+            Transfer::Running { source, .. } if !self.can_give(space, slab, source) => {
+                self.end_transfer(space, slab, source);
+            }
+            Transfer::Running { source, ask_at: Some(at) } if at <= now && self.order(space, slab, source) => {
+                self.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: None }));
+            }
+            _ => {}
+        }
+    }
+
+    /// Who could copy a slab to its new place, if that is worth it.
+    fn source_of(&self, space: usize, slab: usize) -> Option<usize> {
+        let state = &self.spaces[space].slabs[slab];
+        let content = state.versions.iter().filter(|version| version.has_content()).count();
+        let is_worth_it = content >= (self.config.slab_size.pages() / WORTH_PART).max(1);
+        let mut copies = self.peers_of(&state.entry).iter();
+        copies.find(|peer| is_worth_it && self.can_give(space, slab, *peer))
+    }
+
+    fn can_give(&self, space: usize, slab: usize, source: usize) -> bool {
+        let state = &self.spaces[space].slabs[slab];
+        let holds = self.peers_of(&state.entry).has(source) && !state.failed.has(source);
+        holds && self.peers[source].is_up() && !self.peers[source].made_up_versions
+    }
+
+    /// What is not at the target by now goes through the client.
+    fn copy_the_rest(&mut self, space: usize, slab: usize) {
+        self.set_step(space, slab, Step::Copying);
+        self.mark(space, slab);
+    }
+
+    /// Tells the target who may fill the slab.
+    fn admit(&mut self, space: usize, slab: usize, source: Option<usize>) -> bool {
+        let Some(repair) = &self.spaces[space].slabs[slab].repair else { return false };
+        let (peer, version) = (repair.peer, repair.grant);
+        let (role, op, page) = (Role::Admit { source }, Wire::Admit, self.first_page(slab));
+        self.ask(Request { role, peer, op, class: Class::Demand, space, page, version })
+    }
+
+    /// Has the source begin, or asks it how far it is.
+    fn order(&mut self, space: usize, slab: usize, source: usize) -> bool {
+        let id = self.peers[source].info.id;
+        let replicas = &self.spaces[space].slabs[slab].entry.replicas;
+        let Some(version) = replicas.iter().find(|replica| replica.server == id).map(|replica| replica.grant) else {
+            return false;
+        };
+        let (role, op, page) = (Role::Order, Wire::Copy, self.first_page(slab));
+        self.ask(Request { role, peer: source, op, class: Class::Demand, space, page, version })
+    }
+
+    fn end_transfer(&mut self, space: usize, slab: usize, source: usize) {
+        self.cancel_order(space, slab);
+        if self.admit(space, slab, None) {
+            self.set_step(space, slab, Step::Transferring(Transfer::Ending { source }));
+        } else {
+            self.abort_repair(space, slab);
+        }
+    }
+
+    /// Nothing is wanted of a source any more.
+    pub(super) fn cancel_order(&mut self, space: usize, slab: usize) {
+        let page = self.first_page(slab);
+        let ours = self.exchanges.find(|e| e.role == Role::Order && e.space == space && e.page == page);
+        if let Some(order) = ours {
+            self.end_exchange(order.id);
+        }
+    }
+
+    fn transfer_of(&self, space: usize, slab: usize) -> Option<Transfer> {
+        match self.spaces[space].slabs[slab].repair.as_ref()?.step {
+            Step::Transferring(transfer) => Some(transfer),
+            _ => None,
+        }
+    }
+
+    /// The target said whether it does as it was told.
+    pub(super) fn admit_answered(&mut self, now: Time, space: usize, slab: usize, status: Status) {
+        match (self.transfer_of(space, slab), status) {
+            (Some(Transfer::Admitting { source }), Status::Ok) => {
+                self.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: Some(now) }));
+                self.mark(space, slab);
+            }
+            // It has no room for one more, or another idea of the slab, which its first write will show.
+            (Some(Transfer::Admitting { .. }), _) => self.copy_the_rest(space, slab),
+            (Some(Transfer::Ending { source }), Status::Ok) => {
+                if let Some(repair) = &mut self.spaces[space].slabs[slab].repair {
+                    repair.cursor = 0;
+                    repair.step = Step::Transferring(Transfer::Listing { source });
+                }
+                self.ask_what_it_has(space, slab);
+            }
+            (Some(Transfer::Ending { .. }), _) => self.abort_repair(space, slab),
+            _ => {}
+        }
+    }
+
+    /// The source said how far it is.
+    pub(super) fn order_answered(&mut self, now: Time, space: usize, slab: usize, status: Status, progress: Version) {
+        let Some(Transfer::Running { source, .. }) = self.transfer_of(space, slab) else { return };
+        if status != Status::Ok || progress.bits() != Progress::Running as u64 {
+            return self.end_transfer(space, slab, source);
+        }
+        let at = now + PROGRESS_EVERY;
+        self.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: Some(at) }));
+        self.looks.push((at, space, slab));
+    }
+
+    fn ask_what_it_has(&mut self, space: usize, slab: usize) {
+        let Some(repair) = &self.spaces[space].slabs[slab].repair else { return };
+        let page = self.config.slab_size.page(SlabNo(slab as u32), repair.cursor);
+        let (role, peer, version) = (Role::Listed, repair.peer, Version::NEVER);
+        if !self.ask(Request { role, peer, op: Wire::Versions, class: Class::Demand, space, page, version }) {
+            self.abort_repair(space, slab);
+        }
+    }
+
+    /// The target said what it has of some pages.
+    pub(super) fn listed_answered(
+        &mut self,
+        space: usize,
+        page: PageNo,
+        (status, grant): (Status, Version),
+        payload: &[u8],
+    ) {
+        let (Some(slab), size) = (self.slab_of(page), self.config.slab_size) else { return };
+        let Some(Transfer::Listing { source }) = self.transfer_of(space, slab) else { return };
+        let first = size.index(page);
+        let due = VERSIONS_MAX.min(size.pages() - first);
+        let about_it = |repair: &super::repair::Repair| repair.grant == grant && repair.cursor == first;
+        let right = self.spaces[space].slabs[slab].repair.as_ref().is_some_and(about_it);
+        if status != Status::Ok || !right || payload.len() != due * 8 {
+            return self.abort_repair(space, slab);
+        }
+        for (index, word) in (first..).zip(payload.chunks_exact(8)) {
+            let mut bits = [0; 8];
+            bits.copy_from_slice(word);
+            let version = Version::from_bits(u64::from_le_bytes(bits));
+            if !self.was_issued(space, slab, index, version) {
+                // A server that was let in stored what nobody wrote, and it may be one that keeps what was written out.
+                self.peers[source].made_up_versions = true;
+                self.stats.transfers_refused += 1;
+                return self.abort_repair(space, slab);
+            }
+            let version =
+                if self.has(Fault::TrustsSources) { self.spaces[space].slabs[slab].version(index) } else { version };
+            if let Some(repair) = &mut self.spaces[space].slabs[slab].repair {
+                repair.list[index] = repair.list[index].max(version);
+            }
+        }
+        let Some(repair) = &mut self.spaces[space].slabs[slab].repair else { return };
+        repair.cursor = first + due;
+        if repair.cursor < size.pages() {
+            return self.ask_what_it_has(space, slab);
+        }
+        repair.cursor = 0;
+        self.stats.slabs_transferred += 1;
+        self.copy_the_rest(space, slab);
+    }
+
+    /// Whether a page can be somewhere in this version: in one that was acknowledged, an earlier one, or the one that is being
+    /// written.
+    fn was_issued(&self, space: usize, slab: usize, index: usize, version: Version) -> bool {
+        let page = self.config.slab_size.page(SlabNo(slab as u32), index);
+        let writer = self.ops.busy.get(&Client::busy_key(space, page));
+        version <= self.spaces[space].slabs[slab].version(index)
+            || writer.is_some_and(|op| self.ops.peek(*op).version == version)
+    }
+
+    /// What a request to a server about other servers says.
+    pub(super) fn instruction(&self, role: Role, space: usize, page: PageNo) -> Option<Instruction> {
+        if !matches!(role, Role::Admit { .. } | Role::Order) {
+            return None;
+        }
+        let bytes: &[u8] = match role {
+            Role::Admit { source: Some(source) } => &self.peers[source].info.key.0,
+            // Nobody.
+            Role::Admit { source: None } => &[0; KEY_SIZE],
+            _ => {
+                let slab = self.slab_of(page)?;
+                let repair = self.spaces[space].slabs[slab].repair.as_ref()?;
+                let target = &self.peers[repair.peer].info;
+                let bytes_per_second = (self.rebuild_rate() / REPAIRS_MAX as u64).max(RATE_MIN);
+                let (key, addr, grant) = (target.key, target.addr, repair.grant);
+                &CopyOrder { key, addr, bytes_per_second, grant }.encode()
+            }
+        };
+        let mut instruction = Instruction { bytes: [0; ORDER_SIZE], length: bytes.len() };
+        instruction.bytes[..bytes.len()].copy_from_slice(bytes);
+        Some(instruction)
+    }
+
+    /// When a slab is to be looked at because time went by.
+    pub(super) fn next_look(&self) -> Option<Time> {
+        self.looks.iter().map(|(at, ..)| *at).min()
+    }
+
+    pub(super) fn look(&mut self, now: Time) {
+        let (due, later): (Vec<_>, Vec<_>) = self.looks.drain(..).partition(|(at, ..)| *at <= now);
+        self.looks = later;
+        for (_, space, slab) in due {
+            if matches!(self.spaces[space].slabs[slab].phase, Phase::Open) {
+                self.mark(space, slab);
+            }
+        }
+    }
+}
+
+/// The payload of such a request.
+pub struct Instruction {
+    bytes: [u8; ORDER_SIZE],
+    length: usize,
+}
+
+impl Instruction {
+    pub fn payload(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
