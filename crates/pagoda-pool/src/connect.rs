@@ -21,12 +21,15 @@ pub struct Patience {
     pub fail_after: Duration,
     /// Then one that has the only copy of something is given up; `None`: never.
     pub lost_after: Option<Duration>,
+    /// Then one counts as having no slab to give, where none that answers has.
+    pub grant_patience: Duration,
 }
 
 impl Patience {
     /// For disks: who waits for a block device expects an error rather than no answer at all.
     pub const fn of_disks(fail_after: Duration) -> Patience {
-        Patience { fail_after, lost_after: Some(Duration::from_secs(30)) }
+        let patience = Duration::from_secs(30);
+        Patience { fail_after, lost_after: Some(patience), grant_patience: patience }
     }
 }
 
@@ -51,8 +54,8 @@ pub fn client(
     patience: Patience,
 ) -> Result<UdpClient<Control>> {
     let (keys, pool_key) = store::identity(&pool.dir)?;
-    let Patience { fail_after, lost_after } = patience;
-    let config = ClientConfig { fail_after, lost_after, ..ClientConfig::new(keys, pool_key) };
+    let Patience { fail_after, lost_after, grant_patience } = patience;
+    let config = ClientConfig { fail_after, lost_after, grant_patience, ..ClientConfig::new(keys, pool_key) };
     let mut client = Client::new(config, Box::new(SystemEntropy::default()));
     for server in servers {
         client.add_server(Time(0), server.clone())?;

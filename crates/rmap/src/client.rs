@@ -73,6 +73,9 @@ pub struct ClientConfig {
     /// A server that holds the only copy of something is given up after this; `None`: it is waited for as long as it takes,
     /// and only its return with an empty memory, or [`Client::forget_content`], loses what it had.
     pub lost_after: Option<Duration>,
+    /// A server that was silent for longer counts as one that has no slab to give. Zero for who has somewhere else for its
+    /// pages: it is told at once.
+    pub grant_patience: Duration,
     /// Of the link; copies that restore redundancy use 30 % of it at most.
     pub link_bytes_per_second: u64,
     /// Datagrams are never larger, whatever the path carries.
@@ -100,7 +103,7 @@ pub enum Fault {
 }
 
 impl ClientConfig {
-    /// With the usual limits: 30 ms and 30 s, for a link of 10 Gbit/s.
+    /// With the usual limits: 30 ms and twice 30 s, for a link of 10 Gbit/s.
     pub fn new(keys: Keypair, pool: PoolKey) -> ClientConfig {
         ClientConfig {
             keys,
@@ -108,6 +111,7 @@ impl ClientConfig {
             slab_size: SlabSize::default(),
             fail_after: Duration::from_millis(30),
             lost_after: Some(Duration::from_secs(30)),
+            grant_patience: Duration::from_secs(30),
             link_bytes_per_second: 1_250_000_000,
             datagram_max: crate::wire::DATAGRAM_MAX,
             rekey_every: None,
@@ -269,7 +273,7 @@ pub struct Client {
     dirty: VecDeque<(usize, usize)>,
     questions: Vec<Question>,
     question_ids: u64,
-    /// Slabs to be looked at later, whatever happens: one for each that servers copy.
+    /// Slabs to be looked at later, whatever happens: those that servers copy, and those that wait for a silent server.
     looks: Vec<(Time, usize, usize)>,
     /// Which server is looked at first for something to send.
     turn: usize,
@@ -533,7 +537,8 @@ impl Client {
 
     /// Whether nothing is under way: no operation, no copy, no question.
     pub fn is_idle(&self) -> bool {
-        self.looks.is_empty()
+        let transfers = self.looks.iter().any(|(_, space, slab)| self.transfer_of(*space, *slab).is_some());
+        !transfers
             && self.ops.is_idle()
             && self.parking.is_empty()
             && self.copies.is_idle()

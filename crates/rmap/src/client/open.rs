@@ -44,10 +44,10 @@ impl Client {
                 });
                 if wanted {
                     self.spaces[space].slabs[slab].phase = Phase::Granting(Vec::new());
-                    self.advance_granting(space, slab);
+                    self.advance_granting(now, space, slab);
                 }
             }
-            Phase::Granting(_) => self.advance_granting(space, slab),
+            Phase::Granting(_) => self.advance_granting(now, space, slab),
             Phase::Opening(_) => self.advance_opening(now, space, slab),
             Phase::Open => self.advance_open(now, space, slab),
             // For the control plane.
@@ -129,7 +129,7 @@ impl Client {
         Some(pick)
     }
 
-    fn advance_granting(&mut self, space: usize, slab: usize) {
+    fn advance_granting(&mut self, now: Time, space: usize, slab: usize) {
         if self.spaces[space].slabs[slab].pending.is_some() {
             return;
         }
@@ -169,7 +169,10 @@ impl Client {
             if self.peers.iter().any(|peer| matches!(peer.reach, Reach::Connecting { .. })) {
                 return;
             }
-            return self.decline_ops(space, slab);
+            return match self.patience_ends(now) {
+                Some(at) => self.look_at(at, space, slab),
+                None => self.decline_ops(space, slab),
+            };
         }
         self.spaces[space].slabs[slab].phase = Phase::Granting(candidates);
         if !waits {
@@ -177,6 +180,15 @@ impl Client {
             let replicas = granted.iter().map(replica).collect();
             self.propose(space, slab, replicas, false);
         }
+    }
+
+    /// Until when a server that fell silent may still come back and have room: a pause is no refusal.
+    fn patience_ends(&self, now: Time) -> Option<Time> {
+        let ends = self.peers.iter().filter_map(|peer| match peer.reach {
+            Reach::Down { since } => Some(since + self.config.grant_patience),
+            _ => None,
+        });
+        ends.filter(|at| now < *at).max()
     }
 
     /// A server answered a request for a slab, for its first copies or for a new one.

@@ -105,6 +105,9 @@ impl Client {
         if eased || distressed {
             self.mark_all();
         }
+        if eased {
+            self.mark_vacant_wanted();
+        }
         if message.id == PLAIN_ID {
             let peer = &mut self.peers[place];
             match message.op {

@@ -452,6 +452,32 @@ fn a_copy_does_not_move_to_a_server_that_may_be_dead() {
     assert_eq!(pool.read(0), Ok(2));
 }
 
+/// A server that says nothing has not said no; one that stays away has.
+#[test]
+fn new_slabs_wait_for_a_silent_server() {
+    for comes_back in [true, false] {
+        let mut pool = Pool::new(1, 1, 8);
+        assert_eq!(pool.write(0, 1), Ok(()));
+        pool.deaf = vec![0];
+        // The first slab's write has the server found silent, the other one comes when it is.
+        pool.begin_write(0, 2);
+        pool.pass(Duration::from_secs(1));
+        pool.begin_write(8, 3);
+        pool.pass(Duration::from_secs(20));
+        assert!(!pool.client.has_event());
+        if comes_back {
+            pool.deaf = Vec::new();
+            pool.pass(FOR_GOOD);
+            pool.expect_written(2);
+            assert_eq!([pool.read(0), pool.read(8)], [Ok(2), Ok(3)]);
+        } else {
+            pool.pass(Duration::from_secs(20));
+            let events: Vec<Event> = std::iter::from_fn(|| pool.client.poll_event(&mut [0; PAGE_SIZE])).collect();
+            assert!(events.contains(&Event::Written { token: 1, result: Err(Failure::Declined) }), "{events:?}");
+        }
+    }
+}
+
 /// An owner that left writes unfinished in several slabs: together they need more copies than there is room for.
 #[test]
 fn slabs_take_turns_at_the_room_for_copies() {

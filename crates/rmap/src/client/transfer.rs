@@ -7,7 +7,6 @@
 
 use super::exchange::{Request, Role};
 use super::repair::{REPAIRS_MAX, Step};
-use super::slab::Phase;
 use super::{Client, Fault};
 use crate::crypto::KEY_SIZE;
 use crate::server::Progress;
@@ -114,7 +113,7 @@ impl Client {
         }
     }
 
-    fn transfer_of(&self, space: usize, slab: usize) -> Option<Transfer> {
+    pub(super) fn transfer_of(&self, space: usize, slab: usize) -> Option<Transfer> {
         match self.spaces[space].slabs[slab].repair.as_ref()?.step {
             Step::Transferring(transfer) => Some(transfer),
             _ => None,
@@ -150,7 +149,7 @@ impl Client {
         }
         let at = now + PROGRESS_EVERY;
         self.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: Some(at) }));
-        self.looks.push((at, space, slab));
+        self.look_at(at, space, slab);
     }
 
     fn ask_what_it_has(&mut self, space: usize, slab: usize) {
@@ -242,14 +241,16 @@ impl Client {
         self.looks.iter().map(|(at, ..)| *at).min()
     }
 
+    pub(super) fn look_at(&mut self, at: Time, space: usize, slab: usize) {
+        if !self.looks.contains(&(at, space, slab)) {
+            self.looks.push((at, space, slab));
+        }
+    }
+
     pub(super) fn look(&mut self, now: Time) {
         let (due, later): (Vec<_>, Vec<_>) = self.looks.drain(..).partition(|(at, ..)| *at <= now);
         self.looks = later;
-        for (_, space, slab) in due {
-            if matches!(self.spaces[space].slabs[slab].phase, Phase::Open) {
-                self.mark(space, slab);
-            }
-        }
+        due.into_iter().for_each(|(_, space, slab)| self.mark(space, slab));
     }
 }
 
