@@ -226,6 +226,10 @@ impl Client {
                 state.repair.take_if(|repair| repair.peer == peer);
             }
         }
+        if self.spaces[space].slabs[slab].entry.lost {
+            // There is nothing left to copy.
+            self.abort_repair(space, slab);
+        }
         let size = self.config.slab_size;
         let state = &mut self.spaces[space].slabs[slab];
         if state.entry.lost {

@@ -452,6 +452,32 @@ fn a_copy_does_not_move_to_a_server_that_may_be_dead() {
     assert_eq!(pool.read(0), Ok(2));
 }
 
+/// A slab that is lost while it is being moved leaves nothing at the server that it was to go to, and no move undone.
+#[test]
+fn a_lost_slab_is_moved_no_more() {
+    let mut pool = Pool::new(2, 1, 4);
+    assert_eq!(pool.write(0, 1), Ok(()));
+    let old = (0..2).find(|node| pool.servers[*node].free_slabs() < 4).unwrap();
+    let new = 1 - old;
+    pool.servers[old].set_pressure(crate::wire::message::Pressure::Orange);
+    // The reply says so; what the new server answers once it has the slab comes too late.
+    pool.client.write(pool.now, pool.space, PageNo(0), Class::Eviction, &[2; PAGE_SIZE], 1).unwrap();
+    while pool.client.spaces[0].slabs[0].repair.as_ref().is_none_or(|repair| repair.mirror().is_none()) {
+        assert!(pool.step());
+    }
+    pool.expect_written(1);
+    pool.slow = Some(new);
+    pool.deaf = vec![old];
+    let server = ServerId(old as u32);
+    pool.client.forget_content(pool.now, server);
+    pool.pass(Duration::from_millis(5));
+    pool.slow = None;
+    pool.pass(FOR_GOOD);
+    assert_eq!(pool.read(0), Err(Failure::Lost));
+    assert!(pool.client.spaces[0].slabs[0].repair.is_none());
+    assert_eq!(pool.servers[new].free_slabs(), 4);
+}
+
 /// A server that says nothing has not said no; one that stays away has.
 #[test]
 fn new_slabs_wait_for_a_silent_server() {
