@@ -182,10 +182,11 @@ impl Client {
         }
     }
 
-    /// Until when a server that fell silent may still come back and have room: a pause is no refusal.
+    /// Until when a server that fell silent may still come back and have room: a pause is no refusal. One that never answered
+    /// may not know this node at all.
     fn patience_ends(&self, now: Time) -> Option<Time> {
         let ends = self.peers.iter().filter_map(|peer| match peer.reach {
-            Reach::Down { since } => Some(since + self.config.grant_patience),
+            Reach::Down { since } if peer.epoch.is_some() => Some(since + self.config.grant_patience),
             _ => None,
         });
         ends.filter(|at| now < *at).max()
