@@ -73,8 +73,8 @@ pub struct ClientConfig {
     /// A server that holds the only copy of something is given up after this; `None`: it is waited for as long as it takes,
     /// and only its return with an empty memory, or [`Client::forget_content`], loses what it had.
     pub lost_after: Option<Duration>,
-    /// A server that fell silent, and was silent for longer, counts as one that has no slab to give. Zero for who has somewhere else for its
-    /// pages: it is told at once.
+    /// A server that fell silent, and was silent for longer, counts as one that has no slab to give. Zero for who has
+    /// somewhere else for its pages: it is told at once.
     pub grant_patience: Duration,
     /// Of the link; copies that restore redundancy use 30 % of it at most.
     pub link_bytes_per_second: u64,
