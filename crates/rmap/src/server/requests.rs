@@ -178,7 +178,7 @@ impl Server {
         let Direction::Request { cut, generation } = request.direction else { return None };
         let write_credits = self.write_credits();
         let queued = self.replies.len() as u16;
-        let report = (request.op == Op::Report).then(|| self.report());
+        let report = (request.op == Op::Report && status == Status::Ok).then(|| self.report());
         let scratch = &mut self.replies.scratch;
         scratch.clear();
         let mut version = request.version;
@@ -190,7 +190,8 @@ impl Server {
             }
             Op::Copy => {
                 let slab = self.config.slab_size.slab(request.page);
-                let progress = slab.and_then(|slab| self.transfers.tell(request.space, slab));
+                let owner = status == Status::Ok;
+                let progress = slab.filter(|_| owner).and_then(|slab| self.transfers.tell(request.space, slab));
                 version = Version::from_bits(progress.unwrap_or(Progress::Failed) as u64);
             }
             Op::Report => {
