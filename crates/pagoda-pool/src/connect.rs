@@ -23,13 +23,15 @@ pub struct Patience {
     pub lost_after: Option<Duration>,
     /// Then one counts as having no slab to give, where none that answers has.
     pub grant_patience: Duration,
+    /// Whether slabs that no other server takes go to one that keeps them on a disk.
+    pub uses_last_resort: bool,
 }
 
 impl Patience {
     /// For disks: who waits for a block device expects an error rather than no answer at all.
     pub const fn of_disks(fail_after: Duration) -> Patience {
         let patience = Duration::from_secs(30);
-        Patience { fail_after, lost_after: Some(patience), grant_patience: patience }
+        Patience { fail_after, lost_after: Some(patience), grant_patience: patience, uses_last_resort: true }
     }
 }
 
@@ -54,8 +56,9 @@ pub fn client(
     patience: Patience,
 ) -> Result<UdpClient<Control>> {
     let (keys, pool_key) = store::identity(&pool.dir)?;
-    let Patience { fail_after, lost_after, grant_patience } = patience;
-    let config = ClientConfig { fail_after, lost_after, grant_patience, ..ClientConfig::new(keys, pool_key) };
+    let Patience { fail_after, lost_after, grant_patience, uses_last_resort } = patience;
+    let usual = ClientConfig::new(keys, pool_key);
+    let config = ClientConfig { fail_after, lost_after, grant_patience, uses_last_resort, ..usual };
     let mut client = Client::new(config, Box::new(SystemEntropy::default()));
     for server in servers {
         client.add_server(Time(0), server.clone())?;

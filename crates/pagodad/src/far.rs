@@ -29,7 +29,8 @@ use crate::registry::{Registry, error};
 const FAIL_AFTER: Duration = Duration::from_millis(100);
 /// One that has the only copy is waited for until it is back, or the VM's owner has ended the VM: a server that stands still
 /// and a network that is down have lost nothing. For new pages there is the swap file: they are declined at once.
-const PATIENCE: Patience = Patience { fail_after: FAIL_AFTER, lost_after: None, grant_patience: Duration::ZERO };
+const PATIENCE: Patience =
+    Patience { fail_after: FAIL_AFTER, lost_after: None, grant_patience: Duration::ZERO, uses_last_resort: false };
 
 /// A far tier for a new VM; nothing is stored for it yet.
 ///

@@ -76,6 +76,8 @@ pub struct ClientConfig {
     /// A server that fell silent, and was silent for longer, counts as one that has no slab to give. Zero for who has
     /// somewhere else for its pages: it is told at once.
     pub grant_patience: Duration,
+    /// Servers that keep pages on a disk are asked for slabs where no other has one to give. Not for who has a disk of its own.
+    pub uses_last_resort: bool,
     /// Of the link; copies that restore redundancy use 30 % of it at most.
     pub link_bytes_per_second: u64,
     /// Datagrams are never larger, whatever the path carries.
@@ -112,6 +114,7 @@ impl ClientConfig {
             fail_after: Duration::from_millis(30),
             lost_after: Some(Duration::from_secs(30)),
             grant_patience: Duration::from_secs(30),
+            uses_last_resort: true,
             link_bytes_per_second: 1_250_000_000,
             datagram_max: crate::wire::DATAGRAM_MAX,
             rekey_every: None,
@@ -240,6 +243,8 @@ pub struct ServerView {
     /// As its last reply said.
     pub free_slabs: u32,
     pub pressure: crate::wire::message::Pressure,
+    /// It keeps its pages on a disk.
+    pub last_resort: bool,
     /// The largest datagram that is known to get through, in bytes.
     pub datagram: usize,
     /// Its answer to [`Client::ask_reports`].
@@ -469,6 +474,7 @@ impl Client {
             round_trip: peer.trip.smoothed(),
             free_slabs: peer.free_slabs,
             pressure: peer.pressure,
+            last_resort: peer.last_resort,
             datagram: peer.cut,
             report: peer.report,
             drain: peer.drain,

@@ -62,6 +62,14 @@ pub fn lock_memory(lent: u64) -> Result<(), HostError> {
     mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE).map_err(|error| HostError::Lock(error.into()))
 }
 
+/// Tells the kernel that I/O waits for this process, so that what it allocates does not wait for that I/O.
+///
+/// # Errors
+/// The process lacks `CAP_SYS_RESOURCE`.
+pub fn serve_io() -> io::Result<()> {
+    rustix::process::configure_io_flusher_behavior(true).map_err(io::Error::from)
+}
+
 /// What the kernel says of memory now.
 ///
 /// # Errors

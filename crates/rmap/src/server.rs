@@ -22,6 +22,7 @@ use thiserror::Error;
 
 use crate::crypto::entropy::SharedEntropy;
 use crate::crypto::{Entropy, Keypair, PoolKey, PublicKey, Rejected};
+use crate::medium::Medium;
 use crate::units::{BootEpoch, ServerId, SlabSize, Time};
 use crate::wire::PROTOCOL_VERSION;
 use crate::wire::datagram::Head;
@@ -56,6 +57,9 @@ pub struct ServerConfig {
     pub quota: u32,
     /// Must differ from that of every earlier life: random, or a start time.
     pub epoch: BootEpoch,
+    /// Where pages are kept, if that is not memory. Clients then take the server for a last resort: they ask it for a slab
+    /// when every other server declines, and move the slab away as soon as another one has room.
+    pub medium: Option<Box<dyn Medium>>,
 }
 
 /// Why a server cannot be.
@@ -116,6 +120,7 @@ pub struct Server {
     transfers: Transfers,
     replies: Replies,
     pressure: Pressure,
+    is_last_resort: bool,
     stats: ServerStats,
     /// Clients that may have the server drained, and the one that did.
     admins: Vec<PublicKey>,
@@ -129,7 +134,7 @@ impl Server {
     ///
     /// # Errors
     /// Limits of [`ServerConfig`].
-    pub fn new(config: ServerConfig, entropy: Box<dyn Entropy>) -> Result<Server, ConfigError> {
+    pub fn new(mut config: ServerConfig, entropy: Box<dyn Entropy>) -> Result<Server, ConfigError> {
         if config.slabs == 0 || config.slabs > SLABS_MAX {
             return Err(ConfigError::Slabs { slabs: config.slabs });
         }
@@ -138,7 +143,8 @@ impl Server {
         }
         Ok(Server {
             entropy: SharedEntropy::new(entropy),
-            store: Store::new(config.slabs, config.slab_size, config.quota)
+            is_last_resort: config.medium.is_some(),
+            store: Store::new(config.slabs, config.slab_size, config.quota, config.medium.take())
                 .ok_or(ConfigError::Memory { slabs: config.slabs })?,
             sessions: Sessions::new(),
             tickets: Tickets::new(),
@@ -201,7 +207,7 @@ impl Server {
         if let Some(transmit) = self.sessions.poll_handshake(out) {
             return Some(transmit);
         }
-        self.poll_reply(out).or_else(|| self.transfers.poll_transmit(self.now, &self.store, out))
+        self.poll_reply(out).or_else(|| self.transfers.poll_transmit(self.now, &mut self.store, out))
     }
 
     /// How short of memory the host is; in every reply from now on. A server that is about to end stays at orange.
@@ -229,6 +235,11 @@ impl Server {
             Pressure::None | Pressure::Yellow => false,
             Pressure::Orange | Pressure::Red => self.store.shed(),
         }
+    }
+
+    /// Slabs that are gone because their medium failed.
+    pub fn broken_slabs(&self) -> usize {
+        self.store.broken_slabs()
     }
 
     /// Slabs that somebody has.

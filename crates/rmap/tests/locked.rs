@@ -40,6 +40,7 @@ fn what_is_lent_is_locked_and_comes_back_to_the_host() {
         slab_size: SlabSize::new(SLAB_PAGES as u32).unwrap(),
         quota: u32::MAX,
         epoch: BootEpoch(1),
+        medium: None,
     };
     let before = status("VmRSS:");
     let mut server = Server::new(config, Box::new(SystemEntropy::default())).unwrap();

@@ -44,6 +44,7 @@ fn server(id: u32, client: &Keypair, pool: &PoolKey) -> (Server, Port) {
         slab_size: SlabSize::new(SLAB_PAGES).unwrap(),
         quota: u32::MAX,
         epoch: BootEpoch(1),
+        medium: None,
     };
     let server = Server::new(config, Box::new(SystemEntropy::default())).unwrap();
     let mut port = Port::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();

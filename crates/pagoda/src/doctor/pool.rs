@@ -16,7 +16,7 @@ use rmap::wire::message::Pressure;
 use super::checks::{Check, Verdict};
 use crate::exit;
 use crate::pool::Place;
-use crate::pool::list::{SLAB_CONTENT_BYTES, pressure};
+use crate::pool::list::{SLAB_CONTENT_BYTES, medium, pressure};
 use crate::units::format_size;
 
 /// A server that has not answered by then is shown as silent.
@@ -109,12 +109,13 @@ impl Found {
             return Check::new(Verdict::Fail, NAME, found, "restart it; look at the load of both machines");
         }
         let found = format!(
-            "{place} answers in {} us, p50 {}, p99 {}; datagrams of {} bytes; lends {} more; pressure {}",
+            "{place} answers in {} us, p50 {}, p99 {}; datagrams of {} bytes; lends {} more of its {}; pressure {}",
             self.trip_us(0),
             self.trip_us(50),
             self.trip_us(99),
             self.view.datagram,
             format_size(u64::from(self.view.free_slabs) * SLAB_CONTENT_BYTES),
+            medium(&self.view),
             pressure(self.view.pressure)
         );
         let advice = if self.trips.len() < PROBES {
@@ -223,6 +224,7 @@ mod tests {
             round_trip: Duration::ZERO,
             free_slabs: 2,
             pressure: Pressure::None,
+            last_resort: false,
             datagram: LARGEST,
             report: None,
             drain: None,
@@ -232,7 +234,7 @@ mod tests {
 
     #[test]
     fn servers_are_judged_by_what_they_say() {
-        let good = "3 at 10.0.0.5:7070 answers in 1 us, p50 50, p99 99; datagrams of 4192 bytes; lends 128M more; pressure none";
+        let good = "3 at 10.0.0.5:7070 answers in 1 us, p50 50, p99 99; datagrams of 4192 bytes; lends 128M more of its memory; pressure none";
         assert_eq!(found(PROBES).check(Transport::Udp), Check::ok("server", good));
         assert_eq!([1, 2, 3].map(|answers| found(answers).trip_us(99)), [1, 2, 3]);
         let short = found(98).check(Transport::Udp);

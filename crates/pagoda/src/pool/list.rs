@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use pagoda_pool::config::PoolConfig;
 use pagoda_pool::{connect, store};
-use rmap::client::{Reach, ServerInfo};
+use rmap::client::{Reach, ServerInfo, ServerView};
 use rmap::udp::Wait;
 use rmap::units::{PAGE_SIZE, SEALED_SIZE, SLAB_PAGES};
 use rmap::wire::message::Pressure;
@@ -29,6 +29,8 @@ struct Row {
     zone: u32,
     /// `up` or `silent`.
     state: &'static str,
+    /// `memory` or `disk`.
+    medium: Option<&'static str>,
     pressure: Option<&'static str>,
     free_bytes: Option<u64>,
     round_trip_us: Option<f64>,
@@ -64,6 +66,7 @@ fn show(pool: &PoolConfig, servers: &[ServerInfo], format: Format) -> Result<()>
                 address: server.addr.to_string(),
                 zone: server.zone,
                 state: if up { "up" } else { "silent" },
+                medium: up.then(|| medium(&view)),
                 pressure: up.then(|| pressure(view.pressure)),
                 free_bytes: up.then(|| u64::from(view.free_slabs) * SLAB_CONTENT_BYTES),
                 round_trip_us: up.then_some(view.round_trip.as_secs_f64() * 1e6),
@@ -78,6 +81,7 @@ fn show(pool: &PoolConfig, servers: &[ServerInfo], format: Format) -> Result<()>
         ("ADDRESS", Side::Left),
         ("ZONE", Side::Right),
         ("STATE", Side::Left),
+        ("MEDIUM", Side::Left),
         ("PRESSURE", Side::Left),
         ("FREE", Side::Right),
         ("RTT us", Side::Right),
@@ -88,12 +92,18 @@ fn show(pool: &PoolConfig, servers: &[ServerInfo], format: Format) -> Result<()>
             row.address,
             row.zone.to_string(),
             row.state.into(),
+            row.medium.unwrap_or("-").into(),
             row.pressure.unwrap_or("-").into(),
             row.free_bytes.map_or("-".into(), format_size),
             row.round_trip_us.map_or("-".into(), |us| format!("{us:.0}")),
         ]);
     }
     Ok(table.print()?)
+}
+
+/// Where a server keeps what it is given.
+pub fn medium(view: &ServerView) -> &'static str {
+    if view.last_resort { "disk" } else { "memory" }
 }
 
 pub fn pressure(pressure: Pressure) -> &'static str {

@@ -125,12 +125,13 @@ Examples:
   pagoda pool key init
   pagoda pool key add 5c1f0f...e2 --name host7
   pagoda pool serve --size 32G --listen 10.0.0.5
+  pagoda pool serve --size 64G --listen 10.0.0.5:7071 --id 105 --on-disk /var/lib/pagoda
   pagoda pool serve --size 32G --listen 10.0.0.5 --id 3 --cluster etcd://10.0.0.1:2379,10.0.0.2:2379
   systemctl enable --now pagoda-pool          the same, with options in /etc/default/pagoda-pool")]
 pub struct Serve {
     #[command(flatten)]
     pub place: Place,
-    /// Memory to lend, such as 32G; 64 MiB of pages take 64.4 MiB
+    /// Memory to lend, such as 32G; 64 MiB of pages take 64.4 MiB (of a disk 64 MiB, and 384 KiB of memory)
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub size: u64,
     /// Address to serve at; the port is 7070 unless given
@@ -142,6 +143,14 @@ pub struct Serve {
     /// Servers of different zones do not fail together; two copies of a page go to two zones where that is possible
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub zone: u32,
+    /// Lend room of the disk that DIR is on, instead of memory: a last resort for disks whose pool is full
+    ///
+    /// Clients ask for it when no server has memory left, or the only copy of something is at one that ends; what they
+    /// have there they move to memory as soon as there is some. So a full pool makes writes slow instead of failing them.
+    /// The nearest such server is asked first: run one on each host that exports disks. The file has no name, and is gone
+    /// with the server like lent memory; what is in it is encrypted.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["pressure_from", "also_borrow"])]
+    pub on_disk: Option<PathBuf>,
     /// Let clients come by TCP too, to the same port: for those with `transport = "tcp"` in their pool.toml
     #[arg(long)]
     pub tcp: bool,

@@ -11,16 +11,17 @@ use pagoda_pool::store::{self, Admitted};
 use rmap::client::ServerInfo;
 use rmap::crypto::{Entropy, PublicKey, SystemEntropy};
 use rmap::host::{self, HostError};
+use rmap::medium::{FileMedium, Medium, MediumError};
 use rmap::pressure::Gauge;
 use rmap::server::{Server, ServerConfig};
 use rmap::udp::{Port, Wait, serve_until};
-use rmap::units::{BootEpoch, ServerId, SlabSize, Time};
+use rmap::units::{BootEpoch, SEAL_SIZE, SLAB_PAGES, ServerId, SlabSize, Time};
 use rmap::wire::message::Pressure;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Serve;
-use super::list::SLAB_BYTES;
+use super::list::{SLAB_BYTES, SLAB_CONTENT_BYTES};
 use super::member::Announced;
 use crate::exit::UsageError;
 use crate::output::{print_json_line, print_text};
@@ -29,6 +30,8 @@ use crate::units::format_size;
 
 /// Who asked for a drain looks several times a second; an answer or two may get lost.
 const SEEN_AFTER: Duration = Duration::from_secs(2);
+/// What of a slab on a disk is in memory all the same: versions and seals.
+const SLAB_TABLE_BYTES: u64 = SLAB_PAGES as u64 * (SEAL_SIZE as u64 + 8);
 /// How often it is looked whether the host's memory is short.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -48,9 +51,10 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     if place.etcd.is_some() && options.listen.ip().is_unspecified() {
         return Err(UsageError(format!("--listen {}: give the address that clients reach", options.listen.ip())).into());
     }
-    let slabs = options.size / SLAB_BYTES;
+    let slab_bytes = if options.on_disk.is_some() { SLAB_CONTENT_BYTES } else { SLAB_BYTES };
+    let slabs = options.size / slab_bytes;
     if slabs == 0 {
-        let least = format_size(SLAB_BYTES.next_multiple_of(1 << 20));
+        let least = format_size(slab_bytes.next_multiple_of(1 << 20));
         return Err(UsageError(format!("--size {}: at least {least}", format_size(options.size))).into());
     }
     // Whether etcd answers is found out before memory is taken.
@@ -61,10 +65,13 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     if options.tcp {
         port.listen_too().with_context(|| format!("listen on {addr} by TCP"))?;
     }
-    let _role = if options.also_borrow { None } else { Some(lend(dir)?) };
-    let mut gauge = HostGauge::new(options.pressure_from.as_deref())?;
+    // A disk is nobody's memory: it is lent whatever the host does with that.
+    let on_disk = options.on_disk.as_deref();
+    let _role = if options.also_borrow || on_disk.is_some() { None } else { Some(lend(dir)?) };
+    let mut gauge = on_disk.is_none().then(|| HostGauge::new(options.pressure_from.as_deref())).transpose()?;
+    let medium = on_disk.map(|dir| take_disk(dir, slabs * slab_bytes)).transpose()?;
     // Before the slabs are made: what is lent is in memory and stays there, or is not lent.
-    lock_memory(options.size)?;
+    lock_memory(if on_disk.is_some() { slabs * SLAB_TABLE_BYTES } else { options.size })?;
     let public = keys.public();
     let config = ServerConfig {
         id: ServerId(options.id),
@@ -75,18 +82,28 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
         slab_size: SlabSize::default(),
         quota: u32::MAX,
         epoch: BootEpoch(SystemEntropy::default().next_u64()),
+        medium,
     };
     let mut server = Server::new(config, Box::new(SystemEntropy::default()))?;
     server.set_admins(admitted.admins());
     let signals = Signals::new()?;
     let info = ServerInfo { id: ServerId(options.id), addr, key: public, zone: options.zone };
     let mut announced = place.etcd.map(|config| Announced::join(config, &info, &server)).transpose()?;
-    say_ready(&info, slabs * SLAB_BYTES, announced.is_some(), format)?;
+    say_ready(&info, slabs * slab_bytes, on_disk, announced.is_some(), format)?;
+    let mut broken = 0;
     let wait = Wait { spin: Duration::from_micros(options.spin) };
     let mut drain = Drain { patience: Duration::from_secs(options.drain), ..Drain::default() };
     serve_until(&mut server, &mut port, wait, |server, now| {
         admitted.follow(server);
-        gauge.follow(server, now);
+        if let Some(gauge) = &mut gauge {
+            gauge.follow(server, now);
+        }
+        if std::mem::replace(&mut broken, server.broken_slabs()) != server.broken_slabs() {
+            let lost = format_size(broken as u64 * SLAB_CONTENT_BYTES);
+            eprintln!(
+                "pagoda: the disk fails: {lost} of what was there is gone, and is lent no more (see the kernel's log)"
+            );
+        }
         drain.follow(server, &admitted, &signals);
         if let Some(announced) = &mut announced {
             announced.follow(server);
@@ -100,10 +117,11 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     Ok(())
 }
 
-fn say_ready(info: &ServerInfo, bytes: u64, in_cluster: bool, format: Format) -> Result<()> {
+fn say_ready(info: &ServerInfo, bytes: u64, on_disk: Option<&Path>, in_cluster: bool, format: Format) -> Result<()> {
     let ServerInfo { id, addr, key, zone } = info;
     let line = format!("{} {addr} {key:?} {zone}", id.0);
-    let lending = format!("Lending {} on {addr}", format_size(bytes));
+    let of = on_disk.map_or(String::new(), |dir| format!(" of the disk of {}", dir.display()));
+    let lending = format!("Lending {}{of} on {addr}", format_size(bytes));
     match format {
         Format::Json => {
             print_json_line(&Serving { listen: addr.to_string(), bytes, public_key: format!("{key:?}"), line })?;
@@ -251,6 +269,28 @@ fn lock_memory(size: u64) -> Result<()> {
         ),
         other => other.into(),
     })
+}
+
+/// Room of a disk that is there before it is promised.
+fn take_disk(dir: &Path, bytes: u64) -> Result<Box<dyn Medium>> {
+    match FileMedium::create(dir, bytes) {
+        Ok(medium) => {
+            if let Err(error) = host::serve_io() {
+                eprintln!(
+                    "pagoda: the kernel does not count this as serving I/O ({error}): no host should swap to what depends on \
+                     it; run as root with all capabilities for that"
+                );
+            }
+            Ok(Box::new(medium))
+        }
+        Err(MediumError::TooLittle { dir, wanted, available }) => Err(anyhow!(
+            "--size {}: the file system of {} has {} available; give less",
+            format_size(wanted),
+            dir.display(),
+            format_size(available)
+        )),
+        Err(other) => Err(other.into()),
+    }
 }
 
 /// What the host's memory says, once a second.

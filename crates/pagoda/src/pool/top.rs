@@ -18,7 +18,7 @@ use rmap::wire::report::Report;
 use serde::Serialize;
 
 use super::Top;
-use super::list::{PATIENCE, SLAB_CONTENT_BYTES, pressure};
+use super::list::{PATIENCE, SLAB_CONTENT_BYTES, medium, pressure};
 use crate::output::{Side, print_json_line, print_text};
 use crate::show::Format;
 use crate::top::text::{Column, mib_per_s, render_table, size};
@@ -37,6 +37,8 @@ struct Row {
     zone: u32,
     /// `up`, `silent` or `draining`.
     state: &'static str,
+    /// `memory` or `disk`.
+    medium: Option<&'static str>,
     pressure: Option<&'static str>,
     size_bytes: Option<u64>,
     used_bytes: Option<u64>,
@@ -48,11 +50,12 @@ struct Row {
     round_trip_us: Option<f64>,
 }
 
-const COLUMNS: [Column<Row>; 13] = [
+const COLUMNS: [Column<Row>; 14] = [
     Column { name: "SERVER", side: Side::Right, rank: 0, cell: |row| row.id.to_string() },
     Column { name: "ADDRESS", side: Side::Left, rank: 6, cell: |row| row.address.clone() },
     Column { name: "ZONE", side: Side::Right, rank: 8, cell: |row| row.zone.to_string() },
     Column { name: "STATE", side: Side::Left, rank: 0, cell: |row| row.state.to_owned() },
+    Column { name: "MEDIUM", side: Side::Left, rank: 6, cell: |row| row.medium.unwrap_or("-").to_owned() },
     Column { name: "PRESSURE", side: Side::Left, rank: 5, cell: |row| row.pressure.unwrap_or("-").to_owned() },
     Column { name: "SIZE", side: Side::Right, rank: 3, cell: |row| size(row.size_bytes) },
     Column { name: "USED", side: Side::Right, rank: 0, cell: |row| size(row.used_bytes) },
@@ -177,6 +180,7 @@ fn row(server: &ServerInfo, view: &ServerView, before: Option<&Report>) -> Row {
             Some(report) if report.draining => "draining",
             Some(_) => "up",
         },
+        medium: report.map(|_| medium(view)),
         pressure: report.map(|_| pressure(view.pressure)),
         size_bytes: report.map(|report| bytes(report.slabs)),
         used_bytes: report.map(|report| bytes(report.held)),
@@ -208,6 +212,7 @@ mod tests {
             round_trip: Duration::from_micros(50),
             free_slabs: 3,
             pressure: Pressure::Orange,
+            last_resort: false,
             datagram: 1472,
             report,
             drain: None,
@@ -241,8 +246,8 @@ mod tests {
         let text = render_table(&COLUMNS, &[seen(Some(new), Some(&old)), seen(None, None)]);
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
         let lines: Vec<String> = text.lines().map(words).collect();
-        assert_eq!(lines[0], "SERVER ADDRESS ZONE STATE PRESSURE SIZE USED FREE DISKS CLNTS RD/s WR/s RTT");
-        assert_eq!(lines[1], "3 127.0.0.1:7070 1 up orange 256M 64M 192M 1 2 1.0 0.0 50");
-        assert_eq!(lines[2], "3 127.0.0.1:7070 1 silent - - - - - - - - -");
+        assert_eq!(lines[0], "SERVER ADDRESS ZONE STATE MEDIUM PRESSURE SIZE USED FREE DISKS CLNTS RD/s WR/s RTT");
+        assert_eq!(lines[1], "3 127.0.0.1:7070 1 up memory orange 256M 64M 192M 1 2 1.0 0.0 50");
+        assert_eq!(lines[2], "3 127.0.0.1:7070 1 silent - - - - - - - - - -");
     }
 }

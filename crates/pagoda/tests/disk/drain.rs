@@ -7,7 +7,7 @@ use crate::rig::until;
 use crate::{noise, qemu_io};
 
 /// What each server has, and how it is.
-fn servers(pool: &Pool) -> Vec<(u64, String)> {
+pub fn servers(pool: &Pool) -> Vec<(u64, String)> {
     let sample = pool.json(&["pool", "top", "--interval", "0.1"]);
     let row =
         |row: &serde_json::Value| (row["used_bytes"].as_u64().unwrap(), row["state"].as_str().unwrap().to_owned());
@@ -15,7 +15,7 @@ fn servers(pool: &Pool) -> Vec<(u64, String)> {
 }
 
 /// Makes this machine's key one that may drain, and waits until the server knows.
-fn become_admin(pool: &Pool, server: &str) {
+pub fn become_admin(pool: &Pool, server: &str) {
     let key = pool.json(&["pool", "key", "ls"])[0]["public_key"].as_str().unwrap().to_owned();
     pool.run(&["pool", "key", "add", &key, "--admin"]);
     pool.fails(&["pool", "key", "add", &key, "--admin"], 1, "already, as self");

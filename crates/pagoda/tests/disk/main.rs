@@ -2,6 +2,7 @@
 
 mod cluster;
 mod drain;
+mod last_resort;
 mod pool;
 /// Other tests need more of it.
 #[allow(dead_code)]

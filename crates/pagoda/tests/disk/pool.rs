@@ -145,6 +145,15 @@ impl Pool {
         self.servers.push(Some(Running::start(&self.dir, &words)));
     }
 
+    /// One that lends room of a disk.
+    pub fn add_disk_server(&mut self) {
+        let id = (self.servers.len() + 1).to_string();
+        let place = ["pool", "serve", "--size", SERVER_SIZE, "--listen", "127.0.0.1:0", "--spin", "0"];
+        // The temporary directory may be in memory.
+        let words = [&place[..], &["--id", &id, "--on-disk", env!("CARGO_TARGET_TMPDIR")]].concat();
+        self.servers.push(Some(Running::start(&self.dir, &words)));
+    }
+
     /// Where a server reads how much memory its host has.
     fn host(&self, place: usize) -> String {
         self.file(&format!("host{place}"))

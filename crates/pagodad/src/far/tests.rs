@@ -71,6 +71,7 @@ impl Lender {
             slab_size: SlabSize::default(),
             quota: u32::MAX,
             epoch: BootEpoch(1),
+            medium: None,
         };
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);

@@ -53,6 +53,7 @@ impl Running {
             slab_size: slab_size(),
             quota: u32::MAX,
             epoch: BootEpoch(1),
+            medium: None,
         };
         let mut server = Server::new(config, Box::new(SystemEntropy::default())).unwrap();
         let mut port = Port::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();

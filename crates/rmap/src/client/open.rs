@@ -8,7 +8,7 @@ use super::slab::{Candidate, GrantStep, Phase};
 use super::{Client, Failure, Fault};
 use crate::control::Replica;
 use crate::units::{Class, PageNo, SlabNo, Time, Version};
-use crate::wire::message::{Op as Wire, Pressure, Status, VERSIONS_MAX};
+use crate::wire::message::{Op as Wire, Status, VERSIONS_MAX};
 
 /// What one copy of a taken-over slab has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,7 +113,7 @@ impl Client {
     pub(super) fn pick_server(&mut self, taken: PeerSet) -> Option<usize> {
         let open = |peer: &usize| {
             let state = &self.peers[*peer];
-            !taken.has(*peer) && state.is_up() && state.pressure == Pressure::None && state.free_slabs > 0
+            !taken.has(*peer) && state.can_lend() && !state.last_resort
         };
         let all: Vec<usize> = (0..self.peers.len()).filter(open).collect();
         let zones: Vec<u32> = taken.iter().map(|peer| self.peers[peer].info.zone).collect();
@@ -125,6 +125,19 @@ impl Client {
         let any = || choice[(self.entropy.next_u64() % choice.len() as u64) as usize];
         let (one, other) = (any(), any());
         let pick = if self.peers[one].free_slabs >= self.peers[other].free_slabs { one } else { other };
+        self.peers[pick].free_slabs -= 1;
+        Some(pick)
+    }
+
+    /// The nearest server that keeps its pages on a disk: the one on this machine, if there is one. A slab there is one that
+    /// can be written, no more.
+    pub(super) fn last_resort(&mut self, taken: PeerSet) -> Option<usize> {
+        if !self.config.uses_last_resort {
+            return None;
+        }
+        let open = |peer: &usize| !taken.has(*peer) && self.peers[*peer].can_lend() && self.peers[*peer].last_resort;
+        let all = (0..self.peers.len()).filter(open);
+        let pick = all.min_by_key(|peer| self.peers[*peer].trip.smoothed())?;
         self.peers[pick].free_slabs -= 1;
         Some(pick)
     }
@@ -150,7 +163,9 @@ impl Client {
                 break;
             }
             let taken = candidates.iter().map(|c| c.peer).collect();
-            let Some(peer) = self.pick_server(taken) else { break };
+            let nobody_else = live == 0 && !self.someone_may_come();
+            let last = |client: &mut Client| nobody_else.then(|| client.last_resort(taken)).flatten();
+            let Some(peer) = self.pick_server(taken).or_else(|| last(self)) else { break };
             let Some(grant) = self.spaces[space].next_version(false) else { break };
             candidates.push(Candidate { peer, grant, step: GrantStep::Fencing });
         }
@@ -166,7 +181,7 @@ impl Client {
         let granted: Vec<Candidate> = candidates.iter().copied().filter(|c| c.step == GrantStep::Granted).collect();
         if !waits && granted.is_empty() {
             // The phase is vacant again: the next write tries anew. A server that may still come is waited for.
-            if self.peers.iter().any(|peer| matches!(peer.reach, Reach::Connecting { .. })) {
+            if self.someone_may_come() {
                 return;
             }
             return match self.patience_ends(now) {
@@ -180,6 +195,11 @@ impl Client {
             let replicas = granted.iter().map(replica).collect();
             self.propose(space, slab, replicas, false);
         }
+    }
+
+    /// A server was not heard yet.
+    fn someone_may_come(&self) -> bool {
+        self.peers.iter().any(|peer| matches!(peer.reach, Reach::Connecting { .. }))
     }
 
     /// Until when a server that fell silent may still come back and have room: a pause is no refusal. One that never answered

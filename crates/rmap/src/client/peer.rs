@@ -197,6 +197,8 @@ pub struct Peer {
     pub drain: Option<Status>,
     /// It filled a slab elsewhere with versions that nobody wrote: it is not asked to copy any more.
     pub made_up_versions: bool,
+    /// Its pages lie on a disk, as it says: for slabs that no other server takes, and only as long as none does.
+    pub last_resort: bool,
     /// It was away so long that what only it has counts as lost.
     pub written_off: bool,
     pub resend_at: Time,
@@ -239,6 +241,7 @@ impl Peer {
             drain_due: None,
             drain: None,
             made_up_versions: false,
+            last_resort: false,
             written_off: false,
             resend_at: now,
             backoff: 0,
@@ -257,6 +260,16 @@ impl Peer {
 
     pub fn is_up(&self) -> bool {
         self.reach == Reach::Up && self.session.is_some()
+    }
+
+    /// It may have a slab to give.
+    pub fn can_lend(&self) -> bool {
+        self.is_up() && self.pressure == Pressure::None && self.free_slabs > 0
+    }
+
+    /// What it has is to be moved away as soon as there is room elsewhere.
+    pub fn wants_relief(&self) -> bool {
+        self.pressure >= Pressure::Orange || self.last_resort
     }
 
     pub fn is_down(&self) -> bool {

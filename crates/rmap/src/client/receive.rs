@@ -67,6 +67,7 @@ impl Client {
         peer.greeting = None;
         peer.epoch = Some(about.epoch);
         peer.write_credits = about.write_credits;
+        peer.last_resort = about.last_resort;
         peer.trip.sample(now.since(sent_at));
         peer.cut = DATAGRAM_SIZES[0];
         peer.probes = larger_than(peer.cut, self.config.datagram_max);

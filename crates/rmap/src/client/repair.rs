@@ -140,7 +140,7 @@ impl Client {
 
     fn begin_repair(&mut self, space: usize, slab: usize, here: PeerSet) {
         let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
-        let replaces = here.iter().find(|peer| self.peers[*peer].pressure >= Pressure::Orange);
+        let replaces = here.iter().find(|peer| self.peers[*peer].wants_relief());
         let missing = copies.len() < self.spaces[space].copies;
         if here.is_empty() || !(missing || replaces.is_some()) {
             return;
@@ -149,7 +149,10 @@ impl Client {
         if running >= REPAIRS_MAX {
             return;
         }
-        let Some(peer) = self.pick_server(copies) else { return };
+        // A server that is about to end has the only copy: rather on a disk than gone.
+        let flees = here.len() == 1 && replaces.is_some_and(|peer| !self.peers[peer].last_resort);
+        let rather = |client: &mut Client| flees.then(|| client.last_resort(copies)).flatten();
+        let Some(peer) = self.pick_server(copies).or_else(|| rather(self)) else { return };
         let Some(grant) = self.spaces[space].next_version(false) else { return };
         let replaces = if missing { None } else { replaces };
         let repair = Repair { peer, grant, step: Step::Fencing, replaces, list: Vec::new(), cursor: 0 };

@@ -1,8 +1,11 @@
 //! A client among honest and dishonest servers, on a perfect network.
 
+mod last_resort;
+
 use std::net::{Ipv4Addr, SocketAddr};
 
 use super::*;
+use crate::medium::Medium;
 use crate::server::{Fault as ServerFault, Server, ServerConfig};
 use crate::units::{BootEpoch, PAGE_SIZE, ServerId};
 
@@ -15,6 +18,22 @@ impl Entropy for Counting {
             self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
             *byte = (self.0 >> 56) as u8;
         }
+    }
+}
+
+/// A disk, for all that is asked of it.
+#[derive(Debug, Default)]
+struct Disk(HashMap<u64, Page>);
+
+impl Medium for Disk {
+    fn read(&mut self, place: u64, page: &mut Page) -> std::io::Result<()> {
+        *page = *self.0.get(&place).ok_or(std::io::ErrorKind::UnexpectedEof)?;
+        Ok(())
+    }
+
+    fn write(&mut self, place: u64, page: &Page) -> std::io::Result<()> {
+        self.0.insert(place, *page);
+        Ok(())
     }
 }
 
@@ -40,6 +59,11 @@ fn slab_size() -> SlabSize {
 
 impl Pool {
     fn new(servers: usize, copies: usize, slabs: usize) -> Pool {
+        Pool::with(servers, copies, slabs, None)
+    }
+
+    /// One of the servers, if so, keeps its pages on a disk.
+    fn with(servers: usize, copies: usize, slabs: usize, on_disk: Option<usize>) -> Pool {
         let (own, pool) = (Keypair::from_private([50; KEY_SIZE]), PoolKey::new([1; KEY_SIZE]));
         let mut config = ClientConfig::new(own.clone(), pool.clone());
         config.slab_size = slab_size();
@@ -51,7 +75,8 @@ impl Pool {
             client.add_server(Time(0), ServerInfo { id, addr: addr(node), key, zone: 0 }).unwrap();
             let admitted = vec![own.public()];
             let (slab_size, epoch, pool) = (slab_size(), BootEpoch(1), pool.clone());
-            let config = ServerConfig { id, keys, pool, admitted, slabs, slab_size, quota: u32::MAX, epoch };
+            let medium = (on_disk == Some(node)).then(|| Box::new(Disk::default()) as Box<dyn Medium>);
+            let config = ServerConfig { id, keys, pool, admitted, slabs, slab_size, quota: u32::MAX, epoch, medium };
             all.push(Server::new(config, Box::new(Counting(node as u64 + 2))).unwrap());
         }
         let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies, key: [2; KEY_SIZE] };

@@ -204,7 +204,7 @@ impl Transfers {
     }
 
     /// The next thing to send, appended to `out`.
-    pub fn poll_transmit(&mut self, now: Time, store: &Store, out: &mut Vec<u8>) -> Option<Transmit> {
+    pub fn poll_transmit(&mut self, now: Time, store: &mut Store, out: &mut Vec<u8>) -> Option<Transmit> {
         for step in 0..TRANSFERS_MAX {
             let place = (self.turn + step) % TRANSFERS_MAX;
             if let Some(transfer) = &mut self.all[place]
@@ -312,7 +312,7 @@ impl Transfer {
         self.window = self.window.min(credits).clamp(1, WINDOW_MAX);
     }
 
-    fn transmit(&mut self, now: Time, store: &Store, out: &mut Vec<u8>) -> Option<Transmit> {
+    fn transmit(&mut self, now: Time, store: &mut Store, out: &mut Vec<u8>) -> Option<Transmit> {
         if self.progress != Progress::Running {
             return None;
         }
@@ -352,20 +352,21 @@ impl Transfer {
                 }
             };
             let Subject { space, slab, generation, grant, .. } = self.subject;
+            let left_out = flight.index % 2 == 1 && store.has(Fault::CopiesHalf);
+            let made_up = if store.has(Fault::MakesUpVersions) { 1 << 20 } else { 0 };
+            let page = store.page_no(slab, flight.index);
             let Ok(stored) = store.page_of(space, slab, flight.index, generation, grant) else {
                 self.progress = Progress::Failed;
                 return None;
             };
-            let left_out = flight.index % 2 == 1 && store.has(Fault::CopiesHalf);
             if stored.version == Version::NEVER || left_out {
                 continue;
             }
-            let made_up = if store.has(Fault::MakesUpVersions) { 1 << 20 } else { 0 };
             let version = Version::from_bits(stored.version.bits() + made_up);
             let payload = stored.sealed.unwrap_or(&[]);
             let op = if stored.sealed.is_some() { Op::Write } else { Op::Trim };
             let mut message = self.subject.message(op, flight.id, version, payload.len(), self.cut);
-            message.page = store.page_no(slab, flight.index);
+            message.page = page;
             let segment = session.seal(&message, payload, self.cut, out);
             self.budget = self.budget.saturating_sub(SEALED_SIZE as u64);
             self.in_flight.push_back(Flight { sent_at: now, tries: flight.tries + 1, ..flight });

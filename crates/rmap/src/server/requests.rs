@@ -56,6 +56,7 @@ impl Server {
             server: self.config.id,
             slab_pages: self.config.slab_size.pages() as u32,
             write_credits: WRITE_CREDITS,
+            last_resort: self.is_last_resort,
         }
     }
 
@@ -176,8 +177,8 @@ impl Server {
     fn reply(&mut self, pending: &Pending, out: &mut Vec<u8>) -> Option<Transmit> {
         let Pending { place, request, mut status, .. } = *pending;
         let Direction::Request { cut, generation } = request.direction else { return None };
-        let write_credits = self.write_credits();
         let queued = self.replies.len() as u16;
+        let load = Load { free_slabs: self.store.free_slabs() as u32, write_credits: self.write_credits(), queued };
         let report = (request.op == Op::Report && status == Status::Ok).then(|| self.report());
         let scratch = &mut self.replies.scratch;
         scratch.clear();
@@ -220,7 +221,6 @@ impl Server {
         if status != Status::Ok {
             version = Version::NEVER;
         }
-        let load = Load { free_slabs: self.store.free_slabs() as u32, write_credits, queued };
         let direction = Direction::Reply { status, pressure: self.pressure, load };
         let message = Message { direction, version, payload: payload.len() as u16, ..request };
         let peer = self.sessions.peer(place)?;

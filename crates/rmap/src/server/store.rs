@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use crate::units::{Generation, PageNo, SEALED_SIZE, SlabNo, SlabSize, SpaceId, Version};
+use crate::medium::Medium;
+use crate::units::{Generation, PAGE_SIZE, PageNo, SEAL_SIZE, SEALED_SIZE, SlabNo, SlabSize, SpaceId, Version};
 use crate::wire::message::{Status, VERSIONS_MAX};
 
 /// Spaces that one server knows: a thousand VMs with a few disks each.
@@ -33,7 +34,7 @@ struct Slab {
     owner: Option<(SpaceId, SlabNo)>,
     grant: Version,
     versions: Box<[Version]>,
-    /// Sealed pages, one behind the other.
+    /// Sealed pages, one behind the other; of those on a medium, the seals alone.
     pages: Box<[u8]>,
 }
 
@@ -65,6 +66,12 @@ pub struct Stored<'a> {
 pub struct Store {
     size: SlabSize,
     quota: u32,
+    /// Where pages are that are not in memory.
+    medium: Option<Box<dyn Medium>>,
+    /// A page from there, sealed.
+    room: Box<[u8; SEALED_SIZE]>,
+    /// Slabs that the medium failed. They are lent no more.
+    broken: usize,
     slabs: Vec<Slab>,
     free: Vec<u32>,
     /// Slabs whose memory the host has back.
@@ -78,11 +85,15 @@ pub struct Store {
 
 impl Store {
     /// `None` if there is no memory for it.
-    pub fn new(slabs: usize, size: SlabSize, quota: u32) -> Option<Store> {
+    pub fn new(slabs: usize, size: SlabSize, quota: u32, medium: Option<Box<dyn Medium>>) -> Option<Store> {
+        let in_memory = in_memory(medium.as_deref());
         Some(Store {
             size,
             quota,
-            slabs: (0..slabs).map(|_| Slab::free(size)).collect::<Option<_>>()?,
+            medium,
+            room: Box::new([0; SEALED_SIZE]),
+            broken: 0,
+            slabs: (0..slabs).map(|_| Slab::free(size, in_memory)).collect::<Option<_>>()?,
             free: (0..slabs as u32).rev().collect(),
             shed: Vec::with_capacity(slabs),
             shut: false,
@@ -105,7 +116,12 @@ impl Store {
 
     /// All of them, those included whose memory the host has back.
     pub fn slabs(&self) -> usize {
-        self.slabs.len()
+        self.slabs.len() - self.broken
+    }
+
+    /// Slabs that are gone because their medium failed.
+    pub fn broken_slabs(&self) -> usize {
+        self.broken
     }
 
     pub fn free_slabs(&self) -> usize {
@@ -114,7 +130,7 @@ impl Store {
 
     /// Slabs that somebody has.
     pub fn held_slabs(&self) -> usize {
-        self.slabs.len() - self.free.len() - self.shed.len()
+        self.slabs() - self.free.len() - self.shed.len()
     }
 
     /// Gives the memory of a free slab back to the host, unless all of them are promised. `false` if none was.
@@ -135,7 +151,7 @@ impl Store {
     /// Takes the memory of a slab from the host again. `false` if none was taken.
     pub fn regrow(&mut self) -> bool {
         let Some(&index) = self.shed.last() else { return false };
-        let Some(slab) = Slab::free(self.size) else { return false };
+        let Some(slab) = Slab::free(self.size, in_memory(self.medium.as_deref())) else { return false };
         self.slabs[index as usize] = slab;
         self.shed.pop();
         self.free.push(index);
@@ -283,7 +299,7 @@ impl Store {
     /// # Errors
     /// It is not that owner's any more, or not that grant.
     pub fn page_of(
-        &self,
+        &mut self,
         space: SpaceId,
         slab: SlabNo,
         index: usize,
@@ -313,17 +329,29 @@ impl Store {
 
     /// # Errors
     /// Why the page cannot be had.
-    pub fn read(&self, space: SpaceId, page: PageNo, generation: Generation) -> Result<Stored<'_>, Status> {
-        let (slab, at) = match self.place(space, page, generation) {
+    pub fn read(&mut self, space: SpaceId, page: PageNo, generation: Generation) -> Result<Stored<'_>, Status> {
+        let (index, at) = match self.place(space, page, generation) {
             Err(Status::UnknownSlab) if self.has(Fault::ZerosForUnknown) => {
                 return Ok(Stored { version: Version::NEVER, sealed: None });
             }
             place => place?,
         };
-        let slab = &self.slabs[slab];
+        let slab = &self.slabs[index];
         let version = slab.versions[at];
-        let sealed = version.has_content().then(|| &slab.pages[at * SEALED_SIZE..][..SEALED_SIZE]);
-        Ok(Stored { version, sealed })
+        if !version.has_content() {
+            return Ok(Stored { version, sealed: None });
+        }
+        if let Some(medium) = &mut self.medium {
+            let (content, seal) = self.room.split_first_chunk_mut().expect("a page is smaller than a sealed one");
+            seal.copy_from_slice(&slab.pages[at * SEAL_SIZE..][..SEAL_SIZE]);
+            if medium.read((index * self.size.pages() + at) as u64, content).is_err() {
+                self.give_up(index);
+                return Err(Status::UnknownSlab);
+            }
+            return Ok(Stored { version, sealed: Some(&self.room[..]) });
+        }
+        let sealed = &self.slabs[index].pages[at * SEALED_SIZE..][..SEALED_SIZE];
+        Ok(Stored { version, sealed: Some(sealed) })
     }
 
     /// Takes a page, or a trim where `sealed` is `None`. A version that is not newer changes nothing, and is done.
@@ -335,7 +363,7 @@ impl Store {
         version: Version,
         sealed: Option<&[u8]>,
     ) -> Status {
-        let (slab, at) = match self.place(space, page, generation) {
+        let (index, at) = match self.place(space, page, generation) {
             Ok(place) => place,
             Err(status) => return status,
         };
@@ -346,14 +374,34 @@ impl Store {
             return Status::Ok;
         }
         let any_order = self.has(Fault::NoVersions);
-        let slab = &mut self.slabs[slab];
-        if version > slab.versions[at] || any_order {
-            slab.versions[at] = version;
-            if let Some(sealed) = sealed {
-                slab.pages[at * SEALED_SIZE..][..SEALED_SIZE].copy_from_slice(sealed);
+        let slab = &mut self.slabs[index];
+        if version <= slab.versions[at] && !any_order {
+            return Status::Ok;
+        }
+        match (sealed, &mut self.medium) {
+            (None, _) => {}
+            (Some(sealed), None) => slab.pages[at * SEALED_SIZE..][..SEALED_SIZE].copy_from_slice(sealed),
+            (Some(sealed), Some(medium)) => {
+                let Some((content, seal)) = sealed.split_first_chunk::<PAGE_SIZE>() else { return Status::BadRequest };
+                if medium.write((index * self.size.pages() + at) as u64, content).is_err() {
+                    self.give_up(index);
+                    return Status::UnknownSlab;
+                }
+                slab.pages[at * SEAL_SIZE..][..SEAL_SIZE].copy_from_slice(seal);
             }
         }
+        slab.versions[at] = version;
         Status::Ok
+    }
+
+    /// The medium failed: what is in the slab is not known any more, and is answered so.
+    fn give_up(&mut self, index: usize) {
+        let Some(owner) = self.slabs[index].owner.take() else { return };
+        self.places.remove(&owner);
+        if let Some(state) = self.spaces.get_mut(&owner.0) {
+            state.held -= 1;
+        }
+        self.broken += 1;
     }
 
     /// The grant of a slab and its versions from `page` on.
@@ -375,11 +423,17 @@ impl Store {
 
 impl Slab {
     /// `None` if there is no memory for it.
-    fn free(size: SlabSize) -> Option<Slab> {
+    /// `in_memory`: what of each page is.
+    fn free(size: SlabSize, in_memory: usize) -> Option<Slab> {
         let versions = touched(size.pages(), Version::NEVER)?;
         // Not zeros: zeroed memory alone is a promise that the kernel may not keep.
-        Some(Slab { owner: None, grant: Version::NEVER, versions, pages: touched(size.pages() * SEALED_SIZE, 1)? })
+        Some(Slab { owner: None, grant: Version::NEVER, versions, pages: touched(size.pages() * in_memory, 1)? })
     }
+}
+
+/// Bytes of each sealed page that are in memory.
+fn in_memory(medium: Option<&dyn Medium>) -> usize {
+    if medium.is_some() { SEAL_SIZE } else { SEALED_SIZE }
 }
 
 /// Memory that was written to, so that there is a page frame behind each page of it. An allocation that fails is not the
@@ -392,108 +446,4 @@ fn touched<T: Clone>(count: usize, filler: T) -> Option<Box<[T]>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SPACE: SpaceId = SpaceId(1);
-    const GENERATION: Generation = Generation(1);
-
-    fn version(sequence: u64, trimmed: bool) -> Version {
-        Version::new(GENERATION, sequence, trimmed)
-    }
-
-    fn store(slabs: usize) -> Store {
-        let mut store = Store::new(slabs, SlabSize::new(8).unwrap(), slabs as u32).unwrap();
-        assert_eq!(store.fence(SPACE, GENERATION), Status::Ok);
-        store
-    }
-
-    #[test]
-    fn pages_come_back_and_late_writes_do_not_land() {
-        let mut store = store(1);
-        let (old, new) = ([1; SEALED_SIZE], [2; SEALED_SIZE]);
-        assert_eq!(store.read(SPACE, PageNo(3), GENERATION), Err(Status::UnknownSlab));
-        assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, version(1, false), true), Status::Ok);
-        assert_eq!(store.read(SPACE, PageNo(3), GENERATION).unwrap().version, Version::NEVER);
-        assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(5, false), Some(&new)), Status::Ok);
-        assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(4, false), Some(&old)), Status::Ok);
-        assert_eq!(store.read(SPACE, PageNo(3), GENERATION).unwrap().sealed, Some(&new[..]));
-        assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(6, true), None), Status::Ok);
-        assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(5, false), Some(&new)), Status::Ok);
-        let trimmed = store.read(SPACE, PageNo(3), GENERATION).unwrap();
-        assert_eq!((trimmed.version, trimmed.sealed), (version(6, true), None));
-        assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(7, true), Some(&new)), Status::BadRequest);
-    }
-
-    #[test]
-    fn only_the_owner_of_today() {
-        let mut store = store(1);
-        let later = Generation(2);
-        store.grant(SPACE, SlabNo(0), GENERATION, version(1, false), true);
-        assert_eq!(store.read(SPACE, PageNo(0), later), Err(Status::NotFenced));
-        assert_eq!(store.fence(SPACE, later), Status::Ok);
-        assert_eq!(store.fence(SPACE, GENERATION), Status::StaleGeneration);
-        assert_eq!(store.read(SPACE, PageNo(0), GENERATION), Err(Status::StaleGeneration));
-        let page = [0; SEALED_SIZE];
-        let late = store.write(SPACE, PageNo(0), GENERATION, version(9, false), Some(&page));
-        assert_eq!(late, Status::StaleGeneration);
-        assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, version(9, false), true), Status::StaleGeneration);
-        assert_eq!(store.read(SPACE, PageNo(0), later).unwrap().version, Version::NEVER);
-    }
-
-    #[test]
-    fn a_late_grant_or_release_does_not_empty_a_slab() {
-        let mut store = store(1);
-        let page = [7; SEALED_SIZE];
-        store.grant(SPACE, SlabNo(0), GENERATION, version(2, false), true);
-        store.write(SPACE, PageNo(0), GENERATION, version(3, false), Some(&page));
-        assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, version(2, false), true), Status::Ok);
-        assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, version(1, false), true), Status::BadRequest);
-        assert_eq!(store.release(SPACE, SlabNo(0), GENERATION, version(1, false)), Status::BadRequest);
-        assert_eq!(store.read(SPACE, PageNo(0), GENERATION).unwrap().version, version(3, false));
-        assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, version(4, false), true), Status::Ok);
-        assert_eq!(store.read(SPACE, PageNo(0), GENERATION).unwrap().version, Version::NEVER);
-        assert_eq!(store.release(SPACE, SlabNo(0), GENERATION, version(4, false)), Status::Ok);
-        assert_eq!(store.free_slabs(), 1);
-    }
-
-    #[test]
-    fn free_slabs_go_back_to_the_host_and_held_ones_never() {
-        let mut store = store(4);
-        let page = [7; SEALED_SIZE];
-        store.grant(SPACE, SlabNo(0), GENERATION, version(1, false), true);
-        store.write(SPACE, PageNo(0), GENERATION, version(2, false), Some(&page));
-        assert_eq!(store.reserve(SPACE, GENERATION, 2), Status::Ok);
-        // One is held, one is promised.
-        assert_eq!([store.shed(), store.shed(), store.shed()], [true, true, false]);
-        assert_eq!((store.free_slabs(), store.held_slabs()), (1, 1));
-        assert_eq!(store.read(SPACE, PageNo(0), GENERATION).unwrap().sealed, Some(&page[..]));
-        assert_eq!(store.grant(SPACE, SlabNo(1), GENERATION, version(3, false), false), Status::Ok);
-        assert_eq!(store.grant(SPACE, SlabNo(2), GENERATION, version(4, false), true), Status::Full);
-        assert_eq!([store.regrow(), store.regrow(), store.regrow()], [true, true, false]);
-        store.shut = true;
-        assert_eq!(store.grant(SPACE, SlabNo(2), GENERATION, version(4, false), true), Status::Full);
-        store.shut = false;
-        assert_eq!(store.grant(SPACE, SlabNo(2), GENERATION, version(4, false), true), Status::Ok);
-        assert_eq!(store.write(SPACE, PageNo(16), GENERATION, version(5, false), Some(&page)), Status::Ok);
-        assert_eq!(store.read(SPACE, PageNo(17), GENERATION).unwrap().version, Version::NEVER);
-    }
-
-    #[test]
-    fn reservations_and_quotas() {
-        let mut store = Store::new(3, SlabSize::new(8).unwrap(), 2).unwrap();
-        let other = SpaceId(2);
-        store.fence(SPACE, GENERATION);
-        store.fence(other, GENERATION);
-        assert_eq!(store.reserve(SPACE, GENERATION, 3), Status::OverQuota);
-        assert_eq!(store.reserve(SPACE, GENERATION, 2), Status::Ok);
-        assert_eq!(store.reserve(other, GENERATION, 2), Status::Full);
-        let mut grant = |space, slab, open| store.grant(space, SlabNo(slab), GENERATION, version(1, false), open);
-        assert_eq!(grant(other, 0, true), Status::Ok);
-        assert_eq!(grant(other, 1, true), Status::Full, "the rest is kept for the other space");
-        // A closed server still keeps its promises.
-        assert_eq!(grant(SPACE, 0, false), Status::Ok);
-        assert_eq!(grant(SPACE, 1, false), Status::Ok);
-        assert_eq!(grant(SPACE, 2, true), Status::OverQuota);
-    }
-}
+mod tests;

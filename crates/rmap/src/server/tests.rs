@@ -44,6 +44,7 @@ fn server() -> Server {
         slab_size: SlabSize::new(8).unwrap(),
         quota: 2,
         epoch: BootEpoch(4),
+        medium: None,
     };
     Server::new(config, Box::new(Counting(1))).unwrap()
 }

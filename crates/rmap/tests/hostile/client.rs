@@ -114,7 +114,13 @@ impl Run {
 
     fn greet(&mut self, sender: u32, hello: &[u8]) {
         let head = Head::Accept { version: PROTOCOL_VERSION, receiver: sender, sender: 5 };
-        let about = ServerHello { epoch: BootEpoch(1), server: ServerId(1), slab_pages: SLAB_PAGES, write_credits: 32 };
+        let about = ServerHello {
+            epoch: BootEpoch(1),
+            server: ServerId(1),
+            slab_pages: SLAB_PAGES,
+            write_credits: 32,
+            last_resort: false,
+        };
         let (keys, pool) = &self.keys;
         let (_, secrets, mut accept) =
             respond(keys, pool, hello, head, about, &self.entropy).expect("the client's hello");

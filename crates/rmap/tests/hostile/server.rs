@@ -33,6 +33,7 @@ fn met() -> (Server, Session) {
         slab_size: SlabSize::new(SLAB_PAGES).expect("a power of two"),
         quota: 2,
         epoch: BootEpoch(4),
+        medium: None,
     };
     let mut server = Server::new(config, Box::new(Noise(1))).expect("the limits are kept");
     server.set_admins(vec![own.public()]);

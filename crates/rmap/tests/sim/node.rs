@@ -6,8 +6,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use rmap::client::{Client, SpaceRef};
 use rmap::control::ControlRequest;
 use rmap::crypto::Entropy;
+use rmap::medium::Medium;
 use rmap::server::Server;
-use rmap::units::Time;
+use rmap::units::{Page, Time};
 
 use crate::oracle::{Begun, Nth};
 use crate::rng::Rng;
@@ -19,6 +20,22 @@ pub struct Seeded(pub Rng);
 impl Entropy for Seeded {
     fn fill(&mut self, bytes: &mut [u8]) {
         bytes.iter_mut().for_each(|byte| *byte = self.0.next() as u8);
+    }
+}
+
+/// A disk.
+#[derive(Debug, Default)]
+pub struct Shelf(BTreeMap<u64, Box<Page>>);
+
+impl Medium for Shelf {
+    fn read(&mut self, place: u64, page: &mut Page) -> std::io::Result<()> {
+        *page = **self.0.get(&place).ok_or(std::io::ErrorKind::UnexpectedEof)?;
+        Ok(())
+    }
+
+    fn write(&mut self, place: u64, page: &Page) -> std::io::Result<()> {
+        self.0.insert(place, Box::new(*page));
+        Ok(())
     }
 }
 

@@ -5,12 +5,13 @@ use std::collections::BinaryHeap;
 
 use rmap::client::{Client, ClientConfig, Event, Failure, ServerInfo, SpaceSpec};
 use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
+use rmap::medium::Medium;
 use rmap::server::{Fault, Server, ServerConfig};
 use rmap::units::{BootEpoch, Class, PAGE_SIZE, PageNo, ServerId, SlabSize, SpaceId, Time};
 use rmap::wire::message::Pressure;
 
 use crate::network::{Network, Weather};
-use crate::node::{Ask, Asked, Happening, Host, Node, Program, Seeded, address, node_at};
+use crate::node::{Ask, Asked, Happening, Host, Node, Program, Seeded, Shelf, address, node_at};
 use crate::oracle::{Oracle, page_of};
 use crate::registry::Registry;
 use crate::rng::Rng;
@@ -41,6 +42,8 @@ pub struct Plan {
     /// Chances per thousand that a chaos event is one of these.
     pub kills: usize,
     pub hand_overs: usize,
+    /// One server keeps its pages on a disk.
+    pub last_resort: bool,
     pub steps: usize,
 }
 
@@ -55,6 +58,7 @@ impl Plan {
             operations: rng.within(1, 24),
             kills: *rng.pick(&[0, 100, 300]),
             hand_overs: *rng.pick(&[0, 100, 300]),
+            last_resort: rng.per_mille(300),
             steps: rng.within(200, 1200),
         }
     }
@@ -150,6 +154,8 @@ impl World {
         let life = self.nodes[node].life;
         let entropy = Box::new(Seeded(Rng::new(self.rng.next())));
         let slab_size = SlabSize::new(SLAB_PAGES).expect("a power of two");
+        // The last server, never the only one.
+        let last_resort = self.plan.last_resort && node + 1 == servers;
         self.nodes[node].program = if node < servers {
             let config = ServerConfig {
                 id: ServerId(node as u32),
@@ -162,6 +168,7 @@ impl World {
                 slab_size,
                 quota: u32::MAX,
                 epoch: BootEpoch(life),
+                medium: last_resort.then(|| Box::new(Shelf::default()) as Box<dyn Medium>),
             };
             let mut server = Server::new(config, entropy).expect("the limits are kept");
             server.inject(self.sabotage.server);

@@ -59,6 +59,7 @@ impl Pool {
             slab_size,
             quota: u32::MAX,
             epoch: BootEpoch(1),
+            medium: None,
         };
         let wait = if spin { Wait::SPIN } else { Wait::BLOCK };
         let mut server = Server::new(config, Box::new(SystemEntropy::default()))?;

@@ -42,6 +42,7 @@ impl Pair {
                 slab_size: SlabSize::new(64).unwrap(),
                 quota: 99,
                 epoch: BootEpoch(4),
+                medium: None,
             };
             Server::new(config, Box::new(Counting(1 + place as u64))).unwrap()
         };

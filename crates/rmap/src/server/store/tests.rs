@@ -1,0 +1,152 @@
+use super::*;
+
+const SPACE: SpaceId = SpaceId(1);
+const GENERATION: Generation = Generation(1);
+
+fn version(sequence: u64, trimmed: bool) -> Version {
+    Version::new(GENERATION, sequence, trimmed)
+}
+
+fn store(slabs: usize) -> Store {
+    let mut store = Store::new(slabs, SlabSize::new(8).unwrap(), slabs as u32, None).unwrap();
+    assert_eq!(store.fence(SPACE, GENERATION), Status::Ok);
+    store
+}
+
+#[test]
+fn pages_come_back_and_late_writes_do_not_land() {
+    let mut store = store(1);
+    let (old, new) = ([1; SEALED_SIZE], [2; SEALED_SIZE]);
+    assert_eq!(store.read(SPACE, PageNo(3), GENERATION), Err(Status::UnknownSlab));
+    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, version(1, false), true), Status::Ok);
+    assert_eq!(store.read(SPACE, PageNo(3), GENERATION).unwrap().version, Version::NEVER);
+    assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(5, false), Some(&new)), Status::Ok);
+    assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(4, false), Some(&old)), Status::Ok);
+    assert_eq!(store.read(SPACE, PageNo(3), GENERATION).unwrap().sealed, Some(&new[..]));
+    assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(6, true), None), Status::Ok);
+    assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(5, false), Some(&new)), Status::Ok);
+    let trimmed = store.read(SPACE, PageNo(3), GENERATION).unwrap();
+    assert_eq!((trimmed.version, trimmed.sealed), (version(6, true), None));
+    assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(7, true), Some(&new)), Status::BadRequest);
+}
+
+#[test]
+fn only_the_owner_of_today() {
+    let mut store = store(1);
+    let later = Generation(2);
+    store.grant(SPACE, SlabNo(0), GENERATION, version(1, false), true);
+    assert_eq!(store.read(SPACE, PageNo(0), later), Err(Status::NotFenced));
+    assert_eq!(store.fence(SPACE, later), Status::Ok);
+    assert_eq!(store.fence(SPACE, GENERATION), Status::StaleGeneration);
+    assert_eq!(store.read(SPACE, PageNo(0), GENERATION), Err(Status::StaleGeneration));
+    let page = [0; SEALED_SIZE];
+    let late = store.write(SPACE, PageNo(0), GENERATION, version(9, false), Some(&page));
+    assert_eq!(late, Status::StaleGeneration);
+    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, version(9, false), true), Status::StaleGeneration);
+    assert_eq!(store.read(SPACE, PageNo(0), later).unwrap().version, Version::NEVER);
+}
+
+#[test]
+fn a_late_grant_or_release_does_not_empty_a_slab() {
+    let mut store = store(1);
+    let page = [7; SEALED_SIZE];
+    store.grant(SPACE, SlabNo(0), GENERATION, version(2, false), true);
+    store.write(SPACE, PageNo(0), GENERATION, version(3, false), Some(&page));
+    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, version(2, false), true), Status::Ok);
+    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, version(1, false), true), Status::BadRequest);
+    assert_eq!(store.release(SPACE, SlabNo(0), GENERATION, version(1, false)), Status::BadRequest);
+    assert_eq!(store.read(SPACE, PageNo(0), GENERATION).unwrap().version, version(3, false));
+    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, version(4, false), true), Status::Ok);
+    assert_eq!(store.read(SPACE, PageNo(0), GENERATION).unwrap().version, Version::NEVER);
+    assert_eq!(store.release(SPACE, SlabNo(0), GENERATION, version(4, false)), Status::Ok);
+    assert_eq!(store.free_slabs(), 1);
+}
+
+#[test]
+fn free_slabs_go_back_to_the_host_and_held_ones_never() {
+    let mut store = store(4);
+    let page = [7; SEALED_SIZE];
+    store.grant(SPACE, SlabNo(0), GENERATION, version(1, false), true);
+    store.write(SPACE, PageNo(0), GENERATION, version(2, false), Some(&page));
+    assert_eq!(store.reserve(SPACE, GENERATION, 2), Status::Ok);
+    // One is held, one is promised.
+    assert_eq!([store.shed(), store.shed(), store.shed()], [true, true, false]);
+    assert_eq!((store.free_slabs(), store.held_slabs()), (1, 1));
+    assert_eq!(store.read(SPACE, PageNo(0), GENERATION).unwrap().sealed, Some(&page[..]));
+    assert_eq!(store.grant(SPACE, SlabNo(1), GENERATION, version(3, false), false), Status::Ok);
+    assert_eq!(store.grant(SPACE, SlabNo(2), GENERATION, version(4, false), true), Status::Full);
+    assert_eq!([store.regrow(), store.regrow(), store.regrow()], [true, true, false]);
+    store.shut = true;
+    assert_eq!(store.grant(SPACE, SlabNo(2), GENERATION, version(4, false), true), Status::Full);
+    store.shut = false;
+    assert_eq!(store.grant(SPACE, SlabNo(2), GENERATION, version(4, false), true), Status::Ok);
+    assert_eq!(store.write(SPACE, PageNo(16), GENERATION, version(5, false), Some(&page)), Status::Ok);
+    assert_eq!(store.read(SPACE, PageNo(17), GENERATION).unwrap().version, Version::NEVER);
+}
+
+#[test]
+fn reservations_and_quotas() {
+    let mut store = Store::new(3, SlabSize::new(8).unwrap(), 2, None).unwrap();
+    let other = SpaceId(2);
+    store.fence(SPACE, GENERATION);
+    store.fence(other, GENERATION);
+    assert_eq!(store.reserve(SPACE, GENERATION, 3), Status::OverQuota);
+    assert_eq!(store.reserve(SPACE, GENERATION, 2), Status::Ok);
+    assert_eq!(store.reserve(other, GENERATION, 2), Status::Full);
+    let mut grant = |space, slab, open| store.grant(space, SlabNo(slab), GENERATION, version(1, false), open);
+    assert_eq!(grant(other, 0, true), Status::Ok);
+    assert_eq!(grant(other, 1, true), Status::Full, "the rest is kept for the other space");
+    // A closed server still keeps its promises.
+    assert_eq!(grant(SPACE, 0, false), Status::Ok);
+    assert_eq!(grant(SPACE, 1, false), Status::Ok);
+    assert_eq!(grant(SPACE, 2, true), Status::OverQuota);
+}
+
+/// Fails at one place.
+#[derive(Debug)]
+struct Brittle {
+    pages: HashMap<u64, crate::units::Page>,
+    bad: u64,
+}
+
+impl Medium for Brittle {
+    fn read(&mut self, place: u64, page: &mut crate::units::Page) -> std::io::Result<()> {
+        *page = *self.pages.get(&place).filter(|_| place != self.bad).ok_or(std::io::ErrorKind::Other)?;
+        Ok(())
+    }
+
+    fn write(&mut self, place: u64, page: &crate::units::Page) -> std::io::Result<()> {
+        self.pages.insert(place, *page);
+        Ok(())
+    }
+}
+
+#[test]
+fn pages_on_a_medium_come_back_and_a_slab_that_it_fails_is_gone() {
+    let medium = Brittle { pages: HashMap::new(), bad: 9 };
+    let mut store = Store::new(3, SlabSize::new(8).unwrap(), 3, Some(Box::new(medium))).unwrap();
+    let sealed = |filler: u8| {
+        let mut page = [filler; SEALED_SIZE];
+        page[PAGE_SIZE..].fill(filler + 100);
+        page
+    };
+    store.fence(SPACE, GENERATION);
+    for slab in 0..2 {
+        assert_eq!(store.grant(SPACE, SlabNo(slab), GENERATION, version(1, false), true), Status::Ok);
+    }
+    for page in 0..16 {
+        let written = store.write(SPACE, PageNo(page), GENERATION, version(2, false), Some(&sealed(page as u8)));
+        assert_eq!(written, Status::Ok);
+    }
+    assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(3, false), Some(&sealed(50))), Status::Ok);
+    assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(2, false), Some(&sealed(51))), Status::Ok);
+    for (page, filler) in [(0, 0), (3, 50), (7, 7), (15, 15)] {
+        assert_eq!(store.read(SPACE, PageNo(page), GENERATION).unwrap().sealed, Some(&sealed(filler)[..]), "{page}");
+    }
+    // The second slab lies at places 8 to 15.
+    assert_eq!(store.read(SPACE, PageNo(9), GENERATION), Err(Status::UnknownSlab));
+    assert_eq!(store.read(SPACE, PageNo(15), GENERATION), Err(Status::UnknownSlab), "what else it has is not trusted");
+    assert_eq!((store.slabs(), store.held_slabs(), store.free_slabs(), store.broken_slabs()), (2, 1, 1, 1));
+    assert_eq!(store.read(SPACE, PageNo(0), GENERATION).unwrap().sealed, Some(&sealed(0)[..]));
+    assert_eq!(store.spaces().next().unwrap().slabs, 1);
+}
