@@ -27,6 +27,7 @@ mod parked;
 mod peer;
 mod receive;
 mod repair;
+mod scrub;
 mod slab;
 mod timers;
 mod transfer;
@@ -48,6 +49,7 @@ pub use exchange::WINDOW_MAX;
 pub use ops::OPS_MAX;
 pub(crate) use peer::RoundTrip;
 pub use peer::{Drain, Reach, SERVERS_MAX, ServerInfo};
+pub use scrub::SCRUB_PASS;
 pub use slab::SPACE_SLABS_MAX;
 
 use copies::Copies;
@@ -55,6 +57,7 @@ use exchange::{Exchanges, Request};
 use ops::Ops;
 use parked::Parking;
 use peer::Peer;
+use scrub::Scrub;
 use slab::{Phase, Space};
 
 /// Spaces of one client: VMs of a host and their disks.
@@ -78,6 +81,9 @@ pub struct ClientConfig {
     pub grant_patience: Duration,
     /// Servers that keep pages on a disk are asked for slabs where no other has one to give. Not for who has a disk of its own.
     pub uses_last_resort: bool,
+    /// In this time every copy of every page is looked at once, as far as a thousand pages a second suffice; `None`: damage is
+    /// found when it is read.
+    pub scrub_pass: Option<Duration>,
     /// Of the link; copies that restore redundancy use 30 % of it at most.
     pub link_bytes_per_second: u64,
     /// Datagrams are never larger, whatever the path carries.
@@ -115,6 +121,7 @@ impl ClientConfig {
             lost_after: Some(Duration::from_secs(30)),
             grant_patience: Duration::from_secs(30),
             uses_last_resort: true,
+            scrub_pass: Some(SCRUB_PASS),
             link_bytes_per_second: 1_250_000_000,
             datagram_max: crate::wire::DATAGRAM_MAX,
             rekey_every: None,
@@ -218,6 +225,9 @@ pub struct ClientStats {
     /// Slabs that servers copied to each other for it, and those where what they stored was never written.
     pub slabs_transferred: u64,
     pub transfers_refused: u64,
+    /// Pages that were looked at without anybody asking, and those of them that were damaged or old.
+    pub scrubbed: u64,
+    pub scrub_bad: u64,
     /// Servers that speak other versions of the protocol, or have slabs of another size.
     pub incompatible: u64,
 }
@@ -280,6 +290,7 @@ pub struct Client {
     question_ids: u64,
     /// Slabs to be looked at later, whatever happens: those that servers copy, and those that wait for a silent server.
     looks: Vec<(Time, usize, usize)>,
+    scrub: Scrub,
     /// Which server is looked at first for something to send.
     turn: usize,
     /// Bytes that copies may use now, and when that was.
@@ -304,6 +315,7 @@ impl Client {
             questions: Vec::new(),
             question_ids: 0,
             looks: Vec::new(),
+            scrub: Scrub::default(),
             turn: 0,
             rebuild_budget: 0,
             rebuild_at: Time::default(),
@@ -452,6 +464,11 @@ impl Client {
         &self.stats
     }
 
+    /// Another [`ClientConfig::scrub_pass`].
+    pub fn set_scrub_pass(&mut self, pass: Option<Duration>) {
+        self.config.scrub_pass = pass;
+    }
+
     /// Asks every server how it is. What they say is in [`Client::servers`] as it comes; what gets lost is not asked
     /// for again.
     pub fn ask_reports(&mut self) {
@@ -553,7 +570,7 @@ impl Client {
 
     /// Whether no request to a server that answers and no question to the control plane is unanswered.
     pub fn is_settled(&self) -> bool {
-        let open = self.exchanges.find(|exchange| !self.peers[exchange.peer].is_down());
+        let open = self.exchanges.find(|e| e.role != exchange::Role::Scrub && !self.peers[e.peer].is_down());
         self.questions.is_empty() && open.is_none()
     }
 
@@ -591,9 +608,13 @@ impl Client {
 
     /// A request to one server; waits in its queue until it may be sent.
     fn ask(&mut self, request: Request) -> bool {
-        let Some(id) = self.exchanges.begin(request) else { return false };
+        self.ask_for(request).is_some()
+    }
+
+    fn ask_for(&mut self, request: Request) -> Option<u64> {
+        let id = self.exchanges.begin(request)?;
         self.peers[request.peer].queues[request.class as usize].push_back(id);
-        true
+        Some(id)
     }
 
     /// The page operations that wait behind a write to the same page.

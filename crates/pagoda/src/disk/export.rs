@@ -59,6 +59,7 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     // Before other threads are started: they inherit it.
     keep_in_memory();
     let mut client = connect::client(&pool, &servers, plane.control()?, wait, patience)?;
+    client.client.set_scrub_pass((options.scrub > 0).then(|| Duration::from_secs(options.scrub * 3600)));
     greet(&mut client, &servers)?;
     let up = connect::up(&client);
     connect::stand_in(&mut client, &pool, name, &servers, &up, &seen.map)?;

@@ -98,11 +98,18 @@ pub struct Export {
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 30)]
     #[arg(value_parser = clap::value_parser!(u64).range(5..=60_000))]
     pub fail_after: u64,
+    /// Look at every copy of every page once in so long, so that damage is found while another copy is right; 0: never
+    #[arg(long, value_name = "HOURS", default_value_t = 24)]
+    #[arg(value_parser = clap::value_parser!(u64).range(..=SCRUB_HOURS_MAX))]
+    pub scrub: u64,
     /// Look for requests and answers so long before sleeping; 0 saves CPU, and costs some microseconds a request
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
     #[arg(value_parser = clap::value_parser!(u64).range(..=SPIN_US_MAX))]
     pub spin: u64,
 }
+
+/// A year.
+const SCRUB_HOURS_MAX: u64 = 366 * 24;
 
 pub fn run(command: Disk, format: Format) -> Result<()> {
     match command {

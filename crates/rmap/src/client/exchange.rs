@@ -37,6 +37,8 @@ pub enum Role {
     CopyWrite {
         copy: usize,
     },
+    /// Of a look at a page that nobody asked for.
+    Scrub,
     /// Of nothing: what is left behind is given back.
     Release,
 }

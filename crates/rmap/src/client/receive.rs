@@ -261,6 +261,7 @@ impl Client {
             Role::Order => self.order_answered(now, space, slab, status, version),
             Role::Listed => self.listed_answered(space, page, (status, version), payload),
             Role::Release => {}
+            Role::Scrub => self.scrub_answered(exchange, status, version, payload),
             Role::Read { op } => self.read_answered(op, exchange, status, version, payload),
             Role::Write { op } => self.write_answered(op, exchange, status),
             Role::CopyRead { copy } if status == Status::Ok && version.has_content() != payload.is_empty() => {

@@ -328,7 +328,7 @@ impl Client {
                     self.mark(exchange.space, slab);
                 }
             }
-            Role::Release => {}
+            Role::Scrub | Role::Release => {}
         }
     }
 

@@ -1,6 +1,7 @@
 //! A client among honest and dishonest servers, on a perfect network.
 
 mod last_resort;
+mod scrub;
 
 use std::net::{Ipv4Addr, SocketAddr};
 

@@ -48,7 +48,7 @@ fn run(seed: u64, plan: Option<Plan>, weather: Option<Weather>, sabotage: Sabota
         world.rest();
     }
     if sabotage.server.is_none() {
-        let bad: u64 = clients(&world).map(|stats| stats.bad_pages).sum();
+        let bad: u64 = clients(&world).map(|stats| stats.bad_pages + stats.scrub_bad).sum();
         if bad > 0 {
             world.violation.get_or_insert(format!("{bad} pages came back in a version that was never acknowledged"));
         }
@@ -93,6 +93,7 @@ fn every_page_is_a_register() {
             totals.pages_copied += stats.pages_copied;
             totals.slabs_transferred += stats.slabs_transferred;
             totals.transfers_refused += stats.transfers_refused;
+            totals.scrubbed += stats.scrubbed;
         }
     }
     eprintln!(
@@ -101,6 +102,7 @@ fn every_page_is_a_register() {
     eprintln!("{totals:?}");
     assert_eq!(failed, 0);
     assert!(verified > 0 && acked > 0);
+    assert!(number("RMAP_SIM_SEED").is_some() || totals.scrubbed > 0);
 }
 
 /// A pool of three servers with two copies of everything, all in sync.

@@ -177,6 +177,7 @@ impl World {
             let mut config = ClientConfig::new(keys(node), self.pool.clone());
             config.slab_size = slab_size;
             config.lost_after = None;
+            config.scrub_pass = Some(std::time::Duration::from_millis(100));
             config.rekey_every = Some(50);
             config.fault = self.sabotage.client;
             let mut client = Client::new(config, entropy);

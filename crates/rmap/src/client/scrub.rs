@@ -1,0 +1,141 @@
+//! Looks at every copy of every page in the background, so that damage is found while another copy is right.
+//!
+//! A page is read from one copy, behind everything else, and its version and seal are checked as those of any read. A copy
+//! that has a bad page leaves the map where another one in sync is at a server that answers, as when a read finds it, and is
+//! made anew from that: memory that has lost a bit is not trusted with the rest either. A bad page of an only copy stays what
+//! it is, an error for who reads it, and is counted.
+
+use std::time::Duration;
+
+use super::Client;
+use super::exchange::{Exchange, Request, Role};
+use super::slab::Phase;
+use crate::units::{Class, PAGE_SIZE, SlabNo, Time, Version};
+use crate::wire::message::{Op, Status};
+
+/// How long a look at everything takes, if it can: memory loses bits without notice rarely, and two copies of the same page
+/// within a day hardly ever.
+pub const SCRUB_PASS: Duration = Duration::from_secs(24 * 3600);
+/// Pages are looked at no more often, however many there are: 4 MiB/s, less than one hundredth of a core at either end.
+const PACE_MIN: Duration = Duration::from_millis(1);
+/// And no less often, however few there are.
+const PACE_MAX: Duration = Duration::from_secs(1);
+/// Places without a page that are passed over at a time.
+const PASSED_OVER_MAX: usize = 4096;
+
+/// How far it has come.
+#[derive(Debug, Default)]
+pub struct Scrub {
+    space: usize,
+    slab: usize,
+    index: usize,
+    /// Of the copies of the page.
+    copy: usize,
+    due: Option<Time>,
+    /// The page that was asked for last.
+    exchange: Option<u64>,
+}
+
+impl Client {
+    /// When a page is to be looked at next.
+    pub(super) fn scrub_due(&self) -> Option<Time> {
+        self.config.scrub_pass.and(self.scrub.due)
+    }
+
+    /// Looks at the next page, if it is time.
+    pub(super) fn scrub(&mut self, now: Time) {
+        let Some(pass) = self.config.scrub_pass else { return };
+        let due = *self.scrub.due.get_or_insert(now + PACE_MAX.min(pass));
+        if now < due {
+            return;
+        }
+        let pages = self.copies_held() * self.config.slab_size.pages() as u64;
+        let pace = u32::try_from(pages).map_or(PACE_MIN, |pages| pass.checked_div(pages).unwrap_or(PACE_MAX));
+        self.scrub.due = Some(now + pace.clamp(PACE_MIN, PACE_MAX));
+        // One at a time: a server that has not answered the last one has enough to do.
+        if self.is_scrubbing() {
+            return;
+        }
+        for _ in 0..PASSED_OVER_MAX {
+            if pages == 0 || self.look_at_next() {
+                return;
+            }
+        }
+    }
+
+    /// Whether a page that was asked for is still to come. One at a server that is away is not.
+    fn is_scrubbing(&mut self) -> bool {
+        let exchange = self.scrub.exchange.and_then(|id| self.exchanges.get(id)).copied();
+        match exchange {
+            Some(exchange) if self.peers[exchange.peer].is_down() => {
+                self.cancel(exchange.id);
+                false
+            }
+            Some(_) => true,
+            None => false,
+        }
+    }
+
+    fn copies_held(&self) -> u64 {
+        self.spaces.iter().flat_map(|space| &space.slabs).map(|slab| slab.entry.replicas.len() as u64).sum()
+    }
+
+    /// Moves on by a copy of a page. `true` if it was asked for.
+    fn look_at_next(&mut self) -> bool {
+        let Scrub { space, slab, index, copy, .. } = self.scrub;
+        let go_to = |scrub: &mut Scrub, space, slab, index| {
+            (scrub.space, scrub.slab, scrub.index, scrub.copy) = (space, slab, index, 0);
+            false
+        };
+        let Some(state) = self.spaces.get(space) else { return go_to(&mut self.scrub, 0, 0, 0) };
+        let Some(at) = state.slabs.get(slab) else { return go_to(&mut self.scrub, space + 1, 0, 0) };
+        let open = matches!(at.phase, Phase::Open) && !state.is_taken;
+        if !open || index >= self.config.slab_size.pages() {
+            return go_to(&mut self.scrub, space, slab + 1, 0);
+        }
+        let version = at.version(index);
+        let peer = at.entry.replicas.get(copy).and_then(|replica| self.place_of(replica.server));
+        let Some(peer) = peer.filter(|_| version.has_content()) else {
+            return go_to(&mut self.scrub, space, slab, index + 1);
+        };
+        let usable = self.peers[peer].is_up() && !at.failed.has(peer) && !self.is_written(space, slab, index);
+        self.scrub.copy += 1;
+        if !usable {
+            return false;
+        }
+        let page = self.config.slab_size.page(SlabNo(slab as u32), index);
+        let request = Request { role: Role::Scrub, peer, op: Op::Read, class: Class::Rebuild, space, page, version };
+        self.scrub.exchange = self.ask_for(request);
+        true
+    }
+
+    fn is_written(&self, space: usize, slab: usize, index: usize) -> bool {
+        let page = self.config.slab_size.page(SlabNo(slab as u32), index);
+        self.ops.busy.contains_key(&Client::busy_key(space, page))
+    }
+
+    /// A copy returned what it has of a page.
+    pub(super) fn scrub_answered(&mut self, asked: &Exchange, status: Status, version: Version, payload: &[u8]) {
+        let Exchange { space, page, peer, .. } = *asked;
+        let Some(slab) = self.slab_of(page) else { return };
+        if status != Status::Ok {
+            return self.copy_lost(space, slab, peer);
+        }
+        let index = self.config.slab_size.index(page);
+        let state = &self.spaces[space].slabs[slab];
+        let copies = self.peers_of(&state.entry).minus(state.failed);
+        // Written since, or being written: what came may be either. Or no copy of the slab any more.
+        if state.version(index) != asked.version || self.is_written(space, slab, index) || !copies.has(peer) {
+            return;
+        }
+        self.stats.scrubbed += 1;
+        let mut content = [0; PAGE_SIZE];
+        if version == asked.version && self.spaces[space].key.open(page, version, payload, &mut content).is_ok() {
+            return;
+        }
+        self.stats.scrub_bad += 1;
+        if copies.iter().any(|other| other != peer && self.peers[other].is_up()) {
+            self.copy_lost(space, slab, peer);
+        }
+    }
+}
