@@ -5,6 +5,7 @@ mod disk;
 mod doctor;
 mod exit;
 mod man;
+mod metrics;
 mod mrc;
 mod output;
 mod policy;

@@ -41,6 +41,7 @@ use thiserror::Error;
 use crate::control::{ControlReply, ControlRequest, MapEntry};
 use crate::crypto::entropy::SharedEntropy;
 use crate::crypto::{Entropy, KEY_SIZE, Keypair, PoolKey, SpaceKey};
+use crate::latency::Latency;
 use crate::units::{Class, Generation, Page, PageNo, SEALED_SIZE, SlabNo, SlabSize, SpaceId, Time};
 use crate::wire::message::Status;
 use crate::wire::report::Report;
@@ -228,6 +229,9 @@ pub struct ClientStats {
     /// Pages that were looked at without anybody asking, and those of them that were damaged or old.
     pub scrubbed: u64,
     pub scrub_bad: u64,
+    /// How long reads and writes took, from being asked for to being told, by class; what failed included.
+    pub reads_took: [Latency; Class::ALL.len()],
+    pub writes_took: [Latency; Class::ALL.len()],
     /// Servers that speak other versions of the protocol, or have slabs of another size.
     pub incompatible: u64,
 }
@@ -291,6 +295,8 @@ pub struct Client {
     /// Slabs to be looked at later, whatever happens: those that servers copy, and those that wait for a silent server.
     looks: Vec<(Time, usize, usize)>,
     scrub: Scrub,
+    /// When something last came.
+    now: Time,
     /// Which server is looked at first for something to send.
     turn: usize,
     /// Bytes that copies may use now, and when that was.
@@ -316,6 +322,7 @@ impl Client {
             question_ids: 0,
             looks: Vec::new(),
             scrub: Scrub::default(),
+            now: Time::default(),
             turn: 0,
             rebuild_budget: 0,
             rebuild_at: Time::default(),
@@ -519,6 +526,11 @@ impl Client {
         left
     }
 
+    /// Pages of replies that may be under way now: fewer after losses.
+    pub fn window(&self) -> usize {
+        self.exchanges.window
+    }
+
     /// How each server is reached, in the order they were added.
     pub fn reach(&self) -> impl Iterator<Item = (crate::units::ServerId, Reach)> {
         self.peers.iter().map(|peer| (peer.info.id, peer.reach))
@@ -592,6 +604,7 @@ impl Client {
 
     /// Looks at every slab that something happened to, until nothing more follows.
     fn settle(&mut self, now: Time) {
+        self.now = now;
         self.unpark_waiting();
         while let Some((space, slab)) = self.dirty.pop_front().or_else(|| self.copies.next_waiting()) {
             self.spaces[space].slabs[slab].dirty = false;

@@ -12,6 +12,7 @@ pub mod client;
 pub mod control;
 pub mod crypto;
 pub mod host;
+pub mod latency;
 pub mod medium;
 pub mod nbd;
 pub mod pressure;

@@ -274,6 +274,10 @@ impl Server {
         &self.stats
     }
 
+    pub fn id(&self) -> ServerId {
+        self.config.id
+    }
+
     pub fn epoch(&self) -> BootEpoch {
         self.config.epoch
     }

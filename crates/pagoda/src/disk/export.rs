@@ -1,6 +1,7 @@
 //! `pagoda disk export`.
 
 use std::fs::File;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -19,6 +20,8 @@ use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Export;
+use crate::metrics::disk::DiskNumbers;
+use crate::metrics::{self, Published};
 use crate::output::{print_json_line, print_text};
 use crate::show::Format;
 
@@ -30,6 +33,8 @@ struct Exported {
     name: String,
     uri: String,
     size_bytes: u64,
+    /// Where Prometheus is answered.
+    metrics: Option<SocketAddr>,
 }
 
 pub fn run(options: &Export, format: Format) -> Result<()> {
@@ -56,6 +61,8 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     let uri = listener.uri(name);
     let wait = Wait { spin: Duration::from_micros(options.spin) };
     let patience = Patience::of_disks(Duration::from_millis(options.fail_after));
+    let (scraped, metrics) = options.metrics.map(metrics::listen).transpose()?.unzip();
+    let published = scraped.map(|listener| Published::start(listener, DiskNumbers::new(name))).transpose()?;
     // Before other threads are started: they inherit it.
     keep_in_memory();
     let mut client = connect::client(&pool, &servers, plane.control()?, wait, patience)?;
@@ -76,10 +83,15 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     let export = nbd::Export { name: name.clone(), space, size: disk.size_bytes };
     let mut server = Server::new(client, export, listener, wait)?;
     match format {
-        Format::Json => print_json_line(&Exported { name: name.clone(), uri, size_bytes: disk.size_bytes })?,
+        Format::Json => {
+            print_json_line(&Exported { name: name.clone(), uri, size_bytes: disk.size_bytes, metrics })?;
+        }
         Format::Text => print_text(&format!("Exporting {name} at {uri}\n"))?,
     }
-    let welcome = |client: &mut Client, now| {
+    let tend = |client: &mut Client, now| {
+        if let Some(published) = &published {
+            published.update(|numbers| numbers.look(client, space));
+        }
         for server in newcomers.try_iter() {
             let id = server.id.0;
             match client.add_server(now, server) {
@@ -88,7 +100,7 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
             }
         }
     };
-    match server.run(stop.as_fd(), welcome)? {
+    match server.run(stop.as_fd(), tend)? {
         Ended::Stopped => Ok(()),
         Ended::TakenOver => bail!("another owner has taken {name} over: writes not answered by then are not there"),
     }

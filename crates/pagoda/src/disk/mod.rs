@@ -102,6 +102,9 @@ pub struct Export {
     #[arg(long, value_name = "HOURS", default_value_t = 24)]
     #[arg(value_parser = clap::value_parser!(u64).range(..=SCRUB_HOURS_MAX))]
     pub scrub: u64,
+    /// Answer Prometheus at this address, such as 127.0.0.1:9465 (docs/pool-metrics.md)
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub metrics: Option<SocketAddr>,
     /// Look for requests and answers so long before sleeping; 0 saves CPU, and costs some microseconds a request
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
     #[arg(value_parser = clap::value_parser!(u64).range(..=SPIN_US_MAX))]

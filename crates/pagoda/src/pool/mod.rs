@@ -160,6 +160,9 @@ pub struct Serve {
     /// Read what memory there is from the files `meminfo` and `pressure` of DIR instead of the kernel's: for drills
     #[arg(long, value_name = "DIR")]
     pub pressure_from: Option<PathBuf>,
+    /// Answer Prometheus at this address, such as 127.0.0.1:9466 (docs/pool-metrics.md)
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub metrics: Option<SocketAddr>,
     /// After TERM, wait so long for clients to move their pages
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub drain: u64,

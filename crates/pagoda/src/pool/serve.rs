@@ -1,5 +1,6 @@
 //! `pagoda pool serve`.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,6 +25,8 @@ use super::Serve;
 use super::list::{SLAB_BYTES, SLAB_CONTENT_BYTES};
 use super::member::Announced;
 use crate::exit::UsageError;
+use crate::metrics::server::ServerNumbers;
+use crate::metrics::{self, Published};
 use crate::output::{print_json_line, print_text};
 use crate::show::Format;
 use crate::units::format_size;
@@ -32,7 +35,7 @@ use crate::units::format_size;
 const SEEN_AFTER: Duration = Duration::from_secs(2);
 /// What of a slab on a disk is in memory all the same: versions and seals.
 const SLAB_TABLE_BYTES: u64 = SLAB_PAGES as u64 * (SEAL_SIZE as u64 + 8);
-/// How often it is looked whether the host's memory is short.
+/// How often it is looked whether the host's memory is short, and numbers are left for those who ask.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Serialize)]
@@ -42,6 +45,8 @@ struct Serving {
     public_key: String,
     /// For the file `servers` of the clients.
     line: String,
+    /// Where Prometheus is answered.
+    metrics: Option<SocketAddr>,
 }
 
 pub fn run(options: &Serve, format: Format) -> Result<()> {
@@ -65,6 +70,7 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     if options.tcp {
         port.listen_too().with_context(|| format!("listen on {addr} by TCP"))?;
     }
+    let (scraped, metrics) = options.metrics.map(metrics::listen).transpose()?.unzip();
     // A disk is nobody's memory: it is lent whatever the host does with that.
     let on_disk = options.on_disk.as_deref();
     let _role = if options.also_borrow || on_disk.is_some() { None } else { Some(lend(dir)?) };
@@ -89,7 +95,17 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     let signals = Signals::new()?;
     let info = ServerInfo { id: ServerId(options.id), addr, key: public, zone: options.zone };
     let mut announced = place.etcd.map(|config| Announced::join(config, &info, &server)).transpose()?;
-    say_ready(&info, slabs * slab_bytes, on_disk, announced.is_some(), format)?;
+    let serving = Serving {
+        listen: addr.to_string(),
+        bytes: slabs * slab_bytes,
+        public_key: format!("{public:?}"),
+        line: format!("{} {addr} {public:?} {}", options.id, options.zone),
+        metrics,
+    };
+    say_ready(&serving, on_disk, announced.as_ref().map(|_| info.id), format)?;
+    let numbers = |listener| Published::start(listener, ServerNumbers::new(&server));
+    let published = scraped.map(numbers).transpose()?;
+    let mut published_at = Time::default();
     let mut broken = 0;
     let wait = Wait { spin: Duration::from_micros(options.spin) };
     let mut drain = Drain { patience: Duration::from_secs(options.drain), ..Drain::default() };
@@ -97,6 +113,10 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
         admitted.follow(server);
         if let Some(gauge) = &mut gauge {
             gauge.follow(server, now);
+        }
+        if let Some(published) = published.as_ref().filter(|_| now.since(published_at) >= LOOK_EVERY) {
+            published.update(|numbers| numbers.look(server));
+            published_at = now;
         }
         if std::mem::replace(&mut broken, server.broken_slabs()) != server.broken_slabs() {
             let lost = format_size(broken as u64 * SLAB_CONTENT_BYTES);
@@ -117,18 +137,15 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     Ok(())
 }
 
-fn say_ready(info: &ServerInfo, bytes: u64, on_disk: Option<&Path>, in_cluster: bool, format: Format) -> Result<()> {
-    let ServerInfo { id, addr, key, zone } = info;
-    let line = format!("{} {addr} {key:?} {zone}", id.0);
+fn say_ready(serving: &Serving, on_disk: Option<&Path>, number: Option<ServerId>, format: Format) -> Result<()> {
     let of = on_disk.map_or(String::new(), |dir| format!(" of the disk of {}", dir.display()));
-    let lending = format!("Lending {}{of} on {addr}", format_size(bytes));
-    match format {
-        Format::Json => {
-            print_json_line(&Serving { listen: addr.to_string(), bytes, public_key: format!("{key:?}"), line })?;
-        }
-        Format::Text if in_cluster => print_text(&format!("{lending}, as server {}\n", id.0))?,
-        Format::Text => print_text(&format!(
-            "{lending}. For the file `servers` of each client (the last number is the zone):\n{line}\n"
+    let lending = format!("Lending {}{of} on {}", format_size(serving.bytes), serving.listen);
+    match (format, number) {
+        (Format::Json, _) => print_json_line(serving)?,
+        (Format::Text, Some(number)) => print_text(&format!("{lending}, as server {}\n", number.0))?,
+        (Format::Text, None) => print_text(&format!(
+            "{lending}. For the file `servers` of each client (the last number is the zone):\n{}\n",
+            serving.line
         ))?,
     }
     Ok(())

@@ -10,10 +10,12 @@ mod pool;
 mod rig;
 
 use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
 use pool::{Pool, text, tool};
+use rig::until;
 
 /// Bytes that repeat nowhere near, so that a page in the wrong place shows.
 fn noise(bytes: usize) -> Vec<u8> {
@@ -168,6 +170,45 @@ fn a_killed_server_loses_nothing() {
     assert!(report["jobs"][0]["read"]["total_ios"].as_u64().unwrap() > 0, "nothing was verified: {said}");
     let shown = pool.json(&["disk", "show", "d"]);
     assert_eq!((shown["lost_bytes"].clone(), shown["short_bytes"].clone()), (0.into(), (64 << 20).into()));
+    assert_eq!(export.stop(), Some(0));
+}
+
+/// What a scraper gets.
+fn scrape(ready: &serde_json::Value) -> String {
+    let mut stream = TcpStream::connect(ready["metrics"].as_str().unwrap()).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("application/openmetrics-text"), "{answer}");
+    answer
+}
+
+#[test]
+fn numbers_for_prometheus() {
+    let mut pool = Pool::start_with("numbers", 1, "");
+    pool.add_server_with(&["--metrics", "127.0.0.1:0"]);
+    pool.list_servers();
+    pool.run(&["disk", "create", "d", "--size", "64M"]);
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let export = pool.export("d", &["--metrics", &taken]);
+    pool.fails(&["disk", "export", "d", "--take-over", "--nbd", &pool.socket("e"), "--metrics", &taken], 1, "in use");
+    qemu_io(&export.uri(), &["write -P 1 0 4M", "read -P 1 0 1M"]);
+    let shows = |ready: &serde_json::Value, lines: &[&str]| {
+        let text = scrape(ready);
+        lines.iter().all(|line| text.lines().any(|found| found.starts_with(line)))
+    };
+    let of_disk = [
+        "pagoda_disk_writes_total{disk=\"d\"} 1024.0",
+        "pagoda_disk_reads_total{disk=\"d\"} 256.0",
+        "pagoda_disk_held_bytes{disk=\"d\"} 67108864.0",
+        "pagoda_disk_short_bytes{disk=\"d\"} 0.0",
+        "pagoda_disk_server_up{disk=\"d\",server=\"2\"} 1.0",
+        "pagoda_disk_read_seconds_count{disk=\"d\",class=\"demand\"} 256",
+    ];
+    until("the exporter tells", || shows(&export.ready, &of_disk));
+    let of_server =
+        ["pagoda_pool_server_used_bytes{server=\"2\"} 67108864.0", "pagoda_pool_server_pressure{server=\"2\"} 0.0"];
+    until("the server tells", || shows(pool.ready(1), &of_server));
     assert_eq!(export.stop(), Some(0));
 }
 

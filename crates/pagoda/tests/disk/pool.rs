@@ -154,6 +154,11 @@ impl Pool {
         self.servers.push(Some(Running::start(&self.dir, &words)));
     }
 
+    /// What a server said when it was ready.
+    pub fn ready(&self, place: usize) -> &Value {
+        &self.servers[place].as_ref().unwrap().ready
+    }
+
     /// Where a server reads how much memory its host has.
     fn host(&self, place: usize) -> String {
         self.file(&format!("host{place}"))

@@ -44,6 +44,8 @@ pub struct Operation {
     pub page: PageNo,
     pub class: Class,
     pub token: Token,
+    /// When the caller asked.
+    pub since: Time,
     /// Of a write, its own. Of a read, the least that is right.
     pub version: Version,
     /// Order of submission.
@@ -79,6 +81,7 @@ impl Ops {
             page: PageNo(0),
             class: Class::Demand,
             token: 0,
+            since: Time::default(),
             version: Version::NEVER,
             order: 0,
             sent: PeerSet::default(),
@@ -139,7 +142,14 @@ impl Ops {
         self.all.iter().any(|op| op.stage != Stage::Free && fits(op))
     }
 
-    fn begin(&mut self, kind: Kind, space: usize, page: PageNo, class: Class, token: Token) -> Option<usize> {
+    fn begin(
+        &mut self,
+        kind: Kind,
+        space: usize,
+        page: PageNo,
+        class: Class,
+        (token, since): (Token, Time),
+    ) -> Option<usize> {
         let op = self.free.pop()?;
         self.order += 1;
         self.waiting += 1;
@@ -150,6 +160,7 @@ impl Ops {
             page,
             class,
             token,
+            since,
             version: Version::NEVER,
             order: self.order,
             sent: PeerSet::default(),
@@ -205,7 +216,7 @@ impl Client {
         if page.0 >= self.spaces[space].pages {
             return Err(Refused::BeyondEnd);
         }
-        if !self.begin_again(space, page, class, token) {
+        if !self.begin_again(space, page, class, (token, now)) {
             return Err(Refused::Busy);
         }
         self.stats.reads += 1;
@@ -214,8 +225,8 @@ impl Client {
     }
 
     /// A read, from its beginning. `false`: there is no place for it.
-    pub(super) fn begin_again(&mut self, space: usize, page: PageNo, class: Class, token: Token) -> bool {
-        let op = self.ops.begin(Kind::Read, space, page, class, token);
+    pub(super) fn begin_again(&mut self, space: usize, page: PageNo, class: Class, asked: (Token, Time)) -> bool {
+        let op = self.ops.begin(Kind::Read, space, page, class, asked);
         op.is_some_and(|op| {
             self.try_read(op);
             true
@@ -239,7 +250,7 @@ impl Client {
         }
         let version = self.spaces[space].next_version(content.is_none()).ok_or(Refused::VersionsUsedUp)?;
         let kind = Kind::Write { trim: content.is_none() };
-        let op = self.ops.begin(kind, space, page, class, token).ok_or(Refused::Busy)?;
+        let op = self.ops.begin(kind, space, page, class, (token, now)).ok_or(Refused::Busy)?;
         self.stats.writes += 1;
         self.ops.all[op].version = version;
         if let Some(content) = content {
@@ -490,7 +501,7 @@ impl Client {
 
     pub(super) fn next_event(&mut self, page: &mut Page) -> Option<Event> {
         let op = self.ops.done.pop_front()?;
-        let Operation { kind, token, stage, has_content, .. } = self.ops.all[op];
+        let Operation { kind, token, stage, has_content, class, since, .. } = self.ops.all[op];
         let Stage::Done(result) = stage else { return None };
         if kind == Kind::Read {
             if has_content {
@@ -499,6 +510,8 @@ impl Client {
                 page.fill(0);
             }
         }
+        let latencies = if kind == Kind::Read { &mut self.stats.reads_took } else { &mut self.stats.writes_took };
+        latencies[class as usize].record(self.now.since(since));
         self.ops.all[op].stage = Stage::Lingering;
         self.ops.free_if_over(op);
         self.unpark_waiting();

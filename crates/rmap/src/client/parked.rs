@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use super::slab::Phase;
 use super::{Client, Token, ops};
-use crate::units::{Class, PageNo, SlabNo, SlabSize};
+use crate::units::{Class, PageNo, SlabNo, SlabSize, Time};
 
 /// Reads that wait so at a time; more keep their places among the operations. A VM asks for some two thousand at most.
 const PARKED_MAX: usize = 4096;
@@ -19,6 +19,7 @@ struct Parked {
     page: PageNo,
     class: Class,
     token: Token,
+    since: Time,
 }
 
 #[derive(Debug, Default)]
@@ -45,9 +46,9 @@ impl Client {
             return false;
         }
         self.drop_exchanges(op);
-        let ops::Operation { space, page, class, token, .. } = *self.ops.get(op);
+        let ops::Operation { space, page, class, token, since, .. } = *self.ops.get(op);
         self.ops.leave(op);
-        self.parking.all.push_back(Parked { space, page, class, token });
+        self.parking.all.push_back(Parked { space, page, class, token, since });
         true
     }
 
@@ -73,8 +74,8 @@ impl Client {
         for _ in 0..self.parking.all.len() {
             let Some(parked) = self.parking.all.pop_front() else { return };
             let ready = fits(self, &parked) && self.is_answerable(&parked);
-            let Parked { space, page, class, token } = parked;
-            if !ready || !self.begin_again(space, page, class, token) {
+            let Parked { space, page, class, token, since } = parked;
+            if !ready || !self.begin_again(space, page, class, (token, since)) {
                 self.parking.is_short |= ready;
                 self.parking.all.push_back(parked);
             }

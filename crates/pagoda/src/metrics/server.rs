@@ -1,0 +1,127 @@
+//! Of a server of the pool.
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use rmap::server::{Server, ServerStats};
+use rmap::wire::message::{Pressure, Status};
+
+use super::{Def, counter, gauge, metric};
+use crate::pool::list::SLAB_CONTENT_BYTES;
+
+/// One look at a server.
+#[derive(Debug, Clone)]
+pub struct ServerNumbers {
+    id: String,
+    stats: ServerStats,
+    held: usize,
+    free: usize,
+    broken: usize,
+    spaces: usize,
+    pressure: Pressure,
+}
+
+impl ServerNumbers {
+    pub fn new(server: &Server) -> ServerNumbers {
+        let mut numbers = ServerNumbers {
+            id: server.id().0.to_string(),
+            stats: ServerStats::default(),
+            held: 0,
+            free: 0,
+            broken: 0,
+            spaces: 0,
+            pressure: Pressure::None,
+        };
+        numbers.look(server);
+        numbers
+    }
+
+    pub fn look(&mut self, server: &Server) {
+        self.stats = *server.stats();
+        (self.held, self.free, self.broken) = (server.held_slabs(), server.free_slabs(), server.broken_slabs());
+        self.spaces = server.spaces().filter(|space| space.slabs > 0).count();
+        self.pressure = server.pressure();
+    }
+}
+
+struct Row {
+    def: Def,
+    value: fn(&ServerNumbers) -> u64,
+}
+
+macro_rules! rows {
+    ($($make:ident $name:literal, $unit:literal, $help:literal, $value:expr;)*) => {
+        &[$(Row { def: $make(concat!("pagoda_pool_server_", $name), $unit, $help), value: $value },)*]
+    };
+}
+
+const ROWS: &[Row] = rows! {
+    gauge "used_bytes", "bytes", "What disks have here.", |n| n.held as u64 * SLAB_CONTENT_BYTES;
+    gauge "free_bytes", "bytes", "What they may still get.", |n| n.free as u64 * SLAB_CONTENT_BYTES;
+    gauge "broken_bytes", "bytes", "What a failing disk has lost (`--on-disk`).", |n| n.broken as u64 * SLAB_CONTENT_BYTES;
+    gauge "disks", "disks", "Disks and far tiers that have something here.", |n| n.spaces as u64;
+    gauge "pressure", "level", "0 none, 1 yellow, 2 orange (also while it is drained), 3 red.", |n| n.pressure as u64;
+    counter "fragments", "datagrams", "Authentic datagrams of clients and other servers.", |n| n.stats.fragments;
+    counter "sessions", "sessions", "Sessions begun.", |n| n.stats.accepted;
+    counter "read_pages", "pages", "Pages that were read.", |n| n.stats.pages_read;
+    counter "written_pages", "pages", "Pages that were written or trimmed.", |n| n.stats.pages_written;
+};
+
+const DROPPED: Def = counter(
+    "pagoda_pool_server_dropped_datagrams",
+    "datagrams",
+    "Datagrams that were not answered: malformed, of no session, not authentic, replayed, hellos without the pool's key, of \
+     nodes that are not admitted, too many, or in versions not spoken here.",
+);
+
+const REASONS: [(&str, fn(&ServerStats) -> u64); 8] = [
+    ("malformed", |stats| stats.malformed),
+    ("session", |stats| stats.unknown_session),
+    ("authenticity", |stats| stats.not_authentic),
+    ("replay", |stats| stats.replayed),
+    ("pool_key", |stats| stats.strangers),
+    ("not_admitted", |stats| stats.not_admitted),
+    ("throttled", |stats| stats.throttled),
+    ("version", |stats| stats.refused),
+];
+
+const ANSWERS: Def = counter("pagoda_pool_server_answers", "requests", "Requests, by what was answered.");
+
+impl Collector for ServerNumbers {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        for Row { def, value } in ROWS {
+            metric(&mut encoder, *def, |out| out.value(&[("server", &self.id)], value(self) as f64))?;
+        }
+        metric(&mut encoder, DROPPED, |out| {
+            REASONS.iter().try_for_each(|(reason, value)| {
+                out.value(&[("server", &self.id), ("reason", reason)], value(&self.stats) as f64)
+            })
+        })?;
+        metric(&mut encoder, ANSWERS, |out| {
+            Status::ALL.iter().zip(self.stats.answered).try_for_each(|(status, count)| {
+                out.value(&[("server", &self.id), ("status", word(*status))], count as f64)
+            })
+        })
+    }
+}
+
+fn word(status: Status) -> &'static str {
+    match status {
+        Status::Ok => "ok",
+        Status::Busy => "busy",
+        Status::UnknownSlab => "unknown_slab",
+        Status::StaleGeneration => "stale_generation",
+        Status::NotFenced => "not_fenced",
+        Status::Full => "full",
+        Status::OverQuota => "over_quota",
+        Status::BadRequest => "bad_request",
+        Status::Denied => "denied",
+    }
+}
+
+#[cfg(test)]
+pub(super) fn defs() -> impl Iterator<Item = (Def, &'static str)> {
+    let plain = ROWS.iter().map(|row| (row.def, "server"));
+    plain.chain([(DROPPED, "server, reason"), (ANSWERS, "server, status")])
+}
