@@ -117,7 +117,9 @@ const SERVERS: &[ServerRow] = &[
 
 type Latencies = [Latency; Class::ALL.len()];
 
-const LATENCIES: [(Def, fn(&ClientStats) -> &Latencies); 2] = [
+type OfStats = fn(&ClientStats) -> &Latencies;
+
+const LATENCIES: [(Def, OfStats); 2] = [
     (latency("pagoda_disk_read_seconds", "How long reads took, those of zeros included."), |stats| &stats.reads_took),
     (latency("pagoda_disk_write_seconds", "How long writes and trims took."), |stats| &stats.writes_took),
 ];

@@ -75,7 +75,9 @@ const DROPPED: Def = counter(
      nodes that are not admitted, too many, or in versions not spoken here.",
 );
 
-const REASONS: [(&str, fn(&ServerStats) -> u64); 8] = [
+type OfStats = fn(&ServerStats) -> u64;
+
+const REASONS: [(&str, OfStats); 8] = [
     ("malformed", |stats| stats.malformed),
     ("session", |stats| stats.unknown_session),
     ("authenticity", |stats| stats.not_authentic),
