@@ -1,5 +1,6 @@
-//! Quicksort of twice the DRAM, with the pool as the far tier, with private swap on the disk, with the kernel's swap on the
-//! same disk, and with all of it in DRAM (table 2 of the MemX paper); then one to eight such VMs at a time (figure 7).
+//! Quicksort of twice the DRAM, with the pool as the far tier, with private swap on the disk and on a disk behind NBD, with the
+//! kernel's swap on the disk, and with all of it in DRAM (table 2 of the MemX paper); then one to eight such VMs at a time
+//! (figure 7).
 //!
 //! Servers, daemon and VMs are processes of one machine: its CPUs do the work of both ends.
 
@@ -7,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use super::peers::nbd_disk::{Cache, NbdDisk};
 use super::peers::swap::{LimitedToy, Swap};
 use super::pool::{Lend, Pool, Server};
 use super::report::{Bar, Report};
@@ -23,6 +25,8 @@ const GROWTH_MAX: f64 = 1.0;
 /// Sorted by each VM of a fleet.
 const FLEET_MIB: u64 = 128;
 const FLEETS: [usize; 4] = [1, 2, 4, 8];
+/// Of a disk behind NBD: journal, inodes, the daemon's own files.
+const FILE_SYSTEM_MIB: u64 = 256;
 /// A VM that was told to end has.
 const GONE_MAX: Duration = Duration::from_secs(60);
 
@@ -30,26 +34,36 @@ const GONE_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Tier {
     Pool,
+    /// Private swap, where the daemon has its files.
     Swap,
     /// They have.
     Dram,
 }
 
-/// A daemon that borrows from servers of this machine.
+/// A daemon, and what its VMs' pages go to.
 struct Bench {
     // Dropped in order.
     daemon: Daemon,
     _servers: Vec<Server>,
-    _pool: Pool,
+    _pool: Option<Pool>,
+    _disk: Option<NbdDisk>,
 }
 
 impl Bench {
+    /// One that borrows from servers of this machine, and has a disk.
     fn start(setup: &Setup, lent: &str) -> Result<Bench> {
         let pool = Pool::new(&setup.dir)?;
         let servers = pool.serve_on_loopback(1, &Lend::on_loopback(lent))?;
         let dir = pool.dir().to_str().context("the directory's name is not UTF-8")?.to_owned();
         let daemon = Daemon::start_with(&setup.dir, "daemon", &["--pool-dir", &dir])?;
-        Ok(Bench { daemon, _servers: servers, _pool: pool })
+        Ok(Bench { daemon, _servers: servers, _pool: Some(pool), _disk: None })
+    }
+
+    /// One whose disk is behind NBD. `swapped_mib` is what its VMs have.
+    fn on_nbd(setup: &Setup, swapped_mib: u64, cache: Cache) -> Result<Bench> {
+        let disk = NbdDisk::start(&setup.dir, (swapped_mib + FILE_SYSTEM_MIB) << 20, cache)?;
+        let daemon = Daemon::start_with(disk.dir(), "daemon", &[])?;
+        Ok(Bench { daemon, _servers: Vec::new(), _pool: None, _disk: Some(disk) })
     }
 
     fn toy(&self, name: &str, memory_mib: u64, tier: Tier) -> Result<SteppedToy> {
@@ -97,7 +111,7 @@ fn sort_all(toys: &mut [SteppedToy]) -> Result<f64> {
 /// A side cannot be set up, or sorts wrongly.
 pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let memory_mib = if setup.quick { 256 } else { 512 };
-    let [mut pool, mut swap, mut dram, mut kernel] = [const { Vec::new() }; 4];
+    let [mut pool, mut swap, mut nbd, mut cached, mut dram, mut kernel] = [const { Vec::new() }; 6];
     for round in 1..=setup.rounds {
         eprintln!("far: round {round} of {}", setup.rounds);
         if setup.ours {
@@ -105,6 +119,9 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
             for (tier, seconds) in [(Tier::Pool, &mut pool), (Tier::Swap, &mut swap), (Tier::Dram, &mut dram)] {
                 seconds.push(bench.sort(1, memory_mib, tier)?);
             }
+        }
+        for (cache, seconds) in [(Cache::Nothing, &mut nbd), (Cache::PageCache, &mut cached)] {
+            seconds.push(Bench::on_nbd(setup, memory_mib, cache)?.sort(1, memory_mib, Tier::Swap)?);
         }
         let _on = Swap::on_file(&setup.dir, (memory_mib << 20) * 2)?;
         let mut limited = LimitedToy::start(&["--mib", &memory_mib.to_string()], memory_mib / 2)?;
@@ -114,15 +131,19 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let mut report = setup.report("far");
     let of = |peer: &str| format!("quicksort of {memory_mib} MiB in half the DRAM, far tier pool: {peer}");
     report.pair(&of("private swap on the disk"), "s", &pool, &swap, Bar::AtMost(DISK_RATIO_MAX));
+    report.pair(&of("private swap on an NBD disk"), "s", &pool, &nbd, Bar::AtMost(DISK_RATIO_MAX));
+    report.pair(&of("the same with its server's page cache"), "s", &pool, &cached, Bar::None);
     report.pair(&of("all of it in DRAM"), "s", &pool, &dram, Bar::AtMost(LOCAL_RATIO_MAX));
     report.pair(&of("the kernel's swap on the disk"), "s", &pool, &kernel, Bar::None);
-    let sides = [("pool", &pool), ("private swap", &swap), ("kernel's swap", &kernel), ("all in DRAM", &dram)];
+    let disks = [("on an NBD disk", &nbd), ("on a cached NBD disk", &cached)];
+    let swaps = [&[("private swap", &swap)][..], &disks, &[("kernel's swap", &kernel)]].concat();
+    let sides = [&[("pool", &pool)][..], &swaps, &[("all in DRAM", &dram)]].concat();
     let chart = svg::BarChart {
         title: format!("Quicksort of {memory_mib} MiB with half of it in DRAM"),
         y_label: "seconds".to_owned(),
         y_scale: svg::Scale::Linear,
         series: vec!["seconds".to_owned()],
-        groups: sides.map(|(name, seconds)| (name.to_owned(), vec![svg::Bar::of(seconds)])).to_vec(),
+        groups: sides.iter().map(|(name, seconds)| ((*name).to_owned(), vec![svg::Bar::of(seconds)])).collect(),
     };
     Ok((report, svg::bar_chart(&chart)))
 }
@@ -132,7 +153,7 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
 /// # Errors
 /// A side cannot be set up, or sorts wrongly.
 pub fn run_fleet(setup: &Setup) -> Result<(Report, String)> {
-    let [mut pool, mut swap] = [const { [const { Vec::new() }; FLEETS.len()] }; 2];
+    let [mut pool, mut swap, mut nbd] = [const { [const { Vec::new() }; FLEETS.len()] }; 3];
     for round in 1..=setup.rounds {
         eprintln!("fleet: round {round} of {}", setup.rounds);
         let bench = Bench::start(setup, "1200M")?;
@@ -140,11 +161,18 @@ pub fn run_fleet(setup: &Setup) -> Result<(Report, String)> {
             pool[index].push(bench.sort(count, FLEET_MIB, Tier::Pool)?);
             swap[index].push(bench.sort(count, FLEET_MIB, Tier::Swap)?);
         }
+        drop(bench);
+        let bench = Bench::on_nbd(setup, FLEET_MIB * FLEETS[FLEETS.len() - 1] as u64, Cache::Nothing)?;
+        for (index, count) in FLEETS.into_iter().enumerate() {
+            nbd[index].push(bench.sort(count, FLEET_MIB, Tier::Swap)?);
+        }
     }
     let mut report = setup.report("fleet");
     for (index, count) in FLEETS.into_iter().enumerate() {
         let name = format!("{count} VMs sort {FLEET_MIB} MiB each in half the DRAM: pool, and private swap");
         report.pair(&name, "s", &pool[index], &swap[index], Bar::None);
+        let name = format!("{count} VMs sort {FLEET_MIB} MiB each in half the DRAM: pool, and swap on an NBD disk");
+        report.pair(&name, "s", &pool[index], &nbd[index], Bar::None);
     }
     let last = FLEETS.len() - 1;
     let growth = |seconds: &[Vec<f64>; FLEETS.len()]| -> Vec<f64> {
@@ -164,7 +192,7 @@ pub fn run_fleet(setup: &Setup) -> Result<(Report, String)> {
         y_label: "seconds".to_owned(),
         x_scale: svg::Scale::Linear,
         y_scale: svg::Scale::Linear,
-        series: vec![series("pool", &pool), series("private swap", &swap)],
+        series: vec![series("pool", &pool), series("private swap", &swap), series("on an NBD disk", &nbd)],
     };
     Ok((report, svg::line_chart(&chart)))
 }

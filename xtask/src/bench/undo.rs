@@ -20,6 +20,8 @@ use serde::{Deserialize, Serialize};
 
 /// A killed process takes a moment to leave its cgroup.
 const CGROUP_REMOVAL_MAX: Duration = Duration::from_secs(5);
+/// So does one that has a file open.
+const UNMOUNT_MAX: Duration = Duration::from_secs(5);
 const RETRY_EVERY: Duration = Duration::from_millis(5);
 
 /// How to put one thing back.
@@ -39,6 +41,10 @@ pub enum Undo {
     Process { pid: u32, start_ticks: u64 },
     /// Delete a network namespace and the links in it.
     Namespace { name: String },
+    /// Take a file system away.
+    Mount { path: PathBuf },
+    /// Take the file away from a loop device.
+    Loop { device: PathBuf },
 }
 
 impl Undo {
@@ -65,6 +71,8 @@ impl Undo {
                 }
             }
             Self::Namespace { name } => remove_namespace(name),
+            Self::Mount { path } => unmount(path),
+            Self::Loop { device } => detach(device),
         };
         match done {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -79,6 +87,32 @@ fn remove_namespace(name: &str) -> io::Result<()> {
     }
     let removed = Command::new("ip").args(["netns", "del", name]).status()?;
     if removed.success() { Ok(()) } else { Err(io::Error::other(format!("ip netns del: {removed}"))) }
+}
+
+fn unmount(path: &Path) -> io::Result<()> {
+    let show = path.display().to_string();
+    let start = Instant::now();
+    loop {
+        let mounts = fs::read_to_string("/proc/self/mounts")?;
+        if !mounts.lines().any(|line| line.split(' ').nth(1) == Some(&show)) {
+            return Ok(());
+        }
+        let output = Command::new("umount").arg(path).output()?;
+        // Whoever was killed just now may still have a file open.
+        if !output.status.success() && start.elapsed() >= UNMOUNT_MAX {
+            return Err(io::Error::other(format!("umount: {}", String::from_utf8_lossy(&output.stderr).trim())));
+        }
+        std::thread::sleep(RETRY_EVERY);
+    }
+}
+
+fn detach(device: &Path) -> io::Result<()> {
+    let Some(name) = device.file_name() else { return Ok(()) };
+    if !Path::new("/sys/block").join(name).join("loop").exists() {
+        return Ok(());
+    }
+    let detached = Command::new("losetup").arg("--detach").arg(device).status()?;
+    if detached.success() { Ok(()) } else { Err(io::Error::other(format!("losetup --detach: {detached}"))) }
 }
 
 fn remove_cgroup(path: &Path) -> io::Result<()> {

@@ -3,4 +3,5 @@
 pub mod cgroup;
 pub mod disk;
 pub mod faults;
+pub mod nbd_disk;
 pub mod swap;
