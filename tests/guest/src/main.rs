@@ -14,6 +14,7 @@ mod phases;
 mod reboots;
 mod report;
 mod session;
+mod sort;
 mod store;
 mod tools;
 

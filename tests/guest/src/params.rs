@@ -64,6 +64,7 @@ pub enum Step {
     /// Files read and rewritten through the page cache.
     Files(RunParams),
     Free,
+    Sort,
     Idle,
     Memtester,
     Stress,
@@ -156,6 +157,7 @@ impl Step {
             "disk" => Self::Disk(None, run),
             "files" => Self::Files(run),
             "free" => Self::Free,
+            "sort" => Self::Sort,
             "idle" => Self::Idle,
             "memtester" => Self::Memtester,
             "stress" => Self::Stress,

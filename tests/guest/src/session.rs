@@ -10,7 +10,7 @@ use crate::memory::Memory;
 use crate::params::{Params, RunParams, Step};
 use crate::phases::{self, Phase};
 use crate::report::Report;
-use crate::{boot, control, disk, files, tools};
+use crate::{boot, control, disk, files, sort, tools};
 
 /// How a guest ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +56,7 @@ impl<'a> Session<'a> {
                 )
             }
             Step::Free => self.free(report),
+            Step::Sort => self.sort(report),
             Step::Idle => self.idle(self.params.idle, report),
             Step::Memtester => tools::memtester(&self.params.memtester, report),
             Step::Stress => tools::stress(&self.params.stress, report),
@@ -132,6 +133,12 @@ impl<'a> Session<'a> {
         self.fill(mib, self.params.run, report)?;
         self.verify(report);
         Ok(())
+    }
+
+    /// In memory of its own.
+    fn sort(&mut self, report: &Report) -> Result<()> {
+        self.memory = None;
+        sort::run(self.params.mib, self.params.seed, report)
     }
 
     fn ensure_filled(&mut self, run: RunParams, report: &Report) -> Result<()> {

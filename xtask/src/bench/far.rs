@@ -4,6 +4,8 @@
 //!
 //! Servers, daemon and VMs are processes of one machine: its CPUs do the work of both ends.
 
+mod guest;
+
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -128,6 +130,11 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
         limited.toy.map()?;
         kernel.push(sort_all(std::slice::from_mut(&mut limited.toy))?);
     }
+    let mut guests = guest::Guests::new(setup)?;
+    for round in 1..=setup.rounds {
+        eprintln!("far: guests, round {round}");
+        guests.round(setup)?;
+    }
     let mut report = setup.report("far");
     let of = |peer: &str| format!("quicksort of {memory_mib} MiB in half the DRAM, far tier pool: {peer}");
     report.pair(&of("private swap on the disk"), "s", &pool, &swap, Bar::AtMost(DISK_RATIO_MAX));
@@ -135,6 +142,7 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     report.pair(&of("the same with its server's page cache"), "s", &pool, &cached, Bar::None);
     report.pair(&of("all of it in DRAM"), "s", &pool, &dram, Bar::AtMost(LOCAL_RATIO_MAX));
     report.pair(&of("the kernel's swap on the disk"), "s", &pool, &kernel, Bar::None);
+    guests.report(&mut report);
     let disks = [("on an NBD disk", &nbd), ("on a cached NBD disk", &cached)];
     let swaps = [&[("private swap", &swap)][..], &disks, &[("kernel's swap", &kernel)]].concat();
     let sides = [&[("pool", &pool)][..], &swaps, &[("all in DRAM", &dram)]].concat();

@@ -1,0 +1,145 @@
+//! The same in a guest: an unmodified Debian kernel whose one program sorts more than the VM's DRAM.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use pagoda_guest::lines::Line;
+use pagoda_sys::toy::process;
+
+use super::{Bench, DISK_RATIO_MAX, LOCAL_RATIO_MAX, Tier};
+use crate::bench::Setup;
+use crate::bench::peers::nbd_disk::Cache;
+use crate::bench::report::{Bar, Report};
+use crate::bench::undo::{Guard, Undo, start_ticks_of};
+use crate::demo::accel::{self, Accelerator};
+use crate::demo::vm::{Console, Output};
+use crate::image::{self, Images};
+
+const QEMU: &str = "qemu-system-x86_64";
+/// What is sorted, and the rest: the guest's kernel, and what it keeps free.
+const SORTED_MIB: u64 = 192;
+const QUICK_MIB: u64 = 96;
+const KERNEL_MIB: u64 = 128;
+const VM: &str = "bench-sort";
+/// Boot, fill, sort and check, emulated, on the slowest disk; a guest that needs longer hangs.
+const GUEST_MAX: Duration = Duration::from_secs(600);
+const ROUNDS_MAX: usize = 3;
+
+/// What a guest runs on.
+pub struct Guests {
+    images: Images,
+    accelerator: Accelerator,
+    sorted_mib: u64,
+    seconds: [Vec<f64>; 4],
+}
+
+impl Guests {
+    /// # Errors
+    /// No QEMU, or no image can be made.
+    pub fn new(setup: &Setup) -> Result<Guests> {
+        let images = image::build(&image::ImageArgs::default()).context("make the guest's image")?;
+        let accelerator = accel::find(QEMU, &images, &setup.dir)?;
+        let sorted_mib = if setup.quick { QUICK_MIB } else { SORTED_MIB };
+        Ok(Guests { images, accelerator, sorted_mib, seconds: Default::default() })
+    }
+
+    /// One sort on each side.
+    ///
+    /// # Errors
+    /// A guest does not sort, or wrongly.
+    pub fn round(&mut self, setup: &Setup) -> Result<()> {
+        if self.seconds[0].len() >= ROUNDS_MAX {
+            return Ok(());
+        }
+        let bench = Bench::start(setup, "800M")?;
+        for (side, tier) in [(0, Tier::Pool), (1, Tier::Swap), (3, Tier::Dram)] {
+            let seconds = self.sort(&bench, tier)?;
+            self.seconds[side].push(seconds);
+        }
+        drop(bench);
+        let bench = Bench::on_nbd(setup, self.sorted_mib + KERNEL_MIB, Cache::Nothing)?;
+        let seconds = self.sort(&bench, Tier::Swap)?;
+        self.seconds[2].push(seconds);
+        Ok(())
+    }
+
+    pub fn report(&self, report: &mut Report) {
+        let [pool, swap, nbd, dram] = &self.seconds;
+        let guest = format!("quicksort of {} MiB in a guest ({})", self.sorted_mib, self.accelerator.name());
+        for (peer, seconds, max) in [
+            ("private swap on the disk", swap, DISK_RATIO_MAX),
+            ("private swap on an NBD disk", nbd, DISK_RATIO_MAX),
+            ("all of it in DRAM", dram, LOCAL_RATIO_MAX),
+        ] {
+            report.pair(&format!("{guest}, far tier pool: {peer}"), "s", pool, seconds, Bar::AtMost(max));
+        }
+    }
+
+    fn sort(&self, bench: &Bench, tier: Tier) -> Result<f64> {
+        let memory_mib = self.sorted_mib + KERNEL_MIB;
+        let dram_mib = if tier == Tier::Dram { memory_mib } else { self.sorted_mib / 2 + KERNEL_MIB / 2 };
+        let words = bench.daemon.cli_words()?;
+        let mut command = Command::new(&words[0]);
+        let (memory, dram) = (format!("{memory_mib}M"), format!("{dram_mib}M"));
+        command.args(&words[1..]).args(["run", "--name", VM, "--memory", &memory, "--dram", &dram]);
+        if tier == Tier::Pool {
+            command.args(["--far", "pool:"]);
+        }
+        command.args(["--", QEMU, "-M", "q35", "-accel", self.accelerator.name(), "-m", &memory, "-smp", "1"]);
+        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-serial", "stdio", "-no-reboot"]);
+        command.arg("-kernel").arg(&self.images.kernel).arg("-initrd").arg(&self.images.initrd);
+        let sorted = self.sorted_mib;
+        command.arg("-append").arg(format!("console=ttyS0 quiet panic=-1 pagoda.work=sort pagoda.mib={sorted}"));
+        let seconds = watch(command, || {
+            let from_pool = bench.daemon.vm(VM)?.counters.get("far_in_pages").copied().unwrap_or(0);
+            ensure!((tier == Tier::Pool) == (from_pool > 0), "{from_pool} pages came from the pool, with {tier:?}");
+            Ok(())
+        })?;
+        bench.daemon.wait_gone(VM, super::GONE_MAX)?;
+        Ok(seconds)
+    }
+}
+
+/// Runs a guest to its end. `look` is when it has sorted, and still runs.
+fn watch(mut command: Command, look: impl Fn() -> Result<()>) -> Result<f64> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    process::die_with_parent(&mut command);
+    let child = command.spawn().context("start QEMU")?;
+    let start_ticks = start_ticks_of(child.id()).unwrap_or(0);
+    let _kill = Guard::new(Undo::Process { pid: child.id(), start_ticks })?;
+    let mut guest = Guest { child, console: Console::default() };
+    guest.console.collect(guest.child.stdout.take().context("take the guest's output")?);
+    guest.console.collect(guest.child.stderr.take().context("take QEMU's errors")?);
+    let deadline = Instant::now() + GUEST_MAX;
+    let mut seconds = None;
+    loop {
+        let text = match guest.console.next(deadline) {
+            Output::Line(text) => text,
+            Output::Nothing => bail!("the guest hangs; its console:\n{}", guest.console.text()),
+            Output::Ended => bail!("QEMU ended without a verdict; its console:\n{}", guest.console.text()),
+        };
+        let Some(line) = Line::parse(&text) else { continue };
+        if line.kind == "done" && line.get("phase") == Some("sort") {
+            seconds = line.number("us").map(|us| us as f64 / 1e6);
+            look()?;
+        }
+        if let Some(verdict) = line.result() {
+            ensure!(verdict == "ok", "the guest says {verdict:?}; its console:\n{}", guest.console.text());
+            return seconds.context("the guest did not sort");
+        }
+    }
+}
+
+/// A running QEMU. Killed when dropped.
+struct Guest {
+    child: Child,
+    console: Console,
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
