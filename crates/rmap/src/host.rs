@@ -55,11 +55,16 @@ pub fn lock_memory(lent: u64) -> Result<(), HostError> {
     if available < needed {
         return Err(HostError::TooLittle { wanted: lent, needed, available });
     }
-    let may_lock_all = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
-    if !may_lock_all && let Some(limit) = getrlimit(Resource::Memlock).current.filter(|limit| *limit < needed) {
+    if let Some(limit) = lock_limit().filter(|limit| *limit < needed) {
         return Err(HostError::LockLimit { needed, limit });
     }
     mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE).map_err(|error| HostError::Lock(error.into()))
+}
+
+/// How many bytes this process may lock; `None`: any.
+pub fn lock_limit() -> Option<u64> {
+    let may_lock_all = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
+    getrlimit(Resource::Memlock).current.filter(|_| !may_lock_all)
 }
 
 /// Tells the kernel that I/O waits for this process, so that what it allocates does not wait for that I/O.

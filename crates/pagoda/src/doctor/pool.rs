@@ -2,6 +2,7 @@
 //!
 //! Everything but reaching the servers is judged from facts, without I/O, as in `checks`.
 
+use std::net::Ipv4Addr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,8 @@ use anyhow::{Context, Result};
 use pagoda_pool::config::{PoolConfig, Transport};
 use pagoda_pool::{connect, store};
 use rmap::client::{Reach, ServerInfo, ServerView};
-use rmap::udp::{SOCKET_BUFFER, Wait};
+use rmap::host::{self, OVERHEAD_BYTES};
+use rmap::udp::{Port, SOCKET_BUFFER, Wait};
 use rmap::wire::DATAGRAM_MIN_MAX;
 use rmap::wire::message::Pressure;
 
@@ -33,6 +35,10 @@ struct Facts {
     wmem_max: Option<u64>,
     /// What timedatectl says of the clock.
     synchronized: Option<bool>,
+    /// Datagrams that the kernel takes in one call, and hands over in one buffer.
+    batches: Option<(usize, usize)>,
+    /// Bytes that may be locked, if that is limited.
+    lock_limit: Option<u64>,
 }
 
 impl Facts {
@@ -45,7 +51,41 @@ impl Facts {
             b"no" => Some(false),
             _ => None,
         });
-        Facts { rmem_max: limit("rmem_max"), wmem_max: limit("wmem_max"), synchronized }
+        let port = Port::bind((Ipv4Addr::LOCALHOST, 0).into()).ok();
+        let batches = port.and_then(|port| port.batches());
+        let lock_limit = host::lock_limit();
+        Facts { rmem_max: limit("rmem_max"), wmem_max: limit("wmem_max"), synchronized, batches, lock_limit }
+    }
+
+    /// Of one page's datagrams in a call each.
+    fn offloads(&self) -> Vec<Check> {
+        const ADVICE: &str = "each datagram is a call of its own, and a page three of them: Linux 5.0 and later can join \
+                              them; see that nothing filters setsockopt (containers, seccomp)";
+        let (gso, gro) = self.batches.unwrap_or((1, 1));
+        let judge = |name, found: &str, count: usize| match count {
+            0 | 1 => Check::new(Verdict::Warn, name, format!("{found} one datagram"), ADVICE),
+            _ => Check::ok(name, format!("{found} {count} datagrams")),
+        };
+        vec![
+            judge("UDP GSO", "the kernel takes at a time", gso),
+            judge("UDP GRO", "the kernel hands over at a time", gro),
+        ]
+    }
+
+    /// `disk export` and `pool serve` keep all that they have in memory.
+    fn locks(&self) -> Check {
+        const NAME: &str = "locked memory";
+        match self.lock_limit {
+            None => Check::ok(NAME, "no limit"),
+            Some(limit) if limit >= OVERHEAD_BYTES => Check::ok(NAME, format!("up to {}", format_size(limit))),
+            Some(limit) => Check::new(
+                Verdict::Warn,
+                NAME,
+                format!("up to {}", format_size(limit)),
+                "servers refuse to lend, and exporters' memory can be swapped, so that no host may swap to their disks: raise \
+                 it (systemd: LimitMEMLOCK=infinity; shell: ulimit -l unlimited), or give CAP_IPC_LOCK",
+            ),
+        }
     }
 
     fn buffers(&self) -> Vec<Check> {
@@ -145,7 +185,7 @@ impl Found {
 
 pub fn check_all(place: &Place) -> Vec<Check> {
     let facts = Facts::gather();
-    let mut checks = vec![facts.clock()];
+    let mut checks = vec![facts.clock(), facts.locks()];
     if let Err(error) = pool(place, &facts, &mut checks) {
         let advice = "`pagoda pool key init` makes keys, and the file `servers` has the lines that `pagoda pool serve` \
                       prints: docs/disks.md";
@@ -159,6 +199,7 @@ fn pool(place: &Place, facts: &Facts, checks: &mut Vec<Check>) -> Result<()> {
     store::identity(&pool.dir)?;
     checks.push(Check::ok("keys", format!("in {}", pool.dir.display())));
     if pool.transport == Transport::Udp {
+        checks.extend(facts.offloads());
         checks.extend(facts.buffers());
     }
     let servers = match pool.servers() {
@@ -262,11 +303,25 @@ mod tests {
 
     #[test]
     fn the_host_is_judged_by_what_it_allows() {
-        let good = Facts { rmem_max: Some(SOCKET_BUFFER as u64), wmem_max: None, synchronized: Some(true) };
-        let bad = Facts { rmem_max: Some(212_992), wmem_max: Some(212_992), synchronized: Some(false) };
+        let good = Facts {
+            rmem_max: Some(SOCKET_BUFFER as u64),
+            wmem_max: None,
+            synchronized: Some(true),
+            batches: Some((64, 64)),
+            lock_limit: None,
+        };
+        let bad = Facts {
+            rmem_max: Some(212_992),
+            wmem_max: Some(212_992),
+            synchronized: Some(false),
+            batches: Some((1, 1)),
+            lock_limit: Some(8 << 20),
+        };
         for (facts, verdict) in [(good, Verdict::Ok), (bad, Verdict::Warn)] {
-            assert!(facts.buffers().iter().chain([&facts.clock()]).all(|check| check.verdict == verdict), "{facts:?}");
+            let all = [facts.buffers(), facts.offloads(), vec![facts.clock(), facts.locks()]].concat();
+            assert!(all.iter().all(|check| check.verdict == verdict), "{all:?}");
         }
+        assert_eq!(Facts { lock_limit: Some(1 << 30), ..Facts::default() }.locks().verdict, Verdict::Ok);
         assert_eq!(Facts::default().clock().verdict, Verdict::Warn, "what is not known is not well");
     }
 }

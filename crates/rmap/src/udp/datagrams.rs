@@ -31,6 +31,11 @@ impl AsFd for Datagrams {
 }
 
 impl Datagrams {
+    /// How many datagrams the kernel takes in one call (GSO), and hands over in one buffer (GRO).
+    pub fn batches(&self) -> (usize, usize) {
+        (self.state.max_gso_segments(), self.state.gro_segments())
+    }
+
     /// # Errors
     /// The address cannot be bound, or the socket not be set up.
     pub fn bind(addr: SocketAddr) -> io::Result<Datagrams> {

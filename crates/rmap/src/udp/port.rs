@@ -84,6 +84,11 @@ impl Port {
         self.datagrams.as_ref().ok_or(io::ErrorKind::NotConnected)?.local_addr()
     }
 
+    /// How many datagrams the kernel takes in one call (GSO), and hands over in one buffer (GRO); `None` without UDP.
+    pub fn batches(&self) -> Option<(usize, usize)> {
+        self.datagrams.as_ref().map(Datagrams::batches)
+    }
+
     /// Hands over every datagram that is there now. `false` if there was none.
     ///
     /// # Errors
