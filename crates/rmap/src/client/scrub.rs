@@ -23,6 +23,9 @@ const PACE_MAX: Duration = Duration::from_secs(1);
 /// Places without a page that are passed over at a time.
 const PASSED_OVER_MAX: usize = 4096;
 
+/// How many pages there are is counted no more often: that is a look at every slab.
+const COUNT_EVERY: Duration = Duration::from_secs(1);
+
 /// How far it has come.
 #[derive(Debug, Default)]
 pub struct Scrub {
@@ -32,6 +35,9 @@ pub struct Scrub {
     /// Of the copies of the page.
     copy: usize,
     due: Option<Time>,
+    /// How long from one page to the next, and when that was last worked out.
+    pace: Duration,
+    paced_at: Time,
     /// The page that was asked for last.
     exchange: Option<u64>,
 }
@@ -49,15 +55,16 @@ impl Client {
         if now < due {
             return;
         }
-        let pages = self.copies_held() * self.config.slab_size.pages() as u64;
-        let pace = u32::try_from(pages).map_or(PACE_MIN, |pages| pass.checked_div(pages).unwrap_or(PACE_MAX));
-        self.scrub.due = Some(now + pace.clamp(PACE_MIN, PACE_MAX));
+        if self.scrub.pace.is_zero() || now.since(self.scrub.paced_at) >= COUNT_EVERY {
+            (self.scrub.pace, self.scrub.paced_at) = (self.pace(pass), now);
+        }
+        self.scrub.due = Some(now + self.scrub.pace);
         // One at a time: a server that has not answered the last one has enough to do.
         if self.is_scrubbing() {
             return;
         }
         for _ in 0..PASSED_OVER_MAX {
-            if pages == 0 || self.look_at_next() {
+            if self.look_at_next() {
                 return;
             }
         }
@@ -76,8 +83,13 @@ impl Client {
         }
     }
 
-    fn copies_held(&self) -> u64 {
-        self.spaces.iter().flat_map(|space| &space.slabs).map(|slab| slab.entry.replicas.len() as u64).sum()
+    /// For a look at everything in that time.
+    fn pace(&self, pass: Duration) -> Duration {
+        let slabs = self.spaces.iter().flat_map(|space| &space.slabs);
+        let copies: usize = slabs.map(|slab| slab.entry.replicas.len()).sum();
+        let pages = u32::try_from(copies * self.config.slab_size.pages());
+        let pace = pages.map_or(PACE_MIN, |pages| pass.checked_div(pages).unwrap_or(PACE_MAX));
+        pace.clamp(PACE_MIN, PACE_MAX)
     }
 
     /// Moves on by a copy of a page. `true` if it was asked for.
