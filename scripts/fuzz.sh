@@ -31,4 +31,8 @@ RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-
     cargo build --release --manifest-path "$root/crates/rmap/fuzz/Cargo.toml" --target-dir "$out/target" \
     --target "$(rustc -vV | sed -n 's/^host: //p')" --bin "$target"
 cp "$out/target/$(rustc -vV | sed -n 's/^host: //p')/release/$target" "$out/bin/$target"
-exec "$out/bin/$target" -max_total_time="$seconds" -max_len=4096 -timeout=20 -artifact_prefix="$out/$target-failed/" "$out/$target"
+cd "$root"
+set -- "out/fuzz/$target"
+[ ! -d "crates/rmap/fuzz/seeds/$target" ] || set -- "$@" "crates/rmap/fuzz/seeds/$target"
+exec "$out/bin/$target" -max_total_time="$seconds" -max_len=8192 -timeout=20 -use_value_profile=1 \
+    -artifact_prefix="out/fuzz/$target-failed/" "$@"
