@@ -90,6 +90,28 @@ fn run_guest(
     command.arg("-kernel").arg(&images.kernel).arg("-initrd").arg(&images.initrd).arg("-append").arg(format!(
         "console=ttyS0 quiet panic=-1 pagoda.work={work} pagoda.mib={WORK_MIB} pagoda.threads=1 pagoda.seconds={seconds:.0}"
     ));
+    let max = UNTIMED_MAX + Duration::from_secs_f64(seconds * PHASES.len() as f64);
+    let mut own_bytes = OWN_BYTES_DEFAULT;
+    run_to_end(command, max, |line, pid| {
+        let phase = PHASES.iter().position(|phase| line.kind == "done" && line.get("phase") == Some(phase));
+        if let (Some(index), Some(ops), Some(us)) = (phase, line.number("ops"), line.number("us")) {
+            speeds[index].push(ops as f64 * 1e6 / us.max(1) as f64);
+            own_bytes = anonymous_bytes(pid).unwrap_or(own_bytes);
+        }
+        Ok(())
+    })?;
+    Ok(own_bytes)
+}
+
+/// Runs QEMU until its guest says that all is well. `look` sees each of the guest's lines while it runs, and QEMU's pid.
+///
+/// # Errors
+/// The guest says something else, or nothing within `max`; `look` fails.
+pub fn run_to_end(
+    mut command: Command,
+    max: Duration,
+    mut look: impl FnMut(&Line<'_>, u32) -> Result<()>,
+) -> Result<()> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     process::die_with_parent(&mut command);
     let child = command.spawn().context("start QEMU")?;
@@ -98,8 +120,7 @@ fn run_guest(
     let mut guest = Guest { child, console: Console::default() };
     guest.console.collect(guest.child.stdout.take().context("take the guest's output")?);
     guest.console.collect(guest.child.stderr.take().context("take QEMU's errors")?);
-    let deadline = Instant::now() + UNTIMED_MAX + Duration::from_secs_f64(seconds * PHASES.len() as f64);
-    let mut own_bytes = OWN_BYTES_DEFAULT;
+    let deadline = Instant::now() + max;
     loop {
         let text = match guest.console.next(deadline) {
             Output::Line(text) => text,
@@ -107,14 +128,10 @@ fn run_guest(
             Output::Ended => bail!("QEMU ended without a verdict; its console:\n{}", guest.console.text()),
         };
         let Some(line) = Line::parse(&text) else { continue };
+        look(&line, guest.child.id())?;
         if let Some(verdict) = line.result() {
             ensure!(verdict == "ok", "the guest says {verdict:?}; its console:\n{}", guest.console.text());
-            return Ok(own_bytes);
-        }
-        let phase = PHASES.iter().position(|phase| line.kind == "done" && line.get("phase") == Some(phase));
-        if let (Some(index), Some(ops), Some(us)) = (phase, line.number("ops"), line.number("us")) {
-            speeds[index].push(ops as f64 * 1e6 / us.max(1) as f64);
-            own_bytes = anonymous_bytes(guest.child.id()).unwrap_or(own_bytes);
+            return Ok(());
         }
     }
 }

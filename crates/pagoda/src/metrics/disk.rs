@@ -8,7 +8,7 @@ use rmap::client::{Client, ClientStats, Reach, ServerView, SpaceRef};
 use rmap::latency::Latency;
 use rmap::units::Class;
 
-use super::{Def, Kind, counter, gauge, metric};
+use super::{Def, Kind, Row, counter, gauge, metric, rows};
 use crate::pool::list::SLAB_CONTENT_BYTES;
 
 /// One look at an exporter.
@@ -42,18 +42,7 @@ impl DiskNumbers {
     }
 }
 
-struct Row {
-    def: Def,
-    value: fn(&DiskNumbers) -> u64,
-}
-
-macro_rules! rows {
-    ($($make:ident $name:literal, $unit:literal, $help:literal, $value:expr;)*) => {
-        &[$(Row { def: $make(concat!("pagoda_disk_", $name), $unit, $help), value: $value },)*]
-    };
-}
-
-const ROWS: &[Row] = rows! {
+const ROWS: &[Row<DiskNumbers>] = rows! { "pagoda_disk_",
     counter "reads", "pages", "Pages read.", |n| n.stats.reads;
     counter "reads_local", "pages", "Pages read that no server was asked for: zeros, and what was just being written.",
         |n| n.stats.reads_local;

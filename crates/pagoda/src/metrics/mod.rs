@@ -103,6 +103,20 @@ enum Kind {
     Histogram,
 }
 
+/// A metric that has one value.
+struct Row<T> {
+    def: Def,
+    value: fn(&T) -> u64,
+}
+
+/// A table of them, whose names begin alike.
+macro_rules! rows {
+    ($prefix:literal, $($make:ident $name:literal, $unit:literal, $help:literal, $value:expr;)*) => {
+        &[$(Row { def: $make(concat!($prefix, $name), $unit, $help), value: $value },)*]
+    };
+}
+use rows;
+
 const fn counter(name: &'static str, unit: &'static str, help: &'static str) -> Def {
     Def { name, kind: Kind::Counter, unit, help }
 }

@@ -7,7 +7,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use rmap::server::{Server, ServerStats};
 use rmap::wire::message::{Pressure, Status};
 
-use super::{Def, counter, gauge, metric};
+use super::{Def, Row, counter, gauge, metric, rows};
 use crate::pool::list::SLAB_CONTENT_BYTES;
 
 /// One look at a server.
@@ -45,18 +45,7 @@ impl ServerNumbers {
     }
 }
 
-struct Row {
-    def: Def,
-    value: fn(&ServerNumbers) -> u64,
-}
-
-macro_rules! rows {
-    ($($make:ident $name:literal, $unit:literal, $help:literal, $value:expr;)*) => {
-        &[$(Row { def: $make(concat!("pagoda_pool_server_", $name), $unit, $help), value: $value },)*]
-    };
-}
-
-const ROWS: &[Row] = rows! {
+const ROWS: &[Row<ServerNumbers>] = rows! { "pagoda_pool_server_",
     gauge "used_bytes", "bytes", "What disks have here.", |n| n.held as u64 * SLAB_CONTENT_BYTES;
     gauge "free_bytes", "bytes", "What they may still get.", |n| n.free as u64 * SLAB_CONTENT_BYTES;
     gauge "broken_bytes", "bytes", "What a failing disk has lost (`--on-disk`).", |n| n.broken as u64 * SLAB_CONTENT_BYTES;

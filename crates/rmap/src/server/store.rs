@@ -422,8 +422,7 @@ impl Store {
 }
 
 impl Slab {
-    /// `None` if there is no memory for it.
-    /// `in_memory`: what of each page is.
+    /// With so many bytes of each page in memory. `None` if there is no memory for it.
     fn free(size: SlabSize, in_memory: usize) -> Option<Slab> {
         let versions = touched(size.pages(), Version::NEVER)?;
         // Not zeros: zeroed memory alone is a promise that the kernel may not keep.

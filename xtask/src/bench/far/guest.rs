@@ -1,19 +1,16 @@
 //! The same in a guest: an unmodified Debian kernel whose one program sorts more than the VM's DRAM.
 
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
-use pagoda_guest::lines::Line;
-use pagoda_sys::toy::process;
+use anyhow::{Context, Result, ensure};
 
 use super::{Bench, DISK_RATIO_MAX, LOCAL_RATIO_MAX, Tier};
 use crate::bench::Setup;
+use crate::bench::guest::run_to_end;
 use crate::bench::peers::nbd_disk::Cache;
 use crate::bench::report::{Bar, Report};
-use crate::bench::undo::{Guard, Undo, start_ticks_of};
 use crate::demo::accel::{self, Accelerator};
-use crate::demo::vm::{Console, Output};
 use crate::image::{self, Images};
 
 const QEMU: &str = "qemu-system-x86_64";
@@ -24,7 +21,7 @@ const KERNEL_MIB: u64 = 128;
 const VM: &str = "bench-sort";
 /// Boot, fill, sort and check, emulated, on the slowest disk; a guest that needs longer hangs.
 const GUEST_MAX: Duration = Duration::from_secs(600);
-const ROUNDS_MAX: usize = 3;
+pub const ROUNDS_MAX: usize = 3;
 
 /// What a guest runs on.
 pub struct Guests {
@@ -49,9 +46,6 @@ impl Guests {
     /// # Errors
     /// A guest does not sort, or wrongly.
     pub fn round(&mut self, setup: &Setup) -> Result<()> {
-        if self.seconds[0].len() >= ROUNDS_MAX {
-            return Ok(());
-        }
         let bench = Bench::start(setup, "800M")?;
         for (side, tier) in [(0, Tier::Pool), (1, Tier::Swap), (3, Tier::Dram)] {
             let seconds = self.sort(&bench, tier)?;
@@ -91,55 +85,16 @@ impl Guests {
         command.arg("-kernel").arg(&self.images.kernel).arg("-initrd").arg(&self.images.initrd);
         let sorted = self.sorted_mib;
         command.arg("-append").arg(format!("console=ttyS0 quiet panic=-1 pagoda.work=sort pagoda.mib={sorted}"));
-        let seconds = watch(command, || {
-            let from_pool = bench.daemon.vm(VM)?.counters.get("far_in_pages").copied().unwrap_or(0);
-            ensure!((tier == Tier::Pool) == (from_pool > 0), "{from_pool} pages came from the pool, with {tier:?}");
+        let mut seconds = None;
+        run_to_end(command, GUEST_MAX, |line, _| {
+            if line.kind == "done" && line.get("phase") == Some("sort") {
+                seconds = line.number("us").map(|us| us as f64 / 1e6);
+                let from_pool = bench.daemon.vm(VM)?.counters.get("far_in_pages").copied().unwrap_or(0);
+                ensure!((tier == Tier::Pool) == (from_pool > 0), "{from_pool} pages came from the pool, with {tier:?}");
+            }
             Ok(())
         })?;
         bench.daemon.wait_gone(VM, super::GONE_MAX)?;
-        Ok(seconds)
-    }
-}
-
-/// Runs a guest to its end. `look` is when it has sorted, and still runs.
-fn watch(mut command: Command, look: impl Fn() -> Result<()>) -> Result<f64> {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    process::die_with_parent(&mut command);
-    let child = command.spawn().context("start QEMU")?;
-    let start_ticks = start_ticks_of(child.id()).unwrap_or(0);
-    let _kill = Guard::new(Undo::Process { pid: child.id(), start_ticks })?;
-    let mut guest = Guest { child, console: Console::default() };
-    guest.console.collect(guest.child.stdout.take().context("take the guest's output")?);
-    guest.console.collect(guest.child.stderr.take().context("take QEMU's errors")?);
-    let deadline = Instant::now() + GUEST_MAX;
-    let mut seconds = None;
-    loop {
-        let text = match guest.console.next(deadline) {
-            Output::Line(text) => text,
-            Output::Nothing => bail!("the guest hangs; its console:\n{}", guest.console.text()),
-            Output::Ended => bail!("QEMU ended without a verdict; its console:\n{}", guest.console.text()),
-        };
-        let Some(line) = Line::parse(&text) else { continue };
-        if line.kind == "done" && line.get("phase") == Some("sort") {
-            seconds = line.number("us").map(|us| us as f64 / 1e6);
-            look()?;
-        }
-        if let Some(verdict) = line.result() {
-            ensure!(verdict == "ok", "the guest says {verdict:?}; its console:\n{}", guest.console.text());
-            return seconds.context("the guest did not sort");
-        }
-    }
-}
-
-/// A running QEMU. Killed when dropped.
-struct Guest {
-    child: Child,
-    console: Console,
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        seconds.context("the guest did not sort")
     }
 }
