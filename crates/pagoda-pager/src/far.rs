@@ -222,8 +222,8 @@ impl Far {
             let (now, number) = (self.udp.now(), PageNo(waiting.job.page.0));
             match self.udp.client.write(now, self.space, number, Class::Eviction, &self.page, self.tokens + 1) {
                 Ok(()) => {}
-                // The other two do not end: its patience will.
-                Err(Refused::Busy | Refused::BeyondEnd | Refused::VersionsUsedUp) => {
+                // The others do not end: its patience will.
+                Err(Refused::Busy | Refused::BeyondEnd | Refused::VersionsUsedUp | Refused::Sealed) => {
                     self.is_refused = true;
                     break;
                 }

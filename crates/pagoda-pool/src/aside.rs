@@ -26,16 +26,16 @@ pub fn aside(mut slow: Control) -> Result<Control> {
         }
     };
     std::thread::Builder::new().name("registry".into()).spawn(work).context("start a thread for the registry")?;
-    // At most one a slab, as the client asks.
-    let mut asked: HashMap<(SpaceId, SlabNo), (ControlRequest, Option<ControlReply>)> = HashMap::new();
+    // At most one a slab and one a space, as the client asks.
+    let mut asked: HashMap<(SpaceId, Option<SlabNo>), (ControlRequest, Option<ControlReply>)> = HashMap::new();
     Ok(Box::new(move |request| {
         for (request, reply) in replies.try_iter() {
-            let place = (request.space, request.slab);
+            let place = request.place();
             if let Some((_, answer)) = asked.get_mut(&place).filter(|(asked, _)| *asked == request) {
                 *answer = Some(reply);
             }
         }
-        let place = (request.space, request.slab);
+        let place = request.place();
         match asked.get_mut(&place).filter(|(asked, _)| asked == request) {
             Some((_, answer)) => match answer.take() {
                 Some(reply) => {
@@ -58,7 +58,7 @@ pub fn aside(mut slow: Control) -> Result<Control> {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use rmap::control::MapEntry;
+    use rmap::control::{Change, MapEntry};
     use rmap::units::Generation;
 
     use super::*;
@@ -67,7 +67,8 @@ mod tests {
 
     fn request(slab: u32, revision: u64) -> ControlRequest {
         let entry = MapEntry { revision, ..MapEntry::default() };
-        ControlRequest { space: SpaceId(1), generation: Generation(1), slab: SlabNo(slab), entry }
+        let (space, generation) = (SpaceId(1), Generation(1));
+        ControlRequest::Change(Change { space, generation, slab: SlabNo(slab), entry })
     }
 
     fn answer(control: &mut Control, request: &ControlRequest) -> ControlReply {

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use rmap::control::{ControlPlane, ControlReply, ControlRequest, Map};
+use rmap::control::{ControlPlane, ControlReply, ControlRequest, Map, Today};
 use rmap::registry::Registry;
 use rmap::units::{Generation, SpaceId};
 use rmap_etcd::{Etcd, EtcdConfig, EtcdError, HealthView};
@@ -29,10 +29,10 @@ pub enum Plane {
 /// A disk as its control plane sees it.
 #[derive(Debug, Default)]
 pub struct Seen {
-    pub generation: Generation,
+    /// Its generation and its map.
+    pub today: Today,
     /// Who took it over last; not known of a disk of the registry, which stays on its machine.
     pub host: Option<String>,
-    pub map: Map,
 }
 
 impl Plane {
@@ -58,20 +58,25 @@ impl Plane {
     pub fn look(&mut self, space: SpaceId) -> Result<Seen> {
         match self {
             Plane::File { registry, .. } => {
-                let (generation, map) = registry.look(space)?;
-                Ok(Seen { generation, host: None, map })
+                let today = registry.look(space)?;
+                Ok(Seen { today, host: None })
             }
             Plane::Etcd { etcd, .. } => {
                 let (owner, map) = etcd.look(space)?;
                 let host = (owner.generation > Generation(0)).then_some(owner.host);
-                Ok(Seen { generation: owner.generation, host, map })
+                let today = Today { generation: owner.generation, sealed: owner.sealed, map };
+                Ok(Seen { today, host })
             }
         }
     }
 
-    /// The other machine that took the disk over last, if one did: it may still export it.
+    /// The other machine that took the disk over last, if one did: it may still export it. Any may, and many at a time, once
+    /// the disk is sealed.
     pub fn other_host<'a>(&self, seen: &'a Seen) -> Option<&'a str> {
         let Plane::Etcd { config, .. } = self else { return None };
+        if seen.today.sealed {
+            return None;
+        }
         seen.host.as_deref().filter(|host| *host != config.host)
     }
 
@@ -80,6 +85,15 @@ impl Plane {
             Plane::File { registry, .. } => Ok(registry.take_over(space)?),
             Plane::Etcd { etcd, .. } => etcd.take_over(space).context("take the disk over"),
         }
+    }
+
+    /// Seals the disk, whose owner is of this generation.
+    pub fn seal(&mut self, space: SpaceId, generation: Generation) -> Result<()> {
+        match self {
+            Plane::File { registry, .. } => registry.seal(space, generation).map(drop)?,
+            Plane::Etcd { etcd, .. } => etcd.seal(space, generation).map(drop).context("seal the disk")?,
+        }
+        Ok(())
     }
 
     /// Forgets the disk `name`, whose owner is of this generation. In the registry it stays until [`Plane::forget`]:

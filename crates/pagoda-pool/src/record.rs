@@ -155,9 +155,18 @@ pub fn lock_file(dir: &Path, name: &str) -> Result<File> {
     open.with_context(|| format!("open {}", path.display()))
 }
 
+/// Takes the lock together with others that only read, if nobody has it alone.
+pub fn try_lock_shared(file: &File) -> Result<bool> {
+    lock(file, FlockOperation::NonBlockingLockShared)
+}
+
 /// Takes the lock if nobody has it.
 pub fn try_lock(file: &File) -> Result<bool> {
-    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+    lock(file, FlockOperation::NonBlockingLockExclusive)
+}
+
+fn lock(file: &File, how: FlockOperation) -> Result<bool> {
+    match flock(file, how) {
         Ok(()) => Ok(true),
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
         Err(error) => Err(error).context("lock the disk"),

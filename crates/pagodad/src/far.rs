@@ -110,7 +110,7 @@ fn take_over(pool: &PoolConfig, record: &Record, far: &Far) -> Result<OpenedPool
     let seen = plane.look(spec.id)?;
     // Nobody has answered yet: those of the list count as there.
     let listed: Vec<ServerId> = servers.iter().map(|server| server.id).collect();
-    connect::stand_in(&mut client, pool, &record.name, &servers, &listed, &seen.map)?;
+    connect::stand_in(&mut client, pool, &record.name, &servers, &listed, &seen.today.map)?;
     let (generation, map) = plane.take_over(spec.id)?;
     let space = client.client.attach(&spec, generation, &map)?;
     Ok(OpenedPool { client, space })
@@ -139,13 +139,14 @@ fn give_all_back(dir: &Path, name: &str, spec: &SpaceSpec) -> Result<GivenBack> 
     let pool = by_file(dir)?;
     let mut plane = Plane::of(&pool, name, None)?;
     let seen = plane.look(spec.id)?;
-    if seen.map.iter().all(|(_, entry)| entry.replicas.is_empty()) {
-        plane.forget(spec.id, seen.generation)?;
-        return Ok(GivenBack::All(seen.generation));
+    if seen.today.map.iter().all(|(_, entry)| entry.replicas.is_empty()) {
+        plane.forget(spec.id, seen.today.generation)?;
+        return Ok(GivenBack::All(seen.today.generation));
     }
-    let given = give_back(&pool, &mut plane, spec, &seen.map, Silent::PassOver)?;
+    let given = give_back(&pool, &mut plane, spec, &seen.today.map, Silent::PassOver)?;
     // What is left at servers now stays there until they end: nobody else will ask for it.
-    let generation = if let GivenBack::All(generation) = given { generation } else { plane.look(spec.id)?.generation };
+    let generation =
+        if let GivenBack::All(generation) = given { generation } else { plane.look(spec.id)?.today.generation };
     plane.forget(spec.id, generation)?;
     Ok(given)
 }

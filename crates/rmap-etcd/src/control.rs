@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rmap::control::{ControlReply, ControlRequest};
+use rmap::control::{Change, ControlPlane, ControlReply, ControlRequest};
 use rmap::units::{Generation, SlabNo, SpaceId};
 
 use crate::config::EtcdConfig;
@@ -65,8 +65,8 @@ struct Asked {
 pub struct Control {
     jobs: mpsc::Sender<Job>,
     answers: mpsc::Receiver<(ControlRequest, ControlReply)>,
-    /// At most one a slab, as the client asks.
-    asked: HashMap<(SpaceId, SlabNo), Asked>,
+    /// At most one a slab and one a space, as the client asks.
+    asked: HashMap<(SpaceId, Option<SlabNo>), Asked>,
     health: Arc<Mutex<Health>>,
 }
 
@@ -117,12 +117,12 @@ impl Control {
     /// The answer to a request, if there is one. Never waits.
     pub fn ask(&mut self, request: &ControlRequest) -> ControlReply {
         for (request, reply) in self.answers.try_iter() {
-            let place = (request.space, request.slab);
+            let place = request.place();
             if let Some(asked) = self.asked.get_mut(&place).filter(|asked| asked.request == request) {
                 asked.reply = Some(reply);
             }
         }
-        let place = (request.space, request.slab);
+        let place = request.place();
         if let Some(asked) = self.asked.get_mut(&place).filter(|asked| asked.request == *request) {
             let Some(reply) = asked.reply.take() else { return ControlReply::Later };
             self.asked.remove(&place);
@@ -200,10 +200,10 @@ impl Worker {
             let fits = waiting.due <= now
                 && batch.len() < BATCH_MAX
                 && batch.first().is_none_or(|first| {
-                    let owner = |w: &Waiting| (w.request.space, w.request.generation);
-                    !first.alone && !waiting.alone && owner(first) == owner(&waiting)
+                    let together = !first.alone && !waiting.alone;
+                    together && owner_of(first).is_some_and(|owner| owner_of(&waiting) == Some(owner))
                 })
-                && batch.iter().all(|other| other.request.slab != waiting.request.slab);
+                && batch.iter().all(|other| other.request.place() != waiting.request.place());
             if fits {
                 batch.push(waiting);
             } else {
@@ -217,7 +217,7 @@ impl Worker {
     fn swap(&mut self, now: Instant) {
         let batch = self.next_batch(now);
         let requests: Vec<ControlRequest> = batch.iter().map(|waiting| waiting.request.clone()).collect();
-        match self.etcd.answer_batch(&requests) {
+        match self.answer(&requests) {
             Ok(replies) => {
                 // What cannot succeed is still the trouble while others go on.
                 if !self.queue.iter().any(|waiting| waiting.alone) {
@@ -238,6 +238,18 @@ impl Worker {
                     self.queue.push_back(Waiting { due: Instant::now() + pause, alone, ..waiting });
                 }
             }
+        }
+    }
+
+    /// Changes go together; whatever else is asked is alone.
+    fn answer(&mut self, requests: &[ControlRequest]) -> Result<Vec<ControlReply>, EtcdError> {
+        let change = |request: &ControlRequest| match request {
+            ControlRequest::Change(change) => Some(change.clone()),
+            ControlRequest::Look { .. } | ControlRequest::Keep { .. } => None,
+        };
+        match requests.iter().map(change).collect::<Option<Vec<Change>>>() {
+            Some(changes) => self.etcd.answer_batch(&changes),
+            None => requests.iter().map(|request| self.etcd.answer(request)).collect(),
         }
     }
 
@@ -286,6 +298,14 @@ impl Worker {
             (health.reachable, health.since) = (reachable, Instant::now());
         }
         health.trouble = trouble;
+    }
+}
+
+/// Whose change it is, if it is one.
+fn owner_of(waiting: &Waiting) -> Option<(SpaceId, Generation)> {
+    match &waiting.request {
+        ControlRequest::Change(change) => Some((change.space, change.generation)),
+        ControlRequest::Look { .. } | ControlRequest::Keep { .. } => None,
     }
 }
 

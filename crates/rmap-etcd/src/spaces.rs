@@ -30,7 +30,8 @@ impl Etcd {
         let space = Space { name, id: SpaceId(random()?), pages, copies, reserve };
         space.check().or_else(invalid)?;
         let (name, owner) = (self.keys.name(&space.name), self.keys.owner(space.id));
-        let nobody = Owner { generation: Generation(0), host: self.config.host.clone(), nonce: random()? };
+        let nobody =
+            Owner { generation: Generation(0), sealed: false, host: self.config.host.clone(), nonce: random()? };
         let compare = [version_is(&name, 0), version_is(&owner, 0)];
         let puts = [put(&name, &space.encode(), None), put(&owner, &nobody.encode(), None)];
         let looks = [look(&name)];

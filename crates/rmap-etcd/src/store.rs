@@ -12,7 +12,7 @@
 use std::time::Instant;
 
 use aws_lc_rs::rand;
-use rmap::control::{ControlPlane, ControlReply, ControlRequest, Map, MapEntry, REPLICAS_MAX};
+use rmap::control::{Change, ControlPlane, ControlReply, ControlRequest, Map, MapEntry, REPLICAS_MAX, Today};
 use rmap::units::{Generation, SpaceId};
 use serde_json::{Value as Json, json};
 
@@ -152,7 +152,7 @@ impl Etcd {
     ///
     /// # Errors
     /// Requests that do not belong together; else each change may have happened or not.
-    pub fn answer_batch(&mut self, requests: &[ControlRequest]) -> Result<Vec<ControlReply>, EtcdError> {
+    pub fn answer_batch(&mut self, requests: &[Change]) -> Result<Vec<ControlReply>, EtcdError> {
         let Some(first) = requests.first() else { return Ok(Vec::new()) };
         check_batch(first, requests)?;
         let mut replies: Vec<Option<ControlReply>> = vec![None; requests.len()];
@@ -161,24 +161,20 @@ impl Etcd {
             if open.is_empty() {
                 return Ok(replies.into_iter().flatten().collect());
             }
-            let batch: Vec<&ControlRequest> = open.iter().map(|at| &requests[*at]).collect();
-            for (at, reply) in open.into_iter().zip(self.swap(first, &batch)?) {
+            let batch: Vec<&Change> = open.iter().map(|at| &requests[*at]).collect();
+            for (at, reply) in open.into_iter().zip(self.transact(first, &batch)?) {
                 replies[at] = reply;
             }
         }
     }
 
     /// One transaction. `None` for what another entry kept from succeeding.
-    fn swap(
-        &mut self,
-        about: &ControlRequest,
-        batch: &[&ControlRequest],
-    ) -> Result<Vec<Option<ControlReply>>, EtcdError> {
+    fn transact(&mut self, about: &Change, batch: &[&Change]) -> Result<Vec<Option<ControlReply>>, EtcdError> {
         let owner = self.keys.owner(about.space);
         let slabs: Vec<String> = batch.iter().map(|request| self.keys.slab(request.space, request.slab)).collect();
         // Its first record is of generation 0.
         let mut compare = vec![version_is(&owner, u64::from(about.generation.0) + 1)];
-        let before = |request: &&ControlRequest| request.entry.revision - 1;
+        let before = |request: &&Change| request.entry.revision - 1;
         compare.extend(slabs.iter().zip(batch).map(|(key, request)| version_is(key, before(request))));
         let puts: Vec<Json> = slabs.iter().zip(batch).map(|(key, r)| put(key, &r.entry.encode(), None)).collect();
         let looks: Vec<Json> = std::iter::once(&owner).chain(&slabs).map(|key| look(key)).collect();
@@ -209,6 +205,42 @@ impl Etcd {
         Ok(replies)
     }
 
+    /// A sealed space, for a reader.
+    fn seen(&mut self, space: SpaceId) -> Result<ControlReply, EtcdError> {
+        match self.look(space) {
+            Ok((Owner { generation, sealed, .. }, map)) => Ok(ControlReply::Seen(Today { generation, sealed, map })),
+            Err(EtcdError::NoSuchSpace { .. }) => Ok(ControlReply::Gone),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The next generation of a space, after the `expected` one, if that is given.
+    ///
+    /// The order: the owner's record first, then the map. From the moment the record has changed, no change of an
+    /// earlier owner can succeed, so what is read after it is the map that all of them left.
+    fn succeed(&mut self, space: SpaceId, expected: Option<Generation>, seal: bool) -> Result<Today, EtcdError> {
+        let key = self.keys.owner(space);
+        let before = self.owner(space)?.ok_or_else(|| no_space(space))?;
+        if expected.is_some_and(|expected| expected != before.generation) {
+            return Err(EtcdError::Raced { host: before.host, generation: before.generation.0 });
+        }
+        if before.generation >= Generation::MAX {
+            return Err(EtcdError::GenerationsUsedUp);
+        }
+        let (generation, sealed) = (Generation(before.generation.0 + 1), before.sealed || seal);
+        let owner = Owner { generation, sealed, host: self.config.host.clone(), nonce: random()? };
+        let compare = [version_is(&key, u64::from(generation.0))];
+        let (puts, looks) = ([put(&key, &owner.encode(), None)], [look(&key)]);
+        let reply = self.patiently(|etcd| etcd.txn(&compare, &puts, &looks))?;
+        if !reply.succeeded {
+            let today = checked_owner(&key, slot(&key, &only(reply))?)?.ok_or_else(|| no_space(space))?;
+            if today != owner {
+                return Err(EtcdError::Raced { host: today.host, generation: today.generation.0 });
+            }
+        }
+        Ok(Today { generation, sealed, map: self.read_map(space)? })
+    }
+
     fn read_map(&mut self, space: SpaceId) -> Result<Map, EtcdError> {
         let prefix = self.keys.map(space);
         let mut map = Map::new();
@@ -225,36 +257,36 @@ impl Etcd {
 impl ControlPlane for Etcd {
     type Error = EtcdError;
 
-    /// The order: the owner's record first, then the map. From the moment the record has changed, no change of an
-    /// earlier owner can succeed, so what is read after it is the map that all of them left.
     fn take_over(&mut self, space: SpaceId) -> Result<(Generation, Map), EtcdError> {
-        let key = self.keys.owner(space);
-        let before = self.owner(space)?.ok_or_else(|| no_space(space))?;
-        if before.generation >= Generation::MAX {
-            return Err(EtcdError::GenerationsUsedUp);
-        }
-        let generation = Generation(before.generation.0 + 1);
-        let owner = Owner { generation, host: self.config.host.clone(), nonce: random()? };
-        let compare = [version_is(&key, u64::from(generation.0))];
-        let (puts, looks) = ([put(&key, &owner.encode(), None)], [look(&key)]);
-        let reply = self.patiently(|etcd| etcd.txn(&compare, &puts, &looks))?;
-        if !reply.succeeded {
-            let today = checked_owner(&key, slot(&key, &only(reply))?)?.ok_or_else(|| no_space(space))?;
-            if today != owner {
-                return Err(EtcdError::Raced { host: today.host, generation: today.generation.0 });
-            }
-        }
-        Ok((generation, self.read_map(space)?))
+        let today = self.succeed(space, None, false)?;
+        Ok((today.generation, today.map))
+    }
+
+    fn seal(&mut self, space: SpaceId, generation: Generation) -> Result<Generation, EtcdError> {
+        self.succeed(space, Some(generation), true).map(|today| today.generation)
     }
 
     fn answer(&mut self, request: &ControlRequest) -> Result<ControlReply, EtcdError> {
-        let replies = self.answer_batch(std::slice::from_ref(request))?;
-        Ok(replies.into_iter().next().unwrap_or(ControlReply::Later))
+        match request {
+            ControlRequest::Change(change) => {
+                let replies = self.answer_batch(std::slice::from_ref(change))?;
+                Ok(replies.into_iter().next().unwrap_or(ControlReply::Later))
+            }
+            ControlRequest::Look { space } => self.seen(*space),
+            ControlRequest::Keep { space, generation } => match self.owner(*space)? {
+                None => Ok(ControlReply::Gone),
+                Some(owner) if !owner.sealed => self.seen(*space),
+                Some(_) => match self.succeed(*space, Some(*generation), true) {
+                    Err(EtcdError::Raced { .. }) => self.seen(*space),
+                    today => Ok(ControlReply::Kept(today?)),
+                },
+            },
+        }
     }
 }
 
-fn check_batch(first: &ControlRequest, requests: &[ControlRequest]) -> Result<(), EtcdError> {
-    let together = |r: &ControlRequest| (r.space, r.generation) == (first.space, first.generation);
+fn check_batch(first: &Change, requests: &[Change]) -> Result<(), EtcdError> {
+    let together = |r: &Change| (r.space, r.generation) == (first.space, first.generation);
     let mut slabs: Vec<u32> = requests.iter().map(|request| request.slab.0).collect();
     slabs.sort_unstable();
     slabs.dedup();
@@ -264,7 +296,7 @@ fn check_batch(first: &ControlRequest, requests: &[ControlRequest]) -> Result<()
     if first.generation == Generation(0) || first.generation > Generation::MAX {
         return invalid(format!("generation {}", first.generation.0));
     }
-    for ControlRequest { entry, .. } in requests {
+    for Change { entry, .. } in requests {
         if entry.revision == 0 || entry.replicas.len() > REPLICAS_MAX {
             return invalid(format!("revision {} with {} copies", entry.revision, entry.replicas.len()));
         }

@@ -60,6 +60,8 @@ pub struct Space {
 pub struct Owner {
     /// 0 until it has its first.
     pub generation: Generation,
+    /// Nobody writes to the space any more: the host is the one that keeps its copies, or sealed it.
+    pub sealed: bool,
     pub host: String,
     /// Of one attempt to take over: its author knows it again.
     pub nonce: u64,
@@ -129,6 +131,9 @@ struct SpaceText {
 struct OwnerText {
     v: u32,
     generation: u32,
+    /// Where it is not said it is not so. Programs of before there were sealed spaces refuse a record that says it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    sealed: bool,
     host: String,
     nonce: Hex,
 }
@@ -245,16 +250,17 @@ impl Value for Space {
 impl Value for Owner {
     fn encode(&self) -> Vec<u8> {
         let host = self.host.clone();
-        text(&OwnerText { v: VERSION, generation: self.generation.0, host, nonce: Hex(self.nonce) })
+        let (generation, sealed) = (self.generation.0, self.sealed);
+        text(&OwnerText { v: VERSION, generation, sealed, host, nonce: Hex(self.nonce) })
     }
 
     fn decode(bytes: &[u8]) -> Result<Owner, String> {
-        let OwnerText { generation, host, nonce, .. } = parse(bytes)?;
+        let OwnerText { generation, sealed, host, nonce, .. } = parse(bytes)?;
         check_name(&host)?;
         if generation > Generation::MAX.0 {
             return wrong(format!("generation {generation}"));
         }
-        Ok(Owner { generation: Generation(generation), host, nonce: nonce.0 })
+        Ok(Owner { generation: Generation(generation), sealed, host, nonce: nonce.0 })
     }
 }
 

@@ -28,7 +28,9 @@ mod peer;
 mod receive;
 mod repair;
 mod scrub;
+mod sealed;
 mod slab;
+mod stats;
 mod timers;
 mod transfer;
 mod transmit;
@@ -38,10 +40,9 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::control::{ControlReply, ControlRequest, MapEntry};
+use crate::control::{ControlReply, ControlRequest, MapEntry, Today};
 use crate::crypto::entropy::SharedEntropy;
 use crate::crypto::{Entropy, KEY_SIZE, Keypair, PoolKey, SpaceKey};
-use crate::latency::Latency;
 use crate::units::{Class, Generation, Page, PageNo, SEALED_SIZE, SlabNo, SlabSize, SpaceId, Time};
 use crate::wire::message::Status;
 use crate::wire::report::Report;
@@ -51,7 +52,9 @@ pub use ops::OPS_MAX;
 pub(crate) use peer::RoundTrip;
 pub use peer::{Drain, Reach, SERVERS_MAX, ServerInfo};
 pub use scrub::SCRUB_PASS;
+pub use sealed::{KEEP_AFTER, Tenure};
 pub use slab::SPACE_SLABS_MAX;
+pub use stats::ClientStats;
 
 use copies::Copies;
 use exchange::{Exchanges, Request};
@@ -85,6 +88,9 @@ pub struct ClientConfig {
     /// In this time every copy of every page is looked at once, as far as a thousand pages a second suffice; `None`: damage is
     /// found when it is read.
     pub scrub_pass: Option<Duration>,
+    /// A sealed space that has too few copies, and whose map has not changed for so long, or twice, has nobody who sees to
+    /// it: this client does.
+    pub keep_after: Duration,
     /// Of the link; copies that restore redundancy use 30 % of it at most.
     pub link_bytes_per_second: u64,
     /// Datagrams are never larger, whatever the path carries.
@@ -123,6 +129,7 @@ impl ClientConfig {
             grant_patience: Duration::from_secs(30),
             uses_last_resort: true,
             scrub_pass: Some(SCRUB_PASS),
+            keep_after: KEEP_AFTER,
             link_bytes_per_second: 1_250_000_000,
             datagram_max: crate::wire::DATAGRAM_MAX,
             rekey_every: None,
@@ -156,6 +163,8 @@ pub enum Refused {
     Busy,
     #[error("the page lies beyond the end of the space")]
     BeyondEnd,
+    #[error("the space is sealed: nobody writes to it any more")]
+    Sealed,
     #[error("this owner has made all the writes that a generation allows: take the space over again")]
     VersionsUsedUp,
 }
@@ -173,6 +182,8 @@ pub enum ClientError {
     Size { pages: u64, max: u64 },
     #[error("generation {generation}: give 1 to {max}", max = Generation::MAX.0)]
     Generation { generation: u32 },
+    #[error("the space is not sealed: it has one owner, which writes, and no readers")]
+    NotSealed,
     #[error("the map names server {server}, which is not in the list of servers")]
     UnknownServer { server: u32 },
 }
@@ -197,43 +208,6 @@ pub enum Event {
     Read { token: Token, result: Result<(), Failure> },
     /// A write or trim that all copies in sync have.
     Written { token: Token, result: Result<(), Failure> },
-}
-
-/// What happened, for operators.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ClientStats {
-    pub reads: u64,
-    /// Reads that needed no server: zero pages, and pages being written.
-    pub reads_local: u64,
-    pub writes: u64,
-    pub sent: u64,
-    /// Requests sent again after a timeout, and after others had overtaken them.
-    pub resent_timeout: u64,
-    pub resent_overtaken: u64,
-    pub hedged: u64,
-    /// Datagrams that were malformed, not authentic, replayed, or of no use any more.
-    pub dropped: u64,
-    /// Pages that a server returned in another state than it acknowledged.
-    pub bad_pages: u64,
-    pub sessions: u64,
-    pub servers_failed: u64,
-    /// Copies that left the in-sync set, and that joined it.
-    pub copies_left: u64,
-    pub copies_joined: u64,
-    pub slabs_lost: u64,
-    /// Pages that this client copied for a new copy of a slab.
-    pub pages_copied: u64,
-    /// Slabs that servers copied to each other for it, and those where what they stored was never written.
-    pub slabs_transferred: u64,
-    pub transfers_refused: u64,
-    /// Pages that were looked at without anybody asking, and those of them that were damaged or old.
-    pub scrubbed: u64,
-    pub scrub_bad: u64,
-    /// How long reads and writes took, from being asked for to being told, by class; what failed included.
-    pub reads_took: [Latency; Class::ALL.len()],
-    pub writes_took: [Latency; Class::ALL.len()],
-    /// Servers that speak other versions of the protocol, or have slabs of another size.
-    pub incompatible: u64,
 }
 
 /// A question to the control plane that was not answered yet.
@@ -294,6 +268,8 @@ pub struct Client {
     question_ids: u64,
     /// Slabs to be looked at later, whatever happens: those that servers copy, and those that wait for a silent server.
     looks: Vec<(Time, usize, usize)>,
+    /// Sealed spaces that are not as they should be.
+    watched: Vec<usize>,
     scrub: Scrub,
     /// When something last came.
     now: Time,
@@ -321,6 +297,7 @@ impl Client {
             questions: Vec::new(),
             question_ids: 0,
             looks: Vec::new(),
+            watched: Vec::new(),
             scrub: Scrub::default(),
             now: Time::default(),
             turn: 0,
@@ -353,6 +330,28 @@ impl Client {
         generation: Generation,
         map: &[(SlabNo, MapEntry)],
     ) -> Result<SpaceRef, ClientError> {
+        self.attach_as(spec, generation, map, Tenure::Owner)
+    }
+
+    /// Opens a sealed space as one of its readers, as the control plane sees it today. Nobody has to be its owner: should
+    /// it lack copies, one of its readers sees to that.
+    ///
+    /// # Errors
+    /// Limits, and servers of the map that are not known.
+    pub fn attach_reader(&mut self, spec: &SpaceSpec, today: &Today) -> Result<SpaceRef, ClientError> {
+        if !today.sealed {
+            return Err(ClientError::NotSealed);
+        }
+        self.attach_as(spec, today.generation, &today.map, Tenure::Reader)
+    }
+
+    fn attach_as(
+        &mut self,
+        spec: &SpaceSpec,
+        generation: Generation,
+        map: &[(SlabNo, MapEntry)],
+        tenure: Tenure,
+    ) -> Result<SpaceRef, ClientError> {
         if self.spaces.len() >= SPACES_MAX {
             return Err(ClientError::TooManySpaces);
         }
@@ -372,7 +371,7 @@ impl Client {
             }
         }
         let key = SpaceKey::new(&spec.key, spec.id);
-        self.spaces.push(Space::new(spec, key, generation, self.config.slab_size, map));
+        self.spaces.push(Space::new(spec, key, generation, tenure, self.config.slab_size, map));
         let space = self.spaces.len() - 1;
         for slab in 0..self.spaces[space].slabs.len() {
             self.mark(space, slab);
@@ -453,8 +452,7 @@ impl Client {
                 return;
             }
             let question = self.questions.swap_remove(at);
-            let slab = question.request.slab.0 as usize;
-            self.map_answered(question.space, slab, question.request.entry, reply);
+            self.control_answered(now, question, reply);
             self.settle(now);
         }
     }
@@ -474,6 +472,11 @@ impl Client {
     /// Another [`ClientConfig::scrub_pass`].
     pub fn set_scrub_pass(&mut self, pass: Option<Duration>) {
         self.config.scrub_pass = pass;
+    }
+
+    /// Another [`ClientConfig::keep_after`].
+    pub fn set_keep_after(&mut self, keep_after: Duration) {
+        self.config.keep_after = keep_after;
     }
 
     /// Asks every server how it is. What they say is in [`Client::servers`] as it comes; what gets lost is not asked
@@ -516,7 +519,8 @@ impl Client {
         for slab in 0..self.spaces[space.0].slabs.len() {
             let state = &self.spaces[space.0].slabs[slab];
             left += usize::from(!matches!(state.phase, Phase::Vacant | Phase::Lost));
-            if matches!(state.phase, Phase::Open) && state.pending.is_none() && asked < AT_A_TIME {
+            let owned = self.spaces[space.0].tenure == Tenure::Owner;
+            if owned && matches!(state.phase, Phase::Open) && state.pending.is_none() && asked < AT_A_TIME {
                 self.abort_repair(space.0, slab);
                 self.propose(space.0, slab, Vec::new(), true);
                 asked += 1;
@@ -547,6 +551,23 @@ impl Client {
         let held = space.slabs.iter().filter(|slab| !slab.entry.replicas.is_empty());
         let full = held.clone().filter(|slab| slab.entry.replicas.len() >= space.copies).count();
         (full, held.count())
+    }
+
+    /// What this client may do with a space now.
+    pub fn tenure(&self, space: SpaceRef) -> Tenure {
+        self.spaces[space.0].tenure
+    }
+
+    /// Whether another owner has the space, or there is none any more: all that is asked of it fails.
+    pub fn is_taken(&self, space: SpaceRef) -> bool {
+        self.spaces[space.0].is_taken
+    }
+
+    /// Whether every copy of the map has the same, and nothing is under way that could change that: then it may be sealed.
+    pub fn is_even(&self, space: SpaceRef) -> bool {
+        let even = |slab: &slab::Slab| matches!(slab.phase, Phase::Vacant | Phase::Open | Phase::Lost);
+        let writes = self.ops.any(|op| op.space == space.0 && op.kind != ops::Kind::Read);
+        !writes && self.spaces[space.0].slabs.iter().all(|slab| even(slab) && slab.pending.is_none())
     }
 
     /// How many pages from `page` on, at most `max`, are alike in being holes or not. Ends with the slab.

@@ -27,11 +27,32 @@ pub struct MapEntry {
 
 /// "Replace the entry before this one by it, if `generation` still owns the space."
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ControlRequest {
+pub struct Change {
     pub space: SpaceId,
     pub generation: Generation,
     pub slab: SlabNo,
     pub entry: MapEntry,
+}
+
+/// What a client asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ControlRequest {
+    /// Compares and swaps an entry.
+    Change(Change),
+    /// How is this sealed space?
+    Look { space: SpaceId },
+    /// "I keep this sealed space from now on, if it still has this generation": the next one is the caller's.
+    Keep { space: SpaceId, generation: Generation },
+}
+
+impl ControlRequest {
+    /// What it is about. A client asks one thing at a time about each.
+    pub fn place(&self) -> (SpaceId, Option<SlabNo>) {
+        match self {
+            ControlRequest::Change(change) => (change.space, Some(change.slab)),
+            ControlRequest::Look { space } | ControlRequest::Keep { space, .. } => (*space, None),
+        }
+    }
 }
 
 /// What came of it.
@@ -45,10 +66,27 @@ pub enum ControlReply {
     /// No answer yet: the request is on its way, and is to be asked again for its answer. Until then the change may have
     /// happened or not.
     Later,
+    /// How the space is. Who asked to keep it does not: another has the generation that was asked for, maybe the caller
+    /// itself, where an answer was lost.
+    Seen(Today),
+    /// The caller keeps the space.
+    Kept(Today),
+    /// There is no such space any more.
+    Gone,
 }
 
 /// A map, as a new owner gets it.
 pub type Map = Vec<(SlabNo, MapEntry)>;
+
+/// A space as the control plane knows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Today {
+    /// 0 if it had no owner yet.
+    pub generation: Generation,
+    /// Nobody writes to it any more, ever. Its copies may still move.
+    pub sealed: bool,
+    pub map: Map,
+}
 
 /// What keeps owners and maps. All changes of a space are in one order, and a change that was answered is never undone,
 /// whatever crashes.
@@ -56,16 +94,31 @@ pub trait ControlPlane {
     type Error: std::error::Error + Send + Sync + 'static;
 
     /// Makes the caller the owner of a space: its generation is greater than all before, and no change of an earlier
-    /// owner comes into the map from now on.
+    /// owner comes into the map from now on. A sealed space stays sealed.
     ///
     /// # Errors
     /// The caller is not the owner. Where the answer was lost, the generation may be used up.
     fn take_over(&mut self, space: SpaceId) -> Result<(Generation, Map), Self::Error>;
 
-    /// Compares and swaps one entry of a map. Asked twice, it changes nothing the second time and says `Done`, or
-    /// `Conflict` with the caller's own entry.
+    /// Seals a space, if its owner is still of this generation: all writes are done, and all copies of the map have the
+    /// same. That is the end of this owner, too: the generation after it is nobody's, and readers find it.
+    ///
+    /// # Errors
+    /// The space has another owner. Where the answer was lost, it may be sealed.
+    fn seal(&mut self, space: SpaceId, generation: Generation) -> Result<Generation, Self::Error>;
+
+    /// A change asked for twice changes nothing the second time: the answer is `Done`, or `Conflict` with the caller's own
+    /// entry.
     ///
     /// # Errors
     /// The change may have happened or not: to be asked again.
     fn answer(&mut self, request: &ControlRequest) -> Result<ControlReply, Self::Error>;
+
+    /// Compares and swaps one entry of a map.
+    ///
+    /// # Errors
+    /// As of [`ControlPlane::answer`].
+    fn swap(&mut self, change: &Change) -> Result<ControlReply, Self::Error> {
+        self.answer(&ControlRequest::Change(change.clone()))
+    }
 }

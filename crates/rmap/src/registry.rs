@@ -9,7 +9,7 @@
 //! |---|---|
 //! | 0..4 | length of the body |
 //! | 4..12 | first bytes of its SHA-256 |
-//! | 12.. | body: kind (1), space (8), then for an owner (1): generation (4), all ones where the space is forgotten; for an entry (2): slab (4), revision (8), lost (1), copies (1), and for each copy server (4), grant (8) |
+//! | 12.. | body: kind (1), space (8), then for an owner (1): generation (4), its highest bit set where the space is sealed, all ones where it is forgotten; for an entry (2): slab (4), revision (8), lost (1), copies (1), and for each copy server (4), grant (8) |
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -20,7 +20,7 @@ use aws_lc_rs::digest;
 use rustix::fs::{FlockOperation, flock};
 use thiserror::Error;
 
-use crate::control::{ControlPlane, ControlReply, ControlRequest, Map, MapEntry, REPLICAS_MAX, Replica};
+use crate::control::{Change, ControlPlane, ControlReply, ControlRequest, Map, MapEntry, REPLICAS_MAX, Replica, Today};
 use crate::units::{Generation, ServerId, SlabNo, SpaceId, Version};
 
 const MAGIC: &[u8; 8] = b"RMAPREG1";
@@ -34,6 +34,8 @@ const BODY_MAX: usize = ENTRY_SIZE + REPLICAS_MAX * COPY_SIZE;
 /// What stands as the generation of a space that is forgotten. A program of before that was possible takes it for one that had
 /// all its owners: it makes no new one, and no change of its map.
 const FORGOTTEN: u32 = u32::MAX;
+/// Stands with the generation of a space that is sealed. An older program takes that for used-up generations, too.
+const SEALED: u32 = 1 << 31;
 /// The log is written anew when it has so many times the records that it needs, and some.
 const COMPACT_FACTOR: u64 = 4;
 const COMPACT_MIN: u64 = 4096;
@@ -45,7 +47,7 @@ pub enum RegistryError {
     Io { path: PathBuf, source: io::Error },
     #[error("{path} is not a registry of this version: give another path, or move the file away")]
     NotOurs { path: PathBuf },
-    #[error("space {space:x} has an owner of generation {today}, not {asked}: it is not forgotten")]
+    #[error("space {space:x} has an owner of generation {today}, not {asked}: nothing was done")]
     NotOwner { space: u64, asked: u32, today: u32 },
     #[error("space {space:x} has had {max} owners: make a new one", max = Generation::MAX.0)]
     GenerationsUsedUp { space: u64 },
@@ -54,6 +56,7 @@ pub enum RegistryError {
 #[derive(Debug, Default)]
 struct Record {
     generation: u32,
+    sealed: bool,
     map: BTreeMap<u32, MapEntry>,
 }
 
@@ -99,19 +102,44 @@ impl Registry {
     /// # Errors
     /// The file cannot be written, or the generations are used up.
     pub fn take_over(&mut self, space: SpaceId) -> Result<(Generation, Map), RegistryError> {
-        let next = self.locked(|registry| {
+        let today = self.succeed(space, None, false)?;
+        Ok((today.generation, today.map))
+    }
+
+    /// Seals a space, as [`ControlPlane::seal`] says.
+    ///
+    /// # Errors
+    /// The file cannot be written; somebody took the space over; the generations are used up.
+    pub fn seal(&mut self, space: SpaceId, generation: Generation) -> Result<Generation, RegistryError> {
+        self.succeed(space, Some(generation), true).map(|today| today.generation)
+    }
+
+    /// The next generation of a space, after the `expected` one, if that is given.
+    fn succeed(&mut self, space: SpaceId, expected: Option<Generation>, seal: bool) -> Result<Today, RegistryError> {
+        let (before, next) = self.locked(|registry| {
             registry.catch_up()?;
-            let next = registry.spaces.get(&space.0).map_or(0, |record| record.generation) + 1;
-            if next <= Generation::MAX.0 {
-                registry.append(&encode_owner(space.0, next))?;
+            let record = registry.spaces.get(&space.0);
+            let (before, sealed) = record.map_or((0, false), |record| (record.generation, record.sealed));
+            let next = before + 1;
+            if next <= Generation::MAX.0 && expected.is_none_or(|expected| expected.0 == before) {
+                registry.append(&encode_owner(space.0, next, sealed || seal))?;
             }
-            Ok(next)
+            Ok((before, next))
         })?;
+        if let Some(Generation(asked)) = expected.filter(|expected| expected.0 != before) {
+            return Err(RegistryError::NotOwner { space: space.0, asked, today: before });
+        }
         if next > Generation::MAX.0 {
             return Err(RegistryError::GenerationsUsedUp { space: space.0 });
         }
-        let map = self.spaces.get(&space.0).map(|record| &record.map).into_iter().flatten();
-        Ok((Generation(next), map.map(|(slab, entry)| (SlabNo(*slab), entry.clone())).collect()))
+        Ok(self.today(space).unwrap_or_default())
+    }
+
+    /// As of the last look at the file.
+    fn today(&self, space: SpaceId) -> Option<Today> {
+        let Record { generation, sealed, map } = self.spaces.get(&space.0)?;
+        let map = map.iter().map(|(slab, entry)| (SlabNo(*slab), entry.clone())).collect();
+        Some(Today { generation: Generation(*generation), sealed: *sealed, map })
     }
 
     /// Forgets a space that is not used any more, whose last owner is of this generation: its records go when the log is next
@@ -125,7 +153,7 @@ impl Registry {
             let Some(record) = registry.spaces.get(&space.0) else { return Ok(generation.0) };
             let today = record.generation;
             if today == generation.0 {
-                registry.append(&encode_owner(space.0, FORGOTTEN))?;
+                registry.append(&encode_word(space.0, FORGOTTEN))?;
             }
             Ok(today)
         })?;
@@ -135,36 +163,62 @@ impl Registry {
         Ok(())
     }
 
-    /// The owner of a space, 0 if it had none yet, and where its slabs are.
+    /// The owner of a space, and where its slabs are.
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn look(&mut self, space: SpaceId) -> Result<(Generation, Vec<(SlabNo, MapEntry)>), RegistryError> {
+    pub fn look(&mut self, space: SpaceId) -> Result<Today, RegistryError> {
         self.locked(Registry::catch_up)?;
-        let record = self.spaces.get(&space.0);
-        let map = record.map(|record| &record.map).into_iter().flatten();
-        let generation = Generation(record.map_or(0, |record| record.generation));
-        Ok((generation, map.map(|(slab, entry)| (SlabNo(*slab), entry.clone())).collect()))
+        Ok(self.today(space).unwrap_or_default())
     }
 
     /// Compares and swaps one entry of a map.
     ///
     /// # Errors
     /// The file cannot be written: nothing is changed.
-    pub fn answer(&mut self, request: &ControlRequest) -> Result<ControlReply, RegistryError> {
+    pub fn swap(&mut self, change: &Change) -> Result<ControlReply, RegistryError> {
         self.locked(|registry| {
             registry.catch_up()?;
-            let record = registry.spaces.get(&request.space.0);
-            let Some(record) = record.filter(|record| record.generation == request.generation.0) else {
+            let record = registry.spaces.get(&change.space.0);
+            let Some(record) = record.filter(|record| record.generation == change.generation.0) else {
                 return Ok(ControlReply::Fenced);
             };
-            let today = record.map.get(&request.slab.0).cloned().unwrap_or_default();
-            if today.revision + 1 != request.entry.revision || request.entry.replicas.len() > REPLICAS_MAX {
+            let today = record.map.get(&change.slab.0).cloned().unwrap_or_default();
+            if today.revision + 1 != change.entry.revision || change.entry.replicas.len() > REPLICAS_MAX {
                 return Ok(ControlReply::Conflict(today));
             }
-            registry.append(&encode_entry(request.space, request.slab, &request.entry))?;
+            registry.append(&encode_entry(change.space, change.slab, &change.entry))?;
             Ok(ControlReply::Done)
         })
+    }
+
+    /// Answers a client.
+    ///
+    /// # Errors
+    /// The file cannot be used: nothing is changed.
+    pub fn answer(&mut self, request: &ControlRequest) -> Result<ControlReply, RegistryError> {
+        match request {
+            ControlRequest::Change(change) => self.swap(change),
+            ControlRequest::Look { space } => {
+                self.locked(Registry::catch_up)?;
+                Ok(self.today(*space).map_or(ControlReply::Gone, ControlReply::Seen))
+            }
+            ControlRequest::Keep { space, generation } => {
+                self.locked(Registry::catch_up)?;
+                match self.today(*space) {
+                    None => return Ok(ControlReply::Gone),
+                    Some(today) if !today.sealed => return Ok(ControlReply::Seen(today)),
+                    Some(_) => {}
+                }
+                match self.succeed(*space, Some(*generation), true) {
+                    Ok(today) => Ok(ControlReply::Kept(today)),
+                    Err(RegistryError::NotOwner { .. }) => {
+                        Ok(self.today(*space).map_or(ControlReply::Gone, ControlReply::Seen))
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+        }
     }
 
     /// Does something while no other process changes the file, in the file that has this name now.
@@ -234,7 +288,7 @@ impl Registry {
         let mut bytes = MAGIC.to_vec();
         let mut records = 0;
         for (space, record) in &self.spaces {
-            bytes.extend(encode_record(&encode_owner(*space, record.generation)));
+            bytes.extend(encode_record(&encode_owner(*space, record.generation, record.sealed)));
             for (slab, entry) in &record.map {
                 bytes.extend(encode_record(&encode_entry(SpaceId(*space), SlabNo(*slab), entry)));
             }
@@ -257,13 +311,14 @@ impl Registry {
         let mut id = [0; 8];
         id.copy_from_slice(&body[1..9]);
         let id = u64::from_le_bytes(id);
-        if body[0] == OWNER && word(&body[9..]) == FORGOTTEN {
+        let owner = (body[0] == OWNER).then(|| word(&body[9..]));
+        if owner == Some(FORGOTTEN) {
             self.spaces.remove(&id);
             return;
         }
         let record = self.spaces.entry(id).or_default();
-        if body[0] == OWNER {
-            record.generation = word(&body[9..]);
+        if let Some(owner) = owner {
+            (record.generation, record.sealed) = (owner & !SEALED, owner & SEALED != 0);
         } else {
             let (slab, entry) = decode_entry(body);
             record.map.insert(slab, entry);
@@ -276,6 +331,10 @@ impl ControlPlane for Registry {
 
     fn take_over(&mut self, space: SpaceId) -> Result<(Generation, Map), RegistryError> {
         Registry::take_over(self, space)
+    }
+
+    fn seal(&mut self, space: SpaceId, generation: Generation) -> Result<Generation, RegistryError> {
+        Registry::seal(self, space, generation)
     }
 
     fn answer(&mut self, request: &ControlRequest) -> Result<ControlReply, RegistryError> {
@@ -324,10 +383,14 @@ fn next_record(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     (whole && bytes[4..RECORD_HEADER] == checksum(body)).then(|| (body, &bytes[RECORD_HEADER + length..]))
 }
 
-fn encode_owner(space: u64, generation: u32) -> Vec<u8> {
+fn encode_owner(space: u64, generation: u32, sealed: bool) -> Vec<u8> {
+    encode_word(space, if sealed { generation | SEALED } else { generation })
+}
+
+fn encode_word(space: u64, word: u32) -> Vec<u8> {
     let mut body = vec![OWNER];
     body.extend_from_slice(&space.to_le_bytes());
-    body.extend_from_slice(&generation.to_le_bytes());
+    body.extend_from_slice(&word.to_le_bytes());
     body
 }
 

@@ -94,7 +94,8 @@ impl Drop for Running {
 fn registry() -> impl FnMut(&ControlRequest) -> ControlReply {
     let mut map = Map::new();
     move |request| {
-        map.insert(request.slab, request.entry.clone());
+        let ControlRequest::Change(change) = request else { return ControlReply::Gone };
+        map.insert(change.slab, change.entry.clone());
         ControlReply::Done
     }
 }

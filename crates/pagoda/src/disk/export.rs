@@ -33,6 +33,7 @@ struct Exported {
     name: String,
     uri: String,
     size_bytes: u64,
+    read_only: bool,
     /// Where Prometheus is answered.
     metrics: Option<SocketAddr>,
 }
@@ -44,12 +45,16 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     let mut plane = Plane::of(&pool, name, disk.cluster.as_deref())?;
     let servers = pool.servers()?;
     role::borrow(dir)?;
+    let seen = plane.look(disk.space()?)?;
+    let read_only = seen.today.sealed;
     let lock = record::lock_file(dir, name)?;
-    let locked = record::try_lock(&lock)?;
+    let locked = if read_only { record::try_lock_shared(&lock)? } else { record::try_lock(&lock)? };
+    if !locked && read_only {
+        bail!("{name} is being removed by another process");
+    }
     if !locked && !options.take_over {
         bail!("{name} is exported by another process: stop that one, or say --take-over");
     }
-    let seen = plane.look(disk.space()?)?;
     if let Some(host) = plane.other_host(&seen).filter(|_| !options.take_over) {
         bail!("{host} was the last to export {name}, and may still do: stop it there, and say --take-over");
     }
@@ -67,25 +72,32 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     keep_in_memory();
     let mut client = connect::client(&pool, &servers, plane.control()?, wait, patience)?;
     client.client.set_scrub_pass((options.scrub > 0).then(|| Duration::from_secs(options.scrub * 3600)));
+    client.client.set_keep_after(Duration::from_secs(options.keep_after));
     greet(&mut client, &servers)?;
     let up = connect::up(&client);
-    connect::stand_in(&mut client, &pool, name, &servers, &up, &seen.map)?;
+    connect::stand_in(&mut client, &pool, name, &servers, &up, &seen.today.map)?;
     let newcomers = pool.newcomers(client.client.reach().map(|(id, _)| id).collect())?;
-    // The last thing that may be done before serving: it ends whatever another owner does.
-    let (generation, map) = plane.take_over(disk.space()?)?;
-    let space = client.client.attach(&disk.spec()?, generation, &map)?;
+    let space = if read_only {
+        client.client.attach_reader(&disk.spec()?, &plane.look(disk.space()?)?.today)?
+    } else {
+        // The last thing that may be done before serving: it ends whatever another owner does.
+        let (generation, map) = plane.take_over(disk.space()?)?;
+        client.client.attach(&disk.spec()?, generation, &map)?
+    };
     hold(lock, locked);
     let (stop, stopper) = UnixStream::pair().context("make a socket")?;
     for signal in [SIGTERM, SIGINT] {
         let stopper = stopper.try_clone().context("handle signals")?;
         signal_hook::low_level::pipe::register(signal, stopper).context("handle signals")?;
     }
-    let export = nbd::Export { name: name.clone(), space, size: disk.size_bytes };
+    let export = nbd::Export { name: name.clone(), space, size: disk.size_bytes, read_only };
     let mut server = Server::new(client, export, listener, wait)?;
     match format {
         Format::Json => {
-            print_json_line(&Exported { name: name.clone(), uri, size_bytes: disk.size_bytes, metrics })?;
+            let size_bytes = disk.size_bytes;
+            print_json_line(&Exported { name: name.clone(), uri, size_bytes, read_only, metrics })?;
         }
+        Format::Text if read_only => print_text(&format!("Exporting {name} at {uri}, read-only\n"))?,
         Format::Text => print_text(&format!("Exporting {name} at {uri}\n"))?,
     }
     let tend = |client: &mut Client, now| {
@@ -102,12 +114,13 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     };
     match server.run(stop.as_fd(), tend)? {
         Ended::Stopped => Ok(()),
+        Ended::TakenOver if read_only => bail!("{name} was removed while it was exported"),
         Ended::TakenOver => bail!("another owner has taken {name} over: writes not answered by then are not there"),
     }
 }
 
 /// Waits for the servers to answer.
-fn greet(client: &mut UdpClient<Control>, servers: &[ServerInfo]) -> Result<()> {
+pub fn greet(client: &mut UdpClient<Control>, servers: &[ServerInfo]) -> Result<()> {
     if connect::converse(client, SERVERS_PATIENCE, |client| connect::all_up(client))? {
         return Ok(());
     }

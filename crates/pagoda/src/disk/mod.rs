@@ -2,6 +2,7 @@
 
 mod export;
 mod remove;
+mod share;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use clap::{ArgGroup, Args, Subcommand};
 use pagoda_pool::config::PoolConfig;
 use pagoda_pool::plane::Plane;
 use pagoda_pool::{record, store};
+use rmap::client::KEEP_AFTER;
 use rmap::control::MapEntry;
 use rmap::units::{Generation, PAGE_SIZE, SLAB_PAGES, SlabNo};
 use rmap_etcd::NewSpace;
@@ -64,6 +66,22 @@ pub enum Disk {
         #[arg(long)]
         force: bool,
     },
+    /// Seal a disk, so that many can read it at a time
+    ///
+    /// Nobody writes to it any more, ever: to change it, copy it to a new one. From then on `disk export` offers it
+    /// read-only, on any number of machines at a time (in a cluster, with a copy of its record), such as the image that
+    /// VMs start from. Its copies are still made anew when servers go: whoever exports it sees to that.
+    Share {
+        #[command(flatten)]
+        place: Place,
+        name: String,
+        /// The only way in which a disk can be shared
+        #[arg(long, required = true)]
+        read_only: bool,
+        /// Take the disk away from whoever exports it: what that one had not answered is not written
+        #[arg(long)]
+        take_over: bool,
+    },
     Export(Export),
 }
 
@@ -98,6 +116,10 @@ pub struct Export {
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 30)]
     #[arg(value_parser = clap::value_parser!(u64).range(5..=60_000))]
     pub fail_after: u64,
+    /// Of a read-only disk: make missing copies when nobody else has for so long
+    #[arg(long, value_name = "SECONDS", default_value_t = KEEP_AFTER.as_secs())]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub keep_after: u64,
     /// Look at every copy of every page once in so long, so that damage is found while another copy is right; 0: never
     #[arg(long, value_name = "HOURS", default_value_t = 24)]
     #[arg(value_parser = clap::value_parser!(u64).range(..=SCRUB_HOURS_MAX))]
@@ -120,6 +142,7 @@ pub fn run(command: Disk, format: Format) -> Result<()> {
         Disk::Ls { place } => list(&place.read()?, format),
         Disk::Show { place, name } => show(&place.read()?, &name, format),
         Disk::Rm { place, name, force } => remove::run(&place.read()?, &name, force),
+        Disk::Share { place, name, read_only: _, take_over } => share::run(&place.read()?, &name, take_over, format),
         Disk::Export(options) => export::run(&options, format),
     }
 }
@@ -132,6 +155,8 @@ struct Info {
     size_bytes: u64,
     copies: usize,
     exported: bool,
+    /// Nobody writes to it any more, and many may read it.
+    read_only: bool,
     /// What is in the memory of servers, each copy counted once.
     used_bytes: u64,
     /// Of that, what has fewer copies than it should.
@@ -153,7 +178,7 @@ impl Info {
             let slab_bytes = |slab: &SlabNo| SLAB_BYTES.min(disk.size_bytes - SLAB_BYTES * u64::from(slab.0));
             let fits =
                 |(slab, entry): &&(SlabNo, MapEntry)| of(entry) && SLAB_BYTES * u64::from(slab.0) < disk.size_bytes;
-            seen.map.iter().filter(fits).map(|(slab, _)| slab_bytes(slab)).sum()
+            seen.today.map.iter().filter(fits).map(|(slab, _)| slab_bytes(slab)).sum()
         };
         Ok(Info {
             name: name.to_owned(),
@@ -161,10 +186,11 @@ impl Info {
             size_bytes: disk.size_bytes,
             copies: disk.copies,
             exported: !record::try_lock(&record::lock_file(&pool.dir, name)?)?,
+            read_only: seen.today.sealed,
             used_bytes: bytes(&|entry| !entry.replicas.is_empty()),
             short_bytes: bytes(&|entry| !entry.replicas.is_empty() && entry.replicas.len() < disk.copies),
             lost_bytes: bytes(&|entry| entry.lost),
-            generation: seen.generation.0,
+            generation: seen.today.generation.0,
             cluster: disk.cluster,
             host: seen.host,
         })
@@ -230,6 +256,7 @@ fn print_list(disks: &[Info], format: Format) -> Result<()> {
         ("SHORT", Side::Right),
         ("LOST", Side::Right),
         ("EXPORTED", Side::Left),
+        ("MODE", Side::Left),
     ]);
     for disk in disks {
         table.row(vec![
@@ -240,9 +267,14 @@ fn print_list(disks: &[Info], format: Format) -> Result<()> {
             format_size(disk.short_bytes),
             format_size(disk.lost_bytes),
             if disk.exported { "yes" } else { "no" }.into(),
+            mode(disk).into(),
         ]);
     }
     Ok(table.print()?)
+}
+
+fn mode(disk: &Info) -> &'static str {
+    if disk.read_only { "read-only" } else { "read-write" }
 }
 
 fn show(pool: &PoolConfig, name: &str, format: Format) -> Result<()> {
@@ -251,10 +283,11 @@ fn show(pool: &PoolConfig, name: &str, format: Format) -> Result<()> {
         return Ok(print_json(&disk)?);
     }
     let exported = if disk.exported { "yes, on this machine" } else { "not on this machine" };
+    let mode = if disk.read_only { "read-only, for any number of exports" } else { "read-write, for one export" };
     let last = disk.host.map_or(String::new(), |host| format!(", the last on {host}"));
     let kept = disk.cluster.map_or("this machine".to_owned(), |pool| format!("etcd, pool {pool}"));
     print_text(&format!(
-        "name       {}\nsize       {}\ncopies     {}\nused       {}\nshort      {}   has fewer copies than it should\n\
+        "name       {}\nsize       {}\nmode       {mode}\ncopies     {}\nused       {}\nshort      {}   has fewer copies than it should\n\
          lost       {}   gone with its servers\nexported   {exported}\n\
          owners     {}   so far{last}\nkept by    {kept}\nspace      {}\n",
         disk.name,

@@ -25,8 +25,9 @@ pub fn run(pool: &PoolConfig, name: &str, force: bool) -> Result<()> {
     if let Some(host) = plane.other_host(&seen) {
         bail!("{host} was the last to export {name}: remove it there, or take it over first (disk export --take-over)");
     }
-    let held = seen.map.iter().any(|(_, entry)| !entry.replicas.is_empty());
-    let generation = if held && !force { return_all(pool, name, &disk, &mut plane, &seen)? } else { seen.generation };
+    let held = seen.today.map.iter().any(|(_, entry)| !entry.replicas.is_empty());
+    let generation =
+        if held && !force { return_all(pool, name, &disk, &mut plane, &seen)? } else { seen.today.generation };
     // The memory first: a record without memory can be removed again, memory without a record cannot be named.
     plane.remove(name, disk.space()?, generation)?;
     record::remove(&pool.dir, name)?;
@@ -35,7 +36,7 @@ pub fn run(pool: &PoolConfig, name: &str, force: bool) -> Result<()> {
 
 /// Gives all memory of the disk back to its servers. The generation that did.
 fn return_all(pool: &PoolConfig, name: &str, disk: &Disk, plane: &mut Plane, seen: &Seen) -> Result<Generation> {
-    match give_back(pool, plane, &disk.spec()?, &seen.map, Silent::Refuse)? {
+    match give_back(pool, plane, &disk.spec()?, &seen.today.map, Silent::Refuse)? {
         GivenBack::All(generation) => Ok(generation),
         GivenBack::Silent(_) => {
             bail!("not all servers answer, see `pagoda pool ls`; --force forgets {name}, and they keep its memory")

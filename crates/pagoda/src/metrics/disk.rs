@@ -67,6 +67,8 @@ const ROWS: &[Row<DiskNumbers>] = rows! { "pagoda_disk_",
     counter "transferred_slabs", "slabs", "Slabs that servers copied to each other.", |n| n.stats.slabs_transferred;
     counter "refused_transfers", "slabs", "Slabs that a server copied in versions that were never written.",
         |n| n.stats.transfers_refused;
+    counter "kept", "times", "Times that this exporter of a read-only disk began to see to its copies.",
+        |n| n.stats.spaces_kept;
     counter "lost_slabs", "slabs", "Slabs whose last copy is gone.", |n| n.stats.slabs_lost;
     gauge "window_pages", "pages", "Pages of answers that may be under way: fewer after losses.", |n| n.window as u64;
     gauge "held_bytes", "bytes", "Parts of the disk that servers have, each counted once.",

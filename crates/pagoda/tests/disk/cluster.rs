@@ -8,12 +8,12 @@ use crate::pool::{Pool, tool};
 use crate::qemu_io;
 use crate::rig::{EtcdProcess, Scheme, until};
 
-fn settings(etcd: &EtcdProcess) -> String {
+pub fn settings(etcd: &EtcdProcess) -> String {
     format!("cluster = \"etcd://{}/test\"\nhost = \"a\"\n", etcd.endpoint())
 }
 
 /// Gives another machine what it needs to export a disk.
-fn copy_record(from: &Pool, to: &Pool, disk: &str) {
+pub fn copy_record(from: &Pool, to: &Pool, disk: &str) {
     std::fs::create_dir_all(to.dir.join("disks")).unwrap();
     tool("cp", &["-p", &from.file(&format!("disks/{disk}.toml")), &to.file("disks")]);
 }

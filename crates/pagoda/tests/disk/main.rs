@@ -8,6 +8,7 @@ mod pool;
 #[allow(dead_code)]
 #[path = "../../../rmap-etcd/tests/etcd/rig.rs"]
 mod rig;
+mod share;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -7,10 +7,11 @@ use std::thread::JoinHandle;
 use pagoda_abi::Token;
 use pagoda_abi::record::Kind;
 use rmap::client::Event;
+use rmap::control::Today;
 use rmap::crypto::Keypair;
 use rmap::server::{Server, ServerConfig};
 use rmap::udp::{Port, serve_until};
-use rmap::units::{BootEpoch, Class, Generation, PageNo, SlabSize};
+use rmap::units::{BootEpoch, Class, PageNo, SlabSize};
 
 use super::*;
 
@@ -177,7 +178,7 @@ fn the_next_daemon_finds_the_pages_and_servers_get_their_memory_back() {
 
     let spec = spec(&record, &record.far.unwrap());
     assert!(matches!(give_all_back(&pool.dir, "web1", &spec), Ok(GivenBack::All(_))));
-    assert_eq!(store::registry(&pool.dir).unwrap().look(spec.id).unwrap(), (Generation(0), vec![]), "it is forgotten");
+    assert_eq!(store::registry(&pool.dir).unwrap().look(spec.id).unwrap(), Today::default(), "it is forgotten");
     assert_eq!(lenders.map(Lender::stop), [0, 0]);
 }
 

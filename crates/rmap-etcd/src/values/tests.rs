@@ -28,7 +28,7 @@ fn entry() -> MapEntry {
 /// What is written in `docs/protocol/etcd.md`.
 #[test]
 fn values_are_as_documented() {
-    let owner = Owner { generation: Generation(3), host: "host-a".to_owned(), nonce: 0xab };
+    let owner = Owner { generation: Generation(3), sealed: false, host: "host-a".to_owned(), nonce: 0xab };
     let golden = [
         (
             node().encode(),
@@ -41,6 +41,10 @@ fn values_are_as_documented() {
         ),
         (owner.encode(), r#"{"v":1,"generation":3,"host":"host-a","nonce":"00000000000000ab"}"#.to_owned()),
         (
+            Owner { sealed: true, ..owner.clone() }.encode(),
+            r#"{"v":1,"generation":3,"sealed":true,"host":"host-a","nonce":"00000000000000ab"}"#.to_owned(),
+        ),
+        (
             entry().encode(),
             r#"{"v":1,"revision":4,"lost":false,"copies":[{"server":1,"grant":"0000100000000002"},{"server":9,"grant":"0000100000000002"}]}"#
                 .to_owned(),
@@ -51,7 +55,9 @@ fn values_are_as_documented() {
     }
     assert_eq!(Node::decode(&node().encode()), Ok(node()));
     assert_eq!(Space::decode(&space().encode()), Ok(space()));
-    assert_eq!(Owner::decode(&owner.encode()), Ok(owner));
+    for owner in [Owner { sealed: true, ..owner.clone() }, owner] {
+        assert_eq!(Owner::decode(&owner.encode()), Ok(owner));
+    }
     assert_eq!(MapEntry::decode(&entry().encode()), Ok(entry()));
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use rmap::control::{ControlPlane, ControlReply, ControlRequest, MapEntry, Replica};
+use rmap::control::{Change, ControlPlane, ControlReply, ControlRequest, MapEntry, Replica, Today};
 use rmap::registry::Registry;
 use rmap::units::{Generation, ServerId, SlabNo, SpaceId, Version};
 use rmap_etcd::{Etcd, NewSpace};
@@ -56,13 +56,13 @@ impl Plane for EtcdProcess {
 }
 
 /// A change that nobody else makes: the grants are made of the owner's generation.
-fn change(space: SpaceId, generation: Generation, slab: u32, revision: u64) -> ControlRequest {
+fn change(space: SpaceId, generation: Generation, slab: u32, revision: u64) -> Change {
     let copy = |server| Replica { server: ServerId(server), grant: Version::new(generation, revision, false) };
     let entry = MapEntry { revision, replicas: vec![copy(1), copy(2)], lost: false };
-    ControlRequest { space, generation, slab: SlabNo(slab), entry }
+    Change { space, generation, slab: SlabNo(slab), entry }
 }
 
-fn is_done(request: &ControlRequest, reply: &ControlReply) -> bool {
+fn is_done(request: &Change, reply: &ControlReply) -> bool {
     *reply == ControlReply::Done || *reply == ControlReply::Conflict(request.entry.clone())
 }
 
@@ -72,19 +72,19 @@ fn owners_follow_each_other<P: Plane>(plane: &P) {
     let (first, map) = one.take_over(space).unwrap();
     assert_eq!((first, map), (Generation(1), vec![]));
     let made = change(space, first, 3, 1);
-    assert_eq!(one.answer(&made).unwrap(), ControlReply::Done);
+    assert_eq!(one.swap(&made).unwrap(), ControlReply::Done);
     let (second, map) = other.take_over(space).unwrap();
     assert_eq!((second, map), (Generation(2), vec![(SlabNo(3), made.entry.clone())]));
     // The first one's time is over, for old changes and new ones.
-    assert_eq!(one.answer(&change(space, first, 3, 2)).unwrap(), ControlReply::Fenced);
-    assert_eq!(one.answer(&change(space, first, 4, 1)).unwrap(), ControlReply::Fenced);
-    assert_eq!(one.answer(&made).unwrap(), ControlReply::Fenced);
+    assert_eq!(one.swap(&change(space, first, 3, 2)).unwrap(), ControlReply::Fenced);
+    assert_eq!(one.swap(&change(space, first, 4, 1)).unwrap(), ControlReply::Fenced);
+    assert_eq!(one.swap(&made).unwrap(), ControlReply::Fenced);
     // Nobody is ahead of the time either.
-    assert_eq!(one.answer(&change(space, Generation(3), 3, 2)).unwrap(), ControlReply::Fenced);
+    assert_eq!(one.swap(&change(space, Generation(3), 3, 2)).unwrap(), ControlReply::Fenced);
     // Spaces have nothing to do with each other.
     let apart = plane.new_space("apart");
     assert_eq!(one.take_over(apart).unwrap(), (Generation(1), vec![]));
-    assert_eq!(other.answer(&change(space, second, 3, 2)).unwrap(), ControlReply::Done);
+    assert_eq!(other.swap(&change(space, second, 3, 2)).unwrap(), ControlReply::Done);
 }
 
 fn entries_are_compared_and_swapped<P: Plane>(plane: &P) {
@@ -92,20 +92,20 @@ fn entries_are_compared_and_swapped<P: Plane>(plane: &P) {
     let (mut one, mut again) = (plane.way(), plane.way());
     let (generation, _) = one.take_over(space).unwrap();
     let made = change(space, generation, 0, 1);
-    assert_eq!(one.answer(&made).unwrap(), ControlReply::Done);
+    assert_eq!(one.swap(&made).unwrap(), ControlReply::Done);
     for way in [&mut one, &mut again] {
-        let reply = way.answer(&made).unwrap();
+        let reply = way.swap(&made).unwrap();
         assert!(is_done(&made, &reply), "its own entry is recognized: {reply:?}");
     }
     let mut other = change(space, generation, 0, 1);
     other.entry.replicas.pop();
-    assert_eq!(one.answer(&other).unwrap(), ControlReply::Conflict(made.entry.clone()));
+    assert_eq!(one.swap(&other).unwrap(), ControlReply::Conflict(made.entry.clone()));
     // Neither skips one nor goes back.
-    assert_eq!(one.answer(&change(space, generation, 0, 3)).unwrap(), ControlReply::Conflict(made.entry.clone()));
+    assert_eq!(one.swap(&change(space, generation, 0, 3)).unwrap(), ControlReply::Conflict(made.entry.clone()));
     let mut lost = change(space, generation, 0, 2);
     (lost.entry.replicas, lost.entry.lost) = (Vec::new(), true);
-    assert_eq!(again.answer(&lost).unwrap(), ControlReply::Done);
-    assert_eq!(one.answer(&made).unwrap(), ControlReply::Conflict(lost.entry.clone()));
+    assert_eq!(again.swap(&lost).unwrap(), ControlReply::Done);
+    assert_eq!(one.swap(&made).unwrap(), ControlReply::Conflict(lost.entry.clone()));
     assert_eq!(one.take_over(space).unwrap().1, [(SlabNo(0), lost.entry)]);
 }
 
@@ -113,8 +113,8 @@ fn a_large_map_comes_back_whole<P: Plane>(plane: &P) {
     let space = plane.new_space("large");
     let mut way = plane.way();
     let (generation, _) = way.take_over(space).unwrap();
-    let all: Vec<ControlRequest> = (0..MANY_SLABS).map(|slab| change(space, generation, slab * 7, 1)).collect();
-    all.iter().for_each(|request| assert_eq!(way.answer(request).unwrap(), ControlReply::Done));
+    let all: Vec<Change> = (0..MANY_SLABS).map(|slab| change(space, generation, slab * 7, 1)).collect();
+    all.iter().for_each(|request| assert_eq!(way.swap(request).unwrap(), ControlReply::Done));
     let (_, map) = plane.way().take_over(space).unwrap();
     let expected: Vec<_> = all.into_iter().map(|request| (request.slab, request.entry)).collect();
     assert_eq!(map, expected);
@@ -137,9 +137,47 @@ fn contenders_have_generations_of_their_own<P: Plane>(plane: &P) {
     assert_eq!(won, expected, "no generation twice, none left out");
     let mut way = plane.way();
     for generation in &won[..won.len() - 1] {
-        assert_eq!(way.answer(&change(space, *generation, 0, 1)).unwrap(), ControlReply::Fenced);
+        assert_eq!(way.swap(&change(space, *generation, 0, 1)).unwrap(), ControlReply::Fenced);
     }
-    assert_eq!(way.answer(&change(space, won[won.len() - 1], 0, 1)).unwrap(), ControlReply::Done);
+    assert_eq!(way.swap(&change(space, won[won.len() - 1], 0, 1)).unwrap(), ControlReply::Done);
+}
+
+/// Sealed once, sealed for good; all may look, and one keeps it.
+fn what_is_sealed_has_one_keeper<P: Plane>(plane: &P) {
+    let space = plane.new_space("sealed");
+    let (mut one, mut other) = (plane.way(), plane.way());
+    let look = ControlRequest::Look { space };
+    let keep = |generation| ControlRequest::Keep { space, generation };
+    let nobody = ControlRequest::Look { space: SpaceId(77) };
+    assert_eq!(one.answer(&nobody).unwrap(), ControlReply::Gone);
+    assert_eq!(one.answer(&ControlRequest::Keep { space: SpaceId(77), generation: Generation(1) }).unwrap(), {
+        ControlReply::Gone
+    });
+    let (first, _) = one.take_over(space).unwrap();
+    let made = change(space, first, 3, 1);
+    assert_eq!(one.swap(&made).unwrap(), ControlReply::Done);
+    let map = vec![(SlabNo(3), made.entry)];
+    let today = |generation, sealed| Today { generation: Generation(generation), sealed, map: map.clone() };
+    // Only what is sealed has readers.
+    assert_eq!(other.answer(&look).unwrap(), ControlReply::Seen(today(1, false)));
+    assert_eq!(other.answer(&keep(first)).unwrap(), ControlReply::Seen(today(1, false)));
+    assert!(other.seal(space, Generation(2)).is_err());
+    assert_eq!(one.seal(space, first).unwrap(), Generation(2));
+    assert!(one.seal(space, first).is_err());
+    // The owner that sealed it has had its time.
+    assert_eq!(one.swap(&change(space, first, 3, 2)).unwrap(), ControlReply::Fenced);
+    assert_eq!(other.answer(&look).unwrap(), ControlReply::Seen(today(2, true)));
+    assert_eq!(other.answer(&keep(Generation(2))).unwrap(), ControlReply::Kept(today(3, true)));
+    assert_eq!(one.answer(&keep(Generation(2))).unwrap(), ControlReply::Seen(today(3, true)));
+    let moved = change(space, Generation(3), 3, 2);
+    assert_eq!(other.swap(&moved).unwrap(), ControlReply::Done);
+    // To be removed it is taken over, and stays sealed.
+    assert_eq!(one.take_over(space).unwrap().0, Generation(4));
+    let map = vec![(SlabNo(3), moved.entry)];
+    assert_eq!(
+        other.answer(&look).unwrap(),
+        ControlReply::Seen(Today { generation: Generation(4), sealed: true, map })
+    );
 }
 
 /// Any order of operations does what a map in memory would do.
@@ -166,7 +204,7 @@ fn it_is_as_a_map_in_memory<P: Plane>(plane: &P) {
         let slab = below(4) as u32;
         let today = map.get(&slab).cloned().unwrap_or_default();
         let request = change(space, generation, slab, (today.revision + 2 - below(3)).max(1));
-        let reply = way.answer(&request).unwrap();
+        let reply = way.swap(&request).unwrap();
         if generation.0 != *owner {
             assert_eq!(reply, ControlReply::Fenced);
         } else if request.entry == today {
@@ -185,6 +223,7 @@ fn all_of_it<P: Plane>(plane: &P) {
     entries_are_compared_and_swapped(plane);
     a_large_map_comes_back_whole(plane);
     contenders_have_generations_of_their_own(plane);
+    what_is_sealed_has_one_keeper(plane);
     it_is_as_a_map_in_memory(plane);
 }
 

@@ -1,6 +1,6 @@
 //! Spaces by name, lost answers, values that cannot be right, wrong clusters, TLS.
 
-use rmap::control::{ControlPlane, ControlReply, ControlRequest, MapEntry, Replica};
+use rmap::control::{Change, ControlPlane, ControlReply, ControlRequest, MapEntry, Replica};
 use rmap::units::{Generation, ServerId, SlabNo, SpaceId, Version};
 use rmap_etcd::{BATCH_MAX, Control, Etcd, EtcdError, NewSpace, Space};
 
@@ -11,10 +11,10 @@ pub fn new_space(name: &str) -> NewSpace {
     NewSpace { name: name.to_owned(), pages: 1 << 16, copies: 2, reserve: 0 }
 }
 
-fn change(space: SpaceId, generation: Generation, slab: u32, revision: u64) -> ControlRequest {
+fn change(space: SpaceId, generation: Generation, slab: u32, revision: u64) -> Change {
     let copy = |server| Replica { server: ServerId(server), grant: Version::new(generation, revision, false) };
     let entry = MapEntry { revision, replicas: vec![copy(1), copy(2)], lost: false };
-    ControlRequest { space, generation, slab: SlabNo(slab), entry }
+    Change { space, generation, slab: SlabNo(slab), entry }
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn spaces_have_names() {
     }
     // Only the owner removes it; what is gone is gone wholly.
     let (generation, _) = way.take_over(scratch.id).unwrap();
-    way.answer(&change(scratch.id, generation, 0, 1)).unwrap();
+    way.swap(&change(scratch.id, generation, 0, 1)).unwrap();
     let late = Generation(generation.0 - 1);
     assert_eq!(way.remove_space(&scratch, late), Err(EtcdError::NotOwner { generation: late.0 }));
     way.remove_space(&scratch, generation).unwrap();
@@ -66,7 +66,7 @@ fn lost_answers_are_recognized() {
         assert_eq!((generation, map), (Generation(1), vec![]), "not taken over twice");
         assert_eq!(way.generation(space.id).unwrap(), Generation(1));
         relay.lose(0, lost);
-        assert_eq!(way.answer(&change(space.id, generation, 0, 1)).unwrap(), ControlReply::Done);
+        assert_eq!(way.swap(&change(space.id, generation, 0, 1)).unwrap(), ControlReply::Done);
         assert!(relay.is_done());
         let batch: Vec<_> = (0..BATCH_MAX as u32).map(|slab| change(space.id, generation, slab + 1, 1)).collect();
         relay.lose(0, lost);
@@ -85,7 +85,7 @@ fn a_batch_does_what_can_be_done() {
     let space = way.create_space(&new_space("batch")).unwrap().id;
     let (generation, _) = way.take_over(space).unwrap();
     let there = change(space, generation, 1, 1);
-    way.answer(&there).unwrap();
+    way.swap(&there).unwrap();
     let mut else_there = there.clone();
     else_there.entry.replicas.pop();
     let batch = [change(space, generation, 0, 1), else_there, change(space, generation, 2, 1)];
@@ -97,7 +97,7 @@ fn a_batch_does_what_can_be_done() {
     assert!(matches!(way.answer_batch(&too_many), Err(EtcdError::Invalid { .. })));
     let mut zeros = change(space, generation, 5, 1);
     zeros.entry.replicas.clear();
-    assert!(matches!(way.answer(&zeros), Err(EtcdError::Invalid { .. })), "no copies, and not lost: it reads as zeros");
+    assert!(matches!(way.swap(&zeros), Err(EtcdError::Invalid { .. })), "no copies, and not lost: it reads as zeros");
     way.take_over(space).unwrap();
     let late: Vec<_> = (0..3).map(|slab| change(space, generation, slab + 7, 1)).collect();
     assert_eq!(way.answer_batch(&late).unwrap(), vec![ControlReply::Fenced; 3]);
@@ -109,7 +109,7 @@ fn values_that_cannot_be_right_are_not_acted_on() {
     let mut way = etcd.connect("a");
     let space = way.create_space(&new_space("garbled")).unwrap();
     let (generation, _) = way.take_over(space.id).unwrap();
-    way.answer(&change(space.id, generation, 0, 1)).unwrap();
+    way.swap(&change(space.id, generation, 0, 1)).unwrap();
     let base = format!("/rmap/1/test/spaces/{:016x}", space.id.0);
     let (owner, slab) = (format!("{base}/owner"), format!("{base}/map/00000000"));
     let is_garbage = |result: Result<(), EtcdError>, key: &str| match result {
@@ -123,7 +123,7 @@ fn values_that_cannot_be_right_are_not_acted_on() {
         etcd.etcdctl(&["put", &slab, "--", value]);
         // A take-over that cannot read the map has used up its generation.
         let today = way.generation(space.id).unwrap();
-        is_garbage(way.answer(&change(space.id, today, 0, 2)).map(drop), &slab);
+        is_garbage(way.swap(&change(space.id, today, 0, 2)).map(drop), &slab);
         is_garbage(way.take_over(space.id).map(drop), &slab);
     }
     let generation = way.generation(space.id).unwrap();
@@ -131,10 +131,10 @@ fn values_that_cannot_be_right_are_not_acted_on() {
     let mut control = Control::start(etcd.config("a")).unwrap();
     let health = control.health();
     let (bad, good) = (change(space.id, generation, 0, 2), change(space.id, generation, 1, 1));
-    assert_eq!(control.ask(&bad), ControlReply::Later);
-    until("the good one is done", || control.ask(&good) == ControlReply::Done);
+    assert_eq!(control.ask(&ControlRequest::Change(bad.clone())), ControlReply::Later);
+    until("the good one is done", || control.ask(&ControlRequest::Change(good.clone())) == ControlReply::Done);
     until("the bad one is told", || matches!(health.get().trouble, Some(EtcdError::Garbage { .. })));
-    assert_eq!(control.ask(&bad), ControlReply::Later);
+    assert_eq!(control.ask(&ControlRequest::Change(bad.clone())), ControlReply::Later);
     assert_eq!((health.get().waiting, health.get().reachable), (1, true));
     let stray = format!("{base}/map/zz");
     etcd.etcdctl(&["del", &slab]);
@@ -144,7 +144,7 @@ fn values_that_cannot_be_right_are_not_acted_on() {
     let value = etcd.etcdctl(&["get", "--print-value-only", &owner]);
     etcd.etcdctl(&["put", &owner, "--", value.trim()]);
     is_garbage(way.take_over(space.id).map(drop), &owner);
-    is_garbage(way.answer(&change(space.id, generation, 9, 1)).map(drop), &owner);
+    is_garbage(way.swap(&change(space.id, generation, 9, 1)).map(drop), &owner);
     etcd.etcdctl(&[
         "put",
         "/rmap/1/test/names/moved",

@@ -52,7 +52,7 @@ impl Pages for Zeros {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    let offer = Offer { name: "d".to_owned(), size: SIZE };
+    let offer = Offer { name: "d".to_owned(), size: SIZE, read_only: false };
     let (mut connection, mut disk, mut pages) = (Connection::default(), Disk::new(SIZE), Zeros::default());
     let mut rest = bytes;
     loop {

@@ -10,6 +10,7 @@
 use super::Client;
 use super::SpaceRef;
 use super::ops::Stage;
+use super::sealed::Tenure;
 use super::slab::Phase;
 use crate::units::{SlabNo, Time};
 
@@ -20,7 +21,8 @@ impl Client {
         let (space, slab) = (space.0, slab.0 as usize);
         let size = self.config.slab_size;
         let Some(state) = self.spaces[space].slabs.get(slab) else { return false };
-        if !matches!(state.phase, Phase::Open) || state.pending.is_some() || self.spaces[space].is_taken {
+        let owned = self.spaces[space].tenure == Tenure::Owner && !self.spaces[space].is_taken;
+        if !matches!(state.phase, Phase::Open) || state.pending.is_some() || !owned {
             return false;
         }
         let number = Some(SlabNo(slab as u32));

@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 
 use super::exchange::{Request, Role};
 use super::peer::{PeerSet, Reach};
+use super::sealed::Tenure;
 use super::slab::{Candidate, GrantStep, Phase};
 use super::{Client, Failure, Fault};
 use crate::control::Replica;
@@ -31,7 +32,7 @@ pub enum ListStep {
 impl Client {
     /// Looks at a slab and does what comes next, whatever has happened to it.
     pub(super) fn advance(&mut self, now: Time, space: usize, slab: usize) {
-        if self.spaces[space].is_taken {
+        if self.spaces[space].is_taken || self.spaces[space].is_stale {
             return;
         }
         match self.spaces[space].slabs[slab].phase {
@@ -49,10 +50,16 @@ impl Client {
             }
             Phase::Granting(_) => self.advance_granting(now, space, slab),
             Phase::Opening(_) => self.advance_opening(now, space, slab),
+            Phase::Open if self.spaces[space].tenure == Tenure::Reader => self.look_after(space, slab),
             Phase::Open => self.advance_open(now, space, slab),
             // For the control plane.
             Phase::Leaving => {}
-            Phase::Lost => self.fail_ops(space, Some(slab), Failure::Lost),
+            Phase::Lost => {
+                self.fail_ops(space, Some(slab), Failure::Lost);
+                if self.spaces[space].tenure == Tenure::Reader {
+                    self.look_after(space, slab);
+                }
+            }
         }
     }
 
@@ -281,6 +288,15 @@ impl Client {
         };
         let usable = |listing: &Listing| listing.step == ListStep::Done && !self.peers[listing.peer].is_down();
         let waiting = listings.iter().any(waits);
+        if self.spaces[space].tenure == Tenure::Reader {
+            if waiting {
+                self.spaces[space].slabs[slab].phase = Phase::Opening(listings);
+            } else {
+                self.spaces[space].slabs[slab].phase = Phase::Opening(Vec::new());
+                self.read_listings(space, slab, &listings);
+            }
+            return;
+        }
         let good: Vec<Listing> = listings.iter().filter(|l| usable(l)).cloned().collect();
         let silent: PeerSet = listings.iter().filter(|l| away(l)).map(|listing| listing.peer).collect();
         self.spaces[space].slabs[slab].phase = Phase::Opening(listings);

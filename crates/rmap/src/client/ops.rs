@@ -5,6 +5,7 @@ use std::collections::hash_map::Entry;
 
 use super::exchange::{Request, Role};
 use super::peer::PeerSet;
+use super::sealed::Tenure;
 use super::slab::Phase;
 use super::{Busy, Client, Event, Failure, Fault, Refused, Token};
 use crate::crypto::Rejected;
@@ -187,6 +188,15 @@ impl Ops {
         self.all[op].stage = Stage::Active;
     }
 
+    /// What it asked is of no use any more: it begins anew when its slab is there.
+    pub fn wait_again(&mut self, op: usize) {
+        let op = &mut self.all[op];
+        if op.stage == Stage::Active {
+            self.waiting += 1;
+            (op.stage, op.sent) = (Stage::Waiting, PeerSet::default());
+        }
+    }
+
     fn finish(&mut self, op: usize, result: Result<(), Failure>) {
         if self.all[op].stage == Stage::Waiting {
             self.waiting -= 1;
@@ -245,6 +255,9 @@ impl Client {
         if page.0 >= self.spaces[space].pages {
             return Err(Refused::BeyondEnd);
         }
+        if self.spaces[space].tenure != Tenure::Owner {
+            return Err(Refused::Sealed);
+        }
         if self.ops.free.is_empty() {
             return Err(Refused::Busy);
         }
@@ -274,6 +287,10 @@ impl Client {
         let Operation { space, page, .. } = self.ops.all[op];
         if self.spaces[space].is_taken {
             return self.ops.finish(op, Err(Failure::Fenced));
+        }
+        // The map that is being looked up decides.
+        if self.spaces[space].is_stale {
+            return;
         }
         let Some(number) = self.slab_of(page) else { return };
         let slab = &self.spaces[space].slabs[number];
@@ -323,6 +340,9 @@ impl Client {
     pub(super) fn ask_for_page(&mut self, op: usize) {
         let Operation { space, page, class, version, sent, .. } = self.ops.all[op];
         let Some(number) = self.slab_of(page) else { return };
+        if self.spaces[space].is_stale {
+            return self.ops.activate(op);
+        }
         let slab = &self.spaces[space].slabs[number];
         let copies = self.peers_of(&slab.entry).minus(slab.failed);
         let near = |peer: &usize| (self.peers[*peer].is_down(), sent.has(*peer), self.peers[*peer].trip.smoothed());

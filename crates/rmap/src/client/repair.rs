@@ -316,7 +316,7 @@ impl Client {
             Role::Read { op } => {
                 self.op_exchange_ended(op);
                 let again = self.ops.get(op).stage == Stage::Active && self.ops.get(op).exchanges == 0;
-                if again && !self.spaces[exchange.space].is_taken {
+                if again && !self.spaces[exchange.space].is_taken && !self.spaces[exchange.space].is_stale {
                     self.ask_for_page(op);
                 }
             }

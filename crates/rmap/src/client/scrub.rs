@@ -101,7 +101,7 @@ impl Client {
         };
         let Some(state) = self.spaces.get(space) else { return go_to(&mut self.scrub, 0, 0, 0) };
         let Some(at) = state.slabs.get(slab) else { return go_to(&mut self.scrub, space + 1, 0, 0) };
-        let open = matches!(at.phase, Phase::Open) && !state.is_taken;
+        let open = matches!(at.phase, Phase::Open) && !state.is_taken && !state.is_stale;
         if !open || index >= self.config.slab_size.pages() {
             return go_to(&mut self.scrub, space, slab + 1, 0);
         }

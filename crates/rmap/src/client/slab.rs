@@ -5,8 +5,9 @@ use std::time::Duration;
 use super::open::Listing;
 use super::peer::PeerSet;
 use super::repair::Repair;
+use super::sealed::{Tenure, Watch};
 use super::{Client, Question, SpaceSpec};
-use crate::control::{ControlReply, ControlRequest, MapEntry, Replica};
+use crate::control::{Change, ControlReply, ControlRequest, MapEntry, Replica};
 use crate::crypto::SpaceKey;
 use crate::units::{Generation, PageNo, SlabNo, SlabSize, SpaceId, Time, Version};
 
@@ -55,6 +56,17 @@ pub enum Phase {
     Lost,
 }
 
+impl Phase {
+    /// Where a slab begins that the map says this of.
+    pub fn of(entry: &MapEntry) -> Phase {
+        match (entry.lost, entry.replicas.is_empty()) {
+            (true, _) => Phase::Lost,
+            (false, true) => Phase::Vacant,
+            (false, false) => Phase::Opening(Vec::new()),
+        }
+    }
+}
+
 /// A change of the map that is under way.
 #[derive(Clone, Debug)]
 pub struct Pending {
@@ -97,6 +109,11 @@ pub struct Space {
     pub fencing: PeerSet,
     /// Another owner has it now.
     pub is_taken: bool,
+    pub tenure: Tenure,
+    /// Of a sealed space: servers know a newer generation than this client does.
+    pub is_stale: bool,
+    /// Of a sealed space that is not as it should be.
+    pub watch: Option<Watch>,
 }
 
 impl Space {
@@ -104,6 +121,7 @@ impl Space {
         spec: &SpaceSpec,
         key: SpaceKey,
         generation: Generation,
+        tenure: Tenure,
         size: SlabSize,
         map: &[(SlabNo, MapEntry)],
     ) -> Space {
@@ -111,11 +129,7 @@ impl Space {
         let mut slabs: Vec<Slab> = (0..count).map(|_| Slab::vacant()).collect();
         for (slab, entry) in map {
             let Some(slab) = slabs.get_mut(slab.0 as usize) else { continue };
-            slab.phase = match (entry.lost, entry.replicas.is_empty()) {
-                (true, _) => Phase::Lost,
-                (false, true) => Phase::Vacant,
-                (false, false) => Phase::Opening(Vec::new()),
-            };
+            slab.phase = Phase::of(entry);
             slab.entry = entry.clone();
         }
         Space {
@@ -129,6 +143,9 @@ impl Space {
             fenced_at: PeerSet::default(),
             fencing: PeerSet::default(),
             is_taken: false,
+            tenure,
+            is_stale: false,
+            watch: None,
         }
     }
 
@@ -143,7 +160,7 @@ impl Space {
 }
 
 impl Slab {
-    fn vacant() -> Slab {
+    pub fn vacant() -> Slab {
         Slab {
             phase: Phase::Vacant,
             entry: MapEntry::default(),
@@ -184,25 +201,36 @@ impl Client {
     /// Asks the control plane for another set of copies. Only one change of a slab is under way at a time.
     pub(super) fn propose(&mut self, space: usize, slab: usize, replicas: Vec<Replica>, lost: bool) {
         let state = &mut self.spaces[space];
+        debug_assert!(state.tenure != Tenure::Reader, "readers change no map");
         let entry = MapEntry { revision: state.slabs[slab].entry.revision + 1, replicas, lost };
-        let number = SlabNo(slab as u32);
-        let request =
-            ControlRequest { space: state.id, generation: state.generation, slab: number, entry: entry.clone() };
+        let (id, generation, number) = (state.id, state.generation, SlabNo(slab as u32));
+        let change = Change { space: id, generation, slab: number, entry: entry.clone() };
         state.slabs[slab].pending = Some(Pending { entry });
+        self.ask_control(space, ControlRequest::Change(change));
+    }
+
+    pub(super) fn ask_control(&mut self, space: usize, request: ControlRequest) {
         self.question_ids += 1;
         self.questions.push(Question { id: self.question_ids, space, request, first_asked: None, due: Time(0) });
     }
 
     /// The control plane answered.
-    pub(super) fn map_answered(&mut self, space: usize, slab: usize, asked: MapEntry, reply: ControlReply) {
-        self.mark(space, slab);
-        match reply {
-            ControlReply::Done => self.map_changed(space, slab, asked),
-            // An earlier answer was lost: it is our own entry that stands there.
-            ControlReply::Conflict(entry) if entry == asked => self.map_changed(space, slab, asked),
-            ControlReply::Conflict(_) | ControlReply::Fenced => self.space_taken(space),
-            // Not an answer: the question is still open.
-            ControlReply::Later => {}
+    pub(super) fn control_answered(&mut self, now: Time, question: Question, reply: ControlReply) {
+        let space = question.space;
+        match (question.request, reply) {
+            (ControlRequest::Change(change), reply) => {
+                let slab = change.slab.0 as usize;
+                self.mark(space, slab);
+                match reply {
+                    // Where an earlier answer was lost, it is our own entry that stands there.
+                    ControlReply::Conflict(entry) if entry != change.entry => self.space_taken(space),
+                    ControlReply::Done | ControlReply::Conflict(_) => self.map_changed(space, slab, change.entry),
+                    _ => self.space_taken(space),
+                }
+            }
+            (_, ControlReply::Seen(today)) => self.space_seen(now, space, today, Tenure::Reader),
+            (_, ControlReply::Kept(today)) => self.space_seen(now, space, today, Tenure::Keeper),
+            _ => self.space_gone(space),
         }
     }
 
@@ -261,13 +289,22 @@ impl Client {
         self.unsend_writes(space, slab, peer);
     }
 
-    /// Another owner has the space: nothing of it can be done here any more.
+    /// Another owner has the space. Of a sealed one nothing is lost but the right to keep it.
     pub(super) fn space_taken(&mut self, space: usize) {
+        match self.spaces[space].tenure {
+            Tenure::Owner => self.space_gone(space),
+            Tenure::Reader | Tenure::Keeper => self.is_outdated(space),
+        }
+    }
+
+    /// Nothing of the space can be done here any more.
+    pub(super) fn space_gone(&mut self, space: usize) {
         let state = &mut self.spaces[space];
         if state.is_taken {
             return;
         }
         state.is_taken = true;
+        state.watch = None;
         self.questions.retain(|question| question.space != space);
         while let Some(exchange) = self.exchanges.find(|exchange| exchange.space == space) {
             self.cancel(exchange.id);

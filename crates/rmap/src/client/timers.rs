@@ -29,7 +29,7 @@ impl Client {
         for question in &self.questions {
             at(question.due);
         }
-        self.next_look().into_iter().chain(self.scrub_due()).for_each(&mut at);
+        self.next_look().into_iter().chain(self.scrub_due()).chain(self.watch_due()).for_each(&mut at);
         let (fail_after, lost_after) = (self.config.fail_after, self.config.lost_after);
         for peer in &mut self.peers {
             if let Some(greeting) = &peer.greeting {
@@ -74,6 +74,7 @@ impl Client {
     pub fn on_timeout(&mut self, now: Time) {
         self.look(now);
         self.scrub(now);
+        self.watch_sealed(now);
         for place in 0..self.peers.len() {
             match self.peers[place].reach {
                 Reach::Connecting { since } if now.since(since) >= CONNECT_AFTER => self.give_up(now, place),

@@ -189,7 +189,7 @@ impl Connection {
                     return false;
                 }
                 self.input.consume(REQUEST_SIZE);
-                self.request(owner, agreed, &header, disk, pages);
+                self.request(owner, (agreed, offer.read_only), &header, disk, pages);
                 true
             }
         }
@@ -205,7 +205,7 @@ impl Connection {
     fn request(
         &mut self,
         owner: usize,
-        agreed: Agreed,
+        (agreed, read_only): (Agreed, bool),
         header: &RequestHeader,
         disk: &mut Disk,
         pages: &mut impl Pages,
@@ -216,7 +216,7 @@ impl Connection {
             self.phase = Phase::Over;
             return;
         }
-        if let Err(error) = check(header, agreed, disk.size()) {
+        if let Err(error) = check(header, agreed, disk.size()).and_then(|()| check_write(command, read_only)) {
             self.refuse(agreed, header, error);
             if command == command::WRITE {
                 self.phase = Phase::Skipping { agreed, left: length };
@@ -343,6 +343,12 @@ fn check(header: &RequestHeader, agreed: Agreed, size: u64) -> Result<(), Errno>
         _ if !inside => Err(Errno::Invalid),
         _ => Ok(()),
     }
+}
+
+/// Clients are told that the disk is read-only; not all listen.
+fn check_write(command: u16, read_only: bool) -> Result<(), Errno> {
+    let writes = matches!(command, command::WRITE | command::TRIM | command::WRITE_ZEROES);
+    if writes && read_only { Err(Errno::NotPermitted) } else { Ok(()) }
 }
 
 #[cfg(test)]

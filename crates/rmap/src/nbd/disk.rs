@@ -123,7 +123,6 @@ pub struct Disk {
     running: VecDeque<usize>,
     merged: VecDeque<usize>,
     done: VecDeque<usize>,
-    is_fenced: bool,
 }
 
 /// Why a piece did not begin.
@@ -156,17 +155,11 @@ impl Disk {
             running: VecDeque::with_capacity(PIECES_MAX),
             merged: VecDeque::with_capacity(PIECES_MAX),
             done: VecDeque::with_capacity(PIECES_MAX),
-            is_fenced: false,
         }
     }
 
     pub fn size(&self) -> u64 {
         self.size
-    }
-
-    /// Whether another owner has the space.
-    pub fn is_fenced(&self) -> bool {
-        self.is_fenced
     }
 
     /// Begins a request of `length` bytes, at least one, that lie in the disk. The content of a WRITE comes by
@@ -377,7 +370,6 @@ impl Disk {
         let id = token as usize;
         let Some(piece) = self.pieces.get_mut(id) else { return };
         if let Err(failure) = result {
-            self.is_fenced |= failure == Failure::Fenced;
             return self.end_piece(id, Some(errno(failure)));
         }
         match piece.step {
@@ -488,6 +480,7 @@ fn piece_at(next: u64, end: u64) -> (PageNo, usize, usize) {
 fn later(refused: Refused) -> Later {
     match refused {
         Refused::Busy => Later::Wait,
+        Refused::Sealed => Later::Failed(Errno::NotPermitted),
         Refused::BeyondEnd | Refused::VersionsUsedUp => Later::Failed(Errno::Io),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::wire::{
     BASE_ALLOCATION, BASE_ALLOCATION_ID, EXPORT_FLAGS, GREETING_MAGIC, NAME_MAX, OPTION_HEADER_SIZE, OPTION_MAGIC,
-    OPTION_REPLY_MAGIC, REQUEST_MAX, Reader, handshake_flag, info, option, option_reply,
+    OPTION_REPLY_MAGIC, READ_ONLY_FLAGS, REQUEST_MAX, Reader, handshake_flag, info, option, option_reply,
 };
 use crate::units::PAGE_SIZE;
 
@@ -26,9 +26,14 @@ pub struct Offer {
     pub name: String,
     /// In bytes.
     pub size: u64,
+    pub read_only: bool,
 }
 
 impl Offer {
+    fn flags(&self) -> u16 {
+        if self.read_only { READ_ONLY_FLAGS } else { EXPORT_FLAGS }
+    }
+
     /// The empty name is the default export, and there is one.
     fn has(&self, name: &[u8]) -> bool {
         name.is_empty() || name == self.name.as_bytes()
@@ -125,7 +130,7 @@ impl Negotiation {
 
 fn export_name(offer: &Offer, out: &mut Vec<u8>, no_zeroes: bool) {
     out.extend_from_slice(&offer.size.to_be_bytes());
-    out.extend_from_slice(&EXPORT_FLAGS.to_be_bytes());
+    out.extend_from_slice(&offer.flags().to_be_bytes());
     if !no_zeroes {
         out.extend_from_slice(&[0; EXPORT_NAME_PADDING]);
     }
@@ -171,7 +176,7 @@ impl Answer<'_> {
             return false;
         }
         let wants_name = reader.0.chunks_exact(2).any(|kind| kind == info::NAME.to_be_bytes());
-        let export: [&[u8]; 3] = [&info::EXPORT.to_be_bytes(), &offer.size.to_be_bytes(), &EXPORT_FLAGS.to_be_bytes()];
+        let export: [&[u8]; 3] = [&info::EXPORT.to_be_bytes(), &offer.size.to_be_bytes(), &offer.flags().to_be_bytes()];
         self.with(option_reply::INFO, &export);
         let sizes: [&[u8]; 4] = [
             &info::BLOCK_SIZE.to_be_bytes(),

@@ -41,6 +41,8 @@ pub struct Export {
     pub space: SpaceRef,
     /// In bytes, a multiple of the page's size.
     pub size: u64,
+    /// Of a sealed space, which the pool's client attached as a reader.
+    pub read_only: bool,
 }
 
 /// Why a server stopped serving.
@@ -122,7 +124,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
     /// # Errors
     /// The size makes no sense, or the system has no room to wait.
     pub fn new(pool: UdpClient<C>, export: Export, listener: Listener, wait: Wait) -> Result<Server<C>, ServerError> {
-        let Export { name, space, size } = export;
+        let Export { name, space, size, read_only } = export;
         if size == 0 || !size.is_multiple_of(PAGE_SIZE as u64) {
             return Err(ServerError::Size { size });
         }
@@ -132,7 +134,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
         Ok(Server {
             pool,
             space,
-            offer: Offer { name, size },
+            offer: Offer { name, size, read_only },
             disk: Disk::new(size),
             listener,
             epoll,
@@ -169,7 +171,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
             }
             self.work();
             self.pool.flush();
-            if self.disk.is_fenced() {
+            if self.pool.client.is_taken(self.space) {
                 self.last_words();
                 return Ok(Ended::TakenOver);
             }

@@ -50,6 +50,7 @@ pub mod info {
 
 pub mod export_flag {
     pub const HAS_FLAGS: u16 = 1 << 0;
+    pub const READ_ONLY: u16 = 1 << 1;
     pub const SEND_FLUSH: u16 = 1 << 2;
     pub const SEND_FUA: u16 = 1 << 3;
     pub const SEND_TRIM: u16 = 1 << 5;
@@ -68,6 +69,13 @@ pub const EXPORT_FLAGS: u16 = export_flag::HAS_FLAGS
     | export_flag::SEND_DF
     | export_flag::CAN_MULTI_CONN
     | export_flag::SEND_FAST_ZERO;
+
+/// What a disk can do that is only read.
+pub const READ_ONLY_FLAGS: u16 = export_flag::HAS_FLAGS
+    | export_flag::READ_ONLY
+    | export_flag::SEND_FLUSH
+    | export_flag::SEND_DF
+    | export_flag::CAN_MULTI_CONN;
 
 pub mod command {
     pub const READ: u16 = 0;
@@ -105,6 +113,7 @@ pub const STATE_DATA: u32 = 0;
 /// The protocol's error numbers, which are Linux's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Errno {
+    NotPermitted = 1,
     Io = 5,
     Invalid = 22,
     NoSpace = 28,

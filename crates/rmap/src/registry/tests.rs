@@ -23,10 +23,10 @@ impl Drop for Dir {
 
 const SPACE: SpaceId = SpaceId(7);
 
-fn request(generation: u32, slab: u32, revision: u64) -> ControlRequest {
+fn request(generation: u32, slab: u32, revision: u64) -> Change {
     let replica = |server| Replica { server: ServerId(server), grant: Version::from_bits(revision * 10) };
     let entry = MapEntry { revision, replicas: vec![replica(1), replica(2)], lost: false };
-    ControlRequest { space: SPACE, generation: Generation(generation), slab: SlabNo(slab), entry }
+    Change { space: SPACE, generation: Generation(generation), slab: SlabNo(slab), entry }
 }
 
 #[test]
@@ -34,13 +34,13 @@ fn compares_and_swaps_and_remembers() {
     let dir = Dir::new("swap");
     let mut registry = Registry::open(&dir.file()).unwrap();
     assert_eq!(registry.take_over(SPACE).unwrap(), (Generation(1), vec![]));
-    assert_eq!(registry.answer(&request(1, 3, 1)).unwrap(), ControlReply::Done);
-    assert_eq!(registry.answer(&request(1, 3, 1)).unwrap(), ControlReply::Conflict(request(1, 3, 1).entry));
-    assert_eq!(registry.answer(&request(2, 3, 2)).unwrap(), ControlReply::Fenced);
+    assert_eq!(registry.swap(&request(1, 3, 1)).unwrap(), ControlReply::Done);
+    assert_eq!(registry.swap(&request(1, 3, 1)).unwrap(), ControlReply::Conflict(request(1, 3, 1).entry));
+    assert_eq!(registry.swap(&request(2, 3, 2)).unwrap(), ControlReply::Fenced);
     // Another process, at the same time.
     let mut other = Registry::open(&dir.file()).unwrap();
     assert_eq!(other.take_over(SPACE).unwrap(), (Generation(2), vec![(SlabNo(3), request(1, 3, 1).entry)]));
-    assert_eq!(registry.answer(&request(1, 3, 2)).unwrap(), ControlReply::Fenced);
+    assert_eq!(registry.swap(&request(1, 3, 2)).unwrap(), ControlReply::Fenced);
 }
 
 /// Spaces come and go: the file keeps those that are, and a past owner of one that is gone changes nothing.
@@ -49,16 +49,16 @@ fn what_is_forgotten_takes_no_room() {
     let dir = Dir::new("forgotten");
     let mut registry = Registry::open(&dir.file()).unwrap();
     registry.take_over(SPACE).unwrap();
-    registry.answer(&request(1, 3, 1)).unwrap();
+    registry.swap(&request(1, 3, 1)).unwrap();
     let refused = registry.forget(SPACE, Generation(2));
     assert!(matches!(refused, Err(RegistryError::NotOwner { asked: 2, today: 1, .. })), "{refused:?}");
     registry.forget(SPACE, Generation(1)).unwrap();
-    assert_eq!(registry.answer(&request(1, 3, 2)).unwrap(), ControlReply::Fenced);
+    assert_eq!(registry.swap(&request(1, 3, 2)).unwrap(), ControlReply::Fenced);
     // Forgotten twice, and for a process that opens the file now.
     registry.forget(SPACE, Generation(1)).unwrap();
     let mut other = Registry::open(&dir.file()).unwrap();
-    assert_eq!(other.look(SPACE).unwrap(), (Generation(0), vec![]));
-    assert_eq!(other.answer(&request(1, 3, 2)).unwrap(), ControlReply::Fenced);
+    assert_eq!(other.look(SPACE).unwrap(), Today::default());
+    assert_eq!(other.swap(&request(1, 3, 2)).unwrap(), ControlReply::Fenced);
     let mut longest = 0;
     for space in 100..200 + COMPACT_MIN / 2 {
         registry.take_over(SpaceId(space)).unwrap();
@@ -76,12 +76,12 @@ fn a_record_that_was_cut_short_is_cut_off() {
     let mut registry = Registry::open(&dir.file()).unwrap();
     registry.take_over(SPACE).unwrap();
     let whole = std::fs::read(dir.file()).unwrap();
-    registry.answer(&request(1, 0, 1)).unwrap();
+    registry.swap(&request(1, 0, 1)).unwrap();
     let all = std::fs::read(dir.file()).unwrap();
     for length in whole.len()..all.len() {
         std::fs::write(dir.file(), &all[..length]).unwrap();
         let mut registry = Registry::open(&dir.file()).unwrap();
-        assert_eq!(registry.answer(&request(1, 0, 1)).unwrap(), ControlReply::Done, "cut to {length}");
+        assert_eq!(registry.swap(&request(1, 0, 1)).unwrap(), ControlReply::Done, "cut to {length}");
         assert_eq!(std::fs::read(dir.file()).unwrap(), all);
     }
 }
@@ -93,10 +93,10 @@ fn the_log_does_not_grow_for_ever() {
     registry.take_over(SPACE).unwrap();
     let mut other = Registry::open(&dir.file()).unwrap();
     registry.records = COMPACT_MIN + COMPACT_FACTOR * 2;
-    assert_eq!(registry.answer(&request(1, 0, 1)).unwrap(), ControlReply::Done);
+    assert_eq!(registry.swap(&request(1, 0, 1)).unwrap(), ControlReply::Done);
     assert_eq!(registry.records, 2);
     // The other has the old file open.
-    assert_eq!(other.answer(&request(1, 0, 2)).unwrap(), ControlReply::Done);
+    assert_eq!(other.swap(&request(1, 0, 2)).unwrap(), ControlReply::Done);
     assert_eq!(registry.take_over(SPACE).unwrap().1, [(SlabNo(0), request(1, 0, 2).entry)]);
 }
 
@@ -106,4 +106,20 @@ fn other_files_are_left_alone() {
     std::fs::write(dir.file(), b"something else").unwrap();
     assert!(matches!(Registry::open(&dir.file()), Err(RegistryError::NotOurs { .. })));
     assert_eq!(std::fs::read(dir.file()).unwrap(), b"something else");
+}
+
+/// For every process, and after the log was written anew.
+#[test]
+fn what_is_sealed_stays_so() {
+    let dir = Dir::new("sealed");
+    let mut registry = Registry::open(&dir.file()).unwrap();
+    registry.take_over(SPACE).unwrap();
+    registry.swap(&request(1, 3, 1)).unwrap();
+    let refused = registry.seal(SPACE, Generation(2));
+    assert!(matches!(refused, Err(RegistryError::NotOwner { asked: 2, today: 1, .. })), "{refused:?}");
+    assert_eq!(registry.seal(SPACE, Generation(1)).unwrap(), Generation(2));
+    registry.compact().unwrap();
+    let map = vec![(SlabNo(3), request(1, 3, 1).entry)];
+    let mut other = Registry::open(&dir.file()).unwrap();
+    assert_eq!(other.look(SPACE).unwrap(), Today { generation: Generation(2), sealed: true, map });
 }

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use rmap::client::{Client, ClientConfig, Event, Fault, ServerInfo, SpaceRef, SpaceSpec};
-use rmap::control::{ControlReply, MapEntry, Replica};
+use rmap::control::{ControlReply, ControlRequest, MapEntry, Replica};
 use rmap::crypto::entropy::SharedEntropy;
 use rmap::crypto::handshake::{ServerHello, respond};
 use rmap::crypto::session::Session;
@@ -234,12 +234,13 @@ impl Run {
     /// The control plane, which others may have asked before.
     fn control(&mut self, input: &mut Input<'_>) {
         let Some((id, request)) = self.client.poll_control(self.now) else { return };
+        let ControlRequest::Change(change) = request else { panic!("{request:?} of an owner") };
         let replica = Replica { server: ServerId(input.below(3) as u32), grant: Version::from_bits(input.word()) };
         let reply = match input.below(64) {
             0 => ControlReply::Fenced,
             1 => ControlReply::Conflict(MapEntry { revision: 1, replicas: vec![replica], lost: false }),
             2..8 => ControlReply::Later,
-            8..12 => ControlReply::Conflict(request.entry),
+            8..12 => ControlReply::Conflict(change.entry),
             _ => ControlReply::Done,
         };
         self.client.on_control(self.now, id, reply);

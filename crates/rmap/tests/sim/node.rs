@@ -52,14 +52,16 @@ pub struct Ask {
     pub page: u64,
     pub generation: u32,
     pub asked: Asked,
+    /// By a reader of a sealed space.
+    pub reads_sealed: bool,
     pub since_ns: u64,
 }
 
-/// A client, and the spaces that it believes to own.
+/// A client, and the spaces that it believes to own, or reads.
 #[derive(Debug)]
 pub struct Host {
     pub client: Client,
-    /// Space -> its place in the client, generation.
+    /// Space -> its place in the client, generation. All readers of a sealed space stand for its last owner.
     pub owns: BTreeMap<u64, (SpaceRef, u32)>,
     pub asks: BTreeMap<u64, Ask>,
     pub tokens: u64,

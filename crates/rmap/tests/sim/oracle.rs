@@ -53,6 +53,8 @@ impl Default for Register {
 #[derive(Clone, Copy, Debug)]
 pub struct Begun {
     floor: Nth,
+    /// Others read it at the same time, and one may hear of a loss while another's answer is on its way.
+    may_still_be_there: bool,
 }
 
 #[derive(Debug, Default)]
@@ -124,17 +126,17 @@ impl Oracle {
         self.pages.entry((space, page)).or_default().lost.get_or_insert(generation);
     }
 
-    pub fn begin_read(&mut self, space: u64, page: u64, generation: u32) -> Begun {
+    pub fn begin_read(&mut self, space: u64, page: u64, generation: u32, shared: bool) -> Begun {
         let register = self.pages.entry((space, page)).or_default();
         let own = register.writes.range(..=(generation, u32::MAX));
         let floor = own.rev().find(|(_, write)| write.acked).map_or(NEVER, |(nth, _)| *nth);
         let seen = if register.seen_by == generation { register.seen } else { NEVER };
-        Begun { floor: floor.max(seen) }
+        Begun { floor: floor.max(seen), may_still_be_there: shared && register.lost.is_none() }
     }
 
     pub fn end_read(&mut self, space: u64, page: u64, generation: u32, begun: Begun, got: &Page) -> Result<(), String> {
         let register = self.pages.entry((space, page)).or_default();
-        if register.lost.is_some_and(|by| by <= generation) {
+        if register.lost.is_some_and(|by| by <= generation) && !begun.may_still_be_there {
             return Err("a lost page was read".to_owned());
         }
         let zero = got.iter().all(|byte| *byte == 0);

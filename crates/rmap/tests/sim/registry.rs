@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use rmap::control::{ControlReply, ControlRequest, MapEntry};
+use rmap::control::{Change, ControlReply, ControlRequest, Map, MapEntry, Today};
 use rmap::units::{Generation, SlabNo, SpaceId};
 
 #[derive(Debug, Default)]
 struct Record {
     generation: u32,
+    sealed: bool,
     map: BTreeMap<u32, MapEntry>,
 }
 
@@ -17,28 +18,59 @@ pub struct Registry {
     pub away_until_ns: u64,
 }
 
+impl Record {
+    fn today(&self) -> Today {
+        let map: Map = self.map.iter().map(|(slab, entry)| (SlabNo(*slab), entry.clone())).collect();
+        Today { generation: Generation(self.generation), sealed: self.sealed, map }
+    }
+}
+
 impl Registry {
     /// The next owner of a space, and the map as it is at that moment.
-    pub fn take_over(&mut self, space: SpaceId) -> (Generation, Vec<(SlabNo, MapEntry)>) {
+    pub fn take_over(&mut self, space: SpaceId) -> (Generation, Map) {
         let record = self.spaces.entry(space.0).or_default();
         record.generation += 1;
-        (Generation(record.generation), record.map.iter().map(|(slab, entry)| (SlabNo(*slab), entry.clone())).collect())
+        let Today { generation, map, .. } = record.today();
+        (generation, map)
+    }
+
+    /// Whether the owner of this generation could seal the space.
+    pub fn seal(&mut self, space: SpaceId, generation: u32) -> bool {
+        let record = self.spaces.entry(space.0).or_default();
+        if record.generation == generation {
+            (record.generation, record.sealed) = (generation + 1, true);
+        }
+        record.sealed
     }
 
     pub fn generation(&self, space: SpaceId) -> u32 {
         self.spaces.get(&space.0).map_or(0, |record| record.generation)
     }
 
+    /// A sealed space, for a reader.
+    pub fn sealed(&self, space: SpaceId) -> Option<Today> {
+        self.spaces.get(&space.0).filter(|record| record.sealed).map(Record::today)
+    }
+
     pub fn answer(&mut self, request: &ControlRequest) -> ControlReply {
-        let record = self.spaces.entry(request.space.0).or_default();
-        if record.generation != request.generation.0 {
-            return ControlReply::Fenced;
+        let record = self.spaces.entry(request.place().0.0).or_default();
+        match request {
+            ControlRequest::Change(Change { generation, slab, entry, .. }) => {
+                if record.generation != generation.0 {
+                    return ControlReply::Fenced;
+                }
+                let today = record.map.entry(slab.0).or_default();
+                if today.revision + 1 != entry.revision {
+                    return ControlReply::Conflict(today.clone());
+                }
+                *today = entry.clone();
+                ControlReply::Done
+            }
+            ControlRequest::Keep { generation, .. } if record.generation == generation.0 => {
+                record.generation += 1;
+                ControlReply::Kept(record.today())
+            }
+            ControlRequest::Look { .. } | ControlRequest::Keep { .. } => ControlReply::Seen(record.today()),
         }
-        let entry = record.map.entry(request.slab.0).or_default();
-        if entry.revision + 1 != request.entry.revision {
-            return ControlReply::Conflict(entry.clone());
-        }
-        *entry = request.entry.clone();
-        ControlReply::Done
     }
 }

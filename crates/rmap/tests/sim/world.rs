@@ -1,9 +1,9 @@
 //! Servers, hosts, the network and the control plane under one virtual clock.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
-use rmap::client::{Client, ClientConfig, Event, Failure, ServerInfo, SpaceSpec};
+use rmap::client::{Client, ClientConfig, Event, Failure, ServerInfo, SpaceSpec, Tenure};
 use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
 use rmap::medium::Medium;
 use rmap::server::{Fault, Server, ServerConfig};
@@ -28,6 +28,8 @@ const HURRIED_MAX: usize = 1024;
 pub struct Sabotage {
     pub server: Option<Fault>,
     pub client: Option<rmap::client::Fault>,
+    /// Spaces are sealed while their copies differ.
+    pub seals_early: bool,
 }
 
 /// What a run is made of.
@@ -42,6 +44,7 @@ pub struct Plan {
     /// Chances per thousand that a chaos event is one of these.
     pub kills: usize,
     pub hand_overs: usize,
+    pub seals: usize,
     /// One server keeps its pages on a disk.
     pub last_resort: bool,
     pub steps: usize,
@@ -60,6 +63,7 @@ impl Plan {
             hand_overs: *rng.pick(&[0, 100, 300]),
             last_resort: rng.per_mille(300),
             steps: rng.within(200, 1200),
+            seals: *rng.pick(&[0, 0, 0, 20, 100]),
         }
     }
 }
@@ -77,6 +81,8 @@ pub struct World {
     pub plan: Plan,
     pub rng: Rng,
     pub kills: usize,
+    /// Sealed spaces, and the generation of the owner that sealed them.
+    pub sealed: BTreeMap<u64, u32>,
     sabotage: Sabotage,
     pool: PoolKey,
     /// Nothing new begins any more.
@@ -109,6 +115,7 @@ impl World {
             oracle: Oracle::default(),
             rng,
             kills: 0,
+            sealed: BTreeMap::new(),
             sabotage,
             pool: PoolKey::new([9; KEY_SIZE]),
             resting: false,
@@ -178,6 +185,7 @@ impl World {
             config.slab_size = slab_size;
             config.lost_after = None;
             config.scrub_pass = Some(std::time::Duration::from_millis(100));
+            config.keep_after = std::time::Duration::from_millis(100);
             config.rekey_every = Some(50);
             config.fault = self.sabotage.client;
             let mut client = Client::new(config, entropy);
@@ -206,6 +214,16 @@ impl World {
         if !matches!(self.nodes[node].program, Program::Host(_)) {
             return;
         }
+        if let Some(today) = self.registry.sealed(id) {
+            self.say(|| format!("{node} reads space {space}, generation {}, {:?}", today.generation.0, today.map));
+            if let Program::Host(host) = &mut self.nodes[node].program
+                && host.owns.get(&space).is_none_or(|(reference, _)| host.client.tenure(*reference) == Tenure::Owner)
+            {
+                let opened = host.client.attach_reader(&spec, &today).expect("the limits are kept");
+                host.owns.insert(space, (opened, self.sealed[&space]));
+            }
+            return self.pump(node);
+        }
         let (generation, map) = self.registry.take_over(id);
         self.say(|| format!("space {space} to {node}, generation {}, {map:?}", generation.0));
         if let Program::Host(host) = &mut self.nodes[node].program {
@@ -213,6 +231,24 @@ impl World {
             host.owns.insert(space, (opened, generation.0));
         }
         self.pump(node);
+    }
+
+    /// The owner of a space seals it, if all of its copies are alike now. Some hosts begin to read it.
+    pub fn seal(&mut self, space: u64) {
+        let Some(node) = self.owner_of(space).filter(|_| !self.sealed.contains_key(&space)) else { return };
+        let Program::Host(host) = &mut self.nodes[node].program else { return };
+        let (reference, generation) = host.owns[&space];
+        let writes = host.asks.values().any(|ask| ask.space == space && matches!(ask.asked, Asked::Write(_)));
+        let even = !writes && host.client.is_even(reference);
+        if !(even || self.sabotage.seals_early) || !self.registry.seal(SpaceId(space), generation) {
+            return;
+        }
+        self.say(|| format!("{node} seals space {space}, generation {generation}"));
+        self.sealed.insert(space, generation);
+        host_of(&mut self.nodes[node]).owns.remove(&space);
+        for _ in 0..self.rng.within(1, 3) {
+            self.hand_over(space);
+        }
     }
 
     /// Takes one thing that happens next. `false` when nothing does.
@@ -358,7 +394,7 @@ impl World {
             let Some(event) = host.client.poll_event(&mut page) else { return };
             let (Event::Read { token, result } | Event::Written { token, result }) = event;
             let Some(ask) = host.asks.remove(&token) else { continue };
-            let Ask { space, page: number, generation, asked, .. } = ask;
+            let Ask { space, page: number, generation, asked, reads_sealed: is_reader, .. } = ask;
             self.say(|| format!("{node} {space}/{number} {asked:?}: {result:?}"));
             let judged = match (asked, result) {
                 (Asked::Read(begun), Ok(())) => self.oracle.end_read(space, number, generation, begun, &page),
@@ -369,7 +405,7 @@ impl World {
                 }
                 (_, Err(Failure::Lost)) if self.kills == 0 => Err("lost, and no server was killed".to_owned()),
                 (_, Err(Failure::Lost)) => {
-                    if generation == self.registry.generation(SpaceId(space)) {
+                    if is_reader || generation == self.registry.generation(SpaceId(space)) {
                         self.oracle.lost(space, number, generation);
                     }
                     Ok(())
@@ -377,6 +413,7 @@ impl World {
                 (_, Err(Failure::Fenced)) if generation == self.registry.generation(SpaceId(space)) => {
                     Err("the owner of today was fenced".to_owned())
                 }
+                (_, Err(Failure::Fenced)) if is_reader => Err("a reader was fenced".to_owned()),
                 (_, Err(Failure::Fenced)) => Ok(()),
                 (_, Err(failure)) => Err(format!("{failure:?}")),
             };
@@ -414,10 +451,16 @@ impl World {
         let class = *self.rng.pick(&Class::ALL);
         let Program::Host(host) = &mut self.nodes[node].program else { return };
         let Some(&(reference, generation)) = host.owns.get(&space) else { return };
+        let reads_sealed = host.client.tenure(reference) != Tenure::Owner;
+        if reads_sealed && kind >= 5 {
+            let refused = host.client.write(now, reference, PageNo(page), class, &[0; PAGE_SIZE], 0);
+            assert_eq!(refused, Err(rmap::client::Refused::Sealed));
+            return;
+        }
         host.tokens += 1;
         let token = host.tokens;
         let (asked, begun) = if kind < 5 {
-            let begun = self.oracle.begin_read(space, page, generation);
+            let begun = self.oracle.begin_read(space, page, generation, reads_sealed);
             (Asked::Read(begun), host.client.read(now, reference, PageNo(page), class, token))
         } else {
             let trim = kind == 5;
@@ -437,7 +480,7 @@ impl World {
             }
             return;
         }
-        host.asks.insert(token, Ask { space, page, generation, asked, since_ns: self.now_ns });
+        host.asks.insert(token, Ask { space, page, generation, asked, reads_sealed, since_ns: self.now_ns });
         self.say(|| format!("{node} {space}/{page} {asked:?} begins"));
         self.pump(node);
     }
@@ -457,6 +500,9 @@ impl World {
         } else if self.rng.per_mille(self.plan.hand_overs) {
             let space = self.rng.below(self.plan.spaces) as u64;
             self.hand_over(space);
+        } else if self.rng.per_mille(self.plan.seals) {
+            let space = self.rng.below(self.plan.spaces) as u64;
+            self.seal(space);
         }
         match self.rng.below(8) {
             0 => self.network.cut(one, other, self.now_ns + long),
@@ -526,21 +572,28 @@ impl World {
                     self.hand_over(space);
                 }
                 for page in self.oracle.pages_of(space) {
-                    if let Some(node) = self.owner_of(space) {
+                    for node in self.owners_of(space) {
                         self.ask(node, space, page, 0);
-                        self.run_until_quiet();
                     }
+                    self.run_until_quiet();
                 }
             }
         }
     }
 
     pub fn owner_of(&self, space: u64) -> Option<usize> {
+        self.owners_of(space).first().copied()
+    }
+
+    /// The owner of a space, or all readers of a sealed one.
+    fn owners_of(&self, space: u64) -> Vec<usize> {
         let today = self.registry.generation(SpaceId(space));
-        self.nodes.iter().position(|node| match &node.program {
+        let today = self.sealed.get(&space).copied().unwrap_or(today);
+        let owns = |node: &usize| match &self.nodes[*node].program {
             Program::Host(host) => host.owns.get(&space).is_some_and(|(_, generation)| *generation == today),
             _ => false,
-        })
+        };
+        (0..self.nodes.len()).filter(owns).collect()
     }
 
     fn has_owner(&self, space: u64) -> bool {
@@ -571,6 +624,13 @@ impl World {
                 return self.fail(format!("does not come to rest: {waiting:?}"));
             }
         }
+    }
+}
+
+fn host_of(node: &mut Node) -> &mut Host {
+    match &mut node.program {
+        Program::Host(host) => host,
+        _ => panic!("not a host"),
     }
 }
 

@@ -55,7 +55,7 @@ struct Test {
 
 impl Test {
     fn new() -> Test {
-        let offer = Offer { name: "disk".to_owned(), size: SIZE };
+        let offer = Offer { name: "disk".to_owned(), size: SIZE, read_only: false };
         let mut test = Test { connection: Connection::default(), disk: Disk::new(SIZE), memory: Memory::new(), offer };
         assert_eq!(test.answers().len(), 18, "the greeting");
         test
@@ -184,6 +184,20 @@ fn what_may_not_be_asked_is_refused() {
     check(77, 0, 0, 1, Errno::Invalid);
     assert!(test.memory.pages.iter().all(Option::is_none), "nothing was changed");
     assert_eq!(error_of(&test.request(command::FLUSH, 0, 0, 0, b"")), 0, "the connection lives on");
+}
+
+#[test]
+fn what_is_read_only_is_not_written() {
+    let mut test = Test::agreed();
+    let page = PAGE_SIZE as u32;
+    assert_eq!(error_of(&test.request(command::WRITE, 0, 0, page, &[7; PAGE_SIZE])), 0);
+    test.offer.read_only = true;
+    let refused = Errno::NotPermitted as u32;
+    assert_eq!(error_of(&test.request(command::WRITE, 0, 0, page, &[8; PAGE_SIZE])), refused);
+    assert_eq!(error_of(&test.request(command::TRIM, 0, 0, page, b"")), refused);
+    assert_eq!(error_of(&test.request(command::WRITE_ZEROES, 0, 0, page, b"")), refused);
+    assert_eq!(test.request(command::READ, 0, 0, 2, b"")[28..], [7, 7]);
+    assert_eq!(error_of(&test.request(command::FLUSH, 0, 0, 0, b"")), 0);
 }
 
 #[test]

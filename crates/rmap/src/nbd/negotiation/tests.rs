@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn offer() -> Offer {
-    Offer { name: "disk".to_owned(), size: 1 << 30 }
+    Offer { name: "disk".to_owned(), size: 1 << 30, read_only: false }
 }
 
 fn option(number: u32, content: &[u8]) -> Vec<u8> {
@@ -47,6 +47,21 @@ fn kinds(mut out: &[u8]) -> Vec<u32> {
         out = reader.0;
     }
     kinds
+}
+
+/// Clients learn before the first request that they may not write.
+#[test]
+fn what_is_read_only_says_so() {
+    let offer = Offer { read_only: true, ..offer() };
+    let asked = [(option::GO, go("disk", &[])), (option::EXPORT_NAME, b"disk".to_vec())];
+    for ((number, content), at) in asked.into_iter().zip([30, 8]) {
+        let mut out = Vec::new();
+        let progress = greeted().advance(&offer, &option(number, &content), &mut out);
+        assert!(matches!(progress, Progress::Agreed(..)));
+        let flags = u16::from_be_bytes([out[at], out[at + 1]]);
+        assert_eq!(flags, READ_ONLY_FLAGS);
+        assert_ne!(flags & super::super::wire::export_flag::READ_ONLY, 0);
+    }
 }
 
 #[test]

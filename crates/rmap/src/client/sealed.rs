@@ -1,0 +1,264 @@
+//! Spaces that are sealed: many clients read them, nobody writes.
+//!
+//! What is in a page never changes again, so a reader needs no owner and asks nobody before it reads: a page in the version
+//! that the copies list is right for ever, whichever of them has it. Only where the copies are changes. For that the space
+//! still has a generation, and whoever took the last one *keeps* the space: it makes copies anew and drops those of servers
+//! that are gone, like an owner, and may be any of the readers. A reader that finds too few copies looks at the map again
+//! and again; when that does not change for [`KEEP_AFTER`], nobody sees to it, and the reader takes the next generation.
+//! Servers then refuse the last one: the others look, read on with the new one, and who kept the space before is a reader again.
+
+use std::time::Duration;
+
+use super::Client;
+use super::exchange::Role;
+use super::open::{ListStep, Listing};
+use super::ops::Kind;
+use super::ops::Stage;
+use super::peer::PeerSet;
+use super::slab::{Phase, Slab};
+use crate::control::{ControlRequest, MapEntry, Today};
+use crate::units::{Generation, SlabNo, Time};
+
+/// A keeper that lives has made a slab's copy anew by then, even on a slow network. Twice this at most: readers take chances,
+/// so that not all of them try at once.
+pub const KEEP_AFTER: Duration = Duration::from_secs(10);
+/// Where keeping changes hands and nothing is better then, the next try waits longer each time.
+const PATIENCE_MAX: Duration = Duration::from_secs(600);
+/// Between two looks at a map: at first, and when it has not changed for a while.
+const LOOK_FIRST: Duration = Duration::from_millis(100);
+const LOOK_MAX: Duration = Duration::from_secs(5);
+
+/// What a client may do with a space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tenure {
+    /// Write.
+    Owner,
+    /// Read, and nothing else. The space is sealed.
+    Reader,
+    /// Read, and say where the copies are.
+    Keeper,
+}
+
+/// A reader waits for somebody to see to a space, or for its turn to do so.
+#[derive(Clone, Copy, Debug)]
+pub struct Watch {
+    /// The map is as it was since then.
+    unchanged_since: Time,
+    look_at: Time,
+    pause: Duration,
+    patience: Duration,
+    /// The control plane was asked.
+    is_looking: bool,
+}
+
+impl Client {
+    /// When a map is to be looked at next.
+    pub(super) fn watch_due(&self) -> Option<Time> {
+        let watches = self.watched.iter().filter_map(|space| self.spaces[*space].watch);
+        watches.filter(|watch| !watch.is_looking).map(|watch| watch.look_at).min()
+    }
+
+    /// Looks at the maps that it is time for.
+    pub(super) fn watch_sealed(&mut self, now: Time) {
+        self.watched.retain(|space| self.spaces[*space].watch.is_some());
+        for at in 0..self.watched.len() {
+            let space = self.watched[at];
+            let Some(watch) = self.spaces[space].watch else { continue };
+            if watch.is_looking || now < watch.look_at {
+                continue;
+            }
+            let state = &self.spaces[space];
+            let (id, generation) = (state.id, state.generation);
+            let nobody = now.since(watch.unchanged_since) >= watch.patience && !state.is_stale;
+            let request = if nobody && state.tenure == Tenure::Reader && self.can_improve(space) {
+                ControlRequest::Keep { space: id, generation }
+            } else {
+                ControlRequest::Look { space: id }
+            };
+            self.spaces[space].watch = Some(Watch { is_looking: true, ..watch });
+            self.ask_control(space, request);
+        }
+    }
+
+    /// A reader's copies are not as they should be.
+    fn begin_watch(&mut self, space: usize) {
+        if self.spaces[space].watch.is_some() {
+            return;
+        }
+        let patience = self.config.keep_after.max(Duration::from_millis(1));
+        let chance = self.entropy.next_u64() % patience.as_millis() as u64;
+        let now = self.now;
+        self.spaces[space].watch = Some(Watch {
+            unchanged_since: now,
+            look_at: now,
+            pause: LOOK_FIRST,
+            patience: patience + Duration::from_millis(chance),
+            is_looking: false,
+        });
+        if !self.watched.contains(&space) {
+            self.watched.push(space);
+        }
+    }
+
+    /// Another client keeps the space now: what this one knows is from before.
+    pub(super) fn is_outdated(&mut self, space: usize) {
+        let state = &mut self.spaces[space];
+        state.tenure = Tenure::Reader;
+        if std::mem::replace(&mut state.is_stale, true) {
+            return;
+        }
+        self.questions.retain(|q| q.space != space || !matches!(q.request, ControlRequest::Change(_)));
+        self.begin_watch(space);
+        let now = self.now;
+        if let Some(watch) = &mut self.spaces[space].watch {
+            watch.look_at = now;
+        }
+    }
+
+    /// How the space is today, and whether that makes this client its keeper.
+    pub(super) fn space_seen(&mut self, now: Time, space: usize, today: Today, tenure: Tenure) {
+        self.now = now;
+        let Today { generation, sealed, map } = today;
+        if !sealed {
+            return self.space_gone(space);
+        }
+        let newer = generation > self.spaces[space].generation;
+        let mut changed = newer;
+        if newer {
+            self.begin_generation(space, generation);
+        }
+        let state = &mut self.spaces[space];
+        (state.tenure, state.is_stale) = (tenure, false);
+        self.stats.spaces_kept += u64::from(tenure == Tenure::Keeper);
+        for (slab, entry) in map {
+            let slab = slab.0 as usize;
+            let Some(known) = self.spaces[space].slabs.get(slab) else { continue };
+            if newer || entry.revision != known.entry.revision {
+                changed = true;
+                self.reopen(space, slab, entry);
+            }
+        }
+        let well = tenure == Tenure::Keeper || !self.is_short(space);
+        let Some(mut watch) = self.spaces[space].watch.take().filter(|_| !well) else { return };
+        watch.is_looking = false;
+        if newer {
+            watch.patience = (watch.patience * 2).min(PATIENCE_MAX);
+        }
+        if changed {
+            (watch.unchanged_since, watch.pause) = (now, LOOK_FIRST);
+        } else {
+            watch.pause = (watch.pause * 2).min(LOOK_MAX);
+        }
+        watch.look_at = now + watch.pause;
+        self.spaces[space].watch = Some(watch);
+    }
+
+    /// Servers have to be told of it, and what they were asked in the last one they refuse.
+    fn begin_generation(&mut self, space: usize, generation: Generation) {
+        while let Some(exchange) = self.exchanges.find(|e| e.space == space && e.role == Role::Fence) {
+            self.cancel(exchange.id);
+        }
+        let state = &mut self.spaces[space];
+        (state.generation, state.sequence) = (generation, 0);
+        (state.fenced_at, state.fencing) = (PeerSet::default(), PeerSet::default());
+        self.questions.retain(|q| q.space != space || !matches!(q.request, ControlRequest::Change(_)));
+    }
+
+    /// Everything that was known of a slab is from before; what is read there begins anew.
+    fn reopen(&mut self, space: usize, slab: usize, entry: MapEntry) {
+        let size = self.config.slab_size;
+        let of_slab = |page| size.slab(page) == Some(SlabNo(slab as u32));
+        let reads = |stage: Stage, kind: Kind| stage == Stage::Active && kind == Kind::Read;
+        for op in self.ops.select(|op| reads(op.stage, op.kind) && op.space == space && of_slab(op.page)) {
+            self.drop_exchanges(op);
+            self.ops.wait_again(op);
+        }
+        let ends = |role| !matches!(role, Role::Fence | Role::Release);
+        while let Some(exchange) = self.exchanges.find(|e| e.space == space && of_slab(e.page) && ends(e.role)) {
+            self.cancel(exchange.id);
+        }
+        let before = &self.spaces[space].slabs[slab];
+        let stays = entry.replicas.iter().filter(|replica| before.entry.replicas.contains(replica));
+        let same: PeerSet = stays.filter_map(|replica| self.place_of(replica.server)).collect();
+        let failed = before.failed.iter().filter(|peer| same.has(*peer)).collect();
+        let dirty = before.dirty;
+        let state = &mut self.spaces[space].slabs[slab];
+        *state = Slab { phase: Phase::of(&entry), entry, failed, dirty, ..Slab::vacant() };
+        self.mark(space, slab);
+        self.wake_ops(space, slab);
+    }
+
+    /// All copies that could be asked have answered: a reader believes the newest of each page, which all of them should have.
+    pub(super) fn read_listings(&mut self, space: usize, slab: usize, listings: &[Listing]) {
+        let done = |listing: &&Listing| listing.step == ListStep::Done;
+        let bad = listings.iter().filter(|listing| listing.step == ListStep::Bad).map(|listing| listing.peer);
+        let mut failed: PeerSet = bad.collect();
+        let any = listings.iter().any(|listing| done(&listing));
+        let state = &mut self.spaces[space].slabs[slab];
+        if any {
+            for (index, version) in state.versions.iter_mut().enumerate() {
+                let has = |listing: &Listing| listing.list[index];
+                let newest = listings.iter().filter(done).map(has).max();
+                *version = newest.unwrap_or(*version);
+                let old = listings.iter().filter(done).filter(|listing| has(listing) < *version);
+                failed = failed.union(old.map(|listing| listing.peer).collect());
+            }
+            state.phase = Phase::Open;
+        }
+        state.failed = state.failed.union(failed);
+        if any {
+            self.map_settled(space, slab);
+        }
+        self.look_after(space, slab);
+    }
+
+    /// A reader's part of what an owner does for an open slab: it sees what is missing.
+    pub(super) fn look_after(&mut self, space: usize, slab: usize) {
+        if !self.is_slab_short(space, slab) {
+            return;
+        }
+        self.begin_watch(space);
+        let Slab { entry, failed, .. } = &self.spaces[space].slabs[slab];
+        let nobody = self.peers_of(entry).minus(*failed).iter().all(|peer| self.peers[peer].is_down());
+        let soon = self.now + LOOK_FIRST;
+        if let Some(watch) = self.spaces[space].watch.as_mut().filter(|_| nobody) {
+            watch.look_at = watch.look_at.min(soon);
+        }
+    }
+
+    fn is_short(&self, space: usize) -> bool {
+        (0..self.spaces[space].slabs.len()).any(|slab| self.is_slab_short(space, slab))
+    }
+
+    fn is_slab_short(&self, space: usize, slab: usize) -> bool {
+        let Slab { entry, failed, .. } = &self.spaces[space].slabs[slab];
+        let copies = self.peers_of(entry);
+        let good = |peer: usize| !failed.has(peer) && !self.peers[peer].is_down() && !self.peers[peer].wants_relief();
+        // What is lost may be so because the space is being removed: that is worth to be known.
+        entry.lost
+            || !entry.replicas.is_empty()
+                && copies.iter().filter(|peer| good(*peer)).count() < self.spaces[space].copies
+    }
+
+    /// Whether a keeper could do something: make a copy of what is left, or say that nothing is.
+    fn can_improve(&self, space: usize) -> bool {
+        let wanted = self.spaces[space].copies;
+        (0..self.spaces[space].slabs.len()).filter(|slab| self.is_slab_short(space, *slab)).any(|slab| {
+            let Slab { entry, failed, .. } = &self.spaces[space].slabs[slab];
+            if entry.lost {
+                return false;
+            }
+            let copies = self.peers_of(entry);
+            let left = copies.minus(*failed);
+            let up = left.iter().filter(|peer| !self.peers[*peer].is_down()).count();
+            let takes = |peer: &usize| {
+                let server = &self.peers[*peer];
+                !copies.has(*peer) && server.can_lend() && (!server.last_resort || self.config.uses_last_resort)
+            };
+            let room = (0..self.peers.len()).any(|peer| takes(&peer));
+            // A copy that is bad where it is may be made anew in the same place.
+            let again = failed.iter().any(|peer| self.peers[peer].can_lend());
+            left.is_empty() || (up > 0 && up <= wanted && (room || again))
+        })
+    }
+}
