@@ -118,7 +118,7 @@ fn what_is_sealed_stays_so() {
     let refused = registry.seal(SPACE, Generation(2));
     assert!(matches!(refused, Err(RegistryError::NotOwner { asked: 2, today: 1, .. })), "{refused:?}");
     assert_eq!(registry.seal(SPACE, Generation(1)).unwrap(), Generation(2));
-    registry.compact().unwrap();
+    registry.locked(Registry::compact).unwrap();
     let map = vec![(SlabNo(3), request(1, 3, 1).entry)];
     let mut other = Registry::open(&dir.file()).unwrap();
     assert_eq!(other.look(SPACE).unwrap(), Today { generation: Generation(2), sealed: true, map });
