@@ -197,7 +197,7 @@ pub enum Failure {
     Fenced,
     #[error("no server has room: the page belongs to the local tier")]
     Declined,
-    #[error("every copy of the page is damaged")]
+    #[error("every copy of the page that answers is damaged")]
     Corrupt,
 }
 

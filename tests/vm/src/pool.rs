@@ -100,11 +100,24 @@ impl Pool {
     /// # Errors
     /// No server answers, or another process exports it.
     pub fn export(&self, disk: &str, more: &[&str]) -> Result<Exporter> {
-        let socket = self.dir.join(format!("{disk}.sock"));
+        self.export_at(disk, &format!("{disk}.sock"), more)
+    }
+
+    fn export_at(&self, disk: &str, socket: &str, more: &[&str]) -> Result<Exporter> {
+        let socket = self.dir.join(socket);
         let path = socket.to_str().context("the directory's name is not UTF-8")?;
         let command = self.command(&[&["disk", "export", disk, "--nbd", path, "--json"], more].concat())?;
         let (child, _) = start(command).context("start an exporter")?;
         Ok(Exporter { child, socket })
+    }
+
+    /// Seals a disk that nobody exports, and exports it read-only as often as there are names of sockets.
+    ///
+    /// # Errors
+    /// Not all copies answer.
+    pub fn share(&self, disk: &str, names: &[&str], more: &[&str]) -> Result<Vec<Exporter>> {
+        self.run(&["disk", "share", disk, "--read-only"])?;
+        names.iter().map(|name| self.export_at(disk, &format!("{name}.sock"), more)).collect()
     }
 
     /// Waits until everything on a disk has two copies.

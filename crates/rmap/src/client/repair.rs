@@ -332,13 +332,15 @@ impl Client {
         }
     }
 
-    /// A damaged page: another copy may be better.
+    /// A damaged page: another copy may be better. Where no other one answers now, this one is kept: it is the only one that
+    /// has the slab's other pages.
     pub(super) fn page_is_bad(&mut self, op: usize, peer: usize) {
         self.stats.bad_pages += 1;
         let (space, page) = (self.ops.get(op).space, self.ops.get(op).page);
         let Some(slab) = self.slab_of(page) else { return };
-        let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
-        if copies.len() > 1 {
+        let state = &self.spaces[space].slabs[slab];
+        let others = self.peers_of(&state.entry).minus(state.failed);
+        if others.iter().any(|other| other != peer && self.peers[other].is_up()) {
             self.copy_lost(space, slab, peer);
             if self.ops.get(op).exchanges == 0 && self.ops.get(op).stage == Stage::Active {
                 self.ask_for_page(op);

@@ -48,6 +48,8 @@ struct Pool {
     /// Its replies come late, when they are delivered.
     slow: Option<usize>,
     late: Vec<Vec<u8>>,
+    /// The control plane answers nothing.
+    no_control: bool,
 }
 
 fn addr(node: usize) -> SocketAddr {
@@ -82,8 +84,8 @@ impl Pool {
         }
         let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies, key: [2; KEY_SIZE] };
         let space = client.attach(&spec, Generation(1), &[]).unwrap();
-        let mut pool =
-            Pool { client, servers: all, space, now: Time(1), deaf: Vec::new(), slow: None, late: Vec::new() };
+        let (now, deaf, late) = (Time(1), Vec::new(), Vec::new());
+        let mut pool = Pool { client, servers: all, space, now, deaf, slow: None, late, no_control: false };
         pool.run();
         pool
     }
@@ -104,7 +106,9 @@ impl Pool {
         }
         while let Some((id, _)) = self.client.poll_control(self.now) {
             any = true;
-            self.client.on_control(self.now, id, ControlReply::Done);
+            if !self.no_control {
+                self.client.on_control(self.now, id, ControlReply::Done);
+            }
         }
         any
     }
@@ -246,6 +250,23 @@ fn a_server_that_lies_is_found_out() {
             assert_eq!(pool.read(0), Ok(2), "{lie:?}: the other copy has it");
         }
     }
+}
+
+/// Nor is a whole slab given up for it.
+#[test]
+fn a_bad_page_is_an_error_where_no_other_copy_answers() {
+    let mut pool = Pool::new(2, 2, 4);
+    pool.client.config.scrub_pass = None;
+    assert_eq!((pool.write(0, 1), pool.write(1, 1)), (Ok(()), Ok(())));
+    pool.servers[0].inject(Some(ServerFault::LosesWrites));
+    assert_eq!(pool.write(0, 2), Ok(()));
+    pool.servers[0].inject(None);
+    (pool.deaf, pool.no_control) = (vec![1], true);
+    // Nothing is asked of it but a sign of life, every second.
+    pool.pass(Duration::from_secs(2));
+    assert!(pool.client.reach().any(|(_, reach)| matches!(reach, Reach::Down { .. })));
+    assert_eq!(pool.read(0), Err(Failure::Corrupt));
+    assert_eq!(pool.read(1), Ok(1));
 }
 
 #[test]

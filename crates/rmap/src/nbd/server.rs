@@ -208,7 +208,8 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
             };
             ready.clear();
             match epoll::wait(&self.epoll, spare_capacity(ready), Some(&timeout)) {
-                Ok(0) if spins => std::hint::spin_loop(),
+                // Where cores are few, the client that an answer has just woken waits for this one.
+                Ok(0) if spins => std::thread::yield_now(),
                 Ok(_) | Err(Os::INTR) => {
                     self.drop_the_slow();
                     return Ok(());

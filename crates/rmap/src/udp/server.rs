@@ -57,6 +57,9 @@ pub fn serve_until(
         if port.receive(|from, datagram| server.on_datagram(now, from, datagram))? {
             active_at = at;
             port.send_all(&mut out, |out| server.poll_transmit(out));
+        } else if at - active_at < wait.spin {
+            // Where cores are few, others wait for this one while nothing comes.
+            std::thread::yield_now();
         }
         if server.poll_timeout().is_some_and(|due| due <= now) {
             server.on_timeout(now);

@@ -130,6 +130,46 @@ fn files_on_the_hosts_export() -> Result<()> {
     })
 }
 
+/// What one guest has written, sealed: two guests read it at the same time, each by an export of its own, while a server dies
+/// and one of the exporters makes the copies anew.
+#[test]
+fn guests_share_what_was_sealed() -> Result<()> {
+    Lab::run("remote disk, host's exports, sealed", 1, |lab| {
+        let (pool, exporter) = start(lab)?;
+        let options =
+            |name: &str, disk: &str| GuestOptions::new(name, "").memory("-m 192M").client().control().more(disk);
+        let (guest, mut control) = boot(lab, &options("web1", &on_the_host(&exporter)))?;
+        control.sh("mkfs.ext4 -q /dev/vda && mkdir -p /mnt && mount /dev/vda /mnt")?;
+        control.run("store /mnt/before 64")?;
+        control.sh("umount /mnt")?;
+        power_off(&guest, &mut control)?;
+        drop(exporter);
+        let exporters = pool.share("disk", &["one", "other"], &[&FAIL_AFTER[..], &["--keep-after", "1"]].concat())?;
+        let mut guests = Vec::new();
+        for (name, exporter) in ["web2", "web3"].into_iter().zip(&exporters) {
+            let disk = on_the_host(exporter).replace("discard=unmap", "readonly=on");
+            let (guest, mut control) = boot(lab, &options(name, &disk))?;
+            control.sh("mkdir -p /mnt && mount -o ro,noload /dev/vda /mnt")?;
+            ensure!(control.sh("dd if=/dev/zero of=/dev/vda count=1").is_err(), "a guest writes to a sealed disk");
+            guests.push((guest, control));
+        }
+        let check = |guests: &mut Vec<(Rc<Guest>, Control)>| {
+            guests.iter_mut().try_for_each(|(_, control)| control.run("check /mnt/before").map(drop))
+        };
+        check(&mut guests)?;
+        pool.kill9(0)?;
+        let forget =
+            |(_, control): &mut (Rc<Guest>, Control)| control.sh("echo 3 > /proc/sys/vm/drop_caches").map(drop);
+        guests.iter_mut().try_for_each(forget)?;
+        check(&mut guests)?;
+        pool.wait_two_copies("disk")?;
+        pool.kill9(1)?;
+        guests.iter_mut().try_for_each(forget)?;
+        check(&mut guests)?;
+        guests.iter_mut().try_for_each(|(guest, control)| power_off(guest, control))
+    })
+}
+
 /// A guest that is itself a client of the pool, with a disk at /dev/nbd0: what its administrator types, and what the pool's.
 fn boot_client(lab: &Lab, pool: &Pool) -> Result<(Rc<Guest>, Control)> {
     let options =
