@@ -240,9 +240,14 @@ impl Client {
                 && copies.iter().filter(|peer| good(*peer)).count() < self.spaces[space].copies
     }
 
-    /// Whether a keeper could do something: make a copy of what is left, or say that nothing is.
+    /// Whether a keeper could do something: make a copy of what is left, or say that nothing is. Not one that does not know
+    /// all servers of the map: what is missing to it may be there.
     fn can_improve(&self, space: usize) -> bool {
         let wanted = self.spaces[space].copies;
+        let mut replicas = self.spaces[space].slabs.iter().flat_map(|slab| &slab.entry.replicas);
+        if replicas.any(|replica| self.place_of(replica.server).is_none()) {
+            return false;
+        }
         (0..self.spaces[space].slabs.len()).filter(|slab| self.is_slab_short(space, *slab)).any(|slab| {
             let Slab { entry, failed, .. } = &self.spaces[space].slabs[slab];
             if entry.lost {

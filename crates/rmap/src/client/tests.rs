@@ -2,6 +2,7 @@
 
 mod last_resort;
 mod scrub;
+mod sealed;
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -50,6 +51,9 @@ struct Pool {
     late: Vec<Vec<u8>>,
     /// The control plane answers nothing.
     no_control: bool,
+    /// What it knows of a sealed space, and how often somebody wanted to keep that.
+    today: Today,
+    keeps: usize,
 }
 
 fn addr(node: usize) -> SocketAddr {
@@ -85,7 +89,18 @@ impl Pool {
         let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies, key: [2; KEY_SIZE] };
         let space = client.attach(&spec, Generation(1), &[]).unwrap();
         let (now, deaf, late) = (Time(1), Vec::new(), Vec::new());
-        let mut pool = Pool { client, servers: all, space, now, deaf, slow: None, late, no_control: false };
+        let mut pool = Pool {
+            client,
+            servers: all,
+            space,
+            now,
+            deaf,
+            slow: None,
+            late,
+            no_control: false,
+            today: Today::default(),
+            keeps: 0,
+        };
         pool.run();
         pool
     }
@@ -104,13 +119,27 @@ impl Pool {
                 self.deliver(addr(node), transmit, &mut out);
             }
         }
-        while let Some((id, _)) = self.client.poll_control(self.now) {
+        while let Some((id, request)) = self.client.poll_control(self.now) {
             any = true;
             if !self.no_control {
-                self.client.on_control(self.now, id, ControlReply::Done);
+                let reply = self.answer(&request);
+                self.client.on_control(self.now, id, reply);
             }
         }
         any
+    }
+
+    /// Nobody else changes anything.
+    fn answer(&mut self, request: &ControlRequest) -> ControlReply {
+        match request {
+            ControlRequest::Change(_) => ControlReply::Done,
+            ControlRequest::Look { .. } => ControlReply::Seen(self.today.clone()),
+            ControlRequest::Keep { .. } => {
+                self.keeps += 1;
+                self.today.generation.0 += 1;
+                ControlReply::Kept(self.today.clone())
+            }
+        }
     }
 
     /// To the client, or to a server from the client or another server.

@@ -1,0 +1,102 @@
+//! Readers of a space that nobody writes to any more.
+
+use super::*;
+use crate::control::Replica;
+use crate::units::Version;
+
+/// Longer than any reader waits for somebody else.
+const LONG: Duration = Duration::from_secs(30);
+
+/// Three servers, a slab at two of them, and a reader. Also the servers that have the slab.
+fn sealed() -> (Pool, Vec<usize>) {
+    let mut pool = Pool::new(3, 2, 4);
+    (0..8).for_each(|page| assert_eq!(pool.write(page, page as u8 + 1), Ok(())));
+    let entry = pool.client.spaces[0].slabs[0].entry.clone();
+    let holders = pool.client.peers_of(&entry).iter().collect();
+    pool.today = Today { generation: Generation(2), sealed: true, map: vec![(SlabNo(0), entry)] };
+    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, key: [2; KEY_SIZE] };
+    pool.space = pool.client.attach_reader(&spec, &pool.today).unwrap();
+    (pool, holders)
+}
+
+fn assert_right(pool: &mut Pool) {
+    (0..8).for_each(|page| assert_eq!(pool.read(page), Ok(page as u8 + 1), "page {page}"));
+    assert_eq!(pool.read(9), Ok(0));
+}
+
+#[test]
+fn what_is_sealed_is_read_and_not_written() {
+    let (mut pool, _) = sealed();
+    assert_right(&mut pool);
+    let page = [1; PAGE_SIZE];
+    let refused = pool.client.write(pool.now, pool.space, PageNo(0), Class::Eviction, &page, 1);
+    assert_eq!(refused, Err(Refused::Sealed));
+    assert_eq!(pool.client.trim(pool.now, pool.space, PageNo(0), Class::Eviction, 1), Err(Refused::Sealed));
+    assert!(!pool.client.discard_slab(pool.now, pool.space, SlabNo(0)));
+    pool.pass(LONG);
+    assert_eq!((pool.keeps, pool.client.tenure(pool.space)), (0, Tenure::Reader), "all is well");
+    let open = Today { sealed: false, ..pool.today.clone() };
+    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, key: [2; KEY_SIZE] };
+    assert_eq!(pool.client.attach_reader(&spec, &open), Err(ClientError::NotSealed));
+}
+
+#[test]
+fn a_reader_makes_the_copies_that_nobody_else_does() {
+    let (mut pool, holders) = sealed();
+    pool.deaf = vec![holders[0]];
+    pool.pass(Duration::from_secs(2));
+    assert_right(&mut pool);
+    assert_eq!(pool.keeps, 0, "somebody else may be about to");
+    pool.pass(LONG);
+    assert_eq!((pool.keeps, pool.client.tenure(pool.space)), (1, Tenure::Keeper));
+    assert_eq!(pool.client.in_sync(pool.space), (1, 1));
+    pool.deaf.push(holders[1]);
+    pool.pass(Duration::from_secs(2));
+    assert_right(&mut pool);
+}
+
+/// The map changes under a reader: it begins anew with what there is, and as long as that goes on it keeps nothing.
+#[test]
+fn a_reader_follows_the_map() {
+    let (mut pool, holders) = sealed();
+    pool.deaf = vec![holders[0]];
+    for _ in 0..30 {
+        pool.today.map[0].1.revision += 1;
+        pool.pass(Duration::from_secs(2));
+        assert_right(&mut pool);
+    }
+    assert_eq!(pool.keeps, 0);
+}
+
+/// What is missing to a reader may be at a server that it has not heard of.
+#[test]
+fn who_does_not_know_all_servers_keeps_nothing() {
+    let (mut pool, holders) = sealed();
+    let gone = ServerId(holders[0] as u32);
+    let elsewhere = Replica { server: ServerId(77), grant: Version::from_bits(1 << 40) };
+    let entry = &mut pool.today.map[0].1;
+    entry.revision += 1;
+    entry.replicas.retain(|replica| replica.server != gone);
+    entry.replicas.push(elsewhere);
+    pool.deaf = vec![holders[0]];
+    pool.pass(LONG * 2);
+    assert_right(&mut pool);
+    assert_eq!((pool.keeps, pool.client.tenure(pool.space)), (0, Tenure::Reader));
+}
+
+/// A space that is removed: the servers refuse, and the control plane knows nothing of it.
+#[test]
+fn what_is_gone_is_an_error() {
+    let (mut pool, _) = sealed();
+    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, key: [2; KEY_SIZE] };
+    let (reader, map) = (pool.space, pool.today.map.clone());
+    // Its last owner, who gives everything back.
+    pool.space = pool.client.attach(&spec, Generation(3), &map).unwrap();
+    assert_right(&mut pool);
+    pool.today.sealed = false;
+    pool.client.read(pool.now, reader, PageNo(0), Class::Demand, 2).unwrap();
+    pool.pass(Duration::from_secs(1));
+    let event = pool.client.poll_event(&mut [0; PAGE_SIZE]);
+    assert_eq!(event, Some(Event::Read { token: 2, result: Err(Failure::Fenced) }));
+    assert!(pool.client.is_taken(reader));
+}
