@@ -10,18 +10,28 @@ use rmap::units::{SlabNo, SpaceId};
 
 use crate::plane::Control;
 
+/// Answers several requests at a time, in their order.
+pub type Slow = Box<dyn FnMut(&[ControlRequest]) -> Vec<ControlReply> + Send>;
+
+/// Requests answered at a time: the slabs of a disk of 64 GiB, all of which may have had a copy at a server that died.
+const BATCH_MAX: usize = 1024;
+
 /// Asks `slow` on another thread, which ends with the driver. The driver gets [`ControlReply::Later`] until there is an answer.
+/// What is asked while the last ones are being answered is answered together.
 ///
 /// # Errors
 /// There is no thread to be had.
-pub fn aside(mut slow: Control) -> Result<Control> {
+pub fn aside(mut slow: Slow) -> Result<Control> {
     let (requests, inbox) = mpsc::channel::<ControlRequest>();
     let (outbox, replies) = mpsc::channel();
     let work = move || {
-        while let Ok(request) = inbox.recv() {
-            let reply = slow(&request);
-            if outbox.send((request, reply)).is_err() {
-                return;
+        while let Ok(first) = inbox.recv() {
+            let batch: Vec<ControlRequest> = std::iter::once(first).chain(inbox.try_iter()).take(BATCH_MAX).collect();
+            let replies = slow(&batch);
+            for answer in batch.into_iter().zip(replies) {
+                if outbox.send(answer).is_err() {
+                    return;
+                }
             }
         }
     };
@@ -86,15 +96,16 @@ mod tests {
     #[test]
     fn who_asks_does_not_wait() {
         let (release, held) = mpsc::channel::<ControlReply>();
-        let mut control = aside(Box::new(move |_| held.recv().unwrap())).unwrap();
+        let slow = move |requests: &[ControlRequest]| requests.iter().map(|_| held.recv().unwrap()).collect();
+        let mut control = aside(Box::new(slow)).unwrap();
         let (one, other) = (request(1, 1), request(2, 1));
         for request in [&one, &other, &one, &other] {
             assert_eq!(control(request), ControlReply::Later);
         }
         release.send(ControlReply::Done).unwrap();
-        assert_eq!(answer(&mut control, &one), ControlReply::Done);
         assert_eq!(control(&other), ControlReply::Later);
         release.send(ControlReply::Fenced).unwrap();
+        assert_eq!(answer(&mut control, &one), ControlReply::Done);
         assert_eq!(answer(&mut control, &other), ControlReply::Fenced);
         // The slab's next change, and one that the disk could not take: it is asked anew.
         let next = request(1, 2);

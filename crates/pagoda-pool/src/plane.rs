@@ -9,7 +9,7 @@ use rmap::registry::Registry;
 use rmap::units::{Generation, SpaceId};
 use rmap_etcd::{Etcd, EtcdConfig, EtcdError, HealthView};
 
-use crate::aside::aside;
+use crate::aside::{Slow, aside};
 use crate::config::PoolConfig;
 use crate::{Tell, store};
 
@@ -138,19 +138,19 @@ pub fn is_gone(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(EtcdError::NoSuchSpace { .. }))
 }
 
-/// Answers from the registry. Where its disk fails, the question is asked again, and nothing goes on that needs it.
-fn by_registry(mut registry: Registry, tell: Tell) -> Control {
+/// Answers from the registry. Where its disk fails, the questions are asked again, and nothing goes on that needs it.
+fn by_registry(mut registry: Registry, tell: Tell) -> Slow {
     let mut failing = false;
-    Box::new(move |request| match registry.answer(request) {
-        Ok(reply) => {
+    Box::new(move |requests| match registry.answer_all(requests) {
+        Ok(replies) => {
             failing = false;
-            reply
+            replies
         }
         Err(error) => {
             if !std::mem::replace(&mut failing, true) {
                 tell(&format!("{error}; trying again"));
             }
-            ControlReply::Later
+            vec![ControlReply::Later; requests.len()]
         }
     })
 }

@@ -11,7 +11,7 @@
 //! | 4..12 | first bytes of its SHA-256 |
 //! | 12.. | body: kind (1), space (8), then for an owner (1): generation (4), its highest bit set where the space is sealed, all ones where it is forgotten; for an entry (2): slab (4), revision (8), lost (1), copies (1), and for each copy server (4), grant (8) |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -122,7 +122,7 @@ impl Registry {
             let (before, sealed) = record.map_or((0, false), |record| (record.generation, record.sealed));
             let next = before + 1;
             if next <= Generation::MAX.0 && expected.is_none_or(|expected| expected.0 == before) {
-                registry.append(&encode_owner(space.0, next, sealed || seal))?;
+                registry.append(&[encode_owner(space.0, next, sealed || seal)])?;
             }
             Ok((before, next))
         })?;
@@ -153,7 +153,7 @@ impl Registry {
             let Some(record) = registry.spaces.get(&space.0) else { return Ok(generation.0) };
             let today = record.generation;
             if today == generation.0 {
-                registry.append(&encode_word(space.0, FORGOTTEN))?;
+                registry.append(&[encode_word(space.0, FORGOTTEN)])?;
             }
             Ok(today)
         })?;
@@ -177,19 +177,60 @@ impl Registry {
     /// # Errors
     /// The file cannot be written: nothing is changed.
     pub fn swap(&mut self, change: &Change) -> Result<ControlReply, RegistryError> {
+        let replies = self.swap_all(std::slice::from_ref(change))?;
+        Ok(replies.into_iter().next().unwrap_or(ControlReply::Later))
+    }
+
+    /// Compares and swaps entries, one after the other, and makes them durable together: when a server dies, every slab that
+    /// it had changes, and a flush of the disk takes some milliseconds.
+    ///
+    /// # Errors
+    /// The file cannot be written: each change may have happened or not.
+    pub fn swap_all(&mut self, changes: &[Change]) -> Result<Vec<ControlReply>, RegistryError> {
         self.locked(|registry| {
             registry.catch_up()?;
-            let record = registry.spaces.get(&change.space.0);
-            let Some(record) = record.filter(|record| record.generation == change.generation.0) else {
-                return Ok(ControlReply::Fenced);
-            };
-            let today = record.map.get(&change.slab.0).cloned().unwrap_or_default();
-            if today.revision + 1 != change.entry.revision || change.entry.replicas.len() > REPLICAS_MAX {
-                return Ok(ControlReply::Conflict(today));
+            let mut replies = Vec::with_capacity(changes.len());
+            let (mut bodies, mut places) = (Vec::new(), HashSet::new());
+            for change in changes {
+                // A second change of an entry is compared with what the first one made of it.
+                if !places.insert((change.space, change.slab)) {
+                    registry.append(&std::mem::take(&mut bodies))?;
+                }
+                let refusal = registry.refusal(change);
+                if refusal.is_none() {
+                    bodies.push(encode_entry(change.space, change.slab, &change.entry));
+                }
+                replies.push(refusal.unwrap_or(ControlReply::Done));
             }
-            registry.append(&encode_entry(change.space, change.slab, &change.entry))?;
-            Ok(ControlReply::Done)
+            registry.append(&bodies)?;
+            Ok(replies)
         })
+    }
+
+    /// Why a change cannot be made.
+    fn refusal(&self, change: &Change) -> Option<ControlReply> {
+        let record = self.spaces.get(&change.space.0);
+        let Some(record) = record.filter(|record| record.generation == change.generation.0) else {
+            return Some(ControlReply::Fenced);
+        };
+        let today = record.map.get(&change.slab.0).cloned().unwrap_or_default();
+        let fits = today.revision + 1 == change.entry.revision && change.entry.replicas.len() <= REPLICAS_MAX;
+        (!fits).then_some(ControlReply::Conflict(today))
+    }
+
+    /// Answers a client's questions. Changes that come together are made together.
+    ///
+    /// # Errors
+    /// As of [`Registry::swap_all`].
+    pub fn answer_all(&mut self, requests: &[ControlRequest]) -> Result<Vec<ControlReply>, RegistryError> {
+        let change = |request: &ControlRequest| match request {
+            ControlRequest::Change(change) => Some(change.clone()),
+            ControlRequest::Look { .. } | ControlRequest::Keep { .. } => None,
+        };
+        match requests.iter().map(change).collect::<Option<Vec<Change>>>() {
+            Some(changes) => self.swap_all(&changes),
+            None => requests.iter().map(|request| self.answer(request)).collect(),
+        }
     }
 
     /// Answers a client.
@@ -267,14 +308,22 @@ impl Registry {
         Ok(())
     }
 
-    fn append(&mut self, body: &[u8]) -> io::Result<()> {
+    /// All of it is on disk before any of it counts.
+    fn append(&mut self, bodies: &[Vec<u8>]) -> io::Result<()> {
+        if bodies.is_empty() {
+            return Ok(());
+        }
         self.file.seek(SeekFrom::Start(self.read_to))?;
-        let record = encode_record(body);
-        self.file.write_all(&record)?;
-        self.file.sync_data()?;
-        self.apply(body);
-        self.records += 1;
-        self.read_to += record.len() as u64;
+        let records: Vec<u8> = bodies.iter().flat_map(|body| encode_record(body)).collect();
+        self.file.write_all(&records)?;
+        if let Err(error) = self.file.sync_data() {
+            // Nor is it to be found there by the next look.
+            self.file.set_len(self.read_to)?;
+            return Err(error);
+        }
+        bodies.iter().for_each(|body| self.apply(body));
+        self.records += bodies.len() as u64;
+        self.read_to += records.len() as u64;
         let needed: usize = self.spaces.values().map(|record| 1 + record.map.len()).sum();
         if self.records > COMPACT_MIN + COMPACT_FACTOR * needed as u64 {
             self.compact()?;

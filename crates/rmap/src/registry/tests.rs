@@ -108,6 +108,44 @@ fn other_files_are_left_alone() {
     assert_eq!(std::fs::read(dir.file()).unwrap(), b"something else");
 }
 
+/// A server dies, and all its slabs change at once: as if one after the other, whatever is among them.
+#[test]
+fn changes_that_come_together_are_compared_one_by_one() {
+    let dir = Dir::new("together");
+    let mut registry = Registry::open(&dir.file()).unwrap();
+    registry.take_over(SPACE).unwrap();
+    let changes = [
+        request(1, 3, 1),
+        request(1, 4, 1),
+        request(2, 5, 1),
+        request(1, 3, 2),
+        request(1, 3, 2),
+        request(1, 4, 3),
+        request(1, 6, 1),
+    ];
+    let conflict = |change: Change| ControlReply::Conflict(change.entry);
+    let expected = [
+        ControlReply::Done,
+        ControlReply::Done,
+        ControlReply::Fenced,
+        ControlReply::Done,
+        conflict(request(1, 3, 2)),
+        conflict(request(1, 4, 1)),
+        ControlReply::Done,
+    ];
+    assert_eq!(registry.swap_all(&changes).unwrap(), expected);
+    let entry = |slab, revision| (SlabNo(slab), request(1, slab, revision).entry);
+    let map = vec![entry(3, 2), entry(4, 1), entry(6, 1)];
+    for look in [registry.look(SPACE), Registry::open(&dir.file()).unwrap().look(SPACE)] {
+        assert_eq!(look.unwrap(), Today { generation: Generation(1), sealed: false, map: map.clone() });
+    }
+    // With others among them.
+    let requests = [ControlRequest::Change(request(1, 3, 3)), ControlRequest::Look { space: SPACE }];
+    let replies = registry.answer_all(&requests).unwrap();
+    assert_eq!(replies[0], ControlReply::Done);
+    assert!(matches!(&replies[1], ControlReply::Seen(today) if today.map[0] == entry(3, 3)));
+}
+
 /// For every process, and after the log was written anew.
 #[test]
 fn what_is_sealed_stays_so() {
