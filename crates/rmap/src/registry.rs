@@ -315,9 +315,8 @@ impl Registry {
         }
         self.file.seek(SeekFrom::Start(self.read_to))?;
         let records: Vec<u8> = bodies.iter().flat_map(|body| encode_record(body)).collect();
-        self.file.write_all(&records)?;
-        if let Err(error) = self.file.sync_data() {
-            // Nor is it to be found there by the next look.
+        if let Err(error) = self.file.write_all(&records).and_then(|()| self.file.sync_data()) {
+            // Nor is any of it to be found there by the next look, as the first records are that a full disk had room for.
             self.file.set_len(self.read_to)?;
             return Err(error);
         }
