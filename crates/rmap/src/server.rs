@@ -1,7 +1,8 @@
 //! The server: lends slabs, holds sealed pages, checks the owner's generation in every request.
 //!
-//! Sans-I/O: a driver hands in datagrams and time and takes out what is to be sent. One thread owns it. Whatever comes from
-//! somebody who does not know the pool's key costs a counter; nothing is allocated for it and nothing answered.
+//! Sans-I/O: a driver hands in datagrams and time and takes out what is to be sent. A [`Server`] is owned by one thread;
+//! where several cores are to work, it is one of several lanes ([`Server::with_lanes`]). Whatever comes from somebody who does
+//! not know the pool's key costs a counter; nothing is allocated for it and nothing answered.
 //!
 //! # When something fails
 //!
@@ -10,6 +11,7 @@
 //! generations make late writes harmless. A server never drops a slab by itself; under pressure it asks the owners to.
 
 mod copy;
+mod lanes;
 mod reassembly;
 mod requests;
 mod sessions;
@@ -17,6 +19,7 @@ mod store;
 mod tickets;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use thiserror::Error;
 
@@ -29,10 +32,12 @@ use crate::wire::datagram::Head;
 use crate::wire::message::{Pressure, Status};
 
 pub use copy::{Progress, TRANSFERS_MAX};
+pub use lanes::{LANE_BITS, LANE_SHIFT, LANES_MAX, lane_of};
 pub use store::{Fault, SpaceUse};
 pub use tickets::{TICKET_LIFE, TICKETS_MAX};
 
 use copy::Transfers;
+use lanes::{Identity, LaneNumbers, Shared, State};
 use requests::Replies;
 use sessions::{Hello, Sessions};
 use store::Store;
@@ -71,6 +76,8 @@ pub enum ConfigError {
     Memory { slabs: usize },
     #[error("{clients} admitted clients: at most {ADMITTED_MAX}")]
     Admitted { clients: usize },
+    #[error("{lanes} lanes: give 1 to {LANES_MAX}")]
+    Lanes { lanes: usize },
 }
 
 /// One or more datagrams to send, in the buffer that the caller gave.
@@ -109,22 +116,50 @@ pub struct ServerStats {
     pub pages_written: u64,
 }
 
-/// A page server.
+impl ServerStats {
+    fn add(&mut self, other: &ServerStats) {
+        let ServerStats {
+            fragments,
+            accepted,
+            malformed,
+            unknown_session,
+            not_authentic,
+            replayed,
+            strangers,
+            not_admitted,
+            throttled,
+            refused,
+            answered,
+            pages_read,
+            pages_written,
+        } = other;
+        self.fragments += fragments;
+        self.accepted += accepted;
+        self.malformed += malformed;
+        self.unknown_session += unknown_session;
+        self.not_authentic += not_authentic;
+        self.replayed += replayed;
+        self.strangers += strangers;
+        self.not_admitted += not_admitted;
+        self.throttled += throttled;
+        self.refused += refused;
+        self.answered.iter_mut().zip(answered).for_each(|(sum, count)| *sum += count);
+        self.pages_read += pages_read;
+        self.pages_written += pages_written;
+    }
+}
+
+/// A page server, or one lane of it. Unless said otherwise, its methods are about the whole server.
 #[derive(Debug)]
 pub struct Server {
-    config: ServerConfig,
+    shared: Arc<Shared>,
+    lane: usize,
     entropy: SharedEntropy,
-    store: Store,
     sessions: Sessions,
-    tickets: Tickets,
     transfers: Transfers,
     replies: Replies,
-    pressure: Pressure,
-    is_last_resort: bool,
+    /// Of this lane.
     stats: ServerStats,
-    /// Clients that may have the server drained, and the one that did.
-    admins: Vec<PublicKey>,
-    drain_asked_by: Option<PublicKey>,
     /// When something last came.
     now: Time,
 }
@@ -134,29 +169,59 @@ impl Server {
     ///
     /// # Errors
     /// Limits of [`ServerConfig`].
-    pub fn new(mut config: ServerConfig, entropy: Box<dyn Entropy>) -> Result<Server, ConfigError> {
+    pub fn new(config: ServerConfig, entropy: Box<dyn Entropy>) -> Result<Server, ConfigError> {
+        let mut lanes = Server::with_lanes(config, entropy, 1)?;
+        lanes.pop().ok_or(ConfigError::Lanes { lanes: 0 })
+    }
+
+    /// The same as several lanes, each for a thread. Every datagram goes to the lane that [`lane_of`] says.
+    ///
+    /// # Errors
+    /// Limits of [`ServerConfig`], and [`LANES_MAX`].
+    pub fn with_lanes(
+        mut config: ServerConfig,
+        entropy: Box<dyn Entropy>,
+        lanes: usize,
+    ) -> Result<Vec<Server>, ConfigError> {
         if config.slabs == 0 || config.slabs > SLABS_MAX {
             return Err(ConfigError::Slabs { slabs: config.slabs });
         }
         if config.admitted.len() > ADMITTED_MAX {
             return Err(ConfigError::Admitted { clients: config.admitted.len() });
         }
-        Ok(Server {
-            entropy: SharedEntropy::new(entropy),
-            is_last_resort: config.medium.is_some(),
-            store: Store::new(config.slabs, config.slab_size, config.quota, config.medium.take())
-                .ok_or(ConfigError::Memory { slabs: config.slabs })?,
-            sessions: Sessions::new(),
+        if lanes == 0 || lanes > LANES_MAX {
+            return Err(ConfigError::Lanes { lanes });
+        }
+        let is_last_resort = config.medium.is_some();
+        let store = Store::new(config.slabs, config.slab_size, config.quota, config.medium.take())
+            .ok_or(ConfigError::Memory { slabs: config.slabs })?;
+        let state = State {
+            store,
             tickets: Tickets::new(),
-            transfers: Transfers::new(),
-            replies: Replies::new(),
             pressure: Pressure::None,
-            stats: ServerStats::default(),
+            admitted: config.admitted,
             admins: Vec::new(),
             drain_asked_by: None,
+        };
+        let ServerConfig { id, keys, pool, slab_size, epoch, .. } = config;
+        let shared = Shared::new(Identity { id, keys, pool, slab_size, epoch, is_last_resort }, state, lanes);
+        let entropy = SharedEntropy::new(entropy);
+        let lane = |lane| Server {
+            shared: Arc::clone(&shared),
+            lane,
+            entropy: entropy.clone(),
+            sessions: Sessions::new(lane),
+            transfers: Transfers::new(lane),
+            replies: Replies::new(),
+            stats: ServerStats::default(),
             now: Time::default(),
-            config,
-        })
+        };
+        Ok((0..lanes).map(lane).collect())
+    }
+
+    /// The number of this lane.
+    pub fn lane(&self) -> usize {
+        self.lane
     }
 
     /// Takes a datagram in; decrypts it in place.
@@ -166,8 +231,13 @@ impl Server {
             Ok(Head::Hello { versions, sender }) => {
                 let about = self.about();
                 let hello = Hello { from, versions, sender, datagram };
-                let (tickets, entropy) = (&self.tickets, &self.entropy);
-                self.sessions.greet(now, &hello, &self.config, tickets, about, entropy, &mut self.stats);
+                let admits = |node| {
+                    let state = self.shared.state();
+                    let admitted = state.admitted.contains(&node);
+                    (admitted || state.tickets.has_any(now, node)).then_some(!admitted)
+                };
+                let identity = &self.shared.identity;
+                self.sessions.greet(now, &hello, identity, admits, about, &self.entropy, &mut self.stats);
             }
             Ok(Head::Data { epoch, receiver, counter, .. }) => {
                 let Some(index) = self.sessions.find(receiver) else {
@@ -182,7 +252,7 @@ impl Server {
                 }
             }
             Ok(Head::Accept { version: PROTOCOL_VERSION, receiver, sender }) => {
-                let pages = self.config.slab_size.pages();
+                let pages = self.shared.identity.slab_size.pages();
                 let used = self.transfers.accepted(now, receiver, sender, pages, datagram);
                 self.stats.malformed += u64::from(used.is_none());
             }
@@ -207,44 +277,52 @@ impl Server {
         if let Some(transmit) = self.sessions.poll_handshake(out) {
             return Some(transmit);
         }
-        self.poll_reply(out).or_else(|| self.transfers.poll_transmit(self.now, &mut self.store, out))
+        let transmit = self.poll_reply(out).or_else(|| self.transfers.poll_transmit(self.now, &self.shared, out));
+        if transmit.is_none() {
+            self.shared.publish(self.lane, self.own_numbers());
+        }
+        transmit
+    }
+
+    fn own_numbers(&self) -> LaneNumbers {
+        LaneNumbers { stats: self.stats, sessions: self.sessions.count() }
     }
 
     /// How short of memory the host is; in every reply from now on. A server that is about to end stays at orange.
     pub fn set_pressure(&mut self, pressure: Pressure) {
-        self.pressure = if self.store.shut { pressure.max(Pressure::Orange) } else { pressure };
+        let mut state = self.shared.state();
+        state.pressure = if state.store.shut { pressure.max(Pressure::Orange) } else { pressure };
     }
 
     pub fn pressure(&self) -> Pressure {
-        self.pressure
+        self.shared.state().pressure
     }
 
     /// No slab is given away any more, not even a promised one: the server is about to end. Those that it has it wants
     /// moved elsewhere.
     pub fn begin_drain(&mut self) {
-        self.store.shut = true;
-        self.drain_asked_by = None;
-        self.pressure = self.pressure.max(Pressure::Orange);
+        self.shared.state().begin_drain();
     }
 
     /// One step towards the memory that the pressure allows: from orange on, a free slab's memory goes back to the host;
-    /// without pressure, one is taken again. To be called every now and then. `false` if there was nothing to do.
+    /// without pressure, one is taken again. To be called every now and then, by one lane. `false` if there was nothing to do.
     pub fn adjust_memory(&mut self) -> bool {
-        match self.pressure {
-            Pressure::None if !self.store.shut => self.store.regrow(),
+        let mut state = self.shared.state();
+        match state.pressure {
+            Pressure::None if !state.store.shut => state.store.regrow(),
             Pressure::None | Pressure::Yellow => false,
-            Pressure::Orange | Pressure::Red => self.store.shed(),
+            Pressure::Orange | Pressure::Red => state.store.shed(),
         }
     }
 
     /// Slabs that are gone because their medium failed.
     pub fn broken_slabs(&self) -> usize {
-        self.store.broken_slabs()
+        self.shared.state().store.broken_slabs()
     }
 
     /// Slabs that somebody has.
     pub fn held_slabs(&self) -> usize {
-        self.store.held_slabs()
+        self.shared.state().store.held_slabs()
     }
 
     /// The clients that may connect from now on. Sessions of others stay until they end.
@@ -255,52 +333,53 @@ impl Server {
         if clients.len() > ADMITTED_MAX {
             return Err(ConfigError::Admitted { clients: clients.len() });
         }
-        self.config.admitted = clients;
+        self.shared.state().admitted = clients;
         Ok(())
     }
 
     /// The clients that may ask this server, from now on, to be drained and to end; nobody may unless this says so.
     /// They have to be admitted, too.
     pub fn set_admins(&mut self, admins: Vec<PublicKey>) {
-        self.admins = admins;
+        self.shared.state().admins = admins;
     }
 
     /// The client at whose request the server is being drained. [`Server::begin_drain`] is not at anybody's request.
     pub fn drain_asked_by(&self) -> Option<PublicKey> {
-        self.drain_asked_by
+        self.shared.state().drain_asked_by
     }
 
-    pub fn stats(&self) -> &ServerStats {
-        &self.stats
+    /// Of all lanes; of others as it was when they last had nothing to send.
+    pub fn stats(&self) -> ServerStats {
+        self.shared.sum(self.lane, self.own_numbers()).stats
     }
 
     pub fn id(&self) -> ServerId {
-        self.config.id
+        self.shared.identity.id
     }
 
     pub fn epoch(&self) -> BootEpoch {
-        self.config.epoch
+        self.shared.identity.epoch
     }
 
     /// Slabs that nobody has.
     pub fn free_slabs(&self) -> usize {
-        self.store.free_slabs()
+        self.shared.state().store.free_slabs()
     }
 
     /// Who has how much.
-    pub fn spaces(&self) -> impl Iterator<Item = SpaceUse> {
-        self.store.spaces()
+    pub fn spaces(&self) -> Vec<SpaceUse> {
+        self.shared.state().store.spaces().collect()
     }
 
     /// Whether everything was given back, so that the process may end without loss.
     pub fn is_drained(&self) -> bool {
-        self.store.held_slabs() == 0
+        self.held_slabs() == 0
     }
 
     /// Misbehaves on purpose: for tests of what clients do then.
     #[doc(hidden)]
     pub fn inject(&mut self, fault: Option<Fault>) {
-        self.store.inject(fault);
+        self.shared.state().store.inject(fault);
     }
 }
 

@@ -38,9 +38,9 @@ impl ServerNumbers {
     }
 
     pub fn look(&mut self, server: &Server) {
-        self.stats = *server.stats();
+        self.stats = server.stats();
         (self.held, self.free, self.broken) = (server.held_slabs(), server.free_slabs(), server.broken_slabs());
-        self.spaces = server.spaces().filter(|space| space.slabs > 0).count();
+        self.spaces = server.spaces().iter().filter(|space| space.slabs > 0).count();
         self.pressure = server.pressure();
     }
 }

@@ -14,6 +14,7 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use pagoda_pool::config::PoolConfig;
 use pagoda_pool::store;
+use rmap::server::LANES_MAX;
 
 use crate::cli::Pace;
 use crate::show::Format;
@@ -170,6 +171,10 @@ pub struct Serve {
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
     #[arg(value_parser = clap::value_parser!(u64).range(..=SPIN_US_MAX))]
     pub spin: u64,
+    /// Threads that serve, each its part of the clients; by TCP and of a disk it is one [default: a quarter of the
+    /// cores, at most 4]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=LANES_MAX as u64))]
+    pub lanes: Option<u64>,
 }
 
 /// A spin longer than this is a mistake: it would burn a core for nothing.

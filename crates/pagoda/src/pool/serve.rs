@@ -15,7 +15,7 @@ use rmap::host::{self, HostError};
 use rmap::medium::{FileMedium, Medium, MediumError};
 use rmap::pressure::Gauge;
 use rmap::server::{Server, ServerConfig};
-use rmap::udp::{Port, Wait, serve_until};
+use rmap::udp::{Port, Wait, serve_lanes};
 use rmap::units::{BootEpoch, SEAL_SIZE, SLAB_PAGES, ServerId, SlabSize, Time};
 use rmap::wire::message::Pressure;
 use serde::Serialize;
@@ -35,6 +35,9 @@ use crate::units::format_size;
 const SEEN_AFTER: Duration = Duration::from_secs(2);
 /// What of a slab on a disk is in memory all the same: versions and seals.
 const SLAB_TABLE_BYTES: u64 = SLAB_PAGES as u64 * (SEAL_SIZE as u64 + 8);
+/// Without `--lanes`: the cores of a host are its VMs', and one lane fills 10 Gbit/s.
+const CORES_A_LANE: usize = 4;
+const LANES_UNASKED_MAX: usize = 4;
 /// How often it is looked whether the host's memory is short, and numbers are left for those who ask.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -65,10 +68,11 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     // Whether etcd answers is found out before memory is taken.
     place.connect()?;
     let mut admitted = Admissions::read(dir)?;
-    let mut port = Port::bind(options.listen).with_context(|| format!("listen on {}", options.listen))?;
-    let addr = port.local_addr().context("the socket's address")?;
+    let lanes = lanes(options)?;
+    let mut ports = Port::bind_lanes(options.listen, lanes).with_context(|| format!("listen on {}", options.listen))?;
+    let addr = ports[0].local_addr().context("the socket's address")?;
     if options.tcp {
-        port.listen_too().with_context(|| format!("listen on {addr} by TCP"))?;
+        ports[0].listen_too().with_context(|| format!("listen on {addr} by TCP"))?;
     }
     let (scraped, metrics) = options.metrics.map(metrics::listen).transpose()?.unzip();
     // A disk is nobody's memory: it is lent whatever the host does with that.
@@ -90,11 +94,13 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
         epoch: BootEpoch(SystemEntropy::default().next_u64()),
         medium,
     };
-    let mut server = Server::new(config, Box::new(SystemEntropy::default()))?;
+    let servers = Server::with_lanes(config, Box::new(SystemEntropy::default()), lanes)?;
+    let mut lanes: Vec<(Server, Port)> = servers.into_iter().zip(ports).collect();
+    let (server, _) = &mut lanes[0];
     server.set_admins(admitted.admins());
     let signals = Signals::new()?;
     let info = ServerInfo { id: ServerId(options.id), addr, key: public, zone: options.zone };
-    let mut announced = place.etcd.map(|config| Announced::join(config, &info, &server)).transpose()?;
+    let mut announced = place.etcd.map(|config| Announced::join(config, &info, server)).transpose()?;
     let serving = Serving {
         listen: addr.to_string(),
         bytes: slabs * slab_bytes,
@@ -103,13 +109,13 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
         metrics,
     };
     say_ready(&serving, on_disk, announced.as_ref().map(|_| info.id), format)?;
-    let numbers = |listener| Published::start(listener, ServerNumbers::new(&server));
+    let numbers = |listener| Published::start(listener, ServerNumbers::new(server));
     let published = scraped.map(numbers).transpose()?;
     let mut published_at = Time::default();
     let mut broken = 0;
     let wait = Wait { spin: Duration::from_micros(options.spin) };
     let mut drain = Drain { patience: Duration::from_secs(options.drain), ..Drain::default() };
-    serve_until(&mut server, &mut port, wait, |server, now| {
+    serve_lanes(&mut lanes, wait, |server, now| {
         admitted.follow(server);
         if let Some(gauge) = &mut gauge {
             gauge.follow(server, now);
@@ -135,6 +141,22 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
         announced.leave();
     }
     Ok(())
+}
+
+/// How many threads serve.
+fn lanes(options: &Serve) -> Result<usize> {
+    match options.lanes {
+        Some(lanes) if lanes > 1 && options.on_disk.is_some() => {
+            Err(UsageError(format!("--lanes {lanes}: a disk is read by one thread; leave it out with --on-disk"))
+                .into())
+        }
+        Some(lanes) => Ok(lanes as usize),
+        None if options.on_disk.is_some() => Ok(1),
+        None => {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            Ok((cores / CORES_A_LANE).clamp(1, LANES_UNASKED_MAX))
+        }
+    }
 }
 
 fn say_ready(serving: &Serving, on_disk: Option<&Path>, number: Option<ServerId>, format: Format) -> Result<()> {

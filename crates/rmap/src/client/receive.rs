@@ -19,6 +19,10 @@ use crate::wire::{DATAGRAM_SIZES, OVERHEAD, PROTOCOL_VERSION};
 /// Later requests answered before an earlier one: then it was lost, not reordered (as TCP's three duplicates).
 const OVERTAKEN_MAX: u8 = 3;
 
+/// What a server is taken to have until it says so in its first reply. With little, the first writes to several slabs would
+/// be declined; with too much, a server that is full says no.
+const ROOM_UNTOLD: u32 = crate::server::SLABS_MAX as u32;
+
 impl Client {
     /// Takes a datagram in; decrypts it in place. Where it came from is not looked at: only its keys count.
     pub fn on_datagram(&mut self, now: Time, _from: SocketAddr, datagram: &mut [u8]) {
@@ -72,7 +76,7 @@ impl Client {
         peer.cut = DATAGRAM_SIZES[0];
         peer.probes = larger_than(peer.cut, self.config.datagram_max);
         // Every candidate for a slab until the first reply says otherwise.
-        peer.free_slabs = peer.free_slabs.max(1);
+        peer.free_slabs = ROOM_UNTOLD;
         self.stats.sessions += 1;
         if restarted && !self.has(Fault::TrustsServers) {
             self.content_lost(place);

@@ -579,7 +579,7 @@ fn a_server_under_pressure_is_drained() {
         assert_eq!([pool.write(page + 16, 1), pool.write(page + 16, 2)], [Ok(()); 2]);
         assert_eq!(pool.read(page), Ok(expected));
     }
-    assert!(pool.servers[victim].is_drained(), "{:?}", pool.servers[victim].spaces().collect::<Vec<_>>());
+    assert!(pool.servers[victim].is_drained(), "{:?}", pool.servers[victim].spaces());
     let stats = *pool.client.stats();
     assert!(stats.slabs_transferred > 0 && stats.pages_copied == 0, "{stats:?}");
     assert_eq!(pool.client.in_sync(pool.space), (4, 4));
@@ -614,7 +614,7 @@ fn a_server_is_drained_at_a_clients_request() {
         assert_eq!([pool.write(page + 16, 1), pool.write(page + 16, 2)], [Ok(()); 2]);
         assert_eq!(pool.read(page), Ok(page as u8 + 1));
     }
-    assert!(pool.servers[victim].is_drained(), "{:?}", pool.servers[victim].spaces().collect::<Vec<_>>());
+    assert!(pool.servers[victim].is_drained(), "{:?}", pool.servers[victim].spaces());
     let (answer, report) = ask(&mut pool, Drain::CallOff);
     assert_eq!((answer, report.draining, report.held), (Some(Status::Ok), false, 0));
 }

@@ -101,14 +101,37 @@ impl Session {
     /// Appends a message with its whole payload to `out`, encrypted, in datagrams of at most `cut` bytes. Gives the length
     /// of each.
     pub fn seal(&mut self, message: &Message, payload: &[u8], cut: usize, out: &mut Vec<u8>) -> usize {
-        let count = Fragment::count_for(payload.len(), cut);
-        (0..count).for_each(|index| self.seal_fragment(message, Fragment { index, count }, payload, out));
-        OVERHEAD + Fragment { index: 0, count }.length(payload.len())
+        let start = out.len();
+        let segment = Session::lay_out(message, payload, cut, out);
+        self.encrypt(&mut out[start..], segment);
+        segment
     }
 
+    /// The first half of [`Session::seal`], which needs the payload: appends the datagrams, with room for heads and tags. What
+    /// may be touched by one thread at a time is not needed for the second, which takes longer.
+    pub fn lay_out(message: &Message, payload: &[u8], cut: usize, out: &mut Vec<u8>) -> usize {
+        let count = Fragment::count_for(payload.len(), cut);
+        let segment = OVERHEAD + Fragment { index: 0, count }.length(payload.len());
+        for index in 0..count {
+            let fragment = Fragment { index, count };
+            let end = out.len() + segment;
+            out.resize(out.len() + HEADER_SIZE, 0);
+            out.extend_from_slice(&message.encode(fragment));
+            out.extend_from_slice(&payload[fragment.range(payload.len())]);
+            out.resize(end, 0);
+        }
+        segment
+    }
+
+    /// The second half of [`Session::seal`]: datagrams of `segment` bytes each, as they were laid out.
+    ///
     /// # Panics
     /// If the counter ran out: the owner looks at [`Session::is_worn_out`].
-    fn seal_fragment(&mut self, message: &Message, fragment: Fragment, payload: &[u8], out: &mut Vec<u8>) {
+    pub fn encrypt(&mut self, datagrams: &mut [u8], segment: usize) {
+        datagrams.chunks_exact_mut(segment).for_each(|datagram| self.encrypt_one(datagram));
+    }
+
+    fn encrypt_one(&mut self, datagram: &mut [u8]) {
         assert!(self.counter < 2 * COUNTER_MAX, "no nonce is used twice");
         if self.counter / self.rekey_every > self.send.number {
             self.send = self.send.next();
@@ -116,13 +139,11 @@ impl Session {
         let epoch = (self.send.number & 0xff) as u8;
         let head = Head::Data { version: PROTOCOL_VERSION, epoch, receiver: self.remote, counter: self.counter };
         let head = head.encode();
-        out.extend_from_slice(&head);
-        let body = out.len();
-        out.extend_from_slice(&message.encode(fragment));
-        out.extend_from_slice(&payload[fragment.range(payload.len())]);
-        out.resize(body + message::HEADER_SIZE + fragment.length(payload.len()), 0);
-        let sealed = self.send.key.seal_in_place_separate_tag(nonce(self.counter), Aad::from(head), &mut out[body..]);
-        out.extend_from_slice(sealed.expect("a datagram is not too long").as_ref());
+        let (body, tag) = datagram.split_at_mut(datagram.len() - TAG_SIZE);
+        let (room, body) = body.split_at_mut(HEADER_SIZE);
+        room.copy_from_slice(&head);
+        let sealed = self.send.key.seal_in_place_separate_tag(nonce(self.counter), Aad::from(head), body);
+        tag.copy_from_slice(sealed.expect("a datagram is not too long").as_ref());
         self.counter += 1;
     }
 

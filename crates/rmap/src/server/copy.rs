@@ -12,9 +12,10 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::store::{Fault, Store};
+use super::Transmit;
+use super::lanes::{Identity, Shared, session_number};
+use super::store::Fault;
 use super::tickets::TICKET_LIFE;
-use super::{ServerConfig, Transmit};
 use crate::client::RoundTrip;
 use crate::crypto::entropy::SharedEntropy;
 use crate::crypto::handshake::Initiator;
@@ -25,7 +26,7 @@ use crate::wire::datagram::{Head, Versions};
 use crate::wire::message::{Direction, Message, Op, Status};
 use crate::wire::{DATAGRAM_MIN_MAX, DATAGRAM_SIZES, OVERHEAD, PROTOCOL_VERSION};
 
-/// Slabs that one server copies to others at a time; each has a session of its own and no page of its own.
+/// Slabs that one lane copies to others at a time; each has a session of its own and no page of its own.
 pub const TRANSFERS_MAX: usize = 8;
 /// Hellos to an address that does not answer, the first included: 1 KiB in 75 ms.
 const HELLOS_MAX: u32 = 4;
@@ -41,9 +42,6 @@ const BLACK_HOLE_TRIES: u32 = 4;
 const BURST: u64 = 256 * 1024;
 /// How soon a transfer that waits for its rate is looked at again.
 const RATE_WAIT: Duration = Duration::from_micros(200);
-/// The low bits of a session's number are its place, the others random. Sessions with clients come first where both
-/// have a number; the transfer fails then, which costs time only.
-const PLACE_BITS: u32 = TRANSFERS_MAX.trailing_zeros();
 
 /// How far a transfer is. The numbers are the protocol's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,27 +101,28 @@ struct Transfer {
 
 #[derive(Debug)]
 pub struct Transfers {
+    lane: usize,
     all: Vec<Option<Transfer>>,
     turn: usize,
 }
 
 impl Transfers {
-    pub fn new() -> Transfers {
-        Transfers { all: (0..TRANSFERS_MAX).map(|_| None).collect(), turn: 0 }
+    pub fn new(lane: usize) -> Transfers {
+        Transfers { lane, all: (0..TRANSFERS_MAX).map(|_| None).collect(), turn: 0 }
     }
 
-    /// The owner wants a slab to be copied, or asks again how far that is.
+    /// The owner wants a slab, which was granted as is said, to be copied, or asks again how far that is.
     pub fn ask(
         &mut self,
         now: Time,
-        (store, config, entropy): (&Store, &ServerConfig, &SharedEntropy),
-        slab: SlabNo,
+        (identity, entropy): (&Identity, &SharedEntropy),
+        (slab, grant): (SlabNo, Result<Version, Status>),
         generation: Generation,
         request: &Message,
         payload: &[u8],
     ) -> Status {
         let Ok(order) = CopyOrder::decode(payload) else { return Status::BadRequest };
-        let grant = match store.grant_of(request.space, slab, generation) {
+        let grant = match grant {
             Ok(grant) if grant == request.version => grant,
             Ok(_) => return Status::BadRequest,
             Err(status) => return status,
@@ -142,9 +141,10 @@ impl Transfers {
             None => self.all.iter().position(free),
         };
         let Some(place) = place else { return Status::Full };
-        let number = (entropy.next_u64() as u32) << PLACE_BITS | place as u32;
+        // Sessions with clients come first where both have a number; the transfer fails then, which costs time only.
+        let number = session_number(entropy.next_u64() as u32, self.lane, place);
         let head = Head::Hello { versions: Versions { min: PROTOCOL_VERSION, max: PROTOCOL_VERSION }, sender: number };
-        let greeting = Initiator::new(&config.keys, &order.key, &config.pool, head, entropy);
+        let greeting = Initiator::new(&identity.keys, &order.key, &identity.pool, head, entropy);
         self.all[place] = Some(Transfer::new(now, subject, number, greeting));
         Status::Ok
     }
@@ -204,11 +204,11 @@ impl Transfers {
     }
 
     /// The next thing to send, appended to `out`.
-    pub fn poll_transmit(&mut self, now: Time, store: &mut Store, out: &mut Vec<u8>) -> Option<Transmit> {
+    pub fn poll_transmit(&mut self, now: Time, shared: &Shared, out: &mut Vec<u8>) -> Option<Transmit> {
         for step in 0..TRANSFERS_MAX {
             let place = (self.turn + step) % TRANSFERS_MAX;
             if let Some(transfer) = &mut self.all[place]
-                && let Some(transmit) = transfer.transmit(now, store, out)
+                && let Some(transmit) = transfer.transmit(now, shared, out)
             {
                 self.turn = place + 1;
                 return Some(transmit);
@@ -312,7 +312,7 @@ impl Transfer {
         self.window = self.window.min(credits).clamp(1, WINDOW_MAX);
     }
 
-    fn transmit(&mut self, now: Time, store: &mut Store, out: &mut Vec<u8>) -> Option<Transmit> {
+    fn transmit(&mut self, now: Time, shared: &Shared, out: &mut Vec<u8>) -> Option<Transmit> {
         if self.progress != Progress::Running {
             return None;
         }
@@ -339,7 +339,7 @@ impl Transfer {
         loop {
             let flight = match next.take() {
                 Some(flight) => flight,
-                None if self.cursor < store.slab_pages() => {
+                None if self.cursor < shared.identity.slab_size.pages() => {
                     self.cursor += 1;
                     self.ids += 1;
                     Flight { id: self.ids, index: self.cursor - 1, sent_at: now, tries: 0 }
@@ -352,6 +352,8 @@ impl Transfer {
                 }
             };
             let Subject { space, slab, generation, grant, .. } = self.subject;
+            let mut state = shared.state();
+            let store = &mut state.store;
             let left_out = flight.index % 2 == 1 && store.has(Fault::CopiesHalf);
             let made_up = if store.has(Fault::MakesUpVersions) { 1 << 20 } else { 0 };
             let page = store.page_no(slab, flight.index);
@@ -367,7 +369,10 @@ impl Transfer {
             let op = if stored.sealed.is_some() { Op::Write } else { Op::Trim };
             let mut message = self.subject.message(op, flight.id, version, payload.len(), self.cut);
             message.page = page;
-            let segment = session.seal(&message, payload, self.cut, out);
+            let start = out.len();
+            let segment = Session::lay_out(&message, payload, self.cut, out);
+            drop(state);
+            session.encrypt(&mut out[start..], segment);
             self.budget = self.budget.saturating_sub(SEALED_SIZE as u64);
             self.in_flight.push_back(Flight { sent_at: now, tries: flight.tries + 1, ..flight });
             return Some(Transmit { to, segment });

@@ -3,11 +3,13 @@
 use std::collections::VecDeque;
 
 use super::copy::Progress;
+use super::lanes::{LaneNumbers, State};
 use super::{Server, ServerStats, Transmit};
 use crate::crypto::handshake::ServerHello;
+use crate::crypto::session::Session;
 use crate::server::reassembly::WRITE_CREDITS;
 use crate::units::{Class, Time, Version};
-use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, Load, Message, Op, Pressure, Status};
+use crate::wire::message::{Direction, Load, Message, Op, Pressure, Status};
 use crate::wire::report::Report;
 use crate::wire::{OVERHEAD, PAYLOAD_MAX};
 
@@ -51,12 +53,13 @@ impl Replies {
 
 impl Server {
     pub(super) fn about(&self) -> ServerHello {
+        let identity = &self.shared.identity;
         ServerHello {
-            epoch: self.config.epoch,
-            server: self.config.id,
-            slab_pages: self.config.slab_size.pages() as u32,
+            epoch: identity.epoch,
+            server: identity.id,
+            slab_pages: identity.slab_size.pages() as u32,
             write_credits: WRITE_CREDITS,
-            last_resort: self.is_last_resort,
+            last_resort: identity.is_last_resort,
         }
     }
 
@@ -74,12 +77,12 @@ impl Server {
         self.stats.fragments += 1;
         let payload = usize::from(message.payload);
         let (space, page, version) = (message.space, message.page, message.version);
-        let slab = self.config.slab_size.slab(page);
-        let refusal = self
-            .sessions
-            .guest(place)
-            .zip(slab)
-            .and_then(|(node, slab)| self.tickets.refusal(now, &self.store, node, slab, generation, &message));
+        let slab = self.shared.identity.slab_size.slab(page);
+        let refusal = self.sessions.guest(place).zip(slab).and_then(|(node, slab)| {
+            let state = self.shared.state();
+            state.tickets.refusal(now, &state.store, node, slab, generation, &message)
+        });
+        let node = self.sessions.node(place);
         let Some(peer) = self.sessions.peer(place) else { return };
         let whole = if fragment.count == 1 {
             Some(part)
@@ -98,69 +101,30 @@ impl Server {
             (_, None) => Status::BadRequest,
             // What they are asked for is looked up when the reply is made.
             (Op::Probe | Op::Read | Op::Versions | Op::Report, _) => Status::Ok,
-            (Op::Write, _) => self.store.write(space, page, generation, version, Some(whole)),
-            (Op::Trim, _) => self.store.write(space, page, generation, version, None),
-            (Op::Fence, _) => self.store.fence(space, generation),
+            (Op::Write, _) => self.shared.state().store.write(space, page, generation, version, Some(whole)),
+            (Op::Trim, _) => self.shared.state().store.write(space, page, generation, version, None),
+            (Op::Fence, _) => self.shared.state().store.fence(space, generation),
             (Op::Grant, Some(slab)) => {
-                let open = self.pressure == Pressure::None;
-                self.store.grant(space, slab, generation, version, open)
+                let mut state = self.shared.state();
+                let open = state.pressure == Pressure::None;
+                state.store.grant(space, slab, generation, version, open)
             }
-            (Op::Release, Some(slab)) => self.store.release(space, slab, generation, version),
-            (Op::Reserve, _) => self.store.reserve(space, generation, version.bits()),
-            (Op::Drain, _) => self.drain_asked(place, version),
+            (Op::Release, Some(slab)) => self.shared.state().store.release(space, slab, generation, version),
+            (Op::Reserve, _) => self.shared.state().store.reserve(space, generation, version.bits()),
+            (Op::Drain, _) => self.shared.state().drain_asked(node, version),
             (Op::Copy, Some(slab)) => {
-                let with = (&self.store, &self.config, &self.entropy);
-                self.transfers.ask(now, with, slab, generation, &message, whole)
+                let grant = self.shared.state().store.grant_of(space, slab, generation);
+                let with = (&self.shared.identity, &self.entropy);
+                self.transfers.ask(now, with, (slab, grant), generation, &message, whole)
             }
-            (Op::Admit, Some(slab)) => self.tickets.ask(now, &self.store, slab, generation, &message, whole),
+            (Op::Admit, Some(slab)) => {
+                let State { store, tickets, .. } = &mut *self.shared.state();
+                tickets.ask(now, store, slab, generation, &message, whole)
+            }
         };
         if let Some(session) = self.sessions.number(place) {
             let pending = Pending { session, place, request: message, status };
             self.replies.queues[message.class as usize].push_back(pending);
-        }
-    }
-
-    /// Only those that the operator named may ask for it, and only what was asked for so can be called off so.
-    fn drain_asked(&mut self, place: usize, version: Version) -> Status {
-        match self.sessions.node(place).filter(|node| self.admins.contains(node)) {
-            None => return Status::Denied,
-            Some(node) if version.bits() == DRAIN => {
-                if !self.store.shut {
-                    self.begin_drain();
-                    self.drain_asked_by = Some(node);
-                }
-            }
-            Some(_) if version.bits() == DRAIN_OFF => {
-                if self.drain_asked_by.take().is_some() {
-                    self.store.shut = false;
-                    self.pressure = Pressure::None;
-                }
-            }
-            Some(_) => return Status::BadRequest,
-        }
-        Status::Ok
-    }
-
-    fn report(&self) -> Report {
-        Report {
-            slabs: self.store.slabs() as u32,
-            held: self.store.held_slabs() as u32,
-            spaces: self.store.spaces().filter(|space| space.slabs > 0).count() as u32,
-            sessions: self.sessions.count() as u32,
-            reads: self.stats.pages_read,
-            writes: self.stats.pages_written,
-            uptime_ms: self.now.0 / 1_000_000,
-            draining: self.store.shut,
-        }
-    }
-
-    /// Fewer writes at a time the shorter memory is: the client slows down before it is told to go.
-    fn write_credits(&self) -> u16 {
-        match self.pressure {
-            Pressure::None => WRITE_CREDITS,
-            Pressure::Yellow => WRITE_CREDITS / 4,
-            Pressure::Orange => WRITE_CREDITS / 8,
-            Pressure::Red => 1,
         }
     }
 
@@ -178,28 +142,34 @@ impl Server {
         let Pending { place, request, mut status, .. } = *pending;
         let Direction::Request { cut, generation } = request.direction else { return None };
         let queued = self.replies.len() as u16;
-        let load = Load { free_slabs: self.store.free_slabs() as u32, write_credits: self.write_credits(), queued };
-        let report = (request.op == Op::Report && status == Status::Ok).then(|| self.report());
-        let scratch = &mut self.replies.scratch;
+        let numbers = if request.op == Op::Report { self.own_numbers() } else { LaneNumbers::default() };
+        let start = out.len();
+        let Server { shared, replies, transfers, .. } = self;
+        let scratch = &mut replies.scratch;
         scratch.clear();
         let mut version = request.version;
         let mut payload: &[u8] = &[];
+        // Held until the page is copied; what is encrypted is the copy.
+        let mut state = shared.state();
+        let pressure = state.pressure;
+        let load = Load { free_slabs: state.store.free_slabs() as u32, write_credits: write_credits(pressure), queued };
         match request.op {
             Op::Probe => {
                 scratch.resize(usize::from(request.payload), 0);
                 payload = scratch;
             }
             Op::Copy => {
-                let slab = self.config.slab_size.slab(request.page);
+                let slab = shared.identity.slab_size.slab(request.page);
                 let owner = status == Status::Ok;
-                let progress = slab.filter(|_| owner).and_then(|slab| self.transfers.tell(request.space, slab));
+                let progress = slab.filter(|_| owner).and_then(|slab| transfers.tell(request.space, slab));
                 version = Version::from_bits(progress.unwrap_or(Progress::Failed) as u64);
             }
             Op::Report => {
-                scratch.extend(report.unwrap_or_default().encode());
+                let told = (status == Status::Ok).then(|| report(&state, &shared.sum(self.lane, numbers), self.now));
+                scratch.extend(told.unwrap_or_default().encode());
                 payload = scratch;
             }
-            Op::Read if status == Status::Ok => match self.store.read(request.space, request.page, generation) {
+            Op::Read if status == Status::Ok => match state.store.read(request.space, request.page, generation) {
                 Ok(stored) => {
                     version = stored.version;
                     payload = stored.sealed.unwrap_or(&[]);
@@ -207,7 +177,7 @@ impl Server {
                 Err(failure) => status = failure,
             },
             Op::Versions if status == Status::Ok => {
-                match self.store.versions(request.space, request.page, generation) {
+                match state.store.versions(request.space, request.page, generation) {
                     Ok((grant, versions)) => {
                         version = grant;
                         versions.iter().for_each(|v| scratch.extend_from_slice(&v.bits().to_le_bytes()));
@@ -221,14 +191,39 @@ impl Server {
         if status != Status::Ok {
             version = Version::NEVER;
         }
-        let direction = Direction::Reply { status, pressure: self.pressure, load };
+        let direction = Direction::Reply { status, pressure, load };
         let message = Message { direction, version, payload: payload.len() as u16, ..request };
-        let peer = self.sessions.peer(place)?;
         // A probe is answered as it came, or it would say nothing about the way back.
         let cut = if request.op == Op::Probe { usize::from(request.payload) + OVERHEAD } else { usize::from(cut) };
-        let segment = peer.session.seal(&message, payload, cut, out);
+        let segment = Session::lay_out(&message, payload, cut, out);
+        drop(state);
+        let peer = self.sessions.peer(place)?;
+        peer.session.encrypt(&mut out[start..], segment);
         count_answer(&mut self.stats, request.op, status);
         Some(Transmit { to: peer.addr, segment })
+    }
+}
+
+fn report(state: &State, lanes: &LaneNumbers, now: Time) -> Report {
+    Report {
+        slabs: state.store.slabs() as u32,
+        held: state.store.held_slabs() as u32,
+        spaces: state.store.spaces().filter(|space| space.slabs > 0).count() as u32,
+        sessions: lanes.sessions as u32,
+        reads: lanes.stats.pages_read,
+        writes: lanes.stats.pages_written,
+        uptime_ms: now.0 / 1_000_000,
+        draining: state.store.shut,
+    }
+}
+
+/// Fewer writes at a time the shorter memory is: the client slows down before it is told to go.
+fn write_credits(pressure: Pressure) -> u16 {
+    match pressure {
+        Pressure::None => WRITE_CREDITS,
+        Pressure::Yellow => WRITE_CREDITS / 4,
+        Pressure::Orange => WRITE_CREDITS / 8,
+        Pressure::Red => 1,
     }
 }
 

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::lanes::{Identity, session_number};
 use super::reassembly::Reassembly;
-use super::tickets::Tickets;
-use super::{ServerConfig, ServerStats, Transmit};
+use super::{ServerStats, Transmit};
 use crate::crypto::entropy::SharedEntropy;
 use crate::crypto::handshake::{ServerHello, respond};
 use crate::crypto::session::Session;
@@ -15,20 +15,20 @@ use crate::units::Time;
 use crate::wire::PROTOCOL_VERSION;
 use crate::wire::datagram::{ACCEPT_SIZE, HELLO_SIZE, Head, Versions};
 
-/// Sessions at a time. Each has room for the writes it may have under way: 8 MiB together.
+/// Sessions of a lane at a time. Each has room for the writes it may have under way: 8 MiB together.
 const SESSIONS_MAX: usize = 64;
 /// Sessions of one node: one per core that talks, and as many that it has forgotten.
 const SESSIONS_PER_NODE: usize = 16;
 /// Another node's session is given up for a new one when nothing was heard of it for so long.
 const SESSION_IDLE: Duration = Duration::from_secs(180);
-/// Handshakes a second, 0.2 ms of a core each (measured: X25519 in pure Rust), so that they take at most 4 % of one.
+/// Handshakes of a lane a second, 0.2 ms of a core each (measured: X25519 in pure Rust), so that they take at most 4 % of one.
 const HELLOS_PER_SECOND: u32 = 200;
 /// Handshakes at once, when a whole cluster comes up.
 const HELLOS_BURST: u32 = 64;
 /// Answers that wait to be sent.
 const ANSWERS_MAX: usize = HELLOS_BURST as usize;
-/// The low bits of a session's number are its place, the others random.
-const PLACE_BITS: u32 = SESSIONS_MAX.trailing_zeros();
+/// The low bits of a session's number are its place.
+pub const PLACE_BITS: u32 = SESSIONS_MAX.trailing_zeros();
 
 /// A hello as it came.
 #[derive(Debug)]
@@ -63,6 +63,8 @@ struct Answer {
 
 #[derive(Debug)]
 pub struct Sessions {
+    lane: usize,
+    count: usize,
     peers: Vec<Option<Peer>>,
     answers: VecDeque<Answer>,
     /// Handshakes that may happen now, in millionths, and when that was.
@@ -71,8 +73,10 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    pub fn new() -> Sessions {
+    pub fn new(lane: usize) -> Sessions {
         Sessions {
+            lane,
+            count: 0,
             peers: (0..SESSIONS_MAX).map(|_| None).collect(),
             answers: VecDeque::with_capacity(ANSWERS_MAX),
             tokens: u64::from(HELLOS_BURST) * 1_000_000,
@@ -104,7 +108,7 @@ impl Sessions {
     }
 
     pub fn count(&self) -> usize {
-        self.peers.iter().flatten().count()
+        self.count
     }
 
     /// Opens a datagram of this session. An authentic one also tells where its client is now.
@@ -126,19 +130,19 @@ impl Sessions {
         Ok(body)
     }
 
-    /// A client wants a session, or a server that has a ticket.
+    /// A client wants a session, or a server that has a ticket: `admits` says whether it may, and if it is a guest.
     #[expect(clippy::too_many_arguments, reason = "all of it is looked at once")]
     pub fn greet(
         &mut self,
         now: Time,
         hello: &Hello<'_>,
-        config: &ServerConfig,
-        tickets: &Tickets,
+        identity: &Identity,
+        admits: impl FnOnce(PublicKey) -> Option<bool>,
         about: ServerHello,
         entropy: &SharedEntropy,
         stats: &mut ServerStats,
     ) {
-        if !config.pool.admits_hello(hello.datagram) {
+        if !identity.pool.admits_hello(hello.datagram) {
             stats.strangers += 1;
             return;
         }
@@ -149,7 +153,7 @@ impl Sessions {
         if !(hello.versions.min..=hello.versions.max).contains(&PROTOCOL_VERSION) {
             stats.refused += 1;
             let versions = Versions { min: PROTOCOL_VERSION, max: PROTOCOL_VERSION };
-            let refusal = config.pool.refuse(Head::Refuse { versions, receiver: hello.sender }, hello.datagram);
+            let refusal = identity.pool.refuse(Head::Refuse { versions, receiver: hello.sender }, hello.datagram);
             self.answer(hello.from, &refusal);
             return;
         }
@@ -158,23 +162,22 @@ impl Sessions {
             stats.throttled += 1;
             return;
         };
-        let random = entropy.next_u64() as u32;
-        let number = random << PLACE_BITS | place as u32;
+        let number = session_number(entropy.next_u64() as u32, self.lane, place);
         let head = Head::Accept { version: PROTOCOL_VERSION, receiver: hello.sender, sender: number };
-        let Ok((node, secrets, accept)) = respond(&config.keys, &config.pool, hello.datagram, head, about, entropy)
+        let Ok((node, secrets, accept)) = respond(&identity.keys, &identity.pool, hello.datagram, head, about, entropy)
         else {
             stats.not_authentic += 1;
             return;
         };
-        let is_guest = !config.admitted.contains(&node);
-        if is_guest && !tickets.has_any(now, node) {
+        let Some(is_guest) = admits(node) else {
             stats.not_admitted += 1;
             return;
-        }
+        };
         self.make_room(node);
         let session = Session::server(&secrets, hello.sender);
         let reassembly = Reassembly::new();
         self.peers[place] = Some(Peer { number, node, is_guest, session, addr: hello.from, heard_at: now, reassembly });
+        self.count = self.peers.iter().flatten().count();
         self.answer(hello.from, &accept);
         stats.accepted += 1;
     }

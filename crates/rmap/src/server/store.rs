@@ -316,10 +316,6 @@ impl Store {
         self.size.page(slab, index)
     }
 
-    pub fn slab_pages(&self) -> usize {
-        self.size.pages()
-    }
-
     fn place(&self, space: SpaceId, page: PageNo, generation: Generation) -> Result<(usize, usize), Status> {
         self.check(space, generation)?;
         let slab = self.size.slab(page).ok_or(Status::BadRequest)?;

@@ -35,7 +35,15 @@ fn client_keys() -> Keypair {
 }
 
 fn server() -> Server {
-    let config = ServerConfig {
+    lanes(1).pop().unwrap()
+}
+
+fn lanes(count: usize) -> Vec<Server> {
+    Server::with_lanes(tiny(), Box::new(Counting(1)), count).unwrap()
+}
+
+fn tiny() -> ServerConfig {
+    ServerConfig {
         id: ServerId(1),
         keys: Keypair::from_private([1; KEY_SIZE]),
         pool: PoolKey::new([3; KEY_SIZE]),
@@ -45,8 +53,7 @@ fn server() -> Server {
         quota: 2,
         epoch: BootEpoch(4),
         medium: None,
-    };
-    Server::new(config, Box::new(Counting(1))).unwrap()
+    }
 }
 
 fn hello(keys: &Keypair, pool: [u8; KEY_SIZE], versions: Versions) -> Initiator {
@@ -116,7 +123,7 @@ fn strangers_get_no_answer() {
         let mut datagram = hello(keys, pool, SPOKEN).hello;
         server.on_datagram(Time(0), addr(), &mut datagram);
         assert_eq!(server.poll_transmit(&mut Vec::new()), None);
-        assert_eq!(*server.stats(), expected);
+        assert_eq!(server.stats(), expected);
     }
 }
 
@@ -317,7 +324,9 @@ fn a_ticket_is_for_one_grant_of_one_slab() {
     assert_eq!(push(&mut server, 2, &write(0, 5, 1)), Some(Status::Ok));
     // Older, or the same again: done, and changes nothing.
     assert_eq!(push(&mut server, 2, &write(0, 4, 1)), Some(Status::Ok));
-    let (stored, _) = server.store.versions(SpaceId(6), PageNo(0), Generation(1)).map(|(g, v)| (v[0], g)).unwrap();
+    let state = server.shared.state();
+    let (stored, _) = state.store.versions(SpaceId(6), PageNo(0), Generation(1)).map(|(g, v)| (v[0], g)).unwrap();
+    drop(state);
     assert_eq!(stored, version(5));
     assert_eq!(push(&mut server, 2, &write(1, 5, 1)), Some(Status::Denied), "another slab");
     assert_eq!(push(&mut server, 2, &write(0, 6, 2)), Some(Status::NotFenced));
@@ -352,7 +361,49 @@ fn a_ticket_is_for_one_grant_of_one_slab() {
     assert_eq!(push(&mut server, late, &write(0, 11, 1)), Some(Status::UnknownSlab));
     assert_eq!(ask(&mut server, &mut owner, late, &grant(0, 12), &[]), Some(Status::Ok));
     assert_eq!(ask(&mut server, &mut owner, late, &admit(0, 12), &key), Some(Status::Ok));
-    assert_eq!(server.store.fence(SpaceId(6), Generation(2)), Status::Ok);
+    assert_eq!(server.shared.state().store.fence(SpaceId(6), Generation(2)), Status::Ok);
     assert_eq!(push(&mut server, late, &write(0, 13, 1)), Some(Status::StaleGeneration));
     assert_eq!(push(&mut server, late, &write(0, 13, 2)), Some(Status::Denied), "the ticket was the last owner's");
+}
+
+/// What was written by one lane is read by another, and the numbers are those of all.
+#[test]
+fn lanes_have_the_same_pages() {
+    let mut lanes = lanes(3);
+    let mut sessions: Vec<Session> = lanes.iter_mut().map(session).collect();
+    let grant = Message { version: Version::from_bits(2), ..request(Op::Grant) };
+    assert_eq!(status_of(&mut lanes[0], &mut sessions[0], &grant), Status::Ok);
+    let trimmed = Version::new(Generation(1), 2, true);
+    let trim = Message { version: trimmed, ..request(Op::Trim) };
+    assert_eq!(status_of(&mut lanes[1], &mut sessions[1], &trim), Status::Ok);
+    let (status, versions) = answer(&mut lanes[2], &mut sessions[2], &request(Op::Versions));
+    assert_eq!((status, &versions[..8]), (Status::Ok, &trimmed.bits().to_le_bytes()[..]));
+    // A later owner, heard of by one lane, is known to all.
+    let fence = Message {
+        direction: Direction::Request { cut: DATAGRAM_MIN_MAX as u16, generation: Generation(2) },
+        ..request(Op::Fence)
+    };
+    assert_eq!(status_of(&mut lanes[2], &mut sessions[2], &fence), Status::Ok);
+    assert_eq!(status_of(&mut lanes[0], &mut sessions[0], &trim), Status::StaleGeneration);
+    lanes.iter_mut().for_each(|lane| assert_eq!(lane.poll_transmit(&mut Vec::new()), None));
+    for lane in &lanes {
+        assert_eq!((lane.stats().accepted, lane.stats().fragments, lane.held_slabs()), (3, 5, 1));
+    }
+}
+
+/// Whoever hands datagrams out finds the lane of a session without a key.
+#[test]
+fn a_sessions_number_says_its_lane() {
+    let mut lanes = lanes(LANES_MAX);
+    for (number, lane) in lanes.iter_mut().enumerate() {
+        let mut session = session(lane);
+        let mut datagram = Vec::new();
+        session.seal(&request(Op::Fence), &[], DATAGRAM_MAX, &mut datagram);
+        assert_eq!((lane_of(&datagram), lane.lane()), (Some(number), number));
+    }
+    let hello = hello(&client_keys(), [3; KEY_SIZE], SPOKEN).hello;
+    assert_eq!((lane_of(&hello), lane_of(&[4; 5]), lane_of(&[])), (None, None, None));
+    let config = |lanes| Server::with_lanes(tiny(), Box::new(Counting(1)), lanes).unwrap_err();
+    assert_eq!(config(0), ConfigError::Lanes { lanes: 0 });
+    assert_eq!(config(LANES_MAX + 1), ConfigError::Lanes { lanes: LANES_MAX + 1 });
 }

@@ -39,7 +39,10 @@ impl Datagrams {
     /// # Errors
     /// The address cannot be bound, or the socket not be set up.
     pub fn bind(addr: SocketAddr) -> io::Result<Datagrams> {
-        let socket = UdpSocket::bind(addr)?;
+        Datagrams::new(UdpSocket::bind(addr)?)
+    }
+
+    pub fn new(socket: UdpSocket) -> io::Result<Datagrams> {
         let about = socket2::SockRef::from(&socket);
         // Less than was asked for is what the system allows; the windows fit themselves to what gets lost.
         about.set_recv_buffer_size(SOCKET_BUFFER)?;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::datagrams::Datagrams;
+use super::steer;
 use super::streams::Streams;
 use crate::server::Transmit;
 
@@ -57,6 +58,15 @@ impl Port {
         Ok(Port { datagrams: Some(Datagrams::bind(addr)?), streams: None })
     }
 
+    /// A server's, one for each of its lanes, by UDP alone.
+    ///
+    /// # Errors
+    /// The address cannot be bound, or the sockets not be set up.
+    pub fn bind_lanes(addr: SocketAddr, lanes: usize) -> io::Result<Vec<Port>> {
+        let port = |socket| Ok(Port { datagrams: Some(Datagrams::new(socket)?), streams: None });
+        steer::bind(addr, lanes)?.into_iter().map(port).collect()
+    }
+
     /// A client's, by TCP alone.
     ///
     /// # Errors
@@ -65,7 +75,7 @@ impl Port {
         Ok(Port { datagrams: None, streams: Some(Streams::dial()?) })
     }
 
-    /// A server's: its clients may come by TCP too, to the port of the same number.
+    /// A server's: its clients may come by TCP too, to the port of the same number. Of several lanes, one has them all.
     ///
     /// # Errors
     /// The address cannot be bound.

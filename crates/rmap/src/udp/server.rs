@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use super::port::{Port, Wait};
@@ -41,7 +42,62 @@ pub fn serve_until(
     wait: Wait,
     mut look: impl FnMut(&mut Server, Time) -> bool,
 ) -> io::Result<()> {
-    let start = Instant::now();
+    let look = |server: &mut Server, now: Time| {
+        let ends = look(server, now);
+        if !ends {
+            server.adjust_memory();
+        }
+        ends
+    };
+    serve_since(Instant::now(), server, port, wait, look)
+}
+
+/// The same with a thread for each lane but the first, which is served, and looked at, by the calling one. The ports are
+/// those of [`Port::bind_lanes`].
+///
+/// # Errors
+/// A socket is broken, or there are no threads to be had: nothing is served any more.
+///
+/// # Panics
+/// If a lane panics.
+pub fn serve_lanes(
+    lanes: &mut [(Server, Port)],
+    wait: Wait,
+    mut look: impl FnMut(&mut Server, Time) -> bool,
+) -> io::Result<()> {
+    let Some(((first, port), others)) = lanes.split_first_mut() else { return Ok(()) };
+    let (start, stop) = (Instant::now(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let mut threads = Vec::with_capacity(others.len());
+        let begun = others.iter_mut().try_for_each(|(server, port)| {
+            let stop = &stop;
+            let serve = move || serve_since(start, server, port, wait, |_, _| stop.load(Ordering::Relaxed));
+            let name = format!("lane-{}", threads.len() + 1);
+            threads.push(std::thread::Builder::new().name(name).spawn_scoped(scope, serve)?);
+            Ok(())
+        });
+        let look = |server: &mut Server, now: Time| {
+            // One that ended has failed: its clients are not served any more.
+            let ends = threads.iter().any(ScopedJoinHandle::is_finished) || look(server, now);
+            if !ends {
+                server.adjust_memory();
+            }
+            ends
+        };
+        let served = begun.and_then(|()| serve_since(start, first, port, wait, look));
+        stop.store(true, Ordering::Relaxed);
+        let join = |thread: ScopedJoinHandle<'_, io::Result<()>>| thread.join().expect("no lane panics");
+        threads.into_iter().map(join).fold(served, io::Result::and)
+    })
+}
+
+fn serve_since(
+    start: Instant,
+    server: &mut Server,
+    port: &mut Port,
+    wait: Wait,
+    mut look: impl FnMut(&mut Server, Time) -> bool,
+) -> io::Result<()> {
     let mut out = Vec::with_capacity(2 * DATAGRAM_MAX);
     let (mut active_at, mut look_at) = (start, start);
     loop {
@@ -51,7 +107,6 @@ pub fn serve_until(
             if look(server, now) {
                 return Ok(());
             }
-            server.adjust_memory();
             look_at = at + STOP_LOOK;
         }
         if port.receive(|from, datagram| server.on_datagram(now, from, datagram))? {
@@ -103,6 +158,6 @@ pub fn drain(
         held == 0 || stuck || stop.load(Ordering::Relaxed)
     })?;
     // Who is told that it is drained has had its answers: a release is answered before the next look.
-    let left: Vec<SpaceUse> = server.spaces().filter(|space| space.slabs > 0).collect();
+    let left: Vec<SpaceUse> = server.spaces().into_iter().filter(|space| space.slabs > 0).collect();
     Ok(if left.is_empty() { Drained::Everything } else { Drained::Left(left) })
 }

@@ -21,7 +21,11 @@ pub const ACCEPT_SIZE: usize = HEADER_SIZE + NOISE_ACCEPT_SIZE;
 /// Header and code.
 pub const REFUSE_SIZE: usize = HEADER_SIZE + MAC_SIZE;
 
-const HELLO: u8 = 1;
+/// The first byte of a hello.
+pub const HELLO: u8 = 1;
+/// Where the receiver's number of a session is, four bytes, little-endian.
+pub const RECEIVER_AT: usize = 4;
+
 const ACCEPT: u8 = 2;
 const REFUSE: u8 = 3;
 const DATA: u8 = 4;
@@ -56,7 +60,7 @@ impl Head {
             Head::Data { version, epoch, receiver, counter } => ([DATA, version, epoch], receiver, counter),
         };
         bytes[..3].copy_from_slice(&first);
-        bytes[4..8].copy_from_slice(&receiver.to_le_bytes());
+        bytes[RECEIVER_AT..][..4].copy_from_slice(&receiver.to_le_bytes());
         bytes[8..].copy_from_slice(&rest.to_le_bytes());
         bytes
     }
@@ -68,7 +72,7 @@ impl Head {
             return Err(Malformed("shorter than a header"));
         }
         let versions = Versions { min: datagram[1], max: datagram[2] };
-        let (receiver, rest) = (u32_at(datagram, 4), u64_at(datagram, 8));
+        let (receiver, rest) = (u32_at(datagram, RECEIVER_AT), u64_at(datagram, 8));
         if datagram[3] != 0 {
             return Err(Malformed("reserved byte"));
         }

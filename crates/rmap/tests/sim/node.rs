@@ -70,7 +70,8 @@ pub struct Host {
 #[derive(Debug)]
 pub enum Program {
     Nothing,
-    Server(Box<Server>),
+    /// Its lanes.
+    Server(Vec<Server>),
     Host(Box<Host>),
 }
 

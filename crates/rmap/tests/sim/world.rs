@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use rmap::client::{Client, ClientConfig, Event, Failure, ServerInfo, SpaceSpec, Tenure};
 use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
 use rmap::medium::Medium;
-use rmap::server::{Fault, Server, ServerConfig};
+use rmap::server::{Fault, Server, ServerConfig, lane_of};
 use rmap::units::{BootEpoch, Class, PAGE_SIZE, PageNo, ServerId, SlabSize, SpaceId, Time};
 use rmap::wire::message::Pressure;
 
@@ -177,9 +177,11 @@ impl World {
                 epoch: BootEpoch(life),
                 medium: last_resort.then(|| Box::new(Shelf::default()) as Box<dyn Medium>),
             };
-            let mut server = Server::new(config, entropy).expect("the limits are kept");
-            server.inject(self.sabotage.server);
-            Program::Server(Box::new(server))
+            // Another number of lanes in each life.
+            let lanes = 1 + (node + life as usize) % 3;
+            let mut lanes = Server::with_lanes(config, entropy, lanes).expect("the limits are kept");
+            lanes[0].inject(self.sabotage.server);
+            Program::Server(lanes)
         } else {
             let mut config = ClientConfig::new(keys(node), self.pool.clone());
             config.slab_size = slab_size;
@@ -279,7 +281,10 @@ impl World {
     fn arrive(&mut self, to: usize, from: usize, mut bytes: Vec<u8>) {
         let now = self.nodes[to].local(self.now_ns);
         match &mut self.nodes[to].program {
-            Program::Server(server) => server.on_datagram(now, address(from), &mut bytes),
+            Program::Server(lanes) => {
+                let lane = lane_of(&bytes).unwrap_or(from) % lanes.len();
+                lanes[lane].on_datagram(now, address(from), &mut bytes);
+            }
             Program::Host(host) => host.client.on_datagram(now, address(from), &mut bytes),
             Program::Nothing => return,
         }
@@ -294,7 +299,7 @@ impl World {
         let now = self.nodes[node].local(self.now_ns);
         match &mut self.nodes[node].program {
             Program::Host(host) => host.client.on_timeout(now),
-            Program::Server(server) => server.on_timeout(now),
+            Program::Server(lanes) => lanes.iter_mut().for_each(|lane| lane.on_timeout(now)),
             Program::Nothing => {}
         }
         self.pump(node);
@@ -340,7 +345,7 @@ impl World {
         loop {
             self.buffer.clear();
             let transmit = match &mut self.nodes[node].program {
-                Program::Server(server) => server.poll_transmit(&mut self.buffer),
+                Program::Server(lanes) => lanes.iter_mut().find_map(|lane| lane.poll_transmit(&mut self.buffer)),
                 Program::Host(host) => host.client.poll_transmit(now, &mut self.buffer),
                 Program::Nothing => None,
             };
@@ -381,7 +386,7 @@ impl World {
         let now = self.nodes[node].local(self.now_ns);
         match &mut self.nodes[node].program {
             Program::Host(host) => host.client.poll_timeout(now),
-            Program::Server(server) => server.poll_timeout(),
+            Program::Server(lanes) => lanes.iter().filter_map(Server::poll_timeout).min(),
             Program::Nothing => None,
         }
     }
@@ -519,7 +524,8 @@ impl World {
             6 => {
                 let levels = [Pressure::None, Pressure::None, Pressure::Yellow, Pressure::Orange, Pressure::Red];
                 let level = *self.rng.pick(&levels);
-                if let Program::Server(server) = &mut self.nodes[one].program {
+                if let Program::Server(lanes) = &mut self.nodes[one].program {
+                    let server = &mut lanes[0];
                     server.set_pressure(level);
                     // What its driver does ten times a second.
                     for _ in 0..self.rng.within(0, 9) {
@@ -560,7 +566,8 @@ impl World {
         self.registry.away_until_ns = 0;
         for node in 0..self.nodes.len() {
             self.nodes[node].paused_until_ns = 0;
-            if let Program::Server(server) = &mut self.nodes[node].program {
+            if let Program::Server(lanes) = &mut self.nodes[node].program {
+                let server = &mut lanes[0];
                 server.set_pressure(Pressure::None);
                 while server.adjust_memory() {}
             }

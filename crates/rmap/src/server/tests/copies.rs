@@ -138,7 +138,7 @@ impl Pair {
     }
 
     fn versions(&self, place: usize) -> Vec<Version> {
-        self.servers[place].store.versions(SPACE, PageNo(0), Generation(1)).unwrap().1.to_vec()
+        self.servers[place].shared.state().store.versions(SPACE, PageNo(0), Generation(1)).unwrap().1.to_vec()
     }
 }
 
@@ -161,7 +161,8 @@ fn a_slab_comes_over_whatever_is_lost_or_doubled() {
         expected[7] = version(101, false);
         assert_eq!(pair.versions(TARGET), expected, "{loss} of 1000 lost");
         for page in [0, 7, 59] {
-            let stored = pair.servers[TARGET].store.read(SPACE, PageNo(page), Generation(1)).unwrap();
+            let mut state = pair.servers[TARGET].shared.state();
+            let stored = state.store.read(SPACE, PageNo(page), Generation(1)).unwrap();
             let byte = if page == 7 { 101 } else { 10 + page as u8 };
             assert_eq!(stored.sealed, Some(&[byte; SEALED_SIZE][..]));
         }
@@ -178,7 +179,7 @@ fn an_address_gets_no_more_than_hellos_until_it_has_shown_who_it_is() {
         pair.write(SOURCE, 0, 10);
         assert_eq!(pair.admit(2), Status::Ok);
         if !ticket {
-            pair.servers[TARGET].tickets = Tickets::new();
+            pair.servers[TARGET].shared.state().tickets = Tickets::new();
         }
         pair.copy(0, &order);
         pair.run(0, u64::MAX);
@@ -224,16 +225,17 @@ fn a_copy_ends_with_its_grant_and_its_owner() {
         pair.copy(0, &order);
         pair.run(0, 60);
         assert_eq!(pair.progress(), Some(Progress::Running), "{what:?}: in the middle");
-        let store = &mut pair.servers[place].store;
+        let mut state = pair.servers[place].shared.state();
         let status = match what {
-            Op::Grant => store.grant(SPACE, SlabNo(0), Generation(1), version(sequence, false), true),
-            _ => store.fence(SPACE, Generation(2)),
+            Op::Grant => state.store.grant(SPACE, SlabNo(0), Generation(1), version(sequence, false), true),
+            _ => state.store.fence(SPACE, Generation(2)),
         };
+        drop(state);
         assert_eq!(status, Status::Ok);
         let generation = Generation(if what == Op::Fence { 2 } else { 1 });
         let there = |pair: &Pair| {
             let at_target = if place == TARGET { generation } else { Generation(1) };
-            pair.servers[TARGET].store.versions(SPACE, PageNo(0), at_target).unwrap().1.to_vec()
+            pair.servers[TARGET].shared.state().store.versions(SPACE, PageNo(0), at_target).unwrap().1.to_vec()
         };
         let before = there(&pair);
         pair.run(0, u64::MAX);
