@@ -144,7 +144,8 @@ impl Server {
         let queued = self.replies.len() as u16;
         let numbers = if request.op == Op::Report { self.own_numbers() } else { LaneNumbers::default() };
         let start = out.len();
-        let Server { shared, replies, transfers, .. } = self;
+        let Server { shared, replies, transfers, sessions, .. } = self;
+        let peer = sessions.peer(place)?;
         let scratch = &mut replies.scratch;
         scratch.clear();
         let mut version = request.version;
@@ -197,7 +198,6 @@ impl Server {
         let cut = if request.op == Op::Probe { usize::from(request.payload) + OVERHEAD } else { usize::from(cut) };
         let segment = Session::lay_out(&message, payload, cut, out);
         drop(state);
-        let peer = self.sessions.peer(place)?;
         peer.session.encrypt(&mut out[start..], segment);
         count_answer(&mut self.stats, request.op, status);
         Some(Transmit { to: peer.addr, segment })

@@ -2,6 +2,7 @@
 //! loopback. Datagrams are cut to 1472 bytes, as on Ethernet; both sides use segmentation offload.
 
 pub mod echo;
+mod lanes;
 mod pool;
 mod tcp;
 
@@ -47,6 +48,7 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let reads = if setup.quick { READS / 4 } else { READS };
     let (mut memcached, mut nbdkit) = (Vec::new(), Vec::new());
     let mut batched = Vec::new();
+    let (mut one_lane, mut two_lanes) = (Vec::new(), Vec::new());
     let span = Duration::from_secs_f64(setup.seconds(2.0));
     for _ in 0..setup.rounds {
         for spin in [true, false] {
@@ -61,6 +63,8 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
         batched.push(echo::pages_per_second(WINDOW, true, span)?);
         if setup.ours {
             ours.pages_per_second.push(Pool::start(true)?.pages_per_second(WINDOW as u64, span)?);
+            one_lane.push(lanes::pages_per_second(1)?);
+            two_lanes.push(lanes::pages_per_second(2)?);
         }
     }
     let mut report = setup.report("rmap");
@@ -80,6 +84,7 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     report.pair("pages of one server core, echo in batches", "1/s", ours_rate, &batched, Bar::None);
     if setup.ours {
         report.single("pages of one server core", "1/s", ours_rate, Bar::AtLeast(PAGES_PER_SECOND_MIN));
+        report.pair("pages of two lanes against one, without the network", "1/s", &two_lanes, &one_lane, Bar::None);
     }
     let group =
         |name: &str, ours: &[f64], peer: &[f64]| (name.to_owned(), vec![svg::Bar::of(ours), svg::Bar::of(peer)]);
