@@ -262,6 +262,7 @@ fn mistakes_are_refused_before_anything_is_changed() {
     pool.fails(&["pool", "key", "add", "12"], 2, "not a public key");
     pool.fails(&["pool", "serve", "--size", "10M", "--listen", "127.0.0.1:0"], 2, "at least");
     pool.fails(&["pool", "serve", "--size", "90T", "--listen", "127.0.0.1:0"], 1, "available");
+    pool.fails(&["pool", "serve", "--size", "90M", "--listen", "127.0.0.1:0", "--lanes", "17"], 2, "1..=16");
     // Another pool key: nobody answers, and the one who has the disk keeps it.
     std::fs::write(pool.file("pool.key"), "00".repeat(32)).unwrap();
     pool.fails(&["disk", "export", "d", "--nbd", &pool.socket("d")], 1, "no server answers");

@@ -138,7 +138,9 @@ impl Pool {
     pub fn add_server_with(&mut self, more: &[&str]) {
         let id = (self.servers.len() + 1).to_string();
         let place = ["pool", "serve", "--size", SERVER_SIZE, "--listen", "127.0.0.1:0"];
-        let words = [&place[..], &["--id", &id, "--zone", &id, "--spin", "0"], more].concat();
+        // With one lane, two, three, and so on: what clients see is the same.
+        let lanes = (self.servers.len() % 3 + 1).to_string();
+        let words = [&place[..], &["--id", &id, "--zone", &id, "--spin", "0", "--lanes", &lanes], more].concat();
         self.set_available(self.servers.len(), 100);
         let host = self.host(self.servers.len());
         let words = [&words[..], &["--also-borrow", "--pressure-from", &host]].concat();
