@@ -14,9 +14,9 @@ use super::sessions;
 use super::store::Store;
 use super::tickets::Tickets;
 use crate::crypto::{Keypair, PoolKey, PublicKey};
-use crate::units::{BootEpoch, ServerId, SlabSize, Version};
+use crate::units::{BootEpoch, Generation, ServerId, SlabNo, SlabSize, Time, Version};
 use crate::wire::datagram::Head;
-use crate::wire::message::{DRAIN, DRAIN_OFF, Pressure, Status};
+use crate::wire::message::{DRAIN, DRAIN_OFF, Message, Pressure, Status};
 
 /// Lanes of one server.
 pub const LANES_MAX: usize = 1 << LANE_BITS;
@@ -107,6 +107,24 @@ impl Shared {
 }
 
 impl State {
+    /// Takes a page, or a trim. Whether another server may is asked in the same moment: its ticket may be taken back by what
+    /// another lane does, and nothing lands after that.
+    pub fn write(
+        &mut self,
+        now: Time,
+        guest: Option<PublicKey>,
+        slab: SlabNo,
+        generation: Generation,
+        request: &Message,
+        sealed: Option<&[u8]>,
+    ) -> Status {
+        let refusal = |node| self.tickets.refusal(now, &self.store, node, slab, generation, request);
+        match guest.and_then(refusal) {
+            Some(refusal) => refusal,
+            None => self.store.write(request.space, request.page, generation, request.version, sealed),
+        }
+    }
+
     /// No slab is given away any more.
     pub fn begin_drain(&mut self) {
         self.store.shut = true;

@@ -78,10 +78,7 @@ impl Server {
         let payload = usize::from(message.payload);
         let (space, page, version) = (message.space, message.page, message.version);
         let slab = self.shared.identity.slab_size.slab(page);
-        let refusal = self.sessions.guest(place).zip(slab).and_then(|(node, slab)| {
-            let state = self.shared.state();
-            state.tickets.refusal(now, &state.store, node, slab, generation, &message)
-        });
+        let guest = self.sessions.guest(place);
         let node = self.sessions.node(place);
         let Some(peer) = self.sessions.peer(place) else { return };
         let whole = if fragment.count == 1 {
@@ -96,13 +93,16 @@ impl Server {
             return;
         }
         let status = match (message.op, slab) {
-            (_, _) if let Some(refusal) = refusal => refusal,
             (_, _) if can_wait && waiting >= REPLIES_CROWDED && message.op != Op::Probe => Status::Busy,
             (_, None) => Status::BadRequest,
+            // Another server may do no more.
+            (op, _) if guest.is_some() && !matches!(op, Op::Probe | Op::Write | Op::Trim) => Status::Denied,
             // What they are asked for is looked up when the reply is made.
             (Op::Probe | Op::Read | Op::Versions | Op::Report, _) => Status::Ok,
-            (Op::Write, _) => self.shared.state().store.write(space, page, generation, version, Some(whole)),
-            (Op::Trim, _) => self.shared.state().store.write(space, page, generation, version, None),
+            (Op::Write | Op::Trim, Some(slab)) => {
+                let sealed = (message.op == Op::Write).then_some(whole);
+                self.shared.state().write(now, guest, slab, generation, &message, sealed)
+            }
             (Op::Fence, _) => self.shared.state().store.fence(space, generation),
             (Op::Grant, Some(slab)) => {
                 let mut state = self.shared.state();

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::store::Store;
 use crate::crypto::{KEY_SIZE, PublicKey};
 use crate::units::{Generation, SlabNo, SpaceId, Time, Version};
-use crate::wire::message::{Message, Op, Status};
+use crate::wire::message::{Message, Status};
 
 /// Slabs that are being filled by others, or were in the last [`TICKET_LIFE`]: 64 GiB of them.
 pub const TICKETS_MAX: usize = 1024;
@@ -82,7 +82,7 @@ impl Tickets {
         }
     }
 
-    /// Why a server that is not a client may not have this done; `None` if it may.
+    /// Why a server that is not a client may not write this; `None` if it may.
     pub fn refusal(
         &self,
         now: Time,
@@ -92,12 +92,6 @@ impl Tickets {
         generation: Generation,
         request: &Message,
     ) -> Option<Status> {
-        if request.op == Op::Probe {
-            return None;
-        }
-        if !matches!(request.op, Op::Write | Op::Trim) {
-            return Some(Status::Denied);
-        }
         let ticket = self.all.get(&(request.space, slab));
         let Some(ticket) = ticket.filter(|ticket| ticket.source == Some(node) && now < ticket.until) else {
             return Some(Status::Denied);
