@@ -159,7 +159,8 @@ pub type Token = u64;
 /// Why an operation was not begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Refused {
-    #[error("{OPS_MAX} operations are under way: take results first")]
+    /// A write is under way until a copy in the making has it, too, even where its result was taken.
+    #[error("{OPS_MAX} operations are under way: take results first, or let time pass")]
     Busy,
     #[error("the page lies beyond the end of the space")]
     BeyondEnd,

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rmap::client::{Client, ClientConfig, Event, Reach, ServerInfo, SpaceSpec};
+use rmap::client::{Client, ClientConfig, Event, Reach, Refused, ServerInfo, SpaceSpec};
 use rmap::control::{ControlReply, ControlRequest, MapEntry};
 use rmap::crypto::{KEY_SIZE, Keypair, PoolKey, SystemEntropy};
 use rmap::server::{LANE_SHIFT, LANES_MAX, Server, ServerConfig, ServerStats, lane_of};
@@ -145,6 +145,25 @@ fn content(space: u64, page: u64, round: u64) -> [u8; PAGE_SIZE] {
     bytes
 }
 
+/// Begins an operation, when there is a place for it: writes keep theirs until a copy in the making has them, too.
+fn begin<C: FnMut(&ControlRequest) -> ControlReply>(
+    client: &mut UdpClient<C>,
+    mut operation: impl FnMut(&mut Client, Time) -> Result<(), Refused>,
+) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let now = client.now();
+        match operation(&mut client.client, now) {
+            Err(Refused::Busy) => assert!(Instant::now() < deadline, "no place"),
+            result => return result.unwrap(),
+        }
+        if !client.turn().unwrap() {
+            std::thread::yield_now();
+        }
+        client.expire();
+    }
+}
+
 /// Writes and reads its own space until `stop`, two rounds at least; says how many pages were right, all of them.
 fn use_space(
     id: u64,
@@ -182,17 +201,15 @@ fn use_space(
     let mut right = 0;
     while round < 2 || !stop.load(Ordering::Relaxed) {
         for page in 0..PAGES {
-            let now = client.now();
             let content = content(id, page, round % 256);
-            client.client.write(now, space, PageNo(page), Class::Eviction, &content, page).unwrap();
+            begin(&mut client, |client, now| client.write(now, space, PageNo(page), Class::Eviction, &content, page));
         }
         for _ in 0..PAGES {
             let (event, _) = client.next(PATIENCE).unwrap();
             assert!(matches!(event, Event::Written { result: Ok(()), .. }), "{event:?}");
         }
         for page in 0..PAGES {
-            let now = client.now();
-            client.client.read(now, space, PageNo(page), Class::Demand, page).unwrap();
+            begin(&mut client, |client, now| client.read(now, space, PageNo(page), Class::Demand, page));
             let (event, got) = client.next(PATIENCE).unwrap();
             assert_eq!(event, Event::Read { token: page, result: Ok(()) });
             assert!(*got == content(id, page, round % 256), "space {id}, page {page}");

@@ -402,10 +402,13 @@ impl Client {
 
     /// A copy has the write, or the set of copies changed: is it done?
     pub(super) fn check_write(&mut self, op: usize) {
-        let Operation { space, page, version, acked, stage, .. } = self.ops.all[op];
+        let Operation { space, page, version, sent, acked, stage, .. } = self.ops.all[op];
         let Some(number) = self.slab_of(page) else { return };
         let required = self.required(space, number);
-        let enough = required.is_subset_of(acked) || (self.has(Fault::AcksEarly) && !acked.is_empty());
+        let repair = self.spaces[space].slabs[number].repair.as_ref();
+        let joining = repair.and_then(|repair| repair.catches_up()).filter(|peer| sent.has(*peer));
+        let wanted = required.union(joining.into_iter().collect());
+        let enough = wanted.is_subset_of(acked) || (self.has(Fault::AcksEarly) && !acked.is_empty());
         if stage != Stage::Active || required.is_empty() || !enough {
             return;
         }

@@ -1,8 +1,8 @@
 //! A slab that has too few copies, or one at a server that wants to be rid of it, gets a new one.
 //!
 //! The order that loses nothing: the new copy gets every write from now on; it gets every page that it lacks, once the
-//! writes that it missed are done; then it joins the map, and from the moment that is asked for, its acknowledgement is
-//! waited for like any other. Only then does the copy leave that it replaces.
+//! writes that it missed are done, and from then on its acknowledgement is waited for like any other, so that it is not
+//! behind for ever; then it joins the map. Only then does the copy leave that it replaces.
 
 use super::exchange::Role;
 use super::ops::{Kind, Stage};
@@ -46,6 +46,12 @@ impl Repair {
     /// The server that gets every write.
     pub fn mirror(&self) -> Option<usize> {
         matches!(self.step, Step::Transferring(_) | Step::Copying | Step::Joining).then_some(self.peer)
+    }
+
+    /// The server without which no write that it got is done: one that has all but what is being written could be behind
+    /// for ever otherwise, while others are faster.
+    pub fn catches_up(&self) -> Option<usize> {
+        matches!(self.step, Step::Copying | Step::Joining).then_some(self.peer)
     }
 
     pub fn granted(&mut self, size: SlabSize) {
@@ -216,6 +222,14 @@ impl Client {
             self.release(space, slab, repair.peer, repair.grant);
         }
         self.mark(space, slab);
+        // Nothing waits for it any more.
+        let size = self.config.slab_size;
+        let of_slab = |page| size.slab(page) == Some(SlabNo(slab as u32));
+        let write = |kind| matches!(kind, Kind::Write { .. });
+        for op in self.ops.select(|o| o.stage == Stage::Active && write(o.kind) && o.space == space && of_slab(o.page))
+        {
+            self.check_write(op);
+        }
     }
 
     /// Writes that the new copy does not get: they began before it.

@@ -1,5 +1,6 @@
 //! A client among honest and dishonest servers, on a perfect network.
 
+mod catch_up;
 mod damage;
 mod last_resort;
 mod scrub;
