@@ -159,8 +159,9 @@ pub type Token = u64;
 /// Why an operation was not begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Refused {
-    /// A write is under way until a copy in the making has it, too, even where its result was taken.
-    #[error("{OPS_MAX} operations are under way: take results first, or let time pass")]
+    /// A write is under way until a copy in the making has it, too, even where its result was taken; writes leave a quarter of
+    /// the places to reads.
+    #[error("as many operations are under way as can be, of at most {OPS_MAX}: take results first, or let time pass")]
     Busy,
     #[error("the page lies beyond the end of the space")]
     BeyondEnd,

@@ -15,6 +15,8 @@ use crate::wire::message::Op as Wire;
 /// Operations at a time, the paper's small bounded write buffer among them: 1 MiB, what a link of 10 Gbit/s carries in a
 /// millisecond.
 pub const OPS_MAX: usize = 256;
+/// Places that writes leave to reads. A write may keep its place for long: until a copy in the making has it, too.
+pub const READS_RESERVED: usize = OPS_MAX / 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -258,7 +260,7 @@ impl Client {
         if self.spaces[space].tenure != Tenure::Owner {
             return Err(Refused::Sealed);
         }
-        if self.ops.free.is_empty() {
+        if self.ops.free.len() <= READS_RESERVED {
             return Err(Refused::Busy);
         }
         let version = self.spaces[space].next_version(content.is_none()).ok_or(Refused::VersionsUsedUp)?;

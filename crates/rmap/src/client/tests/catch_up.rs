@@ -1,6 +1,7 @@
 //! Writes to a slab while a copy of it is being made at a server that is slower than the others.
 
 use super::*;
+use crate::client::ops::READS_RESERVED;
 use crate::client::repair::Step;
 
 /// A write that waits for nobody but the copy in the making, at server `new`, whose answers come late from now on.
@@ -50,4 +51,32 @@ fn writes_wait_no_more_for_a_copy_that_is_given_up() {
     pool.expect_written(1);
     assert!(!pool.client.peers_of(&pool.client.spaces[0].slabs[0].entry).has(new));
     assert_eq!(pool.read(0), Ok(3));
+}
+
+/// What servers copy among themselves may take long; writes are done without it, and keep their places until it has them.
+#[test]
+fn reads_have_room_beside_writes_that_a_copy_in_the_making_lacks() {
+    let mut pool = Pool::new(2, 1, 4);
+    assert_eq!(pool.write(0, 1), Ok(()));
+    let old = usize::from(!pool.client.peers_of(&pool.client.spaces[0].slabs[0].entry).has(0));
+    pool.servers[old].set_pressure(crate::wire::message::Pressure::Orange);
+    pool.begin_write_only(2);
+    while pool.client.spaces[0].slabs[0].repair.as_ref().is_none_or(|repair| repair.mirror().is_none()) {
+        assert!(pool.step());
+    }
+    pool.expect_written(1);
+    pool.slow = Some(1 - old);
+    let mut begun = 0;
+    while pool.client.write(pool.now, pool.space, PageNo(0), Class::Eviction, &[3; PAGE_SIZE], 1).is_ok() {
+        while pool.step() {}
+        pool.expect_written(1);
+        begun += 1;
+    }
+    assert_eq!(begun, OPS_MAX - READS_RESERVED);
+    assert_eq!(pool.read(0), Ok(3));
+    pool.deliver_late();
+    pool.pass(FOR_GOOD);
+    assert_eq!(pool.write(0, 4), Ok(()));
+    assert_eq!(pool.read(0), Ok(4));
+    assert!(pool.client.peers_of(&pool.client.spaces[0].slabs[0].entry).has(1 - old));
 }
