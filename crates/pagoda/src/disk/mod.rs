@@ -4,6 +4,7 @@ mod export;
 mod remove;
 mod share;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -163,6 +164,8 @@ struct Info {
     short_bytes: u64,
     /// What is gone with its servers.
     lost_bytes: u64,
+    /// Which servers have its copies, by number.
+    servers: Vec<Held>,
     /// How many owners it has had.
     generation: u32,
     /// Which pool of etcd keeps it, and the machine that was the last to own it.
@@ -170,16 +173,26 @@ struct Info {
     host: Option<String>,
 }
 
+/// What a server has of a disk. One that died has it until somebody gives its copies up.
+#[derive(Debug, Serialize)]
+struct Held {
+    id: u32,
+    bytes: u64,
+}
+
 impl Info {
     fn read(pool: &PoolConfig, name: &str) -> Result<Info> {
         let disk = record::read(&pool.dir, name)?;
         let seen = Plane::of(pool, name, disk.cluster.as_deref())?.look(disk.space()?)?;
-        let bytes = |of: &dyn Fn(&MapEntry) -> bool| {
-            let slab_bytes = |slab: &SlabNo| SLAB_BYTES.min(disk.size_bytes - SLAB_BYTES * u64::from(slab.0));
-            let fits =
-                |(slab, entry): &&(SlabNo, MapEntry)| of(entry) && SLAB_BYTES * u64::from(slab.0) < disk.size_bytes;
-            seen.today.map.iter().filter(fits).map(|(slab, _)| slab_bytes(slab)).sum()
-        };
+        let fits = |(slab, _): &&(SlabNo, MapEntry)| SLAB_BYTES * u64::from(slab.0) < disk.size_bytes;
+        let slab_bytes = |slab: &SlabNo| SLAB_BYTES.min(disk.size_bytes - SLAB_BYTES * u64::from(slab.0));
+        let slabs = || seen.today.map.iter().filter(fits).map(|(slab, entry)| (slab_bytes(slab), entry));
+        let bytes =
+            |of: &dyn Fn(&MapEntry) -> bool| slabs().filter(|(_, entry)| of(entry)).map(|(bytes, _)| bytes).sum();
+        let mut held: BTreeMap<u32, u64> = BTreeMap::new();
+        for (bytes, entry) in slabs() {
+            entry.replicas.iter().for_each(|replica| *held.entry(replica.server.0).or_default() += bytes);
+        }
         Ok(Info {
             name: name.to_owned(),
             space: disk.space.clone(),
@@ -190,6 +203,7 @@ impl Info {
             used_bytes: bytes(&|entry| !entry.replicas.is_empty()),
             short_bytes: bytes(&|entry| !entry.replicas.is_empty() && entry.replicas.len() < disk.copies),
             lost_bytes: bytes(&|entry| entry.lost),
+            servers: held.into_iter().map(|(id, bytes)| Held { id, bytes }).collect(),
             generation: seen.today.generation.0,
             cluster: disk.cluster,
             host: seen.host,
@@ -286,9 +300,11 @@ fn show(pool: &PoolConfig, name: &str, format: Format) -> Result<()> {
     let mode = if disk.read_only { "read-only, for any number of exports" } else { "read-write, for one export" };
     let last = disk.host.map_or(String::new(), |host| format!(", the last on {host}"));
     let kept = disk.cluster.map_or("this machine".to_owned(), |pool| format!("etcd, pool {pool}"));
+    let held = disk.servers.iter().map(|server| format!("{} at {}", format_size(server.bytes), server.id));
+    let held = if disk.servers.is_empty() { "no server".to_owned() } else { held.collect::<Vec<_>>().join(", ") };
     print_text(&format!(
         "name       {}\nsize       {}\nmode       {mode}\ncopies     {}\nused       {}\nshort      {}   has fewer copies than it should\n\
-         lost       {}   gone with its servers\nexported   {exported}\n\
+         lost       {}   gone with its servers\nservers    {held}\nexported   {exported}\n\
          owners     {}   so far{last}\nkept by    {kept}\nspace      {}\n",
         disk.name,
         format_size(disk.size_bytes),

@@ -190,6 +190,14 @@ impl Pool {
         self.servers[place].take().unwrap().wait()
     }
 
+    /// Whether all copies of a disk are there again, and none at this server. A server that was just killed counts as having its
+    /// copies until somebody has noticed.
+    pub fn is_whole_without(&self, disk: &str, place: usize) -> bool {
+        let shown = self.json(&["disk", "show", disk]);
+        let servers = shown["servers"].as_array().unwrap();
+        shown["short_bytes"] == 0 && servers.iter().all(|server| server["id"] != place + 1)
+    }
+
     pub fn output(&self, words: &[&str]) -> Output {
         pagoda(&self.dir, words).output().unwrap()
     }

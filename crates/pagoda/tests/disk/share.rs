@@ -28,10 +28,6 @@ fn reads(export: &Running, image: &str) {
     tool("qemu-img", &["compare", "-f", "raw", "-F", "raw", image, &export.uri()]);
 }
 
-fn short(pool: &Pool) -> u64 {
-    pool.json(&["disk", "show", "d"])["short_bytes"].as_u64().unwrap()
-}
-
 #[test]
 fn many_read_what_was_sealed() {
     let mut pool = Pool::start("share", 3);
@@ -53,7 +49,7 @@ fn many_read_what_was_sealed() {
     pool.kill_server(0);
     reads(&one, &image);
     reads(&other, &image);
-    until("a reader makes new copies", || short(&pool) == 0);
+    until("a reader makes new copies", || pool.is_whole_without("d", 0));
     reads(&one, &image);
     reads(&other, &image);
     // The keeper may have been the one that goes now, without a word.
@@ -82,7 +78,7 @@ fn other_machines_read_what_was_sealed() {
     pool.kill_server(2);
     reads(&one, &image);
     reads(&other, &image);
-    until("a reader makes new copies", || short(&pool) == 0);
+    until("a reader makes new copies", || pool.is_whole_without("d", 2));
     reads(&one, &image);
     reads(&other, &image);
     assert_eq!(one.stop(), Some(0));
