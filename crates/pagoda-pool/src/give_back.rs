@@ -69,7 +69,7 @@ pub fn give_back(
         let now = client.now();
         let left = client.client.give_back(now, space);
         client.flush();
-        left == 0 && client.client.is_settled()
+        left == 0 && client.client.is_settled() && client.client.reserved(space).is_settled
     })?;
     Ok(if given { GivenBack::All(generation) } else { GivenBack::Left })
 }

@@ -28,18 +28,26 @@ pub struct Disk {
     pub space: String,
     pub size_bytes: u64,
     pub copies: usize,
+    /// Of the size, what servers keep room for.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub reserve_bytes: u64,
     /// The pool of etcd that keeps it; without one, the registry of this machine does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
     key: String,
 }
 
+fn is_nothing(bytes: &u64) -> bool {
+    *bytes == 0
+}
+
 impl std::fmt::Debug for Disk {
     // The key stays out of logs.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Disk { space, size_bytes, copies, cluster, key: _ } = self;
+        let Disk { space, size_bytes, copies, reserve_bytes, cluster, key: _ } = self;
         let mut text = f.debug_struct("Disk");
-        text.field("space", space).field("size_bytes", size_bytes).field("copies", copies).field("cluster", cluster);
+        text.field("space", space).field("size_bytes", size_bytes).field("copies", copies);
+        text.field("reserve_bytes", reserve_bytes).field("cluster", cluster);
         text.finish_non_exhaustive()
     }
 }
@@ -53,7 +61,28 @@ impl Disk {
             )));
         }
         let space = format!("{:016x}", SystemEntropy::default().next_u64());
-        Ok(Disk { space, size_bytes, copies, cluster: None, key: store::hex(&store::random_key()) })
+        let key = store::hex(&store::random_key());
+        Ok(Disk { space, size_bytes, copies, reserve_bytes: 0, cluster: None, key })
+    }
+
+    /// One that servers keep so much room for.
+    ///
+    /// # Errors
+    /// It is more than the disk can hold.
+    pub fn reserving(mut self, reserve_bytes: u64) -> Result<Disk, UsageError> {
+        if reserve_bytes > self.size_bytes {
+            let size = self.size_bytes;
+            return Err(UsageError(format!(
+                "{reserve_bytes} bytes reserved for a disk of {size}: give no more than its size"
+            )));
+        }
+        self.reserve_bytes = reserve_bytes;
+        Ok(self)
+    }
+
+    /// What is reserved, in slabs.
+    pub fn reserve(&self) -> usize {
+        self.reserve_bytes.div_ceil(SLAB_PAGES as u64 * PAGE_SIZE as u64) as usize
     }
 
     /// etcd keeps it, in this pool under this number.
@@ -67,7 +96,13 @@ impl Disk {
 
     /// For its owner.
     pub fn spec(&self) -> Result<SpaceSpec> {
-        Ok(SpaceSpec { id: self.space()?, pages: self.pages(), copies: self.copies, key: self.key()? })
+        Ok(SpaceSpec {
+            id: self.space()?,
+            pages: self.pages(),
+            copies: self.copies,
+            reserve: self.reserve(),
+            key: self.key()?,
+        })
     }
 
     pub fn space(&self) -> Result<SpaceId> {
@@ -119,7 +154,8 @@ pub fn read(dir: &Path, name: &str) -> Result<Disk> {
     let text = store::read_secret(&path)?.ok_or_else(|| NoSuchDisk(name.to_owned()))?;
     let disk: Disk = toml::from_str(&text).with_context(|| format!("read {}", path.display()))?;
     // The file may have been edited: the size decides where the disk ends.
-    Disk::new(disk.size_bytes, disk.copies).with_context(|| format!("read {}", path.display()))?;
+    let checked = Disk::new(disk.size_bytes, disk.copies).and_then(|new| new.reserving(disk.reserve_bytes));
+    checked.with_context(|| format!("read {}", path.display()))?;
     Ok(disk)
 }
 

@@ -162,7 +162,7 @@ fn tell(text: &str) {
 
 fn spec(record: &Record, far: &Far) -> SpaceSpec {
     let pages = record.regions.iter().sum::<u64>().div_ceil(PAGE_SIZE as u64);
-    SpaceSpec { id: SpaceId(far.space), pages, copies: far.copies.into(), key: far.key }
+    SpaceSpec { id: SpaceId(far.space), pages, copies: far.copies.into(), reserve: 0, key: far.key }
 }
 
 #[cfg(test)]

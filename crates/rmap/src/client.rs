@@ -27,6 +27,7 @@ mod parked;
 mod peer;
 mod receive;
 mod repair;
+mod reserve;
 mod scrub;
 mod sealed;
 mod slab;
@@ -51,6 +52,7 @@ pub use exchange::WINDOW_MAX;
 pub use ops::OPS_MAX;
 pub(crate) use peer::RoundTrip;
 pub use peer::{Drain, Reach, SERVERS_MAX, ServerInfo};
+pub use reserve::Reserved;
 pub use scrub::SCRUB_PASS;
 pub use sealed::{KEEP_AFTER, Tenure};
 pub use slab::SPACE_SLABS_MAX;
@@ -61,6 +63,7 @@ use exchange::{Exchanges, Request};
 use ops::Ops;
 use parked::Parking;
 use peer::Peer;
+use reserve::Reservation;
 use scrub::Scrub;
 use slab::{Phase, Space};
 
@@ -145,6 +148,8 @@ pub struct SpaceSpec {
     pub pages: u64,
     /// 1 for what can be re-created, 2 otherwise.
     pub copies: usize,
+    /// Slabs that servers keep room for, whatever others take; see [`Client::reserved`].
+    pub reserve: usize,
     /// The pages' key.
     pub key: [u8; KEY_SIZE],
 }
@@ -182,6 +187,8 @@ pub enum ClientError {
     Copies { copies: usize },
     #[error("{pages} pages: give 1 to {max}")]
     Size { pages: u64, max: u64 },
+    #[error("{slabs} slabs reserved: the space has {max}")]
+    Reserve { slabs: usize, max: u64 },
     #[error("generation {generation}: give 1 to {max}", max = Generation::MAX.0)]
     Generation { generation: u32 },
     #[error("the space is not sealed: it has one owner, which writes, and no readers")]
@@ -272,6 +279,8 @@ pub struct Client {
     looks: Vec<(Time, usize, usize)>,
     /// Sealed spaces that are not as they should be.
     watched: Vec<usize>,
+    /// Spaces that servers keep room for.
+    reserving: Vec<usize>,
     scrub: Scrub,
     /// When something last came.
     now: Time,
@@ -300,6 +309,7 @@ impl Client {
             question_ids: 0,
             looks: Vec::new(),
             watched: Vec::new(),
+            reserving: Vec::new(),
             scrub: Scrub::default(),
             now: Time::default(),
             turn: 0,
@@ -367,6 +377,10 @@ impl Client {
         if spec.pages == 0 || spec.pages > max {
             return Err(ClientError::Size { pages: spec.pages, max });
         }
+        let slabs = spec.pages.div_ceil(self.config.slab_size.pages() as u64);
+        if spec.reserve as u64 > slabs {
+            return Err(ClientError::Reserve { slabs: spec.reserve, max: slabs });
+        }
         for replica in map.iter().flat_map(|(_, entry)| &entry.replicas) {
             if self.place_of(replica.server).is_none() {
                 return Err(ClientError::UnknownServer { server: replica.server.0 });
@@ -375,6 +389,10 @@ impl Client {
         let key = SpaceKey::new(&spec.key, spec.id);
         self.spaces.push(Space::new(spec, key, generation, tenure, self.config.slab_size, map));
         let space = self.spaces.len() - 1;
+        if spec.reserve > 0 && tenure == Tenure::Owner {
+            self.spaces[space].reservation = Some(Reservation::new(spec.reserve, spec.copies));
+            self.reserving.push(space);
+        }
         for slab in 0..self.spaces[space].slabs.len() {
             self.mark(space, slab);
         }
@@ -527,6 +545,9 @@ impl Client {
                 self.propose(space.0, slab, Vec::new(), true);
                 asked += 1;
             }
+        }
+        if left == 0 {
+            self.end_reservation(space.0);
         }
         self.settle(now);
         left

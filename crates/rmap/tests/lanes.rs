@@ -179,7 +179,7 @@ fn use_space(
     config.fail_after = Duration::from_secs(5);
     let mut client = Client::new(config, Box::new(SystemEntropy::default()));
     servers.iter().for_each(|server| client.add_server(Time(0), server.clone()).unwrap());
-    let spec = SpaceSpec { id: SpaceId(id), pages: PAGES, copies: 2, key: [id as u8; KEY_SIZE] };
+    let spec = SpaceSpec { id: SpaceId(id), pages: PAGES, copies: 2, reserve: 0, key: [id as u8; KEY_SIZE] };
     let space = client.attach(&spec, Generation(1), &[]).unwrap();
     let mut map: BTreeMap<SlabNo, MapEntry> = BTreeMap::new();
     let registry = move |request: &ControlRequest| {

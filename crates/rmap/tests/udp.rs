@@ -126,7 +126,7 @@ fn connect_to(
         let info = ServerInfo { id, addr: addrs[id.0 as usize], key: server.key.public(), zone: id.0 };
         client.add_server(Time(0), info).unwrap();
     }
-    let spec = SpaceSpec { id: SpaceId(1), pages: 256, copies: servers.len().min(2), key: [5; KEY_SIZE] };
+    let spec = SpaceSpec { id: SpaceId(1), pages: 256, copies: servers.len().min(2), reserve: 0, key: [5; KEY_SIZE] };
     let space = client.attach(&spec, Generation(1), &[]).unwrap();
     let mut client = UdpClient::new(client, port, Wait::BLOCK, Instant::now(), registry());
     let deadline = Instant::now() + PATIENCE;
@@ -279,7 +279,7 @@ fn a_node_that_is_not_admitted_gets_no_answer() {
     let mut client = Client::new(config, Box::new(SystemEntropy::default()));
     let info = ServerInfo { id: ServerId(0), addr: servers[0].addr, key: servers[0].key.public(), zone: 0 };
     client.add_server(Time(0), info).unwrap();
-    let spec = SpaceSpec { id: SpaceId(1), pages: 8, copies: 1, key: [5; KEY_SIZE] };
+    let spec = SpaceSpec { id: SpaceId(1), pages: 8, copies: 1, reserve: 0, key: [5; KEY_SIZE] };
     let space = client.attach(&spec, Generation(1), &[]).unwrap();
     let port = Port::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     let mut client = UdpClient::new(client, port, Wait::BLOCK, Instant::now(), registry());

@@ -2,6 +2,7 @@
 
 mod export;
 mod remove;
+mod reserve;
 mod share;
 
 use std::collections::BTreeMap;
@@ -46,6 +47,11 @@ pub enum Disk {
         /// Servers that have each page
         #[arg(long, value_name = "1|2", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
         copies: u8,
+        /// Of the size, what servers keep room for from now on, whatever others take
+        ///
+        /// What is not reserved is taken from what servers have left when it is first written to.
+        #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
+        reserve: u64,
     },
     /// List the disks
     Ls {
@@ -139,7 +145,9 @@ const SCRUB_HOURS_MAX: u64 = 366 * 24;
 
 pub fn run(command: Disk, format: Format) -> Result<()> {
     match command {
-        Disk::Create { place, name, size, copies } => create(&place.read()?, &name, size, copies.into(), format),
+        Disk::Create { place, name, size, copies, reserve } => {
+            create(&place.read()?, &name, record::Disk::new(size, copies.into())?.reserving(reserve)?, format)
+        }
         Disk::Ls { place } => list(&place.read()?, format),
         Disk::Show { place, name } => show(&place.read()?, &name, format),
         Disk::Rm { place, name, force } => remove::run(&place.read()?, &name, force),
@@ -158,6 +166,8 @@ struct Info {
     exported: bool,
     /// Nobody writes to it any more, and many may read it.
     read_only: bool,
+    /// Of its size, what servers keep room for while it can be written.
+    reserve_bytes: u64,
     /// What is in the memory of servers, each copy counted once.
     used_bytes: u64,
     /// Of that, what has fewer copies than it should.
@@ -200,6 +210,7 @@ impl Info {
             copies: disk.copies,
             exported: !record::try_lock(&record::lock_file(&pool.dir, name)?)?,
             read_only: seen.today.sealed,
+            reserve_bytes: if seen.today.sealed { 0 } else { disk.reserve_bytes },
             used_bytes: bytes(&|entry| !entry.replicas.is_empty()),
             short_bytes: bytes(&|entry| !entry.replicas.is_empty() && entry.replicas.len() < disk.copies),
             lost_bytes: bytes(&|entry| entry.lost),
@@ -211,8 +222,9 @@ impl Info {
     }
 }
 
-fn create(pool: &PoolConfig, name: &str, size: u64, copies: usize, format: Format) -> Result<()> {
+fn create(pool: &PoolConfig, name: &str, mut disk: record::Disk, format: Format) -> Result<()> {
     store::identity(&pool.dir)?;
+    let copies = disk.copies;
     let servers = pool.servers()?.len();
     if servers < copies {
         return Err(UsageError(format!(
@@ -221,19 +233,25 @@ fn create(pool: &PoolConfig, name: &str, size: u64, copies: usize, format: Forma
         .into());
     }
     record::check_free(&pool.dir, name)?;
-    let mut disk = record::Disk::new(size, copies)?;
     match pool.connect()? {
         None => record::create(&pool.dir, name, &disk)?,
         Some(mut etcd) => {
             // The name first: it is the cluster's. Without the record nobody could use the disk, so both or none.
-            let space =
-                etcd.create_space(&NewSpace { name: name.to_owned(), pages: disk.pages(), copies, reserve: 0 })?;
+            let space = etcd.create_space(&NewSpace {
+                name: name.to_owned(),
+                pages: disk.pages(),
+                copies,
+                reserve: disk.reserve() as u32,
+            })?;
             disk.keep_in(pool.etcd.as_ref().map(|config| config.pool.clone()), space.id);
             if let Err(error) = record::create(&pool.dir, name, &disk) {
                 etcd.remove_space(&space, Generation(0)).context("give the name back")?;
                 return Err(error);
             }
         }
+    }
+    if disk.reserve_bytes > 0 {
+        reserve::run(pool, name, &disk)?;
     }
     if format == Format::Json {
         print_json(&Info::read(pool, name)?)?;
@@ -303,12 +321,13 @@ fn show(pool: &PoolConfig, name: &str, format: Format) -> Result<()> {
     let held = disk.servers.iter().map(|server| format!("{} at {}", format_size(server.bytes), server.id));
     let held = if disk.servers.is_empty() { "no server".to_owned() } else { held.collect::<Vec<_>>().join(", ") };
     print_text(&format!(
-        "name       {}\nsize       {}\nmode       {mode}\ncopies     {}\nused       {}\nshort      {}   has fewer copies than it should\n\
+        "name       {}\nsize       {}\nmode       {mode}\ncopies     {}\nreserved   {}\nused       {}\nshort      {}   has fewer copies than it should\n\
          lost       {}   gone with its servers\nservers    {held}\nexported   {exported}\n\
          owners     {}   so far{last}\nkept by    {kept}\nspace      {}\n",
         disk.name,
         format_size(disk.size_bytes),
         disk.copies,
+        format_size(disk.reserve_bytes),
         format_size(disk.used_bytes),
         format_size(disk.short_bytes),
         format_size(disk.lost_bytes),

@@ -25,9 +25,9 @@ pub fn run(pool: &PoolConfig, name: &str, force: bool) -> Result<()> {
     if let Some(host) = plane.other_host(&seen) {
         bail!("{host} was the last to export {name}: remove it there, or take it over first (disk export --take-over)");
     }
-    let held = seen.today.map.iter().any(|(_, entry)| !entry.replicas.is_empty());
+    let lent = disk.reserve_bytes > 0 || seen.today.map.iter().any(|(_, entry)| !entry.replicas.is_empty());
     let generation =
-        if held && !force { return_all(pool, name, &disk, &mut plane, &seen)? } else { seen.today.generation };
+        if lent && !force { return_all(pool, name, &disk, &mut plane, &seen)? } else { seen.today.generation };
     // The memory first: a record without memory can be removed again, memory without a record cannot be named.
     plane.remove(name, disk.space()?, generation)?;
     record::remove(&pool.dir, name)?;

@@ -52,6 +52,9 @@ fn seal(pool: &PoolConfig, name: &str, disk: &Disk, plane: &mut Plane, seen: &Se
     let even = connect::converse(&mut client, EVEN_PATIENCE, |client| client.client.is_even(space))?;
     ensure!(even, "not every copy of {name} answers, and it is not sealed: see `pagoda pool ls`, and try again");
     ensure!(client.client.stats().slabs_lost == 0, lost(name));
+    // Nothing is added to it any more. A server that does not answer keeps the room until it ends.
+    client.client.unreserve(space);
+    connect::converse(&mut client, EVEN_PATIENCE, |client| client.client.reserved(space).is_settled)?;
     plane.seal(disk.space()?, generation)
 }
 

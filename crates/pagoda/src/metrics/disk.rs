@@ -4,7 +4,7 @@ use std::fmt;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
-use rmap::client::{Client, ClientStats, Reach, ServerView, SpaceRef};
+use rmap::client::{Client, ClientStats, Reach, Reserved, ServerView, SpaceRef};
 use rmap::latency::Latency;
 use rmap::units::Class;
 
@@ -20,13 +20,22 @@ pub struct DiskNumbers {
     /// Slabs with all their copies in sync, and those with any.
     whole: usize,
     held: usize,
+    reserved: Reserved,
     servers: Vec<ServerView>,
 }
 
 impl DiskNumbers {
     pub fn new(name: &str) -> DiskNumbers {
         let (stats, servers) = (ClientStats::default(), Vec::new());
-        DiskNumbers { name: name.to_owned(), stats, window: 0, whole: 0, held: 0, servers }
+        DiskNumbers {
+            name: name.to_owned(),
+            stats,
+            window: 0,
+            whole: 0,
+            held: 0,
+            reserved: Reserved::default(),
+            servers,
+        }
     }
 
     #[cfg(test)]
@@ -37,6 +46,7 @@ impl DiskNumbers {
     pub fn look(&mut self, client: &Client, space: SpaceRef) {
         (self.stats, self.window) = (*client.stats(), client.window());
         (self.whole, self.held) = client.in_sync(space);
+        self.reserved = client.reserved(space);
         self.servers.clear();
         self.servers.extend(client.servers());
     }
@@ -75,6 +85,8 @@ const ROWS: &[Row<DiskNumbers>] = rows! { "pagoda_disk_",
         |n| n.held as u64 * SLAB_CONTENT_BYTES;
     gauge "short_bytes", "bytes", "Of these, parts with fewer copies in sync than the disk has.",
         |n| (n.held - n.whole) as u64 * SLAB_CONTENT_BYTES;
+    gauge "reserved_bytes", "bytes", "What servers that answer keep room for, each copy counted.",
+        |n| n.reserved.kept * SLAB_CONTENT_BYTES;
 };
 
 struct ServerRow {

@@ -171,6 +171,9 @@ pub struct Serve {
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
     #[arg(value_parser = clap::value_parser!(u64).range(..=SPIN_US_MAX))]
     pub spin: u64,
+    /// The most that one disk or VM may have here, reserved or not [default: all of it]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub quota: Option<u64>,
     /// Threads that serve, each its part of the clients; by TCP and of a disk it is one [default: a quarter of the
     /// cores, at most 4]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=LANES_MAX as u64))]

@@ -90,7 +90,7 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
         admitted: admitted.keys(),
         slabs: slabs as usize,
         slab_size: SlabSize::default(),
-        quota: u32::MAX,
+        quota: quota(options, slab_bytes)?,
         epoch: BootEpoch(SystemEntropy::default().next_u64()),
         medium,
     };
@@ -141,6 +141,18 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
         announced.leave();
     }
     Ok(())
+}
+
+/// The most slabs of one space.
+fn quota(options: &Serve, slab_bytes: u64) -> Result<u32> {
+    match options.quota.map(|quota| (quota, quota / slab_bytes)) {
+        None => Ok(u32::MAX),
+        Some((quota, 0)) => {
+            let least = format_size(slab_bytes.next_multiple_of(1 << 20));
+            Err(UsageError(format!("--quota {}: at least {least}", format_size(quota))).into())
+        }
+        Some((_, slabs)) => Ok(u32::try_from(slabs).unwrap_or(u32::MAX)),
+    }
 }
 
 /// How many threads serve.

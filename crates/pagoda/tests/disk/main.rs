@@ -4,6 +4,7 @@ mod cluster;
 mod drain;
 mod last_resort;
 mod pool;
+mod reserve;
 /// Other tests need more of it.
 #[allow(dead_code)]
 #[path = "../../../rmap-etcd/tests/etcd/rig.rs"]

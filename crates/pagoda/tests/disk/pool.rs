@@ -91,11 +91,10 @@ impl Pool {
         pool
     }
 
-    /// Writes the file `servers`.
+    /// Writes the file `servers`: those that run.
     pub fn list_servers(&self) {
-        let line =
-            |server: &Option<Running>| server.as_ref().unwrap().ready["line"].as_str().unwrap().to_owned() + "\n";
-        std::fs::write(self.dir.join("servers"), self.servers.iter().map(line).collect::<String>()).unwrap();
+        let line = |server: &Running| server.ready["line"].as_str().unwrap().to_owned() + "\n";
+        std::fs::write(self.dir.join("servers"), self.servers.iter().flatten().map(line).collect::<String>()).unwrap();
     }
 
     /// A pool of so many servers, with settings.

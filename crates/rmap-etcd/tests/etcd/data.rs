@@ -92,7 +92,7 @@ impl Owner {
         for server in servers {
             client.add_server(Time(0), server.info.clone()).unwrap();
         }
-        let spec = SpaceSpec { id: space, pages: PAGES, copies: 2, key: [5; KEY_SIZE] };
+        let spec = SpaceSpec { id: space, pages: PAGES, copies: 2, reserve: 0, key: [5; KEY_SIZE] };
         let opened = client.attach(&spec, generation, &map).unwrap();
         let mut control = Control::start(config).unwrap();
         control.guard(space, generation);

@@ -1,5 +1,7 @@
 //! Exchanges: one request to one server and its reply.
 
+use std::time::Duration;
+
 use crate::reassembly::Partial;
 use crate::units::{Class, PageNo, Time, Version};
 use crate::wire::message::Op;
@@ -39,6 +41,8 @@ pub enum Role {
     },
     /// Of a look at a page that nobody asked for.
     Scrub,
+    /// Of a space: how much room a server is to keep for it.
+    Reserve,
     /// Of nothing: what is left behind is given back.
     Release,
 }
@@ -100,6 +104,9 @@ pub struct Exchanges {
 /// Where the window begins: 64 KiB, which no switch drops even if all servers answer at once.
 const WINDOW_FIRST: usize = 16;
 const WINDOW_MIN: usize = 4;
+/// Where replies take longer, a larger window makes the queue longer, and nothing faster: a fault would wait behind all of it.
+/// Many times a round trip, so only a network that is full, or a server that is, comes to it.
+const QUEUE_MAX: Duration = Duration::from_millis(2);
 
 impl Exchanges {
     pub fn new() -> Exchanges {
@@ -200,8 +207,11 @@ impl Exchanges {
         Some(&mut self.partials[place])
     }
 
-    /// A reply came as it should: one page more per window of them.
-    pub fn grow_window(&mut self) {
+    /// A reply came as it should: one page more per window of them, unless what is under way already stands in a queue.
+    pub fn grow_window(&mut self, took: Duration) {
+        if took > QUEUE_MAX && self.window >= WINDOW_FIRST {
+            return;
+        }
         self.grown += 1;
         if self.grown >= self.window {
             self.grown = 0;
@@ -213,5 +223,31 @@ impl Exchanges {
     pub fn shrink_window(&mut self) {
         self.window = (self.window / 2).max(WINDOW_MIN);
         self.grown = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The window after so many replies that took so long.
+    fn grown(replies: usize, took_us: u64) -> usize {
+        let mut exchanges = Exchanges::new();
+        exchanges.shrink_window();
+        (0..replies).for_each(|_| exchanges.grow_window(Duration::from_micros(took_us)));
+        exchanges.window
+    }
+
+    #[test]
+    fn a_window_that_fills_a_queue_grows_no_further() {
+        for (replies, took_us, window) in [
+            (7, 50, 8),
+            (8, 50, 9),
+            (100_000, 50, WINDOW_MAX),
+            (100_000, 2000, WINDOW_MAX),
+            (100_000, 2001, WINDOW_FIRST),
+        ] {
+            assert_eq!(grown(replies, took_us), window, "{replies} replies that took {took_us} us");
+        }
     }
 }

@@ -96,6 +96,7 @@ impl Client {
                 }
             }
         }
+        self.look_at_reservation(space);
         (0..self.spaces[space].slabs.len()).for_each(|slab| self.mark(space, slab));
     }
 
@@ -116,11 +117,13 @@ impl Client {
         }
     }
 
-    /// Two servers at random, and of them the one with more room; in a zone that has no copy yet, if there is one.
-    pub(super) fn pick_server(&mut self, taken: PeerSet) -> Option<usize> {
+    /// The server that keeps the most room for the space; where none does, two servers at random, and of them the one with more
+    /// room. In a zone that has no copy yet, if there is one.
+    pub(super) fn pick_server(&mut self, space: usize, taken: PeerSet) -> Option<usize> {
+        let kept = |peer: &usize| if self.peers[*peer].keeps_promises() { self.room_kept(space, *peer) } else { 0 };
         let open = |peer: &usize| {
             let state = &self.peers[*peer];
-            !taken.has(*peer) && state.can_lend() && !state.last_resort
+            !taken.has(*peer) && (state.can_lend() || kept(peer) > 0) && !state.last_resort
         };
         let all: Vec<usize> = (0..self.peers.len()).filter(open).collect();
         let zones: Vec<u32> = taken.iter().map(|peer| self.peers[peer].info.zone).collect();
@@ -128,6 +131,10 @@ impl Client {
         let choice = if apart.is_empty() { all } else { apart };
         if choice.is_empty() {
             return None;
+        }
+        // Not at random: as long as the rest is spread evenly, each slab finds room at as many servers as it has copies.
+        if let Some(most) = choice.iter().copied().max_by_key(kept).filter(|peer| kept(peer) > 0) {
+            return Some(most);
         }
         let any = || choice[(self.entropy.next_u64() % choice.len() as u64) as usize];
         let (one, other) = (any(), any());
@@ -172,7 +179,7 @@ impl Client {
             let taken = candidates.iter().map(|c| c.peer).collect();
             let nobody_else = live == 0 && !self.someone_may_come();
             let last = |client: &mut Client| nobody_else.then(|| client.last_resort(taken)).flatten();
-            let Some(peer) = self.pick_server(taken).or_else(|| last(self)) else { break };
+            let Some(peer) = self.pick_server(space, taken).or_else(|| last(self)) else { break };
             let Some(grant) = self.spaces[space].next_version(false) else { break };
             candidates.push(Candidate { peer, grant, step: GrantStep::Fencing });
         }

@@ -159,8 +159,10 @@ impl RoundTrip {
         self.smoothed.map(|smoothed| smoothed + self.variation * 4)
     }
 
+    /// RFC 6298, 2.3: a steady round trip has next to no variation, and one that is a little longer is no loss.
     pub fn timeout(&self) -> Duration {
-        self.bound().unwrap_or(RTO_FIRST).clamp(RTO_MIN, RTO_MAX)
+        let timeout = self.smoothed.map(|smoothed| smoothed + (self.variation * 4).max(RTO_MIN));
+        timeout.unwrap_or(RTO_FIRST).clamp(RTO_MIN, RTO_MAX)
     }
 
     /// When a read is asked of a second copy too: at three times what nearly all take.
@@ -267,6 +269,11 @@ impl Peer {
         self.is_up() && self.pressure == Pressure::None && self.free_slabs > 0
     }
 
+    /// It has slabs for those that it promised some, whatever it has said to others.
+    pub fn keeps_promises(&self) -> bool {
+        self.is_up() && self.pressure <= Pressure::Yellow
+    }
+
     /// What it has is to be moved away as soon as there is room elsewhere.
     pub fn wants_relief(&self) -> bool {
         self.pressure >= Pressure::Orange || self.last_resort
@@ -307,7 +314,7 @@ mod tests {
         let mut trip = RoundTrip::default();
         assert_eq!(trip.timeout(), RTO_FIRST);
         for (took_us, times, low_us, high_us) in
-            [(20, 50, 1000, 1000), (3000, 50, 3000, 4000), (90_000, 50, 8000, 8000)]
+            [(20, 50, 1010, 1020), (3000, 50, 3900, 4000), (90_000, 50, 8000, 8000)]
         {
             (0..times).for_each(|_| trip.sample(Duration::from_micros(took_us)));
             let range = Duration::from_micros(low_us)..=Duration::from_micros(high_us);

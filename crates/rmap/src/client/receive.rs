@@ -199,7 +199,7 @@ impl Client {
             self.peers[place].lived(sent_at);
         }
         self.note_overtaken(place, &exchange);
-        self.exchanges.grow_window();
+        self.exchanges.grow_window(now.since(sent_at));
         if payload > 0 {
             // Another reply's room is as good for the next one, and this one stays where it is.
             self.exchanges.partial(message.id)?.swap(&mut self.reply);
@@ -264,6 +264,7 @@ impl Client {
             Role::Admit { .. } => self.admit_answered(now, space, slab, status),
             Role::Order => self.order_answered(now, space, slab, status, version),
             Role::Listed => self.listed_answered(space, page, (status, version), payload),
+            Role::Reserve => self.reserve_answered(space, peer, exchange.version.bits(), status),
             Role::Release => {}
             Role::Scrub => self.scrub_answered(exchange, status, version, payload),
             Role::Read { op } => self.read_answered(op, exchange, status, version, payload),
@@ -291,7 +292,7 @@ impl Client {
             return;
         }
         let Some(slab) = self.slab_of(page) else { return };
-        if status != Status::Ok {
+        if status != Status::Ok || self.is_made_anew(space, version) {
             self.copy_lost(space, slab, peer);
             if self.ops.get(op).exchanges == 0 && self.ops.get(op).stage == ops::Stage::Active {
                 self.ask_for_page(op);

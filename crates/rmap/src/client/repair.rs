@@ -158,7 +158,7 @@ impl Client {
         // A server that is about to end has the only copy: rather on a disk than gone.
         let flees = here.len() == 1 && replaces.is_some_and(|peer| !self.peers[peer].last_resort);
         let rather = |client: &mut Client| flees.then(|| client.last_resort(copies)).flatten();
-        let Some(peer) = self.pick_server(copies).or_else(|| rather(self)) else { return };
+        let Some(peer) = self.pick_server(space, copies).or_else(|| rather(self)) else { return };
         let Some(grant) = self.spaces[space].next_version(false) else { return };
         let replaces = if missing { None } else { replaces };
         let repair = Repair { peer, grant, step: Step::Fencing, replaces, list: Vec::new(), cursor: 0 };
@@ -342,7 +342,7 @@ impl Client {
                     self.mark(exchange.space, slab);
                 }
             }
-            Role::Scrub | Role::Release => {}
+            Role::Scrub | Role::Reserve | Role::Release => {}
         }
     }
 

@@ -130,7 +130,7 @@ impl Client {
     pub(super) fn scrub_answered(&mut self, asked: &Exchange, status: Status, version: Version, payload: &[u8]) {
         let Exchange { space, page, peer, .. } = *asked;
         let Some(slab) = self.slab_of(page) else { return };
-        if status != Status::Ok {
+        if status != Status::Ok || self.is_made_anew(space, version) {
             return self.copy_lost(space, slab, peer);
         }
         let index = self.config.slab_size.index(page);

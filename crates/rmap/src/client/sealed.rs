@@ -16,7 +16,7 @@ use super::ops::{Kind, Stage};
 use super::peer::PeerSet;
 use super::slab::{Phase, Slab};
 use crate::control::{ControlRequest, MapEntry, Today};
-use crate::units::{Generation, SlabNo, Time};
+use crate::units::{Generation, SlabNo, Time, Version};
 
 /// A keeper that lives has made a slab's copy anew by then, even on a slow network. Twice this at most: readers take chances,
 /// so that not all of them try at once.
@@ -209,6 +209,12 @@ impl Client {
             self.map_settled(space, slab);
         }
         self.look_after(space, slab);
+    }
+
+    /// A copy has nothing of a page that is known to be there. To a reader that need not be damage: its map may be from before the
+    /// keeper made another copy at the same server, in the same generation.
+    pub(super) fn is_made_anew(&self, space: usize, version: Version) -> bool {
+        self.spaces[space].tenure == Tenure::Reader && version == Version::NEVER
     }
 
     /// A reader's part of what an owner does for an open slab: it sees what is missing.

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use super::exchange::Role;
 use super::open::Listing;
 use super::peer::PeerSet;
 use super::repair::Repair;
+use super::reserve::Reservation;
 use super::sealed::{Tenure, Watch};
 use super::{Client, Question, SpaceSpec};
 use crate::control::{Change, ControlReply, ControlRequest, MapEntry, Replica};
@@ -114,6 +116,8 @@ pub struct Space {
     pub is_stale: bool,
     /// Of a sealed space that is not as it should be.
     pub watch: Option<Watch>,
+    /// Room that servers keep for it.
+    pub reservation: Option<Reservation>,
 }
 
 impl Space {
@@ -146,6 +150,7 @@ impl Space {
             tenure,
             is_stale: false,
             watch: None,
+            reservation: None,
         }
     }
 
@@ -281,7 +286,7 @@ impl Client {
                 exchange.space == space
                     && exchange.peer == peer
                     && size.slab(exchange.page) == Some(SlabNo(slab as u32))
-                    && !matches!(exchange.role, super::exchange::Role::Fence | super::exchange::Role::Release)
+                    && !matches!(exchange.role, Role::Fence | Role::Reserve | Role::Release)
             });
             let Some(exchange) = found else { break };
             self.cancel(exchange.id);

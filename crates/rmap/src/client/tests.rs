@@ -3,6 +3,7 @@
 mod catch_up;
 mod damage;
 mod last_resort;
+mod reserve;
 mod scrub;
 mod sealed;
 
@@ -88,7 +89,7 @@ impl Pool {
             let config = ServerConfig { id, keys, pool, admitted, slabs, slab_size, quota: u32::MAX, epoch, medium };
             all.push(Server::new(config, Box::new(Counting(node as u64 + 2))).unwrap());
         }
-        let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies, key: [2; KEY_SIZE] };
+        let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies, reserve: 0, key: [2; KEY_SIZE] };
         let space = client.attach(&spec, Generation(1), &[]).unwrap();
         let (now, deaf, late) = (Time(1), Vec::new(), Vec::new());
         let mut pool = Pool {
@@ -265,7 +266,7 @@ fn another_owner_ends_everything() {
     let mut pool = Pool::new(1, 1, 4);
     assert_eq!(pool.write(0, 1), Ok(()));
     let replica = pool.client.spaces[0].slabs[0].entry.clone();
-    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 1, key: [2; KEY_SIZE] };
+    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 1, reserve: 0, key: [2; KEY_SIZE] };
     let old = pool.space;
     pool.space = pool.client.attach(&spec, Generation(2), &[(SlabNo(0), replica)]).unwrap();
     assert_eq!(pool.read(0), Ok(1));
@@ -371,7 +372,7 @@ fn a_slab_is_not_opened_by_a_server_that_may_be_dead() {
     assert_eq!(pool.write(0, 1), Ok(()));
     pool.client.space_taken(0);
     let map = [(SlabNo(0), pool.client.spaces[0].slabs[0].entry.clone())];
-    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, key: [2; KEY_SIZE] };
+    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, reserve: 0, key: [2; KEY_SIZE] };
     pool.deaf = vec![1];
     pool.space = pool.client.attach(&spec, Generation(2), &map).unwrap();
     pool.pass(Duration::from_millis(5));
@@ -559,7 +560,7 @@ fn slabs_take_turns_at_the_room_for_copies() {
     while pool.client.poll_event(&mut [0; PAGE_SIZE]).is_some() {}
     let map: Vec<_> =
         (0..5).map(|slab| (SlabNo(slab), pool.client.spaces[0].slabs[slab as usize].entry.clone())).collect();
-    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, key: [2; KEY_SIZE] };
+    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, reserve: 0, key: [2; KEY_SIZE] };
     pool.space = pool.client.attach(&spec, Generation(2), &map).unwrap();
     (0..UNFINISHED).for_each(|page| assert_eq!(pool.read(page), Ok(2), "page {page}"));
 }
@@ -678,7 +679,7 @@ fn a_slab_is_discarded_and_comes_anew() {
 #[test]
 fn limits_are_said() {
     let mut pool = Pool::new(1, 1, 1);
-    let spec = |pages, copies| SpaceSpec { id: SpaceId(9), pages, copies, key: [2; KEY_SIZE] };
+    let spec = |pages, copies| SpaceSpec { id: SpaceId(9), pages, copies, reserve: 0, key: [2; KEY_SIZE] };
     let mut attach =
         |pages, copies, generation| pool.client.attach(&spec(pages, copies), Generation(generation), &[]).err();
     assert_eq!(attach(8, 3, 1), Some(ClientError::Copies { copies: 3 }));

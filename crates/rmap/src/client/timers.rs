@@ -29,7 +29,12 @@ impl Client {
         for question in &self.questions {
             at(question.due);
         }
-        self.next_look().into_iter().chain(self.scrub_due()).chain(self.watch_due()).for_each(&mut at);
+        self.next_look()
+            .into_iter()
+            .chain(self.scrub_due())
+            .chain(self.watch_due())
+            .chain(self.reserve_due())
+            .for_each(&mut at);
         let (fail_after, lost_after) = (self.config.fail_after, self.config.lost_after);
         for peer in &mut self.peers {
             if let Some(greeting) = &peer.greeting {
@@ -75,6 +80,7 @@ impl Client {
         self.look(now);
         self.scrub(now);
         self.watch_sealed(now);
+        self.keep_reservations(now);
         for place in 0..self.peers.len() {
             match self.peers[place].reach {
                 Reach::Connecting { since } if now.since(since) >= CONNECT_AFTER => self.give_up(now, place),

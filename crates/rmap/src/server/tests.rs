@@ -6,7 +6,7 @@ use super::*;
 use crate::crypto::KEY_SIZE;
 use crate::crypto::handshake::Initiator;
 use crate::crypto::session::Session;
-use crate::units::{Class, Generation, PageNo, SpaceId, Version};
+use crate::units::{Class, Generation, PageNo, SlabNo, SpaceId, Version};
 use crate::wire::datagram::Versions;
 use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, Message, Op, Status};
 use crate::wire::report::Report;
@@ -23,6 +23,13 @@ impl Entropy for Counting {
             self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
             *byte = (self.0 >> 56) as u8;
         }
+    }
+}
+
+impl Server {
+    /// Lends a slab, as if its owner had asked for it.
+    pub(crate) fn lend(&mut self, space: SpaceId, slab: SlabNo, generation: Generation, grant: Version) -> Status {
+        self.shared.state().store.grant(space, slab, generation, grant, true)
     }
 }
 

@@ -212,7 +212,9 @@ impl World {
         let hosts: Vec<usize> = (self.plan.servers..self.nodes.len()).collect();
         let node = *self.rng.pick(&hosts);
         let id = SpaceId(space);
-        let spec = SpaceSpec { id, pages: self.plan.pages, copies: self.plan.copies, key: [7; KEY_SIZE] };
+        // Room is kept for every second space, and one slab is always to be had.
+        let (pages, copies, reserve) = (self.plan.pages, self.plan.copies, space as usize % 2);
+        let spec = SpaceSpec { id, pages, copies, reserve, key: [7; KEY_SIZE] };
         if !matches!(self.nodes[node].program, Program::Host(_)) {
             return;
         }

@@ -14,7 +14,7 @@ fn sealed() -> (Pool, Vec<usize>) {
     let entry = pool.client.spaces[0].slabs[0].entry.clone();
     let holders = pool.client.peers_of(&entry).iter().collect();
     pool.today = Today { generation: Generation(2), sealed: true, map: vec![(SlabNo(0), entry)] };
-    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, key: [2; KEY_SIZE] };
+    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, reserve: 0, key: [2; KEY_SIZE] };
     pool.space = pool.client.attach_reader(&spec, &pool.today).unwrap();
     (pool, holders)
 }
@@ -36,7 +36,7 @@ fn what_is_sealed_is_read_and_not_written() {
     pool.pass(LONG);
     assert_eq!((pool.keeps, pool.client.tenure(pool.space)), (0, Tenure::Reader), "all is well");
     let open = Today { sealed: false, ..pool.today.clone() };
-    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, key: [2; KEY_SIZE] };
+    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, reserve: 0, key: [2; KEY_SIZE] };
     assert_eq!(pool.client.attach_reader(&spec, &open), Err(ClientError::NotSealed));
 }
 
@@ -88,7 +88,7 @@ fn who_does_not_know_all_servers_keeps_nothing() {
 #[test]
 fn what_is_gone_is_an_error() {
     let (mut pool, _) = sealed();
-    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, key: [2; KEY_SIZE] };
+    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, reserve: 0, key: [2; KEY_SIZE] };
     let (reader, map) = (pool.space, pool.today.map.clone());
     // Its last owner, who gives everything back.
     pool.space = pool.client.attach(&spec, Generation(3), &map).unwrap();
@@ -99,4 +99,29 @@ fn what_is_gone_is_an_error() {
     let event = pool.client.poll_event(&mut [0; PAGE_SIZE]);
     assert_eq!(event, Some(Event::Read { token: 2, result: Err(Failure::Fenced) }));
     assert!(pool.client.is_taken(reader));
+}
+
+/// A copy is made anew where one was, and the reader's map is from before: it has nothing yet, and nothing is damaged.
+#[test]
+fn a_copy_that_is_being_made_is_not_a_bad_one() {
+    for other_is_deaf in [false, true] {
+        let (mut pool, holders) = sealed();
+        assert_right(&mut pool);
+        let grant = Version::new(Generation(2), 1, false);
+        let server = &mut pool.servers[holders[0]];
+        assert_eq!(server.lend(SpaceId(1), SlabNo(0), Generation(2), grant), Status::Ok);
+        if other_is_deaf {
+            pool.deaf = vec![holders[1]];
+            pool.client.read(pool.now, pool.space, PageNo(0), Class::Demand, 5).unwrap();
+            pool.pass(Duration::from_secs(1));
+            let mut page = [0; PAGE_SIZE];
+            assert_eq!(pool.client.poll_event(&mut page), None, "the map may say where it is");
+            pool.deaf.clear();
+            pool.pass(Duration::from_secs(2));
+            assert_eq!(pool.client.poll_event(&mut page), Some(Event::Read { token: 5, result: Ok(()) }));
+            assert_eq!(page, [1; PAGE_SIZE]);
+        }
+        assert_right(&mut pool);
+        assert_eq!(pool.client.stats().bad_pages, 0);
+    }
 }
