@@ -25,9 +25,19 @@ impl Etcd {
     /// # Errors
     /// The name is taken, or something about it cannot be.
     pub fn create_space(&mut self, new: &NewSpace) -> Result<Space, EtcdError> {
-        let NewSpace { name, pages, copies, reserve } = new.clone();
         // 64 random bits: a number is never used twice, and with it no seal of a page is.
-        let space = Space { name, id: SpaceId(random()?), pages, copies, reserve };
+        let id = SpaceId(random()?);
+        self.create_space_numbered(new, id)
+    }
+
+    /// The same under a number that the caller has made of 64 random bits, and noted, so that it knows the space for its own
+    /// even if it ends before the answer comes.
+    ///
+    /// # Errors
+    /// As of [`Etcd::create_space`].
+    pub fn create_space_numbered(&mut self, new: &NewSpace, id: SpaceId) -> Result<Space, EtcdError> {
+        let NewSpace { name, pages, copies, reserve } = new.clone();
+        let space = Space { name, id, pages, copies, reserve };
         space.check().or_else(invalid)?;
         let (name, owner) = (self.keys.name(&space.name), self.keys.owner(space.id));
         let nobody =

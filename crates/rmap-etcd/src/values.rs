@@ -144,6 +144,9 @@ struct EntryText {
     v: u32,
     revision: u64,
     lost: bool,
+    /// Where it is not said it is not so. Programs of before slabs were given back refuse a record that says it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    empty: bool,
     copies: Vec<CopyText>,
 }
 
@@ -268,11 +271,11 @@ impl Value for MapEntry {
     fn encode(&self) -> Vec<u8> {
         let copy = |replica: &Replica| CopyText { server: replica.server.0, grant: Hex(replica.grant.bits()) };
         let copies = self.replicas.iter().map(copy).collect();
-        text(&EntryText { v: VERSION, revision: self.revision, lost: self.lost, copies })
+        text(&EntryText { v: VERSION, revision: self.revision, lost: self.lost, empty: self.empty, copies })
     }
 
     fn decode(bytes: &[u8]) -> Result<MapEntry, String> {
-        let EntryText { revision, lost, copies, .. } = parse(bytes)?;
+        let EntryText { revision, lost, empty, copies, .. } = parse(bytes)?;
         let replica =
             |copy: &CopyText| Replica { server: ServerId(copy.server), grant: Version::from_bits(copy.grant.0) };
         let replicas: Vec<Replica> = copies.iter().map(replica).collect();
@@ -286,11 +289,12 @@ impl Value for MapEntry {
         if replicas.iter().any(|replica| replica.grant == Version::NEVER) {
             return wrong("a copy without a grant");
         }
-        // An entry without copies would read as zeros.
-        if lost != replicas.is_empty() {
-            return wrong("copies in sync, or lost: one of them");
+        let entry = MapEntry { revision, replicas, lost, empty };
+        // An entry that lost its copies by mistake would read as zeros.
+        if !entry.is_sound() {
+            return wrong("copies in sync, or lost, or empty: one of them");
         }
-        Ok(MapEntry { revision, replicas, lost })
+        Ok(entry)
     }
 }
 

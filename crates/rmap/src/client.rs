@@ -86,6 +86,9 @@ pub struct ClientConfig {
     /// A server that fell silent, and was silent for longer, counts as one that has no slab to give. Zero for who has
     /// somewhere else for its pages: it is told at once.
     pub grant_patience: Duration,
+    /// A write to a slab that nobody has needs the control plane's answer first; where that takes longer, it is declined, and so
+    /// are others like it until there is an answer. `None`: they wait, as who has nowhere else for its pages has to.
+    pub map_patience: Option<Duration>,
     /// Servers that keep pages on a disk are asked for slabs where no other has one to give. Not for who has a disk of its own.
     pub uses_last_resort: bool,
     /// In this time every copy of every page is looked at once, as far as a thousand pages a second suffice; `None`: damage is
@@ -130,6 +133,7 @@ impl ClientConfig {
             fail_after: Duration::from_millis(30),
             lost_after: Some(Duration::from_secs(30)),
             grant_patience: Duration::from_secs(30),
+            map_patience: None,
             uses_last_resort: true,
             scrub_pass: Some(SCRUB_PASS),
             keep_after: KEEP_AFTER,
@@ -542,7 +546,7 @@ impl Client {
             let owned = self.spaces[space.0].tenure == Tenure::Owner;
             if owned && matches!(state.phase, Phase::Open) && state.pending.is_none() && asked < AT_A_TIME {
                 self.abort_repair(space.0, slab);
-                self.propose(space.0, slab, Vec::new(), true);
+                self.propose(space.0, slab, MapEntry::lost());
                 asked += 1;
             }
         }
@@ -622,6 +626,11 @@ impl Client {
             && self.parking.is_empty()
             && self.copies.is_idle()
             && self.questions.is_empty()
+    }
+
+    /// How long the control plane has not answered what was asked first of all that is open.
+    pub fn control_silent_for(&self, now: Time) -> Option<Duration> {
+        self.questions.iter().filter_map(|question| question.first_asked).min().map(|asked| now.since(asked))
     }
 
     /// Whether no request to a server that answers and no question to the control plane is unanswered.

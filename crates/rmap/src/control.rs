@@ -23,6 +23,31 @@ pub struct MapEntry {
     pub replicas: Vec<Replica>,
     /// The last copy is gone. Its pages are errors, never zeros.
     pub lost: bool,
+    /// Its owner has given it back: nobody has it, and its pages are zeros. Said on purpose, so that an entry whose copies are
+    /// missing by mistake does not read as zeros.
+    pub empty: bool,
+}
+
+impl MapEntry {
+    /// These have it, in sync. As every proposal it gets its revision when it is made.
+    pub fn of(replicas: Vec<Replica>) -> MapEntry {
+        MapEntry { replicas, ..MapEntry::default() }
+    }
+
+    /// The last copy is gone.
+    pub fn lost() -> MapEntry {
+        MapEntry { lost: true, ..MapEntry::default() }
+    }
+
+    /// It was given back.
+    pub fn empty() -> MapEntry {
+        MapEntry { empty: true, ..MapEntry::default() }
+    }
+
+    /// Whether it can be: somebody has it, or it is lost, or it is empty; one of them. No control plane takes another one.
+    pub fn is_sound(&self) -> bool {
+        [!self.replicas.is_empty(), self.lost, self.empty].into_iter().filter(|so| *so).count() == 1
+    }
 }
 
 /// "Replace the entry before this one by it, if `generation` still owns the space."

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | 0..4 | length of the body |
 //! | 4..12 | first bytes of its SHA-256 |
-//! | 12.. | body: kind (1), space (8), then for an owner (1): generation (4), its highest bit set where the space is sealed, all ones where it is forgotten; for an entry (2): slab (4), revision (8), lost (1), copies (1), and for each copy server (4), grant (8) |
+//! | 12.. | body: kind (1), space (8), then for an owner (1): generation (4), its highest bit set where the space is sealed, all ones where it is forgotten; for an entry (2): slab (4), revision (8), lost (1), copies (1; none, and not lost: it was given back), and for each copy server (4), grant (8) |
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{File, OpenOptions};
@@ -49,6 +49,10 @@ pub enum RegistryError {
     NotOurs { path: PathBuf },
     #[error("space {space:x} has an owner of generation {today}, not {asked}: nothing was done")]
     NotOwner { space: u64, asked: u32, today: u32 },
+    #[error(
+        "slab {slab} of space {space:x} is to have copies, to be lost or to be empty, one of them: nothing was changed"
+    )]
+    NotSound { space: u64, slab: u32 },
     #[error("space {space:x} has had {max} owners: make a new one", max = Generation::MAX.0)]
     GenerationsUsedUp { space: u64 },
 }
@@ -185,8 +189,11 @@ impl Registry {
     /// it had changes, and a flush of the disk takes some milliseconds.
     ///
     /// # Errors
-    /// The file cannot be written: each change may have happened or not.
+    /// The file cannot be written: each change may have happened or not. An entry that cannot be: none has.
     pub fn swap_all(&mut self, changes: &[Change]) -> Result<Vec<ControlReply>, RegistryError> {
+        if let Some(Change { space, slab, .. }) = changes.iter().find(|change| !change.entry.is_sound()) {
+            return Err(RegistryError::NotSound { space: space.0, slab: slab.0 });
+        }
         self.locked(|registry| {
             registry.catch_up()?;
             let mut replies = Vec::with_capacity(changes.len());
@@ -459,7 +466,10 @@ fn encode_entry(space: SpaceId, slab: SlabNo, entry: &MapEntry) -> Vec<u8> {
 fn decode_entry(body: &[u8]) -> (u32, MapEntry) {
     let copy = |bytes: &[u8]| Replica { server: ServerId(word(bytes)), grant: Version::from_bits(long(&bytes[4..])) };
     let replicas = body[ENTRY_SIZE..].chunks_exact(COPY_SIZE).map(copy).collect();
-    (word(&body[9..]), MapEntry { revision: long(&body[13..]), replicas, lost: body[21] != 0 })
+    let (revision, lost) = (long(&body[13..]), body[21] != 0);
+    // What is not sound is never written: without copies, and not lost, it was given back.
+    let empty = !lost && body.len() == ENTRY_SIZE;
+    (word(&body[9..]), MapEntry { revision, replicas, lost, empty })
 }
 
 #[cfg(test)]

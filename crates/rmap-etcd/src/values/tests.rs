@@ -22,7 +22,11 @@ fn space() -> Space {
 
 fn entry() -> MapEntry {
     let copy = |server| Replica { server: ServerId(server), grant: Version::from_bits(0x1000_0000_0002) };
-    MapEntry { revision: 4, replicas: vec![copy(1), copy(9)], lost: false }
+    MapEntry { revision: 4, ..MapEntry::of(vec![copy(1), copy(9)]) }
+}
+
+fn without_copies() -> [MapEntry; 2] {
+    [MapEntry::lost(), MapEntry::empty()].map(|entry| MapEntry { revision: 5, ..entry })
 }
 
 /// What is written in `docs/protocol/etcd.md`.
@@ -49,6 +53,8 @@ fn values_are_as_documented() {
             r#"{"v":1,"revision":4,"lost":false,"copies":[{"server":1,"grant":"0000100000000002"},{"server":9,"grant":"0000100000000002"}]}"#
                 .to_owned(),
         ),
+        (without_copies()[0].encode(), r#"{"v":1,"revision":5,"lost":true,"copies":[]}"#.to_owned()),
+        (without_copies()[1].encode(), r#"{"v":1,"revision":5,"lost":false,"empty":true,"copies":[]}"#.to_owned()),
     ];
     for (bytes, text) in golden {
         assert_eq!(String::from_utf8(bytes).unwrap(), text);
@@ -58,7 +64,9 @@ fn values_are_as_documented() {
     for owner in [Owner { sealed: true, ..owner.clone() }, owner] {
         assert_eq!(Owner::decode(&owner.encode()), Ok(owner));
     }
-    assert_eq!(MapEntry::decode(&entry().encode()), Ok(entry()));
+    for entry in without_copies().into_iter().chain([entry()]) {
+        assert_eq!(MapEntry::decode(&entry.encode()), Ok(entry));
+    }
 }
 
 #[test]
@@ -81,8 +89,12 @@ fn what_cannot_be_right_is_refused() {
     bad_entry("4", "1e300");
     bad_entry(r#""lost""#, r#""last""#);
     bad_entry(r#","copies""#, r#","more":1,"copies""#);
-    let none = r#"{"v":1,"revision":4,"lost":false,"copies":[]}"#;
-    assert!(MapEntry::decode(none.as_bytes()).is_err(), "it would read as zeros");
+    bad_entry(r#","copies""#, r#","empty":true,"copies""#);
+    bad_entry(r#","copies""#, r#","empty":1,"copies""#);
+    for said in [r#""lost":false"#, r#""lost":false,"empty":false"#, r#""lost":true,"empty":true"#] {
+        let none = format!(r#"{{"v":1,"revision":4,{said},"copies":[]}}"#);
+        assert!(MapEntry::decode(none.as_bytes()).is_err(), "it would read as zeros: {none}");
+    }
     for (from, to) in [
         ("10.0.0.5:7070", "10.0.0.5"),
         ("10.0.0.5:7070", "0.0.0.0:7070"),
@@ -119,10 +131,12 @@ proptest! {
     }
 
     #[test]
-    fn entries_come_back(revision in 1..u64::MAX, servers in proptest::collection::btree_set(any::<u32>(), 0..4_usize), grant in 1..u64::MAX) {
+    fn entries_come_back(revision in 1..u64::MAX, servers in proptest::collection::btree_set(any::<u32>(), 0..4_usize), grant in 1..u64::MAX, given_back: bool) {
         let copy = |server| Replica { server: ServerId(server), grant: Version::from_bits(grant) };
         let replicas: Vec<Replica> = servers.into_iter().map(copy).collect();
-        let entry = MapEntry { revision, lost: replicas.is_empty(), replicas };
+        let none = if given_back { MapEntry::empty() } else { MapEntry::lost() };
+        let entry = if replicas.is_empty() { none } else { MapEntry::of(replicas) };
+        let entry = MapEntry { revision, ..entry };
         prop_assert_eq!(MapEntry::decode(&entry.encode()), Ok(entry));
     }
 }

@@ -13,7 +13,7 @@ pub fn new_space(name: &str) -> NewSpace {
 
 fn change(space: SpaceId, generation: Generation, slab: u32, revision: u64) -> Change {
     let copy = |server| Replica { server: ServerId(server), grant: Version::new(generation, revision, false) };
-    let entry = MapEntry { revision, replicas: vec![copy(1), copy(2)], lost: false };
+    let entry = MapEntry { revision, ..MapEntry::of(vec![copy(1), copy(2)]) };
     Change { space, generation, slab: SlabNo(slab), entry }
 }
 

@@ -12,6 +12,7 @@ use super::SpaceRef;
 use super::ops::Stage;
 use super::sealed::Tenure;
 use super::slab::Phase;
+use crate::control::MapEntry;
 use crate::units::{SlabNo, Time};
 
 impl Client {
@@ -35,7 +36,7 @@ impl Client {
         let state = &mut self.spaces[space].slabs[slab];
         state.phase = Phase::Leaving;
         state.doubt = None;
-        self.propose(space, slab, Vec::new(), false);
+        self.propose(space, slab, MapEntry::empty());
         self.settle(now);
         true
     }

@@ -7,7 +7,7 @@ use super::peer::{PeerSet, Reach};
 use super::sealed::Tenure;
 use super::slab::{Candidate, GrantStep, Phase};
 use super::{Client, Failure, Fault};
-use crate::control::Replica;
+use crate::control::{MapEntry, Replica};
 use crate::units::{Class, PageNo, SlabNo, Time, Version};
 use crate::wire::message::{Op as Wire, Status, VERSIONS_MAX};
 
@@ -43,7 +43,9 @@ impl Client {
                         && op.space == space
                         && size.slab(op.page) == Some(SlabNo(slab as u32))
                 });
-                if wanted {
+                if wanted && self.map_is_late(now) {
+                    self.decline_ops(space, slab);
+                } else if wanted {
                     self.spaces[space].slabs[slab].phase = Phase::Granting(Vec::new());
                     self.advance_granting(now, space, slab);
                 }
@@ -52,8 +54,7 @@ impl Client {
             Phase::Opening(_) => self.advance_opening(now, space, slab),
             Phase::Open if self.spaces[space].tenure == Tenure::Reader => self.look_after(space, slab),
             Phase::Open => self.advance_open(now, space, slab),
-            // For the control plane.
-            Phase::Leaving => {}
+            Phase::Leaving => self.wait_for_map(now, space, slab),
             Phase::Lost => {
                 self.fail_ops(space, Some(slab), Failure::Lost);
                 if self.spaces[space].tenure == Tenure::Reader {
@@ -158,7 +159,7 @@ impl Client {
 
     fn advance_granting(&mut self, now: Time, space: usize, slab: usize) {
         if self.spaces[space].slabs[slab].pending.is_some() {
-            return;
+            return self.wait_for_map(now, space, slab);
         }
         let Phase::Granting(mut candidates) =
             std::mem::replace(&mut self.spaces[space].slabs[slab].phase, Phase::Vacant)
@@ -207,8 +208,30 @@ impl Client {
         if !waits {
             let replica = |c: &Candidate| Replica { server: self.peers[c.peer].info.id, grant: c.grant };
             let replicas = granted.iter().map(replica).collect();
-            self.propose(space, slab, replicas, false);
+            self.propose(space, slab, MapEntry::of(replicas));
+            self.wait_for_map(now, space, slab);
         }
+    }
+
+    /// The slab's writes go nowhere before the control plane has answered. Those of somebody who has another place for them are
+    /// declined in time; nothing of them was sent.
+    fn wait_for_map(&mut self, now: Time, space: usize, slab: usize) {
+        match self.map_late_at(now) {
+            Some(at) if at <= now => self.decline_ops(space, slab),
+            Some(at) => self.look_at(at, space, slab),
+            None => {}
+        }
+    }
+
+    fn map_is_late(&self, now: Time) -> bool {
+        self.map_late_at(now).is_some_and(|at| at <= now)
+    }
+
+    /// When the control plane will have been silent for too long, as it seems now.
+    fn map_late_at(&self, now: Time) -> Option<Time> {
+        let patience = self.config.map_patience?;
+        let asked = self.questions.iter().map(|question| question.first_asked.unwrap_or(now)).min()?;
+        Some(asked + patience)
     }
 
     /// A server was not heard yet.
@@ -318,9 +341,9 @@ impl Client {
                 return;
             }
             let keep = |replica: &&Replica| good.iter().any(|listing| listing.grant == replica.grant);
-            self.propose(space, slab, replicas.iter().filter(keep).copied().collect(), false);
+            self.propose(space, slab, MapEntry::of(replicas.iter().filter(keep).copied().collect()));
         } else if silent.is_empty() {
-            self.propose(space, slab, Vec::new(), true);
+            self.propose(space, slab, MapEntry::lost());
         }
     }
 

@@ -373,6 +373,7 @@ impl Client {
         match self.spaces[space].slabs[number].phase {
             Phase::Lost => self.ops.finish(op, Err(Failure::Lost)),
             Phase::Vacant => self.mark(space, number),
+            Phase::Granting(_) | Phase::Leaving if self.config.map_patience.is_some() => self.mark(space, number),
             Phase::Granting(_) | Phase::Opening(_) | Phase::Leaving => {}
             Phase::Open => {
                 let key = Client::busy_key(space, page);

@@ -10,7 +10,7 @@ use super::peer::PeerSet;
 use super::slab::{Doubt, Phase};
 use super::transfer::Transfer;
 use super::{Client, Failure, Fault};
-use crate::control::Replica;
+use crate::control::{MapEntry, Replica};
 use crate::units::{SlabNo, SlabSize, Time, Version};
 use crate::wire::message::Pressure;
 
@@ -102,7 +102,8 @@ impl Client {
             let entry = &self.spaces[space].slabs[slab].entry;
             let kept = |replica: &&Replica| self.place_of(replica.server).is_some_and(|peer| keep.has(peer));
             let replicas: Vec<Replica> = entry.replicas.iter().filter(kept).copied().collect();
-            return self.propose(space, slab, replicas, keep.is_empty());
+            let after = if keep.is_empty() { MapEntry::lost() } else { MapEntry::of(replicas) };
+            return self.propose(space, slab, after);
         }
         if self.spaces[space].slabs[slab].repair.is_some() {
             self.advance_repair(now, space, slab, here, doubt);
@@ -197,7 +198,7 @@ impl Client {
                     let stays = |r: &&Replica| replaces.is_none() || self.place_of(r.server) != replaces;
                     let mut replicas: Vec<Replica> = state.entry.replicas.iter().filter(stays).copied().collect();
                     replicas.push(Replica { server: self.peers[peer].info.id, grant });
-                    self.propose(space, slab, replicas, false);
+                    self.propose(space, slab, MapEntry::of(replicas));
                 }
             }
             // It joined, and has left again since.

@@ -9,7 +9,7 @@ use super::repair::Repair;
 use super::reserve::Reservation;
 use super::sealed::{Tenure, Watch};
 use super::{Client, Question, SpaceSpec};
-use crate::control::{Change, ControlReply, ControlRequest, MapEntry, Replica};
+use crate::control::{Change, ControlReply, ControlRequest, MapEntry};
 use crate::crypto::SpaceKey;
 use crate::units::{Generation, PageNo, SlabNo, SlabSize, SpaceId, Time, Version};
 
@@ -59,12 +59,13 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// Where a slab begins that the map says this of.
+    /// Where a slab begins that the map says this of. What cannot be is an error, never zeros.
     pub fn of(entry: &MapEntry) -> Phase {
-        match (entry.lost, entry.replicas.is_empty()) {
-            (true, _) => Phase::Lost,
-            (false, true) => Phase::Vacant,
-            (false, false) => Phase::Opening(Vec::new()),
+        match entry {
+            entry if !entry.is_sound() => Phase::Lost,
+            MapEntry { lost: true, .. } => Phase::Lost,
+            MapEntry { empty: true, .. } => Phase::Vacant,
+            _ => Phase::Opening(Vec::new()),
         }
     }
 }
@@ -204,10 +205,10 @@ impl Client {
     }
 
     /// Asks the control plane for another set of copies. Only one change of a slab is under way at a time.
-    pub(super) fn propose(&mut self, space: usize, slab: usize, replicas: Vec<Replica>, lost: bool) {
+    pub(super) fn propose(&mut self, space: usize, slab: usize, entry: MapEntry) {
         let state = &mut self.spaces[space];
         debug_assert!(state.tenure != Tenure::Reader, "readers change no map");
-        let entry = MapEntry { revision: state.slabs[slab].entry.revision + 1, replicas, lost };
+        let entry = MapEntry { revision: state.slabs[slab].entry.revision + 1, ..entry };
         let (id, generation, number) = (state.id, state.generation, SlabNo(slab as u32));
         let change = Change { space: id, generation, slab: number, entry: entry.clone() };
         state.slabs[slab].pending = Some(Pending { entry });

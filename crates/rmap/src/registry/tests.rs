@@ -25,7 +25,7 @@ const SPACE: SpaceId = SpaceId(7);
 
 fn request(generation: u32, slab: u32, revision: u64) -> Change {
     let replica = |server| Replica { server: ServerId(server), grant: Version::from_bits(revision * 10) };
-    let entry = MapEntry { revision, replicas: vec![replica(1), replica(2)], lost: false };
+    let entry = MapEntry { revision, ..MapEntry::of(vec![replica(1), replica(2)]) };
     Change { space: SPACE, generation: Generation(generation), slab: SlabNo(slab), entry }
 }
 

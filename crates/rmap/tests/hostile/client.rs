@@ -238,7 +238,7 @@ impl Run {
         let replica = Replica { server: ServerId(input.below(3) as u32), grant: Version::from_bits(input.word()) };
         let reply = match input.below(64) {
             0 => ControlReply::Fenced,
-            1 => ControlReply::Conflict(MapEntry { revision: 1, replicas: vec![replica], lost: false }),
+            1 => ControlReply::Conflict(MapEntry { revision: 1, ..MapEntry::of(vec![replica]) }),
             2..8 => ControlReply::Later,
             8..12 => ControlReply::Conflict(change.entry),
             _ => ControlReply::Done,

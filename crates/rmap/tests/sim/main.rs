@@ -112,7 +112,7 @@ fn every_page_is_a_register() {
 fn in_sync(seed: u64) -> (World, Rng) {
     let mut rng = Rng::new(seed);
     // What found no room for two copies has one: there is room.
-    let whole = Plan { copies: 2, servers: 3, spaces: 1, last_resort: false, ..Plan::any(&mut rng) };
+    let whole = Plan { copies: 2, servers: 3, spaces: 1, last_resort: false, elsewhere: false, ..Plan::any(&mut rng) };
     let plan = Plan { kills: 0, hand_overs: 0, seals: 0, steps: 300, ..whole };
     let trace = std::env::var_os("RMAP_SIM_TRACE").is_some();
     let mut world = World::new(seed, Some(plan), Some(Weather::calm()), Sabotage::default(), trace);

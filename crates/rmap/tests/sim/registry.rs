@@ -59,11 +59,13 @@ impl Registry {
                 if record.generation != generation.0 {
                     return ControlReply::Fenced;
                 }
-                let today = record.map.entry(slab.0).or_default();
+                let today = record.map.get(&slab.0).cloned().unwrap_or_default();
                 if today.revision + 1 != entry.revision {
-                    return ControlReply::Conflict(today.clone());
+                    return ControlReply::Conflict(today);
                 }
-                *today = entry.clone();
+                // Refused, as every control plane does: this one's clients have no such mistake.
+                assert!(entry.is_sound(), "{entry:?} is proposed");
+                record.map.insert(slab.0, entry.clone());
                 ControlReply::Done
             }
             ControlRequest::Keep { generation, .. } if record.generation == generation.0 => {
