@@ -21,7 +21,8 @@
 //! sharing 1 42 1 43         only if its equal pages are shared: device and inode of its table, then of its group's pool
 //! far 00112233aabbccdd 1 00..ff
 //!                           only if remote memory is its tier before swap: the pool's space, copies of each page (1 or 2), and
-//!                           the 32 bytes of its pages' key, which makes this file a secret
+//!                           the 32 bytes of its pages' key, which makes this file a secret; then the name of the pool in etcd
+//!                           that keeps it, unless this machine's registry file does
 //! pinned TEXT               only if the VM may never be evicted
 //! sum 9f86d081884c7d65      FNV-1a of all lines above
 //! ```
@@ -79,7 +80,7 @@ pub struct Record {
 }
 
 /// A space of a pool of servers that lend memory.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Far {
     /// Its number in the pool.
     pub space: u64,
@@ -87,24 +88,29 @@ pub struct Far {
     pub copies: u8,
     /// What its pages are sealed with: no server has it.
     pub key: [u8; FAR_KEY_SIZE],
+    /// The pool in etcd that keeps where its pages are; nothing: this machine's registry file.
+    pub cluster: Option<String>,
 }
 
 /// Bytes of a far tier's key.
 pub const FAR_KEY_SIZE: usize = 32;
 /// Most servers that may have each page of a far tier.
 pub const FAR_COPIES_MAX: u8 = 2;
+/// Longest name of a pool in etcd.
+const CLUSTER_MAX: usize = 64;
 
 impl std::fmt::Debug for Far {
     /// The key is a secret: it stays out of logs.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Far({:016x}, {} copies)", self.space, self.copies)
+        write!(f, "Far({:016x}, {} copies, {:?})", self.space, self.copies, self.cluster)
     }
 }
 
 impl Far {
-    fn to_text(self) -> String {
+    fn to_text(&self) -> String {
         let key: String = self.key.iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("{:016x} {} {key}", self.space, self.copies)
+        let cluster = self.cluster.as_ref().map_or(String::new(), |pool| format!(" {pool}"));
+        format!("{:016x} {} {key}{cluster}", self.space, self.copies)
     }
 
     /// `None` for anything that [`Far::to_text`] does not write.
@@ -114,7 +120,12 @@ impl Far {
         };
         let mut words = text.split(' ');
         let (space, copies, digits) = (words.next()?, words.next()?, words.next()?);
-        if words.next().is_some() || !is_hex(space, 16) || !is_hex(digits, 2 * FAR_KEY_SIZE) {
+        let cluster = words.next();
+        if words.next().is_some()
+            || !cluster.is_none_or(is_pool)
+            || !is_hex(space, 16)
+            || !is_hex(digits, 2 * FAR_KEY_SIZE)
+        {
             return None;
         }
         let copies = (1..=FAR_COPIES_MAX).find(|known| known.to_string() == copies)?;
@@ -122,8 +133,15 @@ impl Far {
         for (byte, at) in key.iter_mut().zip((0..).step_by(2)) {
             *byte = u8::from_str_radix(digits.get(at..at + 2)?, 16).ok()?;
         }
-        Some(Far { space: u64::from_str_radix(space, 16).ok()?, copies, key })
+        let cluster = cluster.map(str::to_owned);
+        Some(Far { space: u64::from_str_radix(space, 16).ok()?, copies, key, cluster })
     }
+}
+
+/// Whether a pool in etcd can have this name.
+fn is_pool(name: &str) -> bool {
+    let allowed = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.');
+    (1..=CLUSTER_MAX).contains(&name.len()) && name.bytes().all(allowed)
 }
 
 /// The files that hold a VM's shared pages, each by device and inode.
@@ -199,7 +217,7 @@ impl Record {
         if let Some(SharingFiles { table, pool }) = self.sharing {
             text += &format!("sharing {} {} {} {}\n", table.0, table.1, pool.0, pool.1);
         }
-        if let Some(far) = self.far {
+        if let Some(far) = &self.far {
             text += &format!("far {}\n", far.to_text());
         }
         if let Some(reason) = &self.pinned {
@@ -322,7 +340,7 @@ mod tests {
             blocked: true,
             group: Some("tenant1".into()),
             sharing: Some(SharingFiles { table: (1, 42), pool: (1, u64::MAX) }),
-            far: Some(Far { space: 0x0011_2233_aabb_ccdd, copies: 2, key: [0xa7; FAR_KEY_SIZE] }),
+            far: Some(Far { space: 0x0011_2233_aabb_ccdd, copies: 2, key: [0xa7; FAR_KEY_SIZE], cluster: None }),
             pinned: Some("vfio device".into()),
         }
     }
@@ -338,7 +356,10 @@ mod tests {
         let shared_alone = Record { balloon: None, group: None, pinned: None, ..sample() };
         let near = Record { far: None, ..sample() };
         let far_alone = Record { far: sample().far, sharing: None, ..plain.clone() };
-        for record in [with, without, neither, pinned_alone, plain, unshared, shared_alone, near, far_alone] {
+        let far_in_etcd = sample().far.map(|far| Far { cluster: Some("lab".into()), ..far });
+        let clustered = Record { far: far_in_etcd, ..sample() };
+        for record in [with, without, neither, pinned_alone, plain, unshared, shared_alone, near, far_alone, clustered]
+        {
             assert_eq!(Record::from_text(&record.to_text()), Ok(record));
         }
     }
@@ -347,8 +368,12 @@ mod tests {
     fn far_tiers_are_as_they_are_written() {
         let key = "0f".repeat(FAR_KEY_SIZE);
         let text = format!("00112233aabbccdd 1 {key}");
-        let far = Far { space: 0x0011_2233_aabb_ccdd, copies: 1, key: [0x0f; FAR_KEY_SIZE] };
-        assert_eq!((Far::from_text(&text), far.to_text()), (Some(far), text));
+        let far = Far { space: 0x0011_2233_aabb_ccdd, copies: 1, key: [0x0f; FAR_KEY_SIZE], cluster: None };
+        assert_eq!((Far::from_text(&text), far.to_text()), (Some(far.clone()), text.clone()));
+        for pool in ["default", "a-b_c.9", &"x".repeat(CLUSTER_MAX)] {
+            let (text, far) = (format!("{text} {pool}"), Far { cluster: Some(pool.to_owned()), ..far.clone() });
+            assert_eq!((Far::from_text(&text), far.to_text()), (Some(far), text));
+        }
         assert!(!format!("{far:?}").contains("0f0f"), "the key stays out of logs");
         for bad in [
             String::new(),
@@ -360,7 +385,11 @@ mod tests {
             format!("112233aabbccdd 1 {key}"),
             format!("+0112233aabbccdd 1 {key}"),
             format!("00112233AABBCCDD 1 {key}"),
-            format!("00112233aabbccdd 1 {key} 1"),
+            format!("00112233aabbccdd 1 {key} "),
+            format!("00112233aabbccdd 1 {key} Lab"),
+            format!("00112233aabbccdd 1 {key} a/b"),
+            format!("00112233aabbccdd 1 {key} {}", "x".repeat(CLUSTER_MAX + 1)),
+            format!("00112233aabbccdd 1 {key} lab 1"),
             format!("00112233aabbccdd  1 {key}"),
             format!("00112233aabbccdd 1 {}", &key[1..]),
             format!("00112233aabbccdd 1 {key}0f"),

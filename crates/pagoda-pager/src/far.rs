@@ -20,15 +20,18 @@ use std::time::{Duration, Instant};
 
 use pagoda_core::fault::OpId;
 use pagoda_core::units::{CHUNK_SIZE, ChunkIdx, PAGE_SIZE, PageIdx};
-use rmap::client::{Event, Failure, Reach, Refused, SpaceRef};
+use rmap::client::{Client, Event, Failure, Reach, Refused, SpaceRef};
 use rmap::control::{ControlReply, ControlRequest};
 use rmap::udp::UdpClient;
-use rmap::units::{Class, PageNo, SlabNo};
+use rmap::units::{Class, PageNo, SlabNo, Time};
 
 pub use map::FarMap;
 
 /// How the pool's client asks its control plane.
 pub type Control = Box<dyn FnMut(&ControlRequest) -> ControlReply + Send>;
+
+/// What else is to be done with the pool's client now and then, such as to make servers known that have come. It never waits.
+pub type Tend = Box<dyn FnMut(&mut Client, Time) + Send>;
 
 /// How long page-out waits for the pool before the swap file gets the page: many round trips, and far longer than the pool
 /// needs to fail over to another copy.
@@ -85,6 +88,7 @@ pub struct Far {
     udp: UdpClient<Control>,
     space: SpaceRef,
     map: FarMap,
+    tend: Tend,
     /// Not begun: page-ins that a fault waits for, others, page-outs with the time they were asked for.
     demand: VecDeque<Job>,
     ahead: VecDeque<Job>,
@@ -126,11 +130,12 @@ impl AsFd for Far {
 
 impl Far {
     /// `space` of the client has a page for each of the VM.
-    pub fn new(udp: UdpClient<Control>, space: SpaceRef, map: FarMap) -> Far {
+    pub fn new(udp: UdpClient<Control>, space: SpaceRef, map: FarMap, tend: Tend) -> Far {
         Far {
             udp,
             space,
             map,
+            tend,
             demand: VecDeque::new(),
             ahead: VecDeque::new(),
             writes: VecDeque::with_capacity(2 * WAITING_MAX),
@@ -315,6 +320,12 @@ impl Far {
         }
     }
 
+    /// Does what is to be done now and then.
+    pub fn tend(&mut self) {
+        let now = self.udp.now();
+        (self.tend)(&mut self.udp.client, now);
+    }
+
     /// Gives slabs back in which no page counts, some at a time. `written` names chunks that are being written out: their pages
     /// will count, and nothing says so yet.
     pub fn return_slabs(&mut self, written: impl Iterator<Item = ChunkIdx>) {
@@ -340,8 +351,23 @@ impl Far {
         self.idle = empty;
     }
 
-    /// How many pages are waited for, and in words for whom: `None` where all come in time.
+    /// How many pages are waited for, and in words for whom: `None` where all come in time. Where none is, pages may still go to
+    /// the swap file because nothing says which servers are to have them.
     pub fn waits(&self) -> Option<(u64, String)> {
+        let pages = self.waits_for_pages();
+        let silent = self.udp.client.control_silent_for(self.udp.now()).filter(|silent| *silent >= WAIT_TOLD);
+        let map = silent.map(|silent| {
+            let seconds = silent.as_secs();
+            format!("a change of the pool's map for {seconds} s (is etcd there?): what needs one goes to the swap file")
+        });
+        match (pages, map) {
+            (Some((pages, whom)), Some(map)) => Some((pages, format!("{whom}; {map}"))),
+            (None, Some(map)) => Some((0, map)),
+            (pages, None) => pages,
+        }
+    }
+
+    fn waits_for_pages(&self) -> Option<(u64, String)> {
         let (now, at) = (Instant::now(), self.udp.now());
         let is_late = |begun: &&Begun| begun.job.kind != JobKind::Write && now - begun.at >= WAIT_TOLD;
         let begun: Vec<&Begun> = self.begun.values().filter(is_late).collect();

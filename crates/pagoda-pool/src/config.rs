@@ -10,20 +10,15 @@
 //! | `transport` | how this machine reaches servers: `udp`, or `tcp` where UDP is not allowed |
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rmap::client::ServerInfo;
-use rmap::units::ServerId;
 use rmap_etcd::{Etcd, EtcdConfig, NAME_MAX, Node, TlsFiles};
 use serde::Deserialize;
 
 use crate::error::UsageError;
 use crate::{Tell, store};
 
-/// A server's lease lasts as long.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// The pool of an etcd address that names none: most etcds serve one.
 const DEFAULT_POOL: &str = "default";
 
@@ -103,28 +98,9 @@ impl PoolConfig {
         bad.iter().for_each(|error| (self.tell)(&format!("a server is left out: {error}")));
         Ok(nodes.into_iter().map(info).collect())
     }
-
-    /// Servers that come into etcd from now on, besides those `known`. None come where there is no etcd.
-    pub fn newcomers(&self, mut known: Vec<ServerId>) -> Result<mpsc::Receiver<ServerInfo>> {
-        let (tell, newcomers) = mpsc::channel();
-        let Some(mut etcd) = self.connect()? else { return Ok(newcomers) };
-        let look = move || loop {
-            std::thread::sleep(LOOK_EVERY);
-            // While etcd is away nobody comes; the exporter says that it is.
-            let nodes = etcd.nodes().map_or(Vec::new(), |(nodes, _)| nodes);
-            for server in nodes.into_iter().map(info).filter(|server| !known.contains(&server.id)).collect::<Vec<_>>() {
-                known.push(server.id);
-                if tell.send(server).is_err() {
-                    return;
-                }
-            }
-        };
-        std::thread::Builder::new().name("etcd-servers".into()).spawn(look).context("start a thread")?;
-        Ok(newcomers)
-    }
 }
 
-fn info(node: Node) -> ServerInfo {
+pub(crate) fn info(node: Node) -> ServerInfo {
     ServerInfo { id: node.id, addr: node.addr, key: node.key, zone: node.zone }
 }
 

@@ -23,6 +23,9 @@ pub struct Patience {
     pub lost_after: Option<Duration>,
     /// Then one counts as having no slab to give, where none that answers has.
     pub grant_patience: Duration,
+    /// Then a page for a slab that nobody has is declined, where the control plane does not say who is to have it; `None`: it
+    /// waits.
+    pub map_patience: Option<Duration>,
     /// Whether slabs that no other server takes go to one that keeps them on a disk.
     pub uses_last_resort: bool,
 }
@@ -31,7 +34,8 @@ impl Patience {
     /// For disks: who waits for a block device expects an error rather than no answer at all.
     pub const fn of_disks(fail_after: Duration) -> Patience {
         let patience = Duration::from_secs(30);
-        Patience { fail_after, lost_after: Some(patience), grant_patience: patience, uses_last_resort: true }
+        let (lost_after, grant_patience) = (Some(patience), patience);
+        Patience { fail_after, lost_after, grant_patience, map_patience: None, uses_last_resort: true }
     }
 }
 
@@ -56,9 +60,9 @@ pub fn client(
     patience: Patience,
 ) -> Result<UdpClient<Control>> {
     let (keys, pool_key) = store::identity(&pool.dir)?;
-    let Patience { fail_after, lost_after, grant_patience, uses_last_resort } = patience;
+    let Patience { fail_after, lost_after, grant_patience, map_patience, uses_last_resort } = patience;
     let usual = ClientConfig::new(keys, pool_key);
-    let config = ClientConfig { fail_after, lost_after, grant_patience, uses_last_resort, ..usual };
+    let config = ClientConfig { fail_after, lost_after, grant_patience, map_patience, uses_last_resort, ..usual };
     let mut client = Client::new(config, Box::new(SystemEntropy::default()));
     for server in servers {
         client.add_server(Time(0), server.clone())?;

@@ -1,17 +1,18 @@
-//! The control plane of a disk: who owns it, and where its slabs are. A disk stays where it was made: in the file
+//! The control plane of a disk or a far tier: who owns it, and where its slabs are. It stays where it was made: in the file
 //! `registry` of the pool's directory, or in etcd.
 
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rmap::control::{ControlPlane, ControlReply, ControlRequest, Map, Today};
 use rmap::registry::Registry;
 use rmap::units::{Generation, SpaceId};
-use rmap_etcd::{Etcd, EtcdConfig, EtcdError, HealthView};
+use rmap_etcd::{Etcd, EtcdConfig, EtcdError, HealthView, NewSpace};
 
 use crate::aside::{Slow, aside};
 use crate::config::PoolConfig;
-use crate::{Tell, store};
+use crate::{Tell, record, store};
 
 /// How a client's driver asks.
 pub type Control = Box<dyn FnMut(&ControlRequest) -> ControlReply + Send>;
@@ -47,12 +48,24 @@ impl Plane {
                 Ok(Plane::Etcd { config: config.clone(), etcd: Box::new(Etcd::connect(config.clone())?), tell })
             }
             // Without its map a disk would read as zeros.
-            Some(config) => bail!("{name} belongs to the pool {cluster} in etcd, not to {}", config.pool),
+            Some(config) => bail!(
+                "{name} belongs to the pool {cluster} in etcd, not to {}: name that one in {}",
+                config.pool,
+                pool.dir.join("pool.toml").display()
+            ),
             None => bail!(
-                "{name} is kept in etcd (pool {cluster}): say --cluster, or write `cluster = \"etcd://...\"` into {}",
+                "{name} is kept in etcd (pool {cluster}): write `cluster = \"etcd://.../{cluster}\"` into {}, or say --cluster to a command",
                 pool.dir.join("pool.toml").display()
             ),
         }
+    }
+
+    /// Makes a space for a VM's far tier in the pool's etcd, under a number of 64 random bits that the caller has noted before.
+    /// Where the pool is none of a cluster there is nothing to make.
+    pub fn make_tier(pool: &PoolConfig, space: SpaceId, pages: u64, copies: usize) -> Result<()> {
+        let Some(mut etcd) = pool.connect()? else { return Ok(()) };
+        let new = NewSpace { name: record::tier_name(space), pages, copies, reserve: 0 };
+        etcd.create_space_numbered(&new, space).map(drop).context("make the far tier's space")
     }
 
     pub fn look(&mut self, space: SpaceId) -> Result<Seen> {
@@ -126,8 +139,15 @@ impl Plane {
                 let tell = *tell;
                 let mut control = rmap_etcd::Control::start(config.clone())?;
                 let health = control.health();
-                std::thread::Builder::new().name("etcd-health".into()).spawn(move || watch(&health, tell))?;
-                Ok(Box::new(move |request| control.ask(request)))
+                let (wanted, unwanted) = mpsc::channel();
+                std::thread::Builder::new()
+                    .name("etcd-health".into())
+                    .spawn(move || watch(&health, tell, &unwanted))?;
+                Ok(Box::new(move |request| {
+                    // Nothing is sent: it is the thread's sign that somebody still asks.
+                    let _ = &wanted;
+                    control.ask(request)
+                }))
             }
         }
     }
@@ -155,11 +175,10 @@ fn by_registry(mut registry: Registry, tell: Tell) -> Slow {
     })
 }
 
-/// Says when etcd goes away and when it is back, until the process ends.
-fn watch(health: &HealthView, tell: Tell) {
+/// Says when etcd goes away and when it is back, as long as somebody asks.
+fn watch(health: &HealthView, tell: Tell, unwanted: &Receiver<()>) {
     let mut trouble: Option<EtcdError> = None;
-    loop {
-        std::thread::sleep(HEALTH_EVERY);
+    while unwanted.recv_timeout(HEALTH_EVERY) == Err(RecvTimeoutError::Timeout) {
         let now = health.get().trouble;
         match (&trouble, &now) {
             (None, Some(error)) => tell(&format!(

@@ -19,6 +19,13 @@ use crate::store;
 /// Largest disk: the slabs that a space may have.
 pub const SIZE_MAX: u64 = SPACE_SLABS_MAX as u64 * SLAB_PAGES as u64 * PAGE_SIZE as u64;
 const NAME_MAX: usize = 64;
+/// In etcd VMs' far tiers are beside disks, under names that no disk can have.
+const TIER_PREFIX: &str = ".far-";
+
+/// What a VM's far tier is called in etcd.
+pub fn tier_name(space: SpaceId) -> String {
+    format!("{TIER_PREFIX}{:016x}", space.0)
+}
 
 /// A disk. Its key is what makes its pages readable.
 #[derive(Clone, Serialize, Deserialize)]
@@ -124,6 +131,11 @@ fn path(dir: &Path, name: &str) -> PathBuf {
 
 /// Names are parts of paths and of NBD's addresses.
 fn check_name(name: &str) -> Result<(), UsageError> {
+    if name.starts_with(TIER_PREFIX) {
+        return Err(UsageError(format!(
+            "{name:?} is no name of a disk: what begins with {TIER_PREFIX} are VMs' far tiers, which end with their VMs"
+        )));
+    }
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if name.is_empty() || name.len() > NAME_MAX || name.starts_with(['.', '-']) || !name.chars().all(plain) {
         return Err(UsageError(format!(
@@ -221,6 +233,10 @@ mod tests {
         for name in ["", ".a", "-a", "a/b", "a b", "..", "\u{e4}", &"a".repeat(65)] {
             assert!(check_name(name).is_err(), "{name}");
         }
+        let tier = tier_name(SpaceId(0xab));
+        assert_eq!(tier, ".far-00000000000000ab");
+        let refused = check_name(&tier).unwrap_err().to_string();
+        assert!(refused.contains("far tiers"), "{refused}");
         for size in [0, 1, 4095, 4097, SIZE_MAX + 4096] {
             assert!(Disk::new(size, 1).is_err(), "{size}");
         }

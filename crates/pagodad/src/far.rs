@@ -1,19 +1,23 @@
 //! Far tiers: memory of a pool's servers, borrowed for a VM, as the tier before its swap file.
 //!
-//! A far tier is a space of the pool, whose number and key are in the VM's record. Where its pages are is kept in the file
-//! `registry` of the pool's directory, so that the next daemon finds them.
+//! A far tier is a space of the pool, whose number and key are in the VM's record. Where its pages are is kept by etcd, if the
+//! pool is a cluster's when the VM is made, else in the file `registry` of the pool's directory; it stays where it was made.
+//! The next daemon finds the pages there. What a VM leaves behind is [`owed`] to the pool until it has been given back.
 
-use std::path::Path;
+mod owed;
+
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use pagoda_abi::record::{Far, Record};
+use pagoda_abi::Token;
+use pagoda_abi::record::{Far, Kind, Record};
 use pagoda_api::types::{ApiError, ErrorCode, FarRequest};
 use pagoda_core::units::ChunkCount;
 use pagoda_pager::far::{Far as Tier, FarMap};
 use pagoda_pool::config::PoolConfig;
 use pagoda_pool::connect::Patience;
-use pagoda_pool::give_back::{GivenBack, Silent, give_back};
+use pagoda_pool::newcomers::Newcomers;
 use pagoda_pool::plane::{Control, Plane};
 use pagoda_pool::record::SIZE_MAX;
 use pagoda_pool::{connect, role, store};
@@ -22,50 +26,129 @@ use rmap::crypto::{Entropy, SystemEntropy};
 use rmap::udp::{UdpClient, Wait};
 use rmap::units::{PAGE_SIZE, ServerId, SpaceId};
 
+use crate::config::Config;
 use crate::registry::{Registry, error};
 
 /// A server that is silent for so long is given up where another has a copy. A host that is busy is not dead, and the VM's
 /// faults on what is there wait meanwhile.
 const FAIL_AFTER: Duration = Duration::from_millis(100);
-/// One that has the only copy is waited for until it is back, or the VM's owner has ended the VM: a server that stands still
+/// A page that the map has no place for yet goes to the swap file after so long: before page-out loses its patience
+/// ([`pagoda_pager::far::WRITE_PATIENCE`]) with the pool as a whole.
+const MAP_PATIENCE: Duration = Duration::from_millis(400);
+/// A server that has the only copy is waited for until it is back, or the VM's owner has ended the VM: a server that stands still
 /// and a network that is down have lost nothing. For new pages there is the swap file: they are declined at once.
-const PATIENCE: Patience =
-    Patience { fail_after: FAIL_AFTER, lost_after: None, grant_patience: Duration::ZERO, uses_last_resort: false };
+const PATIENCE: Patience = Patience {
+    fail_after: FAIL_AFTER,
+    lost_after: None,
+    grant_patience: Duration::ZERO,
+    map_patience: Some(MAP_PATIENCE),
+    uses_last_resort: false,
+};
 
-/// A far tier for a new VM; nothing is stored for it yet.
+/// Where far tiers come from, and where it is noted what is owed for them.
+#[derive(Clone, Debug)]
+pub struct Dirs {
+    pool: PathBuf,
+    owed: PathBuf,
+}
+
+impl Dirs {
+    pub fn of(config: &Config) -> Dirs {
+        Dirs { pool: config.pool_dir.clone(), owed: owed::dir(&config.state_dir) }
+    }
+}
+
+/// What has been made for a VM that is about to be.
+#[derive(Clone, Debug)]
+pub struct NewTier {
+    pub far: Far,
+    /// By whose name it is given back if there will be no VM.
+    debtor: Record,
+}
+
+impl NewTier {
+    /// The VM has it, and its record is written.
+    pub fn keep(&self, dirs: &Dirs) {
+        owed::settle(dirs, &self.far);
+    }
+
+    /// There will be no VM.
+    pub fn give_up(&self, dirs: &Dirs) {
+        // Of one in the registry file nothing is stored yet.
+        if self.far.cluster.is_some() {
+            owed::give_back_later(dirs, &self.debtor);
+        }
+    }
+}
+
+/// A far tier for a new VM with regions of these sizes. Where etcd keeps it, its space is made there.
 ///
 /// # Errors
 /// There is no pool that this machine can borrow from: what is missing, and what to do.
-pub fn new_tier(dir: &Path, request: FarRequest, memory: u64) -> Result<Far, ApiError> {
+pub fn new_tier(dirs: &Dirs, name: &str, regions: &[u64], request: FarRequest) -> Result<NewTier, ApiError> {
     let unusable = |cause: anyhow::Error| {
         let hint = "`pagoda pool ls` shows what pagodad has to find; leave --far out to do without";
         error(ErrorCode::Unsupported, format!("there is no remote memory to be had: {cause:#}"), Some(hint))
     };
-    let pool = PoolConfig::read(dir, None, tell).map_err(unusable)?;
-    if pool.etcd.is_some() {
-        let hint = "remove `cluster` from pool.toml, or give pagodad another --pool-dir";
-        let message = format!("far tiers are kept in this machine's registry file, and {} is in etcd", dir.display());
-        return Err(error(ErrorCode::Unsupported, message, Some(hint)));
-    }
-    store::identity(dir).map_err(unusable)?;
-    role::borrow(dir).map_err(unusable)?;
+    let pool = PoolConfig::read(&dirs.pool, None, tell).map_err(unusable)?;
+    store::identity(&pool.dir).map_err(unusable)?;
+    role::borrow(&pool.dir).map_err(unusable)?;
     let servers = pool.servers().map_err(unusable)?.len();
     if servers < usize::from(request.copies) {
         let message = format!("{} copies need as many servers, and there are {servers}", request.copies);
         return Err(error(ErrorCode::BadRequest, message, Some("add a server, or ask for one copy (--far pool:)")));
     }
-    if memory > SIZE_MAX {
+    if regions.iter().sum::<u64>() > SIZE_MAX {
         let message = format!("a far tier holds {} TiB at most, less than this VM's memory", SIZE_MAX >> 40);
         return Err(error(ErrorCode::BadRequest, message, Some("leave --far out")));
     }
     let space = SystemEntropy::default().next_u64();
-    Ok(Far { space, copies: request.copies, key: store::random_key() })
+    let cluster = pool.etcd.as_ref().map(|etcd| etcd.pool.clone());
+    let far = Far { space, copies: request.copies, key: store::random_key(), cluster };
+    let tier = NewTier { debtor: debtor(name, regions, &far), far };
+    make_space(dirs, &pool, &tier).map_err(unusable)?;
+    Ok(tier)
+}
+
+/// Makes a tier's space in etcd. The order: it is noted as owed -> it is made -> the VM's record says whose it is -> the note
+/// goes. So a space that this daemon made is known by one of both, whenever the daemon ends.
+fn make_space(dirs: &Dirs, pool: &PoolConfig, tier: &NewTier) -> Result<()> {
+    if tier.far.cluster.is_none() {
+        return Ok(());
+    }
+    owed::note(dirs, &tier.debtor).context("note what is owed to the pool")?;
+    let SpaceSpec { id, pages, copies, .. } = spec(&tier.debtor, &tier.far);
+    // It may have been made, and the answer been lost.
+    Plane::make_tier(pool, id, pages, copies).inspect_err(|_| tier.give_up(dirs))
+}
+
+/// A VM as far as its pool is concerned.
+fn debtor(name: &str, regions: &[u64], far: &Far) -> Record {
+    Record {
+        name: name.to_owned(),
+        token: Token([0; 16]),
+        kind: Kind::Plain,
+        regions: regions.to_vec(),
+        dram: 0,
+        reserve: false,
+        pid: (0, 0),
+        balloon: None,
+        min: 0,
+        shares: None,
+        sampling: None,
+        blocked: false,
+        group: None,
+        sharing: None,
+        far: Some(far.clone()),
+        pinned: None,
+    }
 }
 
 /// A VM's space, opened as its owner.
 pub struct OpenedPool {
     pub client: UdpClient<Control>,
     pub space: SpaceRef,
+    pub newcomers: Newcomers,
 }
 
 impl std::fmt::Debug for OpenedPool {
@@ -75,34 +158,48 @@ impl std::fmt::Debug for OpenedPool {
     }
 }
 
+/// Whether somebody has served the VM before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Served {
+    /// Its program waits to be attached, and ends if it is not.
+    No,
+    /// Its agent asks again and again.
+    Before,
+}
+
 /// A VM's far tier, if it has one, for its engine. A VM that was served before has a map of what it has there.
 ///
 /// # Errors
-/// As [`open`]; the map cannot be made or is not the VM's.
+/// As [`open_in`]; the map cannot be made or is not the VM's.
 pub fn for_engine(registry: &Registry, record: &Record, chunks: ChunkCount, taken_over: bool) -> Result<Option<Tier>> {
-    let Some(OpenedPool { client, space }) = open(registry, record)? else { return Ok(None) };
+    let served = if taken_over { Served::Before } else { Served::No };
+    let Some(opened) = open_in(&registry.config.pool_dir, record, served)? else { return Ok(None) };
+    let OpenedPool { client, space, newcomers } = opened;
     let path = registry.far_path(&record.name);
     let map = if taken_over { FarMap::open(&path, chunks) } else { FarMap::create(&path, chunks) };
-    Ok(Some(Tier::new(client, space, map.with_context(|| format!("the far map {}", path.display()))?)))
+    let map = map.with_context(|| format!("the far map {}", path.display()))?;
+    Ok(Some(Tier::new(client, space, map, Box::new(move |client, now| newcomers.admit(client, now)))))
 }
 
 /// Opens a VM's far tier, if it has one. Whoever had it open before is refused by the servers from now on. Servers are not
 /// waited for: what is asked of them waits.
 ///
 /// # Errors
-/// The pool's directory cannot be used, or pages are only at servers that are not in its list any more.
-fn open(registry: &Registry, record: &Record) -> Result<Option<OpenedPool>> {
-    open_in(&registry.config.pool_dir, record)
-}
-
-fn open_in(dir: &Path, record: &Record) -> Result<Option<OpenedPool>> {
-    let Some(far) = record.far else { return Ok(None) };
-    let opened = by_file(dir).and_then(|pool| take_over(&pool, record, &far));
+/// The pool's directory cannot be used, etcd does not answer, or pages are only at servers that are not there any more.
+fn open_in(dir: &Path, record: &Record, served: Served) -> Result<Option<OpenedPool>> {
+    let Some(far) = &record.far else { return Ok(None) };
+    let opened = pool_of(dir, far).and_then(|mut pool| {
+        if let Some(etcd) = pool.etcd.as_mut().filter(|_| served == Served::Before) {
+            // Who asks again in a second by itself holds nobody up until then.
+            etcd.patience = Duration::ZERO;
+        }
+        take_over(&pool, record, far)
+    });
     opened.map(Some).with_context(|| format!("open the far tier of {}", record.name))
 }
 
 fn take_over(pool: &PoolConfig, record: &Record, far: &Far) -> Result<OpenedPool> {
-    let mut plane = Plane::of(pool, &record.name, None)?;
+    let mut plane = Plane::of(pool, &whose(&record.name), far.cluster.as_deref())?;
     let servers = pool.servers()?;
     role::borrow(&pool.dir)?;
     let mut client = connect::client(pool, &servers, plane.control()?, Wait::BLOCK, PATIENCE)?;
@@ -111,49 +208,52 @@ fn take_over(pool: &PoolConfig, record: &Record, far: &Far) -> Result<OpenedPool
     // Nobody has answered yet: those of the list count as there.
     let listed: Vec<ServerId> = servers.iter().map(|server| server.id).collect();
     connect::stand_in(&mut client, pool, &record.name, &servers, &listed, &seen.today.map)?;
+    let newcomers = Newcomers::of(pool, client.client.reach().map(|(id, _)| id).collect())?;
     let (generation, map) = plane.take_over(spec.id)?;
     let space = client.client.attach(&spec, generation, &map)?;
-    Ok(OpenedPool { client, space })
+    Ok(OpenedPool { client, space, newcomers })
 }
 
-/// Gives what a VM that is gone had in remote memory back to the servers, behind the caller's back.
-pub fn give_back_later(registry: &Registry, record: &Record) {
-    let Some(far) = record.far else { return };
-    let (dir, name) = (registry.config.pool_dir.clone(), record.name.clone());
-    let spec = spec(record, &far);
-    let work = move || match give_all_back(&dir, &name, &spec) {
-        Ok(GivenBack::All(_)) => tracing::debug!(vm = %name, "its far tier was given back"),
-        Ok(GivenBack::Silent(_) | GivenBack::Left) => {
-            tracing::warn!(vm = %name, "servers did not take its far tier back, and keep its memory until they end");
+/// What errors call a VM's tier.
+fn whose(name: &str) -> String {
+    format!("the far tier of {name}")
+}
+
+/// A VM has ended, and its record with it: by one rename it becomes what is owed to the pool, and is given back behind the
+/// caller's back.
+pub fn end_of(registry: &Registry, record: &Record) {
+    let Some(far) = &record.far else { return };
+    let dirs = Dirs::of(&registry.config);
+    owed::inherit(&dirs, far, &registry.record_path(&record.name));
+    owed::give_back_later(&dirs, record);
+}
+
+/// What was owed when the last daemon ended.
+pub fn owed_of_before(config: &Config) -> Vec<Record> {
+    owed::all(&Dirs::of(config))
+}
+
+/// Gives back what was owed when the last daemon ended, unless one of these VMs turned out to have it.
+pub fn give_back_of_before(config: &Config, owed: &[Record], vms: &[Record]) {
+    give_back(&Dirs::of(config), owed, vms);
+}
+
+fn give_back(dirs: &Dirs, owed: &[Record], vms: &[Record]) {
+    for debtor in owed {
+        let space = |record: &Record| record.far.as_ref().map(|far| far.space);
+        match &debtor.far {
+            Some(far) if vms.iter().any(|vm| space(vm) == Some(far.space)) => owed::settle(dirs, far),
+            _ => owed::give_back_later(dirs, debtor),
         }
-        Err(error) => {
-            tracing::warn!(vm = %name, "its far tier is not given back, and its servers keep it until they end: {error:#}");
-        }
-    };
-    if let Err(error) = std::thread::Builder::new().name("far-return".into()).spawn(work) {
-        tracing::warn!(vm = %record.name, "its far tier is not given back: {error}");
     }
 }
 
-fn give_all_back(dir: &Path, name: &str, spec: &SpaceSpec) -> Result<GivenBack> {
-    let pool = by_file(dir)?;
-    let mut plane = Plane::of(&pool, name, None)?;
-    let seen = plane.look(spec.id)?;
-    if seen.today.map.iter().all(|(_, entry)| entry.replicas.is_empty()) {
-        plane.forget(spec.id, seen.today.generation)?;
-        return Ok(GivenBack::All(seen.today.generation));
+/// The pool as this tier uses it: a tier stays where it was made, whatever `pool.toml` says of etcd now.
+fn pool_of(dir: &Path, far: &Far) -> Result<PoolConfig> {
+    match far.cluster {
+        Some(_) => PoolConfig::read(dir, None, tell),
+        None => PoolConfig::by_file(dir, tell),
     }
-    let given = give_back(&pool, &mut plane, spec, &seen.today.map, Silent::PassOver)?;
-    // What is left at servers now stays there until they end: nobody else will ask for it.
-    let generation =
-        if let GivenBack::All(generation) = given { generation } else { plane.look(spec.id)?.today.generation };
-    plane.forget(spec.id, generation)?;
-    Ok(given)
-}
-
-/// The pool as far tiers use it, whatever `pool.toml` says of etcd now: a tier stays where it was made.
-fn by_file(dir: &Path) -> Result<PoolConfig> {
-    PoolConfig::by_file(dir, tell)
 }
 
 fn tell(text: &str) {

@@ -11,6 +11,7 @@ mod life;
 mod sampling;
 
 pub use groups::sharing_of;
+pub use life::read_record;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -20,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use pagoda_abi::Token;
-use pagoda_abi::record::{Balloon, Kind, Record};
+use pagoda_abi::record::{Balloon, Far, Kind, Record};
 use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, VmInfo, VmKind, VmPatch};
 use pagoda_core::policy::VmId;
 use pagoda_core::policy::growth::limit_for_min;
@@ -173,14 +174,25 @@ impl Registry {
             let hint = "leave --share-group out, or set page_sharing = true in pagoda.toml and restart pagodad";
             return Err(error(ErrorCode::Unsupported, "this daemon shares no pages", Some(hint)));
         }
+        check_free(&self.lock(), &request.name)?;
+        // Without the lock: etcd may be asked.
+        let dirs = far::Dirs::of(&self.config);
+        let new_tier = |far| far::new_tier(&dirs, &request.name, &request.memory, far);
+        let tier = request.far.map(new_tier).transpose()?;
+        let created = self.create_with(request, tier.as_ref().map(|tier| tier.far.clone()));
+        match (&created, tier) {
+            (Ok(_), Some(tier)) => tier.keep(&dirs),
+            (Err(_), Some(tier)) => tier.give_up(&dirs),
+            (_, None) => {}
+        }
+        created
+    }
+
+    fn create_with(&self, request: CreateVm, far: Option<Far>) -> Result<CreatedVm, ApiError> {
         let memory = request.memory_bytes();
         let dram = request.dram.unwrap_or(memory);
-        let far = request.far.map(|far| far::new_tier(&self.config.pool_dir, far, memory)).transpose()?;
         let mut vms = self.lock();
-        if vms.contains_key(&request.name) {
-            let hint = "choose another name, or see `pagoda vm show`";
-            return Err(error(ErrorCode::NameTaken, format!("a VM named {} exists", request.name), Some(hint)));
-        }
+        check_free(&vms, &request.name)?;
         if vms.len() >= VMS_MAX {
             return Err(error(ErrorCode::NoRoom, format!("this daemon has {VMS_MAX} VMs already"), None));
         }
@@ -431,6 +443,8 @@ impl Registry {
     /// Removes a VM's files, and has what it borrowed given back. Its memory goes with the last descriptor.
     pub fn forget(&self, record: &Record) {
         let name = &record.name;
+        // Its record is what is owed to the pool from now on.
+        far::end_of(self, record);
         for path in [self.record_path(name), self.swap_path(name), self.far_path(name), self.monitor_path(name)] {
             if let Err(error) = std::fs::remove_file(&path)
                 && error.kind() != std::io::ErrorKind::NotFound
@@ -438,8 +452,15 @@ impl Registry {
                 tracing::warn!("remove {}: {error}", path.display());
             }
         }
-        far::give_back_later(self, record);
     }
+}
+
+fn check_free(vms: &BTreeMap<String, Vm>, name: &str) -> Result<(), ApiError> {
+    if vms.contains_key(name) {
+        let hint = "choose another name, or see `pagoda vm show`";
+        return Err(error(ErrorCode::NameTaken, format!("a VM named {name} exists"), Some(hint)));
+    }
+    Ok(())
 }
 
 pub fn no_such_vm(name: &str) -> ApiError {
@@ -469,7 +490,7 @@ fn listen(path: &Path) -> std::io::Result<OwnedFd> {
 }
 
 /// Writes a file by rename, readable by its owner alone.
-fn write_whole(path: &Path, content: &[u8]) -> std::io::Result<()> {
+pub fn write_whole(path: &Path, content: &[u8]) -> std::io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     let part = path.with_extension("part");
     let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&part)?;

@@ -161,9 +161,10 @@ impl Engine {
         there
     }
 
-    /// Gives memory of the pool back that the VM has nothing in.
+    /// Gives memory of the pool back that the VM has nothing in, and sees to whatever else is due with the pool.
     pub(super) fn return_slabs(&mut self) {
         if let Some(far) = &mut self.far {
+            far.tend();
             far.return_slabs(self.io.written_out());
         }
     }

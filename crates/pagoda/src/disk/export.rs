@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use pagoda_pool::connect::Patience;
+use pagoda_pool::newcomers::Newcomers;
 use pagoda_pool::plane::{Control, Plane};
 use pagoda_pool::{connect, record, role};
 use rmap::client::{Client, ServerInfo};
@@ -76,7 +77,7 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     greet(&mut client, &servers)?;
     let up = connect::up(&client);
     connect::stand_in(&mut client, &pool, name, &servers, &up, &seen.today.map)?;
-    let newcomers = pool.newcomers(client.client.reach().map(|(id, _)| id).collect())?;
+    let newcomers = Newcomers::of(&pool, client.client.reach().map(|(id, _)| id).collect())?;
     let space = if read_only {
         client.client.attach_reader(&disk.spec()?, &plane.look(disk.space()?)?.today)?
     } else {
@@ -104,13 +105,7 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
         if let Some(published) = &published {
             published.update(|numbers| numbers.look(client, space));
         }
-        for server in newcomers.try_iter() {
-            let id = server.id.0;
-            match client.add_server(now, server) {
-                Ok(()) => eprintln!("pagoda: server {id} has come"),
-                Err(error) => eprintln!("pagoda: server {id} is not used: {error}"),
-            }
-        }
+        newcomers.admit(client, now);
     };
     match server.run(stop.as_fd(), tend)? {
         Ended::Stopped => Ok(()),

@@ -1,12 +1,13 @@
+mod cluster;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use pagoda_abi::Token;
-use pagoda_abi::record::Kind;
-use rmap::client::Event;
+use pagoda_pool::give_back::GivenBack;
+use rmap::client::{Event, Failure};
 use rmap::control::Today;
 use rmap::crypto::Keypair;
 use rmap::server::{Server, ServerConfig};
@@ -17,10 +18,13 @@ use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const SLABS: usize = 4;
+/// Two slabs of the pool.
+const REGIONS: [u64; 2] = [64 << 20, 64 << 20];
 
-/// A pool's directory, gone at the end.
+/// A pool's directory, and one for what is owed to it; gone at the end.
 struct Pool {
     dir: PathBuf,
+    dirs: Dirs,
 }
 
 impl Pool {
@@ -28,7 +32,7 @@ impl Pool {
         let dir = std::env::temp_dir().join(format!("pagodad-far-{}-{name}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
         store::make_dir(&dir).unwrap();
-        Pool { dir }
+        Pool { dirs: Dirs { pool: dir.clone(), owed: dir.join("owed") }, dir }
     }
 
     fn with_keys(name: &str) -> Pool {
@@ -37,6 +41,15 @@ impl Pool {
             store::create_secret(&pool.dir.join(key), &store::hex(&store::random_key())).unwrap();
         }
         pool
+    }
+
+    /// A far tier for [`vm`].
+    fn tier(&self, copies: u8) -> NewTier {
+        new_tier(&self.dirs, "web1", &REGIONS, FarRequest { copies }).unwrap()
+    }
+
+    fn give_back(&self, record: &Record) -> Result<GivenBack> {
+        owed::give_all_back(&self.dir, record, record.far.as_ref().unwrap())
     }
 
     fn write(&self, file: &str, text: &str) {
@@ -91,35 +104,45 @@ impl Lender {
 }
 
 fn vm(far: Option<Far>) -> Record {
-    Record {
-        name: "web1".into(),
-        token: Token([0; 16]),
-        kind: Kind::Qemu,
-        regions: vec![64 << 20, 64 << 20],
-        dram: 64 << 20,
-        reserve: false,
-        pid: (0, 0),
-        balloon: None,
-        min: 0,
-        shares: None,
-        sampling: None,
-        blocked: false,
-        group: None,
-        sharing: None,
-        far,
-        pinned: None,
-    }
+    let none = Far { space: 0, copies: 1, key: [0; 32], cluster: None };
+    Record { far, ..debtor("web1", &REGIONS, &none) }
 }
 
 /// Opens the VM's tier and waits for its servers: without any, a first write has no room.
 fn opened(pool: &Pool, record: &Record) -> OpenedPool {
-    let mut opened = open_in(&pool.dir, record).unwrap().unwrap();
+    let mut opened = open_in(&pool.dir, record, Served::No).unwrap().unwrap();
     assert!(connect::converse(&mut opened.client, PATIENCE, |client| connect::all_up(client)).unwrap());
     opened
 }
 
-/// Waits for what was begun.
+fn write(opened: &mut OpenedPool, page: u64, byte: u8) -> Result<(), Failure> {
+    let now = opened.client.now();
+    opened.client.client.write(now, opened.space, PageNo(page), Class::Eviction, &[byte; PAGE_SIZE], 1).unwrap();
+    match ended(opened) {
+        (Event::Written { result, .. }, _) => result,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The byte that fills the page.
+fn read(opened: &mut OpenedPool, page: u64) -> u8 {
+    let now = opened.client.now();
+    opened.client.client.read(now, opened.space, PageNo(page), Class::Demand, 2).unwrap();
+    let page = finish(opened);
+    assert!(page.iter().all(|byte| *byte == page[0]));
+    page[0]
+}
+
+/// Waits for what was begun, which has to be good.
 fn finish(opened: &mut OpenedPool) -> Box<[u8; PAGE_SIZE]> {
+    match ended(opened) {
+        (Event::Read { result: Ok(()), .. } | Event::Written { result: Ok(()), .. }, page) => page,
+        (outcome, _) => panic!("{outcome:?}"),
+    }
+}
+
+/// What came of what was begun.
+fn ended(opened: &mut OpenedPool) -> (Event, Box<[u8; PAGE_SIZE]>) {
     let mut page = Box::new([0; PAGE_SIZE]);
     let mut outcome = None;
     connect::converse(&mut opened.client, PATIENCE, |client| {
@@ -127,16 +150,13 @@ fn finish(opened: &mut OpenedPool) -> Box<[u8; PAGE_SIZE]> {
         outcome.is_some()
     })
     .unwrap();
-    match outcome {
-        Some(Event::Read { result: Ok(()), .. } | Event::Written { result: Ok(()), .. }) => page,
-        outcome => panic!("{outcome:?}"),
-    }
+    (outcome.expect("it ends"), page)
 }
 
 #[test]
 fn what_is_missing_is_said_before_anything_is_made() {
     let refused = |pool: &Pool, copies: u8, memory: u64, code: ErrorCode, parts: &[&str]| {
-        let error = new_tier(&pool.dir, FarRequest { copies }, memory).unwrap_err();
+        let error = new_tier(&pool.dirs, "web1", &[memory], FarRequest { copies }).unwrap_err();
         let said = format!("{} {}", error.message, error.hint.unwrap_or_default());
         assert_eq!(error.code, code, "{said}");
         assert!(parts.iter().all(|part| said.contains(part)), "{said}");
@@ -150,12 +170,12 @@ fn what_is_missing_is_said_before_anything_is_made() {
     refused(&pool, 2, 1 << 30, ErrorCode::BadRequest, &["2 copies", "there are 1", "--far pool:"]);
     refused(&pool, 1, SIZE_MAX + 4096, ErrorCode::BadRequest, &["16 TiB"]);
     pool.write("pool.toml", "cluster = \"etcd://127.0.0.1:1/lab\"\n");
-    refused(&pool, 1, 1 << 30, ErrorCode::Unsupported, &["registry file", "`cluster`", "--pool-dir"]);
+    refused(&pool, 1, 1 << 30, ErrorCode::Unsupported, &["etcd at 127.0.0.1:1 does not answer", "--far"]);
     pool.write("pool.toml", "");
-    let [one, other] = [(); 2].map(|()| new_tier(&pool.dir, FarRequest::default(), 1 << 30).unwrap());
+    let [one, other] = [(); 2].map(|()| pool.tier(1).far);
     assert!(one.copies == 1 && one.space != other.space && one.key != other.key);
-    assert!(!pool.dir.join("registry").exists(), "nothing is stored for it yet");
-    assert!(open_in(&pool.dir, &vm(None)).unwrap().is_none());
+    assert!(!pool.dir.join("registry").exists() && !pool.dirs.owed.exists(), "nothing is stored for it yet");
+    assert!(open_in(&pool.dir, &vm(None), Served::No).unwrap().is_none());
 }
 
 #[test]
@@ -163,7 +183,7 @@ fn the_next_daemon_finds_the_pages_and_servers_get_their_memory_back() {
     let pool = Pool::with_keys("life");
     let lenders = [1, 2].map(|id| Lender::start(&pool, id));
     pool.write("servers", &lenders.iter().map(|lender| lender.line.as_str()).collect::<String>());
-    let record = vm(Some(new_tier(&pool.dir, FarRequest { copies: 2 }, 128 << 20).unwrap()));
+    let record = vm(Some(pool.tier(2).far));
 
     let mut first = opened(&pool, &record);
     let now = first.client.now();
@@ -171,14 +191,14 @@ fn the_next_daemon_finds_the_pages_and_servers_get_their_memory_back() {
     finish(&mut first);
 
     // Nobody has answered yet: what is asked waits.
-    let mut next = open_in(&pool.dir, &record).unwrap().unwrap();
+    let mut next = open_in(&pool.dir, &record, Served::Before).unwrap().unwrap();
     let now = next.client.now();
     next.client.client.read(now, next.space, PageNo(17), Class::Demand, 2).unwrap();
     assert_eq!(*finish(&mut next), [0x5a; PAGE_SIZE]);
 
-    let spec = spec(&record, &record.far.unwrap());
-    assert!(matches!(give_all_back(&pool.dir, "web1", &spec), Ok(GivenBack::All(_))));
-    assert_eq!(store::registry(&pool.dir).unwrap().look(spec.id).unwrap(), Today::default(), "it is forgotten");
+    assert!(matches!(pool.give_back(&record), Ok(GivenBack::All(_))));
+    let space = SpaceId(record.far.as_ref().unwrap().space);
+    assert_eq!(store::registry(&pool.dir).unwrap().look(space).unwrap(), Today::default(), "it is forgotten");
     assert_eq!(lenders.map(Lender::stop), [0, 0]);
 }
 
@@ -188,7 +208,7 @@ fn a_dead_server_does_not_keep_the_others_memory() {
     let pool = Pool::with_keys("dead");
     let [dead, alive] = [1, 2].map(|id| Lender::start(&pool, id));
     pool.write("servers", &format!("{}{}", dead.line, alive.line));
-    let record = vm(Some(new_tier(&pool.dir, FarRequest { copies: 2 }, 128 << 20).unwrap()));
+    let record = vm(Some(pool.tier(2).far));
     let mut first = opened(&pool, &record);
     for page in [0, 20_000] {
         let now = first.client.now();
@@ -196,8 +216,7 @@ fn a_dead_server_does_not_keep_the_others_memory() {
         finish(&mut first);
     }
     assert_eq!(dead.stop(), 2);
-    let spec = spec(&record, &record.far.unwrap());
-    assert!(matches!(give_all_back(&pool.dir, "web1", &spec), Ok(GivenBack::All(_))));
+    assert!(matches!(pool.give_back(&record), Ok(GivenBack::All(_))));
     assert_eq!(alive.stop(), 0);
 }
 
@@ -206,13 +225,13 @@ fn pages_that_only_an_unlisted_server_has_are_not_given_up() {
     let pool = Pool::with_keys("unlisted");
     let lender = Lender::start(&pool, 7);
     pool.write("servers", &lender.line);
-    let record = vm(Some(new_tier(&pool.dir, FarRequest::default(), 128 << 20).unwrap()));
+    let record = vm(Some(pool.tier(1).far));
     let mut first = opened(&pool, &record);
     let now = first.client.now();
     first.client.client.write(now, first.space, PageNo(0), Class::Demand, &[1; PAGE_SIZE], 1).unwrap();
     finish(&mut first);
     pool.write("servers", &lender.line.replacen('7', "8", 1));
-    let said = format!("{:#}", open_in(&pool.dir, &record).unwrap_err());
+    let said = format!("{:#}", open_in(&pool.dir, &record, Served::Before).unwrap_err());
     assert!(said.contains("far tier of web1") && said.contains("not there: 7"), "{said}");
     assert_eq!(lender.stop(), 1, "it still has the slab");
 }

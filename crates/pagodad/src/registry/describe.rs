@@ -72,6 +72,7 @@ impl Registry {
             far: vm
                 .record
                 .far
+                .as_ref()
                 .map(|far| FarInfo { copies: far.copies, pool_bytes: status.stats.get(Metric::Far) * PAGE_SIZE }),
             waits: vm.refused.clone().or_else(|| status.waits.clone()),
             balloon: vm.balloon.as_ref().map(balloon::Handle::info),

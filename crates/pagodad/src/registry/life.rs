@@ -9,6 +9,7 @@ use pagoda_abi::record::{Kind, RECORD_MAX, Record};
 use pagoda_pager::handle::{Command, Notice};
 
 use super::{Registry, Vm};
+use crate::far;
 use crate::policy::rounds::Governed;
 use crate::qmp::Monitor;
 
@@ -20,6 +21,7 @@ const DETACH_WAIT: Duration = Duration::from_secs(10);
 impl Registry {
     /// Reads the records of VMs that a previous daemon served. Those whose process still runs wait for its agent.
     pub fn load(&self) -> std::io::Result<()> {
+        let owed = far::owed_of_before(&self.config);
         let mut all_known = true;
         for entry in std::fs::read_dir(self.config.state_dir.join("vms"))? {
             let path = entry?.path();
@@ -35,8 +37,13 @@ impl Registry {
             }
         }
         self.say_what_is_short();
-        if !all_known {
+        if all_known {
+            let vms: Vec<Record> = self.lock().values().map(|vm| vm.record.clone()).collect();
+            far::give_back_of_before(&self.config, &owed, &vms);
+        } else {
             self.never_settle();
+            // One of them may be that of a VM that could not be read.
+            owed.iter().for_each(|debtor| tracing::warn!(vm = %debtor.name, "what it owes to a pool is left alone"));
         }
         Ok(())
     }
@@ -197,7 +204,11 @@ fn runs(pid: u32, start: u64) -> bool {
     pagoda_sys::process::start_time(pid).is_ok_and(|now| now == start)
 }
 
-fn read_record(path: &std::path::Path) -> anyhow::Result<Record> {
+/// Reads a VM's record.
+///
+/// # Errors
+/// It is not there, or none that this version writes.
+pub fn read_record(path: &std::path::Path) -> anyhow::Result<Record> {
     use std::io::Read;
     let mut text = String::new();
     std::fs::File::open(path)?.take(RECORD_MAX as u64 + 1).read_to_string(&mut text)?;

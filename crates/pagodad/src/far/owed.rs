@@ -1,0 +1,168 @@
+//! What is owed to a pool: spaces of VMs that are gone, or that never came to be.
+//!
+//! Each is a VM's record under its space's number, in a directory of its own, until servers and control plane have everything
+//! back. The number is 64 random bits of this daemon or one before it with the same state directory, so nobody else can have
+//! it. What cannot be given back in [`TRY_FOR`] is tried again by the next daemon. The VMs do not wait for any of it, nor does
+//! anybody who starts or ends one.
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use pagoda_abi::record::{Far, Record};
+use pagoda_pool::give_back::{GivenBack, Silent, give_back};
+use pagoda_pool::plane::{self, Plane};
+use pagoda_pool::record::tier_name;
+use rmap::units::{Generation, SpaceId};
+
+use super::{Dirs, pool_of, spec, whose};
+use crate::registry::{read_record, write_whole};
+
+/// An etcd that is being replaced is back within minutes; after that somebody has to look.
+const TRY_FOR: Duration = Duration::from_secs(10 * 60);
+/// Each try waits for etcd, too.
+const TRY_EVERY: Duration = Duration::from_secs(5);
+
+/// Spaces that are being given back: one at a time may be their owner.
+static RETURNING: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+
+pub(super) fn dir(state_dir: &Path) -> PathBuf {
+    state_dir.join("far")
+}
+
+fn path(dirs: &Dirs, far: &Far) -> PathBuf {
+    dirs.owed.join(format!("{:016x}.vm", far.space))
+}
+
+/// Notes that this VM's tier is owed, before it is made.
+pub(super) fn note(dirs: &Dirs, debtor: &Record) -> std::io::Result<()> {
+    let Some(far) = &debtor.far else { return Ok(()) };
+    pagoda_pool::store::make_dir(&dirs.owed).map_err(std::io::Error::other)?;
+    write_whole(&path(dirs, far), debtor.to_text().as_bytes())
+}
+
+/// The record of a VM that has ended becomes the note.
+pub(super) fn inherit(dirs: &Dirs, far: &Far, record: &Path) {
+    let renamed = pagoda_pool::store::make_dir(&dirs.owed)
+        .and_then(|()| std::fs::rename(record, path(dirs, far)).map_err(anyhow::Error::from));
+    match renamed {
+        Err(error) if is_not_there(&error) => {}
+        Err(error) => tracing::warn!("{} is not kept for the next daemon: {error:#}", record.display()),
+        Ok(()) => {}
+    }
+}
+
+fn is_not_there(error: &anyhow::Error) -> bool {
+    error.downcast_ref().is_some_and(|error: &std::io::Error| error.kind() == ErrorKind::NotFound)
+}
+
+/// Nothing is owed for this tier any more, or a VM has it.
+pub(super) fn settle(dirs: &Dirs, far: &Far) {
+    let path = path(dirs, far);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => tracing::warn!("remove {}: {error}", path.display()),
+        _ => {}
+    }
+}
+
+/// All that is owed.
+pub(super) fn all(dirs: &Dirs) -> Vec<Record> {
+    let Ok(entries) = std::fs::read_dir(&dirs.owed) else { return Vec::new() };
+    let paths = entries.flatten().map(|entry| entry.path());
+    let notes = paths.filter(|path| path.extension().is_some_and(|extension| extension == "vm"));
+    let read = |path: PathBuf| {
+        let record = read_record(&path);
+        record.inspect_err(|error| tracing::error!("{}: {error:#}; it is left alone", path.display())).ok()
+    };
+    notes.filter_map(read).collect()
+}
+
+/// Gives what a VM had in remote memory back to the servers, on a thread of its own.
+pub(super) fn give_back_later(dirs: &Dirs, debtor: &Record) {
+    let Some(far) = debtor.far.clone() else { return };
+    if !returning(|spaces| spaces.insert(far.space)) {
+        return;
+    }
+    let (dirs, debtor) = (dirs.clone(), debtor.clone());
+    let name = debtor.name.clone();
+    let work = move || {
+        give_back_patiently(&dirs, &debtor, &far);
+        returning(|spaces| spaces.remove(&far.space));
+    };
+    if let Err(error) = std::thread::Builder::new().name("far-return".into()).spawn(work) {
+        tracing::warn!(vm = %name, "its far tier is not given back before pagodad is started again: {error}");
+    }
+}
+
+fn returning<T>(act: impl FnOnce(&mut BTreeSet<u64>) -> T) -> T {
+    act(&mut RETURNING.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn give_back_patiently(dirs: &Dirs, debtor: &Record, far: &Far) {
+    let (began, vm) = (Instant::now(), &debtor.name);
+    let mut told = false;
+    loop {
+        let error = match give_all_back(&dirs.pool, debtor, far) {
+            Ok(given) => {
+                settle(dirs, far);
+                return tell(vm, &given);
+            }
+            Err(error) => error,
+        };
+        if began.elapsed() >= TRY_FOR {
+            let note = path(dirs, far);
+            return tracing::warn!(
+                %vm,
+                "its far tier, space {:016x}, is not given back: {error:#}; servers keep its memory until pagodad is started \
+                 again, which tries again by {}",
+                far.space,
+                note.display()
+            );
+        }
+        if !std::mem::replace(&mut told, true) {
+            tracing::warn!(%vm, "its far tier is not given back yet: {error:#}; trying again");
+        }
+        std::thread::sleep(TRY_EVERY);
+    }
+}
+
+fn tell(vm: &str, given: &GivenBack) {
+    match given {
+        GivenBack::All(_) => tracing::debug!(%vm, "its far tier was given back"),
+        GivenBack::Silent(_) | GivenBack::Left => {
+            tracing::warn!(%vm, "servers did not take its far tier back, and keep its memory until they end");
+        }
+    }
+}
+
+/// The order: servers get their memory back -> the control plane forgets the space. A space that it does not know was never
+/// made, or is forgotten already.
+pub(super) fn give_all_back(pool_dir: &Path, debtor: &Record, far: &Far) -> Result<GivenBack> {
+    let (pool, id) = (pool_of(pool_dir, far)?, SpaceId(far.space));
+    let mut plane = Plane::of(&pool, &whose(&debtor.name), far.cluster.as_deref())?;
+    let seen = match plane.look(id) {
+        Err(error) if plane::is_gone(&error) => return Ok(GivenBack::All(Generation(0))),
+        seen => seen?,
+    };
+    if let Some(host) = plane.other_host(&seen) {
+        // Of a state directory that was copied there.
+        bail!("{host} was the last to have it, and may have it still");
+    }
+    let held = seen.today.map.iter().any(|(_, entry)| !entry.replicas.is_empty());
+    let given = if held {
+        give_back(&pool, &mut plane, &spec(debtor, far), &seen.today.map, Silent::PassOver)?
+    } else {
+        GivenBack::All(seen.today.generation)
+    };
+    // What is left at servers now stays there until they end: nobody else will ask for it.
+    let generation = match given {
+        GivenBack::All(generation) => generation,
+        GivenBack::Silent(_) | GivenBack::Left => plane.look(id)?.today.generation,
+    };
+    plane.remove(&tier_name(id), id, generation)?;
+    plane.forget(id, generation)?;
+    Ok(given)
+}
