@@ -189,7 +189,7 @@ pub fn stand_in(
     add_silent(client, &absent)
 }
 
-/// Makes servers known that will never answer.
+/// Makes servers known that do not answer, until somebody says where they are ([`Client::add_server`]).
 pub(crate) fn add_silent(client: &mut UdpClient<Control>, servers: &[ServerId]) -> Result<()> {
     for id in servers {
         // No server has this key.

@@ -23,11 +23,13 @@ pub struct Newcomers {
 }
 
 impl Newcomers {
-    /// Servers that come from now on, besides those `known`. None come where there is no etcd.
+    /// Servers that come from now on, besides those `listed`. None come where there is no etcd. One that the client knows only
+    /// as a silent stand-in ([`crate::connect::stand_in`]) comes when it is there again.
     ///
     /// # Errors
     /// etcd does not answer; no thread is to be had.
-    pub fn of(pool: &PoolConfig, mut known: Vec<ServerId>) -> Result<Newcomers> {
+    pub fn of(pool: &PoolConfig, listed: &[ServerInfo]) -> Result<Newcomers> {
+        let mut known: Vec<ServerId> = listed.iter().map(|server| server.id).collect();
         let (came, servers) = mpsc::channel();
         let (wanted, unwanted) = mpsc::channel();
         let newcomers = Newcomers { servers, tell: pool.tell, _wanted: wanted };

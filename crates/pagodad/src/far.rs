@@ -6,10 +6,12 @@
 
 mod owed;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use pagoda_abi::Token;
 use pagoda_abi::record::{Far, Kind, Record};
 use pagoda_api::types::{ApiError, ErrorCode, FarRequest};
@@ -44,6 +46,12 @@ const PATIENCE: Patience = Patience {
     map_patience: Some(MAP_PATIENCE),
     uses_last_resort: false,
 };
+
+/// Servers that etcd does not know when a VM's tier is taken up have so long to tell it of themselves again: the leases of all of
+/// them are over when etcd itself was away, and to go on without a copy that is there would be to go on with one. A lease is 5 s.
+const MISS_FOR: Duration = Duration::from_secs(15);
+/// Spaces whose servers are missed, and since when.
+static MISSED: Mutex<BTreeMap<u64, Instant>> = Mutex::new(BTreeMap::new());
 
 /// Where far tiers come from, and where it is noted what is owed for them.
 #[derive(Clone, Debug)]
@@ -199,6 +207,8 @@ fn open_in(dir: &Path, record: &Record, served: Served) -> Result<Option<OpenedP
 }
 
 fn take_over(pool: &PoolConfig, record: &Record, far: &Far) -> Result<OpenedPool> {
+    // Anew, if etcd goes away meanwhile.
+    let missed_since = missed(|spaces| spaces.remove(&far.space));
     let mut plane = Plane::of(pool, &whose(&record.name), far.cluster.as_deref())?;
     let servers = pool.servers()?;
     role::borrow(&pool.dir)?;
@@ -208,10 +218,28 @@ fn take_over(pool: &PoolConfig, record: &Record, far: &Far) -> Result<OpenedPool
     // Nobody has answered yet: those of the list count as there.
     let listed: Vec<ServerId> = servers.iter().map(|server| server.id).collect();
     connect::stand_in(&mut client, pool, &record.name, &servers, &listed, &seen.today.map)?;
-    let newcomers = Newcomers::of(pool, client.client.reach().map(|(id, _)| id).collect())?;
+    if far.cluster.is_some() {
+        miss(far.space, missed_since, &connect::absent(&servers, &seen.today.map))?;
+    }
+    let newcomers = Newcomers::of(pool, &servers)?;
     let (generation, map) = plane.take_over(spec.id)?;
     let space = client.client.attach(&spec, generation, &map)?;
     Ok(OpenedPool { client, space, newcomers })
+}
+
+/// Gives servers that have copies and are not in etcd time to come back.
+fn miss(space: u64, since: Option<Instant>, absent: &[ServerId]) -> Result<()> {
+    let since = since.unwrap_or_else(Instant::now);
+    if absent.is_empty() || since.elapsed() >= MISS_FOR {
+        return Ok(());
+    }
+    missed(|spaces| spaces.insert(space, since));
+    let (list, seconds) = (connect::list(absent), MISS_FOR.as_secs());
+    bail!("servers that have copies of it are not in etcd: {list}; after {seconds} s it goes on without them")
+}
+
+fn missed<T>(act: impl FnOnce(&mut BTreeMap<u64, Instant>) -> T) -> T {
+    act(&mut MISSED.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// What errors call a VM's tier.

@@ -179,16 +179,14 @@ impl Registry {
         let dirs = far::Dirs::of(&self.config);
         let new_tier = |far| far::new_tier(&dirs, &request.name, &request.memory, far);
         let tier = request.far.map(new_tier).transpose()?;
-        let created = self.create_with(request, tier.as_ref().map(|tier| tier.far.clone()));
-        match (&created, tier) {
-            (Ok(_), Some(tier)) => tier.keep(&dirs),
-            (Err(_), Some(tier)) => tier.give_up(&dirs),
-            (_, None) => {}
-        }
-        created
+        let created = self.create_with(request, tier.as_ref().map(|tier| tier.far.clone()), || {
+            tier.iter().for_each(|tier| tier.keep(&dirs));
+        });
+        created.inspect_err(|_| tier.iter().for_each(|tier| tier.give_up(&dirs)))
     }
 
-    fn create_with(&self, request: CreateVm, far: Option<Far>) -> Result<CreatedVm, ApiError> {
+    /// `made` is done before anybody can end the VM.
+    fn create_with(&self, request: CreateVm, far: Option<Far>, made: impl FnOnce()) -> Result<CreatedVm, ApiError> {
         let memory = request.memory_bytes();
         let dram = request.dram.unwrap_or(memory);
         let mut vms = self.lock();
@@ -223,6 +221,7 @@ impl Registry {
         let id = self.admit(&record)?;
         let vm = self.make(record, id).inspect_err(|_| self.governor.lock().remove(id))?;
         vms.insert(request.name.clone(), vm);
+        made();
         Ok(CreatedVm {
             name: request.name,
             token: token.to_hex(),

@@ -37,6 +37,7 @@ mod transfer;
 mod transmit;
 
 use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use thiserror::Error;
@@ -185,6 +186,8 @@ pub enum Refused {
 pub enum ClientError {
     #[error("{SERVERS_MAX} servers are the most that a client talks to")]
     TooManyServers,
+    #[error("it is known at {addr} already")]
+    KnownServer { addr: SocketAddr },
     #[error("{SPACES_MAX} spaces are the most that a client holds")]
     TooManySpaces,
     #[error("{copies} copies: give 1 or 2")]
@@ -323,11 +326,20 @@ impl Client {
         }
     }
 
-    /// Makes a server known. Its session begins at the next [`Client::poll_transmit`].
+    /// Makes a server known, or says where one is that has never answered. Its session begins at the next
+    /// [`Client::poll_transmit`].
     ///
     /// # Errors
-    /// More than [`SERVERS_MAX`].
+    /// More than [`SERVERS_MAX`]; one that has answered elsewhere.
     pub fn add_server(&mut self, now: Time, info: ServerInfo) -> Result<(), ClientError> {
+        if let Some(place) = self.place_of(info.id) {
+            if self.peers[place].epoch.is_some() {
+                return Err(ClientError::KnownServer { addr: self.peers[place].info.addr });
+            }
+            self.peers[place].info = info;
+            self.greet(place);
+            return Ok(());
+        }
         if self.peers.len() >= SERVERS_MAX {
             return Err(ClientError::TooManyServers);
         }

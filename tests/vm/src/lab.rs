@@ -184,8 +184,16 @@ impl Lab {
     /// # Errors
     /// They do not start.
     pub fn pool(&self, slabs: &[u64]) -> Result<Rc<Pool>> {
+        self.pool_in(slabs, None)
+    }
+
+    /// The same in a cluster, whose etcd is at this address.
+    ///
+    /// # Errors
+    /// They do not start.
+    pub fn pool_in(&self, slabs: &[u64], cluster: Option<&str>) -> Result<Rc<Pool>> {
         let number = self.pools.borrow().len();
-        let pool = Rc::new(Pool::start(&self.dir().join(format!("p{number}")), slabs)?);
+        let pool = Rc::new(Pool::start_in(&self.dir().join(format!("p{number}")), slabs, cluster)?);
         self.pools.borrow_mut().push(Rc::clone(&pool));
         Ok(pool)
     }

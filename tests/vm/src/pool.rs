@@ -48,10 +48,21 @@ impl Pool {
     /// # Errors
     /// A server does not start.
     pub fn start(dir: &Path, slabs: &[u64]) -> Result<Pool> {
+        Pool::start_in(dir, slabs, None)
+    }
+
+    /// The same; where there is a `cluster`, an address of etcd, that knows the servers, and no list does.
+    ///
+    /// # Errors
+    /// A server does not start.
+    pub fn start_in(dir: &Path, slabs: &[u64], cluster: Option<&str>) -> Result<Pool> {
         let mut pool = Pool { dir: dir.to_owned(), servers: Mutex::default(), places: Vec::new() };
         let key = pool.json(&["pool", "key", "init"])?;
         let key = key["public_key"].as_str().context("the public key")?.to_owned();
         pool.run(&["pool", "key", "add", &key, "--name", "self"])?;
+        if let Some(cluster) = cluster {
+            fs::write(pool.dir.join("pool.toml"), format!("cluster = {cluster:?}\n")).context("write pool.toml")?;
+        }
         let mut list = String::new();
         for (id, slabs) in (1..).zip(slabs) {
             let (server, line) = pool.serve(id, *slabs, "127.0.0.1:0")?;
@@ -60,7 +71,9 @@ impl Pool {
             pool.places.push((addr.to_owned(), *slabs));
             pool.lock().push(Some(server));
         }
-        fs::write(pool.dir.join("servers"), list).context("write the list of servers")?;
+        if cluster.is_none() {
+            fs::write(pool.dir.join("servers"), list).context("write the list of servers")?;
+        }
         Ok(pool)
     }
 

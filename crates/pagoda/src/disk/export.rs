@@ -77,7 +77,7 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     greet(&mut client, &servers)?;
     let up = connect::up(&client);
     connect::stand_in(&mut client, &pool, name, &servers, &up, &seen.today.map)?;
-    let newcomers = Newcomers::of(&pool, client.client.reach().map(|(id, _)| id).collect())?;
+    let newcomers = Newcomers::of(&pool, &servers)?;
     let space = if read_only {
         client.client.attach_reader(&disk.spec()?, &plane.look(disk.space()?)?.today)?
     } else {

@@ -7,6 +7,7 @@ mod last_resort;
 mod reserve;
 mod scrub;
 mod sealed;
+mod stand_in;
 
 use std::net::{Ipv4Addr, SocketAddr};
 

@@ -8,26 +8,26 @@ use pagoda_api::{VmInfo, VmState, counter};
 use vm_tests::toy::ToyOptions;
 use vm_tests::{Daemon, Folios, GuestOptions, Lab, MIB, Qemu, Toy};
 
-const MEMORY_MIB: u64 = 256;
-const DRAM_MIB: u64 = 64;
+pub const MEMORY_MIB: u64 = 256;
+pub const DRAM_MIB: u64 = 64;
 const HIGH_MIB: u64 = 128;
 /// Slabs of 64 MiB for all of it.
-const SLABS: u64 = 4;
-const SETTLE_MAX: Duration = Duration::from_secs(300);
+pub const SLABS: u64 = 4;
+pub const SETTLE_MAX: Duration = Duration::from_secs(300);
 
-fn start(lab: &Lab, daemon: &Daemon, far: &str) -> Result<Rc<Toy>> {
+pub fn start(lab: &Lab, daemon: &Daemon, far: &str) -> Result<Rc<Toy>> {
     let options = ToyOptions { name: "toy".into(), memory_mib: MEMORY_MIB, dram_mib: DRAM_MIB, threads: 4 };
     let toy = lab.toy_with(daemon, &options, &["--far", far])?;
     toy.fill()?;
     Ok(toy)
 }
 
-fn count(info: &VmInfo, name: &str) -> u64 {
+pub fn count(info: &VmInfo, name: &str) -> u64 {
     info.counters.get(name).copied().unwrap_or(0)
 }
 
 /// Every page once, in several orders.
-fn exercise(toy: &Toy) -> Result<()> {
+pub fn exercise(toy: &Toy) -> Result<()> {
     for workload in ["seq", "random", "zipf"] {
         toy.go(&format!("--workload {workload} --mode read-write --passes 1")).context(workload)?;
     }

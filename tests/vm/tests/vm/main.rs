@@ -4,6 +4,7 @@ mod attach;
 mod balloon;
 mod disk;
 mod far;
+mod far_cluster;
 mod features;
 mod guards;
 mod kvm;

@@ -197,6 +197,54 @@ fn a_tier_goes_on_without_etcd() {
     assert!(is_gone(&etcd, &record));
 }
 
+/// The server tells etcd of itself, until the member is dropped.
+fn join(etcd: &EtcdProcess, lender: &Lender) -> Member {
+    let info = rmap::servers::parse(&lender.line).unwrap().remove(0);
+    let node = Node {
+        id: info.id,
+        addr: info.addr,
+        key: info.key,
+        zone: info.id.0,
+        slab_size: SlabSize::default(),
+        slabs: SLABS as u32,
+        free: SLABS as u32,
+        state: NodeState::Up,
+        epoch: BootEpoch(1),
+    };
+    Member::join(etcd.config("b"), node, Duration::from_secs(5)).unwrap()
+}
+
+/// After etcd was away the leases of servers that live are over: no copy is given up before they could come back. One that comes
+/// later than that is used again, too.
+#[test]
+fn servers_that_have_copies_are_missed_for_a_while() {
+    let etcd = EtcdProcess::start();
+    let (pool, lenders) = start("etcd-missed", &etcd, &[1, 2]);
+    pool.write("servers", "");
+    let [_stays, leaves] = [0, 1].map(|at: usize| join(&etcd, &lenders[at]));
+    let record = owner(&pool, &pool.tier(2));
+    assert_eq!(write(&mut opened(&pool, &record), 0, 1), Ok(()));
+    leaves.leave();
+    for _ in 0..2 {
+        let said = format!("{:#}", open_in(&pool.dir, &record, Served::Before).unwrap_err());
+        assert!(said.contains("not in etcd: 2") && said.contains("15 s"), "{said}");
+    }
+    let back = join(&etcd, &lenders[1]);
+    drop(open_in(&pool.dir, &record, Served::Before).unwrap().unwrap());
+    assert_eq!(map(&etcd, &record)[0].1.replicas.len(), 2);
+    back.leave();
+    missed(|spaces| spaces.insert(space(&record).0, Instant::now().checked_sub(MISS_FOR).unwrap()));
+    let mut alone = open_in(&pool.dir, &record, Served::Before).unwrap().unwrap();
+    assert_eq!((read(&mut alone, 0), map(&etcd, &record)[0].1.replicas.len()), (1, 1));
+    let _back = join(&etcd, &lenders[1]);
+    let mended = connect::converse(&mut alone.client, rig::HANG, |client| {
+        let now = client.now();
+        alone.newcomers.admit(&mut client.client, now);
+        client.client.in_sync(alone.space) == (1, 1)
+    });
+    assert!(mended.unwrap(), "there are two copies again");
+}
+
 /// A server that tells etcd of itself while the VM runs is used for what the others have no room for.
 #[test]
 fn a_server_that_comes_is_used() {
@@ -206,19 +254,7 @@ fn a_server_that_comes_is_used() {
     let mut first = opened(&pool, &record);
     assert_eq!(write(&mut first, 0, 1), Ok(()));
     let lender = Lender::start(&pool, 2);
-    let info = rmap::servers::parse(&lender.line).unwrap().remove(0);
-    let node = Node {
-        id: info.id,
-        addr: info.addr,
-        key: info.key,
-        zone: 1,
-        slab_size: SlabSize::default(),
-        slabs: SLABS as u32,
-        free: SLABS as u32,
-        state: NodeState::Up,
-        epoch: BootEpoch(1),
-    };
-    let _member = Member::join(etcd.config("b"), node, Duration::from_secs(5)).unwrap();
+    let _member = join(&etcd, &lender);
     assert!(
         connect::converse(&mut first.client, rig::HANG, |client| {
             let now = client.now();
