@@ -149,7 +149,9 @@ pub(super) fn give_all_back(pool_dir: &Path, debtor: &Record, far: &Far) -> Resu
     };
     if let Some(host) = plane.other_host(&seen) {
         // Of a state directory that was copied there.
-        bail!("{host} was the last to have it, and may have it still");
+        bail!(
+            "{host} was the last to have it, and may have it still: if this machine was called so, say host = {host:?} in pool.toml"
+        );
     }
     let held = seen.today.map.iter().any(|(_, entry)| !entry.replicas.is_empty());
     let given = if held {

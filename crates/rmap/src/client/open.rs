@@ -44,7 +44,7 @@ impl Client {
                         && size.slab(op.page) == Some(SlabNo(slab as u32))
                 });
                 if wanted && self.map_is_late(now) {
-                    self.decline_ops(space, slab);
+                    self.decline_unmapped(space, slab);
                 } else if wanted {
                     self.spaces[space].slabs[slab].phase = Phase::Granting(Vec::new());
                     self.advance_granting(now, space, slab);
@@ -201,7 +201,9 @@ impl Client {
             }
             return match self.patience_ends(now) {
                 Some(at) => self.look_at(at, space, slab),
-                None => self.decline_ops(space, slab),
+                None => {
+                    self.decline_ops(space, slab);
+                }
             };
         }
         self.spaces[space].slabs[slab].phase = Phase::Granting(candidates);
@@ -217,10 +219,14 @@ impl Client {
     /// declined in time; nothing of them was sent.
     fn wait_for_map(&mut self, now: Time, space: usize, slab: usize) {
         match self.map_late_at(now) {
-            Some(at) if at <= now => self.decline_ops(space, slab),
+            Some(at) if at <= now => self.decline_unmapped(space, slab),
             Some(at) => self.look_at(at, space, slab),
             None => {}
         }
+    }
+
+    fn decline_unmapped(&mut self, space: usize, slab: usize) {
+        self.stats.unmapped += self.decline_ops(space, slab) as u64;
     }
 
     fn map_is_late(&self, now: Time) -> bool {

@@ -517,12 +517,12 @@ impl Client {
     }
 
     /// No server took the slab: its writes are the caller's again.
-    pub(super) fn decline_ops(&mut self, space: usize, slab: usize) {
+    pub(super) fn decline_ops(&mut self, space: usize, slab: usize) -> usize {
         let size = self.config.slab_size;
         let of_slab = |page| size.slab(page).is_some_and(|s| s.0 as usize == slab);
-        for op in self.ops.select(|o| o.stage == Stage::Waiting && o.space == space && of_slab(o.page)) {
-            self.ops.finish(op, Err(Failure::Declined));
-        }
+        let waiting = self.ops.select(|o| o.stage == Stage::Waiting && o.space == space && of_slab(o.page));
+        waiting.iter().for_each(|op| self.ops.finish(*op, Err(Failure::Declined)));
+        waiting.len()
     }
 
     pub(super) fn next_event(&mut self, page: &mut Page) -> Option<Event> {

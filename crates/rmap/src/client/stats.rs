@@ -25,6 +25,8 @@ pub struct ClientStats {
     pub copies_left: u64,
     pub copies_joined: u64,
     pub slabs_lost: u64,
+    /// Writes that were declined because the control plane did not say in time where they may go.
+    pub unmapped: u64,
     /// Pages that this client copied for a new copy of a slab.
     pub pages_copied: u64,
     /// Slabs that servers copied to each other for it, and those where what they stored was never written.

@@ -96,6 +96,7 @@ fn every_page_is_a_register() {
             totals.transfers_refused += stats.transfers_refused;
             totals.scrubbed += stats.scrubbed;
             totals.spaces_kept += stats.spaces_kept;
+            totals.unmapped += stats.unmapped;
         }
     }
     eprintln!(
@@ -105,7 +106,7 @@ fn every_page_is_a_register() {
     assert_eq!(failed, 0);
     assert!(verified > 0 && acked > 0);
     let whole = number("RMAP_SIM_SEED").is_none();
-    assert!(!whole || (totals.scrubbed > 0 && sealed > 0 && totals.spaces_kept > 0));
+    assert!(!whole || (totals.scrubbed > 0 && sealed > 0 && totals.spaces_kept > 0 && totals.unmapped > 0));
 }
 
 /// A pool of three servers with two copies of everything, all in sync.

@@ -32,7 +32,7 @@ fn what_a_silent_control_plane_holds_up_is_declined() {
     assert!(pool.client.discard_slab(pool.now, pool.space, SlabNo(1)));
     [17, 24, 8].into_iter().for_each(|page| pool.begin_write(page, 2));
     pool.client.on_timeout(pool.now);
-    assert_eq!(results(&mut pool), declined(3));
+    assert_eq!((results(&mut pool), pool.client.stats().unmapped), (declined(3), 4));
     pool.begin_write(0, 3);
     pool.expect_written(1);
     pool.no_control = false;
