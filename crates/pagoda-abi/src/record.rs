@@ -399,6 +399,24 @@ mod tests {
         }
     }
 
+    /// What daemons of before etcd kept far tiers wrote, and what is written for one that etcd keeps.
+    #[test]
+    fn records_of_far_tiers_are_as_they_were_written() {
+        let key = "a7".repeat(FAR_KEY_SIZE);
+        let head =
+            format!("pagoda-vm 1\nname web1\ntoken {}\nkind qemu\nregions 2097152 1073741824\n", "07".repeat(16));
+        let rest = format!("dram 536870912\nreserve 1\npid 42 4711\nfar 00112233aabbccdd 2 {key}");
+        let near = Record { balloon: None, min: 0, shares: None, sampling: None, blocked: false, ..sample() };
+        let record = Record { group: None, sharing: None, pinned: None, ..near };
+        let far = record.far.clone().map(|far| Far { cluster: Some("lab".into()), ..far });
+        for (record, tail) in
+            [(record.clone(), "\nsum 52232690511b2962\n"), (Record { far, ..record }, " lab\nsum 3575cb3366c92633\n")]
+        {
+            let text = format!("{head}{rest}{tail}");
+            assert_eq!((Record::from_text(&text), record.to_text()), (Ok(record), text));
+        }
+    }
+
     #[test]
     fn every_altered_byte_is_noticed() {
         let text = sample().to_text();
