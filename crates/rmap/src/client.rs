@@ -632,7 +632,9 @@ impl Client {
 
     /// Whether nothing is under way: no operation, no copy, no question.
     pub fn is_idle(&self) -> bool {
-        let transfers = self.looks.iter().any(|(_, space, slab)| self.transfer_of(*space, *slab).is_some());
+        // What was to be looked at in a space of before is looked at in vain.
+        let mut looks = self.looks.iter().filter(|(_, space, _)| !self.spaces[*space].is_taken);
+        let transfers = looks.any(|(_, space, slab)| self.transfer_of(*space, *slab).is_some());
         !transfers
             && self.ops.is_idle()
             && self.parking.is_empty()
