@@ -71,7 +71,7 @@ fn what_cannot_be_is_no_zeros() {
         (of(false, true, &[copy]), Err(Failure::Lost)),
     ] {
         let mut pool = Pool::new(1, 1, 4);
-        let spec = SpaceSpec { id: SpaceId(2), pages: 8, copies: 1, key: [2; KEY_SIZE] };
+        let spec = SpaceSpec { id: SpaceId(2), pages: 8, copies: 1, reserve: 0, key: [2; KEY_SIZE] };
         pool.space = pool.client.attach(&spec, Generation(2), &[(SlabNo(0), entry.clone())]).unwrap();
         assert_eq!(pool.read(3), expected, "{entry:?}");
         assert_eq!(entry.is_sound(), entry.empty != entry.lost && entry.replicas.is_empty(), "{entry:?}");

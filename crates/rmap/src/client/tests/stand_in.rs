@@ -18,7 +18,7 @@ fn a_stand_in_becomes_the_server() {
     assert!(map.iter().any(|(_, entry)| entry.replicas[0].server == real.id), "{map:?}");
     pool.client.peers[1] = Peer::new(ServerInfo { addr: addr(77), ..real.clone() }, pool.now);
     pool.client.config.lost_after = None;
-    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 1, key: [2; KEY_SIZE] };
+    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 1, reserve: 0, key: [2; KEY_SIZE] };
     pool.space = pool.client.attach(&spec, Generation(2), &map).unwrap();
     pool.pass(Duration::from_secs(1));
     assert!(pool.client.peers[1].is_down() && !pool.client.peers[0].is_down());
