@@ -192,6 +192,10 @@ fn readers_keep_what_is_sealed() {
             if rng.per_mille(300) {
                 world.kill(rng.within(world.plan.servers, world.nodes.len() - 1));
             }
+            // Somebody reads it, or nobody sees to it.
+            while world.owner_of(0).is_none() {
+                world.hand_over(0);
+            }
             // For the copy to be missed, for nobody to make a new one, and for a reader to do it: then the next may go.
             world.run_for(3_000_000_000);
         }
