@@ -21,8 +21,10 @@
 mod copies;
 mod discard;
 mod exchange;
+mod ledger;
 mod open;
 mod ops;
+mod parity;
 mod parked;
 mod peer;
 mod receive;
@@ -51,6 +53,8 @@ use crate::wire::report::Report;
 
 pub use exchange::WINDOW_MAX;
 pub use ops::OPS_MAX;
+pub use parity::ParityView;
+pub use parity::standing::{Standing, standings};
 pub(crate) use peer::RoundTrip;
 pub use peer::{Drain, Reach, SERVERS_MAX, ServerInfo};
 pub use reserve::Reserved;
@@ -61,7 +65,9 @@ pub use stats::ClientStats;
 
 use copies::Copies;
 use exchange::{Exchanges, Request};
+use ledger::Ledger;
 use ops::Ops;
+use parity::stripe::Stripes;
 use parked::Parking;
 use peer::Peer;
 use reserve::Reservation;
@@ -122,6 +128,10 @@ pub enum Fault {
     TrustsSources,
     /// Takes a page in whatever version a server has, and a server whatever life it is in.
     TrustsServers,
+    /// Counts parity as complete before it has its pages.
+    ParityEarly,
+    /// Forgets a slab of the group when a page is put together from the others.
+    LeavesMembersOut,
 }
 
 impl ClientConfig {
@@ -276,6 +286,8 @@ pub struct Client {
     ops: Ops,
     parking: Parking,
     copies: Copies,
+    stripes: Stripes,
+    ledger: Ledger,
     /// The payload of the reply that is being looked at; a page's room.
     reply: Box<[u8]>,
     /// Slabs whose state has to be looked at.
@@ -310,6 +322,8 @@ impl Client {
             ops: Ops::new(),
             parking: Parking::default(),
             copies: Copies::new(),
+            stripes: Stripes::new(),
+            ledger: Ledger::default(),
             reply: vec![0; SEALED_SIZE].into(),
             dirty: VecDeque::new(),
             questions: Vec::new(),
@@ -544,31 +558,6 @@ impl Client {
         })
     }
 
-    /// Gives the slabs of a space that is being removed back to their servers, some at each call; its pages are errors
-    /// then. Gives the slabs that are left: those whose servers are away or were asked.
-    ///
-    /// A slab leaves the map before its servers may lend it again, so that no owner ever looks for it there.
-    pub fn give_back(&mut self, now: Time, space: SpaceRef) -> usize {
-        const AT_A_TIME: usize = 32;
-        let mut asked = self.questions.len();
-        let mut left = 0;
-        for slab in 0..self.spaces[space.0].slabs.len() {
-            let state = &self.spaces[space.0].slabs[slab];
-            left += usize::from(!matches!(state.phase, Phase::Vacant | Phase::Lost));
-            let owned = self.spaces[space.0].tenure == Tenure::Owner;
-            if owned && matches!(state.phase, Phase::Open) && state.pending.is_none() && asked < AT_A_TIME {
-                self.abort_repair(space.0, slab);
-                self.propose(space.0, slab, MapEntry::lost());
-                asked += 1;
-            }
-        }
-        if left == 0 {
-            self.end_reservation(space.0);
-        }
-        self.settle(now);
-        left
-    }
-
     /// Pages of replies that may be under way now: fewer after losses.
     pub fn window(&self) -> usize {
         self.exchanges.window
@@ -586,10 +575,10 @@ impl Client {
 
     /// Slabs of a space that have all their copies in sync, and those that have some.
     pub fn in_sync(&self, space: SpaceRef) -> (usize, usize) {
-        let space = &self.spaces[space.0];
-        let held = space.slabs.iter().filter(|slab| !slab.entry.replicas.is_empty());
-        let full = held.clone().filter(|slab| slab.entry.replicas.len() >= space.copies).count();
-        (full, held.count())
+        let slabs = &self.spaces[space.0].slabs;
+        let held = (0..slabs.len()).filter(|slab| !slabs[*slab].entry.replicas.is_empty());
+        let is_full = |slab: &usize| slabs[*slab].entry.replicas.len() >= self.wanted_copies(space.0, *slab);
+        (held.clone().filter(is_full).count(), held.count())
     }
 
     /// What this client may do with a space now.
@@ -632,13 +621,14 @@ impl Client {
 
     /// Whether nothing is under way: no operation, no copy, no question.
     pub fn is_idle(&self) -> bool {
-        // What was to be looked at in a space of before is looked at in vain.
-        let mut looks = self.looks.iter().filter(|(_, space, _)| !self.spaces[*space].is_taken);
-        let transfers = looks.any(|(_, space, slab)| self.transfer_of(*space, *slab).is_some());
+        let transfers = |space: usize, slab| !self.spaces[space].is_taken && self.transfer_of(space, slab).is_some();
+        let transfers = self.looks.iter().any(|(_, space, slab)| transfers(*space, *slab));
         !transfers
             && self.ops.is_idle()
             && self.parking.is_empty()
             && self.copies.is_idle()
+            && self.stripes.is_idle()
+            && self.ledger.is_idle()
             && self.questions.is_empty()
     }
 
@@ -673,11 +663,16 @@ impl Client {
     fn settle(&mut self, now: Time) {
         self.now = now;
         self.unpark_waiting();
-        while let Some((space, slab)) = self.dirty.pop_front().or_else(|| self.copies.next_waiting()) {
-            self.spaces[space].slabs[slab].dirty = false;
-            self.advance(now, space, slab);
-            if !self.parking.is_empty() {
-                self.unpark(space, slab);
+        loop {
+            while let Some((space, slab)) = self.dirty.pop_front().or_else(|| self.copies.next_waiting()) {
+                self.spaces[space].slabs[slab].dirty = false;
+                self.advance(now, space, slab);
+                if !self.parking.is_empty() {
+                    self.unpark(space, slab);
+                }
+            }
+            if !self.tend_parity() {
+                return;
             }
         }
     }

@@ -84,7 +84,15 @@ impl Copies {
 
 impl Client {
     /// Copies one page. Does nothing without room, which brings the slab up again when there is some.
-    pub(super) fn start_copy(&mut self, space: usize, slab: usize, index: usize, source: usize, target: usize) -> bool {
+    /// Without a source, the page is put together from others of its group.
+    pub(super) fn start_copy(
+        &mut self,
+        space: usize,
+        slab: usize,
+        index: usize,
+        source: Option<usize>,
+        target: usize,
+    ) -> bool {
         if self.copies.is_copying(space, slab, index, target) {
             return true;
         }
@@ -94,10 +102,14 @@ impl Client {
         };
         let page = self.config.slab_size.page(crate::units::SlabNo(slab as u32), index);
         let version = self.spaces[space].slabs[slab].version(index);
+        self.copies.all[copy] = Some(Copy { space, slab, index, target, version });
         let role = Role::CopyRead { copy };
-        let request = Request { role, peer: source, op: Wire::Read, class: Class::Rebuild, space, page, version };
-        if self.ask(request) {
-            self.copies.all[copy] = Some(Copy { space, slab, index, target, version });
+        let begun = match source {
+            Some(peer) => self.ask(Request { role, peer, op: Wire::Read, class: Class::Rebuild, space, page, version }),
+            None => self.begin_stripe_copy(copy, space, slab, index),
+        };
+        if !begun {
+            self.copies.end(copy);
         }
         true
     }

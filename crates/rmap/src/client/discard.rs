@@ -40,4 +40,29 @@ impl Client {
         self.settle(now);
         true
     }
+
+    /// Gives the slabs of a space that is being removed back to their servers, some at each call; its pages are errors
+    /// then. Gives the slabs that are left: those whose servers are away or were asked.
+    ///
+    /// A slab leaves the map before its servers may lend it again, so that no owner ever looks for it there.
+    pub fn give_back(&mut self, now: Time, space: SpaceRef) -> usize {
+        const AT_A_TIME: usize = 32;
+        let mut asked = self.questions.len();
+        let mut left = 0;
+        for slab in 0..self.spaces[space.0].slabs.len() {
+            let state = &self.spaces[space.0].slabs[slab];
+            left += usize::from(!matches!(state.phase, Phase::Vacant | Phase::Lost));
+            let owned = self.spaces[space.0].tenure == Tenure::Owner;
+            if owned && matches!(state.phase, Phase::Open) && state.pending.is_none() && asked < AT_A_TIME {
+                self.abort_repair(space.0, slab);
+                self.propose(space.0, slab, MapEntry::lost());
+                asked += 1;
+            }
+        }
+        if left == 0 {
+            self.end_reservation(space.0);
+        }
+        self.settle(now);
+        left
+    }
 }

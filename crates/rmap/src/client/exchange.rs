@@ -39,6 +39,10 @@ pub enum Role {
     CopyWrite {
         copy: usize,
     },
+    /// Of a page that others are put together from.
+    Strip {
+        job: usize,
+    },
     /// Of a look at a page that nobody asked for.
     Scrub,
     /// Of a space: how much room a server is to keep for it.

@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 
 use super::exchange::{Request, Role};
+use super::ledger::Table;
 use super::peer::{PeerSet, Reach};
 use super::sealed::Tenure;
 use super::slab::{Candidate, GrantStep, Phase};
@@ -32,14 +33,19 @@ pub enum ListStep {
 impl Client {
     /// Looks at a slab and does what comes next, whatever has happened to it.
     pub(super) fn advance(&mut self, now: Time, space: usize, slab: usize) {
-        if self.spaces[space].is_taken || self.spaces[space].is_stale {
+        if self.spaces[space].is_taken || self.spaces[space].is_stale || self.advance_grouped(now, space, slab) {
             return;
+        }
+        let state = &mut self.spaces[space].slabs[slab];
+        if matches!(state.phase, Phase::Opening(_)) && state.entry.lost {
+            state.phase = Phase::Lost;
         }
         match self.spaces[space].slabs[slab].phase {
             Phase::Vacant => {
                 let size = self.config.slab_size;
                 let wanted = self.ops.any(|op| {
                     op.stage == super::ops::Stage::Waiting
+                        && op.kind != super::ops::Kind::Read
                         && op.space == space
                         && size.slab(op.page) == Some(SlabNo(slab as u32))
                 });
@@ -57,9 +63,7 @@ impl Client {
             Phase::Leaving => self.wait_for_map(now, space, slab),
             Phase::Lost => {
                 self.fail_ops(space, Some(slab), Failure::Lost);
-                if self.spaces[space].tenure == Tenure::Reader {
-                    self.look_after(space, slab);
-                }
+                self.look_after_if_reader(space, slab);
             }
         }
     }
@@ -166,7 +170,7 @@ impl Client {
         else {
             return;
         };
-        let copies = self.spaces[space].copies;
+        let copies = self.wanted_copies(space, slab);
         loop {
             for candidate in &mut candidates {
                 if self.peers[candidate.peer].is_down() && candidate.step != GrantStep::Granted {
@@ -374,7 +378,9 @@ impl Client {
             return self.space_taken(space);
         }
         let (size, generation) = (self.config.slab_size, self.spaces[space].generation);
-        let first_own = Version::new(generation, 0, false);
+        // A reader is no owner: the keeper of today may have written the ledger.
+        let by_keeper = self.spaces[space].tenure == Tenure::Reader && self.spaces[space].layout.is_ledger(slab);
+        let first_own = Version::new(generation, if by_keeper { Version::SEQUENCE_MAX } else { 0 }, by_keeper);
         let Phase::Opening(listings) = &mut self.spaces[space].slabs[slab].phase else { return };
         let Some(listing) = listings.iter_mut().find(|l| l.peer == peer && l.step == ListStep::Asked) else { return };
         let index = size.index(page);
@@ -412,13 +418,14 @@ impl Client {
             self.spaces[space].slabs[slab].versions[index] = version;
             for listing in good.iter().filter(|listing| listing.list[index] < version) {
                 behind = true;
-                if !self.start_copy(space, slab, index, best.peer, listing.peer) {
+                if !self.start_copy(space, slab, index, Some(best.peer), listing.peer) {
                     return;
                 }
             }
         }
         if !behind {
-            self.spaces[space].slabs[slab].phase = Phase::Open;
+            let state = &mut self.spaces[space].slabs[slab];
+            (state.phase, state.table) = (Phase::Open, Table::Unknown);
             self.map_settled(space, slab);
             self.mark(space, slab);
         }

@@ -15,6 +15,8 @@ use crate::wire::message::Op as Wire;
 /// Operations at a time, the paper's small bounded write buffer among them: 1 MiB, what a link of 10 Gbit/s carries in a
 /// millisecond.
 pub const OPS_MAX: usize = 256;
+/// Beside these, the client's own: pages of the ledger.
+pub const OWN_MAX: usize = 16;
 /// Places that writes leave to reads. A write may keep its place for long: until a copy in the making has it, too.
 pub const READS_RESERVED: usize = OPS_MAX / 4;
 
@@ -60,6 +62,10 @@ pub struct Operation {
     pub exchanges: u32,
     /// Content sits in the buffer (a read that is done and not zero).
     pub has_content: bool,
+    /// Of a read in a group with parity: its own copy came, and was damaged.
+    pub is_bad_itself: bool,
+    /// The client's own; no caller is told.
+    pub is_own: bool,
 }
 
 /// The operations, and a page's room for each.
@@ -69,7 +75,9 @@ pub struct Ops {
     /// Of a write, the sealed page; of a read, what was in it.
     buffers: Vec<Box<[u8; SEALED_SIZE]>>,
     free: Vec<usize>,
+    free_own: Vec<usize>,
     done: VecDeque<usize>,
+    done_own: VecDeque<usize>,
     order: u64,
     pub busy: Busy,
     waiting: usize,
@@ -91,12 +99,17 @@ impl Ops {
             acked: PeerSet::default(),
             exchanges: 0,
             has_content: false,
+            is_bad_itself: false,
+            is_own: false,
         };
+        const ALL: usize = OPS_MAX + OWN_MAX;
         Ops {
-            all: vec![empty; OPS_MAX],
-            buffers: (0..OPS_MAX).map(|_| Box::new([0; SEALED_SIZE])).collect(),
+            all: vec![empty; ALL],
+            buffers: (0..ALL).map(|_| Box::new([0; SEALED_SIZE])).collect(),
             free: (0..OPS_MAX).rev().collect(),
+            free_own: (OPS_MAX..ALL).collect(),
             done: VecDeque::with_capacity(OPS_MAX),
+            done_own: VecDeque::with_capacity(OWN_MAX),
             order: 0,
             busy: Busy::with_capacity(2 * OPS_MAX),
             waiting: 0,
@@ -104,7 +117,12 @@ impl Ops {
     }
 
     pub fn is_idle(&self) -> bool {
-        self.free.len() == OPS_MAX
+        self.free.len() == OPS_MAX && self.free_own.len() == OWN_MAX
+    }
+
+    /// Of the client's own, those that are begun.
+    pub fn own_begun(&self) -> usize {
+        OWN_MAX - self.free_own.len()
     }
 
     pub fn has_room(&self) -> bool {
@@ -136,7 +154,7 @@ impl Ops {
     /// Places of the operations that fit, oldest first.
     pub fn select(&self, fits: impl Fn(&Operation) -> bool) -> Vec<usize> {
         let mut found: Vec<usize> =
-            (0..OPS_MAX).filter(|op| self.all[*op].stage != Stage::Free && fits(&self.all[*op])).collect();
+            (0..self.all.len()).filter(|op| self.all[*op].stage != Stage::Free && fits(&self.all[*op])).collect();
         found.sort_unstable_by_key(|op| self.all[*op].order);
         found
     }
@@ -145,15 +163,36 @@ impl Ops {
         self.all.iter().any(|op| op.stage != Stage::Free && fits(op))
     }
 
-    fn begin(
+    fn begin(&mut self, kind: Kind, space: usize, page: PageNo, class: Class, asked: (Token, Time)) -> Option<usize> {
+        let op = self.free.pop()?;
+        self.begin_at(op, kind, space, page, class, asked);
+        Some(op)
+    }
+
+    /// The same for the client itself.
+    pub fn begin_own(
         &mut self,
         kind: Kind,
         space: usize,
         page: PageNo,
         class: Class,
-        (token, since): (Token, Time),
+        asked: (Token, Time),
     ) -> Option<usize> {
-        let op = self.free.pop()?;
+        let op = self.free_own.pop()?;
+        self.begin_at(op, kind, space, page, class, asked);
+        self.all[op].is_own = true;
+        Some(op)
+    }
+
+    fn begin_at(
+        &mut self,
+        op: usize,
+        kind: Kind,
+        space: usize,
+        page: PageNo,
+        class: Class,
+        (token, since): (Token, Time),
+    ) {
         self.order += 1;
         self.waiting += 1;
         self.all[op] = Operation {
@@ -170,8 +209,9 @@ impl Ops {
             acked: PeerSet::default(),
             exchanges: 0,
             has_content: false,
+            is_bad_itself: false,
+            is_own: false,
         };
-        Some(op)
     }
 
     /// It is somewhere else now.
@@ -179,11 +219,16 @@ impl Ops {
         if self.all[op].stage == Stage::Waiting {
             self.waiting -= 1;
         }
-        self.all[op].stage = Stage::Free;
-        self.free.push(op);
+        self.release(op);
     }
 
-    fn activate(&mut self, op: usize) {
+    fn release(&mut self, op: usize) {
+        self.all[op].stage = Stage::Free;
+        let free = if self.all[op].is_own { &mut self.free_own } else { &mut self.free };
+        free.push(op);
+    }
+
+    pub fn activate(&mut self, op: usize) {
         if self.all[op].stage == Stage::Waiting {
             self.waiting -= 1;
         }
@@ -195,7 +240,7 @@ impl Ops {
         let op = &mut self.all[op];
         if op.stage == Stage::Active {
             self.waiting += 1;
-            (op.stage, op.sent) = (Stage::Waiting, PeerSet::default());
+            (op.stage, op.sent, op.is_bad_itself) = (Stage::Waiting, PeerSet::default(), false);
         }
     }
 
@@ -204,14 +249,25 @@ impl Ops {
             self.waiting -= 1;
         }
         self.all[op].stage = Stage::Done(result);
-        self.done.push_back(op);
+        let done = if self.all[op].is_own { &mut self.done_own } else { &mut self.done };
+        done.push_back(op);
+    }
+
+    /// A result of the client's own.
+    pub fn next_own(&mut self) -> Option<usize> {
+        self.done_own.pop_front()
+    }
+
+    /// Its result was taken.
+    pub fn let_go(&mut self, op: usize) {
+        self.all[op].stage = Stage::Lingering;
+        self.free_if_over(op);
     }
 
     /// An exchange of it ended, or the caller was told: is it over?
     fn free_if_over(&mut self, op: usize) {
         if self.all[op].stage == Stage::Lingering && self.all[op].exchanges == 0 {
-            self.all[op].stage = Stage::Free;
-            self.free.push(op);
+            self.release(op);
         }
     }
 }
@@ -267,13 +323,28 @@ impl Client {
         let kind = Kind::Write { trim: content.is_none() };
         let op = self.ops.begin(kind, space, page, class, (token, now)).ok_or(Refused::Busy)?;
         self.stats.writes += 1;
-        self.ops.all[op].version = version;
-        if let Some(content) = content {
-            self.spaces[space].key.seal(page, version, content, &mut self.ops.buffers[op][..]);
+        match content {
+            Some(content) => self.store_write(op, version, content),
+            None => self.ops.all[op].version = version,
         }
         self.try_write(op);
         self.settle(now);
         Ok(())
+    }
+
+    /// What a write is to write.
+    pub(super) fn store_write(&mut self, op: usize, version: Version, content: &Page) {
+        let Operation { space, page, .. } = self.ops.all[op];
+        self.ops.all[op].version = version;
+        self.spaces[space].key.seal(page, version, content, &mut self.ops.buffers[op][..]);
+    }
+
+    /// Somebody else keeps the space: the client's own write is not done.
+    pub(super) fn fail_write(&mut self, op: usize) {
+        if matches!(self.ops.all[op].stage, Stage::Waiting | Stage::Active) {
+            self.end_write(op, Err(Failure::Fenced));
+        }
+        self.drop_exchanges(op);
     }
 
     /// Begins a waiting operation if it can begin now.
@@ -340,10 +411,13 @@ impl Client {
 
     /// Asks the nearest copy that was not asked yet; any copy, where all were.
     pub(super) fn ask_for_page(&mut self, op: usize) {
-        let Operation { space, page, class, version, sent, .. } = self.ops.all[op];
+        let Operation { space, page, sent, .. } = self.ops.all[op];
         let Some(number) = self.slab_of(page) else { return };
         if self.spaces[space].is_stale {
             return self.ops.activate(op);
+        }
+        if self.is_grouped(space, number) {
+            return self.ask_group(op, number);
         }
         let slab = &self.spaces[space].slabs[number];
         let copies = self.peers_of(&slab.entry).minus(slab.failed);
@@ -356,6 +430,11 @@ impl Client {
         if self.peers[peer].is_down() && self.park(op) {
             return;
         }
+        self.ask_copy(op, peer);
+    }
+
+    pub(super) fn ask_copy(&mut self, op: usize, peer: usize) {
+        let Operation { space, page, class, version, .. } = self.ops.all[op];
         let request = Request { role: Role::Read { op }, peer, op: Wire::Read, class, space, page, version };
         if self.ask(request) {
             self.ops.activate(op);
@@ -455,6 +534,7 @@ impl Client {
 
     /// No answer is wanted any more: of a second copy, or of one that is away.
     pub(super) fn drop_exchanges(&mut self, op: usize) {
+        self.drop_stripe(op);
         while self.ops.all[op].exchanges > 0 {
             let own = Role::Read { op };
             let found = self.exchanges.find(|e| e.role == own || e.role == Role::Write { op });
@@ -538,8 +618,7 @@ impl Client {
         }
         let latencies = if kind == Kind::Read { &mut self.stats.reads_took } else { &mut self.stats.writes_took };
         latencies[class as usize].record(self.now.since(since));
-        self.ops.all[op].stage = Stage::Lingering;
-        self.ops.free_if_over(op);
+        self.ops.let_go(op);
         self.unpark_waiting();
         match kind {
             Kind::Read => Some(Event::Read { token, result }),

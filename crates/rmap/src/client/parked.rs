@@ -42,7 +42,7 @@ impl Parking {
 impl Client {
     /// Takes a read out of the operations, with all that it has asked. `false` if it has to stay there.
     pub(super) fn park(&mut self, op: usize) -> bool {
-        if self.parking.all.len() >= PARKED_MAX {
+        if self.parking.all.len() >= PARKED_MAX || self.ops.peek(op).is_own {
             return false;
         }
         self.drop_exchanges(op);
@@ -86,8 +86,13 @@ impl Client {
     fn is_answerable(&self, parked: &Parked) -> bool {
         let Some(slab) = self.slab_of(parked.page) else { return true };
         let state = &self.spaces[parked.space].slabs[slab];
-        let copies = self.peers_of(&state.entry).minus(state.failed);
-        let silent = !copies.is_empty() && copies.iter().all(|peer| self.peers[peer].is_down());
+        let open = matches!(state.phase, Phase::Open);
+        let silent = if open && self.is_grouped(parked.space, slab) {
+            !self.has_source(parked.space, slab)
+        } else {
+            let copies = self.peers_of(&state.entry).minus(state.failed);
+            !copies.is_empty() && copies.iter().all(|peer| self.peers[peer].is_down())
+        };
         self.spaces[parked.space].is_taken || !matches!(state.phase, Phase::Open) || !silent
     }
 }

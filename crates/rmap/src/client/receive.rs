@@ -252,8 +252,10 @@ impl Client {
         let Exchange { role, peer, space, page, .. } = *exchange;
         let Some(slab) = self.slab_of(page) else { return };
         if status == Status::StaleGeneration && role != Role::Release {
-            if let Role::Read { op } | Role::Write { op } = role {
-                self.op_exchange_ended(op);
+            match role {
+                Role::Read { op } | Role::Write { op } => self.op_exchange_ended(op),
+                Role::Strip { job } => self.stripe_interrupted(job),
+                _ => {}
             }
             return self.space_taken(space);
         }
@@ -266,6 +268,7 @@ impl Client {
             Role::Listed => self.listed_answered(space, page, (status, version), payload),
             Role::Reserve => self.reserve_answered(space, peer, exchange.version.bits(), status),
             Role::Release => {}
+            Role::Strip { job } => self.strip_answered(job, exchange, status, version, payload),
             Role::Scrub => self.scrub_answered(exchange, status, version, payload),
             Role::Read { op } => self.read_answered(op, exchange, status, version, payload),
             Role::Write { op } => self.write_answered(op, exchange, status),
@@ -292,7 +295,7 @@ impl Client {
             return;
         }
         let Some(slab) = self.slab_of(page) else { return };
-        if status != Status::Ok || self.is_made_anew(space, version) {
+        if status != Status::Ok || self.is_another_copy(space, version) {
             self.copy_lost(space, slab, peer);
             if self.ops.get(op).exchanges == 0 && self.ops.get(op).stage == ops::Stage::Active {
                 self.ask_for_page(op);

@@ -43,6 +43,10 @@ pub struct Repair {
 }
 
 impl Repair {
+    pub fn new(peer: usize, grant: Version, replaces: Option<usize>) -> Repair {
+        Repair { peer, grant, step: Step::Fencing, replaces, list: Vec::new(), cursor: 0 }
+    }
+
     /// The server that gets every write.
     pub fn mirror(&self) -> Option<usize> {
         matches!(self.step, Step::Transferring(_) | Step::Copying | Step::Joining).then_some(self.peer)
@@ -148,7 +152,7 @@ impl Client {
     fn begin_repair(&mut self, space: usize, slab: usize, here: PeerSet) {
         let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
         let replaces = here.iter().find(|peer| self.peers[*peer].wants_relief());
-        let missing = copies.len() < self.spaces[space].copies;
+        let missing = copies.len() < self.wanted_copies(space, slab);
         if here.is_empty() || !(missing || replaces.is_some()) {
             return;
         }
@@ -162,20 +166,21 @@ impl Client {
         let Some(peer) = self.pick_server(space, copies).or_else(|| rather(self)) else { return };
         let Some(grant) = self.spaces[space].next_version(false) else { return };
         let replaces = if missing { None } else { replaces };
-        let repair = Repair { peer, grant, step: Step::Fencing, replaces, list: Vec::new(), cursor: 0 };
-        self.spaces[space].slabs[slab].repair = Some(repair);
+        self.spaces[space].slabs[slab].repair = Some(Repair::new(peer, grant, replaces));
         self.mark(space, slab);
     }
 
-    fn advance_repair(&mut self, now: Time, space: usize, slab: usize, here: PeerSet, doubt: Option<Doubt>) {
+    pub(super) fn advance_repair(&mut self, now: Time, space: usize, slab: usize, here: PeerSet, doubt: Option<Doubt>) {
         let state = &self.spaces[space].slabs[slab];
         let Some(Repair { peer, grant, step, replaces, .. }) = state.repair else { return };
-        let joined = self.peers_of(&state.entry).has(peer);
+        let joined = state.entry.replicas.iter().any(|replica| replica.grant == grant);
         if joined {
             self.spaces[space].slabs[slab].repair = None;
             return self.mark_all();
         }
-        if self.peers[peer].is_down() || state.failed.has(peer) {
+        let is_column = self.spaces[space].layout.is_parity(slab) || self.is_grouped(space, slab);
+        let is_hopeless = state.is_stuck || is_column && here.is_empty() && !self.has_source(space, slab);
+        if self.peers[peer].is_down() || state.failed.has(peer) || is_hopeless {
             return self.abort_repair(space, slab);
         }
         match step {
@@ -249,7 +254,8 @@ impl Client {
     fn copy_missing(&mut self, space: usize, slab: usize) -> bool {
         let pages = self.config.slab_size.pages();
         let mut complete = true;
-        if self.has(Fault::JoinsEmpty) {
+        let is_parity = self.spaces[space].layout.is_parity(slab);
+        if self.has(Fault::JoinsEmpty) || is_parity && self.has(Fault::ParityEarly) {
             return true;
         }
         for pass in 0..2 {
@@ -284,7 +290,10 @@ impl Client {
         let state = &self.spaces[space].slabs[slab];
         let sources = self.peers_of(&state.entry).minus(state.failed);
         let up = sources.iter().find(|peer| !self.peers[*peer].is_down());
-        up.is_some_and(|source| self.start_copy(space, slab, index, source, target))
+        match up {
+            Some(source) => self.start_copy(space, slab, index, Some(source), target),
+            None => self.can_reconstruct(space, slab) && self.start_copy(space, slab, index, None, target),
+        }
     }
 
     /// Something changed that concerns slabs everywhere: a server came, or has room.
@@ -322,6 +331,7 @@ impl Client {
             self.forget_copy(space, slab, peer);
         }
         self.mark(space, slab);
+        self.mark_group(space, slab);
     }
 
     /// Ends an exchange that no answer is wanted to any more.
@@ -343,6 +353,7 @@ impl Client {
                     self.mark(exchange.space, slab);
                 }
             }
+            Role::Strip { job } => self.stripe_interrupted(job),
             Role::Scrub | Role::Reserve | Role::Release => {}
         }
     }
@@ -360,6 +371,9 @@ impl Client {
             if self.ops.get(op).exchanges == 0 && self.ops.get(op).stage == Stage::Active {
                 self.ask_for_page(op);
             }
+        } else if self.is_grouped(space, slab) {
+            self.ops.get(op).is_bad_itself = true;
+            self.ask_for_page(op);
         } else {
             self.finish_read(op, Err(Failure::Corrupt));
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::Client;
 use super::exchange::{Exchange, Request, Role};
+use super::sealed::Tenure;
 use super::slab::Phase;
 use crate::units::{Class, PAGE_SIZE, SlabNo, Time, Version};
 use crate::wire::message::{Op, Status};
@@ -110,7 +111,8 @@ impl Client {
         let Some(peer) = peer.filter(|_| version.has_content()) else {
             return go_to(&mut self.scrub, space, slab, index + 1);
         };
-        let usable = self.peers[peer].is_up() && !at.failed.has(peer) && !self.is_written(space, slab, index);
+        let usable = self.peers[peer].is_up() && self.may_be_scrubbed(space, slab, peer);
+        let usable = usable && !self.is_written(space, slab, index);
         self.scrub.copy += 1;
         if !usable {
             return false;
@@ -119,6 +121,14 @@ impl Client {
         let request = Request { role: Role::Scrub, peer, op: Op::Read, class: Class::Rebuild, space, page, version };
         self.scrub.exchange = self.ask_for(request);
         true
+    }
+
+    /// Not a copy that is worthless, nor a reader's at a server that does not know it yet.
+    fn may_be_scrubbed(&self, space: usize, slab: usize, peer: usize) -> bool {
+        let state = &self.spaces[space];
+        let may_be_written = state.tenure == Tenure::Reader && state.layout.is_ledger(slab);
+        let known = !may_be_written && (!self.is_grouped(space, slab) || state.fenced_at.has(peer));
+        known && !state.slabs[slab].failed.has(peer)
     }
 
     fn is_written(&self, space: usize, slab: usize, index: usize) -> bool {
@@ -130,7 +140,7 @@ impl Client {
     pub(super) fn scrub_answered(&mut self, asked: &Exchange, status: Status, version: Version, payload: &[u8]) {
         let Exchange { space, page, peer, .. } = *asked;
         let Some(slab) = self.slab_of(page) else { return };
-        if status != Status::Ok || self.is_made_anew(space, version) {
+        if status != Status::Ok || self.is_another_copy(space, version) {
             return self.copy_lost(space, slab, peer);
         }
         let index = self.config.slab_size.index(page);
@@ -142,7 +152,10 @@ impl Client {
         }
         self.stats.scrubbed += 1;
         let mut content = [0; PAGE_SIZE];
-        if version == asked.version && self.spaces[space].key.open(page, version, payload, &mut content).is_ok() {
+        let key = &self.spaces[space].key;
+        // Parity is under no seal of its own.
+        let is_parity = self.spaces[space].layout.is_parity(slab);
+        if version == asked.version && (is_parity || key.open(page, version, payload, &mut content).is_ok()) {
             return;
         }
         self.stats.scrub_bad += 1;

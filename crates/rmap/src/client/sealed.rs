@@ -7,15 +7,17 @@
 //! and again; when that does not change for [`KEEP_AFTER`], nobody sees to it, and the reader takes the next generation.
 //! Servers then refuse the last one: the others look, read on with the new one, and who kept the space before is a reader again.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use super::Client;
 use super::exchange::Role;
+use super::ledger::Table;
 use super::open::{ListStep, Listing};
 use super::ops::{Kind, Stage};
 use super::peer::PeerSet;
 use super::slab::{Phase, Slab};
-use crate::control::{ControlRequest, MapEntry, Today};
+use crate::control::{ControlRequest, Map, MapEntry, Today};
 use crate::units::{Generation, SlabNo, Time, Version};
 
 /// A keeper that lives has made a slab's copy anew by then, even on a slow network. Twice this at most: readers take chances,
@@ -69,7 +71,9 @@ impl Client {
             let state = &self.spaces[space];
             let (id, generation) = (state.id, state.generation);
             let nobody = now.since(watch.unchanged_since) >= watch.patience && !state.is_stale;
-            let request = if nobody && state.tenure == Tenure::Reader && self.can_improve(space) {
+            let is_asked = state.wants_parity && !state.is_stale;
+            let keeps = is_asked || nobody && self.can_improve(space);
+            let request = if state.tenure == Tenure::Reader && keeps {
                 ControlRequest::Keep { space: id, generation }
             } else {
                 ControlRequest::Look { space: id }
@@ -80,7 +84,7 @@ impl Client {
     }
 
     /// A reader's copies are not as they should be.
-    fn begin_watch(&mut self, space: usize) {
+    pub(super) fn begin_watch(&mut self, space: usize) {
         if self.spaces[space].watch.is_some() {
             return;
         }
@@ -107,6 +111,9 @@ impl Client {
             return;
         }
         self.questions.retain(|q| q.space != space || !matches!(q.request, ControlRequest::Change(_)));
+        self.end_own_writes(space);
+        // Whoever asked for parity may ask again.
+        self.spaces[space].wants_parity = false;
         self.begin_watch(space);
         let now = self.now;
         if let Some(watch) = &mut self.spaces[space].watch {
@@ -127,17 +134,32 @@ impl Client {
             self.begin_generation(space, generation);
         }
         let state = &mut self.spaces[space];
-        (state.tenure, state.is_stale) = (tenure, false);
+        let was_stale = std::mem::replace(&mut state.is_stale, false);
+        state.tenure = tenure;
         self.stats.spaces_kept += u64::from(tenure == Tenure::Keeper);
+        let needed = super::parity::slabs_needed(self.spaces[space].layout, &map);
+        self.spaces[space].extend_to(needed);
+        if newer || tenure == Tenure::Reader {
+            self.forget_unmapped(space, &map);
+        }
         for (slab, entry) in map {
             let slab = slab.0 as usize;
             let Some(known) = self.spaces[space].slabs.get(slab) else { continue };
-            if newer || entry.revision != known.entry.revision {
+            // The ledger has been written to since, where there is parity that there was not.
+            let is_outdated = newer || changed && self.spaces[space].layout.is_ledger(slab);
+            if is_outdated || entry.revision != known.entry.revision {
                 changed = true;
                 self.reopen(space, slab, entry);
             }
         }
-        let well = tenure == Tenure::Keeper || !self.is_short(space);
+        if was_stale {
+            // Slabs that are in no map, and that read as zeros, are not opened anew.
+            for op in self.ops.select(|op| op.stage == Stage::Waiting && op.space == space) {
+                self.try_op(op);
+            }
+        }
+        let state = &self.spaces[space];
+        let well = tenure == Tenure::Keeper || !(state.wants_parity || self.is_short(space));
         let Some(mut watch) = self.spaces[space].watch.take().filter(|_| !well) else { return };
         watch.is_looking = false;
         if newer {
@@ -163,6 +185,26 @@ impl Client {
         self.questions.retain(|q| q.space != space || !matches!(q.request, ControlRequest::Change(_)));
     }
 
+    /// What the last keeper had begun and is in no map is nothing to this one.
+    fn forget_unmapped(&mut self, space: usize, map: &Map) {
+        let first = self.spaces[space].layout.data;
+        let mapped: HashSet<usize> = map.iter().map(|(slab, _)| slab.0 as usize).collect();
+        for slab in first..self.spaces[space].slabs.len() {
+            let begun = !matches!(self.spaces[space].slabs[slab].phase, Phase::Vacant);
+            if begun && !mapped.contains(&slab) {
+                self.reopen(space, slab, MapEntry::default());
+            }
+        }
+    }
+
+    /// What was to be written beside the pages is the next keeper's to write.
+    fn end_own_writes(&mut self, space: usize) {
+        self.ledger.end_writes(space);
+        for op in self.ops.select(|op| op.space == space && matches!(op.kind, Kind::Write { .. })) {
+            self.fail_write(op);
+        }
+    }
+
     /// Everything that was known of a slab is from before; what is read there begins anew.
     fn reopen(&mut self, space: usize, slab: usize, entry: MapEntry) {
         let size = self.config.slab_size;
@@ -180,10 +222,15 @@ impl Client {
         let stays = entry.replicas.iter().filter(|replica| before.entry.replicas.contains(replica));
         let same: PeerSet = stays.filter_map(|replica| self.place_of(replica.server)).collect();
         let failed = before.failed.iter().filter(|peer| same.has(*peer)).collect();
-        let dirty = before.dirty;
+        let (dirty, tenure) = (before.dirty, self.spaces[space].tenure);
         let state = &mut self.spaces[space].slabs[slab];
-        *state = Slab { phase: Phase::of(&entry), entry, failed, dirty, ..Slab::vacant() };
+        let table =
+            if matches!(state.table, Table::Known | Table::Asked { .. }) { state.table } else { Table::Unknown };
+        // Versions that the ledger told are so for good.
+        let versions = if table == Table::Unknown { Box::default() } else { std::mem::take(&mut state.versions) };
+        *state = Slab { phase: Phase::of(&entry, tenure), entry, versions, failed, table, dirty, ..Slab::vacant() };
         self.mark(space, slab);
+        self.mark_group(space, slab);
         self.wake_ops(space, slab);
     }
 
@@ -193,16 +240,18 @@ impl Client {
         let bad = listings.iter().filter(|listing| listing.step == ListStep::Bad).map(|listing| listing.peer);
         let mut failed: PeerSet = bad.collect();
         let any = listings.iter().any(|listing| done(&listing));
+        let is_ledger = self.spaces[space].layout.is_ledger(slab);
         let state = &mut self.spaces[space].slabs[slab];
         if any {
             for (index, version) in state.versions.iter_mut().enumerate() {
                 let has = |listing: &Listing| listing.list[index];
                 let newest = listings.iter().filter(done).map(has).max();
                 *version = newest.unwrap_or(*version);
-                let old = listings.iter().filter(done).filter(|listing| has(listing) < *version);
+                // The ledger may be being written. What this reader needs of it is at all copies.
+                let old = listings.iter().filter(done).filter(|listing| !is_ledger && has(listing) < *version);
                 failed = failed.union(old.map(|listing| listing.peer).collect());
             }
-            state.phase = Phase::Open;
+            (state.phase, state.table) = (Phase::Open, Table::Unknown);
         }
         state.failed = state.failed.union(failed);
         if any {
@@ -211,9 +260,9 @@ impl Client {
         self.look_after(space, slab);
     }
 
-    /// A copy has nothing of a page that is known to be there. To a reader that need not be damage: its map may be from before the
-    /// keeper made another copy at the same server, in the same generation.
-    pub(super) fn is_made_anew(&self, space: usize, version: Version) -> bool {
+    /// Whether a server answered for another copy than the one in this reader's map: one that left since, and came again in the same
+    /// generation, and is being made. What is sealed and known to be written is never unwritten.
+    pub(super) fn is_another_copy(&self, space: usize, version: Version) -> bool {
         self.spaces[space].tenure == Tenure::Reader && version == Version::NEVER
     }
 
@@ -242,23 +291,26 @@ impl Client {
         // What is lost may be so because the space is being removed: that is worth to be known.
         entry.lost
             || !entry.replicas.is_empty()
-                && copies.iter().filter(|peer| good(*peer)).count() < self.spaces[space].copies
+                && copies.iter().filter(|peer| good(*peer)).count() < self.wanted_copies(space, slab)
     }
 
     /// Whether a keeper could do something: make a copy of what is left, or say that nothing is. Not one that does not know
     /// all servers of the map: what is missing to it may be there.
     fn can_improve(&self, space: usize) -> bool {
-        let wanted = self.spaces[space].copies;
         let mut replicas = self.spaces[space].slabs.iter().flat_map(|slab| &slab.entry.replicas);
         if replicas.any(|replica| self.place_of(replica.server).is_none()) {
             return false;
         }
         (0..self.spaces[space].slabs.len()).filter(|slab| self.is_slab_short(space, *slab)).any(|slab| {
             let Slab { entry, failed, .. } = &self.spaces[space].slabs[slab];
+            if self.is_grouped(space, slab) {
+                return self.can_improve_column(space, slab);
+            }
             if entry.lost {
                 return false;
             }
             let copies = self.peers_of(entry);
+            let wanted = self.wanted_copies(space, slab);
             let left = copies.minus(*failed);
             let up = left.iter().filter(|peer| !self.peers[*peer].is_down()).count();
             let takes = |peer: &usize| {

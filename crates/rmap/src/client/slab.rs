@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use super::exchange::Role;
+use super::ledger::Table;
 use super::open::Listing;
+use super::parity::layout::Layout;
+use super::parity::slabs_needed;
 use super::peer::PeerSet;
 use super::repair::Repair;
 use super::reserve::Reservation;
@@ -59,11 +62,12 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// Where a slab begins that the map says this of. What cannot be is an error, never zeros.
-    pub fn of(entry: &MapEntry) -> Phase {
+    /// Where a slab begins that the map says this of. What is lost may still be put together from others, by who has it sealed; what
+    /// cannot be is an error, never zeros.
+    pub fn of(entry: &MapEntry, tenure: Tenure) -> Phase {
         match entry {
             entry if !entry.is_sound() => Phase::Lost,
-            MapEntry { lost: true, .. } => Phase::Lost,
+            MapEntry { lost: true, .. } if tenure == Tenure::Owner => Phase::Lost,
             MapEntry { empty: true, .. } => Phase::Vacant,
             _ => Phase::Opening(Vec::new()),
         }
@@ -95,6 +99,10 @@ pub struct Slab {
     pub failed: PeerSet,
     pub repair: Option<Repair>,
     pub doubt: Option<Doubt>,
+    /// Of a sealed space with parity: whether the ledger has told the versions.
+    pub table: Table,
+    /// What it would be made anew from is damaged.
+    pub is_stuck: bool,
     pub dirty: bool,
 }
 
@@ -107,6 +115,9 @@ pub struct Space {
     pub generation: Generation,
     pub sequence: u64,
     pub slabs: Vec<Slab>,
+    pub layout: Layout,
+    /// This client was asked to make the parity of a sealed space.
+    pub wants_parity: bool,
     /// Servers that know this owner, and servers that are being told.
     pub fenced_at: PeerSet,
     pub fencing: PeerSet,
@@ -130,11 +141,11 @@ impl Space {
         size: SlabSize,
         map: &[(SlabNo, MapEntry)],
     ) -> Space {
-        let count = spec.pages.div_ceil(size.pages() as u64) as usize;
-        let mut slabs: Vec<Slab> = (0..count).map(|_| Slab::vacant()).collect();
+        let layout = Layout::new(spec.pages, size);
+        let mut slabs: Vec<Slab> = (0..slabs_needed(layout, map)).map(|_| Slab::vacant()).collect();
         for (slab, entry) in map {
             let Some(slab) = slabs.get_mut(slab.0 as usize) else { continue };
-            slab.phase = Phase::of(entry);
+            slab.phase = Phase::of(entry, tenure);
             slab.entry = entry.clone();
         }
         Space {
@@ -145,6 +156,8 @@ impl Space {
             generation,
             sequence: 0,
             slabs,
+            layout,
+            wants_parity: false,
             fenced_at: PeerSet::default(),
             fencing: PeerSet::default(),
             is_taken: false,
@@ -175,6 +188,8 @@ impl Slab {
             failed: PeerSet::default(),
             repair: None,
             doubt: None,
+            table: Table::Unknown,
+            is_stuck: false,
             dirty: false,
         }
     }
@@ -260,13 +275,15 @@ impl Client {
                 state.repair.take_if(|repair| repair.peer == peer);
             }
         }
-        if self.spaces[space].slabs[slab].entry.lost {
+        let is_lost = self.spaces[space].slabs[slab].entry.lost && !self.is_grouped(space, slab);
+        if is_lost {
             // There is nothing left to copy.
             self.abort_repair(space, slab);
         }
+        self.mark_group(space, slab);
         let size = self.config.slab_size;
         let state = &mut self.spaces[space].slabs[slab];
-        if state.entry.lost {
+        if is_lost {
             state.phase = Phase::Lost;
             self.stats.slabs_lost += 1;
         } else if matches!(state.phase, Phase::Granting(_)) {

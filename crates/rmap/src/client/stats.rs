@@ -10,6 +10,8 @@ pub struct ClientStats {
     /// Reads that needed no server: zero pages, and pages being written.
     pub reads_local: u64,
     pub writes: u64,
+    /// Reads that were put together from the other slabs of a group.
+    pub degraded: u64,
     pub sent: u64,
     /// Requests sent again after a timeout, and after others had overtaken them.
     pub resent_timeout: u64,

@@ -189,6 +189,7 @@ impl Client {
             self.greet(place);
         }
         self.mark_all();
+        self.interrupt_stripes_at(place);
         let size = self.config.slab_size;
         for op in
             self.ops.select(|op| op.stage == ops::Stage::Active && op.kind == ops::Kind::Read && op.sent.has(place))
@@ -197,7 +198,10 @@ impl Client {
             let Some(slab) = size.slab(operation.page) else { continue };
             let entry = &self.spaces[operation.space].slabs[slab.0 as usize].entry;
             let copies = self.peers_of(entry);
-            if copies.minus(operation.sent).iter().any(|other| !self.peers[other].is_down()) {
+            if self.is_grouped(operation.space, slab.0 as usize) {
+                // Put together from others, or parked.
+                self.ask_for_page(op);
+            } else if copies.minus(operation.sent).iter().any(|other| !self.peers[other].is_down()) {
                 self.ask_for_page(op);
             } else if copies.iter().all(|copy| self.peers[copy].is_down()) {
                 self.park(op);

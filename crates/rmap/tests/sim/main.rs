@@ -7,6 +7,7 @@
 mod network;
 mod node;
 mod oracle;
+mod parity;
 mod registry;
 mod rng;
 mod world;
@@ -97,6 +98,7 @@ fn every_page_is_a_register() {
             totals.scrubbed += stats.scrubbed;
             totals.spaces_kept += stats.spaces_kept;
             totals.unmapped += stats.unmapped;
+            totals.degraded += stats.degraded;
         }
     }
     eprintln!(
@@ -106,7 +108,8 @@ fn every_page_is_a_register() {
     assert_eq!(failed, 0);
     assert!(verified > 0 && acked > 0);
     let whole = number("RMAP_SIM_SEED").is_none();
-    assert!(!whole || (totals.scrubbed > 0 && sealed > 0 && totals.spaces_kept > 0 && totals.unmapped > 0));
+    let rare = [totals.scrubbed, sealed as u64, totals.spaces_kept, totals.unmapped, totals.degraded];
+    assert!(!whole || rare.into_iter().all(|count| count > 0), "{rare:?}");
 }
 
 /// A pool of three servers with two copies of everything, all in sync.
@@ -115,8 +118,13 @@ fn in_sync(seed: u64) -> (World, Rng) {
     // What found no room for two copies has one: there is room.
     let whole = Plan { copies: 2, servers: 3, spaces: 1, last_resort: false, elsewhere: false, ..Plan::any(&mut rng) };
     let plan = Plan { kills: 0, hand_overs: 0, seals: 0, steps: 300, ..whole };
+    (written(seed, plan, Sabotage::default()), rng)
+}
+
+/// A pool at rest, all pages of whose spaces were written.
+fn written(seed: u64, plan: Plan, sabotage: Sabotage) -> World {
     let trace = std::env::var_os("RMAP_SIM_TRACE").is_some();
-    let mut world = World::new(seed, Some(plan), Some(Weather::calm()), Sabotage::default(), trace);
+    let mut world = World::new(seed, Some(plan), Some(Weather::calm()), sabotage, trace);
     world.network.weather = Weather::calm();
     world.resting = false;
     world.rest();
@@ -125,7 +133,7 @@ fn in_sync(seed: u64) -> (World, Rng) {
         write_all(&mut world);
         world.run_until_quiet();
     }
-    (world, rng)
+    world
 }
 
 fn write_all(world: &mut World) {

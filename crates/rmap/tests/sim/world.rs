@@ -45,6 +45,8 @@ pub struct Plan {
     pub kills: usize,
     pub hand_overs: usize,
     pub seals: usize,
+    /// Chance that a reader of a sealed space begins to make its parity.
+    pub parity: usize,
     /// One server keeps its pages on a disk.
     pub last_resort: bool,
     /// Some hosts have somewhere else for pages that the map is late for.
@@ -67,9 +69,17 @@ impl Plan {
             steps: rng.within(200, 1200),
             seals: *rng.pick(&[0, 0, 0, 20, 100]),
             elsewhere: false,
+            parity: 0,
         };
         // Without a draw, which would make other runs of the known seeds.
-        Plan { elsewhere: plan.steps % 2 == 1, ..plan }
+        let plan = Plan { elsewhere: plan.steps % 2 == 1, ..plan };
+        if rng.per_mille(250) { plan.with_parity(rng) } else { plan }
+    }
+
+    /// Servers enough, up to three groups of slabs, and somebody who wants parity for them.
+    pub fn with_parity(self, rng: &mut Rng) -> Plan {
+        let (servers, pages) = (rng.within(5, 7), rng.within(2, 80) as u64);
+        Plan { servers, pages, spaces: rng.within(1, 2), seals: 100, parity: 200, ..self }
     }
 }
 
@@ -260,6 +270,21 @@ impl World {
         for _ in 0..self.rng.within(1, 3) {
             self.hand_over(space);
         }
+    }
+
+    /// One of the readers of a sealed space makes its parity.
+    pub fn make_parity(&mut self, space: u64) {
+        let readers = self.owners_of(space);
+        if readers.is_empty() || !self.sealed.contains_key(&space) {
+            return;
+        }
+        let node = *self.rng.pick(&readers);
+        let now = self.nodes[node].local(self.now_ns);
+        self.say(|| format!("{node} makes parity for space {space}"));
+        let host = host_of(&mut self.nodes[node]);
+        let (reference, _) = host.owns[&space];
+        host.client.make_parity(now, reference);
+        self.pump(node);
     }
 
     /// Takes one thing that happens next. `false` when nothing does.
@@ -517,6 +542,9 @@ impl World {
         } else if self.rng.per_mille(self.plan.seals) {
             let space = self.rng.below(self.plan.spaces) as u64;
             self.seal(space);
+        } else if self.rng.per_mille(self.plan.parity) {
+            let space = self.rng.below(self.plan.spaces) as u64;
+            self.make_parity(space);
         }
         match self.rng.below(8) {
             0 => self.network.cut(one, other, self.now_ns + long),

@@ -1,0 +1,173 @@
+//! A keeper's part: parity is made, copies beyond one are dropped, what is gone is made anew, and no server has two of a group.
+
+use super::super::Client;
+use super::super::ledger::Table;
+use super::super::peer::PeerSet;
+use super::super::repair::{REPAIRS_MAX, Repair};
+use super::super::slab::{Phase, Slab};
+use super::place::assign;
+use crate::control::{MapEntry, Replica};
+use crate::units::Time;
+
+impl Client {
+    /// What comes next for a group that is to have parity. Its last step is the map's: then it has.
+    pub(super) fn make_group(&mut self, now: Time, space: usize, group: usize) {
+        let members: Vec<usize> = self.held_members(space, group).collect();
+        let slabs = &self.spaces[space].slabs;
+        let ready = |slab: &usize| {
+            let slab = &slabs[*slab];
+            matches!(slab.phase, Phase::Open) && !slab.entry.lost && slab.pending.is_none() && slab.repair.is_none()
+        };
+        if members.is_empty() || !members.iter().all(ready) {
+            return;
+        }
+        for slab in &members {
+            match self.spaces[space].slabs[*slab].table {
+                Table::Known | Table::Compared { .. } | Table::Written { .. } | Table::Refused => {}
+                Table::Wanting => self.write_table(space, *slab),
+                _ => self.compare_table(space, *slab),
+            }
+        }
+        if members.iter().any(|slab| self.spaces[space].slabs[*slab].table != Table::Known) {
+            return;
+        }
+        let parity = self.spaces[space].layout.parity(group);
+        if matches!(self.spaces[space].slabs[parity].phase, Phase::Vacant) {
+            self.make_parity_table(space, group);
+            self.spaces[space].slabs[parity].phase = Phase::Open;
+        }
+        self.keep_column(now, space, parity);
+    }
+
+    /// Copies of each column, at servers that answer: the slab's own ones first, then those of the others that hold anything.
+    fn columns_here(&self, space: usize, slab: usize) -> Vec<PeerSet> {
+        let here = |slab: usize| {
+            let copies = self.copies_to_ask(space, slab);
+            copies.iter().filter(|peer| !self.peers[*peer].is_down()).collect::<PeerSet>()
+        };
+        [slab].into_iter().chain(self.other_columns(space, slab)).map(here).collect()
+    }
+
+    /// Which copy of a slab stays. Each slab of a group comes to the same.
+    fn place_of_column(&self, space: usize, slab: usize) -> Option<usize> {
+        let mut columns: Vec<usize> = self.other_columns(space, slab).chain([slab]).collect();
+        columns.sort_unstable();
+        let own = columns.iter().position(|column| *column == slab)?;
+        let here: Vec<PeerSet> = columns.iter().map(|column| self.columns_here(space, *column)[0]).collect();
+        assign(&here)[own]
+    }
+
+    /// Whether a copy may be there that this keeper has not reached yet: its server does not know of it so far.
+    fn has_unheard_copy(&self, space: usize, slab: usize) -> bool {
+        let state = &self.spaces[space].slabs[slab];
+        let good = self.peers_of(&state.entry).minus(state.failed).minus(self.spaces[space].fenced_at);
+        good.iter().any(|peer| !self.peers[peer].is_down())
+    }
+
+    /// Does what comes next for an open slab of a group, as its keeper.
+    pub(super) fn keep_column(&mut self, now: Time, space: usize, slab: usize) {
+        let doubt = self.spaces[space].slabs[slab].doubt.take();
+        let changing = |slab: usize| self.spaces[space].slabs[slab].pending.is_some();
+        if changing(slab) || self.other_columns(space, slab).any(changing) {
+            // One change at a time: what is decided of one depends on where the others are.
+            return;
+        }
+        let unheard = |slab: usize| self.has_unheard_copy(space, slab);
+        if unheard(slab) || self.other_columns(space, slab).any(unheard) {
+            return;
+        }
+        let entry = self.spaces[space].slabs[slab].entry.clone();
+        let copies = self.peers_of(&entry);
+        let gone = copies.minus(copies.minus(self.spaces[space].slabs[slab].failed));
+        let kept = |keep: PeerSet| {
+            let stays = |replica: &&Replica| self.place_of(replica.server).is_some_and(|peer| keep.has(peer));
+            entry.replicas.iter().filter(stays).copied().collect::<Vec<Replica>>()
+        };
+        if !gone.is_empty() {
+            let keep = copies.minus(gone);
+            let replicas = kept(keep);
+            let after = if keep.is_empty() { MapEntry::lost() } else { MapEntry::of(replicas) };
+            return self.propose(space, slab, after);
+        }
+        let columns = self.columns_here(space, slab);
+        let here = columns[0];
+        if self.spaces[space].slabs[slab].repair.is_some() {
+            return self.advance_repair(now, space, slab, here, doubt);
+        }
+        let stays = self.place_of_column(space, slab);
+        let whole = columns.iter().all(|copies| !copies.is_empty());
+        if let Some(place) = stays.filter(|_| copies.len() > 1 && whole && self.is_grouped(space, slab)) {
+            let keep: PeerSet = [place].into_iter().collect();
+            let replicas = kept(keep);
+            if self.may_leave(now, (space, slab), doubt, copies.minus(keep), keep) {
+                self.propose(space, slab, MapEntry::of(replicas));
+            }
+            return;
+        }
+        let relief = here.iter().find(|peer| self.peers[*peer].wants_relief());
+        let replaces = match (copies.is_empty(), here.is_empty()) {
+            (true, _) => None,
+            (false, true) => copies.iter().next(),
+            (false, false) if copies.len() == 1 && relief.is_some() => relief,
+            // Wherever it is, another one of the group needs that server more.
+            (false, false) if stays.is_none() => here.iter().next(),
+            (false, false) => return,
+        };
+        self.begin_column(space, slab, here, replaces);
+    }
+
+    /// Begins a copy that is to be the one of this slab.
+    fn begin_column(&mut self, space: usize, slab: usize, here: PeerSet, replaces: Option<usize>) {
+        let running = self.spaces.iter().flat_map(|s| &s.slabs).filter(|s| s.repair.is_some()).count();
+        let can_be_made = !here.is_empty() || self.can_reconstruct(space, slab);
+        if running >= REPAIRS_MAX || !can_be_made || self.spaces[space].slabs[slab].is_stuck {
+            return;
+        }
+        let flees = replaces.is_some_and(|peer| here.has(peer) && !self.peers[peer].last_resort);
+        let Some(peer) = self.room_apart(space, slab, flees) else { return };
+        let Some(grant) = self.spaces[space].next_version(false) else { return };
+        self.peers[peer].free_slabs -= 1;
+        self.spaces[space].slabs[slab].repair = Some(Repair::new(peer, grant, replaces));
+        self.mark(space, slab);
+    }
+
+    /// Where a slab could be so that most slabs of its group are apart; of these in a zone of its own, if there is one, and
+    /// where there is most room. On a disk only where it would be gone otherwise.
+    pub(in super::super) fn room_apart(&self, space: usize, slab: usize, flees: bool) -> Option<usize> {
+        let mut columns = self.columns_here(space, slab);
+        let own = self.peers_of(&self.spaces[space].slabs[slab].entry);
+        let target = |column: usize| self.spaces[space].slabs[column].repair.as_ref().map(|repair| repair.peer);
+        let taken = own.union(self.other_columns(space, slab).filter_map(target).collect());
+        let pick = |client: &Client, columns: &mut Vec<PeerSet>, last_resort: bool| {
+            let lends = |peer: &usize| client.peers[*peer].can_lend() && client.peers[*peer].last_resort == last_resort;
+            let others = columns[1..].to_vec();
+            let apart = |peer: &usize| !taken.has(*peer) && others.iter().all(|set| set.len() != 1 || !set.has(*peer));
+            let open: Vec<usize> = (0..client.peers.len()).filter(|peer| lends(peer) && apart(peer)).collect();
+            open.into_iter().max_by_key(|peer| {
+                columns[0] = [*peer].into_iter().collect();
+                let places: Vec<usize> = assign(columns).into_iter().flatten().collect();
+                let zone = client.peers[*peer].info.zone;
+                let alone = places.iter().all(|place| place == peer || client.peers[*place].info.zone != zone);
+                (places.len(), alone, client.peers[*peer].free_slabs)
+            })
+        };
+        let in_memory = pick(self, &mut columns, false);
+        let may_flee = flees && self.config.uses_last_resort;
+        in_memory.or_else(|| if may_flee { pick(self, &mut columns, true) } else { None })
+    }
+
+    /// Whether a keeper could make a slab of a group anew, or say that it is gone.
+    pub(in super::super) fn can_improve_column(&self, space: usize, slab: usize) -> bool {
+        let Slab { entry, failed, phase, .. } = &self.spaces[space].slabs[slab];
+        let copies = self.peers_of(entry);
+        let is_gone = !copies.is_empty() && copies.minus(*failed).is_empty();
+        let is_open = matches!(phase, Phase::Open);
+        is_gone || is_open && self.has_source(space, slab) && self.room_apart(space, slab, true).is_some()
+    }
+
+    /// A slab in the making whose pages cannot be had now gives its place to others.
+    pub(in super::super) fn has_source(&self, space: usize, slab: usize) -> bool {
+        let up = self.copies_to_ask(space, slab).iter().any(|peer| !self.peers[peer].is_down());
+        up || self.can_reconstruct(space, slab)
+    }
+}

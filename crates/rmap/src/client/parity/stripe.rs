@@ -1,0 +1,362 @@
+//! What one page of a group is, from that page of all others: a *stripe* is read, still sealed, and put together by XOR.
+//!
+//! Members are opened as they come, and what a member's page comes to is opened before it counts: nothing that a server made
+//! up gets through, or into another slab. A bounded number of stripes is under way; room for their pages is allocated at the
+//! start. Others wait for their turn.
+
+use std::collections::VecDeque;
+
+use super::super::copies::COPIES_MAX;
+use super::super::exchange::{Exchange, Request, Role};
+use super::super::ops::{Kind, Operation, Stage};
+use super::super::peer::PeerSet;
+use super::super::slab::Phase;
+use super::super::{Client, Failure, Fault};
+use super::layout::MEMBERS;
+use crate::units::{Class, PAGE_SIZE, PageNo, SEALED_SIZE, SlabNo, Version};
+use crate::wire::message::{Op as Wire, Status};
+
+/// Reads that are put together at a time: with four pages each, half of what may be under way.
+const READS_MAX: usize = 32;
+
+/// What a stripe is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// Of a caller's operation.
+    Read { op: usize },
+    /// Of a slab that is made anew: the stripe has the place of the copy.
+    Copy,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    purpose: Purpose,
+    space: usize,
+    slab: usize,
+    index: usize,
+    version: Version,
+    /// Pages that did not come yet.
+    left: usize,
+}
+
+/// Stripes under way.
+#[derive(Debug)]
+pub struct Stripes {
+    jobs: Vec<Option<Job>>,
+    buffers: Vec<Box<[u8]>>,
+    /// Reads that wait for their turn, or are to be begun anew.
+    pub waiting: VecDeque<usize>,
+}
+
+/// Where a page of a stripe is read.
+#[derive(Clone, Copy, Debug)]
+struct Source {
+    peer: usize,
+    page: PageNo,
+    version: Version,
+}
+
+type Sources = [Option<Source>; MEMBERS];
+
+impl Stripes {
+    pub fn new() -> Stripes {
+        let count = COPIES_MAX + READS_MAX;
+        Stripes {
+            jobs: vec![None; count],
+            buffers: (0..count).map(|_| vec![0; SEALED_SIZE].into()).collect(),
+            waiting: VecDeque::new(),
+        }
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.jobs.iter().all(Option::is_none) && self.waiting.is_empty()
+    }
+
+    fn free_for_read(&self) -> Option<usize> {
+        (COPIES_MAX..self.jobs.len()).find(|job| self.jobs[*job].is_none())
+    }
+
+    pub fn has_turn(&self) -> bool {
+        !self.waiting.is_empty() && self.free_for_read().is_some()
+    }
+
+    fn of_read(&self, op: usize) -> Option<usize> {
+        let own = |job: &Option<Job>| job.is_some_and(|job| job.purpose == Purpose::Read { op });
+        self.jobs.iter().position(own)
+    }
+}
+
+impl Client {
+    /// Copies of a slab that can be asked: those that are not known to be worthless, at servers that know this reader.
+    pub(in super::super) fn copies_to_ask(&self, space: usize, slab: usize) -> PeerSet {
+        let (state, fenced_at) = (&self.spaces[space].slabs[slab], self.spaces[space].fenced_at);
+        self.peers_of(&state.entry).minus(state.failed).iter().filter(|peer| fenced_at.has(*peer)).collect()
+    }
+
+    /// The nearest copy of a slab whose pages are known, at a server that answers.
+    fn nearest(&self, space: usize, slab: usize) -> Option<usize> {
+        let open = matches!(self.spaces[space].slabs[slab].phase, Phase::Open);
+        let up = self.copies_to_ask(space, slab).iter().filter(|peer| open && !self.peers[*peer].is_down());
+        up.min_by_key(|peer| self.peers[*peer].trip.smoothed())
+    }
+
+    /// Columns of a slab's group that hold something, but the slab itself.
+    pub(super) fn other_columns(&self, space: usize, slab: usize) -> impl Iterator<Item = usize> {
+        let Self { spaces, .. } = self;
+        let layout = spaces[space].layout;
+        let columns = layout.group(slab).into_iter().flat_map(move |group| layout.columns(group));
+        columns.filter(move |column| *column != slab && spaces[space].slabs.get(*column).is_some_and(|s| s.is_held()))
+    }
+
+    /// Whether all that a page of the slab is put together from can be read now.
+    pub(in super::super) fn can_reconstruct(&self, space: usize, slab: usize) -> bool {
+        let layout = self.spaces[space].layout;
+        let group = layout.group(slab);
+        let parity = group.is_some_and(|group| layout.is_parity(slab) || self.has_parity(space, group));
+        parity && self.other_columns(space, slab).all(|column| self.nearest(space, column).is_some())
+    }
+
+    fn sources(&self, space: usize, slab: usize, index: usize) -> Option<Sources> {
+        let mut sources = Sources::default();
+        let mut free = sources.iter_mut();
+        for column in self.other_columns(space, slab) {
+            let peer = self.nearest(space, column)?;
+            let version = self.spaces[space].slabs[column].version(index);
+            if version.has_content() {
+                let page = self.config.slab_size.page(SlabNo(column as u32), index);
+                *free.next()? = Some(Source { peer, page, version });
+            }
+        }
+        Some(sources)
+    }
+
+    fn begin_stripe(&mut self, job: usize, about: Job, sources: &Sources, class: Class) -> bool {
+        let left = sources.iter().flatten().count();
+        if left == 0 {
+            return false;
+        }
+        self.stripes.jobs[job] = Some(Job { left, ..about });
+        self.stripes.buffers[job].fill(0);
+        for Source { peer, page, version } in sources.iter().flatten().copied() {
+            let (role, op, space) = (Role::Strip { job }, Wire::Read, about.space);
+            if !self.ask(Request { role, peer, op, class, space, page, version }) {
+                self.end_stripe(job);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Ends a stripe with all that it asked.
+    fn end_stripe(&mut self, job: usize) -> Option<Job> {
+        let about = self.stripes.jobs[job].take()?;
+        while let Some(exchange) = self.exchanges.find(|exchange| exchange.role == Role::Strip { job }) {
+            self.end_exchange(exchange.id);
+        }
+        Some(about)
+    }
+
+    /// Asks for a page of a group that has parity: its own copy, if that can be asked, else those that it can be put together
+    /// from. Where neither can be, the read waits for a server or for another map.
+    pub(in super::super) fn ask_group(&mut self, op: usize, slab: usize) {
+        let Operation { space, sent, is_bad_itself, exchanges, .. } = *self.ops.peek(op);
+        let copies = self.copies_to_ask(space, slab);
+        let near = |peer: &usize| (sent.has(*peer), self.peers[*peer].trip.smoothed());
+        let up = copies.iter().filter(|peer| !is_bad_itself && !self.peers[*peer].is_down()).min_by_key(near);
+        if let Some(peer) = up {
+            return self.ask_copy(op, peer);
+        }
+        if self.read_degraded(op) {
+            return;
+        }
+        if !is_bad_itself {
+            if !self.park(op) {
+                self.ops.activate(op);
+            }
+            return;
+        }
+        let is_gone = |column: usize| {
+            let state = &self.spaces[space].slabs[column];
+            self.peers_of(&state.entry).minus(state.failed).is_empty()
+        };
+        if exchanges == 0 && self.other_columns(space, slab).any(is_gone) {
+            self.finish_read(op, Err(Failure::Corrupt));
+        }
+    }
+
+    /// Something has changed: reads that wait may have somebody to ask.
+    pub(super) fn retry_reads(&mut self, space: usize, slab: usize) {
+        let size = self.config.slab_size;
+        let waits = |op: &Operation| op.stage == Stage::Active && op.kind == Kind::Read && op.exchanges == 0;
+        let number = Some(SlabNo(slab as u32));
+        for op in self.ops.select(|op| waits(op) && op.space == space && size.slab(op.page) == number) {
+            if !self.stripes.waiting.contains(&op) {
+                self.ask_for_page(op);
+            }
+        }
+    }
+
+    /// Reads a page whose own copy cannot be asked, or is bad. `false` if not all of the others can be read now.
+    pub(in super::super) fn read_degraded(&mut self, op: usize) -> bool {
+        let (space, page, class, version) = {
+            let op = self.ops.peek(op);
+            (op.space, op.page, op.class, op.version)
+        };
+        let (Some(slab), index) = (self.slab_of(page), self.config.slab_size.index(page)) else { return false };
+        if !self.can_reconstruct(space, slab) {
+            return false;
+        }
+        self.ops.activate(op);
+        if self.stripes.of_read(op).is_some() {
+            return true;
+        }
+        let begun = self.stripes.free_for_read().zip(self.sources(space, slab, index)).is_some_and(|(job, sources)| {
+            let about = Job { purpose: Purpose::Read { op }, space, slab, index, version, left: 0 };
+            self.begin_stripe(job, about, &sources, class)
+        });
+        if begun {
+            self.ops.get(op).exchanges += 1;
+        } else if !self.stripes.waiting.contains(&op) {
+            self.stripes.waiting.push_back(op);
+        }
+        true
+    }
+
+    /// Makes what a slab in the making has at `index`, for a copy that has its place already.
+    pub(in super::super) fn begin_stripe_copy(&mut self, copy: usize, space: usize, slab: usize, index: usize) -> bool {
+        let version = self.spaces[space].slabs[slab].version(index);
+        if !version.has_content() {
+            // Trimmed: that is all there is to know of it.
+            self.copy_was_read(copy, version);
+            return true;
+        }
+        let about = Job { purpose: Purpose::Copy, space, slab, index, version, left: 0 };
+        let sources = self.sources(space, slab, index);
+        sources.is_some_and(|sources| self.begin_stripe(copy, about, &sources, Class::Rebuild))
+    }
+
+    /// Reads that can be put together now.
+    pub(super) fn begin_waiting_stripes(&mut self) {
+        for _ in 0..self.stripes.waiting.len() {
+            if !self.stripes.has_turn() {
+                return;
+            }
+            let Some(op) = self.stripes.waiting.pop_front() else { return };
+            let about = *self.ops.peek(op);
+            if about.stage == Stage::Active && about.kind == Kind::Read && about.exchanges == 0 {
+                self.ask_for_page(op);
+            }
+        }
+    }
+
+    /// No answer is wanted any more to a read.
+    pub(in super::super) fn drop_stripe(&mut self, op: usize) {
+        if let Some(job) = self.stripes.of_read(op)
+            && self.end_stripe(job).is_some()
+        {
+            self.op_exchange_ended(op);
+        }
+    }
+
+    /// Servers fell silent, or a copy is none any more: what was asked there does not come.
+    pub(in super::super) fn stripe_interrupted(&mut self, job: usize) {
+        let Some(about) = self.end_stripe(job) else { return };
+        match about.purpose {
+            Purpose::Read { op } => {
+                self.op_exchange_ended(op);
+                // Once all that changes at this moment has changed.
+                self.stripes.waiting.push_back(op);
+            }
+            Purpose::Copy => self.copy_failed(job),
+        }
+    }
+
+    /// A server is silent: its pages are not waited for.
+    pub(in super::super) fn interrupt_stripes_at(&mut self, peer: usize) {
+        let at_peer = |role| matches!(role, Role::Strip { .. });
+        while let Some(exchange) = self.exchanges.find(|e| e.peer == peer && at_peer(e.role)) {
+            self.cancel(exchange.id);
+        }
+    }
+
+    /// A page of a stripe came.
+    pub(in super::super) fn strip_answered(
+        &mut self,
+        job: usize,
+        exchange: &Exchange,
+        status: Status,
+        version: Version,
+        payload: &[u8],
+    ) {
+        let Exchange { space, page, peer, .. } = *exchange;
+        let Some(column) = self.slab_of(page) else { return };
+        if status != Status::Ok || self.is_another_copy(space, version) {
+            self.stripe_interrupted(job);
+            return self.copy_lost(space, column, peer);
+        }
+        let right = version == exchange.version && payload.len() == SEALED_SIZE;
+        let layout = self.spaces[space].layout;
+        let mut content = [0; PAGE_SIZE];
+        // Nobody can tell of parity alone whether it is right: what it comes to is opened.
+        let opens = layout.is_parity(column)
+            || right && self.spaces[space].key.open(page, version, payload, &mut content).is_ok();
+        if !right || !opens {
+            self.stats.bad_pages += 1;
+            return self.stripe_is_bad(job);
+        }
+        let Some(about) = &mut self.stripes.jobs[job] else { return };
+        about.left -= 1;
+        let (about, is_last) = (*about, about.left == 0);
+        let is_left_out =
+            self.config.fault == Some(Fault::LeavesMembersOut) && is_last && about.purpose != Purpose::Copy;
+        if !is_left_out {
+            self.stripes.buffers[job].iter_mut().zip(payload).for_each(|(sum, byte)| *sum ^= byte);
+        }
+        if is_last {
+            self.stripe_is_whole(job, about);
+        }
+    }
+
+    fn stripe_is_whole(&mut self, job: usize, about: Job) {
+        let Job { purpose, space, slab, index, version, .. } = about;
+        let page = self.config.slab_size.page(SlabNo(slab as u32), index);
+        let key = &self.spaces[space].key;
+        match purpose {
+            Purpose::Read { op } => {
+                let opened = key.open(page, version, &self.stripes.buffers[job], self.ops.content(op));
+                self.end_stripe(job);
+                self.op_exchange_ended(op);
+                self.stats.degraded += u64::from(opened.is_ok());
+                self.stats.bad_pages += u64::from(opened.is_err());
+                self.finish_read(op, opened.map(|()| true).map_err(|_| Failure::Corrupt));
+            }
+            Purpose::Copy => {
+                let mut content = [0; PAGE_SIZE];
+                let is_parity = self.spaces[space].layout.is_parity(slab);
+                if !is_parity && key.open(page, version, &self.stripes.buffers[job], &mut content).is_err() {
+                    self.stats.bad_pages += 1;
+                    return self.stripe_is_bad(job);
+                }
+                self.copies.buffer(job).copy_from_slice(&self.stripes.buffers[job]);
+                self.end_stripe(job);
+                self.copy_was_read(job, version);
+            }
+        }
+    }
+
+    /// Something of it is not what was sealed, at the only copy that there is.
+    fn stripe_is_bad(&mut self, job: usize) {
+        let Some(Job { purpose, space, slab, .. }) = self.end_stripe(job) else { return };
+        match purpose {
+            Purpose::Read { op } => {
+                self.op_exchange_ended(op);
+                self.finish_read(op, Err(Failure::Corrupt));
+            }
+            Purpose::Copy => {
+                // As it is, this slab cannot be made anew. Another map, or another reader, may change that.
+                self.spaces[space].slabs[slab].is_stuck = true;
+                self.copy_failed(job);
+            }
+        }
+    }
+}
