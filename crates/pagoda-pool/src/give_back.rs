@@ -64,7 +64,9 @@ pub fn give_back(
         Silent::Refuse | Silent::PassOver => {}
     }
     let (generation, map) = plane.take_over(spec.id)?;
-    let space = client.client.attach(spec, generation, &map)?;
+    // Nobody makes copies of what is to go.
+    let SpaceSpec { id, pages, reserve, key, .. } = *spec;
+    let space = client.client.attach(&SpaceSpec { id, pages, copies: 1, reserve, key }, generation, &map)?;
     let given = connect::converse(&mut client, PATIENCE, |client| {
         let now = client.now();
         let left = client.client.give_back(now, space);

@@ -14,9 +14,8 @@ use clap::{ArgGroup, Args, Subcommand};
 use pagoda_pool::config::PoolConfig;
 use pagoda_pool::plane::Plane;
 use pagoda_pool::{record, store};
-use rmap::client::KEEP_AFTER;
-use rmap::control::MapEntry;
-use rmap::units::{Generation, PAGE_SIZE, SLAB_PAGES, SlabNo};
+use rmap::client::{KEEP_AFTER, Standing, standings};
+use rmap::units::{Generation, PAGE_SIZE, SLAB_PAGES, SlabNo, SlabSize};
 use rmap_etcd::NewSpace;
 use serde::Serialize;
 
@@ -85,6 +84,12 @@ pub enum Disk {
         /// The only way in which a disk can be shared
         #[arg(long, required = true)]
         read_only: bool,
+        /// Keep one copy of each part, and one of parity for four parts, at five servers: a server may go, for a quarter more
+        /// memory instead of twice as much
+        ///
+        /// Also of a disk that is sealed already. Reading what was at a server that is gone takes longer, until it was made anew.
+        #[arg(long)]
+        parity: bool,
         /// Take the disk away from whoever exports it: what that one had not answered is not written
         #[arg(long)]
         take_over: bool,
@@ -151,7 +156,9 @@ pub fn run(command: Disk, format: Format) -> Result<()> {
         Disk::Ls { place } => list(&place.read()?, format),
         Disk::Show { place, name } => show(&place.read()?, &name, format),
         Disk::Rm { place, name, force } => remove::run(&place.read()?, &name, force),
-        Disk::Share { place, name, read_only: _, take_over } => share::run(&place.read()?, &name, take_over, format),
+        Disk::Share { place, name, read_only: _, parity, take_over } => {
+            share::run(&place.read()?, &name, share::How { take_over, parity }, format)
+        }
         Disk::Export(options) => export::run(&options, format),
     }
 }
@@ -163,14 +170,16 @@ struct Info {
     space: String,
     size_bytes: u64,
     copies: usize,
+    /// One slab of parity stands for four, instead of second copies.
+    parity: bool,
     exported: bool,
     /// Nobody writes to it any more, and many may read it.
     read_only: bool,
     /// Of its size, what servers keep room for while it can be written.
     reserve_bytes: u64,
-    /// What is in the memory of servers, each copy counted once.
+    /// What is in the memory of servers, each copy counted once, with parity and what belongs to it.
     used_bytes: u64,
-    /// Of that, what has fewer copies than it should.
+    /// Of that, what has fewer copies than it should, or is in a group that lacks a part.
     short_bytes: u64,
     /// What is gone with its servers.
     lost_bytes: u64,
@@ -194,13 +203,18 @@ impl Info {
     fn read(pool: &PoolConfig, name: &str) -> Result<Info> {
         let disk = record::read(&pool.dir, name)?;
         let seen = Plane::of(pool, name, disk.cluster.as_deref())?.look(disk.space()?)?;
-        let fits = |(slab, _): &&(SlabNo, MapEntry)| SLAB_BYTES * u64::from(slab.0) < disk.size_bytes;
-        let slab_bytes = |slab: &SlabNo| SLAB_BYTES.min(disk.size_bytes - SLAB_BYTES * u64::from(slab.0));
-        let slabs = || seen.today.map.iter().filter(fits).map(|(slab, entry)| (slab_bytes(slab), entry));
-        let bytes =
-            |of: &dyn Fn(&MapEntry) -> bool| slabs().filter(|(_, entry)| of(entry)).map(|(bytes, _)| bytes).sum();
+        let size = SlabSize::default();
+        let (slabs, parity) = standings(disk.pages(), disk.copies, size, &seen.today.map);
+        let slab_bytes = |slab: SlabNo| {
+            let begin = SLAB_BYTES * u64::from(slab.0);
+            if begin < disk.size_bytes { SLAB_BYTES.min(disk.size_bytes - begin) } else { SLAB_BYTES }
+        };
+        let bytes = |of: &[Standing]| {
+            slabs.iter().filter(|(_, standing)| of.contains(standing)).map(|(slab, _)| slab_bytes(*slab)).sum()
+        };
         let mut held: BTreeMap<u32, u64> = BTreeMap::new();
-        for (bytes, entry) in slabs() {
+        for (slab, entry) in &seen.today.map {
+            let bytes = slab_bytes(*slab);
             entry.replicas.iter().for_each(|replica| *held.entry(replica.server.0).or_default() += bytes);
         }
         Ok(Info {
@@ -208,12 +222,13 @@ impl Info {
             space: disk.space.clone(),
             size_bytes: disk.size_bytes,
             copies: disk.copies,
+            parity,
             exported: !record::try_lock(&record::lock_file(&pool.dir, name)?)?,
             read_only: seen.today.sealed,
             reserve_bytes: if seen.today.sealed { 0 } else { disk.reserve_bytes },
-            used_bytes: bytes(&|entry| !entry.replicas.is_empty()),
-            short_bytes: bytes(&|entry| !entry.replicas.is_empty() && entry.replicas.len() < disk.copies),
-            lost_bytes: bytes(&|entry| entry.lost),
+            used_bytes: bytes(&[Standing::Whole, Standing::Short]),
+            short_bytes: bytes(&[Standing::Short]),
+            lost_bytes: bytes(&[Standing::Lost]),
             servers: held.into_iter().map(|(id, bytes)| Held { id, bytes }).collect(),
             generation: seen.today.generation.0,
             cluster: disk.cluster,
@@ -294,7 +309,7 @@ fn print_list(disks: &[Info], format: Format) -> Result<()> {
         table.row(vec![
             disk.name.clone(),
             format_size(disk.size_bytes),
-            disk.copies.to_string(),
+            copies(disk),
             format_size(disk.used_bytes),
             format_size(disk.short_bytes),
             format_size(disk.lost_bytes),
@@ -303,6 +318,11 @@ fn print_list(disks: &[Info], format: Format) -> Result<()> {
         ]);
     }
     Ok(table.print()?)
+}
+
+/// What keeps it when a server goes.
+fn copies(disk: &Info) -> String {
+    if disk.parity { "parity".into() } else { disk.copies.to_string() }
 }
 
 fn mode(disk: &Info) -> &'static str {
@@ -316,17 +336,17 @@ fn show(pool: &PoolConfig, name: &str, format: Format) -> Result<()> {
     }
     let exported = if disk.exported { "yes, on this machine" } else { "not on this machine" };
     let mode = if disk.read_only { "read-only, for any number of exports" } else { "read-write, for one export" };
+    let kept_whole = if disk.parity { "one, and parity for four parts" } else { &disk.copies.to_string() };
     let last = disk.host.map_or(String::new(), |host| format!(", the last on {host}"));
     let kept = disk.cluster.map_or("this machine".to_owned(), |pool| format!("etcd, pool {pool}"));
     let held = disk.servers.iter().map(|server| format!("{} at {}", format_size(server.bytes), server.id));
     let held = if disk.servers.is_empty() { "no server".to_owned() } else { held.collect::<Vec<_>>().join(", ") };
     print_text(&format!(
-        "name       {}\nsize       {}\nmode       {mode}\ncopies     {}\nreserved   {}\nused       {}\nshort      {}   has fewer copies than it should\n\
+        "name       {}\nsize       {}\nmode       {mode}\ncopies     {kept_whole}\nreserved   {}\nused       {}\nshort      {}   has fewer copies than it should\n\
          lost       {}   gone with its servers\nservers    {held}\nexported   {exported}\n\
          owners     {}   so far{last}\nkept by    {kept}\nspace      {}\n",
         disk.name,
         format_size(disk.size_bytes),
-        disk.copies,
         format_size(disk.reserve_bytes),
         format_size(disk.used_bytes),
         format_size(disk.short_bytes),

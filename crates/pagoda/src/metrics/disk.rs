@@ -56,6 +56,8 @@ const ROWS: &[Row<DiskNumbers>] = rows! { "pagoda_disk_",
     counter "reads", "pages", "Pages read.", |n| n.stats.reads;
     counter "reads_local", "pages", "Pages read that no server was asked for: zeros, and what was just being written.",
         |n| n.stats.reads_local;
+    counter "reads_degraded", "pages", "Pages read that were put together from the other parts of a group with parity.",
+        |n| n.stats.degraded;
     counter "writes", "pages", "Pages written or trimmed.", |n| n.stats.writes;
     counter "requests", "requests", "Requests sent to servers.", |n| n.stats.sent;
     counter "resent_timeout", "requests", "Requests sent again because no answer came in time.", |n| n.stats.resent_timeout;

@@ -3,6 +3,7 @@
 mod cluster;
 mod drain;
 mod last_resort;
+mod parity;
 mod pool;
 mod reserve;
 /// Other tests need more of it.
