@@ -116,7 +116,8 @@ fn every_page_is_a_register() {
 fn in_sync(seed: u64) -> (World, Rng) {
     let mut rng = Rng::new(seed);
     // What found no room for two copies has one: there is room.
-    let whole = Plan { copies: 2, servers: 3, spaces: 1, last_resort: false, elsewhere: false, ..Plan::any(&mut rng) };
+    let whole =
+        Plan { copies: 2, servers: 3, spaces: 1, last_resort: false, elsewhere: false, ..Plan::with_copies(&mut rng) };
     let plan = Plan { kills: 0, hand_overs: 0, seals: 0, steps: 300, ..whole };
     (written(seed, plan, Sabotage::default()), rng)
 }
@@ -187,6 +188,14 @@ fn a_pause_is_no_death() {
     }
 }
 
+/// A host dies. Somebody goes on reading, or nobody would see to the copies.
+fn kill_host(world: &mut World, rng: &mut Rng) {
+    world.kill(rng.within(world.plan.servers, world.nodes.len() - 1));
+    while world.owner_of(0).is_none() {
+        world.hand_over(0);
+    }
+}
+
 /// A sealed space outlives its servers and its readers, one at a time: whoever reads it sees to its copies.
 #[test]
 fn readers_keep_what_is_sealed() {
@@ -198,11 +207,7 @@ fn readers_keep_what_is_sealed() {
         for _ in 0..3 {
             world.kill(rng.below(3));
             if rng.per_mille(300) {
-                world.kill(rng.within(world.plan.servers, world.nodes.len() - 1));
-            }
-            // Somebody reads it, or nobody sees to it.
-            while world.owner_of(0).is_none() {
-                world.hand_over(0);
+                kill_host(&mut world, &mut rng);
             }
             // For the copy to be missed, for nobody to make a new one, and for a reader to do it: then the next may go.
             world.run_for(3_000_000_000);
