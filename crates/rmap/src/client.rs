@@ -37,6 +37,7 @@ mod stats;
 mod timers;
 mod transfer;
 mod transmit;
+mod view;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -48,8 +49,6 @@ use crate::control::{ControlReply, ControlRequest, MapEntry, Today};
 use crate::crypto::entropy::SharedEntropy;
 use crate::crypto::{Entropy, KEY_SIZE, Keypair, PoolKey, SpaceKey};
 use crate::units::{Class, Generation, Page, PageNo, SEALED_SIZE, SlabNo, SlabSize, SpaceId, Time};
-use crate::wire::message::Status;
-use crate::wire::report::Report;
 
 pub use exchange::WINDOW_MAX;
 pub use ops::OPS_MAX;
@@ -62,6 +61,7 @@ pub use scrub::SCRUB_PASS;
 pub use sealed::{KEEP_AFTER, Tenure};
 pub use slab::SPACE_SLABS_MAX;
 pub use stats::ClientStats;
+pub use view::{PageRun, ServerView};
 
 use copies::Copies;
 use exchange::{Exchanges, Request};
@@ -72,7 +72,7 @@ use parked::Parking;
 use peer::Peer;
 use reserve::Reservation;
 use scrub::Scrub;
-use slab::{Phase, Space};
+use slab::Space;
 
 /// Spaces of one client: VMs of a host and their disks.
 pub const SPACES_MAX: usize = 256;
@@ -245,34 +245,6 @@ struct Question {
     first_asked: Option<Time>,
     /// When it is asked (again).
     due: Time,
-}
-
-/// What a client knows of a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ServerView {
-    pub id: crate::units::ServerId,
-    pub reach: Reach,
-    /// Smoothed.
-    pub round_trip: Duration,
-    /// As its last reply said.
-    pub free_slabs: u32,
-    pub pressure: crate::wire::message::Pressure,
-    /// It keeps its pages on a disk.
-    pub last_resort: bool,
-    /// The largest datagram that is known to get through, in bytes.
-    pub datagram: usize,
-    /// Its answer to [`Client::ask_reports`].
-    pub report: Option<Report>,
-    /// Its answer to [`Client::ask_drain`].
-    pub drain: Option<Status>,
-}
-
-/// Pages that follow one another and are alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PageRun {
-    pub pages: u64,
-    /// Zero by what this owner knows: never written, or trimmed. What is being written may be either.
-    pub hole: bool,
 }
 
 /// A pool client.
@@ -541,106 +513,6 @@ impl Client {
         if let Some(place) = self.place_of(server) {
             (self.peers[place].drain_due, self.peers[place].drain) = (Some(drain), None);
         }
-    }
-
-    /// What is known of each server, in the order they were added.
-    pub fn servers(&self) -> impl Iterator<Item = ServerView> {
-        self.peers.iter().map(|peer| ServerView {
-            id: peer.info.id,
-            reach: peer.reach,
-            round_trip: peer.trip.smoothed(),
-            free_slabs: peer.free_slabs,
-            pressure: peer.pressure,
-            last_resort: peer.last_resort,
-            datagram: peer.cut,
-            report: peer.report,
-            drain: peer.drain,
-        })
-    }
-
-    /// Pages of replies that may be under way now: fewer after losses.
-    pub fn window(&self) -> usize {
-        self.exchanges.window
-    }
-
-    /// How each server is reached, in the order they were added.
-    pub fn reach(&self) -> impl Iterator<Item = (crate::units::ServerId, Reach)> {
-        self.peers.iter().map(|peer| (peer.info.id, peer.reach))
-    }
-
-    /// Smoothed round trip to a server.
-    pub fn round_trip(&self, server: crate::units::ServerId) -> Option<Duration> {
-        self.place_of(server).map(|peer| self.peers[peer].trip.smoothed())
-    }
-
-    /// Slabs of a space that have all their copies in sync, and those that have some.
-    pub fn in_sync(&self, space: SpaceRef) -> (usize, usize) {
-        let slabs = &self.spaces[space.0].slabs;
-        let held = (0..slabs.len()).filter(|slab| !slabs[*slab].entry.replicas.is_empty());
-        let is_full = |slab: &usize| slabs[*slab].entry.replicas.len() >= self.wanted_copies(space.0, *slab);
-        (held.clone().filter(is_full).count(), held.count())
-    }
-
-    /// What this client may do with a space now.
-    pub fn tenure(&self, space: SpaceRef) -> Tenure {
-        self.spaces[space.0].tenure
-    }
-
-    /// Whether another owner has the space, or there is none any more: all that is asked of it fails.
-    pub fn is_taken(&self, space: SpaceRef) -> bool {
-        self.spaces[space.0].is_taken
-    }
-
-    /// Whether every copy of the map has the same, and nothing is under way that could change that: then it may be sealed.
-    pub fn is_even(&self, space: SpaceRef) -> bool {
-        let even = |slab: &slab::Slab| matches!(slab.phase, Phase::Vacant | Phase::Open | Phase::Lost);
-        let writes = self.ops.any(|op| op.space == space.0 && op.kind != ops::Kind::Read);
-        !writes && self.spaces[space.0].slabs.iter().all(|slab| even(slab) && slab.pending.is_none())
-    }
-
-    /// How many pages from `page` on, at most `max`, are alike in being holes or not. Ends with the slab.
-    pub fn page_run(&self, space: SpaceRef, page: PageNo, max: u64) -> PageRun {
-        let (space, size) = (&self.spaces[space.0], self.config.slab_size);
-        let Some(slab) = self.slab_of(page).and_then(|slab| space.slabs.get(slab)) else {
-            return PageRun { pages: max, hole: false };
-        };
-        let index = size.index(page);
-        let pages = max.min((size.pages() - index) as u64);
-        match slab.phase {
-            _ if space.is_taken => PageRun { pages, hole: false },
-            Phase::Vacant | Phase::Granting(_) | Phase::Leaving => PageRun { pages, hole: true },
-            Phase::Opening(_) | Phase::Lost => PageRun { pages, hole: false },
-            Phase::Open => {
-                let hole = !slab.version(index).has_content();
-                let alike = slab.versions[index..index + pages as usize].iter();
-                let pages = alike.take_while(|version| version.has_content() != hole).count() as u64;
-                PageRun { pages, hole }
-            }
-        }
-    }
-
-    /// Whether nothing is under way: no operation, no copy, no question.
-    pub fn is_idle(&self) -> bool {
-        let transfers = |space: usize, slab| !self.spaces[space].is_taken && self.transfer_of(space, slab).is_some();
-        let transfers = self.looks.iter().any(|(_, space, slab)| transfers(*space, *slab));
-        !transfers
-            && self.ops.is_idle()
-            && self.parking.is_empty()
-            && self.copies.is_idle()
-            && self.stripes.is_idle()
-            && self.ledger.is_idle()
-            && self.questions.is_empty()
-    }
-
-    /// How long the control plane has not answered what was asked first of all that is open.
-    pub fn control_silent_for(&self, now: Time) -> Option<Duration> {
-        self.questions.iter().filter_map(|question| question.first_asked).min().map(|asked| now.since(asked))
-    }
-
-    /// Whether no request to a server that answers and no question to the control plane is unanswered.
-    pub fn is_settled(&self) -> bool {
-        let open = self.exchanges.find(|e| e.role != exchange::Role::Scrub && !self.peers[e.peer].is_down());
-        self.questions.is_empty() && open.is_none()
     }
 
     fn has(&self, fault: Fault) -> bool {

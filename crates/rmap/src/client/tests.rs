@@ -15,6 +15,7 @@ use super::*;
 use crate::medium::Medium;
 use crate::server::{Fault as ServerFault, Server, ServerConfig};
 use crate::units::{BootEpoch, PAGE_SIZE, ServerId};
+use crate::wire::message::Status;
 
 #[derive(Debug)]
 struct Counting(u64);
