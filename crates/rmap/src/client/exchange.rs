@@ -45,6 +45,8 @@ pub enum Role {
     },
     /// Of a look at a page that nobody asked for.
     Scrub,
+    /// Of a copy: whether it is the one that the map means.
+    Check,
     /// Of a space: how much room a server is to keep for it.
     Reserve,
     /// Of nothing: what is left behind is given back.

@@ -26,6 +26,7 @@
 //! A slab of a group whose last copy is gone says so in the map, as lost; it is lost only where another of its group says so, too.
 //! Until then it is read by the others, and its keeper makes it anew, at a server that has nothing of the group.
 
+mod check;
 mod keep;
 pub mod layout;
 mod place;
@@ -225,7 +226,9 @@ impl Client {
     fn tend_column(&mut self, now: Time, space: usize, slab: usize) {
         let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
         for peer in copies.iter() {
-            self.fence(space, peer);
+            if self.fence(space, peer) {
+                self.check_copy(now, space, slab, peer);
+            }
         }
         self.retry_reads(space, slab);
         if self.spaces[space].tenure == Tenure::Keeper {

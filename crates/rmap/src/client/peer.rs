@@ -67,6 +67,10 @@ impl PeerSet {
         PeerSet(self.0 | other.0)
     }
 
+    pub fn intersection(self, other: PeerSet) -> PeerSet {
+        PeerSet(self.0 & other.0)
+    }
+
     pub fn minus(self, other: PeerSet) -> PeerSet {
         PeerSet(self.0 & !other.0)
     }

@@ -266,6 +266,7 @@ impl Client {
             Role::Admit { .. } => self.admit_answered(now, space, slab, status),
             Role::Order => self.order_answered(now, space, slab, status, version),
             Role::Listed => self.listed_answered(space, page, (status, version), payload),
+            Role::Check => self.check_answered(space, slab, peer, (status, version)),
             Role::Reserve => self.reserve_answered(space, peer, exchange.version.bits(), status),
             Role::Release => {}
             Role::Strip { job } => self.strip_answered(job, exchange, status, version, payload),

@@ -313,7 +313,9 @@ impl Client {
             self.spaces[space].fenced_at.remove(peer);
             self.spaces[space].fencing.remove(peer);
             for slab in 0..self.spaces[space].slabs.len() {
-                self.copy_lost(space, slab, peer);
+                if !self.check_again(space, slab, peer) {
+                    self.copy_lost(space, slab, peer);
+                }
             }
         }
     }
@@ -354,6 +356,12 @@ impl Client {
                 }
             }
             Role::Strip { job } => self.stripe_interrupted(job),
+            Role::Check => {
+                if let Some(slab) = self.slab_of(exchange.page) {
+                    self.spaces[exchange.space].slabs[slab].checking.remove(exchange.peer);
+                    self.mark(exchange.space, slab);
+                }
+            }
             Role::Scrub | Role::Reserve | Role::Release => {}
         }
     }

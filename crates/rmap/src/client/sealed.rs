@@ -206,7 +206,7 @@ impl Client {
     }
 
     /// Everything that was known of a slab is from before; what is read there begins anew.
-    fn reopen(&mut self, space: usize, slab: usize, entry: MapEntry) {
+    pub(super) fn reopen(&mut self, space: usize, slab: usize, entry: MapEntry) {
         let size = self.config.slab_size;
         let of_slab = |page| size.slab(page) == Some(SlabNo(slab as u32));
         let reads = |stage: Stage, kind: Kind| stage == Stage::Active && kind == Kind::Read;

@@ -97,6 +97,9 @@ pub struct Slab {
     pub versions: Box<[Version]>,
     /// Copies whose content is gone or cannot be trusted.
     pub failed: PeerSet,
+    /// Of a group with parity: copies that are being asked whether they are those of the map, and that are.
+    pub checking: PeerSet,
+    pub checked: PeerSet,
     pub repair: Option<Repair>,
     pub doubt: Option<Doubt>,
     /// Of a sealed space with parity: whether the ledger has told the versions.
@@ -186,6 +189,8 @@ impl Slab {
             pending: None,
             versions: Box::default(),
             failed: PeerSet::default(),
+            checking: PeerSet::default(),
+            checked: PeerSet::default(),
             repair: None,
             doubt: None,
             table: Table::Unknown,
@@ -272,6 +277,7 @@ impl Client {
                 }
                 let state = &mut self.spaces[space].slabs[slab];
                 state.failed.remove(peer);
+                state.checked.remove(peer);
                 state.repair.take_if(|repair| repair.peer == peer);
             }
         }

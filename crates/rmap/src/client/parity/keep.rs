@@ -57,10 +57,14 @@ impl Client {
         assign(&here)[own]
     }
 
-    /// Whether a copy may be there that this keeper has not reached yet: its server does not know of it so far.
+    /// Whether a copy may be there that this keeper has not heard of yet: its server does not know of the keeper so far, or has not
+    /// said whether it has that copy.
     fn has_unheard_copy(&self, space: usize, slab: usize) -> bool {
         let state = &self.spaces[space].slabs[slab];
-        let good = self.peers_of(&state.entry).minus(state.failed).minus(self.spaces[space].fenced_at);
+        let fenced_at = self.spaces[space].fenced_at;
+        // Before there is parity, a slab is open only when its copies have listed what they have.
+        let heard = if self.is_grouped(space, slab) { fenced_at.intersection(state.checked) } else { fenced_at };
+        let good = self.peers_of(&state.entry).minus(state.failed).minus(heard);
         good.iter().any(|peer| !self.peers[peer].is_down())
     }
 

@@ -1,0 +1,74 @@
+//! Whether a server has the copy that the map means.
+//!
+//! A client may hear late that a server has begun a new life, and may have a map by then that is from after that: what it knew
+//! before says nothing of the copies in it. Where slabs have one copy each, to take one for gone would lose it. So each server
+//! is asked, slab by slab, and says the grant of what it has; where there is no parity, by listing its versions again.
+
+use std::time::Duration;
+
+use super::super::Client;
+use super::super::exchange::{Request, Role};
+use super::super::sealed::Tenure;
+use super::super::slab::Phase;
+use crate::units::{Class, Time, Version};
+use crate::wire::message::{Op, Status};
+
+/// As many requests are under way as can be: soon there is room.
+const ASK_AGAIN: Duration = Duration::from_millis(5);
+
+impl Client {
+    /// Asks for a copy that nothing is known of yet.
+    pub(super) fn check_copy(&mut self, now: Time, space: usize, slab: usize, peer: usize) {
+        let state = &self.spaces[space].slabs[slab];
+        if state.checked.has(peer) || state.checking.has(peer) || state.failed.has(peer) {
+            return;
+        }
+        let (role, op, class, page) = (Role::Check, Op::Versions, Class::Demand, self.first_page(slab));
+        if self.ask(Request { role, peer, op, class, space, page, version: Version::NEVER }) {
+            self.spaces[space].slabs[slab].checking.insert(peer);
+        } else {
+            self.look_at(now + ASK_AGAIN, space, slab);
+        }
+    }
+
+    /// A server said which grant it has of a slab.
+    pub(in super::super) fn check_answered(
+        &mut self,
+        space: usize,
+        slab: usize,
+        peer: usize,
+        (status, grant): (Status, Version),
+    ) {
+        let server = self.peers[peer].info.id;
+        let state = &mut self.spaces[space].slabs[slab];
+        state.checking.remove(peer);
+        let means = |replica: &crate::control::Replica| replica.server == server && replica.grant == grant;
+        if status == Status::Ok && state.entry.replicas.iter().any(means) {
+            state.checked.insert(peer);
+            return self.mark_group(space, slab);
+        }
+        self.copy_lost(space, slab, peer);
+    }
+
+    /// A server has begun a new life. `true` where it is asked what it has of a slab now.
+    pub(in super::super) fn check_again(&mut self, space: usize, slab: usize, peer: usize) -> bool {
+        let (tenure, state) = (self.spaces[space].tenure, &self.spaces[space].slabs[slab]);
+        let is_copy = self.peers_of(&state.entry).has(peer) && !state.failed.has(peer);
+        let changes = state.pending.is_some() || state.repair.is_some() || self.copies.any_of(space, slab);
+        // What a keeper has opened it has heard of, in the life that is over.
+        let is_new = tenure == Tenure::Reader || tenure == Tenure::Keeper && matches!(state.phase, Phase::Opening(_));
+        if tenure != Tenure::Owner && self.is_grouped(space, slab) {
+            let is_target = state.repair.as_ref().is_some_and(|repair| repair.peer == peer);
+            if is_copy && !is_target {
+                self.spaces[space].slabs[slab].checked.remove(peer);
+                self.mark_group(space, slab);
+                return true;
+            }
+        } else if is_copy && is_new && !changes {
+            let entry = state.entry.clone();
+            self.reopen(space, slab, entry);
+            return true;
+        }
+        false
+    }
+}
