@@ -68,7 +68,8 @@ fn seal(pool: &PoolConfig, name: &str, disk: &Disk, plane: &mut Plane, seen: &Se
     ensure!(seen.today.map.iter().all(|(_, entry)| !entry.lost), lost(name));
     let servers = pool.servers()?;
     let mut client = connect::client(pool, &servers, plane.control()?, Wait::BLOCK, UNHURRIED)?;
-    if seen.today.map.iter().any(|(_, entry)| !entry.replicas.is_empty()) {
+    // Servers keep room for it although it has nothing yet.
+    if disk.reserve_bytes > 0 || seen.today.map.iter().any(|(_, entry)| !entry.replicas.is_empty()) {
         export::greet(&mut client, &servers)?;
     }
     let up = connect::up(&client);
