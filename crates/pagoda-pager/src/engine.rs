@@ -46,6 +46,9 @@ use crate::space::Space;
 const FAULTS_MAX: usize = 64;
 /// Operations queued between two submissions. A fragmented page-out has 128 runs.
 const RING_ENTRIES: u32 = 1024;
+/// What says that chunks come in beside the thread that faults, or have to leave for it.
+const STREAM_SIGNS: [Metric; 4] =
+    [Metric::FaultsSwapChunk, Metric::FaultsJoined, Metric::FaultsWaited, Metric::ReadAheadHits];
 /// How often time-driven work is looked at while something is under way.
 const TICK_BUSY: Duration = Duration::from_millis(100);
 /// The same for a VM that does nothing: heat is sampled at this rate, and an idle VM costs this many wake-ups.
@@ -526,9 +529,9 @@ impl Engine {
         let kind = if fault.wp { FaultKind::WriteProtected } else { FaultKind::Unmapped };
         self.messages += u64::from(self.machine.is_armed() && self.frozen.is_none());
         let before = FAULT_CAUSES.map(|cause| self.machine.counter(cause));
+        let streamed = STREAM_SIGNS.map(|sign| self.machine.counter(sign));
         self.apply(Event::Fault { page, access, kind });
-        let chunk = FAULT_CAUSES.iter().position(|cause| *cause == Metric::FaultsSwapChunk);
-        let streams = chunk.is_some_and(|index| self.machine.counter(FAULT_CAUSES[index]) != before[index]);
+        let streams = STREAM_SIGNS.map(|sign| self.machine.counter(sign)) != streamed;
         self.follow.note(fault.tid, streams, self.fault_at);
         let at_once = [
             Metric::FaultsMinor,

@@ -414,20 +414,47 @@ fn around(index: u8) -> PageSet {
     PageSet::range(start as u8, FIRST_TOUCH_PAGES)
 }
 
-/// Pages that a write to `index` opens at once: as many as were written right before it, doubled. A sweep over a chunk so
-/// costs some eight faults, a lone write one page.
+/// Pages that a write to `index` opens at once: as many as were written right before it, doubled, and downwards the same. A
+/// sweep over a chunk so costs some eight faults in either direction, a lone write one page.
 fn write_extent(written: PageSet, index: u8) -> PageSet {
-    let before = match index.checked_sub(1).and_then(|previous| written.run_around(previous)) {
-        Some(run) => u16::from(index) - u16::from(run.start),
-        None => 0,
-    };
-    let len = (before * 2).max(1).min(256 - u16::from(index));
-    PageSet::range(index, len)
+    let run = |neighbour: Option<u8>| neighbour.and_then(|page| written.run_around(page));
+    let before = run(index.checked_sub(1)).map_or(0, |run| u16::from(index) - u16::from(run.start));
+    let after = run(index.checked_add(1)).map_or(0, |run| run.end() - u16::from(index) - 1);
+    let up = (before * 2).max(1).min(256 - u16::from(index));
+    let down = (after * 2).max(1).min(u16::from(index) + 1);
+    PageSet::range(index, up) | PageSet::range((u16::from(index) + 1 - down) as u8, down)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::WritePredictor;
+    use super::{WritePredictor, write_extent};
+    use crate::bits::PageSet;
+
+    /// Faults of a sweep that writes a whole chunk whose pages are all protected.
+    fn faults(sweep: impl Iterator<Item = u8>) -> u32 {
+        let mut written = PageSet::EMPTY;
+        sweep.fold(0, |faults, page| {
+            let is_protected = !written.contains(page);
+            if is_protected {
+                written |= write_extent(written, page);
+            }
+            faults + u32::from(is_protected)
+        })
+    }
+
+    #[test]
+    fn a_sweep_of_writes_opens_more_and_more_in_either_direction() {
+        // 1, 2, 6, 18, 54, 162 pages, and what is left.
+        assert_eq!((faults(0..=255), faults((0..=255).rev())), (7, 7));
+        let strided = |step: usize| faults((0..=255).step_by(step));
+        assert_eq!((strided(2), strided(16)), (128, 16), "what is written here and there opens nothing else");
+        let both = PageSet::range(4, 2) | PageSet::range(7, 3);
+        assert_eq!(write_extent(both, 6), PageSet::range(6, 4) | PageSet::range(1, 6), "a gap that is closed");
+        for index in 0..=255 {
+            let all_but_one = PageSet::FULL - PageSet::single(index);
+            assert!(write_extent(all_but_one, index).contains(index));
+        }
+    }
 
     /// Pages out of `count` that are mapped writable, while `written` of 8 pages that are not are written.
     fn writable(predictor: &mut WritePredictor, count: u32, written: u32) -> u32 {
