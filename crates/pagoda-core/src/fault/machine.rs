@@ -22,6 +22,9 @@ pub(super) const WAITING_MAX: usize = 4096;
 /// pool has 64 threads with requests of at most 1 MiB.
 pub(super) const OVERDRAFT: u64 = 64 * 256;
 
+/// Chunks that wait for room to be read ahead, the oldest forgotten first: what two streams may want.
+pub(super) const LATE_AHEAD_MAX: usize = 8;
+
 /// How much comes in for a fault on a page in swap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PageInPolicy {
@@ -87,6 +90,8 @@ pub struct Machine {
     pub(super) swapped: u64,
     pub(super) waiting: VecDeque<(PageIdx, Access)>,
     pub(super) waiting_overflow: bool,
+    /// Chunks that a stream will want and that had no room when it said so, and whether to map them writable.
+    pub(super) late_ahead: VecDeque<(ChunkIdx, bool)>,
     /// Faults whose read failed; they wait for [`Event::Continue`].
     pub(super) failed: VecDeque<(PageIdx, Access)>,
     pub(super) discards: VecDeque<(u64, PageIdx, PageCount)>,
@@ -132,6 +137,7 @@ impl Machine {
             swapped: 0,
             waiting: VecDeque::with_capacity(WAITING_MAX),
             waiting_overflow: false,
+            late_ahead: VecDeque::with_capacity(LATE_AHEAD_MAX),
             failed: VecDeque::with_capacity(super::ops::OPS_MAX),
             discards: VecDeque::new(),
             cold: VecDeque::with_capacity(chunks),
@@ -190,6 +196,7 @@ impl Machine {
         }
         self.retry_discards(out);
         self.serve_waiting(out);
+        self.read_ahead_late(out);
         self.plan_arming(out);
         // A thread that has just been answered may share its CPU with the pager, which is to make way: page-out is planned while
         // the next page-in keeps the disk busy and the thread asleep.

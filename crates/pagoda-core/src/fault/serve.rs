@@ -6,7 +6,7 @@ use crate::stats::Metric;
 use crate::units::{ChunkIdx, PageIdx};
 
 use super::action::{Access, Action, Actions, FaultKind, OpId, Pages};
-use super::machine::{Machine, PageInPolicy, WAITING_MAX};
+use super::machine::{LATE_AHEAD_MAX, Machine, PageInPolicy, WAITING_MAX};
 use super::ops::{Op, OpKind};
 
 /// Ranges mapped for one fault in a fragmented chunk. Each is an ioctl of about half a microsecond that may save a
@@ -285,16 +285,29 @@ impl Machine {
         true
     }
 
-    /// Starts the reads that a stream will want next, as far as there is room beside the headroom.
+    /// Starts the reads that a stream will want next, as far as there is room beside the headroom; the others as soon as there is.
     fn read_ahead(&mut self, decision: PageIn, out: &mut Actions) {
         let PageIn::Chunk { read_ahead, writable } = decision else { return };
         for next in read_ahead.chunks() {
-            let c = &self.chunks[next.as_usize()];
-            let idle = !c.busy() && c.ram.is_empty();
-            if !idle || c.swap.is_empty() || self.free() < 256 + self.headroom() / 4 {
-                continue;
+            if self.late_ahead.len() == LATE_AHEAD_MAX {
+                self.late_ahead.pop_front();
             }
-            if self.start_fill(next, None, writable, out) {
+            self.late_ahead.push_back((next, writable));
+        }
+        self.read_ahead_late(out);
+    }
+
+    /// Goes on with read-ahead. Where page-out takes its time, room comes long after the fault that asked for it, and the next one
+    /// would find the disk, or the network, idle and have to wait.
+    pub(super) fn read_ahead_late(&mut self, out: &mut Actions) {
+        while let Some(&(chunk, writable)) = self.late_ahead.front() {
+            let c = &self.chunks[chunk.as_usize()];
+            let is_wanted = !c.busy() && c.ram.is_empty() && !c.swap.is_empty() && self.stall.is_none();
+            if is_wanted && self.free() < 256 + self.headroom() / 4 {
+                return;
+            }
+            self.late_ahead.pop_front();
+            if is_wanted && self.start_fill(chunk, None, writable, out) {
                 self.stats.add(Metric::ReadAheadChunks, 1);
             }
         }

@@ -177,6 +177,33 @@ fn a_chunk_read_ahead_is_mapped_when_it_is_touched() {
     assert_eq!(bench.count(Metric::ReadAheadHits), 1);
 }
 
+/// The same, where there is no room for it.
+fn late_read_ahead_bench() -> Bench {
+    let mut bench = Bench::new(520, true, [(EMPTY, EMPTY), (EMPTY, PageSet::FULL), (EMPTY, EMPTY), (EMPTY, EMPTY)]);
+    for (page, zeros) in [(0, 1), (1, 1), (2, 254)] {
+        bench.fault(page, Read, &[Action::Zero { pages: pages(page, zeros) }]);
+    }
+    bench
+}
+
+#[test]
+fn a_chunk_is_read_ahead_as_soon_as_there_is_room() {
+    let mut bench = late_read_ahead_bench();
+    bench.limit(540, &[]);
+    bench.limit(1000, &[Action::ReadChunk { op: OpId(0), chunk: ChunkIdx(1), demand: false }]);
+    assert_eq!(bench.count(Metric::ReadAheadChunks), 1);
+    bench.limit(900, &[]);
+}
+
+#[test]
+fn a_chunk_that_was_asked_for_meanwhile_is_not_read_ahead() {
+    let mut bench = late_read_ahead_bench();
+    let read = Action::ReadChunk { op: OpId(0), chunk: ChunkIdx(1), demand: true };
+    bench.fault(256, Read, &[read, zap(1)]);
+    bench.limit(1000, &[]);
+    assert_eq!(bench.count(Metric::ReadAheadChunks), 0);
+}
+
 #[test]
 fn writes_that_go_on_open_twice_as_many_pages_as_before() {
     let mut bench = read_ahead_bench();
