@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rmap::client::{Client, ClientConfig, Reach, ServerInfo};
+use rmap::client::{Client, ClientConfig, GIVE_BACK_AFTER, Reach, ServerInfo};
 use rmap::control::{ControlReply, MapEntry};
 use rmap::crypto::{Keypair, SystemEntropy};
 use rmap::udp::{Port, UdpClient, Wait};
@@ -26,6 +26,8 @@ pub struct Patience {
     /// Then a page for a slab that nobody has is declined, where the control plane does not say who is to have it; `None`: it
     /// waits.
     pub map_patience: Option<Duration>,
+    /// Then a slab in which no page has content goes back to its servers; `None`: not by itself.
+    pub give_back_after: Option<Duration>,
     /// Whether slabs that no other server takes go to one that keeps them on a disk.
     pub uses_last_resort: bool,
 }
@@ -35,12 +37,14 @@ impl Patience {
     pub const fn of_disks(fail_after: Duration) -> Patience {
         let patience = Duration::from_secs(30);
         let (lost_after, grant_patience) = (Some(patience), patience);
-        Patience { fail_after, lost_after, grant_patience, map_patience: None, uses_last_resort: true }
+        let (map_patience, give_back_after) = (None, Some(GIVE_BACK_AFTER));
+        Patience { fail_after, lost_after, grant_patience, map_patience, give_back_after, uses_last_resort: true }
     }
 }
 
-/// For commands that are in no hurry: a server that is only busy is waited for, and keeps what it has.
-pub const UNHURRIED: Patience = Patience::of_disks(Duration::from_secs(5));
+/// For commands that are in no hurry: a server that is only busy is waited for, and keeps what it has. What is empty as well: a
+/// command may end before the servers have heard of it.
+pub const UNHURRIED: Patience = Patience { give_back_after: None, ..Patience::of_disks(Duration::from_secs(5)) };
 
 /// Where no server is: the discard service of this machine.
 const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9);
@@ -60,9 +64,16 @@ pub fn client(
     patience: Patience,
 ) -> Result<UdpClient<Control>> {
     let (keys, pool_key) = store::identity(&pool.dir)?;
-    let Patience { fail_after, lost_after, grant_patience, map_patience, uses_last_resort } = patience;
-    let usual = ClientConfig::new(keys, pool_key);
-    let config = ClientConfig { fail_after, lost_after, grant_patience, map_patience, uses_last_resort, ..usual };
+    let Patience { fail_after, lost_after, grant_patience, map_patience, give_back_after, uses_last_resort } = patience;
+    let config = ClientConfig {
+        fail_after,
+        lost_after,
+        grant_patience,
+        map_patience,
+        give_back_after,
+        uses_last_resort,
+        ..ClientConfig::new(keys, pool_key)
+    };
     let mut client = Client::new(config, Box::new(SystemEntropy::default()));
     for server in servers {
         client.add_server(Time(0), server.clone())?;

@@ -44,6 +44,7 @@ const PATIENCE: Patience = Patience {
     lost_after: None,
     grant_patience: Duration::ZERO,
     map_patience: Some(MAP_PATIENCE),
+    give_back_after: None,
     uses_last_resort: false,
 };
 

@@ -37,6 +37,7 @@ mod stats;
 mod timers;
 mod transfer;
 mod transmit;
+mod vacate;
 mod view;
 
 use std::collections::{HashMap, VecDeque};
@@ -61,6 +62,7 @@ pub use scrub::SCRUB_PASS;
 pub use sealed::{KEEP_AFTER, Tenure};
 pub use slab::SPACE_SLABS_MAX;
 pub use stats::ClientStats;
+pub use vacate::GIVE_BACK_AFTER;
 pub use view::{PageRun, ServerView};
 
 use copies::Copies;
@@ -73,6 +75,7 @@ use peer::Peer;
 use reserve::Reservation;
 use scrub::Scrub;
 use slab::Space;
+use vacate::Vacating;
 
 /// Spaces of one client: VMs of a host and their disks.
 pub const SPACES_MAX: usize = 256;
@@ -98,6 +101,8 @@ pub struct ClientConfig {
     pub map_patience: Option<Duration>,
     /// Servers that keep pages on a disk are asked for slabs where no other has one to give. Not for who has a disk of its own.
     pub uses_last_resort: bool,
+    /// A slab in which no page has content goes back to its servers after this; `None`: only by [`Client::discard_slab`].
+    pub give_back_after: Option<Duration>,
     /// In this time every copy of every page is looked at once, as far as a thousand pages a second suffice; `None`: damage is
     /// found when it is read.
     pub scrub_pass: Option<Duration>,
@@ -128,6 +133,8 @@ pub enum Fault {
     TrustsSources,
     /// Takes a page in whatever version a server has, and a server whatever life it is in.
     TrustsServers,
+    /// Says that a slab's life begins with its grant: what waited for that was asked for before.
+    FloorsAtGrants,
     /// Counts parity as complete before it has its pages.
     ParityEarly,
     /// Forgets a slab of the group when a page is put together from the others.
@@ -146,6 +153,7 @@ impl ClientConfig {
             grant_patience: Duration::from_secs(30),
             map_patience: None,
             uses_last_resort: true,
+            give_back_after: Some(GIVE_BACK_AFTER),
             scrub_pass: Some(SCRUB_PASS),
             keep_after: KEEP_AFTER,
             link_bytes_per_second: 1_250_000_000,
@@ -273,6 +281,7 @@ pub struct Client {
     /// Spaces that servers keep room for.
     reserving: Vec<usize>,
     scrub: Scrub,
+    vacating: Vacating,
     /// When something last came.
     now: Time,
     /// Which server is looked at first for something to send.
@@ -304,6 +313,7 @@ impl Client {
             watched: Vec::new(),
             reserving: Vec::new(),
             scrub: Scrub::default(),
+            vacating: Vacating::default(),
             now: Time::default(),
             turn: 0,
             rebuild_budget: 0,

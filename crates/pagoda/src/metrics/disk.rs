@@ -82,6 +82,8 @@ const ROWS: &[Row<DiskNumbers>] = rows! { "pagoda_disk_",
     counter "kept", "times", "Times that this exporter of a read-only disk began to see to its copies.",
         |n| n.stats.spaces_kept;
     counter "lost_slabs", "slabs", "Slabs whose last copy is gone.", |n| n.stats.slabs_lost;
+    counter "given_back_slabs", "slabs", "Slabs that went back to their servers because every page in them was trimmed.",
+        |n| n.stats.slabs_given_back;
     gauge "window_pages", "pages", "Pages of answers that may be under way: fewer after losses.", |n| n.window as u64;
     gauge "held_bytes", "bytes", "Parts of the disk that servers have, each counted once.",
         |n| n.held as u64 * SLAB_CONTENT_BYTES;

@@ -3,9 +3,13 @@
 //! The order: nothing is under way in the slab -> nothing begins in it -> the map says that nobody has it -> its servers may
 //! lend it again. Should this owner end before the map says so, the next one finds it as it was.
 //!
-//! What is in the slab is gone then, and reads as zeros; but a write of its first life that is still on the way may land in its
-//! second, and the next owner would take that for a page. So this is for those who know by themselves which pages count and
-//! read no other, as a VM's far tier does, and not for disks, whose trimmed pages have to stay zero.
+//! What is in the slab is gone then, and reads as zeros. A write of this life of the slab that is still on its way may arrive in the
+//! next one, at a server where the page was never written, and the next owner would take it for a page. So each life has a
+//! *floor*: a version that is taken when the life before it ends. Whatever was written before is below it, whatever is
+//! written after is above it, and servers are told it with each grant and store nothing that is below it.
+//!
+//! The first life under an owner has no floor: writes of earlier owners are refused by their generation, at each server that
+//! has granted this owner anything.
 
 use super::Client;
 use super::SpaceRef;
@@ -16,10 +20,15 @@ use crate::control::MapEntry;
 use crate::units::{SlabNo, Time};
 
 impl Client {
-    /// Gives a slab back, whatever is in it: no page of it is to be read again before it is written anew. `false`, and nothing is
-    /// done, while something is under way there, or where there is nothing to give back.
+    /// Gives a slab back, whatever is in it: its pages are zeros then. `false`, and nothing is done, while something is under way
+    /// there, or where there is nothing to give back.
     pub fn discard_slab(&mut self, now: Time, space: SpaceRef, slab: SlabNo) -> bool {
-        let (space, slab) = (space.0, slab.0 as usize);
+        let begun = self.begin_discard(space.0, slab.0 as usize);
+        self.settle(now);
+        begun
+    }
+
+    pub(super) fn begin_discard(&mut self, space: usize, slab: usize) -> bool {
         let size = self.config.slab_size;
         let Some(state) = self.spaces[space].slabs.get(slab) else { return false };
         let owned = self.spaces[space].tenure == Tenure::Owner && !self.spaces[space].is_taken;
@@ -32,12 +41,13 @@ impl Client {
         if busy || self.parking.any_of(space, SlabNo(slab as u32), size) || self.copies.any_of(space, slab) {
             return false;
         }
+        // Now, and not when the map has changed: what is written from now on waits for the next life.
+        let Some(floor) = self.spaces[space].next_version(false) else { return false };
         self.abort_repair(space, slab);
         let state = &mut self.spaces[space].slabs[slab];
-        state.phase = Phase::Leaving;
+        (state.phase, state.floor) = (Phase::Leaving, floor);
         state.doubt = None;
         self.propose(space, slab, MapEntry::empty());
-        self.settle(now);
         true
     }
 

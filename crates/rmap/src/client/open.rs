@@ -426,6 +426,7 @@ impl Client {
         if !behind {
             let state = &mut self.spaces[space].slabs[slab];
             (state.phase, state.table) = (Phase::Open, Table::Unknown);
+            self.count_content(space, slab);
             self.map_settled(space, slab);
             self.mark(space, slab);
         }

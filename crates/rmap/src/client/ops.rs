@@ -495,7 +495,7 @@ impl Client {
             return;
         }
         let index = self.config.slab_size.index(page);
-        self.spaces[space].slabs[number].versions[index] = version;
+        self.set_version(space, number, index, version);
         self.end_write(op, Ok(()));
         if self.spaces[space].slabs[number].repair.is_some() {
             self.mark(space, number);

@@ -95,6 +95,12 @@ pub struct Slab {
     pub pending: Option<Pending>,
     /// The truth: what every copy in sync has.
     pub versions: Box<[Version]>,
+    /// Of an owner's open slab: pages with content, since when there are none, and whether it is to be looked at therefore.
+    pub content: usize,
+    pub empty_since: Time,
+    pub is_vacating: bool,
+    /// What is written in lesser versions is of an earlier life of the slab under this owner; see `discard.rs`.
+    pub floor: Version,
     /// Copies whose content is gone or cannot be trusted.
     pub failed: PeerSet,
     /// Of a group with parity: copies that are being asked whether they are those of the map, and that are.
@@ -188,6 +194,10 @@ impl Slab {
             entry: MapEntry::default(),
             pending: None,
             versions: Box::default(),
+            content: 0,
+            empty_since: Time::default(),
+            is_vacating: false,
+            floor: Version::NEVER,
             failed: PeerSet::default(),
             checking: PeerSet::default(),
             checked: PeerSet::default(),
@@ -267,7 +277,9 @@ impl Client {
         let old = std::mem::replace(&mut state.entry, entry);
         state.pending = None;
         let left = before.minus(after);
-        self.stats.copies_left += left.len() as u64;
+        let given_back = matches!(state.phase, Phase::Leaving);
+        self.stats.slabs_given_back += u64::from(given_back);
+        self.stats.copies_left += if given_back { 0 } else { left.len() as u64 };
         self.stats.copies_joined += if before.is_empty() { 0 } else { after.minus(before).len() as u64 };
         for replica in &old.replicas {
             if let Some(peer) = self.place_of(replica.server).filter(|peer| left.has(*peer)) {
@@ -295,8 +307,9 @@ impl Client {
         } else if matches!(state.phase, Phase::Granting(_)) {
             state.make_table(size);
             state.phase = Phase::Open;
+            self.count_content(space, slab);
         } else if matches!(state.phase, Phase::Leaving) {
-            state.versions = Box::default();
+            (state.versions, state.content) = (Box::default(), 0);
             state.phase = Phase::Vacant;
         }
         self.map_settled(space, slab);

@@ -27,6 +27,8 @@ pub struct ClientStats {
     pub copies_left: u64,
     pub copies_joined: u64,
     pub slabs_lost: u64,
+    /// Slabs that went back to their servers because nothing in them is needed.
+    pub slabs_given_back: u64,
     /// Writes that were declined because the control plane did not say in time where they may go.
     pub unmapped: u64,
     /// Pages that this client copied for a new copy of a slab.

@@ -8,6 +8,7 @@ mod reserve;
 mod scrub;
 mod sealed;
 mod stand_in;
+mod vacate;
 
 use std::net::{Ipv4Addr, SocketAddr};
 

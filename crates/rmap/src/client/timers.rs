@@ -34,6 +34,7 @@ impl Client {
             .chain(self.scrub_due())
             .chain(self.watch_due())
             .chain(self.reserve_due())
+            .chain(self.vacating.due())
             .for_each(&mut at);
         let (fail_after, lost_after) = (self.config.fail_after, self.config.lost_after);
         for peer in &mut self.peers {
@@ -81,6 +82,7 @@ impl Client {
         self.scrub(now);
         self.watch_sealed(now);
         self.keep_reservations(now);
+        self.vacate(now);
         for place in 0..self.peers.len() {
             match self.peers[place].reach {
                 Reach::Connecting { since } if now.since(since) >= CONNECT_AFTER => self.give_up(now, place),

@@ -213,12 +213,14 @@ impl Client {
             || writer.is_some_and(|op| self.ops.peek(*op).version == version)
     }
 
-    /// What a request to a server about other servers says.
-    pub(super) fn instruction(&self, role: Role, space: usize, page: PageNo) -> Option<Instruction> {
-        if !matches!(role, Role::Admit { .. } | Role::Order) {
+    /// What a request about a slab says beside its header: of which life it is, or which other server is meant.
+    pub(super) fn instruction(&self, role: Role, space: usize, page: PageNo, version: Version) -> Option<Instruction> {
+        if !matches!(role, Role::Grant | Role::Admit { .. } | Role::Order) {
             return None;
         }
         let bytes: &[u8] = match role {
+            Role::Grant if self.has(Fault::FloorsAtGrants) => &version.bits().to_le_bytes(),
+            Role::Grant => &self.spaces[space].slabs[self.slab_of(page)?].floor.bits().to_le_bytes(),
             Role::Admit { source: Some(source) } => &self.peers[source].info.key.0,
             // Nobody.
             Role::Admit { source: None } => &[0; KEY_SIZE],

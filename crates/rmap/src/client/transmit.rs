@@ -144,7 +144,7 @@ impl Client {
             exchange.tries += 1;
             exchange.overtaken = 0;
         }
-        let instruction = self.instruction(role, space, page);
+        let instruction = self.instruction(role, space, page, version);
         let peer = &mut self.peers[place];
         peer.in_flight.push_back(id);
         if first && matches!(op, Op::Write | Op::Trim) {

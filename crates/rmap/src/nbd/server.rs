@@ -26,6 +26,8 @@ pub const CONNECTIONS_MAX: usize = 32;
 const NEGOTIATION_MAX: Duration = Duration::from_secs(60);
 /// When a space is taken over, what is left to be said is sent for so long.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// What is on its way back to servers when the export ends is waited for so long. Servers keep the rest until they end.
+const GIVING_BACK: Duration = Duration::from_secs(1);
 /// New servers may wait so long.
 const TEND_EVERY: Duration = Duration::from_secs(1);
 /// What is waited for besides clients.
@@ -178,7 +180,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
             self.wait(&mut ready)?;
             for event in &ready {
                 match event.data.u64() {
-                    STOP => return Ok(Ended::Stopped),
+                    STOP => return self.give_back().map(|()| Ended::Stopped),
                     LISTENER => self.accept(),
                     POOL => drop(self.pool.turn().map_err(ServerError::Pool)?),
                     client => self.mark_ready(client as usize, event.flags),
@@ -217,6 +219,18 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
                 Err(error) => return Err(ServerError::Wait(error.into())),
             }
         }
+    }
+
+    /// Ends what only this owner knows of.
+    fn give_back(&mut self) -> Result<(), ServerError> {
+        self.pool.client.stop_giving_back();
+        let until = Instant::now() + GIVING_BACK;
+        while self.pool.client.is_giving_back() && Instant::now() < until {
+            let due = self.pool.expire().map_or(until, |due| due.min(until));
+            self.pool.port().wait(Some(due)).map_err(ServerError::Pool)?;
+            self.pool.turn().map_err(ServerError::Pool)?;
+        }
+        Ok(())
     }
 
     fn accept(&mut self) {

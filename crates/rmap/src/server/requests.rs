@@ -107,7 +107,9 @@ impl Server {
             (Op::Grant, Some(slab)) => {
                 let mut state = self.shared.state();
                 let open = state.pressure == Pressure::None;
-                state.store.grant(space, slab, generation, version, open)
+                let floor = whole.try_into().map(u64::from_le_bytes).map(Version::from_bits);
+                let lend = |floor| state.store.grant(space, slab, generation, (version, floor), open);
+                floor.map_or(Status::BadRequest, lend)
             }
             (Op::Release, Some(slab)) => self.shared.state().store.release(space, slab, generation, version),
             (Op::Reserve, _) => self.shared.state().store.reserve(space, generation, version.bits()),

@@ -25,6 +25,8 @@ pub enum Fault {
     CopiesHalf,
     /// Copies them in versions that nobody has written yet.
     MakesUpVersions,
+    /// Writes of a slab's earlier lives are stored.
+    NoFloors,
     /// Every page is damaged, at the moment this is set.
     FlipsBits,
 }
@@ -33,6 +35,8 @@ pub enum Fault {
 struct Slab {
     owner: Option<(SpaceId, SlabNo)>,
     grant: Version,
+    /// What is written in lesser versions is of an earlier life of the slab.
+    floor: Version,
     versions: Box<[Version]>,
     /// Sealed pages, one behind the other; of those on a medium, the seals alone.
     pages: Box<[u8]>,
@@ -195,15 +199,20 @@ impl Store {
         }
     }
 
-    /// Lends a slab, empty. A repeated request for the same grant changes nothing; an older one is refused.
+    /// Lends a slab, empty, to be written in versions from `floor` on. A repeated request for the same grant changes nothing; an
+    /// older one is refused.
     pub fn grant(
         &mut self,
         space: SpaceId,
         slab: SlabNo,
         generation: Generation,
-        grant: Version,
+        (grant, floor): (Version, Version),
         open: bool,
     ) -> Status {
+        // Of a life that ended while its request was on the way.
+        if floor > grant {
+            return Status::BadRequest;
+        }
         match self.check(space, generation) {
             // A space that is new here needs no fence of its own.
             Err(Status::UnknownSlab) => match self.fence(space, generation) {
@@ -219,8 +228,7 @@ impl Store {
                 return Status::BadRequest;
             }
             if grant > held.grant {
-                held.grant = grant;
-                held.versions.fill(Version::NEVER);
+                held.begin(grant, floor);
             }
             return Status::Ok;
         }
@@ -238,8 +246,7 @@ impl Store {
         self.places.insert((space, slab), index);
         let held = &mut self.slabs[index as usize];
         held.owner = Some((space, slab));
-        held.grant = grant;
-        held.versions.fill(Version::NEVER);
+        held.begin(grant, floor);
         Status::Ok
     }
 
@@ -350,7 +357,8 @@ impl Store {
         Ok(Stored { version, sealed: Some(sealed) })
     }
 
-    /// Takes a page, or a trim where `sealed` is `None`. A version that is not newer changes nothing, and is done.
+    /// Takes a page, or a trim where `sealed` is `None`. A version that is not newer changes nothing, and is done. One below the
+    /// floor is for a slab that is not here any more: nobody waits for it, and should somebody do so, "done" would be a lie.
     pub fn write(
         &mut self,
         space: SpaceId,
@@ -369,8 +377,11 @@ impl Store {
         if self.has(Fault::LosesWrites) {
             return Status::Ok;
         }
-        let any_order = self.has(Fault::NoVersions);
+        let (any_order, any_life) = (self.has(Fault::NoVersions), self.has(Fault::NoFloors));
         let slab = &mut self.slabs[index];
+        if version < slab.floor && !any_life {
+            return Status::UnknownSlab;
+        }
         if version <= slab.versions[at] && !any_order {
             return Status::Ok;
         }
@@ -422,7 +433,14 @@ impl Slab {
     fn free(size: SlabSize, in_memory: usize) -> Option<Slab> {
         let versions = touched(size.pages(), Version::NEVER)?;
         // Not zeros: zeroed memory alone is a promise that the kernel may not keep.
-        Some(Slab { owner: None, grant: Version::NEVER, versions, pages: touched(size.pages() * in_memory, 1)? })
+        let (grant, floor, pages) = (Version::NEVER, Version::NEVER, touched(size.pages() * in_memory, 1)?);
+        Some(Slab { owner: None, grant, floor, versions, pages })
+    }
+
+    /// It is lent, and nothing is in it.
+    fn begin(&mut self, grant: Version, floor: Version) {
+        (self.grant, self.floor) = (grant, floor);
+        self.versions.fill(Version::NEVER);
     }
 }
 

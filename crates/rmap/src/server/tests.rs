@@ -8,7 +8,7 @@ use crate::crypto::handshake::Initiator;
 use crate::crypto::session::Session;
 use crate::units::{Class, Generation, PageNo, SlabNo, SpaceId, Version};
 use crate::wire::datagram::Versions;
-use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, Message, Op, Status};
+use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, FLOOR_SIZE, Message, Op, Status};
 use crate::wire::report::Report;
 use crate::wire::{DATAGRAM_MAX, DATAGRAM_MIN_MAX, OVERHEAD, PROTOCOL_VERSION};
 
@@ -29,7 +29,13 @@ impl Entropy for Counting {
 impl Server {
     /// Lends a slab, as if its owner had asked for it.
     pub(crate) fn lend(&mut self, space: SpaceId, slab: SlabNo, generation: Generation, grant: Version) -> Status {
-        self.shared.state().store.grant(space, slab, generation, grant, true)
+        self.shared.state().store.grant(space, slab, generation, (grant, Version::NEVER), true)
+    }
+
+    /// A page comes that its owner sent long ago.
+    pub(crate) fn write_late(&mut self, space: SpaceId, page: PageNo, owner: Generation, version: Version) -> Status {
+        let sealed = [9; crate::units::SEALED_SIZE];
+        self.shared.state().store.write(space, page, owner, version, Some(&sealed))
     }
 }
 
@@ -89,6 +95,9 @@ fn session_of(server: &mut Server, keys: &Keypair) -> Session {
     Session::client(&secrets, sender)
 }
 
+/// Of a slab's first life.
+const NO_FLOOR: [u8; FLOOR_SIZE] = [0; FLOOR_SIZE];
+
 fn request(op: Op) -> Message {
     Message {
         op,
@@ -98,13 +107,13 @@ fn request(op: Op) -> Message {
         space: SpaceId(6),
         page: PageNo(0),
         version: Version::NEVER,
-        payload: 0,
+        payload: if op == Op::Grant { FLOOR_SIZE as u16 } else { 0 },
     }
 }
 
 fn answer(server: &mut Server, session: &mut Session, message: &Message) -> (Status, Vec<u8>) {
     let mut datagram = Vec::new();
-    session.seal(message, &[], DATAGRAM_MAX, &mut datagram);
+    session.seal(message, &NO_FLOOR[..usize::from(message.payload)], DATAGRAM_MAX, &mut datagram);
     server.on_datagram(Time(1_000_000), addr(), &mut datagram);
     let mut out = Vec::new();
     server.poll_transmit(&mut out).expect("a reply");
@@ -311,8 +320,8 @@ fn a_ticket_is_for_one_grant_of_one_slab() {
     };
     let key = other.public().0;
     assert_eq!(ask(&mut server, &mut owner, 1, &admit(0, 1), &key), Some(Status::UnknownSlab));
-    assert_eq!(ask(&mut server, &mut owner, 1, &grant(0, 1), &[]), Some(Status::Ok));
-    assert_eq!(ask(&mut server, &mut owner, 1, &grant(1, 2), &[]), Some(Status::Ok));
+    assert_eq!(ask(&mut server, &mut owner, 1, &grant(0, 1), &NO_FLOOR), Some(Status::Ok));
+    assert_eq!(ask(&mut server, &mut owner, 1, &grant(1, 2), &NO_FLOOR), Some(Status::Ok));
     assert_eq!(ask(&mut server, &mut owner, 1, &admit(0, 2), &key), Some(Status::BadRequest), "not the grant there is");
     let mut stranger = hello(&other, [3; KEY_SIZE], SPOKEN).hello;
     server.on_datagram(Time(1), addr(), &mut stranger);
@@ -338,7 +347,8 @@ fn a_ticket_is_for_one_grant_of_one_slab() {
     assert_eq!(push(&mut server, 2, &write(1, 5, 1)), Some(Status::Denied), "another slab");
     assert_eq!(push(&mut server, 2, &write(0, 6, 2)), Some(Status::NotFenced));
     for op in Op::ALL.into_iter().filter(|op| !matches!(op, Op::Probe | Op::Write | Op::Trim | Op::Admit | Op::Copy)) {
-        let denied = ask(&mut server, &mut source, 2, &request(op), &[]);
+        let request = request(op);
+        let denied = ask(&mut server, &mut source, 2, &request, &NO_FLOOR[..usize::from(request.payload)]);
         assert_eq!(denied, Some(Status::Denied), "{op:?} is for clients");
     }
     let own = ask(&mut server, &mut source, 2, &admit(1, 2), &key);
@@ -360,13 +370,16 @@ fn a_ticket_is_for_one_grant_of_one_slab() {
     assert_eq!(ask(&mut server, &mut owner, late, &Message { id: 9, ..admit(0, 1) }, &key), Some(Status::Ok));
     assert_eq!(push(&mut server, late, &write(0, 7, 1)), Some(Status::Ok));
     // Granted again: what was on its way to the grant before is not for this one.
-    assert_eq!(ask(&mut server, &mut owner, late, &grant(0, 9), &[]), Some(Status::Ok));
+    assert_eq!(ask(&mut server, &mut owner, late, &grant(0, 9), &NO_FLOOR), Some(Status::Ok));
     assert_eq!(push(&mut server, late, &write(0, 10, 1)), Some(Status::Denied));
     // Released, and then another owner.
     assert_eq!(ask(&mut server, &mut owner, late, &admit(0, 9), &key), Some(Status::Ok));
-    assert_eq!(ask(&mut server, &mut owner, late, &Message { op: Op::Release, ..grant(0, 9) }, &[]), Some(Status::Ok));
+    assert_eq!(
+        ask(&mut server, &mut owner, late, &Message { op: Op::Release, payload: 0, ..grant(0, 9) }, &[]),
+        Some(Status::Ok)
+    );
     assert_eq!(push(&mut server, late, &write(0, 11, 1)), Some(Status::UnknownSlab));
-    assert_eq!(ask(&mut server, &mut owner, late, &grant(0, 12), &[]), Some(Status::Ok));
+    assert_eq!(ask(&mut server, &mut owner, late, &grant(0, 12), &NO_FLOOR), Some(Status::Ok));
     assert_eq!(ask(&mut server, &mut owner, late, &admit(0, 12), &key), Some(Status::Ok));
     assert_eq!(server.shared.state().store.fence(SpaceId(6), Generation(2)), Status::Ok);
     assert_eq!(push(&mut server, late, &write(0, 13, 1)), Some(Status::StaleGeneration));

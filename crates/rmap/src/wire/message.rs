@@ -10,6 +10,8 @@ use crate::units::{Class, Generation, PageNo, SEALED_SIZE, SpaceId, Version};
 
 /// Bytes before a fragment's part of the payload.
 pub const HEADER_SIZE: usize = 48;
+/// The floor in a request for a slab: a version.
+pub const FLOOR_SIZE: usize = 8;
 /// Versions in one reply to [`Op::Versions`].
 pub const VERSIONS_MAX: usize = 512;
 
@@ -30,7 +32,8 @@ pub enum Op {
     Versions = 5,
     /// From now on only this generation.
     Fence = 6,
-    /// Lend a slab, empty. The version field numbers the grant.
+    /// Lend a slab, empty. The version field numbers the grant; the payload is the floor: what is written in lesser versions is
+    /// of an earlier life of the slab.
     Grant = 7,
     /// The slab is not needed any more, if it still has this grant.
     Release = 8,
@@ -260,6 +263,7 @@ impl Message {
         let sizes = match (self.op, request) {
             (Op::Probe, _) => 0..=PAYLOAD_MAX,
             (Op::Write, true) => SEALED_SIZE..=SEALED_SIZE,
+            (Op::Grant, true) => FLOOR_SIZE..=FLOOR_SIZE,
             (Op::Read | Op::Versions, false) => 0..=PAYLOAD_MAX,
             (Op::Report, false) => REPORT_SIZE..=REPORT_SIZE,
             (Op::Admit, true) => KEY_SIZE..=KEY_SIZE,
@@ -313,6 +317,12 @@ mod tests {
         assert_eq!(bytes[..8], [0x87, 2, 0, 1, 0, 0, 5, 2]);
         assert_eq!(bytes[32..40], [5, 0, 0, 0, 6, 0, 7, 0]);
         assert_eq!(Message::decode(&bytes), Ok((reply, Fragment::WHOLE, &[][..])));
+        let floor = Version::from_bits(0x0807_0605_0403_0201);
+        let mut asked = self::request(Op::Grant, FLOOR_SIZE).encode(Fragment::WHOLE).to_vec();
+        asked.extend(floor.bits().to_le_bytes());
+        assert_eq!((&asked[..6], &asked[HEADER_SIZE..]), (&[7, 2, 0, 1, 8, 0][..], &[1, 2, 3, 4, 5, 6, 7, 8][..]));
+        let (message, _, part) = Message::decode(&asked).unwrap();
+        assert_eq!((usize::from(message.payload), part), (FLOOR_SIZE, &floor.bits().to_le_bytes()[..]));
         assert_eq!(Op::ALL.map(|op| op as u8), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]);
         assert_eq!(Status::ALL.map(|status| status as u8), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
     }
@@ -340,6 +350,7 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused() {
+        assert!(Message::decode(&request(Op::Grant, 0).encode(Fragment::WHOLE)).is_err(), "a grant has a floor");
         let good = request(Op::Read, 0).encode(Fragment::WHOLE);
         assert!(Message::decode(&good).is_ok());
         for (at, value) in [(0, 0), (0, 77), (1, 4), (2, 1), (3, 0), (3, 9), (4, 1), (7, 0xff), (36, 1), (34, 0xff)] {

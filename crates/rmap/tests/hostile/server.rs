@@ -10,7 +10,7 @@ use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
 use rmap::server::{Fault, Server, ServerConfig};
 use rmap::units::{BootEpoch, Class, Generation, PageNo, SEALED_SIZE, ServerId, SlabSize, SpaceId, Time, Version};
 use rmap::wire::datagram::{Head, Versions};
-use rmap::wire::message::{Direction, Message, Op, Status};
+use rmap::wire::message::{Direction, FLOOR_SIZE, Message, Op, Status};
 use rmap::wire::{DATAGRAM_MAX, PROTOCOL_VERSION};
 
 use crate::input::{Input, Noise};
@@ -80,7 +80,11 @@ fn request(input: &mut Input<'_>) -> (Message, usize) {
         space: SpaceId(if likely { 1 } else { input.number(&[1, 2, 0]) }),
         page: PageNo(input.number(&[0, 1, 7, 8, 9, 16, u64::MAX])),
         version,
-        payload: if op == Op::Write { SEALED_SIZE as u16 } else { 0 },
+        payload: match op {
+            Op::Write => SEALED_SIZE as u16,
+            Op::Grant => FLOOR_SIZE as u16,
+            _ => 0,
+        },
     };
     (message, usize::from(cut))
 }
@@ -111,7 +115,9 @@ pub fn run_with(bytes: &[u8], fault: Option<Fault>) -> u64 {
             kind => {
                 let (message, cut) = request(&mut input);
                 let content = content_of(message.space, message.page, message.version);
-                let mut payload = &content[..message.payload.into()];
+                let floor = input.number(&[0, 0, 1 << 44 | 2, 1 << 44 | 4]).to_le_bytes();
+                let is_grant = message.op == Op::Grant;
+                let mut payload = if is_grant { &floor[..] } else { &content[..message.payload.into()] };
                 if kind == 1 {
                     // What a client says of its own page is its own affair.
                     payload = &content[..input.below(256)];

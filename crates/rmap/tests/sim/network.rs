@@ -4,6 +4,9 @@ use std::collections::HashMap;
 
 use crate::rng::Rng;
 
+/// Longer than a server is waited for.
+const STRAGGLING_US_MAX: usize = 60_000;
+
 /// How bad it is. Chances are per thousand.
 #[derive(Clone, Debug)]
 pub struct Weather {
@@ -14,6 +17,8 @@ pub struct Weather {
     pub delay_us: usize,
     pub jitter_us: usize,
     pub mtu: usize,
+    /// Datagrams that come long after others that were sent later.
+    pub stragglers: usize,
 }
 
 impl Weather {
@@ -25,11 +30,12 @@ impl Weather {
             delay_us: *rng.pick(&[10, 50, 500]),
             jitter_us: *rng.pick(&[0, 5, 200, 3000]),
             mtu: *rng.pick(&[1200, 1430, 1472, 8972]),
+            stragglers: 0,
         }
     }
 
     pub fn calm() -> Weather {
-        Weather { loss: 0, duplication: 0, corruption: 0, delay_us: 20, jitter_us: 0, mtu: 1472 }
+        Weather { loss: 0, duplication: 0, corruption: 0, delay_us: 20, jitter_us: 0, mtu: 1472, stragglers: 0 }
     }
 }
 
@@ -75,6 +81,8 @@ impl Network {
                 continue;
             }
             let late_us = if rng.per_mille(200) { rng.within(0, weather.jitter_us) } else { 0 };
+            let straggles = weather.stragglers > 0 && rng.per_mille(weather.stragglers);
+            let late_us = if straggles { rng.within(1_000, STRAGGLING_US_MAX) } else { late_us };
             let mut bytes = datagram.to_vec();
             if rng.per_mille(weather.corruption) {
                 let at = rng.below(bytes.len());

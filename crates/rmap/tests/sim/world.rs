@@ -120,7 +120,7 @@ impl World {
     pub fn new(seed: u64, plan: Option<Plan>, weather: Option<Weather>, sabotage: Sabotage, trace: bool) -> World {
         let mut rng = Rng::new(seed);
         let plan = plan.unwrap_or_else(|| Plan::any(&mut rng));
-        let weather = weather.unwrap_or_else(|| Weather::any(&mut rng));
+        let weather = weather.unwrap_or_else(|| Weather { stragglers: plan.stragglers(), ..Weather::any(&mut rng) });
         if trace {
             eprintln!("{plan:?} {weather:?}");
         }
@@ -210,6 +210,7 @@ impl World {
             config.keep_after = std::time::Duration::from_millis(100);
             // About as long as an answer takes.
             config.map_patience = (self.plan.elsewhere && node % 2 == 1).then_some(std::time::Duration::from_millis(2));
+            config.give_back_after = self.plan.give_back_after();
             config.rekey_every = Some(50);
             config.fault = self.sabotage.client;
             let mut client = Client::new(config, entropy);
@@ -484,8 +485,10 @@ impl World {
             }
             let space = *host.owns.keys().nth(self.rng.below(host.owns.len())).expect("owns some");
             let page = self.rng.below(self.plan.pages as usize) as u64;
-            let kind = self.rng.below(10);
-            self.ask(node, space, page, kind);
+            match self.rng.below(10) {
+                5 if self.plan.empties() => self.empty_slab(node, space, page),
+                kind => self.ask(node, space, page, kind),
+            }
         }
     }
 

@@ -7,6 +7,11 @@ fn version(sequence: u64, trimmed: bool) -> Version {
     Version::new(GENERATION, sequence, trimmed)
 }
 
+/// A grant in the first life of its slab.
+fn since(sequence: u64) -> (Version, Version) {
+    (version(sequence, false), Version::NEVER)
+}
+
 fn store(slabs: usize) -> Store {
     let mut store = Store::new(slabs, SlabSize::new(8).unwrap(), slabs as u32, None).unwrap();
     assert_eq!(store.fence(SPACE, GENERATION), Status::Ok);
@@ -18,7 +23,7 @@ fn pages_come_back_and_late_writes_do_not_land() {
     let mut store = store(1);
     let (old, new) = ([1; SEALED_SIZE], [2; SEALED_SIZE]);
     assert_eq!(store.read(SPACE, PageNo(3), GENERATION), Err(Status::UnknownSlab));
-    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, version(1, false), true), Status::Ok);
+    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, since(1), true), Status::Ok);
     assert_eq!(store.read(SPACE, PageNo(3), GENERATION).unwrap().version, Version::NEVER);
     assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(5, false), Some(&new)), Status::Ok);
     assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(4, false), Some(&old)), Status::Ok);
@@ -34,7 +39,7 @@ fn pages_come_back_and_late_writes_do_not_land() {
 fn only_the_owner_of_today() {
     let mut store = store(1);
     let later = Generation(2);
-    store.grant(SPACE, SlabNo(0), GENERATION, version(1, false), true);
+    store.grant(SPACE, SlabNo(0), GENERATION, since(1), true);
     assert_eq!(store.read(SPACE, PageNo(0), later), Err(Status::NotFenced));
     assert_eq!(store.fence(SPACE, later), Status::Ok);
     assert_eq!(store.fence(SPACE, GENERATION), Status::StaleGeneration);
@@ -42,7 +47,7 @@ fn only_the_owner_of_today() {
     let page = [0; SEALED_SIZE];
     let late = store.write(SPACE, PageNo(0), GENERATION, version(9, false), Some(&page));
     assert_eq!(late, Status::StaleGeneration);
-    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, version(9, false), true), Status::StaleGeneration);
+    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, since(9), true), Status::StaleGeneration);
     assert_eq!(store.read(SPACE, PageNo(0), later).unwrap().version, Version::NEVER);
 }
 
@@ -50,36 +55,79 @@ fn only_the_owner_of_today() {
 fn a_late_grant_or_release_does_not_empty_a_slab() {
     let mut store = store(1);
     let page = [7; SEALED_SIZE];
-    store.grant(SPACE, SlabNo(0), GENERATION, version(2, false), true);
+    store.grant(SPACE, SlabNo(0), GENERATION, since(2), true);
     store.write(SPACE, PageNo(0), GENERATION, version(3, false), Some(&page));
-    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, version(2, false), true), Status::Ok);
-    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, version(1, false), true), Status::BadRequest);
+    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, since(2), true), Status::Ok);
+    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, since(1), true), Status::BadRequest);
     assert_eq!(store.release(SPACE, SlabNo(0), GENERATION, version(1, false)), Status::BadRequest);
     assert_eq!(store.read(SPACE, PageNo(0), GENERATION).unwrap().version, version(3, false));
-    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, version(4, false), true), Status::Ok);
+    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, since(4), true), Status::Ok);
     assert_eq!(store.read(SPACE, PageNo(0), GENERATION).unwrap().version, Version::NEVER);
     assert_eq!(store.release(SPACE, SlabNo(0), GENERATION, version(4, false)), Status::Ok);
     assert_eq!(store.free_slabs(), 1);
 }
 
 #[test]
+fn what_is_of_an_earlier_life_of_a_slab_does_not_land() {
+    let mut store = store(1);
+    let page = [7; SEALED_SIZE];
+    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, since(1), true), Status::Ok);
+    assert_eq!(store.write(SPACE, PageNo(0), GENERATION, version(2, false), Some(&page)), Status::Ok);
+    assert_eq!(store.release(SPACE, SlabNo(0), GENERATION, version(1, false)), Status::Ok);
+    // What waited for the grant is older than it.
+    let second = (version(6, false), version(4, false));
+    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, second, true), Status::Ok);
+    for late in [version(2, false), version(3, false)] {
+        assert_eq!(store.write(SPACE, PageNo(0), GENERATION, late, Some(&page)), Status::UnknownSlab);
+    }
+    assert_eq!(store.write(SPACE, PageNo(0), GENERATION, version(3, true), None), Status::UnknownSlab);
+    assert_eq!(store.read(SPACE, PageNo(0), GENERATION).unwrap().version, Version::NEVER);
+    assert_eq!(store.write(SPACE, PageNo(1), GENERATION, version(5, false), Some(&page)), Status::Ok);
+    // Late requests for the slab: the same changes nothing, that of the first life is refused, and so is one that confuses lives.
+    let again = (version(6, false), version(5, false));
+    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, again, true), Status::Ok);
+    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, since(1), true), Status::BadRequest);
+    assert_eq!(
+        store.grant(SPACE, SlabNo(0), GENERATION, (version(6, false), version(7, false)), true),
+        Status::BadRequest
+    );
+    assert_eq!(store.read(SPACE, PageNo(1), GENERATION).unwrap().version, version(5, false));
+    assert_eq!(store.write(SPACE, PageNo(2), GENERATION, version(4, true), None), Status::Ok);
+    // Another copy of the same life.
+    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, (version(8, false), version(4, false)), true), Status::Ok);
+    assert_eq!(store.write(SPACE, PageNo(0), GENERATION, version(2, false), Some(&page)), Status::UnknownSlab);
+    assert_eq!(store.write(SPACE, PageNo(1), GENERATION, version(5, false), Some(&page)), Status::Ok);
+    // The next owner knows no floor: this one's writes are refused as its own.
+    let next = Generation(2);
+    assert_eq!(store.fence(SPACE, next), Status::Ok);
+    let grant = (Version::new(next, 1, false), Version::NEVER);
+    assert_eq!(store.grant(SPACE, SlabNo(0), next, grant, true), Status::Ok);
+    assert_eq!(store.write(SPACE, PageNo(0), GENERATION, version(9, false), Some(&page)), Status::StaleGeneration);
+    assert_eq!(
+        store.write(SPACE, PageNo(1), next, version(5, false), Some(&page)),
+        Status::Ok,
+        "copied from another server"
+    );
+}
+
+#[test]
 fn free_slabs_go_back_to_the_host_and_held_ones_never() {
     let mut store = store(4);
     let page = [7; SEALED_SIZE];
-    store.grant(SPACE, SlabNo(0), GENERATION, version(1, false), true);
+    store.grant(SPACE, SlabNo(0), GENERATION, since(1), true);
     store.write(SPACE, PageNo(0), GENERATION, version(2, false), Some(&page));
     assert_eq!(store.reserve(SPACE, GENERATION, 2), Status::Ok);
     // One is held, one is promised.
     assert_eq!([store.shed(), store.shed(), store.shed()], [true, true, false]);
     assert_eq!((store.free_slabs(), store.held_slabs()), (1, 1));
     assert_eq!(store.read(SPACE, PageNo(0), GENERATION).unwrap().sealed, Some(&page[..]));
-    assert_eq!(store.grant(SPACE, SlabNo(1), GENERATION, version(3, false), false), Status::Ok);
-    assert_eq!(store.grant(SPACE, SlabNo(2), GENERATION, version(4, false), true), Status::Full);
+    assert_eq!(store.grant(SPACE, SlabNo(1), GENERATION, since(3), false), Status::Ok);
+    assert_eq!(store.grant(SPACE, SlabNo(2), GENERATION, since(4), true), Status::Full);
     assert_eq!([store.regrow(), store.regrow(), store.regrow()], [true, true, false]);
     store.shut = true;
-    assert_eq!(store.grant(SPACE, SlabNo(2), GENERATION, version(4, false), true), Status::Full);
+    assert_eq!(store.grant(SPACE, SlabNo(2), GENERATION, since(4), true), Status::Full);
     store.shut = false;
-    assert_eq!(store.grant(SPACE, SlabNo(2), GENERATION, version(4, false), true), Status::Ok);
+    assert_eq!(store.grant(SPACE, SlabNo(2), GENERATION, since(4), true), Status::Ok);
     assert_eq!(store.write(SPACE, PageNo(16), GENERATION, version(5, false), Some(&page)), Status::Ok);
     assert_eq!(store.read(SPACE, PageNo(17), GENERATION).unwrap().version, Version::NEVER);
 }
@@ -93,7 +141,7 @@ fn reservations_and_quotas() {
     assert_eq!(store.reserve(SPACE, GENERATION, 3), Status::OverQuota);
     assert_eq!(store.reserve(SPACE, GENERATION, 2), Status::Ok);
     assert_eq!(store.reserve(other, GENERATION, 2), Status::Full);
-    let mut grant = |space, slab, open| store.grant(space, SlabNo(slab), GENERATION, version(1, false), open);
+    let mut grant = |space, slab, open| store.grant(space, SlabNo(slab), GENERATION, since(1), open);
     assert_eq!(grant(other, 0, true), Status::Ok);
     assert_eq!(grant(other, 1, true), Status::Full, "the rest is kept for the other space");
     // A closed server still keeps its promises.
@@ -132,7 +180,7 @@ fn pages_on_a_medium_come_back_and_a_slab_that_it_fails_is_gone() {
     };
     store.fence(SPACE, GENERATION);
     for slab in 0..2 {
-        assert_eq!(store.grant(SPACE, SlabNo(slab), GENERATION, version(1, false), true), Status::Ok);
+        assert_eq!(store.grant(SPACE, SlabNo(slab), GENERATION, since(1), true), Status::Ok);
     }
     for page in 0..16 {
         let written = store.write(SPACE, PageNo(page), GENERATION, version(2, false), Some(&sealed(page as u8)));

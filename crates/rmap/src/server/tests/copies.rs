@@ -59,8 +59,8 @@ impl Pair {
             Session::client(&initiator.finish(&out).unwrap().0, sender)
         });
         let mut pair = Pair { servers, owners, now: Time(1_000_000), bytes: [0; 2], datagrams: 0 };
-        assert_eq!(pair.ask(SOURCE, &pair.about(Op::Grant, 0, 1), &[]).0, Status::Ok);
-        assert_eq!(pair.ask(TARGET, &pair.about(Op::Grant, 0, 2), &[]).0, Status::Ok);
+        assert_eq!(pair.ask(SOURCE, &pair.about(Op::Grant, 0, 1), &NO_FLOOR).0, Status::Ok);
+        assert_eq!(pair.ask(TARGET, &pair.about(Op::Grant, 0, 2), &NO_FLOOR).0, Status::Ok);
         pair
     }
 
@@ -205,7 +205,7 @@ fn only_the_owner_of_today_has_a_slab_copied_and_only_so_many() {
     assert_eq!(pair.ask(SOURCE, &stale, &order).0, Status::StaleGeneration);
     assert_eq!(pair.progress(), None);
     for slab in 1..=TRANSFERS_MAX as u64 {
-        assert_eq!(pair.ask(SOURCE, &pair.about(Op::Grant, 64 * slab, 64 * slab), &[]).0, Status::Ok);
+        assert_eq!(pair.ask(SOURCE, &pair.about(Op::Grant, 64 * slab, 64 * slab), &NO_FLOOR).0, Status::Ok);
         let begun = pair.copy(64 * slab, &order);
         assert_eq!(begun.0, Status::Ok);
     }
@@ -227,7 +227,9 @@ fn a_copy_ends_with_its_grant_and_its_owner() {
         assert_eq!(pair.progress(), Some(Progress::Running), "{what:?}: in the middle");
         let mut state = pair.servers[place].shared.state();
         let status = match what {
-            Op::Grant => state.store.grant(SPACE, SlabNo(0), Generation(1), version(sequence, false), true),
+            Op::Grant => {
+                state.store.grant(SPACE, SlabNo(0), Generation(1), (version(sequence, false), Version::NEVER), true)
+            }
             _ => state.store.fence(SPACE, Generation(2)),
         };
         drop(state);
