@@ -115,8 +115,10 @@ pub fn run_with(bytes: &[u8], fault: Option<Fault>) -> u64 {
             kind => {
                 let (message, cut) = request(&mut input);
                 let content = content_of(message.space, message.page, message.version);
-                let floor = input.number(&[0, 0, 1 << 44 | 2, 1 << 44 | 4]).to_le_bytes();
+                // Mostly none, or little would be written.
                 let is_grant = message.op == Op::Grant;
+                let floor = if is_grant { input.number(&[0, 0, 0, 0, 0, 1 << 44 | 2, 1 << 44 | 4]) } else { 0 };
+                let floor = floor.to_le_bytes();
                 let mut payload = if is_grant { &floor[..] } else { &content[..message.payload.into()] };
                 if kind == 1 {
                     // What a client says of its own page is its own affair.
