@@ -10,11 +10,13 @@
 //! | [`pagemap`] | which pages of a process are mapped |
 //! | [`process`] | processes seen through /proc, wake-ups, limits |
 //! | [`host`] | kernel settings and the start-up self-test |
+//! | [`allocations`] | what a thread allocates, for tests |
 //! | [`toy`] | what the toy VMM of tests and benches needs |
 //!
 //! Nothing here knows policy or the page table. The functions on the page path (`uffd`, `ring`, and `ram`'s views) do not
 //! allocate.
 
+pub mod allocations;
 pub mod host;
 pub mod pagemap;
 pub mod process;
