@@ -1,20 +1,14 @@
 //! A control plane that takes its time, asked on a thread of its own: the registry makes every change durable, which is a
 //! disk's flush, and the driver that asks it serves pages meanwhile.
 
-use std::collections::HashMap;
-use std::sync::mpsc;
-
 use anyhow::{Context, Result};
+use rmap::aside::REQUESTS_MAX;
 use rmap::control::{ControlReply, ControlRequest};
-use rmap::units::{SlabNo, SpaceId};
 
 use crate::plane::Control;
 
 /// Answers several requests at a time, in their order.
 pub type Slow = Box<dyn FnMut(&[ControlRequest]) -> Vec<ControlReply> + Send>;
-
-/// Requests answered at a time: the slabs of a disk of 64 GiB, all of which may have had a copy at a server that died.
-const BATCH_MAX: usize = 1024;
 
 /// Asks `slow` on another thread, which ends with the driver. The driver gets [`ControlReply::Later`] until there is an answer.
 /// What is asked while the last ones are being answered is answered together.
@@ -22,11 +16,11 @@ const BATCH_MAX: usize = 1024;
 /// # Errors
 /// There is no thread to be had.
 pub fn aside(mut slow: Slow) -> Result<Control> {
-    let (requests, inbox) = mpsc::channel::<ControlRequest>();
-    let (outbox, replies) = mpsc::channel();
+    let (mut asker, (inbox, outbox)) = rmap::aside::pair();
     let work = move || {
         while let Ok(first) = inbox.recv() {
-            let batch: Vec<ControlRequest> = std::iter::once(first).chain(inbox.try_iter()).take(BATCH_MAX).collect();
+            let batch: Vec<ControlRequest> =
+                std::iter::once(first).chain(inbox.try_iter()).take(REQUESTS_MAX).collect();
             let replies = slow(&batch);
             for answer in batch.into_iter().zip(replies) {
                 if outbox.send(answer).is_err() {
@@ -36,40 +30,16 @@ pub fn aside(mut slow: Slow) -> Result<Control> {
         }
     };
     std::thread::Builder::new().name("registry".into()).spawn(work).context("start a thread for the registry")?;
-    // At most one a slab and one a space, as the client asks.
-    let mut asked: HashMap<(SpaceId, Option<SlabNo>), (ControlRequest, Option<ControlReply>)> = HashMap::new();
-    Ok(Box::new(move |request| {
-        for (request, reply) in replies.try_iter() {
-            let place = request.place();
-            if let Some((_, answer)) = asked.get_mut(&place).filter(|(asked, _)| *asked == request) {
-                *answer = Some(reply);
-            }
-        }
-        let place = request.place();
-        match asked.get_mut(&place).filter(|(asked, _)| asked == request) {
-            Some((_, answer)) => match answer.take() {
-                Some(reply) => {
-                    asked.remove(&place);
-                    reply
-                }
-                None => ControlReply::Later,
-            },
-            None => {
-                asked.insert(place, (request.clone(), None));
-                // The thread is there as long as this is.
-                let _ = requests.send(request.clone());
-                ControlReply::Later
-            }
-        }
-    }))
+    Ok(Box::new(move |request| asker.ask(request)))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
     use std::time::{Duration, Instant};
 
     use rmap::control::{Change, MapEntry};
-    use rmap::units::Generation;
+    use rmap::units::{Generation, SlabNo, SpaceId};
 
     use super::*;
 

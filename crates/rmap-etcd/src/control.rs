@@ -4,14 +4,15 @@
 //! soon, and then not so soon. Nothing here blocks the driver. While etcd is away, requests wait here and reads and writes
 //! of pages go on; nothing is acknowledged that needs another map first.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rmap::aside::{self, Asker};
 use rmap::control::{Change, ControlPlane, ControlReply, ControlRequest};
-use rmap::units::{Generation, SlabNo, SpaceId};
+use rmap::units::{Generation, SpaceId};
 
 use crate::config::EtcdConfig;
 use crate::error::EtcdError;
@@ -50,30 +51,11 @@ pub struct Health {
     pub owned: Vec<(SpaceId, Generation, Standing)>,
 }
 
-enum Job {
-    Ask(ControlRequest),
-    Guard(SpaceId, Generation),
-}
-
-struct Asked {
-    request: ControlRequest,
-    reply: Option<ControlReply>,
-}
-
 /// The control plane, as the driver of a client has it: `move |request| control.ask(request)`.
 #[derive(Debug)]
 pub struct Control {
-    jobs: mpsc::Sender<Job>,
-    answers: mpsc::Receiver<(ControlRequest, ControlReply)>,
-    /// At most one a slab and one a space, as the client asks.
-    asked: HashMap<(SpaceId, Option<SlabNo>), Asked>,
+    asker: Asker,
     health: Arc<Mutex<Health>>,
-}
-
-impl std::fmt::Debug for Asked {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?}: {:?}", self.request, self.reply)
-    }
 }
 
 /// Reads the [`Health`] of a [`Control`] from anywhere.
@@ -98,39 +80,25 @@ impl Control {
         let (since, owned) = (Instant::now(), Vec::new());
         let health = Health { reachable: false, since, trouble: None, waiting: 0, owned };
         let health = Arc::new(Mutex::new(health));
-        let (jobs, inbox) = mpsc::channel();
-        let (outbox, answers) = mpsc::channel();
+        let (asker, (inbox, outbox)) = aside::pair();
         let worker = Worker { etcd, inbox, outbox, queue: VecDeque::new(), health: Arc::clone(&health) };
         thread::Builder::new()
             .name("etcd-control".to_owned())
             .spawn(move || worker.run())
             .map_err(|error| EtcdError::Invalid { what: format!("no thread: {error}") })?;
-        Ok(Control { jobs, answers, asked: HashMap::new(), health })
+        Ok(Control { asker, health })
     }
 
     /// Watches whether the space still belongs to this generation, and says so in [`Health`].
     pub fn guard(&self, space: SpaceId, generation: Generation) {
-        // The thread lives as long as this does.
-        let _ = self.jobs.send(Job::Guard(space, generation));
+        let owned = &mut lock(&self.health).owned;
+        owned.retain(|(other, ..)| *other != space);
+        owned.push((space, generation, Standing::Unsure));
     }
 
     /// The answer to a request, if there is one. Never waits.
     pub fn ask(&mut self, request: &ControlRequest) -> ControlReply {
-        for (request, reply) in self.answers.try_iter() {
-            let place = request.place();
-            if let Some(asked) = self.asked.get_mut(&place).filter(|asked| asked.request == request) {
-                asked.reply = Some(reply);
-            }
-        }
-        let place = request.place();
-        if let Some(asked) = self.asked.get_mut(&place).filter(|asked| asked.request == *request) {
-            let Some(reply) = asked.reply.take() else { return ControlReply::Later };
-            self.asked.remove(&place);
-            return reply;
-        }
-        self.asked.insert(place, Asked { request: request.clone(), reply: None });
-        let _ = self.jobs.send(Job::Ask(request.clone()));
-        ControlReply::Later
+        self.asker.ask(request)
     }
 
     pub fn health(&self) -> HealthView {
@@ -147,7 +115,7 @@ struct Waiting {
 
 struct Worker {
     etcd: Etcd,
-    inbox: mpsc::Receiver<Job>,
+    inbox: mpsc::Receiver<ControlRequest>,
     outbox: mpsc::Sender<(ControlRequest, ControlReply)>,
     queue: VecDeque<Waiting>,
     health: Arc<Mutex<Health>>,
@@ -160,11 +128,10 @@ impl Worker {
             let due = self.queue.iter().map(|waiting| waiting.due).min();
             let wake = due.map_or(look_at, |due| due.min(look_at));
             match self.inbox.recv_timeout(wake.saturating_duration_since(Instant::now())) {
-                Ok(job) => {
-                    self.take(job);
-                    while let Ok(job) = self.inbox.try_recv() {
-                        self.take(job);
-                    }
+                Ok(request) => {
+                    let waiting = |request| Waiting { request, due: Instant::now(), alone: false };
+                    self.queue.push_back(waiting(request));
+                    self.queue.extend(self.inbox.try_iter().map(waiting));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -178,17 +145,6 @@ impl Worker {
                 look_at = Instant::now() + LOOK_EVERY;
             }
             lock(&self.health).waiting = self.queue.len();
-        }
-    }
-
-    fn take(&mut self, job: Job) {
-        match job {
-            Job::Ask(request) => self.queue.push_back(Waiting { request, due: Instant::now(), alone: false }),
-            Job::Guard(space, generation) => {
-                let owned = &mut lock(&self.health).owned;
-                owned.retain(|(other, ..)| *other != space);
-                owned.push((space, generation, Standing::Unsure));
-            }
         }
     }
 

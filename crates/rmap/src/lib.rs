@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod announce;
+pub mod aside;
 pub mod client;
 pub mod control;
 pub mod crypto;
