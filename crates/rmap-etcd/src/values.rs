@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use rmap::client::SPACE_SLABS_MAX;
-use rmap::control::{MapEntry, REPLICAS_MAX, Replica};
+use rmap::control::{MapEntry, REPLICAS_MAX, Replica, Replicas};
 use rmap::crypto::PublicKey;
 use rmap::server::SLABS_MAX;
 use rmap::servers::parse_key;
@@ -278,7 +278,7 @@ impl Value for MapEntry {
         let EntryText { revision, lost, empty, copies, .. } = parse(bytes)?;
         let replica =
             |copy: &CopyText| Replica { server: ServerId(copy.server), grant: Version::from_bits(copy.grant.0) };
-        let replicas: Vec<Replica> = copies.iter().map(replica).collect();
+        let replicas: Replicas = copies.iter().map(replica).collect();
         if replicas.len() > REPLICAS_MAX {
             return wrong(format!("{} copies", replicas.len()));
         }

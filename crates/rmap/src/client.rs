@@ -1,7 +1,8 @@
 //! The client: the one writer of its spaces. Knows where each slab is and which version each page has.
 //!
 //! Sans-I/O, like the server: datagrams, time and answers of the control plane go in; datagrams, questions to the control
-//! plane and results come out. One thread owns it. All room is allocated at the start and with each slab, none per page.
+//! plane and results come out. One thread owns it. All room is allocated at the start, but tables of versions, of which
+//! some are kept ready (`tables.rs`), and what handshakes need.
 //!
 //! # What makes a read right
 //!
@@ -34,6 +35,7 @@ mod scrub;
 mod sealed;
 mod slab;
 mod stats;
+mod tables;
 mod timers;
 mod transfer;
 mod transmit;
@@ -62,6 +64,7 @@ pub use scrub::SCRUB_PASS;
 pub use sealed::{KEEP_AFTER, Tenure};
 pub use slab::SPACE_SLABS_MAX;
 pub use stats::ClientStats;
+pub use tables::{SPARES_MAX, SpareTable};
 pub use vacate::GIVE_BACK_AFTER;
 pub use view::{PageRun, ServerView};
 
@@ -75,6 +78,7 @@ use peer::Peer;
 use reserve::Reservation;
 use scrub::Scrub;
 use slab::Space;
+use tables::Tables;
 use vacate::Vacating;
 
 /// Spaces of one client: VMs of a host and their disks.
@@ -208,7 +212,7 @@ pub enum ClientError {
     KnownServer { addr: SocketAddr },
     #[error("{SPACES_MAX} spaces are the most that a client holds")]
     TooManySpaces,
-    #[error("{copies} copies: give 1 or 2")]
+    #[error("{copies} copies: give 1 or {max}", max = slab::COPIES_MAX)]
     Copies { copies: usize },
     #[error("{pages} pages: give 1 to {max}")]
     Size { pages: u64, max: u64 },
@@ -268,6 +272,7 @@ pub struct Client {
     copies: Copies,
     stripes: Stripes,
     ledger: Ledger,
+    tables: Tables,
     /// The payload of the reply that is being looked at; a page's room.
     reply: Box<[u8]>,
     /// Slabs whose state has to be looked at.
@@ -294,6 +299,7 @@ pub struct Client {
 
 impl Client {
     pub fn new(config: ClientConfig, entropy: Box<dyn Entropy>) -> Client {
+        let tables = Tables::new(config.slab_size);
         Client {
             config,
             entropy: SharedEntropy::new(entropy),
@@ -305,6 +311,7 @@ impl Client {
             copies: Copies::new(),
             stripes: Stripes::new(),
             ledger: Ledger::default(),
+            tables,
             reply: vec![0; SEALED_SIZE].into(),
             dirty: VecDeque::new(),
             questions: Vec::new(),
@@ -379,7 +386,7 @@ impl Client {
         if self.spaces.len() >= SPACES_MAX {
             return Err(ClientError::TooManySpaces);
         }
-        if !(1..=2).contains(&spec.copies) {
+        if !(1..=slab::COPIES_MAX).contains(&spec.copies) {
             return Err(ClientError::Copies { copies: spec.copies });
         }
         if generation == Generation(0) || generation > Generation::MAX {
@@ -400,6 +407,7 @@ impl Client {
         }
         let key = SpaceKey::new(&spec.key, spec.id);
         self.spaces.push(Space::new(spec, key, generation, tenure, self.config.slab_size, map));
+        self.make_room();
         let space = self.spaces.len() - 1;
         if spec.reserve > 0 && tenure == Tenure::Owner {
             self.spaces[space].reservation = Some(Reservation::new(spec.reserve, spec.copies));
@@ -409,6 +417,17 @@ impl Client {
             self.mark(space, slab);
         }
         Ok(SpaceRef(space))
+    }
+
+    /// Room for all that may be under way about slabs: for each of them a question, a look at it now and one later, and its
+    /// turn to be copied. When a server dies, all that it had are looked at together.
+    fn make_room(&mut self) {
+        let slabs = self.spaces.iter().map(|space| space.slabs.len() + 1).sum::<usize>();
+        self.questions.reserve(slabs.saturating_sub(self.questions.len()));
+        self.dirty.reserve(slabs.saturating_sub(self.dirty.len()));
+        self.looks.reserve(slabs.saturating_sub(self.looks.len()));
+        self.copies.make_room(slabs);
+        self.vacating.make_room(slabs);
     }
 
     /// Asks for a page.
@@ -570,7 +589,7 @@ impl Client {
 
     fn ask_for(&mut self, request: Request) -> Option<u64> {
         let id = self.exchanges.begin(request)?;
-        self.peers[request.peer].queues[request.class as usize].push_back(id);
+        self.exchanges.line_up(&mut self.peers[request.peer].queues[request.class as usize], id);
         Some(id)
     }
 

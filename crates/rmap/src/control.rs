@@ -3,6 +3,8 @@
 //! The control plane keeps for each space its owner's generation and which servers have which slab in sync. It compares and
 //! swaps; the client retries a lost answer with the same request and recognizes its own entry.
 
+use smallvec::SmallVec;
+
 use crate::units::{Generation, ServerId, SlabNo, SpaceId, Version};
 
 /// Copies of a slab: two, and a third while one is being replaced.
@@ -15,12 +17,15 @@ pub struct Replica {
     pub grant: Version,
 }
 
+/// The copies of a slab, in place: a map is changed while nothing may need memory for it.
+pub type Replicas = SmallVec<[Replica; REPLICAS_MAX]>;
+
 /// Which servers have a slab in sync: every acknowledged write is at all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MapEntry {
     /// Counts the entries of this slab; 0 is "none yet".
     pub revision: u64,
-    pub replicas: Vec<Replica>,
+    pub replicas: Replicas,
     /// The last copy is gone. Its pages are errors, never zeros.
     pub lost: bool,
     /// Its owner has given it back: nobody has it, and its pages are zeros. Said on purpose, so that an entry whose copies are
@@ -30,8 +35,8 @@ pub struct MapEntry {
 
 impl MapEntry {
     /// These have it, in sync. As every proposal it gets its revision when it is made.
-    pub fn of(replicas: Vec<Replica>) -> MapEntry {
-        MapEntry { replicas, ..MapEntry::default() }
+    pub fn of(replicas: impl IntoIterator<Item = Replica>) -> MapEntry {
+        MapEntry { replicas: replicas.into_iter().collect(), ..MapEntry::default() }
     }
 
     /// The last copy is gone.

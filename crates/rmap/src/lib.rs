@@ -21,6 +21,7 @@ mod reassembly;
 pub mod registry;
 pub mod server;
 pub mod servers;
+mod spares;
 pub mod udp;
 pub mod units;
 pub mod wire;

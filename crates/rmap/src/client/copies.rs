@@ -36,6 +36,11 @@ impl Copies {
         Copies { all: vec![None; COPIES_MAX], buffers, waiting: VecDeque::new() }
     }
 
+    /// For the turns of so many slabs.
+    pub fn make_room(&mut self, slabs: usize) {
+        self.waiting.reserve(slabs.saturating_sub(self.waiting.len()));
+    }
+
     pub fn is_idle(&self) -> bool {
         self.all.iter().all(Option::is_none)
     }

@@ -1,5 +1,6 @@
 //! Exchanges: one request to one server and its reply.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::reassembly::Partial;
@@ -10,6 +11,8 @@ use crate::wire::message::Op;
 pub const EXCHANGES_MAX: usize = 1024;
 /// Pages of replies under way, from all servers together: 1 MiB. More only fills the queues of a switch.
 pub const WINDOW_MAX: usize = 256;
+/// Places in a list of exchanges, each of which may be in it twice. More than that are some that ended and were not taken out.
+pub const LINE_MAX: usize = 2 * EXCHANGES_MAX;
 const INDEX_BITS: u32 = EXCHANGES_MAX.trailing_zeros();
 
 /// What an exchange is for.
@@ -175,6 +178,14 @@ impl Exchanges {
         (exchange.id == id && exchange.stage != Stage::Free).then_some(exchange)
     }
 
+    /// Appends to a list in which there may be some that ended: they go when it is full, so that it never grows.
+    pub fn line_up(&mut self, line: &mut VecDeque<u64>, id: u64) {
+        if line.len() >= LINE_MAX {
+            line.retain(|id| self.get(*id).is_some());
+        }
+        line.push_back(id);
+    }
+
     /// The first that fits.
     pub fn find(&self, fits: impl Fn(&Exchange) -> bool) -> Option<Exchange> {
         self.all.iter().find(|exchange| exchange.stage != Stage::Free && fits(exchange)).copied()
@@ -255,5 +266,30 @@ mod tests {
         ] {
             assert_eq!(grown(replies, took_us), window, "{replies} replies that took {took_us} us");
         }
+    }
+
+    /// As where one is not answered while many that follow are.
+    #[test]
+    fn a_line_keeps_what_is_under_way_and_never_grows() {
+        let request = Request {
+            role: Role::Fence,
+            peer: 0,
+            op: Op::Fence,
+            class: Class::Demand,
+            space: 0,
+            page: PageNo(0),
+            version: Version::NEVER,
+        };
+        let (mut exchanges, mut line) = (Exchanges::new(), VecDeque::with_capacity(LINE_MAX));
+        let capacity = line.capacity();
+        let kept: Vec<u64> = (0..EXCHANGES_MAX - 1).map(|_| exchanges.begin(request).unwrap()).collect();
+        kept.iter().chain(&kept).for_each(|id| exchanges.line_up(&mut line, *id));
+        for _ in 0..3 * LINE_MAX {
+            let id = exchanges.begin(request).unwrap();
+            exchanges.line_up(&mut line, id);
+            exchanges.end(id);
+        }
+        assert!(line.len() <= LINE_MAX && line.capacity() == capacity);
+        assert!(line.into_iter().filter(|id| exchanges.get(*id).is_some()).eq(kept.iter().chain(&kept).copied()));
     }
 }

@@ -89,9 +89,8 @@ fn token(slab: usize, part: usize) -> u64 {
 
 impl Client {
     pub(super) fn read_table(&mut self, space: usize, slab: usize) {
-        let size = self.config.slab_size;
         let state = &mut self.spaces[space].slabs[slab];
-        state.make_table(size);
+        state.make_table(&mut self.tables);
         state.table = Table::Asked { next: 0, got: 0 };
         self.ledger.reads.push_back((space, slab));
     }

@@ -6,7 +6,7 @@ use super::exchange::{Request, Role};
 use super::ledger::Table;
 use super::peer::{PeerSet, Reach};
 use super::sealed::Tenure;
-use super::slab::{Candidate, GrantStep, Phase};
+use super::slab::{Candidate, Candidates, GrantStep, Phase};
 use super::{Client, Failure, Fault};
 use crate::control::{MapEntry, Replica};
 use crate::units::{Class, PageNo, SlabNo, Time, Version};
@@ -52,7 +52,7 @@ impl Client {
                 if wanted && self.map_is_late(now) {
                     self.decline_unmapped(space, slab);
                 } else if wanted {
-                    self.spaces[space].slabs[slab].phase = Phase::Granting(Vec::new());
+                    self.spaces[space].slabs[slab].phase = Phase::Granting(Candidates::default());
                     self.advance_granting(now, space, slab);
                 }
             }
@@ -94,8 +94,7 @@ impl Client {
             _ => {
                 for slab in &mut state.slabs {
                     if let Phase::Granting(candidates) = &mut slab.phase {
-                        let at_peer = |candidate: &&mut Candidate| candidate.peer == peer;
-                        candidates.iter_mut().filter(at_peer).for_each(|c| c.step = GrantStep::Refused);
+                        candidates.refuse(|candidate| candidate.peer == peer);
                     }
                     slab.repair.take_if(|repair| repair.peer == peer);
                 }
@@ -130,19 +129,19 @@ impl Client {
             let state = &self.peers[*peer];
             !taken.has(*peer) && (state.can_lend() || kept(peer) > 0) && !state.last_resort
         };
-        let all: Vec<usize> = (0..self.peers.len()).filter(open).collect();
-        let zones: Vec<u32> = taken.iter().map(|peer| self.peers[peer].info.zone).collect();
-        let apart: Vec<usize> = all.iter().copied().filter(|p| !zones.contains(&self.peers[*p].info.zone)).collect();
+        let zone = |peer: usize| self.peers[peer].info.zone;
+        let all: PeerSet = (0..self.peers.len()).filter(open).collect();
+        let apart: PeerSet = all.iter().filter(|peer| taken.iter().all(|other| zone(other) != zone(*peer))).collect();
         let choice = if apart.is_empty() { all } else { apart };
         if choice.is_empty() {
             return None;
         }
         // Not at random: as long as the rest is spread evenly, each slab finds room at as many servers as it has copies.
-        if let Some(most) = choice.iter().copied().max_by_key(kept).filter(|peer| kept(peer) > 0) {
+        if let Some(most) = choice.iter().max_by_key(kept).filter(|peer| kept(peer) > 0) {
             return Some(most);
         }
-        let any = || choice[(self.entropy.next_u64() % choice.len() as u64) as usize];
-        let (one, other) = (any(), any());
+        let any = || choice.iter().nth((self.entropy.next_u64() % choice.len() as u64) as usize);
+        let (Some(one), Some(other)) = (any(), any()) else { return None };
         let pick = if self.peers[one].free_slabs >= self.peers[other].free_slabs { one } else { other };
         self.peers[pick].free_slabs -= 1;
         Some(pick)
@@ -171,24 +170,16 @@ impl Client {
             return;
         };
         let copies = self.wanted_copies(space, slab);
-        loop {
-            for candidate in &mut candidates {
-                if self.peers[candidate.peer].is_down() && candidate.step != GrantStep::Granted {
-                    candidate.step = GrantStep::Refused;
-                }
-            }
-            let live = candidates.iter().filter(|c| c.step != GrantStep::Refused).count();
-            if live >= copies {
-                break;
-            }
-            let taken = candidates.iter().map(|c| c.peer).collect();
-            let nobody_else = live == 0 && !self.someone_may_come();
+        candidates.refuse(|c| self.peers[c.peer].is_down() && c.step != GrantStep::Granted);
+        while candidates.asked.len() < copies {
+            let taken = candidates.peers();
+            let nobody_else = candidates.asked.is_empty() && !self.someone_may_come();
             let last = |client: &mut Client| nobody_else.then(|| client.last_resort(taken)).flatten();
             let Some(peer) = self.pick_server(space, taken).or_else(|| last(self)) else { break };
             let Some(grant) = self.spaces[space].next_version(false) else { break };
-            candidates.push(Candidate { peer, grant, step: GrantStep::Fencing });
+            candidates.asked.push(Candidate { peer, grant, step: GrantStep::Fencing });
         }
-        for candidate in &mut candidates {
+        for candidate in &mut candidates.asked {
             if candidate.step == GrantStep::Fencing
                 && self.fence(space, candidate.peer)
                 && self.grant(space, slab, candidate.peer, candidate.grant)
@@ -196,9 +187,7 @@ impl Client {
                 candidate.step = GrantStep::Asked;
             }
         }
-        let waits = candidates.iter().any(|c| matches!(c.step, GrantStep::Fencing | GrantStep::Asked));
-        let granted: Vec<Candidate> = candidates.iter().copied().filter(|c| c.step == GrantStep::Granted).collect();
-        if !waits && granted.is_empty() {
+        if candidates.asked.is_empty() {
             // The phase is vacant again: the next write tries anew. A server that may still come is waited for.
             if self.someone_may_come() {
                 return;
@@ -210,11 +199,12 @@ impl Client {
                 }
             };
         }
+        let all_granted = candidates.asked.iter().all(|candidate| candidate.step == GrantStep::Granted);
+        let replica = |c: &Candidate| Replica { server: self.peers[c.peer].info.id, grant: c.grant };
+        let entry = MapEntry::of(candidates.asked.iter().map(replica));
         self.spaces[space].slabs[slab].phase = Phase::Granting(candidates);
-        if !waits {
-            let replica = |c: &Candidate| Replica { server: self.peers[c.peer].info.id, grant: c.grant };
-            let replicas = granted.iter().map(replica).collect();
-            self.propose(space, slab, MapEntry::of(replicas));
+        if all_granted {
+            self.propose(space, slab, entry);
             self.wait_for_map(now, space, slab);
         }
     }
@@ -268,19 +258,20 @@ impl Client {
         if status != Status::Ok {
             self.peers[peer].free_slabs = 0;
         }
-        let size = self.config.slab_size;
         let state = &mut self.spaces[space].slabs[slab];
         if let Phase::Granting(candidates) = &mut state.phase {
-            let asked = |c: &&mut Candidate| c.peer == peer && c.grant == grant && c.step == GrantStep::Asked;
-            for candidate in candidates.iter_mut().filter(asked) {
-                candidate.step = if status == Status::Ok { GrantStep::Granted } else { GrantStep::Refused };
+            let asked = |c: &Candidate| c.peer == peer && c.grant == grant && c.step == GrantStep::Asked;
+            if status == Status::Ok {
+                candidates.asked.iter_mut().filter(|c| asked(c)).for_each(|c| c.step = GrantStep::Granted);
+            } else {
+                candidates.refuse(asked);
             }
         }
         if let Some(repair) = &mut state.repair
             && repair.grant == grant
         {
             if status == Status::Ok {
-                repair.granted(size);
+                repair.granted(&mut self.tables);
             } else {
                 state.repair = None;
             }
@@ -288,14 +279,13 @@ impl Client {
     }
 
     fn advance_opening(&mut self, now: Time, space: usize, slab: usize) {
-        let size = self.config.slab_size;
         let state = &mut self.spaces[space].slabs[slab];
         let doubt = state.doubt.take();
         if state.pending.is_some() {
             return;
         }
         let Phase::Opening(mut listings) = std::mem::replace(&mut state.phase, Phase::Vacant) else { return };
-        state.make_table(size);
+        state.make_table(&mut self.tables);
         let replicas = state.entry.replicas.clone();
         let present = |listing: &Listing| replicas.iter().any(|r| r.grant == listing.grant);
         if !listings.iter().all(present) {
@@ -337,23 +327,24 @@ impl Client {
             }
             return;
         }
-        let good: Vec<Listing> = listings.iter().filter(|l| usable(l)).cloned().collect();
+        let is_good = |replica: &&Replica| listings.iter().any(|l| usable(l) && l.grant == replica.grant);
+        let good = MapEntry::of(replicas.iter().filter(is_good).copied());
         let silent: PeerSet = listings.iter().filter(|l| away(l)).map(|listing| listing.peer).collect();
+        let is_whole = !waiting && good.replicas.len() == replicas.len();
+        let is_same = is_whole && self.reconcile(space, slab, &listings);
         self.spaces[space].slabs[slab].phase = Phase::Opening(listings);
-        if waiting {
+        if is_same {
+            return self.opens(space, slab);
+        }
+        if waiting || is_whole {
             return;
         }
-        if good.len() == replicas.len() {
-            self.reconcile(space, slab, &good);
-        } else if !good.is_empty() {
-            let stay = good.iter().map(|listing| listing.peer).collect();
-            if !self.may_leave(now, (space, slab), doubt, silent, stay) {
-                return;
+        if good.replicas.is_empty() {
+            if silent.is_empty() {
+                self.propose(space, slab, MapEntry::lost());
             }
-            let keep = |replica: &&Replica| good.iter().any(|listing| listing.grant == replica.grant);
-            self.propose(space, slab, MapEntry::of(replicas.iter().filter(keep).copied().collect()));
-        } else if silent.is_empty() {
-            self.propose(space, slab, MapEntry::lost());
+        } else if self.may_leave(now, (space, slab), doubt, silent, self.peers_of(&good)) {
+            self.propose(space, slab, good);
         }
     }
 
@@ -392,7 +383,9 @@ impl Client {
             listing.step = ListStep::Bad;
             return;
         }
-        listing.list.reserve(due);
+        if listing.list.is_empty() {
+            listing.list = self.tables.take_empty();
+        }
         for word in payload.chunks_exact(8) {
             let mut bits = [0; 8];
             bits.copy_from_slice(word);
@@ -407,28 +400,33 @@ impl Client {
         }
     }
 
-    /// Brings every copy to the greatest version of every page; then the slab is open. Writes that the last owner had not
-    /// finished may so be finished or, where no copy has them, undone: either is right.
-    fn reconcile(&mut self, space: usize, slab: usize, good: &[Listing]) {
+    /// Brings every copy to the greatest version of every page. `true` if all have that already. Writes that the last owner had
+    /// not finished may so be finished or, where no copy has them, undone: either is right.
+    fn reconcile(&mut self, space: usize, slab: usize, all: &[Listing]) -> bool {
         let mut behind = false;
-        let good = if self.has(Fault::OpensUnreconciled) { &good[..1] } else { good };
+        let all = if self.has(Fault::OpensUnreconciled) { &all[..1] } else { all };
         for index in 0..self.config.slab_size.pages() {
-            let Some(best) = good.iter().max_by_key(|listing| listing.list[index]) else { return };
+            let Some(best) = all.iter().max_by_key(|listing| listing.list[index]) else { return false };
             let version = best.list[index];
             self.spaces[space].slabs[slab].versions[index] = version;
-            for listing in good.iter().filter(|listing| listing.list[index] < version) {
+            for listing in all.iter().filter(|listing| listing.list[index] < version) {
                 behind = true;
                 if !self.start_copy(space, slab, index, Some(best.peer), listing.peer) {
-                    return;
+                    return false;
                 }
             }
         }
-        if !behind {
-            let state = &mut self.spaces[space].slabs[slab];
-            (state.phase, state.table) = (Phase::Open, Table::Unknown);
-            self.count_content(space, slab);
-            self.map_settled(space, slab);
-            self.mark(space, slab);
+        !behind
+    }
+
+    fn opens(&mut self, space: usize, slab: usize) {
+        let state = &mut self.spaces[space].slabs[slab];
+        if let Phase::Opening(listings) = std::mem::replace(&mut state.phase, Phase::Open) {
+            listings.into_iter().for_each(|listing| self.tables.give_back(listing.list));
         }
+        self.spaces[space].slabs[slab].table = Table::Unknown;
+        self.count_content(space, slab);
+        self.map_settled(space, slab);
+        self.mark(space, slab);
     }
 }

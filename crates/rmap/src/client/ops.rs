@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 
+use smallvec::SmallVec;
+
 use super::exchange::{Request, Role};
 use super::peer::PeerSet;
 use super::sealed::Tenure;
@@ -17,6 +19,9 @@ use crate::wire::message::Op as Wire;
 pub const OPS_MAX: usize = 256;
 /// Beside these, the client's own: pages of the ledger.
 pub const OWN_MAX: usize = 16;
+const ALL: usize = OPS_MAX + OWN_MAX;
+/// Places of operations, in place: they are looked for where nothing may need memory.
+pub type Selected = SmallVec<[usize; ALL]>;
 /// Places that writes leave to reads. A write may keep its place for long: until a copy in the making has it, too.
 pub const READS_RESERVED: usize = OPS_MAX / 4;
 
@@ -102,7 +107,6 @@ impl Ops {
             is_bad_itself: false,
             is_own: false,
         };
-        const ALL: usize = OPS_MAX + OWN_MAX;
         Ops {
             all: vec![empty; ALL],
             buffers: (0..ALL).map(|_| Box::new([0; SEALED_SIZE])).collect(),
@@ -152,8 +156,8 @@ impl Ops {
     }
 
     /// Places of the operations that fit, oldest first.
-    pub fn select(&self, fits: impl Fn(&Operation) -> bool) -> Vec<usize> {
-        let mut found: Vec<usize> =
+    pub fn select(&self, fits: impl Fn(&Operation) -> bool) -> Selected {
+        let mut found: Selected =
             (0..self.all.len()).filter(|op| self.all[*op].stage != Stage::Free && fits(&self.all[*op])).collect();
         found.sort_unstable_by_key(|op| self.all[*op].order);
         found

@@ -209,7 +209,7 @@ impl Client {
         let size = self.config.slab_size;
         let parity = self.spaces[space].layout.parity(group);
         let slabs = &mut self.spaces[space].slabs;
-        slabs[parity].make_table(size);
+        slabs[parity].make_table(&mut self.tables);
         for index in 0..size.pages() {
             let versions = members.iter().map(|slab| slabs[*slab].version(index));
             let greatest = versions.filter(|version| version.has_content()).max();

@@ -22,11 +22,17 @@ struct Parked {
     since: Time,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Parking {
     all: VecDeque<Parked>,
     /// Some could begin, and there was no place for them.
     is_short: bool,
+}
+
+impl Default for Parking {
+    fn default() -> Parking {
+        Parking { all: VecDeque::with_capacity(PARKED_MAX), is_short: false }
+    }
 }
 
 impl Parking {

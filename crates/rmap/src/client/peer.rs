@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::FAIL_AFTER_MIN;
+use super::exchange::LINE_MAX;
 use crate::crypto::PublicKey;
 use crate::crypto::handshake::Initiator;
 use crate::crypto::session::Session;
@@ -258,9 +259,9 @@ impl Peer {
             cut: DATAGRAM_MIN_MAX,
             probes: 0,
             probed_at: now,
-            queues: Class::ALL.map(|_| VecDeque::with_capacity(super::exchange::EXCHANGES_MAX)),
-            resends: VecDeque::with_capacity(super::exchange::EXCHANGES_MAX),
-            in_flight: VecDeque::with_capacity(super::exchange::EXCHANGES_MAX),
+            queues: Class::ALL.map(|_| VecDeque::with_capacity(LINE_MAX)),
+            resends: VecDeque::with_capacity(LINE_MAX),
+            in_flight: VecDeque::with_capacity(LINE_MAX),
         }
     }
 

@@ -82,13 +82,7 @@ impl Client {
             self.content_lost(place);
         }
         // What the old session carried is asked again.
-        let peer = &mut self.peers[place];
-        let again: Vec<u64> = peer.in_flight.drain(..).chain(peer.resends.drain(..)).collect();
-        for id in again {
-            if self.exchanges.get(id).is_some() && !self.peers[place].resends.contains(&id) {
-                self.peers[place].resends.push_back(id);
-            }
-        }
+        self.resend_all(place);
         self.heard(now, place);
         Some(())
     }
@@ -226,7 +220,7 @@ impl Client {
             {
                 exchange.overtaken += 1;
                 if exchange.overtaken == OVERTAKEN_MAX {
-                    peer.resends.push_back(id);
+                    self.exchanges.line_up(&mut peer.resends, id);
                     self.stats.resent_overtaken += 1;
                     lost = true;
                 }

@@ -8,10 +8,11 @@ use super::exchange::Role;
 use super::ops::{Kind, Stage};
 use super::peer::PeerSet;
 use super::slab::{Doubt, Phase};
+use super::tables::Tables;
 use super::transfer::Transfer;
 use super::{Client, Failure, Fault};
 use crate::control::{MapEntry, Replica};
-use crate::units::{SlabNo, SlabSize, Time, Version};
+use crate::units::{SlabNo, Time, Version};
 use crate::wire::message::Pressure;
 
 /// Slabs that get a new copy at a time, so that not all clients of a dead server copy everything at once.
@@ -37,14 +38,14 @@ pub struct Repair {
     pub step: Step,
     replaces: Option<usize>,
     /// What it has, as far as is known.
-    pub list: Vec<Version>,
+    pub list: Box<[Version]>,
     /// Pages before this one were looked at in this pass.
     pub cursor: usize,
 }
 
 impl Repair {
     pub fn new(peer: usize, grant: Version, replaces: Option<usize>) -> Repair {
-        Repair { peer, grant, step: Step::Fencing, replaces, list: Vec::new(), cursor: 0 }
+        Repair { peer, grant, step: Step::Fencing, replaces, list: Box::default(), cursor: 0 }
     }
 
     /// The server that gets every write.
@@ -58,10 +59,10 @@ impl Repair {
         matches!(self.step, Step::Copying | Step::Joining).then_some(self.peer)
     }
 
-    pub fn granted(&mut self, size: SlabSize) {
+    pub fn granted(&mut self, tables: &mut Tables) {
         if self.step == Step::Granting {
             self.step = Step::Transferring(Transfer::Wanted);
-            self.list = vec![Version::NEVER; size.pages()];
+            self.list = tables.take();
         }
     }
 }
@@ -105,8 +106,8 @@ impl Client {
         if keep != copies {
             let entry = &self.spaces[space].slabs[slab].entry;
             let kept = |replica: &&Replica| self.place_of(replica.server).is_some_and(|peer| keep.has(peer));
-            let replicas: Vec<Replica> = entry.replicas.iter().filter(kept).copied().collect();
-            let after = if keep.is_empty() { MapEntry::lost() } else { MapEntry::of(replicas) };
+            let left = || MapEntry::of(entry.replicas.iter().filter(kept).copied());
+            let after = if keep.is_empty() { MapEntry::lost() } else { left() };
             return self.propose(space, slab, after);
         }
         if self.spaces[space].slabs[slab].repair.is_some() {
@@ -175,7 +176,9 @@ impl Client {
         let Some(Repair { peer, grant, step, replaces, .. }) = state.repair else { return };
         let joined = state.entry.replicas.iter().any(|replica| replica.grant == grant);
         if joined {
-            self.spaces[space].slabs[slab].repair = None;
+            if let Some(repair) = self.spaces[space].slabs[slab].repair.take() {
+                self.tables.give_back(repair.list.into());
+            }
             return self.mark_all();
         }
         let is_column = self.spaces[space].layout.is_parity(slab) || self.is_grouped(space, slab);
@@ -201,9 +204,9 @@ impl Client {
                     self.set_step(space, slab, Step::Joining);
                     let state = &self.spaces[space].slabs[slab];
                     let stays = |r: &&Replica| replaces.is_none() || self.place_of(r.server) != replaces;
-                    let mut replicas: Vec<Replica> = state.entry.replicas.iter().filter(stays).copied().collect();
-                    replicas.push(Replica { server: self.peers[peer].info.id, grant });
-                    self.propose(space, slab, MapEntry::of(replicas));
+                    let new = Replica { server: self.peers[peer].info.id, grant };
+                    let entry = MapEntry::of(state.entry.replicas.iter().filter(stays).copied().chain([new]));
+                    self.propose(space, slab, entry);
                 }
             }
             // It joined, and has left again since.
@@ -329,7 +332,7 @@ impl Client {
             self.spaces[space].slabs[slab].failed.insert(peer);
             self.forget_copy(space, slab, peer);
         } else if let Phase::Granting(candidates) = &mut self.spaces[space].slabs[slab].phase {
-            candidates.retain(|candidate| candidate.peer != peer);
+            candidates.forget(peer);
             self.forget_copy(space, slab, peer);
         }
         self.mark(space, slab);

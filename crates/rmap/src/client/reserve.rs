@@ -7,8 +7,11 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use super::Client;
 use super::exchange::{Request, Role};
+use super::peer::SERVERS_MAX;
 use super::sealed::Tenure;
 use crate::units::{BootEpoch, Class, PageNo, Time, Version};
 use crate::wire::message::{Op, Status};
@@ -58,9 +61,12 @@ impl Share {
     }
 }
 
+/// Something of each server, in place: this is looked at every second.
+type OfServers<T> = SmallVec<[T; SERVERS_MAX]>;
+
 /// What each server is to keep: as even as can be, `total` together, no less than now where too little is kept, and no more
 /// where too much is. A server: what it keeps, and the most that it can.
-fn plan(total: u64, servers: &[(u64, u64)]) -> Vec<u64> {
+fn plan(total: u64, servers: &[(u64, u64)]) -> OfServers<u64> {
     let grows = total >= servers.iter().map(|(kept, _)| kept).sum();
     let at = |level: u64, &(kept, most): &(u64, u64)| if grows { kept.max(level.min(most)) } else { kept.min(level) };
     let sum = |level: u64| servers.iter().map(|server| at(level, server)).sum::<u64>();
@@ -83,7 +89,7 @@ fn plan(total: u64, servers: &[(u64, u64)]) -> Vec<u64> {
 impl Reservation {
     pub fn new(slabs: usize, copies: usize) -> Reservation {
         let (total, each) = ((slabs * copies) as u64, slabs as u64);
-        let (shares, due) = (Vec::new(), Time::default());
+        let (shares, due) = (Vec::with_capacity(SERVERS_MAX), Time::default());
         Reservation { total, each, shares, due, ask_again: due, is_settled: false }
     }
 }
@@ -138,7 +144,7 @@ impl Client {
             reservation.ask_again = now + ASK_AGAIN;
         }
         let mut is_asking = false;
-        let mut servers = Vec::with_capacity(self.peers.len());
+        let mut servers = OfServers::new();
         for (share, peer) in reservation.shares.iter_mut().zip(&self.peers) {
             share.exchange = share.exchange.filter(|id| self.exchanges.get(*id).is_some());
             is_asking |= share.exchange.is_some() && peer.is_up();
@@ -225,7 +231,7 @@ mod tests {
             (8, &[(4, 4), (4, 4), (4, 4)], &[2, 3, 3]),
             (0, &[(4, 0), (2, 0)], &[0, 0]),
         ] {
-            assert_eq!(plan(total, servers), expected, "{total} of {servers:?}");
+            assert_eq!(plan(total, servers)[..], *expected, "{total} of {servers:?}");
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use super::exchange::Role;
 use super::ledger::Table;
 use super::open::Listing;
@@ -11,6 +13,7 @@ use super::peer::PeerSet;
 use super::repair::Repair;
 use super::reserve::Reservation;
 use super::sealed::{Tenure, Watch};
+use super::tables::Tables;
 use super::{Client, Question, SpaceSpec};
 use crate::control::{Change, ControlReply, ControlRequest, MapEntry};
 use crate::crypto::SpaceKey;
@@ -18,6 +21,8 @@ use crate::units::{Generation, PageNo, SlabNo, SlabSize, SpaceId, Time, Version}
 
 /// Slabs of a space: 16 TiB of the usual size.
 pub const SPACE_SLABS_MAX: usize = 1 << 18;
+/// Copies that a space may ask for.
+pub const COPIES_MAX: usize = 2;
 /// A question that the control plane did not answer is asked again; a store with three members answers in 10 ms.
 pub const CONTROL_RETRY: Duration = Duration::from_millis(500);
 /// An answer that is not there yet is looked for no more often; a store on the same machine answers in 1 ms.
@@ -43,7 +48,33 @@ pub enum GrantStep {
     Fencing,
     Asked,
     Granted,
-    Refused,
+}
+
+/// Servers that are being asked for a slab, and those that have none to give.
+#[derive(Debug, Default)]
+pub struct Candidates {
+    pub asked: SmallVec<[Candidate; COPIES_MAX]>,
+    pub refused: PeerSet,
+}
+
+impl Candidates {
+    /// Each of these has said no, or is not there.
+    pub fn refuse(&mut self, which: impl Fn(&Candidate) -> bool) {
+        for candidate in self.asked.iter().filter(|candidate| which(candidate)) {
+            self.refused.insert(candidate.peer);
+        }
+        self.asked.retain(|candidate| !which(candidate));
+    }
+
+    /// It may be asked anew.
+    pub fn forget(&mut self, peer: usize) {
+        self.asked.retain(|candidate| candidate.peer != peer);
+        self.refused.remove(peer);
+    }
+
+    pub fn peers(&self) -> PeerSet {
+        self.refused.union(self.asked.iter().map(|candidate| candidate.peer).collect())
+    }
 }
 
 /// What may be done with a slab.
@@ -52,7 +83,7 @@ pub enum Phase {
     /// No server has it; its pages were never written.
     Vacant,
     /// Servers are being asked for it.
-    Granting(Vec<Candidate>),
+    Granting(Candidates),
     /// Taken over from another owner, whose unfinished writes may be at some copies and not at others.
     Opening(Vec<Listing>),
     Open,
@@ -209,10 +240,10 @@ impl Slab {
         }
     }
 
-    /// Allocated with the first use of the slab: 8 bytes a page.
-    pub fn make_table(&mut self, size: SlabSize) {
+    /// With the first use of the slab: 8 bytes a page.
+    pub fn make_table(&mut self, tables: &mut Tables) {
         if self.versions.is_empty() {
-            self.versions = vec![Version::NEVER; size.pages()].into();
+            self.versions = tables.take();
         }
     }
 
@@ -299,18 +330,17 @@ impl Client {
             self.abort_repair(space, slab);
         }
         self.mark_group(space, slab);
-        let size = self.config.slab_size;
         let state = &mut self.spaces[space].slabs[slab];
         if is_lost {
             state.phase = Phase::Lost;
             self.stats.slabs_lost += 1;
         } else if matches!(state.phase, Phase::Granting(_)) {
-            state.make_table(size);
+            state.make_table(&mut self.tables);
             state.phase = Phase::Open;
             self.count_content(space, slab);
         } else if matches!(state.phase, Phase::Leaving) {
-            (state.versions, state.content) = (Box::default(), 0);
-            state.phase = Phase::Vacant;
+            (state.phase, state.content) = (Phase::Vacant, 0);
+            self.tables.give_back(std::mem::take(&mut state.versions).into());
         }
         self.map_settled(space, slab);
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Client;
 use super::exchange::{Role, Stage};
 use super::ops;
-use super::peer::Reach;
+use super::peer::{Peer, Reach};
 use crate::units::Time;
 use crate::wire::{DATAGRAM_MIN_MAX, DATAGRAM_SIZES};
 
@@ -144,7 +144,7 @@ impl Client {
         let peer = &mut self.peers[place];
         peer.in_flight.pop_front();
         if !peer.resends.contains(&id) {
-            peer.resends.push_back(id);
+            self.exchanges.line_up(&mut peer.resends, id);
         }
         peer.resend_at = now + timeout;
         peer.backoff += 1;
@@ -185,9 +185,8 @@ impl Client {
         peer.unanswered_since = None;
         peer.doubted_since = None;
         // What it did not answer is asked again when it is back.
-        let unanswered: Vec<u64> = peer.in_flight.drain(..).collect();
-        peer.resends.extend(unanswered);
-        if peer.greeting.is_none() {
+        self.resend_all(place);
+        if self.peers[place].greeting.is_none() {
             self.greet(place);
         }
         self.mark_all();
@@ -211,6 +210,16 @@ impl Client {
         }
         // Slabs that were about to be asked for here are asked for elsewhere.
         self.mark_vacant_wanted();
+    }
+
+    /// Everything that a server has not answered is to be sent to it again.
+    pub(super) fn resend_all(&mut self, place: usize) {
+        let Peer { in_flight, resends, .. } = &mut self.peers[place];
+        for id in in_flight.drain(..) {
+            if self.exchanges.get(id).is_some() && !resends.contains(&id) {
+                self.exchanges.line_up(resends, id);
+            }
+        }
     }
 
     fn is_lost(&self, now: Time, place: usize, since: Time) -> bool {

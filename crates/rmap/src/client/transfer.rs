@@ -250,9 +250,12 @@ impl Client {
     }
 
     pub(super) fn look(&mut self, now: Time) {
-        let (due, later): (Vec<_>, Vec<_>) = self.looks.drain(..).partition(|(at, ..)| *at <= now);
-        self.looks = later;
-        due.into_iter().for_each(|(_, space, slab)| self.mark(space, slab));
+        for at in (0..self.looks.len()).rev() {
+            if self.looks[at].0 <= now {
+                let (_, space, slab) = self.looks.swap_remove(at);
+                self.mark(space, slab);
+            }
+        }
     }
 }
 

@@ -146,7 +146,7 @@ impl Client {
         }
         let instruction = self.instruction(role, space, page, version);
         let peer = &mut self.peers[place];
-        peer.in_flight.push_back(id);
+        self.exchanges.line_up(&mut peer.in_flight, id);
         if first && matches!(op, Op::Write | Op::Trim) {
             peer.writes_out += 1;
         }

@@ -30,6 +30,11 @@ pub struct Vacating {
 }
 
 impl Vacating {
+    /// For so many slabs.
+    pub fn make_room(&mut self, slabs: usize) {
+        self.queue.reserve(slabs.saturating_sub(self.queue.len()));
+    }
+
     /// When the first one is to be looked at.
     pub fn due(&self) -> Option<Time> {
         self.queue.front().map(|(due, ..)| self.not_before.max(*due))

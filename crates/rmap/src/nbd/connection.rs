@@ -21,7 +21,7 @@ pub const REQUESTS_MAX: usize = 256;
 pub const EXTENTS_MAX: usize = 2048;
 /// Pages that one BLOCK_STATUS looks at (1 GiB of them): it may say less than it was asked, and is asked again.
 pub const STATUS_PAGES_MAX: u64 = 1 << 18;
-/// The buffer of answers is not kept above this size.
+/// Of the buffer of answers, at the start and when all were sent.
 const OUTPUT_KEPT_MAX: usize = 1 << 20;
 const CHUNK_OFFSET_SIZE: u32 = 8;
 
@@ -91,7 +91,7 @@ pub struct Connection {
 
 impl Default for Connection {
     fn default() -> Connection {
-        let mut output = Vec::with_capacity(OUTPUT_KEPT_MAX / 4);
+        let mut output = Vec::with_capacity(OUTPUT_KEPT_MAX);
         greet(&mut output);
         let phase = Phase::Negotiating(Negotiation::default());
         Connection { phase, input: Input::new(), output, sent: 0, requests: 0, owed: 0 }
@@ -120,10 +120,13 @@ impl Connection {
 
     pub fn sent(&mut self, count: usize) {
         self.sent += count;
-        if self.sent == self.output.len() {
-            self.output.clear();
-            self.output.shrink_to(OUTPUT_KEPT_MAX);
+        // Each byte moves seldom, and the buffer of a client that always has something to take does not grow.
+        if self.sent > self.output.len() / 2 {
+            self.output.drain(..self.sent);
             self.sent = 0;
+        }
+        if self.output.is_empty() {
+            self.output.shrink_to(OUTPUT_KEPT_MAX);
         }
     }
 

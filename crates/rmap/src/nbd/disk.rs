@@ -21,6 +21,9 @@ const PIECES_RESERVED: usize = PIECES_MAX / 4;
 const PIECES_A_TURN: usize = 16;
 /// Steps over holes that a request takes before the next one has its turn: each may be a slab or a page.
 const HOLES_A_TURN: usize = 1024;
+/// Requests, and of a READ its bytes, for which room is made at the start. Of swap, one reads 32 KiB: eight pages (page-cluster).
+const REQUESTS_READY: usize = 256;
+const READ_READY: usize = 32 << 10;
 /// A request's buffer is kept for the next one up to this size.
 const BUFFER_KEPT_MAX: usize = 256 << 10;
 
@@ -144,17 +147,28 @@ impl Disk {
             of_write: false,
             content: Box::new(ZERO_PAGE),
         };
+        let request = |_| Request {
+            owner: None,
+            cookie: 0,
+            kind: Kind::Read,
+            error: None,
+            data: Vec::with_capacity(READ_READY),
+            begin: 0,
+            next: 0,
+            end: 0,
+            pieces: 0,
+        };
         Disk {
             size,
-            requests: Vec::new(),
-            free_requests: Vec::new(),
+            requests: (0..REQUESTS_READY).map(request).collect(),
+            free_requests: (0..REQUESTS_READY).rev().collect(),
             pieces: (0..PIECES_MAX).map(piece).collect(),
             free_pieces: (0..PIECES_MAX).rev().collect(),
             write_pieces: 0,
             held: HashSet::with_capacity(2 * PIECES_MAX),
-            running: VecDeque::with_capacity(PIECES_MAX),
+            running: VecDeque::with_capacity(REQUESTS_READY),
             merged: VecDeque::with_capacity(PIECES_MAX),
-            done: VecDeque::with_capacity(PIECES_MAX),
+            done: VecDeque::with_capacity(REQUESTS_READY),
         }
     }
 
@@ -441,15 +455,13 @@ impl Disk {
     pub fn free(&mut self, id: usize) {
         let request = &mut self.requests[id];
         request.owner = None;
-        if request.data.capacity() > BUFFER_KEPT_MAX {
-            request.data = Vec::new();
-        }
+        request.data.clear();
+        request.data.shrink_to(BUFFER_KEPT_MAX);
         self.free_requests.push(id);
     }
 
     /// A connection is gone. What is under way ends by itself; nothing more of it begins.
     pub fn abandon(&mut self, owner: usize) {
-        let finished: Vec<usize> = self.done.iter().copied().collect();
         for id in 0..self.requests.len() {
             let request = &mut self.requests[id];
             if request.owner != Some(owner) {
@@ -458,7 +470,7 @@ impl Disk {
             request.owner = None;
             request.next = request.end;
             self.running.retain(|running| *running != id);
-            if self.requests[id].pieces == 0 && !finished.contains(&id) {
+            if self.requests[id].pieces == 0 && !self.done.contains(&id) {
                 self.free(id);
             }
         }

@@ -17,6 +17,7 @@ use super::listener::Listener;
 use super::negotiation::Offer;
 use crate::client::{Client, PageRun, Refused, SpaceRef, Token};
 use crate::control::{ControlReply, ControlRequest};
+use crate::spares::Spares;
 use crate::udp::{UdpClient, Wait};
 use crate::units::{Class, PAGE_SIZE, Page, PageNo, Time};
 
@@ -63,6 +64,8 @@ pub enum ServerError {
     Size { size: u64 },
     #[error("wait for connections: {0}")]
     Wait(io::Error),
+    #[error("start a thread: {0}")]
+    Thread(io::Error),
     #[error("the pool's socket: {0}")]
     Pool(io::Error),
 }
@@ -115,6 +118,8 @@ pub struct Server<C> {
     clients: Vec<Option<Peer>>,
     page: Box<Page>,
     wait: Wait,
+    /// For slabs that are written to for the first time.
+    spares: Option<Spares>,
     /// Which client is looked at first.
     turn: usize,
 }
@@ -124,8 +129,13 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
     /// answers of the pool.
     ///
     /// # Errors
-    /// The size makes no sense, or the system has no room to wait.
-    pub fn new(pool: UdpClient<C>, export: Export, listener: Listener, wait: Wait) -> Result<Server<C>, ServerError> {
+    /// The size makes no sense, or the system has no room to wait, or no thread.
+    pub fn new(
+        mut pool: UdpClient<C>,
+        export: Export,
+        listener: Listener,
+        wait: Wait,
+    ) -> Result<Server<C>, ServerError> {
         let Export { name, space, size, read_only } = export;
         if size == 0 || !size.is_multiple_of(PAGE_SIZE as u64) {
             return Err(ServerError::Size { size });
@@ -133,6 +143,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|error| ServerError::Wait(error.into()))?;
         watch(&epoll, &listener, LISTENER)?;
         watch(&epoll, pool.port(), POOL)?;
+        let spares = (!read_only).then(|| Spares::start(&mut pool.client)).transpose().map_err(ServerError::Thread)?;
         Ok(Server {
             pool,
             space,
@@ -143,6 +154,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
             clients: (0..CONNECTIONS_MAX).map(|_| None).collect(),
             page: Box::new([0; PAGE_SIZE]),
             wait,
+            spares,
             turn: 0,
         })
     }
@@ -170,6 +182,9 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
                 let now = self.pool.now();
                 tend(&mut self.pool.client, now);
                 tended_at = Instant::now();
+            }
+            if let Some(spares) = &self.spares {
+                spares.top_up(&mut self.pool.client);
             }
             self.work();
             self.pool.flush();

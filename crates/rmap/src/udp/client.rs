@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use super::port::{Port, Wait};
+use super::port::{BATCH_BYTES_MAX, Port, Wait};
 use crate::client::{Client, Event};
 use crate::control::{ControlReply, ControlRequest};
 use crate::units::{PAGE_SIZE, Page, Time};
@@ -37,7 +37,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> UdpClient<C> {
     /// `start` is when the client's clock began. `control` answers at once, as a registry in memory or in a file does;
     /// where it cannot, with [`ControlReply::Later`].
     pub fn new(client: Client, port: Port, wait: Wait, start: Instant, control: C) -> UdpClient<C> {
-        let out = Vec::with_capacity(2 * DATAGRAM_MAX);
+        let out = Vec::with_capacity(BATCH_BYTES_MAX + 2 * DATAGRAM_MAX);
         UdpClient { client, port, wait, start, control, out, page: Box::new([0; PAGE_SIZE]) }
     }
 

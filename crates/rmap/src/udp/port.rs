@@ -15,7 +15,7 @@ use crate::server::Transmit;
 /// Datagrams of one `sendmsg`: the kernel's UDP_MAX_SEGMENTS before Linux 6.9.
 const BATCH_DATAGRAMS_MAX: usize = 64;
 /// Bytes of one `sendmsg`: what fits into an IP packet, with room for its headers.
-const BATCH_BYTES_MAX: usize = 64_000;
+pub(super) const BATCH_BYTES_MAX: usize = 64_000;
 
 /// How to wait for a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use super::super::peer::PeerSet;
 use super::super::repair::{REPAIRS_MAX, Repair};
 use super::super::slab::{Phase, Slab};
 use super::place::assign;
-use crate::control::{MapEntry, Replica};
+use crate::control::{MapEntry, Replica, Replicas};
 use crate::units::Time;
 
 impl Client {
@@ -85,7 +85,7 @@ impl Client {
         let gone = copies.minus(copies.minus(self.spaces[space].slabs[slab].failed));
         let kept = |keep: PeerSet| {
             let stays = |replica: &&Replica| self.place_of(replica.server).is_some_and(|peer| keep.has(peer));
-            entry.replicas.iter().filter(stays).copied().collect::<Vec<Replica>>()
+            entry.replicas.iter().filter(stays).copied().collect::<Replicas>()
         };
         if !gone.is_empty() {
             let keep = copies.minus(gone);

@@ -61,7 +61,7 @@ fn what_has_nowhere_else_to_go_waits() {
 #[test]
 fn what_cannot_be_is_no_zeros() {
     let copy = Replica { server: ServerId(0), grant: Version::new(Generation(1), 1, false) };
-    let of = |lost, empty, replicas: &[Replica]| MapEntry { revision: 1, replicas: replicas.to_vec(), lost, empty };
+    let of = |lost, empty, replicas: &[Replica]| MapEntry { revision: 1, replicas: replicas.into(), lost, empty };
     for (entry, expected) in [
         (of(false, true, &[]), Ok(0)),
         (of(true, false, &[]), Err(Failure::Lost)),

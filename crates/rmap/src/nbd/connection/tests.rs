@@ -258,3 +258,31 @@ proptest! {
         prop_assert!(test.connection.output().len() < INPUT_MAX + 4096);
     }
 }
+
+/// A client that takes its answers in pieces, and asks for more before it has all of them, gets each byte once, and the buffer
+/// does not grow with what was sent.
+#[test]
+fn answers_are_taken_in_pieces() {
+    const EACH: u32 = 2 * PAGE_SIZE as u32;
+    let mut test = Test::agreed();
+    let contents: Vec<u8> = (0..SIZE).map(|at| (at % 253) as u8).collect();
+    test.request(command::WRITE, 0, 0, SIZE as u32, &contents);
+    let capacity = test.connection.output.capacity();
+    let (mut taken, mut expected) = (Vec::new(), Vec::new());
+    for round in 0..200 {
+        let offset = round % (PAGES as u64 - 1) * PAGE_SIZE as u64;
+        let mut bytes = Vec::new();
+        RequestHeader { flags: 0, command: command::READ, cookie: round, offset, length: EACH }.encode(&mut bytes);
+        test.send(&bytes);
+        chunk_header(&mut expected, round, chunk::OFFSET_DATA, 8 + EACH);
+        expected.extend_from_slice(&offset.to_be_bytes());
+        expected.extend_from_slice(&contents[offset as usize..offset as usize + EACH as usize]);
+        // A little less than comes, so that there is always something left.
+        let count = (test.connection.output().len() - 1).min(EACH as usize + 31);
+        taken.extend_from_slice(&test.connection.output()[..count]);
+        test.connection.sent(count);
+    }
+    taken.extend_from_slice(&test.answers());
+    assert!(taken == expected);
+    assert_eq!(test.connection.output.capacity(), capacity);
+}
