@@ -5,7 +5,7 @@
 //! zeros unless the page was never written or trimmed. What one read has returned, later ones do not take back. Once a new
 //! owner has read or written a page, nothing of the old ones lands on it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rmap::units::{PAGE_SIZE, Page};
 
@@ -53,13 +53,16 @@ impl Default for Register {
 #[derive(Clone, Copy, Debug)]
 pub struct Begun {
     floor: Nth,
-    /// Others read it at the same time, and one may hear of a loss while another's answer is on its way.
+    /// Others read it at the same time, and one may hear of a loss while another's answer is on its way. Where parity is made,
+    /// it may even come back: parity that was complete in time may get into the map after the loss of a member.
     may_still_be_there: bool,
 }
 
 #[derive(Debug, Default)]
 pub struct Oracle {
     pages: BTreeMap<(u64, u64), Register>,
+    /// Sealed spaces that have parity, or will.
+    with_parity: BTreeSet<u64>,
     values: u64,
     pub verified: u64,
     pub acked: u64,
@@ -131,7 +134,13 @@ impl Oracle {
         let own = register.writes.range(..=(generation, u32::MAX));
         let floor = own.rev().find(|(_, write)| write.acked).map_or(NEVER, |(nth, _)| *nth);
         let seen = if register.seen_by == generation { register.seen } else { NEVER };
-        Begun { floor: floor.max(seen), may_still_be_there: shared && register.lost.is_none() }
+        let may_come_back = register.lost.is_none() || self.with_parity.contains(&space);
+        Begun { floor: floor.max(seen), may_still_be_there: shared && may_come_back }
+    }
+
+    /// From now on parity is made for a sealed space.
+    pub fn gets_parity(&mut self, space: u64) {
+        self.with_parity.insert(space);
     }
 
     pub fn end_read(&mut self, space: u64, page: u64, generation: u32, begun: Begun, got: &Page) -> Result<(), String> {

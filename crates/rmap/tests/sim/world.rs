@@ -290,6 +290,7 @@ impl World {
         let host = host_of(&mut self.nodes[node]);
         let (reference, _) = host.owns[&space];
         host.client.make_parity(now, reference);
+        self.oracle.gets_parity(space);
         self.pump(node);
     }
 
