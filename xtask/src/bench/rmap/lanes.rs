@@ -13,7 +13,7 @@ use rmap::crypto::{KEY_SIZE, Keypair, PoolKey, SystemEntropy};
 use rmap::server::{Server, ServerConfig};
 use rmap::units::{BootEpoch, Class, Generation, PageNo, SEALED_SIZE, ServerId, SlabSize, SpaceId, Time, Version};
 use rmap::wire::datagram::{Head, Versions};
-use rmap::wire::message::{Direction, Message, Op, Status};
+use rmap::wire::message::{Direction, FLOOR_SIZE, Message, Op, Status};
 use rmap::wire::{DATAGRAM_MAX, PROTOCOL_VERSION};
 
 use super::{DATAGRAM, WINDOW};
@@ -105,10 +105,13 @@ fn start(lanes: usize) -> Result<Vec<Lane>> {
     servers.into_iter().map(greet).collect()
 }
 
+/// Of a slab's first life.
+const NO_FLOOR: [u8; FLOOR_SIZE] = [0; FLOOR_SIZE];
+
 fn fill(lane: &mut Lane) -> Result<()> {
     let content = [7; SEALED_SIZE];
     for slab in 0..PAGES / u64::from(SLAB_PAGES) {
-        lane.ask(Op::Grant, slab * u64::from(SLAB_PAGES), &[])?;
+        lane.ask(Op::Grant, slab * u64::from(SLAB_PAGES), &NO_FLOOR)?;
     }
     (0..PAGES).try_for_each(|page| lane.ask(Op::Write, page, &content))
 }
