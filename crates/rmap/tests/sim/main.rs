@@ -23,8 +23,9 @@ use world::{Plan, Sabotage, World};
 
 /// Runs by default: two minutes of a core, where the compiler optimizes.
 const SEEDS: u64 = 1000;
-/// Beyond these, runs that have found something: a copy of a server's new life was taken for one of its last.
-const FOUND: [u64; 3] = [1032, 1564, 2134];
+/// Beyond these, runs that have found something: a copy of a server's new life was taken for one of its last (and is again, without
+/// `check_again`); parity got into the map after the loss of what it stands for.
+const FOUND: [u64; 2] = [1032, 2134];
 /// Within so many runs a mistake is noticed.
 const SABOTAGED_SEEDS: u64 = 400;
 
