@@ -192,7 +192,8 @@ impl Client {
         for slab in first..self.spaces[space].slabs.len() {
             let begun = !matches!(self.spaces[space].slabs[slab].phase, Phase::Vacant);
             if begun && !mapped.contains(&slab) {
-                self.reopen(space, slab, MapEntry::default());
+                // Not lost, as an entry without copies would be: there is none.
+                self.reopen_as(space, slab, MapEntry::default(), Phase::Vacant);
             }
         }
     }
@@ -207,6 +208,11 @@ impl Client {
 
     /// Everything that was known of a slab is from before; what is read there begins anew.
     pub(super) fn reopen(&mut self, space: usize, slab: usize, entry: MapEntry) {
+        let phase = Phase::of(&entry, self.spaces[space].tenure);
+        self.reopen_as(space, slab, entry, phase);
+    }
+
+    fn reopen_as(&mut self, space: usize, slab: usize, entry: MapEntry, phase: Phase) {
         let size = self.config.slab_size;
         let of_slab = |page| size.slab(page) == Some(SlabNo(slab as u32));
         let reads = |stage: Stage, kind: Kind| stage == Stage::Active && kind == Kind::Read;
@@ -222,13 +228,13 @@ impl Client {
         let stays = entry.replicas.iter().filter(|replica| before.entry.replicas.contains(replica));
         let same: PeerSet = stays.filter_map(|replica| self.place_of(replica.server)).collect();
         let failed = before.failed.iter().filter(|peer| same.has(*peer)).collect();
-        let (dirty, tenure) = (before.dirty, self.spaces[space].tenure);
+        let dirty = before.dirty;
         let state = &mut self.spaces[space].slabs[slab];
         let table =
             if matches!(state.table, Table::Known | Table::Asked { .. }) { state.table } else { Table::Unknown };
         // Versions that the ledger told are so for good.
         let versions = if table == Table::Unknown { Box::default() } else { std::mem::take(&mut state.versions) };
-        *state = Slab { phase: Phase::of(&entry, tenure), entry, versions, failed, table, dirty, ..Slab::vacant() };
+        *state = Slab { phase, entry, versions, failed, table, dirty, ..Slab::vacant() };
         self.mark(space, slab);
         self.mark_group(space, slab);
         self.wake_ops(space, slab);

@@ -256,8 +256,10 @@ fn mistakes_are_noticed() {
 #[test]
 fn sources_that_lie_are_of_no_use() {
     let (mut transferred, mut refused) = (0, 0);
+    // A keeper that had begun parity in an earlier term ended with a panic.
+    let again = number("RMAP_SIM_SEED").is_none().then_some(2717);
     for fault in [Fault::CopiesHalf, Fault::MakesUpVersions] {
-        for seed in seeds(SEEDS / 10) {
+        for seed in seeds(SEEDS / 10).chain(again) {
             let world = run(seed, None, None, Sabotage { server: Some(fault), ..Sabotage::default() });
             assert!(world.violation.is_none(), "{fault:?}, RMAP_SIM_SEED={seed}: {:?}", world.violation);
             transferred += clients(&world).map(|stats| stats.slabs_transferred).sum::<u64>();
