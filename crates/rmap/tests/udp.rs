@@ -47,8 +47,7 @@ fn server(id: u32, client: &Keypair, pool: &PoolKey) -> (Server, Port) {
         medium: None,
     };
     let server = Server::new(config, Box::new(SystemEntropy::default())).unwrap();
-    let mut port = Port::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
-    port.listen_too().unwrap();
+    let port = Port::listen_lanes(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 1).unwrap().remove(0);
     (server, port)
 }
 

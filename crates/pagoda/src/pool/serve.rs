@@ -69,11 +69,9 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     place.connect()?;
     let mut admitted = Admissions::read(dir)?;
     let lanes = lanes(options)?;
-    let mut ports = Port::bind_lanes(options.listen, lanes).with_context(|| format!("listen on {}", options.listen))?;
+    let bind = if options.tcp { Port::listen_lanes } else { Port::bind_lanes };
+    let ports = bind(options.listen, lanes).with_context(|| format!("listen on {}", options.listen))?;
     let addr = ports[0].local_addr().context("the socket's address")?;
-    if options.tcp {
-        ports[0].listen_too().with_context(|| format!("listen on {addr} by TCP"))?;
-    }
     let (scraped, metrics) = options.metrics.map(metrics::listen).transpose()?.unzip();
     // A disk is nobody's memory: it is lent whatever the host does with that.
     let on_disk = options.on_disk.as_deref();

@@ -16,6 +16,8 @@ use crate::server::Transmit;
 const BATCH_DATAGRAMS_MAX: usize = 64;
 /// Bytes of one `sendmsg`: what fits into an IP packet, with room for its headers.
 pub(super) const BATCH_BYTES_MAX: usize = 64_000;
+/// Numbers of ports that are tried before it is an error that TCP has none of them free.
+const NUMBERS_MAX: usize = 64;
 
 /// How to wait for a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,17 +77,30 @@ impl Port {
         Ok(Port { datagrams: None, streams: Some(Streams::dial()?) })
     }
 
-    /// A server's: its clients may come by TCP too, to the port of the same number. Of several lanes, one has them all.
+    /// A server's, for clients by UDP and by TCP, who come to the same number; those by TCP are the first lane's. Where the
+    /// system is to choose the number, it is one that both have free.
     ///
     /// # Errors
-    /// The address cannot be bound.
-    pub fn listen_too(&mut self) -> io::Result<()> {
-        let streams = Streams::listen(self.local_addr()?)?;
-        if let Some(datagrams) = &self.datagrams {
-            streams.watch_too(datagrams)?;
+    /// The address cannot be bound by one of them, or the sockets not be set up.
+    pub fn listen_lanes(addr: SocketAddr, lanes: usize) -> io::Result<Vec<Port>> {
+        for _ in 1..NUMBERS_MAX {
+            match Port::listen_once(addr, lanes) {
+                // UDP chose it, and does not know what TCP has.
+                Err(error) if addr.port() == 0 && error.kind() == io::ErrorKind::AddrInUse => {}
+                result => return result,
+            }
         }
-        self.streams = Some(streams);
-        Ok(())
+        Port::listen_once(addr, lanes)
+    }
+
+    fn listen_once(addr: SocketAddr, lanes: usize) -> io::Result<Vec<Port>> {
+        let mut ports = Port::bind_lanes(addr, lanes)?;
+        let Port { datagrams: Some(datagrams), streams } = &mut ports[0] else { unreachable!("it was just bound") };
+        let by_tcp = Streams::listen(datagrams.local_addr()?)
+            .map_err(|error| io::Error::new(error.kind(), format!("by TCP: {error}")))?;
+        by_tcp.watch_too(datagrams)?;
+        *streams = Some(by_tcp);
+        Ok(ports)
     }
 
     /// # Errors
