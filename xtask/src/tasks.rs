@@ -46,7 +46,7 @@ pub fn test(args: &TestArgs) -> Result<bool> {
     cargo_with(&[&["test"], &PROFILE[..], &["--workspace", "--exclude", "vm-tests"]].concat(), &args.arguments)
 }
 
-/// The tests with real guests, two at a time: so many guests the harness lets run.
+/// The tests with real guests, three at a time: so many guests the harness lets run.
 ///
 /// # Errors
 /// cargo cannot be run.
@@ -58,7 +58,7 @@ pub fn vm(args: &TestArgs) -> Result<bool> {
     if !arguments.iter().any(|argument| argument == "--") {
         arguments.push("--".to_owned());
     }
-    arguments.push("--test-threads=2".to_owned());
+    arguments.push("--test-threads=3".to_owned());
     cargo_with(&[&["test"], &PROFILE[..], &["--workspace", "--test", "vm"]].concat(), &arguments)
 }
 

@@ -126,6 +126,12 @@ fn make_parity(pool: &PoolConfig, name: &str, disk: &Disk, plane: &mut Plane) ->
             return Ok(());
         }
         let now = progress(&client.client);
+        let (before, ParityView { groups, with_parity, whole, .. }) = (last.3, now.3);
+        if (with_parity, whole) != (before.with_parity, before.whole) {
+            eprintln!(
+                "pagoda: {with_parity} of {groups} groups of four parts have parity, {whole} of them one copy of each part"
+            );
+        }
         if now != last {
             (last, moved_at) = (now, Instant::now());
         }
