@@ -31,6 +31,7 @@ mod peer;
 mod receive;
 mod repair;
 mod reserve;
+mod returns;
 mod scrub;
 mod sealed;
 mod slab;
@@ -119,6 +120,9 @@ pub struct ClientConfig {
     pub datagram_max: usize,
     /// Datagrams under one key; `None` for the usual number.
     pub rekey_every: Option<u64>,
+    /// Questions about slabs that are under way at a time.
+    #[doc(hidden)]
+    pub questions_max: usize,
     #[doc(hidden)]
     pub fault: Option<Fault>,
 }
@@ -163,6 +167,7 @@ impl ClientConfig {
             link_bytes_per_second: 1_250_000_000,
             datagram_max: crate::wire::DATAGRAM_MAX,
             rekey_every: None,
+            questions_max: exchange::QUESTIONS_MAX,
             fault: None,
         }
     }
@@ -277,6 +282,9 @@ pub struct Client {
     reply: Box<[u8]>,
     /// Slabs whose state has to be looked at.
     dirty: VecDeque<(usize, usize)>,
+    /// Slabs that could not ask what they have to, as too much was asked; and the one that is being looked at.
+    hungry: VecDeque<(usize, usize)>,
+    at: Option<(usize, usize)>,
     questions: Vec<Question>,
     question_ids: u64,
     /// Slabs to be looked at later, whatever happens: those that servers copy, and those that wait for a silent server.
@@ -300,12 +308,13 @@ pub struct Client {
 impl Client {
     pub fn new(config: ClientConfig, entropy: Box<dyn Entropy>) -> Client {
         let tables = Tables::new(config.slab_size);
+        let exchanges = Exchanges::new(config.questions_max);
         Client {
             config,
             entropy: SharedEntropy::new(entropy),
             peers: Vec::new(),
             spaces: Vec::new(),
-            exchanges: Exchanges::new(),
+            exchanges,
             ops: Ops::new(),
             parking: Parking::default(),
             copies: Copies::new(),
@@ -314,6 +323,8 @@ impl Client {
             tables,
             reply: vec![0; SEALED_SIZE].into(),
             dirty: VecDeque::new(),
+            hungry: VecDeque::new(),
+            at: None,
             questions: Vec::new(),
             question_ids: 0,
             looks: Vec::new(),
@@ -425,6 +436,7 @@ impl Client {
         let slabs = self.spaces.iter().map(|space| space.slabs.len() + 1).sum::<usize>();
         self.questions.reserve(slabs.saturating_sub(self.questions.len()));
         self.dirty.reserve(slabs.saturating_sub(self.dirty.len()));
+        self.hungry.reserve(slabs.saturating_sub(self.hungry.len()));
         self.looks.reserve(slabs.saturating_sub(self.looks.len()));
         self.copies.make_room(slabs);
         self.vacating.make_room(slabs);
@@ -565,17 +577,34 @@ impl Client {
         self.now = now;
         self.unpark_waiting();
         loop {
-            while let Some((space, slab)) = self.dirty.pop_front().or_else(|| self.copies.next_waiting()) {
+            while let Some((space, slab)) = self.next_dirty() {
                 self.spaces[space].slabs[slab].dirty = false;
+                self.at = Some((space, slab));
                 self.advance(now, space, slab);
+                self.at = None;
                 if !self.parking.is_empty() {
                     self.unpark(space, slab);
                 }
             }
             if !self.tend_parity() {
-                return;
+                break;
             }
         }
+        self.send_returns();
+    }
+
+    fn next_dirty(&mut self) -> Option<(usize, usize)> {
+        self.dirty.pop_front().or_else(|| self.copies.next_waiting()).or_else(|| self.next_hungry())
+    }
+
+    /// A slab that can ask now what it could not: for itself, or for its pages.
+    fn next_hungry(&mut self) -> Option<(usize, usize)> {
+        let (space, slab) = if self.exchanges.has_room() { self.hungry.pop_front()? } else { return None };
+        self.spaces[space].slabs[slab].is_hungry = false;
+        if !self.spaces[space].is_taken && !self.spaces[space].is_stale {
+            self.map_settled(space, slab);
+        }
+        Some((space, slab))
     }
 
     fn slab_of(&self, page: PageNo) -> Option<usize> {
@@ -588,7 +617,15 @@ impl Client {
     }
 
     fn ask_for(&mut self, request: Request) -> Option<u64> {
-        let id = self.exchanges.begin(request)?;
+        let Some(id) = self.exchanges.begin(request) else {
+            let about = self.slab_of(request.page).map(|slab| (request.space, slab));
+            for (space, slab) in about.into_iter().chain(self.at) {
+                if !std::mem::replace(&mut self.spaces[space].slabs[slab].is_hungry, true) {
+                    self.hungry.push_back((space, slab));
+                }
+            }
+            return None;
+        };
         self.exchanges.line_up(&mut self.peers[request.peer].queues[request.class as usize], id);
         Some(id)
     }

@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 
 use super::Client;
 use super::exchange::{Request, Role};
+use super::slab::Phase;
 use crate::units::{Class, SEALED_SIZE, Version};
 use crate::wire::message::Op as Wire;
 
@@ -117,6 +118,28 @@ impl Client {
             self.copies.end(copy);
         }
         true
+    }
+
+    /// Whether what a source has of a page is something that was written there: a trim has no seal, and one that nobody made
+    /// would stand before all that is written after it.
+    pub(super) fn copy_was_issued(&self, copy: usize, version: Version) -> bool {
+        let job = self.copies.all[copy];
+        job.is_none_or(|job| self.was_issued(job.space, job.slab, job.index, version))
+    }
+
+    /// A source that is not to be trusted. Where it has the only copy, it keeps that: the slab's other pages are there.
+    pub(super) fn copy_is_made_up(&mut self, copy: usize, source: usize) {
+        let Some(Copy { space, slab, .. }) = self.copies.end(copy) else { return };
+        self.peers[source].made_up_versions = true;
+        self.stats.transfers_refused += 1;
+        let state = &self.spaces[space].slabs[slab];
+        let others = self.peers_of(&state.entry).minus(state.failed);
+        let is_opening = matches!(state.phase, Phase::Opening(_));
+        if is_opening || others.iter().any(|other| other != source && self.peers[other].is_up()) {
+            return self.copy_lost(space, slab, source);
+        }
+        self.spaces[space].slabs[slab].is_stuck = true;
+        self.abort_repair(space, slab);
     }
 
     /// The page is here (`has_content`), or is trimmed as of `version`.

@@ -7,8 +7,12 @@ use crate::reassembly::Partial;
 use crate::units::{Class, PageNo, Time, Version};
 use crate::wire::message::Op;
 
-/// Requests under way or waiting, to all servers: each page operation needs at most one per copy.
-pub const EXCHANGES_MAX: usize = 1024;
+/// Requests under way or waiting, to all servers.
+pub const EXCHANGES_MAX: usize = 2048;
+/// Of these, questions about slabs and spaces: there may be as many as there are slabs, and they wait for one another. The other
+/// half is for pages, and always enough: a write has three (two copies and one in the making) or two grants, a read two; with
+/// what is put together from others, copied and looked at, 920 together.
+pub const QUESTIONS_MAX: usize = EXCHANGES_MAX / 2;
 /// Pages of replies under way, from all servers together: 1 MiB. More only fills the queues of a switch.
 pub const WINDOW_MAX: usize = 256;
 /// Places in a list of exchanges, each of which may be in it twice. More than that are some that ended and were not taken out.
@@ -56,6 +60,13 @@ pub enum Role {
     Release,
 }
 
+impl Role {
+    /// Of a slab or a space, and of no page.
+    pub fn is_question(self) -> bool {
+        matches!(self, Role::Fence | Role::Versions | Role::Check | Role::Reserve | Role::Release)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Free,
@@ -101,6 +112,9 @@ pub struct Request {
 pub struct Exchanges {
     all: Vec<Exchange>,
     free: Vec<u16>,
+    /// Questions under way, and how many there may be.
+    questions: usize,
+    questions_max: usize,
     sequence: u64,
     partials: Vec<Partial>,
     partials_free: Vec<u16>,
@@ -118,7 +132,7 @@ const WINDOW_MIN: usize = 4;
 const QUEUE_MAX: Duration = Duration::from_millis(2);
 
 impl Exchanges {
-    pub fn new() -> Exchanges {
+    pub fn new(questions_max: usize) -> Exchanges {
         let empty = Exchange {
             id: 0,
             stage: Stage::Free,
@@ -137,6 +151,8 @@ impl Exchanges {
         Exchanges {
             all: vec![empty; EXCHANGES_MAX],
             free: (0..EXCHANGES_MAX as u16).rev().collect(),
+            questions: 0,
+            questions_max: questions_max.clamp(1, QUESTIONS_MAX),
             sequence: 0,
             partials: (0..WINDOW_MAX).map(|_| Partial::new()).collect(),
             partials_free: (0..WINDOW_MAX as u16).rev().collect(),
@@ -145,13 +161,18 @@ impl Exchanges {
         }
     }
 
-    /// How many more there can be.
-    pub fn room(&self) -> usize {
-        self.free.len()
+    /// Whether one of either kind can begin.
+    pub fn has_room(&self) -> bool {
+        self.questions < self.questions_max && !self.free.is_empty()
     }
 
     pub fn begin(&mut self, request: Request) -> Option<u64> {
+        let is_question = request.role.is_question();
+        if is_question && self.questions >= self.questions_max {
+            return None;
+        }
         let index = self.free.pop()?;
+        self.questions += usize::from(is_question);
         self.sequence += 1;
         let id = self.sequence << INDEX_BITS | u64::from(index);
         let Request { role, peer, op, class, space, page, version } = request;
@@ -186,6 +207,11 @@ impl Exchanges {
         line.push_back(id);
     }
 
+    /// What is at a place, of which there are [`EXCHANGES_MAX`].
+    pub fn at(&self, place: usize) -> Option<Exchange> {
+        self.all.get(place).filter(|exchange| exchange.stage != Stage::Free).copied()
+    }
+
     /// The first that fits.
     pub fn find(&self, fits: impl Fn(&Exchange) -> bool) -> Option<Exchange> {
         self.all.iter().find(|exchange| exchange.stage != Stage::Free && fits(exchange)).copied()
@@ -194,7 +220,8 @@ impl Exchanges {
     pub fn end(&mut self, id: u64) {
         let Some(exchange) = self.get(id) else { return };
         exchange.stage = Stage::Free;
-        let partial = exchange.partial.take();
+        let (partial, is_question) = (exchange.partial.take(), exchange.role.is_question());
+        self.questions -= usize::from(is_question);
         self.free.push((id & (EXCHANGES_MAX as u64 - 1)) as u16);
         self.partials_free.extend(partial.map(|place| place as u16));
     }
@@ -216,6 +243,17 @@ impl Exchanges {
                 self.partials[place].clear();
             }
         }
+    }
+
+    /// Its reply is not expected for now: others may come in its place.
+    pub fn give_partial(&mut self, id: u64) {
+        let partial = self.get(id).and_then(|exchange| exchange.partial.take());
+        self.partials_free.extend(partial.map(|place| place as u16));
+    }
+
+    /// Whether an exchange has room for its reply, where it needs some, or may have it now.
+    pub fn may_be_sent(&self, exchange: &Exchange) -> bool {
+        !matches!(exchange.op, Op::Read | Op::Versions) || exchange.partial.is_some() || self.has_window()
     }
 
     /// Where the reply of an exchange is put together.
@@ -249,7 +287,7 @@ mod tests {
 
     /// The window after so many replies that took so long.
     fn grown(replies: usize, took_us: u64) -> usize {
-        let mut exchanges = Exchanges::new();
+        let mut exchanges = Exchanges::new(QUESTIONS_MAX);
         exchanges.shrink_window();
         (0..replies).for_each(|_| exchanges.grow_window(Duration::from_micros(took_us)));
         exchanges.window
@@ -268,19 +306,29 @@ mod tests {
         }
     }
 
+    fn request(role: Role) -> Request {
+        let (op, class, page, version) = (Op::Probe, Class::Demand, PageNo(0), Version::NEVER);
+        Request { role, peer: 0, op, class, space: 0, page, version }
+    }
+
+    #[test]
+    fn questions_leave_room_for_pages() {
+        let mut exchanges = Exchanges::new(QUESTIONS_MAX);
+        let asked: Vec<u64> = std::iter::from_fn(|| exchanges.begin(request(Role::Versions))).collect();
+        assert_eq!((asked.len(), exchanges.has_room()), (QUESTIONS_MAX, false));
+        let pages = std::iter::from_fn(|| exchanges.begin(request(Role::Write { op: 0 }))).count();
+        assert_eq!(pages, EXCHANGES_MAX - QUESTIONS_MAX);
+        // What follows an answer has its place.
+        exchanges.end(asked[7]);
+        assert!(exchanges.has_room());
+        assert!(exchanges.begin(request(Role::Versions)).is_some() && !exchanges.has_room());
+    }
+
     /// As where one is not answered while many that follow are.
     #[test]
     fn a_line_keeps_what_is_under_way_and_never_grows() {
-        let request = Request {
-            role: Role::Fence,
-            peer: 0,
-            op: Op::Fence,
-            class: Class::Demand,
-            space: 0,
-            page: PageNo(0),
-            version: Version::NEVER,
-        };
-        let (mut exchanges, mut line) = (Exchanges::new(), VecDeque::with_capacity(LINE_MAX));
+        let request = request(Role::Scrub);
+        let (mut exchanges, mut line) = (Exchanges::new(QUESTIONS_MAX), VecDeque::with_capacity(LINE_MAX));
         let capacity = line.capacity();
         let kept: Vec<u64> = (0..EXCHANGES_MAX - 1).map(|_| exchanges.begin(request).unwrap()).collect();
         kept.iter().chain(&kept).for_each(|id| exchanges.line_up(&mut line, *id));

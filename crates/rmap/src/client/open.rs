@@ -1,12 +1,12 @@
 //! Slabs that are asked for the first time, and slabs that another owner left.
 
-use std::cmp::Ordering;
+use smallvec::SmallVec;
 
-use super::exchange::{Request, Role};
+use super::exchange::{Exchange, Request, Role};
 use super::ledger::Table;
 use super::peer::{PeerSet, Reach};
 use super::sealed::Tenure;
-use super::slab::{Candidate, Candidates, GrantStep, Phase};
+use super::slab::{COPIES_MAX, Candidate, Candidates, GrantStep, Phase};
 use super::{Client, Failure, Fault};
 use crate::control::{MapEntry, Replica};
 use crate::units::{Class, PageNo, SlabNo, Time, Version};
@@ -68,13 +68,13 @@ impl Client {
         }
     }
 
-    /// Makes sure that a server knows this owner. `true` if it does.
+    /// Makes sure that a server knows this owner. `true` if it does. One that does not answer is told when it does.
     pub(super) fn fence(&mut self, space: usize, peer: usize) -> bool {
         let state = &mut self.spaces[space];
         if state.fenced_at.has(peer) {
             return true;
         }
-        if !state.fencing.has(peer) {
+        if !state.fencing.has(peer) && self.peers[peer].is_up() {
             let (page, version) = (PageNo(0), Version::NEVER);
             let role = Role::Fence;
             let request = Request { role, peer, op: Wire::Fence, class: Class::Demand, space, page, version };
@@ -104,21 +104,22 @@ impl Client {
         (0..self.spaces[space].slabs.len()).for_each(|slab| self.mark(space, slab));
     }
 
+    /// Nobody waits for a server's answer any more whether it grants a slab. Should it have granted it, or do so yet, it is to know
+    /// that nobody has it.
+    pub(super) fn forget_grant(&mut self, space: usize, slab: usize, candidate: Candidate) {
+        let Candidate { peer, grant, .. } = candidate;
+        let asks = |e: &Exchange| e.role == Role::Grant && e.space == space && e.peer == peer && e.version == grant;
+        if let Some(exchange) = self.exchanges.find(asks) {
+            self.cancel(exchange.id);
+        }
+        self.release(space, slab, peer, grant);
+    }
+
     pub(super) fn grant(&mut self, space: usize, slab: usize, peer: usize, grant: Version) -> bool {
         let page = self.first_page(slab);
         let request =
             Request { role: Role::Grant, peer, op: Wire::Grant, class: Class::Demand, space, page, version: grant };
         self.ask(request)
-    }
-
-    pub(super) fn release(&mut self, space: usize, slab: usize, peer: usize, grant: Version) {
-        // Many slabs may be left at a server that is away: the rest is given back when it is next asked for.
-        const ROOM_MIN: usize = super::exchange::EXCHANGES_MAX / 8;
-        if self.exchanges.room() > ROOM_MIN {
-            let page = self.first_page(slab);
-            let (role, op) = (Role::Release, Wire::Release);
-            self.ask(Request { role, peer, op, class: Class::Rebuild, space, page, version: grant });
-        }
     }
 
     /// The server that keeps the most room for the space; where none does, two servers at random, and of them the one with more
@@ -170,7 +171,13 @@ impl Client {
             return;
         };
         let copies = self.wanted_copies(space, slab);
-        candidates.refuse(|c| self.peers[c.peer].is_down() && c.step != GrantStep::Granted);
+        let silent = |c: &Candidate| self.peers[c.peer].is_down() && c.step != GrantStep::Granted;
+        let asked_in_vain: SmallVec<[Candidate; COPIES_MAX]> =
+            candidates.asked.iter().filter(|c| silent(c) && c.step == GrantStep::Asked).copied().collect();
+        candidates.refuse(silent);
+        for candidate in asked_in_vain {
+            self.forget_grant(space, slab, candidate);
+        }
         while candidates.asked.len() < copies {
             let taken = candidates.peers();
             let nobody_else = candidates.asked.is_empty() && !self.someone_may_come();
@@ -307,9 +314,12 @@ impl Client {
             if self.spaces[space].slabs[slab].failed.has(listing.peer) {
                 listing.step = ListStep::Bad;
             }
-            if listing.step == ListStep::Fencing && self.fence(space, listing.peer) {
+            if listing.step == ListStep::Fencing
+                && self.peers[listing.peer].is_up()
+                && self.fence(space, listing.peer)
+                && self.ask_versions(space, slab, listing.peer, 0)
+            {
                 listing.step = ListStep::Asked;
-                self.ask_versions(space, slab, listing.peer, 0);
             }
         }
         let away = |listing: &Listing| self.peers[listing.peer].is_down() && listing.step != ListStep::Bad;
@@ -348,10 +358,21 @@ impl Client {
         }
     }
 
-    fn ask_versions(&mut self, space: usize, slab: usize, peer: usize, index: usize) {
+    fn ask_versions(&mut self, space: usize, slab: usize, peer: usize, index: usize) -> bool {
         let page = self.config.slab_size.page(SlabNo(slab as u32), index);
         let (role, version) = (Role::Versions, Version::NEVER);
-        self.ask(Request { role, peer, op: Wire::Versions, class: Class::Demand, space, page, version });
+        self.ask(Request { role, peer, op: Wire::Versions, class: Class::Demand, space, page, version })
+    }
+
+    /// What a copy was asked was taken back.
+    pub(super) fn list_again(&mut self, space: usize, slab: usize, peer: usize) {
+        if let Phase::Opening(listings) = &mut self.spaces[space].slabs[slab].phase
+            && let Some(listing) = listings.iter_mut().find(|l| l.peer == peer && l.step == ListStep::Asked)
+        {
+            listing.step = ListStep::Fencing;
+            self.tables.give_back(std::mem::take(&mut listing.list));
+        }
+        self.mark(space, slab);
     }
 
     /// A copy told the versions of some of its pages.
@@ -392,11 +413,12 @@ impl Client {
             listing.list.push(Version::from_bits(u64::from_le_bytes(bits)));
         }
         let next = listing.list.len();
-        match next.cmp(&size.pages()) {
-            Ordering::Less => self.ask_versions(space, slab, peer, next),
+        if next >= size.pages() {
             // Nobody but this owner writes versions of its generation, and it has written nothing here.
-            _ if listing.list.iter().any(|version| *version >= first_own) => listing.step = ListStep::Bad,
-            _ => listing.step = ListStep::Done,
+            let made_up = listing.list.iter().any(|version| *version >= first_own);
+            listing.step = if made_up { ListStep::Bad } else { ListStep::Done };
+        } else if !self.ask_versions(space, slab, peer, next) {
+            self.list_again(space, slab, peer);
         }
     }
 

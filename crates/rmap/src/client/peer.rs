@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::FAIL_AFTER_MIN;
 use super::exchange::LINE_MAX;
+use super::returns::{RETURNS_MAX, Return};
 use crate::crypto::PublicKey;
 use crate::crypto::handshake::Initiator;
 use crate::crypto::session::Session;
@@ -212,6 +213,9 @@ pub struct Peer {
     pub backoff: u32,
     pub write_credits: u16,
     pub writes_out: u16,
+    /// What is to be given back to it when it answers, and how many of such requests are under way.
+    pub returns: VecDeque<Return>,
+    pub returning: usize,
     pub pressure: Pressure,
     pub free_slabs: u32,
     /// The largest datagram that is known to get there and back.
@@ -254,6 +258,8 @@ impl Peer {
             backoff: 0,
             write_credits: 1,
             writes_out: 0,
+            returns: VecDeque::with_capacity(RETURNS_MAX),
+            returning: 0,
             pressure: Pressure::None,
             free_slabs: 0,
             cut: DATAGRAM_MIN_MAX,

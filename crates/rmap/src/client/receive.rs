@@ -237,18 +237,27 @@ impl Client {
         if matches!(exchange.stage, Stage::InFlight { .. }) && matches!(exchange.op, Op::Write | Op::Trim) {
             self.peers[exchange.peer].writes_out -= 1;
         }
+        self.peers[exchange.peer].returning -= usize::from(exchange.role == Role::Release);
         self.exchanges.end(id);
         Some(exchange)
     }
 
     /// A whole reply.
-    fn answered(&mut self, now: Time, exchange: &Exchange, status: Status, version: Version, payload: &[u8]) {
+    pub(super) fn answered(
+        &mut self,
+        now: Time,
+        exchange: &Exchange,
+        status: Status,
+        version: Version,
+        payload: &[u8],
+    ) {
         let Exchange { role, peer, space, page, .. } = *exchange;
         let Some(slab) = self.slab_of(page) else { return };
         if status == Status::StaleGeneration && role != Role::Release {
             match role {
                 Role::Read { op } | Role::Write { op } => self.op_exchange_ended(op),
                 Role::Strip { job } => self.stripe_interrupted(job),
+                Role::CopyRead { copy } | Role::CopyWrite { copy } => self.copy_failed(copy),
                 _ => {}
             }
             return self.space_taken(space);
@@ -267,6 +276,9 @@ impl Client {
             Role::Scrub => self.scrub_answered(exchange, status, version, payload),
             Role::Read { op } => self.read_answered(op, exchange, status, version, payload),
             Role::Write { op } => self.write_answered(op, exchange, status),
+            Role::CopyRead { copy } if status == Status::Ok && !self.copy_was_issued(copy, version) => {
+                self.copy_is_made_up(copy, peer);
+            }
             Role::CopyRead { copy } if status == Status::Ok && version.has_content() != payload.is_empty() => {
                 if let Some(room) = self.copies.buffer(copy).get_mut(..payload.len()) {
                     room.copy_from_slice(payload);
@@ -299,17 +311,36 @@ impl Client {
         }
         // The version that was known, or one that was written while this was under way.
         let newest = self.newest_issued(space, slab, operation.page);
-        let right = (version >= operation.version && version <= newest) || self.has(Fault::TrustsServers);
+        let right = (version >= exchange.version && version <= newest) || self.has(Fault::TrustsServers);
         if !right || version.has_content() == payload.is_empty() {
             return self.page_is_bad(op, peer);
         }
         if payload.is_empty() {
-            return self.finish_read(op, Ok(false));
+            return self.page_was_trimmed(op, exchange, version);
         }
         if self.spaces[space].key.open(page, version, payload, self.ops.content(op)).is_err() {
             return self.page_is_bad(op, peer);
         }
         self.finish_read(op, Ok(true));
+    }
+
+    /// A trim has no seal: its version has to be one that this client gave. Which it gave between the one that was asked for and
+    /// the last one is not known any more: where there is a later one, that is asked for.
+    fn page_was_trimmed(&mut self, op: usize, exchange: &Exchange, version: Version) {
+        let Exchange { space, page, peer, version: asked, .. } = *exchange;
+        let Some(slab) = self.slab_of(page) else { return };
+        let known = self.spaces[space].slabs[slab].version(self.config.slab_size.index(page));
+        let written = self.ops.busy.get(&Client::busy_key(space, page)).map(|writer| self.ops.peek(*writer).version);
+        if version == known || Some(version) == written || self.has(Fault::TrustsServers) {
+            self.finish_read(op, Ok(false));
+        } else if known > asked {
+            self.ops.get(op).version = known;
+            if self.ops.get(op).exchanges == 0 {
+                self.ask_for_page(op);
+            }
+        } else {
+            self.page_is_bad(op, peer);
+        }
     }
 
     /// The newest version of a page that may be at a server.

@@ -7,7 +7,7 @@
 use super::exchange::Role;
 use super::ops::{Kind, Stage};
 use super::peer::PeerSet;
-use super::slab::{Doubt, Phase};
+use super::slab::{Doubt, GrantStep, Phase};
 use super::tables::Tables;
 use super::transfer::Transfer;
 use super::{Client, Failure, Fault};
@@ -154,7 +154,7 @@ impl Client {
         let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
         let replaces = here.iter().find(|peer| self.peers[*peer].wants_relief());
         let missing = copies.len() < self.wanted_copies(space, slab);
-        if here.is_empty() || !(missing || replaces.is_some()) {
+        if here.is_empty() || self.spaces[space].slabs[slab].is_stuck || !(missing || replaces.is_some()) {
             return;
         }
         let running = self.spaces.iter().flat_map(|s| &s.slabs).filter(|s| s.repair.is_some()).count();
@@ -224,10 +224,8 @@ impl Client {
         let Some(repair) = self.spaces[space].slabs[slab].repair.take() else { return };
         self.forget_copy(space, slab, repair.peer);
         self.cancel_order(space, slab);
-        let state = &mut self.spaces[space].slabs[slab];
-        if state.failed.has(repair.peer) {
-            state.failed.remove(repair.peer);
-        } else if repair.step != Step::Fencing {
+        self.spaces[space].slabs[slab].failed.remove(repair.peer);
+        if repair.step != Step::Fencing {
             self.release(space, slab, repair.peer, repair.grant);
         }
         self.mark(space, slab);
@@ -332,8 +330,10 @@ impl Client {
             self.spaces[space].slabs[slab].failed.insert(peer);
             self.forget_copy(space, slab, peer);
         } else if let Phase::Granting(candidates) = &mut self.spaces[space].slabs[slab].phase {
+            let asked = candidates.asked.iter().find(|c| c.peer == peer && c.step != GrantStep::Fencing).copied();
             candidates.forget(peer);
             self.forget_copy(space, slab, peer);
+            asked.into_iter().for_each(|candidate| self.forget_grant(space, slab, candidate));
         }
         self.mark(space, slab);
         self.mark_group(space, slab);

@@ -228,13 +228,13 @@ impl Client {
         let stays = entry.replicas.iter().filter(|replica| before.entry.replicas.contains(replica));
         let same: PeerSet = stays.filter_map(|replica| self.place_of(replica.server)).collect();
         let failed = before.failed.iter().filter(|peer| same.has(*peer)).collect();
-        let dirty = before.dirty;
+        let (dirty, is_hungry) = (before.dirty, before.is_hungry);
         let state = &mut self.spaces[space].slabs[slab];
         let table =
             if matches!(state.table, Table::Known | Table::Asked { .. }) { state.table } else { Table::Unknown };
         // Versions that the ledger told are so for good.
         let versions = if table == Table::Unknown { Box::default() } else { std::mem::take(&mut state.versions) };
-        *state = Slab { phase, entry, versions, failed, table, dirty, ..Slab::vacant() };
+        *state = Slab { phase, entry, versions, failed, table, dirty, is_hungry, ..Slab::vacant() };
         self.mark(space, slab);
         self.mark_group(space, slab);
         self.wake_ops(space, slab);

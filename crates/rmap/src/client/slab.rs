@@ -144,6 +144,8 @@ pub struct Slab {
     /// What it would be made anew from is damaged.
     pub is_stuck: bool,
     pub dirty: bool,
+    /// It waits for its turn to ask something.
+    pub is_hungry: bool,
 }
 
 #[derive(Debug)]
@@ -237,6 +239,7 @@ impl Slab {
             table: Table::Unknown,
             is_stuck: false,
             dirty: false,
+            is_hungry: false,
         }
     }
 
@@ -315,9 +318,7 @@ impl Client {
         for replica in &old.replicas {
             if let Some(peer) = self.place_of(replica.server).filter(|peer| left.has(*peer)) {
                 self.forget_copy(space, slab, peer);
-                if !self.spaces[space].slabs[slab].failed.has(peer) {
-                    self.release(space, slab, peer, replica.grant);
-                }
+                self.release(space, slab, peer, replica.grant);
                 let state = &mut self.spaces[space].slabs[slab];
                 state.failed.remove(peer);
                 state.checked.remove(peer);

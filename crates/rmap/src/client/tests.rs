@@ -4,6 +4,7 @@ mod catch_up;
 mod control;
 mod damage;
 mod last_resort;
+mod many;
 mod reserve;
 mod scrub;
 mod sealed;
@@ -78,6 +79,11 @@ impl Pool {
 
     /// One of the servers, if so, keeps its pages on a disk.
     fn with(servers: usize, copies: usize, slabs: usize, on_disk: Option<usize>) -> Pool {
+        Pool::of(servers, copies, slabs, 64, on_disk)
+    }
+
+    /// Of a space with so many pages.
+    fn of(servers: usize, copies: usize, slabs: usize, pages: u64, on_disk: Option<usize>) -> Pool {
         let (own, pool) = (Keypair::from_private([50; KEY_SIZE]), PoolKey::new([1; KEY_SIZE]));
         let mut config = ClientConfig::new(own.clone(), pool.clone());
         config.slab_size = slab_size();
@@ -93,7 +99,7 @@ impl Pool {
             let config = ServerConfig { id, keys, pool, admitted, slabs, slab_size, quota: u32::MAX, epoch, medium };
             all.push(Server::new(config, Box::new(Counting(node as u64 + 2))).unwrap());
         }
-        let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies, reserve: 0, key: [2; KEY_SIZE] };
+        let spec = SpaceSpec { id: SpaceId(1), pages, copies, reserve: 0, key: [2; KEY_SIZE] };
         let space = client.attach(&spec, Generation(1), &[]).unwrap();
         let (now, deaf, late) = (Time(1), Vec::new(), Vec::new());
         let mut pool = Pool {

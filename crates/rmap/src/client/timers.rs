@@ -184,7 +184,8 @@ impl Client {
         peer.reach = Reach::Down { since: now };
         peer.unanswered_since = None;
         peer.doubted_since = None;
-        // What it did not answer is asked again when it is back.
+        // What it did not answer is asked again when it is back, and leaves the room for its replies to others' until then.
+        self.take_back_questions(place);
         self.resend_all(place);
         if self.peers[place].greeting.is_none() {
             self.greet(place);
@@ -219,6 +220,9 @@ impl Client {
             if self.exchanges.get(id).is_some() && !resends.contains(&id) {
                 self.exchanges.line_up(resends, id);
             }
+        }
+        for id in resends.iter() {
+            self.exchanges.give_partial(*id);
         }
     }
 

@@ -206,7 +206,7 @@ impl Client {
 
     /// Whether a page can be somewhere in this version: in one that was acknowledged, an earlier one, or the one that is being
     /// written.
-    fn was_issued(&self, space: usize, slab: usize, index: usize, version: Version) -> bool {
+    pub(super) fn was_issued(&self, space: usize, slab: usize, index: usize, version: Version) -> bool {
         let page = self.config.slab_size.page(SlabNo(slab as u32), index);
         let writer = self.ops.busy.get(&Client::busy_key(space, page));
         version <= self.spaces[space].slabs[slab].version(index)

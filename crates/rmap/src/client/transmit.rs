@@ -94,11 +94,14 @@ impl Client {
             let word = if drain == Drain::Begin { DRAIN } else { DRAIN_OFF };
             return plain(peer, Op::Drain, word, OVERHEAD, out);
         }
-        while let Some(id) = self.peers[place].resends.pop_front() {
-            if let Some(exchange) = self.exchanges.get(id).copied()
-                && matches!(exchange.stage, Stage::InFlight { .. })
-            {
-                return self.send(now, exchange, out);
+        for _ in 0..self.peers[place].resends.len() {
+            let Some(id) = self.peers[place].resends.pop_front() else { break };
+            let live = self.exchanges.get(id).copied().filter(|e| matches!(e.stage, Stage::InFlight { .. }));
+            match live {
+                Some(exchange) if self.exchanges.may_be_sent(&exchange) => return self.send(now, exchange, out),
+                // Its reply's room went to others while its server was silent.
+                Some(_) => self.peers[place].resends.push_back(id),
+                None => {}
             }
         }
         for class in Class::ALL {

@@ -7,7 +7,6 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::Client;
-use super::exchange::{EXCHANGES_MAX, Exchange, Role};
 use super::sealed::Tenure;
 use super::slab::Phase;
 use crate::control::ControlRequest;
@@ -109,7 +108,7 @@ impl Client {
     /// before that is back.
     fn can_be_told(&self, space: usize, slab: usize) -> bool {
         let mut copies = self.peers_of(&self.spaces[space].slabs[slab].entry).iter();
-        self.exchanges.room() > EXCHANGES_MAX / 4 && copies.all(|peer| self.peers[peer].is_up())
+        copies.all(|peer| self.peers[peer].is_up() && self.peers[peer].returns.is_empty())
     }
 
     /// Nothing more is given back by itself: this client is about to end.
@@ -120,7 +119,6 @@ impl Client {
     /// Whether slabs are on their way back to servers that answer: nobody else knows of them.
     pub fn is_giving_back(&self) -> bool {
         let leaves = |request: &ControlRequest| matches!(request, ControlRequest::Change(change) if change.entry.empty);
-        let told = |exchange: &Exchange| exchange.role == Role::Release && self.peers[exchange.peer].is_up();
-        self.questions.iter().any(|question| leaves(&question.request)) || self.exchanges.find(told).is_some()
+        self.questions.iter().any(|question| leaves(&question.request)) || self.is_returning()
     }
 }

@@ -136,6 +136,6 @@ impl Client {
     /// Whether no request to a server that answers and no question to the control plane is unanswered.
     pub fn is_settled(&self) -> bool {
         let open = self.exchanges.find(|e| e.role != exchange::Role::Scrub && !self.peers[e.peer].is_down());
-        self.questions.is_empty() && open.is_none()
+        self.questions.is_empty() && open.is_none() && !self.is_returning()
     }
 }

@@ -390,7 +390,10 @@ impl Disk {
             Step::Read => {
                 let request = &mut self.requests[piece.request];
                 let at = (piece.page.0 * PAGE_SIZE as u64 + piece.start as u64 - request.begin) as usize;
-                request.data[at..at + piece.end - piece.start].copy_from_slice(&page[piece.start..piece.end]);
+                // Of one that is abandoned, no room is left.
+                if let Some(room) = request.data.get_mut(at..at + piece.end - piece.start) {
+                    room.copy_from_slice(&page[piece.start..piece.end]);
+                }
                 self.end_piece(id, None);
             }
             Step::Fetch => {
@@ -469,6 +472,9 @@ impl Disk {
             }
             request.owner = None;
             request.next = request.end;
+            // What is under way may be so for long, and there may be many of these.
+            request.data.clear();
+            request.data.shrink_to(BUFFER_KEPT_MAX);
             self.running.retain(|running| *running != id);
             if self.requests[id].pieces == 0 && !self.done.contains(&id) {
                 self.free(id);

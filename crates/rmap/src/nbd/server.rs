@@ -207,6 +207,8 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
     /// Waits for something to happen: looks for a while, then sleeps.
     fn wait(&mut self, ready: &mut Vec<Ready>) -> Result<(), ServerError> {
         let began = Instant::now();
+        // Before there are events, which name clients by their places.
+        self.drop_the_slow();
         loop {
             let due = self.pool.expire();
             // What came of a timeout or of the control plane is to be answered, and nothing else would wake us for it.
@@ -227,10 +229,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
             match epoll::wait(&self.epoll, spare_capacity(ready), Some(&timeout)) {
                 // Where cores are few, the client that an answer has just woken waits for this one.
                 Ok(0) if spins => std::thread::yield_now(),
-                Ok(_) | Err(Os::INTR) => {
-                    self.drop_the_slow();
-                    return Ok(());
-                }
+                Ok(_) | Err(Os::INTR) => return Ok(()),
                 Err(error) => return Err(ServerError::Wait(error.into())),
             }
         }

@@ -20,7 +20,8 @@ impl Client {
     /// Asks for a copy that nothing is known of yet.
     pub(super) fn check_copy(&mut self, now: Time, space: usize, slab: usize, peer: usize) {
         let state = &self.spaces[space].slabs[slab];
-        if state.checked.has(peer) || state.checking.has(peer) || state.failed.has(peer) {
+        let is_known = state.checked.has(peer) || state.checking.has(peer) || state.failed.has(peer);
+        if is_known || !self.peers[peer].is_up() {
             return;
         }
         let (role, op, class, page) = (Role::Check, Op::Versions, Class::Demand, self.first_page(slab));

@@ -1,0 +1,251 @@
+//! More slabs than requests can be under way, and servers that answer none of them.
+
+use super::super::exchange::{EXCHANGES_MAX, Exchange, QUESTIONS_MAX, Role};
+use super::*;
+use crate::client::repair::{Repair, Step};
+use crate::client::slab::Phase;
+use crate::units::Version;
+
+const SLAB: u64 = 8;
+/// Two copies of each are more than there can be requests.
+const MANY: u64 = EXCHANGES_MAX as u64 / 2 + 100;
+/// As many writes as can be begun.
+const WRITES: u64 = 192;
+
+/// What the first page of a slab is filled with.
+fn byte_of(slab: u64) -> u8 {
+    (slab % 250) as u8 + 1
+}
+
+/// A page in each of so many slabs.
+fn filled(servers: usize, slabs: u64) -> Pool {
+    let mut pool = Pool::of(servers, 2, slabs as usize, slabs * SLAB, None);
+    for first in (0..slabs).step_by(100) {
+        let end = slabs.min(first + 100);
+        (first..end).for_each(|slab| pool.begin_write(slab * SLAB, byte_of(slab)));
+        pool.run();
+        pool.expect_written((end - first) as usize);
+    }
+    pool
+}
+
+/// What the next owner begins with.
+fn map_of(pool: &Pool) -> Vec<(SlabNo, MapEntry)> {
+    let entries = pool.client.spaces[pool.space.0].slabs.iter().map(|slab| slab.entry.clone());
+    (0..).map(SlabNo).zip(entries).collect()
+}
+
+fn take_over(pool: &mut Pool, pages: u64) {
+    let map = map_of(pool);
+    pool.client.space_taken(pool.space.0);
+    let spec = SpaceSpec { id: SpaceId(1), pages, copies: 2, reserve: 0, key: [2; KEY_SIZE] };
+    pool.space = pool.client.attach(&spec, Generation(2), &map).unwrap();
+}
+
+fn begin_reads(pool: &mut Pool, pages: impl Iterator<Item = u64>) {
+    for page in pages {
+        pool.client.read(pool.now, pool.space, PageNo(page), Class::Demand, page).unwrap();
+    }
+}
+
+/// Results of so many reads, all of them good.
+fn expect_read(pool: &mut Pool, reads: usize) {
+    let mut content = [0; PAGE_SIZE];
+    let mut got = 0;
+    while let Some(event) = pool.client.poll_event(&mut content) {
+        let Event::Read { token, result: Ok(()) } = event else { panic!("{event:?} for a read") };
+        assert_eq!(content, [byte_of(token / SLAB); PAGE_SIZE]);
+        got += 1;
+    }
+    assert_eq!(got, reads);
+}
+
+#[test]
+fn a_new_owner_of_many_slabs_opens_all_of_them() {
+    let mut pool = filled(2, MANY);
+    take_over(&mut pool, MANY * SLAB);
+    // Before any of them is open.
+    begin_reads(&mut pool, (0..200).map(|slab| slab * SLAB));
+    pool.run();
+    expect_read(&mut pool, 200);
+    for slab in (0..MANY).step_by(97).chain([MANY - 1]) {
+        assert_eq!(pool.read(slab * SLAB), Ok(byte_of(slab)), "slab {slab}");
+    }
+    assert_eq!(pool.client.in_sync(pool.space), (MANY as usize, MANY as usize));
+}
+
+/// A server that held a copy of all of them is gone, and does not come back for what it is to be given back.
+#[test]
+fn what_a_dead_server_is_owed_keeps_no_write_from_its_place() {
+    let mut pool = filled(2, MANY);
+    pool.deaf = vec![1];
+    pool.pass(Duration::from_millis(1500));
+    assert_eq!(pool.client.in_sync(pool.space), (0, MANY as usize));
+    for page in 0..WRITES {
+        pool.begin_write(page * SLAB + 1, 9);
+    }
+    pool.pass(Duration::from_millis(10));
+    pool.expect_written(WRITES as usize);
+    // It hears of it when it is back: it has nothing that is not in the map.
+    pool.deaf = Vec::new();
+    pool.pass(Duration::from_millis(1500));
+    pool.run();
+    let in_map =
+        map_of(&pool).iter().flat_map(|(_, entry)| &entry.replicas).filter(|r| r.server == ServerId(1)).count();
+    assert_eq!(pool.servers[1].held_slabs(), in_map);
+}
+
+/// With the control plane away, so that the copies stay in the map.
+#[test]
+fn a_silent_servers_replies_keep_no_place_from_others() {
+    let mut pool = filled(2, 80);
+    pool.no_control = true;
+    pool.deaf = vec![0];
+    for first in [0, 40] {
+        begin_reads(&mut pool, (first..first + 40).map(|slab| slab * SLAB));
+        while pool.step() {}
+        pool.pass(SILENCE + Duration::from_millis(20));
+        expect_read(&mut pool, 40);
+    }
+}
+
+/// It hears of the new owner, and says nothing more.
+#[test]
+fn a_server_that_falls_silent_while_a_space_is_taken_over_does_not_keep_it_from_opening() {
+    let mut pool = filled(2, MANY);
+    take_over(&mut pool, MANY * SLAB);
+    pool.step();
+    pool.deaf = vec![0];
+    pool.no_control = true;
+    pool.pass(SILENCE);
+    let asked = |e: &Exchange| e.peer == 0 && e.role.is_question();
+    assert!(pool.client.exchanges.find(asked).is_none(), "others need its place");
+    pool.no_control = false;
+    pool.pass(Duration::from_millis(2000));
+    begin_reads(&mut pool, (0..200).map(|slab| slab * SLAB));
+    pool.pass(Duration::from_millis(20));
+    expect_read(&mut pool, 200);
+    assert_eq!(pool.client.in_sync(pool.space), (0, MANY as usize));
+}
+
+#[test]
+fn a_grant_that_nobody_waits_for_any_more_is_given_back() {
+    let mut pool = Pool::new(2, 1, 4);
+    // Whichever of them is asked: it grants it, and its answer comes when another has.
+    let before: Vec<usize> = pool.servers.iter().map(Server::held_slabs).collect();
+    assert_eq!(before, [0, 0]);
+    pool.client.write(pool.now, pool.space, PageNo(0), Class::Eviction, &[1; PAGE_SIZE], 1).unwrap();
+    let Phase::Granting(candidates) = &pool.client.spaces[0].slabs[0].phase else {
+        panic!("it is not being asked for")
+    };
+    let asked = candidates.asked[0].peer;
+    // The fence, and its answer.
+    pool.step();
+    pool.slow = Some(asked);
+    pool.step();
+    assert_eq!(pool.servers[asked].held_slabs(), 1);
+    pool.deaf = vec![asked];
+    pool.pass(SILENCE + Duration::from_millis(20));
+    pool.expect_written(1);
+    pool.deaf = Vec::new();
+    pool.deliver_late();
+    pool.pass(Duration::from_millis(1500));
+    let held: usize = pool.servers.iter().map(Server::held_slabs).sum();
+    assert_eq!((held, pool.servers[asked].held_slabs()), (1, 0));
+}
+
+/// A copy with a damaged page is not trusted any more, and its server is to know that it may lend the slab to others.
+#[test]
+fn a_copy_that_is_not_trusted_is_given_back() {
+    let mut pool = filled(2, 1);
+    pool.client.copy_lost(0, 0, 1);
+    pool.client.settle(pool.now);
+    pool.pass(Duration::from_millis(100));
+    pool.run();
+    assert_eq!(pool.client.in_sync(pool.space), (1, 1), "it has a new one");
+    assert_eq!([pool.servers[0].held_slabs(), pool.servers[1].held_slabs()], [1, 1]);
+}
+
+/// The request that a role stands for, taken from the client as if its answer had come.
+fn take(pool: &mut Pool, is_it: impl Fn(Role) -> bool) -> Exchange {
+    let exchange = pool.client.exchanges.find(|e| is_it(e.role)).expect("it was asked");
+    pool.client.end_exchange(exchange.id);
+    exchange
+}
+
+#[test]
+fn a_keeper_that_is_not_one_any_more_copies_again_later() {
+    let mut pool = filled(2, 40);
+    pool.client.spaces[0].tenure = Tenure::Keeper;
+    for slab in 0..40 {
+        pool.client.start_copy(0, slab, 0, Some(0), 1);
+    }
+    assert!(!pool.client.copies.has_room());
+    for _ in 0..super::super::copies::COPIES_MAX {
+        let exchange = take(&mut pool, |role| matches!(role, Role::CopyRead { .. }));
+        let now = pool.now;
+        pool.client.answered(now, &exchange, Status::StaleGeneration, Version::NEVER, &[]);
+    }
+    assert!(pool.client.copies.is_idle());
+}
+
+/// A server says that a page is trimmed, in a version between the one that it was asked for and the one that is being written.
+#[test]
+fn a_trim_that_nobody_made_is_not_believed() {
+    let mut pool = filled(2, 1);
+    pool.deaf = vec![0, 1];
+    begin_reads(&mut pool, std::iter::once(0));
+    pool.begin_write(0, 7);
+    let exchange = take(&mut pool, |role| matches!(role, Role::Read { .. }));
+    let made_up = Version::from_bits(exchange.version.bits() | 1);
+    assert!(!made_up.has_content() && exchange.version < made_up);
+    let now = pool.now;
+    pool.client.answered(now, &exchange, Status::Ok, made_up, &[]);
+    assert!(!pool.client.has_event(), "no zeros");
+    pool.deaf = Vec::new();
+    pool.pass(SILENCE);
+    let mut content = [0; PAGE_SIZE];
+    let mut read = Err(Failure::Lost);
+    while let Some(event) = pool.client.poll_event(&mut content) {
+        if let Event::Read { result, .. } = event {
+            read = result.map(|()| content[0]);
+        }
+    }
+    assert!(matches!(read, Ok(1 | 7)), "{read:?}");
+}
+
+/// A source has a page in a version that nobody wrote: no copy gets it, which would stand before what is written later.
+#[test]
+fn what_a_source_made_up_is_not_copied() {
+    let mut pool = filled(3, 1);
+    let replicas = pool.client.spaces[0].slabs[0].entry.replicas.clone();
+    let source = pool.client.place_of(replicas[0].server).unwrap();
+    let target = (0..3).find(|peer| replicas.iter().all(|r| r.server.0 as usize != *peer)).unwrap();
+    let grant = pool.client.spaces[0].next_version(false).unwrap();
+    let mut repair = Repair::new(target, grant, None);
+    repair.step = Step::Copying;
+    pool.client.spaces[0].slabs[0].repair = Some(repair);
+    pool.client.start_copy(0, 0, 0, Some(source), target);
+    let exchange = take(&mut pool, |role| matches!(role, Role::CopyRead { .. }));
+    let made_up = Version::new(Generation(1), 1 << 20, true);
+    let now = pool.now;
+    pool.client.answered(now, &exchange, Status::Ok, made_up, &[]);
+    let is_write = |role| matches!(role, Role::CopyWrite { .. });
+    assert!(pool.client.exchanges.find(|e| is_write(e.role)).is_none());
+    assert!(pool.client.copies.is_idle() && pool.client.spaces[0].slabs[0].failed.has(source));
+}
+
+/// One that is small next to what there is to ask.
+#[test]
+fn few_questions_at_a_time_are_enough() {
+    for questions in [1, 2, 7, QUESTIONS_MAX] {
+        let mut pool = filled(3, 50);
+        pool.client.exchanges = super::super::exchange::Exchanges::new(questions);
+        take_over(&mut pool, 50 * SLAB);
+        pool.pass(Duration::from_millis(100));
+        begin_reads(&mut pool, (0..50).map(|slab| slab * SLAB));
+        pool.pass(Duration::from_millis(100));
+        expect_read(&mut pool, 50);
+        assert_eq!(pool.client.in_sync(pool.space), (50, 50));
+    }
+}
