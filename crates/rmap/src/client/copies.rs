@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 
 use super::Client;
 use super::exchange::{Request, Role};
-use super::slab::Phase;
-use crate::units::{Class, SEALED_SIZE, Version};
+use super::slab::{Phase, Space};
+use crate::units::{Class, PAGE_SIZE, SEALED_SIZE, SlabNo, Version};
 use crate::wire::message::Op as Wire;
 
 /// Pages being copied at a time, each of them read and then written: they wait behind everything else, and fill a link of
@@ -106,7 +106,7 @@ impl Client {
             self.copies.wait_for_room(space, slab);
             return false;
         };
-        let page = self.config.slab_size.page(crate::units::SlabNo(slab as u32), index);
+        let page = self.config.slab_size.page(SlabNo(slab as u32), index);
         let version = self.spaces[space].slabs[slab].version(index);
         self.copies.all[copy] = Some(Copy { space, slab, index, target, version });
         let role = Role::CopyRead { copy };
@@ -120,11 +120,17 @@ impl Client {
         true
     }
 
-    /// Whether what a source has of a page is something that was written there: a trim has no seal, and one that nobody made
-    /// would stand before all that is written after it.
-    pub(super) fn copy_was_issued(&self, copy: usize, version: Version) -> bool {
-        let job = self.copies.all[copy];
-        job.is_none_or(|job| self.was_issued(job.space, job.slab, job.index, version))
+    /// Whether what a source has of a page is something that was written there. A trim has no seal, and one that nobody made
+    /// would stand before all that is written after it. Content is opened where it is to take the place of an earlier one.
+    pub(super) fn copy_is_right(&self, copy: usize, version: Version, payload: &[u8]) -> bool {
+        let Some(Copy { space, slab, index, .. }) = self.copies.all[copy] else { return true };
+        if !self.was_issued(space, slab, index, version) {
+            return false;
+        }
+        let Space { slabs, layout, key, .. } = &self.spaces[space];
+        let replaces = matches!(slabs[slab].phase, Phase::Opening(_)) && !layout.is_parity(slab);
+        let page = self.config.slab_size.page(SlabNo(slab as u32), index);
+        payload.is_empty() || !replaces || key.open(page, version, payload, &mut [0; PAGE_SIZE]).is_ok()
     }
 
     /// A source that is not to be trusted. Where it has the only copy, it keeps that: the slab's other pages are there.
@@ -150,7 +156,7 @@ impl Client {
             self.copies.end(copy);
             return self.mark(job.space, job.slab);
         }
-        let page = self.config.slab_size.page(crate::units::SlabNo(job.slab as u32), job.index);
+        let page = self.config.slab_size.page(SlabNo(job.slab as u32), job.index);
         let op = if version.has_content() { Wire::Write } else { Wire::Trim };
         self.copies.all[copy] = Some(Copy { version, ..job });
         let request = Request {

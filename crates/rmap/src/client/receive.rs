@@ -276,7 +276,7 @@ impl Client {
             Role::Scrub => self.scrub_answered(exchange, status, version, payload),
             Role::Read { op } => self.read_answered(op, exchange, status, version, payload),
             Role::Write { op } => self.write_answered(op, exchange, status),
-            Role::CopyRead { copy } if status == Status::Ok && !self.copy_was_issued(copy, version) => {
+            Role::CopyRead { copy } if status == Status::Ok && !self.copy_is_right(copy, version, payload) => {
                 self.copy_is_made_up(copy, peer);
             }
             Role::CopyRead { copy } if status == Status::Ok && version.has_content() != payload.is_empty() => {

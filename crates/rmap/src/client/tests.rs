@@ -4,6 +4,7 @@ mod catch_up;
 mod control;
 mod damage;
 mod last_resort;
+mod lies;
 mod many;
 mod reserve;
 mod scrub;

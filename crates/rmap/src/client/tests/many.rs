@@ -1,12 +1,12 @@
 //! More slabs than requests can be under way, and servers that answer none of them.
 
 use super::super::exchange::{EXCHANGES_MAX, Exchange, QUESTIONS_MAX, Role};
+use super::lies::take;
 use super::*;
-use crate::client::repair::{Repair, Step};
 use crate::client::slab::Phase;
 use crate::units::Version;
 
-const SLAB: u64 = 8;
+pub const SLAB: u64 = 8;
 /// Two copies of each are more than there can be requests.
 const MANY: u64 = EXCHANGES_MAX as u64 / 2 + 100;
 /// As many writes as can be begun.
@@ -18,7 +18,7 @@ fn byte_of(slab: u64) -> u8 {
 }
 
 /// A page in each of so many slabs.
-fn filled(servers: usize, slabs: u64) -> Pool {
+pub fn filled(servers: usize, slabs: u64) -> Pool {
     let mut pool = Pool::of(servers, 2, slabs as usize, slabs * SLAB, None);
     for first in (0..slabs).step_by(100) {
         let end = slabs.min(first + 100);
@@ -35,14 +35,14 @@ fn map_of(pool: &Pool) -> Vec<(SlabNo, MapEntry)> {
     (0..).map(SlabNo).zip(entries).collect()
 }
 
-fn take_over(pool: &mut Pool, pages: u64) {
+pub fn take_over(pool: &mut Pool, pages: u64) {
     let map = map_of(pool);
     pool.client.space_taken(pool.space.0);
     let spec = SpaceSpec { id: SpaceId(1), pages, copies: 2, reserve: 0, key: [2; KEY_SIZE] };
     pool.space = pool.client.attach(&spec, Generation(2), &map).unwrap();
 }
 
-fn begin_reads(pool: &mut Pool, pages: impl Iterator<Item = u64>) {
+pub fn begin_reads(pool: &mut Pool, pages: impl Iterator<Item = u64>) {
     for page in pages {
         pool.client.read(pool.now, pool.space, PageNo(page), Class::Demand, page).unwrap();
     }
@@ -166,13 +166,6 @@ fn a_copy_that_is_not_trusted_is_given_back() {
     assert_eq!([pool.servers[0].held_slabs(), pool.servers[1].held_slabs()], [1, 1]);
 }
 
-/// The request that a role stands for, taken from the client as if its answer had come.
-fn take(pool: &mut Pool, is_it: impl Fn(Role) -> bool) -> Exchange {
-    let exchange = pool.client.exchanges.find(|e| is_it(e.role)).expect("it was asked");
-    pool.client.end_exchange(exchange.id);
-    exchange
-}
-
 #[test]
 fn a_keeper_that_is_not_one_any_more_copies_again_later() {
     let mut pool = filled(2, 40);
@@ -187,52 +180,6 @@ fn a_keeper_that_is_not_one_any_more_copies_again_later() {
         pool.client.answered(now, &exchange, Status::StaleGeneration, Version::NEVER, &[]);
     }
     assert!(pool.client.copies.is_idle());
-}
-
-/// A server says that a page is trimmed, in a version between the one that it was asked for and the one that is being written.
-#[test]
-fn a_trim_that_nobody_made_is_not_believed() {
-    let mut pool = filled(2, 1);
-    pool.deaf = vec![0, 1];
-    begin_reads(&mut pool, std::iter::once(0));
-    pool.begin_write(0, 7);
-    let exchange = take(&mut pool, |role| matches!(role, Role::Read { .. }));
-    let made_up = Version::from_bits(exchange.version.bits() | 1);
-    assert!(!made_up.has_content() && exchange.version < made_up);
-    let now = pool.now;
-    pool.client.answered(now, &exchange, Status::Ok, made_up, &[]);
-    assert!(!pool.client.has_event(), "no zeros");
-    pool.deaf = Vec::new();
-    pool.pass(SILENCE);
-    let mut content = [0; PAGE_SIZE];
-    let mut read = Err(Failure::Lost);
-    while let Some(event) = pool.client.poll_event(&mut content) {
-        if let Event::Read { result, .. } = event {
-            read = result.map(|()| content[0]);
-        }
-    }
-    assert!(matches!(read, Ok(1 | 7)), "{read:?}");
-}
-
-/// A source has a page in a version that nobody wrote: no copy gets it, which would stand before what is written later.
-#[test]
-fn what_a_source_made_up_is_not_copied() {
-    let mut pool = filled(3, 1);
-    let replicas = pool.client.spaces[0].slabs[0].entry.replicas.clone();
-    let source = pool.client.place_of(replicas[0].server).unwrap();
-    let target = (0..3).find(|peer| replicas.iter().all(|r| r.server.0 as usize != *peer)).unwrap();
-    let grant = pool.client.spaces[0].next_version(false).unwrap();
-    let mut repair = Repair::new(target, grant, None);
-    repair.step = Step::Copying;
-    pool.client.spaces[0].slabs[0].repair = Some(repair);
-    pool.client.start_copy(0, 0, 0, Some(source), target);
-    let exchange = take(&mut pool, |role| matches!(role, Role::CopyRead { .. }));
-    let made_up = Version::new(Generation(1), 1 << 20, true);
-    let now = pool.now;
-    pool.client.answered(now, &exchange, Status::Ok, made_up, &[]);
-    let is_write = |role| matches!(role, Role::CopyWrite { .. });
-    assert!(pool.client.exchanges.find(|e| is_write(e.role)).is_none());
-    assert!(pool.client.copies.is_idle() && pool.client.spaces[0].slabs[0].failed.has(source));
 }
 
 /// One that is small next to what there is to ask.
