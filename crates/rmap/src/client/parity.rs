@@ -152,6 +152,8 @@ impl Client {
         }
         let is_gone = self.spaces[space].slabs[slab].entry.lost;
         let others_gone = self.other_columns(space, slab).any(|column| self.spaces[space].slabs[column].entry.lost);
+        // Of one that is not open, too: it may never be, where others of the group are lost, and these wait for what is known of it.
+        self.check_copies(now, space, slab);
         if is_gone && others_gone {
             self.slab_is_lost(space, slab, Failure::Lost);
         } else if matches!(self.spaces[space].slabs[slab].phase, Phase::Open) {
@@ -223,13 +225,16 @@ impl Client {
         self.wake_ops(space, slab);
     }
 
-    fn tend_column(&mut self, now: Time, space: usize, slab: usize) {
+    fn check_copies(&mut self, now: Time, space: usize, slab: usize) {
         let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
         for peer in copies.iter() {
             if self.fence(space, peer) {
                 self.check_copy(now, space, slab, peer);
             }
         }
+    }
+
+    fn tend_column(&mut self, now: Time, space: usize, slab: usize) {
         self.retry_reads(space, slab);
         if self.spaces[space].tenure == Tenure::Keeper {
             self.keep_column(now, space, slab);
