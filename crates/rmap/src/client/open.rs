@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 use super::exchange::{Exchange, Request, Role};
 use super::ledger::Table;
 use super::peer::{PeerSet, Reach};
+use super::repair::Step;
 use super::sealed::Tenure;
 use super::slab::{COPIES_MAX, Candidate, Candidates, GrantStep, Phase};
 use super::{Client, Failure, Fault};
@@ -262,6 +263,9 @@ impl Client {
         if status == Status::StaleGeneration {
             return self.space_taken(space);
         }
+        if matches!(status, Status::NotFenced | Status::UnknownSlab) {
+            return self.grant_after_fence(space, slab, peer, grant);
+        }
         if status != Status::Ok {
             self.peers[peer].free_slabs = 0;
         }
@@ -282,6 +286,19 @@ impl Client {
             } else {
                 state.repair = None;
             }
+        }
+    }
+
+    /// The server has forgotten this owner, of whom it had nothing.
+    fn grant_after_fence(&mut self, space: usize, slab: usize, peer: usize, grant: Version) {
+        self.spaces[space].fenced_at.remove(peer);
+        let state = &mut self.spaces[space].slabs[slab];
+        if let Phase::Granting(candidates) = &mut state.phase {
+            let asked = |c: &&mut Candidate| c.peer == peer && c.grant == grant && c.step == GrantStep::Asked;
+            candidates.asked.iter_mut().filter(asked).for_each(|c| c.step = GrantStep::Fencing);
+        }
+        if let Some(repair) = state.repair.as_mut().filter(|repair| repair.grant == grant) {
+            repair.step = Step::Fencing;
         }
     }
 

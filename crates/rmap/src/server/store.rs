@@ -183,7 +183,10 @@ impl Store {
 
     /// From now on this generation or a later one.
     pub fn fence(&mut self, space: SpaceId, generation: Generation) -> Status {
-        let full = self.spaces.len() >= SPACES_MAX;
+        let is_new = !self.spaces.contains_key(&space);
+        if is_new && self.spaces.len() >= SPACES_MAX && !self.forget_one() {
+            return Status::Full;
+        }
         let no_fence = self.has(Fault::NoFence);
         match self.spaces.get_mut(&space) {
             Some(state) if generation < state.generation && !no_fence => Status::StaleGeneration,
@@ -191,12 +194,20 @@ impl Store {
                 state.generation = state.generation.max(generation);
                 Status::Ok
             }
-            None if full => Status::Full,
             None => {
                 self.spaces.insert(space, Space { generation, held: 0, reserved: 0 });
                 Status::Ok
             }
         }
+    }
+
+    /// Forgets a space that has nothing here. Its owner is told so when it next asks for a slab, and fences it anew; an earlier one
+    /// that asks before is lent what no map names.
+    fn forget_one(&mut self) -> bool {
+        let nothing = self.spaces.iter().find(|(_, state)| state.held == 0 && state.reserved == 0);
+        let Some(space) = nothing.map(|(space, _)| *space) else { return false };
+        self.spaces.remove(&space);
+        true
     }
 
     /// Lends a slab, empty, to be written in versions from `floor` on. A repeated request for the same grant changes nothing; an

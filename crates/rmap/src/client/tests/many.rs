@@ -154,6 +154,22 @@ fn a_grant_that_nobody_waits_for_any_more_is_given_back() {
     assert_eq!((held, pool.servers[asked].held_slabs()), (1, 0));
 }
 
+/// A server forgets an owner that had nothing there, as many others came since.
+#[test]
+fn a_server_that_has_forgotten_its_owner_is_told_again() {
+    let mut pool = Pool::new(1, 1, 4);
+    assert_eq!(pool.write(0, 1), Ok(()));
+    pool.client.write(pool.now, pool.space, PageNo(SLAB), Class::Eviction, &[2; PAGE_SIZE], 1).unwrap();
+    let exchange = take(&mut pool, |role| role == Role::Grant);
+    let now = pool.now;
+    pool.client.answered(now, &exchange, Status::UnknownSlab, Version::NEVER, &[]);
+    assert!(!pool.client.spaces[0].fenced_at.has(0));
+    pool.client.settle(now);
+    pool.run();
+    pool.expect_written(1);
+    assert_eq!(pool.read(SLAB), Ok(2));
+}
+
 /// A copy with a damaged page is not trusted any more, and its server is to know that it may lend the slab to others.
 #[test]
 fn a_copy_that_is_not_trusted_is_given_back() {

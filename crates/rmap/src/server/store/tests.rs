@@ -51,6 +51,24 @@ fn only_the_owner_of_today() {
     assert_eq!(store.read(SPACE, PageNo(0), later).unwrap().version, Version::NEVER);
 }
 
+/// Disks and VMs come and go: those that have nothing here any more make room for others.
+#[test]
+fn spaces_without_anything_are_forgotten_when_there_are_too_many() {
+    let mut store = store(1);
+    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, since(1), true), Status::Ok);
+    for other in 0..2 * SPACES_MAX as u64 {
+        assert_eq!(store.fence(SpaceId(1_000_000 + other), GENERATION), Status::Ok);
+    }
+    assert_eq!(store.spaces.len(), SPACES_MAX);
+    assert_eq!(store.read(SPACE, PageNo(0), GENERATION).unwrap().version, Version::NEVER);
+    let forgotten = (0..).map(|other| SpaceId(1_000_000 + other)).find(|space| !store.spaces.contains_key(space));
+    let page = store.write(forgotten.unwrap(), PageNo(0), GENERATION, version(1, false), None);
+    assert_eq!(page, Status::UnknownSlab, "its owner is told");
+    // With something here in each of them nobody is forgotten.
+    store.spaces.values_mut().for_each(|space| space.reserved = 1);
+    assert_eq!(store.fence(SpaceId(7), GENERATION), Status::Full);
+}
+
 #[test]
 fn a_late_grant_or_release_does_not_empty_a_slab() {
     let mut store = store(1);
