@@ -144,8 +144,11 @@ prepare_private_apt() {
         [ ! -e "$file" ] || cp "$file" "$out/apt/sources.d/"
     done
     [ ! -e /etc/apt/sources.list ] || cp /etc/apt/sources.list "$out/apt/sources.d/system.list"
-    printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s-backports main\n' \
-        "$mirror" "$codename" >"$out/apt/sources.d/pagoda-backports.list"
+    # Not twice: apt refuses one source with two ways to check it.
+    if ! apt-get indextargets --format '$(RELEASE)' 'Created-By: Packages' | grep -qx "$codename-backports"; then
+        printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s-backports main\n' \
+            "$mirror" "$codename" >"$out/apt/sources.d/pagoda-backports.list"
+    fi
     cp -a /var/lib/apt/lists/. "$out/apt/lists/"
     private_apt apt-get update -qq || die "could not fetch the package list of $codename-backports from $mirror"
 }
