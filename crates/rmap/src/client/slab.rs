@@ -383,6 +383,10 @@ impl Client {
             self.cancel(exchange.id);
         }
         self.copies.end_all(space);
+        // What was in the making takes nobody else's turn.
+        for slab in &mut self.spaces[space].slabs {
+            slab.repair = None;
+        }
         self.fail_ops(space, None, super::Failure::Fenced);
         self.unpark_space(space);
     }

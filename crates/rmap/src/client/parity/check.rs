@@ -56,8 +56,8 @@ impl Client {
         let (tenure, state) = (self.spaces[space].tenure, &self.spaces[space].slabs[slab]);
         let is_copy = self.peers_of(&state.entry).has(peer) && !state.failed.has(peer);
         let changes = state.pending.is_some() || state.repair.is_some() || self.copies.any_of(space, slab);
-        // What a keeper has opened it has heard of, in the life that is over.
-        let is_new = tenure == Tenure::Reader || tenure == Tenure::Keeper && matches!(state.phase, Phase::Opening(_));
+        // What a keeper or owner has opened it has heard of, in the life that is over.
+        let is_new = tenure == Tenure::Reader || matches!(state.phase, Phase::Opening(_));
         if tenure != Tenure::Owner && self.is_grouped(space, slab) {
             let is_target = state.repair.as_ref().is_some_and(|repair| repair.peer == peer);
             if is_copy && !is_target {
