@@ -73,6 +73,7 @@ use copies::Copies;
 use exchange::{Exchanges, Request};
 use ledger::Ledger;
 use ops::Ops;
+use parity::cold::Cold;
 use parity::stripe::Stripes;
 use parked::Parking;
 use peer::Peer;
@@ -111,6 +112,9 @@ pub struct ClientConfig {
     /// In this time every copy of every page is looked at once, as far as a thousand pages a second suffice; `None`: damage is
     /// found when it is read.
     pub scrub_pass: Option<Duration>,
+    /// Slabs of a space with two copies that were not written to for so long get parity instead of second copies, in groups of four,
+    /// and second copies again before the next write; `None`: they keep their copies.
+    pub parity_after: Option<Duration>,
     /// A sealed space that has too few copies, and whose map has not changed for so long, or twice, has nobody who sees to
     /// it: this client does.
     pub keep_after: Duration,
@@ -147,6 +151,8 @@ pub enum Fault {
     ParityEarly,
     /// Forgets a slab of the group when a page is put together from the others.
     LeavesMembersOut,
+    /// Does not wait with writes until their group has no parity any more.
+    WritesToFrozen,
 }
 
 impl ClientConfig {
@@ -163,6 +169,7 @@ impl ClientConfig {
             uses_last_resort: true,
             give_back_after: Some(GIVE_BACK_AFTER),
             scrub_pass: Some(SCRUB_PASS),
+            parity_after: None,
             keep_after: KEEP_AFTER,
             link_bytes_per_second: 1_250_000_000,
             datagram_max: crate::wire::DATAGRAM_MAX,
@@ -276,6 +283,7 @@ pub struct Client {
     parking: Parking,
     copies: Copies,
     stripes: Stripes,
+    cold: Cold,
     ledger: Ledger,
     tables: Tables,
     /// The payload of the reply that is being looked at; a page's room.
@@ -319,6 +327,7 @@ impl Client {
             parking: Parking::default(),
             copies: Copies::new(),
             stripes: Stripes::new(),
+            cold: Cold::default(),
             ledger: Ledger::default(),
             tables,
             reply: vec![0; SEALED_SIZE].into(),
@@ -418,8 +427,9 @@ impl Client {
         }
         let key = SpaceKey::new(&spec.key, spec.id);
         self.spaces.push(Space::new(spec, key, generation, tenure, self.config.slab_size, map));
-        self.make_room();
         let space = self.spaces.len() - 1;
+        self.expect_parity(space);
+        self.make_room();
         if spec.reserve > 0 && tenure == Tenure::Owner {
             self.spaces[space].reservation = Some(Reservation::new(spec.reserve, spec.copies));
             self.reserving.push(space);

@@ -6,9 +6,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,10 @@ const SLAB_PAGES: u32 = 64;
 const SLAB_BYTES: u64 = SLAB_PAGES as u64 * PAGE_SIZE as u64;
 const SLABS: u64 = 64;
 const SERVERS: u32 = 4;
+/// Enough for parity, also when one has died.
+const MANY: u32 = 6;
+/// What is not written to for so long is cold.
+const COLD: Duration = Duration::from_millis(300);
 
 /// Of swap, eight pages.
 const REQUEST: usize = 8 * PAGE_SIZE;
@@ -84,8 +88,9 @@ impl Drop for Running {
     }
 }
 
-/// What the exporter says of itself about once a second: slabs with all copies and with some, and servers that do not answer.
-type Views = Receiver<((usize, usize), usize)>;
+/// What the exporter says of itself about once a second: slabs with all copies and with some, servers that do not answer, and groups
+/// with parity.
+type Views = Receiver<((usize, usize), usize, usize)>;
 
 /// On a thread of its own, as the file and the cluster's store are.
 fn registry() -> impl FnMut(&ControlRequest) -> ControlReply {
@@ -100,11 +105,19 @@ fn registry() -> impl FnMut(&ControlRequest) -> ControlReply {
 }
 
 /// The exporter on a thread of its own, until `stop` is dropped.
-fn export(servers: &[Running], own: &Keypair, pool: &PoolKey, path: &Path) -> (JoinHandle<Ended>, UnixStream, Views) {
+fn export(
+    servers: &[Running],
+    own: &Keypair,
+    pool: &PoolKey,
+    path: &Path,
+    parity_after: Option<Duration>,
+) -> (JoinHandle<Ended>, UnixStream, Views) {
     let mut config = ClientConfig::new(own.clone(), pool.clone());
     config.slab_size = slab_size();
     // The machine that runs the tests may be busy.
     config.fail_after = Duration::from_millis(500);
+    config.lost_after = Some(Duration::from_secs(1));
+    config.parity_after = parity_after;
     let mut client = Client::new(config, Box::new(SystemEntropy::default()));
     for (id, server) in (0..).zip(servers) {
         let info = ServerInfo { id: ServerId(id), addr: server.addr, key: keys(id).public(), zone: id };
@@ -123,7 +136,7 @@ fn export(servers: &[Running], own: &Keypair, pool: &PoolKey, path: &Path) -> (J
         unwatched(|| {
             let down = client.reach().filter(|(_, reach)| *reach != Reach::Up).count();
             // Nobody listens at the end.
-            let _ = tell.send((client.in_sync(space), down));
+            let _ = tell.send((client.in_sync(space), down, client.groups_with_parity(space)));
         });
     };
     let run = move || watching(|| exporter.run(stopped.as_fd(), tend).unwrap());
@@ -184,12 +197,12 @@ impl Disk {
 }
 
 /// Waits for the exporter to say so.
-fn until(views: &Views, what: &str, is: impl Fn((usize, usize), usize) -> bool) {
+fn until(views: &Views, what: &str, is: impl Fn((usize, usize), usize, usize) -> bool) {
     let deadline = Instant::now() + PATIENCE;
     let mut last = None;
     while Instant::now() < deadline {
         let view = views.recv_timeout(PATIENCE).unwrap();
-        if is(view.0, view.1) {
+        if is(view.0, view.1, view.2) {
             return;
         }
         last = Some(view);
@@ -207,15 +220,19 @@ fn check(what: &str) {
     assert!(others.is_empty(), "{what}: {} allocations", others.len());
 }
 
+/// What the allocator finds is of all threads that are watched: one test at a time.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 #[test]
 fn the_thread_that_serves_a_disk_allocates_nothing() {
+    let _one = ONE_AT_A_TIME.lock();
     set_watching(false);
     let (own, pool) = (Keypair::from_private([99; KEY_SIZE]), PoolKey::new([3; KEY_SIZE]));
     let mut servers: Vec<Running> = (0..SERVERS).map(|id| Running::start(id, &own, &pool)).collect();
     let path = std::env::temp_dir().join(format!("rmap-allocations-{}.sock", std::process::id()));
-    let (exporter, stop, views) = export(&servers, &own, &pool, &path);
+    let (exporter, stop, views) = export(&servers, &own, &pool, &path, None);
     let mut disk = Disk::connect(&path);
-    until(&views, "servers that answer", |_, down| down == 0);
+    until(&views, "servers that answer", |_, down, _| down == 0);
     disk.each(WRITE, 0..2, false);
     disk.each(READ, 0..2, false);
     set_watching(true);
@@ -228,17 +245,56 @@ fn the_thread_that_serves_a_disk_allocates_nothing() {
     disk.each(READ, 0..8, true);
     disk.each(WRITE, 0..8, false);
     check("reads and trims");
-    until(&views, "time", |_, _| true);
-    until(&views, "time", |_, _| true);
+    until(&views, "time", |_, _, _| true);
+    until(&views, "time", |_, _, _| true);
     check("a look at reservations");
 
     drop(servers.remove(0));
     disk.each(READ, 0..40, false);
     disk.each(WRITE, 0..48, false);
     check("a server that dies");
-    until(&views, "copies made again", |(whole, held), down| down == 1 && (whole, held) == (48, 48));
+    until(&views, "copies made again", |(whole, held), down, _| down == 1 && (whole, held) == (48, 48));
     disk.each(READ, 0..48, false);
     check("repair");
+
+    set_watching(false);
+    drop(stop);
+    assert_eq!(exporter.join().unwrap(), Ended::Stopped);
+}
+
+/// Nor does parity: made, read, made anew and gone again.
+#[test]
+fn parity_of_a_disk_needs_no_memory() {
+    let _one = ONE_AT_A_TIME.lock();
+    set_watching(false);
+    let (own, pool) = (Keypair::from_private([99; KEY_SIZE]), PoolKey::new([3; KEY_SIZE]));
+    let mut servers: Vec<Running> = (0..MANY).map(|id| Running::start(id, &own, &pool)).collect();
+    let path = std::env::temp_dir().join(format!("rmap-allocations-parity-{}.sock", std::process::id()));
+    let (exporter, stop, views) = export(&servers, &own, &pool, &path, Some(COLD));
+    let mut disk = Disk::connect(&path);
+    until(&views, "servers that answer", |_, down, _| down == 0);
+    disk.each(WRITE, 0..4, false);
+    disk.each(READ, 0..4, false);
+    set_watching(true);
+
+    disk.each(WRITE, 4..16, false);
+    until(&views, "parity", |_, _, groups| groups == 4);
+    check("parity that is made");
+    disk.each(READ, 0..16, false);
+    disk.each(WRITE, 2..10, false);
+    disk.each(READ, 0..16, false);
+    check("parity that goes");
+    until(&views, "parity again", |_, _, groups| groups == 4);
+    check("parity that is made again");
+
+    drop(servers.remove(0));
+    disk.each(READ, 0..16, false);
+    check("pages that are put together");
+    until(&views, "what is gone made anew", |(whole, held), down, _| down == 1 && whole == held);
+    disk.each(READ, 0..16, false);
+    disk.each(WRITE, 0..16, false);
+    disk.each(READ, 0..16, false);
+    check("what is gone made anew");
 
     set_watching(false);
     drop(stop);

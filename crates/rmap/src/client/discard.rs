@@ -41,6 +41,11 @@ impl Client {
         if busy || self.parking.any_of(space, SlabNo(slab as u32), size) || self.copies.any_of(space, slab) {
             return false;
         }
+        if self.is_in_frozen(space, slab) {
+            self.dissolve_for(space, slab);
+            return false;
+        }
+        self.note_change(space, slab);
         // Now, and not when the map has changed: what is written from now on waits for the next life.
         let Some(floor) = self.spaces[space].next_version(false) else { return false };
         self.abort_repair(space, slab);
@@ -59,6 +64,9 @@ impl Client {
         const AT_A_TIME: usize = 32;
         let mut asked = self.questions.len();
         let mut left = 0;
+        if self.spaces[space.0].tenure == Tenure::Owner {
+            self.forget_parity(space.0);
+        }
         for slab in 0..self.spaces[space.0].slabs.len() {
             let state = &self.spaces[space.0].slabs[slab];
             left += usize::from(!matches!(state.phase, Phase::Vacant | Phase::Lost));

@@ -5,8 +5,9 @@
 //! slabs with two copies. A page of the ledger without content is damage, never "no page was written": what is missing there
 //! must not read as zeros.
 //!
-//! A slab's part of the ledger is written by the keeper that makes the parity of its group, before that is in the map, and is
-//! read by whoever opens the slab afterwards. So nobody reads a part that is being written.
+//! A slab's part of the ledger is written by the keeper or owner that makes the parity of its group, before that is in the map, and is
+//! read by whoever opens the slab afterwards. So nobody reads a part that is being written. Of a group that has no parity any more
+//! it is out of date, and is written anew before the group gets parity again.
 
 use std::collections::VecDeque;
 
@@ -48,10 +49,19 @@ pub enum Table {
 }
 
 /// Slabs whose part of the ledger is to be read or written.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Ledger {
     reads: VecDeque<(usize, usize)>,
     writes: VecDeque<(usize, usize)>,
+}
+
+/// Slabs in line for which there is room from the start: more than an owner that makes parity has there at a time.
+const LINE: usize = 64;
+
+impl Default for Ledger {
+    fn default() -> Ledger {
+        Ledger { reads: VecDeque::with_capacity(LINE), writes: VecDeque::with_capacity(LINE) }
+    }
 }
 
 impl Ledger {
@@ -196,7 +206,8 @@ impl Client {
     fn part_was_written(&mut self, (space, slab): (usize, usize), result: Result<(), Failure>) {
         let table_pages = self.spaces[space].layout.table_pages;
         let state = &mut self.spaces[space].slabs[slab];
-        let Table::Written { next, done } = state.table else { return };
+        // Of a making that was given up: the next one waits for its end.
+        let Table::Written { next, done } = state.table else { return self.mark_group(space, slab) };
         state.table = match result {
             Ok(()) if done + 1 == table_pages => Table::Known,
             Ok(()) => Table::Written { next, done: done + 1 },

@@ -50,7 +50,9 @@ impl Client {
                         && op.space == space
                         && size.slab(op.page) == Some(SlabNo(slab as u32))
                 });
-                if wanted && self.map_is_late(now) {
+                if wanted && self.is_in_frozen(space, slab) {
+                    // It is of its group that it waits to be free.
+                } else if wanted && self.map_is_late(now) {
                     self.decline_unmapped(space, slab);
                 } else if wanted {
                     self.spaces[space].slabs[slab].phase = Phase::Granting(Candidates::default());
@@ -219,7 +221,7 @@ impl Client {
 
     /// The slab's writes go nowhere before the control plane has answered. Those of somebody who has another place for them are
     /// declined in time; nothing of them was sent.
-    fn wait_for_map(&mut self, now: Time, space: usize, slab: usize) {
+    pub(super) fn wait_for_map(&mut self, now: Time, space: usize, slab: usize) {
         match self.map_late_at(now) {
             Some(at) if at <= now => self.decline_unmapped(space, slab),
             Some(at) => self.look_at(at, space, slab),
@@ -243,13 +245,13 @@ impl Client {
     }
 
     /// A server was not heard yet.
-    fn someone_may_come(&self) -> bool {
+    pub(super) fn someone_may_come(&self) -> bool {
         self.peers.iter().any(|peer| matches!(peer.reach, Reach::Connecting { .. }))
     }
 
     /// Until when a server that fell silent may still come back and have room: a pause is no refusal. One that never answered
     /// may not know this node at all.
-    fn patience_ends(&self, now: Time) -> Option<Time> {
+    pub(super) fn patience_ends(&self, now: Time) -> Option<Time> {
         let ends = self.peers.iter().filter_map(|peer| match peer.reach {
             Reach::Down { since } if peer.epoch.is_some() => Some(since + self.config.grant_patience),
             _ => None,
@@ -285,6 +287,7 @@ impl Client {
                 repair.granted(&mut self.tables);
             } else {
                 state.repair = None;
+                self.has_refused(space, slab, peer);
             }
         }
     }
@@ -465,6 +468,7 @@ impl Client {
         }
         self.spaces[space].slabs[slab].table = Table::Unknown;
         self.count_content(space, slab);
+        self.note_change(space, slab);
         self.map_settled(space, slab);
         self.mark(space, slab);
     }

@@ -327,6 +327,7 @@ impl Client {
         let kind = Kind::Write { trim: content.is_none() };
         let op = self.ops.begin(kind, space, page, class, (token, now)).ok_or(Refused::Busy)?;
         self.stats.writes += 1;
+        self.now = now;
         match content {
             Some(content) => self.store_write(op, version, content),
             None => self.ops.all[op].version = version,
@@ -453,6 +454,10 @@ impl Client {
             return self.ops.finish(op, Err(Failure::Fenced));
         }
         let Some(number) = self.slab_of(page) else { return };
+        let is_lost = matches!(self.spaces[space].slabs[number].phase, Phase::Lost);
+        if !is_lost && self.waits_for_group(op, number) {
+            return;
+        }
         match self.spaces[space].slabs[number].phase {
             Phase::Lost => self.ops.finish(op, Err(Failure::Lost)),
             Phase::Vacant => self.mark(space, number),
@@ -500,6 +505,7 @@ impl Client {
         }
         let index = self.config.slab_size.index(page);
         self.set_version(space, number, index, version);
+        self.note_change(space, number);
         self.end_write(op, Ok(()));
         if self.spaces[space].slabs[number].repair.is_some() {
             self.mark(space, number);

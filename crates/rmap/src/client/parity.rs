@@ -1,7 +1,9 @@
-//! Sealed spaces with one slab of parity for four, instead of second copies: 1.25 times the memory, and one server may go.
+//! One slab of parity for four, instead of second copies: 1.25 times the memory, and one server may go. For sealed spaces, and for what
+//! is cold in others (`parity/cold.rs`).
 //!
 //! The parity slab of a group has at each place the XOR of what its members have there, *sealed* as it is at their servers;
-//! what has no content counts as zeros. Nobody writes to a sealed space any more, so no parity is ever out of date.
+//! what has no content counts as zeros. Nobody writes to a sealed space any more, nor to a group that has parity, so none is ever
+//! out of date.
 //!
 //! # What makes a read right
 //!
@@ -27,11 +29,15 @@
 //! Until then it is read by the others, and its keeper makes it anew, at a server that has nothing of the group.
 
 mod check;
+pub mod cold;
+mod dissolve;
 mod keep;
 pub mod layout;
 mod place;
 pub mod standing;
 pub mod stripe;
+
+use smallvec::SmallVec;
 
 use super::ledger::Table;
 use super::sealed::Tenure;
@@ -40,7 +46,11 @@ use super::{Client, Failure, SpaceRef};
 use crate::control::MapEntry;
 use crate::units::{SlabNo, Time, Version};
 
-use layout::Layout;
+use cold::Course;
+use layout::{Layout, MEMBERS};
+
+/// Slabs of a group, in place: an owner has no memory to ask for while it serves.
+type Members = SmallVec<[usize; MEMBERS]>;
 
 /// How far a space is on its way to parity. Groups that nothing was ever written to count nowhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,10 +103,15 @@ impl Client {
         view
     }
 
-    /// Whether the map says that a group has parity. Its owner, if the space has one, makes no use of it.
+    /// Groups of a space whose parity is in the map.
+    pub fn groups_with_parity(&self, space: SpaceRef) -> usize {
+        (0..self.spaces[space.0].layout.groups).filter(|group| self.has_parity(space.0, *group)).count()
+    }
+
+    /// Whether the map says that a group has parity.
     pub(super) fn has_parity(&self, space: usize, group: usize) -> bool {
         let state = &self.spaces[space];
-        state.tenure != Tenure::Owner && state.slabs.get(state.layout.parity(group)).is_some_and(Slab::is_held)
+        !state.is_removed && state.slabs.get(state.layout.parity(group)).is_some_and(Slab::is_held)
     }
 
     /// Whether a slab is one of a group that has parity.
@@ -110,7 +125,8 @@ impl Client {
         if state.layout.is_ledger(slab) {
             return LEDGER_COPIES;
         }
-        if self.is_grouped(space, slab) { 1 } else { state.copies }
+        let is_dissolved = self.is_dissolving(space, slab) && !state.layout.is_parity(slab);
+        if self.is_grouped(space, slab) && !is_dissolved { 1 } else { state.copies }
     }
 
     /// Slabs of a group depend on each other.
@@ -135,9 +151,14 @@ impl Client {
     /// Looks at a slab of a group that has parity, or is to have. `false` if it is a slab like any other.
     pub(super) fn advance_grouped(&mut self, now: Time, space: usize, slab: usize) -> bool {
         let layout = self.spaces[space].layout;
-        let Some(group) = layout.group(slab).filter(|_| self.spaces[space].tenure != Tenure::Owner) else {
-            return false;
-        };
+        let Some(group) = layout.group(slab).filter(|_| !self.spaces[space].is_removed) else { return false };
+        let owns = self.spaces[space].tenure == Tenure::Owner;
+        if owns && self.is_frozen(space, group) {
+            self.decline_late(now, space, slab);
+        }
+        if !self.has_parity(space, group) && owns {
+            return self.advance_cold(now, space, slab);
+        }
         if !self.has_parity(space, group) {
             let keeps = self.spaces[space].tenure == Tenure::Keeper && self.spaces[space].wants_parity;
             if keeps && layout.is_parity(slab) {
@@ -151,7 +172,12 @@ impl Client {
             return false;
         }
         let is_gone = self.spaces[space].slabs[slab].entry.lost;
-        let others_gone = self.other_columns(space, slab).any(|column| self.spaces[space].slabs[column].entry.lost);
+        // An owner may have given a slab up that the map has.
+        let is_lost = |slab: &Slab| slab.entry.lost || owns && matches!(slab.phase, Phase::Lost);
+        let others_gone = self.other_columns(space, slab).any(|column| is_lost(&self.spaces[space].slabs[column]));
+        if owns && self.is_worthless(space, group) {
+            self.dissolve(space, group);
+        }
         // Of one that is not open, too: it may never be, where others of the group are lost, and these wait for what is known of it.
         self.check_copies(now, space, slab);
         if is_gone && others_gone {
@@ -163,11 +189,34 @@ impl Client {
         } else {
             return self.open_member(space, slab);
         }
+        let is_open = matches!(self.spaces[space].slabs[slab].phase, Phase::Open);
+        if layout.is_parity(slab) && !is_open && self.is_dissolving(space, slab) {
+            // Nobody may ever need to read it.
+            self.part_group(now, space, group);
+        }
         true
+    }
+
+    /// A slab of an owner's group that the map does not say to have parity.
+    fn advance_cold(&mut self, now: Time, space: usize, slab: usize) -> bool {
+        let layout = self.spaces[space].layout;
+        let Some(group) = layout.group(slab) else { return false };
+        if layout.is_parity(slab) {
+            self.make_cold(now, space, group);
+            return true;
+        }
+        if self.spaces[space].groups.get(group).is_some_and(|group| group.course == Course::Making) {
+            self.mark(space, layout.parity(group));
+        }
+        // While the map is being asked for parity it is asked for nothing else: whatever happens is judged after that.
+        self.is_frozen(space, group)
     }
 
     fn slab_is_lost(&mut self, space: usize, slab: usize, failure: Failure) {
         self.abort_repair(space, slab);
+        let owns = self.spaces[space].tenure == Tenure::Owner;
+        let is_new = !matches!(self.spaces[space].slabs[slab].phase, Phase::Lost);
+        self.stats.slabs_lost += u64::from(owns && is_new && !self.spaces[space].layout.is_parity(slab));
         self.spaces[space].slabs[slab].phase = Phase::Lost;
         self.fail_ops(space, Some(slab), failure);
         self.look_after_if_reader(space, slab);
@@ -196,18 +245,17 @@ impl Client {
     }
 
     fn members_known(&self, space: usize, group: usize) -> bool {
-        let mut members = self.held_members(space, group);
-        members.all(|slab| self.knows_versions(space, slab))
+        self.held_members(space, group).iter().all(|slab| self.knows_versions(space, *slab))
     }
 
-    fn held_members(&self, space: usize, group: usize) -> impl Iterator<Item = usize> {
+    fn held_members(&self, space: usize, group: usize) -> Members {
         let state = &self.spaces[space];
-        state.layout.members(group).filter(|slab| state.slabs[*slab].is_held())
+        state.layout.members(group).filter(|slab| state.slabs[*slab].is_held()).collect()
     }
 
-    /// The versions that parity has: the greatest of its members' at each place.
+    /// The versions that parity has: the greatest of its members' at each place, and none of an earlier life of it.
     fn make_parity_table(&mut self, space: usize, group: usize) {
-        let members: Vec<usize> = self.held_members(space, group).collect();
+        let members = self.held_members(space, group);
         let size = self.config.slab_size;
         let parity = self.spaces[space].layout.parity(group);
         let slabs = &mut self.spaces[space].slabs;
@@ -215,7 +263,7 @@ impl Client {
         for index in 0..size.pages() {
             let versions = members.iter().map(|slab| slabs[*slab].version(index));
             let greatest = versions.filter(|version| version.has_content()).max();
-            slabs[parity].versions[index] = greatest.unwrap_or(Version::NEVER);
+            slabs[parity].versions[index] = greatest.map_or(Version::NEVER, |version| version.max(slabs[parity].floor));
         }
     }
 
@@ -236,10 +284,10 @@ impl Client {
 
     fn tend_column(&mut self, now: Time, space: usize, slab: usize) {
         self.retry_reads(space, slab);
-        if self.spaces[space].tenure == Tenure::Keeper {
-            self.keep_column(now, space, slab);
-        } else {
+        if self.spaces[space].tenure == Tenure::Reader {
             self.look_after(space, slab);
+        } else {
+            self.keep_column(now, space, slab);
         }
     }
 

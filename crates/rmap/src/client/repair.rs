@@ -222,6 +222,10 @@ impl Client {
 
     pub(super) fn abort_repair(&mut self, space: usize, slab: usize) {
         let Some(repair) = self.spaces[space].slabs[slab].repair.take() else { return };
+        if self.spaces[space].slabs[slab].entry.replicas.iter().any(|replica| replica.grant == repair.grant) {
+            // It is done, and nobody has looked at it since.
+            return self.tables.give_back(repair.list.into());
+        }
         self.forget_copy(space, slab, repair.peer);
         self.cancel_order(space, slab);
         self.spaces[space].slabs[slab].failed.remove(repair.peer);

@@ -155,7 +155,9 @@ impl Client {
         let key = &self.spaces[space].key;
         // Parity is under no seal of its own.
         let is_parity = self.spaces[space].layout.is_parity(slab);
-        if version == asked.version && (is_parity || key.open(page, version, payload, &mut content).is_ok()) {
+        let is_later = is_parity && version > asked.version;
+        let is_right = is_parity || key.open(page, version, payload, &mut content).is_ok();
+        if (version == asked.version || is_later) && is_right {
             return;
         }
         self.stats.scrub_bad += 1;

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use super::exchange::Role;
 use super::ledger::Table;
 use super::open::Listing;
+use super::parity::cold::Group;
 use super::parity::layout::Layout;
 use super::parity::slabs_needed;
 use super::peer::PeerSet;
@@ -160,6 +161,10 @@ pub struct Space {
     pub layout: Layout,
     /// This client was asked to make the parity of a sealed space.
     pub wants_parity: bool,
+    /// Of an owner: what it does with each group.
+    pub groups: Vec<Group>,
+    /// Its slabs are being given back for good.
+    pub is_removed: bool,
     /// Servers that know this owner, and servers that are being told.
     pub fenced_at: PeerSet,
     pub fencing: PeerSet,
@@ -190,6 +195,14 @@ impl Space {
             slab.phase = Phase::of(entry, tenure);
             slab.entry = entry.clone();
         }
+        for slab in 0..layout.data {
+            // Of a group with parity it says that there is no copy.
+            let parity = layout.group(slab).and_then(|group| slabs.get(layout.parity(group)));
+            let has_parity = parity.is_some_and(Slab::is_held);
+            if has_parity && slabs[slab].entry.lost && slabs[slab].entry.is_sound() {
+                slabs[slab].phase = Phase::Opening(Vec::new());
+            }
+        }
         Space {
             id: spec.id,
             pages: spec.pages,
@@ -200,6 +213,8 @@ impl Space {
             slabs,
             layout,
             wants_parity: false,
+            groups: if tenure == Tenure::Owner { vec![Group::default(); layout.groups] } else { Vec::new() },
+            is_removed: false,
             fenced_at: PeerSet::default(),
             fencing: PeerSet::default(),
             is_taken: false,
@@ -312,7 +327,8 @@ impl Client {
         state.pending = None;
         let left = before.minus(after);
         let given_back = matches!(state.phase, Phase::Leaving);
-        self.stats.slabs_given_back += u64::from(given_back);
+        let is_parity = self.spaces[space].layout.is_parity(slab);
+        self.stats.slabs_given_back += u64::from(given_back && !is_parity);
         self.stats.copies_left += if given_back { 0 } else { left.len() as u64 };
         self.stats.copies_joined += if before.is_empty() { 0 } else { after.minus(before).len() as u64 };
         for replica in &old.replicas {
@@ -342,6 +358,9 @@ impl Client {
         } else if matches!(state.phase, Phase::Leaving) {
             (state.phase, state.content) = (Phase::Vacant, 0);
             self.tables.give_back(std::mem::take(&mut state.versions).into());
+        }
+        if is_parity {
+            self.parity_changed(space, slab);
         }
         self.map_settled(space, slab);
     }
@@ -383,6 +402,7 @@ impl Client {
             self.cancel(exchange.id);
         }
         self.copies.end_all(space);
+        self.forget_groups(space);
         // What was in the making takes nobody else's turn.
         for slab in &mut self.spaces[space].slabs {
             slab.repair = None;

@@ -29,6 +29,9 @@ pub struct ClientStats {
     pub slabs_lost: u64,
     /// Slabs that went back to their servers because nothing in them is needed.
     pub slabs_given_back: u64,
+    /// Groups of slabs that were cold and got parity, and those whose parity went before they were written to.
+    pub groups_made: u64,
+    pub groups_dissolved: u64,
     /// Writes that were declined because the control plane did not say in time where they may go.
     pub unmapped: u64,
     /// Pages that this client copied for a new copy of a slab.

@@ -1,6 +1,7 @@
 //! A client among honest and dishonest servers, on a perfect network.
 
 mod catch_up;
+mod cold;
 mod control;
 mod damage;
 mod last_resort;

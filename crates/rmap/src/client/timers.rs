@@ -35,6 +35,7 @@ impl Client {
             .chain(self.watch_due())
             .chain(self.reserve_due())
             .chain(self.vacating.due())
+            .chain(self.cold_due())
             .for_each(&mut at);
         let (fail_after, lost_after) = (self.config.fail_after, self.config.lost_after);
         for peer in &mut self.peers {
@@ -83,6 +84,7 @@ impl Client {
         self.watch_sealed(now);
         self.keep_reservations(now);
         self.vacate(now);
+        self.look_for_cold(now);
         for place in 0..self.peers.len() {
             match self.peers[place].reach {
                 Reach::Connecting { since } if now.since(since) >= CONNECT_AFTER => self.give_up(now, place),

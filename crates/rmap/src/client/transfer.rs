@@ -210,6 +210,7 @@ impl Client {
         let page = self.config.slab_size.page(SlabNo(slab as u32), index);
         let writer = self.ops.busy.get(&Client::busy_key(space, page));
         version <= self.spaces[space].slabs[slab].version(index)
+            || self.may_be_parity(space, slab, version)
             || writer.is_some_and(|op| self.ops.peek(*op).version == version)
     }
 

@@ -18,6 +18,8 @@ const PLACE_BITS: u32 = super::SERVERS_MAX.trailing_zeros();
 const REBUILD_PERCENT: u64 = 30;
 /// The same where a server asks to be relieved: somebody waits for its end, or for its memory.
 const RELIEF_PERCENT: u64 = 60;
+/// The same where a write waits until slabs have their second copies.
+const DISSOLVE_PERCENT: u64 = 90;
 /// What copies may save up: a few milliseconds of a link of 1 Gbit/s.
 const REBUILD_BURST: u64 = 256 * 1024;
 /// Requests about no page have no exchange: whoever wants an answer asks again. Sizes tell probes apart.
@@ -43,7 +45,11 @@ impl Client {
     /// What new copies may use of the link, in bytes a second.
     pub(super) fn rebuild_rate(&self) -> u64 {
         let relieves = self.peers.iter().any(|peer| peer.pressure >= Pressure::Orange);
-        let percent = if relieves { RELIEF_PERCENT } else { REBUILD_PERCENT };
+        let percent = match (self.cold.dissolving > 0, relieves) {
+            (true, _) => DISSOLVE_PERCENT,
+            (_, true) => RELIEF_PERCENT,
+            _ => REBUILD_PERCENT,
+        };
         self.config.link_bytes_per_second / 100 * percent
     }
 

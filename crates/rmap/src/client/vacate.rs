@@ -17,7 +17,7 @@ pub const GIVE_BACK_AFTER: Duration = Duration::from_secs(1);
 /// Slabs that may be leaving the map at a time: should the control plane be away, writes to these wait for it.
 const LEAVING_MAX: usize = 8;
 /// A control plane that has not answered for so long may be away: nothing is given back before it answers.
-const MAP_SILENT: Duration = Duration::from_millis(100);
+pub const MAP_SILENT: Duration = Duration::from_millis(100);
 /// How soon it is looked again whether there is an answer: 800 slabs a second at most, where each look finds room for eight.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
@@ -85,9 +85,12 @@ impl Client {
             let is_taken = self.spaces[space].is_taken;
             let state = &mut self.spaces[space].slabs[slab];
             state.is_vacating = false;
-            if is_taken || state.content > 0 || !matches!(state.phase, Phase::Open) {
+            let is_open = matches!(state.phase, Phase::Open);
+            // It is looked at again when its group has no parity any more.
+            if is_taken || state.content > 0 || !is_open || self.is_in_frozen(space, slab) {
                 continue;
             }
+            let state = &self.spaces[space].slabs[slab];
             let ripe = state.empty_since + after;
             // The number says when to look, the versions what there is.
             if ripe <= now && state.versions.iter().any(|version| version.has_content()) {

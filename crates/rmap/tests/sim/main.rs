@@ -4,6 +4,7 @@
 //! `RMAP_SIM_SEED=n cargo test --profile ci -p rmap --test sim` replays one seed (with `RMAP_SIM_TRACE=1` it tells all),
 //! `RMAP_SIM_SEEDS=10000` runs more of them.
 
+mod cold;
 mod lives;
 mod network;
 mod node;
@@ -105,6 +106,8 @@ fn every_page_is_a_register() {
             totals.spaces_kept += stats.spaces_kept;
             totals.unmapped += stats.unmapped;
             totals.degraded += stats.degraded;
+            totals.groups_made += stats.groups_made;
+            totals.groups_dissolved += stats.groups_dissolved;
         }
     }
     eprintln!(
@@ -115,7 +118,8 @@ fn every_page_is_a_register() {
     assert!(verified > 0 && acked > 0);
     let whole = number("RMAP_SIM_SEED").is_none();
     let kept = [totals.scrubbed, sealed as u64, totals.spaces_kept];
-    let rare = [&kept[..], &[totals.unmapped, totals.degraded, totals.slabs_given_back]].concat();
+    let parity = [totals.degraded, totals.groups_made, totals.groups_dissolved];
+    let rare = [&kept[..], &parity, &[totals.unmapped, totals.slabs_given_back]].concat();
     assert!(!whole || rare.iter().all(|count| *count > 0), "{rare:?}");
 }
 

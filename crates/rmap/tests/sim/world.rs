@@ -211,6 +211,7 @@ impl World {
             // About as long as an answer takes.
             config.map_patience = (self.plan.elsewhere && node % 2 == 1).then_some(std::time::Duration::from_millis(2));
             config.give_back_after = self.plan.give_back_after();
+            config.parity_after = self.plan.parity_after();
             config.rekey_every = Some(50);
             // Some can hardly ask anything at a time.
             config.questions_max = [usize::MAX, 1, 3][(node + life as usize) % 3];
@@ -475,6 +476,7 @@ impl World {
     fn act(&mut self) {
         if !self.resting {
             let after = self.rng.within(1_000, 400_000) as u64;
+            let after = if self.is_quiet_time() { 10 * after } else { after };
             self.schedule(after, Happening::Act);
         }
         let node = self.rng.within(self.plan.servers, self.nodes.len() - 1);
@@ -489,6 +491,7 @@ impl World {
             let space = *host.owns.keys().nth(self.rng.below(host.owns.len())).expect("owns some");
             let page = self.rng.below(self.plan.pages as usize) as u64;
             match self.rng.below(10) {
+                kind if kind >= 5 && self.is_left_alone() => self.ask(node, space, page, 0),
                 5 if self.plan.empties() => self.empty_slab(node, space, page),
                 kind => self.ask(node, space, page, kind),
             }

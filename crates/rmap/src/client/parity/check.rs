@@ -58,7 +58,7 @@ impl Client {
         let changes = state.pending.is_some() || state.repair.is_some() || self.copies.any_of(space, slab);
         // What a keeper or owner has opened it has heard of, in the life that is over.
         let is_new = tenure == Tenure::Reader || matches!(state.phase, Phase::Opening(_));
-        if tenure != Tenure::Owner && self.is_grouped(space, slab) {
+        if self.is_grouped(space, slab) {
             let is_target = state.repair.as_ref().is_some_and(|repair| repair.peer == peer);
             if is_copy && !is_target {
                 self.spaces[space].slabs[slab].checked.remove(peer);

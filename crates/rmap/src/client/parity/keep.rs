@@ -1,18 +1,18 @@
-//! A keeper's part: parity is made, copies beyond one are dropped, what is gone is made anew, and no server has two of a group.
+//! What a keeper does, and an owner with groups that have parity: parity is made, copies beyond one are dropped, what is gone is made anew, and no server has two of a group.
 
 use super::super::Client;
 use super::super::ledger::Table;
 use super::super::peer::PeerSet;
 use super::super::repair::{REPAIRS_MAX, Repair};
 use super::super::slab::{Phase, Slab};
-use super::place::assign;
+use super::place::{OfColumns, assign};
 use crate::control::{MapEntry, Replica, Replicas};
 use crate::units::Time;
 
 impl Client {
     /// What comes next for a group that is to have parity. Its last step is the map's: then it has.
     pub(super) fn make_group(&mut self, now: Time, space: usize, group: usize) {
-        let members: Vec<usize> = self.held_members(space, group).collect();
+        let members = self.held_members(space, group);
         let slabs = &self.spaces[space].slabs;
         let ready = |slab: &usize| {
             let slab = &slabs[*slab];
@@ -40,26 +40,22 @@ impl Client {
     }
 
     /// Copies of each column, at servers that answer: the slab's own ones first, then those of the others that hold anything.
-    fn columns_here(&self, space: usize, slab: usize) -> Vec<PeerSet> {
-        let here = |slab: usize| {
-            let copies = self.copies_to_ask(space, slab);
-            copies.iter().filter(|peer| !self.peers[*peer].is_down()).collect::<PeerSet>()
-        };
-        [slab].into_iter().chain(self.other_columns(space, slab)).map(here).collect()
+    fn columns_here(&self, space: usize, slab: usize) -> OfColumns<PeerSet> {
+        [slab].into_iter().chain(self.other_columns(space, slab)).map(|slab| self.copies_here(space, slab)).collect()
     }
 
     /// Which copy of a slab stays. Each slab of a group comes to the same.
     fn place_of_column(&self, space: usize, slab: usize) -> Option<usize> {
-        let mut columns: Vec<usize> = self.other_columns(space, slab).chain([slab]).collect();
+        let mut columns: OfColumns<usize> = self.other_columns(space, slab).chain([slab]).collect();
         columns.sort_unstable();
         let own = columns.iter().position(|column| *column == slab)?;
-        let here: Vec<PeerSet> = columns.iter().map(|column| self.columns_here(space, *column)[0]).collect();
+        let here: OfColumns<PeerSet> = columns.iter().map(|column| self.copies_here(space, *column)).collect();
         assign(&here)[own]
     }
 
     /// Whether a copy may be there that this keeper has not heard of yet: its server does not know of the keeper so far, or has not
     /// said whether it has that copy.
-    fn has_unheard_copy(&self, space: usize, slab: usize) -> bool {
+    pub(super) fn has_unheard_copy(&self, space: usize, slab: usize) -> bool {
         let state = &self.spaces[space].slabs[slab];
         let fenced_at = self.spaces[space].fenced_at;
         // Before there is parity, a slab is open only when its copies have listed what they have.
@@ -76,8 +72,10 @@ impl Client {
             // One change at a time: what is decided of one depends on where the others are.
             return;
         }
+        let is_dissolving = self.is_dissolving(space, slab);
         let unheard = |slab: usize| self.has_unheard_copy(space, slab);
-        if unheard(slab) || self.other_columns(space, slab).any(unheard) {
+        // Where all get copies of their own again, none depends on where the others are.
+        if unheard(slab) || !is_dissolving && self.other_columns(space, slab).any(unheard) {
             return;
         }
         let entry = self.spaces[space].slabs[slab].entry.clone();
@@ -93,10 +91,17 @@ impl Client {
             let after = if keep.is_empty() { MapEntry::lost() } else { MapEntry::of(replicas) };
             return self.propose(space, slab, after);
         }
+        let layout = self.spaces[space].layout;
+        if let Some(group) = layout.group(slab).filter(|_| is_dissolving && layout.is_parity(slab)) {
+            return self.part_group(now, space, group);
+        }
         let columns = self.columns_here(space, slab);
         let here = columns[0];
         if self.spaces[space].slabs[slab].repair.is_some() {
             return self.advance_repair(now, space, slab, here, doubt);
+        }
+        if is_dissolving {
+            return self.dissolve_column(space, slab, here);
         }
         let stays = self.place_of_column(space, slab);
         let whole = columns.iter().all(|copies| !copies.is_empty());
@@ -142,14 +147,14 @@ impl Client {
         let own = self.peers_of(&self.spaces[space].slabs[slab].entry);
         let target = |column: usize| self.spaces[space].slabs[column].repair.as_ref().map(|repair| repair.peer);
         let taken = own.union(self.other_columns(space, slab).filter_map(target).collect());
-        let pick = |client: &Client, columns: &mut Vec<PeerSet>, last_resort: bool| {
+        let pick = |client: &Client, columns: &mut OfColumns<PeerSet>, last_resort: bool| {
             let lends = |peer: &usize| client.peers[*peer].can_lend() && client.peers[*peer].last_resort == last_resort;
-            let others = columns[1..].to_vec();
+            let others: OfColumns<PeerSet> = columns[1..].into();
             let apart = |peer: &usize| !taken.has(*peer) && others.iter().all(|set| set.len() != 1 || !set.has(*peer));
-            let open: Vec<usize> = (0..client.peers.len()).filter(|peer| lends(peer) && apart(peer)).collect();
-            open.into_iter().max_by_key(|peer| {
+            let open: PeerSet = (0..client.peers.len()).filter(|peer| lends(peer) && apart(peer)).collect();
+            open.iter().max_by_key(|peer| {
                 columns[0] = [*peer].into_iter().collect();
-                let places: Vec<usize> = assign(columns).into_iter().flatten().collect();
+                let places: OfColumns<usize> = assign(columns).into_iter().flatten().collect();
                 let zone = client.peers[*peer].info.zone;
                 let alone = places.iter().all(|place| place == peer || client.peers[*place].info.zone != zone);
                 (places.len(), alone, client.peers[*peer].free_slabs)

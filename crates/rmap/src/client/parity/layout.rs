@@ -10,6 +10,8 @@ use crate::units::{PAGE_SIZE, PageNo, SlabNo, SlabSize};
 
 /// Slabs of a group: with one of parity for four, 1.25 times the memory.
 pub const MEMBERS: usize = 4;
+/// These and their parity.
+pub const COLUMNS: usize = MEMBERS + 1;
 /// A version of the ledger, in bytes.
 pub const VERSION_SIZE: usize = 8;
 pub const VERSIONS_A_PAGE: usize = PAGE_SIZE / VERSION_SIZE;

@@ -1,11 +1,17 @@
 //! Which copy of each slab of a group stays, so that no server has two of them.
 
+use smallvec::{SmallVec, smallvec};
+
 use super::super::peer::PeerSet;
+use super::layout::COLUMNS;
+
+/// Something of each slab of a group, its parity among them, in place.
+pub type OfColumns<T> = SmallVec<[T; COLUMNS]>;
 
 /// For each column of a group, by the servers that have it: the one that keeps it; none where all are taken. What has one
 /// copy only keeps that, whatever else would fit better: so what is decided for one stays right for all.
-pub fn assign(columns: &[PeerSet]) -> Vec<Option<usize>> {
-    let mut kept: Vec<Option<usize>> = vec![None; columns.len()];
+pub fn assign(columns: &[PeerSet]) -> OfColumns<Option<usize>> {
+    let mut kept: OfColumns<Option<usize>> = smallvec![None; columns.len()];
     let mut fixed = PeerSet::default();
     for (column, servers) in columns.iter().enumerate().filter(|(_, servers)| servers.len() == 1) {
         kept[column] = servers.minus(fixed).iter().next();
@@ -45,7 +51,7 @@ mod tests {
 
     fn check(columns: &[&[usize]], expected: &[Option<usize>]) {
         let sets: Vec<PeerSet> = columns.iter().map(|servers| servers.iter().copied().collect()).collect();
-        assert_eq!(assign(&sets), expected, "{columns:?}");
+        assert_eq!(assign(&sets)[..], *expected, "{columns:?}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use super::super::copies::COPIES_MAX;
 use super::super::exchange::{Exchange, Request, Role};
-use super::super::ops::{Kind, Operation, Stage};
+use super::super::ops::{Kind, OPS_MAX, Operation, Stage};
 use super::super::peer::PeerSet;
 use super::super::slab::Phase;
 use super::super::{Client, Failure, Fault};
@@ -64,7 +64,7 @@ impl Stripes {
         Stripes {
             jobs: vec![None; count],
             buffers: (0..count).map(|_| vec![0; SEALED_SIZE].into()).collect(),
-            waiting: VecDeque::new(),
+            waiting: VecDeque::with_capacity(OPS_MAX),
         }
     }
 
@@ -271,6 +271,31 @@ impl Client {
         }
     }
 
+    /// A group has no parity any more, and may be written to: its reads ask the copies.
+    pub(super) fn interrupt_stripes_of(&mut self, space: usize, group: usize) {
+        let layout = self.spaces[space].layout;
+        for job in COPIES_MAX..self.stripes.jobs.len() {
+            let is_of_group = |job: Job| job.space == space && layout.group(job.slab) == Some(group);
+            if self.stripes.jobs[job].is_some_and(is_of_group) {
+                self.stripe_interrupted(job);
+            }
+        }
+    }
+
+    /// Nothing more is copied to a slab, nor put together for it.
+    pub(super) fn end_copies(&mut self, space: usize, slab: usize) {
+        for copy in 0..COPIES_MAX {
+            if self.copies.get(copy).is_some_and(|job| (job.space, job.slab) == (space, slab)) {
+                self.end_stripe(copy);
+                let ours = |role| role == Role::CopyRead { copy } || role == Role::CopyWrite { copy };
+                while let Some(exchange) = self.exchanges.find(|exchange| ours(exchange.role)) {
+                    self.end_exchange(exchange.id);
+                }
+                self.copies.end(copy);
+            }
+        }
+    }
+
     /// A server is silent: its pages are not waited for.
     pub(in super::super) fn interrupt_stripes_at(&mut self, peer: usize) {
         let at_peer = |role| matches!(role, Role::Strip { .. });
@@ -294,8 +319,10 @@ impl Client {
             self.stripe_interrupted(job);
             return self.copy_lost(space, column, peer);
         }
-        let right = version == exchange.version && payload.len() == SEALED_SIZE;
         let layout = self.spaces[space].layout;
+        // Whoever made parity may have made it as a later life of the slab (`cold.rs`).
+        let is_later = layout.is_parity(column) && version > exchange.version;
+        let right = (version == exchange.version || is_later) && payload.len() == SEALED_SIZE;
         let mut content = [0; PAGE_SIZE];
         // Nobody can tell of parity alone whether it is right: what it comes to is opened.
         let opens = layout.is_parity(column)

@@ -1,0 +1,293 @@
+//! Parity of what is cold, in a space that is still written: its owner makes it for groups that were not written to for
+//! [`ClientConfig::parity_after`](super::super::ClientConfig::parity_after), if that is asked for, and has it leave before the
+//! next write (`dissolve.rs`).
+//!
+//! The order is a keeper's: versions in the ledger, at both copies -> parity granted and filled -> parity in the map -> members
+//! drop what they have beyond one copy. Until the map is asked, a write or trim to the group ends the making at once. From then
+//! on the group is *frozen*, for this owner and for each that follows: nothing is written to it until a map without its
+//! parity was confirmed. So what the ledger and the parity say of a group is right as long as the map says that it has
+//! parity, and counts for nothing otherwise: a later making writes all of the ledger's pages again.
+//!
+//! Each making begins a new *life* of the parity slab, as giving a slab back does (`../discard.rs`): its floor is taken when the
+//! one before it ends, and a place of parity has the greatest of its members' versions or the floor, whichever is greater. So what
+//! was on its way to an earlier life is not stored in this one, even where a page was trimmed since, or a slab given back, and
+//! the greatest version of today is less than that of then. Others than this owner do not know its floors. They need not: they
+//! take parity in any version that is not less than its members', and a new owner has no earlier lives to fear, as servers
+//! that have granted it anything refuse what earlier owners sent.
+
+use std::time::Duration;
+
+use super::super::Client;
+use super::super::ledger::Table;
+use super::super::ops::{Kind, Operation, Stage};
+use super::super::peer::PeerSet;
+use super::super::sealed::Tenure;
+use super::super::slab::{COPIES_MAX, Phase};
+use super::super::vacate::MAP_SILENT;
+use super::{LEDGER_COPIES, Members};
+use crate::units::Time;
+
+/// Groups whose parity is being made at a time: each has a table more in memory, and servers have other things to do.
+const MAKING_MAX: usize = 2;
+/// Groups are looked at so often while one becomes cold, within limits.
+const LOOKS: u32 = 8;
+const LOOK_MIN: Duration = Duration::from_millis(1);
+const LOOK_MAX: Duration = Duration::from_secs(10);
+/// One slab and its parity are no less than two copies.
+const HELD_MIN: usize = 2;
+
+/// What its owner does with a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Course {
+    #[default]
+    Still,
+    /// Makes its parity.
+    Making,
+    /// Has its parity leave, as soon as its slabs have the copies that they need without it.
+    Dissolving,
+}
+
+/// A group as its owner sees it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Group {
+    /// When something was last written to it, or could not be made.
+    pub quiet_since: Time,
+    pub course: Course,
+    /// Servers that have no room for what it needs before it is dissolved.
+    pub refused: PeerSet,
+}
+
+/// Groups of all spaces.
+#[derive(Debug, Default)]
+pub struct Cold {
+    due: Option<Time>,
+    /// The group that is looked at next: so none is left out where there are many.
+    next: (usize, usize),
+    /// Groups that are being dissolved.
+    pub dissolving: usize,
+}
+
+impl Client {
+    /// Another [`ClientConfig::parity_after`](super::super::ClientConfig::parity_after).
+    pub fn set_parity_after(&mut self, after: Option<Duration>) {
+        self.config.parity_after = after;
+        self.cold.due = None;
+        (0..self.spaces.len()).for_each(|space| self.expect_parity(space));
+        self.make_room();
+    }
+
+    /// There may be slabs beyond the last page.
+    pub(in super::super) fn expect_parity(&mut self, space: usize) {
+        if self.config.parity_after.is_some() && self.makes_parity(space) {
+            let total = self.spaces[space].layout.total();
+            self.spaces[space].extend_to(total);
+        }
+    }
+
+    /// Whether this client is the owner of a space whose cold groups are better off with parity.
+    fn makes_parity(&self, space: usize) -> bool {
+        let state = &self.spaces[space];
+        state.tenure == Tenure::Owner && !state.is_taken && !state.is_removed && state.copies == COPIES_MAX
+    }
+
+    /// When groups are to be looked at next.
+    pub(in super::super) fn cold_due(&self) -> Option<Time> {
+        self.config.parity_after.and(self.cold.due)
+    }
+
+    /// Begins with groups that are cold by now, and looks at those that are not done.
+    pub(in super::super) fn look_for_cold(&mut self, now: Time) {
+        let Some(after) = self.config.parity_after else { return };
+        let every = (after / LOOKS).clamp(LOOK_MIN, LOOK_MAX);
+        if now < *self.cold.due.get_or_insert(now + every) {
+            return;
+        }
+        self.cold.due = Some(now + every);
+        let (mut making, mut all) = (0, 0);
+        for space in 0..self.spaces.len() {
+            all += self.spaces[space].groups.len();
+            for group in 0..self.spaces[space].groups.len() {
+                let course = self.spaces[space].groups[group].course;
+                making += usize::from(course == Course::Making);
+                if course != Course::Still {
+                    self.mark(space, self.spaces[space].layout.parity(group));
+                }
+            }
+        }
+        let is_silent = self.is_map_silent(now);
+        for _ in 0..all {
+            if making >= MAKING_MAX || is_silent {
+                return;
+            }
+            let Some((space, group)) = self.next_group() else { return };
+            if self.is_cold(now, after, space, group) {
+                making += 1;
+                self.spaces[space].groups[group].course = Course::Making;
+                self.mark(space, self.spaces[space].layout.parity(group));
+            }
+        }
+    }
+
+    fn next_group(&mut self) -> Option<(usize, usize)> {
+        let (mut space, mut group) = self.cold.next;
+        for _ in 0..self.spaces.len() + 2 {
+            if self.spaces.get(space).is_some_and(|state| group < state.groups.len()) {
+                self.cold.next = (space, group + 1);
+                return Some((space, group));
+            }
+            (space, group) = (if space < self.spaces.len() { space + 1 } else { 0 }, 0);
+        }
+        None
+    }
+
+    /// A group waits for the map's word once that was asked for, and so do its writes.
+    fn is_map_silent(&self, now: Time) -> bool {
+        self.control_silent_for(now).is_some_and(|silent| silent >= MAP_SILENT)
+    }
+
+    fn is_cold(&self, now: Time, after: Duration, space: usize, group: usize) -> bool {
+        let state = &self.spaces[space];
+        let Group { quiet_since, course, .. } = state.groups[group];
+        let parity = state.layout.parity(group);
+        let is_free = state.slabs.get(parity).is_some_and(|slab| matches!(slab.phase, Phase::Vacant));
+        let is_due = course == Course::Still && now.since(quiet_since) >= after;
+        is_due
+            && is_free
+            && self.makes_parity(space)
+            && !self.is_frozen(space, group)
+            && self.is_still(space, group)
+            && self.servers_suffice(space, group)
+            && !self.is_ledger_lost(space, group)
+    }
+
+    /// Whether nothing is under way in a group, and every copy that it should have is in sync at a server that answers.
+    fn is_still(&self, space: usize, group: usize) -> bool {
+        let layout = self.spaces[space].layout;
+        let mut held = 0;
+        for slab in layout.members(group) {
+            match self.spaces[space].slabs[slab].phase {
+                Phase::Vacant => {}
+                Phase::Open if self.is_in_sync(space, slab) => held += 1,
+                _ => return false,
+            }
+        }
+        let of_group =
+            |op: &Operation| op.space == space && self.slab_of(op.page).and_then(|s| layout.group(s)) == Some(group);
+        let is_under_way = |op: &Operation| matches!(op.stage, Stage::Waiting | Stage::Active) || op.exchanges > 0;
+        let is_write = |op: &Operation| op.kind != Kind::Read && of_group(op) && is_under_way(op);
+        held >= HELD_MIN && !self.ops.any(is_write)
+    }
+
+    fn is_in_sync(&self, space: usize, slab: usize) -> bool {
+        let (state, fenced_at) = (&self.spaces[space].slabs[slab], self.spaces[space].fenced_at);
+        let copies = self.peers_of(&state.entry);
+        let is_good = |peer: usize| {
+            let server = &self.peers[peer];
+            server.is_up() && !server.wants_relief() && !state.failed.has(peer) && fenced_at.has(peer)
+        };
+        let is_leaving = state.is_vacating && state.content == 0;
+        let is_changing = state.pending.is_some() || state.repair.is_some() || is_leaving;
+        let is_whole = copies.len() == self.spaces[space].copies && copies.iter().all(is_good);
+        is_whole && !is_changing && !self.copies.any_of(space, slab)
+    }
+
+    /// Each slab of a group and its parity have to be at servers of their own.
+    fn servers_suffice(&self, space: usize, group: usize) -> bool {
+        let members = self.held_members(space, group);
+        let taken = members.iter().flat_map(|slab| self.peers_of(&self.spaces[space].slabs[*slab].entry).iter());
+        let lends = |peer: &usize| self.peers[*peer].can_lend() && !self.peers[*peer].last_resort;
+        let all = taken.chain((0..self.peers.len()).filter(lends)).collect::<PeerSet>();
+        let parity = self.spaces[space].layout.parity(group);
+        all.len() > members.len() && self.room_apart(space, parity, false).is_some()
+    }
+
+    /// Slabs of the ledger with the versions of a group.
+    fn ledger_slabs(&self, space: usize, group: usize) -> std::ops::RangeInclusive<usize> {
+        let layout = self.spaces[space].layout;
+        let (members, last_part) = (layout.members(group), layout.table_pages - 1);
+        let first = self.slab_of(layout.table_page(members.start, 0)).unwrap_or_default();
+        let last = self.slab_of(layout.table_page(members.end - 1, last_part)).unwrap_or_default();
+        first..=last
+    }
+
+    /// Who comes next would not know what there is to put together.
+    pub(super) fn is_ledger_lost(&self, space: usize, group: usize) -> bool {
+        let slabs = &self.spaces[space].slabs;
+        self.ledger_slabs(space, group)
+            .any(|slab| slabs.get(slab).is_some_and(|slab| matches!(slab.phase, Phase::Lost)))
+    }
+
+    /// What comes next for a group whose parity is being made. Its last step is the map's: from when that is asked for, the group
+    /// is frozen.
+    pub(super) fn make_cold(&mut self, now: Time, space: usize, group: usize) {
+        let parity = self.spaces[space].layout.parity(group);
+        let is_making = self.spaces[space].groups.get(group).is_some_and(|group| group.course == Course::Making);
+        if !is_making || self.is_frozen(space, group) {
+            return;
+        }
+        let members = self.held_members(space, group);
+        let slabs = &self.spaces[space].slabs;
+        let is_refused = members.iter().any(|slab| slabs[*slab].table == Table::Refused);
+        let cannot = is_refused || slabs[parity].is_stuck || self.is_ledger_lost(space, group);
+        if cannot || !self.is_still(space, group) {
+            return self.stop_making(space, group);
+        }
+        if !self.is_written_down(space, group, &members) || self.is_map_silent(now) {
+            return;
+        }
+        if matches!(self.spaces[space].slabs[parity].phase, Phase::Vacant) {
+            self.make_parity_table(space, group);
+            self.spaces[space].slabs[parity].phase = Phase::Open;
+        }
+        let has_begun = self.spaces[space].slabs[parity].repair.is_some();
+        let is_refused = !self.spaces[space].groups[group].refused.is_empty();
+        if !has_begun && (is_refused || self.room_apart(space, parity, false).is_none()) {
+            return self.stop_making(space, group);
+        }
+        self.keep_column(now, space, parity);
+    }
+
+    /// Whether the versions of all members are in the ledger, at both of its copies.
+    fn is_written_down(&mut self, space: usize, group: usize, members: &Members) -> bool {
+        for slab in members.iter().copied() {
+            // What an earlier making began has to end first: what the ledger has would be either.
+            let is_being_written =
+                || self.ops.any(|op| op.is_own && op.space == space && op.token >> 32 == slab as u64);
+            match self.spaces[space].slabs[slab].table {
+                Table::Known | Table::Written { .. } => {}
+                _ if is_being_written() => {}
+                _ => self.write_table(space, slab),
+            }
+        }
+        let slabs = &self.spaces[space].slabs;
+        let is_kept = |slab: usize| {
+            let state = &slabs[slab];
+            let good = self.peers_of(&state.entry).minus(state.failed);
+            matches!(state.phase, Phase::Open) && good.len() >= LEDGER_COPIES
+        };
+        members.iter().all(|slab| slabs[*slab].table == Table::Known) && self.ledger_slabs(space, group).all(is_kept)
+    }
+
+    /// As if it had not begun. It is tried again when the group was quiet for as long as at first.
+    pub(super) fn stop_making(&mut self, space: usize, group: usize) {
+        let parity = self.spaces[space].layout.parity(group);
+        self.spaces[space].groups[group] = Group { quiet_since: self.now, ..Group::default() };
+        self.end_copies(space, parity);
+        self.abort_repair(space, parity);
+        // What was sent already is of a life that is over.
+        let floor = self.spaces[space].next_version(false);
+        let state = &mut self.spaces[space].slabs[parity];
+        (state.phase, state.is_stuck, state.doubt) = (Phase::Vacant, false, None);
+        state.failed = PeerSet::default();
+        state.floor = floor.unwrap_or(state.floor);
+        self.tables.give_back(std::mem::take(&mut state.versions).into());
+        self.forget_tables(space, group);
+    }
+
+    /// What the ledger says of a group without parity counts for nothing.
+    pub(super) fn forget_tables(&mut self, space: usize, group: usize) {
+        for slab in self.spaces[space].layout.members(group) {
+            self.spaces[space].slabs[slab].table = Table::Unknown;
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! Before a group with parity is written to, its parity has to go: an owner's part.
+//!
+//! From when the map is asked to have its parity until the map says that it has none, a group is frozen. A write or trim to it
+//! waits, and has it *dissolved*: what is gone of it is made anew -> each slab gets its second copy again -> all of these are in
+//! the map -> the parity's entry leaves the map -> that is confirmed -> what waited goes on, and the parity slab goes back to
+//! its server. Nothing is written before that: whoever takes the space over in between finds a group with parity, and
+//! all that the ledger says of it is right.
+//!
+//! A slab for whose second copy no server has room goes on with one, as every slab does. One that is gone and finds no room at
+//! all keeps its group from being dissolved: writes to it are declined, as those to a new slab are where no server takes it.
+//!
+//! A group of which two slabs are lost, or whose versions are, is of no use any more, and is dissolved without a write.
+
+use super::super::ops::{Operation, Stage};
+use super::super::peer::PeerSet;
+use super::super::repair::{REPAIRS_MAX, Repair};
+use super::super::sealed::Tenure;
+use super::super::slab::Phase;
+use super::super::{Client, Failure, Fault};
+use super::cold::{Course, Group};
+use crate::control::MapEntry;
+use crate::units::{Time, Version};
+
+/// What a slab still needs before its group has no parity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Footing {
+    /// Nothing that can be had.
+    Firm,
+    Waits,
+    /// It is gone, and no server has room to make it anew.
+    NoRoom,
+}
+
+impl Client {
+    /// Whether nothing may be written to a group. Only its owner could.
+    pub(in super::super) fn is_frozen(&self, space: usize, group: usize) -> bool {
+        let state = &self.spaces[space];
+        let has = |slab: &super::super::slab::Slab| slab.is_held() || slab.pending.is_some();
+        !state.is_removed
+            && state.tenure == Tenure::Owner
+            && state.slabs.get(state.layout.parity(group)).is_some_and(has)
+    }
+
+    /// The same for the group of a slab.
+    pub(in super::super) fn is_in_frozen(&self, space: usize, slab: usize) -> bool {
+        self.spaces[space].layout.group(slab).is_some_and(|group| self.is_frozen(space, group))
+    }
+
+    pub(super) fn is_dissolving(&self, space: usize, slab: usize) -> bool {
+        let state = &self.spaces[space];
+        let group = state.layout.group(slab).and_then(|group| state.groups.get(group));
+        group.is_some_and(|group| group.course == Course::Dissolving)
+    }
+
+    /// A write is about to begin. `true` if it has to wait until its group has no parity.
+    pub(in super::super) fn waits_for_group(&mut self, op: usize, slab: usize) -> bool {
+        let space = self.ops.peek(op).space;
+        let Some(group) = self.spaces[space].layout.group(slab) else { return false };
+        self.note_change(space, slab);
+        if !self.is_frozen(space, group) || self.has(Fault::WritesToFrozen) {
+            return false;
+        }
+        self.dissolve(space, group);
+        self.mark_group(space, slab);
+        true
+    }
+
+    /// Has the parity of a group leave.
+    pub(in super::super) fn dissolve(&mut self, space: usize, group: usize) {
+        let Some(state) = self.spaces[space].groups.get_mut(group) else { return };
+        if state.course != Course::Dissolving {
+            state.course = Course::Dissolving;
+            state.refused = PeerSet::default();
+            self.cold.dissolving += 1;
+            self.mark_group(space, self.spaces[space].layout.parity(group));
+        }
+    }
+
+    /// Has the parity of the group of a slab leave.
+    pub(in super::super) fn dissolve_for(&mut self, space: usize, slab: usize) {
+        if let Some(group) = self.spaces[space].layout.group(slab) {
+            self.dissolve(space, group);
+        }
+    }
+
+    /// A slab is not what it was: its group is not cold, and parity of it that is being made would be wrong.
+    pub(in super::super) fn note_change(&mut self, space: usize, slab: usize) {
+        let now = self.now;
+        let Some(group) = self.spaces[space].layout.group(slab) else { return };
+        let Some(state) = self.spaces[space].groups.get_mut(group) else { return };
+        state.quiet_since = now;
+        if state.course == Course::Making && !self.is_frozen(space, group) {
+            self.stop_making(space, group);
+        }
+    }
+
+    /// Whether a group with parity is worth nothing any more.
+    pub(super) fn is_worthless(&self, space: usize, group: usize) -> bool {
+        let slabs = &self.spaces[space].slabs;
+        let is_lost = |slab: usize| slabs.get(slab).is_some_and(|slab| matches!(slab.phase, Phase::Lost));
+        self.spaces[space].layout.columns(group).any(is_lost) || self.is_ledger_lost(space, group)
+    }
+
+    /// What a member of a group that is being dissolved needs next.
+    pub(super) fn dissolve_column(&mut self, space: usize, slab: usize, here: PeerSet) {
+        let (copies, refused) = (self.peers_of(&self.spaces[space].slabs[slab].entry), self.refused(space, slab));
+        let taken = copies.union(refused);
+        let is_short = copies.len() < self.wanted_copies(space, slab);
+        let is_stuck = self.spaces[space].slabs[slab].is_stuck;
+        let can_be_made = !here.is_empty() || !is_stuck && self.can_reconstruct(space, slab);
+        if here.is_empty() || is_short {
+            let layout = self.spaces[space].layout;
+            self.mark(space, layout.parity(layout.group(slab).unwrap_or_default()));
+        }
+        if !(here.is_empty() || is_short) || !can_be_made || !self.has_turn() {
+            return;
+        }
+        // What is gone takes the room that there is first.
+        let comes_first = |column: usize| self.is_gone_and_waits(space, column);
+        if !here.is_empty() && self.other_columns(space, slab).any(comes_first) {
+            return;
+        }
+        let target = if here.is_empty() {
+            let apart = self.room_apart(space, slab, false).filter(|peer| !taken.has(*peer));
+            apart.inspect(|peer| self.peers[*peer].free_slabs -= 1)
+        } else {
+            None
+        };
+        let flees = here.is_empty() || here.len() == 1 && here.iter().any(|peer| self.flees(peer));
+        let target = target.or_else(|| self.pick_server(space, taken));
+        let Some(peer) = target.or_else(|| if flees { self.last_resort(taken) } else { None }) else { return };
+        let Some(grant) = self.spaces[space].next_version(false) else { return };
+        let replaces = copies.iter().next().filter(|_| here.is_empty());
+        self.spaces[space].slabs[slab].repair = Some(Repair::new(peer, grant, replaces));
+        self.mark(space, slab);
+    }
+
+    fn flees(&self, peer: usize) -> bool {
+        self.peers[peer].wants_relief() && !self.peers[peer].last_resort
+    }
+
+    fn refused(&self, space: usize, slab: usize) -> PeerSet {
+        let state = &self.spaces[space];
+        state
+            .layout
+            .group(slab)
+            .and_then(|group| state.groups.get(group))
+            .map(|group| group.refused)
+            .unwrap_or_default()
+    }
+
+    /// Somebody waits: these have a share of their own of what is made anew at a time.
+    fn has_turn(&self) -> bool {
+        let of_space = |space: usize| {
+            let slabs = self.spaces[space].slabs.iter().enumerate();
+            slabs
+                .filter(|(_, slab)| slab.repair.is_some())
+                .filter(move |(slab, _)| self.is_dissolving(space, *slab))
+                .count()
+        };
+        (0..self.spaces.len()).map(of_space).sum::<usize>() < REPAIRS_MAX
+    }
+
+    /// Copies of a slab at servers that answer.
+    pub(super) fn copies_here(&self, space: usize, slab: usize) -> PeerSet {
+        self.copies_to_ask(space, slab).iter().filter(|peer| !self.peers[*peer].is_down()).collect()
+    }
+
+    fn is_gone_and_waits(&self, space: usize, slab: usize) -> bool {
+        let state = &self.spaces[space].slabs[slab];
+        let is_member = !self.spaces[space].layout.is_parity(slab);
+        let is_open = matches!(state.phase, Phase::Open) && state.repair.is_none() && !state.is_stuck;
+        is_member && is_open && self.copies_here(space, slab).is_empty() && self.can_reconstruct(space, slab)
+    }
+
+    /// Whether some server may take a copy beside those that there are.
+    fn has_room(&self, space: usize, slab: usize, on_disk: bool) -> bool {
+        let taken = self.peers_of(&self.spaces[space].slabs[slab].entry).union(self.refused(space, slab));
+        (0..self.peers.len()).filter(|peer| !taken.has(*peer)).any(|peer| {
+            let server = &self.peers[peer];
+            let keeps = server.keeps_promises() && self.room_kept(space, peer) > 0;
+            let may = !server.last_resort || on_disk && self.config.uses_last_resort;
+            may && (server.can_lend() || keeps && !server.last_resort)
+        })
+    }
+
+    fn footing(&self, space: usize, slab: usize) -> Footing {
+        let state = &self.spaces[space].slabs[slab];
+        match state.phase {
+            Phase::Lost | Phase::Vacant => return Footing::Firm,
+            Phase::Open if state.pending.is_none() && state.repair.is_none() => {}
+            _ => return Footing::Waits,
+        }
+        let good = self.peers_of(&state.entry).minus(state.failed);
+        let here = self.copies_here(space, slab);
+        if good != self.peers_of(&state.entry) || self.has_unheard_copy(space, slab) {
+            return Footing::Waits;
+        }
+        if good.len() >= self.wanted_copies(space, slab) {
+            return Footing::Firm;
+        }
+        if !here.is_empty() {
+            let flees = here.iter().any(|peer| self.flees(peer));
+            return if self.has_room(space, slab, flees) { Footing::Waits } else { Footing::Firm };
+        }
+        match state.is_stuck {
+            // Pages of others that it would be made from are damaged: what is left of it is all that there will be.
+            true => Footing::Firm,
+            false if self.can_reconstruct(space, slab) && !self.has_room(space, slab, true) => Footing::NoRoom,
+            false => Footing::Waits,
+        }
+    }
+
+    /// The parity of a group that is being dissolved leaves the map when it is needed no more.
+    pub(super) fn part_group(&mut self, now: Time, space: usize, group: usize) {
+        let layout = self.spaces[space].layout;
+        let parity = layout.parity(group);
+        if layout.columns(group).any(|slab| self.spaces[space].slabs[slab].pending.is_some()) {
+            return;
+        }
+        self.abort_repair(space, parity);
+        let members = self.held_members(space, group);
+        let any = |footing: Footing| members.iter().any(|slab| self.footing(space, *slab) == footing);
+        if any(Footing::NoRoom) {
+            return self.decline_group(now, space, group);
+        }
+        if any(Footing::Waits) {
+            return;
+        }
+        let Some(floor) = self.spaces[space].next_version(false) else { return };
+        let state = &mut self.spaces[space].slabs[parity];
+        (state.phase, state.floor, state.doubt) = (Phase::Leaving, floor, None);
+        self.propose(space, parity, MapEntry::empty());
+    }
+
+    /// There is no room for what is gone of a group. A server that may still come is waited for.
+    fn decline_group(&mut self, now: Time, space: usize, group: usize) {
+        let layout = self.spaces[space].layout;
+        if self.someone_may_come() {
+            return;
+        }
+        if let Some(at) = self.patience_ends(now) {
+            return self.look_at(at, space, layout.parity(group));
+        }
+        self.spaces[space].groups[group].refused = PeerSet::default();
+        for slab in layout.members(group) {
+            if matches!(self.spaces[space].slabs[slab].phase, Phase::Open | Phase::Vacant) {
+                self.decline_ops(space, slab);
+            }
+        }
+    }
+
+    /// Writes that wait for the map's word on a group, of somebody who has another place for them, are declined in time.
+    pub(super) fn decline_late(&mut self, now: Time, space: usize, slab: usize) {
+        let is_known = matches!(self.spaces[space].slabs[slab].phase, Phase::Open | Phase::Vacant);
+        let waits =
+            |op: &Operation| op.stage == Stage::Waiting && op.space == space && self.slab_of(op.page) == Some(slab);
+        if is_known && self.config.map_patience.is_some() && self.ops.any(waits) {
+            self.wait_for_map(now, space, slab);
+        }
+    }
+
+    /// A server has no room for a slab that is to be made.
+    pub(in super::super) fn has_refused(&mut self, space: usize, slab: usize, peer: usize) {
+        let state = &mut self.spaces[space];
+        if let Some(group) = state.layout.group(slab).and_then(|group| state.groups.get_mut(group)) {
+            group.refused.insert(peer);
+        }
+    }
+
+    /// The map says something else of a group's parity.
+    pub(in super::super) fn parity_changed(&mut self, space: usize, parity: usize) {
+        let (layout, now) = (self.spaces[space].layout, self.now);
+        let Some(group) = layout.group(parity).filter(|group| layout.parity(*group) == parity) else { return };
+        let is_held = self.spaces[space].slabs[parity].is_held();
+        let Some(state) = self.spaces[space].groups.get_mut(group) else { return };
+        let course = state.course;
+        if is_held {
+            if course == Course::Making {
+                state.course = Course::Still;
+                self.stats.groups_made += 1;
+            }
+            return;
+        }
+        *state = Group { quiet_since: now, ..Group::default() };
+        if course == Course::Dissolving {
+            self.cold.dissolving -= 1;
+            self.stats.groups_dissolved += 1;
+        }
+        self.forget_tables(space, group);
+        self.end_copies(space, parity);
+        self.interrupt_stripes_of(space, group);
+        for slab in layout.members(group) {
+            let state = &mut self.spaces[space].slabs[slab];
+            (state.checking, state.checked, state.is_stuck) = (PeerSet::default(), PeerSet::default(), false);
+            match state.phase {
+                // Nobody has it, and nothing is left that it could be made from.
+                Phase::Open if state.entry.lost => {
+                    state.phase = Phase::Lost;
+                    self.stats.slabs_lost += 1;
+                    self.fail_ops(space, Some(slab), Failure::Lost);
+                }
+                Phase::Open => {
+                    self.count_content(space, slab);
+                    self.map_settled(space, slab);
+                }
+                _ => self.wake_ops(space, slab),
+            }
+            self.mark(space, slab);
+        }
+    }
+
+    /// Another owner has the space, or it is being removed: its groups are nothing to this one.
+    pub(in super::super) fn forget_groups(&mut self, space: usize) {
+        for group in &mut self.spaces[space].groups {
+            self.cold.dissolving -= usize::from(group.course == Course::Dissolving);
+            group.course = Course::Still;
+        }
+    }
+
+    /// A space is being removed: each of its slabs is what its copies are, and nothing is made of others.
+    pub(in super::super) fn forget_parity(&mut self, space: usize) {
+        if std::mem::replace(&mut self.spaces[space].is_removed, true) {
+            return;
+        }
+        self.forget_groups(space);
+        for slab in 0..self.spaces[space].slabs.len() {
+            let state = &mut self.spaces[space].slabs[slab];
+            if matches!(state.phase, Phase::Lost) && !state.entry.replicas.is_empty() {
+                state.phase = Phase::Opening(Vec::new());
+            }
+            self.mark(space, slab);
+        }
+    }
+
+    /// Whether somebody can have taken this version for parity: whoever made it may have had floors of its own.
+    pub(in super::super) fn may_be_parity(&self, space: usize, slab: usize, version: Version) -> bool {
+        let state = &self.spaces[space];
+        state.layout.is_parity(slab) && version <= Version::new(state.generation, state.sequence, true)
+    }
+}
