@@ -21,6 +21,7 @@ use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Export;
+use crate::exit::UsageError;
 use crate::metrics::disk::DiskNumbers;
 use crate::metrics::{self, Published};
 use crate::output::{print_json_line, print_text};
@@ -48,6 +49,20 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     role::borrow(dir)?;
     let seen = plane.look(disk.space()?)?;
     let read_only = seen.today.sealed;
+    if options.parity_after == Some(0) {
+        return Err(UsageError("--parity-after 0s would make parity of what is being written".into()).into());
+    }
+    if options.parity_after.is_some() && read_only {
+        return Err(UsageError(format!(
+            "{name} is read-only: `pagoda disk share {name} --read-only --parity` gives all of it parity"
+        ))
+        .into());
+    }
+    if options.parity_after.is_some() && disk.copies != 2 {
+        return Err(
+            UsageError(format!("{name} has one copy: there are no second ones that parity could stand for")).into()
+        );
+    }
     let lock = record::lock_file(dir, name)?;
     let locked = if read_only { record::try_lock_shared(&lock)? } else { record::try_lock(&lock)? };
     if !locked && read_only {
@@ -74,6 +89,7 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     let mut client = connect::client(&pool, &servers, plane.control()?, wait, patience)?;
     client.client.set_scrub_pass((options.scrub > 0).then(|| Duration::from_secs(options.scrub * 3600)));
     client.client.set_keep_after(Duration::from_secs(options.keep_after));
+    client.client.set_parity_after(options.parity_after.map(Duration::from_secs));
     greet(&mut client, &servers)?;
     let up = connect::up(&client);
     connect::stand_in(&mut client, &pool, name, &servers, &up, &seen.today.map)?;

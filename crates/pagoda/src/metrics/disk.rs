@@ -21,6 +21,8 @@ pub struct DiskNumbers {
     whole: usize,
     held: usize,
     reserved: Reserved,
+    /// Groups of slabs with parity.
+    groups: usize,
     servers: Vec<ServerView>,
 }
 
@@ -34,6 +36,7 @@ impl DiskNumbers {
             whole: 0,
             held: 0,
             reserved: Reserved::default(),
+            groups: 0,
             servers,
         }
     }
@@ -47,6 +50,7 @@ impl DiskNumbers {
         (self.stats, self.window) = (*client.stats(), client.window());
         (self.whole, self.held) = client.in_sync(space);
         self.reserved = client.reserved(space);
+        self.groups = client.groups_with_parity(space);
         self.servers.clear();
         self.servers.extend(client.servers());
     }
@@ -84,11 +88,16 @@ const ROWS: &[Row<DiskNumbers>] = rows! { "pagoda_disk_",
     counter "lost_slabs", "slabs", "Slabs whose last copy is gone.", |n| n.stats.slabs_lost;
     counter "given_back_slabs", "slabs", "Slabs that went back to their servers because every page in them was trimmed.",
         |n| n.stats.slabs_given_back;
+    counter "parity_made", "groups", "Groups of four parts that were cold and got parity (`--parity-after`).",
+        |n| n.stats.groups_made;
+    counter "parity_dissolved", "groups", "Groups of four parts whose parity went before they were written to.",
+        |n| n.stats.groups_dissolved;
     gauge "window_pages", "pages", "Pages of answers that may be under way: fewer after losses.", |n| n.window as u64;
     gauge "held_bytes", "bytes", "Parts of the disk that servers have, each counted once.",
         |n| n.held as u64 * SLAB_CONTENT_BYTES;
     gauge "short_bytes", "bytes", "Of these, parts with fewer copies in sync than the disk has.",
         |n| (n.held - n.whole) as u64 * SLAB_CONTENT_BYTES;
+    gauge "parity_groups", "groups", "Groups of four parts that have parity instead of second copies.", |n| n.groups as u64;
     gauge "reserved_bytes", "bytes", "What servers that answer keep room for, each copy counted.",
         |n| n.reserved.kept * SLAB_CONTENT_BYTES;
 };

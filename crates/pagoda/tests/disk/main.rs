@@ -1,6 +1,7 @@
 //! Disks in the memory of other machines, as users' tools see them: libnbd's, QEMU's and fio.
 
 mod cluster;
+mod cold;
 mod discard;
 mod drain;
 mod last_resort;

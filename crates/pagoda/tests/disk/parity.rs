@@ -10,7 +10,7 @@ use crate::noise;
 use crate::pool::{Pool, Running, tool};
 use crate::rig::{EtcdProcess, until};
 
-const SLAB: u64 = 64 << 20;
+pub const SLAB: u64 = 64 << 20;
 /// Written slabs: a group of four, and one more.
 const SLABS: u64 = 5;
 /// Of a server.
@@ -30,13 +30,13 @@ fn filled(pool: &Pool) -> String {
 }
 
 /// Bytes that servers have lent.
-fn lent(pool: &Pool) -> u64 {
+pub fn lent(pool: &Pool) -> u64 {
     let listed = pool.json(&["pool", "ls"]);
     listed.as_array().unwrap().iter().map(|server| SERVER - server["free_bytes"].as_u64().unwrap()).sum()
 }
 
 /// A server that has a part of the disk.
-fn holder(pool: &Pool) -> usize {
+pub fn holder(pool: &Pool) -> usize {
     let listed = pool.json(&["pool", "ls"]);
     let holds = |server: &serde_json::Value| server["free_bytes"].as_u64().is_some_and(|free| free < SERVER);
     listed.as_array().unwrap().iter().position(holds).unwrap()
@@ -51,7 +51,7 @@ fn reads(export: &Running, image: &str) {
 }
 
 /// Nothing of the disk is at a server any more, as far as the map says.
-fn has_left(pool: &Pool, server: usize) -> bool {
+pub fn has_left(pool: &Pool, server: usize) -> bool {
     let space = pool.json(&["disk", "show", "d"])["space"].as_str().unwrap().to_owned();
     let space = SpaceId(u64::from_str_radix(&space, 16).unwrap());
     let map = Registry::open(Path::new(&pool.file("registry"))).unwrap().look(space).unwrap().map;
