@@ -84,7 +84,6 @@ impl Pool {
         Pool::of(servers, copies, slabs, 64, on_disk)
     }
 
-    /// Of a space with so many pages.
     fn of(servers: usize, copies: usize, slabs: usize, pages: u64, on_disk: Option<usize>) -> Pool {
         let (own, pool) = (Keypair::from_private([50; KEY_SIZE]), PoolKey::new([1; KEY_SIZE]));
         let mut config = ClientConfig::new(own.clone(), pool.clone());
