@@ -376,3 +376,17 @@ fn a_space_with_parity_is_removed() {
     pool.pass(LONG);
     assert_eq!((lent(&pool), pool.client.give_back(pool.now, pool.space)), (0, 0));
 }
+
+/// A server that is silent may be dead: what it has is made anew at once, and its copies leave.
+#[test]
+fn what_a_silent_server_has_is_made_anew() {
+    for node in 0..6 {
+        let mut pool = cold(6);
+        pool.deaf = vec![node];
+        pool.pass(Duration::from_secs(3));
+        let at_node =
+            map(&pool).iter().flat_map(|(_, entry)| &entry.replicas).filter(|r| r.server.0 == node as u32).count();
+        assert_eq!((at_node, pool.client.parity(pool.space).whole), (0, 2), "{node}: {:?}", map(&pool));
+        assert_right(&mut pool, &[]);
+    }
+}
