@@ -243,7 +243,14 @@ impl Client {
             }
             let Some(op) = self.stripes.waiting.pop_front() else { return };
             let about = *self.ops.peek(op);
-            if about.stage == Stage::Active && about.kind == Kind::Read && about.exchanges == 0 {
+            // What a silent server was asked does not come, though it may be under way for long.
+            let comes = |client: &Client| {
+                let own = |role| role == Role::Read { op };
+                let up = client.exchanges.find(|e| own(e.role) && !client.peers[e.peer].is_down());
+                up.is_some() || client.stripes.of_read(op).is_some()
+            };
+            let waits = about.stage == Stage::Active && about.kind == Kind::Read;
+            if waits && (about.exchanges == 0 || !comes(self)) {
                 self.ask_for_page(op);
             }
         }

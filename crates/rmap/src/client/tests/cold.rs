@@ -390,3 +390,22 @@ fn what_a_silent_server_has_is_made_anew() {
         assert_right(&mut pool, &[]);
     }
 }
+
+/// More reads are under way at a server that falls silent than can be put together at a time: none of them waits for it.
+#[test]
+fn reads_do_not_wait_for_a_silent_server() {
+    let mut pool = cold(6);
+    let node = holders(&pool)[0];
+    pool.deaf = vec![node];
+    for token in 0..100 {
+        pool.client.read(pool.now, pool.space, PageNo(token % 8), Class::Demand, token).unwrap();
+    }
+    pool.pass(2 * SILENCE);
+    let mut content = [0; PAGE_SIZE];
+    for _ in 0..100 {
+        let event = pool.client.poll_event(&mut content);
+        let Some(Event::Read { token, result: Ok(()) }) = event else { panic!("{event:?}") };
+        assert_eq!(content[0], byte(token % 8));
+    }
+    assert!(pool.client.stats().degraded > 32);
+}
