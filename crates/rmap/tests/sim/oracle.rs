@@ -56,6 +56,8 @@ pub struct Begun {
     /// Others read it at the same time, and one may hear of a loss while another's answer is on its way. Where parity is made,
     /// it may even come back: parity that was complete in time may get into the map after the loss of a member.
     may_still_be_there: bool,
+    /// A reader of a sealed space that knows a page to be trimmed asks nobody for it, whatever others have heard.
+    is_shared: bool,
 }
 
 #[derive(Debug, Default)]
@@ -135,7 +137,7 @@ impl Oracle {
         let floor = own.rev().find(|(_, write)| write.acked).map_or(NEVER, |(nth, _)| *nth);
         let seen = if register.seen_by == generation { register.seen } else { NEVER };
         let may_come_back = register.lost.is_none() || self.with_parity.contains(&space);
-        Begun { floor: floor.max(seen), may_still_be_there: shared && may_come_back }
+        Begun { floor: floor.max(seen), may_still_be_there: shared && may_come_back, is_shared: shared }
     }
 
     /// From now on parity is made for a sealed space.
@@ -145,10 +147,11 @@ impl Oracle {
 
     pub fn end_read(&mut self, space: u64, page: u64, generation: u32, begun: Begun, got: &Page) -> Result<(), String> {
         let register = self.pages.entry((space, page)).or_default();
-        if register.lost.is_some_and(|by| by <= generation) && !begun.may_still_be_there {
+        let zero = got.iter().all(|byte| *byte == 0);
+        let may_be_read = begun.may_still_be_there || begun.is_shared && zero;
+        if register.lost.is_some_and(|by| by <= generation) && !may_be_read {
             return Err("a lost page was read".to_owned());
         }
-        let zero = got.iter().all(|byte| *byte == 0);
         let fits = |value: u64| if value == 0 { zero } else { *got == page_of(space, page, value) };
         // An owner of the past may still see what it was about to write.
         let past = generation < register.seen_by;
