@@ -121,21 +121,28 @@ impl Client {
     }
 
     /// Whether what a source has of a page is something that was written there. A trim has no seal, and one that nobody made
-    /// would stand before all that is written after it. Content is opened where it is to take the place of an earlier one.
+    /// would stand before all that is written after it. Content is opened where it is to take the place of an earlier one, and
+    /// where it could be put together from others.
     pub(super) fn copy_is_right(&self, copy: usize, version: Version, payload: &[u8]) -> bool {
         let Some(Copy { space, slab, index, .. }) = self.copies.all[copy] else { return true };
         if !self.was_issued(space, slab, index, version) {
             return false;
         }
         let Space { slabs, layout, key, .. } = &self.spaces[space];
-        let replaces = matches!(slabs[slab].phase, Phase::Opening(_)) && !layout.is_parity(slab);
+        let is_opening = matches!(slabs[slab].phase, Phase::Opening(_));
+        let replaces = (is_opening || self.is_grouped(space, slab)) && !layout.is_parity(slab);
         let page = self.config.slab_size.page(SlabNo(slab as u32), index);
         payload.is_empty() || !replaces || key.open(page, version, payload, &mut [0; PAGE_SIZE]).is_ok()
     }
 
     /// A source that is not to be trusted. Where it has the only copy, it keeps that: the slab's other pages are there.
     pub(super) fn copy_is_made_up(&mut self, copy: usize, source: usize) {
-        let Some(Copy { space, slab, .. }) = self.copies.end(copy) else { return };
+        let Some(Copy { space, slab, index, target, .. }) = self.copies.end(copy) else { return };
+        if self.is_grouped(space, slab) && self.can_reconstruct(space, slab) {
+            self.stats.bad_pages += 1;
+            self.start_copy(space, slab, index, None, target);
+            return self.mark(space, slab);
+        }
         self.peers[source].made_up_versions = true;
         self.stats.transfers_refused += 1;
         let state = &self.spaces[space].slabs[slab];

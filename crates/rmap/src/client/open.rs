@@ -94,17 +94,25 @@ impl Client {
         match status {
             Status::Ok => state.fenced_at.insert(peer),
             Status::StaleGeneration => return self.space_taken(space),
-            _ => {
-                for slab in &mut state.slabs {
-                    if let Phase::Granting(candidates) = &mut slab.phase {
-                        candidates.refuse(|candidate| candidate.peer == peer);
-                    }
-                    slab.repair.take_if(|repair| repair.peer == peer);
-                }
-            }
+            _ => self.was_not_let_in(space, peer),
         }
         self.look_at_reservation(space);
         (0..self.spaces[space].slabs.len()).for_each(|slab| self.mark(space, slab));
+    }
+
+    /// A server has no room for one more space.
+    fn was_not_let_in(&mut self, space: usize, peer: usize) {
+        self.peers[peer].free_slabs = 0;
+        self.peers[peer].returns.retain(|owed| owed.space != space);
+        for slab in 0..self.spaces[space].slabs.len() {
+            let state = &mut self.spaces[space].slabs[slab];
+            if let Phase::Granting(candidates) = &mut state.phase {
+                candidates.refuse(|candidate| candidate.peer == peer);
+            }
+            if state.repair.take_if(|repair| repair.peer == peer).is_some() {
+                self.has_refused(space, slab, peer);
+            }
+        }
     }
 
     /// Nobody waits for a server's answer any more whether it grants a slab. Should it have granted it, or do so yet, it is to know

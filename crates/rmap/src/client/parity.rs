@@ -179,7 +179,7 @@ impl Client {
             self.dissolve(space, group);
         }
         // Of one that is not open, too: it may never be, where others of the group are lost, and these wait for what is known of it.
-        self.check_copies(now, space, slab);
+        self.check_copies(space, slab);
         if is_gone && others_gone {
             self.slab_is_lost(space, slab, Failure::Lost);
         } else if matches!(self.spaces[space].slabs[slab].phase, Phase::Open) {
@@ -273,11 +273,11 @@ impl Client {
         self.wake_ops(space, slab);
     }
 
-    fn check_copies(&mut self, now: Time, space: usize, slab: usize) {
+    fn check_copies(&mut self, space: usize, slab: usize) {
         let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
         for peer in copies.iter() {
             if self.fence(space, peer) {
-                self.check_copy(now, space, slab, peer);
+                self.check_copy(space, slab, peer);
             }
         }
     }

@@ -335,7 +335,8 @@ impl Client {
             self.finish_read(op, Ok(false));
         } else if known > asked {
             self.ops.get(op).version = known;
-            if self.ops.get(op).exchanges == 0 {
+            let comes = |e: &Exchange| e.role == Role::Read { op } && !self.peers[e.peer].is_down();
+            if self.exchanges.find(comes).is_none() {
                 self.ask_for_page(op);
             }
         } else {

@@ -233,6 +233,7 @@ impl Client {
             self.release(space, slab, repair.peer, repair.grant);
         }
         self.mark(space, slab);
+        self.mark_dissolving();
         // Nothing waits for it any more.
         let size = self.config.slab_size;
         let of_slab = |page| size.slab(page) == Some(SlabNo(slab as u32));

@@ -35,10 +35,15 @@ impl Client {
     /// Tells servers that answer what is theirs again.
     pub(super) fn send_returns(&mut self) {
         for peer in 0..self.peers.len() {
-            while self.peers[peer].is_up()
-                && self.peers[peer].returning < AT_A_TIME
-                && let Some(&Return { space, slab, grant }) = self.peers[peer].returns.front()
-            {
+            for _ in 0..self.peers[peer].returns.len() {
+                let may_ask = self.peers[peer].is_up() && self.peers[peer].returning < AT_A_TIME;
+                let next = self.peers[peer].returns.front().copied().filter(|_| may_ask);
+                let Some(Return { space, slab, grant }) = next else { break };
+                if self.spaces[space].is_stale {
+                    // It is not known yet whether this client may speak for it.
+                    self.peers[peer].returns.rotate_left(1);
+                    continue;
+                }
                 if !self.spaces[space].is_taken {
                     if !self.fence(space, peer) {
                         break;

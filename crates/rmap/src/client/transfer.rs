@@ -58,6 +58,10 @@ impl Client {
     /// Who could copy a slab to its new place, if that is worth it.
     fn source_of(&self, space: usize, slab: usize) -> Option<usize> {
         let state = &self.spaces[space].slabs[slab];
+        // What goes through the client is opened: the group still has what damaged pages can be put together from.
+        if self.is_grouped(space, slab) {
+            return None;
+        }
         let content = state.versions.iter().filter(|version| version.has_content()).count();
         let is_worth_it = content >= (self.config.slab_size.pages() / WORTH_PART).max(1);
         let mut copies = self.peers_of(&state.entry).iter();

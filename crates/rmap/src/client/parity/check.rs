@@ -4,21 +4,16 @@
 //! before says nothing of the copies in it. Where slabs have one copy each, to take one for gone would lose it. So each server
 //! is asked, slab by slab, and says the grant of what it has; where there is no parity, by listing its versions again.
 
-use std::time::Duration;
-
 use super::super::Client;
 use super::super::exchange::{Request, Role};
 use super::super::sealed::Tenure;
 use super::super::slab::Phase;
-use crate::units::{Class, Time, Version};
+use crate::units::{Class, Version};
 use crate::wire::message::{Op, Status};
-
-/// As many requests are under way as can be: soon there is room.
-const ASK_AGAIN: Duration = Duration::from_millis(5);
 
 impl Client {
     /// Asks for a copy that nothing is known of yet.
-    pub(super) fn check_copy(&mut self, now: Time, space: usize, slab: usize, peer: usize) {
+    pub(super) fn check_copy(&mut self, space: usize, slab: usize, peer: usize) {
         let state = &self.spaces[space].slabs[slab];
         let is_known = state.checked.has(peer) || state.checking.has(peer) || state.failed.has(peer);
         if is_known || !self.peers[peer].is_up() {
@@ -27,8 +22,6 @@ impl Client {
         let (role, op, class, page) = (Role::Check, Op::Versions, Class::Demand, self.first_page(slab));
         if self.ask(Request { role, peer, op, class, space, page, version: Version::NEVER }) {
             self.spaces[space].slabs[slab].checking.insert(peer);
-        } else {
-            self.look_at(now + ASK_AGAIN, space, slab);
         }
     }
 
@@ -45,6 +38,8 @@ impl Client {
         state.checking.remove(peer);
         let means = |replica: &crate::control::Replica| replica.server == server && replica.grant == grant;
         if status == Status::Ok && state.entry.replicas.iter().any(means) {
+            // There is a copy again: what it would have been put together from does not matter.
+            state.is_stuck = false;
             state.checked.insert(peer);
             return self.mark_group(space, slab);
         }
@@ -58,7 +53,8 @@ impl Client {
         let changes = state.pending.is_some() || state.repair.is_some() || self.copies.any_of(space, slab);
         // What a keeper or owner has opened it has heard of, in the life that is over.
         let is_new = tenure == Tenure::Reader || matches!(state.phase, Phase::Opening(_));
-        if self.is_grouped(space, slab) {
+        // Where parity is about to leave, nobody would ask any more.
+        if self.is_grouped(space, slab) && !self.is_parting(space, slab) {
             let is_target = state.repair.as_ref().is_some_and(|repair| repair.peer == peer);
             if is_copy && !is_target {
                 self.spaces[space].slabs[slab].checked.remove(peer);

@@ -106,8 +106,9 @@ impl Client {
         let (copies, refused) = (self.peers_of(&self.spaces[space].slabs[slab].entry), self.refused(space, slab));
         let taken = copies.union(refused);
         let is_short = copies.len() < self.wanted_copies(space, slab);
+        // One that is stuck goes on with what it has.
         let is_stuck = self.spaces[space].slabs[slab].is_stuck;
-        let can_be_made = !here.is_empty() || !is_stuck && self.can_reconstruct(space, slab);
+        let can_be_made = !is_stuck && (!here.is_empty() || self.can_reconstruct(space, slab));
         if here.is_empty() || is_short {
             let layout = self.spaces[space].layout;
             self.mark(space, layout.parity(layout.group(slab).unwrap_or_default()));
@@ -133,6 +134,27 @@ impl Client {
         let replaces = copies.iter().next().filter(|_| here.is_empty());
         self.spaces[space].slabs[slab].repair = Some(Repair::new(peer, grant, replaces));
         self.mark(space, slab);
+    }
+
+    /// The map is being asked to have the parity of a slab's group leave.
+    pub(in super::super) fn is_parting(&self, space: usize, slab: usize) -> bool {
+        let state = &self.spaces[space];
+        let parity = state.layout.group(slab).and_then(|group| state.slabs.get(state.layout.parity(group)));
+        parity.is_some_and(|parity| matches!(parity.phase, Phase::Leaving))
+    }
+
+    /// What was being made anew is not any more: those that wait for their turn, or for what comes first, look again.
+    pub(in super::super) fn mark_dissolving(&mut self) {
+        if self.cold.dissolving == 0 {
+            return;
+        }
+        for space in 0..self.spaces.len() {
+            for group in 0..self.spaces[space].groups.len() {
+                if self.spaces[space].groups[group].course == Course::Dissolving {
+                    self.mark_group(space, self.spaces[space].layout.parity(group));
+                }
+            }
+        }
     }
 
     fn flees(&self, peer: usize) -> bool {
@@ -191,12 +213,13 @@ impl Client {
             Phase::Open if state.pending.is_none() && state.repair.is_none() => {}
             _ => return Footing::Waits,
         }
-        let good = self.peers_of(&state.entry).minus(state.failed);
-        let here = self.copies_here(space, slab);
-        if good != self.peers_of(&state.entry) || self.has_unheard_copy(space, slab) {
+        let (copies, here) = (self.peers_of(&state.entry), self.copies_here(space, slab));
+        // Without parity each copy counts as one that is in sync: those that were not heard of since this owner began are asked first.
+        let heard = self.spaces[space].fenced_at.intersection(state.checked).minus(state.failed);
+        if !copies.is_subset_of(heard) {
             return Footing::Waits;
         }
-        if good.len() >= self.wanted_copies(space, slab) {
+        if !here.is_empty() && (state.is_stuck || copies.len() >= self.wanted_copies(space, slab)) {
             return Footing::Firm;
         }
         if !here.is_empty() {
@@ -266,6 +289,7 @@ impl Client {
         if let Some(group) = state.layout.group(slab).and_then(|group| state.groups.get_mut(group)) {
             group.refused.insert(peer);
         }
+        self.mark_dissolving();
     }
 
     /// The map says something else of a group's parity.
@@ -288,7 +312,7 @@ impl Client {
             self.stats.groups_dissolved += 1;
         }
         self.forget_tables(space, group);
-        self.end_copies(space, parity);
+        layout.columns(group).for_each(|slab| self.end_copies(space, slab));
         self.interrupt_stripes_of(space, group);
         for slab in layout.members(group) {
             let state = &mut self.spaces[space].slabs[slab];

@@ -388,7 +388,8 @@ impl Client {
             }
             Purpose::Copy => {
                 // As it is, this slab cannot be made anew. Another map, or another reader, may change that.
-                self.spaces[space].slabs[slab].is_stuck = true;
+                self.spaces[space].slabs[slab].is_stuck =
+                    self.is_grouped(space, slab) || self.spaces[space].layout.is_parity(slab);
                 self.copy_failed(job);
             }
         }

@@ -409,3 +409,42 @@ fn reads_do_not_wait_for_a_silent_server() {
     }
     assert!(pool.client.stats().degraded > 32);
 }
+
+fn holders_of(pool: &Pool, slab: usize) -> Vec<usize> {
+    pool.client.peers_of(&pool.client.spaces[pool.space.0].slabs[slab].entry).iter().collect()
+}
+
+/// A write to the first group, which it dissolves.
+fn write_and_dissolve(pool: &mut Pool) {
+    pool.client.set_parity_after(None);
+    pool.begin_write(9, 99);
+    pool.pass(LONG);
+    pool.expect_written(1);
+    assert_eq!(pool.client.parity(pool.space).with_parity, 1);
+}
+
+/// The one copy of a slab is damaged: what it can be put together from makes it right before it is gone.
+#[test]
+fn a_damaged_member_is_mended_before_its_group_is_dissolved() {
+    let mut pool = cold(7);
+    pool.client.config.scrub_pass = None;
+    let node = holders_of(&pool, 0)[0];
+    [Some(ServerFault::FlipsBits), None].into_iter().for_each(|fault| pool.servers[node].inject(fault));
+    write_and_dissolve(&mut pool);
+    pool.pass(LONG);
+    assert_right(&mut pool, &[9]);
+    assert_eq!(read(&mut pool, 9), Ok(99));
+}
+
+/// Others that a slab would be made anew from were damaged when its server was away. It has its copy, and nothing is tried over and over.
+#[test]
+fn a_slab_that_could_not_be_made_anew_keeps_no_write_waiting() {
+    let mut pool = cold(7);
+    pool.client.spaces[0].slabs[0].is_stuck = true;
+    let versions = pool.client.spaces[0].sequence;
+    write_and_dissolve(&mut pool);
+    assert!(pool.client.spaces[0].sequence < versions + 20, "grants that nobody was asked for");
+    pool.pass(LONG);
+    assert_eq!(pool.client.spaces[0].slabs[0].entry.replicas.len(), 2, "as any other slab, then");
+    assert_right(&mut pool, &[9]);
+}
