@@ -5,6 +5,8 @@
 //! Both ends are network namespaces of this machine, so their processes share its cores. The peer is a file read and
 //! written with O_DIRECT; what its host keeps in memory is the host's.
 
+mod cold;
+
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -59,6 +61,7 @@ struct Reads {
 /// Not root, no room, or a program is missing.
 pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let (mut ours, mut peer) = (Side::default(), Side::default());
+    let (mut first_ms, mut next_ms) = (Vec::new(), Vec::new());
     let file = DiskFile::new(&setup.dir)?;
     for round in 0..setup.rounds {
         peer.measure(setup, &Target::File(&file.path), &mut |page, into| file.read(page, into))?;
@@ -72,6 +75,14 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
             })?;
             let (write, read) = (ours.write_mbit[round], ours.read_mbit[round]);
             eprintln!("disk: {write:.0} Mbit/s written, {read:.0} read, {:.1} us", ours.random.p50_us[round]);
+            drop((connection, remote));
+            let writes = cold::measure(&setup.dir)?;
+            eprintln!(
+                "disk: {:.0} ms for the first write to a cold part, {:.2} ms for the next",
+                writes.first_ms, writes.next_ms
+            );
+            first_ms.push(writes.first_ms);
+            next_ms.push(writes.next_ms);
         }
     }
     let mut report = setup.report("disk");
@@ -81,6 +92,8 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
         let alike: Vec<f64> =
             ours.write_mbit.iter().zip(&ours.read_mbit).map(|(write, read)| (write / read).min(read / write)).collect();
         report.single("the slower of the two to the faster", "ratio", &alike, Bar::AtLeast(ALIKE_MIN));
+        let name = "first write to four parts with parity, which get second copies again, against the next";
+        report.pair(name, "ms", &first_ms, &next_ms, Bar::None);
     }
     for (name, ours, peer) in [
         ("random read of 4 KiB, p50", &ours.random, &peer.random),

@@ -168,6 +168,16 @@ impl Pool {
         shown[field].as_u64().with_context(|| format!("disk show says no {field}"))
     }
 
+    /// What servers have of a disk, each copy counted.
+    ///
+    /// # Errors
+    /// There is no such disk.
+    pub fn held_bytes(&self, disk: &str) -> Result<u64> {
+        let shown = self.run(&["disk", "show", disk])?;
+        let servers = shown["servers"].as_array().context("disk show says no servers")?;
+        Ok(servers.iter().filter_map(|server| server["bytes"].as_u64()).sum())
+    }
+
     /// Runs a command to its end; what it says as JSON, null if nothing.
     fn run(&self, words: &[&str]) -> Result<Value> {
         let output = self.command(None, words).output().context("run pagoda")?;
