@@ -135,8 +135,9 @@ impl Client {
         payload.is_empty() || !replaces || key.open(page, version, payload, &mut [0; PAGE_SIZE]).is_ok()
     }
 
-    /// A source that is not to be trusted. Where it has the only copy, it keeps that: the slab's other pages are there.
-    pub(super) fn copy_is_made_up(&mut self, copy: usize, source: usize) {
+    /// The source made it up, or it is damaged there. A group that has parity puts it together from the others; elsewhere the source
+    /// is not to be trusted, and where it has the only copy, it keeps that: the slab's other pages are there.
+    pub(super) fn copy_is_wrong(&mut self, copy: usize, source: usize) {
         let Some(Copy { space, slab, index, target, .. }) = self.copies.end(copy) else { return };
         if self.is_grouped(space, slab) && self.can_reconstruct(space, slab) {
             self.stats.bad_pages += 1;

@@ -277,7 +277,7 @@ impl Client {
             Role::Read { op } => self.read_answered(op, exchange, status, version, payload),
             Role::Write { op } => self.write_answered(op, exchange, status),
             Role::CopyRead { copy } if status == Status::Ok && !self.copy_is_right(copy, version, payload) => {
-                self.copy_is_made_up(copy, peer);
+                self.copy_is_wrong(copy, peer);
             }
             Role::CopyRead { copy } if status == Status::Ok && version.has_content() != payload.is_empty() => {
                 if let Some(room) = self.copies.buffer(copy).get_mut(..payload.len()) {

@@ -1,4 +1,5 @@
-//! What a keeper does, and an owner with groups that have parity: parity is made, copies beyond one are dropped, what is gone is made anew, and no server has two of a group.
+//! What a keeper does, and an owner with groups that have parity: parity is made, copies beyond one are dropped, what is gone is
+//! made anew, and no server has two of a group.
 
 use super::super::Client;
 use super::super::ledger::Table;
