@@ -50,7 +50,10 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     let seen = plane.look(disk.space()?)?;
     let read_only = seen.today.sealed;
     if options.parity_after == Some(0) {
-        return Err(UsageError("--parity-after 0s would make parity of what is being written".into()).into());
+        return Err(UsageError(
+            "--parity-after 0s would make parity of what is being written: give a time such as 10m".into(),
+        )
+        .into());
     }
     if options.parity_after.is_some() && read_only {
         return Err(UsageError(format!(
@@ -59,9 +62,10 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
         .into());
     }
     if options.parity_after.is_some() && disk.copies != 2 {
-        return Err(
-            UsageError(format!("{name} has one copy: there are no second ones that parity could stand for")).into()
-        );
+        return Err(UsageError(format!(
+            "{name} has one copy, and parity stands for second ones: leave --parity-after out"
+        ))
+        .into());
     }
     let lock = record::lock_file(dir, name)?;
     let locked = if read_only { record::try_lock_shared(&lock)? } else { record::try_lock(&lock)? };
