@@ -133,13 +133,17 @@ impl Pool {
         names.iter().map(|name| self.export_at(disk, &format!("{name}.sock"), more)).collect()
     }
 
-    /// Waits until everything on a disk has two copies.
+    /// Waits until everything on a disk has two copies, none of them at a server that was killed: that one counts as having its
+    /// copies until somebody has noticed.
     ///
     /// # Errors
     /// That does not happen.
     pub fn wait_two_copies(&self, disk: &str) -> Result<()> {
         wait::until("two copies of everything", wait::HANG, || {
-            Ok((self.json(&["disk", "show", disk])?["short_bytes"] == 0).then_some(()))
+            let shown = self.json(&["disk", "show", disk])?;
+            let servers = shown["servers"].as_array().context("a list of servers")?;
+            let all_up = servers.iter().all(|server| server["state"] == "up");
+            Ok((shown["short_bytes"] == 0 && all_up).then_some(()))
         })
     }
 

@@ -159,13 +159,12 @@ impl Pool {
         Ok(Exporter { process, uri: text(&ready, "uri")?.to_owned(), socket })
     }
 
-    /// What `pagoda disk show` says in a field in bytes.
+    /// What `pagoda disk ls` says in a field in bytes: what the map says, without a word to the servers.
     ///
     /// # Errors
     /// There is no such disk, or no such field.
     pub fn disk_bytes(&self, disk: &str, field: &str) -> Result<u64> {
-        let shown = self.run(&["disk", "show", disk])?;
-        shown[field].as_u64().with_context(|| format!("disk show says no {field}"))
+        self.disk(disk)?[field].as_u64().with_context(|| format!("disk ls says no {field}"))
     }
 
     /// What servers have of a disk, each copy counted.
@@ -173,9 +172,16 @@ impl Pool {
     /// # Errors
     /// There is no such disk.
     pub fn held_bytes(&self, disk: &str) -> Result<u64> {
-        let shown = self.run(&["disk", "show", disk])?;
-        let servers = shown["servers"].as_array().context("disk show says no servers")?;
+        let shown = self.disk(disk)?;
+        let servers = shown["servers"].as_array().context("disk ls says no servers")?;
         Ok(servers.iter().filter_map(|server| server["bytes"].as_u64()).sum())
+    }
+
+    fn disk(&self, disk: &str) -> Result<Value> {
+        let mut listed = self.run(&["disk", "ls"])?;
+        let listed = listed.as_array_mut().context("disk ls lists nothing")?;
+        let mut named = listed.iter_mut().filter(|listed| listed["name"] == disk);
+        named.next().map(Value::take).with_context(|| format!("disk ls does not list {disk}"))
     }
 
     /// Runs a command to its end; what it says as JSON, null if nothing.

@@ -10,7 +10,8 @@ use pagoda_pool::record::{self, Disk};
 use rmap::client::{Client, ParityView, Reach, SpaceRef, Tenure};
 use rmap::udp::Wait;
 
-use super::{Info, export};
+use super::export;
+use super::show::Info;
 use crate::output::{print_json, print_text};
 use crate::show::Format;
 

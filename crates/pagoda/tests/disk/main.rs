@@ -176,6 +176,12 @@ fn a_killed_server_loses_nothing() {
     let shown = pool.json(&["disk", "show", "d"]);
     assert_eq!((shown["lost_bytes"].clone(), shown["short_bytes"].clone()), (0.into(), (64 << 20).into()));
     assert_eq!(export.stop(), Some(0));
+    // Of the last one the map does not know that it is gone, and nobody would notice any more.
+    assert_eq!(shown["servers"], serde_json::json!([{ "id": 2, "bytes": 64 << 20, "state": "up" }]));
+    pool.kill_server(1);
+    let shown = pool.json(&["disk", "show", "d"]);
+    assert_eq!((&shown["lost_bytes"], &shown["servers"][0]["state"]), (&0.into(), &"silent".into()));
+    assert!(pool.run(&["disk", "show", "d"]).contains("64M at 2 (does not answer)"));
 }
 
 /// What a scraper gets.
