@@ -592,6 +592,7 @@ impl Client {
                 self.at = Some((space, slab));
                 self.advance(now, space, slab);
                 self.at = None;
+                self.wake_ledger(space, slab);
                 if !self.parking.is_empty() {
                     self.unpark(space, slab);
                 }

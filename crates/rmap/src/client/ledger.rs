@@ -8,14 +8,20 @@
 //! A slab's part of the ledger is written by the keeper or owner that makes the parity of its group, before that is in the map, and is
 //! read by whoever opens the slab afterwards. So nobody reads a part that is being written. Of a group that has no parity any more
 //! it is out of date, and is written anew before the group gets parity again.
+//!
+//! There are few places for what is asked so. Nothing begins that would wait for a silent server, and what is being read when its
+//! last server falls silent gives its place back: the others' parts go on. What is being written cannot be taken back, as it may
+//! be at a server already; so writes leave half of the places to reads.
 
-use std::collections::VecDeque;
+mod line;
 
-use super::ops::{Kind, OWN_MAX, Stage};
+use super::ops::{Kind, OWN_MAX, Operation, Stage};
 use super::parity::layout::{VERSION_SIZE, VERSIONS_A_PAGE};
 use super::slab::Phase;
 use super::{Client, Failure};
-use crate::units::{Class, PAGE_SIZE, Page, Time, Version};
+use crate::units::{Class, PAGE_SIZE, Page, PageNo, Time, Version};
+
+use line::{Line, Turn};
 
 /// How far the versions of a slab are known by the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,30 +54,33 @@ pub enum Table {
     Refused,
 }
 
+/// Reads leave writes none of the places, and writes leave reads the others: who takes a space over is waited for, who makes parity
+/// is not.
+const OWN_WRITES_MAX: usize = OWN_MAX / 2;
+
 /// Slabs whose part of the ledger is to be read or written.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Ledger {
-    reads: VecDeque<(usize, usize)>,
-    writes: VecDeque<(usize, usize)>,
-}
-
-/// Slabs in line for which there is room from the start: more than an owner that makes parity has there at a time.
-const LINE: usize = 64;
-
-impl Default for Ledger {
-    fn default() -> Ledger {
-        Ledger { reads: VecDeque::with_capacity(LINE), writes: VecDeque::with_capacity(LINE) }
-    }
+    reads: Line,
+    writes: Line,
 }
 
 impl Ledger {
-    pub fn is_idle(&self) -> bool {
-        self.reads.is_empty() && self.writes.is_empty()
-    }
-
     /// What was to be written for a space that is somebody else's.
     pub fn end_writes(&mut self, space: usize) {
-        self.writes.retain(|(of, _)| *of != space);
+        self.writes.forget_space(space);
+    }
+
+    /// The same for all that was to be done.
+    pub fn forget(&mut self, space: usize) {
+        self.reads.forget_space(space);
+        self.writes.forget_space(space);
+    }
+
+    /// Whoever waits may be answered.
+    pub fn wake(&mut self) {
+        self.reads.wake();
+        self.writes.wake();
     }
 }
 
@@ -97,56 +106,188 @@ fn token(slab: usize, part: usize) -> u64 {
     (slab as u64) << 32 | part as u64
 }
 
+fn slab_and_part(token: u64) -> (usize, usize) {
+    ((token >> 32) as usize, token as u32 as usize)
+}
+
 impl Client {
     pub(super) fn read_table(&mut self, space: usize, slab: usize) {
-        let state = &mut self.spaces[space].slabs[slab];
-        state.make_table(&mut self.tables);
-        state.table = Table::Asked { next: 0, got: 0 };
-        self.ledger.reads.push_back((space, slab));
+        if self.may_begin_table(space, slab) {
+            let state = &mut self.spaces[space].slabs[slab];
+            state.make_table(&mut self.tables);
+            state.table = Table::Asked { next: 0, got: 0 };
+            self.ledger.reads.push(space, slab);
+        }
     }
 
     /// Whether the ledger has a slab's versions already, as an earlier keeper left it.
     pub(super) fn compare_table(&mut self, space: usize, slab: usize) {
-        self.spaces[space].slabs[slab].table = Table::Compared { next: 0, got: 0 };
-        self.ledger.reads.push_back((space, slab));
+        if self.may_begin_table(space, slab) {
+            self.spaces[space].slabs[slab].table = Table::Compared { next: 0, got: 0 };
+            self.ledger.reads.push(space, slab);
+        }
     }
 
     pub(super) fn write_table(&mut self, space: usize, slab: usize) {
         self.spaces[space].slabs[slab].table = Table::Written { next: 0, done: 0 };
-        self.ledger.writes.push_back((space, slab));
+        self.ledger.writes.push(space, slab);
     }
 
-    /// Begins what there is room for. `true` if that is something.
+    /// What was begun for a slab before has to end first, or a page of it would count twice. Its end brings the slab up again.
+    fn may_begin_table(&mut self, space: usize, slab: usize) -> bool {
+        self.ledger.reads.forget_pages(space, slab);
+        !self.any_own(space, slab, |op| op.stage != Stage::Lingering)
+    }
+
+    /// Whether a part of a slab's versions is being read or written.
+    pub(super) fn has_own(&self, space: usize, slab: usize) -> bool {
+        self.any_own(space, slab, |_| true)
+    }
+
+    fn any_own(&self, space: usize, slab: usize, fits: impl Fn(&Operation) -> bool) -> bool {
+        let about_it = |op: &Operation| op.is_own && op.space == space && slab_and_part(op.token).0 == slab;
+        self.ops.own_begun() > 0 && self.ops.any(|op| about_it(op) && fits(op))
+    }
+
+    /// Begins what there is room for, where somebody answers. `true` if that is something.
     pub(super) fn tend_ledger(&mut self) -> bool {
         let mut any = false;
-        while self.ops.own_begun() < OWN_MAX {
-            if let Some(&(space, slab)) = self.ledger.reads.front() {
-                let (layout, table) = (self.spaces[space].layout, &mut self.spaces[space].slabs[slab].table);
-                match table {
-                    Table::Asked { next, .. } | Table::Compared { next, .. } if *next < layout.table_pages => {
-                        let part = *next;
-                        *next += 1;
-                        let asked = (token(slab, part), self.now);
-                        self.begin_own_read(space, layout.table_page(slab, part), asked);
-                    }
-                    _ => drop(self.ledger.reads.pop_front()),
-                }
-            } else if let Some(&(space, slab)) = self.ledger.writes.front() {
-                let table_pages = self.spaces[space].layout.table_pages;
-                match self.spaces[space].slabs[slab].table {
-                    Table::Written { next, done } if next < table_pages => {
-                        let begun = self.write_part(space, slab, next);
-                        let next = Table::Written { next: next + 1, done };
-                        self.spaces[space].slabs[slab].table = if begun { next } else { Table::Refused };
-                    }
-                    _ => drop(self.ledger.writes.pop_front()),
-                }
-            } else {
-                break;
-            }
+        while self.ops.own_begun() < OWN_MAX && (self.begin_next_read() || self.begin_next_write()) {
             any = true;
         }
         any
+    }
+
+    fn begin_next_read(&mut self) -> bool {
+        while let Some(turn) = self.ledger.reads.first() {
+            let Turn { space, slab, again } = turn;
+            let Some(part) = self.part_to_read(turn) else {
+                self.ledger.reads.pop();
+                continue;
+            };
+            let page = self.spaces[space].layout.table_page(slab, part);
+            if !self.is_at_hand(space, page) {
+                self.ledger.reads.put_off();
+                continue;
+            }
+            match &mut self.spaces[space].slabs[slab].table {
+                Table::Asked { next, .. } | Table::Compared { next, .. } if again.is_none() => *next += 1,
+                _ => self.ledger.reads.pop(),
+            }
+            self.begin_own_read(space, page, (token(slab, part), self.now));
+            return true;
+        }
+        false
+    }
+
+    /// The page that is due. `None`: all of them were begun, or none is wanted any more.
+    fn part_to_read(&self, turn: Turn) -> Option<usize> {
+        let Turn { space, slab, again } = turn;
+        let table_pages = self.spaces[space].layout.table_pages;
+        match self.spaces[space].slabs.get(slab)?.table {
+            Table::Asked { next, .. } | Table::Compared { next, .. } => {
+                again.or_else(|| (next < table_pages).then_some(next))
+            }
+            _ => None,
+        }
+    }
+
+    fn begin_next_write(&mut self) -> bool {
+        if self.ops.own_writes() >= OWN_WRITES_MAX {
+            return false;
+        }
+        while let Some(turn) = self.ledger.writes.first() {
+            let Turn { space, slab, .. } = turn;
+            let Some((part, done)) = self.part_to_write(turn) else {
+                self.ledger.writes.pop();
+                continue;
+            };
+            if !self.is_at_hand(space, self.spaces[space].layout.table_page(slab, part)) {
+                self.ledger.writes.put_off();
+                continue;
+            }
+            let begun = self.write_part(space, slab, part);
+            let next = Table::Written { next: part + 1, done };
+            self.spaces[space].slabs[slab].table = if begun { next } else { Table::Refused };
+            return true;
+        }
+        false
+    }
+
+    /// The page that is due, and how many are done.
+    fn part_to_write(&self, Turn { space, slab, .. }: Turn) -> Option<(usize, usize)> {
+        let table_pages = self.spaces[space].layout.table_pages;
+        match self.spaces[space].slabs.get(slab)?.table {
+            Table::Written { next, done } if next < table_pages => Some((next, done)),
+            _ => None,
+        }
+    }
+
+    /// Whether what becomes of a page of the ledger is known soon: from a server that answers, or without one.
+    fn is_at_hand(&self, space: usize, page: PageNo) -> bool {
+        self.slab_of(page).is_none_or(|slab| self.is_slab_at_hand(space, slab))
+    }
+
+    fn is_slab_at_hand(&self, space: usize, slab: usize) -> bool {
+        let state = &self.spaces[space];
+        match &state.slabs[slab].phase {
+            _ if state.is_taken => true,
+            // The map that is being looked up decides.
+            _ if state.is_stale => false,
+            Phase::Opening(_) => false,
+            Phase::Open => {
+                let copies = self.peers_of(&state.slabs[slab].entry).minus(state.slabs[slab].failed);
+                copies.iter().any(|peer| self.peers[peer].is_up())
+            }
+            // Lost, or without content so far: a read has its answer, and a write goes to whoever takes the slab.
+            Phase::Vacant | Phase::Granting(_) | Phase::Leaving | Phase::Lost => true,
+        }
+    }
+
+    /// A slab was looked at. If it is one of the ledger, and answers, whoever waits is looked at, too.
+    pub(super) fn wake_ledger(&mut self, space: usize, slab: usize) {
+        let waits = self.ledger.reads.anyone_waits() || self.ledger.writes.anyone_waits();
+        if waits && self.spaces[space].layout.is_ledger(slab) && self.is_slab_at_hand(space, slab) {
+            self.ledger.wake();
+        }
+    }
+
+    /// Nobody answers a read of the ledger now: others have its place, and its page waits.
+    pub(super) fn put_back(&mut self, op: usize) {
+        let Operation { space, token, .. } = *self.ops.peek(op);
+        let (slab, part) = slab_and_part(token);
+        self.drop_exchanges(op);
+        self.ops.leave(op);
+        if self.part_to_read(Turn { space, slab, again: Some(part) }).is_some() {
+            self.ledger.reads.push_waiting(space, slab, part);
+        } else {
+            // Whoever begins anew waits for its end.
+            self.mark_group(space, slab);
+        }
+    }
+
+    /// The same for all that fit: what they have asked is of no use any more.
+    pub(super) fn put_back_reads(&mut self, fits: impl Fn(&Operation) -> bool) {
+        if self.ops.own_begun() == 0 {
+            return;
+        }
+        let reads = |op: &Operation| op.is_own && op.kind == Kind::Read;
+        let begun = |op: &Operation| reads(op) && matches!(op.stage, Stage::Waiting | Stage::Active);
+        for op in self.ops.select(|op| begun(op) && fits(op)) {
+            self.put_back(op);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn ledger_line(&self) -> impl Iterator<Item = Turn> {
+        self.ledger.reads.iter()
+    }
+
+    /// Whether no part of the ledger is to be read or written.
+    pub(super) fn is_ledger_idle(&self) -> bool {
+        let Ledger { reads, writes } = &self.ledger;
+        !reads.iter().any(|turn| self.part_to_read(turn).is_some())
+            && !writes.iter().any(|turn| self.part_to_write(turn).is_some())
     }
 
     fn write_part(&mut self, space: usize, slab: usize, part: usize) -> bool {
@@ -163,7 +304,7 @@ impl Client {
         while let Some(op) = self.ops.next_own() {
             any = true;
             let about = *self.ops.peek(op);
-            let (slab, part) = ((about.token >> 32) as usize, about.token as u32 as usize);
+            let (slab, part) = slab_and_part(about.token);
             let Stage::Done(result) = about.stage else { continue };
             if slab < self.spaces[about.space].slabs.len() {
                 match about.kind {
@@ -224,19 +365,13 @@ impl Client {
         state.table == Table::Known || matches!(state.phase, Phase::Open)
     }
 
-    fn begin_own_read(&mut self, space: usize, page: crate::units::PageNo, asked: (u64, Time)) {
+    fn begin_own_read(&mut self, space: usize, page: PageNo, asked: (u64, Time)) {
         if let Some(op) = self.ops.begin_own(Kind::Read, space, page, Class::Demand, asked) {
             self.try_op(op);
         }
     }
 
-    fn begin_own_write(
-        &mut self,
-        space: usize,
-        page: crate::units::PageNo,
-        content: &Page,
-        asked: (u64, Time),
-    ) -> bool {
+    fn begin_own_write(&mut self, space: usize, page: PageNo, content: &Page, asked: (u64, Time)) -> bool {
         let Some(version) = self.spaces[space].next_version(false) else { return false };
         let kind = Kind::Write { trim: false };
         let Some(op) = self.ops.begin_own(kind, space, page, Class::Eviction, asked) else { return false };

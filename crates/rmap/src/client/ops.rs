@@ -129,6 +129,12 @@ impl Ops {
         OWN_MAX - self.free_own.len()
     }
 
+    /// Those of them that write.
+    pub fn own_writes(&self) -> usize {
+        let own = &self.all[OPS_MAX..];
+        own.iter().filter(|op| op.stage != Stage::Free && op.kind != Kind::Read).count()
+    }
+
     pub fn has_room(&self) -> bool {
         !self.free.is_empty()
     }
@@ -429,7 +435,11 @@ impl Client {
         let near = |peer: &usize| (self.peers[*peer].is_down(), sent.has(*peer), self.peers[*peer].trip.smoothed());
         // Without a copy that can be trusted, the change of the map decides.
         let Some(peer) = copies.iter().min_by_key(near) else {
-            self.ops.all[op].stage = Stage::Active;
+            if self.ops.all[op].is_own {
+                self.put_back(op);
+            } else {
+                self.ops.activate(op);
+            }
             return self.mark(space, number);
         };
         if self.peers[peer].is_down() && self.park(op) {

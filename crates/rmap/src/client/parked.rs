@@ -48,7 +48,11 @@ impl Parking {
 impl Client {
     /// Takes a read out of the operations, with all that it has asked. `false` if it has to stay there.
     pub(super) fn park(&mut self, op: usize) -> bool {
-        if self.parking.all.len() >= PARKED_MAX || self.ops.peek(op).is_own {
+        if self.ops.peek(op).is_own {
+            self.put_back(op);
+            return true;
+        }
+        if self.parking.all.len() >= PARKED_MAX {
             return false;
         }
         self.drop_exchanges(op);

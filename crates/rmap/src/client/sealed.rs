@@ -112,6 +112,7 @@ impl Client {
         }
         self.questions.retain(|q| q.space != space || !matches!(q.request, ControlRequest::Change(_)));
         self.end_own_writes(space);
+        self.put_back_reads(|op| op.space == space);
         // Whoever asked for parity may ask again.
         self.spaces[space].wants_parity = false;
         self.begin_watch(space);
@@ -153,6 +154,7 @@ impl Client {
             }
         }
         if was_stale {
+            self.ledger.wake();
             // Slabs that are in no map, and that read as zeros, are not opened anew.
             for op in self.ops.select(|op| op.stage == Stage::Waiting && op.space == space) {
                 self.try_op(op);
@@ -215,6 +217,7 @@ impl Client {
     fn reopen_as(&mut self, space: usize, slab: usize, entry: MapEntry, phase: Phase) {
         let size = self.config.slab_size;
         let of_slab = |page| size.slab(page) == Some(SlabNo(slab as u32));
+        self.put_back_reads(|op| op.space == space && of_slab(op.page));
         let reads = |stage: Stage, kind: Kind| stage == Stage::Active && kind == Kind::Read;
         for op in self.ops.select(|op| reads(op.stage, op.kind) && op.space == space && of_slab(op.page)) {
             self.drop_exchanges(op);

@@ -402,6 +402,7 @@ impl Client {
             self.cancel(exchange.id);
         }
         self.copies.end_all(space);
+        self.ledger.forget(space);
         self.forget_groups(space);
         // What was in the making takes nobody else's turn.
         for slab in &mut self.spaces[space].slabs {

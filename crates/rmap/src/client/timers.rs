@@ -200,14 +200,15 @@ impl Client {
         {
             let operation = *self.ops.get(op);
             let Some(slab) = size.slab(operation.page) else { continue };
-            let entry = &self.spaces[operation.space].slabs[slab.0 as usize].entry;
-            let copies = self.peers_of(entry);
+            let state = &self.spaces[operation.space].slabs[slab.0 as usize];
+            let copies = self.peers_of(&state.entry);
+            let left = copies.minus(state.failed);
             if self.is_grouped(operation.space, slab.0 as usize) {
                 // Put together from others, or parked.
                 self.ask_for_page(op);
             } else if copies.minus(operation.sent).iter().any(|other| !self.peers[other].is_down()) {
                 self.ask_for_page(op);
-            } else if copies.iter().all(|copy| self.peers[copy].is_down()) {
+            } else if left.iter().all(|copy| self.peers[copy].is_down()) {
                 self.park(op);
             }
         }

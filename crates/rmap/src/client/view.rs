@@ -124,7 +124,7 @@ impl Client {
             && self.parking.is_empty()
             && self.copies.is_idle()
             && self.stripes.is_idle()
-            && self.ledger.is_idle()
+            && self.is_ledger_idle()
             && self.questions.is_empty()
     }
 

@@ -250,12 +250,10 @@ impl Client {
     /// Whether the versions of all members are in the ledger, at both of its copies.
     fn is_written_down(&mut self, space: usize, group: usize, members: &Members) -> bool {
         for slab in members.iter().copied() {
-            // What an earlier making began has to end first: what the ledger has would be either.
-            let is_being_written =
-                || self.ops.any(|op| op.is_own && op.space == space && op.token >> 32 == slab as u64);
             match self.spaces[space].slabs[slab].table {
                 Table::Known | Table::Written { .. } => {}
-                _ if is_being_written() => {}
+                // What an earlier making began has to end first: what the ledger has would be either.
+                _ if self.has_own(space, slab) => {}
                 _ => self.write_table(space, slab),
             }
         }

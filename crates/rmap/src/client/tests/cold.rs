@@ -283,21 +283,13 @@ fn at_each_step(event: impl Fn(&mut Pool, usize)) {
     for steps in (0..400).step_by(3) {
         let mut pool = cold(6);
         pool.client.write(pool.now, pool.space, PageNo(3), Class::Eviction, &[77; PAGE_SIZE], 1).unwrap();
-        let mut out = Vec::new();
         for step in 0..steps {
             // One thing at a time.
             if step % 8 == 0 {
                 pool.now = pool.now + Duration::from_millis(2);
                 pool.time_passes();
             }
-            if let Some(transmit) = pool.client.poll_transmit(pool.now, &mut out) {
-                pool.deliver(addr(99), transmit, &mut out);
-            }
-            for node in 0..pool.servers.len() {
-                while let Some(transmit) = pool.servers[node].poll_transmit(&mut out) {
-                    pool.deliver(addr(node), transmit, &mut out);
-                }
-            }
+            pool.single_step();
             if step % 5 == 0
                 && let Some((id, request)) = pool.client.poll_control(pool.now)
             {

@@ -1,0 +1,259 @@
+//! A client, its servers, and the control plane.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use super::*;
+use crate::medium::Medium;
+
+#[derive(Debug)]
+pub struct Counting(pub u64);
+
+impl Entropy for Counting {
+    fn fill(&mut self, bytes: &mut [u8]) {
+        for byte in bytes {
+            self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            *byte = (self.0 >> 56) as u8;
+        }
+    }
+}
+
+/// A disk, for all that is asked of it.
+#[derive(Debug, Default)]
+struct Disk(HashMap<u64, Page>);
+
+impl Medium for Disk {
+    fn read(&mut self, place: u64, page: &mut Page) -> std::io::Result<()> {
+        *page = *self.0.get(&place).ok_or(std::io::ErrorKind::UnexpectedEof)?;
+        Ok(())
+    }
+
+    fn write(&mut self, place: u64, page: &Page) -> std::io::Result<()> {
+        self.0.insert(place, *page);
+        Ok(())
+    }
+}
+
+pub struct Pool {
+    pub client: Client,
+    pub servers: Vec<Server>,
+    pub space: SpaceRef,
+    pub now: Time,
+    /// Hears nothing.
+    pub deaf: Vec<usize>,
+    /// Its replies come late, when they are delivered.
+    pub slow: Option<usize>,
+    pub late: Vec<Vec<u8>>,
+    /// The control plane answers nothing.
+    pub no_control: bool,
+    /// What it knows of a sealed space, and how often somebody wanted to keep that.
+    pub today: Today,
+    pub keeps: usize,
+}
+
+pub fn addr(node: usize) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, 100 + node as u16))
+}
+
+pub fn slab_size() -> SlabSize {
+    SlabSize::new(8).unwrap()
+}
+
+impl Pool {
+    pub fn new(servers: usize, copies: usize, slabs: usize) -> Pool {
+        Pool::with(servers, copies, slabs, None)
+    }
+
+    /// One of the servers, if so, keeps its pages on a disk.
+    pub fn with(servers: usize, copies: usize, slabs: usize, on_disk: Option<usize>) -> Pool {
+        Pool::of(servers, copies, slabs, 64, on_disk)
+    }
+
+    pub fn of(servers: usize, copies: usize, slabs: usize, pages: u64, on_disk: Option<usize>) -> Pool {
+        Pool::sized(slab_size(), servers, copies, slabs, pages, on_disk)
+    }
+
+    /// With slabs of another size.
+    pub fn sized(
+        size: SlabSize,
+        servers: usize,
+        copies: usize,
+        slabs: usize,
+        pages: u64,
+        on_disk: Option<usize>,
+    ) -> Pool {
+        let (own, pool) = (Keypair::from_private([50; KEY_SIZE]), PoolKey::new([1; KEY_SIZE]));
+        let mut config = ClientConfig::new(own.clone(), pool.clone());
+        config.slab_size = size;
+        let mut client = Client::new(config, Box::new(Counting(1)));
+        let mut all = Vec::new();
+        for node in 0..servers {
+            let keys = Keypair::from_private([node as u8 + 1; KEY_SIZE]);
+            let (id, key) = (ServerId(node as u32), keys.public());
+            client.add_server(Time(0), ServerInfo { id, addr: addr(node), key, zone: 0 }).unwrap();
+            let admitted = vec![own.public()];
+            let (slab_size, epoch, pool) = (size, BootEpoch(1), pool.clone());
+            let medium = (on_disk == Some(node)).then(|| Box::new(Disk::default()) as Box<dyn Medium>);
+            let config = ServerConfig { id, keys, pool, admitted, slabs, slab_size, quota: u32::MAX, epoch, medium };
+            all.push(Server::new(config, Box::new(Counting(node as u64 + 2))).unwrap());
+        }
+        let spec = SpaceSpec { id: SpaceId(1), pages, copies, reserve: 0, key: [2; KEY_SIZE] };
+        let space = client.attach(&spec, Generation(1), &[]).unwrap();
+        let (now, deaf, late) = (Time(1), Vec::new(), Vec::new());
+        let mut pool = Pool {
+            client,
+            servers: all,
+            space,
+            now,
+            deaf,
+            slow: None,
+            late,
+            no_control: false,
+            today: Today::default(),
+            keeps: 0,
+        };
+        pool.run();
+        pool
+    }
+
+    /// What everybody has to say now. `false` if that is nothing.
+    pub fn step(&mut self) -> bool {
+        let mut any = false;
+        let mut out = Vec::new();
+        while let Some(transmit) = self.client.poll_transmit(self.now, &mut out) {
+            any = true;
+            self.deliver(addr(99), transmit, &mut out);
+        }
+        for node in 0..self.servers.len() {
+            while let Some(transmit) = self.servers[node].poll_transmit(&mut out) {
+                any = true;
+                self.deliver(addr(node), transmit, &mut out);
+            }
+        }
+        while let Some((id, request)) = self.client.poll_control(self.now) {
+            any = true;
+            if !self.no_control {
+                let reply = self.answer(&request);
+                self.client.on_control(self.now, id, reply);
+            }
+        }
+        any
+    }
+
+    /// The first thing that the client has to say, and what servers say to it.
+    pub fn single_step(&mut self) {
+        let mut out = Vec::new();
+        if let Some(transmit) = self.client.poll_transmit(self.now, &mut out) {
+            self.deliver(addr(99), transmit, &mut out);
+        }
+        for node in 0..self.servers.len() {
+            while let Some(transmit) = self.servers[node].poll_transmit(&mut out) {
+                self.deliver(addr(node), transmit, &mut out);
+            }
+        }
+    }
+
+    /// Nobody else changes anything.
+    pub fn answer(&mut self, request: &ControlRequest) -> ControlReply {
+        match request {
+            ControlRequest::Change(_) => ControlReply::Done,
+            ControlRequest::Look { .. } => ControlReply::Seen(self.today.clone()),
+            ControlRequest::Keep { .. } => {
+                self.keeps += 1;
+                self.today.generation.0 += 1;
+                ControlReply::Kept(self.today.clone())
+            }
+        }
+    }
+
+    /// To the client, or to a server from the client or another server.
+    pub fn deliver(&mut self, from: SocketAddr, transmit: crate::server::Transmit, out: &mut Vec<u8>) {
+        let to = usize::from(transmit.to.port()) - 100;
+        for datagram in out.chunks_mut(transmit.segment) {
+            match self.servers.get_mut(to) {
+                Some(server) if !self.deaf.contains(&to) => server.on_datagram(self.now, from, datagram),
+                Some(_) => {}
+                None if self.slow.is_some_and(|slow| addr(slow) == from) => self.late.push(datagram.to_vec()),
+                None => self.client.on_datagram(self.now, from, datagram),
+            }
+        }
+        out.clear();
+    }
+
+    /// Until nobody has anything to say.
+    pub fn run(&mut self) {
+        loop {
+            let any = self.step();
+            // Copies wait for their share of the link, which time brings.
+            self.now = self.now + Duration::from_micros(100);
+            if !self.client.looks.is_empty() {
+                self.time_passes();
+            } else if !any && self.client.copies.is_idle() {
+                return;
+            }
+        }
+    }
+
+    pub fn time_passes(&mut self) {
+        self.client.on_timeout(self.now);
+        self.servers.iter_mut().for_each(|server| server.on_timeout(self.now));
+    }
+
+    pub fn pass(&mut self, time: Duration) {
+        let until = self.now + time;
+        while self.now < until {
+            self.now = self.now + Duration::from_millis(1);
+            self.time_passes();
+            while self.step() {}
+        }
+    }
+
+    pub fn deliver_late(&mut self) {
+        self.slow = None;
+        for mut datagram in std::mem::take(&mut self.late) {
+            self.client.on_datagram(self.now, addr(0), &mut datagram);
+        }
+    }
+
+    /// Begins a write that somebody may be too deaf for.
+    pub fn begin_write(&mut self, page: u64, byte: u8) {
+        self.client.write(self.now, self.space, PageNo(page), Class::Eviction, &[byte; PAGE_SIZE], 1).unwrap();
+        while self.step() {}
+    }
+
+    /// Results of so many writes, all of them good.
+    pub fn expect_written(&mut self, writes: usize) {
+        let events: Vec<Event> = std::iter::from_fn(|| self.client.poll_event(&mut [0; PAGE_SIZE])).collect();
+        assert_eq!(events, vec![Event::Written { token: 1, result: Ok(()) }; writes]);
+    }
+
+    pub fn write(&mut self, page: u64, byte: u8) -> Result<(), Failure> {
+        self.client.write(self.now, self.space, PageNo(page), Class::Eviction, &[byte; PAGE_SIZE], 1).unwrap();
+        self.run();
+        match self.client.poll_event(&mut [0; PAGE_SIZE]) {
+            Some(Event::Written { token: 1, result }) => result,
+            event => panic!("{event:?} for a write"),
+        }
+    }
+
+    /// The byte that fills the page.
+    pub fn read(&mut self, page: u64) -> Result<u8, Failure> {
+        self.client.read(self.now, self.space, PageNo(page), Class::Demand, 2).unwrap();
+        self.run();
+        let mut content = [0xee; PAGE_SIZE];
+        match self.client.poll_event(&mut content) {
+            Some(Event::Read { token: 2, result }) => {
+                result?;
+                assert!(content.iter().all(|byte| *byte == content[0]));
+                Ok(content[0])
+            }
+            event => panic!("{event:?} for a read"),
+        }
+    }
+
+    pub fn trim(&mut self, page: u64) {
+        self.client.trim(self.now, self.space, PageNo(page), Class::Eviction, 3).unwrap();
+        self.run();
+        let event = self.client.poll_event(&mut [0; PAGE_SIZE]);
+        assert_eq!(event, Some(Event::Written { token: 3, result: Ok(()) }));
+    }
+}
