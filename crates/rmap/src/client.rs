@@ -22,6 +22,7 @@
 mod copies;
 mod discard;
 mod exchange;
+mod fence;
 mod ledger;
 mod open;
 mod ops;

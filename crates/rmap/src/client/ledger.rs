@@ -235,10 +235,7 @@ impl Client {
             // The map that is being looked up decides.
             _ if state.is_stale => false,
             Phase::Opening(_) => false,
-            Phase::Open => {
-                let copies = self.peers_of(&state.slabs[slab].entry).minus(state.slabs[slab].failed);
-                copies.iter().any(|peer| self.peers[peer].is_up())
-            }
+            Phase::Open => self.copies_to_read(space, slab).iter().any(|peer| self.peers[peer].is_up()),
             // Lost, or without content so far: a read has its answer, and a write goes to whoever takes the slab.
             Phase::Vacant | Phase::Granting(_) | Phase::Leaving | Phase::Lost => true,
         }

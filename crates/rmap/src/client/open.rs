@@ -34,7 +34,11 @@ pub enum ListStep {
 impl Client {
     /// Looks at a slab and does what comes next, whatever has happened to it.
     pub(super) fn advance(&mut self, now: Time, space: usize, slab: usize) {
-        if self.spaces[space].is_taken || self.spaces[space].is_stale || self.advance_grouped(now, space, slab) {
+        if self.spaces[space].is_taken || self.spaces[space].is_stale {
+            return;
+        }
+        self.tell_who_asked(space);
+        if self.advance_grouped(now, space, slab) {
             return;
         }
         let state = &mut self.spaces[space].slabs[slab];
@@ -67,50 +71,6 @@ impl Client {
             Phase::Lost => {
                 self.fail_ops(space, Some(slab), Failure::Lost);
                 self.look_after_if_reader(space, slab);
-            }
-        }
-    }
-
-    /// Makes sure that a server knows this owner. `true` if it does. One that does not answer is told when it does.
-    pub(super) fn fence(&mut self, space: usize, peer: usize) -> bool {
-        let state = &mut self.spaces[space];
-        if state.fenced_at.has(peer) {
-            return true;
-        }
-        if !state.fencing.has(peer) && self.peers[peer].is_up() {
-            let (page, version) = (PageNo(0), Version::NEVER);
-            let role = Role::Fence;
-            let request = Request { role, peer, op: Wire::Fence, class: Class::Demand, space, page, version };
-            if self.ask(request) {
-                self.spaces[space].fencing.insert(peer);
-            }
-        }
-        false
-    }
-
-    pub(super) fn fence_answered(&mut self, space: usize, peer: usize, status: Status) {
-        let state = &mut self.spaces[space];
-        state.fencing.remove(peer);
-        match status {
-            Status::Ok => state.fenced_at.insert(peer),
-            Status::StaleGeneration => return self.space_taken(space),
-            _ => self.was_not_let_in(space, peer),
-        }
-        self.look_at_reservation(space);
-        (0..self.spaces[space].slabs.len()).for_each(|slab| self.mark(space, slab));
-    }
-
-    /// A server has no room for one more space.
-    fn was_not_let_in(&mut self, space: usize, peer: usize) {
-        self.peers[peer].free_slabs = 0;
-        self.peers[peer].returns.retain(|owed| owed.space != space);
-        for slab in 0..self.spaces[space].slabs.len() {
-            let state = &mut self.spaces[space].slabs[slab];
-            if let Phase::Granting(candidates) = &mut state.phase {
-                candidates.refuse(|candidate| candidate.peer == peer);
-            }
-            if state.repair.take_if(|repair| repair.peer == peer).is_some() {
-                self.has_refused(space, slab, peer);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 
 use smallvec::SmallVec;
 
-use super::exchange::{Request, Role};
+use super::exchange::{Exchange, Request, Role};
 use super::peer::PeerSet;
 use super::sealed::Tenure;
 use super::slab::Phase;
@@ -430,10 +430,9 @@ impl Client {
         if self.is_grouped(space, number) {
             return self.ask_group(op, number);
         }
-        let slab = &self.spaces[space].slabs[number];
-        let copies = self.peers_of(&slab.entry).minus(slab.failed);
+        let copies = self.copies_to_read(space, number);
         let near = |peer: &usize| (self.peers[*peer].is_down(), sent.has(*peer), self.peers[*peer].trip.smoothed());
-        // Without a copy that can be trusted, the change of the map decides.
+        // Without a copy that can be trusted, the change of the map decides; one that is to be told of this owner is asked then.
         let Some(peer) = copies.iter().min_by_key(near) else {
             if self.ops.all[op].is_own {
                 self.put_back(op);
@@ -445,7 +444,10 @@ impl Client {
         if self.peers[peer].is_down() && self.park(op) {
             return;
         }
-        self.ask_copy(op, peer);
+        let asked = |e: &Exchange| e.peer == peer && e.role == Role::Read { op };
+        if !sent.has(peer) || self.exchanges.find(asked).is_none() {
+            self.ask_copy(op, peer);
+        }
     }
 
     pub(super) fn ask_copy(&mut self, op: usize, peer: usize) {
@@ -490,7 +492,8 @@ impl Client {
         let Operation { space, page, class, version, sent, kind, .. } = self.ops.all[op];
         let Some(number) = self.slab_of(page) else { return };
         let mirror = self.spaces[space].slabs[number].repair.as_ref().and_then(|repair| repair.mirror());
-        let targets = self.required(space, number).union(mirror.into_iter().collect()).minus(sent);
+        let copies = self.required(space, number).union(mirror.into_iter().collect());
+        let targets = copies.minus(sent).minus(self.spaces[space].unknown_at);
         let wire = if kind == (Kind::Write { trim: true }) { Wire::Trim } else { Wire::Write };
         for peer in targets.iter() {
             let request = Request { role: Role::Write { op }, peer, op: wire, class, space, page, version };
@@ -579,7 +582,7 @@ impl Client {
         let of_slab = |page| size.slab(page).is_some_and(|s| s.0 as usize == slab);
         for op in self.ops.select(|o| o.stage == Stage::Active && o.space == space && of_slab(o.page)) {
             match self.ops.all[op].kind {
-                Kind::Read if self.ops.all[op].exchanges == 0 => self.ask_for_page(op),
+                Kind::Read if !self.is_answer_coming(op) => self.ask_for_page(op),
                 Kind::Read => {}
                 Kind::Write { .. } => {
                     self.send_write(op);

@@ -262,6 +262,9 @@ impl Client {
             }
             return self.space_taken(space);
         }
+        if status == Status::NotFenced && self.is_to_be_told(exchange) {
+            return;
+        }
         match role {
             Role::Fence => self.fence_answered(space, peer, status),
             Role::Grant => self.grant_answered(space, slab, peer, exchange.version, status),
@@ -304,7 +307,7 @@ impl Client {
         let Some(slab) = self.slab_of(page) else { return };
         if status != Status::Ok || self.is_another_copy(space, version) {
             self.copy_lost(space, slab, peer);
-            if self.ops.get(op).exchanges == 0 && self.ops.get(op).stage == ops::Stage::Active {
+            if self.ops.peek(op).stage == ops::Stage::Active && !self.is_answer_coming(op) {
                 self.ask_for_page(op);
             }
             return;

@@ -4,7 +4,7 @@
 //! writes that it missed are done, and from then on its acknowledgement is waited for like any other, so that it is not
 //! behind for ever; then it joins the map. Only then does the copy leave that it replaces.
 
-use super::exchange::Role;
+use super::exchange::{Exchange, Role};
 use super::ops::{Kind, Stage};
 use super::peer::PeerSet;
 use super::slab::{Doubt, GrantStep, Phase};
@@ -130,7 +130,9 @@ impl Client {
         stay: PeerSet,
     ) -> bool {
         let since = doubt.filter(|doubt| doubt.leaving == leaving).map_or(now, |doubt| doubt.since);
-        if leaving.is_empty() || stay.iter().any(|peer| self.peers[peer].lived_at >= since) {
+        // Who does not know this owner has yet to show that it knows its copy.
+        let known = stay.minus(self.spaces[space].unknown_at);
+        if leaving.is_empty() || known.iter().any(|peer| self.peers[peer].lived_at >= since) {
             return true;
         }
         self.spaces[space].slabs[slab].doubt = Some(Doubt { leaving, since });
@@ -293,9 +295,7 @@ impl Client {
     }
 
     fn copy_page(&mut self, space: usize, slab: usize, index: usize, target: usize) -> bool {
-        let state = &self.spaces[space].slabs[slab];
-        let sources = self.peers_of(&state.entry).minus(state.failed);
-        let up = sources.iter().find(|peer| !self.peers[*peer].is_down());
+        let up = self.copies_to_read(space, slab).iter().find(|peer| !self.peers[*peer].is_down());
         match up {
             Some(source) => self.start_copy(space, slab, index, Some(source), target),
             None => self.can_reconstruct(space, slab) && self.start_copy(space, slab, index, None, target),
@@ -316,8 +316,9 @@ impl Client {
     /// Whatever a server had is gone.
     pub(super) fn content_lost(&mut self, peer: usize) {
         for space in 0..self.spaces.len() {
-            self.spaces[space].fenced_at.remove(peer);
-            self.spaces[space].fencing.remove(peer);
+            let state = &mut self.spaces[space];
+            let known = [&mut state.fenced_at, &mut state.fencing, &mut state.unknown_at, &mut state.told_again];
+            known.into_iter().for_each(|set| set.remove(peer));
             for slab in 0..self.spaces[space].slabs.len() {
                 if !self.check_again(space, slab, peer) {
                     self.copy_lost(space, slab, peer);
@@ -346,11 +347,16 @@ impl Client {
 
     /// Ends an exchange that no answer is wanted to any more.
     pub(super) fn cancel(&mut self, id: u64) {
-        let Some(exchange) = self.end_exchange(id) else { return };
+        if let Some(exchange) = self.end_exchange(id) {
+            self.was_cancelled(&exchange);
+        }
+    }
+
+    pub(super) fn was_cancelled(&mut self, exchange: &Exchange) {
         match exchange.role {
             Role::Read { op } => {
                 self.op_exchange_ended(op);
-                let again = self.ops.get(op).stage == Stage::Active && self.ops.get(op).exchanges == 0;
+                let again = self.ops.peek(op).stage == Stage::Active && !self.is_answer_coming(op);
                 if again && !self.spaces[exchange.space].is_taken && !self.spaces[exchange.space].is_stale {
                     self.ask_for_page(op);
                 }
@@ -384,7 +390,7 @@ impl Client {
         let others = self.peers_of(&state.entry).minus(state.failed);
         if others.iter().any(|other| other != peer && self.peers[other].is_up()) {
             self.copy_lost(space, slab, peer);
-            if self.ops.get(op).exchanges == 0 && self.ops.get(op).stage == Stage::Active {
+            if self.ops.peek(op).stage == Stage::Active && !self.is_answer_coming(op) {
                 self.ask_for_page(op);
             }
         } else if self.is_grouped(space, slab) {

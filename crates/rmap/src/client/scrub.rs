@@ -128,7 +128,7 @@ impl Client {
         let state = &self.spaces[space];
         let may_be_written = state.tenure == Tenure::Reader && state.layout.is_ledger(slab);
         let known = !may_be_written && (!self.is_grouped(space, slab) || state.fenced_at.has(peer));
-        known && !state.slabs[slab].failed.has(peer)
+        known && !state.slabs[slab].failed.has(peer) && !state.unknown_at.has(peer)
     }
 
     fn is_written(&self, space: usize, slab: usize, index: usize) -> bool {

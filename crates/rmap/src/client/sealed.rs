@@ -184,6 +184,7 @@ impl Client {
         let state = &mut self.spaces[space];
         (state.generation, state.sequence) = (generation, 0);
         (state.fenced_at, state.fencing) = (PeerSet::default(), PeerSet::default());
+        (state.unknown_at, state.told_again) = (PeerSet::default(), PeerSet::default());
         self.questions.retain(|q| q.space != space || !matches!(q.request, ControlRequest::Change(_)));
     }
 

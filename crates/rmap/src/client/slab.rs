@@ -168,6 +168,9 @@ pub struct Space {
     /// Servers that know this owner, and servers that are being told.
     pub fenced_at: PeerSet,
     pub fencing: PeerSet,
+    /// Servers that said that they do not know this owner: nothing is asked there until they are told. And those that were told for it.
+    pub unknown_at: PeerSet,
+    pub told_again: PeerSet,
     /// Another owner has it now.
     pub is_taken: bool,
     pub tenure: Tenure,
@@ -217,6 +220,8 @@ impl Space {
             is_removed: false,
             fenced_at: PeerSet::default(),
             fencing: PeerSet::default(),
+            unknown_at: PeerSet::default(),
+            told_again: PeerSet::default(),
             is_taken: false,
             tenure,
             is_stale: false,

@@ -4,6 +4,7 @@ mod catch_up;
 mod cold;
 mod control;
 mod damage;
+mod fence;
 mod last_resort;
 mod ledger;
 mod lies;

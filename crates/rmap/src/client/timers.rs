@@ -170,7 +170,7 @@ impl Client {
         exchange.hedged = true;
         let (space, page) = (exchange.space, exchange.page);
         let Some(slab) = self.slab_of(page) else { return };
-        let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
+        let copies = self.copies_to_read(space, slab);
         let operation = *self.ops.get(op);
         let others = copies.minus(operation.sent).iter().any(|peer| !self.peers[peer].is_down());
         if operation.stage == ops::Stage::Active && others {

@@ -27,6 +27,8 @@ pub enum Fault {
     MakesUpVersions,
     /// Writes of a slab's earlier lives are stored.
     NoFloors,
+    /// Says once of each owner that it does not know it, when it is asked for something of a slab.
+    ForgetsOwners,
     /// Every page is damaged, at the moment this is set.
     FlipsBits,
 }
@@ -85,6 +87,8 @@ pub struct Store {
     places: HashMap<(SpaceId, SlabNo), u32>,
     spaces: HashMap<SpaceId, Space>,
     fault: Option<Fault>,
+    /// Owners that it said not to know.
+    forgotten: Vec<(SpaceId, Generation)>,
 }
 
 impl Store {
@@ -104,6 +108,7 @@ impl Store {
             places: HashMap::with_capacity(slabs),
             spaces: HashMap::with_capacity(SPACES_MAX),
             fault: None,
+            forgotten: Vec::new(),
         })
     }
 
@@ -334,8 +339,12 @@ impl Store {
         self.size.page(slab, index)
     }
 
-    fn place(&self, space: SpaceId, page: PageNo, generation: Generation) -> Result<(usize, usize), Status> {
+    fn place(&mut self, space: SpaceId, page: PageNo, generation: Generation) -> Result<(usize, usize), Status> {
         self.check(space, generation)?;
+        if self.has(Fault::ForgetsOwners) && !self.forgotten.contains(&(space, generation)) {
+            self.forgotten.push((space, generation));
+            return Err(Status::NotFenced);
+        }
         let slab = self.size.slab(page).ok_or(Status::BadRequest)?;
         let index = self.places.get(&(space, slab)).ok_or(Status::UnknownSlab)?;
         Ok((*index as usize, self.size.index(page)))
@@ -427,7 +436,7 @@ impl Store {
     /// # Errors
     /// Why they cannot be had.
     pub fn versions(
-        &self,
+        &mut self,
         space: SpaceId,
         page: PageNo,
         generation: Generation,

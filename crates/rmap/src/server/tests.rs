@@ -340,7 +340,7 @@ fn a_ticket_is_for_one_grant_of_one_slab() {
     assert_eq!(push(&mut server, 2, &write(0, 5, 1)), Some(Status::Ok));
     // Older, or the same again: done, and changes nothing.
     assert_eq!(push(&mut server, 2, &write(0, 4, 1)), Some(Status::Ok));
-    let state = server.shared.state();
+    let mut state = server.shared.state();
     let (stored, _) = state.store.versions(SpaceId(6), PageNo(0), Generation(1)).map(|(g, v)| (v[0], g)).unwrap();
     drop(state);
     assert_eq!(stored, version(5));

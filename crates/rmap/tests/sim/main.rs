@@ -108,6 +108,7 @@ fn every_page_is_a_register() {
             totals.degraded += stats.degraded;
             totals.groups_made += stats.groups_made;
             totals.groups_dissolved += stats.groups_dissolved;
+            totals.told_again += stats.told_again;
         }
     }
     eprintln!(
@@ -271,6 +272,25 @@ fn sources_that_lie_are_of_no_use() {
         }
     }
     assert!(number("RMAP_SIM_SEED").is_some() || (transferred > 0 && refused > 0), "{transferred}, {refused}");
+}
+
+/// Servers that say that they do not know the owner, and have what is asked for: nothing is lost, and nothing waits for ever.
+#[test]
+fn a_server_that_forgets_its_owner_loses_nothing() {
+    let (mut told, mut verified) = (0, 0);
+    for seed in seeds(SEEDS / 5) {
+        let mut rng = Rng::new(seed);
+        let plan = Plan::any(&mut rng);
+        let plan = Plan { kills: 0, hand_overs: plan.hand_overs.max(30), ..plan };
+        let world = run(seed, Some(plan), None, Sabotage { server: Some(Fault::ForgetsOwners), ..Sabotage::default() });
+        let bad: u64 = clients(&world).map(|stats| stats.bad_pages + stats.scrub_bad).sum();
+        let lost = world.oracle.lost;
+        assert!(world.violation.is_none() && bad + lost == 0, "RMAP_SIM_SEED={seed}: {:?}, {lost}", world.violation);
+        told += clients(&world).map(|stats| stats.told_again).sum::<u64>();
+        verified += world.oracle.verified;
+    }
+    eprintln!("{told} times told again, {verified} reads verified");
+    assert!(number("RMAP_SIM_SEED").is_some() || told > 0);
 }
 
 /// The same seed does the same, or a failure could not be replayed.

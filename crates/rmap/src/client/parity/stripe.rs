@@ -243,17 +243,17 @@ impl Client {
             }
             let Some(op) = self.stripes.waiting.pop_front() else { return };
             let about = *self.ops.peek(op);
-            // What a silent server was asked does not come, though it may be under way for long.
-            let comes = |client: &Client| {
-                let own = |role| role == Role::Read { op };
-                let up = client.exchanges.find(|e| own(e.role) && !client.peers[e.peer].is_down());
-                up.is_some() || client.stripes.of_read(op).is_some()
-            };
             let waits = about.stage == Stage::Active && about.kind == Kind::Read;
-            if waits && (about.exchanges == 0 || !comes(self)) {
+            if waits && !self.is_answer_coming(op) {
                 self.ask_for_page(op);
             }
         }
+    }
+
+    /// Whether a read has asked somebody who answers. What a silent server was asked does not come, though it may be under way for long.
+    pub(in super::super) fn is_answer_coming(&self, op: usize) -> bool {
+        let asks = |e: &Exchange| e.role == Role::Read { op } && !self.peers[e.peer].is_down();
+        self.ops.peek(op).exchanges > 0 && (self.exchanges.find(asks).is_some() || self.stripes.of_read(op).is_some())
     }
 
     /// No answer is wanted any more to a read.

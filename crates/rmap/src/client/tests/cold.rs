@@ -25,7 +25,7 @@ fn written(servers: usize) -> Pool {
 }
 
 /// Both groups have parity.
-fn cold(servers: usize) -> Pool {
+pub fn cold(servers: usize) -> Pool {
     let mut pool = written(servers);
     pool.pass(LONG);
     assert_eq!(pool.client.parity(pool.space), ParityView { groups: 2, with_parity: 2, whole: 2, stuck: 0 });
@@ -36,7 +36,7 @@ fn lent(pool: &Pool) -> usize {
     pool.servers.iter().map(Server::held_slabs).sum()
 }
 
-fn assert_right(pool: &mut Pool, except: &[u64]) {
+pub fn assert_right(pool: &mut Pool, except: &[u64]) {
     for page in (0..64).filter(|page| !except.contains(page)) {
         let expected = if page < PAGES { byte(page) } else { 0 };
         assert_eq!(read(pool, page), Ok(expected), "page {page}");
@@ -67,7 +67,7 @@ fn kill(pool: &mut Pool, node: usize, life: u64) {
 }
 
 /// Another owner, with the map as it is now, or as it is once the change that is under way has been made.
-fn hand_over(pool: &mut Pool, with_pending: bool) {
+pub fn hand_over(pool: &mut Pool, with_pending: bool) {
     let mut map = map(pool);
     if with_pending {
         for (slab, state) in pool.client.spaces[pool.space.0].slabs.iter().enumerate() {
@@ -99,7 +99,7 @@ fn read(pool: &mut Pool, page: u64) -> Result<u8, Failure> {
 }
 
 /// Servers with a slab of the first group.
-fn holders(pool: &Pool) -> Vec<usize> {
+pub fn holders(pool: &Pool) -> Vec<usize> {
     let slabs = &pool.client.spaces[pool.space.0].slabs;
     let copies = (0..4).flat_map(|slab| pool.client.peers_of(&slabs[slab].entry).iter().collect::<Vec<_>>());
     copies.collect()

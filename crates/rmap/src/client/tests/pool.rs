@@ -216,8 +216,13 @@ impl Pool {
 
     /// Begins a write that somebody may be too deaf for.
     pub fn begin_write(&mut self, page: u64, byte: u8) {
-        self.client.write(self.now, self.space, PageNo(page), Class::Eviction, &[byte; PAGE_SIZE], 1).unwrap();
+        self.begin_write_late(page, byte);
         while self.step() {}
+    }
+
+    /// Begins a write of which nothing was sent yet.
+    pub fn begin_write_late(&mut self, page: u64, byte: u8) {
+        self.client.write(self.now, self.space, PageNo(page), Class::Eviction, &[byte; PAGE_SIZE], 1).unwrap();
     }
 
     /// Results of so many writes, all of them good.

@@ -1,0 +1,148 @@
+//! Servers are told of the owner of a space before they are asked for anything of it.
+//!
+//! One that answers that it does not know this owner says nothing of its copy: it may be a copy in the map of a sealed space that was
+//! away when all others were told. So nothing is asked there until it has been told (again), and then all that was asked is asked
+//! again, in the same versions. Only who does not hold the slab, or another grant of it, or has begun a new life, has lost its copy.
+//!
+//! A server that has something of a space never forgets its owner. One that says so once more, when it was told for having said it, is
+//! not to be relied on, and its copies count as lost; so nobody is told and asked over and over.
+
+use super::Client;
+use super::exchange::{EXCHANGES_MAX, Exchange, Request, Role};
+use super::ops::{Kind, Stage};
+use super::peer::PeerSet;
+use super::slab::Phase;
+use crate::units::{Class, PageNo, Version};
+use crate::wire::message::{Op as Wire, Status};
+
+impl Role {
+    /// Of a copy that a server is thought to have, or a page of it.
+    fn is_about_copy(self) -> bool {
+        let is_page = matches!(self, Role::Read { .. } | Role::Write { .. } | Role::Strip { .. } | Role::Scrub);
+        let is_copied = matches!(self, Role::CopyRead { .. } | Role::CopyWrite { .. });
+        is_page || is_copied || matches!(self, Role::Versions | Role::Check)
+    }
+}
+
+impl Client {
+    /// Makes sure that a server knows this owner. `true` if it does. One that does not answer is told when it does.
+    pub(super) fn fence(&mut self, space: usize, peer: usize) -> bool {
+        let state = &mut self.spaces[space];
+        if state.fenced_at.has(peer) {
+            return true;
+        }
+        if !state.fencing.has(peer) && self.peers[peer].is_up() {
+            let (page, version) = (PageNo(0), Version::NEVER);
+            let role = Role::Fence;
+            let request = Request { role, peer, op: Wire::Fence, class: Class::Demand, space, page, version };
+            if self.ask(request) {
+                self.spaces[space].fencing.insert(peer);
+            }
+        }
+        false
+    }
+
+    pub(super) fn fence_answered(&mut self, space: usize, peer: usize, status: Status) {
+        let state = &mut self.spaces[space];
+        state.fencing.remove(peer);
+        let was_asked = state.unknown_at.has(peer);
+        match status {
+            Status::Ok => state.fenced_at.insert(peer),
+            Status::StaleGeneration => return self.space_taken(space),
+            _ => self.was_not_let_in(space, peer),
+        }
+        self.spaces[space].unknown_at.remove(peer);
+        self.look_at_reservation(space);
+        (0..self.spaces[space].slabs.len()).for_each(|slab| self.mark(space, slab));
+        if was_asked && status == Status::Ok {
+            self.ask_again(space);
+        } else if was_asked {
+            self.has_nothing(space, peer);
+        }
+    }
+
+    /// A server has no room for one more space.
+    fn was_not_let_in(&mut self, space: usize, peer: usize) {
+        self.peers[peer].free_slabs = 0;
+        self.peers[peer].returns.retain(|owed| owed.space != space);
+        for slab in 0..self.spaces[space].slabs.len() {
+            let state = &mut self.spaces[space].slabs[slab];
+            if let Phase::Granting(candidates) = &mut state.phase {
+                candidates.refuse(|candidate| candidate.peer == peer);
+            }
+            if state.repair.take_if(|repair| repair.peer == peer).is_some() {
+                self.has_refused(space, slab, peer);
+            }
+        }
+    }
+
+    /// So it has no copy of its slabs either.
+    fn has_nothing(&mut self, space: usize, peer: usize) {
+        for slab in 0..self.spaces[space].slabs.len() {
+            if self.peers_of(&self.spaces[space].slabs[slab].entry).has(peer) {
+                self.copy_lost(space, slab, peer);
+            }
+        }
+    }
+
+    /// A server that was asked for something of a copy does not know this owner. `true`: it will be told, and asked again. `false`: it
+    /// was told for that already.
+    pub(super) fn is_to_be_told(&mut self, exchange: &Exchange) -> bool {
+        let Exchange { role, space, peer, .. } = *exchange;
+        let state = &mut self.spaces[space];
+        if !role.is_about_copy() || state.told_again.has(peer) {
+            return false;
+        }
+        self.stats.told_again += 1;
+        state.told_again.insert(peer);
+        state.unknown_at.insert(peer);
+        state.fenced_at.remove(peer);
+        self.is_not_asked(exchange);
+        // What else is under way there would be answered so, too, and may be so after it was told.
+        for place in 0..EXCHANGES_MAX {
+            let ours = |e: &Exchange| e.space == space && e.peer == peer && e.role.is_about_copy();
+            if let Some(other) = self.exchanges.at(place).filter(ours) {
+                self.end_exchange(other.id);
+                self.is_not_asked(&other);
+            }
+        }
+        self.fence(space, peer);
+        true
+    }
+
+    /// As if a server had never been asked.
+    fn is_not_asked(&mut self, exchange: &Exchange) {
+        let Exchange { role, space, peer, page, .. } = *exchange;
+        if let Role::Read { op } | Role::Write { op } = role {
+            self.ops.get(op).sent.remove(peer);
+        }
+        self.was_cancelled(exchange);
+        if let Some(slab) = self.slab_of(page).filter(|_| role == Role::Versions) {
+            self.list_again(space, slab, peer);
+        }
+    }
+
+    /// Servers that are to be told so, and could not be when they asked for it.
+    pub(super) fn tell_who_asked(&mut self, space: usize) {
+        for peer in self.spaces[space].unknown_at.iter() {
+            self.fence(space, peer);
+        }
+    }
+
+    /// A server knows this owner now: it is asked for what it was not asked for until then.
+    fn ask_again(&mut self, space: usize) {
+        for op in self.ops.select(|op| op.stage == Stage::Active && op.space == space) {
+            match self.ops.peek(op).kind {
+                Kind::Read if !self.is_answer_coming(op) => self.ask_for_page(op),
+                Kind::Read => {}
+                Kind::Write { .. } => self.send_write(op),
+            }
+        }
+    }
+
+    /// Copies that may be asked for a page, whether their servers answer or not.
+    pub(super) fn copies_to_read(&self, space: usize, slab: usize) -> PeerSet {
+        let state = &self.spaces[space];
+        self.peers_of(&state.slabs[slab].entry).minus(state.slabs[slab].failed).minus(state.unknown_at)
+    }
+}
