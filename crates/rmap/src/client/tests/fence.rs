@@ -271,3 +271,25 @@ fn a_look_at_a_page_ends_no_copy() {
     assert!(pool.client.stats().scrubbed > 0 && pool.client.stats().copies_left == 0);
     assert_nothing_failed(&pool);
 }
+
+/// The other copy's server is silent, and its copy may be the only one that there is.
+#[test]
+fn no_copy_leaves_for_the_sake_of_one_whose_server_does_not_know_its_owner() {
+    let mut pool = filled(2, 1);
+    begin_read(&mut pool, 0);
+    let unknown = answer(&mut pool, Status::NotFenced, reads).peer;
+    // It answers all but this.
+    take(&mut pool, |role| role == Role::Fence);
+    pool.deaf = vec![1 - unknown];
+    pool.begin_write_late(1, 7);
+    pool.pass(Duration::from_secs(3));
+    assert!(pool.client.peers[1 - unknown].is_down() && pool.client.peers[unknown].is_up());
+    assert_eq!((pool.client.in_sync(pool.space), pool.client.stats().copies_left), ((1, 1), 0));
+    pool.client.spaces[0].fencing.remove(unknown);
+    pool.client.mark_all();
+    pool.pass(Duration::from_secs(3));
+    assert_eq!((pool.client.in_sync(pool.space), pool.client.stats().copies_left), ((0, 1), 1));
+    let events: Vec<Event> = std::iter::from_fn(|| pool.client.poll_event(&mut [0; PAGE_SIZE])).collect();
+    assert!(events.contains(&Event::Read { token: 2, result: Ok(()) }), "{events:?}");
+    assert!(events.contains(&Event::Written { token: 1, result: Ok(()) }), "{events:?}");
+}
