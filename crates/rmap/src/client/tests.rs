@@ -11,6 +11,7 @@ mod lies;
 mod many;
 mod pool;
 mod reserve;
+mod returns;
 mod scrub;
 mod sealed;
 mod stand_in;

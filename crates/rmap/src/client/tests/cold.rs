@@ -315,6 +315,49 @@ fn a_server_may_go_at_any_step() {
     });
 }
 
+/// A server begins a new life while the map is being asked to have the parity leave, and the client notices before the answer. What it
+/// had has its other copy, and that counts as the only one: where a new one was made, the other may go.
+#[test]
+fn a_server_may_go_while_parity_leaves() {
+    let partings = std::cell::Cell::new(0);
+    at_each_step(|pool, steps| {
+        if !pool.client.is_parting(0, 0) {
+            return;
+        }
+        partings.set(partings.get() + 1);
+        let copies =
+            |pool: &Pool| pool.client.peers_of(&pool.client.spaces[0].slabs[1].entry).iter().collect::<Vec<_>>();
+        let holders = copies(pool);
+        kill(pool, holders[0], 2);
+        let asked = pool.client.poll_control(pool.now);
+        // Who is asked nothing is asked for a sign of life now and then. Then nothing more is heard before the answer.
+        while pool.client.peers[holders[0]].epoch == Some(BootEpoch(1)) {
+            pool.now = pool.now + Duration::from_millis(1);
+            pool.time_passes();
+            for _ in 0..20 {
+                if pool.client.peers[holders[0]].epoch == Some(BootEpoch(1)) {
+                    pool.single_step();
+                }
+            }
+        }
+        if let Some((id, request)) = asked {
+            assert!(pool.client.is_parting(0, 0), "it waits for the answer");
+            let reply = pool.answer(&request);
+            pool.client.on_control(pool.now, id, reply);
+        }
+        // A cold group would be looked at again.
+        pool.client.set_parity_after(None);
+        pool.pass(LONG);
+        pool.expect_written(1);
+        assert_eq!(copies(pool).len(), 2, "there is room");
+        kill(pool, holders[1], 2);
+        pool.pass(LONG);
+        assert_eq!(read(pool, 3), Ok(77), "after {steps} steps");
+        assert_right(pool, &[3]);
+    });
+    assert!(partings.get() > 0, "parity never left");
+}
+
 #[test]
 fn an_owner_may_follow_at_any_step() {
     for with_pending in [false, true] {
