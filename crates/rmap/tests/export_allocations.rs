@@ -38,6 +38,9 @@ const COLD: Duration = Duration::from_millis(300);
 
 /// Of swap, eight pages.
 const REQUEST: usize = 8 * PAGE_SIZE;
+/// At a time: what is answered while the reader is not looked after has to fit into what a connection keeps room for, or it makes
+/// more.
+const READS: usize = 8;
 const READ: u16 = 0;
 const WRITE: u16 = 1;
 const TRIM: u16 = 4;
@@ -178,8 +181,15 @@ impl Disk {
         u64::from_be_bytes(std::array::from_fn(|at| answer[8 + at]))
     }
 
-    /// One request to each of these slabs, all under way together.
+    /// One request to each of these slabs, all under way together, or as many as may be read.
     fn each(&mut self, command: u16, slabs: std::ops::Range<u64>, holes: bool) {
+        let together = if command == READ { READS } else { usize::MAX };
+        for first in slabs.clone().step_by(together) {
+            self.together(command, first..slabs.end.min(first.saturating_add(together as u64)), holes);
+        }
+    }
+
+    fn together(&mut self, command: u16, slabs: std::ops::Range<u64>, holes: bool) {
         let content: Vec<u8> = (0..REQUEST).map(|at| (at % 251) as u8).collect();
         let zeros = vec![0; REQUEST];
         for slab in slabs.clone() {
