@@ -5,6 +5,7 @@ mod daemon;
 mod demo;
 mod figures;
 mod image;
+mod suite;
 mod tasks;
 mod tidy;
 mod toy;

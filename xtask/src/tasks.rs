@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use crate::bench::repository;
-use crate::tidy;
+use crate::{suite, tidy};
 
 /// What follows goes to the test programs: names of tests, or options after `--`.
 #[derive(Debug, Clone, Args)]
@@ -43,7 +43,12 @@ pub fn ci() -> Result<bool> {
 /// # Errors
 /// cargo cannot be run.
 pub fn test(args: &TestArgs) -> Result<bool> {
-    cargo_with(&[&["test"], &PROFILE[..], &["--workspace", "--exclude", "vm-tests"]].concat(), &args.arguments)
+    let selection = [&PROFILE[..], &["--workspace", "--exclude", "vm-tests"]].concat();
+    // Who asks for certain tests wants to see what they print.
+    if args.arguments.is_empty() {
+        return suite::run(&selection);
+    }
+    cargo_with(&[&["test"], &selection[..]].concat(), &args.arguments)
 }
 
 /// The tests with real guests, three at a time: so many guests the harness lets run.
@@ -72,12 +77,16 @@ fn cargo(arguments: &[&str]) -> Result<bool> {
 }
 
 fn cargo_with(arguments: &[&str], more: &[String]) -> Result<bool> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo)
-        .current_dir(repository())
+    let status = cargo_command()
         .args(arguments)
         .args(more)
         .status()
         .with_context(|| format!("run cargo {}", arguments.join(" ")))?;
     Ok(status.success())
+}
+
+pub fn cargo_command() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(repository());
+    command
 }
