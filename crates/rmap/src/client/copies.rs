@@ -102,10 +102,6 @@ impl Client {
         if self.copies.is_copying(space, slab, index, target) {
             return true;
         }
-        // Their servers are to be told of this owner first, which brings the slab up again, too.
-        if source.into_iter().chain([target]).any(|peer| self.spaces[space].unknown_at.has(peer)) {
-            return false;
-        }
         let Some(copy) = self.copies.all.iter().position(Option::is_none) else {
             self.copies.wait_for_room(space, slab);
             return false;

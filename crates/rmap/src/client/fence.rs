@@ -1,26 +1,26 @@
 //! Servers are told of the owner of a space before they are asked for anything of it.
 //!
-//! One that answers that it does not know this owner says nothing of its copy: it may be a copy in the map of a sealed space that was
-//! away when all others were told. So nothing is asked there until it has been told (again), and then all that was asked is asked
-//! again, in the same versions. Only who does not hold the slab, or another grant of it, or has begun a new life, has lost its copy.
+//! An owner and a keeper tell each server that has a copy before they count on that copy. A reader of a sealed space may have begun when
+//! a server was away: that one answers that it does not know this generation, which says nothing of its copy. So it is told, is asked
+//! nothing until it has been, and then is asked again. Only who does not hold the slab, or another grant of it, or has begun a new life,
+//! has lost its copy. To an owner or a keeper no server says it that has what it was told of: such a copy counts as lost.
 //!
 //! A server that has something of a space never forgets its owner. One that says so once more, when it was told for having said it, is
 //! not to be relied on, and its copies count as lost; so nobody is told and asked over and over.
 
 use super::Client;
 use super::exchange::{EXCHANGES_MAX, Exchange, Request, Role};
-use super::ops::{Kind, Stage};
+use super::ops::{Kind, Operation, Stage};
 use super::peer::PeerSet;
+use super::sealed::Tenure;
 use super::slab::Phase;
 use crate::units::{Class, PageNo, Version};
 use crate::wire::message::{Op as Wire, Status};
 
 impl Role {
-    /// Of a copy that a server is thought to have, or a page of it.
+    /// What a reader asks of a copy that a server is thought to have.
     fn is_about_copy(self) -> bool {
-        let is_page = matches!(self, Role::Read { .. } | Role::Write { .. } | Role::Strip { .. } | Role::Scrub);
-        let is_copied = matches!(self, Role::CopyRead { .. } | Role::CopyWrite { .. });
-        is_page || is_copied || matches!(self, Role::Versions | Role::Check)
+        matches!(self, Role::Read { .. } | Role::Strip { .. } | Role::Scrub | Role::Versions | Role::Check)
     }
 }
 
@@ -85,12 +85,13 @@ impl Client {
         }
     }
 
-    /// A server that was asked for something of a copy does not know this owner. `true`: it will be told, and asked again. `false`: it
-    /// was told for that already.
+    /// A server that was asked for something of a copy does not know this reader. `true`: it will be told, and asked again. `false`: it
+    /// was told for that already, or by an owner or keeper.
     pub(super) fn is_to_be_told(&mut self, exchange: &Exchange) -> bool {
         let Exchange { role, space, peer, .. } = *exchange;
         let state = &mut self.spaces[space];
-        if !role.is_about_copy() || state.told_again.has(peer) {
+        let is_reader = state.tenure == Tenure::Reader;
+        if !is_reader || !role.is_about_copy() || state.told_again.has(peer) {
             return false;
         }
         self.stats.told_again += 1;
@@ -113,7 +114,7 @@ impl Client {
     /// As if a server had never been asked.
     fn is_not_asked(&mut self, exchange: &Exchange) {
         let Exchange { role, space, peer, page, .. } = *exchange;
-        if let Role::Read { op } | Role::Write { op } = role {
+        if let Role::Read { op } = role {
             self.ops.get(op).sent.remove(peer);
         }
         self.was_cancelled(exchange);
@@ -131,11 +132,10 @@ impl Client {
 
     /// A server knows this owner now: it is asked for what it was not asked for until then.
     fn ask_again(&mut self, space: usize) {
-        for op in self.ops.select(|op| op.stage == Stage::Active && op.space == space) {
-            match self.ops.peek(op).kind {
-                Kind::Read if !self.is_answer_coming(op) => self.ask_for_page(op),
-                Kind::Read => {}
-                Kind::Write { .. } => self.send_write(op),
+        let reads = |op: &Operation| op.stage == Stage::Active && op.kind == Kind::Read && op.space == space;
+        for op in self.ops.select(reads) {
+            if !self.is_answer_coming(op) {
+                self.ask_for_page(op);
             }
         }
     }

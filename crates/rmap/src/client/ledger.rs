@@ -130,6 +130,8 @@ impl Client {
 
     pub(super) fn write_table(&mut self, space: usize, slab: usize) {
         self.spaces[space].slabs[slab].table = Table::Written { next: 0, done: 0 };
+        // One that an earlier making left waits for a server, maybe.
+        self.ledger.writes.forget_slab(space, slab);
         self.ledger.writes.push(space, slab);
     }
 

@@ -434,9 +434,12 @@ impl Client {
         let near = |peer: &usize| (self.peers[*peer].is_down(), sent.has(*peer), self.peers[*peer].trip.smoothed());
         // Without a copy that can be trusted, the change of the map decides; one that is to be told of this owner is asked then.
         let Some(peer) = copies.iter().min_by_key(near) else {
+            let slab = &self.spaces[space].slabs[number];
+            let unknown = self.peers_of(&slab.entry).minus(slab.failed);
+            let is_away = !unknown.is_empty() && unknown.iter().all(|peer| self.peers[peer].is_down());
             if self.ops.all[op].is_own {
                 self.put_back(op);
-            } else {
+            } else if !(is_away && self.park(op)) {
                 self.ops.activate(op);
             }
             return self.mark(space, number);
@@ -492,8 +495,7 @@ impl Client {
         let Operation { space, page, class, version, sent, kind, .. } = self.ops.all[op];
         let Some(number) = self.slab_of(page) else { return };
         let mirror = self.spaces[space].slabs[number].repair.as_ref().and_then(|repair| repair.mirror());
-        let copies = self.required(space, number).union(mirror.into_iter().collect());
-        let targets = copies.minus(sent).minus(self.spaces[space].unknown_at);
+        let targets = self.required(space, number).union(mirror.into_iter().collect()).minus(sent);
         let wire = if kind == (Kind::Write { trim: true }) { Wire::Trim } else { Wire::Write };
         for peer in targets.iter() {
             let request = Request { role: Role::Write { op }, peer, op: wire, class, space, page, version };

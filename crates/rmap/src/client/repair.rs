@@ -130,9 +130,7 @@ impl Client {
         stay: PeerSet,
     ) -> bool {
         let since = doubt.filter(|doubt| doubt.leaving == leaving).map_or(now, |doubt| doubt.since);
-        // Who does not know this owner has yet to show that it knows its copy.
-        let known = stay.minus(self.spaces[space].unknown_at);
-        if leaving.is_empty() || known.iter().any(|peer| self.peers[peer].lived_at >= since) {
+        if leaving.is_empty() || stay.iter().any(|peer| self.peers[peer].lived_at >= since) {
             return true;
         }
         self.spaces[space].slabs[slab].doubt = Some(Doubt { leaving, since });

@@ -44,7 +44,7 @@ pub struct ClientStats {
     /// Pages that were looked at without anybody asking, and those of them that were damaged or old.
     pub scrubbed: u64,
     pub scrub_bad: u64,
-    /// Servers that did not know the owner of a space when they were asked for something of it, and were told.
+    /// Servers that did not know the reader of a sealed space when they were asked for something of it, and were told.
     pub told_again: u64,
     /// How long reads and writes took, from being asked for to being told, by class; what failed included.
     pub reads_took: [Latency; Class::ALL.len()],

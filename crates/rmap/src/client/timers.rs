@@ -195,9 +195,10 @@ impl Client {
         self.mark_all();
         self.interrupt_stripes_at(place);
         let size = self.config.slab_size;
-        for op in
-            self.ops.select(|op| op.stage == ops::Stage::Active && op.kind == ops::Kind::Read && op.sent.has(place))
-        {
+        let reads = |op: &ops::Operation| op.stage == ops::Stage::Active && op.kind == ops::Kind::Read;
+        // What is asked there once it was told is not asked yet.
+        let waits = |op: &ops::Operation| op.sent.has(place) || self.spaces[op.space].unknown_at.has(place);
+        for op in self.ops.select(|op| reads(op) && waits(op)) {
             let operation = *self.ops.get(op);
             let Some(slab) = size.slab(operation.page) else { continue };
             let state = &self.spaces[operation.space].slabs[slab.0 as usize];

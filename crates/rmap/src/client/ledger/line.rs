@@ -82,6 +82,13 @@ impl Line {
         self.retain(|turn| turn.space != space);
     }
 
+    pub fn forget_slab(&mut self, space: usize, slab: usize) {
+        let is_it = |turn: &Turn| (turn.space, turn.slab) == (space, slab);
+        if self.all.iter().any(is_it) {
+            self.retain(|turn| !is_it(turn));
+        }
+    }
+
     /// Pages of a slab whose part is begun anew.
     pub fn forget_pages(&mut self, space: usize, slab: usize) {
         if self.pages > 0 {
@@ -132,6 +139,8 @@ mod tests {
         [(0, 4), (0, 5), (1, 4)].into_iter().for_each(|(space, slab)| line.push_waiting(space, slab, 1));
         line.forget_pages(0, 4);
         assert_eq!(slabs(&line), [4, 5, 4]);
+        line.forget_slab(0, 4);
+        assert_eq!(slabs(&line), [5, 4]);
         line.forget_space(0);
         assert_eq!((slabs(&line), line.pages), (vec![4], 1));
         line.pop();
