@@ -123,14 +123,14 @@ impl Client {
         }
     }
 
-    /// Servers that are to be told so, and could not be when they asked for it.
+    /// Servers that said not to know this reader, and could not be told at once.
     pub(super) fn tell_who_asked(&mut self, space: usize) {
         for peer in self.spaces[space].unknown_at.iter() {
             self.fence(space, peer);
         }
     }
 
-    /// A server knows this owner now: it is asked for what it was not asked for until then.
+    /// A server knows this reader now: it is asked for what it was not asked for until then.
     fn ask_again(&mut self, space: usize) {
         let reads = |op: &Operation| op.stage == Stage::Active && op.kind == Kind::Read && op.space == space;
         for op in self.ops.select(reads) {

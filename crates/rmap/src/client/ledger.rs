@@ -54,8 +54,7 @@ pub enum Table {
     Refused,
 }
 
-/// Reads leave writes none of the places, and writes leave reads the others: who takes a space over is waited for, who makes parity
-/// is not.
+/// Reads may take all places, and writes leave the other half to them: who takes a space over is waited for, who makes parity is not.
 const OWN_WRITES_MAX: usize = OWN_MAX / 2;
 
 /// Slabs whose part of the ledger is to be read or written.

@@ -432,7 +432,7 @@ impl Client {
         }
         let copies = self.copies_to_read(space, number);
         let near = |peer: &usize| (self.peers[*peer].is_down(), sent.has(*peer), self.peers[*peer].trip.smoothed());
-        // Without a copy that can be trusted, the change of the map decides; one that is to be told of this owner is asked then.
+        // Without a copy that can be trusted, the change of the map decides; one that is to be told of this reader is asked then.
         let Some(peer) = copies.iter().min_by_key(near) else {
             let slab = &self.spaces[space].slabs[number];
             let unknown = self.peers_of(&slab.entry).minus(slab.failed);
