@@ -37,7 +37,7 @@ pub enum GivenBack {
     Left,
 }
 
-/// Gives all memory of a space back to its servers. `map` is where the space is now.
+/// Gives all memory of a space back to its servers, what earlier owners left there included. `map` is where the space is now.
 ///
 /// # Errors
 /// The control plane or the socket failed.
@@ -71,7 +71,8 @@ pub fn give_back(
         let now = client.now();
         let left = client.client.give_back(now, space);
         client.flush();
-        left == 0 && client.client.is_settled() && client.client.reserved(space).is_settled
+        let client = &client.client;
+        left == 0 && client.has_found_leftovers(space) && client.is_settled() && client.reserved(space).is_settled
     })?;
     Ok(if given { GivenBack::All(generation) } else { GivenBack::Left })
 }

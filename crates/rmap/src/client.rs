@@ -24,6 +24,7 @@ mod discard;
 mod exchange;
 mod fence;
 mod ledger;
+mod leftovers;
 mod open;
 mod ops;
 mod parity;
@@ -304,6 +305,8 @@ pub struct Client {
     reserving: Vec<usize>,
     scrub: Scrub,
     vacating: Vacating,
+    /// Spaces, and servers that were not asked yet what earlier owners left there.
+    unlooked: VecDeque<(usize, usize)>,
     /// When something last came.
     now: Time,
     /// Which server is looked at first for something to send.
@@ -342,6 +345,7 @@ impl Client {
             reserving: Vec::new(),
             scrub: Scrub::default(),
             vacating: Vacating::default(),
+            unlooked: VecDeque::new(),
             now: Time::default(),
             turn: 0,
             rebuild_budget: 0,
@@ -438,6 +442,7 @@ impl Client {
         for slab in 0..self.spaces[space].slabs.len() {
             self.mark(space, slab);
         }
+        self.look_for_leftovers_of(space);
         Ok(SpaceRef(space))
     }
 
@@ -451,6 +456,8 @@ impl Client {
         self.looks.reserve(slabs.saturating_sub(self.looks.len()));
         self.copies.make_room(slabs);
         self.vacating.make_room(slabs);
+        let looks = self.spaces.len() * SERVERS_MAX;
+        self.unlooked.reserve(looks.saturating_sub(self.unlooked.len()));
     }
 
     /// Asks for a page.
@@ -602,6 +609,7 @@ impl Client {
                 break;
             }
         }
+        self.send_looks();
         self.send_returns();
     }
 
@@ -632,7 +640,9 @@ impl Client {
         let Some(id) = self.exchanges.begin(request) else {
             let about = self.slab_of(request.page).map(|slab| (request.space, slab));
             for (space, slab) in about.into_iter().chain(self.at) {
-                if !std::mem::replace(&mut self.spaces[space].slabs[slab].is_hungry, true) {
+                // What an earlier owner left may be of no slab of today.
+                let Some(state) = self.spaces[space].slabs.get_mut(slab) else { continue };
+                if !std::mem::replace(&mut state.is_hungry, true) {
                     self.hungry.push_back((space, slab));
                 }
             }

@@ -26,8 +26,12 @@ pub fn run(pool: &PoolConfig, name: &str, force: bool) -> Result<()> {
         bail!("{host} was the last to export {name}: remove it there, or take it over first (disk export --take-over)");
     }
     let lent = disk.reserve_bytes > 0 || seen.today.map.iter().any(|(_, entry)| !entry.replicas.is_empty());
-    let generation =
-        if lent && !force { return_all(pool, name, &disk, &mut plane, &seen)? } else { seen.today.generation };
+    let generation = match seen.today.generation {
+        generation if force => generation,
+        // Nobody has ever exported it.
+        Generation(0) if !lent => Generation(0),
+        _ => return_all(pool, name, &disk, &mut plane, &seen, lent)?,
+    };
     // The memory first: a record without memory can be removed again, memory without a record cannot be named.
     plane.remove(name, disk.space()?, generation)?;
     record::remove(&pool.dir, name)?;
@@ -35,8 +39,17 @@ pub fn run(pool: &PoolConfig, name: &str, force: bool) -> Result<()> {
 }
 
 /// Gives all memory of the disk back to its servers. The generation that did.
-fn return_all(pool: &PoolConfig, name: &str, disk: &Disk, plane: &mut Plane, seen: &Seen) -> Result<Generation> {
-    match give_back(pool, plane, &disk.spec()?, &seen.today.map, Silent::Refuse)? {
+fn return_all(
+    pool: &PoolConfig,
+    name: &str,
+    disk: &Disk,
+    plane: &mut Plane,
+    seen: &Seen,
+    lent: bool,
+) -> Result<Generation> {
+    // What owners left at servers when they ended is in no map: no server is known to have any.
+    let silent = if lent { Silent::Refuse } else { Silent::PassOver };
+    match give_back(pool, plane, &disk.spec()?, &seen.today.map, silent)? {
         GivenBack::All(generation) => Ok(generation),
         GivenBack::Silent(_) => {
             bail!("not all servers answer, see `pagoda pool ls`; --force forgets {name}, and they keep its memory")

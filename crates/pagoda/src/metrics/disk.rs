@@ -88,6 +88,8 @@ const ROWS: &[Row<DiskNumbers>] = rows! { "pagoda_disk_",
     counter "lost_slabs", "slabs", "Slabs whose last copy is gone.", |n| n.stats.slabs_lost;
     counter "given_back_slabs", "slabs", "Slabs that went back to their servers because every page in them was trimmed.",
         |n| n.stats.slabs_given_back;
+    counter "leftover_slabs", "slabs", "Slabs that an exporter before this one had left at servers when it ended, and that went back.",
+        |n| n.stats.leftovers;
     counter "parity_made", "groups", "Groups of four parts that were cold and got parity (`--parity-after`).",
         |n| n.stats.groups_made;
     counter "parity_dissolved", "groups", "Groups of four parts whose parity went before they were written to.",

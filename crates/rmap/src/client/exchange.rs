@@ -58,12 +58,19 @@ pub enum Role {
     Reserve,
     /// Of nothing: what is left behind is given back.
     Release,
+    /// Of a space: what a server has of it.
+    Held,
 }
 
 impl Role {
     /// Of a slab or a space, and of no page.
     pub fn is_question(self) -> bool {
-        matches!(self, Role::Fence | Role::Versions | Role::Check | Role::Reserve | Role::Release)
+        self.is_of_space() || matches!(self, Role::Versions | Role::Check | Role::Release)
+    }
+
+    /// Of a space, whichever slab the page is in that it names.
+    pub fn is_of_space(self) -> bool {
+        matches!(self, Role::Fence | Role::Reserve | Role::Held)
     }
 }
 
@@ -115,6 +122,8 @@ pub struct Exchanges {
     /// Questions under way, and how many there may be.
     questions: usize,
     questions_max: usize,
+    /// Those of them that are about no slab.
+    of_spaces: usize,
     sequence: u64,
     partials: Vec<Partial>,
     partials_free: Vec<u16>,
@@ -152,6 +161,7 @@ impl Exchanges {
             all: vec![empty; EXCHANGES_MAX],
             free: (0..EXCHANGES_MAX as u16).rev().collect(),
             questions: 0,
+            of_spaces: 0,
             questions_max: questions_max.clamp(1, QUESTIONS_MAX),
             sequence: 0,
             partials: (0..WINDOW_MAX).map(|_| Partial::new()).collect(),
@@ -166,6 +176,11 @@ impl Exchanges {
         self.questions < self.questions_max && !self.free.is_empty()
     }
 
+    /// How many are about spaces and no slab of them.
+    pub fn of_spaces(&self) -> usize {
+        self.of_spaces
+    }
+
     pub fn begin(&mut self, request: Request) -> Option<u64> {
         let is_question = request.role.is_question();
         if is_question && self.questions >= self.questions_max {
@@ -173,6 +188,7 @@ impl Exchanges {
         }
         let index = self.free.pop()?;
         self.questions += usize::from(is_question);
+        self.of_spaces += usize::from(request.role.is_of_space());
         self.sequence += 1;
         let id = self.sequence << INDEX_BITS | u64::from(index);
         let Request { role, peer, op, class, space, page, version } = request;
@@ -220,8 +236,9 @@ impl Exchanges {
     pub fn end(&mut self, id: u64) {
         let Some(exchange) = self.get(id) else { return };
         exchange.stage = Stage::Free;
-        let (partial, is_question) = (exchange.partial.take(), exchange.role.is_question());
-        self.questions -= usize::from(is_question);
+        let (partial, role) = (exchange.partial.take(), exchange.role);
+        self.questions -= usize::from(role.is_question());
+        self.of_spaces -= usize::from(role.is_of_space());
         self.free.push((id & (EXCHANGES_MAX as u64 - 1)) as u16);
         self.partials_free.extend(partial.map(|place| place as u16));
     }
@@ -253,7 +270,7 @@ impl Exchanges {
 
     /// Whether an exchange has room for its reply, where it needs some, or may have it now.
     pub fn may_be_sent(&self, exchange: &Exchange) -> bool {
-        !matches!(exchange.op, Op::Read | Op::Versions) || exchange.partial.is_some() || self.has_window()
+        !exchange.op.is_answered_at_length() || exchange.partial.is_some() || self.has_window()
     }
 
     /// Where the reply of an exchange is put together.

@@ -53,6 +53,7 @@ impl Client {
         }
         self.spaces[space].unknown_at.remove(peer);
         self.look_at_reservation(space);
+        self.look_for_leftovers(space, peer);
         (0..self.spaces[space].slabs.len()).for_each(|slab| self.mark(space, slab));
         if was_asked && status == Status::Ok {
             self.ask_again(space);
@@ -64,6 +65,7 @@ impl Client {
     /// A server has no room for one more space.
     fn was_not_let_in(&mut self, space: usize, peer: usize) {
         self.peers[peer].free_slabs = 0;
+        self.spaces[space].looked_at.insert(peer);
         self.peers[peer].returns.retain(|owed| owed.space != space);
         for slab in 0..self.spaces[space].slabs.len() {
             let state = &mut self.spaces[space].slabs[slab];

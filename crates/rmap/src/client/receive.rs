@@ -146,6 +146,7 @@ impl Client {
         }
         if !was_up {
             self.mark_vacant_wanted();
+            self.look_for_leftovers_at(place);
         }
     }
 
@@ -275,6 +276,7 @@ impl Client {
             Role::Check => self.check_answered(space, slab, peer, (status, version)),
             Role::Reserve => self.reserve_answered(space, peer, exchange.version.bits(), status),
             Role::Release => {}
+            Role::Held => self.held_answered(space, peer, exchange.version, (status, version), payload),
             Role::Strip { job } => self.strip_answered(job, exchange, status, version, payload),
             Role::Scrub => self.scrub_answered(exchange, status, version, payload),
             Role::Read { op } => self.read_answered(op, exchange, status, version, payload),

@@ -374,6 +374,7 @@ impl Client {
                     self.mark(exchange.space, slab);
                 }
             }
+            Role::Held => self.look_for_leftovers_again(exchange.space, exchange.peer),
             Role::Scrub | Role::Reserve | Role::Release => {}
         }
     }

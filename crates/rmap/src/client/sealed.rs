@@ -153,6 +153,7 @@ impl Client {
                 self.reopen(space, slab, entry);
             }
         }
+        self.look_for_leftovers_of(space);
         if was_stale {
             self.ledger.wake();
             // Slabs that are in no map, and that read as zeros, are not opened anew.
@@ -178,13 +179,14 @@ impl Client {
 
     /// Servers have to be told of it, and what they were asked in the last one they refuse.
     fn begin_generation(&mut self, space: usize, generation: Generation) {
-        while let Some(exchange) = self.exchanges.find(|e| e.space == space && e.role == Role::Fence) {
+        while let Some(exchange) = self.exchanges.find(|e| e.space == space && e.role.is_of_space()) {
             self.cancel(exchange.id);
         }
         let state = &mut self.spaces[space];
         (state.generation, state.sequence) = (generation, 0);
         (state.fenced_at, state.fencing) = (PeerSet::default(), PeerSet::default());
         (state.unknown_at, state.told_again) = (PeerSet::default(), PeerSet::default());
+        state.looked_at = PeerSet::default();
         self.questions.retain(|q| q.space != space || !matches!(q.request, ControlRequest::Change(_)));
     }
 
@@ -224,7 +226,7 @@ impl Client {
             self.drop_exchanges(op);
             self.ops.wait_again(op);
         }
-        let ends = |role| !matches!(role, Role::Fence | Role::Release);
+        let ends = |role: Role| !(role.is_of_space() || role == Role::Release);
         while let Some(exchange) = self.exchanges.find(|e| e.space == space && of_slab(e.page) && ends(e.role)) {
             self.cancel(exchange.id);
         }

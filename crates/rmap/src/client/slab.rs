@@ -171,6 +171,8 @@ pub struct Space {
     /// Servers that said that they do not know this reader: nothing is asked there until they are told. And those that were told for it.
     pub unknown_at: PeerSet,
     pub told_again: PeerSet,
+    /// Servers that were asked, and that said all, of what earlier owners left there.
+    pub looked_at: PeerSet,
     /// Another owner has it now.
     pub is_taken: bool,
     pub tenure: Tenure,
@@ -222,6 +224,7 @@ impl Space {
             fencing: PeerSet::default(),
             unknown_at: PeerSet::default(),
             told_again: PeerSet::default(),
+            looked_at: PeerSet::default(),
             is_taken: false,
             tenure,
             is_stale: false,
@@ -378,7 +381,7 @@ impl Client {
                 exchange.space == space
                     && exchange.peer == peer
                     && size.slab(exchange.page) == Some(SlabNo(slab as u32))
-                    && !matches!(exchange.role, Role::Fence | Role::Reserve | Role::Release)
+                    && !(exchange.role.is_of_space() || exchange.role == Role::Release)
             });
             let Some(exchange) = found else { break };
             self.cancel(exchange.id);

@@ -29,6 +29,8 @@ pub struct ClientStats {
     pub slabs_lost: u64,
     /// Slabs that went back to their servers because nothing in them is needed.
     pub slabs_given_back: u64,
+    /// Slabs that an earlier owner left at a server, where no map named them, and that went back.
+    pub leftovers: u64,
     /// Groups of slabs that were cold and got parity, and those whose parity went before they were written to.
     pub groups_made: u64,
     pub groups_dissolved: u64,

@@ -7,6 +7,7 @@ mod damage;
 mod fence;
 mod last_resort;
 mod ledger;
+mod leftovers;
 mod lies;
 mod many;
 mod pool;

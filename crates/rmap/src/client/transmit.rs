@@ -130,7 +130,7 @@ impl Client {
         };
         let peer = &self.peers[place];
         let fits = match exchange.op {
-            Op::Read | Op::Versions => self.exchanges.has_window(),
+            op if op.is_answered_at_length() => self.exchanges.has_window(),
             Op::Write | Op::Trim => peer.writes_out < peer.write_credits.max(1),
             _ => true,
         };
@@ -145,7 +145,7 @@ impl Client {
         if class == Class::Rebuild && op == Op::Read {
             self.rebuild_budget = self.rebuild_budget.saturating_sub(SEALED_SIZE as u64);
         }
-        if matches!(op, Op::Read | Op::Versions) {
+        if op.is_answered_at_length() {
             self.exchanges.take_partial(id);
         }
         if let Some(exchange) = self.exchanges.get(id) {

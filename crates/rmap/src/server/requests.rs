@@ -98,7 +98,7 @@ impl Server {
             // Another server may do no more.
             (op, _) if guest.is_some() && !matches!(op, Op::Probe | Op::Write | Op::Trim) => Status::Denied,
             // What they are asked for is looked up when the reply is made.
-            (Op::Probe | Op::Read | Op::Versions | Op::Report, _) => Status::Ok,
+            (Op::Probe | Op::Read | Op::Versions | Op::Report | Op::Held, _) => Status::Ok,
             (Op::Write | Op::Trim, Some(slab)) => {
                 let sealed = (message.op == Op::Write).then_some(whole);
                 self.shared.state().write(now, guest, slab, generation, &message, sealed)
@@ -184,6 +184,15 @@ impl Server {
                     Ok((grant, versions)) => {
                         version = grant;
                         versions.iter().for_each(|v| scratch.extend_from_slice(&v.bits().to_le_bytes()));
+                        payload = scratch;
+                    }
+                    Err(failure) => status = failure,
+                }
+            }
+            Op::Held if status == Status::Ok => {
+                match state.store.held(request.space, generation, request.version.bits(), scratch) {
+                    Ok(next) => {
+                        version = Version::from_bits(next);
                         payload = scratch;
                     }
                     Err(failure) => status = failure,

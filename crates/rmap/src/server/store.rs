@@ -4,10 +4,12 @@ use std::collections::HashMap;
 
 use crate::medium::Medium;
 use crate::units::{Generation, PAGE_SIZE, PageNo, SEAL_SIZE, SEALED_SIZE, SlabNo, SlabSize, SpaceId, Version};
-use crate::wire::message::{Status, VERSIONS_MAX};
+use crate::wire::message::{HELD_END, HELD_MAX, HELD_SIZE, Status, VERSIONS_MAX};
 
 /// Spaces that one server knows: a thousand VMs with a few disks each.
 const SPACES_MAX: usize = 4096;
+/// Places that are looked at for one reply about what a space has here: all of a server of 512 GiB.
+const PLACES_A_LOOK: usize = 8192;
 
 /// Ways of being wrong, for tests.
 #[doc(hidden)]
@@ -315,6 +317,26 @@ impl Store {
         self.check(space, generation)?;
         let index = self.places.get(&(space, slab)).ok_or(Status::UnknownSlab)?;
         Ok(self.slabs[*index as usize].grant)
+    }
+
+    /// Slabs that a space has here, in places from `from` on, appended to `out`. Gives the place to go on from, or [`HELD_END`].
+    ///
+    /// # Errors
+    /// It is not the owner of today.
+    pub fn held(&self, space: SpaceId, generation: Generation, from: u64, out: &mut Vec<u8>) -> Result<u64, Status> {
+        self.check(space, generation)?;
+        let (begin, end) = (from.min(self.slabs.len() as u64) as usize, out.len() + HELD_MAX * HELD_SIZE);
+        let has_any = self.spaces.get(&space).is_some_and(|state| state.held > 0);
+        for (at, slab) in self.slabs.iter().enumerate().skip(begin).take_while(|_| has_any) {
+            if out.len() >= end || at - begin >= PLACES_A_LOOK {
+                return Ok(at as u64);
+            }
+            if let Some((_, number)) = slab.owner.filter(|(owner, _)| *owner == space) {
+                out.extend_from_slice(&u64::from(number.0).to_le_bytes());
+                out.extend_from_slice(&slab.grant.bits().to_le_bytes());
+            }
+        }
+        Ok(HELD_END)
     }
 
     /// A page of a slab as it was granted to this owner.

@@ -14,6 +14,12 @@ pub const HEADER_SIZE: usize = 48;
 pub const FLOOR_SIZE: usize = 8;
 /// Versions in one reply to [`Op::Versions`].
 pub const VERSIONS_MAX: usize = 512;
+/// A slab in a reply to [`Op::Held`]: its number and its grant.
+pub const HELD_SIZE: usize = 16;
+/// Slabs in one such reply.
+pub const HELD_MAX: usize = 256;
+/// The place that [`Op::Held`] begins at, and where its answers end.
+pub const HELD_END: u64 = 0;
 
 const REPLY: u8 = 0x80;
 
@@ -47,6 +53,9 @@ pub enum Op {
     Admit = 12,
     /// Copy this slab, which has this grant here, to the server of the payload; and how far is that?
     Copy = 13,
+    /// Which slabs does the space have here? Of the server's places from that of the version field on; the reply's says from which one
+    /// to ask for the rest, or [`HELD_END`].
+    Held = 14,
 }
 
 /// What [`Op::Drain`] has in its version field.
@@ -54,7 +63,7 @@ pub const DRAIN: u64 = 1;
 pub const DRAIN_OFF: u64 = 0;
 
 impl Op {
-    pub const ALL: [Op; 13] = [
+    pub const ALL: [Op; 14] = [
         Op::Probe,
         Op::Read,
         Op::Write,
@@ -68,7 +77,13 @@ impl Op {
         Op::Drain,
         Op::Admit,
         Op::Copy,
+        Op::Held,
     ];
+
+    /// Whether the reply has more than a header, where the request has none but that.
+    pub fn is_answered_at_length(self) -> bool {
+        matches!(self, Op::Read | Op::Versions | Op::Held)
+    }
 }
 
 /// How it went.
@@ -264,7 +279,7 @@ impl Message {
             (Op::Probe, _) => 0..=PAYLOAD_MAX,
             (Op::Write, true) => SEALED_SIZE..=SEALED_SIZE,
             (Op::Grant, true) => FLOOR_SIZE..=FLOOR_SIZE,
-            (Op::Read | Op::Versions, false) => 0..=PAYLOAD_MAX,
+            (Op::Read | Op::Versions | Op::Held, false) => 0..=PAYLOAD_MAX,
             (Op::Report, false) => REPORT_SIZE..=REPORT_SIZE,
             (Op::Admit, true) => KEY_SIZE..=KEY_SIZE,
             (Op::Copy, true) => ORDER_SIZE..=ORDER_SIZE,
@@ -323,7 +338,7 @@ mod tests {
         assert_eq!((&asked[..6], &asked[HEADER_SIZE..]), (&[7, 2, 0, 1, 8, 0][..], &[1, 2, 3, 4, 5, 6, 7, 8][..]));
         let (message, _, part) = Message::decode(&asked).unwrap();
         assert_eq!((usize::from(message.payload), part), (FLOOR_SIZE, &floor.bits().to_le_bytes()[..]));
-        assert_eq!(Op::ALL.map(|op| op as u8), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]);
+        assert_eq!(Op::ALL.map(|op| op as u8), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]);
         assert_eq!(Status::ALL.map(|status| status as u8), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
     }
 

@@ -109,6 +109,7 @@ fn every_page_is_a_register() {
             totals.groups_made += stats.groups_made;
             totals.groups_dissolved += stats.groups_dissolved;
             totals.told_again += stats.told_again;
+            totals.leftovers += stats.leftovers;
         }
     }
     eprintln!(
@@ -120,7 +121,7 @@ fn every_page_is_a_register() {
     let whole = number("RMAP_SIM_SEED").is_none();
     let kept = [totals.scrubbed, sealed as u64, totals.spaces_kept];
     let parity = [totals.degraded, totals.groups_made, totals.groups_dissolved];
-    let rare = [&kept[..], &parity, &[totals.unmapped, totals.slabs_given_back]].concat();
+    let rare = [&kept[..], &parity, &[totals.unmapped, totals.slabs_given_back, totals.leftovers]].concat();
     assert!(!whole || rare.iter().all(|count| *count > 0), "{rare:?}");
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use rmap::control::{Change, ControlReply, ControlRequest, Map, MapEntry, Today};
-use rmap::units::{Generation, SlabNo, SpaceId};
+use rmap::units::{Generation, ServerId, SlabNo, SpaceId};
 
 #[derive(Debug, Default)]
 struct Record {
@@ -45,6 +45,12 @@ impl Registry {
 
     pub fn generation(&self, space: SpaceId) -> u32 {
         self.spaces.get(&space.0).map_or(0, |record| record.generation)
+    }
+
+    /// How many slabs of a space a server has, by the map.
+    pub fn copies_at(&self, space: SpaceId, server: ServerId) -> usize {
+        let entries = self.spaces.get(&space.0).into_iter().flat_map(|record| record.map.values());
+        entries.filter(|entry| entry.replicas.iter().any(|replica| replica.server == server)).count()
     }
 
     /// A sealed space, for a reader.

@@ -637,6 +637,7 @@ impl World {
                 }
             }
         }
+        self.run_until(|world| world.leftover().is_none(), "what nobody needs is not given back");
     }
 
     pub fn owner_of(&self, space: u64) -> Option<usize> {
@@ -675,13 +676,31 @@ impl World {
     }
 
     pub fn run_until_quiet(&mut self) {
+        self.run_until(World::is_quiet, "does not come to rest");
+    }
+
+    fn run_until(&mut self, done: impl Fn(&World) -> bool, otherwise: &str) {
         let deadline = self.now_ns + REST_NS;
-        while !self.is_quiet() && self.violation.is_none() {
+        while !done(self) && self.violation.is_none() {
             if self.now_ns > deadline || !self.step() {
-                let waiting: Vec<String> = self.nodes.iter().filter_map(waiting).collect();
-                return self.fail(format!("does not come to rest: {waiting:?}"));
+                let waiting: Vec<String> = self.nodes.iter().filter_map(waiting).chain(self.leftover()).collect();
+                return self.fail(format!("{otherwise}: {waiting:?}"));
             }
         }
+    }
+
+    /// A server that has more of a space than its map says, or less. Readers of a sealed one leave everything as it is.
+    fn leftover(&self) -> Option<String> {
+        let spaces = || (0..self.plan.spaces as u64).filter(|space| !self.sealed.contains_key(space));
+        self.nodes.iter().find_map(|node| {
+            let Program::Server(lanes) = &node.program else { return None };
+            let (server, all) = (lanes[0].id(), lanes[0].spaces());
+            spaces().find_map(|space| {
+                let has = all.iter().find(|has| has.space == SpaceId(space)).map_or(0, |has| has.slabs as usize);
+                let mapped = self.registry.copies_at(SpaceId(space), server);
+                (has != mapped).then(|| format!("{server:?} has {has} slabs of space {space}, {mapped} by the map"))
+            })
+        })
     }
 }
 

@@ -61,6 +61,8 @@ fn take_over(pool: &mut Pool, space: usize, pages: u64) -> usize {
     let generation = Generation(pool.client.spaces[space].generation.0 + 1);
     pool.client.space_taken(space);
     pool.space = pool.client.attach(&spec(space, pages), generation, &map).unwrap();
+    // What the owner before left elsewhere is not looked for.
+    (0..2 * SERVERS).for_each(|server| pool.client.spaces[pool.space.0].looked_at.insert(server));
     pool.client.settle(pool.now);
     pool.space.0
 }

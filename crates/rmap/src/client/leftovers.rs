@@ -1,0 +1,129 @@
+//! What earlier owners left at servers goes back to them.
+//!
+//! An owner that ends between the map's answer and the server's leaves a slab there that no map names: nobody would ever ask for it
+//! again, and nobody else would be lent it. So each owner makes itself known to each server once, asks which slabs of the space that has,
+//! and gives back what the map does not name. From then on the server lends earlier owners nothing more, should one be left that does
+//! not know yet that it is one. The first owner need not ask: there was none before it.
+//!
+//! What was granted in an earlier generation and is not in the map of this one never comes into it: an owner adds only what it was
+//! granted itself. What this owner was granted is its own to give back (`returns.rs`), whether the map names it yet or not.
+
+use super::exchange::{Request, Role};
+use super::returns::RETURNS_MAX;
+use super::sealed::Tenure;
+use super::{Client, SpaceRef};
+use crate::control::Replica;
+use crate::server::SLABS_MAX;
+use crate::units::{Class, Generation, PageNo, Version};
+use crate::wire::message::{HELD_END, HELD_MAX, HELD_SIZE, Op, Status};
+
+/// Servers and spaces that are looked at together. What they may answer has room among what is given back, or it would be forgotten.
+const AT_A_TIME: usize = 8;
+const _: () = assert!(AT_A_TIME * HELD_MAX <= RETURNS_MAX / 2);
+
+impl Client {
+    /// Whether everything that earlier owners left at servers that answer was found. It may still be on its way back.
+    pub fn has_found_leftovers(&self, space: SpaceRef) -> bool {
+        let is_asking =
+            self.exchanges.find(|e| e.space == space.0 && e.role == Role::Held && self.peers[e.peer].is_up());
+        is_asking.is_none() && (0..self.peers.len()).all(|peer| !self.is_to_be_looked_at(space.0, peer))
+    }
+
+    fn is_to_be_looked_at(&self, space: usize, peer: usize) -> bool {
+        let state = &self.spaces[space];
+        let may_ask = state.tenure != Tenure::Reader && !state.is_taken && !state.is_stale;
+        may_ask && state.generation > Generation(1) && self.peers[peer].is_up() && !state.looked_at.has(peer)
+    }
+
+    /// A server answers that did not, or knows this owner now.
+    pub(super) fn look_for_leftovers_at(&mut self, peer: usize) {
+        for space in 0..self.spaces.len() {
+            self.look_for_leftovers(space, peer);
+        }
+    }
+
+    /// A space has a new owner or keeper, which is this client.
+    pub(super) fn look_for_leftovers_of(&mut self, space: usize) {
+        for peer in 0..self.peers.len() {
+            self.look_for_leftovers(space, peer);
+        }
+    }
+
+    pub(super) fn look_for_leftovers(&mut self, space: usize, peer: usize) {
+        if self.is_to_be_looked_at(space, peer) && !self.unlooked.contains(&(space, peer)) {
+            self.unlooked.push_back((space, peer));
+        }
+    }
+
+    /// A question was taken back: it is asked anew, from the beginning.
+    pub(super) fn look_for_leftovers_again(&mut self, space: usize, peer: usize) {
+        self.spaces[space].looked_at.remove(peer);
+        self.look_for_leftovers(space, peer);
+    }
+
+    /// Asks what is still to be asked, some at a time.
+    pub(super) fn send_looks(&mut self) {
+        for _ in 0..self.unlooked.len() {
+            // Who opens a space has more urgent things to ask.
+            if self.exchanges.of_spaces() >= AT_A_TIME {
+                return;
+            }
+            let Some((space, peer)) = self.unlooked.pop_front() else { return };
+            if !self.is_to_be_looked_at(space, peer) {
+                continue;
+            }
+            let knows = self.fence(space, peer);
+            if knows && self.ask_what_is_held(space, peer, HELD_END) {
+                self.spaces[space].looked_at.insert(peer);
+            } else if knows || !self.spaces[space].fencing.has(peer) {
+                self.unlooked.push_back((space, peer));
+            }
+        }
+    }
+
+    fn ask_what_is_held(&mut self, space: usize, peer: usize, from: u64) -> bool {
+        let has_room = self.peers[peer].returns.len() <= RETURNS_MAX / 2;
+        let (role, op, class) = (Role::Held, Op::Held, Class::Rebuild);
+        has_room
+            && self.ask(Request { role, peer, op, class, space, page: PageNo(0), version: Version::from_bits(from) })
+    }
+
+    /// A server said what it has of a space, or a part of that.
+    pub(super) fn held_answered(
+        &mut self,
+        space: usize,
+        peer: usize,
+        from: Version,
+        (status, next): (Status, Version),
+        payload: &[u8],
+    ) {
+        let (from, next, slabs) = (from.bits(), next.bits(), (payload.len() / HELD_SIZE) as u64);
+        // Of the rest of what it says there is no end.
+        let is_right = next == HELD_END || next > from && next - from >= slabs && next <= SLABS_MAX as u64;
+        // One that has forgotten this owner since it was told has nothing of the space.
+        if status != Status::Ok || !is_right || !payload.len().is_multiple_of(HELD_SIZE) {
+            return;
+        }
+        for entry in payload.chunks_exact(HELD_SIZE) {
+            let mut words = entry.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()));
+            let (Some(slab), Some(grant)) = (words.next(), words.next()) else { continue };
+            self.give_leftover_back(space, peer, slab, Version::from_bits(grant));
+        }
+        if next != HELD_END && !self.ask_what_is_held(space, peer, next) {
+            self.look_for_leftovers_again(space, peer);
+        }
+    }
+
+    fn give_leftover_back(&mut self, space: usize, peer: usize, slab: u64, grant: Version) {
+        let state = &self.spaces[space];
+        let total = state.layout.total().max(state.slabs.len()) as u64;
+        let replica = Replica { server: self.peers[peer].info.id, grant };
+        let is_of_map = |slab: usize| state.slabs.get(slab).is_some_and(|slab| slab.entry.replicas.contains(&replica));
+        let is_own = grant >= Version::new(state.generation, 0, false);
+        if slab >= total || is_own || is_of_map(slab as usize) {
+            return;
+        }
+        self.stats.leftovers += 1;
+        self.release(space, slab as usize, peer, grant);
+    }
+}
