@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use rmap::client::SpaceSpec;
-use rmap::control::Map;
+use rmap::control::{Map, Today};
 use rmap::udp::Wait;
 use rmap::units::{Generation, ServerId};
 
@@ -37,6 +37,30 @@ pub enum GivenBack {
     Left,
 }
 
+/// Gives back what owners of a space may have left at servers when they ended, where the map names nothing any more: as far as the
+/// servers are there. The generation that did.
+///
+/// # Errors
+/// The control plane failed.
+pub fn give_leftovers_back(
+    pool: &PoolConfig,
+    plane: &mut Plane,
+    spec: &SpaceSpec,
+    today: &Today,
+) -> Result<Generation> {
+    // Nobody has ever owned it.
+    if today.generation == Generation(0) {
+        return Ok(today.generation);
+    }
+    let why = match give_back(pool, plane, spec, &today.map, Silent::PassOver) {
+        Ok(GivenBack::All(generation)) => return Ok(generation),
+        Ok(GivenBack::Silent(_) | GivenBack::Left) => "not all servers answered in time".to_owned(),
+        Err(error) => format!("{error:#}"),
+    };
+    (pool.tell)(&format!("servers that have something left of it keep that until they end: {why}"));
+    Ok(plane.look(spec.id)?.today.generation)
+}
+
 /// Gives all memory of a space back to its servers, what earlier owners left there included. `map` is where the space is now.
 ///
 /// # Errors
@@ -58,7 +82,9 @@ pub fn give_back(
         Silent::Refuse if !away.is_empty() => return Ok(GivenBack::Silent(away)),
         Silent::PassOver if !away.is_empty() => {
             let list = connect::list(&away);
-            (pool.tell)(&format!("these servers do not answer, and keep what they lent until they end: {list}"));
+            (pool.tell)(&format!(
+                "these servers do not answer, and keep what they lent, if anything, until they end: {list}"
+            ));
             connect::add_silent(&mut client, &absent)?;
         }
         Silent::Refuse | Silent::PassOver => {}

@@ -74,6 +74,7 @@ pub use view::{PageRun, ServerView};
 use copies::Copies;
 use exchange::{Exchanges, Request};
 use ledger::Ledger;
+use leftovers::Look;
 use ops::Ops;
 use parity::cold::Cold;
 use parity::stripe::Stripes;
@@ -305,8 +306,8 @@ pub struct Client {
     reserving: Vec<usize>,
     scrub: Scrub,
     vacating: Vacating,
-    /// Spaces, and servers that were not asked yet what earlier owners left there.
-    unlooked: VecDeque<(usize, usize)>,
+    /// What servers were not asked yet of what earlier owners left there.
+    unlooked: VecDeque<Look>,
     /// When something last came.
     now: Time,
     /// Which server is looked at first for something to send.

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use pagoda_pool::config::PoolConfig;
-use pagoda_pool::give_back::{GivenBack, Silent, give_back};
+use pagoda_pool::give_back::{GivenBack, Silent, give_back, give_leftovers_back};
 use pagoda_pool::plane::{self, Plane, Seen};
 use pagoda_pool::record::{self, Disk};
 use rmap::units::Generation;
@@ -28,9 +28,8 @@ pub fn run(pool: &PoolConfig, name: &str, force: bool) -> Result<()> {
     let lent = disk.reserve_bytes > 0 || seen.today.map.iter().any(|(_, entry)| !entry.replicas.is_empty());
     let generation = match seen.today.generation {
         generation if force => generation,
-        // Nobody has ever exported it.
-        Generation(0) if !lent => Generation(0),
-        _ => return_all(pool, name, &disk, &mut plane, &seen, lent)?,
+        _ if lent => return_all(pool, name, &disk, &mut plane, &seen)?,
+        _ => give_leftovers_back(pool, &mut plane, &disk.spec()?, &seen.today)?,
     };
     // The memory first: a record without memory can be removed again, memory without a record cannot be named.
     plane.remove(name, disk.space()?, generation)?;
@@ -39,17 +38,8 @@ pub fn run(pool: &PoolConfig, name: &str, force: bool) -> Result<()> {
 }
 
 /// Gives all memory of the disk back to its servers. The generation that did.
-fn return_all(
-    pool: &PoolConfig,
-    name: &str,
-    disk: &Disk,
-    plane: &mut Plane,
-    seen: &Seen,
-    lent: bool,
-) -> Result<Generation> {
-    // What owners left at servers when they ended is in no map: no server is known to have any.
-    let silent = if lent { Silent::Refuse } else { Silent::PassOver };
-    match give_back(pool, plane, &disk.spec()?, &seen.today.map, silent)? {
+fn return_all(pool: &PoolConfig, name: &str, disk: &Disk, plane: &mut Plane, seen: &Seen) -> Result<Generation> {
+    match give_back(pool, plane, &disk.spec()?, &seen.today.map, Silent::Refuse)? {
         GivenBack::All(generation) => Ok(generation),
         GivenBack::Silent(_) => {
             bail!("not all servers answer, see `pagoda pool ls`; --force forgets {name}, and they keep its memory")

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use pagoda_abi::record::{Far, Record};
-use pagoda_pool::give_back::{GivenBack, Silent, give_back};
+use pagoda_pool::give_back::{GivenBack, Silent, give_back, give_leftovers_back};
 use pagoda_pool::plane::{self, Plane};
 use pagoda_pool::record::tier_name;
 use rmap::units::{Generation, SpaceId};
@@ -157,7 +157,7 @@ pub(super) fn give_all_back(pool_dir: &Path, debtor: &Record, far: &Far) -> Resu
     let given = if held {
         give_back(&pool, &mut plane, &spec(debtor, far), &seen.today.map, Silent::PassOver)?
     } else {
-        GivenBack::All(seen.today.generation)
+        GivenBack::All(give_leftovers_back(&pool, &mut plane, &spec(debtor, far), &seen.today)?)
     };
     // What is left at servers now stays there until they end: nobody else will ask for it.
     let generation = match given {

@@ -54,7 +54,7 @@ impl Client {
         self.spaces[space].unknown_at.remove(peer);
         self.look_at_reservation(space);
         self.look_for_leftovers(space, peer);
-        (0..self.spaces[space].slabs.len()).for_each(|slab| self.mark(space, slab));
+        self.mark_all_of(space);
         if was_asked && status == Status::Ok {
             self.ask_again(space);
         } else if was_asked {
@@ -64,17 +64,22 @@ impl Client {
 
     /// A server has no room for one more space.
     fn was_not_let_in(&mut self, space: usize, peer: usize) {
-        self.peers[peer].free_slabs = 0;
+        let mut was_wanted = false;
         self.spaces[space].looked_at.insert(peer);
         self.peers[peer].returns.retain(|owed| owed.space != space);
         for slab in 0..self.spaces[space].slabs.len() {
             let state = &mut self.spaces[space].slabs[slab];
             if let Phase::Granting(candidates) = &mut state.phase {
+                was_wanted |= candidates.asked.iter().any(|candidate| candidate.peer == peer);
                 candidates.refuse(|candidate| candidate.peer == peer);
             }
             if state.repair.take_if(|repair| repair.peer == peer).is_some() {
+                was_wanted = true;
                 self.has_refused(space, slab, peer);
             }
+        }
+        if was_wanted {
+            self.peers[peer].free_slabs = 0;
         }
     }
 

@@ -21,21 +21,36 @@ use crate::wire::message::{HELD_END, HELD_MAX, HELD_SIZE, Op, Status};
 const AT_A_TIME: usize = 8;
 const _: () = assert!(AT_A_TIME * HELD_MAX <= RETURNS_MAX / 2);
 
+/// What is to be asked: a server, what it has of a space, from which of its places on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    space: usize,
+    peer: usize,
+    from: u64,
+}
+
 impl Client {
     /// Whether everything that earlier owners left at servers that answer was found. It may still be on its way back.
     pub fn has_found_leftovers(&self, space: SpaceRef) -> bool {
         let is_asking =
             self.exchanges.find(|e| e.space == space.0 && e.role == Role::Held && self.peers[e.peer].is_up());
-        is_asking.is_none() && (0..self.peers.len()).all(|peer| !self.is_to_be_looked_at(space.0, peer))
+        let waits = |look: &Look| look.space == space.0 && self.may_look(look.space, look.peer);
+        is_asking.is_none()
+            && !self.unlooked.iter().any(waits)
+            && (0..self.peers.len()).all(|peer| !self.is_to_be_looked_at(space.0, peer))
+    }
+
+    fn may_look(&self, space: usize, peer: usize) -> bool {
+        let state = &self.spaces[space];
+        let owns = state.tenure != Tenure::Reader && !state.is_taken && !state.is_stale;
+        owns && state.generation > Generation(1) && self.peers[peer].is_up()
     }
 
     fn is_to_be_looked_at(&self, space: usize, peer: usize) -> bool {
-        let state = &self.spaces[space];
-        let may_ask = state.tenure != Tenure::Reader && !state.is_taken && !state.is_stale;
-        may_ask && state.generation > Generation(1) && self.peers[peer].is_up() && !state.looked_at.has(peer)
+        self.may_look(space, peer) && !self.spaces[space].looked_at.has(peer)
     }
 
-    /// A server answers that did not, or knows this owner now.
+    /// A server answers that did not, or has begun a new life.
     pub(super) fn look_for_leftovers_at(&mut self, peer: usize) {
         for space in 0..self.spaces.len() {
             self.look_for_leftovers(space, peer);
@@ -50,8 +65,9 @@ impl Client {
     }
 
     pub(super) fn look_for_leftovers(&mut self, space: usize, peer: usize) {
-        if self.is_to_be_looked_at(space, peer) && !self.unlooked.contains(&(space, peer)) {
-            self.unlooked.push_back((space, peer));
+        let is_known = |look: &Look| (look.space, look.peer) == (space, peer);
+        if self.is_to_be_looked_at(space, peer) && !self.unlooked.iter().any(is_known) {
+            self.unlooked.push_back(Look { space, peer, from: HELD_END });
         }
     }
 
@@ -68,20 +84,26 @@ impl Client {
             if self.exchanges.of_spaces() >= AT_A_TIME {
                 return;
             }
-            let Some((space, peer)) = self.unlooked.pop_front() else { return };
-            if !self.is_to_be_looked_at(space, peer) {
+            let Some(look) = self.unlooked.pop_front() else { return };
+            let Look { space, peer, .. } = look;
+            if !self.may_look(space, peer) {
+                // It is looked at from the beginning when it answers.
+                self.spaces[space].looked_at.remove(peer);
                 continue;
             }
             let knows = self.fence(space, peer);
-            if knows && self.ask_what_is_held(space, peer, HELD_END) {
+            if knows && self.ask_what_is_held(look) {
                 self.spaces[space].looked_at.insert(peer);
             } else if knows || !self.spaces[space].fencing.has(peer) {
-                self.unlooked.push_back((space, peer));
+                self.unlooked.push_back(look);
+            } else {
+                // Asked when it is told.
+                self.spaces[space].looked_at.remove(peer);
             }
         }
     }
 
-    fn ask_what_is_held(&mut self, space: usize, peer: usize, from: u64) -> bool {
+    fn ask_what_is_held(&mut self, Look { space, peer, from }: Look) -> bool {
         let has_room = self.peers[peer].returns.len() <= RETURNS_MAX / 2;
         let (role, op, class) = (Role::Held, Op::Held, Class::Rebuild);
         has_room
@@ -98,9 +120,14 @@ impl Client {
         payload: &[u8],
     ) {
         let (from, next, slabs) = (from.bits(), next.bits(), (payload.len() / HELD_SIZE) as u64);
-        // Of the rest of what it says there is no end.
+        if matches!(status, Status::NotFenced | Status::UnknownSlab) && !self.spaces[space].told_again.has(peer) {
+            // It had nothing of the space, and forgot who owns it. Who owned it before might have asked for something since.
+            self.spaces[space].told_again.insert(peer);
+            self.spaces[space].fenced_at.remove(peer);
+            return self.look_for_leftovers_again(space, peer);
+        }
+        // Else there would be no end to what it says.
         let is_right = next == HELD_END || next > from && next - from >= slabs && next <= SLABS_MAX as u64;
-        // One that has forgotten this owner since it was told has nothing of the space.
         if status != Status::Ok || !is_right || !payload.len().is_multiple_of(HELD_SIZE) {
             return;
         }
@@ -109,8 +136,8 @@ impl Client {
             let (Some(slab), Some(grant)) = (words.next(), words.next()) else { continue };
             self.give_leftover_back(space, peer, slab, Version::from_bits(grant));
         }
-        if next != HELD_END && !self.ask_what_is_held(space, peer, next) {
-            self.look_for_leftovers_again(space, peer);
+        if next != HELD_END {
+            self.unlooked.push_back(Look { space, peer, from: next });
         }
     }
 

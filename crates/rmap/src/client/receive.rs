@@ -84,6 +84,7 @@ impl Client {
         // What the old session carried is asked again.
         self.resend_all(place);
         self.heard(now, place);
+        self.look_for_leftovers_at(place);
         Some(())
     }
 
@@ -173,8 +174,12 @@ impl Client {
         let exchange = *self.exchanges.get(message.id)?;
         let Stage::InFlight { sent_at } = exchange.stage else { return None };
         let about_it = exchange.peer == place && exchange.op == message.op && exchange.page == message.page;
-        // Too much at once, says the server: the timeout asks again.
-        if !about_it || status == Status::Busy {
+        if !about_it {
+            return None;
+        }
+        if status == Status::Busy {
+            // Too much at once, says the server: the timeout asks again.
+            self.exchanges.give_partial(message.id);
             return None;
         }
         let payload = usize::from(message.payload);

@@ -7,7 +7,7 @@
 use super::exchange::{Exchange, Role};
 use super::ops::{Kind, Stage};
 use super::peer::PeerSet;
-use super::slab::{Doubt, GrantStep, Phase};
+use super::slab::{Doubt, GrantStep, Phase, Space};
 use super::tables::Tables;
 use super::transfer::Transfer;
 use super::{Client, Failure, Fault};
@@ -302,11 +302,13 @@ impl Client {
 
     /// Something changed that concerns slabs everywhere: a server came, or has room.
     pub(super) fn mark_all(&mut self) {
-        for space in 0..self.spaces.len() {
-            for slab in 0..self.spaces[space].slabs.len() {
-                if !matches!(self.spaces[space].slabs[slab].phase, Phase::Vacant) {
-                    self.mark(space, slab);
-                }
+        (0..self.spaces.len()).for_each(|space| self.mark_all_of(space));
+    }
+
+    pub(super) fn mark_all_of(&mut self, space: usize) {
+        for slab in 0..self.spaces[space].slabs.len() {
+            if !matches!(self.spaces[space].slabs[slab].phase, Phase::Vacant) {
+                self.mark(space, slab);
             }
         }
     }
@@ -315,7 +317,8 @@ impl Client {
     pub(super) fn content_lost(&mut self, peer: usize) {
         for space in 0..self.spaces.len() {
             let state = &mut self.spaces[space];
-            let known = [&mut state.fenced_at, &mut state.fencing, &mut state.unknown_at, &mut state.told_again];
+            let Space { fenced_at, fencing, unknown_at, told_again, looked_at, .. } = state;
+            let known = [fenced_at, fencing, unknown_at, told_again, looked_at];
             known.into_iter().for_each(|set| set.remove(peer));
             for slab in 0..self.spaces[space].slabs.len() {
                 if !self.check_again(space, slab, peer) {

@@ -168,7 +168,8 @@ pub struct Space {
     /// Servers that know this owner, and servers that are being told.
     pub fenced_at: PeerSet,
     pub fencing: PeerSet,
-    /// Servers that said that they do not know this reader: nothing is asked there until they are told. And those that were told for it.
+    /// Servers that said that they do not know this reader: nothing is asked there until they are told. And those that were
+    /// told for it, or because they had forgotten this owner.
     pub unknown_at: PeerSet,
     pub told_again: PeerSet,
     /// Servers that were asked, and that said all, of what earlier owners left there.

@@ -142,12 +142,12 @@ fn a_server_that_makes_leftovers_up_gets_nothing() {
         let answer = (Status::Ok, Version::from_bits(next));
         pool.client.held_answered(pool.space.0, 0, exchange.version, answer, &payload);
         assert_eq!(pool.client.stats().leftovers - before, expected, "{what}");
-        let asks = pool.client.exchanges.find(|e| look(e.role) && e.peer == 0);
-        assert!(asks.is_none(), "{what}: it is asked no more");
+        assert!(pool.client.unlooked.is_empty(), "{what}: it is asked no more");
     }
     // Back to where it began.
     pool.client.held_answered(pool.space.0, 0, Version::from_bits(9), (Status::Ok, Version::from_bits(9)), &[]);
     assert!(pool.client.unlooked.is_empty());
+    assert!(pool.client.exchanges.find(|e| e.role == Role::Held && e.peer == 0).is_none());
     pool.run();
     assert_eq!(held(&pool), [3; 2], "it has no such grant to give up");
     assert_eq!((0..3).map(|slab| pool.read(slab * SLAB)).collect::<Vec<_>>(), [Ok(1), Ok(2), Ok(3)]);
@@ -168,4 +168,59 @@ fn only_who_keeps_a_sealed_space_looks() {
     pool.client.settle(pool.now);
     pool.run();
     assert_eq!((held(&pool), pool.read(0)), (vec![2; 2], Ok(1)));
+}
+
+/// As much as it can, again and again: it comes to the end of all places that a server can have, and begins no second time.
+#[test]
+fn a_server_that_makes_no_end_of_it_comes_to_one() {
+    let mut pool = filled(2, 1);
+    let map = map_of(&pool, |_| true);
+    next_owner(&mut pool, &map);
+    pool.run();
+    pool.client.look_for_leftovers_again(pool.space.0, 0);
+    let old = Version::new(Generation(1), 1 << 30, false);
+    let made_up = [0u64.to_le_bytes(), old.bits().to_le_bytes()].concat().repeat(HELD_MAX);
+    let mut asked = 0;
+    loop {
+        pool.client.settle(pool.now);
+        if pool.client.exchanges.find(|e| e.role == Role::Held).is_none() {
+            break;
+        }
+        let exchange = take(&mut pool, |role| role == Role::Held);
+        assert_eq!(exchange.version.bits(), (asked * HELD_MAX) as u64);
+        asked += 1;
+        let next = Version::from_bits((asked * HELD_MAX) as u64);
+        pool.client.held_answered(pool.space.0, 0, exchange.version, (Status::Ok, next), &made_up);
+        pool.client.peers[0].returns.clear();
+    }
+    assert_eq!(asked, SLABS_MAX / HELD_MAX + 1);
+    assert!(pool.client.has_found_leftovers(pool.space));
+    assert_eq!(pool.read(0), Ok(1));
+}
+
+/// An owner before this one was lent something by a server that had just begun a new life, or had forgotten this one.
+#[test]
+fn a_server_that_knows_nothing_any_more_is_asked_again() {
+    let mut pool = filled(2, 2);
+    let map = map_of(&pool, |_| true);
+    next_owner(&mut pool, &map);
+    pool.run();
+    let is_looked_at = |pool: &Pool| pool.client.spaces[pool.space.0].looked_at.has(0);
+    assert!(is_looked_at(&pool));
+    for (status, again) in [(Status::UnknownSlab, true), (Status::NotFenced, false)] {
+        pool.client.look_for_leftovers_again(pool.space.0, 0);
+        pool.client.settle(pool.now);
+        let exchange = take(&mut pool, |role| role == Role::Held);
+        pool.client.held_answered(pool.space.0, 0, exchange.version, (status, Version::NEVER), &[]);
+        assert_eq!(pool.client.spaces[pool.space.0].fenced_at.has(0), !again, "it is told once");
+        pool.client.settle(pool.now);
+        pool.run();
+        assert!(is_looked_at(&pool) && pool.client.has_found_leftovers(pool.space));
+    }
+    pool.client.content_lost(0);
+    assert!(!is_looked_at(&pool));
+    pool.client.look_for_leftovers_at(0);
+    pool.client.settle(pool.now);
+    pool.run();
+    assert!(is_looked_at(&pool));
 }
