@@ -11,6 +11,7 @@ mod node;
 mod oracle;
 mod parity;
 mod registry;
+mod rest;
 mod rng;
 mod world;
 
