@@ -128,6 +128,11 @@ impl Engine {
         self.agent.zaps.insert(seq, asked);
     }
 
+    /// Whether pages of the sample are on their way to the agent.
+    pub(super) fn is_unmapping_sample(&self) -> bool {
+        self.agent.zaps.values().any(|asked| matches!(asked, Asked::Peek { .. }))
+    }
+
     /// Asks the agent to look which direct I/O has completed.
     pub(super) fn ask_clock(&mut self) {
         if !std::mem::replace(&mut self.agent.clock_asked, true) {

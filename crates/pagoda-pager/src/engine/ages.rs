@@ -94,6 +94,8 @@ impl Engine {
             return;
         }
         self.look_at_ages();
+        // Before anything below maps or unmaps its pages.
+        self.look_at_sample();
         let Some(mut ages) = self.ages.take() else { return };
         match ages.turned.replace(now) {
             Some(turned) => ages.footprint.pass((now - turned).as_secs_f64()),
@@ -109,7 +111,12 @@ impl Engine {
             ages.followed.retain(|followed| block_of(followed.page) != block);
             self.tell_of_blocks(&[block], |seq, ranges| Packet::Join { seq, ranges });
         }
-        let mut pages = if ages.asked { Vec::new() } else { self.choose(&mut ages, now) };
+        let before = ages.blocks.len();
+        // What the agent is unmapping for the sample is not mapped meanwhile.
+        let chooses = !ages.asked && !self.is_unmapping_sample();
+        let mut pages = if chooses { self.choose(&mut ages, now) } else { Vec::new() };
+        let split: Vec<u64> = ages.blocks[before..].iter().map(|(block, _)| *block).collect();
+        self.unmap_sample(|page| split.contains(&block_of(page)));
         if !ages.asked {
             let again = ages.followed.iter().filter(|followed| followed.shown && !followed.age.is_used());
             pages.extend(again.map(|followed| followed.page));
@@ -118,7 +125,6 @@ impl Engine {
         ages.asked |= !pages.is_empty();
         self.ages = Some(ages);
         if !pages.is_empty() {
-            self.look_at_sample();
             self.sampling.zaps += pages.len() as u64;
             self.zap_pages(Asked::Age { pages, at: now });
         }

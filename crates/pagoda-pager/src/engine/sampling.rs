@@ -125,6 +125,18 @@ impl Engine {
         }
     }
 
+    /// Something else than a use has mapped these pages: what is watched of them is unmapped again, and not watched until then.
+    pub(super) fn unmap_sample(&mut self, is_mapped: impl Fn(PageIdx) -> bool) {
+        let round = self.sampling.round;
+        for nth in 0..self.sampling.peeks.len() {
+            if self.sampling.peeks[nth] == Peek::Watched && is_mapped(self.sampling.pages[nth]) {
+                self.sampling.peeks[nth] = Peek::Asked;
+                self.sampling.zaps += 1;
+                self.zap_pages(Asked::Peek { round, pages: nth..nth + 1, at: Instant::now() });
+            }
+        }
+    }
+
     /// Has the agent unmap single pages.
     pub(super) fn zap_pages(&mut self, asked: Asked) {
         let mut ranges = Ranges::default();

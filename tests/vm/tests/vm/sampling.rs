@@ -57,6 +57,21 @@ fn steps(daemon: &Daemon, toy: &Toy, slack: u64) -> Result<()> {
     Ok(())
 }
 
+/// A period in which ages are looked at, too: blocks of huge pages are mapped page by page for that, which is no use of what is in them.
+fn beside_ages(daemon: &Daemon, toy: &Toy, slack: u64) -> Result<()> {
+    const MIB: u64 = 50;
+    // Some seconds' choices.
+    const ZAPS_MIN: u64 = 20;
+    let zaps = || -> Result<u64> { Ok(daemon.vm("toy")?.counters.get("watch_zaps").copied().unwrap_or(0)) };
+    period(daemon, toy, 8, MIB)?;
+    let before = zaps()?;
+    wait::until("ages are looked at", wait::HANG, || Ok((zaps()? >= before + ZAPS_MIN).then_some(())))?;
+    let info = daemon.sampled("toy")?;
+    let used = pages(8).iter().filter(|page| **page < MIB * PAGES_PER_MIB).count() as u64;
+    ensure!((used..=used + slack).contains(&u64::from(info.touched)), "{used} pages were used; counted: {info:?}");
+    Ok(())
+}
+
 fn restarted(daemon: &Daemon, armed: bool) -> Result<()> {
     const BACK_MAX: Duration = Duration::from_secs(120);
     daemon.sample("toy", &pages(5))?;
@@ -102,6 +117,7 @@ fn unarmed(name: &str, folios: Folios, slack: u64) -> Result<()> {
         let toy = start(lab, &daemon, MEMORY_MIB)?;
         steps(&daemon, &toy, slack)?;
         restarted(&daemon, false)?;
+        beside_ages(&daemon, &toy, slack)?;
         steps(&daemon, &toy, slack)?;
         ensure!(!daemon.vm("toy")?.armed, "sampling must not arm a VM");
         // Armed in the middle of a period, the same pages are watched by other means.
