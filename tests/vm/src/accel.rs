@@ -12,8 +12,8 @@ use pagoda_guest::lines::Line;
 use crate::console::Console;
 use crate::programs::{self, Qemu};
 
-/// A guest boots in three seconds under TCG, and under KVM in less; a KVM that hangs costs this once.
-const PROBE_MAX: Duration = Duration::from_secs(120);
+/// Ten times what a guest takes to boot under TCG, and under KVM it takes less; a KVM that hangs costs this once.
+const PROBE_MAX: Duration = Duration::from_secs(30);
 
 /// `kvm` or `tcg`, as QEMU's `-accel` takes it. Tried once and remembered beside the tests' files.
 ///

@@ -58,13 +58,15 @@ impl Lab {
     pub fn run(name: &str, vms: usize, test: impl FnOnce(&Lab) -> Result<()>) -> Result<()> {
         // Built before the machine is taken: other tests need not wait for that.
         programs::bin_dir()?;
+        let queued = Instant::now();
         let lab = Self::new(vms)?;
         let start = Instant::now();
+        let waited = (start - queued).as_secs_f64();
         let outcome = catch_unwind(AssertUnwindSafe(|| test(&lab)));
         let seconds = start.elapsed().as_secs_f64();
         match outcome {
             Ok(Ok(())) => {
-                eprintln!("{name}: ok after {seconds:.1} s ({})", accel::accelerator()?);
+                eprintln!("{name}: ok after {seconds:.1} s ({}); {waited:.1} s in the queue", accel::accelerator()?);
                 Ok(())
             }
             Ok(Err(error)) => {
