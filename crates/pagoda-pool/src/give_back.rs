@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use rmap::client::SpaceSpec;
-use rmap::control::{Map, Today};
+use rmap::control::Today;
 use rmap::udp::Wait;
 use rmap::units::{Generation, ServerId};
 
 use crate::config::PoolConfig;
 use crate::connect;
+use crate::error::UsageError;
 use crate::plane::Plane;
 
 /// Servers have so long to answer at first: one whose host is alive does within seconds.
@@ -33,15 +34,15 @@ pub enum GivenBack {
     All(Generation),
     /// These servers do not answer or are not known: nothing was given back.
     Silent(Vec<ServerId>),
-    /// The servers did not take all of it in time.
-    Left,
+    /// The servers did not take all of it in time from the owner of this generation.
+    Left(Generation),
 }
 
 /// Gives back what owners of a space may have left at servers when they ended, where the map names nothing any more: as far as the
 /// servers are there. The generation that did.
 ///
 /// # Errors
-/// The control plane failed.
+/// The control plane or the socket failed; somebody else took the space over meanwhile.
 pub fn give_leftovers_back(
     pool: &PoolConfig,
     plane: &mut Plane,
@@ -52,30 +53,35 @@ pub fn give_leftovers_back(
     if today.generation == Generation(0) {
         return Ok(today.generation);
     }
-    let why = match give_back(pool, plane, spec, &today.map, Silent::PassOver) {
-        Ok(GivenBack::All(generation)) => return Ok(generation),
-        Ok(GivenBack::Silent(_) | GivenBack::Left) => "not all servers answered in time".to_owned(),
-        Err(error) => format!("{error:#}"),
-    };
-    (pool.tell)(&format!("servers that have something left of it keep that until they end: {why}"));
-    Ok(plane.look(spec.id)?.today.generation)
+    if pool.servers().is_err_and(|error| error.is::<UsageError>()) {
+        // No server is there, and one that comes begins with nothing.
+        return Ok(today.generation);
+    }
+    match give_back(pool, plane, spec, today, Silent::PassOver)? {
+        GivenBack::All(generation) => Ok(generation),
+        GivenBack::Silent(_) => Ok(today.generation),
+        GivenBack::Left(generation) => {
+            (pool.tell)("not all servers answered in time: what they have of it they keep until they end");
+            Ok(generation)
+        }
+    }
 }
 
-/// Gives all memory of a space back to its servers, what earlier owners left there included. `map` is where the space is now.
+/// Gives all memory of a space back to its servers, what earlier owners left there included. `today`: as it was seen to be.
 ///
 /// # Errors
-/// The control plane or the socket failed.
+/// The control plane or the socket failed; somebody else took the space over meanwhile.
 pub fn give_back(
     pool: &PoolConfig,
     plane: &mut Plane,
     spec: &SpaceSpec,
-    map: &Map,
+    today: &Today,
     silent: Silent,
 ) -> Result<GivenBack> {
     let servers = pool.servers()?;
     let mut client = connect::client(pool, &servers, plane.control()?, Wait::BLOCK, connect::UNHURRIED)?;
     connect::converse(&mut client, ANSWER_PATIENCE, |client| connect::all_up(client))?;
-    let (up, absent) = (connect::up(&client), connect::absent(&servers, map));
+    let (up, absent) = (connect::up(&client), connect::absent(&servers, &today.map));
     let away = servers.iter().map(|server| server.id).filter(|id| !up.contains(id)).chain(absent.iter().copied());
     let away: Vec<ServerId> = away.collect();
     match silent {
@@ -90,6 +96,12 @@ pub fn give_back(
         Silent::Refuse | Silent::PassOver => {}
     }
     let (generation, map) = plane.take_over(spec.id)?;
+    // It may have content that it had not, and what gave it that is not to be removed.
+    let is_next = generation.0 == today.generation.0 + 1;
+    ensure!(
+        is_next,
+        "another owner took it over in this moment, and has lost it again: see who that is, and try again"
+    );
     // Nobody makes copies of what is to go.
     let SpaceSpec { id, pages, reserve, key, .. } = *spec;
     let space = client.client.attach(&SpaceSpec { id, pages, copies: 1, reserve, key }, generation, &map)?;
@@ -97,8 +109,14 @@ pub fn give_back(
         let now = client.now();
         let left = client.client.give_back(now, space);
         client.flush();
-        let client = &client.client;
-        left == 0 && client.has_found_leftovers(space) && client.is_settled() && client.reserved(space).is_settled
+        // One that falls silent now has not answered for what it has.
+        let answering = connect::up(client);
+        let (client, all_up) = (&client.client, up.iter().all(|server| answering.contains(server)));
+        left == 0
+            && all_up
+            && client.has_found_leftovers(space)
+            && client.is_settled()
+            && client.reserved(space).is_settled
     })?;
-    Ok(if given { GivenBack::All(generation) } else { GivenBack::Left })
+    Ok(if given { GivenBack::All(generation) } else { GivenBack::Left(generation) })
 }

@@ -39,12 +39,12 @@ pub fn run(pool: &PoolConfig, name: &str, force: bool) -> Result<()> {
 
 /// Gives all memory of the disk back to its servers. The generation that did.
 fn return_all(pool: &PoolConfig, name: &str, disk: &Disk, plane: &mut Plane, seen: &Seen) -> Result<Generation> {
-    match give_back(pool, plane, &disk.spec()?, &seen.today.map, Silent::Refuse)? {
+    match give_back(pool, plane, &disk.spec()?, &seen.today, Silent::Refuse)? {
         GivenBack::All(generation) => Ok(generation),
         GivenBack::Silent(_) => {
             bail!("not all servers answer, see `pagoda pool ls`; --force forgets {name}, and they keep its memory")
         }
-        GivenBack::Left => {
+        GivenBack::Left(_) => {
             bail!("the servers did not take all of {name} back: try again, or --force, and they keep its memory")
         }
     }

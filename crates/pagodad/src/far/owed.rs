@@ -132,7 +132,7 @@ fn give_back_patiently(dirs: &Dirs, debtor: &Record, far: &Far) {
 fn tell(vm: &str, given: &GivenBack) {
     match given {
         GivenBack::All(_) => tracing::debug!(%vm, "its far tier was given back"),
-        GivenBack::Silent(_) | GivenBack::Left => {
+        GivenBack::Silent(_) | GivenBack::Left(_) => {
             tracing::warn!(%vm, "servers did not take its far tier back, and keep its memory until they end");
         }
     }
@@ -155,14 +155,14 @@ pub(super) fn give_all_back(pool_dir: &Path, debtor: &Record, far: &Far) -> Resu
     }
     let held = seen.today.map.iter().any(|(_, entry)| !entry.replicas.is_empty());
     let given = if held {
-        give_back(&pool, &mut plane, &spec(debtor, far), &seen.today.map, Silent::PassOver)?
+        give_back(&pool, &mut plane, &spec(debtor, far), &seen.today, Silent::PassOver)?
     } else {
         GivenBack::All(give_leftovers_back(&pool, &mut plane, &spec(debtor, far), &seen.today)?)
     };
     // What is left at servers now stays there until they end: nobody else will ask for it.
     let generation = match given {
-        GivenBack::All(generation) => generation,
-        GivenBack::Silent(_) | GivenBack::Left => plane.look(id)?.today.generation,
+        GivenBack::All(generation) | GivenBack::Left(generation) => generation,
+        GivenBack::Silent(_) => seen.today.generation,
     };
     plane.remove(&tier_name(id), id, generation)?;
     plane.forget(id, generation)?;

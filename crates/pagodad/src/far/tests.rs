@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use pagoda_pool::give_back::GivenBack;
+use pagoda_pool::give_back::{GivenBack, give_leftovers_back};
 use rmap::client::{Event, Failure};
 use rmap::control::Today;
 use rmap::crypto::Keypair;
 use rmap::server::{Server, ServerConfig};
 use rmap::udp::{Port, serve_until};
-use rmap::units::{BootEpoch, Class, PageNo, SlabSize};
+use rmap::units::{BootEpoch, Class, Generation, PageNo, SlabSize};
 
 use super::*;
 
@@ -234,4 +234,32 @@ fn pages_that_only_an_unlisted_server_has_are_not_given_up() {
     let said = format!("{:#}", open_in(&pool.dir, &record, Served::Before).unwrap_err());
     assert!(said.contains("far tier of web1") && said.contains("not there: 7"), "{said}");
     assert_eq!(lender.stop(), 1, "it still has the slab");
+}
+
+/// Somebody else took the space over after it was looked at, and wrote to it: that is not given back.
+#[test]
+fn what_another_owner_took_meanwhile_stays() {
+    let pool = Pool::with_keys("meanwhile");
+    let lenders = [1, 2].map(|id| Lender::start(&pool, id));
+    pool.write("servers", &lenders.iter().map(|lender| lender.line.as_str()).collect::<String>());
+    let record = vm(Some(pool.tier(2).far));
+    let far = record.far.as_ref().unwrap();
+    drop(opened(&pool, &record));
+    let config = pool_of(&pool.dir, far).unwrap();
+    let mut plane = Plane::of(&config, "web1", None).unwrap();
+    let seen = plane.look(SpaceId(far.space)).unwrap();
+    assert!(seen.today.generation > Generation(0) && seen.today.map.is_empty());
+
+    let mut other = open_in(&pool.dir, &record, Served::Before).unwrap().unwrap();
+    let now = other.client.now();
+    other.client.client.write(now, other.space, PageNo(17), Class::Demand, &[0x5a; PAGE_SIZE], 1).unwrap();
+    finish(&mut other);
+    let given = give_leftovers_back(&config, &mut plane, &spec(&record, far), &seen.today);
+    assert!(format!("{:#}", given.unwrap_err()).contains("another owner took it over"));
+
+    let mut next = open_in(&pool.dir, &record, Served::Before).unwrap().unwrap();
+    let now = next.client.now();
+    next.client.client.read(now, next.space, PageNo(17), Class::Demand, 2).unwrap();
+    assert_eq!(*finish(&mut next), [0x5a; PAGE_SIZE]);
+    assert_eq!(lenders.map(Lender::stop), [1, 1]);
 }

@@ -62,6 +62,12 @@ impl Client {
         }
     }
 
+    /// A server said that it does not know this owner any more. One before might have been lent something there since.
+    pub(super) fn is_forgotten_at(&mut self, space: usize, peer: usize) {
+        self.spaces[space].fenced_at.remove(peer);
+        self.spaces[space].looked_at.remove(peer);
+    }
+
     /// A server has no room for one more space.
     fn was_not_let_in(&mut self, space: usize, peer: usize) {
         let mut was_wanted = false;

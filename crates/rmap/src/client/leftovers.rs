@@ -71,6 +71,11 @@ impl Client {
         }
     }
 
+    /// A server begins a new life, or a space a new generation: what was still to be asked is so no more.
+    pub(super) fn end_looks(&mut self, ends: impl Fn(usize, usize) -> bool) {
+        self.unlooked.retain(|look| !ends(look.space, look.peer));
+    }
+
     /// A question was taken back: it is asked anew, from the beginning.
     pub(super) fn look_for_leftovers_again(&mut self, space: usize, peer: usize) {
         self.spaces[space].looked_at.remove(peer);
@@ -121,10 +126,9 @@ impl Client {
     ) {
         let (from, next, slabs) = (from.bits(), next.bits(), (payload.len() / HELD_SIZE) as u64);
         if matches!(status, Status::NotFenced | Status::UnknownSlab) && !self.spaces[space].told_again.has(peer) {
-            // It had nothing of the space, and forgot who owns it. Who owned it before might have asked for something since.
             self.spaces[space].told_again.insert(peer);
-            self.spaces[space].fenced_at.remove(peer);
-            return self.look_for_leftovers_again(space, peer);
+            self.is_forgotten_at(space, peer);
+            return self.look_for_leftovers(space, peer);
         }
         // Else there would be no end to what it says.
         let is_right = next == HELD_END || next > from && next - from >= slabs && next <= SLABS_MAX as u64;

@@ -315,6 +315,7 @@ impl Client {
 
     /// Whatever a server had is gone.
     pub(super) fn content_lost(&mut self, peer: usize) {
+        self.end_looks(|_, of| of == peer);
         for space in 0..self.spaces.len() {
             let state = &mut self.spaces[space];
             let Space { fenced_at, fencing, unknown_at, told_again, looked_at, .. } = state;

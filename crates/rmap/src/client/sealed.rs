@@ -182,6 +182,7 @@ impl Client {
         while let Some(exchange) = self.exchanges.find(|e| e.space == space && e.role.is_of_space()) {
             self.cancel(exchange.id);
         }
+        self.end_looks(|of, _| of == space);
         let state = &mut self.spaces[space];
         (state.generation, state.sequence) = (generation, 0);
         (state.fenced_at, state.fencing) = (PeerSet::default(), PeerSet::default());

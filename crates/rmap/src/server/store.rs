@@ -51,8 +51,6 @@ struct Space {
     generation: Generation,
     held: u32,
     reserved: u32,
-    /// When its owner last made itself known, by the count of such times.
-    fenced: u64,
 }
 
 /// A space as a server sees it.
@@ -90,7 +88,6 @@ pub struct Store {
     pub shut: bool,
     places: HashMap<(SpaceId, SlabNo), u32>,
     spaces: HashMap<SpaceId, Space>,
-    fences: u64,
     fault: Option<Fault>,
     /// Owners that it said not to know.
     forgotten: Vec<(SpaceId, Generation)>,
@@ -112,7 +109,6 @@ impl Store {
             shut: false,
             places: HashMap::with_capacity(slabs),
             spaces: HashMap::with_capacity(SPACES_MAX),
-            fences: 0,
             fault: None,
             forgotten: Vec::new(),
         })
@@ -199,25 +195,24 @@ impl Store {
             return Status::Full;
         }
         let no_fence = self.has(Fault::NoFence);
-        self.fences += 1;
         match self.spaces.get_mut(&space) {
             Some(state) if generation < state.generation && !no_fence => Status::StaleGeneration,
             Some(state) => {
-                (state.generation, state.fenced) = (state.generation.max(generation), self.fences);
+                state.generation = state.generation.max(generation);
                 Status::Ok
             }
             None => {
-                self.spaces.insert(space, Space { generation, held: 0, reserved: 0, fenced: self.fences });
+                self.spaces.insert(space, Space { generation, held: 0, reserved: 0 });
                 Status::Ok
             }
         }
     }
 
-    /// Forgets the space that has nothing here and was heard of least lately: most likely nobody has it any more. Its owner is told so when it next asks for a slab, and fences it anew; an earlier one
+    /// Forgets a space that has nothing here. Its owner is told so when it next asks for a slab, and fences it anew; an earlier one
     /// that asks before is lent what no map names.
     fn forget_one(&mut self) -> bool {
-        let nothing = self.spaces.iter().filter(|(_, state)| state.held == 0 && state.reserved == 0);
-        let Some(space) = nothing.min_by_key(|(_, state)| state.fenced).map(|(space, _)| *space) else { return false };
+        let nothing = self.spaces.iter().find(|(_, state)| state.held == 0 && state.reserved == 0);
+        let Some(space) = nothing.map(|(space, _)| *space) else { return false };
         self.spaces.remove(&space);
         true
     }
