@@ -51,7 +51,7 @@ pub fn test(args: &TestArgs) -> Result<bool> {
     cargo_with(&[&["test"], &selection[..]].concat(), &args.arguments)
 }
 
-/// The tests with real guests, four at a time: so many guests the harness lets run.
+/// The tests with real guests, three at a time: so many guests the harness lets run.
 ///
 /// # Errors
 /// cargo cannot be run.
@@ -63,7 +63,7 @@ pub fn vm(args: &TestArgs) -> Result<bool> {
     if !arguments.iter().any(|argument| argument == "--") {
         arguments.push("--".to_owned());
     }
-    arguments.push("--test-threads=4".to_owned());
+    arguments.push("--test-threads=3".to_owned());
     cargo_with(&[&["test"], &PROFILE[..], &["--workspace", "--test", "vm"]].concat(), &arguments)
 }
 

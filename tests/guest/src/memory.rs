@@ -1,5 +1,7 @@
 //! The memory under test: pages with a pattern, and the version that each must carry.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Result, ensure};
 use pagoda_guest::pattern::{Pattern, UNWRITTEN};
 use pagoda_guest::{PAGE_SIZE, PAGES_PER_MIB, WORDS_PER_PAGE};
@@ -13,6 +15,22 @@ const SHARE_DEFAULT_PERCENT: u64 = 70;
 
 /// Left to the kernel whatever size is asked for: less and the guest's own OOM killer ends the test.
 const KERNEL_RESERVE_MIB: u64 = 24;
+
+/// The kernel gives back what booting took, the initramfs above all, when init runs already.
+const BOOTING_MAX: Duration = Duration::from_secs(10);
+
+/// MiB that are available, after a while if they are not yet as many as are needed. The guest's own swap, if it has any, is as good for
+/// what was asked for by number.
+fn wait_for_room(needed_mib: u64) -> Result<u64> {
+    let began = Instant::now();
+    loop {
+        let available_mib = (boot::meminfo_kib("MemAvailable")? + boot::meminfo_kib("SwapFree")?) / 1024;
+        if available_mib >= needed_mib || began.elapsed() > BOOTING_MAX {
+            return Ok(available_mib);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
 
 #[derive(Debug)]
 pub struct Memory {
@@ -29,8 +47,7 @@ impl Memory {
         let available_mib = boot::meminfo_kib("MemAvailable")? / 1024;
         let mib = mib.unwrap_or((available_mib * SHARE_DEFAULT_PERCENT / 100) as usize);
         ensure!(mib > 0, "the memory to test is 0 MiB: set pagoda.mib");
-        // Its own swap, if it has any, is as good for what was asked for by number.
-        let available_mib = available_mib + boot::meminfo_kib("SwapFree")? / 1024;
+        let available_mib = wait_for_room(mib as u64 + KERNEL_RESERVE_MIB)?;
         ensure!(
             mib as u64 + KERNEL_RESERVE_MIB <= available_mib,
             "{mib} MiB do not fit: {available_mib} MiB are available and {KERNEL_RESERVE_MIB} MiB are kept for the \

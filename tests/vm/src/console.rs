@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
@@ -44,6 +44,14 @@ impl Console {
             console.lock().open -= 1;
             console.shared.1.notify_all();
         });
+    }
+
+    /// Until everything was collected that the streams had: their program has ended. One that another program holds is not waited for long.
+    pub fn wait_end(&self) {
+        const HELD_MAX: Duration = Duration::from_secs(10);
+        let state = self.lock();
+        let wait = self.shared.1.wait_timeout_while(state, HELD_MAX, |state| state.open > 0);
+        drop(wait.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Number of lines so far; `wait` can begin there.

@@ -279,9 +279,12 @@ impl Guest {
     /// # Errors
     /// It does not end.
     pub fn wait_exit(&self, max: Duration) -> Result<ExitStatus> {
-        wait::until(&format!("the end of {}", self.name), max, || {
+        let status = wait::until(&format!("the end of {}", self.name), max, || {
             self.child.lock().unwrap_or_else(PoisonError::into_inner).try_wait().context("look after the guest")
-        })
+        })?;
+        // Its last words, too.
+        self.console.wait_end();
+        Ok(status)
     }
 
     /// Kills QEMU and waits until it is gone.
