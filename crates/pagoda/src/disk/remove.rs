@@ -26,10 +26,12 @@ pub fn run(pool: &PoolConfig, name: &str, force: bool) -> Result<()> {
         bail!("{host} was the last to export {name}: remove it there, or take it over first (disk export --take-over)");
     }
     let lent = disk.reserve_bytes > 0 || seen.today.map.iter().any(|(_, entry)| !entry.replicas.is_empty());
-    let generation = match seen.today.generation {
-        generation if force => generation,
-        _ if lent => return_all(pool, name, &disk, &mut plane, &seen)?,
-        _ => give_leftovers_back(pool, &mut plane, &disk.spec()?, &seen.today)?,
+    let generation = if force {
+        seen.today.generation
+    } else if lent {
+        return_all(pool, name, &disk, &mut plane, &seen)?
+    } else {
+        give_leftovers_back(pool, &mut plane, &disk.spec()?, &seen.today)?
     };
     // The memory first: a record without memory can be removed again, memory without a record cannot be named.
     plane.remove(name, disk.space()?, generation)?;

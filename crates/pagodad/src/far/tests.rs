@@ -109,6 +109,13 @@ fn vm(far: Option<Far>) -> Record {
 }
 
 /// Opens the VM's tier and waits for its servers: without any, a first write has no room.
+/// Two servers, and the pool's list of them.
+fn two_lenders(pool: &Pool) -> [Lender; 2] {
+    let lenders = [1, 2].map(|id| Lender::start(pool, id));
+    pool.write("servers", &lenders.iter().map(|lender| lender.line.as_str()).collect::<String>());
+    lenders
+}
+
 fn opened(pool: &Pool, record: &Record) -> OpenedPool {
     let mut opened = open_in(&pool.dir, record, Served::No).unwrap().unwrap();
     assert!(connect::converse(&mut opened.client, PATIENCE, |client| connect::all_up(client)).unwrap());
@@ -181,8 +188,7 @@ fn what_is_missing_is_said_before_anything_is_made() {
 #[test]
 fn the_next_daemon_finds_the_pages_and_servers_get_their_memory_back() {
     let pool = Pool::with_keys("life");
-    let lenders = [1, 2].map(|id| Lender::start(&pool, id));
-    pool.write("servers", &lenders.iter().map(|lender| lender.line.as_str()).collect::<String>());
+    let lenders = two_lenders(&pool);
     let record = vm(Some(pool.tier(2).far));
 
     let mut first = opened(&pool, &record);
@@ -206,8 +212,7 @@ fn the_next_daemon_finds_the_pages_and_servers_get_their_memory_back() {
 #[test]
 fn a_dead_server_does_not_keep_the_others_memory() {
     let pool = Pool::with_keys("dead");
-    let [dead, alive] = [1, 2].map(|id| Lender::start(&pool, id));
-    pool.write("servers", &format!("{}{}", dead.line, alive.line));
+    let [dead, alive] = two_lenders(&pool);
     let record = vm(Some(pool.tier(2).far));
     let mut first = opened(&pool, &record);
     for page in [0, 20_000] {
@@ -240,8 +245,7 @@ fn pages_that_only_an_unlisted_server_has_are_not_given_up() {
 #[test]
 fn what_another_owner_took_meanwhile_stays() {
     let pool = Pool::with_keys("meanwhile");
-    let lenders = [1, 2].map(|id| Lender::start(&pool, id));
-    pool.write("servers", &lenders.iter().map(|lender| lender.line.as_str()).collect::<String>());
+    let lenders = two_lenders(&pool);
     let record = vm(Some(pool.tier(2).far));
     let far = record.far.as_ref().unwrap();
     drop(opened(&pool, &record));
@@ -251,15 +255,11 @@ fn what_another_owner_took_meanwhile_stays() {
     assert!(seen.today.generation > Generation(0) && seen.today.map.is_empty());
 
     let mut other = open_in(&pool.dir, &record, Served::Before).unwrap().unwrap();
-    let now = other.client.now();
-    other.client.client.write(now, other.space, PageNo(17), Class::Demand, &[0x5a; PAGE_SIZE], 1).unwrap();
-    finish(&mut other);
+    write(&mut other, 17, 0x5a).unwrap();
     let given = give_leftovers_back(&config, &mut plane, &spec(&record, far), &seen.today);
     assert!(format!("{:#}", given.unwrap_err()).contains("another owner took it over"));
 
     let mut next = open_in(&pool.dir, &record, Served::Before).unwrap().unwrap();
-    let now = next.client.now();
-    next.client.client.read(now, next.space, PageNo(17), Class::Demand, 2).unwrap();
-    assert_eq!(*finish(&mut next), [0x5a; PAGE_SIZE]);
+    assert_eq!(read(&mut next, 17), 0x5a);
     assert_eq!(lenders.map(Lender::stop), [1, 1]);
 }

@@ -47,13 +47,12 @@ impl Client {
         state.fencing.remove(peer);
         let was_asked = state.unknown_at.has(peer);
         match status {
-            Status::Ok => state.fenced_at.insert(peer),
+            Status::Ok => self.was_let_in(space, peer),
             Status::StaleGeneration => return self.space_taken(space),
             _ => self.was_not_let_in(space, peer),
         }
         self.spaces[space].unknown_at.remove(peer);
         self.look_at_reservation(space);
-        self.look_for_leftovers(space, peer);
         self.mark_all_of(space);
         if was_asked && status == Status::Ok {
             self.ask_again(space);
@@ -62,10 +61,11 @@ impl Client {
         }
     }
 
-    /// A server said that it does not know this owner any more. One before might have been lent something there since.
-    pub(super) fn is_forgotten_at(&mut self, space: usize, peer: usize) {
-        self.spaces[space].fenced_at.remove(peer);
-        self.spaces[space].looked_at.remove(peer);
+    /// A server knows this owner from now on. Until then one before it might have been lent something there.
+    fn was_let_in(&mut self, space: usize, peer: usize) {
+        self.spaces[space].fenced_at.insert(peer);
+        self.end_looks(|of, at| (of, at) == (space, peer));
+        self.look_for_leftovers_again(space, peer);
     }
 
     /// A server has no room for one more space.

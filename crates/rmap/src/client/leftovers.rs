@@ -29,6 +29,12 @@ pub struct Look {
     from: u64,
 }
 
+impl Look {
+    pub fn is_of(&self, space: usize, peer: usize) -> bool {
+        (self.space, self.peer) == (space, peer)
+    }
+}
+
 impl Client {
     /// Whether everything that earlier owners left at servers that answer was found. It may still be on its way back.
     pub fn has_found_leftovers(&self, space: SpaceRef) -> bool {
@@ -65,13 +71,13 @@ impl Client {
     }
 
     pub(super) fn look_for_leftovers(&mut self, space: usize, peer: usize) {
-        let is_known = |look: &Look| (look.space, look.peer) == (space, peer);
-        if self.is_to_be_looked_at(space, peer) && !self.unlooked.iter().any(is_known) {
+        let is_known = self.unlooked.iter().any(|look| look.is_of(space, peer));
+        if self.is_to_be_looked_at(space, peer) && !is_known {
             self.unlooked.push_back(Look { space, peer, from: HELD_END });
         }
     }
 
-    /// A server begins a new life, or a space a new generation: what was still to be asked is so no more.
+    /// What was still to be asked is so no more: a server begins a new life or was told of the owner, or a space a new generation.
     pub(super) fn end_looks(&mut self, ends: impl Fn(usize, usize) -> bool) {
         self.unlooked.retain(|look| !ends(look.space, look.peer));
     }
@@ -101,10 +107,8 @@ impl Client {
                 self.spaces[space].looked_at.insert(peer);
             } else if knows || !self.spaces[space].fencing.has(peer) {
                 self.unlooked.push_back(look);
-            } else {
-                // Asked when it is told.
-                self.spaces[space].looked_at.remove(peer);
             }
+            // Else it is asked when it was told.
         }
     }
 
@@ -127,8 +131,8 @@ impl Client {
         let (from, next, slabs) = (from.bits(), next.bits(), (payload.len() / HELD_SIZE) as u64);
         if matches!(status, Status::NotFenced | Status::UnknownSlab) && !self.spaces[space].told_again.has(peer) {
             self.spaces[space].told_again.insert(peer);
-            self.is_forgotten_at(space, peer);
-            return self.look_for_leftovers(space, peer);
+            self.spaces[space].fenced_at.remove(peer);
+            return self.look_for_leftovers_again(space, peer);
         }
         // Else there would be no end to what it says.
         let is_right = next == HELD_END || next > from && next - from >= slabs && next <= SLABS_MAX as u64;

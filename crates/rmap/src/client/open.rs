@@ -262,7 +262,7 @@ impl Client {
 
     /// The server has forgotten this owner, of whom it had nothing.
     fn grant_after_fence(&mut self, space: usize, slab: usize, peer: usize, grant: Version) {
-        self.is_forgotten_at(space, peer);
+        self.spaces[space].fenced_at.remove(peer);
         let state = &mut self.spaces[space].slabs[slab];
         if let Phase::Granting(candidates) = &mut state.phase {
             let asked = |c: &&mut Candidate| c.peer == peer && c.grant == grant && c.step == GrantStep::Asked;

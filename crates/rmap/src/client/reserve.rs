@@ -186,7 +186,7 @@ impl Client {
             Status::Ok => (share.kept, share.exchange) = (Some(slabs), None),
             Status::Full | Status::OverQuota => (share.refused, share.exchange) = (Some(slabs), None),
             // It does not know this owner: it is told with the next look.
-            _ => return self.is_forgotten_at(space, peer),
+            _ => return self.spaces[space].fenced_at.remove(peer),
         }
         self.look_at_reservation(space);
     }

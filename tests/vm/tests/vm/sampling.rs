@@ -46,30 +46,32 @@ fn period(daemon: &Daemon, toy: &Toy, nth: u64, mib: u64) -> Result<SampleInfo> 
 /// Steps of ESX figure 6. `slack`: pages that others' use may take along.
 fn steps(daemon: &Daemon, toy: &Toy, slack: u64) -> Result<()> {
     for (nth, mib) in [(0, 50), (1, 250), (2, 250), (3, 100), (4, 0)] {
-        let info = period(daemon, toy, nth, mib)?;
-        let used = pages(nth).iter().filter(|page| **page < mib * PAGES_PER_MIB).count() as u64;
-        let found = u64::from(info.touched);
-        ensure!(
-            (used..=used + slack).contains(&found),
-            "{mib} MiB used, that is {used} pages of the sample; counted: {info:?}"
-        );
+        expect(&period(daemon, toy, nth, mib)?, nth, mib, slack)?;
     }
+    Ok(())
+}
+
+/// What a sample counted of the first `mib` that were used.
+fn expect(counted: &SampleInfo, nth: u64, mib: u64, slack: u64) -> Result<()> {
+    let used = pages(nth).iter().filter(|page| **page < mib * PAGES_PER_MIB).count() as u64;
+    ensure!(
+        (used..=used + slack).contains(&u64::from(counted.touched)),
+        "{mib} MiB used, that is {used} pages of the sample; counted: {counted:?}"
+    );
     Ok(())
 }
 
 /// A period in which ages are looked at, too: blocks of huge pages are mapped page by page for that, which is no use of what is in them.
 fn beside_ages(daemon: &Daemon, toy: &Toy, slack: u64) -> Result<()> {
+    const NTH: u64 = 8;
     const MIB: u64 = 50;
     // Some seconds' choices.
     const ZAPS_MIN: u64 = 20;
     let zaps = || -> Result<u64> { Ok(daemon.vm("toy")?.counters.get("watch_zaps").copied().unwrap_or(0)) };
-    period(daemon, toy, 8, MIB)?;
+    period(daemon, toy, NTH, MIB)?;
     let before = zaps()?;
     wait::until("ages are looked at", wait::HANG, || Ok((zaps()? >= before + ZAPS_MIN).then_some(())))?;
-    let info = daemon.sampled("toy")?;
-    let used = pages(8).iter().filter(|page| **page < MIB * PAGES_PER_MIB).count() as u64;
-    ensure!((used..=used + slack).contains(&u64::from(info.touched)), "{used} pages were used; counted: {info:?}");
-    Ok(())
+    expect(&daemon.sampled("toy")?, NTH, MIB, slack)
 }
 
 fn restarted(daemon: &Daemon, armed: bool) -> Result<()> {

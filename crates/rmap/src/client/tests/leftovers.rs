@@ -19,6 +19,15 @@ fn map_of(pool: &Pool, named: impl Fn(usize) -> bool) -> Map {
     slabs.map(|(slab, state)| (SlabNo(slab as u32), state.entry.clone())).collect()
 }
 
+/// A pool of two servers in which a space of so many slabs has its second owner, who has looked at both.
+fn taken_over(slabs: u64) -> Pool {
+    let mut pool = filled(2, slabs);
+    let map = map_of(&pool, |_| true);
+    next_owner(&mut pool, &map);
+    pool.run();
+    pool
+}
+
 /// The next owner. The one before is not told.
 fn next_owner(pool: &mut Pool, map: &Map) {
     let before = &pool.client.spaces[pool.space.0];
@@ -173,10 +182,7 @@ fn only_who_keeps_a_sealed_space_looks() {
 /// As much as it can, again and again: it comes to the end of all places that a server can have, and begins no second time.
 #[test]
 fn a_server_that_makes_no_end_of_it_comes_to_one() {
-    let mut pool = filled(2, 1);
-    let map = map_of(&pool, |_| true);
-    next_owner(&mut pool, &map);
-    pool.run();
+    let mut pool = taken_over(1);
     pool.client.look_for_leftovers_again(pool.space.0, 0);
     let old = Version::new(Generation(1), 1 << 30, false);
     let made_up = [0u64.to_le_bytes(), old.bits().to_le_bytes()].concat().repeat(HELD_MAX);
@@ -201,10 +207,7 @@ fn a_server_that_makes_no_end_of_it_comes_to_one() {
 /// An owner before this one was lent something by a server that had just begun a new life, or had forgotten this one.
 #[test]
 fn a_server_that_knows_nothing_any_more_is_asked_again() {
-    let mut pool = filled(2, 2);
-    let map = map_of(&pool, |_| true);
-    next_owner(&mut pool, &map);
-    pool.run();
+    let mut pool = taken_over(2);
     let is_looked_at = |pool: &Pool| pool.client.spaces[pool.space.0].looked_at.has(0);
     assert!(is_looked_at(&pool));
     for (status, again) in [(Status::UnknownSlab, true), (Status::NotFenced, false)] {
@@ -223,4 +226,20 @@ fn a_server_that_knows_nothing_any_more_is_asked_again() {
     pool.client.settle(pool.now);
     pool.run();
     assert!(is_looked_at(&pool));
+}
+
+/// Whoever was lent something while the server had forgotten this owner: it is told when it is next asked for a slab.
+#[test]
+fn a_server_that_is_told_again_is_looked_at_again() {
+    let mut pool = taken_over(2);
+    let looks = |pool: &Pool| pool.client.unlooked.iter().filter(|look| look.is_of(pool.space.0, 0)).count();
+    pool.client.spaces[pool.space.0].fenced_at.remove(0);
+    pool.client.fence(pool.space.0, 0);
+    let fence = take(&mut pool, |role| role == Role::Fence);
+    pool.client.answered(pool.now, &fence, Status::Ok, Version::NEVER, &[]);
+    assert_eq!(looks(&pool), 1);
+    assert!(!pool.client.has_found_leftovers(pool.space));
+    pool.client.settle(pool.now);
+    pool.run();
+    assert!(pool.client.has_found_leftovers(pool.space));
 }
