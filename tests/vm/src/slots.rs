@@ -9,7 +9,7 @@ use rustix::fs::{FlockOperation, flock};
 use crate::{programs, wait};
 
 /// One more than the cores of the smallest machine for this: guests wait for the disk a quarter of the time (measured). With four all
-/// tests take 869 s instead of 1,201.
+/// tests take 869 s instead of 990.
 pub const GUESTS_MAX: usize = 3;
 /// The longest test, and a queue of them before us.
 const WAIT_MAX: Duration = Duration::from_secs(1800);
