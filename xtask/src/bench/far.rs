@@ -16,7 +16,7 @@ use super::pool::{Lend, Pool, Server};
 use super::report::{Bar, Report};
 use super::stepped::SteppedToy;
 use super::{Setup, svg};
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, cpu_s_of};
 
 /// Issue 4: faster than paging to a disk.
 const DISK_RATIO_MAX: f64 = 1.0;
@@ -46,7 +46,7 @@ enum Tier {
 struct Bench {
     // Dropped in order.
     daemon: Daemon,
-    _servers: Vec<Server>,
+    servers: Vec<Server>,
     _pool: Option<Pool>,
     _disk: Option<NbdDisk>,
 }
@@ -58,14 +58,14 @@ impl Bench {
         let servers = pool.serve_on_loopback(1, &Lend::on_loopback(lent))?;
         let dir = pool.dir().to_str().context("the directory's name is not UTF-8")?.to_owned();
         let daemon = Daemon::start_with(&setup.dir, "daemon", &["--pool-dir", &dir])?;
-        Ok(Bench { daemon, _servers: servers, _pool: Some(pool), _disk: None })
+        Ok(Bench { daemon, servers, _pool: Some(pool), _disk: None })
     }
 
     /// One whose disk is behind NBD. `swapped_mib` is what its VMs have.
     fn on_nbd(setup: &Setup, swapped_mib: u64, cache: Cache) -> Result<Bench> {
         let disk = NbdDisk::start(&setup.dir, (swapped_mib + FILE_SYSTEM_MIB) << 20, cache)?;
         let daemon = Daemon::start_with(disk.dir(), "daemon", &[])?;
-        Ok(Bench { daemon, _servers: Vec::new(), _pool: None, _disk: Some(disk) })
+        Ok(Bench { daemon, servers: Vec::new(), _pool: None, _disk: Some(disk) })
     }
 
     fn toy(&self, name: &str, memory_mib: u64, tier: Tier) -> Result<SteppedToy> {
@@ -74,6 +74,12 @@ impl Bench {
         let mut toy = self.daemon.start_toy_with(name, memory_mib, dram, far, &[])?;
         toy.map()?;
         Ok(toy)
+    }
+
+    /// CPU time of the daemon and of the servers, in seconds: both ends of the pool.
+    fn cpu_s(&self) -> Result<f64> {
+        let pids = std::iter::once(self.daemon.pid()).chain(self.servers.iter().map(|server| server.process.pid()));
+        pids.map(cpu_s_of).sum()
     }
 
     /// Seconds that each of `count` VMs takes to sort its memory, all at the same time.
@@ -114,12 +120,20 @@ fn sort_all(toys: &mut [SteppedToy]) -> Result<f64> {
 pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let memory_mib = if setup.quick { 256 } else { 512 };
     let [mut pool, mut swap, mut nbd, mut cached, mut dram, mut kernel] = [const { Vec::new() }; 6];
+    let [mut pool_cpu, mut swap_cpu] = [const { Vec::new() }; 2];
     for round in 1..=setup.rounds {
         eprintln!("far: round {round} of {}", setup.rounds);
         if setup.ours {
             let bench = Bench::start(setup, "800M")?;
-            for (tier, seconds) in [(Tier::Pool, &mut pool), (Tier::Swap, &mut swap), (Tier::Dram, &mut dram)] {
+            for (tier, seconds, cpu) in [
+                (Tier::Pool, &mut pool, Some(&mut pool_cpu)),
+                (Tier::Swap, &mut swap, Some(&mut swap_cpu)),
+                (Tier::Dram, &mut dram, None),
+            ] {
+                let before = bench.cpu_s()?;
                 seconds.push(bench.sort(1, memory_mib, tier)?);
+                let used = bench.cpu_s()? - before;
+                cpu.into_iter().for_each(|cpu| cpu.push(used));
             }
             drop(bench);
             for (cache, seconds) in [(Cache::Nothing, &mut nbd), (Cache::PageCache, &mut cached)] {
@@ -145,6 +159,8 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     report.pair(&of("the same with its server's page cache"), "s", &pool, &cached, Bar::None);
     report.pair(&of("all of it in DRAM"), "s", &pool, &dram, Bar::AtMost(LOCAL_RATIO_MAX));
     report.pair(&of("the kernel's swap on the disk"), "s", &pool, &kernel, Bar::None);
+    // What the sort's CPU and one more have to bear, where the server is the same machine; the disk takes none of it.
+    report.pair(&of("CPU time of daemon and server, private swap"), "s", &pool_cpu, &swap_cpu, Bar::None);
     guests.report(&mut report);
     let disks = [("on an NBD disk", &nbd), ("on a cached NBD disk", &cached)];
     let swaps = [&[("private swap", &swap)][..], &disks, &[("kernel's swap", &kernel)]].concat();

@@ -230,6 +230,11 @@ impl Server {
 }
 
 impl Running {
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends it a signal.
     ///
     /// # Errors

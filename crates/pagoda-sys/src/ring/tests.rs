@@ -1,4 +1,5 @@
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
 
 use super::*;
 use crate::PAGE_SIZE;
@@ -21,6 +22,19 @@ fn complete(ring: &mut Ring, count: usize) -> Vec<Completion> {
         assert!(all.len() > before, "no completion in time, have {all:?}");
     }
     all
+}
+
+/// Looks for completions, and never waits for one.
+fn look_until_there(ring: &mut Ring) -> Vec<Completion> {
+    let began = Instant::now();
+    loop {
+        ring.submit_and_wait(1, Some(Duration::ZERO)).unwrap();
+        let found: Vec<Completion> = ring.completions().collect();
+        if !found.is_empty() {
+            return found;
+        }
+        assert!(began.elapsed() < PATIENCE, "no completion in time");
+    }
 }
 
 fn done(key: u64, bytes: u32) -> Completion {
@@ -67,6 +81,22 @@ fn pages_go_out_of_ram_and_come_back_into_ram_and_buffers() {
     ring.read(disk, 7 * PAGE, view.io_target(0, 2 * PAGE as u32), 82).unwrap();
     assert_eq!(complete(&mut ring, 1), [done(82, PAGE as u32)]);
     assert_eq!(ring.in_flight(), 0);
+    swap.remove().unwrap();
+}
+
+#[test]
+fn who_never_waits_hands_over_and_takes_in_all_the_same() {
+    let swap = swap("no-wait", 1);
+    let view = ram("no-wait", PAGE).map(LargeFolios::Never).unwrap();
+    let wake = Wake::new().unwrap();
+    let mut ring = Ring::new(4).unwrap();
+    let disk = ring.add_file(swap.as_fd()).unwrap();
+    ring.poll_multishot(wake.as_fd(), 7).unwrap();
+    wake.wake();
+    assert_eq!(look_until_there(&mut ring), [Completion { key: 7, result: Ok(libc::POLLIN as u32), more: true }]);
+    wake.clear();
+    ring.read(disk, 0, view.io_target(0, PAGE as u32), 8).unwrap();
+    assert_eq!(look_until_there(&mut ring), [done(8, PAGE as u32)]);
     swap.remove().unwrap();
 }
 
