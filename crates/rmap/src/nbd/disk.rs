@@ -482,9 +482,14 @@ impl Disk {
         }
     }
 
+    /// Pages that are being read, written or trimmed.
+    pub fn pages_under_way(&self) -> usize {
+        PIECES_MAX - self.free_pieces.len()
+    }
+
     /// Whether nothing is under way.
     pub fn is_idle(&self) -> bool {
-        self.free_pieces.len() == PIECES_MAX && self.running.is_empty() && self.done.is_empty()
+        self.pages_under_way() == 0 && self.running.is_empty() && self.done.is_empty()
     }
 }
 

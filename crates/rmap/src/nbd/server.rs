@@ -31,6 +31,14 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 const GIVING_BACK: Duration = Duration::from_secs(1);
 /// New servers may wait so long.
 const TEND_EVERY: Duration = Duration::from_secs(1);
+/// Where so many pages are under way, requests and answers come in bursts, and some more of a burst is let come before the next look:
+/// a client sends its requests in a row, and each of them was worth a look and a message to a server (measured at depth 32: 76,000 of
+/// each a second for 116,000 requests).
+const GATHER_FROM: usize = 4;
+/// So long for each page under way, a small part of what it takes to be read then ...
+const GATHER_A_PAGE: Duration = Duration::from_nanos(250);
+/// ... but no longer than this: pages of long requests come in bursts by themselves.
+const GATHER_MAX: Duration = Duration::from_micros(8);
 /// What is waited for besides clients.
 const OTHERS: usize = 3;
 const LISTENER: u64 = u64::MAX;
@@ -209,6 +217,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
         let began = Instant::now();
         // Before there are events, which name clients by their places.
         self.drop_the_slow();
+        self.gather(began);
         loop {
             let due = self.pool.expire();
             // What came of a timeout or of the control plane is to be answered, and nothing else would wake us for it.
@@ -232,6 +241,18 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
                 Ok(_) | Err(Os::INTR) => return Ok(()),
                 Err(error) => return Err(ServerError::Wait(error.into())),
             }
+        }
+    }
+
+    /// Lets some more of a burst come. Who is to sleep at once is not to burn CPU time either.
+    fn gather(&self, since: Instant) {
+        let pages = self.disk.pages_under_way();
+        if pages < GATHER_FROM || self.wait.spin < GATHER_MAX {
+            return;
+        }
+        let enough = (GATHER_A_PAGE * pages as u32).min(GATHER_MAX);
+        while since.elapsed() < enough {
+            std::thread::yield_now();
         }
     }
 
