@@ -57,7 +57,7 @@ impl Client {
                 if wanted && self.is_in_frozen(space, slab) {
                     // It is of its group that it waits to be free.
                 } else if wanted && self.map_is_late(now) {
-                    self.decline_unmapped(space, slab);
+                    self.decline_unmapped(now, space, slab);
                 } else if wanted {
                     self.spaces[space].slabs[slab].phase = Phase::Granting(Candidates::default());
                     self.advance_granting(now, space, slab);
@@ -172,9 +172,7 @@ impl Client {
             }
             return match self.patience_ends(now) {
                 Some(at) => self.look_at(at, space, slab),
-                None => {
-                    self.decline_ops(space, slab);
-                }
+                None => self.decline_full(now, space, slab),
             };
         }
         let all_granted = candidates.asked.iter().all(|candidate| candidate.step == GrantStep::Granted);
@@ -187,18 +185,30 @@ impl Client {
         }
     }
 
+    /// No server has room, as each said when it was last heard of, which may be a while ago. A write is declined if all of them have
+    /// answered something that was sent after it began; until then they are asked.
+    fn decline_full(&mut self, now: Time, space: usize, slab: usize) {
+        let up: PeerSet = (0..self.peers.len()).filter(|peer| self.peers[*peer].is_up()).collect();
+        let said_at = up.iter().map(|peer| self.peers[peer].lived_at).min();
+        self.decline_ops(space, slab, said_at.unwrap_or(now));
+        let latest = self.waiting_for(space, slab).into_iter().map(|op| self.ops.get(op).since).max();
+        if let Some(began) = latest {
+            up.iter().for_each(|peer| self.peers[peer].doubt(now, began));
+        }
+    }
+
     /// The slab's writes go nowhere before the control plane has answered. Those of somebody who has another place for them are
     /// declined in time; nothing of them was sent.
     pub(super) fn wait_for_map(&mut self, now: Time, space: usize, slab: usize) {
         match self.map_late_at(now) {
-            Some(at) if at <= now => self.decline_unmapped(space, slab),
+            Some(at) if at <= now => self.decline_unmapped(now, space, slab),
             Some(at) => self.look_at(at, space, slab),
             None => {}
         }
     }
 
-    fn decline_unmapped(&mut self, space: usize, slab: usize) {
-        self.stats.unmapped += self.decline_ops(space, slab) as u64;
+    fn decline_unmapped(&mut self, now: Time, space: usize, slab: usize) {
+        self.stats.unmapped += self.decline_ops(space, slab, now) as u64;
     }
 
     fn map_is_late(&self, now: Time) -> bool {

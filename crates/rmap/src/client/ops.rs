@@ -571,9 +571,7 @@ impl Client {
 
     /// Operations of a slab that wait for it.
     pub(super) fn wake_ops(&mut self, space: usize, slab: usize) {
-        let size = self.config.slab_size;
-        let of_slab = |page| size.slab(page).is_some_and(|s| s.0 as usize == slab);
-        for op in self.ops.select(|o| o.stage == Stage::Waiting && o.space == space && of_slab(o.page)) {
+        for op in self.waiting_for(space, slab) {
             self.try_op(op);
         }
     }
@@ -621,13 +619,18 @@ impl Client {
         }
     }
 
-    /// No server took the slab: its writes are the caller's again.
-    pub(super) fn decline_ops(&mut self, space: usize, slab: usize) -> usize {
-        let size = self.config.slab_size;
-        let of_slab = |page| size.slab(page).is_some_and(|s| s.0 as usize == slab);
-        let waiting = self.ops.select(|o| o.stage == Stage::Waiting && o.space == space && of_slab(o.page));
+    /// No server took the slab: those of its writes that had begun by then are the caller's again. How many they are.
+    pub(super) fn decline_ops(&mut self, space: usize, slab: usize, began_by: Time) -> usize {
+        let mut waiting = self.waiting_for(space, slab);
+        waiting.retain(|op| self.ops.get(*op).since <= began_by);
         waiting.iter().for_each(|op| self.ops.finish(*op, Err(Failure::Declined)));
         waiting.len()
+    }
+
+    /// What cannot begin before something is known of a slab.
+    pub(super) fn waiting_for(&self, space: usize, slab: usize) -> Selected {
+        let of_slab = |page| self.slab_of(page) == Some(slab);
+        self.ops.select(|op| op.stage == Stage::Waiting && op.space == space && of_slab(op.page))
     }
 
     pub(super) fn next_event(&mut self, page: &mut Page) -> Option<Event> {

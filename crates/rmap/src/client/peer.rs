@@ -193,7 +193,7 @@ pub struct Peer {
     pub unanswered_since: Option<Time>,
     /// When the last request was sent that it certainly answered. What is heard may have lain somewhere for long.
     pub lived_at: Time,
-    /// Copies elsewhere are to be dropped for its own, once it has answered something that was asked after this.
+    /// Something is to be done on its word, once it has answered something that was asked after this.
     pub doubted_since: Option<Time>,
     /// When a sign of life was last asked for.
     pub pinged_at: Time,
@@ -297,6 +297,15 @@ impl Peer {
     /// Something that it was asked at this time was answered.
     pub fn lived(&mut self, asked_at: Time) {
         self.lived_at = self.lived_at.max(asked_at);
+    }
+
+    /// Asks for a sign of life that was asked for at `since` or later.
+    pub fn doubt(&mut self, now: Time, since: Time) {
+        self.doubted_since = Some(self.doubted_since.map_or(since, |earlier| earlier.min(since)));
+        if self.pinged_at < since {
+            (self.ping_due, self.pinged_at) = (true, now);
+        }
+        self.unanswered_since.get_or_insert(now);
     }
 
     /// Whether a sign of life is to be asked for again and again. The answer to a repeated request does not say to which

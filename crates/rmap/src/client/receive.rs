@@ -145,8 +145,10 @@ impl Client {
         if !was_up || certain {
             self.mark_all();
         }
-        if !was_up {
+        if !was_up || certain {
             self.mark_vacant_wanted();
+        }
+        if !was_up {
             self.look_for_leftovers_at(place);
         }
     }

@@ -135,12 +135,7 @@ impl Client {
         }
         self.spaces[space].slabs[slab].doubt = Some(Doubt { leaving, since });
         for place in stay.iter() {
-            let peer = &mut self.peers[place];
-            peer.doubted_since = Some(peer.doubted_since.map_or(since, |earlier| earlier.min(since)));
-            if peer.pinged_at < since {
-                (peer.ping_due, peer.pinged_at) = (true, now);
-            }
-            peer.unanswered_since.get_or_insert(now);
+            self.peers[place].doubt(now, since);
         }
         false
     }

@@ -21,7 +21,7 @@ mod vacate;
 use super::*;
 use crate::server::{Fault as ServerFault, Server, ServerConfig};
 use crate::units::{BootEpoch, PAGE_SIZE, ServerId};
-use crate::wire::message::Status;
+use crate::wire::message::{Pressure, Status};
 
 use pool::{Counting, Pool, addr, slab_size};
 
@@ -46,6 +46,18 @@ fn a_full_pool_declines() {
     assert_eq!(pool.write(8, 1), Err(Failure::Declined));
     assert_eq!(pool.read(8), Ok(0));
     assert_eq!(pool.read(0), Ok(1));
+}
+
+/// Nobody told the client: an idle server is heard of once a second.
+#[test]
+fn room_that_has_come_is_room() {
+    let mut pool = Pool::new(2, 2, 1);
+    pool.servers.iter_mut().for_each(|server| server.set_pressure(Pressure::Yellow));
+    pool.pass(Duration::from_secs(3));
+    assert_eq!(pool.write(0, 1), Err(Failure::Declined));
+    pool.servers.iter_mut().for_each(|server| server.set_pressure(Pressure::None));
+    assert_eq!(pool.write(0, 2), Ok(()));
+    assert_eq!(pool.read(0), Ok(2));
 }
 
 #[test]

@@ -268,7 +268,7 @@ impl Client {
         self.spaces[space].groups[group].refused = PeerSet::default();
         for slab in layout.members(group) {
             if matches!(self.spaces[space].slabs[slab].phase, Phase::Open | Phase::Vacant) {
-                self.decline_ops(space, slab);
+                self.decline_ops(space, slab, now);
             }
         }
     }

@@ -1,7 +1,6 @@
 //! Slabs on a disk, because no other server takes them.
 
 use super::*;
-use crate::wire::message::Pressure;
 
 /// Longer than a client is without news of a server's load.
 const NEWS: Duration = Duration::from_secs(3);

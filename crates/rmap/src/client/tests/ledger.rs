@@ -4,7 +4,6 @@ use super::*;
 use crate::client::ledger::Table;
 use crate::client::ops::OWN_MAX;
 use crate::client::slab::Phase;
-use crate::wire::message::Pressure;
 
 /// As long as nothing is written to it, a slab is not cold; and longer than all takes until its group has parity.
 const AFTER: Duration = Duration::from_millis(200);
