@@ -48,7 +48,6 @@ impl Client {
         let was_asked = state.unknown_at.has(peer);
         match status {
             Status::Ok => self.was_let_in(space, peer),
-            Status::StaleGeneration => return self.space_taken(space),
             _ => self.was_not_let_in(space, peer),
         }
         self.spaces[space].unknown_at.remove(peer);

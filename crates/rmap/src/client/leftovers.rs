@@ -8,9 +8,10 @@
 //! What was granted in an earlier generation and is not in the map of this one never comes into it: an owner adds only what it was
 //! granted itself. What this owner was granted is its own to give back (`returns.rs`), whether the map names it yet or not.
 
-use super::exchange::{Request, Role};
+use super::exchange::{Exchange, Request, Role};
 use super::returns::RETURNS_MAX;
 use super::sealed::Tenure;
+use super::slab::{Candidates, Phase, Slab};
 use super::{Client, SpaceRef};
 use crate::control::Replica;
 use crate::server::SLABS_MAX;
@@ -110,6 +111,21 @@ impl Client {
             }
             // Else it is asked when it was told.
         }
+    }
+
+    /// Whether a server that says that the space has a newer owner is not to be believed: it was only looked at, and nothing there
+    /// counts for this owner. Where it is true, those say so that have its slabs, and the control plane lets it add none. So who has
+    /// nothing of a space cannot take it away from its owner.
+    pub(super) fn is_hearsay(&self, exchange: &Exchange) -> bool {
+        let Exchange { role, space, peer, .. } = *exchange;
+        let state = &self.spaces[space];
+        let counts = |slab: &Slab| {
+            let is_asked = |candidates: &Candidates| candidates.asked.iter().any(|candidate| candidate.peer == peer);
+            self.peers_of(&slab.entry).has(peer)
+                || slab.repair.as_ref().is_some_and(|repair| repair.peer == peer)
+                || matches!(&slab.phase, Phase::Granting(candidates) if is_asked(candidates))
+        };
+        matches!(role, Role::Fence | Role::Held) && state.reservation.is_none() && !state.slabs.iter().any(counts)
     }
 
     fn ask_what_is_held(&mut self, Look { space, peer, from }: Look) -> bool {

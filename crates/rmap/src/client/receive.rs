@@ -261,7 +261,8 @@ impl Client {
     ) {
         let Exchange { role, peer, space, page, .. } = *exchange;
         let Some(slab) = self.slab_of(page) else { return };
-        if status == Status::StaleGeneration && role != Role::Release {
+        let is_news = status == Status::StaleGeneration && role != Role::Release;
+        if is_news && !self.is_hearsay(exchange) {
             match role {
                 Role::Read { op } | Role::Write { op } => self.op_exchange_ended(op),
                 Role::Strip { job } => self.stripe_interrupted(job),

@@ -243,3 +243,26 @@ fn a_server_that_is_told_again_is_looked_at_again() {
     pool.run();
     assert!(pool.client.has_found_leftovers(pool.space));
 }
+
+/// It was told nothing by that newer owner, who would have told those that have the slabs.
+#[test]
+fn a_server_that_has_nothing_of_a_space_cannot_take_it_away() {
+    for has_slab in [false, true] {
+        let mut pool = filled(3, 1);
+        let map = map_of(&pool, |_| true);
+        next_owner(&mut pool, &map);
+        let copies = pool.client.peers_of(&pool.client.spaces[pool.space.0].slabs[0].entry);
+        pool.client.settle(pool.now);
+        let liar = (0..3).find(|peer| copies.has(*peer) == has_slab).unwrap();
+        let fence = pool.client.exchanges.find(|e| e.role == Role::Fence && e.peer == liar).unwrap();
+        pool.client.end_exchange(fence.id);
+        let now = pool.now;
+        pool.client.answered(now, &fence, Status::StaleGeneration, Version::NEVER, &[]);
+        assert_eq!(pool.client.is_taken(pool.space), has_slab);
+        if !has_slab {
+            pool.run();
+            assert_eq!((pool.read(0), pool.client.has_found_leftovers(pool.space)), (Ok(1), true));
+            assert!(pool.client.exchanges.find(|e| e.peer == liar).is_none(), "it is not asked over and over");
+        }
+    }
+}
