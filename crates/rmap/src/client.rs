@@ -19,6 +19,7 @@
 //! [`ClientConfig::lost_after`], its pages are [`Failure::Lost`]: an error, never zeros. Without the control plane everything
 //! goes on that needs no change of the map. Another owner of the space makes all of it [`Failure::Fenced`].
 
+mod check;
 mod copies;
 mod discard;
 mod exchange;

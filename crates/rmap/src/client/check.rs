@@ -4,10 +4,10 @@
 //! before says nothing of the copies in it. Where slabs have one copy each, to take one for gone would lose it. So each server
 //! is asked, slab by slab, and says the grant of what it has; where there is no parity, by listing its versions again.
 
-use super::super::Client;
-use super::super::exchange::{Request, Role};
-use super::super::sealed::Tenure;
-use super::super::slab::Phase;
+use super::Client;
+use super::exchange::{Request, Role};
+use super::sealed::Tenure;
+use super::slab::Phase;
 use crate::units::{Class, Version};
 use crate::wire::message::{Op, Status};
 
@@ -26,7 +26,7 @@ impl Client {
     }
 
     /// A server said which grant it has of a slab.
-    pub(in super::super) fn check_answered(
+    pub(super) fn check_answered(
         &mut self,
         space: usize,
         slab: usize,
@@ -47,7 +47,7 @@ impl Client {
     }
 
     /// A server has begun a new life. `true` where it is asked what it has of a slab now.
-    pub(in super::super) fn check_again(&mut self, space: usize, slab: usize, peer: usize) -> bool {
+    pub(super) fn check_again(&mut self, space: usize, slab: usize, peer: usize) -> bool {
         let (tenure, state) = (self.spaces[space].tenure, &self.spaces[space].slabs[slab]);
         let is_copy = self.peers_of(&state.entry).has(peer) && !state.failed.has(peer);
         let changes = state.pending.is_some() || state.repair.is_some() || self.copies.any_of(space, slab);

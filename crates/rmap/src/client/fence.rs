@@ -71,6 +71,7 @@ impl Client {
     fn was_not_let_in(&mut self, space: usize, peer: usize) {
         let mut was_wanted = false;
         self.spaces[space].looked_at.insert(peer);
+        self.keeps_nothing(space, peer);
         self.peers[peer].returns.retain(|owed| owed.space != space);
         for slab in 0..self.spaces[space].slabs.len() {
             let state = &mut self.spaces[space].slabs[slab];

@@ -37,12 +37,15 @@ impl Look {
 }
 
 impl Client {
-    /// Whether everything that earlier owners left at servers that answer was found. It may still be on its way back.
+    /// Whether everything that earlier owners left at servers that answer was found. It may still be on its way back. Never where
+    /// one of them says that it is a newer owner's.
     pub fn has_found_leftovers(&self, space: SpaceRef) -> bool {
         let is_asking =
             self.exchanges.find(|e| e.space == space.0 && e.role == Role::Held && self.peers[e.peer].is_up());
         let waits = |look: &Look| look.space == space.0 && self.may_look(look.space, look.peer);
+        let refuses = |peer: usize| self.spaces[space.0].disbelieved.has(peer) && self.peers[peer].is_up();
         is_asking.is_none()
+            && !(0..self.peers.len()).any(refuses)
             && !self.unlooked.iter().any(waits)
             && (0..self.peers.len()).all(|peer| !self.is_to_be_looked_at(space.0, peer))
     }
@@ -113,9 +116,9 @@ impl Client {
         }
     }
 
-    /// Whether a server that says that the space has a newer owner is not to be believed: it was only looked at, and nothing there
-    /// counts for this owner. Where it is true, those say so that have its slabs, and the control plane lets it add none. So who has
-    /// nothing of a space cannot take it away from its owner.
+    /// Whether a server that says that the space has a newer owner is not to be believed: it was only looked at. Neither has it anything
+    /// of this owner, nor is it asked for a slab. Where it is true, those say so that have slabs, and the control plane lets this owner
+    /// add none.
     pub(super) fn is_hearsay(&self, exchange: &Exchange) -> bool {
         let Exchange { role, space, peer, .. } = *exchange;
         let state = &self.spaces[space];
@@ -125,7 +128,8 @@ impl Client {
                 || slab.repair.as_ref().is_some_and(|repair| repair.peer == peer)
                 || matches!(&slab.phase, Phase::Granting(candidates) if is_asked(candidates))
         };
-        matches!(role, Role::Fence | Role::Held) && state.reservation.is_none() && !state.slabs.iter().any(counts)
+        let is_looked_at = matches!(role, Role::Fence | Role::Held);
+        is_looked_at && self.room_kept_at(space, peer) == 0 && !state.slabs.iter().any(counts)
     }
 
     fn ask_what_is_held(&mut self, Look { space, peer, from }: Look) -> bool {

@@ -28,7 +28,6 @@
 //! A slab of a group whose last copy is gone says so in the map, as lost; it is lost only where another of its group says so, too.
 //! Until then it is read by the others, and its keeper makes it anew, at a server that has nothing of the group.
 
-mod check;
 pub mod cold;
 mod dissolve;
 mod keep;

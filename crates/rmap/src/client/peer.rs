@@ -193,8 +193,10 @@ pub struct Peer {
     pub unanswered_since: Option<Time>,
     /// When the last request was sent that it certainly answered. What is heard may have lain somewhere for long.
     pub lived_at: Time,
-    /// Something is to be done on its word, once it has answered something that was asked after this.
+    /// Copies elsewhere are to be dropped for its own, once it has answered something that was asked after this.
     pub doubted_since: Option<Time>,
+    /// Writes wait to hear whether it has room, as of this time or later.
+    pub room_wanted_since: Option<Time>,
     /// When a sign of life was last asked for.
     pub pinged_at: Time,
     pub ping_due: bool,
@@ -245,6 +247,7 @@ impl Peer {
             unanswered_since: None,
             lived_at: Time::default(),
             doubted_since: None,
+            room_wanted_since: None,
             pinged_at: now,
             ping_due: false,
             report_due: false,
@@ -302,6 +305,16 @@ impl Peer {
     /// Asks for a sign of life that was asked for at `since` or later.
     pub fn doubt(&mut self, now: Time, since: Time) {
         self.doubted_since = Some(self.doubted_since.map_or(since, |earlier| earlier.min(since)));
+        self.ping_for(now, since);
+    }
+
+    /// The same, for the room that it has then.
+    pub fn ask_for_room(&mut self, now: Time, since: Time) {
+        self.room_wanted_since = Some(self.room_wanted_since.map_or(since, |earlier| earlier.min(since)));
+        self.ping_for(now, since);
+    }
+
+    fn ping_for(&mut self, now: Time, since: Time) {
         if self.pinged_at < since {
             (self.ping_due, self.pinged_at) = (true, now);
         }
@@ -311,7 +324,12 @@ impl Peer {
     /// Whether a sign of life is to be asked for again and again. The answer to a repeated request does not say to which
     /// of them, so where there is doubt it is no proof.
     pub fn wants_life(&self) -> bool {
-        self.unanswered_since.is_some() && (self.in_flight.is_empty() || self.doubted_since.is_some())
+        self.unanswered_since.is_some() && (self.in_flight.is_empty() || self.must_be_certain())
+    }
+
+    /// Whether only the answer to a ping will do.
+    pub fn must_be_certain(&self) -> bool {
+        self.doubted_since.is_some() || self.room_wanted_since.is_some()
     }
 
     /// When the oldest unanswered request is sent again.

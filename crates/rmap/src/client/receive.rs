@@ -138,14 +138,15 @@ impl Client {
         peer.heard_at = now;
         peer.backoff = 0;
         let certain = peer.doubted_since.take_if(|since| peer.lived_at >= *since).is_some();
-        let waits = !peer.in_flight.is_empty() || !peer.resends.is_empty() || peer.doubted_since.is_some();
+        let said_room = peer.room_wanted_since.take_if(|since| peer.lived_at >= *since).is_some();
+        let waits = !peer.in_flight.is_empty() || !peer.resends.is_empty() || peer.must_be_certain();
         peer.unanswered_since = waits.then_some(now);
         peer.reach = Reach::Up;
         peer.written_off = false;
         if !was_up || certain {
             self.mark_all();
         }
-        if !was_up || certain {
+        if !was_up || said_room {
             self.mark_vacant_wanted();
         }
         if !was_up {
@@ -270,6 +271,8 @@ impl Client {
                 _ => {}
             }
             return self.space_taken(space);
+        } else if is_news {
+            self.spaces[space].disbelieved.insert(peer);
         }
         if status == Status::NotFenced && self.is_to_be_told(exchange) {
             return;

@@ -313,8 +313,8 @@ impl Client {
         self.end_looks(|_, of| of == peer);
         for space in 0..self.spaces.len() {
             let state = &mut self.spaces[space];
-            let Space { fenced_at, fencing, unknown_at, told_again, looked_at, .. } = state;
-            let known = [fenced_at, fencing, unknown_at, told_again, looked_at];
+            let Space { fenced_at, fencing, unknown_at, told_again, looked_at, disbelieved, .. } = state;
+            let known = [fenced_at, fencing, unknown_at, told_again, looked_at, disbelieved];
             known.into_iter().for_each(|set| set.remove(peer));
             for slab in 0..self.spaces[space].slabs.len() {
                 if !self.check_again(space, slab, peer) {

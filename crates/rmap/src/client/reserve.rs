@@ -198,10 +198,23 @@ impl Client {
         }
     }
 
+    /// Slabs that a server keeps for this space, whether it has them already or not.
+    pub(super) fn room_kept_at(&self, space: usize, peer: usize) -> u64 {
+        let reservation = self.spaces[space].reservation.as_ref();
+        reservation.and_then(|reservation| reservation.shares.get(peer)?.kept).unwrap_or(0)
+    }
+
+    /// A server does not let this owner in, so it keeps nothing for it either. It is asked again like one that has no room.
+    pub(super) fn keeps_nothing(&mut self, space: usize, peer: usize) {
+        let reservation = self.spaces[space].reservation.as_mut();
+        if let Some(share) = reservation.and_then(|reservation| reservation.shares.get_mut(peer)) {
+            (share.kept, share.refused) = (Some(0), Some(1));
+        }
+    }
+
     /// Slabs that a server keeps for this space and that it does not have yet.
     pub(super) fn room_kept(&self, space: usize, peer: usize) -> u64 {
-        let reservation = self.spaces[space].reservation.as_ref();
-        let kept = reservation.and_then(|reservation| reservation.shares.get(peer)?.kept).unwrap_or(0);
+        let kept = self.room_kept_at(space, peer);
         if kept == 0 {
             return 0;
         }

@@ -187,7 +187,7 @@ impl Client {
         (state.generation, state.sequence) = (generation, 0);
         (state.fenced_at, state.fencing) = (PeerSet::default(), PeerSet::default());
         (state.unknown_at, state.told_again) = (PeerSet::default(), PeerSet::default());
-        state.looked_at = PeerSet::default();
+        (state.looked_at, state.disbelieved) = (PeerSet::default(), PeerSet::default());
         self.questions.retain(|q| q.space != space || !matches!(q.request, ControlRequest::Change(_)));
     }
 

@@ -174,6 +174,8 @@ pub struct Space {
     pub told_again: PeerSet,
     /// Servers that were asked, and that said all, of what earlier owners left there.
     pub looked_at: PeerSet,
+    /// Servers with nothing of this owner that know of a newer one, as they say.
+    pub disbelieved: PeerSet,
     /// Another owner has it now.
     pub is_taken: bool,
     pub tenure: Tenure,
@@ -226,6 +228,7 @@ impl Space {
             unknown_at: PeerSet::default(),
             told_again: PeerSet::default(),
             looked_at: PeerSet::default(),
+            disbelieved: PeerSet::default(),
             is_taken: false,
             tenure,
             is_stale: false,

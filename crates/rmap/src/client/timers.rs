@@ -185,7 +185,7 @@ impl Client {
         let peer = &mut self.peers[place];
         peer.reach = Reach::Down { since: now };
         peer.unanswered_since = None;
-        peer.doubted_since = None;
+        (peer.doubted_since, peer.room_wanted_since) = (None, None);
         // What it did not answer is asked again when it is back, and leaves the room for its replies to others' until then.
         self.take_back_questions(place);
         self.resend_all(place);

@@ -39,6 +39,11 @@ const GATHER_FROM: usize = 4;
 const GATHER_A_PAGE: Duration = Duration::from_nanos(250);
 /// ... but no longer than this: pages of long requests come in bursts by themselves.
 const GATHER_MAX: Duration = Duration::from_micros(8);
+/// Where it took so long, a program that does not end by itself had the CPU, and would have it each time: a burst of a client is over
+/// by then ...
+const ROBBED_FROM: Duration = Duration::from_micros(500);
+/// ... so nothing is gathered for this long.
+const GATHER_AGAIN: Duration = Duration::from_millis(100);
 /// What is waited for besides clients.
 const OTHERS: usize = 3;
 const LISTENER: u64 = u64::MAX;
@@ -130,6 +135,8 @@ pub struct Server<C> {
     spares: Option<Spares>,
     /// Which client is looked at first.
     turn: usize,
+    /// Nothing is gathered before.
+    gathers_from: Instant,
 }
 
 impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
@@ -164,6 +171,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
             wait,
             spares,
             turn: 0,
+            gathers_from: Instant::now(),
         })
     }
 
@@ -245,14 +253,18 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
     }
 
     /// Lets some more of a burst come. Who is to sleep at once is not to burn CPU time either.
-    fn gather(&self, since: Instant) {
+    fn gather(&mut self, since: Instant) {
         let pages = self.disk.pages_under_way();
-        if pages < GATHER_FROM || self.wait.spin < GATHER_MAX {
+        if pages < GATHER_FROM || self.wait.spin < GATHER_MAX || since < self.gathers_from {
             return;
         }
         let enough = (GATHER_A_PAGE * pages as u32).min(GATHER_MAX);
         while since.elapsed() < enough {
+            // The client has the burst to send, and on a host with few cores needs this one for it.
             std::thread::yield_now();
+        }
+        if since.elapsed() >= ROBBED_FROM {
+            self.gathers_from = since + GATHER_AGAIN;
         }
     }
 

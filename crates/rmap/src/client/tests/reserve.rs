@@ -1,6 +1,8 @@
 //! Room that is kept for one space while another takes what it can get.
 
+use super::super::exchange::Role;
 use super::*;
+use crate::units::Version;
 
 /// Longer than it takes to notice what a server keeps, and to ask others.
 const WHILE: Duration = Duration::from_secs(12);
@@ -92,4 +94,23 @@ fn a_reservation_is_the_spaces_and_ends_with_it() {
     pool.pass(Duration::from_secs(2));
     assert_eq!(pool.client.reserved(next), Reserved { wanted: 0, kept: 0, is_settled: true });
     assert_eq!(fill(&mut pool, other), 4);
+}
+
+/// It has no room for one more space: that does not change within a round trip.
+#[test]
+fn a_server_that_does_not_let_an_owner_in_is_asked_again_after_a_while() {
+    let mut pool = Pool::new(1, 1, 4);
+    assert_eq!(pool.write(0, 1), Ok(()));
+    let spec = SpaceSpec { id: SpaceId(2), pages: 64, copies: 1, reserve: 2, key: [3; KEY_SIZE] };
+    let space = pool.client.attach(&spec, Generation(1), &[]).unwrap();
+    let now = pool.now;
+    pool.client.on_timeout(now);
+    let fence = pool.client.exchanges.find(|e| e.role == Role::Fence).expect("it reserves");
+    pool.client.end_exchange(fence.id);
+    pool.client.answered(now, &fence, Status::Full, Version::NEVER, &[]);
+    pool.client.on_timeout(now);
+    assert!(pool.client.exchanges.find(|e| e.role == Role::Fence).is_none());
+    assert_eq!(pool.client.reserved(space), Reserved { wanted: 2, kept: 0, is_settled: true });
+    pool.pass(WHILE);
+    assert_eq!(pool.client.reserved(space), Reserved { wanted: 2, kept: 2, is_settled: true });
 }
