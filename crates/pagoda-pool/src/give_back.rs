@@ -18,6 +18,8 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 /// Servers are asked so long: each slab is asked for and given back, which takes a millisecond or so.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+const TAKEN_OVER: &str = "another owner took it over in this moment: see who that is, and try again";
+
 /// What to do where servers do not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Silent {
@@ -98,10 +100,7 @@ pub fn give_back(
     let (generation, map) = plane.take_over(spec.id)?;
     // It may have content that it had not, and what gave it that is not to be removed.
     let is_next = generation.0 == today.generation.0 + 1;
-    ensure!(
-        is_next,
-        "another owner took it over in this moment, and has lost it again: see who that is, and try again"
-    );
+    ensure!(is_next, TAKEN_OVER);
     // Nobody makes copies of what is to go.
     let SpaceSpec { id, pages, reserve, key, .. } = *spec;
     let space = client.client.attach(&SpaceSpec { id, pages, copies: 1, reserve, key }, generation, &map)?;
@@ -112,11 +111,21 @@ pub fn give_back(
         // One that falls silent now has not answered for what it has.
         let answering = connect::up(client);
         let (client, all_up) = (&client.client, up.iter().all(|server| answering.contains(server)));
-        left == 0
-            && all_up
-            && client.has_found_leftovers(space)
-            && client.is_settled()
-            && client.reserved(space).is_settled
+        let is_done = left == 0 && all_up && client.has_found_leftovers(space) && client.is_settled();
+        client.is_taken(space) || is_done && client.reserved(space).is_settled
     })?;
+    ensure!(!client.client.is_taken(space), TAKEN_OVER);
+    let disbelieved = client.client.disbelieved(space);
+    if !disbelieved.is_empty() {
+        let list = connect::list(&disbelieved);
+        let says = format!(
+            "these servers say that another owner has it, which no other server and not the registry or etcd knows: {list}"
+        );
+        ensure!(
+            silent == Silent::PassOver,
+            "{says}. Was that put back from an old copy? If not, and it is to go, add --force"
+        );
+        (pool.tell)(&format!("{says}; what they have of it they keep until they end"));
+    }
     Ok(if given { GivenBack::All(generation) } else { GivenBack::Left(generation) })
 }

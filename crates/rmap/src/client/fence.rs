@@ -63,6 +63,7 @@ impl Client {
     /// A server knows this owner from now on. Until then one before it might have been lent something there.
     fn was_let_in(&mut self, space: usize, peer: usize) {
         self.spaces[space].fenced_at.insert(peer);
+        self.spaces[space].disbelieved.remove(peer);
         self.end_looks(|of, at| (of, at) == (space, peer));
         self.look_for_leftovers_again(space, peer);
     }

@@ -15,7 +15,7 @@ use super::slab::{Candidates, Phase, Slab};
 use super::{Client, SpaceRef};
 use crate::control::Replica;
 use crate::server::SLABS_MAX;
-use crate::units::{Class, Generation, PageNo, Version};
+use crate::units::{Class, Generation, PageNo, ServerId, Version};
 use crate::wire::message::{HELD_END, HELD_MAX, HELD_SIZE, Op, Status};
 
 /// Servers and spaces that are looked at together. What they may answer has room among what is given back, or it would be forgotten.
@@ -37,17 +37,19 @@ impl Look {
 }
 
 impl Client {
-    /// Whether everything that earlier owners left at servers that answer was found. It may still be on its way back. Never where
-    /// one of them says that it is a newer owner's.
+    /// Whether everything that earlier owners left at servers that answer was found. It may still be on its way back.
     pub fn has_found_leftovers(&self, space: SpaceRef) -> bool {
         let is_asking =
             self.exchanges.find(|e| e.space == space.0 && e.role == Role::Held && self.peers[e.peer].is_up());
         let waits = |look: &Look| look.space == space.0 && self.may_look(look.space, look.peer);
-        let refuses = |peer: usize| self.spaces[space.0].disbelieved.has(peer) && self.peers[peer].is_up();
         is_asking.is_none()
-            && !(0..self.peers.len()).any(refuses)
             && !self.unlooked.iter().any(waits)
             && (0..self.peers.len()).all(|peer| !self.is_to_be_looked_at(space.0, peer))
+    }
+
+    /// Servers that say that the space has a newer owner, and are not believed. What earlier owners left there is not known.
+    pub fn disbelieved(&self, space: SpaceRef) -> Vec<ServerId> {
+        self.spaces[space.0].disbelieved.iter().map(|peer| self.peers[peer].info.id).collect()
     }
 
     fn may_look(&self, space: usize, peer: usize) -> bool {
@@ -116,8 +118,8 @@ impl Client {
         }
     }
 
-    /// Whether a server that says that the space has a newer owner is not to be believed: it was only looked at. Neither has it anything
-    /// of this owner, nor is it asked for a slab. Where it is true, those say so that have slabs, and the control plane lets this owner
+    /// Whether a server that says that the space has a newer owner is not to be believed: it was only looked at, or asked to
+    /// keep room. Neither has it anything of this owner, nor is it asked for a slab. Where it is true, those say so that have slabs, and the control plane lets this owner
     /// add none.
     pub(super) fn is_hearsay(&self, exchange: &Exchange) -> bool {
         let Exchange { role, space, peer, .. } = *exchange;
@@ -128,7 +130,7 @@ impl Client {
                 || slab.repair.as_ref().is_some_and(|repair| repair.peer == peer)
                 || matches!(&slab.phase, Phase::Granting(candidates) if is_asked(candidates))
         };
-        let is_looked_at = matches!(role, Role::Fence | Role::Held);
+        let is_looked_at = matches!(role, Role::Fence | Role::Held | Role::Reserve);
         is_looked_at && self.room_kept_at(space, peer) == 0 && !state.slabs.iter().any(counts)
     }
 

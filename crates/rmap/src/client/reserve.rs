@@ -185,6 +185,10 @@ impl Client {
         match status {
             Status::Ok => (share.kept, share.exchange) = (Some(slabs), None),
             Status::Full | Status::OverQuota => (share.refused, share.exchange) = (Some(slabs), None),
+            Status::StaleGeneration => {
+                share.exchange = None;
+                self.keeps_nothing(space, peer);
+            }
             // It does not know this owner: it is told with the next look.
             _ => return self.spaces[space].fenced_at.remove(peer),
         }

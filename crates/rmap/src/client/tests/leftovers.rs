@@ -261,7 +261,8 @@ fn a_server_that_has_nothing_of_a_space_cannot_take_it_away() {
         assert_eq!(pool.client.is_taken(pool.space), has_slab);
         if !has_slab {
             pool.run();
-            assert_eq!((pool.read(0), pool.client.has_found_leftovers(pool.space)), (Ok(1), false));
+            assert_eq!((pool.read(0), pool.client.has_found_leftovers(pool.space)), (Ok(1), true));
+            assert_eq!(pool.client.disbelieved(pool.space), [pool.client.peers[liar].info.id]);
             assert!(pool.client.exchanges.find(|e| e.peer == liar).is_none(), "it is not asked over and over");
         }
     }
