@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use rustix::process::Signal;
 
+use super::link::Ethernet;
 use super::load::{Load, Tally};
 use super::pool::{Lend, Pool};
 use super::report::{Bar, Report};
@@ -72,9 +73,10 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
 
 impl Measured {
     fn round(&mut self, setup: &Setup, round: usize, under_load: bool) -> Result<()> {
+        let _link = Ethernet::new()?;
         let pool = Pool::new(&setup.dir)?;
-        let lend = Lend { more: &["--spin", "0", "--drain", PATIENCE], ..Lend::on_loopback(SERVER) };
-        let mut full = pool.serve_on_loopback(1, &lend)?.remove(0);
+        let lend = Lend { more: &["--spin", "0", "--drain", PATIENCE], ..Lend::over_ethernet(SERVER) };
+        let mut full = pool.serve_listed(1, &lend)?.remove(0);
         let empty = pool.serve(2, &lend)?;
         pool.create("bench", DISK_BYTES, 1)?;
         // Everything goes to the one server that is known; then the other one is, too.

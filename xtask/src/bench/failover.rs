@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
+use super::link::Ethernet;
 use super::load::{Load, Tally, ms};
 use super::pool::{Lend, Pool};
 use super::report::{Bar, Report};
@@ -73,9 +74,10 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
 
 impl Measured {
     fn round(&mut self, setup: &Setup, round: usize) -> Result<()> {
+        let _link = Ethernet::new()?;
         let pool = Pool::new(&setup.dir)?;
         let blocking = ["--spin", "0"];
-        let mut servers = pool.serve_on_loopback(SERVERS, &Lend { more: &blocking, ..Lend::on_loopback(SERVER) })?;
+        let mut servers = pool.serve_listed(SERVERS, &Lend { more: &blocking, ..Lend::over_ethernet(SERVER) })?;
         pool.create("bench", DISK_BYTES, COPIES)?;
         let exporter = pool.export("bench", "bench.sock", None, &blocking)?;
         let mut load = Load::new(&exporter.socket)?;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use super::link::Ethernet;
 use super::peers::nbd_disk::{Cache, NbdDisk};
 use super::peers::swap::{LimitedToy, Swap};
 use super::pool::{Lend, Pool, Server};
@@ -49,23 +50,26 @@ struct Bench {
     servers: Vec<Server>,
     _pool: Option<Pool>,
     _disk: Option<NbdDisk>,
+    _link: Ethernet,
 }
 
 impl Bench {
-    /// One that borrows from servers of this machine, and has a disk.
+    /// One that borrows from servers in a namespace of this machine, and has a disk.
     fn start(setup: &Setup, lent: &str) -> Result<Bench> {
+        let link = Ethernet::new()?;
         let pool = Pool::new(&setup.dir)?;
-        let servers = pool.serve_on_loopback(1, &Lend::on_loopback(lent))?;
+        let servers = pool.serve_listed(1, &Lend::over_ethernet(lent))?;
         let dir = pool.dir().to_str().context("the directory's name is not UTF-8")?.to_owned();
         let daemon = Daemon::start_with(&setup.dir, "daemon", &["--pool-dir", &dir])?;
-        Ok(Bench { daemon, servers, _pool: Some(pool), _disk: None })
+        Ok(Bench { daemon, servers, _pool: Some(pool), _disk: None, _link: link })
     }
 
     /// One whose disk is behind NBD. `swapped_mib` is what its VMs have.
     fn on_nbd(setup: &Setup, swapped_mib: u64, cache: Cache) -> Result<Bench> {
+        let link = Ethernet::new()?;
         let disk = NbdDisk::start(&setup.dir, (swapped_mib + FILE_SYSTEM_MIB) << 20, cache)?;
         let daemon = Daemon::start_with(disk.dir(), "daemon", &[])?;
-        Ok(Bench { daemon, servers: Vec::new(), _pool: None, _disk: Some(disk) })
+        Ok(Bench { daemon, servers: Vec::new(), _pool: None, _disk: Some(disk), _link: link })
     }
 
     fn toy(&self, name: &str, memory_mib: u64, tier: Tier) -> Result<SteppedToy> {

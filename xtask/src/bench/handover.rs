@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use rustix::process::Signal;
 
+use super::link::Ethernet;
 use super::load::{Connection, Load, PAGE, Tally, ms};
 use super::pool::{Lend, Pool};
 use super::report::{Bar, Report};
@@ -69,9 +70,10 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
 
 impl Measured {
     fn round(&mut self, setup: &Setup, round: usize) -> Result<()> {
+        let _link = Ethernet::new()?;
         let pool = Pool::new(&setup.dir)?;
         let blocking = ["--spin", "0"];
-        let _servers = pool.serve_on_loopback(SERVERS, &Lend { more: &blocking, ..Lend::on_loopback(SERVER) })?;
+        let _servers = pool.serve_listed(SERVERS, &Lend { more: &blocking, ..Lend::over_ethernet(SERVER) })?;
         pool.create("bench", DISK_BYTES, COPIES)?;
         let mut old = pool.export("bench", "old.sock", None, &blocking)?;
         let mut load = Load::new(&old.socket)?;

@@ -1,4 +1,4 @@
-//! Two network namespaces and a link between them of a known speed, gone with this value.
+//! Network namespaces and links with Ethernet's frames between them, gone with these values.
 
 use std::process::Command;
 
@@ -11,7 +11,14 @@ pub const CLIENT: &str = "pagoda-bench-client";
 pub const SERVER: &str = "pagoda-bench-server";
 /// Address of the server's end.
 pub const SERVER_ADDR: &str = "10.77.0.2";
-/// The name of either end.
+/// Where [`Ethernet`]'s servers are.
+pub const ETHERNET_SERVER: &str = "pagoda-bench-servers";
+/// Their address, and that of this namespace's end.
+pub const ETHERNET_ADDR: &str = "10.77.1.2";
+const ETHERNET_HERE: &str = "10.77.1.1";
+/// This namespace's end.
+const ETHERNET_DEVICE: &str = "pagoda-bench";
+/// The name of either end, in a namespace of ours.
 const DEVICE: &str = "bench0";
 /// What a token bucket saves up: more than a timer is late by, and nothing against what is measured.
 const BURST: &str = "64kb";
@@ -46,6 +53,33 @@ impl Link {
             run("tc", &[&["-n", name], &shape[..]].concat())?;
         }
         Ok(Link { _ends: ends })
+    }
+}
+
+/// A link from this namespace, where the clients are, to one with servers. Its MTU is 1500, and nothing but the CPU limits it.
+#[derive(Debug)]
+pub struct Ethernet {
+    _end: Guard,
+}
+
+impl Ethernet {
+    /// # Errors
+    /// Not root, or a kernel without veth.
+    pub fn new() -> Result<Ethernet> {
+        let undo = || Undo::Namespace { name: ETHERNET_SERVER.to_owned() };
+        let end = Guard::new(undo())?;
+        // Of a bench that was killed. The other end goes with it.
+        let _ = undo().perform();
+        run("ip", &["netns", "add", ETHERNET_SERVER])?;
+        let there = ["type", "veth", "peer", "name", DEVICE, "netns", ETHERNET_SERVER];
+        run("ip", &[&["link", "add", ETHERNET_DEVICE], &there[..]].concat())?;
+        for (place, device, addr) in
+            [(&[][..], ETHERNET_DEVICE, ETHERNET_HERE), (&["-n", ETHERNET_SERVER], DEVICE, ETHERNET_ADDR)]
+        {
+            run("ip", &[place, &["addr", "add", &format!("{addr}/24"), "dev", device]].concat())?;
+            run("ip", &[place, &["link", "set", device, "up"]].concat())?;
+        }
+        Ok(Ethernet { _end: end })
     }
 }
 

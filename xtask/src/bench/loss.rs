@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
+use super::link::Ethernet;
 use super::load::{Done, Load, Tally};
 use super::pool::{Lend, Pool, Server};
 use super::relay::{Relay, Weather};
@@ -58,9 +59,10 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
 
 /// Good weather, then bad.
 fn measure(setup: &Setup, round: usize, tally: &mut Tally) -> Result<[Done; 2]> {
+    let _link = Ethernet::new()?;
     let pool = Pool::new(&setup.dir)?;
     let blocking = ["--spin", "0"];
-    let servers = pool.serve_on_loopback(SERVERS, &Lend { more: &blocking, ..Lend::on_loopback(SERVER) })?;
+    let servers = pool.serve_listed(SERVERS, &Lend { more: &blocking, ..Lend::over_ethernet(SERVER) })?;
     let seed = |server: usize| (round * SERVERS as usize + server) as u64;
     let relay = |(at, server): (usize, &Server)| Relay::start(server.addr, WEATHER, seed(at));
     let relays = servers.iter().enumerate().map(relay).collect::<Result<Vec<_>>>()?;

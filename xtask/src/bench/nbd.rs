@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use super::link::{ETHERNET_ADDR, ETHERNET_SERVER, Ethernet};
 use super::pool::{Lend, Pool};
 use super::report::{Bar, Report};
 use super::{Setup, svg};
@@ -45,11 +46,12 @@ struct Side {
 pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let (mut ours, mut peer) = (Side::default(), Side::default());
     let seconds = setup.seconds(4.0);
+    let _link = Ethernet::new()?;
     for _ in 0..setup.rounds {
-        peer.measure(&Nbdkit::start(DISK)?.uri, seconds)?;
+        peer.measure(&Nbdkit::over_ethernet(DISK)?.uri, seconds)?;
         if setup.ours {
             let pool = Pool::new(&setup.dir)?;
-            let _servers = pool.serve_on_loopback(1, &Lend::on_loopback(SERVER))?;
+            let _servers = pool.serve_listed(1, &Lend::over_ethernet(SERVER))?;
             pool.create("bench", DISK_BYTES, 1)?;
             ours.measure(&pool.export("bench", "bench.sock", None, &[])?.uri, seconds)?;
         }
@@ -146,32 +148,43 @@ impl Drop for Running {
     }
 }
 
-/// nbdkit's memory plugin on the loopback. Ends with this value.
+/// nbdkit's memory plugin. Ends with this value.
 pub struct Nbdkit {
     pub uri: String,
     _program: Running,
 }
 
 impl Nbdkit {
-    /// A disk of this size, all zeros.
+    /// A disk of this size, all zeros, on the loopback.
     ///
     /// # Errors
     /// It is not installed, or does not listen.
     pub fn start(size: &str) -> Result<Nbdkit> {
+        Nbdkit::at(Command::new("nbdkit"), Ipv4Addr::LOCALHOST, size)
+    }
+
+    /// The same at the other end of an [`Ethernet`].
+    fn over_ethernet(size: &str) -> Result<Nbdkit> {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", ETHERNET_SERVER, "nbdkit"]);
+        Nbdkit::at(command, ETHERNET_ADDR.parse()?, size)
+    }
+
+    fn at(mut command: Command, addr: Ipv4Addr, size: &str) -> Result<Nbdkit> {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-        let child = Command::new("nbdkit")
-            .args(["-f", "-i", "127.0.0.1", "-p", &port.to_string(), "memory", size])
+        let child = command
+            .args(["-f", "-i", &addr.to_string(), "-p", &port.to_string(), "memory", size])
             .stdin(Stdio::null())
             .spawn()
             .context("run nbdkit (scripts/install-deps.sh test installs it)")?;
         let program = Running(child);
         let until = Instant::now() + START;
-        while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
+        while TcpStream::connect((addr, port)).is_err() {
             if Instant::now() > until {
                 bail!("nbdkit does not listen");
             }
             std::thread::yield_now();
         }
-        Ok(Nbdkit { uri: format!("nbd://127.0.0.1:{port}"), _program: program })
+        Ok(Nbdkit { uri: format!("nbd://{addr}:{port}"), _program: program })
     }
 }

@@ -12,8 +12,12 @@ use pagoda_sys::toy::process::die_with_parent;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use super::link::ETHERNET_SERVER;
 use super::repository;
 use super::undo::{Guard, Undo, start_ticks_of};
+
+/// Any port of [`super::link::ETHERNET_ADDR`].
+const ETHERNET_LISTEN: &str = "10.77.1.2:0";
 
 /// A pool's directory: keys, the list of servers, the registry, disks.
 #[derive(Debug)]
@@ -60,6 +64,11 @@ pub struct Lend<'a> {
 }
 
 impl Lend<'_> {
+    /// So much, at the other end of an [`Ethernet`](super::link::Ethernet).
+    pub fn over_ethernet(size: &str) -> Lend<'_> {
+        Lend { size, listen: ETHERNET_LISTEN, inside: Some(ETHERNET_SERVER), more: &[] }
+    }
+
     /// So much, on the loopback.
     pub fn on_loopback(size: &str) -> Lend<'_> {
         Lend { size, listen: "127.0.0.1:0", inside: None, more: &[] }
@@ -111,11 +120,11 @@ impl Pool {
         Ok(dir.to_str().context("the directory's name is not UTF-8")?.to_owned())
     }
 
-    /// Servers of the same size on the loopback, one for each number from 1 on, all of them listed.
+    /// Servers of the same size, one for each number from 1 on, all of them listed.
     ///
     /// # Errors
     /// As [`Pool::serve`].
-    pub fn serve_on_loopback(&self, count: u32, lend: &Lend<'_>) -> Result<Vec<Server>> {
+    pub fn serve_listed(&self, count: u32, lend: &Lend<'_>) -> Result<Vec<Server>> {
         let servers = (1..=count).map(|id| self.serve(id, lend)).collect::<Result<Vec<_>>>()?;
         self.list(servers.iter().map(|server| (server, server.addr)))?;
         Ok(servers)

@@ -67,7 +67,7 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
         eprintln!("table1: round {round} of {}", setup.rounds);
         table.disk.measure(setup, &mut |words| fio::on_host(words), &Engine::File(&file.path))?;
         let pool = Pool::new(&setup.dir)?;
-        let servers = pool.serve_on_loopback(1, &Lend::on_loopback(SERVER))?;
+        let servers = pool.serve_listed(1, &Lend::on_loopback(SERVER))?;
         pool.create("host", DISK_BYTES, 1)?;
         let exporter = pool.export("host", "host.sock", None, &[])?;
         table.linux.measure(setup, &mut |words| fio::on_host(words), &Engine::Nbd(&exporter.uri))?;

@@ -31,7 +31,7 @@ pub struct Writes {
 /// A program cannot be started; no parity is made.
 pub fn measure(dir: &Path) -> Result<Writes> {
     let pool = Pool::new(dir)?;
-    let _servers = pool.serve_on_loopback(SERVERS, &Lend::on_loopback(SERVER))?;
+    let _servers = pool.serve_listed(SERVERS, &Lend::on_loopback(SERVER))?;
     pool.create("cold", DISK_BYTES, 2)?;
     let exporter = pool.export("cold", "cold.sock", None, &["--parity-after", "1s"])?;
     fio(&Target::Nbd(&exporter.uri), DISK, "write", 8, &["--bs=256k"])?;

@@ -1,6 +1,6 @@
 //! A disk that another process exports over NBD, as a directory of this host: what swap on another machine's disk is today.
 //!
-//! From below: a file that was written in full, a server behind TCP on the loopback, nbdfuse as the client (an NBD client in user
+//! From below: a file that was written in full, a server behind TCP in another network namespace, nbdfuse as the client (an NBD client in user
 //! space, because not every kernel has one), a loop device with direct I/O on the file that it shows, ext4. The server is
 //! qemu-nbd with direct I/O, which is a disk; or nbdkit's file plugin with the page cache of its machine in front of it, which
 //! for what fits is another machine's memory without a second copy or encryption.
@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail};
 use pagoda_sys::toy::process::die_with_parent;
 
 use super::swap::write_out;
+use crate::bench::link::{ETHERNET_ADDR, ETHERNET_SERVER};
 use crate::bench::undo::{Guard, Undo, start_ticks_of};
 
 const START_MAX: Duration = Duration::from_secs(10);
@@ -42,7 +43,8 @@ pub struct NbdDisk {
 }
 
 impl NbdDisk {
-    /// A disk of so many bytes, kept in a file in `parent`.
+    /// A disk of so many bytes, kept in a file in `parent`. Its server is at the other end of an
+    /// [`Ethernet`](crate::bench::link::Ethernet), which outlives it.
     ///
     /// # Errors
     /// Not root, no space, no nbdkit or nbdfuse, no loop device.
@@ -58,14 +60,14 @@ impl NbdDisk {
         let (number, image) = (port.to_string(), path_of(&image)?);
         let server = match cache {
             Cache::Nothing => {
-                let place = ["-f", "raw", "-t", "-b", "127.0.0.1", "-p", &number];
-                start("qemu-nbd", &[&place[..], &["--cache=none", "--aio=native", image]].concat())?
+                let place = ["-f", "raw", "-t", "-b", ETHERNET_ADDR, "-p", &number];
+                start_there("qemu-nbd", &[&place[..], &["--cache=none", "--aio=native", image]].concat())?
             }
-            Cache::PageCache => start("nbdkit", &["-f", "-i", "127.0.0.1", "-p", &number, "file", image])?,
+            Cache::PageCache => start_there("nbdkit", &["-f", "-i", ETHERNET_ADDR, "-p", &number, "file", image])?,
         };
-        until("the NBD server listens", || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok())?;
+        until("the NBD server listens", || TcpStream::connect((ETHERNET_ADDR, port)).is_ok())?;
         let unmount_fuse = Guard::new(Undo::Mount { path: fuse.clone() })?;
-        let client = start("nbdfuse", &[path_of(&fuse)?, &format!("nbd://127.0.0.1:{port}")])?;
+        let client = start("nbdfuse", &[path_of(&fuse)?, &format!("nbd://{ETHERNET_ADDR}:{port}")])?;
         let disk = fuse.join("nbd");
         until("nbdfuse shows the disk", || fs::metadata(&disk).is_ok_and(|file| file.len() == bytes))?;
         let device = tool("losetup", &["--find", "--show", "--direct-io=on", path_of(&disk)?])?;
@@ -93,6 +95,11 @@ impl NbdDisk {
 
 fn path_of(path: &Path) -> Result<&str> {
     path.to_str().context("the directory's name is not UTF-8")
+}
+
+/// Starts what runs until it is ended, at the other end of an [`Ethernet`](crate::bench::link::Ethernet).
+fn start_there(program: &str, words: &[&str]) -> Result<Guard> {
+    start("ip", &[&["netns", "exec", ETHERNET_SERVER, program], words].concat())
 }
 
 /// Starts what runs until it is ended.
