@@ -68,9 +68,12 @@ impl Ethernet {
     pub fn new() -> Result<Ethernet> {
         let undo = || Undo::Namespace { name: ETHERNET_SERVER.to_owned() };
         let end = Guard::new(undo())?;
-        // Of a bench that was killed. The other end goes with it.
+        // Of a bench that was killed, or of the round before: the kernel takes a namespace down after its name, and what was in it.
         let _ = undo().perform();
+        let _ = run("ip", &["link", "del", ETHERNET_DEVICE]);
         run("ip", &["netns", "add", ETHERNET_SERVER])?;
+        // Between servers.
+        run("ip", &["-n", ETHERNET_SERVER, "link", "set", "lo", "mtu", "1500", "up"])?;
         let there = ["type", "veth", "peer", "name", DEVICE, "netns", ETHERNET_SERVER];
         run("ip", &[&["link", "add", ETHERNET_DEVICE], &there[..]].concat())?;
         for (place, device, addr) in

@@ -65,8 +65,9 @@ impl Relay {
     /// # Errors
     /// A socket cannot be made.
     pub fn start(server: SocketAddr, weather: Weather, seed: u64) -> Result<Relay> {
-        let bind = || Port::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).context("make a socket");
-        let (front, back) = (bind()?, bind()?);
+        let bind = |addr: Ipv4Addr| Port::bind(SocketAddr::from((addr, 0))).context("make a socket");
+        // Servers need not be on the loopback.
+        let (front, back) = (bind(Ipv4Addr::LOCALHOST)?, bind(Ipv4Addr::UNSPECIFIED)?);
         let addr = front.local_addr()?;
         let (bad, stop) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let (rng, held, stopped) = (Rng::new(seed), Vec::new(), Arc::clone(&stop));
