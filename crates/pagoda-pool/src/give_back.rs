@@ -72,7 +72,8 @@ pub fn give_leftovers_back(
 /// Gives all memory of a space back to its servers, what earlier owners left there included. `today`: as it was seen to be.
 ///
 /// # Errors
-/// The control plane or the socket failed; somebody else took the space over meanwhile.
+/// The control plane or the socket failed; somebody else took the space over meanwhile, or has as some servers say, unless these
+/// are to be passed over.
 pub fn give_back(
     pool: &PoolConfig,
     plane: &mut Plane,
@@ -118,14 +119,14 @@ pub fn give_back(
     let disbelieved = client.client.disbelieved(space);
     if !disbelieved.is_empty() {
         let list = connect::list(&disbelieved);
-        let says = format!(
-            "these servers say that another owner has it, which no other server and not the registry or etcd knows: {list}"
-        );
+        let says =
+            format!("these servers say that it has a newer owner, which the registry or etcd does not know: {list}");
         ensure!(
             silent == Silent::PassOver,
-            "{says}. Was that put back from an old copy? If not, and it is to go, add --force"
+            "{says}. If the registry or etcd was put back from an old copy, put back the newest one; if not, --force forgets it, and \
+             they keep what they have of it until they end"
         );
-        (pool.tell)(&format!("{says}; what they have of it they keep until they end"));
+        (pool.tell)(&format!("{says}. What they have of it they keep until they end"));
     }
     Ok(if given { GivenBack::All(generation) } else { GivenBack::Left(generation) })
 }

@@ -13,8 +13,11 @@ pub const SERVER: &str = "pagoda-bench-server";
 pub const SERVER_ADDR: &str = "10.77.0.2";
 /// Where [`Ethernet`]'s servers are.
 pub const ETHERNET_SERVER: &str = "pagoda-bench-servers";
-/// Their address, and that of this namespace's end.
+/// Their address.
 pub const ETHERNET_ADDR: &str = "10.77.1.2";
+/// Any port of it.
+pub const ETHERNET_LISTEN: &str = "10.77.1.2:0";
+/// That of this namespace's end.
 const ETHERNET_HERE: &str = "10.77.1.1";
 /// This namespace's end.
 const ETHERNET_DEVICE: &str = "pagoda-bench";

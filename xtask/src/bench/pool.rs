@@ -12,12 +12,9 @@ use pagoda_sys::toy::process::die_with_parent;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::link::ETHERNET_SERVER;
+use super::link::{ETHERNET_LISTEN, ETHERNET_SERVER};
 use super::repository;
 use super::undo::{Guard, Undo, start_ticks_of};
-
-/// Any port of [`super::link::ETHERNET_ADDR`].
-const ETHERNET_LISTEN: &str = "10.77.1.2:0";
 
 /// A pool's directory: keys, the list of servers, the registry, disks.
 #[derive(Debug)]

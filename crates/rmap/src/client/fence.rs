@@ -46,9 +46,10 @@ impl Client {
         let state = &mut self.spaces[space];
         state.fencing.remove(peer);
         let was_asked = state.unknown_at.has(peer);
-        match status {
-            Status::Ok => self.was_let_in(space, peer),
-            _ => self.was_not_let_in(space, peer),
+        if status == Status::Ok {
+            self.was_let_in(space, peer);
+        } else {
+            self.was_not_let_in(space, peer);
         }
         self.spaces[space].unknown_at.remove(peer);
         self.look_at_reservation(space);
@@ -68,7 +69,7 @@ impl Client {
         self.look_for_leftovers_again(space, peer);
     }
 
-    /// A server has no room for one more space.
+    /// A server has no room for one more space, or says that this one has a newer owner and is not believed.
     fn was_not_let_in(&mut self, space: usize, peer: usize) {
         let mut was_wanted = false;
         self.spaces[space].looked_at.insert(peer);

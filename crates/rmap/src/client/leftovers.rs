@@ -118,9 +118,9 @@ impl Client {
         }
     }
 
-    /// Whether a server that says that the space has a newer owner is not to be believed: it was only looked at, or asked to
-    /// keep room. Neither has it anything of this owner, nor is it asked for a slab. Where it is true, those say so that have slabs, and the control plane lets this owner
-    /// add none.
+    /// Whether a server that says that the space has a newer owner is not to be believed: it was only looked at, or asked to keep room.
+    /// Neither has it anything of this owner, nor is it asked for a slab. Where it is true, those say so that have slabs, and the control
+    /// plane lets this owner add none.
     pub(super) fn is_hearsay(&self, exchange: &Exchange) -> bool {
         let Exchange { role, space, peer, .. } = *exchange;
         let state = &self.spaces[space];

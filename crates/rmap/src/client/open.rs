@@ -193,7 +193,7 @@ impl Client {
         self.decline_ops(space, slab, said_at.unwrap_or(now));
         let latest = self.waiting_for(space, slab).into_iter().map(|op| self.ops.get(op).since).max();
         if let Some(began) = latest {
-            let unheard = up.iter().filter(|peer| self.peers[*peer].lived_at < began).collect::<PeerSet>();
+            let unheard: PeerSet = up.iter().filter(|peer| self.peers[*peer].lived_at < began).collect();
             unheard.iter().for_each(|peer| self.peers[peer].ask_for_room(now, began));
         }
     }

@@ -1,8 +1,8 @@
 //! A disk that another process exports over NBD, as a directory of this host: what swap on another machine's disk is today.
 //!
-//! From below: a file that was written in full, a server behind TCP in another network namespace, nbdfuse as the client (an NBD client in user
-//! space, because not every kernel has one), a loop device with direct I/O on the file that it shows, ext4. The server is
-//! qemu-nbd with direct I/O, which is a disk; or nbdkit's file plugin with the page cache of its machine in front of it, which
+//! From below: a file that was written in full, a server behind TCP in another network namespace, nbdfuse as the client (an NBD
+//! client in user space, because not every kernel has one), a loop device with direct I/O on the file that it shows, ext4. The
+//! server is qemu-nbd with direct I/O, which is a disk; or nbdkit's file plugin with the page cache of its machine in front of it, which
 //! for what fits is another machine's memory without a second copy or encryption.
 
 use std::fs;
