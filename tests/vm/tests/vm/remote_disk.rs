@@ -197,6 +197,14 @@ fn export_inside(control: &mut Control) -> Result<()> {
     control.sh("nbd-client -unix /run/disk.sock /dev/nbd0 -b 4096").context("the exporter inside the guest").map(drop)
 }
 
+/// What the client inside the guest knows of its disk, where something went wrong.
+fn told_by<T>(control: &mut Control, done: Result<T>) -> Result<T> {
+    done.map_err(|error| {
+        let told = control.sh("cat /run/export.log; pagoda disk show disk; pagoda pool ls");
+        error.context(told.unwrap_or_else(|error| format!("the guest says no more: {error:#}")))
+    })
+}
+
 /// What works on more than its memory is limited by a cgroup: the guest's exporter needs memory to make any free.
 #[test]
 fn swap_on_the_guests_own_export() -> Result<()> {
@@ -206,7 +214,8 @@ fn swap_on_the_guests_own_export() -> Result<()> {
         control
             .sh("mkdir /cgroup; mount -t cgroup2 none /cgroup && echo +memory > /cgroup/cgroup.subtree_control; \
              mkdir /cgroup/work; echo 64M > /cgroup/work/memory.max; echo 1 > /cgroup/work/cgroup.procs")?;
-        swap(&mut control, "nbd0", 72, || pool.kill9(0))?;
+        let done = swap(&mut control, "nbd0", 72, || pool.kill9(0));
+        told_by(&mut control, done)?;
         power_off(&guest, &mut control)
     })
 }
@@ -217,7 +226,8 @@ fn files_on_the_guests_own_export() -> Result<()> {
     Lab::run("remote disk, guest's export, files", 1, |lab| {
         let pool = lab.pool(&SLABS)?;
         let (guest, mut control) = boot_client(lab, &pool)?;
-        files(&mut control, "nbd0", 16, || pool.kill9(0))?;
+        let done = files(&mut control, "nbd0", 16, || pool.kill9(0));
+        told_by(&mut control, done)?;
         control.sh("umount /mnt; nbd-client -d /dev/nbd0; read pid </run/export.pid; kill -9 $pid")?;
         export_inside(&mut control)?;
         control.sh("mount /dev/nbd0 /mnt")?;
