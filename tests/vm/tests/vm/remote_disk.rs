@@ -200,7 +200,8 @@ fn export_inside(control: &mut Control) -> Result<()> {
 /// What the client inside the guest knows of its disk, where something went wrong.
 fn told_by<T>(control: &mut Control, done: Result<T>) -> Result<T> {
     done.map_err(|error| {
-        let told = control.sh("cat /run/export.log; pagoda disk show disk; pagoda pool ls");
+        let told = control
+            .sh("cat /run/export.log; pagoda disk show disk; pagoda pool ls; ip -s link show eth0; cat /proc/net/snmp");
         error.context(told.unwrap_or_else(|error| format!("the guest says no more: {error:#}")))
     })
 }
@@ -231,7 +232,8 @@ fn files_on_the_guests_own_export() -> Result<()> {
         control.sh("umount /mnt; nbd-client -d /dev/nbd0; read pid </run/export.pid; kill -9 $pid")?;
         export_inside(&mut control)?;
         control.sh("mount /dev/nbd0 /mnt")?;
-        check_files(&mut control)?;
+        let done = check_files(&mut control);
+        told_by(&mut control, done)?;
         control.sh("umount /mnt; nbd-client -d /dev/nbd0; read pid </run/export.pid; kill $pid")?;
         power_off(&guest, &mut control)
     })
