@@ -19,8 +19,8 @@ use crate::store;
 pub struct Patience {
     /// Then one is given up where another has a copy.
     pub fail_after: Duration,
-    /// Then one that has the only copy of something is given up; `None`: never.
-    pub lost_after: Option<Duration>,
+    /// Then what only silent ones have fails, until one of them is heard again; `None`: it waits.
+    pub error_after: Option<Duration>,
     /// Then one counts as having no slab to give, where none that answers has.
     pub grant_patience: Duration,
     /// Then a page for a slab that nobody has is declined, where the control plane does not say who is to have it; `None`: it
@@ -36,9 +36,9 @@ impl Patience {
     /// For disks: who waits for a block device expects an error rather than no answer at all.
     pub const fn of_disks(fail_after: Duration) -> Patience {
         let patience = Duration::from_secs(30);
-        let (lost_after, grant_patience) = (Some(patience), patience);
+        let (error_after, grant_patience) = (Some(patience), patience);
         let (map_patience, give_back_after) = (None, Some(GIVE_BACK_AFTER));
-        Patience { fail_after, lost_after, grant_patience, map_patience, give_back_after, uses_last_resort: true }
+        Patience { fail_after, error_after, grant_patience, map_patience, give_back_after, uses_last_resort: true }
     }
 }
 
@@ -64,10 +64,11 @@ pub fn client(
     patience: Patience,
 ) -> Result<UdpClient<Control>> {
     let (keys, pool_key) = store::identity(&pool.dir)?;
-    let Patience { fail_after, lost_after, grant_patience, map_patience, give_back_after, uses_last_resort } = patience;
+    let Patience { fail_after, error_after, grant_patience, map_patience, give_back_after, uses_last_resort } =
+        patience;
     let config = ClientConfig {
         fail_after,
-        lost_after,
+        error_after,
         grant_patience,
         map_patience,
         give_back_after,

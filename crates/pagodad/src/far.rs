@@ -41,7 +41,7 @@ const MAP_PATIENCE: Duration = Duration::from_millis(400);
 /// and a network that is down have lost nothing. For new pages there is the swap file: they are declined at once.
 const PATIENCE: Patience = Patience {
     fail_after: FAIL_AFTER,
-    lost_after: None,
+    error_after: None,
     grant_patience: Duration::ZERO,
     map_patience: Some(MAP_PATIENCE),
     give_back_after: None,

@@ -15,8 +15,9 @@
 //!
 //! A server that is silent is given up after [`ClientConfig::fail_after`] where another copy is in sync; pages stall for
 //! that long. Its copies leave once the server of the other has answered something that it was asked after that: two that
-//! fall silent together may be a dead one and a slow one. The only copy is waited for; when its server comes back with another boot epoch, or stays away for
-//! [`ClientConfig::lost_after`], its pages are [`Failure::Lost`]: an error, never zeros. Without the control plane everything
+//! fall silent together may be a dead one and a slow one. The only copy is waited for; after [`ClientConfig::error_after`] what
+//! waits fails as [`Failure::Silent`], and nothing is given up: its server may come back with all that it has. When it comes back with
+//! another boot epoch, its pages are [`Failure::Lost`]: an error, never zeros. Without the control plane everything
 //! goes on that needs no change of the map. Another owner of the space makes all of it [`Failure::Fenced`].
 
 mod check;
@@ -43,6 +44,7 @@ mod tables;
 mod timers;
 mod transfer;
 mod transmit;
+mod unanswered;
 mod vacate;
 mod view;
 
@@ -80,7 +82,7 @@ use ops::Ops;
 use parity::cold::Cold;
 use parity::stripe::Stripes;
 use parked::Parking;
-use peer::Peer;
+use peer::{Peer, PeerSet};
 use reserve::Reservation;
 use scrub::Scrub;
 use slab::Space;
@@ -100,9 +102,10 @@ pub struct ClientConfig {
     pub slab_size: SlabSize,
     /// A server that says nothing for so long is given up where there is another copy.
     pub fail_after: Duration,
-    /// A server that holds the only copy of something is given up after this; `None`: it is waited for as long as it takes,
-    /// and only its return with an empty memory, or [`Client::forget_content`], loses what it had.
-    pub lost_after: Option<Duration>,
+    /// What only servers have that have been silent for so long is not waited for: it fails, until one of them is heard again;
+    /// `None`: it is waited for as long as it takes. Either way only a server's return with an empty memory, or
+    /// [`Client::forget_content`], loses what it had.
+    pub error_after: Option<Duration>,
     /// A server that fell silent, and was silent for longer, counts as one that has no slab to give. Zero for who has
     /// somewhere else for its pages: it is told at once.
     pub grant_patience: Duration,
@@ -157,6 +160,8 @@ pub enum Fault {
     LeavesMembersOut,
     /// Does not wait with writes until their group has no parity any more.
     WritesToFrozen,
+    /// Takes a write that failed because nobody answered for one that no server has.
+    ForgetsUnanswered,
 }
 
 impl ClientConfig {
@@ -167,7 +172,7 @@ impl ClientConfig {
             pool,
             slab_size: SlabSize::default(),
             fail_after: Duration::from_millis(30),
-            lost_after: Some(Duration::from_secs(30)),
+            error_after: Some(Duration::from_secs(30)),
             grant_patience: Duration::from_secs(30),
             map_patience: None,
             uses_last_resort: true,
@@ -253,6 +258,9 @@ pub enum Failure {
     Declined,
     #[error("every copy of the page that answers is damaged")]
     Corrupt,
+    /// Of a write: it may be done yet, before any later one to its page.
+    #[error("every server that has the page has been silent for too long; it may come back")]
+    Silent,
 }
 
 /// A result.
@@ -281,6 +289,8 @@ pub struct Client {
     config: ClientConfig,
     entropy: SharedEntropy,
     peers: Vec<Peer>,
+    /// Servers that have been silent for [`ClientConfig::error_after`].
+    long_silent: PeerSet,
     spaces: Vec<Space>,
     exchanges: Exchanges,
     ops: Ops,
@@ -323,13 +333,15 @@ impl Client {
     pub fn new(config: ClientConfig, entropy: Box<dyn Entropy>) -> Client {
         let tables = Tables::new(config.slab_size);
         let exchanges = Exchanges::new(config.questions_max);
+        let ops = Ops::new(config.slab_size, config.error_after.is_some());
         Client {
             config,
             entropy: SharedEntropy::new(entropy),
             peers: Vec::new(),
+            long_silent: PeerSet::default(),
             spaces: Vec::new(),
             exchanges,
-            ops: Ops::new(),
+            ops,
             parking: Parking::default(),
             copies: Copies::new(),
             stripes: Stripes::new(),
@@ -540,7 +552,7 @@ impl Client {
         }
     }
 
-    /// Gives up a server for good, as after [`ClientConfig::lost_after`].
+    /// Gives up what a server has, for good: as if it had come back empty.
     pub fn forget_content(&mut self, now: Time, server: crate::units::ServerId) {
         if let Some(peer) = self.place_of(server) {
             self.content_lost(peer);
@@ -607,7 +619,7 @@ impl Client {
                     self.unpark(space, slab);
                 }
             }
-            if !self.tend_parity() {
+            if !(self.tend_parity() | self.tell_more()) {
                 break;
             }
         }

@@ -119,7 +119,7 @@ fn export(
     config.slab_size = slab_size();
     // The machine that runs the tests may be busy.
     config.fail_after = Duration::from_millis(500);
-    config.lost_after = Some(Duration::from_secs(1));
+    config.error_after = Some(Duration::from_secs(1));
     config.parity_after = parity_after;
     let mut client = Client::new(config, Box::new(SystemEntropy::default()));
     for (id, server) in (0..).zip(servers) {

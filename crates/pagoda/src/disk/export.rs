@@ -11,7 +11,7 @@ use pagoda_pool::connect::Patience;
 use pagoda_pool::newcomers::Newcomers;
 use pagoda_pool::plane::{Control, Plane};
 use pagoda_pool::{connect, record, role};
-use rmap::client::{Client, ServerInfo};
+use rmap::client::{Client, Reach, ServerInfo};
 use rmap::nbd::{self, Ended, Listener, Server};
 use rmap::udp::{UdpClient, Wait};
 use rmap::units::ServerId;
@@ -85,7 +85,8 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     };
     let uri = listener.uri(name);
     let wait = Wait { spin: Duration::from_micros(options.spin) };
-    let patience = Patience::of_disks(Duration::from_millis(options.fail_after));
+    let error_after = (options.error_after > 0).then(|| Duration::from_secs(options.error_after));
+    let patience = Patience { error_after, ..Patience::of_disks(Duration::from_millis(options.fail_after)) };
     let (scraped, metrics) = options.metrics.map(metrics::listen).transpose()?.unzip();
     let published = scraped.map(|listener| Published::start(listener, DiskNumbers::new(name))).transpose()?;
     // Before other threads are started: they inherit it.
@@ -121,7 +122,9 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
         Format::Text if read_only => print_text(&format!("Exporting {name} at {uri}, read-only\n"))?,
         Format::Text => print_text(&format!("Exporting {name} at {uri}\n"))?,
     }
+    let mut outage = Outage { name, answers_again: true, unanswered: 0 };
     let tend = |client: &mut Client, now| {
+        outage.look(client);
         if let Some(published) = &published {
             published.update(|numbers| numbers.look(client, space));
         }
@@ -149,6 +152,32 @@ pub fn greet(client: &mut UdpClient<Control>, servers: &[ServerInfo]) -> Result<
     let silent: Vec<ServerId> = servers.iter().map(|server| server.id).filter(|id| !up.contains(id)).collect();
     eprintln!("pagoda: these servers do not answer: {}", connect::list(&silent));
     Ok(())
+}
+
+/// Requests that fail because servers are silent, as the operator is told of them: once, until all servers answer again.
+#[derive(Debug)]
+struct Outage<'a> {
+    name: &'a str,
+    unanswered: u64,
+    answers_again: bool,
+}
+
+impl Outage<'_> {
+    fn look(&mut self, client: &Client) {
+        let name = self.name;
+        let unanswered = std::mem::replace(&mut self.unanswered, client.stats().unanswered);
+        if client.stats().unanswered > unanswered && self.answers_again {
+            self.answers_again = false;
+            eprintln!(
+                "pagoda: {name}: requests fail, as every server of what they ask for is silent (`pagoda disk show {name}`); \
+                 nothing is lost by that, and they do not fail any more once one of them answers"
+            );
+        }
+        if !self.answers_again && client.reach().all(|(_, reach)| reach == Reach::Up) {
+            self.answers_again = true;
+            eprintln!("pagoda: {name}: all servers answer again");
+        }
+    }
 }
 
 /// Of this thread's stack: far more than serving takes. It grows page by page, and each would be new memory.

@@ -129,6 +129,13 @@ pub struct Export {
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 30)]
     #[arg(value_parser = clap::value_parser!(u64).range(5..=60_000))]
     pub fail_after: u64,
+    /// Answer with an error what only servers have that have been silent for so long, until one of them is back; 0: wait for
+    /// them as long as it takes
+    ///
+    /// Nothing is lost by that. A write that was answered so may be there later, and may not.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    #[arg(value_parser = clap::value_parser!(u64).range(..=86_400))]
+    pub error_after: u64,
     /// Of a read-only disk: make missing copies when nobody else has for so long
     #[arg(long, value_name = "SECONDS", default_value_t = KEEP_AFTER.as_secs())]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]

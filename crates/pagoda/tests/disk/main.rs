@@ -13,6 +13,7 @@ mod reserve;
 #[path = "../../../rmap-etcd/tests/etcd/rig.rs"]
 mod rig;
 mod share;
+mod silence;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -184,6 +184,12 @@ impl Pool {
         drop(self.servers[place].take());
     }
 
+    /// Has a server hear and say nothing, or go on.
+    pub fn pause_server(&self, place: usize, on: bool) {
+        let server = self.servers[place].as_ref().unwrap();
+        tool("kill", &[if on { "-STOP" } else { "-CONT" }, &server.child.id().to_string()]);
+    }
+
     /// Waits for the end of a server; its status.
     pub fn wait_server(&mut self, place: usize) -> Option<i32> {
         self.servers[place].take().unwrap().wait()

@@ -11,7 +11,8 @@ use crate::wire::message::Op;
 pub const EXCHANGES_MAX: usize = 2048;
 /// Of these, questions about slabs and spaces: there may be as many as there are slabs, and they wait for one another. The other
 /// half is for pages, and always enough: a write has three (two copies and one in the making) or two grants, a read two; with
-/// what is put together from others, copied and looked at, 920 together.
+/// what is put together from others, copied and looked at, 920 together. Writes that have failed come on top when their servers are
+/// back, and questions may have to wait for these.
 pub const QUESTIONS_MAX: usize = EXCHANGES_MAX / 2;
 /// Pages of replies under way, from all servers together: 1 MiB. More only fills the queues of a switch.
 pub const WINDOW_MAX: usize = 256;

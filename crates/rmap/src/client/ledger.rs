@@ -327,6 +327,8 @@ impl Client {
             }
             (Table::Asked { .. }, Ok(false) | Err(Failure::Corrupt | Failure::Declined)) => Table::Bad,
             (Table::Asked { .. }, Err(Failure::Lost | Failure::Fenced)) => Table::Gone,
+            // It says nothing: the ledger is asked again.
+            (Table::Asked { .. }, Err(Failure::Silent)) => Table::Unknown,
             (Table::Compared { next, got }, Ok(true))
                 if encode(&state.versions[first..end]) == *self.ops.content(op) =>
             {

@@ -38,6 +38,9 @@ impl Client {
             return;
         }
         self.tell_who_asked(space);
+        if !self.long_silent.is_empty() || self.ops.any_told() {
+            self.tend_unanswered(space, slab);
+        }
         if self.advance_grouped(now, space, slab) {
             return;
         }

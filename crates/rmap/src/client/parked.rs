@@ -2,12 +2,13 @@
 //! hours must not fill their places, or pages of all others would wait with it.
 //!
 //! A parked read has asked nobody and begins anew when its slab is looked at again: a server is back, the map has changed, the
-//! slab is lost. What it returns then is as right as at first: the version is the one that is known at that time.
+//! slab is lost, its servers have been silent for too long. What it returns then is as right as at first: the version is the one that is known at that time.
 
 use std::collections::VecDeque;
 
+use super::ops::Operation;
 use super::slab::Phase;
-use super::{Client, Token, ops};
+use super::{Client, Failure, Token};
 use crate::units::{Class, PageNo, SlabNo, SlabSize, Time};
 
 /// Reads that wait so at a time; more keep their places among the operations. A VM asks for some two thousand at most.
@@ -52,14 +53,27 @@ impl Client {
             self.put_back(op);
             return true;
         }
+        let Operation { space, page, .. } = *self.ops.peek(op);
+        if self.slab_of(page).is_some_and(|slab| self.is_out_of_reach(space, slab)) {
+            self.fail_op(op, Failure::Silent);
+            return true;
+        }
         if self.parking.all.len() >= PARKED_MAX {
             return false;
         }
         self.drop_exchanges(op);
-        let ops::Operation { space, page, class, token, since, .. } = *self.ops.get(op);
+        let Operation { class, token, since, .. } = *self.ops.get(op);
         self.ops.leave(op);
         self.parking.all.push_back(Parked { space, page, class, token, since });
         true
+    }
+
+    /// Has the slabs looked at that reads wait for.
+    pub(super) fn mark_parked(&mut self) {
+        for at in 0..self.parking.all.len() {
+            let Parked { space, page, .. } = self.parking.all[at];
+            self.slab_of(page).into_iter().for_each(|slab| self.mark(space, slab));
+        }
     }
 
     /// Begins the reads of a slab that can end now.
@@ -103,6 +117,7 @@ impl Client {
             let copies = self.peers_of(&state.entry).minus(state.failed);
             !copies.is_empty() && copies.iter().all(|peer| self.peers[peer].is_down())
         };
-        self.spaces[parked.space].is_taken || !matches!(state.phase, Phase::Open) || !silent
+        let fails = self.spaces[parked.space].is_taken || self.is_out_of_reach(parked.space, slab);
+        fails || !open || !silent
     }
 }

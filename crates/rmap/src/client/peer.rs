@@ -209,8 +209,6 @@ pub struct Peer {
     pub made_up_versions: bool,
     /// Its pages lie on a disk, as it says: for slabs that no other server takes, and only as long as none does.
     pub last_resort: bool,
-    /// It was away so long that what only it has counts as lost.
-    pub written_off: bool,
     pub resend_at: Time,
     pub backoff: u32,
     pub write_credits: u16,
@@ -256,7 +254,6 @@ impl Peer {
             drain: None,
             made_up_versions: false,
             last_resort: false,
-            written_off: false,
             resend_at: now,
             backoff: 0,
             write_credits: 1,

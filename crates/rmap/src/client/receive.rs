@@ -142,7 +142,7 @@ impl Client {
         let waits = !peer.in_flight.is_empty() || !peer.resends.is_empty() || peer.must_be_certain();
         peer.unanswered_since = waits.then_some(now);
         peer.reach = Reach::Up;
-        peer.written_off = false;
+        self.long_silent.remove(place);
         if !was_up || certain {
             self.mark_all();
         }

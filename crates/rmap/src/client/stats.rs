@@ -23,6 +23,8 @@ pub struct ClientStats {
     pub bad_pages: u64,
     pub sessions: u64,
     pub servers_failed: u64,
+    /// Reads and writes that failed because every server of their page had been silent for too long.
+    pub unanswered: u64,
     /// Copies that left the in-sync set, and that joined it.
     pub copies_left: u64,
     pub copies_joined: u64,

@@ -16,6 +16,7 @@ mod returns;
 mod scrub;
 mod sealed;
 mod stand_in;
+mod unanswered;
 mod vacate;
 
 use super::*;
@@ -187,7 +188,7 @@ fn a_slab_is_not_opened_by_a_server_that_may_be_dead() {
 #[test]
 fn a_silent_server_does_not_starve_the_others() {
     let mut pool = Pool::new(2, 1, 8);
-    pool.client.config.lost_after = None;
+    pool.client.config.error_after = None;
     (0..64).for_each(|page| assert_eq!(pool.write(page, page as u8 + 1), Ok(())));
     let at = |pool: &Pool, page: u64, node| {
         pool.client.peers_of(&pool.client.spaces[0].slabs[page as usize / 8].entry).has(node)
@@ -230,7 +231,7 @@ fn a_silent_server_does_not_starve_the_others() {
 fn what_waits_for_a_silent_server_fails_when_it_is_lost() {
     for is_taken in [false, true] {
         let mut pool = Pool::new(1, 1, 4);
-        pool.client.config.lost_after = None;
+        pool.client.config.error_after = None;
         assert_eq!(pool.write(0, 1), Ok(()));
         pool.deaf = vec![0];
         pool.client.read(pool.now, pool.space, PageNo(0), Class::Demand, 2).unwrap();

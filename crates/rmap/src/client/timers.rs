@@ -37,16 +37,16 @@ impl Client {
             .chain(self.vacating.due())
             .chain(self.cold_due())
             .for_each(&mut at);
-        let (fail_after, lost_after) = (self.config.fail_after, self.config.lost_after);
-        for peer in &mut self.peers {
+        let (fail_after, error_after) = (self.config.fail_after, self.config.error_after);
+        for (place, peer) in self.peers.iter_mut().enumerate() {
             if let Some(greeting) = &peer.greeting {
                 at(greeting.due_at());
             }
             match peer.reach {
                 Reach::Connecting { since } => at(since + CONNECT_AFTER),
                 Reach::Down { since } => {
-                    if let Some(lost_after) = lost_after.filter(|_| !peer.written_off) {
-                        at(since + lost_after);
+                    if let Some(error_after) = error_after.filter(|_| !self.long_silent.has(place)) {
+                        at(since + error_after);
                     }
                 }
                 Reach::Up => {
@@ -88,7 +88,7 @@ impl Client {
         for place in 0..self.peers.len() {
             match self.peers[place].reach {
                 Reach::Connecting { since } if now.since(since) >= CONNECT_AFTER => self.give_up(now, place),
-                Reach::Down { since } if self.is_lost(now, place, since) => self.give_up_sole(place),
+                Reach::Down { since } if self.is_overdue(now, place, since) => self.stays_silent(place),
                 Reach::Up => self.watch(now, place),
                 _ => {}
             }
@@ -230,22 +230,9 @@ impl Client {
         }
     }
 
-    fn is_lost(&self, now: Time, place: usize, since: Time) -> bool {
-        let is_over = self.config.lost_after.is_some_and(|lost_after| now.since(since) >= lost_after);
-        is_over && !self.peers[place].written_off
-    }
-
-    /// It stayed away too long: what only it has is lost.
-    fn give_up_sole(&mut self, place: usize) {
-        self.peers[place].written_off = true;
-        for space in 0..self.spaces.len() {
-            for slab in 0..self.spaces[space].slabs.len() {
-                let state = &self.spaces[space].slabs[slab];
-                if self.peers_of(&state.entry).has(place) && !state.failed.has(place) {
-                    self.copy_lost(space, slab, place);
-                }
-            }
-        }
+    fn is_overdue(&self, now: Time, place: usize, since: Time) -> bool {
+        let is_over = self.config.error_after.is_some_and(|error_after| now.since(since) >= error_after);
+        is_over && !self.long_silent.has(place)
     }
 }
 

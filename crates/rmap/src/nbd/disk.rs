@@ -510,7 +510,7 @@ fn later(refused: Refused) -> Later {
 
 fn errno(failure: Failure) -> Errno {
     match failure {
-        Failure::Lost | Failure::Corrupt => Errno::Io,
+        Failure::Lost | Failure::Corrupt | Failure::Silent => Errno::Io,
         Failure::Declined => Errno::NoSpace,
         Failure::Fenced => Errno::Shutdown,
     }

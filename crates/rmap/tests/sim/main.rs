@@ -13,6 +13,7 @@ mod parity;
 mod registry;
 mod rest;
 mod rng;
+mod silence;
 mod world;
 
 use rmap::client::{ClientStats, Fault as ClientFault};

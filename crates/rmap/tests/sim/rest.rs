@@ -1,5 +1,6 @@
 //! A world in which nothing fails any more, and what is to be so then.
 
+use rmap::client::Reach;
 use rmap::units::SpaceId;
 use rmap::wire::message::Pressure;
 
@@ -27,6 +28,10 @@ impl World {
             }
         }
         self.run_until_quiet();
+        if self.plan.error_after.is_some() {
+            self.run_until(World::is_all_heard, "a server is not heard");
+            self.all_heard = true;
+        }
         for round in 0..2 {
             for space in 0..self.plan.spaces as u64 {
                 if round == 1 || !self.has_owner(space) {
@@ -46,6 +51,14 @@ impl World {
     fn is_quiet(&self) -> bool {
         self.nodes.iter().all(|node| match &node.program {
             Program::Host(host) => host.asks.is_empty() && host.client.is_idle(),
+            Program::Server(_) => true,
+            Program::Nothing => false,
+        })
+    }
+
+    fn is_all_heard(&self) -> bool {
+        self.nodes.iter().all(|node| match &node.program {
+            Program::Host(host) => host.client.reach().all(|(_, reach)| reach == Reach::Up),
             Program::Server(_) => true,
             Program::Nothing => false,
         })

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
+use std::time::Duration;
 
 use rmap::client::{Client, ClientConfig, Event, Failure, ServerInfo, SpaceSpec, Tenure};
 use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
@@ -48,6 +49,8 @@ pub struct Plan {
     pub last_resort: bool,
     /// Some hosts have somewhere else for pages that the map is late for.
     pub elsewhere: bool,
+    /// Then hosts do not wait any longer for servers that are silent.
+    pub error_after: Option<Duration>,
     pub steps: usize,
 }
 
@@ -72,6 +75,7 @@ impl Plan {
             steps: rng.within(200, 1200),
             seals: *rng.pick(&[0, 0, 0, 20, 100]),
             elsewhere: false,
+            error_after: None,
             parity: 0,
         };
         // Without a draw, which would make other runs of the known seeds.
@@ -98,12 +102,15 @@ pub struct World {
     pub plan: Plan,
     pub rng: Rng,
     pub kills: usize,
+    /// Reads and writes that failed because servers were silent.
+    pub unanswered: [u64; 2],
     /// Sealed spaces, and the generation of the owner that sealed them.
     pub sealed: BTreeMap<u64, u32>,
     sabotage: Sabotage,
     pool: PoolKey,
-    /// Nothing new begins any more.
+    /// Nothing new begins any more; and every host has heard of every server since.
     pub resting: bool,
+    pub all_heard: bool,
     pub violation: Option<String>,
     buffer: Vec<u8>,
     trace: bool,
@@ -132,10 +139,12 @@ impl World {
             oracle: Oracle::default(),
             rng,
             kills: 0,
+            unanswered: [0; 2],
             sealed: BTreeMap::new(),
             sabotage,
             pool: PoolKey::new([9; KEY_SIZE]),
             resting: false,
+            all_heard: false,
             violation: None,
             buffer: Vec::with_capacity(16 * 1024),
             trace,
@@ -202,11 +211,11 @@ impl World {
         } else {
             let mut config = ClientConfig::new(keys(node), self.pool.clone());
             config.slab_size = slab_size;
-            config.lost_after = None;
-            config.scrub_pass = Some(std::time::Duration::from_millis(100));
-            config.keep_after = std::time::Duration::from_millis(100);
+            config.error_after = self.plan.error_after;
+            config.scrub_pass = Some(Duration::from_millis(100));
+            config.keep_after = Duration::from_millis(100);
             // About as long as an answer takes.
-            config.map_patience = (self.plan.elsewhere && node % 2 == 1).then_some(std::time::Duration::from_millis(2));
+            config.map_patience = (self.plan.elsewhere && node % 2 == 1).then_some(Duration::from_millis(2));
             config.give_back_after = self.plan.give_back_after();
             config.parity_after = self.plan.parity_after();
             config.rekey_every = Some(50);
@@ -461,6 +470,17 @@ impl World {
                 }
                 (_, Err(Failure::Fenced)) if is_reader => Err("a reader was fenced".to_owned()),
                 (_, Err(Failure::Fenced)) => Ok(()),
+                (_, Err(Failure::Silent)) if self.plan.error_after.is_none() => Err("did not wait".to_owned()),
+                (_, Err(Failure::Silent)) if self.all_heard => Err("nobody is silent".to_owned()),
+                (Asked::Read(_), Err(Failure::Silent)) => {
+                    self.unanswered[0] += 1;
+                    Ok(())
+                }
+                // To the oracle it is under way until a later one to the page is acknowledged: it may land until then, and not after.
+                (Asked::Write(_), Err(Failure::Silent)) => {
+                    self.unanswered[1] += 1;
+                    Ok(())
+                }
                 (_, Err(failure)) => Err(format!("{failure:?}")),
             };
             if let Err(what) = judged {

@@ -216,8 +216,12 @@ impl Client {
         let (copies, here) = (self.peers_of(&state.entry), self.copies_here(space, slab));
         // Without parity each copy counts as one that is in sync: those that were not heard of since this owner began are asked first.
         let heard = self.spaces[space].fenced_at.intersection(state.checked).minus(state.failed);
-        if !copies.is_subset_of(heard) {
-            return Footing::Waits;
+        let unheard = copies.minus(heard);
+        if !unheard.is_empty() {
+            // One whose only servers are silent is made anew, if there is room.
+            let is_silent = here.is_empty() && unheard.iter().all(|peer| self.peers[peer].is_down());
+            let has_no_room = || self.can_reconstruct(space, slab) && !self.has_room(space, slab, true);
+            return if is_silent && !state.is_stuck && has_no_room() { Footing::NoRoom } else { Footing::Waits };
         }
         if !here.is_empty() && (state.is_stuck || copies.len() >= self.wanted_copies(space, slab)) {
             return Footing::Firm;

@@ -102,6 +102,16 @@ impl Client {
             return self.advance_repair(now, space, slab, here, doubt);
         }
         if is_dissolving {
+            // One that was not heard of since this owner began would be waited for: it goes, as it would without parity.
+            let heard = self.spaces[space].fenced_at.intersection(self.spaces[space].slabs[slab].checked);
+            let silent: PeerSet = copies.minus(heard).iter().filter(|peer| self.peers[*peer].is_down()).collect();
+            if !silent.is_empty() && !here.is_empty() {
+                let replicas = kept(copies.minus(silent));
+                if self.may_leave(now, (space, slab), doubt, silent, here) {
+                    self.propose(space, slab, MapEntry::of(replicas));
+                }
+                return;
+            }
             return self.dissolve_column(space, slab, here);
         }
         let stays = self.place_of_column(space, slab);

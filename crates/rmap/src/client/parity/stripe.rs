@@ -101,7 +101,7 @@ impl Client {
     }
 
     /// Columns of a slab's group that hold something, but the slab itself.
-    pub(super) fn other_columns(&self, space: usize, slab: usize) -> impl Iterator<Item = usize> {
+    pub(in super::super) fn other_columns(&self, space: usize, slab: usize) -> impl Iterator<Item = usize> {
         let Self { spaces, .. } = self;
         let layout = spaces[space].layout;
         let columns = layout.group(slab).into_iter().flat_map(move |group| layout.columns(group));
@@ -181,6 +181,8 @@ impl Client {
         };
         if exchanges == 0 && self.other_columns(space, slab).any(is_gone) {
             self.finish_read(op, Err(Failure::Corrupt));
+        } else if exchanges == 0 && self.others_are_out_of_reach(space, slab) {
+            self.finish_read(op, Err(Failure::Silent));
         }
     }
 

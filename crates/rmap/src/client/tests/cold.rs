@@ -17,7 +17,7 @@ fn byte(page: u64) -> u8 {
     page as u8 + 1
 }
 
-fn written(servers: usize) -> Pool {
+pub fn written(servers: usize) -> Pool {
     let mut pool = Pool::new(servers, 2, 32);
     pool.client.set_parity_after(Some(AFTER));
     (0..PAGES).for_each(|page| assert_eq!(pool.write(page, byte(page)), Ok(())));
@@ -49,7 +49,7 @@ fn map(pool: &Pool) -> Vec<(SlabNo, MapEntry)> {
 }
 
 /// A server begins a new life, with nothing in it.
-fn kill(pool: &mut Pool, node: usize, life: u64) {
+pub fn kill(pool: &mut Pool, node: usize, life: u64) {
     let keys = Keypair::from_private([node as u8 + 1; KEY_SIZE]);
     let admitted = vec![Keypair::from_private([50; KEY_SIZE]).public()];
     let config = ServerConfig {

@@ -122,7 +122,7 @@ fn a_server_that_lets_no_reader_in_has_no_copy() {
 #[test]
 fn a_server_that_is_away_is_told_when_it_is_back() {
     let mut pool = sealed(1, 1);
-    pool.client.config.lost_after = None;
+    pool.client.config.error_after = None;
     assert_eq!(pool.read(0), Ok(1));
     begin_read(&mut pool, 0);
     pool.deaf = vec![0];

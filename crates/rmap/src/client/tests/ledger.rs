@@ -81,7 +81,7 @@ fn assert_right(pool: &mut Pool, space: usize, of: usize) {
 #[test]
 fn a_ledger_at_silent_servers_holds_up_nobody_elses() {
     let mut pool = two_cold();
-    pool.client.config.lost_after = None;
+    pool.client.config.error_after = None;
     pool.deaf = (0..SERVERS).collect();
     let silent = take_over(&mut pool, 0, SLABS * SLAB);
     pool.pass(2 * SILENCE);
@@ -101,7 +101,7 @@ fn a_ledger_at_silent_servers_holds_up_nobody_elses() {
 fn parts_at_a_server_that_falls_silent_give_their_places_back() {
     for comes_back in [true, false] {
         let mut pool = two_cold();
-        pool.client.config.lost_after = None;
+        pool.client.config.error_after = None;
         let silent = take_over(&mut pool, 0, SLABS * SLAB);
         while pool.client.ops.own_begun() < OWN_MAX {
             assert!(pool.step());
@@ -114,14 +114,18 @@ fn parts_at_a_server_that_falls_silent_give_their_places_back() {
         if comes_back {
             pool.deaf.clear();
         } else {
-            pool.client.config.lost_after = Some(Duration::from_secs(1));
+            pool.client.config.error_after = Some(Duration::from_secs(1));
         }
         pool.pass(Duration::from_secs(3));
         if comes_back {
             assert_right(&mut pool, silent, 0);
         } else {
             pool.space = SpaceRef(silent);
-            assert_eq!(pool.read(0), Err(Failure::Lost));
+            assert_eq!(pool.read(0), Err(Failure::Silent));
+            assert!(!pool.client.is_idle() && pool.client.ops.own_begun() == 0);
+            pool.deaf.clear();
+            pool.pass(Duration::from_secs(3));
+            assert_right(&mut pool, silent, 0);
         }
         assert!(pool.client.is_idle());
     }
@@ -131,7 +135,7 @@ fn parts_at_a_server_that_falls_silent_give_their_places_back() {
 #[test]
 fn a_line_that_waits_begins_nothing() {
     let mut pool = two_cold();
-    pool.client.config.lost_after = None;
+    pool.client.config.error_after = None;
     pool.deaf = (0..SERVERS).collect();
     take_over(&mut pool, 0, SLABS * SLAB);
     pool.pass(2 * SILENCE);
@@ -177,7 +181,7 @@ fn large() -> Pool {
     pool.pass(LONG);
     assert_eq!(pool.client.parity(pool.space).whole, 1);
     pool.client.set_parity_after(None);
-    pool.client.config.lost_after = None;
+    pool.client.config.error_after = None;
     pool
 }
 

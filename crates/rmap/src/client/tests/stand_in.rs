@@ -17,7 +17,7 @@ fn a_stand_in_becomes_the_server() {
         (0..4).map(|slab| (SlabNo(slab), pool.client.spaces[0].slabs[slab as usize].entry.clone())).collect();
     assert!(map.iter().any(|(_, entry)| entry.replicas[0].server == real.id), "{map:?}");
     pool.client.peers[1] = Peer::new(ServerInfo { addr: addr(77), ..real.clone() }, pool.now);
-    pool.client.config.lost_after = None;
+    pool.client.config.error_after = None;
     let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 1, reserve: 0, key: [2; KEY_SIZE] };
     pool.space = pool.client.attach(&spec, Generation(2), &map).unwrap();
     pool.pass(Duration::from_secs(1));

@@ -290,6 +290,7 @@ fn failures_have_their_numbers_and_nothing_stays_held() {
     for (failure, error) in [
         (Failure::Lost, Errno::Io),
         (Failure::Corrupt, Errno::Io),
+        (Failure::Silent, Errno::Io),
         (Failure::Declined, Errno::NoSpace),
         (Failure::Fenced, Errno::Shutdown),
     ] {

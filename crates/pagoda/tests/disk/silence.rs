@@ -1,0 +1,37 @@
+//! All servers of a disk are silent for longer than its clients are to wait, and come back with all that they had.
+
+use std::process::Command;
+
+use crate::pool::{Pool, text};
+use crate::qemu_io;
+use crate::rig::until;
+
+/// What a client is told.
+fn asked(uri: &str, command: &str) -> String {
+    let output = Command::new("qemu-io").args(["-f", "raw", uri, "-c", command]).output().unwrap();
+    text(&output.stdout) + &text(&output.stderr)
+}
+
+#[test]
+fn servers_that_were_silent_have_lost_nothing() {
+    for copies in ["1", "2"] {
+        let pool = Pool::start(&format!("silence{copies}"), 2);
+        pool.run(&["disk", "create", "d", "--size", "128M", "--copies", copies]);
+        let export = pool.export("d", &["--error-after", "1"]);
+        qemu_io(&export.uri(), &["write -P 1 0 1M", "write -P 2 70M 1M", "write -P 3 80M 64k"]);
+        (0..2).for_each(|place| pool.pause_server(place, true));
+        // One of these waits, the others know.
+        for command in ["read 0 4k", "read 70M 4k", "write -P 9 80M 4k", "write -P 9 71M 64k"] {
+            let said = asked(&export.uri(), command);
+            assert!(said.contains("Input/output error"), "{command}: {said}");
+        }
+        until("it is said", || pool.has_said("nothing is lost by that"));
+        (0..2).for_each(|place| pool.pause_server(place, false));
+        until("it is said", || pool.has_said("all servers answer again"));
+        qemu_io(&export.uri(), &["read -P 1 0 1M", "read -P 2 70M 1M", "read -P 3 81924K 8k"]);
+        qemu_io(&export.uri(), &["write -P 4 80M 4k", "read -P 4 80M 4k"]);
+        let shown = pool.json(&["disk", "show", "d"]);
+        assert_eq!((shown["lost_bytes"].clone(), shown["used_bytes"].clone()), (0.into(), (128 << 20).into()));
+        assert_eq!(export.stop(), Some(0));
+    }
+}

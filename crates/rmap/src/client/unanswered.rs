@@ -1,0 +1,185 @@
+//! Operations that nobody answers: every server that has their page has been silent for too long.
+//!
+//! Silence says nothing of what a server has: it may be this client whose network is away. So the map is not changed for it, and
+//! a slab whose servers are silent stays what it is. What waits for them fails after [`ClientConfig::error_after`], and what is
+//! asked after that fails at once, until one of them is heard again.
+//!
+//! # What makes a failed write right
+//!
+//! Some copies may have it by then, and a datagram that is still on its way may bring it to another. So it fails for its caller
+//! only. It stays the one write to its page that is under way, in its version, is sent again when a server is back, and ends like any
+//! other: when every copy in sync has it, or when the slab is lost. A later write to the page comes after it, and a read is right
+//! with or without it, until then. Meanwhile it takes nobody's place: of those that are kept for such writes one comes for its own.
+//!
+//! [`ClientConfig::error_after`]: super::ClientConfig::error_after
+
+use super::ledger::Table;
+use super::open::ListStep;
+use super::ops::{Kind, Operation, Stage};
+use super::peer::PeerSet;
+use super::slab::Phase;
+use super::{Client, Failure, Fault};
+
+/// Whether somebody who may have a slab is heard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hearing {
+    Heard,
+    /// All of those who may have it have been silent for too long.
+    Silent,
+    /// Nobody has it.
+    Gone,
+}
+
+impl Client {
+    /// A server has been silent for too long. What waits is looked at.
+    pub(super) fn stays_silent(&mut self, place: usize) {
+        self.long_silent.insert(place);
+        self.mark_unanswered(|_| true);
+        self.mark_parked();
+    }
+
+    /// Writes that could not be told before. `true` if slabs have to be looked at again.
+    pub(super) fn tell_more(&mut self) -> bool {
+        let can = self.ops.can_tell_more();
+        if can {
+            self.mark_unanswered(|op| op.kind != Kind::Read);
+        }
+        can
+    }
+
+    fn mark_unanswered(&mut self, fits: impl Fn(&Operation) -> bool) {
+        let waits = |op: &Operation| matches!(op.stage, Stage::Waiting | Stage::Active) && fits(op);
+        for op in self.ops.select(waits) {
+            let Operation { space, page, .. } = *self.ops.peek(op);
+            self.slab_of(page).into_iter().for_each(|slab| self.mark(space, slab));
+        }
+    }
+
+    /// Copies of a slab that may have what they should.
+    fn copies_left(&self, space: usize, slab: usize) -> PeerSet {
+        let state = &self.spaces[space].slabs[slab];
+        let bad: PeerSet = match &state.phase {
+            Phase::Opening(listings) => {
+                listings.iter().filter(|listing| listing.step == ListStep::Bad).map(|listing| listing.peer).collect()
+            }
+            _ => PeerSet::default(),
+        };
+        self.peers_of(&state.entry).minus(state.failed).minus(bad)
+    }
+
+    /// Where a slab stands, as far as silence is concerned.
+    fn hearing(&self, space: usize, slab: usize) -> Hearing {
+        let copies = self.copies_left(space, slab);
+        if copies.is_empty() {
+            Hearing::Gone
+        } else if copies.is_subset_of(self.long_silent) {
+            Hearing::Silent
+        } else {
+            Hearing::Heard
+        }
+    }
+
+    /// The same for one of a group with parity, of which nothing can be read as long as the ledger has not said what it has.
+    fn hearing_of_column(&self, space: usize, slab: usize) -> Hearing {
+        match self.hearing(space, slab) {
+            Hearing::Heard if self.is_table_out_of_reach(space, slab) => Hearing::Silent,
+            hearing => hearing,
+        }
+    }
+
+    /// Whether only servers that have been silent for too long could tell what a slab has: of a group with parity, those of two slabs,
+    /// or those of the ledger.
+    pub(super) fn is_out_of_reach(&self, space: usize, slab: usize) -> bool {
+        let state = &self.spaces[space];
+        if self.long_silent.is_empty() || state.is_taken || state.is_stale {
+            return false;
+        }
+        let by_itself = match state.slabs[slab].phase {
+            // Without a ledger, it is its copy that has to say what it has.
+            Phase::Opening(_) => state.slabs[slab].table == Table::Gone || !self.is_grouped(space, slab),
+            Phase::Open => !self.is_grouped(space, slab),
+            _ => return false,
+        };
+        match self.hearing(space, slab) {
+            hearing if by_itself => hearing == Hearing::Silent,
+            _ if self.is_table_out_of_reach(space, slab) => true,
+            Hearing::Heard => false,
+            Hearing::Silent => self.others(space, slab).any(|column| column != Hearing::Heard),
+            Hearing::Gone => self.others_are_out_of_reach(space, slab),
+        }
+    }
+
+    fn others(&self, space: usize, slab: usize) -> impl Iterator<Item = Hearing> {
+        self.other_columns(space, slab).map(move |column| self.hearing_of_column(space, column))
+    }
+
+    /// Whether it is for silence that a page of the slab cannot be put together from others.
+    pub(super) fn others_are_out_of_reach(&self, space: usize, slab: usize) -> bool {
+        !self.long_silent.is_empty() && self.others(space, slab).any(|column| column == Hearing::Silent)
+    }
+
+    /// Whether what the ledger says of a slab that is being opened can be had of nobody.
+    fn is_table_out_of_reach(&self, space: usize, slab: usize) -> bool {
+        let state = &self.spaces[space];
+        let layout = state.layout;
+        let is_member = layout.group(slab).is_some() && !layout.is_parity(slab);
+        if !is_member || !matches!(state.slabs[slab].phase, Phase::Opening(_)) || self.knows_versions(space, slab) {
+            return false;
+        }
+        let tables = (0..layout.table_pages).filter_map(|part| self.slab_of(layout.table_page(slab, part)));
+        let mut ledger = tables.filter(|table| *table < state.slabs.len());
+        ledger.any(|table| self.is_out_of_reach(space, table))
+    }
+
+    /// Whether a write to a slab waits for servers that have been silent for too long: for its own, or for those of another slab
+    /// of its group, which has to be whole before it is written to.
+    pub(super) fn is_write_out_of_reach(&self, space: usize, slab: usize) -> bool {
+        let layout = self.spaces[space].layout;
+        let held_up = |group: usize| layout.members(group).any(|member| self.is_out_of_reach(space, member));
+        !self.long_silent.is_empty()
+            && (self.is_out_of_reach(space, slab)
+                || self.is_in_frozen(space, slab) && layout.group(slab).is_some_and(held_up))
+    }
+
+    /// Of a slab that is being looked at: what nobody answers fails, and what has failed is sent to who answers again.
+    pub(super) fn tend_unanswered(&mut self, space: usize, slab: usize) {
+        if self.spaces[space].layout.is_ledger(slab) && self.is_out_of_reach(space, slab) {
+            // Whatever it says something of is.
+            self.mark_unanswered(|op| op.space == space && !op.is_own);
+        }
+        if !self.ops.may_be_any_of(space, slab) {
+            return;
+        }
+        let of_slab = |client: &Client, op: &Operation| op.space == space && client.slab_of(op.page) == Some(slab);
+        if self.is_write_out_of_reach(space, slab) {
+            let reads = self.is_out_of_reach(space, slab);
+            for op in self.ops.select(|op| of_slab(self, op) && !op.is_own) {
+                match (self.ops.peek(op).stage, self.ops.peek(op).kind) {
+                    (Stage::Waiting, Kind::Write { .. }) => self.fail_op(op, Failure::Silent),
+                    (Stage::Active, Kind::Write { .. }) if reads => self.tell_of_silence(op),
+                    (Stage::Waiting | Stage::Active, Kind::Read) if reads && !self.is_answer_coming(op) => {
+                        self.fail_op(op, Failure::Silent);
+                    }
+                    _ => {}
+                }
+            }
+        } else if self.ops.any_told() {
+            for op in self.ops.select(|op| of_slab(self, op) && op.is_told && op.stage == Stage::Active) {
+                self.send_write(op);
+                self.check_write(op);
+            }
+        }
+    }
+
+    /// A write fails, and stays under way. It asks nobody now: exchanges are of a limited number.
+    fn tell_of_silence(&mut self, op: usize) {
+        if self.has(Fault::ForgetsUnanswered) {
+            return self.fail_op(op, Failure::Silent);
+        }
+        if self.ops.peek(op).is_told || self.ops.tell(op, Failure::Silent) {
+            self.drop_exchanges(op);
+            let operation = self.ops.get(op);
+            operation.sent = operation.acked;
+        }
+    }
+}

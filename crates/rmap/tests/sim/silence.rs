@@ -1,0 +1,74 @@
+//! Hosts that do not wait for servers that are silent: what they are told is an error, nothing is lost, and a write that failed lands
+//! before any later one to its page or not at all.
+
+use std::time::Duration;
+
+use super::*;
+
+/// After a server is found silent. Most cuts and pauses are shorter, some are longer.
+const ERROR_AFTER: Duration = Duration::from_millis(10);
+/// Runs by default.
+const SILENT_SEEDS: u64 = SEEDS / 4;
+
+fn impatient(seed: u64) -> Plan {
+    Plan { error_after: Some(ERROR_AFTER), ..Plan::any(&mut Rng::new(seed)) }
+}
+
+#[test]
+fn silence_loses_nothing() {
+    let (mut failed, mut unanswered, mut verified) = (0, [0; 2], 0);
+    for seed in seeds(SILENT_SEEDS) {
+        let world = run(seed, Some(impatient(seed)), None, Sabotage::default());
+        if let Some(what) = &world.violation {
+            failed += 1;
+            eprintln!("{what}\nreplay: RMAP_SIM_SEED={seed} cargo test --profile ci -p rmap --test sim silence_loses");
+            assert!(failed < 5, "enough");
+        }
+        verified += world.oracle.verified;
+        (0..2).for_each(|kind| unanswered[kind] += world.unanswered[kind]);
+    }
+    eprintln!("{verified} reads verified, {} reads and {} writes unanswered", unanswered[0], unanswered[1]);
+    assert_eq!(failed, 0);
+    assert!(number("RMAP_SIM_SEED").is_some() || unanswered.iter().all(|count| *count > 0), "{unanswered:?}");
+}
+
+/// Nobody dies; all servers are silent together, for longer than any host waits, again and again.
+#[test]
+fn a_network_that_is_away_loses_nothing() {
+    let mut unanswered = [0; 2];
+    for seed in seeds(SILENT_SEEDS / 2) {
+        let plan = Plan { kills: 0, seals: 0, steps: 300, ..impatient(seed) };
+        let mut world = written(seed, plan, Sabotage::default());
+        world.all_heard = false;
+        let mut rng = Rng::new(seed);
+        for _ in 0..3 {
+            for server in 0..world.plan.servers {
+                world.nodes[server].paused_until_ns = world.now_ns + 1_000_000 * rng.within(60, 300) as u64;
+            }
+            // Before that is noticed, while nobody answers, and when some do again.
+            for _ in 0..4 {
+                let pages: Vec<(u64, usize)> = (0..world.plan.pages).map(|page| (page, rng.within(0, 9))).collect();
+                let owner = world.owner_of(0);
+                owner
+                    .into_iter()
+                    .for_each(|node| pages.iter().for_each(|(page, kind)| world.ask(node, 0, *page, *kind)));
+                world.run_for(1_000_000 * rng.within(1, 120) as u64);
+            }
+        }
+        world.rest();
+        assert!(world.violation.is_none(), "RMAP_SIM_SEED={seed}: {:?}", world.violation);
+        let lost: u64 = clients(&world).map(|stats| stats.slabs_lost).sum();
+        assert_eq!((lost, world.oracle.lost), (0, 0), "RMAP_SIM_SEED={seed}");
+        (0..2).for_each(|kind| unanswered[kind] += world.unanswered[kind]);
+    }
+    eprintln!("{} reads and {} writes unanswered", unanswered[0], unanswered[1]);
+    assert!(number("RMAP_SIM_SEED").is_some() || unanswered.iter().all(|count| *count > 0), "{unanswered:?}");
+}
+
+/// The mistake that all of this is about has to be found.
+#[test]
+fn a_write_that_is_forgotten_is_noticed() {
+    let sabotage = Sabotage { client: Some(ClientFault::ForgetsUnanswered), ..Sabotage::default() };
+    let what = (0..SABOTAGED_SEEDS).find_map(|seed| run(seed, Some(impatient(seed)), None, sabotage).violation);
+    eprintln!("{}", what.expect("it is not noticed"));
+}
