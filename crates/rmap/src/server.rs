@@ -95,6 +95,8 @@ pub struct ServerStats {
     pub fragments: u64,
     /// Sessions begun.
     pub accepted: u64,
+    /// Hellos that had been answered before, and were again.
+    pub repeated: u64,
     /// No version of the protocol produces them.
     pub malformed: u64,
     /// For sessions that do not exist (any more).
@@ -121,6 +123,7 @@ impl ServerStats {
         let ServerStats {
             fragments,
             accepted,
+            repeated,
             malformed,
             unknown_session,
             not_authentic,
@@ -135,6 +138,7 @@ impl ServerStats {
         } = other;
         self.fragments += fragments;
         self.accepted += accepted;
+        self.repeated += repeated;
         self.malformed += malformed;
         self.unknown_session += unknown_session;
         self.not_authentic += not_authentic;

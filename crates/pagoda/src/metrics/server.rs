@@ -53,6 +53,8 @@ const ROWS: &[Row<ServerNumbers>] = rows! { "pagoda_pool_server_",
     gauge "pressure", "level", "0 none, 1 yellow, 2 orange (also while it is drained), 3 red.", |n| n.pressure as u64;
     counter "fragments", "datagrams", "Authentic datagrams of clients and other servers.", |n| n.stats.fragments;
     counter "sessions", "sessions", "Sessions begun.", |n| n.stats.accepted;
+    counter "repeated_hellos", "datagrams", "Beginnings of sessions that were asked for again before the answer was there.",
+        |n| n.stats.repeated;
     counter "read_pages", "pages", "Pages that were read.", |n| n.stats.pages_read;
     counter "written_pages", "pages", "Pages that were written or trimmed.", |n| n.stats.pages_written;
 };

@@ -49,6 +49,9 @@ pub struct Peer {
     pub addr: SocketAddr,
     heard_at: Time,
     pub reassembly: Reassembly,
+    /// How it began: what is asked again in the same words is answered in the same words.
+    hello: Box<[u8; HELLO_SIZE]>,
+    accept: [u8; ACCEPT_SIZE],
 }
 
 /// Bytes of the longest answer to a hello.
@@ -146,6 +149,12 @@ impl Sessions {
             stats.strangers += 1;
             return;
         }
+        if self.answers.len() < ANSWERS_MAX
+            && let Some(accept) = self.accept_of(hello.datagram)
+        {
+            stats.repeated += 1;
+            return self.answer(hello.from, &accept);
+        }
         if self.answers.len() >= ANSWERS_MAX || !self.take_token(now) {
             stats.throttled += 1;
             return;
@@ -173,13 +182,28 @@ impl Sessions {
             stats.not_admitted += 1;
             return;
         };
+        let Ok(words) = hello.datagram.try_into().map(Box::new) else { return };
         self.make_room(node);
-        let session = Session::server(&secrets, hello.sender);
-        let reassembly = Reassembly::new();
-        self.peers[place] = Some(Peer { number, node, is_guest, session, addr: hello.from, heard_at: now, reassembly });
+        self.peers[place] = Some(Peer {
+            number,
+            node,
+            is_guest,
+            session: Session::server(&secrets, hello.sender),
+            addr: hello.from,
+            heard_at: now,
+            reassembly: Reassembly::new(),
+            hello: words,
+            accept,
+        });
         self.count = self.peers.iter().flatten().count();
         self.answer(hello.from, &accept);
         stats.accepted += 1;
+    }
+
+    /// What was answered to the same hello. A client that hears nothing repeats it within milliseconds, and a busy server finds
+    /// several of them waiting: were each a session, those of one client would push others of its node out. As RFC 7296, 2.1.
+    fn accept_of(&self, hello: &[u8]) -> Option<[u8; ACCEPT_SIZE]> {
+        self.peers.iter().flatten().find(|peer| peer.hello[..] == *hello).map(|peer| peer.accept)
     }
 
     /// One node's sessions are limited: the one silent for longest goes.

@@ -1,6 +1,7 @@
 //! What strangers and bad datagrams cost: a counter.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::crypto::KEY_SIZE;
@@ -70,7 +71,9 @@ fn tiny() -> ServerConfig {
 }
 
 fn hello(keys: &Keypair, pool: [u8; KEY_SIZE], versions: Versions) -> Initiator {
-    let entropy = SharedEntropy::new(Box::new(Counting(2)));
+    // No two are the same.
+    static HELLOS: AtomicU64 = AtomicU64::new(2);
+    let entropy = SharedEntropy::new(Box::new(Counting(HELLOS.fetch_add(1, Ordering::Relaxed))));
     let server = Keypair::from_private([1; KEY_SIZE]).public();
     Initiator::new(keys, &server, &PoolKey::new(pool), Head::Hello { versions, sender: 9 }, &entropy)
 }
@@ -155,6 +158,33 @@ fn other_versions_are_refused_with_the_range_that_is_spoken() {
     assert_eq!(Head::decode(&out), Ok(Head::Refuse { versions: SPOKEN, receiver: 9 }));
     assert!(PoolKey::new([3; KEY_SIZE]).admits_refusal(&out, &initiator.hello));
     assert!(!PoolKey::new([4; KEY_SIZE]).admits_refusal(&out, &initiator.hello));
+}
+
+/// As by a client that hears nothing of a server that has too much to do: one session comes of it, and nobody else's ends.
+#[test]
+fn a_hello_that_is_repeated_gets_the_same_answer() {
+    let mut server = server();
+    let mut other = session(&mut server);
+    let mut initiator = hello(&client_keys(), [3; KEY_SIZE], SPOKEN);
+    let mut answers: Vec<Vec<u8>> = Vec::new();
+    for time in 0..100 {
+        server.on_datagram(Time(time), addr(), &mut initiator.hello.clone());
+        let mut out = Vec::new();
+        server.poll_transmit(&mut out).expect("an answer");
+        answers.push(out);
+    }
+    assert!(answers.iter().all(|answer| *answer == answers[0]));
+    assert_eq!((server.stats().accepted, server.stats().repeated, server.stats().throttled), (2, 99, 0));
+    let Ok(Head::Accept { sender, .. }) = Head::decode(&answers[7]) else { panic!("not accepted") };
+    let (secrets, _) = initiator.finish(&answers[7]).unwrap();
+    let mut session = Session::client(&secrets, sender);
+    for session in [&mut session, &mut other] {
+        assert_eq!(status_of(&mut server, session, &request(Op::Read)), Status::UnknownSlab);
+    }
+    // One that comes late changes nothing for who uses the session.
+    server.on_datagram(Time(2_000_000), addr(), &mut initiator.hello.clone());
+    while server.poll_transmit(&mut Vec::new()).is_some() {}
+    assert_eq!(status_of(&mut server, &mut session, &request(Op::Read)), Status::UnknownSlab);
 }
 
 #[test]
