@@ -265,3 +265,9 @@ fn the_file_of_one_machine() {
 fn etcd() {
     all_of_it(&EtcdProcess::start());
 }
+
+/// Two tests may choose the same port: each has an etcd of its own all the same.
+#[test]
+fn an_etcd_at_anothers_port_is_not_up() {
+    assert!(!EtcdProcess::start().has_double());
+}

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -46,19 +46,40 @@ impl EtcdProcess {
     }
 
     pub fn start_with(scheme: Scheme) -> EtcdProcess {
+        let dir = EtcdProcess::new_dir();
+        for _ in 0..PORT_TRIES {
+            if let Some(etcd) = EtcdProcess::at(&dir, scheme, free_port(), free_port()) {
+                return etcd;
+            }
+        }
+        panic!("etcd does not start: {}", std::fs::read_to_string(dir.join("log")).unwrap_or_default());
+    }
+
+    fn new_dir() -> PathBuf {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("rmap-etcd-{}-{count}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("a directory");
-        for _ in 0..PORT_TRIES {
-            let (port, peer_port) = (free_port(), free_port());
-            let child = spawn(&dir, scheme, port, peer_port);
-            let mut etcd = EtcdProcess { child, dir: dir.clone(), scheme, port, peer_port };
-            if etcd.comes_up() {
-                return etcd;
-            }
-            let _ = std::fs::remove_dir_all(dir.join("data"));
+        dir
+    }
+
+    fn at(dir: &Path, scheme: Scheme, port: u16, peer_port: u16) -> Option<EtcdProcess> {
+        let child = spawn(dir, scheme, port, peer_port);
+        let mut etcd = EtcdProcess { child, dir: dir.to_owned(), scheme, port, peer_port };
+        if etcd.comes_up() {
+            return Some(etcd);
         }
-        panic!("etcd does not start: {}", std::fs::read_to_string(dir.join("log")).unwrap_or_default());
+        let _ = std::fs::remove_dir_all(dir.join("data"));
+        // The directory is for the next one.
+        etcd.dir = PathBuf::new();
+        None
+    }
+
+    /// Whether another one could be at the same port.
+    pub fn has_double(&self) -> bool {
+        let dir = EtcdProcess::new_dir();
+        let double = EtcdProcess::at(&dir, self.scheme, self.port, free_port());
+        let _ = std::fs::remove_dir_all(dir);
+        double.is_some()
     }
 
     /// `false` if it has ended instead.
@@ -66,9 +87,15 @@ impl EtcdProcess {
         let mut ended = false;
         until("etcd comes up", || {
             ended = self.child.try_wait().expect("its state").is_some();
-            ended || self.answers()
+            ended || self.serves() && self.answers()
         });
         !ended
+    }
+
+    /// By its own log. Another test's may answer at that port, if both have chosen the same one: this one is about to end then.
+    fn serves(&self) -> bool {
+        let log = std::fs::read(self.dir.join("log")).unwrap_or_default();
+        String::from_utf8_lossy(&log).contains("ready to serve client requests")
     }
 
     fn answers(&self) -> bool {
@@ -135,6 +162,7 @@ impl Drop for EtcdProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        // None, of one that did not come up: this removes nothing then.
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
@@ -155,7 +183,7 @@ fn free_port() -> u16 {
     listener.local_addr().expect("its number").port()
 }
 
-fn spawn(dir: &std::path::Path, scheme: Scheme, port: u16, peer_port: u16) -> Child {
+fn spawn(dir: &Path, scheme: Scheme, port: u16, peer_port: u16) -> Child {
     let log = File::create(dir.join("log")).expect("a log");
     let http = if scheme == Scheme::Tls { "https" } else { "http" };
     let (client, peer) = (format!("{http}://127.0.0.1:{port}"), format!("http://127.0.0.1:{peer_port}"));

@@ -99,9 +99,12 @@ impl Client {
             let Some(parked) = self.parking.all.pop_front() else { return };
             let ready = fits(self, &parked) && self.is_answerable(&parked);
             let Parked { space, page, class, token, since } = parked;
-            if !ready || !self.begin_again(space, page, class, (token, since)) {
-                self.parking.is_short |= ready;
+            if !ready {
                 self.parking.all.push_back(parked);
+            } else if !self.begin_again(space, page, class, (token, since)) {
+                // Nor is there a place for any other one.
+                self.parking.is_short = true;
+                return self.parking.all.push_front(parked);
             }
         }
     }

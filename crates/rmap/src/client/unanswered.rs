@@ -51,7 +51,9 @@ impl Client {
         let waits = |op: &Operation| matches!(op.stage, Stage::Waiting | Stage::Active) && fits(op);
         for op in self.ops.select(waits) {
             let Operation { space, page, .. } = *self.ops.peek(op);
-            self.slab_of(page).into_iter().for_each(|slab| self.mark(space, slab));
+            let Some(slab) = self.slab_of(page) else { continue };
+            self.mark(space, slab);
+            self.mark_group(space, slab);
         }
     }
 
@@ -82,6 +84,8 @@ impl Client {
     /// The same for one of a group with parity, of which nothing can be read as long as the ledger has not said what it has.
     fn hearing_of_column(&self, space: usize, slab: usize) -> Hearing {
         match self.hearing(space, slab) {
+            // As where what the ledger says of it is damaged: its copies are of no use.
+            _ if matches!(self.spaces[space].slabs[slab].phase, Phase::Lost) => Hearing::Gone,
             Hearing::Heard if self.is_table_out_of_reach(space, slab) => Hearing::Silent,
             hearing => hearing,
         }
@@ -135,7 +139,11 @@ impl Client {
     /// of its group, which has to be whole before it is written to.
     pub(super) fn is_write_out_of_reach(&self, space: usize, slab: usize) -> bool {
         let layout = self.spaces[space].layout;
-        let held_up = |group: usize| layout.members(group).any(|member| self.is_out_of_reach(space, member));
+        // Single pages of one that cannot be made anew can be put together all the same.
+        let stuck =
+            |slab: usize| self.spaces[space].slabs[slab].is_stuck && self.hearing(space, slab) == Hearing::Silent;
+        let waits = |member: usize| stuck(member) || self.is_out_of_reach(space, member);
+        let held_up = |group: usize| layout.members(group).any(waits);
         !self.long_silent.is_empty()
             && (self.is_out_of_reach(space, slab)
                 || self.is_in_frozen(space, slab) && layout.group(slab).is_some_and(held_up))
@@ -146,6 +154,7 @@ impl Client {
         if self.spaces[space].layout.is_ledger(slab) && self.is_out_of_reach(space, slab) {
             // Whatever it says something of is.
             self.mark_unanswered(|op| op.space == space && !op.is_own);
+            self.mark_parked();
         }
         if !self.ops.may_be_any_of(space, slab) {
             return;

@@ -149,15 +149,13 @@ impl Sessions {
             stats.strangers += 1;
             return;
         }
-        if self.answers.len() < ANSWERS_MAX
-            && let Some(accept) = self.accept_of(hello.datagram)
-        {
-            stats.repeated += 1;
-            return self.answer(hello.from, &accept);
-        }
         if self.answers.len() >= ANSWERS_MAX || !self.take_token(now) {
             stats.throttled += 1;
             return;
+        }
+        if let Some(accept) = self.accept_of(hello.datagram) {
+            stats.repeated += 1;
+            return self.answer(hello.from, &accept);
         }
         if !(hello.versions.min..=hello.versions.max).contains(&PROTOCOL_VERSION) {
             stats.refused += 1;

@@ -231,8 +231,9 @@ impl Client {
         let mirror = self.spaces[space].slabs[number].repair.as_ref().and_then(|repair| repair.mirror());
         let mut targets = self.required(space, number).union(mirror.into_iter().collect()).minus(sent);
         if is_told {
-            // What asks for long takes no exchange from others.
-            targets = targets.iter().filter(|peer| !self.peers[*peer].is_down()).collect();
+            // What asks for long takes no exchange from others; and who has lost the slab is not asked until the map says so, too.
+            let failed = self.spaces[space].slabs[number].failed;
+            targets = targets.minus(failed).iter().filter(|peer| !self.peers[*peer].is_down()).collect();
         }
         let wire = if kind == (Kind::Write { trim: true }) { Wire::Trim } else { Wire::Write };
         for peer in targets.iter() {

@@ -218,8 +218,9 @@ impl Client {
         let heard = self.spaces[space].fenced_at.intersection(state.checked).minus(state.failed);
         let unheard = copies.minus(heard);
         if !unheard.is_empty() {
-            // One whose only servers are silent is made anew, if there is room.
-            let is_silent = here.is_empty() && unheard.iter().all(|peer| self.peers[peer].is_down());
+            // One whose only servers are silent, for longer than anybody waits, is made anew if there is room.
+            let has_waited = self.config.error_after.is_none() || unheard.is_subset_of(self.long_silent);
+            let is_silent = here.is_empty() && has_waited && unheard.iter().all(|peer| self.peers[peer].is_down());
             let has_no_room = || self.can_reconstruct(space, slab) && !self.has_room(space, slab, true);
             return if is_silent && !state.is_stuck && has_no_room() { Footing::NoRoom } else { Footing::Waits };
         }

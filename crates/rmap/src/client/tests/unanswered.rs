@@ -141,6 +141,28 @@ fn a_write_that_failed_ends_with_its_slab() {
     }
 }
 
+/// A server that has lost the slab of a write that failed is not asked for it over and over until the map says so, too.
+#[test]
+fn a_write_that_failed_is_not_sent_to_who_has_lost_it() {
+    let mut pool = Pool::new(1, 1, 4);
+    pool.client.config.error_after = Some(PATIENCE);
+    assert_eq!(pool.write(0, 1), Ok(()));
+    pool.deaf = all(&pool);
+    pool.begin_write(0, 2);
+    pool.pass(LONGER);
+    assert_eq!(events(&mut pool), [unanswered(1)]);
+    (pool.no_control, pool.deaf) = (true, vec![]);
+    kill(&mut pool, 0, 2);
+    let before = pool.client.stats().sent;
+    pool.pass(HELLO);
+    let sent = pool.client.stats().sent - before;
+    assert!(sent < 20, "{sent} requests");
+    pool.no_control = false;
+    pool.pass(HELLO);
+    assert_eq!((events(&mut pool), pool.read(0)), (vec![], Err(Failure::Lost)));
+    assert_idle(&pool);
+}
+
 /// Writes that nobody answers take no place from those that servers answer.
 #[test]
 fn writes_that_failed_take_nobodys_place() {
