@@ -1,5 +1,8 @@
 //! A disk in another process's memory over NBD, one encrypted hop behind the exporter, against nbdkit's memory plugin over
 //! TCP. The client is fio in both cases, the machine the same, the rounds interleaved.
+//!
+//! The server stands for another machine, but shares two CPUs with the client and the exporter, which it would not there. So the
+//! random reads are measured twice: wherever the kernel puts everybody, and with the server, ours and the peer's, on a CPU of its own.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
@@ -10,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::link::{ETHERNET_ADDR, ETHERNET_SERVER, Ethernet};
-use super::pool::{Lend, Pool};
+use super::pool::{Lend, Pool, keep_on_last_cpu};
 use super::report::{Bar, Report};
 use super::{Setup, svg};
 
@@ -35,6 +38,8 @@ const WRITE_TO_READ_MIN: f64 = 0.9;
 struct Side {
     depth_1: Vec<f64>,
     depth_32: Vec<f64>,
+    apart_1: Vec<f64>,
+    apart_32: Vec<f64>,
     write_mib: Vec<f64>,
     read_mib: Vec<f64>,
 }
@@ -48,23 +53,30 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let seconds = setup.seconds(4.0);
     let _link = Ethernet::new()?;
     for _ in 0..setup.rounds {
-        peer.measure(&Nbdkit::over_ethernet(DISK)?.uri, seconds)?;
+        let nbdkit = Nbdkit::over_ethernet(DISK)?;
+        peer.measure(&nbdkit.uri, seconds, nbdkit.program.0.id())?;
+        drop(nbdkit);
         if setup.ours {
             let pool = Pool::new(&setup.dir)?;
-            let _servers = pool.serve_listed(1, &Lend::over_ethernet(SERVER))?;
+            let servers = pool.serve_listed(1, &Lend::over_ethernet(SERVER))?;
             pool.create("bench", DISK_BYTES, 1)?;
-            ours.measure(&pool.export("bench", "bench.sock", None, &[])?.uri, seconds)?;
+            let export = pool.export("bench", "bench.sock", None, &[])?;
+            ours.measure(&export.uri, seconds, servers[0].process.pid())?;
         }
     }
     let mut report = setup.report("nbd");
     let ratio = Bar::AtLeast(PEER_RATIO_MIN);
     report.pair("random 4 KiB reads, depth 1", "1/s", &ours.depth_1, &peer.depth_1, ratio);
     report.pair("random 4 KiB reads, depth 32", "1/s", &ours.depth_32, &peer.depth_32, ratio);
+    report.pair(&apart("depth 1"), "1/s", &ours.apart_1, &peer.apart_1, ratio);
+    report.pair(&apart("depth 32"), "1/s", &ours.apart_32, &peer.apart_32, ratio);
     report.pair("sequential write", "MiB/s", &ours.write_mib, &peer.write_mib, Bar::None);
     report.pair("sequential read", "MiB/s", &ours.read_mib, &peer.read_mib, Bar::None);
     if setup.ours {
         report.single("random 4 KiB reads, depth 1", "1/s", &ours.depth_1, Bar::AtLeast(DEPTH_1_MIN));
         report.single("random 4 KiB reads, depth 32", "1/s", &ours.depth_32, Bar::AtLeast(DEPTH_32_MIN));
+        report.single(&apart("depth 1"), "1/s", &ours.apart_1, Bar::AtLeast(DEPTH_1_MIN));
+        report.single(&apart("depth 32"), "1/s", &ours.apart_32, Bar::AtLeast(DEPTH_32_MIN));
         let write_to_read: Vec<f64> = ours.write_mib.iter().zip(&ours.read_mib).map(|(w, r)| w / r).collect();
         report.single("sequential write to read", "ratio", &write_to_read, Bar::AtLeast(WRITE_TO_READ_MIN));
     }
@@ -75,13 +87,22 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
         y_label: "1/s".to_owned(),
         y_scale: svg::Scale::Linear,
         series: vec!["pagoda disk, one encrypted hop".to_owned(), "nbdkit memory, TCP".to_owned()],
-        groups: vec![group("depth 1", &ours.depth_1, &peer.depth_1), group("depth 32", &ours.depth_32, &peer.depth_32)],
+        groups: vec![
+            group("depth 1", &ours.depth_1, &peer.depth_1),
+            group("depth 32", &ours.depth_32, &peer.depth_32),
+            group("depth 1, server apart", &ours.apart_1, &peer.apart_1),
+            group("depth 32, server apart", &ours.apart_32, &peer.apart_32),
+        ],
     };
     Ok((report, svg::bar_chart(&chart)))
 }
 
+fn apart(depth: &str) -> String {
+    format!("random 4 KiB reads, {depth}, server on its own CPU")
+}
+
 impl Side {
-    fn measure(&mut self, uri: &str, seconds: f64) -> Result<()> {
+    fn measure(&mut self, uri: &str, seconds: f64, server: u32) -> Result<()> {
         let fio = |pattern: &str, depth: u32, more: &[&str]| fio(&Target::Nbd(uri), DISK, pattern, depth, more);
         // The first pass fills the disk, so that what is read later is there.
         self.write_mib.push(fio("write", SEQUENTIAL_DEPTH, &["--bs=256k", "--loops=2"])?.mib_per_second);
@@ -89,6 +110,10 @@ impl Side {
         let timed = ["--time_based", &time];
         self.read_mib.push(fio("read", SEQUENTIAL_DEPTH, &[&timed[..], &["--bs=256k"]].concat())?.mib_per_second);
         for (depth, into) in [(1, &mut self.depth_1), (32, &mut self.depth_32)] {
+            into.push(fio("randread", depth, &[&timed[..], &["--bs=4k"]].concat())?.per_second);
+        }
+        keep_on_last_cpu(server)?;
+        for (depth, into) in [(1, &mut self.apart_1), (32, &mut self.apart_32)] {
             into.push(fio("randread", depth, &[&timed[..], &["--bs=4k"]].concat())?.per_second);
         }
         Ok(())
@@ -151,7 +176,7 @@ impl Drop for Running {
 /// nbdkit's memory plugin. Ends with this value.
 pub struct Nbdkit {
     pub uri: String,
-    _program: Running,
+    program: Running,
 }
 
 impl Nbdkit {
@@ -185,6 +210,6 @@ impl Nbdkit {
             }
             std::thread::yield_now();
         }
-        Ok(Nbdkit { uri: format!("nbd://{addr}:{port}"), _program: program })
+        Ok(Nbdkit { uri: format!("nbd://{addr}:{port}"), program })
     }
 }

@@ -10,6 +10,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use anyhow::{Context, Result, bail};
 use pagoda_sys::toy::process::die_with_parent;
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::Value;
 
 use super::link::{ETHERNET_LISTEN, ETHERNET_SERVER};
@@ -233,6 +234,23 @@ impl Server {
     pub fn line(&self, addr: SocketAddr) -> String {
         format!("{} {addr} {} {0}", self.id, self.key)
     }
+}
+
+/// Keeps all threads of a process on the last CPU that this one may use.
+///
+/// # Errors
+/// It is gone.
+pub fn keep_on_last_cpu(process: u32) -> Result<()> {
+    let allowed = sched_getaffinity(None).context("read the CPUs")?;
+    let last = (0..CpuSet::MAX_CPU).rev().find(|cpu| allowed.is_set(*cpu)).context("no CPU")?;
+    let mut only = CpuSet::new();
+    only.set(last);
+    for thread in fs::read_dir(format!("/proc/{process}/task")).context("list its threads")? {
+        let name = thread.context("list its threads")?.file_name();
+        let number = name.to_str().and_then(|name| name.parse().ok());
+        sched_setaffinity(number.and_then(Pid::from_raw), &only).context("keep a thread on a CPU")?;
+    }
+    Ok(())
 }
 
 impl Running {
