@@ -2,7 +2,8 @@
 //! TCP. The client is fio in both cases, the machine the same, the rounds interleaved.
 //!
 //! The server stands for another machine, but shares two CPUs with the client and the exporter, which it would not there. So the
-//! random reads are measured twice: wherever the kernel puts everybody, and with the server, ours and the peer's, on a CPU of its own.
+//! random reads are measured twice: wherever the kernel puts everybody, and with the server, ours and the peer's, on a CPU of its own
+//! and everybody else on the others.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
@@ -13,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::link::{ETHERNET_ADDR, ETHERNET_SERVER, Ethernet};
-use super::pool::{Lend, Pool, keep_on_last_cpu};
+use super::pool::{Apart, Lend, Pool};
 use super::report::{Bar, Report};
 use super::{Setup, svg};
 
@@ -54,14 +55,14 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let _link = Ethernet::new()?;
     for _ in 0..setup.rounds {
         let nbdkit = Nbdkit::over_ethernet(DISK)?;
-        peer.measure(&nbdkit.uri, seconds, nbdkit.program.0.id())?;
+        peer.measure(&nbdkit.uri, seconds, &[nbdkit.program.0.id()])?;
         drop(nbdkit);
         if setup.ours {
             let pool = Pool::new(&setup.dir)?;
             let servers = pool.serve_listed(1, &Lend::over_ethernet(SERVER))?;
             pool.create("bench", DISK_BYTES, 1)?;
             let export = pool.export("bench", "bench.sock", None, &[])?;
-            ours.measure(&export.uri, seconds, servers[0].process.pid())?;
+            ours.measure(&export.uri, seconds, &[servers[0].process.pid(), export.process.pid()])?;
         }
     }
     let mut report = setup.report("nbd");
@@ -102,7 +103,8 @@ fn apart(depth: &str) -> String {
 }
 
 impl Side {
-    fn measure(&mut self, uri: &str, seconds: f64, server: u32) -> Result<()> {
+    /// `processes`: the server, and what its client talks to, if that is another one.
+    fn measure(&mut self, uri: &str, seconds: f64, processes: &[u32]) -> Result<()> {
         let fio = |pattern: &str, depth: u32, more: &[&str]| fio(&Target::Nbd(uri), DISK, pattern, depth, more);
         // The first pass fills the disk, so that what is read later is there.
         self.write_mib.push(fio("write", SEQUENTIAL_DEPTH, &["--bs=256k", "--loops=2"])?.mib_per_second);
@@ -112,9 +114,13 @@ impl Side {
         for (depth, into) in [(1, &mut self.depth_1), (32, &mut self.depth_32)] {
             into.push(fio("randread", depth, &[&timed[..], &["--bs=4k"]].concat())?.per_second);
         }
-        keep_on_last_cpu(server)?;
+        let apart = Apart::new()?;
+        let (server, users) = processes.split_first().context("a server")?;
+        apart.server(*server)?;
+        users.iter().try_for_each(|user| apart.user(*user))?;
         for (depth, into) in [(1, &mut self.apart_1), (32, &mut self.apart_32)] {
-            into.push(fio("randread", depth, &[&timed[..], &["--bs=4k"]].concat())?.per_second);
+            let rate = apart.as_user(|| fio("randread", depth, &[&timed[..], &["--bs=4k"]].concat()))?;
+            into.push(rate.per_second);
         }
         Ok(())
     }

@@ -236,19 +236,64 @@ impl Server {
     }
 }
 
-/// Keeps all threads of a process on the last CPU that this one may use.
-///
-/// # Errors
-/// It is gone.
-pub fn keep_on_last_cpu(process: u32) -> Result<()> {
-    let allowed = sched_getaffinity(None).context("read the CPUs")?;
-    let last = (0..CpuSet::MAX_CPU).rev().find(|cpu| allowed.is_set(*cpu)).context("no CPU")?;
-    let mut only = CpuSet::new();
-    only.set(last);
+/// A CPU for servers, which stand for other machines, and the others for who uses them.
+#[derive(Debug)]
+pub struct Apart {
+    allowed: CpuSet,
+    servers: CpuSet,
+    others: CpuSet,
+}
+
+impl Apart {
+    /// The last CPU that this process may use; all others.
+    ///
+    /// # Errors
+    /// There is one only.
+    pub fn new() -> Result<Apart> {
+        let allowed = sched_getaffinity(None).context("read the CPUs")?;
+        let last = (0..CpuSet::MAX_CPU).rev().find(|cpu| allowed.is_set(*cpu)).context("no CPU")?;
+        let (mut servers, mut others) = (CpuSet::new(), allowed);
+        servers.set(last);
+        others.unset(last);
+        if others.count() == 0 {
+            bail!("a server cannot have a CPU of its own: there is one only");
+        }
+        Ok(Apart { allowed, servers, others })
+    }
+
+    /// A server.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn server(&self, process: u32) -> Result<()> {
+        keep_on(process, &self.servers)
+    }
+
+    /// Somebody who uses one.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn user(&self, process: u32) -> Result<()> {
+        keep_on(process, &self.others)
+    }
+
+    /// Runs what uses a server: programs that it starts are where users are.
+    ///
+    /// # Errors
+    /// Those of `run`.
+    pub fn as_user<T>(&self, run: impl FnOnce() -> Result<T>) -> Result<T> {
+        sched_setaffinity(None, &self.others).context("leave a CPU to the server")?;
+        let ran = run();
+        sched_setaffinity(None, &self.allowed).context("take the CPU back")?;
+        ran
+    }
+}
+
+fn keep_on(process: u32, cpus: &CpuSet) -> Result<()> {
     for thread in fs::read_dir(format!("/proc/{process}/task")).context("list its threads")? {
         let name = thread.context("list its threads")?.file_name();
-        let number = name.to_str().and_then(|name| name.parse().ok());
-        sched_setaffinity(number.and_then(Pid::from_raw), &only).context("keep a thread on a CPU")?;
+        let number = name.to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+        sched_setaffinity(Some(number.context("the number of a thread")?), cpus).context("keep a thread on a CPU")?;
     }
     Ok(())
 }
