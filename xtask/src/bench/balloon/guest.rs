@@ -153,7 +153,7 @@ impl Guest {
     /// # Errors
     /// It refuses, or hangs.
     pub fn end(&mut self, text: &str) -> Result<(Vec<String>, u64)> {
-        let lines = self.lines_until("reply")?;
+        let lines = self.lines_until("reply").with_context(|| format!("wait for the end of: {text}"))?;
         let reply = lines.last().and_then(|line| Line::parse(line)).context("a reply")?;
         let bad_pages = reply.number("bad").filter(|_| reply.text().starts_with("ok "));
         let bad_pages = bad_pages.with_context(|| format!("{text}: {lines:#?}"))?;
