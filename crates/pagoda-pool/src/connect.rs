@@ -172,8 +172,8 @@ pub fn all_up(client: &UdpClient<Control>) -> bool {
 }
 
 /// Makes servers of the map known that are not in the list, as silent ones: their copies are given up where there are
-/// others, at servers that are `up`. Nobody can say where they are, so what only they have would be given up too, even if
-/// they were alive.
+/// others, at servers that are `up`. Nobody can say where they are, so what only they have would be an error for as long as that
+/// is so, even if they were alive.
 ///
 /// # Errors
 /// Parts of `name` are only at such servers.

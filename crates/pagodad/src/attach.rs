@@ -6,6 +6,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use pagoda_abi::Token;
@@ -30,6 +31,8 @@ use crate::registry::{Registry, sharing_of};
 pub const UFFDS_PER_VM: u32 = 2;
 /// Connections that have not yet said what they are. More are closed at once: the shim tries again.
 const HANDSHAKES_MAX: usize = 64;
+/// A connection that cannot be accepted, as for want of descriptors, is tried again.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// Accepts connections for as long as the daemon runs.
 pub fn serve(listener: &Listener, registry: &Arc<Registry>) {
@@ -39,7 +42,7 @@ pub fn serve(listener: &Listener, registry: &Arc<Registry>) {
             Ok(connection) => connection,
             Err(error) => {
                 tracing::warn!("attach socket: {error}");
-                std::thread::sleep(std::time::Duration::from_millis(10));
+                std::thread::sleep(ACCEPT_PAUSE);
                 continue;
             }
         };

@@ -29,6 +29,8 @@ use registry::{HostFacts, Registry};
 
 /// How long the previous daemon may take to end before this one gives up.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
+/// It is looked at so often meanwhile.
+const LOCK_LOOK: Duration = Duration::from_millis(2);
 /// How often other mappers of RAM are looked for: reading all of /proc/*/maps takes some 10 ms.
 const STRANGERS_PERIOD: u32 = 10;
 /// How often VMs that never attached are looked for.
@@ -126,7 +128,7 @@ fn lock(dir: &Path) -> Result<std::fs::File> {
         if start.elapsed() > LOCK_WAIT {
             bail!("another pagodad uses the state directory {}", dir.display());
         }
-        std::thread::sleep(Duration::from_millis(2));
+        std::thread::sleep(LOCK_LOOK);
     }
     Ok(file)
 }

@@ -122,7 +122,7 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
         Format::Text if read_only => print_text(&format!("Exporting {name} at {uri}, read-only\n"))?,
         Format::Text => print_text(&format!("Exporting {name} at {uri}\n"))?,
     }
-    let mut outage = Outage { name, answers_again: true, unanswered: 0 };
+    let mut outage = Outage { name, is_over: true, unanswered: 0 };
     let tend = |client: &mut Client, now| {
         outage.look(client);
         if let Some(published) = &published {
@@ -159,22 +159,22 @@ pub fn greet(client: &mut UdpClient<Control>, servers: &[ServerInfo]) -> Result<
 struct Outage<'a> {
     name: &'a str,
     unanswered: u64,
-    answers_again: bool,
+    is_over: bool,
 }
 
 impl Outage<'_> {
     fn look(&mut self, client: &Client) {
         let name = self.name;
         let unanswered = std::mem::replace(&mut self.unanswered, client.stats().unanswered);
-        if client.stats().unanswered > unanswered && self.answers_again {
-            self.answers_again = false;
+        if client.stats().unanswered > unanswered && self.is_over {
+            self.is_over = false;
             eprintln!(
                 "pagoda: {name}: requests fail, as every server of what they ask for is silent (`pagoda disk show {name}`); \
                  nothing is lost by that, and they do not fail any more once one of them answers"
             );
         }
-        if !self.answers_again && client.reach().all(|(_, reach)| reach == Reach::Up) {
-            self.answers_again = true;
+        if !self.is_over && client.reach().all(|(_, reach)| reach == Reach::Up) {
+            self.is_over = true;
             eprintln!("pagoda: {name}: all servers answer again");
         }
     }

@@ -20,8 +20,10 @@ fn servers_that_were_silent_have_lost_nothing() {
         let export = pool.export("d", &["--error-after", "1"]);
         qemu_io(&export.uri(), &["write -P 1 0 1M", "write -P 2 70M 1M", "write -P 3 80M 64k"]);
         (0..2).for_each(|place| pool.pause_server(place, true));
-        // One of these waits, the others know.
-        for command in ["read 0 4k", "read 70M 4k", "write -P 9 80M 4k", "write -P 9 71M 64k"] {
+        // The first of these waits, the others know. What it was to write is no hole that could be trimmed without asking.
+        for command in
+            ["write -P 9 71M 64k", "discard 71M 64k", "write -z -u 71M 64k", "read 0 4k", "write -P 9 80M 4k"]
+        {
             let said = asked(&export.uri(), command);
             assert!(said.contains("Input/output error"), "{command}: {said}");
         }
@@ -29,6 +31,7 @@ fn servers_that_were_silent_have_lost_nothing() {
         (0..2).for_each(|place| pool.pause_server(place, false));
         until("it is said", || pool.has_said("all servers answer again"));
         qemu_io(&export.uri(), &["read -P 1 0 1M", "read -P 2 70M 1M", "read -P 3 81924K 8k"]);
+        qemu_io(&export.uri(), &["discard 71M 64k", "read -P 0 71M 64k", "read -P 0 72M 64k"]);
         qemu_io(&export.uri(), &["write -P 4 80M 4k", "read -P 4 80M 4k"]);
         let shown = pool.json(&["disk", "show", "d"]);
         assert_eq!((shown["lost_bytes"].clone(), shown["used_bytes"].clone()), (0.into(), (128 << 20).into()));

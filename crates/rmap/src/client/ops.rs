@@ -4,6 +4,7 @@ mod fail;
 mod serve;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use smallvec::SmallVec;
 
@@ -74,13 +75,12 @@ pub struct Operation {
     pub is_told: bool,
 }
 
-/// A result that came before its operation has ended.
+/// A write that has failed as [`Failure::Silent`] before it has ended.
 #[derive(Clone, Copy, Debug)]
 struct Told {
     token: Token,
     class: Class,
     since: Time,
-    failure: Failure,
 }
 
 /// The operations, and a page's room for each.
@@ -100,7 +100,7 @@ pub struct Ops {
     pub busy: Busy,
     waiting: usize,
     /// Writes that could not be told for want of a place; and whether one has come since.
-    pub untold: bool,
+    untold: bool,
     has_spare_again: bool,
     /// Places before this one have been used; others are not looked at.
     used: usize,
@@ -161,6 +161,13 @@ impl Ops {
     /// Whether a write that has failed goes on.
     pub fn any_told(&self) -> bool {
         self.spare.len() < self.all.len() - OPS_MAX - OWN_MAX
+    }
+
+    /// The first of these pages to which a write that has failed goes on.
+    pub fn first_told(&self, space: usize, pages: Range<u64>) -> Option<u64> {
+        let all = if self.any_told() { &self.all[..self.used] } else { &[] };
+        let told = all.iter().filter(|op| op.is_told && op.stage == Stage::Active && op.space == space);
+        told.map(|op| op.page.0).filter(|page| pages.contains(page)).min()
     }
 
     /// Whether there may be an operation of a slab.
@@ -320,7 +327,7 @@ impl Ops {
     }
 
     /// Fails for its caller, and goes on: another place comes for its own. `false` if there is none.
-    pub fn tell(&mut self, op: usize, failure: Failure) -> bool {
+    pub fn tell(&mut self, op: usize) -> bool {
         let Some(place) = self.spare.pop() else {
             self.untold = true;
             return false;
@@ -329,7 +336,7 @@ impl Ops {
         self.used = self.used.max(place + 1);
         let Operation { token, class, since, .. } = self.all[op];
         self.all[op].is_told = true;
-        self.told.push_back(Told { token, class, since, failure });
+        self.told.push_back(Told { token, class, since });
         true
     }
 

@@ -2,7 +2,8 @@
 //! hours must not fill their places, or pages of all others would wait with it.
 //!
 //! A parked read has asked nobody and begins anew when its slab is looked at again: a server is back, the map has changed, the
-//! slab is lost, its servers have been silent for too long. What it returns then is as right as at first: the version is the one that is known at that time.
+//! slab is lost, its servers have been silent for too long. What it returns then is as right as at first: the version is the one
+//! that is known at that time.
 
 use std::collections::VecDeque;
 

@@ -10,13 +10,13 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use super::Client;
 use super::exchange::Role;
 use super::ledger::Table;
 use super::open::{ListStep, Listing};
 use super::ops::{Kind, Stage};
 use super::peer::PeerSet;
 use super::slab::{Phase, Slab};
+use super::{Client, Failure};
 use crate::control::{ControlRequest, Map, MapEntry, Today};
 use crate::units::{Generation, SlabNo, Time, Version};
 
@@ -208,7 +208,7 @@ impl Client {
     fn end_own_writes(&mut self, space: usize) {
         self.ledger.end_writes(space);
         for op in self.ops.select(|op| op.space == space && matches!(op.kind, Kind::Write { .. })) {
-            self.fail_write(op);
+            self.fail_op(op, Failure::Fenced);
         }
     }
 

@@ -185,7 +185,7 @@ impl Client {
         if self.has(Fault::ForgetsUnanswered) {
             return self.fail_op(op, Failure::Silent);
         }
-        if self.ops.peek(op).is_told || self.ops.tell(op, Failure::Silent) {
+        if self.ops.peek(op).is_told || self.ops.tell(op) {
             self.drop_exchanges(op);
             let operation = self.ops.get(op);
             operation.sent = operation.acked;

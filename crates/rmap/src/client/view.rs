@@ -34,7 +34,8 @@ pub struct ServerView {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRun {
     pub pages: u64,
-    /// Zero by what this owner knows: never written, or trimmed. What is being written may be either.
+    /// Zero by what this owner knows: never written, or trimmed. What is being written may be either, but for what has failed as
+    /// [`Failure::Silent`](super::Failure::Silent): its caller takes it for over, and it may be done yet.
     pub hole: bool,
 }
 
@@ -96,7 +97,7 @@ impl Client {
 
     /// How many pages from `page` on, at most `max`, are alike in being holes or not. Ends with the slab.
     pub fn page_run(&self, space: SpaceRef, page: PageNo, max: u64) -> PageRun {
-        let (space, size) = (&self.spaces[space.0], self.config.slab_size);
+        let (place, space, size) = (space.0, &self.spaces[space.0], self.config.slab_size);
         let Some(slab) = self.slab_of(page).and_then(|slab| space.slabs.get(slab)) else {
             return PageRun { pages: max, hole: false };
         };
@@ -107,6 +108,12 @@ impl Client {
             Phase::Vacant | Phase::Granting(_) | Phase::Leaving => PageRun { pages, hole: true },
             Phase::Opening(_) | Phase::Lost => PageRun { pages, hole: false },
             Phase::Open => {
+                let number = page.0;
+                let told = self.ops.first_told(place, number..number + pages);
+                if told == Some(number) {
+                    return PageRun { pages: 1, hole: false };
+                }
+                let pages = told.map_or(pages, |told| told - number);
                 let hole = !slab.version(index).has_content();
                 let alike = slab.versions[index..index + pages as usize].iter();
                 let pages = alike.take_while(|version| version.has_content() != hole).count() as u64;

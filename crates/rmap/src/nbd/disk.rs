@@ -285,7 +285,8 @@ impl Disk {
 
     /// The bytes from `next` on for which nothing is to be done: parts of pages that are trimmed, and what is a hole.
     ///
-    /// A hole that is not held is zero at every copy: its last write was a trim that all have, or there was none.
+    /// A hole that is not held is zero at every copy: its last write was a trim that all have, or there was none. Where a write has
+    /// failed that may be done yet, [`Pages::run`] says that there is no hole.
     fn skips(&self, kind: Kind, page: PageNo, (next, end): (u64, u64), pages: &impl Pages) -> Option<u64> {
         let (_, start, stop) = piece_at(next, end);
         if kind == Kind::Trim && stop - start < PAGE_SIZE {

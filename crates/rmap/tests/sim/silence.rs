@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
+use rmap::units::{PageNo, SpaceId};
+
 use super::*;
+use crate::node::{Ask, Asked};
 
 /// After a server is found silent. Most cuts and pauses are shorter, some are longer.
 const ERROR_AFTER: Duration = Duration::from_millis(10);
@@ -71,4 +74,24 @@ fn a_write_that_is_forgotten_is_noticed() {
     let sabotage = Sabotage { client: Some(ClientFault::ForgetsUnanswered), ..Sabotage::default() };
     let what = (0..SABOTAGED_SEEDS).find_map(|seed| run(seed, Some(impatient(seed)), None, sabotage).violation);
     eprintln!("{}", what.expect("it is not noticed"));
+}
+
+impl World {
+    /// What is a hole, and is not being written, is trimmed without anybody being asked: so disks do. `false` if this is none.
+    pub fn trims_nothing(&mut self, node: usize, space: u64, page: u64) -> bool {
+        let Program::Host(host) = &self.nodes[node].program else { return false };
+        let Some(&(reference, generation)) = host.owns.get(&space) else { return false };
+        let writes = |ask: &Ask| (ask.space, ask.page) == (space, page) && matches!(ask.asked, Asked::Write(_));
+        let is_owner = generation == self.registry.generation(SpaceId(space));
+        let is_held = host.asks.values().any(writes);
+        let hole = host.client.page_run(reference, PageNo(page), 1).hole;
+        if self.plan.error_after.is_none() || !is_owner || is_held || !hole {
+            return false;
+        }
+        let (nth, _) = self.oracle.write(space, page, generation, true);
+        if let Err(what) = self.oracle.acknowledged(space, page, nth) {
+            self.fail(format!("{space}/{page} at {node}, trimmed as a hole: {what}"));
+        }
+        true
+    }
 }

@@ -527,6 +527,10 @@ impl World {
             assert_eq!(refused, Err(rmap::client::Refused::Sealed));
             return;
         }
+        if kind == 5 && self.trims_nothing(node, space, page) {
+            return;
+        }
+        let Program::Host(host) = &mut self.nodes[node].program else { return };
         host.tokens += 1;
         let token = host.tokens;
         let (asked, begun) = if kind < 5 {

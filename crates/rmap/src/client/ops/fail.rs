@@ -32,12 +32,4 @@ impl Client {
         waiting.iter().for_each(|op| self.ops.finish(*op, Err(Failure::Declined)));
         waiting.len()
     }
-
-    /// Somebody else keeps the space: the client's own write is not done.
-    pub(in super::super) fn fail_write(&mut self, op: usize) {
-        if matches!(self.ops.peek(op).stage, Stage::Waiting | Stage::Active) {
-            self.end_write(op, Err(Failure::Fenced));
-        }
-        self.drop_exchanges(op);
-    }
 }

@@ -354,11 +354,11 @@ impl Client {
     }
 
     pub(in super::super) fn next_event(&mut self, page: &mut Page) -> Option<Event> {
-        if let Some(Told { token, class, since, failure }) = self.ops.told.pop_front() {
+        if let Some(Told { token, class, since }) = self.ops.told.pop_front() {
             self.stats.writes_took[class as usize].record(self.now.since(since));
-            self.stats.unanswered += u64::from(failure == Failure::Silent);
+            self.stats.unanswered += 1;
             self.unpark_waiting();
-            return Some(Event::Written { token, result: Err(failure) });
+            return Some(Event::Written { token, result: Err(Failure::Silent) });
         }
         let op = self.ops.done.pop_front()?;
         let Operation { kind, token, stage, has_content, class, since, .. } = self.ops.all[op];

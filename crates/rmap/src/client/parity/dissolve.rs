@@ -215,8 +215,7 @@ impl Client {
         }
         let (copies, here) = (self.peers_of(&state.entry), self.copies_here(space, slab));
         // Without parity each copy counts as one that is in sync: those that were not heard of since this owner began are asked first.
-        let heard = self.spaces[space].fenced_at.intersection(state.checked).minus(state.failed);
-        let unheard = copies.minus(heard);
+        let unheard = copies.minus(self.heard_of(space, slab).minus(state.failed));
         if !unheard.is_empty() {
             // One whose only servers are silent, for longer than anybody waits, is made anew if there is room.
             let has_waited = self.config.error_after.is_none() || unheard.is_subset_of(self.long_silent);

@@ -58,11 +58,16 @@ impl Client {
     /// said whether it has that copy.
     pub(super) fn has_unheard_copy(&self, space: usize, slab: usize) -> bool {
         let state = &self.spaces[space].slabs[slab];
-        let fenced_at = self.spaces[space].fenced_at;
         // Before there is parity, a slab is open only when its copies have listed what they have.
-        let heard = if self.is_grouped(space, slab) { fenced_at.intersection(state.checked) } else { fenced_at };
+        let heard =
+            if self.is_grouped(space, slab) { self.heard_of(space, slab) } else { self.spaces[space].fenced_at };
         let good = self.peers_of(&state.entry).minus(state.failed).minus(heard);
         good.iter().any(|peer| !self.peers[peer].is_down())
+    }
+
+    /// Servers that know this keeper, and have said that they have the slab as the map says.
+    pub(super) fn heard_of(&self, space: usize, slab: usize) -> PeerSet {
+        self.spaces[space].fenced_at.intersection(self.spaces[space].slabs[slab].checked)
     }
 
     /// Does what comes next for an open slab of a group, as its keeper.
@@ -103,8 +108,8 @@ impl Client {
         }
         if is_dissolving {
             // One that was not heard of since this owner began would be waited for: it goes, as it would without parity.
-            let heard = self.spaces[space].fenced_at.intersection(self.spaces[space].slabs[slab].checked);
-            let silent: PeerSet = copies.minus(heard).iter().filter(|peer| self.peers[*peer].is_down()).collect();
+            let unheard = copies.minus(self.heard_of(space, slab));
+            let silent: PeerSet = unheard.iter().filter(|peer| self.peers[*peer].is_down()).collect();
             if !silent.is_empty() && !here.is_empty() {
                 let replicas = kept(copies.minus(silent));
                 if self.may_leave(now, (space, slab), doubt, silent, here) {

@@ -99,6 +99,30 @@ fn a_write_that_failed_is_done_before_the_next() {
     }
 }
 
+/// Whoever trims a page skips it where it is a hole already: a write that has failed, and may be done yet, is none.
+#[test]
+fn what_may_be_written_yet_is_no_hole() {
+    let mut pool = pool(1, 1);
+    assert_eq!(pool.write(0, 1), Ok(()));
+    let run = |pool: &Pool, page| pool.client.page_run(pool.space, PageNo(page), 64);
+    assert_eq!(run(&pool, 1), PageRun { pages: 7, hole: true });
+    pool.deaf = all(&pool);
+    [4, 6].into_iter().for_each(|page| pool.begin_write(page, 2));
+    pool.pass(LONGER);
+    assert_eq!(events(&mut pool), [unanswered(1); 2]);
+    let runs = [1, 4, 5, 6, 7].map(|page| run(&pool, page));
+    let (hole, content) = (|pages| PageRun { pages, hole: true }, PageRun { pages: 1, hole: false });
+    assert_eq!(runs, [hole(3), content, hole(1), content, hole(1)]);
+    pool.client.trim(pool.now, pool.space, PageNo(4), Class::Eviction, 3).unwrap();
+    pool.run();
+    assert_eq!(events(&mut pool), [unanswered(3)]);
+    pool.deaf.clear();
+    pool.pass(HELLO);
+    assert_eq!(run(&pool, 4), PageRun { pages: 1, hole: false });
+    pool.trim(4);
+    assert_eq!((pool.read(4), pool.read(6), run(&pool, 4)), (Ok(0), Ok(2), hole(2)));
+}
+
 /// One of two servers comes back, and is enough.
 #[test]
 fn one_copy_that_is_back_is_enough() {
