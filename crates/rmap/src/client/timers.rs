@@ -193,7 +193,7 @@ impl Client {
             self.greet(place);
         }
         self.mark_all();
-        self.interrupt_stripes_at(place);
+        self.interrupt_sources_at(place);
         let size = self.config.slab_size;
         let reads = |op: &ops::Operation| op.stage == ops::Stage::Active && op.kind == ops::Kind::Read;
         // What is asked there once it was told is not asked yet.

@@ -68,6 +68,12 @@ impl World {
         self.run_until(World::is_quiet, "does not come to rest");
     }
 
+    /// Whatever hosts have asked for is answered, though not all servers may be heard.
+    pub fn run_until_answered(&mut self) {
+        let asks_nothing = |node: &Node| !matches!(&node.program, Program::Host(host) if !host.asks.is_empty());
+        self.run_until(|world| world.nodes.iter().all(asks_nothing), "something is not answered");
+    }
+
     fn run_until(&mut self, done: impl Fn(&World) -> bool, otherwise: &str) {
         let deadline = self.now_ns + REST_NS;
         while !done(self) && self.violation.is_none() {

@@ -305,10 +305,11 @@ impl Client {
         }
     }
 
-    /// A server is silent: its pages are not waited for.
-    pub(in super::super) fn interrupt_stripes_at(&mut self, peer: usize) {
-        let at_peer = |role| matches!(role, Role::Strip { .. });
-        while let Some(exchange) = self.exchanges.find(|e| e.peer == peer && at_peer(e.role)) {
+    /// A server is silent: pages that others are put together from, or that are copied from it, are not waited for. Another may
+    /// have them, or be what they are put together from.
+    pub(in super::super) fn interrupt_sources_at(&mut self, peer: usize) {
+        let is_source = |role| matches!(role, Role::Strip { .. } | Role::CopyRead { .. });
+        while let Some(exchange) = self.exchanges.find(|e| e.peer == peer && is_source(e.role)) {
             self.cancel(exchange.id);
         }
     }

@@ -1,6 +1,7 @@
 //! Parity of what is cold in a space that is written.
 
 use super::*;
+use crate::client::exchange::{Exchange, Role};
 
 /// As long as nothing is written to it, a slab is not cold; and longer than all takes until its group has parity.
 const AFTER: Duration = Duration::from_millis(200);
@@ -313,6 +314,25 @@ fn a_server_may_go_at_any_step() {
         assert_eq!(pool.write(4, 78), Ok(()), "after {steps} steps");
         assert_right(pool, &[3, 4]);
     });
+}
+
+/// What it was asked for is had elsewhere, though it never answers.
+#[test]
+fn a_server_may_be_silent_from_any_step_on() {
+    let copied = std::cell::Cell::new(0);
+    at_each_step(|pool, steps| {
+        let is_source = |exchange: &Exchange| matches!(exchange.role, Role::CopyRead { .. });
+        let source = pool.client.exchanges.find(is_source).map(|exchange| exchange.peer);
+        copied.set(copied.get() + usize::from(source.is_some()));
+        pool.deaf = vec![source.unwrap_or(steps % 6)];
+        pool.pass(2 * LONG);
+        pool.expect_written(1);
+        assert_eq!(read(pool, 3), Ok(77), "after {steps} steps");
+        assert_right(pool, &[3]);
+        assert_eq!(pool.write(4, 78), Ok(()), "after {steps} steps");
+        assert_right(pool, &[3, 4]);
+    });
+    assert!(copied.get() > 0, "nothing was copied");
 }
 
 /// A server begins a new life while the map is being asked to have the parity leave, and the client notices before the answer. What it
