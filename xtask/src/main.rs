@@ -4,6 +4,7 @@ mod bench;
 mod daemon;
 mod demo;
 mod figures;
+mod hang;
 mod image;
 mod suite;
 mod tasks;

@@ -9,12 +9,13 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 use crate::bench::repository;
+use crate::hang;
 use crate::tasks::cargo_command;
 
 /// At a time, simulations aside.
@@ -24,6 +25,8 @@ const SIDE_BY_SIDE: usize = 2;
 const WAITING: [&str; 3] = ["disk", "pagodad", "etcd"];
 /// Tests at a time in each of those.
 const WAITING_THREADS: usize = 6;
+/// The longest takes two minutes on two cores.
+const PROGRAM_LIMIT: Duration = Duration::from_mins(10);
 /// Of a simulation, for nice(1).
 const LOW_PRIORITY: &str = "10";
 const SIMULATION: &str = "sim";
@@ -158,11 +161,12 @@ impl Program {
         let log = File::create(&path).with_context(|| format!("make {}", path.display()))?;
         command.stdin(Stdio::null()).stdout(log.try_clone().context("share a log")?).stderr(log);
         let began = Instant::now();
-        let good = command.status().with_context(|| format!("run {}", self.executable.display()))?.success();
+        let mut program = command.spawn().with_context(|| format!("run {}", self.executable.display()))?;
+        let ended = hang::wait(&mut program, PROGRAM_LIMIT)?;
         let (seconds, text) = (began.elapsed().as_secs_f64(), fs::read(&path).context("read a log")?);
         let text = String::from_utf8_lossy(&text);
         println!("     Ran {} ({}) in {seconds:.1} s\n{text}", self.name, self.executable.display());
-        Ok(good)
+        Ok(ended.is_some_and(|status| status.success()))
     }
 }
 

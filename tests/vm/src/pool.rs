@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use pagoda_sys::toy::process::die_with_parent;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::Value;
 
 use crate::{DaemonOptions, Folios, MIB, programs, wait};
@@ -202,15 +202,20 @@ impl Pool {
         fs::rename(from, to).context("move the key")
     }
 
-    /// Stops a server, or lets it go on.
+    /// Stops a server, with all its threads when this returns, or lets it go on.
     ///
     /// # Errors
     /// It is gone.
     pub fn pause(&self, place: usize, on: bool) -> Result<()> {
         let servers = self.lock();
         let child = servers[place].as_ref().context("a server that runs")?;
-        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("pid of a server")?;
-        kill_process(pid, if on { Signal::STOP } else { Signal::CONT }).context("signal a server")
+        let pid = Pid::from_child(child);
+        kill_process(pid, if on { Signal::STOP } else { Signal::CONT }).context("signal a server")?;
+        if on {
+            let state = waitpid(Some(pid), WaitOptions::UNTRACED).context("wait for a server to stop")?;
+            ensure!(state.is_some_and(|(_, status)| status.stopped()), "server {place} has ended");
+        }
+        Ok(())
     }
 
     /// Slabs that the servers have left, all together.

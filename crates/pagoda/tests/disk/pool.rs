@@ -5,7 +5,10 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
+use rustix::process::Signal;
 use serde_json::Value;
+
+use crate::rig::send;
 
 /// A server's memory: three slabs of 64 MiB.
 const SERVER_SIZE: &str = "200M";
@@ -187,7 +190,7 @@ impl Pool {
     /// Has a server hear and say nothing, or go on.
     pub fn pause_server(&self, place: usize, on: bool) {
         let server = self.servers[place].as_ref().unwrap();
-        tool("kill", &[if on { "-STOP" } else { "-CONT" }, &server.child.id().to_string()]);
+        send(&server.child, if on { Signal::STOP } else { Signal::CONT });
     }
 
     /// Waits for the end of a server; its status.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rmap_etcd::{Etcd, EtcdConfig};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 /// A guard against a hang, on machines however slow.
 pub const HANG: Duration = Duration::from_secs(300);
@@ -22,6 +22,17 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     while !is_so() {
         assert!(began.elapsed() < HANG, "{what}: not within {HANG:?}");
         std::thread::park_timeout(Duration::from_millis(5));
+    }
+}
+
+/// STOP has stopped all threads of the process when this returns: one of them takes the signal when it runs next, and the others
+/// may answer until then.
+pub fn send(child: &Child, signal: Signal) {
+    let pid = Pid::from_child(child);
+    kill_process(pid, signal).expect("it is this process's child");
+    if signal == Signal::STOP {
+        let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).expect("its state").expect("a change of it");
+        assert!(status.stopped(), "it has ended: {status:?}");
     }
 }
 
@@ -125,8 +136,7 @@ impl EtcdProcess {
     }
 
     pub fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.child.id().cast_signed()).expect("a process");
-        kill_process(pid, signal).expect("it is this process's child");
+        send(&self.child, signal);
     }
 
     pub fn kill(&mut self) {
