@@ -185,6 +185,9 @@ impl Client {
             self.tend_column(now, space, slab);
         } else if layout.is_parity(slab) {
             self.open_parity(space, group);
+            if !matches!(self.spaces[space].slabs[slab].phase, Phase::Open) {
+                self.keep_unopened(space, slab);
+            }
         } else {
             return self.open_member(space, slab);
         }

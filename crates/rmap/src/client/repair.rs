@@ -7,7 +7,7 @@
 use super::exchange::{Exchange, Role};
 use super::ops::{Kind, Stage};
 use super::peer::PeerSet;
-use super::slab::{Doubt, GrantStep, Phase, Space};
+use super::slab::{Doubt, GrantStep, Phase, Slab, Space};
 use super::tables::Tables;
 use super::transfer::Transfer;
 use super::{Client, Failure, Fault};
@@ -152,8 +152,7 @@ impl Client {
         if here.is_empty() || self.spaces[space].slabs[slab].is_stuck || !(missing || replaces.is_some()) {
             return;
         }
-        let running = self.spaces.iter().flat_map(|s| &s.slabs).filter(|s| s.repair.is_some()).count();
-        if running >= REPAIRS_MAX {
+        if self.repairs_running() >= REPAIRS_MAX {
             return;
         }
         // A server that is about to end has the only copy: rather on a disk than gone.
@@ -164,6 +163,20 @@ impl Client {
         let replaces = if missing { None } else { replaces };
         self.spaces[space].slabs[slab].repair = Some(Repair::new(peer, grant, replaces));
         self.mark(space, slab);
+    }
+
+    /// Slabs that get a copy now. What can be had from silent servers only waits for these, and takes nobody's turn.
+    pub(super) fn repairs_running(&self) -> usize {
+        let has_source = |space: usize, slab: usize| {
+            let Slab { entry, failed, .. } = &self.spaces[space].slabs[slab];
+            let up = self.peers_of(entry).minus(*failed).iter().any(|peer| !self.peers[peer].is_down());
+            up || self.can_reconstruct(space, slab)
+        };
+        let of_space = |space: usize| {
+            let slabs = self.spaces[space].slabs.iter().enumerate();
+            slabs.filter(move |(slab, state)| state.repair.is_some() && has_source(space, *slab)).count()
+        };
+        (0..self.spaces.len()).map(of_space).sum()
     }
 
     pub(super) fn advance_repair(&mut self, now: Time, space: usize, slab: usize, here: PeerSet, doubt: Option<Doubt>) {
@@ -227,7 +240,8 @@ impl Client {
         if repair.step != Step::Fencing {
             self.release(space, slab, repair.peer, repair.grant);
         }
-        self.mark(space, slab);
+        // Others may have waited for its turn.
+        self.mark_all();
         self.mark_dissolving();
         // Nothing waits for it any more.
         let size = self.config.slab_size;

@@ -390,6 +390,8 @@ impl Client {
             let Some(exchange) = found else { break };
             self.cancel(exchange.id);
         }
+        // One that is still being read elsewhere would be written here once it has come.
+        self.end_copies_to(space, slab, peer);
         self.unsend_writes(space, slab, peer);
     }
 

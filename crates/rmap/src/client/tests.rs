@@ -15,6 +15,7 @@ mod reserve;
 mod returns;
 mod scrub;
 mod sealed;
+mod silent;
 mod stand_in;
 mod unanswered;
 mod vacate;

@@ -5,6 +5,7 @@ use super::super::Client;
 use super::super::ledger::Table;
 use super::super::peer::PeerSet;
 use super::super::repair::{REPAIRS_MAX, Repair};
+use super::super::sealed::Tenure;
 use super::super::slab::{Phase, Slab};
 use super::place::{OfColumns, assign};
 use crate::control::{MapEntry, Replica, Replicas};
@@ -70,12 +71,41 @@ impl Client {
         self.spaces[space].fenced_at.intersection(self.spaces[space].slabs[slab].checked)
     }
 
+    /// Whether the map is being asked for a change of a slab's group. One at a time: what is decided of one slab depends on where the
+    /// others are.
+    fn is_changing(&self, space: usize, slab: usize) -> bool {
+        let changing = |slab: usize| self.spaces[space].slabs[slab].pending.is_some();
+        changing(slab) || self.other_columns(space, slab).any(changing)
+    }
+
+    /// Has copies that are gone leave the map. `true` if there are some.
+    fn gone_leave(&mut self, space: usize, slab: usize) -> bool {
+        let Slab { entry, failed, .. } = &self.spaces[space].slabs[slab];
+        let copies = self.peers_of(entry);
+        let keep = copies.minus(*failed);
+        if keep == copies {
+            return false;
+        }
+        let stays = |replica: &&Replica| self.place_of(replica.server).is_some_and(|peer| keep.has(peer));
+        let left = || MapEntry::of(entry.replicas.iter().filter(stays).copied());
+        let after = if keep.is_empty() { MapEntry::lost() } else { left() };
+        self.propose(space, slab, after);
+        true
+    }
+
+    /// Parity that cannot be opened, as its group's versions are not known, may be gone for all that: readers that know them from
+    /// before the ledger was lost wait for it.
+    pub(super) fn keep_unopened(&mut self, space: usize, slab: usize) {
+        let keeps = self.spaces[space].tenure != Tenure::Reader;
+        if keeps && !self.is_changing(space, slab) {
+            self.gone_leave(space, slab);
+        }
+    }
+
     /// Does what comes next for an open slab of a group, as its keeper.
     pub(super) fn keep_column(&mut self, now: Time, space: usize, slab: usize) {
         let doubt = self.spaces[space].slabs[slab].doubt.take();
-        let changing = |slab: usize| self.spaces[space].slabs[slab].pending.is_some();
-        if changing(slab) || self.other_columns(space, slab).any(changing) {
-            // One change at a time: what is decided of one depends on where the others are.
+        if self.is_changing(space, slab) {
             return;
         }
         let is_dissolving = self.is_dissolving(space, slab);
@@ -86,17 +116,13 @@ impl Client {
         }
         let entry = self.spaces[space].slabs[slab].entry.clone();
         let copies = self.peers_of(&entry);
-        let gone = copies.minus(copies.minus(self.spaces[space].slabs[slab].failed));
+        if self.gone_leave(space, slab) {
+            return;
+        }
         let kept = |keep: PeerSet| {
             let stays = |replica: &&Replica| self.place_of(replica.server).is_some_and(|peer| keep.has(peer));
             entry.replicas.iter().filter(stays).copied().collect::<Replicas>()
         };
-        if !gone.is_empty() {
-            let keep = copies.minus(gone);
-            let replicas = kept(keep);
-            let after = if keep.is_empty() { MapEntry::lost() } else { MapEntry::of(replicas) };
-            return self.propose(space, slab, after);
-        }
         let layout = self.spaces[space].layout;
         if let Some(group) = layout.group(slab).filter(|_| is_dissolving && layout.is_parity(slab)) {
             return self.part_group(now, space, group);
@@ -143,9 +169,8 @@ impl Client {
 
     /// Begins a copy that is to be the one of this slab.
     fn begin_column(&mut self, space: usize, slab: usize, here: PeerSet, replaces: Option<usize>) {
-        let running = self.spaces.iter().flat_map(|s| &s.slabs).filter(|s| s.repair.is_some()).count();
         let can_be_made = !here.is_empty() || self.can_reconstruct(space, slab);
-        if running >= REPAIRS_MAX || !can_be_made || self.spaces[space].slabs[slab].is_stuck {
+        if self.repairs_running() >= REPAIRS_MAX || !can_be_made || self.spaces[space].slabs[slab].is_stuck {
             return;
         }
         let flees = replaces.is_some_and(|peer| here.has(peer) && !self.peers[peer].last_resort);

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use super::super::copies::COPIES_MAX;
+use super::super::copies::{COPIES_MAX, Copy};
 use super::super::exchange::{Exchange, Request, Role};
 use super::super::ops::{Kind, OPS_MAX, Operation, Stage};
 use super::super::peer::PeerSet;
@@ -293,8 +293,17 @@ impl Client {
 
     /// Nothing more is copied to a slab, nor put together for it.
     pub(super) fn end_copies(&mut self, space: usize, slab: usize) {
+        self.end_copies_where(|job| (job.space, job.slab) == (space, slab));
+    }
+
+    /// The same for one copy of it: what is still to be read for that comes to nothing.
+    pub(in super::super) fn end_copies_to(&mut self, space: usize, slab: usize, target: usize) {
+        self.end_copies_where(|job| (job.space, job.slab, job.target) == (space, slab, target));
+    }
+
+    fn end_copies_where(&mut self, ends: impl Fn(Copy) -> bool) {
         for copy in 0..COPIES_MAX {
-            if self.copies.get(copy).is_some_and(|job| (job.space, job.slab) == (space, slab)) {
+            if self.copies.get(copy).is_some_and(&ends) {
                 self.end_stripe(copy);
                 let ours = |role| role == Role::CopyRead { copy } || role == Role::CopyWrite { copy };
                 while let Some(exchange) = self.exchanges.find(|exchange| ours(exchange.role)) {
