@@ -6,7 +6,7 @@ use std::rc::Rc;
 use anyhow::{Context, Result, ensure};
 use vm_tests::control::Control;
 use vm_tests::pool::{Exporter, Pool};
-use vm_tests::{Guest, GuestOptions, Lab, wait};
+use vm_tests::{Guest, GuestOptions, Lab, Qemu, wait};
 
 /// Of each disk; it takes 8 slabs of the pool, two copies.
 const DISK_MIB: u64 = 256;
@@ -172,9 +172,9 @@ fn guests_share_what_was_sealed() -> Result<()> {
 }
 
 /// A guest that is itself a client of the pool, with a disk at /dev/nbd0: what its administrator types, and what the pool's.
-fn boot_client(lab: &Lab, pool: &Pool) -> Result<(Rc<Guest>, Control)> {
-    let options =
-        GuestOptions::new("web1", "").memory("-m 320M").client().control().more(NETWORK).deadline(2 * wait::LIFE);
+fn boot_client(lab: &Lab, pool: &Pool, qemu: Qemu) -> Result<(Rc<Guest>, Control)> {
+    let options = GuestOptions::new("web1", "").qemu(qemu).memory("-m 320M").client().control().more(NETWORK);
+    let options = options.deadline(2 * wait::LIFE);
     let (guest, mut control) = boot(lab, &options)?;
     control.sh(&format!("ip link set lo up; ip link set eth0 up; ip addr add {ADDRESS} dev eth0"))?;
     let key = pool.key()?;
@@ -212,7 +212,7 @@ fn told_by<T>(control: &mut Control, done: Result<T>) -> Result<T> {
 fn swap_on_the_guests_own_export() -> Result<()> {
     Lab::run("remote disk, guest's export, swap", 1, |lab| {
         let pool = lab.pool(&SLABS)?;
-        let (guest, mut control) = boot_client(lab, &pool)?;
+        let (guest, mut control) = boot_client(lab, &pool, Qemu::System)?;
         control
             .sh("mkdir /cgroup; mount -t cgroup2 none /cgroup && echo +memory > /cgroup/cgroup.subtree_control; \
              mkdir /cgroup/work; echo 64M > /cgroup/work/memory.max; echo 1 > /cgroup/work/cgroup.procs")?;
@@ -225,9 +225,9 @@ fn swap_on_the_guests_own_export() -> Result<()> {
 /// A server dies while the disk is written to; then the exporter, with all that it knew.
 #[test]
 fn files_on_the_guests_own_export() -> Result<()> {
-    Lab::run("remote disk, guest's export, files", 1, |lab| {
+    Lab::run("remote disk, guest's export, files, QEMU 10", 1, |lab| {
         let pool = lab.pool(&SLABS)?;
-        let (guest, mut control) = boot_client(lab, &pool)?;
+        let (guest, mut control) = boot_client(lab, &pool, Qemu::Ten)?;
         let done = files(&mut control, "nbd0", 16, || pool.kill9(0));
         told_by(&mut control, done)?;
         control.sh("umount /mnt; nbd-client -d /dev/nbd0; read pid </run/export.pid; kill -9 $pid")?;
