@@ -148,6 +148,10 @@ impl Client {
         let stays = self.place_of_column(space, slab);
         let whole = columns.iter().all(|copies| !copies.is_empty());
         if let Some(place) = stays.filter(|_| copies.len() > 1 && whole && self.is_grouped(space, slab)) {
+            // Another that is on its way was given a server that this one, too, could stay at.
+            if self.other_columns(space, slab).any(|column| self.spaces[space].slabs[column].repair.is_some()) {
+                return;
+            }
             let keep: PeerSet = [place].into_iter().collect();
             let replicas = kept(keep);
             if self.may_leave(now, (space, slab), doubt, copies.minus(keep), keep) {
