@@ -81,7 +81,7 @@ impl Client {
                 was_wanted |= candidates.asked.iter().any(|candidate| candidate.peer == peer);
                 candidates.refuse(|candidate| candidate.peer == peer);
             }
-            if state.repair.take_if(|repair| repair.peer == peer).is_some() {
+            if self.end_repair_at(space, slab, peer).is_some() {
                 was_wanted = true;
                 self.has_refused(space, slab, peer);
             }

@@ -268,7 +268,7 @@ impl Client {
             if status == Status::Ok {
                 repair.granted(&mut self.tables);
             } else {
-                state.repair = None;
+                self.end_repair(space, slab);
                 self.has_refused(space, slab, peer);
             }
         }

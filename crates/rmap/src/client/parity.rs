@@ -189,7 +189,11 @@ impl Client {
                 self.keep_unopened(space, slab);
             }
         } else {
-            return self.open_member(space, slab);
+            let by_ledger = self.open_member(space, slab);
+            if by_ledger && !matches!(self.spaces[space].slabs[slab].phase, Phase::Open) {
+                self.keep_unopened(space, slab);
+            }
+            return by_ledger;
         }
         let is_open = matches!(self.spaces[space].slabs[slab].phase, Phase::Open);
         if layout.is_parity(slab) && !is_open && self.is_dissolving(space, slab) {

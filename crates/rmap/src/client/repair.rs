@@ -184,10 +184,8 @@ impl Client {
         let Some(Repair { peer, grant, step, replaces, .. }) = state.repair else { return };
         let joined = state.entry.replicas.iter().any(|replica| replica.grant == grant);
         if joined {
-            if let Some(repair) = self.spaces[space].slabs[slab].repair.take() {
-                self.tables.give_back(repair.list.into());
-            }
-            return self.mark_all();
+            self.end_repair(space, slab);
+            return;
         }
         let is_column = self.spaces[space].layout.is_parity(slab) || self.is_grouped(space, slab);
         let is_hopeless = state.is_stuck || is_column && here.is_empty() && !self.has_source(space, slab);
@@ -228,11 +226,25 @@ impl Client {
         }
     }
 
+    /// Nothing is in the making for a slab any more: others may have waited for its turn.
+    pub(super) fn end_repair(&mut self, space: usize, slab: usize) -> Option<Repair> {
+        let mut repair = self.spaces[space].slabs[slab].repair.take()?;
+        self.tables.give_back(std::mem::take(&mut repair.list).into());
+        self.mark_all();
+        Some(repair)
+    }
+
+    /// The same where it is for a copy at a certain server.
+    pub(super) fn end_repair_at(&mut self, space: usize, slab: usize, peer: usize) -> Option<Repair> {
+        let repair = self.spaces[space].slabs[slab].repair.as_ref();
+        if repair.is_some_and(|repair| repair.peer == peer) { self.end_repair(space, slab) } else { None }
+    }
+
     pub(super) fn abort_repair(&mut self, space: usize, slab: usize) {
-        let Some(repair) = self.spaces[space].slabs[slab].repair.take() else { return };
+        let Some(repair) = self.end_repair(space, slab) else { return };
         if self.spaces[space].slabs[slab].entry.replicas.iter().any(|replica| replica.grant == repair.grant) {
             // It is done, and nobody has looked at it since.
-            return self.tables.give_back(repair.list.into());
+            return;
         }
         self.forget_copy(space, slab, repair.peer);
         self.cancel_order(space, slab);
@@ -240,8 +252,6 @@ impl Client {
         if repair.step != Step::Fencing {
             self.release(space, slab, repair.peer, repair.grant);
         }
-        // Others may have waited for its turn.
-        self.mark_all();
         self.mark_dissolving();
         // Nothing waits for it any more.
         let size = self.config.slab_size;

@@ -231,6 +231,7 @@ impl Client {
         while let Some(exchange) = self.exchanges.find(|e| e.space == space && of_slab(e.page) && ends(e.role)) {
             self.cancel(exchange.id);
         }
+        self.end_repair(space, slab);
         let before = &self.spaces[space].slabs[slab];
         let stays = entry.replicas.iter().filter(|replica| before.entry.replicas.contains(replica));
         let same: PeerSet = stays.filter_map(|replica| self.place_of(replica.server)).collect();

@@ -350,7 +350,7 @@ impl Client {
                 let state = &mut self.spaces[space].slabs[slab];
                 state.failed.remove(peer);
                 state.checked.remove(peer);
-                state.repair.take_if(|repair| repair.peer == peer);
+                self.end_repair_at(space, slab, peer);
             }
         }
         let is_lost = self.spaces[space].slabs[slab].entry.lost && !self.is_grouped(space, slab);
@@ -418,9 +418,8 @@ impl Client {
         self.copies.end_all(space);
         self.ledger.forget(space);
         self.forget_groups(space);
-        // What was in the making takes nobody else's turn.
-        for slab in &mut self.spaces[space].slabs {
-            slab.repair = None;
+        for slab in 0..self.spaces[space].slabs.len() {
+            self.end_repair(space, slab);
         }
         self.fail_ops(space, None, super::Failure::Fenced);
         self.unpark_space(space);

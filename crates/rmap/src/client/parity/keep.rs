@@ -93,8 +93,8 @@ impl Client {
         true
     }
 
-    /// Parity that cannot be opened, as its group's versions are not known, may be gone for all that: readers that know them from
-    /// before the ledger was lost wait for it.
+    /// What cannot be opened, as its versions are not known, may be gone for all that: readers that know them from before the ledger
+    /// was lost wait for it.
     pub(super) fn keep_unopened(&mut self, space: usize, slab: usize) {
         let keeps = self.spaces[space].tenure != Tenure::Reader;
         if keeps && !self.is_changing(space, slab) {
