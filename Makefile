@@ -40,6 +40,7 @@ install: all
 	install -D -m 0644 packaging/pagodad.service $(DESTDIR)$(PREFIX)/lib/systemd/system/pagodad.service
 	install -D -m 0644 packaging/pagoda-pool.service $(DESTDIR)$(PREFIX)/lib/systemd/system/pagoda-pool.service
 	install -D -m 0644 packaging/pagoda-pool-disk.service $(DESTDIR)$(PREFIX)/lib/systemd/system/pagoda-pool-disk.service
+	install -D -m 0644 packaging/pagoda-disk@.service $(DESTDIR)$(PREFIX)/lib/systemd/system/pagoda-disk@.service
 	install -d -m 0755 $(DESTDIR)/etc/pagoda/vm.d
 	test -e $(DESTDIR)/etc/pagoda/pagoda.toml || install -m 0644 packaging/pagoda.toml $(DESTDIR)/etc/pagoda/pagoda.toml
 	install -D -m 0644 packaging/apparmor/libvirt-qemu $(DESTDIR)$(PREFIX)/share/doc/pagoda/apparmor-libvirt-qemu

@@ -8,7 +8,9 @@
 //! | `ca`, `certificate`, `key` | PEM files for `etcds`; relative paths begin at the directory |
 //! | `host` | what others call this machine; its host name unless it is given |
 //! | `transport` | how this machine reaches servers: `udp`, or `tcp` where UDP is not allowed |
+//! | `link_mbit` | what its network carries, Mbit/s each way: 10000 unless it is given. Copies that are made anew use part of it |
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -32,6 +34,8 @@ struct Settings {
     host: Option<String>,
     #[serde(default)]
     transport: Transport,
+    #[serde(default)]
+    link_mbit: LinkMbit,
 }
 
 /// How servers are reached.
@@ -44,12 +48,49 @@ pub enum Transport {
     Tcp,
 }
 
+/// What a machine's network carries each way, in Mbit/s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "u64")]
+pub struct LinkMbit(u64);
+
+impl LinkMbit {
+    /// Ethernet, from the slowest that may be found up to some generations ahead.
+    const RANGE: RangeInclusive<u64> = 10..=1_000_000;
+
+    pub fn mbit(self) -> u64 {
+        self.0
+    }
+
+    pub fn bytes_per_second(self) -> u64 {
+        self.0 * 1_000_000 / 8
+    }
+}
+
+impl Default for LinkMbit {
+    fn default() -> LinkMbit {
+        LinkMbit(10_000)
+    }
+}
+
+impl TryFrom<u64> for LinkMbit {
+    type Error = String;
+
+    fn try_from(mbit: u64) -> Result<LinkMbit, String> {
+        let (least, most) = (LinkMbit::RANGE.start(), LinkMbit::RANGE.end());
+        if LinkMbit::RANGE.contains(&mbit) {
+            return Ok(LinkMbit(mbit));
+        }
+        Err(format!("link_mbit is {mbit}: give what the network carries in Mbit/s, {least} to {most}"))
+    }
+}
+
 /// A pool's directory, and its etcd.
 #[derive(Debug)]
 pub struct PoolConfig {
     pub dir: PathBuf,
     pub etcd: Option<EtcdConfig>,
     pub transport: Transport,
+    pub link: LinkMbit,
     /// What goes wrong, and is gone on without.
     pub tell: Tell,
 }
@@ -60,13 +101,14 @@ impl PoolConfig {
         let settings = Settings::read(dir)?;
         let address = cluster.or(settings.cluster.as_deref());
         let etcd = address.map(|address| settings.etcd(dir, address)).transpose()?;
-        Ok(PoolConfig { dir: dir.to_owned(), etcd, transport: settings.transport, tell })
+        let Settings { transport, link_mbit: link, .. } = settings;
+        Ok(PoolConfig { dir: dir.to_owned(), etcd, transport, link, tell })
     }
 
     /// The pool of this machine's registry file, whatever `pool.toml` says of etcd.
     pub fn by_file(dir: &Path, tell: Tell) -> Result<PoolConfig> {
-        let Settings { transport, .. } = Settings::read(dir)?;
-        Ok(PoolConfig { dir: dir.to_owned(), etcd: None, transport, tell })
+        let Settings { transport, link_mbit: link, .. } = Settings::read(dir)?;
+        Ok(PoolConfig { dir: dir.to_owned(), etcd: None, transport, link, tell })
     }
 
     /// A connection to etcd, which answers; `None` where the pool is none of a cluster.
@@ -163,6 +205,17 @@ mod tests {
         for bad in ["a:1", "http://a:1", "etcd://a:1/", "etcd://a", "etcd:///lab", "etcds://a:1"] {
             assert!(etcd("", bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_link_is_what_its_network_carries() {
+        let link = |text: &str| toml::from_str::<Settings>(text).map(|settings| settings.link_mbit.bytes_per_second());
+        assert_eq!([link("").unwrap(), link("link_mbit = 1000").unwrap()], [1_250_000_000, 125_000_000]);
+        for bad in ["link_mbit = 0", "link_mbit = 9", "link_mbit = 1000001", "link_mbit = -1", "link_mbit = \"1G\""] {
+            assert!(link(bad).is_err(), "{bad}");
+        }
+        let said = link("link_mbit = 1").unwrap_err().to_string();
+        assert!(said.contains("in Mbit/s, 10 to 1000000"), "{said}");
     }
 
     #[test]

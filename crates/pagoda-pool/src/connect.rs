@@ -73,6 +73,7 @@ pub fn client(
         map_patience,
         give_back_after,
         uses_last_resort,
+        link_bytes_per_second: pool.link.bytes_per_second(),
         ..ClientConfig::new(keys, pool_key)
     };
     let mut client = Client::new(config, Box::new(SystemEntropy::default()));

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use pagoda_pool::config::{PoolConfig, Transport};
+use pagoda_pool::config::{LinkMbit, PoolConfig, Transport};
 use pagoda_pool::{connect, store};
 use rmap::client::{Reach, ServerInfo, ServerView};
 use rmap::host::{self, OVERHEAD_BYTES};
@@ -39,6 +39,8 @@ struct Facts {
     batches: Option<(usize, usize)>,
     /// Bytes that may be locked, if that is limited.
     lock_limit: Option<u64>,
+    /// Of the fastest network card that says how fast it is, Mbit/s.
+    fastest_mbit: Option<u64>,
 }
 
 impl Facts {
@@ -54,7 +56,8 @@ impl Facts {
         let port = Port::bind((Ipv4Addr::LOCALHOST, 0).into()).ok();
         let batches = port.and_then(|port| port.batches());
         let lock_limit = host::lock_limit();
-        Facts { rmem_max: limit("rmem_max"), wmem_max: limit("wmem_max"), synchronized, batches, lock_limit }
+        let (rmem_max, wmem_max) = (limit("rmem_max"), limit("wmem_max"));
+        Facts { rmem_max, wmem_max, synchronized, batches, lock_limit, fastest_mbit: fastest_mbit() }
     }
 
     /// Of one page's datagrams in a call each.
@@ -95,6 +98,20 @@ impl Facts {
         ]
     }
 
+    /// Copies that are made anew are paced by what the network is said to carry.
+    fn link(&self, link: LinkMbit) -> Check {
+        const NAME: &str = "link";
+        let used = format!("copies are paced for {} Mbit/s", link.mbit());
+        match self.fastest_mbit {
+            Some(fastest) if fastest < link.mbit() => {
+                let advice = format!("they would leave nothing to demand: `link_mbit = {fastest}` in pool.toml");
+                Check::new(Verdict::Warn, NAME, format!("{used}, the fastest card has {fastest}"), advice)
+            }
+            Some(fastest) => Check::ok(NAME, format!("{used}, the fastest card has {fastest}")),
+            None => Check::ok(NAME, format!("{used}; no card says how fast it is")),
+        }
+    }
+
     fn clock(&self) -> Check {
         let found = match self.synchronized {
             Some(true) => return Check::ok("clock", "synchronised"),
@@ -105,6 +122,12 @@ impl Facts {
                       dates: see that chrony or systemd-timesyncd runs";
         Check::new(Verdict::Warn, "clock", found, advice)
     }
+}
+
+/// sysfs(5), `class/net/*/speed`: -1, or an error, where that is not known; the loopback has none.
+fn fastest_mbit() -> Option<u64> {
+    let cards = std::fs::read_dir("/sys/class/net").ok()?.flatten();
+    cards.filter_map(|card| std::fs::read_to_string(card.path().join("speed")).ok()?.trim().parse().ok()).max()
 }
 
 fn buffers(name: &'static str, setting: &str, limit: Option<u64>) -> Check {
@@ -198,6 +221,7 @@ fn pool(place: &Place, facts: &Facts, checks: &mut Vec<Check>) -> Result<()> {
     let pool = place.read()?;
     store::identity(&pool.dir)?;
     checks.push(Check::ok("keys", format!("in {}", pool.dir.display())));
+    checks.push(facts.link(pool.link));
     if pool.transport == Transport::Udp {
         checks.extend(facts.offloads());
         checks.extend(facts.buffers());
@@ -309,6 +333,7 @@ mod tests {
             synchronized: Some(true),
             batches: Some((64, 64)),
             lock_limit: None,
+            fastest_mbit: Some(10_000),
         };
         let bad = Facts {
             rmem_max: Some(212_992),
@@ -316,9 +341,15 @@ mod tests {
             synchronized: Some(false),
             batches: Some((1, 1)),
             lock_limit: Some(8 << 20),
+            fastest_mbit: Some(1000),
         };
         for (facts, verdict) in [(good, Verdict::Ok), (bad, Verdict::Warn)] {
-            let all = [facts.buffers(), facts.offloads(), vec![facts.clock(), facts.locks()]].concat();
+            let all = [
+                facts.buffers(),
+                facts.offloads(),
+                vec![facts.clock(), facts.locks(), facts.link(LinkMbit::default())],
+            ]
+            .concat();
             assert!(all.iter().all(|check| check.verdict == verdict), "{all:?}");
         }
         assert_eq!(Facts { lock_limit: Some(1 << 30), ..Facts::default() }.locks().verdict, Verdict::Ok);

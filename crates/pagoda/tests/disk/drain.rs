@@ -55,6 +55,22 @@ fn a_server_is_drained_and_ends() {
     assert_eq!(export.stop(), Some(0));
 }
 
+/// One that is stopped by its service manager leaves nothing behind: what only it has moves first.
+#[test]
+fn a_server_that_is_terminated_ends_when_its_pages_have_moved() {
+    let mut pool = Pool::start("terminate", 2);
+    pool.run(&["disk", "create", "d", "--size", "64M", "--copies", "1"]);
+    let export = pool.export("d", &[]);
+    qemu_io(&export.uri(), &["write -P 1 0 4M", "write -P 2 60M 4M"]);
+    let full = servers(&pool).iter().position(|(bytes, _)| *bytes > 0).expect("a server has it");
+    pool.terminate_server(full);
+    assert_eq!(pool.wait_server(full), Some(0));
+    qemu_io(&export.uri(), &["read -P 1 0 4M", "read -P 2 60M 4M", "write -P 3 0 1M", "read -P 3 0 1M"]);
+    let shown = pool.json(&["disk", "show", "d"]);
+    assert_eq!((shown["lost_bytes"].clone(), shown["servers"][0]["id"].clone()), (0.into(), (2 - full).into()));
+    assert_eq!(export.stop(), Some(0));
+}
+
 /// Pages that have nowhere to go stay, and so does their server.
 #[test]
 fn a_drain_loses_nothing_and_is_called_off() {

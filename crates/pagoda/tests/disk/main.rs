@@ -99,6 +99,23 @@ fn tools_read_what_tools_wrote() {
     assert_eq!(free, [3 * (64 << 20); 2], "all memory is given back");
 }
 
+/// For clients that cannot have a socket's path: on the loopback, and nowhere else.
+#[test]
+fn a_disk_is_exported_by_tcp_on_the_loopback() {
+    let pool = Pool::start("nbd-tcp", 1);
+    pool.run(&["disk", "create", "d", "--size", "64M", "--copies", "1"]);
+    let export = pool.start_in_front(&["disk", "export", "d", "--tcp", "127.0.0.1:0", "--spin", "0"]);
+    assert!(export.uri().starts_with("nbd://127.0.0.1:"), "{}", export.uri());
+    assert!(export.locked_kib() > 0, "who swaps to it could not, if its own memory were swapped");
+    let (image, back) = (pool.file("image"), pool.file("back"));
+    std::fs::write(&image, noise(64 << 20)).unwrap();
+    tool("nbdcopy", &["--connections", "4", &image, &export.uri()]);
+    tool("nbdcopy", &["--connections", "4", &export.uri(), &back]);
+    tool("cmp", &[&image, &back]);
+    qemu_io(&export.uri(), &["write -P 1 1M 1M", "discard 2M 1M", "read -P 1 1M 1M", "read -P 0 2M 1M", "flush"]);
+    assert_eq!(export.stop(), Some(0));
+}
+
 /// A machine whose `pool.toml` says so goes by TCP: to servers that allow it, and to no others.
 #[test]
 fn tcp_where_udp_is_not_allowed() {

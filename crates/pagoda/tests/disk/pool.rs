@@ -65,6 +65,13 @@ impl Running {
         self.ready["uri"].as_str().unwrap().to_owned()
     }
 
+    /// Of its memory, in KiB; proc_pid_status(5).
+    pub fn locked_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    }
+
     /// Asks it to end; its status.
     pub fn stop(mut self) -> Option<i32> {
         tool("kill", &["-TERM", &self.child.id().to_string()]);
@@ -191,6 +198,11 @@ impl Pool {
     pub fn pause_server(&self, place: usize, on: bool) {
         let server = self.servers[place].as_ref().unwrap();
         send(&server.child, if on { Signal::STOP } else { Signal::CONT });
+    }
+
+    /// Asks a server to end, as systemd does.
+    pub fn terminate_server(&self, place: usize) {
+        send(&self.servers[place].as_ref().unwrap().child, Signal::TERM);
     }
 
     /// Waits for the end of a server; its status.

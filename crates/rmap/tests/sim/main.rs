@@ -121,7 +121,7 @@ fn every_page_is_a_register() {
     assert_eq!(failed, 0);
     assert!(verified > 0 && acked > 0);
     let whole = number("RMAP_SIM_SEED").is_none();
-    let kept = [totals.scrubbed, sealed as u64, totals.spaces_kept];
+    let kept = [totals.hedged, totals.scrubbed, sealed as u64, totals.spaces_kept];
     let parity = [totals.degraded, totals.groups_made, totals.groups_dissolved];
     let rare = [&kept[..], &parity, &[totals.unmapped, totals.slabs_given_back, totals.leftovers]].concat();
     assert!(!whole || rare.iter().all(|count| *count > 0), "{rare:?}");
