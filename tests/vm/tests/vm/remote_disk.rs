@@ -99,7 +99,7 @@ fn swap_on_the_hosts_export() -> Result<()> {
     })
 }
 
-/// Both servers of the first copies die, one after the other; then the exporter under a guest that reads, and once more
+/// Both servers of the first copies die, one after the other; then the exporter under a guest that writes, and once more
 /// under none.
 #[test]
 fn files_on_the_hosts_export() -> Result<()> {
