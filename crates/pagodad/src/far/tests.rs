@@ -261,5 +261,8 @@ fn what_another_owner_took_meanwhile_stays() {
 
     let mut next = open_in(&pool.dir, &record, Served::Before).unwrap().unwrap();
     assert_eq!(read(&mut next, 17), 0x5a);
+    // A server that is slow to answer, or to let an owner in, has its copy later.
+    let both = |client: &mut UdpClient<Control>| client.client.in_sync(next.space) == (1, 1);
+    assert!(connect::converse(&mut next.client, PATIENCE, both).unwrap());
     assert_eq!(lenders.map(Lender::stop), [1, 1]);
 }
