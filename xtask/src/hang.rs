@@ -33,10 +33,10 @@ pub fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
         }
         thread::sleep(LOOK_EVERY);
     }
-    let family = family(child.id());
     println!("not ended after {} s, killed:", limit.as_secs());
-    family.iter().for_each(|pid| println!("{}", describe(*pid)));
-    for pid in family.iter().filter_map(|pid| Pid::from_raw(i32::try_from(*pid).ok()?)) {
+    family(child.id()).iter().for_each(|pid| println!("{}", describe(*pid)));
+    // Stacks take a while: what has ended since may have left its number to somebody else's process.
+    for pid in family(child.id()).iter().filter_map(|pid| Pid::from_raw(i32::try_from(*pid).ok()?)) {
         // One that has ended meanwhile needs none.
         kill_process(pid, Signal::KILL).ok();
     }

@@ -25,8 +25,9 @@ pub enum EtcdError {
     )]
     OtherCluster { endpoint: String, ours: u64, theirs: u64 },
     #[error(
-        "etcd has gone back from revision {seen} to {now}: it was restored from a copy; take the spaces over again after \
-         checking their owners"
+        "etcd has gone back from revision {seen} to {now}: it was restored from a copy, and its maps may be older than \
+         what servers have: leave what runs running, copy its disks elsewhere, and make them anew \
+         (docs/pool-operations.md, etcd)"
     )]
     WentBack { seen: u64, now: u64 },
     #[error(

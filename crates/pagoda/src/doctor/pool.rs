@@ -124,10 +124,12 @@ impl Facts {
     }
 }
 
-/// sysfs(5), `class/net/*/speed`: -1, or an error, where that is not known; the loopback has none.
+/// sysfs(5), `class/net/*/speed`: -1, or an error, where that is not known. What has no device, as tunnels and bridges, says
+/// some number.
 fn fastest_mbit() -> Option<u64> {
-    let cards = std::fs::read_dir("/sys/class/net").ok()?.flatten();
-    cards.filter_map(|card| std::fs::read_to_string(card.path().join("speed")).ok()?.trim().parse().ok()).max()
+    let cards = std::fs::read_dir("/sys/class/net").ok()?.flatten().map(|entry| entry.path());
+    let cards = cards.filter(|card| card.join("device").exists());
+    cards.filter_map(|card| std::fs::read_to_string(card.join("speed")).ok()?.trim().parse().ok()).max()
 }
 
 fn buffers(name: &'static str, setting: &str, limit: Option<u64>) -> Check {

@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::rig::send;
+use crate::rig::send_signal;
 
 /// A server's memory: three slabs of 64 MiB.
 const SERVER_SIZE: &str = "200M";
@@ -197,12 +197,12 @@ impl Pool {
     /// Has a server hear and say nothing, or go on.
     pub fn pause_server(&self, place: usize, on: bool) {
         let server = self.servers[place].as_ref().unwrap();
-        send(&server.child, if on { Signal::STOP } else { Signal::CONT });
+        send_signal(&server.child, if on { Signal::STOP } else { Signal::CONT });
     }
 
     /// Asks a server to end, as systemd does.
     pub fn terminate_server(&self, place: usize) {
-        send(&self.servers[place].as_ref().unwrap().child, Signal::TERM);
+        send_signal(&self.servers[place].as_ref().unwrap().child, Signal::TERM);
     }
 
     /// Waits for the end of a server; its status.

@@ -27,7 +27,7 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 /// STOP has stopped all threads of the process when this returns: one of them takes the signal when it runs next, and the others
 /// may answer until then.
-pub fn send(child: &Child, signal: Signal) {
+pub fn send_signal(child: &Child, signal: Signal) {
     let pid = Pid::from_child(child);
     kill_process(pid, signal).expect("it is this process's child");
     if signal == Signal::STOP {
@@ -136,7 +136,7 @@ impl EtcdProcess {
     }
 
     pub fn signal(&self, signal: Signal) {
-        send(&self.child, signal);
+        send_signal(&self.child, signal);
     }
 
     pub fn kill(&mut self) {

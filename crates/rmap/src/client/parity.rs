@@ -185,12 +185,10 @@ impl Client {
             self.tend_column(now, space, slab);
         } else if layout.is_parity(slab) {
             self.open_parity(space, group);
-            if !matches!(self.spaces[space].slabs[slab].phase, Phase::Open) {
-                self.keep_unopened(space, slab);
-            }
+            self.keep_unopened(space, slab);
         } else {
             let by_ledger = self.open_member(space, slab);
-            if by_ledger && !matches!(self.spaces[space].slabs[slab].phase, Phase::Open) {
+            if by_ledger {
                 self.keep_unopened(space, slab);
             }
             return by_ledger;

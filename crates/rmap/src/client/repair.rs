@@ -104,17 +104,23 @@ impl Client {
             return;
         }
         if keep != copies {
-            let entry = &self.spaces[space].slabs[slab].entry;
-            let kept = |replica: &&Replica| self.place_of(replica.server).is_some_and(|peer| keep.has(peer));
-            let left = || MapEntry::of(entry.replicas.iter().filter(kept).copied());
-            let after = if keep.is_empty() { MapEntry::lost() } else { left() };
-            return self.propose(space, slab, after);
+            return self.propose(space, slab, self.entry_of(space, slab, keep));
         }
         if self.spaces[space].slabs[slab].repair.is_some() {
             self.advance_repair(now, space, slab, here, doubt);
         } else {
             self.begin_repair(space, slab, here);
         }
+    }
+
+    /// What the map says of a slab with these of its copies; lost, without any.
+    pub(super) fn entry_of(&self, space: usize, slab: usize, keep: PeerSet) -> MapEntry {
+        if keep.is_empty() {
+            return MapEntry::lost();
+        }
+        let replicas = &self.spaces[space].slabs[slab].entry.replicas;
+        let stays = |replica: &&Replica| self.place_of(replica.server).is_some_and(|peer| keep.has(peer));
+        MapEntry::of(replicas.iter().filter(stays).copied())
     }
 
     /// Whether copies may be dropped for the sake of those that stay: one of these must have lived after that was wanted.

@@ -92,6 +92,17 @@ fn again(found: &[u64]) -> impl Iterator<Item = u64> {
     found.iter().copied().filter(|_| number("RMAP_SIM_SEED").is_none())
 }
 
+/// No server is short of memory, and what is missing is made anew.
+fn recover(world: &mut World) {
+    for node in 0..world.plan.servers {
+        if let Program::Server(lanes) = &mut world.nodes[node].program {
+            lanes[0].set_pressure(Pressure::None);
+        }
+    }
+    world.run_for(REPAIR_NS);
+    world.run_until_quiet();
+}
+
 fn read_all(world: &mut World) {
     if let Some(owner) = world.owner_of(0) {
         (0..world.plan.pages).for_each(|page| world.ask(owner, 0, page, 0));
@@ -121,13 +132,7 @@ fn ages(seed: u64, sabotage: Sabotage) -> World {
         world.run_for(1000 * rng.within(0, 60_000) as u64);
         disturb(&mut world, &mut rng);
         world.network.weather = Weather::calm();
-        for node in 0..world.plan.servers {
-            if let Program::Server(lanes) = &mut world.nodes[node].program {
-                lanes[0].set_pressure(Pressure::None);
-            }
-        }
-        world.run_for(REPAIR_NS);
-        world.run_until_quiet();
+        recover(&mut world);
         read_all(&mut world);
         world.run_until_quiet();
         if world.violation.is_some() {
@@ -172,13 +177,7 @@ fn silences(seed: u64, sabotage: Sabotage) -> World {
         read_all(&mut world);
         world.run_until_answered();
         world.nodes[server].paused_until_ns = 0;
-        for node in 0..world.plan.servers {
-            if let Program::Server(lanes) = &mut world.nodes[node].program {
-                lanes[0].set_pressure(Pressure::None);
-            }
-        }
-        world.run_for(REPAIR_NS);
-        world.run_until_quiet();
+        recover(&mut world);
         if world.violation.is_some() {
             break;
         }

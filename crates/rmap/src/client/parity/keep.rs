@@ -8,7 +8,6 @@ use super::super::repair::{REPAIRS_MAX, Repair};
 use super::super::sealed::Tenure;
 use super::super::slab::{Phase, Slab};
 use super::place::{OfColumns, assign};
-use crate::control::{MapEntry, Replica, Replicas};
 use crate::units::Time;
 
 impl Client {
@@ -86,10 +85,7 @@ impl Client {
         if keep == copies {
             return false;
         }
-        let stays = |replica: &&Replica| self.place_of(replica.server).is_some_and(|peer| keep.has(peer));
-        let left = || MapEntry::of(entry.replicas.iter().filter(stays).copied());
-        let after = if keep.is_empty() { MapEntry::lost() } else { left() };
-        self.propose(space, slab, after);
+        self.propose(space, slab, self.entry_of(space, slab, keep));
         true
     }
 
@@ -97,7 +93,8 @@ impl Client {
     /// was lost wait for it.
     pub(super) fn keep_unopened(&mut self, space: usize, slab: usize) {
         let keeps = self.spaces[space].tenure != Tenure::Reader;
-        if keeps && !self.is_changing(space, slab) {
+        let is_open = matches!(self.spaces[space].slabs[slab].phase, Phase::Open);
+        if keeps && !is_open && !self.is_changing(space, slab) {
             self.gone_leave(space, slab);
         }
     }
@@ -114,15 +111,10 @@ impl Client {
         if unheard(slab) || !is_dissolving && self.other_columns(space, slab).any(unheard) {
             return;
         }
-        let entry = self.spaces[space].slabs[slab].entry.clone();
-        let copies = self.peers_of(&entry);
         if self.gone_leave(space, slab) {
             return;
         }
-        let kept = |keep: PeerSet| {
-            let stays = |replica: &&Replica| self.place_of(replica.server).is_some_and(|peer| keep.has(peer));
-            entry.replicas.iter().filter(stays).copied().collect::<Replicas>()
-        };
+        let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
         let layout = self.spaces[space].layout;
         if let Some(group) = layout.group(slab).filter(|_| is_dissolving && layout.is_parity(slab)) {
             return self.part_group(now, space, group);
@@ -137,9 +129,8 @@ impl Client {
             let unheard = copies.minus(self.heard_of(space, slab));
             let silent: PeerSet = unheard.iter().filter(|peer| self.peers[*peer].is_down()).collect();
             if !silent.is_empty() && !here.is_empty() {
-                let replicas = kept(copies.minus(silent));
                 if self.may_leave(now, (space, slab), doubt, silent, here) {
-                    self.propose(space, slab, MapEntry::of(replicas));
+                    self.propose(space, slab, self.entry_of(space, slab, copies.minus(silent)));
                 }
                 return;
             }
@@ -153,9 +144,8 @@ impl Client {
                 return;
             }
             let keep: PeerSet = [place].into_iter().collect();
-            let replicas = kept(keep);
             if self.may_leave(now, (space, slab), doubt, copies.minus(keep), keep) {
-                self.propose(space, slab, MapEntry::of(replicas));
+                self.propose(space, slab, self.entry_of(space, slab, keep));
             }
             return;
         }

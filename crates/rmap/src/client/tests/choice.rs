@@ -4,10 +4,6 @@ use super::*;
 use crate::client::exchange::{Exchange, Role};
 use crate::units::SEALED_SIZE;
 
-fn copies(pool: &Pool, slab: usize) -> Vec<usize> {
-    pool.client.peers_of(&pool.client.spaces[0].slabs[slab].entry).iter().collect()
-}
-
 /// What was sent, without any server having heard of it.
 fn under_way(pool: &mut Pool) -> Vec<Exchange> {
     let mut out = Vec::new();
@@ -24,8 +20,8 @@ fn copies_are_in_different_zones() {
         peer.info.zone = zone;
     }
     (0..40).for_each(|slab| assert_eq!(pool.write(8 * slab, 1), Ok(())));
-    assert!((0..40).all(|slab| copies(&pool, slab).contains(&4)), "the only server of its zone");
-    let used = (0..4).filter(|server| (0..40).any(|slab| copies(&pool, slab).contains(server))).count();
+    assert!((0..40).all(|slab| pool.holders(slab).contains(&4)), "the only server of its zone");
+    let used = (0..4).filter(|server| (0..40).any(|slab| pool.holders(slab).contains(server))).count();
     assert_eq!(used, 4, "two choices spread what is left to choose");
 }
 

@@ -465,10 +465,6 @@ fn reads_do_not_wait_for_a_silent_server() {
     assert!(pool.client.stats().degraded > 32);
 }
 
-fn holders_of(pool: &Pool, slab: usize) -> Vec<usize> {
-    pool.client.peers_of(&pool.client.spaces[pool.space.0].slabs[slab].entry).iter().collect()
-}
-
 /// A write to the first group, which it dissolves.
 fn write_and_dissolve(pool: &mut Pool) {
     pool.client.set_parity_after(None);
@@ -483,7 +479,7 @@ fn write_and_dissolve(pool: &mut Pool) {
 fn a_damaged_member_is_mended_before_its_group_is_dissolved() {
     let mut pool = cold(7);
     pool.client.config.scrub_pass = None;
-    let node = holders_of(&pool, 0)[0];
+    let node = pool.holders(0)[0];
     [Some(ServerFault::FlipsBits), None].into_iter().for_each(|fault| pool.servers[node].inject(fault));
     write_and_dissolve(&mut pool);
     pool.pass(LONG);

@@ -115,6 +115,11 @@ impl Pool {
         pool
     }
 
+    /// Servers that have a slab, by the map.
+    pub fn holders(&self, slab: usize) -> Vec<usize> {
+        self.client.peers_of(&self.client.spaces[self.space.0].slabs[slab].entry).iter().collect()
+    }
+
     /// What everybody has to say now. `false` if that is nothing.
     pub fn step(&mut self) -> bool {
         let mut any = false;

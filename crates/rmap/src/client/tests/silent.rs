@@ -8,10 +8,6 @@ const SLABS: usize = 40;
 /// All copies are made in that time, and nothing is waited for so long.
 const LONG: Duration = Duration::from_secs(3);
 
-fn copies(pool: &Pool, slab: usize) -> Vec<usize> {
-    pool.client.peers_of(&pool.client.spaces[0].slabs[slab].entry).iter().collect()
-}
-
 /// A server has lost its copies, and while they are made anew another one falls silent for good. What only that one has waits for
 /// it; the rest does not wait for its turn after that.
 #[test]
@@ -32,10 +28,10 @@ fn what_waits_for_a_silent_server_takes_no_turn() {
         (0..steps).for_each(|_| pool.single_step());
         pool.deaf = vec![1];
         pool.pass(LONG);
-        let waits = |slab: &usize| copies(&pool, *slab) == [1];
+        let waits = |slab: &usize| pool.holders(*slab) == [1];
         most = most.max((0..SLABS).filter(waits).count());
         for slab in (0..SLABS).filter(|slab| !waits(slab)) {
-            let copies = copies(&pool, slab);
+            let copies = pool.holders(slab);
             assert!(copies.len() == 2 && !copies.contains(&1), "after {steps} steps slab {slab} is at {copies:?}");
         }
     }
