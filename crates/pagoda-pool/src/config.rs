@@ -8,13 +8,17 @@
 //! | `ca`, `certificate`, `key` | PEM files for `etcds`; relative paths begin at the directory |
 //! | `host` | what others call this machine; its host name unless it is given |
 //! | `transport` | how this machine reaches servers: `udp`, or `tcp` where UDP is not allowed |
+//! | `announcements` | where servers announce themselves, `239.255.82.77:7069` unless it is given |
+//! | `announcements_on` | IPv4 address of this machine's network card that hears them; the kernel's choice unless it is given |
 //! | `link_mbit` | what its network carries, Mbit/s each way: 10000 unless it is given. Copies that are made anew use part of it |
 
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use rmap::client::ServerInfo;
+use rmap::udp::ANNOUNCE_AT;
 use rmap_etcd::{Etcd, EtcdConfig, NAME_MAX, Node, TlsFiles};
 use serde::Deserialize;
 
@@ -36,6 +40,8 @@ struct Settings {
     transport: Transport,
     #[serde(default)]
     link_mbit: LinkMbit,
+    announcements: Option<SocketAddrV4>,
+    announcements_on: Option<Ipv4Addr>,
 }
 
 /// How servers are reached.
@@ -84,6 +90,15 @@ impl TryFrom<u64> for LinkMbit {
     }
 }
 
+/// Where announcements of servers are heard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heard {
+    /// A group, or the broadcast address of a network.
+    pub at: SocketAddrV4,
+    /// Which card a group is joined on; unspecified: the one that the kernel would send to it by.
+    pub on: Ipv4Addr,
+}
+
 /// A pool's directory, and its etcd.
 #[derive(Debug)]
 pub struct PoolConfig {
@@ -91,6 +106,7 @@ pub struct PoolConfig {
     pub etcd: Option<EtcdConfig>,
     pub transport: Transport,
     pub link: LinkMbit,
+    pub announcements: Heard,
     /// What goes wrong, and is gone on without.
     pub tell: Tell,
 }
@@ -101,14 +117,12 @@ impl PoolConfig {
         let settings = Settings::read(dir)?;
         let address = cluster.or(settings.cluster.as_deref());
         let etcd = address.map(|address| settings.etcd(dir, address)).transpose()?;
-        let Settings { transport, link_mbit: link, .. } = settings;
-        Ok(PoolConfig { dir: dir.to_owned(), etcd, transport, link, tell })
+        Ok(PoolConfig { etcd, ..settings.without_etcd(dir, tell) })
     }
 
     /// The pool of this machine's registry file, whatever `pool.toml` says of etcd.
     pub fn by_file(dir: &Path, tell: Tell) -> Result<PoolConfig> {
-        let Settings { transport, link_mbit: link, .. } = Settings::read(dir)?;
-        Ok(PoolConfig { dir: dir.to_owned(), etcd: None, transport, link, tell })
+        Ok(Settings::read(dir)?.without_etcd(dir, tell))
     }
 
     /// A connection to etcd, which answers; `None` where the pool is none of a cluster.
@@ -143,7 +157,8 @@ impl PoolConfig {
 }
 
 pub(crate) fn info(node: Node) -> ServerInfo {
-    ServerInfo { id: node.id, addr: node.addr, key: node.key, zone: node.zone }
+    let Node { id, addr, key, zone, announcer, .. } = node;
+    ServerInfo { id, addr, key, zone, announcer }
 }
 
 impl Settings {
@@ -151,6 +166,15 @@ impl Settings {
         let path = dir.join("pool.toml");
         let text = store::read_text(&path)?.unwrap_or_default();
         toml::from_str(&text).with_context(|| format!("read {}", path.display()))
+    }
+
+    fn without_etcd(&self, dir: &Path, tell: Tell) -> PoolConfig {
+        let announcements = Heard {
+            at: self.announcements.unwrap_or(ANNOUNCE_AT),
+            on: self.announcements_on.unwrap_or(Ipv4Addr::UNSPECIFIED),
+        };
+        let (dir, transport, link) = (dir.to_owned(), self.transport, self.link_mbit);
+        PoolConfig { dir, etcd: None, transport, link, announcements, tell }
     }
 
     fn etcd(&self, dir: &Path, address: &str) -> Result<EtcdConfig> {

@@ -207,7 +207,7 @@ pub(crate) fn add_silent(client: &mut UdpClient<Control>, servers: &[ServerId]) 
     for id in servers {
         // No server has this key.
         let key = Keypair::from_private(store::random_key()).public();
-        client.client.add_server(client.now(), ServerInfo { id: *id, addr: NOWHERE, key, zone: 0 })?;
+        client.client.add_server(client.now(), ServerInfo { id: *id, addr: NOWHERE, key, zone: 0, announcer: None })?;
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ pub mod config;
 pub mod connect;
 pub mod error;
 pub mod give_back;
-pub mod newcomers;
+pub mod news;
 pub mod plane;
 pub mod record;
 pub mod role;

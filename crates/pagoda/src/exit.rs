@@ -27,6 +27,11 @@ pub struct NotAdmitted(pub String);
 #[error("there is no server {0}; `pagoda pool ls` shows those that there are")]
 pub struct NoSuchServer(pub u32);
 
+/// No client is admitted by that key or name.
+#[derive(Debug, thiserror::Error)]
+#[error("{0} is not admitted here; `pagoda pool key ls` shows those that are")]
+pub struct NoSuchClient(pub String);
+
 /// Prints `error` and finds its status.
 pub fn report(error: &anyhow::Error) -> ExitCode {
     // A reader such as `head` that has seen enough is no failure.
@@ -64,7 +69,7 @@ fn status(error: &anyhow::Error) -> u8 {
                 _ => FAILED,
             };
         }
-        if cause.is::<NoSuchDisk>() || cause.is::<NoSuchServer>() {
+        if cause.is::<NoSuchDisk>() || cause.is::<NoSuchServer>() || cause.is::<NoSuchClient>() {
             return NOT_FOUND;
         }
         if cause.is::<NotAdmitted>() {
@@ -97,6 +102,7 @@ mod tests {
         check(refused(ErrorCode::NoSuchVm), NOT_FOUND);
         check(NoSuchDisk("d".into()).into(), NOT_FOUND);
         check(NoSuchServer(3).into(), NOT_FOUND);
+        check(NoSuchClient("a".into()).into(), NOT_FOUND);
         check(EtcdError::NoSuchSpace { name: "d".into() }.into(), NOT_FOUND);
         check(EtcdError::NameTaken { name: "d".into() }.into(), FAILED);
         check(EtcdError::Unreachable { endpoint: "e".into(), what: "w".into() }.into(), UNREACHABLE);

@@ -19,7 +19,7 @@ use pagoda_core::units::ChunkCount;
 use pagoda_pager::far::{Far as Tier, FarMap};
 use pagoda_pool::config::PoolConfig;
 use pagoda_pool::connect::Patience;
-use pagoda_pool::newcomers::Newcomers;
+use pagoda_pool::news::Watch;
 use pagoda_pool::plane::{Control, Plane};
 use pagoda_pool::record::SIZE_MAX;
 use pagoda_pool::{connect, role, store};
@@ -157,7 +157,7 @@ fn debtor(name: &str, regions: &[u64], far: &Far) -> Record {
 pub struct OpenedPool {
     pub client: UdpClient<Control>,
     pub space: SpaceRef,
-    pub newcomers: Newcomers,
+    pub watch: Watch,
 }
 
 impl std::fmt::Debug for OpenedPool {
@@ -183,11 +183,11 @@ enum Served {
 pub fn for_engine(registry: &Registry, record: &Record, chunks: ChunkCount, taken_over: bool) -> Result<Option<Tier>> {
     let served = if taken_over { Served::Before } else { Served::No };
     let Some(opened) = open_in(&registry.config.pool_dir, record, served)? else { return Ok(None) };
-    let OpenedPool { client, space, newcomers } = opened;
+    let OpenedPool { client, space, watch } = opened;
     let path = registry.far_path(&record.name);
     let map = if taken_over { FarMap::open(&path, chunks) } else { FarMap::create(&path, chunks) };
     let map = map.with_context(|| format!("the far map {}", path.display()))?;
-    Ok(Some(Tier::new(client, space, map, Box::new(move |client, now| newcomers.admit(client, now)))))
+    Ok(Some(Tier::new(client, space, map, Box::new(move |client, now| watch.inform(client, now)))))
 }
 
 /// Opens a VM's far tier, if it has one. Whoever had it open before is refused by the servers from now on. Servers are not
@@ -222,10 +222,10 @@ fn take_over(pool: &PoolConfig, record: &Record, far: &Far) -> Result<OpenedPool
     if far.cluster.is_some() {
         miss(far.space, missed_since, &connect::absent(&servers, &seen.today.map))?;
     }
-    let newcomers = Newcomers::of(pool, &servers)?;
+    let watch = Watch::start(pool, &servers)?;
     let (generation, map) = plane.take_over(spec.id)?;
     let space = client.client.attach(&spec, generation, &map)?;
-    Ok(OpenedPool { client, space, newcomers })
+    Ok(OpenedPool { client, space, watch })
 }
 
 /// Gives servers that have copies and are not in etcd time to come back.

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use rmap::announce::AnnounceKey;
 use rmap::client::SPACE_SLABS_MAX;
 use rmap::control::{MapEntry, REPLICAS_MAX, Replica, Replicas};
 use rmap::crypto::PublicKey;
@@ -42,6 +43,8 @@ pub struct Node {
     pub free: u32,
     pub state: NodeState,
     pub epoch: BootEpoch,
+    /// Who signs its announcements, if it makes any.
+    pub announcer: Option<AnnounceKey>,
 }
 
 /// A space, as it was created.
@@ -113,6 +116,9 @@ struct NodeText {
     free: u32,
     state: NodeState,
     epoch: Hex,
+    /// Programs of before there were announcements do not see a server that says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    announcer: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -218,12 +224,15 @@ impl Value for Node {
             free: self.free,
             state: self.state,
             epoch: Hex(self.epoch.0),
+            announcer: self.announcer.map(|key| format!("{key:?}")),
         })
     }
 
     fn decode(bytes: &[u8]) -> Result<Node, String> {
-        let NodeText { id, addr, key, zone, slab_pages, slabs, free, state, epoch, .. } = parse(bytes)?;
-        let Some(key) = parse_key(&key) else { return wrong("a public key is 64 hexadecimal digits") };
+        let NodeText { id, addr, key, zone, slab_pages, slabs, free, state, epoch, announcer, .. } = parse(bytes)?;
+        let digits = "a public key is 64 hexadecimal digits";
+        let Some(key) = parse_key(&key) else { return wrong(digits) };
+        let announcer = announcer.map(|key| parse_key(&key).ok_or(digits)).transpose()?.map(|key| AnnounceKey(key.0));
         let Some(slab_size) = SlabSize::new(slab_pages) else { return wrong(format!("slabs of {slab_pages} pages")) };
         if slabs as usize > SLABS_MAX || free > slabs {
             return wrong(format!("{free} slabs free of {slabs}"));
@@ -232,7 +241,7 @@ impl Value for Node {
             return wrong(format!("no server can be reached at {addr}"));
         }
         let (id, epoch) = (ServerId(id), BootEpoch(epoch.0));
-        Ok(Node { id, addr, key, zone, slab_size, slabs, free, state, epoch })
+        Ok(Node { id, addr, key, zone, slab_size, slabs, free, state, epoch, announcer })
     }
 }
 

@@ -28,6 +28,7 @@
 //! All numbers are little-endian.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
@@ -35,7 +36,7 @@ use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use aws_lc_rs::{constant_time, hmac};
 use thiserror::Error;
 
-use crate::client::SERVERS_MAX;
+use crate::client::{Hint, SERVERS_MAX, ServerInfo};
 use crate::crypto::{KEY_SIZE, Keypair, PoolKey, PublicKey};
 use crate::units::{BootEpoch, ServerId};
 use crate::wire::message::Pressure;
@@ -68,6 +69,13 @@ pub struct Announcement {
     pub pressure: Pressure,
 }
 
+impl Announcement {
+    /// For [`Client::hint`](crate::client::Client::hint).
+    pub fn hint(&self) -> Hint {
+        Hint { server: self.server, addr: self.addr, epoch: self.epoch }
+    }
+}
+
 /// Why one was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Ignored {
@@ -86,8 +94,14 @@ pub enum Ignored {
 }
 
 /// The public half of a server's signing key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct AnnounceKey(pub [u8; KEY_SIZE]);
+
+impl fmt::Debug for AnnounceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
 
 /// Makes the announcements of one server.
 #[derive(Debug)]
@@ -208,11 +222,13 @@ impl Listening {
         Listening { pool, known: HashMap::with_capacity(SERVERS_MAX), checks: (0, 0) }
     }
 
-    /// Makes a server known, as the operator or etcd names it. `false` if there are [`SERVERS_MAX`] already.
-    pub fn know(&mut self, server: ServerId, key: PublicKey, signer: AnnounceKey) -> bool {
-        let room = self.known.len() < SERVERS_MAX || self.known.contains_key(&server);
+    /// Makes a server known, as the operator or etcd names it. `false` if it does not announce itself, or there are
+    /// [`SERVERS_MAX`] already.
+    pub fn know(&mut self, server: &ServerInfo) -> bool {
+        let Some(signer) = server.announcer else { return false };
+        let room = self.known.len() < SERVERS_MAX || self.known.contains_key(&server.id);
         if room {
-            self.known.insert(server, Known { key, signer, last_ms: 0 });
+            self.known.insert(server.id, Known { key: server.key, signer, last_ms: 0 });
         }
         room
     }

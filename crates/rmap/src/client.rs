@@ -20,6 +20,7 @@
 //! another boot epoch, its pages are [`Failure::Lost`]: an error, never zeros. Without the control plane everything
 //! goes on that needs no change of the map. Another owner of the space makes all of it [`Failure::Fenced`].
 
+mod address;
 mod check;
 mod copies;
 mod discard;
@@ -59,6 +60,7 @@ use crate::crypto::entropy::SharedEntropy;
 use crate::crypto::{Entropy, KEY_SIZE, Keypair, PoolKey, SpaceKey};
 use crate::units::{Class, Generation, Page, PageNo, SEALED_SIZE, SlabNo, SlabSize, SpaceId, Time};
 
+pub use address::Hint;
 pub use exchange::WINDOW_MAX;
 pub use ops::OPS_MAX;
 pub use parity::ParityView;
@@ -376,9 +378,9 @@ impl Client {
     pub fn add_server(&mut self, now: Time, info: ServerInfo) -> Result<(), ClientError> {
         if let Some(place) = self.place_of(info.id) {
             if self.peers[place].epoch.is_some() {
-                return Err(ClientError::KnownServer { addr: self.peers[place].info.addr });
+                return Err(ClientError::KnownServer { addr: self.peers[place].addr });
             }
-            self.peers[place].info = info;
+            self.peers[place].list(info);
             self.greet(place);
             return Ok(());
         }

@@ -162,6 +162,8 @@ pub struct Server {
     sessions: Sessions,
     transfers: Transfers,
     replies: Replies,
+    /// Of [`Shared::admissions`], when it was last looked who may stay.
+    admissions: u64,
     /// Of this lane.
     stats: ServerStats,
     /// When something last came.
@@ -217,6 +219,7 @@ impl Server {
             sessions: Sessions::new(lane),
             transfers: Transfers::new(lane),
             replies: Replies::new(),
+            admissions: shared.admissions(),
             stats: ServerStats::default(),
             now: Time::default(),
         };
@@ -244,6 +247,7 @@ impl Server {
                 self.sessions.greet(now, &hello, identity, admits, about, &self.entropy, &mut self.stats);
             }
             Ok(Head::Data { epoch, receiver, counter, .. }) => {
+                self.end_refused();
                 let Some(index) = self.sessions.find(receiver) else {
                     let used = self.transfers.data(now, receiver, (epoch, counter), datagram);
                     self.stats.unknown_session += u64::from(used.is_none());
@@ -262,6 +266,15 @@ impl Server {
             }
             // Clients do not greet back.
             Ok(Head::Accept { .. } | Head::Refuse { .. }) | Err(_) => self.stats.malformed += 1,
+        }
+    }
+
+    /// Ends the sessions of those that were admitted once and are not any more.
+    fn end_refused(&mut self) {
+        let admissions = self.shared.admissions();
+        if std::mem::replace(&mut self.admissions, admissions) != admissions {
+            let state = self.shared.state();
+            self.sessions.end_unless(|node| state.admitted.contains(&node));
         }
     }
 
@@ -329,7 +342,8 @@ impl Server {
         self.shared.state().store.held_slabs()
     }
 
-    /// The clients that may connect from now on. Sessions of others stay until they end.
+    /// The clients that may connect from now on. Sessions of others have ended: nothing more is done for them, and what they
+    /// have here stays where it is.
     ///
     /// # Errors
     /// Too many: nothing is changed.
@@ -337,7 +351,7 @@ impl Server {
         if clients.len() > ADMITTED_MAX {
             return Err(ConfigError::Admitted { clients: clients.len() });
         }
-        self.shared.state().admitted = clients;
+        self.shared.admit(clients);
         Ok(())
     }
 

@@ -4,11 +4,14 @@
 //! # number  address          public key                                                        zone
 //! 1         10.0.0.5:7070    3b6a27bcceb6a42d62a3a8d02a6f0d73653215771de243a63ac048a18b59da29  0
 //! ```
+//!
+//! A server that announces itself has a fifth field: the public key that its announcements are signed with.
 
 use std::net::SocketAddr;
 
 use thiserror::Error;
 
+use crate::announce::AnnounceKey;
 use crate::client::{SERVERS_MAX, ServerInfo};
 use crate::crypto::{KEY_SIZE, PublicKey};
 use crate::units::ServerId;
@@ -23,13 +26,13 @@ pub struct ListError {
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ListFault {
-    #[error("give number, address, public key and zone")]
+    #[error("give number, address, public key and zone, and the key of its announcements if it makes any")]
     Fields,
     #[error("{text} is not a number below 2^32")]
     Number { text: String },
     #[error("{text} is not an address with a port, as 10.0.0.5:7070 or [fd00::5]:7070")]
     Address { text: String },
-    #[error("a public key is 64 hexadecimal digits")]
+    #[error("a public key, and that of announcements, is 64 hexadecimal digits")]
     Key,
     #[error("server {id} stands in line {first} already")]
     Twice { id: u32, first: usize },
@@ -63,10 +66,23 @@ pub fn parse(text: &str) -> Result<Vec<ServerInfo>, ListError> {
 
 fn parse_line(content: &str) -> Result<ServerInfo, ListFault> {
     let fields: Vec<&str> = content.split_whitespace().collect();
-    let [id, addr, key, zone] = fields[..] else { return Err(ListFault::Fields) };
+    let (&[id, addr, key, zone], more) = fields.split_first_chunk().ok_or(ListFault::Fields)?;
+    let announcer = match more {
+        [] => None,
+        [key] => Some(AnnounceKey(parse_key(key).ok_or(ListFault::Key)?.0)),
+        _ => return Err(ListFault::Fields),
+    };
     let number = |text: &str| text.parse().map_err(|_| ListFault::Number { text: text.to_owned() });
     let addr: SocketAddr = addr.parse().map_err(|_| ListFault::Address { text: addr.to_owned() })?;
-    Ok(ServerInfo { id: ServerId(number(id)?), addr, key: parse_key(key).ok_or(ListFault::Key)?, zone: number(zone)? })
+    let key = parse_key(key).ok_or(ListFault::Key)?;
+    Ok(ServerInfo { id: ServerId(number(id)?), addr, key, zone: number(zone)?, announcer })
+}
+
+/// The line of a server, without its end: what [`parse`] reads.
+pub fn line(server: &ServerInfo) -> String {
+    let ServerInfo { id, addr, key, zone, announcer } = server;
+    let announcer = announcer.map_or(String::new(), |announcer| format!(" {announcer:?}"));
+    format!("{} {addr} {key:?} {zone}{announcer}", id.0)
 }
 
 /// A public key from its hexadecimal digits.
@@ -91,12 +107,16 @@ mod tests {
         let servers = parse(&good).unwrap();
         assert_eq!(servers.iter().map(|s| (s.id.0, s.zone)).collect::<Vec<_>>(), [(1, 0), (2, 4)]);
         assert_eq!(format!("{:?}", servers[0].key), key);
+        let signed = format!("1 10.0.0.5:7070 {key} 0 {}", key.replace('3', "4"));
+        assert_eq!((line(&parse(&signed).unwrap()[0]), servers[0].announcer), (signed, None));
         let text = |text: &str| text.to_owned();
         for (list, line, what) in [
             (format!("1 10.0.0.5:7070 {key}"), 1, ListFault::Fields),
             (format!("\n1 10.0.0.5 {key} 0"), 2, ListFault::Address { text: text("10.0.0.5") }),
             (format!("x 10.0.0.5:1 {key} 0"), 1, ListFault::Number { text: text("x") }),
             (format!("1 10.0.0.5:1 {} 0", &key[1..]), 1, ListFault::Key),
+            (format!("1 10.0.0.5:1 {key} 0 {}", &key[1..]), 1, ListFault::Key),
+            (format!("1 10.0.0.5:1 {key} 0 {key} 0"), 1, ListFault::Fields),
             (format!("1 10.0.0.5:1 {key} 0\n1 10.0.0.6:1 {key} 0"), 2, ListFault::Twice { id: 1, first: 1 }),
         ] {
             assert_eq!(parse(&list), Err(ListError { line, what }), "{list}");

@@ -14,7 +14,7 @@ mod server;
 mod steer;
 mod streams;
 
-pub use announce::{ANNOUNCE_GROUP, AnnounceListener, AnnounceSender};
+pub use announce::{ANNOUNCE_AT, ANNOUNCE_GROUP, AnnounceListener, AnnounceSender};
 pub use client::{UdpClient, UdpClientError};
 pub use datagrams::SOCKET_BUFFER;
 pub use port::{Port, Wait};

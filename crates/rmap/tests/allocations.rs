@@ -85,7 +85,8 @@ impl Pool {
         let servers: Vec<Server> = (0..SERVERS).map(|node| server(node, &own, &pool, 1)).collect();
         for node in 0..SERVERS {
             let key = Keypair::from_private([node as u8 + 1; KEY_SIZE]).public();
-            let info = ServerInfo { id: ServerId(node as u32), addr: addr(node), key, zone: node as u32 % 3 };
+            let info =
+                ServerInfo { id: ServerId(node as u32), addr: addr(node), key, zone: node as u32 % 3, announcer: None };
             client.add_server(Time(0), info).unwrap();
         }
         let pages = SLABS * u64::from(SLAB_PAGES);

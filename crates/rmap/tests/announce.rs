@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::time::{Duration, Instant};
 
 use rmap::announce::{Announcement, Announcer, Ignored, Listening};
+use rmap::client::ServerInfo;
 use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
 use rmap::udp::{ANNOUNCE_GROUP, AnnounceListener, AnnounceSender};
 use rmap::units::{BootEpoch, ServerId};
@@ -32,12 +33,14 @@ fn announcements_are_heard_by_group_and_by_broadcast() {
         free: 3,
         pressure: Pressure::None,
     };
+    let Announcement { server: id, addr, key, zone, .. } = about;
+    let listed = ServerInfo { id, addr, key, zone, announcer: Some(announcer.public()) };
     for to in [ANNOUNCE_GROUP, Ipv4Addr::new(127, 255, 255, 255)] {
         let to = SocketAddrV4::new(to, free_port());
         // Two of a host, each with a memory of its own.
         let mut listeners = [(); 2].map(|()| {
             let mut listening = Listening::new(pool.clone());
-            assert!(listening.know(about.server, about.key, announcer.public()));
+            assert!(listening.know(&listed));
             (AnnounceListener::bind(LOOPBACK, to).unwrap(), listening)
         });
         let sender = AnnounceSender::bind(LOOPBACK, to).unwrap();

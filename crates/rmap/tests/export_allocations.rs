@@ -123,7 +123,8 @@ fn export(
     config.parity_after = parity_after;
     let mut client = Client::new(config, Box::new(SystemEntropy::default()));
     for (id, server) in (0..).zip(servers) {
-        let info = ServerInfo { id: ServerId(id), addr: server.addr, key: keys(id).public(), zone: id };
+        let info =
+            ServerInfo { id: ServerId(id), addr: server.addr, key: keys(id).public(), zone: id, announcer: None };
         client.add_server(Time(0), info).unwrap();
     }
     let pages = SLABS * u64::from(SLAB_PAGES);

@@ -151,7 +151,7 @@ fn start(id: u32, client: &Keypair, pool: &PoolKey) -> Running {
         .unwrap();
         (lanes[0].0.stats(), lanes[0].0.held_slabs())
     });
-    Running { info: ServerInfo { id: ServerId(id), addr, key, zone: id }, drain, empty, stop, thread }
+    Running { info: ServerInfo { id: ServerId(id), addr, key, zone: id, announcer: None }, drain, empty, stop, thread }
 }
 
 fn content(space: u64, page: u64, round: u64) -> [u8; PAGE_SIZE] {

@@ -122,7 +122,7 @@ fn connect_to(
     let mut client = Client::new(config, Box::new(SystemEntropy::default()));
     for (id, server) in servers.iter().enumerate() {
         let id = ServerId(id as u32);
-        let info = ServerInfo { id, addr: addrs[id.0 as usize], key: server.key.public(), zone: id.0 };
+        let info = ServerInfo { id, addr: addrs[id.0 as usize], key: server.key.public(), zone: id.0, announcer: None };
         client.add_server(Time(0), info).unwrap();
     }
     let spec = SpaceSpec { id: SpaceId(1), pages: 256, copies: servers.len().min(2), reserve: 0, key: [5; KEY_SIZE] };
@@ -276,7 +276,8 @@ fn a_node_that_is_not_admitted_gets_no_answer() {
     let mut config = ClientConfig::new(stranger, pool);
     config.slab_size = SlabSize::new(SLAB_PAGES).unwrap();
     let mut client = Client::new(config, Box::new(SystemEntropy::default()));
-    let info = ServerInfo { id: ServerId(0), addr: servers[0].addr, key: servers[0].key.public(), zone: 0 };
+    let info =
+        ServerInfo { id: ServerId(0), addr: servers[0].addr, key: servers[0].key.public(), zone: 0, announcer: None };
     client.add_server(Time(0), info).unwrap();
     let spec = SpaceSpec { id: SpaceId(1), pages: 8, copies: 1, reserve: 0, key: [5; KEY_SIZE] };
     let space = client.attach(&spec, Generation(1), &[]).unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use pagoda_pool::connect::Patience;
-use pagoda_pool::newcomers::Newcomers;
+use pagoda_pool::news::Watch;
 use pagoda_pool::plane::{Control, Plane};
 use pagoda_pool::{connect, record, role};
 use rmap::client::{Client, Reach, ServerInfo};
@@ -98,7 +98,7 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     greet(&mut client, &servers)?;
     let up = connect::up(&client);
     connect::stand_in(&mut client, &pool, name, &servers, &up, &seen.today.map)?;
-    let newcomers = Newcomers::of(&pool, &servers)?;
+    let watch = Watch::start(&pool, &servers)?;
     let space = if read_only {
         client.client.attach_reader(&disk.spec()?, &plane.look(disk.space()?)?.today)?
     } else {
@@ -128,7 +128,7 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
         if let Some(published) = &published {
             published.update(|numbers| numbers.look(client, space));
         }
-        newcomers.admit(client, now);
+        watch.inform(client, now);
     };
     match server.run(stop.as_fd(), tend)? {
         Ended::Stopped => Ok(()),

@@ -3,6 +3,7 @@
 //! `facts` looks, `checks` judges, without I/O. Nothing on the host is changed; the swap directory is
 //! tried with a file that has no name and is gone when it is closed.
 
+mod announcements;
 mod checks;
 mod facts;
 mod pool;

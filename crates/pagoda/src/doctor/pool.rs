@@ -15,6 +15,7 @@ use rmap::udp::{Port, SOCKET_BUFFER, Wait};
 use rmap::wire::DATAGRAM_MIN_MAX;
 use rmap::wire::message::Pressure;
 
+use super::announcements;
 use super::checks::{Check, Verdict};
 use crate::exit;
 use crate::pool::Place;
@@ -243,6 +244,7 @@ fn pool(place: &Place, facts: &Facts, checks: &mut Vec<Check>) -> Result<()> {
             servers
         }
     };
+    checks.extend(announcements::check(&pool, &servers)?);
     checks.extend(look(&pool, &servers)?.iter().map(|found| found.check(pool.transport)));
     Ok(())
 }
@@ -283,8 +285,13 @@ mod tests {
     const LARGEST: usize = DATAGRAM_SIZES[DATAGRAM_SIZES.len() - 1];
 
     fn found(answers: usize) -> Found {
-        let info =
-            ServerInfo { id: ServerId(3), addr: "10.0.0.5:7070".parse().unwrap(), key: PublicKey([1; 32]), zone: 0 };
+        let info = ServerInfo {
+            id: ServerId(3),
+            addr: "10.0.0.5:7070".parse().unwrap(),
+            key: PublicKey([1; 32]),
+            zone: 0,
+            announcer: None,
+        };
         let view = ServerView {
             id: info.id,
             reach: Reach::Up,

@@ -8,9 +8,12 @@ use rmap::server::ADMITTED_MAX;
 use rmap::servers::parse_key;
 use serde::Serialize;
 
-use crate::exit::UsageError;
+use crate::exit::{NoSuchClient, UsageError};
 use crate::output::{Side, Table, print_json, print_text};
 use crate::show::Format;
+
+/// Instead of a name; `pagoda pool key add` without `--name`.
+const UNNAMED: &str = "-";
 
 #[derive(Debug, Serialize)]
 struct KeyRow {
@@ -58,6 +61,24 @@ pub fn add(dir: &Path, key: &str, name: &str, admin: bool) -> Result<()> {
     }
     ensure!(clients.len() <= ADMITTED_MAX, "{ADMITTED_MAX} clients are admitted: a server takes no more");
     store::set_admitted(dir, &clients).context("admit the client")
+}
+
+pub fn remove(dir: &Path, key_or_name: &str) -> Result<()> {
+    let _lock = dir.is_dir().then(|| store::lock(dir)).transpose()?;
+    let mut clients = store::admitted(dir)?;
+    let key = parse_key(key_or_name);
+    let is_meant = |client: &Admitted| match key {
+        Some(key) => client.key == key,
+        None => client.name == key_or_name && client.name != UNNAMED,
+    };
+    match clients.iter().filter(|client| is_meant(client)).count() {
+        0 => return Err(NoSuchClient(key_or_name.to_owned()).into()),
+        1 => clients.retain(|client| !is_meant(client)),
+        several => {
+            return Err(UsageError(format!("{several} clients are called {key_or_name}: give the public key")).into());
+        }
+    }
+    store::set_admitted(dir, &clients).context("remove the client")
 }
 
 pub fn list(dir: &Path, format: Format) -> Result<()> {

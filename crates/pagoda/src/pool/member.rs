@@ -14,20 +14,21 @@ const LEASE: Duration = Duration::from_secs(5);
 
 /// The server's record, and what was said of it last.
 #[derive(Debug)]
-pub struct Announced {
+pub struct InEtcd {
     member: Member,
     load: Load,
     is_member: bool,
 }
 
-impl Announced {
-    pub fn join(config: EtcdConfig, info: &ServerInfo, server: &Server) -> Result<Announced> {
+impl InEtcd {
+    pub fn join(config: EtcdConfig, info: &ServerInfo, server: &Server) -> Result<InEtcd> {
         let load = load(server);
-        let ServerInfo { id, addr, key, zone } = info.clone();
+        let ServerInfo { id, addr, key, zone, announcer } = info.clone();
         let (slab_size, slabs, epoch) = (SlabSize::default(), server.free_slabs() as u32, server.epoch());
-        let node = Node { id, addr, key, zone, slab_size, slabs, free: load.free, state: load.state, epoch };
+        let Load { free, state } = load;
+        let node = Node { id, addr, key, zone, slab_size, slabs, free, state, epoch, announcer };
         let member = Member::join(config, node, LEASE).context("tell etcd of this server")?;
-        Ok(Announced { member, load, is_member: true })
+        Ok(InEtcd { member, load, is_member: true })
     }
 
     /// Tells others what has changed, and the operator whether others are told.

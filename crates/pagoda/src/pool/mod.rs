@@ -1,5 +1,6 @@
 //! `pagoda pool`: memory that machines lend each other. No daemon takes part.
 
+mod announce;
 mod drain;
 mod keys;
 pub mod list;
@@ -7,7 +8,7 @@ mod member;
 mod serve;
 mod top;
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -155,6 +156,13 @@ pub struct Serve {
     /// Let clients come by TCP too, to the same port: for those with `transport = "tcp"` in their pool.toml
     #[arg(long)]
     pub tcp: bool,
+    /// Say each second where this server is, to the network that has the address of --listen [place: 239.255.82.77:7069]
+    ///
+    /// Clients that have its line in their file `servers`, or know it from etcd, find it when it has moved to another address,
+    /// and greet it at once when it is back. GROUP may be a broadcast address. The words are signed and change nothing else.
+    #[arg(long, value_name = "GROUP:PORT", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = ANNOUNCE_PLACE)]
+    pub announce: Option<SocketAddrV4>,
     /// This machine may borrow from the pool, too: for trials on one machine
     #[arg(long)]
     pub also_borrow: bool,
@@ -182,6 +190,8 @@ pub struct Serve {
 
 /// A spin longer than this is a mistake: it would burn a core for nothing.
 pub const SPIN_US_MAX: u64 = 10_000;
+/// [`rmap::udp::ANNOUNCE_AT`], for the command line.
+const ANNOUNCE_PLACE: &str = "239.255.82.77:7069";
 /// Where servers listen, unless told otherwise.
 const PORT: u16 = 7070;
 
@@ -211,6 +221,17 @@ pub enum Key {
         #[arg(long)]
         admin: bool,
     },
+    /// Let a machine use the memory that is lent here no more
+    ///
+    /// A server that runs ends the machine's sessions within a second. What the machine's disks and VMs have here stays, as lost
+    /// to it, until the server ends: move them first (`pagoda pool drain`), unless the machine is in wrong hands.
+    Rm {
+        #[command(flatten)]
+        dir: Dir,
+        /// Its public key, or its name if no other has it, as `pagoda pool key ls` shows them
+        #[arg(value_name = "PUBLIC-KEY|NAME")]
+        key: String,
+    },
     /// Show the public keys: this machine's, and those that may use its memory
     Ls {
         #[command(flatten)]
@@ -226,6 +247,7 @@ pub fn run(command: Pool, format: Format) -> Result<()> {
         Pool::Drain(options) => drain::run(&options, format),
         Pool::Key(Key::Init { dir }) => keys::init(&dir.dir, format),
         Pool::Key(Key::Add { dir, key, name, admin }) => keys::add(&dir.dir, &key, &name, admin),
+        Pool::Key(Key::Rm { dir, key }) => keys::remove(&dir.dir, &key),
         Pool::Key(Key::Ls { dir }) => keys::list(&dir.dir, format),
     }
 }
@@ -240,6 +262,11 @@ fn listen_addr(text: &str) -> Result<SocketAddr, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn announcements_have_a_place_by_default() {
+        assert_eq!(ANNOUNCE_PLACE.parse(), Ok(rmap::udp::ANNOUNCE_AT));
+    }
 
     #[test]
     fn addresses_have_a_port_by_default() {

@@ -22,8 +22,9 @@ use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Serve;
+use super::announce::Announcing;
 use super::list::{SLAB_BYTES, SLAB_CONTENT_BYTES};
-use super::member::Announced;
+use super::member::InEtcd;
 use crate::exit::UsageError;
 use crate::metrics::server::ServerNumbers;
 use crate::metrics::{self, Published};
@@ -81,6 +82,8 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     // Before the slabs are made: what is lent is in memory and stays there, or is not lent.
     lock_memory(if on_disk.is_some() { slabs * SLAB_TABLE_BYTES } else { options.size })?;
     let public = keys.public();
+    let announce = |to| Announcing::start(options.listen.ip(), to, &keys, pool.clone());
+    let mut announcing = options.announce.map(announce).transpose()?;
     let config = ServerConfig {
         id: ServerId(options.id),
         keys,
@@ -97,16 +100,17 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     let (server, _) = &mut lanes[0];
     server.set_admins(admitted.admins());
     let signals = Signals::new()?;
-    let info = ServerInfo { id: ServerId(options.id), addr, key: public, zone: options.zone };
-    let mut announced = place.etcd.map(|config| Announced::join(config, &info, server)).transpose()?;
+    let announcer = announcing.as_ref().map(Announcing::key);
+    let info = ServerInfo { id: ServerId(options.id), addr, key: public, zone: options.zone, announcer };
+    let mut member = place.etcd.map(|config| InEtcd::join(config, &info, server)).transpose()?;
     let serving = Serving {
         listen: addr.to_string(),
         bytes: slabs * slab_bytes,
         public_key: format!("{public:?}"),
-        line: format!("{} {addr} {public:?} {}", options.id, options.zone),
+        line: rmap::servers::line(&info),
         metrics,
     };
-    say_ready(&serving, on_disk, announced.as_ref().map(|_| info.id), format)?;
+    say_ready(&serving, on_disk, member.as_ref().map(|_| info.id), format)?;
     let numbers = |listener| Published::start(listener, ServerNumbers::new(server));
     let published = scraped.map(numbers).transpose()?;
     let mut published_at = Time::default();
@@ -129,14 +133,17 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
             );
         }
         drain.follow(server, &admitted, &signals);
-        if let Some(announced) = &mut announced {
-            announced.follow(server);
+        if let Some(member) = &mut member {
+            member.follow(server);
+        }
+        if let Some(announcing) = &mut announcing {
+            announcing.follow(server, &info, slabs as u32, now);
         }
         signals.stop.load(Ordering::Relaxed)
     })
     .context("serve")?;
-    if let Some(announced) = announced {
-        announced.leave();
+    if let Some(member) = member {
+        member.leave();
     }
     Ok(())
 }
@@ -176,7 +183,7 @@ fn say_ready(serving: &Serving, on_disk: Option<&Path>, number: Option<ServerId>
         (Format::Json, _) => print_json_line(serving)?,
         (Format::Text, Some(number)) => print_text(&format!("{lending}, as server {}\n", number.0))?,
         (Format::Text, None) => print_text(&format!(
-            "{lending}. For the file `servers` of each client (the last number is the zone):\n{}\n",
+            "{lending}. For the file `servers` of each client (the number after the key is the zone):\n{}\n",
             serving.line
         ))?,
     }

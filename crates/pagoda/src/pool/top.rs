@@ -205,7 +205,7 @@ mod tests {
 
     fn seen(report: Option<Report>, before: Option<&Report>) -> Row {
         let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 7070));
-        let server = ServerInfo { id: ServerId(3), addr, key: PublicKey([0; 32]), zone: 1 };
+        let server = ServerInfo { id: ServerId(3), addr, key: PublicKey([0; 32]), zone: 1, announcer: None };
         let view = ServerView {
             id: server.id,
             reach: Reach::Up,

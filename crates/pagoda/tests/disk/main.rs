@@ -1,5 +1,6 @@
 //! Disks in the memory of other machines, as users' tools see them: libnbd's, QEMU's and fio.
 
+mod announce;
 mod cluster;
 mod cold;
 mod discard;

@@ -145,15 +145,24 @@ impl Pool {
     }
 
     pub fn add_server_with(&mut self, more: &[&str]) {
-        let id = (self.servers.len() + 1).to_string();
+        let server = self.serve(self.servers.len(), more);
+        self.servers.push(Some(server));
+    }
+
+    /// Starts a server again that is not there any more; it has another port then.
+    pub fn restart_server(&mut self, place: usize, more: &[&str]) {
+        self.servers[place] = Some(self.serve(place, more));
+    }
+
+    fn serve(&self, number: usize, more: &[&str]) -> Running {
+        let id = (number + 1).to_string();
         let place = ["pool", "serve", "--size", SERVER_SIZE, "--listen", "127.0.0.1:0"];
         // With one lane, two, three, and so on: what clients see is the same.
-        let lanes = (self.servers.len() % 3 + 1).to_string();
+        let lanes = (number % 3 + 1).to_string();
         let words = [&place[..], &["--id", &id, "--zone", &id, "--spin", "0", "--lanes", &lanes], more].concat();
-        self.set_available(self.servers.len(), 100);
-        let host = self.host(self.servers.len());
-        let words = [&words[..], &["--also-borrow", "--pressure-from", &host]].concat();
-        self.servers.push(Some(Running::start(&self.dir, &words)));
+        self.set_available(number, 100);
+        let host = self.host(number);
+        Running::start(&self.dir, &[&words[..], &["--also-borrow", "--pressure-from", &host]].concat())
     }
 
     /// One that lends room of a disk.

@@ -38,3 +38,24 @@ fn servers_that_were_silent_have_lost_nothing() {
         assert_eq!(export.stop(), Some(0));
     }
 }
+
+/// Also for a session that has begun; what was written is there again with the right to read it.
+#[test]
+fn a_key_that_is_removed_opens_nothing_any_more() {
+    let pool = Pool::start("key-rm", 1);
+    let key = pool.json(&["pool", "key", "ls"])[0]["public_key"].as_str().unwrap().to_owned();
+    pool.run(&["disk", "create", "d", "--size", "64M", "--copies", "1"]);
+    let export = pool.export("d", &["--error-after", "1"]);
+    qemu_io(&export.uri(), &["write -P 1 0 1M"]);
+    for wrong in ["other", "-"] {
+        pool.fails(&["pool", "key", "rm", wrong], 4, "not admitted here");
+    }
+    pool.run(&["pool", "key", "rm", "self"]);
+    pool.fails(&["pool", "key", "rm", &key], 4, "not admitted here");
+    until("it is refused", || asked(&export.uri(), "read -P 1 0 1M").contains("Input/output error"));
+    pool.run(&["pool", "key", "add", &key]);
+    until("it is admitted again", || pool.has_said("all servers answer again"));
+    qemu_io(&export.uri(), &["read -P 1 0 1M"]);
+    pool.run(&["pool", "key", "rm", &key]);
+    assert_eq!(export.stop(), Some(0));
+}

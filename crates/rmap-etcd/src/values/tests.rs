@@ -13,6 +13,7 @@ fn node() -> Node {
         free: 500,
         state: NodeState::Up,
         epoch: BootEpoch(u64::MAX),
+        announcer: None,
     }
 }
 

@@ -57,7 +57,7 @@ impl Running {
         };
         let mut server = Server::new(config, Box::new(SystemEntropy::default())).unwrap();
         let mut port = Port::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
-        let info = ServerInfo { id: ServerId(id), addr: port.local_addr().unwrap(), key, zone: id };
+        let info = ServerInfo { id: ServerId(id), addr: port.local_addr().unwrap(), key, zone: id, announcer: None };
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || serve(&mut server, &mut port, Wait::BLOCK, &stopped).unwrap());

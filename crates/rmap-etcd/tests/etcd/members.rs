@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use rmap::announce::AnnounceKey;
 use rmap::crypto::PublicKey;
 use rmap::units::{BootEpoch, ServerId, SlabSize};
 use rmap_etcd::{Etcd, EtcdError, Load, Member, Membership, Node, NodeState};
@@ -27,6 +28,7 @@ fn node(id: u32, key: u8) -> Node {
         free: 64,
         state: NodeState::Up,
         epoch: BootEpoch(9),
+        announcer: Some(AnnounceKey([key; 32])),
     }
 }
 

@@ -25,9 +25,14 @@ fn about() -> Announcement {
     }
 }
 
+fn listed(server: u32, announcer: &Announcer) -> ServerInfo {
+    let Announcement { addr, key, zone, .. } = about();
+    ServerInfo { id: ServerId(server), addr, key, zone, announcer: Some(announcer.public()) }
+}
+
 fn listening() -> Listening {
     let mut listening = Listening::new(pool());
-    assert!(listening.know(ServerId(5), keys().public(), Announcer::new(&keys(), pool()).public()));
+    assert!(listening.know(&listed(5, &Announcer::new(&keys(), pool()))));
     listening
 }
 
@@ -103,7 +108,7 @@ proptest! {
         };
         let announcer = Announcer::new(&keys(), pool());
         let mut listening = Listening::new(pool());
-        prop_assert!(listening.know(ServerId(server), keys().public(), announcer.public()));
+        prop_assert!(listening.know(&listed(server, &announcer)));
         prop_assert_eq!(listening.take(NOW, &announcer.encode(NOW, &about)), Ok(about));
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::FAIL_AFTER_MIN;
 use super::exchange::LINE_MAX;
 use super::returns::{RETURNS_MAX, Return};
+use crate::announce::AnnounceKey;
 use crate::crypto::PublicKey;
 use crate::crypto::handshake::Initiator;
 use crate::crypto::session::Session;
@@ -34,6 +35,8 @@ pub struct ServerInfo {
     pub key: PublicKey,
     /// Servers of one zone fail together: a rack, a power supply.
     pub zone: u32,
+    /// Who signs its announcements, if it makes any.
+    pub announcer: Option<AnnounceKey>,
 }
 
 /// What a server can be asked for by those who may.
@@ -119,23 +122,25 @@ pub struct Greeting {
     /// What we shall call the session.
     pub number: u32,
     pub sent_at: Option<Time>,
+    /// Where the last one went.
+    pub sent_to: Option<SocketAddr>,
     wait: Duration,
 }
 
 impl Greeting {
     pub fn new(initiator: Initiator, number: u32) -> Greeting {
-        Greeting { initiator, number, sent_at: None, wait: HELLO_RETRY_MIN }
+        Greeting { initiator, number, sent_at: None, sent_to: None, wait: HELLO_RETRY_MIN }
     }
 
     pub fn due_at(&self) -> Time {
         self.sent_at.map_or(Time::default(), |at| at + self.wait)
     }
 
-    pub fn sent(&mut self, now: Time) {
+    pub fn sent(&mut self, now: Time, to: SocketAddr) {
         if self.sent_at.is_some() {
             self.wait = (self.wait * 2).min(HELLO_RETRY_MAX);
         }
-        self.sent_at = Some(now);
+        (self.sent_at, self.sent_to) = (Some(now), Some(to));
     }
 }
 
@@ -181,6 +186,10 @@ impl RoundTrip {
 #[derive(Debug)]
 pub struct Peer {
     pub info: ServerInfo,
+    /// Where it was last heard; until then, where it is listed.
+    pub addr: SocketAddr,
+    /// Where it said that it is, in which life. Only a handshake proves it.
+    pub hint: Option<(SocketAddr, BootEpoch)>,
     pub reach: Reach,
     pub session: Option<Session>,
     /// What we call the session: datagrams for another one are of an earlier one.
@@ -234,6 +243,8 @@ pub struct Peer {
 impl Peer {
     pub fn new(info: ServerInfo, now: Time) -> Peer {
         Peer {
+            addr: info.addr,
+            hint: None,
             info,
             reach: Reach::Connecting { since: now },
             session: None,
@@ -311,7 +322,7 @@ impl Peer {
         self.ping_for(now, since);
     }
 
-    fn ping_for(&mut self, now: Time, since: Time) {
+    pub(super) fn ping_for(&mut self, now: Time, since: Time) {
         if self.pinged_at < since {
             (self.ping_due, self.pinged_at) = (true, now);
         }

@@ -24,11 +24,11 @@ const OVERTAKEN_MAX: u8 = 3;
 const ROOM_UNTOLD: u32 = crate::server::SLABS_MAX as u32;
 
 impl Client {
-    /// Takes a datagram in; decrypts it in place. Where it came from is not looked at: only its keys count.
-    pub fn on_datagram(&mut self, now: Time, _from: SocketAddr, datagram: &mut [u8]) {
+    /// Takes a datagram in; decrypts it in place. Only its keys count; where it came from is looked at when a session begins.
+    pub fn on_datagram(&mut self, now: Time, from: SocketAddr, datagram: &mut [u8]) {
         let used = match Head::decode(datagram) {
             Ok(Head::Accept { version: PROTOCOL_VERSION, receiver, sender }) => {
-                self.accepted(now, receiver, sender, datagram)
+                self.accepted(now, from, (receiver, sender), datagram)
             }
             Ok(Head::Refuse { receiver, .. }) => self.was_refused(receiver, datagram),
             Ok(Head::Data { version: PROTOCOL_VERSION, epoch, receiver, counter }) => {
@@ -51,7 +51,7 @@ impl Client {
         Some(())
     }
 
-    fn accepted(&mut self, now: Time, receiver: u32, sender: u32, datagram: &[u8]) -> Option<()> {
+    fn accepted(&mut self, now: Time, from: SocketAddr, (receiver, sender): (u32, u32), datagram: &[u8]) -> Option<()> {
         let place = self.place_of_number(receiver)?;
         let greeting = self.peers[place].greeting.as_mut().filter(|greeting| greeting.number == receiver)?;
         let sent_at = greeting.sent_at?;
@@ -66,6 +66,7 @@ impl Client {
         }
         let peer = &mut self.peers[place];
         let restarted = peer.epoch.is_some_and(|epoch| epoch != about.epoch);
+        peer.found_at(from);
         peer.session = Some(session);
         peer.number = receiver;
         peer.greeting = None;

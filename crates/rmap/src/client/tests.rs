@@ -1,5 +1,6 @@
 //! A client among honest and dishonest servers, on a perfect network.
 
+mod address;
 mod catch_up;
 mod choice;
 mod cold;

@@ -232,9 +232,9 @@ impl Client {
             _ => {
                 let slab = self.slab_of(page)?;
                 let repair = self.spaces[space].slabs[slab].repair.as_ref()?;
-                let target = &self.peers[repair.peer].info;
+                let target = &self.peers[repair.peer];
                 let bytes_per_second = (self.rebuild_rate() / REPAIRS_MAX as u64).max(RATE_MIN);
-                let (key, addr, grant) = (target.key, target.addr, repair.grant);
+                let (key, addr, grant) = (target.info.key, target.addr, repair.grant);
                 &CopyOrder { key, addr, bytes_per_second, grant }.encode()
             }
         };

@@ -74,9 +74,10 @@ impl Client {
 
     fn transmit_to(&mut self, now: Time, place: usize, out: &mut Vec<u8>) -> Option<Transmit> {
         let peer = &mut self.peers[place];
-        let to = peer.info.addr;
-        if let Some(greeting) = peer.greeting.as_mut().filter(|greeting| greeting.due_at() <= now) {
-            greeting.sent(now);
+        if peer.greeting.as_ref().is_some_and(|greeting| greeting.due_at() <= now) {
+            let to = peer.next_address();
+            let greeting = peer.greeting.as_mut()?;
+            greeting.sent(now, to);
             out.extend_from_slice(&greeting.initiator.hello);
             return Some(Transmit { to, segment: greeting.initiator.hello.len() });
         }
@@ -177,7 +178,7 @@ impl Client {
             payload: payload.len() as u16,
         };
         let segment = peer.session.as_mut()?.seal(&message, payload, peer.cut, out);
-        Some(Transmit { to: peer.info.addr, segment })
+        Some(Transmit { to: peer.addr, segment })
     }
 }
 
@@ -195,5 +196,5 @@ fn plain(peer: &mut Peer, op: Op, version: u64, size: usize, out: &mut Vec<u8>) 
         payload: (size - OVERHEAD) as u16,
     };
     let segment = peer.session.as_mut()?.seal(&message, &PADDING[..size - OVERHEAD], size, out);
-    Some(Transmit { to: peer.info.addr, segment })
+    Some(Transmit { to: peer.addr, segment })
 }

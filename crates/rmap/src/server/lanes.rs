@@ -7,6 +7,7 @@
 //! An operation on the slabs happens at one moment, under the lock, whichever lane does it; so several lanes do nothing that
 //! one, whose requests come in another order, could not do.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::ServerStats;
@@ -75,19 +76,32 @@ pub struct LaneNumbers {
 pub struct Shared {
     pub identity: Identity,
     state: Mutex<State>,
+    /// Counts the lists of admitted clients, so that a lane sees without the lock that there is another one.
+    admissions: AtomicU64,
     lanes: Vec<Mutex<LaneNumbers>>,
 }
 
 impl Shared {
     pub fn new(identity: Identity, state: State, lanes: usize) -> Arc<Shared> {
         let lanes = (0..lanes).map(|_| Mutex::default()).collect();
-        Arc::new(Shared { identity, state: Mutex::new(state), lanes })
+        Arc::new(Shared { identity, state: Mutex::new(state), admissions: AtomicU64::new(0), lanes })
     }
 
     /// # Panics
     /// If a lane panicked: nobody knows what it left behind.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no lane panics")
+    }
+
+    /// Puts another list of admitted clients in the place of the last one.
+    pub fn admit(&self, clients: Vec<PublicKey>) {
+        self.state().admitted = clients;
+        self.admissions.fetch_add(1, Ordering::Release);
+    }
+
+    /// Which list of admitted clients there is. A lane that sees the number of one sees that list, or a later one.
+    pub fn admissions(&self) -> u64 {
+        self.admissions.load(Ordering::Acquire)
     }
 
     pub fn publish(&self, lane: usize, numbers: LaneNumbers) {

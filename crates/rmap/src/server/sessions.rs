@@ -215,6 +215,16 @@ impl Sessions {
         }
     }
 
+    /// Ends the sessions of clients that may not stay. Servers have theirs by ticket.
+    pub fn end_unless(&mut self, may_stay: impl Fn(PublicKey) -> bool) {
+        for place in &mut self.peers {
+            if place.as_ref().is_some_and(|peer| !peer.is_guest && !may_stay(peer.node)) {
+                *place = None;
+            }
+        }
+        self.count = self.peers.iter().flatten().count();
+    }
+
     fn free_place(&self, now: Time) -> Option<usize> {
         let free = self.peers.iter().position(Option::is_none);
         free.or_else(|| {

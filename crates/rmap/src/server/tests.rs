@@ -86,7 +86,10 @@ fn session(server: &mut Server) -> Session {
 }
 
 fn session_of(server: &mut Server, keys: &Keypair) -> Session {
-    let mut initiator = hello(keys, [3; KEY_SIZE], SPOKEN);
+    greet(server, &mut hello(keys, [3; KEY_SIZE], SPOKEN))
+}
+
+fn greet(server: &mut Server, initiator: &mut Initiator) -> Session {
     let mut datagram = initiator.hello;
     server.on_datagram(Time(0), addr(), &mut datagram);
     let mut out = Vec::new();
@@ -273,6 +276,30 @@ fn only_those_who_may_have_a_server_drained() {
     // Nor does a request that was granted outlive the right to it.
     server.set_admins(Vec::new());
     assert_eq!(ask(&mut server, DRAIN), (Status::Denied, true));
+}
+
+/// Also in a lane that was idle when the list changed; and a hello that was sent before is no way back.
+#[test]
+fn who_is_admitted_no_more_has_no_session() {
+    for mut servers in [lanes(1), lanes(2)] {
+        let last = servers.len() - 1;
+        let mut hello = hello(&client_keys(), [3; KEY_SIZE], SPOKEN);
+        let mut session = greet(&mut servers[last], &mut hello);
+        assert_eq!(status_of(&mut servers[last], &mut session, &request(Op::Fence)), Status::Ok);
+        let other = Keypair::from_private([8; KEY_SIZE]).public();
+        servers[0].admit(vec![client_keys().public(), other]).unwrap();
+        assert_eq!(status_of(&mut servers[last], &mut session, &request(Op::Fence)), Status::Ok, "it may stay");
+        servers[0].admit(vec![other]).unwrap();
+        let server = &mut servers[last];
+        let mut datagram = Vec::new();
+        session.seal(&request(Op::Fence), &[], DATAGRAM_MAX, &mut datagram);
+        server.on_datagram(Time(2), addr(), &mut datagram);
+        assert!(server.poll_transmit(&mut Vec::new()).is_none());
+        assert_eq!((server.stats().unknown_session, server.sessions.count()), (1, 0));
+        server.on_datagram(Time(3), addr(), &mut hello.hello.clone());
+        assert!(server.poll_transmit(&mut Vec::new()).is_none());
+        assert_eq!(server.stats().not_admitted, 1);
+    }
 }
 
 #[test]

@@ -2,13 +2,18 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::announce::ANNOUNCEMENT_SIZE;
 
 /// Of the block for use within an organization (RFC 2365).
 pub const ANNOUNCE_GROUP: Ipv4Addr = Ipv4Addr::new(239, 255, 82, 77);
+/// Where servers announce themselves, unless another place is given.
+pub const ANNOUNCE_AT: SocketAddrV4 = SocketAddrV4::new(ANNOUNCE_GROUP, 7069);
 /// Announcements taken from the socket at a time, so that a flood of them does not keep its reader from other work.
 const HEARD_MAX: usize = 256;
 
@@ -73,6 +78,18 @@ impl AnnounceListener {
     /// The socket is broken.
     pub fn local_addr(&self) -> io::Result<std::net::SocketAddr> {
         self.socket.local_addr()
+    }
+
+    /// Waits until something may have been heard, or `patience` is over.
+    ///
+    /// # Errors
+    /// The socket is broken.
+    pub fn wait(&self, patience: Duration) -> io::Result<()> {
+        let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Hands over what was heard, a limited number at a time. A datagram of another size is handed over cut to one byte

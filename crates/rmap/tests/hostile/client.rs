@@ -76,7 +76,7 @@ impl Run {
         config.fault = fault;
         config.slab_size = SlabSize::new(SLAB_PAGES).expect("a power of two");
         let mut client = Client::new(config, Box::new(Noise(1)));
-        let info = ServerInfo { id: ServerId(1), addr: addr(), key: keys.public(), zone: 0 };
+        let info = ServerInfo { id: ServerId(1), addr: addr(), key: keys.public(), zone: 0, announcer: None };
         client.add_server(Time(0), info).expect("one server");
         let spec = SpaceSpec { id: SpaceId(1), pages: PAGES, copies: 1, reserve: 0, key: [7; KEY_SIZE] };
         let space = client.attach(&spec, Generation(1), &[]).expect("the limits are kept");

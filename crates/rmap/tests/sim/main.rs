@@ -5,6 +5,7 @@
 //! `RMAP_SIM_SEEDS=10000` runs more of them.
 
 mod cold;
+mod hints;
 mod lives;
 mod network;
 mod node;

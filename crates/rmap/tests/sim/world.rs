@@ -229,6 +229,7 @@ impl World {
                     addr: address(server),
                     key: keys(server).public(),
                     zone: server as u32 / 2,
+                    announcer: None,
                 };
                 client.add_server(self.nodes[node].local(self.now_ns), info).expect("few servers");
             }
@@ -389,7 +390,7 @@ impl World {
     }
 
     /// Takes out of a program whatever it has to say.
-    fn pump(&mut self, node: usize) {
+    pub fn pump(&mut self, node: usize) {
         let now = self.nodes[node].local(self.now_ns);
         let life = self.nodes[node].life;
         loop {

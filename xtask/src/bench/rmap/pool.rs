@@ -72,7 +72,7 @@ impl Pool {
         config.slab_size = slab_size;
         config.datagram_max = DATAGRAM;
         let mut client = Client::new(config, Box::new(SystemEntropy::default()));
-        client.add_server(Time(0), ServerInfo { id: ServerId(1), addr, key, zone: 0 })?;
+        client.add_server(Time(0), ServerInfo { id: ServerId(1), addr, key, zone: 0, announcer: None })?;
         let spec = SpaceSpec { id: SpaceId(1), pages: PAGES, copies: 1, reserve: 0, key: [2; KEY_SIZE] };
         let space = client.attach(&spec, Generation(1), &[])?;
         let registry: Registry = |_| ControlReply::Done;

@@ -210,6 +210,7 @@ fn join(etcd: &EtcdProcess, lender: &Lender) -> Member {
         free: SLABS as u32,
         state: NodeState::Up,
         epoch: BootEpoch(1),
+        announcer: None,
     };
     Member::join(etcd.config("b"), node, Duration::from_secs(5)).unwrap()
 }
@@ -239,7 +240,7 @@ fn servers_that_have_copies_are_missed_for_a_while() {
     let _back = join(&etcd, &lenders[1]);
     let mended = connect::converse(&mut alone.client, rig::HANG, |client| {
         let now = client.now();
-        alone.newcomers.admit(&mut client.client, now);
+        alone.watch.inform(&mut client.client, now);
         client.client.in_sync(alone.space) == (1, 1)
     });
     assert!(mended.unwrap(), "there are two copies again");
@@ -258,7 +259,7 @@ fn a_server_that_comes_is_used() {
     assert!(
         connect::converse(&mut first.client, rig::HANG, |client| {
             let now = client.now();
-            first.newcomers.admit(&mut client.client, now);
+            first.watch.inform(&mut client.client, now);
             connect::up(client).len() == 2
         })
         .unwrap()

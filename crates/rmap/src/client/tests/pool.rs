@@ -38,6 +38,10 @@ pub struct Pool {
     pub servers: Vec<Server>,
     pub space: SpaceRef,
     pub now: Time,
+    /// Where each server is: at [`addr`], unless it has moved.
+    pub at: Vec<SocketAddr>,
+    /// Who sent something to whom, of the servers.
+    pub sent_to_servers: Vec<(usize, usize)>,
     /// Hears nothing.
     pub deaf: Vec<usize>,
     /// Its replies come late, when they are delivered.
@@ -49,6 +53,9 @@ pub struct Pool {
     pub today: Today,
     pub keeps: usize,
 }
+
+/// Of whom [`addr`] is the client's.
+pub const CLIENT: usize = 99;
 
 pub fn addr(node: usize) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, 100 + node as u16))
@@ -89,7 +96,7 @@ impl Pool {
         for node in 0..servers {
             let keys = Keypair::from_private([node as u8 + 1; KEY_SIZE]);
             let (id, key) = (ServerId(node as u32), keys.public());
-            client.add_server(Time(0), ServerInfo { id, addr: addr(node), key, zone: 0 }).unwrap();
+            client.add_server(Time(0), ServerInfo { id, addr: addr(node), key, zone: 0, announcer: None }).unwrap();
             let admitted = vec![own.public()];
             let (slab_size, epoch, pool) = (size, BootEpoch(1), pool.clone());
             let medium = (on_disk == Some(node)).then(|| Box::new(Disk::default()) as Box<dyn Medium>);
@@ -104,6 +111,8 @@ impl Pool {
             servers: all,
             space,
             now,
+            at: (0..servers).map(addr).collect(),
+            sent_to_servers: Vec::new(),
             deaf,
             slow: None,
             late,
@@ -126,12 +135,12 @@ impl Pool {
         let mut out = Vec::new();
         while let Some(transmit) = self.client.poll_transmit(self.now, &mut out) {
             any = true;
-            self.deliver(addr(99), transmit, &mut out);
+            self.deliver(addr(CLIENT), transmit, &mut out);
         }
         for node in 0..self.servers.len() {
             while let Some(transmit) = self.servers[node].poll_transmit(&mut out) {
                 any = true;
-                self.deliver(addr(node), transmit, &mut out);
+                self.deliver(self.at[node], transmit, &mut out);
             }
         }
         while let Some((id, request)) = self.client.poll_control(self.now) {
@@ -148,11 +157,11 @@ impl Pool {
     pub fn single_step(&mut self) {
         let mut out = Vec::new();
         if let Some(transmit) = self.client.poll_transmit(self.now, &mut out) {
-            self.deliver(addr(99), transmit, &mut out);
+            self.deliver(addr(CLIENT), transmit, &mut out);
         }
         for node in 0..self.servers.len() {
             while let Some(transmit) = self.servers[node].poll_transmit(&mut out) {
-                self.deliver(addr(node), transmit, &mut out);
+                self.deliver(self.at[node], transmit, &mut out);
             }
         }
     }
@@ -172,11 +181,14 @@ impl Pool {
 
     /// To the client, or to a server from the client or another server.
     pub fn deliver(&mut self, from: SocketAddr, transmit: crate::server::Transmit, out: &mut Vec<u8>) {
-        let to = usize::from(transmit.to.port()) - 100;
+        let node_at = |addr| self.at.iter().position(|at| *at == addr);
+        let (to, source) = (node_at(transmit.to), node_at(from));
+        self.sent_to_servers.extend(source.zip(to));
         for datagram in out.chunks_mut(transmit.segment) {
-            match self.servers.get_mut(to) {
-                Some(server) if !self.deaf.contains(&to) => server.on_datagram(self.now, from, datagram),
-                Some(_) => {}
+            match to {
+                Some(to) if self.deaf.contains(&to) => {}
+                Some(to) => self.servers[to].on_datagram(self.now, from, datagram),
+                None if transmit.to != addr(CLIENT) => {}
                 None if self.slow.is_some_and(|slow| addr(slow) == from) => self.late.push(datagram.to_vec()),
                 None => self.client.on_datagram(self.now, from, datagram),
             }

@@ -73,7 +73,7 @@ fn a_write_that_failed_is_done_before_the_next() {
         if sent {
             let mut out = Vec::new();
             while let Some(transmit) = pool.client.poll_transmit(pool.now, &mut out) {
-                pool.deliver(addr(99), transmit, &mut out);
+                pool.deliver(addr(pool::CLIENT), transmit, &mut out);
             }
             for server in &mut pool.servers {
                 while server.poll_transmit(&mut out).is_some() {}

@@ -1,0 +1,219 @@
+//! What becomes known of servers while a client is at work: some come into etcd, and some are elsewhere than they were, as etcd
+//! or they themselves say.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result};
+use rmap::announce::Listening;
+use rmap::client::{Client, Hint, ServerInfo};
+use rmap::udp::AnnounceListener;
+use rmap::units::{BootEpoch, ServerId, Time};
+use rmap_etcd::{Etcd, Node};
+
+use crate::config::{PoolConfig, info};
+use crate::{Tell, store};
+
+/// A server's lease lasts as long.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// The thread that hears announcements looks so often whether it is still wanted.
+const WANTED_EVERY: Duration = Duration::from_secs(1);
+
+/// A piece of news.
+#[derive(Debug)]
+enum News {
+    Came(ServerInfo),
+    /// One that is known says where it is; another place than before, or only another life there.
+    Is(Hint, Place),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Same,
+    Other,
+}
+
+/// Looks for news, on threads that end with this.
+#[derive(Debug)]
+pub struct Watch {
+    news: Receiver<News>,
+    tell: Tell,
+    /// Nothing is sent: they are the threads' signs that this is still there.
+    _wanted: Vec<Sender<()>>,
+}
+
+impl Watch {
+    /// News besides what is `listed`. Of announcements those of listed servers are heard; where that cannot be done, the operator
+    /// is told. One that the client knows only as a silent stand-in ([`crate::connect::stand_in`]) comes when it is in etcd
+    /// again.
+    ///
+    /// # Errors
+    /// etcd does not answer; keys are missing; no thread is to be had.
+    pub fn start(pool: &PoolConfig, listed: &[ServerInfo]) -> Result<Watch> {
+        let (sender, news) = mpsc::channel();
+        let mut wanted = Vec::new();
+        let known = Known::of(listed);
+        if let Some(etcd) = pool.connect()? {
+            let (sign, unwanted) = mpsc::channel();
+            let (known, sender) = (known.clone(), sender.clone());
+            start("etcd-servers", move || look(etcd, known, &sender, &unwanted))?;
+            wanted.push(sign);
+        }
+        match hear_of(pool, listed)? {
+            Some(Ok(ears)) => {
+                let (sign, unwanted) = mpsc::channel();
+                start("announcements", move || hear(ears, known, &sender, &unwanted))?;
+                wanted.push(sign);
+            }
+            Some(Err(error)) => {
+                (pool.tell)(&format!("{error:#}; servers that move are found when this program is started again"));
+            }
+            None => {}
+        }
+        Ok(Watch { news, tell: pool.tell, _wanted: wanted })
+    }
+
+    /// Tells the client what is new since the last time. Never waits.
+    pub fn inform(&self, client: &mut Client, now: Time) {
+        for news in self.news.try_iter() {
+            match news {
+                News::Came(server) => {
+                    let id = server.id.0;
+                    match client.add_server(now, server) {
+                        Ok(()) => (self.tell)(&format!("server {id} has come")),
+                        Err(error) => (self.tell)(&format!("server {id} is not used: {error}")),
+                    }
+                }
+                News::Is(hint, place) => {
+                    client.hint(now, &hint);
+                    if place == Place::Other {
+                        (self.tell)(&format!("server {} says that it is at {} now", hint.server.0, hint.addr));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn start(name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
+    std::thread::Builder::new().name(name.into()).spawn(run).map(drop).context("start a thread")
+}
+
+/// Servers, where they are, and in which life if they said so.
+#[derive(Clone, Debug)]
+struct Known(HashMap<ServerId, (SocketAddr, Option<BootEpoch>)>);
+
+impl Known {
+    fn of(listed: &[ServerInfo]) -> Known {
+        Known(listed.iter().map(|server| (server.id, (server.addr, None))).collect())
+    }
+
+    fn has(&self, server: ServerId) -> bool {
+        self.0.contains_key(&server)
+    }
+
+    /// Takes note of a place; whether it is another one, if there is anything new about it.
+    fn note(&mut self, hint: &Hint) -> Option<Place> {
+        let told = (hint.addr, Some(hint.epoch));
+        match self.0.insert(hint.server, told) {
+            before if before == Some(told) => None,
+            Some((addr, _)) if addr == hint.addr => Some(Place::Same),
+            _ => Some(Place::Other),
+        }
+    }
+}
+
+/// Follows etcd.
+fn look(mut etcd: Etcd, mut known: Known, news: &Sender<News>, unwanted: &Receiver<()>) {
+    while unwanted.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
+        // While etcd is away nobody comes; that it is is said by others.
+        let nodes = etcd.nodes().map_or(Vec::new(), |(nodes, _)| nodes);
+        for node in nodes {
+            // Nobody listens: the next look ends.
+            let _ = known.news_of(node).map(|piece| news.send(piece));
+        }
+    }
+}
+
+impl Known {
+    fn news_of(&mut self, node: Node) -> Option<News> {
+        let hint = Hint { server: node.id, addr: node.addr, epoch: node.epoch };
+        let is_known = self.has(node.id);
+        let place = self.note(&hint)?;
+        Some(if is_known { News::Is(hint, place) } else { News::Came(info(node)) })
+    }
+}
+
+/// What announcements are heard with.
+#[derive(Debug)]
+pub struct Ears {
+    pub listener: AnnounceListener,
+    pub listening: Listening,
+}
+
+/// To hear the announcements of the servers that make some; `None` if none does.
+///
+/// # Errors
+/// Keys are missing; the inner one: the place where they are made cannot be listened at.
+pub fn hear_of(pool: &PoolConfig, listed: &[ServerInfo]) -> Result<Option<Result<Ears>>> {
+    let (_, key) = store::identity(&pool.dir)?;
+    let mut listening = Listening::new(key);
+    // One after the other: all are to be known.
+    let known = listed.iter().filter(|server| listening.know(server)).count();
+    let heard = pool.announcements;
+    let bind =
+        || AnnounceListener::bind(heard.on, heard.at).with_context(|| format!("hear announcements at {}", heard.at));
+    Ok((known > 0).then(|| Ok(Ears { listener: bind()?, listening })))
+}
+
+/// As announcements count time: milliseconds since 1970.
+pub fn stamp_ms() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64)
+}
+
+/// Follows announcements.
+fn hear(ears: Ears, mut known: Known, news: &Sender<News>, unwanted: &Receiver<()>) {
+    let Ears { listener, mut listening } = ears;
+    while unwanted.try_recv() == Err(TryRecvError::Empty) {
+        let heard = listener.wait(WANTED_EVERY).and_then(|()| {
+            let now = stamp_ms();
+            listener.receive(|datagram| {
+                let Ok(said) = listening.take(now, datagram) else { return };
+                let hint = said.hint();
+                let place = known.note(&hint);
+                // Nobody listens: the next look ends.
+                let _ = place.map(|place| news.send(News::Is(hint, place)));
+            })
+        });
+        if heard.is_err() {
+            // The card is gone, or its address; it may be back.
+            let _ = unwanted.recv_timeout(WANTED_EVERY);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_new_is_told() {
+        let addr = |port| SocketAddr::from(([10, 0, 0, 5], port));
+        let key = rmap::crypto::PublicKey([1; 32]);
+        let mut known = Known::of(&[ServerInfo { id: ServerId(1), addr: addr(1), key, zone: 0, announcer: None }]);
+        let hint = |port, epoch| Hint { server: ServerId(1), addr: addr(port), epoch: BootEpoch(epoch) };
+        for (port, epoch, expected) in [
+            (1, 7, Some(Place::Same)),
+            (1, 7, None),
+            (1, 8, Some(Place::Same)),
+            (2, 8, Some(Place::Other)),
+            (2, 8, None),
+            (1, 8, Some(Place::Other)),
+        ] {
+            assert_eq!(known.note(&hint(port, epoch)), expected, "{port} {epoch}");
+        }
+        assert!(known.has(ServerId(1)) && !known.has(ServerId(2)));
+    }
+}

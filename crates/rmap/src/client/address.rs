@@ -1,0 +1,64 @@
+//! Where a server is: as the operator lists it, as it was heard, and as it says itself.
+//!
+//! A hint is believed as far as it takes to say hello there. The hello is for the one who has the server's key, and its
+//! answer is what proves the place. So a hint that is wrong costs a few hellos, and the listed address stays in use.
+
+use std::net::SocketAddr;
+
+use super::Client;
+use super::peer::{Peer, ServerInfo};
+use crate::units::{BootEpoch, ServerId, Time};
+
+/// Where a server says it is, in an announcement or in etcd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hint {
+    pub server: ServerId,
+    pub addr: SocketAddr,
+    /// Of its life.
+    pub epoch: BootEpoch,
+}
+
+impl Client {
+    /// Takes note of where a server says it is. One that is silent is greeted there too, at once if that is news; one that
+    /// answers, but says that it has begun a new life, is asked for a sign of the old one. `false` if no such server is known.
+    pub fn hint(&mut self, now: Time, hint: &Hint) -> bool {
+        let Some(place) = self.place_of(hint.server) else { return false };
+        let peer = &mut self.peers[place];
+        let news = peer.hint.replace((hint.addr, hint.epoch)) != Some((hint.addr, hint.epoch));
+        if news && !peer.is_up() {
+            self.greet(place);
+        } else if news && peer.epoch != Some(hint.epoch) {
+            peer.ping_for(now, now);
+        }
+        true
+    }
+}
+
+impl Peer {
+    /// The operator says where one is that has never answered.
+    pub(super) fn list(&mut self, info: ServerInfo) {
+        self.addr = info.addr;
+        self.info = info;
+    }
+
+    /// Where it was heard last, where it is listed, and where it said that it is.
+    fn places(&self) -> [SocketAddr; 3] {
+        [self.addr, self.info.addr, self.hint.map_or(self.addr, |(addr, _)| addr)]
+    }
+
+    /// Where the next hello goes: each place in turn.
+    pub(super) fn next_address(&self) -> SocketAddr {
+        let places = self.places();
+        let Some(last) = self.greeting.as_ref().and_then(|greeting| greeting.sent_to) else { return self.addr };
+        let after = places.iter().position(|place| *place == last).map_or(0, |at| at + 1);
+        let in_turn = places.iter().cycle().skip(after).take(places.len());
+        in_turn.copied().find(|place| *place != last).unwrap_or(self.addr)
+    }
+
+    /// It answered a hello. Who has several addresses may answer from another one: then it is reached where the hello went.
+    pub(super) fn found_at(&mut self, from: SocketAddr) {
+        let asked_at = self.greeting.as_ref().and_then(|greeting| greeting.sent_to);
+        let place = Some(from).filter(|from| self.places().contains(from)).or(asked_at);
+        self.addr = place.unwrap_or(self.addr);
+    }
+}
