@@ -46,6 +46,7 @@ mod timers;
 mod transfer;
 mod transmit;
 mod unanswered;
+mod unmapped;
 mod vacate;
 mod view;
 
@@ -106,13 +107,15 @@ pub struct ClientConfig {
     pub fail_after: Duration,
     /// What only servers have that have been silent for so long is not waited for: it fails, until one of them is heard again;
     /// `None`: it is waited for as long as it takes. Either way only a server's return with an empty memory, or
-    /// [`Client::forget_content`], loses what it had.
+    /// [`Client::forget_content`], loses what it had. So long is the control plane waited for, too, where there is no
+    /// [`ClientConfig::map_patience`].
     pub error_after: Option<Duration>,
     /// A server that fell silent, and was silent for longer, counts as one that has no slab to give. Zero for who has
     /// somewhere else for its pages: it is told at once.
     pub grant_patience: Duration,
     /// A write to a slab that nobody has needs the control plane's answer first; where that takes longer, it is declined, and so
-    /// are others like it until there is an answer. `None`: they wait, as who has nowhere else for its pages has to.
+    /// are others like it until there is an answer. `None`: they wait, and fail as [`Failure::Silent`] after
+    /// [`ClientConfig::error_after`].
     pub map_patience: Option<Duration>,
     /// Servers that keep pages on a disk are asked for slabs where no other has one to give. Not for who has a disk of its own.
     pub uses_last_resort: bool,
@@ -261,7 +264,7 @@ pub enum Failure {
     #[error("every copy of the page that answers is damaged")]
     Corrupt,
     /// Of a write: it may be done yet, before any later one to its page.
-    #[error("every server that has the page has been silent for too long; it may come back")]
+    #[error("every server that has the page, or the control plane, has been silent for too long; it may come back")]
     Silent,
 }
 
@@ -293,6 +296,8 @@ pub struct Client {
     peers: Vec<Peer>,
     /// Servers that have been silent for [`ClientConfig::error_after`].
     long_silent: PeerSet,
+    /// Some write may wait for the map to be changed.
+    map_is_watched: bool,
     spaces: Vec<Space>,
     exchanges: Exchanges,
     ops: Ops,
@@ -341,6 +346,7 @@ impl Client {
             entropy: SharedEntropy::new(entropy),
             peers: Vec::new(),
             long_silent: PeerSet::default(),
+            map_is_watched: false,
             spaces: Vec::new(),
             exchanges,
             ops,

@@ -11,10 +11,10 @@ use pagoda_pool::connect::Patience;
 use pagoda_pool::news::Watch;
 use pagoda_pool::plane::{Control, Plane};
 use pagoda_pool::{connect, record, role};
-use rmap::client::{Client, Reach, ServerInfo};
+use rmap::client::{Client, ClientStats, Reach, ServerInfo};
 use rmap::nbd::{self, Ended, Listener, Server};
 use rmap::udp::{UdpClient, Wait};
-use rmap::units::ServerId;
+use rmap::units::{ServerId, Time};
 use rustix::fs::{FlockOperation, flock};
 use rustix::mm::{MlockAllFlags, mlockall};
 use serde::Serialize;
@@ -122,9 +122,9 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
         Format::Text if read_only => print_text(&format!("Exporting {name} at {uri}, read-only\n"))?,
         Format::Text => print_text(&format!("Exporting {name} at {uri}\n"))?,
     }
-    let mut outage = Outage { name, is_over: true, unanswered: 0 };
+    let mut outage = Outage::none(name);
     let tend = |client: &mut Client, now| {
-        outage.look(client);
+        outage.look(client, now);
         if let Some(published) = &published {
             published.update(|numbers| numbers.look(client, space));
         }
@@ -154,28 +154,60 @@ pub fn greet(client: &mut UdpClient<Control>, servers: &[ServerInfo]) -> Result<
     Ok(())
 }
 
-/// Requests that fail because servers are silent, as the operator is told of them: once, until all servers answer again.
+/// Requests that fail because nobody answers, as the operator is told of them: once, until there are answers again.
 #[derive(Debug)]
 struct Outage<'a> {
     name: &'a str,
-    unanswered: u64,
-    is_over: bool,
+    servers: Spell,
+    map: Spell,
 }
 
-impl Outage<'_> {
-    fn look(&mut self, client: &Client) {
+/// A time in which requests fail for one reason.
+#[derive(Debug, Default)]
+struct Spell {
+    failed: u64,
+    lasts: bool,
+}
+
+impl Spell {
+    /// `true` when one begins: more have failed than ever.
+    fn begins(&mut self, failed: u64) -> bool {
+        let more = failed > self.failed;
+        self.failed = self.failed.max(failed);
+        more && !std::mem::replace(&mut self.lasts, true)
+    }
+
+    fn ends(&mut self, is_over: bool) -> bool {
+        is_over && std::mem::take(&mut self.lasts)
+    }
+}
+
+impl<'a> Outage<'a> {
+    fn none(name: &'a str) -> Outage<'a> {
+        Outage { name, servers: Spell::default(), map: Spell::default() }
+    }
+
+    fn look(&mut self, client: &Client, now: Time) {
         let name = self.name;
-        let unanswered = std::mem::replace(&mut self.unanswered, client.stats().unanswered);
-        if client.stats().unanswered > unanswered && self.is_over {
-            self.is_over = false;
+        let ClientStats { unanswered, unmapped, .. } = *client.stats();
+        // What is unmapped counts as unanswered when its caller has heard of it, which is a little later.
+        if self.servers.begins(unanswered.saturating_sub(unmapped)) {
             eprintln!(
                 "pagoda: {name}: requests fail, as every server of what they ask for is silent (`pagoda disk show {name}`); \
                  nothing is lost by that, and they do not fail any more once one of them answers"
             );
         }
-        if !self.is_over && client.reach().all(|(_, reach)| reach == Reach::Up) {
-            self.is_over = true;
+        if self.map.begins(unmapped) {
+            eprintln!(
+                "pagoda: {name}: writes fail, as nobody says where they are to go: neither etcd nor the pool's directory, \
+                 whichever has the map; all else goes on, and so do they once there is an answer"
+            );
+        }
+        if self.servers.ends(client.reach().all(|(_, reach)| reach == Reach::Up)) {
             eprintln!("pagoda: {name}: all servers answer again");
+        }
+        if self.map.ends(client.control_silent_for(now).is_none()) {
+            eprintln!("pagoda: {name}: the map can be changed again, and all writes go on");
         }
     }
 }

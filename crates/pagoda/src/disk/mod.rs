@@ -132,7 +132,8 @@ pub struct Export {
     /// Answer with an error what only servers have that have been silent for so long, until one of them is back; 0: wait for
     /// them as long as it takes
     ///
-    /// Nothing is lost by that. A write that was answered so may be there later, and may not.
+    /// So are writes answered that wait for etcd: the first to a part of the disk, and those of which one copy is at a dead
+    /// server. Nothing is lost by that. A write that was answered so may be there later, and may not.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     #[arg(value_parser = clap::value_parser!(u64).range(..=86_400))]
     pub error_after: u64,

@@ -75,8 +75,10 @@ const ROWS: &[Row<DiskNumbers>] = rows! { "pagoda_disk_",
     counter "scrub_bad_pages", "pages", "Of these, the ones that were damaged or old.", |n| n.stats.scrub_bad;
     counter "sessions", "sessions", "Sessions with servers that were begun.", |n| n.stats.sessions;
     counter "servers_given_up", "servers", "Servers that fell silent.", |n| n.stats.servers_failed;
-    counter "unanswered", "pages", "Reads and writes that failed because every server of the page had been silent for too long (`--error-after`).",
+    counter "unanswered", "pages", "Reads and writes that failed because every server of the page, or the map, had been silent for too long (`--error-after`).",
         |n| n.stats.unanswered;
+    counter "unmapped", "pages", "Of these, writes that needed a change of the map: etcd did not answer, or the pool's directory cannot be written.",
+        |n| n.stats.unmapped;
     counter "incompatible", "servers", "Answers of servers with another version of the protocol or slabs of another size.",
         |n| n.stats.incompatible;
     counter "copies_left", "slabs", "Copies of slabs that are no more in sync.", |n| n.stats.copies_left;

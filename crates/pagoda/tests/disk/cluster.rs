@@ -7,6 +7,7 @@ use rustix::process::Signal;
 use crate::pool::{Pool, tool};
 use crate::qemu_io;
 use crate::rig::{EtcdProcess, Scheme, until};
+use crate::silence::asked;
 
 pub fn settings(etcd: &EtcdProcess) -> String {
     format!("cluster = \"etcd://{}/test\"\nhost = \"a\"\n", etcd.endpoint())
@@ -67,7 +68,8 @@ fn a_disk_goes_on_without_etcd() {
     let mut etcd = EtcdProcess::start();
     let pool = Pool::start_with("without", 2, &settings(&etcd));
     pool.run(&["disk", "create", "d", "--size", "128M"]);
-    let export = pool.export("d", &[]);
+    // What waits is to wait for as long as this takes.
+    let export = pool.export("d", &["--error-after", "0"]);
     qemu_io(&export.uri(), &["write -P 1 0 1M"]);
     let other = pool.beside("b");
     copy_record(&pool, &other, "d");
@@ -94,6 +96,32 @@ fn a_disk_goes_on_without_etcd() {
     until("the servers are found", || servers(&pool) == 2);
     let export = pool.export("d", &[]);
     qemu_io(&export.uri(), &["read -P 2 0 1M", "read -P 3 70M 1M"]);
+    assert_eq!(export.stop(), Some(0));
+}
+
+/// What needs another map does not wait for ever, whether a part of the disk is new or a copy is to leave it.
+#[test]
+fn writes_that_need_etcd_end_without_it() {
+    let etcd = EtcdProcess::start();
+    let mut pool = Pool::start_with("ends", 2, &settings(&etcd));
+    pool.run(&["disk", "create", "d", "--size", "128M"]);
+    let export = pool.export("d", &["--error-after", "1"]);
+    qemu_io(&export.uri(), &["write -P 1 0 1M"]);
+    etcd.signal(Signal::STOP);
+    let fails = |command| {
+        let said = asked(&export.uri(), command);
+        assert!(said.contains("Input/output error"), "{command}: {said}");
+    };
+    fails("write -P 2 70M 1M");
+    qemu_io(&export.uri(), &["write -P 3 0 1M", "read -P 3 0 1M", "read -P 0 70M 1M"]);
+    pool.kill_server(0);
+    fails("write -P 4 0 64k");
+    qemu_io(&export.uri(), &["read -P 3 64k 960k"]);
+    until("it is said", || pool.has_said("nobody says where they are to go"));
+    etcd.signal(Signal::CONT);
+    until("it is said", || pool.has_said("the map can be changed again"));
+    qemu_io(&export.uri(), &["read -P 3 64k 960k", "read -P 0 70M 1M", "write -P 5 0 64k", "write -P 6 70M 1M"]);
+    qemu_io(&export.uri(), &["read -P 5 0 64k", "read -P 3 64k 960k", "read -P 6 70M 1M"]);
     assert_eq!(export.stop(), Some(0));
 }
 

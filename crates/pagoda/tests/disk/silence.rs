@@ -7,7 +7,7 @@ use crate::qemu_io;
 use crate::rig::until;
 
 /// What a client is told.
-fn asked(uri: &str, command: &str) -> String {
+pub fn asked(uri: &str, command: &str) -> String {
     let output = Command::new("qemu-io").args(["-f", "raw", uri, "-c", command]).output().unwrap();
     text(&output.stdout) + &text(&output.stderr)
 }

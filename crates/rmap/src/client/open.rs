@@ -41,6 +41,7 @@ impl Client {
         if !self.long_silent.is_empty() || self.ops.any_told() {
             self.tend_unanswered(space, slab);
         }
+        self.tend_unmapped(now, space, slab);
         if self.advance_grouped(now, space, slab) {
             return;
         }
@@ -60,7 +61,7 @@ impl Client {
                 if wanted && self.is_in_frozen(space, slab) {
                     // It is of its group that it waits to be free.
                 } else if wanted && self.map_is_late(now) {
-                    self.decline_unmapped(now, space, slab);
+                    self.end_unmapped(now, space, slab);
                 } else if wanted {
                     self.spaces[space].slabs[slab].phase = Phase::Granting(Candidates::default());
                     self.advance_granting(now, space, slab);
@@ -199,31 +200,6 @@ impl Client {
             let unheard: PeerSet = up.iter().filter(|peer| self.peers[*peer].lived_at < began).collect();
             unheard.iter().for_each(|peer| self.peers[peer].ask_for_room(now, began));
         }
-    }
-
-    /// The slab's writes go nowhere before the control plane has answered. Those of somebody who has another place for them are
-    /// declined in time; nothing of them was sent.
-    pub(super) fn wait_for_map(&mut self, now: Time, space: usize, slab: usize) {
-        match self.map_late_at(now) {
-            Some(at) if at <= now => self.decline_unmapped(now, space, slab),
-            Some(at) => self.look_at(at, space, slab),
-            None => {}
-        }
-    }
-
-    fn decline_unmapped(&mut self, now: Time, space: usize, slab: usize) {
-        self.stats.unmapped += self.decline_ops(space, slab, now) as u64;
-    }
-
-    fn map_is_late(&self, now: Time) -> bool {
-        self.map_late_at(now).is_some_and(|at| at <= now)
-    }
-
-    /// When the control plane will have been silent for too long, as it seems now.
-    fn map_late_at(&self, now: Time) -> Option<Time> {
-        let patience = self.config.map_patience?;
-        let asked = self.questions.iter().map(|question| question.first_asked.unwrap_or(now)).min()?;
-        Some(asked + patience)
     }
 
     /// A server was not heard yet.

@@ -36,6 +36,7 @@ impl Client {
             .chain(self.reserve_due())
             .chain(self.vacating.due())
             .chain(self.cold_due())
+            .chain(self.map_due(now))
             .for_each(&mut at);
         let (fail_after, error_after) = (self.config.fail_after, self.config.error_after);
         for (place, peer) in self.peers.iter_mut().enumerate() {
@@ -93,6 +94,7 @@ impl Client {
                 _ => {}
             }
         }
+        self.watch_map(now);
         self.settle(now);
     }
 

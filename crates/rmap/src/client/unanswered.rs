@@ -47,7 +47,7 @@ impl Client {
         can
     }
 
-    fn mark_unanswered(&mut self, fits: impl Fn(&Operation) -> bool) {
+    pub(super) fn mark_unanswered(&mut self, fits: impl Fn(&Operation) -> bool) {
         let waits = |op: &Operation| matches!(op.stage, Stage::Waiting | Stage::Active) && fits(op);
         for op in self.ops.select(waits) {
             let Operation { space, page, .. } = *self.ops.peek(op);
@@ -181,7 +181,7 @@ impl Client {
     }
 
     /// A write fails, and stays under way. It asks nobody now: exchanges are of a limited number.
-    fn tell_of_silence(&mut self, op: usize) {
+    pub(super) fn tell_of_silence(&mut self, op: usize) {
         if self.has(Fault::ForgetsUnanswered) {
             return self.fail_op(op, Failure::Silent);
         }

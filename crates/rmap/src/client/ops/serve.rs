@@ -111,6 +111,7 @@ impl Client {
             Phase::Opening(_) if self.is_out_of_reach(space, number) && !self.ops.all[op].is_own => {
                 self.ops.finish(op, Err(Failure::Silent));
             }
+            Phase::Opening(_) if self.waits_for_map(space, number) => self.mark(space, number),
             Phase::Opening(_) => {}
             Phase::Open => {
                 // What is being written is as good as what was; and this is at hand.
@@ -210,7 +211,8 @@ impl Client {
         match self.spaces[space].slabs[number].phase {
             Phase::Lost => self.ops.finish(op, Err(Failure::Lost)),
             Phase::Vacant => self.mark(space, number),
-            Phase::Granting(_) | Phase::Leaving if self.config.map_patience.is_some() => self.mark(space, number),
+            Phase::Granting(_) | Phase::Leaving if self.ends_unmapped() => self.mark(space, number),
+            Phase::Opening(_) if self.waits_for_map(space, number) => self.mark(space, number),
             Phase::Granting(_) | Phase::Opening(_) | Phase::Leaving => {}
             Phase::Open => {
                 let key = Client::busy_key(space, page);
@@ -219,6 +221,8 @@ impl Client {
                     place.insert(op);
                     self.ops.activate(op);
                     self.send_write(op);
+                } else if self.waits_for_map(space, number) {
+                    self.mark(space, number);
                 }
             }
         }
@@ -247,13 +251,16 @@ impl Client {
 
     /// A copy has the write, or the set of copies changed: is it done?
     pub(in super::super) fn check_write(&mut self, op: usize) {
-        let Operation { space, page, version, sent, acked, stage, .. } = self.ops.all[op];
+        let Operation { space, page, version, sent, acked, stage, is_told, .. } = self.ops.all[op];
         let Some(number) = self.slab_of(page) else { return };
         let required = self.required(space, number);
         let repair = self.spaces[space].slabs[number].repair.as_ref();
         let joining = repair.and_then(|repair| repair.catches_up()).filter(|peer| sent.has(*peer));
         let wanted = required.union(joining.into_iter().collect());
         let enough = wanted.is_subset_of(acked) || (self.has(Fault::AcksEarly) && !acked.is_empty());
+        if stage == Stage::Active && !enough && !is_told && self.waits_for_map(space, number) {
+            self.mark(space, number);
+        }
         if stage != Stage::Active || required.is_empty() || !enough {
             return;
         }

@@ -277,12 +277,12 @@ impl Client {
         }
     }
 
-    /// Writes that wait for the map's word on a group, of somebody who has another place for them, are declined in time.
+    /// Writes that wait for the map's word on a group end in time.
     pub(super) fn decline_late(&mut self, now: Time, space: usize, slab: usize) {
         let is_known = matches!(self.spaces[space].slabs[slab].phase, Phase::Open | Phase::Vacant);
         let waits =
             |op: &Operation| op.stage == Stage::Waiting && op.space == space && self.slab_of(op.page) == Some(slab);
-        if is_known && self.config.map_patience.is_some() && self.ops.any(waits) {
+        if is_known && self.ends_unmapped() && self.ops.any(waits) {
             self.wait_for_map(now, space, slab);
         }
     }

@@ -6,6 +6,13 @@ use crate::units::Version;
 
 const MAP_PATIENCE: Duration = Duration::from_millis(400);
 
+/// As long as servers may be silent.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+fn unanswered(writes: usize) -> Vec<Event> {
+    vec![Event::Written { token: 1, result: Err(Failure::Silent) }; writes]
+}
+
 fn results(pool: &mut Pool) -> Vec<Event> {
     std::iter::from_fn(|| pool.client.poll_event(&mut [0; PAGE_SIZE])).collect()
 }
@@ -44,17 +51,96 @@ fn what_a_silent_control_plane_holds_up_is_declined() {
     assert_eq!([pool.read(17), pool.read(24), pool.read(8)], [Ok(4); 3]);
 }
 
-/// Who has none waits, however long it takes.
+/// Who has none waits as long as he waits for servers; for ever, if he says so.
 #[test]
 fn what_has_nowhere_else_to_go_waits() {
-    let mut pool = Pool::new(1, 1, 4);
-    pool.no_control = true;
-    pool.begin_write(0, 1);
-    pool.pass(Duration::from_secs(60));
+    for patience in [None, Some(PATIENCE)] {
+        let mut pool = Pool::new(1, 1, 4);
+        pool.client.config.error_after = patience;
+        assert_eq!(pool.write(8, 1), Ok(()));
+        pool.no_control = true;
+        pool.begin_write(0, 1);
+        pool.pass(PATIENCE / 2);
+        assert_eq!(results(&mut pool), []);
+        pool.pass(PATIENCE);
+        if patience.is_some() {
+            assert_eq!(results(&mut pool), unanswered(1));
+            // At once from now on: in the same slab, in one that nobody has asked for, in one that is being given back.
+            assert!(pool.client.discard_slab(pool.now, pool.space, SlabNo(1)));
+            [0, 1, 16, 9].into_iter().for_each(|page| pool.begin_write(page, 2));
+            pool.client.on_timeout(pool.now);
+            assert_eq!((results(&mut pool), pool.client.stats().unmapped), (unanswered(4), 5));
+        } else {
+            pool.pass(60 * PATIENCE);
+            assert_eq!(results(&mut pool), []);
+        }
+        pool.no_control = false;
+        pool.pass(Duration::from_secs(2));
+        if patience.is_none() {
+            pool.expect_written(1);
+        }
+        assert_eq!(pool.read(0), Ok(u8::from(patience.is_none())));
+        assert_eq!([pool.write(0, 3), pool.write(16, 3), pool.write(9, 3)], [Ok(()); 3]);
+        assert_eq!([pool.read(0), pool.read(16), pool.read(9)], [Ok(3); 3]);
+        assert!(pool.client.is_idle());
+    }
+}
+
+/// A pool with a page at both of its servers, of which one dies while nobody keeps the map.
+fn without_a_copy() -> Pool {
+    let mut pool = Pool::new(2, 2, 4);
+    pool.client.config.error_after = Some(PATIENCE);
+    assert_eq!([pool.write(0, 1), pool.write(1, 1)], [Ok(()); 2]);
+    (pool.no_control, pool.deaf) = (true, vec![1]);
+    pool.begin_write(0, 2);
+    pool.pass(PATIENCE / 2);
     assert_eq!(results(&mut pool), []);
+    pool.pass(PATIENCE);
+    assert_eq!(results(&mut pool), unanswered(1));
+    pool
+}
+
+/// A write that only waits for a dead copy to leave the map fails for its caller, and is done when the map says so.
+#[test]
+fn a_write_that_waits_for_a_copy_to_leave_ends() {
+    for with_word in [true, false] {
+        let mut pool = without_a_copy();
+        // Behind it, beside it, and what is read meanwhile.
+        for page in [0, 1] {
+            pool.begin_write(page, 3);
+            pool.client.on_timeout(pool.now);
+            assert_eq!(results(&mut pool), unanswered(1), "page {page}");
+        }
+        assert_eq!((pool.client.stats().unmapped, pool.client.in_sync(pool.space)), (3, (1, 1)));
+        assert!(!pool.client.is_idle() && !pool.client.is_even(pool.space));
+        if with_word {
+            pool.no_control = false;
+        } else {
+            pool.deaf.clear();
+        }
+        pool.pass(Duration::from_secs(3));
+        assert_eq!(results(&mut pool), []);
+        assert!(pool.client.ops.is_idle() && pool.client.ops.busy.is_empty());
+        assert_eq!([pool.read(0), pool.read(1)], [Ok(2), Ok(3)]);
+        pool.no_control = false;
+        assert_eq!([pool.write(0, 4), pool.write(1, 5)], [Ok(()); 2]);
+        assert_eq!([pool.read(0), pool.read(1)], [Ok(4), Ok(5)]);
+    }
+}
+
+/// The next owner finds what some copy has of it, or what was before; the same each time.
+#[test]
+fn a_write_that_waited_in_vain_is_there_or_not() {
+    let mut pool = without_a_copy();
+    let entry = pool.client.spaces[pool.space.0].slabs[0].entry.clone();
+    assert_eq!(entry.replicas.len(), 2);
+    pool.deaf.clear();
     pool.no_control = false;
-    pool.pass(Duration::from_secs(2));
-    pool.expect_written(1);
+    let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, reserve: 0, key: [2; KEY_SIZE] };
+    pool.client.space_taken(0);
+    pool.space = pool.client.attach(&spec, Generation(2), &[(SlabNo(0), entry)]).unwrap();
+    pool.pass(Duration::from_secs(3));
+    assert_eq!([pool.read(0), pool.read(0), pool.read(1)], [Ok(2), Ok(2), Ok(1)]);
 }
 
 /// Without copies a slab is empty only if that is said.
