@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use balloon::{BalloonInfo, GuestMemory, check_balloon_target};
-pub use far::{FarInfo, FarRequest};
+pub use far::{FarInfo, FarLatency, FarPool, FarRequest, FarServer};
 pub use policy::{
     AdmitReply, AdmitRequest, HostPatch, HostPolicy, Mrc, MrcPoint, PolicySettings, SHARE_GROUP_LEN_MAX,
     SHARES_DEFAULT, SHARES_MAX, Sampling, VmPolicy, WhatIfReply, WhatIfRequest, check_min, check_sampling,

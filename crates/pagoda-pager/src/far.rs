@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use pagoda_core::fault::OpId;
 use pagoda_core::units::{CHUNK_SIZE, ChunkIdx, PAGE_SIZE, PageIdx};
-use rmap::client::{Client, Event, Failure, Reach, Refused, SpaceRef};
+use rmap::client::{Client, ClientStats, Event, Failure, Reach, Refused, ServerView, SpaceRef};
 use rmap::control::{ControlReply, ControlRequest};
 use rmap::udp::UdpClient;
 use rmap::units::{Class, PageNo, SlabNo, Time};
@@ -75,6 +75,21 @@ pub enum JobKind {
     },
     /// Page-out.
     Write,
+}
+
+/// One look at the pool's client of a VM.
+#[derive(Clone, Debug)]
+pub struct FarNumbers {
+    /// What it counts, since the engine began.
+    pub stats: ClientStats,
+    /// Pages of answers that may be under way.
+    pub window: usize,
+    /// Slabs with all their copies in sync.
+    pub whole: usize,
+    /// Slabs with any.
+    pub held: usize,
+    /// The servers that it knows.
+    pub servers: Vec<ServerView>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -387,6 +402,13 @@ impl Far {
     /// Whether no page was lost before this one: where one is lost, many are, and one is worth a line in the log.
     pub fn is_first_loss(&mut self) -> bool {
         !std::mem::replace(&mut self.has_lost, true)
+    }
+
+    /// What the pool's client has counted.
+    pub fn numbers(&self) -> FarNumbers {
+        let client = &self.udp.client;
+        let (whole, held) = client.in_sync(self.space);
+        FarNumbers { stats: *client.stats(), window: client.window(), whole, held, servers: client.servers().collect() }
     }
 
     /// Pages read from the pool, written to it, and those that it did not take.

@@ -11,6 +11,7 @@ use pagoda_core::units::{PageCount, PageIdx};
 use pagoda_sys::process::Wake;
 use pagoda_sys::socket::Connection;
 
+use crate::far::FarNumbers;
 use crate::latency::Histogram;
 
 /// How long a caller waits for a fresh status before it takes the last one: an engine that does not answer by then is
@@ -74,6 +75,8 @@ pub struct Status {
     pub stalled_for: Duration,
     /// What it waits for outside this machine.
     pub waits: Option<String>,
+    /// What is known of its far tier, if it has one.
+    pub far: Option<FarNumbers>,
     /// The shim's agent is connected.
     pub agent: bool,
     /// Why it is never evicted.

@@ -1,5 +1,7 @@
 //! The commands that show or change what the daemon knows: `ls`, `vm`, `host`.
 
+mod far;
+
 use std::fmt::Write;
 
 use anyhow::Result;
@@ -8,6 +10,7 @@ use pagoda_api::{
     check_sampling,
 };
 
+use self::far::far_lines;
 use crate::cli::{BalloonTarget, Host, Vm, VmSet};
 use crate::exit::UsageError;
 use crate::output::{Side, Table, print_json, print_text};
@@ -167,6 +170,7 @@ fn vm_text(vm: &VmInfo) -> String {
     if let Some(far) = &vm.far {
         let copies = if far.copies == 1 { "1 copy" } else { "2 copies" };
         line("far", &format!("{} in the pool, {copies}", format_size(far.pool_bytes)));
+        far.pool.iter().flat_map(far_lines).for_each(|(term, value)| line(term, &value));
     }
     for (term, value) in policy::vm_lines(&vm.policy) {
         line(term, &value);
@@ -358,7 +362,7 @@ db    running,pinned       4G    1G     0    -     1G   1.5G  1.5G       -      
             assert!(text.contains(part), "{part:?} in {text}");
         }
         assert!(!vm_text(&vm).contains("far  "));
-        vm.far = Some(pagoda_api::FarInfo { copies: 2, pool_bytes: 3 << 30 });
+        vm.far = Some(pagoda_api::FarInfo { copies: 2, pool_bytes: 3 << 30, pool: None });
         assert!(vm_text(&vm).contains("far            3G in the pool, 2 copies\n"));
         vm.waits = Some("9 pages of the pool".into());
         assert!(vm_text(&vm).contains("waits for      9 pages of the pool\n"));

@@ -4,6 +4,7 @@
 //! pool is a cluster's when the VM is made, else in the file `registry` of the pool's directory; it stays where it was made.
 //! The next daemon finds the pages there. What a VM leaves behind is [`owed`] to the pool until it has been given back.
 
+mod describe;
 mod owed;
 
 use std::collections::BTreeMap;
@@ -28,6 +29,7 @@ use rmap::crypto::{Entropy, SystemEntropy};
 use rmap::udp::{UdpClient, Wait};
 use rmap::units::{PAGE_SIZE, ServerId, SpaceId};
 
+pub use self::describe::describe;
 use crate::config::Config;
 use crate::registry::{Registry, error};
 

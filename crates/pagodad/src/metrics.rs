@@ -8,7 +8,7 @@ mod catalogue;
 
 use std::fmt::{self, Write as _};
 
-use pagoda_api::{HostInfo, VmInfo, VmKind, VmState, counter};
+use pagoda_api::{FarPool, FarServer, HostInfo, Latency, VmInfo, VmKind, VmState, counter};
 use pagoda_core::policy::state::STATES;
 use pagoda_core::stats::{CATALOGUE, MetricDef, MetricKind};
 use prometheus_client::collector::Collector;
@@ -20,8 +20,8 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use self::catalogue::{
-    ACTIVE, BALLOON, FAULT_LATENCY, HOST, HOST_INFO, HOST_POLICY, HOST_STATE, POLICY, PROCESS, Row, STANDING, TARGET,
-    VM, VM_INFO, VM_STATE,
+    ACTIVE, BALLOON, FAR, FAR_LATENCY, FAR_SERVER, FAULT_LATENCY, HOST, HOST_INFO, HOST_POLICY, HOST_STATE, POLICY,
+    PROCESS, Row, STANDING, TARGET, VM, VM_INFO, VM_STATE,
 };
 use crate::policy::tell::STANDINGS;
 
@@ -81,7 +81,14 @@ pub fn catalogue_table() -> String {
     for Row { def, .. } in POLICY {
         row(&format!("pagoda_vm_{}", def.name), def.kind, "vm", def.unit, def.help);
     }
+    for Row { def, .. } in FAR {
+        row(&format!("pagoda_vm_far_{}", def.name), def.kind, "vm", def.unit, def.help);
+    }
+    for Row { def, .. } in FAR_SERVER {
+        row(&format!("pagoda_vm_far_server_{}", def.name), def.kind, "vm, server", def.unit, def.help);
+    }
     for (def, labels) in [
+        (FAR_LATENCY, "vm, op, class, quantile"),
         (TARGET, "vm"),
         (ACTIVE, "vm"),
         (STANDING, "vm, standing"),
@@ -128,6 +135,15 @@ impl Collector for Snapshot {
             let values = self.vms.iter().map(|vm| (of_vm(vm), value(&vm.policy)));
             encode_metric(&mut encoder, &format!("pagoda_vm_{}", def.name), *def, values)?;
         }
+        for Row { def, value } in FAR {
+            let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(far_pool(vm)?))));
+            encode_metric(&mut encoder, &format!("pagoda_vm_far_{}", def.name), *def, values)?;
+        }
+        for Row { def, value } in FAR_SERVER {
+            let values = self.vms.iter().flat_map(far_servers).map(|(labels, server)| (labels, value(server)));
+            encode_metric(&mut encoder, &format!("pagoda_vm_far_server_{}", def.name), *def, values)?;
+        }
+        encode_metric(&mut encoder, FAR_LATENCY.name, FAR_LATENCY, self.vms.iter().flat_map(far_latencies))?;
         let known = |of: fn(&VmInfo) -> Option<u64>| {
             self.vms.iter().filter_map(move |vm| Some((of_vm(vm), Value::Count(of(vm)?))))
         };
@@ -245,15 +261,40 @@ fn host_states(host: &HostInfo) -> impl Iterator<Item = (Labels, Value)> {
 }
 
 fn latencies(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
-    const US_PER_S: f64 = 1e6;
     vm.latency.iter().filter(|(_, latency)| latency.count > 0).flat_map(|(cause, latency)| {
-        [("0.5", latency.p50_us), ("0.99", latency.p99_us)].map(|(quantile, us)| {
-            let cause = cause.strip_prefix(counter::FAULTS_PREFIX).unwrap_or(cause);
-            let mut labels = of_vm(vm);
-            labels.extend([("cause", escape(cause)), ("quantile", quantile.to_owned())]);
-            (labels, Value::Real(us / US_PER_S))
-        })
+        let cause = cause.strip_prefix(counter::FAULTS_PREFIX).unwrap_or(cause);
+        quantiles(vm, &[("cause", cause)], latency)
     })
+}
+
+/// With the VM's labels, and these.
+fn quantiles(vm: &VmInfo, more: &[(&'static str, &str)], latency: &Latency) -> [(Labels, Value); 2] {
+    const US_PER_S: f64 = 1e6;
+    [("0.5", latency.p50_us), ("0.99", latency.p99_us)].map(|(quantile, us)| {
+        let mut labels = of_vm(vm);
+        labels.extend(more.iter().map(|(label, value)| (*label, escape(value))));
+        labels.push(("quantile", quantile.to_owned()));
+        (labels, Value::Real(us / US_PER_S))
+    })
+}
+
+fn far_pool(vm: &VmInfo) -> Option<&FarPool> {
+    vm.far.as_ref()?.pool.as_ref()
+}
+
+fn far_servers(vm: &VmInfo) -> impl Iterator<Item = (Labels, &FarServer)> {
+    far_pool(vm).into_iter().flat_map(|pool| &pool.servers).map(|server| {
+        let mut labels = of_vm(vm);
+        labels.push(("server", server.id.to_string()));
+        (labels, server)
+    })
+}
+
+fn far_latencies(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
+    far_pool(vm)
+        .into_iter()
+        .flat_map(|pool| &pool.latency)
+        .flat_map(|latency| quantiles(vm, &[("op", &latency.op), ("class", &latency.class)], &latency.took))
 }
 
 fn vm_info(vm: &VmInfo) -> Labels {

@@ -30,6 +30,19 @@ impl Latency {
         Duration::from_nanos(self.sum_ns)
     }
 
+    /// What this part of all durations was not longer than, to the next power of two: 8.4 s stand for longer ones, and zero for
+    /// nothing recorded.
+    pub fn quantile(&self, part: f64) -> Duration {
+        let wanted = ((self.count() as f64 * part).ceil() as u64).max(1);
+        let mut seen = 0;
+        let reached = |count: &u64| {
+            seen += count;
+            seen >= wanted
+        };
+        let bucket = self.buckets.iter().position(reached);
+        bucket.map_or(Duration::ZERO, |at| Duration::from_micros(1 << at.min(LATENCY_BUCKETS - 2)))
+    }
+
     /// The longest duration of each bucket, and how many are in it and in no one before; `None` for the last.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<Duration>, u64)> {
         let longest = |at: usize| (at + 1 < LATENCY_BUCKETS).then(|| Duration::from_micros(1 << at));
@@ -66,5 +79,16 @@ mod tests {
         }
         assert_eq!((latency.count(), latency.sum()), (cases.len() as u64, Duration::from_nanos(u64::MAX)));
         assert_eq!(latency.buckets().last(), Some((None, 2)));
+    }
+
+    #[test]
+    fn quantiles_are_the_ends_of_their_buckets() {
+        let mut latency = Latency::default();
+        assert_eq!(latency.quantile(0.5), Duration::ZERO);
+        (0..98).for_each(|_| latency.record(Duration::from_micros(70)));
+        latency.record(Duration::from_millis(3));
+        latency.record(Duration::MAX);
+        let us = |part| latency.quantile(part).as_micros();
+        assert_eq!([0.0, 0.5, 0.98, 0.99, 1.0].map(us), [128, 128, 128, 4096, 1 << 23]);
     }
 }

@@ -361,6 +361,11 @@ impl Server {
         self.shared.state().admins = admins;
     }
 
+    /// Whether it gives no slab away any more, since [`Server::begin_drain`] or at a client's request.
+    pub fn is_draining(&self) -> bool {
+        self.shared.state().store.shut
+    }
+
     /// The client at whose request the server is being drained. [`Server::begin_drain`] is not at anybody's request.
     pub fn drain_asked_by(&self) -> Option<PublicKey> {
         self.shared.state().drain_asked_by

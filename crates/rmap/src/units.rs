@@ -155,6 +155,16 @@ pub enum Class {
 
 impl Class {
     pub const ALL: [Class; 4] = [Class::Demand, Class::Prefetch, Class::Eviction, Class::Rebuild];
+
+    /// For metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Class::Demand => "demand",
+            Class::Prefetch => "prefetch",
+            Class::Eviction => "eviction",
+            Class::Rebuild => "rebuild",
+        }
+    }
 }
 
 #[cfg(test)]

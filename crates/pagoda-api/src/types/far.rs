@@ -3,6 +3,8 @@
 use pagoda_abi::record::FAR_COPIES_MAX;
 use serde::{Deserialize, Serialize};
 
+use super::Latency;
+
 /// Asks for a far tier in the pool that the daemon borrows from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -34,12 +36,71 @@ impl FarRequest {
 }
 
 /// What a VM has in remote memory.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct FarInfo {
     pub copies: u8,
     /// Content that is in the pool, each page counted once.
     #[serde(default)]
     pub pool_bytes: u64,
+    /// What its client of the pool knows; nothing before a program has attached.
+    #[serde(default)]
+    pub pool: Option<FarPool>,
+}
+
+/// A VM's client of the pool: what it has counted since the daemon attached the VM, and how its servers are.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FarPool {
+    /// Parts of the VM's memory that servers have, 64 MiB each, counted once however many copies there are.
+    pub held_bytes: u64,
+    /// Of these, parts with fewer copies in sync than the VM is to have.
+    pub short_bytes: u64,
+    /// Pages of answers that may be under way: fewer after losses.
+    pub window_pages: u64,
+    pub requests: u64,
+    /// Requests sent again, after a timeout or because later ones were answered before.
+    pub resent: u64,
+    /// Reads that took long and were asked of a second copy as well.
+    pub hedged_reads: u64,
+    pub dropped_datagrams: u64,
+    /// Pages that came back damaged or old, and were read elsewhere.
+    pub bad_pages: u64,
+    pub servers_given_up: u64,
+    pub copies_left: u64,
+    pub copies_joined: u64,
+    pub lost_slabs: u64,
+    pub given_back_slabs: u64,
+    /// Writes declined because nothing said in time which servers are to have them.
+    pub unmapped_pages: u64,
+    /// How long reads and writes took, by class, to the next power of two.
+    pub latency: Vec<FarLatency>,
+    pub servers: Vec<FarServer>,
+}
+
+/// Of one kind of request and one class.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct FarLatency {
+    /// `read` or `write`.
+    pub op: String,
+    /// `demand`, `prefetch` or `eviction`.
+    pub class: String,
+    #[serde(flatten)]
+    pub took: Latency,
+}
+
+/// A server of the pool, as the VM's client sees it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FarServer {
+    pub id: u32,
+    pub up: bool,
+    /// Smoothed.
+    pub round_trip_us: u64,
+    /// What it may still lend, as its last answer said.
+    pub free_bytes: u64,
+    /// 0 none, 1 yellow, 2 orange (also while it is drained), 3 red.
+    pub pressure: u8,
+    /// The largest datagram that gets through.
+    pub datagram_bytes: u64,
 }
 
 #[cfg(test)]

@@ -150,15 +150,6 @@ const fn latency(name: &'static str, help: &'static str) -> Def {
     Def { name, kind: Kind::Histogram, unit: "seconds", help }
 }
 
-fn word(class: Class) -> &'static str {
-    match class {
-        Class::Demand => "demand",
-        Class::Prefetch => "prefetch",
-        Class::Eviction => "eviction",
-        Class::Rebuild => "rebuild",
-    }
-}
-
 impl Collector for DiskNumbers {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         for Row { def, value } in ROWS {
@@ -168,7 +159,7 @@ impl Collector for DiskNumbers {
             metric(&mut encoder, def, |out| {
                 let used = of(&self.stats).iter().zip(Class::ALL).filter(|(latency, _)| latency.count() > 0);
                 used.into_iter().try_for_each(|(latency, class)| {
-                    out.latency(&[("disk", &self.name), ("class", word(class))], latency)
+                    out.latency(&[("disk", &self.name), ("class", class.word())], latency)
                 })
             })?;
         }

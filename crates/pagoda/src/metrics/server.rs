@@ -20,6 +20,7 @@ pub struct ServerNumbers {
     broken: usize,
     spaces: usize,
     pressure: Pressure,
+    draining: bool,
 }
 
 impl ServerNumbers {
@@ -32,6 +33,7 @@ impl ServerNumbers {
             broken: 0,
             spaces: 0,
             pressure: Pressure::None,
+            draining: false,
         };
         numbers.look(server);
         numbers
@@ -41,7 +43,7 @@ impl ServerNumbers {
         self.stats = server.stats();
         (self.held, self.free, self.broken) = (server.held_slabs(), server.free_slabs(), server.broken_slabs());
         self.spaces = server.spaces().iter().filter(|space| space.slabs > 0).count();
-        self.pressure = server.pressure();
+        (self.pressure, self.draining) = (server.pressure(), server.is_draining());
     }
 }
 
@@ -51,6 +53,8 @@ const ROWS: &[Row<ServerNumbers>] = rows! { "pagoda_pool_server_",
     gauge "broken_bytes", "bytes", "What a failing disk has lost (`--on-disk`).", |n| n.broken as u64 * SLAB_CONTENT_BYTES;
     gauge "disks", "disks", "Disks and far tiers that have something here.", |n| n.spaces as u64;
     gauge "pressure", "level", "0 none, 1 yellow, 2 orange (also while it is drained), 3 red.", |n| n.pressure as u64;
+    gauge "draining", "0 or 1", "Whether it gives nothing away any more and waits for its pages to be moved, so as to end.",
+        |n| u64::from(n.draining);
     counter "fragments", "datagrams", "Authentic datagrams of clients and other servers.", |n| n.stats.fragments;
     counter "sessions", "sessions", "Sessions begun.", |n| n.stats.accepted;
     counter "repeated_hellos", "datagrams", "Beginnings of sessions that were asked for again before the answer was there.",

@@ -1,6 +1,6 @@
 //! The metrics that are not counted by an engine: each row has what a scrape shows and where it comes from.
 
-use pagoda_api::{BalloonInfo, HostInfo, HostPolicy, VmInfo, VmPolicy, VmState};
+use pagoda_api::{BalloonInfo, FarPool, FarServer, HostInfo, HostPolicy, VmInfo, VmPolicy, VmState};
 use pagoda_core::stats::{MetricDef, MetricKind};
 
 use super::{ProcessInfo, Value};
@@ -203,6 +203,106 @@ pub(super) const HOST_POLICY: &[Row<HostPolicy>] = &[
         value: |host| Value::Count(host.ballooned_bytes),
     },
 ];
+
+/// Of each VM with a far tier, by its client of the pool, with the prefix `pagoda_vm_far_`.
+pub(super) const FAR: &[Row<FarPool>] = &[
+    Row {
+        def: gauge("held_bytes", "bytes", "Parts of the VM's memory that servers have, each counted once."),
+        value: |far| Value::Count(far.held_bytes),
+    },
+    Row {
+        def: gauge("short_bytes", "bytes", "Of these, parts with fewer copies in sync than the VM is to have."),
+        value: |far| Value::Count(far.short_bytes),
+    },
+    Row {
+        def: gauge("window_pages", "pages", "Pages of answers that may be under way: fewer after losses."),
+        value: |far| Value::Count(far.window_pages),
+    },
+    Row { def: counter("requests", "requests", "Requests sent to servers."), value: |far| Value::Count(far.requests) },
+    Row {
+        def: counter(
+            "resent",
+            "requests",
+            "Requests sent again: no answer in time, or later ones were answered before.",
+        ),
+        value: |far| Value::Count(far.resent),
+    },
+    Row {
+        def: counter("hedged_reads", "pages", "Reads that took long and were asked of a second copy as well."),
+        value: |far| Value::Count(far.hedged_reads),
+    },
+    Row {
+        def: counter(
+            "dropped_datagrams",
+            "datagrams",
+            "Datagrams that were malformed, not authentic, replayed, or late.",
+        ),
+        value: |far| Value::Count(far.dropped_datagrams),
+    },
+    Row {
+        def: counter("bad_pages", "pages", "Pages that came back damaged or old, and were read elsewhere."),
+        value: |far| Value::Count(far.bad_pages),
+    },
+    Row {
+        def: counter("servers_given_up", "servers", "Servers that fell silent."),
+        value: |far| Value::Count(far.servers_given_up),
+    },
+    Row {
+        def: counter("copies_left", "slabs", "Copies of slabs that are no more in sync."),
+        value: |far| Value::Count(far.copies_left),
+    },
+    Row {
+        def: counter("copies_joined", "slabs", "Copies of slabs that were made anew."),
+        value: |far| Value::Count(far.copies_joined),
+    },
+    Row {
+        def: counter("lost_slabs", "slabs", "Slabs whose last copy is gone."),
+        value: |far| Value::Count(far.lost_slabs),
+    },
+    Row {
+        def: counter("given_back_slabs", "slabs", "Slabs that went back to their servers: the VM has nothing in them."),
+        value: |far| Value::Count(far.given_back_slabs),
+    },
+    Row {
+        def: counter(
+            "unmapped_pages",
+            "pages",
+            "Pages that went to the swap file because nothing said in time which servers are to have them.",
+        ),
+        value: |far| Value::Count(far.unmapped_pages),
+    },
+];
+
+/// Of each server that a VM's client of the pool knows, with the prefix `pagoda_vm_far_server_`.
+pub(super) const FAR_SERVER: &[Row<FarServer>] = &[
+    Row {
+        def: gauge("up", "0 or 1", "Whether the server answers the VM's client."),
+        value: |server| Value::Count(server.up.into()),
+    },
+    Row {
+        def: gauge("round_trip_seconds", "seconds", "To the server and back, smoothed."),
+        value: |server| Value::Real(server.round_trip_us as f64 / 1e6),
+    },
+    Row {
+        def: gauge("free_bytes", "bytes", "What the server may still lend, as its last answer said."),
+        value: |server| Value::Count(server.free_bytes),
+    },
+    Row {
+        def: gauge("pressure", "level", "0 none, 1 yellow, 2 orange (also while it is drained), 3 red."),
+        value: |server| Value::Count(server.pressure.into()),
+    },
+    Row {
+        def: gauge("datagram_bytes", "bytes", "The largest datagram that gets through."),
+        value: |server| Value::Count(server.datagram_bytes),
+    },
+];
+
+/// Its label `op` is read or write, its label `class` what it was for.
+pub(super) const FAR_LATENCY: MetricDef = gauge(
+    "pagoda_vm_far_latency_seconds",
+    "seconds",
+    "How long reads from the pool and writes to it took, to the next power of two: the quantile, by class.",
+);
 
 /// Its label `state` has every state, with 1 for the one the VM is in.
 pub(super) const VM_STATE: MetricDef = gauge("pagoda_vm_state", "", "1 for the state the VM is in, 0 for the others.");

@@ -69,11 +69,11 @@ impl Registry {
             uffds: if attached { crate::attach::UFFDS_PER_VM } else { 0 },
             counters,
             latency: latency_of(&status),
-            far: vm
-                .record
-                .far
-                .as_ref()
-                .map(|far| FarInfo { copies: far.copies, pool_bytes: status.stats.get(Metric::Far) * PAGE_SIZE }),
+            far: vm.record.far.as_ref().map(|far| FarInfo {
+                copies: far.copies,
+                pool_bytes: status.stats.get(Metric::Far) * PAGE_SIZE,
+                pool: status.far.as_ref().map(crate::far::describe),
+            }),
             waits: vm.refused.clone().or_else(|| status.waits.clone()),
             balloon: vm.balloon.as_ref().map(balloon::Handle::info),
             policy: self.governor.describe(vm, resident_bytes, swapped_bytes, Sharing::of(&status.stats)),

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use pagoda_api::{VmInfo, VmState, counter};
+use pagoda_api::{FarPool, VmInfo, VmState, counter};
 use vm_tests::toy::ToyOptions;
 use vm_tests::{Daemon, Folios, GuestOptions, Lab, MIB, Qemu, Toy};
 
@@ -34,6 +34,17 @@ pub fn exercise(toy: &Toy) -> Result<()> {
     toy.go("--workload seq --mode read --passes 1").context("every page once more").map(drop)
 }
 
+/// What the daemon says of a VM whose only server has all that it should, and answers.
+fn check_numbers(info: &VmInfo) -> Result<()> {
+    let pool = info.far.as_ref().and_then(|far| far.pool.as_ref()).context("nothing is known of the pool")?;
+    ensure!(pool.held_bytes == MEMORY_MIB * MIB && pool.short_bytes == 0 && pool.lost_slabs == 0, "{pool:#?}");
+    ensure!(pool.servers.len() == 1 && pool.servers[0].up && pool.servers[0].round_trip_us > 0, "{pool:#?}");
+    let timed = |op: &str, class: &str| pool.latency.iter().any(|row| row.op == op && row.class == class);
+    ensure!(timed("read", "demand") && timed("write", "eviction"), "{pool:#?}");
+    ensure!(pool.requests >= count(info, "far_in_pages") + count(info, "far_out_pages"), "{pool:#?}");
+    Ok(())
+}
+
 fn all_in_the_pool(name: &str, folios: Folios) -> Result<()> {
     Lab::run(name, 1, |lab| {
         let pool = lab.pool(&[SLABS])?;
@@ -47,6 +58,7 @@ fn all_in_the_pool(name: &str, folios: Folios) -> Result<()> {
         ensure!(count(&info, "far_declined_pages") * 20 < count(&info, "far_out_pages"), "{info:#?}");
         ensure!(info.swap_used_bytes < 32 * MIB, "{info:#?}");
         ensure!(pool.free_slabs()? == 0, "slabs are free");
+        check_numbers(&info)?;
         toy.quit()?;
         daemon.wait_gone("toy")?;
         pool.wait_free_slabs(SLABS)
@@ -139,7 +151,9 @@ fn a_server_that_stands_still_is_waited_for() -> Result<()> {
                 info.resident_bytes <= DRAM_MIB * MIB && info.swap_used_bytes > before
             });
             let said = daemon.wait_vm("toy", "what it waits for", SETTLE_MAX, |info| {
-                silent_s(info) >= Some(silence_s) && count(info, "far_waiting_pages") > 0
+                let knows = |pool: &FarPool| !pool.servers[0].up && pool.servers_given_up > 0;
+                let is_known = info.far.as_ref().and_then(|far| far.pool.as_ref()).is_some_and(knows);
+                silent_s(info) >= Some(silence_s) && count(info, "far_waiting_pages") > 0 && is_known
             });
             pool.pause(0, false)?;
             settled?;

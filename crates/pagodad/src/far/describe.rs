@@ -1,0 +1,54 @@
+//! What a VM's client of the pool knows, in the API's words.
+
+use pagoda_api::types::{FarLatency, FarPool, FarServer, Latency};
+use pagoda_pager::far::FarNumbers;
+use rmap::client::{ClientStats, Reach, ServerView};
+use rmap::units::{Class, PAGE_SIZE, SLAB_PAGES};
+
+const SLAB_BYTES: u64 = SLAB_PAGES as u64 * PAGE_SIZE as u64;
+
+pub fn describe(far: &FarNumbers) -> FarPool {
+    let stats = &far.stats;
+    FarPool {
+        held_bytes: far.held as u64 * SLAB_BYTES,
+        short_bytes: far.held.saturating_sub(far.whole) as u64 * SLAB_BYTES,
+        window_pages: far.window as u64,
+        requests: stats.sent,
+        resent: stats.resent_timeout + stats.resent_overtaken,
+        hedged_reads: stats.hedged,
+        dropped_datagrams: stats.dropped,
+        bad_pages: stats.bad_pages,
+        servers_given_up: stats.servers_failed,
+        copies_left: stats.copies_left,
+        copies_joined: stats.copies_joined,
+        lost_slabs: stats.slabs_lost,
+        given_back_slabs: stats.slabs_given_back,
+        unmapped_pages: stats.unmapped,
+        latency: latencies(stats),
+        servers: far.servers.iter().map(server).collect(),
+    }
+}
+
+fn latencies(stats: &ClientStats) -> Vec<FarLatency> {
+    let of = |op: &'static str, all: &[rmap::latency::Latency; Class::ALL.len()]| {
+        let used = all.iter().zip(Class::ALL).filter(|(latency, _)| latency.count() > 0);
+        let row = |(latency, class): (&rmap::latency::Latency, Class)| {
+            let us = |part| latency.quantile(part).as_secs_f64() * 1e6;
+            let took = Latency { count: latency.count(), p50_us: us(0.5), p99_us: us(0.99) };
+            FarLatency { op: op.to_owned(), class: class.word().to_owned(), took }
+        };
+        used.map(row).collect::<Vec<_>>()
+    };
+    [of("read", &stats.reads_took), of("write", &stats.writes_took)].concat()
+}
+
+fn server(view: &ServerView) -> FarServer {
+    FarServer {
+        id: view.id.0,
+        up: view.reach == Reach::Up,
+        round_trip_us: view.round_trip.as_micros() as u64,
+        free_bytes: u64::from(view.free_slabs) * SLAB_BYTES,
+        pressure: view.pressure as u8,
+        datagram_bytes: view.datagram as u64,
+    }
+}
