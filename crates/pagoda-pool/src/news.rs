@@ -188,7 +188,7 @@ fn hear(ears: Ears, mut known: Known, news: &Sender<News>, unwanted: &Receiver<(
             })
         });
         if heard.is_err() {
-            // The card is gone, or its address; it may be back.
+            // Not again at once.
             let _ = unwanted.recv_timeout(WANTED_EVERY);
         }
     }

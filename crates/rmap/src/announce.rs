@@ -87,8 +87,10 @@ pub enum Ignored {
     Unknown,
     #[error("not signed by the server that it names")]
     Forged,
-    #[error("seen before, or of another time")]
+    #[error("seen before, or older than what was")]
     Replayed,
+    #[error("of another time than this clock's")]
+    Late,
     #[error("more than can be looked at")]
     TooMany,
 }
@@ -244,8 +246,11 @@ impl Listening {
         constant_time::verify_slices_are_equal(&bytes[CODED..], &code).map_err(|_| Ignored::Stranger)?;
         let known = self.known.get_mut(&about.server).filter(|known| known.key == about.key);
         let known = known.ok_or(Ignored::Unknown)?;
-        if stamp_ms <= known.last_ms || u128::from(stamp_ms.abs_diff(now_ms)) > AGE_MAX.as_millis() {
+        if stamp_ms <= known.last_ms {
             return Err(Ignored::Replayed);
+        }
+        if u128::from(stamp_ms.abs_diff(now_ms)) > AGE_MAX.as_millis() {
+            return Err(Ignored::Late);
         }
         let second = now_ms / 1000;
         if self.checks.0 != second {

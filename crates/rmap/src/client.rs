@@ -90,6 +90,7 @@ use reserve::Reservation;
 use scrub::Scrub;
 use slab::Space;
 use tables::Tables;
+use unmapped::MapWatch;
 use vacate::Vacating;
 
 /// Spaces of one client: VMs of a host and their disks.
@@ -130,6 +131,9 @@ pub struct ClientConfig {
     /// A sealed space that has too few copies, and whose map has not changed for so long, or twice, has nobody who sees to
     /// it: this client does.
     pub keep_after: Duration,
+    /// After a server is lost, copies begin to be restored within this time, at random: all its clients lose it at once, and the same
+    /// servers are left to them.
+    pub rebuild_spread: Duration,
     /// Of the link; copies that restore redundancy use 30 % of it at most.
     pub link_bytes_per_second: u64,
     /// Datagrams are never larger, whatever the path carries.
@@ -185,6 +189,7 @@ impl ClientConfig {
             scrub_pass: Some(SCRUB_PASS),
             parity_after: None,
             keep_after: KEEP_AFTER,
+            rebuild_spread: Duration::from_millis(500),
             link_bytes_per_second: 1_250_000_000,
             datagram_max: crate::wire::DATAGRAM_MAX,
             rekey_every: None,
@@ -296,8 +301,9 @@ pub struct Client {
     peers: Vec<Peer>,
     /// Servers that have been silent for [`ClientConfig::error_after`].
     long_silent: PeerSet,
-    /// Some write may wait for the map to be changed.
-    map_is_watched: bool,
+    map_watch: MapWatch,
+    /// Before that no copy is restored.
+    rebuilds_from: Option<Time>,
     spaces: Vec<Space>,
     exchanges: Exchanges,
     ops: Ops,
@@ -346,7 +352,8 @@ impl Client {
             entropy: SharedEntropy::new(entropy),
             peers: Vec::new(),
             long_silent: PeerSet::default(),
-            map_is_watched: false,
+            map_watch: MapWatch::default(),
+            rebuilds_from: None,
             spaces: Vec::new(),
             exchanges,
             ops,
@@ -555,6 +562,7 @@ impl Client {
                 return;
             }
             let question = self.questions.swap_remove(at);
+            self.map_watch.heard_at = now;
             self.control_answered(now, question, reply);
             self.settle(now);
         }

@@ -342,8 +342,8 @@ impl Server {
         self.shared.state().store.held_slabs()
     }
 
-    /// The clients that may connect from now on. Sessions of others have ended: nothing more is done for them, and what they
-    /// have here stays where it is.
+    /// The clients that may connect from now on. Sessions of others end with the next that comes by one: nothing is done for it,
+    /// and what its client has here stays where it is. A copy to another server that it had asked for goes on.
     ///
     /// # Errors
     /// Too many: nothing is changed.
@@ -356,9 +356,9 @@ impl Server {
     }
 
     /// The clients that may ask this server, from now on, to be drained and to end; nobody may unless this says so.
-    /// They have to be admitted, too.
+    /// They have to be admitted, too. A drain that another had asked for is called off.
     pub fn set_admins(&mut self, admins: Vec<PublicKey>) {
-        self.shared.state().admins = admins;
+        self.shared.state().set_admins(admins);
     }
 
     /// Whether it gives no slab away any more, since [`Server::begin_drain`] or at a client's request.

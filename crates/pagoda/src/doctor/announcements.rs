@@ -44,7 +44,7 @@ fn listen(ears: Ears, silent: &mut Vec<ServerId>) -> bool {
         let heard = listener.wait(left).and_then(|()| {
             listener.receive(|datagram| match listening.take(stamp_ms(), datagram) {
                 Ok(said) => silent.retain(|id| *id != said.server),
-                Err(Ignored::Replayed) => is_late = true,
+                Err(Ignored::Late) => is_late = true,
                 Err(_) => {}
             })
         });

@@ -1,12 +1,14 @@
 //! `pagoda pool serve`.
 
+use std::fs::Metadata;
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use pagoda_pool::role::lend;
 use pagoda_pool::store::{self, Admitted};
 use rmap::client::ServerInfo;
@@ -265,23 +267,31 @@ impl Drain {
 struct Admissions {
     dir: PathBuf,
     clients: Vec<Admitted>,
-    read_at: Option<SystemTime>,
+    read: Option<Edition>,
 }
+
+/// When a file was written, how long it is, and which one it is: another list has another of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Edition(SystemTime, u64, u64);
 
 impl Admissions {
     fn read(dir: &Path) -> Result<Admissions> {
-        let mut admissions = Admissions { dir: dir.to_owned(), clients: Vec::new(), read_at: None };
+        let mut admissions = Admissions { dir: dir.to_owned(), clients: Vec::new(), read: None };
         admissions.refresh()?;
         Ok(admissions)
     }
 
-    /// `true` if the list is another one than before. A list is replaced as a whole, never changed in place.
+    /// `true` if the list is another one than before. A list is replaced as a whole, never changed in place; one that is gone was
+    /// not meant to be.
     fn refresh(&mut self) -> Result<bool> {
-        let modified = std::fs::metadata(store::admitted_path(&self.dir)).and_then(|file| file.modified()).ok();
-        if modified == self.read_at {
+        let path = store::admitted_path(&self.dir);
+        let edition = |file: Metadata| Ok(Edition(file.modified()?, file.len(), file.ino()));
+        let edition = std::fs::metadata(&path).and_then(edition).ok();
+        if edition == self.read {
             return Ok(false);
         }
-        self.read_at = modified;
+        let had_one = std::mem::replace(&mut self.read, edition).is_some();
+        ensure!(edition.is_some() || !had_one, "{} is gone", path.display());
         self.clients = store::admitted(&self.dir)?;
         Ok(true)
     }

@@ -50,6 +50,12 @@ fn a_key_that_is_removed_opens_nothing_any_more() {
     for wrong in ["other", "-"] {
         pool.fails(&["pool", "key", "rm", wrong], 4, "not admitted here");
     }
+    // Not by a file that is missing.
+    let (list, aside) = (pool.file("admitted"), pool.file("admitted.aside"));
+    std::fs::rename(&list, &aside).unwrap();
+    until("it is said", || pool.has_said("admitted is gone"));
+    qemu_io(&export.uri(), &["read -P 1 0 1M"]);
+    std::fs::rename(&aside, &list).unwrap();
     pool.run(&["pool", "key", "rm", "self"]);
     pool.fails(&["pool", "key", "rm", &key], 4, "not admitted here");
     until("it is refused", || asked(&export.uri(), "read -P 1 0 1M").contains("Input/output error"));

@@ -76,9 +76,9 @@ fn what_is_not_to_be_believed_is_ignored() {
     assert_eq!(listening.take(NOW, &announcer.encode(NOW + 1, &moved)), Ok(moved));
     let age = AGE_MAX.as_millis() as u64;
     let late = announcer.encode(NOW + 2, &about());
-    assert_eq!(listening.take(NOW + 3 + age, &late), Err(Ignored::Replayed));
+    assert_eq!(listening.take(NOW + 3 + age, &late), Err(Ignored::Late));
     let early = announcer.encode(NOW + 1 + age, &about());
-    assert_eq!(listening.take(NOW, &early), Err(Ignored::Replayed));
+    assert_eq!(listening.take(NOW, &early), Err(Ignored::Late));
 }
 
 #[test]

@@ -55,10 +55,10 @@ impl Peer {
         in_turn.copied().find(|place| *place != last).unwrap_or(self.addr)
     }
 
-    /// It answered a hello. Who has several addresses may answer from another one: then it is reached where the hello went.
+    /// It answered a hello. Who has several addresses may answer from one that is not known: then it is where it was.
     pub(super) fn found_at(&mut self, from: SocketAddr) {
-        let asked_at = self.greeting.as_ref().and_then(|greeting| greeting.sent_to);
-        let place = Some(from).filter(|from| self.places().contains(from)).or(asked_at);
-        self.addr = place.unwrap_or(self.addr);
+        if self.places().contains(&from) {
+            self.addr = from;
+        }
     }
 }

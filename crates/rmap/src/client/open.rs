@@ -52,15 +52,16 @@ impl Client {
         match self.spaces[space].slabs[slab].phase {
             Phase::Vacant => {
                 let size = self.config.slab_size;
-                let wanted = self.ops.any(|op| {
+                let waits = |op: &super::ops::Operation| {
                     op.stage == super::ops::Stage::Waiting
                         && op.kind != super::ops::Kind::Read
                         && op.space == space
                         && size.slab(op.page) == Some(SlabNo(slab as u32))
-                });
+                };
+                let wanted = self.ops.any(waits);
                 if wanted && self.is_in_frozen(space, slab) {
                     // It is of its group that it waits to be free.
-                } else if wanted && self.map_is_late(now) {
+                } else if wanted && self.declines_unasked(now) && self.ops.any(|op| waits(op) && !op.is_own) {
                     self.end_unmapped(now, space, slab);
                 } else if wanted {
                     self.spaces[space].slabs[slab].phase = Phase::Granting(Candidates::default());

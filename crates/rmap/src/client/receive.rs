@@ -80,6 +80,7 @@ impl Client {
         peer.free_slabs = ROOM_UNTOLD;
         self.stats.sessions += 1;
         if restarted && !self.has(Fault::TrustsServers) {
+            self.spread_rebuild(now);
             self.content_lost(place);
         }
         // What the old session carried is asked again.

@@ -4,6 +4,8 @@
 //! writes that it missed are done, and from then on its acknowledgement is waited for like any other, so that it is not
 //! behind for ever; then it joins the map. Only then does the copy leave that it replaces.
 
+use std::time::Duration;
+
 use super::exchange::{Exchange, Role};
 use super::ops::{Kind, Stage};
 use super::peer::PeerSet;
@@ -151,6 +153,21 @@ impl Client {
         here.iter().find(|peer| self.peers[*peer].pressure == Pressure::Red).into_iter().collect()
     }
 
+    /// A server is lost, to this client and to others.
+    pub(super) fn spread_rebuild(&mut self, now: Time) {
+        let spread = self.config.rebuild_spread.as_nanos() as u64;
+        if spread > 0 && self.rebuilds_from.is_none() {
+            self.rebuilds_from = Some(now + Duration::from_nanos(self.entropy.next_u64() % spread));
+        }
+    }
+
+    /// Copies are restored from now on, if it is time.
+    pub(super) fn rebuild(&mut self, now: Time) {
+        if self.rebuilds_from.take_if(|at| *at <= now).is_some() {
+            self.mark_all();
+        }
+    }
+
     fn begin_repair(&mut self, space: usize, slab: usize, here: PeerSet) {
         let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
         let replaces = here.iter().find(|peer| self.peers[*peer].wants_relief());
@@ -158,7 +175,9 @@ impl Client {
         if here.is_empty() || self.spaces[space].slabs[slab].is_stuck || !(missing || replaces.is_some()) {
             return;
         }
-        if self.repairs_running() >= REPAIRS_MAX {
+        // Where a write waits for it, it does not wait.
+        let waits = missing && self.rebuilds_from.is_some() && self.cold.dissolving == 0;
+        if waits || self.repairs_running() >= REPAIRS_MAX {
             return;
         }
         // A server that is about to end has the only copy: rather on a disk than gone.

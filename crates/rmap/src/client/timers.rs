@@ -37,6 +37,7 @@ impl Client {
             .chain(self.vacating.due())
             .chain(self.cold_due())
             .chain(self.map_due(now))
+            .chain(self.rebuilds_from)
             .for_each(&mut at);
         let (fail_after, error_after) = (self.config.fail_after, self.config.error_after);
         for (place, peer) in self.peers.iter_mut().enumerate() {
@@ -95,6 +96,7 @@ impl Client {
             }
         }
         self.watch_map(now);
+        self.rebuild(now);
         self.settle(now);
     }
 
@@ -184,6 +186,7 @@ impl Client {
     /// A server is silent: reads go elsewhere, and copies there are dropped where another server that has them answers.
     fn give_up(&mut self, now: Time, place: usize) {
         self.stats.servers_failed += 1;
+        self.spread_rebuild(now);
         let peer = &mut self.peers[place];
         peer.reach = Reach::Down { since: now };
         peer.unanswered_since = None;

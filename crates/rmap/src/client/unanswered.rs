@@ -124,15 +124,19 @@ impl Client {
 
     /// Whether what the ledger says of a slab that is being opened can be had of nobody.
     fn is_table_out_of_reach(&self, space: usize, slab: usize) -> bool {
+        self.unread_tables(space, slab).any(|table| self.is_out_of_reach(space, table))
+    }
+
+    /// Slabs of the ledger that have to say which versions a slab has before it can be opened.
+    pub(super) fn unread_tables(&self, space: usize, slab: usize) -> impl Iterator<Item = usize> {
         let state = &self.spaces[space];
         let layout = state.layout;
         let is_member = layout.group(slab).is_some() && !layout.is_parity(slab);
-        if !is_member || !matches!(state.slabs[slab].phase, Phase::Opening(_)) || self.knows_versions(space, slab) {
-            return false;
-        }
-        let tables = (0..layout.table_pages).filter_map(|part| self.slab_of(layout.table_page(slab, part)));
-        let mut ledger = tables.filter(|table| *table < state.slabs.len());
-        ledger.any(|table| self.is_out_of_reach(space, table))
+        let is_unread =
+            is_member && matches!(state.slabs[slab].phase, Phase::Opening(_)) && !self.knows_versions(space, slab);
+        let parts = if is_unread { layout.table_pages } else { 0 };
+        let tables = (0..parts).filter_map(move |part| self.slab_of(layout.table_page(slab, part)));
+        tables.filter(|table| *table < state.slabs.len())
     }
 
     /// Whether a write to a slab waits for servers that have been silent for too long: for its own, or for those of another slab

@@ -156,14 +156,25 @@ impl State {
                     self.drain_asked_by = Some(node);
                 }
             }
-            Some(_) if version.bits() == DRAIN_OFF => {
-                if self.drain_asked_by.take().is_some() {
-                    self.store.shut = false;
-                    self.pressure = Pressure::None;
-                }
-            }
+            Some(_) if version.bits() == DRAIN_OFF => self.call_drain_off(),
             Some(_) => return Status::BadRequest,
         }
         Status::Ok
+    }
+
+    /// Of a drain that a client asked for.
+    fn call_drain_off(&mut self) {
+        if self.drain_asked_by.take().is_some() {
+            self.store.shut = false;
+            self.pressure = Pressure::None;
+        }
+    }
+
+    /// Who may ask for a drain from now on. What others have asked for is called off.
+    pub fn set_admins(&mut self, admins: Vec<PublicKey>) {
+        self.admins = admins;
+        if self.drain_asked_by.is_some_and(|node| !self.admins.contains(&node)) {
+            self.call_drain_off();
+        }
     }
 }

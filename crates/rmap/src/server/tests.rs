@@ -269,6 +269,11 @@ fn only_those_who_may_have_a_server_drained() {
     assert_eq!(ask(&mut server, DRAIN), (Status::Ok, true), "the same again");
     assert_eq!(ask(&mut server, DRAIN_OFF), (Status::Ok, false));
     assert_eq!((server.drain_asked_by(), server.pressure()), (None, Pressure::None));
+    // Nor does it go on for somebody who has no right to it any more.
+    assert_eq!(ask(&mut server, DRAIN), (Status::Ok, true));
+    server.set_admins(Vec::new());
+    assert_eq!((server.drain_asked_by(), server.pressure(), server.is_draining()), (None, Pressure::None, false));
+    server.set_admins(vec![client_keys().public()]);
     // What the server's own machine has begun is not called off from elsewhere.
     server.begin_drain();
     assert_eq!(ask(&mut server, DRAIN), (Status::Ok, true));

@@ -23,7 +23,8 @@ const REPAIR_NS: u64 = 1_500_000_000;
 const FOUND_LOSSES: [u64; 3] = [231, 549, 805];
 /// While one slab of a group moved to a server, another dropped the copy that it had elsewhere, and both were there alone.
 const FOUND_SILENCES: [u64; 1] = [1749];
-/// A keeper that was replaced kept the place of a page that it was copying.
+/// A keeper that was replaced kept the place of a page that it was copying. (And 420: a read that was asked again when its page had been
+/// written and had parity was put together as what the page had been.)
 const FOUND_IN_BAD_TIMES: [u64; 1] = [750];
 
 impl Plan {

@@ -216,6 +216,10 @@ impl Client {
             Phase::Granting(_) | Phase::Opening(_) | Phase::Leaving => {}
             Phase::Open => {
                 let key = Client::busy_key(space, page);
+                if self.is_left_to_late_map(space, number) && !self.ops.all[op].is_own {
+                    self.stats.unmapped += 1;
+                    return self.ops.finish(op, Err(Failure::Silent));
+                }
                 // One write to a page at a time, in the order in which they came.
                 if let Entry::Vacant(place) = self.ops.busy.entry(key) {
                     place.insert(op);

@@ -209,6 +209,13 @@ impl Client {
             return false;
         }
         self.ops.activate(op);
+        // Of a read that was asked elsewhere before: the page may have been written meanwhile, and others have to fit what it is now.
+        let version = version.max(self.spaces[space].slabs[slab].version(index));
+        if !version.has_content() {
+            self.finish_read(op, Ok(false));
+            return true;
+        }
+        self.ops.get(op).version = version;
         if self.stripes.of_read(op).is_some() {
             return true;
         }

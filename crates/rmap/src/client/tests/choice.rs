@@ -120,3 +120,37 @@ fn copies_leave_room_on_the_link() {
     assert!(share > LINK / 100 * 25, "{share} bytes a second: it does not use its part");
     assert!(share < LINK / 100 * 35, "{share} bytes a second of {LINK}");
 }
+
+/// All clients of a server lose it at the same moment, and have the same servers left.
+#[test]
+fn copies_are_not_restored_by_all_at_once() {
+    const SPREAD: Duration = Duration::from_millis(500);
+    let began: Vec<Duration> = (0..8)
+        .map(|client| {
+            let mut pool = Pool::new(3, 2, 8);
+            pool.client.config.rebuild_spread = SPREAD;
+            // No two draw the same.
+            for _ in 0..client {
+                pool.client.entropy.next_u64();
+            }
+            assert_eq!(pool.write(0, 1), Ok(()));
+            pool.deaf = vec![pool.holders(0)[0]];
+            pool.begin_write(0, 2);
+            while pool.client.in_sync(pool.space) != (0, 1) {
+                pool.pass(Duration::from_millis(1));
+            }
+            pool.expect_written(1);
+            let lost_at = pool.now;
+            while pool.client.repairs_running() == 0 {
+                pool.pass(Duration::from_millis(1));
+                assert!(pool.now.since(lost_at) <= SPREAD);
+            }
+            let began = pool.now.since(lost_at);
+            pool.pass(Duration::from_secs(1));
+            assert_eq!(pool.client.in_sync(pool.space), (1, 1));
+            began
+        })
+        .collect();
+    let (first, last) = (began.iter().min().unwrap(), began.iter().max().unwrap());
+    assert!(*last >= SPREAD / 2 && *first < SPREAD / 2, "{began:?}");
+}

@@ -1,13 +1,16 @@
 //! The control plane is silent, or says what cannot be.
 
 use super::*;
+use crate::client::ops::OPS_MAX;
 use crate::control::Replica;
 use crate::units::Version;
 
 const MAP_PATIENCE: Duration = Duration::from_millis(400);
 
 /// As long as servers may be silent.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(5);
+/// What is asked of a control plane that is silent waits for so long, and a little.
+const GRACE: Duration = Duration::from_millis(1010);
 
 fn unanswered(writes: usize) -> Vec<Event> {
     vec![Event::Written { token: 1, result: Err(Failure::Silent) }; writes]
@@ -65,11 +68,16 @@ fn what_has_nowhere_else_to_go_waits() {
         pool.pass(PATIENCE);
         if patience.is_some() {
             assert_eq!(results(&mut pool), unanswered(1));
-            // At once from now on: in the same slab, in one that nobody has asked for, in one that is being given back.
+            // At once from now on in the same slab; soon in one that nobody has asked for, and in one that is being given back.
             assert!(pool.client.discard_slab(pool.now, pool.space, SlabNo(1)));
             [0, 1, 16, 9].into_iter().for_each(|page| pool.begin_write(page, 2));
             pool.client.on_timeout(pool.now);
-            assert_eq!((results(&mut pool), pool.client.stats().unmapped), (unanswered(4), 5));
+            assert_eq!(results(&mut pool), unanswered(2));
+            pool.pass(GRACE);
+            assert_eq!((results(&mut pool), pool.client.stats().unmapped), (unanswered(2), 5));
+            [16, 9].into_iter().for_each(|page| pool.begin_write(page, 2));
+            pool.client.on_timeout(pool.now);
+            assert_eq!(results(&mut pool), unanswered(2));
         } else {
             pool.pass(60 * PATIENCE);
             assert_eq!(results(&mut pool), []);
@@ -121,11 +129,93 @@ fn a_write_that_waits_for_a_copy_to_leave_ends() {
         pool.pass(Duration::from_secs(3));
         assert_eq!(results(&mut pool), []);
         assert!(pool.client.ops.is_idle() && pool.client.ops.busy.is_empty());
-        assert_eq!([pool.read(0), pool.read(1)], [Ok(2), Ok(3)]);
+        assert_eq!([pool.read(0), pool.read(1)], [Ok(2), Ok(1)]);
         pool.no_control = false;
         assert_eq!([pool.write(0, 4), pool.write(1, 5)], [Ok(()); 2]);
         assert_eq!([pool.read(0), pool.read(1)], [Ok(4), Ok(5)]);
     }
+}
+
+/// Nor does it take the place of one that could end: a guest may go on writing for as long as etcd is away.
+#[test]
+fn writes_that_wait_for_the_map_take_nobodys_place() {
+    let mut pool = Pool::of(3, 2, 400, 4096, None);
+    pool.client.config.error_after = Some(PATIENCE);
+    (0..4096).step_by(8).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));
+    let (held, free): (Vec<u64>, Vec<u64>) = (0..4096).partition(|page| pool.holders(*page as usize / 8).contains(&2));
+    (pool.no_control, pool.deaf) = (true, vec![2]);
+    pool.begin_write(held[0], 2);
+    pool.pass(2 * PATIENCE);
+    assert_eq!(results(&mut pool), unanswered(1));
+    // The copies of all slabs are to leave since then.
+    // More than there are places to wait in.
+    assert!(held.len() > 2 * OPS_MAX);
+    for page in &held {
+        pool.begin_write(*page, 3);
+        assert_eq!(results(&mut pool), unanswered(1), "page {page}");
+    }
+    for page in &free {
+        pool.begin_write(*page, 4);
+        pool.expect_written(1);
+    }
+    pool.no_control = false;
+    pool.pass(Duration::from_secs(3));
+    assert_eq!(results(&mut pool), []);
+    assert!(pool.client.ops.is_idle());
+    assert_eq!((pool.write(held[1], 5), pool.read(held[1]), pool.read(free[0])), (Ok(()), Ok(5), Ok(4)));
+}
+
+/// A server that answers and has lost what it had is as good as dead.
+#[test]
+fn a_copy_that_is_lost_at_a_server_that_answers_is_not_waited_for() {
+    for copies in [1, 2] {
+        let mut pool = Pool::new(2, copies, 4);
+        pool.client.config.error_after = Some(PATIENCE);
+        assert_eq!(pool.write(0, 1), Ok(()));
+        let holder = pool.holders(0)[0];
+        pool.no_control = true;
+        pool.client.forget_content(pool.now, ServerId(holder as u32));
+        pool.begin_write(0, 2);
+        pool.client.read(pool.now, pool.space, PageNo(1), Class::Demand, 2).unwrap();
+        pool.client.read(pool.now, pool.space, PageNo(0), Class::Demand, 2).unwrap();
+        pool.pass(2 * PATIENCE);
+        let failed = results(&mut pool).iter().filter(|event| matches!(event, Event::Written { .. })).count();
+        assert_eq!(failed, 1);
+        pool.begin_write(0, 3);
+        pool.begin_write(1, 3);
+        pool.client.on_timeout(pool.now);
+        assert_eq!(results(&mut pool), unanswered(2));
+        pool.no_control = false;
+        pool.pass(Duration::from_secs(3));
+        assert_eq!(results(&mut pool), []);
+        assert!(pool.client.ops.is_idle() && pool.client.ops.busy.is_empty());
+        let expected = if copies == 1 { Err(Failure::Lost) } else { Ok(2) };
+        assert_eq!(pool.read(0), expected);
+    }
+}
+
+/// What it cannot answer says nothing of the rest.
+#[test]
+fn one_question_without_an_answer_fails_its_slab_only() {
+    let mut pool = Pool::new(2, 2, 4);
+    pool.client.config.error_after = Some(PATIENCE);
+    pool.no_control_of = Some(SlabNo(1));
+    pool.begin_write(8, 1);
+    pool.pass(2 * PATIENCE);
+    assert_eq!(results(&mut pool), unanswered(1));
+    pool.begin_write(9, 1);
+    pool.client.on_timeout(pool.now);
+    assert_eq!(results(&mut pool), unanswered(1));
+    for page in [0, 16] {
+        pool.begin_write(page, 2);
+        pool.pass(PATIENCE / 10);
+        pool.expect_written(1);
+    }
+    pool.no_control_of = None;
+    pool.pass(Duration::from_secs(2));
+    pool.begin_write(9, 3);
+    pool.pass(PATIENCE / 10);
+    pool.expect_written(1);
 }
 
 /// The next owner finds what some copy has of it, or what was before; the same each time.

@@ -47,8 +47,9 @@ pub struct Pool {
     /// Its replies come late, when they are delivered.
     pub slow: Option<usize>,
     pub late: Vec<Vec<u8>>,
-    /// The control plane answers nothing.
+    /// The control plane answers nothing, or nothing of this slab.
     pub no_control: bool,
+    pub no_control_of: Option<SlabNo>,
     /// What it knows of a sealed space, and how often somebody wanted to keep that.
     pub today: Today,
     pub keeps: usize,
@@ -91,6 +92,7 @@ impl Pool {
         let (own, pool) = (Keypair::from_private([50; KEY_SIZE]), PoolKey::new([1; KEY_SIZE]));
         let mut config = ClientConfig::new(own.clone(), pool.clone());
         config.slab_size = size;
+        config.rebuild_spread = Duration::ZERO;
         let mut client = Client::new(config, Box::new(Counting(1)));
         let mut all = Vec::new();
         for node in 0..servers {
@@ -117,6 +119,7 @@ impl Pool {
             slow: None,
             late,
             no_control: false,
+            no_control_of: None,
             today: Today::default(),
             keeps: 0,
         };
@@ -145,7 +148,8 @@ impl Pool {
         }
         while let Some((id, request)) = self.client.poll_control(self.now) {
             any = true;
-            if !self.no_control {
+            let is_odd = matches!(&request, ControlRequest::Change(change) if Some(change.slab) == self.no_control_of);
+            if !self.no_control && !is_odd {
                 let reply = self.answer(&request);
                 self.client.on_control(self.now, id, reply);
             }
