@@ -1,13 +1,14 @@
 //! A machine lends memory to its pool or borrows from it. One that did both would pass its shortage on in a circle.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use anyhow::{Result, anyhow};
 use rmap::host::{HostError, Role};
 
-/// This process borrows, until it ends.
-static BORROWS: Mutex<Option<Role>> = Mutex::new(None);
+/// This process borrows, until it ends; by the directory of the pool.
+static BORROWS: Mutex<BTreeMap<PathBuf, Role>> = Mutex::new(BTreeMap::new());
 
 /// This machine lends as long as the result is kept.
 ///
@@ -32,8 +33,8 @@ fn advised(error: HostError) -> anyhow::Error {
 /// The machine lends.
 pub fn borrow(dir: &Path) -> Result<()> {
     let mut borrows = BORROWS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if borrows.is_none() {
-        *borrows = Some(Role::borrow(dir).map_err(advised)?);
+    if !borrows.contains_key(dir) {
+        borrows.insert(dir.to_owned(), Role::borrow(dir).map_err(advised)?);
     }
     Ok(())
 }

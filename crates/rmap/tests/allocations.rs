@@ -35,6 +35,8 @@ struct Pool {
     now: Time,
     /// Hears nothing.
     deaf: Option<usize>,
+    /// What servers allocate counts, too.
+    looks_at_servers: bool,
     /// Nobody makes tables.
     no_spares: bool,
     /// What is under way, as all of these are, has its room before anything is watched.
@@ -98,6 +100,7 @@ impl Pool {
             space,
             now: Time(1),
             deaf: None,
+            looks_at_servers: false,
             no_spares: false,
             out: Vec::with_capacity(1 << 20),
             page: Box::new([0; PAGE_SIZE]),
@@ -118,7 +121,7 @@ impl Pool {
             self.deliver(addr(99), transmit);
         }
         for node in 0..self.servers.len() {
-            while let Some(transmit) = self.servers[node].poll_transmit(&mut self.out) {
+            while let Some(transmit) = self.of_server(|pool| pool.servers[node].poll_transmit(&mut pool.out)) {
                 any = true;
                 self.deliver(addr(node), transmit);
             }
@@ -136,11 +139,16 @@ impl Pool {
         any
     }
 
+    fn of_server<T>(&mut self, act: impl FnOnce(&mut Pool) -> T) -> T {
+        if self.looks_at_servers { watching(|| act(self)) } else { act(self) }
+    }
+
     fn deliver(&mut self, from: SocketAddr, transmit: Transmit) {
         let to = usize::from(transmit.to.port()) - 100;
         for datagram in self.out.chunks_mut(transmit.segment) {
             match self.servers.get_mut(to) {
                 Some(_) if self.deaf == Some(to) => {}
+                Some(server) if self.looks_at_servers => watching(|| server.on_datagram(self.now, from, datagram)),
                 Some(server) => server.on_datagram(self.now, from, datagram),
                 None => watching(|| self.client.on_datagram(self.now, from, datagram)),
             }
@@ -154,7 +162,7 @@ impl Pool {
             self.now = self.now + Duration::from_micros(500);
             watching(|| self.client.poll_timeout(self.now));
             watching(|| self.client.on_timeout(self.now));
-            self.servers.iter_mut().for_each(|server| server.on_timeout(self.now));
+            self.of_server(|pool| pool.servers.iter_mut().for_each(|server| server.on_timeout(pool.now)));
             while self.step() {}
         }
     }
@@ -304,4 +312,34 @@ fn tables_beyond_the_spares_need_memory() {
     assert_eq!(found.iter().map(|found| found.bytes).collect::<Vec<_>>(), [8 * SLAB_PAGES as usize; 3]);
     pool.read(0..slabs, 4);
     check("reads");
+}
+
+/// With the pages that may be under way at a time, and a handshake at either end.
+const SESSION_ALLOCATIONS: usize = 66;
+
+/// Nor does a server, which may be what its host's memory is short for: pages, slabs that are granted and given back, and copies to
+/// another server.
+#[test]
+fn a_server_at_work_allocates_nothing() {
+    let _looking = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut pool = Pool::new();
+    pool.pass(Duration::from_secs(3));
+    pool.write(0..2, 4);
+    take_found();
+
+    pool.looks_at_servers = true;
+    pool.write(2..30, u64::from(SLAB_PAGES));
+    check("slabs that are granted");
+    pool.read(0..30, 4);
+    pool.trim(2..20, 2);
+    pool.write(2..20, 8);
+    check("reads, writes, trims");
+    pool.servers[1].set_pressure(Pressure::Orange);
+    pool.pass(Duration::from_secs(2));
+    pool.repair();
+    pool.pass(Duration::from_secs(12));
+    // A slab that is copied takes a session between the two servers and room for what is under way, however many pages it has.
+    let copied = pool.client.stats().slabs_transferred as usize;
+    let found = take_found().len();
+    assert!(copied > 0 && found <= copied * (SESSION_ALLOCATIONS + 10), "{found} allocations for {copied} slabs");
 }

@@ -6,6 +6,7 @@ mod cold;
 mod discard;
 mod drain;
 mod last_resort;
+mod mtu;
 mod parity;
 mod pool;
 mod reserve;

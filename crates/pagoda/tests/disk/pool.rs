@@ -43,15 +43,29 @@ pub fn tool(program: &str, words: &[&str]) -> String {
 const SAID: &str = "said";
 
 fn pagoda(dir: &Path, words: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pagoda"));
+    pagoda_under(dir, &[], words)
+}
+
+/// As what some other program runs, which ends as that does.
+fn pagoda_under(dir: &Path, runner: &[String], words: &[&str]) -> Command {
+    const PROGRAM: &str = env!("CARGO_BIN_EXE_pagoda");
+    let mut command = Command::new(runner.first().map_or(PROGRAM, String::as_str));
+    command.args(runner.iter().skip(1));
+    if !runner.is_empty() {
+        command.arg(PROGRAM);
+    }
     command.args(words).env("PAGODA_POOL_DIR", dir);
     command
 }
 
 impl Running {
     fn start(dir: &Path, words: &[&str]) -> Running {
+        Running::begin(dir, pagoda(dir, words), words)
+    }
+
+    fn begin(dir: &Path, mut command: Command, words: &[&str]) -> Running {
         let stderr = OpenOptions::new().create(true).append(true).open(dir.join(SAID)).unwrap();
-        let mut child = pagoda(dir, words).arg("--json").stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
+        let mut child = command.arg("--json").stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
         let mut said = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         said.read_line(&mut line).unwrap();
@@ -267,6 +281,15 @@ impl Pool {
     /// Something else that runs in the foreground.
     pub fn start_in_front(&self, words: &[&str]) -> Running {
         Running::start(&self.dir, words)
+    }
+
+    /// The same, run by another program that becomes it.
+    pub fn start_under(&self, runner: &[String], words: &[&str]) -> Running {
+        Running::begin(&self.dir, self.command_under(runner, words), words)
+    }
+
+    pub fn command_under(&self, runner: &[String], words: &[&str]) -> Command {
+        pagoda_under(&self.dir, runner, words)
     }
 
     pub fn file(&self, name: &str) -> String {

@@ -266,3 +266,21 @@ fn what_another_owner_took_meanwhile_stays() {
     assert!(connect::converse(&mut next.client, PATIENCE, both).unwrap());
     assert_eq!(lenders.map(Lender::stop), [1, 1]);
 }
+
+/// A machine that lends would pass its shortage on in a circle.
+#[test]
+fn a_machine_that_lends_has_no_far_tiers() {
+    let pool = Pool::with_keys("lends");
+    let lender = Lender::start(&pool, 1);
+    pool.write("servers", &lender.line);
+    let lends = pagoda_pool::role::lend(&pool.dir).unwrap();
+    let refused = new_tier(&pool.dirs, "web1", &REGIONS, FarRequest { copies: 1 }).unwrap_err();
+    assert!(refused.message.contains("lends") && refused.message.contains("--also-borrow"), "{refused:?}");
+    drop(lends);
+    let tier = pool.tier(1);
+    // Nor does it lend while it has some.
+    let refused = pagoda_pool::role::lend(&pool.dir).unwrap_err();
+    assert!(refused.to_string().contains("borrows"), "{refused:#}");
+    tier.give_up(&pool.dirs);
+    assert_eq!(lender.stop(), 0);
+}

@@ -40,7 +40,7 @@ fn check_numbers(info: &VmInfo) -> Result<()> {
     ensure!(pool.held_bytes == MEMORY_MIB * MIB && pool.short_bytes == 0 && pool.lost_slabs == 0, "{pool:#?}");
     ensure!(pool.servers.len() == 1 && pool.servers[0].up && pool.servers[0].round_trip_us > 0, "{pool:#?}");
     let timed = |op: &str, class: &str| pool.latency.iter().any(|row| row.op == op && row.class == class);
-    ensure!(timed("read", "demand") && timed("write", "eviction"), "{pool:#?}");
+    ensure!(timed("read", "demand") && timed("read", "prefetch") && timed("write", "eviction"), "{pool:#?}");
     ensure!(pool.requests >= count(info, "far_in_pages") + count(info, "far_out_pages"), "{pool:#?}");
     Ok(())
 }

@@ -97,6 +97,42 @@ fn writes_wait_for_credits() {
     }
 }
 
+/// More answers at once than the network has room for would be lost together.
+#[test]
+fn reads_wait_for_the_window() {
+    const WINDOW: usize = 16;
+    let mut pool = Pool::of(2, 1, 64, 512, None);
+    (0..100).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));
+    pool.client.exchanges.window = WINDOW;
+    for page in 0..100 {
+        pool.client.read(pool.now, pool.space, PageNo(page), Class::Demand, page).unwrap();
+    }
+    assert_eq!(under_way(&mut pool).len(), WINDOW, "of two servers together");
+    pool.pass(SILENCE);
+    let read = std::iter::from_fn(|| pool.client.poll_event(&mut [0; PAGE_SIZE]));
+    assert_eq!(read.filter(|event| matches!(event, Event::Read { result: Ok(()), .. })).count(), 100);
+}
+
+/// What a server does not answer is not asked all over again: one request, after longer and longer.
+#[test]
+fn one_request_is_repeated_at_a_time() {
+    let mut pool = Pool::new(1, 1, 8);
+    pool.client.config.fail_after = Duration::from_secs(1);
+    (0..20).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));
+    pool.deaf = vec![0];
+    for page in 0..20 {
+        pool.client.read(pool.now, pool.space, PageNo(page), Class::Demand, page).unwrap();
+    }
+    while pool.step() {}
+    let before = pool.client.stats().resent_timeout;
+    // 1 ms and a little, twice as long each time, and 8 ms at most: each would be repeated four times in 8 ms otherwise.
+    for (after_ms, repeated) in [(8, 2..=4), (32, 5..=8)] {
+        pool.pass(Duration::from_millis(after_ms));
+        let resent = pool.client.stats().resent_timeout - before;
+        assert!(repeated.contains(&resent), "{resent} in {after_ms} ms");
+    }
+}
+
 /// A part of the link, as long as nobody waits for copies: demand must not feel them.
 #[test]
 fn copies_leave_room_on_the_link() {
