@@ -640,7 +640,7 @@ impl Engine {
             stalled: self.frozen.clone().or_else(|| stall.map(|(stall, _)| stall_text(stall, self.swap.path()))),
             stalled_for: Duration::from_millis(since),
             waits,
-            far: self.far.as_ref().map(Far::numbers),
+            far: self.far.as_mut().map(Far::numbers),
             agent: self.agent.is_connected(),
             pinned: self.pinned.clone(),
             latency: self.latency.clone(),

@@ -48,6 +48,8 @@ const WAITING_MAX: usize = 256;
 const RETURN_EVERY: Duration = Duration::from_secs(10);
 /// Slabs that go back at a look: each is a change of the map, and some messages.
 const RETURNS_MAX: usize = 16;
+/// A VM of a terabyte has thousands of slabs, and is asked how it is several times a second.
+const COUNT_EVERY: Duration = Duration::from_secs(1);
 /// A page that was asked for so long ago is waited for: it is said then, for the pool may be silent for hours.
 const WAIT_TOLD: Duration = Duration::from_secs(1);
 /// How long a new daemon waits for a page that it needs before it can serve the VM: longer than the pool takes to say that it
@@ -126,6 +128,9 @@ pub struct Far {
     pages_out: u64,
     pages_declined: u64,
     has_lost: bool,
+    /// Slabs with all copies in sync and with any, as of then.
+    counted: (usize, usize),
+    counted_at: Option<Instant>,
     /// Slabs that had nothing at the last look, and when that was.
     idle: Vec<bool>,
     looked_at: Instant,
@@ -166,6 +171,8 @@ impl Far {
             pages_out: 0,
             pages_declined: 0,
             has_lost: false,
+            counted: (0, 0),
+            counted_at: None,
             idle: Vec::new(),
             looked_at: Instant::now(),
         }
@@ -405,9 +412,12 @@ impl Far {
     }
 
     /// What the pool's client has counted.
-    pub fn numbers(&self) -> FarNumbers {
+    pub fn numbers(&mut self) -> FarNumbers {
         let client = &self.udp.client;
-        let (whole, held) = client.in_sync(self.space);
+        if self.counted_at.is_none_or(|at| at.elapsed() >= COUNT_EVERY) {
+            (self.counted_at, self.counted) = (Some(Instant::now()), client.in_sync(self.space));
+        }
+        let (whole, held) = self.counted;
         FarNumbers { stats: *client.stats(), window: client.window(), whole, held, servers: client.servers().collect() }
     }
 

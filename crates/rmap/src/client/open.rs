@@ -61,7 +61,7 @@ impl Client {
                 let wanted = self.ops.any(waits);
                 if wanted && self.is_in_frozen(space, slab) {
                     // It is of its group that it waits to be free.
-                } else if wanted && self.declines_unasked(now) && self.ops.any(|op| waits(op) && !op.is_own) {
+                } else if wanted && self.ends_unasked(now) && self.ops.any(|op| waits(op) && !op.is_own) {
                     self.end_unmapped(now, space, slab);
                 } else if wanted {
                     self.spaces[space].slabs[slab].phase = Phase::Granting(Candidates::default());

@@ -303,7 +303,6 @@ impl Client {
         let (id, generation, number) = (state.id, state.generation, SlabNo(slab as u32));
         let change = Change { space: id, generation, slab: number, entry: entry.clone() };
         state.slabs[slab].pending = Some(Pending { entry });
-        self.map_watch.is_wanted |= self.ops.may_be_any_of(space, slab);
         self.ask_control(space, ControlRequest::Change(change));
     }
 

@@ -36,7 +36,7 @@ pub struct ClientStats {
     /// Groups of slabs that were cold and got parity, and those whose parity went before they were written to.
     pub groups_made: u64,
     pub groups_dissolved: u64,
-    /// Writes that were declined, or failed, because the control plane did not say in time where they may go.
+    /// Requests that were declined, or failed, because the control plane did not say in time who has their slab, or is to.
     pub unmapped: u64,
     /// Pages that this client copied for a new copy of a slab.
     pub pages_copied: u64,

@@ -3,10 +3,11 @@
 //! Nobody waits for that for ever. Who has another place for his pages has writes that could not begin back after
 //! [`ClientConfig::map_patience`], as declined. Who has none is told after [`ClientConfig::error_after`] that they failed, and what is
 //! asked after that fails at once, or within a second where nothing was asked about the slab yet, until there is an answer: a disk
-//! that says nothing is worse than one that says what is wrong. Of
+//! that says nothing is worse than one that says what is wrong. (A read of a group with parity that has lost two members waits until
+//! the map says so.) Of
 //! what could not begin nothing was sent. A write that every copy has that can, and waits for the map to be rid of the others, fails as
-//! one to silent servers does: it stays under way, and is done when the map is changed (see `unanswered.rs`). Later ones to the slab
-//! do not begin.
+//! one to silent servers does: it stays under way, and is done when the map is changed (see `unanswered.rs`). Later ones to a
+//! slab that has such a copy do not begin.
 //!
 //! [`ClientConfig::map_patience`]: super::ClientConfig::map_patience
 //! [`ClientConfig::error_after`]: super::ClientConfig::error_after
@@ -22,12 +23,14 @@ use crate::units::Time;
 
 /// A question that is asked while older ones have no answer waits for so long: a store that is there answers in milliseconds.
 const GRACE: Duration = Duration::from_secs(1);
+/// So many questions are asked in that time about slabs that nobody has, to see whether there are answers; and so many may be open.
+/// Each takes slabs from servers.
+const TRIALS_MAX: usize = 4;
+const TRIALS_OPEN_MAX: usize = 64;
 
 /// What is known of how the map's keeper answers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MapWatch {
-    /// Somebody may wait for the map to be changed.
-    pub is_wanted: bool,
     /// When it was last looked who has waited for too long.
     looked_at: Time,
     /// When there was last an answer.
@@ -48,61 +51,82 @@ impl Client {
 
     /// The slab's writes go nowhere before the control plane has answered.
     pub(super) fn wait_for_map(&mut self, now: Time, space: usize, slab: usize) {
+        self.wait_for_answers(now, space, slab, |_, asked| asked == slab);
+    }
+
+    /// The same, for answers about its group.
+    pub(super) fn wait_for_map_of_group(&mut self, now: Time, space: usize, slab: usize) {
+        let layout = self.spaces[space].layout;
+        let group = layout.group(slab);
+        self.wait_for_answers(now, space, slab, |client, asked| client.spaces[space].layout.group(asked) == group);
+    }
+
+    fn wait_for_answers(&mut self, now: Time, space: usize, slab: usize, about: impl Fn(&Client, usize) -> bool) {
         let Some((patience, _)) = self.unmapped_end() else { return };
-        match self.slab_late_at(now, space, slab, patience) {
-            Some(at) if at <= now => self.end_unmapped(now, space, slab),
-            Some(at) if self.config.map_patience.is_some() => self.look_at(at, space, slab),
-            _ => self.map_watch.is_wanted = true,
+        let Some(at) = self.answer_late_at(now, patience, space, |asked| about(self, asked)) else { return };
+        if at <= now {
+            self.end_unmapped(now, space, slab);
+        } else if self.config.map_patience.is_some() {
+            self.look_at(at, space, slab);
         }
     }
 
-    /// Whether the control plane seems to be silent, and nothing is asked of it for writes that have another place to go.
-    pub(super) fn declines_unasked(&self, now: Time) -> bool {
-        let late_at = self.config.map_patience.and_then(|patience| self.map_late_at(now, patience));
-        late_at.is_some_and(|at| at <= now)
+    /// Whether writes to a slab that nobody has end without a question. Who has another place for them does not ask a control plane
+    /// that seems to be silent; others try now and then.
+    pub(super) fn ends_unasked(&self, now: Time) -> bool {
+        let Some((patience, failure)) = self.unmapped_end() else { return false };
+        let is_late = self.map_late_at(now, patience).is_some_and(|at| at <= now);
+        let is_young = |question: &&Question| now.since(asked_at(question, now)) < GRACE;
+        let tries = || self.questions.iter().filter(is_young).count() < TRIALS_MAX;
+        is_late && (failure == Failure::Declined || self.questions.len() >= TRIALS_OPEN_MAX || !tries())
     }
 
-    /// When the control plane will have been silent for too long, as it seems now. Not because of a question that it cannot answer,
-    /// as long as it answers others.
+    /// When the control plane will have been silent for too long, as it seems now. What it was asked before its last answer it can
+    /// maybe not answer; that says nothing of the rest.
     fn map_late_at(&self, now: Time, patience: Duration) -> Option<Time> {
-        let asked = self.questions.iter().map(|question| asked_at(question, now)).min()?;
-        Some(asked.max(self.map_watch.heard_at) + patience)
+        let asked = self.questions.iter().map(|question| asked_at(question, now));
+        asked.filter(|at| *at >= self.map_watch.heard_at).min().map(|at| at + patience)
     }
 
-    /// When a question will have waited for too long. One that is asked of a control plane that seems to be silent shows soon
-    /// whether it is.
-    fn late_at(&self, now: Time, question: &Question, patience: Duration) -> Time {
-        let asked = asked_at(question, now);
+    /// When a question will have waited for too long, if the control plane as a whole has at `map_late`. One that is asked of a
+    /// control plane that seems to be silent shows soon whether it is.
+    fn late_at(&self, asked: Time, patience: Duration, map_late: Option<Time>) -> Time {
         // Who has another place for his pages uses that.
         let grace = if self.config.map_patience.is_some() { Duration::ZERO } else { GRACE };
-        let soon = self.map_late_at(now, patience).map(|late| late.max(asked + grace));
-        soon.map_or(asked + patience, |soon| soon.min(asked + patience))
+        let soon = map_late.map_or(asked + patience, |late| late.max(asked + grace));
+        soon.min(asked + patience)
     }
 
-    /// When a slab will have waited for too long: for the answer about it, or about others if it is not asked about.
-    fn slab_late_at(&self, now: Time, space: usize, slab: usize, patience: Duration) -> Option<Time> {
-        let about_it = |question: &&Question| {
-            let change = match &question.request {
-                ControlRequest::Change(change) => Some(change),
-                _ => None,
-            };
-            question.space == space && change.is_some_and(|change| change.slab.0 as usize == slab)
+    /// When the answer about some slabs will have been waited for for too long: the first of them, or any answer if none of them is
+    /// asked about.
+    fn answer_late_at(
+        &self,
+        now: Time,
+        patience: Duration,
+        space: usize,
+        about: impl Fn(usize) -> bool,
+    ) -> Option<Time> {
+        let map_late = self.map_late_at(now, patience);
+        let fits = |question: &&Question| match &question.request {
+            ControlRequest::Change(change) => question.space == space && about(change.slab.0 as usize),
+            _ => false,
         };
-        let own = self.questions.iter().find(about_it).map(|question| self.late_at(now, question, patience));
-        own.or_else(|| self.map_late_at(now, patience))
+        let asked = self.questions.iter().filter(fits).map(|question| asked_at(question, now)).min();
+        asked.map(|asked| self.late_at(asked, patience, map_late)).or(map_late)
     }
 
     /// When those who wait for the map are to be looked at.
     pub(super) fn map_due(&self, now: Time) -> Option<Time> {
-        let patience = self.config.error_after.filter(|_| self.map_watch.is_wanted)?;
-        let each = self.questions.iter().map(|question| self.late_at(now, question, patience));
-        each.chain(self.map_late_at(now, patience)).filter(|at| *at > self.map_watch.looked_at).min()
+        let patience = self.config.error_after.filter(|_| !self.questions.is_empty())?;
+        let map_late = self.map_late_at(now, patience);
+        let each = self.questions.iter().map(|question| self.late_at(asked_at(question, now), patience, map_late));
+        each.chain(map_late).filter(|at| *at > self.map_watch.looked_at).min()
     }
 
     /// Has those looked at that wait for the map for too long, and for anything else.
     pub(super) fn watch_map(&mut self, now: Time) {
         if self.map_due(now).is_some_and(|at| at <= now) {
-            (self.map_watch.is_wanted, self.map_watch.looked_at) = (false, now);
+            self.map_watch.looked_at = now;
             self.mark_unanswered(|_| true);
         }
     }
@@ -141,7 +165,7 @@ impl Client {
         let Some(patience) = self.config.error_after else { return false };
         let is_late = |slab: usize| {
             self.spaces[space].slabs[slab].pending.is_some()
-                && self.slab_late_at(now, space, slab, patience).is_some_and(|at| at <= now)
+                && self.answer_late_at(now, patience, space, |asked| asked == slab).is_some_and(|at| at <= now)
         };
         is_late(slab) || self.unread_tables(space, slab).any(is_late)
     }
@@ -166,8 +190,6 @@ impl Client {
         {
             return;
         }
-        // Others may have waited for less long.
-        self.map_watch.is_wanted = true;
         if self.is_map_overdue(now, space, slab) {
             let ended = match self.spaces[space].slabs[slab].phase {
                 Phase::Open => self.end_late(space, slab),
@@ -197,13 +219,20 @@ impl Client {
         let mut active = self.ops.select(|op| begun(op) && self.slab_of(op.page) == Some(slab));
         active.retain(|op| is_left(self, *op));
         let mut ended = 0;
+        // A copy in the making that catches up is waited for as long as it answers; without it a write is done that all others have.
+        let joining = self.spaces[space].slabs[slab].repair.as_ref().and_then(|repair| repair.catches_up());
+        let is_joining_dead = joining.is_some_and(|peer| self.peers[peer].is_down());
         for op in active {
-            if self.ops.peek(op).kind == Kind::Read {
+            let Operation { kind, acked, .. } = *self.ops.peek(op);
+            if kind == Kind::Read {
                 self.fail_op(op, Failure::Silent);
                 ended += 1;
-            } else {
+            } else if !required.is_subset_of(acked) {
                 self.tell_of_silence(op);
                 ended += usize::from(self.ops.peek(op).is_told);
+            } else if let Some(peer) = joining.filter(|_| is_joining_dead) {
+                self.ops.get(op).sent.remove(peer);
+                self.check_write(op);
             }
         }
         // Behind one that is not done before the map is changed; others get their turn.

@@ -72,10 +72,11 @@ impl Client {
 
     /// Slabs of a space that have all their copies in sync, and those that have some.
     pub fn in_sync(&self, space: SpaceRef) -> (usize, usize) {
-        let slabs = &self.spaces[space.0].slabs;
-        let held = (0..slabs.len()).filter(|slab| !slabs[*slab].entry.replicas.is_empty());
-        let is_full = |slab: &usize| slabs[*slab].entry.replicas.len() >= self.wanted_copies(space.0, *slab);
-        (held.clone().filter(is_full).count(), held.count())
+        let held = self.spaces[space.0].slabs.iter().enumerate().filter(|(_, slab)| !slab.entry.replicas.is_empty());
+        held.fold((0, 0), |(whole, held), (number, slab)| {
+            let is_whole = slab.entry.replicas.len() >= self.wanted_copies(space.0, number);
+            (whole + usize::from(is_whole), held + 1)
+        })
     }
 
     /// What this client may do with a space now.

@@ -283,7 +283,7 @@ impl Client {
         let waits =
             |op: &Operation| op.stage == Stage::Waiting && op.space == space && self.slab_of(op.page) == Some(slab);
         if is_known && self.ends_unmapped() && self.ops.any(waits) {
-            self.wait_for_map(now, space, slab);
+            self.wait_for_map_of_group(now, space, slab);
         }
     }
 

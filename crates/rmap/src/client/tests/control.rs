@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::client::ops::OPS_MAX;
+use crate::client::repair::{Repair, Step};
 use crate::control::Replica;
 use crate::units::Version;
 
@@ -216,6 +217,88 @@ fn one_question_without_an_answer_fails_its_slab_only() {
     pool.begin_write(9, 3);
     pool.pass(PATIENCE / 10);
     pool.expect_written(1);
+}
+
+/// Nor does a silence that has only begun end what waits for it.
+#[test]
+fn a_short_silence_beside_such_a_question_is_waited_for() {
+    let mut pool = Pool::new(2, 2, 4);
+    pool.client.config.error_after = Some(PATIENCE);
+    pool.no_control_of = Some(SlabNo(1));
+    pool.begin_write(8, 1);
+    pool.pass(PATIENCE / 2);
+    assert_eq!(pool.write_in_time(0, 1), Ok(()));
+    pool.pass(2 * PATIENCE);
+    assert_eq!(results(&mut pool), unanswered(1));
+    // A server and the keeper of the map fail together; another is elected.
+    (pool.no_control, pool.deaf) = (true, vec![1]);
+    pool.begin_write(0, 2);
+    pool.begin_write(16, 2);
+    pool.pass(PATIENCE / 2);
+    assert_eq!(results(&mut pool), []);
+    pool.no_control = false;
+    pool.pass(Duration::from_secs(2));
+    pool.expect_written(2);
+}
+
+/// What is tried to see whether the control plane is back takes slabs from servers, so it is little.
+#[test]
+fn few_slabs_are_asked_for_in_vain() {
+    let mut pool = Pool::of(2, 1, 256, 4096, None);
+    pool.client.config.error_after = Some(PATIENCE);
+    pool.no_control = true;
+    pool.begin_write(0, 1);
+    pool.pass(2 * PATIENCE);
+    assert_eq!(results(&mut pool), unanswered(1));
+    let held = |pool: &Pool| pool.servers.iter().map(Server::held_slabs).sum::<usize>();
+    for _ in 0..3 {
+        (8..4096).step_by(8).take(100).for_each(|page| pool.begin_write(page, 1));
+        pool.client.on_timeout(pool.now);
+        assert!(results(&mut pool).len() >= 90, "most end at once");
+        pool.pass(GRACE);
+        results(&mut pool);
+    }
+    assert!(held(&pool) <= 1 + 3 * 4, "{} slabs", held(&pool));
+    pool.no_control = false;
+    pool.pass(Duration::from_secs(2));
+    (8..4096).step_by(8).take(100).for_each(|page| assert_eq!(pool.write(page, 2), Ok(()), "page {page}"));
+}
+
+/// A copy in the making that has caught up is no reason to fail a write that all others have; dead, it is none to wait either.
+#[test]
+fn a_copy_in_the_making_holds_no_write_up() {
+    for dies in [false, true] {
+        let mut pool = Pool::new(3, 2, 8);
+        pool.client.config.error_after = Some(PATIENCE);
+        (0..4).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));
+        let holders = pool.holders(0);
+        let third = (0..3).find(|node| !holders.contains(node)).unwrap();
+        // As when the map is to be rid of a copy while another is being made, and both of the others answer.
+        let grant = pool.client.spaces[0].next_version(false).unwrap();
+        assert_eq!(pool.servers[third].lend(SpaceId(1), SlabNo(0), Generation(1), grant), Status::Ok);
+        let mut repair = Repair::new(third, grant, None);
+        repair.step = Step::Copying;
+        repair.list = vec![Version::NEVER; 8].into();
+        pool.client.spaces[0].slabs[0].repair = Some(repair);
+        pool.no_control = true;
+        let entry = pool.client.entry_of(0, 0, holders[..1].iter().copied().collect());
+        pool.client.propose(0, 0, entry);
+        pool.pass(2 * PATIENCE);
+        pool.slow = Some(third);
+        if dies {
+            pool.deaf = vec![third];
+        }
+        pool.begin_write(0, 2);
+        pool.pass(Duration::from_millis(5));
+        assert_eq!(results(&mut pool), [], "{dies}");
+        if dies {
+            pool.pass(Duration::from_secs(1));
+        } else {
+            pool.deliver_late_from(third);
+        }
+        pool.expect_written(1);
+        assert_eq!(pool.read(0), Ok(2));
+    }
 }
 
 /// The next owner finds what some copy has of it, or what was before; the same each time.

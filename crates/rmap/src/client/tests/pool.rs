@@ -228,6 +228,15 @@ impl Pool {
         }
     }
 
+    /// The same of another than the first server; and what follows.
+    pub fn deliver_late_from(&mut self, node: usize) {
+        self.slow = None;
+        for mut datagram in std::mem::take(&mut self.late) {
+            self.client.on_datagram(self.now, addr(node), &mut datagram);
+        }
+        while self.step() {}
+    }
+
     pub fn deliver_late(&mut self) {
         self.slow = None;
         for mut datagram in std::mem::take(&mut self.late) {
@@ -250,6 +259,15 @@ impl Pool {
     pub fn expect_written(&mut self, writes: usize) {
         let events: Vec<Event> = std::iter::from_fn(|| self.client.poll_event(&mut [0; PAGE_SIZE])).collect();
         assert_eq!(events, vec![Event::Written { token: 1, result: Ok(()) }; writes]);
+    }
+
+    /// Where somebody never answers: [`Pool::write`] would wait for that.
+    pub fn write_in_time(&mut self, page: u64, byte: u8) -> Result<(), Failure> {
+        self.begin_write(page, byte);
+        match self.client.poll_event(&mut [0; PAGE_SIZE]) {
+            Some(Event::Written { token: 1, result }) => result,
+            event => panic!("{event:?} for a write"),
+        }
     }
 
     pub fn write(&mut self, page: u64, byte: u8) -> Result<(), Failure> {
