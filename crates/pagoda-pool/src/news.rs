@@ -123,6 +123,14 @@ impl Known {
             _ => Some(Place::Other),
         }
     }
+
+    /// What a record of etcd says that is new.
+    fn news_of(&mut self, node: Node) -> Option<News> {
+        let hint = Hint { server: node.id, addr: node.addr, epoch: node.epoch };
+        let is_known = self.has(node.id);
+        let place = self.note(&hint)?;
+        Some(if is_known { News::Is(hint, place) } else { News::Came(info(node)) })
+    }
 }
 
 /// Follows etcd.
@@ -134,15 +142,6 @@ fn look(mut etcd: Etcd, mut known: Known, news: &Sender<News>, unwanted: &Receiv
             // Nobody listens: the next look ends.
             let _ = known.news_of(node).map(|piece| news.send(piece));
         }
-    }
-}
-
-impl Known {
-    fn news_of(&mut self, node: Node) -> Option<News> {
-        let hint = Hint { server: node.id, addr: node.addr, epoch: node.epoch };
-        let is_known = self.has(node.id);
-        let place = self.note(&hint)?;
-        Some(if is_known { News::Is(hint, place) } else { News::Came(info(node)) })
     }
 }
 

@@ -24,17 +24,14 @@ pub struct Announcing {
 }
 
 impl Announcing {
-    /// Announces a server that listens at `ip`, from the network card that has it.
+    /// Announces a server that listens at `ip`, which is one address, from the network card that has it.
     ///
     /// # Errors
-    /// The address is none that others can be told, or cannot be sent from.
+    /// The address is none of IPv4, or cannot be sent from.
     pub fn start(ip: IpAddr, to: SocketAddrV4, keys: &Keypair, pool: PoolKey) -> Result<Announcing> {
         let IpAddr::V4(interface) = ip else {
             return Err(UsageError(format!("--announce goes over IPv4 only, and --listen is {ip}")).into());
         };
-        if interface.is_unspecified() {
-            return Err(UsageError(format!("--listen {interface}: give the address that clients reach")).into());
-        }
         let sender = AnnounceSender::bind(interface, to).with_context(|| format!("announce from {interface}"))?;
         Ok(Announcing { announcer: Announcer::new(keys, pool), sender, to, said_at: None, fails: false })
     }

@@ -223,8 +223,8 @@ pub enum Key {
     },
     /// Let a machine use the memory that is lent here no more
     ///
-    /// A server that runs ends the machine's sessions within a second. What the machine's disks and VMs have here stays, as lost
-    /// to it, until the server ends: move them first (`pagoda pool drain`), unless the machine is in wrong hands.
+    /// A server that runs ends the machine's sessions within a second. What the machine's disks and VMs have here is lost to it,
+    /// and takes room until the server ends: move them first (`pagoda pool drain`), unless the machine is in wrong hands.
     Rm {
         #[command(flatten)]
         dir: Dir,

@@ -59,7 +59,8 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     let place = options.place.read()?;
     let dir = &place.dir;
     let (keys, pool) = store::identity(dir)?;
-    if place.etcd.is_some() && options.listen.ip().is_unspecified() {
+    let is_told = place.etcd.is_some() || options.announce.is_some();
+    if is_told && options.listen.ip().is_unspecified() {
         return Err(UsageError(format!("--listen {}: give the address that clients reach", options.listen.ip())).into());
     }
     let slab_bytes = if options.on_disk.is_some() { SLAB_CONTENT_BYTES } else { SLAB_BYTES };

@@ -3,11 +3,12 @@
 //! Nobody waits for that for ever. Who has another place for his pages has writes that could not begin back after
 //! [`ClientConfig::map_patience`], as declined. Who has none is told after [`ClientConfig::error_after`] that they failed, and what is
 //! asked after that fails at once, or within a second where nothing was asked about the slab yet, until there is an answer: a disk
-//! that says nothing is worse than one that says what is wrong. (A read of a group with parity that has lost two members waits until
-//! the map says so.) Of
-//! what could not begin nothing was sent. A write that every copy has that can, and waits for the map to be rid of the others, fails as
-//! one to silent servers does: it stays under way, and is done when the map is changed (see `unanswered.rs`). Later ones to a
-//! slab that has such a copy do not begin.
+//! that says nothing is worse than one that says what is wrong. (A read of a group with parity that has lost two members does wait
+//! until the map says so.)
+//!
+//! Of what could not begin nothing was sent. A write that every copy has that can, and waits for the map to be rid of the others, fails
+//! as one to silent servers does: it stays under way, and is done when the map is changed (see `unanswered.rs`). Later ones to a slab
+//! that has such a copy do not begin.
 //!
 //! [`ClientConfig::map_patience`]: super::ClientConfig::map_patience
 //! [`ClientConfig::error_after`]: super::ClientConfig::error_after
