@@ -250,7 +250,7 @@ impl Far {
             match self.udp.client.write(now, self.space, number, Class::Eviction, &self.page, self.tokens + 1) {
                 Ok(()) => {}
                 // The others do not end: its patience will.
-                Err(Refused::Busy | Refused::BeyondEnd | Refused::VersionsUsedUp | Refused::Sealed) => {
+                Err(Refused::Busy | Refused::BeyondEnd | Refused::VersionsUsedUp | Refused::ReadOnly) => {
                     self.is_refused = true;
                     break;
                 }

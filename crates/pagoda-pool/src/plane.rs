@@ -83,6 +83,15 @@ impl Plane {
         }
     }
 
+    /// Before the disk is read as others write it, of whom there may have been none yet.
+    pub fn expect(&mut self, space: SpaceId) -> Result<()> {
+        match self {
+            Plane::File { registry, .. } => Ok(registry.expect(space)?),
+            // It has a record of its own from the beginning.
+            Plane::Etcd { .. } => Ok(()),
+        }
+    }
+
     /// The other machine that took the disk over last, if one did: it may still export it. Any may, and many at a time, once
     /// the disk is sealed.
     pub fn other_host<'a>(&self, seen: &'a Seen) -> Option<&'a str> {

@@ -199,6 +199,11 @@ impl Gateway {
         Ok(Gateway { agent, scheme, endpoints: config.endpoints.clone(), turn: 0, cluster: None, revision: 0 })
     }
 
+    /// That of the last answer that stands in the order of all changes.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
     /// One request, once. A member that does not answer is not the one that is asked next.
     ///
     /// # Errors

@@ -9,6 +9,7 @@
 //! The same transaction is sent again. If the first one was carried out, or is carried out between, the second finds what
 //! the first wrote, and recognizes it: an entry by its content, whose grants nobody else makes; an owner by its nonce.
 
+use std::collections::HashMap;
 use std::time::Instant;
 
 use aws_lc_rs::rand;
@@ -35,6 +36,15 @@ pub struct Etcd {
     pub(crate) config: EtcdConfig,
     pub(crate) gateway: Gateway,
     pub(crate) keys: Keys,
+    /// Spaces that others write and this one reads, as they were last seen.
+    looked: HashMap<SpaceId, Looked>,
+}
+
+/// A space as it was, and no earlier than at this revision of the store.
+#[derive(Debug)]
+struct Looked {
+    revision: u64,
+    today: Today,
 }
 
 /// A key as it is; version 0 if it is not.
@@ -57,7 +67,7 @@ impl Etcd {
 
     /// Without looking: for threads that go on while etcd is away.
     pub(crate) fn open(config: EtcdConfig) -> Result<Etcd, EtcdError> {
-        Ok(Etcd { gateway: Gateway::new(&config)?, keys: Keys::new(&config.pool), config })
+        Ok(Etcd { gateway: Gateway::new(&config)?, keys: Keys::new(&config.pool), config, looked: HashMap::new() })
     }
 
     /// The same again, until it is known what came of it.
@@ -80,14 +90,28 @@ impl Etcd {
 
     /// Keys from `first` to before `end` (`None`: this one), at most `limit`, as they are after all changes so far.
     pub(crate) fn range(&mut self, first: &[u8], end: Option<&[u8]>, limit: usize) -> Result<Found, EtcdError> {
+        self.range_at(first, end, limit, None)
+    }
+
+    /// The same as of a revision.
+    fn range_at(
+        &mut self,
+        first: &[u8],
+        end: Option<&[u8]>,
+        limit: usize,
+        revision: Option<u64>,
+    ) -> Result<Found, EtcdError> {
         let mut body = json!({ "key": base64(first), "limit": limit.to_string() });
         if let Some(end) = end {
             body["range_end"] = base64(end).into();
         }
+        if let Some(revision) = revision {
+            body["revision"] = revision.to_string().into();
+        }
         self.call::<RangeReply>("kv/range", &body).map(|reply| reply.found)
     }
 
-    /// All keys that begin so, in pages. What comes of each that is a `T` is for `keep`.
+    /// All keys that begin so, in pages, all of them as of the first. What comes of each that is a `T` is for `keep`.
     pub(crate) fn all<T: Value>(
         &mut self,
         prefix: &str,
@@ -95,8 +119,10 @@ impl Etcd {
     ) -> Result<(), EtcdError> {
         let end = keys::end_of(prefix);
         let mut from = prefix.as_bytes().to_vec();
+        let mut revision = None;
         loop {
-            let found = self.patiently(|etcd| etcd.range(&from, Some(&end), PAGE_KEYS))?;
+            let found = self.patiently(|etcd| etcd.range_at(&from, Some(&end), PAGE_KEYS, revision))?;
+            revision.get_or_insert(self.gateway.revision());
             for kv in &found.kvs {
                 let key = String::from_utf8_lossy(&kv.key.0).into_owned();
                 if kv.key.0 < from || kv.key.0 >= end {
@@ -205,13 +231,40 @@ impl Etcd {
         Ok(replies)
     }
 
-    /// A sealed space, for a reader.
+    /// A space, for a reader: as it is at some moment after this was called. One that has not changed since the last time, which
+    /// who reads what others write asks for all the time, is not sent again.
     fn seen(&mut self, space: SpaceId) -> Result<ControlReply, EtcdError> {
-        match self.look(space) {
-            Ok((Owner { generation, sealed, .. }, map)) => Ok(ControlReply::Seen(Today { generation, sealed, map })),
-            Err(EtcdError::NoSuchSpace { .. }) => Ok(ControlReply::Gone),
-            Err(error) => Err(error),
+        if let Some(looked) = self.looked.remove(&space)
+            && self.is_unchanged(space, looked.revision)?
+        {
+            let today = looked.today.clone();
+            self.looked.insert(space, looked);
+            return Ok(ControlReply::Seen(today));
         }
+        let Some(Owner { generation, sealed, .. }) = self.owner(space)? else { return Ok(ControlReply::Gone) };
+        // Before the map is read: what changes meanwhile is read again.
+        let revision = self.gateway.revision();
+        let today = Today { generation, sealed, map: self.read_map(space)? };
+        self.looked.insert(space, Looked { revision, today: today.clone() });
+        Ok(ControlReply::Seen(today))
+    }
+
+    /// Whether a space is there, and nothing of it has changed since a revision.
+    fn is_unchanged(&mut self, space: SpaceId, revision: u64) -> Result<bool, EtcdError> {
+        let (owner, map) = (self.keys.owner(space), self.keys.map(space));
+        let older = |key: &[u8], end: Option<&[u8]>| {
+            let mut compare = json!({ "key": base64(key), "target": "MOD", "result": "LESS" });
+            compare["mod_revision"] = (revision + 1).to_string().into();
+            if let Some(end) = end {
+                compare["range_end"] = base64(end).into();
+            }
+            compare
+        };
+        let there = json!({ "key": base64(&owner), "target": "VERSION", "result": "GREATER", "version": "0" });
+        let compare = [there, older(owner.as_bytes(), None), older(map.as_bytes(), Some(&keys::end_of(&map)))];
+        // A transaction that looks at nothing would be answered by a member that has not heard of the last changes.
+        let looks = [look(&owner)];
+        Ok(self.patiently(|etcd| etcd.txn(&compare, &looks, &looks))?.succeeded)
     }
 
     /// The next generation of a space, after the `expected` one, if that is given.

@@ -21,11 +21,13 @@
 //! goes on that needs no change of the map. Another owner of the space makes all of it [`Failure::Fenced`].
 
 mod address;
+mod attach;
 mod check;
 mod copies;
 mod discard;
 mod exchange;
 mod fence;
+mod follow;
 mod ledger;
 mod leftovers;
 mod open;
@@ -56,10 +58,10 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::control::{ControlReply, ControlRequest, MapEntry, Today};
+use crate::control::{ControlReply, ControlRequest};
 use crate::crypto::entropy::SharedEntropy;
-use crate::crypto::{Entropy, KEY_SIZE, Keypair, PoolKey, SpaceKey};
-use crate::units::{Class, Generation, Page, PageNo, SEALED_SIZE, SlabNo, SlabSize, SpaceId, Time};
+use crate::crypto::{Entropy, KEY_SIZE, Keypair, PoolKey};
+use crate::units::{Class, Generation, Page, PageNo, SEALED_SIZE, SlabSize, SpaceId, Time};
 
 pub use address::Hint;
 pub use exchange::WINDOW_MAX;
@@ -86,7 +88,6 @@ use parity::cold::Cold;
 use parity::stripe::Stripes;
 use parked::Parking;
 use peer::{Peer, PeerSet};
-use reserve::Reservation;
 use scrub::Scrub;
 use slab::Space;
 use tables::Tables;
@@ -171,6 +172,8 @@ pub enum Fault {
     WritesToFrozen,
     /// Takes a write that failed because nobody answered for one that no server has.
     ForgetsUnanswered,
+    /// Reads what another client writes from the copies that it knows, without a look at the map.
+    FollowsOldMaps,
 }
 
 impl ClientConfig {
@@ -228,8 +231,8 @@ pub enum Refused {
     Busy,
     #[error("the page lies beyond the end of the space")]
     BeyondEnd,
-    #[error("the space is sealed: nobody writes to it any more")]
-    Sealed,
+    #[error("the space is only read here: it is sealed, or another client writes it")]
+    ReadOnly,
     #[error("this owner has made all the writes that a generation allows: take the space over again")]
     VersionsUsedUp,
 }
@@ -251,8 +254,8 @@ pub enum ClientError {
     Reserve { slabs: usize, max: u64 },
     #[error("generation {generation}: give 1 to {max}", max = Generation::MAX.0)]
     Generation { generation: u32 },
-    #[error("the space is not sealed: it has one owner, which writes, and no readers")]
-    NotSealed,
+    #[error("this client reads the space already")]
+    KnownSpace,
     #[error("the map names server {server}, which is not in the list of servers")]
     UnknownServer { server: u32 },
 }
@@ -403,90 +406,6 @@ impl Client {
         self.peers.push(Peer::new(info, now));
         self.greet(self.peers.len() - 1);
         Ok(())
-    }
-
-    /// Opens a space as its owner of `generation`, which the control plane gave with the map.
-    ///
-    /// # Errors
-    /// Limits, and servers of the map that are not known.
-    pub fn attach(
-        &mut self,
-        spec: &SpaceSpec,
-        generation: Generation,
-        map: &[(SlabNo, MapEntry)],
-    ) -> Result<SpaceRef, ClientError> {
-        self.attach_as(spec, generation, map, Tenure::Owner)
-    }
-
-    /// Opens a sealed space as one of its readers, as the control plane sees it today. Nobody has to be its owner: should
-    /// it lack copies, one of its readers sees to that.
-    ///
-    /// # Errors
-    /// Limits, and servers of the map that are not known.
-    pub fn attach_reader(&mut self, spec: &SpaceSpec, today: &Today) -> Result<SpaceRef, ClientError> {
-        if !today.sealed {
-            return Err(ClientError::NotSealed);
-        }
-        self.attach_as(spec, today.generation, &today.map, Tenure::Reader)
-    }
-
-    fn attach_as(
-        &mut self,
-        spec: &SpaceSpec,
-        generation: Generation,
-        map: &[(SlabNo, MapEntry)],
-        tenure: Tenure,
-    ) -> Result<SpaceRef, ClientError> {
-        if self.spaces.len() >= SPACES_MAX {
-            return Err(ClientError::TooManySpaces);
-        }
-        if !(1..=slab::COPIES_MAX).contains(&spec.copies) {
-            return Err(ClientError::Copies { copies: spec.copies });
-        }
-        if generation == Generation(0) || generation > Generation::MAX {
-            return Err(ClientError::Generation { generation: generation.0 });
-        }
-        let max = (SPACE_SLABS_MAX * self.config.slab_size.pages()) as u64;
-        if spec.pages == 0 || spec.pages > max {
-            return Err(ClientError::Size { pages: spec.pages, max });
-        }
-        let slabs = spec.pages.div_ceil(self.config.slab_size.pages() as u64);
-        if spec.reserve as u64 > slabs {
-            return Err(ClientError::Reserve { slabs: spec.reserve, max: slabs });
-        }
-        for replica in map.iter().flat_map(|(_, entry)| &entry.replicas) {
-            if self.place_of(replica.server).is_none() {
-                return Err(ClientError::UnknownServer { server: replica.server.0 });
-            }
-        }
-        let key = SpaceKey::new(&spec.key, spec.id);
-        self.spaces.push(Space::new(spec, key, generation, tenure, self.config.slab_size, map));
-        let space = self.spaces.len() - 1;
-        self.expect_parity(space);
-        self.make_room();
-        if spec.reserve > 0 && tenure == Tenure::Owner {
-            self.spaces[space].reservation = Some(Reservation::new(spec.reserve, spec.copies));
-            self.reserving.push(space);
-        }
-        for slab in 0..self.spaces[space].slabs.len() {
-            self.mark(space, slab);
-        }
-        self.look_for_leftovers_of(space);
-        Ok(SpaceRef(space))
-    }
-
-    /// Room for all that may be under way about slabs: for each of them a question, a look at it now and one later, and its
-    /// turn to be copied. When a server dies, all that it had are looked at together.
-    fn make_room(&mut self) {
-        let slabs = self.spaces.iter().map(|space| space.slabs.len() + 1).sum::<usize>();
-        self.questions.reserve(slabs.saturating_sub(self.questions.len()));
-        self.dirty.reserve(slabs.saturating_sub(self.dirty.len()));
-        self.hungry.reserve(slabs.saturating_sub(self.hungry.len()));
-        self.looks.reserve(slabs.saturating_sub(self.looks.len()));
-        self.copies.make_room(slabs);
-        self.vacating.make_room(slabs);
-        let looks = self.spaces.len() * SERVERS_MAX;
-        self.unlooked.reserve(looks.saturating_sub(self.unlooked.len()));
     }
 
     /// Asks for a page.

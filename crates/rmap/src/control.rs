@@ -69,7 +69,7 @@ pub struct Change {
 pub enum ControlRequest {
     /// Compares and swaps an entry.
     Change(Change),
-    /// How is this sealed space?
+    /// How is this space? An answer is as it was at some moment after the question was asked, never before.
     Look { space: SpaceId },
     /// "I keep this sealed space from now on, if it still has this generation": the next one is the caller's.
     Keep { space: SpaceId, generation: Generation },

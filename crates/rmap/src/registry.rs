@@ -167,6 +167,19 @@ impl Registry {
         Ok(())
     }
 
+    /// Makes a space known that had no owner yet, so that who reads it before its first owner can tell that from one that was
+    /// forgotten.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn expect(&mut self, space: SpaceId) -> Result<(), RegistryError> {
+        self.locked(|registry| {
+            registry.catch_up()?;
+            let is_known = registry.spaces.contains_key(&space.0);
+            if is_known { Ok(()) } else { registry.append(&[encode_owner(space.0, 0, false)]) }
+        })
+    }
+
     /// The owner of a space, and where its slabs are.
     ///
     /// # Errors

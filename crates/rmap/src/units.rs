@@ -95,6 +95,11 @@ impl Version {
         self.0
     }
 
+    /// The owner whose write it is.
+    pub fn generation(self) -> Generation {
+        Generation((self.0 >> (SEQUENCE_BITS + 1)) as u32)
+    }
+
     /// Whether the page has content: it was written, and not trimmed since.
     pub fn has_content(self) -> bool {
         self.0 != 0 && self.0 & 1 == 0

@@ -13,7 +13,7 @@ use thiserror::Error;
 use crate::units::SEALED_SIZE;
 
 /// The one version there is. A hello names the range its sender speaks; the server picks the greatest they share.
-pub const PROTOCOL_VERSION: u8 = 4;
+pub const PROTOCOL_VERSION: u8 = 5;
 
 /// Tag of AES-256-GCM at the end of a data datagram.
 pub const TAG_SIZE: usize = 16;

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use pagoda_pool::connect::Patience;
 use pagoda_pool::news::Watch;
 use pagoda_pool::plane::{Control, Plane};
@@ -36,6 +36,8 @@ struct Exported {
     uri: String,
     size_bytes: u64,
     read_only: bool,
+    /// Nobody writes it, ever.
+    sealed: bool,
     /// Where Prometheus is answered.
     metrics: Option<SocketAddr>,
 }
@@ -48,7 +50,8 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     let servers = pool.servers()?;
     role::borrow(dir)?;
     let seen = plane.look(disk.space()?)?;
-    let read_only = seen.today.sealed;
+    let sealed = seen.today.sealed;
+    let read_only = sealed || options.read_only;
     if options.parity_after == Some(0) {
         return Err(UsageError(
             "--parity-after 0s would make parity of what is being written: give a time such as 10m".into(),
@@ -68,15 +71,25 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
         .into());
     }
     let lock = record::lock_file(dir, name)?;
-    let locked = if read_only { record::try_lock_shared(&lock)? } else { record::try_lock(&lock)? };
-    if !locked && read_only {
+    let locked = match (sealed, read_only) {
+        (true, _) => record::try_lock_shared(&lock)?,
+        // Who writes has it, or will.
+        (false, true) => false,
+        (false, false) => record::try_lock(&lock)?,
+    };
+    if !locked && sealed {
         bail!("{name} is being removed by another process");
     }
-    if !locked && !options.take_over {
-        bail!("{name} is exported by another process: stop that one, or say --take-over");
+    if !locked && !read_only && !options.take_over {
+        bail!(
+            "{name} is exported by another process: stop that one, or say --take-over; --read-only reads what it writes"
+        );
     }
-    if let Some(host) = plane.other_host(&seen).filter(|_| !options.take_over) {
-        bail!("{host} was the last to export {name}, and may still do: stop it there, and say --take-over");
+    if let Some(host) = plane.other_host(&seen).filter(|_| !read_only && !options.take_over) {
+        bail!(
+            "{host} was the last to export {name}, and may still do: stop it there, and say --take-over; --read-only reads \
+             what it writes"
+        );
     }
     let listener = match (&options.nbd, options.tcp) {
         (Some(path), _) => Listener::unix(path)?,
@@ -100,13 +113,20 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     connect::stand_in(&mut client, &pool, name, &servers, &up, &seen.today.map)?;
     let watch = Watch::start(&pool, &servers)?;
     let space = if read_only {
+        if !sealed {
+            plane.expect(disk.space()?)?;
+            // Whoever removes it takes this away before the map, and then it would be empty.
+            ensure!(record::read(dir, name)?.space()? == disk.space()?, "{name} was removed");
+        }
         client.client.attach_reader(&disk.spec()?, &plane.look(disk.space()?)?.today)?
     } else {
         // The last thing that may be done before serving: it ends whatever another owner does.
         let (generation, map) = plane.take_over(disk.space()?)?;
         client.client.attach(&disk.spec()?, generation, &map)?
     };
-    hold(lock, locked);
+    if sealed || !read_only {
+        hold(lock, locked);
+    }
     let (stop, stopper) = UnixStream::pair().context("make a socket")?;
     for signal in [SIGTERM, SIGINT] {
         let stopper = stopper.try_clone().context("handle signals")?;
@@ -117,12 +137,15 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     match format {
         Format::Json => {
             let size_bytes = disk.size_bytes;
-            print_json_line(&Exported { name: name.clone(), uri, size_bytes, read_only, metrics })?;
+            print_json_line(&Exported { name: name.clone(), uri, size_bytes, read_only, sealed, metrics })?;
+        }
+        Format::Text if read_only && !sealed => {
+            print_text(&format!("Exporting {name} at {uri}, read-only, as others write it\n"))?;
         }
         Format::Text if read_only => print_text(&format!("Exporting {name} at {uri}, read-only\n"))?,
         Format::Text => print_text(&format!("Exporting {name} at {uri}\n"))?,
     }
-    let mut outage = Outage::none(name);
+    let mut outage = Outage::none(name, read_only);
     let tend = |client: &mut Client, now| {
         outage.look(client, now);
         if let Some(published) = &published {
@@ -158,6 +181,7 @@ pub fn greet(client: &mut UdpClient<Control>, servers: &[ServerInfo]) -> Result<
 #[derive(Debug)]
 struct Outage<'a> {
     name: &'a str,
+    only_reads: bool,
     servers: Spell,
     map: Spell,
 }
@@ -183,8 +207,8 @@ impl Spell {
 }
 
 impl<'a> Outage<'a> {
-    fn none(name: &'a str) -> Outage<'a> {
-        Outage { name, servers: Spell::default(), map: Spell::default() }
+    fn none(name: &'a str, only_reads: bool) -> Outage<'a> {
+        Outage { name, only_reads, servers: Spell::default(), map: Spell::default() }
     }
 
     fn look(&mut self, client: &Client, now: Time) {
@@ -198,16 +222,26 @@ impl<'a> Outage<'a> {
             );
         }
         if self.map.begins(unmapped) {
-            eprintln!(
-                "pagoda: {name}: writes fail, as nobody says where they are to go: neither etcd nor the pool's directory, \
-                 whichever has the map; all else goes on, and so do they once there is an answer"
-            );
+            let (what, then) = if self.only_reads {
+                ("reads fail, as nobody says where the parts of the disk are", "they go on when there is an answer")
+            } else {
+                (
+                    "writes fail, as nobody says where they are to go",
+                    "all else goes on, and so do they once there is an answer",
+                )
+            };
+            eprintln!("pagoda: {name}: {what}: neither etcd nor the pool's directory, whichever has the map; {then}");
         }
         if self.servers.ends(client.reach().all(|(_, reach)| reach == Reach::Up)) {
             eprintln!("pagoda: {name}: all servers answer again");
         }
         if self.map.ends(client.control_silent_for(now).is_none()) {
-            eprintln!("pagoda: {name}: the map can be changed again, and all writes go on");
+            let what = if self.only_reads {
+                "the map is there again, and reads"
+            } else {
+                "the map can be changed again, and all writes"
+            };
+            eprintln!("pagoda: {name}: {what} go on");
         }
     }
 }

@@ -125,6 +125,13 @@ pub struct Export {
     /// Also needed where another machine of the cluster was the last to export it: it may still do.
     #[arg(long)]
     pub take_over: bool,
+    /// Only read the disk, beside any others that read it and one that writes it: a read returns what was written before it
+    ///
+    /// Each read asks the disk's map, so it takes about as long as an answer of etcd, and none comes while that is away. What
+    /// the reading program, or its kernel, keeps in a cache is as old as it is: read with O_DIRECT. A disk that was shared
+    /// (`pagoda disk share`) is only read anyway, and without that.
+    #[arg(long, conflicts_with_all = ["take_over", "parity_after"])]
+    pub read_only: bool,
     /// Give a server up, where another has a copy, after so long a silence: longer where networks or machines pause
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 30)]
     #[arg(value_parser = clap::value_parser!(u64).range(5..=60_000))]

@@ -5,6 +5,7 @@ mod cluster;
 mod cold;
 mod discard;
 mod drain;
+mod follow;
 mod last_resort;
 mod mtu;
 mod parity;

@@ -1,6 +1,6 @@
 //! Spaces by name, lost answers, values that cannot be right, wrong clusters, TLS.
 
-use rmap::control::{Change, ControlPlane, ControlReply, ControlRequest, MapEntry, Replica};
+use rmap::control::{Change, ControlPlane, ControlReply, ControlRequest, MapEntry, Replica, Today};
 use rmap::units::{Generation, ServerId, SlabNo, SpaceId, Version};
 use rmap_etcd::{BATCH_MAX, Control, Etcd, EtcdError, NewSpace, Space};
 
@@ -46,6 +46,40 @@ fn spaces_have_names() {
     assert!(matches!(way.take_over(scratch.id), Err(EtcdError::NoSuchSpace { .. })));
     // The same name is another space.
     assert!(way.create_space(&new_space("scratch")).unwrap().id != scratch.id);
+}
+
+/// Who looks again and again sees every change of others, whatever it was, and the end of the space.
+#[test]
+fn looks_see_what_others_have_changed() {
+    let etcd = EtcdProcess::start();
+    let (mut way, mut reader) = (etcd.connect("a"), etcd.connect("b"));
+    let space = way.create_space(&new_space("scratch")).unwrap();
+    let mut look = move || reader.answer(&ControlRequest::Look { space: space.id }).unwrap();
+    let seen = |generation: u32, map: &[(u32, u64)]| {
+        let entry =
+            |(slab, revision): &(u32, u64)| (SlabNo(*slab), change(space.id, Generation(1), *slab, *revision).entry);
+        let map = map.iter().map(entry).collect();
+        ControlReply::Seen(Today { generation: Generation(generation), sealed: false, map })
+    };
+    let mut assert_seen = |generation, map: &[(u32, u64)]| {
+        (0..3).for_each(|_| assert_eq!(look(), seen(generation, map)));
+    };
+    assert_seen(0, &[]);
+    let (generation, _) = way.take_over(space.id).unwrap();
+    assert_seen(1, &[]);
+    way.swap(&change(space.id, generation, 0, 1)).unwrap();
+    assert_seen(1, &[(0, 1)]);
+    // Changes of other spaces are none.
+    let other = way.create_space(&new_space("other")).unwrap();
+    way.take_over(other.id).unwrap();
+    assert_seen(1, &[(0, 1)]);
+    way.swap(&change(space.id, generation, 7, 1)).unwrap();
+    way.swap(&change(space.id, generation, 0, 2)).unwrap();
+    assert_seen(1, &[(0, 2), (7, 1)]);
+    let (generation, _) = way.take_over(space.id).unwrap();
+    assert_seen(2, &[(0, 2), (7, 1)]);
+    way.remove_space(&space, generation).unwrap();
+    (0..2).for_each(|_| assert_eq!(look(), ControlReply::Gone));
 }
 
 /// Every kind of change, its answer lost: done once, and known to be done.

@@ -235,7 +235,7 @@ impl Client {
             _ if state.is_taken => true,
             // The map that is being looked up decides.
             _ if state.is_stale => false,
-            Phase::Opening(_) => false,
+            Phase::Opening(_) | Phase::Followed => false,
             Phase::Open => self.copies_to_read(space, slab).iter().any(|peer| self.peers[peer].is_up()),
             // Lost, or without content so far: a read has its answer, and a write goes to whoever takes the slab.
             Phase::Vacant | Phase::Granting(_) | Phase::Leaving | Phase::Lost => true,

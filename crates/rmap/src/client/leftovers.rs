@@ -10,7 +10,6 @@
 
 use super::exchange::{Exchange, Request, Role};
 use super::returns::RETURNS_MAX;
-use super::sealed::Tenure;
 use super::slab::{Candidates, Phase, Slab};
 use super::{Client, SpaceRef};
 use crate::control::Replica;
@@ -54,7 +53,7 @@ impl Client {
 
     fn may_look(&self, space: usize, peer: usize) -> bool {
         let state = &self.spaces[space];
-        let owns = state.tenure != Tenure::Reader && !state.is_taken && !state.is_stale;
+        let owns = state.tenure.changes_map() && !state.is_taken && !state.is_stale;
         owns && state.generation > Generation(1) && self.peers[peer].is_up()
     }
 

@@ -37,6 +37,9 @@ impl Client {
         if self.spaces[space].is_taken || self.spaces[space].is_stale {
             return;
         }
+        if self.is_followed(space) {
+            return self.advance_followed(space, slab);
+        }
         self.tell_who_asked(space);
         if !self.long_silent.is_empty() || self.ops.any_told() {
             self.tend_unanswered(space, slab);
@@ -73,6 +76,7 @@ impl Client {
             Phase::Open if self.spaces[space].tenure == Tenure::Reader => self.look_after(space, slab),
             Phase::Open => self.advance_open(now, space, slab),
             Phase::Leaving => self.wait_for_map(now, space, slab),
+            Phase::Followed => {}
             Phase::Lost => {
                 self.fail_ops(space, Some(slab), Failure::Lost);
                 self.look_after_if_reader(space, slab);

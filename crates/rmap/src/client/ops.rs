@@ -60,9 +60,13 @@ pub struct Operation {
     pub version: Version,
     /// Order of submission.
     pub order: u64,
+    /// Of a read in a space that another client writes: the look at the map that it waits for.
+    pub look: u64,
     /// Servers that were asked, and those that have it.
     pub sent: PeerSet,
     pub acked: PeerSet,
+    /// Of a read in a space that another client writes: copies that were damaged.
+    pub bad: PeerSet,
     /// Exchanges of this operation that are not ended.
     pub exchanges: u32,
     /// Content sits in the buffer (a read that is done and not zero).
@@ -126,8 +130,10 @@ impl Ops {
             since: Time::default(),
             version: Version::NEVER,
             order: 0,
+            look: 0,
             sent: PeerSet::default(),
             acked: PeerSet::default(),
+            bad: PeerSet::default(),
             exchanges: 0,
             has_content: false,
             is_bad_itself: false,
@@ -277,8 +283,10 @@ impl Ops {
             since,
             version: Version::NEVER,
             order: self.order,
+            look: 0,
             sent: PeerSet::default(),
             acked: PeerSet::default(),
+            bad: PeerSet::default(),
             exchanges: 0,
             has_content: false,
             is_bad_itself: false,

@@ -65,8 +65,11 @@ pub struct ParityView {
 
 impl Client {
     /// Makes the parity of a sealed space: this client becomes its keeper, as soon as it can be. How far it is says
-    /// [`Client::parity`].
+    /// [`Client::parity`]. Nothing is done for a space that another client writes.
     pub fn make_parity(&mut self, now: Time, space: SpaceRef) {
+        if self.is_followed(space.0) {
+            return;
+        }
         self.now = now;
         let total = self.spaces[space.0].layout.total();
         self.spaces[space.0].extend_to(total);
@@ -125,7 +128,8 @@ impl Client {
             return LEDGER_COPIES;
         }
         let is_dissolved = self.is_dissolving(space, slab) && !state.layout.is_parity(slab);
-        if self.is_grouped(space, slab) && !is_dissolved { 1 } else { state.copies }
+        let is_single = self.is_grouped(space, slab) && !is_dissolved || self.is_followed_group(space, slab);
+        if is_single { 1 } else { state.copies }
     }
 
     /// Slabs of a group depend on each other.

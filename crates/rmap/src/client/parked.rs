@@ -42,6 +42,10 @@ impl Parking {
         self.all.is_empty()
     }
 
+    pub fn any_in(&self, space: usize) -> bool {
+        self.all.iter().any(|parked| parked.space == space)
+    }
+
     pub fn any_of(&self, space: usize, slab: SlabNo, size: SlabSize) -> bool {
         self.all.iter().any(|parked| parked.space == space && size.slab(parked.page) == Some(slab))
     }
@@ -114,7 +118,7 @@ impl Client {
     fn is_answerable(&self, parked: &Parked) -> bool {
         let Some(slab) = self.slab_of(parked.page) else { return true };
         let state = &self.spaces[parked.space].slabs[slab];
-        let open = matches!(state.phase, Phase::Open);
+        let open = matches!(state.phase, Phase::Open | Phase::Followed);
         let silent = if open && self.is_grouped(parked.space, slab) {
             !self.has_source(parked.space, slab)
         } else {

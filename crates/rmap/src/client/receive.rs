@@ -263,6 +263,9 @@ impl Client {
         payload: &[u8],
     ) {
         let Exchange { role, peer, space, page, .. } = *exchange;
+        if self.is_followed(space) {
+            return self.follow_answered(exchange, status, version, payload);
+        }
         let Some(slab) = self.slab_of(page) else { return };
         let is_news = status == Status::StaleGeneration && role != Role::Release;
         if is_news && !self.is_hearsay(exchange) {

@@ -38,6 +38,15 @@ pub enum Tenure {
     Reader,
     /// Read, and say where the copies are.
     Keeper,
+    /// Read what another client writes.
+    Follower,
+}
+
+impl Tenure {
+    /// Who has this tenure says in the map where the copies are.
+    pub fn changes_map(self) -> bool {
+        matches!(self, Tenure::Owner | Tenure::Keeper)
+    }
 }
 
 /// A reader waits for somebody to see to a space, or for its turn to do so.

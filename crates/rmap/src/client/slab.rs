@@ -5,6 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::exchange::Role;
+use super::follow::Following;
 use super::ledger::Table;
 use super::open::Listing;
 use super::parity::cold::Group;
@@ -91,6 +92,8 @@ pub enum Phase {
     /// Its content is not needed, and the map is about to say that nobody has it. Writes wait for that.
     Leaving,
     Lost,
+    /// Another client's: its entry is all that is known, and is looked at anew for each read.
+    Followed,
 }
 
 impl Phase {
@@ -185,6 +188,8 @@ pub struct Space {
     pub watch: Option<Watch>,
     /// Room that servers keep for it.
     pub reservation: Option<Reservation>,
+    /// Of a space that another client writes.
+    pub following: Following,
 }
 
 impl Space {
@@ -197,7 +202,8 @@ impl Space {
         map: &[(SlabNo, MapEntry)],
     ) -> Space {
         let layout = Layout::new(spec.pages, size);
-        let mut slabs: Vec<Slab> = (0..slabs_needed(layout, map)).map(|_| Slab::vacant()).collect();
+        let needed = if tenure == Tenure::Follower { layout.data } else { slabs_needed(layout, map) };
+        let mut slabs: Vec<Slab> = (0..needed).map(|_| Slab::vacant()).collect();
         for (slab, entry) in map {
             let Some(slab) = slabs.get_mut(slab.0 as usize) else { continue };
             slab.phase = Phase::of(entry, tenure);
@@ -234,6 +240,7 @@ impl Space {
             is_stale: false,
             watch: None,
             reservation: None,
+            following: Following::default(),
         }
     }
 
@@ -298,7 +305,7 @@ impl Client {
     /// Asks the control plane for another set of copies. Only one change of a slab is under way at a time.
     pub(super) fn propose(&mut self, space: usize, slab: usize, entry: MapEntry) {
         let state = &mut self.spaces[space];
-        debug_assert!(state.tenure != Tenure::Reader, "readers change no map");
+        debug_assert!(state.tenure.changes_map(), "readers change no map");
         let entry = MapEntry { revision: state.slabs[slab].entry.revision + 1, ..entry };
         let (id, generation, number) = (state.id, state.generation, SlabNo(slab as u32));
         let change = Change { space: id, generation, slab: number, entry: entry.clone() };
@@ -325,6 +332,7 @@ impl Client {
                     _ => self.space_taken(space),
                 }
             }
+            (_, ControlReply::Seen(today)) if self.is_followed(space) => self.followed_seen(now, space, today),
             (_, ControlReply::Seen(today)) => self.space_seen(now, space, today, Tenure::Reader),
             (_, ControlReply::Kept(today)) => self.space_seen(now, space, today, Tenure::Keeper),
             _ => self.space_gone(space),
@@ -400,6 +408,8 @@ impl Client {
         match self.spaces[space].tenure {
             Tenure::Owner => self.space_gone(space),
             Tenure::Reader | Tenure::Keeper => self.is_outdated(space),
+            // The next look at the map tells who owns it.
+            Tenure::Follower => {}
         }
     }
 

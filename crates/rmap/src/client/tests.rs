@@ -7,6 +7,7 @@ mod cold;
 mod control;
 mod damage;
 mod fence;
+mod follow;
 mod last_resort;
 mod ledger;
 mod leftovers;
@@ -23,8 +24,9 @@ mod unanswered;
 mod vacate;
 
 use super::*;
+use crate::control::{MapEntry, Today};
 use crate::server::{Fault as ServerFault, Server, ServerConfig};
-use crate::units::{BootEpoch, PAGE_SIZE, ServerId};
+use crate::units::{BootEpoch, PAGE_SIZE, ServerId, SlabNo};
 use crate::wire::message::{Pressure, Status};
 
 use pool::{Counting, Pool, addr, slab_size};

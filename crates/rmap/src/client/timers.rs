@@ -36,6 +36,7 @@ impl Client {
             .chain(self.reserve_due())
             .chain(self.vacating.due())
             .chain(self.cold_due())
+            .chain(self.follow_due())
             .chain(self.map_due(now))
             .chain(self.rebuilds_from)
             .for_each(&mut at);
@@ -87,6 +88,7 @@ impl Client {
         self.keep_reservations(now);
         self.vacate(now);
         self.look_for_cold(now);
+        self.follow(now);
         for place in 0..self.peers.len() {
             match self.peers[place].reach {
                 Reach::Connecting { since } if now.since(since) >= CONNECT_AFTER => self.give_up(now, place),
@@ -205,6 +207,10 @@ impl Client {
         let waits = |op: &ops::Operation| op.sent.has(place) || self.spaces[op.space].unknown_at.has(place);
         for op in self.ops.select(|op| reads(op) && waits(op)) {
             let operation = *self.ops.get(op);
+            if self.is_followed(operation.space) {
+                self.ask_for_page(op);
+                continue;
+            }
             let Some(slab) = size.slab(operation.page) else { continue };
             let state = &self.spaces[operation.space].slabs[slab.0 as usize];
             let copies = self.peers_of(&state.entry);

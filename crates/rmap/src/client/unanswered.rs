@@ -102,6 +102,7 @@ impl Client {
             // Without a ledger, it is its copy that has to say what it has.
             Phase::Opening(_) => state.slabs[slab].table == Table::Gone || !self.is_grouped(space, slab),
             Phase::Open => !self.is_grouped(space, slab),
+            Phase::Followed => true,
             _ => return false,
         };
         match self.hearing(space, slab) {

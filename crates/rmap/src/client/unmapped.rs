@@ -171,6 +171,14 @@ impl Client {
         is_late(slab) || self.unread_tables(space, slab).any(is_late)
     }
 
+    /// Whether the map of a space that another client writes has been asked for for too long.
+    pub(super) fn is_look_overdue(&self, space: usize) -> bool {
+        let Some(patience) = self.config.error_after else { return false };
+        let is_look = |q: &&Question| q.space == space && matches!(q.request, ControlRequest::Look { .. });
+        let asked = self.questions.iter().find(is_look).and_then(|question| question.first_asked);
+        asked.is_some_and(|asked| self.late_at(asked, patience, self.map_late_at(self.now, patience)) <= self.now)
+    }
+
     /// Copies that must have a write and cannot take it.
     fn missing(&self, space: usize, slab: usize, required: PeerSet) -> PeerSet {
         let failed = self.spaces[space].slabs[slab].failed;

@@ -107,7 +107,7 @@ impl Client {
         match slab.phase {
             _ if space.is_taken => PageRun { pages, hole: false },
             Phase::Vacant | Phase::Granting(_) | Phase::Leaving => PageRun { pages, hole: true },
-            Phase::Opening(_) | Phase::Lost => PageRun { pages, hole: false },
+            Phase::Opening(_) | Phase::Lost | Phase::Followed => PageRun { pages, hole: false },
             Phase::Open => {
                 let number = page.0;
                 let told = self.ops.first_told(place, number..number + pages);

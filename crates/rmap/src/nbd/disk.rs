@@ -504,7 +504,7 @@ fn piece_at(next: u64, end: u64) -> (PageNo, usize, usize) {
 fn later(refused: Refused) -> Later {
     match refused {
         Refused::Busy => Later::Wait,
-        Refused::Sealed => Later::Failed(Errno::NotPermitted),
+        Refused::ReadOnly => Later::Failed(Errno::NotPermitted),
         Refused::BeyondEnd | Refused::VersionsUsedUp => Later::Failed(Errno::Io),
     }
 }

@@ -161,3 +161,20 @@ fn what_is_sealed_stays_so() {
     let mut other = Registry::open(&dir.file()).unwrap();
     assert_eq!(other.look(SPACE).unwrap(), Today { generation: Generation(2), sealed: true, map });
 }
+
+/// A space without an owner so far is one, and not one that was forgotten.
+#[test]
+fn what_is_expected_is_there() {
+    let dir = Dir::new("expected");
+    let mut registry = Registry::open(&dir.file()).unwrap();
+    let look = |registry: &mut Registry| registry.answer(&ControlRequest::Look { space: SPACE }).unwrap();
+    assert_eq!(look(&mut registry), ControlReply::Gone);
+    registry.expect(SPACE).unwrap();
+    assert_eq!(look(&mut Registry::open(&dir.file()).unwrap()), ControlReply::Seen(Today::default()));
+    let (generation, _) = Registry::open(&dir.file()).unwrap().take_over(SPACE).unwrap();
+    assert_eq!(generation, Generation(1));
+    registry.expect(SPACE).unwrap();
+    assert_eq!(look(&mut registry), ControlReply::Seen(Today { generation, ..Today::default() }));
+    registry.forget(SPACE, generation).unwrap();
+    assert_eq!(look(&mut registry), ControlReply::Gone);
+}

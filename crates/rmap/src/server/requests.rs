@@ -98,7 +98,7 @@ impl Server {
             // Another server may do no more.
             (op, _) if guest.is_some() && !matches!(op, Op::Probe | Op::Write | Op::Trim) => Status::Denied,
             // What they are asked for is looked up when the reply is made.
-            (Op::Probe | Op::Read | Op::Versions | Op::Report | Op::Held, _) => Status::Ok,
+            (Op::Probe | Op::Read | Op::ReadGranted | Op::Versions | Op::Report | Op::Held, _) => Status::Ok,
             (Op::Write | Op::Trim, Some(slab)) => {
                 let sealed = (message.op == Op::Write).then_some(whole);
                 self.shared.state().write(now, guest, slab, generation, &message, sealed)
@@ -172,13 +172,20 @@ impl Server {
                 scratch.extend(told.unwrap_or_default().encode());
                 payload = scratch;
             }
-            Op::Read if status == Status::Ok => match state.store.read(request.space, request.page, generation) {
-                Ok(stored) => {
-                    version = stored.version;
-                    payload = stored.sealed.unwrap_or(&[]);
+            Op::Read | Op::ReadGranted if status == Status::Ok => {
+                let (space, page) = (request.space, request.page);
+                let found = match request.op {
+                    Op::ReadGranted => state.store.read_granted(space, page, request.version),
+                    _ => state.store.read(space, page, generation),
+                };
+                match found {
+                    Ok(stored) => {
+                        version = stored.version;
+                        payload = stored.sealed.unwrap_or(&[]);
+                    }
+                    Err(failure) => status = failure,
                 }
-                Err(failure) => status = failure,
-            },
+            }
             Op::Versions if status == Status::Ok => {
                 match state.store.versions(request.space, request.page, generation) {
                     Ok((grant, versions)) => {
@@ -241,7 +248,7 @@ fn write_credits(pressure: Pressure) -> u16 {
 fn count_answer(stats: &mut ServerStats, op: Op, status: Status) {
     stats.answered[status as usize] += 1;
     match op {
-        Op::Read if status == Status::Ok => stats.pages_read += 1,
+        Op::Read | Op::ReadGranted if status == Status::Ok => stats.pages_read += 1,
         Op::Write | Op::Trim if status == Status::Ok => stats.pages_written += 1,
         _ => {}
     }

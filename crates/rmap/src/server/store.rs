@@ -51,6 +51,9 @@ struct Space {
     generation: Generation,
     held: u32,
     reserved: u32,
+    /// The greatest grant that has ended here. A request for it or a lesser one that is still on its way comes too late, or it
+    /// would be another slab under the grant that a reader may be about to ask for.
+    ended: Version,
 }
 
 /// A space as a server sees it.
@@ -202,7 +205,7 @@ impl Store {
                 Status::Ok
             }
             None => {
-                self.spaces.insert(space, Space { generation, held: 0, reserved: 0 });
+                self.spaces.insert(space, Space { generation, held: 0, reserved: 0, ended: Version::NEVER });
                 Status::Ok
             }
         }
@@ -218,7 +221,7 @@ impl Store {
     }
 
     /// Lends a slab, empty, to be written in versions from `floor` on. A repeated request for the same grant changes nothing; an
-    /// older one is refused.
+    /// older one is refused, and so is one of a grant that has ended.
     pub fn grant(
         &mut self,
         space: SpaceId,
@@ -252,6 +255,9 @@ impl Store {
         }
         let kept_for_others = self.kept_for_others(space);
         let Some(state) = self.spaces.get_mut(&space) else { return Status::UnknownSlab };
+        if grant <= state.ended {
+            return Status::BadRequest;
+        }
         if state.held >= self.quota {
             return Status::OverQuota;
         }
@@ -287,6 +293,7 @@ impl Store {
         self.free.push(index);
         if let Some(state) = self.spaces.get_mut(&space) {
             state.held -= 1;
+            state.ended = state.ended.max(grant);
         }
         Status::Ok
     }
@@ -381,6 +388,23 @@ impl Store {
             }
             place => place?,
         };
+        self.read_at(index, at)
+    }
+
+    /// A page of a slab that has this grant, and no other, whoever its owner is: no grant is given twice.
+    ///
+    /// # Errors
+    /// Why the page cannot be had.
+    pub fn read_granted(&mut self, space: SpaceId, page: PageNo, grant: Version) -> Result<Stored<'_>, Status> {
+        let slab = self.size.slab(page).ok_or(Status::BadRequest)?;
+        let index = *self.places.get(&(space, slab)).ok_or(Status::UnknownSlab)? as usize;
+        if self.slabs[index].grant != grant {
+            return Err(Status::UnknownSlab);
+        }
+        self.read_at(index, self.size.index(page))
+    }
+
+    fn read_at(&mut self, index: usize, at: usize) -> Result<Stored<'_>, Status> {
         let slab = &self.slabs[index];
         let version = slab.versions[at];
         if !version.has_content() {
@@ -447,8 +471,10 @@ impl Store {
     fn give_up(&mut self, index: usize) {
         let Some(owner) = self.slabs[index].owner.take() else { return };
         self.places.remove(&owner);
+        let grant = self.slabs[index].grant;
         if let Some(state) = self.spaces.get_mut(&owner.0) {
             state.held -= 1;
+            state.ended = state.ended.max(grant);
         }
         self.broken += 1;
     }

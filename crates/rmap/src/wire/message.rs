@@ -56,6 +56,8 @@ pub enum Op {
     /// Which slabs does the space have here? Of the server's places from that of the version field on; the reply's says from which one
     /// to ask for the rest, or [`HELD_END`].
     Held = 14,
+    /// A page, of whomever's time, as long as its slab still has the grant of the version field.
+    ReadGranted = 15,
 }
 
 /// What [`Op::Drain`] has in its version field.
@@ -63,7 +65,7 @@ pub const DRAIN: u64 = 1;
 pub const DRAIN_OFF: u64 = 0;
 
 impl Op {
-    pub const ALL: [Op; 14] = [
+    pub const ALL: [Op; 15] = [
         Op::Probe,
         Op::Read,
         Op::Write,
@@ -78,11 +80,12 @@ impl Op {
         Op::Admit,
         Op::Copy,
         Op::Held,
+        Op::ReadGranted,
     ];
 
     /// Whether the reply has more than a header, where the request has none but that.
     pub fn is_answered_at_length(self) -> bool {
-        matches!(self, Op::Read | Op::Versions | Op::Held)
+        matches!(self, Op::Read | Op::ReadGranted | Op::Versions | Op::Held)
     }
 }
 
@@ -279,7 +282,7 @@ impl Message {
             (Op::Probe, _) => 0..=PAYLOAD_MAX,
             (Op::Write, true) => SEALED_SIZE..=SEALED_SIZE,
             (Op::Grant, true) => FLOOR_SIZE..=FLOOR_SIZE,
-            (Op::Read | Op::Versions | Op::Held, false) => 0..=PAYLOAD_MAX,
+            (Op::Read | Op::ReadGranted | Op::Versions | Op::Held, false) => 0..=PAYLOAD_MAX,
             (Op::Report, false) => REPORT_SIZE..=REPORT_SIZE,
             (Op::Admit, true) => KEY_SIZE..=KEY_SIZE,
             (Op::Copy, true) => ORDER_SIZE..=ORDER_SIZE,
@@ -338,7 +341,7 @@ mod tests {
         assert_eq!((&asked[..6], &asked[HEADER_SIZE..]), (&[7, 2, 0, 1, 8, 0][..], &[1, 2, 3, 4, 5, 6, 7, 8][..]));
         let (message, _, part) = Message::decode(&asked).unwrap();
         assert_eq!((usize::from(message.payload), part), (FLOOR_SIZE, &floor.bits().to_le_bytes()[..]));
-        assert_eq!(Op::ALL.map(|op| op as u8), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]);
+        assert_eq!(Op::ALL.map(|op| op as u8), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
         assert_eq!(Status::ALL.map(|status| status as u8), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
     }
 

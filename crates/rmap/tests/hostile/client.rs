@@ -5,13 +5,13 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use rmap::client::{Client, ClientConfig, Event, Fault, ServerInfo, SpaceRef, SpaceSpec};
-use rmap::control::{ControlReply, ControlRequest, MapEntry, Replica};
+use rmap::control::{ControlReply, ControlRequest, MapEntry, Replica, Today};
 use rmap::crypto::entropy::SharedEntropy;
 use rmap::crypto::handshake::{ServerHello, respond};
 use rmap::crypto::session::Session;
 use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
 use rmap::units::{
-    BootEpoch, Class, Generation, PAGE_SIZE, PageNo, SEALED_SIZE, ServerId, SlabSize, SpaceId, Time, Version,
+    BootEpoch, Class, Generation, PAGE_SIZE, PageNo, SEALED_SIZE, ServerId, SlabNo, SlabSize, SpaceId, Time, Version,
 };
 use rmap::wire::datagram::Head;
 use rmap::wire::message::{Direction, Load, Message, Op, Pressure, Status};
@@ -40,6 +40,10 @@ struct Page {
 
 #[derive(Debug)]
 enum Begun {
+    /// Of what another client writes: a server that has the only copy may say that there is nothing.
+    Follow {
+        page: u64,
+    },
     /// Whether zeros would be right as far as was known when it began.
     Read {
         page: u64,
@@ -54,6 +58,9 @@ enum Begun {
 struct Run {
     client: Client,
     space: SpaceRef,
+    /// The same space, as another client would read it.
+    followed: SpaceRef,
+    map: BTreeMap<u32, MapEntry>,
     now: Time,
     session: Option<Session>,
     keys: (Keypair, PoolKey),
@@ -80,9 +87,12 @@ impl Run {
         client.add_server(Time(0), info).expect("one server");
         let spec = SpaceSpec { id: SpaceId(1), pages: PAGES, copies: 1, reserve: 0, key: [7; KEY_SIZE] };
         let space = client.attach(&spec, Generation(1), &[]).expect("the limits are kept");
+        let followed = client.attach_reader(&spec, &Today::default()).expect("the limits are kept");
         Run {
             client,
             space,
+            followed,
+            map: BTreeMap::new(),
             now: Time(1),
             session: None,
             keys: (keys, pool),
@@ -162,7 +172,7 @@ impl Run {
         let honest = input.below(4) != 0;
         let mut reply = asked;
         let mut payload = Vec::new();
-        if asked.op == Op::Read
+        if matches!(asked.op, Op::Read | Op::ReadGranted)
             && let Some((version, sealed)) = self.stored.get(&asked.page.0)
         {
             (reply.version, payload) = (*version, sealed.clone());
@@ -215,7 +225,7 @@ impl Run {
         let (now, number, token) = (self.now, PageNo(page), self.tokens);
         let known = self.pages.get_mut(&page).expect("a page of the space");
         let (client, space) = (&mut self.client, self.space);
-        let (result, begun) = match input.below(5) {
+        let (result, begun) = match input.below(6) {
             0 => {
                 known.trimmed = true;
                 (client.trim(now, space, number, class, token), Begun::Trim)
@@ -224,6 +234,7 @@ impl Run {
                 known.values.push(value);
                 (client.write(now, space, number, class, &page_of(page, value), token), Begun::Write { page })
             }
+            3 => (client.read(now, self.followed, number, class, token), Begun::Follow { page }),
             _ => (client.read(now, space, number, class, token), Begun::Read { page, zero: !known.written }),
         };
         if result.is_ok() {
@@ -234,15 +245,25 @@ impl Run {
     /// The control plane, which others may have asked before.
     fn control(&mut self, input: &mut Input<'_>) {
         let Some((id, request)) = self.client.poll_control(self.now) else { return };
-        let ControlRequest::Change(change) = request else { panic!("{request:?} of an owner") };
+        let ControlRequest::Change(change) = request else {
+            let map = self.map.iter().map(|(slab, entry)| (SlabNo(*slab), entry.clone())).collect();
+            let reply = match input.below(16) {
+                0 => ControlReply::Later,
+                _ => ControlReply::Seen(Today { generation: Generation(1), sealed: false, map }),
+            };
+            return self.client.on_control(self.now, id, reply);
+        };
         let replica = Replica { server: ServerId(input.below(3) as u32), grant: Version::from_bits(input.word()) };
         let reply = match input.below(64) {
             0 => ControlReply::Fenced,
             1 => ControlReply::Conflict(MapEntry { revision: 1, ..MapEntry::of(vec![replica]) }),
             2..8 => ControlReply::Later,
-            8..12 => ControlReply::Conflict(change.entry),
+            8..12 => ControlReply::Conflict(change.entry.clone()),
             _ => ControlReply::Done,
         };
+        if matches!(&reply, ControlReply::Done) || reply == ControlReply::Conflict(change.entry.clone()) {
+            self.map.insert(change.slab.0, change.entry);
+        }
         self.client.on_control(self.now, id, reply);
     }
 
@@ -253,6 +274,11 @@ impl Run {
                 Event::Read { token, result } | Event::Written { token, result } => (token, result),
             };
             match self.begun.remove(&token).expect("an operation that was begun, and ended once") {
+                Begun::Follow { page } if result.is_ok() => {
+                    let zeros = content.iter().all(|byte| *byte == 0);
+                    let right = self.pages[&page].values.iter().any(|value| content == page_of(page, *value));
+                    assert!(zeros || right, "page {page}, as another client reads it: {:?}", &content[..16]);
+                }
                 Begun::Read { page, zero } if result.is_ok() => {
                     let known = &self.pages[&page];
                     let zeros = content.iter().all(|byte| *byte == 0);

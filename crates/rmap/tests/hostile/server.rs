@@ -60,9 +60,15 @@ fn content_of(space: SpaceId, page: PageNo, version: Version) -> [u8; SEALED_SIZ
     bytes
 }
 
+/// What is asked for most.
+const USUAL: [Op; 4] = [Op::Grant, Op::Write, Op::Read, Op::ReadGranted];
+
 /// A request, and how it is cut. Half of them could be a client's.
 fn request(input: &mut Input<'_>) -> (Message, usize) {
-    let op = Op::ALL[input.below(Op::ALL.len())];
+    let op = match input.below(2) {
+        0 => USUAL[input.below(USUAL.len())],
+        _ => Op::ALL[input.below(Op::ALL.len())],
+    };
     let likely = input.below(2) == 0;
     let cut = if likely { DATAGRAM_MAX as u64 } else { input.number(&[1200, 1422, 4192, 0, 1199, 4193]) } as u16;
     let generation = if likely { 1 } else { input.number(&[1, 2, 0, u64::from(Generation::MAX.0)]) } as u32;
@@ -173,7 +179,7 @@ impl Heard {
         let body = session.open(epoch, counter, reply).expect("the server's own datagram");
         let (message, fragment, part) = Message::decode(body).expect("what a server says makes sense");
         let Direction::Reply { status, .. } = message.direction else { panic!("a server asks nothing: {message:?}") };
-        let is_page = message.op == Op::Read && status == Status::Ok && message.payload > 0;
+        let is_page = matches!(message.op, Op::Read | Op::ReadGranted) && status == Status::Ok && message.payload > 0;
         if !is_page {
             return false;
         }

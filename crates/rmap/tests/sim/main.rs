@@ -5,6 +5,7 @@
 //! `RMAP_SIM_SEEDS=10000` runs more of them.
 
 mod cold;
+mod follow;
 mod hints;
 mod lives;
 mod network;
@@ -21,7 +22,7 @@ use rmap::client::{ClientStats, Fault as ClientFault};
 use rmap::server::Fault;
 
 use network::Weather;
-use node::Program;
+use node::{Host, Program};
 use rng::Rng;
 use world::{Plan, Sabotage, World};
 

@@ -44,6 +44,8 @@ impl Medium for Shelf {
 pub enum Asked {
     Read(Begun),
     Write(Nth),
+    /// A read of what another host writes.
+    Follow(Begun),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +67,9 @@ pub struct Host {
     pub owns: BTreeMap<u64, (SpaceRef, u32)>,
     pub asks: BTreeMap<u64, Ask>,
     pub tokens: u64,
+    /// Spaces that it reads as others write them, and what it has read there last.
+    pub follows: BTreeMap<u64, SpaceRef>,
+    pub followed: BTreeMap<(u64, u64), Nth>,
 }
 
 #[derive(Debug)]

@@ -20,6 +20,18 @@ struct Write {
     value: u64,
     acked: bool,
     fate: Fate,
+    /// When it became void, in reads that had begun by then.
+    void_at: u64,
+}
+
+impl Write {
+    fn new(value: u64, acked: bool, fate: Fate) -> Write {
+        Write { value, acked, fate, void_at: 0 }
+    }
+
+    fn make_void(&mut self, at: u64) {
+        (self.fate, self.void_at) = (Fate::Void, at);
+    }
 }
 
 /// What may still come of a write.
@@ -44,7 +56,7 @@ struct Register {
 
 impl Default for Register {
     fn default() -> Register {
-        let never = Write { value: 0, acked: true, fate: Fate::Open };
+        let never = Write::new(0, true, Fate::Open);
         Register { writes: BTreeMap::from([(NEVER, never)]), seen_by: 0, seen: NEVER, lost: None }
     }
 }
@@ -58,6 +70,8 @@ pub struct Begun {
     may_still_be_there: bool,
     /// A reader of a sealed space that knows a page to be trimmed asks nobody for it, whatever others have heard.
     is_shared: bool,
+    /// How many reads of what others write had begun before it.
+    order: u64,
 }
 
 #[derive(Debug, Default)]
@@ -66,6 +80,8 @@ pub struct Oracle {
     /// Sealed spaces that have parity, or will.
     with_parity: BTreeSet<u64>,
     values: u64,
+    /// Reads of what others write.
+    begun: u64,
     pub verified: u64,
     pub acked: u64,
     pub lost: u64,
@@ -89,7 +105,7 @@ impl Oracle {
         let register = self.pages.entry((space, page)).or_default();
         let fate = if generation < register.seen_by { Fate::Void } else { Fate::Open };
         let nth = (generation, self.values as u32);
-        register.writes.insert(nth, Write { value, acked: false, fate });
+        register.writes.insert(nth, Write::new(value, false, fate));
         (nth, value)
     }
 
@@ -122,7 +138,7 @@ impl Oracle {
     /// Nothing was done for this write, and nothing will be.
     pub fn declined(&mut self, space: u64, page: u64, nth: Nth) {
         if let Some(write) = self.pages.entry((space, page)).or_default().writes.get_mut(&nth) {
-            write.fate = Fate::Void;
+            write.make_void(self.begun);
         }
     }
 
@@ -137,7 +153,31 @@ impl Oracle {
         let floor = own.rev().find(|(_, write)| write.acked).map_or(NEVER, |(nth, _)| *nth);
         let seen = if register.seen_by == generation { register.seen } else { NEVER };
         let may_come_back = register.lost.is_none() || self.with_parity.contains(&space);
-        Begun { floor: floor.max(seen), may_still_be_there: shared && may_come_back, is_shared: shared }
+        Begun { floor: floor.max(seen), may_still_be_there: shared && may_come_back, is_shared: shared, order: 0 }
+    }
+
+    /// A read by a host that does not own the space begins.
+    pub fn begin_follow(&mut self, space: u64, page: u64) -> Begun {
+        let register = self.pages.entry((space, page)).or_default();
+        let floor = register.writes.iter().rev().find(|(_, write)| write.acked).map_or(NEVER, |(nth, _)| *nth);
+        self.begun += 1;
+        Begun { floor, may_still_be_there: true, is_shared: true, order: self.begun }
+    }
+
+    /// What it returned: the last write that was acknowledged when it began, or a later one that nobody had found missing by then.
+    /// Which it was, if it can be told.
+    pub fn end_follow(&mut self, space: u64, page: u64, begun: Begun, got: &Page) -> Result<Option<Nth>, String> {
+        let register = self.pages.entry((space, page)).or_default();
+        let zero = got.iter().all(|byte| *byte == 0);
+        let fits = |value: u64| if value == 0 { zero } else { *got == page_of(space, page, value) };
+        let alive = |write: &Write| write.acked || write.fate != Fate::Void || write.void_at >= begun.order;
+        let found = register.writes.range(begun.floor..).rev().find(|(_, write)| alive(write) && fits(write.value));
+        let Some((nth, _)) = found else {
+            let any = register.writes.iter().find(|(_, write)| fits(write.value)).map(|(nth, _)| nth);
+            return Err(format!("another host read {any:?} (zeros: {zero}), expected {:?} or later", begun.floor));
+        };
+        self.verified += 1;
+        Ok((!zero).then_some(*nth))
     }
 
     /// From now on parity is made for a sealed space.
@@ -170,7 +210,7 @@ impl Oracle {
             // What the earlier owners had not finished and this one does not see is gone for good.
             for (late, write) in register.writes.range_mut(..(generation, 0)) {
                 if *late > nth && !write.acked {
-                    write.fate = Fate::Void;
+                    write.make_void(self.begun);
                 }
             }
             register.seen_by = generation;

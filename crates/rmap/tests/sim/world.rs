@@ -235,8 +235,8 @@ impl World {
                 };
                 client.add_server(self.nodes[node].local(self.now_ns), info).expect("few servers");
             }
-            let host = Host { client, owns: Default::default(), asks: Default::default(), tokens: 0 };
-            Program::Host(Box::new(host))
+            let (owns, asks, follows, followed) = Default::default();
+            Program::Host(Box::new(Host { client, owns, asks, tokens: 0, follows, followed }))
         };
         self.say(|| format!("boot {node}, life {life}"));
         self.pump(node);
@@ -455,6 +455,7 @@ impl World {
             let Ask { space, page: number, generation, asked, reads_sealed: is_reader, .. } = ask;
             self.say(|| format!("{node} {space}/{number} {asked:?}: {result:?}"));
             let judged = match (asked, result) {
+                (Asked::Follow(begun), result) => self.judge_followed(node, ask, begun, result, &page),
                 (Asked::Read(begun), Ok(())) => self.oracle.end_read(space, number, generation, begun, &page),
                 (Asked::Write(nth), Ok(())) => self.oracle.acknowledged(space, number, nth),
                 (Asked::Write(nth), Err(Failure::Declined)) => {
@@ -527,7 +528,7 @@ impl World {
         let reads_sealed = host.client.tenure(reference) != Tenure::Owner;
         if reads_sealed && kind >= 5 {
             let refused = host.client.write(now, reference, PageNo(page), class, &[0; PAGE_SIZE], 0);
-            assert_eq!(refused, Err(rmap::client::Refused::Sealed));
+            assert_eq!(refused, Err(rmap::client::Refused::ReadOnly));
             return;
         }
         if kind == 5 && self.trims_nothing(node, space, page) {

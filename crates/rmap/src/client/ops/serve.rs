@@ -39,8 +39,10 @@ impl Client {
         class: Class,
         asked: (Token, Time),
     ) -> bool {
+        let look = if self.is_followed(space) { self.look_needed(space) } else { 0 };
         let op = self.ops.begin(Kind::Read, space, page, class, asked);
         op.is_some_and(|op| {
+            self.ops.all[op].look = look;
             self.try_read(op);
             true
         })
@@ -59,7 +61,7 @@ impl Client {
             return Err(Refused::BeyondEnd);
         }
         if self.spaces[space].tenure != Tenure::Owner {
-            return Err(Refused::Sealed);
+            return Err(Refused::ReadOnly);
         }
         if self.ops.free.len() <= READS_RESERVED {
             return Err(Refused::Busy);
@@ -99,6 +101,9 @@ impl Client {
         if self.spaces[space].is_taken {
             return self.ops.finish(op, Err(Failure::Fenced));
         }
+        if self.is_followed(space) {
+            return self.try_follow(op);
+        }
         // The map that is being looked up decides.
         if self.spaces[space].is_stale {
             return;
@@ -112,7 +117,7 @@ impl Client {
                 self.ops.finish(op, Err(Failure::Silent));
             }
             Phase::Opening(_) if self.waits_for_map(space, number) => self.mark(space, number),
-            Phase::Opening(_) => {}
+            Phase::Opening(_) | Phase::Followed => {}
             Phase::Open => {
                 // What is being written is as good as what was; and this is at hand.
                 if let Some(&writer) = self.ops.busy.get(&Client::busy_key(space, page)) {
@@ -128,7 +133,7 @@ impl Client {
         }
     }
 
-    fn read_zero(&mut self, op: usize) {
+    pub(in super::super) fn read_zero(&mut self, op: usize) {
         self.stats.reads_local += 1;
         self.ops.all[op].has_content = false;
         self.ops.finish(op, Ok(()));
@@ -155,6 +160,9 @@ impl Client {
     pub(in super::super) fn ask_for_page(&mut self, op: usize) {
         let Operation { space, page, sent, .. } = self.ops.all[op];
         let Some(number) = self.slab_of(page) else { return };
+        if self.is_followed(space) {
+            return self.ask_followed(op);
+        }
         if self.spaces[space].is_stale {
             return self.ops.activate(op);
         }
@@ -213,7 +221,7 @@ impl Client {
             Phase::Vacant => self.mark(space, number),
             Phase::Granting(_) | Phase::Leaving if self.ends_unmapped() => self.mark(space, number),
             Phase::Opening(_) if self.waits_for_map(space, number) => self.mark(space, number),
-            Phase::Granting(_) | Phase::Opening(_) | Phase::Leaving => {}
+            Phase::Granting(_) | Phase::Opening(_) | Phase::Leaving | Phase::Followed => {}
             Phase::Open => {
                 let key = Client::busy_key(space, page);
                 if self.is_left_to_late_map(space, number) && !self.ops.all[op].is_own {

@@ -5,7 +5,6 @@ use super::super::Client;
 use super::super::ledger::Table;
 use super::super::peer::PeerSet;
 use super::super::repair::{REPAIRS_MAX, Repair};
-use super::super::sealed::Tenure;
 use super::super::slab::{Phase, Slab};
 use super::place::{OfColumns, assign};
 use crate::units::Time;
@@ -92,7 +91,7 @@ impl Client {
     /// What cannot be opened, as its versions are not known, may be gone for all that: readers that know them from before the ledger
     /// was lost wait for it.
     pub(super) fn keep_unopened(&mut self, space: usize, slab: usize) {
-        let keeps = self.spaces[space].tenure != Tenure::Reader;
+        let keeps = self.spaces[space].tenure.changes_map();
         let is_open = matches!(self.spaces[space].slabs[slab].phase, Phase::Open);
         if keeps && !is_open && !self.is_changing(space, slab) {
             self.gone_leave(space, slab);

@@ -216,3 +216,27 @@ fn pages_on_a_medium_come_back_and_a_slab_that_it_fails_is_gone() {
     assert_eq!(store.read(SPACE, PageNo(0), GENERATION).unwrap().sealed, Some(&sealed(0)[..]));
     assert_eq!(store.spaces().next().unwrap().slabs, 1);
 }
+
+/// Another grant is another life of the slab, and not what was asked for; the owner's generation does not matter.
+#[test]
+fn a_page_of_a_grant_is_read_as_long_as_that_is_there() {
+    let mut store = store(1);
+    let (page, grant) = ([7; SEALED_SIZE], version(1, false));
+    store.fence(SPACE, GENERATION);
+    assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, (grant, Version::NEVER), true), Status::Ok);
+    assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(2, false), Some(&page)), Status::Ok);
+    let read = |store: &mut Store, grant| store.read_granted(SPACE, PageNo(3), grant).map(|stored| stored.version);
+    assert_eq!(read(&mut store, grant), Ok(version(2, false)));
+    assert_eq!(read(&mut store, version(3, false)), Err(Status::UnknownSlab));
+    let next = Generation(GENERATION.0 + 1);
+    store.fence(SPACE, next);
+    assert_eq!(read(&mut store, grant), Ok(version(2, false)));
+    assert_eq!(store.release(SPACE, SlabNo(0), next, grant), Status::Ok);
+    assert_eq!(read(&mut store, grant), Err(Status::UnknownSlab));
+    // The request of before, late: it would be an empty slab of the same grant.
+    let late = store.grant(SPACE, SlabNo(0), next, (grant, Version::NEVER), true);
+    assert_eq!((late, read(&mut store, grant)), (Status::BadRequest, Err(Status::UnknownSlab)));
+    let new = Version::new(next, 1, false);
+    assert_eq!(store.grant(SPACE, SlabNo(0), next, (new, Version::NEVER), true), Status::Ok);
+    assert_eq!((read(&mut store, new), read(&mut store, grant)), (Ok(Version::NEVER), Err(Status::UnknownSlab)));
+}

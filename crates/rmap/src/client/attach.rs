@@ -1,0 +1,104 @@
+//! Spaces, as they are opened.
+
+use super::peer::SERVERS_MAX;
+use super::reserve::Reservation;
+use super::sealed::Tenure;
+use super::slab::{self, SPACE_SLABS_MAX, Space};
+use super::{Client, ClientError, SPACES_MAX, SpaceRef, SpaceSpec};
+use crate::control::{MapEntry, Today};
+use crate::crypto::SpaceKey;
+use crate::units::{Generation, SlabNo};
+
+impl Client {
+    /// Opens a space as its owner of `generation`, which the control plane gave with the map.
+    ///
+    /// # Errors
+    /// Limits, and servers of the map that are not known.
+    pub fn attach(
+        &mut self,
+        spec: &SpaceSpec,
+        generation: Generation,
+        map: &[(SlabNo, MapEntry)],
+    ) -> Result<SpaceRef, ClientError> {
+        self.attach_as(spec, generation, map, Tenure::Owner)
+    }
+
+    /// Opens a space as one of its readers, as the control plane sees it today. One that is sealed needs no owner: should it
+    /// lack copies, one of its readers sees to that. One that is not is read as its owner writes it; see `follow.rs`.
+    ///
+    /// # Errors
+    /// Limits, and servers of the map that are not known.
+    pub fn attach_reader(&mut self, spec: &SpaceSpec, today: &Today) -> Result<SpaceRef, ClientError> {
+        let tenure = if today.sealed { Tenure::Reader } else { Tenure::Follower };
+        let is_read = |space: &Space| space.id == spec.id && !space.is_taken && space.tenure != Tenure::Owner;
+        if tenure == Tenure::Follower && self.spaces.iter().any(is_read) {
+            // The answers to the questions of the two would be taken for each other's.
+            return Err(ClientError::KnownSpace);
+        }
+        self.attach_as(spec, today.generation, &today.map, tenure)
+    }
+
+    fn attach_as(
+        &mut self,
+        spec: &SpaceSpec,
+        generation: Generation,
+        map: &[(SlabNo, MapEntry)],
+        tenure: Tenure,
+    ) -> Result<SpaceRef, ClientError> {
+        if self.spaces.len() >= SPACES_MAX {
+            return Err(ClientError::TooManySpaces);
+        }
+        if !(1..=slab::COPIES_MAX).contains(&spec.copies) {
+            return Err(ClientError::Copies { copies: spec.copies });
+        }
+        // Who only reads may come before the first owner.
+        let is_owned = generation > Generation(0) || tenure == Tenure::Follower;
+        if !is_owned || generation > Generation::MAX {
+            return Err(ClientError::Generation { generation: generation.0 });
+        }
+        let max = (SPACE_SLABS_MAX * self.config.slab_size.pages()) as u64;
+        if spec.pages == 0 || spec.pages > max {
+            return Err(ClientError::Size { pages: spec.pages, max });
+        }
+        let slabs = spec.pages.div_ceil(self.config.slab_size.pages() as u64);
+        if spec.reserve as u64 > slabs {
+            return Err(ClientError::Reserve { slabs: spec.reserve, max: slabs });
+        }
+        for replica in map.iter().flat_map(|(_, entry)| &entry.replicas) {
+            if self.place_of(replica.server).is_none() {
+                return Err(ClientError::UnknownServer { server: replica.server.0 });
+            }
+        }
+        let key = SpaceKey::new(&spec.key, spec.id);
+        self.spaces.push(Space::new(spec, key, generation, tenure, self.config.slab_size, map));
+        let space = self.spaces.len() - 1;
+        if tenure == Tenure::Follower {
+            self.begin_follow(space, map);
+        }
+        self.expect_parity(space);
+        self.make_room();
+        if spec.reserve > 0 && tenure == Tenure::Owner {
+            self.spaces[space].reservation = Some(Reservation::new(spec.reserve, spec.copies));
+            self.reserving.push(space);
+        }
+        for slab in 0..self.spaces[space].slabs.len() {
+            self.mark(space, slab);
+        }
+        self.look_for_leftovers_of(space);
+        Ok(SpaceRef(space))
+    }
+
+    /// Room for all that may be under way about slabs: for each of them a question, a look at it now and one later, and its
+    /// turn to be copied. When a server dies, all that it had are looked at together.
+    pub(super) fn make_room(&mut self) {
+        let slabs = self.spaces.iter().map(|space| space.slabs.len() + 1).sum::<usize>();
+        self.questions.reserve(slabs.saturating_sub(self.questions.len()));
+        self.dirty.reserve(slabs.saturating_sub(self.dirty.len()));
+        self.hungry.reserve(slabs.saturating_sub(self.hungry.len()));
+        self.looks.reserve(slabs.saturating_sub(self.looks.len()));
+        self.copies.make_room(slabs);
+        self.vacating.make_room(slabs);
+        let looks = self.spaces.len() * SERVERS_MAX;
+        self.unlooked.reserve(looks.saturating_sub(self.unlooked.len()));
+    }
+}

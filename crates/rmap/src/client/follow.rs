@@ -1,0 +1,386 @@
+//! Spaces that another client writes, read by this one: one writer and many readers.
+//!
+//! A read returns the last write to its page that was acknowledged before it began, or one that was under way since. For a second it
+//! waits rather than return something older than what this client has read there before, as long as the space keeps its owner and the
+//! slab one of its copies. The writer knows nothing of its readers, and waits for none of them.
+//!
+//! # Why a read is right
+//!
+//! What is acknowledged is at every copy that the map names at that moment, and a copy in the making comes into the map when it has
+//! all of that ([`Client::required`]). So a copy that the map named at *any* moment after the read began has what the read has to
+//! return, and from then on, whether it stays in the map or not, has nothing older. A read therefore waits for a *look* at the map
+//! that was asked for after it began, and then asks a copy of that map, for the page of exactly that grant: a server that was given
+//! the slab anew since then refuses. All reads that begin while a look is under way share the next one.
+//!
+//! No clock and no lease is part of this, and no generation either: a server that does not know the owner of today is right to answer,
+//! as long as the map names it.
+//!
+//! # What is believed of servers
+//!
+//! The owner's table of versions is not here. A page that is damaged, or of another place, is found by its seal; one older than
+//! what was read before, by its version. That there is nothing is taken from a copy when the others have been asked, and none of
+//! those that answer has anything. A server that keeps an old page, and lies, is found where another copy is asked as well, and not
+//! otherwise. Versions that nothing proves, of trims, are not remembered.
+
+use std::time::Duration;
+
+use super::exchange::{Exchange, Request, Role};
+use super::ops::{Kind, Operation, Stage};
+use super::peer::PeerSet;
+use super::sealed::Tenure;
+use super::slab::Phase;
+use super::{Client, Failure, Fault};
+use crate::control::{ControlRequest, MapEntry, Today};
+use crate::units::{Generation, SlabNo, Time, Version};
+use crate::wire::message::{Op as Wire, Status};
+
+/// A read that no copy answers is tried again with the next map, after a pause that grows: at first about what an owner takes to
+/// notice that a server is gone.
+const PAUSE_FIRST: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// What was read before and no copy has any more was never acknowledged: its owner sees to that in less time, or has ended.
+const SEEN_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The number of a look that no read waits for: it waits for its pause to end.
+const PAUSED: u64 = u64::MAX;
+
+/// What a reader knows of the map of a space that another client writes.
+#[derive(Debug, Default)]
+pub struct Following {
+    /// Looks that were asked for, and that were answered; one at a time is under way.
+    asked: u64,
+    answered: u64,
+    /// When reads are tried again that no copy answered.
+    retry_at: Option<Time>,
+    pause: Duration,
+    parity: Box<[Parity]>,
+}
+
+/// Whether a group has parity: then one of its slabs may have no copy, and not be lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Parity {
+    #[default]
+    None,
+    There,
+    Lost,
+}
+
+impl Following {
+    pub fn new(groups: usize) -> Following {
+        Following { parity: vec![Parity::None; groups].into(), ..Following::default() }
+    }
+}
+
+impl Client {
+    pub(super) fn is_followed(&self, space: usize) -> bool {
+        self.spaces[space].tenure == Tenure::Follower
+    }
+
+    /// The look that a read waits for that begins now.
+    pub(super) fn look_needed(&self, space: usize) -> u64 {
+        let Following { asked, answered, .. } = self.spaces[space].following;
+        let of_space = |request: &ControlRequest| matches!(request, ControlRequest::Look { .. });
+        let is_sent = |q: &super::Question| q.space == space && of_space(&q.request) && q.first_asked.is_some();
+        // One that is still here has seen nothing yet.
+        if asked > answered && !self.questions.iter().any(is_sent) { asked } else { asked + 1 }
+    }
+
+    /// Begins a read, or goes on with one that waited.
+    pub(super) fn try_follow(&mut self, op: usize) {
+        let Operation { space, page, look, .. } = *self.ops.peek(op);
+        if self.is_look_overdue(space) {
+            self.stats.unmapped += 1;
+            return self.fail_op(op, Failure::Silent);
+        }
+        let is_mapped = |slab: usize| !self.spaces[space].slabs[slab].entry.replicas.is_empty();
+        let is_careless = self.has(Fault::FollowsOldMaps) && self.slab_of(page).is_some_and(is_mapped);
+        if look <= self.spaces[space].following.answered || is_careless {
+            self.ask_followed(op);
+        } else if look != PAUSED {
+            self.look_at_map(space);
+        }
+    }
+
+    /// Asks the nearest copy that was not asked yet, by a map that is new enough for this read. Where there is none, what was
+    /// answered decides.
+    pub(super) fn ask_followed(&mut self, op: usize) {
+        let Operation { space, page, class, sent, acked, bad, version, .. } = *self.ops.peek(op);
+        let Some(number) = self.slab_of(page) else { return };
+        let slab = &self.spaces[space].slabs[number];
+        if slab.entry.empty || slab.entry == MapEntry::default() {
+            self.drop_exchanges(op);
+            return self.read_zero(op);
+        }
+        if !slab.entry.is_sound() || slab.entry.lost && !self.may_come_back(space, number) {
+            return self.fail_op(op, Failure::Lost);
+        }
+        let near = |peer: &usize| self.peers[*peer].trip.smoothed();
+        let Some(peer) = self.copies_up(space, number).minus(sent).iter().min_by_key(near) else {
+            if self.is_answer_coming(op) {
+                return;
+            }
+            if acked.is_empty() || !bad.is_empty() {
+                return self.pause_follow(op, number);
+            }
+            return self.end_follow(op, number, version);
+        };
+        let server = self.peers[peer].info.id;
+        let replica = slab.entry.replicas.iter().find(|replica| replica.server == server);
+        let Some(version) = replica.map(|replica| replica.grant) else { return };
+        let (role, wire) = (Role::Read { op }, Wire::ReadGranted);
+        // Where too much is asked already, the slab is looked at again when there is room.
+        if self.ask(Request { role, peer, op: wire, class, space, page, version }) {
+            self.ops.activate(op);
+            let operation = self.ops.get(op);
+            operation.exchanges += 1;
+            operation.sent.insert(peer);
+        }
+    }
+
+    fn copies_up(&self, space: usize, slab: usize) -> PeerSet {
+        self.copies_to_read(space, slab).iter().filter(|peer| !self.peers[*peer].is_down()).collect()
+    }
+
+    /// Whether a slab that has no copy is put together from others by whoever keeps the space.
+    fn may_come_back(&self, space: usize, slab: usize) -> bool {
+        let state = &self.spaces[space];
+        let Some(group) = state.layout.group(slab) else { return false };
+        let lost = state.layout.members(group).filter(|member| state.slabs[*member].entry.lost).count();
+        lost <= 1 && state.following.parity.get(group) == Some(&Parity::There)
+    }
+
+    /// Whether the map says that the slab's group has parity.
+    pub(super) fn is_followed_group(&self, space: usize, slab: usize) -> bool {
+        let state = &self.spaces[space];
+        let parity = state.layout.group(slab).and_then(|group| state.following.parity.get(group));
+        self.is_followed(space) && parity.is_some_and(|parity| *parity != Parity::None)
+    }
+
+    /// What it asked is of no use any more.
+    fn follow_anew(&mut self, op: usize) {
+        self.drop_exchanges(op);
+        self.ops.wait_again(op);
+        let operation = self.ops.get(op);
+        (operation.acked, operation.bad, operation.version) = Default::default();
+    }
+
+    /// No copy has the page now. Whoever writes the space sees to that, and the next map may tell.
+    fn pause_follow(&mut self, op: usize, slab: usize) {
+        let Operation { space, since, bad, .. } = *self.ops.peek(op);
+        let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
+        if !bad.is_empty() && copies.is_subset_of(bad) {
+            return self.fail_op(op, Failure::Corrupt);
+        }
+        if self.config.error_after.is_some_and(|error_after| self.now.since(since) >= error_after) {
+            return self.fail_op(op, Failure::Silent);
+        }
+        let following = &mut self.spaces[space].following;
+        if following.retry_at.is_none() {
+            following.pause = (following.pause * 2).clamp(PAUSE_FIRST, PAUSE_MAX);
+            following.retry_at = Some(self.now + following.pause);
+        }
+        self.follow_anew(op);
+        // Those of silent servers leave their places to others.
+        let silent = !copies.is_empty() && copies.iter().all(|peer| self.peers[peer].is_down());
+        if !(silent && self.park(op)) {
+            self.ops.get(op).look = PAUSED;
+        }
+    }
+
+    /// When reads are to be tried again.
+    pub(super) fn follow_due(&self) -> Option<Time> {
+        self.spaces.iter().filter_map(|space| space.following.retry_at).min()
+    }
+
+    /// Tries them again.
+    pub(super) fn follow(&mut self, now: Time) {
+        self.now = now;
+        for space in 0..self.spaces.len() {
+            if self.spaces[space].following.retry_at.is_some_and(|at| at <= now) {
+                self.spaces[space].following.retry_at = None;
+                let look = self.look_needed(space);
+                self.end_pauses(space, look, |_| true);
+                self.look_for_parked(space);
+            }
+        }
+    }
+
+    /// The copies that parked reads wait for may not be the ones that count any more.
+    fn look_for_parked(&mut self, space: usize) {
+        if !self.parking.any_in(space) {
+            return;
+        }
+        self.look_at_map(space);
+        let following = &mut self.spaces[space].following;
+        following.pause = (following.pause * 2).clamp(PAUSE_FIRST, PAUSE_MAX);
+        following.retry_at = Some(self.now + following.pause);
+    }
+
+    /// Asks for the map, if nobody has.
+    fn look_at_map(&mut self, space: usize) {
+        let following = &mut self.spaces[space].following;
+        if following.asked == following.answered {
+            following.asked += 1;
+            let id = self.spaces[space].id;
+            self.ask_control(space, ControlRequest::Look { space: id });
+        }
+    }
+
+    /// Reads of some slabs go on, with that look.
+    fn end_pauses(&mut self, space: usize, look: u64, of: impl Fn(usize) -> bool) {
+        let size = self.config.slab_size;
+        let number = |op: &Operation| size.slab(op.page).map(|slab| slab.0 as usize);
+        let paused = |op: &Operation| op.stage == Stage::Waiting && op.space == space && op.look == PAUSED;
+        for op in self.ops.select(|op| paused(op) && number(op).is_some_and(&of)) {
+            if let Some(slab) = number(self.ops.peek(op)) {
+                // What a copy said that was bad, or not there, it is asked again.
+                self.spaces[space].slabs[slab].failed = PeerSet::default();
+            }
+            self.ops.get(op).look = look;
+            self.try_follow(op);
+        }
+    }
+
+    /// A slab is looked at: a server is back or gone, or something could not be asked.
+    pub(super) fn advance_followed(&mut self, space: usize, slab: usize) {
+        if !self.ops.may_be_any_of(space, slab) {
+            return;
+        }
+        let of_slab = |op: &Operation| op.space == space && self.slab_of(op.page) == Some(slab);
+        for op in self.ops.select(|op| op.kind == Kind::Read && of_slab(op)) {
+            match self.ops.peek(op).stage {
+                Stage::Waiting => self.try_follow(op),
+                Stage::Active if !self.is_answer_coming(op) => self.ask_followed(op),
+                _ => {}
+            }
+        }
+    }
+
+    /// A copy answered.
+    pub(super) fn follow_answered(&mut self, exchange: &Exchange, status: Status, version: Version, payload: &[u8]) {
+        let Exchange { role: Role::Read { op }, peer, space, page, .. } = *exchange else { return };
+        self.op_exchange_ended(op);
+        let operation = *self.ops.peek(op);
+        if operation.stage != Stage::Active || operation.kind != Kind::Read {
+            return;
+        }
+        let Some(number) = self.slab_of(page) else { return };
+        let index = self.config.slab_size.index(page);
+        let seen = self.spaces[space].slabs[number].version(index);
+        // What an owner before today's had begun may have been undone: of that nothing was acknowledged.
+        let is_kept =
+            seen.generation() >= self.spaces[space].generation && self.now.since(operation.since) < SEEN_PATIENCE;
+        if status != Status::Ok {
+            self.spaces[space].slabs[number].failed.insert(peer);
+        } else if version.has_content() == payload.is_empty() || !self.opens_as(op, version, payload) {
+            self.stats.bad_pages += 1;
+            self.ops.get(op).bad.insert(peer);
+        } else if version < seen && is_kept {
+            // A write is under way that this copy does not have yet; or it lies.
+        } else if version.has_content() {
+            return self.end_follow(op, number, version);
+        } else {
+            self.ops.get(op).acked.insert(peer);
+        }
+        self.ask_followed(op);
+    }
+
+    fn opens_as(&mut self, op: usize, version: Version, payload: &[u8]) -> bool {
+        let Operation { space, page, .. } = *self.ops.peek(op);
+        payload.is_empty() || self.spaces[space].key.open(page, version, payload, self.ops.content(op)).is_ok()
+    }
+
+    fn end_follow(&mut self, op: usize, slab: usize, version: Version) {
+        let Operation { space, page, .. } = *self.ops.peek(op);
+        let index = self.config.slab_size.index(page);
+        if version.has_content() {
+            let state = &mut self.spaces[space].slabs[slab];
+            state.make_table(&mut self.tables);
+            state.versions[index] = version;
+        }
+        self.spaces[space].following.pause = Duration::ZERO;
+        self.finish_read(op, Ok(version.has_content()));
+    }
+
+    /// How the space is today.
+    pub(super) fn followed_seen(&mut self, now: Time, space: usize, today: Today) {
+        self.now = now;
+        let following = &mut self.spaces[space].following;
+        following.answered = following.asked;
+        if today.sealed {
+            return self.was_sealed(now, space, today);
+        }
+        let Today { generation, map, .. } = today;
+        let state = &mut self.spaces[space];
+        state.generation = state.generation.max(generation);
+        self.note_parity(space, &map);
+        for (slab, entry) in map {
+            let slab = slab.0 as usize;
+            if slab < self.spaces[space].layout.data && entry != self.spaces[space].slabs[slab].entry {
+                self.follow_elsewhere(space, slab, entry);
+            }
+        }
+        for op in self.ops.select(|op| op.stage == Stage::Waiting && op.space == space) {
+            self.try_follow(op);
+        }
+    }
+
+    pub(super) fn note_parity(&mut self, space: usize, map: &[(SlabNo, MapEntry)]) {
+        let state = &mut self.spaces[space];
+        let first = state.layout.parity(0);
+        for (slab, entry) in map {
+            let group = (slab.0 as usize).checked_sub(first);
+            if let Some(parity) = group.and_then(|group| state.following.parity.get_mut(group)) {
+                *parity = match entry {
+                    MapEntry { lost: true, .. } => Parity::Lost,
+                    entry if entry.replicas.is_empty() => Parity::None,
+                    _ => Parity::There,
+                };
+            }
+        }
+    }
+
+    /// A slab's copies are others: what was asked is asked of those.
+    fn follow_elsewhere(&mut self, space: usize, slab: usize, entry: MapEntry) {
+        let state = &mut self.spaces[space].slabs[slab];
+        if !entry.replicas.iter().any(|replica| state.entry.replicas.contains(replica)) {
+            // It may be another life of the slab, in which what was trimmed in the last one was never written.
+            self.tables.give_back(std::mem::take(&mut state.versions).into());
+        }
+        (state.entry, state.failed) = (entry, PeerSet::default());
+        let of_slab = |op: &Operation| op.space == space && self.slab_of(op.page) == Some(slab);
+        for op in self.ops.select(|op| op.stage == Stage::Active && of_slab(op)) {
+            self.follow_anew(op);
+        }
+        let look = self.spaces[space].following.answered;
+        self.end_pauses(space, look, |of| of == slab);
+        // For those that are parked.
+        self.mark(space, slab);
+    }
+
+    /// Nobody writes any more: this client is a reader like those that began after that.
+    fn was_sealed(&mut self, now: Time, space: usize, today: Today) {
+        for op in self.ops.select(|op| op.stage == Stage::Active && op.space == space) {
+            self.follow_anew(op);
+        }
+        let state = &mut self.spaces[space];
+        state.following.retry_at = None;
+        for slab in &mut state.slabs {
+            self.tables.give_back(std::mem::take(&mut slab.versions).into());
+            (slab.phase, slab.entry) = (Phase::Vacant, MapEntry::default());
+        }
+        // It knows of no generation what a reader knows, so today's is newer; and nothing begins before it is there.
+        (state.tenure, state.generation, state.is_stale) = (Tenure::Reader, Generation(0), true);
+        self.space_seen(now, space, today, Tenure::Reader);
+    }
+
+    /// The slabs of a space that another client writes.
+    pub(super) fn begin_follow(&mut self, space: usize, map: &[(SlabNo, MapEntry)]) {
+        let state = &mut self.spaces[space];
+        state.following = Following::new(state.layout.groups);
+        for slab in &mut state.slabs {
+            slab.phase = Phase::Followed;
+        }
+        self.note_parity(space, map);
+    }
+}
