@@ -1,8 +1,14 @@
 //! Network namespaces and links with Ethernet's frames between them, gone with these values.
 
+use std::fs::File;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use rmap::udp::Port;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::undo::{Guard, Undo};
 
@@ -19,6 +25,8 @@ pub const ETHERNET_ADDR: &str = "10.77.1.2";
 pub const ETHERNET_LISTEN: &str = "10.77.1.2:0";
 /// That of this namespace's end.
 const ETHERNET_HERE: &str = "10.77.1.1";
+/// Any port of it.
+const ETHERNET_LISTEN_HERE: &str = "10.77.1.1:0";
 /// This namespace's end.
 const ETHERNET_DEVICE: &str = "pagoda-bench";
 /// The name of either end, in a namespace of ours.
@@ -87,6 +95,46 @@ impl Ethernet {
         }
         Ok(Ethernet { _end: end })
     }
+
+    /// Does something where the servers are: sockets and processes that it makes stay there.
+    ///
+    /// # Errors
+    /// Those of `make`; not root.
+    pub fn at_servers<T: Send>(&self, make: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        std::thread::scope(|scope| {
+            // A thread of its own: it does not come back.
+            let made = scope.spawn(|| {
+                let namespace =
+                    File::open(Path::new("/run/netns").join(ETHERNET_SERVER)).context("open a namespace")?;
+                let network = Some(LinkNameSpaceType::Network);
+                move_into_link_name_space(namespace.as_fd(), network).context("move into a namespace")?;
+                make()
+            });
+            made.join().map_err(|_| anyhow!("a thread in a namespace has panicked"))?
+        })
+    }
+
+    /// A socket at a server's end.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn server_port(&self) -> Result<Port> {
+        self.at_servers(|| bind(ETHERNET_LISTEN))
+    }
+
+    /// A socket at a client's end.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    #[expect(clippy::unused_self, reason = "without the link there is no such address")]
+    pub fn client_port(&self) -> Result<Port> {
+        bind(ETHERNET_LISTEN_HERE)
+    }
+}
+
+fn bind(addr: &str) -> Result<Port> {
+    let addr: SocketAddr = addr.parse().context("an address")?;
+    Port::bind(addr).with_context(|| format!("make a socket at {addr}"))
 }
 
 fn run(program: &str, words: &[&str]) -> Result<()> {

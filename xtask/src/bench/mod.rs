@@ -120,7 +120,7 @@ enum Name {
     Tax,
     /// Five guests on 60 % too little memory, booting at once (figure 8 of the ESX paper)
     Reallocate,
-    /// Pages of another machine's memory against bare datagrams
+    /// Pages of another machine's memory against bare datagrams, memcached and nbdkit
     Rmap,
     /// A disk in another process's memory over NBD, against nbdkit's
     Nbd,

@@ -186,25 +186,16 @@ pub struct Nbdkit {
 }
 
 impl Nbdkit {
-    /// A disk of this size, all zeros, on the loopback.
+    /// A disk of this size, all zeros, at the other end of an [`Ethernet`].
     ///
     /// # Errors
     /// It is not installed, or does not listen.
-    pub fn start(size: &str) -> Result<Nbdkit> {
-        Nbdkit::at(Command::new("nbdkit"), Ipv4Addr::LOCALHOST, size)
-    }
-
-    /// The same at the other end of an [`Ethernet`].
-    fn over_ethernet(size: &str) -> Result<Nbdkit> {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", ETHERNET_SERVER, "nbdkit"]);
-        Nbdkit::at(command, ETHERNET_ADDR.parse()?, size)
-    }
-
-    fn at(mut command: Command, addr: Ipv4Addr, size: &str) -> Result<Nbdkit> {
+    pub fn over_ethernet(size: &str) -> Result<Nbdkit> {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-        let child = command
-            .args(["-f", "-i", &addr.to_string(), "-p", &port.to_string(), "memory", size])
+        let addr: Ipv4Addr = ETHERNET_ADDR.parse()?;
+        let child = Command::new("ip")
+            .args(["netns", "exec", ETHERNET_SERVER, "nbdkit"])
+            .args(["-f", "-i", ETHERNET_ADDR, "-p", &port.to_string(), "memory", size])
             .stdin(Stdio::null())
             .spawn()
             .context("run nbdkit (scripts/install-deps.sh test installs it)")?;

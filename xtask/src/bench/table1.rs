@@ -2,9 +2,10 @@
 //! has it (Linux), as a guest has it that the host exports it to (DD), and as a client inside a guest has it (DomU); and
 //! disks. fio measures all of them, at one request at a time and with a queue of sequential ones.
 //!
-//! All ends are processes of this machine. Where the accelerator is TCG the guest's CPU is emulated, what it does for a
-//! request included: the same guest on a disk that is nothing but memory, and datagrams that are only echoed, say how much
-//! of it that is.
+//! All ends are processes of this machine. Servers, ours and the peers', are in a network namespace of their own, at the other
+//! end of a veth link with an MTU of 1500: exporter, host and QEMU reach them by it, and what a guest sends leaves QEMU's
+//! user network there. Where the accelerator is TCG the guest's CPU is emulated, what it does for a request included: the
+//! same guest on a disk that is nothing but memory, and datagrams that are only echoed, say how much of it that is.
 
 mod fio;
 mod guest;
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::balloon::guest::QEMU;
+use super::link::Ethernet;
 use super::nbd::Nbdkit;
 use super::pool::{Lend, Pool};
 use super::report::{Bar, Report};
@@ -62,16 +64,17 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     images.initrd = images.client_initrd.clone().context("the client image")?;
     let accelerator = accel::find(QEMU, &images, &setup.dir)?;
     let file = DiskFile::new(&setup.dir)?;
+    let link = Ethernet::new()?;
     let mut table = Table::default();
     for round in 1..=setup.rounds {
         eprintln!("table1: round {round} of {}", setup.rounds);
         table.disk.measure(setup, &mut |words| fio::on_host(words), &Engine::File(&file.path))?;
         let pool = Pool::new(&setup.dir)?;
-        let servers = pool.serve_listed(1, &Lend::on_loopback(SERVER))?;
+        let servers = pool.serve_listed(1, &Lend::over_ethernet(SERVER))?;
         pool.create("host", DISK_BYTES, 1)?;
         let exporter = pool.export("host", "host.sock", None, &[])?;
         table.linux.measure(setup, &mut |words| fio::on_host(words), &Engine::Nbd(&exporter.uri))?;
-        let memory = Nbdkit::start(DISK)?;
+        let memory = Nbdkit::over_ethernet(DISK)?;
         let disks = [
             format!("file=nbd:unix:{},format=raw", exporter.socket.display()),
             format!("file={},format=raw,cache=none,aio=native", file.path.display()),
@@ -82,8 +85,8 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
         {
             inside.measure(setup, runs, device)?;
         }
-        let echo = Echo::start(false, false)?;
-        table.echo_us.push(inside.echo_us(echo.addr().port(), ECHOES, REPLY)?);
+        let echo = Echo::start(&link, false, false)?;
+        table.echo_us.push(inside.echo_us(echo.addr(), ECHOES, REPLY)?);
         inside.become_client(&pool, &servers, DISK_BYTES)?;
         inside.measure(setup, &mut table.domu, "nbd0")?;
         inside.power_off()?;

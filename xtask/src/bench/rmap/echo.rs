@@ -1,7 +1,7 @@
 //! The peer: asks with 80 bytes, is answered with the bytes of a page in as many datagrams as the protocol uses. Nothing is
 //! encrypted, looked up or repeated.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -13,6 +13,7 @@ use rmap::udp::{Port, Wait};
 use rmap::wire::{OVERHEAD, PAYLOAD_MAX};
 
 use super::{DATAGRAM, p50_us};
+use crate::bench::link::Ethernet;
 
 const FRAGMENTS: usize = PAYLOAD_MAX.div_ceil(DATAGRAM - OVERHEAD);
 /// The bytes of a reply: fragments are equally long.
@@ -20,10 +21,10 @@ pub const REPLY: usize = FRAGMENTS * (PAYLOAD_MAX.div_ceil(FRAGMENTS) + OVERHEAD
 /// Datagrams of one `sendmsg` (UDP_MAX_SEGMENTS before Linux 6.9), and pages: an IP packet has 64 KiB.
 const BATCH: usize = 64;
 const PAGES_A_CALL: usize = 64_000 / REPLY;
-/// An echo that takes so long was lost: the loopback drops only when a buffer is full.
+/// An echo that takes so long was lost: the link drops only when a buffer is full.
 const LOST: Duration = Duration::from_secs(2);
 
-/// A server on the loopback, and a client of it. Ends with this value.
+/// A server at one end of a link, and a client of it at the other. Ends with this value.
 pub struct Echo {
     client: Port,
     server: SocketAddr,
@@ -33,20 +34,16 @@ pub struct Echo {
     received: usize,
 }
 
-pub(super) fn loopback() -> Result<Port> {
-    Ok(Port::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?)
-}
-
 impl Echo {
     /// # Errors
     /// A socket cannot be made.
-    pub fn start(spin: bool, batch: bool) -> Result<Echo> {
-        let mut port = loopback()?;
+    pub fn start(link: &Ethernet, spin: bool, batch: bool) -> Result<Echo> {
+        let mut port = link.server_port()?;
         let server = port.local_addr()?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || serve(&mut port, spin, batch, &stopped));
-        Ok(Echo { client: loopback()?, server, spin, stop, thread: Some(thread), received: 0 })
+        Ok(Echo { client: link.client_port()?, server, spin, stop, thread: Some(thread), received: 0 })
     }
 
     /// Where others find the server.
@@ -74,7 +71,7 @@ impl Echo {
             self.received += bytes;
             if !any {
                 if began.elapsed() > LOST {
-                    bail!("an echo was lost on the loopback");
+                    bail!("an echo was lost on the link");
                 }
                 if self.spin && began.elapsed() >= wait.spin {
                     self.client.wait(Some(Instant::now() + LOST))?;
@@ -123,8 +120,8 @@ fn serve(port: &mut Port, spin: bool, batch: bool, stop: &AtomicBool) -> Result<
 
 /// # Errors
 /// A socket fails, or an echo is lost.
-pub fn latency_us(spin: bool, count: usize) -> Result<f64> {
-    let mut echo = Echo::start(spin, false)?;
+pub fn latency_us(link: &Ethernet, spin: bool, count: usize) -> Result<f64> {
+    let mut echo = Echo::start(link, spin, false)?;
     let mut times = Vec::with_capacity(count);
     for _ in 0..count {
         let start = Instant::now();
@@ -137,8 +134,8 @@ pub fn latency_us(spin: bool, count: usize) -> Result<f64> {
 
 /// # Errors
 /// A socket fails, or an echo is lost.
-pub fn pages_per_second(window: usize, batch: bool, span: Duration) -> Result<f64> {
-    let mut echo = Echo::start(true, batch)?;
+pub fn pages_per_second(link: &Ethernet, window: usize, batch: bool, span: Duration) -> Result<f64> {
+    let mut echo = Echo::start(link, true, batch)?;
     echo.ask(window);
     let start = Instant::now();
     let mut pages = 0;

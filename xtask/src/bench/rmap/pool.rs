@@ -1,4 +1,4 @@
-//! A server on a thread of its own and a client on this one, each page checked.
+//! A server on a thread of its own and a client on this one, at two ends of a link, each page checked.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +14,8 @@ use rmap::server::{Server, ServerConfig};
 use rmap::udp::{UdpClient, Wait, serve};
 use rmap::units::{BootEpoch, Class, Generation, PAGE_SIZE, Page, PageNo, ServerId, SlabSize, SpaceId, Time};
 
-use super::echo::loopback;
 use super::{DATAGRAM, p50_us};
+use crate::bench::link::Ethernet;
 
 /// 16 MiB of pages: more than the caches hold.
 const PAGES: u64 = 4096;
@@ -44,7 +44,7 @@ fn content(page: u64) -> Page {
 impl Pool {
     /// # Errors
     /// A socket cannot be made, or the pages cannot be stored.
-    pub fn start(spin: bool) -> Result<Pool> {
+    pub fn start(link: &Ethernet, spin: bool) -> Result<Pool> {
         let entropy = SharedEntropy::new(Box::new(SystemEntropy::default()));
         let (own, keys) = (Keypair::generate(&entropy), Keypair::generate(&entropy));
         let pool = PoolKey::new([1; KEY_SIZE]);
@@ -63,7 +63,7 @@ impl Pool {
         };
         let wait = if spin { Wait::SPIN } else { Wait::BLOCK };
         let mut server = Server::new(config, Box::new(SystemEntropy::default()))?;
-        let mut port = loopback()?;
+        let mut port = link.server_port()?;
         let addr = port.local_addr()?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -76,7 +76,7 @@ impl Pool {
         let spec = SpaceSpec { id: SpaceId(1), pages: PAGES, copies: 1, reserve: 0, key: [2; KEY_SIZE] };
         let space = client.attach(&spec, Generation(1), &[])?;
         let registry: Registry = |_| ControlReply::Done;
-        let client = UdpClient::new(client, loopback()?, wait, Instant::now(), registry);
+        let client = UdpClient::new(client, link.client_port()?, wait, Instant::now(), registry);
         let mut pool = Pool { client, space, next: 0, stop, thread: Some(thread) };
         pool.fill()?;
         Ok(pool)

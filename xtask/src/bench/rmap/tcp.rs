@@ -1,13 +1,15 @@
-//! Peers over TCP: a page from memcached, and from nbdkit's memory plugin, both with Nagle's algorithm off, over the loopback.
+//! Peers over TCP: a page from memcached, and from nbdkit's memory plugin, both with Nagle's algorithm off, over the same link.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 use super::p50_us;
+use crate::bench::link::{ETHERNET_ADDR, ETHERNET_LISTEN, Ethernet};
+use crate::bench::undo::{Guard, Undo, start_ticks_of};
 
 const PAGE: usize = 4096;
 const PAGES: u64 = 4096;
@@ -15,10 +17,11 @@ const PAGES: u64 = 4096;
 const STRIDE: u64 = 1543;
 const START: Duration = Duration::from_secs(5);
 
-/// A program that serves pages on a port.
+/// A program that serves pages on a port, at the other end of the link.
 struct Program {
     child: Child,
     stream: TcpStream,
+    _kill: Guard,
 }
 
 impl Drop for Program {
@@ -28,17 +31,14 @@ impl Drop for Program {
     }
 }
 
-/// A port that was free a moment ago.
-fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
-}
-
 /// `None` if the program is not installed.
-fn start(name: &str, arguments: impl Fn(&str) -> Vec<String>) -> Result<Option<Program>> {
-    let port = free_port()?;
+fn start(link: &Ethernet, name: &str, arguments: impl Fn(&str) -> Vec<String>) -> Result<Option<Program>> {
+    // A port that was free a moment ago.
+    let addr = link.at_servers(|| Ok(TcpListener::bind(ETHERNET_LISTEN)?.local_addr()?))?;
     let mut command = Command::new(name);
-    command.args(arguments(&port.to_string())).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut child = match command.spawn() {
+    command.args(arguments(&addr.port().to_string()));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = match link.at_servers(|| Ok(command.spawn()))? {
         Ok(child) => child,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             eprintln!("bench rmap: {name} is not installed, its row is left out (apt install {name})");
@@ -46,12 +46,14 @@ fn start(name: &str, arguments: impl Fn(&str) -> Vec<String>) -> Result<Option<P
         }
         Err(error) => return Err(error).with_context(|| format!("run {name}")),
     };
+    let pid = child.id();
+    let kill = Guard::new(Undo::Process { pid, start_ticks: start_ticks_of(pid).unwrap_or(0) })?;
     let began = Instant::now();
     loop {
-        match TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))) {
+        match TcpStream::connect(addr) {
             Ok(stream) => {
                 stream.set_nodelay(true)?;
-                return Ok(Some(Program { child, stream }));
+                return Ok(Some(Program { child, stream, _kill: kill }));
             }
             Err(error) if began.elapsed() > START || child.try_wait()?.is_some() => {
                 let _ = child.kill();
@@ -85,11 +87,11 @@ fn measure(count: usize, mut read: impl FnMut(u64) -> Result<()>) -> Result<f64>
 ///
 /// # Errors
 /// It cannot be run, or answers otherwise than agreed.
-pub fn memcached_us(count: usize) -> Result<Option<f64>> {
+pub fn memcached_us(link: &Ethernet, count: usize) -> Result<Option<f64>> {
     let arguments = |port: &str| {
-        ["-l", "127.0.0.1", "-p", port, "-U", "0", "-u", "root", "-M", "-m", "128"].map(str::to_owned).to_vec()
+        ["-l", ETHERNET_ADDR, "-p", port, "-U", "0", "-u", "root", "-M", "-m", "128"].map(str::to_owned).to_vec()
     };
-    let Some(mut program) = start("memcached", arguments)? else { return Ok(None) };
+    let Some(mut program) = start(link, "memcached", arguments)? else { return Ok(None) };
     let mut buffer = [0; PAGE + 64];
     for page in 0..PAGES {
         let mut request = format!("set {page:08} 0 0 {PAGE}\r\n").into_bytes();
@@ -118,11 +120,11 @@ pub fn memcached_us(count: usize) -> Result<Option<f64>> {
 ///
 /// # Errors
 /// It cannot be run, or answers otherwise than agreed.
-pub fn nbdkit_us(count: usize) -> Result<Option<f64>> {
+pub fn nbdkit_us(link: &Ethernet, count: usize) -> Result<Option<f64>> {
     const READ: u16 = 0;
     const WRITE: u16 = 1;
-    let arguments = |port: &str| ["-f", "-i", "127.0.0.1", "-p", port, "memory", "16M"].map(str::to_owned).to_vec();
-    let Some(mut program) = start("nbdkit", arguments)? else { return Ok(None) };
+    let arguments = |port: &str| ["-f", "-i", ETHERNET_ADDR, "-p", port, "memory", "16M"].map(str::to_owned).to_vec();
+    let Some(mut program) = start(link, "nbdkit", arguments)? else { return Ok(None) };
     let stream = &mut program.stream;
     let mut greeting = [0; 18];
     stream.read_exact(&mut greeting)?;

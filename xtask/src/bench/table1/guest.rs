@@ -1,5 +1,6 @@
 //! The guest: Debian's full kernel with the disks that the host gives it, and then as a client of the pool itself.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -15,8 +16,8 @@ use crate::image::Images;
 
 /// fio and what it is linked with are in the guest's memory.
 const MEMORY_MIB: u64 = 768;
-/// QEMU's own network, where this is the host's loopback.
-const HOST: &str = "10.0.2.2";
+/// The gateway of QEMU's own network. Behind it is what QEMU can reach: the servers' end of the link.
+const GATEWAY: &str = "10.0.2.2";
 const ADDRESS: &str = "10.0.2.15/24";
 const POOL_DIR: &str = "/var/lib/pagoda/pool";
 /// An emulated CPU may be silent for longer than real machines are.
@@ -56,20 +57,20 @@ impl Inside {
         runs.measure(setup, &mut |words| self.sh(&format!("fio {words}")), &Engine::File(&device))
     }
 
-    /// What a datagram to the host and `bytes` back take.
+    /// What a datagram to a server and `bytes` back take.
     ///
     /// # Errors
     /// Too many are lost.
-    pub fn echo_us(&mut self, port: u16, count: usize, bytes: usize) -> Result<f64> {
+    pub fn echo_us(&mut self, server: SocketAddr, count: usize, bytes: usize) -> Result<f64> {
         self.join_network()?;
-        let lines = self.guest.command(&format!("echo {HOST}:{port} {count} {bytes}"))?;
+        let lines = self.guest.command(&format!("echo {server} {count} {bytes}"))?;
         let ns = lines.iter().find_map(|line| Line::parse(line)?.number("p50_ns")).context("the time of an echo")?;
         Ok(ns as f64 / 1e3)
     }
 
     fn join_network(&mut self) -> Result<()> {
         let up = "ip link set lo up; ip link set eth0 up; ip addr add";
-        self.sh(&format!("{up} {ADDRESS} dev eth0")).map(drop)
+        self.sh(&format!("{up} {ADDRESS} dev eth0; ip route add default via {GATEWAY}")).map(drop)
     }
 
     /// Makes it a client of the pool, with a disk at /dev/nbd0.
@@ -82,8 +83,7 @@ impl Inside {
         let made: Value = serde_json::from_str(&self.sh("pagoda pool key init --json 2>/dev/null")?)?;
         pool.admit(made["public_key"].as_str().context("the guest's key")?)?;
         for server in servers {
-            let line = server.line(format!("{HOST}:{}", server.addr.port()).parse().context("an address")?);
-            self.sh(&format!("echo {line} >> {POOL_DIR}/servers"))?;
+            self.sh(&format!("echo {} >> {POOL_DIR}/servers", server.line(server.addr)))?;
         }
         self.sh(&format!("pagoda disk create guest --size {bytes}B --copies 1"))?;
         let export = format!("pagoda disk export guest --nbd /run/guest.sock --fail-after {FAIL_AFTER_MS}");
