@@ -1,17 +1,22 @@
-//! kill -9 of one of three servers under a load on a disk with two copies: does anybody notice, for how long, and when
-//! is everything there twice again? Every page that is read is checked.
+//! kill -9 of one of three servers of a disk with two copies, while fio writes and verifies: does it notice, for how long, and
+//! when is everything there twice again? fio goes on before, through and after that, and then verifies all of the disk.
 //!
 //! All processes share this machine's cores and block at once instead of spinning. There is no peer.
 
-use std::time::{Duration, Instant};
+mod fio;
 
-use anyhow::{Result, bail};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Result, bail, ensure};
 
 use super::link::Ethernet;
-use super::load::{Load, Tally, ms};
+use super::load::{Tally, ms};
+use super::nbd::{self, Target};
 use super::pool::{Lend, Pool};
 use super::report::{Bar, Report};
 use super::{Setup, svg};
+
+use fio::Disk;
 
 const SERVERS: u32 = 3;
 const COPIES: usize = 2;
@@ -19,7 +24,9 @@ const DISK_BYTES: u64 = 1 << 30;
 /// Either of those that are left has all of the disk in the end.
 const SERVER: &str = "1100M";
 const DEPTH: usize = 16;
-/// The load runs so long before a server is killed.
+/// While it is filled, with larger requests.
+const FILL_DEPTH: u32 = 8;
+/// fio runs so long before a server is killed.
 const BEFORE: Duration = Duration::from_millis(1000);
 /// How often it is looked for the second copies, and for how long.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
@@ -31,7 +38,7 @@ const STALL_MS_MAX: f64 = 50.0;
 #[derive(Debug, Default)]
 struct Measured {
     stall_ms: Vec<f64>,
-    /// The same load, before anything happened: what this machine does by itself.
+    /// fio, before anything happened: what this machine does by itself.
     calm_ms: Vec<f64>,
     whole_s: Vec<f64>,
     per_second: Vec<f64>,
@@ -63,7 +70,7 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     report.single("requests of 4 KiB before the kill", "1/s", per_second, Bar::None);
     let bars = |name: &str, values: &[f64]| (name.to_owned(), vec![svg::Bar::of(values)]);
     let plot = svg::bar_chart(&svg::BarChart {
-        title: "kill -9 of one of three servers under load".to_owned(),
+        title: "kill -9 of one of three servers under fio verify".to_owned(),
         y_label: "ms".to_owned(),
         y_scale: svg::Scale::Linear,
         series: vec!["longest request".to_owned()],
@@ -80,27 +87,28 @@ impl Measured {
         let mut servers = pool.serve_listed(SERVERS, &Lend { more: &blocking, ..Lend::over_ethernet(SERVER) })?;
         pool.create("bench", DISK_BYTES, COPIES)?;
         let exporter = pool.export("bench", "bench.sock", None, &blocking)?;
-        let mut load = Load::new(&exporter.socket)?;
-        self.tally.add(&load.fill());
+        let size = DISK_BYTES.to_string();
+        nbd::fio(&Target::Nbd(&exporter.uri), &size, "write", FILL_DEPTH, &["--bs=256k"])?;
+        let disk = Disk { uri: &exporter.uri, bytes: DISK_BYTES, depth: DEPTH, seed: round as u64 };
         let victim = servers.remove(round % SERVERS as usize);
-        let began = Instant::now();
-        let (done, (killed, whole)) = load.during(DEPTH, round as u64, || {
+        let (verified, (killed, whole, took)) = disk.verify_during(&setup.dir, || {
             std::thread::sleep(BEFORE);
             // A busy machine pauses processes, and a server that was given up for that is one failure already.
             wait_for(|| Ok(pool.disk_bytes("bench", "short_bytes")? == 0))?;
-            let killed = Instant::now();
+            let (killed, from) = (SystemTime::now(), Instant::now());
             drop(victim);
             wait_for(|| Ok(pool.disk_bytes("bench", "short_bytes")? > 0))?;
             wait_for(|| Ok(pool.disk_bytes("bench", "short_bytes")? == 0))?;
-            Ok((killed, Instant::now()))
+            Ok((killed, SystemTime::now(), from.elapsed()))
         })?;
-        self.tally.add(&done);
-        self.stall_ms.push(done.longest_ms(killed, Instant::now()));
-        self.calm_ms.push(done.longest_ms(began, killed));
-        self.whole_s.push(ms(whole - killed) / 1e3);
-        let calm = done.times.iter().filter(|(_, answered)| *answered < killed).count();
-        self.per_second.push(calm as f64 / (killed - began).as_secs_f64());
-        self.tally.add(&load.check());
+        ensure!(verified.wrote_after(whole)?, "fio had written everything before the second copies were there again");
+        self.tally.add(&verified.done);
+        // Of all that fio did meanwhile, whether before the kill or after it.
+        self.stall_ms.push(verified.longest_ms);
+        self.calm_ms.push(verified.longest_before_ms(killed)?);
+        self.whole_s.push(ms(took) / 1e3);
+        self.per_second.push(verified.per_second_before(killed)?);
+        self.tally.add(&disk.verify_all(&setup.dir)?);
         Ok(())
     }
 }

@@ -124,7 +124,7 @@ enum Name {
     Rmap,
     /// A disk in another process's memory over NBD, against nbdkit's
     Nbd,
-    /// kill -9 of one of three servers of a disk with two copies, under load
+    /// kill -9 of one of three servers of a disk with two copies, while fio writes and verifies
     Failover,
     /// SIGTERM to a server with 1 GiB, under load
     Drain,
