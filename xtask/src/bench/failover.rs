@@ -40,6 +40,8 @@ struct Measured {
     stall_ms: Vec<f64>,
     /// fio, before anything happened: what this machine does by itself.
     calm_ms: Vec<f64>,
+    /// When the longest stall ended, after the kill.
+    stall_after_s: Vec<f64>,
     whole_s: Vec<f64>,
     per_second: Vec<f64>,
     tally: Tally,
@@ -56,11 +58,13 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let mut measured = Measured::default();
     for round in 0..setup.rounds {
         measured.round(setup, round)?;
-        let Measured { stall_ms, whole_s, .. } = &measured;
-        eprintln!("failover: {:.1} ms, whole after {:.2} s", stall_ms[round], whole_s[round]);
+        let Measured { stall_ms, stall_after_s, whole_s, .. } = &measured;
+        let (stall, after) = (stall_ms[round], stall_after_s[round]);
+        // A machine that is busy with something else stalls fio long before or after the kill.
+        eprintln!("failover: {stall:.1} ms, {after:.3} s after the kill, whole after {:.2} s", whole_s[round]);
     }
     let mut report = setup.report("failover");
-    let Measured { stall_ms, calm_ms, whole_s, per_second, tally } = &measured;
+    let Measured { stall_ms, calm_ms, whole_s, per_second, tally, .. } = &measured;
     tally.figures(&mut report);
     report.single("longest stall", "ms", stall_ms, Bar::AtMost(STALL_MS_MAX));
     let slowest = stall_ms.iter().copied().fold(0.0, f64::max);
@@ -105,6 +109,7 @@ impl Measured {
         self.tally.add(&verified.done);
         // Of all that fio did meanwhile, whether before the kill or after it.
         self.stall_ms.push(verified.longest_ms);
+        self.stall_after_s.push(verified.longest_after_s(killed)?);
         self.calm_ms.push(verified.longest_before_ms(killed)?);
         self.whole_s.push(ms(took) / 1e3);
         self.per_second.push(verified.per_second_before(killed)?);

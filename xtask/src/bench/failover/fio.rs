@@ -151,6 +151,13 @@ impl Verified {
         Ok(count as f64 / (Duration::from_millis(then - first).as_secs_f64()))
     }
 
+    /// When the request was answered that took longest, in seconds after then; negative if it was before.
+    pub fn longest_after_s(&self, then: SystemTime) -> Result<f64> {
+        let then = unix_ms(then)?;
+        let longest = self.requests.iter().max_by(|left, right| left.took_ms.total_cmp(&right.took_ms));
+        Ok((longest.context("fio has logged nothing")?.at_ms as f64 - then as f64) / 1e3)
+    }
+
     /// Whether it still wrote then.
     pub fn wrote_after(&self, then: SystemTime) -> Result<bool> {
         let then = unix_ms(then)?;
