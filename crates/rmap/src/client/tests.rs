@@ -6,6 +6,7 @@ mod choice;
 mod cold;
 mod control;
 mod damage;
+mod dissolve;
 mod fence;
 mod follow;
 mod last_resort;
