@@ -52,22 +52,37 @@ impl Client {
 
     /// The slab's writes go nowhere before the control plane has answered.
     pub(super) fn wait_for_map(&mut self, now: Time, space: usize, slab: usize) {
-        self.wait_for_answers(now, space, slab, |_, asked| asked == slab);
+        self.wait_for_answers(now, space, slab, None, |_, asked| asked == slab);
     }
 
-    /// The same, for answers about its group.
+    /// The same, for answers about its group. What it needs first is had from servers: until something was asked, what waits has its
+    /// own time to show whether there are answers.
     pub(super) fn wait_for_map_of_group(&mut self, now: Time, space: usize, slab: usize) {
         let layout = self.spaces[space].layout;
         let group = layout.group(slab);
-        self.wait_for_answers(now, space, slab, |client, asked| client.spaces[space].layout.group(asked) == group);
+        let waiting = self.waiting_for(space, slab);
+        let writes = waiting.iter().map(|op| self.ops.peek(*op)).filter(|op| op.kind != Kind::Read && !op.is_own);
+        let since = writes.map(|op| op.since).min();
+        self.wait_for_answers(now, space, slab, since, |client, asked| {
+            client.spaces[space].layout.group(asked) == group
+        });
     }
 
-    fn wait_for_answers(&mut self, now: Time, space: usize, slab: usize, about: impl Fn(&Client, usize) -> bool) {
+    fn wait_for_answers(
+        &mut self,
+        now: Time,
+        space: usize,
+        slab: usize,
+        since: Option<Time>,
+        about: impl Fn(&Client, usize) -> bool,
+    ) {
         let Some((patience, _)) = self.unmapped_end() else { return };
-        let Some(at) = self.answer_late_at(now, patience, space, |asked| about(self, asked)) else { return };
+        let Some(at) = self.answer_late_at(now, patience, space, since, |asked| about(self, asked)) else { return };
+        // Other times are those of questions, and looked at anyway ([`Client::map_due`]).
+        let is_own_time = since.is_some_and(|since| at == since + self.grace());
         if at <= now {
             self.end_unmapped(now, space, slab);
-        } else if self.config.map_patience.is_some() {
+        } else if self.config.map_patience.is_some() || is_own_time {
             self.look_at(at, space, slab);
         }
     }
@@ -92,19 +107,23 @@ impl Client {
     /// When a question will have waited for too long, if the control plane as a whole has at `map_late`. One that is asked of a
     /// control plane that seems to be silent shows soon whether it is.
     fn late_at(&self, asked: Time, patience: Duration, map_late: Option<Time>) -> Time {
-        // Who has another place for his pages uses that.
-        let grace = if self.config.map_patience.is_some() { Duration::ZERO } else { GRACE };
-        let soon = map_late.map_or(asked + patience, |late| late.max(asked + grace));
+        let soon = map_late.map_or(asked + patience, |late| late.max(asked + self.grace()));
         soon.min(asked + patience)
     }
 
+    fn grace(&self) -> Duration {
+        // Who has another place for his pages uses that.
+        if self.config.map_patience.is_some() { Duration::ZERO } else { GRACE }
+    }
+
     /// When the answer about some slabs will have been waited for for too long: the first of them, or any answer if none of them is
-    /// asked about.
+    /// asked about, and not before what waits `since` then has shown whether there is one.
     fn answer_late_at(
         &self,
         now: Time,
         patience: Duration,
         space: usize,
+        since: Option<Time>,
         about: impl Fn(usize) -> bool,
     ) -> Option<Time> {
         let map_late = self.map_late_at(now, patience);
@@ -113,7 +132,8 @@ impl Client {
             _ => false,
         };
         let asked = self.questions.iter().filter(fits).map(|question| asked_at(question, now)).min();
-        asked.map(|asked| self.late_at(asked, patience, map_late)).or(map_late)
+        let unasked = map_late.map(|late| since.map_or(late, |since| late.max(since + self.grace())));
+        asked.map(|asked| self.late_at(asked, patience, map_late)).or(unasked)
     }
 
     /// When those who wait for the map are to be looked at.
@@ -166,7 +186,7 @@ impl Client {
         let Some(patience) = self.config.error_after else { return false };
         let is_late = |slab: usize| {
             self.spaces[space].slabs[slab].pending.is_some()
-                && self.answer_late_at(now, patience, space, |asked| asked == slab).is_some_and(|at| at <= now)
+                && self.answer_late_at(now, patience, space, None, |asked| asked == slab).is_some_and(|at| at <= now)
         };
         is_late(slab) || self.unread_tables(space, slab).any(is_late)
     }

@@ -9,6 +9,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const LONG: Duration = Duration::from_millis(700);
 /// Questions are asked again by then.
 const ANSWERED: Duration = Duration::from_secs(2);
+/// What is asked of a control plane that is silent waits for so long, and a little.
+const GRACE: Duration = Duration::from_millis(1010);
 /// Pages of two slabs of the first group.
 const PAGES: [u64; 2] = [3, 20];
 
@@ -133,4 +135,22 @@ fn one_group_without_an_answer_fails_alone() {
     assert_right(&mut pool, &[40]);
     pool.begin_write(41, 202);
     pool.expect_written(1);
+}
+
+/// Nothing was asked about another group yet: whether there are answers shows within a second.
+#[test]
+fn the_first_write_to_another_group_is_waited_for() {
+    for silence in [Silence::OfParity, Silence::OfEverything] {
+        let mut pool = dissolving(silence);
+        pool.pass(PATIENCE);
+        assert_eq!(results(&mut pool), unanswered(2));
+        pool.begin_write(40, 201);
+        pool.pass(GRACE);
+        let (writes, byte) = match silence {
+            Silence::OfParity => (vec![Event::Written { token: 1, result: Ok(()) }], 201),
+            Silence::OfEverything => (unanswered(1), 41),
+        };
+        assert_eq!((results(&mut pool), pool.read(40)), (writes, Ok(byte)), "{silence:?}");
+        assert_right(&mut pool, &[40]);
+    }
 }
