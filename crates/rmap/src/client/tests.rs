@@ -1,6 +1,7 @@
 //! A client among honest and dishonest servers, on a perfect network.
 
 mod address;
+mod busy;
 mod catch_up;
 mod choice;
 mod cold;

@@ -360,6 +360,45 @@ fn a_crowded_server_is_busy_for_what_can_wait() {
     assert_eq!(server.stats().answered[Status::UnknownSlab as usize], 2049);
 }
 
+/// Both kinds of what can wait are turned away, not executed, from the 2,048th reply on that waits; faults and writes are not.
+#[test]
+fn a_crowded_server_does_what_somebody_waits_for() {
+    let mut server = server();
+    let mut session = session(&mut server);
+    let grant = |sequence| Message { version: Version::new(Generation(1), sequence, false), ..request(Op::Grant) };
+    assert_eq!(status_of(&mut server, &mut session, &grant(1)), Status::Ok);
+    let mut ask = |server: &mut Server, message: Message| {
+        let mut datagram = Vec::new();
+        session.seal(&message, &[], DATAGRAM_MAX, &mut datagram);
+        server.on_datagram(Time(1), addr(), &mut datagram);
+    };
+    let trim = |class, page| Message {
+        class,
+        page: PageNo(page),
+        version: Version::new(Generation(1), 2, true),
+        ..request(Op::Trim)
+    };
+    (0..2047).for_each(|_| ask(&mut server, request(Op::Fence)));
+    // The last that is done, whoever asks.
+    ask(&mut server, trim(Class::Prefetch, 0));
+    for (class, page) in [(Class::Prefetch, 1), (Class::Rebuild, 2), (Class::Eviction, 3), (Class::Demand, 4)] {
+        ask(&mut server, trim(class, page));
+        ask(&mut server, Message { class, page: PageNo(page), ..request(Op::Read) });
+    }
+    let is_done = |server: &Server, page: usize| {
+        let mut state = server.shared.state();
+        let (_, versions) = state.store.versions(SpaceId(6), PageNo(0), Generation(1)).unwrap();
+        versions[page] != Version::NEVER
+    };
+    assert_eq!([0, 1, 2, 3, 4].map(|page| is_done(&server, page)), [true, false, false, true, true]);
+    while server.poll_transmit(&mut Vec::new()).is_some() {}
+    // A trim and a read of each.
+    assert_eq!(server.stats().answered[Status::Busy as usize], 4);
+    assert_eq!(server.stats().answered[Status::Ok as usize], 1 + 2047 + 1 + 4);
+    ask(&mut server, trim(Class::Prefetch, 1));
+    assert!(is_done(&server, 1), "it is crowded no more");
+}
+
 /// Another server may write to the one slab that its owner said, as long as that is the same grant of the same owner.
 #[test]
 fn a_ticket_is_for_one_grant_of_one_slab() {

@@ -134,18 +134,33 @@ impl Pool {
 
     /// What everybody has to say now. `false` if that is nothing.
     pub fn step(&mut self) -> bool {
-        let mut any = false;
-        let mut out = Vec::new();
+        let mut any = self.hear_client();
+        for node in 0..self.servers.len() {
+            any |= self.hear_server(node);
+        }
+        any | self.hear_control()
+    }
+
+    pub fn hear_client(&mut self) -> bool {
+        let (mut any, mut out) = (false, Vec::new());
         while let Some(transmit) = self.client.poll_transmit(self.now, &mut out) {
             any = true;
             self.deliver(addr(CLIENT), transmit, &mut out);
         }
-        for node in 0..self.servers.len() {
-            while let Some(transmit) = self.servers[node].poll_transmit(&mut out) {
-                any = true;
-                self.deliver(self.at[node], transmit, &mut out);
-            }
+        any
+    }
+
+    pub fn hear_server(&mut self, node: usize) -> bool {
+        let (mut any, mut out) = (false, Vec::new());
+        while let Some(transmit) = self.servers[node].poll_transmit(&mut out) {
+            any = true;
+            self.deliver(self.at[node], transmit, &mut out);
         }
+        any
+    }
+
+    pub fn hear_control(&mut self) -> bool {
+        let mut any = false;
         while let Some((id, request)) = self.client.poll_control(self.now) {
             any = true;
             let is_odd = matches!(&request, ControlRequest::Change(change) if Some(change.slab) == self.no_control_of);
