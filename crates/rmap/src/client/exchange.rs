@@ -95,6 +95,8 @@ pub struct Exchange {
     pub page: PageNo,
     pub version: Version,
     pub tries: u32,
+    /// Those of them up to the last that was answered, if only by that the server has no time: they were not lost.
+    pub excused: u32,
     /// Later requests of its class that were answered before it.
     pub overtaken: u8,
     /// A second copy was asked too.
@@ -154,6 +156,7 @@ impl Exchanges {
             page: PageNo(0),
             version: Version::NEVER,
             tries: 0,
+            excused: 0,
             overtaken: 0,
             hedged: false,
             partial: None,
@@ -204,6 +207,7 @@ impl Exchanges {
             page,
             version,
             tries: 0,
+            excused: 0,
             overtaken: 0,
             hedged: false,
             partial: None,

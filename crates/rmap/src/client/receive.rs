@@ -185,6 +185,8 @@ impl Client {
         if status == Status::Busy {
             // Too much at once, says the server: the timeout asks again.
             self.exchanges.give_partial(message.id);
+            let exchange = self.exchanges.get(message.id)?;
+            exchange.excused = exchange.tries;
             return None;
         }
         let payload = usize::from(message.payload);

@@ -148,7 +148,7 @@ impl Client {
         if now < due {
             return;
         }
-        let tries = exchange.tries;
+        let lost = exchange.tries - exchange.excused;
         let peer = &mut self.peers[place];
         peer.in_flight.pop_front();
         if !peer.resends.contains(&id) {
@@ -156,7 +156,7 @@ impl Client {
         }
         peer.resend_at = now + timeout;
         peer.backoff += 1;
-        if tries >= BLACK_HOLE_TRIES && peer.cut > DATAGRAM_MIN_MAX {
+        if lost >= BLACK_HOLE_TRIES && peer.cut > DATAGRAM_MIN_MAX {
             peer.cut = DATAGRAM_MIN_MAX;
             peer.probed_at = now;
         }

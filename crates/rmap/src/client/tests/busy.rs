@@ -236,3 +236,23 @@ fn what_is_gone_of_a_group_is_made_when_servers_are_busy_no_more() {
     assert!(pool.holders(1) != [node] && stats.pages_copied > copied);
     assert_right(&mut pool, &[]);
 }
+
+/// As large datagrams as before get through to a server that had no time; to one that does not answer, they may not.
+#[test]
+fn a_busy_server_is_no_narrow_path() {
+    let mut pool = filled(1, 1);
+    let mut crowd = Crowd::new(&mut pool);
+    let cut = pool.client.peers[0].cut;
+    prefetch(&mut pool, 5..6);
+    crowd.stays(&mut pool, 2 * WHILE);
+    assert!(busy(&pool) > 8, "{} were busy", busy(&pool));
+    assert_eq!(pool.client.peers[0].cut, cut);
+    pool.pass(LONG);
+    assert_eq!(expect_read(&mut pool), [5]);
+    prefetch(&mut pool, 5..6);
+    pool.slow = Some(0);
+    pool.pass(Duration::from_millis(29));
+    assert!(pool.client.peers[0].is_up() && pool.client.peers[0].cut < cut);
+    pool.deliver_late();
+    assert_eq!(expect_read(&mut pool), [5]);
+}
