@@ -102,3 +102,6 @@ impl Datagrams {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
