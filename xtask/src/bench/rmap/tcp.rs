@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::p50_us;
-use crate::bench::link::{ETHERNET_ADDR, ETHERNET_LISTEN, Ethernet};
+use crate::bench::link::{ETHERNET_ADDR, ETHERNET_LISTEN, ETHERNET_SERVER, Ethernet};
 use crate::bench::undo::{Guard, Undo, start_ticks_of};
 
 const PAGE: usize = 4096;
@@ -35,17 +35,20 @@ impl Drop for Program {
 fn start(link: &Ethernet, name: &str, arguments: impl Fn(&str) -> Vec<String>) -> Result<Option<Program>> {
     // A port that was free a moment ago.
     let addr = link.at_servers(|| Ok(TcpListener::bind(ETHERNET_LISTEN)?.local_addr()?))?;
-    let mut command = Command::new(name);
-    command.args(arguments(&addr.port().to_string()));
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut child = match link.at_servers(|| Ok(command.spawn()))? {
-        Ok(child) => child,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            eprintln!("bench rmap: {name} is not installed, its row is left out (apt install {name})");
-            return Ok(None);
-        }
-        Err(error) => return Err(error).with_context(|| format!("run {name}")),
+    let quietly = |command: &mut Command| {
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     };
+    let mut version = Command::new(name);
+    quietly(version.arg("--version"));
+    if version.status().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+        eprintln!("bench rmap: {name} is not installed, its row is left out (apt install {name})");
+        return Ok(None);
+    }
+    // Not from a thread that ends in the namespace: nbdkit may end with whoever started it.
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", ETHERNET_SERVER, name]).args(arguments(&addr.port().to_string()));
+    quietly(&mut command);
+    let mut child = command.spawn().with_context(|| format!("run {name}"))?;
     let pid = child.id();
     let kill = Guard::new(Undo::Process { pid, start_ticks: start_ticks_of(pid).unwrap_or(0) })?;
     let began = Instant::now();
