@@ -191,7 +191,8 @@ fn watch(health: &HealthView, tell: Tell, unwanted: &Receiver<()>) {
         let now = health.get().trouble;
         match (&trouble, &now) {
             (None, Some(error)) => tell(&format!(
-                "{error}; what is in the pool is read and written as before, but nothing can be placed anew or taken over"
+                "{error}; what is in the pool is read and written as before, but nothing can be placed anew or taken over, nor \
+                 read beside another export that writes it"
             )),
             (Some(_), None) => tell("etcd answers again"),
             _ => {}

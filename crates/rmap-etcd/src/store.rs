@@ -115,11 +115,20 @@ impl Etcd {
     pub(crate) fn all<T: Value>(
         &mut self,
         prefix: &str,
+        keep: impl FnMut(&str, u64, T) -> Result<(), EtcdError>,
+    ) -> Result<(), EtcdError> {
+        self.all_at(prefix, None, keep)
+    }
+
+    /// The same as of a revision.
+    fn all_at<T: Value>(
+        &mut self,
+        prefix: &str,
+        mut revision: Option<u64>,
         mut keep: impl FnMut(&str, u64, T) -> Result<(), EtcdError>,
     ) -> Result<(), EtcdError> {
         let end = keys::end_of(prefix);
         let mut from = prefix.as_bytes().to_vec();
-        let mut revision = None;
         loop {
             let found = self.patiently(|etcd| etcd.range_at(&from, Some(&end), PAGE_KEYS, revision))?;
             revision.get_or_insert(self.gateway.revision());
@@ -164,13 +173,14 @@ impl Etcd {
         Ok(owner.generation)
     }
 
-    /// The owner of a space and its map, as a look from outside: either may change while the other is read.
+    /// The owner of a space and its map at the same moment.
     ///
     /// # Errors
     /// etcd cannot say, or there is no such space.
     pub fn look(&mut self, space: SpaceId) -> Result<(Owner, Map), EtcdError> {
         let owner = self.owner(space)?.ok_or_else(|| no_space(space))?;
-        Ok((owner, self.read_map(space)?))
+        let revision = self.gateway.revision();
+        Ok((owner, self.map_at(space, Some(revision))?))
     }
 
     /// Compares and swaps several entries of one space, all in one transaction where all can be. The answers are in the
@@ -242,9 +252,8 @@ impl Etcd {
             return Ok(ControlReply::Seen(today));
         }
         let Some(Owner { generation, sealed, .. }) = self.owner(space)? else { return Ok(ControlReply::Gone) };
-        // Before the map is read: what changes meanwhile is read again.
         let revision = self.gateway.revision();
-        let today = Today { generation, sealed, map: self.read_map(space)? };
+        let today = Today { generation, sealed, map: self.map_at(space, Some(revision))? };
         self.looked.insert(space, Looked { revision, today: today.clone() });
         Ok(ControlReply::Seen(today))
     }
@@ -295,9 +304,14 @@ impl Etcd {
     }
 
     fn read_map(&mut self, space: SpaceId) -> Result<Map, EtcdError> {
+        self.map_at(space, None)
+    }
+
+    /// A map as of a revision, or as it is.
+    fn map_at(&mut self, space: SpaceId, revision: Option<u64>) -> Result<Map, EtcdError> {
         let prefix = self.keys.map(space);
         let mut map = Map::new();
-        self.all(&prefix, |key, version, entry: MapEntry| {
+        self.all_at(&prefix, revision, |key, version, entry: MapEntry| {
             let slab = keys::slab_of(&prefix, key).ok_or_else(|| garbage(key, "no slab has this number"))?;
             let slot = Slot { version, mod_revision: 0, value: Some(entry) };
             map.push((slab, checked_entry(key, slot)?));

@@ -50,7 +50,7 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     let servers = pool.servers()?;
     role::borrow(dir)?;
     let seen = plane.look(disk.space()?)?;
-    let sealed = seen.today.sealed;
+    let mut sealed = seen.today.sealed;
     let read_only = sealed || options.read_only;
     if options.parity_after == Some(0) {
         return Err(UsageError(
@@ -71,7 +71,7 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
         .into());
     }
     let lock = record::lock_file(dir, name)?;
-    let locked = match (sealed, read_only) {
+    let mut locked = match (sealed, read_only) {
         (true, _) => record::try_lock_shared(&lock)?,
         // Who writes has it, or will.
         (false, true) => false,
@@ -118,7 +118,11 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
             // Whoever removes it takes this away before the map, and then it would be empty.
             ensure!(record::read(dir, name)?.space()? == disk.space()?, "{name} was removed");
         }
-        client.client.attach_reader(&disk.spec()?, &plane.look(disk.space()?)?.today)?
+        let today = plane.look(disk.space()?)?.today;
+        if today.sealed && !sealed {
+            (sealed, locked) = (true, record::try_lock_shared(&lock)?);
+        }
+        client.client.attach_reader(&disk.spec()?, &today)?
     } else {
         // The last thing that may be done before serving: it ends whatever another owner does.
         let (generation, map) = plane.take_over(disk.space()?)?;

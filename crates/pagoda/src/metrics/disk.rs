@@ -77,7 +77,7 @@ const ROWS: &[Row<DiskNumbers>] = rows! { "pagoda_disk_",
     counter "servers_given_up", "servers", "Servers that fell silent.", |n| n.stats.servers_failed;
     counter "unanswered", "pages", "Reads and writes that failed because every server of the page, or the map, had been silent for too long (`--error-after`).",
         |n| n.stats.unanswered;
-    counter "unmapped", "pages", "Of these, the ones that needed a change of the map: etcd did not answer, or the pool's directory cannot be written.",
+    counter "unmapped", "pages", "Of these, the ones that needed a change of the map, or a look at it: etcd did not answer, or the pool's directory cannot be used.",
         |n| n.stats.unmapped;
     counter "incompatible", "servers", "Answers of servers with another version of the protocol or slabs of another size.",
         |n| n.stats.incompatible;

@@ -1,7 +1,7 @@
 //! Spaces that another client writes, read by this one: one writer and many readers.
 //!
 //! A read returns the last write to its page that was acknowledged before it began, or one that was under way since. For a second it
-//! waits rather than return something older than what this client has read there before, as long as the space keeps its owner and the
+//! waits rather than return content older than what this client has read there before, as long as the space keeps its owner and the
 //! slab one of its copies. The writer knows nothing of its readers, and waits for none of them.
 //!
 //! # Why a read is right
@@ -28,9 +28,9 @@ use super::exchange::{Exchange, Request, Role};
 use super::ops::{Kind, Operation, Stage};
 use super::peer::PeerSet;
 use super::sealed::Tenure;
-use super::slab::Phase;
+use super::slab::{Phase, Slab};
 use super::{Client, Failure, Fault};
-use crate::control::{ControlRequest, MapEntry, Today};
+use crate::control::{ControlRequest, MapEntry, Replica, Today};
 use crate::units::{Generation, SlabNo, Time, Version};
 use crate::wire::message::{Op as Wire, Status};
 
@@ -106,6 +106,9 @@ impl Client {
     pub(super) fn ask_followed(&mut self, op: usize) {
         let Operation { space, page, class, sent, acked, bad, version, .. } = *self.ops.peek(op);
         let Some(number) = self.slab_of(page) else { return };
+        if std::mem::take(&mut self.ops.get(op).has_paused) && self.ends_as_lost(op, number) {
+            return self.fail_op(op, Failure::Lost);
+        }
         let slab = &self.spaces[space].slabs[number];
         if slab.entry.empty || slab.entry == MapEntry::default() {
             self.drop_exchanges(op);
@@ -166,12 +169,13 @@ impl Client {
 
     /// No copy has the page now. Whoever writes the space sees to that, and the next map may tell.
     fn pause_follow(&mut self, op: usize, slab: usize) {
-        let Operation { space, since, bad, .. } = *self.ops.peek(op);
-        let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
-        if !bad.is_empty() && copies.is_subset_of(bad) {
+        let Operation { space, bad, .. } = *self.ops.peek(op);
+        if self.is_each_copy_of(space, slab, bad) {
             return self.fail_op(op, Failure::Corrupt);
         }
-        if self.config.error_after.is_some_and(|error_after| self.now.since(since) >= error_after) {
+        let Slab { entry, failed, .. } = &self.spaces[space].slabs[slab];
+        let copies = self.peers_of(entry);
+        if self.is_follow_overdue(op) && !self.is_each_copy_of(space, slab, *failed) {
             return self.fail_op(op, Failure::Silent);
         }
         let following = &mut self.spaces[space].following;
@@ -182,9 +186,37 @@ impl Client {
         self.follow_anew(op);
         // Those of silent servers leave their places to others.
         let silent = !copies.is_empty() && copies.iter().all(|peer| self.peers[peer].is_down());
-        if !(silent && self.park(op)) {
-            self.ops.get(op).look = PAUSED;
+        if silent {
+            self.spaces[space].slabs[slab].failed = PeerSet::default();
         }
+        if !(silent && self.park(op)) {
+            let operation = self.ops.get(op);
+            (operation.look, operation.has_paused) = (PAUSED, true);
+        }
+    }
+
+    /// A pause is over, and the map was looked at since. A server that does not have what the map still names has lost it: had it been
+    /// given back, the map would say so. Whatever else copies said is asked again.
+    fn ends_as_lost(&mut self, op: usize, slab: usize) -> bool {
+        let space = self.ops.peek(op).space;
+        let failed = self.spaces[space].slabs[slab].failed;
+        // Nobody sees to a space whose writer has ended.
+        let is_lost = self.is_each_copy_of(space, slab, failed) && self.is_follow_overdue(op);
+        if !is_lost {
+            self.spaces[space].slabs[slab].failed = PeerSet::default();
+        }
+        is_lost
+    }
+
+    fn is_follow_overdue(&self, op: usize) -> bool {
+        let since = self.ops.peek(op).since;
+        self.config.error_after.is_some_and(|error_after| self.now.since(since) >= error_after)
+    }
+
+    fn is_each_copy_of(&self, space: usize, slab: usize, set: PeerSet) -> bool {
+        let replicas = &self.spaces[space].slabs[slab].entry.replicas;
+        let has = |replica: &Replica| self.place_of(replica.server).is_some_and(|peer| set.has(peer));
+        !replicas.is_empty() && replicas.iter().all(has)
     }
 
     /// When reads are to be tried again.
@@ -211,6 +243,7 @@ impl Client {
             return;
         }
         self.look_at_map(space);
+        self.mark_parked();
         let following = &mut self.spaces[space].following;
         following.pause = (following.pause * 2).clamp(PAUSE_FIRST, PAUSE_MAX);
         following.retry_at = Some(self.now + following.pause);
@@ -232,10 +265,6 @@ impl Client {
         let number = |op: &Operation| size.slab(op.page).map(|slab| slab.0 as usize);
         let paused = |op: &Operation| op.stage == Stage::Waiting && op.space == space && op.look == PAUSED;
         for op in self.ops.select(|op| paused(op) && number(op).is_some_and(&of)) {
-            if let Some(slab) = number(self.ops.peek(op)) {
-                // What a copy said that was bad, or not there, it is asked again.
-                self.spaces[space].slabs[slab].failed = PeerSet::default();
-            }
             self.ops.get(op).look = look;
             self.try_follow(op);
         }

@@ -67,6 +67,8 @@ pub struct Operation {
     pub acked: PeerSet,
     /// Of a read in a space that another client writes: copies that were damaged.
     pub bad: PeerSet,
+    /// Of such a read: no copy had the page by the last map.
+    pub has_paused: bool,
     /// Exchanges of this operation that are not ended.
     pub exchanges: u32,
     /// Content sits in the buffer (a read that is done and not zero).
@@ -134,6 +136,7 @@ impl Ops {
             sent: PeerSet::default(),
             acked: PeerSet::default(),
             bad: PeerSet::default(),
+            has_paused: false,
             exchanges: 0,
             has_content: false,
             is_bad_itself: false,
@@ -287,6 +290,7 @@ impl Ops {
             sent: PeerSet::default(),
             acked: PeerSet::default(),
             bad: PeerSet::default(),
+            has_paused: false,
             exchanges: 0,
             has_content: false,
             is_bad_itself: false,

@@ -86,7 +86,8 @@ impl Client {
 
     /// For a look at everything in that time.
     fn pace(&self, pass: Duration) -> Duration {
-        let slabs = self.spaces.iter().flat_map(|space| &space.slabs);
+        let kept = self.spaces.iter().filter(|space| space.tenure != Tenure::Follower);
+        let slabs = kept.flat_map(|space| &space.slabs);
         let copies: usize = slabs.map(|slab| slab.entry.replicas.len()).sum();
         let pages = u32::try_from(copies * self.config.slab_size.pages());
         let pace = pages.map_or(PACE_MIN, |pages| pass.checked_div(pages).unwrap_or(PACE_MAX));
@@ -101,6 +102,9 @@ impl Client {
             false
         };
         let Some(state) = self.spaces.get(space) else { return go_to(&mut self.scrub, 0, 0, 0) };
+        if state.tenure == Tenure::Follower {
+            return go_to(&mut self.scrub, space + 1, 0, 0);
+        }
         let Some(at) = state.slabs.get(slab) else { return go_to(&mut self.scrub, space + 1, 0, 0) };
         let open = matches!(at.phase, Phase::Open) && !state.is_taken && !state.is_stale;
         if !open || index >= self.config.slab_size.pages() {

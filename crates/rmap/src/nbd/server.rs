@@ -57,7 +57,7 @@ pub struct Export {
     pub space: SpaceRef,
     /// In bytes, a multiple of the page's size.
     pub size: u64,
-    /// Of a sealed space, which the pool's client attached as a reader.
+    /// Of a space that the pool's client attached as a reader.
     pub read_only: bool,
 }
 

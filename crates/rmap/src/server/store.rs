@@ -1,6 +1,6 @@
 //! Slabs and the pages in them, and who may touch them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use crate::medium::Medium;
 use crate::units::{Generation, PAGE_SIZE, PageNo, SEAL_SIZE, SEALED_SIZE, SlabNo, SlabSize, SpaceId, Version};
@@ -10,6 +10,8 @@ use crate::wire::message::{HELD_END, HELD_MAX, HELD_SIZE, Status, VERSIONS_MAX};
 const SPACES_MAX: usize = 4096;
 /// Places that are looked at for one reply about what a space has here: 64 GiB of the usual slabs, some ten microseconds.
 const PLACES_A_LOOK: usize = 1024;
+/// Grants that have ended and are remembered: far more than end while a request is on its way.
+const ENDED_MAX: usize = 4096;
 
 /// Ways of being wrong, for tests.
 #[doc(hidden)]
@@ -51,9 +53,6 @@ struct Space {
     generation: Generation,
     held: u32,
     reserved: u32,
-    /// The greatest grant that has ended here. A request for it or a lesser one that is still on its way comes too late, or it
-    /// would be another slab under the grant that a reader may be about to ask for.
-    ended: Version,
 }
 
 /// A space as a server sees it.
@@ -91,6 +90,9 @@ pub struct Store {
     pub shut: bool,
     places: HashMap<(SpaceId, SlabNo), u32>,
     spaces: HashMap<SpaceId, Space>,
+    /// The last grants that have ended here. A request for one of them that is still on its way comes too late, or it would be
+    /// another slab under the grant that a reader may be about to ask for.
+    ended: VecDeque<(SpaceId, SlabNo, Version)>,
     fault: Option<Fault>,
     /// Owners that it said not to know.
     forgotten: Vec<(SpaceId, Generation)>,
@@ -112,6 +114,7 @@ impl Store {
             shut: false,
             places: HashMap::with_capacity(slabs),
             spaces: HashMap::with_capacity(SPACES_MAX),
+            ended: VecDeque::with_capacity(ENDED_MAX),
             fault: None,
             forgotten: Vec::new(),
         })
@@ -205,7 +208,7 @@ impl Store {
                 Status::Ok
             }
             None => {
-                self.spaces.insert(space, Space { generation, held: 0, reserved: 0, ended: Version::NEVER });
+                self.spaces.insert(space, Space { generation, held: 0, reserved: 0 });
                 Status::Ok
             }
         }
@@ -255,7 +258,7 @@ impl Store {
         }
         let kept_for_others = self.kept_for_others(space);
         let Some(state) = self.spaces.get_mut(&space) else { return Status::UnknownSlab };
-        if grant <= state.ended {
+        if self.ended.iter().any(|(of, at, last)| (*of, *at) == (space, slab) && grant <= *last) {
             return Status::BadRequest;
         }
         if state.held >= self.quota {
@@ -272,6 +275,13 @@ impl Store {
         held.owner = Some((space, slab));
         held.begin(grant, floor);
         Status::Ok
+    }
+
+    fn has_ended(&mut self, space: SpaceId, slab: SlabNo, grant: Version) {
+        if self.ended.len() == ENDED_MAX {
+            self.ended.pop_front();
+        }
+        self.ended.push_back((space, slab, grant));
     }
 
     fn kept_for_others(&self, space: SpaceId) -> usize {
@@ -293,8 +303,8 @@ impl Store {
         self.free.push(index);
         if let Some(state) = self.spaces.get_mut(&space) {
             state.held -= 1;
-            state.ended = state.ended.max(grant);
         }
+        self.has_ended(space, slab, grant);
         Status::Ok
     }
 
@@ -474,8 +484,8 @@ impl Store {
         let grant = self.slabs[index].grant;
         if let Some(state) = self.spaces.get_mut(&owner.0) {
             state.held -= 1;
-            state.ended = state.ended.max(grant);
         }
+        self.has_ended(owner.0, owner.1, grant);
         self.broken += 1;
     }
 

@@ -12,6 +12,8 @@ use crate::oracle::Begun;
 
 /// Runs by default.
 const FOLLOWED_SEEDS: u64 = SEEDS / 2;
+/// Beyond these: a reader that was paused took a slab for lost that had been given back.
+const FOUND_FOLLOWED: [u64; 1] = [717];
 /// Happenings from read to read.
 const EVERY: usize = 6;
 /// For so long, whatever the host's clock, a reader waits for what it has read before.
@@ -121,7 +123,8 @@ fn run_followed(seed: u64, plan: Option<Plan>, sabotage: Sabotage) -> World {
 #[test]
 fn readers_see_what_was_acknowledged() {
     let (mut failed, mut verified, mut sealed) = (0, 0, 0);
-    for seed in seeds(FOLLOWED_SEEDS) {
+    let again = if number("RMAP_SIM_SEED").is_none() { &FOUND_FOLLOWED[..] } else { &[] };
+    for seed in seeds(FOLLOWED_SEEDS).chain(again.iter().copied()) {
         let mut rng = Rng::new(seed);
         // Every other run with errors where nobody answers.
         let error_after = (seed % 2 == 1).then_some(std::time::Duration::from_millis(200));

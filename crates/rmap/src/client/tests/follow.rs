@@ -299,3 +299,68 @@ fn a_made_up_trim_is_forgotten() {
     all.pool.pass(Duration::from_secs(1));
     assert_eq!(all.read(3), Ok(1));
 }
+
+/// Copies that are not there and servers that fall silent after that: nothing waits longer than it may.
+#[test]
+fn copies_that_are_gone_without_a_writer_are_an_error_in_time() {
+    for falls_silent in [false, true] {
+        let mut all = followed();
+        all.write(3, 1);
+        for replica in &mut all.pool.today.map[0].1.replicas {
+            replica.grant = Version::from_bits(replica.grant.bits() - 2);
+        }
+        all.begin_read(3);
+        if falls_silent {
+            all.pool.deaf = vec![0, 1, 2];
+        }
+        all.pool.pass(Duration::from_secs(29));
+        assert_eq!(all.result(), None);
+        all.pool.pass(Duration::from_secs(5));
+        let failure = if falls_silent { Failure::Silent } else { Failure::Lost };
+        assert_eq!(all.result(), Some(Err(failure)));
+    }
+}
+
+/// Of a group with parity one slab may have no copy: it is waited for. Two are lost.
+#[test]
+fn a_slab_that_parity_stands_for_is_waited_for() {
+    let mut all = followed();
+    for page in [3, 11, 19, 27] {
+        all.write(page, 1);
+    }
+    let whole = all.pool.today.clone();
+    let parity = MapEntry { revision: 1, ..whole.map[3].1.clone() };
+    all.pool.today.map.push((SlabNo(8), parity));
+    all.pool.today.map[0].1 = MapEntry { revision: 8, ..MapEntry::lost() };
+    all.begin_read(3);
+    assert_eq!((all.result(), all.read(11)), (None, Ok(1)));
+    all.pool.today.map[1].1 = MapEntry { revision: 8, ..MapEntry::lost() };
+    all.pool.pass(Duration::from_secs(1));
+    assert_eq!(all.result(), Some(Err(Failure::Lost)));
+    all.pool.today.map.pop();
+    all.pool.today.map[0].1 = MapEntry { revision: 9, ..whole.map[0].1.clone() };
+    assert_eq!(all.read(3), Ok(1));
+}
+
+/// Reads that wait for a silent server go on, whatever becomes of the space.
+#[test]
+fn parked_reads_go_on_when_the_space_is_sealed_or_gone() {
+    for is_removed in [false, true] {
+        let mut all = followed();
+        all.write(3, 1);
+        all.pool.deaf = vec![0, 1, 2];
+        all.pool.pass(Duration::from_secs(1));
+        all.begin_read(3);
+        assert!(all.result().is_none() && !all.pool.client.parking.is_empty());
+        if is_removed {
+            all.pool.client.space_gone(all.reader.0);
+            assert_eq!(all.result(), Some(Err(Failure::Fenced)));
+            continue;
+        }
+        (all.pool.today.generation, all.pool.today.sealed) = (Generation(2), true);
+        all.pool.pass(Duration::from_secs(1));
+        all.pool.deaf.clear();
+        all.pool.pass(Duration::from_secs(5));
+        assert_eq!(all.result(), Some(Ok(1)));
+    }
+}

@@ -236,6 +236,9 @@ fn a_page_of_a_grant_is_read_as_long_as_that_is_there() {
     // The request of before, late: it would be an empty slab of the same grant.
     let late = store.grant(SPACE, SlabNo(0), next, (grant, Version::NEVER), true);
     assert_eq!((late, read(&mut store, grant)), (Status::BadRequest, Err(Status::UnknownSlab)));
+    // Of another slab an older one may be.
+    let other = store.grant(SPACE, SlabNo(1), next, (grant, Version::NEVER), true);
+    assert_eq!((other, store.release(SPACE, SlabNo(1), next, grant)), (Status::Ok, Status::Ok));
     let new = Version::new(next, 1, false);
     assert_eq!(store.grant(SPACE, SlabNo(0), next, (new, Version::NEVER), true), Status::Ok);
     assert_eq!((read(&mut store, new), read(&mut store, grant)), (Ok(Version::NEVER), Err(Status::UnknownSlab)));
