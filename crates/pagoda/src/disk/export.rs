@@ -71,7 +71,7 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
         .into());
     }
     let lock = record::lock_file(dir, name)?;
-    let mut locked = match (sealed, read_only) {
+    let locked = match (sealed, read_only) {
         (true, _) => record::try_lock_shared(&lock)?,
         // Who writes has it, or will.
         (false, true) => false,
@@ -119,16 +119,15 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
             ensure!(record::read(dir, name)?.space()? == disk.space()?, "{name} was removed");
         }
         let today = plane.look(disk.space()?)?.today;
-        if today.sealed && !sealed {
-            (sealed, locked) = (true, record::try_lock_shared(&lock)?);
-        }
+        sealed = today.sealed;
         client.client.attach_reader(&disk.spec()?, &today)?
     } else {
         // The last thing that may be done before serving: it ends whatever another owner does.
         let (generation, map) = plane.take_over(disk.space()?)?;
         client.client.attach(&disk.spec()?, generation, &map)?
     };
-    if sealed || !read_only {
+    // Who reads beside a writer has none, and takes none from it or from whoever seals the disk.
+    if locked || !read_only {
         hold(lock, locked);
     }
     let (stop, stopper) = UnixStream::pair().context("make a socket")?;

@@ -231,7 +231,10 @@ impl Client {
             if self.spaces[space].following.retry_at.is_some_and(|at| at <= now) {
                 self.spaces[space].following.retry_at = None;
                 let look = self.look_needed(space);
-                self.end_pauses(space, look, |_| true);
+                for op in self.ops.select(|op| is_paused(op) && op.space == space) {
+                    self.ops.get(op).look = look;
+                    self.try_follow(op);
+                }
                 self.look_for_parked(space);
             }
         }
@@ -256,17 +259,6 @@ impl Client {
             following.asked += 1;
             let id = self.spaces[space].id;
             self.ask_control(space, ControlRequest::Look { space: id });
-        }
-    }
-
-    /// Reads of some slabs go on, with that look.
-    fn end_pauses(&mut self, space: usize, look: u64, of: impl Fn(usize) -> bool) {
-        let size = self.config.slab_size;
-        let number = |op: &Operation| size.slab(op.page).map(|slab| slab.0 as usize);
-        let paused = |op: &Operation| op.stage == Stage::Waiting && op.space == space && op.look == PAUSED;
-        for op in self.ops.select(|op| paused(op) && number(op).is_some_and(&of)) {
-            self.ops.get(op).look = look;
-            self.try_follow(op);
         }
     }
 
@@ -369,7 +361,7 @@ impl Client {
         }
     }
 
-    /// A slab's copies are others: what was asked is asked of those.
+    /// A slab's copies are others: what was asked is to be asked of those, once all of the map is known.
     fn follow_elsewhere(&mut self, space: usize, slab: usize, entry: MapEntry) {
         let state = &mut self.spaces[space].slabs[slab];
         if !entry.replicas.iter().any(|replica| state.entry.replicas.contains(replica)) {
@@ -378,11 +370,12 @@ impl Client {
         }
         (state.entry, state.failed) = (entry, PeerSet::default());
         let of_slab = |op: &Operation| op.space == space && self.slab_of(op.page) == Some(slab);
-        for op in self.ops.select(|op| op.stage == Stage::Active && of_slab(op)) {
-            self.follow_anew(op);
+        for op in self.ops.select(|op| of_slab(op) && (op.stage == Stage::Active || is_paused(op))) {
+            if self.ops.peek(op).stage == Stage::Active {
+                self.follow_anew(op);
+            }
+            self.ops.get(op).look = self.spaces[space].following.answered;
         }
-        let look = self.spaces[space].following.answered;
-        self.end_pauses(space, look, |of| of == slab);
         // For those that are parked.
         self.mark(space, slab);
     }
@@ -412,4 +405,8 @@ impl Client {
         }
         self.note_parity(space, map);
     }
+}
+
+fn is_paused(op: &Operation) -> bool {
+    op.stage == Stage::Waiting && op.look == PAUSED
 }

@@ -1,6 +1,7 @@
 //! A space that one client writes and others read. Here both are the same client, which does not know it.
 
 use super::*;
+use crate::control::Replica;
 use crate::units::Version;
 
 /// The owner's place among the client's spaces.
@@ -22,6 +23,11 @@ fn followed() -> Followed {
     let owner = pool.space;
     let reader = pool.client.attach_reader(&spec(), &Today::default()).unwrap();
     Followed { pool, owner, reader }
+}
+
+/// A copy that no server has: of an earlier life of its slab.
+fn make_another(replica: &mut Replica) {
+    replica.grant = Version::from_bits(replica.grant.bits() - 2);
 }
 
 impl Followed {
@@ -121,7 +127,7 @@ fn another_life_of_a_slab_is_not_read_as_the_one_of_the_map() {
     all.write(3, 1);
     let mut old = all.pool.today.clone();
     for replica in &mut old.map[0].1.replicas {
-        replica.grant = Version::from_bits(replica.grant.bits() - 2);
+        make_another(replica);
     }
     let today = std::mem::replace(&mut all.pool.today, old);
     all.begin_read(3);
@@ -218,7 +224,7 @@ fn nothing_is_nothing_though_another_copy_is_gone() {
     for place in 0..2 {
         all.pool.today = today.clone();
         let replica = &mut all.pool.today.map[0].1.replicas[place];
-        replica.grant = Version::from_bits(replica.grant.bits() - 2);
+        make_another(replica);
         // Another entry each time, so that nothing is remembered of the copies.
         all.pool.today.map[0].1.revision += 1 + place as u64;
         all.begin_read(5);
@@ -240,7 +246,7 @@ fn damage_is_an_error_only_where_all_copies_are_damaged() {
     let server = all.pool.client.peers[holders[1]].info.id;
     let replicas = &mut all.pool.today.map[0].1.replicas;
     let other = replicas.iter_mut().find(|replica| replica.server == server).unwrap();
-    other.grant = Version::from_bits(other.grant.bits() - 2);
+    make_another(other);
     all.begin_read(3);
     assert_eq!(all.result(), None);
     all.pool.today = today;
@@ -307,7 +313,7 @@ fn copies_that_are_gone_without_a_writer_are_an_error_in_time() {
         let mut all = followed();
         all.write(3, 1);
         for replica in &mut all.pool.today.map[0].1.replicas {
-            replica.grant = Version::from_bits(replica.grant.bits() - 2);
+            make_another(replica);
         }
         all.begin_read(3);
         if falls_silent {
@@ -363,4 +369,29 @@ fn parked_reads_go_on_when_the_space_is_sealed_or_gone() {
         all.pool.pass(Duration::from_secs(5));
         assert_eq!(all.result(), Some(Ok(1)));
     }
+}
+
+/// A map that changes in several places is judged as a whole: of a group of which another slab was lost, and is there again.
+#[test]
+fn a_map_is_taken_as_a_whole() {
+    let mut all = followed();
+    for page in [3, 11, 19, 27] {
+        all.write(page, 1);
+    }
+    let whole = all.pool.today.clone();
+    let parity = MapEntry { revision: 1, ..whole.map[3].1.clone() };
+    all.pool.today.map.push((SlabNo(8), parity));
+    make_another(&mut all.pool.today.map[0].1.replicas[0]);
+    make_another(&mut all.pool.today.map[0].1.replicas[1]);
+    all.pool.today.map[1].1 = MapEntry { revision: 8, ..MapEntry::lost() };
+    all.begin_read(3);
+    all.pool.today.map[0].1 = MapEntry { revision: 9, ..MapEntry::lost() };
+    all.pool.today.map[1].1 = MapEntry { revision: 9, ..whole.map[1].1.clone() };
+    // Whose look at the map it is does not matter.
+    assert_eq!(all.read(19), Ok(1));
+    all.pool.pass(Duration::from_secs(1));
+    assert_eq!(all.result(), None, "it may come back");
+    all.pool.today.map[0].1 = MapEntry { revision: 10, ..whole.map[0].1.clone() };
+    all.pool.pass(Duration::from_secs(1));
+    assert_eq!(all.result(), Some(Ok(1)));
 }
