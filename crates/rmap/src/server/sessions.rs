@@ -149,13 +149,22 @@ impl Sessions {
             stats.strangers += 1;
             return;
         }
-        if self.answers.len() >= ANSWERS_MAX || !self.take_token(now) {
+        if let Some((accept, to)) = self.accept_of(hello.datagram) {
+            if self.is_waiting(hello.from, &accept) {
+                stats.repeated += 1;
+                return;
+            }
+            // No handshake, so not counted as one where the answer goes to who has the session. Elsewhere it may be a recording.
+            if self.answers.len() < ANSWERS_MAX && (to == hello.from || self.take_token(now)) {
+                stats.repeated += 1;
+                return self.answer(hello.from, &accept);
+            }
             stats.throttled += 1;
             return;
         }
-        if let Some(accept) = self.accept_of(hello.datagram) {
-            stats.repeated += 1;
-            return self.answer(hello.from, &accept);
+        if self.answers.len() >= ANSWERS_MAX || !self.take_token(now) {
+            stats.throttled += 1;
+            return;
         }
         if !(hello.versions.min..=hello.versions.max).contains(&PROTOCOL_VERSION) {
             stats.refused += 1;
@@ -198,10 +207,16 @@ impl Sessions {
         stats.accepted += 1;
     }
 
-    /// What was answered to the same hello. A client that hears nothing repeats it within milliseconds, and a busy server finds
-    /// several of them waiting: were each a session, those of one client would push others of its node out. As RFC 7296, 2.1.
-    fn accept_of(&self, hello: &[u8]) -> Option<[u8; ACCEPT_SIZE]> {
-        self.peers.iter().flatten().find(|peer| peer.hello[..] == *hello).map(|peer| peer.accept)
+    /// What was answered to the same hello, and where that session's client is. A client that hears nothing repeats it within
+    /// milliseconds, and a busy server finds several of them waiting: were each a session, those of one client would push others
+    /// of its node out, and were each counted as a handshake, new clients would wait for theirs. As RFC 7296, 2.1.
+    fn accept_of(&self, hello: &[u8]) -> Option<([u8; ACCEPT_SIZE], SocketAddr)> {
+        self.peers.iter().flatten().find(|peer| peer.hello[..] == *hello).map(|peer| (peer.accept, peer.addr))
+    }
+
+    /// Whether this answer is about to be sent.
+    fn is_waiting(&self, to: SocketAddr, accept: &[u8]) -> bool {
+        self.answers.iter().any(|answer| answer.to == to && answer.bytes[..answer.length] == *accept)
     }
 
     /// One node's sessions are limited: the one silent for longest goes.

@@ -190,6 +190,51 @@ fn a_hello_that_is_repeated_gets_the_same_answer() {
     assert_eq!(status_of(&mut server, &mut session, &request(Op::Read)), Status::UnknownSlab);
 }
 
+/// As after a second in which the server had no CPU: whoever asks for the first time does not wait for those who asked again.
+#[test]
+fn hellos_that_are_repeated_are_no_handshakes() {
+    let mut server = server();
+    let initiators: Vec<Initiator> = (0..8).map(|_| hello(&client_keys(), [3; KEY_SIZE], SPOKEN)).collect();
+    for _ in 0..50 {
+        for initiator in &initiators {
+            server.on_datagram(Time(0), addr(), &mut initiator.hello.clone());
+        }
+    }
+    let mut sent = 0;
+    while server.poll_transmit(&mut Vec::new()).is_some() {
+        sent += 1;
+    }
+    // Once each, although all of them were asked for before any was sent.
+    assert_eq!(sent, initiators.len());
+    for _ in 0..500 {
+        server.on_datagram(Time(0), addr(), &mut initiators[0].hello.clone());
+        assert!(server.poll_transmit(&mut Vec::new()).is_some());
+    }
+    let mut new = hello(&client_keys(), [3; KEY_SIZE], SPOKEN).hello;
+    server.on_datagram(Time(0), addr(), &mut new);
+    let stats = server.stats();
+    assert_eq!((stats.accepted, stats.repeated, stats.throttled), (9, 8 * 49 + 500, 0));
+}
+
+/// A recording of a hello is not to be a way to send more to others than handshakes would.
+#[test]
+fn hellos_that_come_from_elsewhere_are_throttled() {
+    let mut server = server();
+    let initiator = hello(&client_keys(), [3; KEY_SIZE], SPOKEN);
+    server.on_datagram(Time(0), addr(), &mut initiator.hello.clone());
+    let mut sent = 0;
+    for port in 1000..2000 {
+        let elsewhere = SocketAddr::new(addr().ip(), port);
+        assert_ne!(elsewhere, addr());
+        server.on_datagram(Time(0), elsewhere, &mut initiator.hello.clone());
+        while server.poll_transmit(&mut Vec::new()).is_some() {
+            sent += 1;
+        }
+    }
+    assert!(sent <= 64, "{sent}");
+    assert_eq!(server.stats().repeated + server.stats().throttled, 1000);
+}
+
 #[test]
 fn hellos_are_throttled() {
     let mut server = server();
