@@ -88,7 +88,7 @@ impl Running {
 
     /// Asks it to end; its status.
     pub fn stop(mut self) -> Option<i32> {
-        tool("kill", &["-TERM", &self.child.id().to_string()]);
+        send_signal(&self.child, Signal::TERM);
         self.wait()
     }
 
