@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::link::Ethernet;
+use super::peers::cgroup::DiskCgroup;
 use super::peers::nbd_disk::{Cache, NbdDisk};
 use super::peers::swap::{LimitedToy, Swap};
 use super::pool::{Lend, Pool, Server};
@@ -30,6 +31,10 @@ const FLEET_MIB: u64 = 128;
 const FLEETS: [usize; 4] = [1, 2, 4, 8];
 /// Of a disk behind NBD: journal, inodes, the daemon's own files.
 const FILE_SYSTEM_MIB: u64 = 256;
+/// Bytes a second that a usual SSD at SATA's 6 Gbit/s reads and writes. The disk of a machine that is a VM itself may be its
+/// host's memory, and faster than any network of the paper's or today's racks.
+const SATA: (u64, u64) = (550_000_000, 520_000_000);
+const ON_SATA: &str = "private swap on the disk, held to SATA's 550 MB/s";
 /// A VM that was told to end has.
 const GONE_MAX: Duration = Duration::from_secs(60);
 
@@ -50,6 +55,7 @@ struct Bench {
     servers: Vec<Server>,
     _pool: Option<Pool>,
     _disk: Option<NbdDisk>,
+    _slower: Option<DiskCgroup>,
     _link: Ethernet,
 }
 
@@ -61,7 +67,7 @@ impl Bench {
         let servers = pool.serve_listed(1, &Lend::over_ethernet(lent))?;
         let dir = pool.dir().to_str().context("the directory's name is not UTF-8")?.to_owned();
         let daemon = Daemon::start_with(&setup.dir, "daemon", &["--pool-dir", &dir])?;
-        Ok(Bench { daemon, servers, _pool: Some(pool), _disk: None, _link: link })
+        Ok(Bench { daemon, servers, _pool: Some(pool), _disk: None, _slower: None, _link: link })
     }
 
     /// One whose disk is behind NBD. `swapped_mib` is what its VMs have.
@@ -69,7 +75,24 @@ impl Bench {
         let link = Ethernet::new()?;
         let disk = NbdDisk::start(&setup.dir, (swapped_mib + FILE_SYSTEM_MIB) << 20, cache)?;
         let daemon = Daemon::start_with(disk.dir(), "daemon", &[])?;
-        Ok(Bench { daemon, servers: Vec::new(), _pool: None, _disk: Some(disk), _link: link })
+        Ok(Bench { daemon, servers: Vec::new(), _pool: None, _disk: Some(disk), _slower: None, _link: link })
+    }
+
+    /// One whose disk is held to SATA's speed; `None` where that cannot be done, which is said.
+    fn on_sata(setup: &Setup) -> Result<Option<Bench>> {
+        let name = format!("pagoda-bench-disk-{}", std::process::id());
+        let slower = match DiskCgroup::new(&name, &setup.dir, SATA) {
+            Ok(slower) => slower,
+            Err(error) => {
+                eprintln!("far: no disk at SATA's speed, its rows are left out: {error:#}");
+                return Ok(None);
+            }
+        };
+        let link = Ethernet::new()?;
+        let daemon = Daemon::start_with(&setup.dir, "daemon", &[])?;
+        slower.add(daemon.pid())?;
+        let bench = Bench { daemon, servers: Vec::new(), _pool: None, _disk: None, _slower: Some(slower), _link: link };
+        Ok(Some(bench))
     }
 
     fn toy(&self, name: &str, memory_mib: u64, tier: Tier) -> Result<SteppedToy> {
@@ -123,7 +146,7 @@ fn sort_all(toys: &mut [SteppedToy]) -> Result<f64> {
 /// A side cannot be set up, or sorts wrongly.
 pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let memory_mib = if setup.quick { 256 } else { 512 };
-    let [mut pool, mut swap, mut nbd, mut cached, mut dram, mut kernel] = [const { Vec::new() }; 6];
+    let [mut pool, mut swap, mut sata, mut nbd, mut cached, mut dram, mut kernel] = [const { Vec::new() }; 7];
     let [mut pool_cpu, mut swap_cpu] = [const { Vec::new() }; 2];
     for round in 1..=setup.rounds {
         eprintln!("far: round {round} of {}", setup.rounds);
@@ -140,6 +163,9 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
                 cpu.into_iter().for_each(|cpu| cpu.push(used));
             }
             drop(bench);
+            if let Some(bench) = Bench::on_sata(setup)? {
+                sata.push(bench.sort(1, memory_mib, Tier::Swap)?);
+            }
             for (cache, seconds) in [(Cache::Nothing, &mut nbd), (Cache::PageCache, &mut cached)] {
                 seconds.push(Bench::on_nbd(setup, memory_mib, cache)?.sort(1, memory_mib, Tier::Swap)?);
             }
@@ -163,6 +189,9 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let mut report = setup.report("far");
     let of = |peer: &str| format!("quicksort of {memory_mib} MiB in half the DRAM, far tier pool: {peer}");
     report.pair(&of("private swap on the disk"), "s", &pool, &swap, Bar::AtMost(DISK_RATIO_MAX));
+    if !sata.is_empty() {
+        report.pair(&of(ON_SATA), "s", &pool, &sata, Bar::AtMost(DISK_RATIO_MAX));
+    }
     report.pair(&of("private swap on an NBD disk"), "s", &pool, &nbd, Bar::AtMost(DISK_RATIO_MAX));
     report.pair(&of("the same with its server's page cache"), "s", &pool, &cached, Bar::None);
     report.pair(&of("all of it in DRAM"), "s", &pool, &dram, Bar::AtMost(LOCAL_RATIO_MAX));
@@ -170,7 +199,7 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     // What the sort's CPU and one more have to bear, where the server is the same machine; the disk takes none of it.
     report.pair(&of("CPU time of daemon and server, private swap"), "s", &pool_cpu, &swap_cpu, Bar::None);
     guests.report(&mut report);
-    let disks = [("on an NBD disk", &nbd), ("on a cached NBD disk", &cached)];
+    let disks = [("at SATA's speed", &sata), ("on an NBD disk", &nbd), ("on a cached NBD disk", &cached)];
     let swaps = [&[("private swap", &swap)][..], &disks, &[("kernel's swap", &kernel)]].concat();
     let sides = [&[("pool", &pool)][..], &swaps, &[("all in DRAM", &dram)]].concat();
     let chart = svg::BarChart {
