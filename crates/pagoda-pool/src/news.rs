@@ -1,8 +1,9 @@
-//! What becomes known of servers while a client is at work: some come into etcd, and some are elsewhere than they were, as etcd
-//! or they themselves say.
+//! What becomes known of servers while a client is at work: some come into etcd or, where there is none, into the file `servers`,
+//! and some are elsewhere than they were, as etcd or they themselves say.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::time::{Duration, SystemTime};
 
@@ -18,6 +19,8 @@ use crate::{Tell, store};
 
 /// A server's lease lasts as long.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// The list of servers is a short file.
+const LIST_EVERY: Duration = Duration::from_secs(2);
 /// The thread that hears announcements looks so often whether it is still wanted.
 const WANTED_EVERY: Duration = Duration::from_secs(1);
 
@@ -55,12 +58,17 @@ impl Watch {
         let (sender, news) = mpsc::channel();
         let mut wanted = Vec::new();
         let known = Known::of(listed);
-        if let Some(etcd) = pool.connect()? {
-            let (sign, unwanted) = mpsc::channel();
-            let (known, sender) = (known.clone(), sender.clone());
-            start("etcd-servers", move || look(etcd, known, &sender, &unwanted))?;
-            wanted.push(sign);
+        let (sign, unwanted) = mpsc::channel();
+        let (then, news_sender) = (known.clone(), sender.clone());
+        match pool.connect()? {
+            Some(etcd) => start("etcd-servers", move || look(etcd, then, &news_sender, &unwanted))?,
+            None => {
+                let list = List { dir: pool.dir.clone(), known: then, before: Ok(Vec::new()) };
+                let tell = pool.tell;
+                start("listed-servers", move || list.follow(&news_sender, tell, &unwanted))?;
+            }
         }
+        wanted.push(sign);
         match hear_of(pool, listed)? {
             Some(Ok(ears)) => {
                 let (sign, unwanted) = mpsc::channel();
@@ -114,6 +122,13 @@ impl Known {
         self.0.contains_key(&server)
     }
 
+    /// Adds one; `false` if it was known.
+    fn add(&mut self, server: &ServerInfo) -> bool {
+        let is_new = !self.has(server.id);
+        self.0.entry(server.id).or_insert((server.addr, None));
+        is_new
+    }
+
     /// Takes note of a place; whether it is another one, if there is anything new about it.
     fn note(&mut self, hint: &Hint) -> Option<Place> {
         let told = (hint.addr, Some(hint.epoch));
@@ -142,6 +157,48 @@ fn look(mut etcd: Etcd, mut known: Known, news: &Sender<News>, unwanted: &Receiv
             // Nobody listens: the next look ends.
             let _ = known.news_of(node).map(|piece| news.send(piece));
         }
+    }
+}
+
+/// The file `servers`, where there is no etcd.
+#[derive(Debug)]
+struct List {
+    dir: PathBuf,
+    known: Known,
+    /// What it had at the last look, or what was wrong with it.
+    before: Result<Vec<ServerInfo>, String>,
+}
+
+impl List {
+    /// Follows it. Who is not in it any more is not forgotten, and who has another line is not taken for another one: pages are
+    /// where they were.
+    fn follow(mut self, news: &Sender<News>, tell: Tell, unwanted: &Receiver<()>) {
+        let mut told = String::new();
+        while unwanted.recv_timeout(LIST_EVERY) == Err(RecvTimeoutError::Timeout) {
+            match self.look() {
+                Ok(new) => {
+                    told.clear();
+                    // Nobody listens: the next look ends.
+                    new.into_iter().for_each(|server| drop(news.send(News::Came(server))));
+                }
+                Err(wrong) if wrong == told => {}
+                Err(wrong) => {
+                    tell(&format!("{wrong}; until that is right, nobody who is new there is used"));
+                    told = wrong;
+                }
+            }
+        }
+    }
+
+    /// Those who are new in it. Only what was there at the last look, too, counts: somebody may be writing it.
+    fn look(&mut self) -> Result<Vec<ServerInfo>, String> {
+        let now = store::servers(&self.dir).map_err(|error| format!("{error:#}"));
+        let before = std::mem::replace(&mut self.before, now.clone());
+        if now != before {
+            return Ok(Vec::new());
+        }
+        let listed = now?;
+        Ok(listed.into_iter().filter(|server| self.known.add(server)).collect())
     }
 }
 
@@ -214,5 +271,34 @@ mod tests {
             assert_eq!(known.note(&hint(port, epoch)), expected, "{port} {epoch}");
         }
         assert!(known.has(ServerId(1)) && !known.has(ServerId(2)));
+    }
+
+    /// As an operator edits it, and as an editor writes it.
+    #[test]
+    fn servers_come_by_the_list_when_it_has_settled() {
+        let dir = std::env::temp_dir().join(format!("pagoda-news-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir(&dir).unwrap();
+        let line = |id: u32, zone| format!("{id} 10.0.0.{id}:7070 {} {zone}\n", "5c".repeat(32));
+        let listed = rmap::servers::parse(&line(1, 0)).unwrap();
+        let mut list = List { dir: dir.clone(), known: Known::of(&listed), before: Ok(Vec::new()) };
+        let mut look = |content: Option<String>| {
+            content.map(|content| std::fs::write(store::servers_path(&dir), content).unwrap());
+            list.look().map(|new| new.into_iter().map(|server| (server.id.0, server.zone)).collect::<Vec<_>>())
+        };
+        // None yet; then the one that is known.
+        assert_eq!((look(None), look(None)), (Ok(vec![]), Ok(vec![])));
+        assert_eq!((look(Some(line(1, 0))), look(None)), (Ok(vec![]), Ok(vec![])));
+        // Half of a line makes sense by chance, or none.
+        let whole = line(1, 0) + &line(2, 12) + &line(3, 4);
+        let half = whole.split_once("12").unwrap().0.to_owned() + "1";
+        assert_eq!((look(Some(half)), look(Some(whole[..whole.len() - 9].to_owned()))), (Ok(vec![]), Ok(vec![])));
+        assert_eq!((look(Some(whole)), look(None), look(None)), (Ok(vec![]), Ok(vec![(2, 12), (3, 4)]), Ok(vec![])));
+        // What is wrong for longer is an error, and ends with it.
+        assert_eq!(look(Some("4 nowhere\n".to_owned())), Ok(vec![]));
+        assert!(look(None).unwrap_err().contains("line 1"));
+        // Who was in it is not told again, nor as another one.
+        assert_eq!((look(Some(line(4, 0) + &line(2, 7))), look(None)), (Ok(vec![]), Ok(vec![(4, 0)])));
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -75,7 +75,8 @@ pub fn commit() -> String {
     let Some(head) = git(&["rev-parse", "--short=12", "HEAD"]) else {
         return "unknown".to_owned();
     };
-    let changed = git(&["status", "--porcelain"]).is_none_or(|status| !status.is_empty());
+    // But for what benches write themselves.
+    let changed = git(&["status", "--porcelain", "--", ".", ":!bench/results"]).is_none_or(|status| !status.is_empty());
     if changed { head + "+" } else { head }
 }
 

@@ -39,6 +39,31 @@ fn fails(reader: &Running, command: &str) {
     assert!(!output.status.success() || said.contains("failed"), "{command}: {said}");
 }
 
+/// Without etcd: copies that a dead server had are made again at one whose line comes later, and who reads finds them there.
+#[test]
+fn a_server_that_is_listed_later_is_used() {
+    let mut pool = Pool::start("listed", 2);
+    pool.run(&["disk", "create", "d", "--size", "128M"]);
+    let writer = pool.export("d", &[]);
+    let early = reader(&pool, "early", &[]);
+    assert_round(&writer, &[&early], 0, 4);
+    pool.kill_server(0);
+    assert_round(&writer, &[&early], 20, 4);
+    pool.add_server();
+    // What makes no sense is said, and what was there goes on.
+    let list = std::fs::read_to_string(pool.file("servers")).unwrap();
+    std::fs::write(pool.file("servers"), list + "3 nowhere\n").unwrap();
+    until("the list is found wrong", || pool.has_said("line 3"));
+    assert_round(&writer, &[&early], 40, 4);
+    pool.list_servers();
+    until("there are copies again", || pool.is_whole_without("d", 0));
+    assert!(pool.has_said("server 3 has come"));
+    until("the reader knows it, too", || pool.times_said("server 3 has come") == 2);
+    pool.kill_server(1);
+    assert_round(&writer, &[&early], 60, 4);
+    assert_eq!((early.stop(), writer.stop()), (Some(0), Some(0)));
+}
+
 #[test]
 fn readers_see_what_the_writer_was_answered() {
     let mut pool = Pool::start("follow", 3);

@@ -209,7 +209,12 @@ impl Pool {
 
     /// Whether somebody who runs in the foreground has said so.
     pub fn has_said(&self, what: &str) -> bool {
-        std::fs::read_to_string(self.file(SAID)).unwrap().contains(what)
+        self.times_said(what) > 0
+    }
+
+    /// How often.
+    pub fn times_said(&self, what: &str) -> usize {
+        std::fs::read_to_string(self.file(SAID)).unwrap().matches(what).count()
     }
 
     /// Ends a server as a crash would.
