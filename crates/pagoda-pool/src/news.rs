@@ -283,7 +283,9 @@ mod tests {
         let listed = rmap::servers::parse(&line(1, 0)).unwrap();
         let mut list = List { dir: dir.clone(), known: Known::of(&listed), before: Ok(Vec::new()) };
         let mut look = |content: Option<String>| {
-            content.map(|content| std::fs::write(store::servers_path(&dir), content).unwrap());
+            if let Some(content) = content {
+                std::fs::write(store::servers_path(&dir), content).unwrap();
+            }
             list.look().map(|new| new.into_iter().map(|server| (server.id.0, server.zone)).collect::<Vec<_>>())
         };
         // None yet; then the one that is known.
