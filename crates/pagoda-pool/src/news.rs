@@ -59,11 +59,11 @@ impl Watch {
         let mut wanted = Vec::new();
         let known = Known::of(listed);
         let (sign, unwanted) = mpsc::channel();
-        let (then, news_sender) = (known.clone(), sender.clone());
+        let (at_start, news_sender) = (known.clone(), sender.clone());
         match pool.connect()? {
-            Some(etcd) => start("etcd-servers", move || look(etcd, then, &news_sender, &unwanted))?,
+            Some(etcd) => start("etcd-servers", move || look(etcd, at_start, &news_sender, &unwanted))?,
             None => {
-                let list = List { dir: pool.dir.clone(), known: then, before: Ok(Vec::new()) };
+                let list = List { dir: pool.dir.clone(), known: at_start, before: Ok(Vec::new()) };
                 let tell = pool.tell;
                 start("listed-servers", move || list.follow(&news_sender, tell, &unwanted))?;
             }

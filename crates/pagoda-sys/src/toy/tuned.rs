@@ -41,6 +41,8 @@ impl Tuned {
     /// # Errors
     /// The locks cannot be had (they are root's), or a setting cannot be read.
     pub fn begin<'a>(settings: impl IntoIterator<Item = &'a Path>) -> io::Result<Self> {
+        // Debian's base has it; a container with an empty /run does not.
+        fs::create_dir_all(DIR)?;
         Self::begin_in(Path::new(DIR), settings)
     }
 
