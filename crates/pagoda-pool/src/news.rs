@@ -19,7 +19,7 @@ use crate::{Tell, store};
 
 /// A server's lease lasts as long.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// The list of servers is a short file.
+/// Until it is twice the same, as a line may take to be written.
 const LIST_EVERY: Duration = Duration::from_secs(2);
 /// The thread that hears announcements looks so often whether it is still wanted.
 const WANTED_EVERY: Duration = Duration::from_secs(1);
@@ -49,7 +49,7 @@ pub struct Watch {
 
 impl Watch {
     /// News besides what is `listed`. Of announcements those of listed servers are heard; where that cannot be done, the operator
-    /// is told. One that the client knows only as a silent stand-in ([`crate::connect::stand_in`]) comes when it is in etcd
+    /// is told. One that the client knows only as a silent stand-in ([`crate::connect::stand_in`]) comes when it is there
     /// again.
     ///
     /// # Errors
@@ -124,9 +124,9 @@ impl Known {
 
     /// Adds one; `false` if it was known.
     fn add(&mut self, server: &ServerInfo) -> bool {
-        let is_new = !self.has(server.id);
+        let count = self.0.len();
         self.0.entry(server.id).or_insert((server.addr, None));
-        is_new
+        self.0.len() > count
     }
 
     /// Takes note of a place; whether it is another one, if there is anything new about it.

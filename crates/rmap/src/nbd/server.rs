@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
-use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event as Ready, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno as Os;
 use rustix::net::{RecvFlags, SendFlags};
 use thiserror::Error;
@@ -237,18 +237,27 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
             let spins = now - began < self.wait.spin;
             let next = [due, self.next_deadline()].into_iter().flatten().min();
             let left = next.map_or(Duration::from_secs(1), |next| next.saturating_duration_since(now));
-            let patience = if spins { Duration::ZERO } else { left };
-            let timeout = Timespec {
-                tv_sec: patience.as_secs().try_into().unwrap_or(i64::MAX),
-                tv_nsec: patience.subsec_nanos().into(),
-            };
+            if !spins {
+                self.sleep(left)?;
+            }
             ready.clear();
-            match epoll::wait(&self.epoll, spare_capacity(ready), Some(&timeout)) {
+            match epoll::wait(&self.epoll, spare_capacity(ready), Some(&Timespec::default())) {
                 // Where cores are few, the client that an answer has just woken waits for this one.
                 Ok(0) if spins => std::thread::yield_now(),
                 Ok(_) | Err(Os::INTR) => return Ok(()),
                 Err(error) => return Err(ServerError::Wait(error.into())),
             }
+        }
+    }
+
+    /// Until something comes, or so long. By ppoll(2), which counts in nanoseconds: epoll_wait(2) rounds up to milliseconds, and
+    /// epoll_pwait2(2) is not there before Linux 5.11, as in older guests.
+    fn sleep(&self, most: Duration) -> Result<(), ServerError> {
+        let timeout =
+            Timespec { tv_sec: most.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: most.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&timeout)) {
+            Ok(_) | Err(Os::INTR) => Ok(()),
+            Err(error) => Err(ServerError::Wait(error.into())),
         }
     }
 

@@ -149,22 +149,20 @@ impl Sessions {
             stats.strangers += 1;
             return;
         }
-        if let Some((accept, to)) = self.accept_of(hello.datagram) {
-            if self.is_waiting(hello.from, &accept) {
-                stats.repeated += 1;
-                return;
-            }
-            // No handshake, so not counted as one where the answer goes to who has the session. Elsewhere it may be a recording.
-            if self.answers.len() < ANSWERS_MAX && (to == hello.from || self.take_token(now)) {
-                stats.repeated += 1;
-                return self.answer(hello.from, &accept);
-            }
+        let known = self.accept_of(hello.datagram);
+        if known.is_some_and(|(accept, _)| self.is_waiting(hello.from, &accept)) {
+            stats.repeated += 1;
+            return;
+        }
+        // What comes again from who has the session is no handshake. From elsewhere it may be a recording.
+        let counts = known.is_none_or(|(_, client)| client != hello.from);
+        if self.answers.len() >= ANSWERS_MAX || counts && !self.take_token(now) {
             stats.throttled += 1;
             return;
         }
-        if self.answers.len() >= ANSWERS_MAX || !self.take_token(now) {
-            stats.throttled += 1;
-            return;
+        if let Some((accept, _)) = known {
+            stats.repeated += 1;
+            return self.answer(hello.from, &accept);
         }
         if !(hello.versions.min..=hello.versions.max).contains(&PROTOCOL_VERSION) {
             stats.refused += 1;

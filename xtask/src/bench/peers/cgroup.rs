@@ -10,6 +10,8 @@ use crate::bench::undo::{Guard, Undo};
 
 /// Of version 2, and what version 1's are below.
 const ROOT: &str = "/sys/fs/cgroup";
+/// Which controllers version 2's groups have.
+const FOR_GROUPS: &str = "cgroup.subtree_control";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Version {
@@ -22,7 +24,10 @@ enum Version {
 struct Cgroup {
     path: PathBuf,
     version: Version,
+    // Dropped in order.
     _remove: Guard,
+    /// Where version 2 did not have this controller for groups before.
+    _disable: Option<Guard>,
 }
 
 impl Cgroup {
@@ -31,18 +36,20 @@ impl Cgroup {
         let v1_root = Path::new(ROOT).join(v1.0);
         let (root, version) = if v1_root.join(v1.1).exists() {
             (v1_root, Version::V1)
-        } else if controllers(ROOT).contains(v2) {
+        } else if has_controller("cgroup.controllers", v2) {
             (PathBuf::from(ROOT), Version::V2)
         } else {
             bail!("no {v2} cgroup controller is mounted: boot with it, or mount cgroup2");
         };
-        if version == Version::V2 {
-            write(&root, "cgroup.subtree_control", &format!("+{v2}"))?;
+        let mut disable = None;
+        if version == Version::V2 && !has_controller(FOR_GROUPS, v2) {
+            disable = Some(Guard::new(Undo::Setting { path: root.join(FOR_GROUPS), value: format!("-{v2}") })?);
+            write(&root, FOR_GROUPS, &format!("+{v2}"))?;
         }
         let path = root.join(name);
         let remove = Guard::new(Undo::Cgroup { path: path.clone() })?;
         fs::create_dir(&path).with_context(|| format!("make the cgroup {} (root is needed)", path.display()))?;
-        Ok(Cgroup { path, version, _remove: remove })
+        Ok(Cgroup { path, version, _remove: remove, _disable: disable })
     }
 
     fn add(&self, pid: u32) -> Result<()> {
@@ -181,8 +188,10 @@ impl MemoryCgroup {
     }
 }
 
-fn controllers(root: &str) -> String {
-    fs::read_to_string(Path::new(root).join("cgroup.controllers")).unwrap_or_default()
+/// Whether a file of version 2's root names a controller.
+fn has_controller(file: &str, name: &str) -> bool {
+    let names = fs::read_to_string(Path::new(ROOT).join(file)).unwrap_or_default();
+    names.split_whitespace().any(|word| word == name)
 }
 
 fn write(dir: &Path, file: &str, value: &str) -> Result<()> {

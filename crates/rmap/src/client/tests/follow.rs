@@ -25,6 +25,18 @@ fn followed() -> Followed {
     Followed { pool, owner, reader }
 }
 
+/// Four slabs that are one group with parity, as far as the map says; and the map before it was one.
+fn of_a_group() -> (Followed, Today) {
+    let mut all = followed();
+    for page in [3, 11, 19, 27] {
+        all.write(page, 1);
+    }
+    let whole = all.pool.today.clone();
+    let parity = MapEntry { revision: 1, ..whole.map[3].1.clone() };
+    all.pool.today.map.push((SlabNo(8), parity));
+    (all, whole)
+}
+
 /// A copy that no server has: of an earlier life of its slab.
 fn make_another(replica: &mut Replica) {
     replica.grant = Version::from_bits(replica.grant.bits() - 2);
@@ -330,13 +342,7 @@ fn copies_that_are_gone_without_a_writer_are_an_error_in_time() {
 /// Of a group with parity one slab may have no copy: it is waited for. Two are lost.
 #[test]
 fn a_slab_that_parity_stands_for_is_waited_for() {
-    let mut all = followed();
-    for page in [3, 11, 19, 27] {
-        all.write(page, 1);
-    }
-    let whole = all.pool.today.clone();
-    let parity = MapEntry { revision: 1, ..whole.map[3].1.clone() };
-    all.pool.today.map.push((SlabNo(8), parity));
+    let (mut all, whole) = of_a_group();
     all.pool.today.map[0].1 = MapEntry { revision: 8, ..MapEntry::lost() };
     all.begin_read(3);
     assert_eq!((all.result(), all.read(11)), (None, Ok(1)));
@@ -374,13 +380,7 @@ fn parked_reads_go_on_when_the_space_is_sealed_or_gone() {
 /// A map that changes in several places is judged as a whole: of a group of which another slab was lost, and is there again.
 #[test]
 fn a_map_is_taken_as_a_whole() {
-    let mut all = followed();
-    for page in [3, 11, 19, 27] {
-        all.write(page, 1);
-    }
-    let whole = all.pool.today.clone();
-    let parity = MapEntry { revision: 1, ..whole.map[3].1.clone() };
-    all.pool.today.map.push((SlabNo(8), parity));
+    let (mut all, whole) = of_a_group();
     make_another(&mut all.pool.today.map[0].1.replicas[0]);
     make_another(&mut all.pool.today.map[0].1.replicas[1]);
     all.pool.today.map[1].1 = MapEntry { revision: 8, ..MapEntry::lost() };
