@@ -105,6 +105,13 @@ pub struct Exchange {
     partial: Option<usize>,
 }
 
+impl Exchange {
+    /// Its last try was answered, if only by that the server has no time: a timeout asks again, and nothing sooner.
+    pub fn was_put_off(&self) -> bool {
+        self.excused == self.tries
+    }
+}
+
 /// What a new exchange is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {

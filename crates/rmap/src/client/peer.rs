@@ -22,6 +22,9 @@ pub const SERVERS_MAX: usize = 64;
 pub const RTO_MIN: Duration = Duration::from_millis(1);
 /// Longer waits would find a server dead that only lost a few datagrams.
 pub const RTO_MAX: Duration = Duration::from_millis(8);
+/// Signs of life that a silent server is asked for, at most, in the second half of the time after which it is given up: where a fifth of
+/// all datagrams is lost each way, all are in one of five million cases.
+const LAST_SIGNS: u32 = 16;
 const RTO_FIRST: Duration = Duration::from_millis(4);
 /// A hello is repeated after this, then after twice as long, and so on.
 const HELLO_RETRY_MIN: Duration = Duration::from_millis(5);
@@ -329,10 +332,17 @@ impl Peer {
         self.unanswered_since.get_or_insert(now);
     }
 
-    /// Whether a sign of life is to be asked for again and again. The answer to a repeated request does not say to which
-    /// of them, so where there is doubt it is no proof.
-    pub fn wants_life(&self) -> bool {
-        self.unanswered_since.is_some() && (self.in_flight.is_empty() || self.must_be_certain())
+    /// When a sign of life is to be asked for again, if one is awaited that nothing else that is under way will bring. The answer to a
+    /// repeated request does not say to which of them, so where there is doubt it is no proof.
+    ///
+    /// Where it is doubtful for long whether there is anybody, requests do not come often enough: most of them and of their answers
+    /// are several datagrams, and all of them have to arrive. See [`LAST_SIGNS`].
+    pub fn life_due(&self, configured: Duration) -> Option<Time> {
+        let since = self.unanswered_since?;
+        let half = self.fail_after(configured) / 2;
+        let last_signs = (since + half).max(self.pinged_at + self.trip.timeout().max(half / LAST_SIGNS));
+        let others_will_do = !self.in_flight.is_empty() && !self.must_be_certain();
+        Some(if others_will_do { last_signs } else { last_signs.min(self.pinged_at + self.timeout()) })
     }
 
     /// Whether only the answer to a ping will do.

@@ -60,8 +60,8 @@ impl Client {
                     if let Some(since) = peer.unanswered_since {
                         at(since + peer.fail_after(fail_after));
                     }
-                    if peer.wants_life() {
-                        at(peer.pinged_at + peer.timeout());
+                    if let Some(due) = peer.life_due(fail_after) {
+                        at(due);
                     }
                     if let Some(oldest) = peer.in_flight.front().and_then(|id| self.exchanges.get(*id))
                         && let Stage::InFlight { sent_at } = oldest.stage
@@ -115,7 +115,7 @@ impl Client {
         }
         let peer = &mut self.peers[place];
         let quiet = peer.in_flight.is_empty() && now.since(peer.heard_at.max(peer.pinged_at)) >= PING_IDLE;
-        let unanswered = peer.wants_life() && now.since(peer.pinged_at) >= peer.timeout();
+        let unanswered = peer.life_due(self.config.fail_after).is_some_and(|due| due <= now);
         if quiet || unanswered {
             peer.pinged_at = now;
             peer.ping_due = true;

@@ -1,0 +1,124 @@
+//! Networks that lose much: what was lost is made up for, and who lives is not given up.
+
+use super::*;
+
+/// Longer than the first repetition takes, and much shorter than one for each of [`READS`].
+const SOON: Duration = Duration::from_millis(5);
+const READS: u64 = 20;
+
+fn read(pool: &mut Pool, page: u64) {
+    pool.client.read(pool.now, pool.space, PageNo(page), Class::Demand, page).unwrap();
+}
+
+/// Until nobody has anything to say, without any time going by.
+fn settle(pool: &mut Pool) {
+    while pool.step() {}
+}
+
+/// Time goes by as the client asks for it, and not for longer than this.
+fn run_for(pool: &mut Pool, time: Duration) {
+    let until = pool.now + time;
+    loop {
+        settle(pool);
+        match pool.client.poll_timeout(pool.now) {
+            Some(due) if due < until => pool.now = pool.now.max(due),
+            _ => break,
+        }
+        pool.time_passes();
+    }
+    pool.now = until;
+}
+
+fn answered(pool: &mut Pool) -> usize {
+    std::iter::from_fn(|| pool.client.poll_event(&mut [0; PAGE_SIZE])).count()
+}
+
+fn filled(pages: u64) -> Pool {
+    let mut pool = Pool::of(1, 1, 64, 512, None);
+    (0..pages).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));
+    pool
+}
+
+/// A timeout repeats one request. As soon as that is answered the others follow, and do not wait for a timeout each.
+#[test]
+fn what_was_lost_at_once_is_repeated_as_fast_as_it_is_answered() {
+    let mut pool = filled(READS);
+    pool.deaf = vec![0];
+    (0..READS).for_each(|page| read(&mut pool, page));
+    settle(&mut pool);
+    pool.deaf.clear();
+    run_for(&mut pool, SOON);
+    assert_eq!(answered(&mut pool) as u64, READS);
+}
+
+/// Also the second time; but not where the server has said that it has no time, and not before it is certain.
+#[test]
+fn what_others_overtake_is_repeated_at_once() {
+    for (is_put_off, answers) in [(false, 4), (true, 3)] {
+        let mut pool = filled(4);
+        pool.deaf = vec![0];
+        read(&mut pool, 0);
+        run_for(&mut pool, Duration::from_millis(2));
+        let id = *pool.client.peers[0].in_flight.front().unwrap();
+        let lost = pool.client.exchanges.get(id).unwrap();
+        assert_eq!(lost.tries, 2);
+        if is_put_off {
+            lost.excused = lost.tries;
+        }
+        pool.deaf.clear();
+        for (page, overtaken) in [(1, 1), (2, 2)] {
+            read(&mut pool, page);
+            settle(&mut pool);
+            let expected = if is_put_off { 0 } else { overtaken };
+            assert_eq!(pool.client.exchanges.get(id).unwrap().overtaken, expected);
+        }
+        read(&mut pool, 3);
+        settle(&mut pool);
+        assert_eq!(answered(&mut pool), answers, "put off: {is_put_off}");
+    }
+}
+
+/// An answer to what is about to be sent again says nothing of what was sent after it.
+#[test]
+fn a_late_answer_overtakes_nothing() {
+    let mut pool = filled(2);
+    pool.slow = Some(0);
+    read(&mut pool, 0);
+    settle(&mut pool);
+    pool.deaf = vec![0];
+    read(&mut pool, 1);
+    settle(&mut pool);
+    while pool.client.peers[0].resends.is_empty() {
+        pool.now = pool.now.max(pool.client.poll_timeout(pool.now).unwrap());
+        pool.client.on_timeout(pool.now);
+    }
+    assert_eq!(pool.client.peers[0].in_flight.len(), 1);
+    pool.deliver_late();
+    assert_eq!(answered(&mut pool), 1);
+    let later = *pool.client.peers[0].in_flight.front().unwrap();
+    assert_eq!(pool.client.exchanges.get(later).unwrap().overtaken, 0);
+}
+
+/// Whoever loses every other datagram loses nearly every request that is several of them. Before it is given up, it is asked for
+/// more than that, and often.
+#[test]
+fn a_server_is_given_up_after_many_signs_of_life_were_asked_for() {
+    let mut pool = filled(1);
+    let fail_after = pool.client.config.fail_after;
+    pool.deaf = vec![0];
+    read(&mut pool, 0);
+    settle(&mut pool);
+    let mut pings = Vec::new();
+    for _ in 0..2 {
+        let (until, mut asked) = (pool.now + fail_after / 2, 0);
+        while pool.now < until {
+            let before = pool.client.peers[0].pinged_at;
+            run_for(&mut pool, Duration::from_micros(100));
+            asked += usize::from(pool.client.peers[0].pinged_at != before);
+        }
+        pings.push(asked);
+    }
+    run_for(&mut pool, Duration::from_millis(1));
+    assert!(pings[0] == 0 && (10..=16).contains(&pings[1]), "{pings:?}");
+    assert!(pool.client.peers[0].is_down());
+}
