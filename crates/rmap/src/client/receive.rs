@@ -205,8 +205,7 @@ impl Client {
             self.peers[place].trip.sample(now.since(sent_at));
             self.peers[place].lived(sent_at);
         }
-        self.note_overtaken(place, &exchange);
-        self.make_up_for_lost(now, place);
+        self.note_overtaken(now, place, &exchange);
         self.exchanges.grow_window(now.since(sent_at));
         if payload > 0 {
             // Another reply's room is as good for the next one, and this one stays where it is.
@@ -219,22 +218,26 @@ impl Client {
         Some(())
     }
 
-    /// Requests of the same class that were last sent before this one and are still unanswered.
-    fn note_overtaken(&mut self, place: usize, by: &Exchange) {
+    /// Requests of the same class that were last sent before this one and are still unanswered. Those are lost that several have
+    /// overtaken, and the oldest that one has, if it has been out for a timeout: each timeout sends one only, and where many are lost
+    /// they would wait for one another. An answer has left the network, so there is room for a request.
+    fn note_overtaken(&mut self, now: Time, place: usize, by: &Exchange) {
         let peer = &mut self.peers[place];
-        // Of one that was sent again it is not known which of them was answered.
+        // Of one that was sent again it is not known which of them was answered. Where the network is only slow that is the first, and
+        // nothing was overtaken.
         let sent_later = peer.in_flight.iter().position(|id| *id == by.id).filter(|_| by.tries == 1);
         let Some(earlier) = sent_later else { return };
         let before = peer.resends.len();
         for at in 0..earlier {
             let id = peer.in_flight[at];
             if let Some(exchange) = self.exchanges.get(id)
+                && let Stage::InFlight { sent_at } = exchange.stage
                 && exchange.class == by.class
                 && !exchange.was_put_off()
-                && matches!(exchange.stage, Stage::InFlight { .. })
             {
                 exchange.overtaken += 1;
-                if exchange.overtaken == OVERTAKEN_MAX {
+                let is_overdue = now.since(sent_at) >= peer.trip.timeout();
+                if exchange.overtaken == OVERTAKEN_MAX || (is_overdue && peer.resends.len() == before) {
                     self.exchanges.line_up(&mut peer.resends, id);
                     self.stats.resent_overtaken += 1;
                 }
@@ -243,16 +246,6 @@ impl Client {
         if peer.resends.len() > before {
             peer.in_flight.retain(|id| !peer.resends.range(before..).any(|lost| lost == id));
             self.exchanges.shrink_window();
-        }
-    }
-
-    /// An answer has left the network, so a request that has been out for longer than a timeout may be sent again in its place: each
-    /// timeout sends one only, and where many are lost they would wait for one another.
-    fn make_up_for_lost(&mut self, now: Time, place: usize) {
-        let Some(&oldest) = self.peers[place].in_flight.front() else { return };
-        if self.exchanges.get(oldest).is_some_and(|exchange| !exchange.was_put_off()) {
-            let peer = &mut self.peers[place];
-            peer.resend_at = peer.resend_at.min(now);
         }
     }
 

@@ -2,10 +2,6 @@
 
 use super::*;
 
-/// Longer than the first repetition takes, and much shorter than one for each of [`READS`].
-const SOON: Duration = Duration::from_millis(5);
-const READS: u64 = 20;
-
 fn read(pool: &mut Pool, page: u64) {
     pool.client.read(pool.now, pool.space, PageNo(page), Class::Demand, page).unwrap();
 }
@@ -33,35 +29,70 @@ fn answered(pool: &mut Pool) -> usize {
     std::iter::from_fn(|| pool.client.poll_event(&mut [0; PAGE_SIZE])).count()
 }
 
+/// Answers come at once, and the client knows it.
 fn filled(pages: u64) -> Pool {
     let mut pool = Pool::of(1, 1, 64, 512, None);
     (0..pages).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));
+    (0..50).for_each(|_| pool.client.peers[0].trip.sample(Duration::ZERO));
     pool
 }
 
-/// A timeout repeats one request. As soon as that is answered the others follow, and do not wait for a timeout each.
+/// A timeout repeats one request, after longer and longer. Each answer to another one makes up for one more.
 #[test]
-fn what_was_lost_at_once_is_repeated_as_fast_as_it_is_answered() {
-    let mut pool = filled(READS);
+fn what_was_lost_at_once_is_repeated_as_answers_come() {
+    const LOST: u64 = 3;
+    let mut pool = filled(2 * LOST);
     pool.deaf = vec![0];
-    (0..READS).for_each(|page| read(&mut pool, page));
-    settle(&mut pool);
+    (0..LOST).for_each(|page| read(&mut pool, page));
+    run_for(&mut pool, Duration::from_millis(4));
     pool.deaf.clear();
-    run_for(&mut pool, SOON);
-    assert_eq!(answered(&mut pool) as u64, READS);
+    for page in LOST..2 * LOST {
+        read(&mut pool, page);
+        settle(&mut pool);
+        assert_eq!(answered(&mut pool), 2);
+    }
 }
 
-/// Also the second time; but not where the server has said that it has no time, and not before it is certain.
+/// Where a queue has become long all answers come late, and in order: nearly nothing is sent again, which would only make it longer.
+#[test]
+fn what_is_only_late_is_not_repeated() {
+    const QUEUED: u64 = 100;
+    let between = Duration::from_micros(50);
+    for usual in [Duration::from_micros(60), Duration::from_millis(1), Duration::from_millis(9)] {
+        let mut pool = filled(QUEUED);
+        (0..50).for_each(|_| pool.client.peers[0].trip.sample(usual));
+        pool.client.exchanges.window = QUEUED as usize;
+        (0..QUEUED).for_each(|page| read(&mut pool, page));
+        pool.slow = Some(0);
+        run_for(&mut pool, Duration::from_millis(9));
+        let mut arrived = 0;
+        while !pool.late.is_empty() {
+            let mut datagram = pool.late.remove(0);
+            pool.client.on_datagram(pool.now, addr(0), &mut datagram);
+            arrived += 1;
+            run_for(&mut pool, between);
+        }
+        let stats = *pool.client.stats();
+        let again = stats.resent_timeout + stats.resent_overtaken;
+        assert!(again <= QUEUED / 10, "{again} of {QUEUED} again, {arrived} datagrams, where {usual:?} is usual");
+        assert_eq!(answered(&mut pool) as u64, QUEUED);
+    }
+}
+
+/// Also the second time, long before its timeout; but not where the server has said that it has no time.
 #[test]
 fn what_others_overtake_is_repeated_at_once() {
     for (is_put_off, answers) in [(false, 4), (true, 3)] {
         let mut pool = filled(4);
+        (0..50).for_each(|_| pool.client.peers[0].trip.sample(Duration::from_millis(7)));
         pool.deaf = vec![0];
         read(&mut pool, 0);
-        run_for(&mut pool, Duration::from_millis(2));
+        settle(&mut pool);
         let id = *pool.client.peers[0].in_flight.front().unwrap();
+        while pool.client.exchanges.get(id).unwrap().tries < 2 {
+            run_for(&mut pool, Duration::from_micros(100));
+        }
         let lost = pool.client.exchanges.get(id).unwrap();
-        assert_eq!(lost.tries, 2);
         if is_put_off {
             lost.excused = lost.tries;
         }
