@@ -23,7 +23,7 @@ use pagoda_core::units::{CHUNK_SIZE, ChunkIdx, PAGE_SIZE, PageIdx};
 use rmap::client::{Client, ClientStats, Event, Failure, Reach, Refused, ServerView, SpaceRef};
 use rmap::control::{ControlReply, ControlRequest};
 use rmap::udp::UdpClient;
-use rmap::units::{Class, PageNo, SlabNo, Time};
+use rmap::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, SlabNo, Time, content_of};
 
 pub use map::FarMap;
 
@@ -119,7 +119,7 @@ pub struct Far {
     is_refused: bool,
     tokens: u64,
     /// The page that was read last.
-    page: Box<rmap::units::Page>,
+    page: Box<SealedPage>,
     /// Content of pages that are being taken out of DRAM.
     kept: Vec<u8>,
     /// The pool takes no page before this.
@@ -164,7 +164,7 @@ impl Far {
             abandoned: HashSet::with_capacity(WRITES_MAX),
             is_refused: false,
             tokens: 0,
-            page: Box::new([0; PAGE_SIZE as usize]),
+            page: Box::new([0; SEALED_SIZE]),
             kept: vec![0; CHUNK_SIZE as usize],
             paused_until: None,
             pages_in: 0,
@@ -190,7 +190,7 @@ impl Far {
 
     /// The page that the last [`Far::next_done`] brought.
     pub fn page(&self) -> &[u8] {
-        &self.page[..]
+        content_of(&self.page)
     }
 
     /// Room for the content of a chunk.
@@ -245,9 +245,10 @@ impl Far {
         }
         for _ in 0..WRITES_STEP {
             let Some(&waiting) = self.writes.front().filter(|_| self.writes_begun < WRITES_MAX) else { break };
-            content(waiting.job.page, &mut self.page[..]);
-            let (now, number) = (self.udp.now(), PageNo(waiting.job.page.0));
-            match self.udp.client.write(now, self.space, number, Class::Eviction, &self.page, self.tokens + 1) {
+            let Job { page, .. } = waiting.job;
+            let (now, number, token) = (self.udp.now(), PageNo(page.0), self.tokens + 1);
+            let put = |room: &mut Page| content(page, room);
+            match self.udp.client.write_with(now, self.space, number, Class::Eviction, token, put) {
                 Ok(()) => {}
                 // The others do not end: its patience will.
                 Err(Refused::Busy | Refused::BeyondEnd | Refused::VersionsUsedUp | Refused::ReadOnly) => {
@@ -284,7 +285,7 @@ impl Far {
     /// The next thing that has ended and is still wanted. What was read is [`Far::page`].
     pub fn next_done(&mut self) -> Option<(Job, Result<(), Failure>)> {
         loop {
-            let (token, result) = match self.udp.client.poll_event(&mut self.page)? {
+            let (token, result) = match self.udp.client.swap_event(&mut self.page)? {
                 Event::Read { token, result } | Event::Written { token, result } => (token, result),
             };
             let Some(Begun { job, .. }) = self.begun.remove(&token) else {

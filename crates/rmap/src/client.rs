@@ -61,7 +61,7 @@ use thiserror::Error;
 use crate::control::{ControlReply, ControlRequest};
 use crate::crypto::entropy::SharedEntropy;
 use crate::crypto::{Entropy, KEY_SIZE, Keypair, PoolKey};
-use crate::units::{Class, Generation, Page, PageNo, SEALED_SIZE, SlabSize, SpaceId, Time};
+use crate::units::{Class, Generation, PAGE_SIZE, Page, PageNo, SEALED_SIZE, SealedPage, SlabSize, SpaceId, Time};
 
 pub use address::Hint;
 pub use exchange::WINDOW_MAX;
@@ -436,6 +436,22 @@ impl Client {
         content: &Page,
         token: Token,
     ) -> Result<(), Refused> {
+        self.write_with(now, space, page, class, token, |room| *room = *content)
+    }
+
+    /// The same; `content` puts the page where it is wanted, if the write is begun.
+    ///
+    /// # Errors
+    /// Nothing was begun.
+    pub fn write_with(
+        &mut self,
+        now: Time,
+        space: SpaceRef,
+        page: PageNo,
+        class: Class,
+        token: Token,
+        content: impl FnOnce(&mut Page),
+    ) -> Result<(), Refused> {
         self.begin_write(now, space.0, page, class, Some(content), token)
     }
 
@@ -451,12 +467,23 @@ impl Client {
         class: Class,
         token: Token,
     ) -> Result<(), Refused> {
-        self.begin_write(now, space.0, page, class, None, token)
+        self.begin_write(now, space.0, page, class, None::<fn(&mut Page)>, token)
     }
 
     /// The next result. A page that was read is put into `page`.
     pub fn poll_event(&mut self, page: &mut Page) -> Option<Event> {
-        self.next_event(page)
+        self.next_event(|found| match found {
+            Some(found) => page.copy_from_slice(&found[..PAGE_SIZE]),
+            None => page.fill(0),
+        })
+    }
+
+    /// The same without a copy: a page that was read is the beginning of `room`, which the client has the old one for.
+    pub fn swap_event(&mut self, room: &mut Box<SealedPage>) -> Option<Event> {
+        self.next_event(|found| match found {
+            Some(found) => std::mem::swap(room, found),
+            None => room.fill(0),
+        })
     }
 
     /// Whether [`Client::poll_event`] has a result. Timeouts and answers of the control plane make some, too.

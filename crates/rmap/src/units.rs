@@ -15,6 +15,13 @@ pub const SLAB_PAGES: u32 = 16_384;
 
 /// The content of a page.
 pub type Page = [u8; PAGE_SIZE];
+/// Room for a page and its seal.
+pub type SealedPage = [u8; SEALED_SIZE];
+
+/// The page in such room.
+pub fn content_of(room: &SealedPage) -> &Page {
+    room.first_chunk().expect("a page is smaller than a sealed one")
+}
 
 /// A moment of the driver's monotonic clock, in nanoseconds since some start of its choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -375,7 +375,7 @@ impl Client {
         let Some(version) = self.spaces[space].next_version(false) else { return false };
         let kind = Kind::Write { trim: false };
         let Some(op) = self.ops.begin_own(kind, space, page, Class::Eviction, asked) else { return false };
-        self.store_write(op, version, content);
+        self.store_write(op, version, |room| *room = *content);
         self.try_op(op);
         true
     }

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::peer::PeerSet;
 use super::{Busy, Failure, Token};
-use crate::units::{Class, Page, PageNo, SEALED_SIZE, SlabSize, Time, Version};
+use crate::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, SlabSize, Time, Version};
 
 /// Operations at a time, the paper's small bounded write buffer among them: 1 MiB, what a link of 10 Gbit/s carries in a
 /// millisecond.
@@ -94,7 +94,7 @@ struct Told {
 pub struct Ops {
     all: Vec<Operation>,
     /// Of a write, the sealed page; of a read, what was in it.
-    buffers: Vec<Box<[u8; SEALED_SIZE]>>,
+    buffers: Vec<Box<SealedPage>>,
     free: Vec<usize>,
     free_own: Vec<usize>,
     /// Places that come for those of writes that have failed and go on.
@@ -223,7 +223,7 @@ impl Ops {
     }
 
     /// The sealed page of a write.
-    pub fn sealed(&self, op: usize) -> &[u8; SEALED_SIZE] {
+    pub fn sealed(&self, op: usize) -> &SealedPage {
         &self.buffers[op]
     }
 

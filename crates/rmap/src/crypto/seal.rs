@@ -8,7 +8,7 @@ use std::fmt;
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 
 use super::{KEY_SIZE, Rejected};
-use crate::units::{PAGE_SIZE, Page, PageNo, SEAL_SIZE, SEALED_SIZE, SpaceId, Version};
+use crate::units::{PAGE_SIZE, Page, PageNo, SEAL_SIZE, SealedPage, SpaceId, Version};
 
 /// The key of a space.
 pub struct SpaceKey {
@@ -45,12 +45,12 @@ impl SpaceKey {
         Nonce::assume_unique_for_key(nonce)
     }
 
+    /// Seals the page that the first bytes are.
+    ///
     /// # Panics
-    /// If `out` is not [`SEALED_SIZE`] long.
-    pub fn seal(&self, page: PageNo, version: Version, content: &Page, out: &mut [u8]) {
-        assert_eq!(out.len(), SEALED_SIZE, "room for a sealed page");
-        let (body, tag) = out.split_at_mut(PAGE_SIZE);
-        body.copy_from_slice(content);
+    /// Never: no page is too long for the algorithm.
+    pub fn seal(&self, page: PageNo, version: Version, content: &mut SealedPage) {
+        let (body, tag) = content.split_at_mut(PAGE_SIZE);
         let aad = Aad::from(self.aad(page, version));
         let seal = self.key.seal_in_place_separate_tag(SpaceKey::nonce(version), aad, body);
         tag[..SEAL_SIZE].copy_from_slice(seal.expect("a page is not too long").as_ref());
@@ -71,17 +71,18 @@ impl SpaceKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::Generation;
+    use crate::units::{Generation, SEALED_SIZE};
 
     #[test]
     fn opens_only_as_what_it_was_sealed_as() {
         let key = SpaceKey::new(&[7; KEY_SIZE], SpaceId(1));
         let version = |sequence| Version::new(Generation(2), sequence, false);
         let content = [0x5a; PAGE_SIZE];
-        let mut sealed = vec![0; SEALED_SIZE];
-        key.seal(PageNo(3), version(4), &content, &mut sealed);
+        let mut sealed = [0; SEALED_SIZE];
+        sealed[..PAGE_SIZE].copy_from_slice(&content);
+        key.seal(PageNo(3), version(4), &mut sealed);
         let opens = |key: &SpaceKey, page, version, flip: Option<usize>| {
-            let mut copy = sealed.clone();
+            let mut copy = sealed;
             if let Some(at) = flip {
                 copy[at] ^= 1;
             }

@@ -19,7 +19,7 @@ use crate::client::{Client, PageRun, Refused, SpaceRef, Token};
 use crate::control::{ControlReply, ControlRequest};
 use crate::spares::Spares;
 use crate::udp::{UdpClient, Wait};
-use crate::units::{Class, PAGE_SIZE, Page, PageNo, Time};
+use crate::units::{Class, PAGE_SIZE, Page, PageNo, SEALED_SIZE, SealedPage, Time, content_of};
 
 /// Clients at a time: the copies of nbdcopy, QEMU's or the kernel's connections, and some to look on.
 pub const CONNECTIONS_MAX: usize = 32;
@@ -129,7 +129,7 @@ pub struct Server<C> {
     listener: Listener,
     epoll: OwnedFd,
     clients: Vec<Option<Peer>>,
-    page: Box<Page>,
+    page: Box<SealedPage>,
     wait: Wait,
     /// For slabs that are written to for the first time.
     spares: Option<Spares>,
@@ -167,7 +167,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
             listener,
             epoll,
             clients: (0..CONNECTIONS_MAX).map(|_| None).collect(),
-            page: Box::new([0; PAGE_SIZE]),
+            page: Box::new([0; SEALED_SIZE]),
             wait,
             spares,
             turn: 0,
@@ -328,8 +328,8 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
             }
             self.disk.run(&mut pages);
             // After the requests: what needs no server has its result at once, and nothing would wake us for it.
-            while let Some(event) = pages.client.poll_event(&mut self.page) {
-                self.disk.on_event(event, &self.page, &mut pages);
+            while let Some(event) = pages.client.swap_event(&mut self.page) {
+                self.disk.on_event(event, content_of(&self.page), &mut pages);
                 any = true;
             }
             while let Some((owner, request)) = self.disk.poll_done() {

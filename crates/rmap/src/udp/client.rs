@@ -8,7 +8,7 @@ use thiserror::Error;
 use super::port::{BATCH_BYTES_MAX, Port, Wait};
 use crate::client::{Client, Event};
 use crate::control::{ControlReply, ControlRequest};
-use crate::units::{PAGE_SIZE, Page, Time};
+use crate::units::{Page, SEALED_SIZE, SealedPage, Time, content_of};
 use crate::wire::DATAGRAM_MAX;
 
 /// Why a call failed.
@@ -30,7 +30,7 @@ pub struct UdpClient<C> {
     start: Instant,
     control: C,
     out: Vec<u8>,
-    page: Box<Page>,
+    page: Box<SealedPage>,
 }
 
 impl<C: FnMut(&ControlRequest) -> ControlReply> UdpClient<C> {
@@ -38,7 +38,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> UdpClient<C> {
     /// where it cannot, with [`ControlReply::Later`].
     pub fn new(client: Client, port: Port, wait: Wait, start: Instant, control: C) -> UdpClient<C> {
         let out = Vec::with_capacity(BATCH_BYTES_MAX + 2 * DATAGRAM_MAX);
-        UdpClient { client, port, wait, start, control, out, page: Box::new([0; PAGE_SIZE]) }
+        UdpClient { client, port, wait, start, control, out, page: Box::new([0; SEALED_SIZE]) }
     }
 
     /// The client's time.
@@ -94,8 +94,8 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> UdpClient<C> {
         let (mut spun_from, mut slept) = (began, false);
         self.flush();
         loop {
-            if let Some(event) = self.client.poll_event(&mut self.page) {
-                return Ok((event, &self.page));
+            if let Some(event) = self.client.swap_event(&mut self.page) {
+                return Ok((event, content_of(&self.page)));
             }
             // Without spinning there is no use in looking before sleeping: a reply takes a round trip.
             let looks = self.wait.spin > Duration::ZERO;

@@ -8,7 +8,7 @@ use super::super::slab::Phase;
 use super::super::{Client, Event, Failure, Fault, Refused, Token};
 use super::{Kind, Operation, READS_RESERVED, Selected, Stage, Told};
 use crate::crypto::Rejected;
-use crate::units::{Class, PAGE_SIZE, Page, PageNo, Time, Version};
+use crate::units::{Class, Page, PageNo, SealedPage, Time, Version};
 use crate::wire::message::Op as Wire;
 
 impl Client {
@@ -54,7 +54,7 @@ impl Client {
         space: usize,
         page: PageNo,
         class: Class,
-        content: Option<&Page>,
+        content: Option<impl FnOnce(&mut Page)>,
         token: Token,
     ) -> Result<(), Refused> {
         if page.0 >= self.spaces[space].pages {
@@ -80,11 +80,12 @@ impl Client {
         Ok(())
     }
 
-    /// What a write is to write.
-    pub(in super::super) fn store_write(&mut self, op: usize, version: Version, content: &Page) {
+    /// What a write is to write, which is put where it is sealed.
+    pub(in super::super) fn store_write(&mut self, op: usize, version: Version, content: impl FnOnce(&mut Page)) {
         let Operation { space, page, .. } = self.ops.all[op];
         self.ops.all[op].version = version;
-        self.spaces[space].key.seal(page, version, content, &mut self.ops.buffers[op][..]);
+        content(self.ops.content(op));
+        self.spaces[space].key.seal(page, version, &mut self.ops.buffers[op]);
     }
 
     /// Begins a waiting operation if it can begin now.
@@ -372,7 +373,8 @@ impl Client {
         self.ops.select(|op| op.stage == Stage::Waiting && op.space == space && of_slab(op.page))
     }
 
-    pub(in super::super) fn next_event(&mut self, page: &mut Page) -> Option<Event> {
+    /// The next result. Of a read `take` is given the page, in room that may be exchanged for other; nothing if that is zero.
+    pub(in super::super) fn next_event(&mut self, take: impl FnOnce(Option<&mut Box<SealedPage>>)) -> Option<Event> {
         if let Some(Told { token, class, since }) = self.ops.told.pop_front() {
             self.stats.writes_took[class as usize].record(self.now.since(since));
             self.stats.unanswered += 1;
@@ -383,11 +385,7 @@ impl Client {
         let Operation { kind, token, stage, has_content, class, since, .. } = self.ops.all[op];
         let Stage::Done(result) = stage else { return None };
         if kind == Kind::Read {
-            if has_content {
-                page.copy_from_slice(&self.ops.buffers[op][..PAGE_SIZE]);
-            } else {
-                page.fill(0);
-            }
+            take(has_content.then_some(&mut self.ops.buffers[op]));
         }
         let latencies = if kind == Kind::Read { &mut self.stats.reads_took } else { &mut self.stats.writes_took };
         latencies[class as usize].record(self.now.since(since));
