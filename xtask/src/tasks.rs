@@ -55,7 +55,7 @@ pub fn test(args: &TestArgs) -> Result<bool> {
     cargo_with(&[&["test"], &selection[..]].concat(), &args.arguments)
 }
 
-/// The tests with real guests, three at a time: so many guests the harness lets run.
+/// The tests with real guests, four at a time: so many guests the harness lets run.
 ///
 /// # Errors
 /// cargo cannot be run.
@@ -67,7 +67,7 @@ pub fn vm(args: &TestArgs) -> Result<bool> {
     if !arguments.iter().any(|argument| argument == "--") {
         arguments.push("--".to_owned());
     }
-    arguments.push("--test-threads=3".to_owned());
+    arguments.push("--test-threads=4".to_owned());
     let mut guests = cargo_command();
     guests.arg("test").args(PROFILE).args(["--workspace", "--test", "vm"]).args(arguments);
     let ended = hang::wait(&mut guests.spawn().context("run cargo test")?, GUESTS_LIMIT)?;
