@@ -439,7 +439,7 @@ impl Client {
         self.write_with(now, space, page, class, token, |room| *room = *content)
     }
 
-    /// The same; `content` puts the page where it is wanted, if the write is begun.
+    /// The same; `content` puts all of the page where it is wanted, over what is there, if the write is begun.
     ///
     /// # Errors
     /// Nothing was begun.

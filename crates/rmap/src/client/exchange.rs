@@ -110,6 +110,11 @@ impl Exchange {
     pub fn was_put_off(&self) -> bool {
         self.excused == self.tries
     }
+
+    /// Tries that nothing came of.
+    pub fn tries_lost(&self) -> u32 {
+        self.tries - self.excused
+    }
 }
 
 /// What a new exchange is made of.
@@ -141,6 +146,7 @@ pub struct Exchanges {
     pub window: usize,
     /// Replies since the window grew.
     grown: usize,
+    shrunk_at: Option<Time>,
 }
 
 /// Where the window begins: 64 KiB, which no switch drops even if all servers answer at once.
@@ -179,6 +185,7 @@ impl Exchanges {
             partials_free: (0..WINDOW_MAX as u16).rev().collect(),
             window: WINDOW_FIRST,
             grown: 0,
+            shrunk_at: None,
         }
     }
 
@@ -303,10 +310,13 @@ impl Exchanges {
         }
     }
 
-    /// Something was lost on the way.
-    pub fn shrink_window(&mut self) {
-        self.window = (self.window / 2).max(WINDOW_MIN);
-        self.grown = 0;
+    /// Something was lost on the way. What is lost within a round trip had no time to hear of it (as TCP's NewReno, RFC 6582).
+    pub fn shrink_window(&mut self, now: Time, round_trip: Duration) {
+        if self.shrunk_at.is_none_or(|at| now.since(at) >= round_trip) {
+            self.window = (self.window / 2).max(WINDOW_MIN);
+            self.grown = 0;
+            self.shrunk_at = Some(now);
+        }
     }
 }
 
@@ -317,7 +327,7 @@ mod tests {
     /// The window after so many replies that took so long.
     fn grown(replies: usize, took_us: u64) -> usize {
         let mut exchanges = Exchanges::new(QUESTIONS_MAX);
-        exchanges.shrink_window();
+        exchanges.shrink_window(Time(0), Duration::ZERO);
         (0..replies).for_each(|_| exchanges.grow_window(Duration::from_micros(took_us)));
         exchanges.window
     }
@@ -332,6 +342,16 @@ mod tests {
             (100_000, 2001, WINDOW_FIRST),
         ] {
             assert_eq!(grown(replies, took_us), window, "{replies} replies that took {took_us} us");
+        }
+    }
+
+    /// The same loss may show more than once.
+    #[test]
+    fn the_window_shrinks_once_a_round_trip() {
+        let mut exchanges = Exchanges::new(QUESTIONS_MAX);
+        for (at_us, window) in [(0, 8), (0, 8), (99, 8), (100, 4), (101, 4), (300, WINDOW_MIN)] {
+            exchanges.shrink_window(Time(at_us * 1000), Duration::from_micros(100));
+            assert_eq!(exchanges.window, window, "after {at_us} us");
         }
     }
 

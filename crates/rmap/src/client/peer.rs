@@ -25,6 +25,8 @@ pub const RTO_MAX: Duration = Duration::from_millis(8);
 /// Signs of life that a silent server is asked for, at most, in the second half of the time after which it is given up: where a fifth of
 /// all datagrams is lost each way, all are in one of five million cases.
 const LAST_SIGNS: u32 = 16;
+/// After so many timeouts without an answer it gives signs of life and no more: those do not count then, and it is given up.
+const TIMEOUTS_MAX: u32 = 64;
 const RTO_FIRST: Duration = Duration::from_millis(4);
 /// A hello is repeated after this, then after twice as long, and so on.
 const HELLO_RETRY_MIN: Duration = Duration::from_millis(5);
@@ -173,10 +175,15 @@ impl RoundTrip {
         self.smoothed.map(|smoothed| smoothed + self.variation * 4)
     }
 
-    /// RFC 6298, 2.3: a steady round trip has next to no variation, and one that is a little longer is no loss.
+    /// What takes so long is late. RFC 6298, 2.3: a steady round trip has next to no variation, and one that is a little longer is no
+    /// loss.
+    pub fn late(&self) -> Duration {
+        self.smoothed.map_or(RTO_FIRST, |smoothed| smoothed + (self.variation * 4).max(RTO_MIN))
+    }
+
+    /// When it is asked again.
     pub fn timeout(&self) -> Duration {
-        let timeout = self.smoothed.map(|smoothed| smoothed + (self.variation * 4).max(RTO_MIN));
-        timeout.unwrap_or(RTO_FIRST).clamp(RTO_MIN, RTO_MAX)
+        self.late().clamp(RTO_MIN, RTO_MAX)
     }
 
     /// When a read is asked of a second copy too: at three times what nearly all take.
@@ -223,6 +230,8 @@ pub struct Peer {
     pub last_resort: bool,
     pub resend_at: Time,
     pub backoff: u32,
+    /// Timeouts since it last answered a request, whatever it said.
+    pub timeouts: u32,
     pub write_credits: u16,
     pub writes_out: u16,
     /// What is to be given back to it when it answers, and how many of such requests are under way.
@@ -270,6 +279,7 @@ impl Peer {
             last_resort: false,
             resend_at: now,
             backoff: 0,
+            timeouts: 0,
             write_credits: 1,
             writes_out: 0,
             returns: VecDeque::with_capacity(RETURNS_MAX),
@@ -340,9 +350,21 @@ impl Peer {
     pub fn life_due(&self, configured: Duration) -> Option<Time> {
         let since = self.unanswered_since?;
         let half = self.fail_after(configured) / 2;
-        let last_signs = (since + half).max(self.pinged_at + self.trip.timeout().max(half / LAST_SIGNS));
-        let others_will_do = !self.in_flight.is_empty() && !self.must_be_certain();
-        Some(if others_will_do { last_signs } else { last_signs.min(self.pinged_at + self.timeout()) })
+        let last_signs = (since + half).max(self.pinged_at + RTO_MIN.max(half / LAST_SIGNS));
+        match () {
+            () if self.in_flight.is_empty() || self.must_be_certain() => {
+                Some(last_signs.min(self.pinged_at + self.timeout()))
+            }
+            () if self.timeouts >= TIMEOUTS_MAX => None,
+            () => Some(last_signs),
+        }
+    }
+
+    /// Long datagrams are lost, and shorter ones are not: from now on only the shortest are sent, and asked for.
+    pub fn cut_short(&mut self, now: Time) {
+        if self.cut > DATAGRAM_MIN_MAX {
+            (self.cut, self.probed_at) = (DATAGRAM_MIN_MAX, now);
+        }
     }
 
     /// Whether only the answer to a ping will do.

@@ -2,10 +2,12 @@
 
 use std::net::SocketAddr;
 
+use smallvec::SmallVec;
+
 use super::exchange::{Exchange, Role, Stage};
 use super::ops::{self, Kind};
 use super::peer::Reach;
-use super::timers::larger_than;
+use super::timers::{BLACK_HOLE_TRIES, larger_than};
 use super::transmit::PLAIN_ID;
 use super::{Client, Fault};
 use crate::crypto::session::Session;
@@ -74,6 +76,7 @@ impl Client {
         peer.write_credits = about.write_credits;
         peer.last_resort = about.last_resort;
         peer.trip.sample(now.since(sent_at));
+        peer.timeouts = 0;
         peer.cut = DATAGRAM_SIZES[0];
         peer.probes = larger_than(peer.cut, self.config.datagram_max);
         // Every candidate for a slab until the first reply says otherwise.
@@ -117,6 +120,10 @@ impl Client {
                 Op::Drain => peer.drain = Some(status),
                 _ => {
                     peer.lived(Time(message.version.bits()).min(now));
+                    if peer.timeouts >= BLACK_HOLE_TRIES {
+                        // It is there, and nothing that is longer gets there, or back.
+                        peer.cut_short(now);
+                    }
                     peer.cut = peer.cut.max((part.len() + OVERHEAD).min(DATAGRAM_SIZES[DATAGRAM_SIZES.len() - 1]));
                 }
             }
@@ -185,6 +192,7 @@ impl Client {
         if status == Status::Busy {
             // Too much at once, says the server: the timeout asks again.
             self.exchanges.give_partial(message.id);
+            self.peers[place].timeouts = 0;
             let exchange = self.exchanges.get(message.id)?;
             exchange.excused = exchange.tries;
             return None;
@@ -201,6 +209,7 @@ impl Client {
         if !whole {
             return Some(());
         }
+        self.peers[place].timeouts = 0;
         if exchange.tries == 1 {
             self.peers[place].trip.sample(now.since(sent_at));
             self.peers[place].lived(sent_at);
@@ -227,26 +236,35 @@ impl Client {
         // nothing was overtaken.
         let sent_later = peer.in_flight.iter().position(|id| *id == by.id).filter(|_| by.tries == 1);
         let Some(earlier) = sent_later else { return };
-        let before = peer.resends.len();
-        for at in 0..earlier {
-            let id = peer.in_flight[at];
+        let late = peer.trip.late();
+        let mut lost: SmallVec<[u64; 8]> = SmallVec::new();
+        for id in peer.in_flight.range(..earlier).copied() {
             if let Some(exchange) = self.exchanges.get(id)
                 && let Stage::InFlight { sent_at } = exchange.stage
                 && exchange.class == by.class
                 && !exchange.was_put_off()
             {
                 exchange.overtaken += 1;
-                let is_overdue = now.since(sent_at) >= peer.trip.timeout();
-                if exchange.overtaken == OVERTAKEN_MAX || (is_overdue && peer.resends.len() == before) {
-                    self.exchanges.line_up(&mut peer.resends, id);
-                    self.stats.resent_overtaken += 1;
+                let is_overdue = now.since(sent_at) >= late;
+                if exchange.overtaken == OVERTAKEN_MAX || (is_overdue && lost.is_empty()) {
+                    lost.push(id);
                 }
             }
         }
-        if peer.resends.len() > before {
-            peer.in_flight.retain(|id| !peer.resends.range(before..).any(|lost| lost == id));
-            self.exchanges.shrink_window();
+        if lost.is_empty() {
+            return;
         }
+        peer.in_flight.retain(|id| !lost.contains(id));
+        for id in lost {
+            let tries = self.exchanges.get(id).map_or(0, |exchange| exchange.tries_lost());
+            let peer = &mut self.peers[place];
+            if tries >= BLACK_HOLE_TRIES {
+                peer.cut_short(now);
+            }
+            self.exchanges.line_up(&mut peer.resends, id);
+            self.stats.resent_overtaken += 1;
+        }
+        self.exchanges.shrink_window(now, self.peers[place].trip.smoothed());
     }
 
     /// Frees an exchange, and what it held of the windows.

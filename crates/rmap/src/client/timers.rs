@@ -7,14 +7,14 @@ use super::exchange::{Role, Stage};
 use super::ops;
 use super::peer::{Peer, Reach};
 use crate::units::Time;
-use crate::wire::{DATAGRAM_MIN_MAX, DATAGRAM_SIZES};
+use crate::wire::DATAGRAM_SIZES;
 
 /// A server that nothing is asked of is asked for a sign of life, and for its load.
 const PING_IDLE: Duration = Duration::from_secs(1);
 /// Before this, a server that never answered is not counted as down: a handshake takes a while under load.
 const CONNECT_AFTER: Duration = Duration::from_millis(100);
 /// Large datagrams that got lost so often while others came through do not fit the path any more.
-const BLACK_HOLE_TRIES: u32 = 5;
+pub(super) const BLACK_HOLE_TRIES: u32 = 5;
 /// Paths change; larger datagrams are tried again.
 const PROBE_AGAIN: Duration = Duration::from_secs(60);
 /// The rebuild budget is looked at this often while something waits for it.
@@ -148,7 +148,7 @@ impl Client {
         if now < due {
             return;
         }
-        let lost = exchange.tries - exchange.excused;
+        let lost = exchange.tries_lost();
         let peer = &mut self.peers[place];
         peer.in_flight.pop_front();
         if !peer.resends.contains(&id) {
@@ -156,12 +156,13 @@ impl Client {
         }
         peer.resend_at = now + timeout;
         peer.backoff += 1;
-        if lost >= BLACK_HOLE_TRIES && peer.cut > DATAGRAM_MIN_MAX {
-            peer.cut = DATAGRAM_MIN_MAX;
-            peer.probed_at = now;
+        peer.timeouts += 1;
+        if lost >= BLACK_HOLE_TRIES {
+            peer.cut_short(now);
         }
         self.stats.resent_timeout += 1;
-        self.exchanges.shrink_window();
+        let round_trip = peer.trip.smoothed();
+        self.exchanges.shrink_window(now, round_trip);
     }
 
     /// A demand read that takes long is asked of another copy as well.

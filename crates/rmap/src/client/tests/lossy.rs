@@ -1,6 +1,10 @@
 //! Networks that lose much: what was lost is made up for, and who lives is not given up.
 
 use super::*;
+use crate::wire::{DATAGRAM_MIN_MAX, OVERHEAD};
+
+/// How long until a path is known to carry short datagrams only: as long as silence takes to become failure.
+const NOTICED: Duration = Duration::from_millis(60);
 
 fn read(pool: &mut Pool, page: u64) {
     pool.client.read(pool.now, pool.space, PageNo(page), Class::Demand, page).unwrap();
@@ -152,4 +156,48 @@ fn a_server_is_given_up_after_many_signs_of_life_were_asked_for() {
     run_for(&mut pool, Duration::from_millis(1));
     assert!(pings[0] == 0 && (10..=16).contains(&pings[1]), "{pings:?}");
     assert!(pool.client.peers[0].is_down());
+}
+
+/// A tunnel on the way that says nothing of what is too long for it. Neither what gets through beside it hides that, nor signs of life.
+#[test]
+fn a_path_that_becomes_narrow_is_noticed() {
+    for trims_meanwhile in [false, true] {
+        let mut pool = filled(40);
+        assert!(pool.client.peers[0].cut > DATAGRAM_MIN_MAX);
+        let sessions = pool.client.stats().sessions;
+        pool.longest = DATAGRAM_MIN_MAX;
+        let write = |pool: &mut Pool, page| {
+            pool.client.write(pool.now, pool.space, PageNo(page), Class::Demand, &[3; PAGE_SIZE], 1).unwrap();
+        };
+        // What is asked for at the length that the path has lost already is repeated, too.
+        (0..20).for_each(|page| write(&mut pool, page));
+        let until = pool.now + NOTICED;
+        let (mut written, mut trimmed) = (0, 0);
+        while pool.now < until {
+            for _ in 0..if trims_meanwhile { 4 } else { 0 } {
+                let page = PageNo(20 + trimmed % 20);
+                pool.client.trim(pool.now, pool.space, page, Class::Demand, 3).unwrap();
+                trimmed += 1;
+            }
+            run_for(&mut pool, Duration::from_micros(500));
+            let events = std::iter::from_fn(|| pool.client.poll_event(&mut [0; PAGE_SIZE]));
+            written += events.filter(|event| *event == Event::Written { token: 1, result: Ok(()) }).count();
+        }
+        assert_eq!((written, pool.client.peers[0].cut), (20, DATAGRAM_MIN_MAX), "with trims: {trims_meanwhile}");
+        assert_eq!(pool.client.stats().sessions, sessions, "it was not given up");
+    }
+}
+
+/// A server that answers signs of life and nothing else is of no use.
+#[test]
+fn signs_of_life_alone_do_not_keep_a_server() {
+    let mut pool = filled(1);
+    pool.longest = OVERHEAD;
+    pool.client.write(pool.now, pool.space, PageNo(0), Class::Eviction, &[3; PAGE_SIZE], 1).unwrap();
+    let began = pool.now;
+    while pool.client.stats().servers_failed == 0 {
+        run_for(&mut pool, Duration::from_millis(1));
+        assert!(pool.now.since(began) < Duration::from_secs(1));
+    }
+    assert!(pool.now.since(began) > 3 * pool.client.config.fail_after, "for some time it is believed");
 }

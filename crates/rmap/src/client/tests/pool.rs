@@ -44,6 +44,8 @@ pub struct Pool {
     pub sent_to_servers: Vec<(usize, usize)>,
     /// Hears nothing.
     pub deaf: Vec<usize>,
+    /// What is longer gets lost.
+    pub longest: usize,
     /// Its replies come late, when they are delivered.
     pub slow: Option<usize>,
     pub late: Vec<Vec<u8>>,
@@ -116,6 +118,7 @@ impl Pool {
             at: (0..servers).map(addr).collect(),
             sent_to_servers: Vec::new(),
             deaf,
+            longest: usize::MAX,
             slow: None,
             late,
             no_control: false,
@@ -205,6 +208,7 @@ impl Pool {
         self.sent_to_servers.extend(source.zip(to));
         for datagram in out.chunks_mut(transmit.segment) {
             match to {
+                _ if datagram.len() > self.longest => {}
                 Some(to) if self.deaf.contains(&to) => {}
                 Some(to) => self.servers[to].on_datagram(self.now, from, datagram),
                 None if transmit.to != addr(CLIENT) => {}
