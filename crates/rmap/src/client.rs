@@ -61,7 +61,7 @@ use thiserror::Error;
 use crate::control::{ControlReply, ControlRequest};
 use crate::crypto::entropy::SharedEntropy;
 use crate::crypto::{Entropy, KEY_SIZE, Keypair, PoolKey};
-use crate::units::{Class, Generation, PAGE_SIZE, Page, PageNo, SEALED_SIZE, SealedPage, SlabSize, SpaceId, Time};
+use crate::units::{Class, Generation, Page, PageNo, SEALED_SIZE, SealedPage, SlabSize, SpaceId, Time, content_of};
 
 pub use address::Hint;
 pub use exchange::WINDOW_MAX;
@@ -473,7 +473,7 @@ impl Client {
     /// The next result. A page that was read is put into `page`.
     pub fn poll_event(&mut self, page: &mut Page) -> Option<Event> {
         self.next_event(|found| match found {
-            Some(found) => page.copy_from_slice(&found[..PAGE_SIZE]),
+            Some(found) => *page = *content_of(found),
             None => page.fill(0),
         })
     }

@@ -146,6 +146,7 @@ pub struct Exchanges {
     pub window: usize,
     /// Replies since the window grew.
     grown: usize,
+    /// When it shrank last.
     shrunk_at: Option<Time>,
 }
 

@@ -22,12 +22,12 @@ pub const SERVERS_MAX: usize = 64;
 pub const RTO_MIN: Duration = Duration::from_millis(1);
 /// Longer waits would find a server dead that only lost a few datagrams.
 pub const RTO_MAX: Duration = Duration::from_millis(8);
+const RTO_FIRST: Duration = Duration::from_millis(4);
 /// Signs of life that a silent server is asked for, at most, in the second half of the time after which it is given up: where a fifth of
 /// all datagrams is lost each way, all are in one of five million cases.
 const LAST_SIGNS: u32 = 16;
 /// After so many timeouts without an answer it gives signs of life and no more: those do not count then, and it is given up.
 const TIMEOUTS_MAX: u32 = 64;
-const RTO_FIRST: Duration = Duration::from_millis(4);
 /// A hello is repeated after this, then after twice as long, and so on.
 const HELLO_RETRY_MIN: Duration = Duration::from_millis(5);
 const HELLO_RETRY_MAX: Duration = Duration::from_secs(1);

@@ -8,7 +8,7 @@ use rmap::client::{Client, ClientConfig, Event, Failure, ServerInfo, SpaceSpec, 
 use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
 use rmap::medium::Medium;
 use rmap::server::{Fault, Server, ServerConfig, lane_of};
-use rmap::units::{BootEpoch, Class, PAGE_SIZE, PageNo, ServerId, SlabSize, SpaceId, Time};
+use rmap::units::{BootEpoch, Class, PAGE_SIZE, PageNo, SEALED_SIZE, ServerId, SlabSize, SpaceId, Time, content_of};
 use rmap::wire::message::Pressure;
 
 use crate::network::{Network, Weather};
@@ -446,17 +446,19 @@ impl World {
 
     /// Results, judged.
     fn collect(&mut self, node: usize) {
-        let mut page = [0; PAGE_SIZE];
+        // Nobody's page: what the client does not put there is noticed.
+        let mut room = Box::new([0xaa; SEALED_SIZE]);
         loop {
             let Program::Host(host) = &mut self.nodes[node].program else { return };
-            let Some(event) = host.client.poll_event(&mut page) else { return };
+            let Some(event) = host.client.swap_event(&mut room) else { return };
+            let page = content_of(&room);
             let (Event::Read { token, result } | Event::Written { token, result }) = event;
             let Some(ask) = host.asks.remove(&token) else { continue };
             let Ask { space, page: number, generation, asked, reads_sealed: is_reader, .. } = ask;
             self.say(|| format!("{node} {space}/{number} {asked:?}: {result:?}"));
             let judged = match (asked, result) {
-                (Asked::Follow(begun), result) => self.judge_followed(node, ask, begun, result, &page),
-                (Asked::Read(begun), Ok(())) => self.oracle.end_read(space, number, generation, begun, &page),
+                (Asked::Follow(begun), result) => self.judge_followed(node, ask, begun, result, page),
+                (Asked::Read(begun), Ok(())) => self.oracle.end_read(space, number, generation, begun, page),
                 (Asked::Write(nth), Ok(())) => self.oracle.acknowledged(space, number, nth),
                 (Asked::Write(nth), Err(Failure::Declined)) => {
                     self.oracle.declined(space, number, nth);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::wire::{DATAGRAM_MIN_MAX, OVERHEAD};
 
-/// How long until a path is known to carry short datagrams only: as long as silence takes to become failure.
+/// By then a path is known to carry short datagrams only: twice what silence takes to become failure.
 const NOTICED: Duration = Duration::from_millis(60);
 
 fn read(pool: &mut Pool, page: u64) {
