@@ -6,6 +6,7 @@ mod demo;
 mod figures;
 mod hang;
 mod image;
+mod programs;
 mod suite;
 mod tasks;
 mod tidy;
@@ -36,6 +37,8 @@ enum Task {
     Vm(tasks::TestArgs),
     /// Make the images that test guests boot
     Image(image::ImageArgs),
+    /// Compile the C programs that tests run, and name their directory
+    Programs,
     /// Show a VM in a fraction of the DRAM it was promised
     Demo(demo::DemoArgs),
     /// Compare Pagoda with its peers
@@ -74,6 +77,10 @@ fn run(task: Task) -> Result<bool> {
         Task::Test(args) => tasks::test(&args),
         Task::Vm(args) => tasks::vm(&args),
         Task::Image(args) => image::run(&args).map(|()| true),
+        Task::Programs => programs::build().map(|directory| {
+            println!("{}", directory.display());
+            true
+        }),
         Task::Demo(args) => demo::main(&args),
         Task::Bench(args) => bench::main(&args),
         Task::Figures => figures::main(),

@@ -25,17 +25,18 @@ const fn bit(reason: ForeignReason) -> u32 {
     1 << reason.to_u32()
 }
 
-/// Reports a reason, once in the life of the process.
-pub fn report(reason: ForeignReason) {
+/// Reports a reason, once in the life of the process: true the first time.
+pub fn report(reason: ForeignReason) -> bool {
     if REPORTED.load(Ordering::Relaxed) & bit(reason) != 0 {
-        return;
+        return false;
     }
-    REPORTED.fetch_or(bit(reason), Ordering::SeqCst);
+    let first = REPORTED.fetch_or(bit(reason), Ordering::SeqCst) & bit(reason) == 0;
     let link = LINK.load(Ordering::SeqCst);
     if link >= 0 {
         // If the daemon is away, `connected` sends it to the next one: the bit was set before the link was looked at.
         let _ = link::send(link, &Packet::Foreign { reason }, &[]);
     }
+    first
 }
 
 /// Reports a reason and waits until the daemon has brought all of RAM back for good. A daemon that is away is waited for,

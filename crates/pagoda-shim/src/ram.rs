@@ -56,6 +56,11 @@ pub fn overlap(addr: usize, len: usize) -> Option<(usize, usize, usize)> {
     })
 }
 
+/// Whether this process has, or had, RAM at all.
+pub fn is_mapped() -> bool {
+    MAPPED.load(Ordering::Acquire) != 0
+}
+
 /// Whether a buffer lies in guest RAM, at least in part.
 pub fn overlaps(addr: usize, len: usize) -> bool {
     overlap(addr, len).is_some()

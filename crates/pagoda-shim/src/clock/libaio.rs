@@ -61,8 +61,11 @@ pub struct Iocb {
 
 const _: () = assert!(size_of::<Header>() == 32 && size_of::<Event>() == 32 && size_of::<Iocb>() == 64);
 
+/// Opcodes (`linux/aio_abi.h`).
 const PREAD: u16 = 0;
 const PWRITE: u16 = 1;
+/// FSYNC, FDSYNC, POLL and NOOP name no memory. Any other opcode may.
+const WITHOUT_MEMORY: [u16; 4] = [2, 3, 5, 6];
 const PREADV: u16 = 7;
 const PWRITEV: u16 = 8;
 
@@ -128,7 +131,7 @@ pub unsafe fn touch(iocb: *const Iocb) -> Touch {
         PREAD | PWRITE => ram::overlaps(buf as usize, len as usize),
         // SAFETY: for the vectored opcodes `buf` is an iovec array of `nbytes` elements (linux/aio_abi.h).
         PREADV | PWRITEV => unsafe { ram::any_overlaps(buf as *const libc::iovec, len as usize) },
-        _ => false,
+        other => !WITHOUT_MEMORY.contains(&other),
     };
     if touches { Touch::Ram } else { Touch::Other }
 }

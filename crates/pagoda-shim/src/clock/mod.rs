@@ -1,12 +1,16 @@
-//! The clock of direct I/O: since when is the oldest direct I/O on guest RAM in flight? (The pin rule of `pagoda_abi::shared`.)
+//! The clock of I/O: since when is the oldest transfer in flight that may pin guest RAM? (The pin rule of `pagoda_abi::shared`.)
+//!
+//! Every transfer that names guest RAM is on the clock, or is reported as one that cannot be followed, unless it is known
+//! to copy ([`copies`], [`uring`], `hooks`): a list of what is safe, never one of what is dangerous.
 //!
 //! Owns: the mapping of the shared memory, and the table of each queue. Written by the VMM's threads in their hooks, and
 //! by the agent when it reads the queues.
 //! Order: a request is registered *before* the system call that may start it, and released *after* the kernel has published
 //! its completion. To release late only delays an eviction; to release early would let the disk write into a page that is
 //! no longer the guest's. So whatever the shim does not understand ends in `UntrackedIo`: nothing of this VM is evicted.
-//! Limits: interfaces that the shim does not hook (a statically linked liburing, aio_read(3)) are not seen.
+//! Limits: system calls that do not go through a dynamic symbol (a statically linked liburing, inline assembly) are not seen.
 
+pub mod copies;
 pub mod libaio;
 pub mod rings;
 pub mod sync;

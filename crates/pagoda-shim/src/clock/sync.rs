@@ -1,18 +1,19 @@
-//! Direct I/O that ends when its system call returns: read(2), write(2) and their relatives.
+//! Transfers that end when their system call returns: read(2), write(2), recv(2), ioctl(2) and their relatives.
 //!
-//! The buffer decides first, because that is a few comparisons: only a buffer in guest RAM makes it worth asking the
-//! kernel whether the file is O_DIRECT. It is asked each time (0.5 us on a busy 2-CPU VM, against 16 us and more of a direct I/O); a
-//! table of flags by fd would be wrong after a dup2(2) or close(2) that the shim cannot see.
+//! The buffer decides first, because that is a few comparisons. A transfer that names guest RAM is on the clock for as
+//! long as the call lasts, whatever the file is: that a transfer pins shows in no flag. Where the call may wait for long, the
+//! file is looked at, and one that is known to copy ([`super::copies`]) stays off the clock. It is looked at each time: a table
+//! by fd would be wrong after a dup2(2) or close(2) that the shim cannot see.
 
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::shared;
+use super::{copies, shared};
 
-/// Runs `call`, on the clock when it is direct I/O on guest RAM.
-pub fn timed<R>(fd: c_int, touches_ram: bool, call: impl FnOnce() -> R) -> R {
-    if !touches_ram || !is_direct(fd) {
+/// Runs `call`, which transfers between RAM and this file, on the clock.
+pub fn timed<R>(touches_ram: bool, call: impl FnOnce() -> R) -> R {
+    if !touches_ram {
         return call();
     }
     let Some(clock) = shared() else {
@@ -26,10 +27,9 @@ pub fn timed<R>(fd: c_int, touches_ram: bool, call: impl FnOnce() -> R) -> R {
     result
 }
 
-fn is_direct(fd: c_int) -> bool {
-    // SAFETY: F_GETFL takes no argument and only reads the flags of the fd; a bad fd is an error, hence not direct.
-    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    flags != -1 && flags & libc::O_DIRECT != 0
+/// The same for a call that may wait for data or room for as long as the other end likes.
+pub fn timed_unless_copied<R>(fd: c_int, touches_ram: bool, call: impl FnOnce() -> R) -> R {
+    timed(touches_ram && !copies::is_known_to_copy(fd), call)
 }
 
 /// Where this thread looks for a slot first: threads in the order of their first I/O, so that they do not compete and

@@ -8,12 +8,14 @@
 //! completions, which the free-running tail tells exactly, and everything it has keeps its clock slot until nothing is in flight.
 //! Why none is released early: every request is counted by its `user_data`, whatever its opcode, and each gives exactly
 //! one final completion. What breaks that rule (multishot, `IOSQE_CQE_SKIP_SUCCESS`, `MSG_RING`, mixed
-//! entry sizes, submissions that went around liburing) is a fault: the VM's memory is then no longer evicted.
+//! entry sizes, submissions that went around liburing) is a fault: the VM's memory is then no longer evicted. So is a
+//! zero-copy send of RAM, whose pages are read after its completion.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use pagoda_abi::shared::Shared;
 
+use super::copies;
 use super::table::{Fault, Table, Touch};
 use crate::ram;
 
@@ -29,6 +31,7 @@ const SETUP_CQE32: u32 = 1 << 11;
 const SETUP_KNOWN: u32 = (1 << 18) - 1;
 /// `IORING_FEAT_EXT_ARG` (Linux 5.11): without it liburing submits time-outs of its own.
 const FEAT_EXT_ARG: u32 = 1 << 8;
+const SQE_FIXED_FILE: u8 = 1;
 const SQE_CQE_SKIP_SUCCESS: u8 = 1 << 6;
 const SQE_BUFFER_SELECT: u8 = 1 << 5;
 /// More completions of this request follow.
@@ -107,19 +110,34 @@ const _: () = assert!(size_of::<Sqe>() == 64 && size_of::<Cqe>() == 16);
 const _: () = assert!(std::mem::offset_of!(Ring, cq) == 104 && std::mem::offset_of!(Ring, flags) == 192);
 const _: () = assert!(std::mem::offset_of!(Submission, sqe_tail) == 68 && size_of::<Ring>() == 216);
 
-/// Opcodes of `enum io_uring_op` whose buffers matter.
+/// Opcodes of `enum io_uring_op` (`linux/io_uring.h`).
 mod op {
     pub const READV: u8 = 1;
     pub const WRITEV: u8 = 2;
+    #[cfg(test)]
     pub const READ_FIXED: u8 = 4;
-    pub const WRITE_FIXED: u8 = 5;
+    pub const SENDMSG: u8 = 9;
+    pub const RECVMSG: u8 = 10;
     pub const READ: u8 = 22;
     pub const WRITE: u8 = 23;
+    pub const SEND: u8 = 26;
+    pub const RECV: u8 = 27;
+    pub const SPLICE: u8 = 30;
+    pub const TEE: u8 = 33;
     pub const MSG_RING: u8 = 40;
-    pub const URING_CMD: u8 = 46;
+    pub const SEND_ZC: u8 = 47;
+    pub const SENDMSG_ZC: u8 = 48;
+    #[cfg(test)]
     pub const READ_MULTISHOT: u8 = 49;
-    /// `EPOLL_WAIT`, the last before the vectored fixed-buffer reads (Linux 6.15) and whatever comes after them.
-    pub const LAST_WITHOUT_DMA: u8 = 59;
+
+    /// Opcodes that name no memory, or only what the kernel copies before it completes them: NOP, FSYNC, POLL_ADD, POLL_REMOVE,
+    /// SYNC_FILE_RANGE, TIMEOUT, TIMEOUT_REMOVE, ACCEPT, ASYNC_CANCEL, LINK_TIMEOUT, CONNECT, FALLOCATE, OPENAT, CLOSE,
+    /// FILES_UPDATE, STATX, FADVISE, OPENAT2, EPOLL_CTL, PROVIDE_BUFFERS, REMOVE_BUFFERS, SHUTDOWN, RENAMEAT, UNLINKAT,
+    /// MKDIRAT, SYMLINKAT, LINKAT, FSETXATTR to GETXATTR, SOCKET, WAITID, FUTEX_WAIT to FUTEX_WAITV, FIXED_FD_INSTALL,
+    /// FTRUNCATE, BIND, LISTEN, EPOLL_WAIT, PIPE. Every other opcode may touch RAM, those of the future included.
+    pub fn names_no_pages(opcode: u8) -> bool {
+        matches!(opcode, 0 | 3 | 6..=8 | 11..=21 | 24 | 28 | 29 | 31 | 32 | 34..=39 | 41..=45 | 50..=57 | 59 | 62)
+    }
 }
 
 /// Requests of a queue that had more in flight than its completion queue has cells.
@@ -219,7 +237,7 @@ impl Reader {
     }
 
     fn register_one(&mut self, sqe: &Sqe, table: &mut Table, clock: Option<&Shared>) -> Result<(), Fault> {
-        if sqe.flags & SQE_CQE_SKIP_SUCCESS != 0 || sqe.opcode == op::MSG_RING {
+        if sqe.flags & SQE_CQE_SKIP_SUCCESS != 0 || sqe.opcode == op::MSG_RING || keeps_pages(sqe) {
             return Err(Fault::Surprise);
         }
         if self.blind.is_none() && table.pending() >= u64::from(self.entries) {
@@ -278,18 +296,53 @@ impl Reader {
     }
 }
 
-/// Whether a request may touch RAM. An opcode that is not known is assumed to.
+/// Whether a request may touch RAM. One whose memory is not named here, or whose opcode is not known, is assumed to.
 fn touch(sqe: &Sqe) -> Touch {
+    // Buffers picked by the kernel: their address is not here.
+    let picked = sqe.flags & SQE_BUFFER_SELECT != 0;
     let touches = match sqe.opcode {
-        // Buffers registered or picked by the kernel: their address is not here.
-        op::READ_FIXED | op::WRITE_FIXED | op::READ_MULTISHOT | op::URING_CMD => true,
-        op::READ | op::READV if sqe.flags & SQE_BUFFER_SELECT != 0 => true,
-        op::READ | op::WRITE => ram::overlaps(sqe.addr as usize, sqe.len as usize),
-        // SAFETY: for the vectored opcodes `addr` is an iovec array of `len` elements (io_uring_enter(2)).
-        op::READV | op::WRITEV => unsafe { ram::any_overlaps(sqe.addr as *const libc::iovec, sqe.len as usize) },
-        known => known > op::LAST_WITHOUT_DMA,
+        known if op::names_no_pages(known) => false,
+        op::READ | op::WRITE => picked || names_ram(sqe),
+        op::READV | op::WRITEV => picked || names_ram(sqe),
+        // A socket may keep the request waiting for as long as the other end likes.
+        op::SEND | op::RECV | op::SENDMSG | op::RECVMSG => (picked || names_ram(sqe)) && !is_known_to_copy(sqe),
+        _ => true,
     };
     if touches { Touch::Ram } else { Touch::Other }
+}
+
+/// Whether the memory that a transfer names lies in RAM.
+fn names_ram(sqe: &Sqe) -> bool {
+    let addr = sqe.addr as usize;
+    match sqe.opcode {
+        // SAFETY: for the vectored opcodes `addr` is an iovec array of `len` elements (io_uring_enter(2)).
+        op::READV | op::WRITEV => unsafe { ram::any_overlaps(addr as *const libc::iovec, sqe.len as usize) },
+        op::SENDMSG | op::RECVMSG | op::SENDMSG_ZC => {
+            // SAFETY: for messages `addr` is a `struct msghdr` (io_uring_enter(2)), null at most when the call fails.
+            let message = unsafe { (addr as *const libc::msghdr).as_ref() };
+            // SAFETY: a message has `msg_iovlen` elements at `msg_iov`.
+            message.is_some_and(|message| unsafe { ram::any_overlaps(message.msg_iov, message.msg_iovlen) })
+        }
+        _ => ram::overlaps(addr, sqe.len as usize),
+    }
+}
+
+/// Whether the request's file is known to copy; of one that is known to the ring alone nothing is.
+fn is_known_to_copy(sqe: &Sqe) -> bool {
+    sqe.flags & SQE_FIXED_FILE == 0 && copies::is_known_to_copy(sqe.fd)
+}
+
+/// Whether a request may keep pages of RAM for longer than until its completion: the network card may still read what a
+/// zero-copy send named, until a second completion, and a pipe keeps what was spliced into it from a file in RAM.
+fn keeps_pages(sqe: &Sqe) -> bool {
+    let zero_copy = match sqe.opcode {
+        op::SPLICE | op::TEE => return ram::is_mapped(),
+        op::SEND_ZC | op::SENDMSG_ZC => true,
+        op::SEND | op::SENDMSG => sqe.rw_flags & libc::MSG_ZEROCOPY as u32 != 0,
+        _ => false,
+    };
+    // A fixed buffer has its address here, too; RAM among fixed buffers is reported when they are registered.
+    zero_copy && names_ram(sqe)
 }
 
 #[cfg(test)]

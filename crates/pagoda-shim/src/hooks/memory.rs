@@ -42,6 +42,15 @@ fn discard(config: &Config, region: usize, offset: u64, len: u64) {
     }
 }
 
+/// Size of a segment of System V; one that is not known counts as one without end.
+fn segment_size(segment: c_int) -> size_t {
+    // SAFETY: a plain C structure: all zero bits are valid.
+    let mut state: libc::shmid_ds = unsafe { std::mem::zeroed() };
+    // SAFETY: IPC_STAT fills the structure it is given; a bad segment is an error.
+    let known = unsafe { libc::shmctl(segment, libc::IPC_STAT, &mut state) } == 0;
+    if known { state.shm_segsz } else { size_t::MAX }
+}
+
 hook! {
     /// Maps memory. A RAM file may be mapped once, shared and whole; anything else would read pages that are out as zeros.
     fn mmap | mmap64(addr: *mut c_void, len: size_t, prot: c_int, flags: c_int, fd: c_int, offset: off_t)
@@ -107,16 +116,50 @@ hook! {
         unsafe { real::madvise(addr, len, advice) }
     }
 
-    /// Punches and preallocates. A hole in RAM is the daemon's to make: it may have the pages elsewhere.
+    /// Punches and preallocates. A hole in RAM is the daemon's to make: it may have the pages elsewhere. And it is the
+    /// daemon's to fill: what is allocated there would be zeros in the place of pages that are out.
     fn fallocate | fallocate64(fd: c_int, mode: c_int, offset: off_t, len: off_t) -> c_int {
-        let punches = mode & libc::FALLOC_FL_PUNCH_HOLE != 0 && offset >= 0 && len > 0;
-        let ram = config().filter(|_| punches).and_then(|config| Some((config, config.region_of(fd)?)));
+        let ram = config().and_then(|config| Some((config, config.region_of(fd)?)));
         if let Some((config, region)) = ram {
+            if mode & libc::FALLOC_FL_PUNCH_HOLE == 0 {
+                return fail(libc::EOPNOTSUPP);
+            }
+            if offset < 0 || len <= 0 {
+                return fail(libc::EINVAL);
+            }
             discard(config, region, offset as u64, len as u64);
             return 0;
         }
         // SAFETY: the caller's call, passed on unchanged.
         unsafe { real::fallocate(fd, mode, offset, len) }
+    }
+
+    /// Preallocates; not RAM, for the same reason.
+    fn posix_fallocate | posix_fallocate64(fd: c_int, offset: off_t, len: off_t) -> c_int {
+        if config().is_some_and(|config| config.region_of(fd).is_some()) {
+            return libc::EOPNOTSUPP;
+        }
+        // SAFETY: the caller's call, passed on unchanged.
+        unsafe { real::posix_fallocate(fd, offset, len) }
+    }
+
+    /// Maps a file's pages in another order; not RAM's.
+    fn remap_file_pages(addr: *mut c_void, len: size_t, prot: c_int, page: size_t, flags: c_int) -> c_int {
+        if ram::overlaps(addr as usize, len) {
+            return fail(libc::EINVAL);
+        }
+        // SAFETY: the caller's call, passed on unchanged.
+        unsafe { real::remap_file_pages(addr, len, prot, page, flags) }
+    }
+
+    /// Maps a segment of System V, perhaps over other mappings; not over RAM.
+    fn shmat(segment: c_int, addr: *const c_void, flags: c_int) -> *mut c_void {
+        if flags & libc::SHM_REMAP != 0 && ram::overlaps(addr as usize, segment_size(segment)) {
+            fail(libc::EINVAL);
+            return libc::MAP_FAILED;
+        }
+        // SAFETY: the caller's call, passed on unchanged.
+        unsafe { real::shmat(segment, addr, flags) }
     }
 
     /// Cuts a file; not RAM.

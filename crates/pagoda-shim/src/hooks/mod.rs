@@ -1,16 +1,21 @@
 //! The functions that the VMM calls instead of libc's, libaio's and liburing's.
 //!
-//! Each does its part and calls the real one ([`crate::real`]). Which of them QEMU imports, in Debian's 7.2 and 10.0
-//! alike: `mmap64 munmap madvise fallocate64 ftruncate64`, `read readv pread64 __pread64_chk preadv64 write
-//! writev pwrite64 pwritev64`, `io_setup io_submit io_destroy` (versioned, which an unversioned hook satisfies),
-//! `io_uring_queue_init io_uring_queue_exit io_uring_submit io_uring_submit_and_wait __io_uring_get_cqe`,
-//! `sendmsg ioctl syscall`; 7.2 also `mremap`. The others are here because other VMMs and builds use them.
+//! Each does its part and calls the real one ([`crate::real`]). Every exported function of those libraries that takes a
+//! buffer or an address is either here or in `doors/*.txt` with the reason why it need not be; `tests/doors.rs` compares.
+//! What QEMU imports, in Debian's 7.2 and 10.0 alike: `mmap64 munmap madvise fallocate64 ftruncate64 posix_fallocate64`,
+//! `read readv pread64 __pread64_chk preadv64 write writev pwrite64 pwritev64`, `send sendto sendmsg recv recvmsg recvmmsg
+//! setsockopt`, `fread fwrite setvbuf`, `copy_file_range`, `io_setup io_submit io_destroy` (versioned, which an unversioned
+//! hook satisfies), `io_uring_queue_init io_uring_queue_exit io_uring_submit io_uring_submit_and_wait __io_uring_get_cqe`,
+//! `ioctl syscall`; 7.2 also `mremap`. The others are here because other VMMs and builds use them.
 //!
 //! The `64` names are the same functions: on x86-64 `off_t` has 64 bits either way.
 
-mod doors;
+mod ioctls;
 mod memory;
 mod queues;
+mod sockets;
+mod splices;
+mod syscalls;
 mod transfer;
 
 /// Defines hooks: exported C functions, except in unit tests, where they would take over the test's own calls.
@@ -26,6 +31,7 @@ macro_rules! hook {
         ///
         /// # Safety
         /// Those of the function of the same name.
+        #[allow(non_snake_case)] // libc's own names
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> $result $body
     };

@@ -1,12 +1,12 @@
 //! libaio and liburing: what is submitted goes on the clock, what has completed is read wherever the VMM passes by.
 
-use std::cell::Cell;
 use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::mem::zeroed;
 
 use libc::{iovec, timespec};
 
-use super::hook;
+use super::syscalls::tracked;
+use super::{hook, sockets};
 use crate::clock::libaio::{self, Iocb};
 use crate::clock::rings::{self, Reader, Ring};
 use crate::clock::{shared, uring};
@@ -25,15 +25,6 @@ struct Params {
 }
 
 const _: () = assert!(size_of::<Params>() == 120);
-
-thread_local! {
-    static IN_IO_SUBMIT: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether this thread is inside libaio's io_submit, which makes its system call through syscall(2).
-pub fn in_io_submit() -> bool {
-    IN_IO_SUBMIT.get()
-}
 
 fn with_context<R>(context: Opaque, work: impl FnOnce(&mut Ring) -> R) -> Option<R> {
     // SAFETY: the VMM submits to this context, so io_setup(2) made it and it is not destroyed before this call is over;
@@ -90,6 +81,67 @@ fn leave_ring(ring: Opaque) {
     }
 }
 
+/// A context is destroyed in a way that does not tell whether the kernel waited for what is in flight.
+pub fn context_is_destroyed(context: Opaque) {
+    if let Some(leaving) = rings::leave(context as usize) {
+        leaving.lost();
+    }
+}
+
+/// Opcodes of io_uring_register(2) by `linux/io_uring.h`.
+mod register {
+    use std::ffi::c_uint;
+
+    /// The fd is the index of a registered ring: no part of the opcode.
+    pub const USE_REGISTERED_RING: c_uint = 1 << 31;
+    pub const BUFFERS: c_uint = 0;
+    pub const BUFFERS2: c_uint = 15;
+    pub const BUFFERS_UPDATE: c_uint = 16;
+    pub const PBUF_RING: c_uint = 22;
+    pub const CLONE_BUFFERS: c_uint = 30;
+    pub const ZCRX_IFQ: c_uint = 32;
+    pub const RESIZE_RINGS: c_uint = 33;
+    pub const MEM_REGION: c_uint = 34;
+
+    /// Opcodes that register no memory: files, event fds, a probe, restrictions, workers, ring fds, cancellation, a clock,
+    /// NAPI, a message to another ring, a query; and those that only end a registration.
+    pub fn names_no_memory(opcode: c_uint) -> bool {
+        matches!(opcode, 1..=14 | 17..=21 | 23..=29 | 31 | 35)
+    }
+}
+
+/// Before something is registered with a ring. Registered memory stays pinned for as long as it is registered, and what the shim
+/// does not know of is taken for memory.
+pub fn before_register(opcode: c_uint, argument: *const c_void, count: c_uint) {
+    if config().is_none() {
+        return;
+    }
+    match opcode & !register::USE_REGISTERED_RING {
+        known if register::names_no_memory(known) => {}
+        // SAFETY: an array of `count` elements, as the registration demands of its caller.
+        register::BUFFERS if !unsafe { ram::any_overlaps(argument.cast(), count as usize) } => {}
+        register::PBUF_RING => {
+            // SAFETY: `struct io_uring_buf_reg` begins with an address of 64 bits and a number of entries of 32
+            // (linux/io_uring.h), each entry having 16 bytes; without it the call fails.
+            let ring = unsafe { argument.cast::<(u64, u32)>().as_ref() };
+            let names = ring.is_some_and(|(addr, entries)| ram::overlaps(*addr as usize, *entries as usize * 16));
+            if names {
+                foreign::report(ForeignReason::FixedBuffers);
+            }
+        }
+        register::RESIZE_RINGS => sockets::report_if(true),
+        register::BUFFERS
+        | register::BUFFERS2
+        | register::BUFFERS_UPDATE
+        | register::CLONE_BUFFERS
+        | register::ZCRX_IFQ
+        | register::MEM_REGION => {
+            foreign::report(ForeignReason::FixedBuffers);
+        }
+        _ => sockets::report_if(true),
+    }
+}
+
 /// Fixed buffers stay pinned as long as the ring lives.
 fn report_fixed(iov: *const iovec, count: c_uint) {
     // SAFETY: `iov` is null or has `count` elements, as the registering functions demand.
@@ -112,10 +164,9 @@ hook! {
             // The ring is full, which the kernel says in these words.
             return -libc::EAGAIN;
         }
-        IN_IO_SUBMIT.set(true);
+        let submitted = registered.map_or(count, |n| n as c_long);
         // SAFETY: the caller's array or a first part of it.
-        let accepted = unsafe { real::io_submit(context, registered.map_or(count, |n| n as c_long), iocbs) };
-        IN_IO_SUBMIT.set(false);
+        let accepted = tracked(|| unsafe { real::io_submit(context, submitted, iocbs) });
         if let Some(registered) = registered {
             let rejected = &batch[(accepted.max(0) as usize).min(registered)..registered];
             if !rejected.is_empty() {
@@ -145,7 +196,7 @@ hook! {
     fn io_destroy(context: Opaque) -> c_int {
         let leaving = rings::leave(context as usize);
         // SAFETY: the caller's call, passed on unchanged.
-        let destroyed = unsafe { real::io_destroy(context) };
+        let destroyed = tracked(|| unsafe { real::io_destroy(context) });
         match leaving {
             Some(leaving) if destroyed == 0 => leaving.all_ended(),
             Some(leaving) => leaving.lost(),
@@ -154,11 +205,95 @@ hook! {
         destroyed
     }
 
+    /// The same by another name.
+    fn io_queue_release(context: Opaque) -> c_int {
+        context_is_destroyed(context);
+        // SAFETY: the caller's call, passed on unchanged.
+        tracked(|| unsafe { real::io_queue_release(context) })
+    }
+
+    /// Takes completions.
+    fn io_pgetevents(
+        context: Opaque, min: c_long, count: c_long, events: *mut c_void, timeout: *mut timespec, mask: Opaque) -> c_int
+    {
+        // SAFETY: the caller's call, passed on unchanged.
+        let taken = unsafe { real::io_pgetevents(context, min, count, events, timeout, mask) };
+        if config().is_some() && taken > 0 {
+            with_context(context, Ring::scan);
+        }
+        taken
+    }
+
+    /// Makes a ring without liburing's functions for it. What it does is not followed.
+    fn io_uring_setup(entries: c_uint, params: Opaque) -> c_int {
+        sockets::report_if(config().is_some());
+        // SAFETY: the caller's call, passed on unchanged.
+        tracked(|| unsafe { real::io_uring_setup(entries, params) })
+    }
+
+    /// Submits by a ring's fd, around what the shim follows.
+    fn io_uring_enter(fd: c_uint, submit: c_uint, wait: c_uint, flags: c_uint, mask: Opaque) -> c_int {
+        sockets::report_if(config().is_some() && submit > 0);
+        // SAFETY: the caller's call, passed on unchanged.
+        tracked(|| unsafe { real::io_uring_enter(fd, submit, wait, flags, mask) })
+    }
+
+    /// The same with a size of the mask.
+    fn io_uring_enter2(fd: c_uint, submit: c_uint, wait: c_uint, flags: c_uint, mask: Opaque, size: usize) -> c_int {
+        sockets::report_if(config().is_some() && submit > 0);
+        // SAFETY: the caller's call, passed on unchanged.
+        tracked(|| unsafe { real::io_uring_enter2(fd, submit, wait, flags, mask, size) })
+    }
+
+    /// Registers something with a ring, perhaps memory.
+    fn io_uring_register(fd: c_uint, opcode: c_uint, argument: *const c_void, count: c_uint) -> c_int {
+        before_register(opcode, argument, count);
+        // SAFETY: the caller's call, passed on unchanged.
+        tracked(|| unsafe { real::io_uring_register(fd, opcode, argument, count) })
+    }
+
+    /// Registers a ring of buffers, whose own memory the kernel keeps.
+    fn io_uring_register_buf_ring(ring: Opaque, registration: *const c_void, flags: c_uint) -> c_int {
+        before_register(register::PBUF_RING, registration, 1);
+        // SAFETY: the caller's call, passed on unchanged.
+        tracked(|| unsafe { real::io_uring_register_buf_ring(ring, registration, flags) })
+    }
+
+    /// Shares another ring's fixed buffers.
+    fn io_uring_clone_buffers(to: Opaque, from: Opaque) -> c_int {
+        before_register(register::CLONE_BUFFERS, std::ptr::null(), 1);
+        // SAFETY: the caller's call, passed on unchanged.
+        tracked(|| unsafe { real::io_uring_clone_buffers(to, from) })
+    }
+
+    /// The same for some of them.
+    fn io_uring_clone_buffers_offset(
+        to: Opaque, from: Opaque, to_at: c_uint, from_at: c_uint, count: c_uint, flags: c_uint) -> c_int
+    {
+        before_register(register::CLONE_BUFFERS, std::ptr::null(), 1);
+        // SAFETY: the caller's call, passed on unchanged.
+        tracked(|| unsafe { real::io_uring_clone_buffers_offset(to, from, to_at, from_at, count, flags) })
+    }
+
+    /// Registers memory of the caller's with a ring.
+    fn io_uring_register_region(ring: Opaque, region: *const c_void) -> c_int {
+        before_register(register::MEM_REGION, region, 1);
+        // SAFETY: the caller's call, passed on unchanged.
+        tracked(|| unsafe { real::io_uring_register_region(ring, region) })
+    }
+
+    /// Registers memory that a network card writes to.
+    fn io_uring_register_ifq(ring: Opaque, registration: Opaque) -> c_int {
+        before_register(register::ZCRX_IFQ, registration, 1);
+        // SAFETY: the caller's call, passed on unchanged.
+        tracked(|| unsafe { real::io_uring_register_ifq(ring, registration) })
+    }
+
     /// Makes a ring.
     fn io_uring_queue_init(entries: c_uint, ring: Opaque, flags: c_uint) -> c_int {
         if config().is_none() {
             // SAFETY: the caller's call, passed on unchanged.
-            return unsafe { real::io_uring_queue_init(entries, ring, flags) };
+            return tracked(|| unsafe { real::io_uring_queue_init(entries, ring, flags) });
         }
         // SAFETY: a plain C structure: all zero bits are valid.
         let mut params: Params = unsafe { zeroed() };
@@ -178,7 +313,7 @@ hook! {
                 wider.flags |= uring::SETUP_CQSIZE;
                 wider.cq_entries = uring::CQ_ENTRIES;
                 // SAFETY: the caller's ring, and parameters like the caller's.
-                let made = unsafe { real::io_uring_queue_init_params(entries, ring, (&raw mut wider).cast()) };
+                let made = tracked(|| unsafe { real::io_uring_queue_init_params(entries, ring, (&raw mut wider).cast()) });
                 if made == 0 {
                     // SAFETY: valid and writable, for the kernel's answers (caller).
                     unsafe { std::ptr::write(given, wider) };
@@ -187,28 +322,28 @@ hook! {
             }
         }
         // SAFETY: the caller's call, passed on unchanged.
-        unsafe { real::io_uring_queue_init_params(entries, ring, params) }
+        tracked(|| unsafe { real::io_uring_queue_init_params(entries, ring, params) })
     }
 
     /// Unmaps and closes a ring.
     fn io_uring_queue_exit(ring: Opaque) -> () {
         leave_ring(ring);
         // SAFETY: the caller's call, passed on unchanged.
-        unsafe { real::io_uring_queue_exit(ring) }
+        tracked(|| unsafe { real::io_uring_queue_exit(ring) })
     }
 
     /// Submits.
     fn io_uring_submit(ring: Opaque) -> c_int {
         before_submit(ring);
         // SAFETY: the caller's call, passed on unchanged.
-        unsafe { real::io_uring_submit(ring) }
+        tracked(|| unsafe { real::io_uring_submit(ring) })
     }
 
     /// Submits and waits.
     fn io_uring_submit_and_wait(ring: Opaque, count: c_uint) -> c_int {
         before_submit(ring);
         // SAFETY: the caller's call, passed on unchanged.
-        unsafe { real::io_uring_submit_and_wait(ring, count) }
+        tracked(|| unsafe { real::io_uring_submit_and_wait(ring, count) })
     }
 
     /// Submits and waits for a limited time.
@@ -217,7 +352,7 @@ hook! {
     {
         before_submit(ring);
         // SAFETY: the caller's call, passed on unchanged.
-        unsafe { real::io_uring_submit_and_wait_timeout(ring, cqe, count, timeout, mask) }
+        tracked(|| unsafe { real::io_uring_submit_and_wait_timeout(ring, cqe, count, timeout, mask) })
     }
 
     /// Submits and waits for a limited time.
@@ -226,27 +361,27 @@ hook! {
     {
         before_submit(ring);
         // SAFETY: the caller's call, passed on unchanged.
-        unsafe { real::io_uring_submit_and_wait_min_timeout(ring, cqe, count, timeout, min_us, mask) }
+        tracked(|| unsafe { real::io_uring_submit_and_wait_min_timeout(ring, cqe, count, timeout, min_us, mask) })
     }
 
     /// Submits and waits.
     fn io_uring_submit_and_wait_reg(ring: Opaque, cqe: Opaque, count: c_uint, index: c_int) -> c_int {
         before_submit(ring);
         // SAFETY: the caller's call, passed on unchanged.
-        unsafe { real::io_uring_submit_and_wait_reg(ring, cqe, count, index) }
+        tracked(|| unsafe { real::io_uring_submit_and_wait_reg(ring, cqe, count, index) })
     }
 
     /// Submits and fetches completions.
     fn io_uring_submit_and_get_events(ring: Opaque) -> c_int {
         before_submit(ring);
         // SAFETY: the caller's call, passed on unchanged.
-        unsafe { real::io_uring_submit_and_get_events(ring) }
+        tracked(|| unsafe { real::io_uring_submit_and_get_events(ring) })
     }
 
     /// Fetches or waits for a completion; liburing's inline functions come here when they find none.
     fn __io_uring_get_cqe(ring: Opaque, cqe: Opaque, submit: c_uint, count: c_uint, mask: Opaque) -> c_int {
         // SAFETY: the caller's call, passed on unchanged.
-        let got = unsafe { real::__io_uring_get_cqe(ring, cqe, submit, count, mask) };
+        let got = tracked(|| unsafe { real::__io_uring_get_cqe(ring, cqe, submit, count, mask) });
         after_wait(ring);
         got
     }
@@ -258,21 +393,21 @@ hook! {
             leave_ring(ring);
         }
         // SAFETY: the caller's call, passed on unchanged.
-        unsafe { real::io_uring_resize_rings(ring, params) }
+        tracked(|| unsafe { real::io_uring_resize_rings(ring, params) })
     }
 
     /// Registers fixed buffers.
     fn io_uring_register_buffers(ring: Opaque, iov: *const iovec, count: c_uint) -> c_int {
         report_fixed(iov, count);
         // SAFETY: the caller's call, passed on unchanged.
-        unsafe { real::io_uring_register_buffers(ring, iov, count) }
+        tracked(|| unsafe { real::io_uring_register_buffers(ring, iov, count) })
     }
 
     /// Registers fixed buffers.
     fn io_uring_register_buffers_tags(ring: Opaque, iov: *const iovec, tags: *const u64, count: c_uint) -> c_int {
         report_fixed(iov, count);
         // SAFETY: the caller's call, passed on unchanged.
-        unsafe { real::io_uring_register_buffers_tags(ring, iov, tags, count) }
+        tracked(|| unsafe { real::io_uring_register_buffers_tags(ring, iov, tags, count) })
     }
 
     /// Replaces fixed buffers.
@@ -281,6 +416,6 @@ hook! {
     {
         report_fixed(iov, count);
         // SAFETY: the caller's call, passed on unchanged.
-        unsafe { real::io_uring_register_buffers_update_tag(ring, first, iov, tags, count) }
+        tracked(|| unsafe { real::io_uring_register_buffers_update_tag(ring, first, iov, tags, count) })
     }
 }

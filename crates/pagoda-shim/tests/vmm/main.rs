@@ -303,7 +303,9 @@ fn io_in_flight_is_on_the_clock(dir: &Path) {
         }
         vm.link.clock();
         assert_eq!(daemon.shared.oldest_io(), u64::MAX, "{way}: all are over");
-
+    }
+    let ways = ["read", "readv", "preadv2", "fread", "syscall read", "syscall readv", "libaio", "io_uring"];
+    for way in ways {
         assert_eq!(toy.ask(&format!("wait {way}")), "ok");
         // The toy's thread starts its read in its own time.
         let deadline = Instant::now() + PATIENCE;
@@ -319,6 +321,10 @@ fn io_in_flight_is_on_the_clock(dir: &Path) {
         vm.link.clock();
         assert_eq!(daemon.shared.oldest_io(), u64::MAX, "{way}: it is over");
     }
+    assert_eq!(toy.ask("wait pipe"), "ok");
+    vm.link.clock();
+    assert_eq!(daemon.shared.oldest_io(), u64::MAX, "what copies is not on the clock");
+    assert_eq!(toy.ask("feed"), "ok");
     toy.end();
 }
 

@@ -28,8 +28,8 @@ struct Waiting {
 }
 
 enum End {
-    Read(c_int),
-    Write(c_int),
+    Pipe(c_int),
+    Event(c_int),
 }
 
 pub fn run() {
@@ -94,7 +94,27 @@ impl Toy {
                 "disk sync" => self.disk(|fd, buffer| libc::pread(fd, buffer, BLOCK, 0) as i64),
                 "disk libaio" => self.disk_queued(Toy::libaio_read),
                 "disk io_uring" => self.disk_queued(Toy::uring_read),
-                "wait sync" => self.wait_writing(),
+                "wait read" => self.wait_for_event(|fd, buffer| libc::read(fd, buffer, 8)),
+                "wait readv" => self.wait_for_event(|fd, buffer| {
+                    let iov = [part(buffer, 3), part(buffer.add(BLOCK), 5)];
+                    libc::readv(fd, iov.as_ptr(), 2)
+                }),
+                "wait preadv2" => self.wait_for_event(|fd, buffer| libc::preadv2(fd, &part(buffer, 8), 1, -1, 0)),
+                "wait fread" => self.wait_for_event(|fd, buffer| {
+                    let stream = libc::fdopen(fd, c"r".as_ptr());
+                    libc::setvbuf(stream, std::ptr::null_mut(), libc::_IONBF, 0);
+                    libc::fread(buffer, 1, 8, stream) as isize
+                }),
+                "wait syscall read" => {
+                    self.wait_for_event(|fd, buffer| libc::syscall(libc::SYS_read, fd, buffer, 8) as isize)
+                }
+                "wait syscall readv" => {
+                    self.wait_for_event(|fd, buffer| libc::syscall(libc::SYS_readv, fd, &part(buffer, 8), 1) as isize)
+                }
+                // A pipe copies: the read may wait for ever and holds nothing back.
+                "wait pipe" => self.wait(|fd, buffer| {
+                    assert_eq!(libc::read(fd, buffer as *mut c_void, BLOCK), BLOCK as isize);
+                }),
                 "wait libaio" => {
                     let context = self.context() as usize;
                     self.wait(move |fd, buffer| {
@@ -111,12 +131,12 @@ impl Toy {
                 }
                 "feed" => {
                     let waiting = self.waiting.take().unwrap();
-                    let mut block = [1u8; BLOCK];
-                    let done = match waiting.other_end {
-                        End::Read(fd) => libc::read(fd, block.as_mut_ptr().cast(), BLOCK),
-                        End::Write(fd) => libc::write(fd, block.as_ptr().cast(), BLOCK),
-                    };
-                    assert_eq!(done, BLOCK as isize);
+                    match waiting.other_end {
+                        End::Pipe(fd) => {
+                            assert_eq!(libc::write(fd, [1u8; BLOCK].as_ptr().cast(), BLOCK), BLOCK as isize)
+                        }
+                        End::Event(fd) => assert_eq!(libc::write(fd, [1u8; 8].as_ptr().cast(), 8), 8),
+                    }
                     waiting.thread.join().unwrap();
                     "ok".into()
                 }
@@ -153,23 +173,22 @@ impl Toy {
         })
     }
 
-    /// Starts a read from an empty pipe on a thread of its own: it is in flight until "feed".
+    /// Starts a read from an empty pipe on a thread of its own: it is in flight until "feed". The queues have it on the clock
+    /// whatever the file is.
     fn wait(&mut self, read: impl FnOnce(c_int, usize) + Send + 'static) -> String {
         let ([read_end, write_end], buffer) = (pipe(0), self.io_buffer());
         let thread = std::thread::spawn(move || read(read_end, buffer));
-        self.waiting = Some(Waiting { other_end: End::Write(write_end), thread });
+        self.waiting = Some(Waiting { other_end: End::Pipe(write_end), thread });
         "ok".into()
     }
 
-    /// Starts a write to a full pipe: only the writing end of a pipe is ever O_DIRECT.
-    fn wait_writing(&mut self) -> String {
-        let ([read_end, write_end], buffer) = (pipe(libc::O_DIRECT), self.io_buffer());
-        // SAFETY: F_SETPIPE_SZ takes a number.
-        unsafe { checked(libc::fcntl(write_end, libc::F_SETPIPE_SZ, BLOCK as c_int), "F_SETPIPE_SZ") };
-        // SAFETY: BLOCK bytes at `buffer` are RAM for as long as the process lives.
-        let write = move || unsafe { assert_eq!(libc::write(write_end, buffer as *const _, BLOCK), BLOCK as isize) };
-        write();
-        self.waiting = Some(Waiting { other_end: End::Read(read_end), thread: std::thread::spawn(write) });
+    /// Starts a read of an eventfd, which nobody knows to copy.
+    fn wait_for_event(&mut self, read: impl FnOnce(c_int, *mut c_void) -> isize + Send + 'static) -> String {
+        // SAFETY: eventfd(2) makes a new fd.
+        let fd = unsafe { checked(libc::eventfd(0, libc::EFD_CLOEXEC), "eventfd") };
+        let buffer = self.io_buffer();
+        let thread = std::thread::spawn(move || assert_eq!(read(fd, buffer as *mut c_void), 8));
+        self.waiting = Some(Waiting { other_end: End::Event(fd), thread });
         "ok".into()
     }
 
@@ -212,6 +231,10 @@ impl Toy {
         submit_uring(ring, fd, buffer);
         reap_uring(ring)
     }
+}
+
+fn part(iov_base: *mut c_void, iov_len: usize) -> libc::iovec {
+    libc::iovec { iov_base, iov_len }
 }
 
 fn pipe(flags: c_int) -> [c_int; 2] {

@@ -10,6 +10,7 @@ mod guards;
 mod kvm;
 mod libvirt;
 mod overcommit;
+mod pins;
 mod policy;
 mod remote_disk;
 mod sampling;
