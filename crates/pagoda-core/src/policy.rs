@@ -58,7 +58,7 @@ mod steps;
 mod tests;
 pub mod working_set;
 
-pub use admission::{Admission, Overhead, Refused, Reservation};
+pub use admission::{Admission, Change, Overhead, Refused, Reservation, SwapSpace};
 pub use controller::Policy;
 pub use plan::{Balloon, Bound, HostSample, Plan, Run, Standing, Terms, VmActions, VmId, VmPlan, VmSample};
 pub use settings::{HostSettings, PerMille, SettingsError, ShareGroup, Shares, TaxRate, VmSettings};

@@ -66,8 +66,6 @@ pub struct Last {
     pub pool: Pool,
     pub wishes: Vec<Wish>,
     pub room: Room,
-    /// Bytes that all swap files have on their disk.
-    pub swap_files: u64,
 }
 
 impl Governor {
@@ -122,6 +120,15 @@ impl Brain {
         };
         let tables = PageCount(settings.memory.0 / TABLES_PART);
         overhead_with_room(measured.unwrap_or(default.pages_ceil()) + tables, settings)
+    }
+
+    /// What a VM takes beside its memory with other settings: what was measured, and other room above its min.
+    pub fn overhead_with(&self, id: VmId, settings: &VmSettings) -> Overhead {
+        let (Some(before), Some(now)) = (self.policy.settings(id), self.policy.overhead(id)) else {
+            return Overhead::default();
+        };
+        let room = |settings: &VmSettings| overhead_with_room(PageCount::ZERO, settings).reserve;
+        Overhead { reserve: now.reserve.saturating_sub(room(before)) + room(settings), ..now }
     }
 
     /// The limit of a VM that attaches with so much in DRAM, until the round that its coming causes: that and its part of

@@ -194,7 +194,6 @@ impl Registry {
         if vms.len() >= VMS_MAX {
             return Err(error(ErrorCode::NoRoom, format!("this daemon has {VMS_MAX} VMs already"), None));
         }
-        self.check_swap_room(memory - dram.min(memory))?;
         let token = random_token().map_err(|e| internal("make a token", e))?;
         let kind = match request.kind {
             VmKind::Qemu => Kind::Qemu,
@@ -218,7 +217,7 @@ impl Registry {
             far,
             pinned: request.pinned,
         };
-        let id = self.admit(&record)?;
+        let id = self.admit(&vms, &record)?;
         let vm = self.make(record, id).inspect_err(|_| self.governor.lock().remove(id))?;
         vms.insert(request.name.clone(), vm);
         made();
@@ -228,26 +227,6 @@ impl Registry {
             attach_socket: self.config.attach_socket.clone(),
             shim: self.config.shim.clone(),
         })
-    }
-
-    fn check_swap_room(&self, needed: u64) -> Result<(), ApiError> {
-        let dir = &self.config.swap_dir;
-        let free =
-            pagoda_sys::swapfile::fs_free(dir).map_err(|e| internal(&format!("look at {}", dir.display()), e))?;
-        if free >= needed {
-            return Ok(());
-        }
-        let message = format!(
-            "the swap directory {} has {} free, but this VM may need {} there",
-            dir.display(),
-            Bytes(free),
-            Bytes(needed)
-        );
-        Err(error(
-            ErrorCode::NoRoom,
-            message,
-            Some("make room there, name another with --swap-dir, or give more --dram"),
-        ))
     }
 
     fn make(&self, record: Record, id: VmId) -> Result<Vm, ApiError> {
@@ -307,7 +286,7 @@ impl Registry {
     /// No such VM; a cap or a balloon target that does not fit it. Then nothing is changed.
     pub fn patch(self: &Arc<Self>, name: &str, patch: VmPatch) -> Result<VmInfo, ApiError> {
         let mut vms = self.lock();
-        let vm = vms.get_mut(name).ok_or_else(|| no_such_vm(name))?;
+        let vm = vms.get(name).ok_or_else(|| no_such_vm(name))?;
         let memory = vm.record.regions.iter().sum();
         let refuse = |text| error(ErrorCode::BadRequest, text, None);
         if let Some(dram) = patch.dram {
@@ -334,11 +313,12 @@ impl Registry {
             let is_needed = target < memory || record.balloon.is_some();
             record.balloon = is_needed.then_some(Balloon { target, paged_out });
         }
-        let before = vm.record.clone();
         // The policy refuses before anything is changed; if the record cannot be written, it takes the old settings again.
-        self.set_policy(vm.governed.id, &record)?;
+        let id = vm.governed.id;
+        let before = self.set_policy(&vms, id, &record)?;
+        let vm = vms.get_mut(name).ok_or_else(|| no_such_vm(name))?;
         if let Err(cause) = self.change_record(vm, record) {
-            let _ = self.set_policy(vm.governed.id, &before);
+            self.unset_policy(id, before);
             return Err(internal("write the VM's record", cause));
         }
         if patch.balloon_target.is_some() {

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use pagoda_core::chance::Chance;
 use pagoda_core::policy::allocate::{Claim, allocate};
 use pagoda_core::policy::{
-    Balloon, HostSample, HostSettings, Overhead, Policy, SampleCount, Shares, VmId, VmSample, VmSettings,
+    Balloon, HostSample, HostSettings, Overhead, Policy, SampleCount, Shares, SwapSpace, VmId, VmSample, VmSettings,
 };
 use pagoda_core::units::{Bytes, PageCount};
 use serde_json::Value;
@@ -59,7 +59,8 @@ fn time_plans(seed: u64) -> Result<(f64, f64)> {
         let memory = gib(chance.within(2, 14));
         let shares = Shares::new(chance.within(100, 4000) as u32)?;
         let min = PageCount(memory.0 / 8);
-        policy.add(VmId(id), VmSettings { min, shares, ..VmSettings::new(memory) }, Overhead::default())?;
+        let swap = SwapSpace::empty(gib(16 * u64::from(VMS)));
+        policy.add(VmId(id), VmSettings { min, shares, ..VmSettings::new(memory) }, Overhead::default(), &swap)?;
         let resident = PageCount(memory.0 / 2);
         let watched = policy.start_period(VmId(id), &mut chance).len() as u32;
         let sample = SampleCount { watched, touched: chance.below(100) as u32 };

@@ -1,11 +1,20 @@
 //! Admission control (ESX section 6.2): a VM starts only if it can be kept.
 //!
 //! Memory must hold `min + overhead + reserve` of every VM and what is kept free; swap must hold `max - min`, or a VM that is
-//! squeezed could not be preserved. While the pool holds every VM at its cap, none is squeezed, and `max - cap` is enough. `overhead` is what was measured of the VMM and of our tables, `reserve` what copies on
-//! write of shared pages may take. Reservations are not allocations: an unused min is used by others until it is wanted.
+//! squeezed could not be preserved. While the pool holds every VM at its cap, none is squeezed, and `max - cap` is enough.
+//! `overhead` is what was measured of the VMM and of our tables, `reserve` what copies on write of shared pages may take.
+//! Reservations are not allocations: an unused min is used by others until it is wanted.
+//!
+//! [`Policy::admission`](super::Policy::admission) answers for every [`Change`], and nothing else decides: whatever changes
+//! a term of one VM can change what all others need, because it decides whether the pool still holds all caps. A change is
+//! refused if a term does not fit afterwards and lacks more than before. So what was lost already (a disk that others filled,
+//! a pool that is smaller since the last start) keeps nobody from changing what does not make it worse.
 
-use super::settings::{MEMORY_MAX, VmSettings};
-use crate::units::PageCount;
+use std::collections::BTreeMap;
+
+use super::plan::VmId;
+use super::settings::{HostSettings, MEMORY_MAX, VmSettings};
+use crate::units::{Bytes, PageCount};
 
 /// What a VM takes beside its memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,45 +54,167 @@ impl Reservation {
     pub fn of(settings: &VmSettings, overhead: Overhead) -> Reservation {
         Reservation {
             memory: settings.min + overhead.overhead + overhead.reserve,
-            swap: settings.memory.saturating_sub(settings.min),
+            swap: Reservation::swap_of(settings, settings.min),
         }
+    }
+
+    /// A file that is allocated up front takes its whole length, whatever may leave.
+    fn swap_of(settings: &VmSettings, in_dram: PageCount) -> PageCount {
+        if settings.reserve_swap { settings.memory } else { settings.memory.saturating_sub(in_dram) }
     }
 
     /// For one VM that has all its cap allows.
     pub fn at_cap(settings: &VmSettings, overhead: Overhead) -> Reservation {
-        Reservation { swap: settings.memory.saturating_sub(settings.cap), ..Reservation::of(settings, overhead) }
+        Reservation { swap: Reservation::swap_of(settings, settings.cap), ..Reservation::of(settings, overhead) }
     }
 }
 
-/// What there is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capacity {
-    /// The pool less what is kept free.
-    pub memory: PageCount,
-    /// Swap in all: free space of its disk, and what swap files hold already.
-    pub swap: PageCount,
+/// No disk has more, and with it no sum overflows.
+const FREE_MAX: PageCount = PageCount(1 << 60);
+
+/// The swap directory's disk as it is now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SwapSpace {
+    /// Free on it.
+    pub free: PageCount,
+    /// What each VM's file has on it. A VM that is missing here is taken to have nothing.
+    pub held: BTreeMap<VmId, PageCount>,
 }
 
-/// Whether a VM would be admitted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+impl SwapSpace {
+    /// A disk without swap files.
+    pub fn empty(free: PageCount) -> SwapSpace {
+        SwapSpace { free, held: BTreeMap::new() }
+    }
+
+    /// What a VM can have of its promise in its own file. What the file has beyond is nobody else's.
+    fn held_for(&self, id: VmId, promised: PageCount) -> PageCount {
+        self.held.get(&id).map_or(PageCount::ZERO, |held| (*held).min(promised))
+    }
+}
+
+/// What is to be changed. Each of them changes a term of admission.
+#[derive(Clone, Copy, Debug)]
+pub enum Change<'a> {
+    /// Nothing: how it stands.
+    Nothing,
+    /// The host's settings.
+    Host(&'a HostSettings),
+    /// A VM comes.
+    Add(&'a VmSettings, Overhead),
+    /// A VM has other settings, and what follows from them beside its memory.
+    Set(VmId, &'a VmSettings, Overhead),
+}
+
+/// All that was promised, and what there is for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Balance {
+    promised: Reservation,
+    capacity: Reservation,
+    /// Of `promised.memory`.
+    mins: PageCount,
+    /// The pool holds all VMs at their caps.
+    holds_caps: bool,
+    /// All caps with what is beside them.
+    most: PageCount,
+}
+
+impl Balance {
+    /// Of these VMs; one that comes has no number yet.
+    pub(super) fn of<'a>(
+        host: &HostSettings,
+        vms: impl Iterator<Item = (Option<VmId>, &'a VmSettings, Overhead)> + Clone,
+        swap: &SwapSpace,
+    ) -> Balance {
+        // No sum of these overflows: each VM's is at most MEMORY_MAX, there are at most VMS_MAX, 2^36 times 2^12.
+        let most: PageCount = vms.clone().map(|(_, vm, beside)| vm.cap + beside.overhead + beside.reserve).sum();
+        let holds_caps = most + host.free_goal() <= host.pool;
+        let capacity =
+            Reservation { memory: host.pool.saturating_sub(host.free_goal()), swap: swap.free.min(FREE_MAX) };
+        let start = Balance { capacity, holds_caps, most, ..Balance::default() };
+        vms.fold(start, |sum, (id, vm, beside)| {
+            let needs = sum.reservation(vm, beside);
+            let held = id.map_or(PageCount::ZERO, |id| swap.held_for(id, needs.swap));
+            Balance {
+                promised: sum.promised + needs,
+                capacity: sum.capacity + Reservation { swap: held, ..Reservation::default() },
+                mins: sum.mins + vm.min,
+                ..sum
+            }
+        })
+    }
+
+    /// What one VM reserves: as at its cap while the pool holds all of those.
+    pub(super) fn reservation(&self, vm: &VmSettings, beside: Overhead) -> Reservation {
+        if self.holds_caps { Reservation::at_cap(vm, beside) } else { Reservation::of(vm, beside) }
+    }
+
+    pub(super) fn promised(&self) -> Reservation {
+        self.promised
+    }
+
+    /// What does not fit.
+    pub fn missing(&self) -> Reservation {
+        Reservation {
+            memory: self.promised.memory.saturating_sub(self.capacity.memory),
+            swap: self.promised.swap.saturating_sub(self.capacity.swap),
+        }
+    }
+}
+
+/// Whether a change would be admitted.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admission {
-    /// What it needs.
+    /// What the VM that the change is about needs; nothing if it is about the host.
     pub needs: Reservation,
-    /// What the others have reserved.
-    pub reserved: Reservation,
-    /// What there is.
-    pub capacity: Capacity,
+    /// Everything, with the change.
+    after: Balance,
+    /// What was missing before it.
+    before: Reservation,
+    host: HostSettings,
+    what: What,
+}
+
+/// For messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Nothing,
+    Host,
+    Add,
+    Set,
 }
 
 impl Admission {
-    /// What is missing; nothing if the VM is admitted.
+    pub(super) fn new(change: &Change<'_>, before: Reservation, after: Balance, host: &HostSettings) -> Admission {
+        let (what, needs) = match change {
+            Change::Nothing => (What::Nothing, Reservation::default()),
+            Change::Host(_) => (What::Host, Reservation::default()),
+            Change::Add(vm, beside) => (What::Add, after.reservation(vm, beside.bounded())),
+            Change::Set(_, vm, beside) => (What::Set, after.reservation(vm, beside.bounded())),
+        };
+        Admission { needs, after, before, host: host.clone(), what }
+    }
+
+    /// What the others have reserved.
+    pub fn reserved(&self) -> Reservation {
+        let Reservation { memory, swap } = self.after.promised;
+        Reservation { memory: memory.saturating_sub(self.needs.memory), swap: swap.saturating_sub(self.needs.swap) }
+    }
+
+    /// What there is: the pool less what is kept free, and the swap disk's free space with what the files have of what they
+    /// were promised.
+    pub fn capacity(&self) -> Reservation {
+        self.after.capacity
+    }
+
+    /// What is missing; a part that lacks no more than before is not.
     pub fn missing(&self) -> Reservation {
-        let missing =
-            |needs: PageCount, reserved: PageCount, capacity: PageCount| (needs + reserved).saturating_sub(capacity);
-        Reservation {
-            memory: missing(self.needs.memory, self.reserved.memory, self.capacity.memory),
-            swap: missing(self.needs.swap, self.reserved.swap, self.capacity.swap),
-        }
+        let missing = self.after.missing();
+        let worse = |now: PageCount, before: PageCount| {
+            let is_refused = now > before || matches!(self.what, What::Nothing | What::Add);
+            if is_refused { now } else { PageCount::ZERO }
+        };
+        Reservation { memory: worse(missing.memory, self.before.memory), swap: worse(missing.swap, self.before.swap) }
     }
 
     /// Whether nothing is missing.
@@ -96,82 +227,112 @@ impl Admission {
     /// # Errors
     /// Something is missing.
     pub fn verdict(self) -> Result<Reservation, Refused> {
-        if self.is_admitted() { Ok(self.needs) } else { Err(Refused { admission: self }) }
+        if self.is_admitted() { Ok(self.needs) } else { Err(Refused { admission: Box::new(self) }) }
     }
 }
 
-/// A VM is not admitted. The message says what is missing and what would help.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not admitted: {}", refusal(.admission))]
+/// A change is not admitted. The message says which term fails, by how much, and what would help.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", refusal(.admission))]
 pub struct Refused {
     /// The figures.
-    pub admission: Admission,
+    pub admission: Box<Admission>,
 }
 
 fn refusal(admission: &Admission) -> String {
     let missing = admission.missing();
-    let part =
-        |missing: PageCount, what: &str, needs: PageCount, reserved: PageCount, capacity: PageCount, advice: &str| {
-            (missing > PageCount::ZERO).then(|| {
-                let (missing, needs) = (missing.bytes(), needs.bytes());
-                let (reserved, capacity) = (reserved.bytes(), capacity.bytes());
-                format!("{missing} of {what} are missing (needs {needs}, reserved {reserved} of {capacity}); {advice}")
-            })
-        };
-    let Admission { needs, reserved, capacity } = *admission;
-    let memory = part(
-        missing.memory,
-        "memory",
-        needs.memory,
-        reserved.memory,
-        capacity.memory,
-        "lower its min or another VM's, stop a VM, or enlarge the pool",
-    );
-    let advice = "raise its min, or give the swap directory more space";
-    let swap = part(missing.swap, "swap", needs.swap, reserved.swap, capacity.swap, advice);
-    [memory, swap].into_iter().flatten().collect::<Vec<_>>().join("; ")
+    let head = match admission.what {
+        What::Add => "not admitted".to_owned(),
+        What::Nothing => "the guarantees are not kept".to_owned(),
+        What::Host | What::Set => format!("the pool of {} cannot keep the guarantees", size(admission.host.pool)),
+    };
+    let memory = (missing.memory > PageCount::ZERO).then(|| memory_is_missing(admission, missing.memory));
+    let swap = (missing.swap > PageCount::ZERO).then(|| swap_is_missing(admission, missing.swap));
+    format!("{head}: {}", [memory, swap].into_iter().flatten().collect::<Vec<_>>().join("; "))
+}
+
+fn memory_is_missing(admission: &Admission, missing: PageCount) -> String {
+    let Admission { needs, after, host, .. } = admission;
+    let beside = after.promised.memory.saturating_sub(after.mins);
+    let least = least_pool(after.promised.memory, host);
+    let whose = match admission.what {
+        What::Add => format!(
+            " (needs {}, reserved {} of {})",
+            size(needs.memory),
+            size(admission.reserved().memory),
+            size(after.capacity.memory)
+        ),
+        _ => String::new(),
+    };
+    let advice = match admission.what {
+        What::Add => "lower its min or another VM's by",
+        What::Host | What::Set | What::Nothing => "lower a min by",
+    };
+    format!(
+        "{} of memory are missing{whose}: min of all VMs {}, overhead {}, kept free {}, in a pool of {}; {advice} {} MiB \
+         (`pagoda vm set NAME --min SIZE`), stop a VM, or enlarge the pool (`pagoda host set --pool {}M`)",
+        size(missing),
+        size(after.mins),
+        size(beside),
+        size(host.free_goal()),
+        size(host.pool),
+        mib(missing),
+        mib(least),
+    )
+}
+
+fn swap_is_missing(admission: &Admission, missing: PageCount) -> String {
+    let Admission { needs, after, host, .. } = admission;
+    let whose = match admission.what {
+        What::Add | What::Set => format!(
+            " (needs {}, reserved {} of {})",
+            size(needs.swap),
+            size(admission.reserved().swap),
+            size(after.capacity.swap)
+        ),
+        What::Host | What::Nothing => {
+            format!(" (reserved {} of {})", size(after.promised.swap), size(after.capacity.swap))
+        }
+    };
+    let (why, advice) = if after.holds_caps {
+        ("every VM may have to keep its memory less its cap there", "raise a DRAM cap (--dram)".to_owned())
+    } else {
+        let pool = mib(least_pool(after.most, host));
+        (
+            "the pool does not hold all VMs at their caps, so each may have to keep its memory less its min there",
+            format!(
+                "raise its min or another VM's (--min), or give the pool {pool} MiB (`pagoda host set --pool {pool}M`)"
+            ),
+        )
+    };
+    format!(
+        "{} of swap are missing{whose}: {why}; {advice}, or free {} MiB in the swap directory",
+        size(missing),
+        mib(missing),
+    )
+}
+
+/// The smallest pool that leaves so much beside what is kept free.
+fn least_pool(used: PageCount, host: &HostSettings) -> PageCount {
+    let free = u128::from(host.thresholds.free_goal().0);
+    let mut pool = PageCount((u128::from(used.0) * 1000).div_ceil(1000 - free.min(999)) as u64);
+    // What is kept free is rounded up, which may take one page more.
+    while pool.saturating_sub(host.thresholds.free_goal().of_ceil(pool)) < used {
+        pool += PageCount(1);
+    }
+    pool
+}
+
+/// Rounded up, so that it is enough.
+fn mib(pages: PageCount) -> u64 {
+    const PAGES: u64 = Bytes::from_mib(1).0 / crate::units::PAGE_SIZE;
+    pages.0.div_ceil(PAGES)
+}
+
+/// An amount that is refused may be too many pages to count their bytes.
+fn size(pages: PageCount) -> Bytes {
+    Bytes(pages.0.saturating_mul(crate::units::PAGE_SIZE))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::units::Bytes;
-
-    fn mib(mib: u64) -> PageCount {
-        Bytes::from_mib(mib).pages_floor()
-    }
-
-    fn admission(memory: u64, min: u64, reserved: [u64; 2], capacity: [u64; 2]) -> Admission {
-        let settings = VmSettings { min: mib(min), ..VmSettings::new(mib(memory)) };
-        Admission {
-            needs: Reservation::of(&settings, Overhead { overhead: mib(30), reserve: mib(2) }),
-            reserved: Reservation { memory: mib(reserved[0]), swap: mib(reserved[1]) },
-            capacity: Capacity { memory: mib(capacity[0]), swap: mib(capacity[1]) },
-        }
-    }
-
-    #[test]
-    fn min_in_memory_and_the_rest_in_swap() {
-        let needs = admission(256, 128, [0, 0], [0, 0]).needs;
-        assert_eq!(needs, Reservation { memory: mib(160), swap: mib(128) });
-    }
-
-    #[test]
-    fn what_is_missing_is_said() {
-        let check = |admission: Admission, memory: u64, swap: u64, expected: &[&str]| {
-            assert_eq!(admission.missing(), Reservation { memory: mib(memory), swap: mib(swap) });
-            assert_eq!(admission.is_admitted(), memory + swap == 0);
-            match admission.verdict() {
-                Ok(needs) => assert_eq!(needs, admission.needs),
-                Err(refused) => {
-                    let message = refused.to_string();
-                    assert!(expected.iter().all(|part| message.contains(part)), "{message}");
-                }
-            }
-        };
-        check(admission(256, 128, [840, 0], [1000, 128]), 0, 0, &[]);
-        check(admission(256, 128, [841, 0], [1000, 128]), 1, 0, &["1 MiB of memory are missing", "lower its min"]);
-        check(admission(256, 128, [0, 1], [1000, 128]), 0, 1, &["1 MiB of swap are missing", "raise its min"]);
-        check(admission(256, 128, [900, 100], [1000, 128]), 60, 100, &["60 MiB of memory", "100 MiB of swap"]);
-    }
-}
+mod tests;

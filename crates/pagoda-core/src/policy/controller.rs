@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::admission::{Admission, Capacity, Overhead, Reservation};
+use super::admission::{Admission, Balance, Change, Overhead, Reservation, SwapSpace};
 use super::allocate::{Claim, allocate, pages_at, price};
 use super::plan::{
     Balloon, Bound, CeilingReason, FloorReason, HostSample, Plan, Standing, StuckReason, Terms, VmId, VmPlan, VmSample,
 };
-use super::settings::{HostSettings, POOL_MAX, SettingsError, TaxRate, VMS_MAX, VmSettings, check_guarantees};
+use super::settings::{HostSettings, POOL_MAX, Sampling, SettingsError, TaxRate, VMS_MAX, VmSettings};
 use super::state::{Levels, ReclaimState};
 use super::steps::{self, BalloonWatch, Situation};
 use super::working_set::{Estimate, Estimator};
@@ -93,50 +93,54 @@ impl Policy {
     /// Changes what is set for the host. Takes effect with the next plan.
     ///
     /// # Errors
-    /// The settings cannot be used, or the pool cannot keep the guarantees. Nothing is changed then.
-    pub fn set_host(&mut self, host: HostSettings) -> Result<(), SettingsError> {
+    /// The settings cannot be used, or what was promised to VMs cannot be kept. Nothing is changed then.
+    pub fn set_host(&mut self, host: HostSettings, swap: &SwapSpace) -> Result<(), SettingsError> {
         host.check()?;
-        let (mins, overhead) = self.promised(None);
-        check_guarantees(&host, mins, overhead)?;
+        self.admission(&Change::Host(&host), swap).verdict()?;
         self.host = host;
         Ok(())
     }
 
-    /// Whether a VM would be admitted, with so much swap in all.
-    pub fn admission(&self, settings: &VmSettings, overhead: Overhead, swap: PageCount) -> Admission {
-        let overhead = overhead.bounded();
-        let of = self.reservation(Some((settings, overhead)));
-        Admission {
-            needs: of(settings, overhead),
-            reserved: self.sum_of(of),
-            capacity: Capacity { memory: self.host.pool.saturating_sub(self.host.free_goal()), swap },
-        }
+    /// Whether all that is promised could be kept after a change, with this swap disk. The one place that decides it.
+    pub fn admission(&self, change: &Change<'_>, swap: &SwapSpace) -> Admission {
+        let host = match *change {
+            Change::Host(host) => host,
+            _ => &self.host,
+        };
+        let now = self.vms.iter().map(|(id, vm)| (Some(*id), &vm.settings, vm.overhead));
+        let before = Balance::of(&self.host, now.clone(), swap);
+        let then = now.map(|(id, settings, overhead)| match *change {
+            Change::Set(of, settings, overhead) if Some(of) == id => (id, settings, overhead.bounded()),
+            _ => (id, settings, overhead),
+        });
+        let coming = match *change {
+            Change::Add(settings, overhead) => Some((None, settings, overhead.bounded())),
+            _ => None,
+        };
+        let after = Balance::of(host, then.chain(coming), swap);
+        Admission::new(change, before.missing(), after, host)
     }
 
     /// What all VMs together have reserved.
     pub fn reserved(&self) -> Reservation {
-        self.sum_of(self.reservation(None))
+        let now = self.vms.iter().map(|(id, vm)| (Some(*id), &vm.settings, vm.overhead));
+        Balance::of(&self.host, now, &SwapSpace::default()).promised()
     }
 
-    fn sum_of(&self, of: fn(&VmSettings, Overhead) -> Reservation) -> Reservation {
-        self.vms.values().fold(Reservation::default(), |sum, vm| sum + of(&vm.settings, vm.overhead))
-    }
-
-    /// How VMs reserve, the one that comes included: at their caps while the pool holds all of those.
-    fn reservation(&self, coming: Option<(&VmSettings, Overhead)>) -> fn(&VmSettings, Overhead) -> Reservation {
-        let known = self.vms.values().map(|vm| (&vm.settings, vm.overhead));
-        let most: PageCount = known.chain(coming).map(|(vm, beside)| vm.cap + beside.overhead + beside.reserve).sum();
-        let fits = most + self.host.free_goal() <= self.host.pool;
-        if fits { Reservation::at_cap } else { Reservation::of }
-    }
-
-    /// Takes a VM in. Swap was looked at by [`Policy::admission`].
+    /// Takes a VM in.
     ///
     /// # Errors
-    /// Its settings cannot be used, or the pool cannot keep all guarantees. Nothing is changed then.
-    pub fn add(&mut self, id: VmId, settings: VmSettings, overhead: Overhead) -> Result<(), SettingsError> {
+    /// Its settings cannot be used, or what is promised could not be kept. Nothing is changed then.
+    pub fn add(
+        &mut self,
+        id: VmId,
+        settings: VmSettings,
+        overhead: Overhead,
+        swap: &SwapSpace,
+    ) -> Result<(), SettingsError> {
         settings.check()?;
-        self.check_with(None, &settings, overhead.bounded())?;
+        self.check_new(id)?;
+        self.admission(&Change::Add(&settings, overhead), swap).verdict()?;
         self.readmit(id, settings, overhead)
     }
 
@@ -146,35 +150,72 @@ impl Policy {
     /// Its settings cannot be used.
     pub fn readmit(&mut self, id: VmId, settings: VmSettings, overhead: Overhead) -> Result<(), SettingsError> {
         settings.check()?;
+        self.check_new(id)?;
         let overhead = overhead.bounded();
-        if self.vms.contains_key(&id) {
-            return Err(SettingsError::VmExists { id: id.0 });
-        }
-        if self.vms.len() >= VMS_MAX {
-            return Err(SettingsError::TooManyVms);
-        }
         let estimator = Estimator::new(settings.memory, settings.sampling);
         let (balloon, standing) = (BalloonWatch::default(), Standing::AtEase);
         self.vms.insert(id, Vm { settings, overhead, estimator, balloon, standing, standing_since_ms: 0 });
         Ok(())
     }
 
-    /// Changes a VM's settings, its memory excepted. Takes effect with the next plan.
+    fn check_new(&self, id: VmId) -> Result<(), SettingsError> {
+        if self.vms.contains_key(&id) {
+            return Err(SettingsError::VmExists { id: id.0 });
+        }
+        if self.vms.len() >= VMS_MAX {
+            return Err(SettingsError::TooManyVms);
+        }
+        Ok(())
+    }
+
+    /// Changes a VM's settings, but for its memory and how its swap file was made. `overhead` is what it takes beside its
+    /// memory with them. Takes effect with the next plan.
     ///
     /// # Errors
-    /// They cannot be used, or the pool cannot keep all guarantees. Nothing is changed then.
-    pub fn set(&mut self, id: VmId, settings: VmSettings) -> Result<(), SettingsError> {
+    /// They cannot be used, or what is promised could not be kept. Nothing is changed then.
+    pub fn set(
+        &mut self,
+        id: VmId,
+        settings: VmSettings,
+        overhead: Overhead,
+        swap: &SwapSpace,
+    ) -> Result<(), SettingsError> {
         let vm = self.vms.get(&id).ok_or(SettingsError::NoSuchVm { id: id.0 })?;
-        let settings = VmSettings { memory: vm.settings.memory, ..settings };
+        let VmSettings { memory, reserve_swap, .. } = vm.settings;
+        let settings = VmSettings { memory, reserve_swap, ..settings };
         settings.check()?;
-        // A promise that is not raised breaks no other, even where there are too many.
-        if settings.min > vm.settings.min {
-            self.check_with(Some(id), &settings, vm.overhead)?;
-        }
+        let overhead = overhead.bounded();
+        self.admission(&Change::Set(id, &settings, overhead), swap).verdict()?;
         if let Some(vm) = self.vms.get_mut(&id) {
             vm.estimator.set_sampling(settings.sampling);
-            vm.settings = settings;
+            (vm.settings, vm.overhead) = (settings, overhead);
         }
+        Ok(())
+    }
+
+    /// Gives a VM the settings it had before [`Policy::set`]. Never refused: they were promised.
+    pub fn set_back(&mut self, id: VmId, settings: VmSettings, overhead: Overhead) {
+        if let Some(vm) = self.vms.get_mut(&id) {
+            vm.estimator.set_sampling(settings.sampling);
+            (vm.settings, vm.overhead) = (settings, overhead);
+        }
+    }
+
+    /// What a VM takes beside its memory.
+    pub fn overhead(&self, id: VmId) -> Option<Overhead> {
+        self.vms.get(&id).map(|vm| vm.overhead)
+    }
+
+    /// How a VM's working set is sampled from its next period on.
+    ///
+    /// # Errors
+    /// No such VM, or no sampling rate.
+    pub fn set_sampling(&mut self, id: VmId, sampling: Sampling) -> Result<(), SettingsError> {
+        let vm = self.vms.get_mut(&id).ok_or(SettingsError::NoSuchVm { id: id.0 })?;
+        let settings = VmSettings { sampling, ..vm.settings.clone() };
+        settings.check()?;
+        vm.estimator.set_sampling(sampling);
+        vm.settings = settings;
         Ok(())
     }
 
@@ -375,18 +416,6 @@ impl Policy {
         let ids = self.vms.keys().copied().collect::<Vec<_>>();
         self.last = (ids.len() == claims.len()).then_some(Last { ids, claims, budget });
         allocation.shortfall
-    }
-
-    /// The guarantees of all VMs but one, and their overhead.
-    fn promised(&self, without: Option<VmId>) -> (PageCount, PageCount) {
-        let others = || self.vms.iter().filter(|(id, _)| Some(**id) != without).map(|(_, vm)| vm);
-        let overhead = others().map(|vm| vm.overhead.overhead + vm.overhead.reserve).sum();
-        (others().map(|vm| vm.settings.min).sum(), overhead)
-    }
-
-    fn check_with(&self, id: Option<VmId>, settings: &VmSettings, own: Overhead) -> Result<(), SettingsError> {
-        let (mins, overhead) = self.promised(id);
-        check_guarantees(&self.host, mins + settings.min, overhead + own.overhead + own.reserve)
     }
 
     /// Notices that nothing moves.

@@ -1,11 +1,12 @@
 //! What an operator may set, and what is refused before anything is changed (ESX section 6.1).
 //!
 //! All amounts are pages; rates are per mille, so that every comparison of the policy is exact. A value of these types is
-//! valid by itself; [`check_guarantees`] looks at what all VMs together were promised.
+//! valid by itself; [`admission`](super::admission) looks at what all VMs together were promised.
 
 use std::fmt;
 use std::str::FromStr;
 
+use super::admission::Refused;
 use crate::units::{Bytes, PAGE_SIZE, PageCount, SPACE_SIZE_MAX};
 
 /// Shares of a VM of which nothing is said. Proxmox's default; only ratios matter.
@@ -276,6 +277,8 @@ pub struct VmSettings {
     pub sampling: Sampling,
     /// The largest balloon, of its memory.
     pub balloon_max: PerMille,
+    /// `--reserve-swap`: its swap file is allocated up front.
+    pub reserve_swap: bool,
 }
 
 impl VmSettings {
@@ -289,6 +292,7 @@ impl VmSettings {
             share_group: None,
             sampling: SAMPLING_DEFAULT,
             balloon_max: BALLOON_MAX_DEFAULT,
+            reserve_swap: false,
         }
     }
 
@@ -315,20 +319,6 @@ impl VmSettings {
         }
         Ok(())
     }
-}
-
-/// Whether the pool holds what all VMs together were promised: their minima, their overhead, and what is kept free.
-///
-/// # Errors
-/// It does not; by how much.
-pub fn check_guarantees(host: &HostSettings, mins: PageCount, overhead: PageCount) -> Result<(), SettingsError> {
-    let free = host.free_goal();
-    // No sum of these overflows: each VM's is at most MEMORY_MAX, there are at most VMS_MAX, 2^36 times 2^12.
-    let promised = mins + overhead + free;
-    if promised > host.pool {
-        return Err(SettingsError::MinsBeyondPool { mins, overhead, free, pool: host.pool });
-    }
-    Ok(())
 }
 
 /// For messages: an amount that is refused may be too many pages to count their bytes.
@@ -378,11 +368,8 @@ pub enum SettingsError {
     Sampling { sampling: Sampling },
     #[error("a balloon of {balloon_max} would leave the guest nothing; give less than 100 %")]
     BalloonTakesAll { balloon_max: PerMille },
-    #[error(
-        "the pool of {} cannot keep the guarantees: min of all VMs {}, overhead {}, kept free {}; lower a min by {} or enlarge the pool",
-        size(*pool), size(*mins), size(*overhead), size(*free), size((*mins + *overhead + *free).saturating_sub(*pool))
-    )]
-    MinsBeyondPool { mins: PageCount, overhead: PageCount, free: PageCount, pool: PageCount },
+    #[error(transparent)]
+    NotAdmitted(#[from] Refused),
     #[error("there are {VMS_MAX} VMs already, the most that are managed; stop one")]
     TooManyVms,
     #[error("there is a VM with number {id} already")]
@@ -468,17 +455,5 @@ mod tests {
         check(|h| h.thresholds.high = PerMille(491), "more than half");
         check(|h| h.thresholds.hysteresis = PerMille(u16::MAX), "more than half");
         check(|h| h.rates.balloon = PageCount(0), "rate of 0");
-    }
-
-    #[test]
-    fn guarantees_must_fit_the_pool() {
-        let host = HostSettings::new(mib(1000));
-        assert_eq!(host.free_goal(), mib(70));
-        assert_eq!(check_guarantees(&host, mib(900), mib(30)), Ok(()));
-        let message = check_guarantees(&host, mib(900), mib(31)).unwrap_err().to_string();
-        assert!(
-            message.contains("min of all VMs 900 MiB, overhead 31 MiB, kept free 70 MiB; lower a min by 1 MiB"),
-            "{message}"
-        );
     }
 }

@@ -4,10 +4,10 @@ use super::guest::{Guest, Limits};
 use super::record::{HostPoint, Recording, Violations, VmPoint};
 use super::scenario::{ChangeKind, Scenario, ScenarioError, VmScript};
 use crate::chance::Chance;
-use crate::policy::settings::MEMORY_MAX;
 use crate::policy::state::Levels;
 use crate::policy::{
-    Balloon, HostSample, HostSettings, Plan, Policy, ReclaimState, Run, SettingsError, VmActions, VmId, VmSample,
+    Balloon, HostSample, HostSettings, Plan, Policy, ReclaimState, Run, SettingsError, SwapSpace, VmActions, VmId,
+    VmSample,
 };
 use crate::units::PageCount;
 
@@ -77,10 +77,13 @@ impl<'s> World<'s> {
     }
 
     fn change(&mut self, now_s: u64) -> Result<(), ScenarioError> {
+        let swap = unlimited_swap();
         for change in self.scenario.changes.iter().filter(|change| change.at_s == now_s) {
             self.replan = true;
             let changed = match &change.what {
-                ChangeKind::Tax(tax) => self.policy.set_host(HostSettings { tax: *tax, ..self.policy.host().clone() }),
+                ChangeKind::Tax(tax) => {
+                    self.policy.set_host(HostSettings { tax: *tax, ..self.policy.host().clone() }, &swap)
+                }
                 ChangeKind::Pool(pool) => {
                     self.pool = (*pool).min(self.scenario.host.pool);
                     Ok(())
@@ -88,7 +91,7 @@ impl<'s> World<'s> {
                 ChangeKind::Vm(index, settings) => match self.vms.iter_mut().find(|vm| vm.index == *index) {
                     Some(vm) => {
                         vm.min = vm.min.min(settings.min);
-                        self.policy.set(VmId(*index as u32), settings.clone())
+                        self.policy.set(VmId(*index as u32), settings.clone(), vm.script.overhead, &swap)
                     }
                     None if refused_before(&self.scenario.vms[*index], now_s) => Ok(()),
                     None => Err(SettingsError::NoSuchVm { id: *index as u32 }),
@@ -102,9 +105,7 @@ impl<'s> World<'s> {
     fn start(&mut self, now_s: u64, recording: &mut Recording) {
         for (index, script) in self.scenario.vms.iter().enumerate().filter(|(_, script)| script.start_s == now_s) {
             let id = VmId(index as u32);
-            // Swap is as large as is wanted: what is simulated is memory.
-            let admitted = self.policy.admission(&script.settings, script.overhead, MEMORY_MAX).verdict().is_ok();
-            if !admitted || self.policy.add(id, script.settings.clone(), script.overhead).is_err() {
+            if self.policy.add(id, script.settings.clone(), script.overhead, &unlimited_swap()).is_err() {
                 recording.refused.push(script.name.clone());
                 continue;
             }
@@ -267,6 +268,11 @@ impl<'s> World<'s> {
             });
         }
     }
+}
+
+/// Swap is as large as is wanted: what is simulated is memory.
+fn unlimited_swap() -> SwapSpace {
+    SwapSpace::empty(PageCount(u64::MAX))
 }
 
 /// Whether a VM that does not run would, had it been admitted: then there is nothing to change.

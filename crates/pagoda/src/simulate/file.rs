@@ -200,6 +200,8 @@ fn settings(entry: &Vm) -> Result<VmSettings> {
         share_group: entry.share_group.as_deref().map(ShareGroup::new).transpose()?,
         sampling,
         balloon_max: entry.balloon_max.as_deref().map_or(Ok(BALLOON_MAX_DEFAULT), str::parse)?,
+        // Swap is as large as is wanted.
+        reserve_swap: false,
     })
 }
 

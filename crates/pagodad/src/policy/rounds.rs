@@ -294,8 +294,7 @@ fn plan(brain: &mut Brain, now_ms: u64, memory: &Memory, seen: &[Seen]) -> Vec<O
     };
     let found = seen.iter().map(of).collect();
     log(brain.last.as_ref(), &plan);
-    let swap_files = seen.iter().filter_map(|vm| vm.status.as_ref()).map(|status| status.swap_bytes).sum();
-    brain.last = Some(Last { plan, host, pool, wishes, room, swap_files });
+    brain.last = Some(Last { plan, host, pool, wishes, room });
     found
 }
 

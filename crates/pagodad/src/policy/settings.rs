@@ -68,17 +68,22 @@ pub fn memory_of(record: &Record) -> PageCount {
 pub fn vm_settings(record: &Record, config: &PolicyConfig) -> Result<VmSettings, SettingsError> {
     let memory = memory_of(record);
     let cap = Bytes(record.dram).pages_floor();
-    let sampling = record.sampling.map(|(pages, period_s)| Sampling { pages, period_s });
     let settings = VmSettings {
         cap,
         min: min_of(record.min, cap),
         shares: record.shares.map_or(Ok(SHARES_DEFAULT), Shares::new)?,
         share_group: record.group.as_deref().map(ShareGroup::new).transpose()?,
-        sampling: sampling.unwrap_or(config.sampling),
+        sampling: sampling_of(record, config),
+        reserve_swap: record.reserve,
         ..VmSettings::new(memory)
     };
     settings.check()?;
     Ok(settings)
+}
+
+/// How a VM's working set is sampled.
+pub fn sampling_of(record: &Record, config: &PolicyConfig) -> Sampling {
+    record.sampling.map_or(config.sampling, |(pages, period_s)| Sampling { pages, period_s })
 }
 
 /// Of a VM that somebody thinks of starting.
@@ -102,7 +107,7 @@ pub fn min_of(bytes: u64, cap: PageCount) -> PageCount {
 /// Told to whoever asked.
 pub fn refusal(error: &SettingsError) -> ApiError {
     let code = match error {
-        SettingsError::MinsBeyondPool { .. } | SettingsError::TooManyVms => ErrorCode::NoRoom,
+        SettingsError::NotAdmitted(_) | SettingsError::TooManyVms => ErrorCode::NoRoom,
         SettingsError::NoSuchVm { .. } => ErrorCode::WrongState,
         _ => ErrorCode::BadRequest,
     };

@@ -1,5 +1,7 @@
 //! Who may start, and what may be set: questions to the memory policy before anything is made or changed.
 
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use pagoda_abi::record::{Kind, Record};
@@ -7,12 +9,18 @@ use pagoda_api::types::{
     AdmitReply, AdmitRequest, ApiError, ErrorCode, HostInfo, HostPatch, Mrc, MrcPoint, WhatIfReply, WhatIfRequest,
 };
 use pagoda_core::policy::mrc::Curve;
-use pagoda_core::policy::{Admission, Overhead, Refused, VmId, VmSettings};
+use pagoda_core::policy::{Change, Overhead, SettingsError, SwapSpace, VmId, VmSettings};
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_pager::handle::Handle;
 
 use super::{Registry, Vm, error, internal, no_such_vm};
-use crate::policy::{Brain, settings};
+use crate::policy::settings;
+
+/// `st_blocks` counts these, whatever the file system's are (stat(2)).
+const BLOCK_BYTES: u64 = 512;
+
+/// What the policy knew of a VM before a change.
+pub(super) struct BeforeThat(Option<(VmSettings, Overhead)>);
 
 /// A VM that is asked about.
 struct Asked {
@@ -27,15 +35,13 @@ impl Registry {
     ///
     /// # Errors
     /// It cannot be kept: what is missing, and what to do.
-    pub(super) fn admit(&self, record: &Record) -> Result<VmId, ApiError> {
-        let swap_free = self.swap_free()?;
+    pub(super) fn admit(&self, vms: &BTreeMap<String, Vm>, record: &Record) -> Result<VmId, ApiError> {
+        let swap = self.swap_space(vms)?;
         let mut brain = self.governor.lock();
         let vm = settings::vm_settings(record, &brain.config).map_err(|e| settings::refusal(&e))?;
         let overhead = brain.expected_overhead(record.kind, &vm);
-        let admission = admission(&brain, &vm, overhead, swap_free);
-        admission.verdict().map_err(|refused| no_room(&refused))?;
         let id = brain.new_id();
-        brain.policy.add(id, vm, overhead).map_err(|e| settings::refusal(&e))?;
+        brain.policy.add(id, vm, overhead, &swap).map_err(|e| self.not_admitted(&e))?;
         Ok(id)
     }
 
@@ -50,11 +56,11 @@ impl Registry {
         }
         pagoda_api::types::check_min(request.min, request.dram.unwrap_or(request.memory_bytes)).map_err(refuse)?;
         let vm = settings::asked_settings(request).map_err(|e| settings::refusal(&e))?;
-        let swap_free = self.swap_free()?;
+        let swap = self.swap_space(&self.lock())?;
         let brain = self.governor.lock();
         let overhead = brain.expected_overhead(Kind::Qemu, &vm);
-        let admission = admission(&brain, &vm, overhead, swap_free);
-        let Admission { needs, reserved, capacity } = admission;
+        let admission = brain.policy.admission(&Change::Add(&vm, overhead), &swap);
+        let (needs, reserved, capacity) = (admission.needs, admission.reserved(), admission.capacity());
         let verdict = admission.verdict();
         Ok(AdmitReply {
             admitted: verdict.is_ok(),
@@ -66,30 +72,65 @@ impl Registry {
         })
     }
 
-    fn swap_free(&self) -> Result<u64, ApiError> {
+    /// The swap disk as it is now. A file that cannot be looked at is taken to have nothing: then more has to be free.
+    fn swap_space(&self, vms: &BTreeMap<String, Vm>) -> Result<SwapSpace, ApiError> {
         let dir = &self.config.swap_dir;
-        pagoda_sys::swapfile::fs_free(dir).map_err(|e| internal(&format!("look at {}", dir.display()), e))
+        let free =
+            pagoda_sys::swapfile::fs_free(dir).map_err(|e| internal(&format!("look at {}", dir.display()), e))?;
+        let held = |vm: &Vm| {
+            let file = std::fs::metadata(self.swap_path(&vm.record.name)).ok()?;
+            Some((vm.governed.id, Bytes(file.blocks() * BLOCK_BYTES).pages_floor()))
+        };
+        Ok(SwapSpace { free: Bytes(free).pages_floor(), held: vms.values().filter_map(held).collect() })
+    }
+
+    /// A refusal of the policy. One for want of room says where swap is.
+    fn not_admitted(&self, error: &SettingsError) -> ApiError {
+        let mut refusal = settings::refusal(error);
+        if let SettingsError::NotAdmitted(_) = error {
+            let dir = self.config.swap_dir.display();
+            refusal.hint = Some(format!("the swap directory is {dir}; `pagoda admit` says what would be admitted"));
+        }
+        refusal
     }
 
     /// Gives the policy what a VM's record says.
     ///
     /// # Errors
     /// It cannot be used or kept. Nothing is changed then.
-    pub(super) fn set_policy(&self, id: VmId, record: &Record) -> Result<(), ApiError> {
+    pub(super) fn set_policy(
+        &self,
+        vms: &BTreeMap<String, Vm>,
+        id: VmId,
+        record: &Record,
+    ) -> Result<BeforeThat, ApiError> {
+        let swap = self.swap_space(vms)?;
         let mut brain = self.governor.lock();
         let vm = settings::vm_settings(record, &brain.config).map_err(|e| settings::refusal(&e))?;
-        brain.policy.set(id, vm).map_err(|e| settings::refusal(&e))
+        let before = brain.policy.settings(id).cloned().zip(brain.policy.overhead(id));
+        let overhead = brain.overhead_with(id, &vm);
+        brain.policy.set(id, vm, overhead, &swap).map_err(|e| self.not_admitted(&e))?;
+        Ok(BeforeThat(before))
+    }
+
+    /// Takes back what [`Self::set_policy`] did: what was promised before is promised again, whatever there is now.
+    pub(super) fn unset_policy(&self, id: VmId, BeforeThat(before): BeforeThat) {
+        if let Some((settings, overhead)) = before {
+            self.governor.lock().policy.set_back(id, settings, overhead);
+        }
     }
 
     /// `PATCH /v1/host`: takes effect at once, and lasts until the daemon ends or reads its configuration again.
     ///
     /// # Errors
-    /// Settings that cannot be used, or a pool that cannot keep what VMs were promised. Nothing is changed then.
+    /// Settings that cannot be used, or with which what VMs were promised cannot be kept. Nothing is changed then.
     pub fn patch_host(self: &Arc<Self>, patch: &HostPatch) -> Result<HostInfo, ApiError> {
         {
+            let vms = self.lock();
+            let swap = self.swap_space(&vms)?;
             let mut brain = self.governor.lock();
             let host = settings::patched(brain.policy.host(), patch).map_err(|e| settings::refusal(&e))?;
-            brain.policy.set_host(host).map_err(|e| settings::refusal(&e))?;
+            brain.policy.set_host(host, &swap).map_err(|e| self.not_admitted(&e))?;
         }
         self.governor.bell.ring();
         Ok(self.host())
@@ -109,13 +150,16 @@ impl Registry {
         let total = crate::policy::host::Memory::read().total;
         let host = settings::host_settings(&config, total)?;
         let vms = self.lock();
+        let swap = self.swap_space(&vms).map_err(|error| anyhow::anyhow!("{}", error.message))?;
         let mut brain = self.governor.lock();
-        brain.policy.set_host(host)?;
-        // Nothing below can be refused: what is sampled is all that changes of a VM.
+        brain.policy.set_host(host, &swap)?;
         brain.config = config;
+        // What is sampled is all that changes of a VM, and was looked at when it was read.
         for vm in vms.values() {
-            let vm_settings = settings::vm_settings(&vm.record, &brain.config)?;
-            brain.policy.set(vm.governed.id, vm_settings)?;
+            let sampling = settings::sampling_of(&vm.record, &brain.config);
+            if let Err(error) = brain.policy.set_sampling(vm.governed.id, sampling) {
+                tracing::error!(vm = %vm.record.name, "it is sampled as before: {error}");
+            }
         }
         Ok(())
     }
@@ -131,17 +175,27 @@ impl Registry {
         brain.first_limit(known, Bytes(resident).pages_ceil())
     }
 
-    /// After a start: whether what runs can be kept.
+    /// After a start: whether what runs can be kept. It is kept in any case.
     pub(super) fn say_what_is_short(&self) {
-        let brain = self.governor.lock();
-        let host = brain.policy.host();
-        let (reserved, capacity) = (brain.policy.reserved(), host.pool.saturating_sub(host.free_goal()));
-        if reserved.memory > capacity {
-            tracing::error!(
-                "the VMs that run were promised {} in all, and the pool has {} for them; enlarge it, or lower a min",
-                reserved.memory.bytes(),
-                capacity.bytes()
-            );
+        if let Some(problem) = self.promises_problem() {
+            tracing::error!("the VMs that run stay, but {problem}");
+        }
+    }
+
+    /// What was promised and is not there, if so: VMs were taken up by a daemon with a smaller pool, their VMMs grew, or
+    /// others filled the swap disk.
+    pub(super) fn promises_problem(&self) -> Option<String> {
+        let vms = self.lock();
+        if vms.is_empty() {
+            return None;
+        }
+        let dir = self.config.swap_dir.display();
+        match self.swap_space(&vms) {
+            Err(error) => Some(format!("whether swap can be kept is not known: {}", error.message)),
+            Ok(swap) => {
+                let stands = self.governor.lock().policy.admission(&Change::Nothing, &swap);
+                stands.verdict().err().map(|refused| format!("{refused} (the swap directory is {dir})"))
+            }
         }
     }
 
@@ -209,12 +263,6 @@ impl Registry {
     }
 }
 
-/// Swap in all is what the disk has free and what the swap files hold already.
-fn admission(brain: &Brain, vm: &VmSettings, overhead: Overhead, swap_free: u64) -> Admission {
-    let swap_files = brain.last.as_ref().map_or(0, |last| last.swap_files);
-    brain.policy.admission(vm, overhead, Bytes(swap_free.saturating_add(swap_files)).pages_floor())
-}
-
 /// Pages a second from swap with another amount of DRAM. In proportion to those of now, for the curve stands on a sample of
 /// the same uses; where nothing is read now, as in a VM that has all its memory, by the time in which it was observed.
 fn page_ins_then(curve: &Curve, page_ins_per_s: f64, now: PageCount, then: PageCount) -> Option<f64> {
@@ -223,10 +271,6 @@ fn page_ins_then(curve: &Curve, page_ins_per_s: f64, now: PageCount, then: PageC
         return Some(page_ins_per_s * then / now);
     }
     (curve.seconds() > 0.0).then(|| page_ins_per_s + (then - now).max(0.0) / curve.seconds())
-}
-
-fn no_room(refused: &Refused) -> ApiError {
-    error(ErrorCode::NoRoom, refused.to_string(), Some("`pagoda admit` says what would be admitted"))
 }
 
 /// Pages that may be too many to count their bytes.

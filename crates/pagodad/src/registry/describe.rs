@@ -198,6 +198,7 @@ impl Registry {
             })
             .collect();
         problems.extend(self.governor.problems(self.lock().values()));
+        problems.extend(self.promises_problem());
         Health { ok: problems.is_empty(), problems }
     }
 }

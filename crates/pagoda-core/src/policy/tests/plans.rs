@@ -31,13 +31,23 @@ fn host(now_s: u64, pool: u64, samples: &[VmSample]) -> HostSample {
     HostSample { now_ms: now_s * 1000, pool: mib(pool), used: samples.iter().map(|sample| sample.resident).sum() }
 }
 
+/// More swap than anybody wants.
+pub fn plenty() -> SwapSpace {
+    SwapSpace::empty(PageCount(u64::MAX))
+}
+
+fn set(policy: &mut Policy, id: u32, settings: VmSettings) -> Result<(), SettingsError> {
+    let overhead = policy.overhead(VmId(id)).unwrap_or_default();
+    policy.set(VmId(id), settings, overhead, &plenty())
+}
+
 /// A policy with VMs of 256 MiB, the first idle, the others in full use.
 fn policy(pool: u64, vms: u32, tax: u16) -> Policy {
     let tax = TaxRate::new(PerMille(tax)).unwrap();
     let mut policy = Policy::new(HostSettings { tax, ..HostSettings::new(mib(pool)) }).unwrap();
     let mut chance = Chance::new(1);
     for id in 0..vms {
-        policy.add(VmId(id), VmSettings::new(mib(256)), Overhead::default()).unwrap();
+        policy.add(VmId(id), VmSettings::new(mib(256)), Overhead::default(), &plenty()).unwrap();
         policy.start_period(VmId(id), &mut chance);
     }
     let settled = |id: u32| SampleCount { watched: 100, touched: if id == 0 { 10 } else { 100 } };
@@ -129,7 +139,7 @@ fn a_host_that_runs_short_keeps_the_guarantees_and_says_what_is_missing() {
     let mut policy = Policy::new(HostSettings::new(mib(1000))).unwrap();
     for id in 0..3 {
         let settings = VmSettings { min: mib(200), ..VmSettings::new(mib(500)) };
-        policy.add(VmId(id), settings, Overhead { overhead: mib(20), reserve: PageCount::ZERO }).unwrap();
+        policy.add(VmId(id), settings, Overhead { overhead: mib(20), reserve: PageCount::ZERO }, &plenty()).unwrap();
     }
     let samples = [vm(0, 250, 0), vm(1, 250, 0), vm(2, 250, 0)];
     let plan = policy.tick(&host(1, 500, &samples), &samples);
@@ -141,7 +151,7 @@ fn a_host_that_runs_short_keeps_the_guarantees_and_says_what_is_missing() {
 #[test]
 fn a_pool_that_shrank_takes_all_but_the_guarantees() {
     let mut policy = policy(2048, 2, 750);
-    policy.set(VmId(1), VmSettings { min: mib(64), ..VmSettings::new(mib(256)) }).unwrap();
+    set(&mut policy, 1, VmSettings { min: mib(64), ..VmSettings::new(mib(256)) }).unwrap();
     let samples = [vm(0, 200, 0), vm(1, 256, 0)];
     for (pool, need) in [(400, 456 - 400 + 28), (0, 456)] {
         let plan = policy.tick(&HostSample { pool: mib(pool), ..host(1 + pool, 2048, &samples) }, &samples);
@@ -157,22 +167,25 @@ fn a_pool_that_shrank_takes_all_but_the_guarantees() {
 fn promises_beyond_the_pool_are_refused_and_change_nothing() {
     let mut policy = Policy::new(HostSettings::new(mib(1000))).unwrap();
     let with_min = |min: u64| VmSettings { min: mib(min), ..VmSettings::new(mib(950)) };
-    policy.add(VmId(1), with_min(500), Overhead { overhead: mib(30), reserve: mib(10) }).unwrap();
+    policy.add(VmId(1), with_min(500), Overhead { overhead: mib(30), reserve: mib(10) }, &plenty()).unwrap();
     let check = |result: Result<(), SettingsError>, expected: &str| {
         let message = result.unwrap_err().to_string();
         assert!(message.contains(expected), "{message}");
     };
-    check(policy.clone().add(VmId(2), with_min(400), Overhead::default()), "lower a min by 10 MiB");
-    check(policy.clone().add(VmId(1), with_min(0), Overhead::default()), "number 1 already");
-    check(policy.set(VmId(1), with_min(891)), "lower a min by 1 MiB");
-    check(policy.set(VmId(9), with_min(1)), "no VM with number 9");
-    check(policy.set_host(HostSettings::new(mib(580))), "cannot keep the guarantees");
+    check(
+        policy.clone().add(VmId(2), with_min(400), Overhead::default(), &plenty()),
+        "lower its min or another VM's by 10 MiB",
+    );
+    check(policy.clone().add(VmId(1), with_min(0), Overhead::default(), &plenty()), "number 1 already");
+    check(set(&mut policy, 1, with_min(891)), "lower a min by 1 MiB");
+    check(set(&mut policy, 9, with_min(1)), "no VM with number 9");
+    check(policy.set_host(HostSettings::new(mib(580)), &plenty()), "cannot keep the guarantees");
     let thresholds = Thresholds { soft: PerMille(0), ..settings::THRESHOLDS_DEFAULT };
-    check(policy.set_host(HostSettings { thresholds, ..HostSettings::new(mib(1000)) }), "out of order");
+    check(policy.set_host(HostSettings { thresholds, ..HostSettings::new(mib(1000)) }, &plenty()), "out of order");
     assert_eq!((policy.host().pool, policy.settings(VmId(1)).unwrap().min), (mib(1000), mib(500)));
-    assert_eq!(policy.set(VmId(1), with_min(890)), Ok(()));
+    assert_eq!(set(&mut policy, 1, with_min(890)), Ok(()));
 
-    let admission = policy.admission(&with_min(100), Overhead::default(), mib(500));
+    let admission = policy.admission(&Change::Add(&with_min(100), Overhead::default()), &SwapSpace::empty(mib(500)));
     assert_eq!(admission.missing(), Reservation { memory: mib(100), swap: mib(850 + 60 - 500) });
 }
 
@@ -210,7 +223,7 @@ fn standing_still_is_noticed() {
 fn sampling_settings_take_effect_with_the_next_period() {
     let mut policy = policy(1000, 1, 750);
     let sampling = Sampling { pages: 7, period_s: 5 };
-    policy.set(VmId(0), VmSettings { sampling, ..VmSettings::new(mib(256)) }).unwrap();
+    policy.set_sampling(VmId(0), sampling).unwrap();
     assert_eq!(policy.start_period(VmId(0), &mut Chance::new(3)).len(), 7);
     assert_eq!(policy.start_period(VmId(4), &mut Chance::new(3)).len(), 0);
     assert!(policy.estimate(VmId(0)).unwrap().known);
@@ -231,6 +244,8 @@ fn absurd_numbers_are_bounded_not_added_up() {
     let overhead = Overhead { overhead: most, reserve: most };
     policy.set_overhead(VmId(0), overhead);
     policy.set_overhead(VmId(1), overhead);
-    assert!(!policy.admission(&VmSettings::new(mib(1)), overhead, most).is_admitted());
-    assert!(policy.add(VmId(5), VmSettings::new(mib(1)), overhead).is_err());
+    assert!(!policy.admission(&Change::Add(&VmSettings::new(mib(1)), overhead), &plenty()).is_admitted());
+    assert!(policy.add(VmId(5), VmSettings::new(mib(1)), overhead, &plenty()).is_err());
+    let held = SwapSpace { free: most, held: [(VmId(0), most), (VmId(1), most)].into() };
+    assert!(policy.add(VmId(5), VmSettings::new(mib(1)), overhead, &held).is_err());
 }

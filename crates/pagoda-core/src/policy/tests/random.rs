@@ -1,10 +1,9 @@
 //! Random VMs that grow, shrink, ignore their balloons, come and go, under random settings. Every VM does what its plan
 //! says, more or less; after every plan the promises are looked at.
 
-use super::super::settings::MEMORY_MAX;
 use super::super::state::{Levels, STATES};
 use super::super::*;
-use super::plans::{mib, shares};
+use super::plans::{mib, plenty, shares};
 use crate::chance::Chance;
 use crate::units::PageCount;
 
@@ -55,7 +54,7 @@ impl World {
             5 => {
                 let tax = TaxRate::new(PerMille(self.chance.below(1000) as u16)).unwrap();
                 let host = HostSettings { tax, ..self.policy.host().clone() };
-                self.policy.set_host(host).unwrap();
+                self.policy.set_host(host, &plenty()).unwrap();
             }
             // The host itself runs short, and recovers.
             6 => self.pool = PageCount(mib(2048).0 * self.chance.within(500, 1000) / 1000),
@@ -65,7 +64,8 @@ impl World {
                 let memory = self.policy.settings(id).unwrap().memory;
                 let settings = self.settings(memory);
                 let before = self.policy.settings(id).unwrap().clone();
-                if self.policy.set(id, settings).is_err() {
+                let overhead = self.policy.overhead(id).unwrap();
+                if self.policy.set(id, settings, overhead, &plenty()).is_err() {
                     assert_eq!(self.policy.settings(id), Some(&before), "refused, and yet changed");
                 }
             }
@@ -85,8 +85,12 @@ impl World {
         let overhead = Overhead { overhead: mib(10), reserve: PageCount::ZERO };
         let id = VmId(self.next_id);
         self.next_id += 1;
-        let admitted = self.policy.admission(&settings, overhead, MEMORY_MAX).is_admitted();
-        assert_eq!(self.policy.add(id, settings, overhead).is_ok(), admitted, "both look at the same promises");
+        let admitted = self.policy.admission(&Change::Add(&settings, overhead), &plenty()).is_admitted();
+        assert_eq!(
+            self.policy.add(id, settings, overhead, &plenty()).is_ok(),
+            admitted,
+            "both look at the same promises"
+        );
         if admitted {
             let balloon = self.chance.per_mille(600).then_some(PageCount::ZERO);
             self.guests.push(Guest {
