@@ -465,7 +465,7 @@ impl Engine {
                     self.freeze(&format!("cannot wait for commands: {error}"));
                 }
             }
-            Source::Exit => self.end = Some(Notice::Exited),
+            Source::Exit => self.check_exit(more),
         }
     }
 

@@ -1,7 +1,8 @@
 //! Processes as /proc shows them, wake-ups between threads, and the daemon's own limits.
 //!
 //! A process id alone may be reused: a process is known by id and start time ([`start_time`]), or by a pidfd. What is read
-//! from /proc about a process that ends meanwhile is `NotFound` or "no such process", never a stale value.
+//! from /proc about a process that ends meanwhile is `NotFound` or "no such process", never a stale value. That /proc cannot be
+//! read proves nothing: only [`life`] says that a process has ended.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -36,11 +37,24 @@ pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
     Ok(rustix::process::pidfd_open(pid_of(pid)?, PidfdFlags::empty())?)
 }
 
-/// Fields of `/proc/PID/stat` from the third on; the second is the name, which may hold spaces and parentheses.
+/// Whether the process behind a pidfd has ended. That it could not be asked is no end.
+pub fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
+    let mut polled = [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)];
+    let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut polled, Some(&at_once)) == Ok(1)
+        && polled[0].revents().contains(rustix::event::PollFlags::IN)
+}
+
+/// Fields of `/proc/PID/stat` from the third on.
 fn stat_fields(pid: u32) -> io::Result<Vec<String>> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let (_, rest) = text.rsplit_once(')').ok_or_else(invalid)?;
-    Ok(rest.split_whitespace().map(str::to_owned).collect())
+    fields_of(&std::fs::read(format!("/proc/{pid}/stat"))?)
+}
+
+/// The same of its text. The second field is the name, which may hold any bytes: blanks, parentheses, what is not UTF-8.
+fn fields_of(stat: &[u8]) -> io::Result<Vec<String>> {
+    let end = stat.iter().rposition(|byte| *byte == b')').ok_or_else(invalid)?;
+    let rest = std::str::from_utf8(&stat[end + 1..]).map_err(|_| invalid())?;
+    Ok(rest.split_ascii_whitespace().map(str::to_owned).collect())
 }
 
 fn invalid() -> io::Error {
@@ -58,6 +72,44 @@ fn stat_number(fields: &[String], field: usize) -> io::Result<u64> {
 /// `NotFound` if there is none.
 pub fn start_time(pid: u32) -> io::Result<u64> {
     stat_number(&stat_fields(pid)?, 22)
+}
+
+/// Whether a process still runs.
+#[derive(Debug)]
+pub enum Life {
+    /// It does.
+    Alive,
+    /// It does not, and never will: what it left may be removed.
+    Ended,
+    /// Nobody can tell now. Nothing may follow that cannot be undone.
+    Unknown(io::Error),
+}
+
+/// Whether the process of this id and start time still runs. It has ended if there is no process of its id, if that is
+/// another's by now, or if it is a zombie. Any other trouble with /proc (no descriptor left, no memory, not mounted, hidden)
+/// leaves it open.
+pub fn life(pid: u32, start: u64) -> Life {
+    life_by(stat_fields(pid), start, || pidfd_open(pid).map(drop))
+}
+
+fn life_by(stat: io::Result<Vec<String>>, start: u64, witness: impl FnOnce() -> io::Result<()>) -> Life {
+    let told = stat.and_then(|fields| {
+        // A zombie with threads is a process whose first thread alone has ended.
+        let is_zombie = matches!(fields.first().map(String::as_str), Some("Z" | "X")) && stat_number(&fields, 20)? <= 1;
+        Ok(stat_number(&fields, 22)? == start && !is_zombie)
+    });
+    let no_such = |error: &io::Error| error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error());
+    match told {
+        Ok(true) => Life::Alive,
+        Ok(false) => Life::Ended,
+        // A /proc that is not mounted, or that hides other users' processes, says the same of one that runs.
+        Err(error) if error.kind() == io::ErrorKind::NotFound || no_such(&error) => match witness() {
+            Err(error) if no_such(&error) => Life::Ended,
+            Err(error) => Life::Unknown(error),
+            Ok(()) => Life::Unknown(error),
+        },
+        Err(error) => Life::Unknown(error),
+    }
 }
 
 /// CPU time the process has used, in user and kernel mode together.
@@ -314,6 +366,60 @@ mod tests {
             sum = std::hint::black_box(sum.wrapping_add(1));
         }
         assert!(cpu_time(pid).unwrap() > before);
+    }
+
+    /// What /proc says of a process that began at 77, in state `state` and with so many threads.
+    fn stat(name: &[u8], state: &str, threads: u32) -> Vec<u8> {
+        let zeros = "0 ".repeat(16);
+        [b"9 (", name, format!(") {state} {zeros}{threads} 0 77 0\n").as_bytes()].concat()
+    }
+
+    #[test]
+    fn a_process_is_found_whatever_its_name() {
+        for name in [&b"qemu"[..], b"\xff\xfebad", b"a) Z 1 (b", b""] {
+            let fields = fields_of(&stat(name, "S", 5));
+            assert!(matches!(life_by(fields, 77, || panic!("not asked")), Life::Alive), "{name:?}");
+        }
+        assert!(fields_of(b"9 qemu S").is_err());
+        let cut = fields_of(b"9 (qemu) S 1 2");
+        assert!(matches!(life_by(cut, 77, || panic!("not asked")), Life::Unknown(_)), "half a line proves nothing");
+    }
+
+    #[test]
+    fn only_a_fact_ends_a_process() {
+        let read = |state, threads| fields_of(&stat(b"qemu", state, threads));
+        assert!(matches!(life_by(read("S", 3), 78, || Ok(())), Life::Ended), "its id is another's");
+        assert!(matches!(life_by(read("Z", 1), 77, || Ok(())), Life::Ended), "a zombie");
+        assert!(matches!(life_by(read("Z", 4), 77, || Ok(())), Life::Alive), "its first thread alone has ended");
+        let error = |errno: rustix::io::Errno| io::Error::from(errno);
+        use rustix::io::Errno;
+        for gone in [Errno::NOENT, Errno::SRCH] {
+            assert!(matches!(life_by(Err(error(gone)), 77, || Err(error(Errno::SRCH))), Life::Ended), "{gone}");
+            assert!(matches!(life_by(Err(error(gone)), 77, || Ok(())), Life::Unknown(_)), "{gone}: /proc hides it");
+            let no_descriptor = life_by(Err(error(gone)), 77, || Err(error(Errno::MFILE)));
+            assert!(matches!(no_descriptor, Life::Unknown(_)), "{gone}, and no descriptor to ask again");
+        }
+        for doubt in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::ACCESS, Errno::PERM, Errno::IO, Errno::INTR] {
+            let life = life_by(Err(error(doubt)), 77, || panic!("not asked"));
+            assert!(matches!(life, Life::Unknown(_)), "{doubt}");
+        }
+    }
+
+    #[test]
+    fn a_childs_life_and_end() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let (pid, start) = (child.id(), start_time(child.id()).unwrap());
+        assert!(matches!(life(pid, start), Life::Alive));
+        assert!(matches!(life(pid, start + 1), Life::Ended));
+        let pidfd = pidfd_open(pid).unwrap();
+        assert!(!has_ended(pidfd.as_fd()));
+        child.kill().unwrap();
+        let mut polled = [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut polled, None).unwrap();
+        assert!(has_ended(pidfd.as_fd()));
+        assert!(matches!(life(pid, start), Life::Ended), "not waited for: a zombie");
+        child.wait().unwrap();
+        assert!(matches!(life(pid, start), Life::Ended));
     }
 
     #[test]

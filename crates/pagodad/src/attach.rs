@@ -25,7 +25,7 @@ use pagoda_sys::swapfile::{Reserve, SwapFile};
 use pagoda_sys::uffd::{self, Uffd};
 
 use crate::far;
-use crate::registry::{Registry, sharing_of};
+use crate::registry::{FetchedBy, Registry, sharing_of};
 
 /// userfaultfds asked for: past a few vCPUs one no longer scales, and two cost nothing.
 pub const UFFDS_PER_VM: u32 = 2;
@@ -126,7 +126,7 @@ fn authorised(registry: &Registry, token: Token, peer: Peer) -> Result<String> {
     let vms = registry.lock();
     let vm = vms.values().find(|vm| vm.record.token == token).context("no VM has this token")?;
     let own = rustix::process::geteuid().as_raw();
-    let fetched_by = vm.fetched_by.map(|(_, uid)| uid);
+    let fetched_by = vm.fetched_by.map(|by| by.uid);
     // With --group the socket's mode has let only members in, and the token says which VM is theirs.
     let by_group = registry.config.group.is_some();
     ensure!(
@@ -160,7 +160,7 @@ fn fetch(connection: &Connection, registry: &Registry, token: Token, peer: Peer)
     let monitor = vm.monitor.take();
     fds.extend(monitor.as_ref().map(AsFd::as_fd));
     connection.send(&Packet::Fetched { monitor: monitor.is_some(), lens }, &fds)?;
-    vm.fetched_by = Some((peer.pid, peer.uid));
+    vm.fetched_by = Some(FetchedBy { pid: peer.pid, uid: peer.uid, start: process::start_time(peer.pid).ok() });
     Ok(())
 }
 

@@ -40,6 +40,15 @@ use crate::{balloon, far};
 /// VMs of one daemon: each has a thread, a ring and some twenty file descriptors.
 pub const VMS_MAX: usize = 1024;
 
+/// The process that fetched a VM's RAM.
+#[derive(Debug, Clone, Copy)]
+pub struct FetchedBy {
+    pub pid: u32,
+    pub uid: u32,
+    /// When it started; `None` if /proc did not say.
+    pub start: Option<u64>,
+}
+
 /// A VM.
 #[derive(Debug)]
 pub struct Vm {
@@ -54,8 +63,8 @@ pub struct Vm {
     /// QEMU's monitor socket, until it is fetched.
     pub monitor: Option<OwnedFd>,
     pub created: Instant,
-    /// The process that fetched the RAM, and its user.
-    pub fetched_by: Option<(u32, u32)>,
+    /// Who fetched the RAM.
+    pub fetched_by: Option<FetchedBy>,
     /// Why its agent was refused last: it waits until that is put right.
     pub refused: Option<String>,
     /// What the engine said when it stalled.
@@ -173,6 +182,11 @@ impl Registry {
         if request.share_group.is_some() && !self.config.page_sharing {
             let hint = "leave --share-group out, or set page_sharing = true in pagoda.toml and restart pagodad";
             return Err(error(ErrorCode::Unsupported, "this daemon shares no pages", Some(hint)));
+        }
+        // A VM whose program did not start, or has just ended, has its name until somebody looks.
+        let is_taken = self.lock().contains_key(&request.name);
+        if is_taken {
+            self.reap();
         }
         check_free(&self.lock(), &request.name)?;
         // Without the lock: etcd may be asked.

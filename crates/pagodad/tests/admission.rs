@@ -74,7 +74,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
         assert!(start.elapsed() < WAIT_MAX, "not so after {WAIT_MAX:?}: {what}");
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::yield_now();
     }
 }
 
@@ -134,6 +134,44 @@ fn swap_that_nobody_reserved_is_promised_by_no_command() {
     assert!(health.problems.iter().any(|problem| problem.contains("of swap are missing")), "{health:?}");
     // What makes nothing worse goes on.
     client.patch("big", &VmPatch { shares: Some(7), ..VmPatch::default() }).unwrap();
+    drop(daemon);
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+/// `pagoda run` of a program that ends before it maps its memory, and the same command again.
+#[test]
+fn the_name_of_a_vm_that_did_not_start_is_free_at_once() {
+    const MADE: &str = "ADMISSION_TEST_MADE";
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("same-name-{}", std::process::id()));
+    if let Ok(made) = std::env::var(MADE) {
+        // This is the program: it fetches the memory, as `pagoda run` does for it, and ends.
+        return drop(pagoda_api::attach::fetch(&serde_json::from_str(&made).unwrap(), &[64 << 20]).unwrap());
+    }
+    std::fs::create_dir_all(&dir).unwrap();
+    let daemon = Daemon::start(&dir, GIB);
+    let vm = CreateVm {
+        name: "again".into(),
+        memory: vec![64 << 20],
+        dram: None,
+        kind: VmKind::Plain,
+        reserve_swap: false,
+        far: None,
+        pinned: None,
+        share_group: None,
+        policy: PolicySettings::default(),
+    };
+    for _ in 0..10 {
+        let made = daemon.client().create(&vm).unwrap();
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "the_name_of_a_vm_that_did_not_start_is_free_at_once"])
+            .env(MADE, serde_json::to_string(&made).unwrap())
+            .stdout(Stdio::null())
+            .status();
+        assert!(status.unwrap().success());
+    }
+    // One that may still come keeps its name.
+    daemon.client().create(&vm).unwrap();
+    assert_eq!(daemon.client().create(&vm).unwrap_err().code(), Some(ErrorCode::NameTaken));
     drop(daemon);
     std::fs::remove_dir_all(dir).unwrap();
 }

@@ -4,12 +4,15 @@
 //! zapping twice is harmless.
 
 use std::collections::HashMap;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use pagoda_abi::attach::{Packet, Range, Ranges};
 use pagoda_core::fault::{Event, OpId};
 use pagoda_core::units::{PAGE_SIZE, PageCount, PageIdx};
 use pagoda_sys::socket::{Connection, Received, SocketError};
+
+use crate::handle::Notice;
 
 use super::{CALLS_MAX, Engine, EngineError, Source};
 
@@ -172,6 +175,16 @@ impl Engine {
         if let Err(error) = connection.send(packet, &[]) {
             tracing::debug!(vm = %self.name, "agent: {error}");
             self.drop_agent();
+        }
+    }
+
+    /// The poll of the VMM's pidfd brought something. A poll may end for other reasons, such as a lack of memory, so the pidfd
+    /// itself is asked: on its word the VM's files are removed.
+    pub(super) fn check_exit(&mut self, more: bool) {
+        if pagoda_sys::process::has_ended(self.pidfd.as_fd()) {
+            self.end = Some(Notice::Exited);
+        } else if !more && let Err(error) = self.ring.poll_multishot(self.pidfd.as_fd(), Source::Exit.key()) {
+            self.freeze(&format!("cannot wait for the end of the VMM: {error}"));
         }
     }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use pagoda_abi::Token;
 use pagoda_abi::record::{Kind, RECORD_MAX, Record};
 use pagoda_pager::handle::{Command, Notice};
+use pagoda_sys::process::Life;
 
 use super::{Registry, Vm};
 use crate::far;
@@ -51,7 +52,7 @@ impl Registry {
     fn find_again(&self, record: Record) {
         let name = record.name.clone();
         let (pid, start) = record.pid;
-        if pid != 0 && !runs(pid, start) {
+        if pid != 0 && has_ended(&name, pid, start) {
             tracing::info!(vm = %name, "its process ended while no daemon ran");
             return self.forget(&record);
         }
@@ -136,7 +137,9 @@ impl Registry {
             .values()
             .filter(|vm| vm.record.pid.0 == 0 && vm.handle.is_none())
             .filter(|vm| {
-                let gone = vm.fetched_by.is_some_and(|(pid, _)| pagoda_sys::process::start_time(pid).is_err());
+                let gone = vm
+                    .fetched_by
+                    .is_some_and(|by| by.start.is_some_and(|start| has_ended(&vm.record.name, by.pid, start)));
                 gone || vm.created.elapsed() > ATTACH_WAIT
             })
             .map(|vm| vm.record.clone())
@@ -149,7 +152,8 @@ impl Registry {
         // A VM that waits for its agent and whose process ended.
         let ended: Vec<Record> = vms
             .values()
-            .filter(|vm| vm.handle.is_none() && vm.record.pid.0 != 0 && !runs(vm.record.pid.0, vm.record.pid.1))
+            .filter(|vm| vm.handle.is_none() && vm.record.pid.0 != 0)
+            .filter(|vm| has_ended(&vm.record.name, vm.record.pid.0, vm.record.pid.1))
             .map(|vm| vm.record.clone())
             .collect();
         for record in ended {
@@ -200,8 +204,17 @@ impl Registry {
     }
 }
 
-fn runs(pid: u32, start: u64) -> bool {
-    pagoda_sys::process::start_time(pid).is_ok_and(|now| now == start)
+/// Whether it is a fact that the VM's process has ended. If nobody can tell, it is said, and looked at again with the next
+/// round of the reaper: what a running VM has on disk must not be removed on a doubt.
+fn has_ended(vm: &str, pid: u32, start: u64) -> bool {
+    match pagoda_sys::process::life(pid, start) {
+        Life::Alive => false,
+        Life::Ended => true,
+        Life::Unknown(error) => {
+            tracing::warn!(%vm, pid, "cannot tell whether its process still runs, so it is kept: {error}");
+            false
+        }
+    }
 }
 
 /// Reads a VM's record.
