@@ -21,6 +21,7 @@ mod nbd;
 mod overcommit;
 mod paging;
 mod peers;
+mod pins;
 mod policy;
 mod pool;
 mod predict;
@@ -141,6 +142,8 @@ enum Name {
     Far,
     /// One to eight VMs on one pool (figure 7 of the MemX paper)
     Fleet,
+    /// Wrong pages by every way of pinning guest memory, and a guest's disk behind the page cache against plain QEMU
+    Pins,
     /// All of them
     All,
 }
@@ -255,6 +258,7 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Table1 => table1::run(setup),
         Name::Far => far::run(setup),
         Name::Fleet => far::run_fleet(setup),
+        Name::Pins => pins::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;
