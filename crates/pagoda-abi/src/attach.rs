@@ -10,7 +10,7 @@
 //!
 //! | kind | from | body | file descriptors | answer |
 //! |---|---|---|---|---|
-//! | 1 Fetch | `pagoda run` | token\[16\] | - | Fetched, Refused |
+//! | 1 Fetch | `pagoda run` | token\[16\] | - | Fetched without regions, Refused |
 //! | 2 Fetched | daemon | regions u32, monitor u32 (0/1), len u64 x regions | RAM x regions, monitor socket | - |
 //! | 3 Prepare | shim | token\[16\] | - | Prepared, Refused |
 //! | 4 Prepared | daemon | uffds u32, flags u32 | shared memory, /dev/userfaultfd (if `PREPARED_DEVICE`), table and pool of shared pages (if `PREPARED_SHARING`) | Hello |
@@ -30,8 +30,10 @@
 //! | 18 Folios | daemon | large u32 (0/1) | - | - |
 //! | 19 Split | daemon | as Zap | - | - |
 //! | 20 Join | daemon | as Zap | - | - |
+//! | 21 Ram | shim | token\[16\] | - | Fetched without a monitor, Refused |
 //!
-//! A connection starts with Fetch, Prepare, Hello or Calls. After Welcome to Hello it is the *agent* connection: the
+//! A connection starts with Fetch, Ram, Prepare, Hello or Calls. Fetch gives the monitor's socket to the command, Ram the
+//! RAM files to the shim: only a process with the shim in it can have RAM, and only one, once. After Welcome to Hello it is the *agent* connection: the
 //! daemon sends Zap, Collapse and Clock, the shim answers in order and may send Foreign at any time. Folios says whether
 //! the guest's faults may fill holes with large folios, where FLAG_HUGE allowed them (they may to begin with). After Split
 //! ranges are mapped page by page, though they consist of huge pages; after Join huge again, from their next use on.
@@ -182,6 +184,7 @@ pub enum Packet {
     Folios { large: bool },
     Split { seq: u64, ranges: Ranges },
     Join { seq: u64, ranges: Ranges },
+    Ram { token: Token },
 }
 
 /// The text of a refusal, capped at [`REFUSED_TEXT_MAX`] bytes.
@@ -345,6 +348,7 @@ impl Packet {
             Packet::Folios { .. } => 18,
             Packet::Split { .. } => 19,
             Packet::Join { .. } => 20,
+            Packet::Ram { .. } => 21,
         }
     }
 
@@ -355,7 +359,9 @@ impl Packet {
         out.put(&ABI_VERSION.to_le_bytes());
         out.put(&self.kind().to_le_bytes());
         match self {
-            Packet::Fetch { token } | Packet::Prepare { token } | Packet::Calls { token } => out.put(&token.0),
+            Packet::Fetch { token } | Packet::Ram { token } | Packet::Prepare { token } | Packet::Calls { token } => {
+                out.put(&token.0)
+            }
             Packet::Fetched { monitor, lens } => {
                 out.u32(lens.len as u32);
                 out.u32(u32::from(*monitor));
@@ -492,6 +498,7 @@ impl Packet {
                 let (seq, ranges) = r.ranges()?;
                 Packet::Join { seq, ranges }
             }
+            21 => Packet::Ram { token: r.token()? },
             _ => return Err(DecodeError::Value),
         };
         if r.0.is_empty() { Ok(packet) } else { Err(DecodeError::Length) }
@@ -537,6 +544,7 @@ mod tests {
             Packet::Folios { large: true },
             Packet::Split { seq: 13, ranges: full(range) },
             Packet::Join { seq: 14, ranges: full(range) },
+            Packet::Ram { token },
         ]
     }
 

@@ -32,6 +32,10 @@ pub const UFFDS_MAX: usize = 16;
 /// A region's length and address are multiples of this, so that the kernel can map it by huge pages.
 pub const REGION_ALIGN: u64 = 2 << 20;
 
+/// Where a VMM finds its RAM: this path and the number of the region, one digit. Nothing is there. The shim answers for
+/// it, so a program without the shim cannot open it, and cannot make it either, for nobody makes files in /proc.
+pub const RAM_PATH: &str = "/proc/pagoda-shim/ram";
+
 /// The secret by which a VMM proves which VM it is. Known to the daemon and to the VM's owner.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token(pub [u8; 16]);

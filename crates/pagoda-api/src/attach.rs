@@ -1,8 +1,8 @@
-//! Fetching the RAM of a new VM over the attach socket, before its program starts.
+//! Fetching the monitor of a new VM over the attach socket, before its program starts.
 //!
-//! One packet each way (`pagoda_abi::attach`). The token proves who asks; the descriptors arrive
-//! close-on-exec, and whoever starts the program decides which of them it inherits. If the daemon
-//! dies before the answer, the caller gets an error and nothing has been attached.
+//! One packet each way (`pagoda_abi::attach`). The token proves who asks; the descriptor arrives
+//! close-on-exec. The VM's RAM is not fetched here: only the shim in the program gets it.
+//! If the daemon dies before the answer, the caller gets an error and nothing has been attached.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -10,8 +10,8 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pagoda_abi::Token;
 use pagoda_abi::attach::{DecodeError, FDS_MAX, PACKET_MAX, Packet};
+use pagoda_abi::{RAM_PATH, Token};
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendFlags,
@@ -23,16 +23,7 @@ use crate::types::CreatedVm;
 /// Longest wait for the daemon's answer; it only has to pass on what it made before.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// What the program of a new VM is started with.
-#[derive(Debug)]
-pub struct Fetched {
-    /// The RAM files, one for each region in the order of `CreateVm::memory`.
-    pub ram: Vec<OwnedFd>,
-    /// A listening Unix socket for QEMU's monitor.
-    pub monitor: Option<OwnedFd>,
-}
-
-/// Why the RAM could not be fetched.
+/// Why the monitor could not be fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     #[error("talk to the daemon on its attach socket {}", socket.display())]
@@ -43,25 +34,28 @@ pub enum FetchError {
     Closed,
     #[error("the daemon's answer on the attach socket is malformed")]
     Decode(#[from] DecodeError),
-    #[error("the daemon refused to hand over the RAM: {0}")]
+    #[error("the daemon refused to hand over the VM: {0}")]
     Refused(String),
-    #[error("the daemon handed over something else than RAM files of the sizes asked for: {what}")]
+    #[error("the daemon handed over something else than a monitor: {what}")]
     Unexpected { what: String },
 }
 
-/// Fetches the RAM of `vm`, which was made with regions of `memory` bytes.
+/// Says that this process becomes the program of `vm`, and fetches what QEMU's monitor listens on, a Unix socket;
+/// `None` for a plain program.
 ///
 /// # Errors
 /// See [`FetchError`]; the VM can then be given up with `Client::delete`.
-pub fn fetch(vm: &CreatedVm, memory: &[u64]) -> Result<Fetched, FetchError> {
+pub fn fetch(vm: &CreatedVm) -> Result<Option<OwnedFd>, FetchError> {
     let token = Token::from_hex(&vm.token).ok_or(FetchError::Token)?;
-    let (answer, fds) = exchange(vm, &Packet::Fetch { token })
+    let (answer, mut fds) = exchange(vm, &Packet::Fetch { token })
         .map_err(|source| FetchError::Io { socket: vm.attach_socket.clone(), source })?;
     if answer.is_empty() {
         return Err(FetchError::Closed);
     }
     match Packet::decode(&answer)? {
-        Packet::Fetched { monitor, lens } => check(fds, monitor, lens.as_slice(), memory),
+        Packet::Fetched { monitor, lens } if lens.as_slice().is_empty() && fds.len() == usize::from(monitor) => {
+            Ok(fds.pop())
+        }
         Packet::Refused { text } => Err(FetchError::Refused(text.as_str().into())),
         other => Err(FetchError::Unexpected { what: format!("{other:?}") }),
     }
@@ -101,21 +95,8 @@ fn exchange(vm: &CreatedVm, packet: &Packet) -> io::Result<(Vec<u8>, Vec<OwnedFd
     Ok((bytes, fds))
 }
 
-/// Compares what came with what was asked for, before a program is started on it.
-fn check(mut fds: Vec<OwnedFd>, has_monitor: bool, lens: &[u64], memory: &[u64]) -> Result<Fetched, FetchError> {
-    let unexpected = |what: String| Err(FetchError::Unexpected { what });
-    if lens != memory {
-        return unexpected(format!("regions of {lens:?} bytes instead of {memory:?}"));
-    }
-    if fds.len() != lens.len() + usize::from(has_monitor) {
-        return unexpected(format!("{} descriptors for {} regions", fds.len(), lens.len()));
-    }
-    let monitor = if has_monitor { fds.pop() } else { None };
-    for (fd, &len) in fds.iter().zip(lens) {
-        let size = rustix::fs::fstat(fd).map(|stat| stat.st_size);
-        if size != Ok(i64::try_from(len).unwrap_or(i64::MAX)) {
-            return unexpected(format!("a file of {size:?} bytes instead of {len}"));
-        }
-    }
-    Ok(Fetched { ram: fds, monitor })
+/// The path at which a VM's program opens the RAM of this region, by its libc, for the shim to answer.
+#[must_use]
+pub fn ram_path(region: usize) -> String {
+    format!("{RAM_PATH}{region}")
 }

@@ -233,6 +233,9 @@ pub struct VmPatch {
 pub enum VmState {
     /// Made, but no program has attached yet.
     Created,
+    /// Process `pid` has its RAM and has not handed it over: nobody pages it and no limit holds. A program that starts is
+    /// here for milliseconds; one that stays there ends itself after 10 s.
+    Unmanaged { pid: u32, since_s: u64 },
     /// A program has attached and runs.
     Running,
     /// The agent in the program is away; its faults wait.
@@ -247,6 +250,7 @@ impl VmState {
     pub fn word(&self) -> &'static str {
         match self {
             Self::Created => "created",
+            Self::Unmanaged { .. } => "UNMANAGED",
             Self::Running => "running",
             Self::Waiting => "waiting",
             Self::Stalled { .. } => "stalled",

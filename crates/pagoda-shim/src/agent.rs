@@ -29,12 +29,17 @@ const MADV_COLLAPSE: c_int = 25;
 /// Starts the agent on a connection that has been welcomed.
 pub fn start(agent: c_int) {
     foreign::connected(agent);
+    start_thread(main, agent as usize as *mut c_void);
+}
+
+/// Starts a thread of the shim's, or ends the process.
+pub fn start_thread(main: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) {
     // SAFETY: plain C structures, initialised by the calls below before they are used.
     let (mut all, mut before, mut attributes): (libc::sigset_t, libc::sigset_t, libc::pthread_attr_t) =
         unsafe { (std::mem::zeroed(), std::mem::zeroed(), std::mem::zeroed()) };
     let mut thread: libc::pthread_t = 0;
     // SAFETY: every pointer is to a live local; the attributes are initialised before use; `main` is a thread function
-    // whose argument, an fd, travels by value. The new thread inherits the full signal mask, so no handler of the VMM
+    // whose argument is a value, not a pointer to anything. The new thread inherits the full signal mask, so no handler of the VMM
     // ever runs on its small stack; the caller's mask is put back.
     let started = unsafe {
         libc::sigfillset(&mut all);
@@ -42,13 +47,13 @@ pub fn start(agent: c_int) {
         libc::pthread_attr_init(&mut attributes);
         libc::pthread_attr_setstacksize(&mut attributes, STACK);
         libc::pthread_attr_setdetachstate(&mut attributes, libc::PTHREAD_CREATE_DETACHED);
-        let started = libc::pthread_create(&mut thread, &attributes, main, agent as usize as *mut c_void);
+        let started = libc::pthread_create(&mut thread, &attributes, main, argument);
         libc::pthread_attr_destroy(&mut attributes);
         libc::pthread_sigmask(libc::SIG_SETMASK, &before, null_mut());
         started
     };
     if started != 0 {
-        give_up(format_args!("attach: the agent thread cannot be started (error {started})"));
+        give_up(format_args!("attach: a thread of the shim cannot be started (error {started})"));
     }
 }
 
@@ -160,7 +165,7 @@ fn reconnect(agent: c_int, config: &Config) {
     let mut pause = RETRY_PAUSE_MIN;
     let mut refused_once = false;
     loop {
-        let Ok(link) = link::connect(&config.address) else {
+        let Ok(link) = link::connect(&config.name.address) else {
             sleep(pause);
             pause = (pause * 5 / 4).min(RETRY_PAUSE_MAX);
             continue;

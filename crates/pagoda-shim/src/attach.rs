@@ -42,34 +42,43 @@ static ATTACHMENT: OnceLock<Attachment> = OnceLock::new();
 /// The first Welcome had FLAG_HUGE.
 static MAY_BE_LARGE: AtomicBool = AtomicBool::new(false);
 
-/// All regions are mapped: hand them over, and return when the daemon has taken them.
-pub fn attach(config: &'static Config) {
+/// A connection, and what was asked on it.
+pub struct Reached<T> {
+    pub link: c_int,
+    pub value: T,
+}
+
+/// Connects to the daemon and asks it something, again until it has answered; ends the process if nobody answers.
+pub fn reach<T>(address: &libc::sockaddr_un, mut ask: impl FnMut(c_int) -> Result<T, Broken>) -> Reached<T> {
     let deadline = Instant::now() + REACH_TIMEOUT;
-    let mut flags = 0;
-    let link = loop {
-        let attempt = link::connect(&config.address).and_then(|link| match introduce(link, config, &mut flags) {
-            Ok(()) => Ok(link),
+    loop {
+        let attempt = link::connect(address).and_then(|link| match ask(link) {
+            Ok(value) => Ok(Reached { link, value }),
             Err(broken) => {
                 link::close(link);
                 Err(broken)
             }
         });
         match attempt {
-            Ok(link) => break link,
+            Ok(reached) => return reached,
             Err(Broken::Nonsense(error)) => give_up(format_args!("attach: {error}")),
             Err(Broken::Gone) if Instant::now() < deadline => std::thread::sleep(REACH_PAUSE),
             Err(Broken::Gone) => give_up(format_args!(
                 "attach: no daemon answers at the attach socket; start pagodad, then `pagoda run` again"
             )),
         }
-    };
+    }
+}
+
+/// All regions are mapped: hand them over, and return when the daemon has taken them.
+pub fn attach(config: &'static Config) {
+    let mut flags = 0;
+    let link = reach(&config.name.address, |link| introduce(link, config, &mut flags)).link;
     if flags & FLAG_HUGE != 0 {
         MAY_BE_LARGE.store(true, Ordering::Relaxed);
         advise_folios(true);
     }
-    let Some(agent) = duplicate(link) else {
-        give_up(format_args!("attach: no free file descriptor; raise the limit (ulimit -n)"));
-    };
+    let agent = duplicate(link).unwrap_or_else(|| no_descriptor());
     link::close(link);
     agent::start(agent);
 }
@@ -80,7 +89,7 @@ fn introduce(link: c_int, config: &'static Config, flags: &mut u32) -> Result<()
         // The daemon went away between Hello and Welcome; what was made for it serves the next one too.
         Some(attachment) => attachment,
         None => {
-            link::send(link, &Packet::Prepare { token: config.token }, &[])?;
+            link::send(link, &Packet::Prepare { token: config.name.token }, &[])?;
             let attachment = make(config, prepared(link, flags)?);
             ATTACHMENT.get_or_init(|| attachment)
         }
@@ -159,31 +168,28 @@ fn make(config: &Config, prepared: Prepared) -> Attachment {
     }
     let shards = plan_shards(regions.as_slice(), uffds);
     for _ in shards.as_slice() {
-        let uffd = make_uffd(device).and_then(duplicate_and_close);
-        let Some(uffd) = uffd else {
+        let Some(uffd) = make_uffd(device) else {
+            if [libc::EMFILE, libc::ENFILE].contains(&link::errno()) {
+                no_descriptor();
+            }
             give_up(format_args!(
                 "attach: no permission for userfaultfd: let the VM's user open /dev/userfaultfd, or give it \
                  CAP_SYS_PTRACE, or set vm.unprivileged_userfaultfd=1"
             ));
         };
-        fds.push(uffd);
+        fds.push(duplicate_and_close(uffd).unwrap_or_else(|| no_descriptor()));
     }
     if let Some(device) = device {
         link::close(device);
     }
-    let Some(shared) = duplicate_and_close(shared) else {
-        give_up(format_args!("attach: no free file descriptor; raise the limit (ulimit -n)"));
-    };
+    let shared = duplicate_and_close(shared).unwrap_or_else(|| no_descriptor());
     map_shared(shared);
     fds.push(shared);
     for file in kept.into_iter().flatten() {
-        let Some(file) = duplicate_and_close(file) else {
-            give_up(format_args!("attach: no free file descriptor; raise the limit (ulimit -n)"));
-        };
-        fds.push(file);
+        fds.push(duplicate_and_close(file).unwrap_or_else(|| no_descriptor()));
     }
     let pid = std::process::id();
-    Attachment { hello: Packet::Hello { token: config.token, pid, regions, shards }, fds }
+    Attachment { hello: Packet::Hello { token: config.name.token, pid, regions, shards }, fds }
 }
 
 /// Divides the regions among about `uffds` userfaultfds: one at least for each region, of about equal size, on
@@ -226,6 +232,10 @@ fn make_uffd(device: Option<c_int>) -> Option<c_int> {
         let fd = unsafe { real::syscall(libc::SYS_userfaultfd, FLAGS.into(), 0, 0, 0, 0, 0) };
         (fd >= 0).then_some(fd as c_int)
     })
+}
+
+fn no_descriptor() -> ! {
+    give_up(format_args!("attach: no free file descriptor; raise the limit (ulimit -n)"))
 }
 
 fn duplicate_and_close(fd: c_int) -> Option<c_int> {

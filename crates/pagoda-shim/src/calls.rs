@@ -90,9 +90,9 @@ impl Line {
         if let Some(link) = self.link {
             return Ok(link);
         }
-        let link = link::connect(&config.address)?;
+        let link = link::connect(&config.name.address)?;
         self.link = Some(link);
-        link::send(link, &Packet::Calls { token: config.token }, &[])?;
+        link::send(link, &Packet::Calls { token: config.name.token }, &[])?;
         match link::receive_plain(link)? {
             Packet::Welcome { .. } => Ok(link),
             _ => Err(Broken::Gone),

@@ -1,8 +1,9 @@
-//! What `pagoda run` left in the environment, and the RAM files it left open.
+//! Which VM this process is, and its RAM files.
 //!
-//! Read once by the library's constructor, before `main` and before any thread. A process without the variables, or
-//! where the fds are not RAM files (a shell, `timeout`, a helper that QEMU starts: they all inherit
-//! the preload), is unmanaged: every hook passes its call through.
+//! `pagoda run` leaves a token and the attach socket's path in the environment, which the library's constructor reads,
+//! before `main` and before any thread. The RAM files are taken from the daemon later, when the program opens the first
+//! of their paths ([`crate::take`]). Until then, and in every process that never does (a shell, `timeout`, a helper that
+//! QEMU starts: they all inherit the preload), every hook passes its call through.
 
 use std::ffi::{CStr, c_int};
 use std::sync::OnceLock;
@@ -14,8 +15,6 @@ use pagoda_abi::{REGIONS_MAX, Token};
 const FD_FLOOR: c_int = 512;
 /// Where they start if the VMM's own limit is lower.
 const FD_FLOOR_LOW: c_int = 64;
-/// File system type of tmpfs and memfds (statfs(2)).
-const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// One RAM file. Device and inode name it, whatever fd or path the VMM opens it by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,21 +27,37 @@ pub struct RamFile {
     ino: u64,
 }
 
-/// A managed process's settings.
-#[derive(Debug)]
-pub struct Config {
+/// What the environment says.
+#[derive(Clone, Copy)]
+pub struct Name {
     /// Which VM this is.
     pub token: Token,
     /// Where the daemon listens.
     pub address: libc::sockaddr_un,
+}
+
+/// A managed process: a VM, and its RAM.
+pub struct Config {
+    pub name: Name,
     ram: List<RamFile, REGIONS_MAX>,
 }
 
+static NAME: OnceLock<Name> = OnceLock::new();
 static CONFIG: OnceLock<Config> = OnceLock::new();
 
-/// The settings, if this process is managed.
+/// The VM that `pagoda run` started this process for.
+pub fn name() -> Option<&'static Name> {
+    NAME.get()
+}
+
+/// The VM and its RAM, once this process has taken it.
 pub fn config() -> Option<&'static Config> {
     CONFIG.get()
+}
+
+/// This process has its RAM.
+pub fn set_ram(name: &Name, ram: List<RamFile, REGIONS_MAX>) -> &'static Config {
+    CONFIG.get_or_init(|| Config { name: *name, ram })
 }
 
 impl Config {
@@ -60,26 +75,14 @@ impl Config {
 
 /// Called once, by the constructor.
 pub fn load() {
-    let (Some(token), Some(path), Some(fds)) = (env(c"PAGODA_TOKEN"), env(c"PAGODA_ATTACH"), env(c"PAGODA_RAM_FDS"))
-    else {
-        return;
-    };
+    let (Some(token), Some(path)) = (env(c"PAGODA_TOKEN"), env(c"PAGODA_ATTACH")) else { return };
     let Some(token) = token.to_str().ok().and_then(Token::from_hex) else {
         crate::say::give_up(format_args!("PAGODA_TOKEN is not 32 hexadecimal digits; start the VM with `pagoda run`"));
     };
     let Some(address) = socket_address(path) else {
         crate::say::give_up(format_args!("the path in PAGODA_ATTACH is longer than a socket's can be (107 bytes)"));
     };
-    let mut ram = List::default();
-    for fd in fds.to_str().unwrap_or_default().split(',') {
-        let file = fd.parse().ok().and_then(adopt_ram);
-        // Not a RAM file: the fds were closed on the way here, so this process is a helper, not the VMM.
-        let Some(file) = file else { return };
-        if !ram.push(file) {
-            crate::say::give_up(format_args!("PAGODA_RAM_FDS names more than {REGIONS_MAX} files"));
-        }
-    }
-    let _ = CONFIG.set(Config { token, address, ram });
+    let _ = NAME.set(Name { token, address });
 }
 
 fn env(name: &CStr) -> Option<&'static CStr> {
@@ -105,15 +108,12 @@ fn socket_address(path: &CStr) -> Option<libc::sockaddr_un> {
     Some(address)
 }
 
-fn adopt_ram(fd: c_int) -> Option<RamFile> {
-    // SAFETY: a plain C structure: all zero bits are valid.
-    let mut fs: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: fstatfs(2) fills the structure it is given; a bad fd is an error.
-    if unsafe { libc::fstatfs(fd, &mut fs) } != 0 || fs.f_type != TMPFS_MAGIC {
-        return None;
+impl RamFile {
+    /// Takes over a file of `len` bytes as RAM.
+    pub fn adopt(fd: c_int, len: u64) -> Option<Self> {
+        let (dev, ino, size) = identify(fd)?;
+        (size == len).then_some(RamFile { fd, len, dev, ino })
     }
-    let (dev, ino, len) = identify(fd)?;
-    Some(RamFile { fd: duplicate(fd)?, len, dev, ino })
 }
 
 /// Device, inode and length of an open file.

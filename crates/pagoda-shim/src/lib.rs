@@ -3,7 +3,8 @@
 //! It runs inside other people's VMMs, so it is small, depends on libc alone, and takes no part in paging: the kernel
 //! and the daemon do that between them. What it does is what only the VMM's own process can:
 //!
-//! * it sees RAM being mapped ([`ram`]) and hands it over before the VMM can touch it ([`attach`]);
+//! * it takes RAM from the daemon when the VMM opens it ([`take`]), sees it being mapped ([`ram`]) and hands it over
+//!   before the VMM can touch it ([`attach`]);
 //! * it keeps fds that must outlive the daemon, and a thread that takes up with the next one ([`agent`]);
 //! * it keeps the clock of direct I/O ([`clock`]), without which a disk would write into pages that are gone;
 //! * it turns "these pages are free" into a message ([`calls`]), and tells when somebody else gets at RAM
@@ -12,7 +13,7 @@
 //! Owns: the userfaultfds, the RAM fds, the shared memory and the two connections. Nobody else may close them: closing
 //! a userfaultfd turns pages that are out into zeros.
 //!
-//! Order: constructor (reads the environment) -> the VMM maps all its RAM -> handshake -> the last mmap returns ->
+//! Order: constructor (reads the environment) -> the VMM opens its RAM -> it maps all of it -> handshake -> the last mmap returns ->
 //! everything else. A direct I/O is registered before its system call and released after its completion; a zap is
 //! done before the epoch moves; a foreign access is reported before it is granted.
 //!
@@ -45,6 +46,7 @@ mod link;
 mod ram;
 mod real;
 mod say;
+mod take;
 
 /// Runs when the library is loaded, before `main`.
 #[cfg(not(test))]

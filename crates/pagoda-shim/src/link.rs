@@ -28,7 +28,7 @@ pub enum Broken {
 /// Fds that came with a packet.
 pub type Fds = pagoda_abi::attach::List<c_int, FDS_MAX>;
 
-fn errno() -> c_int {
+pub fn errno() -> c_int {
     // SAFETY: errno's location is valid for the calling thread.
     unsafe { *libc::__errno_location() }
 }

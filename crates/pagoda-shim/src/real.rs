@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{
-    FILE, aiocb, iovec, mmsghdr, msghdr, off_t, pid_t, sigevent, size_t, sockaddr, socklen_t, ssize_t, timespec,
+    FILE, aiocb, iovec, mmsghdr, mode_t, msghdr, off_t, pid_t, sigevent, size_t, sockaddr, socklen_t, ssize_t, timespec,
 };
 
 /// An opaque `struct io_uring`, `io_context_t` or the like, as the VMM passes it.
@@ -72,6 +72,11 @@ real! {
     fn posix_fallocate(fd: c_int, offset: off_t, len: off_t) -> c_int, else libc::ENOSYS;
     fn remap_file_pages(addr: *mut c_void, len: size_t, prot: c_int, page: size_t, flags: c_int) -> c_int,
         else no_function();
+
+    fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, else no_function();
+    fn openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int, else no_function();
+    fn __open_2(path: *const c_char, flags: c_int) -> c_int, else no_function();
+    fn __openat_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int, else no_function();
 
     fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t, else no_function() as ssize_t;
     fn pread(fd: c_int, buf: *mut c_void, len: size_t, offset: off_t) -> ssize_t, else no_function() as ssize_t;

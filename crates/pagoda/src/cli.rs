@@ -96,7 +96,7 @@ pub enum Command {
 ///
 /// For QEMU, its own options say how much memory the VM has; they are rewritten so that the memory
 /// is Pagoda's, and all else stays. Any other program needs --plain and --memory: it finds the
-/// paths of its memory files in PAGODA_RAM and maps them shared.
+/// paths of its memory files in PAGODA_RAM, opens them by its libc and maps them shared, whole, once.
 ///
 /// --memory is what the guest sees, --dram the most of it that is ever in DRAM, --min what always may be; in between
 /// the memory policy decides, by shares and by what the VMs use.

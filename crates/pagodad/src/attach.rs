@@ -1,4 +1,5 @@
-//! The attach socket: `pagoda run` fetches RAM here, the shim hands the VM over, and comes back to a new daemon.
+//! The attach socket: `pagoda run` fetches the monitor here, the shim takes RAM, hands the VM over, and comes back to a new
+//! daemon.
 //!
 //! Each connection gets a thread until it has said what it is; then its engine owns it. A peer proves by the token which
 //! VM it is, and by the kernel's word (`SO_PEERCRED`) that it is the user and, later, the process that it was.
@@ -6,7 +7,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use pagoda_abi::Token;
@@ -25,7 +26,7 @@ use pagoda_sys::swapfile::{Reserve, SwapFile};
 use pagoda_sys::uffd::{self, Uffd};
 
 use crate::far;
-use crate::registry::{FetchedBy, Registry, sharing_of};
+use crate::registry::{Registry, Starter, Taken, sharing_of};
 
 /// userfaultfds asked for: past a few vCPUs one no longer scales, and two cost nothing.
 pub const UFFDS_PER_VM: u32 = 2;
@@ -75,6 +76,7 @@ fn greet(connection: &Arc<Connection>, registry: &Arc<Registry>) -> Result<()> {
     let (packet, fds) = receive(connection)?;
     match packet {
         Packet::Fetch { token } => fetch(connection, registry, token, peer),
+        Packet::Ram { token } => give_ram(connection, registry, token, peer),
         Packet::Prepare { token } => {
             let shared = prepare(connection, registry, token, peer)?;
             match receive(connection)? {
@@ -126,11 +128,11 @@ fn authorised(registry: &Registry, token: Token, peer: Peer) -> Result<String> {
     let vms = registry.lock();
     let vm = vms.values().find(|vm| vm.record.token == token).context("no VM has this token")?;
     let own = rustix::process::geteuid().as_raw();
-    let fetched_by = vm.fetched_by.map(|by| by.uid);
+    let started_by = vm.started_by.map(|by| by.uid);
     // With --group the socket's mode has let only members in, and the token says which VM is theirs.
     let by_group = registry.config.group.is_some();
     ensure!(
-        peer.uid == 0 || peer.uid == own || Some(peer.uid) == fetched_by || (by_group && fetched_by.is_none()),
+        peer.uid == 0 || peer.uid == own || Some(peer.uid) == started_by || (by_group && started_by.is_none()),
         "user {} may not attach as {}",
         peer.uid,
         vm.record.name
@@ -143,24 +145,34 @@ fn authorised(registry: &Registry, token: Token, peer: Peer) -> Result<String> {
     Ok(vm.record.name.clone())
 }
 
+/// Gives `pagoda run` the monitor, and remembers it as the process that becomes the program.
 fn fetch(connection: &Connection, registry: &Registry, token: Token, peer: Peer) -> Result<()> {
     let name = authorised(registry, token, peer)?;
     let mut vms = registry.lock();
     let vm = vms.get_mut(&name).context("the VM is gone")?;
-    ensure!(vm.fetched_by.is_none() && !vm.ram.is_empty(), "the RAM of {name} was fetched before");
-    let mut lens = List::default();
-    let mut fds: Vec<BorrowedFd<'_>> = Vec::new();
-    for ram in &vm.ram {
-        // The program opens its RAM by path again, as the user it runs as.
-        rustix::fs::fchown(ram.as_fd(), Some(rustix::fs::Uid::from_raw(peer.uid)), None)
-            .context("give RAM to its user")?;
-        lens.push(ram.len());
-        fds.push(ram.as_fd());
-    }
+    ensure!(vm.started_by.is_none() && !vm.ram.is_empty(), "{name} was started before");
     let monitor = vm.monitor.take();
-    fds.extend(monitor.as_ref().map(AsFd::as_fd));
-    connection.send(&Packet::Fetched { monitor: monitor.is_some(), lens }, &fds)?;
-    vm.fetched_by = Some(FetchedBy { pid: peer.pid, uid: peer.uid, start: process::start_time(peer.pid).ok() });
+    let fds: Vec<BorrowedFd<'_>> = monitor.iter().map(AsFd::as_fd).collect();
+    connection.send(&Packet::Fetched { monitor: monitor.is_some(), lens: List::default() }, &fds)?;
+    vm.started_by = Some(Starter::of(peer));
+    Ok(())
+}
+
+/// Gives the shim the VM's RAM, once. Two processes with it would each think that it is theirs, and the one that does not
+/// attach would read what is out as zeros.
+fn give_ram(connection: &Connection, registry: &Registry, token: Token, peer: Peer) -> Result<()> {
+    let name = authorised(registry, token, peer)?;
+    let mut vms = registry.lock();
+    let vm = vms.get_mut(&name).context("the VM is gone")?;
+    ensure!(vm.taken.is_none() && !vm.ram.is_empty(), "another process has the RAM of {name}");
+    let mut lens = List::default();
+    for ram in &vm.ram {
+        lens.push(ram.len());
+    }
+    let fds: Vec<BorrowedFd<'_>> = vm.ram.iter().map(AsFd::as_fd).collect();
+    // Before it is sent: a process that has it must be known, also when the answer was lost.
+    vm.taken = Some(Taken { by: Starter::of(peer), at: Instant::now() });
+    connection.send(&Packet::Fetched { monitor: false, lens }, &fds)?;
     Ok(())
 }
 

@@ -235,8 +235,13 @@ fn of_vm(vm: &VmInfo) -> Labels {
 
 /// One value per state, so that a graph shows when it changed.
 fn states(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
-    let all =
-        [VmState::Created, VmState::Running, VmState::Waiting, VmState::Stalled { reason: String::new(), since_s: 0 }];
+    let all = [
+        VmState::Created,
+        VmState::Unmanaged { pid: 0, since_s: 0 },
+        VmState::Running,
+        VmState::Waiting,
+        VmState::Stalled { reason: String::new(), since_s: 0 },
+    ];
     all.into_iter().map(|state| {
         let mut labels = of_vm(vm);
         labels.push(("state", state.word().to_owned()));

@@ -29,6 +29,7 @@ use pagoda_core::units::{Bytes, PageCount};
 use pagoda_pager::handle::{Command, Handle, Notice};
 use pagoda_pager::share::Group;
 use pagoda_sys::ram::RamFile;
+use pagoda_sys::socket::Peer;
 use pagoda_sys::swapfile::{Reserve, SwapFile};
 
 use crate::config::Config;
@@ -40,13 +41,31 @@ use crate::{balloon, far};
 /// VMs of one daemon: each has a thread, a ring and some twenty file descriptors.
 pub const VMS_MAX: usize = 1024;
 
-/// The process that fetched a VM's RAM.
+/// A process of a VM that is not attached yet.
 #[derive(Debug, Clone, Copy)]
-pub struct FetchedBy {
+pub struct Starter {
     pub pid: u32,
     pub uid: u32,
     /// When it started; `None` if /proc did not say.
     pub start: Option<u64>,
+}
+
+impl Starter {
+    pub fn of(peer: Peer) -> Self {
+        Self { pid: peer.pid, uid: peer.uid, start: pagoda_sys::process::start_time(peer.pid).ok() }
+    }
+
+    /// Whether it is a fact that it has ended.
+    pub fn has_ended(&self, vm: &str) -> bool {
+        self.start.is_some_and(|start| life::has_ended(vm, self.pid, start))
+    }
+}
+
+/// A VM's RAM is in a process.
+#[derive(Debug, Clone, Copy)]
+pub struct Taken {
+    pub by: Starter,
+    pub at: Instant,
 }
 
 /// A VM.
@@ -60,11 +79,13 @@ pub struct Vm {
     pub swap: Option<SwapFile>,
     /// Device and inode of each RAM file, once attached.
     pub inodes: Vec<(u64, u64)>,
-    /// QEMU's monitor socket, until it is fetched.
+    /// QEMU's monitor socket, until `pagoda run` fetches it.
     pub monitor: Option<OwnedFd>,
     pub created: Instant,
-    /// Who fetched the RAM.
-    pub fetched_by: Option<FetchedBy>,
+    /// The `pagoda run` that becomes its program.
+    pub started_by: Option<Starter>,
+    /// The process that has its RAM; it attaches next.
+    pub taken: Option<Taken>,
     /// Why its agent was refused last: it waits until that is put right.
     pub refused: Option<String>,
     /// What the engine said when it stalled.
@@ -265,7 +286,8 @@ impl Registry {
             inodes: Vec::new(),
             monitor,
             created: Instant::now(),
-            fetched_by: None,
+            started_by: None,
+            taken: None,
             refused: None,
             stalled: None,
             accelerator: None,
@@ -426,6 +448,11 @@ impl Registry {
         if vm.record.pid.0 != 0 {
             let hint = "stop its program instead; it is forgotten when that ends";
             return Err(error(ErrorCode::WrongState, format!("{name} is attached"), Some(hint)));
+        }
+        if let Some(by) = vm.taken.map(|taken| taken.by).filter(|by| !by.has_ended(name)) {
+            let hint = "it attaches within seconds or ends; then try again";
+            let problem = format!("process {} has the memory of {name}", by.pid);
+            return Err(error(ErrorCode::WrongState, problem, Some(hint)));
         }
         let record = vm.record.clone();
         self.remove(&mut vms, name);

@@ -144,8 +144,8 @@ fn the_name_of_a_vm_that_did_not_start_is_free_at_once() {
     const MADE: &str = "ADMISSION_TEST_MADE";
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("same-name-{}", std::process::id()));
     if let Ok(made) = std::env::var(MADE) {
-        // This is the program: it fetches the memory, as `pagoda run` does for it, and ends.
-        return drop(pagoda_api::attach::fetch(&serde_json::from_str(&made).unwrap(), &[64 << 20]).unwrap());
+        // This is the program: it says that it becomes the program, as `pagoda run` does, and ends.
+        return drop(pagoda_api::attach::fetch(&serde_json::from_str(&made).unwrap()).unwrap());
     }
     std::fs::create_dir_all(&dir).unwrap();
     let daemon = Daemon::start(&dir, GIB);

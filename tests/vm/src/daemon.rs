@@ -35,13 +35,15 @@ pub struct DaemonOptions {
     pub folios: Folios,
     /// Instead of a directory of its own.
     pub swap_dir: Option<PathBuf>,
+    /// Instead of the one under test.
+    pub shim: Option<PathBuf>,
     /// More of the command line.
     pub more: Vec<String>,
 }
 
 impl DaemonOptions {
     pub fn new(folios: Folios) -> Self {
-        Self { folios, swap_dir: None, more: Vec::new() }
+        Self { folios, swap_dir: None, shim: None, more: Vec::new() }
     }
 
     pub fn swap_dir(mut self, dir: &Path) -> Self {
@@ -367,7 +369,8 @@ pub fn command(program: &Path, dir: &Path, options: &DaemonOptions) -> Result<Co
     command.arg("--swap-dir").arg(options.swap_dir.clone().unwrap_or_else(|| dir.join("swap")));
     command.arg("--attach-socket").arg(dir.join("attach.sock"));
     // A copied program does not have the shim beside it.
-    command.arg("--shim").arg(programs::bin_dir()?.join("libpagoda_shim.so"));
+    let shim = programs::bin_dir()?.join("libpagoda_shim.so");
+    command.arg("--shim").arg(options.shim.as_ref().unwrap_or(&shim));
     command.args(["--metrics", "off"]);
     match options.folios {
         Folios::Large => command.arg("--tune-host"),

@@ -1,20 +1,16 @@
 //! Mappings and files of guest RAM.
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use libc::{off_t, size_t};
+use pagoda_abi::REGIONS_MAX;
 
-use super::hook;
+use super::{fail, hook};
 use crate::attach;
 use crate::config::{Config, config};
-use crate::say::say;
+use crate::say::{give_up, say};
 use crate::{calls, ram, real};
-
-fn fail(errno: c_int) -> c_int {
-    // SAFETY: errno's location is valid for the calling thread.
-    unsafe { *libc::__errno_location() = errno };
-    -1
-}
 
 /// A mapping of a RAM file is about to be made: is it the one of its region?
 fn is_whole_region(config: &Config, region: usize, len: usize, flags: c_int, offset: off_t) -> bool {
@@ -23,13 +19,25 @@ fn is_whole_region(config: &Config, region: usize, len: usize, flags: c_int, off
     shared && first && offset == 0 && len as u64 == config.ram()[region].len
 }
 
+/// The protection that the VMM wants for each region. Until the VM is attached its RAM has none, so that no page of it
+/// is used before it is managed.
+static WANTED: [AtomicI32; REGIONS_MAX] = [const { AtomicI32::new(libc::PROT_NONE) }; REGIONS_MAX];
+
 /// The region is mapped: with the last of them the VM is handed over before its VMM goes on.
-fn region_mapped(config: &'static Config, region: usize, addr: *mut c_void, len: usize) {
+fn region_mapped(config: &'static Config, region: usize, addr: *mut c_void, len: usize, prot: c_int) {
+    WANTED[region].store(prot, Ordering::Relaxed);
     ram::set_mapped(region, addr as usize, len);
     // A child after fork(2) would map RAM without a userfaultfd and read zeros where pages are out.
     attach::advise(addr as usize, len, libc::MADV_DONTFORK);
     if (0..config.ram().len()).all(|index| ram::mapping(index).is_some()) {
         attach::attach(config);
+        for (index, wanted) in WANTED.iter().enumerate().take(config.ram().len()) {
+            let Some((addr, len)) = ram::mapping(index) else { continue };
+            // SAFETY: the mapping is this region's and stays; the VMM asked for this protection.
+            if unsafe { libc::mprotect(addr as *mut _, len, wanted.load(Ordering::Relaxed)) } != 0 {
+                give_up(format_args!("RAM cannot be given the protection that the VMM asked for"));
+            }
+        }
     }
 }
 
@@ -56,9 +64,9 @@ hook! {
     fn mmap | mmap64(addr: *mut c_void, len: size_t, prot: c_int, flags: c_int, fd: c_int, offset: off_t)
         -> *mut c_void
     {
-        // SAFETY: the caller's call, passed on unchanged.
-        let call = || unsafe { real::mmap(addr, len, prot, flags, fd, offset) };
-        let Some(config) = config() else { return call() };
+        // SAFETY: the caller's call, passed on with at most another protection.
+        let call = |prot| unsafe { real::mmap(addr, len, prot, flags, fd, offset) };
+        let Some(config) = config() else { return call(prot) };
         let region = if flags & libc::MAP_ANONYMOUS == 0 { config.region_of(fd) } else { None };
         if let Some(region) = region {
             if !is_whole_region(config, region, len, flags, offset) {
@@ -69,16 +77,16 @@ hook! {
                 fail(libc::EINVAL);
                 return libc::MAP_FAILED;
             }
-            let mapped = call();
+            let mapped = call(libc::PROT_NONE);
             if mapped != libc::MAP_FAILED {
-                region_mapped(config, region, mapped, len);
+                region_mapped(config, region, mapped, len, prot);
             }
             return mapped;
         }
         if flags & libc::MAP_FIXED != 0 && ram::overlaps(addr as usize, len) {
-            return ram::forget(addr as usize, len, call);
+            return ram::forget(addr as usize, len, || call(prot));
         }
-        call()
+        call(prot)
     }
 
     /// Ends a mapping; a region in it is no longer ours to zap.

@@ -2,7 +2,7 @@
 //!
 //! Each does its part and calls the real one ([`crate::real`]). Every exported function of those libraries that takes a
 //! buffer or an address is either here or in `doors/*.txt` with the reason why it need not be; `tests/doors.rs` compares.
-//! What QEMU imports, in Debian's 7.2 and 10.0 alike: `mmap64 munmap madvise fallocate64 ftruncate64 posix_fallocate64`,
+//! What QEMU imports, in Debian's 7.2 and 10.0 alike: `open64 openat64 mmap64 munmap madvise fallocate64 ftruncate64 posix_fallocate64`,
 //! `read readv pread64 __pread64_chk preadv64 write writev pwrite64 pwritev64`, `send sendto sendmsg recv recvmsg recvmmsg
 //! setsockopt`, `fread fwrite setvbuf`, `copy_file_range`, `io_setup io_submit io_destroy` (versioned, which an unversioned
 //! hook satisfies), `io_uring_queue_init io_uring_queue_exit io_uring_submit io_uring_submit_and_wait __io_uring_get_cqe`,
@@ -10,6 +10,7 @@
 //!
 //! The `64` names are the same functions: on x86-64 `off_t` has 64 bits either way.
 
+mod files;
 mod ioctls;
 mod memory;
 mod queues;
@@ -37,3 +38,10 @@ macro_rules! hook {
     };
 }
 pub(crate) use hook;
+
+/// What a function of glibc's convention answers to an error.
+fn fail(errno: std::ffi::c_int) -> std::ffi::c_int {
+    // SAFETY: errno's location is valid for the calling thread.
+    unsafe { *libc::__errno_location() = errno };
+    -1
+}

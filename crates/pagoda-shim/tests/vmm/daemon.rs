@@ -93,8 +93,27 @@ impl Daemon {
         link
     }
 
-    /// Serves a VM's start: Prepare, Prepared, Hello, Welcome.
+    /// Answers a VM that takes its RAM.
+    pub fn give_ram(&self) {
+        let link = self.accept();
+        assert_eq!(link.receive().0, Packet::Ram { token: TOKEN });
+        let mut lens = attach::List::default();
+        for file in &self.ram {
+            // SAFETY: a plain C structure, which fstat(2) fills.
+            let stat = unsafe {
+                let mut stat: libc::stat = std::mem::zeroed();
+                checked(libc::fstat(file.as_raw_fd(), &mut stat), "fstat");
+                stat
+            };
+            assert!(lens.push(stat.st_size as u64));
+        }
+        let fds: Vec<RawFd> = self.ram.iter().map(AsRawFd::as_raw_fd).collect();
+        link.send(&Packet::Fetched { monitor: false, lens }, &fds);
+    }
+
+    /// Serves a VM's start: Ram, Fetched, Prepare, Prepared, Hello, Welcome.
     pub fn attach(&self, uffds: u32) -> Vm {
+        self.give_ram();
         let link = self.accept();
         assert_eq!(link.receive().0, Packet::Prepare { token: TOKEN });
         // SAFETY: open(2) with a NUL-terminated path.

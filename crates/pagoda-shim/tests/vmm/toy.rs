@@ -33,8 +33,10 @@ enum End {
 }
 
 pub fn run() {
-    let fds: Vec<c_int> = std::env::var("PAGODA_RAM_FDS").unwrap().split(',').map(|fd| fd.parse().unwrap()).collect();
-    let ram = fds.iter().map(|fd| map(*fd, libc::MAP_SHARED)).collect();
+    let paths = std::env::var("PAGODA_RAM").unwrap();
+    // Without close-on-exec, as QEMU opens it, and kept for as long as the process lives.
+    let fds: Vec<c_int> = paths.split(',').map(|path| checked(open_as_qemu(path), path)).collect();
+    let ram: Vec<*mut u8> = fds.iter().map(|fd| map_unattached(*fd, fds[fds.len() - 1])).collect();
     let mut toy = Toy { fds, ram, waiting: None, context: std::ptr::null_mut(), ring: None };
     answer("attached");
     for line in std::io::stdin().lock().lines() {
@@ -45,6 +47,25 @@ pub fn run() {
 fn answer(text: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}").and_then(|()| out.flush()).unwrap();
+}
+
+fn open_as_qemu(path: &str) -> c_int {
+    let path = std::ffi::CString::new(path).unwrap();
+    // SAFETY: open(2) with a path that ends in NUL.
+    unsafe { libc::open(path.as_ptr(), libc::O_RDWR) }
+}
+
+/// Maps a region. Until the last one is mapped nobody manages them, and they have no access.
+fn map_unattached(fd: c_int, last: c_int) -> *mut u8 {
+    let ram = map(fd, libc::MAP_SHARED);
+    // SAFETY: write(2) reports a buffer that cannot be read.
+    let written = unsafe { libc::write(libc::STDERR_FILENO, ram.cast(), usize::from(fd != last)) };
+    assert_eq!((written, errno()), if fd == last { (0, errno()) } else { (-1, libc::EFAULT) });
+    ram
+}
+
+fn errno() -> c_int {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
 fn map(fd: c_int, kind: c_int) -> *mut u8 {

@@ -104,13 +104,13 @@ impl Backend {
         Self { id: id.into(), size_bytes, mem_path: None, props }
     }
 
-    /// The value of `-object` for the RAM file that is open as `fd`. Aligned to 2 MiB, because
+    /// The value of `-object` for the RAM file at `path`. Aligned to 2 MiB, because
     /// QEMU's own choice of 4 KiB would never get a huge mapping.
-    pub fn render(&self, fd: i32) -> String {
+    pub fn render(&self, path: &str) -> String {
         let mut props = self.props.clone();
         props.set_text("qom-type", "memory-backend-file");
         props.set_bytes("size", self.size_bytes);
-        props.set_text("mem-path", &format!("/proc/self/fd/{fd}"));
+        props.set_text("mem-path", path);
         props.set_bool("share", true);
         props.set_bytes("align", pagoda_api::MEMORY_GRANULE_BYTES);
         props.render()

@@ -2,6 +2,7 @@
 
 use super::ArgError;
 use super::backend::Backend;
+use super::objects;
 use super::words::{Opt, Props};
 use crate::units::{format_size, parse_qemu_size};
 
@@ -17,11 +18,15 @@ pub struct Memory {
     pub added_backend_bytes: Option<u64>,
     /// The command line has no `-m`; it has to be added with this size.
     pub added_option_bytes: Option<u64>,
+    /// Files of the user's that are memory of devices.
+    pub device_files: Vec<String>,
 }
 
 impl Memory {
     pub fn find(options: &[Opt<'_>], told_bytes: Option<u64>) -> Result<Self, ArgError> {
-        let option_bytes = size_option(options)?;
+        let wanted = wanted_ids(options)?;
+        let kept = objects::check(options, &wanted)?;
+        let option_bytes = size_option(options, kept.module_bytes)?;
         if let (Some(option), Some(told)) = (option_bytes, told_bytes)
             && option != told
         {
@@ -31,7 +36,6 @@ impl Memory {
             ));
         }
         let asked = option_bytes.or(told_bytes);
-        let wanted = wanted_ids(options)?;
         if wanted.is_empty() {
             let bytes = asked.unwrap_or(DEFAULT_BYTES);
             check_granule("-m", bytes)?;
@@ -39,6 +43,7 @@ impl Memory {
                 backends: Vec::new(),
                 added_backend_bytes: Some(bytes),
                 added_option_bytes: option_bytes.is_none().then_some(bytes),
+                device_files: kept.files,
             });
         }
         let mut backends = Vec::new();
@@ -64,7 +69,12 @@ impl Memory {
                 "let the sizes agree",
             ));
         }
-        Ok(Self { backends, added_backend_bytes: None, added_option_bytes: option_bytes.is_none().then_some(total) })
+        Ok(Self {
+            backends,
+            added_backend_bytes: None,
+            added_option_bytes: option_bytes.is_none().then_some(total),
+            device_files: kept.files,
+        })
     }
 }
 
@@ -79,8 +89,9 @@ fn check_granule(what: &str, bytes: u64) -> Result<(), ArgError> {
 }
 
 /// The size that `-m` gives. Several `-m` add up to one list of properties, of which the last
-/// counts; a size of 0 is none.
-fn size_option(options: &[Opt<'_>]) -> Result<Option<u64>, ArgError> {
+/// counts; a size of 0 is none. `module_bytes` is what NVDIMMs and the like have: they are there from the start, need slots
+/// and room below `maxmem`, and are not guest RAM.
+fn size_option(options: &[Opt<'_>], module_bytes: u64) -> Result<Option<u64>, ArgError> {
     let (mut size, mut max, mut slots) = (None, None, None);
     for option in options.iter().filter(|option| option.name == "m") {
         let props = Props::parse("m", option.value, "size")?;
@@ -99,13 +110,18 @@ fn size_option(options: &[Opt<'_>]) -> Result<Option<u64>, ArgError> {
         slots = read("slots", 1)?.or(slots);
     }
     let size = size.filter(|bytes| *bytes > 0);
-    let can_grow = slots.is_some_and(|slots| slots > 0) || max.is_some_and(|max| max > size.unwrap_or(DEFAULT_BYTES));
-    // NVDIMMs and the like that are there from the start need slots too, and are not guest RAM.
-    let has_modules = options.iter().any(|option| {
-        option.name == "device"
-            && Props::parse("device", option.value, "driver").is_ok_and(|props| props.get("memdev").is_some())
-    });
-    if can_grow && !has_modules {
+    let all = size.unwrap_or(DEFAULT_BYTES).saturating_add(module_bytes);
+    let has_room = max.is_some_and(|max| max > all);
+    if module_bytes > 0 && has_room {
+        return Err(ArgError::new(
+            format!(
+                "-m has maxmem for {} more, and memory added later would not be Pagoda's",
+                format_size(max.unwrap_or(all) - all)
+            ),
+            format!("write maxmem={}, which is what the VM has from the start", crate::units::format_mib(all)),
+        ));
+    }
+    if has_room || (module_bytes == 0 && slots.is_some_and(|slots| slots > 0)) {
         return Err(ArgError::new(
             "-m has slots or maxmem for memory hot-plug, and memory added later would not be Pagoda's",
             "give the VM all its memory from the start, with -m alone, and limit its DRAM with --dram; \

@@ -1,7 +1,7 @@
 //! Rewrites a QEMU command line so that guest RAM is files of ours. Pure: no file is looked at.
 //!
-//! What changes: each back end of guest RAM becomes a `memory-backend-file` on an inherited
-//! descriptor (one is added when the command line has none), a private monitor is added, and a
+//! What changes: each back end of guest RAM becomes a `memory-backend-file` on a path that only
+//! the shim can open (one is added when the command line has none), a private monitor is added, and a
 //! balloon reports free pages and gives way before its guest kills a program. All else stays word for
 //! word. What cannot work under a pager is refused with what to do instead, before anything is created.
 
@@ -9,10 +9,13 @@ mod backend;
 mod console;
 mod devices;
 mod memory;
+mod objects;
 mod refusals;
 #[cfg(test)]
 mod tests;
 mod words;
+
+use pagoda_api::attach::ram_path;
 
 use self::backend::Backend;
 use self::words::{Opt, Props};
@@ -45,6 +48,7 @@ impl ArgError {
 pub struct Plan {
     words: Vec<Word>,
     backends: Vec<Backend>,
+    device_files: Vec<String>,
     /// Why the VM can never be paged, if so.
     pub pinned: Option<String>,
     /// From `-name`.
@@ -63,7 +67,7 @@ enum Word {
 }
 
 impl Plan {
-    /// Bytes of each RAM region, in the order in which [`Plan::argv`] takes their files.
+    /// Bytes of each RAM region, in the order of their files.
     pub fn memory(&self) -> Vec<u64> {
         self.backends.iter().map(|backend| backend.size_bytes).collect()
     }
@@ -73,12 +77,16 @@ impl Plan {
         self.backends.iter().filter_map(|backend| backend.mem_path.as_deref())
     }
 
-    /// The words to start QEMU with, given the inherited descriptors.
-    pub fn argv(&self, ram: &[i32], monitor: i32) -> Vec<String> {
-        assert_eq!(ram.len(), self.backends.len(), "one file for each region");
+    /// Files of the user's that stay the memory of a device.
+    pub fn device_files(&self) -> impl Iterator<Item = &str> {
+        self.device_files.iter().map(String::as_str)
+    }
+
+    /// The words to start QEMU with, given the inherited descriptor of its monitor.
+    pub fn argv(&self, monitor: i32) -> Vec<String> {
         let word = |word: &Word| match word {
             Word::Text(text) => Some(text.clone()),
-            Word::Backend(index) => Some(self.backends[*index].render(ram[*index])),
+            Word::Backend(index) => Some(self.backends[*index].render(&ram_path(*index))),
             Word::Monitor => Some(format!("socket,id={MONITOR_ID},fd={monitor},server=on,wait=off")),
             Word::Removed => None,
         };
@@ -172,7 +180,7 @@ pub fn plan(words: &[String], memory_bytes: Option<u64>) -> Result<Plan, ArgErro
         name_main_ram(&options, &mut out);
     }
 
-    Ok(Plan { words: out, backends, pinned, name: guest_name(words) })
+    Ok(Plan { words: out, backends, device_files: memory.device_files, pinned, name: guest_name(words) })
 }
 
 /// Adds `memory-backend=` to the user's `-machine`, or a `-machine` that says only this: QEMU

@@ -1,9 +1,9 @@
-//! Tables: a command line, and what becomes of it. RAM files are descriptors 5 and 6, the monitor 7.
+//! Tables: a command line, and what becomes of it. The monitor is descriptor 7.
 
 use super::*;
 
 const TAIL: &str = "-chardev socket,id=pagoda-qmp,fd=7,server=on,wait=off -mon chardev=pagoda-qmp,mode=control";
-const FILE: &str = "mem-path=/proc/self/fd";
+const FILE: &str = "mem-path=/proc/pagoda-shim/ram";
 
 /// Splits at spaces; no argument in the tables has one.
 fn words(line: &str) -> Vec<String> {
@@ -15,11 +15,11 @@ fn planned(line: &str) -> Plan {
 }
 
 fn rewritten(plan: &Plan) -> String {
-    plan.argv(&[5, 6][..plan.memory().len()], 7).join(" ")
+    plan.argv(7).join(" ")
 }
 
-fn ram(id: &str, mib: u64, fd: i32) -> String {
-    format!("qom-type=memory-backend-file,id={id},size={},{FILE}/{fd},share=on,align=2097152", mib << 20)
+fn ram(id: &str, mib: u64, region: usize) -> String {
+    format!("qom-type=memory-backend-file,id={id},size={},{FILE}{region},share=on,align=2097152", mib << 20)
 }
 
 /// What `line` becomes; `expected` leaves out the monitor and `-nodefaults` in front.
@@ -42,7 +42,7 @@ fn refused(line: &str, expected: &str) {
 
 #[test]
 fn without_a_back_end_one_is_added() {
-    let added = |mib| format!("-object {}", ram("pagoda-ram", mib, 5));
+    let added = |mib| format!("-object {}", ram("pagoda-ram", mib, 0));
     let m = "-machine memory-backend=pagoda-ram";
     check("-m 4G", &format!("-m 4G {} {m}", added(4096)));
     check("-m 4096", &format!("-m 4096 {} {m}", added(4096)));
@@ -60,7 +60,7 @@ fn without_a_back_end_one_is_added() {
 
 #[test]
 fn the_machine_keeps_its_type() {
-    let added = format!("-object {}", ram("pagoda-ram", 1024, 5));
+    let added = format!("-object {}", ram("pagoda-ram", 1024, 0));
     let with = "memory-backend=pagoda-ram";
     check("-machine q35 -m 1G", &format!("-machine q35,{with} -m 1G {added}"));
     check("-M pc,accel=kvm -m 1G", &format!("-M pc,accel=kvm,{with} -m 1G {added}"));
@@ -70,7 +70,7 @@ fn the_machine_keeps_its_type() {
 #[test]
 fn back_ends_are_replaced() {
     let m = "-m 1G -machine q35,memory-backend=r";
-    let same = format!("{m} -object {}", ram("r", 1024, 5));
+    let same = format!("{m} -object {}", ram("r", 1024, 0));
     let check_object = |object: &str| check(&format!("{m} -object {object}"), &same);
     check_object("memory-backend-ram,id=r,size=1G");
     check_object("memory-backend-memfd,id=r,size=1024M,share=on,seal=off");
@@ -83,13 +83,13 @@ fn back_ends_are_replaced() {
         &format!("{m} -object memory-backend-ram,id=r,size=1G,host-nodes.0=0,policy=bind,dump=off,merge=on"),
         &format!(
             "{m} -object qom-type=memory-backend-file,id=r,host-nodes.0=0,policy=bind,dump=off,merge=on,\
-             size=1073741824,{FILE}/5,share=on,align=2097152"
+             size=1073741824,{FILE}0,share=on,align=2097152"
         ),
     );
     // -m is added where the back end alone gave the size.
     check(
         "-machine q35,memory-backend=r -object memory-backend-ram,id=r,size=1G",
-        &format!("-machine q35,memory-backend=r -object {} -m 1024M", ram("r", 1024, 5)),
+        &format!("-machine q35,memory-backend=r -object {} -m 1024M", ram("r", 1024, 0)),
     );
 }
 
@@ -97,11 +97,11 @@ fn back_ends_are_replaced() {
 fn json_stays_json() {
     check(
         r#"-machine pc-q35-8.2,memory-backend=pc.ram -m size=786432k -object {"qom-type":"memory-backend-ram","id":"pc.ram","size":805306368}"#,
-        r#"-machine pc-q35-8.2,memory-backend=pc.ram -m size=786432k -object {"align":2097152,"id":"pc.ram","mem-path":"/proc/self/fd/5","qom-type":"memory-backend-file","share":true,"size":805306368}"#,
+        r#"-machine pc-q35-8.2,memory-backend=pc.ram -m size=786432k -object {"align":2097152,"id":"pc.ram","mem-path":"/proc/pagoda-shim/ram0","qom-type":"memory-backend-file","share":true,"size":805306368}"#,
     );
     check(
         r#"-m 1G -machine memory-backend=r -object {"qom-type":"memory-backend-memfd","id":"r","hugetlb":false,"size":1073741824,"host-nodes":[0,1],"policy":"interleave","prealloc":false}"#,
-        r#"-m 1G -machine memory-backend=r -object {"align":2097152,"host-nodes":[0,1],"id":"r","mem-path":"/proc/self/fd/5","policy":"interleave","qom-type":"memory-backend-file","share":true,"size":1073741824}"#,
+        r#"-m 1G -machine memory-backend=r -object {"align":2097152,"host-nodes":[0,1],"id":"r","mem-path":"/proc/pagoda-shim/ram0","policy":"interleave","qom-type":"memory-backend-file","share":true,"size":1073741824}"#,
     );
 }
 
@@ -118,8 +118,8 @@ fn nodes_have_a_file_each() {
         &format!(
             "-m 3G -object {} -object {} -numa node,nodeid=0,memdev=b -numa node,nodeid=1,memdev=a \
              -numa node,nodeid=2 -numa dist,src=0,dst=1,val=20",
-            ram("a", 1024, 5),
-            ram("b", 2048, 6)
+            ram("a", 1024, 0),
+            ram("b", 2048, 1)
         ),
     );
 }
@@ -129,12 +129,38 @@ fn memory_that_is_not_ram_stays() {
     let nvdimm = "-object memory-backend-file,id=nv,size=1G,mem-path=/disk,share=on,readonly=on,pmem=on \
                   -device nvdimm,memdev=nv,id=nv1";
     check(
-        &format!("-machine q35,nvdimm=on -m 2G,slots=2,maxmem=4G {nvdimm}"),
+        &format!("-machine q35,nvdimm=on -m 2G,slots=2,maxmem=3G {nvdimm}"),
         &format!(
-            "-machine q35,nvdimm=on,memory-backend=pagoda-ram -m 2G,slots=2,maxmem=4G {nvdimm} -object {}",
-            ram("pagoda-ram", 2048, 5)
+            "-machine q35,nvdimm=on,memory-backend=pagoda-ram -m 2G,slots=2,maxmem=3G {nvdimm} -object {}",
+            ram("pagoda-ram", 2048, 0)
         ),
     );
+}
+
+#[test]
+fn memory_that_would_not_be_managed_is_refused_by_name() {
+    let dimm = "-object memory-backend-ram,id=m1,size=1G -device pc-dimm,memdev=m1,id=d1";
+    refused(&format!("-m 1G,slots=2,maxmem=2G {dimm}"), "id=m1 is memory of -device pc-dimm");
+    refused(&format!("-m 1G {dimm}"), "id=m1");
+    let json = r#"{"qom-type":"memory-backend-ram","id":"m1","size":1073741824}"#;
+    refused(&format!(r#"-m 1G -object {json} -device {{"driver":"pc-dimm","memdev":"m1"}}"#), "pc-dimm");
+    let mem = "-object memory-backend-ram,id=v1,size=1G -device virtio-mem-pci,memdev=v1,requested-size=0";
+    refused(&format!("-m 1G,maxmem=2G {mem}"), "id=v1 is memory of -device virtio-mem-pci");
+    refused("-m 1G -object memory-backend-ram,id=c1,size=1G -device cxl-type3,volatile-memdev=c1", "cxl-type3");
+    refused("-m 1G -object memory-backend-memfd,id=x,size=1G", "no device uses it");
+    refused("-m 1G -object memory-backend-epc,id=e,size=1G", "no device uses it");
+    refused("-m 1G -object memory-backend-ram,size=1G", "no id");
+    let nvdimm =
+        |backend: &str| format!("-m 1G,slots=1,maxmem=2G -object {backend},id=n,size=1G -device nvdimm,memdev=n");
+    planned(&nvdimm("memory-backend-file,mem-path=/disk,share=on"));
+    refused(&nvdimm("memory-backend-ram,share=on"), "not a shared file");
+    refused(&nvdimm("memory-backend-file,mem-path=/disk"), "not a shared file");
+    refused(&nvdimm("memory-backend-file,mem-path=/disk,readonly=on"), "not a shared file");
+    // Room for one more, or for one that is not counted.
+    let file = "-object memory-backend-file,id=n,size=1G,share=on,mem-path=/disk";
+    refused(&format!("-m 1G,slots=2,maxmem=3G {file} -device nvdimm,memdev=n"), "maxmem=2048M");
+    refused(&format!("-m 1G,slots=1,maxmem=2G {file} -device ivshmem-plain,memdev=n"), "hot-plug");
+    assert_eq!(planned(&format!("-m 1G {file} -device ivshmem-plain,memdev=n")).device_files().next(), Some("/disk"));
 }
 
 #[test]
@@ -234,7 +260,7 @@ fn pins() {
 fn balloons_report_free_pages_and_give_way() {
     let device = |device: &str| {
         let plan = planned(&format!("-nodefaults -device {device}"));
-        plan.argv(&[5], 7)[2].clone()
+        plan.argv(7)[2].clone()
     };
     assert_eq!(device("virtio-balloon-pci"), "virtio-balloon-pci,free-page-reporting=on,deflate-on-oom=on");
     let tail = "free-page-reporting=on,deflate-on-oom=on";

@@ -1,20 +1,21 @@
-//! `pagoda run`: makes a VM, fetches its RAM and becomes its program.
+//! `pagoda run`: makes a VM and becomes its program.
 //!
 //! First everything that can be wrong is looked for, then the daemon makes the VM, then this
 //! process turns into the program by `exec`, so signals, exit status and parent are the program's. If anything
-//! fails in between, the VM is given up again. From `exec` on the program inherits the RAM files and
-//! the monitor's socket, and the preloaded shim attaches.
+//! fails in between, the VM is given up again. From `exec` on the program inherits the monitor's socket. It does not
+//! inherit RAM: that has a path which only the preloaded shim can open, so a program that lost the shim on the way ends.
 
 pub mod program;
+mod shim;
 
 use std::ffi::OsString;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
-use pagoda_api::attach::{Fetched, fetch};
+use pagoda_api::attach::{fetch, ram_path};
 use pagoda_api::{Client, CreateVm, CreatedVm, FarRequest, PolicySettings, Sampling, VmKind};
 use rustix::io::FdFlags;
 
@@ -22,10 +23,9 @@ use crate::cli;
 use crate::exit::UsageError;
 use crate::qemu_args::{self, Plan};
 
-/// Tells the shim which VM it is, where to attach and which descriptors are RAM.
+/// Tells the shim which VM it is and where to attach.
 const ENV_TOKEN: &str = "PAGODA_TOKEN";
 const ENV_ATTACH: &str = "PAGODA_ATTACH";
-const ENV_RAM_FDS: &str = "PAGODA_RAM_FDS";
 /// Paths of the RAM files, for programs that map them by themselves.
 const ENV_RAM: &str = "PAGODA_RAM";
 
@@ -93,7 +93,10 @@ pub fn start(client: &Client, request: Request) -> Result<()> {
     vm.check().map_err(UsageError)?;
     if let Some(plan) = &plan {
         refuse_hugetlbfs(plan)?;
+        refuse_device_memory_in_ram(plan)?;
     }
+    shim::check_program(&request.program)?;
+    shim::check_descriptors()?;
     if let (Some(reason), true) = (&vm.pinned, vm.dram.is_some_and(|dram| dram < vm.memory_bytes())) {
         eprintln!("pagoda: warning: all of {} stays in DRAM, whatever its limit: {reason}", vm.name);
     }
@@ -106,8 +109,9 @@ pub fn start(client: &Client, request: Request) -> Result<()> {
             created.vm.shim.display()
         );
     }
-    let fetched = fetch(&created.vm, &vm.memory)?;
-    let error = command(&request, plan.as_ref(), &created.vm, &fetched)?.exec();
+    shim::check_path(&created.vm.shim)?;
+    let monitor = fetch(&created.vm)?;
+    let error = command(&request, plan.as_ref(), &created.vm, vm.memory.len(), monitor.as_ref())?.exec();
     Err(anyhow!(error).context(format!("start {}", request.program.display())))
 }
 
@@ -148,15 +152,35 @@ fn vm_of(request: &Request, plan: Option<&Plan>) -> Result<CreateVm> {
     })
 }
 
+/// `HUGETLBFS_MAGIC` and `TMPFS_MAGIC` of statfs(2).
+const HUGETLBFS: i64 = 0x9584_58f6;
+const TMPFS: i64 = 0x0102_1994;
+
+/// The type of the file system that a file of QEMU's is on. QEMU makes the file if it is not there; then its directory tells.
+fn file_system(file: &str) -> rustix::io::Result<i64> {
+    let path = Path::new(file);
+    let there = if path.exists() { path } else { path.parent().unwrap_or(path) };
+    rustix::fs::statfs(there).map(|fs| fs.f_type)
+}
+
+/// Memory of a device that is a file of the user's is the kernel's to write back and reclaim, if the file is on a disk.
+fn refuse_device_memory_in_ram(plan: &Plan) -> Result<()> {
+    for file in plan.device_files() {
+        let kind = file_system(file).with_context(|| format!("look at the file system of mem-path={file}"))?;
+        if [HUGETLBFS, TMPFS].contains(&kind) {
+            return Err(UsageError(format!(
+                "mem-path={file} is in memory, and would be memory of the VM that Pagoda does not manage: put it on a disk"
+            ))
+            .into());
+        }
+    }
+    Ok(())
+}
+
 /// Memory on hugetlbfs was asked for its pages, which Pagoda's files do not have.
 fn refuse_hugetlbfs(plan: &Plan) -> Result<()> {
-    /// `HUGETLBFS_MAGIC` of statfs(2).
-    const HUGETLBFS: i64 = 0x9584_58f6;
     for file in plan.replaced_files() {
-        // QEMU makes the file if it is not there; then its directory tells.
-        let path = Path::new(file);
-        let there = if path.exists() { path } else { path.parent().unwrap_or(path) };
-        if rustix::fs::statfs(there).is_ok_and(|fs| fs.f_type == HUGETLBFS) {
+        if file_system(file).is_ok_and(|kind| kind == HUGETLBFS) {
             return Err(UsageError(format!(
                 "mem-path={file} is on hugetlbfs, whose pages cannot be evicted: use \
                  -object memory-backend-ram; Pagoda maps it by transparent huge pages when it can"
@@ -167,26 +191,29 @@ fn refuse_hugetlbfs(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// The program with its descriptors and its environment.
-fn command(request: &Request, plan: Option<&Plan>, vm: &CreatedVm, fetched: &Fetched) -> Result<Command> {
-    let ram = fetched.ram.iter().map(|fd| inherit(fd.as_fd())).collect::<Result<Vec<i32>>>()?;
+/// The program with its monitor and its environment.
+fn command(
+    request: &Request,
+    plan: Option<&Plan>,
+    vm: &CreatedVm,
+    regions: usize,
+    monitor: Option<&OwnedFd>,
+) -> Result<Command> {
     let mut command = Command::new(&request.program);
     match plan {
         Some(plan) => {
-            let monitor = fetched.monitor.as_ref().context("the daemon handed over no monitor socket")?;
-            command.args(plan.argv(&ram, inherit(monitor.as_fd())?));
+            let monitor = monitor.context("the daemon handed over no monitor socket")?;
+            command.args(plan.argv(inherit(monitor.as_fd())?));
         }
         None => {
-            let paths: Vec<String> = ram.iter().map(|fd| format!("/proc/self/fd/{fd}")).collect();
+            let paths: Vec<String> = (0..regions).map(ram_path).collect();
             command.args(&request.words).env(ENV_RAM, paths.join(","));
         }
     }
-    let ram_fds: Vec<String> = ram.iter().map(i32::to_string).collect();
     command
         .env("LD_PRELOAD", preload(&vm.shim, std::env::var_os("LD_PRELOAD")))
         .env(ENV_TOKEN, &vm.token)
-        .env(ENV_ATTACH, &vm.attach_socket)
-        .env(ENV_RAM_FDS, ram_fds.join(","));
+        .env(ENV_ATTACH, &vm.attach_socket);
     Ok(command)
 }
 

@@ -9,7 +9,6 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use pagoda_api::{CreateVm, VmKind};
-use rustix::fs::MemfdFlags;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     SocketAddrUnix, SocketFlags, SocketType,
@@ -172,7 +171,7 @@ fn answer(line: &str, body: &str, dir: &std::path::Path, attach: &Arc<OwnedFd>) 
     }
 }
 
-/// Answers one Fetch with memfds, and for QEMU a listening socket.
+/// Answers one Fetch, for QEMU with a listening socket.
 fn hand_over(vm: CreateVm, attach: Arc<OwnedFd>) {
     std::thread::spawn(move || {
         let peer = rustix::net::accept(&*attach).unwrap();
@@ -180,14 +179,7 @@ fn hand_over(vm: CreateVm, attach: Arc<OwnedFd>) {
         let (mut data, mut none) = ([IoSliceMut::new(&mut bytes)], RecvAncillaryBuffer::default());
         rustix::net::recvmsg(&peer, &mut data, &mut none, RecvFlags::empty()).unwrap();
 
-        let mut lens = pagoda_abi::attach::List::default();
         let mut files = Vec::new();
-        for &bytes in &vm.memory {
-            assert!(lens.push(bytes));
-            let file = rustix::fs::memfd_create("ram", MemfdFlags::CLOEXEC).unwrap();
-            rustix::fs::ftruncate(&file, bytes).unwrap();
-            files.push(file);
-        }
         let monitor = vm.kind == VmKind::Qemu;
         if monitor {
             let socket =
@@ -198,9 +190,12 @@ fn hand_over(vm: CreateVm, attach: Arc<OwnedFd>) {
             files.push(socket);
         }
         let fds: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(9))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        if monitor {
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        }
+        let lens = pagoda_abi::attach::List::default();
         let packet = pagoda_abi::attach::Packet::Fetched { monitor, lens }.encode();
         rustix::net::sendmsg(&peer, &[IoSlice::new(packet.as_bytes())], &mut control, SendFlags::NOSIGNAL).unwrap();
     });

@@ -128,6 +128,11 @@ impl Registry {
         }
         match &vm.state {
             VmState::Created => line("state", "created".into(), "no program has attached yet"),
+            VmState::Unmanaged { pid, since_s } => line(
+                "state",
+                format!("UNMANAGED for {since_s} s"),
+                &format!("process {pid} has its memory and has not handed it over: nothing limits it"),
+            ),
             VmState::Running => line("state", "running".into(), "its page faults are answered"),
             VmState::Waiting => {
                 line("state", "waiting".into(), "the agent in its process is away; what it needs waits")
@@ -194,6 +199,10 @@ impl Registry {
                     Some(format!("{} is stalled since {since_s} s: {reason}", vm.name))
                 }
                 VmState::Waiting => Some(format!("{} waits: the agent in its process is away", vm.name)),
+                VmState::Unmanaged { pid, since_s } => Some(format!(
+                    "{} is UNMANAGED since {since_s} s: process {pid} has its memory and has not handed it over",
+                    vm.name
+                )),
                 VmState::Created | VmState::Running => None,
             })
             .collect();
@@ -229,6 +238,9 @@ fn state_of(vm: &Vm, attached: bool, status: &Status) -> VmState {
     }
     if let Some(reason) = &status.stalled {
         return VmState::Stalled { reason: reason.clone(), since_s: status.stalled_for.as_secs() };
+    }
+    if let (false, 0, Some(taken)) = (attached, vm.record.pid.0, vm.taken) {
+        return VmState::Unmanaged { pid: taken.by.pid, since_s: taken.at.elapsed().as_secs() };
     }
     match (attached, vm.record.pid.0) {
         (true, _) if status.agent => VmState::Running,

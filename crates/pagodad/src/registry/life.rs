@@ -14,7 +14,7 @@ use crate::far;
 use crate::policy::rounds::Governed;
 use crate::qmp::Monitor;
 
-/// How long a VM may be made but not attached: a program is started and maps its RAM within seconds.
+/// How long a VM may be made without a `pagoda run` that fetches its monitor, which is its next step.
 const ATTACH_WAIT: Duration = Duration::from_secs(60);
 /// How long engines may take to let go when the daemon ends: their I/O in flight, at a slow disk's pace.
 const DETACH_WAIT: Duration = Duration::from_secs(10);
@@ -73,7 +73,8 @@ impl Registry {
             inodes: Vec::new(),
             monitor: None,
             created: Instant::now(),
-            fetched_by: None,
+            started_by: None,
+            taken: None,
             refused: None,
             stalled: None,
             accelerator: None,
@@ -130,17 +131,19 @@ impl Registry {
         }
     }
 
-    /// Forgets VMs that were made and never attached.
+    /// Forgets VMs that were made and whose process ended before it attached, or that no process ever came for. One that is
+    /// started and takes its time is left alone.
     pub fn reap(&self) {
         let mut vms = self.lock();
         let late: Vec<Record> = vms
             .values()
             .filter(|vm| vm.record.pid.0 == 0 && vm.handle.is_none())
             .filter(|vm| {
-                let gone = vm
-                    .fetched_by
-                    .is_some_and(|by| by.start.is_some_and(|start| has_ended(&vm.record.name, by.pid, start)));
-                gone || vm.created.elapsed() > ATTACH_WAIT
+                // Who has the RAM counts, for a program may be a child of the process that `pagoda run` was.
+                match vm.taken.map(|taken| taken.by).or(vm.started_by) {
+                    Some(by) => by.has_ended(&vm.record.name),
+                    None => vm.created.elapsed() > ATTACH_WAIT,
+                }
             })
             .map(|vm| vm.record.clone())
             .collect();
@@ -206,7 +209,7 @@ impl Registry {
 
 /// Whether it is a fact that the VM's process has ended. If nobody can tell, it is said, and looked at again with the next
 /// round of the reaper: what a running VM has on disk must not be removed on a doubt.
-fn has_ended(vm: &str, pid: u32, start: u64) -> bool {
+pub(super) fn has_ended(vm: &str, pid: u32, start: u64) -> bool {
     match pagoda_sys::process::life(pid, start) {
         Life::Alive => false,
         Life::Ended => true,

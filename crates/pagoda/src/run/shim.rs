@@ -1,0 +1,100 @@
+//! What would keep the shim out of the program.
+//!
+//! Nothing here is needed for safety: a program without the shim cannot open its RAM, and ends. These checks say why
+//! before anything is started.
+
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
+
+use crate::exit::UsageError;
+
+/// Descriptors that a program needs for itself and for the shim: RAM, userfaultfds and two connections.
+const DESCRIPTORS_MIN: u64 = 128;
+/// What a lower limit is raised to, where that is allowed: the usual one.
+const DESCRIPTORS: u64 = 1024;
+
+/// The dynamic linker splits its list of libraries at blanks and colons and replaces what begins with `$`.
+pub fn check_path(shim: &Path) -> Result<()> {
+    let bytes = shim.as_os_str().as_bytes();
+    if shim.is_absolute() && !bytes.iter().any(|byte| b" \t\n:$".contains(byte)) {
+        return Ok(());
+    }
+    Err(UsageError(format!(
+        "the shim is at {}, and the dynamic linker takes an absolute path without blanks, colons and $ only: install \
+         Pagoda elsewhere, or start pagodad with --shim and the path of a link to it",
+        shim.display()
+    ))
+    .into())
+}
+
+/// A program that gains privileges when it starts is started without preloaded libraries (ld.so(8), secure-execution mode).
+pub fn check_program(program: &Path) -> Result<()> {
+    const SET_USER: u32 = 0o4000;
+    const SET_GROUP: u32 = 0o2000;
+    let found = program.metadata().with_context(|| format!("look at {}", program.display()))?;
+    let changes_user = found.mode() & SET_USER != 0 && found.uid() != geteuid().as_raw();
+    let changes_group = found.mode() & SET_GROUP != 0 && found.gid() != rustix::process::getegid().as_raw();
+    let has_capabilities = !geteuid().is_root() && has_file_capabilities(program)?;
+    let what = match (changes_user || changes_group, has_capabilities) {
+        (true, _) => "changes its user or group",
+        (_, true) => "has file capabilities",
+        _ => return Ok(()),
+    };
+    Err(UsageError(format!(
+        "{} {what} when it starts, so the dynamic linker would leave out Pagoda's shim: run a copy without that, \
+         or as the user it is for; capabilities can be given as ambient ones (systemd: AmbientCapabilities=)",
+        program.display()
+    ))
+    .into())
+}
+
+fn has_file_capabilities(program: &Path) -> Result<bool> {
+    let mut value = [0_u8; 64];
+    match rustix::fs::getxattr(program, "security.capability", &mut value) {
+        Ok(_) | Err(Errno::RANGE) => Ok(true),
+        Err(Errno::NODATA | Errno::NOTSUP) => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("read the capabilities of {}", program.display())),
+    }
+}
+
+/// Raises a limit that is too low, if it may.
+pub fn check_descriptors() -> Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current.is_none_or(|current| current >= DESCRIPTORS_MIN) {
+        return Ok(());
+    }
+    let raised = limit.maximum.map_or(DESCRIPTORS, |maximum| maximum.min(DESCRIPTORS));
+    if raised < DESCRIPTORS_MIN {
+        return Err(UsageError(format!(
+            "this process may have {raised} open files, and a VM needs {DESCRIPTORS_MIN}: raise the limit (ulimit -Hn, \
+             LimitNOFILE= of systemd)"
+        ))
+        .into());
+    }
+    setrlimit(Resource::Nofile, Rlimit { current: Some(raised), ..limit }).context("raise the limit of open files")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_that_the_dynamic_linker_would_split_are_refused() {
+        let table = [
+            ("/usr/lib/pagoda/shim.so", true),
+            ("/opt/möbel%20#/shim.so", true),
+            ("/opt/my pagoda/shim.so", false),
+            ("/opt/a:b/shim.so", false),
+            ("/opt/$LIB/shim.so", false),
+            ("shim.so", false),
+        ];
+        for (path, expected) in table {
+            assert_eq!(check_path(Path::new(path)).is_ok(), expected, "{path}");
+        }
+    }
+}
