@@ -16,9 +16,15 @@ pub const LATE_DISK: &str = "late_disk";
 /// A program that reads it into RAM in every way there is.
 pub const VICTIM: &str = "victim";
 
+/// A program with a userfaultfd of its own on its RAM.
+const HOLDER: &str = "holder";
+
 /// Each with what it is linked with.
-const PROGRAMS: [(&str, &[&str]); 2] =
-    [(LATE_DISK, &["-I/usr/include/fuse3", "-lfuse3", "-lpthread"]), (VICTIM, &["-pthread", "-laio", "-luring"])];
+const PROGRAMS: [(&str, &[&str]); 3] = [
+    (LATE_DISK, &["-I/usr/include/fuse3", "-lfuse3", "-lpthread"]),
+    (VICTIM, &["-pthread", "-laio", "-luring"]),
+    (HOLDER, &[]),
+];
 
 /// What the victim reads: pages that begin and end with their offset, marked (`MARK` in its source).
 pub const VICTIM_IMAGE: &str = "victim.img";

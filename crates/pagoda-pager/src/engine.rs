@@ -10,20 +10,20 @@
 
 mod agent;
 mod ages;
+mod arm;
 mod exec;
 mod far;
 mod io;
 mod sampling;
 mod share;
+mod status;
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use pagoda_abi::attach::Packet;
 use pagoda_core::fault::{
-    Access, Actions, Config, Event, FaultKind, IoError, Machine, Now, PageInPolicy, Replacement, Sharing, Stall,
-    headroom_max,
+    Access, Actions, Config, Event, FaultKind, Machine, Now, PageInPolicy, Replacement, Sharing, Stall, headroom_max,
 };
 use pagoda_core::policy::growth::NearLimit;
 use pagoda_core::stats::{FAULT_CAUSES, Metric};
@@ -35,7 +35,7 @@ use pagoda_sys::uffd::Fault;
 
 use crate::far::Far;
 use crate::follow::Follow;
-use crate::handle::{Command, Inbox, Notice, Status};
+use crate::handle::{Command, Inbox, Notice};
 use crate::latency::Histogram;
 use crate::poll::BusyPoll;
 use crate::recover::{self, RecoverError};
@@ -111,8 +111,8 @@ pub enum EngineError {
     #[error("rebuild the page table: {0}")]
     Recover(#[from] RecoverError),
     /// A userfaultfd.
-    #[error("register memory: {0}")]
-    Register(pagoda_sys::Errno),
+    #[error("register memory: {errno}")]
+    Register { errno: pagoda_sys::Errno, registered: usize },
     /// The table of shared pages.
     #[error("read the table of shared pages: {0}")]
     Shared(pagoda_sys::Errno),
@@ -183,6 +183,8 @@ pub struct Engine {
     /// Connections that wait until all RAM is there for good.
     pin_waiters: Vec<u32>,
     io: io::Transfers,
+    /// Since when it has been arming in vain, for its memory is another's.
+    busy: Option<arm::Busy>,
     /// The ring has its bounce buffers: a VM that is never armed needs none.
     has_buffers: bool,
     actions: Actions,
@@ -277,6 +279,7 @@ impl Engine {
                     calls_made: 0,
                     pin_waiters: Vec::new(),
                     io: io::Transfers::new(),
+                    busy: None,
                     has_buffers: false,
                     actions: Vec::with_capacity(1024),
                     events: std::collections::VecDeque::with_capacity(64),
@@ -587,6 +590,7 @@ impl Engine {
             self.turn_ages(now);
             self.return_slabs();
         }
+        self.arm_if_free();
         if now - self.published >= TICK_IDLE {
             self.publish();
         }
@@ -603,7 +607,7 @@ impl Engine {
     }
 
     fn stalled(&mut self, stall: Stall) {
-        let text = stall_text(stall, self.swap.path());
+        let text = status::stall_text(stall, self.swap.path());
         tracing::error!(vm = %self.name, "{text}");
         (self.notify)(Notice::Stalled(text));
     }
@@ -618,57 +622,6 @@ impl Engine {
             (self.notify)(Notice::Stalled(text));
         }
     }
-
-    fn publish(&mut self) {
-        self.published = Instant::now();
-        let stall = self.machine.stall();
-        let since = stall.map_or(0, |(_, ms)| self.started.elapsed().as_millis() as u64 - ms);
-        let mut stats = self.machine.stats();
-        stats.set(Metric::Messages, self.messages);
-        // What the VMM says of itself: any number.
-        let punched = self.shared.punched.load(Ordering::Relaxed);
-        stats.set(Metric::PagesDiscarded, stats.get(Metric::PagesDiscarded).wrapping_add(punched));
-        let (sample, curve) = (self.look_at_sample(), self.current_curve());
-        self.count_sampling(&mut stats);
-        self.share.add_to(&mut stats);
-        let waits = self.count_far(&mut stats);
-        self.inbox.publish(Status {
-            stats,
-            armed: self.machine.is_armed(),
-            ram_bytes: self.space.allocated(),
-            swap_bytes: self.swap.allocated().unwrap_or(0),
-            stalled: self.frozen.clone().or_else(|| stall.map(|(stall, _)| stall_text(stall, self.swap.path()))),
-            stalled_for: Duration::from_millis(since),
-            waits,
-            far: self.far.as_mut().map(Far::numbers),
-            agent: self.agent.is_connected(),
-            pinned: self.pinned.clone(),
-            latency: self.latency.clone(),
-            table_bytes: self.machine.table_bytes(),
-            sample,
-            sample_period: self.sampling.period(),
-            curve,
-            generation: 0,
-        });
-    }
-}
-
-/// What a stall means to the VM's owner.
-fn stall_text(stall: Stall, swap: &std::path::Path) -> String {
-    let (what, error) = match stall {
-        Stall::Write(error) => ("written to", error),
-        Stall::Read(error) => ("read from", error),
-    };
-    let (cause, advice) = match error {
-        IoError::Lost => {
-            return "a page of it was in the pool alone and is lost with the server that had it: the VM cannot go on. End it \
-                    and start it again, with copies=2 if servers may fail"
-                .to_owned();
-        }
-        IoError::NoSpace => ("the file system is full".to_owned(), "make room there"),
-        IoError::Failed(errno) => (std::io::Error::from_raw_os_error(errno).to_string(), "repair the disk"),
-    };
-    format!("swap could not be {what} ({}: {cause}); nothing is lost: {advice}, then `pagoda vm cont`", swap.display())
 }
 
 #[cfg(test)]
@@ -690,11 +643,5 @@ mod tests {
             assert_eq!(Source::of(source.key()), Some(source));
         }
         assert_eq!(Source::of(0), None);
-    }
-
-    #[test]
-    fn a_full_disk_says_what_to_do() {
-        let text = stall_text(Stall::Write(IoError::NoSpace), std::path::Path::new("/swap/web1.swap"));
-        assert!(text.contains("/swap/web1.swap") && text.contains("full") && text.contains("pagoda vm cont"), "{text}");
     }
 }

@@ -220,7 +220,7 @@ fn make_uffd(device: Option<c_int>) -> Option<c_int> {
     let made = device.map(from).filter(|fd| *fd >= 0);
     let made = made.or_else(|| {
         // SAFETY: open(2) with a NUL-terminated path.
-        let own = unsafe { libc::open(c"/dev/userfaultfd".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
+        let own = unsafe { real::open(c"/dev/userfaultfd".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC, 0) };
         let made = (own >= 0).then(|| from(own)).filter(|fd| *fd >= 0);
         if own >= 0 {
             link::close(own);

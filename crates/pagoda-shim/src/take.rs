@@ -22,9 +22,8 @@ use crate::{agent, config};
 /// From RAM taken to RAM attached; QEMU needs milliseconds.
 const ATTACH_MAX: Duration = Duration::from_secs(10);
 
-/// The region that a path names, in a process of a VM.
+/// The region that a path names.
 pub fn region_of_path(path: &CStr) -> Option<usize> {
-    name()?;
     let digits = path.to_bytes().strip_prefix(RAM_PATH.as_bytes())?;
     match digits {
         [digit @ b'0'..=b'9'] => Some(usize::from(digit - b'0')),
@@ -114,7 +113,22 @@ mod tests {
 
     #[test]
     fn a_process_of_no_vm_has_no_ram() {
-        assert_eq!(region_of_path(c"/proc/pagoda-shim/ram0"), None);
         assert_eq!(open(0), Err(libc::ENOENT));
+    }
+
+    #[test]
+    fn paths_of_ram() {
+        let table = [
+            (c"/proc/pagoda-shim/ram0", Some(0)),
+            (c"/proc/pagoda-shim/ram7", Some(7)),
+            (c"/proc/pagoda-shim/ram", None),
+            (c"/proc/pagoda-shim/ram10", None),
+            (c"/proc/pagoda-shim/ramx", None),
+            (c"/proc/pagoda-shim", None),
+            (c"", None),
+        ];
+        for (path, expected) in table {
+            assert_eq!(region_of_path(path), expected, "{path:?}");
+        }
     }
 }

@@ -9,9 +9,8 @@ use pagoda_core::units::{CHUNK_PAGES, CHUNK_SIZE, ChunkIdx, PAGE_SIZE};
 use pagoda_sys::Errno;
 use pagoda_sys::uffd::{Protect, Resolved};
 
+use super::Engine;
 use super::agent::Asked;
-use super::{Engine, EngineError, io};
-use crate::far::Far;
 use crate::handle::Notice;
 use crate::recover;
 
@@ -70,11 +69,7 @@ impl Engine {
                 }
             }
             Action::DiscardDone { token } => self.discard_done(token),
-            Action::Arm => match self.arm() {
-                // Now that it is known what is resident, page-out can begin.
-                Ok(()) => self.events.push_back(Event::Tick),
-                Err(error) => self.freeze(&format!("it could not be armed: {error}")),
-            },
+            Action::Arm => self.begin_to_arm(),
             Action::Disarm => self.disarm(),
             Action::Stalled { stall } => self.stalled(stall),
         }
@@ -238,23 +233,8 @@ impl Engine {
         }
     }
 
-    pub(super) fn arm(&mut self) -> Result<(), EngineError> {
-        self.take_punches();
-        if !std::mem::replace(&mut self.has_buffers, true) {
-            self.ring.set_buffers(io::buffers()?)?;
-        }
-        for shard in self.space.shards() {
-            shard.uffd.register(shard.addr, shard.len).map_err(EngineError::Register)?;
-        }
-        let map = self.far.as_ref().map(Far::map);
-        let found = recover::find(&self.space, &self.swap, map, self.share.member())?;
-        self.machine.armed(|chunk| found[chunk.as_usize()]);
-        self.restart_sample();
-        Ok(())
-    }
-
     /// From now on all that leaves RAM does so with our knowledge.
-    fn take_punches(&self) {
+    pub(super) fn take_punches(&self) {
         self.shared.take_punches();
         let deadline = Instant::now() + OWN_PUNCH_MAX;
         while self.shared.is_punching() {

@@ -13,10 +13,9 @@ use crate::say::{give_up, say};
 use crate::{calls, ram, real};
 
 /// A mapping of a RAM file is about to be made: is it the one of its region?
-fn is_whole_region(config: &Config, region: usize, len: usize, flags: c_int, offset: off_t) -> bool {
-    let shared = matches!(flags & libc::MAP_TYPE, libc::MAP_SHARED | libc::MAP_SHARED_VALIDATE);
+fn is_whole_region(config: &Config, region: usize, len: usize, offset: off_t) -> bool {
     let first = ram::mapping(region).is_none() && attach::attachment().is_none();
-    shared && first && offset == 0 && len as u64 == config.ram()[region].len
+    first && offset == 0 && len as u64 == config.ram()[region].len
 }
 
 /// The protection that the VMM wants for each region. Until the VM is attached its RAM has none, so that no page of it
@@ -60,33 +59,34 @@ fn segment_size(segment: c_int) -> size_t {
 }
 
 hook! {
-    /// Maps memory. A RAM file may be mapped once, shared and whole; anything else would read pages that are out as zeros.
+    /// Maps memory. A RAM file may be mapped once and whole; anything else would read pages that are out as zeros. It is
+    /// mapped shared, also when QEMU asks for a private mapping: `pagoda run` tells QEMU that RAM is private.
     fn mmap | mmap64(addr: *mut c_void, len: size_t, prot: c_int, flags: c_int, fd: c_int, offset: off_t)
         -> *mut c_void
     {
-        // SAFETY: the caller's call, passed on with at most another protection.
-        let call = |prot| unsafe { real::mmap(addr, len, prot, flags, fd, offset) };
-        let Some(config) = config() else { return call(prot) };
+        // SAFETY: the caller's call, passed on with at most another protection and kind of sharing.
+        let call = |prot, flags| unsafe { real::mmap(addr, len, prot, flags, fd, offset) };
+        let Some(config) = config() else { return call(prot, flags) };
         let region = if flags & libc::MAP_ANONYMOUS == 0 { config.region_of(fd) } else { None };
         if let Some(region) = region {
-            if !is_whole_region(config, region, len, flags, offset) {
+            if !is_whole_region(config, region, len, offset) {
                 say(format_args!(
-                    "a RAM file was to be mapped other than once, shared and whole; start the VM with `pagoda run`, \
+                    "a RAM file was to be mapped other than once and whole; start the VM with `pagoda run`, \
                      which gives the right memory options"
                 ));
                 fail(libc::EINVAL);
                 return libc::MAP_FAILED;
             }
-            let mapped = call(libc::PROT_NONE);
+            let mapped = call(libc::PROT_NONE, flags & !libc::MAP_TYPE | libc::MAP_SHARED);
             if mapped != libc::MAP_FAILED {
                 region_mapped(config, region, mapped, len, prot);
             }
             return mapped;
         }
         if flags & libc::MAP_FIXED != 0 && ram::overlaps(addr as usize, len) {
-            return ram::forget(addr as usize, len, || call(prot));
+            return ram::forget(addr as usize, len, || call(prot, flags));
         }
-        call(prot)
+        call(prot, flags)
     }
 
     /// Ends a mapping; a region in it is no longer ours to zap.

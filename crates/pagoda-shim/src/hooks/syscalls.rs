@@ -3,13 +3,13 @@
 //! A number that is neither handled nor on the list of what cannot hold guest RAM is reported, and the VM's memory stays.
 
 use std::cell::Cell;
-use std::ffi::{c_int, c_long, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
-use libc::{iovec, mmsghdr, msghdr, off_t, size_t};
+use libc::{iovec, mmsghdr, mode_t, msghdr, off_t, size_t};
 
-use super::{hook, ioctls, memory, queues, sockets, splices};
+use super::{files, hook, ioctls, memory, queues, sockets, splices};
 use crate::clock::sync::{timed, timed_unless_copied};
-use crate::config::config;
+use crate::config::{config, name};
 use crate::say::say;
 use crate::{foreign, ram, real};
 use pagoda_abi::attach::ForeignReason;
@@ -203,6 +203,17 @@ hook! {
     fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long {
         // SAFETY: the caller's call, passed on unchanged. Arguments that were not given are not used by it.
         let call = || unsafe { real::syscall(number, a, b, c, d, e, f) };
+        // SAFETY: the caller's call, by its function, which has the same conditions.
+        unsafe {
+            match number {
+                libc::SYS_open => return files::open(a as *const c_char, b as c_int, c as mode_t).into(),
+                libc::SYS_openat => {
+                    return files::openat(a as c_int, b as *const c_char, c as c_int, d as mode_t).into();
+                }
+                libc::SYS_userfaultfd if name().is_some() => return files::refuse_userfaultfd().into(),
+                _ => {}
+            }
+        }
         if config().is_none() || IN_TRACKED.get() {
             return call();
         }

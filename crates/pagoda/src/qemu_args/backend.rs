@@ -7,9 +7,11 @@ use crate::units;
 /// The kinds whose memory a RAM file of ours can replace.
 const KINDS: [&str; 4] = ["memory-backend-ram", "memory-backend-memfd", "memory-backend-file", "memory-backend-shm"];
 
+/// What names the RAM block in a saved or migrated state: `off`, the id; `on`, `/objects/` and the id.
+const CANONICAL: &str = "x-use-canonical-path-for-ramblock-id";
+
 /// Properties that mean the same on a file of ours.
-const KEPT: [&str; 7] =
-    ["qom-type", "id", "host-nodes", "policy", "dump", "merge", "x-use-canonical-path-for-ramblock-id"];
+const KEPT: [&str; 7] = ["qom-type", "id", "host-nodes", "policy", "dump", "merge", CANONICAL];
 
 /// Properties that go: set by us, or without meaning once the memory is ours.
 const DROPPED: [&str; 13] = [
@@ -93,25 +95,32 @@ impl Backend {
             ));
         };
         let mem_path = props.get("mem-path");
+        // Machine types up to 4.0 have another name for the block of a file than for that of other kinds.
+        let has_id_as_name = ["memory-backend-ram", "memory-backend-shm"].contains(&kind.as_str());
+        if has_id_as_name && props.get(CANONICAL).is_none() {
+            props.set_bool(CANONICAL, false);
+        }
         props.retain(|key| KEPT.contains(&key.split('.').next().unwrap_or(key)));
         Ok(Self { id, size_bytes, mem_path, props })
     }
 
-    /// Guest RAM that no `-object` asks for.
+    /// Guest RAM that no `-object` asks for. As in QEMU's own, its block is called by the id.
     pub fn new(id: &str, size_bytes: u64) -> Self {
         let kind = ("qom-type".into(), "memory-backend-file".into());
-        let props = Props::Keyval(vec![kind, ("id".into(), id.into())]);
+        let props = Props::Keyval(vec![kind, ("id".into(), id.into()), (CANONICAL.into(), "off".into())]);
         Self { id: id.into(), size_bytes, mem_path: None, props }
     }
 
     /// The value of `-object` for the RAM file at `path`. Aligned to 2 MiB, because
-    /// QEMU's own choice of 4 KiB would never get a huge mapping.
+    /// QEMU's own choice of 4 KiB would never get a huge mapping. QEMU is told that it is private, whatever it was, and the
+    /// shim maps it shared: of what it takes for shared QEMU leaves the content out of a migration where it is told to
+    /// (x-ignore-shared, CPR), for that would be in the user's file.
     pub fn render(&self, path: &str) -> String {
         let mut props = self.props.clone();
         props.set_text("qom-type", "memory-backend-file");
         props.set_bytes("size", self.size_bytes);
         props.set_text("mem-path", path);
-        props.set_bool("share", true);
+        props.set_bool("share", false);
         props.set_bytes("align", pagoda_api::MEMORY_GRANULE_BYTES);
         props.render()
     }

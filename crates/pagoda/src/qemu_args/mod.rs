@@ -21,8 +21,7 @@ use self::backend::Backend;
 use self::words::{Opt, Props};
 use crate::units;
 
-/// Id of the RAM back end we add, and of the monitor.
-const RAM_ID: &str = "pagoda-ram";
+/// Id of the monitor.
 const MONITOR_ID: &str = "pagoda-qmp";
 
 /// `-fw_cfg name=opt/org.pagoda/dram,string=1G` gives a DRAM cap where only QEMU's options
@@ -116,6 +115,32 @@ pub fn is_probe(words: &[String]) -> bool {
     })
 }
 
+/// The machine type; the last one counts.
+fn machine(options: &[Opt<'_>]) -> Result<Option<String>, ArgError> {
+    let mut machine = None;
+    for option in options.iter().filter(|option| matches!(option.name, "machine" | "M")) {
+        machine = Props::parse("machine", option.value, "type")?.get("type").or(machine);
+    }
+    Ok(machine)
+}
+
+/// The id of the RAM of a machine type of x86 (`MachineClass::default_ram_id`), if it is known without asking QEMU.
+pub fn known_ram_id(program: &str, machine: Option<&str>) -> Option<&'static str> {
+    let program = program.rsplit('/').next().unwrap_or(program);
+    if !matches!(program, "qemu-system-x86_64" | "qemu-system-i386" | "qemu-kvm" | "kvm") {
+        return None;
+    }
+    let machine = machine.unwrap_or("pc");
+    let is_pc = matches!(machine, "pc" | "q35" | "isapc")
+        || machine.starts_with("pc-i440fx-")
+        || machine.starts_with("pc-q35-");
+    match machine {
+        _ if is_pc => Some("pc.ram"),
+        "microvm" => Some("microvm.ram"),
+        _ => None,
+    }
+}
+
 fn machine_type(value: &str) -> Option<String> {
     Props::parse("machine", value, "type").ok()?.get("type")
 }
@@ -128,11 +153,16 @@ pub fn guest_name(words: &[String]) -> Option<String> {
 }
 
 /// Plans the rewriting of `words` (without the program's name). `memory_bytes` is what the user
-/// told Pagoda, if anything; QEMU's own options must agree.
+/// told Pagoda, if anything; QEMU's own options must agree. `ram_id` gives the id of a machine type's own RAM
+/// (`None`: QEMU's default machine), so that a saved or migrated state has the block's name that plain QEMU gives it.
 ///
 /// # Errors
 /// What Pagoda cannot run, and what to write instead.
-pub fn plan(words: &[String], memory_bytes: Option<u64>) -> Result<Plan, ArgError> {
+pub fn plan(
+    words: &[String],
+    memory_bytes: Option<u64>,
+    ram_id: impl FnOnce(Option<&str>) -> Result<String, ArgError>,
+) -> Result<Plan, ArgError> {
     let options = words::scan(words)?;
     for option in &options {
         refusals::check(option)?;
@@ -167,17 +197,20 @@ pub fn plan(words: &[String], memory_bytes: Option<u64>) -> Result<Plan, ArgErro
     if let Some(bytes) = memory.added_option_bytes {
         add("-m", Word::Text(units::format_mib(bytes)));
     }
+    let mut added_id = None;
     if let Some(bytes) = memory.added_backend_bytes {
+        let id = ram_id(machine(&options)?.as_deref())?;
         add("-object", Word::Backend(0));
-        backends.push(Backend::new(RAM_ID, bytes));
+        backends.push(Backend::new(&id, bytes));
+        added_id = Some(id);
     }
     if let Some((option, value)) = console::kept_defaults(&options)? {
         add(option, Word::Text(value.into()));
     }
     add("-chardev", Word::Monitor);
     add("-mon", Word::Text(format!("chardev={MONITOR_ID},mode=control")));
-    if memory.added_backend_bytes.is_some() {
-        name_main_ram(&options, &mut out);
+    if let Some(id) = added_id {
+        name_main_ram(&options, &id, &mut out);
     }
 
     Ok(Plan { words: out, backends, device_files: memory.device_files, pinned, name: guest_name(words) })
@@ -185,15 +218,15 @@ pub fn plan(words: &[String], memory_bytes: Option<u64>) -> Result<Plan, ArgErro
 
 /// Adds `memory-backend=` to the user's `-machine`, or a `-machine` that says only this: QEMU
 /// merges them, so the machine's type stays what it was.
-fn name_main_ram(options: &[Opt<'_>], out: &mut Vec<Word>) {
+fn name_main_ram(options: &[Opt<'_>], id: &str, out: &mut Vec<Word>) {
     let last = options.iter().rev().find(|option| matches!(option.name, "machine" | "M"));
     match last {
         Some(option) => {
-            out[option.at] = Word::Text(format!("{},memory-backend={RAM_ID}", option.value));
+            out[option.at] = Word::Text(format!("{},memory-backend={id}", option.value));
         }
         None => {
             out.push(Word::Text("-machine".into()));
-            out.push(Word::Text(format!("memory-backend={RAM_ID}")));
+            out.push(Word::Text(format!("memory-backend={id}")));
         }
     }
 }

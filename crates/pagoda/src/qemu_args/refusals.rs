@@ -30,6 +30,11 @@ pub fn check(option: &Opt<'_>) -> Result<(), ArgError> {
             format!("-readconfig {value} may set memory options that Pagoda does not see"),
             "write its options on the command line",
         ),
+        "set" if sets_memory(value) => {
+            refuse(format!("-set {value} changes an option that Pagoda reads"), "write it in that option itself")
+        }
+        "xen-attach" | "xen-domid" => refuse_xen(&format!("-{name}")),
+        "accel" if props("accel")?.get("accel").as_deref() == Some("xen") => refuse_xen("-accel xen"),
         "chroot" => refuse_chroot("-chroot"),
         "run-with" => {
             let props = props("")?;
@@ -53,6 +58,20 @@ pub fn check(option: &Opt<'_>) -> Result<(), ArgError> {
         }
         _ => Ok(()),
     }
+}
+
+/// `GROUP.ID.PROPERTY=VALUE`, of a group or a property that has to do with memory.
+fn sets_memory(value: &str) -> bool {
+    let (path, _) = value.split_once('=').unwrap_or((value, ""));
+    let group = path.split('.').next().unwrap_or(path);
+    matches!(group, "object" | "memory" | "machine" | "numa") || path.ends_with("memdev")
+}
+
+fn refuse_xen(option: &str) -> Result<(), ArgError> {
+    Err(ArgError::new(
+        format!("{option}: under Xen the hypervisor has the guest's memory, so it cannot be paged"),
+        "use -accel kvm or -accel tcg",
+    ))
 }
 
 fn refuse_chroot(option: &str) -> Result<(), ArgError> {
@@ -83,6 +102,11 @@ fn check_machine(props: &Props) -> Result<(), ArgError> {
             format!("-machine {key}= keeps guest memory from the host, so it cannot be paged"),
             "run this VM without Pagoda",
         ));
+    }
+    let by_xen = props.get("accel").is_some_and(|accel| accel.split(':').any(|one| one == "xen"));
+    let is_xen = props.get("type").is_some_and(|kind| kind.starts_with("xenfv") || kind.starts_with("xenpv"));
+    if by_xen || is_xen {
+        return refuse_xen("-machine");
     }
     if props.get("type").as_deref() == Some("none") {
         return Err(ArgError::new(

@@ -4,6 +4,11 @@ use super::*;
 
 const TAIL: &str = "-chardev socket,id=pagoda-qmp,fd=7,server=on,wait=off -mon chardev=pagoda-qmp,mode=control";
 const FILE: &str = "mem-path=/proc/pagoda-shim/ram";
+const BY_ID: &str = "x-use-canonical-path-for-ramblock-id=off";
+
+fn ram_id(machine: Option<&str>) -> Result<String, ArgError> {
+    Ok(known_ram_id("/usr/bin/qemu-system-x86_64", machine).expect("a known machine").to_owned())
+}
 
 /// Splits at spaces; no argument in the tables has one.
 fn words(line: &str) -> Vec<String> {
@@ -11,7 +16,7 @@ fn words(line: &str) -> Vec<String> {
 }
 
 fn planned(line: &str) -> Plan {
-    plan(&words(line), None).unwrap_or_else(|error| panic!("{line}: {error}"))
+    plan(&words(line), None, ram_id).unwrap_or_else(|error| panic!("{line}: {error}"))
 }
 
 fn rewritten(plan: &Plan) -> String {
@@ -19,7 +24,7 @@ fn rewritten(plan: &Plan) -> String {
 }
 
 fn ram(id: &str, mib: u64, region: usize) -> String {
-    format!("qom-type=memory-backend-file,id={id},size={},{FILE}{region},share=on,align=2097152", mib << 20)
+    format!("qom-type=memory-backend-file,id={id},{BY_ID},size={},{FILE}{region},share=off,align=2097152", mib << 20)
 }
 
 /// What `line` becomes; `expected` leaves out the monitor and `-nodefaults` in front.
@@ -31,7 +36,7 @@ fn check(line: &str, expected: &str) {
 }
 
 fn refused(line: &str, expected: &str) {
-    match plan(&words(line), None) {
+    match plan(&words(line), None, ram_id) {
         Ok(plan) => panic!("{line} became {}", rewritten(&plan)),
         Err(error) => {
             assert!(error.to_string().contains(expected), "{line}: {error}");
@@ -42,8 +47,8 @@ fn refused(line: &str, expected: &str) {
 
 #[test]
 fn without_a_back_end_one_is_added() {
-    let added = |mib| format!("-object {}", ram("pagoda-ram", mib, 0));
-    let m = "-machine memory-backend=pagoda-ram";
+    let added = |mib| format!("-object {}", ram("pc.ram", mib, 0));
+    let m = "-machine memory-backend=pc.ram";
     check("-m 4G", &format!("-m 4G {} {m}", added(4096)));
     check("-m 4096", &format!("-m 4096 {} {m}", added(4096)));
     check("-m size=4G", &format!("-m size=4G {} {m}", added(4096)));
@@ -60,8 +65,8 @@ fn without_a_back_end_one_is_added() {
 
 #[test]
 fn the_machine_keeps_its_type() {
-    let added = format!("-object {}", ram("pagoda-ram", 1024, 0));
-    let with = "memory-backend=pagoda-ram";
+    let added = format!("-object {}", ram("pc.ram", 1024, 0));
+    let with = "memory-backend=pc.ram";
     check("-machine q35 -m 1G", &format!("-machine q35,{with} -m 1G {added}"));
     check("-M pc,accel=kvm -m 1G", &format!("-M pc,accel=kvm,{with} -m 1G {added}"));
     check("-M pc -machine accel=tcg -m 1G", &format!("-M pc -machine accel=tcg,{with} -m 1G {added}"));
@@ -73,17 +78,24 @@ fn back_ends_are_replaced() {
     let same = format!("{m} -object {}", ram("r", 1024, 0));
     let check_object = |object: &str| check(&format!("{m} -object {object}"), &same);
     check_object("memory-backend-ram,id=r,size=1G");
-    check_object("memory-backend-memfd,id=r,size=1024M,share=on,seal=off");
-    check_object("memory-backend-file,id=r,size=1073741824,mem-path=/var/ram,,1,share=off,discard-data=yes");
     check_object("memory-backend-shm,id=r,size=1G");
     check_object("qom-type=memory-backend-ram,id=r,size=1G,prealloc=off,reserve=off");
-    check_object("memory-backend-memfd,id=r,size=1G,hugetlb=off");
+    // The machine type says what the block of a file or of a memfd is called, for ours too.
+    let check_named = |object: &str| check(&format!("{m} -object {object}"), &same.replace(&format!("{BY_ID},"), ""));
+    check_named("memory-backend-memfd,id=r,size=1024M,share=on,seal=off");
+    check_named("memory-backend-file,id=r,size=1073741824,mem-path=/var/ram,,1,share=off,discard-data=yes");
+    let on = "x-use-canonical-path-for-ramblock-id=on";
+    check(
+        &format!("{m} -object memory-backend-ram,id=r,size=1G,{on}"),
+        &format!("{m} -object qom-type=memory-backend-file,id=r,{on},size=1073741824,{FILE}0,share=off,align=2097152"),
+    );
+    check_named("memory-backend-memfd,id=r,size=1G,hugetlb=off");
     // What says where memory lies stays.
     check(
         &format!("{m} -object memory-backend-ram,id=r,size=1G,host-nodes.0=0,policy=bind,dump=off,merge=on"),
         &format!(
             "{m} -object qom-type=memory-backend-file,id=r,host-nodes.0=0,policy=bind,dump=off,merge=on,\
-             size=1073741824,{FILE}0,share=on,align=2097152"
+             {BY_ID},size=1073741824,{FILE}0,share=off,align=2097152"
         ),
     );
     // -m is added where the back end alone gave the size.
@@ -97,11 +109,11 @@ fn back_ends_are_replaced() {
 fn json_stays_json() {
     check(
         r#"-machine pc-q35-8.2,memory-backend=pc.ram -m size=786432k -object {"qom-type":"memory-backend-ram","id":"pc.ram","size":805306368}"#,
-        r#"-machine pc-q35-8.2,memory-backend=pc.ram -m size=786432k -object {"align":2097152,"id":"pc.ram","mem-path":"/proc/pagoda-shim/ram0","qom-type":"memory-backend-file","share":true,"size":805306368}"#,
+        r#"-machine pc-q35-8.2,memory-backend=pc.ram -m size=786432k -object {"align":2097152,"id":"pc.ram","mem-path":"/proc/pagoda-shim/ram0","qom-type":"memory-backend-file","share":false,"size":805306368,"x-use-canonical-path-for-ramblock-id":false}"#,
     );
     check(
         r#"-m 1G -machine memory-backend=r -object {"qom-type":"memory-backend-memfd","id":"r","hugetlb":false,"size":1073741824,"host-nodes":[0,1],"policy":"interleave","prealloc":false}"#,
-        r#"-m 1G -machine memory-backend=r -object {"align":2097152,"host-nodes":[0,1],"id":"r","mem-path":"/proc/pagoda-shim/ram0","policy":"interleave","qom-type":"memory-backend-file","share":true,"size":1073741824}"#,
+        r#"-m 1G -machine memory-backend=r -object {"align":2097152,"host-nodes":[0,1],"id":"r","mem-path":"/proc/pagoda-shim/ram0","policy":"interleave","qom-type":"memory-backend-file","share":false,"size":1073741824}"#,
     );
 }
 
@@ -131,8 +143,8 @@ fn memory_that_is_not_ram_stays() {
     check(
         &format!("-machine q35,nvdimm=on -m 2G,slots=2,maxmem=3G {nvdimm}"),
         &format!(
-            "-machine q35,nvdimm=on,memory-backend=pagoda-ram -m 2G,slots=2,maxmem=3G {nvdimm} -object {}",
-            ram("pagoda-ram", 2048, 0)
+            "-machine q35,nvdimm=on,memory-backend=pc.ram -m 2G,slots=2,maxmem=3G {nvdimm} -object {}",
+            ram("pc.ram", 2048, 0)
         ),
     );
 }
@@ -206,6 +218,12 @@ fn refusals_of_other_options() {
     refused("-run-with chroot=/var/empty", "-sandbox");
     refused("-run-with user=nobody", "that user");
     refused("-runas nobody", "that user");
+    refused("-set object.ram0.share=off", "-set");
+    refused("-set device.nv1.memdev=other", "-set");
+    planned("-m 1G -set device.d0.bootindex=1");
+    for xen in ["-accel xen", "-machine pc,accel=xen:kvm", "-M xenfv-4.2", "-xen-domid 7", "-xen-attach"] {
+        refused(xen, "the hypervisor has");
+    }
 }
 
 #[test]
@@ -213,14 +231,16 @@ fn harmless_options_pass() {
     let plan = planned(
         "-nodefaults -m 1G -overcommit mem-lock=off -overcommit cpu-pm=on -sandbox on,spawn=deny \
          -run-with async-teardown=on -incoming defer -daemonize -device virtio-net-pci,netdev=n \
-         -netdev tap,id=n,fd=9,vhost=on,vhostfd=10 -blockdev driver=file,node-name=d,filename=x",
+         -netdev tap,id=n,fd=9,vhost=on,vhostfd=10 -blockdev driver=file,node-name=d,filename=x \
+         -uuid 6ba7b810-9dad-11d1-80b4-00c04fd430c8 -smbios type=1,serial=7",
     );
+    assert!(rewritten(&plan).contains("-uuid 6ba7b810-9dad-11d1-80b4-00c04fd430c8 -smbios type=1,serial=7"));
     assert_eq!(plan.pinned, None);
 }
 
 #[test]
 fn memory_told_to_pagoda() {
-    let told = |line: &str, gib: u64| plan(&words(line), Some(gib << 30));
+    let told = |line: &str, gib: u64| plan(&words(line), Some(gib << 30), ram_id);
     assert!(told("-m 4G", 4).is_ok());
     assert!(told("-m 4G", 2).unwrap_err().to_string().contains("let them agree"));
     let plan = told("-nodefaults", 4).unwrap();
@@ -340,5 +360,28 @@ fn programs() {
     }
     for program in ["qemu-img", "./toy", "/opt/qemu-system-x/run"] {
         assert!(!is_qemu(program), "{program}");
+    }
+}
+
+/// Each row of the table has a test, and it is there.
+#[test]
+fn the_documents_rows_have_tests() {
+    let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let table = read("docs/qemu-options.md");
+    let rows: Vec<&str> = table.lines().filter(|line| line.starts_with("| ")).skip(1).collect();
+    assert!(rows.len() > 30, "{}", rows.len());
+    for row in rows {
+        let tests = row.trim_end_matches(" |").rsplit(" | ").next().unwrap();
+        for tests in tests.split("; ").filter(|tests| *tests != "the same") {
+            let (file, names) = tests.split_once(": ").unwrap_or_else(|| panic!("{row}: no test"));
+            let text = match file.trim_matches('`') {
+                "qemu_args" => read("crates/pagoda/src/qemu_args/tests.rs"),
+                file => read(&format!("tests/vm/tests/vm/{file}.rs")),
+            };
+            for name in names.split(", ") {
+                assert!(text.contains(&format!("\nfn {name}(")), "{row}: no test {name}");
+            }
+        }
     }
 }

@@ -5,10 +5,12 @@
 //! fails in between, the VM is given up again. From `exec` on the program inherits the monitor's socket. It does not
 //! inherit RAM: that has a path which only the preloaded shim can open, so a program that lost the shim on the way ends.
 
+mod machines;
 pub mod program;
 mod shim;
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -17,7 +19,8 @@ use std::process::Command;
 use anyhow::{Context, Result, anyhow, bail};
 use pagoda_api::attach::{fetch, ram_path};
 use pagoda_api::{Client, CreateVm, CreatedVm, FarRequest, PolicySettings, Sampling, VmKind};
-use rustix::io::FdFlags;
+use rustix::fs::SeekFrom;
+use rustix::io::{Errno, FdFlags};
 
 use crate::cli;
 use crate::exit::UsageError;
@@ -87,15 +90,18 @@ pub fn start(client: &Client, request: Request) -> Result<()> {
         VmKind::Qemu if qemu_args::is_probe(&request.words) => {
             return Err(UsageError("these options only ask QEMU about itself: run it without pagoda".into()).into());
         }
-        VmKind::Qemu => Some(qemu_args::plan(&request.words, request.memory_bytes)?),
+        VmKind::Qemu => {
+            let ram_id = |machine: Option<&str>| machines::ram_id(&request.program, machine);
+            Some(qemu_args::plan(&request.words, request.memory_bytes, ram_id)?)
+        }
     };
     let vm = vm_of(&request, plan.as_ref())?;
     vm.check().map_err(UsageError)?;
     if let Some(plan) = &plan {
         refuse_hugetlbfs(plan)?;
+        refuse_content(plan)?;
         refuse_device_memory_in_ram(plan)?;
     }
-    shim::check_program(&request.program)?;
     shim::check_descriptors()?;
     if let (Some(reason), true) = (&vm.pinned, vm.dram.is_some_and(|dram| dram < vm.memory_bytes())) {
         eprintln!("pagoda: warning: all of {} stays in DRAM, whatever its limit: {reason}", vm.name);
@@ -170,6 +176,27 @@ fn refuse_device_memory_in_ram(plan: &Plan) -> Result<()> {
         if [HUGETLBFS, TMPFS].contains(&kind) {
             return Err(UsageError(format!(
                 "mem-path={file} is in memory, and would be memory of the VM that Pagoda does not manage: put it on a disk"
+            ))
+            .into());
+        }
+    }
+    Ok(())
+}
+
+/// A file with something in it would be what the guest's RAM begins with, as a template or from a run before. Ours is empty.
+fn refuse_content(plan: &Plan) -> Result<()> {
+    for file in plan.replaced_files() {
+        let open = match File::open(file) {
+            Ok(open) => open,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error).with_context(|| format!("look at mem-path={file}")),
+        };
+        let is_file = open.metadata().with_context(|| format!("look at mem-path={file}"))?.is_file();
+        if is_file && rustix::fs::seek(&open, SeekFrom::Data(0)) != Err(Errno::NXIO) {
+            return Err(UsageError(format!(
+                "mem-path={file} is a file with content, which the guest's RAM would begin with (a template, or the RAM \
+                 of an earlier run), but Pagoda's RAM begins empty: write -object memory-backend-ram instead, and bring \
+                 the state in by -loadvm or -incoming"
             ))
             .into());
         }

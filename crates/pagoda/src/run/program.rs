@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::Access;
+use rustix::io::Errno;
 
 /// Set-user-ID and set-group-ID of a mode.
 const S_ISUID: u32 = 0o4000;
@@ -28,6 +29,13 @@ pub fn find(program: &str) -> Result<PathBuf> {
             path.display()
         );
     }
+    if euid != 0 && has_capabilities(&path)? {
+        bail!(
+            "{} has file capabilities, and the dynamic linker loads no shim into such programs: run a copy without them, \
+             and give them as ambient capabilities (systemd: AmbientCapabilities=)",
+            path.display()
+        );
+    }
     let mut head = Vec::new();
     File::open(&path)
         .and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head))
@@ -36,6 +44,16 @@ pub fn find(program: &str) -> Result<PathBuf> {
         bail!("{} is statically linked and loads no shim: use a dynamically linked build of it", path.display());
     }
     Ok(path)
+}
+
+/// Whether a program gains capabilities when it starts (capabilities(7)).
+fn has_capabilities(path: &Path) -> Result<bool> {
+    let mut value = [0_u8; 64];
+    match rustix::fs::getxattr(path, "security.capability", &mut value) {
+        Ok(_) | Err(Errno::RANGE) => Ok(true),
+        Err(Errno::NODATA | Errno::NOTSUP) => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("read the capabilities of {}", path.display())),
+    }
 }
 
 /// `program` with a slash is a path; else the first executable of that name in `search_path`.

@@ -1,15 +1,13 @@
 //! What would keep the shim out of the program.
 //!
-//! Nothing here is needed for safety: a program without the shim cannot open its RAM, and ends. These checks say why
-//! before anything is started.
+//! Nothing here is needed for safety: a program without the shim cannot open its RAM, and ends. These checks, and those of
+//! the program itself ([`super::program`]), say why before anything is started.
 
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use rustix::io::Errno;
-use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::exit::UsageError;
 
@@ -30,36 +28,6 @@ pub fn check_path(shim: &Path) -> Result<()> {
         shim.display()
     ))
     .into())
-}
-
-/// A program that gains privileges when it starts is started without preloaded libraries (ld.so(8), secure-execution mode).
-pub fn check_program(program: &Path) -> Result<()> {
-    const SET_USER: u32 = 0o4000;
-    const SET_GROUP: u32 = 0o2000;
-    let found = program.metadata().with_context(|| format!("look at {}", program.display()))?;
-    let changes_user = found.mode() & SET_USER != 0 && found.uid() != geteuid().as_raw();
-    let changes_group = found.mode() & SET_GROUP != 0 && found.gid() != rustix::process::getegid().as_raw();
-    let has_capabilities = !geteuid().is_root() && has_file_capabilities(program)?;
-    let what = match (changes_user || changes_group, has_capabilities) {
-        (true, _) => "changes its user or group",
-        (_, true) => "has file capabilities",
-        _ => return Ok(()),
-    };
-    Err(UsageError(format!(
-        "{} {what} when it starts, so the dynamic linker would leave out Pagoda's shim: run a copy without that, \
-         or as the user it is for; capabilities can be given as ambient ones (systemd: AmbientCapabilities=)",
-        program.display()
-    ))
-    .into())
-}
-
-fn has_file_capabilities(program: &Path) -> Result<bool> {
-    let mut value = [0_u8; 64];
-    match rustix::fs::getxattr(program, "security.capability", &mut value) {
-        Ok(_) | Err(Errno::RANGE) => Ok(true),
-        Err(Errno::NODATA | Errno::NOTSUP) => Ok(false),
-        Err(error) => Err(error).with_context(|| format!("read the capabilities of {}", program.display())),
-    }
 }
 
 /// Raises a limit that is too low, if it may.

@@ -75,7 +75,7 @@ fn qemu_gets_its_options_rewritten() {
     assert!(output.status.success(), "{}", err(&output));
     assert!(err(&output).contains("stays in DRAM"), "{}", err(&output));
     let text = out(&output);
-    assert!(text.contains("\n-object\nqom-type=memory-backend-file,id=pagoda-ram,size=4294967296,"), "{text}");
+    assert!(text.contains("\n-object\nqom-type=memory-backend-file,id=pc.ram,"), "{text}");
     assert!(text.contains("mode=control"), "{text}");
     let vm = daemon.created().unwrap();
     assert_eq!((vm.name.as_str(), vm.memory), ("web1", vec![4 << 30]));

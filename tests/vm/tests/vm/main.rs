@@ -9,6 +9,7 @@ mod features;
 mod guards;
 mod kvm;
 mod libvirt;
+mod options;
 mod overcommit;
 mod pins;
 mod policy;

@@ -26,7 +26,7 @@ fn has_memdev(text: &str, id: &str, mib: u64) -> Result<()> {
     let from = text.find(&format!("memory backend: {id}\n")).with_context(|| format!("no {id} in {text}"))?;
     let size = text[from..].lines().nth(1).map(str::trim);
     ensure!(size == Some(&format!("size:  {}", mib << 20)), "{text}");
-    ensure!(text[from..].contains("share: true"), "{text}");
+    ensure!(text[from..].contains("share: false"), "{text}");
     Ok(())
 }
 
@@ -56,7 +56,7 @@ fn qemu_accepts_what_its_options_become() -> Result<()> {
     Lab::run("rewritten options", 1, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
         let plain = ["-nodefaults", "-display", "none", "-m", "256M", "-monitor", "stdio"];
-        has_memdev(&qemu(&daemon, &plain, ASK)?, "pagoda-ram", 256).context("a back end is added")?;
+        has_memdev(&qemu(&daemon, &plain, ASK)?, "pc.ram", 256).context("a back end is added")?;
         let text = qemu(&daemon, &plain, "info chardev\nquit\n")?;
         ensure!(
             text.contains("pagoda-qmp: filename=unix:") || text.contains("pagoda-qmp: filename=disconnected:unix:"),
@@ -77,6 +77,6 @@ fn qemu_accepts_what_its_options_become() -> Result<()> {
 
         // Ctrl-A c goes from the serial port to the monitor.
         let text = qemu(&daemon, &["-nographic", "-m", "128M"], "\u{1}cinfo memdev\nquit\n")?;
-        has_memdev(&text, "pagoda-ram", 128).context("the terminal still has its monitor")
+        has_memdev(&text, "pc.ram", 128).context("the terminal still has its monitor")
     })
 }

@@ -1,0 +1,76 @@
+//! What the engine says of its VM.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use pagoda_core::fault::{IoError, Stall};
+use pagoda_core::stats::Metric;
+
+use super::{Engine, arm};
+use crate::far::Far;
+use crate::handle::Status;
+
+impl Engine {
+    /// Lets others see how the VM is.
+    pub(super) fn publish(&mut self) {
+        self.published = Instant::now();
+        let stall = self.machine.stall();
+        let since = stall.map_or(0, |(_, ms)| self.started.elapsed().as_millis() as u64 - ms);
+        let mut stats = self.machine.stats();
+        stats.set(Metric::Messages, self.messages);
+        // What the VMM says of itself: any number.
+        let punched = self.shared.punched.load(Ordering::Relaxed);
+        stats.set(Metric::PagesDiscarded, stats.get(Metric::PagesDiscarded).wrapping_add(punched));
+        let (sample, curve) = (self.look_at_sample(), self.current_curve());
+        self.count_sampling(&mut stats);
+        self.share.add_to(&mut stats);
+        let waits = self.count_far(&mut stats).or_else(|| self.busy.as_ref().map(arm::Busy::text));
+        self.inbox.publish(Status {
+            stats,
+            armed: self.machine.is_armed(),
+            ram_bytes: self.space.allocated(),
+            swap_bytes: self.swap.allocated().unwrap_or(0),
+            stalled: self.frozen.clone().or_else(|| stall.map(|(stall, _)| stall_text(stall, self.swap.path()))),
+            stalled_for: Duration::from_millis(since),
+            waits,
+            far: self.far.as_mut().map(Far::numbers),
+            agent: self.agent.is_connected(),
+            pinned: self.pinned.clone(),
+            latency: self.latency.clone(),
+            table_bytes: self.machine.table_bytes(),
+            sample,
+            sample_period: self.sampling.period(),
+            curve,
+            generation: 0,
+        });
+    }
+}
+
+/// What a stall means to the VM's owner.
+pub(super) fn stall_text(stall: Stall, swap: &std::path::Path) -> String {
+    let (what, error) = match stall {
+        Stall::Write(error) => ("written to", error),
+        Stall::Read(error) => ("read from", error),
+    };
+    let (cause, advice) = match error {
+        IoError::Lost => {
+            return "a page of it was in the pool alone and is lost with the server that had it: the VM cannot go on. End it \
+                    and start it again, with copies=2 if servers may fail"
+                .to_owned();
+        }
+        IoError::NoSpace => ("the file system is full".to_owned(), "make room there"),
+        IoError::Failed(errno) => (std::io::Error::from_raw_os_error(errno).to_string(), "repair the disk"),
+    };
+    format!("swap could not be {what} ({}: {cause}); nothing is lost: {advice}, then `pagoda vm cont`", swap.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_says_what_to_do() {
+        let text = stall_text(Stall::Write(IoError::NoSpace), std::path::Path::new("/swap/web1.swap"));
+        assert!(text.contains("/swap/web1.swap") && text.contains("full") && text.contains("pagoda vm cont"), "{text}");
+    }
+}
