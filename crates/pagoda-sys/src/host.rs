@@ -1,11 +1,13 @@
 //! What the host's kernel is set to, and whether its userfaultfd does what Pagoda relies on.
 
+mod cgroup;
 mod selftest;
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
+pub use cgroup::{CgroupLimit, memory_limit};
 pub use selftest::{Report, SelfTestError, selftest};
 
 const HUGE_DIR: &str = "/sys/kernel/mm/transparent_hugepage";

@@ -241,6 +241,32 @@ pub enum Limit {
     OpenFiles,
     /// Locked memory: I/O buffers.
     LockedMemory,
+    /// The length of files: swap files are as long as a VM's memory.
+    FileSize,
+    /// Memory that may be mapped: each VM's is, once or twice.
+    AddressSpace,
+    /// Private memory that may be mapped.
+    Data,
+}
+
+impl Limit {
+    /// Its name in getrlimit(2), and in a unit of systemd.
+    #[must_use]
+    pub const fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Limit::OpenFiles => ("RLIMIT_NOFILE", "LimitNOFILE"),
+            Limit::LockedMemory => ("RLIMIT_MEMLOCK", "LimitMEMLOCK"),
+            Limit::FileSize => ("RLIMIT_FSIZE", "LimitFSIZE"),
+            Limit::AddressSpace => ("RLIMIT_AS", "LimitAS"),
+            Limit::Data => ("RLIMIT_DATA", "LimitDATA"),
+        }
+    }
+}
+
+/// A write past the limit of a file's length is an error from now on, and not the end of the process (SIGXFSZ).
+pub fn ignore_file_size_signal() {
+    // SAFETY: SIG_IGN is a valid disposition and no handler runs.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 /// Raises a limit to `wanted`, or as far as is allowed, and returns what it is now. Never lowers it.
@@ -251,6 +277,9 @@ pub fn raise_limit(limit: Limit, wanted: u64) -> Result<u64, Errno> {
     let resource = match limit {
         Limit::OpenFiles => Resource::Nofile,
         Limit::LockedMemory => Resource::Memlock,
+        Limit::FileSize => Resource::Fsize,
+        Limit::AddressSpace => Resource::As,
+        Limit::Data => Resource::Data,
     };
     let now = rustix::process::getrlimit(resource);
     let current = now.current.unwrap_or(u64::MAX);

@@ -244,8 +244,9 @@ fn attach(
     // Before the record names the process: the next daemon then looks for the far map of a VM that was served.
     let far = far::for_engine(registry, &record, space.chunks(), taken_over)?;
     // Before any page is shared: a later daemon has to know that there may be some.
+    let written = record.clone();
     let record = Record { pid: (pid, start), sharing, ..record };
-    registry.save(&record).context("write the VM's record")?;
+    registry.save_if_changed(&written, &record).context("write the VM's record")?;
     let parts = Parts {
         name: name.clone(),
         space,

@@ -11,6 +11,7 @@ mod socket;
 mod systemd;
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,8 +36,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use self::listener::Bounded;
-pub use self::socket::{bind_control, bind_metrics, open_to_group};
+pub use self::socket::{bind_control, open_to_group};
 use crate::metrics::{self, ProcessInfo};
+use crate::parts;
 use crate::registry::Registry;
 
 /// Largest body of a request: the longest sensible one, a VM with all its regions, is below 4 KiB.
@@ -48,16 +50,12 @@ const SHUTDOWN_WAIT: Duration = Duration::from_secs(1);
 type Shared = State<Arc<Registry>>;
 type Reply<T> = Result<Json<T>, Refusal>;
 
-/// Serves both listeners until SIGTERM or SIGINT. Everything else of the daemon has to work by now, for
+/// Serves the control socket and the metrics until SIGTERM or SIGINT. Everything else of the daemon has to work by now, for
 /// systemd is told that it does.
 ///
 /// # Errors
-/// A listener cannot be used.
-pub fn run(
-    registry: &Arc<Registry>,
-    control: std::os::unix::net::UnixListener,
-    metrics: Option<std::net::TcpListener>,
-) -> Result<()> {
+/// The control socket cannot be used.
+pub fn run(registry: &Arc<Registry>, control: std::os::unix::net::UnixListener) -> Result<()> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("start the control thread")?;
     runtime.block_on(async {
@@ -74,6 +72,7 @@ pub fn run(
         let hangups = signal(SignalKind::hangup()).context("wait for SIGHUP")?;
         tokio::spawn(reload(hangups, Arc::clone(registry)));
         systemd::ready("serving VMs");
+        let metrics = registry.config.metrics.map(|address| listen_for_scrapers(Arc::clone(registry), address));
         serve(Arc::clone(registry), control, metrics, shutdown).await
     })
 }
@@ -87,14 +86,35 @@ async fn reload(mut hangups: Signal, registry: Arc<Registry>) {
     }
 }
 
-/// Serves both listeners until `shutdown`.
+/// Listens on TCP as soon as the address can be had: it may be taken, or not be of this host yet.
+async fn listen_for_scrapers(registry: Arc<Registry>, address: SocketAddr) -> TcpListener {
+    const PART: &str = "metrics";
+    let mut pauses = parts::pauses();
+    loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => {
+                registry.parts.works(PART);
+                return listener;
+            }
+            Err(error) => registry.parts.failed(
+                PART,
+                &format!(
+                    "cannot be served on {address} ({error}); tried again. Another address: --metrics, or --metrics off"
+                ),
+            ),
+        }
+        tokio::time::sleep(pauses.next().unwrap_or_default()).await;
+    }
+}
+
+/// Serves the control socket, and the metrics once they have a listener, until `shutdown`.
 ///
 /// # Errors
-/// A listener cannot be used.
+/// The control socket cannot be used.
 pub async fn serve(
     registry: Arc<Registry>,
     control: std::os::unix::net::UnixListener,
-    metrics: Option<std::net::TcpListener>,
+    metrics: Option<impl Future<Output = TcpListener>>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<()> {
     let (stop, stopped) = watch::channel(());
@@ -106,27 +126,27 @@ pub async fn serve(
     let router = control_router(Arc::clone(&registry)).into_make_service_with_connect_info::<Peer>();
     let control = axum::serve(control, router).with_graceful_shutdown(until_stop(stopped.clone()));
 
-    let metrics = metrics
-        .map(|metrics| {
-            metrics.set_nonblocking(true)?;
-            let metrics = Bounded::new(TcpListener::from_std(metrics)?);
-            Ok::<_, std::io::Error>(
-                axum::serve(metrics, metrics_router(registry)).with_graceful_shutdown(until_stop(stopped)),
-            )
-        })
-        .transpose()
-        .context("serve metrics over TCP")?;
     let metrics = async {
-        match metrics {
-            Some(metrics) => metrics.await,
-            None => Ok(()),
+        if let Some(listener) = metrics {
+            let listener = Bounded::new(listener.await);
+            let served = axum::serve(listener, metrics_router(Arc::clone(&registry)));
+            if let Err(error) = served.with_graceful_shutdown(until_stop(stopped)).await {
+                registry.parts.failed("metrics", &error.to_string());
+            }
         }
+        // Their end is not the end of the daemon.
+        std::future::pending::<()>().await;
     };
 
-    let servers = async { tokio::try_join!(async { control.await }, metrics) };
+    let servers = async {
+        tokio::select! {
+            ended = async { control.await } => ended,
+            () = metrics => Ok(()),
+        }
+    };
     tokio::pin!(servers);
     tokio::select! {
-        ended = &mut servers => ended.map(drop).context("serve the control API"),
+        ended = &mut servers => ended.context("serve the control API"),
         () = shutdown => {
             drop(stop);
             // Who is cut off asks the next daemon.

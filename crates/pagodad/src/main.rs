@@ -6,6 +6,7 @@ mod config;
 mod control;
 mod far;
 mod metrics;
+mod parts;
 mod policy;
 mod qmp;
 mod registry;
@@ -38,6 +39,7 @@ const REAP_PERIOD: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     abort_on_panic();
+    pagoda_sys::process::ignore_file_size_signal();
     let args = Args::parse();
     if args.list_metrics {
         print!("{}", metrics::catalogue_table());
@@ -72,22 +74,20 @@ fn run(config: Config) -> Result<()> {
     }
     let _lock = lock(&config.state_dir)?;
     let host = check_host(&config)?;
-    let control = control::bind_control(&config.socket)?;
     let attach = Listener::bind(&config.attach_socket)?;
-    let metrics = config.metrics.map(control::bind_metrics).transpose()?;
     if let Some(gid) = config.group {
-        control::open_to_group(&config.socket, gid)?;
         control::open_to_group(&config.attach_socket, gid)?;
     }
 
     let (notices, heard) = channel();
     let registry = Arc::new(Registry::new(config, host, notices)?);
     registry.load().context("read the state directory")?;
+    // Paging first. What VMs can do without may fail from here on, unless there are none yet that would wait.
     let (listening, attaching, reaping) = (Arc::clone(&registry), Arc::clone(&registry), Arc::clone(&registry));
     let governing = Arc::clone(&registry);
-    start("policy", move || policy::governor::run(&governing))?;
     start("notices", move || listening.listen(&heard))?;
     start("attach", move || attach::serve(&attach, &attaching))?;
+    start("policy", move || policy::governor::run(&governing))?;
     start("reaper", move || {
         for round in 0_u32.. {
             std::thread::sleep(REAP_PERIOD);
@@ -98,9 +98,30 @@ fn run(config: Config) -> Result<()> {
             }
         }
     })?;
-    control::run(&registry, control, metrics)?;
+    control::run(&registry, bind_control(&registry)?)?;
     registry.detach_all();
     Ok(())
+}
+
+/// The control socket. If it cannot be had while VMs wait for their pages, they are served without.
+fn bind_control(registry: &Registry) -> Result<std::os::unix::net::UnixListener> {
+    const PART: &str = "control socket";
+    let config = &registry.config;
+    for pause in parts::pauses() {
+        let bound = control::bind_control(&config.socket).and_then(|socket| {
+            config.group.map(|gid| control::open_to_group(&config.socket, gid)).transpose()?;
+            Ok(socket)
+        });
+        match bound {
+            Err(error) if !registry.lock().is_empty() => registry.parts.failed(PART, &format!("{error:#}")),
+            bound => {
+                registry.parts.works(PART);
+                return bound;
+            }
+        }
+        std::thread::sleep(pause);
+    }
+    bail!("there is no control socket")
 }
 
 fn start(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
@@ -122,7 +143,13 @@ fn make_private_dir(path: &Path) -> Result<()> {
 /// One daemon a state directory. The previous one may still be ending.
 fn lock(dir: &Path) -> Result<std::fs::File> {
     let path = dir.join("lock");
-    let file = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
+    let made = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+    // On a file system that has become read-only it is there, and VMs wait.
+    let file = match made {
+        Err(error) if error.kind() == std::io::ErrorKind::ReadOnlyFilesystem => std::fs::File::open(&path),
+        made => made,
+    };
+    let file = file.with_context(|| format!("open {}", path.display()))?;
     let start = std::time::Instant::now();
     while rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
         if start.elapsed() > LOCK_WAIT {
@@ -145,10 +172,21 @@ fn check_host(config: &Config) -> Result<HostFacts> {
         }
     }
     Ok(HostFacts {
+        limits: [Limit::FileSize, Limit::AddressSpace, Limit::Data].into_iter().filter_map(still_limited).collect(),
         direct: config.large_folios == LargeFolios::Auto && FolioSize::Chunk.on_advice(),
         protect: report.continue_protected,
         permission: format!("{:?}", report.permission).to_lowercase(),
     })
+}
+
+/// A limit that would stop the daemon in the middle of something, and cannot be lifted.
+fn still_limited(limit: Limit) -> Option<String> {
+    let (name, unit) = limit.names();
+    match raise_limit(limit, u64::MAX) {
+        Ok(u64::MAX) => None,
+        Ok(bytes) => Some(format!("{name} is {bytes} bytes and cannot be raised: start pagodad with {unit}=infinity")),
+        Err(error) => Some(format!("{name} cannot be raised ({error}): start pagodad with {unit}=infinity")),
+    }
 }
 
 /// What `--tune-host` stands for: settings of the whole system that make VMs faster and harm nobody else.

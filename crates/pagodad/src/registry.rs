@@ -33,6 +33,7 @@ use pagoda_sys::socket::Peer;
 use pagoda_sys::swapfile::{Reserve, SwapFile};
 
 use crate::config::Config;
+use crate::parts::Parts;
 use crate::policy::Governor;
 use crate::policy::rounds::Governed;
 use crate::qmp::Monitor;
@@ -126,6 +127,8 @@ pub struct HostFacts {
     pub protect: bool,
     /// How this daemon may use userfaultfd.
     pub permission: String,
+    /// What limits this process and should not.
+    pub limits: Vec<String>,
 }
 
 /// See the module.
@@ -140,6 +143,8 @@ pub struct Registry {
     pub permission: String,
     /// Decides who has how much memory.
     pub governor: Governor,
+    /// What does not work and is not needed for paging.
+    pub parts: Parts,
     vms: Mutex<BTreeMap<String, Vm>>,
     /// Share groups with a name, as long as one of their VMs is there.
     groups: Mutex<BTreeMap<String, Weak<Group>>>,
@@ -162,10 +167,14 @@ impl Registry {
         host: HostFacts,
         notices: Sender<(Token, Notice)>,
     ) -> Result<Registry, pagoda_core::policy::SettingsError> {
-        let HostFacts { direct, protect, permission } = host;
+        let HostFacts { direct, protect, permission, limits } = host;
         let governor = Governor::new(config.policy.clone())?;
         let (vms, groups) = (Mutex::default(), Mutex::default());
-        Ok(Registry { config, direct, protect, permission, governor, vms, groups, notices })
+        let parts = Parts::default();
+        if !limits.is_empty() {
+            parts.failed("limits", &limits.join("; "));
+        }
+        Ok(Registry { config, direct, protect, permission, governor, parts, vms, groups, notices })
     }
 
     pub fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Vm>> {
@@ -309,6 +318,11 @@ impl Registry {
         };
         self.save(record).map_err(|e| internal("write the VM's record", e))?;
         Ok((ram, monitor))
+    }
+
+    /// Writes a record, unless it is what is there: a new daemon takes a VM up on a disk that is full or read-only.
+    pub fn save_if_changed(&self, old: &Record, new: &Record) -> std::io::Result<()> {
+        if old == new { Ok(()) } else { self.save(new) }
     }
 
     /// Writes a record so that it is there whole or not at all.

@@ -15,6 +15,7 @@ use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use ureq::Agent;
+use ureq::http::StatusCode;
 use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem};
 
 use crate::config::{EtcdConfig, TlsFiles};
@@ -170,6 +171,8 @@ pub struct Gateway {
     scheme: &'static str,
     endpoints: Vec<String>,
     turn: usize,
+    /// Answers in a row that were not etcd's.
+    foreign: usize,
     cluster: Option<u64>,
     /// The greatest that was seen.
     revision: u64,
@@ -196,7 +199,15 @@ impl Gateway {
             .build()
             .into();
         let scheme = if config.secure { "https" } else { "http" };
-        Ok(Gateway { agent, scheme, endpoints: config.endpoints.clone(), turn: 0, cluster: None, revision: 0 })
+        Ok(Gateway {
+            agent,
+            scheme,
+            endpoints: config.endpoints.clone(),
+            turn: 0,
+            foreign: 0,
+            cluster: None,
+            revision: 0,
+        })
     }
 
     /// That of the last answer that stands in the order of all changes.
@@ -217,7 +228,22 @@ impl Gateway {
         if reply.is_err() {
             self.turn += 1;
         }
-        reply
+        self.next_may_be_etcd(reply)
+    }
+
+    /// Something else than etcd at one endpoint (a proxy's page, a gateway that is off) says nothing about the next one. It
+    /// is final when all of them have answered so.
+    fn next_may_be_etcd<T>(&mut self, reply: Result<T, EtcdError>) -> Result<T, EtcdError> {
+        match reply {
+            Err(EtcdError::Nonsense { endpoint, what }) if self.foreign + 1 < self.endpoints.len() => {
+                self.foreign += 1;
+                Err(EtcdError::Unavailable { endpoint, message: format!("not an answer of etcd's: {what}") })
+            }
+            reply => {
+                self.foreign = 0;
+                reply
+            }
+        }
     }
 
     fn ask<T: Reply>(&self, endpoint: &str, path: &str, body: &Value) -> Result<T, EtcdError> {
@@ -230,9 +256,15 @@ impl Gateway {
         if reply.status().is_success() {
             return serde_json::from_slice(&bytes).map_err(|error| nonsense(error.to_string()));
         }
-        let complaint: Complaint =
-            serde_json::from_slice(&bytes).map_err(|_| nonsense(format!("HTTP status {}", reply.status())))?;
-        Err(complaint.of(endpoint))
+        let status = reply.status();
+        match serde_json::from_slice::<Complaint>(&bytes) {
+            Ok(complaint) => Err(complaint.of(endpoint)),
+            // A proxy whose etcd is away, or who has too much to do. What it did with the request nobody knows.
+            Err(_) if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
+                Err(EtcdError::Unavailable { endpoint: endpoint.into(), message: format!("HTTP status {status}") })
+            }
+            Err(_) => Err(nonsense(format!("HTTP status {status}"))),
+        }
     }
 
     fn check(&mut self, endpoint: &str, header: &Header, ordered: bool) -> Result<(), EtcdError> {

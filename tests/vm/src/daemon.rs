@@ -37,13 +37,17 @@ pub struct DaemonOptions {
     pub swap_dir: Option<PathBuf>,
     /// Instead of the one under test.
     pub shim: Option<PathBuf>,
+    /// Directory of the sockets and the log, instead of the state directory.
+    pub run_dir: Option<PathBuf>,
+    /// Where metrics are served; nowhere unless given.
+    pub metrics: Option<String>,
     /// More of the command line.
     pub more: Vec<String>,
 }
 
 impl DaemonOptions {
     pub fn new(folios: Folios) -> Self {
-        Self { folios, swap_dir: None, shim: None, more: Vec::new() }
+        Self { folios, swap_dir: None, shim: None, run_dir: None, metrics: None, more: Vec::new() }
     }
 
     pub fn swap_dir(mut self, dir: &Path) -> Self {
@@ -85,11 +89,11 @@ impl Daemon {
     }
 
     pub fn socket(&self) -> PathBuf {
-        self.dir.join("pagoda.sock")
+        run_dir(&self.dir, &self.options).join("pagoda.sock")
     }
 
     pub fn attach_socket(&self) -> PathBuf {
-        self.dir.join("attach.sock")
+        run_dir(&self.dir, &self.options).join("attach.sock")
     }
 
     pub fn state_dir(&self) -> &Path {
@@ -137,6 +141,15 @@ impl Daemon {
         *lock(&self.child) = spawn(&lock(&self.program), &self.dir, &self.options)?;
         self.wait_until_it_answers()?;
         Ok(start.elapsed())
+    }
+
+    /// Starts it again, and does not wait for its answer.
+    ///
+    /// # Errors
+    /// No such program.
+    pub fn start_unanswered(&self) -> Result<()> {
+        *lock(&self.child) = spawn(&lock(&self.program), &self.dir, &self.options)?;
+        Ok(())
     }
 
     /// From the next start on another program is the daemon.
@@ -298,7 +311,7 @@ impl Daemon {
     /// The end of its log.
     pub fn log_tail(&self) -> String {
         let read = || -> std::io::Result<String> {
-            let mut file = File::open(self.dir.join("pagodad.log"))?;
+            let mut file = File::open(run_dir(&self.dir, &self.options).join("pagodad.log"))?;
             let len = file.metadata()?.len();
             file.seek(SeekFrom::Start(len.saturating_sub(LOG_TAIL_BYTES)))?;
             let mut bytes = Vec::new();
@@ -351,9 +364,17 @@ pub fn ram_name(vm: &str) -> String {
     format!("/memfd:{vm} ")
 }
 
+fn run_dir<'a>(dir: &'a Path, options: &'a DaemonOptions) -> &'a Path {
+    options.run_dir.as_deref().unwrap_or(dir)
+}
+
 fn spawn(program: &Path, dir: &Path, options: &DaemonOptions) -> Result<Child> {
     let mut command = command(program, dir, options)?;
-    let log = File::options().create(true).append(true).open(dir.join("pagodad.log")).context("open the log")?;
+    let log = File::options()
+        .create(true)
+        .append(true)
+        .open(run_dir(dir, options).join("pagodad.log"))
+        .context("open the log")?;
     command.stdout(log.try_clone().context("open the log")?).stderr(log);
     process::die_with_parent(&mut command);
     command.spawn().with_context(|| format!("start {}", program.display()))
@@ -365,13 +386,13 @@ fn spawn(program: &Path, dir: &Path, options: &DaemonOptions) -> Result<Child> {
 /// The programs are not built.
 pub fn command(program: &Path, dir: &Path, options: &DaemonOptions) -> Result<Command> {
     let mut command = Command::new(program);
-    command.arg("--state-dir").arg(dir).arg("--socket").arg(dir.join("pagoda.sock"));
+    command.arg("--state-dir").arg(dir).arg("--socket").arg(run_dir(dir, options).join("pagoda.sock"));
     command.arg("--swap-dir").arg(options.swap_dir.clone().unwrap_or_else(|| dir.join("swap")));
-    command.arg("--attach-socket").arg(dir.join("attach.sock"));
+    command.arg("--attach-socket").arg(run_dir(dir, options).join("attach.sock"));
     // A copied program does not have the shim beside it.
     let shim = programs::bin_dir()?.join("libpagoda_shim.so");
     command.arg("--shim").arg(options.shim.as_ref().unwrap_or(&shim));
-    command.args(["--metrics", "off"]);
+    command.arg("--metrics").arg(options.metrics.as_deref().unwrap_or("off"));
     match options.folios {
         Folios::Large => command.arg("--tune-host"),
         Folios::Small => command.args(["--large-folios", "off"]),

@@ -2,7 +2,6 @@
 
 use std::fs::{DirBuilder, Permissions};
 use std::io;
-use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -73,15 +72,6 @@ pub fn open_to_group(path: &Path, gid: u32) -> Result<()> {
         .with_context(|| format!("open {} to group {gid}", path.display()))
 }
 
-/// Listens for scrapers on TCP.
-///
-/// # Errors
-/// The address is taken or not of this host.
-pub fn bind_metrics(address: SocketAddr) -> Result<TcpListener> {
-    TcpListener::bind(address)
-        .with_context(|| format!("serve metrics on {address}: give another address with --metrics, or --metrics off"))
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
@@ -125,12 +115,5 @@ mod tests {
         assert!(format!("{:#}", bind_control(&path).unwrap_err()).contains("is no socket"));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "kept");
         std::fs::remove_dir_all(dir).unwrap();
-    }
-
-    #[test]
-    fn a_taken_port_is_named() {
-        let first = bind_metrics("127.0.0.1:0".parse().unwrap()).unwrap();
-        let said = format!("{:#}", bind_metrics(first.local_addr().unwrap()).unwrap_err());
-        assert!(said.contains("--metrics off"), "{said}");
     }
 }

@@ -20,38 +20,45 @@ struct Daemon {
     thread: JoinHandle<Result<()>>,
 }
 
+/// A registry without VMs, and its directory.
+fn registry(name: &str) -> (PathBuf, Arc<Registry>) {
+    let dir = std::env::temp_dir().join(format!("pagodad-control-{}-{name}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&dir);
+    std::fs::create_dir_all(dir.join("swap")).unwrap();
+    let config = Config {
+        state_dir: dir.clone(),
+        swap_dir: dir.join("swap"),
+        pool_dir: dir.join("pool"),
+        socket: dir.join("pagoda.sock"),
+        attach_socket: dir.join("attach.sock"),
+        group: None,
+        metrics: None,
+        shim: dir.join("shim.so"),
+        tune_host: false,
+        large_folios: LargeFolios::Off,
+        page_sharing: false,
+        page_in: crate::config::PageIn::default(),
+        replacement: crate::config::Replacement::default(),
+        busy_poll: pagoda_pager::poll::BUSY_POLL_DEFAULT,
+        file: None,
+        policy: crate::config::PolicyConfig::default(),
+    };
+    let (notices, _) = std::sync::mpsc::channel();
+    let host = HostFacts { direct: false, protect: true, permission: "device".into(), limits: Vec::new() };
+    (dir, Arc::new(Registry::new(config, host, notices).unwrap()))
+}
+
 impl Daemon {
     fn start(name: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("pagodad-control-{}-{name}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&dir);
-        std::fs::create_dir_all(dir.join("swap")).unwrap();
-        let config = Config {
-            state_dir: dir.clone(),
-            swap_dir: dir.join("swap"),
-            pool_dir: dir.join("pool"),
-            socket: dir.join("pagoda.sock"),
-            attach_socket: dir.join("attach.sock"),
-            group: None,
-            metrics: None,
-            shim: dir.join("shim.so"),
-            tune_host: false,
-            large_folios: LargeFolios::Off,
-            page_sharing: false,
-            page_in: crate::config::PageIn::default(),
-            replacement: crate::config::Replacement::default(),
-            busy_poll: pagoda_pager::poll::BUSY_POLL_DEFAULT,
-            file: None,
-            policy: crate::config::PolicyConfig::default(),
-        };
-        let (notices, _) = std::sync::mpsc::channel();
-        let control = bind_control(&config.socket).unwrap();
-        let metrics = bind_metrics("127.0.0.1:0".parse().unwrap()).unwrap();
+        let (dir, registry) = registry(name);
+        let control = bind_control(&registry.config.socket).unwrap();
+        let metrics = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = metrics.local_addr().unwrap();
-        let host = HostFacts { direct: false, protect: true, permission: "device".into() };
-        let registry = Arc::new(Registry::new(config, host, notices).unwrap());
+        metrics.set_nonblocking(true).unwrap();
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let metrics = async { TcpListener::from_std(metrics).unwrap() };
             runtime.block_on(serve(registry, control, Some(metrics), async { drop(stopped.await) }))
         });
         Self { dir, metrics: address, stop, thread }
@@ -200,4 +207,27 @@ fn the_policy_answers_and_is_changed_whole_or_not_at_all() {
     assert_eq!(client.mrc("web1").unwrap_err().code(), Some(ErrorCode::NoSuchVm));
     assert_eq!(client.what_if("web1", &WhatIfRequest::default()).unwrap_err().code(), Some(ErrorCode::NoSuchVm));
     daemon.stop();
+}
+
+#[test]
+fn metrics_are_served_as_soon_as_the_port_is_free() {
+    let (dir, registry) = registry("port");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let listening = tokio::spawn(listen_for_scrapers(Arc::clone(&registry), address));
+        while registry.parts.problems().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        let problems = registry.health().problems;
+        assert!(
+            problems.iter().any(|line| line.contains("--metrics off") && line.contains(&address.to_string())),
+            "{problems:?}"
+        );
+        drop(taken);
+        assert_eq!(listening.await.unwrap().local_addr().unwrap(), address);
+        assert_eq!(registry.parts.problems(), [""; 0]);
+    });
+    std::fs::remove_dir_all(dir).unwrap();
 }

@@ -208,7 +208,24 @@ impl Registry {
             .collect();
         problems.extend(self.governor.problems(self.lock().values()));
         problems.extend(self.promises_problem());
+        problems.extend(self.parts.problems());
+        problems.extend(cgroup_problem());
         Health { ok: problems.is_empty(), problems }
+    }
+}
+
+/// A daemon that the kernel ends for memory leaves every VM waiting.
+fn cgroup_problem() -> Option<String> {
+    match pagoda_sys::host::memory_limit() {
+        Ok(limit) => limit.map(|limit| {
+            format!(
+                "pagodad's cgroup may use {} ({}), and guest pages that it brings in count: at the limit the kernel would \
+                 end it, and all VMs would wait. Give it no limit (systemd: MemoryMax=infinity, MemoryHigh=infinity)",
+                Bytes(limit.bytes),
+                limit.file.display()
+            )
+        }),
+        Err(error) => Some(format!("the memory limit of pagodad's cgroup cannot be read: {error}")),
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod behaviour;
 mod data;
+mod endpoints;
 mod faults;
 mod members;
 mod relay;

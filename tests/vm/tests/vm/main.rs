@@ -9,6 +9,7 @@ mod features;
 mod guards;
 mod kvm;
 mod libvirt;
+mod optional;
 mod options;
 mod overcommit;
 mod pins;
