@@ -21,7 +21,7 @@ mod status;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use pagoda_abi::attach::Packet;
+use pagoda_abi::attach::{Packet, Text};
 use pagoda_core::fault::{
     Access, Actions, Config, Event, FaultKind, Machine, Now, PageInPolicy, Replacement, Sharing, Stall, headroom_max,
 };
@@ -178,7 +178,7 @@ pub struct Engine {
     notify: Box<dyn Fn(Notice) + Send>,
     pidfd: OwnedFd,
     agent: agent::Agent,
-    calls: Vec<(u32, Connection)>,
+    calls: Vec<agent::Call>,
     calls_made: u32,
     /// Connections that wait until all RAM is there for good.
     pin_waiters: Vec<u32>,
@@ -224,9 +224,12 @@ impl std::fmt::Debug for Engine {
 /// The thread could not be made. What goes wrong in it is a [`Notice::Stalled`] or the end of the VM.
 pub fn spawn(parts: Parts, inbox: Inbox, notify: Box<dyn Fn(Notice) + Send>) -> Result<(), EngineError> {
     let name = parts.name.clone();
+    // A VM that runs already waits, and its agent comes again; a new one is told why it does not start.
+    let newcomer = if parts.taken_over { None } else { parts.agent.try_clone().ok() };
     let thread = std::thread::Builder::new().name(format!("vm-{}", name.chars().take(11).collect::<String>()));
     let run = move || match Engine::new(parts, inbox, notify) {
         Ok(mut engine) => {
+            drop(newcomer);
             let end = engine.run();
             engine.leave_group(end == Some(Notice::Exited));
             // Memory, files and the swap file's lock are free before anybody hears of it.
@@ -237,6 +240,10 @@ pub fn spawn(parts: Parts, inbox: Inbox, notify: Box<dyn Fn(Notice) + Send>) -> 
         }
         Err((error, notify)) => {
             tracing::error!(vm = %name, "{error}");
+            if let Some(agent) = newcomer {
+                let _ =
+                    agent.send(&Packet::Refused { text: Text::new(&format!("{name} cannot be served: {error}")) }, &[]);
+            }
             notify(Notice::Stalled(format!("the engine did not start: {error}")));
             // Its agent comes again.
             notify(Notice::Detached);
@@ -411,6 +418,7 @@ impl Engine {
             }
             self.scan();
             self.tick();
+            self.hear_waiting_calls();
         }
         self.publish();
         self.end.take()

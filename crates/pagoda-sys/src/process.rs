@@ -98,7 +98,6 @@ fn life_by(stat: io::Result<Vec<String>>, start: u64, witness: impl FnOnce() -> 
         let is_zombie = matches!(fields.first().map(String::as_str), Some("Z" | "X")) && stat_number(&fields, 20)? <= 1;
         Ok(stat_number(&fields, 22)? == start && !is_zombie)
     });
-    let no_such = |error: &io::Error| error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error());
     match told {
         Ok(true) => Life::Alive,
         Ok(false) => Life::Ended,
@@ -110,6 +109,10 @@ fn life_by(stat: io::Result<Vec<String>>, start: u64, witness: impl FnOnce() -> 
         },
         Err(error) => Life::Unknown(error),
     }
+}
+
+fn no_such(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
 
 /// CPU time the process has used, in user and kernel mode together.
@@ -161,14 +164,24 @@ pub fn process_of(tid: u32) -> io::Result<u32> {
 /// not found, so this wants root (or the same user as the VMs).
 ///
 /// # Errors
-/// Only if /proc itself cannot be read.
+/// /proc, or a process that is there and ours to look at, cannot be read, as for want of descriptors: others may map it.
 pub fn mappers(dev: u64, ino: u64) -> io::Result<Vec<u32>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
-        // A process that ended since, or another user's.
-        let Ok(maps) = std::fs::read(format!("/proc/{pid}/maps")) else { continue };
+        let maps = match std::fs::read(format!("/proc/{pid}/maps")) {
+            Ok(maps) => maps,
+            // A process that ended since, or another user's.
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound
+                    || no_such(&error)
+                    || error.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         if String::from_utf8_lossy(&maps).lines().any(|line| maps_file(line) == Some((dev, ino))) {
             found.push(pid);
         }
@@ -232,6 +245,13 @@ impl Wake {
 pub fn lock_memory() -> Result<(), Errno> {
     // On fault only: else every thread's whole stack would become resident.
     rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)
+}
+
+/// Whether this process may lock memory whatever its limit is (CAP_IPC_LOCK).
+#[must_use]
+pub fn may_lock_memory() -> bool {
+    let sets = rustix::thread::capabilities(None);
+    sets.is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::IPC_LOCK))
 }
 
 /// The limits the daemon needs raised.

@@ -10,6 +10,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use pagoda_abi::attach::{DecodeError, FDS_MAX, PACKET_MAX, Packet};
 use rustix::fs::{Mode, OFlags};
@@ -218,6 +219,29 @@ impl Connection {
     /// For polling.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    /// The same connection once more.
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub fn try_clone(&self) -> Result<Connection, SocketError> {
+        let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, 0).map_err(os("duplicate a connection"))?;
+        Ok(Connection { fd })
+    }
+
+    /// Ends it for both sides: who waits in `recv` hears that it is closed.
+    pub fn shut_down(&self) {
+        let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
+    }
+
+    /// How long `recv` waits for a packet; for ever if `None`.
+    ///
+    /// # Errors
+    /// The error of setsockopt(2).
+    pub fn set_patience(&self, patience: Option<Duration>) -> Result<(), SocketError> {
+        rustix::net::sockopt::set_socket_timeout(&self.fd, rustix::net::sockopt::Timeout::Recv, patience)
+            .map_err(os("set a time-out"))
     }
 
     /// Whether `recv` and `send` return at once.

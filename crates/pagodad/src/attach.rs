@@ -4,9 +4,10 @@
 //! Each connection gets a thread until it has said what it is; then its engine owns it. A peer proves by the token which
 //! VM it is, and by the kernel's word (`SO_PEERCRED`) that it is the user and, later, the process that it was.
 
+mod handshakes;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -25,19 +26,20 @@ use pagoda_sys::socket::{Connection, Listener, Peer, Received, SharedMap};
 use pagoda_sys::swapfile::{Reserve, SwapFile};
 use pagoda_sys::uffd::{self, Uffd};
 
+use self::handshakes::Handshakes;
 use crate::far;
 use crate::registry::{Registry, Starter, Taken, sharing_of};
 
 /// userfaultfds asked for: past a few vCPUs one no longer scales, and two cost nothing.
 pub const UFFDS_PER_VM: u32 = 2;
-/// Connections that have not yet said what they are. More are closed at once: the shim tries again.
-const HANDSHAKES_MAX: usize = 64;
+/// How long a peer may be silent in a handshake. A shim asks at once, and connects again if it was held up.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// A connection that cannot be accepted, as for want of descriptors, is tried again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// Accepts connections for as long as the daemon runs.
 pub fn serve(listener: &Listener, registry: &Arc<Registry>) {
-    let open = Arc::new(AtomicUsize::new(0));
+    let handshakes = Arc::new(Handshakes::default());
     loop {
         let connection = match listener.accept() {
             Ok(connection) => connection,
@@ -47,33 +49,49 @@ pub fn serve(listener: &Listener, registry: &Arc<Registry>) {
                 continue;
             }
         };
-        if open.fetch_add(1, Ordering::Relaxed) >= HANDSHAKES_MAX {
-            open.fetch_sub(1, Ordering::Relaxed);
-            continue;
-        }
-        let (registry, counted) = (Arc::clone(registry), Arc::clone(&open));
+        let peer = match connection.peer() {
+            Ok(peer) => peer,
+            Err(error) => {
+                tracing::warn!("attach: ask who connects: {error}");
+                continue;
+            }
+        };
+        let connection = Arc::new(connection);
+        let is_limited = peer.uid != 0 && peer.uid != rustix::process::geteuid().as_raw();
+        handshakes.came(&connection, peer.uid, is_limited);
+        let (registry, handshakes, handled) = (Arc::clone(registry), Arc::clone(&handshakes), Arc::clone(&connection));
+        let forgotten = Arc::clone(&handshakes);
         let handle = move || {
-            shake_hands(connection, &registry);
-            counted.fetch_sub(1, Ordering::Relaxed);
+            let first =
+                connection.set_patience(Some(SILENCE_MAX)).map_err(Into::into).and_then(|()| receive(&connection));
+            handshakes.spoke(&connection);
+            shake_hands(&connection, &registry, peer, first);
         };
         if let Err(error) = std::thread::Builder::new().name("attach".into()).spawn(handle) {
-            open.fetch_sub(1, Ordering::Relaxed);
+            forgotten.spoke(&handled);
             tracing::warn!("attach: {error}");
         }
     }
 }
 
-fn shake_hands(connection: Connection, registry: &Arc<Registry>) {
-    let connection = Arc::new(connection);
-    if let Err(error) = greet(&connection, registry) {
+fn shake_hands(
+    connection: &Arc<Connection>,
+    registry: &Arc<Registry>,
+    peer: Peer,
+    first: Result<(Packet, Vec<OwnedFd>)>,
+) {
+    if let Err(error) = first.and_then(|first| greet(connection, registry, peer, first)) {
         tracing::warn!("attach refused: {error:#}");
         let _ = connection.send(&Packet::Refused { text: Text::new(&format!("{error:#}")) }, &[]);
     }
 }
 
-fn greet(connection: &Arc<Connection>, registry: &Arc<Registry>) -> Result<()> {
-    let peer = connection.peer().context("ask who connects")?;
-    let (packet, fds) = receive(connection)?;
+fn greet(
+    connection: &Arc<Connection>,
+    registry: &Arc<Registry>,
+    peer: Peer,
+    (packet, fds): (Packet, Vec<OwnedFd>),
+) -> Result<()> {
     match packet {
         Packet::Fetch { token } => fetch(connection, registry, token, peer),
         Packet::Ram { token } => give_ram(connection, registry, token, peer),
@@ -113,13 +131,15 @@ fn note_refusal(registry: &Registry, token: Token, peer: Peer, why: &str) {
 
 /// The engine's own end of the connection; ours closes when the handshake's thread ends.
 fn owned(connection: &Arc<Connection>) -> Result<Connection> {
-    Ok(Connection::from_fd(connection.as_fd().try_clone_to_owned()?))
+    connection.set_patience(None)?;
+    Ok(connection.try_clone()?)
 }
 
 fn receive(connection: &Connection) -> Result<(Packet, Vec<OwnedFd>)> {
     match connection.recv()? {
         Received::Message { packet, fds } => Ok((packet, fds)),
-        Received::Nothing | Received::Closed => bail!("the peer went away in the middle of the handshake"),
+        Received::Nothing => bail!("the peer said nothing for {} s", SILENCE_MAX.as_secs()),
+        Received::Closed => bail!("the peer went away in the middle of the handshake"),
     }
 }
 

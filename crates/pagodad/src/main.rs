@@ -171,12 +171,30 @@ fn check_host(config: &Config) -> Result<HostFacts> {
             tracing::debug!("raise {limit:?}: {error}");
         }
     }
+    let mut limits: Vec<String> =
+        [Limit::FileSize, Limit::AddressSpace, Limit::Data].into_iter().filter_map(still_limited).collect();
+    limits.extend(lock_memory());
     Ok(HostFacts {
-        limits: [Limit::FileSize, Limit::AddressSpace, Limit::Data].into_iter().filter_map(still_limited).collect(),
+        limits,
         direct: config.large_folios == LargeFolios::Auto && FolioSize::Chunk.on_advice(),
         protect: report.continue_protected,
         permission: format!("{:?}", report.permission).to_lowercase(),
     })
+}
+
+/// Keeps the daemon's own memory from being swapped out; why that cannot be, if so. Never under a limit: then a VM's memory,
+/// which counts at the moment it is mapped, could not be mapped any more.
+fn lock_memory() -> Option<String> {
+    let advice = "the host may swap out the daemon's own memory, and guests would wait: start pagodad with LimitMEMLOCK=infinity";
+    match raise_limit(Limit::LockedMemory, u64::MAX) {
+        // The limit does not count for who has the privilege.
+        _ if pagoda_sys::process::may_lock_memory() => {
+            pagoda_sys::process::lock_memory().err().map(|error| format!("{error}: {advice}"))
+        }
+        Ok(u64::MAX) => pagoda_sys::process::lock_memory().err().map(|error| format!("{error}: {advice}")),
+        Ok(bytes) => Some(format!("RLIMIT_MEMLOCK is {bytes} bytes: {advice}")),
+        Err(error) => Some(format!("RLIMIT_MEMLOCK cannot be raised ({error}): {advice}")),
+    }
 }
 
 /// A limit that would stop the daemon in the middle of something, and cannot be lifted.

@@ -20,7 +20,6 @@ use std::time::Instant;
 use pagoda_abi::record::{Kind, Record};
 use pagoda_core::chance::Chance;
 use pagoda_core::policy::growth::{Growth, Room, Wish, limit_for_min};
-use pagoda_core::policy::settings::SettingsError;
 use pagoda_core::policy::{HostSample, Overhead, Plan, Policy, VmId, VmSettings};
 use pagoda_core::units::{Bytes, PageCount};
 
@@ -50,6 +49,8 @@ pub struct Brain {
     pub policy: Policy,
     pub config: PolicyConfig,
     pub host: Host,
+    /// The host's, when it was last read.
+    pub memory: Memory,
     pub growth: Growth,
     pub chance: Chance,
     /// What was measured of VMs, by kind: the most counts.
@@ -73,12 +74,14 @@ impl Governor {
     ///
     /// # Errors
     /// Settings that cannot be used; the text says which.
-    pub fn new(config: PolicyConfig) -> Result<Governor, SettingsError> {
-        let policy = Policy::new(settings::host_settings(&config, Memory::read().total)?)?;
+    pub fn new(config: PolicyConfig) -> anyhow::Result<Governor> {
+        let memory = Memory::read()?;
+        let policy = Policy::new(settings::host_settings(&config, memory.total)?)?;
         let brain = Brain {
             policy,
             config,
             host: Host::default(),
+            memory,
             growth: Growth::default(),
             chance: Chance::new(std::process::id().into()),
             overheads: BTreeMap::new(),

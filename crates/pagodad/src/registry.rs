@@ -162,11 +162,7 @@ fn internal(what: &str, cause: impl std::fmt::Display) -> ApiError {
 impl Registry {
     /// # Errors
     /// What is configured of the memory policy cannot be used.
-    pub fn new(
-        config: Config,
-        host: HostFacts,
-        notices: Sender<(Token, Notice)>,
-    ) -> Result<Registry, pagoda_core::policy::SettingsError> {
+    pub fn new(config: Config, host: HostFacts, notices: Sender<(Token, Notice)>) -> anyhow::Result<Registry> {
         let HostFacts { direct, protect, permission, limits } = host;
         let governor = Governor::new(config.policy.clone())?;
         let (vms, groups) = (Mutex::default(), Mutex::default());

@@ -65,6 +65,16 @@ pub struct Agent {
     large_folios: Option<bool>,
 }
 
+/// A connection on which the VMM's threads call.
+pub struct Call {
+    id: u32,
+    connection: Connection,
+    /// What was read last is not answered yet.
+    is_under_way: bool,
+    /// It was answered since the connection was read last.
+    was_answered: bool,
+}
+
 impl Agent {
     pub fn is_connected(&self) -> bool {
         self.connection.is_some()
@@ -252,15 +262,21 @@ impl Engine {
         self.calls_made += 1;
         let id = self.calls_made;
         match self.ring.poll_multishot(connection.as_fd(), Source::Calls(id).key()) {
-            Ok(()) => self.calls.push((id, connection)),
+            Ok(()) => self.calls.push(Call { id, connection, is_under_way: false, was_answered: false }),
             Err(error) => tracing::warn!(vm = %self.name, "calls: {error}"),
         }
     }
 
+    /// Reads what the VMM's threads call. While a call is under way the next one stays in the socket: a VMM that does not
+    /// wait for answers waits for room there, and costs the daemon no memory.
     pub(super) fn hear_calls(&mut self, id: u32, more: bool) {
         loop {
-            let Some((_, connection)) = self.calls.iter().find(|(other, _)| *other == id) else { return };
-            match connection.try_recv() {
+            let Some(call) = self.calls.iter_mut().find(|call| call.id == id) else { return };
+            if call.is_under_way {
+                break;
+            }
+            call.was_answered = false;
+            match call.connection.try_recv() {
                 Ok(Received::Message { packet: Packet::Discard { seq, region, offset, len }, .. }) => {
                     self.discard(id, seq, region, offset, len);
                     if !self.another_call_comes(id) {
@@ -269,6 +285,7 @@ impl Engine {
                 }
                 Ok(Received::Message { packet: Packet::Foreign { reason }, .. }) => {
                     self.pin(format!("its memory is reachable by others ({reason:?})"));
+                    self.begin_call(id);
                     self.pin_waiters.push(id);
                     self.release_pin_waiters();
                 }
@@ -285,8 +302,8 @@ impl Engine {
             }
         }
         if !more
-            && let Some((_, connection)) = self.calls.iter().find(|(other, _)| *other == id)
-            && self.ring.poll_multishot(connection.as_fd(), Source::Calls(id).key()).is_err()
+            && let Some(call) = self.calls.iter().find(|call| call.id == id)
+            && self.ring.poll_multishot(call.connection.as_fd(), Source::Calls(id).key()).is_err()
         {
             self.drop_calls(id);
         }
@@ -297,11 +314,11 @@ impl Engine {
     fn another_call_comes(&mut self, id: u32) -> bool {
         let start = Instant::now();
         loop {
-            let Some((_, connection)) = self.calls.iter().find(|(other, _)| *other == id) else { return false };
-            if self.ring.is_due() {
+            let Some(call) = self.calls.iter().find(|call| call.id == id) else { return false };
+            if call.is_under_way || self.ring.is_due() {
                 return false;
             }
-            if connection.is_readable() {
+            if call.connection.is_readable() {
                 return true;
             }
             if start.elapsed() > LINGER {
@@ -313,6 +330,7 @@ impl Engine {
 
     fn discard(&mut self, id: u32, seq: u64, region: u32, offset: u64, len: u64) {
         let token = u64::from(id) << 32 | (seq & u64::from(u32::MAX));
+        self.begin_call(id);
         match self.space.page_in_region(region, offset, len) {
             Some(first) => self.apply(Event::Discard { token, first, count: PageCount(len / PAGE_SIZE) }),
             None => {
@@ -324,10 +342,7 @@ impl Engine {
 
     pub(super) fn discard_done(&mut self, token: u64) {
         let (id, seq) = ((token >> 32) as u32, token & u64::from(u32::MAX));
-        let sent = match self.calls.iter().find(|(other, _)| *other == id) {
-            Some((_, connection)) => connection.send(&Packet::Discarded { seq }, &[]),
-            None => Ok(()),
-        };
+        let sent = self.answer_call(id, &Packet::Discarded { seq });
         if let Err(error) = sent {
             let expected = matches!(error, SocketError::Closed);
             tracing::debug!(vm = %self.name, expected, "calls: {error}");
@@ -341,14 +356,34 @@ impl Engine {
             return;
         }
         for id in std::mem::take(&mut self.pin_waiters) {
-            if let Some((_, connection)) = self.calls.iter().find(|(other, _)| *other == id) {
-                let _ = connection.send(&Packet::Welcome { flags: 0 }, &[]);
-            }
+            let _ = self.answer_call(id, &Packet::Welcome { flags: 0 });
+        }
+    }
+
+    fn begin_call(&mut self, id: u32) {
+        if let Some(call) = self.calls.iter_mut().find(|call| call.id == id) {
+            call.is_under_way = true;
+        }
+    }
+
+    /// Ends a call, and has the next one read ([`Engine::hear_waiting_calls`]).
+    fn answer_call(&mut self, id: u32, answer: &Packet) -> Result<(), SocketError> {
+        let Some(call) = self.calls.iter_mut().find(|call| call.id == id) else { return Ok(()) };
+        (call.is_under_way, call.was_answered) = (false, true);
+        call.connection.send(answer, &[])
+    }
+
+    /// Reads calls that came while others were under way, each connection once: faults come first.
+    pub(super) fn hear_waiting_calls(&mut self) {
+        for _ in 0..self.calls.len() {
+            let Some(id) = self.calls.iter().find(|call| call.was_answered).map(|call| call.id) else { return };
+            self.hear_calls(id, true);
         }
     }
 
     fn drop_calls(&mut self, id: u32) {
-        self.calls.retain(|(other, _)| *other != id);
+        self.calls.retain(|call| call.id != id);
+        self.pin_waiters.retain(|waiter| *waiter != id);
         let _ = self.ring.cancel_poll(Source::Calls(id).key());
     }
 }

@@ -1,6 +1,7 @@
 //! How much of the pool the host can do without: all of it, unless the host itself runs short.
 
 use std::fs;
+use std::io;
 
 use pagoda_core::units::{Bytes, PageCount};
 
@@ -26,23 +27,28 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// As of now. What cannot be read is 0.
-    pub fn read() -> Memory {
-        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    /// As of now.
+    ///
+    /// # Errors
+    /// /proc/meminfo cannot be read or does not say: that is not to be taken for a host without memory.
+    pub fn read() -> io::Result<Memory> {
+        let meminfo = fs::read_to_string("/proc/meminfo")?;
         let pressure = fs::read_to_string("/proc/pressure/memory").ok();
-        Memory::parse(&meminfo, pressure.as_deref())
+        Memory::parse(&meminfo, pressure.as_deref()).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidData, "/proc/meminfo does not say how much memory there is")
+        })
     }
 
-    fn parse(meminfo: &str, pressure: Option<&str>) -> Memory {
+    fn parse(meminfo: &str, pressure: Option<&str>) -> Option<Memory> {
         let kib = |key: &str| {
-            let line = meminfo.lines().find_map(|line| line.strip_prefix(key));
-            Bytes::from_kib(line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0))
+            let line = meminfo.lines().find_map(|line| line.strip_prefix(key))?;
+            line.trim().trim_end_matches(" kB").parse::<u64>().ok().map(Bytes::from_kib)
         };
-        Memory {
-            total: kib("MemTotal:"),
-            available: kib("MemAvailable:"),
+        Some(Memory {
+            total: kib("MemTotal:")?,
+            available: kib("MemAvailable:")?,
             stalled: pressure.and_then(stalled_per_mille),
-        }
+        })
     }
 }
 
@@ -113,11 +119,13 @@ mod tests {
     fn both_files_are_read() {
         let meminfo = "MemTotal:       1000 kB\nMemFree:  1 kB\nMemAvailable:    500 kB\n";
         let pressure = "some avg10=9.00 avg60=0.00\nfull avg10=1.25 avg60=0.10 avg300=0.00 total=7\n";
-        let read = Memory::parse(meminfo, Some(pressure));
+        let read = Memory::parse(meminfo, Some(pressure)).unwrap();
         assert_eq!(read, Memory { total: Bytes::from_kib(1000), available: Bytes::from_kib(500), stalled: Some(12) });
-        assert_eq!(Memory::parse("", None), Memory::default());
-        assert_eq!(Memory::parse("", Some("full avg10=x")).stalled, None);
-        assert!(Memory::read().total > Bytes::ZERO);
+        assert_eq!(Memory::parse(meminfo, Some("full avg10=x")).unwrap().stalled, None);
+        for unknown in ["", "MemTotal: 7 kB\n", "MemTotal: 7 kB\nMemAvailable: many\n"] {
+            assert_eq!(Memory::parse(unknown, None), None, "{unknown:?} is not a host without memory");
+        }
+        assert!(Memory::read().unwrap().total > Bytes::ZERO);
     }
 
     #[test]

@@ -19,6 +19,8 @@ use super::{Brain, Last, settings};
 use crate::balloon;
 use crate::registry::{Registry, Vm, limit_of};
 
+/// The look at the host's memory, in health.
+const HOST_MEMORY: &str = "host memory";
 /// How often a VMM is measured: its memory grows slowly.
 const OVERHEAD_PERIOD: Duration = Duration::from_secs(10);
 /// A balloon of which an earlier daemon's record tells is waited for; a monitor that others keep busy is not.
@@ -122,8 +124,20 @@ pub fn make(registry: &Arc<Registry>) {
         vm.status = vm.handle.as_ref().map(|handle| handle.status_after(vm.asked));
         measure(vm);
     }
-    let memory = Memory::read();
+    let read = Memory::read();
     let mut brain = registry.governor.lock();
+    let memory = match read {
+        Ok(memory) => {
+            registry.parts.works(HOST_MEMORY);
+            brain.memory = memory;
+            memory
+        }
+        // As it was last: no VM loses memory to a host that cannot be looked at.
+        Err(error) => {
+            registry.parts.failed(HOST_MEMORY, &format!("it cannot be read, and counts as it was last: {error}"));
+            brain.memory
+        }
+    };
     let now_ms = registry.governor.now_ms();
     let planned = plan(&mut brain, now_ms, &memory, &seen);
     drop(brain);

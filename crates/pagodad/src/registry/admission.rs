@@ -147,7 +147,7 @@ impl Registry {
 
     fn try_reload(&self) -> anyhow::Result<()> {
         let config = self.config.reload_policy()?;
-        let total = crate::policy::host::Memory::read().total;
+        let total = crate::policy::host::Memory::read()?.total;
         let host = settings::host_settings(&config, total)?;
         let vms = self.lock();
         let swap = self.swap_space(&vms).map_err(|error| anyhow::anyhow!("{}", error.message))?;

@@ -159,7 +159,8 @@ impl Registry {
     /// The host as this daemon sees it.
     pub fn host(&self) -> HostInfo {
         let uname = rustix::system::uname();
-        let memory = Memory::read();
+        // Only shown: 0 stands for unknown here.
+        let memory = Memory::read().unwrap_or_default();
         let mut policy = self.governor.describe_host();
         let vms = self.lock();
         for vm in vms.values() {

@@ -14,6 +14,8 @@ use crate::far;
 use crate::policy::rounds::Governed;
 use crate::qmp::Monitor;
 
+/// The look for other mappers, in health.
+const STRANGERS: &str = "other mappers";
 /// How long a VM may be made without a `pagoda run` that fetches its monitor, which is its next step.
 const ATTACH_WAIT: Duration = Duration::from_secs(60);
 /// How long engines may take to let go when the daemon ends: their I/O in flight, at a slow disk's pace.
@@ -176,7 +178,15 @@ impl Registry {
         };
         for (name, pid, inodes) in attached {
             for (dev, ino) in inodes {
-                let mappers = pagoda_sys::process::mappers(dev, ino).unwrap_or_default();
+                let mappers = match pagoda_sys::process::mappers(dev, ino) {
+                    Ok(mappers) => mappers,
+                    // Nobody was seen, for nobody could be looked at.
+                    Err(error) => {
+                        let why = format!("other processes that map a VM's memory cannot be looked for: {error}");
+                        return self.parts.failed(STRANGERS, &why);
+                    }
+                };
+                self.parts.works(STRANGERS);
                 let stranger = mappers.into_iter().find(|mapper| *mapper != pid && *mapper != std::process::id());
                 if let Some(stranger) = stranger {
                     self.pin(&name, &format!("process {stranger} maps its memory too, without Pagoda"));

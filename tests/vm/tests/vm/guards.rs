@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -274,4 +274,124 @@ fn ram_fd(pid: u32) -> Result<String> {
         }
     }
     anyhow::bail!("process {pid} has no RAM file open")
+}
+
+#[test]
+fn silent_connections_do_not_shut_the_attach_socket() -> Result<()> {
+    Lab::run("silent connections", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let silent = || -> Result<Vec<_>> {
+            let connect = |_| pagoda_sys::socket::Connection::connect(&daemon.attach_socket()).context("connect");
+            (0..200).map(connect).collect()
+        };
+        let first = silent()?;
+        let toy = lab.toy(&daemon, &ToyOptions { name: "web1".into(), memory_mib: 128, dram_mib: 64, threads: 1 })?;
+        toy.fill()?;
+        daemon.kill9()?;
+        drop(first);
+        daemon.start_unanswered()?;
+        let second = wait::until("the attach socket", wait::HANG, || Ok(silent().ok()))?;
+        // Its agent comes back all the same.
+        toy.go("--workload seq --mode read --passes 1")?;
+        drop(second);
+        toy.quit()?;
+        daemon.wait_gone("web1")
+    })
+}
+
+/// A daemon with so few descriptors that something in an attachment fails, whatever it is: the VM runs or says why not.
+#[test]
+fn a_vm_that_cannot_be_served_ends_with_a_message() -> Result<()> {
+    Lab::run("few descriptors", 1, |lab| {
+        let (mut refused, mut ran, mut last) = (0, 0, String::new());
+        for limit in (24..64).step_by(4).chain((64..600).step_by(40)) {
+            let dir = lab.dir().join(format!("few{limit}"));
+            fs::create_dir(&dir)?;
+            let ours = command(&programs::bin_dir()?.join("pagodad"), &dir, &DaemonOptions::new(Folios::Small))?;
+            // Without the right to raise the limit again.
+            let mut daemon = Command::new("setpriv");
+            daemon.args(["--bounding-set", "-sys_resource", "--inh-caps", "-sys_resource", "prlimit"]);
+            daemon.arg(format!("--nofile={limit}:{limit}")).arg(ours.get_program()).args(ours.get_args());
+            daemon.stderr(File::create(dir.join("log"))?);
+            pagoda_sys::toy::process::die_with_parent(&mut daemon);
+            let mut daemon = daemon.spawn().context("start the daemon")?;
+            let client = pagoda_api::Client::new(dir.join("pagoda.sock"));
+            let answers = wait::until("the daemon answers or ends", wait::HANG, || {
+                Ok(match (daemon.try_wait()?, client.version()) {
+                    (Some(_), _) => Some(false),
+                    (None, Ok(_)) => Some(true),
+                    (None, Err(_)) => None,
+                })
+            })?;
+            if answers {
+                let mut vm = Command::new("timeout");
+                vm.arg("60").arg(programs::bin_dir()?.join("pagoda")).arg("--socket").arg(dir.join("pagoda.sock"));
+                vm.args([
+                    "run",
+                    "--name",
+                    "web1",
+                    "--dram",
+                    "64M",
+                    "--",
+                    "/usr/bin/qemu-system-x86_64",
+                    "-accel",
+                    "tcg",
+                ]);
+                vm.args(["-m", "128M", "-nodefaults", "-display", "none", "-S", "-monitor", "stdio"]);
+                let mut vm = vm.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+                let _ = std::io::Write::write_all(&mut vm.stdin.take().context("QEMU's input")?, b"quit\n");
+                let output = vm.wait_with_output()?;
+                let said = said(&output);
+                match output.status.code() {
+                    Some(0) => ran += 1,
+                    Some(124) => anyhow::bail!("with {limit} descriptors the VM hangs: {said}\n{}", log_of(&dir)),
+                    _ => {
+                        refused += 1;
+                        ensure!(said.contains("pagoda: "), "with {limit} descriptors it says only: {said}");
+                        last = said;
+                    }
+                }
+            }
+            daemon.kill()?;
+            daemon.wait()?;
+        }
+        ensure!(
+            refused > 3 && ran > 3,
+            "{refused} refused, {ran} ran: the limits were not between; the last said: {last}"
+        );
+        Ok(())
+    })
+}
+
+fn log_of(dir: &Path) -> String {
+    fs::read_to_string(dir.join("log")).unwrap_or_default()
+}
+
+#[test]
+fn the_daemons_memory_is_locked_and_guests_is_not() -> Result<()> {
+    Lab::run("locked memory", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let status = |field: &str| -> Result<u64> {
+            let text = fs::read_to_string(format!("/proc/{}/status", daemon.pid()))?;
+            let line = text.lines().find(|line| line.starts_with(field)).context("a line of /proc/PID/status")?;
+            Ok(line.split_whitespace().nth(1).context("a number")?.parse::<u64>()? << 10)
+        };
+        let before = status("VmLck:")?;
+        ensure!(before >= 4 * MIB, "only {before} bytes are locked");
+        let options = ToyOptions { name: "web1".into(), memory_mib: 256, dram_mib: 64, threads: 1 };
+        let toy = lab.toy(&daemon, &options)?;
+        toy.fill()?;
+        let vm = daemon.vm("web1")?;
+        ensure!(vm.resident_bytes <= 64 * MIB && vm.swapped_bytes >= 150 * MIB, "{vm:#?}");
+        let smaps = fs::read_to_string(format!("/proc/{}/smaps", daemon.pid()))?;
+        let mappings: Vec<&str> = smaps.split_inclusive("\nVmFlags:").collect();
+        let of_ram = mappings.windows(2).filter(|pair| pair[0].contains(&ram_name("web1")));
+        let flags: Vec<&str> = of_ram.map(|pair| pair[1].lines().next().unwrap_or_default()).collect();
+        ensure!(
+            !flags.is_empty() && flags.iter().all(|flags| !flags.contains(" lo")),
+            "views of RAM are locked: {flags:?}"
+        );
+        toy.go("--workload random --mode read-write --passes 1")?;
+        toy.quit()
+    })
 }
