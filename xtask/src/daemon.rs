@@ -32,6 +32,8 @@ pub struct Daemon {
     dir: PathBuf,
     programs: PathBuf,
     options: Vec<String>,
+    /// What the daemon is started by, such as `prlimit`; nothing unless a fault is put in its way.
+    wrapper: Vec<String>,
     child: Child,
     started: Instant,
     /// The same moment, by the clock that the toy reports in.
@@ -70,11 +72,12 @@ impl Daemon {
         let this = this_program()?;
         let programs = this.parent().context("directory of this program")?.to_owned();
         let (started, started_ns) = (Instant::now(), monotonic_ns());
-        let (child, kill) = spawn(&programs, &dir, &options)?;
+        let (child, kill) = spawn(&programs, &dir, &options, &[])?;
         let mut daemon = Self {
             dir,
             programs,
             options,
+            wrapper: Vec::new(),
             child,
             started,
             started_ns,
@@ -116,12 +119,27 @@ impl Daemon {
     /// # Errors
     /// It does not answer.
     pub fn restart(&mut self) -> Result<Duration> {
-        (self.started, self.started_ns) = (Instant::now(), monotonic_ns());
-        let (child, kill) = spawn(&self.programs, &self.dir, &self.options)?;
-        self.child = child;
-        self._kill = kill;
+        self.restart_unanswered()?;
         self.wait_until_it_answers()?;
         Ok(self.since_start())
+    }
+
+    /// The same, without waiting for its answer, which may never come.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn restart_unanswered(&mut self) -> Result<()> {
+        (self.started, self.started_ns) = (Instant::now(), monotonic_ns());
+        let (child, kill) = spawn(&self.programs, &self.dir, &self.options, &self.wrapper)?;
+        self.child = child;
+        self._kill = kill;
+        Ok(())
+    }
+
+    /// What the daemon is started with and by from the next restart on.
+    pub fn change_start(&mut self, options: &[&str], wrapper: &[&str]) {
+        let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        (self.options, self.wrapper) = (owned(options), owned(wrapper));
     }
 
     /// Time since the running daemon was started.
@@ -347,11 +365,21 @@ impl Drop for Daemon {
     }
 }
 
-fn spawn(programs: &Path, dir: &Path, options: &[String]) -> Result<(Child, Guard)> {
+fn spawn(programs: &Path, dir: &Path, options: &[String], wrapper: &[String]) -> Result<(Child, Guard)> {
     let program = programs.join("pagodad");
     let log =
         fs::File::options().create(true).append(true).open(dir.join("pagodad.log")).context("open the daemon's log")?;
-    let mut command = Command::new(&program);
+    let mut command = match wrapper.split_first() {
+        None => Command::new(&program),
+        Some((first, rest)) => {
+            let mut command = Command::new(first);
+            command.args(rest).arg(&program);
+            command
+        }
+    };
+    if !options.iter().any(|option| option == "--metrics") {
+        command.args(["--metrics", "off"]);
+    }
     command
         .arg("--state-dir")
         .arg(dir)
@@ -361,7 +389,7 @@ fn spawn(programs: &Path, dir: &Path, options: &[String]) -> Result<(Child, Guar
         .arg(dir.join("pagoda.sock"))
         .arg("--attach-socket")
         .arg(dir.join("attach.sock"))
-        .args(["--metrics", "off", "--tune-host"])
+        .arg("--tune-host")
         .args(options)
         .stdin(Stdio::null())
         .stdout(log.try_clone().context("open the daemon's log")?)

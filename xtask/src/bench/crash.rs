@@ -73,7 +73,7 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
 
 /// From the new daemon's exec to the end of the longest access of every thread that waited for it; to its first answer
 /// where none did.
-fn recovery_s(done: &Done, started_ns: u64, answers: Duration) -> f64 {
+pub(super) fn recovery_s(done: &Done, started_ns: u64, answers: Duration) -> f64 {
     let waited = done.stalls.iter().filter(|stall| stall.ended_ns > started_ns);
     let last_ns = waited.map(|stall| stall.ended_ns - started_ns).max();
     last_ns.map_or(answers.as_secs_f64(), |ns| ns as f64 / 1e9)

@@ -31,6 +31,7 @@ mod recover;
 mod relay;
 pub mod report;
 mod resident;
+mod restart;
 mod rmap;
 mod sample;
 mod share;
@@ -144,6 +145,10 @@ enum Name {
     Fleet,
     /// Wrong pages by every way of pinning guest memory, and a guest's disk behind the page cache against plain QEMU
     Pins,
+    /// A VM over restarts of a daemon that cannot tell whether its process runs
+    Restart,
+    /// A VM over restarts of a daemon of which a part does not work that paging does not need
+    Optional,
     /// All of them
     All,
 }
@@ -259,6 +264,8 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::Far => far::run(setup),
         Name::Fleet => far::run_fleet(setup),
         Name::Pins => pins::run(setup),
+        Name::Restart => restart::run(setup),
+        Name::Optional => restart::optional(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;

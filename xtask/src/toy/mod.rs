@@ -60,6 +60,9 @@ pub struct ToyArgs {
     /// Stay on one CPU, the last that it may use, as a pinned vCPU does
     #[arg(long)]
     pin: bool,
+    /// Have a name in /proc that is no text, and reads like a zombie's
+    #[arg(long)]
+    odd_name: bool,
     /// Wait for commands on the input
     #[arg(long)]
     step: bool,
@@ -294,6 +297,9 @@ pub fn main(args: &ToyArgs) -> Result<bool> {
         let mine = Affinity::of_this_thread().context("look which CPUs there are")?;
         let last = mine.last().and_then(|cpu| mine.only(cpu)).context("find a CPU to stay on")?;
         last.apply().context("stay on a CPU")?;
+    }
+    if args.odd_name {
+        std::fs::write("/proc/self/comm", b"\xff\xfe) Z 1 (").context("take a name")?;
     }
     let fills = if args.step {
         say("TOY start")?;
