@@ -6,6 +6,8 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::net::sockopt::{self, Timeout};
@@ -23,6 +25,10 @@ use crate::types::{
 /// Longest wait for the daemon to go on with a request. Making a VM that reserves its swap is the
 /// slowest one: allocating extents for hundreds of GiB takes seconds.
 const WAIT_MAX: Duration = Duration::from_secs(60);
+/// Longest wait for an answer that only reads: nothing it asks for takes the daemon a second.
+const READ_WAIT_MAX: Duration = Duration::from_secs(15);
+/// Later than this an answer is late.
+const SLOW: Duration = Duration::from_secs(2);
 
 /// Why a request failed. Each text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -43,9 +49,9 @@ pub enum ClientError {
     BadPath { socket: PathBuf },
     #[error(
         "the daemon on {} took longer than {} s to answer: see its log (`journalctl -u pagodad`)",
-        socket.display(), WAIT_MAX.as_secs()
+        socket.display(), waited.as_secs()
     )]
-    Timeout { socket: PathBuf },
+    Timeout { socket: PathBuf, waited: Duration },
     #[error("talk to the daemon on {}: is it a pagodad of this version?", socket.display())]
     Protocol { socket: PathBuf, source: HttpError },
     #[error("the daemon's reply to {request} is not understood: are pagoda and pagodad of one version?")]
@@ -102,12 +108,19 @@ pub fn socket_path(flag: Option<&Path>) -> PathBuf {
 #[derive(Debug, Clone)]
 pub struct Client {
     socket: PathBuf,
+    say_slow: Option<fn(&Path)>,
 }
 
 impl Client {
     #[must_use]
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Self { socket: socket.into() }
+        Self { socket: socket.into(), say_slow: None }
+    }
+
+    /// The same, which calls `say` with the socket's path when an answer takes longer than 2 s.
+    #[must_use]
+    pub fn saying_when_slow(self, say: fn(&Path)) -> Self {
+        Self { say_slow: Some(say), ..self }
     }
 
     #[must_use]
@@ -215,11 +228,13 @@ impl Client {
     }
 
     fn exchange(&self, method: &str, path: &str, body: Option<&[u8]>) -> Result<Response, ClientError> {
-        let mut stream = self.connect()?;
+        let wait = if method == "GET" { READ_WAIT_MAX } else { WAIT_MAX };
+        let _slow = self.say_slow.map(|say| Slow::watch(self.socket.clone(), say));
+        let mut stream = self.connect(wait)?;
         let response = http::exchange(&mut stream, method, path, body).map_err(|source| {
             let socket = self.socket.clone();
             match source {
-                HttpError::Io(error) if is_timeout(&error) => ClientError::Timeout { socket },
+                HttpError::Io(error) if is_timeout(&error) => ClientError::Timeout { socket, waited: wait },
                 source => ClientError::Protocol { socket, source },
             }
         })?;
@@ -229,26 +244,53 @@ impl Client {
         Err(ClientError::Refused(refusal(&format!("{method} {path}"), &response)))
     }
 
-    fn connect(&self) -> Result<UnixStream, ClientError> {
+    fn connect(&self, wait: Duration) -> Result<UnixStream, ClientError> {
         let socket = || self.socket.clone();
         let address = SocketAddrUnix::new(&self.socket).map_err(|_| ClientError::BadPath { socket: socket() })?;
         // By hand, for std offers no time-out for a connect that waits in a full backlog.
         let connected = (|| {
             let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-            sockopt::set_socket_timeout(&fd, Timeout::Send, Some(WAIT_MAX))?;
-            sockopt::set_socket_timeout(&fd, Timeout::Recv, Some(WAIT_MAX))?;
+            sockopt::set_socket_timeout(&fd, Timeout::Send, Some(wait))?;
+            sockopt::set_socket_timeout(&fd, Timeout::Recv, Some(wait))?;
             rustix::net::connect(&fd, &address)?;
             Ok::<_, rustix::io::Errno>(UnixStream::from(fd))
         })();
-        connected.map_err(|errno| connect_error(socket(), errno.into()))
+        connected.map_err(|errno| connect_error(socket(), errno.into(), wait))
     }
 }
 
-fn connect_error(socket: PathBuf, source: io::Error) -> ClientError {
+fn connect_error(socket: PathBuf, source: io::Error, waited: Duration) -> ClientError {
     match source.kind() {
         io::ErrorKind::PermissionDenied => ClientError::NotAllowed { socket, source },
-        _ if is_timeout(&source) => ClientError::Timeout { socket },
+        _ if is_timeout(&source) => ClientError::Timeout { socket, waited },
         _ => ClientError::NotRunning { socket, source },
+    }
+}
+
+/// Says that an answer is late, unless it comes before.
+struct Slow {
+    answered: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Slow {
+    fn watch(socket: PathBuf, say: fn(&Path)) -> Slow {
+        let (answered, waiting) = channel();
+        let watch = move || {
+            if waiting.recv_timeout(SLOW) == Err(RecvTimeoutError::Timeout) {
+                say(&socket);
+            }
+        };
+        // Without the thread nothing is said, and the answer is waited for all the same.
+        let thread = std::thread::Builder::new().name("slow".into()).spawn(watch).ok();
+        Slow { answered: Some(answered), thread }
+    }
+}
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        drop(self.answered.take());
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
@@ -282,7 +324,7 @@ mod tests {
     #[test]
     fn what_a_failed_connect_means() {
         let check = |kind: io::ErrorKind, expected: &str| {
-            let said = connect_error("/s".into(), kind.into()).to_string();
+            let said = connect_error("/s".into(), kind.into(), READ_WAIT_MAX).to_string();
             assert!(said.contains(expected), "{said}");
         };
         check(io::ErrorKind::NotFound, "start it with `pagodad`");

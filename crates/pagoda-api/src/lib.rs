@@ -27,10 +27,12 @@
 //! A status of 400 and above comes with an [`ApiError`].
 
 pub mod attach;
+mod causes;
 mod client;
 mod http;
 pub mod types;
 
+pub use causes::in_full;
 pub use client::{Client, ClientError, socket_path};
 pub use http::{BODY_BYTES_MAX, HttpError};
 pub use types::*;

@@ -3,6 +3,7 @@
 mod far;
 mod policy;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
@@ -147,11 +148,13 @@ pub struct Run {
     #[arg(long, value_name = "pool:[copies=1|2]", value_parser = parse_far)]
     pub far: Option<FarRequest>,
     /// The program is not QEMU; it maps the files in PAGODA_RAM itself
+    ///
+    /// Its memory is not inherited over fork: a child that touches it dies by SIGSEGV. Start other programs by posix_spawn or exec.
     #[arg(long, requires = "memory", requires = "name")]
     pub plain: bool,
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
-    pub command: Vec<String>,
+    pub command: Vec<OsString>,
 }
 
 /// Watch the VMs live

@@ -3,12 +3,13 @@
 use std::io;
 use std::process::ExitCode;
 
-use pagoda_api::{ClientError, ErrorCode};
+use pagoda_api::{ClientError, ErrorCode, in_full};
 use pagoda_pool::error::NoSuchDisk;
 /// The command line is wrong in a way that clap cannot see.
 pub use pagoda_pool::error::UsageError;
 use rmap_etcd::EtcdError;
 
+use crate::output::OutputClosed;
 use crate::qemu_args::ArgError;
 
 const FAILED: u8 = 1;
@@ -34,15 +35,18 @@ pub struct NoSuchClient(pub String);
 
 /// Prints `error` and finds its status.
 pub fn report(error: &anyhow::Error) -> ExitCode {
-    // A reader such as `head` that has seen enough is no failure.
-    let is_closed_pipe = error
-        .chain()
-        .any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe));
-    if is_closed_pipe {
+    if is_output_closed(error) {
         return ExitCode::SUCCESS;
     }
-    eprintln!("pagoda: {error:#}");
+    eprintln!("pagoda: {}", in_full(error.as_ref()));
     ExitCode::from(status(error))
+}
+
+fn is_output_closed(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        inner.is_some_and(|inner| inner.is::<OutputClosed>())
+    })
 }
 
 /// Whether the daemon or etcd does not answer.
@@ -108,6 +112,11 @@ mod tests {
         check(EtcdError::Unreachable { endpoint: "e".into(), what: "w".into() }.into(), UNREACHABLE);
         check(EtcdError::Invalid { what: "w".into() }.into(), USAGE);
         check(refused(ErrorCode::NameTaken), FAILED);
+        // The daemon went away in the middle of a request: its pipe is not ours.
+        let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
+        check(ClientError::Protocol { socket: "/s".into(), source: gone().into() }.into(), UNREACHABLE);
+        assert!(!is_output_closed(&gone().into()));
+        assert!(is_output_closed(&anyhow::Error::from(io::Error::other(OutputClosed)).context("print")));
         check(refused(ErrorCode::NoRoom), NO_ROOM);
         check(NotAdmitted("n".into()).into(), NO_ROOM);
         check(

@@ -19,10 +19,11 @@ mod trace;
 mod units;
 mod wrapper;
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Parser;
 use pagoda_api::{Client, socket_path};
 
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(cli: Cli) -> Result<()> {
-    let client = Client::new(socket_path(cli.socket.as_deref()));
+    let client = Client::new(socket_path(cli.socket.as_deref())).saying_when_slow(say_slow);
     let format = if cli.json { Format::Json } else { Format::Text };
     match cli.command {
         Command::Run(options) => run::run(&client, options),
@@ -61,18 +62,15 @@ fn dispatch(cli: Cli) -> Result<()> {
     }
 }
 
+fn say_slow(socket: &Path) {
+    eprintln!("pagoda: the daemon on {} does not answer yet; still waiting", socket.display());
+}
+
 /// QEMU's options, if that is whom we stand in for.
 fn qemu_words() -> Option<Result<Vec<String>>> {
-    let mut words = std::env::args_os();
-    let own_name = words.next()?;
-    if Path::new(&own_name).file_name()? != wrapper::NAME {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    if Path::new(words.first()?).file_name()? != wrapper::NAME {
         return None;
     }
-    Some(
-        words
-            .map(|word| {
-                word.into_string().ok().context("an option of QEMU is not UTF-8: rename the file that it names")
-            })
-            .collect(),
-    )
+    Some(run::in_utf8(words).map(|words| words[1..].to_vec()))
 }

@@ -55,10 +55,17 @@ impl Table {
     }
 }
 
+/// Who reads standard output has seen enough, as `head` does. That is no failure; a socket that is closed is one.
+#[derive(Debug, thiserror::Error)]
+#[error("standard output is closed")]
+pub struct OutputClosed;
+
 pub fn print_text(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => io::Error::new(io::ErrorKind::BrokenPipe, OutputClosed),
+        _ => error,
+    })
 }
 
 pub fn print_json(value: &impl Serialize) -> io::Result<()> {

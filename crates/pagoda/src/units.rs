@@ -19,6 +19,12 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         "m" | "mib" => 1 << 20,
         "g" | "gib" => 1 << 30,
         "t" | "tib" => 1 << 40,
+        unit @ ("kb" | "mb" | "gb" | "tb") => {
+            let letter = unit[..1].to_ascii_uppercase();
+            return Err(format!(
+                "{text:?}: write {digits}{letter} or {digits}{letter}iB, which count in 1024s as QEMU does"
+            ));
+        }
         _ => return Err(advice()),
     };
     scale(digits, unit).ok_or_else(advice)
@@ -127,6 +133,13 @@ pub fn format_mib(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn decimal_units_are_refused_with_the_binary_ones() {
+        let said = parse_size("512MB").unwrap_err();
+        assert!(said.contains("512M or 512MiB"), "{said}");
+        assert!(parse_size("1.5gb").unwrap_err().contains("1.5GiB"));
+    }
 
     const G: u64 = 1 << 30;
 

@@ -16,6 +16,7 @@ use pagoda_abi::attach::{
     FLAG_HUGE, List, PREPARED_DEVICE, PREPARED_SHARING, Packet, Region as WireRegion, Shard as WireShard, Text,
 };
 use pagoda_abi::record::{Kind, Record};
+use pagoda_api::in_full;
 use pagoda_pager::engine::{self, Parts};
 use pagoda_pager::handle::{Command, channel_pair};
 use pagoda_pager::space::{Region, Shard, Space};
@@ -81,8 +82,9 @@ fn shake_hands(
     first: Result<(Packet, Vec<OwnedFd>)>,
 ) {
     if let Err(error) = first.and_then(|first| greet(connection, registry, peer, first)) {
-        tracing::warn!("attach refused: {error:#}");
-        let _ = connection.send(&Packet::Refused { text: Text::new(&format!("{error:#}")) }, &[]);
+        let why = in_full(error.as_ref());
+        tracing::warn!("attach refused: {why}");
+        let _ = connection.send(&Packet::Refused { text: Text::new(&why) }, &[]);
     }
 }
 
@@ -107,7 +109,7 @@ fn greet(
         }
         Packet::Hello { token, regions, shards, .. } => {
             let attached = attach(connection, registry, Hello { token, regions, shards, fds, peer }, None);
-            attached.inspect_err(|error| note_refusal(registry, token, peer, &format!("{error:#}")))
+            attached.inspect_err(|error| note_refusal(registry, token, peer, &in_full(error.as_ref())))
         }
         Packet::Calls { token } => {
             let name = authorised(registry, token, peer)?;

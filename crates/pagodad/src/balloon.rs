@@ -9,6 +9,7 @@
 
 mod device;
 
+use pagoda_api::in_full;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -300,7 +301,7 @@ impl Worker {
                 Action::Ask(memory) => {
                     // A guest that does not hear it is taken for one that ignores it, and is tried again.
                     if let Err(error) = self.device.ask(memory) {
-                        tracing::warn!(vm = %self.name, "balloon: {error:#}");
+                        tracing::warn!(vm = %self.name, "balloon: {error}", error = in_full(error.as_ref()));
                     }
                 }
                 Action::PageOut(to) => (self.page_out)(Some(to)),

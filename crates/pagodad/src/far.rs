@@ -7,6 +7,7 @@
 mod describe;
 mod owed;
 
+use pagoda_api::in_full;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -99,7 +100,11 @@ impl NewTier {
 pub fn new_tier(dirs: &Dirs, name: &str, regions: &[u64], request: FarRequest) -> Result<NewTier, ApiError> {
     let unusable = |cause: anyhow::Error| {
         let hint = "`pagoda pool ls` shows what pagodad has to find; leave --far out to do without";
-        error(ErrorCode::Unsupported, format!("there is no remote memory to be had: {cause:#}"), Some(hint))
+        error(
+            ErrorCode::Unsupported,
+            format!("there is no remote memory to be had: {cause}", cause = in_full(cause.as_ref())),
+            Some(hint),
+        )
     };
     let pool = PoolConfig::read(&dirs.pool, None, tell).map_err(unusable)?;
     store::identity(&pool.dir).map_err(unusable)?;

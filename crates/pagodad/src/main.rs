@@ -11,6 +11,7 @@ mod policy;
 mod qmp;
 mod registry;
 
+use pagoda_api::in_full;
 use std::io::IsTerminal;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
@@ -42,7 +43,8 @@ fn main() -> ExitCode {
     pagoda_sys::process::ignore_file_size_signal();
     let args = Args::parse();
     if args.list_metrics {
-        print!("{}", metrics::catalogue_table());
+        // A reader that has seen enough is no failure.
+        let _ = std::io::Write::write_all(&mut std::io::stdout(), metrics::catalogue_table().as_bytes());
         return ExitCode::SUCCESS;
     }
     tracing_subscriber::fmt()
@@ -53,7 +55,7 @@ fn main() -> ExitCode {
     match Config::load(args).and_then(run) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("pagodad: {error:#}");
+            eprintln!("pagodad: {}", pagoda_api::in_full(error.as_ref()));
             ExitCode::FAILURE
         }
     }
@@ -113,7 +115,7 @@ fn bind_control(registry: &Registry) -> Result<std::os::unix::net::UnixListener>
             Ok(socket)
         });
         match bound {
-            Err(error) if !registry.lock().is_empty() => registry.parts.failed(PART, &format!("{error:#}")),
+            Err(error) if !registry.lock().is_empty() => registry.parts.failed(PART, &in_full(error.as_ref())),
             bound => {
                 registry.parts.works(PART);
                 return bound;

@@ -13,6 +13,7 @@ mod sampling;
 pub use groups::sharing_of;
 pub use life::read_record;
 
+use pagoda_api::in_full;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -368,7 +369,7 @@ impl Registry {
             return Err(internal("write the VM's record", cause));
         }
         if patch.balloon_target.is_some() {
-            self.drive_balloon(vm).map_err(|e| internal("drive the VM's balloon", format!("{e:#}")))?;
+            self.drive_balloon(vm).map_err(|e| internal("drive the VM's balloon", in_full(e.as_ref())))?;
         }
         drop(vms);
         self.governor.bell.ring();
@@ -443,7 +444,7 @@ impl Registry {
         handle.send(Command::Continue);
         // One that is blocked as well runs when it is released.
         if kind == Kind::Qemu && !is_blocked {
-            qmp.execute("cont").map_err(|e| internal("continue the VM", format!("{e:#}")))?;
+            qmp.execute("cont").map_err(|e| internal("continue the VM", in_full(e.as_ref())))?;
         }
         self.get(name)
     }

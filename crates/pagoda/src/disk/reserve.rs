@@ -1,5 +1,6 @@
 //! Room that servers keep for a new disk.
 
+use pagoda_api::in_full;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -23,7 +24,9 @@ pub fn run(pool: &PoolConfig, name: &str, disk: &Disk) -> Result<()> {
     let mut plane = Plane::of(pool, name, disk.cluster.as_deref())?;
     let Err(error) = reserve(pool, &mut plane, disk) else { return Ok(()) };
     let undone = unmake(pool, &mut plane, name, disk);
-    undone.with_context(|| format!("{error:#}; and {name} is still there: `pagoda disk rm {name}`"))?;
+    undone.with_context(|| {
+        format!("{error}; and {name} is still there: `pagoda disk rm {name}`", error = in_full(error.as_ref()))
+    })?;
     Err(error)
 }
 

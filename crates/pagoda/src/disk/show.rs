@@ -1,5 +1,6 @@
 //! `pagoda disk ls` and `pagoda disk show`: what the map says of disks, and whether the servers in it answer.
 
+use pagoda_api::in_full;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -147,7 +148,7 @@ pub fn list(pool: &PoolConfig, format: Format) -> Result<()> {
             Ok(disk) => disks.push(disk),
             Err(error) if exit::is_unreachable(&error) => return Err(error),
             // What is wrong with one disk hides no other.
-            Err(error) => eprintln!("pagoda: {name} is left out: {error:#}"),
+            Err(error) => eprintln!("pagoda: {name} is left out: {error}", error = in_full(error.as_ref())),
         }
     }
     print_list(&disks, format)?;
@@ -197,7 +198,7 @@ fn mode(disk: &Info) -> &'static str {
 pub fn run(pool: &PoolConfig, name: &str, format: Format) -> Result<()> {
     let mut disk = Info::read(pool, name)?;
     if let Err(error) = disk.ask(pool) {
-        eprintln!("pagoda: whether its servers answer is not known: {error:#}");
+        eprintln!("pagoda: whether its servers answer is not known: {error}", error = in_full(error.as_ref()));
     }
     if format == Format::Json {
         return Ok(print_json(&disk)?);

@@ -1,5 +1,6 @@
 //! Whether announcements of a pool's servers are heard on this machine.
 
+use pagoda_api::in_full;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -27,7 +28,7 @@ pub fn check(pool: &PoolConfig, servers: &[ServerInfo]) -> Result<Option<Check>>
         None => return Ok(None),
         Some(Err(error)) => {
             let advice = "`announcements_on` in pool.toml is the address of the network card that servers are behind";
-            return Ok(Some(Check::new(Verdict::Warn, NAME, format!("{error:#}"), advice)));
+            return Ok(Some(Check::new(Verdict::Warn, NAME, in_full(error.as_ref()), advice)));
         }
         Some(Ok(ears)) => ears,
     };

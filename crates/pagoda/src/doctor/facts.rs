@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use pagoda_api::{Client, Health, HostInfo, Version};
+use pagoda_api::{Client, Health, HostInfo, Version, in_full};
 use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::process::Resource;
 
@@ -155,7 +155,7 @@ fn device(path: &str) -> Device {
 }
 
 fn find_qemu(program: &str) -> Result<Program, String> {
-    let path = crate::run::program::find(program).map_err(|error| format!("{error:#}"))?;
+    let path = crate::run::program::find(program).map_err(|error| in_full(error.as_ref()))?;
     let output =
         Command::new(&path).arg("--version").output().map_err(|error| format!("start {}: {error}", path.display()))?;
     let text = String::from_utf8_lossy(&output.stdout);

@@ -2,6 +2,7 @@
 //!
 //! Everything but reaching the servers is judged from facts, without I/O, as in `checks`.
 
+use pagoda_api::in_full;
 use std::net::Ipv4Addr;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -215,7 +216,7 @@ pub fn check_all(place: &Place) -> Vec<Check> {
     if let Err(error) = pool(place, &facts, &mut checks) {
         let advice = "`pagoda pool key init` makes keys, and the file `servers` has the lines that `pagoda pool serve` \
                       prints: docs/disks.md";
-        checks.push(Check::new(Verdict::Fail, "pool", format!("{error:#}"), advice));
+        checks.push(Check::new(Verdict::Fail, "pool", in_full(error.as_ref()), advice));
     }
     checks
 }
@@ -233,7 +234,7 @@ fn pool(place: &Place, facts: &Facts, checks: &mut Vec<Check>) -> Result<()> {
         Err(error) if exit::is_unreachable(&error) => {
             let advice = "nothing can be placed anew or taken over until it is back; servers of the file `servers` are \
                           tried all the same";
-            checks.push(Check::new(Verdict::Fail, "etcd", format!("{error:#}"), advice));
+            checks.push(Check::new(Verdict::Fail, "etcd", in_full(error.as_ref()), advice));
             store::servers(&pool.dir)?
         }
         servers => {

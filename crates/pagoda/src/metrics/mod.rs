@@ -6,6 +6,7 @@
 pub mod disk;
 pub mod server;
 
+use pagoda_api::in_full;
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -62,7 +63,7 @@ impl<T: Collector + Clone> Published<T> {
                     Ok(axum::serve(listener, app).await?)
                 });
                 if let Err(error) = served {
-                    eprintln!("pagoda: metrics are not answered any more: {error:#}");
+                    eprintln!("pagoda: metrics are not answered any more: {error}", error = in_full(error.as_ref()));
                 }
             })
             .context("--metrics")?;

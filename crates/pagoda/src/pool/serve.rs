@@ -1,5 +1,6 @@
 //! `pagoda pool serve`.
 
+use pagoda_api::in_full;
 use std::fs::Metadata;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
@@ -320,7 +321,7 @@ impl Admissions {
             Ok(())
         });
         if let Err(error) = result {
-            eprintln!("pagoda: {error:#}; the clients admitted before stay");
+            eprintln!("pagoda: {error}; the clients admitted before stay", error = in_full(error.as_ref()));
         }
     }
 }

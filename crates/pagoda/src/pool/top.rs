@@ -1,5 +1,6 @@
 //! `pagoda pool top`: asks the servers how they are, shows the rates.
 
+use pagoda_api::in_full;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -130,7 +131,7 @@ impl Servers {
 
 impl Screen for Servers {
     fn refresh(&mut self) {
-        self.trouble = self.sample().err().map(|error| format!("{error:#}"));
+        self.trouble = self.sample().err().map(|error| in_full(error.as_ref()));
     }
 
     fn draw(&self, frame: &mut Frame<'_>) {

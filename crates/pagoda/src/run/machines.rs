@@ -1,5 +1,6 @@
 //! Machine types that QEMU itself has to be asked about.
 
+use pagoda_api::in_full;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -22,7 +23,10 @@ pub fn ram_id(program: &Path, machine: Option<&str>) -> Result<String, ArgError>
     }
     let named = machine.unwrap_or("by default");
     ask(program).and_then(|machines| find(&machines, machine)).map_err(|error| ArgError {
-        problem: format!("what the RAM of the machine {named} is called cannot be found out: {error:#}"),
+        problem: format!(
+            "what the RAM of the machine {named} is called cannot be found out: {error}",
+            error = in_full(error.as_ref())
+        ),
         advice: "name a machine type that has RAM (-machine), or give it a back end: -object \
                  memory-backend-ram,id=ram0,size=... -machine memory-backend=ram0"
             .into(),

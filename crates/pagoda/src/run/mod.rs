@@ -49,7 +49,8 @@ pub struct Request {
 
 /// Never returns when all goes well.
 pub fn run(client: &Client, options: cli::Run) -> Result<()> {
-    let (name, words) = options.command.split_first().context("name a program to run")?;
+    let command = in_utf8(options.command)?;
+    let (name, words) = command.split_first().context("name a program to run")?;
     let kind = if options.plain { VmKind::Plain } else { VmKind::Qemu };
     if kind == VmKind::Qemu && !qemu_args::is_qemu(name) {
         return Err(UsageError(format!(
@@ -81,6 +82,18 @@ pub fn run(client: &Client, options: cli::Run) -> Result<()> {
             words: words.to_vec(),
         },
     )
+}
+
+/// A program and its arguments as text, for QEMU's are read and written anew.
+pub fn in_utf8(words: Vec<OsString>) -> Result<Vec<String>> {
+    let word = |(index, word): (usize, OsString)| {
+        word.into_string().map_err(|word| {
+            UsageError(format!(
+                "argument {index} of the program is not UTF-8: {word:?}: rename the file that it names, or give a link to it"
+            ))
+        })
+    };
+    Ok(words.into_iter().enumerate().map(word).collect::<Result<_, _>>()?)
 }
 
 /// Makes the VM and becomes its program.

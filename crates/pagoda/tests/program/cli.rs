@@ -1,8 +1,12 @@
 //! The program as users run it, against a small daemon in a thread of the test.
 
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use crate::daemon::FakeDaemon;
 use pagoda_api::VmKind;
@@ -282,4 +286,56 @@ fn manual_pages() {
         let text = std::fs::read_to_string(dir.join(page)).unwrap();
         assert!(text.contains(".SH NAME"), "{page}");
     }
+}
+
+/// A listener that does with each connection what it is told, until the test ends.
+fn listening(daemon: &FakeDaemon, act: impl Fn(UnixStream) + Send + 'static) -> Command {
+    let path = daemon.dir.join("other");
+    let listener = UnixListener::bind(&path).unwrap();
+    std::thread::spawn(move || listener.incoming().for_each(|stream| act(stream.unwrap())));
+    let mut command = daemon.pagoda(&["ls"]);
+    command.env("PAGODA_SOCKET", path);
+    command
+}
+
+#[test]
+fn a_daemon_that_goes_away_in_the_middle_is_an_error() {
+    let daemon = FakeDaemon::start("gone");
+    let output = listening(&daemon, drop).output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", err(&output));
+    assert!(err(&output).starts_with("pagoda: talk to the daemon on"), "{}", err(&output));
+}
+
+#[test]
+fn a_daemon_that_does_not_answer_is_said() {
+    let daemon = FakeDaemon::start("hung");
+    // Its connections stay open and silent.
+    let mut hung = listening(&daemon, std::mem::forget).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(hung.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("does not answer yet; still waiting"), "{line}");
+    hung.kill().unwrap();
+    hung.wait().unwrap();
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_failure() {
+    let daemon = FakeDaemon::start("closed");
+    for words in [&["ls"][..], &["--json", "ls"], &["vm", "show", "web1"], &["completion", "bash"], &["--help"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = daemon.pagoda(words).stdout(writer).stderr(Stdio::piped()).spawn().unwrap().wait_with_output();
+        let output = output.unwrap();
+        assert_eq!((output.status.code(), err(&output).as_str()), (Some(0), ""), "{words:?}");
+    }
+}
+
+#[test]
+fn an_argument_that_is_not_utf8_is_named() {
+    let daemon = FakeDaemon::start("utf8");
+    let mut command = daemon.pagoda(&["run", "--name", "a", "--", "qemu-system-x86_64", "-m", "1G"]);
+    let output = command.arg(OsStr::from_bytes(b"m\xfcller.img")).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", err(&output));
+    assert!(err(&output).contains(r#"argument 3 of the program is not UTF-8: "m\xFCller.img""#), "{}", err(&output));
+    assert!(daemon.asked().is_empty());
 }

@@ -1,5 +1,6 @@
 //! The balloon device as QMP shows it: its size, the guest's statistics, resets.
 
+use pagoda_api::in_full;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -81,7 +82,7 @@ impl BalloonDevice {
                 Device::Absent
             }
             Err(error) => {
-                tracing::debug!("balloon: {error:#}");
+                tracing::debug!("balloon: {error}", error = in_full(error.as_ref()));
                 Device::Silent
             }
         }

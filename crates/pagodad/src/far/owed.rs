@@ -5,6 +5,7 @@
 //! it. What cannot be given back in [`TRY_FOR`] is tried again by the next daemon. The VMs do not wait for any of it, nor does
 //! anybody who starts or ends one.
 
+use pagoda_api::in_full;
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -50,7 +51,11 @@ pub(super) fn inherit(dirs: &Dirs, far: &Far, record: &Path) {
         .and_then(|()| std::fs::rename(record, path(dirs, far)).map_err(anyhow::Error::from));
     match renamed {
         Err(error) if is_not_there(&error) => {}
-        Err(error) => tracing::warn!("{} is not kept for the next daemon: {error:#}", record.display()),
+        Err(error) => tracing::warn!(
+            "{} is not kept for the next daemon: {error}",
+            record.display(),
+            error = in_full(error.as_ref())
+        ),
         Ok(()) => {}
     }
 }
@@ -75,7 +80,11 @@ pub(super) fn all(dirs: &Dirs) -> Vec<Record> {
     let notes = paths.filter(|path| path.extension().is_some_and(|extension| extension == "vm"));
     let read = |path: PathBuf| {
         let record = read_record(&path);
-        record.inspect_err(|error| tracing::error!("{}: {error:#}; it is left alone", path.display())).ok()
+        record
+            .inspect_err(|error| {
+                tracing::error!("{}: {error}; it is left alone", path.display(), error = in_full(error.as_ref()))
+            })
+            .ok()
     };
     notes.filter_map(read).collect()
 }
@@ -116,14 +125,13 @@ fn give_back_patiently(dirs: &Dirs, debtor: &Record, far: &Far) {
             let note = path(dirs, far);
             return tracing::warn!(
                 %vm,
-                "its far tier, space {:016x}, is not given back: {error:#}; servers keep its memory until pagodad is started \
+                "its far tier, space {:016x}, is not given back: {error}; servers keep its memory until pagodad is started \
                  again, which tries again by {}",
                 far.space,
-                note.display()
-            );
+                note.display(), error = in_full(error.as_ref()));
         }
         if !std::mem::replace(&mut told, true) {
-            tracing::warn!(%vm, "its far tier is not given back yet: {error:#}; trying again");
+            tracing::warn!(%vm, "its far tier is not given back yet: {error}; trying again", error = in_full(error.as_ref()));
         }
         std::thread::sleep(TRY_EVERY);
     }

@@ -6,6 +6,7 @@
 //! A VM that its user or a stall has paused is left alone; one that is stalled while it is blocked stays paused, for
 //! `pagoda vm cont`. QEMU knows one pause only: who pauses a blocked VM as well finds it running when it is released.
 
+use pagoda_api::in_full;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -60,7 +61,7 @@ fn stop(registry: &Registry, id: VmId) {
     }
     if let Err(error) = qmp.execute("stop") {
         // It may still take effect, so the record stays as it is: the release is harmless.
-        tracing::warn!("block a VM: {error:#}");
+        tracing::warn!("block a VM: {error}", error = in_full(error.as_ref()));
     }
 }
 
@@ -69,7 +70,7 @@ fn release(registry: &Registry, id: VmId) {
         return;
     };
     if !is_stalled && let Err(error) = qmp.execute("cont") {
-        tracing::warn!("release a blocked VM, tried again: {error:#}");
+        tracing::warn!("release a blocked VM, tried again: {error}", error = in_full(error.as_ref()));
         return;
     }
     registry.find_by_id(id, |vm| set_blocked(registry, vm, false));

@@ -3,6 +3,7 @@
 //! Everything that is waited for, a fresh status of each engine above all, is waited for without a lock. Between the look
 //! and the deed a VM may have gone, or another may have its name: VMs are known by their numbers.
 
+use pagoda_api::in_full;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -378,7 +379,7 @@ fn carry_out(registry: &Arc<Registry>, vm: &mut Vm, seen: &Seen, planned: &Plann
     if vm.governed.keeps != Some(keeps) && (keeps < all || vm.balloon.is_some()) {
         vm.governed.keeps = Some(keeps);
         if let Err(error) = registry.follow_plan(vm) {
-            tracing::warn!(vm = %vm.record.name, "drive its balloon: {error:#}");
+            tracing::warn!(vm = %vm.record.name, "drive its balloon: {error}", error = in_full(error.as_ref()));
         }
     }
     super::block::follow(registry, vm, actions.run);

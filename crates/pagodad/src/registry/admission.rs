@@ -1,5 +1,6 @@
 //! Who may start, and what may be set: questions to the memory policy before anything is made or changed.
 
+use pagoda_api::in_full;
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -140,7 +141,10 @@ impl Registry {
     pub fn reload(&self) {
         match self.try_reload() {
             Ok(()) => tracing::info!("the memory policy was configured anew"),
-            Err(error) => tracing::error!("the configuration was not read again, the old one stays: {error:#}"),
+            Err(error) => tracing::error!(
+                "the configuration was not read again, the old one stays: {error}",
+                error = in_full(error.as_ref())
+            ),
         }
         self.governor.bell.ring();
     }

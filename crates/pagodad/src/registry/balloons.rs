@@ -1,5 +1,6 @@
 //! Balloon targets of VMs: who has one, and what is kept of it.
 
+use pagoda_api::in_full;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -30,7 +31,7 @@ impl Registry {
         if let Some(vm) = self.lock().get_mut(name)
             && let Err(error) = self.start_balloon(vm)
         {
-            tracing::error!(vm = %name, "drive its balloon: {error:#}");
+            tracing::error!(vm = %name, "drive its balloon: {error}", error = in_full(error.as_ref()));
         }
     }
 

@@ -1,5 +1,6 @@
 //! How VMs begin and end: found again after a restart, attached, stalled, gone.
 
+use pagoda_api::in_full;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -126,7 +127,7 @@ impl Registry {
             // QEMU answers when its vCPUs stand still, which may take until a fault is answered: nobody waits for it here.
             let stop = move || {
                 if let Err(error) = qmp.execute("stop") {
-                    tracing::warn!("stop a stalled VM: {error:#}");
+                    tracing::warn!("stop a stalled VM: {error}", error = in_full(error.as_ref()));
                 }
             };
             let _ = std::thread::Builder::new().name("qmp-stop".into()).spawn(stop);

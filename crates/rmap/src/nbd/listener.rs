@@ -3,16 +3,21 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use thiserror::Error;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 16;
+
+/// What is written as `%XX` in the query of a URI: all but the unreserved characters of RFC 3986 and the slash.
+const OUTSIDE_QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
 
 /// Why nobody can connect.
 #[derive(Debug, Error)]
@@ -81,7 +86,10 @@ impl Listener {
     /// How clients name it, as libnbd and QEMU read it.
     pub fn uri(&self, export: &str) -> String {
         match (&self.path, self.tcp) {
-            (Some((path, _)), _) => format!("nbd+unix:///{export}?socket={}", path.display()),
+            (Some((path, _)), _) => {
+                let path = percent_encode(path.as_os_str().as_bytes(), OUTSIDE_QUERY);
+                format!("nbd+unix:///{export}?socket={path}")
+            }
             (None, Some(addr)) => format!("nbd://{addr}/{export}"),
             (None, None) => String::new(),
         }
@@ -155,6 +163,9 @@ mod tests {
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         drop(Listener::unix(&path).unwrap());
+        let odd = dir.join("a b#50%&ü.sock");
+        let uri = Listener::unix(&odd).unwrap().uri("d");
+        assert!(uri.starts_with("nbd+unix:///d?socket=/") && uri.ends_with("/a%20b%2350%25%26%C3%BC.sock"), "{uri}");
         let tcp = Listener::tcp(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         assert!(tcp.uri("d").starts_with("nbd://127.0.0.1:"));
         let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
