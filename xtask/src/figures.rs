@@ -1,4 +1,5 @@
-//! Puts the figures that have a bar into the README: from `bench/results/*.json`, and from nowhere else.
+//! Puts figures into the README: every one that has a bar, and every one where the peer is better. From
+//! `bench/results/*.json`, and from nowhere else.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -6,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::bench::report::{Report, number};
+use crate::bench::report::{Figure, Report, number};
 use crate::bench::repository;
 
 const BEGIN: &str = "<!-- figures: begin (filled from bench/results/*.json) -->\n";
@@ -45,6 +46,20 @@ fn fill(text: &str, table: &str) -> Option<String> {
     Some(format!("{before}{BEGIN}{table}{END}{after}"))
 }
 
+/// Units in which more is better, and those in which less is. Of others it is not known who won.
+const MORE_IS_BETTER: [&str; 6] = ["op/s", "MiB/s", "Mbit/s", "pages/s", "1/s", "restarts"];
+const LESS_IS_BETTER: [&str; 7] = ["ns", "us", "ms", "s", "us/acc", "s/GiB", "pages"];
+
+/// Whether a figure has no peer, or is known to be no worse than its peer's.
+fn is_won(figure: &Figure) -> bool {
+    match (figure.peer, figure.ratio) {
+        (None, _) => true,
+        (Some(_), Some(ratio)) if MORE_IS_BETTER.contains(&figure.unit.as_str()) => ratio >= 1.0,
+        (Some(_), Some(ratio)) if LESS_IS_BETTER.contains(&figure.unit.as_str()) => ratio <= 1.0,
+        (Some(_), _) => false,
+    }
+}
+
 fn table(reports: &[Report]) -> String {
     let mut out = String::new();
     for report in reports {
@@ -67,7 +82,7 @@ fn table(reports: &[Report]) -> String {
         out.push_str(
             "| figure: peer | unit | ours | peer | ratio (min-max) | bar | |\n|---|---|---|---|---|---|---|\n",
         );
-        for figure in report.figures.iter().filter(|figure| figure.bar.is_some()) {
+        for figure in report.figures.iter().filter(|figure| figure.bar.is_some() || !is_won(figure)) {
             let value = |value: Option<f64>| value.map_or_else(String::new, number);
             let spread =
                 figure.spread.map_or_else(String::new, |[low, high]| format!("{}-{}", number(low), number(high)));
@@ -75,7 +90,11 @@ fn table(reports: &[Report]) -> String {
                 Some(ratio) => format!("{} ({spread})", number(ratio)),
                 None => format!("({spread})"),
             };
-            let verdict = if figure.holds == Some(true) { "holds" } else { "**falls short**" };
+            let verdict = match (&figure.bar, figure.holds) {
+                (None, _) => "no bar, not won",
+                (Some(_), Some(true)) => "holds",
+                (Some(_), _) => "**falls short**",
+            };
             let (ours, peer) = (value(figure.ours), value(figure.peer));
             let bar = figure.bar.as_deref().unwrap_or_default();
             let _ =
@@ -89,6 +108,20 @@ fn table(reports: &[Report]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_row_is_won_when_it_is_known_to_be() {
+        let row = |unit: &str, ratio: Option<f64>, peer: Option<f64>| {
+            let name = "row".to_owned();
+            let (ours, spread, bar, holds) = (Some(1.0), None, None, None);
+            is_won(&Figure { name, unit: unit.to_owned(), ours, peer, ratio, spread, bar, holds })
+        };
+        assert!(row("MiB/s", Some(1.1), Some(1.0)) && !row("MiB/s", Some(0.9), Some(1.0)));
+        assert!(row("ms", Some(0.9), Some(1.0)) && !row("ms", Some(1.1), Some(1.0)));
+        assert!(!row("furlongs", Some(1.0), Some(1.0)), "nobody knows");
+        assert!(row("furlongs", None, None), "nobody to lose to");
+        assert!(!row("ms", None, Some(1.0)), "the peer has a figure and we have none");
+    }
 
     #[test]
     fn only_what_stands_between_the_marks_is_replaced() {

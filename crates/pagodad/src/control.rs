@@ -77,6 +77,11 @@ pub fn run(registry: &Arc<Registry>, control: std::os::unix::net::UnixListener) 
     })
 }
 
+/// Tells systemd that VMs are served.
+pub fn say_ready(status: &str) {
+    systemd::ready(status);
+}
+
 /// Reads the configuration again at each SIGHUP.
 async fn reload(mut hangups: Signal, registry: Arc<Registry>) {
     while hangups.recv().await.is_some() {

@@ -115,7 +115,11 @@ fn bind_control(registry: &Registry) -> Result<std::os::unix::net::UnixListener>
             Ok(socket)
         });
         match bound {
-            Err(error) if !registry.lock().is_empty() => registry.parts.failed(PART, &in_full(error.as_ref())),
+            Err(error) if !registry.lock().is_empty() => {
+                registry.parts.failed(PART, &in_full(error.as_ref()));
+                // systemd would end a daemon that never says this, and all VMs would wait.
+                control::say_ready("serving VMs, without a control socket");
+            }
             bound => {
                 registry.parts.works(PART);
                 return bound;

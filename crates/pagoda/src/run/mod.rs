@@ -199,13 +199,15 @@ fn refuse_device_memory_in_ram(plan: &Plan) -> Result<()> {
 /// A file with something in it would be what the guest's RAM begins with, as a template or from a run before. Ours is empty.
 fn refuse_content(plan: &Plan) -> Result<()> {
     for file in plan.replaced_files() {
-        let open = match File::open(file) {
-            Ok(open) => open,
+        match std::fs::metadata(file) {
+            Ok(found) if found.is_file() => {}
+            // A directory, in which QEMU would make a file.
+            Ok(_) => continue,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error).with_context(|| format!("look at mem-path={file}")),
-        };
-        let is_file = open.metadata().with_context(|| format!("look at mem-path={file}"))?.is_file();
-        if is_file && rustix::fs::seek(&open, SeekFrom::Data(0)) != Err(Errno::NXIO) {
+        }
+        let open = File::open(file).with_context(|| format!("look at mem-path={file}"))?;
+        if rustix::fs::seek(&open, SeekFrom::Data(0)) != Err(Errno::NXIO) {
             return Err(UsageError(format!(
                 "mem-path={file} is a file with content, which the guest's RAM would begin with (a template, or the RAM \
                  of an earlier run), but Pagoda's RAM begins empty: write -object memory-backend-ram instead, and bring \
