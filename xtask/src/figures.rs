@@ -54,6 +54,8 @@ const LESS_IS_BETTER: [&str; 7] = ["ns", "us", "ms", "s", "us/acc", "s/GiB", "pa
 fn is_won(figure: &Figure) -> bool {
     match (figure.peer, figure.ratio) {
         (None, _) => true,
+        // The peer alone: nothing is compared.
+        _ if figure.ours.is_none() => true,
         (Some(_), Some(ratio)) if MORE_IS_BETTER.contains(&figure.unit.as_str()) => ratio >= 1.0,
         (Some(_), Some(ratio)) if LESS_IS_BETTER.contains(&figure.unit.as_str()) => ratio <= 1.0,
         (Some(_), _) => false,
