@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Bytes in a page: what a VM's pager and a file system move.
 pub const PAGE_SIZE: usize = 4096;
-/// Bytes of the seal beside each page: the tag of AES-256-GCM.
+/// Bytes of the seal beside each page: the tag of AES-256-GCM-SIV.
 pub const SEAL_SIZE: usize = 16;
 /// A page as servers hold it and the wire carries it.
 pub const SEALED_SIZE: usize = PAGE_SIZE + SEAL_SIZE;

@@ -70,7 +70,7 @@ impl Client {
             }
         }
         let key = SpaceKey::new(&spec.key, spec.id);
-        self.spaces.push(Space::new(spec, key, generation, tenure, self.config.slab_size, map));
+        self.spaces.push(Space::new(spec, key, (generation, self.new_owner()), tenure, self.config.slab_size, map));
         let space = self.spaces.len() - 1;
         if tenure == Tenure::Follower {
             self.begin_follow(space, map);
@@ -86,6 +86,11 @@ impl Client {
         }
         self.look_for_leftovers_of(space);
         Ok(SpaceRef(space))
+    }
+
+    /// See [`Space::owner`].
+    pub(super) fn new_owner(&self) -> u64 {
+        self.entropy.next_u64().max(1)
     }
 
     /// Room for all that may be under way about slabs: for each of them a question, a look at it now and one later, and its

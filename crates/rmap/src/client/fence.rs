@@ -32,7 +32,8 @@ impl Client {
             return true;
         }
         if !state.fencing.has(peer) && self.peers[peer].is_up() {
-            let (page, version) = (PageNo(0), Version::NEVER);
+            let owner = if state.tenure.changes_map() { state.owner } else { 0 };
+            let (page, version) = (PageNo(0), Version::from_bits(owner));
             let role = Role::Fence;
             let request = Request { role, peer, op: Wire::Fence, class: Class::Demand, space, page, version };
             if self.ask(request) {

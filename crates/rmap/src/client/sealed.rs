@@ -192,8 +192,9 @@ impl Client {
             self.cancel(exchange.id);
         }
         self.end_looks(|of, _| of == space);
+        let owner = self.new_owner();
         let state = &mut self.spaces[space];
-        (state.generation, state.sequence) = (generation, 0);
+        (state.generation, state.owner, state.sequence) = (generation, owner, 0);
         (state.fenced_at, state.fencing) = (PeerSet::default(), PeerSet::default());
         (state.unknown_at, state.told_again) = (PeerSet::default(), PeerSet::default());
         (state.looked_at, state.disbelieved) = (PeerSet::default(), PeerSet::default());

@@ -159,6 +159,9 @@ pub struct Space {
     pub copies: usize,
     pub key: SpaceKey,
     pub generation: Generation,
+    /// Random, never zero, and new with each generation: tells servers this owner or keeper from another one that was given the
+    /// same generation, by a control plane that was restored from a backup.
+    pub owner: u64,
     pub sequence: u64,
     pub slabs: Vec<Slab>,
     pub layout: Layout,
@@ -196,7 +199,7 @@ impl Space {
     pub fn new(
         spec: &SpaceSpec,
         key: SpaceKey,
-        generation: Generation,
+        (generation, owner): (Generation, u64),
         tenure: Tenure,
         size: SlabSize,
         map: &[(SlabNo, MapEntry)],
@@ -223,6 +226,7 @@ impl Space {
             copies: spec.copies,
             key,
             generation,
+            owner,
             sequence: 0,
             slabs,
             layout,

@@ -103,7 +103,7 @@ impl Server {
                 let sealed = (message.op == Op::Write).then_some(whole);
                 self.shared.state().write(now, guest, slab, generation, &message, sealed)
             }
-            (Op::Fence, _) => self.shared.state().store.fence(space, generation),
+            (Op::Fence, _) => self.shared.state().store.fence(space, generation, version.bits()),
             (Op::Grant, Some(slab)) => {
                 let mut state = self.shared.state();
                 let open = state.pressure == Pressure::None;

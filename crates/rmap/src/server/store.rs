@@ -51,6 +51,8 @@ struct Slab {
 #[derive(Clone, Copy, Debug)]
 struct Space {
     generation: Generation,
+    /// Who has that generation; zero as long as only readers have named it.
+    owner: u64,
     held: u32,
     reserved: u32,
 }
@@ -194,8 +196,11 @@ impl Store {
         }
     }
 
-    /// From now on this generation or a later one.
-    pub fn fence(&mut self, space: SpaceId, generation: Generation) -> Status {
+    /// From now on this generation or a later one. `owner` is a random number of whoever has the generation, zero of a reader.
+    ///
+    /// A control plane that was restored from a backup gives a generation a second time. Whoever has it then would write versions
+    /// that are here already, with other content, and would be told that they are written: so it is refused.
+    pub fn fence(&mut self, space: SpaceId, generation: Generation, owner: u64) -> Status {
         let is_new = !self.spaces.contains_key(&space);
         if is_new && self.spaces.len() >= SPACES_MAX && !self.forget_one() {
             return Status::Full;
@@ -203,12 +208,20 @@ impl Store {
         let no_fence = self.has(Fault::NoFence);
         match self.spaces.get_mut(&space) {
             Some(state) if generation < state.generation && !no_fence => Status::StaleGeneration,
+            Some(state) if generation == state.generation => {
+                let is_other = owner != 0 && state.owner != 0 && owner != state.owner;
+                if is_other && !no_fence {
+                    return Status::StaleGeneration;
+                }
+                state.owner = if owner == 0 { state.owner } else { owner };
+                Status::Ok
+            }
             Some(state) => {
-                state.generation = state.generation.max(generation);
+                (state.generation, state.owner) = (state.generation.max(generation), owner);
                 Status::Ok
             }
             None => {
-                self.spaces.insert(space, Space { generation, held: 0, reserved: 0 });
+                self.spaces.insert(space, Space { generation, owner, held: 0, reserved: 0 });
                 Status::Ok
             }
         }
@@ -237,14 +250,8 @@ impl Store {
         if floor > grant {
             return Status::BadRequest;
         }
-        match self.check(space, generation) {
-            // A space that is new here needs no fence of its own.
-            Err(Status::UnknownSlab) => match self.fence(space, generation) {
-                Status::Ok => {}
-                status => return status,
-            },
-            Err(status) => return status,
-            Ok(()) => {}
+        if let Err(status) = self.check(space, generation) {
+            return status;
         }
         if let Some(&index) = self.places.get(&(space, slab)) {
             let held = &mut self.slabs[index as usize];

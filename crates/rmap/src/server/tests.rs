@@ -30,7 +30,9 @@ impl Entropy for Counting {
 impl Server {
     /// Lends a slab, as if its owner had asked for it.
     pub(crate) fn lend(&mut self, space: SpaceId, slab: SlabNo, generation: Generation, grant: Version) -> Status {
-        self.shared.state().store.grant(space, slab, generation, (grant, Version::NEVER), true)
+        let store = &mut self.shared.state().store;
+        assert_eq!(store.fence(space, generation, 0), Status::Ok);
+        store.grant(space, slab, generation, (grant, Version::NEVER), true)
     }
 
     /// A page comes that its owner sent long ago.
@@ -80,8 +82,9 @@ fn hello(keys: &Keypair, pool: [u8; KEY_SIZE], versions: Versions) -> Initiator 
 
 const SPOKEN: Versions = Versions { min: PROTOCOL_VERSION, max: PROTOCOL_VERSION };
 
-/// A session with `server`, as its client has it.
+/// A session with `server`, as its client has it, to whom the space of [`request`] belongs.
 fn session(server: &mut Server) -> Session {
+    assert_eq!(server.shared.state().store.fence(request(Op::Fence).space, Generation(1), 0), Status::Ok);
     session_of(server, &client_keys())
 }
 
@@ -527,7 +530,7 @@ fn a_ticket_is_for_one_grant_of_one_slab() {
     assert_eq!(push(&mut server, late, &write(0, 11, 1)), Some(Status::UnknownSlab));
     assert_eq!(ask(&mut server, &mut owner, late, &grant(0, 12), &NO_FLOOR), Some(Status::Ok));
     assert_eq!(ask(&mut server, &mut owner, late, &admit(0, 12), &key), Some(Status::Ok));
-    assert_eq!(server.shared.state().store.fence(SpaceId(6), Generation(2)), Status::Ok);
+    assert_eq!(server.shared.state().store.fence(SpaceId(6), Generation(2), 7), Status::Ok);
     assert_eq!(push(&mut server, late, &write(0, 13, 1)), Some(Status::StaleGeneration));
     assert_eq!(push(&mut server, late, &write(0, 13, 2)), Some(Status::Denied), "the ticket was the last owner's");
 }

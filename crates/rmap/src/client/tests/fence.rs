@@ -234,3 +234,20 @@ fn an_owner_gives_such_a_copy_up() {
     assert_eq!((pool.client.in_sync(pool.space), pool.client.stats().copies_left), ((1, 1), 1));
     assert_eq!((pool.read(0), pool.client.stats().told_again), (Ok(7), 0));
 }
+
+/// A control plane that was restored from a backup gives a generation again. Without the owners' numbers the second one would be
+/// told that its page is written, and read the first one's: both are the first write of the same generation.
+#[test]
+fn a_generation_that_is_given_twice_has_one_owner() {
+    let mut pool = Pool::new(2, 2, 4);
+    assert_eq!([pool.write(0, 1), pool.write(1, 2)], [Ok(()); 2]);
+    let before = &pool.client.spaces[pool.space.0];
+    let spec = SpaceSpec { id: before.id, pages: before.pages, copies: before.copies, reserve: 0, key: [2; KEY_SIZE] };
+    let map = vec![(SlabNo(0), before.slabs[0].entry.clone())];
+    let first = std::mem::replace(&mut pool.space, SpaceRef(1));
+    assert_eq!(pool.client.attach(&spec, Generation(1), &map).unwrap(), pool.space);
+    pool.client.settle(pool.now);
+    assert_eq!((pool.write(0, 7), pool.read(1)), (Err(Failure::Fenced), Err(Failure::Fenced)));
+    pool.space = first;
+    assert_eq!([pool.read(0), pool.read(1)], [Ok(1), Ok(2)]);
+}

@@ -2,6 +2,7 @@ use super::*;
 
 const SPACE: SpaceId = SpaceId(1);
 const GENERATION: Generation = Generation(1);
+const OWNER: u64 = 7;
 
 fn version(sequence: u64, trimmed: bool) -> Version {
     Version::new(GENERATION, sequence, trimmed)
@@ -14,7 +15,7 @@ fn since(sequence: u64) -> (Version, Version) {
 
 fn store(slabs: usize) -> Store {
     let mut store = Store::new(slabs, SlabSize::new(8).unwrap(), slabs as u32, None).unwrap();
-    assert_eq!(store.fence(SPACE, GENERATION), Status::Ok);
+    assert_eq!(store.fence(SPACE, GENERATION, OWNER), Status::Ok);
     store
 }
 
@@ -41,8 +42,8 @@ fn only_the_owner_of_today() {
     let later = Generation(2);
     store.grant(SPACE, SlabNo(0), GENERATION, since(1), true);
     assert_eq!(store.read(SPACE, PageNo(0), later), Err(Status::NotFenced));
-    assert_eq!(store.fence(SPACE, later), Status::Ok);
-    assert_eq!(store.fence(SPACE, GENERATION), Status::StaleGeneration);
+    assert_eq!(store.fence(SPACE, later, OWNER), Status::Ok);
+    assert_eq!(store.fence(SPACE, GENERATION, OWNER), Status::StaleGeneration);
     assert_eq!(store.read(SPACE, PageNo(0), GENERATION), Err(Status::StaleGeneration));
     let page = [0; SEALED_SIZE];
     let late = store.write(SPACE, PageNo(0), GENERATION, version(9, false), Some(&page));
@@ -51,13 +52,33 @@ fn only_the_owner_of_today() {
     assert_eq!(store.read(SPACE, PageNo(0), later).unwrap().version, Version::NEVER);
 }
 
+/// As a control plane gives it that was restored from a backup. The second owner's first write has a version that is here.
+#[test]
+fn a_generation_has_one_owner() {
+    let mut store = store(1);
+    store.grant(SPACE, SlabNo(0), GENERATION, since(1), true);
+    let first = [1; SEALED_SIZE];
+    assert_eq!(store.write(SPACE, PageNo(0), GENERATION, version(1, false), Some(&first)), Status::Ok);
+    let readers = 0;
+    for (owner, status) in [(OWNER, Status::Ok), (readers, Status::Ok), (OWNER + 1, Status::StaleGeneration)] {
+        assert_eq!(store.fence(SPACE, GENERATION, owner), status, "{owner}");
+    }
+    // Whom a reader named first is known when it comes.
+    let next = Generation(2);
+    for (owner, status) in [(readers, Status::Ok), (3, Status::Ok), (4, Status::StaleGeneration), (3, Status::Ok)] {
+        assert_eq!(store.fence(SPACE, next, owner), status, "{owner}");
+    }
+    // A space that is not known here is told first, and so is its owner.
+    assert_eq!(store.grant(SpaceId(2), SlabNo(0), GENERATION, since(1), true), Status::UnknownSlab);
+}
+
 /// Disks and VMs come and go: those that have nothing here any more make room for others.
 #[test]
 fn spaces_without_anything_are_forgotten_when_there_are_too_many() {
     let mut store = store(1);
     assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, since(1), true), Status::Ok);
     for other in 0..2 * SPACES_MAX as u64 {
-        assert_eq!(store.fence(SpaceId(1_000_000 + other), GENERATION), Status::Ok);
+        assert_eq!(store.fence(SpaceId(1_000_000 + other), GENERATION, OWNER), Status::Ok);
     }
     assert_eq!(store.spaces.len(), SPACES_MAX);
     assert_eq!(store.read(SPACE, PageNo(0), GENERATION).unwrap().version, Version::NEVER);
@@ -66,7 +87,7 @@ fn spaces_without_anything_are_forgotten_when_there_are_too_many() {
     assert_eq!(page, Status::UnknownSlab, "its owner is told");
     // With something here in each of them nobody is forgotten.
     store.spaces.values_mut().for_each(|space| space.reserved = 1);
-    assert_eq!(store.fence(SpaceId(7), GENERATION), Status::Full);
+    assert_eq!(store.fence(SpaceId(7), GENERATION, OWNER), Status::Full);
 }
 
 #[test]
@@ -117,7 +138,7 @@ fn what_is_of_an_earlier_life_of_a_slab_does_not_land() {
     assert_eq!(store.write(SPACE, PageNo(1), GENERATION, version(5, false), Some(&page)), Status::Ok);
     // The next owner knows no floor: this one's writes are refused as its own.
     let next = Generation(2);
-    assert_eq!(store.fence(SPACE, next), Status::Ok);
+    assert_eq!(store.fence(SPACE, next, OWNER), Status::Ok);
     let grant = (Version::new(next, 1, false), Version::NEVER);
     assert_eq!(store.grant(SPACE, SlabNo(0), next, grant, true), Status::Ok);
     assert_eq!(store.write(SPACE, PageNo(0), GENERATION, version(9, false), Some(&page)), Status::StaleGeneration);
@@ -154,8 +175,8 @@ fn free_slabs_go_back_to_the_host_and_held_ones_never() {
 fn reservations_and_quotas() {
     let mut store = Store::new(3, SlabSize::new(8).unwrap(), 2, None).unwrap();
     let other = SpaceId(2);
-    store.fence(SPACE, GENERATION);
-    store.fence(other, GENERATION);
+    store.fence(SPACE, GENERATION, OWNER);
+    store.fence(other, GENERATION, OWNER);
     assert_eq!(store.reserve(SPACE, GENERATION, 3), Status::OverQuota);
     assert_eq!(store.reserve(SPACE, GENERATION, 2), Status::Ok);
     assert_eq!(store.reserve(other, GENERATION, 2), Status::Full);
@@ -196,7 +217,7 @@ fn pages_on_a_medium_come_back_and_a_slab_that_it_fails_is_gone() {
         page[PAGE_SIZE..].fill(filler + 100);
         page
     };
-    store.fence(SPACE, GENERATION);
+    store.fence(SPACE, GENERATION, OWNER);
     for slab in 0..2 {
         assert_eq!(store.grant(SPACE, SlabNo(slab), GENERATION, since(1), true), Status::Ok);
     }
@@ -222,14 +243,14 @@ fn pages_on_a_medium_come_back_and_a_slab_that_it_fails_is_gone() {
 fn a_page_of_a_grant_is_read_as_long_as_that_is_there() {
     let mut store = store(1);
     let (page, grant) = ([7; SEALED_SIZE], version(1, false));
-    store.fence(SPACE, GENERATION);
+    store.fence(SPACE, GENERATION, OWNER);
     assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, (grant, Version::NEVER), true), Status::Ok);
     assert_eq!(store.write(SPACE, PageNo(3), GENERATION, version(2, false), Some(&page)), Status::Ok);
     let read = |store: &mut Store, grant| store.read_granted(SPACE, PageNo(3), grant).map(|stored| stored.version);
     assert_eq!(read(&mut store, grant), Ok(version(2, false)));
     assert_eq!(read(&mut store, version(3, false)), Err(Status::UnknownSlab));
     let next = Generation(GENERATION.0 + 1);
-    store.fence(SPACE, next);
+    store.fence(SPACE, next, OWNER);
     assert_eq!(read(&mut store, grant), Ok(version(2, false)));
     assert_eq!(store.release(SPACE, SlabNo(0), next, grant), Status::Ok);
     assert_eq!(read(&mut store, grant), Err(Status::UnknownSlab));

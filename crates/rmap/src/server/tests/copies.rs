@@ -59,6 +59,9 @@ impl Pair {
             Session::client(&initiator.finish(&out).unwrap().0, sender)
         });
         let mut pair = Pair { servers, owners, now: Time(1_000_000), bytes: [0; 2], datagrams: 0 };
+        for place in [SOURCE, TARGET] {
+            assert_eq!(pair.ask(place, &pair.about(Op::Fence, 0, 0), &[]).0, Status::Ok);
+        }
         assert_eq!(pair.ask(SOURCE, &pair.about(Op::Grant, 0, 1), &NO_FLOOR).0, Status::Ok);
         assert_eq!(pair.ask(TARGET, &pair.about(Op::Grant, 0, 2), &NO_FLOOR).0, Status::Ok);
         pair
@@ -230,7 +233,7 @@ fn a_copy_ends_with_its_grant_and_its_owner() {
             Op::Grant => {
                 state.store.grant(SPACE, SlabNo(0), Generation(1), (version(sequence, false), Version::NEVER), true)
             }
-            _ => state.store.fence(SPACE, Generation(2)),
+            _ => state.store.fence(SPACE, Generation(2), 7),
         };
         drop(state);
         assert_eq!(status, Status::Ok);
