@@ -6,12 +6,13 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use pagoda_sys::toy::skip::FILE_VARIABLE;
 use serde::Deserialize;
 
 use crate::bench::repository;
@@ -73,11 +74,12 @@ fn directory() -> PathBuf {
     repository().join("out/tests")
 }
 
-/// Builds the test programs of `selection` (options of `cargo test`) and runs all of them.
+/// Builds the test programs of `selection` (options of `cargo test`) and runs all of them. Tests that cannot run note so in
+/// `skipped`.
 ///
 /// # Errors
 /// cargo or a test program cannot be started.
-pub fn run(selection: &[&str]) -> Result<bool> {
+pub fn run(selection: &[&str], skipped: &Path) -> Result<bool> {
     let Some(programs) = build(selection)? else { return Ok(false) };
     let count = programs.len();
     fs::create_dir_all(directory()).context("make a directory for logs")?;
@@ -85,8 +87,8 @@ pub fn run(selection: &[&str]) -> Result<bool> {
         programs.into_iter().partition(|program| program.target == SIMULATION);
     let (simulations, others) = (Mutex::new(simulations), Mutex::new(others));
     let failed = std::thread::scope(|scope| -> Result<Vec<String>> {
-        let mut lanes: Vec<_> = (0..SIDE_BY_SIDE).map(|_| scope.spawn(|| drain(&others))).collect();
-        lanes.push(scope.spawn(|| drain(&simulations)));
+        let mut lanes: Vec<_> = (0..SIDE_BY_SIDE).map(|_| scope.spawn(|| drain(&others, skipped))).collect();
+        lanes.push(scope.spawn(|| drain(&simulations, skipped)));
         let mut failed = Vec::new();
         for lane in lanes {
             failed.extend(lane.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
@@ -132,19 +134,19 @@ fn program(message: &str) -> Result<Option<Program>> {
 }
 
 /// Runs programs until none is left. Those that failed.
-fn drain(queue: &Mutex<Vec<Program>>) -> Result<Vec<String>> {
+fn drain(queue: &Mutex<Vec<Program>>, skipped: &Path) -> Result<Vec<String>> {
     let mut failed = Vec::new();
     loop {
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let Some(program) = next else { return Ok(failed) };
-        if !program.run()? {
+        if !program.run(skipped)? {
             failed.push(program.name);
         }
     }
 }
 
 impl Program {
-    fn run(&self) -> Result<bool> {
+    fn run(&self, skipped: &Path) -> Result<bool> {
         let mut command = if self.target == SIMULATION {
             let mut nice = Command::new("nice");
             nice.args(["-n", LOW_PRIORITY]).arg(&self.executable);
@@ -156,6 +158,7 @@ impl Program {
             command.arg(format!("--test-threads={WAITING_THREADS}"));
         }
         command.current_dir(&self.directory).env("CARGO_MANIFEST_DIR", &self.directory);
+        command.env(FILE_VARIABLE, skipped);
         // No pipe: what a test leaves behind would keep it open.
         let path = directory().join(self.name.replace('/', "-")).with_extension("log");
         let log = File::create(&path).with_context(|| format!("make {}", path.display()))?;
@@ -172,8 +175,6 @@ impl Program {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     #[test]

@@ -1,10 +1,14 @@
 //! Tasks that run cargo: the whole check, the tests, the tests with real guests.
 
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use pagoda_sys::toy::skip::FILE_VARIABLE;
 
 use crate::bench::repository;
 use crate::{hang, suite, tidy};
@@ -38,7 +42,9 @@ pub fn ci() -> Result<bool> {
         holds &= report(name, cargo(arguments)?);
     }
     holds &= report("rules", tidy::main()?);
-    holds &= report("tests", test(&TestArgs { arguments: Vec::new() })?);
+    let skipped = Skipped::begin("tests")?;
+    holds &= report("tests", suite::run(&selection(), &skipped.path)?);
+    skipped.report()?;
     Ok(holds)
 }
 
@@ -47,12 +53,46 @@ pub fn ci() -> Result<bool> {
 /// # Errors
 /// cargo cannot be run.
 pub fn test(args: &TestArgs) -> Result<bool> {
-    let selection = [&PROFILE[..], &["--workspace", "--exclude", "vm-tests"]].concat();
     // Who asks for certain tests wants to see what they print.
     if args.arguments.is_empty() {
-        return suite::run(&selection);
+        let skipped = Skipped::begin("tests")?;
+        let passed = suite::run(&selection(), &skipped.path)?;
+        skipped.report()?;
+        return Ok(passed);
     }
-    cargo_with(&[&["test"], &selection[..]].concat(), &args.arguments)
+    cargo_with(&[&["test"], &selection()[..]].concat(), &args.arguments)
+}
+
+/// All but the tests with guests.
+fn selection() -> Vec<&'static str> {
+    [&PROFILE[..], &["--workspace", "--exclude", "vm-tests"]].concat()
+}
+
+/// Tests that lack something on this machine and do nothing. The harness says "ok" of them.
+struct Skipped {
+    path: PathBuf,
+}
+
+impl Skipped {
+    fn begin(of: &str) -> Result<Skipped> {
+        let directory = repository().join("out/tests");
+        fs::create_dir_all(&directory).context("make a directory for logs")?;
+        let path = directory.join(format!("skipped-{of}.txt"));
+        fs::write(&path, "").with_context(|| format!("write {}", path.display()))?;
+        Ok(Skipped { path })
+    }
+
+    /// The last line that is printed.
+    fn report(&self) -> Result<()> {
+        let text = fs::read_to_string(&self.path).with_context(|| format!("read {}", self.path.display()))?;
+        let lines: BTreeSet<&str> = text.lines().collect();
+        lines.iter().for_each(|line| println!("SKIPPED: {line}"));
+        match lines.len() {
+            0 => println!("no test was skipped"),
+            count => println!("{count} of the tests counted as passed above were SKIPPED: nothing was tested by them"),
+        }
+        Ok(())
+    }
 }
 
 /// The tests with real guests, four at a time: so many guests the harness lets run.
@@ -68,9 +108,12 @@ pub fn vm(args: &TestArgs) -> Result<bool> {
         arguments.push("--".to_owned());
     }
     arguments.push("--test-threads=4".to_owned());
+    let skipped = Skipped::begin("guests")?;
     let mut guests = cargo_command();
+    guests.env(FILE_VARIABLE, &skipped.path);
     guests.arg("test").args(PROFILE).args(["--workspace", "--test", "vm"]).args(arguments);
     let ended = hang::wait(&mut guests.spawn().context("run cargo test")?, GUESTS_LIMIT)?;
+    skipped.report()?;
     Ok(ended.is_some_and(|status| status.success()))
 }
 

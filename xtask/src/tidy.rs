@@ -41,6 +41,7 @@ pub fn main() -> Result<bool> {
         complaints.push("LICENSE: missing".to_owned());
     }
     complaints.extend(check_metrics(&sources));
+    complaints.extend(crate::figures::check()?);
     for complaint in &complaints {
         eprintln!("tidy: {complaint}");
     }

@@ -9,5 +9,6 @@ pub mod disk;
 pub mod kvm;
 pub mod process;
 pub mod ram;
+pub mod skip;
 pub mod tuned;
 pub mod uffd_loop;

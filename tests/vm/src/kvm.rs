@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use pagoda_sys::toy::skip::skipped;
 use serde_json::Value;
 
 use crate::console::Console;
@@ -18,17 +19,22 @@ const START_MAX: Duration = crate::wait::HANG;
 /// From the end of its input: a batch of pages, and a look at all of them.
 const FINISH_MAX: Duration = crate::wait::LIFE;
 
-/// Whether this machine's KVM runs the guest; says why when it does not. Tried once.
+/// Whether this machine's KVM runs the guest; where it does not, the test counts as skipped. Tried once.
 ///
 /// # Errors
 /// The guest runs, and found wrong pages without any pager.
 pub fn runs_here() -> Result<bool> {
-    static FOUND: OnceLock<Result<bool, String>> = OnceLock::new();
+    static FOUND: OnceLock<Result<Option<String>, String>> = OnceLock::new();
     let found = FOUND.get_or_init(|| try_it().map_err(|error| format!("{error:#}")));
-    found.clone().map_err(|error| anyhow::anyhow!("{error}"))
+    let why_not = found.clone().map_err(|error| anyhow::anyhow!("{error}"))?;
+    if let Some(why) = &why_not {
+        skipped(why);
+    }
+    Ok(why_not.is_none())
 }
 
-fn try_it() -> Result<bool> {
+/// Why it does not run.
+fn try_it() -> Result<Option<String>> {
     let mut command = Command::new(programs::bin_dir()?.join("xtask"));
     command.args(["toy-kvm", "--mib", "8", "--seconds", "0.1"]).stdin(Stdio::null());
     let output = command.output().context("run xtask toy-kvm")?;
@@ -36,12 +42,9 @@ fn try_it() -> Result<bool> {
     match output.status.code() {
         Some(0) => {
             eprintln!("KVM: {}", said.trim());
-            Ok(true)
+            Ok(None)
         }
-        Some(SKIPPED_STATUS) => {
-            eprintln!("SKIPPED, nothing was tested: {}", said.trim());
-            Ok(false)
-        }
+        Some(SKIPPED_STATUS) => Ok(Some(said.trim().to_owned())),
         _ => bail!("{}: {said}{}", output.status, String::from_utf8_lossy(&output.stderr)),
     }
 }

@@ -15,8 +15,8 @@ use super::peers::cgroup::DiskCgroup;
 use super::peers::nbd_disk::{Cache, NbdDisk};
 use super::peers::swap::{LimitedToy, Swap};
 use super::pool::{Lend, Pool, Server};
-use super::report::{Bar, Report};
-use super::stepped::SteppedToy;
+use super::report::{Bar, NO_VALUE, Report};
+use super::stepped::{OomKilled, SteppedToy};
 use super::{Setup, svg};
 use crate::daemon::{Daemon, cpu_s_of};
 
@@ -176,7 +176,8 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
         // It has no bar. Under a limit the kernel may find nothing to write out, and kill it.
         match sort_all(std::slice::from_mut(&mut limited.toy)) {
             Ok(seconds) => kernel.push(seconds),
-            Err(error) => eprintln!("far: the kernel's own swap did not get through: {error:#}"),
+            Err(error) if error.is::<OomKilled>() => kernel.push(NO_VALUE),
+            Err(error) => return Err(error),
         }
     }
     let mut guests = guest::Guests::new(setup)?;
@@ -196,6 +197,10 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     report.pair(&of("the same with its server's page cache"), "s", &pool, &cached, Bar::None);
     report.pair(&of("all of it in DRAM"), "s", &pool, &dram, Bar::AtMost(LOCAL_RATIO_MAX));
     report.pair(&of("the kernel's swap on the disk"), "s", &pool, &kernel, Bar::None);
+    let killed = kernel.iter().filter(|seconds| seconds.is_nan()).count();
+    if killed > 0 {
+        report.note(format!("peer out of memory and killed in {killed} of {} rounds", kernel.len()));
+    }
     // What the sort's CPU and one more have to bear, where the server is the same machine; the disk takes none of it.
     report.pair(&of("CPU time of daemon and server, private swap"), "s", &pool_cpu, &swap_cpu, Bar::None);
     guests.report(&mut report);

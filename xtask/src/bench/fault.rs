@@ -202,8 +202,7 @@ fn measure_peers(setup: &Setup, threads: usize, rows: &mut Rows) -> Result<()> {
 
 fn add_figures(report: &mut Report, threads: usize, measured: &Measured) {
     let suffix = if threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
-    // The bars are for one faulting thread, as the bare loop's handler is one.
-    let bar = if threads == 1 { Bar::AtMost(BARE_RATIO_MAX) } else { Bar::None };
+    let bar = Bar::AtMost(BARE_RATIO_MAX);
     let none = Costs::default();
     let peer = |name: &str| measured.peers.get(name).unwrap_or(&none);
     let pairs = [

@@ -3,6 +3,7 @@
 
 mod adaptive;
 mod balloon;
+pub mod code;
 mod crash;
 mod disk;
 mod drain;
@@ -44,6 +45,7 @@ pub mod undo;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
@@ -52,6 +54,7 @@ pub use machine::repository;
 pub use peers::faults::{HandlerArgs, handler_main};
 pub use stepped::{SteppedToy, this_program, toy_command};
 
+use code::Crates;
 use machine::Machine;
 use report::Report;
 
@@ -164,6 +167,46 @@ impl Name {
     fn text(self) -> String {
         self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
     }
+
+    /// The crates that it measures.
+    fn measures(self) -> &'static [&'static str] {
+        const HOST: &[&str] = &["pagodad", "pagoda", "pagoda-shim"];
+        match self {
+            Self::Queues => &["pagoda-core"],
+            Self::Rmap => &["rmap"],
+            Self::Nbd | Self::Failover | Self::Drain | Self::Loss | Self::Handover | Self::Disk | Self::Table1 => {
+                &["pagoda"]
+            }
+            _ => HOST,
+        }
+    }
+
+    /// The module of this directory that measures it.
+    fn module(self) -> String {
+        match self {
+            Self::Reclaim => Self::Balloon.text(),
+            Self::Fleet => Self::Far.text(),
+            Self::Optional => Self::Restart.text(),
+            one => one.text(),
+        }
+    }
+
+    /// The hash of the code that a result of today stands for.
+    fn code(self, crates: &Crates) -> Result<String> {
+        let here = repository().join("xtask/src/bench");
+        let module = self.module();
+        let own = [here.join(format!("{module}.rs")), here.join(module)];
+        let own: Vec<PathBuf> = own.into_iter().filter(|path| path.exists()).collect();
+        crates.hash(self.measures(), &own)
+    }
+}
+
+/// The hash of the code that a result of the bench of this name would stand for today; `None` if there is no such bench.
+///
+/// # Errors
+/// The sources cannot be read.
+pub fn code_of(bench: &str, crates: &Crates) -> Result<Option<String>> {
+    Name::from_str(bench, false).ok().map(|name| name.code(crates)).transpose()
 }
 
 /// What every bench is told.
@@ -223,20 +266,33 @@ pub fn main(args: &BenchArgs) -> Result<bool> {
         bail!("--only is for `overcommit` and `mrc`, whose cases are many");
     }
     let setup = Setup { quick: args.quick, rounds, dir, ours: !args.peers_only, only: args.only.clone() };
-    let is_pure = |name: &Name| matches!(name, Name::Queues | Name::Rmap);
+    // Before it is built: what is changed meanwhile is not what was measured.
+    let crates = Crates::look()?;
+    let names = names.into_iter().map(|name| Ok((name, name.code(&crates)?))).collect::<Result<Vec<_>>>()?;
+    let is_pure = |(name, _): &(Name, String)| matches!(name, Name::Queues | Name::Rmap);
     if setup.ours && !names.iter().all(is_pure) {
         build_pagoda()?;
     }
     let mut all_hold = true;
-    for name in names {
-        all_hold &= run_one(name, &setup, args.json.as_deref())?;
+    let many = names.len() > 1;
+    for (name, code) in names {
+        match run_one(name, code, &setup, args.json.as_deref()) {
+            Ok(holds) => all_hold &= holds,
+            // The others have nothing to do with it.
+            Err(error) if many => {
+                eprintln!("xtask: {error:#}");
+                all_hold = false;
+            }
+            Err(error) => return Err(error),
+        }
     }
     undo::undo_all();
     Ok(all_hold)
 }
 
-fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
-    let (report, plot) = match name {
+fn run_one(name: Name, code: String, setup: &Setup, json: Option<&Path>) -> Result<bool> {
+    let began = Instant::now();
+    let (mut report, plot) = match name {
         Name::Fault => fault::run(setup),
         Name::Overcommit => overcommit::run(setup),
         Name::Adaptive => adaptive::run(setup),
@@ -269,7 +325,8 @@ fn run_one(name: Name, setup: &Setup, json: Option<&Path>) -> Result<bool> {
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;
-    println!("{}", report.table());
+    report.code = code;
+    println!("{}took {:.0} s\n", report.table(), began.elapsed().as_secs_f64());
     // Half a measurement must not replace a whole one.
     let results = repository().join(if setup.quick || setup.only.is_some() { "out/bench" } else { "bench/results" });
     if setup.ours {

@@ -11,8 +11,8 @@ use pagoda_api::types::counter;
 
 use super::peers::disk::DirectFile;
 use super::peers::swap::{LimitedToy, Swap, page_cluster, set_page_cluster};
-use super::report::{Bar, Report};
-use super::stepped::SteppedToy;
+use super::report::{Bar, NO_VALUE, Report};
+use super::stepped::{OomKilled, SteppedToy};
 use super::{Setup, svg};
 use crate::daemon::Daemon;
 use crate::toy::Done;
@@ -64,7 +64,11 @@ impl Case {
 
     /// Whether a bar of the issue is about it.
     fn is_held(self, ratio: u64) -> bool {
-        self.mode == "read-write" && (self.is_sweep() || (self.workload == "random" && ratio == 2))
+        match self.workload {
+            "seq" => self.mode == "read-write",
+            "random" => ratio == 2,
+            _ => false,
+        }
     }
 
     fn measure(self, setup: &Setup, ratio: u64) -> String {
@@ -77,7 +81,8 @@ impl Case {
 /// One result per round.
 #[derive(Debug, Default)]
 struct Rounds {
-    done: Vec<Done>,
+    /// `None` where the kernel killed it.
+    done: Vec<Option<Done>>,
     /// CPU time of the run, the daemon's included.
     cpu_s: Vec<f64>,
     /// Read from and written to swap, as the daemon counts it: less than what is touched where the replacement has hits.
@@ -86,7 +91,13 @@ struct Rounds {
 
 impl Rounds {
     fn each(&self, value: impl Fn(&Done) -> f64) -> Vec<f64> {
-        self.done.iter().map(value).collect()
+        self.done.iter().map(|done| done.as_ref().map_or(NO_VALUE, &value)).collect()
+    }
+
+    /// What to say of those in which the kernel killed it.
+    fn killed(&self) -> Option<String> {
+        let killed = self.done.iter().filter(|done| done.is_none()).count();
+        (killed > 0).then(|| format!("peer out of memory and killed in {killed} of {} rounds", self.done.len()))
     }
 
     fn mib_per_s(&self) -> Vec<f64> {
@@ -95,11 +106,12 @@ impl Rounds {
 
     fn cpu_s_per_gib(&self) -> Vec<f64> {
         let gib = |done: &Done| done.mib_per_s * done.seconds / 1024.0;
-        self.done.iter().zip(&self.cpu_s).map(|(done, cpu)| cpu / gib(done)).collect()
+        let of = |done: &Option<Done>, cpu: &f64| done.as_ref().map_or(NO_VALUE, |done| cpu / gib(done));
+        self.done.iter().zip(&self.cpu_s).map(|(done, cpu)| of(done, cpu)).collect()
     }
 
     fn percentile(&self, pick: impl Fn(&crate::toy::Latency) -> f64) -> Vec<f64> {
-        self.done.iter().filter_map(|done| done.latency.as_ref()).map(pick).collect()
+        self.each(|done| done.latency.as_ref().map_or(NO_VALUE, &pick))
     }
 }
 
@@ -169,8 +181,7 @@ fn run_ratio(setup: &Setup, ratio: u64, daemon: Option<&Daemon>, disk: &DirectFi
         return Ok(results);
     }
     let swap = Swap::on_file(&setup.dir, (memory_mib << 20) * 2)?;
-    let mut kernel = LimitedToy::start(&["--pin", "--mib", &memory_mib.to_string()], DRAM_MIB)?;
-    kernel.toy.fill()?;
+    let mut kernel = filled_peer(memory_mib)?;
     let mut ours = match daemon {
         Some(daemon) => {
             let mut toy = daemon.start_toy(VM, memory_mib, DRAM_MIB, &["--pin"])?;
@@ -194,16 +205,45 @@ fn run_ratio(setup: &Setup, ratio: u64, daemon: Option<&Daemon>, disk: &DirectFi
             if sweep {
                 result.ceiling.push(before.max(disk.balanced_mib_per_s(CEILING_SECONDS)?));
             }
-            kernel.toy.go(result.case.warm_up())?;
+            let mut lives = !is_killed(kernel.toy.go(result.case.warm_up()))?;
             for (cluster, rounds) in clusters(setup, result.case, ratio).iter().zip(&mut result.kernel) {
                 let _cluster = set_page_cluster(*cluster)?;
-                measure(setup, result.case, ratio, &mut kernel.toy, None, rounds)?;
+                lives = lives && !is_killed(measure(setup, result.case, ratio, &mut kernel.toy, None, rounds))?;
+                if !lives {
+                    rounds.done.push(None);
+                    rounds.cpu_s.push(NO_VALUE);
+                }
+            }
+            if !lives {
+                eprintln!("overcommit: the kernel's swap ran out of memory in its cgroup; its process begins anew");
+                // The cgroup of the last one goes before the next is made.
+                drop(kernel);
+                kernel = filled_peer(memory_mib)?;
             }
         }
     }
     drop((ours, kernel));
     drop(swap);
     Ok(results)
+}
+
+/// The peer: plain memory in a cgroup, whose pages go to the kernel's swap.
+fn filled_peer(memory_mib: u64) -> Result<LimitedToy> {
+    let mut peer = LimitedToy::start(&["--pin", "--mib", &memory_mib.to_string()], DRAM_MIB)?;
+    peer.toy.fill()?;
+    Ok(peer)
+}
+
+/// Whether the peer did not come to its end because the kernel killed it.
+///
+/// # Errors
+/// Any other end.
+fn is_killed<T>(done: Result<T>) -> Result<bool> {
+    match done {
+        Ok(_) => Ok(false),
+        Err(error) if error.is::<OomKilled>() => Ok(true),
+        Err(error) => Err(error),
+    }
 }
 
 /// The page clusters that a case is measured with.
@@ -227,7 +267,7 @@ fn measure(
     if let (Some(daemon), Some(moved)) = (daemon, moved) {
         rounds.swap_mib_per_s.push((swap_mib(daemon)? - moved) / done.seconds);
     }
-    rounds.done.push(done);
+    rounds.done.push(Some(done));
     Ok(())
 }
 
@@ -256,6 +296,7 @@ fn add_figures(report: &mut Report, result: &CaseResult) {
             &default.mib_per_s(),
             bar(Bar::AtLeast(SWEEP_RATIO_MIN)),
         );
+        note(report, default);
         report.pair(
             &format!("{label}: kernel swap, best ({best_name})"),
             "MiB/s",
@@ -263,14 +304,15 @@ fn add_figures(report: &mut Report, result: &CaseResult) {
             &best.mib_per_s(),
             bar(Bar::AtLeast(SWEEP_BEST_RATIO_MIN)),
         );
-        report.pair(
-            &format!("{label}: balanced O_DIRECT"),
-            "MiB/s",
-            &speed,
-            &result.ceiling,
-            bar(Bar::AtLeast(SWEEP_CEILING_MIN)),
-        );
+        note(report, best);
         let both_ways: Vec<f64> = result.ceiling.iter().map(|each_way| each_way * 2.0).collect();
+        let traffic: Vec<f64> = ours.swap_mib_per_s.iter().zip(&both_ways).map(|(ours, most)| ours / most).collect();
+        let is_ceiling = super::report::median(&traffic).is_some_and(|traffic| traffic <= CEILING_DOUBT);
+        let ceiling_bar = if is_ceiling { bar(Bar::AtLeast(SWEEP_CEILING_MIN)) } else { Bar::None };
+        report.pair(&format!("{label}: balanced O_DIRECT"), "MiB/s", &speed, &result.ceiling, ceiling_bar);
+        if !is_ceiling {
+            report.note("no verdict: more was read and written than this peer could".to_owned());
+        }
         report.pair(
             &format!("{label}: check of the ceiling, swap traffic against it both ways"),
             "MiB/s",
@@ -305,6 +347,7 @@ fn add_figures(report: &mut Report, result: &CaseResult) {
             &kernel.each(|done| done.ops_per_s),
             bar(Bar::AtLeast(1.0)),
         );
+        note(report, kernel);
     }
     report.pair(
         &format!("{label}: p75"),
@@ -327,6 +370,13 @@ fn add_figures(report: &mut Report, result: &CaseResult) {
         &best.percentile(|l| l.p999_us),
         bar(Bar::AtMost(1.0)),
     );
+}
+
+/// Says beside the last row in which rounds the peer was killed.
+fn note(report: &mut Report, peer: &Rounds) {
+    if let Some(killed) = peer.killed() {
+        report.note(killed);
+    }
 }
 
 fn plot(results: &[CaseResult]) -> String {

@@ -36,6 +36,8 @@ const RUN_S: f64 = 40.0;
 const PACE: u64 = 4000;
 /// How long its ages are looked at: six times what a random load takes for as many accesses as there are pages.
 const AGES_S: f64 = 150.0;
+/// A round of all takes half an hour.
+const ROUNDS_MAX: usize = 1;
 /// A curve is published at most every 10 s.
 const PUBLISHED: Duration = Duration::from_secs(11);
 const GONE_MAX: Duration = Duration::from_secs(60);
@@ -76,7 +78,7 @@ fn compare(
     }
     let mut errors = OTHER_MIB.map(|_| Vec::new());
     let mut rates = OTHER_MIB.map(|_| (Vec::new(), Vec::new()));
-    for round in 0..setup.rounds {
+    for round in 0..setup.rounds.min(ROUNDS_MAX) {
         eprintln!("mrc: {what}, round {}", round + 1);
         for (at, (predicted, measured)) in one()?.into_iter().enumerate() {
             eprintln!("mrc: at {} MiB: {predicted:.4} predicted, {measured:.4} measured", OTHER_MIB[at]);

@@ -1,9 +1,9 @@
 //! Dynamic reallocation (figure 8 of the ESX paper): five guests on 60 % too little memory.
 //!
 //! As in the paper all boot at once, each kernel zeroes its whole memory before its balloon driver starts, and then they
-//! work: some all the time, some now and then, the database with a long pause. The VMs are twice as large as the
-//! paper's, because QEMU takes more beside them than ESX did; its 80 minutes are minutes here. What is done is seen by
-//! the API alone, about once a second.
+//! work: some all the time, some now and then, the database with a long pause. The VMs are three times as large as the
+//! paper's, because QEMU takes more beside them than ESX did, and guarantees of half the memory would not be admitted; its
+//! 80 minutes are minutes here. What is done is seen by the API alone, about once a second.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -14,8 +14,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use pagoda_api::{HostPolicy, VmInfo};
-use pagoda_core::fault::headroom_max;
-use pagoda_core::units::{Bytes, CHUNK_PAGES, PageCount};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
@@ -40,18 +38,18 @@ struct Member {
     acts: [&'static str; 3],
 }
 
-/// Twice the paper's MetaFrame server, SQL server, Exchange server, Exchange client and MetaFrame client.
+/// Three times the paper's MetaFrame server, SQL server, Exchange server, Exchange client and MetaFrame client.
 const MEMBERS: [Member; 5] = [
-    Member { name: "terminal", memory_mib: 640, work_mib: 280, acts: ["zipf", "zipf", "zipf"] },
-    Member { name: "database", memory_mib: 640, work_mib: 420, acts: ["random", "idle", "random"] },
-    Member { name: "mail", memory_mib: 512, work_mib: 240, acts: ["hot", "hot", "idle"] },
-    Member { name: "mail-user", memory_mib: 512, work_mib: 140, acts: ["idle", "hot", "hot"] },
-    Member { name: "term-user", memory_mib: 640, work_mib: 200, acts: ["hot", "idle", "idle"] },
+    Member { name: "terminal", memory_mib: 960, work_mib: 420, acts: ["zipf", "zipf", "zipf"] },
+    Member { name: "database", memory_mib: 960, work_mib: 630, acts: ["random", "idle", "random"] },
+    Member { name: "mail", memory_mib: 768, work_mib: 360, acts: ["hot", "hot", "idle"] },
+    Member { name: "mail-user", memory_mib: 768, work_mib: 210, acts: ["idle", "hot", "hot"] },
+    Member { name: "term-user", memory_mib: 960, work_mib: 300, acts: ["hot", "idle", "idle"] },
 ];
-/// 2944 MiB are 60 % more.
-const POOL_MIB: u64 = 1840;
-/// Half of the memory, as in the paper, would not be admitted: QEMU takes more beside a VM than ESX did.
-const MIN_PART: u64 = 3;
+/// 4416 MiB are 60 % more.
+const POOL_MIB: u64 = 2760;
+/// Of the memory, as in the paper.
+const MIN_PART: u64 = 2;
 /// So that the estimates follow acts of less than a minute.
 const SAMPLE_PERIOD_S: u32 = 5;
 const SAMPLE_PAGES: u32 = 100;
@@ -172,26 +170,22 @@ impl Round {
     }
 
     fn below_min(&self) -> usize {
-        let pairs = self.moments.windows(2);
-        pairs.filter(|pair| pair[1].vms.iter().any(|vm| is_below_min(vm, pair[0].vm(&vm.name)))).count()
+        self.moments.iter().filter(|moment| moment.vms.iter().any(is_below_min)).count()
     }
 }
 
-/// It has less in DRAM than it was promised, would use more, for there is something in swap, and is kept from it: it may
-/// not have more, or is being paged out at its limit. One that still grows, or has given memory up, is not.
-fn is_below_min(vm: &VmInfo, before: Option<&VmInfo>) -> bool {
-    let (min, limit) = (vm.policy.min_bytes, vm.policy.limit_bytes);
-    let written = |vm: &VmInfo| vm.counters.get("pages_out").copied().unwrap_or(0);
-    // What page-out keeps free below a limit, and the chunk by which it overshoots.
-    let room = headroom_max(Bytes(limit).pages_ceil()) + PageCount(CHUNK_PAGES);
-    let is_at_limit = vm.resident_bytes + room.bytes().0 >= limit;
-    let is_kept = limit < min || (is_at_limit && before.is_some_and(|before| written(vm) > written(before)));
-    let is_below = vm.resident_bytes < min && vm.swapped_bytes > 0 && is_kept;
+/// It has less in DRAM than it was promised, though there is more that it has used: something of it is in swap.
+fn is_below_min(vm: &VmInfo) -> bool {
+    let is_below = vm.resident_bytes < vm.policy.min_bytes && vm.swapped_bytes > 0;
     if is_below {
         let mib = |bytes: u64| bytes as f64 / MIB;
-        let (has, swapped, limit) = (mib(vm.resident_bytes), mib(vm.swapped_bytes), mib(limit));
-        let name = &vm.name;
-        eprintln!("reallocate: {name} has {has:.1} MiB of {:.1}, {swapped:.1} in swap, limit {limit:.1}", mib(min));
+        let (has, min, swapped) = (mib(vm.resident_bytes), mib(vm.policy.min_bytes), mib(vm.swapped_bytes));
+        let (limit, ballooned) = (mib(vm.policy.limit_bytes), mib(ballooned(vm)));
+        eprintln!(
+            "reallocate: {} has {has:.1} MiB of {min:.1}, {swapped:.1} in swap, {ballooned:.1} in its balloon, limit \
+             {limit:.1}",
+            vm.name
+        );
     }
     is_below
 }
@@ -325,7 +319,7 @@ fn plot(round: &Round) -> String {
     ];
     let has = |moment: &Moment, name: &str| moment.vm(name).map_or(0, |vm| vm.resident_bytes) as f64 / MIB;
     let of_each = MEMBERS.iter().map(|member| over_time(member.name, &|moment| has(moment, member.name))).collect();
-    let title = format!("Five VMs of 2944 MiB on a pool of {POOL_MIB} MiB (ESX, figure 8)");
+    let title = format!("Five VMs of 4416 MiB on a pool of {POOL_MIB} MiB (ESX, figure 8)");
     svg::stack(&[
         chart(title, "0 high, 1 soft, 2 hard, 3 low", vec![over_time("state", &state)]),
         chart("All VMs".to_owned(), "MiB", sums),

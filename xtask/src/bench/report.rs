@@ -60,6 +60,9 @@ pub struct Figure {
     pub bar: Option<String>,
     /// Whether it does; absent without a bar.
     pub holds: Option<bool>,
+    /// What the figures do not say: of a peer that did not come to its end, say.
+    #[serde(default)]
+    pub note: Option<String>,
 }
 
 /// All figures of a bench.
@@ -73,6 +76,9 @@ pub struct Report {
     pub accelerator: String,
     /// Commit of the sources.
     pub commit: String,
+    /// Hash of the code that was measured ([`super::code`]); empty if it is not known.
+    #[serde(default)]
+    pub code: String,
     /// The rows.
     pub figures: Vec<Figure>,
 }
@@ -85,14 +91,17 @@ impl Report {
             machine,
             accelerator: accelerator.to_owned(),
             commit: super::machine::commit(),
+            code: String::new(),
             figures: Vec::new(),
         }
     }
 
-    /// Ours against a peer, one value of each per round.
+    /// Ours against a peer, one value of each per round: [`NO_VALUE`] where a side did not come to its end.
     pub fn pair(&mut self, name: &str, unit: &str, ours: &[f64], peer: &[f64], bar: Bar) {
         let ratios: Vec<f64> = ours.iter().zip(peer).filter(|(_, p)| **p > 0.0).map(|(o, p)| o / p).collect();
         let ratio = median(&ratios);
+        // Without ours, as when the peers are measured alone, there is nothing to judge; nor where no peer came to its end.
+        let is_judged = !ours.is_empty() && (peer.is_empty() || peer.iter().any(|value| !value.is_nan()));
         self.figures.push(Figure {
             name: name.to_owned(),
             unit: unit.to_owned(),
@@ -101,9 +110,16 @@ impl Report {
             ratio,
             spread: spread(&ratios),
             bar: bar.text(),
-            // Without ours, as when the peers are measured alone, there is nothing to judge.
-            holds: if ours.is_empty() { None } else { bar.holds(ratio) },
+            holds: if is_judged { bar.holds(ratio) } else { None },
+            note: None,
         });
+    }
+
+    /// Says more of the last row.
+    pub fn note(&mut self, note: String) {
+        if let Some(figure) = self.figures.last_mut() {
+            figure.note = Some(note);
+        }
     }
 
     /// A value of ours that is held to a bar by itself.
@@ -118,6 +134,7 @@ impl Report {
             spread: spread(ours),
             bar: bar.text(),
             holds: bar.holds(value),
+            note: None,
         });
     }
 
@@ -132,6 +149,7 @@ impl Report {
             spread: spread(peer),
             bar: None,
             holds: None,
+            note: None,
         });
     }
 
@@ -156,8 +174,9 @@ impl Report {
                 None => "",
             };
             let range = figure.spread.map_or(String::new(), |[low, high]| format!("{}-{}", number(low), number(high)));
+            let note = figure.note.as_ref().map_or(String::new(), |note| format!(" ({note})"));
             let line = format!(
-                "{:width$}  {:>7} {:>10} {:>10} {:>8} {:>19}  {:14} {verdict}",
+                "{:width$}  {:>7} {:>10} {:>10} {:>8} {:>19}  {:14} {verdict}{note}",
                 figure.name,
                 figure.unit,
                 optional(figure.ours),
@@ -204,9 +223,12 @@ pub fn number(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
+/// Of a round in which a side did not come to its end.
+pub const NO_VALUE: f64 = f64::NAN;
+
 /// The middle value; the mean of the two middle ones where their number is even.
 pub fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
+    let mut sorted: Vec<f64> = values.iter().copied().filter(|value| !value.is_nan()).collect();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;
     match sorted.len() {
@@ -218,8 +240,8 @@ pub fn median(values: &[f64]) -> Option<f64> {
 
 /// Smallest and greatest.
 pub fn spread(values: &[f64]) -> Option<[f64; 2]> {
-    let low = values.iter().copied().min_by(f64::total_cmp)?;
-    let high = values.iter().copied().max_by(f64::total_cmp)?;
+    let values = || values.iter().copied().filter(|value| !value.is_nan());
+    let (low, high) = (values().min_by(f64::total_cmp)?, values().max_by(f64::total_cmp)?);
     Some([low, high])
 }
 
@@ -247,6 +269,11 @@ mod tests {
         let got: Vec<_> = report.figures.iter().map(|f| (f.ratio, f.holds)).collect();
         assert_eq!(got, [(Some(2.0), Some(true)), (Some(2.0), Some(false)), (None, Some(false)), (None, Some(true))]);
         assert!(!report.holds());
+        // A peer that was killed in a round takes no part in it; one that was killed in all of them gives no verdict.
+        report.pair("e", "op/s", &[10.0, 30.0], &[NO_VALUE, 10.0], Bar::AtLeast(2.0));
+        report.pair("f", "op/s", &[10.0], &[NO_VALUE], Bar::AtLeast(2.0));
+        let got: Vec<_> = report.figures[4..].iter().map(|f| (f.peer, f.ratio, f.holds)).collect();
+        assert_eq!(got, [(Some(10.0), Some(3.0), Some(true)), (None, None, None)]);
         assert!(report.table().contains("falls short"));
     }
 
@@ -256,7 +283,10 @@ mod tests {
         report.pair("a", "us", &[1.0], &[2.0], Bar::None);
         let json = serde_json::to_value(&report).unwrap();
         let keys = |value: &serde_json::Value| -> Vec<String> { value.as_object().unwrap().keys().cloned().collect() };
-        assert_eq!(keys(&json), ["accelerator", "bench", "commit", "figures", "machine"]);
-        assert_eq!(keys(&json["figures"][0]), ["bar", "holds", "name", "ours", "peer", "ratio", "spread", "unit"]);
+        assert_eq!(keys(&json), ["accelerator", "bench", "code", "commit", "figures", "machine"]);
+        assert_eq!(
+            keys(&json["figures"][0]),
+            ["bar", "holds", "name", "note", "ours", "peer", "ratio", "spread", "unit"]
+        );
     }
 }

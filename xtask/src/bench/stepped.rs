@@ -1,6 +1,7 @@
 //! Leads a toy VMM in another process through its steps.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
@@ -11,6 +12,13 @@ use super::undo::{Guard, Undo, start_ticks_of};
 use crate::toy::sort::Sorted;
 use crate::toy::touch::Touched;
 use crate::toy::{Done, Ready};
+
+const SIGKILL: i32 = 9;
+
+/// The kernel killed a toy. Nobody else does while it is led through its steps: it ran out of memory in its cgroup.
+#[derive(Debug, thiserror::Error)]
+#[error("the toy was killed by the kernel: its cgroup was out of memory")]
+pub struct OomKilled;
 
 /// A toy VMM that does what it is told. Killed when dropped.
 #[derive(Debug)]
@@ -158,7 +166,11 @@ impl SteppedToy {
     }
 
     fn tell(&mut self, command: &str) -> Result<()> {
-        writeln!(self.input, "{command}").context("write to the toy")
+        match writeln!(self.input, "{command}") {
+            // It ended: why is seen when its answer is waited for.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+            told => told.context("write to the toy"),
+        }
     }
 
     /// The rest of the next line, which must begin so. Other lines are passed on: they are
@@ -168,6 +180,9 @@ impl SteppedToy {
             let mut line = String::new();
             if self.output.read_line(&mut line).context("read from the toy")? == 0 {
                 let status = self.child.wait().context("wait for the toy")?;
+                if status.signal() == Some(SIGKILL) {
+                    return Err(OomKilled.into());
+                }
                 bail!("the toy ended with {status} before it said {beginning:?}");
             }
             if let Some(rest) = line.trim_end().strip_prefix(beginning) {

@@ -16,12 +16,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use pagoda_sys::toy::process;
 use pagoda_sys::toy::tuned::{Tuned, chosen};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 /// A killed process takes a moment to leave its cgroup.
 const CGROUP_REMOVAL_MAX: Duration = Duration::from_secs(5);
 /// So does one that has a file open.
 const UNMOUNT_MAX: Duration = Duration::from_secs(5);
+/// So does the memory of one that was killed.
+const SWAP_OFF_MAX: Duration = Duration::from_secs(30);
 const RETRY_EVERY: Duration = Duration::from_millis(5);
 
 /// How to put one thing back.
@@ -55,11 +58,7 @@ impl Undo {
     pub fn perform(&self) -> io::Result<()> {
         let done = match self {
             Self::Setting { path, value } => fs::write(path, value),
-            Self::SwapOff { path } => match process::swap_off(path) {
-                // Not in use any more.
-                Err(error) if error.raw_os_error() == Some(22) => Ok(()),
-                other => other,
-            },
+            Self::SwapOff { path } => swap_off(path),
             Self::File { path } => fs::remove_file(path),
             Self::Directory { path } => fs::remove_dir_all(path),
             Self::Cgroup { path } => remove_cgroup(path),
@@ -79,6 +78,24 @@ impl Undo {
             other => other,
         }
     }
+}
+
+fn swap_off(path: &Path) -> io::Result<()> {
+    let start = Instant::now();
+    loop {
+        match process::swap_off(path) {
+            // Not in use any more.
+            Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => return Ok(()),
+            // A process that was killed may not have given its memory back yet, and a signal ends the call.
+            Err(error) if is_passing(&error) && start.elapsed() < SWAP_OFF_MAX => std::thread::sleep(RETRY_EVERY),
+            other => return other,
+        }
+    }
+}
+
+fn is_passing(error: &io::Error) -> bool {
+    let passing = [Errno::NOMEM, Errno::INTR, Errno::BUSY];
+    passing.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 fn remove_namespace(name: &str) -> io::Result<()> {
@@ -158,12 +175,19 @@ impl Ledger {
     }
 }
 
-fn perform_all(undos: impl DoubleEndedIterator<Item = Undo>) {
-    for undo in undos.rev() {
-        if let Err(error) = undo.perform() {
-            eprintln!("bench: put back {undo:?}: {error}");
-        }
+/// The newest first. Gives, in their order, those that could not be done.
+fn perform_all(undos: impl DoubleEndedIterator<Item = Undo>) -> Vec<Undo> {
+    let mut left: Vec<Undo> = undos.rev().filter(|undo| !is_put_back(undo)).collect();
+    left.reverse();
+    left
+}
+
+fn is_put_back(undo: &Undo) -> bool {
+    let done = undo.perform();
+    if let Err(error) = &done {
+        eprintln!("bench: put back {undo:?}: {error}; the next bench tries again");
     }
+    done.is_ok()
 }
 
 /// Puts back what an earlier bench left, and from now on whatever this one changes.
@@ -178,6 +202,7 @@ pub fn start(work_dir: &Path) -> Result<()> {
         bail!("another bench is running (it holds {})", lock_path.display());
     }
     let record = work_dir.join("undo.json");
+    let mut still_left = Vec::new();
     match fs::read(&record) {
         Ok(bytes) => {
             let left: Vec<Undo> =
@@ -186,10 +211,13 @@ pub fn start(work_dir: &Path) -> Result<()> {
                 eprintln!("bench: putting back {} changes of a bench that was killed", left.len());
             }
             // What a setting was before any bench is known to `Tuned`, which puts it back below.
-            perform_all(left.into_iter().filter(|undo| !matches!(undo, Undo::Setting { .. })));
+            still_left = perform_all(left.into_iter().filter(|undo| !matches!(undo, Undo::Setting { .. })));
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error).context("read the undo record"),
+    }
+    if !still_left.is_empty() {
+        bail!("an earlier bench left what cannot be put back: do so by hand, then delete {}", record.display());
     }
     let tuned = Tuned::begin([]).context("put back host settings that a killed process left")?;
     let new = Ledger { record, entries: Vec::new(), next_id: 0, tuned: Some(tuned), _lock: lock };
@@ -209,7 +237,8 @@ pub fn undo_all() {
     // A panic inside this module would find the lock taken by its own thread.
     let Ok(mut guard) = LEDGER.try_lock() else { return };
     if let Some(ledger) = guard.as_mut() {
-        perform_all(std::mem::take(&mut ledger.entries).into_iter().map(|(_, undo)| undo));
+        let left = perform_all(std::mem::take(&mut ledger.entries).into_iter().map(|(_, undo)| undo));
+        ledger.entries = left.into_iter().map(|undo| (u64::MAX, undo)).collect();
         // The last user of the host's settings puts them back.
         ledger.tuned = None;
         if let Err(error) = ledger.write() {
@@ -280,9 +309,9 @@ impl Drop for Guard {
         let mut guard = ledger();
         let Some(ledger) = guard.as_mut() else { return };
         let Some(at) = ledger.entries.iter().position(|(id, _)| *id == self.id) else { return };
-        let (_, undo) = ledger.entries.remove(at);
-        if let Err(error) = undo.perform() {
-            eprintln!("bench: put back {undo:?}: {error}");
+        // What fails stays in the record, and is tried again at the end and by the next bench.
+        if is_put_back(&ledger.entries[at].1) {
+            ledger.entries.remove(at);
         }
         if let Err(error) = ledger.write() {
             eprintln!("bench: write the undo record: {error}");

@@ -9,10 +9,10 @@ use anyhow::{Context, Result};
 /// What the tests' VMs have; what these depend on comes from `modules.dep`.
 pub const WANTED: [&str; 3] = ["virtio_pci", "virtio_blk", "virtio_balloon"];
 
-/// What a client of a pool needs besides: a network, a disk that it serves itself, a file system. crc32c is asked for by the
+/// What a client of a pool needs besides: a network, a disk that it serves itself, file systems. crc32c is asked for by the
 /// file system by its algorithm, which `modules.dep` does not say.
-pub const CLIENT_WANTED: [&str; 8] =
-    ["virtio_pci", "virtio_blk", "virtio_balloon", "virtio_net", "e1000", "nbd", "crc32c_generic", "ext4"];
+pub const CLIENT_WANTED: [&str; 9] =
+    ["virtio_pci", "virtio_blk", "virtio_balloon", "virtio_net", "e1000", "nbd", "crc32c_generic", "ext4", "virtiofs"];
 
 /// The module files, each after those it depends on. `directory` is that of `modules.dep`.
 pub fn in_load_order(wanted: &[&str], directory: &Path) -> Result<Vec<PathBuf>> {

@@ -313,7 +313,7 @@ mod tests {
     /// Runs two vCPUs for so many passes over RAM in which one word of `damaged` was changed before.
     fn run(damaged: Option<usize>, passes: u64) -> Option<(u64, usize)> {
         if let Err(error) = probe(2) {
-            eprintln!("SKIPPED, nothing was tested: KVM does not run the guest here: {error}");
+            crate::toy::skip::skipped(&format!("KVM does not run the guest here: {error}"));
             return None;
         }
         let mut ram = Ram::map(RamSource::Anonymous(PAGES * PAGE_BYTES), HugePages::Refuse).unwrap();

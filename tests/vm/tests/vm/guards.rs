@@ -114,10 +114,11 @@ fn daemons_that_cannot_start() -> Result<()> {
 }
 
 #[test]
-fn a_device_that_does_dma_pins() -> Result<()> {
+fn a_vfio_device_pins_before_qemu_opens_it() -> Result<()> {
     Lab::run("VFIO", 1, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
-        // There is no such device, so QEMU ends; what Pagoda makes of it is said before.
+        // There is no such device, so QEMU ends; what Pagoda makes of it is said before. Others that reach RAM, and are there:
+        // `vhost_user` and `a_second_mapper_pins`.
         let options = GuestOptions::new("web1", "").memory("-m 256M").dram("128M");
         let guest = lab.guest(&daemon, &options.more("-device vfio-pci,host=ff:1f.7"))?;
         let status = guest.wait_exit(Duration::from_secs(300))?;

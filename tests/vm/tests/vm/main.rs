@@ -25,3 +25,4 @@ mod swapdisk;
 mod tools;
 mod toy;
 mod unmanaged;
+mod vhost_user;

@@ -198,6 +198,9 @@ fn sharing_under_a_cap() -> Result<()> {
         let toys = [start("a")?, start("b")?];
         for toy in &toys {
             daemon.set_dram_mib(&toy.name, CAPPED_MIB / 2)?;
+            // What is in swap is not looked at: of the half that is left, the two have a quarter in common.
+            let some = |info: &VmInfo| count(info, "shared_pages") > CAPPED_MIB * 256 / 10;
+            daemon.wait_vm(&toy.name, "sharing", SETTLE_MAX, some)?;
         }
         for workload in ["random", "zipf", "seq"] {
             toys[0].begin(&format!("--workload {workload} --mode read-write --ops 20000"))?;
@@ -205,6 +208,10 @@ fn sharing_under_a_cap() -> Result<()> {
             toys[0].end()?;
         }
         for toy in &toys {
+            let info = daemon.vm(&toy.name)?;
+            for moved in ["share_copied_back_pages", "pages_in", "pages_out"] {
+                ensure!(count(&info, moved) > 0, "{moved}: {info:#?}");
+            }
             daemon.set_dram_mib(&toy.name, CAPPED_MIB)?;
             toy.go(READ_ALL)?;
         }

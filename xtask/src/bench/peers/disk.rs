@@ -15,7 +15,8 @@ use crate::bench::undo::{Guard, Undo};
 const FILE_BYTES: u64 = 2 << 30;
 /// Requests in flight and bytes of each; the best counts. Which it is changes from minute to minute on the disk of a
 /// virtual machine (467 to 1353 MiB/s in windows of 2 s, one machine under little load, 2026-11-21).
-const LOADS: [(u32, usize); 4] = [(8, 512 << 10), (16, 512 << 10), (32, 512 << 10), (8, 1 << 20)];
+const LOADS: [(u32, usize); 7] =
+    [(64, 256 << 10), (8, 512 << 10), (16, 512 << 10), (32, 512 << 10), (8, 1 << 20), (16, 1 << 20), (32, 1 << 20)];
 
 /// A written file for O_DIRECT; deleted when dropped.
 #[derive(Debug)]

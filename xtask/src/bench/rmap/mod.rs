@@ -82,9 +82,10 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
         }
     }
     let (ours_rate, peer_rate) = (&ours.pages_per_second, &peer.pages_per_second);
-    report.pair("pages of one server core", "1/s", ours_rate, peer_rate, Bar::AtLeast(THROUGHPUT_RATIO_MIN));
-    // What the kernel can carry at most, for comparison.
-    report.pair("pages of one server core, echo in batches", "1/s", ours_rate, &batched, Bar::None);
+    // Our server joins replies into batches, so the echo that does so too is what the kernel can carry.
+    let bar = Bar::AtLeast(THROUGHPUT_RATIO_MIN);
+    report.pair("pages of one server core: echo in batches", "1/s", ours_rate, &batched, bar);
+    report.pair("pages of one server core: echo, a page a call", "1/s", ours_rate, peer_rate, Bar::None);
     if setup.ours {
         report.single("pages of one server core", "1/s", ours_rate, Bar::AtLeast(PAGES_PER_SECOND_MIN));
         report.pair("pages of two lanes against one, without the network", "1/s", &two_lanes, &one_lane, Bar::None);
