@@ -257,7 +257,7 @@ impl SwapFile {
         }
         let stat = match rustix::fs::statx(&self.fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
             Ok(stat) if stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => stat,
-            // Before Linux 6.1, or a file system that does not say: the probe write tells.
+            // A file system that does not say: the probe write tells.
             _ => return Ok(()),
         };
         match stat.stx_dio_offset_align.max(stat.stx_dio_mem_align) {

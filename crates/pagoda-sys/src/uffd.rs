@@ -45,7 +45,7 @@ pub enum UffdError {
         kind: String,
     },
     /// The kernel lacks what Pagoda needs.
-    #[error("this kernel's userfaultfd lacks {missing}: use Linux 5.19 or newer with CONFIG_USERFAULTFD")]
+    #[error("this kernel's userfaultfd lacks {missing}: use Linux 6.1 or newer with CONFIG_USERFAULTFD")]
     Features {
         /// The absent features and the kernels that have them.
         missing: String,

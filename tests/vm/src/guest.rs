@@ -39,11 +39,21 @@ pub struct GuestOptions {
     /// More options of `pagoda run`.
     pub run_options: Vec<String>,
     pub tools: bool,
-    /// Boots what clients of a pool boot.
-    pub client: bool,
+    pub boots: Boots,
     pub may_reboot: bool,
     pub control: bool,
     pub deadline: Duration,
+}
+
+/// What is in a guest's initramfs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Boots {
+    /// The test program.
+    Guest,
+    /// What clients of a pool run.
+    Client,
+    /// What hosts of VMs run.
+    Host,
 }
 
 impl GuestOptions {
@@ -59,7 +69,7 @@ impl GuestOptions {
             more: Vec::new(),
             run_options: Vec::new(),
             tools: false,
-            client: false,
+            boots: Boots::Guest,
             may_reboot: false,
             control: false,
             deadline: DEADLINE_DEFAULT,
@@ -112,7 +122,13 @@ impl GuestOptions {
 
     /// A client of a pool: Debian's full kernel, and `pagoda` with what its users run beside it.
     pub fn client(mut self) -> Self {
-        self.client = true;
+        self.boots = Boots::Client;
+        self
+    }
+
+    /// A host of VMs: Debian's full kernel, the daemon, and the toy VMM.
+    pub fn host(mut self) -> Self {
+        self.boots = Boots::Host;
         self
     }
 
@@ -126,7 +142,11 @@ impl GuestOptions {
     /// # Errors
     /// No images.
     pub fn qemu_words(&self, dir: &Path) -> Result<Vec<String>> {
-        let images = if self.client { programs::client_images()? } else { programs::images()? };
+        let images = match self.boots {
+            Boots::Guest => programs::images()?,
+            Boots::Client => programs::client_images()?,
+            Boots::Host => programs::host_images()?,
+        };
         let initrd = if self.tools { images.tools_initrd } else { images.initrd };
         let mut all = words("-M q35 -accel");
         all.push(accel::accelerator()?.into());

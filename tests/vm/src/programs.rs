@@ -112,19 +112,35 @@ pub fn images() -> Result<Images> {
 /// They cannot be made.
 pub fn client_images() -> Result<Images> {
     static MADE: OnceLock<Result<(), String>> = OnceLock::new();
-    let made = MADE.get_or_init(|| {
+    full_images("client", &["pagoda"], &MADE)
+}
+
+/// What a host boots that is a guest here: the same with the daemon, the shim and the toy VMM.
+///
+/// # Errors
+/// They cannot be made.
+pub fn host_images() -> Result<Images> {
+    static MADE: OnceLock<Result<(), String>> = OnceLock::new();
+    full_images("host", &["pagoda", "pagodad", "libpagoda_shim.so", "xtask"], &MADE)
+}
+
+fn full_images(name: &str, with: &[&str], made: &OnceLock<Result<(), String>>) -> Result<Images> {
+    let made = made.get_or_init(|| {
         let bin_dir = bin_dir().map_err(|error| format!("{error:#}"))?;
         let mut command = Command::new(bin_dir.join("xtask"));
-        command.args(["image", "--kernel", "full", "--client", "--with"]).arg(bin_dir.join("pagoda"));
+        command.args(["image", "--kernel", "full", "--client", "--initrd", name]);
+        for program in with {
+            command.arg("--with").arg(bin_dir.join(program));
+        }
         match command.output() {
             Ok(output) if output.status.success() => Ok(()),
-            Ok(output) => Err(format!("xtask image --client: {}", String::from_utf8_lossy(&output.stderr))),
-            Err(error) => Err(format!("xtask image --client: {error}")),
+            Ok(output) => Err(format!("xtask image --initrd {name}: {}", String::from_utf8_lossy(&output.stderr))),
+            Err(error) => Err(format!("xtask image --initrd {name}: {error}")),
         }
     });
     made.as_ref().map_err(|error| anyhow::anyhow!("{error}"))?;
     let dir = repository().join("out/guest");
-    let initrd = dir.join("full-client.initrd");
+    let initrd = dir.join(format!("full-{name}.initrd"));
     Ok(Images { kernel: dir.join("full.vmlinuz"), initrd: initrd.clone(), tools_initrd: initrd })
 }
 

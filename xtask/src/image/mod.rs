@@ -27,6 +27,9 @@ pub struct ImageArgs {
     /// A program of this machine to put into it, with its libraries: a path for ours, a name for Debian's
     #[arg(long, value_name = "PROGRAM", requires = "client")]
     pub with: Vec<PathBuf>,
+    /// What to call that initramfs, after the kernel's name [default: client]
+    #[arg(long, value_name = "NAME", requires = "client")]
+    pub initrd: Option<String>,
     /// Which of Debian's kernels to boot
     #[arg(long, value_enum, default_value_t)]
     pub kernel: KernelFlavour,
@@ -102,7 +105,7 @@ pub fn build(args: &ImageArgs) -> Result<Images> {
         None
     };
     let client_initrd = if args.client {
-        let path = directory.join(format!("{name}-client.initrd"));
+        let path = directory.join(format!("{name}-{}.initrd", args.initrd.as_deref().unwrap_or("client")));
         let modules = modules::in_load_order(&modules::CLIENT_WANTED, &kernel.modules)?;
         let wanted: Vec<&Path> =
             initrd::CLIENT_TOOLS.iter().map(Path::new).chain(args.with.iter().map(PathBuf::as_path)).collect();

@@ -18,7 +18,7 @@ const CAP_SYS_PTRACE: u32 = 19;
 /// What allows this process to make userfaultfds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Permission {
-    /// `/dev/userfaultfd` (Linux 6.1) can be opened.
+    /// `/dev/userfaultfd` can be opened.
     Device,
     /// `CAP_SYS_PTRACE`.
     Capability,
@@ -34,7 +34,7 @@ pub enum Permission {
 /// Opens `/dev/userfaultfd`, for ourselves or to hand to a shim, whose own process then needs no permission.
 ///
 /// # Errors
-/// `NotFound` before Linux 6.1; `PermissionDenied`.
+/// `NotFound` where the host or its container has no such device; `PermissionDenied`.
 pub fn open_device() -> std::io::Result<OwnedFd> {
     Ok(rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
 }

@@ -6,8 +6,7 @@ use serde::Serialize;
 use super::facts::{Device, FOLIO_KIB_CHUNK, FOLIO_KIB_HUGE, Facts, SwapTrial};
 use crate::units::format_size;
 
-/// /dev/userfaultfd came with 6.1, which is also Debian 12's kernel; the write-protection of shared
-/// memory with 5.19.
+/// Debian 12's kernel, the oldest one that tests run on; `/dev/userfaultfd` came with it.
 const KERNEL_MIN: (u32, u32) = (6, 1);
 
 /// `-machine memory-backend=` came with 5.0, free page reporting with 5.1.

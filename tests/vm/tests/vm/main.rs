@@ -9,6 +9,7 @@ mod features;
 mod guards;
 mod kvm;
 mod libvirt;
+mod oldest;
 mod optional;
 mod options;
 mod overcommit;
