@@ -19,7 +19,7 @@ use crate::http::{self, HttpError, Response};
 use crate::types::{
     AdmitReply, AdmitRequest, ApiError, CreateVm, CreatedVm, CurveInfo, CurveSwitch, ErrorCode, Explain, Health,
     HostInfo, HostPatch, Mrc, SOCKET_DEFAULT, SOCKET_ENV, SampleInfo, SampleRequest, Version, VmInfo, VmList, VmPatch,
-    WhatIfReply, WhatIfRequest, check_vm_name,
+    WhatIfReply, WhatIfRequest, check_vm_name, vm_file_name,
 };
 
 /// Longest wait for the daemon to go on with a request. Making a VM that reserves its swap is the
@@ -298,10 +298,9 @@ fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-/// Names are checked, so a path needs no escapes.
 fn vm_path(name: &str, tail: &str) -> Result<String, ClientError> {
     check_vm_name(name).map_err(ClientError::BadName)?;
-    Ok(format!("/v1/vms/{name}{tail}"))
+    Ok(format!("/v1/vms/{}{tail}", vm_file_name(name)))
 }
 
 fn parse<T: DeserializeOwned>(path: &str, response: &Response) -> Result<T, ClientError> {

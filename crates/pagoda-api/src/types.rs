@@ -41,8 +41,11 @@ pub const DRAM_FRACTION_MIN: u64 = 64;
 /// Regions (memory back ends, usually one for each NUMA node) of one VM.
 pub const REGIONS_MAX: usize = pagoda_abi::REGIONS_MAX;
 
-/// Length of a VM's name: it becomes part of file names (`NAME_MAX` is 255) and of tables.
-pub const VM_NAME_LEN_MAX: usize = 64;
+/// Bytes of [`vm_file_name`]: with the path of its directory it has to fit into the address of a Unix socket (108).
+pub const VM_FILE_NAME_LEN_MAX: usize = 64;
+
+/// What a VM's name may have between its letters and digits.
+const VM_NAME_SIGNS: &str = ". _-+@()";
 
 /// Default path of the control socket.
 pub const SOCKET_DEFAULT: &str = "/run/pagoda/pagoda.sock";
@@ -53,25 +56,40 @@ pub const SOCKET_ENV: &str = "PAGODA_SOCKET";
 /// Default address of the metrics over TCP.
 pub const METRICS_ADDR_DEFAULT: &str = "127.0.0.1:9464";
 
-/// Checks a VM's name: letters, digits, `.`, `_`, `-`, the first no `.` and no `-`.
+/// Checks a VM's name: letters and digits of any language, blanks and `.`, `_`, `-`, `+`, `@`, `(`, `)`, as libvirt's domains may
+/// have; at its start no `.` and no `-`, at its ends no blank. So it is safe in tables, logs, metrics and options.
 ///
 /// # Errors
 /// A sentence that says what is wrong and what would be right.
 pub fn check_vm_name(name: &str) -> Result<(), String> {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if name.is_empty() {
         return Err("the name of a VM cannot be empty".into());
     }
-    if name.len() > VM_NAME_LEN_MAX {
-        return Err(format!("the name of a VM has at most {VM_NAME_LEN_MAX} characters, this one has {}", name.len()));
+    if name.starts_with(['.', '-']) || name != name.trim() {
+        return Err(format!("the name of a VM has no `.`, `-` or blank in front, and no blank at its end: {name:?}"));
     }
-    if name.starts_with(['.', '-']) {
-        return Err(format!("the name of a VM starts with a letter or a digit: {name:?}"));
+    if let Some(bad) = name.chars().find(|c| !c.is_alphanumeric() && !VM_NAME_SIGNS.contains(*c)) {
+        return Err(format!("the name of a VM has letters, digits, blanks and any of `._-+@()`: {name:?} has {bad:?}"));
     }
-    match name.chars().find(|c| !allowed(*c)) {
-        Some(bad) => Err(format!("the name of a VM has only letters, digits, '.', '_' and '-': {name:?} has {bad:?}")),
-        None => Ok(()),
+    match vm_file_name(name).len() {
+        0..=VM_FILE_NAME_LEN_MAX => Ok(()),
+        long => Err(format!(
+            "the name of a VM takes at most {VM_FILE_NAME_LEN_MAX} characters in file names, and {name:?} takes {long}: a \
+             blank counts as 3, `ä` as 6"
+        )),
     }
+}
+
+/// A VM's name as part of file names and of requests' paths: what is no ASCII letter or digit, `.`, `_` or `-` is `%XX`, byte by
+/// byte. Different names have different file names.
+#[must_use]
+pub fn vm_file_name(name: &str) -> String {
+    let escape = |byte: u8| match byte {
+        b'.' | b'_' | b'-' => char::from(byte).to_string(),
+        _ if byte.is_ascii_alphanumeric() => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    };
+    name.bytes().map(escape).collect()
 }
 
 /// The smallest DRAM cap a VM of `memory_bytes` may have.
@@ -467,10 +485,28 @@ mod tests {
         check("..", false);
         check("-x", false);
         check("a/b", false);
-        check("a b", false);
-        check("ä", false);
-        check(&"a".repeat(VM_NAME_LEN_MAX), true);
-        check(&"a".repeat(VM_NAME_LEN_MAX + 1), false);
+        check("web 1", true);
+        check(" web1", false);
+        check("web1 ", false);
+        check("web1\u{a0}", false);
+        check("Büro-Server (alt)", true);
+        check("веб", true);
+        check("web\n1", false);
+        check("web\u{202e}1", false);
+        check("web\u{200b}1", false);
+        check("web%201", false);
+        check("web\"1", false);
+        check("web,1", false);
+        check(&"a".repeat(VM_FILE_NAME_LEN_MAX), true);
+        check(&"a".repeat(VM_FILE_NAME_LEN_MAX + 1), false);
+        check(&"ä".repeat(VM_FILE_NAME_LEN_MAX / 6), true);
+        check(&"ä".repeat(VM_FILE_NAME_LEN_MAX / 6 + 1), false);
+    }
+
+    #[test]
+    fn file_names() {
+        assert_eq!(vm_file_name("Web_1.example-2"), "Web_1.example-2");
+        assert_eq!(vm_file_name("Büro 1"), "B%C3%BCro%201");
     }
 
     #[test]

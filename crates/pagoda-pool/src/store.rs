@@ -92,6 +92,18 @@ pub fn read_secret(path: &Path) -> Result<Option<String>> {
     Ok(None)
 }
 
+/// Makes the directory, this machine's key and the pool's, where they are missing.
+pub fn make_keys(dir: &Path) -> Result<()> {
+    make_dir(dir)?;
+    for name in ["pool.key", "node.key"] {
+        // What is there stays: another key would cut this machine off.
+        if !dir.join(name).exists() {
+            create_secret(&dir.join(name), &(hex(&random_key()) + "\n"))?;
+        }
+    }
+    Ok(())
+}
+
 /// Who we are, and the pool's key.
 pub fn identity(dir: &Path) -> Result<(Keypair, PoolKey)> {
     Ok((Keypair::from_private(key_of(dir, "node.key")?), PoolKey::new(key_of(dir, "pool.key")?)))

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use serde::Serialize;
+use unicode_width::UnicodeWidthStr;
 
 /// Which side of its column a cell keeps to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +31,7 @@ impl Table {
 
     pub fn render(&self) -> String {
         let width = |index: usize| {
-            let cells = self.rows.iter().map(|row| row[index].chars().count());
+            let cells = self.rows.iter().map(|row| row[index].width());
             cells.chain([self.columns[index].0.len()]).max().unwrap_or(0)
         };
         let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
@@ -39,9 +40,13 @@ impl Table {
         for row in std::iter::once(&headings).chain(&self.rows) {
             let cells = row.iter().zip(&self.columns).zip(&widths);
             let line: Vec<String> = cells
-                .map(|((cell, (_, side)), &width)| match side {
-                    Side::Left => format!("{cell:<width$}"),
-                    Side::Right => format!("{cell:>width$}"),
+                .map(|((cell, (_, side)), &width)| {
+                    // Not by `format!`, which counts characters: some take two columns.
+                    let blanks = " ".repeat(width - cell.width());
+                    match side {
+                        Side::Left => format!("{cell}{blanks}"),
+                        Side::Right => format!("{blanks}{cell}"),
+                    }
                 })
                 .collect();
             text += line.join("  ").trim_end();

@@ -23,7 +23,7 @@ use std::time::Instant;
 
 use pagoda_abi::Token;
 use pagoda_abi::record::{Balloon, Far, Kind, Record};
-use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, VmInfo, VmKind, VmPatch};
+use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, VmInfo, VmKind, VmPatch, vm_file_name};
 use pagoda_core::policy::VmId;
 use pagoda_core::policy::growth::limit_for_min;
 use pagoda_core::units::{Bytes, PageCount};
@@ -184,20 +184,20 @@ impl Registry {
     }
 
     pub fn record_path(&self, name: &str) -> PathBuf {
-        self.config.state_dir.join("vms").join(format!("{name}.vm"))
+        self.config.state_dir.join("vms").join(vm_file_name(name) + ".vm")
     }
 
     pub fn swap_path(&self, name: &str) -> PathBuf {
-        self.config.swap_dir.join(format!("{name}.swap"))
+        self.config.swap_dir.join(vm_file_name(name) + ".swap")
     }
 
     /// Which pages of the VM are in remote memory; its engine's file.
     pub fn far_path(&self, name: &str) -> PathBuf {
-        self.config.state_dir.join("vms").join(format!("{name}.far"))
+        self.config.state_dir.join("vms").join(vm_file_name(name) + ".far")
     }
 
     pub fn monitor_path(&self, name: &str) -> PathBuf {
-        self.config.state_dir.join("vms").join(format!("{name}.qmp"))
+        self.config.state_dir.join("vms").join(vm_file_name(name) + ".qmp")
     }
 
     /// Makes a VM that a program can attach to. Nothing is left behind when it fails.

@@ -8,7 +8,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use pagoda_api::{Client, ClientError, ErrorCode, SampleInfo, SampleRequest, VmInfo, VmPatch, WhatIfRequest, counter};
+use pagoda_api::{
+    Client, ClientError, ErrorCode, SampleInfo, SampleRequest, VmInfo, VmPatch, WhatIfRequest, counter, vm_file_name,
+};
 use pagoda_sys::toy::process;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -286,8 +288,8 @@ impl Daemon {
 
     /// Files of a VM on disk: record, monitor, swap.
     pub fn files_of(&self, name: &str) -> [PathBuf; 3] {
-        let vms = self.dir.join("vms");
-        [vms.join(format!("{name}.vm")), vms.join(format!("{name}.qmp")), self.swap_dir().join(format!("{name}.swap"))]
+        let (vms, file) = (self.dir.join("vms"), vm_file_name(name));
+        [vms.join(format!("{file}.vm")), vms.join(format!("{file}.qmp")), self.swap_dir().join(format!("{file}.swap"))]
     }
 
     /// The command line tool, pointed at this daemon.

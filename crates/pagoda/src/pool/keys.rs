@@ -26,13 +26,7 @@ struct KeyRow {
 }
 
 pub fn init(dir: &Path, format: Format) -> Result<()> {
-    store::make_dir(dir)?;
-    for name in ["pool.key", "node.key"] {
-        // What is there stays: another key would cut this machine off.
-        if !dir.join(name).exists() {
-            store::create_secret(&dir.join(name), &(store::hex(&store::random_key()) + "\n"))?;
-        }
-    }
+    store::make_keys(dir)?;
     let (own, _) = store::identity(dir)?;
     let public_key = format!("{:?}", own.public());
     match format {

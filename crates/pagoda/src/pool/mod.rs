@@ -7,6 +7,7 @@ pub mod list;
 mod member;
 mod serve;
 mod top;
+mod trial;
 
 use std::net::{SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
@@ -51,6 +52,7 @@ impl Place {
 
 #[derive(Debug, Subcommand)]
 pub enum Pool {
+    Try(Try),
     Serve(Serve),
     /// List the servers and what they have free
     ///
@@ -116,6 +118,30 @@ pub struct Drain {
     pub cancel: bool,
 }
 
+/// Try a pool on this machine alone: servers, a disk and its export, until Ctrl-C
+///
+/// Keys, servers and the disk are in a directory of their own under /tmp, which ends with the trial; nothing of another pool is
+/// touched. Each server locks as much memory as the disk has, which needs root or a higher `ulimit -l`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  pagoda pool try
+  pagoda pool try --size 1G --servers 5 --nbd /run/try.sock")]
+pub struct Try {
+    /// Size of the disk, a multiple of 4096 bytes
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256M")]
+    pub size: u64,
+    /// Servers, each with room for all of the disk
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=TRY_SERVERS_MAX))]
+    pub servers: u32,
+    /// Unix socket to export the disk at [default: in the trial's directory]
+    #[arg(long, value_name = "PATH")]
+    pub nbd: Option<PathBuf>,
+}
+
+/// More teach nothing that these do not.
+const TRY_SERVERS_MAX: i64 = 16;
+
 /// Lend memory of this machine, until the signal TERM
 ///
 /// The memory is taken and locked before anything else. Clients whose keys were added with `pagoda pool key add` may
@@ -172,6 +198,9 @@ pub struct Serve {
     /// Answer Prometheus at this address, such as 127.0.0.1:9466 (docs/pool-metrics.md)
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<SocketAddr>,
+    /// End when standard input is closed: for whoever starts this and must not leave it behind
+    #[arg(long, hide = true)]
+    pub while_stdin: bool,
     /// After TERM, wait so long for clients to move their pages
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub drain: u64,
@@ -241,6 +270,7 @@ pub enum Key {
 
 pub fn run(command: Pool, format: Format) -> Result<()> {
     match command {
+        Pool::Try(options) => trial::run(&options, format),
         Pool::Serve(options) => serve::run(&options, format),
         Pool::Ls { place } => list::run(&place, format),
         Pool::Top(options) => top::run(&options, format),

@@ -104,6 +104,9 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     let (server, _) = &mut lanes[0];
     server.set_admins(admitted.admins());
     let signals = Signals::new()?;
+    if options.while_stdin {
+        signals.obey_end_of_input();
+    }
     let announcer = announcing.as_ref().map(Announcing::key);
     let info = ServerInfo { id: ServerId(options.id), addr, key: public, zone: options.zone, announcer };
     let mut member = place.etcd.map(|config| InEtcd::join(config, &info, server)).transpose()?;
@@ -210,6 +213,15 @@ impl Signals {
             signal_hook::flag::register(signal, Arc::clone(&asked)).context("handle signals")?;
         }
         Ok(Signals { asked, stop: AtomicBool::new(false) })
+    }
+
+    /// The end of standard input, or an error of it, asks like a signal.
+    fn obey_end_of_input(&self) {
+        let asked = Arc::clone(&self.asked);
+        std::thread::spawn(move || {
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            asked.store(true, Ordering::Relaxed);
+        });
     }
 }
 

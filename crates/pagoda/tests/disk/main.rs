@@ -17,6 +17,7 @@ mod reserve;
 mod rig;
 mod share;
 mod silence;
+mod trial;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

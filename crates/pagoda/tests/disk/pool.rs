@@ -59,7 +59,7 @@ fn pagoda_under(dir: &Path, runner: &[String], words: &[&str]) -> Command {
 }
 
 impl Running {
-    fn start(dir: &Path, words: &[&str]) -> Running {
+    pub fn start(dir: &Path, words: &[&str]) -> Running {
         Running::begin(dir, pagoda(dir, words), words)
     }
 

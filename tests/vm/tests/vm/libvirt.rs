@@ -11,6 +11,8 @@ use pagoda_guest::lines::Line;
 use vm_tests::libvirt::Libvirt;
 use vm_tests::{Daemon, Folios, Lab, MIB, Qemu, accel, programs, wait};
 
+/// As people call their domains.
+const NAME: &str = "Büro 1 (alt)";
 const MEMORY_MIB: u64 = 384;
 const DRAM_MIB: u64 = 128;
 const GUEST_MAX: Duration = Duration::from_secs(900);
@@ -20,7 +22,7 @@ fn domain(emulator: &Path, daemon: &Daemon, console: &Path, work: &str) -> Resul
     let kind = if accel::accelerator()? == "kvm" { "kvm" } else { "qemu" };
     Ok(format!(
         "<domain type='{kind}' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
-           <name>web1</name>
+           <name>{NAME}</name>
            <memory unit='MiB'>{MEMORY_MIB}</memory>
            <vcpu>1</vcpu>
            <sysinfo type='fwcfg'><entry name='opt/org.pagoda/dram'>{DRAM_MIB}M</entry></sysinfo>
@@ -65,7 +67,7 @@ fn define_start_destroy() -> Result<()> {
         let libvirt = Libvirt::start(&lab.dir().join("lv"))?;
         let console = lab.dir().join("console");
         let define = |work: &str| -> Result<()> {
-            let file = lab.dir().join("web1.xml");
+            let file = lab.dir().join("domain.xml");
             fs::write(&file, domain(&emulator, &daemon, &console, work)?).context("write the domain")?;
             libvirt.virsh(&["define", &file.to_string_lossy()]).map(drop)
         };
@@ -75,29 +77,32 @@ fn define_start_destroy() -> Result<()> {
 
         // A guest that ends by itself, with the right verdict.
         define("pagoda.work=seq,random pagoda.mib=220")?;
-        libvirt.virsh(&["start", "web1"])?;
-        let info = daemon.wait_vm("web1", "paging", GUEST_MAX, paged)?;
+        libvirt.virsh(&["start", NAME])?;
+        let info = daemon.wait_vm(NAME, "paging", GUEST_MAX, paged)?;
         ensure!(info.memory_bytes == MEMORY_MIB * MIB && info.dram_limit_bytes == DRAM_MIB * MIB, "{info:#?}");
         ensure!(info.resident_bytes <= DRAM_MIB * MIB && info.pinned.is_none(), "{info:#?}");
         let ended = wait::until("the guest's verdict", GUEST_MAX, || Ok(verdict(&console)))?;
         ensure!(ended == "ok", "the guest says {ended}");
-        daemon.wait_gone("web1")?;
+        daemon.wait_gone(NAME)?;
         wait::until("libvirt knows that it is off", GUEST_MAX, || {
-            Ok((libvirt.virsh(&["domstate", "web1"])?.trim() == "shut off").then_some(()))
+            Ok((libvirt.virsh(&["domstate", NAME])?.trim() == "shut off").then_some(()))
         })?;
 
         // Paused, continued and destroyed by libvirt in the middle of paging.
-        libvirt.virsh(&["undefine", "web1"])?;
+        libvirt.virsh(&["undefine", NAME])?;
         fs::remove_file(&console).context("remove the old console")?;
         define("pagoda.work=random:seconds=120 pagoda.mib=220")?;
-        libvirt.virsh(&["start", "web1"])?;
-        daemon.wait_vm("web1", "paging", GUEST_MAX, paged)?;
-        libvirt.virsh(&["suspend", "web1"])?;
-        libvirt.virsh(&["resume", "web1"])?;
-        libvirt.virsh(&["dommemstat", "web1"])?;
-        libvirt.virsh(&["destroy", "web1"])?;
-        daemon.wait_gone("web1")?;
-        libvirt.virsh(&["undefine", "web1"])?;
+        libvirt.virsh(&["start", NAME])?;
+        daemon.wait_vm(NAME, "paging", GUEST_MAX, paged)?;
+        daemon.kill9()?;
+        daemon.start_again()?;
+        daemon.wait_vm(NAME, "running again", GUEST_MAX, |info| info.state == VmState::Running)?;
+        libvirt.virsh(&["suspend", NAME])?;
+        libvirt.virsh(&["resume", NAME])?;
+        libvirt.virsh(&["dommemstat", NAME])?;
+        libvirt.virsh(&["destroy", NAME])?;
+        daemon.wait_gone(NAME)?;
+        libvirt.virsh(&["undefine", NAME])?;
         Ok(())
     })
 }
