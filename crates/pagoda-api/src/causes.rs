@@ -2,7 +2,10 @@
 
 use std::error::Error;
 
-/// The error and what caused it, from the outside in, each once: many errors name their cause by themselves.
+use crate::limits::with_advice;
+
+/// The error and what caused it, from the outside in, each once: many errors name their cause by themselves. At the end, what to do
+/// where a limit was reached.
 #[must_use]
 pub fn in_full(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
@@ -13,7 +16,7 @@ pub fn in_full(error: &(dyn Error + 'static)) -> String {
             text += &cause;
         }
     }
-    text
+    with_advice(text)
 }
 
 #[cfg(test)]
@@ -31,8 +34,8 @@ mod tests {
 
     #[test]
     fn each_cause_is_said_once() {
-        let full = || io::Error::from_raw_os_error(28);
-        let expected = "open x: No space left on device (os error 28)";
+        let full = || io::Error::from_raw_os_error(2);
+        let expected = "open x: No such file or directory (os error 2)";
         assert_eq!(in_full(&Failed::Said(full())), expected);
         assert_eq!(in_full(&Failed::Silent(full())), expected);
     }

@@ -24,15 +24,19 @@
 //! | `POST /v1/vms/NAME/curve` | [`CurveSwitch`] | [`CurveInfo`] |
 //! | `GET /metrics` | | Prometheus text |
 //!
+//! NAME has `%XX` for what is no ASCII letter or digit, `.`, `_` or `-` ([`vm_file_name`]).
+//!
 //! A status of 400 and above comes with an [`ApiError`].
 
 pub mod attach;
 mod causes;
 mod client;
 mod http;
+mod limits;
 pub mod types;
 
 pub use causes::in_full;
 pub use client::{Client, ClientError, socket_path};
 pub use http::{BODY_BYTES_MAX, HttpError};
+pub use limits::with_advice;
 pub use types::*;

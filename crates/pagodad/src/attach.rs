@@ -16,7 +16,7 @@ use pagoda_abi::attach::{
     FLAG_HUGE, List, PREPARED_DEVICE, PREPARED_SHARING, Packet, Region as WireRegion, Shard as WireShard, Text,
 };
 use pagoda_abi::record::{Kind, Record};
-use pagoda_api::in_full;
+use pagoda_api::{in_full, with_advice};
 use pagoda_pager::engine::{self, Parts};
 use pagoda_pager::handle::{Command, channel_pair};
 use pagoda_pager::space::{Region, Shard, Space};
@@ -45,7 +45,7 @@ pub fn serve(listener: &Listener, registry: &Arc<Registry>) {
         let connection = match listener.accept() {
             Ok(connection) => connection,
             Err(error) => {
-                tracing::warn!("attach socket: {error}");
+                tracing::warn!("attach socket: {}", with_advice(error.to_string()));
                 std::thread::sleep(ACCEPT_PAUSE);
                 continue;
             }
@@ -53,7 +53,7 @@ pub fn serve(listener: &Listener, registry: &Arc<Registry>) {
         let peer = match connection.peer() {
             Ok(peer) => peer,
             Err(error) => {
-                tracing::warn!("attach: ask who connects: {error}");
+                tracing::warn!("attach: ask who connects: {}", with_advice(error.to_string()));
                 continue;
             }
         };
@@ -70,7 +70,7 @@ pub fn serve(listener: &Listener, registry: &Arc<Registry>) {
         };
         if let Err(error) = std::thread::Builder::new().name("attach".into()).spawn(handle) {
             forgotten.spoke(&handled);
-            tracing::warn!("attach: {error}");
+            tracing::warn!("attach: {}", with_advice(error.to_string()));
         }
     }
 }

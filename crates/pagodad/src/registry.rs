@@ -13,7 +13,6 @@ mod sampling;
 pub use groups::sharing_of;
 pub use life::read_record;
 
-use pagoda_api::in_full;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -21,9 +20,11 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
+use anyhow::Context;
 use pagoda_abi::Token;
 use pagoda_abi::record::{Balloon, Far, Kind, Record};
 use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, VmInfo, VmKind, VmPatch, vm_file_name};
+use pagoda_api::{in_full, with_advice};
 use pagoda_core::policy::VmId;
 use pagoda_core::policy::growth::limit_for_min;
 use pagoda_core::units::{Bytes, PageCount};
@@ -157,7 +158,7 @@ pub fn error(code: ErrorCode, message: impl Into<String>, hint: Option<&str>) ->
 }
 
 fn internal(what: &str, cause: impl std::fmt::Display) -> ApiError {
-    error(ErrorCode::Internal, format!("{what}: {cause}"), None)
+    error(ErrorCode::Internal, with_advice(format!("{what}: {cause}")), None)
 }
 
 impl Registry {
@@ -310,21 +311,25 @@ impl Registry {
         let ram = record.regions.iter().map(|len| RamFile::create(&record.name, *len, owner)).collect::<Result<_, _>>();
         let ram = ram.map_err(|e| internal("make the VM's RAM", e))?;
         let monitor = match record.kind {
-            Kind::Qemu => Some(listen(&self.monitor_path(&record.name)).map_err(|e| internal("make the monitor", e))?),
+            Kind::Qemu => Some(
+                listen(&self.monitor_path(&record.name))
+                    .map_err(|e| internal("make the monitor", in_full(e.as_ref())))?,
+            ),
             Kind::Plain => None,
         };
-        self.save(record).map_err(|e| internal("write the VM's record", e))?;
+        self.save(record).map_err(|e| internal("write the VM's record", in_full(e.as_ref())))?;
         Ok((ram, monitor))
     }
 
     /// Writes a record, unless it is what is there: a new daemon takes a VM up on a disk that is full or read-only.
-    pub fn save_if_changed(&self, old: &Record, new: &Record) -> std::io::Result<()> {
+    pub fn save_if_changed(&self, old: &Record, new: &Record) -> anyhow::Result<()> {
         if old == new { Ok(()) } else { self.save(new) }
     }
 
     /// Writes a record so that it is there whole or not at all.
-    pub fn save(&self, record: &Record) -> std::io::Result<()> {
-        write_whole(&self.record_path(&record.name), record.to_text().as_bytes())
+    pub fn save(&self, record: &Record) -> anyhow::Result<()> {
+        let path = self.record_path(&record.name);
+        write_whole(&path, record.to_text().as_bytes()).with_context(|| path.display().to_string())
     }
 
     /// Changes settings; they take effect at once.
@@ -366,7 +371,7 @@ impl Registry {
         let vm = vms.get_mut(name).ok_or_else(|| no_such_vm(name))?;
         if let Err(cause) = self.change_record(vm, record) {
             self.unset_policy(id, before);
-            return Err(internal("write the VM's record", cause));
+            return Err(internal("write the VM's record", in_full(cause.as_ref())));
         }
         if patch.balloon_target.is_some() {
             self.drive_balloon(vm).map_err(|e| internal("drive the VM's balloon", in_full(e.as_ref())))?;
@@ -377,7 +382,7 @@ impl Registry {
     }
 
     /// Gives a VM a new record, and its engine the limit that follows from it.
-    fn change_record(&self, vm: &mut Vm, record: Record) -> std::io::Result<()> {
+    fn change_record(&self, vm: &mut Vm, record: Record) -> anyhow::Result<()> {
         if record == vm.record {
             return Ok(());
         }
@@ -512,12 +517,13 @@ fn random_token() -> std::io::Result<Token> {
 }
 
 /// A listening Unix socket for its owner alone: the directory it is in is.
-fn listen(path: &Path) -> std::io::Result<OwnedFd> {
+fn listen(path: &Path) -> anyhow::Result<OwnedFd> {
     match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => std::os::unix::net::UnixListener::bind(path),
     }
-    Ok(std::os::unix::net::UnixListener::bind(path)?.into())
+    .map(Into::into)
+    .with_context(|| path.display().to_string())
 }
 
 /// Writes a file by rename, readable by its owner alone.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use pagoda_core::fault::{IoError, Stall};
 use pagoda_core::stats::Metric;
+use pagoda_sys::Errno;
 
 use super::{Engine, arm};
 use crate::far::Far;
@@ -58,7 +59,11 @@ pub(super) fn stall_text(stall: Stall, swap: &std::path::Path) -> String {
                     and start it again, with copies=2 if servers may fail"
                 .to_owned();
         }
-        IoError::NoSpace => ("the file system is full".to_owned(), "make room there"),
+        IoError::NoSpace => ("the file system is full, or a quota of it".to_owned(), "make room there"),
+        IoError::Failed(errno) if errno == Errno::FBIG.raw_os_error() => (
+            "pagodad may not make a file so long".to_owned(),
+            "start pagodad again with LimitFSIZE=infinity in its unit",
+        ),
         IoError::Failed(errno) => (std::io::Error::from_raw_os_error(errno).to_string(), "repair the disk"),
     };
     format!("swap could not be {what} ({}: {cause}); nothing is lost: {advice}, then `pagoda vm cont`", swap.display())
@@ -71,6 +76,8 @@ mod tests {
     #[test]
     fn a_full_disk_says_what_to_do() {
         let text = stall_text(Stall::Write(IoError::NoSpace), std::path::Path::new("/swap/web1.swap"));
+        let long = stall_text(Stall::Write(IoError::Failed(27)), std::path::Path::new("/swap/web1.swap"));
+        assert!(long.contains("LimitFSIZE") && !long.contains("repair"), "{long}");
         assert!(text.contains("/swap/web1.swap") && text.contains("full") && text.contains("pagoda vm cont"), "{text}");
     }
 }

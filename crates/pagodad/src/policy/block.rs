@@ -79,7 +79,7 @@ fn release(registry: &Registry, id: VmId) {
 fn set_blocked(registry: &Registry, vm: &mut Vm, blocked: bool) -> bool {
     let record = Record { blocked, ..vm.record.clone() };
     if let Err(error) = registry.save(&record) {
-        tracing::warn!(vm = %record.name, "write the VM's record: {error}");
+        tracing::warn!(vm = %record.name, "write the VM's record: {error}", error = in_full(error.as_ref()));
         return false;
     }
     match blocked {

@@ -95,7 +95,7 @@ impl Registry {
         let paged_out = to.is_some() && balloon.target < vm.record.regions.iter().sum();
         let record = Record { balloon: Some(Balloon { paged_out, ..balloon }), ..vm.record.clone() };
         if let Err(error) = self.change_record(vm, record) {
-            tracing::warn!(vm = %vm.record.name, "write the VM's record: {error}");
+            tracing::warn!(vm = %vm.record.name, "write the VM's record: {error}", error = in_full(error.as_ref()));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! How VMs begin and end: found again after a restart, attached, stalled, gone.
 
-use pagoda_api::in_full;
+use pagoda_api::{in_full, with_advice};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -121,7 +121,7 @@ impl Registry {
     fn stall(self: &Arc<Self>, name: &str, reason: String) {
         let mut vms = self.lock();
         let Some(vm) = vms.get_mut(name) else { return };
-        vm.stalled = Some((reason, Instant::now()));
+        vm.stalled = Some((with_advice(reason), Instant::now()));
         if vm.record.kind == Kind::Qemu {
             let qmp = Arc::clone(&vm.qmp);
             // QEMU answers when its vCPUs stand still, which may take until a fault is answered: nobody waits for it here.
@@ -201,7 +201,7 @@ impl Registry {
         let Some(vm) = vms.get_mut(name).filter(|vm| vm.record.pinned.is_none()) else { return };
         vm.record.pinned = Some(reason.to_owned());
         if let Err(error) = self.save(&vm.record) {
-            tracing::warn!(vm = %name, "write the VM's record: {error}");
+            tracing::warn!(vm = %name, "write the VM's record: {error}", error = in_full(error.as_ref()));
         }
         if let Some(handle) = &vm.handle {
             handle.send(Command::Pin(reason.to_owned()));

@@ -105,6 +105,12 @@ fn the_state_disk_is_full_or_read_only() -> Result<()> {
             }
             daemon.start_again().with_context(|| fault.to_owned())?;
             toy.go("--workload seq --mode read --passes 1").with_context(|| fault.to_owned())?;
+            if number == 0 {
+                let new = daemon.run_cli(&["run", "--plain", "--name", "new", "--memory", "128M", "--", "true"])?;
+                let said = String::from_utf8_lossy(&new.stderr).into_owned();
+                let place = disk.path().display().to_string();
+                ensure!(!new.status.success() && said.contains(&place) && said.contains("make room there"), "{said}");
+            }
             remount(disk.path(), "rw")?;
             is_served(&daemon, &toy).with_context(|| fault.to_owned())?;
             daemon.stop()?;
