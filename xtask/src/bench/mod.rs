@@ -41,6 +41,7 @@ mod svg;
 mod table1;
 mod tax;
 pub mod undo;
+mod ways;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -152,6 +153,8 @@ enum Name {
     Restart,
     /// A VM over restarts of a daemon of which a part does not work that paging does not need
     Optional,
+    /// Ways to RAM that nobody manages, and what passes between plain QEMU and Pagoda
+    Ways,
     /// All of them
     All,
 }
@@ -177,6 +180,7 @@ impl Name {
             Self::Nbd | Self::Failover | Self::Drain | Self::Loss | Self::Handover | Self::Disk | Self::Table1 => {
                 &["pagoda"]
             }
+            Self::Ways => &["pagodad", "pagoda", "pagoda-shim", "vm-tests"],
             _ => HOST,
         }
     }
@@ -322,6 +326,7 @@ fn run_one(name: Name, code: String, setup: &Setup, json: Option<&Path>) -> Resu
         Name::Pins => pins::run(setup),
         Name::Restart => restart::run(setup),
         Name::Optional => restart::optional(setup),
+        Name::Ways => ways::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;
