@@ -1,8 +1,10 @@
 //! Questions that the VMM's threads ask the daemon, one at a time, on a connection of their own.
 //!
 //! One is that the guest gave pages back (balloon, free page reporting), unless the VM is not armed: then the shim
-//! punches by itself (`pagoda_abi::shared`). When the daemon is away the answer is "do nothing", which is safe: the guest promised nothing about the content of such pages, and the old one stays. A daemon
-//! that is connected but does not answer holds the asking thread, as it would hold one that faults.
+//! punches by itself (`pagoda_abi::shared`). When the daemon is away the answer is "do nothing", which is safe: the guest promised
+//! nothing about the content of such pages, and the old one stays. A daemon that is connected but does not answer holds the
+//! asking thread, as it would hold one that faults. No question is left behind: when its connection is closed, the daemon is gone
+//! or has given it up, so that no page is discarded after the guest uses it again.
 
 use std::ffi::c_int;
 use std::sync::{Mutex, PoisonError};
@@ -53,7 +55,8 @@ fn punch_alone(config: &Config, region: usize, offset: u64, len: u64) -> bool {
 
 fn ask_to_discard(config: &Config, region: usize, offset: u64, len: u64) {
     let mut line = LINE.lock().unwrap_or_else(PoisonError::into_inner);
-    line.seq += 1;
+    // The daemon gives 32 bits of it back.
+    line.seq = u64::from((line.seq as u32).wrapping_add(1));
     let question = Packet::Discard { seq: line.seq, region: region as u32, offset, len };
     // The connection may be one to a daemon that is gone: then a second attempt meets its successor.
     for _ in 0..2 {
@@ -78,7 +81,7 @@ pub fn wait_until_resident(config: &Config, reason: ForeignReason) {
 
 fn ask(link: c_int, question: &Packet) -> Result<(), Broken> {
     link::send(link, question, &[])?;
-    match (link::receive_plain(link)?, question) {
+    match (link::receive_answer(link)?, question) {
         (Packet::Discarded { seq: answered }, Packet::Discard { seq, .. }) if answered == *seq => Ok(()),
         (Packet::Welcome { .. }, Packet::Foreign { .. }) => Ok(()),
         _ => Err(Broken::Gone),

@@ -16,6 +16,9 @@ struct Control([u8; 160]);
 const _: () =
     assert!(unsafe { libc::CMSG_SPACE((FDS_MAX * size_of::<c_int>()) as u32) } as usize <= size_of::<Control>());
 
+/// Before something is tried again.
+const PAUSE_MS: c_int = 10;
+
 /// The connection is of no more use: the daemon is gone, or it sent what cannot be understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
@@ -125,6 +128,29 @@ pub fn receive_plain(link: c_int) -> Result<Packet, Broken> {
     let (packet, fds) = receive(link)?;
     fds.as_slice().iter().for_each(|fd| close(*fd));
     Ok(packet)
+}
+
+/// The same for the answer to a question that must not be left while the daemon may still act on it: it ends with an answer or
+/// with the connection, whatever other error there is meanwhile (ENOMEM, say).
+pub fn receive_answer(link: c_int) -> Result<Packet, Broken> {
+    loop {
+        match receive_plain(link) {
+            Err(Broken::Gone) if !is_closed(link) => pause(),
+            answer => return answer,
+        }
+    }
+}
+
+/// Whether the other end has closed the connection. What poll(2) cannot tell is no.
+fn is_closed(link: c_int) -> bool {
+    let mut poll = libc::pollfd { fd: link, events: 0, revents: 0 };
+    // SAFETY: poll(2) is given one structure that lives through the call.
+    retry(|| unsafe { libc::poll(&mut poll, 1, 0) } as isize) == Ok(1)
+}
+
+fn pause() {
+    // SAFETY: poll(2) of no descriptor touches no memory.
+    unsafe { libc::poll(std::ptr::null_mut(), 0, PAUSE_MS) };
 }
 
 fn received_fds(message: &libc::msghdr) -> Fds {

@@ -100,6 +100,16 @@ impl Toy {
         self.end()
     }
 
+    /// Has it ask so often for a discard, for some seconds at most, without reading an answer; how often it could. Instead of `fill`,
+    /// after `map`.
+    ///
+    /// # Errors
+    /// It ended.
+    pub fn flood(&self, count: u64) -> Result<u64> {
+        self.tell(&format!("flood {count}"))?;
+        self.end()?["sent"].as_u64().context("how often")
+    }
+
     /// Has it run and verify; gives its report.
     ///
     /// # Errors

@@ -18,12 +18,15 @@ pub mod workload;
 
 use std::io::{BufRead, Write};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
-use std::time::Instant;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, ValueEnum};
+use pagoda_abi::attach::Packet;
+use pagoda_abi::{PAGE_SIZE, Token};
 use pagoda_sys::process::Affinity;
+use pagoda_sys::socket::Connection;
 use pagoda_sys::toy::process;
 use pagoda_sys::toy::ram::{HugePages, PAGE_BYTES, Ram, RamSource};
 use serde::{Deserialize, Serialize};
@@ -35,6 +38,8 @@ pub use workload::Workload;
 
 /// Name of the environment variable that holds the path of the RAM file.
 const RAM_FILE_VARIABLE: &str = "PAGODA_RAM";
+/// How long `flood` goes on: a daemon that takes no more will not take more later.
+const FLOOD_MAX: Duration = Duration::from_secs(3);
 const PAGES_PER_MIB: usize = (1 << 20) / PAGE_BYTES;
 /// Above this the version array alone would be a gigabyte: a mistyped size.
 const RAM_MIB_MAX: usize = 1 << 20;
@@ -376,9 +381,36 @@ fn step_touches(args: &ToyArgs, mut ram: Ram) -> Result<bool> {
                 bad_pages += touched.bad_pages;
                 say(&format!("TOY done {}", serde_json::to_string(&touched)?))?;
             }
-            _ => bail!("command {line:?} is not one of touch, sort, quit"),
+            Some(("flood", count)) => {
+                let sent = flood(ram.pages(), count.parse().context("the number of `flood`")?)?;
+                say(&format!("TOY done {}", serde_json::json!({ "bad_pages": 0, "sent": sent })))?;
+            }
+            _ => bail!("command {line:?} is not one of touch, sort, flood, quit"),
         }
     }
+}
+
+/// Asks the daemon to discard the last page, again and again, and reads no answer, as no VMM should. How often it took it.
+fn flood(pages: usize, count: u64) -> Result<u64> {
+    let variable =
+        |name: &str| std::env::var(name).with_context(|| format!("{name}: run this under `pagoda run --plain`"));
+    let token = Token::from_hex(&variable("PAGODA_TOKEN")?).context("PAGODA_TOKEN")?;
+    let daemon = Connection::connect(Path::new(&variable("PAGODA_ATTACH")?))?;
+    daemon.send(&Packet::Calls { token }, &[])?;
+    daemon.recv()?;
+    daemon.set_nonblocking(true)?;
+    let offset = (pages as u64 - 1) * PAGE_SIZE as u64;
+    let began = Instant::now();
+    for seq in 0..count {
+        let discard = Packet::Discard { seq, region: 0, offset, len: PAGE_SIZE as u64 };
+        while daemon.send(&discard, &[]).is_err() {
+            if began.elapsed() > FLOOD_MAX {
+                return Ok(seq);
+            }
+            std::thread::yield_now();
+        }
+    }
+    Ok(count)
 }
 
 fn map_ram(args: &ToyArgs) -> Result<Ram> {

@@ -92,6 +92,8 @@ pub enum Event {
     /// The guest gave pages back: they become zero. `token` comes back in `DiscardDone`; until then nobody touches the
     /// pages, and no I/O on them is in flight.
     Discard { token: u64, first: PageIdx, count: PageCount },
+    /// Whoever asked for a `Discard` has gone without an answer, and may use its pages: what is left of it is not done.
+    Abandon { token: u64 },
     /// New hard cap. A cap below the VM's size arms it.
     SetLimit { limit: PageCount },
     /// The VM may never be evicted from now on (DMA we cannot see).

@@ -181,6 +181,7 @@ impl Machine {
             Event::ZapDone { op, epoch } => self.zap_done(op, epoch, now),
             Event::PagesZapped { ticket, done } => self.pages_zapped(ticket, done, out),
             Event::Discard { token, first, count } => self.discards.push_back((token, first, count)),
+            Event::Abandon { token } => self.discards.retain(|(other, ..)| *other != token),
             Event::SetLimit { limit } => self.limit = limit.0.min(self.config.chunks.pages().0),
             Event::Pin => self.pinned = true,
             Event::Continue => {

@@ -320,6 +320,22 @@ fn a_discard_waits_for_the_write_of_its_chunk_and_takes_the_swap_block_first() {
 }
 
 #[test]
+fn a_discard_whose_asker_has_gone_is_not_done() {
+    let mut bench = writing_bench();
+    bench.fault(10, Read, &[map(0, 50, false)]);
+    bench.check(Event::Discard { token: 7, first: PageIdx(10), count: PageCount(2) }, &[]);
+    bench.check(Event::Discard { token: 8, first: PageIdx(20), count: PageCount(1) }, &[]);
+    bench.check(Event::Abandon { token: 7 }, &[]);
+    let expected = [
+        Action::SwapPunch { pages: pages(20, 1) },
+        Action::RamPunch { pages: pages(20, 1) },
+        Action::DiscardDone { token: 8 },
+        zap(0),
+    ];
+    bench.check(Event::WriteDone { op: OpId(0), zero: EMPTY, result: Ok(()) }, &expected);
+}
+
+#[test]
 fn a_fault_that_waited_does_not_keep_a_page_whose_punch_was_asked_for() {
     let page = 512;
     let swap = PageSet::from_iter([0, 100, 200]);

@@ -71,6 +71,8 @@ pub struct Call {
     connection: Connection,
     /// What was read last is not answered yet.
     is_under_way: bool,
+    /// The discard that it is.
+    discard: Option<u64>,
     /// It was answered since the connection was read last.
     was_answered: bool,
 }
@@ -257,12 +259,12 @@ impl Engine {
 
     pub(super) fn connect_calls(&mut self, connection: Connection) {
         if self.calls.len() == CALLS_MAX {
-            self.calls.remove(0);
+            self.drop_calls(self.calls[0].id);
         }
         self.calls_made += 1;
         let id = self.calls_made;
         match self.ring.poll_multishot(connection.as_fd(), Source::Calls(id).key()) {
-            Ok(()) => self.calls.push(Call { id, connection, is_under_way: false, was_answered: false }),
+            Ok(()) => self.calls.push(Call { id, connection, is_under_way: false, discard: None, was_answered: false }),
             Err(error) => tracing::warn!(vm = %self.name, "calls: {error}"),
         }
     }
@@ -332,7 +334,12 @@ impl Engine {
         let token = u64::from(id) << 32 | (seq & u64::from(u32::MAX));
         self.begin_call(id);
         match self.space.page_in_region(region, offset, len) {
-            Some(first) => self.apply(Event::Discard { token, first, count: PageCount(len / PAGE_SIZE) }),
+            Some(first) => {
+                if let Some(call) = self.calls.iter_mut().find(|call| call.id == id) {
+                    call.discard = Some(token);
+                }
+                self.apply(Event::Discard { token, first, count: PageCount(len / PAGE_SIZE) });
+            }
             None => {
                 tracing::warn!(vm = %self.name, region, offset, len, "discard of something that is not RAM");
                 self.discard_done(token);
@@ -369,7 +376,7 @@ impl Engine {
     /// Ends a call, and has the next one read ([`Engine::hear_waiting_calls`]).
     fn answer_call(&mut self, id: u32, answer: &Packet) -> Result<(), SocketError> {
         let Some(call) = self.calls.iter_mut().find(|call| call.id == id) else { return Ok(()) };
-        (call.is_under_way, call.was_answered) = (false, true);
+        (call.is_under_way, call.discard, call.was_answered) = (false, None, true);
         call.connection.send(answer, &[])
     }
 
@@ -382,6 +389,11 @@ impl Engine {
     }
 
     fn drop_calls(&mut self, id: u32) {
+        // Before the connection is closed: the guest may use the pages as soon as its shim knows that nobody answers.
+        let discard = self.calls.iter().find(|call| call.id == id).and_then(|call| call.discard);
+        if let Some(token) = discard {
+            self.apply(Event::Abandon { token });
+        }
         self.calls.retain(|call| call.id != id);
         self.pin_waiters.retain(|waiter| *waiter != id);
         let _ = self.ring.cancel_poll(Source::Calls(id).key());

@@ -300,6 +300,36 @@ fn silent_connections_do_not_shut_the_attach_socket() -> Result<()> {
     })
 }
 
+/// A VMM that sends discards and reads no answer fills its own socket, not the daemon's memory.
+#[test]
+fn discards_that_are_not_waited_for_cost_the_daemon_nothing() -> Result<()> {
+    Lab::run("discards not waited for", 1, |lab| {
+        const DISCARDS: u64 = 500_000;
+        const GROWTH_KIB_MAX: u64 = 8 << 10;
+        let daemon = lab.daemon(Folios::Small)?;
+        let toy = lab.toy(&daemon, &ToyOptions { name: "web1".into(), memory_mib: 128, dram_mib: 64, threads: 1 })?;
+        toy.map()?;
+        let before = rss_kib(daemon.pid())?;
+        let sent = toy.flood(DISCARDS)?;
+        let after = rss_kib(daemon.pid())?;
+        ensure!(sent > 0, "no discard could be sent");
+        ensure!(after < before + GROWTH_KIB_MAX, "{before} KiB before, {after} KiB after {sent} discards");
+        eprintln!("{sent} discards, {before} KiB before, {after} KiB after");
+        let other = lab.toy(&daemon, &ToyOptions { name: "web2".into(), memory_mib: 128, dram_mib: 64, threads: 1 })?;
+        other.fill()?;
+        other.go("--workload seq --mode read --passes 1").context("another VM, after that")?;
+        other.quit()?;
+        toy.quit()
+    })
+}
+
+/// Memory of a process that is in DRAM; proc_pid_status(5).
+fn rss_kib(pid: u32) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).context("RssAnon")?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
+}
+
 /// A daemon with so few descriptors that something in an attachment fails, whatever it is: the VM runs or says why not.
 #[test]
 fn a_vm_that_cannot_be_served_ends_with_a_message() -> Result<()> {
