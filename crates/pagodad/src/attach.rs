@@ -175,8 +175,9 @@ fn fetch(connection: &Connection, registry: &Registry, token: Token, peer: Peer)
     ensure!(vm.started_by.is_none() && !vm.ram.is_empty(), "{name} was started before");
     let monitor = vm.monitor.take();
     let fds: Vec<BorrowedFd<'_>> = monitor.iter().map(AsFd::as_fd).collect();
-    connection.send(&Packet::Fetched { monitor: monitor.is_some(), lens: List::default() }, &fds)?;
+    // Before the answer: until then it waits, and /proc says when it started. Afterwards it may end at once.
     vm.started_by = Some(Starter::of(peer));
+    connection.send(&Packet::Fetched { monitor: monitor.is_some(), lens: List::default() }, &fds)?;
     Ok(())
 }
 

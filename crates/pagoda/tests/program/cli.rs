@@ -142,7 +142,7 @@ fn nothing_is_made_when_something_is_wrong() {
     check(&["run", "--name", "a", "--memory", "2G", "--", &qemu, "-m", "1G"], 2, "let them agree");
     check(&["run", "--name", "a", "--dram", "2G", "--", &qemu, "-m", "1G"], 2, "more than the VM's memory");
     check(&["run", "--name", "a", "--dram", "1M", "--", &qemu, "-m", "1G"], 2, "the least is 64 MiB");
-    check(&["run", "--name", "a/b", "--", &qemu, "-m", "1G"], 2, "only letters");
+    check(&["run", "--name", "a/b", "--", &qemu, "-m", "1G"], 2, "has '/'");
     check(&["run", "--", &qemu, "-m", "1G"], 2, "has no name");
     check(&["run", "--name", "a", "--", &qemu, "-mem-prealloc"], 2, "--reserve-swap");
     check(&["run", "--name", "a", "--", &qemu, "--version"], 2, "without pagoda");
@@ -263,7 +263,7 @@ fn exit_statuses() {
     };
     check(&["vm", "show", "nobody"], 4, "see `pagoda ls`");
     check(&["vm", "set", "web1", "--dram", "5G"], 2, "more than the VM's memory");
-    check(&["vm", "show", "a/b"], 2, "only letters");
+    check(&["vm", "show", "a/b"], 2, "has '/'");
     check(&["--socket", "/nonexistent/socket", "ls"], 3, "systemctl start pagodad");
     check(&["admit", "--memory", "8G", "--min", "2G"], 5, "not admitted: 1 GiB of the pool");
     check(&["admit", "--memory", "8G", "--min", "9G"], 2, "lower --min or raise --dram");
