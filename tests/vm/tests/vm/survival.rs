@@ -145,3 +145,33 @@ fn the_same_name_again_and_again() -> Result<()> {
         daemon.wait_gone("toy")
     })
 }
+
+/// A record that cannot be read tells nothing: neither it nor what belongs to it is touched, nor its name given to another VM.
+#[test]
+fn a_record_that_cannot_be_read_keeps_its_vm() -> Result<()> {
+    Lab::run("damaged record", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let toy = lab.toy(&daemon, &ToyOptions { name: "toy".into(), memory_mib: 128, dram_mib: 64, threads: 1 })?;
+        toy.fill()?;
+        let [record, _, swap] = daemon.files_of("toy");
+        let text = std::fs::read(&record)?;
+        daemon.kill9()?;
+        for damaged in [&b""[..], &text[..text.len() / 2], b"\xff\xfe"] {
+            std::fs::write(&record, damaged)?;
+            daemon.start_unanswered()?;
+            wait::until("the daemon answers", wait::HANG, || Ok(daemon.client().version().ok()))?;
+            let again = daemon.run_cli(&["run", "--plain", "--name", "toy", "--memory", "128M", "--", "true"])?;
+            ensure!(!again.status.success(), "another VM was given the name of one that runs");
+            // Longer than a round of the reaper.
+            std::thread::sleep(Duration::from_millis(1500));
+            daemon.kill9()?;
+            ensure!(std::fs::read(&record)? == damaged && swap.exists(), "a file of a VM that runs was touched");
+        }
+        std::fs::write(&record, &text)?;
+        daemon.start_again()?;
+        running(&daemon, "toy")?;
+        toy.go("--workload seq --mode read --passes 1")?;
+        toy.quit()?;
+        daemon.wait_gone("toy")
+    })
+}
