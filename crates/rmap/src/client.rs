@@ -9,7 +9,8 @@
 //! The client is the only writer, so it knows the version of every page and takes no other. A page that it knows to be
 //! never written or trimmed is zero without asking anybody. A write is acknowledged when every copy *in sync* has it; a copy
 //! that misses a write leaves that set, in the control plane, before the write is acknowledged. A new owner fences every
-//! copy, reads the versions of all of them and brings them to the greatest before it serves the slab.
+//! copy, reads the versions of all of them and brings them to the greatest before it serves the slab; to the greatest content, where
+//! that differs (`trims.rs`).
 //!
 //! # When something fails
 //!
@@ -47,6 +48,7 @@ mod tables;
 mod timers;
 mod transfer;
 mod transmit;
+mod trims;
 mod unanswered;
 mod unmapped;
 mod vacate;
@@ -174,6 +176,8 @@ pub enum Fault {
     ForgetsUnanswered,
     /// Reads what another client writes from the copies that it knows, without a look at the map.
     FollowsOldMaps,
+    /// Takes a trim for the last write although another copy does not have it.
+    BelievesTrims,
 }
 
 impl ClientConfig {

@@ -76,8 +76,9 @@ const SEQUENCE_BITS: u32 = 43;
 
 /// The version of a page: who wrote it, as the how-manieth write of this owner, and whether it was a trim.
 ///
-/// No two writes to a space have the same one, so it also serves as the nonce of the page's seal. Later writes have
-/// greater ones, whoever the owner, so that servers can refuse late datagrams by comparing.
+/// No two writes to a space have the same one, so it also serves as the nonce of the page's seal; but for pages that an owner takes over
+/// and seals anew ([`Version::taken_over`]), of which each has one a generation. Later writes have greater ones, whoever the owner, so
+/// that servers can refuse late datagrams by comparing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(u64);
 
@@ -92,6 +93,15 @@ impl Version {
     pub fn new(generation: Generation, sequence: u64, trimmed: bool) -> Version {
         assert!(sequence <= Version::SEQUENCE_MAX && generation <= Generation::MAX, "version out of range");
         Version((u64::from(generation.0) << (SEQUENCE_BITS + 1)) | (sequence << 1) | u64::from(trimmed))
+    }
+
+    /// What an owner finds and writes anew has this one: after all that owners before it wrote, and before all that it writes itself,
+    /// of which some may have its version already. It is each page's own content, and so the same bytes however often it is sealed.
+    ///
+    /// # Panics
+    /// As [`Version::new`].
+    pub fn taken_over(generation: Generation) -> Version {
+        Version::new(generation, 0, false)
     }
 
     pub fn from_bits(bits: u64) -> Version {

@@ -21,6 +21,8 @@ pub struct Copy {
     pub index: usize,
     pub target: usize,
     pub version: Version,
+    /// The target gets the page in this version, sealed anew, because it has a trim that the page comes before; see `trims.rs`.
+    pub renewed: Option<Version>,
 }
 
 #[derive(Debug)]
@@ -99,16 +101,32 @@ impl Client {
         source: Option<usize>,
         target: usize,
     ) -> bool {
-        if self.copies.is_copying(space, slab, index, target) {
-            return true;
-        }
+        self.copies.is_copying(space, slab, index, target)
+            || self.begin_copy((space, slab, index), source, target, None)
+    }
+
+    /// The same for content that is to come after the target's trim: in the version that this owner has for that.
+    pub(super) fn renew(&mut self, space: usize, slab: usize, index: usize, source: usize, target: usize) -> bool {
+        let renewed = Version::taken_over(self.spaces[space].generation);
+        self.copies.is_copying(space, slab, index, target)
+            || self.begin_copy((space, slab, index), Some(source), target, Some(renewed))
+    }
+
+    /// `false` if there is no room.
+    fn begin_copy(
+        &mut self,
+        (space, slab, index): (usize, usize, usize),
+        source: Option<usize>,
+        target: usize,
+        renewed: Option<Version>,
+    ) -> bool {
         let Some(copy) = self.copies.all.iter().position(Option::is_none) else {
             self.copies.wait_for_room(space, slab);
             return false;
         };
         let page = self.config.slab_size.page(SlabNo(slab as u32), index);
         let version = self.spaces[space].slabs[slab].version(index);
-        self.copies.all[copy] = Some(Copy { space, slab, index, target, version });
+        self.copies.all[copy] = Some(Copy { space, slab, index, target, version, renewed });
         let role = Role::CopyRead { copy };
         let begun = match source {
             Some(peer) => self.ask(Request { role, peer, op: Wire::Read, class: Class::Rebuild, space, page, version }),
@@ -164,6 +182,15 @@ impl Client {
             self.copies.end(copy);
             return self.mark(job.space, job.slab);
         }
+        let version = match job.renewed {
+            Some(renewed) => {
+                if self.seal_anew(copy, (job.space, job.slab, job.index), version, renewed).is_err() {
+                    return self.copy_failed(copy);
+                }
+                renewed
+            }
+            None => version,
+        };
         let page = self.config.slab_size.page(SlabNo(job.slab as u32), job.index);
         let op = if version.has_content() { Wire::Write } else { Wire::Trim };
         self.copies.all[copy] = Some(Copy { version, ..job });

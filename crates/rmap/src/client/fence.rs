@@ -158,7 +158,6 @@ impl Client {
 
     /// Copies that may be asked for a page, whether their servers answer or not.
     pub(super) fn copies_to_read(&self, space: usize, slab: usize) -> PeerSet {
-        let state = &self.spaces[space];
-        self.peers_of(&state.slabs[slab].entry).minus(state.slabs[slab].failed).minus(state.unknown_at)
+        self.sound_copies(space, slab).minus(self.spaces[space].unknown_at)
     }
 }

@@ -8,7 +8,7 @@ use super::peer::{PeerSet, Reach};
 use super::repair::Step;
 use super::sealed::Tenure;
 use super::slab::{COPIES_MAX, Candidate, Candidates, GrantStep, Phase};
-use super::{Client, Failure, Fault};
+use super::{Client, Failure, Fault, trims};
 use crate::control::{MapEntry, Replica};
 use crate::units::{Class, PageNo, SlabNo, Time, Version};
 use crate::wire::message::{Op as Wire, Status, VERSIONS_MAX};
@@ -375,7 +375,7 @@ impl Client {
         let (size, generation) = (self.config.slab_size, self.spaces[space].generation);
         // A reader is no owner: the keeper of today may have written the ledger.
         let by_keeper = self.spaces[space].tenure == Tenure::Reader && self.spaces[space].layout.is_ledger(slab);
-        let first_own = Version::new(generation, if by_keeper { Version::SEQUENCE_MAX } else { 0 }, by_keeper);
+        let first_own = Version::new(generation, if by_keeper { Version::SEQUENCE_MAX } else { 0 }, true);
         let Phase::Opening(listings) = &mut self.spaces[space].slabs[slab].phase else { return };
         let Some(listing) = listings.iter_mut().find(|l| l.peer == peer && l.step == ListStep::Asked) else { return };
         let index = size.index(page);
@@ -397,7 +397,7 @@ impl Client {
         }
         let next = listing.list.len();
         if next >= size.pages() {
-            // Nobody but this owner writes versions of its generation, and it has written nothing here.
+            // Nobody but this owner writes versions of its generation, and it has written nothing here but what it has taken over.
             let made_up = listing.list.iter().any(|version| *version >= first_own);
             listing.step = if made_up { ListStep::Bad } else { ListStep::Done };
         } else if !self.ask_versions(space, slab, peer, next) {
@@ -406,14 +406,31 @@ impl Client {
     }
 
     /// Brings every copy to the greatest version of every page. `true` if all have that already. Writes that the last owner had
-    /// not finished may so be finished or, where no copy has them, undone: either is right.
+    /// not finished may so be finished or, where no copy has them, undone: either is right. Where that would be a trim that
+    /// another copy has content beneath, `trims.rs` says what is done.
     fn reconcile(&mut self, space: usize, slab: usize, all: &[Listing]) -> bool {
         let mut behind = false;
         let all = if self.has(Fault::OpensUnreconciled) { &all[..1] } else { all };
+        // The ledger is never trimmed, and who keeps the space writes it.
+        let writes = self.spaces[space].tenure == Tenure::Owner || self.spaces[space].layout.is_ledger(slab);
+        let mut disputed = Vec::new();
         for index in 0..self.config.slab_size.pages() {
             let Some(best) = all.iter().max_by_key(|listing| listing.list[index]) else { return false };
             let version = best.list[index];
-            self.spaces[space].slabs[slab].versions[index] = version;
+            let beneath = trims::beneath(all.iter(), index).filter(|_| !self.has(Fault::BelievesTrims));
+            if let Some(kept) = beneath.filter(|_| writes) {
+                behind = true;
+                self.spaces[space].slabs[slab].versions[index] = kept.list[index];
+                if !self.renew(space, slab, index, kept.peer, best.peer) {
+                    return false;
+                }
+                continue;
+            }
+            let kept = beneath.map(|listing| listing.list[index]);
+            if self.spaces[space].slabs[slab].take_listed(index, version, kept) {
+                disputed.push(index);
+                continue;
+            }
             for listing in all.iter().filter(|listing| listing.list[index] < version) {
                 behind = true;
                 if !self.start_copy(space, slab, index, Some(best.peer), listing.peer) {
@@ -421,6 +438,7 @@ impl Client {
                 }
             }
         }
+        self.spaces[space].slabs[slab].disputed = disputed;
         !behind
     }
 

@@ -122,7 +122,7 @@ impl Client {
         let silent = if open && self.is_grouped(parked.space, slab) {
             !self.has_source(parked.space, slab)
         } else {
-            let copies = self.peers_of(&state.entry).minus(state.failed);
+            let copies = self.sound_copies(parked.space, slab);
             !copies.is_empty() && copies.iter().all(|peer| self.peers[peer].is_down())
         };
         let fails = self.spaces[parked.space].is_taken || self.is_out_of_reach(parked.space, slab);

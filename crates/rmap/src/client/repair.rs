@@ -95,7 +95,9 @@ impl Client {
         let gone: PeerSet = copies.iter().filter(|peer| state.failed.has(*peer)).collect();
         let silent: PeerSet = copies.minus(gone).iter().filter(|peer| self.peers[*peer].is_down()).collect();
         let here = copies.minus(gone).minus(silent);
-        let given_up = if here.len() > 1 { self.one_to_drop(here) } else { PeerSet::default() };
+        // Of copies that differ, none is as good as the other.
+        let may_drop = here.len() > 1 && state.disputed.is_empty();
+        let given_up = if may_drop { self.one_to_drop(here) } else { PeerSet::default() };
         let keep = match (here.is_empty(), gone.is_empty()) {
             (false, _) => here.minus(given_up),
             (true, false) => silent,
@@ -172,7 +174,9 @@ impl Client {
         let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
         let replaces = here.iter().find(|peer| self.peers[*peer].wants_relief());
         let missing = copies.len() < self.wanted_copies(space, slab);
-        if here.is_empty() || self.spaces[space].slabs[slab].is_stuck || !(missing || replaces.is_some()) {
+        let state = &self.spaces[space].slabs[slab];
+        let is_stuck = state.is_stuck || !state.disputed.is_empty();
+        if here.is_empty() || is_stuck || !(missing || replaces.is_some()) {
             return;
         }
         // Where a write waits for it, it does not wait.
@@ -437,8 +441,7 @@ impl Client {
         self.stats.bad_pages += 1;
         let (space, page) = (self.ops.get(op).space, self.ops.get(op).page);
         let Some(slab) = self.slab_of(page) else { return };
-        let state = &self.spaces[space].slabs[slab];
-        let others = self.peers_of(&state.entry).minus(state.failed);
+        let others = self.sound_copies(space, slab);
         if others.iter().any(|other| other != peer && self.peers[other].is_up()) {
             self.copy_lost(space, slab, peer);
             if self.ops.peek(op).stage == Stage::Active && !self.is_answer_coming(op) {

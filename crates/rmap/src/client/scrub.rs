@@ -112,7 +112,7 @@ impl Client {
         }
         let version = at.version(index);
         let peer = at.entry.replicas.get(copy).and_then(|replica| self.place_of(replica.server));
-        let Some(peer) = peer.filter(|_| version.has_content()) else {
+        let Some(peer) = peer.filter(|_| version.has_content() && !at.is_disputed(index)) else {
             return go_to(&mut self.scrub, space, slab, index + 1);
         };
         let usable = self.peers[peer].is_up() && self.may_be_scrubbed(space, slab, peer);
@@ -132,7 +132,7 @@ impl Client {
         let state = &self.spaces[space];
         let may_be_written = state.tenure == Tenure::Reader && state.layout.is_ledger(slab);
         let known = !may_be_written && (!self.is_grouped(space, slab) || state.fenced_at.has(peer));
-        known && !state.slabs[slab].failed.has(peer) && !state.unknown_at.has(peer)
+        known && self.sound_copies(space, slab).has(peer) && !state.unknown_at.has(peer)
     }
 
     fn is_written(&self, space: usize, slab: usize, index: usize) -> bool {
@@ -149,7 +149,7 @@ impl Client {
         }
         let index = self.config.slab_size.index(page);
         let state = &self.spaces[space].slabs[slab];
-        let copies = self.peers_of(&state.entry).minus(state.failed);
+        let copies = self.sound_copies(space, slab);
         // Written since, or being written: what came may be either. Or no copy of the slab any more.
         if state.version(index) != asked.version || self.is_written(space, slab, index) || !copies.has(peer) {
             return;

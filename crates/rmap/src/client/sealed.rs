@@ -16,7 +16,7 @@ use super::open::{ListStep, Listing};
 use super::ops::{Kind, Stage};
 use super::peer::PeerSet;
 use super::slab::{Phase, Slab};
-use super::{Client, Failure};
+use super::{Client, Failure, Fault, trims};
 use crate::control::{ControlRequest, Map, MapEntry, Today};
 use crate::units::{Generation, SlabNo, Time, Version};
 
@@ -248,33 +248,47 @@ impl Client {
         let failed = before.failed.iter().filter(|peer| same.has(*peer)).collect();
         let (dirty, is_hungry) = (before.dirty, before.is_hungry);
         let state = &mut self.spaces[space].slabs[slab];
+        let disputed = std::mem::take(&mut state.disputed);
         let table =
             if matches!(state.table, Table::Known | Table::Asked { .. }) { state.table } else { Table::Unknown };
         // Versions that the ledger told are so for good.
         let versions = if table == Table::Unknown { Box::default() } else { std::mem::take(&mut state.versions) };
-        *state = Slab { phase, entry, versions, failed, table, dirty, is_hungry, ..Slab::vacant() };
+        *state = Slab { phase, entry, versions, failed, disputed, table, dirty, is_hungry, ..Slab::vacant() };
         self.mark(space, slab);
         self.mark_group(space, slab);
         self.wake_ops(space, slab);
     }
 
-    /// All copies that could be asked have answered: a reader believes the newest of each page, which all of them should have.
+    /// All copies that could be asked have answered: a reader believes the newest of each page, which all of them should have. Where that
+    /// is a trim, `trims.rs` says when.
     pub(super) fn read_listings(&mut self, space: usize, slab: usize, listings: &[Listing]) {
         let done = |listing: &&Listing| listing.step == ListStep::Done;
         let bad = listings.iter().filter(|listing| listing.step == ListStep::Bad).map(|listing| listing.peer);
-        let mut failed: PeerSet = bad.collect();
+        let failed: PeerSet = bad.collect();
         let any = listings.iter().any(|listing| done(&listing));
         let is_ledger = self.spaces[space].layout.is_ledger(slab);
+        let believes = self.has(Fault::BelievesTrims);
         let state = &mut self.spaces[space].slabs[slab];
         if any {
-            for (index, version) in state.versions.iter_mut().enumerate() {
+            let mut disputed = Vec::new();
+            for index in 0..state.versions.len() {
                 let has = |listing: &Listing| listing.list[index];
-                let newest = listings.iter().filter(done).map(has).max();
-                *version = newest.unwrap_or(*version);
-                // The ledger may be being written. What this reader needs of it is at all copies.
-                let old = listings.iter().filter(done).filter(|listing| !is_ledger && has(listing) < *version);
-                failed = failed.union(old.map(|listing| listing.peer).collect());
+                let newest = listings.iter().filter(done).map(has).max().unwrap_or_default();
+                let kept = trims::beneath(listings.iter().filter(done), index).filter(|_| !believes).map(has);
+                if is_ledger {
+                    // It may be being written, and is never trimmed. What this reader needs of it is at all copies.
+                    state.versions[index] = kept.unwrap_or(newest);
+                    continue;
+                }
+                if state.take_listed(index, newest, kept) {
+                    disputed.push(index);
+                }
+                let version = state.versions[index];
+                let lacks = |listing: &&Listing| version.has_content() && has(listing) < version;
+                let behind = listings.iter().filter(done).filter(lacks);
+                state.behind = state.behind.union(behind.map(|listing| listing.peer).collect());
             }
+            state.disputed = disputed;
             (state.phase, state.table) = (Phase::Open, Table::Unknown);
         }
         state.failed = state.failed.union(failed);
@@ -296,8 +310,7 @@ impl Client {
             return;
         }
         self.begin_watch(space);
-        let Slab { entry, failed, .. } = &self.spaces[space].slabs[slab];
-        let nobody = self.peers_of(entry).minus(*failed).iter().all(|peer| self.peers[peer].is_down());
+        let nobody = self.sound_copies(space, slab).iter().all(|peer| self.peers[peer].is_down());
         let soon = self.now + LOOK_FIRST;
         if let Some(watch) = self.spaces[space].watch.as_mut().filter(|_| nobody) {
             watch.look_at = watch.look_at.min(soon);
@@ -309,9 +322,9 @@ impl Client {
     }
 
     fn is_slab_short(&self, space: usize, slab: usize) -> bool {
-        let Slab { entry, failed, .. } = &self.spaces[space].slabs[slab];
-        let copies = self.peers_of(entry);
-        let good = |peer: usize| !failed.has(peer) && !self.peers[peer].is_down() && !self.peers[peer].wants_relief();
+        let entry = &self.spaces[space].slabs[slab].entry;
+        let copies = self.sound_copies(space, slab);
+        let good = |peer: usize| !self.peers[peer].is_down() && !self.peers[peer].wants_relief();
         // What is lost may be so because the space is being removed: that is worth to be known.
         entry.lost
             || !entry.replicas.is_empty()
@@ -326,7 +339,7 @@ impl Client {
             return false;
         }
         (0..self.spaces[space].slabs.len()).filter(|slab| self.is_slab_short(space, *slab)).any(|slab| {
-            let Slab { entry, failed, .. } = &self.spaces[space].slabs[slab];
+            let Slab { entry, failed, behind, .. } = &self.spaces[space].slabs[slab];
             if self.is_grouped(space, slab) {
                 return self.can_improve_column(space, slab);
             }
@@ -335,7 +348,7 @@ impl Client {
             }
             let copies = self.peers_of(entry);
             let wanted = self.wanted_copies(space, slab);
-            let left = copies.minus(*failed);
+            let left = self.sound_copies(space, slab);
             let up = left.iter().filter(|peer| !self.peers[*peer].is_down()).count();
             let takes = |peer: &usize| {
                 let server = &self.peers[*peer];
@@ -344,6 +357,7 @@ impl Client {
             let room = (0..self.peers.len()).any(|peer| takes(&peer));
             // A copy that is bad where it is may be made anew in the same place.
             let again = failed.iter().any(|peer| self.peers[peer].can_lend());
+            let again = again || behind.iter().any(|peer| self.peers[peer].is_up());
             left.is_empty() || (up > 0 && up <= wanted && (room || again))
         })
     }

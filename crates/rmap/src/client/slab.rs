@@ -138,6 +138,11 @@ pub struct Slab {
     pub floor: Version,
     /// Copies whose content is gone or cannot be trusted.
     pub failed: PeerSet,
+    /// Of a sealed space: copies that list less content than another one. They are not asked for pages. That the other one has what it
+    /// lists is only its word, so all of them list their versions again whenever the slab is opened.
+    pub behind: PeerSet,
+    /// Of a sealed space: the pages, in their order, of which one copy lists a trim and another content; see `trims.rs`.
+    pub disputed: Vec<usize>,
     /// Of a group with parity: copies that are being asked whether they are those of the map, and that are.
     pub checking: PeerSet,
     pub checked: PeerSet,
@@ -270,6 +275,8 @@ impl Slab {
             is_vacating: false,
             floor: Version::NEVER,
             failed: PeerSet::default(),
+            behind: PeerSet::default(),
+            disputed: Vec::new(),
             checking: PeerSet::default(),
             checked: PeerSet::default(),
             repair: None,
@@ -385,6 +392,12 @@ impl Client {
         }
         if is_parity {
             self.parity_changed(space, slab);
+        }
+        let state = &self.spaces[space].slabs[slab];
+        if !left.is_empty() && !state.disputed.is_empty() && matches!(state.phase, Phase::Open) {
+            // What was disputed may be clear without the copies that left.
+            let entry = state.entry.clone();
+            return self.reopen(space, slab, entry);
         }
         self.map_settled(space, slab);
     }

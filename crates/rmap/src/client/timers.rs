@@ -215,7 +215,7 @@ impl Client {
             let Some(slab) = size.slab(operation.page) else { continue };
             let state = &self.spaces[operation.space].slabs[slab.0 as usize];
             let copies = self.peers_of(&state.entry);
-            let left = copies.minus(state.failed);
+            let left = self.sound_copies(operation.space, slab.0 as usize);
             if self.is_grouped(operation.space, slab.0 as usize) {
                 // Put together from others, or parked.
                 self.ask_for_page(op);

@@ -66,7 +66,7 @@ impl Client {
             }
             _ => PeerSet::default(),
         };
-        self.peers_of(&state.entry).minus(state.failed).minus(bad)
+        self.sound_copies(space, slab).minus(bad)
     }
 
     /// Where a slab stands, as far as silence is concerned.

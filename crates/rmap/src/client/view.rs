@@ -115,9 +115,9 @@ impl Client {
                     return PageRun { pages: 1, hole: false };
                 }
                 let pages = told.map_or(pages, |told| told - number);
-                let hole = !slab.version(index).has_content();
-                let alike = slab.versions[index..index + pages as usize].iter();
-                let pages = alike.take_while(|version| version.has_content() != hole).count() as u64;
+                let is_hole = |index: usize| !slab.version(index).has_content() && !slab.is_disputed(index);
+                let hole = is_hole(index);
+                let pages = (index..index + pages as usize).take_while(|at| is_hole(*at) == hole).count() as u64;
                 PageRun { pages, hole }
             }
         }

@@ -43,7 +43,7 @@ impl SpaceKey {
         aad
     }
 
-    /// No version is used twice under one control plane that never went back.
+    /// No version is used twice for a page under one control plane that never went back.
     fn nonce(version: Version) -> Nonce {
         let mut nonce = [0; 12];
         nonce[4..].copy_from_slice(&version.bits().to_be_bytes());

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::copy::Progress;
 use super::lanes::{LaneNumbers, State};
+use super::store::Fault;
 use super::{Server, ServerStats, Transmit};
 use crate::crypto::handshake::ServerHello;
 use crate::crypto::session::Session;
@@ -174,6 +175,7 @@ impl Server {
             }
             Op::Read | Op::ReadGranted if status == Status::Ok => {
                 let (space, page) = (request.space, request.page);
+                let keeps_to_trims = state.store.has(Fault::KeepsToTrims);
                 let found = match request.op {
                     Op::ReadGranted => state.store.read_granted(space, page, request.version),
                     _ => state.store.read(space, page, generation),
@@ -182,15 +184,23 @@ impl Server {
                     Ok(stored) => {
                         version = stored.version;
                         payload = stored.sealed.unwrap_or(&[]);
+                        if keeps_to_trims && version.has_content() && version.generation() < generation {
+                            (version, payload) = (Version::from_bits(version.bits() | 1), &[]);
+                        }
                     }
                     Err(failure) => status = failure,
                 }
             }
             Op::Versions if status == Status::Ok => {
+                let lies = state.store.has(Fault::MakesUpTrims) || state.store.has(Fault::KeepsToTrims);
                 match state.store.versions(request.space, request.page, generation) {
                     Ok((grant, versions)) => {
                         version = grant;
-                        versions.iter().for_each(|v| scratch.extend_from_slice(&v.bits().to_le_bytes()));
+                        let trims = u64::from(lies);
+                        versions.iter().for_each(|version| {
+                            let listed = version.bits() | if version.has_content() { trims } else { 0 };
+                            scratch.extend_from_slice(&listed.to_le_bytes());
+                        });
                         payload = scratch;
                     }
                     Err(failure) => status = failure,

@@ -35,6 +35,10 @@ pub enum Fault {
     ForgetsOwners,
     /// Every page is damaged, at the moment this is set.
     FlipsBits,
+    /// Lists every page that has content as trimmed since.
+    MakesUpTrims,
+    /// The same, and answers so when it is asked for one that an earlier owner wrote.
+    KeepsToTrims,
 }
 
 #[derive(Debug)]

@@ -35,6 +35,18 @@ impl Server {
         store.grant(space, slab, generation, (grant, Version::NEVER), true)
     }
 
+    /// Has a page trimmed, as nobody has asked for.
+    pub(crate) fn make_up_trim(&mut self, space: SpaceId, page: PageNo, owner: Generation, version: Version) {
+        assert!(version != Version::NEVER && !version.has_content());
+        let status = self.shared.state().store.write(space, page, owner, version, None);
+        assert_eq!(status, Status::Ok);
+    }
+
+    /// What it has of a page.
+    pub(crate) fn version_of(&mut self, space: SpaceId, page: PageNo, owner: Generation) -> Version {
+        self.shared.state().store.read(space, page, owner).expect("it has the slab").version
+    }
+
     /// A page comes that its owner sent long ago.
     pub(crate) fn write_late(&mut self, space: SpaceId, page: PageNo, owner: Generation, version: Version) -> Status {
         let sealed = [9; crate::units::SEALED_SIZE];

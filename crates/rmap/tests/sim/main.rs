@@ -16,6 +16,7 @@ mod registry;
 mod rest;
 mod rng;
 mod silence;
+mod trims;
 mod world;
 
 use rmap::client::{ClientStats, Fault as ClientFault};
@@ -131,12 +132,16 @@ fn every_page_is_a_register() {
 
 /// A pool of three servers with two copies of everything, all in sync.
 fn in_sync(seed: u64) -> (World, Rng) {
+    in_sync_with(seed, Sabotage::default())
+}
+
+fn in_sync_with(seed: u64, sabotage: Sabotage) -> (World, Rng) {
     let mut rng = Rng::new(seed);
     // What found no room for two copies has one: there is room.
     let whole =
         Plan { copies: 2, servers: 3, spaces: 1, last_resort: false, elsewhere: false, ..Plan::with_copies(&mut rng) };
     let plan = Plan { kills: 0, hand_overs: 0, seals: 0, steps: 300, ..whole };
-    (written(seed, plan, Sabotage::default()), rng)
+    (written(seed, plan, sabotage), rng)
 }
 
 /// A pool at rest, all pages of whose spaces were written.

@@ -124,7 +124,12 @@ impl Client {
                 if let Some(&writer) = self.ops.busy.get(&Client::busy_key(space, page)) {
                     return self.read_from_buffer(op, writer);
                 }
-                let version = slab.version(self.config.slab_size.index(page));
+                let index = self.config.slab_size.index(page);
+                if slab.is_disputed(index) {
+                    self.stats.bad_pages += 1;
+                    return self.ops.finish(op, Err(Failure::Corrupt));
+                }
+                let version = slab.version(index);
                 if !version.has_content() {
                     return self.read_zero(op);
                 }
@@ -174,8 +179,7 @@ impl Client {
         let near = |peer: &usize| (self.peers[*peer].is_down(), sent.has(*peer), self.peers[*peer].trip.smoothed());
         // Without a copy that can be trusted, the change of the map decides; one that is to be told of this reader is asked then.
         let Some(peer) = copies.iter().min_by_key(near) else {
-            let slab = &self.spaces[space].slabs[number];
-            let unknown = self.peers_of(&slab.entry).minus(slab.failed);
+            let unknown = self.sound_copies(space, number);
             let is_away = !unknown.is_empty() && unknown.iter().all(|peer| self.peers[peer].is_down());
             if self.ops.all[op].is_own {
                 self.put_back(op);

@@ -16,7 +16,8 @@ impl Client {
         let slabs = &self.spaces[space].slabs;
         let ready = |slab: &usize| {
             let slab = &slabs[*slab];
-            matches!(slab.phase, Phase::Open) && !slab.entry.lost && slab.pending.is_none() && slab.repair.is_none()
+            let is_open = matches!(slab.phase, Phase::Open) && slab.disputed.is_empty();
+            is_open && !slab.entry.lost && slab.pending.is_none() && slab.repair.is_none()
         };
         if members.is_empty() || !members.iter().all(ready) {
             return;

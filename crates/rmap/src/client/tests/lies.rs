@@ -1,7 +1,7 @@
 //! Servers that are admitted and say what is not so.
 
 use super::super::exchange::{Exchange, Role};
-use super::many::{SLAB, begin_reads, filled, take_over};
+use super::many::{SLAB, begin_reads, filled, take_over, take_over_as};
 use super::*;
 use crate::client::repair::{Repair, Step};
 use crate::units::{SEALED_SIZE, Version};
@@ -82,4 +82,108 @@ fn a_seal_that_nobody_made_replaces_nothing() {
     pool.run();
     assert_eq!(pool.read(0), Ok(1), "what both had, and was acknowledged");
     assert!(pool.client.stats().transfers_refused > 0);
+}
+
+/// The owner trims a page and ends before one of the two copies has it: nobody was told that it is done, so the content may stay. From
+/// then on it does, whoever comes next and whichever copy is asked.
+#[test]
+fn a_trim_that_was_not_finished_is_dropped_for_good() {
+    for deaf in [0, 1] {
+        let mut pool = filled(2, 1);
+        pool.deaf = vec![deaf];
+        pool.client.trim(pool.now, pool.space, PageNo(0), Class::Eviction, 1).unwrap();
+        while pool.step() {}
+        take_over(&mut pool, SLAB);
+        assert_eq!(
+            pool.client.poll_event(&mut [0; PAGE_SIZE]),
+            Some(Event::Written { token: 1, result: Err(Failure::Fenced) })
+        );
+        pool.deaf = Vec::new();
+        assert_eq!(pool.read(0), Ok(1));
+        let versions = [0, 1].map(|node: usize| pool.servers[node].version_of(SpaceId(1), PageNo(0), Generation(2)));
+        assert!(versions[0] == versions[1] && versions[0].has_content(), "{versions:?}");
+        assert_eq!(versions[0].generation(), Generation(2), "it comes after the trim");
+        assert_eq!((pool.client.in_sync(pool.space), pool.client.stats().bad_pages), ((1, 1), 0));
+        take_over_as(&mut pool, SLAB, Generation(3));
+        assert_eq!(pool.read(0), Ok(1));
+    }
+}
+
+/// It was acknowledged when the map named one copy only. The other one comes into the map with it.
+#[test]
+fn a_trim_that_one_copy_was_enough_for_stays() {
+    let mut pool = filled(2, 1);
+    // A slab without any content would go back.
+    assert_eq!(pool.write(1, 7), Ok(()));
+    pool.deaf = vec![1];
+    pool.pass(Duration::from_millis(1500));
+    assert_eq!(pool.client.in_sync(pool.space), (0, 1));
+    pool.trim(0);
+    pool.deaf = Vec::new();
+    pool.pass(Duration::from_secs(2));
+    assert_eq!(pool.client.in_sync(pool.space), (1, 1));
+    take_over(&mut pool, SLAB);
+    assert_eq!((pool.read(0), pool.read(1)), (Ok(0), Ok(7)));
+}
+
+/// A copy lists a trim that nobody made, while a space is taken over.
+#[test]
+fn a_trim_that_nobody_made_ends_no_page() {
+    for liar in [0, 1] {
+        let mut pool = filled(2, 1);
+        let written = pool.client.spaces[0].slabs[0].version(0);
+        let made_up = Version::from_bits(written.bits() | 1);
+        pool.servers[liar].make_up_trim(SpaceId(1), PageNo(0), Generation(1), made_up);
+        take_over(&mut pool, SLAB);
+        assert_eq!(pool.read(0), Ok(1));
+        let versions = [0, 1].map(|node: usize| pool.servers[node].version_of(SpaceId(1), PageNo(0), Generation(2)));
+        assert!(versions.iter().all(|version| version.has_content()), "{versions:?}");
+    }
+}
+
+/// A write that is asked for before the slab is open comes after the content that is kept, though its version was taken before.
+#[test]
+fn what_is_written_while_a_slab_opens_comes_after_what_is_kept() {
+    let mut pool = filled(2, 1);
+    pool.deaf = vec![1];
+    pool.client.trim(pool.now, pool.space, PageNo(0), Class::Eviction, 1).unwrap();
+    while pool.step() {}
+    take_over(&mut pool, SLAB);
+    while pool.client.poll_event(&mut [0; PAGE_SIZE]).is_some() {}
+    pool.begin_write_late(0, 9);
+    pool.deaf = Vec::new();
+    pool.run();
+    pool.expect_written(1);
+    assert_eq!(pool.read(0), Ok(9));
+    take_over_as(&mut pool, SLAB, Generation(3));
+    assert_eq!(pool.read(0), Ok(9));
+}
+
+/// The copy that the content came from falls silent when the other one has it: that one is asked again what it has, and believed.
+#[test]
+fn what_was_kept_is_no_version_that_nobody_made() {
+    let mut pool = filled(2, 1);
+    pool.deaf = vec![1];
+    pool.client.trim(pool.now, pool.space, PageNo(0), Class::Eviction, 1).unwrap();
+    while pool.step() {}
+    take_over(&mut pool, SLAB);
+    while pool.client.poll_event(&mut [0; PAGE_SIZE]).is_some() {}
+    pool.deaf = Vec::new();
+    let kept = Version::taken_over(Generation(2));
+    pool.no_control = true;
+    for _ in 0..1000 {
+        pool.time_passes();
+        pool.single_step();
+        pool.now = pool.now + Duration::from_micros(100);
+        if pool.client.spaces[pool.space.0].fenced_at.has(0)
+            && pool.servers[0].version_of(SpaceId(1), PageNo(0), Generation(2)) == kept
+        {
+            break;
+        }
+    }
+    assert_eq!(pool.servers[0].version_of(SpaceId(1), PageNo(0), Generation(2)), kept);
+    (pool.deaf, pool.no_control) = (vec![1], false);
+    pool.pass(Duration::from_secs(1));
+    assert_eq!(pool.holders(0), [0]);
+    assert_eq!(pool.read(0), Ok(1));
 }

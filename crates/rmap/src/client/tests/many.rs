@@ -36,10 +36,14 @@ fn map_of(pool: &Pool) -> Vec<(SlabNo, MapEntry)> {
 }
 
 pub fn take_over(pool: &mut Pool, pages: u64) {
+    take_over_as(pool, pages, Generation(2));
+}
+
+pub fn take_over_as(pool: &mut Pool, pages: u64, generation: Generation) {
     let map = map_of(pool);
     pool.client.space_taken(pool.space.0);
     let spec = SpaceSpec { id: SpaceId(1), pages, copies: 2, reserve: 0, key: [2; KEY_SIZE] };
-    pool.space = pool.client.attach(&spec, Generation(2), &map).unwrap();
+    pool.space = pool.client.attach(&spec, generation, &map).unwrap();
 }
 
 pub fn begin_reads(pool: &mut Pool, pages: impl Iterator<Item = u64>) {

@@ -122,3 +122,75 @@ fn a_copy_that_is_being_made_is_not_a_bad_one() {
         assert_eq!(pool.client.stats().bad_pages, 0);
     }
 }
+
+/// A copy lists a page as trimmed that the other one has. Also which of the holders it is.
+fn with_made_up_trim(page: u64, which: usize) -> (Pool, usize, usize) {
+    let (mut pool, holders) = sealed();
+    let (liar, honest) = (holders[which], holders[1 - which]);
+    let written = pool.client.spaces[0].slabs[0].version(page as usize);
+    let made_up = Version::from_bits(written.bits() | 1);
+    pool.servers[liar].make_up_trim(SpaceId(1), PageNo(page), Generation(1), made_up);
+    (pool, liar, honest)
+}
+
+/// Nobody can tell who is right, so it is an error, and the rest of the slab is not touched by it.
+#[test]
+fn a_made_up_trim_is_an_error_and_never_zeros() {
+    for which in [0, 1] {
+        let (mut pool, ..) = with_made_up_trim(0, which);
+        for _ in 0..3 {
+            assert_eq!(pool.read(0), Err(Failure::Corrupt));
+            (1..8).for_each(|page| assert_eq!(pool.read(page), Ok(page as u8 + 1), "page {page}"));
+        }
+        assert!(!pool.client.page_run(pool.space, PageNo(0), 1).hole);
+        let slab = &pool.client.spaces[pool.space.0].slabs[0];
+        assert!(slab.failed.is_empty() && slab.behind.is_empty(), "the other copy is no worse for it");
+        // The map changes, and all are asked again.
+        pool.today.map[0].1.revision += 1;
+        let space = pool.space.0;
+        pool.client.begin_watch(space);
+        pool.pass(Duration::from_secs(1));
+        assert_eq!(pool.read(0), Err(Failure::Corrupt));
+        pool.pass(LONG);
+        assert_eq!((pool.keeps, pool.read(0)), (0, Err(Failure::Corrupt)));
+    }
+}
+
+/// A reader becomes the keeper: it writes the trim to no other copy, and when the one that lists it is gone, the page is there.
+#[test]
+fn a_keeper_copies_no_made_up_trim() {
+    for which in [0, 1] {
+        let (mut pool, liar, honest) = with_made_up_trim(0, which);
+        // Somebody is wanted who moves its copy away.
+        pool.servers[liar].set_pressure(Pressure::Red);
+        pool.pass(LONG);
+        assert_eq!((pool.keeps, pool.client.tenure(pool.space)), (1, Tenure::Keeper));
+        assert_eq!(pool.read(0), Err(Failure::Corrupt));
+        assert_eq!(pool.holders(0), { let mut both = vec![liar, honest]; both.sort_unstable(); both });
+        let generation = pool.client.spaces[pool.space.0].generation;
+        assert!(pool.servers[honest].version_of(SpaceId(1), PageNo(0), generation).has_content());
+        pool.client.forget_content(pool.now, ServerId(liar as u32));
+        pool.pass(Duration::from_secs(1));
+        assert_eq!(pool.holders(0).len(), 2, "there is a new copy");
+        assert_right(&mut pool);
+    }
+}
+
+/// A copy lists content that nobody wrote. Until that has shown, the other one is not asked, and it is not given up for it.
+#[test]
+fn who_lists_less_is_behind_and_not_given_up() {
+    let (mut pool, holders) = sealed();
+    let written = pool.client.spaces[0].slabs[0].version(3);
+    let made_up = Version::from_bits(written.bits() + 2);
+    let late = pool.servers[holders[0]].write_late(SpaceId(1), PageNo(3), Generation(1), made_up);
+    assert_eq!(late, Status::Ok);
+    assert_eq!(pool.read(3), Err(Failure::Corrupt), "it has no seal");
+    assert_eq!(pool.read(2), Ok(3));
+    let slab = &pool.client.spaces[pool.space.0].slabs[0];
+    assert!(slab.behind.has(holders[1]) && !slab.failed.has(holders[1]));
+    // Who keeps the space opens what it copies, and so finds out.
+    pool.pass(LONG);
+    assert_eq!(pool.client.tenure(pool.space), Tenure::Keeper);
+    assert!(pool.holders(0).contains(&holders[1]));
+    assert_right(&mut pool);
+}
