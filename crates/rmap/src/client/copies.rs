@@ -138,12 +138,13 @@ impl Client {
         true
     }
 
-    /// Whether what a source has of a page is something that was written there. A trim has no seal, and one that nobody made
+    /// Whether what a source has of a page is something that was written there, and not older than what it is known to have: a source that
+    /// lacks what it listed or acknowledged would be asked for it over and over. A trim has no seal, and one that nobody made
     /// would stand before all that is written after it. Content is opened where it is to take the place of an earlier one, and
     /// where it could be put together from others.
     pub(super) fn copy_is_right(&self, copy: usize, version: Version, payload: &[u8]) -> bool {
-        let Some(Copy { space, slab, index, .. }) = self.copies.all[copy] else { return true };
-        if !self.was_issued(space, slab, index, version) {
+        let Some(Copy { space, slab, index, version: least, .. }) = self.copies.all[copy] else { return true };
+        if version < least || !self.was_issued(space, slab, index, version) {
             return false;
         }
         let Space { slabs, layout, key, .. } = &self.spaces[space];
@@ -177,11 +178,7 @@ impl Client {
     /// The page is here (`has_content`), or is trimmed as of `version`.
     pub(super) fn copy_was_read(&mut self, copy: usize, version: Version) {
         let Some(job) = self.copies.get(copy) else { return };
-        // A copy that lost its page has not been in sync: what is done then is decided with the slab.
-        if version < job.version {
-            self.copies.end(copy);
-            return self.mark(job.space, job.slab);
-        }
+        debug_assert!(version >= job.version, "what is older was refused");
         let version = match job.renewed {
             Some(renewed) => {
                 if self.seal_anew(copy, (job.space, job.slab, job.index), version, renewed).is_err() {

@@ -141,6 +141,50 @@ fn a_trim_that_nobody_made_ends_no_page() {
     }
 }
 
+/// While a space is taken over one copy lists content in a later version than the other, and then has no such page: never written, with
+/// nothing in it, or in the version before. It is given up, or it would be asked for ever.
+#[test]
+fn a_copy_that_does_not_have_what_it_lists_is_given_up() {
+    for answer in ["never", "nothing", "old"] {
+        let mut pool = filled(2, 1);
+        let old = pool.client.spaces[0].slabs[0].version(0);
+        let mut sealed = [1; SEALED_SIZE];
+        pool.client.spaces[0].key.seal(PageNo(0), old, &mut sealed);
+        // One copy lacks it.
+        pool.deaf = vec![1];
+        pool.begin_write(0, 7);
+        take_over(&mut pool, SLAB);
+        while pool.client.poll_event(&mut [0; PAGE_SIZE]).is_some() {}
+        pool.deaf = Vec::new();
+        let copies = |role| matches!(role, Role::CopyRead { .. });
+        pool.client.read(pool.now, pool.space, PageNo(0), Class::Demand, 2).unwrap();
+        let mut lies = 0;
+        for _ in 0..200 {
+            pool.time_passes();
+            pool.step();
+            pool.now = pool.now + Duration::from_micros(100);
+            // The same answer for as long as it is asked.
+            while let Some(exchange) = pool.client.exchanges.find(|e| copies(e.role) && e.peer == 0) {
+                lies += 1;
+                assert!(lies < 10, "{answer}: it is asked over and over");
+                pool.client.end_exchange(exchange.id);
+                let (version, payload): (_, &[u8]) = match answer {
+                    "never" => (Version::NEVER, &[]),
+                    "nothing" => (exchange.version, &[]),
+                    _ => (old, &sealed),
+                };
+                let now = pool.now;
+                pool.client.answered(now, &exchange, Status::Ok, version, payload);
+                pool.client.settle(now);
+            }
+        }
+        let mut content = [0; PAGE_SIZE];
+        let event = pool.client.poll_event(&mut content);
+        assert_eq!((event, content), (Some(Event::Read { token: 2, result: Ok(()) }), [1; PAGE_SIZE]), "{answer}");
+        assert!(lies > 0, "{answer}");
+    }
+}
+
 /// A write that is asked for before the slab is open comes after the content that is kept, though its version was taken before.
 #[test]
 fn what_is_written_while_a_slab_opens_comes_after_what_is_kept() {
