@@ -38,8 +38,9 @@ pub use tickets::{TICKET_LIFE, TICKETS_MAX};
 
 use copy::Transfers;
 use lanes::{Identity, LaneNumbers, Shared, State};
+use reassembly::Reassembly;
 use requests::Replies;
-use sessions::{Hello, Sessions};
+use sessions::{Admission, Hello, Sessions};
 use store::Store;
 use tickets::Tickets;
 
@@ -160,6 +161,7 @@ pub struct Server {
     lane: usize,
     entropy: SharedEntropy,
     sessions: Sessions,
+    reassembly: Reassembly,
     transfers: Transfers,
     replies: Replies,
     /// Of [`Shared::admissions`], when it was last looked who may stay.
@@ -217,6 +219,7 @@ impl Server {
             lane,
             entropy: entropy.clone(),
             sessions: Sessions::new(lane),
+            reassembly: Reassembly::new(),
             transfers: Transfers::new(lane),
             replies: Replies::new(),
             admissions: shared.admissions(),
@@ -243,8 +246,9 @@ impl Server {
                     let admitted = state.admitted.contains(&node);
                     (admitted || state.tickets.has_any(now, node)).then_some(!admitted)
                 };
-                let identity = &self.shared.identity;
-                self.sessions.greet(now, &hello, identity, admits, about, &self.entropy, &mut self.stats);
+                let sources = || self.shared.state().tickets.sources(now);
+                let (identity, admission) = (&self.shared.identity, Admission { admits, sources });
+                self.sessions.greet(now, &hello, identity, admission, about, &self.entropy, &mut self.stats);
             }
             Ok(Head::Data { epoch, receiver, counter, .. }) => {
                 self.end_refused();

@@ -1,4 +1,8 @@
 //! Pages that arrive in pieces. A page replaces another only when it is whole.
+//!
+//! The room for them is the lane's and not a session's: pieces of a message are sent one right behind the other, so of two thousand
+//! sessions few have any under way at a time. A session that has more than it may, or pieces that never became whole, pushes out its own
+//! first.
 
 use crate::reassembly::{Identity, Partial};
 use crate::wire::message::Fragment;
@@ -6,35 +10,90 @@ use crate::wire::message::Fragment;
 /// Writes that a client may have under way at a server, and so pages in pieces: 128 KiB, the bandwidth-delay product of
 /// 10 Gbit/s and 100 us.
 pub const WRITE_CREDITS: u16 = 32;
+/// Messages in pieces of a lane at a time: 8 MiB, so 64 sessions may have as many as they may. What is pushed out is sent again.
+const PARTIALS_MAX: u16 = 64 * WRITE_CREDITS;
+/// Of a session that has none.
+const NOWHERE: u16 = u16::MAX;
 
-/// The messages in pieces of one session.
+/// Where a session's messages in pieces are; some of them may have become whole, or be others' by now.
+#[derive(Debug)]
+pub struct Pieces([u16; WRITE_CREDITS as usize]);
+
+impl Default for Pieces {
+    fn default() -> Pieces {
+        Pieces([NOWHERE; WRITE_CREDITS as usize])
+    }
+}
+
+#[derive(Debug)]
+struct Held {
+    partial: Partial,
+    session: u32,
+    /// Order of beginning.
+    began: u64,
+}
+
+/// The messages in pieces of a lane.
 #[derive(Debug)]
 pub struct Reassembly {
-    /// Each with the moment it began.
-    partials: Vec<(Partial, u64)>,
+    all: Vec<Held>,
+    /// The place that is taken next: the one that was taken longest ago.
+    next: u16,
     clock: u64,
 }
 
 impl Reassembly {
     pub fn new() -> Reassembly {
-        Reassembly { partials: (0..WRITE_CREDITS).map(|_| (Partial::new(), 0)).collect(), clock: 0 }
+        let held = || Held { partial: Partial::new(), session: 0, began: 0 };
+        Reassembly { all: (0..PARTIALS_MAX).map(|_| held()).collect(), next: 0, clock: 0 }
     }
 
-    /// Adds a piece of message `id`. Where a client has more under way than it may, the oldest is given up.
-    pub fn add(&mut self, id: u64, version: u64, fragment: Fragment, part: &[u8], payload: usize) -> Option<&[u8]> {
+    /// What is in pieces at a place, if it is of this session.
+    fn of(&self, session: u32, place: u16) -> Option<&Held> {
+        self.all.get(usize::from(place)).filter(|held| held.session == session && !held.partial.is_free())
+    }
+
+    /// Adds a piece of message `id` in a version, of the session with this number. Where a client has more under way than it may, the
+    /// oldest is given up.
+    pub fn add(
+        &mut self,
+        (session, pieces): (u32, &mut Pieces),
+        (id, version): (u64, u64),
+        fragment: Fragment,
+        part: &[u8],
+        payload: usize,
+    ) -> Option<&[u8]> {
         let identity = Identity::new(id, version, fragment, payload);
-        let place = self.partials.iter().position(|(partial, _)| partial.is(identity)).or_else(|| {
+        let known = self.find(session, pieces, |held| held.partial.is(identity));
+        let place = known.unwrap_or_else(|| {
             // The same message cut another way: what there was of it is of no use.
-            let same = self.partials.iter().position(|(partial, _)| partial.is_of(id));
-            let oldest =
-                || (0..self.partials.len()).min_by_key(|&at| (!self.partials[at].0.is_free(), self.partials[at].1));
-            let place = same.or_else(oldest)?;
+            let same = self.find(session, pieces, |held| held.partial.is_of(id));
+            let place = same.unwrap_or_else(|| self.place_for(session, pieces));
             self.clock += 1;
-            self.partials[place].0.begin(identity);
-            self.partials[place].1 = self.clock;
-            Some(place)
-        })?;
-        self.partials[place].0.add(fragment, part)
+            let held = &mut self.all[usize::from(place)];
+            (held.session, held.began) = (session, self.clock);
+            held.partial.begin(identity);
+            place
+        });
+        self.all[usize::from(place)].partial.add(fragment, part)
+    }
+
+    fn find(&self, session: u32, pieces: &Pieces, fits: impl Fn(&Held) -> bool) -> Option<u16> {
+        pieces.0.iter().copied().find(|place| self.of(session, *place).is_some_and(&fits))
+    }
+
+    /// Room for one more message of a session.
+    fn place_for(&mut self, session: u32, pieces: &mut Pieces) -> u16 {
+        let Some(spare) = pieces.0.iter().position(|place| self.of(session, *place).is_none()) else {
+            let began = |place: &u16| self.of(session, *place).map(|held| held.began);
+            return pieces.0.iter().copied().min_by_key(began).unwrap_or(self.next);
+        };
+        let place = self.next;
+        self.next = (place + 1) % PARTIALS_MAX;
+        // It may be one that the session had before.
+        pieces.0.iter_mut().filter(|own| **own == place).for_each(|own| *own = NOWHERE);
+        pieces.0[spare] = place;
+        place
     }
 }
 
@@ -48,30 +107,81 @@ mod tests {
         (fragment, vec![byte; fragment.range(SEALED_SIZE).len()])
     }
 
+    /// Sessions of a lane.
+    struct Lane {
+        reassembly: Reassembly,
+        sessions: Vec<Pieces>,
+    }
+
+    impl Lane {
+        fn new(sessions: usize) -> Lane {
+            let sessions = (0..sessions).map(|_| Pieces::default()).collect();
+            Lane { reassembly: Reassembly::new(), sessions }
+        }
+
+        /// A piece of a message that is filled with its number. Whether that was the last, and all is as it was sent.
+        fn add(&mut self, session: usize, id: u64, index: u8) -> Option<bool> {
+            let (fragment, bytes) = part(index, id as u8);
+            let about = (session as u32 + 1, &mut self.sessions[session]);
+            let whole = self.reassembly.add(about, (id, 0), fragment, &bytes, SEALED_SIZE);
+            whole.map(|whole| whole.iter().all(|b| *b == id as u8))
+        }
+
+        fn add_rest(&mut self, session: usize, id: u64) -> Option<bool> {
+            self.add(session, id, 1);
+            self.add(session, id, 2)
+        }
+    }
+
     #[test]
     fn pieces_of_several_messages_in_any_order() {
-        let mut reassembly = Reassembly::new();
-        let mut add = |id, index| {
-            let (fragment, bytes) = part(index, id as u8);
-            reassembly.add(id, 0, fragment, &bytes, SEALED_SIZE).map(|whole| whole.iter().all(|b| *b == id as u8))
-        };
+        let mut lane = Lane::new(1);
+        let mut add = |id, index| lane.add(0, id, index);
         assert_eq!([add(1, 2), add(2, 0), add(2, 0), add(1, 0), add(2, 1)], [None; 5]);
         assert_eq!([add(1, 1), add(2, 2)], [Some(true); 2]);
     }
 
     #[test]
     fn too_many_push_out_the_oldest() {
-        let mut reassembly = Reassembly::new();
-        let (first, bytes) = part(0, 9);
+        let mut lane = Lane::new(1);
         for id in 0..=u64::from(WRITE_CREDITS) {
-            assert_eq!(reassembly.add(id, 0, first, &bytes, SEALED_SIZE), None);
+            assert_eq!(lane.add(0, id, 0), None);
         }
-        let mut rest = |id| {
-            let (second, third) = (part(1, 9), part(2, 9));
-            reassembly.add(id, 0, second.0, &second.1, SEALED_SIZE);
-            reassembly.add(id, 0, third.0, &third.1, SEALED_SIZE).is_some()
-        };
-        assert!(rest(1));
-        assert!(!rest(0), "its first piece was given up");
+        assert_eq!(lane.add_rest(0, 1), Some(true));
+        assert_eq!(lane.add_rest(0, 0), None, "its first piece was given up");
+    }
+
+    /// Messages of the same numbers in different sessions are different ones.
+    #[test]
+    fn sessions_do_not_mix() {
+        let mut lane = Lane::new(3);
+        for id in 1..=20 {
+            (0..3).for_each(|session| assert_eq!(lane.add(session, id, 0), None));
+        }
+        for id in 1..=20 {
+            assert_eq!([0, 1].map(|session| lane.add_rest(session, id)), [Some(true); 2]);
+        }
+        assert_eq!(lane.add_rest(2, 7), Some(true));
+    }
+
+    /// One that begins message after message and ends none is in its own way only.
+    #[test]
+    fn a_session_that_ends_nothing_pushes_out_its_own() {
+        let mut lane = Lane::new(2);
+        assert_eq!(lane.add(0, 1, 0), None);
+        for id in 0..3 * u64::from(PARTIALS_MAX) {
+            assert_eq!(lane.add(1, id, 0), None);
+        }
+        assert_eq!(lane.add_rest(0, 1), Some(true));
+    }
+
+    /// What became whole makes room, however often the places go round.
+    #[test]
+    fn a_session_goes_on_for_ever() {
+        let mut lane = Lane::new(1);
+        for id in 0..3 * u64::from(PARTIALS_MAX) {
+            assert_eq!(lane.add(0, id, 0), None);
+            assert_eq!(lane.add_rest(0, id), Some(true), "message {id}");
+        }
     }
 }

@@ -81,11 +81,11 @@ impl Server {
         let slab = self.shared.identity.slab_size.slab(page);
         let guest = self.sessions.guest(place);
         let node = self.sessions.node(place);
-        let Some(peer) = self.sessions.peer(place) else { return };
+        let Some(session) = self.sessions.pieces(place) else { return };
         let whole = if fragment.count == 1 {
             Some(part)
         } else {
-            peer.reassembly.add(message.id, version.bits(), fragment, part, payload)
+            self.reassembly.add(session, (message.id, version.bits()), fragment, part, payload)
         };
         let Some(whole) = whole else { return };
         let waiting = self.replies.len();

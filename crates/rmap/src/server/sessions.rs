@@ -1,11 +1,16 @@
 //! Sessions with clients, and how they begin.
+//!
+//! A host has a session for each of its VMs and disks, all of them under its one key, so hundreds of one node are as they should be.
+//! No session ends for a new one as long as its client is heard: clients ask for a sign of life every second. When the table is full,
+//! the first to go are other servers that came with a ticket and have none any more, the longest silent first; then whoever was silent
+//! for long. Where nobody may go, the hello is not answered, and its client asks again.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::lanes::{Identity, session_number};
-use super::reassembly::Reassembly;
+use super::reassembly::Pieces;
 use super::{ServerStats, Transmit};
 use crate::crypto::entropy::SharedEntropy;
 use crate::crypto::handshake::{ServerHello, respond};
@@ -13,14 +18,17 @@ use crate::crypto::session::Session;
 use crate::crypto::{PublicKey, Rejected};
 use crate::units::Time;
 use crate::wire::PROTOCOL_VERSION;
-use crate::wire::datagram::{ACCEPT_SIZE, HELLO_SIZE, Head, Versions};
+use crate::wire::datagram::{ACCEPT_SIZE, HEADER_SIZE, HELLO_SIZE, Head, Versions};
 
-/// Sessions of a lane at a time. Each has room for the writes it may have under way: 8 MiB together.
-const SESSIONS_MAX: usize = 64;
-/// Sessions of one node: one per core that talks, and as many that it has forgotten.
-const SESSIONS_PER_NODE: usize = 16;
+/// Sessions of a lane at a time: several hosts with hundreds of VMs each. One takes at most 4 KiB, keys included, so all of them 8 MiB;
+/// the room for pages in pieces is the lane's (`reassembly.rs`).
+pub(super) const SESSIONS_MAX: usize = 2048;
+/// Sessions of one node: half of them, so that one that begins session after session leaves room to others.
+pub(super) const SESSIONS_PER_NODE: usize = SESSIONS_MAX / 2;
 /// Another node's session is given up for a new one when nothing was heard of it for so long.
-const SESSION_IDLE: Duration = Duration::from_secs(180);
+pub(super) const SESSION_IDLE: Duration = Duration::from_secs(180);
+/// A node's own session is, after this: ten signs of life in a row have not come, so its client has ended, or begins anew anyway.
+pub(super) const OWN_IDLE: Duration = Duration::from_secs(10);
 /// Handshakes of a lane a second, 0.2 ms of a core each (measured: X25519 in pure Rust), so that they take at most 4 % of one.
 const HELLOS_PER_SECOND: u32 = 200;
 /// Handshakes at once, when a whole cluster comes up.
@@ -48,10 +56,23 @@ pub struct Peer {
     pub session: Session,
     pub addr: SocketAddr,
     heard_at: Time,
-    pub reassembly: Reassembly,
+    pieces: Pieces,
     /// How it began: what is asked again in the same words is answered in the same words.
     hello: Box<[u8; HELLO_SIZE]>,
     accept: [u8; ACCEPT_SIZE],
+}
+
+/// Who may have a session.
+pub struct Admission<A, S> {
+    /// Whether a node may, and if it is a guest.
+    pub admits: A,
+    /// The servers that have a ticket.
+    pub sources: S,
+}
+
+/// The first bytes of the key that a client makes for each session: hellos that differ have the same only by chance.
+fn mark_of(hello: &[u8]) -> u64 {
+    hello[HEADER_SIZE..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
 /// Bytes of the longest answer to a hello.
@@ -64,11 +85,16 @@ struct Answer {
     length: usize,
 }
 
+// What is in the table; keys are beside it, some 600 bytes each, of which a session has two or three.
+const _: () = assert!(size_of::<Option<Peer>>() <= 1024);
+
 #[derive(Debug)]
 pub struct Sessions {
     lane: usize,
     count: usize,
     peers: Vec<Option<Peer>>,
+    /// Of the hello that each began with, so that one that comes again is found without a look at all of them.
+    marks: Vec<u64>,
     answers: VecDeque<Answer>,
     /// Handshakes that may happen now, in millionths, and when that was.
     tokens: u64,
@@ -81,6 +107,7 @@ impl Sessions {
             lane,
             count: 0,
             peers: (0..SESSIONS_MAX).map(|_| None).collect(),
+            marks: vec![0; SESSIONS_MAX],
             answers: VecDeque::with_capacity(ANSWERS_MAX),
             tokens: u64::from(HELLOS_BURST) * 1_000_000,
             tokens_at: Time::default(),
@@ -98,6 +125,11 @@ impl Sessions {
 
     pub fn peer(&mut self, place: usize) -> Option<&mut Peer> {
         self.peers[place].as_mut()
+    }
+
+    /// The number of a session, and where the pieces of its messages are.
+    pub fn pieces(&mut self, place: usize) -> Option<(u32, &mut Pieces)> {
+        self.peers[place].as_mut().map(|peer| (peer.number, &mut peer.pieces))
     }
 
     /// Who is at the other end.
@@ -133,14 +165,14 @@ impl Sessions {
         Ok(body)
     }
 
-    /// A client wants a session, or a server that has a ticket: `admits` says whether it may, and if it is a guest.
+    /// A client wants a session, or a server that has a ticket.
     #[expect(clippy::too_many_arguments, reason = "all of it is looked at once")]
     pub fn greet(
         &mut self,
         now: Time,
         hello: &Hello<'_>,
         identity: &Identity,
-        admits: impl FnOnce(PublicKey) -> Option<bool>,
+        admission: Admission<impl FnOnce(PublicKey) -> Option<bool>, impl FnOnce() -> HashSet<PublicKey>>,
         about: ServerHello,
         entropy: &SharedEntropy,
         stats: &mut ServerStats,
@@ -172,7 +204,7 @@ impl Sessions {
             return;
         }
         // The number has to be in the answer, so a place is looked for before it is known who asks.
-        let Some(place) = self.free_place(now) else {
+        let Some((place, whose)) = self.place(now, admission.sources) else {
             stats.throttled += 1;
             return;
         };
@@ -183,12 +215,16 @@ impl Sessions {
             stats.not_authentic += 1;
             return;
         };
-        let Some(is_guest) = admits(node) else {
+        let Some(is_guest) = (admission.admits)(node) else {
             stats.not_admitted += 1;
             return;
         };
         let Ok(words) = hello.datagram.try_into().map(Box::new) else { return };
-        self.make_room(node);
+        if whose.is_some_and(|of| of != node) || !self.make_room(now, place, node) {
+            stats.throttled += 1;
+            return;
+        }
+        self.marks[place] = mark_of(hello.datagram);
         self.peers[place] = Some(Peer {
             number,
             node,
@@ -196,7 +232,7 @@ impl Sessions {
             session: Session::server(&secrets, hello.sender),
             addr: hello.from,
             heard_at: now,
-            reassembly: Reassembly::new(),
+            pieces: Pieces::default(),
             hello: words,
             accept,
         });
@@ -209,7 +245,10 @@ impl Sessions {
     /// milliseconds, and a busy server finds several of them waiting: were each a session, those of one client would push others
     /// of its node out, and were each counted as a handshake, new clients would wait for theirs. As RFC 7296, 2.1.
     fn accept_of(&self, hello: &[u8]) -> Option<([u8; ACCEPT_SIZE], SocketAddr)> {
-        self.peers.iter().flatten().find(|peer| peer.hello[..] == *hello).map(|peer| (peer.accept, peer.addr))
+        let mark = mark_of(hello);
+        let places = self.marks.iter().enumerate().filter(|(_, of)| **of == mark);
+        let mut peers = places.filter_map(|(place, _)| self.peers[place].as_ref());
+        peers.find(|peer| peer.hello[..] == *hello).map(|peer| (peer.accept, peer.addr))
     }
 
     /// Whether this answer is about to be sent.
@@ -217,15 +256,43 @@ impl Sessions {
         self.answers.iter().any(|answer| answer.to == to && answer.bytes[..answer.length] == *accept)
     }
 
-    /// One node's sessions are limited: the one silent for longest goes.
-    fn make_room(&mut self, node: PublicKey) {
-        let own = || self.peers.iter().enumerate().filter(|(_, peer)| peer.as_ref().is_some_and(|p| p.node == node));
-        if own().count() >= SESSIONS_PER_NODE {
-            let oldest = own().min_by_key(|(_, peer)| peer.as_ref().map(|p| p.heard_at)).map(|(place, _)| place);
-            if let Some(place) = oldest {
-                self.peers[place] = None;
-            }
+    /// A place for a session: free, or of a guest that has no ticket any more, or of the one that is silent for longest. Also the
+    /// node that alone may take it, if it is not silent for that long. Nothing ends yet: whoever asks may not be admitted.
+    fn place(&self, now: Time, sources: impl FnOnce() -> HashSet<PublicKey>) -> Option<(usize, Option<PublicKey>)> {
+        let free = self.peers.iter().position(Option::is_none);
+        let longest_silent = |fits: &dyn Fn(&Peer) -> bool| {
+            let places = self.peers.iter().enumerate();
+            let heard = places.filter_map(|(place, peer)| Some((peer.as_ref().filter(|p| fits(p))?.heard_at, place)));
+            heard.min().map(|(_, place)| place)
+        };
+        let guest = || {
+            let any = self.peers.iter().flatten().any(|peer| peer.is_guest);
+            let sources = if any { sources() } else { HashSet::new() };
+            longest_silent(&|peer| peer.is_guest && !sources.contains(&peer.node))
+        };
+        if let Some(place) = free.or_else(guest) {
+            return Some((place, None));
         }
+        let place = longest_silent(&|peer| now.since(peer.heard_at) > OWN_IDLE)?;
+        let is_own = |peer: &&Peer| now.since(peer.heard_at) <= SESSION_IDLE;
+        Some((place, self.peers[place].as_ref().filter(is_own).map(|peer| peer.node)))
+    }
+
+    /// One node's sessions are limited: of those that are silent, the one for longest ends. `false` if there are enough that are not.
+    fn make_room(&mut self, now: Time, place: usize, node: PublicKey) -> bool {
+        let own = |(at, peer): (usize, &Option<Peer>)| {
+            let peer = peer.as_ref().filter(|peer| at != place && peer.node == node)?;
+            Some((peer.heard_at, at))
+        };
+        let own = self.peers.iter().enumerate().filter_map(own);
+        let (count, oldest) = own.fold((0, None), |(count, oldest): (usize, Option<(Time, usize)>), one| {
+            (count + 1, Some(oldest.map_or(one, |oldest| oldest.min(one))))
+        });
+        if count < SESSIONS_PER_NODE {
+            return true;
+        }
+        let silent = oldest.filter(|(heard_at, _)| now.since(*heard_at) > OWN_IDLE);
+        silent.inspect(|(_, at)| self.peers[*at] = None).is_some()
     }
 
     /// Ends the sessions of clients that may not stay. Servers have theirs by ticket.
@@ -236,15 +303,6 @@ impl Sessions {
             }
         }
         self.count = self.peers.iter().flatten().count();
-    }
-
-    fn free_place(&self, now: Time) -> Option<usize> {
-        let free = self.peers.iter().position(Option::is_none);
-        free.or_else(|| {
-            let heard = |peer: &Option<Peer>| peer.as_ref().map(|p| p.heard_at);
-            let (place, peer) = self.peers.iter().enumerate().min_by_key(|(_, peer)| heard(peer))?;
-            (now.since(heard(peer)?) > SESSION_IDLE).then_some(place)
-        })
     }
 
     fn take_token(&mut self, now: Time) -> bool {

@@ -14,6 +14,7 @@ use crate::wire::report::Report;
 use crate::wire::{DATAGRAM_MAX, DATAGRAM_MIN_MAX, OVERHEAD, PROTOCOL_VERSION};
 
 mod copies;
+mod sessions;
 
 #[derive(Debug)]
 struct Counting(u64);
@@ -105,15 +106,20 @@ fn session_of(server: &mut Server, keys: &Keypair) -> Session {
 }
 
 fn greet(server: &mut Server, initiator: &mut Initiator) -> Session {
+    greet_at(server, Time(0), initiator).expect("an answer")
+}
+
+/// `None` if the hello is not answered.
+fn greet_at(server: &mut Server, now: Time, initiator: &mut Initiator) -> Option<Session> {
     let mut datagram = initiator.hello;
-    server.on_datagram(Time(0), addr(), &mut datagram);
+    server.on_datagram(now, addr(), &mut datagram);
     let mut out = Vec::new();
-    server.poll_transmit(&mut out).expect("an answer");
+    server.poll_transmit(&mut out)?;
     assert!(out.len() <= datagram.len(), "an answer is not longer than the hello");
     let Ok(Head::Accept { sender, receiver: 9, .. }) = Head::decode(&out) else { panic!("not accepted") };
     let (secrets, about) = initiator.finish(&out).unwrap();
     assert_eq!((about.epoch, about.server, about.slab_pages), (BootEpoch(4), ServerId(1), 8));
-    Session::client(&secrets, sender)
+    Some(Session::client(&secrets, sender))
 }
 
 /// Of a slab's first life.

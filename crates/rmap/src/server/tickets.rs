@@ -6,7 +6,7 @@
 //! A ticket counts only for the grant and the generation that it was given for. So what comes late, after the slab was
 //! released, granted again or taken over, changes nothing; neither does what comes twice, because versions order it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use super::store::Store;
@@ -46,6 +46,11 @@ impl Tickets {
     /// Whether a node has any ticket, and so may have a session.
     pub fn has_any(&self, now: Time, node: PublicKey) -> bool {
         self.all.values().any(|ticket| ticket.source == Some(node) && now < ticket.until)
+    }
+
+    /// All nodes that have any.
+    pub fn sources(&self, now: Time) -> HashSet<PublicKey> {
+        self.all.values().filter(|ticket| now < ticket.until).filter_map(|ticket| ticket.source).collect()
     }
 
     /// One for the same slab takes the place of the one before, unless that was asked for later.

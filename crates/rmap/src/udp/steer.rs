@@ -8,8 +8,7 @@ use std::io;
 use std::net::{SocketAddr, UdpSocket};
 
 use nix::libc::{
-    BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_LSH, BPF_MISC, BPF_OR, BPF_RET, BPF_RSH,
-    BPF_TAX, BPF_X, sock_filter, sock_fprog,
+    BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_RSH, sock_filter, sock_fprog,
 };
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -49,25 +48,19 @@ pub fn bind(addr: SocketAddr, count: usize) -> io::Result<Vec<UdpSocket>> {
 }
 
 /// A socket's number is that of its lane, because the kernel numbers them as they were bound.
-fn program() -> [sock_filter; 11] {
+fn program() -> [sock_filter; 7] {
     const {
-        // The program looks at two bytes of the receiver's number, the low ones, which come first.
-        assert!(LANE_SHIFT < 8 && LANE_SHIFT + LANE_BITS <= 16);
+        // The program looks at one byte of the receiver's number, the second lowest.
+        assert!(LANE_SHIFT >= 8 && LANE_SHIFT + LANE_BITS <= 16);
     }
     let step = |code: u32, k: u32| sock_filter { code: code as u16, jt: 0, jf: 0, k };
-    let high_bits = LANE_SHIFT + LANE_BITS - 8;
     [
         step(BPF_LD | BPF_B | BPF_ABS, 0),
         sock_filter { jt: 0, jf: 1, ..step(BPF_JMP | BPF_JEQ | BPF_K, u32::from(HELLO)) },
         step(BPF_RET | BPF_K, BY_ADDRESS),
         step(BPF_LD | BPF_B | BPF_ABS, RECEIVER_AT as u32 + 1),
-        step(BPF_ALU | BPF_AND | BPF_K, (1 << high_bits) - 1),
-        step(BPF_ALU | BPF_LSH | BPF_K, 8 - LANE_SHIFT),
-        // X keeps it while the lower byte is looked at.
-        step(BPF_MISC | BPF_TAX, 0),
-        step(BPF_LD | BPF_B | BPF_ABS, RECEIVER_AT as u32),
-        step(BPF_ALU | BPF_RSH | BPF_K, LANE_SHIFT),
-        step(BPF_ALU | BPF_OR | BPF_X, 0),
+        step(BPF_ALU | BPF_RSH | BPF_K, LANE_SHIFT - 8),
+        step(BPF_ALU | BPF_AND | BPF_K, (1 << LANE_BITS) - 1),
         step(BPF_RET | BPF_A, 0),
     ]
 }

@@ -15,7 +15,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::wire::{DATAGRAM_MAX, datagram};
 
-/// Streams at a time: one for each session that a server has, and as many that begin.
+/// Streams at a time: clients by TCP are fewer than those by UDP, and each has 64 KiB for what comes in.
 pub const STREAMS_MAX: usize = 128;
 /// Bytes before a datagram.
 const LENGTH_SIZE: usize = 2;
