@@ -178,6 +178,11 @@ pub enum Class {
 impl Class {
     pub const ALL: [Class; 4] = [Class::Demand, Class::Prefetch, Class::Eviction, Class::Rebuild];
 
+    /// Whether a server that has too much to do may say so instead of doing it.
+    pub fn may_be_put_off(self) -> bool {
+        matches!(self, Class::Prefetch | Class::Rebuild)
+    }
+
     /// For metrics.
     pub fn word(self) -> &'static str {
         match self {

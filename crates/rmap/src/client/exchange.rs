@@ -97,6 +97,7 @@ pub struct Exchange {
     pub tries: u32,
     /// Those of them up to the last that was answered, if only by that the server has no time: they were not lost.
     pub excused: u32,
+    pub first_sent_at: Option<Time>,
     /// Later requests of its class that were answered before it.
     pub overtaken: u8,
     /// A second copy was asked too.
@@ -171,6 +172,7 @@ impl Exchanges {
             version: Version::NEVER,
             tries: 0,
             excused: 0,
+            first_sent_at: None,
             overtaken: 0,
             hedged: false,
             partial: None,
@@ -223,6 +225,7 @@ impl Exchanges {
             version,
             tries: 0,
             excused: 0,
+            first_sent_at: None,
             overtaken: 0,
             hedged: false,
             partial: None,

@@ -201,6 +201,10 @@ pub struct Peer {
     /// Where it said that it is, in which life. Only a handshake proves it.
     pub hint: Option<(SocketAddr, BootEpoch)>,
     pub reach: Reach,
+    /// It was heard again after a silence, or for the first time.
+    pub up_since: Time,
+    /// It gave signs of life, and no answer for a page, so a copy there was given up. It is asked to take none for a while.
+    pub stalled_at: Option<Time>,
     pub session: Option<Session>,
     /// What we call the session: datagrams for another one are of an earlier one.
     pub number: u32,
@@ -259,6 +263,8 @@ impl Peer {
             hint: None,
             info,
             reach: Reach::Connecting { since: now },
+            up_since: now,
+            stalled_at: None,
             session: None,
             number: 0,
             greeting: None,
@@ -301,12 +307,12 @@ impl Peer {
 
     /// It may have a slab to give.
     pub fn can_lend(&self) -> bool {
-        self.is_up() && self.pressure == Pressure::None && self.free_slabs > 0
+        self.is_up() && self.stalled_at.is_none() && self.pressure == Pressure::None && self.free_slabs > 0
     }
 
     /// It has slabs for those that it promised some, whatever it has said to others.
     pub fn keeps_promises(&self) -> bool {
-        self.is_up() && self.pressure <= Pressure::Yellow
+        self.is_up() && self.stalled_at.is_none() && self.pressure <= Pressure::Yellow
     }
 
     /// What it has is to be moved away as soon as there is room elsewhere.

@@ -151,6 +151,7 @@ impl Client {
         let waits = !peer.in_flight.is_empty() || !peer.resends.is_empty() || peer.must_be_certain();
         peer.unanswered_since = waits.then_some(now);
         peer.reach = Reach::Up;
+        peer.up_since = if was_up { peer.up_since } else { now };
         self.long_silent.remove(place);
         if !was_up || certain {
             self.mark_all();
@@ -189,6 +190,10 @@ impl Client {
         if !about_it {
             return None;
         }
+        if status == Status::Busy && !exchange.class.may_be_put_off() {
+            // Nobody may say so of what somebody waits for: that is no answer.
+            return None;
+        }
         if status == Status::Busy {
             // Too much at once, says the server: the timeout asks again.
             self.exchanges.give_partial(message.id);
@@ -215,6 +220,8 @@ impl Client {
             self.peers[place].lived(sent_at);
         }
         self.note_overtaken(now, place, &exchange);
+        // One that others have overtaken may have had the copy given up, and so this answer's exchange ended.
+        self.exchanges.get(message.id)?;
         self.exchanges.grow_window(now.since(sent_at));
         if payload > 0 {
             // Another reply's room is as good for the next one, and this one stays where it is.
@@ -256,7 +263,11 @@ impl Client {
         }
         peer.in_flight.retain(|id| !lost.contains(id));
         for id in lost {
-            let tries = self.exchanges.get(id).map_or(0, |exchange| exchange.tries_lost());
+            let Some(exchange) = self.exchanges.get(id).copied() else { continue };
+            if self.is_given_up_for(now, &exchange) {
+                continue;
+            }
+            let tries = exchange.tries_lost();
             let peer = &mut self.peers[place];
             if tries >= BLACK_HOLE_TRIES {
                 peer.cut_short(now);

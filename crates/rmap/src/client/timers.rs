@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::Client;
-use super::exchange::{Role, Stage};
+use super::exchange::{Exchange, Role, Stage};
 use super::ops;
-use super::peer::{Peer, Reach};
+use super::peer::{Peer, PeerSet, Reach};
 use crate::units::Time;
 use crate::wire::DATAGRAM_SIZES;
 
@@ -17,6 +17,13 @@ const CONNECT_AFTER: Duration = Duration::from_millis(100);
 pub(super) const BLACK_HOLE_TRIES: u32 = 5;
 /// Paths change; larger datagrams are tried again.
 const PROBE_AGAIN: Duration = Duration::from_secs(60);
+/// A page that a server does not answer for, although it is heard, is no longer waited for where there is another copy. By then each of the
+/// 256 operations was asked for twice, if all are lost and each timeout of 8 ms repeats one.
+pub(super) const PAGE_PATIENCE: Duration = Duration::from_secs(5);
+/// The same of a server that such a copy was given up of lately: the next of its copies is not waited for as long.
+const STALLED_PATIENCE: Duration = Duration::from_millis(500);
+/// How long that is remembered. The server is given no copy meanwhile: it would keep those who write waiting again.
+const STALLED_FOR: Duration = Duration::from_secs(60);
 /// The rebuild budget is looked at this often while something waits for it.
 const REBUILD_WAIT: Duration = Duration::from_micros(100);
 
@@ -104,6 +111,9 @@ impl Client {
 
     fn watch(&mut self, now: Time, place: usize) {
         self.skip_ended(place);
+        if self.peers[place].stalled_at.take_if(|at| now.since(*at) >= STALLED_FOR).is_some() {
+            self.mark_all();
+        }
         let peer = &mut self.peers[place];
         if let Some(since) = peer.unanswered_since
             && now.since(since) >= peer.fail_after(self.config.fail_after)
@@ -145,10 +155,10 @@ impl Client {
         let Some(exchange) = self.exchanges.get(id) else { return };
         let Stage::InFlight { sent_at } = exchange.stage else { return };
         let due = (sent_at + timeout).max(self.peers[place].resend_at);
-        if now < due {
+        let (exchange, lost) = (*exchange, exchange.tries_lost());
+        if now < due || self.is_given_up_for(now, &exchange) {
             return;
         }
-        let lost = exchange.tries_lost();
         let peer = &mut self.peers[place];
         peer.in_flight.pop_front();
         if !peer.resends.contains(&id) {
@@ -163,6 +173,28 @@ impl Client {
         self.stats.resent_timeout += 1;
         let round_trip = peer.trip.smoothed();
         self.exchanges.shrink_window(now, round_trip);
+    }
+
+    /// A server that gives signs of life does not answer for a page. After [`PAGE_PATIENCE`] its copy of the slab is given up, if another
+    /// server that has one has answered something that was sent after that. `true` if it was.
+    pub(super) fn is_given_up_for(&mut self, now: Time, exchange: &Exchange) -> bool {
+        let Exchange { role, peer: place, class, space, page, first_sent_at, .. } = *exchange;
+        let is_page = matches!(role, Role::Read { .. } | Role::Write { .. });
+        let (Some(sent_at), Some(slab)) = (first_sent_at, self.slab_of(page)) else { return false };
+        let patience = self.peers[place].stalled_at.map_or(PAGE_PATIENCE, |_| STALLED_PATIENCE);
+        let over = sent_at.max(self.peers[place].up_since) + patience;
+        if now < over || !is_page || class.may_be_put_off() || self.is_followed(space) {
+            return false;
+        }
+        let others: PeerSet =
+            self.sound_copies(space, slab).iter().filter(|peer| *peer != place && self.peers[*peer].is_up()).collect();
+        if !others.iter().any(|peer| self.peers[peer].lived_at >= over) {
+            others.iter().for_each(|peer| self.peers[peer].doubt(now, over));
+            return false;
+        }
+        self.peers[place].stalled_at = Some(now);
+        self.copy_lost(space, slab, place);
+        true
     }
 
     /// A demand read that takes long is asked of another copy as well.

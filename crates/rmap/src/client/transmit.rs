@@ -152,6 +152,7 @@ impl Client {
         if let Some(exchange) = self.exchanges.get(id) {
             exchange.stage = Stage::InFlight { sent_at: now };
             exchange.tries += 1;
+            exchange.first_sent_at.get_or_insert(now);
             exchange.overtaken = 0;
         }
         let instruction = self.instruction(role, space, page, version);

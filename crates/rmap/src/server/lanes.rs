@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::ServerStats;
 use super::sessions;
-use super::store::Store;
+use super::store::{Fault, Store};
 use super::tickets::Tickets;
 use crate::crypto::{Keypair, PoolKey, PublicKey};
 use crate::units::{BootEpoch, Generation, ServerId, SlabNo, SlabSize, Time, Version};
@@ -132,6 +132,9 @@ impl State {
         request: &Message,
         sealed: Option<&[u8]>,
     ) -> Status {
+        if self.store.has(Fault::PutsWritesOff) {
+            return Status::Busy;
+        }
         let refusal = |node| self.tickets.refusal(now, &self.store, node, slab, generation, request);
         match guest.and_then(refusal) {
             Some(refusal) => refusal,

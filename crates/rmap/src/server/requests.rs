@@ -89,7 +89,7 @@ impl Server {
         };
         let Some(whole) = whole else { return };
         let waiting = self.replies.len();
-        let can_wait = matches!(message.class, Class::Prefetch | Class::Rebuild);
+        let can_wait = message.class.may_be_put_off();
         if waiting >= REPLIES_MAX {
             return;
         }

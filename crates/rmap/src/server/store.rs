@@ -35,6 +35,8 @@ pub enum Fault {
     ForgetsOwners,
     /// Every page is damaged, at the moment this is set.
     FlipsBits,
+    /// Says to every write, of whatever class, that it has too much to do.
+    PutsWritesOff,
     /// Lists every page that has content as trimmed since.
     MakesUpTrims,
     /// The same, and answers so when it is asked for one that an earlier owner wrote.

@@ -256,3 +256,68 @@ fn a_busy_server_is_no_narrow_path() {
     pool.deliver_late();
     assert_eq!(expect_read(&mut pool), [5]);
 }
+
+/// What the protocol does not let a server say: it puts off what somebody waits for.
+fn puts_writes_off(pool: &mut Pool, node: usize) {
+    pool.servers[node].inject(Some(ServerFault::PutsWritesOff));
+}
+
+/// Longer than a server is waited for that does not answer for a page, and is heard.
+const PATIENCE: Duration = Duration::from_secs(8);
+
+/// One server answers everything but writes. They end all the same, where the other one has them.
+#[test]
+fn a_server_that_puts_writes_off_is_not_waited_for_without_end() {
+    let mut pool = filled(2, 2);
+    puts_writes_off(&mut pool, 0);
+    // As many as can be begun, in all of the slabs; reads go on meanwhile.
+    for write in 0..192 {
+        pool.begin_write(write % 64, 99);
+    }
+    pool.pass(PATIENCE / 2);
+    assert_eq!(pool.client.poll_event(&mut [0; PAGE_SIZE]), None, "it may have been slow only");
+    let mut written = 0;
+    for _ in 0..20 {
+        pool.pass(PATIENCE / 40);
+        prefetch(&mut pool, 0..8);
+        while pool.step() {}
+        while let Some(event) = pool.client.poll_event(&mut [0; PAGE_SIZE]) {
+            assert!(matches!(event, Event::Written { result: Ok(()), .. } | Event::Read { result: Ok(()), .. }));
+            written += usize::from(matches!(event, Event::Written { .. }));
+        }
+    }
+    assert_eq!(written, 192);
+    assert!(pool.client.peers[0].is_up(), "it is heard");
+    assert_eq!((pool.client.in_sync(pool.space), pool.client.stats().slabs_lost), ((0, 8), 0));
+    // Nor does it get new copies, which would keep writes waiting again.
+    for _ in 0..10 {
+        pool.begin_write(3, 98);
+        pool.pass(Duration::from_millis(10));
+        pool.expect_written(1);
+    }
+    pool.servers[0].inject(None);
+    pool.pass(Duration::from_secs(65));
+    pool.run();
+    assert_eq!(pool.client.in_sync(pool.space), (8, 8), "later it does");
+    (0..64).for_each(|page| assert_eq!(pool.read(page), Ok(if page == 3 { 98 } else { 99 })));
+}
+
+/// Where it has the only copy in sync, it is waited for: nothing is given up.
+#[test]
+fn the_only_copy_is_not_given_up_for_being_busy() {
+    for copies in [1, 2] {
+        let mut pool = filled(2, copies);
+        (0..2).for_each(|node| puts_writes_off(&mut pool, node));
+        pool.begin_write(0, 99);
+        pool.pass(4 * PATIENCE);
+        if copies == 1 {
+            assert_eq!(pool.client.poll_event(&mut [0; PAGE_SIZE]), None);
+            assert_eq!(pool.client.in_sync(pool.space), (8, 8));
+        }
+        assert_eq!((pool.client.in_sync(pool.space).1, pool.client.stats().slabs_lost), (8, 0));
+        (0..2).for_each(|node| pool.servers[node].inject(None));
+        pool.pass(Duration::from_secs(1));
+        pool.expect_written(1);
+        assert_eq!((pool.read(0), pool.read(1)), (Ok(99), Ok(1)));
+    }
+}
