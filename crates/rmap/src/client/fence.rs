@@ -7,15 +7,24 @@
 //!
 //! A server that has something of a space never forgets its owner. One that says so once more, when it was told for having said it, is
 //! not to be relied on, and its copies count as lost; so nobody is told and asked over and over.
+//!
+//! A server that says to a reader that the space has a newer generation is believed if the map says so, too, which is asked after that. If
+//! it does not, the server *refuses*: the other copies are asked, and this server again after a while. It loses no copy for that, as
+//! a control plane that was restored from a backup makes honest servers say so.
+
+use std::time::Duration;
 
 use super::Client;
 use super::exchange::{EXCHANGES_MAX, Exchange, Request, Role};
 use super::ops::{Kind, Operation, Stage};
 use super::peer::PeerSet;
-use super::sealed::Tenure;
-use super::slab::Phase;
-use crate::units::{Class, PageNo, Version};
+use super::sealed::{Tenure, Watch};
+use super::slab::{Phase, Space};
+use crate::units::{Class, PageNo, Time, Version};
 use crate::wire::message::{Op as Wire, Status};
+
+/// A server that refuses is asked again after so long. No honest one refuses for good.
+const REFUSED_FOR: Duration = Duration::from_secs(5);
 
 impl Role {
     /// What a reader asks of a copy that a server is thought to have.
@@ -31,7 +40,7 @@ impl Client {
         if state.fenced_at.has(peer) {
             return true;
         }
-        if !state.fencing.has(peer) && self.peers[peer].is_up() {
+        if !state.fencing.has(peer) && !state.refusing.has(peer) && self.peers[peer].is_up() {
             let owner = if state.tenure.changes_map() { state.owner } else { 0 };
             let (page, version) = (PageNo(0), Version::from_bits(owner));
             let role = Role::Fence;
@@ -139,6 +148,46 @@ impl Client {
         }
     }
 
+    /// A server says that another client has a newer generation of the space. Of a sealed one the map tells whether that is so.
+    pub(super) fn says_newer(&mut self, space: usize, peer: usize) {
+        let state = &mut self.spaces[space];
+        if matches!(state.tenure, Tenure::Reader | Tenure::Keeper) {
+            state.accused.insert(peer);
+            // What is being looked up may be from before.
+            state.watch.iter_mut().for_each(Watch::looks_again);
+        }
+        self.space_taken(space);
+    }
+
+    /// The map knows of no newer generation than those have heard of who said so.
+    pub(super) fn refuse_accused(&mut self, now: Time, space: usize) {
+        let state = &mut self.spaces[space];
+        let accused = std::mem::take(&mut state.accused);
+        if !accused.is_empty() {
+            state.refusing = state.refusing.union(accused);
+            state.refused_until = now + REFUSED_FOR;
+            self.look_at(now + REFUSED_FOR, space, 0);
+        }
+    }
+
+    /// Those who refused are asked again when it is time.
+    pub(super) fn end_refusal(&mut self, now: Time, space: usize) {
+        let state = &mut self.spaces[space];
+        if !state.refusing.is_empty() && now >= state.refused_until {
+            state.refusing = PeerSet::default();
+            self.mark_all_of(space);
+            self.ask_again(space);
+        }
+    }
+
+    /// A page has no copy that may be asked, but for those whose servers refuse. `true` if it has waited for them for long enough.
+    pub(super) fn is_refused(&self, op: usize, slab: usize) -> bool {
+        let Operation { space, since, .. } = *self.ops.peek(op);
+        let copies = self.sound_copies(space, slab);
+        let all_refuse = !copies.is_empty() && copies.is_subset_of(self.spaces[space].refusing);
+        all_refuse && self.config.error_after.is_some_and(|error_after| self.now.since(since) >= error_after)
+    }
+
     /// Servers that said not to know this reader, and could not be told at once.
     pub(super) fn tell_who_asked(&mut self, space: usize) {
         for peer in self.spaces[space].unknown_at.iter() {
@@ -146,8 +195,8 @@ impl Client {
         }
     }
 
-    /// A server knows this reader now: it is asked for what it was not asked for until then.
-    fn ask_again(&mut self, space: usize) {
+    /// Servers may be asked that could not be until now: reads that wait for that go on.
+    pub(super) fn ask_again(&mut self, space: usize) {
         let reads = |op: &Operation| op.stage == Stage::Active && op.kind == Kind::Read && op.space == space;
         for op in self.ops.select(reads) {
             if !self.is_answer_coming(op) {
@@ -158,6 +207,7 @@ impl Client {
 
     /// Copies that may be asked for a page, whether their servers answer or not.
     pub(super) fn copies_to_read(&self, space: usize, slab: usize) -> PeerSet {
-        self.sound_copies(space, slab).minus(self.spaces[space].unknown_at)
+        let Space { unknown_at, refusing, .. } = &self.spaces[space];
+        self.sound_copies(space, slab).minus(*unknown_at).minus(*refusing)
     }
 }

@@ -29,6 +29,8 @@ pub enum ListStep {
     Done,
     /// The copy is not there, or not the one that the map means.
     Bad,
+    /// Its server says that a reader's generation is old, and the map says that it is not. It may have the copy.
+    Refused,
 }
 
 impl Client {
@@ -40,6 +42,7 @@ impl Client {
         if self.is_followed(space) {
             return self.advance_followed(space, slab);
         }
+        self.end_refusal(now, space);
         self.tell_who_asked(space);
         if !self.long_silent.is_empty() || self.ops.any_told() {
             self.tend_unanswered(space, slab);
@@ -297,6 +300,12 @@ impl Client {
             if self.spaces[space].slabs[slab].failed.has(listing.peer) {
                 listing.step = ListStep::Bad;
             }
+            let refuses = self.spaces[space].refusing.has(listing.peer);
+            listing.step = match listing.step {
+                ListStep::Fencing if refuses => ListStep::Refused,
+                ListStep::Refused if !refuses => ListStep::Fencing,
+                step => step,
+            };
             if listing.step == ListStep::Fencing
                 && self.peers[listing.peer].is_up()
                 && self.fence(space, listing.peer)

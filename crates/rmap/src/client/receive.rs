@@ -309,9 +309,12 @@ impl Client {
                 Role::Read { op } | Role::Write { op } => self.op_exchange_ended(op),
                 Role::Strip { job } => self.stripe_interrupted(job),
                 Role::CopyRead { copy } | Role::CopyWrite { copy } => self.copy_failed(copy),
+                Role::Fence => self.spaces[space].fencing.remove(peer),
+                Role::Versions => self.list_again(space, slab, peer),
+                Role::Check => self.spaces[space].slabs[slab].checking.remove(peer),
                 _ => {}
             }
-            return self.space_taken(space);
+            return self.says_newer(space, peer);
         } else if is_news {
             self.spaces[space].disbelieved.insert(peer);
         }

@@ -369,6 +369,7 @@ impl Client {
             let Space { fenced_at, fencing, unknown_at, told_again, looked_at, disbelieved, .. } = state;
             let known = [fenced_at, fencing, unknown_at, told_again, looked_at, disbelieved];
             known.into_iter().for_each(|set| set.remove(peer));
+            [&mut state.accused, &mut state.refusing].into_iter().for_each(|set| set.remove(peer));
             if self.is_followed(space) {
                 // The grant says which life of a slab is meant, and the map may be of the server's new one.
                 continue;

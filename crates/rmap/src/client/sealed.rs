@@ -59,6 +59,15 @@ pub struct Watch {
     patience: Duration,
     /// The control plane was asked.
     is_looking: bool,
+    /// A server has said since then that there is a newer generation, of which the answer may know nothing yet.
+    is_early: bool,
+}
+
+impl Watch {
+    /// What is being looked up is to be looked up again.
+    pub fn looks_again(&mut self) {
+        self.is_early = self.is_looking;
+    }
 }
 
 impl Client {
@@ -106,6 +115,7 @@ impl Client {
             pause: LOOK_FIRST,
             patience: patience + Duration::from_millis(chance),
             is_looking: false,
+            is_early: false,
         });
         if !self.watched.contains(&space) {
             self.watched.push(space);
@@ -139,6 +149,13 @@ impl Client {
             return self.space_gone(space);
         }
         let newer = generation > self.spaces[space].generation;
+        if let Some(watch) = self.spaces[space].watch.as_mut().filter(|watch| watch.is_early) {
+            watch.is_early = false;
+            if !newer {
+                (watch.is_looking, watch.look_at) = (false, now);
+                return;
+            }
+        }
         let mut changed = newer;
         if newer {
             self.begin_generation(space, generation);
@@ -164,7 +181,11 @@ impl Client {
         }
         self.look_for_leftovers_of(space);
         if was_stale {
+            self.refuse_accused(now, space);
             self.ledger.wake();
+            // What came meanwhile was not looked at, and what was asked of those who refuse is asked elsewhere.
+            self.mark_all_of(space);
+            self.ask_again(space);
             // Slabs that are in no map, and that read as zeros, are not opened anew.
             for op in self.ops.select(|op| op.stage == Stage::Waiting && op.space == space) {
                 self.try_op(op);
@@ -198,6 +219,7 @@ impl Client {
         (state.fenced_at, state.fencing) = (PeerSet::default(), PeerSet::default());
         (state.unknown_at, state.told_again) = (PeerSet::default(), PeerSet::default());
         (state.looked_at, state.disbelieved) = (PeerSet::default(), PeerSet::default());
+        (state.accused, state.refusing) = (PeerSet::default(), PeerSet::default());
         self.questions.retain(|q| q.space != space || !matches!(q.request, ControlRequest::Change(_)));
     }
 
@@ -294,6 +316,13 @@ impl Client {
         state.failed = state.failed.union(failed);
         if any {
             self.map_settled(space, slab);
+        } else {
+            for op in self.waiting_for(space, slab) {
+                if self.is_refused(op, slab) {
+                    self.stats.bad_pages += 1;
+                    self.fail_op(op, Failure::Corrupt);
+                }
+            }
         }
         self.look_after(space, slab);
     }

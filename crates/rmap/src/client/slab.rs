@@ -187,6 +187,11 @@ pub struct Space {
     pub looked_at: PeerSet,
     /// Servers with nothing of this owner that know of a newer one, as they say.
     pub disbelieved: PeerSet,
+    /// Of a sealed space: servers that said that it has a newer generation, and the map was not looked at since.
+    pub accused: PeerSet,
+    /// Servers that said so, and the map, which was asked after that, knows of none. Nothing is asked there until then.
+    pub refusing: PeerSet,
+    pub refused_until: Time,
     /// Another owner has it now.
     pub is_taken: bool,
     pub tenure: Tenure,
@@ -244,6 +249,9 @@ impl Space {
             told_again: PeerSet::default(),
             looked_at: PeerSet::default(),
             disbelieved: PeerSet::default(),
+            accused: PeerSet::default(),
+            refusing: PeerSet::default(),
+            refused_until: Time::default(),
             is_taken: false,
             tenure,
             is_stale: false,

@@ -183,6 +183,9 @@ impl Client {
             let is_away = !unknown.is_empty() && unknown.iter().all(|peer| self.peers[peer].is_down());
             if self.ops.all[op].is_own {
                 self.put_back(op);
+            } else if self.is_refused(op, number) {
+                self.stats.bad_pages += 1;
+                self.fail_op(op, Failure::Corrupt);
             } else if !(is_away && self.park(op)) {
                 self.ops.activate(op);
             }

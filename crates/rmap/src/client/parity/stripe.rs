@@ -10,7 +10,7 @@ use super::super::copies::{COPIES_MAX, Copy};
 use super::super::exchange::{Exchange, Request, Role};
 use super::super::ops::{Kind, OPS_MAX, Operation, Stage};
 use super::super::peer::PeerSet;
-use super::super::slab::Phase;
+use super::super::slab::{Phase, Space};
 use super::super::{Client, Failure, Fault};
 use super::layout::MEMBERS;
 use crate::units::{Class, PAGE_SIZE, PageNo, SEALED_SIZE, SlabNo, Version};
@@ -89,8 +89,8 @@ impl Stripes {
 impl Client {
     /// Copies of a slab that can be asked: those that are not known to be worthless, at servers that know this reader.
     pub(in super::super) fn copies_to_ask(&self, space: usize, slab: usize) -> PeerSet {
-        let (state, fenced_at) = (&self.spaces[space].slabs[slab], self.spaces[space].fenced_at);
-        self.peers_of(&state.entry).minus(state.failed).iter().filter(|peer| fenced_at.has(*peer)).collect()
+        let Space { slabs, fenced_at, refusing, .. } = &self.spaces[space];
+        self.peers_of(&slabs[slab].entry).minus(slabs[slab].failed).minus(*refusing).intersection(*fenced_at)
     }
 
     /// The nearest copy of a slab whose pages are known, at a server that answers.

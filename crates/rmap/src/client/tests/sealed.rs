@@ -1,5 +1,6 @@
 //! Readers of a space that nobody writes to any more.
 
+use super::super::exchange::{Exchange, Role};
 use super::*;
 use crate::control::Replica;
 use crate::units::Version;
@@ -166,7 +167,11 @@ fn a_keeper_copies_no_made_up_trim() {
         pool.pass(LONG);
         assert_eq!((pool.keeps, pool.client.tenure(pool.space)), (1, Tenure::Keeper));
         assert_eq!(pool.read(0), Err(Failure::Corrupt));
-        assert_eq!(pool.holders(0), { let mut both = vec![liar, honest]; both.sort_unstable(); both });
+        assert_eq!(pool.holders(0), {
+            let mut both = vec![liar, honest];
+            both.sort_unstable();
+            both
+        });
         let generation = pool.client.spaces[pool.space.0].generation;
         assert!(pool.servers[honest].version_of(SpaceId(1), PageNo(0), generation).has_content());
         pool.client.forget_content(pool.now, ServerId(liar as u32));
@@ -192,5 +197,128 @@ fn who_lists_less_is_behind_and_not_given_up() {
     pool.pass(LONG);
     assert_eq!(pool.client.tenure(pool.space), Tenure::Keeper);
     assert!(pool.holders(0).contains(&holders[1]));
+    assert_right(&mut pool);
+}
+
+/// Lets time pass. What servers are asked of this kind is answered by those who lie: the space has a newer generation. How often.
+fn pass_with_lies(pool: &mut Pool, time: Duration, lies: impl Fn(&Exchange) -> bool) -> usize {
+    let (until, mut count) = (pool.now + time, 0);
+    while pool.now < until {
+        pool.now = pool.now + Duration::from_millis(1);
+        pool.time_passes();
+        loop {
+            while let Some(exchange) = pool.client.exchanges.find(&lies) {
+                count += 1;
+                pool.client.end_exchange(exchange.id);
+                let now = pool.now;
+                pool.client.answered(now, &exchange, Status::StaleGeneration, Version::NEVER, &[]);
+                pool.client.settle(now);
+            }
+            if !pool.step() {
+                break;
+            }
+        }
+    }
+    count
+}
+
+/// One server says so, and the map knows nothing of it: the other copy is asked, and that one's is not given up.
+#[test]
+fn who_says_that_a_generation_is_old_is_asked_no_more_for_a_while() {
+    for (is_open, kind) in [(true, "read"), (false, "read"), (false, "versions"), (false, "fence")] {
+        for which in [0, 1] {
+            let (mut pool, holders) = sealed();
+            if is_open {
+                assert_right(&mut pool);
+            }
+            let is_it = |role: Role| match kind {
+                "read" => matches!(role, Role::Read { .. }),
+                "versions" => role == Role::Versions,
+                _ => role == Role::Fence,
+            };
+            let (liar, space) = (holders[which], pool.space.0);
+            let lies = |e: &Exchange| e.peer == liar && e.space == space && is_it(e.role);
+            for round in 0..3 {
+                (0..8).for_each(|page| {
+                    pool.client.read(pool.now, pool.space, PageNo(page), Class::Demand, page).unwrap();
+                });
+                let count = pass_with_lies(&mut pool, Duration::from_secs(2), lies);
+                assert!(count <= 8, "{kind}, round {round}: asked {count} times");
+                let mut content = [0; PAGE_SIZE];
+                let mut got = 0;
+                while let Some(event) = pool.client.poll_event(&mut content) {
+                    let Event::Read { token, result: Ok(()) } = event else {
+                        panic!("{kind}, round {round}: {event:?}")
+                    };
+                    assert_eq!(content, [token as u8 + 1; PAGE_SIZE], "{kind}, round {round}");
+                    got += 1;
+                }
+                assert_eq!(got, 8, "{kind}, round {round}");
+            }
+            assert!(pool.client.spaces[space].slabs[0].failed.is_empty());
+            assert_eq!((pool.keeps, pool.client.tenure(pool.space)), (0, Tenure::Reader));
+            pool.pass(Duration::from_secs(10));
+            assert!(pool.client.spaces[space].refusing.is_empty(), "it is asked again");
+            assert_right(&mut pool);
+        }
+    }
+}
+
+/// As after the control plane was restored from a backup. The read is an error in the end, and nobody is asked over and over.
+#[test]
+fn a_read_that_all_refuse_ends() {
+    for is_open in [true, false] {
+        let (mut pool, holders) = sealed();
+        if is_open {
+            assert_right(&mut pool);
+        }
+        let space = pool.space.0;
+        let lies = |e: &Exchange| e.space == space && holders.contains(&e.peer);
+        pool.client.read(pool.now, pool.space, PageNo(0), Class::Demand, 2).unwrap();
+        let count = pass_with_lies(&mut pool, Duration::from_secs(45), lies);
+        assert!(count <= 60, "asked {count} times");
+        let event = pool.client.poll_event(&mut [0; PAGE_SIZE]);
+        assert_eq!(event, Some(Event::Read { token: 2, result: Err(Failure::Corrupt) }));
+        assert!(pool.client.spaces[space].slabs[0].failed.is_empty(), "they may have it");
+        pool.pass(Duration::from_secs(10));
+        assert_right(&mut pool);
+    }
+}
+
+/// The map was asked before a server knew of a newer generation, and answers after that: it is asked again.
+#[test]
+fn an_answer_from_before_a_refusal_says_nothing_of_it() {
+    let (mut pool, holders) = sealed();
+    assert_right(&mut pool);
+    let space = pool.space.0;
+    (0..2).for_each(|page| pool.client.read(pool.now, pool.space, PageNo(page), Class::Demand, page).unwrap());
+    let asked: Vec<Exchange> = std::iter::from_fn(|| {
+        let exchange = pool.client.exchanges.find(|e| matches!(e.role, Role::Read { .. }))?;
+        pool.client.end_exchange(exchange.id);
+        Some(exchange)
+    })
+    .collect();
+    assert_eq!(asked.len(), 2);
+    let refused = |pool: &mut Pool, exchange: &Exchange| {
+        let now = pool.now;
+        pool.client.answered(now, exchange, Status::StaleGeneration, Version::NEVER, &[]);
+        pool.client.settle(now);
+    };
+    refused(&mut pool, &asked[0]);
+    pool.client.on_timeout(pool.now);
+    let (id, request) = pool.client.poll_control(pool.now).expect("a look");
+    let early = pool.answer(&request);
+    // Somebody keeps the space now.
+    refused(&mut pool, &asked[1]);
+    pool.today.generation.0 += 1;
+    pool.client.on_control(pool.now, id, early);
+    assert!(pool.client.spaces[space].refusing.is_empty());
+    pool.pass(Duration::from_secs(1));
+    assert_eq!(pool.client.spaces[space].generation, pool.today.generation);
+    for _ in 0..2 {
+        let event = pool.client.poll_event(&mut [0; PAGE_SIZE]);
+        assert!(matches!(event, Some(Event::Read { result: Ok(()), .. })), "{event:?}");
+    }
+    assert_eq!(pool.client.peers_of(&pool.client.spaces[space].slabs[0].entry).len(), holders.len());
     assert_right(&mut pool);
 }
