@@ -90,6 +90,7 @@ use parity::cold::Cold;
 use parity::stripe::Stripes;
 use parked::Parking;
 use peer::{Peer, PeerSet};
+use receive::LoadWatch;
 use scrub::Scrub;
 use slab::Space;
 use tables::Tables;
@@ -324,6 +325,9 @@ pub struct Client {
     reply: Box<[u8]>,
     /// Slabs whose state has to be looked at.
     dirty: VecDeque<(usize, usize)>,
+    /// Slabs that get a new copy.
+    repairing: Vec<(usize, usize)>,
+    load: LoadWatch,
     /// Slabs that could not ask what they have to, as too much was asked; and the one that is being looked at.
     hungry: VecDeque<(usize, usize)>,
     at: Option<(usize, usize)>,
@@ -347,6 +351,9 @@ pub struct Client {
     rebuild_budget: u64,
     rebuild_at: Time,
     stats: ClientStats,
+    /// How often a slab was looked at.
+    #[cfg(test)]
+    advanced: u64,
 }
 
 impl Client {
@@ -372,6 +379,8 @@ impl Client {
             tables,
             reply: vec![0; SEALED_SIZE].into(),
             dirty: VecDeque::new(),
+            repairing: Vec::new(),
+            load: LoadWatch::default(),
             hungry: VecDeque::new(),
             at: None,
             questions: Vec::new(),
@@ -387,6 +396,8 @@ impl Client {
             rebuild_budget: 0,
             rebuild_at: Time::default(),
             stats: ClientStats::default(),
+            #[cfg(test)]
+            advanced: 0,
         }
     }
 

@@ -100,6 +100,7 @@ impl Client {
         self.questions.reserve(slabs.saturating_sub(self.questions.len()));
         self.dirty.reserve(slabs.saturating_sub(self.dirty.len()));
         self.hungry.reserve(slabs.saturating_sub(self.hungry.len()));
+        self.repairing.reserve(slabs.saturating_sub(self.repairing.len()));
         self.looks.reserve(slabs.saturating_sub(self.looks.len()));
         self.copies.make_room(slabs);
         self.vacating.make_room(slabs);

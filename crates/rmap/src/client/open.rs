@@ -36,6 +36,10 @@ pub enum ListStep {
 impl Client {
     /// Looks at a slab and does what comes next, whatever has happened to it.
     pub(super) fn advance(&mut self, now: Time, space: usize, slab: usize) {
+        #[cfg(test)]
+        {
+            self.advanced += 1;
+        }
         if self.spaces[space].is_taken || self.spaces[space].is_stale {
             return;
         }

@@ -190,7 +190,7 @@ impl Client {
         let Some(peer) = self.pick_server(space, copies).or_else(|| rather(self)) else { return };
         let Some(grant) = self.spaces[space].next_version(false) else { return };
         let replaces = if missing { None } else { replaces };
-        self.spaces[space].slabs[slab].repair = Some(Repair::new(peer, grant, replaces));
+        self.begins_repair(space, slab, Repair::new(peer, grant, replaces));
         self.mark(space, slab);
     }
 
@@ -201,11 +201,21 @@ impl Client {
             let up = self.peers_of(entry).minus(*failed).iter().any(|peer| !self.peers[peer].is_down());
             up || self.can_reconstruct(space, slab)
         };
-        let of_space = |space: usize| {
-            let slabs = self.spaces[space].slabs.iter().enumerate();
-            slabs.filter(move |(slab, state)| state.repair.is_some() && has_source(space, *slab)).count()
-        };
-        (0..self.spaces.len()).map(of_space).sum()
+        debug_assert_eq!(self.repairing.len(), self.count_repairs(), "each that is begun ends once");
+        self.repairing.iter().filter(|(space, slab)| has_source(*space, *slab)).count()
+    }
+
+    /// Slabs that get a copy, by a look at all of them.
+    fn count_repairs(&self) -> usize {
+        let of_space = |space: &super::slab::Space| space.slabs.iter().filter(|slab| slab.repair.is_some()).count();
+        self.spaces.iter().map(of_space).sum()
+    }
+
+    /// A slab gets a new copy from now on.
+    pub(super) fn begins_repair(&mut self, space: usize, slab: usize, repair: Repair) {
+        let before = self.spaces[space].slabs[slab].repair.replace(repair);
+        debug_assert!(before.is_none(), "one at a time");
+        self.repairing.push((space, slab));
     }
 
     pub(super) fn advance_repair(&mut self, now: Time, space: usize, slab: usize, here: PeerSet, doubt: Option<Doubt>) {
@@ -258,6 +268,7 @@ impl Client {
     /// Nothing is in the making for a slab any more: others may have waited for its turn.
     pub(super) fn end_repair(&mut self, space: usize, slab: usize) -> Option<Repair> {
         let mut repair = self.spaces[space].slabs[slab].repair.take()?;
+        self.repairing.retain(|of| *of != (space, slab));
         self.tables.give_back(std::mem::take(&mut repair.list).into());
         self.mark_all();
         Some(repair)

@@ -14,6 +14,7 @@ mod last_resort;
 mod ledger;
 mod leftovers;
 mod lies;
+mod load;
 mod lossy;
 mod many;
 mod pool;

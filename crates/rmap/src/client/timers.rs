@@ -46,6 +46,7 @@ impl Client {
             .chain(self.follow_due())
             .chain(self.map_due(now))
             .chain(self.rebuilds_from)
+            .chain(self.load_due())
             .for_each(&mut at);
         let (fail_after, error_after) = (self.config.fail_after, self.config.error_after);
         for (place, peer) in self.peers.iter_mut().enumerate() {
@@ -106,6 +107,7 @@ impl Client {
         }
         self.watch_map(now);
         self.rebuild(now);
+        self.look_at_load(now);
         self.settle(now);
     }
 

@@ -10,6 +10,8 @@ use crate::server::Transmit;
 
 /// Buffers of one `recvmmsg`. Each holds the datagrams of a message or of several; each costs a header at every call.
 const BATCH: usize = 8;
+/// Calls of a turn. Who sends faster than is taken in must not keep the caller from its timers, or from what it has to send.
+const BATCHES_A_TURN: usize = 8;
 /// What the kernel joins at most into one buffer.
 const BUFFER_SIZE: usize = 65_535;
 /// Requests and replies of a full window in both directions; the kernel's default holds 50 pages.
@@ -58,13 +60,14 @@ impl Datagrams {
         self.socket.local_addr()
     }
 
-    /// Hands over every datagram that is there now. `false` if there was none.
+    /// Hands over the datagrams that are there now, as many as a turn may take. The socket stays readable if there are more. `false` if
+    /// there was none.
     ///
     /// # Errors
     /// The socket is broken.
     pub fn receive(&mut self, mut on_datagram: impl FnMut(SocketAddr, &mut [u8])) -> io::Result<bool> {
         let mut any = false;
-        loop {
+        for _ in 0..BATCHES_A_TURN {
             let mut slices: [IoSliceMut<'_>; BATCH] = {
                 let mut buffers = self.buffers.iter_mut();
                 std::array::from_fn(|_| IoSliceMut::new(buffers.next().map_or(&mut [][..], |buffer| &mut buffer[..])))
@@ -85,6 +88,7 @@ impl Datagrams {
                 return Ok(any);
             }
         }
+        Ok(any)
     }
 
     /// Sends what [`Transmit`] describes. What the system cannot send now is lost, like anything else on the way.

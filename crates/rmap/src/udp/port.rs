@@ -114,7 +114,7 @@ impl Port {
         self.datagrams.as_ref().map(Datagrams::batches)
     }
 
-    /// Hands over every datagram that is there now. `false` if there was none.
+    /// Hands over the datagrams that are there now, as far as each socket's turn goes. `false` if there was none.
     ///
     /// # Errors
     /// The socket is broken.

@@ -132,7 +132,7 @@ impl Client {
         let Some(peer) = target.or_else(|| if flees { self.last_resort(taken) } else { None }) else { return };
         let Some(grant) = self.spaces[space].next_version(false) else { return };
         let replaces = copies.iter().next().filter(|_| here.is_empty());
-        self.spaces[space].slabs[slab].repair = Some(Repair::new(peer, grant, replaces));
+        self.begins_repair(space, slab, Repair::new(peer, grant, replaces));
         self.mark(space, slab);
     }
 
@@ -173,14 +173,8 @@ impl Client {
 
     /// Somebody waits: these have a share of their own of what is made anew at a time.
     fn has_turn(&self) -> bool {
-        let of_space = |space: usize| {
-            let slabs = self.spaces[space].slabs.iter().enumerate();
-            slabs
-                .filter(|(_, slab)| slab.repair.is_some())
-                .filter(move |(slab, _)| self.is_dissolving(space, *slab))
-                .count()
-        };
-        (0..self.spaces.len()).map(of_space).sum::<usize>() < REPAIRS_MAX
+        let dissolving = self.repairing.iter().filter(|(space, slab)| self.is_dissolving(*space, *slab));
+        dissolving.count() < REPAIRS_MAX
     }
 
     /// Copies of a slab at servers that answer.

@@ -171,7 +171,7 @@ impl Client {
         let Some(peer) = self.room_apart(space, slab, flees) else { return };
         let Some(grant) = self.spaces[space].next_version(false) else { return };
         self.peers[peer].free_slabs -= 1;
-        self.spaces[space].slabs[slab].repair = Some(Repair::new(peer, grant, replaces));
+        self.begins_repair(space, slab, Repair::new(peer, grant, replaces));
         self.mark(space, slab);
     }
 

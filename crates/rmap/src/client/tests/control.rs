@@ -279,7 +279,7 @@ fn a_copy_in_the_making_holds_no_write_up() {
         let mut repair = Repair::new(third, grant, None);
         repair.step = Step::Copying;
         repair.list = vec![Version::NEVER; 8].into();
-        pool.client.spaces[0].slabs[0].repair = Some(repair);
+        pool.client.begins_repair(0, 0, repair);
         pool.no_control = true;
         let entry = pool.client.entry_of(0, 0, holders[..1].iter().copied().collect());
         pool.client.propose(0, 0, entry);

@@ -48,7 +48,7 @@ fn what_a_source_made_up_is_not_copied() {
     let grant = pool.client.spaces[0].next_version(false).unwrap();
     let mut repair = Repair::new(target, grant, None);
     repair.step = Step::Copying;
-    pool.client.spaces[0].slabs[0].repair = Some(repair);
+    pool.client.begins_repair(0, 0, repair);
     pool.client.start_copy(0, 0, 0, Some(source), target);
     let exchange = take(&mut pool, |role| matches!(role, Role::CopyRead { .. }));
     let made_up = Version::new(Generation(1), 1 << 20, true);

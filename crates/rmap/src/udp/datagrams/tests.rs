@@ -197,3 +197,18 @@ fn what_the_kernel_does_not_cut_goes_one_by_one() {
     sender.send(Transmit { to, segment }, &contents);
     assert!(arrived(&mut receiver, from, contents.len()).datagrams == cut(&contents, segment), "what follows");
 }
+
+/// Somebody sends faster than is taken in: the caller has its turn, and the rest comes with the next one.
+#[test]
+fn a_turn_ends_while_more_is_there() {
+    let ((mut sender, _), (mut receiver, to)) = (bind(), bind());
+    let sent: usize = BATCH * BATCHES_A_TURN + 5;
+    (0..sent).for_each(|_| sender.send(Transmit { to, segment: 60 }, &content(60)));
+    let turn = |receiver: &mut Datagrams| {
+        let mut came = 0;
+        let any = receiver.receive(|_, _| came += 1).unwrap();
+        assert_eq!(any, came > 0);
+        came
+    };
+    assert_eq!([0; 3].map(|_| turn(&mut receiver)), [BATCH * BATCHES_A_TURN, 5, 0]);
+}
