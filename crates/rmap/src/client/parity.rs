@@ -200,7 +200,8 @@ impl Client {
         let is_open = matches!(self.spaces[space].slabs[slab].phase, Phase::Open);
         if layout.is_parity(slab) && !is_open && self.is_dissolving(space, slab) {
             // Nobody may ever need to read it.
-            self.part_group(now, space, group);
+            let doubt = self.spaces[space].slabs[slab].doubt.take();
+            self.part_group(now, space, group, doubt);
         }
         true
     }

@@ -17,6 +17,7 @@ mod lies;
 mod load;
 mod lossy;
 mod many;
+mod parting;
 mod pool;
 mod reserve;
 mod returns;

@@ -6,6 +6,9 @@
 //! its server. Nothing is written before that: whoever takes the space over in between finds a group with parity, and
 //! all that the ledger says of it is right.
 //!
+//! From then on each slab depends on its own copies. So before the map is asked, a server with a copy of each has to answer: one that
+//! was last heard of a while ago may have died since, and what it had is in the parity alone.
+//!
 //! A slab for whose second copy no server has room goes on with one, as every slab does. One that is gone and finds no room at
 //! all keeps its group from being dissolved: writes to it are declined, as those to a new slab are where no server takes it.
 //!
@@ -15,8 +18,9 @@ use super::super::ops::{Operation, Stage};
 use super::super::peer::PeerSet;
 use super::super::repair::{REPAIRS_MAX, Repair};
 use super::super::sealed::Tenure;
-use super::super::slab::Phase;
+use super::super::slab::{Doubt, Phase};
 use super::super::{Client, Failure, Fault};
+use super::Members;
 use super::cold::{Course, Group};
 use crate::control::MapEntry;
 use crate::units::{Time, Version};
@@ -67,12 +71,17 @@ impl Client {
 
     /// Has the parity of a group leave.
     pub(in super::super) fn dissolve(&mut self, space: usize, group: usize) {
+        let parity = self.spaces[space].layout.parity(group);
         let Some(state) = self.spaces[space].groups.get_mut(group) else { return };
         if state.course != Course::Dissolving {
             state.course = Course::Dissolving;
             state.refused = PeerSet::default();
             self.cold.dissolving += 1;
-            self.mark_group(space, self.spaces[space].layout.parity(group));
+            // What its move waited for was asked for earlier than what is asked now.
+            if let Some(parity) = self.spaces[space].slabs.get_mut(parity) {
+                parity.doubt = None;
+            }
+            self.mark_group(space, parity);
         }
     }
 
@@ -233,7 +242,7 @@ impl Client {
     }
 
     /// The parity of a group that is being dissolved leaves the map when it is needed no more.
-    pub(super) fn part_group(&mut self, now: Time, space: usize, group: usize) {
+    pub(super) fn part_group(&mut self, now: Time, space: usize, group: usize, doubt: Option<Doubt>) {
         let layout = self.spaces[space].layout;
         let parity = layout.parity(group);
         if layout.columns(group).any(|slab| self.spaces[space].slabs[slab].pending.is_some()) {
@@ -245,13 +254,35 @@ impl Client {
         if any(Footing::NoRoom) {
             return self.decline_group(now, space, group);
         }
-        if any(Footing::Waits) {
+        if any(Footing::Waits) || !self.members_live(now, space, group, &members, doubt) {
             return;
         }
         let Some(floor) = self.spaces[space].next_version(false) else { return };
         let state = &mut self.spaces[space].slabs[parity];
         (state.phase, state.floor, state.doubt) = (Phase::Leaving, floor, None);
         self.propose(space, parity, MapEntry::empty());
+    }
+
+    /// Whether parity may leave for the sake of what its members have: of each of them, a server with a copy must have lived after
+    /// that was wanted. Until then it may be dead and nobody has noticed, and its slab is in the parity alone. So those servers are
+    /// asked. Their answer brings the parity up again, as does their silence.
+    fn members_live(&mut self, now: Time, space: usize, group: usize, members: &Members, doubt: Option<Doubt>) -> bool {
+        let parity = self.spaces[space].layout.parity(group);
+        let leaving = self.peers_of(&self.spaces[space].slabs[parity].entry);
+        let since = doubt.filter(|doubt| doubt.leaving == leaving).map_or(now, |doubt| doubt.since);
+        let phase = |slab: &usize| &self.spaces[space].slabs[*slab].phase;
+        let kept = members.iter().filter(|slab| !matches!(phase(slab), Phase::Lost));
+        let copies = kept.map(|slab| self.copies_here(space, *slab));
+        let is_unproven = |copies: &PeerSet| copies.iter().all(|peer| self.peers[peer].lived_at < since);
+        let unproven = copies.filter(is_unproven).fold(PeerSet::default(), PeerSet::union);
+        if unproven.is_empty() {
+            return true;
+        }
+        self.spaces[space].slabs[parity].doubt = Some(Doubt { leaving, since });
+        for peer in unproven.iter() {
+            self.peers[peer].doubt(now, since);
+        }
+        false
     }
 
     /// There is no room for what is gone of a group. A server that may still come is waited for.

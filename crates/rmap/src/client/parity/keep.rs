@@ -117,7 +117,7 @@ impl Client {
         let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
         let layout = self.spaces[space].layout;
         if let Some(group) = layout.group(slab).filter(|_| is_dissolving && layout.is_parity(slab)) {
-            return self.part_group(now, space, group);
+            return self.part_group(now, space, group, doubt);
         }
         let columns = self.columns_here(space, slab);
         let here = columns[0];

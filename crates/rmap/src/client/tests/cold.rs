@@ -4,8 +4,8 @@ use super::*;
 use crate::client::exchange::{Exchange, Role};
 
 /// As long as nothing is written to it, a slab is not cold; and longer than all takes until its group has parity.
-const AFTER: Duration = Duration::from_millis(200);
-const LONG: Duration = Duration::from_millis(700);
+pub const AFTER: Duration = Duration::from_millis(200);
+pub const LONG: Duration = Duration::from_millis(700);
 /// Pages that are written: a group of four slabs, and two of another.
 const PAGES: u64 = 48;
 const SLAB: u64 = 8;
@@ -14,7 +14,7 @@ fn spec() -> SpaceSpec {
     SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, reserve: 0, key: [2; KEY_SIZE] }
 }
 
-fn byte(page: u64) -> u8 {
+pub fn byte(page: u64) -> u8 {
     page as u8 + 1
 }
 
@@ -85,7 +85,7 @@ pub fn hand_over(pool: &mut Pool, with_pending: bool) {
 }
 
 /// A page that a server may have to be given up for.
-fn read(pool: &mut Pool, page: u64) -> Result<u8, Failure> {
+pub fn read(pool: &mut Pool, page: u64) -> Result<u8, Failure> {
     pool.client.read(pool.now, pool.space, PageNo(page), Class::Demand, 2).unwrap();
     pool.run();
     let mut content = [0xee; PAGE_SIZE];
@@ -398,9 +398,8 @@ fn an_owner_may_follow_at_any_step() {
     }
 }
 
-/// A pool without room for second copies: what is gone of one copy only is an error then, as of every slab that found room for one.
-#[test]
-fn without_room_a_write_goes_on_with_one_copy() {
+/// A group with parity in a pool that has no room for anything more.
+pub fn cold_without_room() -> Pool {
     let mut pool = Pool::new(5, 2, 4);
     pool.client.set_parity_after(Some(AFTER));
     (0..32).for_each(|page| assert_eq!(pool.write(page, byte(page)), Ok(())));
@@ -413,6 +412,13 @@ fn without_room_a_write_goes_on_with_one_copy() {
     (0..13).for_each(|slab| assert_eq!(pool.write(slab * SLAB, 1), Ok(())));
     assert_eq!(pool.write(13 * SLAB, 1), Err(Failure::Declined));
     pool.space = own;
+    pool
+}
+
+/// What is gone of one copy only is an error then, as of every slab that found room for one.
+#[test]
+fn without_room_a_write_goes_on_with_one_copy() {
+    let mut pool = cold_without_room();
     assert_eq!(pool.write(3, 200), Ok(()));
     assert_eq!((pool.client.parity(pool.space).with_parity, read(&mut pool, 3)), (0, Ok(200)));
     (0..32).filter(|page| *page != 3).for_each(|page| assert_eq!(read(&mut pool, page), Ok(byte(page))));
@@ -466,7 +472,7 @@ fn reads_do_not_wait_for_a_silent_server() {
 }
 
 /// A write to the first group, which it dissolves.
-fn write_and_dissolve(pool: &mut Pool) {
+pub fn write_and_dissolve(pool: &mut Pool) {
     pool.client.set_parity_after(None);
     pool.begin_write(9, 99);
     pool.pass(LONG);

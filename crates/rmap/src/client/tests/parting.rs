@@ -1,0 +1,92 @@
+//! The parity of a group is to leave, and some of what the group has is gone, or damaged.
+
+use super::cold::{LONG, byte, cold_without_room, kill, read};
+use super::*;
+use crate::client::slab::Phase;
+
+/// As long as writes wait for a silent server to come back.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The pages of the one group, but those that were written since.
+fn assert_right(pool: &mut Pool, except: &[u64]) {
+    for page in (0..32).filter(|page| !except.contains(page)) {
+        assert_eq!(read(pool, page), Ok(byte(page)), "page {page}");
+    }
+}
+
+fn with_parity(pool: &Pool) -> usize {
+    pool.client.parity(pool.space).with_parity
+}
+
+fn next_event(pool: &mut Pool) -> Option<Event> {
+    pool.client.poll_event(&mut [0; PAGE_SIZE])
+}
+
+/// A page that is had without waiting.
+fn read_at_once(pool: &mut Pool, page: u64) -> Result<u8, Failure> {
+    pool.client.read(pool.now, pool.space, PageNo(page), Class::Demand, 2).unwrap();
+    while pool.step() {}
+    let mut content = [0; PAGE_SIZE];
+    match pool.client.poll_event(&mut content) {
+        Some(Event::Read { token: 2, result }) => result.map(|()| content[0]),
+        event => panic!("{event:?} for a read"),
+    }
+}
+
+/// The server of another slab has died, and nobody has noticed: that slab is in the parity alone. It is made anew first, be it for
+/// a write or since nobody who comes later could put the group together.
+#[test]
+fn parity_does_not_leave_for_a_copy_that_may_be_gone() {
+    for is_written in [true, false] {
+        let mut pool = cold_without_room();
+        pool.client.set_parity_after(None);
+        let node = pool.holders(1)[0];
+        kill(&mut pool, node, 2);
+        if is_written {
+            pool.begin_write(3, 200);
+        } else {
+            let space = pool.space.0;
+            let first = pool.client.spaces[space].layout.table_page(0, 0);
+            let ledger = pool.client.slab_of(first).unwrap();
+            pool.client.spaces[space].slabs[ledger].phase = Phase::Lost;
+            pool.client.mark_group(space, 0);
+            pool.client.settle(pool.now);
+            while pool.step() {}
+        }
+        assert_eq!(with_parity(&pool), 1);
+        pool.pass(LONG);
+        pool.expect_written(usize::from(is_written));
+        let written = if is_written { 200 } else { byte(3) };
+        assert_eq!((with_parity(&pool), read(&mut pool, 3)), (0, Ok(written)));
+        assert_right(&mut pool, &[3]);
+        let lost = pool.client.spaces[pool.space.0].slabs[..4].iter().filter(|slab| slab.entry.lost).count();
+        assert_eq!(lost, 0);
+    }
+}
+
+/// A server that is silent may be dead. Its slab is put together from the others until it is back, and where that takes too long the write
+/// is declined.
+#[test]
+fn parity_does_not_leave_for_a_silent_server() {
+    for comes_back in [true, false] {
+        let mut pool = cold_without_room();
+        pool.client.set_parity_after(None);
+        pool.client.config.grant_patience = PATIENCE;
+        pool.deaf = pool.holders(1);
+        pool.begin_write(3, 200);
+        pool.pass(LONG);
+        assert_eq!((next_event(&mut pool), with_parity(&pool)), (None, 1));
+        assert_eq!(read_at_once(&mut pool, 8), Ok(byte(8)));
+        if !comes_back {
+            pool.pass(PATIENCE);
+            assert_eq!(next_event(&mut pool), Some(Event::Written { token: 1, result: Err(Failure::Declined) }));
+            assert_right(&mut pool, &[]);
+        }
+        pool.deaf.clear();
+        pool.pass(Duration::from_secs(3));
+        pool.expect_written(usize::from(comes_back));
+        assert_eq!((with_parity(&pool), read(&mut pool, 3)), (0, Ok(if comes_back { 200 } else { byte(3) })));
+        assert_right(&mut pool, &[3]);
+        assert_eq!(pool.client.stats().slabs_lost, 0);
+    }
+}
