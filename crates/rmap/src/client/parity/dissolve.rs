@@ -9,8 +9,9 @@
 //! From then on each slab depends on its own copies. So before the map is asked, a server with a copy of each has to answer: one that
 //! was last heard of a while ago may have died since, and what it had is in the parity alone.
 //!
-//! A slab for whose second copy no server has room goes on with one, as every slab does. One that is gone and finds no room at
-//! all keeps its group from being dissolved: writes to it are declined, as those to a new slab are where no server takes it.
+//! A slab for whose second copy no server has room goes on with one, as every slab does. One that is gone and cannot be made anew
+//! keeps its group from being dissolved, whether there is no room or a page that it would be made from is damaged: writes to the
+//! group are declined, as those to a new slab are where no server takes it.
 //!
 //! A group of which two slabs are lost, or whose versions are, is of no use any more, and is dissolved without a write.
 
@@ -31,8 +32,8 @@ enum Footing {
     /// Nothing that can be had.
     Firm,
     Waits,
-    /// It is gone, and no server has room to make it anew.
-    NoRoom,
+    /// It is gone, and cannot be made anew: no server has room, or a page that it would be made from is damaged.
+    Gone,
 }
 
 impl Client {
@@ -224,7 +225,7 @@ impl Client {
             let has_waited = self.config.error_after.is_none() || unheard.is_subset_of(self.long_silent);
             let is_silent = here.is_empty() && has_waited && unheard.iter().all(|peer| self.peers[peer].is_down());
             let has_no_room = || self.can_reconstruct(space, slab) && !self.has_room(space, slab, true);
-            return if is_silent && !state.is_stuck && has_no_room() { Footing::NoRoom } else { Footing::Waits };
+            return if is_silent && !state.is_stuck && has_no_room() { Footing::Gone } else { Footing::Waits };
         }
         if !here.is_empty() && (state.is_stuck || copies.len() >= self.wanted_copies(space, slab)) {
             return Footing::Firm;
@@ -233,12 +234,11 @@ impl Client {
             let flees = here.iter().any(|peer| self.flees(peer));
             return if self.has_room(space, slab, flees) { Footing::Waits } else { Footing::Firm };
         }
-        match state.is_stuck {
-            // Pages of others that it would be made from are damaged: what is left of it is all that there will be.
-            true => Footing::Firm,
-            false if self.can_reconstruct(space, slab) && !self.has_room(space, slab, true) => Footing::NoRoom,
-            false => Footing::Waits,
+        if !self.can_reconstruct(space, slab) {
+            return Footing::Waits;
         }
+        // Where a page of the others is damaged, the rest of the slab can be read as long as there is parity.
+        if state.is_stuck || !self.has_room(space, slab, true) { Footing::Gone } else { Footing::Waits }
     }
 
     /// The parity of a group that is being dissolved leaves the map when it is needed no more.
@@ -251,7 +251,7 @@ impl Client {
         self.abort_repair(space, parity);
         let members = self.held_members(space, group);
         let any = |footing: Footing| members.iter().any(|slab| self.footing(space, *slab) == footing);
-        if any(Footing::NoRoom) {
+        if any(Footing::Gone) {
             return self.decline_group(now, space, group);
         }
         if any(Footing::Waits) || !self.members_live(now, space, group, &members, doubt) {
@@ -285,7 +285,7 @@ impl Client {
         false
     }
 
-    /// There is no room for what is gone of a group. A server that may still come is waited for.
+    /// What is gone of a group cannot be made anew. A server that may still come, with room or with what is missing, is waited for.
     fn decline_group(&mut self, now: Time, space: usize, group: usize) {
         let layout = self.spaces[space].layout;
         if self.someone_may_come() {

@@ -1,6 +1,6 @@
 //! The parity of a group is to leave, and some of what the group has is gone, or damaged.
 
-use super::cold::{LONG, byte, cold_without_room, kill, read};
+use super::cold::{AFTER, LONG, byte, cold_without_room, hand_over, kill, read};
 use super::*;
 use crate::client::slab::Phase;
 
@@ -88,5 +88,61 @@ fn parity_does_not_leave_for_a_silent_server() {
         assert_eq!((with_parity(&pool), read(&mut pool, 3)), (0, Ok(if comes_back { 200 } else { byte(3) })));
         assert_right(&mut pool, &[3]);
         assert_eq!(pool.client.stats().slabs_lost, 0);
+    }
+}
+
+/// A group of four slabs with parity, whose second slab has one page alone.
+const ONLY: u64 = 12;
+
+fn with_a_short_slab() -> Pool {
+    let mut pool = Pool::new(7, 2, 32);
+    pool.client.config.scrub_pass = None;
+    pool.client.set_parity_after(Some(AFTER));
+    let written = (0..8).chain([ONLY]).chain(16..32);
+    written.for_each(|page| assert_eq!(pool.write(page, byte(page)), Ok(())));
+    pool.pass(LONG);
+    assert_eq!(pool.client.parity(pool.space).whole, 1);
+    pool.client.set_parity_after(None);
+    pool
+}
+
+/// The server of a slab is gone, and one page that the slab would be made from is damaged: its other pages are read as long as there is
+/// parity. So it stays, also where the slab had its copy until a moment ago.
+#[test]
+fn one_damaged_page_loses_no_slab() {
+    for was_away in [false, true] {
+        let mut pool = with_a_short_slab();
+        let (gone, damaged) = (pool.holders(0)[0], pool.holders(1)[0]);
+        [Some(ServerFault::FlipsBits), None].into_iter().for_each(|fault| pool.servers[damaged].inject(fault));
+        if was_away {
+            // The slab is made anew in vain, and then its server is back.
+            pool.deaf = vec![gone];
+            pool.pass(LONG);
+            pool.deaf.clear();
+            pool.pass(Duration::from_secs(2));
+            assert!(pool.client.spaces[0].slabs[0].is_stuck);
+        }
+        kill(&mut pool, gone, 2);
+        if !was_away {
+            pool.pass(Duration::from_secs(2));
+            assert!(pool.client.spaces[0].slabs[0].entry.lost && pool.client.spaces[0].slabs[0].is_stuck);
+        }
+        for page in [9, 0] {
+            pool.begin_write(page, 99);
+            pool.pass(LONG);
+            assert_eq!(next_event(&mut pool), Some(Event::Written { token: 1, result: Err(Failure::Declined) }));
+        }
+        assert_eq!((with_parity(&pool), pool.client.stats().slabs_lost), (1, 0));
+        for hands_over in [false, true] {
+            if hands_over {
+                hand_over(&mut pool, false);
+                pool.run();
+            }
+            for page in (0..8).filter(|page| *page != ONLY - 8).chain(16..32) {
+                assert_eq!(read(&mut pool, page), Ok(byte(page)), "page {page}, {was_away}");
+            }
+            // The damaged page, and the one that it would be put together with.
+            assert_eq!([read(&mut pool, ONLY), read(&mut pool, ONLY - 8)], [Err(Failure::Corrupt); 2]);
+        }
     }
 }
