@@ -57,7 +57,7 @@ pub struct ParityView {
     pub groups: usize,
     /// Groups whose parity is in the map.
     pub with_parity: usize,
-    /// Groups that have parity, and one copy of each slab, all at different servers.
+    /// Groups that have parity, and one copy of each slab, all at different servers, and whose versions are at two.
     pub whole: usize,
     /// Groups in which something is damaged, or that found no room.
     pub stuck: usize,
@@ -100,7 +100,10 @@ impl Client {
             servers.dedup();
             let held = columns.iter().filter(|slab| slab.is_held()).count();
             let single = columns.iter().all(|slab| slab.entry.replicas.len() == usize::from(slab.is_held()));
-            view.whole += usize::from(self.has_parity(space, group) && single && servers.len() == held);
+            let copies = |slab: usize| state.slabs.get(slab).map_or(0, |slab| slab.entry.replicas.len());
+            let is_told = self.ledger_slabs(space, group).all(|slab| copies(slab) >= LEDGER_COPIES);
+            let is_whole = self.has_parity(space, group) && single && servers.len() == held && is_told;
+            view.whole += usize::from(is_whole);
         }
         view
     }
@@ -154,7 +157,10 @@ impl Client {
     /// Looks at a slab of a group that has parity, or is to have. `false` if it is a slab like any other.
     pub(super) fn advance_grouped(&mut self, now: Time, space: usize, slab: usize) -> bool {
         let layout = self.spaces[space].layout;
-        let Some(group) = layout.group(slab).filter(|_| !self.spaces[space].is_removed) else { return false };
+        let Some(group) = layout.group(slab).filter(|_| !self.spaces[space].is_removed) else {
+            self.ledger_was_looked_at(space, slab);
+            return false;
+        };
         let owns = self.spaces[space].tenure == Tenure::Owner;
         if owns && self.is_frozen(space, group) {
             self.decline_late(now, space, slab);

@@ -10,6 +10,7 @@ mod damage;
 mod dissolve;
 mod fence;
 mod follow;
+mod keeper;
 mod last_resort;
 mod ledger;
 mod leftovers;

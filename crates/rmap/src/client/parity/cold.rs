@@ -202,7 +202,7 @@ impl Client {
     }
 
     /// Slabs of the ledger with the versions of a group.
-    fn ledger_slabs(&self, space: usize, group: usize) -> std::ops::RangeInclusive<usize> {
+    pub(super) fn ledger_slabs(&self, space: usize, group: usize) -> std::ops::RangeInclusive<usize> {
         let layout = self.spaces[space].layout;
         let (members, last_part) = (layout.members(group), layout.table_pages - 1);
         let first = self.slab_of(layout.table_page(members.start, 0)).unwrap_or_default();
@@ -257,13 +257,21 @@ impl Client {
                 _ => self.write_table(space, slab),
             }
         }
-        let slabs = &self.spaces[space].slabs;
-        let is_kept = |slab: usize| {
-            let state = &slabs[slab];
+        let is_known = |slab: &usize| self.spaces[space].slabs[*slab].table == Table::Known;
+        members.iter().all(is_known) && self.is_ledger_kept(space, group)
+    }
+
+    /// Whether what the ledger says of a group is at both of its copies: with one, a server could take it along with a member.
+    pub(super) fn is_ledger_kept(&self, space: usize, group: usize) -> bool {
+        self.ledger_slabs(space, group).all(|slab| self.is_kept(space, slab))
+    }
+
+    /// The same of one slab of the ledger.
+    pub(super) fn is_kept(&self, space: usize, ledger: usize) -> bool {
+        self.spaces[space].slabs.get(ledger).is_some_and(|state| {
             let good = self.peers_of(&state.entry).minus(state.failed);
             matches!(state.phase, Phase::Open) && good.len() >= LEDGER_COPIES
-        };
-        members.iter().all(|slab| slabs[*slab].table == Table::Known) && self.ledger_slabs(space, group).all(is_kept)
+        })
     }
 
     /// As if it had not begun. It is tried again when the group was quiet for as long as at first.

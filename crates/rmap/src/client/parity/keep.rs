@@ -5,7 +5,8 @@ use super::super::Client;
 use super::super::ledger::Table;
 use super::super::peer::PeerSet;
 use super::super::repair::{REPAIRS_MAX, Repair};
-use super::super::slab::{Phase, Slab};
+use super::super::sealed::Tenure;
+use super::super::slab::{Phase, Slab, Space};
 use super::place::{OfColumns, assign};
 use crate::units::Time;
 
@@ -29,7 +30,8 @@ impl Client {
                 _ => self.compare_table(space, *slab),
             }
         }
-        if members.iter().any(|slab| self.spaces[space].slabs[*slab].table != Table::Known) {
+        let is_known = |slab: &usize| self.spaces[space].slabs[*slab].table == Table::Known;
+        if !members.iter().all(is_known) || !self.is_ledger_kept(space, group) {
             return;
         }
         let parity = self.spaces[space].layout.parity(group);
@@ -38,6 +40,16 @@ impl Client {
             self.spaces[space].slabs[parity].phase = Phase::Open;
         }
         self.keep_column(now, space, parity);
+    }
+
+    /// A slab of the ledger was looked at. If both of its copies are there, and nothing is moved, groups that waited for that go on.
+    pub(super) fn ledger_was_looked_at(&mut self, space: usize, ledger: usize) {
+        let Space { tenure, layout, slabs, .. } = &self.spaces[space];
+        let (layout, is_still) = (*layout, slabs[ledger].repair.is_none());
+        // An owner looks at all of its groups again and again.
+        if *tenure == Tenure::Keeper && layout.is_ledger(ledger) && is_still && self.is_kept(space, ledger) {
+            layout.groups_in(ledger).for_each(|group| self.mark_group(space, layout.parity(group)));
+        }
     }
 
     /// Copies of each column, at servers that answer: the slab's own ones first, then those of the others that hold anything.
@@ -137,8 +149,11 @@ impl Client {
             return self.dissolve_column(space, slab, here);
         }
         let stays = self.place_of_column(space, slab);
+        // A copy leaves for parity, which is of use as long as the ledger is there.
+        let has_ledger = |group: usize| self.has_parity(space, group) && self.is_ledger_kept(space, group);
+        let may_be_single = layout.group(slab).is_some_and(has_ledger);
         let whole = columns.iter().all(|copies| !copies.is_empty());
-        if let Some(place) = stays.filter(|_| copies.len() > 1 && whole && self.is_grouped(space, slab)) {
+        if let Some(place) = stays.filter(|_| copies.len() > 1 && whole && may_be_single) {
             // Another that is on its way was given a server that this one, too, could stay at.
             if self.other_columns(space, slab).any(|column| self.spaces[space].slabs[column].repair.is_some()) {
                 return;

@@ -67,6 +67,13 @@ impl Layout {
         self.members(group).chain([self.parity(group)])
     }
 
+    /// Groups with versions in a slab of the ledger.
+    pub fn groups_in(self, ledger: usize) -> std::ops::RangeInclusive<usize> {
+        let of_page = |page: usize| (page / self.table_pages).min(self.data - 1) / MEMBERS;
+        let first = (ledger - self.ledger()) * self.size.pages();
+        of_page(first)..=of_page(first + self.size.pages() - 1)
+    }
+
     /// Where a part of a slab's versions is.
     pub fn table_page(self, slab: usize, part: usize) -> PageNo {
         let first = self.size.page(SlabNo(self.ledger() as u32), 0);
@@ -90,6 +97,12 @@ mod tests {
                 assert_eq!(layout.group(slab).is_some(), duties[0] || duties[1]);
                 if let Some(group) = layout.group(slab) {
                     assert_eq!(layout.columns(group).filter(|column| *column == slab).count(), 1);
+                }
+            }
+            for slab in 0..layout.data {
+                for part in [0, layout.table_pages - 1] {
+                    let ledger = size.slab(layout.table_page(slab, part)).unwrap().0 as usize;
+                    assert!(layout.groups_in(ledger).contains(&(slab / MEMBERS)), "{slab} of {layout:?}");
                 }
             }
             let last = layout.table_page(layout.data - 1, layout.table_pages - 1);
