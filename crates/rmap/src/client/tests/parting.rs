@@ -1,6 +1,6 @@
 //! The parity of a group is to leave, and some of what the group has is gone, or damaged.
 
-use super::cold::{AFTER, LONG, byte, cold_without_room, hand_over, kill, read};
+use super::cold::{AFTER, LONG, byte, cold, cold_without_room, hand_over, kill, read, write_and_dissolve};
 use super::*;
 use crate::client::slab::Phase;
 
@@ -145,4 +145,30 @@ fn one_damaged_page_loses_no_slab() {
             assert_eq!([read(&mut pool, ONLY), read(&mut pool, ONLY - 8)], [Err(Failure::Corrupt); 2]);
         }
     }
+}
+
+/// The server at which a slab was made anew has acknowledged its pages and has none of them. They are put together again for the slab's
+/// second copy, and nobody asks that server for them over and over.
+#[test]
+fn what_a_server_dropped_is_put_together_again() {
+    let mut pool = cold(6);
+    pool.client.config.scrub_pass = None;
+    let node = pool.holders(0)[0];
+    kill(&mut pool, node, 2);
+    let target = loop {
+        pool.now = pool.now + Duration::from_micros(100);
+        pool.time_passes();
+        pool.step();
+        if let Some(repair) = &pool.client.spaces[0].slabs[0].repair {
+            break repair.peer;
+        }
+    };
+    pool.servers[target].inject(Some(ServerFault::LosesWrites));
+    pool.pass(LONG);
+    pool.servers[target].inject(None);
+    assert_eq!(pool.holders(0), [target]);
+    write_and_dissolve(&mut pool);
+    assert_eq!(read(&mut pool, 9), Ok(99));
+    (0..32).filter(|page| *page != 9).for_each(|page| assert_eq!(read(&mut pool, page), Ok(byte(page)), "page {page}"));
+    assert_eq!(pool.client.stats().slabs_lost, 0);
 }
