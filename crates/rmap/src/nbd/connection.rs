@@ -130,6 +130,11 @@ impl Connection {
         }
     }
 
+    /// Whether something of what has come was not handled yet.
+    pub fn has_input(&self) -> bool {
+        !matches!(self.phase, Phase::Over) && !self.input.filled().is_empty()
+    }
+
     /// Whether it still has to agree on an export.
     pub fn is_negotiating(&self) -> bool {
         matches!(self.phase, Phase::Negotiating(_))

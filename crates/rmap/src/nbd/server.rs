@@ -83,6 +83,22 @@ pub enum ServerError {
     Pool(io::Error),
 }
 
+/// Whether something can be done without anything having to come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    Done,
+    Left,
+}
+
+/// What became of a connection's answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sent {
+    /// There were none.
+    Nothing,
+    APart,
+    TheLast,
+}
+
 /// The pages of a space, now.
 struct Space<'a> {
     client: &'a mut Client,
@@ -202,13 +218,13 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
             if let Some(spares) = &self.spares {
                 spares.top_up(&mut self.pool.client);
             }
-            self.work();
+            let work = self.work();
             self.pool.flush();
             if self.pool.client.is_taken(self.space) {
                 self.last_words();
                 return Ok(Ended::TakenOver);
             }
-            self.wait(&mut ready)?;
+            self.wait(&mut ready, work)?;
             for event in &ready {
                 match event.data.u64() {
                     STOP => return self.give_back().map(|()| Ended::Stopped),
@@ -220,12 +236,14 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
         }
     }
 
-    /// Waits for something to happen: looks for a while, then sleeps.
-    fn wait(&mut self, ready: &mut Vec<Ready>) -> Result<(), ServerError> {
+    /// Waits for something to happen: looks for a while, then sleeps. Where there is work left, it only looks once.
+    fn wait(&mut self, ready: &mut Vec<Ready>, work: Work) -> Result<(), ServerError> {
         let began = Instant::now();
         // Before there are events, which name clients by their places.
         self.drop_the_slow();
-        self.gather(began);
+        if work == Work::Done {
+            self.gather(began);
+        }
         loop {
             let due = self.pool.expire();
             // What came of a timeout or of the control plane is to be answered, and nothing else would wake us for it.
@@ -234,10 +252,10 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
                 return Ok(());
             }
             let now = Instant::now();
-            let spins = now - began < self.wait.spin;
+            let spins = work == Work::Done && now - began < self.wait.spin;
             let next = [due, self.next_deadline()].into_iter().flatten().min();
             let left = next.map_or(Duration::from_secs(1), |next| next.saturating_duration_since(now));
-            if !spins {
+            if work == Work::Done && !spins {
                 self.sleep(left)?;
             }
             ready.clear();
@@ -292,14 +310,18 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
     fn accept(&mut self) {
         // Out of descriptors: the client waits in the backlog, or goes.
         while let Ok(Some(fd)) = self.listener.accept() {
-            // One more than there are places is closed at once, which its program reports.
-            let Some(place) = self.clients.iter().position(Option::is_none) else { continue };
-            let watched = EventFlags::IN;
-            if epoll::add(&self.epoll, &fd, EventData::new_u64(place as u64), watched).is_ok() {
-                let connection = Connection::default();
-                let since = Instant::now();
-                self.clients[place] = Some(Peer { fd, connection, since, watched, readable: false, broken: false });
-            }
+            self.admit(fd);
+        }
+    }
+
+    fn admit(&mut self, fd: OwnedFd) {
+        // One more than there are places is closed at once, which its program reports.
+        let Some(place) = self.clients.iter().position(Option::is_none) else { return };
+        let watched = EventFlags::IN;
+        if epoll::add(&self.epoll, &fd, EventData::new_u64(place as u64), watched).is_ok() {
+            let connection = Connection::default();
+            let since = Instant::now();
+            self.clients[place] = Some(Peer { fd, connection, since, watched, readable: false, broken: false });
         }
     }
 
@@ -312,8 +334,8 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
         }
     }
 
-    /// Takes in results and requests and sends answers, until nothing more follows.
-    fn work(&mut self) {
+    /// Takes in results and requests and sends answers, until nothing more follows, or others are to have their turn first.
+    fn work(&mut self) -> Work {
         let now = self.pool.now();
         self.turn = (self.turn + 1) % CONNECTIONS_MAX;
         self.clients.iter_mut().flatten().for_each(Peer::receive);
@@ -343,15 +365,21 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
                 break;
             }
         }
+        let mut work = Work::Done;
         for place in 0..CONNECTIONS_MAX {
             let Some(client) = &mut self.clients[place] else { continue };
-            client.send();
+            // A request that waited for room in the output can begin once that is empty, and nothing would wake us for it: the
+            // socket is not watched for being writable any more.
+            if client.send() == Sent::TheLast && client.connection.has_input() {
+                work = Work::Left;
+            }
             if client.broken || client.connection.is_over() {
                 self.hang_up(place);
             } else {
                 client.rewatch(&self.epoll, place);
             }
         }
+        work
     }
 
     fn hang_up(&mut self, place: usize) {
@@ -382,9 +410,10 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
     fn last_words(&mut self) {
         let until = Instant::now() + LAST_WORDS;
         loop {
-            self.work();
+            let work = self.work();
             let unsaid = self.clients.iter().flatten().any(|peer| !peer.connection.output().is_empty());
-            if (!unsaid && self.disk.is_idle()) || Instant::now() >= until {
+            let is_over = work == Work::Done && !unsaid && self.disk.is_idle();
+            if is_over || Instant::now() >= until {
                 return;
             }
             std::thread::yield_now();
@@ -411,15 +440,19 @@ impl Peer {
     }
 
     /// Sends what can be sent now.
-    fn send(&mut self) {
+    fn send(&mut self) -> Sent {
+        if self.connection.output().is_empty() {
+            return Sent::Nothing;
+        }
         while !self.broken && !self.connection.output().is_empty() {
             match rustix::net::send(&self.fd, self.connection.output(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(count) => self.connection.sent(count),
                 Err(Os::INTR) => {}
-                Err(Os::WOULDBLOCK) => return,
+                Err(Os::WOULDBLOCK) => return Sent::APart,
                 Err(_) => self.broken = true,
             }
         }
+        if self.broken { Sent::APart } else { Sent::TheLast }
     }
 
     fn rewatch(&mut self, epoll: &OwnedFd, place: usize) {
@@ -432,3 +465,6 @@ impl Peer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

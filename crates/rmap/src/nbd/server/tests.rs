@@ -1,0 +1,122 @@
+//! The loop, round by round, with a client at the other end of a socket pair and a pool without servers: all of the disk is holes.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::net::UnixStream;
+
+use super::super::wire::{OPTION_MAGIC, REQUEST_MAX, RequestHeader, command, option};
+use super::*;
+use crate::client::{ClientConfig, SpaceSpec};
+use crate::crypto::{KEY_SIZE, Keypair, PoolKey, SystemEntropy};
+use crate::udp::Port;
+use crate::units::{Generation, SpaceId};
+
+/// As long as the longest READ.
+const SIZE: u64 = REQUEST_MAX as u64;
+const SIMPLE_REPLY_SIZE: usize = 16;
+/// What a client reads at a time.
+const READ_SIZE: usize = 64 << 10;
+
+type Control = fn(&ControlRequest) -> ControlReply;
+
+struct Rig {
+    server: Server<Control>,
+    client: UnixStream,
+}
+
+impl Rig {
+    /// A client that has been greeted and has said its flags.
+    fn new() -> Rig {
+        let config = ClientConfig::new(Keypair::from_private([1; KEY_SIZE]), PoolKey::new([2; KEY_SIZE]));
+        let mut client = Client::new(config, Box::new(SystemEntropy::default()));
+        let spec =
+            SpaceSpec { id: SpaceId(1), pages: SIZE / PAGE_SIZE as u64, copies: 1, reserve: 0, key: [3; KEY_SIZE] };
+        let space = client.attach(&spec, Generation(1), &[]).unwrap();
+        let local = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let control: Control = |_| ControlReply::Done;
+        let pool = UdpClient::new(client, Port::bind(local).unwrap(), Wait::BLOCK, Instant::now(), control);
+        let export = Export { name: "disk".to_owned(), space, size: SIZE, read_only: false };
+        let mut server = Server::new(pool, export, Listener::tcp(local).unwrap(), Wait::BLOCK).unwrap();
+        let (ours, client) = UnixStream::pair().unwrap();
+        client.set_nonblocking(true).unwrap();
+        server.admit(ours.into());
+        let mut rig = Rig { server, client };
+        assert_eq!(rig.converse(&3_u32.to_be_bytes()).len(), 18, "the greeting");
+        rig
+    }
+
+    /// The same, ready for requests without structured replies.
+    fn agreed() -> Rig {
+        let mut rig = Rig::new();
+        assert_eq!(rig.converse(&an_option(option::EXPORT_NAME, b"")).len(), 10);
+        rig
+    }
+
+    /// One round of [`Server::run`]. `false` if the server would sleep after it.
+    fn round(&mut self) -> bool {
+        let work = self.server.work();
+        self.server.pool.flush();
+        let mut ready = Vec::with_capacity(CONNECTIONS_MAX + OTHERS);
+        epoll::wait(&self.server.epoll, spare_capacity(&mut ready), Some(&Timespec::default())).unwrap();
+        ready.iter().for_each(|event| self.server.mark_ready(event.data.u64() as usize, event.flags));
+        work == Work::Left || !ready.is_empty()
+    }
+
+    /// Sends all of this, and takes what is answered until the server sleeps.
+    fn converse(&mut self, mut bytes: &[u8]) -> Vec<u8> {
+        let mut heard = Vec::new();
+        let mut room = vec![0; READ_SIZE];
+        loop {
+            let sent = if bytes.is_empty() { 0 } else { some(self.client.write(bytes)) };
+            bytes = &bytes[sent..];
+            let goes_on = self.round();
+            let read = some(self.client.read(&mut room));
+            heard.extend_from_slice(&room[..read]);
+            if !goes_on && sent == 0 && read == 0 {
+                assert!(bytes.is_empty(), "{} bytes are never taken", bytes.len());
+                return heard;
+            }
+        }
+    }
+}
+
+/// How many bytes went through a socket that never blocks.
+fn some(result: io::Result<usize>) -> usize {
+    match result {
+        Ok(count) => count,
+        Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn an_option(number: u32, content: &[u8]) -> Vec<u8> {
+    let length = (content.len() as u32).to_be_bytes();
+    [&OPTION_MAGIC.to_be_bytes()[..], &number.to_be_bytes(), &length, content].concat()
+}
+
+fn request(command: u16, offset: u64, length: u32) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    RequestHeader { flags: 0, command, cookie: 9, offset, length }.encode(&mut bytes);
+    bytes
+}
+
+/// A request that waits for the room which an answer takes begins when the answer is taken, with nothing else to wake the server.
+#[test]
+fn what_waits_for_room_in_the_output_is_not_forgotten() {
+    let mut rig = Rig::agreed();
+    let read = request(command::READ, 0, REQUEST_MAX);
+    let heard = rig.converse(&[&read[..], &read].concat());
+    assert_eq!(heard.len(), 2 * (SIMPLE_REPLY_SIZE + REQUEST_MAX as usize));
+}
+
+/// So it is with options, whose answers are longer than they are.
+#[test]
+fn options_that_wait_for_room_are_not_forgotten() {
+    const OPTIONS: usize = 5000;
+    let mut rig = Rig::new();
+    let info = an_option(option::INFO, &[0; 6]);
+    let one = rig.converse(&info).len();
+    let heard = rig.converse(&info.repeat(OPTIONS));
+    assert!(one * OPTIONS > super::super::connection::INPUT_MAX, "there is room for all answers");
+    assert_eq!(heard.len(), OPTIONS * one);
+}
