@@ -74,6 +74,9 @@ enum Phase {
         agreed: Agreed,
         left: u32,
     },
+    /// No request is taken any more. Those that have begun are done and answered first.
+    Leaving(Agreed),
+    /// The client has broken the rules, or has never agreed on anything. What it asked for is of no use any more.
     Over,
 }
 
@@ -81,6 +84,8 @@ enum Phase {
 #[derive(Debug)]
 pub struct Connection {
     phase: Phase,
+    /// The request that is being taken in is the last one.
+    leaves: bool,
     input: Input,
     output: Vec<u8>,
     sent: usize,
@@ -94,14 +99,14 @@ impl Default for Connection {
         let mut output = Vec::with_capacity(OUTPUT_KEPT_MAX);
         greet(&mut output);
         let phase = Phase::Negotiating(Negotiation::default());
-        Connection { phase, input: Input::new(), output, sent: 0, requests: 0, owed: 0 }
+        Connection { phase, leaves: false, input: Input::new(), output, sent: 0, requests: 0, owed: 0 }
     }
 }
 
 impl Connection {
     /// Whether the client may send more now.
     pub fn wants_input(&self) -> bool {
-        !matches!(self.phase, Phase::Over) && !self.input.is_full()
+        !self.has_ended() && !self.input.is_full()
     }
 
     /// Room for what the client sends; [`Connection::filled`] says how much came.
@@ -132,7 +137,25 @@ impl Connection {
 
     /// Whether something of what has come was not handled yet.
     pub fn has_input(&self) -> bool {
-        !matches!(self.phase, Phase::Over) && !self.input.filled().is_empty()
+        !self.has_ended() && !self.input.filled().is_empty()
+    }
+
+    /// Whether nothing more is taken from the client.
+    fn has_ended(&self) -> bool {
+        matches!(self.phase, Phase::Leaving(_) | Phase::Over)
+    }
+
+    /// No further request begins. Of a WRITE that has begun the content may still come.
+    pub fn leave(&mut self) {
+        if self.is_negotiating() {
+            self.phase = Phase::Over;
+        }
+        self.leaves = true;
+    }
+
+    /// Whether no request is taken any more, and some that have begun are still to be done.
+    pub fn is_leaving(&self) -> bool {
+        matches!(self.phase, Phase::Leaving(_)) && self.requests > 0
     }
 
     /// Whether it still has to agree on an export.
@@ -140,9 +163,9 @@ impl Connection {
         matches!(self.phase, Phase::Negotiating(_))
     }
 
-    /// Whether it is over and everything was sent.
+    /// Whether it is over: everything that had to be done is done, and everything was sent.
     pub fn is_over(&self) -> bool {
-        matches!(self.phase, Phase::Over) && self.output().is_empty()
+        self.has_ended() && !self.is_leaving() && self.output().is_empty()
     }
 
     /// Handles what has come, as far as there is room. `owner` is how the disk calls this connection.
@@ -153,7 +176,11 @@ impl Connection {
     /// `true` if there may be more to do.
     fn step(&mut self, owner: usize, offer: &Offer, disk: &mut Disk, pages: &mut impl Pages) -> bool {
         match &mut self.phase {
-            Phase::Over => false,
+            Phase::Leaving(_) | Phase::Over => false,
+            Phase::Ready(agreed) | Phase::Skipping { agreed, .. } if self.leaves => {
+                self.phase = Phase::Leaving(*agreed);
+                false
+            }
             Phase::Negotiating(_) if self.output.len() - self.sent > INPUT_MAX => false,
             Phase::Negotiating(negotiation) => {
                 match negotiation.advance(offer, self.input.filled(), &mut self.output) {
@@ -219,8 +246,13 @@ impl Connection {
         pages: &mut impl Pages,
     ) {
         let RequestHeader { command, cookie, offset, length, .. } = *header;
+        if command == command::DISCONNECT {
+            // The protocol has everything that was asked before it handled first.
+            self.phase = Phase::Leaving(agreed);
+            return;
+        }
         // A WRITE of any length may follow, and only a sane one is worth being skipped.
-        if command == command::DISCONNECT || (command == command::WRITE && length > REQUEST_MAX) {
+        if command == command::WRITE && length > REQUEST_MAX {
             self.phase = Phase::Over;
             return;
         }
@@ -297,7 +329,10 @@ impl Connection {
     pub fn answer(&mut self, disk: &Disk, request: usize) {
         let request = disk.request(request);
         let structured = match self.phase {
-            Phase::Ready(agreed) | Phase::Content(agreed, _) | Phase::Skipping { agreed, .. } => agreed.structured,
+            Phase::Ready(agreed)
+            | Phase::Content(agreed, _)
+            | Phase::Skipping { agreed, .. }
+            | Phase::Leaving(agreed) => agreed.structured,
             Phase::Negotiating(_) | Phase::Over => return,
         };
         let out = &mut self.output;

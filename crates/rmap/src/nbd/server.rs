@@ -25,6 +25,8 @@ use crate::units::{Class, PAGE_SIZE, Page, PageNo, SEALED_SIZE, SealedPage, Time
 pub const CONNECTIONS_MAX: usize = 32;
 /// A client that has not agreed on an export by then goes: it takes another's place.
 const NEGOTIATION_MAX: Duration = Duration::from_secs(60);
+/// When it is asked to stop, what clients have asked for by then is done and answered, if it takes no longer than this.
+const LAST_REQUESTS: Duration = Duration::from_secs(1);
 /// When a space is taken over, what is left to be said is sent for so long.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// What is on its way back to servers when the export ends is waited for so long. Servers keep the rest until they end.
@@ -132,7 +134,10 @@ struct Peer {
     /// What the system is asked to report.
     watched: EventFlags,
     readable: bool,
+    /// Nobody is there to be answered.
     broken: bool,
+    /// The system reports nothing of it any more.
+    is_unwatched: bool,
 }
 
 /// Exports one disk.
@@ -153,6 +158,8 @@ pub struct Server<C> {
     turn: usize,
     /// Nothing is gathered before.
     gathers_from: Instant,
+    /// It was asked to stop, and does so then at the latest.
+    ends_at: Option<Instant>,
 }
 
 impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
@@ -188,6 +195,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
             spares,
             turn: 0,
             gathers_from: Instant::now(),
+            ends_at: None,
         })
     }
 
@@ -200,7 +208,8 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
         &self.listener
     }
 
-    /// Serves until `stop` becomes readable, or somebody else owns the space. About once a second the pool's client is
+    /// Serves until `stop` becomes readable, or somebody else owns the space. What clients have asked for by then is done first, as
+    /// far as there is time. About once a second the pool's client is
     /// handed to `tend`, to make servers known that have come since; it must not wait for anything.
     ///
     /// # Errors
@@ -224,10 +233,13 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
                 self.last_words();
                 return Ok(Ended::TakenOver);
             }
+            if self.has_finished() {
+                return self.give_back().map(|()| Ended::Stopped);
+            }
             self.wait(&mut ready, work)?;
             for event in &ready {
                 match event.data.u64() {
-                    STOP => return self.give_back().map(|()| Ended::Stopped),
+                    STOP => self.finish(stop),
                     LISTENER => self.accept(),
                     POOL => drop(self.pool.turn().map_err(ServerError::Pool)?),
                     client => self.mark_ready(client as usize, event.flags),
@@ -253,7 +265,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
             }
             let now = Instant::now();
             let spins = work == Work::Done && now - began < self.wait.spin;
-            let next = [due, self.next_deadline()].into_iter().flatten().min();
+            let next = [due, self.next_deadline(), self.ends_at].into_iter().flatten().min();
             let left = next.map_or(Duration::from_secs(1), |next| next.saturating_duration_since(now));
             if work == Work::Done && !spins {
                 self.sleep(left)?;
@@ -295,6 +307,19 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
         }
     }
 
+    /// Takes nobody and no request any more.
+    fn finish(&mut self, stop: BorrowedFd<'_>) {
+        let _ = epoll::delete(&self.epoll, stop);
+        let _ = epoll::delete(&self.epoll, &self.listener);
+        self.clients.iter_mut().flatten().for_each(|client| client.connection.leave());
+        self.ends_at = Some(Instant::now() + LAST_REQUESTS);
+    }
+
+    /// Whether it was asked to stop, and nobody is left who waits for an answer, or they have waited for long enough.
+    fn has_finished(&self) -> bool {
+        self.ends_at.is_some_and(|at| self.clients.iter().all(Option::is_none) || Instant::now() >= at)
+    }
+
     /// Ends what only this owner knows of.
     fn give_back(&mut self) -> Result<(), ServerError> {
         self.pool.client.stop_giving_back();
@@ -308,6 +333,9 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
     }
 
     fn accept(&mut self) {
+        if self.ends_at.is_some() {
+            return;
+        }
         // Out of descriptors: the client waits in the backlog, or goes.
         while let Ok(Some(fd)) = self.listener.accept() {
             self.admit(fd);
@@ -321,7 +349,8 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
         if epoll::add(&self.epoll, &fd, EventData::new_u64(place as u64), watched).is_ok() {
             let connection = Connection::default();
             let since = Instant::now();
-            self.clients[place] = Some(Peer { fd, connection, since, watched, readable: false, broken: false });
+            let (readable, broken, is_unwatched) = (false, false, false);
+            self.clients[place] = Some(Peer { fd, connection, since, watched, readable, broken, is_unwatched });
         }
     }
 
@@ -373,8 +402,12 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
             if client.send() == Sent::TheLast && client.connection.has_input() {
                 work = Work::Left;
             }
-            if client.broken || client.connection.is_over() {
+            // What a client asked for before it said that it goes is done, whether it waits for that or not. It keeps its place until
+            // then, so that no client leaves more behind than it may have under way.
+            if client.connection.is_over() || (client.broken && !client.connection.is_leaving()) {
                 self.hang_up(place);
+            } else if client.broken {
+                client.unwatch(&self.epoll);
             } else {
                 client.rewatch(&self.epoll, place);
             }
@@ -441,7 +474,11 @@ impl Peer {
 
     /// Sends what can be sent now.
     fn send(&mut self) -> Sent {
-        if self.connection.output().is_empty() {
+        let left = self.connection.output().len();
+        if self.broken {
+            self.connection.sent(left);
+        }
+        if self.broken || left == 0 {
             return Sent::Nothing;
         }
         while !self.broken && !self.connection.output().is_empty() {
@@ -453,6 +490,13 @@ impl Peer {
             }
         }
         if self.broken { Sent::APart } else { Sent::TheLast }
+    }
+
+    /// The system would report again and again that its client is gone.
+    fn unwatch(&mut self, epoll: &OwnedFd) {
+        if !std::mem::replace(&mut self.is_unwatched, true) {
+            let _ = epoll::delete(epoll, &self.fd);
+        }
     }
 
     fn rewatch(&mut self, epoll: &OwnedFd, place: usize) {

@@ -215,6 +215,53 @@ fn what_breaks_the_rules_ends_the_connection() {
     }
 }
 
+/// Whoever says goodbye gets what was asked before, and nothing of what comes after.
+#[test]
+fn what_was_asked_before_a_disconnect_is_done_and_answered() {
+    let mut test = Test::agreed();
+    let (size, header) =
+        (SIZE as u32, |command, length| RequestHeader { flags: 0, command, cookie: 9, offset: 0, length });
+    assert_eq!(error_of(&test.request(command::WRITE, 0, 0, size, &[7; SIZE as usize])), 0);
+    let mut bytes = Vec::new();
+    header(command::WRITE_ZEROES, size).encode(&mut bytes);
+    header(command::DISCONNECT, 0).encode(&mut bytes);
+    header(command::WRITE, PAGE_SIZE as u32).encode(&mut bytes);
+    let room = test.connection.room();
+    room[..bytes.len()].copy_from_slice(&bytes);
+    test.connection.filled(bytes.len());
+    test.connection.advance(0, &test.offer, &mut test.disk, &mut test.memory);
+    assert!(!test.connection.wants_input() && test.connection.is_leaving());
+    assert!(!test.connection.is_over(), "nothing of it was done yet");
+    test.send(&[7; PAGE_SIZE]);
+    assert!(test.memory.pages.iter().all(Option::is_none), "all of it became zero");
+    assert!(!test.connection.is_over(), "the answer was not sent yet");
+    let answer = test.answers();
+    assert_eq!((answer.len(), error_of(&answer)), (16, 0), "one answer");
+    assert!(test.connection.is_over());
+}
+
+/// A server that is to end takes the content of a WRITE that has begun, and no further request.
+#[test]
+fn a_write_that_has_begun_is_the_last_request() {
+    let mut test = Test::agreed();
+    let mut bytes = Vec::new();
+    let page = PAGE_SIZE as u32;
+    RequestHeader { flags: 0, command: command::WRITE, cookie: 9, offset: 0, length: 2 * page }.encode(&mut bytes);
+    test.send(&[&bytes[..], &[7; PAGE_SIZE]].concat());
+    test.connection.leave();
+    test.send(b"");
+    assert!(test.connection.wants_input() && !test.connection.is_over());
+    test.send(&[&[8; PAGE_SIZE][..], &bytes, &[9; 2 * PAGE_SIZE]].concat());
+    assert_eq!(error_of(&test.answers()), 0);
+    assert!(test.connection.is_over());
+    let first_bytes = [0, 1].map(|page: usize| test.memory.pages[page].as_ref().unwrap()[0]);
+    assert_eq!(first_bytes, [7, 8]);
+    // Who has not agreed on anything waits for nothing.
+    let mut test = Test::new();
+    test.connection.leave();
+    assert!(test.connection.is_over());
+}
+
 #[test]
 fn a_client_that_reads_nothing_is_not_read_for_ever() {
     let mut test = Test::agreed();

@@ -120,3 +120,28 @@ fn options_that_wait_for_room_are_not_forgotten() {
     assert!(one * OPTIONS > super::super::connection::INPUT_MAX, "there is room for all answers");
     assert_eq!(heard.len(), OPTIONS * one);
 }
+
+/// Who is being answered when the server is asked to stop gets all of it, and then the end; who asks for nothing is not waited for.
+#[test]
+fn a_server_that_stops_answers_first() {
+    let mut rig = Rig::agreed();
+    let read = request(command::READ, 0, REQUEST_MAX);
+    let sent = rig.client.write(&read).unwrap();
+    // The request is noticed, then answered.
+    for _ in 0..2 {
+        rig.round();
+    }
+    assert!(!rig.server.clients[0].as_ref().unwrap().connection.output().is_empty(), "all of it is sent already");
+    let (_stop, stopped) = UnixStream::pair().unwrap();
+    rig.server.finish(stopped.as_fd());
+    assert!(!rig.server.has_finished());
+    let heard = rig.converse(b"");
+    assert_eq!((sent, heard.len()), (read.len(), SIMPLE_REPLY_SIZE + REQUEST_MAX as usize));
+    assert!(rig.server.has_finished());
+    assert_eq!(rig.client.read(&mut [0]).unwrap(), 0, "its connection is closed");
+
+    let mut idle = Rig::agreed();
+    idle.server.finish(stopped.as_fd());
+    idle.round();
+    assert!(idle.server.has_finished());
+}
