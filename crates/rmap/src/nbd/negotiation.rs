@@ -2,7 +2,7 @@
 
 use super::wire::{
     BASE_ALLOCATION, BASE_ALLOCATION_ID, EXPORT_FLAGS, GREETING_MAGIC, NAME_MAX, OPTION_HEADER_SIZE, OPTION_MAGIC,
-    OPTION_REPLY_MAGIC, READ_ONLY_FLAGS, REQUEST_MAX, Reader, handshake_flag, info, option, option_reply,
+    OPTION_REPLY_MAGIC, READ_ONLY_FLAGS, REQUEST_MAX, Reader, export_flag, handshake_flag, info, option, option_reply,
 };
 use crate::units::PAGE_SIZE;
 
@@ -30,8 +30,10 @@ pub struct Offer {
 }
 
 impl Offer {
-    fn flags(&self) -> u16 {
-        if self.read_only { READ_ONLY_FLAGS } else { EXPORT_FLAGS }
+    fn flags(&self, agreed: Agreed) -> u16 {
+        let flags = if self.read_only { READ_ONLY_FLAGS } else { EXPORT_FLAGS };
+        // Only an answer with structure could come in fragments, and the protocol has the flag clear where there is none.
+        if agreed.structured { flags | export_flag::SEND_DF } else { flags }
     }
 
     /// The empty name is the default export, and there is one.
@@ -85,7 +87,7 @@ impl Negotiation {
         let mut answer = Answer { option: number, out };
         match number {
             option::EXPORT_NAME if offer.has(content) => {
-                export_name(offer, answer.out, self.no_zeroes);
+                export_name(offer, self.agreed, answer.out, self.no_zeroes);
                 return Progress::Agreed(used, self.agreed);
             }
             option::EXPORT_NAME => return Progress::Over,
@@ -100,7 +102,7 @@ impl Negotiation {
             }
             option::LIST | option::STRUCTURED_REPLY => answer.with(option_reply::ERR_INVALID, &[]),
             option::INFO | option::GO => {
-                let done = answer.info(offer, content);
+                let done = answer.info(offer, self.agreed, content);
                 if done && number == option::GO {
                     return Progress::Agreed(used, self.agreed);
                 }
@@ -128,9 +130,9 @@ impl Negotiation {
     }
 }
 
-fn export_name(offer: &Offer, out: &mut Vec<u8>, no_zeroes: bool) {
+fn export_name(offer: &Offer, agreed: Agreed, out: &mut Vec<u8>, no_zeroes: bool) {
     out.extend_from_slice(&offer.size.to_be_bytes());
-    out.extend_from_slice(&offer.flags().to_be_bytes());
+    out.extend_from_slice(&offer.flags(agreed).to_be_bytes());
     if !no_zeroes {
         out.extend_from_slice(&[0; EXPORT_NAME_PADDING]);
     }
@@ -159,7 +161,7 @@ impl Answer<'_> {
     }
 
     /// `true` if the export was found and described.
-    fn info(&mut self, offer: &Offer, content: &[u8]) -> bool {
+    fn info(&mut self, offer: &Offer, agreed: Agreed, content: &[u8]) -> bool {
         let mut reader = Reader(content);
         let name = reader.text();
         let count = reader.u16();
@@ -176,7 +178,8 @@ impl Answer<'_> {
             return false;
         }
         let wants_name = reader.0.chunks_exact(2).any(|kind| kind == info::NAME.to_be_bytes());
-        let export: [&[u8]; 3] = [&info::EXPORT.to_be_bytes(), &offer.size.to_be_bytes(), &offer.flags().to_be_bytes()];
+        let flags = offer.flags(agreed).to_be_bytes();
+        let export: [&[u8]; 3] = [&info::EXPORT.to_be_bytes(), &offer.size.to_be_bytes(), &flags];
         self.with(option_reply::INFO, &export);
         let sizes: [&[u8]; 4] = [
             &info::BLOCK_SIZE.to_be_bytes(),

@@ -60,22 +60,18 @@ pub mod export_flag {
     pub const SEND_FAST_ZERO: u16 = 1 << 11;
 }
 
-/// What the disk can do.
+/// What the disk can do, whatever was agreed on.
 pub const EXPORT_FLAGS: u16 = export_flag::HAS_FLAGS
     | export_flag::SEND_FLUSH
     | export_flag::SEND_FUA
     | export_flag::SEND_TRIM
     | export_flag::SEND_WRITE_ZEROES
-    | export_flag::SEND_DF
     | export_flag::CAN_MULTI_CONN
     | export_flag::SEND_FAST_ZERO;
 
 /// What a disk can do that is only read.
-pub const READ_ONLY_FLAGS: u16 = export_flag::HAS_FLAGS
-    | export_flag::READ_ONLY
-    | export_flag::SEND_FLUSH
-    | export_flag::SEND_DF
-    | export_flag::CAN_MULTI_CONN;
+pub const READ_ONLY_FLAGS: u16 =
+    export_flag::HAS_FLAGS | export_flag::READ_ONLY | export_flag::SEND_FLUSH | export_flag::CAN_MULTI_CONN;
 
 pub mod command {
     pub const READ: u16 = 0;

@@ -64,6 +64,30 @@ fn what_is_read_only_says_so() {
     }
 }
 
+/// That an answer is not to be fragmented can be asked only where it could be.
+#[test]
+fn only_structured_answers_have_the_flag_against_fragments() {
+    use super::super::wire::export_flag::SEND_DF;
+    for read_only in [false, true] {
+        let offer = Offer { read_only, ..offer() };
+        let asked =
+            [(option::INFO, go("", &[]), 30), (option::GO, go("", &[]), 30), (option::EXPORT_NAME, Vec::new(), 8)];
+        for (number, content, at) in asked {
+            let flags = [false, true].map(|structured| {
+                let mut negotiation = greeted();
+                if structured {
+                    negotiation.advance(&offer, &option(option::STRUCTURED_REPLY, b""), &mut Vec::new());
+                }
+                let mut out = Vec::new();
+                negotiation.advance(&offer, &option(number, &content), &mut out);
+                u16::from_be_bytes([out[at], out[at + 1]])
+            });
+            assert_eq!(flags.map(|flags| flags & SEND_DF), [0, SEND_DF], "option {number}");
+            assert_eq!(flags[0] | SEND_DF, flags[1]);
+        }
+    }
+}
+
 #[test]
 fn options_are_answered() {
     use option_reply::{ACK, ERR_INVALID, ERR_UNKNOWN, ERR_UNSUP, INFO, META_CONTEXT, SERVER};
