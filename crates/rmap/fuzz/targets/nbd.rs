@@ -64,6 +64,7 @@ fuzz_target!(|bytes: &[u8]| {
             connection.filled(piece);
             rest = &rest[piece..];
         }
+        disk.begin_round();
         connection.advance(0, &offer, &mut disk, &mut pages);
         disk.run(&mut pages);
         while let Some(event) = pages.events.pop_front() {
@@ -75,7 +76,7 @@ fuzz_target!(|bytes: &[u8]| {
         }
         let said = connection.output().len();
         connection.sent(said);
-        if connection.is_over() || (piece == 0 && said == 0) {
+        if connection.is_over() || (piece == 0 && said == 0 && !disk.has_more()) {
             return;
         }
     }

@@ -168,7 +168,7 @@ impl Connection {
         self.has_ended() && !self.is_leaving() && self.output().is_empty()
     }
 
-    /// Handles what has come, as far as there is room. `owner` is how the disk calls this connection.
+    /// Handles what has come, as far as there is room, and as one round of the disk has time for it. `owner` is how the disk calls this connection.
     pub fn advance(&mut self, owner: usize, offer: &Offer, disk: &mut Disk, pages: &mut impl Pages) {
         while self.step(owner, offer, disk, pages) {}
     }
@@ -220,7 +220,7 @@ impl Connection {
                     self.phase = Phase::Over;
                     return true;
                 };
-                if !self.has_room_for(&header) {
+                if !self.has_room_for(&header) || (header.command == command::BLOCK_STATUS && !disk.may_look()) {
                     return false;
                 }
                 self.input.consume(REQUEST_SIZE);
@@ -268,7 +268,7 @@ impl Connection {
             command::WRITE => Kind::Write,
             command::TRIM => Kind::Trim,
             command::WRITE_ZEROES => Kind::Zero { holes: header.flags & command_flag::NO_HOLE == 0 },
-            command::BLOCK_STATUS => return self.block_status(header, pages),
+            command::BLOCK_STATUS => return self.block_status(header, disk, pages),
             // Every write that was answered is at all copies in sync.
             _ => return simple_reply(&mut self.output, cookie, None),
         };
@@ -290,7 +290,7 @@ impl Connection {
         }
     }
 
-    fn block_status(&mut self, header: &RequestHeader, pages: &impl Pages) {
+    fn block_status(&mut self, header: &RequestHeader, disk: &mut Disk, pages: &impl Pages) {
         let RequestHeader { offset, length, flags, cookie, .. } = *header;
         let end = offset + u64::from(length);
         let most = if flags & command_flag::REQ_ONE != 0 { 1 } else { EXTENTS_MAX };
@@ -302,7 +302,8 @@ impl Connection {
         let looked_at = |at: u64| (at - offset) / PAGE_SIZE as u64;
         while at < end && looked_at(at) < STATUS_PAGES_MAX {
             let page = PageNo(at / PAGE_SIZE as u64);
-            let run = pages.run(page, (end - at).div_ceil(PAGE_SIZE as u64) + 1);
+            let asked = (end - at).div_ceil(PAGE_SIZE as u64) + 1;
+            let run = disk.look(page, asked.min(STATUS_PAGES_MAX - looked_at(at)), pages);
             let until = ((page.0 + run.pages) * PAGE_SIZE as u64).min(end);
             let state = if run.hole { STATE_HOLE_ZERO } else { STATE_DATA };
             let length = (until - at) as u32;

@@ -21,6 +21,10 @@ const PIECES_RESERVED: usize = PIECES_MAX / 4;
 const PIECES_A_TURN: usize = 16;
 /// Steps over holes that a request takes before the next one has its turn: each may be a slab or a page.
 const HOLES_A_TURN: usize = 1024;
+/// Pages that are looked at in one round for being holes or not, by all requests of all connections together. Even where each of them
+/// is a run of its own, which takes some tens of nanoseconds, a round is over before a server that must answer within
+/// [`FAIL_AFTER_MIN`](crate::client::FAIL_AFTER_MIN) is given up.
+pub const LOOKS_A_ROUND: u64 = 1 << 16;
 /// Requests, and of a READ its bytes, for which room is made at the start. Of swap, one reads 32 KiB: eight pages (page-cluster).
 const REQUESTS_READY: usize = 256;
 const READ_READY: usize = 32 << 10;
@@ -57,6 +61,13 @@ pub enum Kind {
     },
     /// Whole pages become holes; parts of pages stay.
     Trim,
+}
+
+impl Kind {
+    /// Whole pages of it need nothing where there is a hole.
+    fn makes_holes(self) -> bool {
+        matches!(self, Kind::Trim | Kind::Zero { holes: true })
+    }
 }
 
 /// A request with all that is known of it.
@@ -126,6 +137,10 @@ pub struct Disk {
     running: VecDeque<usize>,
     merged: VecDeque<usize>,
     done: VecDeque<usize>,
+    /// Pages that may still be looked at in this round.
+    looks_left: u64,
+    /// Something waits for the next round, and for nothing else.
+    has_more: bool,
 }
 
 /// Why a piece did not begin.
@@ -169,7 +184,32 @@ impl Disk {
             running: VecDeque::with_capacity(REQUESTS_READY),
             merged: VecDeque::with_capacity(PIECES_MAX),
             done: VecDeque::with_capacity(REQUESTS_READY),
+            looks_left: LOOKS_A_ROUND,
+            has_more: false,
         }
+    }
+
+    /// A round begins: what the last one left for it can go on.
+    pub fn begin_round(&mut self) {
+        (self.looks_left, self.has_more) = (LOOKS_A_ROUND, false);
+    }
+
+    /// Whether something could go on in another round without anything having to come first.
+    pub fn has_more(&self) -> bool {
+        self.has_more
+    }
+
+    /// Whether pages may be looked at in this round. If not, there is more to do in the next one.
+    pub fn may_look(&mut self) -> bool {
+        self.has_more |= self.looks_left == 0;
+        self.looks_left > 0
+    }
+
+    /// [`Pages::run`], which counts as a part of this round.
+    pub fn look(&mut self, page: PageNo, max: u64, pages: &impl Pages) -> PageRun {
+        let run = pages.run(page, max);
+        self.looks_left = self.looks_left.saturating_sub(run.pages);
+        run
     }
 
     pub fn size(&self) -> u64 {
@@ -255,9 +295,17 @@ impl Disk {
 
     fn run_request(&mut self, id: usize, pages: &mut impl Pages) {
         let (mut begun, mut holes) = (0, 0);
-        while begun < PIECES_A_TURN && holes < HOLES_A_TURN {
+        while begun < PIECES_A_TURN {
             let Request { next, end, kind, .. } = self.requests[id];
             if next == end {
+                return;
+            }
+            // Others have their turn first. Of pieces that were begun results will come; of holes nothing does.
+            if holes == HOLES_A_TURN {
+                self.has_more = true;
+                return;
+            }
+            if kind.makes_holes() && !self.may_look() {
                 return;
             }
             let (page, start, stop) = piece_at(next, end);
@@ -287,17 +335,16 @@ impl Disk {
     ///
     /// A hole that is not held is zero at every copy: its last write was a trim that all have, or there was none. Where a write has
     /// failed that may be done yet, [`Pages::run`] says that there is no hole.
-    fn skips(&self, kind: Kind, page: PageNo, (next, end): (u64, u64), pages: &impl Pages) -> Option<u64> {
+    fn skips(&mut self, kind: Kind, page: PageNo, (next, end): (u64, u64), pages: &impl Pages) -> Option<u64> {
         let (_, start, stop) = piece_at(next, end);
         if kind == Kind::Trim && stop - start < PAGE_SIZE {
             return Some((stop - start) as u64);
         }
-        let wants_hole = matches!(kind, Kind::Trim | Kind::Zero { holes: true });
-        if !wants_hole || self.held.contains(&page.0) {
+        if !kind.makes_holes() || self.held.contains(&page.0) {
             return None;
         }
         let most = if self.held.is_empty() { (end - next).div_ceil(PAGE_SIZE as u64) } else { 1 };
-        let run = pages.run(page, most);
+        let run = self.look(page, most, pages);
         let until = (page.0 + run.pages) * PAGE_SIZE as u64;
         run.hole.then(|| until.min(end) - next)
     }

@@ -31,6 +31,9 @@ const LAST_REQUESTS: Duration = Duration::from_secs(1);
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// What is on its way back to servers when the export ends is waited for so long. Servers keep the rest until they end.
 const GIVING_BACK: Duration = Duration::from_secs(1);
+/// Where datagrams were last taken in so long ago, they are before anybody counts as silent: their answers may lie in the socket, as
+/// after a round with much to do. A fifth of [`FAIL_AFTER_MIN`](crate::client::FAIL_AFTER_MIN).
+const HEAR_EVERY: Duration = Duration::from_millis(1);
 /// New servers may wait so long.
 const TEND_EVERY: Duration = Duration::from_secs(1);
 /// Where so many pages are under way, requests and answers come in bursts, and some more of a burst is let come before the next look:
@@ -158,6 +161,8 @@ pub struct Server<C> {
     turn: usize,
     /// Nothing is gathered before.
     gathers_from: Instant,
+    /// When datagrams were last taken in.
+    heard_at: Instant,
     /// It was asked to stop, and does so then at the latest.
     ends_at: Option<Instant>,
 }
@@ -195,6 +200,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
             spares,
             turn: 0,
             gathers_from: Instant::now(),
+            heard_at: Instant::now(),
             ends_at: None,
         })
     }
@@ -241,7 +247,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
                 match event.data.u64() {
                     STOP => self.finish(stop),
                     LISTENER => self.accept(),
-                    POOL => drop(self.pool.turn().map_err(ServerError::Pool)?),
+                    POOL => self.hear()?,
                     client => self.mark_ready(client as usize, event.flags),
                 }
             }
@@ -257,6 +263,9 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
             self.gather(began);
         }
         loop {
+            if self.heard_at.elapsed() >= HEAR_EVERY {
+                self.hear()?;
+            }
             let due = self.pool.expire();
             // What came of a timeout or of the control plane is to be answered, and nothing else would wake us for it.
             if self.pool.client.has_event() {
@@ -278,6 +287,13 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
                 Err(error) => return Err(ServerError::Wait(error.into())),
             }
         }
+    }
+
+    /// Takes in what servers have sent.
+    fn hear(&mut self) -> Result<(), ServerError> {
+        self.pool.turn().map_err(ServerError::Pool)?;
+        self.heard_at = Instant::now();
+        Ok(())
     }
 
     /// Until something comes, or so long. By ppoll(2), which counts in nanoseconds: epoll_wait(2) rounds up to milliseconds, and
@@ -368,6 +384,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
         let now = self.pool.now();
         self.turn = (self.turn + 1) % CONNECTIONS_MAX;
         self.clients.iter_mut().flatten().for_each(Peer::receive);
+        self.disk.begin_round();
         loop {
             let mut pages = Space { client: &mut self.pool.client, space: self.space, now };
             let mut any = false;
@@ -394,7 +411,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
                 break;
             }
         }
-        let mut work = Work::Done;
+        let mut work = if self.disk.has_more() { Work::Left } else { Work::Done };
         for place in 0..CONNECTIONS_MAX {
             let Some(client) = &mut self.clients[place] else { continue };
             // A request that waited for room in the output can begin once that is empty, and nothing would wake us for it: the

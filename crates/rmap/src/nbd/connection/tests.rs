@@ -1,5 +1,8 @@
+use std::cell::Cell;
+
 use proptest::prelude::*;
 
+use super::super::disk::LOOKS_A_ROUND;
 use super::super::wire::{OPTION_MAGIC, Reader, SIMPLE_REPLY_MAGIC, option};
 use super::*;
 use crate::client::{Event, PageRun, Refused, Token};
@@ -87,6 +90,7 @@ impl Test {
             self.connection.filled(count);
             bytes = &bytes[count..];
             loop {
+                self.disk.begin_round();
                 self.connection.advance(0, &self.offer, &mut self.disk, &mut self.memory);
                 self.disk.run(&mut self.memory);
                 while let Some((_, request)) = self.disk.poll_done() {
@@ -94,7 +98,7 @@ impl Test {
                     self.disk.free(request);
                 }
                 let events = std::mem::take(&mut self.memory.events);
-                if events.is_empty() {
+                if events.is_empty() && !self.disk.has_more() {
                     break;
                 }
                 for (event, page) in events {
@@ -260,6 +264,62 @@ fn a_write_that_has_begun_is_the_last_request() {
     let mut test = Test::new();
     test.connection.leave();
     assert!(test.connection.is_over());
+}
+
+/// A disk of holes that counts the pages that are looked at.
+struct Counted {
+    looked_at: Cell<u64>,
+}
+
+impl Pages for Counted {
+    fn read(&mut self, _: PageNo, _: Token) -> Result<(), Refused> {
+        unreachable!("nothing is read")
+    }
+
+    fn write(&mut self, _: PageNo, _: &Page, _: Token) -> Result<(), Refused> {
+        unreachable!("nothing is written")
+    }
+
+    fn trim(&mut self, _: PageNo, _: Token) -> Result<(), Refused> {
+        unreachable!("nothing is trimmed")
+    }
+
+    fn run(&self, _: PageNo, max: u64) -> PageRun {
+        self.looked_at.set(self.looked_at.get() + max);
+        PageRun { pages: max, hole: true }
+    }
+}
+
+/// As many BLOCK_STATUS as fit into the input, of as many pages as there can be, are answered in many rounds: others have their turn
+/// between them.
+#[test]
+fn a_round_looks_at_few_pages() {
+    const LENGTH: u32 = 1 << 31;
+    let mut test = Test::agreed();
+    let mut disk = Disk::new(u64::from(LENGTH));
+    let mut pages = Counted { looked_at: Cell::new(0) };
+    let mut bytes = Vec::new();
+    RequestHeader { flags: 0, command: command::BLOCK_STATUS, cookie: 9, offset: 0, length: LENGTH }.encode(&mut bytes);
+    let requests = INPUT_MAX / bytes.len();
+    let bytes = bytes.repeat(requests);
+    let room = test.connection.room();
+    assert!(room.len() >= bytes.len());
+    room[..bytes.len()].copy_from_slice(&bytes);
+    test.connection.filled(bytes.len());
+    let (mut rounds, mut answers) = (0, 0);
+    loop {
+        pages.looked_at.set(0);
+        disk.begin_round();
+        test.connection.advance(0, &test.offer, &mut disk, &mut pages);
+        let looked_at = pages.looked_at.get();
+        assert!(looked_at < LOOKS_A_ROUND + STATUS_PAGES_MAX, "{looked_at} pages in round {rounds}");
+        rounds += 1;
+        answers += test.answers().len();
+        if !disk.has_more() {
+            break;
+        }
+    }
+    assert_eq!((rounds, answers), (requests, requests * 32), "each takes a round, and all are answered");
 }
 
 #[test]

@@ -205,6 +205,7 @@ impl Test {
     }
 
     fn settle(&mut self) {
+        self.disk.begin_round();
         self.disk.run(&mut self.model);
         while let Some((owner, id)) = self.disk.poll_done() {
             assert_eq!(owner, 0);
@@ -330,4 +331,44 @@ fn what_a_client_left_behind_ends_by_itself() {
     }
     assert_eq!(done, [(2, 3)], "nobody is there to be told of the rest");
     assert_eq!(disk.free_requests.len(), disk.requests.len());
+}
+
+/// Where each hole is a step of its own, a long trim takes many turns, and says each time that it could go on: no result comes of a
+/// hole.
+#[test]
+fn a_trim_of_many_holes_goes_on_by_itself() {
+    struct Single;
+    impl Pages for Single {
+        fn read(&mut self, _: PageNo, _: Token) -> Result<(), Refused> {
+            unreachable!("nothing is read")
+        }
+
+        fn write(&mut self, _: PageNo, _: &Page, _: Token) -> Result<(), Refused> {
+            unreachable!("nothing is written")
+        }
+
+        fn trim(&mut self, _: PageNo, _: Token) -> Result<(), Refused> {
+            unreachable!("there is no content")
+        }
+
+        fn run(&self, _: PageNo, _: u64) -> PageRun {
+            PageRun { pages: 1, hole: true }
+        }
+    }
+    const HOLES: usize = 2 * LOOKS_A_ROUND as usize;
+    let bytes = HOLES * PAGE_SIZE;
+    let mut disk = Disk::new(bytes as u64);
+    let request = disk.begin(0, 1, Kind::Trim, 0, bytes as u32);
+    let mut rounds = 1;
+    loop {
+        disk.begin_round();
+        disk.run(&mut Single);
+        if !disk.has_more() {
+            break;
+        }
+        rounds += 1;
+        assert!(rounds <= HOLES, "it never ends");
+    }
+    assert_eq!(disk.poll_done(), Some((0, request)));
+    assert_eq!(rounds, HOLES / HOLES_A_TURN);
 }
