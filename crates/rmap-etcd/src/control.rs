@@ -201,7 +201,7 @@ impl Worker {
     fn answer(&mut self, requests: &[ControlRequest]) -> Result<Vec<ControlReply>, EtcdError> {
         let change = |request: &ControlRequest| match request {
             ControlRequest::Change(change) => Some(change.clone()),
-            ControlRequest::Look { .. } | ControlRequest::Keep { .. } => None,
+            ControlRequest::Look { .. } | ControlRequest::Confirm { .. } | ControlRequest::Keep { .. } => None,
         };
         match requests.iter().map(change).collect::<Option<Vec<Change>>>() {
             Some(changes) => self.etcd.answer_batch(&changes),
@@ -261,7 +261,7 @@ impl Worker {
 fn owner_of(waiting: &Waiting) -> Option<(SpaceId, Generation)> {
     match &waiting.request {
         ControlRequest::Change(change) => Some((change.space, change.generation)),
-        ControlRequest::Look { .. } | ControlRequest::Keep { .. } => None,
+        ControlRequest::Look { .. } | ControlRequest::Confirm { .. } | ControlRequest::Keep { .. } => None,
     }
 }
 

@@ -340,6 +340,10 @@ impl ControlPlane for Etcd {
                 Ok(replies.into_iter().next().unwrap_or(ControlReply::Later))
             }
             ControlRequest::Look { space } => self.seen(*space),
+            ControlRequest::Confirm { space, generation } => {
+                let owner = self.owner(*space)?.map(|owner| owner.generation);
+                Ok(if owner == Some(*generation) { ControlReply::Done } else { ControlReply::Fenced })
+            }
             ControlRequest::Keep { space, generation } => match self.owner(*space)? {
                 None => Ok(ControlReply::Gone),
                 Some(owner) if !owner.sealed => self.seen(*space),

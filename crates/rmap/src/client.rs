@@ -24,6 +24,7 @@
 mod address;
 mod attach;
 mod check;
+mod confirm;
 mod copies;
 mod discard;
 mod exchange;
@@ -81,6 +82,7 @@ pub use tables::{SPARES_MAX, SpareTable};
 pub use vacate::GIVE_BACK_AFTER;
 pub use view::{PageRun, ServerView};
 
+use confirm::Confirms;
 use copies::Copies;
 use exchange::{Exchanges, Request};
 use ledger::Ledger;
@@ -175,6 +177,8 @@ pub enum Fault {
     WritesToFrozen,
     /// Takes a write that failed because nobody answered for one that no server has.
     ForgetsUnanswered,
+    /// Says that it owns a space without a look at who does.
+    TrustsItself,
     /// Reads what another client writes from the copies that it knows, without a look at the map.
     FollowsOldMaps,
     /// Takes a trim for the last write although another copy does not have it.
@@ -286,7 +290,7 @@ pub enum Failure {
 pub enum Event {
     /// A page; its content is where the caller of [`Client::poll_event`] wanted it.
     Read { token: Token, result: Result<(), Failure> },
-    /// A write or trim that all copies in sync have.
+    /// A write or trim that all copies in sync have, or the answer to [`Client::confirm`].
     Written { token: Token, result: Result<(), Failure> },
 }
 
@@ -316,6 +320,7 @@ pub struct Client {
     exchanges: Exchanges,
     ops: Ops,
     parking: Parking,
+    confirms: Confirms,
     copies: Copies,
     stripes: Stripes,
     cold: Cold,
@@ -372,6 +377,7 @@ impl Client {
             exchanges,
             ops,
             parking: Parking::default(),
+            confirms: Confirms::default(),
             copies: Copies::new(),
             stripes: Stripes::new(),
             cold: Cold::default(),
@@ -503,7 +509,7 @@ impl Client {
 
     /// Whether [`Client::poll_event`] has a result. Timeouts and answers of the control plane make some, too.
     pub fn has_event(&self) -> bool {
-        self.ops.has_done()
+        self.ops.has_done() || self.confirms.has_done()
     }
 
     /// A question for the control plane, to be answered by [`Client::on_control`]. Asked again if no answer comes.

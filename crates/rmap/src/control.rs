@@ -71,6 +71,8 @@ pub enum ControlRequest {
     Change(Change),
     /// How is this space? An answer is as it was at some moment after the question was asked, never before.
     Look { space: SpaceId },
+    /// Does this generation still own the space? As of a look, an answer is of some moment after the question was asked.
+    Confirm { space: SpaceId, generation: Generation },
     /// "I keep this sealed space from now on, if it still has this generation": the next one is the caller's.
     Keep { space: SpaceId, generation: Generation },
 }
@@ -80,7 +82,9 @@ impl ControlRequest {
     pub fn place(&self) -> (SpaceId, Option<SlabNo>) {
         match self {
             ControlRequest::Change(change) => (change.space, Some(change.slab)),
-            ControlRequest::Look { space } | ControlRequest::Keep { space, .. } => (*space, None),
+            ControlRequest::Look { space }
+            | ControlRequest::Confirm { space, .. }
+            | ControlRequest::Keep { space, .. } => (*space, None),
         }
     }
 }
@@ -88,6 +92,7 @@ impl ControlRequest {
 /// What came of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlReply {
+    /// It is so: the change is made, or the generation owns the space.
     Done,
     /// The entry of today is this one.
     Conflict(MapEntry),

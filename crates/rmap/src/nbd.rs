@@ -9,7 +9,8 @@
 //! A write is answered when every copy in sync has it, so FLUSH and FUA have nothing left to do, on whichever connection
 //! they come: several connections are allowed and see one disk. A page is read, changed and written back for a write of a
 //! part of it; no other write to that page begins meanwhile. A page is written as a whole or not at all; of a longer write
-//! that fails, or whose client goes away in the middle, any of its pages may be new. TRIM makes whole pages zero.
+//! that fails, or whose client goes away in the middle, any of its pages may be new. TRIM makes whole pages zero. Where they are zero
+//! already no server is asked; it is answered when the control plane has said, since then, that nobody else owns the space.
 //!
 //! # When something fails
 //!

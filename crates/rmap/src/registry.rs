@@ -238,19 +238,27 @@ impl Registry {
         (!fits).then_some(ControlReply::Conflict(today))
     }
 
-    /// Answers a client's questions. Changes that come together are made together.
+    /// Answers a client's questions, in their order. Changes that follow one another are made together.
     ///
     /// # Errors
     /// As of [`Registry::swap_all`].
     pub fn answer_all(&mut self, requests: &[ControlRequest]) -> Result<Vec<ControlReply>, RegistryError> {
-        let change = |request: &ControlRequest| match request {
-            ControlRequest::Change(change) => Some(change.clone()),
-            ControlRequest::Look { .. } | ControlRequest::Keep { .. } => None,
-        };
-        match requests.iter().map(change).collect::<Option<Vec<Change>>>() {
-            Some(changes) => self.swap_all(&changes),
-            None => requests.iter().map(|request| self.answer(request)).collect(),
+        let mut replies = Vec::with_capacity(requests.len());
+        let mut changes = Vec::new();
+        for request in requests {
+            if let ControlRequest::Change(change) = request {
+                changes.push(change.clone());
+                continue;
+            }
+            if !changes.is_empty() {
+                replies.extend(self.swap_all(&std::mem::take(&mut changes))?);
+            }
+            replies.push(self.answer(request)?);
         }
+        if !changes.is_empty() {
+            replies.extend(self.swap_all(&changes)?);
+        }
+        Ok(replies)
     }
 
     /// Answers a client.
@@ -263,6 +271,11 @@ impl Registry {
             ControlRequest::Look { space } => {
                 self.locked(Registry::catch_up)?;
                 Ok(self.today(*space).map_or(ControlReply::Gone, ControlReply::Seen))
+            }
+            ControlRequest::Confirm { space, generation } => {
+                self.locked(Registry::catch_up)?;
+                let owner = self.spaces.get(&space.0).map(|record| record.generation);
+                Ok(if owner == Some(generation.0) { ControlReply::Done } else { ControlReply::Fenced })
             }
             ControlRequest::Keep { space, generation } => {
                 self.locked(Registry::catch_up)?;

@@ -255,6 +255,8 @@ fn the_thread_that_serves_a_disk_allocates_nothing() {
     disk.each(TRIM, 0..8, false);
     disk.each(READ, 0..8, true);
     disk.each(WRITE, 0..8, false);
+    // Of what was never written.
+    disk.each(TRIM, 48..56, false);
     check("reads and trims");
     until(&views, "time", |_, _, _| true);
     until(&views, "time", |_, _, _| true);

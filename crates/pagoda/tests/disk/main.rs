@@ -264,6 +264,23 @@ fn the_owner_before_is_cut_off() {
     assert_eq!(second.stop(), Some(0));
 }
 
+/// Nor does it say that it has made zero what it takes for zero and the next owner has written.
+#[test]
+fn the_owner_before_trims_no_hole() {
+    let pool = Pool::start("takeover-trim", 1);
+    pool.run(&["disk", "create", "d", "--size", "4M", "--copies", "1"]);
+    let mut first = pool.export("d", &[]);
+    qemu_io(&first.uri(), &["discard 0 1M", "read -P 0 0 1M"]);
+    let second = pool.export_at("d", &pool.socket("second"), &["--take-over"]);
+    qemu_io(&second.uri(), &["write -P 2 0 4096"]);
+    let late = Command::new("qemu-io").args(["-f", "raw", &first.uri(), "-c", "discard 0 4096"]).output().unwrap();
+    let said = text(&late.stdout) + &text(&late.stderr);
+    assert!(!late.status.success() || said.contains("failed"), "a late discard was acknowledged: {said}");
+    assert_eq!(first.wait(), Some(1), "it says why it ends");
+    qemu_io(&second.uri(), &["read -P 2 0 4096", "discard 0 4096", "read -P 0 0 1M"]);
+    assert_eq!(second.stop(), Some(0));
+}
+
 #[test]
 fn a_full_pool_says_so_and_keeps_what_it_has() {
     let pool = Pool::start("full", 1);

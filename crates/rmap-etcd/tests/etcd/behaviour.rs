@@ -174,6 +174,7 @@ fn what_is_sealed_has_one_keeper<P: Plane>(plane: &P) {
     let (mut one, mut other) = (plane.way(), plane.way());
     let look = ControlRequest::Look { space };
     let keep = |generation| ControlRequest::Keep { space, generation };
+    let confirm = |generation| ControlRequest::Confirm { space, generation };
     let nobody = ControlRequest::Look { space: SpaceId(77) };
     assert_eq!(one.answer(&nobody).unwrap(), ControlReply::Gone);
     assert_eq!(one.answer(&ControlRequest::Keep { space: SpaceId(77), generation: Generation(1) }).unwrap(), {
@@ -182,6 +183,10 @@ fn what_is_sealed_has_one_keeper<P: Plane>(plane: &P) {
     let (first, _) = one.take_over(space).unwrap();
     let made = change(space, first, 3, 1);
     assert_eq!(one.swap(&made).unwrap(), ControlReply::Done);
+    assert_eq!(other.answer(&confirm(first)).unwrap(), ControlReply::Done);
+    assert_eq!(other.answer(&confirm(Generation(2))).unwrap(), ControlReply::Fenced);
+    let unknown = ControlRequest::Confirm { space: SpaceId(77), generation: first };
+    assert_eq!(one.answer(&unknown).unwrap(), ControlReply::Fenced);
     let map = vec![(SlabNo(3), made.entry)];
     let today = |generation, sealed| Today { generation: Generation(generation), sealed, map: map.clone() };
     // Only what is sealed has readers.
@@ -191,6 +196,7 @@ fn what_is_sealed_has_one_keeper<P: Plane>(plane: &P) {
     assert_eq!(one.seal(space, first).unwrap(), Generation(2));
     assert!(one.seal(space, first).is_err());
     // The owner that sealed it has had its time.
+    assert_eq!(one.answer(&confirm(first)).unwrap(), ControlReply::Fenced);
     assert_eq!(one.swap(&change(space, first, 3, 2)).unwrap(), ControlReply::Fenced);
     assert_eq!(other.answer(&look).unwrap(), ControlReply::Seen(today(2, true)));
     assert_eq!(other.answer(&keep(Generation(2))).unwrap(), ControlReply::Kept(today(3, true)));

@@ -339,7 +339,7 @@ impl Client {
 
     /// The control plane answered.
     pub(super) fn control_answered(&mut self, now: Time, question: Question, reply: ControlReply) {
-        let space = question.space;
+        let (space, id) = (question.space, question.id);
         match (question.request, reply) {
             (ControlRequest::Change(change), reply) => {
                 let slab = change.slab.0 as usize;
@@ -351,6 +351,8 @@ impl Client {
                     _ => self.space_taken(space),
                 }
             }
+            (ControlRequest::Confirm { .. }, ControlReply::Done) => self.confirmed(space, id),
+            (ControlRequest::Confirm { .. }, _) => self.space_taken(space),
             (_, ControlReply::Seen(today)) if self.is_followed(space) => self.followed_seen(now, space, today),
             (_, ControlReply::Seen(today)) => self.space_seen(now, space, today, Tenure::Reader),
             (_, ControlReply::Kept(today)) => self.space_seen(now, space, today, Tenure::Keeper),
@@ -458,6 +460,7 @@ impl Client {
         }
         self.fail_ops(space, None, super::Failure::Fenced);
         self.unpark_space(space);
+        self.refuse_confirms(space);
     }
 
     pub(super) fn first_page(&self, slab: usize) -> PageNo {

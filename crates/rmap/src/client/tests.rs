@@ -5,6 +5,7 @@ mod busy;
 mod catch_up;
 mod choice;
 mod cold;
+mod confirm;
 mod control;
 mod damage;
 mod dissolve;

@@ -106,6 +106,7 @@ impl Client {
             }
         }
         self.watch_map(now);
+        self.tend_confirms(now);
         self.rebuild(now);
         self.look_at_load(now);
         self.settle(now);

@@ -193,9 +193,14 @@ impl Client {
 
     /// Whether the map of a space that another client writes has been asked for for too long.
     pub(super) fn is_look_overdue(&self, space: usize) -> bool {
+        self.is_question_overdue(space, |request| matches!(request, ControlRequest::Look { .. }))
+    }
+
+    /// Whether something about a space has been asked for too long.
+    pub(super) fn is_question_overdue(&self, space: usize, fits: impl Fn(&ControlRequest) -> bool) -> bool {
         let Some(patience) = self.config.error_after else { return false };
-        let is_look = |q: &&Question| q.space == space && matches!(q.request, ControlRequest::Look { .. });
-        let asked = self.questions.iter().find(is_look).and_then(|question| question.first_asked);
+        let fits = |question: &&Question| question.space == space && fits(&question.request);
+        let asked = self.questions.iter().find(fits).and_then(|question| question.first_asked);
         asked.is_some_and(|asked| self.late_at(asked, patience, self.map_late_at(self.now, patience)) <= self.now)
     }
 

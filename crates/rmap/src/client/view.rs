@@ -35,7 +35,8 @@ pub struct ServerView {
 pub struct PageRun {
     pub pages: u64,
     /// Zero by what this owner knows: never written, or trimmed. What is being written may be either, but for what has failed as
-    /// [`Failure::Silent`](super::Failure::Silent): its caller takes it for over, and it may be done yet.
+    /// [`Failure::Silent`](super::Failure::Silent): its caller takes it for over, and it may be done yet. A newer owner may know better:
+    /// who acknowledges a trim because of this asks [`Client::confirm`] first.
     pub hole: bool,
 }
 
@@ -130,6 +131,7 @@ impl Client {
         !transfers
             && self.ops.is_idle()
             && self.parking.is_empty()
+            && self.confirms.is_idle()
             && self.copies.is_idle()
             && self.stripes.is_idle()
             && self.is_ledger_idle()

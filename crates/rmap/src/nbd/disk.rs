@@ -31,6 +31,9 @@ const READ_READY: usize = 32 << 10;
 /// A request's buffer is kept for the next one up to this size.
 const BUFFER_KEPT_MAX: usize = 256 << 10;
 
+/// The question whether nobody else owns the pages; other tokens are places of pieces.
+const CONFIRM: Token = Token::MAX;
+
 const ZERO_PAGE: Page = [0; PAGE_SIZE];
 
 /// Where pages are. Results come later, by token.
@@ -46,6 +49,11 @@ pub trait Pages {
     /// # Errors
     /// Nothing was begun.
     fn trim(&mut self, page: PageNo, token: Token) -> Result<(), Refused>;
+    /// Asks whether nobody else owns the pages, at some moment from now on. The result comes as of a write.
+    ///
+    /// # Errors
+    /// Nothing was asked.
+    fn confirm(&mut self, token: Token) -> Result<(), Refused>;
     /// How many pages from `page` on, at most `max`, are alike in being holes or not.
     fn run(&self, page: PageNo, max: u64) -> PageRun;
 }
@@ -84,7 +92,10 @@ pub struct Request {
     /// Where the next piece begins.
     next: u64,
     end: u64,
+    /// What it waits for: pieces under way, and the word that its holes are holes.
     pieces: usize,
+    /// Some of it was a hole, and nothing was done there.
+    has_skipped: bool,
 }
 
 impl Request {
@@ -137,6 +148,10 @@ pub struct Disk {
     running: VecDeque<usize>,
     merged: VecDeque<usize>,
     done: VecDeque<usize>,
+    /// Requests that are done if what they took for holes are holes; and how many of them, from the first on, the question under way
+    /// is for.
+    unsure: VecDeque<usize>,
+    confirming: usize,
     /// Pages that may still be looked at in this round.
     looks_left: u64,
     /// Something waits for the next round, and for nothing else.
@@ -172,6 +187,7 @@ impl Disk {
             next: 0,
             end: 0,
             pieces: 0,
+            has_skipped: false,
         };
         Disk {
             size,
@@ -184,6 +200,8 @@ impl Disk {
             running: VecDeque::with_capacity(REQUESTS_READY),
             merged: VecDeque::with_capacity(PIECES_MAX),
             done: VecDeque::with_capacity(REQUESTS_READY),
+            unsure: VecDeque::with_capacity(REQUESTS_READY),
+            confirming: 0,
             looks_left: LOOKS_A_ROUND,
             has_more: false,
         }
@@ -237,6 +255,7 @@ impl Disk {
             next: offset,
             end,
             pieces: 0,
+            has_skipped: false,
         };
         if id == self.requests.len() {
             self.requests.push(request);
@@ -283,13 +302,36 @@ impl Disk {
             }
         }
         for _ in 0..self.running.len() {
-            let Some(id) = self.running.pop_front() else { return };
+            let Some(id) = self.running.pop_front() else { break };
             self.run_request(id, pages);
             if self.requests[id].next < self.requests[id].end {
                 self.running.push_back(id);
             } else {
                 self.finish_if_over(id);
             }
+        }
+        self.confirm(pages);
+    }
+
+    /// Asks for all requests together that wait for that whether this is still the owner who knows what the holes are.
+    fn confirm(&mut self, pages: &mut impl Pages) {
+        if self.confirming > 0 || self.unsure.is_empty() {
+            return;
+        }
+        match pages.confirm(CONFIRM).map_err(later) {
+            Ok(()) => self.confirming = self.unsure.len(),
+            Err(Later::Wait) => {}
+            Err(Later::Failed(error)) => self.end_unsure(self.unsure.len(), Some(error)),
+        }
+    }
+
+    fn end_unsure(&mut self, count: usize, error: Option<Errno>) {
+        for _ in 0..count {
+            let Some(id) = self.unsure.pop_front() else { return };
+            let request = &mut self.requests[id];
+            request.pieces -= 1;
+            request.error = request.error.or(error);
+            self.finish_if_over(id);
         }
     }
 
@@ -310,9 +352,16 @@ impl Disk {
             }
             let (page, start, stop) = piece_at(next, end);
             let whole = stop - start == PAGE_SIZE;
-            if let Some(length) = self.skips(kind, page, (next, end), pages) {
+            // A part of a page that is trimmed stays as it is.
+            if kind == Kind::Trim && !whole {
+                holes += 1;
+                self.requests[id].next += (stop - start) as u64;
+                continue;
+            }
+            if let Some(length) = self.hole_at(kind, page, (next, end), pages) {
                 holes += 1;
                 self.requests[id].next += length;
+                self.requests[id].has_skipped = true;
                 continue;
             }
             let result = match kind {
@@ -331,15 +380,12 @@ impl Disk {
         }
     }
 
-    /// The bytes from `next` on for which nothing is to be done: parts of pages that are trimmed, and what is a hole.
+    /// The bytes from `next` on for which nothing is to be done, as there is a hole.
     ///
     /// A hole that is not held is zero at every copy: its last write was a trim that all have, or there was none. Where a write has
-    /// failed that may be done yet, [`Pages::run`] says that there is no hole.
-    fn skips(&mut self, kind: Kind, page: PageNo, (next, end): (u64, u64), pages: &impl Pages) -> Option<u64> {
-        let (_, start, stop) = piece_at(next, end);
-        if kind == Kind::Trim && stop - start < PAGE_SIZE {
-            return Some((stop - start) as u64);
-        }
+    /// failed that may be done yet, [`Pages::run`] says that there is no hole. All of that is what this owner knows, and no server was
+    /// asked that would refuse one of the past: the request is answered when [`Pages::confirm`] says that it still was the owner.
+    fn hole_at(&mut self, kind: Kind, page: PageNo, (next, end): (u64, u64), pages: &impl Pages) -> Option<u64> {
         if !kind.makes_holes() || self.held.contains(&page.0) {
             return None;
         }
@@ -426,9 +472,14 @@ impl Disk {
         (taken.start, taken.end, taken.of_write) = (start, end, of_write);
     }
 
-    /// A result, and for a read the page.
+    /// A result, and for a read the page. [`Disk::run`] follows.
     pub fn on_event(&mut self, event: Event, page: &Page, pages: &mut impl Pages) {
         let (Event::Read { token, result } | Event::Written { token, result }) = event;
+        if token == CONFIRM {
+            // Those that came since then wait for the next answer.
+            let count = std::mem::take(&mut self.confirming);
+            return self.end_unsure(count, result.err().map(errno));
+        }
         let id = token as usize;
         let Some(piece) = self.pieces.get_mut(id) else { return };
         if let Err(failure) = result {
@@ -478,10 +529,16 @@ impl Disk {
     }
 
     fn finish_if_over(&mut self, id: usize) {
-        if !self.requests[id].is_over() {
+        let request = &mut self.requests[id];
+        if !request.is_over() {
             return;
         }
-        if self.requests[id].owner.is_some() {
+        let has_skipped = std::mem::take(&mut request.has_skipped);
+        if has_skipped && request.error.is_none() && request.owner.is_some() {
+            request.pieces += 1;
+            return self.unsure.push_back(id);
+        }
+        if request.owner.is_some() {
             self.done.push_back(id);
         } else {
             self.free(id);
@@ -537,7 +594,7 @@ impl Disk {
 
     /// Whether nothing is under way.
     pub fn is_idle(&self) -> bool {
-        self.pages_under_way() == 0 && self.running.is_empty() && self.done.is_empty()
+        self.pages_under_way() == 0 && self.running.is_empty() && self.unsure.is_empty() && self.done.is_empty()
     }
 }
 

@@ -124,6 +124,10 @@ impl Pages for Space<'_> {
         self.client.trim(self.now, self.space, page, Class::Demand, token)
     }
 
+    fn confirm(&mut self, token: Token) -> Result<(), Refused> {
+        self.client.confirm(self.now, self.space, token)
+    }
+
     fn run(&self, page: PageNo, max: u64) -> PageRun {
         self.client.page_run(self.space, page, max)
     }

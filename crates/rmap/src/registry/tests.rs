@@ -144,6 +144,28 @@ fn changes_that_come_together_are_compared_one_by_one() {
     let replies = registry.answer_all(&requests).unwrap();
     assert_eq!(replies[0], ControlReply::Done);
     assert!(matches!(&replies[1], ControlReply::Seen(today) if today.map[0] == entry(3, 3)));
+    let confirm = |generation| ControlRequest::Confirm { space: SPACE, generation: Generation(generation) };
+    let change = |slab, revision| ControlRequest::Change(request(1, slab, revision));
+    let requests = [change(4, 2), change(6, 2), confirm(1), change(6, 3), change(6, 3), confirm(2)];
+    let replies = registry.answer_all(&requests).unwrap();
+    let done = ControlReply::Done;
+    let again = conflict(request(1, 6, 3));
+    assert_eq!(replies, [done.clone(), done.clone(), done.clone(), done, again, ControlReply::Fenced]);
+}
+
+/// As other processes left it.
+#[test]
+fn who_was_replaced_owns_nothing() {
+    let dir = Dir::new("replaced");
+    let mut registry = Registry::open(&dir.file()).unwrap();
+    let owns = |registry: &mut Registry, generation| {
+        registry.answer(&ControlRequest::Confirm { space: SPACE, generation: Generation(generation) }).unwrap()
+    };
+    assert_eq!(owns(&mut registry, 1), ControlReply::Fenced, "there is no such space");
+    registry.take_over(SPACE).unwrap();
+    assert_eq!(owns(&mut registry, 1), ControlReply::Done);
+    Registry::open(&dir.file()).unwrap().take_over(SPACE).unwrap();
+    assert_eq!([owns(&mut registry, 1), owns(&mut registry, 2)], [ControlReply::Fenced, ControlReply::Done]);
 }
 
 /// For every process, and after the log was written anew.

@@ -74,6 +74,8 @@ impl Registry {
                 record.map.insert(slab.0, entry.clone());
                 ControlReply::Done
             }
+            ControlRequest::Confirm { generation, .. } if record.generation == generation.0 => ControlReply::Done,
+            ControlRequest::Confirm { .. } => ControlReply::Fenced,
             ControlRequest::Keep { generation, .. } if record.generation == generation.0 => {
                 record.generation += 1;
                 ControlReply::Kept(record.today())

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use rmap::units::{PageNo, SpaceId};
+use rmap::units::PageNo;
 
 use super::*;
 use crate::node::{Ask, Asked};
@@ -81,22 +81,36 @@ fn a_write_that_is_forgotten_is_noticed() {
     eprintln!("{}", what.expect("it is not noticed"));
 }
 
+/// So has an owner of the past that says of a hole that it was trimmed, though there may be something by now.
+#[test]
+fn a_trim_by_an_owner_of_the_past_is_noticed() {
+    let sabotage = Sabotage { client: Some(ClientFault::TrustsItself), ..Sabotage::default() };
+    let what = (0..SABOTAGED_SEEDS).find_map(|seed| run(seed, Some(impatient(seed)), None, sabotage).violation);
+    eprintln!("{}", what.expect("it is not noticed"));
+}
+
 impl World {
-    /// What is a hole, and is not being written, is trimmed without anybody being asked: so disks do. `false` if this is none.
+    /// What is a hole, and is not being written, is trimmed without any server being asked: so disks do. `false` if this is none.
     pub fn trims_nothing(&mut self, node: usize, space: u64, page: u64) -> bool {
-        let Program::Host(host) = &self.nodes[node].program else { return false };
+        let now = self.nodes[node].local(self.now_ns);
+        let Program::Host(host) = &mut self.nodes[node].program else { return false };
         let Some(&(reference, generation)) = host.owns.get(&space) else { return false };
         let writes = |ask: &Ask| (ask.space, ask.page) == (space, page) && matches!(ask.asked, Asked::Write(_));
-        let is_owner = generation == self.registry.generation(SpaceId(space));
         let is_held = host.asks.values().any(writes);
         let hole = host.client.page_run(reference, PageNo(page), 1).hole;
-        if self.plan.error_after.is_none() || !is_owner || is_held || !hole {
+        if self.plan.error_after.is_none() || is_held || !hole {
             return false;
         }
+        host.tokens += 1;
+        let token = host.tokens;
         let (nth, _) = self.oracle.write(space, page, generation, true);
-        if let Err(what) = self.oracle.acknowledged(space, page, nth) {
-            self.fail(format!("{space}/{page} at {node}, trimmed as a hole: {what}"));
-        }
+        let asked = Asked::Write(nth);
+        // There is always a place for one: no host has so many operations under way.
+        host.client.confirm(now, reference, token).expect("it may ask");
+        let since_ns = self.now_ns;
+        host.asks.insert(token, Ask { space, page, generation, asked, reads_sealed: false, since_ns });
+        self.say(|| format!("{node} {space}/{page} {asked:?} begins, as a hole"));
+        self.pump(node);
         true
     }
 }

@@ -163,7 +163,7 @@ impl World {
         world
     }
 
-    fn say(&self, what: impl FnOnce() -> String) {
+    pub fn say(&self, what: impl FnOnce() -> String) {
         if self.trace {
             eprintln!("{:>12.3} us  {}", self.now_ns as f64 / 1000.0, what());
         }

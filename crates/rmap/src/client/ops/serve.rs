@@ -388,6 +388,9 @@ impl Client {
             self.unpark_waiting();
             return Some(Event::Written { token, result: Err(Failure::Silent) });
         }
+        if let Some(event) = self.confirms.next_event() {
+            return Some(event);
+        }
         let op = self.ops.done.pop_front()?;
         let Operation { kind, token, stage, has_content, class, since, .. } = self.ops.all[op];
         let Stage::Done(result) = stage else { return None };

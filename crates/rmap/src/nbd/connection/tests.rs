@@ -42,6 +42,11 @@ impl Pages for Memory {
         Ok(())
     }
 
+    fn confirm(&mut self, token: Token) -> Result<(), Refused> {
+        self.events.push((Event::Written { token, result: Ok(()) }, [0; PAGE_SIZE]));
+        Ok(())
+    }
+
     fn run(&self, page: PageNo, max: u64) -> PageRun {
         let hole = self.pages[page.0 as usize].is_none();
         let alike = self.pages[page.0 as usize..].iter().take(max as usize).take_while(|p| p.is_none() == hole);
@@ -281,6 +286,10 @@ impl Pages for Counted {
     }
 
     fn trim(&mut self, _: PageNo, _: Token) -> Result<(), Refused> {
+        unreachable!("nothing is trimmed")
+    }
+
+    fn confirm(&mut self, _: Token) -> Result<(), Refused> {
         unreachable!("nothing is trimmed")
     }
 

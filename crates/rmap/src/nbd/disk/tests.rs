@@ -16,12 +16,14 @@ type Content = Option<Box<Page>>;
 struct Model {
     pages: Vec<Content>,
     waiting: Vec<(Token, PageNo, Option<Content>)>,
+    /// The question who owns the pages is under way.
+    is_asked: bool,
     room: usize,
 }
 
 impl Model {
     fn new(room: usize) -> Model {
-        Model { pages: vec![None; PAGES as usize], waiting: Vec::new(), room }
+        Model { pages: vec![None; PAGES as usize], waiting: Vec::new(), is_asked: false, room }
     }
 
     fn begin(&mut self, token: Token, page: PageNo, change: Option<Content>) -> Result<(), Refused> {
@@ -36,10 +38,11 @@ impl Model {
 
     /// Ends one operation.
     fn finish(&mut self, pick: usize, page: &mut Page) -> Option<Event> {
-        if self.waiting.is_empty() {
-            return None;
+        let pick = pick % (self.waiting.len() + usize::from(self.is_asked)).max(1);
+        if pick == self.waiting.len() {
+            return std::mem::take(&mut self.is_asked).then_some(Event::Written { token: CONFIRM, result: Ok(()) });
         }
-        let (token, number, change) = self.waiting.remove(pick % self.waiting.len());
+        let (token, number, change) = self.waiting.remove(pick);
         let stored = &mut self.pages[number.0 as usize];
         match change {
             None => {
@@ -69,6 +72,12 @@ impl Pages for Model {
 
     fn trim(&mut self, page: PageNo, token: Token) -> Result<(), Refused> {
         self.begin(token, page, Some(None))
+    }
+
+    fn confirm(&mut self, token: Token) -> Result<(), Refused> {
+        assert!(token == CONFIRM && !self.is_asked, "asked once for all who wait");
+        self.is_asked = true;
+        Ok(())
     }
 
     fn run(&self, page: PageNo, max: u64) -> PageRun {
@@ -351,6 +360,10 @@ fn a_trim_of_many_holes_goes_on_by_itself() {
             unreachable!("there is no content")
         }
 
+        fn confirm(&mut self, _: Token) -> Result<(), Refused> {
+            Ok(())
+        }
+
         fn run(&self, _: PageNo, _: u64) -> PageRun {
             PageRun { pages: 1, hole: true }
         }
@@ -369,6 +382,66 @@ fn a_trim_of_many_holes_goes_on_by_itself() {
         rounds += 1;
         assert!(rounds <= HOLES, "it never ends");
     }
+    disk.on_event(Event::Written { token: CONFIRM, result: Ok(()) }, &ZERO_PAGE, &mut Single);
     assert_eq!(disk.poll_done(), Some((0, request)));
     assert_eq!(rounds, HOLES / HOLES_A_TURN);
+}
+
+/// What this owner takes for a hole a newer one may have written: nobody is told that it was trimmed before it is known that there was
+/// no newer one, by a question that was asked after the request. All that wait by then share it.
+#[test]
+fn a_trim_of_a_hole_waits_for_the_word_that_it_is_one() {
+    let holes = |disk: &mut Disk, cookie, kind| disk.begin(0, cookie, kind, 0, SIZE as u32);
+    let answer = |disk: &mut Disk, model: &mut Model, result| {
+        assert!(std::mem::take(&mut model.is_asked), "nothing is asked");
+        disk.on_event(Event::Written { token: CONFIRM, result }, &ZERO_PAGE, model);
+        disk.begin_round();
+        disk.run(model);
+    };
+    let done = |disk: &mut Disk| {
+        let mut told: Vec<(u64, Option<Errno>)> = Vec::new();
+        while let Some((_, id)) = disk.poll_done() {
+            told.push((disk.request(id).cookie, disk.request(id).error));
+            disk.free(id);
+        }
+        told
+    };
+    for (result, error) in
+        [(Ok(()), None), (Err(Failure::Fenced), Some(Errno::Shutdown)), (Err(Failure::Silent), Some(Errno::Io))]
+    {
+        let (mut disk, mut model) = (Disk::new(SIZE as u64), Model::new(8));
+        holes(&mut disk, 1, Kind::Trim);
+        holes(&mut disk, 2, Kind::Zero { holes: true });
+        disk.run(&mut model);
+        assert!(model.waiting.is_empty() && !disk.is_idle(), "no page is asked for");
+        holes(&mut disk, 3, Kind::Trim);
+        disk.run(&mut model);
+        assert_eq!(done(&mut disk), []);
+        answer(&mut disk, &mut model, result);
+        assert_eq!(done(&mut disk), [(1, error), (2, error)], "the third came after the question");
+        answer(&mut disk, &mut model, Ok(()));
+        assert_eq!(done(&mut disk), [(3, None)]);
+        assert!(disk.is_idle() && !model.is_asked);
+    }
+    // Where pages are trimmed that had content, servers have said that this is the owner.
+    let (mut disk, mut model) = (Disk::new(SIZE as u64), Model::new(8));
+    model.pages = vec![Some(Box::new([1; PAGE_SIZE])); PAGES as usize];
+    holes(&mut disk, 4, Kind::Trim);
+    // Nor has a part of a page that stays as it is anything to do with that.
+    disk.begin(0, 5, Kind::Trim, 10, 20);
+    disk.run(&mut model);
+    let mut page = ZERO_PAGE;
+    while let Some(event) = model.finish(0, &mut page) {
+        assert!(!matches!(event, Event::Written { token: CONFIRM, .. }));
+        disk.on_event(event, &ZERO_PAGE, &mut model);
+    }
+    assert_eq!(done(&mut disk), [(5, None), (4, None)]);
+    // Who has gone is not asked for.
+    holes(&mut disk, 6, Kind::Trim);
+    disk.run(&mut model);
+    holes(&mut disk, 7, Kind::Trim);
+    disk.abandon(0);
+    answer(&mut disk, &mut model, Ok(()));
+    assert!(done(&mut disk).is_empty() && disk.is_idle() && !model.is_asked);
+    assert_eq!(disk.free_requests.len(), disk.requests.len());
 }

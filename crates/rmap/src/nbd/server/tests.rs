@@ -1,8 +1,10 @@
 //! The loop, round by round, with a client at the other end of a socket pair and a pool without servers: all of the disk is holes.
 
+use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::net::UnixStream;
+use std::rc::Rc;
 
 use super::super::wire::{OPTION_MAGIC, REQUEST_MAX, RequestHeader, command, option};
 use super::*;
@@ -17,11 +19,13 @@ const SIMPLE_REPLY_SIZE: usize = 16;
 /// What a client reads at a time.
 const READ_SIZE: usize = 64 << 10;
 
-type Control = fn(&ControlRequest) -> ControlReply;
+type Control = Box<dyn FnMut(&ControlRequest) -> ControlReply>;
 
 struct Rig {
     server: Server<Control>,
     client: UnixStream,
+    /// What the control plane says.
+    reply: Rc<RefCell<ControlReply>>,
 }
 
 impl Rig {
@@ -33,14 +37,16 @@ impl Rig {
             SpaceSpec { id: SpaceId(1), pages: SIZE / PAGE_SIZE as u64, copies: 1, reserve: 0, key: [3; KEY_SIZE] };
         let space = client.attach(&spec, Generation(1), &[]).unwrap();
         let local = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let control: Control = |_| ControlReply::Done;
+        let reply = Rc::new(RefCell::new(ControlReply::Done));
+        let said = Rc::clone(&reply);
+        let control: Control = Box::new(move |_| said.borrow().clone());
         let pool = UdpClient::new(client, Port::bind(local).unwrap(), Wait::BLOCK, Instant::now(), control);
         let export = Export { name: "disk".to_owned(), space, size: SIZE, read_only: false };
         let mut server = Server::new(pool, export, Listener::tcp(local).unwrap(), Wait::BLOCK).unwrap();
         let (ours, client) = UnixStream::pair().unwrap();
         client.set_nonblocking(true).unwrap();
         server.admit(ours.into());
-        let mut rig = Rig { server, client };
+        let mut rig = Rig { server, client, reply };
         assert_eq!(rig.converse(&3_u32.to_be_bytes()).len(), 18, "the greeting");
         rig
     }
@@ -144,4 +150,31 @@ fn a_server_that_stops_answers_first() {
     idle.server.finish(stopped.as_fd());
     idle.round();
     assert!(idle.server.has_finished());
+}
+
+/// A client that hangs up right after its last request: that is done all the same, and nothing is left of the client then. One that
+/// hangs up without a word keeps no place.
+#[test]
+fn a_client_that_said_goodbye_keeps_its_place_until_all_is_done() {
+    for (says_so, stays) in [(true, true), (false, false)] {
+        let mut rig = Rig::agreed();
+        *rig.reply.borrow_mut() = ControlReply::Later;
+        let goodbye = if says_so { request(command::DISCONNECT, 0, 0) } else { Vec::new() };
+        let bytes = [request(command::WRITE_ZEROES, 0, SIZE as u32), goodbye].concat();
+        assert_eq!(rig.client.write(&bytes).unwrap(), bytes.len());
+        let (client, _) = UnixStream::pair().unwrap();
+        drop(std::mem::replace(&mut rig.client, client));
+        while rig.round() {}
+        assert_eq!(rig.server.clients[0].is_some(), stays);
+        assert!(!rig.server.disk.is_idle(), "nobody has said that the holes are holes");
+        *rig.reply.borrow_mut() = ControlReply::Done;
+        let until = Instant::now() + Duration::from_secs(60);
+        while !rig.server.disk.is_idle() {
+            assert!(Instant::now() < until, "it is never done");
+            rig.server.pool.expire();
+            rig.round();
+        }
+        rig.round();
+        assert!(rig.server.clients[0].is_none());
+    }
 }
