@@ -71,6 +71,7 @@ pub use exchange::WINDOW_MAX;
 pub use ops::OPS_MAX;
 pub use parity::ParityView;
 pub use parity::standing::{Standing, standings};
+pub use parked::PARKED_MAX;
 pub(crate) use peer::RoundTrip;
 pub use peer::{Drain, Reach, SERVERS_MAX, ServerInfo};
 pub use reserve::Reserved;

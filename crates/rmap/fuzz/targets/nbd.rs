@@ -50,6 +50,10 @@ impl Pages for Zeros {
         Ok(())
     }
 
+    fn parked(&self) -> usize {
+        0
+    }
+
     fn run(&self, page: PageNo, max: u64) -> PageRun {
         assert!(page.0 < PAGES);
         PageRun { pages: max.min(PAGES - page.0), hole: page.0 % 2 == 0 }

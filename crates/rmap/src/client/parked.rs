@@ -13,7 +13,7 @@ use super::{Client, Failure, Token};
 use crate::units::{Class, PageNo, SlabNo, SlabSize, Time};
 
 /// Reads that wait so at a time; more keep their places among the operations. A VM asks for some two thousand at most.
-const PARKED_MAX: usize = 4096;
+pub const PARKED_MAX: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
 struct Parked {
@@ -40,6 +40,10 @@ impl Default for Parking {
 impl Parking {
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.all.len()
     }
 
     pub fn any_in(&self, space: usize) -> bool {

@@ -61,6 +61,11 @@ impl Client {
         self.exchanges.window
     }
 
+    /// Reads that wait for a server that is silent, at most [`PARKED_MAX`](super::PARKED_MAX): they keep no place from others.
+    pub fn parked(&self) -> usize {
+        self.parking.len()
+    }
+
     /// How each server is reached, in the order they were added.
     pub fn reach(&self) -> impl Iterator<Item = (ServerId, Reach)> {
         self.peers.iter().map(|peer| (peer.info.id, peer.reach))

@@ -10,13 +10,18 @@
 use std::collections::{HashSet, VecDeque};
 
 use super::wire::Errno;
-use crate::client::{Event, Failure, OPS_MAX, PageRun, Refused, Token};
+use crate::client::{Event, Failure, OPS_MAX, PARKED_MAX, PageRun, Refused, Token};
 use crate::units::{PAGE_SIZE, Page, PageNo};
 
-/// Pieces under way: as many as a client has operations.
-const PIECES_MAX: usize = OPS_MAX;
-/// Neither WRITE nor everything else may have all of them, or the one would wait for the other.
-const PIECES_RESERVED: usize = PIECES_MAX / 4;
+/// Pieces under way that write: as many as a client has operations. Each has room for a page.
+const WRITES_MAX: usize = OPS_MAX;
+/// Those that read: as many as the client may take, its operations and what waits there for silent servers.
+const READS_MAX: usize = OPS_MAX + PARKED_MAX;
+/// Neither WRITE, nor what else writes, nor reads that ask somebody have more of the client's operations than this, or others would
+/// wait for them.
+const ONE_KIND_MAX: usize = OPS_MAX - OPS_MAX / 4;
+/// Pieces of one READ under way. More of them make it no faster, and of what silent servers have a few long ones would take all.
+const PIECES_A_READ: usize = ONE_KIND_MAX;
 /// Pieces that a request begins before the next one has its turn.
 const PIECES_A_TURN: usize = 16;
 /// Steps over holes that a request takes before the next one has its turn: each may be a slab or a page.
@@ -54,6 +59,8 @@ pub trait Pages {
     /// # Errors
     /// Nothing was asked.
     fn confirm(&mut self, token: Token) -> Result<(), Refused>;
+    /// Reads that wait for a silent server, and keep no place from others.
+    fn parked(&self) -> usize;
     /// How many pages from `page` on, at most `max`, are alike in being holes or not.
     fn run(&self, page: PageNo, max: u64) -> PageRun;
 }
@@ -130,8 +137,6 @@ struct Piece {
     end: usize,
     /// Whether it belongs to a WRITE.
     of_write: bool,
-    /// For a part of a page: the new content, and after the read all of it.
-    content: Box<Page>,
 }
 
 /// The requests to one disk.
@@ -140,9 +145,15 @@ pub struct Disk {
     size: u64,
     requests: Vec<Request>,
     free_requests: Vec<usize>,
+    /// First those that write, then those that read.
     pieces: Vec<Piece>,
-    free_pieces: Vec<usize>,
-    write_pieces: usize,
+    free_writes: Vec<usize>,
+    free_reads: Vec<usize>,
+    /// Of those that write, what is written of a part of a page: the new content, and after the read all of it.
+    contents: Vec<Box<Page>>,
+    /// Those that belong to a WRITE, and those that read what they write a part of.
+    of_writes: usize,
+    fetching: usize,
     held: HashSet<u64>,
     /// Requests but WRITE that have pieces to begin.
     running: VecDeque<usize>,
@@ -168,15 +179,7 @@ enum Later {
 impl Disk {
     /// `size` in bytes, a multiple of the page's.
     pub fn new(size: u64) -> Disk {
-        let piece = |_| Piece {
-            step: Step::Free,
-            request: 0,
-            page: PageNo(0),
-            start: 0,
-            end: 0,
-            of_write: false,
-            content: Box::new(ZERO_PAGE),
-        };
+        let piece = |_| Piece { step: Step::Free, request: 0, page: PageNo(0), start: 0, end: 0, of_write: false };
         let request = |_| Request {
             owner: None,
             cookie: 0,
@@ -193,12 +196,15 @@ impl Disk {
             size,
             requests: (0..REQUESTS_READY).map(request).collect(),
             free_requests: (0..REQUESTS_READY).rev().collect(),
-            pieces: (0..PIECES_MAX).map(piece).collect(),
-            free_pieces: (0..PIECES_MAX).rev().collect(),
-            write_pieces: 0,
-            held: HashSet::with_capacity(2 * PIECES_MAX),
+            pieces: (0..WRITES_MAX + READS_MAX).map(piece).collect(),
+            free_writes: (0..WRITES_MAX).rev().collect(),
+            free_reads: (WRITES_MAX..WRITES_MAX + READS_MAX).rev().collect(),
+            contents: vec![Box::new(ZERO_PAGE); WRITES_MAX],
+            of_writes: 0,
+            fetching: 0,
+            held: HashSet::with_capacity(2 * WRITES_MAX),
             running: VecDeque::with_capacity(REQUESTS_READY),
-            merged: VecDeque::with_capacity(PIECES_MAX),
+            merged: VecDeque::with_capacity(WRITES_MAX),
             done: VecDeque::with_capacity(REQUESTS_READY),
             unsure: VecDeque::with_capacity(REQUESTS_READY),
             confirming: 0,
@@ -402,14 +408,14 @@ impl Disk {
         (start, end): (usize, usize),
         pages: &mut impl Pages,
     ) -> Result<(), Later> {
-        let piece = self.free_piece(false)?;
+        let piece = self.free_read(id, pages)?;
         pages.read(page, piece as Token).map_err(later)?;
         self.take_piece(piece, Step::Read, id, page, (start, end), false);
         Ok(())
     }
 
     fn begin_trim(&mut self, id: usize, page: PageNo, pages: &mut impl Pages) -> Result<(), Later> {
-        let piece = self.free_piece(false)?;
+        let piece = self.free_write(false)?;
         if self.held.contains(&page.0) {
             return Err(Later::Wait);
         }
@@ -429,7 +435,7 @@ impl Disk {
         pages: &mut impl Pages,
     ) -> Result<(), Later> {
         let of_write = self.requests[id].kind == Kind::Write;
-        let piece = self.free_piece(of_write)?;
+        let piece = self.free_write(of_write)?;
         if self.held.contains(&page.0) {
             return Err(Later::Wait);
         }
@@ -439,7 +445,7 @@ impl Disk {
             Step::Write
         } else {
             pages.read(page, piece as Token).map_err(later)?;
-            self.pieces[piece].content[start..end].copy_from_slice(content);
+            self.contents[piece][start..end].copy_from_slice(content);
             Step::Fetch
         };
         self.held.insert(page.0);
@@ -447,14 +453,22 @@ impl Disk {
         Ok(())
     }
 
-    fn free_piece(&self, of_write: bool) -> Result<usize, Later> {
-        let others = PIECES_MAX - self.free_pieces.len() - self.write_pieces;
-        let own = if of_write { self.write_pieces } else { others };
-        let piece = self.free_pieces.last().filter(|_| own < PIECES_MAX - PIECES_RESERVED);
+    fn free_write(&self, of_write: bool) -> Result<usize, Later> {
+        let others = WRITES_MAX - self.free_writes.len() - self.of_writes;
+        let own = if of_write { self.of_writes } else { others };
+        let piece = self.free_writes.last().filter(|_| own < ONE_KIND_MAX);
         piece.copied().ok_or(Later::Wait)
     }
 
-    /// The piece that [`Disk::free_piece`] gave.
+    fn free_read(&self, id: usize, pages: &impl Pages) -> Result<usize, Later> {
+        // Of those that wait for silent servers, as many as can be may be reads for writes.
+        let parked = pages.parked().saturating_sub(self.fetching);
+        let asking = (READS_MAX - self.free_reads.len()).saturating_sub(parked);
+        let may_begin = asking < ONE_KIND_MAX && self.requests[id].pieces < PIECES_A_READ;
+        self.free_reads.last().filter(|_| may_begin).copied().ok_or(Later::Wait)
+    }
+
+    /// The piece that [`Disk::free_write`] or [`Disk::free_read`] gave.
     fn take_piece(
         &mut self,
         piece: usize,
@@ -464,8 +478,10 @@ impl Disk {
         (start, end): (usize, usize),
         of_write: bool,
     ) {
-        self.free_pieces.pop();
-        self.write_pieces += usize::from(of_write);
+        let free = if step == Step::Read { &mut self.free_reads } else { &mut self.free_writes };
+        free.pop();
+        self.of_writes += usize::from(of_write);
+        self.fetching += usize::from(step == Step::Fetch);
         self.requests[request].pieces += 1;
         let taken = &mut self.pieces[piece];
         (taken.step, taken.request, taken.page) = (step, request, page);
@@ -496,8 +512,10 @@ impl Disk {
                 self.end_piece(id, None);
             }
             Step::Fetch => {
-                piece.content[..piece.start].copy_from_slice(&page[..piece.start]);
-                piece.content[piece.end..].copy_from_slice(&page[piece.end..]);
+                let content = &mut self.contents[id];
+                content[..piece.start].copy_from_slice(&page[..piece.start]);
+                content[piece.end..].copy_from_slice(&page[piece.end..]);
+                self.fetching -= 1;
                 self.store_merged(id, pages);
             }
             Step::Write => self.end_piece(id, None),
@@ -508,7 +526,7 @@ impl Disk {
     fn store_merged(&mut self, id: usize, pages: &mut impl Pages) {
         let piece = &mut self.pieces[id];
         piece.step = Step::Merged;
-        match pages.write(piece.page, &piece.content, id as Token).map_err(later) {
+        match pages.write(piece.page, &self.contents[id], id as Token).map_err(later) {
             Ok(()) => piece.step = Step::Write,
             Err(Later::Wait) => self.merged.push_back(id),
             Err(Later::Failed(error)) => self.end_piece(id, Some(error)),
@@ -517,12 +535,15 @@ impl Disk {
 
     fn end_piece(&mut self, id: usize, error: Option<Errno>) {
         let Piece { step, request, page, of_write, .. } = self.pieces[id];
-        if step != Step::Read {
+        if step == Step::Read {
+            self.free_reads.push(id);
+        } else {
             self.held.remove(&page.0);
+            self.free_writes.push(id);
         }
         self.pieces[id].step = Step::Free;
-        self.free_pieces.push(id);
-        self.write_pieces -= usize::from(of_write);
+        self.of_writes -= usize::from(of_write);
+        self.fetching -= usize::from(step == Step::Fetch);
         self.requests[request].pieces -= 1;
         self.requests[request].error = self.requests[request].error.or(error);
         self.finish_if_over(request);
@@ -589,7 +610,7 @@ impl Disk {
 
     /// Pages that are being read, written or trimmed.
     pub fn pages_under_way(&self) -> usize {
-        PIECES_MAX - self.free_pieces.len()
+        self.pieces.len() - self.free_writes.len() - self.free_reads.len()
     }
 
     /// Whether nothing is under way.

@@ -128,6 +128,10 @@ impl Pages for Space<'_> {
         self.client.confirm(self.now, self.space, token)
     }
 
+    fn parked(&self) -> usize {
+        self.client.parked()
+    }
+
     fn run(&self, page: PageNo, max: u64) -> PageRun {
         self.client.page_run(self.space, page, max)
     }
@@ -313,7 +317,8 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
 
     /// Lets some more of a burst come. Who is to sleep at once is not to burn CPU time either.
     fn gather(&mut self, since: Instant) {
-        let pages = self.disk.pages_under_way();
+        // What waits for silent servers brings no burst.
+        let pages = self.disk.pages_under_way().saturating_sub(self.pool.client.parked());
         if pages < GATHER_FROM || self.wait.spin < GATHER_MAX || since < self.gathers_from {
             return;
         }

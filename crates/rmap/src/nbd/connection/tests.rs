@@ -47,6 +47,10 @@ impl Pages for Memory {
         Ok(())
     }
 
+    fn parked(&self) -> usize {
+        0
+    }
+
     fn run(&self, page: PageNo, max: u64) -> PageRun {
         let hole = self.pages[page.0 as usize].is_none();
         let alike = self.pages[page.0 as usize..].iter().take(max as usize).take_while(|p| p.is_none() == hole);
@@ -291,6 +295,10 @@ impl Pages for Counted {
 
     fn confirm(&mut self, _: Token) -> Result<(), Refused> {
         unreachable!("nothing is trimmed")
+    }
+
+    fn parked(&self) -> usize {
+        0
     }
 
     fn run(&self, _: PageNo, max: u64) -> PageRun {

@@ -80,6 +80,10 @@ impl Pages for Model {
         Ok(())
     }
 
+    fn parked(&self) -> usize {
+        0
+    }
+
     fn run(&self, page: PageNo, max: u64) -> PageRun {
         let hole = self.pages[page.0 as usize].is_none();
         let alike = self.pages[page.0 as usize..].iter().take(max as usize).take_while(|p| p.is_none() == hole);
@@ -364,6 +368,10 @@ fn a_trim_of_many_holes_goes_on_by_itself() {
             Ok(())
         }
 
+        fn parked(&self) -> usize {
+            0
+        }
+
         fn run(&self, _: PageNo, _: u64) -> PageRun {
             PageRun { pages: 1, hole: true }
         }
@@ -444,4 +452,102 @@ fn a_trim_of_a_hole_waits_for_the_word_that_it_is_one() {
     answer(&mut disk, &mut model, Ok(()));
     assert!(done(&mut disk).is_empty() && disk.is_idle() && !model.is_asked);
     assert_eq!(disk.free_requests.len(), disk.requests.len());
+}
+
+/// Pages of which the first are at a server that is silent. Nothing ends by itself.
+#[derive(Default)]
+struct HalfSilent {
+    parked: Vec<Token>,
+    asking: Vec<Token>,
+    writing: Vec<Token>,
+}
+
+/// As many as fill all the places where reads may wait, and more.
+const SILENT_PAGES: u64 = 2 * PARKED_MAX as u64;
+
+impl HalfSilent {
+    fn has_room(&self) -> bool {
+        self.asking.len() + self.writing.len() < OPS_MAX
+    }
+}
+
+impl Pages for HalfSilent {
+    fn read(&mut self, page: PageNo, token: Token) -> Result<(), Refused> {
+        if page.0 < SILENT_PAGES && self.parked.len() < PARKED_MAX {
+            self.parked.push(token);
+        } else if self.has_room() {
+            self.asking.push(token);
+        } else {
+            return Err(Refused::Busy);
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, _: PageNo, _: &Page, token: Token) -> Result<(), Refused> {
+        if !self.has_room() {
+            return Err(Refused::Busy);
+        }
+        self.writing.push(token);
+        Ok(())
+    }
+
+    fn trim(&mut self, _: PageNo, _: Token) -> Result<(), Refused> {
+        unreachable!("nothing is trimmed")
+    }
+
+    fn confirm(&mut self, _: Token) -> Result<(), Refused> {
+        unreachable!("nothing is trimmed")
+    }
+
+    fn parked(&self) -> usize {
+        self.parked.len()
+    }
+
+    fn run(&self, _: PageNo, max: u64) -> PageRun {
+        PageRun { pages: max, hole: false }
+    }
+}
+
+/// What a silent server has is waited for by who asks for it, and by nobody else.
+#[test]
+fn pages_of_a_silent_server_hold_up_no_others() {
+    const PAGE: u32 = PAGE_SIZE as u32;
+    let at = |page: u64| page * PAGE_SIZE as u64;
+    let mut disk = Disk::new(at(SILENT_PAGES + 1024));
+    let mut pages = HalfSilent::default();
+    // A request begins some pieces each time.
+    let run = |disk: &mut Disk, pages: &mut HalfSilent| (0..OPS_MAX).for_each(|_| disk.run(pages));
+    for page in 0..ONE_KIND_MAX as u64 {
+        disk.begin(0, page, Kind::Read, at(page), PAGE);
+    }
+    run(&mut disk, &mut pages);
+    assert_eq!(pages.parked.len(), ONE_KIND_MAX);
+    disk.begin(1, 1, Kind::Read, at(SILENT_PAGES), PAGE);
+    disk.run(&mut pages);
+    assert_eq!(pages.asking.len(), 1);
+    // Of a long READ a part waits; of many of them all that may.
+    disk.begin(0, 2, Kind::Read, 0, 1000 * PAGE);
+    run(&mut disk, &mut pages);
+    assert_eq!(pages.parked.len(), ONE_KIND_MAX + PIECES_A_READ);
+    for cookie in 0..(PARKED_MAX / PIECES_A_READ) as u64 - 2 {
+        disk.begin(0, cookie, Kind::Read, at(1000), PIECES_A_READ as u32 * PAGE);
+    }
+    run(&mut disk, &mut pages);
+    let parked = pages.parked.len();
+    assert!(parked > PARKED_MAX - PIECES_A_READ && parked <= PARKED_MAX, "{parked}");
+    // Others begin as if nothing waited, and leave room for writes; so do parts of pages that are read to be written.
+    for page in 1..1000 {
+        disk.begin(1, page, Kind::Read, at(SILENT_PAGES + page), PAGE);
+    }
+    run(&mut disk, &mut pages);
+    assert_eq!(pages.asking.len(), ONE_KIND_MAX);
+    let write = disk.begin(2, 0, Kind::Write, at(SILENT_PAGES), PAGE + 10);
+    assert_eq!(disk.put(write, &[1; PAGE_SIZE + 10], &mut pages), PAGE_SIZE + 10);
+    assert_eq!((pages.writing.len(), pages.asking.len()), (1, ONE_KIND_MAX + 1));
+    // All of it ends.
+    let tokens = [&pages.parked[..], &pages.asking].concat();
+    pages.parked.clear();
+    pages.asking.clear();
+    tokens.into_iter().for_each(|token| disk.on_event(Event::Read { token, result: Ok(()) }, &ZERO_PAGE, &mut pages));
+    assert_eq!((disk.fetching, pages.writing.len()), (0, 2));
 }
