@@ -19,6 +19,8 @@ struct Write {
     /// 0 for a trim.
     value: u64,
     acked: bool,
+    /// A trim of what was a hole: it was done when it was asked for. Whether the page was lost by then.
+    hole: Option<bool>,
     fate: Fate,
     /// When it became void, in reads that had begun by then.
     void_at: u64,
@@ -26,7 +28,7 @@ struct Write {
 
 impl Write {
     fn new(value: u64, acked: bool, fate: Fate) -> Write {
-        Write { value, acked, fate, void_at: 0 }
+        Write { value, acked, hole: None, fate, void_at: 0 }
     }
 
     fn make_void(&mut self, at: u64) {
@@ -109,12 +111,23 @@ impl Oracle {
         (nth, value)
     }
 
+    /// A trim begins of what its owner knows to be a hole.
+    pub fn trim_hole(&mut self, space: u64, page: u64, generation: u32) -> Nth {
+        let (nth, _) = self.write(space, page, generation, true);
+        let register = self.pages.entry((space, page)).or_default();
+        let was_lost = register.lost.is_some_and(|by| by <= generation);
+        register.writes.entry(nth).and_modify(|write| write.hole = Some(was_lost));
+        nth
+    }
+
     pub fn acknowledged(&mut self, space: u64, page: u64, nth: Nth) -> Result<(), String> {
         let register = self.pages.entry((space, page)).or_default();
         let (generation, seen_by) = (nth.0, register.seen_by);
         self.acked += 1;
         let Some(write) = register.writes.get_mut(&nth) else { return Err("what was acknowledged?".to_owned()) };
         write.acked = true;
+        // What is lost since a hole was trimmed is no less trimmed.
+        let was_lost = write.hole;
         if write.fate == Fate::Void {
             return Err(format!("a write of generation {generation} landed after {seen_by}"));
         }
@@ -122,7 +135,7 @@ impl Oracle {
             return Ok(());
         }
         // A past owner may hear late of what was done while the page was there.
-        if register.lost.is_some_and(|by| by <= generation) {
+        if was_lost.unwrap_or(register.lost.is_some_and(|by| by <= generation)) {
             return Err("a write to a lost page was acknowledged".to_owned());
         }
         register.seen_by = generation;

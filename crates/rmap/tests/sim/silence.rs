@@ -103,7 +103,7 @@ impl World {
         }
         host.tokens += 1;
         let token = host.tokens;
-        let (nth, _) = self.oracle.write(space, page, generation, true);
+        let nth = self.oracle.trim_hole(space, page, generation);
         let asked = Asked::Write(nth);
         // There is always a place for one: no host has so many operations under way.
         host.client.confirm(now, reference, token).expect("it may ask");
