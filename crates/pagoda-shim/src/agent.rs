@@ -13,7 +13,7 @@ use pagoda_abi::attach::{Packet, Range};
 use crate::config::{Config, config};
 use crate::link::{self, Broken};
 use crate::say::{give_up, say};
-use crate::{attach, clock, foreign, ram, real};
+use crate::{attach, clock, folios, foreign, ram, real};
 
 /// First pause between two attempts to reach a daemon: a restart under load costs faults at most so much.
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(5);
@@ -88,7 +88,7 @@ fn serve(agent: c_int) -> Result<std::convert::Infallible, Broken> {
                 Packet::Clocked { seq }
             }
             Packet::Folios { large } => {
-                attach::advise_folios(large);
+                folios::advise(large);
                 continue;
             }
             Packet::Split { ranges, .. } => {
@@ -118,6 +118,9 @@ fn zap(ranges: &[Range]) -> (u64, u32) {
 
 /// Gives huge mappings back; answers how many ranges succeeded, and the last error.
 fn collapse(ranges: &[Range]) -> (u32, u32) {
+    if folios::must_be_small() {
+        return (0, libc::EINVAL as u32);
+    }
     let outcome = ram::pinned(ranges, || {
         ranges.iter().fold((0, 0), |(done, errno), range| match madvise(range, MADV_COLLAPSE) {
             0 => (done + 1, errno),
@@ -143,7 +146,7 @@ fn split(ranges: &[Range]) {
 fn join(ranges: &[Range]) {
     ram::pinned(ranges, || {
         for range in ranges {
-            attach::advise_large(range.addr as usize, range.len as usize);
+            folios::advise_range(range.addr as usize, range.len as usize);
             madvise(range, libc::MADV_DONTNEED);
         }
     });

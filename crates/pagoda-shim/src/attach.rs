@@ -10,7 +10,6 @@
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use pagoda_abi::attach::{FLAG_HUGE, List, PREPARED_DEVICE, PREPARED_SHARING, Packet, Region, Shard};
@@ -20,7 +19,7 @@ use pagoda_abi::{REGION_ALIGN, REGIONS_MAX, UFFDS_MAX};
 use crate::config::{Config, duplicate};
 use crate::link::{self, Broken, Fds};
 use crate::say::{give_up, say};
-use crate::{agent, clock, ram, real};
+use crate::{agent, clock, folios, ram, real};
 
 /// How long the daemon may be unreachable when a VM starts; longer than its own restart takes.
 const REACH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -39,8 +38,6 @@ pub struct Attachment {
 }
 
 static ATTACHMENT: OnceLock<Attachment> = OnceLock::new();
-/// The first Welcome had FLAG_HUGE.
-static MAY_BE_LARGE: AtomicBool = AtomicBool::new(false);
 
 /// A connection, and what was asked on it.
 pub struct Reached<T> {
@@ -75,8 +72,7 @@ pub fn attach(config: &'static Config) {
     let mut flags = 0;
     let link = reach(&config.name.address, |link| introduce(link, config, &mut flags)).link;
     if flags & FLAG_HUGE != 0 {
-        MAY_BE_LARGE.store(true, Ordering::Relaxed);
-        advise_folios(true);
+        folios::allow();
     }
     let agent = duplicate(link).unwrap_or_else(|| no_descriptor());
     link::close(link);
@@ -266,25 +262,6 @@ fn map_shared(fd: c_int) {
     }
     // SAFETY: it is never unmapped.
     unsafe { clock::set_shared(shared) };
-}
-
-/// Whether the guest's faults may fill holes with large folios. Neither do they where it was never allowed.
-pub fn advise_folios(large: bool) {
-    if MAY_BE_LARGE.load(Ordering::Relaxed) {
-        let advice = if large { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
-        for_each_mapping(|addr, len| advise(addr, len, advice));
-    }
-}
-
-/// Huge pages of this range may be mapped as such, as far as they were ever allowed.
-pub fn advise_large(addr: usize, len: usize) {
-    if MAY_BE_LARGE.load(Ordering::Relaxed) {
-        advise(addr, len, libc::MADV_HUGEPAGE);
-    }
-}
-
-fn for_each_mapping(mut work: impl FnMut(usize, usize)) {
-    (0..REGIONS_MAX).filter_map(ram::mapping).for_each(|(addr, len)| work(addr, len));
 }
 
 /// Gives the kernel advice about RAM that is no more than a wish.

@@ -40,6 +40,7 @@ mod attach;
 mod calls;
 mod clock;
 mod config;
+mod folios;
 mod foreign;
 mod hooks;
 mod link;

@@ -90,6 +90,11 @@ pub fn pinned<R>(ranges: &[Range], work: impl FnOnce() -> R) -> Option<R> {
     ranges.iter().all(inside).then(work)
 }
 
+/// Does something with each mapping of guest RAM: its address and length.
+pub fn for_each_mapping(mut work: impl FnMut(usize, usize)) {
+    (0..REGIONS_MAX).filter_map(mapping).for_each(|(addr, len)| work(addr, len));
+}
+
 /// Runs `work`, which ends the mapping of this range, with the regions in it forgotten.
 pub fn forget<R>(addr: usize, len: usize, work: impl FnOnce() -> R) -> R {
     let _layout = lock_layout();

@@ -22,9 +22,11 @@ const CONSOLE: (u32, u32) = (5, 1);
 pub const TOOLS: [&str; 3] = ["memtester", "stress-ng", "swapon"];
 
 /// What a client of a pool runs, as an administrator would by hand: a shell, and what makes disks, swap and file systems.
-pub const CLIENT_TOOLS: [&str; 13] = [
+pub const CLIENT_TOOLS: [&str; 15] = [
     "dash",
     "cat",
+    "grep",
+    "mkfifo",
     "mkdir",
     "rm",
     "sleep",

@@ -10,7 +10,7 @@ use super::{fail, hook};
 use crate::attach;
 use crate::config::{Config, config};
 use crate::say::{give_up, say};
-use crate::{calls, ram, real};
+use crate::{calls, folios, ram, real};
 
 /// A mapping of a RAM file is about to be made: is it the one of its region?
 fn is_whole_region(config: &Config, region: usize, len: usize, offset: off_t) -> bool {
@@ -28,6 +28,7 @@ fn region_mapped(config: &'static Config, region: usize, addr: *mut c_void, len:
     ram::set_mapped(region, addr as usize, len);
     // A child after fork(2) would map RAM without a userfaultfd and read zeros where pages are out.
     attach::advise(addr as usize, len, libc::MADV_DONTFORK);
+    folios::mapped(addr as usize, len);
     if (0..config.ram().len()).all(|index| ram::mapping(index).is_some()) {
         attach::attach(config);
         for (index, wanted) in WANTED.iter().enumerate().take(config.ram().len()) {
@@ -110,9 +111,13 @@ hook! {
         call()
     }
 
-    /// Gives advice. Of that on RAM, MADV_REMOVE is a discard, and DOFORK must not undo what `region_mapped` did.
+    /// Gives advice. Of that on RAM, MADV_REMOVE is a discard, and DOFORK and HUGEPAGE must not undo what `region_mapped` did.
     fn madvise(addr: *mut c_void, len: size_t, advice: c_int) -> c_int {
-        let special = matches!(advice, libc::MADV_REMOVE | libc::MADV_DOFORK);
+        let special = match advice {
+            libc::MADV_REMOVE | libc::MADV_DOFORK => true,
+            libc::MADV_HUGEPAGE => folios::must_be_small(),
+            _ => false,
+        };
         let on_ram = if special { config().zip(ram::overlap(addr as usize, len)) } else { None };
         if let Some((config, (region, offset, len))) = on_ram {
             if advice == libc::MADV_REMOVE {

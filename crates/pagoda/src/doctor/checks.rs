@@ -9,6 +9,9 @@ use crate::units::format_size;
 /// Debian 12's kernel, the oldest one that tests run on; `/dev/userfaultfd` came with it.
 const KERNEL_MIN: (u32, u32) = (6, 1);
 
+/// From this kernel on khugepaged leaves a file alone that is registered for missing pages.
+const KHUGEPAGED_SPARES_HOLES: (u32, u32) = (6, 4);
+
 /// `-machine memory-backend=` came with 5.0, free page reporting with 5.1.
 const QEMU_MIN: (u32, u32) = (5, 1);
 
@@ -66,6 +69,8 @@ pub fn check_all(facts: &Facts) -> Vec<Check> {
         userfaultfd(facts),
         folios("huge mappings", FOLIO_KIB_HUGE, facts.folios_huge.as_deref(), facts),
         folios("large folios", FOLIO_KIB_CHUNK, facts.folios_chunk.as_deref(), facts),
+        khugepaged(facts),
+        host_swap(facts),
         map_count(facts),
         io_uring(facts),
         memlock(facts),
@@ -131,6 +136,54 @@ fn userfaultfd(facts: &Facts) -> Check {
             "the kernel may have been built without CONFIG_USERFAULTFD; use the distribution's kernel",
         ),
         Device::Usable => Check::ok(NAME, "/dev/userfaultfd can be opened"),
+    }
+}
+
+/// An old khugepaged fills holes of RAM that is paged out, wherever it may work on shared memory unasked. The shim keeps the VMM's
+/// own mappings out of its reach, but not those of a vhost-user process.
+fn khugepaged(facts: &Facts) -> Check {
+    const NAME: &str = "khugepaged";
+    let top = facts.folios_top.as_deref();
+    match (version(&facts.kernel), top) {
+        (Some(kernel), _) if kernel >= KHUGEPAGED_SPARES_HOLES => Check::ok(NAME, "leaves RAM that is paged out alone"),
+        (_, Some("never" | "deny" | "advise") | None) => Check::ok(NAME, "works on no shared memory unasked"),
+        (_, Some(top)) => Check::new(
+            Verdict::Fail,
+            NAME,
+            format!("shmem_enabled is {top}, and this kernel's khugepaged fills holes in RAM that is paged out"),
+            "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled (now and at every boot), or use Linux 6.4 or newer",
+        ),
+    }
+}
+
+/// The host's own swap beside Pagoda's: slower, and on some kernels wrong.
+fn host_swap(facts: &Facts) -> Check {
+    const NAME: &str = "the host's own swap";
+    if facts.host_swap == Some(false) {
+        return Check::ok(NAME, "off");
+    }
+    let has_folios = |setting: &Option<String>| !matches!(setting.as_deref(), Some("never" | "deny") | None);
+    let settings = [&facts.folios_top, &facts.folios_huge, &facts.folios_chunk];
+    if settings.into_iter().any(has_folios) && loses_swapped_folios(&facts.kernel) {
+        return Check::new(
+            Verdict::Warn,
+            NAME,
+            format!("on, and Linux {} can lose pages of large folios that it swaps out (CVE-2026-23161)", facts.kernel),
+            "use Linux 6.12.78, 6.18.9 or newer, or swapoff -a: with Pagoda the host needs no swap for its VMs",
+        );
+    }
+    Check::ok(NAME, if facts.host_swap.is_none() { "cannot be told" } else { "on" })
+}
+
+/// Shared memory is swapped out in large folios since 6.12. What punches and swap-in got wrong was mended in 6.12.78, for later
+/// kernels in 6.18.9.
+fn loses_swapped_folios(kernel: &str) -> bool {
+    let patch = || kernel.split(|c: char| !c.is_ascii_digit()).nth(2)?.parse::<u32>().ok();
+    match version(kernel) {
+        Some((6, 12)) => patch().is_none_or(|patch| patch < 78),
+        Some((6, 18)) => patch().is_none_or(|patch| patch < 9),
+        Some(version) => ((6, 13)..(6, 18)).contains(&version),
+        None => true,
     }
 }
 

@@ -15,6 +15,7 @@ fn good() -> Facts {
         folios_top: Some("advise".into()),
         folios_huge: Some("inherit".into()),
         folios_chunk: Some("advise".into()),
+        host_swap: Some(false),
         max_map_count: Some(1_048_576),
         io_uring_disabled: Some(0),
         memlock_bytes: None,
@@ -95,6 +96,43 @@ fn folio_settings() {
     check("huge mappings", set("force", Some("never")), Verdict::Ok, "force");
     check("large folios", |f| f.folios_chunk = Some("never".into()), Verdict::Warn, "hugepages-1024kB");
     check("large folios", |f| f.folios_chunk = None, Verdict::Warn, "not in this kernel");
+}
+
+#[test]
+fn khugepaged_before_linux_6_4() {
+    let set = |kernel: &'static str, top: Option<&'static str>| {
+        move |facts: &mut Facts| (facts.kernel, facts.folios_top) = (kernel.into(), top.map(Into::into))
+    };
+    for top in ["always", "within_size", "force"] {
+        check("khugepaged", set("6.1.0-28-amd64", Some(top)), Verdict::Fail, "echo advise");
+        check("khugepaged", set("", Some(top)), Verdict::Fail, "echo advise");
+        check("khugepaged", set("6.4.0", Some(top)), Verdict::Ok, "alone");
+    }
+    for top in [Some("advise"), Some("never"), Some("deny"), None] {
+        check("khugepaged", set("6.1.0-28-amd64", top), Verdict::Ok, "unasked");
+    }
+}
+
+#[test]
+fn host_swap_beside_large_folios() {
+    const NAME: &str = "the host's own swap";
+    for (kernel, verdict) in [
+        ("6.1.0-28-amd64", Verdict::Ok),
+        ("6.12.48+deb13-amd64", Verdict::Warn),
+        ("6.12.78+deb13-amd64", Verdict::Ok),
+        ("6.15.3", Verdict::Warn),
+        ("6.18.8", Verdict::Warn),
+        ("6.18.44", Verdict::Ok),
+        ("7.1.0", Verdict::Ok),
+    ] {
+        check(NAME, |f| (f.kernel, f.host_swap) = (kernel.into(), Some(true)), verdict, "on");
+    }
+    let small = |f: &mut Facts| {
+        f.host_swap = Some(true);
+        (f.folios_top, f.folios_huge, f.folios_chunk) = (Some("never".into()), None, Some("never".into()));
+    };
+    check(NAME, small, Verdict::Ok, "on");
+    check(NAME, |f| f.host_swap = Some(false), Verdict::Ok, "off");
 }
 
 #[test]

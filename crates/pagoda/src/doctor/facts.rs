@@ -62,6 +62,8 @@ pub struct Facts {
     pub folios_top: Option<String>,
     pub folios_huge: Option<String>,
     pub folios_chunk: Option<String>,
+    /// Whether the host itself swaps; `None`: it cannot be told.
+    pub host_swap: Option<bool>,
     pub max_map_count: Option<u64>,
     pub io_uring_disabled: Option<u64>,
     /// `None`: no limit.
@@ -88,6 +90,7 @@ pub fn gather(client: &Client, swap_dir: Option<PathBuf>, qemu: &str) -> Facts {
         folios_top: root.choice("sys/kernel/mm/transparent_hugepage/shmem_enabled"),
         folios_huge: root.folios(FOLIO_KIB_HUGE),
         folios_chunk: root.folios(FOLIO_KIB_CHUNK),
+        host_swap: root.line("proc/swaps").map(|text| text.lines().count() > 1),
         max_map_count: root.number("proc/sys/vm/max_map_count"),
         io_uring_disabled: root.number("proc/sys/kernel/io_uring_disabled"),
         memlock_bytes: rustix::process::getrlimit(Resource::Memlock).current,
