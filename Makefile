@@ -1,6 +1,7 @@
 # make demo: an unmodified Debian guest of 768 MiB in 192 MiB of DRAM, verified by the guest itself.
 # make test: every test, with real guests.   make bench: every comparison with its peers.   make install: on this host.
 # Each target installs what it lacks (scripts/install-deps.sh) and builds; nothing else has to be done first.
+# The built xtask is called, not `cargo xtask`: cargo's features depend on the packages selected, so that would build again.
 
 # install-deps.sh finds or installs cargo; rustup's directory may not be on the PATH of this shell yet.
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -16,7 +17,7 @@ all:
 demo:
 	scripts/install-deps.sh demo
 	cargo build --release $(PROGRAMS) -p xtask
-	cargo xtask demo
+	target/release/xtask demo
 
 test:
 	scripts/install-deps.sh test
@@ -27,7 +28,7 @@ test:
 bench:
 	scripts/install-deps.sh test
 	cargo build --release $(PROGRAMS) -p xtask
-	cargo xtask bench all
+	target/release/xtask bench all
 
 ci:
 	bash .ci/run

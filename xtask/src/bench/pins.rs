@@ -1,7 +1,8 @@
 //! What pins guest memory. First the proof: programs and guests that read a slow disk into RAM in every way there is while
 //! everything else is paged out; not one page may be wrong. Then the price: every transfer that names guest RAM is on the
-//! clock, so a guest's disk behind the host's page cache is measured, all in DRAM, against plain QEMU. Both guests are up, and
-//! fio runs in one of them at a time.
+//! clock, so a guest's disk behind the host's page cache is measured, all in DRAM, against plain QEMU. A second plain QEMU has
+//! its RAM in a shared memfd, as Pagoda needs it: it shows what of the price is the clock's, and what is that memory's. All
+//! guests are up, and fio runs in one of them at a time.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -67,6 +68,9 @@ const JOBS: [(&str, &str); 4] = [
 const JOB_SECONDS: f64 = 6.0;
 const RATIO_MIN: f64 = 0.97;
 
+/// Who is compared, in the order of [`disk_speeds`].
+const SYSTEMS: [&str; 3] = ["Pagoda", "plain QEMU", "plain QEMU with shared memory"];
+
 /// MiB/s by job and round.
 type Speeds = [Vec<f64>; JOBS.len()];
 
@@ -112,20 +116,23 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     }
 
     images.initrd = images.client_initrd.clone().context("the client image")?;
-    let (ours, plain) = disk_speeds(setup, &daemon, accelerator, &images)?;
+    let speeds = disk_speeds(setup, &daemon, accelerator, &images)?;
+    let [ours, plain, shared] = &speeds;
     for (index, (job, _)) in JOBS.iter().enumerate() {
-        let name = format!("guest disk, cache=writeback, all in DRAM, {job}: plain QEMU");
-        report.pair(&name, "MiB/s", &ours[index], &plain[index], Bar::AtLeast(RATIO_MIN));
+        let name = format!("guest disk, cache=writeback, all in DRAM, {job}");
+        let peers = [(SYSTEMS[1], plain, Bar::AtLeast(RATIO_MIN)), (SYSTEMS[2], shared, Bar::None)];
+        for (peer_name, peer, bar) in peers {
+            report.pair(&format!("{name}: {peer_name}"), "MiB/s", &ours[index], &peer[index], bar);
+        }
     }
-    let groups = JOBS
-        .iter()
-        .enumerate()
-        .map(|(index, (job, _))| ((*job).to_owned(), vec![svg::Bar::of(&ours[index]), svg::Bar::of(&plain[index])]));
+    let groups = JOBS.iter().enumerate().map(|(index, (job, _))| {
+        ((*job).to_owned(), speeds.iter().map(|of_one| svg::Bar::of(&of_one[index])).collect())
+    });
     let plot = svg::bar_chart(&svg::BarChart {
         title: format!("A guest's disk, cache=writeback, all in DRAM ({})", accelerator.name()),
         y_label: "MiB/s".to_owned(),
         y_scale: svg::Scale::Linear,
-        series: vec!["Pagoda".to_owned(), "plain QEMU".to_owned()],
+        series: SYSTEMS.map(str::to_owned).into(),
         groups: groups.collect(),
     });
     Ok((report, plot))
@@ -183,16 +190,23 @@ fn guest_on(
     Ok(wrong as f64)
 }
 
-/// fio in turns in a guest under Pagoda and in one of plain QEMU, each with a disk of its own.
-fn disk_speeds(setup: &Setup, daemon: &Daemon, accelerator: Accelerator, images: &Images) -> Result<(Speeds, Speeds)> {
-    let disks = [BlankDisk::make(setup, "ours")?, BlankDisk::make(setup, "plain")?];
+/// fio in turns in one guest of each of [`SYSTEMS`], each with a disk of its own.
+fn disk_speeds(setup: &Setup, daemon: &Daemon, accelerator: Accelerator, images: &Images) -> Result<[Speeds; 3]> {
+    let names = ["pins-ours", "pins-plain", "pins-shared"];
+    let disks = names.iter().map(|name| BlankDisk::make(setup, name)).collect::<Result<Vec<_>>>()?;
+    let mut words: Vec<_> = disks.iter().map(BlankDisk::words).collect();
+    let memory = format!("memory-backend-memfd,id=m0,size={MEMORY_MIB}M,share=on");
+    words[2].extend(["-object", &memory, "-machine", "memory-backend=m0"].map(str::to_owned));
     let start = Start { images, accelerator, disk: None };
-    let more: Vec<Vec<String>> = disks.iter().map(BlankDisk::words).collect();
-    let shape = |name, more| Shape { name, memory_mib: MEMORY_MIB, more, ..Shape::default() };
-    let mut ours = Guest::boot(daemon, &shape("pins-ours", &more[0]), &start)?;
-    let mut plain = Guest::boot_alone(&setup.dir, &shape("pins-plain", &more[1]), &start)?;
-    let (mut our_speeds, mut plain_speeds) = (Speeds::default(), Speeds::default());
-    for guest in [&mut ours, &mut plain] {
+    let shape =
+        |index: usize| Shape { name: names[index], memory_mib: MEMORY_MIB, more: &words[index], ..Shape::default() };
+    let mut guests = [
+        Guest::boot(daemon, &shape(0), &start)?,
+        Guest::boot_alone(&setup.dir, &shape(1), &start)?,
+        Guest::boot_alone(&setup.dir, &shape(2), &start)?,
+    ];
+    let mut speeds: [Speeds; 3] = Default::default();
+    for guest in &mut guests {
         // What is read was written, and is in the host's page cache.
         fio(guest, "--rw=write --bs=1M --iodepth=1 --end_fsync=0")?;
     }
@@ -200,20 +214,19 @@ fn disk_speeds(setup: &Setup, daemon: &Daemon, accelerator: Accelerator, images:
         eprintln!("pins: disks, round {} of {}", round + 1, setup.rounds);
         for (index, (_, words)) in JOBS.iter().enumerate() {
             let words = format!("{words} --time_based --runtime={:.0}", setup.seconds(JOB_SECONDS));
-            // Who is first changes, so that a drift of the machine meets both.
-            let both = [(&mut ours, &mut our_speeds), (&mut plain, &mut plain_speeds)];
-            let in_turns: Vec<_> =
-                if (round + index) % 2 == 0 { both.into_iter().collect() } else { both.into_iter().rev().collect() };
-            for (guest, speeds) in in_turns {
-                speeds[index].push(fio(guest, &words)?);
+            // Who is first changes, so that a drift of the machine meets all.
+            for turn in 0..guests.len() {
+                let system = (round + index + turn) % guests.len();
+                speeds[system][index].push(fio(&mut guests[system], &words)?);
             }
         }
     }
-    let info = daemon.vm("pins-ours")?;
+    let info = daemon.vm(names[0])?;
     ensure!(info.pinned.is_none(), "a plain disk must not pin the guest: {:?}", info.pinned);
-    ours.power_off()?;
-    plain.power_off()?;
-    Ok((our_speeds, plain_speeds))
+    for guest in guests {
+        guest.power_off()?;
+    }
+    Ok(speeds)
 }
 
 /// Runs fio on the guest's disk; gives MiB/s.
@@ -243,7 +256,7 @@ struct BlankDisk {
 
 impl BlankDisk {
     fn make(setup: &Setup, name: &str) -> Result<Self> {
-        let path = setup.dir.join(format!("pins-{name}.img"));
+        let path = setup.dir.join(format!("{name}.img"));
         let guard = Guard::new(Undo::File { path: path.clone() })?;
         fs::File::create(&path).and_then(|file| file.set_len(DISK_MIB << 20)).context("make a disk")?;
         Ok(Self { path, _file: guard })
