@@ -23,6 +23,7 @@
 //!                           only if remote memory is its tier before swap: the pool's space, copies of each page (1 or 2), and
 //!                           the 32 bytes of its pages' key, which makes this file a secret; then the name of the pool in etcd
 //!                           that keeps it, unless this machine's registry file does
+//! compressed 1073741824 DIR only if compressed memory is a tier of it: bytes that it may take, and the directory of its files
 //! pinned TEXT               only if the VM may never be evicted
 //! sum 9f86d081884c7d65      FNV-1a of all lines above
 //! ```
@@ -75,8 +76,19 @@ pub struct Record {
     pub sharing: Option<SharingFiles>,
     /// Remote memory that is its tier before swap.
     pub far: Option<Far>,
+    /// Compressed memory that is its first tier.
+    pub compressed: Option<Compressed>,
     /// Why it may never be evicted.
     pub pinned: Option<String>,
+}
+
+/// A tier of compressed memory. Without it, pages that are there would be taken for zeros.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compressed {
+    /// Bytes of memory that it may take.
+    pub room: u64,
+    /// Where its files are.
+    pub dir: String,
 }
 
 /// A space of a pool of servers that lend memory.
@@ -220,6 +232,9 @@ impl Record {
         if let Some(far) = &self.far {
             text += &format!("far {}\n", far.to_text());
         }
+        if let Some(Compressed { room, dir }) = &self.compressed {
+            text += &format!("compressed {room} {dir}\n");
+        }
         if let Some(reason) = &self.pinned {
             text += &format!("pinned {}\n", reason.replace('\n', " "));
         }
@@ -295,6 +310,11 @@ impl Record {
         let sharing = sharing.transpose()?;
         let far = optional("far").map(|text| Far::from_text(&text).ok_or_else(|| bad("far")));
         let far = far.transpose()?;
+        let compressed = optional("compressed").map(|text| {
+            let (room, dir) = text.split_once(' ').ok_or_else(|| bad("compressed"))?;
+            Ok(Compressed { room: number(room)?, dir: dir.to_owned() })
+        });
+        let compressed = compressed.transpose()?;
         let pinned = optional("pinned");
         if lines.next().is_some() {
             return Err(bad("more than a record has"));
@@ -315,6 +335,7 @@ impl Record {
             group,
             sharing,
             far,
+            compressed,
             pinned,
         })
     }
@@ -341,6 +362,7 @@ mod tests {
             group: Some("tenant1".into()),
             sharing: Some(SharingFiles { table: (1, 42), pool: (1, u64::MAX) }),
             far: Some(Far { space: 0x0011_2233_aabb_ccdd, copies: 2, key: [0xa7; FAR_KEY_SIZE], cluster: None }),
+            compressed: Some(Compressed { room: 1 << 30, dir: "/run/a dir".into() }),
             pinned: Some("vfio device".into()),
         }
     }
@@ -407,7 +429,7 @@ mod tests {
             format!("pagoda-vm 1\nname web1\ntoken {}\nkind qemu\nregions 2097152 1073741824\n", "07".repeat(16));
         let rest = format!("dram 536870912\nreserve 1\npid 42 4711\nfar 00112233aabbccdd 2 {key}");
         let near = Record { balloon: None, min: 0, shares: None, sampling: None, blocked: false, ..sample() };
-        let record = Record { group: None, sharing: None, pinned: None, ..near };
+        let record = Record { group: None, sharing: None, compressed: None, pinned: None, ..near };
         let far = record.far.clone().map(|far| Far { cluster: Some("lab".into()), ..far });
         for (record, tail) in
             [(record.clone(), "\nsum 52232690511b2962\n"), (Record { far, ..record }, " lab\nsum 3575cb3366c92633\n")]

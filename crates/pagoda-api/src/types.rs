@@ -9,6 +9,7 @@ mod balloon;
 mod far;
 mod policy;
 mod sampling;
+mod tier;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,6 +24,7 @@ pub use policy::{
     check_share_group, check_shares,
 };
 pub use sampling::{CurveInfo, CurvePoint, CurveSwitch, SampleInfo, SampleRequest};
+pub use tier::TierInfo;
 
 /// The number in the path `/v1/...`.
 pub const API_VERSION: u32 = 1;
@@ -319,6 +321,9 @@ pub struct VmInfo {
     /// By fault cause: the names of the counters, such as `faults_minor`.
     #[serde(default)]
     pub latency: BTreeMap<String, Latency>,
+    /// Where its pages are that are not in DRAM: its tiers, in the order in which they are asked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tiers: Vec<TierInfo>,
     /// Of a VM whose tier before swap is remote memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub far: Option<FarInfo>,

@@ -12,7 +12,6 @@ mod agent;
 mod ages;
 mod arm;
 mod exec;
-mod far;
 mod io;
 mod sampling;
 mod share;
@@ -28,19 +27,18 @@ use pagoda_core::fault::{
 use pagoda_core::policy::growth::NearLimit;
 use pagoda_core::stats::{FAULT_CAUSES, Metric};
 use pagoda_core::units::PageCount;
-use pagoda_sys::ring::{FileId, Ring, RingError};
+use pagoda_sys::ring::{Ring, RingError};
 use pagoda_sys::socket::{Connection, SharedMap};
-use pagoda_sys::swapfile::SwapFile;
 use pagoda_sys::uffd::Fault;
 
-use crate::far::Far;
 use crate::follow::Follow;
 use crate::handle::{Command, Inbox, Notice};
 use crate::latency::Histogram;
 use crate::poll::BusyPoll;
 use crate::recover::{self, RecoverError};
-use crate::share::Member;
+use crate::source::Source;
 use crate::space::Space;
+use crate::tier::Stack;
 
 /// Fault messages read at once: one `read(2)` of a page.
 const FAULTS_MAX: usize = 64;
@@ -65,10 +63,8 @@ pub struct Parts {
     pub name: String,
     /// RAM and userfaultfds.
     pub space: Space,
-    /// The VM's swap file.
-    pub swap: SwapFile,
-    /// Other machines' memory before it.
-    pub far: Option<Far>,
+    /// Where its pages are that are not in DRAM.
+    pub tiers: Stack,
     /// Memory shared with the shim.
     pub shared: SharedMap,
     /// The connection to the shim's agent.
@@ -95,9 +91,7 @@ pub struct Parts {
     pub pinned: Option<String>,
     /// It may have been served before: by an earlier daemon.
     pub taken_over: bool,
-    /// Its share group, if its equal pages are shared.
-    pub member: Option<Member>,
-    /// Whether they are looked for when nothing has to leave, too.
+    /// Whether equal pages are looked for when nothing has to leave, too.
     pub sharing: Sharing,
 }
 
@@ -121,57 +115,14 @@ pub enum EngineError {
     Thread(std::io::Error),
 }
 
-/// What a completion is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
-    Uffd(u32),
-    Agent(u32),
-    Calls(u32),
-    Wake,
-    Exit,
-    Io(u32),
-    Far,
-}
-
-impl Source {
-    const fn key(self) -> u64 {
-        let (tag, index) = match self {
-            Source::Uffd(index) => (1, index),
-            Source::Agent(index) => (2, index),
-            Source::Calls(index) => (3, index),
-            Source::Wake => (4, 0),
-            Source::Exit => (5, 0),
-            Source::Io(index) => (6, index),
-            Source::Far => (7, 0),
-        };
-        (tag << 32) | index as u64
-    }
-
-    fn of(key: u64) -> Option<Source> {
-        let index = key as u32;
-        Some(match key >> 32 {
-            1 => Source::Uffd(index),
-            2 => Source::Agent(index),
-            3 => Source::Calls(index),
-            4 => Source::Wake,
-            5 => Source::Exit,
-            6 => Source::Io(index),
-            7 => Source::Far,
-            _ => return None,
-        })
-    }
-}
-
 /// See the module.
 pub struct Engine {
     name: String,
     machine: Machine,
     space: Space,
-    swap: SwapFile,
-    swap_file: FileId,
-    far: Option<Far>,
-    /// Pages of the pool are late, and that was said.
-    waits_for_pool: bool,
+    tiers: Stack,
+    /// Pages of a tier are late, and that was said.
+    waits_for_tier: bool,
     shared: SharedMap,
     ring: Ring,
     inbox: Inbox,
@@ -264,9 +215,10 @@ pub fn spawn(parts: Parts, inbox: Inbox, notify: Box<dyn Fn(Notice) + Send>) -> 
 type Notify = Box<dyn Fn(Notice) + Send>;
 
 impl Engine {
-    fn new(parts: Parts, inbox: Inbox, notify: Notify) -> Result<Engine, (EngineError, Notify)> {
-        match Engine::set_up(&parts) {
-            Ok((ring, swap_file)) => {
+    fn new(mut parts: Parts, inbox: Inbox, notify: Notify) -> Result<Engine, (EngineError, Notify)> {
+        match Engine::set_up(&mut parts) {
+            Ok(ring) => {
+                let share = share::Share::new(parts.tiers.frames().is_some(), parts.sharing);
                 let now = Instant::now();
                 let config = Config {
                     chunks: parts.space.chunks(),
@@ -281,10 +233,8 @@ impl Engine {
                     name: parts.name,
                     machine: Machine::new(config),
                     space: parts.space,
-                    swap: parts.swap,
-                    swap_file,
-                    far: parts.far,
-                    waits_for_pool: false,
+                    tiers: parts.tiers,
+                    waits_for_tier: false,
                     shared: parts.shared,
                     ring,
                     inbox,
@@ -314,7 +264,7 @@ impl Engine {
                     pinned: parts.pinned,
                     frozen: None,
                     end: None,
-                    share: share::Share::new(parts.member, parts.sharing),
+                    share,
                 };
                 match engine.start(parts.agent, parts.welcome, parts.limit, parts.taken_over) {
                     Ok(()) => Ok(engine),
@@ -325,7 +275,7 @@ impl Engine {
                 }
             }
             Err(error) => {
-                if let Some(member) = parts.member {
+                if let Some(member) = parts.tiers.take_frames() {
                     member.leave(false);
                 }
                 Err((error, notify))
@@ -333,10 +283,10 @@ impl Engine {
         }
     }
 
-    fn set_up(parts: &Parts) -> Result<(Ring, FileId), EngineError> {
+    fn set_up(parts: &mut Parts) -> Result<Ring, EngineError> {
         let mut ring = Ring::new(RING_ENTRIES)?;
-        let file = ring.add_file(parts.swap.as_fd())?;
-        Ok((ring, file))
+        parts.tiers.attach(&mut ring)?;
+        Ok(ring)
     }
 
     /// Gets ready; the shim lets the VMM go on when it hears the welcome. A new VM is armed by then, so that it never
@@ -353,18 +303,19 @@ impl Engine {
         for (index, shard) in self.space.shards().iter().enumerate() {
             self.ring.poll_multishot(shard.uffd.as_fd(), Source::Uffd(index as u32).key())?;
         }
-        self.poll_far();
+        for (tier, fd) in self.tiers.fds() {
+            self.ring.poll_multishot(fd, Source::Tier(tier).key())?;
+        }
         let mut agent = Some(agent);
         if taken_over && let Some(agent) = agent.take() {
             self.welcome(&agent, &welcome);
             self.connect_agent(agent)?;
             // Whether it was armed cannot be known, and need not be: registering twice is harmless, and a VM that needs no
             // pager disarms itself at the next event.
-            let member = self.share.member();
-            let settled = recover::settle_intents(&self.space, &self.swap, self.far.as_mut(), member, &self.shared)?;
+            let settled = recover::settle_intents(&self.space, &mut self.tiers, &self.shared)?;
             self.arm()?;
             // Before any is dropped.
-            self.share.count_references()?;
+            self.count_references()?;
             self.wake_all();
             tracing::info!(vm = %self.name, settled, resident = self.machine.stats().get(Metric::Resident), "took over");
         }
@@ -415,7 +366,7 @@ impl Engine {
             for &(source, result, more) in &ready {
                 self.handle(source, result, more);
             }
-            self.follow_far();
+            self.follow_tiers();
             if self.can_write() {
                 // The kernel hands a submission to the disk as a whole: a page-in must not wait for its writes to be made.
                 self.page_ins_first();
@@ -444,12 +395,12 @@ impl Engine {
 
     /// Hands over what is queued and waits until there is something to do.
     fn wait(&mut self) -> Result<(), RingError> {
-        let far_wait = self.begin_far();
+        let tiers_wait = self.tiers.begin(&mut self.ring, &self.space);
         if self.io.has_page_faults() && self.follow.shares_cpu() && !self.can_write() && !self.can_look() {
             self.ring.submit()?;
             self.busy_poll.poll(|| self.ring.is_due());
         }
-        self.ring.submit_and_wait(1, Some(self.timeout().min(far_wait))).map(drop)
+        self.ring.submit_and_wait(1, Some(self.timeout().min(tiers_wait))).map(drop)
     }
 
     fn into_notify(self) -> Notify {
@@ -468,12 +419,12 @@ impl Engine {
     fn handle(&mut self, source: Source, result: Result<u32, pagoda_sys::Errno>, more: bool) {
         match source {
             Source::Uffd(_) => {}
-            Source::Io(transfer) => {
-                if let Some(event) = self.finish_part(transfer, result) {
+            Source::Io { tier, op } => {
+                if let Some(event) = self.finish_request(tier, op, result) {
                     self.apply(event);
                 }
             }
-            Source::Far => self.hear_far(more),
+            Source::Tier(tier) => self.turn_tier(tier, more),
             Source::Agent(generation) => self.hear_agent(generation, more),
             Source::Calls(id) => self.hear_calls(id, more),
             Source::Wake => {
@@ -605,7 +556,7 @@ impl Engine {
             self.charged = now;
             self.charge_frames();
             self.turn_ages(now);
-            self.return_slabs();
+            self.tiers.tend(|| self.io.written_out());
         }
         self.arm_if_free();
         if now - self.published >= TICK_IDLE {
@@ -624,7 +575,7 @@ impl Engine {
     }
 
     fn stalled(&mut self, stall: Stall) {
-        let text = status::stall_text(stall, self.swap.path());
+        let text = status::stall_text(stall, self.tiers.swap_path());
         tracing::error!(vm = %self.name, "{text}");
         (self.notify)(Notice::Stalled(text));
     }
@@ -652,22 +603,5 @@ mod tests {
         {
             assert_eq!(thread_name(vm), name);
         }
-    }
-
-    #[test]
-    fn keys_read_as_written() {
-        let sources = [
-            Source::Uffd(3),
-            Source::Agent(7),
-            Source::Calls(0),
-            Source::Wake,
-            Source::Exit,
-            Source::Io(u32::MAX),
-            Source::Far,
-        ];
-        for source in sources {
-            assert_eq!(Source::of(source.key()), Some(source));
-        }
-        assert_eq!(Source::of(0), None);
     }
 }

@@ -11,8 +11,9 @@ use pagoda_core::units::{PageCount, PageIdx};
 use pagoda_sys::process::Wake;
 use pagoda_sys::socket::Connection;
 
-use crate::far::FarNumbers;
 use crate::latency::Histogram;
+use crate::tier::Report;
+use crate::tier::remote::RemoteNumbers;
 
 /// How long a caller waits for a fresh status before it takes the last one: an engine that does not answer by then is
 /// waiting for its disk or for memory.
@@ -75,15 +76,17 @@ pub struct Status {
     pub stalled_for: Duration,
     /// What it waits for outside this machine.
     pub waits: Option<String>,
-    /// What is known of its far tier, if it has one.
-    pub far: Option<FarNumbers>,
+    /// What is known of its remote tier, if it has one.
+    pub remote: Option<RemoteNumbers>,
+    /// What each of its tiers reports, in their order; the last is the swap file.
+    pub tiers: Vec<Report>,
     /// The shim's agent is connected.
     pub agent: bool,
     /// Why it is never evicted.
     pub pinned: Option<String>,
     /// By cause, in the order of `FAULT_CAUSES`.
     pub latency: Vec<Histogram>,
-    /// Bytes of the VM's tables in the daemon.
+    /// Bytes of the VM's tables in the daemon, and of what its tiers keep in this machine's memory.
     pub table_bytes: u64,
     /// What became of the period's pages so far.
     pub sample: SampleCount,

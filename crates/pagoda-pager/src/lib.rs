@@ -1,8 +1,9 @@
 //! The engine of one VM: the loop around [`pagoda_core::fault::Machine`], and its tiers.
 //!
 //! * [`engine`]: the thread. It waits, turns what happened into events, and executes the machine's actions in order.
-//! * [`space`]: where a page is in the VMM, in the RAM files and in swap.
-//! * [`far`]: other machines' memory before the swap file.
+//! * [`space`]: where a page is in the VMM and in the RAM files.
+//! * [`tier`]: where pages are that are not in DRAM: the swap file, other machines' memory, compressed memory, shared frames.
+//! * [`share`]: share groups, whose VMs have equal pages in frames.
 //! * [`handle`]: how the rest of the daemon talks to an engine.
 //! * [`latency`]: how long faults took.
 //! * [`poll`]: waits for the end of a page-in without sleeping.
@@ -12,11 +13,12 @@
 //! next daemon needs.
 
 pub mod engine;
-pub mod far;
 mod follow;
 pub mod handle;
 pub mod latency;
 pub mod poll;
 mod recover;
 pub mod share;
+mod source;
 pub mod space;
+pub mod tier;

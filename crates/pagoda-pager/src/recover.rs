@@ -1,19 +1,18 @@
 //! The page table of a VM from what survives the daemon: the RAM files, the swap file, the open intents.
 //!
-//! The rule: data in the RAM file is the page, unless an intent names it; else the frame that its entry in the table of shared
-//! pages names; else what the pool has, if the far tier's map says that it has it; else data in the swap file; else it is zero.
-//! Nothing else is needed, and nothing else is trusted.
+//! The rule: data in the RAM file is the page, unless an intent names it; else the page is what the tiers say ([`Stack`]); else it
+//! is zero. Nothing else is needed, and nothing else is trusted.
 
 use pagoda_core::bits::PageSet;
 use pagoda_core::fault::Pages;
-use pagoda_core::units::{CHUNK_PAGES, CHUNK_SIZE, ChunkIdx, PAGE_SIZE};
+use pagoda_core::units::{CHUNK_PAGES, ChunkIdx, PAGE_SIZE};
 use pagoda_sys::Errno;
 use pagoda_sys::socket::SharedMap;
-use pagoda_sys::swapfile::SwapFile;
 
-use crate::far::{Far, FarMap};
 use crate::share::Member;
 use crate::space::Space;
+use crate::tier::Stack;
+use crate::tier::swap::each_chunk;
 
 /// Threads that look where pages are: more of them wait for one another in the kernel.
 const LOOK_THREADS_MAX: usize = 8;
@@ -35,21 +34,15 @@ fn os(what: &'static str) -> impl FnOnce(Errno) -> RecoverError {
     move |source| RecoverError { what, source }
 }
 
-/// Settles what open intents name, and closes them: the pages leave the RAM files, or get their content from their frame or
-/// from swap where the kernel cannot take a folio apart and only zeroes it.
-pub fn settle_intents(
-    space: &Space,
-    swap: &SwapFile,
-    mut far: Option<&mut Far>,
-    member: Option<&Member>,
-    shared: &SharedMap,
-) -> Result<u64, RecoverError> {
+/// Settles what open intents name, and closes them: the pages leave the RAM files, or get their content back from their tier
+/// where the kernel cannot take a folio apart and only zeroes it.
+pub fn settle_intents(space: &Space, tiers: &mut Stack, shared: &SharedMap) -> Result<u64, RecoverError> {
     let mut settled = 0;
     for intent in &shared.intents {
         let Some((chunk, words)) = intent.read() else { continue };
         // The VMM can write here: a chunk that does not exist is its own mischief and names nothing.
         if chunk < space.chunks().0 {
-            settle(space, swap, far.as_deref_mut(), member, ChunkIdx(chunk), PageSet::from_words(words))?;
+            settle(space, tiers, ChunkIdx(chunk), PageSet::from_words(words))?;
             settled += 1;
         }
         intent.withdraw();
@@ -57,39 +50,16 @@ pub fn settle_intents(
     Ok(settled)
 }
 
-fn settle(
-    space: &Space,
-    swap: &SwapFile,
-    mut far: Option<&mut Far>,
-    member: Option<&Member>,
-    chunk: ChunkIdx,
-    pages: PageSet,
-) -> Result<(), RecoverError> {
+fn settle(space: &Space, tiers: &mut Stack, chunk: ChunkIdx, pages: PageSet) -> Result<(), RecoverError> {
     for run in pages.runs() {
         let place = space.place(Pages { chunk, run });
         place.region.ram.punch(place.offset, place.len).map_err(os("punch an interrupted page-in or page-out"))?;
     }
     for page in still_there(space, chunk, pages)?.iter() {
         let place = space.place_chunk(chunk);
-        let at = place.pages().start + u64::from(page);
-        let mut frame = [0; PAGE_SIZE as usize];
-        if member.is_some_and(|member| member.read(chunk.page(page), &mut frame)) {
-            place.region.view.write_page(at, &frame);
-            continue;
-        }
-        if let Some(far) = far.as_deref_mut().filter(|far| far.map().of(chunk).contains(page)) {
-            far.read_now(chunk.page(page), &mut frame).map_err(|error| {
-                tracing::error!(
-                    page = chunk.page(page).0,
-                    "an interrupted page-out cannot be had from the pool: {error}"
-                );
-                os("read an interrupted page-out back from the pool")(Errno::IO)
-            })?;
-            place.region.view.write_page(at, &frame);
-            continue;
-        }
-        let content = swap.read_page(chunk.page(page).0).map_err(os("read an interrupted page-out back"))?;
-        place.region.view.write_page(at, content.bytes());
+        let mut content = [0; PAGE_SIZE as usize];
+        tiers.read_now(chunk.page(page), &mut content).map_err(os("read an interrupted page-out back"))?;
+        place.region.view.write_page(place.pages().start + u64::from(page), &content);
     }
     Ok(())
 }
@@ -114,49 +84,55 @@ pub fn still_there(space: &Space, chunk: ChunkIdx, pages: PageSet) -> Result<Pag
 }
 
 /// Looks where every page is, when no intent is open.
-pub fn find(
-    space: &Space,
-    swap: &SwapFile,
-    far: Option<&FarMap>,
-    member: Option<&Member>,
-) -> Result<Found, RecoverError> {
+pub fn find(space: &Space, tiers: &mut Stack) -> Result<Found, RecoverError> {
     let mut found = vec![(PageSet::EMPTY, PageSet::EMPTY, PageSet::EMPTY); space.chunks().as_usize()];
-    // mincore(2) is the quick answer, but says no for a page that the kernel itself swapped out: with swap on the host, only
-    // the file's own map of data and holes will do.
-    if pagoda_sys::host::swap_is_on().unwrap_or(true) {
-        for (start, region) in space.regions() {
-            for run in region.ram.data_runs() {
-                let run = run.map_err(os("look at RAM"))?;
-                each_chunk(start + run.start, run.end - run.start, |chunk, pages| found[chunk].0 |= pages);
-            }
-        }
-    } else {
-        look_at_ram(space, &mut found)?;
-    }
-    let end = space.bytes().0;
-    let mut mark = |offset: u64, len: u64| {
-        each_chunk(offset.min(end), len.min(end - offset.min(end)), |chunk, pages| found[chunk].1 |= pages);
-    };
-    swap.data_extents(&mut mark).map_err(os("look at swap"))?;
-    if let Some(far) = far {
-        look_at_far(swap, far, &mut found)?;
-    }
-    if let Some(member) = member {
+    find_in_ram(space, &mut found)?;
+    let blocks = tiers.recover(found.len()).map_err(os("look at swap"))?;
+    found.iter_mut().zip(blocks).for_each(|((_, in_swap, _), blocks)| *in_swap = blocks);
+    if let Some(member) = tiers.frames() {
         look_at_table(member, &mut found)?;
     }
     Ok(found)
 }
 
-/// A page that the pool has may have an older block in the swap file, which was about to be dropped: should the pool's go one
-/// day, it would come back as the page.
-fn look_at_far(swap: &SwapFile, far: &FarMap, found: &mut Found) -> Result<(), RecoverError> {
-    for (chunk, (_, in_swap, _)) in (0..).map(ChunkIdx).zip(found) {
-        let there = far.of(chunk);
-        for run in (there & *in_swap).runs() {
-            let first = Pages { chunk, run }.first();
-            swap.punch(first.offset().0, u64::from(run.len) * PAGE_SIZE).map_err(os("drop an outdated swap block"))?;
+/// Which pages the RAM files have. mincore(2) is the quick answer, but says no for a page that the kernel itself swapped out: with
+/// swap on the host, only the file's own map of data and holes will do.
+fn find_in_ram(space: &Space, found: &mut Found) -> Result<(), RecoverError> {
+    if !may_swap() {
+        look_at_ram(space, found)?;
+        // Swap may have been switched on meanwhile. The files count a page that was swapped out.
+        let pages: u64 = found.iter().map(|(in_ram, ..)| u64::from(in_ram.count())).sum();
+        if !may_swap() && space.allocated() <= pages * PAGE_SIZE {
+            return Ok(());
         }
-        *in_swap |= there;
+    }
+    for (start, region) in space.regions() {
+        for run in region.ram.data_runs() {
+            let run = run.map_err(os("look at RAM"))?;
+            each_chunk(start + run.start, run.end - run.start, &mut |chunk, pages| found[chunk.as_usize()].0 |= pages);
+        }
+    }
+    keep_clean_pages(space, found)
+}
+
+/// Whether the kernel may have swapped out a part of the RAM files.
+fn may_swap() -> bool {
+    pagoda_sys::host::swap_is_on().unwrap_or(true)
+}
+
+/// A page that was only ever read is clean, and a kernel that swaps may drop it: what was found would be a hole later. A page
+/// that is written to, with what it holds, stays.
+fn keep_clean_pages(space: &Space, found: &Found) -> Result<(), RecoverError> {
+    let mut resident = vec![(PageSet::EMPTY, PageSet::EMPTY, PageSet::EMPTY); found.len()];
+    look_at_ram(space, &mut resident)?;
+    for (chunk, ((in_ram, ..), (in_ram_now, ..))) in (0..).map(ChunkIdx).zip(found.iter().zip(&resident)) {
+        for run in (*in_ram & *in_ram_now).runs() {
+            let place = space.place(Pages { chunk, run });
+            let view = &place.region.small;
+            view.populate(place.pages()).map_err(os("keep pages of RAM"))?;
+            // The view needs none of them yet, and a page that nobody else maps is cheaper to punch.
+            view.zap(place.pages()).map_err(os("unmap pages of RAM"))?;
+        }
     }
     Ok(())
 }
@@ -193,27 +169,4 @@ fn look_at_part(space: &Space, found: &mut [(PageSet, PageSet, PageSet)], first:
         *in_ram = (0..=u8::MAX).filter(|index| core[usize::from(*index)] & 1 != 0).collect();
     }
     Ok(())
-}
-
-/// Splits a byte range by chunks; a page counts as soon as a byte of it is in the range.
-fn each_chunk(offset: u64, len: u64, mut found: impl FnMut(usize, PageSet)) {
-    let (mut at, end) = (offset / PAGE_SIZE * PAGE_SIZE, offset + len);
-    while at < end {
-        let stop = end.min((at / CHUNK_SIZE + 1) * CHUNK_SIZE);
-        let pages = PageSet::range((at % CHUNK_SIZE / PAGE_SIZE) as u8, (stop - at).div_ceil(PAGE_SIZE) as u16);
-        found((at / CHUNK_SIZE) as usize, pages);
-        at = stop;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_range_is_split_by_chunks_and_rounded_to_pages() {
-        let mut pieces = Vec::new();
-        each_chunk(CHUNK_SIZE - 4097, 8192, |chunk, pages| pieces.push((chunk, pages)));
-        assert_eq!(pieces, [(0, PageSet::range(254, 2)), (1, PageSet::range(0, 1))]);
-    }
 }

@@ -120,6 +120,14 @@ pub fn raise_max_map_count() -> io::Result<u64> {
     max_map_count()
 }
 
+/// Whether a directory is on a file system in memory.
+///
+/// # Errors
+/// The error of statfs(2).
+pub fn is_in_memory(dir: &Path) -> io::Result<bool> {
+    Ok(rustix::fs::statfs(dir)?.f_type as u64 == crate::ram::TMPFS_MAGIC)
+}
+
 /// Whether the host swaps: its kernel may then take pages of a VM's RAM that Pagoda counts as resident.
 ///
 /// # Errors

@@ -7,6 +7,7 @@
 mod handshakes;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,11 +16,15 @@ use pagoda_abi::Token;
 use pagoda_abi::attach::{
     FLAG_HUGE, List, PREPARED_DEVICE, PREPARED_SHARING, Packet, Region as WireRegion, Shard as WireShard, Text,
 };
-use pagoda_abi::record::{Kind, Record};
+use pagoda_abi::record::{Compressed, Kind, Record};
+use pagoda_api::types::vm_file_name;
 use pagoda_api::{in_full, with_advice};
+use pagoda_core::units::Bytes;
 use pagoda_pager::engine::{self, Parts};
 use pagoda_pager::handle::{Command, channel_pair};
 use pagoda_pager::space::{Region, Shard, Space};
+use pagoda_pager::tier::compressed::CompressedTier;
+use pagoda_pager::tier::{Stack, Tier};
 use pagoda_sys::host::FolioSize;
 use pagoda_sys::process;
 use pagoda_sys::ram::{LargeFolios, RamFile};
@@ -265,16 +270,19 @@ fn attach(
     let joined = registry.join_group(&record, &kept, !taken_over, &handle)?;
     let (member, sharing) = joined.unzip();
     // Before the record names the process: the next daemon then looks for the far map of a VM that was served.
-    let far = far::for_engine(registry, &record, space.chunks(), taken_over)?;
-    // Before any page is shared: a later daemon has to know that there may be some.
-    let written = record.clone();
-    let record = Record { pid: (pid, start), sharing, ..record };
-    registry.save_if_changed(&written, &record).context("write the VM's record")?;
+    let mut above_swap: Vec<Box<dyn Tier>> = Vec::new();
+    if let (Some(files), Some(Compressed { room, .. })) = (compressed_files(&record), &record.compressed) {
+        let tier = CompressedTier::open(&files, space.chunks(), Bytes(*room), taken_over);
+        above_swap.push(Box::new(tier.with_context(|| format!("open the compressed pages {}", files[0].display()))?));
+    }
+    if let Some(remote) = far::for_engine(registry, &record, space.chunks(), taken_over)? {
+        above_swap.push(Box::new(remote));
+    }
+    let looking = sharing_of(registry, &record, member.as_ref());
     let parts = Parts {
         name: name.clone(),
         space,
-        swap,
-        far,
+        tiers: Stack::new(member, above_swap, swap),
         shared,
         agent: owned(connection)?,
         welcome: Packet::Welcome { flags: huge_flag() },
@@ -288,13 +296,16 @@ fn attach(
         busy_poll: registry.config.busy_poll,
         pinned: record.pinned.clone(),
         taken_over,
-        sharing: sharing_of(registry, &record, member.as_ref()),
-        member,
+        sharing: looking,
     };
     {
         let mut vms = registry.lock();
         let vm = vms.get_mut(&name).context("the VM is gone")?;
         ensure!(vm.handle.is_none(), "{name} is being attached by another connection");
+        // From what the record is by now: its settings may have changed while its swap file or its pool was waited for. And
+        // before any page is shared: a later daemon has to know that there may be some.
+        let record = Record { pid: (pid, start), sharing, ..vm.record.clone() };
+        registry.save_if_changed(&vm.record, &record).context("write the VM's record")?;
         let token = record.token;
         vm.record = record;
         vm.inodes = inodes;
@@ -315,6 +326,12 @@ fn attach(
     registry.resume_balloon(&name);
     registry.governor.bell.ring();
     Ok(())
+}
+
+/// The files of a VM's compressed pages.
+pub fn compressed_files(record: &Record) -> Option<[PathBuf; 2]> {
+    let Compressed { dir, .. } = record.compressed.as_ref()?;
+    Some(CompressedTier::files(Path::new(dir), &vm_file_name(&record.name)))
 }
 
 /// Asks QEMU what runs the guest, when its monitor answers.

@@ -3,6 +3,7 @@
 //! Nothing is made or changed here. Every setting is checked before the daemon acts on any, so a
 //! wrong one leaves running VMs with the daemon they have.
 
+mod compressed;
 mod file;
 mod policy;
 
@@ -15,11 +16,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::builder::BoolishValueParser;
 use clap::{Parser, ValueEnum};
+use pagoda_abi::record::Compressed;
 use pagoda_api::{METRICS_ADDR_DEFAULT, SOCKET_DEFAULT};
 use pagoda_core::fault::PageInPolicy;
 use pagoda_pager::poll::{BUSY_POLL_DEFAULT, BUSY_POLL_MAX};
 use serde::Deserialize;
 
+use self::compressed::CompressedFile;
 use self::file::File;
 pub use self::policy::PolicyConfig;
 
@@ -291,6 +294,8 @@ pub struct Config {
     pub page_in: PageIn,
     pub replacement: Replacement,
     pub busy_poll: Duration,
+    /// The compressed memory of new VMs.
+    pub compressed: Option<Compressed>,
     /// Where the memory policy is configured; `None`: in the file of the system, if it is there.
     pub file: Option<PathBuf>,
     pub policy: PolicyConfig,
@@ -352,6 +357,7 @@ impl Config {
             page_in: args.page_in.or(file.page_in).unwrap_or_default(),
             replacement: args.replacement.or(file.replacement).unwrap_or_default(),
             busy_poll: busy_poll(args.busy_poll_us.or(file.busy_poll_us))?,
+            compressed: file.compressed.map(CompressedFile::resolve).transpose()?,
             file: args.config.map(|file| path(Some(file), PathBuf::new)).transpose()?,
             policy: PolicyConfig::resolve(file.policy)?,
         })

@@ -18,14 +18,14 @@ use pagoda_abi::Token;
 use pagoda_abi::record::{Far, Kind, Record};
 use pagoda_api::types::{ApiError, ErrorCode, FarRequest};
 use pagoda_core::units::ChunkCount;
-use pagoda_pager::far::{Far as Tier, FarMap};
+use pagoda_pager::tier::remote::{RemoteMap, RemoteTier};
 use pagoda_pool::config::PoolConfig;
 use pagoda_pool::connect::Patience;
 use pagoda_pool::news::Watch;
 use pagoda_pool::plane::{Control, Plane};
 use pagoda_pool::record::SIZE_MAX;
 use pagoda_pool::{connect, role, store};
-use rmap::client::{SpaceRef, SpaceSpec};
+use rmap::client::{Client, SpaceRef, SpaceSpec};
 use rmap::crypto::{Entropy, SystemEntropy};
 use rmap::udp::{UdpClient, Wait};
 use rmap::units::{PAGE_SIZE, ServerId, SpaceId};
@@ -38,7 +38,7 @@ use crate::registry::{Registry, error};
 /// faults on what is there wait meanwhile.
 const FAIL_AFTER: Duration = Duration::from_millis(100);
 /// A page that the map has no place for yet goes to the swap file after so long: before page-out loses its patience
-/// ([`pagoda_pager::far::WRITE_PATIENCE`]) with the pool as a whole.
+/// ([`pagoda_pager::tier::remote::WRITE_PATIENCE`]) with the pool as a whole.
 const MAP_PATIENCE: Duration = Duration::from_millis(400);
 /// A server that has the only copy is waited for until it is back, or the VM's owner has ended the VM: a server that stands still
 /// and a network that is down have lost nothing. For new pages there is the swap file: they are declined at once.
@@ -156,6 +156,7 @@ fn debtor(name: &str, regions: &[u64], far: &Far) -> Record {
         group: None,
         sharing: None,
         far: Some(far.clone()),
+        compressed: None,
         pinned: None,
     }
 }
@@ -187,14 +188,20 @@ enum Served {
 ///
 /// # Errors
 /// As [`open_in`]; the map cannot be made or is not the VM's.
-pub fn for_engine(registry: &Registry, record: &Record, chunks: ChunkCount, taken_over: bool) -> Result<Option<Tier>> {
+pub fn for_engine(
+    registry: &Registry,
+    record: &Record,
+    chunks: ChunkCount,
+    taken_over: bool,
+) -> Result<Option<RemoteTier>> {
     let served = if taken_over { Served::Before } else { Served::No };
     let Some(opened) = open_in(&registry.config.pool_dir, record, served)? else { return Ok(None) };
     let OpenedPool { client, space, watch } = opened;
     let path = registry.far_path(&record.name);
-    let map = if taken_over { FarMap::open(&path, chunks) } else { FarMap::create(&path, chunks) };
+    let map = if taken_over { RemoteMap::open(&path, chunks) } else { RemoteMap::create(&path, chunks) };
     let map = map.with_context(|| format!("the far map {}", path.display()))?;
-    Ok(Some(Tier::new(client, space, map, Box::new(move |client, now| watch.inform(client, now)))))
+    let tend = Box::new(move |client: &mut Client, now| watch.inform(client, now));
+    Ok(Some(RemoteTier::new(&record.name, client, space, map, tend)))
 }
 
 /// Opens a VM's far tier, if it has one. Whoever had it open before is refused by the servers from now on. Servers are not

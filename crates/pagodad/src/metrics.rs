@@ -8,7 +8,7 @@ mod catalogue;
 
 use std::fmt::{self, Write as _};
 
-use pagoda_api::{FarPool, FarServer, HostInfo, Latency, VmInfo, VmKind, VmState, counter};
+use pagoda_api::{FarPool, FarServer, HostInfo, Latency, TierInfo, VmInfo, VmKind, VmState, counter};
 use pagoda_core::policy::state::STATES;
 use pagoda_core::stats::{CATALOGUE, MetricDef, MetricKind};
 use prometheus_client::collector::Collector;
@@ -21,7 +21,7 @@ use prometheus_client::registry::Registry;
 
 use self::catalogue::{
     ACTIVE, BALLOON, FAR, FAR_LATENCY, FAR_SERVER, FAULT_LATENCY, HOST, HOST_INFO, HOST_POLICY, HOST_STATE, POLICY,
-    PROCESS, Row, STANDING, TARGET, VM, VM_INFO, VM_STATE,
+    PROCESS, Row, STANDING, TARGET, TIER, TIER_LATENCY, VM, VM_INFO, VM_STATE,
 };
 use crate::policy::tell::STANDINGS;
 
@@ -81,6 +81,9 @@ pub fn catalogue_table() -> String {
     for Row { def, .. } in POLICY {
         row(&format!("pagoda_vm_{}", def.name), def.kind, "vm", def.unit, def.help);
     }
+    for Row { def, .. } in TIER {
+        row(&format!("pagoda_vm_tier_{}", def.name), def.kind, "vm, tier", def.unit, def.help);
+    }
     for Row { def, .. } in FAR {
         row(&format!("pagoda_vm_far_{}", def.name), def.kind, "vm", def.unit, def.help);
     }
@@ -88,6 +91,7 @@ pub fn catalogue_table() -> String {
         row(&format!("pagoda_vm_far_server_{}", def.name), def.kind, "vm, server", def.unit, def.help);
     }
     for (def, labels) in [
+        (TIER_LATENCY, "vm, tier, op, quantile"),
         (FAR_LATENCY, "vm, op, class, quantile"),
         (TARGET, "vm"),
         (ACTIVE, "vm"),
@@ -135,6 +139,11 @@ impl Collector for Snapshot {
             let values = self.vms.iter().map(|vm| (of_vm(vm), value(&vm.policy)));
             encode_metric(&mut encoder, &format!("pagoda_vm_{}", def.name), *def, values)?;
         }
+        for Row { def, value } in TIER {
+            let values = self.vms.iter().flat_map(tiers).map(|(labels, tier)| (labels, value(tier)));
+            encode_metric(&mut encoder, &format!("pagoda_vm_tier_{}", def.name), *def, values)?;
+        }
+        encode_metric(&mut encoder, TIER_LATENCY.name, TIER_LATENCY, self.vms.iter().flat_map(tier_latencies))?;
         for Row { def, value } in FAR {
             let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(far_pool(vm)?))));
             encode_metric(&mut encoder, &format!("pagoda_vm_far_{}", def.name), *def, values)?;
@@ -281,6 +290,25 @@ fn quantiles(vm: &VmInfo, more: &[(&'static str, &str)], latency: &Latency) -> [
         labels.push(("quantile", quantile.to_owned()));
         (labels, Value::Real(us / US_PER_S))
     })
+}
+
+fn tiers(vm: &VmInfo) -> impl Iterator<Item = (Labels, &TierInfo)> {
+    vm.tiers.iter().map(|tier| {
+        let mut labels = of_vm(vm);
+        labels.push(("tier", escape(&tier.name)));
+        (labels, tier)
+    })
+}
+
+fn tier_latencies(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
+    let of = |tier: &TierInfo| {
+        [("read", tier.read), ("write", tier.write)]
+            .into_iter()
+            .filter(|(_, latency)| latency.count > 0)
+            .flat_map(|(op, latency)| quantiles(vm, &[("tier", &tier.name), ("op", op)], &latency))
+            .collect::<Vec<_>>()
+    };
+    vm.tiers.iter().flat_map(of)
 }
 
 fn far_pool(vm: &VmInfo) -> Option<&FarPool> {

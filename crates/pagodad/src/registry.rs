@@ -39,7 +39,7 @@ use crate::parts::Parts;
 use crate::policy::Governor;
 use crate::policy::rounds::Governed;
 use crate::qmp::Monitor;
-use crate::{balloon, far};
+use crate::{attach, balloon, far};
 
 /// VMs of one daemon: each has a thread, a ring and some twenty file descriptors.
 pub const VMS_MAX: usize = 1024;
@@ -257,6 +257,7 @@ impl Registry {
             group: request.share_group,
             sharing: None,
             far,
+            compressed: self.config.compressed.clone(),
             pinned: request.pinned,
         };
         let id = self.admit(&vms, &record)?;
@@ -481,7 +482,8 @@ impl Registry {
         let name = &record.name;
         // Its record is what is owed to the pool from now on.
         far::end_of(self, record);
-        for path in [self.record_path(name), self.swap_path(name), self.far_path(name), self.monitor_path(name)] {
+        let own = [self.record_path(name), self.swap_path(name), self.far_path(name), self.monitor_path(name)];
+        for path in own.into_iter().chain(attach::compressed_files(record).into_iter().flatten()) {
             if let Err(error) = std::fs::remove_file(&path)
                 && error.kind() != std::io::ErrorKind::NotFound
             {

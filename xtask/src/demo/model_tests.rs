@@ -24,6 +24,7 @@ pub fn vm(resident_mib: u64, counters: &[(&str, u64)]) -> VmInfo {
         uffds: 2,
         counters: counters.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
         latency: BTreeMap::new(),
+        tiers: Vec::new(),
         far: None,
         waits: None,
         balloon: None,

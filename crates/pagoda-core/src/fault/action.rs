@@ -160,9 +160,9 @@ pub enum Action {
     ZeroChunk { chunk: ChunkIdx },
     /// Read one page from swap into the operation's buffer.
     ReadPage { op: OpId, page: PageIdx, demand: bool },
-    /// Read a part of a chunk from swap into the operation's buffer. Not all of it is wanted: blocks in between may be holes,
+    /// Read a part of a chunk from swap into the operation's buffer. Only `wanted` has to arrive: blocks in between may be holes,
     /// outdated or about to be written.
-    ReadSpan { op: OpId, pages: Pages, demand: bool },
+    ReadSpan { op: OpId, span: Pages, wanted: PageSet, demand: bool },
     /// Declare the intent and read a wholly absent chunk from swap straight into the RAM file.
     ReadChunk { op: OpId, chunk: ChunkIdx, demand: bool },
     /// The chunk's content is complete: withdraw the intent.

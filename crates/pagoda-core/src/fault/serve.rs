@@ -280,7 +280,7 @@ impl Machine {
             out.push(Action::ReadChunk { op, chunk, demand });
         } else if let (Some(first), Some(last)) = (pages.first_set(), pages.last_set()) {
             let run = crate::bits::Run { start: first, len: u16::from(last) - u16::from(first) + 1 };
-            out.push(Action::ReadSpan { op, pages: Pages { chunk, run }, demand });
+            out.push(Action::ReadSpan { op, span: Pages { chunk, run }, wanted: pages, demand });
         }
         true
     }

@@ -374,7 +374,7 @@ fn a_restart_takes_ram_for_the_truth_and_what_swap_has_besides_for_outdated() {
 #[test]
 fn a_cap_of_the_whole_size_brings_everything_back_and_disarms() {
     let mut bench = Bench::new(1000, false, [(low(2), low(4)), (EMPTY, EMPTY), (EMPTY, EMPTY), (EMPTY, EMPTY)]);
-    let span = Action::ReadSpan { op: OpId(0), pages: pages(2, 2), demand: false };
+    let span = Action::ReadSpan { op: OpId(0), span: pages(2, 2), wanted: PageSet::range(2, 2), demand: false };
     bench.limit(1024, &[span]);
     // Nobody waits for it: it tries again later, not at once.
     bench.read_done(0, READ_ERROR, &[release(0)]);
@@ -382,7 +382,7 @@ fn a_cap_of_the_whole_size_brings_everything_back_and_disarms() {
     bench.read_done(0, Ok(()), &[copy(0, 2, true), release(0)]);
     let mut out = Actions::new();
     bench.machine.apply(Event::Tick, Now { ms: 5000, oldest_io: u64::MAX }, &mut out);
-    let span = Action::ReadSpan { op: OpId(0), pages: pages(3, 1), demand: false };
+    let span = Action::ReadSpan { op: OpId(0), span: pages(3, 1), wanted: PageSet::range(3, 1), demand: false };
     assert_eq!(out.last(), Some(&span));
     let stored = Action::Store { op: OpId(0), pages: pages(3, 1) };
     bench.read_done(0, Ok(()), &[stored, release(0), Action::Disarm]);

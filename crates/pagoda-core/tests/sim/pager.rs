@@ -271,7 +271,10 @@ impl Pager {
                 let page = page.0 as usize;
                 self.read(op, page..page + 1, world);
             }
-            Action::ReadSpan { op, pages, .. } => self.read(op, range(pages), world),
+            Action::ReadSpan { op, span, wanted, .. } => {
+                let pages = range(span).filter(|page| wanted.contains(PageIdx(*page as u64).index_in_chunk()));
+                self.read(op, pages, world);
+            }
             Action::ReadChunk { op, chunk, .. } => self.fill(op, chunk, world),
             Action::ChunkComplete { op } => self.withdraw(op, world),
             Action::ChunkAbandon { op, chunk } => {
@@ -380,7 +383,7 @@ impl Pager {
         world.woken.push(pages);
     }
 
-    fn read(&mut self, op: OpId, pages: Range<usize>, world: &World) {
+    fn read(&mut self, op: OpId, pages: impl Iterator<Item = usize> + Clone, world: &World) {
         assert!(self.buffers.insert(op.0, BTreeMap::new()).is_none(), "the buffer of {op:?} is in use");
         let missing =
             |page: &usize| world.ram[*page].is_none() && world.entries[*page].is_none() && world.swap[*page].is_some();

@@ -10,7 +10,6 @@ use pagoda_core::fault::Event;
 use pagoda_sys::Errno;
 
 use super::{Engine, EngineError, io, recover};
-use crate::far::Far;
 
 /// Between two attempts while the memory is another userfaultfd's.
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
@@ -82,8 +81,7 @@ impl Engine {
             let result = shard.uffd.register(shard.addr, shard.len);
             result.map_err(|errno| EngineError::Register { errno, registered })?;
         }
-        let map = self.far.as_ref().map(Far::map);
-        let found = recover::find(&self.space, &self.swap, map, self.share.member())?;
+        let found = recover::find(&self.space, &mut self.tiers)?;
         self.machine.armed(|chunk| found[chunk.as_usize()]);
         self.restart_sample();
         Ok(())

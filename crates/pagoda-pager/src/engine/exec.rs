@@ -39,18 +39,14 @@ impl Engine {
             Action::ZeroChunk { chunk } => self.zero_chunk(chunk),
             Action::ReadPage { op, page, demand } => {
                 let pages = Pages { chunk: page.chunk(), run: Run { start: page.index_in_chunk(), len: 1 } };
-                self.read_buffered(op, pages, demand, Metric::FaultsSwapPage);
+                self.read_buffered(op, pages, PageSet::single(page.index_in_chunk()), demand, Metric::FaultsSwapPage);
             }
-            Action::ReadSpan { op, pages, demand } => self.read_buffered(op, pages, demand, Metric::FaultsSwapChunk),
+            Action::ReadSpan { op, span, wanted, demand } => {
+                self.read_buffered(op, span, wanted, demand, Metric::FaultsSwapChunk);
+            }
             Action::ReadChunk { op, chunk, demand } => self.read_direct(op, chunk, demand),
             Action::ChunkComplete { op } => self.withdraw(op),
-            Action::ChunkAbandon { op, chunk } => {
-                let place = self.space.place_chunk(chunk);
-                if let Err(errno) = place.region.ram.punch(place.offset, place.len) {
-                    return self.freeze(&format!("a chunk that could not be read could not be dropped: {errno}"));
-                }
-                self.withdraw(op);
-            }
+            Action::ChunkAbandon { op, chunk } => self.abandon_chunk(op, chunk),
             Action::Copy { op, pages, protect } => self.copy(op, pages, protect),
             Action::Store { op, pages } => self.store(op, pages),
             Action::Release { op } => self.release(op),
@@ -77,7 +73,9 @@ impl Engine {
 
     fn map(&mut self, pages: Pages, protect: bool) {
         let place = self.space.place(pages);
-        let resolved = self.space.uffd(place.addr).cont_over(place.addr, place.len, mode(protect));
+        let uffd = self.space.uffd(place.addr);
+        // A page that the host's kernel swapped out needs memory to come back.
+        let resolved = self.retry(|| uffd.cont_over(place.addr, place.len, mode(protect)));
         self.check(resolved, "map pages");
     }
 
@@ -140,6 +138,19 @@ impl Engine {
         self.map(Pages { chunk, run: WHOLE }, false);
     }
 
+    /// The intent stays if something is left: then the next daemon settles it.
+    fn abandon_chunk(&mut self, op: OpId, chunk: ChunkIdx) {
+        let place = self.space.place_chunk(chunk);
+        if let Err(errno) = place.region.ram.punch(place.offset, place.len) {
+            return self.freeze(&format!("a chunk that could not be read could not be dropped: {errno}"));
+        }
+        match recover::still_there(&self.space, chunk, PageSet::FULL) {
+            Ok(left) if left.is_empty() => self.withdraw(op),
+            Ok(_) => self.freeze("a chunk that could not be read is held by a pin, and could not be dropped"),
+            Err(error) => self.freeze(&error.to_string()),
+        }
+    }
+
     fn copy(&mut self, op: OpId, pages: Pages, protect: bool) {
         let Some((id, first)) = self.buffer_of(op) else { return self.freeze("a page arrived without a buffer") };
         let place = self.space.place(pages);
@@ -159,11 +170,17 @@ impl Engine {
 
     fn store(&mut self, op: OpId, pages: Pages) {
         let Some((id, first)) = self.buffer_of(op) else { return self.freeze("pages arrived without a buffer") };
+        let place = self.space.place(pages);
+        // Before the intent: it would have the next daemon drop what the file has.
+        match place.region.ram.next_data(place.offset) {
+            Ok(data) if data.is_none_or(|at| at >= place.offset + place.len) => {}
+            Ok(_) => return self.freeze("a page that was to come in from swap is in the RAM file already"),
+            Err(errno) => return self.freeze(&format!("page-in could not look at the RAM file: {errno}")),
+        }
         let Some(intent) = self.io.take_intent() else { return self.freeze("the intents ran out") };
         let set = PageSet::range(pages.run.start, pages.run.len);
         // A page exists in the file before its content does.
         self.shared.intents[intent].declare(pages.chunk.0, set.words());
-        let place = self.space.place(pages);
         let Some(content) = self.ring.buffer(id) else { return self.freeze("pages arrived in a busy buffer") };
         let start = ((pages.first().0 - first.0) * PAGE_SIZE) as usize;
         for (index, page) in place.pages().enumerate() {
@@ -191,7 +208,7 @@ impl Engine {
         let (Some(first), Some(last)) = (pages.first_set(), pages.last_set()) else { return Ok(PageSet::EMPTY) };
         let span = Run { start: first, len: u16::from(last) - u16::from(first) + 1 };
         let spans = if alone { PageSet::range(span.start, span.len) } else { pages };
-        let kept = self.keep_far(chunk, pages);
+        self.tiers.keep(&self.space, chunk, pages);
         let mut present = false;
         for run in spans.runs() {
             let place = self.space.place(Pages { chunk, run });
@@ -208,27 +225,18 @@ impl Engine {
         let left = recover::still_there(&self.space, chunk, pages).map_err(|error| error.to_string())?;
         for index in left.iter() {
             let at = place.pages().start + u64::from(index);
-            let mut frame = [0; PAGE_SIZE as usize];
-            if self.share.member().is_some_and(|member| member.read(chunk.page(index), &mut frame)) {
-                place.region.view.write_page(at, &frame);
-                continue;
-            }
-            if let Some(far) = self.far.as_ref().filter(|_| kept.contains(index)) {
-                place.region.view.write_page(at, far.kept(index));
-                continue;
-            }
-            let content = self
-                .swap
-                .read_page(chunk.page(index).0)
-                .map_err(|e| format!("page-out was half done and swap cannot be read back: {e}"))?;
-            place.region.view.write_page(at, content.bytes());
+            let mut content = [0; PAGE_SIZE as usize];
+            self.tiers
+                .read_back(chunk.page(index), &mut content)
+                .map_err(|errno| format!("page-out was half done and a page cannot be read back: {errno}"))?;
+            place.region.view.write_page(at, &content);
         }
         Ok(left)
     }
 
     fn swap_punch(&mut self, pages: Pages) {
         let Pages { chunk, run } = pages;
-        if let Err(errno) = self.drop_blocks(chunk, PageSet::range(run.start, run.len)) {
+        if let Err(errno) = self.tiers.drop_blocks(chunk, PageSet::range(run.start, run.len)) {
             self.freeze(&format!("a swap block that is outdated could not be dropped: {errno}"));
         }
     }
@@ -247,12 +255,9 @@ impl Engine {
     }
 
     fn disarm(&mut self) {
-        // Everything is in RAM. Swap goes first: from now on pages become zero without our knowing.
-        if let Err(errno) = self.swap.punch(0, self.swap.len()) {
+        // Everything is in RAM. Blocks go first: from now on pages become zero without our knowing.
+        if let Err(errno) = self.tiers.clear_blocks() {
             return self.freeze(&format!("swap could not be emptied: {errno}"));
-        }
-        if let Some(Err(error)) = self.far.as_mut().map(|far| far.map_mut().clear()) {
-            return self.freeze(&format!("what the pool has could not be forgotten: {error}"));
         }
         for shard in self.space.shards() {
             match shard.uffd.unregister(shard.addr, shard.len) {
@@ -262,7 +267,7 @@ impl Engine {
                 }
             }
         }
-        if let Some(member) = self.share.member() {
+        if let Some(member) = self.tiers.frames() {
             member.trim();
         }
         self.machine.disarmed();

@@ -1,43 +1,36 @@
-//! Transfers between swap and memory: one operation of the machine is one or more requests to the disk.
+//! Transfers between DRAM and the tiers: one operation of the machine is one or more parts, of one tier or of several.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pagoda_core::bits::PageSet;
 use pagoda_core::fault::{Event, IoError, OPS_MAX, OUTS_MAX, OpId, Pages};
 use pagoda_core::stats::Metric;
 use pagoda_core::units::{CHUNK_SIZE, ChunkIdx, PAGE_SIZE, PageIdx};
 use pagoda_sys::Errno;
-use pagoda_sys::ring::{BufferId, BufferSlice, Buffers, RingError};
+use pagoda_sys::ring::{BufferId, Buffers, RingError};
 
-use super::{Engine, Source};
+use super::Engine;
+use crate::source::Source;
+use crate::tier::{Begun, ByTier, Ended, Outcome, Step, TIERS_MAX, Takes, Target, TierIdx, Wanted, Write};
 
-/// One request to the disk: two requests of 512 KiB in flight beat one of 1 MiB by 10 % (throughput.md A).
-const REQUEST_MAX: u64 = 512 << 10;
 /// Buffers for single pages: as many reads of one page as can be under way.
 const PAGE_BUFFERS: u16 = OPS_MAX as u16;
 /// Buffers for parts of chunks: as many as there can be whole-chunk reads.
 const CHUNK_BUFFERS: u16 = pagoda_core::fault::FILLS_MAX as u16;
-
-/// Runs of pages whose writes are queued between two looks at the faults: some 2 us each, so a fault waits 20 us at most.
-const STEP_RUNS: usize = 8;
-/// Write requests under way from which on no more are queued. A page-in that comes meanwhile stands behind them in the disk's
-/// own queue, where no scheduler puts it first; enough to keep a disk busy, in large requests and in small ones.
-const WRITES_MAX: usize = 16;
-/// While pages come in one by one and there is time: so few are queued at once, and the next when these have ended. Writes
-/// of a fragmented chunk are small and many, and each that is under way makes a read of one page slower.
-const WRITES_PACED: usize = 4;
 
 /// Makes the ring's bounce buffers: 9 MiB a VM.
 pub fn buffers() -> Result<Buffers, RingError> {
     Buffers::new(&[(PAGE_BUFFERS, PAGE_SIZE as usize), (CHUNK_BUFFERS, CHUNK_SIZE as usize)])
 }
 
-/// What the requests of an operation add up to.
+/// What the parts of an operation add up to.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {
-    /// Requests not ended; one more while they are being queued.
+    /// Parts not ended; one more while they are being begun.
     left: u16,
+    /// The same for each tier, and since when it has some.
+    by_tier: [(u16, Option<Instant>); TIERS_MAX],
     /// Bytes not transferred yet.
     missing: u64,
     error: Option<IoError>,
@@ -46,6 +39,23 @@ pub struct Transfer {
     pub fault: Option<(Metric, Instant)>,
 }
 
+impl Transfer {
+    fn new(kind: Kind, fault: Option<(Metric, Instant)>) -> Transfer {
+        Transfer { left: 1, by_tier: [(0, None); TIERS_MAX], missing: 0, error: None, kind, fault }
+    }
+
+    /// One of a tier's parts has ended; how long they took, if it was the last.
+    fn end_of_tier(&mut self, tier: TierIdx) -> Option<Duration> {
+        let (left, since) = self.by_tier.get_mut(tier.as_usize())?;
+        *left = left.saturating_sub(1);
+        let took = since.filter(|_| *left == 0)?.elapsed();
+        *since = None;
+        Some(took)
+    }
+}
+
+// The page path allocates nothing, and there are few operations.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     /// Into a buffer, whose first byte is this page.
@@ -60,12 +70,14 @@ enum Kind {
 #[derive(Clone, Copy, Debug)]
 struct Outgoing {
     chunk: ChunkIdx,
+    /// Which tier had which of the chunk's blocks when it began.
+    before: ByTier,
     /// Found zero.
     zero: PageSet,
-    /// The pool has them.
-    far: PageSet,
-    /// Their writes to the swap file were begun.
-    near: PageSet,
+    /// Tiers say that they have them.
+    written: ByTier,
+    /// Their blocks have been overwritten, for good or not.
+    overwritten: ByTier,
 }
 
 /// All transfers, by operation.
@@ -74,20 +86,18 @@ pub struct Transfers {
     by_op: Vec<Option<Transfer>>,
     intents: Vec<usize>,
     plans: VecDeque<WritePlan>,
-    /// Write requests under way.
-    writes: usize,
     /// Single pages being read that a fault waits for.
     page_faults: usize,
 }
 
-/// Writes of a page-out that are not queued yet.
+/// Writes of a page-out that have not begun.
 #[derive(Clone, Copy, Debug)]
 struct WritePlan {
     op: OpId,
     chunk: ChunkIdx,
     rest: PageSet,
-    /// To the swap file, whatever the pool says.
-    near: bool,
+    /// The first tier that is asked: those before have declined the pages.
+    from: TierIdx,
 }
 
 impl Transfers {
@@ -96,7 +106,6 @@ impl Transfers {
             by_op: vec![None; OPS_MAX],
             intents: (0..pagoda_abi::shared::INTENTS).rev().collect(),
             plans: VecDeque::with_capacity(OUTS_MAX),
-            writes: 0,
             page_faults: 0,
         }
     }
@@ -115,21 +124,6 @@ impl Transfers {
         self.page_faults > 0
     }
 
-    /// So many pages of the operation were asked of the pool.
-    pub fn begin_parts(&mut self, op: OpId, pages: u16) {
-        if let Some(transfer) = self.slot(op) {
-            transfer.left += pages;
-            transfer.missing += u64::from(pages) * PAGE_SIZE;
-        }
-    }
-
-    /// The pool has a page that is written out.
-    pub fn far_has(&mut self, op: OpId, index: u8) {
-        if let Some(Transfer { kind: Kind::Out(outgoing), .. }) = self.slot(op) {
-            outgoing.far.set(index);
-        }
-    }
-
     /// Chunks that are being written out.
     pub fn written_out(&self) -> impl Iterator<Item = ChunkIdx> {
         self.by_op.iter().flatten().filter_map(|transfer| match transfer.kind {
@@ -141,12 +135,44 @@ impl Transfers {
     fn slot(&mut self, op: OpId) -> &mut Option<Transfer> {
         &mut self.by_op[usize::from(op.0)]
     }
-}
 
-/// Offset and length of each request of a run of pages.
-fn requests(pages: Pages) -> impl Iterator<Item = (u64, u64)> {
-    let len = u64::from(pages.run.len) * PAGE_SIZE;
-    (0..len).step_by(REQUEST_MAX as usize).map(move |at| (at, (len - at).min(REQUEST_MAX)))
+    /// A tier has begun its part of an operation.
+    fn note_begun(&mut self, vm: &str, op: OpId, tier: TierIdx, begun: &Begun) {
+        if let Some(error) = begun.error {
+            tracing::warn!(vm, tier = tier.0, "a transfer could not begin: {error:?}");
+        }
+        let Some(transfer) = self.slot(op) else { return };
+        transfer.left += begun.parts;
+        transfer.missing += begun.bytes;
+        transfer.error = transfer.error.or(begun.error);
+        let (left, since) = &mut transfer.by_tier[tier.as_usize()];
+        *left += begun.parts;
+        if begun.parts > 0 {
+            since.get_or_insert_with(Instant::now);
+        }
+        if let Kind::Out(outgoing) = &mut transfer.kind {
+            outgoing.overwritten[tier.as_usize()] |= begun.overwritten;
+        }
+    }
+
+    /// A tier has a page that is written out.
+    fn note_written(&mut self, op: OpId, tier: TierIdx, index: u8) {
+        if let Some(Transfer { kind: Kind::Out(outgoing), .. }) = self.slot(op) {
+            outgoing.written[tier.as_usize()].set(index);
+        }
+    }
+
+    fn note_bytes(&mut self, op: OpId, bytes: u64) {
+        if let Some(transfer) = self.slot(op) {
+            transfer.missing = transfer.missing.saturating_sub(bytes);
+        }
+    }
+
+    fn note_error(&mut self, op: OpId, error: IoError) {
+        if let Some(transfer) = self.slot(op) {
+            transfer.error.get_or_insert(error);
+        }
+    }
 }
 
 fn is_page_fault((cause, _): (Metric, Instant)) -> bool {
@@ -154,29 +180,19 @@ fn is_page_fault((cause, _): (Metric, Instant)) -> bool {
 }
 
 impl Engine {
-    /// Reads pages into a buffer.
-    pub(super) fn read_buffered(&mut self, op: OpId, pages: Pages, demand: bool, cause: Metric) {
-        let len = u64::from(pages.run.len) * PAGE_SIZE;
+    /// Reads pages into a buffer that has room for `room`; the others of it are not used.
+    pub(super) fn read_buffered(&mut self, op: OpId, room: Pages, pages: PageSet, demand: bool, cause: Metric) {
+        let len = u64::from(room.run.len) * PAGE_SIZE;
         let Some(id) = self.ring.take_buffer(len as usize) else {
             // There is a buffer for every operation the machine can start.
             return self.freeze("the page buffers ran out");
         };
         let fault = demand.then_some((cause, self.fault_at));
         self.io.page_faults += usize::from(fault.is_some_and(is_page_fault));
-        let kind = Kind::Buffer { id, first: pages.first() };
-        *self.io.slot(op) = Some(Transfer { left: 1, missing: 0, error: None, kind, fault });
-        let wanted = PageSet::range(pages.run.start, pages.run.len);
-        for run in self.read_far(op, pages.chunk, wanted, demand).runs() {
-            let near = Pages { chunk: pages.chunk, run };
-            let before = (near.first().0 - pages.first().0) * PAGE_SIZE;
-            for (at, part) in requests(near) {
-                let slice = BufferSlice { id, offset: (before + at) as u32, len: part as u32 };
-                self.queue(op, part, |engine, key| {
-                    engine.ring.read(engine.swap_file, near.first().offset().0 + at, slice, key)
-                });
-            }
-        }
-        self.queued(op);
+        let first = room.first();
+        *self.io.slot(op) = Some(Transfer::new(Kind::Buffer { id, first }, fault));
+        let (chunk, room) = (room.chunk, PageSet::range(room.run.start, room.run.len));
+        self.begin_read(Wanted { op, chunk, pages, room, target: Target::Buffer { id, first }, demand });
     }
 
     /// Reads a chunk straight into the RAM file.
@@ -184,123 +200,104 @@ impl Engine {
         let Some(intent) = self.io.take_intent() else { return self.freeze("the intents ran out") };
         self.shared.intents[intent].declare(chunk.0, PageSet::FULL.words());
         let fault = demand.then_some((Metric::FaultsSwapChunk, self.fault_at));
-        *self.io.slot(op) = Some(Transfer { left: 1, missing: 0, error: None, kind: Kind::Direct { intent }, fault });
-        for run in self.read_far(op, chunk, PageSet::FULL, demand).runs() {
-            let near = Pages { chunk, run };
-            let place = self.space.place(near);
-            let (view, start) = (place.region.view.clone(), place.offset);
-            for (at, part) in requests(near) {
-                let target = view.io_target(start + at, part as u32);
-                self.queue(op, part, |engine, key| {
-                    engine.ring.read(engine.swap_file, near.first().offset().0 + at, target, key)
-                });
-            }
-        }
-        self.queued(op);
+        *self.io.slot(op) = Some(Transfer::new(Kind::Direct { intent }, fault));
+        let all = PageSet::FULL;
+        self.begin_read(Wanted { op, chunk, pages: all, room: all, target: Target::Ram, demand });
     }
 
-    /// Plans to write pages to swap; zero ones become holes there. The writes are queued in steps, so that no fault waits
-    /// for more than one step.
+    fn begin_read(&mut self, wanted: Wanted) {
+        let (io, vm) = (&mut self.io, &self.name);
+        self.tiers.read(&mut self.ring, &self.space, &wanted, |tier, begun| io.note_begun(vm, wanted.op, tier, &begun));
+        self.all_begun(wanted.op);
+    }
+
+    /// Plans to write pages to the tiers; zero ones become holes there. The writes begin in steps, so that no fault waits for
+    /// more than one step.
     pub(super) fn write_out(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet) {
-        let (zero, far, near) = (PageSet::EMPTY, PageSet::EMPTY, PageSet::EMPTY);
-        let kind = Kind::Out(Outgoing { chunk, zero, far, near });
-        *self.io.slot(op) = Some(Transfer { left: 1, missing: 0, error: None, kind, fault: None });
-        self.io.plans.push_back(WritePlan { op, chunk, rest: pages, near: false });
+        let before = self.tiers.owners(chunk, self.machine.chunk(chunk).swap);
+        let (written, overwritten) = (ByTier::default(), ByTier::default());
+        let outgoing = Outgoing { chunk, before, zero: PageSet::EMPTY, written, overwritten };
+        *self.io.slot(op) = Some(Transfer::new(Kind::Out(outgoing), None));
+        self.io.plans.push_back(WritePlan { op, chunk, rest: pages, from: TierIdx(0) });
     }
 
-    /// Plans to write pages of a page-out to the swap file that the pool did not take.
-    pub(super) fn write_near(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet) {
-        let planned = self.io.plans.iter_mut().find(|plan| plan.op == op && plan.near);
+    /// Plans to write pages of a page-out that a tier declined to one of those after it.
+    fn write_below(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet, declined_by: TierIdx) {
+        let from = TierIdx(declined_by.0 + 1);
+        let planned = self.io.plans.iter_mut().find(|plan| plan.op == op && plan.from == from);
         match planned {
             Some(plan) => plan.rest |= pages,
             None => {
                 if let Some(transfer) = self.io.slot(op) {
                     transfer.left += 1;
                 }
-                // Before what the pool may take: that can wait for it.
-                self.io.plans.push_front(WritePlan { op, chunk, rest: pages, near: true });
+                // Before what the first tiers may take: that can wait for them.
+                self.io.plans.push_front(WritePlan { op, chunk, rest: pages, from });
             }
         }
     }
 
-    /// Some of what was planned can be queued now.
-    pub(super) fn can_write(&self) -> bool {
-        let max = if self.machine.has_time() { 1 } else { WRITES_MAX };
-        self.io.plans.front().is_some_and(|plan| {
-            if !plan.near && self.far_takes_writes() { !self.far_is_full() } else { self.io.writes < max }
-        })
+    /// The tier that takes the next pages that are planned to be written, and how many.
+    fn next_offer(&self) -> Option<(TierIdx, Step)> {
+        let plan = self.io.plans.front()?;
+        match self.tiers.offer(plan.from, self.machine.has_time()) {
+            (tier, Takes::Now(step)) => Some((tier, step)),
+            (_, Takes::Later | Takes::No) => None,
+        }
     }
 
-    /// Queues the next few writes.
+    /// Some of what was planned can begin now.
+    pub(super) fn can_write(&self) -> bool {
+        self.next_offer().is_some()
+    }
+
+    /// Begins the next few writes.
     pub(super) fn step_plan(&mut self) {
-        let paced = self.machine.has_time();
+        let Some((tier, step)) = self.next_offer() else { return };
         let Some(plan) = self.io.plans.front_mut() else { return };
-        let step: PageSet = plan
-            .rest
-            .runs()
-            .take(if paced { WRITES_PACED } else { STEP_RUNS })
-            .map(|run| PageSet::range(run.start, run.len))
-            .fold(PageSet::EMPTY, |step, run| step | run);
+        let step = step.of(plan.rest);
         plan.rest -= step;
-        let WritePlan { op, chunk, rest, near } = *plan;
-        self.write_some(op, chunk, step, near);
+        let WritePlan { op, chunk, rest, .. } = *plan;
         if rest.is_empty() {
             self.io.plans.pop_front();
-            self.queued(op);
+        }
+        self.write_some(op, chunk, step, tier);
+        if rest.is_empty() {
+            self.all_begun(op);
         }
     }
 
-    fn write_some(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet, near: bool) {
+    fn write_some(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet, tier: TierIdx) {
         let place = self.space.place_chunk(chunk);
-        let (view, start, first) = (place.region.view.clone(), place.offset, place.pages().start);
-        let is_zero = |index: &u8| view.is_zero(first + u64::from(*index)..first + u64::from(*index) + 1);
-        let found: PageSet = pages.iter().filter(is_zero).collect();
-        let far = !near && self.far_takes_writes();
-        if let Some(Transfer { kind: Kind::Out(outgoing), .. }) = self.io.slot(op) {
-            outgoing.zero |= found;
-            if !far {
-                outgoing.near |= pages - found;
+        let (view, first) = (place.region.view.clone(), place.pages().start);
+        for run in pages.runs() {
+            let start = first + u64::from(run.start);
+            if let Err(errno) = view.make_readable(start..start + u64::from(run.len)) {
+                return self.note_errno(op, errno);
             }
         }
-        if let Err(errno) = self.drop_blocks(chunk, found & self.machine.chunk(chunk).swap) {
+        let is_zero = |index: &u8| view.is_zero(first + u64::from(*index)..first + u64::from(*index) + 1);
+        let zero: PageSet = pages.iter().filter(is_zero).collect();
+        if let Some(Transfer { kind: Kind::Out(outgoing), .. }) = self.io.slot(op) {
+            outgoing.zero |= zero;
+        }
+        if let Err(errno) = self.tiers.drop_blocks(chunk, zero & self.machine.chunk(chunk).swap) {
             self.note_errno(op, errno);
         }
-        if far {
-            return self.write_far(op, chunk, pages - found);
+        let pages = pages - zero;
+        if pages.is_empty() {
+            return;
         }
-        for run in (pages - found).runs() {
-            let before = u64::from(run.start) * PAGE_SIZE;
-            for (at, part) in requests(Pages { chunk, run }) {
-                let source = view.io_target(start + before + at, part as u32);
-                self.queue(op, part, |engine, key| {
-                    engine.ring.write(engine.swap_file, chunk.offset().0 + before + at, source, key)
-                });
-            }
+        let begun = self.tiers.write(&mut self.ring, &self.space, tier, &Write { op, chunk, pages });
+        self.io.note_begun(&self.name, op, tier, &begun);
+        if !begun.declined.is_empty() {
+            self.write_below(op, chunk, begun.declined, tier);
         }
     }
 
-    /// Queues one request; the ring has room for all that the machine can have under way, or makes some.
-    fn queue(&mut self, op: OpId, bytes: u64, request: impl FnOnce(&mut Engine, u64) -> Result<(), RingError>) {
-        let key = Source::Io(u32::from(op.0)).key();
-        match request(self, key) {
-            Ok(()) => {
-                if let Some(transfer) = self.io.slot(op) {
-                    transfer.left += 1;
-                    transfer.missing += bytes;
-                    let writes = matches!(transfer.kind, Kind::Out(_));
-                    self.io.writes += usize::from(writes);
-                }
-            }
-            Err(error) => {
-                tracing::warn!(vm = %self.name, "queue disk request: {error}");
-                self.note_errno(op, Errno::AGAIN);
-            }
-        }
-    }
-
-    /// All requests of the operation are queued: if none was needed, it has ended.
-    fn queued(&mut self, op: OpId) {
-        if let Some(event) = self.end_part(op) {
+    /// All parts of the operation have begun: if there was none, it has ended.
+    fn all_begun(&mut self, op: OpId) {
+        if let Some(event) = self.end_part(op, None) {
             self.events.push_back(event);
         }
     }
@@ -310,36 +307,74 @@ impl Engine {
             Errno::NOSPC | Errno::DQUOT => IoError::NoSpace,
             errno => IoError::Failed(errno.raw_os_error()),
         };
-        self.note_error(op, error);
+        self.io.note_error(op, error);
     }
 
-    pub(super) fn note_error(&mut self, op: OpId, error: IoError) {
-        if let Some(transfer) = self.io.slot(op) {
-            transfer.error.get_or_insert(error);
-        }
-    }
-
-    /// A request ended; the event if it was its operation's last.
-    pub(super) fn finish_part(&mut self, op: u32, result: Result<u32, Errno>) -> Option<Event> {
-        let op = OpId(u16::try_from(op).ok()?);
+    /// A request to the ring ended; the event if it was its operation's last part.
+    pub(super) fn finish_request(&mut self, tier: TierIdx, op: OpId, result: Result<u32, Errno>) -> Option<Event> {
         if let Some(Transfer { kind: Kind::Out(_), .. }) = self.io.slot(op) {
-            self.io.writes -= 1;
+            self.tiers.ring_write_ended(tier);
         }
         match result {
-            Ok(bytes) => self.arrived(op, u64::from(bytes)),
+            Ok(bytes) => self.io.note_bytes(op, u64::from(bytes)),
             Err(errno) => self.note_errno(op, errno),
         }
-        self.end_part(op)
+        self.end_part(op, Some(tier))
     }
 
-    pub(super) fn arrived(&mut self, op: OpId, bytes: u64) {
-        if let Some(transfer) = self.io.slot(op) {
-            transfer.missing = transfer.missing.saturating_sub(bytes);
+    /// Waits for what a tier's own descriptor has, from now on.
+    pub(super) fn poll_tier(&mut self, tier: TierIdx) {
+        if let Some(fd) = self.tiers.fd(tier)
+            && let Err(error) = self.ring.poll_multishot(fd, Source::Tier(tier).key())
+        {
+            self.freeze(&format!("cannot wait for the {} tier: {error}", self.tiers.name(tier)));
         }
     }
 
-    pub(super) fn end_part(&mut self, op: OpId) -> Option<Event> {
+    /// A tier's own descriptor has something.
+    pub(super) fn turn_tier(&mut self, tier: TierIdx, more: bool) {
+        if let Err(error) = self.tiers.turn(tier) {
+            // What is lost by that is asked for again, like anything that gets lost.
+            tracing::warn!(vm = %self.name, tier = self.tiers.name(tier), "its socket: {error}");
+        }
+        if !more {
+            self.poll_tier(tier);
+        }
+    }
+
+    /// Goes on with all that tiers have done outside the ring.
+    pub(super) fn follow_tiers(&mut self) {
+        while let Some((tier, ended)) = self.tiers.next_ended(&mut self.ring, &self.space) {
+            self.part_ended(tier, ended);
+        }
+    }
+
+    fn part_ended(&mut self, tier: TierIdx, ended: Ended) {
+        let Ended { op, page, outcome } = ended;
+        match outcome {
+            Outcome::Read => {}
+            Outcome::Written => self.io.note_written(op, tier, page.index_in_chunk()),
+            Outcome::Declined => {
+                self.write_below(op, page.chunk(), PageSet::single(page.index_in_chunk()), tier);
+            }
+            Outcome::Failed(error) => self.io.note_error(op, error),
+            Outcome::Undelivered => return self.freeze("a page came from a tier for a buffer that is gone"),
+        }
+        if !matches!(outcome, Outcome::Failed(_)) {
+            self.io.note_bytes(op, PAGE_SIZE);
+        }
+        if let Some(event) = self.end_part(op, Some(tier)) {
+            self.apply(event);
+        }
+    }
+
+    fn end_part(&mut self, op: OpId, tier: Option<TierIdx>) -> Option<Event> {
         let transfer = self.io.slot(op).as_mut()?;
+        let is_read = !matches!(transfer.kind, Kind::Out(_));
+        let took = tier.and_then(|tier| Some((tier, transfer.end_of_tier(tier)?)));
+        if let Some((tier, took)) = took {
+            self.tiers.note_latency(tier, is_read, took);
+        }
         transfer.left -= 1;
         if transfer.left > 0 {
             return None;
@@ -349,32 +384,24 @@ impl Engine {
         let result = transfer.error.or(short).map_or(Ok(()), Err);
         Some(match transfer.kind {
             Kind::Buffer { .. } | Kind::Direct { .. } => Event::ReadDone { op, result },
-            Kind::Out(Outgoing { chunk, zero, far, near }) => {
+            Kind::Out(outgoing) => {
                 *self.io.slot(op) = None;
-                // Of a failed page-out nothing is believed; its pages are in DRAM.
-                let far = if result.is_ok() { far } else { PageSet::EMPTY };
-                self.settle_blocks(chunk, far, near);
-                Event::WriteDone { op, zero, result }
+                self.settle_blocks(&outgoing, result.is_ok());
+                Event::WriteDone { op, zero: outgoing.zero, result }
             }
         })
     }
 
-    /// Puts a page that came from the pool where its operation wants it.
-    pub(super) fn far_page_came(&mut self, op: OpId, page: PageIdx) {
-        let Some(far) = &self.far else { return };
-        let Some(Transfer { kind, .. }) = self.io.by_op[usize::from(op.0)] else { return };
-        match kind {
-            Kind::Buffer { id, first } => {
-                let offset = ((page.0 - first.0) * PAGE_SIZE) as u32;
-                if !self.ring.fill(BufferSlice { id, offset, len: PAGE_SIZE as u32 }, far.page()) {
-                    self.freeze("a page of the pool came for a buffer that is gone");
-                }
-            }
-            Kind::Direct { .. } => {
-                let place = self.space.place_page(page);
-                place.region.view.write_page(place.pages().start, far.page());
-            }
-            Kind::Out(_) => {}
+    /// A page-out has ended: what its pages had elsewhere is outdated. Of a failed one nothing is believed, but what it has
+    /// overwritten is overwritten; its pages are in DRAM.
+    fn settle_blocks(&mut self, outgoing: &Outgoing, succeeded: bool) {
+        let Outgoing { chunk, before, written, overwritten, .. } = *outgoing;
+        let held: ByTier = std::array::from_fn(|tier| match succeeded {
+            true => written[tier] | overwritten[tier],
+            false => overwritten[tier],
+        });
+        if let Err(errno) = self.tiers.settle(chunk, &before, &held) {
+            self.freeze(&format!("where swapped pages are could not be noted: {errno}"));
         }
     }
 

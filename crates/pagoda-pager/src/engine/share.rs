@@ -34,7 +34,6 @@ static SCANNERS: AtomicU32 = AtomicU32::new(0);
 /// A VM's part in sharing.
 #[derive(Debug)]
 pub struct Share {
-    member: Option<Member>,
     budget: Budget,
     started: Instant,
     cpu: Duration,
@@ -70,14 +69,14 @@ impl Drop for Share {
 }
 
 impl Share {
-    pub fn new(member: Option<Member>, sharing: Sharing) -> Share {
-        let scans = member.is_some() && sharing == Sharing::Scan;
+    /// `is_member`: the VM is in a share group.
+    pub fn new(is_member: bool, sharing: Sharing) -> Share {
+        let scans = is_member && sharing == Sharing::Scan;
         if scans {
             SCANNERS.fetch_add(1, Ordering::Relaxed);
         }
         let budget = Budget::new(SCAN_BURST.as_nanos() as u64);
         Share {
-            member,
             budget,
             started: Instant::now(),
             cpu: Duration::ZERO,
@@ -89,24 +88,10 @@ impl Share {
         }
     }
 
-    pub fn member(&self) -> Option<&Member> {
-        self.member.as_ref()
-    }
-
-    pub fn count_references(&mut self) -> Result<(), EngineError> {
-        let Some(member) = &mut self.member else { return Ok(()) };
-        member.count_references().map_err(EngineError::Shared)
-    }
-
     pub fn add_to(&self, stats: &mut Stats) {
         stats.set(Metric::ShareCpu, self.cpu.as_micros() as u64);
         stats.set(Metric::ShareCollisions, self.collisions);
         stats.set(Metric::ShareBurst, self.burst);
-    }
-
-    /// Its pages may be looked at: before the group is settled a look would find nothing, and nobody would look again.
-    fn is_looking(&self) -> bool {
-        self.member.as_ref().is_some_and(|member| member.group().is_settled())
     }
 
     /// Thousandths of a core that are this VM's.
@@ -126,13 +111,24 @@ impl Share {
 }
 
 impl Engine {
+    /// The references of a VM that came back count from now on.
+    pub(super) fn count_references(&mut self) -> Result<(), EngineError> {
+        let Some(member) = self.tiers.frames_mut() else { return Ok(()) };
+        member.count_references().map_err(EngineError::Shared)
+    }
+
+    /// Its pages may be looked at: before the group is settled a look would find nothing, and nobody would look again.
+    fn is_looking(&self) -> bool {
+        self.tiers.frames().is_some_and(|member| member.group().is_settled())
+    }
+
     fn now_ms(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
     }
 
     /// How long until pages can be looked at.
     pub(super) fn scan_wait(&self) -> Duration {
-        if !self.machine.has_pages_to_scan(self.now_ms()) || !self.share.is_looking() {
+        if !self.machine.has_pages_to_scan(self.now_ms()) || !self.is_looking() {
             return Duration::MAX;
         }
         match self.machine.is_scan_blocked() {
@@ -144,13 +140,13 @@ impl Engine {
 
     /// Looks at some pages, if there is time for it.
     pub(super) fn scan(&mut self) {
-        if self.share.member.is_none() || self.frozen.is_some() || self.end.is_some() {
+        if self.tiers.frames().is_none() || self.frozen.is_some() || self.end.is_some() {
             return;
         }
-        if self.share.member.as_ref().is_some_and(Member::has_many_dead) {
+        if self.tiers.frames().is_some_and(Member::has_many_dead) {
             self.bury_dead();
         }
-        if !self.machine.has_pages_to_scan(self.now_ms()) || !self.share.is_looking() {
+        if !self.machine.has_pages_to_scan(self.now_ms()) || !self.is_looking() {
             return;
         }
         self.share.earn();
@@ -167,7 +163,7 @@ impl Engine {
     }
 
     fn bury_dead(&mut self) {
-        if let Some(member) = &mut self.share.member {
+        if let Some(member) = self.tiers.frames_mut() {
             member.bury_dead();
         }
     }
@@ -176,7 +172,7 @@ impl Engine {
     /// at once, many between faults.
     pub(super) fn share_pages(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet) {
         let mut looking = Looking { op, chunk, rest: pages, seen: PageSet::EMPTY, found: Found::default() };
-        if self.share.member.is_some() {
+        if self.tiers.frames().is_some() {
             if pages.iter().nth(LOOK_PAGES).is_some() {
                 return self.share.looks.push_back(looking);
             }
@@ -227,11 +223,18 @@ impl Engine {
 
     /// Writes the entries of pages with an equal frame, and makes holes in swap of zero ones.
     fn find_equal(&mut self, looking: &mut Looking, pages: PageSet) -> Result<(), String> {
-        let Some(member) = &self.share.member else { return Ok(()) };
+        let Some(member) = self.tiers.frames() else { return Ok(()) };
         let Looking { chunk, seen, ref mut found, .. } = *looking;
         let place = self.space.place_chunk(chunk);
         let (view, start) = (&place.region.view, place.pages().start);
         let (machine, collisions) = (&self.machine, &mut self.share.collisions);
+        for run in pages.runs() {
+            let run = start + u64::from(run.start)..start + u64::from(run.start) + u64::from(run.len);
+            if view.make_readable(run).is_err() {
+                // Page-out will meet the same and say so; until then these pages are just not shared.
+                return Ok(());
+            }
+        }
         let mut zero = PageSet::EMPTY;
         let mut told: Vec<Hint> = Vec::new();
         let mut content = [0; PAGE_SIZE as usize];
@@ -270,7 +273,8 @@ impl Engine {
         }
         found.zero |= zero;
         let stale = zero & machine.chunk(chunk).swap;
-        self.drop_blocks(chunk, stale)
+        self.tiers
+            .drop_blocks(chunk, stale)
             .map_err(|errno| format!("the swap block of a zero page could not be dropped: {errno}"))?;
         self.tell(told);
         Ok(())
@@ -278,7 +282,7 @@ impl Engine {
 
     /// Tells the owners of pages that they may have equal frames now.
     fn tell(&mut self, mut hints: Vec<Hint>) {
-        let Some(member) = &self.share.member else { return };
+        let Some(member) = self.tiers.frames() else { return };
         hints.sort_unstable_by_key(|hint| hint.member);
         for same in hints.chunk_by(|a, b| a.member == b.member) {
             let pages = same.iter().map(|hint| hint.page);
@@ -304,7 +308,7 @@ impl Engine {
         self.shared.intents[intent].withdraw();
         self.io.give_intent(intent);
         // Only now: before, an outdated swap block would have been the content.
-        let Some(member) = &mut self.share.member else { return Ok(found) };
+        let Some(member) = self.tiers.frames_mut() else { return Ok(found) };
         (found.shared & left).iter().for_each(|index| member.clear(chunk.page(index)));
         found.zero_left = found.zero & left;
         found.zero -= left;
@@ -317,7 +321,7 @@ impl Engine {
         let mut content = [0; PAGE_SIZE as usize];
         for index in PageSet::range(pages.run.start, pages.run.len).iter() {
             let page = pages.chunk.page(index);
-            if !self.share.member.as_ref().is_some_and(|member| member.read(page, &mut content)) {
+            if !self.tiers.frames().is_some_and(|member| member.read(page, &mut content)) {
                 return self.freeze("a shared page has no frame");
             }
             let place = self.space.place(Pages { chunk: pages.chunk, run: Run { start: index, len: 1 } });
@@ -327,7 +331,7 @@ impl Engine {
                 return self.check(resolved, "copy a shared page back");
             }
             // The page has its content: only now may its entry go, and only then the frame.
-            if let Some(member) = &mut self.share.member {
+            if let Some(member) = self.tiers.frames_mut() {
                 member.clear(page);
             }
         }
@@ -335,7 +339,7 @@ impl Engine {
 
     /// Executes `DropShared`.
     pub(super) fn drop_shared(&mut self, pages: Pages) {
-        if let Some(member) = &mut self.share.member {
+        if let Some(member) = self.tiers.frames_mut() {
             let set = PageSet::range(pages.run.start, pages.run.len);
             set.iter().for_each(|index| member.clear(pages.chunk.page(index)));
         }
@@ -346,7 +350,7 @@ impl Engine {
     pub(super) fn charge_frames(&mut self) {
         self.bury_dead();
         self.share.note_copied_back(self.machine.stats().get(Metric::PagesCopiedBack));
-        let Some(member) = &self.share.member else { return };
+        let Some(member) = self.tiers.frames() else { return };
         if self.machine.stats().get(Metric::Shared) == 0 && self.machine.stats().get(Metric::SharedPart) == 0 {
             return;
         }
@@ -362,7 +366,7 @@ impl Engine {
 
     /// The engine ends, and with it, if it is `gone`, the VM.
     pub(super) fn leave_group(&mut self, gone: bool) {
-        if let Some(member) = self.share.member.take() {
+        if let Some(member) = self.tiers.take_frames() {
             member.leave(gone);
         }
     }

@@ -8,7 +8,6 @@ use pagoda_core::stats::Metric;
 use pagoda_sys::Errno;
 
 use super::{Engine, arm};
-use crate::far::Far;
 use crate::handle::Status;
 
 impl Engine {
@@ -25,21 +24,24 @@ impl Engine {
         let (sample, curve) = (self.look_at_sample(), self.current_curve());
         self.count_sampling(&mut stats);
         self.share.add_to(&mut stats);
-        let waits = self.count_far(&mut stats).or_else(|| self.busy.as_ref().map(arm::Busy::text));
+        self.tiers.add_to(&mut stats);
+        let waits = self.look_at_waits().or_else(|| self.busy.as_ref().map(arm::Busy::text));
+        let tiers = self.tiers.reports();
         self.inbox.publish(Status {
             stats,
             armed: self.machine.is_armed(),
             ram_bytes: self.space.allocated(),
-            swap_bytes: self.swap.allocated().unwrap_or(0),
-            stalled: self.frozen.clone().or_else(|| stall.map(|(stall, _)| stall_text(stall, self.swap.path()))),
+            swap_bytes: tiers.last().map_or(0, |swap| swap.counts.disk_bytes),
+            stalled: self.frozen.clone().or_else(|| stall.map(|(stall, _)| stall_text(stall, self.tiers.swap_path()))),
             stalled_for: Duration::from_millis(since),
             waits,
-            far: self.far.as_mut().map(Far::numbers),
+            remote: self.tiers.remote(),
             agent: self.agent.is_connected(),
             pinned: self.pinned.clone(),
             latency: self.latency.clone(),
-            table_bytes: self.machine.table_bytes(),
+            table_bytes: self.machine.table_bytes() + tiers.iter().map(|tier| tier.counts.memory_bytes).sum::<u64>(),
             sample,
+            tiers,
             sample_period: self.sampling.period(),
             curve,
             generation: 0,
@@ -47,8 +49,30 @@ impl Engine {
     }
 }
 
+impl Engine {
+    /// What the VM waits for, if pages of a tier do not come in time. That is no stall: nothing is lost, and it goes on by itself.
+    fn look_at_waits(&mut self) -> Option<String> {
+        let whom = self.tiers.waits();
+        if whom.is_some() != std::mem::replace(&mut self.waits_for_tier, whom.is_some()) {
+            match &whom {
+                Some(whom) => tracing::warn!(vm = %self.name, "it waits for {whom}"),
+                None => tracing::info!(vm = %self.name, "the pool brings its pages again"),
+            }
+        }
+        whom
+    }
+}
+
 /// What a stall means to the VM's owner.
 pub(super) fn stall_text(stall: Stall, swap: &std::path::Path) -> String {
+    if let Stall::Write(IoError::Failed(errno)) = stall
+        && [Errno::HWPOISON, Errno::FAULT].map(Errno::raw_os_error).contains(&errno)
+    {
+        return "a page of its memory cannot be read: a memory error of this machine, or a read error of the host's own swap \
+                (dmesg says which). Its other pages are well, and it goes on with `pagoda vm cont` until it needs that page: save \
+                what it has and start it again"
+            .to_owned();
+    }
     let (what, error) = match stall {
         Stall::Write(error) => ("written to", error),
         Stall::Read(error) => ("read from", error),

@@ -193,6 +193,15 @@ impl RamView {
         self.advise(self.bytes(&pages), Advice::LinuxPopulateWrite)
     }
 
+    /// Brings the pages to where they can be read. A page that the machine lost (a memory error, or a read error of the host's own
+    /// swap) is an error here; whoever touched it through the mapping would be killed by SIGBUS.
+    ///
+    /// # Errors
+    /// EHWPOISON or EFAULT for a page that is lost; ENOMEM.
+    pub fn make_readable(&self, pages: Range<u64>) -> Result<(), Errno> {
+        self.advise(self.bytes(&pages), Advice::LinuxPopulateRead)
+    }
+
     /// A range for [`crate::ring::Ring`] to read into or write from.
     ///
     /// # Panics

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use super::compressed::CompressedFile;
 use super::policy::PolicyFile;
 use super::{Group, LargeFolios, Metrics, PageIn, Replacement};
 
@@ -27,6 +28,7 @@ pub(super) struct File {
     pub page_in: Option<PageIn>,
     pub replacement: Option<Replacement>,
     pub busy_poll_us: Option<u64>,
+    pub compressed: Option<CompressedFile>,
     pub policy: PolicyFile,
 }
 

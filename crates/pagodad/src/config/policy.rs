@@ -43,6 +43,11 @@ fn text<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) ->
     text.parse().map(Some).map_err(serde::de::Error::custom)
 }
 
+/// A size, such as `"48G"`.
+pub(super) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+}
+
 /// What is configured of the memory policy; what is `None` has the policy's own default.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyConfig {

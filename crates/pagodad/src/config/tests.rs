@@ -141,7 +141,9 @@ fn the_shipped_file_shows_every_key_with_its_default() {
     let host = |config: PolicyConfig| host_settings(&config, Bytes::from_gib(32)).unwrap();
     assert!(policy.pool.is_some());
     assert_eq!(host(PolicyConfig { pool: None, ..policy }), host(PolicyConfig::default()));
-    let shown = File { group: None, shim: None, policy: PolicyFile::default(), ..parsed };
+    // It is off unless it is asked for.
+    assert!(parsed.compressed.is_some());
+    let shown = File { group: None, shim: None, compressed: None, policy: PolicyFile::default(), ..parsed };
     assert_eq!(
         Config::resolve(Args::default(), shown, &exe_dir()).unwrap(),
         Config::resolve(Args::default(), File::default(), &exe_dir()).unwrap()

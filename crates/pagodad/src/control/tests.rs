@@ -40,6 +40,7 @@ fn registry(name: &str) -> (PathBuf, Arc<Registry>) {
         page_in: crate::config::PageIn::default(),
         replacement: crate::config::Replacement::default(),
         busy_poll: pagoda_pager::poll::BUSY_POLL_DEFAULT,
+        compressed: None,
         file: None,
         policy: crate::config::PolicyConfig::default(),
     };

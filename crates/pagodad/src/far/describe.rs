@@ -1,13 +1,13 @@
 //! What a VM's client of the pool knows, in the API's words.
 
 use pagoda_api::types::{FarLatency, FarPool, FarServer, Latency};
-use pagoda_pager::far::FarNumbers;
+use pagoda_pager::tier::remote::RemoteNumbers;
 use rmap::client::{ClientStats, Reach, ServerView};
 use rmap::units::{Class, PAGE_SIZE, SLAB_PAGES};
 
 const SLAB_BYTES: u64 = SLAB_PAGES as u64 * PAGE_SIZE as u64;
 
-pub fn describe(far: &FarNumbers) -> FarPool {
+pub fn describe(far: &RemoteNumbers) -> FarPool {
     let stats = &far.stats;
     FarPool {
         held_bytes: far.held as u64 * SLAB_BYTES,

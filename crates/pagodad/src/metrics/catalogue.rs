@@ -1,6 +1,6 @@
 //! The metrics that are not counted by an engine: each row has what a scrape shows and where it comes from.
 
-use pagoda_api::{BalloonInfo, FarPool, FarServer, HostInfo, HostPolicy, VmInfo, VmPolicy, VmState};
+use pagoda_api::{BalloonInfo, FarPool, FarServer, HostInfo, HostPolicy, TierInfo, VmInfo, VmPolicy, VmState};
 use pagoda_core::stats::{MetricDef, MetricKind};
 
 use super::{ProcessInfo, Value};
@@ -203,6 +203,35 @@ pub(super) const HOST_POLICY: &[Row<HostPolicy>] = &[
         value: |host| Value::Count(host.ballooned_bytes),
     },
 ];
+
+/// Of each tier of a VM, with the prefix `pagoda_vm_tier_`.
+pub(super) const TIER: &[Row<TierInfo>] = &[
+    Row { def: gauge("pages", "pages", "Pages that the tier holds."), value: |tier| Value::Count(tier.pages) },
+    Row {
+        def: gauge("memory_bytes", "bytes", "Memory of this machine that the tier takes."),
+        value: |tier| Value::Count(tier.memory_bytes),
+    },
+    Row {
+        def: gauge("disk_bytes", "bytes", "Disk of this machine that the tier takes."),
+        value: |tier| Value::Count(tier.disk_bytes),
+    },
+    Row { def: counter("in_pages", "pages", "Pages read from the tier."), value: |tier| Value::Count(tier.pages_in) },
+    Row {
+        def: counter("out_pages", "pages", "Pages written to the tier."),
+        value: |tier| Value::Count(tier.pages_out),
+    },
+    Row {
+        def: counter("declined_pages", "pages", "Pages that the tier did not take, so that the next one was asked."),
+        value: |tier| Value::Count(tier.declined_pages),
+    },
+];
+
+/// Its label `op` is read or write.
+pub(super) const TIER_LATENCY: MetricDef = gauge(
+    "pagoda_vm_tier_latency_seconds",
+    "seconds",
+    "How long a tier's part of a page-in or page-out took, since the VM attached: the quantile.",
+);
 
 /// Of each VM with a far tier, by its client of the pool, with the prefix `pagoda_vm_far_`.
 pub(super) const FAR: &[Row<FarPool>] = &[

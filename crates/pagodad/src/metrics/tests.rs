@@ -28,6 +28,7 @@ fn vm() -> VmInfo {
             ("faults_minor".into(), Latency { count: 9, p50_us: 2.5, p99_us: 1000.0 }),
             ("faults_zero".into(), Latency::default()),
         ]),
+        tiers: vec![tier()],
         far: Some(far()),
         waits: None,
         balloon: Some(pagoda_api::BalloonInfo {
@@ -58,6 +59,21 @@ fn vm() -> VmInfo {
     }
 }
 
+fn tier() -> TierInfo {
+    let read = Latency { count: 5, p50_us: 90.0, p99_us: 400.0 };
+    TierInfo {
+        name: "swap".into(),
+        pages: 41,
+        memory_bytes: 0,
+        disk_bytes: 41 << 12,
+        pages_in: 42,
+        pages_out: 43,
+        declined_pages: 44,
+        read,
+        write: Latency::default(),
+    }
+}
+
 fn far() -> FarInfo {
     let took = Latency { count: 7, p50_us: 128.0, p99_us: 2048.0 };
     let silent = FarServer { id: 2, datagram_bytes: 1200, ..FarServer::default() };
@@ -85,6 +101,7 @@ fn far() -> FarInfo {
 
 fn created() -> VmInfo {
     VmInfo {
+        tiers: Vec::new(),
         far: None,
         name: "db.2".into(),
         state: VmState::Created,

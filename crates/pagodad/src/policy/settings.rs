@@ -138,6 +138,7 @@ mod tests {
             group: None,
             sharing: None,
             far: None,
+            compressed: None,
             pinned: None,
         }
     }

@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use pagoda_abi::record::Kind;
 use pagoda_api::types::{
-    ApiError, BalloonInfo, Explain, ExplainLine, FarInfo, Health, HostInfo, Latency, VmInfo, VmKind, VmState,
+    ApiError, BalloonInfo, Explain, ExplainLine, FarInfo, Health, HostInfo, Latency, TierInfo, VmInfo, VmKind, VmState,
 };
 use pagoda_core::stats::{CATALOGUE, FAULT_CAUSES, Metric, Stats};
 use pagoda_core::units::{Bytes, PAGE_SIZE};
 use pagoda_pager::handle::{Handle, Status};
+use pagoda_pager::latency::Histogram;
+use pagoda_pager::tier::Report;
 use pagoda_sys::host::FolioSize;
 
 use super::{Registry, Vm, no_such_vm};
@@ -69,10 +71,11 @@ impl Registry {
             uffds: if attached { crate::attach::UFFDS_PER_VM } else { 0 },
             counters,
             latency: latency_of(&status),
+            tiers: status.tiers.iter().map(tier_of).collect(),
             far: vm.record.far.as_ref().map(|far| FarInfo {
                 copies: far.copies,
                 pool_bytes: status.stats.get(Metric::Far) * PAGE_SIZE,
-                pool: status.far.as_ref().map(crate::far::describe),
+                pool: status.remote.as_ref().map(crate::far::describe),
             }),
             waits: vm.refused.clone().or_else(|| status.waits.clone()),
             balloon: vm.balloon.as_ref().map(balloon::Handle::info),
@@ -267,15 +270,29 @@ fn state_of(vm: &Vm, attached: bool, status: &Status) -> VmState {
     }
 }
 
-fn latency_of(status: &Status) -> BTreeMap<String, Latency> {
+fn tier_of(report: &Report) -> TierInfo {
+    let Report { name, counts, reads, writes } = report;
+    TierInfo {
+        name: (*name).to_owned(),
+        pages: counts.pages,
+        memory_bytes: counts.memory_bytes,
+        disk_bytes: counts.disk_bytes,
+        pages_in: counts.pages_in,
+        pages_out: counts.pages_out,
+        declined_pages: counts.declined,
+        read: quantiles(reads),
+        write: quantiles(writes),
+    }
+}
+
+fn quantiles(histogram: &Histogram) -> Latency {
     let us = |duration: std::time::Duration| duration.as_nanos() as f64 / 1000.0;
-    let of = |(cause, histogram): (&Metric, &pagoda_pager::latency::Histogram)| {
-        let latency = Latency {
-            count: histogram.count(),
-            p50_us: us(histogram.quantile(0.5)),
-            p99_us: us(histogram.quantile(0.99)),
-        };
-        (CATALOGUE[*cause as usize].name.to_owned(), latency)
-    };
+    let (p50_us, p99_us) = (us(histogram.quantile(0.5)), us(histogram.quantile(0.99)));
+    Latency { count: histogram.count(), p50_us, p99_us }
+}
+
+fn latency_of(status: &Status) -> BTreeMap<String, Latency> {
+    let of =
+        |(cause, histogram): (&Metric, &Histogram)| (CATALOGUE[*cause as usize].name.to_owned(), quantiles(histogram));
     FAULT_CAUSES.iter().zip(&status.latency).filter(|(_, histogram)| histogram.count() > 0).map(of).collect()
 }

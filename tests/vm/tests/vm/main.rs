@@ -23,6 +23,7 @@ mod squeeze;
 mod storm;
 mod survival;
 mod swapdisk;
+mod tiers;
 mod tools;
 mod toy;
 mod unmanaged;

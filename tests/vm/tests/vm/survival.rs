@@ -162,8 +162,9 @@ fn a_record_that_cannot_be_read_keeps_its_vm() -> Result<()> {
             wait::until("the daemon answers", wait::HANG, || Ok(daemon.client().version().ok()))?;
             let again = daemon.run_cli(&["run", "--plain", "--name", "toy", "--memory", "128M", "--", "true"])?;
             ensure!(!again.status.success(), "another VM was given the name of one that runs");
-            // Longer than a round of the reaper.
-            std::thread::sleep(Duration::from_millis(1500));
+            // The reaper goes its round: a VM is forgotten whose program has ended and had no use for its RAM.
+            daemon.run_cli(&["run", "--plain", "--name", "other", "--memory", "64M", "--", "true"])?;
+            daemon.wait_gone("other")?;
             daemon.kill9()?;
             ensure!(std::fs::read(&record)? == damaged && swap.exists(), "a file of a VM that runs was touched");
         }
@@ -174,4 +175,44 @@ fn a_record_that_cannot_be_read_keeps_its_vm() -> Result<()> {
         toy.quit()?;
         daemon.wait_gone("toy")
     })
+}
+
+#[test]
+fn settings_changed_while_a_vm_is_taken_up_are_kept() -> Result<()> {
+    Lab::run("settings of a VM that is taken up", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let toy = lab.toy(&daemon, &ToyOptions { name: "toy".into(), memory_mib: 128, dram_mib: 64, threads: 1 })?;
+        toy.fill()?;
+        let [_, _, swap] = daemon.files_of("toy");
+        daemon.kill9()?;
+        // As if the last I/O of the daemon before were still on its way: the next one waits for the lock.
+        let held = std::fs::File::open(&swap).context("open the swap file")?;
+        wait::until("the lock of the swap file is free", wait::HANG, || {
+            Ok(rustix::fs::flock(&held, rustix::fs::FlockOperation::NonBlockingLockExclusive).ok())
+        })?;
+        daemon.start_unanswered()?;
+        wait::until("the daemon waits for the swap file", wait::HANG, || {
+            Ok(is_open(daemon.pid(), &swap)?.then_some(()))
+        })?;
+        let set = daemon.run_cli(&["vm", "set", "toy", "--min", "16M", "--shares", "77"])?;
+        ensure!(set.status.success(), "{}", String::from_utf8_lossy(&set.stderr));
+        drop(held);
+        running(&daemon, "toy")?;
+        let settings = |info: &pagoda_api::VmInfo| (info.policy.min_bytes, info.policy.shares);
+        let wanted = (16 * MIB, 77);
+        ensure!(settings(&daemon.vm("toy")?) == wanted, "as taken up: {:?}", settings(&daemon.vm("toy")?));
+        daemon.kill9()?;
+        daemon.start_again()?;
+        running(&daemon, "toy")?;
+        ensure!(settings(&daemon.vm("toy")?) == wanted, "of the record: {:?}", settings(&daemon.vm("toy")?));
+        toy.go("--workload seq --mode read --passes 1")?;
+        toy.quit()?;
+        daemon.wait_gone("toy")
+    })
+}
+
+/// Whether a process has the file open.
+fn is_open(pid: u32, file: &std::path::Path) -> Result<bool> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).context("look at the daemon's descriptors")?;
+    Ok(entries.flatten().any(|entry| std::fs::read_link(entry.path()).is_ok_and(|target| target == file)))
 }

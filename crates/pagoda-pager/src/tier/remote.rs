@@ -1,15 +1,12 @@
-//! A VM's far tier: other machines' memory before its own swap file.
+//! The remote tier: memory of other machines, borrowed from a pool of servers.
 //!
-//! The page table knows that a page has a swap block; where that block is, is known here. A page of the VM is the page of the
-//! same number of a space in the pool, and counts while its bit in the [`FarMap`] is set.
+//! A page of the VM is the page of the same number of a space in the pool, and counts while its bit in the [`RemoteMap`] is set.
 //!
-//! * Page-out asks the pool first. The bits are set when every copy has every page, before the pages leave DRAM. What the pool
-//!   declines, fails or does not take within [`WRITE_PATIENCE`] goes to the swap file, and has no bit.
+//! * The bits are set when every copy has every page. What the pool declines, fails or does not take within
+//!   [`WRITE_PATIENCE`] is declined, and goes to the next tier.
 //! * A block that is outdated loses its bit at once. The pool is not told: it keeps whole slabs, and a page's next content
 //!   replaces the old one. Slabs in which no page has a bit go back to their servers after a while.
-//! * A page has one block: in the pool or in the swap file. In between, while it is written out, DRAM has it.
-//! * After the daemon's death the rule of `recover` holds, with the bit saying which of both is "swap".
-//! * A page that the pool lost stops the VM ([`pagoda_core::fault::IoError::Lost`]). It is never taken for zeros.
+//! * A page that the pool lost stops the VM ([`IoError::Lost`]). It is never taken for zeros.
 
 mod map;
 
@@ -18,14 +15,20 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use pagoda_core::fault::OpId;
+use pagoda_core::bits::PageSet;
+use pagoda_core::fault::{IoError, OpId};
+use pagoda_core::stats::{Metric, Stats};
 use pagoda_core::units::{CHUNK_SIZE, ChunkIdx, PAGE_SIZE, PageIdx};
+use pagoda_sys::Errno;
 use rmap::client::{Client, ClientStats, Event, Failure, Reach, Refused, ServerView, SpaceRef};
 use rmap::control::{ControlReply, ControlRequest};
 use rmap::udp::UdpClient;
 use rmap::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, SlabNo, Time, content_of};
 
-pub use map::FarMap;
+pub use map::RemoteMap;
+
+use super::{Begun as Started, Content, Counts, Ended, Io, Outcome, Read, Step, Takes, Target, Tier, Write};
+use crate::space::Space;
 
 /// How the pool's client asks its control plane.
 pub type Control = Box<dyn FnMut(&ControlRequest) -> ControlReply + Send>;
@@ -56,32 +59,29 @@ const WAIT_TOLD: Duration = Duration::from_secs(1);
 /// is lost.
 const READ_PATIENCE: Duration = Duration::from_secs(60);
 
-/// What is asked of the pool for an operation of the page table.
+/// What is asked of the pool for one page of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Job {
-    /// The operation.
-    pub op: OpId,
-    /// The page.
-    pub page: PageIdx,
-    /// What is asked.
-    pub kind: JobKind,
+struct Job {
+    op: OpId,
+    page: PageIdx,
+    kind: JobKind,
 }
 
-/// See [`Job`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum JobKind {
-    /// Somebody may wait for it.
-    Read {
-        /// Somebody does.
-        demand: bool,
-    },
-    /// Page-out.
+enum JobKind {
+    Read { target: Target, demand: bool },
     Write,
+}
+
+impl Job {
+    fn ended(self, outcome: Outcome) -> Ended {
+        Ended { op: self.op, page: self.page, outcome }
+    }
 }
 
 /// One look at the pool's client of a VM.
 #[derive(Clone, Debug)]
-pub struct FarNumbers {
+pub struct RemoteNumbers {
     /// What it counts, since the engine began.
     pub stats: ClientStats,
     /// Pages of answers that may be under way.
@@ -101,10 +101,12 @@ struct Begun {
 }
 
 /// See the module.
-pub struct Far {
+pub struct RemoteTier {
+    /// For messages.
+    vm: String,
     udp: UdpClient<Control>,
     space: SpaceRef,
-    map: FarMap,
+    map: RemoteMap,
     tend: Tend,
     /// Not begun: page-ins that a fault waits for, others, page-outs with the time they were asked for.
     demand: VecDeque<Job>,
@@ -113,6 +115,8 @@ pub struct Far {
     /// Begun, by token.
     begun: HashMap<u64, Begun>,
     writes_begun: usize,
+    /// Writes that took too long and are to be declined.
+    late: VecDeque<Job>,
     /// Writes that were given up and that the client still tries: none of them counts, but each takes room from page-ins.
     abandoned: HashSet<u64>,
     /// The client would begin no more just now.
@@ -120,13 +124,14 @@ pub struct Far {
     tokens: u64,
     /// The page that was read last.
     page: Box<SealedPage>,
-    /// Content of pages that are being taken out of DRAM.
+    /// What the pages of a chunk hold that are being taken out of DRAM, and which these are.
     kept: Vec<u8>,
+    kept_pages: (ChunkIdx, PageSet),
     /// The pool takes no page before this.
     paused_until: Option<Instant>,
     pages_in: u64,
     pages_out: u64,
-    pages_declined: u64,
+    declined: u64,
     has_lost: bool,
     /// Slabs with all copies in sync and with any, as of then.
     counted: (usize, usize),
@@ -136,22 +141,20 @@ pub struct Far {
     looked_at: Instant,
 }
 
-impl std::fmt::Debug for Far {
+impl std::fmt::Debug for RemoteTier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Far").field("space", &self.space).field("pages", &self.map.count()).finish_non_exhaustive()
+        f.debug_struct("RemoteTier")
+            .field("space", &self.space)
+            .field("pages", &self.map.count())
+            .finish_non_exhaustive()
     }
 }
 
-impl AsFd for Far {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.udp.port().as_fd()
-    }
-}
-
-impl Far {
-    /// `space` of the client has a page for each of the VM.
-    pub fn new(udp: UdpClient<Control>, space: SpaceRef, map: FarMap, tend: Tend) -> Far {
-        Far {
+impl RemoteTier {
+    /// The tier of the VM of this name. `space` of the client has a page for each of the VM.
+    pub fn new(vm: &str, udp: UdpClient<Control>, space: SpaceRef, map: RemoteMap, tend: Tend) -> RemoteTier {
+        RemoteTier {
+            vm: vm.to_owned(),
             udp,
             space,
             map,
@@ -161,15 +164,17 @@ impl Far {
             writes: VecDeque::with_capacity(2 * WAITING_MAX),
             begun: HashMap::with_capacity(rmap::client::OPS_MAX),
             writes_begun: 0,
+            late: VecDeque::new(),
             abandoned: HashSet::with_capacity(WRITES_MAX),
             is_refused: false,
             tokens: 0,
             page: Box::new([0; SEALED_SIZE]),
             kept: vec![0; CHUNK_SIZE as usize],
+            kept_pages: (ChunkIdx(0), PageSet::EMPTY),
             paused_until: None,
             pages_in: 0,
             pages_out: 0,
-            pages_declined: 0,
+            declined: 0,
             has_lost: false,
             counted: (0, 0),
             counted_at: None,
@@ -178,58 +183,8 @@ impl Far {
         }
     }
 
-    /// Which pages the pool has.
-    pub fn map(&self) -> &FarMap {
-        &self.map
-    }
-
-    /// The same, to be changed.
-    pub fn map_mut(&mut self) -> &mut FarMap {
-        &mut self.map
-    }
-
-    /// The page that the last [`Far::next_done`] brought.
-    pub fn page(&self) -> &[u8] {
-        content_of(&self.page)
-    }
-
-    /// Room for the content of a chunk.
-    pub fn kept_mut(&mut self) -> &mut [u8] {
-        &mut self.kept
-    }
-
-    /// A page of the chunk whose content was put there.
-    pub fn kept(&self, index: u8) -> &[u8] {
-        let start = usize::from(index) * PAGE_SIZE as usize;
-        &self.kept[start..start + PAGE_SIZE as usize]
-    }
-
-    /// Whether page-out may ask the pool.
-    pub fn takes_writes(&self) -> bool {
-        self.abandoned.is_empty() && self.paused_until.is_none_or(|until| Instant::now() >= until)
-    }
-
-    /// Whether so much waits for the pool that nothing more should.
-    pub fn is_full(&self) -> bool {
-        self.writes.len() >= WAITING_MAX
-    }
-
-    /// Whether a page could be asked for at once that was not.
-    pub fn can_begin(&self) -> bool {
-        !self.is_refused && !self.writes.is_empty() && self.writes_begun < WRITES_MAX
-    }
-
-    /// Asks for a page to be read or written; it begins with one of the next [`Far::begin`].
-    pub fn ask(&mut self, job: Job) {
-        match job.kind {
-            JobKind::Read { demand: true } => self.demand.push_back(job),
-            JobKind::Read { demand: false } => self.ahead.push_back(job),
-            JobKind::Write => self.writes.push_back(Begun { job, at: Instant::now() }),
-        }
-    }
-
-    /// Begins what can begin, and sends it. `content` gives a page that is written.
-    pub fn begin(&mut self, mut content: impl FnMut(PageIdx, &mut [u8])) {
+    /// Hands what waits to the client, as much as it takes.
+    fn begin_waiting(&mut self, io: &Io<'_>) {
         self.is_refused = false;
         for class in [Class::Demand, Class::Prefetch] {
             let queue = if class == Class::Demand { &mut self.demand } else { &mut self.ahead };
@@ -247,7 +202,7 @@ impl Far {
             let Some(&waiting) = self.writes.front().filter(|_| self.writes_begun < WRITES_MAX) else { break };
             let Job { page, .. } = waiting.job;
             let (now, number, token) = (self.udp.now(), PageNo(page.0), self.tokens + 1);
-            let put = |room: &mut Page| content(page, room);
+            let put = |room: &mut Page| io.take_content(page, room);
             match self.udp.client.write_with(now, self.space, number, Class::Eviction, token, put) {
                 Ok(()) => {}
                 // The others do not end: its patience will.
@@ -264,16 +219,13 @@ impl Far {
         self.udp.flush();
     }
 
-    /// Takes in what has come.
-    ///
-    /// # Errors
-    /// The socket is broken.
-    pub fn turn(&mut self) -> io::Result<()> {
-        self.udp.turn().map(drop)
+    /// Whether a page could be asked for at once that was not.
+    fn can_begin(&self) -> bool {
+        !self.is_refused && !self.writes.is_empty() && self.writes_begun < WRITES_MAX
     }
 
     /// Does what is due, and says how long nothing more is.
-    pub fn expire(&mut self) -> Duration {
+    fn expire(&mut self) -> Duration {
         let due = self.udp.expire();
         if self.udp.client.has_event() {
             return Duration::ZERO;
@@ -282,8 +234,8 @@ impl Far {
         if self.writes.is_empty() && self.writes_begun == 0 { due } else { due.min(WRITE_PATIENCE / 10) }
     }
 
-    /// The next thing that has ended and is still wanted. What was read is [`Far::page`].
-    pub fn next_done(&mut self) -> Option<(Job, Result<(), Failure>)> {
+    /// The next job that has ended and is still wanted. What was read is in `page`.
+    fn next_done(&mut self) -> Option<(Job, Result<(), Failure>)> {
         loop {
             let (token, result) = match self.udp.client.swap_event(&mut self.page)? {
                 Event::Read { token, result } | Event::Written { token, result } => (token, result),
@@ -292,66 +244,38 @@ impl Far {
                 self.abandoned.remove(&token);
                 continue;
             };
-            match (job.kind, result) {
-                (JobKind::Read { .. }, Ok(())) => self.pages_in += 1,
-                (JobKind::Read { .. }, Err(_)) => {}
-                (JobKind::Write, Ok(())) => self.pages_out += 1,
-                (JobKind::Write, Err(_)) => self.pages_declined += 1,
-            }
             self.writes_begun -= usize::from(job.kind == JobKind::Write);
             return Some((job, result));
         }
     }
 
-    /// Writes that took too long: the swap file gets these pages. What the pool makes of them does not count any more.
-    pub fn overdue(&mut self) -> Vec<Job> {
+    /// Gives up writes that took too long. What the pool makes of them does not count any more.
+    fn give_up_late(&mut self) {
         let now = Instant::now();
         let is_late = |begun: &Begun| begun.job.kind == JobKind::Write && now - begun.at >= WRITE_PATIENCE;
         let oldest_waits = self.writes.front().is_some_and(is_late);
         if !oldest_waits && !self.begun.values().any(is_late) {
-            return Vec::new();
+            return;
         }
         let late: Vec<u64> = self.begun.iter().filter(|(_, begun)| is_late(begun)).map(|(token, _)| *token).collect();
-        let mut jobs: Vec<Job> =
-            late.iter().filter_map(|token| self.begun.remove(token)).map(|begun| begun.job).collect();
-        self.writes_begun -= jobs.len();
-        jobs.extend(self.writes.drain(..).map(|begun| begun.job));
+        self.late.extend(late.iter().filter_map(|token| self.begun.remove(token)).map(|begun| begun.job));
+        self.writes_begun -= late.len();
+        self.late.extend(self.writes.drain(..).map(|begun| begun.job));
         self.abandoned.extend(late);
-        self.pages_declined += jobs.len() as u64;
         self.paused_until = Some(now + WRITE_PAUSE);
-        jobs
+        tracing::warn!(vm = %self.vm, pages = self.late.len(), "the pool does not take pages: swap does");
     }
 
-    /// Reads a page and waits for it, while nothing else is under way.
-    ///
-    /// # Errors
-    /// It is lost, or does not come.
-    pub fn read_now(&mut self, page: PageIdx, out: &mut [u8]) -> io::Result<()> {
-        let (now, number) = (self.udp.now(), PageNo(page.0));
-        self.tokens += 1;
-        let token = self.tokens;
-        self.udp.client.read(now, self.space, number, Class::Demand, token).map_err(io::Error::other)?;
-        loop {
-            match self.udp.next(READ_PATIENCE).map_err(io::Error::other)? {
-                (Event::Read { token: ended, result }, content) if ended == token => {
-                    result.map_err(io::Error::other)?;
-                    out.copy_from_slice(&content[..]);
-                    return Ok(());
-                }
-                _ => {}
-            }
+    /// Says what a failed read means, once: where one page is lost, many are.
+    fn note_loss(&mut self, page: PageIdx, failure: Failure) {
+        if !std::mem::replace(&mut self.has_lost, true) {
+            tracing::error!(vm = %self.vm, page = page.0, "a page cannot be had from the pool: {failure}");
         }
-    }
-
-    /// Does what is to be done now and then.
-    pub fn tend(&mut self) {
-        let now = self.udp.now();
-        (self.tend)(&mut self.udp.client, now);
     }
 
     /// Gives slabs back in which no page counts, some at a time. `written` names chunks that are being written out: their pages
     /// will count, and nothing says so yet.
-    pub fn return_slabs(&mut self, written: impl Iterator<Item = ChunkIdx>) {
+    fn return_slabs(&mut self, written: &mut dyn Iterator<Item = ChunkIdx>) {
         if self.looked_at.elapsed() < RETURN_EVERY {
             return;
         }
@@ -360,7 +284,7 @@ impl Far {
         let waiting = self.demand.iter().chain(&self.ahead).chain(self.writes.iter().map(|begun| &begun.job));
         let begun = self.begun.values().map(|begun| &begun.job);
         let asked = waiting.chain(begun).map(|job| job.page.chunk());
-        asked.chain(written).for_each(|chunk| empty[FarMap::slab_of(chunk)] = false);
+        asked.chain(written).for_each(|chunk| empty[RemoteMap::slab_of(chunk)] = false);
         self.idle.resize(empty.len(), false);
         let both = (0..).zip(empty.iter().zip(&self.idle)).filter(|(_, (now, before))| **now && **before);
         let idle: Vec<u32> = both.map(|(slab, _)| slab).collect();
@@ -374,10 +298,10 @@ impl Far {
         self.idle = empty;
     }
 
-    /// How many pages are waited for, and in words for whom: `None` where all come in time. Where none is, pages may still go to
-    /// the swap file because nothing says which servers are to have them.
-    pub fn waits(&self) -> Option<(u64, String)> {
-        let pages = self.waits_for_pages();
+    /// How many pages are waited for, and in words for whom: `None` where all come in time. Where none is, pages may still be
+    /// declined because nothing says which servers are to have them.
+    fn late_pages(&self) -> Option<(u64, String)> {
+        let pages = self.late_reads();
         let silent = self.udp.client.control_silent_for(self.udp.now()).filter(|silent| *silent >= WAIT_TOLD);
         let map = silent.map(|silent| {
             let seconds = silent.as_secs();
@@ -390,7 +314,7 @@ impl Far {
         }
     }
 
-    fn waits_for_pages(&self) -> Option<(u64, String)> {
+    fn late_reads(&self) -> Option<(u64, String)> {
         let (now, at) = (Instant::now(), self.udp.now());
         let is_late = |begun: &&Begun| begun.job.kind != JobKind::Write && now - begun.at >= WAIT_TOLD;
         let begun: Vec<&Begun> = self.begun.values().filter(is_late).collect();
@@ -407,23 +331,198 @@ impl Far {
         Some((pages, format!("{pages} pages of the pool for {} s: {whom}", (now - since).as_secs())))
     }
 
-    /// Whether no page was lost before this one: where one is lost, many are, and one is worth a line in the log.
-    pub fn is_first_loss(&mut self) -> bool {
-        !std::mem::replace(&mut self.has_lost, true)
+    fn begin_jobs(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet, kind: JobKind) -> Started {
+        for index in pages.iter() {
+            let job = Job { op, page: chunk.page(index), kind };
+            match kind {
+                JobKind::Read { demand: true, .. } => self.demand.push_back(job),
+                JobKind::Read { demand: false, .. } => self.ahead.push_back(job),
+                JobKind::Write => self.writes.push_back(Begun { job, at: Instant::now() }),
+            }
+        }
+        let parts = pages.count();
+        Started { parts, bytes: u64::from(parts) * PAGE_SIZE, ..Started::default() }
+    }
+}
+
+impl Tier for RemoteTier {
+    fn name(&self) -> &'static str {
+        "remote"
     }
 
-    /// What the pool's client has counted.
-    pub fn numbers(&mut self) -> FarNumbers {
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.udp.port().as_fd())
+    }
+
+    fn holds(&self, chunk: ChunkIdx) -> PageSet {
+        self.map.of(chunk)
+    }
+
+    fn takes(&self, has_time: bool) -> Takes {
+        if !self.abandoned.is_empty() || self.paused_until.is_some_and(|until| Instant::now() < until) {
+            return Takes::No;
+        }
+        if self.writes.len() >= WAITING_MAX {
+            return Takes::Later;
+        }
+        Takes::Now(Step::of_runs(has_time))
+    }
+
+    /// Asks for each page; it is sent with the next [`Tier::begin`].
+    fn read(&mut self, _: &mut Io<'_>, read: &Read) -> Started {
+        let kind = JobKind::Read { target: read.target, demand: read.demand };
+        self.begin_jobs(read.op, read.chunk, read.pages, kind)
+    }
+
+    fn write(&mut self, _: &mut Io<'_>, write: &Write) -> Started {
+        self.begin_jobs(write.op, write.chunk, write.pages, JobKind::Write)
+    }
+
+    fn begin(&mut self, io: &mut Io<'_>) -> Duration {
+        self.begin_waiting(io);
+        let wait = self.expire();
+        if self.can_begin() || !self.late.is_empty() { Duration::ZERO } else { wait }
+    }
+
+    fn turn(&mut self) -> io::Result<()> {
+        self.udp.turn().map(drop)
+    }
+
+    fn next_ended(&mut self, io: &mut Io<'_>) -> Option<Ended> {
+        let Some((job, result)) = self.next_done() else {
+            self.give_up_late();
+            let job = self.late.pop_front()?;
+            self.declined += 1;
+            return Some(job.ended(Outcome::Declined));
+        };
+        let outcome = match (job.kind, result) {
+            (JobKind::Write, Ok(())) => {
+                self.pages_out += 1;
+                Outcome::Written
+            }
+            (JobKind::Write, Err(_)) => {
+                self.declined += 1;
+                Outcome::Declined
+            }
+            (JobKind::Read { target, .. }, Ok(())) => {
+                self.pages_in += 1;
+                if io.deliver(target, job.page, content_of(&self.page)) { Outcome::Read } else { Outcome::Undelivered }
+            }
+            (JobKind::Read { .. }, Err(failure)) => {
+                self.note_loss(job.page, failure);
+                Outcome::Failed(IoError::Lost)
+            }
+        };
+        Some(job.ended(outcome))
+    }
+
+    fn settle(&mut self, chunk: ChunkIdx, gained: PageSet, lost: PageSet) -> Result<(), Errno> {
+        let pages = (self.map.of(chunk) - lost) | gained;
+        self.map.set(chunk, pages).map_err(errno_of)
+    }
+
+    fn drop_pages(&mut self, chunk: ChunkIdx, pages: PageSet) -> Result<(), Errno> {
+        let pages = self.map.of(chunk) - pages;
+        self.map.set(chunk, pages).map_err(errno_of)
+    }
+
+    fn clear(&mut self) -> Result<(), Errno> {
+        self.map.clear().map_err(errno_of)
+    }
+
+    /// The network is not waited for while pages leave DRAM: those that a pin leaves behind get back what is copied here.
+    fn keep(&mut self, space: &Space, chunk: ChunkIdx, pages: PageSet) {
+        self.kept_pages = (chunk, pages);
+        let place = space.place_chunk(chunk);
+        for (index, content) in (0..=u8::MAX).zip(self.kept.chunks_exact_mut(PAGE_SIZE as usize)) {
+            if pages.contains(index) {
+                place.region.view.read_page(place.pages().start + u64::from(index), content);
+            }
+        }
+    }
+
+    fn read_back(&mut self, page: PageIdx, out: &mut Content) -> Result<(), Errno> {
+        let (chunk, pages) = self.kept_pages;
+        let index = page.index_in_chunk();
+        if page.chunk() != chunk || !pages.contains(index) {
+            return Err(Errno::IO);
+        }
+        let start = usize::from(index) * PAGE_SIZE as usize;
+        out.copy_from_slice(&self.kept[start..start + PAGE_SIZE as usize]);
+        Ok(())
+    }
+
+    fn read_now(&mut self, page: PageIdx, out: &mut Content) -> Result<(), Errno> {
+        self.fetch(page, out).map_err(|error| {
+            tracing::error!(vm = %self.vm, page = page.0, "a page cannot be had from the pool: {error}");
+            Errno::IO
+        })
+    }
+
+    fn recover(&mut self, found: &mut dyn FnMut(ChunkIdx, PageSet)) -> Result<(), Errno> {
+        for chunk in (0..self.map.chunks()).map(ChunkIdx) {
+            let pages = self.map.of(chunk);
+            if !pages.is_empty() {
+                found(chunk, pages);
+            }
+        }
+        Ok(())
+    }
+
+    fn tend(&mut self, written: &mut dyn Iterator<Item = ChunkIdx>) {
+        let now = self.udp.now();
+        (self.tend)(&mut self.udp.client, now);
+        self.return_slabs(written);
+    }
+
+    fn counts(&self) -> Counts {
+        let RemoteTier { pages_in, pages_out, declined, .. } = *self;
+        Counts { pages: self.map.count(), pages_in, pages_out, declined, ..Counts::default() }
+    }
+
+    fn add_to(&self, stats: &mut Stats) {
+        stats.set(Metric::Far, self.map.count());
+        stats.set(Metric::FarIn, self.pages_in);
+        stats.set(Metric::FarOut, self.pages_out);
+        stats.set(Metric::FarDeclined, self.declined);
+        stats.set(Metric::FarWaiting, self.late_pages().map_or(0, |(pages, _)| pages));
+    }
+
+    fn waits(&mut self) -> Option<String> {
+        self.late_pages().map(|(_, whom)| whom)
+    }
+
+    fn remote(&mut self) -> Option<RemoteNumbers> {
         let client = &self.udp.client;
         if self.counted_at.is_none_or(|at| at.elapsed() >= COUNT_EVERY) {
             (self.counted_at, self.counted) = (Some(Instant::now()), client.in_sync(self.space));
         }
         let (whole, held) = self.counted;
-        FarNumbers { stats: *client.stats(), window: client.window(), whole, held, servers: client.servers().collect() }
+        let (stats, servers) = (*client.stats(), client.servers().collect());
+        Some(RemoteNumbers { stats, window: client.window(), whole, held, servers })
     }
+}
 
-    /// Pages read from the pool, written to it, and those that it did not take.
-    pub fn counts(&self) -> (u64, u64, u64) {
-        (self.pages_in, self.pages_out, self.pages_declined)
+impl RemoteTier {
+    /// Reads a page and waits for it, while nothing else is under way.
+    fn fetch(&mut self, page: PageIdx, out: &mut Content) -> io::Result<()> {
+        let (now, number) = (self.udp.now(), PageNo(page.0));
+        self.tokens += 1;
+        let token = self.tokens;
+        self.udp.client.read(now, self.space, number, Class::Demand, token).map_err(io::Error::other)?;
+        loop {
+            match self.udp.next(READ_PATIENCE).map_err(io::Error::other)? {
+                (Event::Read { token: ended, result }, content) if ended == token => {
+                    result.map_err(io::Error::other)?;
+                    out.copy_from_slice(&content[..]);
+                    return Ok(());
+                }
+                _ => {}
+            }
+        }
     }
+}
+
+fn errno_of(error: io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }

@@ -1,0 +1,346 @@
+//! The tiers of one VM in their order, and which of them has a page.
+//!
+//! A page's content, where DRAM does not have it, is the frame that its entry in the share table names; else the block of the
+//! first tier that holds one; else zeros. The last tier is the swap file, which has every block that no tier above has.
+//! [`Stack::owners`] is the one place that knows this order; page-in, page-out, repair and recovery ask it.
+
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use pagoda_core::bits::PageSet;
+use pagoda_core::fault::OpId;
+use pagoda_core::stats::Stats;
+use pagoda_core::units::{ChunkIdx, PageIdx};
+use pagoda_sys::Errno;
+use pagoda_sys::ring::{Ring, RingError};
+use pagoda_sys::swapfile::SwapFile;
+
+use super::remote::RemoteNumbers;
+use super::swap::SwapTier;
+use super::{Begun, ByTier, Content, Counts, Ended, Io, Read, TIERS_MAX, Takes, Target, Tier, TierIdx, Write};
+use crate::latency::Histogram;
+use crate::share::Member;
+use crate::space::Space;
+
+/// What one tier reports.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The tier's name.
+    pub name: &'static str,
+    /// What it holds and has moved.
+    pub counts: Counts,
+    /// How long its part of a read took, from asked for to all there.
+    pub reads: Histogram,
+    /// The same of a write.
+    pub writes: Histogram,
+}
+
+/// A tier, with what the stack measures of it.
+#[derive(Debug)]
+struct Level {
+    tier: Box<dyn Tier>,
+    reads: Histogram,
+    writes: Histogram,
+}
+
+/// What is to be read for an operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// The operation.
+    pub op: OpId,
+    /// The chunk.
+    pub chunk: ChunkIdx,
+    /// The pages that are wanted.
+    pub pages: PageSet,
+    /// All pages for which the target has room.
+    pub room: PageSet,
+    /// Where they go.
+    pub target: Target,
+    /// A fault waits for them.
+    pub demand: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Stack {
+    frames: Option<Member>,
+    /// In the order in which they are asked; the last is the swap file.
+    levels: Vec<Level>,
+    swap_path: PathBuf,
+}
+
+impl Stack {
+    /// The swap file under these tiers, the first of which is asked first, and the frames of a share group above all.
+    ///
+    /// # Panics
+    /// If there are more than [`TIERS_MAX`] tiers: the list is the daemon's own.
+    pub fn new(frames: Option<Member>, above_swap: Vec<Box<dyn Tier>>, swap: SwapFile) -> Stack {
+        assert!(above_swap.len() < TIERS_MAX, "{} tiers above swap", above_swap.len());
+        let swap_path = swap.path().to_owned();
+        let last: Box<dyn Tier> = Box::new(SwapTier::new(swap));
+        let level = |tier| Level { tier, reads: Histogram::default(), writes: Histogram::default() };
+        let levels = above_swap.into_iter().chain([last]).map(level).collect();
+        Stack { frames, levels, swap_path }
+    }
+
+    /// The swap file's path.
+    pub fn swap_path(&self) -> &Path {
+        &self.swap_path
+    }
+
+    /// The VM's part in its share group.
+    pub fn frames(&self) -> Option<&Member> {
+        self.frames.as_ref()
+    }
+
+    /// The same, to be changed.
+    pub fn frames_mut(&mut self) -> Option<&mut Member> {
+        self.frames.as_mut()
+    }
+
+    /// Takes the VM out of its share group.
+    pub fn take_frames(&mut self) -> Option<Member> {
+        self.frames.take()
+    }
+
+    fn each(&mut self) -> impl Iterator<Item = (TierIdx, &mut Level)> {
+        (0..).map(TierIdx).zip(&mut self.levels)
+    }
+
+    fn last(&self) -> usize {
+        self.levels.len() - 1
+    }
+
+    /// The name of a tier.
+    pub fn name(&self, tier: TierIdx) -> &'static str {
+        self.levels[tier.as_usize()].tier.name()
+    }
+
+    /// Makes all tiers known to the ring.
+    ///
+    /// # Errors
+    /// Of the ring.
+    pub fn attach(&mut self, ring: &mut Ring) -> Result<(), RingError> {
+        self.levels.iter_mut().try_for_each(|level| level.tier.attach(ring))
+    }
+
+    /// The descriptors of the tiers that have one.
+    pub fn fds(&self) -> impl Iterator<Item = (TierIdx, BorrowedFd<'_>)> {
+        (0..).map(TierIdx).zip(&self.levels).filter_map(|(index, level)| Some((index, level.tier.fd()?)))
+    }
+
+    /// The descriptor of a tier.
+    pub fn fd(&self, tier: TierIdx) -> Option<BorrowedFd<'_>> {
+        self.levels.get(tier.as_usize())?.tier.fd()
+    }
+
+    /// Which tier has which of these pages, all of which have a block.
+    pub fn owners(&self, chunk: ChunkIdx, pages: PageSet) -> ByTier {
+        let (mut owners, mut rest) = (ByTier::default(), pages);
+        for (index, level) in self.levels[..self.last()].iter().enumerate() {
+            owners[index] = level.tier.holds(chunk) & rest;
+            rest -= owners[index];
+        }
+        owners[self.last()] = rest;
+        owners
+    }
+
+    /// Has each tier read the pages that it has. A wanted page without a block is read from the swap file, whose holes are zeros.
+    /// `begun` hears what each has begun.
+    pub fn read(&mut self, ring: &mut Ring, space: &Space, wanted: &Wanted, mut begun: impl FnMut(TierIdx, Begun)) {
+        let Wanted { op, chunk, pages, room, target, demand } = *wanted;
+        let owners = self.owners(chunk, pages);
+        for (tier, level) in self.each() {
+            let pages = owners[tier.as_usize()];
+            if !pages.is_empty() {
+                let around = room - wanted.pages;
+                let read = Read { op, chunk, pages, around, target, demand };
+                let since = Instant::now();
+                let part = level.tier.read(&mut Io { ring, space, tier }, &read);
+                if part.parts == 0 {
+                    level.reads.record(since.elapsed());
+                }
+                begun(tier, part);
+            }
+        }
+    }
+
+    /// The first tier from `from` on that does not refuse pages, and how many it takes. The last never refuses.
+    pub fn offer(&self, from: TierIdx, has_time: bool) -> (TierIdx, Takes) {
+        let takes = |index: usize| self.levels[index].tier.takes(has_time);
+        let first =
+            (from.as_usize()..self.last()).map(|index| (index, takes(index))).find(|(_, takes)| *takes != Takes::No);
+        let (index, takes) = first.unwrap_or_else(|| (self.last(), takes(self.last())));
+        (TierIdx(index as u8), takes)
+    }
+
+    /// Has one tier write pages.
+    pub fn write(&mut self, ring: &mut Ring, space: &Space, tier: TierIdx, write: &Write) -> Begun {
+        let level = &mut self.levels[tier.as_usize()];
+        let since = Instant::now();
+        let begun = level.tier.write(&mut Io { ring, space, tier }, write);
+        if begun.parts == 0 {
+            level.writes.record(since.elapsed());
+        }
+        begun
+    }
+
+    /// A request of a write, which a tier gave to the ring, has ended.
+    pub fn ring_write_ended(&mut self, tier: TierIdx) {
+        if let Some(level) = self.levels.get_mut(tier.as_usize()) {
+            level.tier.ring_write_ended();
+        }
+    }
+
+    /// A tier's part of an operation has ended and took so long.
+    pub fn note_latency(&mut self, tier: TierIdx, is_read: bool, took: Duration) {
+        let level = &mut self.levels[tier.as_usize()];
+        if is_read { level.reads.record(took) } else { level.writes.record(took) }
+    }
+
+    /// Sends what waits to be sent; how long nothing is to be done after that.
+    pub fn begin(&mut self, ring: &mut Ring, space: &Space) -> Duration {
+        self.each().map(|(tier, level)| level.tier.begin(&mut Io { ring, space, tier })).min().unwrap_or(Duration::MAX)
+    }
+
+    /// Takes in what a tier's descriptor has.
+    ///
+    /// # Errors
+    /// The descriptor is broken.
+    pub fn turn(&mut self, tier: TierIdx) -> std::io::Result<()> {
+        self.levels.get_mut(tier.as_usize()).map_or(Ok(()), |level| level.tier.turn())
+    }
+
+    /// The next part that has ended outside the ring.
+    pub fn next_ended(&mut self, ring: &mut Ring, space: &Space) -> Option<(TierIdx, Ended)> {
+        self.each().find_map(|(tier, level)| Some((tier, level.tier.next_ended(&mut Io { ring, space, tier })?)))
+    }
+
+    /// A page-out of this chunk has ended: each tier holds the pages of its set in `held`. `before` says which tier had which when it
+    /// began ([`Stack::owners`]): their blocks there are outdated now, and go.
+    ///
+    /// # Errors
+    /// It could not be noted for the next daemon.
+    pub fn settle(&mut self, chunk: ChunkIdx, before: &ByTier, held: &ByTier) -> Result<(), Errno> {
+        let all = held.iter().fold(PageSet::EMPTY, |all, pages| all | *pages);
+        // From the first tier on: a page that has come to one counts there before the tiers below let go of it.
+        for (tier, level) in self.each() {
+            let gained = held[tier.as_usize()];
+            let lost = (all - gained) & before[tier.as_usize()];
+            if !(gained | lost).is_empty() {
+                level.tier.settle(chunk, gained, lost)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// These blocks become holes, in whichever tier they are. Frames stay.
+    ///
+    /// # Errors
+    /// The next daemon would find one of them.
+    pub fn drop_blocks(&mut self, chunk: ChunkIdx, pages: PageSet) -> Result<(), Errno> {
+        let owners = self.owners(chunk, pages);
+        self.each()
+            .filter(|(tier, _)| !owners[tier.as_usize()].is_empty())
+            .try_for_each(|(tier, level)| level.tier.drop_pages(chunk, owners[tier.as_usize()]))
+    }
+
+    /// No page has a block any more. The swap file is emptied first.
+    ///
+    /// # Errors
+    /// The next daemon would find some.
+    pub fn clear_blocks(&mut self) -> Result<(), Errno> {
+        self.levels.iter_mut().rev().try_for_each(|level| level.tier.clear())
+    }
+
+    /// These pages are about to leave DRAM: [`Stack::read_back`] can bring them until the next call.
+    pub fn keep(&mut self, space: &Space, chunk: ChunkIdx, pages: PageSet) {
+        let owners = self.owners(chunk, pages);
+        for (tier, level) in self.each() {
+            level.tier.keep(space, chunk, owners[tier.as_usize()]);
+        }
+    }
+
+    /// Brings back a page that was kept, for the kernel could not take it out of DRAM and only zeroed it. It may wait for the
+    /// disk.
+    ///
+    /// # Errors
+    /// Of the disk.
+    pub fn read_back(&mut self, page: PageIdx, out: &mut Content) -> Result<(), Errno> {
+        self.owner_of(page).read_back(page, out)
+    }
+
+    /// Brings a page while nothing is under way, wherever it is. It may wait for the disk and for other machines.
+    ///
+    /// # Errors
+    /// The page is lost or does not come.
+    pub fn read_now(&mut self, page: PageIdx, out: &mut Content) -> Result<(), Errno> {
+        self.owner_of(page).read_now(page, out)
+    }
+
+    /// Who has the page's content: its frame, else the tier of its block, else the last tier, whose holes are zeros.
+    fn owner_of(&mut self, page: PageIdx) -> &mut dyn Tier {
+        let owners = self.owners(page.chunk(), PageSet::single(page.index_in_chunk()));
+        let index = owners.iter().position(|pages| !pages.is_empty()).unwrap_or(self.last());
+        match &mut self.frames {
+            Some(member) if member.frame_of(page).is_some() => member,
+            _ => &mut *self.levels[index].tier,
+        }
+    }
+
+    /// Tells which pages have a block. A page that two tiers claim was on its way from one to the other when the daemon died: the
+    /// upper one counts, and the block below goes, lest it come back as the page one day.
+    ///
+    /// # Errors
+    /// What the last daemon left cannot be read, or a block cannot be dropped.
+    pub fn recover(&mut self, chunks: usize) -> Result<Vec<PageSet>, Errno> {
+        let mut all = vec![PageSet::EMPTY; chunks];
+        for level in &mut self.levels {
+            let mut doubled = Vec::new();
+            level.tier.recover(&mut |chunk, pages| {
+                let Some(above) = all.get_mut(chunk.as_usize()) else { return };
+                if above.intersects(pages) {
+                    doubled.push((chunk, *above & pages));
+                }
+                *above |= pages;
+            })?;
+            doubled.into_iter().try_for_each(|(chunk, pages)| level.tier.drop_pages(chunk, pages))?;
+        }
+        Ok(all)
+    }
+
+    /// Once a second. `written` gives the chunks that are being written out.
+    pub fn tend<I: Iterator<Item = ChunkIdx>>(&mut self, written: impl Fn() -> I) {
+        self.levels.iter_mut().for_each(|level| level.tier.tend(&mut written()));
+    }
+
+    /// What each tier reports.
+    pub fn reports(&self) -> Vec<Report> {
+        let report = |level: &Level| Report {
+            name: level.tier.name(),
+            counts: level.tier.counts(),
+            reads: level.reads.clone(),
+            writes: level.writes.clone(),
+        };
+        self.levels.iter().map(report).collect()
+    }
+
+    /// Adds the tiers' own metrics.
+    pub fn add_to(&self, stats: &mut Stats) {
+        self.levels.iter().for_each(|level| level.tier.add_to(stats));
+    }
+
+    /// What the VM waits for, if pages do not come in time.
+    pub fn waits(&mut self) -> Option<String> {
+        self.levels.iter_mut().find_map(|level| level.tier.waits())
+    }
+
+    /// More of the tier in other machines' memory, if there is one.
+    pub fn remote(&mut self) -> Option<RemoteNumbers> {
+        self.levels.iter_mut().find_map(|level| level.tier.remote())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,338 @@
+//! The stack against a naive reference: three tiers, random page-outs that succeed, fail or die with the daemon.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Blocks of a tier, which outlive it: what each page held when it was written.
+type Blocks = Arc<Mutex<BTreeMap<u64, u32>>>;
+
+/// Errors are injected by a count of calls that still succeed.
+#[derive(Debug)]
+struct Fake {
+    blocks: Blocks,
+    is_last: bool,
+    calls_left: Arc<Mutex<Option<u32>>>,
+}
+
+impl Fake {
+    fn call(&self) -> Result<(), Errno> {
+        match &mut *self.calls_left.lock().unwrap() {
+            None => Ok(()),
+            Some(0) => Err(Errno::IO),
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn forget(&self, chunk: ChunkIdx, pages: PageSet) -> Result<(), Errno> {
+        self.call()?;
+        let mut blocks = self.blocks.lock().unwrap();
+        for index in pages.iter() {
+            blocks.remove(&chunk.page(index).0);
+        }
+        Ok(())
+    }
+}
+
+impl Tier for Fake {
+    fn name(&self) -> &'static str {
+        "fake"
+    }
+
+    fn holds(&self, chunk: ChunkIdx) -> PageSet {
+        if self.is_last {
+            return PageSet::EMPTY;
+        }
+        let blocks = self.blocks.lock().unwrap();
+        (0..=u8::MAX).filter(|index| blocks.contains_key(&chunk.page(*index).0)).collect()
+    }
+
+    fn takes(&self, _: bool) -> Takes {
+        Takes::No
+    }
+
+    fn read(&mut self, _: &mut Io<'_>, _: &Read) -> Begun {
+        unreachable!("the model reads the blocks")
+    }
+
+    fn write(&mut self, _: &mut Io<'_>, _: &Write) -> Begun {
+        unreachable!("the model writes the blocks")
+    }
+
+    fn settle(&mut self, chunk: ChunkIdx, _: PageSet, lost: PageSet) -> Result<(), Errno> {
+        self.forget(chunk, lost)
+    }
+
+    fn drop_pages(&mut self, chunk: ChunkIdx, pages: PageSet) -> Result<(), Errno> {
+        self.forget(chunk, pages)
+    }
+
+    fn clear(&mut self) -> Result<(), Errno> {
+        self.call()?;
+        self.blocks.lock().unwrap().clear();
+        Ok(())
+    }
+
+    fn read_now(&mut self, page: PageIdx, out: &mut Content) -> Result<(), Errno> {
+        let content = self.blocks.lock().unwrap().get(&page.0).copied();
+        out.fill(0);
+        match content {
+            Some(content) => out[..4].copy_from_slice(&content.to_le_bytes()),
+            // Holes of the swap file are zeros; any other tier must have been asked for what it has.
+            None if self.is_last => {}
+            None => return Err(Errno::NOENT),
+        }
+        Ok(())
+    }
+
+    fn recover(&mut self, found: &mut dyn FnMut(ChunkIdx, PageSet)) -> Result<(), Errno> {
+        for page in self.blocks.lock().unwrap().keys().copied().map(PageIdx) {
+            found(page.chunk(), PageSet::single(page.index_in_chunk()));
+        }
+        Ok(())
+    }
+
+    fn counts(&self) -> Counts {
+        Counts::default()
+    }
+}
+
+const TIERS: usize = 3;
+const PAGES: u8 = 6;
+const CHUNK: ChunkIdx = ChunkIdx(1);
+
+/// What a page-out does with one page.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    /// This tier has it in the end; those in `tried` wrote it and declined afterwards.
+    Written(usize),
+    /// Nothing was done with it before the page-out failed or died.
+    Untouched,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// The pages that the guest has changed leave: succeeds, or fails after some writes.
+    Out { pages: Vec<(u8, Fate)>, succeeds: bool },
+    /// The daemon dies so many calls into the end of a page-out.
+    OutAndDie { pages: Vec<(u8, Fate)>, calls: u32 },
+    /// These pages become zero.
+    Drop { page: u8 },
+    /// The daemon is replaced.
+    Restart,
+}
+
+fn fate() -> impl Strategy<Value = Fate> {
+    prop_oneof![4 => (0..TIERS).prop_map(Fate::Written), 1 => Just(Fate::Untouched)]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let pages =
+        || prop::collection::btree_map(0..PAGES, fate(), 1..=PAGES as usize).prop_map(|map| map.into_iter().collect());
+    prop_oneof![
+        6 => (pages(), prop::bool::weighted(0.8)).prop_map(|(pages, succeeds)| Step::Out { pages, succeeds }),
+        2 => (pages(), 0..5_u32).prop_map(|(pages, calls)| Step::OutAndDie { pages, calls }),
+        2 => (0..PAGES).prop_map(|page| Step::Drop { page }),
+        1 => Just(Step::Restart),
+    ]
+}
+
+/// The engine and the machine, as far as blocks concern them.
+struct World {
+    blocks: [Blocks; TIERS],
+    calls_left: Arc<Mutex<Option<u32>>>,
+    stack: Stack,
+    /// Pages with a block, as the machine knows them.
+    has_block: PageSet,
+    /// What is only in a block; `None`: DRAM has the page, or it is zero.
+    truth: [Option<u32>; PAGES as usize],
+    version: u32,
+}
+
+impl World {
+    fn new() -> World {
+        let (blocks, calls_left) = (std::array::from_fn(|_| Blocks::default()), Arc::new(Mutex::new(None)));
+        let stack = World::stack(&blocks, &calls_left);
+        World { blocks, calls_left, stack, has_block: PageSet::EMPTY, truth: [None; PAGES as usize], version: 0 }
+    }
+
+    fn stack(blocks: &[Blocks; TIERS], calls_left: &Arc<Mutex<Option<u32>>>) -> Stack {
+        let fake = |(index, blocks): (usize, &Blocks)| Level {
+            tier: Box::new(Fake {
+                blocks: Arc::clone(blocks),
+                is_last: index + 1 == TIERS,
+                calls_left: Arc::clone(calls_left),
+            }),
+            reads: Histogram::default(),
+            writes: Histogram::default(),
+        };
+        let levels = blocks.iter().enumerate().map(fake).collect();
+        Stack { frames: None, levels, swap_path: PathBuf::new() }
+    }
+
+    /// Writes blocks as page-out does. The first tier keeps what it is given only when it says so at the end, as the remote
+    /// one; the others overwrite at once.
+    fn write(&mut self, pages: &[(u8, Fate)]) -> (ByTier, ByTier, ByTier) {
+        let before = self.stack.owners(CHUNK, self.has_block);
+        let (mut written, mut overwritten) = (ByTier::default(), ByTier::default());
+        self.version += 1;
+        for (index, fate) in pages {
+            let Fate::Written(tier) = *fate else { continue };
+            match tier {
+                0 => written[0].set(*index),
+                tier => {
+                    self.blocks[tier].lock().unwrap().insert(CHUNK.page(*index).0, self.version);
+                    overwritten[tier].set(*index);
+                }
+            }
+        }
+        (before, written, overwritten)
+    }
+
+    fn settle(
+        &mut self,
+        before: &ByTier,
+        written: &ByTier,
+        overwritten: &ByTier,
+        succeeded: bool,
+    ) -> Result<(), Errno> {
+        let held: ByTier =
+            std::array::from_fn(|tier| if succeeded { written[tier] | overwritten[tier] } else { overwritten[tier] });
+        if succeeded {
+            for index in written[0].iter() {
+                self.blocks[0].lock().unwrap().insert(CHUNK.page(index).0, self.version);
+            }
+        }
+        self.stack.settle(CHUNK, before, &held)
+    }
+
+    fn apply(&mut self, step: &Step) {
+        match step {
+            Step::Out { pages, succeeds } => {
+                let set: PageSet = pages.iter().map(|(index, _)| *index).collect();
+                let complete = pages.iter().all(|(_, fate)| matches!(fate, Fate::Written(_)));
+                let succeeded = *succeeds && complete;
+                let (before, written, overwritten) = self.write(pages);
+                self.settle(&before, &written, &overwritten, succeeded).unwrap();
+                // As the machine does: of a failed page-out the blocks may be anything.
+                self.has_block |= set;
+                for index in set.iter() {
+                    self.truth[usize::from(index)] = succeeded.then_some(self.version);
+                }
+            }
+            Step::OutAndDie { pages, calls } => {
+                let (before, written, overwritten) = self.write(pages);
+                *self.calls_left.lock().unwrap() = Some(*calls);
+                let _ = self.settle(&before, &written, &overwritten, true);
+                *self.calls_left.lock().unwrap() = None;
+                // DRAM still has the pages that were on their way.
+                pages.iter().for_each(|(index, _)| self.truth[usize::from(*index)] = None);
+                self.restart();
+            }
+            Step::Drop { page } => {
+                self.stack.drop_blocks(CHUNK, PageSet::single(*page) & self.has_block).unwrap();
+                self.has_block.clear(*page);
+                self.truth[usize::from(*page)] = None;
+            }
+            Step::Restart => self.restart(),
+        }
+    }
+
+    fn restart(&mut self) {
+        self.stack = World::stack(&self.blocks, &self.calls_left);
+        let found = self.stack.recover(2).unwrap();
+        assert!(found[0].is_empty());
+        let expected: PageSet = (0..PAGES).filter(|index| self.truth[usize::from(*index)].is_some()).collect();
+        assert!(found[1].contains_all(expected), "a page is lost");
+        self.has_block = found[1];
+    }
+
+    fn check(&mut self) {
+        for index in 0..PAGES {
+            let page = CHUNK.page(index);
+            let holders = self.blocks.iter().filter(|blocks| blocks.lock().unwrap().contains_key(&page.0)).count();
+            assert!(holders <= 1, "page {index} has {holders} blocks");
+            assert!(
+                holders == 0 || self.has_block.contains(index),
+                "page {index} has a block that the machine does not know"
+            );
+            if let Some(content) = self.truth[usize::from(index)] {
+                let mut out = [0; pagoda_core::units::PAGE_SIZE as usize];
+                self.stack.read_now(page, &mut out).unwrap();
+                assert_eq!(out[..4], content.to_le_bytes(), "page {index} is wrong");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_page_has_one_block_and_that_is_the_last_written(steps in prop::collection::vec(step(), 1..20)) {
+        let mut world = World::new();
+        for step in &steps {
+            world.apply(step);
+            world.check();
+        }
+    }
+}
+
+#[test]
+fn the_first_tier_that_does_not_refuse_is_offered_pages() {
+    #[derive(Debug)]
+    struct Says(Takes);
+    impl Tier for Says {
+        fn name(&self) -> &'static str {
+            "says"
+        }
+        fn holds(&self, _: ChunkIdx) -> PageSet {
+            PageSet::EMPTY
+        }
+        fn takes(&self, _: bool) -> Takes {
+            self.0
+        }
+        fn read(&mut self, _: &mut Io<'_>, _: &Read) -> Begun {
+            unreachable!()
+        }
+        fn write(&mut self, _: &mut Io<'_>, _: &Write) -> Begun {
+            unreachable!()
+        }
+        fn settle(&mut self, _: ChunkIdx, _: PageSet, _: PageSet) -> Result<(), Errno> {
+            Ok(())
+        }
+        fn drop_pages(&mut self, _: ChunkIdx, _: PageSet) -> Result<(), Errno> {
+            Ok(())
+        }
+        fn clear(&mut self) -> Result<(), Errno> {
+            Ok(())
+        }
+        fn read_now(&mut self, _: PageIdx, _: &mut Content) -> Result<(), Errno> {
+            Ok(())
+        }
+        fn recover(&mut self, _: &mut dyn FnMut(ChunkIdx, PageSet)) -> Result<(), Errno> {
+            Ok(())
+        }
+        fn counts(&self) -> Counts {
+            Counts::default()
+        }
+    }
+    let now = Takes::Now(crate::tier::Step { runs: 1, pages: 1 });
+    let offer = |takes: [Takes; 3], from: u8| {
+        let level =
+            |takes| Level { tier: Box::new(Says(takes)), reads: Histogram::default(), writes: Histogram::default() };
+        let stack = Stack { frames: None, levels: takes.map(level).into(), swap_path: PathBuf::new() };
+        stack.offer(TierIdx(from), false)
+    };
+    assert_eq!(offer([now, now, now], 0), (TierIdx(0), now));
+    assert_eq!(offer([Takes::No, Takes::Later, now], 0), (TierIdx(1), Takes::Later));
+    assert_eq!(offer([Takes::No, Takes::No, Takes::Later], 0), (TierIdx(2), Takes::Later));
+    assert_eq!(offer([now, Takes::No, now], 1), (TierIdx(2), now));
+    assert_eq!(offer([now, now, now], 2), (TierIdx(2), now));
+}
