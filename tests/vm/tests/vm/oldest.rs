@@ -93,8 +93,10 @@ fn run_beside_swap(control: &mut Control) -> Result<()> {
     start_daemon(control)?;
     control.sh(
         "mkswap /dev/vdb && swapon /dev/vdb && mkdir -p /cg && mount -t cgroup2 none /cg && echo +memory > /cg/cgroup.subtree_control && \
-         mkdir /cg/vm && mkfifo /d/in && (sleep 100000 > /d/in < /dev/null 2> /dev/null &)",
+         mkdir /cg/vm && mkfifo /d/in",
     )?;
+    // Somebody has the toy's input open all the time, or it would end with the first word.
+    control.sh("(sleep 100000 > /d/in) < /dev/null > /dev/null 2>&1 &")?;
     let toy = format!(
         "echo $$ > /cg/vm/cgroup.procs; {PAGODA} run --plain --name toy --memory 128M -- xtask toy --step < /d/in > /d/toy 2>&1"
     );
