@@ -102,7 +102,8 @@ fn find_in_ram(space: &Space, found: &mut Found) -> Result<(), RecoverError> {
         look_at_ram(space, found)?;
         // Swap may have been switched on meanwhile. The files count a page that was swapped out.
         let pages: u64 = found.iter().map(|(in_ram, ..)| u64::from(in_ram.count())).sum();
-        if !may_swap() && space.allocated() <= pages * PAGE_SIZE {
+        let held: Result<u64, Errno> = space.regions().map(|(_, region)| region.ram.allocated()).sum();
+        if !may_swap() && held.map_err(os("look at RAM"))? <= pages * PAGE_SIZE {
             return Ok(());
         }
     }
