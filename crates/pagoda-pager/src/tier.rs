@@ -330,7 +330,8 @@ pub trait Tier: Send + std::fmt::Debug {
     /// Of the disk or the network; the page is lost.
     fn read_now(&mut self, page: PageIdx, out: &mut Content) -> Result<(), Errno>;
 
-    /// Tells which pages it holds, chunk by chunk in ascending order, from what the last daemon left.
+    /// Tells which pages it holds, chunk by chunk in ascending order, from what the last daemon left. It may name a page more than
+    /// once.
     ///
     /// # Errors
     /// That cannot be read.

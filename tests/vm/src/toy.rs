@@ -165,7 +165,8 @@ impl Toy {
     fn expect(&self, beginning: &str) -> Result<String> {
         let mut at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
         let find = |line: &str| line.strip_prefix(beginning).map(str::to_owned);
-        let (next, rest) = self.output.wait(&format!("{beginning:?} of the toy"), *at, self.deadline, find)?;
+        let found = self.output.wait(&format!("{beginning:?} of the toy"), *at, self.deadline, find);
+        let (next, rest) = found.with_context(|| format!("it said:\n{}", self.output.tail()))?;
         *at = next;
         Ok(rest)
     }

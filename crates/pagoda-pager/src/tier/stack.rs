@@ -297,15 +297,20 @@ impl Stack {
     pub fn recover(&mut self, chunks: usize) -> Result<Vec<PageSet>, Errno> {
         let mut all = vec![PageSet::EMPTY; chunks];
         for level in &mut self.levels {
-            let mut doubled = Vec::new();
+            // All that the tier has, before it is compared: it may name a page twice, as a file system does whose blocks are
+            // smaller than a page, and what it names twice is no second claim.
+            let mut held = vec![PageSet::EMPTY; chunks];
             level.tier.recover(&mut |chunk, pages| {
-                let Some(above) = all.get_mut(chunk.as_usize()) else { return };
-                if above.intersects(pages) {
-                    doubled.push((chunk, *above & pages));
+                if let Some(held) = held.get_mut(chunk.as_usize()) {
+                    *held |= pages;
                 }
-                *above |= pages;
             })?;
-            doubled.into_iter().try_for_each(|(chunk, pages)| level.tier.drop_pages(chunk, pages))?;
+            for (chunk, (above, held)) in (0..).map(ChunkIdx).zip(all.iter_mut().zip(held)) {
+                if above.intersects(held) {
+                    level.tier.drop_pages(chunk, *above & held)?;
+                }
+                *above |= held;
+            }
         }
         Ok(all)
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use pagoda_api::VmState;
 use vm_tests::loopfs::FileSystem;
+use vm_tests::toy::ToyOptions;
 use vm_tests::{DaemonOptions, Folios, GuestOptions, Lab, MIB, Watch};
 
 const SETTLE_MAX: Duration = Duration::from_secs(300);
@@ -22,6 +23,22 @@ fn fill_up(dir: &Path) -> Result<PathBuf> {
     let len = free.saturating_sub(ROOM_BYTES);
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len).context("fill the file system")?;
     Ok(path)
+}
+
+/// Leaves nothing of a file system but pieces of 5 KiB, 2 KiB apart.
+fn fragment(dir: &Path) -> Result<()> {
+    const HOLE: u64 = 5 << 10;
+    const APART: u64 = 7 << 10;
+    let stat = rustix::fs::statvfs(dir).context("look at the file system")?;
+    ensure!(stat.f_bsize == 1 << 10, "blocks of {} bytes", stat.f_bsize);
+    let file = File::create(dir.join("ballast")).context("make the ballast")?;
+    let len = stat.f_bavail * stat.f_frsize - ROOM_BYTES / 8;
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len).context("fill the file system")?;
+    let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    for at in (0..len - APART).step_by(APART as usize) {
+        rustix::fs::fallocate(&file, punch, at, HOLE).context("leave a piece free")?;
+    }
+    Ok(())
 }
 
 fn work(name: &str) -> GuestOptions {
@@ -98,6 +115,28 @@ fn reserved_swap_does_not_mind_a_full_disk() -> Result<()> {
         fill_up(small.path())?;
         guest.finish()?;
         daemon.wait_gone("web1")
+    })
+}
+
+/// The pieces of most pages are apart on the disk: its list of extents names such a page more than once.
+#[test]
+fn blocks_smaller_than_a_page() -> Result<()> {
+    Lab::run("swap in blocks of 1 KiB", 1, |lab| {
+        let disk = lab.loop_fs(FileSystem::Ext4, 480)?;
+        fragment(disk.path())?;
+        let daemon = lab.daemon_with(DaemonOptions::new(Folios::Large).swap_dir(&disk.path().join("swap")))?;
+        let options = ToyOptions { name: "toy".into(), memory_mib: 256, dram_mib: 64, threads: 2 };
+        let toy = lab.toy(&daemon, &options)?;
+        toy.fill()?;
+        for _ in 0..2 {
+            daemon.kill9()?;
+            daemon.start_again()?;
+            daemon.wait_vm("toy", "known again", SETTLE_MAX, |info| info.state == VmState::Running)?;
+            toy.go("--workload seq --mode read --passes 1").context("every page after a kill")?;
+            toy.go("--workload random --mode read-write --passes 1")?;
+        }
+        toy.quit()?;
+        daemon.wait_gone("toy")
     })
 }
 

@@ -91,9 +91,10 @@ impl Tier for Fake {
         Ok(())
     }
 
+    /// Names each page twice, as a file system does whose blocks are smaller than a page.
     fn recover(&mut self, found: &mut dyn FnMut(ChunkIdx, PageSet)) -> Result<(), Errno> {
         for page in self.blocks.lock().unwrap().keys().copied().map(PageIdx) {
-            found(page.chunk(), PageSet::single(page.index_in_chunk()));
+            (0..2).for_each(|_| found(page.chunk(), PageSet::single(page.index_in_chunk())));
         }
         Ok(())
     }
