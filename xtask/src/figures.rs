@@ -1,6 +1,8 @@
-//! Puts figures into the README: every one that has a bar, and every one where the peer is better. From
-//! `bench/results/*.json`, from nowhere else, and only what the code of today was measured with.
+//! Fills figures into documents: a chosen few into the README, and into `docs/figures.md` every one that has a bar and every
+//! one where the peer is better. From `bench/results/*.json`, from nowhere else, and only what the code of today was measured
+//! with.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -14,15 +16,34 @@ use crate::bench::{code_of, repository};
 const BEGIN: &str = "<!-- figures: begin (filled from bench/results/*.json) -->\n";
 const END: &str = "<!-- figures: end -->";
 
-/// Rewrites the README's table; `Ok(false)` when a bar is missed or a result stands for other code than today's.
+/// The README's rows, by bench and the beginning of the row's name: what the tool is for, and where its peers are better.
+const README_ROWS: [(&str, &str); 10] = [
+    ("crash", "wrong pages after 100 kills"),
+    ("overcommit", "seq read-write 2x: kernel swap, best"),
+    ("overcommit", "random read-write 2x: kernel swap, best"),
+    ("recover", "time until 90 % of full speed"),
+    ("resident", "random, after pressure"),
+    ("fault", "MINOR, first touch of a chunk, 4 threads, p50"),
+    ("pins", "guest disk, cache=writeback, all in DRAM, sequential read: plain QEMU"),
+    ("share", "processor time a page reclaimed"),
+    ("tax", "throughput of the active VM, taxed"),
+    ("far", "quicksort of 512 MiB in half the DRAM, far tier pool: private swap on the disk"),
+];
+const README: &str = "README.md";
+const ALL: &str = "docs/figures.md";
+
+/// Rewrites the tables; `Ok(false)` when a bar is missed or a result stands for other code than today's.
 ///
 /// # Errors
-/// A result cannot be read; the README has no place for the table.
+/// A result cannot be read; a document has no place for its table.
 pub fn main() -> Result<bool> {
     let results = Results::look()?;
-    let readme = repository().join("README.md");
-    let text = fs::read_to_string(&readme).context("read README.md")?;
-    fs::write(&readme, results.fill(&text)?).context("write README.md")?;
+    for (document, table) in results.tables() {
+        let path = repository().join(document);
+        let text = fs::read_to_string(&path).with_context(|| format!("read {document}"))?;
+        let filled = fill(&text, &table).with_context(|| format!("{document} has no place for figures"))?;
+        fs::write(&path, filled).with_context(|| format!("write {document}"))?;
+    }
     for Report { bench, commit, .. } in &results.stale {
         eprintln!(
             "figures: {bench} is left out: its code has changed since {commit}; `cargo xtask bench {bench}` measures it"
@@ -31,15 +52,25 @@ pub fn main() -> Result<bool> {
     Ok(results.stale.is_empty() && results.today.iter().all(Report::holds))
 }
 
-/// Complains where the README's figures are not those of the code of today.
+/// Complains where figures are not those of the code of today.
 ///
 /// # Errors
 /// A result cannot be read.
-pub fn check() -> Result<Option<String>> {
-    let text = fs::read_to_string(repository().join("README.md")).context("read README.md")?;
-    let is_right = Results::look()?.fill(&text)? == text;
-    let complaint = "README.md: not the figures of today's code: run `cargo xtask figures`";
-    Ok((!is_right).then(|| complaint.to_owned()))
+pub fn check() -> Result<Vec<String>> {
+    let mut complaints = Vec::new();
+    let results = Results::look()?;
+    for (bench, beginning) in README_ROWS {
+        if find(&results.today, bench, beginning).or(find(&results.stale, bench, beginning)).is_none() {
+            complaints.push(format!("figures.rs: README is to have a row that no result has: {bench}: {beginning}"));
+        }
+    }
+    for (document, table) in results.tables() {
+        let text = fs::read_to_string(repository().join(document)).with_context(|| format!("read {document}"))?;
+        if fill(&text, &table).as_ref() != Some(&text) {
+            complaints.push(format!("{document}: not the figures of today's code: run `cargo xtask figures`"));
+        }
+    }
+    Ok(complaints)
 }
 
 /// The results, by whether the code that they measured is today's.
@@ -59,18 +90,40 @@ impl Results {
         Ok(Results { today, stale })
     }
 
-    fn fill(&self, readme: &str) -> Result<String> {
-        let mut table = table(&self.today);
-        if !self.stale.is_empty() {
-            let names: Vec<&str> = self.stale.iter().map(|report| report.bench.as_str()).collect();
-            let _ = writeln!(
-                table,
-                "Left out, because their code has changed since they were measured: {}.\n",
-                names.join(", ")
-            );
-        }
-        fill(readme, &table).context("README.md has no place for figures")
+    /// Each document with what it is to have between its marks.
+    fn tables(&self) -> [(&'static str, String); 2] {
+        let chosen: BTreeSet<&str> = README_ROWS.iter().map(|(bench, _)| *bench).collect();
+        let of_readme = |bench: &str| chosen.contains(bench);
+        [
+            (README, readme_table(&self.today) + &self.left_out(of_readme)),
+            (ALL, table(&self.today) + &self.left_out(|_| true)),
+        ]
     }
+
+    fn left_out(&self, counts: impl Fn(&str) -> bool) -> String {
+        let names: Vec<&str> =
+            self.stale.iter().map(|report| report.bench.as_str()).filter(|name| counts(name)).collect();
+        match names.is_empty() {
+            true => String::new(),
+            false => {
+                format!("Left out, because their code has changed since they were measured: {}.\n\n", names.join(", "))
+            }
+        }
+    }
+}
+
+/// The chosen rows, as far as they were measured with the code of today.
+fn readme_table(today: &[Report]) -> String {
+    let row_of =
+        |&(bench, beginning): &(&str, &str)| find(today, bench, beginning).map(|figure| row(figure, Some(bench)));
+    let rows: String = README_ROWS.iter().filter_map(row_of).collect();
+    if rows.is_empty() { "\n".to_owned() } else { format!("\n{HEAD}{rows}\n") }
+}
+
+/// The first figure of a bench whose name begins so.
+fn find<'a>(reports: &'a [Report], bench: &str, beginning: &str) -> Option<&'a Figure> {
+    let report = reports.iter().find(|report| report.bench == bench)?;
+    report.figures.iter().find(|figure| figure.name.starts_with(beginning))
 }
 
 /// All results, by name.
@@ -109,14 +162,38 @@ fn is_won(figure: &Figure) -> bool {
     }
 }
 
+/// The heads of all tables.
+const HEAD: &str = "| figure: peer | unit | ours | peer | ratio (min-max) | bar | |\n|---|---|---|---|---|---|---|\n";
+
+/// A figure as a line of a table; `bench` goes before its name.
+fn row(figure: &Figure, bench: Option<&str>) -> String {
+    let value = |value: Option<f64>| value.map_or_else(String::new, number);
+    let spread = figure.spread.map_or_else(String::new, |[low, high]| format!("{}-{}", number(low), number(high)));
+    let ratio = match figure.ratio {
+        Some(ratio) => format!("{} ({spread})", number(ratio)),
+        None => format!("({spread})"),
+    };
+    let verdict = match (&figure.bar, figure.holds) {
+        (None, _) if is_won(figure) => "no bar",
+        (None, _) => "no bar, not won",
+        (Some(_), Some(true)) => "holds",
+        (Some(_), _) => "**falls short**",
+    };
+    let (ours, peer) = (value(figure.ours), value(figure.peer));
+    let bar = figure.bar.as_deref().unwrap_or_default();
+    let note = figure.note.as_ref().map_or(String::new(), |note| format!("; {note}"));
+    let name = bench.map_or_else(String::new, |bench| format!("{bench}: ")) + &figure.name;
+    format!("| {name} | {} | {ours} | {peer} | {ratio} | {bar} | {verdict}{note} |\n", figure.unit)
+}
+
 fn table(reports: &[Report]) -> String {
     let mut out = String::new();
     for report in reports {
         let machine = &report.machine;
         let _ = writeln!(
             out,
-            "\n**{}** ({}, {} CPUs, {} GiB, Linux {}, {}; accelerator {}; commit {}; [all rows](bench/results/{}.json), \
-             [plot](bench/results/{}.svg))\n",
+            "\n**{}** ({}, {} CPUs, {} GiB, Linux {}, {}; accelerator {}; commit {}; [all rows](../bench/results/{}.json), \
+             [plot](../bench/results/{}.svg))\n",
             report.bench,
             machine.cpu,
             machine.cores,
@@ -128,30 +205,11 @@ fn table(reports: &[Report]) -> String {
             report.bench,
             report.bench,
         );
-        out.push_str(
-            "| figure: peer | unit | ours | peer | ratio (min-max) | bar | |\n|---|---|---|---|---|---|---|\n",
-        );
+        out.push_str(HEAD);
         for figure in
             report.figures.iter().filter(|figure| figure.bar.is_some() || figure.note.is_some() || !is_won(figure))
         {
-            let value = |value: Option<f64>| value.map_or_else(String::new, number);
-            let spread =
-                figure.spread.map_or_else(String::new, |[low, high]| format!("{}-{}", number(low), number(high)));
-            let ratio = match figure.ratio {
-                Some(ratio) => format!("{} ({spread})", number(ratio)),
-                None => format!("({spread})"),
-            };
-            let verdict = match (&figure.bar, figure.holds) {
-                (None, _) if is_won(figure) => "no bar",
-                (None, _) => "no bar, not won",
-                (Some(_), Some(true)) => "holds",
-                (Some(_), _) => "**falls short**",
-            };
-            let (ours, peer) = (value(figure.ours), value(figure.peer));
-            let bar = figure.bar.as_deref().unwrap_or_default();
-            let note = figure.note.as_ref().map_or(String::new(), |note| format!("; {note}"));
-            let (name, unit) = (&figure.name, &figure.unit);
-            let _ = writeln!(out, "| {name} | {unit} | {ours} | {peer} | {ratio} | {bar} | {verdict}{note} |");
+            out.push_str(&row(figure, None));
         }
     }
     out.push('\n');
