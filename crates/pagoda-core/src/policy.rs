@@ -1,8 +1,9 @@
 //! Who gets how much memory: the policy of one host (Waldspurger, "Memory Resource Management in VMware ESX Server",
 //! OSDI 2002; "ESX" in what follows).
 //!
-//! Pure: no clock, no I/O, no thread. The daemon and the simulator ([`crate::simulate`]) run the same code. Nothing here is
-//! stored; after a restart working sets are unknown for one sampling period, in which nobody is taxed.
+//! Pure: no clock, no I/O, no thread. The daemon and the simulator ([`crate::simulate`]) plan by the same [`Policy`]; the
+//! daemon's rounds are [`round`]. Nothing here is stored; after a restart working sets are unknown for one sampling period, in
+//! which nobody is taxed.
 //!
 //! # How it is driven
 //!
@@ -11,9 +12,9 @@
 //!    refused before anything changes.
 //! 2. Once per sampling period of a VM, [`Policy::start_period`] gives the pages to unmap. The daemon counts how many of
 //!    them are touched.
-//! 3. Once a second while the state is not `high`, every few seconds else, and at once on the paper's events (settings
-//!    changed, a VM came or went, free memory crossed a threshold: section 6.3), the daemon collects a [`HostSample`] and a
-//!    [`VmSample`] per VM and calls [`Policy::tick`]. The [`Plan`] says, until the next one:
+//! 3. [`round::Rounds::make`] turns what the daemon measured into a [`PoolSample`] and a [`VmSample`] per VM, and calls
+//!    [`Policy::tick`]: once a second while memory is short, every few seconds else, and at once on the paper's events
+//!    (settings changed, a VM came or went, free memory crossed a threshold: section 6.3). The [`Plan`] says, until the next one:
 //!    * the [`ReclaimState`], and whether reclamation is [stuck](Plan::stuck) and why;
 //!    * per VM the target with all its [`Terms`];
 //!    * per VM the [`VmActions`]: the balloon's size, the cap above which the engine pages out, run or block. They are
@@ -49,8 +50,10 @@ pub mod allocate;
 pub mod controller;
 pub mod explain;
 pub mod growth;
+pub mod host;
 pub mod mrc;
 pub mod plan;
+pub mod round;
 pub mod settings;
 pub mod state;
 mod steps;
@@ -60,7 +63,7 @@ pub mod working_set;
 
 pub use admission::{Admission, Change, Overhead, Refused, Reservation, SwapSpace};
 pub use controller::Policy;
-pub use plan::{Balloon, Bound, HostSample, Plan, Run, Standing, Terms, VmActions, VmId, VmPlan, VmSample};
+pub use plan::{Balloon, Bound, Plan, PoolSample, Run, Standing, Terms, VmActions, VmId, VmPlan, VmSample};
 pub use settings::{HostSettings, PerMille, SettingsError, ShareGroup, Shares, TaxRate, VmSettings};
 pub use state::ReclaimState;
 pub use working_set::{Estimate, SampleCount};

@@ -252,7 +252,8 @@ fn attach(
         let mut vms = registry.lock();
         let vm = vms.get_mut(&name).context("the VM is gone")?;
         // Before its engine begins: a VM never grows beyond what is free, from its first page on.
-        vm.governed.limit = registry.first_limit(vm);
+        let first = registry.first_limit(vm);
+        vm.governed.round.set_first_limit(first);
         (vm.record.clone(), vm.swap.take(), vm.limit())
     };
     let swap = match swap {
@@ -319,12 +320,12 @@ fn attach(
         }
         vm.handle = Some(handle);
         // What was changed while the engine was made.
-        registry.tell_limit(vm);
+        registry.send_limit(vm);
     }
     tracing::info!(vm = %name, pid, taken_over, "attached");
     learn_accelerator(registry, &name);
     registry.resume_balloon(&name);
-    registry.governor.bell.ring();
+    registry.governor.doorbell.ring();
     Ok(())
 }
 

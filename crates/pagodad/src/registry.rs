@@ -1,15 +1,17 @@
 //! The VMs of this daemon: who exists, what each was promised, how it is reached.
 //!
 //! Owns the state directory (one record a VM), the swap directory (one file a VM) and a handle for each engine. The lock is
-//! held for bookkeeping only, never while an engine or a monitor is waited for.
+//! held for bookkeeping, never while an engine or a monitor is waited for, and not while a VM's files are made ([`create`]).
 
 mod admission;
 mod balloons;
+mod create;
 mod describe;
 mod groups;
 mod life;
 mod sampling;
 
+use create::Making;
 pub use groups::sharing_of;
 pub use life::read_record;
 
@@ -22,22 +24,21 @@ use std::time::Instant;
 
 use anyhow::Context;
 use pagoda_abi::Token;
-use pagoda_abi::record::{Balloon, Far, Kind, Record};
-use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, VmInfo, VmKind, VmPatch, vm_file_name};
+use pagoda_abi::record::{Balloon, Kind, Record};
+use pagoda_api::types::{ApiError, ErrorCode, VmInfo, VmPatch, vm_file_name};
 use pagoda_api::{in_full, with_advice};
 use pagoda_core::policy::VmId;
-use pagoda_core::policy::growth::limit_for_min;
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_pager::handle::{Command, Handle, Notice};
 use pagoda_pager::share::Group;
 use pagoda_sys::ram::RamFile;
 use pagoda_sys::socket::Peer;
-use pagoda_sys::swapfile::{Reserve, SwapFile};
+use pagoda_sys::swapfile::SwapFile;
 
 use crate::config::Config;
 use crate::parts::Parts;
 use crate::policy::Governor;
-use crate::policy::rounds::Governed;
+use crate::policy::rounds::{Governed, caps_of};
 use crate::qmp::Monitor;
 use crate::{attach, balloon, far};
 
@@ -107,16 +108,9 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// The cap its engine keeps: its user's, what stands in for its balloon, and the memory policy's. The policy leaves a VM
-    /// what any VM has to have and what keeps its min in DRAM, whatever its target is.
+    /// The limit that its engine is to enforce: the least of its user's, what stands in for its balloon, and the policy's.
     pub fn limit(&self) -> PageCount {
-        let least = || {
-            let memory = self.record.regions.iter().sum();
-            Bytes(pagoda_api::types::dram_bytes_min(memory)).pages_ceil()
-        };
-        let for_min = || limit_for_min(Bytes(self.record.min).pages_ceil());
-        let own = limit_of(&self.record);
-        self.governed.limit.map_or(own, |limit| own.min(limit.max(least()).max(for_min())))
+        self.governed.round.engine_limit(&caps_of(self))
     }
 }
 
@@ -148,6 +142,8 @@ pub struct Registry {
     /// What does not work and is not needed for paging.
     pub parts: Parts,
     vms: Mutex<BTreeMap<String, Vm>>,
+    /// VMs that are being made. Its lock is taken after that of `vms`.
+    making: Mutex<Making>,
     /// Share groups with a name, as long as one of their VMs is there.
     groups: Mutex<BTreeMap<String, Weak<Group>>>,
     notices: Sender<(Token, Notice)>,
@@ -167,12 +163,12 @@ impl Registry {
     pub fn new(config: Config, host: HostFacts, notices: Sender<(Token, Notice)>) -> anyhow::Result<Registry> {
         let HostFacts { direct, protect, permission, limits } = host;
         let governor = Governor::new(config.policy.clone())?;
-        let (vms, groups) = (Mutex::default(), Mutex::default());
+        let (vms, making, groups) = (Mutex::default(), Mutex::default(), Mutex::default());
         let parts = Parts::default();
         if !limits.is_empty() {
             parts.failed("limits", &limits.join("; "));
         }
-        Ok(Registry { config, direct, protect, permission, governor, parts, vms, groups, notices })
+        Ok(Registry { config, direct, protect, permission, governor, parts, vms, making, groups, notices })
     }
 
     pub fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Vm>> {
@@ -199,127 +195,6 @@ impl Registry {
 
     pub fn monitor_path(&self, name: &str) -> PathBuf {
         self.config.state_dir.join("vms").join(vm_file_name(name) + ".qmp")
-    }
-
-    /// Makes a VM that a program can attach to. Nothing is left behind when it fails.
-    ///
-    /// # Errors
-    /// Bad sizes, a name that is taken, no room or an unfit file system for swap: each says what to do.
-    pub fn create(&self, request: CreateVm) -> Result<CreatedVm, ApiError> {
-        request.check().map_err(|message| error(ErrorCode::BadRequest, message, None))?;
-        if request.share_group.is_some() && !self.config.page_sharing {
-            let hint = "leave --share-group out, or set page_sharing = true in pagoda.toml and restart pagodad";
-            return Err(error(ErrorCode::Unsupported, "this daemon shares no pages", Some(hint)));
-        }
-        // A VM whose program did not start, or has just ended, has its name until somebody looks.
-        let is_taken = self.lock().contains_key(&request.name);
-        if is_taken {
-            self.reap();
-        }
-        check_free(&self.lock(), &request.name)?;
-        // Without the lock: etcd may be asked.
-        let dirs = far::Dirs::of(&self.config);
-        let new_tier = |far| far::new_tier(&dirs, &request.name, &request.memory, far);
-        let tier = request.far.map(new_tier).transpose()?;
-        let created = self.create_with(request, tier.as_ref().map(|tier| tier.far.clone()), || {
-            tier.iter().for_each(|tier| tier.keep(&dirs));
-        });
-        created.inspect_err(|_| tier.iter().for_each(|tier| tier.give_up(&dirs)))
-    }
-
-    /// `made` is done before anybody can end the VM.
-    fn create_with(&self, request: CreateVm, far: Option<Far>, made: impl FnOnce()) -> Result<CreatedVm, ApiError> {
-        let memory = request.memory_bytes();
-        let dram = request.dram.unwrap_or(memory);
-        let mut vms = self.lock();
-        check_free(&vms, &request.name)?;
-        if vms.len() >= VMS_MAX {
-            return Err(error(ErrorCode::NoRoom, format!("this daemon has {VMS_MAX} VMs already"), None));
-        }
-        let token = random_token().map_err(|e| internal("make a token", e))?;
-        let kind = match request.kind {
-            VmKind::Qemu => Kind::Qemu,
-            VmKind::Plain => Kind::Plain,
-        };
-        let record = Record {
-            name: request.name.clone(),
-            token,
-            kind,
-            regions: request.memory,
-            dram,
-            reserve: request.reserve_swap,
-            pid: (0, 0),
-            balloon: None,
-            min: request.policy.min,
-            shares: request.policy.shares,
-            sampling: request.policy.sampling.map(|sampling| (sampling.pages, sampling.period_s)),
-            blocked: false,
-            group: request.share_group,
-            sharing: None,
-            far,
-            compressed: self.config.compressed.clone(),
-            pinned: request.pinned,
-        };
-        let id = self.admit(&vms, &record)?;
-        let vm = self.make(record, id).inspect_err(|_| self.governor.lock().remove(id))?;
-        vms.insert(request.name.clone(), vm);
-        made();
-        Ok(CreatedVm {
-            name: request.name,
-            token: token.to_hex(),
-            attach_socket: self.config.attach_socket.clone(),
-            shim: self.config.shim.clone(),
-        })
-    }
-
-    fn make(&self, record: Record, id: VmId) -> Result<Vm, ApiError> {
-        let swap_path = self.swap_path(&record.name);
-        let reserve = if record.reserve { Reserve::Yes } else { Reserve::No };
-        let total = record.regions.iter().sum();
-        let swap = SwapFile::create(&swap_path, total, reserve)
-            .map_err(|e| error(ErrorCode::Unsupported, format!("make the VM's swap file: {e}"), None))?;
-        let made = self.make_rest(&record);
-        let (ram, monitor) = made.inspect_err(|_| {
-            let _ = std::fs::remove_file(&swap_path);
-            let _ = std::fs::remove_file(self.monitor_path(&record.name));
-        })?;
-        let group = self.config.page_sharing.then(|| self.new_group(&record)).transpose();
-        let group = group.inspect_err(|_| self.forget(&record))?;
-        let qmp = Arc::new(Monitor::new(&self.monitor_path(&record.name)));
-        Ok(Vm {
-            record,
-            handle: None,
-            ram,
-            swap: Some(swap),
-            inodes: Vec::new(),
-            monitor,
-            created: Instant::now(),
-            started_by: None,
-            taken: None,
-            refused: None,
-            stalled: None,
-            accelerator: None,
-            qmp,
-            balloon: None,
-            governed: Governed::new(id),
-            group,
-            table: None,
-        })
-    }
-
-    fn make_rest(&self, record: &Record) -> Result<(Vec<RamFile>, Option<OwnedFd>), ApiError> {
-        let owner = rustix::process::geteuid().as_raw();
-        let ram = record.regions.iter().map(|len| RamFile::create(&record.name, *len, owner)).collect::<Result<_, _>>();
-        let ram = ram.map_err(|e| internal("make the VM's RAM", e))?;
-        let monitor = match record.kind {
-            Kind::Qemu => Some(
-                listen(&self.monitor_path(&record.name))
-                    .map_err(|e| internal("make the monitor", in_full(e.as_ref())))?,
-            ),
-            Kind::Plain => None,
-        };
-        self.save(record).map_err(|e| internal("write the VM's record", in_full(e.as_ref())))?;
-        Ok((ram, monitor))
     }
 
     /// Writes a record, unless it is what is there: a new daemon takes a VM up on a disk that is full or read-only.
@@ -378,7 +253,7 @@ impl Registry {
             self.drive_balloon(vm).map_err(|e| internal("drive the VM's balloon", in_full(e.as_ref())))?;
         }
         drop(vms);
-        self.governor.bell.ring();
+        self.governor.doorbell.ring();
         self.get(name)
     }
 
@@ -389,16 +264,16 @@ impl Registry {
         }
         self.save(&record)?;
         vm.record = record;
-        self.tell_limit(vm);
+        self.send_limit(vm);
         Ok(())
     }
 
-    /// Tells a VM's engine its limit, if it was told another.
-    pub fn tell_limit(&self, vm: &mut Vm) {
+    /// Sends a VM's engine its limit, unless it has that already.
+    pub fn send_limit(&self, vm: &mut Vm) {
         let limit = vm.limit();
-        if let Some(handle) = vm.handle.as_ref().filter(|_| limit != vm.governed.told) {
+        if let Some(handle) = vm.handle.as_ref().filter(|_| limit != vm.governed.round.sent()) {
             handle.send(Command::SetLimit(limit));
-            vm.governed.told = limit;
+            vm.governed.round.limit_sent(limit);
         }
     }
 
@@ -411,8 +286,8 @@ impl Registry {
     pub(super) fn remove(&self, vms: &mut BTreeMap<String, Vm>, name: &str) {
         if let Some(vm) = vms.remove(name) {
             vm.leave_group();
-            self.governor.lock().remove(vm.governed.id);
-            self.governor.bell.ring();
+            self.governor.lock().rounds.remove(vm.governed.id);
+            self.governor.doorbell.ring();
         }
     }
 
@@ -493,14 +368,6 @@ impl Registry {
     }
 }
 
-fn check_free(vms: &BTreeMap<String, Vm>, name: &str) -> Result<(), ApiError> {
-    if vms.contains_key(name) {
-        let hint = "choose another name, or see `pagoda vm show`";
-        return Err(error(ErrorCode::NameTaken, format!("a VM named {name} exists"), Some(hint)));
-    }
-    Ok(())
-}
-
 pub fn no_such_vm(name: &str) -> ApiError {
     error(ErrorCode::NoSuchVm, format!("there is no VM named {name}"), Some("see `pagoda ls`"))
 }
@@ -510,12 +377,6 @@ pub fn limit_of(record: &Record) -> PageCount {
     let paged_out = record.balloon.filter(|balloon| balloon.paged_out);
     let bytes = paged_out.map_or(record.dram, |balloon| record.dram.min(balloon.target));
     Bytes(bytes).pages_floor()
-}
-
-fn random_token() -> std::io::Result<Token> {
-    let mut token = [0; 16];
-    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut token)?;
-    Ok(Token(token))
 }
 
 /// A listening Unix socket for its owner alone: the directory it is in is.

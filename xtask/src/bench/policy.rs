@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use pagoda_core::chance::Chance;
 use pagoda_core::policy::allocate::{Claim, allocate};
 use pagoda_core::policy::{
-    Balloon, HostSample, HostSettings, Overhead, Policy, SampleCount, Shares, SwapSpace, VmId, VmSample, VmSettings,
+    Balloon, HostSettings, Overhead, Policy, PoolSample, SampleCount, Shares, SwapSpace, VmId, VmSample, VmSettings,
 };
 use pagoda_core::units::{Bytes, PageCount};
 use serde_json::Value;
@@ -73,7 +73,7 @@ fn time_plans(seed: u64) -> Result<(f64, f64)> {
     let used = host.pool.saturating_sub(PageCount(host.pool.0 / 40));
     let start = Instant::now();
     for nth in 0..PLANS {
-        let sample = HostSample { now_ms: u64::from(nth) * 1000, pool: host.pool, used };
+        let sample = PoolSample { now_ms: u64::from(nth) * 1000, pool: host.pool, used };
         black_box(policy.tick(&sample, &samples));
     }
     let plan_ms = start.elapsed().as_secs_f64() * 1000.0 / f64::from(PLANS);

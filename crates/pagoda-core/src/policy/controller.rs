@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::admission::{Admission, Balance, Change, Overhead, Reservation, SwapSpace};
 use super::allocate::{Claim, allocate, pages_at, price};
 use super::plan::{
-    Balloon, Bound, CeilingReason, FloorReason, HostSample, Plan, Standing, StuckReason, Terms, VmId, VmPlan, VmSample,
+    Balloon, Bound, CeilingReason, FloorReason, Plan, PoolSample, Standing, StuckReason, Terms, VmId, VmPlan, VmSample,
 };
 use super::settings::{HostSettings, POOL_MAX, Sampling, SettingsError, TaxRate, VMS_MAX, VmSettings};
 use super::state::{Levels, ReclaimState};
@@ -263,7 +263,7 @@ impl Policy {
     }
 
     /// A plan from what is. VMs without a sample are left alone; samples of unknown VMs are dropped.
-    pub fn tick(&mut self, host: &HostSample, samples: &[VmSample]) -> Plan {
+    pub fn tick(&mut self, host: &PoolSample, samples: &[VmSample]) -> Plan {
         let now_ms = host.now_ms;
         let elapsed_ms = self.planned_ms.map_or(0, |before| now_ms.saturating_sub(before));
         self.planned_ms = Some(now_ms);

@@ -5,7 +5,7 @@
 //! its engine says when it comes near ([`NearLimit`]), so that the next plan is made before it has to page.
 //!
 //! * Where all that the plan allows fits free memory, limits are the plan's: a VM that is not held stays unarmed.
-//! * Else room is dealt out in three rounds, to everybody's floor, target and cap, in each to those first who want least.
+//! * Else room is dealt out in three rounds, to everybody's min, target and cap, in each to those first who want least.
 //! * Nobody's limit is below what it has, unless the plan itself takes memory from it.
 
 use crate::fault::headroom_max;
@@ -15,13 +15,13 @@ use crate::units::{CHUNK_PAGES, PageCount};
 /// disarm them.
 const RELEASE_PART: u64 = 64;
 
-/// One VM as the plan leaves it.
+/// What a VM asks for, so that it can grow until the next plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct LimitRequest {
     /// Its pages in DRAM.
     pub resident: PageCount,
-    /// Its guarantee.
-    pub floor: PageCount,
+    /// What it is guaranteed.
+    pub min: PageCount,
     /// Its target.
     pub target: PageCount,
     /// Above this it is paged out.
@@ -34,7 +34,7 @@ pub struct Room {
     /// Of the pool, and of the host where that is less.
     pub free: PageCount,
     /// For guarantees, which the pool has lent to others perhaps: all that the host has.
-    pub for_floors: PageCount,
+    pub for_mins: PageCount,
     /// The pool.
     pub pool: PageCount,
 }
@@ -51,31 +51,36 @@ impl Growth {
         self.is_held
     }
 
-    /// The limit of each VM until the next plan, in the order of `wishes`.
-    pub fn plan_limits(&mut self, wishes: &[Wish], room: &Room) -> Vec<PageCount> {
-        let asked: PageCount = wishes.iter().map(|wish| wish.cap.saturating_sub(wish.resident)).sum();
+    /// The limit of each VM until the next plan, in the order of `requests`.
+    pub fn plan_limits(&mut self, requests: &[LimitRequest], room: &Room) -> Vec<PageCount> {
+        let asked: PageCount = requests.iter().map(|request| request.cap.saturating_sub(request.resident)).sum();
         let margin = if self.is_held { room.pool.0 / RELEASE_PART } else { 0 };
         self.is_held = asked > PageCount::ZERO && asked > room.free.saturating_sub(PageCount(margin));
         if !self.is_held {
-            return wishes.iter().map(|wish| wish.cap).collect();
+            return requests.iter().map(|request| request.cap).collect();
         }
-        let mut limits: Vec<PageCount> = wishes.iter().map(|wish| wish.resident.min(wish.cap)).collect();
-        let to_floors = deal(&mut limits, wishes, |wish| wish.floor, room.for_floors);
-        let left = deal(&mut limits, wishes, |wish| wish.target, room.free.saturating_sub(to_floors));
-        deal(&mut limits, wishes, |wish| wish.cap, room.free.saturating_sub(to_floors + left));
+        let mut limits: Vec<PageCount> = requests.iter().map(|request| request.resident.min(request.cap)).collect();
+        let to_mins = deal(&mut limits, requests, |request| request.min, room.for_mins);
+        let left = deal(&mut limits, requests, |request| request.target, room.free.saturating_sub(to_mins));
+        deal(&mut limits, requests, |request| request.cap, room.free.saturating_sub(to_mins + left));
         limits
     }
 }
 
 /// Raises limits toward `goal`, those that lack least first; what that took of `room`.
-fn deal(limits: &mut [PageCount], wishes: &[Wish], goal: fn(&Wish) -> PageCount, room: PageCount) -> PageCount {
-    let lack = |limit: PageCount, wish: &Wish| goal(wish).min(wish.cap).saturating_sub(limit);
-    let mut order: Vec<usize> = (0..wishes.len()).collect();
-    order.sort_by_key(|&index| lack(limits[index], &wishes[index]));
+fn deal(
+    limits: &mut [PageCount],
+    requests: &[LimitRequest],
+    goal: fn(&LimitRequest) -> PageCount,
+    room: PageCount,
+) -> PageCount {
+    let lack = |limit: PageCount, request: &LimitRequest| goal(request).min(request.cap).saturating_sub(limit);
+    let mut order: Vec<usize> = (0..requests.len()).collect();
+    order.sort_by_key(|&index| lack(limits[index], &requests[index]));
     let mut left = room;
     for (dealt, &index) in order.iter().enumerate() {
         let part = PageCount(left.0 / (order.len() - dealt) as u64);
-        let given = lack(limits[index], &wishes[index]).min(part);
+        let given = lack(limits[index], &requests[index]).min(part);
         limits[index] += given;
         left = left.saturating_sub(given);
     }
@@ -124,41 +129,42 @@ mod tests {
 
     use super::*;
 
-    fn wish(resident: u64, floor: u64, target: u64, cap: u64) -> Wish {
-        Wish { resident: PageCount(resident), floor: PageCount(floor), target: PageCount(target), cap: PageCount(cap) }
+    fn request(resident: u64, min: u64, target: u64, cap: u64) -> LimitRequest {
+        let [resident, min, target, cap] = [resident, min, target, cap].map(PageCount);
+        LimitRequest { resident, min, target, cap }
     }
 
     fn room(free: u64) -> Room {
-        Room { free: PageCount(free), for_floors: PageCount(free), pool: PageCount(6400) }
+        Room { free: PageCount(free), for_mins: PageCount(free), pool: PageCount(6400) }
     }
 
-    fn limits(wishes: &[Wish], room: &Room) -> Vec<u64> {
-        Growth::default().plan_limits(wishes, room).iter().map(|limit| limit.0).collect()
+    fn limits(requests: &[LimitRequest], room: &Room) -> Vec<u64> {
+        Growth::default().plan_limits(requests, room).iter().map(|limit| limit.0).collect()
     }
 
     #[test]
-    fn room_is_dealt_to_floors_targets_and_caps() {
-        let all = [wish(100, 0, 200, 1000), wish(500, 0, 500, 600)];
+    fn room_is_dealt_to_mins_targets_and_caps() {
+        let all = [request(100, 0, 200, 1000), request(500, 0, 500, 600)];
         assert_eq!(limits(&all, &room(1000)), [1000, 600], "all fits");
         assert_eq!(limits(&all, &room(999)), [999, 600], "who wants least has it all");
         assert_eq!(limits(&all, &room(100)), [200, 500], "below their targets first");
         assert_eq!(limits(&all, &room(0)), [100, 500]);
-        let promised = [wish(100, 0, 400, 400), wish(0, 300, 300, 300)];
+        let promised = [request(100, 0, 400, 400), request(0, 300, 300, 300)];
         assert_eq!(limits(&promised, &room(200)), [100, 200]);
-        let host = Room { for_floors: PageCount(1000), ..room(0) };
-        assert_eq!(limits(&promised, &host), [100, 300], "a floor is not bounded by the pool");
+        let host = Room { for_mins: PageCount(1000), ..room(0) };
+        assert_eq!(limits(&promised, &host), [100, 300], "a min is not bounded by the pool");
     }
 
     #[test]
     fn who_is_paged_out_is_not_raised() {
-        assert_eq!(limits(&[wish(900, 0, 100, 500), wish(0, 0, 0, 800)], &room(100)), [500, 100]);
-        assert_eq!(limits(&[wish(900, 0, 100, 500)], &room(0)), [500]);
+        assert_eq!(limits(&[request(900, 0, 100, 500), request(0, 0, 0, 800)], &room(100)), [500, 100]);
+        assert_eq!(limits(&[request(900, 0, 100, 500)], &room(0)), [500]);
     }
 
     #[test]
     fn held_until_there_is_room_to_spare() {
         let mut growth = Growth::default();
-        let all = [wish(0, 0, 0, 1000)];
+        let all = [request(0, 0, 0, 1000)];
         let held = [(1000, false), (999, true), (1000, true), (1099, true), (1100, false), (1000, false)];
         for (free, expected) in held {
             growth.plan_limits(&all, &room(free));
@@ -205,12 +211,12 @@ mod tests {
             vms in prop::collection::vec((0..5000u64, 0..2000u64, 0..5000u64, 1..5000u64), 1..20),
             free in 0..20_000u64,
         ) {
-            let wishes: Vec<Wish> = vms.iter().map(|(a, b, c, d)| wish(*a, *b, *c, *d)).collect();
-            let limits = Growth::default().plan_limits(&wishes, &room(free));
+            let requests: Vec<LimitRequest> = vms.iter().map(|(a, b, c, d)| request(*a, *b, *c, *d)).collect();
+            let limits = Growth::default().plan_limits(&requests, &room(free));
             let mut grown = 0;
-            for (limit, wish) in limits.iter().zip(&wishes) {
-                prop_assert!(*limit <= wish.cap && *limit >= wish.resident.min(wish.cap));
-                grown += limit.saturating_sub(wish.resident).0;
+            for (limit, request) in limits.iter().zip(&requests) {
+                prop_assert!(*limit <= request.cap && *limit >= request.resident.min(request.cap));
+                grown += limit.saturating_sub(request.resident).0;
             }
             prop_assert!(grown <= free, "{grown} of {free}");
         }

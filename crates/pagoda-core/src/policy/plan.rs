@@ -12,7 +12,7 @@ pub struct VmId(pub u32);
 
 /// The host at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HostSample {
+pub struct PoolSample {
     /// Milliseconds of any steady clock.
     pub now_ms: u64,
     /// The pool as it is now: the setting, or less while the host itself runs short.
@@ -166,7 +166,7 @@ pub struct VmPlan {
     pub actions: VmActions,
     /// How it stands.
     pub standing: Standing,
-    /// Since when, on the clock of [`HostSample::now_ms`].
+    /// Since when, on the clock of [`PoolSample::now_ms`].
     pub standing_since_ms: u64,
     /// Its balloon was asked to grow and has not for a while; it is paged out instead.
     pub balloon_ignored: bool,

@@ -6,7 +6,7 @@ use super::scenario::{ChangeKind, Scenario, ScenarioError, VmScript};
 use crate::chance::Chance;
 use crate::policy::state::Levels;
 use crate::policy::{
-    Balloon, HostSample, HostSettings, Plan, Policy, ReclaimState, Run, SettingsError, SwapSpace, VmActions, VmId,
+    Balloon, HostSettings, Plan, Policy, PoolSample, ReclaimState, Run, SettingsError, SwapSpace, VmActions, VmId,
     VmSample,
 };
 use crate::units::PageCount;
@@ -167,7 +167,7 @@ impl<'s> World<'s> {
         }
         self.replan = false;
         let samples: Vec<VmSample> = self.vms.iter().map(|vm| vm.sample(now_s)).collect();
-        let host = HostSample { now_ms: now_s * 1000, pool: self.pool, used };
+        let host = PoolSample { now_ms: now_s * 1000, pool: self.pool, used };
         let plan = self.policy.tick(&host, &samples);
         for vm in &mut self.vms {
             if let Some(planned) = plan.vm(VmId(vm.index as u32)) {

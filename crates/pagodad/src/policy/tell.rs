@@ -60,18 +60,18 @@ impl Sharing {
 impl Governor {
     /// A VM as the policy sees it. Memory is in bytes: what is in its own part of DRAM and what is in swap.
     pub fn describe(&self, vm: &Vm, resident: u64, swapped: u64, sharing: Sharing) -> VmPolicy {
-        let brain = self.lock();
+        let state = self.lock();
         let now_ms = self.now_ms();
-        let planned = brain.last.as_ref().and_then(|last| last.plan.vm(vm.governed.id));
-        let estimate = brain.policy.estimate(vm.governed.id).filter(|estimate| estimate.known);
-        let sampling = brain.policy.settings(vm.governed.id).map(|settings| settings.sampling);
-        let limit = if vm.handle.is_some() { vm.governed.told } else { vm.limit() };
+        let planned = state.rounds.last().and_then(|last| last.plan.vm(vm.governed.id));
+        let estimate = state.rounds.policy.estimate(vm.governed.id).filter(|estimate| estimate.known);
+        let sampling = state.rounds.policy.settings(vm.governed.id).map(|settings| settings.sampling);
+        let limit = if vm.handle.is_some() { vm.governed.round.sent() } else { vm.limit() };
         VmPolicy {
             min_bytes: vm.record.min,
             shares: vm.record.shares.unwrap_or(SHARES_DEFAULT),
             share_group: vm.record.group.clone(),
             sampling: sampling.map_or_else(Sampling::default, |of| Sampling { pages: of.pages, period_s: of.period_s }),
-            overhead_bytes: bytes(vm.governed.overhead()),
+            overhead_bytes: bytes(vm.governed.round.overhead()),
             touched_bytes: resident + swapped + sharing.shared_bytes,
             active_bytes: estimate.map(|estimate| bytes(estimate.working_set)),
             target_bytes: planned.map(|vm| bytes(vm.terms.target)),
@@ -85,10 +85,10 @@ impl Governor {
 
     /// The host's policy. What is summed over VMs is left to who knows them.
     pub fn describe_host(&self) -> HostPolicy {
-        let brain = self.lock();
-        let host = brain.policy.host();
+        let state = self.lock();
+        let host = state.rounds.policy.host();
         let at = host.thresholds;
-        let reserved = brain.policy.reserved();
+        let reserved = state.rounds.policy.reserved();
         let mut policy = HostPolicy {
             pool_bytes: bytes(host.pool),
             pool_now_bytes: bytes(host.pool),
@@ -100,7 +100,7 @@ impl Governor {
             swap_reserved_bytes: bytes(reserved.swap),
             ..HostPolicy::default()
         };
-        if let Some(last) = &brain.last {
+        if let Some(last) = state.rounds.last() {
             policy.pool_now_bytes = bytes(last.pool.now);
             policy.pool_reason = last.pool.reason.clone();
             policy.used_bytes = bytes(last.host.used);
@@ -115,18 +115,18 @@ impl Governor {
 
     /// Why a VM has the memory it has, term by term; nothing before the first plan.
     pub fn explain(&self, vm: &Vm) -> Vec<ExplainLine> {
-        let brain = self.lock();
-        let Some(last) = &brain.last else { return Vec::new() };
-        let lines = explain::explain(&brain.policy, &last.plan, vm.governed.id, self.now_ms());
+        let state = self.lock();
+        let Some(last) = state.rounds.last() else { return Vec::new() };
+        let lines = explain::explain(&state.rounds.policy, &last.plan, vm.governed.id, self.now_ms());
         let mut lines: Vec<ExplainLine> = lines.into_iter().map(line).collect();
         let mut more = |term: &str, value: String, reason: &str| {
             lines.push(ExplainLine { term: term.to_owned(), value, reason: reason.to_owned() });
         };
-        let overhead = vm.governed.overhead();
+        let overhead = vm.governed.round.overhead();
         if overhead > PageCount::ZERO {
             more("overhead", overhead.bytes().to_string(), "the VMM's own memory and our tables, measured");
         }
-        if let Some(limit) = vm.governed.limit {
+        if let Some(limit) = vm.governed.round.limit() {
             let reason = "what its engine may have now; raised as memory is free, and by plans";
             more("limit", vm.limit().max(limit).bytes().to_string(), reason);
         }
@@ -148,9 +148,9 @@ impl Governor {
 
     /// What of the policy needs somebody's attention.
     pub fn problems<'a>(&self, vms: impl Iterator<Item = &'a Vm>) -> Vec<String> {
-        let brain = self.lock();
+        let state = self.lock();
         let now_ms = self.now_ms();
-        let Some(last) = &brain.last else { return Vec::new() };
+        let Some(last) = state.rounds.last() else { return Vec::new() };
         let plan = &last.plan;
         let mut problems = Vec::new();
         let mut squeezed = Vec::new();

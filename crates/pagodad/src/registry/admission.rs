@@ -5,17 +5,18 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use pagoda_abi::record::{Kind, Record};
+use pagoda_abi::record::Record;
 use pagoda_api::types::{
     AdmitReply, AdmitRequest, ApiError, ErrorCode, HostInfo, HostPatch, Mrc, MrcPoint, WhatIfReply, WhatIfRequest,
 };
 use pagoda_core::policy::mrc::Curve;
+use pagoda_core::policy::round::VmmKind;
 use pagoda_core::policy::{Change, Overhead, SettingsError, SwapSpace, VmId, VmSettings};
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_pager::handle::Handle;
 
 use super::{Registry, Vm, error, internal, no_such_vm};
-use crate::policy::settings;
+use crate::policy::{State, settings, vmm_kind};
 
 /// `st_blocks` counts these, whatever the file system's are (stat(2)).
 const BLOCK_BYTES: u64 = 512;
@@ -38,11 +39,11 @@ impl Registry {
     /// It cannot be kept: what is missing, and what to do.
     pub(super) fn admit(&self, vms: &BTreeMap<String, Vm>, record: &Record) -> Result<VmId, ApiError> {
         let swap = self.swap_space(vms)?;
-        let mut brain = self.governor.lock();
-        let vm = settings::vm_settings(record, &brain.config).map_err(|e| settings::refusal(&e))?;
-        let overhead = brain.expected_overhead(record.kind, &vm);
-        let id = brain.new_id();
-        brain.policy.add(id, vm, overhead, &swap).map_err(|e| self.not_admitted(&e))?;
+        let mut policy = self.governor.lock();
+        let vm = settings::vm_settings(record, &policy.config).map_err(|e| settings::refusal(&e))?;
+        let overhead = policy.rounds.expected_overhead(vmm_kind(record.kind), &vm);
+        let id = policy.new_id();
+        policy.rounds.policy.add(id, vm, overhead, &swap).map_err(|e| self.not_admitted(&e))?;
         Ok(id)
     }
 
@@ -58,9 +59,9 @@ impl Registry {
         pagoda_api::types::check_min(request.min, request.dram.unwrap_or(request.memory_bytes)).map_err(refuse)?;
         let vm = settings::asked_settings(request).map_err(|e| settings::refusal(&e))?;
         let swap = self.swap_space(&self.lock())?;
-        let brain = self.governor.lock();
-        let overhead = brain.expected_overhead(Kind::Qemu, &vm);
-        let admission = brain.policy.admission(&Change::Add(&vm, overhead), &swap);
+        let policy = self.governor.lock();
+        let overhead = policy.rounds.expected_overhead(VmmKind::Qemu, &vm);
+        let admission = policy.rounds.policy.admission(&Change::Add(&vm, overhead), &swap);
         let (needs, reserved, capacity) = (admission.needs, admission.reserved(), admission.capacity());
         let verdict = admission.verdict();
         Ok(AdmitReply {
@@ -75,14 +76,18 @@ impl Registry {
 
     /// The swap disk as it is now. A file that cannot be looked at is taken to have nothing: then more has to be free.
     fn swap_space(&self, vms: &BTreeMap<String, Vm>) -> Result<SwapSpace, ApiError> {
+        let made = vms.values().map(|vm| (vm.record.name.clone(), vm.governed.id));
+        let making = self.making().clone();
+        let held = |(name, id): (String, VmId)| {
+            let file = std::fs::metadata(self.swap_path(&name)).ok()?;
+            Some((id, Bytes(file.blocks() * BLOCK_BYTES).pages_floor()))
+        };
+        let held = made.chain(making).filter_map(held).collect();
+        // After the files: what one of them gains meanwhile is counted nowhere, rather than twice.
         let dir = &self.config.swap_dir;
         let free =
             pagoda_sys::swapfile::fs_free(dir).map_err(|e| internal(&format!("look at {}", dir.display()), e))?;
-        let held = |vm: &Vm| {
-            let file = std::fs::metadata(self.swap_path(&vm.record.name)).ok()?;
-            Some((vm.governed.id, Bytes(file.blocks() * BLOCK_BYTES).pages_floor()))
-        };
-        Ok(SwapSpace { free: Bytes(free).pages_floor(), held: vms.values().filter_map(held).collect() })
+        Ok(SwapSpace { free: Bytes(free).pages_floor(), held })
     }
 
     /// A refusal of the policy. One for want of room says where swap is.
@@ -106,18 +111,18 @@ impl Registry {
         record: &Record,
     ) -> Result<BeforeThat, ApiError> {
         let swap = self.swap_space(vms)?;
-        let mut brain = self.governor.lock();
-        let vm = settings::vm_settings(record, &brain.config).map_err(|e| settings::refusal(&e))?;
-        let before = brain.policy.settings(id).cloned().zip(brain.policy.overhead(id));
-        let overhead = brain.overhead_with(id, &vm);
-        brain.policy.set(id, vm, overhead, &swap).map_err(|e| self.not_admitted(&e))?;
+        let mut policy = self.governor.lock();
+        let vm = settings::vm_settings(record, &policy.config).map_err(|e| settings::refusal(&e))?;
+        let before = policy.rounds.policy.settings(id).cloned().zip(policy.rounds.policy.overhead(id));
+        let overhead = policy.rounds.overhead_with(id, &vm);
+        policy.rounds.policy.set(id, vm, overhead, &swap).map_err(|e| self.not_admitted(&e))?;
         Ok(BeforeThat(before))
     }
 
     /// Takes back what [`Self::set_policy`] did: what was promised before is promised again, whatever there is now.
     pub(super) fn unset_policy(&self, id: VmId, BeforeThat(before): BeforeThat) {
         if let Some((settings, overhead)) = before {
-            self.governor.lock().policy.set_back(id, settings, overhead);
+            self.governor.lock().rounds.policy.set_back(id, settings, overhead);
         }
     }
 
@@ -129,11 +134,11 @@ impl Registry {
         {
             let vms = self.lock();
             let swap = self.swap_space(&vms)?;
-            let mut brain = self.governor.lock();
-            let host = settings::patched(brain.policy.host(), patch).map_err(|e| settings::refusal(&e))?;
-            brain.policy.set_host(host, &swap).map_err(|e| self.not_admitted(&e))?;
+            let mut policy = self.governor.lock();
+            let host = settings::patched(policy.rounds.policy.host(), patch).map_err(|e| settings::refusal(&e))?;
+            policy.rounds.policy.set_host(host, &swap).map_err(|e| self.not_admitted(&e))?;
         }
-        self.governor.bell.ring();
+        self.governor.doorbell.ring();
         Ok(self.host())
     }
 
@@ -146,37 +151,31 @@ impl Registry {
                 error = in_full(error.as_ref())
             ),
         }
-        self.governor.bell.ring();
+        self.governor.doorbell.ring();
     }
 
     fn try_reload(&self) -> anyhow::Result<()> {
         let config = self.config.reload_policy()?;
-        let total = crate::policy::host::Memory::read()?.total;
+        let total = crate::policy::host::read_memory()?.total;
         let host = settings::host_settings(&config, total)?;
         let vms = self.lock();
         let swap = self.swap_space(&vms).map_err(|error| anyhow::anyhow!("{}", error.message))?;
-        let mut brain = self.governor.lock();
-        brain.policy.set_host(host, &swap)?;
-        brain.config = config;
+        let mut policy = self.governor.lock();
+        policy.rounds.policy.set_host(host, &swap)?;
+        policy.config = config;
         // What is sampled is all that changes of a VM, and was looked at when it was read.
-        for vm in vms.values() {
-            let sampling = settings::sampling_of(&vm.record, &brain.config);
-            if let Err(error) = brain.policy.set_sampling(vm.governed.id, sampling) {
-                tracing::error!(vm = %vm.record.name, "it is sampled as before: {error}");
-            }
-        }
+        vms.values().for_each(|vm| configure_sampling(&mut policy, vm));
         Ok(())
     }
 
     /// The limit with which a VM's engine begins, if free memory bounds it.
     pub fn first_limit(&self, vm: &Vm) -> Option<PageCount> {
-        let brain = self.governor.lock();
-        let known = brain.policy.settings(vm.governed.id)?;
+        let policy = self.governor.lock();
         let resident = match vm.record.pid.0 {
             0 => 0,
             pid => pagoda_sys::process::rss(pid).unwrap_or(0),
         };
-        brain.first_limit(known, Bytes(resident).pages_ceil())
+        policy.rounds.first_limit(vm.governed.id, Bytes(resident).pages_ceil())
     }
 
     /// After a start: whether what runs can be kept. It is kept in any case.
@@ -197,7 +196,7 @@ impl Registry {
         match self.swap_space(&vms) {
             Err(error) => Some(format!("whether swap can be kept is not known: {}", error.message)),
             Ok(swap) => {
-                let stands = self.governor.lock().policy.admission(&Change::Nothing, &swap);
+                let stands = self.governor.lock().rounds.policy.admission(&Change::Nothing, &swap);
                 stands.verdict().err().map(|refused| format!("{refused} (the swap directory is {dir})"))
             }
         }
@@ -221,10 +220,10 @@ impl Registry {
         pagoda_api::types::check_min(asked.min, asked.dram).map_err(refuse)?;
         request.shares.map_or(Ok(()), pagoda_api::types::check_shares).map_err(refuse)?;
         let curve = handle.and_then(|handle| handle.status().curve.clone());
-        let brain = self.governor.lock();
-        let asked = settings::vm_settings(&asked, &brain.config).map_err(|e| settings::refusal(&e))?;
-        let now = brain.last.as_ref().and_then(|last| last.plan.vm(id)).map(|vm| vm.terms.target);
-        let (Some(now), Some(then)) = (now, brain.policy.what_if(id, &asked)) else {
+        let policy = self.governor.lock();
+        let asked = settings::vm_settings(&asked, &policy.config).map_err(|e| settings::refusal(&e))?;
+        let now = policy.rounds.last().and_then(|last| last.plan.vm(id)).map(|vm| vm.terms.target);
+        let (Some(now), Some(then)) = (now, policy.rounds.policy.what_if(id, &asked)) else {
             let hint = "ask again in some seconds";
             return Err(error(ErrorCode::WrongState, format!("no plan was made for {name} yet"), Some(hint)));
         };
@@ -243,9 +242,9 @@ impl Registry {
     pub fn mrc(&self, name: &str) -> Result<Mrc, ApiError> {
         let Asked { record, id, handle, .. } = self.look(name)?;
         let curve = handle.and_then(|handle| handle.fresh_status().curve.clone());
-        let brain = self.governor.lock();
+        let policy = self.governor.lock();
         let target =
-            brain.last.as_ref().and_then(|last| last.plan.vm(id)).map_or(PageCount::ZERO, |vm| vm.terms.target);
+            policy.rounds.last().and_then(|last| last.plan.vm(id)).map_or(PageCount::ZERO, |vm| vm.terms.target);
         let point = |(size, miss_ratio): (PageCount, f64)| MrcPoint { dram_bytes: bytes(size), miss_ratio };
         Ok(Mrc {
             accesses: curve.as_ref().map_or(0.0, |curve| curve.accesses()),
@@ -264,6 +263,14 @@ impl Registry {
             page_ins_per_s: vm.governed.page_ins_per_s,
             handle: vm.handle.clone(),
         })
+    }
+}
+
+/// Has a VM sampled as its record says, or else as it is configured now.
+pub(super) fn configure_sampling(policy: &mut State, vm: &Vm) {
+    let sampling = settings::sampling_of(&vm.record, &policy.config);
+    if let Err(error) = policy.rounds.policy.set_sampling(vm.governed.id, sampling) {
+        tracing::error!(vm = %vm.record.name, "it is sampled as before: {error}");
     }
 }
 

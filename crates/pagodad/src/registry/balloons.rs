@@ -18,7 +18,7 @@ impl Vm {
     fn keeps(&self) -> Option<Bytes> {
         let memory = Bytes(self.record.regions.iter().sum());
         let user = self.record.balloon.map(|balloon| Bytes(balloon.target)).filter(|target| *target < memory);
-        match (user, self.governed.keeps) {
+        match (user, self.governed.round.keeps()) {
             (Some(user), policy) => Some(policy.map_or(user, |policy| policy.min(user))),
             (None, policy) => policy,
         }

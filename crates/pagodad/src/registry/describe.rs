@@ -16,7 +16,7 @@ use pagoda_sys::host::FolioSize;
 
 use super::{Registry, Vm, no_such_vm};
 use crate::balloon;
-use crate::policy::host::Memory;
+use crate::policy::host::read_memory;
 use crate::policy::tell::Sharing;
 
 impl Registry {
@@ -163,7 +163,7 @@ impl Registry {
     pub fn host(&self) -> HostInfo {
         let uname = rustix::system::uname();
         // Only shown: 0 stands for unknown here.
-        let memory = Memory::read().unwrap_or_default();
+        let memory = read_memory().unwrap_or_default();
         let mut policy = self.governor.describe_host();
         let vms = self.lock();
         for vm in vms.values() {

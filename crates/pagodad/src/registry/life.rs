@@ -62,9 +62,9 @@ impl Registry {
         tracing::info!(vm = %name, pid, "waits for the agent in its process");
         let qmp = Arc::new(Monitor::new(&self.monitor_path(&name)));
         let id = {
-            let mut brain = self.governor.lock();
-            let id = brain.new_id();
-            brain.readmit(id, &record);
+            let mut policy = self.governor.lock();
+            let id = policy.new_id();
+            policy.readmit(id, &record);
             id
         };
         let group = self.old_group(&record);
@@ -101,7 +101,7 @@ impl Registry {
             let Some(name) = self.name_of(token) else { continue };
             match notice {
                 Notice::Stalled(reason) => self.stall(&name, reason),
-                Notice::NearLimit => self.governor.bell.ring(),
+                Notice::NearLimit => self.governor.doorbell.ring(),
                 Notice::Exited => {
                     tracing::info!(vm = %name, "its process ended");
                     // The files first: a new VM of this name has files of the same names.

@@ -27,8 +27,8 @@ fn vm(id: u32, resident: u64, swapped: u64) -> VmSample {
     }
 }
 
-fn host(now_s: u64, pool: u64, samples: &[VmSample]) -> HostSample {
-    HostSample { now_ms: now_s * 1000, pool: mib(pool), used: samples.iter().map(|sample| sample.resident).sum() }
+fn host(now_s: u64, pool: u64, samples: &[VmSample]) -> PoolSample {
+    PoolSample { now_ms: now_s * 1000, pool: mib(pool), used: samples.iter().map(|sample| sample.resident).sum() }
 }
 
 /// More swap than anybody wants.
@@ -154,7 +154,7 @@ fn a_pool_that_shrank_takes_all_but_the_guarantees() {
     set(&mut policy, 1, VmSettings { min: mib(64), ..VmSettings::new(mib(256)) }).unwrap();
     let samples = [vm(0, 200, 0), vm(1, 256, 0)];
     for (pool, need) in [(400, 456 - 400 + 28), (0, 456)] {
-        let plan = policy.tick(&HostSample { pool: mib(pool), ..host(1 + pool, 2048, &samples) }, &samples);
+        let plan = policy.tick(&PoolSample { pool: mib(pool), ..host(1 + pool, 2048, &samples) }, &samples);
         assert_eq!(plan.state, ReclaimState::Low, "{pool}");
         assert_eq!(plan.need, mib(need), "what is in use beyond the pool of {pool} MiB, and the goal");
         let caps: PageCount = plan.vms.iter().map(|vm| vm.actions.page_out_cap).sum();
@@ -237,7 +237,7 @@ fn absurd_numbers_are_bounded_not_added_up() {
     let most = PageCount(u64::MAX);
     let absurd =
         VmSample { resident: most, swapped: most, shared: most, balloon: Balloon::Inflated(most), ..vm(0, 0, 0) };
-    let host = HostSample { now_ms: 1_000, pool: most, used: most };
+    let host = PoolSample { now_ms: 1_000, pool: most, used: most };
     let plan = policy.tick(&host, &[absurd, absurd, VmSample { id: VmId(99), ..absurd }]);
     assert_eq!((plan.vms.len(), plan.state), (1, ReclaimState::Low));
     assert!(plan.vms[0].terms.target <= mib(256));

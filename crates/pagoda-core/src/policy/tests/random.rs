@@ -202,7 +202,7 @@ fn promises_hold_whatever_happens() {
             }
             let samples = world.samples();
             let before = world.policy.state();
-            let host = HostSample { now_ms: tick * 1000, pool: world.pool, used: world.used() };
+            let host = PoolSample { now_ms: tick * 1000, pool: world.pool, used: world.used() };
             let plan = world.policy.tick(&host, &samples);
             check(&world, &plan, before);
             visited[STATES.iter().position(|state| *state == plan.state).unwrap()] += 1;
@@ -214,7 +214,7 @@ fn promises_hold_whatever_happens() {
         let mut last = None;
         for tick in TICKS..TICKS + 200 {
             let samples = world.samples();
-            let host = HostSample { now_ms: tick * 1000, pool: world.pool, used: world.used() };
+            let host = PoolSample { now_ms: tick * 1000, pool: world.pool, used: world.used() };
             let plan = world.policy.tick(&host, &samples);
             world.follow(&plan);
             last = Some(plan);

@@ -1,0 +1,206 @@
+//! Making a VM: its place in the policy, its swap file, RAM, monitor and record.
+//!
+//! To reserve a swap file of many gigabytes takes seconds, and a policy round needs the registry. So a VM is made in three
+//! steps: its name and what it needs are reserved under the lock, its files are made without it, and the VM is entered under
+//! the lock. Until then nobody can attach to it, change it or end it, and its name is taken.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use pagoda_abi::Token;
+use pagoda_abi::record::{Far, Kind, Record};
+use pagoda_api::in_full;
+use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, VmKind};
+use pagoda_core::policy::VmId;
+use pagoda_sys::ram::RamFile;
+use pagoda_sys::swapfile::{Reserve, SwapFile};
+
+use super::admission::configure_sampling;
+use super::{Registry, VMS_MAX, Vm, error, internal, listen};
+use crate::far;
+use crate::policy::rounds::Governed;
+use crate::qmp::Monitor;
+
+/// Names of VMs that are being made, with their numbers in the policy.
+pub(super) type Making = BTreeMap<String, VmId>;
+
+/// What is reserved for a VM that is being made. Dropped, it is free again.
+struct Reservation<'a> {
+    registry: &'a Registry,
+    name: &'a str,
+    id: VmId,
+}
+
+impl Reservation<'_> {
+    /// The VM is there.
+    fn commit(self, vm: Vm) {
+        let mut vms = self.registry.lock();
+        // The configuration may have been read again since it was admitted.
+        configure_sampling(&mut self.registry.governor.lock(), &vm);
+        vms.insert(self.name.to_owned(), vm);
+        // Under the lock: there is no moment in which its name is free.
+        self.registry.making().remove(self.name);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        self.registry.governor.lock().rounds.remove(self.id);
+        self.registry.making().remove(self.name);
+    }
+}
+
+impl Registry {
+    pub(super) fn making(&self) -> MutexGuard<'_, Making> {
+        self.making.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a VM that a program can attach to. Nothing is left behind when it fails.
+    ///
+    /// # Errors
+    /// Bad sizes, a name that is taken, no room or an unfit file system for swap: each says what to do.
+    pub fn create(&self, request: CreateVm) -> Result<CreatedVm, ApiError> {
+        request.check().map_err(|message| error(ErrorCode::BadRequest, message, None))?;
+        if request.share_group.is_some() && !self.config.page_sharing {
+            let hint = "leave --share-group out, or set page_sharing = true in pagoda.toml and restart pagodad";
+            return Err(error(ErrorCode::Unsupported, "this daemon shares no pages", Some(hint)));
+        }
+        // A VM whose program did not start, or has just ended, has its name until somebody looks.
+        let is_taken = self.lock().contains_key(&request.name);
+        if is_taken {
+            self.reap();
+        }
+        self.check_free(&self.lock(), &request.name)?;
+        // Without the lock: etcd may be asked.
+        let dirs = far::Dirs::of(&self.config);
+        let new_tier = |far| far::new_tier(&dirs, &request.name, &request.memory, far);
+        let tier = request.far.map(new_tier).transpose()?;
+        let created = self.create_with(request, tier.as_ref().map(|tier| tier.far.clone()), || {
+            tier.iter().for_each(|tier| tier.keep(&dirs));
+        });
+        created.inspect_err(|_| tier.iter().for_each(|tier| tier.give_up(&dirs)))
+    }
+
+    /// `made` is called before anybody can end the VM.
+    fn create_with(&self, request: CreateVm, far: Option<Far>, made: impl FnOnce()) -> Result<CreatedVm, ApiError> {
+        let memory = request.memory_bytes();
+        let dram = request.dram.unwrap_or(memory);
+        let token = random_token().map_err(|e| internal("make a token", e))?;
+        let kind = match request.kind {
+            VmKind::Qemu => Kind::Qemu,
+            VmKind::Plain => Kind::Plain,
+        };
+        let record = Record {
+            name: request.name.clone(),
+            token,
+            kind,
+            regions: request.memory,
+            dram,
+            reserve: request.reserve_swap,
+            pid: (0, 0),
+            balloon: None,
+            min: request.policy.min,
+            shares: request.policy.shares,
+            sampling: request.policy.sampling.map(|sampling| (sampling.pages, sampling.period_s)),
+            blocked: false,
+            group: request.share_group,
+            sharing: None,
+            far,
+            compressed: self.config.compressed.clone(),
+            pinned: request.pinned,
+        };
+        let reservation = self.reserve(&request.name, &record)?;
+        let vm = self.make(record, reservation.id)?;
+        made();
+        reservation.commit(vm);
+        Ok(CreatedVm {
+            name: request.name,
+            token: token.to_hex(),
+            attach_socket: self.config.attach_socket.clone(),
+            shim: self.config.shim.clone(),
+        })
+    }
+
+    fn check_free(&self, vms: &BTreeMap<String, Vm>, name: &str) -> Result<(), ApiError> {
+        if vms.contains_key(name) {
+            let hint = "choose another name, or see `pagoda vm show`";
+            return Err(error(ErrorCode::NameTaken, format!("a VM named {name} exists"), Some(hint)));
+        }
+        if self.making().contains_key(name) {
+            let hint = "choose another name, or wait until it is made";
+            return Err(error(ErrorCode::NameTaken, format!("a VM named {name} is being made"), Some(hint)));
+        }
+        Ok(())
+    }
+
+    /// Takes the name, and what the VM needs of the policy.
+    fn reserve<'a>(&'a self, name: &'a str, record: &Record) -> Result<Reservation<'a>, ApiError> {
+        let vms = self.lock();
+        self.check_free(&vms, name)?;
+        if vms.len() + self.making().len() >= VMS_MAX {
+            return Err(error(ErrorCode::NoRoom, format!("this daemon has {VMS_MAX} VMs already"), None));
+        }
+        let id = self.admit(&vms, record)?;
+        self.making().insert(name.to_owned(), id);
+        Ok(Reservation { registry: self, name, id })
+    }
+
+    fn make(&self, record: Record, id: VmId) -> Result<Vm, ApiError> {
+        let swap_path = self.swap_path(&record.name);
+        let reserve = if record.reserve { Reserve::Yes } else { Reserve::No };
+        let total = record.regions.iter().sum();
+        let swap = SwapFile::create(&swap_path, total, reserve)
+            .map_err(|e| error(ErrorCode::Unsupported, format!("make the VM's swap file: {e}"), None))?;
+        let made = self.make_rest(&record);
+        let (ram, monitor) = made.inspect_err(|_| {
+            let _ = std::fs::remove_file(&swap_path);
+            let _ = std::fs::remove_file(self.monitor_path(&record.name));
+        })?;
+        let group = self.config.page_sharing.then(|| self.new_group(&record)).transpose();
+        let group = group.inspect_err(|_| self.forget(&record))?;
+        let qmp = Arc::new(Monitor::new(&self.monitor_path(&record.name)));
+        Ok(Vm {
+            record,
+            handle: None,
+            ram,
+            swap: Some(swap),
+            inodes: Vec::new(),
+            monitor,
+            created: Instant::now(),
+            started_by: None,
+            taken: None,
+            refused: None,
+            stalled: None,
+            accelerator: None,
+            qmp,
+            balloon: None,
+            governed: Governed::new(id),
+            group,
+            table: None,
+        })
+    }
+
+    fn make_rest(&self, record: &Record) -> Result<(Vec<RamFile>, Option<OwnedFd>), ApiError> {
+        let owner = rustix::process::geteuid().as_raw();
+        let ram = record.regions.iter().map(|len| RamFile::create(&record.name, *len, owner)).collect::<Result<_, _>>();
+        let ram = ram.map_err(|e| internal("make the VM's RAM", e))?;
+        let monitor = match record.kind {
+            Kind::Qemu => Some(
+                listen(&self.monitor_path(&record.name))
+                    .map_err(|e| internal("make the monitor", in_full(e.as_ref())))?,
+            ),
+            Kind::Plain => None,
+        };
+        self.save(record).map_err(|e| internal("write the VM's record", in_full(e.as_ref())))?;
+        Ok((ram, monitor))
+    }
+}
+
+fn random_token() -> std::io::Result<Token> {
+    let mut token = [0; 16];
+    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut token)?;
+    Ok(Token(token))
+}
