@@ -61,6 +61,29 @@ impl LoopFs {
     }
 }
 
+/// A file system to which nothing can be written, and on which nothing can be made, until this is dropped.
+#[derive(Debug)]
+pub struct Frozen<'a>(&'a LoopFs);
+
+impl LoopFs {
+    /// Has all writers wait, as a disk does that stands still.
+    ///
+    /// # Errors
+    /// fsfreeze(8) refuses.
+    pub fn freeze(&self) -> Result<Frozen<'_>> {
+        run(Command::new("fsfreeze").arg("-f").arg(&self.mount))?;
+        Ok(Frozen(self))
+    }
+}
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = run(Command::new("fsfreeze").arg("-u").arg(&self.0.mount)) {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
 impl Drop for LoopFs {
     fn drop(&mut self) {
         // Lazily: what still has a file open there ends with the test.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use pagoda_api::VmState;
+use pagoda_api::{CreateVm, ErrorCode, PolicySettings, VmKind, VmState};
 use vm_tests::loopfs::FileSystem;
 use vm_tests::toy::ToyOptions;
 use vm_tests::{DaemonOptions, Folios, GuestOptions, Lab, MIB, Watch};
@@ -176,6 +176,44 @@ fn unfit_or_too_small() -> Result<()> {
                 ensure!(!path.exists(), "{} is left", path.display());
             }
         }
+        Ok(())
+    })
+}
+
+/// To make a swap file can take long. Meanwhile the policy goes on, other VMs are served, and the name is taken.
+#[test]
+fn a_vm_that_takes_long_to_make_holds_nobody_up() -> Result<()> {
+    Lab::run("a disk that stands still while a VM is made", 0, |lab| {
+        let disk = lab.loop_fs(FileSystem::Ext4, 600)?;
+        let daemon = lab.daemon_with(DaemonOptions::new(Folios::Small).swap_dir(&disk.path().join("swap")))?;
+        let client = daemon.client();
+        let request = CreateVm {
+            name: "web1".into(),
+            memory: vec![256 * MIB],
+            dram: None,
+            kind: VmKind::Plain,
+            reserve_swap: true,
+            far: None,
+            pinned: None,
+            share_group: None,
+            policy: PolicySettings::default(),
+        };
+        let reserved = || Ok::<_, anyhow::Error>(client.host()?.policy.reserved_bytes);
+        std::thread::scope(|scope| {
+            let frozen = disk.freeze()?;
+            let making = scope.spawn(|| client.create(&request));
+            vm_tests::wait::until("room is reserved for it", SETTLE_MAX, || Ok((reserved()? > 0).then_some(())))?;
+            ensure!(client.vms()?.vms.is_empty(), "it is there before it is made");
+            let error = client.create(&request).err().context("two VMs of one name")?;
+            ensure!(error.code() == Some(ErrorCode::NameTaken) && error.to_string().contains("being made"), "{error}");
+            ensure!(!making.is_finished(), "it was made on a disk that stands still");
+            drop(frozen);
+            making.join().map_err(|_| anyhow::anyhow!("the request panicked"))?.context("make it")?;
+            Ok(())
+        })?;
+        ensure!(client.vms()?.vms.len() == 1, "it was not made");
+        client.delete("web1")?;
+        ensure!(reserved()? == 0, "what was reserved for it is not free");
         Ok(())
     })
 }
