@@ -21,12 +21,12 @@ const README_ROWS: [(&str, &str); 10] = [
     ("crash", "wrong pages after 100 kills"),
     ("overcommit", "seq read-write 2x: kernel swap, best"),
     ("overcommit", "random read-write 2x: kernel swap, best"),
+    ("overcommit", "random read 2x: kernel swap, best"),
     ("recover", "time until 90 % of full speed"),
     ("resident", "random, after pressure"),
     ("fault", "MINOR, first touch of a chunk, 4 threads, p50"),
     ("pins", "guest disk, cache=writeback, all in DRAM, sequential read: plain QEMU"),
     ("share", "processor time a page reclaimed"),
-    ("tax", "throughput of the active VM, taxed"),
     ("far", "quicksort of 512 MiB in half the DRAM, far tier pool: private swap on the disk"),
 ];
 const README: &str = "README.md";

@@ -13,8 +13,9 @@
 //! 2. Once per sampling period of a VM, [`Policy::start_period`] gives the pages to unmap. The daemon counts how many of
 //!    them are touched.
 //! 3. [`round::Rounds::make`] turns what the daemon measured into a [`PoolSample`] and a [`VmSample`] per VM, and calls
-//!    [`Policy::tick`]: once a second while memory is short, every few seconds else, and at once on the paper's events
-//!    (settings changed, a VM came or went, free memory crossed a threshold: section 6.3). The [`Plan`] says, until the next one:
+//!    [`Policy::tick`]: once a second while memory is short, every few seconds else, and at once when settings change, a VM
+//!    comes or goes, or one is near its limit. (The paper also plans when free memory crosses a threshold: section 6.3.) The
+//!    [`Plan`] says, until the next one:
 //!    * the [`ReclaimState`], and whether reclamation is [stuck](Plan::stuck) and why;
 //!    * per VM the target with all its [`Terms`];
 //!    * per VM the [`VmActions`]: the balloon's size, the cap above which the engine pages out, run or block. They are

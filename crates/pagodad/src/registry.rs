@@ -108,6 +108,29 @@ pub struct Vm {
 }
 
 impl Vm {
+    /// A VM that no program is attached to, with nothing of its own yet but its record and a place in the policy.
+    fn new(record: Record, id: VmId, qmp: Monitor, group: Option<Arc<Group>>) -> Vm {
+        Vm {
+            record,
+            handle: None,
+            ram: Vec::new(),
+            swap: None,
+            inodes: Vec::new(),
+            monitor: None,
+            created: Instant::now(),
+            started_by: None,
+            taken: None,
+            refused: None,
+            stalled: None,
+            accelerator: None,
+            qmp: Arc::new(qmp),
+            balloon: None,
+            governed: Governed::new(id),
+            group,
+            table: None,
+        }
+    }
+
     /// The limit that its engine is to enforce: the least of its user's, what stands in for its balloon, and the policy's.
     pub fn limit(&self) -> PageCount {
         self.governed.round.engine_limit(&caps_of(self))

@@ -1,13 +1,12 @@
 //! Making a VM: its place in the policy, its swap file, RAM, monitor and record.
 //!
-//! To reserve a swap file of many gigabytes takes seconds, and a policy round needs the registry. So a VM is made in three
+//! The disk decides how long it takes to make a swap file, and a policy round needs the registry. So a VM is made in three
 //! steps: its name and what it needs are reserved under the lock, its files are made without it, and the VM is entered under
 //! the lock. Until then nobody can attach to it, change it or end it, and its name is taken.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::{MutexGuard, PoisonError};
 
 use pagoda_abi::Token;
 use pagoda_abi::record::{Far, Kind, Record};
@@ -20,7 +19,6 @@ use pagoda_sys::swapfile::{Reserve, SwapFile};
 use super::admission::configure_sampling;
 use super::{Registry, VMS_MAX, Vm, error, internal, listen};
 use crate::far;
-use crate::policy::rounds::Governed;
 use crate::qmp::Monitor;
 
 /// Names of VMs that are being made, with their numbers in the policy.
@@ -161,26 +159,8 @@ impl Registry {
         })?;
         let group = self.config.page_sharing.then(|| self.new_group(&record)).transpose();
         let group = group.inspect_err(|_| self.forget(&record))?;
-        let qmp = Arc::new(Monitor::new(&self.monitor_path(&record.name)));
-        Ok(Vm {
-            record,
-            handle: None,
-            ram,
-            swap: Some(swap),
-            inodes: Vec::new(),
-            monitor,
-            created: Instant::now(),
-            started_by: None,
-            taken: None,
-            refused: None,
-            stalled: None,
-            accelerator: None,
-            qmp,
-            balloon: None,
-            governed: Governed::new(id),
-            group,
-            table: None,
-        })
+        let qmp = Monitor::new(&self.monitor_path(&record.name));
+        Ok(Vm { ram, swap: Some(swap), monitor, ..Vm::new(record, id, qmp, group) })
     }
 
     fn make_rest(&self, record: &Record) -> Result<(Vec<RamFile>, Option<OwnedFd>), ApiError> {

@@ -12,7 +12,6 @@ use pagoda_sys::process::Life;
 
 use super::{Registry, Vm};
 use crate::far;
-use crate::policy::rounds::Governed;
 use crate::qmp::Monitor;
 
 /// The look for other mappers, in health.
@@ -60,7 +59,7 @@ impl Registry {
             return self.forget(&record);
         }
         tracing::info!(vm = %name, pid, "waits for the agent in its process");
-        let qmp = Arc::new(Monitor::new(&self.monitor_path(&name)));
+        let qmp = Monitor::new(&self.monitor_path(&name));
         let id = {
             let mut policy = self.governor.lock();
             let id = policy.new_id();
@@ -68,25 +67,7 @@ impl Registry {
             id
         };
         let group = self.old_group(&record);
-        let vm = Vm {
-            record,
-            handle: None,
-            ram: Vec::new(),
-            swap: None,
-            inodes: Vec::new(),
-            monitor: None,
-            created: Instant::now(),
-            started_by: None,
-            taken: None,
-            refused: None,
-            stalled: None,
-            accelerator: None,
-            qmp,
-            balloon: None,
-            governed: Governed::new(id),
-            group,
-            table: None,
-        };
+        let vm = Vm::new(record, id, qmp, group);
         self.lock().insert(name, vm);
     }
 
