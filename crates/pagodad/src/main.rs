@@ -136,9 +136,14 @@ fn start(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
 }
 
 /// Makes a directory for its owner alone, or checks that it is one.
+///
+/// VMs may wait for this daemon. So it asks first: mkdir(2) of a directory that is there waits for the lock of the
+/// directory above, which a rename by somebody else can hold until the disk has answered (410 ms were seen).
 fn make_private_dir(path: &Path) -> Result<()> {
-    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
-    made.with_context(|| format!("make directory {}", path.display()))?;
+    if !path.is_dir() {
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+        made.with_context(|| format!("make directory {}", path.display()))?;
+    }
     let stat = rustix::fs::stat(path).with_context(|| format!("look at {}", path.display()))?;
     if stat.st_mode & 0o022 != 0 {
         bail!("{} can be written by others: VM memory goes there; run `chmod 700 {0}`", path.display());

@@ -40,6 +40,9 @@ pub fn bind_control(path: &Path) -> Result<UnixListener> {
 
 fn make_dir(path: &Path) -> Result<()> {
     let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) else { return Ok(()) };
+    if dir.is_dir() {
+        return Ok(());
+    }
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.with_context(|| format!("make the directory {} of the control socket", dir.display()))
 }

@@ -1,9 +1,12 @@
 //! The rate at which this disk reads and writes at the same time, with nothing else to do.
 
 use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use pagoda_sys::toy::disk::{BalancedLoad, run_balanced};
@@ -42,13 +45,7 @@ impl DirectFile {
     /// # Errors
     /// The file system refuses O_DIRECT; an I/O error.
     pub fn balanced_mib_per_s(&self, seconds: f64) -> Result<f64> {
-        let direct = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).context("O_DIRECT")?;
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .custom_flags(direct)
-            .open(&self.path)
-            .with_context(|| format!("open {} with O_DIRECT", self.path.display()))?;
+        let file = self.open()?;
         let mut best = 0.0_f64;
         for (queue_depth, request_bytes) in LOADS {
             let load = BalancedLoad { queue_depth, request_bytes, duration: Duration::from_secs_f64(seconds) };
@@ -58,4 +55,66 @@ impl DirectFile {
         }
         Ok(best)
     }
+
+    /// Reads a page now and then, until the probe is asked for the slowest.
+    ///
+    /// # Errors
+    /// The file system refuses O_DIRECT; no thread.
+    pub fn probe(&self) -> Result<Probe> {
+        let file = self.open()?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let body = move || slowest_read(&file, &stopped);
+        let thread = std::thread::Builder::new().name("disk-probe".into()).spawn(body).context("start the probe")?;
+        Ok(Probe { stop, thread })
+    }
+
+    fn open(&self) -> Result<File> {
+        let direct = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).context("O_DIRECT")?;
+        let open = File::options().read(true).write(true).custom_flags(direct).open(&self.path);
+        open.with_context(|| format!("open {} with O_DIRECT", self.path.display()))
+    }
 }
+
+/// What the disk does to whoever waits for it, while something else is measured.
+#[derive(Debug)]
+pub struct Probe {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<Duration>>,
+}
+
+impl Probe {
+    /// Ends the probe: how long its slowest read took.
+    ///
+    /// # Errors
+    /// A read failed.
+    pub fn slowest(self) -> Result<Duration> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().map_err(|_| anyhow::anyhow!("the probe has panicked"))?
+    }
+}
+
+const PROBE_EVERY: Duration = Duration::from_millis(1);
+const PAGE_BYTES: u64 = 4096;
+
+#[repr(align(4096))]
+struct Page([u8; PAGE_BYTES as usize]);
+
+fn slowest_read(file: &File, stop: &AtomicBool) -> Result<Duration> {
+    let mut page = Page([0; PAGE_BYTES as usize]);
+    let mut slowest = Duration::ZERO;
+    let pages = FILE_BYTES / PAGE_BYTES;
+    // Any walk does that meets no page twice soon: an odd stride visits each page once.
+    let mut at = 0;
+    while !stop.load(Ordering::Relaxed) {
+        at = (at + PROBE_STRIDE) % pages;
+        let start = Instant::now();
+        file.read_exact_at(&mut page.0, at * PAGE_BYTES).context("read the probe's page")?;
+        slowest = slowest.max(start.elapsed());
+        std::thread::sleep(PROBE_EVERY);
+    }
+    Ok(slowest)
+}
+
+/// In pages.
+const PROBE_STRIDE: u64 = 100_003;
