@@ -11,7 +11,7 @@ use pagoda_sys::socket::SharedMap;
 
 use crate::share::Member;
 use crate::space::Space;
-use crate::tier::Stack;
+use crate::tier::{BlocksError, Stack};
 use crate::tier::swap::each_chunk;
 
 /// Threads that look where pages are: more of them wait for one another in the kernel.
@@ -24,14 +24,22 @@ pub type Found = Vec<(PageSet, PageSet, PageSet)>;
 
 /// Why the page table could not be built. The VM waits; nothing is lost.
 #[derive(Debug, thiserror::Error)]
-#[error("{what}: {source}")]
-pub struct RecoverError {
-    what: &'static str,
-    source: Errno,
+pub enum RecoverError {
+    /// The kernel refuses something.
+    #[error("{what}: {source}")]
+    Os {
+        /// What was tried.
+        what: &'static str,
+        /// Why not.
+        source: Errno,
+    },
+    /// The tiers do not say which pages they have.
+    #[error("look at swap: {0}")]
+    Blocks(#[from] BlocksError),
 }
 
 fn os(what: &'static str) -> impl FnOnce(Errno) -> RecoverError {
-    move |source| RecoverError { what, source }
+    move |source| RecoverError::Os { what, source }
 }
 
 /// Settles what open intents name, and closes them: the pages leave the RAM files, or get their content back from their tier
@@ -87,7 +95,8 @@ pub fn still_there(space: &Space, chunk: ChunkIdx, pages: PageSet) -> Result<Pag
 pub fn find(space: &Space, tiers: &mut Stack) -> Result<Found, RecoverError> {
     let mut found = vec![(PageSet::EMPTY, PageSet::EMPTY, PageSet::EMPTY); space.chunks().as_usize()];
     find_in_ram(space, &mut found)?;
-    let blocks = tiers.recover(found.len()).map_err(os("look at swap"))?;
+    let in_dram: Vec<PageSet> = found.iter().map(|(in_ram, ..)| *in_ram).collect();
+    let blocks = tiers.recover(&in_dram)?;
     found.iter_mut().zip(blocks).for_each(|((_, in_swap, _), blocks)| *in_swap = blocks);
     if let Some(member) = tiers.frames() {
         look_at_table(member, &mut found)?;

@@ -35,7 +35,7 @@ use pagoda_core::units::{CHUNK_PAGES, ChunkIdx, PAGE_SIZE, PageIdx};
 use pagoda_sys::Errno;
 use pagoda_sys::ring::{BufferId, BufferSlice, Ring, RingError};
 
-pub use stack::{Report, Stack, Wanted};
+pub use stack::{BlocksError, Report, Stack, Wanted};
 
 use crate::space::Space;
 

@@ -36,6 +36,26 @@ pub struct Report {
     pub writes: Histogram,
 }
 
+/// Why the blocks that the last daemon left cannot be used. The VM waits; nothing is lost.
+#[derive(Debug, thiserror::Error)]
+pub enum BlocksError {
+    /// They cannot be read, or an outdated one cannot be dropped.
+    #[error(transparent)]
+    Os(#[from] Errno),
+    /// Which of two is the newer one is not known.
+    #[error(
+        "page {} has a block in the tier {tier} and one above it, and is not in DRAM: please report this with the VM's swap \
+         file, which is kept",
+        page.0
+    )]
+    TwoBlocks {
+        /// The first such page.
+        page: PageIdx,
+        /// The lower tier.
+        tier: &'static str,
+    },
+}
+
 /// A tier, with what the stack measures of it.
 #[derive(Debug)]
 struct Level {
@@ -289,28 +309,34 @@ impl Stack {
         }
     }
 
-    /// Tells which pages have a block. A page that two tiers claim was on its way from one to the other when the daemon died: the
-    /// upper one counts, and the block below goes, lest it come back as the page one day.
+    /// Tells which pages have a block. A page that two tiers claim was on its way from one to the other when the daemon died. DRAM
+    /// has it then: it leaves only after the block that is outdated has gone. So the upper tier counts, and the block below goes,
+    /// lest it come back as the page one day. `in_dram` has an entry for every chunk.
     ///
     /// # Errors
-    /// What the last daemon left cannot be read, or a block cannot be dropped.
-    pub fn recover(&mut self, chunks: usize) -> Result<Vec<PageSet>, Errno> {
-        let mut all = vec![PageSet::EMPTY; chunks];
+    /// What the last daemon left cannot be read, or a block cannot be dropped. Two tiers claim a page that DRAM does not have:
+    /// neither is known to be the newer one, and nothing of that tier is dropped.
+    pub fn recover(&mut self, in_dram: &[PageSet]) -> Result<Vec<PageSet>, BlocksError> {
+        let mut all = vec![PageSet::EMPTY; in_dram.len()];
         for level in &mut self.levels {
             // All that the tier has, before it is compared: it may name a page twice, as a file system does whose blocks are
             // smaller than a page, and what it names twice is no second claim.
-            let mut held = vec![PageSet::EMPTY; chunks];
+            let mut held = vec![PageSet::EMPTY; in_dram.len()];
             level.tier.recover(&mut |chunk, pages| {
                 if let Some(held) = held.get_mut(chunk.as_usize()) {
                     *held |= pages;
                 }
             })?;
-            for (chunk, (above, held)) in (0..).map(ChunkIdx).zip(all.iter_mut().zip(held)) {
-                if above.intersects(held) {
-                    level.tier.drop_pages(chunk, *above & held)?;
+            let twice: Vec<PageSet> = all.iter().zip(&held).map(|(above, held)| *above & *held).collect();
+            for (chunk, (twice, in_dram)) in (0..).map(ChunkIdx).zip(twice.iter().zip(in_dram)) {
+                if let Some(index) = (*twice - *in_dram).first_set() {
+                    return Err(BlocksError::TwoBlocks { page: chunk.page(index), tier: level.tier.name() });
                 }
-                *above |= held;
             }
+            for (chunk, twice) in (0..).map(ChunkIdx).zip(&twice).filter(|(_, twice)| !twice.is_empty()) {
+                level.tier.drop_pages(chunk, *twice)?;
+            }
+            all.iter_mut().zip(held).for_each(|(all, held)| *all |= held);
         }
         Ok(all)
     }
