@@ -16,7 +16,8 @@
 //! | 1 | 0 | 0 | any | in the RAM file; what swap holds is outdated |
 //! | 1 | 1 | 0 | any | in the RAM file, and swap equals it (a hole equals zeros) |
 //!
-//! A clean page is mapped write-protected or not at all; its first write is a fault that ends its cleanness.
+//! A clean page is mapped write-protected or not at all; its first write is a fault that ends its cleanness. So is a *frozen*
+//! page, whose content an image owns (`image.rs`).
 //!
 //! # Orders that lose nothing
 //!
@@ -29,6 +30,7 @@
 //!   look -> withdraw. **Back**: `UFFDIO_COPY` -> clear the entry -> drop the reference.
 //! * **Discard**: waits until nothing is under way on the chunk; the swap block goes before the RAM page, or a crash would
 //!   bring old bytes back.
+//! * **Image**: nobody writes -> protect -> frozen. **A frozen page**: preserve -> only then let it be written, or dropped.
 //! * Every message may be stale. The state decides, never the message.
 //!
 //! A punch that was asked for cannot be taken back: faults on its pages wait for its end.
@@ -43,6 +45,7 @@ mod background;
 mod complete;
 mod curve;
 mod discard;
+mod image;
 mod machine;
 mod ops;
 mod reclaim;
@@ -51,11 +54,12 @@ mod share;
 pub mod table;
 mod watch;
 
-pub use action::{Access, Action, Actions, Event, FaultKind, Found, IoError, Now, OpId, Pages, Stall};
+pub use action::{Access, Action, Actions, Event, FaultKind, Found, IoError, Now, OpId, Pages, Served, Stall};
 pub use machine::{Config, Machine, PageInPolicy, Replacement};
 pub use ops::{FILLS_MAX, OPS_MAX, OUTS_MAX, ZAP_BATCH};
 pub use reclaim::headroom_max;
 pub use share::Sharing;
+pub use table::Located;
 pub use watch::WATCH_ZAP_BATCH;
 
 #[cfg(test)]

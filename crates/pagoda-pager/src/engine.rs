@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 
 use pagoda_abi::attach::{Packet, Text};
 use pagoda_core::fault::{
-    Access, Actions, Config, Event, FaultKind, Machine, Now, PageInPolicy, Replacement, Sharing, Stall, headroom_max,
+    Access, Actions, Config, Event, FaultKind, Machine, Now, PageInPolicy, Replacement, Served, Sharing, Stall,
+    headroom_max,
 };
 use pagoda_core::policy::growth::NearLimit;
 use pagoda_core::stats::{FAULT_CAUSES, Metric};
@@ -44,9 +45,11 @@ use crate::tier::Stack;
 const FAULTS_MAX: usize = 64;
 /// Operations queued between two submissions. A fragmented page-out has 128 runs.
 const RING_ENTRIES: u32 = 1024;
-/// What says that chunks come in beside the thread that faults, or have to leave for it.
-const STREAM_SIGNS: [Metric; 4] =
-    [Metric::FaultsSwapChunk, Metric::FaultsJoined, Metric::FaultsWaited, Metric::ReadAheadHits];
+/// Causes that say, as a hit of read-ahead does, that chunks come in beside the thread that faults, or have to leave for it.
+const SIGNS_OF_STREAM: [Metric; 3] = [Metric::FaultsSwapChunk, Metric::FaultsJoined, Metric::FaultsWaited];
+/// Causes whose faults are answered by the actions of their own event.
+const ANSWERED_AT_ONCE: [Metric; 5] =
+    [Metric::FaultsMinor, Metric::FaultsZero, Metric::FaultsShared, Metric::FaultsWriteProtect, Metric::FaultsCancel];
 /// How often time-driven work is looked at while something is under way.
 const TICK_BUSY: Duration = Duration::from_millis(100);
 /// The same for a VM that does nothing: heat is sampled at this rate, and an idle VM costs this many wake-ups.
@@ -499,22 +502,19 @@ impl Engine {
         let access = if fault.write || fault.wp { Access::Write } else { Access::Read };
         let kind = if fault.wp { FaultKind::WriteProtected } else { FaultKind::Unmapped };
         self.messages += u64::from(self.machine.is_armed() && self.frozen.is_none());
-        let before = FAULT_CAUSES.map(|cause| self.machine.counter(cause));
-        let streamed = STREAM_SIGNS.map(|sign| self.machine.counter(sign));
-        self.apply(Event::Fault { page, access, kind });
-        let streams = STREAM_SIGNS.map(|sign| self.machine.counter(sign)) != streamed;
-        self.follow.note(fault.tid, streams, self.fault_at);
-        let at_once = [
-            Metric::FaultsMinor,
-            Metric::FaultsZero,
-            Metric::FaultsShared,
-            Metric::FaultsWriteProtect,
-            Metric::FaultsCancel,
-        ];
-        for (index, cause) in FAULT_CAUSES.into_iter().enumerate() {
-            if at_once.contains(&cause) && self.machine.counter(cause) != before[index] {
-                self.latency[index].record(self.fault_at.elapsed());
-            }
+        let served = self.step(Event::Fault { page, access, kind });
+        self.settle();
+        let Some(Served { cause, read_ahead }) = served else { return };
+        self.follow.note(fault.tid, read_ahead || SIGNS_OF_STREAM.contains(&cause), self.fault_at);
+        if ANSWERED_AT_ONCE.contains(&cause) {
+            self.note_fault_latency(cause, self.fault_at.elapsed());
+        }
+    }
+
+    /// Counts how long a fault waited.
+    fn note_fault_latency(&mut self, cause: Metric, took: Duration) {
+        if let Some(index) = FAULT_CAUSES.iter().position(|other| *other == cause) {
+            self.latency[index].record(took);
         }
     }
 
@@ -526,19 +526,25 @@ impl Engine {
 
     fn settle(&mut self) {
         while let Some(event) = self.events.pop_front() {
-            if self.frozen.is_some() {
-                continue;
-            }
-            let now = Now { ms: self.started.elapsed().as_millis() as u64, oldest_io: self.shared.oldest_io() };
-            let mut actions = std::mem::take(&mut self.actions);
-            self.machine.apply(event, now, &mut actions);
-            for action in actions.drain(..) {
-                if self.frozen.is_none() && self.end.is_none() {
-                    self.execute(action);
-                }
-            }
-            self.actions = actions;
+            self.step(event);
         }
+    }
+
+    /// One event, and what the machine asks for. Says what became of a fault.
+    fn step(&mut self, event: Event) -> Option<Served> {
+        if self.frozen.is_some() {
+            return None;
+        }
+        let now = Now { ms: self.started.elapsed().as_millis() as u64, oldest_io: self.shared.oldest_io() };
+        let mut actions = std::mem::take(&mut self.actions);
+        let served = self.machine.apply(event, now, &mut actions);
+        for action in actions.drain(..) {
+            if self.frozen.is_none() && self.end.is_none() {
+                self.execute(action);
+            }
+        }
+        self.actions = actions;
+        served
     }
 
     fn tick(&mut self) {

@@ -4,23 +4,23 @@
 //! is zero. Nothing else is needed, and nothing else is trusted.
 
 use pagoda_core::bits::PageSet;
-use pagoda_core::fault::Pages;
+use pagoda_core::fault::{Located, Pages};
 use pagoda_core::units::{CHUNK_PAGES, ChunkIdx, PAGE_SIZE};
 use pagoda_sys::Errno;
 use pagoda_sys::socket::SharedMap;
 
 use crate::share::Member;
 use crate::space::Space;
-use crate::tier::{BlocksError, Stack};
 use crate::tier::swap::each_chunk;
+use crate::tier::{BlocksError, Stack};
 
 /// Threads that look where pages are: more of them wait for one another in the kernel.
 const LOOK_THREADS_MAX: usize = 8;
 /// Chunks that are worth a thread: 64 take a millisecond.
 const LOOK_CHUNKS_MIN: usize = 64;
 
-/// Per chunk: the pages in RAM, the pages with a swap block, the shared pages.
-pub type Found = Vec<(PageSet, PageSet, PageSet)>;
+/// Where the pages of every chunk are.
+pub type Found = Vec<Located>;
 
 /// Why the page table could not be built. The VM waits; nothing is lost.
 #[derive(Debug, thiserror::Error)]
@@ -93,11 +93,11 @@ pub fn still_there(space: &Space, chunk: ChunkIdx, pages: PageSet) -> Result<Pag
 
 /// Looks where every page is, when no intent is open.
 pub fn find(space: &Space, tiers: &mut Stack) -> Result<Found, RecoverError> {
-    let mut found = vec![(PageSet::EMPTY, PageSet::EMPTY, PageSet::EMPTY); space.chunks().as_usize()];
+    let mut found = vec![Located::default(); space.chunks().as_usize()];
     find_in_ram(space, &mut found)?;
-    let in_dram: Vec<PageSet> = found.iter().map(|(in_ram, ..)| *in_ram).collect();
+    let in_dram: Vec<PageSet> = found.iter().map(|located| located.ram).collect();
     let blocks = tiers.recover(&in_dram)?;
-    found.iter_mut().zip(blocks).for_each(|((_, in_swap, _), blocks)| *in_swap = blocks);
+    found.iter_mut().zip(blocks).for_each(|(located, blocks)| located.swap = blocks);
     if let Some(member) = tiers.frames() {
         look_at_table(member, &mut found)?;
     }
@@ -110,7 +110,7 @@ fn find_in_ram(space: &Space, found: &mut Found) -> Result<(), RecoverError> {
     if !may_swap() {
         look_at_ram(space, found)?;
         // Swap may have been switched on meanwhile. The files count a page that was swapped out.
-        let pages: u64 = found.iter().map(|(in_ram, ..)| u64::from(in_ram.count())).sum();
+        let pages: u64 = found.iter().map(|located| u64::from(located.ram.count())).sum();
         let held: Result<u64, Errno> = space.regions().map(|(_, region)| region.ram.allocated()).sum();
         if !may_swap() && held.map_err(os("look at RAM"))? <= pages * PAGE_SIZE {
             return Ok(());
@@ -119,7 +119,9 @@ fn find_in_ram(space: &Space, found: &mut Found) -> Result<(), RecoverError> {
     for (start, region) in space.regions() {
         for run in region.ram.data_runs() {
             let run = run.map_err(os("look at RAM"))?;
-            each_chunk(start + run.start, run.end - run.start, &mut |chunk, pages| found[chunk.as_usize()].0 |= pages);
+            each_chunk(start + run.start, run.end - run.start, &mut |chunk, pages| {
+                found[chunk.as_usize()].ram |= pages
+            });
         }
     }
     keep_clean_pages(space, found)
@@ -133,10 +135,10 @@ fn may_swap() -> bool {
 /// A page that was only ever read is clean, and a kernel that swaps may drop it: what was found would be a hole later. A page
 /// that is written to, with what it holds, stays.
 fn keep_clean_pages(space: &Space, found: &Found) -> Result<(), RecoverError> {
-    let mut resident = vec![(PageSet::EMPTY, PageSet::EMPTY, PageSet::EMPTY); found.len()];
+    let mut resident = vec![Located::default(); found.len()];
     look_at_ram(space, &mut resident)?;
-    for (chunk, ((in_ram, ..), (in_ram_now, ..))) in (0..).map(ChunkIdx).zip(found.iter().zip(&resident)) {
-        for run in (*in_ram & *in_ram_now).runs() {
+    for (chunk, (found, now)) in (0..).map(ChunkIdx).zip(found.iter().zip(&resident)) {
+        for run in (found.ram & now.ram).runs() {
             let place = space.place(Pages { chunk, run });
             let view = &place.region.small;
             view.populate(place.pages()).map_err(os("keep pages of RAM"))?;
@@ -151,9 +153,9 @@ fn keep_clean_pages(space: &Space, found: &Found) -> Result<(), RecoverError> {
 /// the page had been copied back and its entry was about to be cleared, in the other it was to be taken out of RAM next.
 fn look_at_table(member: &Member, found: &mut Found) -> Result<(), RecoverError> {
     for (chunk, pages) in member.entries().map_err(os("read the table of shared pages"))? {
-        let Some((in_ram, _, shared)) = found.get_mut(chunk.as_usize()) else { continue };
-        member.forget(chunk, pages & *in_ram);
-        *shared = pages - *in_ram;
+        let Some(located) = found.get_mut(chunk.as_usize()) else { continue };
+        member.forget(chunk, pages & located.ram);
+        located.shared = pages - located.ram;
     }
     Ok(())
 }
@@ -171,12 +173,12 @@ fn look_at_ram(space: &Space, found: &mut Found) -> Result<(), RecoverError> {
 }
 
 /// The chunks from `first` on, as many as `found` has places for.
-fn look_at_part(space: &Space, found: &mut [(PageSet, PageSet, PageSet)], first: u32) -> Result<(), RecoverError> {
+fn look_at_part(space: &Space, found: &mut [Located], first: u32) -> Result<(), RecoverError> {
     let mut core = [0_u8; CHUNK_PAGES as usize];
-    for (chunk, (in_ram, ..)) in (first..).map(ChunkIdx).zip(found) {
+    for (chunk, located) in (first..).map(ChunkIdx).zip(found) {
         let place = space.place_chunk(chunk);
         place.region.ram.resident(&place.region.view, place.pages().start, &mut core).map_err(os("look at RAM"))?;
-        *in_ram = (0..=u8::MAX).filter(|index| core[usize::from(*index)] & 1 != 0).collect();
+        located.ram = (0..=u8::MAX).filter(|index| core[usize::from(*index)] & 1 != 0).collect();
     }
     Ok(())
 }

@@ -11,6 +11,8 @@
 //! * A page's entry in the table of shared pages counts where the RAM file has no data, or an intent names the page; then
 //!   swap, then zero. A frame does not change while an entry names it.
 //! * From `Arm` to `Disarm` nobody but the pager makes holes in the RAM file; the pager waits for others before it looks.
+//! * A block that an image refers to stays what it is: `WriteOut` writes elsewhere, and `SwapPunch` and `Disarm` only end
+//!   that it is the page's block.
 //! * `SwapPunch`, `RamPunch` and the punches of zero pages do not fail silently: a block that stays comes back as old
 //!   content after a restart. What cannot be punched is tried again or ends the VM.
 //! * No page is in the RAM file without its content but those of a declared intent: `Copy`, `Store` and `Zero` bring
@@ -26,6 +28,7 @@
 
 use crate::bits::{PageSet, Run};
 pub use crate::pattern::Access;
+use crate::stats::Metric;
 use crate::units::{ChunkIdx, PageCount, PageIdx};
 
 /// Names an operation under way; the pager hands it back with the result.
@@ -107,12 +110,26 @@ pub enum Event {
     ShareDone { op: OpId, found: Found },
     /// There is processor time to look for equal pages.
     Scan,
+    /// The newest image of the VM begins here: every page is frozen. From before this event until its answer
+    /// ([`Action::BeginImage`] or [`Action::RefuseImage`]) the VM is stopped and nobody writes its memory.
+    Freeze,
+    /// There is no image any more that lacks pages: none is frozen.
+    Thaw,
     /// Another page of the share group has got a frame with what this page held when it was looked at.
     LookAgain { page: PageIdx },
     /// Nobody else refers to this page's frame.
     TakeBack { page: PageIdx },
     /// What this VM's part of its frames comes to, newly counted.
     Charge { pages: PageCount },
+}
+
+/// How a fault was answered, or what it waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Served {
+    /// Its cause, one of [`crate::stats::FAULT_CAUSES`].
+    pub cause: Metric,
+    /// It was the first touch of a chunk that had been read ahead.
+    pub read_ahead: bool,
 }
 
 /// What became of the pages of a `Share`. Pages in none of the sets stay as they were.
@@ -152,6 +169,18 @@ pub enum Action {
     Map { pages: Pages, protect: bool },
     /// End write-protection and wake.
     Unprotect { pages: Pages },
+    /// Write-protect pages that may be mapped writable; those that are not mapped stay so.
+    Protect { pages: Pages },
+    /// The newest image takes over what these pages hold, before that changes: it refers to their blocks if `in_block`,
+    /// which hold the same; else it takes a copy, from RAM or from their frames, or notes that they are zero. It is
+    /// noted for the next daemon when this returns. What cannot be kept ends the image, never the VM.
+    Preserve { pages: Pages, in_block: bool },
+    /// The newest image is what the VM holds now. All of its pages are protected.
+    BeginImage,
+    /// There can be no image: direct I/O is in flight, which writes past any protection, or the VM is pinned.
+    RefuseImage,
+    /// From now on the VM's memory is written unseen: the images that lack pages are lost, and have to be said so.
+    LoseImages,
     /// Wake the faulters of these pages; they try again.
     Wake { pages: Pages },
     /// Fill absent pages with zeros, map them, wake. A page that is there (left by a punch that could only zero it) is mapped.

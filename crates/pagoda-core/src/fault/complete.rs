@@ -57,13 +57,18 @@ impl Machine {
 
     fn page_arrived(&mut self, id: OpId, chunk: ChunkIdx, index: u8, access: Access, out: &mut Actions) {
         self.note_read(1);
-        let writable = self.predict_write(access);
         let page = PageSet::single(index);
+        let frozen = self.chunk(chunk).frozen.contains(index);
+        let writable = if frozen { access == Access::Write } else { self.predict_write(access) };
+        if writable {
+            self.preserve(chunk, page, out);
+        }
         self.edit(chunk, |c| {
             c.ram |= page;
             c.mapped |= page;
-            if !writable {
-                c.clean |= page;
+            match writable {
+                true => c.open |= page,
+                false => c.clean |= page,
             }
         });
         self.touch(chunk);
@@ -109,21 +114,30 @@ impl Machine {
             out.extend(pages.runs().map(|run| Action::Store { op: id, pages: Pages { chunk, run } }));
             return;
         };
-        let writable = writable || access == Access::Write;
         // Who waits for a page was heard of, and such a page is not watched any more.
         let unseen = pages & self.watch.hidden(chunk);
         let pages = pages - unseen;
+        let is_write = access == Access::Write;
+        let written = if is_write { pages & PageSet::single(index) } else { PageSet::EMPTY };
+        // A guess is no reason to take a copy of a frozen page.
+        let open = if writable || is_write { (pages - self.chunk(chunk).frozen) | written } else { PageSet::EMPTY };
+        self.preserve(chunk, open, out);
         self.edit(chunk, |c| {
             c.ram |= pages | unseen;
             c.mapped |= pages;
-            c.clean |= if writable { unseen } else { pages | unseen };
+            c.open |= open;
+            c.clean |= (pages - open) | unseen;
         });
         self.touch(chunk);
         out.extend(unseen.runs().map(|run| Action::Store { op: id, pages: Pages { chunk, run } }));
-        let first = pages.run_around(index);
-        let copy = |run| Action::Copy { op: id, pages: Pages { chunk, run }, protect: !writable };
-        out.extend(first.map(copy));
-        out.extend(pages.runs().filter(|run| Some(*run) != first).map(copy));
+        let copy = |run, protect| Action::Copy { op: id, pages: Pages { chunk, run }, protect };
+        // What somebody waits for comes first.
+        let (first, rest) = if open.contains(index) { (open, pages - open) } else { (pages - open, open) };
+        let protects = |pages: PageSet| !open.contains_all(pages);
+        let around = first.run_around(index);
+        out.extend(around.map(|run| copy(run, protects(first))));
+        out.extend(first.runs().filter(|run| Some(*run) != around).map(|run| copy(run, protects(first))));
+        out.extend(rest.runs().map(|run| copy(run, protects(rest))));
     }
 
     pub(super) fn write_done(
@@ -177,6 +191,7 @@ impl Machine {
             c.ram -= gone;
             c.clean -= gone;
             c.mapped -= gone;
+            c.open -= gone;
             std::mem::take(&mut c.ahead)
         });
         if ahead {
@@ -208,6 +223,9 @@ impl Machine {
         for chunk in &chunks[..usize::from(len)] {
             let c = &mut self.chunks[chunk.as_usize()];
             let touched = !matches!(c.phase, Phase::Zapping { touched: false });
+            if epoch.is_some() && !touched {
+                c.open = PageSet::EMPTY;
+            }
             match epoch {
                 Some(epoch) if !touched && !c.ram.is_empty() => {
                     self.cold_seq = self.cold_seq.wrapping_add(1);

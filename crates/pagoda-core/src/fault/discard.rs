@@ -39,6 +39,10 @@ impl Machine {
         }
         let set = PageSet::range(run.start, run.len);
         let c = self.chunk(chunk);
+        // A page that is zero already does not change.
+        let there = set & (c.swap | c.ram | c.shared);
+        self.preserve(chunk, there, out);
+        let c = self.chunk(chunk);
         let (swap, ram, shared) = (c.swap & set, c.ram & set, c.shared & set);
         out.extend(swap.runs().map(|run| Action::SwapPunch { pages: Pages { chunk, run } }));
         // Behind its swap block: an outdated one would be the page's content once the entry is gone.
@@ -50,6 +54,7 @@ impl Machine {
             c.ram -= set;
             c.clean -= set;
             c.mapped -= set;
+            c.open -= set;
             c.ram.is_empty()
         });
         if empty {

@@ -2,17 +2,17 @@
 
 use std::collections::VecDeque;
 
-use crate::bits::{PageSet, Run};
+use crate::bits::Run;
 use crate::chance::Chance;
 use crate::pattern::Pattern;
 use crate::queues::ChunkQueues;
 use crate::stats::{Metric, Stats};
 use crate::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
 
-use super::action::{Access, Action, Actions, Event, Now, Pages, Stall};
+use super::action::{Access, Action, Actions, Event, Now, Pages, Served, Stall};
 use super::ops::Ops;
 use super::share::{Share, Sharing};
-use super::table::{Chunk, Phase};
+use super::table::{Chunk, Located, Phase};
 
 /// Faults that can wait for room in DRAM. More threads than a VMM has; beyond it a fault is forgotten and the whole space
 /// is woken later, which costs time but loses nothing.
@@ -88,6 +88,10 @@ pub struct Machine {
     /// Pages that reads under way will add to `resident`.
     pub(super) reserved: u64,
     pub(super) swapped: u64,
+    /// Pages that images own.
+    pub(super) frozen: u64,
+    /// An image is to begin as soon as the VM is armed.
+    pub(super) freezing: bool,
     pub(super) waiting: VecDeque<(PageIdx, Access)>,
     pub(super) waiting_overflow: bool,
     /// Chunks that a stream will want and that had no room when it said so, and whether to map them writable.
@@ -135,6 +139,8 @@ impl Machine {
             resident: 0,
             reserved: 0,
             swapped: 0,
+            frozen: 0,
+            freezing: false,
             waiting: VecDeque::with_capacity(WAITING_MAX),
             waiting_overflow: false,
             late_ahead: VecDeque::with_capacity(LATE_AHEAD_MAX),
@@ -160,13 +166,14 @@ impl Machine {
         }
     }
 
-    /// Takes an event in and appends what has to be done.
+    /// Takes an event in and appends what has to be done. Says what became of a fault.
     ///
     /// # Panics
     /// When the pager reports an operation that is not under way, or a page outside the space: a broken invariant.
-    pub fn apply(&mut self, event: Event, now: Now, out: &mut Actions) {
+    pub fn apply(&mut self, event: Event, now: Now, out: &mut Actions) -> Option<Served> {
         let answers = matches!(event, Event::Fault { .. } | Event::ReadDone { .. });
         let ops = self.ops.len();
+        let mut served = None;
         match event {
             // The kernel serves this VM again. Unregistering woke whoever waited, but not a thread that began to wait behind
             // that wake-up: its message is all that is left of it.
@@ -174,7 +181,11 @@ impl Machine {
                 let run = Run { start: page.index_in_chunk(), len: 1 };
                 out.push(Action::Wake { pages: Pages { chunk: page.chunk(), run } });
             }
-            Event::Fault { page, access, kind } => self.fault(page, access, kind, out),
+            Event::Fault { page, access, kind } => {
+                let answer = self.fault(page, access, kind, out);
+                self.stats.add(answer.cause, 1);
+                served = Some(answer);
+            }
             Event::ReadDone { op, result } => self.read_done(op, result, now, out),
             Event::WriteDone { op, zero, result } => self.write_done(op, zero, result, now, out),
             Event::PunchDone { op, left } => self.punch_done(op, left),
@@ -183,7 +194,9 @@ impl Machine {
             Event::Discard { token, first, count } => self.discards.push_back((token, first, count)),
             Event::Abandon { token } => self.discards.retain(|(other, ..)| *other != token),
             Event::SetLimit { limit } => self.limit = limit.0.min(self.config.chunks.pages().0),
-            Event::Pin => self.pinned = true,
+            Event::Pin => self.pin(out),
+            Event::Freeze => self.freezing = true,
+            Event::Thaw => self.thaw(),
             Event::Continue => {
                 self.stall = None;
                 self.waiting.append(&mut self.failed);
@@ -199,6 +212,7 @@ impl Machine {
         self.serve_waiting(out);
         self.read_ahead_late(out);
         self.plan_arming(out);
+        self.plan_image(now, out);
         // A thread that has just been answered may share its CPU with the pager, which is to make way: page-out is planned while
         // the next page-in keeps the disk busy and the thread asleep.
         let woke = answers && self.ops.len() <= ops;
@@ -210,19 +224,22 @@ impl Machine {
         if event == Event::Scan {
             self.plan_scan(now, out);
         }
+        served
     }
 
-    /// The answer to [`Action::Arm`]: the VM's memory is registered, and these pages are in RAM, in swap and shared. Content
-    /// in RAM is the truth; no page of it is shared. `chunk` is called for each chunk in order.
-    pub fn armed(&mut self, mut chunk: impl FnMut(ChunkIdx) -> (PageSet, PageSet, PageSet)) {
+    /// The answer to [`Action::Arm`]: the VM's memory is registered, and its pages are there. `chunk` is called for each chunk
+    /// in order.
+    pub fn armed(&mut self, mut chunk: impl FnMut(ChunkIdx) -> Located) {
         (self.armed, self.arming) = (true, false);
         self.watch.clear();
         if let Some(curve) = &mut self.curve {
             curve.restart();
         }
         for index in self.config.chunks.iter() {
-            let (ram, swap, shared) = chunk(index);
-            self.edit(index, |c| *c = Chunk { ram, swap, shared, ..Chunk::EMPTY });
+            let Located { ram, swap, shared, frozen } = chunk(index);
+            // What is mapped is not known, but a frozen page was protected before it was frozen, and is until it is not.
+            let open = ram - frozen;
+            self.edit(index, |c| *c = Chunk { ram, swap, shared, frozen, open, ..Chunk::EMPTY });
             if !ram.is_empty() {
                 self.chunks[index.as_usize()].phase = Phase::Hot;
                 self.queues.insert_first(index);
@@ -337,10 +354,12 @@ impl Machine {
         self.resident -= u64::from(chunk.ram.count());
         self.swapped -= u64::from(chunk.swapped().count());
         self.share.pages -= u64::from(chunk.shared.count());
+        self.frozen -= u64::from(chunk.frozen.count());
         let result = change(chunk);
         self.resident += u64::from(chunk.ram.count());
         self.swapped += u64::from(chunk.swapped().count());
         self.share.pages += u64::from(chunk.shared.count());
+        self.frozen += u64::from(chunk.frozen.count());
         if self.share.pages < shared {
             self.uncharge(shared - self.share.pages, shared);
         }
@@ -374,17 +393,19 @@ impl Machine {
     /// Panics when something is untrue that holds after every event. For tests.
     #[doc(hidden)]
     pub fn check(&self) {
-        let (mut resident, mut swapped, mut shared) = (0, 0, 0);
+        let (mut resident, mut swapped, mut shared, mut frozen) = (0, 0, 0, 0);
         for index in self.config.chunks.iter() {
             let chunk = self.chunk(index);
             chunk.check();
             resident += u64::from(chunk.ram.count());
             swapped += u64::from(chunk.swapped().count());
+            frozen += u64::from(chunk.frozen.count());
             assert!(!chunk.mapped.intersects(self.watch.hidden(index)), "{index:?}: a watched page is mapped");
             shared += u64::from(chunk.shared.count());
             assert_eq!(self.queues.contains(index), chunk.phase == Phase::Hot, "{index:?} {:?}", chunk.phase);
         }
         assert_eq!((resident, swapped, shared), (self.resident, self.swapped, self.share.pages));
+        assert_eq!(frozen, self.frozen);
         self.check_scan_queue();
         assert!(self.resident + self.reserved <= self.cap().max(self.resident) + OVERDRAFT);
     }
@@ -394,7 +415,8 @@ impl Machine {
             return;
         }
         let total = self.config.chunks.pages().0;
-        let needed = self.cap() < total || self.scans();
+        // Unarmed, a frozen page would be written unseen.
+        let needed = self.cap() < total || self.scans() || self.freezing || self.frozen > 0;
         let is_home = self.swapped == 0 && self.share.pages == 0;
         if !self.armed && needed {
             self.arming = true;

@@ -5,7 +5,7 @@ use crate::pattern::PageIn;
 use crate::stats::Metric;
 use crate::units::{ChunkIdx, PageIdx};
 
-use super::action::{Access, Action, Actions, FaultKind, OpId, Pages};
+use super::action::{Access, Action, Actions, FaultKind, OpId, Pages, Served};
 use super::machine::{LATE_AHEAD_MAX, Machine, PageInPolicy, WAITING_MAX};
 use super::ops::{Op, OpKind};
 
@@ -60,7 +60,14 @@ impl WritePredictor {
 }
 
 impl Machine {
-    pub(super) fn fault(&mut self, page: PageIdx, access: Access, kind: FaultKind, out: &mut Actions) {
+    /// Answers a fault, now or later.
+    pub(super) fn fault(&mut self, page: PageIdx, access: Access, kind: FaultKind, out: &mut Actions) -> Served {
+        let hits = self.stats.get(Metric::ReadAheadHits);
+        let cause = self.serve(page, access, kind, out);
+        Served { cause, read_ahead: self.stats.get(Metric::ReadAheadHits) != hits }
+    }
+
+    fn serve(&mut self, page: PageIdx, access: Access, kind: FaultKind, out: &mut Actions) -> Metric {
         let (chunk, index) = (page.chunk(), page.index_in_chunk());
         self.note_use(page);
         let c = &self.chunks[chunk.as_usize()];
@@ -68,16 +75,14 @@ impl Machine {
         if let Some(op) = fill
             && self.join_fill(op, chunk, index, access, out)
         {
-            self.stats.add(Metric::FaultsJoined, 1);
+            Metric::FaultsJoined
         } else if reading.contains(index) {
             self.join_page(chunk, index, access);
-            self.stats.add(Metric::FaultsJoined, 1);
+            Metric::FaultsJoined
         } else if ram.contains(index) {
-            let cause = self.serve_resident(chunk, index, access, kind, out);
-            self.stats.add(cause, 1);
+            self.serve_resident(chunk, index, access, kind, out)
         } else {
-            let cause = self.serve_absent(page, access, out);
-            self.stats.add(cause, 1);
+            self.serve_absent(page, access, out)
         }
     }
 
@@ -143,7 +148,7 @@ impl Machine {
             return Metric::FaultsCancel;
         }
         let c = self.chunk(chunk);
-        let protected = c.clean.contains(index) && c.mapped.contains(index);
+        let protected = c.mapped.contains(index) && !c.open.contains(index);
         if kind == FaultKind::WriteProtected || (protected && access == Access::Write) {
             self.end_protection(chunk, index, out);
             self.touch(chunk);
@@ -235,6 +240,7 @@ impl Machine {
         if whole {
             self.widen_headroom();
         }
+        self.preserve(chunk, run, out);
         let c = &self.chunks[chunk.as_usize()];
         if run.is_full() && self.config.direct && c.fill.is_none() {
             out.push(Action::ZeroChunk { chunk });
@@ -244,6 +250,7 @@ impl Machine {
         self.edit(chunk, |c| {
             c.ram |= run;
             c.mapped |= run;
+            c.open |= run;
         });
         self.touch(chunk);
     }
@@ -322,15 +329,23 @@ impl Machine {
         writable: bool,
         out: &mut Actions,
     ) {
-        let c = &mut self.chunks[chunk.as_usize()];
-        let written = match first {
-            _ if writable || !self.config.protect => pages,
-            Some((index, Access::Write)) => pages & write_extent(c.ram - c.clean, index),
+        let c = self.chunk(chunk);
+        let kept = c.clean | c.frozen;
+        let touched = match first {
+            Some((index, Access::Write)) => pages & write_extent(c.ram - kept, index),
             _ => PageSet::EMPTY,
         };
-        c.clean -= written;
+        let written = match () {
+            () if !self.config.protect => pages,
+            // A guess is no reason to take a copy of a frozen page.
+            () if writable => (pages - c.frozen) | touched,
+            () => touched,
+        };
+        let (open, protected) = ((pages - kept) | written, (pages & kept) - written);
+        self.open(chunk, open, out);
+        let c = &mut self.chunks[chunk.as_usize()];
+        c.clean -= open;
         c.mapped |= pages;
-        let (open, protected) = (pages - c.clean, pages & c.clean);
         let mut push = |pages: PageSet, protect: bool| {
             out.extend(pages.runs().map(|run| Action::Map { pages: Pages { chunk, run }, protect }));
         };
@@ -352,11 +367,14 @@ impl Machine {
         }
     }
 
-    /// A clean page was written: it and, where the guest writes on, what follows lose their cleanness.
+    /// A page that is clean or frozen was written: it and, where the guest writes on, what follows are so no more.
     fn end_protection(&mut self, chunk: ChunkIdx, index: u8, out: &mut Actions) {
-        let c = &mut self.chunks[chunk.as_usize()];
-        let extent = write_extent((c.ram & c.mapped) - c.clean, index) & c.ram & c.mapped;
+        let c = self.chunk(chunk);
+        let mapped = c.ram & c.mapped;
+        let extent = write_extent(mapped - c.clean - c.frozen, index) & mapped;
         let extent = extent | PageSet::single(index);
+        self.open(chunk, extent, out);
+        let c = &mut self.chunks[chunk.as_usize()];
         c.clean -= extent;
         c.mapped |= extent;
         out.extend(extent.runs().map(|run| Action::Unprotect { pages: Pages { chunk, run } }));
@@ -399,11 +417,7 @@ impl Machine {
                 return;
             }
             self.waiting.pop_front();
-            let counted = self.stats;
             self.fault(page, access, FaultKind::Unmapped, out);
-            for cause in crate::stats::FAULT_CAUSES {
-                self.stats.set(cause, counted.get(cause));
-            }
         }
         if self.waiting.is_empty() && std::mem::take(&mut self.waiting_overflow) {
             out.extend(

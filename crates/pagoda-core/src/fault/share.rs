@@ -226,6 +226,7 @@ impl Machine {
             c.ram -= gone;
             c.clean -= gone;
             c.mapped -= gone;
+            c.open -= gone;
             c.shared |= found.shared;
             c.swap -= found.zero | found.zero_left;
         });
@@ -291,10 +292,12 @@ impl Machine {
         // Mapped without a use, so nobody can see the next one.
         let unseen = set & self.watch.hidden(pages.chunk);
         unseen.iter().for_each(|index| self.watch.forget(pages.chunk.page(index)));
+        self.preserve(pages.chunk, set, out);
         self.edit(pages.chunk, |c| {
             c.shared -= set;
             c.ram |= set;
             c.mapped |= set;
+            c.open |= set;
         });
         self.touch(pages.chunk);
         self.stats.add(Metric::PagesCopiedBack, u64::from(pages.run.len));

@@ -27,6 +27,19 @@ pub enum Phase {
     Leaving,
 }
 
+/// Where the pages of a chunk are when a machine takes a VM over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Located {
+    /// The RAM file has them, which is the truth.
+    pub ram: PageSet,
+    /// They have a block.
+    pub swap: PageSet,
+    /// Not in `ram`: a frame of the share group has them.
+    pub shared: PageSet,
+    /// The newest image has no entry of its own for them.
+    pub frozen: PageSet,
+}
+
 /// One chunk. See the table in [`super`].
 #[derive(Clone, Debug)]
 pub struct Chunk {
@@ -40,6 +53,11 @@ pub struct Chunk {
     pub clean: PageSet,
     /// Subset of `ram`, a hint: the VMM reaches the page without a fault.
     pub mapped: PageSet,
+    /// Subset of `ram`, no hint: the VMM may write the page without a fault. Of any other page it cannot.
+    pub open: PageSet,
+    /// Wherever the page is: an image owns what it holds, which the image takes over before that changes. Only
+    /// `Machine::edit` changes this set, which counts it.
+    pub frozen: PageSet,
     /// Not in `ram`: single pages being read.
     pub reading: PageSet,
     /// A whole-chunk read under way.
@@ -62,6 +80,8 @@ impl Chunk {
         shared: PageSet::EMPTY,
         clean: PageSet::EMPTY,
         mapped: PageSet::EMPTY,
+        open: PageSet::EMPTY,
+        frozen: PageSet::EMPTY,
         reading: PageSet::EMPTY,
         fill: None,
         out: None,
@@ -89,6 +109,9 @@ impl Chunk {
     pub fn check(&self) {
         assert!(self.ram.contains_all(self.clean), "clean pages are in RAM");
         assert!(self.ram.contains_all(self.mapped), "mapped pages are in RAM");
+        assert!(self.ram.contains_all(self.open), "pages that can be written are in RAM");
+        assert!(!self.open.intersects(self.clean | self.frozen), "clean and frozen pages cannot be written unseen");
+        assert!(!matches!(self.phase, Phase::Cold { .. }) || self.open.is_empty(), "nobody reaches a cold chunk");
         assert!(!self.reading.intersects(self.ram), "a page being read is not in RAM");
         assert!(!self.shared.intersects(self.ram | self.reading), "a shared page is neither in RAM nor being read");
         assert!(self.phase != Phase::Absent || self.ram.is_empty(), "an absent chunk has no page in RAM");

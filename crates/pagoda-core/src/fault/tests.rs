@@ -45,7 +45,10 @@ impl Bench {
         });
         let mut bench = Bench { machine, oldest_io: u64::MAX, ms: 0 };
         bench.check(Event::SetLimit { limit: PageCount(limit) }, &[Action::Arm]);
-        bench.machine.armed(|chunk| content[chunk.as_usize()]);
+        bench.machine.armed(|chunk| {
+            let (ram, swap, shared) = content[chunk.as_usize()];
+            Located { ram, swap, shared, ..Located::default() }
+        });
         bench
     }
 
@@ -441,4 +444,71 @@ fn nothing_is_shared_by_a_vm_that_is_being_disarmed() {
     bench.limit(1024, &[Action::CopyBack { pages: pages(512, 1) }]);
     bench.ms = 1000;
     bench.check(Event::Scan, &[Action::Disarm]);
+}
+
+/// A VM with chunk 0 in RAM and chunk 1 in swap, and an image of both.
+fn with_image() -> Bench {
+    let mut bench = Bench::new(600, false, [(PageSet::FULL, EMPTY), (EMPTY, PageSet::FULL), NONE, NONE]);
+    bench.check(Event::Freeze, &[Action::Protect { pages: pages(0, 256) }, Action::BeginImage]);
+    bench
+}
+
+const NONE: (PageSet, PageSet) = (EMPTY, EMPTY);
+
+fn preserve(first: u64, len: u16, in_block: bool) -> Action {
+    Action::Preserve { pages: pages(first, len), in_block }
+}
+
+#[test]
+fn a_frozen_page_is_preserved_before_it_can_be_written() {
+    let mut bench = with_image();
+    assert_eq!(bench.machine.frozen(), u64::from(CHUNKS) * 256);
+    bench.fault(5, Read, &[map(0, 16, true)]);
+    bench.protected(5, &[preserve(5, 1, false), Action::Unprotect { pages: pages(5, 1) }]);
+    bench.protected(5, &[Action::Unprotect { pages: pages(5, 1) }]);
+    // In swap: the image refers to the block, and the page goes on with it.
+    bench.fault(300, Write, &[read_page(0, 300)]);
+    bench.read_done(0, Ok(()), &[preserve(300, 1, true), copy(0, 300, false), release(0)]);
+    // Nowhere: the image has to know that it was zero.
+    bench.fault(600, Read, &[preserve(600, 1, false), Action::Zero { pages: pages(600, 1) }]);
+}
+
+#[test]
+fn pages_that_an_image_owns_are_preserved_before_they_are_given_back() {
+    let mut bench = with_image();
+    let discard = Event::Discard { token: 7, first: PageIdx(254), count: PageCount(4) };
+    let swap = Action::SwapPunch { pages: pages(256, 2) };
+    let expected = [
+        preserve(254, 2, false),
+        Action::RamPunch { pages: pages(254, 2) },
+        preserve(256, 2, true),
+        swap,
+        Action::DiscardDone { token: 7 },
+    ];
+    bench.check(discard, &expected);
+    // They are zero, and stay so: nothing to preserve.
+    bench.check(Event::Freeze, &[Action::BeginImage]);
+    let again = Event::Discard { token: 8, first: PageIdx(254), count: PageCount(4) };
+    bench.check(again, &[Action::DiscardDone { token: 8 }]);
+}
+
+#[test]
+fn no_image_begins_while_memory_is_written_unseen() {
+    let mut bench = Bench::new(600, false, [(PageSet::FULL, EMPTY), NONE, NONE, NONE]);
+    bench.oldest_io = 3;
+    assert!(bench.apply(Event::Freeze).contains(&Action::RefuseImage));
+    assert_eq!(bench.machine.frozen(), 0);
+    let mut bench = with_image();
+    assert!(bench.apply(Event::Pin).contains(&Action::LoseImages));
+    assert_eq!(bench.machine.frozen(), 0);
+    assert!(bench.apply(Event::Freeze).contains(&Action::RefuseImage));
+}
+
+#[test]
+fn a_vm_with_frozen_pages_stays_armed() {
+    let mut bench = Bench::new(600, false, [(PageSet::FULL, EMPTY), NONE, NONE, NONE]);
+    bench.apply(Event::Freeze);
+    let whole = Event::SetLimit { limit: PageCount(u64::from(CHUNKS) * 256) };
+    assert!(!bench.apply(whole).contains(&Action::Disarm));
+    assert!(bench.apply(Event::Thaw).contains(&Action::Disarm));
 }

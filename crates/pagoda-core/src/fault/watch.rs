@@ -230,7 +230,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fault::{Access, Config, Event, FaultKind, Now, Sharing};
+    use crate::fault::{Access, Config, Event, FaultKind, Located, Now, Sharing};
     use crate::units::{ChunkCount, PageCount};
 
     /// Pages in DRAM, of a VM of four chunks.
@@ -306,8 +306,8 @@ mod tests {
         };
         let mut machine = Machine::new(config);
         apply(&mut machine, Event::SetLimit { limit: PageCount(1023) });
-        machine
-            .armed(|chunk| (if chunk.0 < 2 { PageSet::FULL } else { PageSet::EMPTY }, PageSet::EMPTY, PageSet::EMPTY));
+        let full = Located { ram: PageSet::FULL, ..Located::default() };
+        machine.armed(|chunk| if chunk.0 < 2 { full } else { Located::default() });
         machine
     }
 

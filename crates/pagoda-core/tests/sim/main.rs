@@ -4,6 +4,7 @@
 //! `PAGODA_SIM_SEED=n cargo test -p pagoda-core --test sim` replays one seed (with `PAGODA_SIM_TRACE=1` it tells all),
 //! `PAGODA_SIM_SEEDS=10000` runs more of them.
 
+mod image;
 mod oracle;
 mod pager;
 mod rng;
@@ -19,6 +20,7 @@ use pagoda_core::fault::{Event, PageInPolicy, Replacement, Sharing};
 use pagoda_core::stats::{CATALOGUE, METRICS, MetricKind};
 use pagoda_core::units::{PageCount, PageIdx};
 
+use image::{Mistake, Wish};
 use pager::{Crash, Pager, Weather};
 use rng::Rng;
 use vmm::Vmm;
@@ -42,6 +44,11 @@ const HOME_STEPS: usize = 300;
 const HOME_HINTS: usize = 30;
 /// So few that all that are out may be shared.
 const HOME_OUT_MAX: usize = 60;
+
+/// Steps between two looks at all that images hold.
+const IMAGE_STEPS: usize = 64;
+/// Runs in which a mistake has to show.
+const MISTAKE_SEEDS: u64 = 100;
 
 const CROWD_SEEDS: u64 = 100;
 const CROWD_STEPS: usize = 10_000;
@@ -71,6 +78,8 @@ struct Sim {
     discards: usize,
     /// Sampling periods begin at so many ticks of a thousand.
     samples: usize,
+    /// So many of a thousand steps in which something odd happens are about images.
+    images: usize,
     now_ms: u64,
     /// Zaps that a dead daemon asked for.
     stray_zaps: Vec<Vec<pagoda_core::units::ChunkIdx>>,
@@ -106,6 +115,8 @@ impl Sim {
             replacement: *rng.pick(&[Replacement::Queues, Replacement::Queues, Replacement::Random]),
             sharing: *rng.pick(&[Sharing::Off, Sharing::PageOut, Sharing::Scan, Sharing::Scan]),
             promotes: *rng.pick(&[30, 900]),
+            moves: *rng.pick(&[0, 100, 1000]),
+            mistake: None,
         };
         let pace = Pace {
             thread: *rng.pick(&[3, 10, 50]),
@@ -117,6 +128,7 @@ impl Sim {
         let limit = any_limit(pages, &mut rng);
         let (pins, discards) = (*rng.pick(&[0, 0, 0, 10]), *rng.pick(&[0, 300]));
         let samples = *rng.pick(&[0, 50, 500]);
+        let images = *rng.pick(&[0, 100, 1000]);
         let mut sim = Sim {
             world,
             vmm,
@@ -129,6 +141,7 @@ impl Sim {
             pins,
             discards,
             samples,
+            images,
             now_ms: 0,
             stray_zaps: Vec::new(),
         };
@@ -236,7 +249,7 @@ impl Sim {
     }
 
     fn chaos(&mut self) {
-        match self.rng.below(6) {
+        match self.rng.below(7) {
             0 => self.vmm.interrupt(&mut self.rng),
             1 => vmm::drop_entries(&mut self.world, &mut self.rng),
             2 if self.rng.per_mille(200) => {
@@ -261,7 +274,20 @@ impl Sim {
                 }
             }
             5 if self.rng.per_mille(200) => self.apply(Event::Continue),
+            6 if self.rng.per_mille(self.images) && self.pager.is_some() => self.wish(),
             _ => {}
+        }
+    }
+
+    fn wish(&mut self) {
+        match image::any_wish(&self.world, &mut self.rng) {
+            Wish::Begin => self.apply(Event::Freeze),
+            Wish::RemoveOldest if self.world.images.len() > 1 => self.world.remove_images(1),
+            Wish::RemoveOldest => {}
+            Wish::RemoveAll => {
+                self.world.remove_images(self.world.images.len());
+                self.apply(Event::Thaw);
+            }
         }
     }
 
@@ -282,8 +308,12 @@ impl Sim {
             if step % 8 == 0 {
                 self.check();
             }
+            if step % IMAGE_STEPS == 0 {
+                self.world.check_images();
+            }
         }
         self.drain();
+        self.world.check_images();
         if self.rng.per_mille(250) {
             self.vmm.sweep_all(&mut self.rng);
             let verified = self.vmm.verified + 2 * self.world.pages() as u64;
@@ -339,7 +369,9 @@ fn populate(world: &mut World, rng: &mut Rng) -> Vec<u64> {
         for (page, truth) in truth.iter_mut().enumerate().skip(chunk * CHUNK).take(CHUNK) {
             if rng.per_mille(swap) {
                 *truth = page as u64 + 1;
-                world.swap[page] = Some(*truth);
+                let block = world.blocks.target(page, false, None);
+                world.blocks.write(block, *truth);
+                world.blocks.give(page, block);
             }
             if rng.per_mille(ram) {
                 *truth = if rng.per_mille(100) { 0 } else { page as u64 + 100_000 };
@@ -379,7 +411,7 @@ fn seeds(default: u64) -> std::ops::Range<u64> {
 }
 
 fn simulate(direct: bool) {
-    let (mut verified, mut events) = (0, 0);
+    let (mut verified, mut events, mut images) = (0, 0, 0);
     let mut totals = [0; METRICS];
     for seed in seeds(SEEDS) {
         let named = Seed(seed);
@@ -387,13 +419,14 @@ fn simulate(direct: bool) {
         sim.run();
         verified += sim.vmm.verified;
         events += sim.pager.as_ref().map_or(0, |pager| pager.events);
+        images += sim.pager.as_ref().map_or(0, |pager| pager.images);
         for (total, value) in totals.iter_mut().zip(sim.pager.iter().flat_map(|pager| *pager.machine.stats().values()))
         {
             *total += value;
         }
         drop(named);
     }
-    eprintln!("{verified} reads verified, {events} events since the last crashes");
+    eprintln!("{verified} reads verified; {events} events, {images} images since the last crashes");
     for (def, total) in CATALOGUE.iter().zip(totals).filter(|(def, _)| def.kind == MetricKind::Counter) {
         eprintln!("{:24} {total}", def.name);
     }
@@ -477,6 +510,32 @@ fn a_vm_comes_home_while_others_hint() {
         }
         sim.drain();
         drop(named);
+    }
+}
+
+/// The simulation notices a pager that breaks a rule of images.
+#[test]
+fn mistakes_with_images_are_noticed() {
+    for mistake in [
+        Mistake::WritesInPlace,
+        Mistake::FreesBlocks,
+        Mistake::PreservesLate,
+        Mistake::ProtectsNothing,
+        Mistake::MissesDirectIo,
+    ] {
+        let is_noticed = (0..MISTAKE_SEEDS).any(|seed| {
+            let run = std::panic::catch_unwind(|| {
+                let mut sim = Sim::new(seed, seed % 2 == 0);
+                sim.images = 1000;
+                sim.pace.chaos = 5;
+                sim.weather.mistake = Some(mistake);
+                let weather = sim.weather.clone();
+                sim.pager.iter_mut().for_each(|pager| pager.weather = weather.clone());
+                sim.run();
+            });
+            run.is_err()
+        });
+        assert!(is_noticed, "{mistake:?}");
     }
 }
 

@@ -45,11 +45,15 @@ pub fn check_table(pager: &Pager, world: &World) {
             assert!(zero && pager.weather.direct && world.pte[page] == Pte::Absent, "page {page} is left in RAM");
         }
         // After a failed write the machine takes the blocks for outdated data, whether they are there or not.
-        let swap = data(&|page| world.swap[page].is_some());
+        let swap = data(&|page| world.blocks.has(page));
         assert!(entry.swap.contains_all(swap), "{chunk:?}: in swap are {swap:?}, said to be {:?}", entry.swap);
         assert!(entry.stale().contains_all(entry.swap - swap), "{chunk:?}: not in swap are {:?}", entry.swap - swap);
+        let frozen = data(&|page| world.is_frozen(page));
+        assert_eq!(entry.frozen, frozen, "{chunk:?}: frozen");
+        for page in (entry.ram - entry.open).iter().map(|index| first + usize::from(index)) {
+            assert!(world.pte[page] != Pte::Writable, "page {page} can be written, which the machine does not know");
+        }
         for page in entry.clean.iter().map(|index| first + usize::from(index)) {
-            assert!(world.pte[page] != Pte::Writable, "the clean page {page} is writable");
             let content = world.ram[page].as_ref().map(|frame| frame.get());
             assert_eq!(content, Some(world.swapped_content(page)), "the clean page {page} differs from swap");
         }

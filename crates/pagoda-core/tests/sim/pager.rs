@@ -7,10 +7,11 @@ use std::rc::Rc;
 
 use pagoda_core::bits::PageSet;
 use pagoda_core::fault::{
-    Action, Actions, Config, Event, IoError, Machine, Now, OpId, PageInPolicy, Pages, Replacement, Sharing,
+    Action, Actions, Config, Event, IoError, Located, Machine, Now, OpId, PageInPolicy, Pages, Replacement, Sharing,
 };
 use pagoda_core::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
 
+use crate::image::Mistake;
 use crate::rng::Rng;
 use crate::share::Looking;
 use crate::vmm::Vmm;
@@ -35,6 +36,10 @@ pub struct Weather {
     pub sharing: Sharing,
     /// A page without an equal frame becomes one.
     pub promotes: usize,
+    /// A page-out takes another block.
+    pub moves: usize,
+    /// The rule that is broken.
+    pub mistake: Option<Mistake>,
 }
 
 /// The daemon died.
@@ -60,6 +65,8 @@ enum JobKind {
     Fill(BTreeMap<usize, crate::world::Frame>),
     Write {
         zero: PageSet,
+        /// Where each page's content goes, which is not its block before the end.
+        targets: BTreeMap<usize, usize>,
     },
     Zap {
         chunks: Vec<ChunkIdx>,
@@ -91,6 +98,11 @@ pub struct Pager {
     /// References to each frame, by the tables.
     pub refs: Vec<usize>,
     pub looks: VecDeque<Looking>,
+    /// Images that have begun.
+    pub images: usize,
+    /// What a mistaken pager still has to preserve, and whether it does so now.
+    late: Vec<Action>,
+    is_late: bool,
 }
 
 fn chunk_pages(chunk: ChunkIdx) -> Range<usize> {
@@ -135,6 +147,9 @@ impl Pager {
             bound: world.pages(),
             refs: world.count_references(),
             looks: VecDeque::new(),
+            images: 0,
+            late: Vec::new(),
+            is_late: false,
         }
     }
 
@@ -164,6 +179,7 @@ impl Pager {
             }
         }
         world.free_frames();
+        world.blocks.collect();
         let mut pager = Pager::new(world, weather, now_ms);
         if world.registered {
             pager.armed(world);
@@ -205,6 +221,11 @@ impl Pager {
 
     /// One event, and everything that follows from it at once.
     pub fn apply(&mut self, event: Event, world: &mut World, vmm: &mut Vmm, rng: &mut Rng) -> Result<(), Crash> {
+        for action in std::mem::take(&mut self.late) {
+            self.is_late = true;
+            self.execute(action, world, vmm, rng)?;
+            self.is_late = false;
+        }
         self.tell(event, world);
         loop {
             if (self.weather.punch_reported_at_once || self.actions.is_empty())
@@ -242,7 +263,9 @@ impl Pager {
         if matches!(event, Event::Fault { .. }) && self.machine.is_armed() {
             self.messages += 1;
         }
-        let now = Now { ms: self.now_ms, oldest_io: world.oldest_io() };
+        let is_blind = self.weather.mistake == Some(Mistake::MissesDirectIo) && event == Event::Freeze;
+        let oldest_io = if is_blind { u64::MAX } else { world.oldest_io() };
+        let now = Now { ms: self.now_ms, oldest_io };
         let mut out = Actions::new();
         self.machine.apply(event, now, &mut out);
         self.machine.check();
@@ -305,24 +328,44 @@ impl Pager {
                 let mut left = Vec::new();
                 for page in set(pages, chunk) {
                     if world.ram[page].as_ref().expect("a page that is written is in RAM").get() == 0 {
-                        world.swap[page] = None;
+                        world.blocks.drop_page(page, self.weather.mistake);
                         zero.set((page % CHUNK) as u8);
                     } else {
                         left.push(page);
                     }
                 }
-                self.start(op, JobKind::Write { zero }, left);
+                self.start(op, JobKind::Write { zero, targets: BTreeMap::new() }, left);
             }
             Action::PunchOut { op, chunk, pages, alone } => self.punch_out(op, chunk, pages, alone, world, rng)?,
             Action::Share { op, chunk, pages } => self.share(op, chunk, pages, world, rng)?,
             Action::CopyBack { pages } => self.copy_back(range(pages), world, rng)?,
             Action::DropShared { pages } => {
                 for page in range(pages) {
-                    assert_eq!(world.swap[page], None, "an outdated swap block would be the page");
+                    assert!(!world.blocks.has(page), "an outdated swap block would be the page");
                     self.drop_entry(page, world);
                 }
             }
-            Action::SwapPunch { pages } => world.swap[range(pages)].fill(None),
+            Action::SwapPunch { pages } => {
+                range(pages).for_each(|page| world.blocks.drop_page(page, self.weather.mistake));
+            }
+            Action::Protect { .. } if self.weather.mistake == Some(Mistake::ProtectsNothing) => {}
+            Action::Protect { pages } => range(pages).for_each(|page| world.protect(page)),
+            Action::Preserve { .. } if self.weather.mistake == Some(Mistake::PreservesLate) && !self.is_late => {
+                self.late.push(action);
+            }
+            Action::Preserve { pages, in_block } => {
+                for page in range(pages) {
+                    world.preserve(page, in_block);
+                    self.may_die(rng)?;
+                }
+            }
+            Action::BeginImage => {
+                assert!(world.slots.is_empty() || self.weather.mistake == Some(Mistake::MissesDirectIo));
+                world.begin_image(vmm);
+                self.images += 1;
+            }
+            Action::RefuseImage => assert!(!world.slots.is_empty() || self.pinned, "an image is refused for nothing"),
+            Action::LoseImages => world.remove_images(world.images.len()),
             Action::RamPunch { pages } => {
                 for page in range(pages) {
                     match self.weather.direct && rng.per_mille(self.weather.unsplittable) {
@@ -342,7 +385,7 @@ impl Pager {
             Action::Disarm => {
                 assert!((0..world.pages()).all(|page| world.ram[page].is_some() || world.swapped_content(page) == 0));
                 assert!(world.entries.iter().all(Option::is_none), "shared pages would be lost");
-                world.swap.fill(None);
+                world.blocks.drop_all();
                 if rng.per_mille(self.weather.crash) {
                     return Err(Crash);
                 }
@@ -359,9 +402,11 @@ impl Pager {
         let data = |chunk, there: &dyn Fn(usize) -> bool| -> PageSet {
             chunk_pages(chunk).filter(|page| there(*page)).map(|page| (page % CHUNK) as u8).collect()
         };
-        self.machine.armed(|chunk| {
-            let swap = data(chunk, &|page| world.swap[page].is_some());
-            (data(chunk, &|page| world.ram[page].is_some()), swap, data(chunk, &|page| world.entries[page].is_some()))
+        self.machine.armed(|chunk| Located {
+            ram: data(chunk, &|page| world.ram[page].is_some()),
+            swap: data(chunk, &|page| world.blocks.has(page)),
+            shared: data(chunk, &|page| world.entries[page].is_some()),
+            frozen: data(chunk, &|page| world.is_frozen(page)),
         });
         self.machine.check();
     }
@@ -386,7 +431,7 @@ impl Pager {
     fn read(&mut self, op: OpId, pages: impl Iterator<Item = usize> + Clone, world: &World) {
         assert!(self.buffers.insert(op.0, BTreeMap::new()).is_none(), "the buffer of {op:?} is in use");
         let missing =
-            |page: &usize| world.ram[*page].is_none() && world.entries[*page].is_none() && world.swap[*page].is_some();
+            |page: &usize| world.ram[*page].is_none() && world.entries[*page].is_none() && world.blocks.has(*page);
         self.start(op, JobKind::Read { missing: pages.clone().filter(missing).collect() }, pages.collect());
     }
 
@@ -483,7 +528,7 @@ impl Pager {
             }
             _ if !job.left.is_empty() && !fails => {
                 let share = rng.within(1, job.left.len());
-                job.advance(share, &mut self.buffers, world, rng);
+                job.advance(share, &mut self.buffers, world, &self.weather, rng);
                 if !job.left.is_empty() || rng.coin() {
                     return Ok(());
                 }
@@ -492,14 +537,23 @@ impl Pager {
         }
         let mut job = self.jobs.swap_remove(index);
         if fails {
-            job.spoil(&mut self.buffers, world, rng);
+            job.spoil(&mut self.buffers, world, &self.weather, rng);
         }
         let error = if rng.coin() { IoError::NoSpace } else { IoError::Failed(5) };
         let result = if fails { Err(error) } else { Ok(()) };
         let op = job.op;
         let event = match job.kind {
             JobKind::Read { .. } | JobKind::Fill(_) => Event::ReadDone { op, result },
-            JobKind::Write { zero } => Event::WriteDone { op, zero, result },
+            JobKind::Write { zero, targets } => {
+                // Of a failed write nobody can say which blocks hold what.
+                for (page, block) in targets {
+                    match !fails || rng.coin() {
+                        true => world.blocks.give(page, block),
+                        false => world.blocks.free(block),
+                    }
+                }
+                Event::WriteDone { op, zero, result }
+            }
             JobKind::Zap { epoch, .. } => Event::ZapDone { op, epoch },
         };
         self.apply(event, world, vmm, rng)
@@ -518,7 +572,7 @@ impl Pager {
                 continue;
             }
             let share = rng.within(0, job.left.len());
-            job.advance(share, &mut self.buffers, world, rng);
+            job.advance(share, &mut self.buffers, world, &self.weather, rng);
         }
         let kept = rng.below(1000);
         world.messages.retain(|_| rng.per_mille(kept));
@@ -555,10 +609,12 @@ impl Job {
         share: usize,
         buffers: &mut BTreeMap<u16, BTreeMap<usize, u64>>,
         world: &mut World,
+        weather: &Weather,
         rng: &mut Rng,
     ) {
         for _ in 0..share {
             let page = self.left.swap_remove(rng.below(self.left.len()));
+            let target = self.target(page, world, weather, rng);
             match &self.kind {
                 JobKind::Read { .. } => {
                     let buffer = buffers.get_mut(&self.op.0).expect("a read has a buffer");
@@ -568,22 +624,37 @@ impl Job {
                 JobKind::Write { .. } => {
                     // The frame may be gone only if the machine let it go too early.
                     let frame = world.ram[page].as_ref().expect("a page that is being written is in RAM");
-                    world.swap[page] = Some(frame.get());
+                    let content = frame.get();
+                    world.blocks.write(target, content);
                 }
                 JobKind::Zap { .. } => {}
             }
         }
     }
 
+    /// Where a page-out writes the page; nothing for other jobs.
+    fn target(&mut self, page: usize, world: &mut World, weather: &Weather, rng: &mut Rng) -> usize {
+        let JobKind::Write { targets, .. } = &mut self.kind else { return 0 };
+        let moves = rng.per_mille(weather.moves);
+        *targets.entry(page).or_insert_with(|| world.blocks.target(page, moves, weather.mistake))
+    }
+
     /// What a failed operation leaves.
-    fn spoil(&mut self, buffers: &mut BTreeMap<u16, BTreeMap<usize, u64>>, world: &mut World, rng: &mut Rng) {
+    fn spoil(
+        &mut self,
+        buffers: &mut BTreeMap<u16, BTreeMap<usize, u64>>,
+        world: &mut World,
+        weather: &Weather,
+        rng: &mut Rng,
+    ) {
         for page in std::mem::take(&mut self.left) {
+            let target = self.target(page, world, weather, rng);
             match &self.kind {
                 JobKind::Read { .. } => {
                     buffers.get_mut(&self.op.0).expect("a read has a buffer").insert(page, GARBAGE);
                 }
                 JobKind::Fill(frames) if rng.coin() => frames[&page].set(GARBAGE),
-                JobKind::Write { .. } if rng.coin() => world.swap[page] = Some(GARBAGE),
+                JobKind::Write { .. } if rng.coin() => world.blocks.write(target, GARBAGE),
                 _ => {}
             }
         }

@@ -198,7 +198,7 @@ impl Pager {
             assert_ne!(content, GARBAGE);
             assert_eq!(world.entries[page], None, "page {page} is in RAM and shared");
             if content == 0 {
-                world.swap[page] = None;
+                world.blocks.drop_page(page, self.weather.mistake);
                 found.zero.set(index);
             } else if let Some(frame) = self.equal_frame(content, world) {
                 self.refs[frame] += 1;
@@ -257,7 +257,7 @@ impl Pager {
         Ok(Event::ShareDone { op, found })
     }
 
-    fn may_die(&self, rng: &mut Rng) -> Result<(), Crash> {
+    pub fn may_die(&self, rng: &mut Rng) -> Result<(), Crash> {
         // There are hundreds of such moments in one action.
         if rng.per_mille(self.weather.crash) && rng.per_mille(20) { Err(Crash) } else { Ok(()) }
     }

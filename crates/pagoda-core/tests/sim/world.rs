@@ -1,4 +1,4 @@
-//! What the kernel holds: the RAM file, the swap file, the VMM's page-table entries, the clock of direct I/O, intents.
+//! What the kernel holds: the RAM file, the swap file's blocks, the VMM's page-table entries, the clock of direct I/O, intents.
 //!
 //! Naive on purpose: one entry a page, no sets, and nothing shared with the machine but the numbers of pages. Content is
 //! a number; 0 stands for a page of zeros.
@@ -7,6 +7,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use pagoda_core::fault::{Access, FaultKind};
+
+use crate::image::{Blocks, Image};
 
 pub const CHUNK: usize = 256;
 /// Content of a frame that nobody has written yet. In a real one: zeros, or what was there before.
@@ -33,7 +35,9 @@ pub struct Message {
 #[derive(Debug)]
 pub struct World {
     pub ram: Vec<Option<Frame>>,
-    pub swap: Vec<Option<u64>>,
+    pub blocks: Blocks,
+    /// Of the VM's memory, the oldest first.
+    pub images: Vec<Image>,
     pub pte: Vec<Pte>,
     /// Somebody reached the page since the oracle looked.
     pub used: Vec<bool>,
@@ -59,7 +63,8 @@ impl World {
     pub fn new(pages: usize) -> World {
         World {
             ram: vec![None; pages],
-            swap: vec![None; pages],
+            blocks: Blocks::new(pages),
+            images: Vec::new(),
             pte: vec![Pte::Absent; pages],
             used: vec![false; pages],
             registered: false,
@@ -114,6 +119,13 @@ impl World {
         }
     }
 
+    /// `UFFDIO_WRITEPROTECT`.
+    pub fn protect(&mut self, page: usize) {
+        if self.pte[page] == Pte::Writable {
+            self.pte[page] = Pte::Protected;
+        }
+    }
+
     pub fn unprotect(&mut self, page: usize) {
         if self.pte[page] == Pte::Protected {
             self.pte[page] = Pte::Writable;
@@ -141,7 +153,7 @@ impl World {
     }
 
     pub fn swapped_content(&self, page: usize) -> u64 {
-        self.swap[page].unwrap_or(0)
+        self.blocks.get(page).unwrap_or(0)
     }
 
     /// What a daemon that starts now would take for the page's content.

@@ -34,6 +34,11 @@ impl Engine {
         match action {
             Action::Map { pages, protect } => self.map(pages, protect),
             Action::Unprotect { pages } => self.unprotect(pages),
+            Action::Protect { pages } => self.protect(pages),
+            // The engine has no store of images, so nobody sends the machine `Event::Freeze`.
+            Action::Preserve { .. } | Action::BeginImage | Action::RefuseImage | Action::LoseImages => {
+                self.freeze("an image was begun, and this daemon keeps none");
+            }
             Action::Wake { pages } => self.wake(pages),
             Action::Zero { pages } => self.zero(pages),
             Action::ZeroChunk { chunk } => self.zero_chunk(chunk),
@@ -83,6 +88,13 @@ impl Engine {
         let place = self.space.place(pages);
         if let Err(errno) = self.space.uffd(place.addr).unprotect(place.addr, place.len) {
             self.check(Resolved::Partial { bytes: 0, errno }, "end write protection");
+        }
+    }
+
+    fn protect(&mut self, pages: Pages) {
+        let place = self.space.place(pages);
+        if let Err(errno) = self.space.uffd(place.addr).protect(place.addr, place.len) {
+            self.check(Resolved::Partial { bytes: 0, errno }, "write-protect");
         }
     }
 

@@ -442,8 +442,6 @@ impl Engine {
             self.io.page_faults -= 1;
             self.busy_poll.note(took);
         }
-        if let Some(index) = pagoda_core::stats::FAULT_CAUSES.iter().position(|other| *other == cause) {
-            self.latency[index].record(took);
-        }
+        self.note_fault_latency(cause, took);
     }
 }

@@ -1,0 +1,197 @@
+//! Blocks, which need not be at their page's offset, and images of the VM's memory, which refer to them.
+//!
+//! A page-out writes a block in place or takes another one, which becomes the page's when all is written. A block that an
+//! image refers to is not written again, and is free when neither a page nor an image has it.
+
+use std::collections::BTreeMap;
+
+use crate::rng::Rng;
+use crate::vmm::Vmm;
+use crate::world::{GARBAGE, World};
+
+/// What an image has of a page that has changed since it began.
+#[derive(Clone, Copy, Debug)]
+enum Entry {
+    Copy(u64),
+    Block(usize),
+    Zero,
+}
+
+/// An image of the VM's memory.
+#[derive(Debug)]
+pub struct Image {
+    entries: BTreeMap<usize, Entry>,
+    /// What it has to hold for ever. Nothing of pages that were being given back when it began.
+    truth: Vec<Option<u64>>,
+}
+
+/// The swap file's blocks.
+#[derive(Debug, Default)]
+pub struct Blocks {
+    content: Vec<Option<u64>>,
+    of_page: Vec<Option<usize>>,
+    /// Entries of images that refer to the block.
+    entries: Vec<usize>,
+}
+
+/// A rule of images that an executor may break: the simulation has to notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mistake {
+    /// Page-out overwrites a block that an image refers to.
+    WritesInPlace,
+    /// A block that an image refers to becomes free with its page.
+    FreesBlocks,
+    /// Preserved after the next event instead of before the next action.
+    PreservesLate,
+    /// Pages stay mapped writable.
+    ProtectsNothing,
+    /// An image begins while direct I/O is in flight.
+    MissesDirectIo,
+}
+
+impl Blocks {
+    pub fn new(pages: usize) -> Blocks {
+        Blocks { of_page: vec![None; pages], ..Blocks::default() }
+    }
+
+    /// What the page's block holds.
+    pub fn get(&self, page: usize) -> Option<u64> {
+        self.of_page[page].map(|block| self.content[block].expect("a page's block is in use"))
+    }
+
+    pub fn has(&self, page: usize) -> bool {
+        self.of_page[page].is_some()
+    }
+
+    /// Where a page-out is to write: the page's own block, or another one.
+    pub fn target(&mut self, page: usize, moves: bool, mistake: Option<Mistake>) -> usize {
+        let own = self.of_page[page].filter(|_| !moves);
+        let in_place = own.filter(|block| self.entries[*block] == 0 || mistake == Some(Mistake::WritesInPlace));
+        in_place.unwrap_or_else(|| self.allocate())
+    }
+
+    fn allocate(&mut self) -> usize {
+        let block = self.content.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.content.push(None);
+            self.entries.push(0);
+            self.content.len() - 1
+        });
+        self.content[block] = Some(GARBAGE);
+        block
+    }
+
+    pub fn write(&mut self, block: usize, content: u64) {
+        self.content[block] = Some(content);
+    }
+
+    /// From now on the block is the page's.
+    pub fn give(&mut self, page: usize, block: usize) {
+        let before = self.of_page[page].replace(block);
+        before.filter(|before| *before != block).into_iter().for_each(|before| self.free(before));
+    }
+
+    /// The page has no block any more.
+    pub fn drop_page(&mut self, page: usize, mistake: Option<Mistake>) {
+        let Some(block) = self.of_page[page].take() else { return };
+        match mistake {
+            Some(Mistake::FreesBlocks) => self.content[block] = None,
+            _ => self.free(block),
+        }
+    }
+
+    pub fn drop_all(&mut self) {
+        (0..self.of_page.len()).for_each(|page| self.drop_page(page, None));
+    }
+
+    /// The block is free unless a page or an image has it.
+    pub fn free(&mut self, block: usize) {
+        if self.entries[block] == 0 && !self.of_page.contains(&Some(block)) {
+            self.content[block] = None;
+        }
+    }
+
+    /// What a new daemon does: blocks that nobody has are free.
+    pub fn collect(&mut self) {
+        (0..self.content.len()).for_each(|block| self.free(block));
+    }
+}
+
+impl World {
+    /// An image of what the VM holds now.
+    pub fn begin_image(&mut self, vmm: &Vmm) {
+        let truth = |page: usize| (!vmm.is_given_back(page)).then_some(vmm.truth[page]);
+        self.images.push(Image { entries: BTreeMap::new(), truth: (0..self.pages()).map(truth).collect() });
+    }
+
+    /// Pages that the newest image has no entry for.
+    pub fn is_frozen(&self, page: usize) -> bool {
+        self.images.last().is_some_and(|image| !image.entries.contains_key(&page))
+    }
+
+    /// The newest image takes over what the page holds.
+    pub fn preserve(&mut self, page: usize, in_block: bool) {
+        let entry = match (&self.ram[page], self.shared_content(page), self.blocks.of_page[page]) {
+            (_, _, Some(block)) if in_block => Entry::Block(block),
+            (Some(frame), ..) => Entry::Copy(frame.get()),
+            (None, Some(content), _) => Entry::Copy(content),
+            (None, None, block) => {
+                assert_eq!(block, None, "page {page} is in its block, and the image was not told");
+                Entry::Zero
+            }
+        };
+        if let Entry::Block(block) = entry {
+            self.blocks.entries[block] += 1;
+        }
+        let image = self.images.last_mut().expect("a frozen page has an image");
+        let before = image.entries.insert(page, entry);
+        assert!(before.is_none(), "page {page} is preserved twice in one image");
+    }
+
+    /// The oldest image is not wanted any more, or all of them.
+    pub fn remove_images(&mut self, count: usize) {
+        let removed: Vec<Image> = self.images.drain(..count).collect();
+        for entry in removed.iter().flat_map(|image| image.entries.values()) {
+            if let Entry::Block(block) = entry {
+                self.blocks.entries[*block] -= 1;
+                self.blocks.free(*block);
+            }
+        }
+    }
+
+    /// Every image holds what it held when it began.
+    pub fn check_images(&self) {
+        for (number, image) in self.images.iter().enumerate() {
+            for (page, truth) in image.truth.iter().enumerate() {
+                let Some(truth) = truth else { continue };
+                let entry = self.images[number..].iter().find_map(|image| image.entries.get(&page));
+                let content = match entry {
+                    Some(Entry::Copy(content)) => Some(*content),
+                    Some(Entry::Block(block)) => self.blocks.content[*block],
+                    Some(Entry::Zero) => Some(0),
+                    None => Some(self.recoverable(page)),
+                };
+                assert_eq!(content, Some(*truth), "page {page} of image {number}, by {entry:?}");
+            }
+        }
+    }
+}
+
+/// What a user does with images.
+#[derive(Clone, Copy, Debug)]
+pub enum Wish {
+    Begin,
+    RemoveOldest,
+    RemoveAll,
+}
+
+/// Most images of a VM.
+const IMAGES_MAX: usize = 3;
+
+pub fn any_wish(world: &World, rng: &mut Rng) -> Wish {
+    match world.images.len() {
+        0 => Wish::Begin,
+        1 if rng.per_mille(200) => Wish::RemoveAll,
+        IMAGES_MAX => Wish::RemoveOldest,
+        _ => *rng.pick(&[Wish::Begin, Wish::Begin, Wish::RemoveOldest]),
+    }
+}
