@@ -45,20 +45,23 @@ mod background;
 mod complete;
 mod curve;
 mod discard;
+mod headroom;
 mod image;
 mod machine;
+mod map;
 mod ops;
 mod reclaim;
 mod serve;
 mod share;
+mod state;
 pub mod table;
 mod watch;
 
 pub use action::{Access, Action, Actions, Event, FaultKind, Found, IoError, Now, OpId, Pages, Served, Stall};
+pub use headroom::headroom_max;
 pub use machine::{Config, Machine, PageInPolicy, Replacement};
 pub use ops::{FILLS_MAX, OPS_MAX, OUTS_MAX, ZAP_BATCH};
-pub use reclaim::headroom_max;
-pub use share::Sharing;
+pub use state::share::Sharing;
 pub use table::Located;
 pub use watch::WATCH_ZAP_BATCH;
 

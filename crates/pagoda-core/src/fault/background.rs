@@ -19,24 +19,6 @@ const TRIM_CHUNKS: u32 = 1024;
 /// Punches in one round of trimming: each takes the swap file's lock, so a page-in may wait behind it.
 const TRIM_PUNCHES: usize = 64;
 
-/// Positions and times of the background work.
-#[derive(Debug, Default)]
-pub struct Background {
-    aged_ms: u64,
-    kept_ms: u64,
-    pages_moved: u64,
-    trim_cursor: u32,
-    restore_cursor: u32,
-    /// A whole-chunk read failed. Nobody waits for a restore, so it tries again no sooner than the next housekeeping.
-    restore_paused: bool,
-}
-
-impl Background {
-    pub(super) fn pause_restore(&mut self) {
-        self.restore_paused = true;
-    }
-}
-
 impl Machine {
     pub(super) fn tick(&mut self, now: Now, out: &mut Actions) {
         if !self.armed {
@@ -60,7 +42,7 @@ impl Machine {
     fn sample(&mut self, out: &mut Actions) {
         let wanted = self.cap() < self.config.chunks.pages().0 || self.scans();
         if wanted && self.ops.zaps() == 0 && !self.pinned {
-            self.replenish_cold(self.cold_count + SAMPLE_CHUNKS, out);
+            self.replenish_cold(self.cold.count() + SAMPLE_CHUNKS, out);
         }
     }
 

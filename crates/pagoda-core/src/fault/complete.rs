@@ -228,9 +228,7 @@ impl Machine {
             }
             match epoch {
                 Some(epoch) if !touched && !c.ram.is_empty() => {
-                    self.cold_seq = self.cold_seq.wrapping_add(1);
-                    c.phase = Phase::Cold { epoch, seq: self.cold_seq };
-                    self.push_cold(*chunk);
+                    self.make_cold(*chunk, epoch);
                     self.plan_look(*chunk, now);
                 }
                 _ if c.ram.is_empty() => c.phase = Phase::Absent,

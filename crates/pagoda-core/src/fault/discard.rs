@@ -64,7 +64,7 @@ impl Machine {
                     self.chunks[chunk.as_usize()].phase = Phase::Absent;
                 }
                 Phase::Cold { .. } => {
-                    self.cold_count -= 1;
+                    self.cold.leave();
                     self.chunks[chunk.as_usize()].phase = Phase::Absent;
                 }
                 Phase::Absent | Phase::Zapping { .. } | Phase::Leaving => {}

@@ -11,7 +11,12 @@ use crate::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
 
 use super::action::{Access, Action, Actions, Event, Now, Pages, Served, Stall};
 use super::ops::Ops;
-use super::share::{Share, Sharing};
+use super::state::background::Background;
+use super::state::cold::ColdList;
+use super::state::curve::CurveWatch;
+use super::state::predictor::WritePredictor;
+use super::state::share::{Share, Sharing};
+use super::state::watch::Watch;
 use super::table::{Chunk, Located, Phase};
 
 /// Faults that can wait for room in DRAM. More threads than a VMM has; beyond it a fault is forgotten and the whole space
@@ -99,12 +104,7 @@ pub struct Machine {
     /// Faults whose read failed; they wait for [`Event::Continue`].
     pub(super) failed: VecDeque<(PageIdx, Access)>,
     pub(super) discards: VecDeque<(u64, PageIdx, PageCount)>,
-    pub(super) cold: VecDeque<(ChunkIdx, u32)>,
-    pub(super) cold_count: usize,
-    pub(super) cold_seq: u32,
-    pub(super) cold_target: usize,
-    pub(super) rescued_window: u32,
-    pub(super) evicted_window: u32,
+    pub(super) cold: ColdList,
     /// Page-out found nothing but chunks that old direct I/O may hold pinned.
     pub(super) pin_blocked: bool,
     /// Headroom is that of a stream of chunks ...
@@ -113,10 +113,10 @@ pub struct Machine {
     pub(super) wide_until_ms: u64,
     pub(super) chunk_came: bool,
     pub(super) stall: Option<(Stall, u64)>,
-    pub(super) background: super::background::Background,
-    pub(super) predictor: super::serve::WritePredictor,
-    pub(super) watch: super::watch::Watch,
-    pub(super) curve: Option<Box<super::curve::CurveWatch>>,
+    pub(super) background: Background,
+    pub(super) predictor: WritePredictor,
+    pub(super) watch: Watch,
+    pub(super) curve: Option<Box<CurveWatch>>,
     pub(super) share: Share,
     pub(super) stats: Stats,
 }
@@ -146,20 +146,15 @@ impl Machine {
             late_ahead: VecDeque::with_capacity(LATE_AHEAD_MAX),
             failed: VecDeque::with_capacity(super::ops::OPS_MAX),
             discards: VecDeque::new(),
-            cold: VecDeque::with_capacity(chunks),
-            cold_count: 0,
-            cold_seq: 0,
-            cold_target: super::reclaim::COLD_TARGET_START,
-            rescued_window: 0,
-            evicted_window: 0,
+            cold: ColdList::new(chunks),
             pin_blocked: false,
             wide: false,
             wide_until_ms: 0,
             chunk_came: false,
             stall: None,
-            background: super::background::Background::default(),
-            predictor: super::serve::WritePredictor::default(),
-            watch: super::watch::Watch::default(),
+            background: Background::default(),
+            predictor: WritePredictor::default(),
+            watch: Watch::default(),
             curve: None,
             share: Share::new(chunks),
             stats: Stats::default(),
@@ -256,7 +251,6 @@ impl Machine {
             self.queues.remove(index);
         }
         self.cold.clear();
-        self.cold_count = 0;
         self.share.forget_queue();
     }
 
@@ -312,8 +306,7 @@ impl Machine {
     /// Bytes of the tables that grow with the VM.
     pub fn table_bytes(&self) -> u64 {
         let chunks = self.chunks.capacity() * size_of::<Chunk>();
-        let cold = self.cold.capacity() * size_of::<(ChunkIdx, u32)>();
-        (chunks + cold + self.queues.bytes()) as u64
+        (chunks + self.cold.bytes() + self.queues.bytes()) as u64
     }
 
     /// Counters and gauges as of now.
@@ -326,7 +319,7 @@ impl Machine {
         stats.set(Metric::Limit, self.limit);
         stats.set(Metric::Waiting, self.waiting.len() as u64);
         stats.set(Metric::InFlight, self.ops.len() as u64);
-        stats.set(Metric::Cold, self.cold_count as u64);
+        stats.set(Metric::Cold, self.cold.count() as u64);
         stats.set(Metric::Watched, self.watch.len() as u64);
         stats
     }
@@ -382,7 +375,7 @@ impl Machine {
             Phase::Zapping { .. } => chunk.phase = Phase::Zapping { touched: true },
             Phase::Cold { .. } => {
                 chunk.phase = Phase::Hot;
-                self.cold_count -= 1;
+                self.cold.leave();
                 self.queues.insert_tail_last(index);
                 self.note_rescue();
             }

@@ -7,50 +7,17 @@
 
 use crate::bits::PageSet;
 use crate::stats::Metric;
-use crate::units::{ChunkIdx, PageCount};
+use crate::units::ChunkIdx;
 
 use super::action::{Action, Actions, Now, OpId};
+use super::headroom::headroom_at;
 use super::machine::{Machine, Replacement};
 use super::ops::{Op, OpKind, ZAP_BATCH, ZAPS_MAX};
-use super::share::Sharing;
+use super::state::share::Sharing;
 use super::table::Phase;
 
-/// Length of the cold list at the start, in chunks: two page-out batches.
-pub(super) const COLD_TARGET_START: usize = 8;
-/// The list holds at most this part of the resident chunks.
-const COLD_PART: usize = 8;
-/// Outcomes after which the list's length is reconsidered.
-const WINDOW: u32 = 32;
-/// Headroom: this part of the cap ...
-const HEADROOM_PART: u64 = 32;
-/// ... but at least as many pages as read-ahead of one stream and the page-outs behind it take ...
-const HEADROOM_MIN: u64 = 8 * 256;
-/// ... and at most what the disk writes in a few tens of milliseconds.
-const HEADROOM_MAX: u64 = 64 * 256;
-/// While pages come in one by one: this part of the cap, because at random every page of DRAM counts ...
-const PAGEWISE_PART: u64 = 256;
-/// ... but at least what two chunks leave behind, which is 20 ms of a disk that reads 25,000 pages a second.
-const PAGEWISE_MIN: u64 = 2 * 256;
 /// The wide headroom is kept for so long after the last whole chunk came in.
 const WIDE_MS: u64 = 1000;
-
-/// The most that page-out keeps free below a cap.
-pub const fn headroom_max(cap: PageCount) -> PageCount {
-    PageCount(headroom_at(cap.0, true))
-}
-
-/// What is kept free below a cap: `wide` while whole chunks come in.
-pub(super) const fn headroom_at(cap: u64, wide: bool) -> u64 {
-    let (part, least) = if wide { (HEADROOM_PART, HEADROOM_MIN) } else { (PAGEWISE_PART, PAGEWISE_MIN) };
-    headroom_of(cap, part, least)
-}
-
-const fn headroom_of(cap: u64, part: u64, least: u64) -> u64 {
-    let wanted = cap / part;
-    let bounded = if wanted < least { least } else { wanted };
-    let bounded = if bounded > HEADROOM_MAX { HEADROOM_MAX } else { bounded };
-    if bounded > cap / 4 { cap / 4 } else { bounded }
-}
 
 impl Machine {
     /// Free pages that page-out maintains.
@@ -103,30 +70,20 @@ impl Machine {
             }
         }
         let chunks_missing = (missing as usize).div_ceil(256);
-        self.replenish_cold(self.cold_target.max(chunks_missing), out);
+        self.replenish_cold(self.cold.target().max(chunks_missing), out);
     }
 
-    /// The oldest cold chunk, if the pin rule lets it go. Entries that are no longer true are dropped on the way.
+    /// The oldest cold chunk, if the pin rule lets it go.
     fn next_cold(&mut self, now: Now) -> Option<ChunkIdx> {
-        loop {
-            let &(chunk, entry) = self.cold.front()?;
-            match self.chunk(chunk).phase {
-                Phase::Cold { epoch, seq } if seq == entry => {
-                    if epoch > now.oldest_io {
-                        self.pin_blocked = true;
-                        self.stats.add(Metric::PinWaits, 1);
-                        return None;
-                    }
-                    if self.chunk(chunk).busy() {
-                        return None;
-                    }
-                    return Some(chunk);
-                }
-                _ => {
-                    self.cold.pop_front();
-                }
-            }
+        let chunk = self.cold.oldest(&self.chunks)?;
+        if let Phase::Cold { epoch, .. } = self.chunk(chunk).phase
+            && epoch > now.oldest_io
+        {
+            self.pin_blocked = true;
+            self.stats.add(Metric::PinWaits, 1);
+            return None;
         }
+        (!self.chunk(chunk).busy()).then_some(chunk)
     }
 
     /// Takes the cold list's first chunk out of DRAM.
@@ -138,8 +95,7 @@ impl Machine {
         let Some(op) = self.ops.insert(Op { chunk, kind: OpKind::Out { leaving, dirty, punching: looks } }) else {
             return false;
         };
-        self.cold.pop_front();
-        self.cold_count -= 1;
+        self.cold.take_oldest();
         let c = &mut self.chunks[chunk.as_usize()];
         c.out = Some(op);
         c.phase = Phase::Leaving;
@@ -163,8 +119,8 @@ impl Machine {
 
     /// Zaps victims until the cold list has `target` chunks.
     pub(super) fn replenish_cold(&mut self, target: usize, out: &mut Actions) {
-        while self.ops.zaps() < ZAPS_MAX && self.cold_count + self.ops.zaps() * ZAP_BATCH < target {
-            let want = (target - self.cold_count).min(ZAP_BATCH);
+        while self.ops.zaps() < ZAPS_MAX && self.cold.count() + self.ops.zaps() * ZAP_BATCH < target {
+            let want = (target - self.cold.count()).min(ZAP_BATCH);
             if self.zap_victims(want, out) == 0 {
                 return;
             }
@@ -213,41 +169,19 @@ impl Machine {
         len
     }
 
-    pub(super) fn push_cold(&mut self, chunk: ChunkIdx) {
-        if self.cold.len() == self.cold.capacity() {
-            // Full of outdated entries: there are never more cold chunks than chunks.
-            let chunks = &self.chunks;
-            self.cold.retain(
-                |(chunk, entry)| matches!(chunks[chunk.as_usize()].phase, Phase::Cold { seq, .. } if seq == *entry),
-            );
-        }
-        if let Phase::Cold { seq, .. } = self.chunk(chunk).phase {
-            self.cold.push_back((chunk, seq));
-            self.cold_count += 1;
-        }
+    /// The chunk has been zapped, at this epoch, and not been touched since.
+    pub(super) fn make_cold(&mut self, chunk: ChunkIdx, epoch: u64) {
+        let seq = self.cold.next_seq();
+        self.chunks[chunk.as_usize()].phase = Phase::Cold { epoch, seq };
+        self.cold.push(chunk, &self.chunks);
     }
 
     pub(super) fn note_rescue(&mut self) {
         self.stats.add(Metric::RescuedChunks, 1);
-        self.rescued_window += 1;
-        self.reconsider();
+        self.cold.note_rescue((self.resident / 256) as usize);
     }
 
     pub(super) fn note_eviction(&mut self) {
-        self.evicted_window += 1;
-        self.reconsider();
-    }
-
-    fn reconsider(&mut self) {
-        if self.rescued_window + self.evicted_window < WINDOW {
-            return;
-        }
-        let resident = (self.resident / 256) as usize;
-        if self.rescued_window > self.evicted_window {
-            self.cold_target /= 2;
-        } else {
-            self.cold_target = (self.cold_target * 2 + 1).min((resident / COLD_PART).max(1));
-        }
-        (self.rescued_window, self.evicted_window) = (0, 0);
+        self.cold.note_eviction((self.resident / 256) as usize);
     }
 }

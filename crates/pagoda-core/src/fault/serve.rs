@@ -7,6 +7,7 @@ use crate::units::{ChunkIdx, PageIdx};
 
 use super::action::{Access, Action, Actions, FaultKind, OpId, Pages, Served};
 use super::machine::{LATE_AHEAD_MAX, Machine, PageInPolicy, WAITING_MAX};
+use super::map::single;
 use super::ops::{Op, OpKind};
 
 /// Ranges mapped for one fault in a fragmented chunk. Each is an ioctl of about half a microsecond that may save a
@@ -20,44 +21,6 @@ const FIRST_TOUCH_PAGES: u16 = 16;
 /// A chunk with fewer pages in swap than this is read through a buffer even if it could be read straight into a large
 /// folio, which would fill the rest of it with zeros.
 const DIRECT_PAGES_MIN: u16 = 64;
-
-/// Guesses whether a page that is read will be written soon: then mapping it writable at once saves a fault, at the price
-/// of a page-out that may be needless.
-#[derive(Debug, Default)]
-pub struct WritePredictor {
-    pages: u32,
-    /// Of those mapped write-protected, because only they tell: how many, and how many were written.
-    seen: u32,
-    written: u32,
-}
-
-impl WritePredictor {
-    /// Every 16th page is mapped write-protected all the same, to go on measuring.
-    const PROBE: u32 = 16;
-    /// Old evidence halves at this many pages.
-    const WINDOW: u32 = 256;
-
-    /// A page came in for a read. True: map it writable.
-    fn predict(&mut self) -> bool {
-        self.pages = self.pages.wrapping_add(1);
-        // A write fault costs about as much as a third of the read and write-back of a page.
-        let likely = self.seen >= Self::PROBE && self.written * 3 > self.seen;
-        if likely && !self.pages.is_multiple_of(Self::PROBE) {
-            return true;
-        }
-        self.seen += 1;
-        if self.seen >= Self::WINDOW {
-            self.seen /= 2;
-            self.written /= 2;
-        }
-        false
-    }
-
-    /// A clean page was written.
-    fn note_write(&mut self) {
-        self.written = (self.written + 1).min(self.seen);
-    }
-}
 
 impl Machine {
     /// Answers a fault, now or later.
@@ -320,68 +283,6 @@ impl Machine {
         }
     }
 
-    /// Makes pages in the RAM file reachable, the one that was asked for first. `writable`: all of them.
-    pub(super) fn map(
-        &mut self,
-        chunk: ChunkIdx,
-        pages: PageSet,
-        first: Option<(u8, Access)>,
-        writable: bool,
-        out: &mut Actions,
-    ) {
-        let c = self.chunk(chunk);
-        let kept = c.clean | c.frozen;
-        let touched = match first {
-            Some((index, Access::Write)) => pages & write_extent(c.ram - kept, index),
-            _ => PageSet::EMPTY,
-        };
-        let written = match () {
-            () if !self.config.protect => pages,
-            // A guess is no reason to take a copy of a frozen page.
-            () if writable => (pages - c.frozen) | touched,
-            () => touched,
-        };
-        let (open, protected) = ((pages - kept) | written, (pages & kept) - written);
-        self.open(chunk, open, out);
-        let c = &mut self.chunks[chunk.as_usize()];
-        c.clean -= open;
-        c.mapped |= pages;
-        let mut push = |pages: PageSet, protect: bool| {
-            out.extend(pages.runs().map(|run| Action::Map { pages: Pages { chunk, run }, protect }));
-        };
-        match first {
-            Some((index, _)) if protected.contains(index) => {
-                push(single(protected, index), true);
-                push(protected - single(protected, index), true);
-                push(open, false);
-            }
-            Some((index, _)) if open.contains(index) => {
-                push(single(open, index), false);
-                push(open - single(open, index), false);
-                push(protected, true);
-            }
-            _ => {
-                push(open, false);
-                push(protected, true);
-            }
-        }
-    }
-
-    /// A page that is clean or frozen was written: it and, where the guest writes on, what follows are so no more.
-    fn end_protection(&mut self, chunk: ChunkIdx, index: u8, out: &mut Actions) {
-        let c = self.chunk(chunk);
-        let mapped = c.ram & c.mapped;
-        let extent = write_extent(mapped - c.clean - c.frozen, index) & mapped;
-        let extent = extent | PageSet::single(index);
-        self.open(chunk, extent, out);
-        let c = &mut self.chunks[chunk.as_usize()];
-        c.clean -= extent;
-        c.mapped |= extent;
-        out.extend(extent.runs().map(|run| Action::Unprotect { pages: Pages { chunk, run } }));
-        self.predictor.note_write();
-        self.pattern.on_chunk_written(chunk);
-    }
-
     /// How a page that was read alone is to be mapped.
     pub(super) fn predict_write(&mut self, access: Access) -> bool {
         access == Access::Write || self.predictor.predict()
@@ -430,84 +331,8 @@ impl Machine {
     }
 }
 
-/// The maximal run around a page as a set; just the page when it is not in `pages`.
-fn single(pages: PageSet, index: u8) -> PageSet {
-    pages.run_around(index).map_or(PageSet::single(index), |run| PageSet::range(run.start, run.len))
-}
-
 /// The aligned block of pages that the first touch of a chunk maps.
 fn around(index: u8) -> PageSet {
     let start = u16::from(index) / FIRST_TOUCH_PAGES * FIRST_TOUCH_PAGES;
     PageSet::range(start as u8, FIRST_TOUCH_PAGES)
-}
-
-/// Pages that a write to `index` opens at once: as many as were written right before it, doubled, and downwards the same. A
-/// sweep over a chunk so costs some eight faults in either direction, a lone write one page.
-fn write_extent(written: PageSet, index: u8) -> PageSet {
-    let run = |neighbour: Option<u8>| neighbour.and_then(|page| written.run_around(page));
-    let before = run(index.checked_sub(1)).map_or(0, |run| u16::from(index) - u16::from(run.start));
-    let after = run(index.checked_add(1)).map_or(0, |run| run.end() - u16::from(index) - 1);
-    let up = (before * 2).max(1).min(256 - u16::from(index));
-    let down = (after * 2).max(1).min(u16::from(index) + 1);
-    PageSet::range(index, up) | PageSet::range((u16::from(index) + 1 - down) as u8, down)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{WritePredictor, write_extent};
-    use crate::bits::PageSet;
-
-    /// Faults of a sweep that writes a whole chunk whose pages are all protected.
-    fn faults(sweep: impl Iterator<Item = u8>) -> u32 {
-        let mut written = PageSet::EMPTY;
-        sweep.fold(0, |faults, page| {
-            let is_protected = !written.contains(page);
-            if is_protected {
-                written |= write_extent(written, page);
-            }
-            faults + u32::from(is_protected)
-        })
-    }
-
-    #[test]
-    fn a_sweep_of_writes_opens_more_and_more_in_either_direction() {
-        // 1, 2, 6, 18, 54, 162 pages, and what is left.
-        assert_eq!((faults(0..=255), faults((0..=255).rev())), (7, 7));
-        let strided = |step: usize| faults((0..=255).step_by(step));
-        assert_eq!((strided(2), strided(16)), (128, 16), "what is written here and there opens nothing else");
-        let both = PageSet::range(4, 2) | PageSet::range(7, 3);
-        assert_eq!(write_extent(both, 6), PageSet::range(6, 4) | PageSet::range(1, 6), "a gap that is closed");
-        for index in 0..=255 {
-            let all_but_one = PageSet::FULL - PageSet::single(index);
-            assert!(write_extent(all_but_one, index).contains(index));
-        }
-    }
-
-    /// Pages out of `count` that are mapped writable, while `written` of 8 pages that are not are written.
-    fn writable(predictor: &mut WritePredictor, count: u32, written: u32) -> u32 {
-        (0..count)
-            .filter(|page| {
-                let writable = predictor.predict();
-                if !writable && page % 8 < written {
-                    predictor.note_write();
-                }
-                writable
-            })
-            .count() as u32
-    }
-
-    #[test]
-    fn pages_that_are_written_are_mapped_writable_but_for_probes() {
-        let mut predictor = WritePredictor::default();
-        writable(&mut predictor, 64, 8);
-        assert_eq!(writable(&mut predictor, 1600, 8), 1500);
-    }
-
-    #[test]
-    fn a_load_that_stops_writing_is_noticed() {
-        let mut predictor = WritePredictor::default();
-        writable(&mut predictor, 1000, 8);
-        writable(&mut predictor, 16 * WritePredictor::WINDOW, 0);
-        assert_eq!(writable(&mut predictor, 1000, 0), 0);
-    }
 }

@@ -7,8 +7,6 @@
 //! An access to a shared page, a read as well as a write, makes it the VM's own again ([`Action::CopyBack`]). It
 //! takes room below the cap as a page-in does, and the VM's part of its frames counts below the cap too.
 
-use std::collections::VecDeque;
-
 use crate::bits::{PageSet, Run};
 use crate::pattern::PageIn;
 use crate::stats::Metric;
@@ -17,6 +15,7 @@ use crate::units::{ChunkIdx, PageIdx};
 use super::action::{Action, Actions, Found, Now, OpId, Pages};
 use super::machine::Machine;
 use super::ops::{Op, OpKind};
+use super::state::share::Sharing;
 use super::table::Phase;
 
 /// How long a chunk has to be cold before its pages are looked at: what a phase of a program touches again within a second is
@@ -28,43 +27,6 @@ const SCAN_PAGES: usize = 64;
 const AT_ONCE: u64 = 0;
 /// Pages copied back for one fault of a stream.
 const BACK_PAGES: u16 = 16;
-
-/// Whether equal pages are looked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Sharing {
-    /// Never. What is shared already is copied back when it is touched.
-    #[default]
-    Off,
-    /// When a page leaves for swap.
-    PageOut,
-    /// Also in chunks that are cold and need not leave. The VM is armed for it.
-    Scan,
-}
-
-/// What the machine keeps about sharing, the sets of the chunks apart.
-#[derive(Debug)]
-pub struct Share {
-    /// Shared pages.
-    pub(super) pages: u64,
-    /// The VM's part of its frames, in pages.
-    pub(super) charged: u64,
-    /// Cold chunks with pages to look at, the oldest first: the number of the chunk's entry in the cold list, and since
-    /// when. Exactly one entry of each such chunk is true; the others are outdated.
-    queue: VecDeque<(ChunkIdx, u32, u64)>,
-    back_cursor: u32,
-    /// The oldest chunk to look at waits for direct I/O that may hold older pins.
-    blocked: bool,
-}
-
-impl Share {
-    pub(super) fn new(chunks: usize) -> Share {
-        Share { pages: 0, charged: 0, queue: VecDeque::with_capacity(chunks), back_cursor: 0, blocked: false }
-    }
-
-    pub(super) fn forget_queue(&mut self) {
-        self.queue.clear();
-    }
-}
 
 impl Machine {
     /// Equal pages are looked for even without pressure.
@@ -204,7 +166,7 @@ impl Machine {
             }
             let pages: PageSet = wanted.iter().take(SCAN_PAGES).collect();
             let Some(op) = self.ops.insert(Op { chunk, kind: OpKind::Scan { pages, epoch } }) else { return };
-            self.cold_count -= 1;
+            self.cold.leave();
             self.share.queue.pop_front();
             let c = &mut self.chunks[chunk.as_usize()];
             c.out = Some(op);
@@ -266,10 +228,8 @@ impl Machine {
             self.queues.insert_tail_last(chunk);
             return;
         }
-        self.cold_seq = self.cold_seq.wrapping_add(1);
-        c.phase = Phase::Cold { epoch, seq: self.cold_seq };
         let rest = c.scan;
-        self.push_cold(chunk);
+        self.make_cold(chunk, epoch);
         self.queue_look(chunk, rest, AT_ONCE);
     }
 

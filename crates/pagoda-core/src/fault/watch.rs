@@ -10,132 +10,17 @@
 //!
 //! If the VMM's agent is away or a zap fails, the pages wait for the next try and are not counted as watched.
 
-use std::collections::HashMap;
-
-use crate::bits::PageSet;
 use crate::policy::SampleCount;
 use crate::stats::Metric;
-use crate::units::{ChunkIdx, PageIdx};
+use crate::units::PageIdx;
 
 use super::action::{Action, Actions};
 use super::machine::Machine;
+use super::state::watch::Purpose;
 use super::table::Phase;
 
 /// Pages in one zap: what a packet to the agent holds (`pagoda_abi::attach::RANGES_MAX`).
 pub const WATCH_ZAP_BATCH: usize = 128;
-
-/// Why a page is watched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// It stands for a part of the VM in this period's estimate of the working set.
-    Sample,
-    /// Its uses make the miss-ratio curve.
-    Curve,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Marks {
-    sample: PageSet,
-    curve: PageSet,
-}
-
-impl Marks {
-    fn of(&mut self, purpose: Purpose) -> &mut PageSet {
-        match purpose {
-            Purpose::Sample => &mut self.sample,
-            Purpose::Curve => &mut self.curve,
-        }
-    }
-
-    fn all(self) -> PageSet {
-        self.sample | self.curve
-    }
-}
-
-/// The watched pages of a VM.
-#[derive(Debug, Default)]
-pub struct Watch {
-    hidden: HashMap<ChunkIdx, Marks>,
-    /// Wait until nothing is under way on their chunk and the agent is free.
-    pending: Vec<(PageIdx, Purpose)>,
-    /// Hidden, and the zap is on its way.
-    zapping: Vec<(PageIdx, Purpose)>,
-    /// Tells the zap under way from those before it, whose answers mean nothing any more.
-    ticket: u32,
-    touched: u32,
-}
-
-impl Watch {
-    /// Pages of a chunk that may be mapped by nothing but their own fault.
-    pub fn hidden(&self, chunk: ChunkIdx) -> PageSet {
-        if self.hidden.is_empty() {
-            return PageSet::EMPTY;
-        }
-        self.hidden.get(&chunk).map_or(PageSet::EMPTY, |marks| marks.all())
-    }
-
-    /// Hidden pages.
-    pub fn len(&self) -> usize {
-        self.hidden.values().map(|marks| usize::from(marks.all().count())).sum()
-    }
-
-    /// Watches nothing. A zap on its way does no harm.
-    pub fn clear(&mut self) {
-        *self = Watch { ticket: self.ticket.wrapping_add(1), ..Watch::default() };
-    }
-
-    /// Takes up pages, which are unmapped when they can be.
-    pub fn add(&mut self, pages: impl IntoIterator<Item = PageIdx>, purpose: Purpose) {
-        self.pending.extend(pages.into_iter().map(|page| (page, purpose)));
-    }
-
-    /// Forgets all pages of one purpose.
-    pub fn drop_all(&mut self, purpose: Purpose) {
-        self.pending.retain(|(_, other)| *other != purpose);
-        self.zapping.retain(|(_, other)| *other != purpose);
-        self.hidden.retain(|_, marks| {
-            *marks.of(purpose) = PageSet::EMPTY;
-            !marks.all().is_empty()
-        });
-    }
-
-    fn hide(&mut self, page: PageIdx, purpose: Purpose) {
-        self.hidden.entry(page.chunk()).or_default().of(purpose).set(page.index_in_chunk());
-    }
-
-    fn unhide(&mut self, page: PageIdx, purpose: Purpose) {
-        let Some(marks) = self.hidden.get_mut(&page.chunk()) else { return };
-        marks.of(purpose).clear(page.index_in_chunk());
-        if marks.all().is_empty() {
-            self.hidden.remove(&page.chunk());
-        }
-    }
-
-    /// Ends the watch of a page that is mapped without having been used.
-    pub(super) fn forget(&mut self, page: PageIdx) {
-        self.show(page);
-    }
-
-    /// Ends the watch of a page; says why it was watched.
-    fn show(&mut self, page: PageIdx) -> Option<Marks> {
-        let (chunk, index) = (page.chunk(), page.index_in_chunk());
-        let marks = self.hidden.get_mut(&chunk).filter(|marks| marks.all().contains(index))?;
-        let was = Marks { sample: marks.sample & PageSet::single(index), curve: marks.curve & PageSet::single(index) };
-        marks.sample.clear(index);
-        marks.curve.clear(index);
-        if marks.all().is_empty() {
-            self.hidden.remove(&chunk);
-        }
-        self.zapping.retain(|(other, _)| *other != page);
-        Some(was)
-    }
-
-    fn sample_count(&self) -> SampleCount {
-        let hidden: u32 = self.hidden.values().map(|marks| u32::from(marks.sample.count())).sum();
-        let untouched = hidden - self.zapping.iter().filter(|(_, purpose)| *purpose == Purpose::Sample).count() as u32;
-        SampleCount { watched: untouched + self.touched, touched: self.touched }
-    }
-}
 
 impl Machine {
     /// Begins a sampling period with these pages, and ends the one before. Pages outside the space are left out. The zaps
@@ -230,7 +115,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::bits::PageSet;
     use crate::fault::{Access, Config, Event, FaultKind, Located, Now, Sharing};
+    use crate::units::ChunkIdx;
     use crate::units::{ChunkCount, PageCount};
 
     /// Pages in DRAM, of a VM of four chunks.
