@@ -25,13 +25,21 @@ pub struct Image {
     truth: Vec<Option<u64>>,
 }
 
+/// A block of the swap file. It is free when it has neither a page nor an entry.
+#[derive(Clone, Copy, Debug, Default)]
+struct Block {
+    content: u64,
+    page: Option<usize>,
+    /// Entries of images that refer to it.
+    entries: usize,
+}
+
 /// The swap file's blocks.
 #[derive(Debug, Default)]
 pub struct Blocks {
-    content: Vec<Option<u64>>,
+    blocks: Vec<Block>,
+    free: Vec<usize>,
     of_page: Vec<Option<usize>>,
-    /// Entries of images that refer to the block.
-    entries: Vec<usize>,
 }
 
 /// A rule of images that an executor may break: the simulation has to notice.
@@ -56,7 +64,7 @@ impl Blocks {
 
     /// What the page's block holds.
     pub fn get(&self, page: usize) -> Option<u64> {
-        self.of_page[page].map(|block| self.content[block].expect("a page's block is in use"))
+        self.of_page[page].map(|block| self.blocks[block].content)
     }
 
     pub fn has(&self, page: usize) -> bool {
@@ -66,37 +74,41 @@ impl Blocks {
     /// Where a page-out is to write: the page's own block, or another one.
     pub fn target(&mut self, page: usize, moves: bool, mistake: Option<Mistake>) -> usize {
         let own = self.of_page[page].filter(|_| !moves);
-        let in_place = own.filter(|block| self.entries[*block] == 0 || mistake == Some(Mistake::WritesInPlace));
+        let in_place = own.filter(|block| self.blocks[*block].entries == 0 || mistake == Some(Mistake::WritesInPlace));
         in_place.unwrap_or_else(|| self.allocate())
     }
 
     fn allocate(&mut self) -> usize {
-        let block = self.content.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.content.push(None);
-            self.entries.push(0);
-            self.content.len() - 1
+        let block = self.free.pop().unwrap_or_else(|| {
+            self.blocks.push(Block::default());
+            self.blocks.len() - 1
         });
-        self.content[block] = Some(GARBAGE);
+        self.blocks[block].content = GARBAGE;
         block
     }
 
     pub fn write(&mut self, block: usize, content: u64) {
-        self.content[block] = Some(content);
+        self.blocks[block].content = content;
     }
 
     /// From now on the block is the page's.
     pub fn give(&mut self, page: usize, block: usize) {
-        let before = self.of_page[page].replace(block);
-        before.filter(|before| *before != block).into_iter().for_each(|before| self.free(before));
+        if self.of_page[page] == Some(block) {
+            return;
+        }
+        self.drop_page(page, None);
+        self.of_page[page] = Some(block);
+        self.blocks[block].page = Some(page);
     }
 
     /// The page has no block any more.
     pub fn drop_page(&mut self, page: usize, mistake: Option<Mistake>) {
         let Some(block) = self.of_page[page].take() else { return };
-        match mistake {
-            Some(Mistake::FreesBlocks) => self.content[block] = None,
-            _ => self.free(block),
+        self.blocks[block].page = None;
+        if mistake == Some(Mistake::FreesBlocks) {
+            self.blocks[block].content = GARBAGE;
         }
+        self.free(block);
     }
 
     pub fn drop_all(&mut self) {
@@ -105,14 +117,17 @@ impl Blocks {
 
     /// The block is free unless a page or an image has it.
     pub fn free(&mut self, block: usize) {
-        if self.entries[block] == 0 && !self.of_page.contains(&Some(block)) {
-            self.content[block] = None;
+        let Block { page, entries, .. } = self.blocks[block];
+        if page.is_none() && entries == 0 {
+            self.blocks[block].content = GARBAGE;
+            self.free.push(block);
         }
     }
 
     /// What a new daemon does: blocks that nobody has are free.
     pub fn collect(&mut self) {
-        (0..self.content.len()).for_each(|block| self.free(block));
+        self.free.clear();
+        (0..self.blocks.len()).for_each(|block| self.free(block));
     }
 }
 
@@ -140,7 +155,7 @@ impl World {
             }
         };
         if let Entry::Block(block) = entry {
-            self.blocks.entries[block] += 1;
+            self.blocks.blocks[block].entries += 1;
         }
         let image = self.images.last_mut().expect("a frozen page has an image");
         let before = image.entries.insert(page, entry);
@@ -152,7 +167,7 @@ impl World {
         let removed: Vec<Image> = self.images.drain(..count).collect();
         for entry in removed.iter().flat_map(|image| image.entries.values()) {
             if let Entry::Block(block) = entry {
-                self.blocks.entries[*block] -= 1;
+                self.blocks.blocks[*block].entries -= 1;
                 self.blocks.free(*block);
             }
         }
@@ -166,7 +181,7 @@ impl World {
                 let entry = self.images[number..].iter().find_map(|image| image.entries.get(&page));
                 let content = match entry {
                     Some(Entry::Copy(content)) => Some(*content),
-                    Some(Entry::Block(block)) => self.blocks.content[*block],
+                    Some(Entry::Block(block)) => Some(self.blocks.blocks[*block].content),
                     Some(Entry::Zero) => Some(0),
                     None => Some(self.recoverable(page)),
                 };
