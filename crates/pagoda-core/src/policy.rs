@@ -50,6 +50,7 @@ pub mod admission;
 pub mod allocate;
 pub mod controller;
 pub mod explain;
+pub mod follow_up;
 pub mod growth;
 pub mod host;
 pub mod mrc;
