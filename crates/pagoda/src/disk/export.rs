@@ -7,9 +7,10 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use pagoda_pool::aside::Control;
 use pagoda_pool::connect::Patience;
 use pagoda_pool::news::Watch;
-use pagoda_pool::plane::{Control, Plane};
+use pagoda_pool::plane::Plane;
 use pagoda_pool::{connect, record, role};
 use rmap::client::{Client, ClientStats, Reach, ServerInfo};
 use rmap::nbd::{self, Ended, Listener, Server};
@@ -20,12 +21,11 @@ use rustix::mm::{MlockAllFlags, mlockall};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use super::Export;
+use super::options::Export;
 use crate::exit::UsageError;
 use crate::metrics::disk::DiskNumbers;
 use crate::metrics::{self, Published};
-use crate::output::{print_json_line, print_text};
-use crate::show::Format;
+use crate::output::{Format, print_json_line, print_text};
 
 /// Servers that have not answered by then are gone on without, if any has.
 const SERVERS_PATIENCE: Duration = Duration::from_secs(10);

@@ -24,15 +24,14 @@ use rmap::wire::message::Pressure;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use super::Serve;
 use super::announce::Announcing;
-use super::list::{SLAB_BYTES, SLAB_CONTENT_BYTES};
 use super::member::InEtcd;
+use super::options::Serve;
+use super::slab::{SLAB_BYTES, SLAB_CONTENT_BYTES};
 use crate::exit::UsageError;
 use crate::metrics::server::ServerNumbers;
 use crate::metrics::{self, Published};
-use crate::output::{print_json_line, print_text};
-use crate::show::Format;
+use crate::output::{Format, print_json_line, print_text};
 use crate::units::format_size;
 
 /// Who asked for a drain looks several times a second; an answer or two may get lost.
