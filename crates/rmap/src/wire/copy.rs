@@ -2,7 +2,7 @@
 
 use std::net::{Ipv6Addr, SocketAddr};
 
-use super::{Malformed, u16_at, u64_at};
+use super::fields::{Malformed, u16_at, u64_at};
 use crate::crypto::{KEY_SIZE, PublicKey};
 use crate::units::Version;
 
