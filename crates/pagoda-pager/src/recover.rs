@@ -11,8 +11,8 @@ use pagoda_sys::socket::SharedMap;
 
 use crate::share::Member;
 use crate::space::Space;
-use crate::tier::{BlocksError, Stack};
 use crate::tier::swap::each_chunk;
+use crate::tier::{BlocksError, Stack};
 
 /// Threads that look where pages are: more of them wait for one another in the kernel.
 const LOOK_THREADS_MAX: usize = 8;
