@@ -1,8 +1,8 @@
 //! Spaces, as they are opened.
 
-use super::peer::SERVERS_MAX;
 use super::reserve::Reservation;
 use super::sealed::Tenure;
+use super::servers::SERVERS_MAX;
 use super::slab::{self, SPACE_SLABS_MAX, Space};
 use super::{Client, ClientError, SPACES_MAX, SpaceRef, SpaceSpec};
 use crate::control::{MapEntry, Today};

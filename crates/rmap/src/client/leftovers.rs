@@ -13,8 +13,7 @@ use super::returns::RETURNS_MAX;
 use super::slab::{Candidates, Phase, Slab};
 use super::{Client, SpaceRef};
 use crate::control::Replica;
-use crate::server::SLABS_MAX;
-use crate::units::{Class, Generation, PageNo, ServerId, Version};
+use crate::units::{Class, Generation, PageNo, SLABS_MAX, ServerId, Version};
 use crate::wire::message::{HELD_END, HELD_MAX, HELD_SIZE, Op, Status};
 
 /// Servers and spaces that are looked at together. What they may answer has room among what is given back, or it would be forgotten.

@@ -24,7 +24,7 @@ const OVERTAKEN_MAX: u8 = 3;
 
 /// What a server is taken to have until it says so in its first reply. With little, the first writes to several slabs would
 /// be declined; with too much, a server that is full says no.
-const ROOM_UNTOLD: u32 = crate::server::SLABS_MAX as u32;
+const ROOM_UNTOLD: u32 = crate::units::SLABS_MAX as u32;
 
 /// How short of memory servers are concerns all slabs, and each reply says it. After a change they are looked at at once, and then no
 /// more often than this: 16 TiB of slabs take 20 ms, and a server may say something else in each reply.

@@ -11,8 +11,8 @@ use smallvec::SmallVec;
 
 use super::Client;
 use super::exchange::{Request, Role};
-use super::peer::SERVERS_MAX;
 use super::sealed::Tenure;
+use super::servers::SERVERS_MAX;
 use crate::units::{BootEpoch, Class, PageNo, Time, Version};
 use crate::wire::message::{Op, Status};
 

@@ -9,9 +9,8 @@ use super::exchange::{Request, Role};
 use super::repair::{REPAIRS_MAX, Step};
 use super::{Client, Fault};
 use crate::crypto::KEY_SIZE;
-use crate::server::Progress;
 use crate::units::{Class, PageNo, SlabNo, Time, Version};
-use crate::wire::copy::{CopyOrder, ORDER_SIZE, RATE_MIN};
+use crate::wire::copy::{CopyOrder, ORDER_SIZE, Progress, RATE_MIN};
 use crate::wire::message::{Op as Wire, Status, VERSIONS_MAX};
 
 /// How often a source is asked how far it is: a slab of 64 MiB takes a tenth of a second at the very best.

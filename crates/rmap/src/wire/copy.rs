@@ -12,6 +12,16 @@ pub const ORDER_SIZE: usize = 72;
 /// Slower is no copy: a slab of 64 MiB would take more than a minute.
 pub const RATE_MIN: u64 = 1_000_000;
 
+/// How far a transfer is. The numbers are the protocol's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    Running = 0,
+    /// Everything that was here was sent, and answered.
+    Sent = 1,
+    /// The other server is silent or refuses.
+    Failed = 2,
+}
+
 /// The other server, and how fast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyOrder {
