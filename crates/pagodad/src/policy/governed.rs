@@ -1,15 +1,24 @@
 //! What the policy remembers of one VM.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use pagoda_core::policy::VmId;
 use pagoda_core::policy::round::VmRound;
 use pagoda_core::units::PageCount;
 
-use super::block::Block;
-
 /// Page-ins are counted over at least so long.
 const RATE_PERIOD: Duration = Duration::from_secs(4);
+
+/// What is under way to stop a VM or to let it run again ([`super::block`]).
+#[derive(Debug, Clone, Default)]
+pub struct Block {
+    /// A thread speaks to its monitor, which may take as long as a fault.
+    pub(super) is_busy: Arc<AtomicBool>,
+    /// When it was stopped, by this daemon.
+    pub since: Option<Instant>,
+}
 
 /// What the policy remembers of a VM, beside its settings.
 #[derive(Debug)]
