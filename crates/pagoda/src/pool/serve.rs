@@ -95,10 +95,7 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     let mut lanes: Vec<(Server, Port)> = servers.into_iter().zip(ports).collect();
     let (server, _) = &mut lanes[0];
     server.set_admins(admitted.admins());
-    let signals = Signals::new()?;
-    if options.while_stdin {
-        signals.obey_end_of_input();
-    }
+    let signals = Signals::obeyed(options)?;
     let announcer = announcing.as_ref().map(Announcing::key);
     let info = ServerInfo { id: ServerId(options.id), addr, key: public, zone: options.zone, announcer };
     let mut member = place.etcd.map(|config| InEtcd::join(config, &info, server)).transpose()?;
@@ -230,6 +227,15 @@ struct Signals {
 }
 
 impl Signals {
+    /// What this server is to end by.
+    fn obeyed(options: &Serve) -> Result<Signals> {
+        let signals = Signals::new()?;
+        if options.while_stdin {
+            signals.obey_end_of_input();
+        }
+        Ok(signals)
+    }
+
     fn new() -> Result<Signals> {
         let asked = Arc::new(AtomicBool::new(false));
         for signal in [SIGTERM, SIGINT] {
