@@ -433,7 +433,14 @@ impl Packet {
         if version != ABI_VERSION {
             return Err(DecodeError::Version(version));
         }
-        let packet = match u16::from_le_bytes(r.take()?) {
+        let kind = u16::from_le_bytes(r.take()?);
+        let packet = Packet::decode_body(kind, &mut r)?;
+        if r.0.is_empty() { Ok(packet) } else { Err(DecodeError::Length) }
+    }
+
+    /// What follows the header of a packet of this kind.
+    fn decode_body(kind: u16, r: &mut Reader<'_>) -> Result<Packet, DecodeError> {
+        Ok(match kind {
             1 => Packet::Fetch { token: r.token()? },
             2 => {
                 let count = r.count(REGIONS_MAX)?;
@@ -500,8 +507,7 @@ impl Packet {
             }
             21 => Packet::Ram { token: r.token()? },
             _ => return Err(DecodeError::Value),
-        };
-        if r.0.is_empty() { Ok(packet) } else { Err(DecodeError::Length) }
+        })
     }
 }
 

@@ -29,34 +29,19 @@ mod stream;
 mod tests;
 
 use crate::units::{ChunkCount, ChunkIdx, PageIdx};
+pub use stream::{Access, CHUNK_COST_PAGES, CONTINUES_WITHIN, Direction};
 use stream::{Place, Relation, Sequence, Whole};
 
 /// Remembered places (measured: `adaptive rule`, 2 vCPUs, virtio disk; sweeps and random use both within
 /// noise of the better fixed choice).
 pub const STREAMS: usize = 8;
-/// A fault this many pages after a place continues it (same measurement).
-pub const CONTINUES_WITHIN: u64 = 16;
-/// The price of a whole chunk in single-page faults: 450 us against 25 us, measured on the same machine.
-pub const CHUNK_COST_PAGES: u64 = 18;
+
 /// Two places in one chunk allow for two vCPUs that walk it; more would match random faults by chance.
 const STREAMS_PER_CHUNK: usize = 2;
 /// Faults after which an idle stream of whole chunks gives its place to a new one. A stream comes back
 /// once a chunk, so this allows four random faults to each of its pages; a dead one costs newcomers at most
 /// 25 ms.
 const IDLE_FAULTS_MAX: u32 = 1024;
-
-/// How the guest touched the page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    Read,
-    Write,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    Up,
-    Down,
-}
 
 /// What to bring in for a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,10 +11,12 @@
 mod agent;
 mod ages;
 mod arm;
+mod busy;
 mod exec;
 mod io;
 mod sampling;
 mod share;
+mod stall;
 mod status;
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -138,7 +140,7 @@ pub struct Engine {
     pin_waiters: Vec<u32>,
     io: io::Transfers,
     /// Since when it has been arming in vain, for its memory is another's.
-    busy: Option<arm::Busy>,
+    busy: Option<busy::Busy>,
     /// The ring has its bounce buffers: a VM that is never armed needs none.
     has_buffers: bool,
     actions: Actions,
@@ -581,7 +583,7 @@ impl Engine {
     }
 
     fn stalled(&mut self, stall: Stall) {
-        let text = status::stall_text(stall, self.tiers.swap_path());
+        let text = stall::stall_text(stall, self.tiers.swap_path());
         tracing::error!(vm = %self.name, "{text}");
         (self.notify)(Notice::Stalled(text));
     }

@@ -22,6 +22,7 @@ pub mod block_map;
 pub mod compressed;
 pub mod frames;
 pub mod remote;
+mod report;
 pub mod stack;
 pub mod swap;
 
@@ -35,7 +36,8 @@ use pagoda_core::units::{CHUNK_PAGES, ChunkIdx, PAGE_SIZE, PageIdx};
 use pagoda_sys::Errno;
 use pagoda_sys::ring::{BufferId, BufferSlice, Ring, RingError};
 
-pub use stack::{BlocksError, Report, Stack, Wanted};
+pub use report::Report;
+pub use stack::{BlocksError, Stack, Wanted};
 
 use crate::space::Space;
 

@@ -5,7 +5,8 @@ use anyhow::{Context, Result};
 use rmap::aside::REQUESTS_MAX;
 use rmap::control::{ControlReply, ControlRequest};
 
-use crate::plane::Control;
+/// How a client's driver asks.
+pub type Control = Box<dyn FnMut(&ControlRequest) -> ControlReply + Send>;
 
 /// Answers several requests at a time, in their order.
 pub type Slow = Box<dyn FnMut(&[ControlRequest]) -> Vec<ControlReply> + Send>;

@@ -10,8 +10,8 @@ use rmap::crypto::{Keypair, SystemEntropy};
 use rmap::udp::{Port, UdpClient, Wait};
 use rmap::units::{ServerId, SlabNo, Time};
 
+use crate::aside::Control;
 use crate::config::{PoolConfig, Transport};
-use crate::plane::Control;
 use crate::store;
 
 /// How long servers may be silent.

@@ -5,17 +5,14 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use rmap::control::{ControlPlane, ControlReply, ControlRequest, Map, Today};
+use rmap::control::{ControlPlane, ControlReply, Map, Today};
 use rmap::registry::Registry;
 use rmap::units::{Generation, SpaceId};
 use rmap_etcd::{Etcd, EtcdConfig, EtcdError, HealthView, NewSpace};
 
-use crate::aside::{Slow, aside};
+use crate::aside::{Control, Slow, aside};
 use crate::config::PoolConfig;
 use crate::{Tell, record, store};
-
-/// How a client's driver asks.
-pub type Control = Box<dyn FnMut(&ControlRequest) -> ControlReply + Send>;
 
 /// How often it is looked whether etcd is there.
 const HEALTH_EVERY: Duration = Duration::from_secs(1);

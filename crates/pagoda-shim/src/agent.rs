@@ -13,7 +13,7 @@ use pagoda_abi::attach::{Packet, Range};
 use crate::config::{Config, config};
 use crate::link::{self, Broken};
 use crate::say::{give_up, say};
-use crate::{attach, clock, folios, foreign, ram, real};
+use crate::{attachment, clock, folios, foreign, ram, real};
 
 /// First pause between two attempts to reach a daemon: a restart under load costs faults at most so much.
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(5);
@@ -173,7 +173,8 @@ fn reconnect(agent: c_int, config: &Config) {
             pause = (pause * 5 / 4).min(RETRY_PAUSE_MAX);
             continue;
         };
-        let answer = attach::attachment().map_or(Err(Broken::Gone), |attachment| attach::hello(link, attachment));
+        let answer =
+            attachment::attachment().map_or(Err(Broken::Gone), |attachment| attachment::hello(link, attachment));
         match answer {
             Ok(Ok(_)) => {
                 // SAFETY: both are fds of ours; dup3(2) replaces the broken connection in one step, so that a thread

@@ -1,43 +1,30 @@
 //! Handing a VM's memory to the daemon.
 //!
-//! Owns: the userfaultfds, the shared memory, our fds of the RAM files and of what holds shared pages. They stay open for
-//! the life of the process: when the last fd of a userfaultfd is closed, the kernel answers its faults itself, and pages that are out
-//! turn into zeros.
+//! Makes what [`crate::attachment`] owns.
 //! Order: all regions mapped, MADV_DONTFORK, Prepare, userfaultfds made, Hello, Welcome; only then the VMM's mmap
 //! returns. UFFDIO_API and UFFDIO_REGISTER are the daemon's, on its end of the same files.
 //! If the daemon cannot be reached or refuses, the process ends: a VM must not run unmanaged.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use pagoda_abi::attach::{FLAG_HUGE, List, PREPARED_DEVICE, PREPARED_SHARING, Packet, Region, Shard};
 use pagoda_abi::shared::{SHARED_MAGIC, Shared};
 use pagoda_abi::{REGION_ALIGN, REGIONS_MAX, UFFDS_MAX};
 
+use crate::attachment::{Attachment, attachment, hello, keep, receive_patiently};
 use crate::config::{Config, duplicate};
 use crate::link::{self, Broken, Fds};
-use crate::say::{give_up, say};
+use crate::say::give_up;
 use crate::{agent, clock, folios, ram, real};
 
 /// How long the daemon may be unreachable when a VM starts; longer than its own restart takes.
 const REACH_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two attempts: connect(2) to an absent socket costs microseconds.
 const REACH_PAUSE: Duration = Duration::from_millis(20);
-/// A connected daemon that is silent for so long gets a line on standard error; the VM goes on waiting.
-const SILENCE_MS: c_int = 10_000;
 /// `USERFAULTFD_IOC_NEW` of `linux/userfaultfd.h`: `_IO(0xAA, 0)`.
 const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
-
-/// All that a Hello says, for the first and every later one.
-#[derive(Debug)]
-pub struct Attachment {
-    hello: Packet,
-    fds: Fds,
-}
-
-static ATTACHMENT: OnceLock<Attachment> = OnceLock::new();
 
 /// A connection, and what was asked on it.
 pub struct Reached<T> {
@@ -81,13 +68,13 @@ pub fn attach(config: &'static Config) {
 
 /// Prepare to Welcome on a new connection.
 fn introduce(link: c_int, config: &'static Config, flags: &mut u32) -> Result<(), Broken> {
-    let attachment = match ATTACHMENT.get() {
+    let attachment = match attachment() {
         // The daemon went away between Hello and Welcome; what was made for it serves the next one too.
         Some(attachment) => attachment,
         None => {
             link::send(link, &Packet::Prepare { token: config.name.token }, &[])?;
             let attachment = make(config, prepared(link, flags)?);
-            ATTACHMENT.get_or_init(|| attachment)
+            keep(attachment)
         }
     };
     *flags |= hello(link, attachment)?.unwrap_or_else(|text| give_up(format_args!("attach refused: {text}")));
@@ -117,37 +104,6 @@ fn prepared(link: c_int, flags: &mut u32) -> Result<Prepared, Broken> {
         (Packet::Refused { text }, _) => give_up(format_args!("attach refused: {}", text.as_str())),
         _ => Err(Broken::Nonsense(pagoda_abi::attach::DecodeError::Value)),
     }
-}
-
-/// Says Hello and waits: the Welcome's flags, or the text of a refusal.
-pub fn hello(link: c_int, attachment: &Attachment) -> Result<Result<u32, RefusedText>, Broken> {
-    link::send(link, &attachment.hello, attachment.fds.as_slice())?;
-    match receive_patiently(link)?.0 {
-        Packet::Welcome { flags } => Ok(Ok(flags)),
-        Packet::Refused { text } => Ok(Err(RefusedText(text))),
-        _ => Err(Broken::Nonsense(pagoda_abi::attach::DecodeError::Value)),
-    }
-}
-
-/// What the agent says to the next daemon.
-pub fn attachment() -> Option<&'static Attachment> {
-    ATTACHMENT.get()
-}
-
-/// The daemon's reason, as it is to be shown.
-pub struct RefusedText(pagoda_abi::attach::Text);
-
-impl std::fmt::Display for RefusedText {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.0.as_str())
-    }
-}
-
-fn receive_patiently(link: c_int) -> Result<(Packet, Fds), Broken> {
-    if !link::wait_readable(link, SILENCE_MS) {
-        say(format_args!("attach: the daemon is connected but does not answer; waiting for it"));
-    }
-    link::receive(link)
 }
 
 /// Makes everything a Hello hands over.
@@ -262,12 +218,6 @@ fn map_shared(fd: c_int) {
     }
     // SAFETY: it is never unmapped.
     unsafe { clock::set_shared(shared) };
-}
-
-/// Gives the kernel advice about RAM that is no more than a wish.
-pub fn advise(addr: usize, len: usize, advice: c_int) {
-    // SAFETY: the range is a mapping of RAM; the advice used here (DONTFORK, HUGEPAGE) keeps its contents.
-    unsafe { real::madvise(addr as *mut _, len, advice) };
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::{attach, ram};
+use crate::ram;
 
 /// Since this kernel khugepaged leaves a file alone that is registered for missing pages somewhere ("mm/khugepaged: skip shmem
 /// with userfaultfd"). An older one may fill the holes of RAM with zeros, in the place of pages that are paged out.
@@ -23,21 +23,21 @@ pub fn allow() {
 pub fn advise(large: bool) {
     if is_allowed() {
         let advice = if large { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
-        ram::for_each_mapping(|addr, len| attach::advise(addr, len, advice));
+        ram::for_each_mapping(|addr, len| ram::advise(addr, len, advice));
     }
 }
 
 /// Huge pages of this range may be mapped as such, where the daemon allowed them.
 pub fn advise_range(addr: usize, len: usize) {
     if is_allowed() {
-        attach::advise(addr, len, libc::MADV_HUGEPAGE);
+        ram::advise(addr, len, libc::MADV_HUGEPAGE);
     }
 }
 
 /// RAM has just been mapped: on a kernel whose khugepaged fills holes it is kept out of its reach.
 pub fn mapped(addr: usize, len: usize) {
     if must_be_small() {
-        attach::advise(addr, len, libc::MADV_NOHUGEPAGE);
+        ram::advise(addr, len, libc::MADV_NOHUGEPAGE);
     }
 }
 

@@ -46,7 +46,7 @@ pub fn report_and_wait(reason: ForeignReason) {
         return;
     }
     report(reason);
-    if let (Some(config), Some(_)) = (crate::config::config(), crate::attach::attachment()) {
+    if let (Some(config), Some(_)) = (crate::config::config(), crate::attachment::attachment()) {
         crate::calls::wait_until_resident(config, reason);
     }
 }

@@ -4,7 +4,7 @@
 //! and the daemon do that between them. What it does is what only the VMM's own process can:
 //!
 //! * it takes RAM from the daemon when the VMM opens it ([`take`]), sees it being mapped ([`ram`]) and hands it over
-//!   before the VMM can touch it ([`attach`]);
+//!   before the VMM can touch it ([`attach`], [`attachment`]);
 //! * it keeps fds that must outlive the daemon, and a thread that takes up with the next one ([`agent`]);
 //! * it keeps the clock of direct I/O ([`clock`]), without which a disk would write into pages that are gone;
 //! * it turns "these pages are free" into a message ([`calls`]), and tells when somebody else gets at RAM
@@ -37,6 +37,7 @@
 
 mod agent;
 mod attach;
+mod attachment;
 mod calls;
 mod clock;
 mod config;

@@ -5,11 +5,14 @@
 //! A zap and the end of a mapping exclude each other ([`pinned`], [`forget`]): a zap that came late would empty whatever
 //! the VMM mapped there next.
 
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pagoda_abi::attach::Range;
 use pagoda_abi::{PAGE_SIZE, REGIONS_MAX};
+
+use crate::real;
 
 /// Most elements of an iovec array (`UIO_MAXIOV`): the kernel refuses longer ones unread.
 const IOV_MAX: usize = 1024;
@@ -102,6 +105,12 @@ pub fn forget<R>(addr: usize, len: usize, work: impl FnOnce() -> R) -> R {
         MAPPINGS[index].addr.store(0, Ordering::SeqCst);
     }
     work()
+}
+
+/// Gives the kernel advice about RAM that is no more than a wish.
+pub fn advise(addr: usize, len: usize, advice: c_int) {
+    // SAFETY: the range is a mapping of RAM; the advice used here (DONTFORK, HUGEPAGE) keeps its contents.
+    unsafe { real::madvise(addr as *mut _, len, advice) };
 }
 
 /// The whole pages inside a range, as an offset and a length; a length of 0 if there are none.

@@ -13,7 +13,8 @@ use std::time::Duration;
 use pagoda_abi::attach::{List, Packet};
 use pagoda_abi::{RAM_PATH, REGIONS_MAX};
 
-use crate::attach::{attachment, reach};
+use crate::attach::reach;
+use crate::attachment::attachment;
 use crate::config::{Config, Name, RamFile, config, name, set_ram};
 use crate::link::{self, Broken};
 use crate::say::{give_up, say};

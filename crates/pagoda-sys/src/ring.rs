@@ -11,6 +11,7 @@
 //! request can never meet a file descriptor that was closed and reused.
 
 mod buffers;
+mod error;
 
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -22,6 +23,8 @@ use io_uring::{CompletionQueue, IoUring, cqueue, opcode, squeue};
 use crate::Errno;
 use crate::ram::IoTarget;
 pub use buffers::{BufferId, BufferSlice, Buffers};
+pub use error::RingError;
+use error::os;
 
 /// Operations in flight for each submission entry: the kernel makes the completion queue twice as long
 /// (io_uring_setup(2)), so completions of single-shot operations always have room.
@@ -31,38 +34,6 @@ pub const FILES_MAX: u32 = 256;
 
 /// How long dropping a ring waits for the kernel to find what can be cancelled, before it waits for the rest to complete.
 const CANCEL_WAIT: Timespec = Timespec::new().sec(1);
-
-/// Why a ring could not be made or would not take an operation.
-#[derive(Debug, thiserror::Error)]
-pub enum RingError {
-    /// All operations the ring can hold are in flight: take completions, then try again. Nothing was dropped.
-    #[error("all {limit} operations of the ring are in flight")]
-    Full {
-        /// Operations it can hold.
-        limit: usize,
-    },
-    /// A buffer slice or file that is not the ring's, or a buffer not taken.
-    #[error("{what} does not belong to this ring")]
-    Stranger {
-        /// Which argument.
-        what: &'static str,
-    },
-    /// io_uring is switched off.
-    #[error("io_uring is disabled on this host: set kernel.io_uring_disabled = 0 with sysctl")]
-    Disabled,
-    /// A system call failed.
-    #[error("{what}: {source}")]
-    Os {
-        /// The call.
-        what: &'static str,
-        /// Its error.
-        source: Errno,
-    },
-}
-
-fn os(what: &'static str) -> impl FnOnce(std::io::Error) -> RingError {
-    move |error| RingError::Os { what, source: Errno::from_io_error(&error).unwrap_or(Errno::IO) }
-}
 
 /// A file registered with a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,6 +7,7 @@
 //! between two looks at its pidfd, and no error. When the kernel refuses an operation the guest's thread sleeps on: the
 //! caller decides what else resolves the fault.
 
+mod error;
 pub(crate) mod kernel;
 mod open;
 
@@ -17,6 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
 
 use crate::{Errno, PAGE_SIZE};
+pub use error::UffdError;
 use kernel::{UffdMsg, UffdioApi, UffdioCopy, UffdioFill, UffdioRange, UffdioRegister, UffdioWriteprotect};
 pub use open::{Permission, create, open_device, permission};
 
@@ -34,37 +36,6 @@ const FEATURES: [(u64, &str, &str); 5] = [
     (kernel::FEATURE_MINOR_SHMEM, "MINOR_SHMEM", "5.14"),
     (kernel::FEATURE_WP_HUGETLBFS_SHMEM, "WP_HUGETLBFS_SHMEM", "5.19"),
 ];
-
-/// Why a userfaultfd could not be set up.
-#[derive(Debug, thiserror::Error)]
-pub enum UffdError {
-    /// The peer sent some other kind of file.
-    #[error("file descriptor is {kind}, not a userfaultfd")]
-    NotUffd {
-        /// What it is.
-        kind: String,
-    },
-    /// The kernel lacks what Pagoda needs.
-    #[error("this kernel's userfaultfd lacks {missing}: use Linux 6.1 or newer with CONFIG_USERFAULTFD")]
-    Features {
-        /// The absent features and the kernels that have them.
-        missing: String,
-    },
-    /// A system call failed.
-    #[error("{what}: {source}")]
-    Os {
-        /// The call.
-        what: &'static str,
-        /// Its error.
-        source: Errno,
-    },
-    /// Nobody may make a userfaultfd here.
-    #[error("not allowed to handle page faults of the kernel: {advice}")]
-    Permission {
-        /// What to do about it.
-        advice: String,
-    },
-}
 
 /// Whether pages become readable only: the first write then raises a write-protect fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,8 @@
 //! The command line's shape and its help.
 
+mod caps;
 mod far;
+mod pace;
 mod policy;
 
 use std::ffi::OsString;
@@ -10,7 +12,10 @@ use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
 use pagoda_api::FarRequest;
 
+pub use self::caps::{BalloonTarget, DramLimit};
+use self::caps::{balloon_target, dram};
 pub use self::far::parse_far;
+pub use self::pace::Pace;
 pub use self::policy::{Admit, ClaimOptions, HostSet, SamplingOptions, WhatIf};
 use crate::disk::Disk;
 use crate::pool::Pool;
@@ -179,17 +184,6 @@ pub struct Top {
     pub pace: Pace,
 }
 
-/// How often to look, and how many times.
-#[derive(Debug, Args)]
-pub struct Pace {
-    /// Print this many samples as plain text and end
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub batch: Option<u32>,
-    /// Seconds between samples
-    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = interval)]
-    pub interval: f64,
-}
-
 #[derive(Debug, Subcommand)]
 pub enum Vm {
     /// Show all that is known of a VM
@@ -277,44 +271,6 @@ pub struct Doctor {
 pub enum DoctorOf {
     /// Check whether this machine reaches the servers of its pool, and how fast they answer
     Pool(crate::pool::Place),
-}
-
-/// A DRAM cap on the command line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DramLimit {
-    All,
-    Bytes(u64),
-}
-
-impl DramLimit {
-    /// The cap of a VM of `memory_bytes`.
-    pub fn of(self, memory_bytes: u64) -> u64 {
-        match self {
-            Self::All => memory_bytes,
-            Self::Bytes(bytes) => bytes,
-        }
-    }
-}
-
-fn dram(text: &str) -> Result<DramLimit, String> {
-    if text == "all" { Ok(DramLimit::All) } else { parse_size(text).map(DramLimit::Bytes) }
-}
-
-/// A balloon target on the command line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BalloonTarget {
-    Off,
-    Bytes(u64),
-}
-
-fn balloon_target(text: &str) -> Result<BalloonTarget, String> {
-    if text == "off" { Ok(BalloonTarget::Off) } else { parse_size(text).map(BalloonTarget::Bytes) }
-}
-
-/// At most ten samples a second: each makes the daemon read every VM's counters.
-fn interval(text: &str) -> Result<f64, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
-    if (0.1..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("give 0.1 to 3600 seconds".into()) }
 }
 
 #[cfg(test)]

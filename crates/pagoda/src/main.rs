@@ -28,7 +28,7 @@ use clap::Parser;
 use pagoda_api::{Client, socket_path};
 
 use crate::cli::{Cli, Command};
-use crate::show::Format;
+use crate::output::Format;
 
 fn main() -> ExitCode {
     let result = match qemu_words() {

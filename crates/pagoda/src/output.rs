@@ -5,6 +5,13 @@ use std::io::{self, Write};
 use serde::Serialize;
 use unicode_width::UnicodeWidthStr;
 
+/// How to print.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    Text,
+    Json,
+}
+
 /// Which side of its column a cell keeps to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
@@ -80,6 +87,11 @@ pub fn print_json(value: &impl Serialize) -> io::Result<()> {
 /// One line, for streams of objects.
 pub fn print_json_line(value: &impl Serialize) -> io::Result<()> {
     print_text(&(serde_json::to_string(value)? + "\n"))
+}
+
+/// A term and its value a line.
+pub fn lines_text(lines: &[(&str, String)]) -> String {
+    lines.iter().map(|(term, value)| format!("{term:<14} {value}\n")).collect()
 }
 
 #[cfg(test)]

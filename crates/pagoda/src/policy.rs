@@ -8,8 +8,7 @@ use pagoda_api::{
 
 use crate::cli::{Admit, WhatIf};
 use crate::exit::{NotAdmitted, UsageError};
-use crate::output::{print_json, print_text};
-use crate::show::{Format, lines_text};
+use crate::output::{Format, lines_text, print_json, print_text};
 use crate::units::{format_per_mille, format_size};
 
 /// Succeeds if it would be admitted.

@@ -13,16 +13,9 @@ use pagoda_api::{
 use self::far::far_lines;
 use crate::cli::{BalloonTarget, Host, Vm, VmSet};
 use crate::exit::UsageError;
-use crate::output::{Side, Table, print_json, print_text};
+use crate::output::{Format, Side, Table, lines_text, print_json, print_text};
 use crate::units::format_size;
 use crate::{mrc, policy};
-
-/// How to print.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
-    Text,
-    Json,
-}
 
 pub fn ls(client: &Client, format: Format) -> Result<()> {
     let list = client.vms()?;
@@ -263,11 +256,6 @@ fn host_text(host: &HostInfo) -> String {
     ];
     lines.extend(policy::host_lines(&host.policy));
     lines_text(&lines)
-}
-
-/// A term and its value a line.
-pub fn lines_text(lines: &[(&str, String)]) -> String {
-    lines.iter().map(|(term, value)| format!("{term:<14} {value}\n")).collect()
 }
 
 #[cfg(test)]

@@ -4,10 +4,10 @@
 //! Each connection gets a thread until it has said what it is; then its engine owns it. A peer proves by the token which
 //! VM it is, and by the kernel's word (`SO_PEERCRED`) that it is the user and, later, the process that it was.
 
+mod compressed;
 mod handshakes;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,12 +16,11 @@ use pagoda_abi::Token;
 use pagoda_abi::attach::{
     FLAG_HUGE, List, PREPARED_DEVICE, PREPARED_SHARING, Packet, Region as WireRegion, Shard as WireShard, Text,
 };
-use pagoda_abi::record::{Compressed, Kind, Record};
-use pagoda_api::types::vm_file_name;
+use pagoda_abi::record::{Compressed, Kind, Record, SharingFiles};
 use pagoda_api::{in_full, with_advice};
-use pagoda_core::units::Bytes;
+use pagoda_core::units::{Bytes, ChunkCount};
 use pagoda_pager::engine::{self, Parts};
-use pagoda_pager::handle::{Command, channel_pair};
+use pagoda_pager::handle::{Command, Handle, Inbox, channel_pair};
 use pagoda_pager::space::{Region, Shard, Space};
 use pagoda_pager::tier::compressed::CompressedTier;
 use pagoda_pager::tier::{Stack, Tier};
@@ -32,6 +31,7 @@ use pagoda_sys::socket::{Connection, Listener, Peer, Received, SharedMap};
 use pagoda_sys::swapfile::{Reserve, SwapFile};
 use pagoda_sys::uffd::{self, Uffd};
 
+pub use self::compressed::compressed_files;
 use self::handshakes::Handshakes;
 use crate::far;
 use crate::registry::{Registry, Starter, Taken, sharing_of};
@@ -256,13 +256,7 @@ fn attach(
         vm.governed.round.set_first_limit(first);
         (vm.record.clone(), vm.swap.take(), vm.limit())
     };
-    let swap = match swap {
-        Some(swap) => swap,
-        None => {
-            let reserve = if record.reserve { Reserve::Yes } else { Reserve::No };
-            SwapFile::open(&registry.swap_path(&name), record.regions.iter().sum(), reserve)?
-        }
-    };
+    let swap = swap.map_or_else(|| open_swap(registry, &name, &record), Ok)?;
     let (space, shared, kept) = unpack(registry, &record, hello, prepared.as_ref().map(SharedMap::as_fd))?;
     let taken_over = prepared.is_none();
     let inodes = space.regions().map(|(_, region)| region.ram.inode()).collect();
@@ -271,14 +265,7 @@ fn attach(
     let joined = registry.join_group(&record, &kept, !taken_over, &handle)?;
     let (member, sharing) = joined.unzip();
     // Before the record names the process: the next daemon then looks for the far map of a VM that was served.
-    let mut above_swap: Vec<Box<dyn Tier>> = Vec::new();
-    if let (Some(files), Some(Compressed { room, .. })) = (compressed_files(&record), &record.compressed) {
-        let tier = CompressedTier::open(&files, space.chunks(), Bytes(*room), taken_over);
-        above_swap.push(Box::new(tier.with_context(|| format!("open the compressed pages {}", files[0].display()))?));
-    }
-    if let Some(remote) = far::for_engine(registry, &record, space.chunks(), taken_over)? {
-        above_swap.push(Box::new(remote));
-    }
+    let above_swap = tiers_above_swap(registry, &record, space.chunks(), taken_over)?;
     let looking = sharing_of(registry, &record, member.as_ref());
     let parts = Parts {
         name: name.clone(),
@@ -299,29 +286,8 @@ fn attach(
         taken_over,
         sharing: looking,
     };
-    {
-        let mut vms = registry.lock();
-        let vm = vms.get_mut(&name).context("the VM is gone")?;
-        ensure!(vm.handle.is_none(), "{name} is being attached by another connection");
-        // From what the record is by now: its settings may have changed while its swap file or its pool was waited for. And
-        // before any page is shared: a later daemon has to know that there may be some.
-        let record = Record { pid: (pid, start), sharing, ..vm.record.clone() };
-        registry.save_if_changed(&vm.record, &record).context("write the VM's record")?;
-        let token = record.token;
-        vm.record = record;
-        vm.inodes = inodes;
-        (vm.stalled, vm.refused) = (None, None);
-        vm.ram.clear();
-        let notices = registry.notices();
-        engine::spawn(parts, inbox, Box::new(move |notice| drop(notices.send((token, notice)))))?;
-        vm.governed.attached(limit);
-        if registry.governor.lock().config.curves {
-            handle.send(Command::WatchCurve(true));
-        }
-        vm.handle = Some(handle);
-        // What was changed while the engine was made.
-        registry.send_limit(vm);
-    }
+    let made = Made { parts, handle, inbox, inodes, pid: (pid, start), sharing };
+    start_engine(registry, made)?;
     tracing::info!(vm = %name, pid, taken_over, "attached");
     learn_accelerator(registry, &name);
     registry.resume_balloon(&name);
@@ -329,10 +295,66 @@ fn attach(
     Ok(())
 }
 
-/// The files of a VM's compressed pages.
-pub fn compressed_files(record: &Record) -> Option<[PathBuf; 2]> {
-    let Compressed { dir, .. } = record.compressed.as_ref()?;
-    Some(CompressedTier::files(Path::new(dir), &vm_file_name(&record.name)))
+/// What an engine needs, and what the daemon keeps of it.
+struct Made {
+    parts: Parts,
+    handle: Arc<Handle>,
+    inbox: Inbox,
+    inodes: Vec<(u64, u64)>,
+    /// The VMM, and when it started.
+    pid: (u32, u64),
+    sharing: Option<SharingFiles>,
+}
+
+/// Starts the engine, and enters it in the registry, in one step that nobody sees a part of.
+fn start_engine(registry: &Registry, made: Made) -> Result<()> {
+    let Made { parts, handle, inbox, inodes, pid, sharing } = made;
+    let mut vms = registry.lock();
+    let vm = vms.get_mut(&parts.name).context("the VM is gone")?;
+    ensure!(vm.handle.is_none(), "{} is being attached by another connection", parts.name);
+    // From what the record is by now: its settings may have changed while its swap file or its pool was waited for. And
+    // before any page is shared: a later daemon has to know that there may be some.
+    let record = Record { pid, sharing, ..vm.record.clone() };
+    registry.save_if_changed(&vm.record, &record).context("write the VM's record")?;
+    let token = record.token;
+    vm.record = record;
+    vm.inodes = inodes;
+    (vm.stalled, vm.refused) = (None, None);
+    vm.ram.clear();
+    let notices = registry.notices();
+    let limit = parts.limit;
+    engine::spawn(parts, inbox, Box::new(move |notice| drop(notices.send((token, notice)))))?;
+    vm.governed.attached(limit);
+    if registry.governor.lock().config.curves {
+        handle.send(Command::WatchCurve(true));
+    }
+    vm.handle = Some(handle);
+    // What was changed while the engine was made.
+    registry.send_limit(vm);
+    Ok(())
+}
+
+fn open_swap(registry: &Registry, name: &str, record: &Record) -> Result<SwapFile> {
+    let reserve = if record.reserve { Reserve::Yes } else { Reserve::No };
+    Ok(SwapFile::open(&registry.swap_path(name), record.regions.iter().sum(), reserve)?)
+}
+
+/// The tiers that pages go to before the swap file, from the top.
+fn tiers_above_swap(
+    registry: &Registry,
+    record: &Record,
+    chunks: ChunkCount,
+    taken_over: bool,
+) -> Result<Vec<Box<dyn Tier>>> {
+    let mut tiers: Vec<Box<dyn Tier>> = Vec::new();
+    if let (Some(files), Some(Compressed { room, .. })) = (compressed_files(record), &record.compressed) {
+        let tier = CompressedTier::open(&files, chunks, Bytes(*room), taken_over);
+        tiers.push(Box::new(tier.with_context(|| format!("open the compressed pages {}", files[0].display()))?));
+    }
+    if let Some(remote) = far::for_engine(registry, record, chunks, taken_over)? {
+        tiers.push(Box::new(remote));
+    }
+    Ok(tiers)
 }
 
 /// Asks QEMU what runs the guest, when its monitor answers.

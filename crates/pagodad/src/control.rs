@@ -6,6 +6,7 @@
 //! the metrics alone. Guests notice nothing when this ends: their faults go elsewhere.
 
 mod listener;
+mod reply;
 mod sampling;
 mod socket;
 mod systemd;
@@ -30,25 +31,19 @@ use pagoda_api::{
     API_VERSION, AdmitReply, AdmitRequest, ApiError, CreateVm, CreatedVm, ErrorCode, Explain, Health, HostInfo,
     HostPatch, Mrc, Version, VmInfo, VmList, VmPatch, WhatIfReply, WhatIfRequest,
 };
-use serde::de::DeserializeOwned;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use self::listener::Bounded;
+use self::reply::{BODY_BYTES_MAX, Refusal, Reply, Shared, ask, parse, vm_name};
 pub use self::socket::{bind_control, open_to_group};
 use crate::metrics::{self, ProcessInfo};
 use crate::parts;
 use crate::registry::Registry;
 
-/// Largest body of a request: the longest sensible one, a VM with all its regions, is below 4 KiB.
-const BODY_BYTES_MAX: usize = 64 << 10;
-
 /// How long requests under way may take to end at shutdown; VMs wait meanwhile.
 const SHUTDOWN_WAIT: Duration = Duration::from_secs(1);
-
-type Shared = State<Arc<Registry>>;
-type Reply<T> = Result<Json<T>, Refusal>;
 
 /// Serves the control socket and the metrics until SIGTERM or SIGINT. Everything else of the daemon has to work by now, for
 /// systemd is told that it does.
@@ -280,61 +275,6 @@ async fn no_such_route(method: Method, uri: Uri) -> Refusal {
         message: format!("there is no request {method} {}", uri.path()),
         hint: Some(format!("this is pagodad {}, API version {API_VERSION}", env!("CARGO_PKG_VERSION"))),
     })
-}
-
-/// Calls the registry where waiting harms nobody.
-async fn ask<T: Send + 'static>(
-    registry: Arc<Registry>,
-    call: impl FnOnce(&Arc<Registry>) -> Result<T, ApiError> + Send + 'static,
-) -> Reply<T> {
-    match tokio::task::spawn_blocking(move || call(&registry)).await {
-        Ok(result) => Ok(Json(result?)),
-        Err(error) => {
-            tracing::error!(%error, "a control request failed");
-            Err(Refusal(ApiError {
-                code: ErrorCode::Internal,
-                message: "the daemon failed at this request".into(),
-                hint: Some("see its log: journalctl -u pagodad".into()),
-            }))
-        }
-    }
-}
-
-/// An error on its way to the client.
-#[derive(Debug)]
-struct Refusal(ApiError);
-
-impl From<ApiError> for Refusal {
-    fn from(error: ApiError) -> Self {
-        Self(error)
-    }
-}
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.0.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        (status, Json(self.0)).into_response()
-    }
-}
-
-fn bad_request(message: String) -> Refusal {
-    Refusal(ApiError { code: ErrorCode::BadRequest, message, hint: None })
-}
-
-/// Bodies are JSON whatever their content type says: a plain `curl --data` works too.
-fn parse<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, Refusal> {
-    let body = body.map_err(|error| {
-        bad_request(format!("the body cannot be read (it may have {BODY_BYTES_MAX} bytes): {}", error.body_text()))
-    })?;
-    serde_json::from_slice(&body)
-        .map_err(|error| bad_request(format!("the body is not the JSON expected here: {error}")))
-}
-
-fn vm_name(name: Result<Path<String>, PathRejection>) -> Result<String, Refusal> {
-    match name {
-        Ok(Path(name)) => Ok(name),
-        Err(error) => Err(bad_request(format!("the name of the VM cannot be read: {}", error.body_text()))),
-    }
 }
 
 /// Who is at the other end of the control socket.

@@ -6,10 +6,11 @@
 
 mod describe;
 mod owed;
+mod space;
 
 use pagoda_api::in_full;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,18 +20,21 @@ use pagoda_abi::record::{Far, Kind, Record};
 use pagoda_api::types::{ApiError, ErrorCode, FarRequest};
 use pagoda_core::units::ChunkCount;
 use pagoda_pager::tier::remote::{RemoteMap, RemoteTier};
+use pagoda_pool::aside::Control;
 use pagoda_pool::config::PoolConfig;
 use pagoda_pool::connect::Patience;
 use pagoda_pool::news::Watch;
-use pagoda_pool::plane::{Control, Plane};
+use pagoda_pool::plane::Plane;
 use pagoda_pool::record::SIZE_MAX;
 use pagoda_pool::{connect, role, store};
 use rmap::client::{Client, SpaceRef, SpaceSpec};
 use rmap::crypto::{Entropy, SystemEntropy};
 use rmap::udp::{UdpClient, Wait};
-use rmap::units::{PAGE_SIZE, ServerId, SpaceId};
+use rmap::units::ServerId;
 
 pub use self::describe::describe;
+pub use self::space::Dirs;
+use self::space::{pool_of, spec, tell, whose};
 use crate::config::Config;
 use crate::registry::{Registry, error};
 
@@ -56,19 +60,6 @@ const PATIENCE: Patience = Patience {
 const MISS_FOR: Duration = Duration::from_secs(15);
 /// Spaces whose servers are missed, and since when.
 static MISSED: Mutex<BTreeMap<u64, Instant>> = Mutex::new(BTreeMap::new());
-
-/// Where far tiers come from, and where it is noted what is owed for them.
-#[derive(Clone, Debug)]
-pub struct Dirs {
-    pool: PathBuf,
-    owed: PathBuf,
-}
-
-impl Dirs {
-    pub fn of(config: &Config) -> Dirs {
-        Dirs { pool: config.pool_dir.clone(), owed: owed::dir(&config.state_dir) }
-    }
-}
 
 /// What has been made for a VM that is about to be.
 #[derive(Clone, Debug)]
@@ -257,11 +248,6 @@ fn missed<T>(act: impl FnOnce(&mut BTreeMap<u64, Instant>) -> T) -> T {
     act(&mut MISSED.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// What errors call a VM's tier.
-fn whose(name: &str) -> String {
-    format!("the far tier of {name}")
-}
-
 /// A VM has ended, and its record with it: by one rename it becomes what is owed to the pool, and is given back behind the
 /// caller's back.
 pub fn end_of(registry: &Registry, record: &Record) {
@@ -289,23 +275,6 @@ fn give_back(dirs: &Dirs, owed: &[Record], vms: &[Record]) {
             _ => owed::give_back_later(dirs, debtor),
         }
     }
-}
-
-/// The pool as this tier uses it: a tier stays where it was made, whatever `pool.toml` says of etcd now.
-fn pool_of(dir: &Path, far: &Far) -> Result<PoolConfig> {
-    match far.cluster {
-        Some(_) => PoolConfig::read(dir, None, tell),
-        None => PoolConfig::by_file(dir, tell),
-    }
-}
-
-fn tell(text: &str) {
-    tracing::warn!("pool: {text}");
-}
-
-fn spec(record: &Record, far: &Far) -> SpaceSpec {
-    let pages = record.regions.iter().sum::<u64>().div_ceil(PAGE_SIZE as u64);
-    SpaceSpec { id: SpaceId(far.space), pages, copies: far.copies.into(), reserve: 0, key: far.key }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! and itself. A value that a VM does not have yet, for example before anything attached, is left out.
 
 mod catalogue;
+mod value;
 
 use std::fmt::{self, Write as _};
 
@@ -12,10 +13,7 @@ use pagoda_api::{FarPool, FarServer, HostInfo, Latency, TierInfo, VmInfo, VmKind
 use pagoda_core::policy::state::STATES;
 use pagoda_core::stats::{CATALOGUE, MetricDef, MetricKind};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{
-    CounterValueEncoder, DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, GaugeValueEncoder, MetricEncoder,
-    NoLabelSet,
-};
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
@@ -23,29 +21,12 @@ use self::catalogue::{
     ACTIVE, BALLOON, FAR, FAR_LATENCY, FAR_SERVER, FAULT_LATENCY, HOST, HOST_INFO, HOST_POLICY, HOST_STATE, POLICY,
     PROCESS, Row, STANDING, TARGET, TIER, TIER_LATENCY, VM, VM_INFO, VM_STATE,
 };
+pub use self::value::ProcessInfo;
+use self::value::Value;
 use crate::policy::tell::STANDINGS;
 
 /// What the reply to `GET /metrics` is, so that scrapers take the right parser.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-/// What the daemon's own process uses.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct ProcessInfo {
-    pub resident_bytes: u64,
-    pub cpu_seconds: f64,
-}
-
-impl ProcessInfo {
-    /// As of now. What cannot be read counts as zero, for the other numbers matter more.
-    #[must_use]
-    pub fn now() -> Self {
-        let pid = std::process::id();
-        Self {
-            resident_bytes: pagoda_sys::process::rss(pid).unwrap_or_default(),
-            cpu_seconds: pagoda_sys::process::cpu_time(pid).unwrap_or_default().as_secs_f64(),
-        }
-    }
-}
 
 /// The text of `GET /metrics`.
 #[must_use]
@@ -181,32 +162,6 @@ impl Collector for Snapshot {
 }
 
 type Labels = Vec<(&'static str, String)>;
-
-/// Whole numbers stay whole in the text.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Value {
-    Count(u64),
-    Real(f64),
-}
-
-impl EncodeGaugeValue for Value {
-    fn encode(&self, encoder: &mut GaugeValueEncoder<'_>) -> fmt::Result {
-        match self {
-            // The encoder's whole numbers are signed.
-            Self::Count(value) => EncodeGaugeValue::encode(&(*value).min(i64::MAX as u64), encoder),
-            Self::Real(value) => EncodeGaugeValue::encode(value, encoder),
-        }
-    }
-}
-
-impl EncodeCounterValue for Value {
-    fn encode(&self, encoder: &mut CounterValueEncoder<'_>) -> fmt::Result {
-        match self {
-            Self::Count(value) => EncodeCounterValue::encode(value, encoder),
-            Self::Real(value) => EncodeCounterValue::encode(value, encoder),
-        }
-    }
-}
 
 /// One metric with the values it has for each set of labels.
 fn encode_metric(

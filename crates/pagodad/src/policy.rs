@@ -7,6 +7,8 @@
 //! next daemon knows a blocked VM by its record and lets it run as soon as a plan says so.
 
 pub mod block;
+mod doorbell;
+mod governed;
 pub mod governor;
 pub mod host;
 pub mod rounds;
@@ -22,7 +24,7 @@ use pagoda_core::policy::round::{Rounds, VmmKind};
 use pagoda_core::policy::{Policy, VmId, VmSettings};
 
 use crate::config::PolicyConfig;
-use governor::Doorbell;
+use doorbell::Doorbell;
 
 /// The policy of this daemon.
 #[derive(Debug)]

@@ -6,19 +6,21 @@
 //! fault is answered), so the wait is bounded; the command itself stays queued in QEMU and takes effect when it can. Its
 //! late answer goes down with the connection.
 
+mod events;
 mod session;
 #[cfg(test)]
 mod tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use pagoda_sys::process::Wake;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::{Value, json};
 
+pub use events::Events;
 pub use session::Refused;
 use session::Session;
 
@@ -31,17 +33,6 @@ const ENDING: Duration = Duration::from_secs(10);
 pub enum Hold {
     Lasting,
     Short,
-}
-
-/// What QEMU told without being asked.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Events {
-    /// Times the guest was reset.
-    pub resets: u64,
-    /// Times the guest's balloon changed its size.
-    pub balloon_changes: u64,
-    /// When the guest was last shut down.
-    pub shutdown: Option<Instant>,
 }
 
 #[derive(Debug)]

@@ -6,9 +6,8 @@ use rmap::announce::AnnounceKey;
 use rmap::client::SPACE_SLABS_MAX;
 use rmap::control::{MapEntry, REPLICAS_MAX, Replica, Replicas};
 use rmap::crypto::PublicKey;
-use rmap::server::SLABS_MAX;
 use rmap::servers::parse_key;
-use rmap::units::{BootEpoch, Generation, ServerId, SlabSize, SpaceId, Version};
+use rmap::units::{BootEpoch, Generation, SLABS_MAX, ServerId, SlabSize, SpaceId, Version};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

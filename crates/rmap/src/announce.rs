@@ -27,14 +27,17 @@
 //!
 //! All numbers are little-endian.
 
+mod key;
+
 use std::collections::HashMap;
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use aws_lc_rs::{constant_time, hmac};
 use thiserror::Error;
+
+pub use key::AnnounceKey;
 
 use crate::client::{Hint, SERVERS_MAX, ServerInfo};
 use crate::crypto::{KEY_SIZE, Keypair, PoolKey, PublicKey};
@@ -93,16 +96,6 @@ pub enum Ignored {
     Late,
     #[error("more than can be looked at")]
     TooMany,
-}
-
-/// The public half of a server's signing key.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct AnnounceKey(pub [u8; KEY_SIZE]);
-
-impl fmt::Debug for AnnounceKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
 }
 
 /// Makes the announcements of one server.

@@ -24,6 +24,7 @@
 mod address;
 mod attach;
 mod check;
+mod config;
 mod confirm;
 mod copies;
 mod discard;
@@ -32,8 +33,10 @@ mod fence;
 mod follow;
 mod ledger;
 mod leftovers;
+mod load;
 mod open;
 mod ops;
+mod outcome;
 mod parity;
 mod parked;
 mod peer;
@@ -43,6 +46,7 @@ mod reserve;
 mod returns;
 mod scrub;
 mod sealed;
+mod servers;
 mod slab;
 mod stats;
 mod tables;
@@ -55,28 +59,27 @@ mod unmapped;
 mod vacate;
 mod view;
 
-use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use thiserror::Error;
-
 use crate::control::{ControlReply, ControlRequest};
+use crate::crypto::Entropy;
 use crate::crypto::entropy::SharedEntropy;
-use crate::crypto::{Entropy, KEY_SIZE, Keypair, PoolKey};
-use crate::units::{Class, Generation, Page, PageNo, SEALED_SIZE, SealedPage, SlabSize, SpaceId, Time, content_of};
+use crate::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, Time, content_of};
 
-pub use address::Hint;
+pub use config::{ClientConfig, Fault};
 pub use exchange::WINDOW_MAX;
-pub use ops::OPS_MAX;
+pub use outcome::{
+    ClientError, Event, FAIL_AFTER_MIN, Failure, OPS_MAX, Refused, SPACES_MAX, SpaceRef, SpaceSpec, Token,
+};
 pub use parity::ParityView;
 pub use parity::standing::{Standing, standings};
 pub use parked::PARKED_MAX;
-pub(crate) use peer::RoundTrip;
-pub use peer::{Drain, Reach, SERVERS_MAX, ServerInfo};
+pub use peer::{Drain, Reach};
 pub use reserve::Reserved;
 pub use scrub::SCRUB_PASS;
 pub use sealed::{KEEP_AFTER, Tenure};
+pub use servers::{Hint, SERVERS_MAX, ServerInfo};
 pub use slab::SPACE_SLABS_MAX;
 pub use stats::ClientStats;
 pub use tables::{SPARES_MAX, SpareTable};
@@ -88,223 +91,18 @@ use copies::Copies;
 use exchange::{Exchanges, Request};
 use ledger::Ledger;
 use leftovers::Look;
+use load::LoadWatch;
 use ops::Ops;
+use outcome::Question;
 use parity::cold::Cold;
 use parity::stripe::Stripes;
 use parked::Parking;
 use peer::{Peer, PeerSet};
-use receive::LoadWatch;
 use scrub::Scrub;
 use slab::Space;
 use tables::Tables;
 use unmapped::MapWatch;
 use vacate::Vacating;
-
-/// Spaces of one client: VMs of a host and their disks.
-pub const SPACES_MAX: usize = 256;
-/// Five timeouts at the shortest: a server is not given up for a few lost datagrams.
-pub const FAIL_AFTER_MIN: Duration = Duration::from_millis(5);
-
-/// What a client is told.
-#[derive(Debug)]
-pub struct ClientConfig {
-    pub keys: Keypair,
-    pub pool: PoolKey,
-    pub slab_size: SlabSize,
-    /// A server that says nothing for so long is given up where there is another copy.
-    pub fail_after: Duration,
-    /// What only servers have that have been silent for so long is not waited for: it fails, until one of them is heard again;
-    /// `None`: it is waited for as long as it takes. Either way only a server's return with an empty memory, or
-    /// [`Client::forget_content`], loses what it had. So long is the control plane waited for, too, where there is no
-    /// [`ClientConfig::map_patience`].
-    pub error_after: Option<Duration>,
-    /// A server that fell silent, and was silent for longer, counts as one that has no slab to give. Zero for who has
-    /// somewhere else for its pages: it is told at once.
-    pub grant_patience: Duration,
-    /// A write to a slab that nobody has needs the control plane's answer first; where that takes longer, it is declined, and so
-    /// are others like it until there is an answer. `None`: they wait, and fail as [`Failure::Silent`] after
-    /// [`ClientConfig::error_after`].
-    pub map_patience: Option<Duration>,
-    /// Servers that keep pages on a disk are asked for slabs where no other has one to give. Not for who has a disk of its own.
-    pub uses_last_resort: bool,
-    /// A slab in which no page has content goes back to its servers after this; `None`: only by [`Client::discard_slab`].
-    pub give_back_after: Option<Duration>,
-    /// In this time every copy of every page is looked at once, as far as a thousand pages a second suffice; `None`: damage is
-    /// found when it is read.
-    pub scrub_pass: Option<Duration>,
-    /// Slabs of a space with two copies that were not written to for so long get parity instead of second copies, in groups of four,
-    /// and second copies again before the next write; `None`: they keep their copies.
-    pub parity_after: Option<Duration>,
-    /// A sealed space that has too few copies, and whose map has not changed for so long, or twice, has nobody who sees to
-    /// it: this client does.
-    pub keep_after: Duration,
-    /// After a server is lost, copies begin to be restored within this time, at random: all its clients lose it at once, and the same
-    /// servers are left to them.
-    pub rebuild_spread: Duration,
-    /// Of the link; copies that restore redundancy use 30 % of it at most.
-    pub link_bytes_per_second: u64,
-    /// Datagrams are never larger, whatever the path carries.
-    pub datagram_max: usize,
-    /// Datagrams under one key; `None` for the usual number.
-    pub rekey_every: Option<u64>,
-    /// Questions about slabs that are under way at a time.
-    #[doc(hidden)]
-    pub questions_max: usize,
-    #[doc(hidden)]
-    pub fault: Option<Fault>,
-}
-
-/// Ways of being wrong, for tests of the tests.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// Acknowledges a write that one copy has.
-    AcksEarly,
-    /// Opens a taken-over slab by the versions of its first copy.
-    OpensUnreconciled,
-    /// Counts a new copy as in sync before it has the pages.
-    JoinsEmpty,
-    /// Takes a server's word that it has copied everything.
-    TrustsSources,
-    /// Takes a page in whatever version a server has, and a server whatever life it is in.
-    TrustsServers,
-    /// Says that a slab's life begins with its grant: what waited for that was asked for before.
-    FloorsAtGrants,
-    /// Counts parity as complete before it has its pages.
-    ParityEarly,
-    /// Forgets a slab of the group when a page is put together from the others.
-    LeavesMembersOut,
-    /// Does not wait with writes until their group has no parity any more.
-    WritesToFrozen,
-    /// Takes a write that failed because nobody answered for one that no server has.
-    ForgetsUnanswered,
-    /// Says that it owns a space without a look at who does.
-    TrustsItself,
-    /// Reads what another client writes from the copies that it knows, without a look at the map.
-    FollowsOldMaps,
-    /// Takes a trim for the last write although another copy does not have it.
-    BelievesTrims,
-}
-
-impl ClientConfig {
-    /// With the usual limits: 30 ms and twice 30 s, for a link of 10 Gbit/s.
-    pub fn new(keys: Keypair, pool: PoolKey) -> ClientConfig {
-        ClientConfig {
-            keys,
-            pool,
-            slab_size: SlabSize::default(),
-            fail_after: Duration::from_millis(30),
-            error_after: Some(Duration::from_secs(30)),
-            grant_patience: Duration::from_secs(30),
-            map_patience: None,
-            uses_last_resort: true,
-            give_back_after: Some(GIVE_BACK_AFTER),
-            scrub_pass: Some(SCRUB_PASS),
-            parity_after: None,
-            keep_after: KEEP_AFTER,
-            rebuild_spread: Duration::from_millis(500),
-            link_bytes_per_second: 1_250_000_000,
-            datagram_max: crate::wire::DATAGRAM_MAX,
-            rekey_every: None,
-            questions_max: exchange::QUESTIONS_MAX,
-            fault: None,
-        }
-    }
-}
-
-/// A space as its owner opens it.
-#[derive(Debug)]
-pub struct SpaceSpec {
-    pub id: SpaceId,
-    pub pages: u64,
-    /// 1 for what can be re-created, 2 otherwise.
-    pub copies: usize,
-    /// Slabs that servers keep room for, whatever others take; see [`Client::reserved`].
-    pub reserve: usize,
-    /// The pages' key.
-    pub key: [u8; KEY_SIZE],
-}
-
-/// A space of this client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SpaceRef(usize);
-
-/// Chosen by the caller to recognize a result.
-pub type Token = u64;
-
-/// Why an operation was not begun.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum Refused {
-    /// A write is under way until a copy in the making has it, too, even where its result was taken; writes leave a quarter of
-    /// the places to reads.
-    #[error("as many operations are under way as can be, of at most {OPS_MAX}: take results first, or let time pass")]
-    Busy,
-    #[error("the page lies beyond the end of the space")]
-    BeyondEnd,
-    #[error("the space is only read here: it is sealed, or another client writes it")]
-    ReadOnly,
-    #[error("this owner has made all the writes that a generation allows: take the space over again")]
-    VersionsUsedUp,
-}
-
-/// Why a client cannot do something.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum ClientError {
-    #[error("{SERVERS_MAX} servers are the most that a client talks to")]
-    TooManyServers,
-    #[error("it is known at {addr} already")]
-    KnownServer { addr: SocketAddr },
-    #[error("{SPACES_MAX} spaces are the most that a client holds")]
-    TooManySpaces,
-    #[error("{copies} copies: give 1 or {max}", max = slab::COPIES_MAX)]
-    Copies { copies: usize },
-    #[error("{pages} pages: give 1 to {max}")]
-    Size { pages: u64, max: u64 },
-    #[error("{slabs} slabs reserved: the space has {max}")]
-    Reserve { slabs: usize, max: u64 },
-    #[error("generation {generation}: give 1 to {max}", max = Generation::MAX.0)]
-    Generation { generation: u32 },
-    #[error("this client reads the space already")]
-    KnownSpace,
-    #[error("the map names server {server}, which is not in the list of servers")]
-    UnknownServer { server: u32 },
-}
-
-/// Why an operation failed. Nothing that fails is ever answered with zeros.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum Failure {
-    #[error("the last copy of the page is gone")]
-    Lost,
-    #[error("the space has another owner")]
-    Fenced,
-    #[error("no server has room: the page belongs to the local tier")]
-    Declined,
-    #[error("every copy of the page that answers is damaged")]
-    Corrupt,
-    /// Of a write: it may be done yet, before any later one to its page.
-    #[error("every server that has the page, or the control plane, has been silent for too long; it may come back")]
-    Silent,
-}
-
-/// A result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// A page; its content is where the caller of [`Client::poll_event`] wanted it.
-    Read { token: Token, result: Result<(), Failure> },
-    /// A write or trim that all copies in sync have, or the answer to [`Client::confirm`].
-    Written { token: Token, result: Result<(), Failure> },
-}
-
-/// A question to the control plane that was not answered yet.
-#[derive(Clone, Debug)]
-struct Question {
-    id: u64,
-    space: usize,
-    request: ControlRequest,
-    first_asked: Option<Time>,
-    /// When it is asked (again).
-    due: Time,
-}
 
 /// A pool client.
 #[derive(Debug)]
@@ -655,9 +453,6 @@ impl Client {
         (space, page.0)
     }
 }
-
-/// Writes under way, by page.
-type Busy = HashMap<(usize, u64), usize>;
 
 #[cfg(test)]
 mod tests;

@@ -13,8 +13,10 @@
 mod copy;
 mod lanes;
 mod reassembly;
+mod replies;
 mod requests;
 mod sessions;
+mod stats;
 mod store;
 mod tickets;
 
@@ -29,23 +31,25 @@ use crate::medium::Medium;
 use crate::units::{BootEpoch, ServerId, SlabSize, Time};
 use crate::wire::PROTOCOL_VERSION;
 use crate::wire::datagram::Head;
-use crate::wire::message::{Pressure, Status};
+use crate::wire::message::Pressure;
 
-pub use copy::{Progress, TRANSFERS_MAX};
+pub use crate::transmit::Transmit;
+pub use crate::units::SLABS_MAX;
+pub use crate::wire::copy::Progress;
+pub use copy::TRANSFERS_MAX;
 pub use lanes::{LANE_BITS, LANE_SHIFT, LANES_MAX, lane_of};
+pub use stats::ServerStats;
 pub use store::{Fault, SpaceUse};
 pub use tickets::{TICKET_LIFE, TICKETS_MAX};
 
 use copy::Transfers;
 use lanes::{Identity, LaneNumbers, Shared, State};
 use reassembly::Reassembly;
-use requests::Replies;
+use replies::Replies;
 use sessions::{Admission, Hello, Sessions};
 use store::Store;
 use tickets::Tickets;
 
-/// Slabs of one server: 64 TiB of the usual size; page numbers end later.
-pub const SLABS_MAX: usize = 1 << 20;
 /// Clients whose keys a server admits.
 pub const ADMITTED_MAX: usize = 1024;
 
@@ -79,79 +83,6 @@ pub enum ConfigError {
     Admitted { clients: usize },
     #[error("{lanes} lanes: give 1 to {LANES_MAX}")]
     Lanes { lanes: usize },
-}
-
-/// One or more datagrams to send, in the buffer that the caller gave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Transmit {
-    pub to: SocketAddr,
-    /// The buffer is to be cut into datagrams of this size; the last may be shorter.
-    pub segment: usize,
-}
-
-/// What became of datagrams, each counted once, and of requests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ServerStats {
-    /// Fragments that were taken in.
-    pub fragments: u64,
-    /// Sessions begun.
-    pub accepted: u64,
-    /// Hellos that had been answered before, and were again.
-    pub repeated: u64,
-    /// No version of the protocol produces them.
-    pub malformed: u64,
-    /// For sessions that do not exist (any more).
-    pub unknown_session: u64,
-    pub not_authentic: u64,
-    pub replayed: u64,
-    /// Hellos without the pool's key.
-    pub strangers: u64,
-    /// Hellos with the pool's key from nodes that are not admitted.
-    pub not_admitted: u64,
-    /// Hellos beyond what one second may bring, or beyond the sessions there are.
-    pub throttled: u64,
-    /// Hellos in versions that are not spoken here.
-    pub refused: u64,
-    /// Requests by what was answered.
-    pub answered: [u64; Status::ALL.len()],
-    /// Pages that were read, and pages that were written or trimmed.
-    pub pages_read: u64,
-    pub pages_written: u64,
-}
-
-impl ServerStats {
-    fn add(&mut self, other: &ServerStats) {
-        let ServerStats {
-            fragments,
-            accepted,
-            repeated,
-            malformed,
-            unknown_session,
-            not_authentic,
-            replayed,
-            strangers,
-            not_admitted,
-            throttled,
-            refused,
-            answered,
-            pages_read,
-            pages_written,
-        } = other;
-        self.fragments += fragments;
-        self.accepted += accepted;
-        self.repeated += repeated;
-        self.malformed += malformed;
-        self.unknown_session += unknown_session;
-        self.not_authentic += not_authentic;
-        self.replayed += replayed;
-        self.strangers += strangers;
-        self.not_admitted += not_admitted;
-        self.throttled += throttled;
-        self.refused += refused;
-        self.answered.iter_mut().zip(answered).for_each(|(sum, count)| *sum += count);
-        self.pages_read += pages_read;
-        self.pages_written += pages_written;
-    }
 }
 
 /// A page server, or one lane of it. Unless said otherwise, its methods are about the whole server.

@@ -12,6 +12,8 @@ pub const SEAL_SIZE: usize = 16;
 pub const SEALED_SIZE: usize = PAGE_SIZE + SEAL_SIZE;
 /// Pages in a slab unless a server is told otherwise: 64 MiB, which 10 Gbit/s move in 55 ms.
 pub const SLAB_PAGES: u32 = 16_384;
+/// Slabs of one server: 64 TiB of the usual size; page numbers end later.
+pub const SLABS_MAX: usize = 1 << 20;
 
 /// The content of a page.
 pub type Page = [u8; PAGE_SIZE];

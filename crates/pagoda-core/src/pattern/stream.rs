@@ -1,7 +1,25 @@
 //! One remembered place: single pages that may become a stream, or a stream of whole chunks.
 
-use super::{Access, CHUNK_COST_PAGES, CONTINUES_WITHIN, Direction};
 use crate::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
+
+/// A fault this many pages after a place continues it (same measurement).
+pub const CONTINUES_WITHIN: u64 = 16;
+
+/// The price of a whole chunk in single-page faults: 450 us against 25 us, measured on the same machine.
+pub const CHUNK_COST_PAGES: u64 = 18;
+
+/// How the guest touched the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    Read,
+    Write,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    Up,
+    Down,
+}
 
 /// Continuations after which a run may switch ("two such faults").
 const RUN_EARLY: i16 = 2;

@@ -9,28 +9,11 @@ use std::time::{Duration, Instant};
 use pagoda_core::fault::Event;
 use pagoda_sys::Errno;
 
+use super::busy::Busy;
 use super::{Engine, EngineError, io, recover};
 
 /// Between two attempts while the memory is another userfaultfd's.
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
-
-/// The memory is registered with another userfaultfd.
-#[derive(Debug)]
-pub struct Busy {
-    since: Instant,
-    next: Instant,
-}
-
-impl Busy {
-    /// What the VM waits for.
-    pub fn text(&self) -> String {
-        format!(
-            "its VMM has had a userfaultfd of its own on its memory for {} s (post-copy migration, background snapshot), so \
-             its limit cannot be kept: end that in the VMM",
-            self.since.elapsed().as_secs()
-        )
-    }
-}
 
 impl Engine {
     /// Executes `Action::Arm`. While another has the memory the action is not answered, so the machine does nothing that

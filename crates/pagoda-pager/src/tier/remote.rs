@@ -9,6 +9,7 @@
 //! * A page that the pool lost stops the VM ([`IoError::Lost`]). It is never taken for zeros.
 
 mod map;
+mod numbers;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
@@ -20,12 +21,13 @@ use pagoda_core::fault::{IoError, OpId};
 use pagoda_core::stats::{Metric, Stats};
 use pagoda_core::units::{CHUNK_SIZE, ChunkIdx, PAGE_SIZE, PageIdx};
 use pagoda_sys::Errno;
-use rmap::client::{Client, ClientStats, Event, Failure, Reach, Refused, ServerView, SpaceRef};
+use rmap::client::{Client, Event, Failure, Reach, Refused, SpaceRef};
 use rmap::control::{ControlReply, ControlRequest};
 use rmap::udp::UdpClient;
 use rmap::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, SlabNo, Time, content_of};
 
 pub use map::RemoteMap;
+pub use numbers::RemoteNumbers;
 
 use super::{Begun as Started, Content, Counts, Ended, Io, Outcome, Read, Step, Takes, Target, Tier, Write};
 use crate::space::Space;
@@ -77,21 +79,6 @@ impl Job {
     fn ended(self, outcome: Outcome) -> Ended {
         Ended { op: self.op, page: self.page, outcome }
     }
-}
-
-/// One look at the pool's client of a VM.
-#[derive(Clone, Debug)]
-pub struct RemoteNumbers {
-    /// What it counts, since the engine began.
-    pub stats: ClientStats,
-    /// Pages of answers that may be under way.
-    pub window: usize,
-    /// Slabs with all their copies in sync.
-    pub whole: usize,
-    /// Slabs with any.
-    pub held: usize,
-    /// The servers that it knows.
-    pub servers: Vec<ServerView>,
 }
 
 #[derive(Clone, Copy, Debug)]

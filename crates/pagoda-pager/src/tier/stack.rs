@@ -17,24 +17,12 @@ use pagoda_sys::ring::{Ring, RingError};
 use pagoda_sys::swapfile::SwapFile;
 
 use super::remote::RemoteNumbers;
+use super::report::Report;
 use super::swap::SwapTier;
-use super::{Begun, ByTier, Content, Counts, Ended, Io, Read, TIERS_MAX, Takes, Target, Tier, TierIdx, Write};
+use super::{Begun, ByTier, Content, Ended, Io, Read, TIERS_MAX, Takes, Target, Tier, TierIdx, Write};
 use crate::latency::Histogram;
 use crate::share::Member;
 use crate::space::Space;
-
-/// What one tier reports.
-#[derive(Clone, Debug)]
-pub struct Report {
-    /// The tier's name.
-    pub name: &'static str,
-    /// What it holds and has moved.
-    pub counts: Counts,
-    /// How long its part of a read took, from asked for to all there.
-    pub reads: Histogram,
-    /// The same of a write.
-    pub writes: Histogram,
-}
 
 /// Why the blocks that the last daemon left cannot be used. The VM waits; nothing is lost.
 #[derive(Debug, thiserror::Error)]

@@ -8,13 +8,14 @@ use pagoda_abi::REGIONS_MAX;
 
 use super::{fail, hook};
 use crate::attach;
+use crate::attachment::attachment;
 use crate::config::{Config, config};
 use crate::say::{give_up, say};
 use crate::{calls, folios, ram, real};
 
 /// A mapping of a RAM file is about to be made: is it the one of its region?
 fn is_whole_region(config: &Config, region: usize, len: usize, offset: off_t) -> bool {
-    let first = ram::mapping(region).is_none() && attach::attachment().is_none();
+    let first = ram::mapping(region).is_none() && attachment().is_none();
     first && offset == 0 && len as u64 == config.ram()[region].len
 }
 
@@ -27,7 +28,7 @@ fn region_mapped(config: &'static Config, region: usize, addr: *mut c_void, len:
     WANTED[region].store(prot, Ordering::Relaxed);
     ram::set_mapped(region, addr as usize, len);
     // A child after fork(2) would map RAM without a userfaultfd and read zeros where pages are out.
-    attach::advise(addr as usize, len, libc::MADV_DONTFORK);
+    ram::advise(addr as usize, len, libc::MADV_DONTFORK);
     folios::mapped(addr as usize, len);
     if (0..config.ram().len()).all(|index| ram::mapping(index).is_some()) {
         attach::attach(config);

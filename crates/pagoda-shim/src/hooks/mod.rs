@@ -11,12 +11,14 @@
 //! The `64` names are the same functions: on x86-64 `off_t` has 64 bits either way.
 
 mod files;
+mod harmless;
 mod ioctls;
 mod memory;
 mod queues;
 mod sockets;
 mod splices;
 mod syscalls;
+mod tracked;
 mod transfer;
 
 /// Defines hooks: exported C functions, except in unit tests, where they would take over the test's own calls.

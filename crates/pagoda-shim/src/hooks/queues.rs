@@ -5,7 +5,7 @@ use std::mem::zeroed;
 
 use libc::{iovec, timespec};
 
-use super::syscalls::tracked;
+use super::tracked::tracked;
 use super::{hook, sockets};
 use crate::clock::libaio::{self, Iocb};
 use crate::clock::rings::{self, Reader, Ring};

@@ -2,11 +2,12 @@
 //!
 //! A number that is neither handled nor on the list of what cannot hold guest RAM is reported, and the VM's memory stays.
 
-use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
 use libc::{iovec, mmsghdr, mode_t, msghdr, off_t, size_t};
 
+use super::harmless::is_harmless;
+use super::tracked::is_in_tracked;
 use super::{files, hook, ioctls, memory, queues, sockets, splices};
 use crate::clock::sync::{timed, timed_unless_copied};
 use crate::config::{config, name};
@@ -17,104 +18,6 @@ use pagoda_abi::attach::ForeignReason;
 /// `BPF_MAP_CREATE` and `BPF_MAP_TYPE_TASK_STORAGE` of `linux/bpf.h`.
 const BPF_MAP_CREATE: c_long = 0;
 const BPF_MAP_TYPE_TASK_STORAGE: u32 = 29;
-
-thread_local! {
-    static IN_TRACKED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Runs the real function of a hook that has done its part: system calls that its library makes by number are that function's.
-pub fn tracked<R>(call: impl FnOnce() -> R) -> R {
-    let outer = IN_TRACKED.replace(true);
-    let result = call();
-    IN_TRACKED.set(outer);
-    result
-}
-
-/// Numbers that cannot hold guest RAM: they name no memory, or the kernel copies what it reads or writes there through the
-/// page tables (copy_from_user, copy_to_user), and has done so when they return. By their manual pages and the kernel's
-/// source, up to Linux 6.18 on x86-64; anything newer is unknown.
-fn is_harmless(number: c_long) -> bool {
-    // Numbers by name, in the order of asm/unistd_64.h.
-    matches!(
-        number,
-        // open, close, stat, fstat, lstat, poll, lseek
-        2..=8
-        // mprotect, brk, rt_sigaction, rt_sigprocmask, rt_sigreturn
-        | 10 | 12..=15
-        // access, pipe, select, sched_yield
-        | 21..=24
-        // msync, mincore
-        | 26 | 27
-        // shmget, shmat, shmctl, dup, dup2, pause, nanosleep, getitimer, alarm, setitimer, getpid
-        | 29..=39
-        // socket, connect, accept
-        | 41..=43
-        // shutdown, bind, listen, getsockname, getpeername, socketpair
-        | 48..=53
-        // getsockopt: a copy, but for a receive window that is a mapping of the socket's own
-        | 55
-        // clone, fork, vfork, execve, exit, wait4, kill, uname, semget to shmdt
-        | 56..=67
-        // msgget, msgsnd, msgrcv, msgctl, fcntl, flock, fsync, fdatasync
-        | 68..=75
-        // truncate: RAM files are sealed
-        | 76
-        // getdents, getcwd, chdir, fchdir, rename to lchown, umask
-        | 78..=95
-        // gettimeofday to setrlimit and the rest of the classic identity, signal, scheduling and time calls, ptrace aside
-        | 96..=100 | 102..=160
-        // sync, acct, settimeofday, mount, umount2, swapon, swapoff, reboot, sethostname, setdomainname, iopl, ioperm
-        | 161..=173
-        // init_module, delete_module, quotactl: copies
-        | 175 | 176 | 179
-        // gettid, readahead
-        | 186 | 187
-        // setxattr to fremovexattr
-        | 188..=199
-        // tkill, time, futex, sched_setaffinity, sched_getaffinity, set_thread_area
-        | 200..=205
-        // io_setup, io_getevents, io_cancel: they start no transfer
-        | 206 | 208 | 210
-        // get_thread_area, epoll_create
-        | 211 | 213
-        // getdents64, set_tid_address, semtimedop
-        | 217 | 218 | 220
-        // fadvise64, timer_create to exit_group, epoll_wait, epoll_ctl, tgkill, utimes
-        | 221..=235
-        // mbind, set_mempolicy, get_mempolicy: folios move, content stays
-        | 237..=239
-        // mq_open to mq_getsetattr
-        | 240..=245
-        // waitid, add_key, request_key, keyctl, ioprio_set to inotify_rm_watch, migrate_pages
-        | 247..=256
-        // openat to ppoll, unshare, set_robust_list, get_robust_list
-        | 257..=274
-        // sync_file_range
-        | 277
-        // move_pages, utimensat, epoll_pwait, signalfd, timerfd_create, eventfd
-        | 279..=284
-        // timerfd_settime, timerfd_gettime, accept4, signalfd4, eventfd2, epoll_create1, dup3, pipe2, inotify_init1
-        | 286..=294
-        // rt_tgsigqueueinfo, perf_event_open
-        | 297 | 298
-        // fanotify_init, fanotify_mark, prlimit64 to syncfs, setns, getcpu
-        | 300..=306 | 308 | 309
-        // kcmp, finit_module, sched_setattr, sched_getattr, renameat2, seccomp, getrandom, memfd_create
-        | 312..=319
-        // execveat, userfaultfd, membarrier, mlock2
-        | 322..=325
-        // pkey_mprotect, pkey_alloc, pkey_free, statx, io_pgetevents, rseq
-        | 329..=334
-        // pidfd_send_signal, open_tree to close_range, openat2, pidfd_getfd, faccessat2
-        | 424 | 428..=439
-        // process_madvise: of the advice it takes none changes content; epoll_pwait2, mount_setattr, quotactl_fd, landlock_*, memfd_secret, process_mrelease, futex_waitv
-        | 440..=449
-        // set_mempolicy_home_node, cachestat, fchmodat2, map_shadow_stack, futex_wake to futex_requeue, statmount, listmount, lsm_*
-        | 450..=461
-        // mseal, setxattrat to removexattrat, open_tree_attr, file_getattr, file_setattr
-        | 462..=469
-    )
-}
 
 /// How a system call that may hold RAM is made.
 enum Way {
@@ -214,7 +117,7 @@ hook! {
                 _ => {}
             }
         }
-        if config().is_none() || IN_TRACKED.get() {
+        if config().is_none() || is_in_tracked() {
             return call();
         }
         // SAFETY: the caller's call, by its function, which has the same conditions.
@@ -254,93 +157,5 @@ hook! {
             }
         }
         call()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Numbers that could hold RAM, or that nobody knows yet.
-    #[test]
-    fn what_may_hold_ram_is_not_on_the_list_of_the_harmless() {
-        let may = [
-            libc::SYS_read,
-            libc::SYS_mmap,
-            libc::SYS_munmap,
-            libc::SYS_ioctl,
-            libc::SYS_pread64,
-            libc::SYS_pwrite64,
-            libc::SYS_readv,
-            libc::SYS_writev,
-            libc::SYS_mremap,
-            libc::SYS_madvise,
-            libc::SYS_sendfile,
-            libc::SYS_sendto,
-            libc::SYS_recvfrom,
-            libc::SYS_sendmsg,
-            libc::SYS_recvmsg,
-            libc::SYS_setsockopt,
-            libc::SYS_ftruncate,
-            libc::SYS_ptrace,
-            libc::SYS_io_destroy,
-            libc::SYS_io_submit,
-            libc::SYS_remap_file_pages,
-            libc::SYS_kexec_load,
-            libc::SYS_splice,
-            libc::SYS_tee,
-            libc::SYS_vmsplice,
-            libc::SYS_fallocate,
-            libc::SYS_preadv,
-            libc::SYS_pwritev,
-            libc::SYS_recvmmsg,
-            libc::SYS_sendmmsg,
-            libc::SYS_process_vm_readv,
-            libc::SYS_process_vm_writev,
-            libc::SYS_bpf,
-            libc::SYS_copy_file_range,
-            libc::SYS_preadv2,
-            libc::SYS_pwritev2,
-            libc::SYS_io_uring_setup,
-            libc::SYS_io_uring_enter,
-            libc::SYS_io_uring_register,
-            500,
-            -1,
-        ];
-        for number in may {
-            assert!(!is_harmless(number), "{number}");
-        }
-    }
-
-    #[test]
-    fn what_vmms_call_by_number_is_harmless() {
-        let calls = [
-            libc::SYS_futex,
-            libc::SYS_gettid,
-            libc::SYS_getrandom,
-            libc::SYS_memfd_create,
-            libc::SYS_membarrier,
-            libc::SYS_pidfd_open,
-            libc::SYS_capset,
-            libc::SYS_setresuid,
-            libc::SYS_setresgid,
-            libc::SYS_setgroups,
-            libc::SYS_sched_setattr,
-            libc::SYS_close_range,
-            libc::SYS_statx,
-            libc::SYS_seccomp,
-            libc::SYS_mbind,
-            libc::SYS_tgkill,
-            libc::SYS_io_setup,
-            libc::SYS_io_getevents,
-            libc::SYS_io_cancel,
-            libc::SYS_keyctl,
-            libc::SYS_perf_event_open,
-            libc::SYS_userfaultfd,
-            libc::SYS_process_madvise,
-        ];
-        for number in calls {
-            assert!(is_harmless(number), "{number}");
-        }
     }
 }

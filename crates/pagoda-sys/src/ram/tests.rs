@@ -1,6 +1,12 @@
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, Mode, OFlags};
+
 use super::*;
 use crate::host::{FolioSize, ShmemHuge};
 use crate::testing::{FolioSettings, Guest, PAGE, ram};
+use crate::{Errno, PAGE_SIZE};
 
 const CHUNK: u64 = pagoda_abi::CHUNK_SIZE as u64;
 const CHUNK_PAGES: u64 = pagoda_abi::CHUNK_PAGES as u64;
@@ -24,13 +30,13 @@ fn a_new_file_is_private_sealed_and_empty() {
 #[test]
 fn only_a_sealed_memfd_of_the_right_size_is_taken_over() {
     let file = ram("takeover", CHUNK);
-    let again = RamFile::from_fd(file.fd.try_clone().unwrap(), CHUNK).unwrap();
+    let again = RamFile::from_fd(file.as_fd().try_clone_to_owned().unwrap(), CHUNK).unwrap();
     assert_eq!(again.inode(), file.inode());
     let refused = |fd: OwnedFd, len, word: &str| {
         let error = RamFile::from_fd(fd, len).unwrap_err().to_string();
         assert!(error.contains(word), "{error}");
     };
-    refused(file.fd.try_clone().unwrap(), 2 * CHUNK, "expected");
+    refused(file.as_fd().try_clone_to_owned().unwrap(), 2 * CHUNK, "expected");
     let unsealed = rustix::fs::memfd_create("unsealed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&unsealed, CHUNK).unwrap();
     refused(unsealed, CHUNK, "not sealed");

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::{RamError, RamFile, os};
+use super::file::{RamError, RamFile, os};
 use crate::{Errno, PAGE_SIZE};
 
 const CHUNK: usize = pagoda_abi::CHUNK_SIZE;
@@ -79,8 +79,30 @@ impl IoTarget {
     }
 }
 
+impl RamFile {
+    /// Maps the whole file into the daemon. See [`RamView`].
+    ///
+    /// # Errors
+    /// ENOMEM; EAGAIN when locked memory is limited.
+    pub fn map(&self, large: LargeFolios) -> Result<RamView, RamError> {
+        RamView::map(self, large)
+    }
+
+    /// For each page from `from_page` on whether it is in DRAM: bit 0 of its byte in `out`, by mincore(2), which looks
+    /// at the page cache whether or not the view has the page mapped.
+    ///
+    /// A page the kernel itself swapped out reads as absent, though its content exists: only [`RamFile::next_data`]
+    /// decides what exists.
+    ///
+    /// # Errors
+    /// EINVAL if the pages are not in the file; EAGAIN.
+    pub fn resident(&self, view: &RamView, from_page: u64, out: &mut [u8]) -> Result<(), Errno> {
+        view.mincore(from_page, out)
+    }
+}
+
 impl RamView {
-    pub(super) fn map(file: &RamFile, large: LargeFolios) -> Result<RamView, RamError> {
+    fn map(file: &RamFile, large: LargeFolios) -> Result<RamView, RamError> {
         let len = usize::try_from(file.len()).map_err(|_| os("map RAM file")(Errno::OVERFLOW))?;
         // Room to move the start by up to 2 MiB and 1 MiB more.
         let room = len + HUGE + CHUNK;
@@ -213,7 +235,7 @@ impl RamView {
     }
 
     /// See [`RamFile::resident`].
-    pub(super) fn mincore(&self, from_page: u64, out: &mut [u8]) -> Result<(), Errno> {
+    fn mincore(&self, from_page: u64, out: &mut [u8]) -> Result<(), Errno> {
         let pages = from_page..from_page + out.len() as u64;
         let bytes = self.bytes(&pages);
         let addr = self.mapping.addr.wrapping_add(bytes.start);

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU32;
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::{RamError, RamFile, os};
+use super::file::{RamError, RamFile, os};
 use crate::Errno;
 
 /// A RAM file as atomic words. Reading a hole makes a page of it, so a table as sparse as its use needs

@@ -7,7 +7,7 @@ use std::ptr;
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::RingError;
+use super::error::RingError;
 use crate::PAGE_SIZE;
 
 /// One of a ring's buffers.

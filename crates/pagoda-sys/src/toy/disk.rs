@@ -53,6 +53,20 @@ impl Buffers {
         }
         Ok(Self { start, layout })
     }
+
+    /// `count` buffers of `bytes` each.
+    ///
+    /// # Panics
+    /// If there is no room for so many.
+    fn vectors(&self, count: usize, bytes: usize) -> Vec<libc::iovec> {
+        assert!(count * bytes <= self.layout.size());
+        let vector = |index| libc::iovec {
+            // SAFETY: index * bytes is inside the allocation of count * bytes and more.
+            iov_base: unsafe { self.start.add(index * bytes) }.cast(),
+            iov_len: bytes,
+        };
+        (0..count).map(vector).collect()
+    }
 }
 
 impl Drop for Buffers {
@@ -79,13 +93,7 @@ pub fn run_balanced(file: &File, load: BalancedLoad) -> io::Result<BalancedRate>
     }
     let buffers = Buffers::new(slots, bytes)?;
     let mut ring = IoUring::new(load.queue_depth)?;
-    let vectors: Vec<libc::iovec> = (0..slots)
-        .map(|slot| libc::iovec {
-            // SAFETY: slot * bytes is inside the allocation of slots * bytes.
-            iov_base: unsafe { buffers.start.add(slot * bytes) }.cast(),
-            iov_len: bytes,
-        })
-        .collect();
+    let vectors = buffers.vectors(slots, bytes);
     // SAFETY: the buffers outlive the ring: it is dropped before them at the end of this function
     // (declared later), and every request is waited for.
     unsafe { ring.submitter().register_buffers(&vectors)? };

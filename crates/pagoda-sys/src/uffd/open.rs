@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::UffdError;
+use super::error::UffdError;
 use super::kernel;
 
 const DEVICE: &str = "/dev/userfaultfd";

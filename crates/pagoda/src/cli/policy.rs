@@ -3,8 +3,7 @@
 use clap::{ArgGroup, Args};
 use pagoda_api::{HostPatch, Sampling, check_share_group, check_shares};
 
-use super::dram;
-use crate::cli::DramLimit;
+use super::caps::{DramLimit, dram};
 use crate::units::{parse_per_mille, parse_size};
 
 // Plain comments on what is flattened: clap would take a doc comment for that of the command.

@@ -7,9 +7,11 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use pagoda_pool::aside::Control;
+use pagoda_pool::config::PoolConfig;
 use pagoda_pool::connect::Patience;
 use pagoda_pool::news::Watch;
-use pagoda_pool::plane::{Control, Plane};
+use pagoda_pool::plane::Plane;
 use pagoda_pool::{connect, record, role};
 use rmap::client::{Client, ClientStats, Reach, ServerInfo};
 use rmap::nbd::{self, Ended, Listener, Server};
@@ -20,12 +22,11 @@ use rustix::mm::{MlockAllFlags, mlockall};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use super::Export;
+use super::options::Export;
 use crate::exit::UsageError;
 use crate::metrics::disk::DiskNumbers;
 use crate::metrics::{self, Published};
-use crate::output::{print_json_line, print_text};
-use crate::show::Format;
+use crate::output::{Format, print_json_line, print_text};
 
 /// Servers that have not answered by then are gone on without, if any has.
 const SERVERS_PATIENCE: Duration = Duration::from_secs(10);
@@ -52,24 +53,7 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     let seen = plane.look(disk.space()?)?;
     let mut sealed = seen.today.sealed;
     let read_only = sealed || options.read_only;
-    if options.parity_after == Some(0) {
-        return Err(UsageError(
-            "--parity-after 0s would make parity of what is being written: give a time such as 10m".into(),
-        )
-        .into());
-    }
-    if options.parity_after.is_some() && read_only {
-        return Err(UsageError(format!(
-            "{name} is read-only: `pagoda disk share {name} --read-only --parity` gives all of it parity"
-        ))
-        .into());
-    }
-    if options.parity_after.is_some() && disk.copies != 2 {
-        return Err(UsageError(format!(
-            "{name} has one copy, and parity stands for second ones: leave --parity-after out"
-        ))
-        .into());
-    }
+    check_parity_after(options, read_only, disk.copies)?;
     let lock = record::lock_file(dir, name)?;
     let locked = match (sealed, read_only) {
         (true, _) => record::try_lock_shared(&lock)?,
@@ -77,37 +61,21 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
         (false, true) => false,
         (false, false) => record::try_lock(&lock)?,
     };
-    if !locked && sealed {
-        bail!("{name} is being removed by another process");
-    }
-    if !locked && !read_only && !options.take_over {
-        bail!(
-            "{name} is exported by another process: stop that one, or say --take-over; --read-only reads what it writes"
-        );
-    }
+    check_lock(options, locked, sealed, read_only)?;
     if let Some(host) = plane.other_host(&seen).filter(|_| !read_only && !options.take_over) {
         bail!(
             "{host} was the last to export {name}, and may still do: stop it there, and say --take-over; --read-only reads \
              what it writes"
         );
     }
-    let listener = match (&options.nbd, options.tcp) {
-        (Some(path), _) => Listener::unix(path)?,
-        (None, Some(addr)) => Listener::tcp(addr)?,
-        (None, None) => bail!("give --nbd or --tcp"),
-    };
+    let listener = listen(options)?;
     let uri = listener.uri(name);
     let wait = Wait { spin: Duration::from_micros(options.spin) };
-    let error_after = (options.error_after > 0).then(|| Duration::from_secs(options.error_after));
-    let patience = Patience { error_after, ..Patience::of_disks(Duration::from_millis(options.fail_after)) };
     let (scraped, metrics) = options.metrics.map(metrics::listen).transpose()?.unzip();
     let published = scraped.map(|listener| Published::start(listener, DiskNumbers::new(name))).transpose()?;
     // Before other threads are started: they inherit it.
     keep_in_memory();
-    let mut client = connect::client(&pool, &servers, plane.control()?, wait, patience)?;
-    client.client.set_scrub_pass((options.scrub > 0).then(|| Duration::from_secs(options.scrub * 3600)));
-    client.client.set_keep_after(Duration::from_secs(options.keep_after));
-    client.client.set_parity_after(options.parity_after.map(Duration::from_secs));
+    let mut client = client(options, &pool, &servers, plane.control()?, wait)?;
     greet(&mut client, &servers)?;
     let up = connect::up(&client);
     connect::stand_in(&mut client, &pool, name, &servers, &up, &seen.today.map)?;
@@ -130,24 +98,11 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     if locked || !read_only {
         hold(lock, locked);
     }
-    let (stop, stopper) = UnixStream::pair().context("make a socket")?;
-    for signal in [SIGTERM, SIGINT] {
-        let stopper = stopper.try_clone().context("handle signals")?;
-        signal_hook::low_level::pipe::register(signal, stopper).context("handle signals")?;
-    }
+    let stop = stop_signals()?;
     let export = nbd::Export { name: name.clone(), space, size: disk.size_bytes, read_only };
     let mut server = Server::new(client, export, listener, wait)?;
-    match format {
-        Format::Json => {
-            let size_bytes = disk.size_bytes;
-            print_json_line(&Exported { name: name.clone(), uri, size_bytes, read_only, sealed, metrics })?;
-        }
-        Format::Text if read_only && !sealed => {
-            print_text(&format!("Exporting {name} at {uri}, read-only, as others write it\n"))?;
-        }
-        Format::Text if read_only => print_text(&format!("Exporting {name} at {uri}, read-only\n"))?,
-        Format::Text => print_text(&format!("Exporting {name} at {uri}\n"))?,
-    }
+    let size_bytes = disk.size_bytes;
+    say_exported(Exported { name: name.clone(), uri, size_bytes, read_only, sealed, metrics }, format)?;
     let mut outage = Outage::none(name, read_only);
     let tend = |client: &mut Client, now| {
         outage.look(client, now);
@@ -161,6 +116,90 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
         Ended::TakenOver if read_only => bail!("{name} was removed while it was exported"),
         Ended::TakenOver => bail!("another owner has taken {name} over: writes not answered by then are not there"),
     }
+}
+
+/// Whether parity in the place of second copies can be had.
+fn check_parity_after(options: &Export, read_only: bool, copies: usize) -> Result<(), UsageError> {
+    let name = &options.name;
+    let Some(after) = options.parity_after else { return Ok(()) };
+    if after == 0 {
+        return Err(UsageError(
+            "--parity-after 0s would make parity of what is being written: give a time such as 10m".into(),
+        ));
+    }
+    if read_only {
+        return Err(UsageError(format!(
+            "{name} is read-only: `pagoda disk share {name} --read-only --parity` gives all of it parity"
+        )));
+    }
+    if copies != 2 {
+        return Err(UsageError(format!(
+            "{name} has one copy, and parity stands for second ones: leave --parity-after out"
+        )));
+    }
+    Ok(())
+}
+
+/// Who did not get the lock that its kind of export needs is told why.
+fn check_lock(options: &Export, locked: bool, sealed: bool, read_only: bool) -> Result<()> {
+    let name = &options.name;
+    if !locked && sealed {
+        bail!("{name} is being removed by another process");
+    }
+    if !locked && !read_only && !options.take_over {
+        bail!(
+            "{name} is exported by another process: stop that one, or say --take-over; --read-only reads what it writes"
+        );
+    }
+    Ok(())
+}
+
+fn listen(options: &Export) -> Result<Listener> {
+    match (&options.nbd, options.tcp) {
+        (Some(path), _) => Ok(Listener::unix(path)?),
+        (None, Some(addr)) => Ok(Listener::tcp(addr)?),
+        (None, None) => bail!("give --nbd or --tcp"),
+    }
+}
+
+/// A client of the pool that keeps the disk as the options say.
+fn client(
+    options: &Export,
+    pool: &PoolConfig,
+    servers: &[ServerInfo],
+    control: Control,
+    wait: Wait,
+) -> Result<UdpClient<Control>> {
+    let error_after = (options.error_after > 0).then(|| Duration::from_secs(options.error_after));
+    let patience = Patience { error_after, ..Patience::of_disks(Duration::from_millis(options.fail_after)) };
+    let mut client = connect::client(pool, servers, control, wait, patience)?;
+    client.client.set_scrub_pass((options.scrub > 0).then(|| Duration::from_secs(options.scrub * 3600)));
+    client.client.set_keep_after(Duration::from_secs(options.keep_after));
+    client.client.set_parity_after(options.parity_after.map(Duration::from_secs));
+    Ok(client)
+}
+
+/// Readable once a signal asks for the end.
+fn stop_signals() -> Result<UnixStream> {
+    let (stop, stopper) = UnixStream::pair().context("make a socket")?;
+    for signal in [SIGTERM, SIGINT] {
+        let stopper = stopper.try_clone().context("handle signals")?;
+        signal_hook::low_level::pipe::register(signal, stopper).context("handle signals")?;
+    }
+    Ok(stop)
+}
+
+fn say_exported(exported: Exported, format: Format) -> Result<()> {
+    let Exported { name, uri, read_only, sealed, .. } = &exported;
+    match format {
+        Format::Json => print_json_line(&exported)?,
+        Format::Text if *read_only && !sealed => {
+            print_text(&format!("Exporting {name} at {uri}, read-only, as others write it\n"))?;
+        }
+        Format::Text if *read_only => print_text(&format!("Exporting {name} at {uri}, read-only\n"))?,
+        Format::Text => print_text(&format!("Exporting {name} at {uri}\n"))?,
+    }
+    Ok(())
 }
 
 /// Waits for the servers to answer.

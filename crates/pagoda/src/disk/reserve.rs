@@ -4,14 +4,16 @@ use pagoda_api::in_full;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use pagoda_pool::aside::Control;
 use pagoda_pool::config::PoolConfig;
 use pagoda_pool::connect::{self, UNHURRIED};
-use pagoda_pool::plane::{Control, Plane};
+use pagoda_pool::plane::Plane;
 use pagoda_pool::record::{self, Disk};
 use rmap::client::{Reserved, SpaceRef};
 use rmap::udp::{UdpClient, Wait};
 
-use super::{SLAB_BYTES, export};
+use super::export;
+use crate::pool::slab::SLAB_CONTENT_BYTES;
 use crate::units::format_size;
 
 /// Servers are asked so long: each takes a few questions.
@@ -49,7 +51,7 @@ fn reserve(pool: &PoolConfig, plane: &mut Plane, disk: &Disk) -> Result<()> {
     }
     client.client.unreserve(space);
     ask(&mut client, space)?;
-    let most = kept / disk.copies as u64 * SLAB_BYTES;
+    let most = kept / disk.copies as u64 * SLAB_CONTENT_BYTES;
     bail!(
         "the servers can keep {} for it, not {}, in {} copies each: reserve less, or lend more (`pagoda pool top` shows what there is)",
         format_size(most),

@@ -12,8 +12,7 @@ use rmap::udp::Wait;
 
 use super::export;
 use super::show::Info;
-use crate::output::{print_json, print_text};
-use crate::show::Format;
+use crate::output::{Format, print_json, print_text};
 
 /// For the copies to become alike: versions of all pages are read, and what an owner left unfinished is copied.
 const EVEN_PATIENCE: Duration = Duration::from_secs(120);

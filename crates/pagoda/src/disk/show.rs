@@ -13,10 +13,9 @@ use rmap::udp::Wait;
 use rmap::units::{ServerId, SlabNo, SlabSize};
 use serde::Serialize;
 
-use super::SLAB_BYTES;
 use crate::exit;
-use crate::output::{Side, Table, print_json, print_text};
-use crate::show::Format;
+use crate::output::{Format, Side, Table, print_json, print_text};
+use crate::pool::slab::SLAB_CONTENT_BYTES;
 use crate::units::format_size;
 
 /// A server of a disk that has not answered by then is shown as silent.
@@ -88,8 +87,8 @@ impl Info {
         let size = SlabSize::default();
         let (slabs, parity) = standings(disk.pages(), disk.copies, size, &seen.today.map);
         let slab_bytes = |slab: SlabNo| {
-            let begin = SLAB_BYTES * u64::from(slab.0);
-            if begin < disk.size_bytes { SLAB_BYTES.min(disk.size_bytes - begin) } else { SLAB_BYTES }
+            let begin = SLAB_CONTENT_BYTES * u64::from(slab.0);
+            if begin < disk.size_bytes { SLAB_CONTENT_BYTES.min(disk.size_bytes - begin) } else { SLAB_CONTENT_BYTES }
         };
         let bytes = |of: &[Standing]| {
             slabs.iter().filter(|(_, standing)| of.contains(standing)).map(|(slab, _)| slab_bytes(*slab)).sum()

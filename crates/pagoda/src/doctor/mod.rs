@@ -13,8 +13,7 @@ use pagoda_api::Client;
 
 use self::checks::{Check, Verdict};
 use crate::cli::{self, DoctorOf};
-use crate::output::{Side, Table, print_json, print_text};
-use crate::show::Format;
+use crate::output::{Format, Side, Table, print_json, print_text};
 
 /// Fails when a check does.
 pub fn run(client: &Client, options: &cli::Doctor, format: Format) -> Result<()> {

@@ -20,7 +20,8 @@ use super::announcements;
 use super::checks::{Check, Verdict};
 use crate::exit;
 use crate::pool::Place;
-use crate::pool::list::{SLAB_CONTENT_BYTES, medium, pressure};
+use crate::pool::list::{medium, pressure};
+use crate::pool::slab::SLAB_CONTENT_BYTES;
 use crate::units::format_size;
 
 /// A server that has not answered by then is shown as silent.

@@ -9,7 +9,7 @@ use rmap::latency::Latency;
 use rmap::units::Class;
 
 use super::{Def, Kind, Row, counter, gauge, metric, rows};
-use crate::pool::list::SLAB_CONTENT_BYTES;
+use crate::pool::slab::SLAB_CONTENT_BYTES;
 
 /// One look at an exporter.
 #[derive(Debug, Clone)]

@@ -8,7 +8,7 @@ use rmap::server::{Server, ServerStats};
 use rmap::wire::message::{Pressure, Status};
 
 use super::{Def, Row, counter, gauge, metric, rows};
-use crate::pool::list::SLAB_CONTENT_BYTES;
+use crate::pool::slab::SLAB_CONTENT_BYTES;
 
 /// One look at a server.
 #[derive(Debug, Clone)]

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use pagoda_pool::aside::Control;
 use pagoda_pool::connect;
-use pagoda_pool::plane::Control;
 use rmap::client::{Client, Drain as Request};
 use rmap::udp::{UdpClient, Wait};
 use rmap::units::ServerId;
@@ -12,11 +12,10 @@ use rmap::wire::message::Status;
 use rmap::wire::report::Report;
 use serde::Serialize;
 
-use super::Drain;
-use super::list::SLAB_CONTENT_BYTES;
+use super::options::Drain;
+use super::slab::SLAB_CONTENT_BYTES;
 use crate::exit::NoSuchServer;
-use crate::output::{print_json_line, print_text};
-use crate::show::Format;
+use crate::output::{Format, print_json_line, print_text};
 use crate::units::format_size;
 
 /// A server that does not answer for so long is not there.

@@ -9,8 +9,7 @@ use rmap::servers::parse_key;
 use serde::Serialize;
 
 use crate::exit::{NoSuchClient, UsageError};
-use crate::output::{Side, Table, print_json, print_text};
-use crate::show::Format;
+use crate::output::{Format, Side, Table, print_json, print_text};
 
 /// Instead of a name; `pagoda pool key add` without `--name`.
 const UNNAMED: &str = "-";

@@ -7,14 +7,13 @@ use pagoda_pool::config::PoolConfig;
 use pagoda_pool::{connect, store};
 use rmap::client::{Reach, ServerInfo, ServerView};
 use rmap::udp::Wait;
-use rmap::units::{PAGE_SIZE, SEALED_SIZE, SLAB_PAGES};
 use rmap::wire::message::Pressure;
 use serde::Serialize;
 
-use super::Place;
+use super::options::Place;
+use super::slab::SLAB_CONTENT_BYTES;
 use crate::exit;
-use crate::output::{Side, Table, print_json};
-use crate::show::Format;
+use crate::output::{Format, Side, Table, print_json};
 use crate::units::format_size;
 
 /// A server that has not answered by then is shown as silent.
@@ -114,8 +113,3 @@ pub fn pressure(pressure: Pressure) -> &'static str {
         Pressure::Red => "red",
     }
 }
-
-/// The pages of a slab.
-pub const SLAB_CONTENT_BYTES: u64 = SLAB_PAGES as u64 * PAGE_SIZE as u64;
-/// What a slab takes at a server: its sealed pages, and their versions.
-pub const SLAB_BYTES: u64 = SLAB_PAGES as u64 * (SEALED_SIZE as u64 + 8);

@@ -24,15 +24,14 @@ use rmap::wire::message::Pressure;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use super::Serve;
 use super::announce::Announcing;
-use super::list::{SLAB_BYTES, SLAB_CONTENT_BYTES};
 use super::member::InEtcd;
+use super::options::Serve;
+use super::slab::{SLAB_BYTES, SLAB_CONTENT_BYTES};
 use crate::exit::UsageError;
 use crate::metrics::server::ServerNumbers;
 use crate::metrics::{self, Published};
-use crate::output::{print_json_line, print_text};
-use crate::show::Format;
+use crate::output::{Format, print_json_line, print_text};
 use crate::units::format_size;
 
 /// Who asked for a drain looks several times a second; an answer or two may get lost.
@@ -60,16 +59,9 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     let place = options.place.read()?;
     let dir = &place.dir;
     let (keys, pool) = store::identity(dir)?;
-    let is_told = place.etcd.is_some() || options.announce.is_some();
-    if is_told && options.listen.ip().is_unspecified() {
-        return Err(UsageError(format!("--listen {}: give the address that clients reach", options.listen.ip())).into());
-    }
+    check_listen(options, place.etcd.is_some())?;
     let slab_bytes = if options.on_disk.is_some() { SLAB_CONTENT_BYTES } else { SLAB_BYTES };
-    let slabs = options.size / slab_bytes;
-    if slabs == 0 {
-        let least = format_size(slab_bytes.next_multiple_of(1 << 20));
-        return Err(UsageError(format!("--size {}: at least {least}", format_size(options.size))).into());
-    }
+    let slabs = slabs(options, slab_bytes)?;
     // Whether etcd answers is found out before memory is taken.
     place.connect()?;
     let mut admitted = Admissions::read(dir)?;
@@ -103,10 +95,7 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     let mut lanes: Vec<(Server, Port)> = servers.into_iter().zip(ports).collect();
     let (server, _) = &mut lanes[0];
     server.set_admins(admitted.admins());
-    let signals = Signals::new()?;
-    if options.while_stdin {
-        signals.obey_end_of_input();
-    }
+    let signals = Signals::obeyed(options)?;
     let announcer = announcing.as_ref().map(Announcing::key);
     let info = ServerInfo { id: ServerId(options.id), addr, key: public, zone: options.zone, announcer };
     let mut member = place.etcd.map(|config| InEtcd::join(config, &info, server)).transpose()?;
@@ -120,8 +109,7 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     say_ready(&serving, on_disk, member.as_ref().map(|_| info.id), format)?;
     let numbers = |listener| Published::start(listener, ServerNumbers::new(server));
     let published = scraped.map(numbers).transpose()?;
-    let mut published_at = Time::default();
-    let mut broken = 0;
+    let mut shown = Shown { published, published_at: Time::default(), broken: 0 };
     let wait = Wait { spin: Duration::from_micros(options.spin) };
     let mut drain = Drain { patience: Duration::from_secs(options.drain), ..Drain::default() };
     serve_lanes(&mut lanes, wait, |server, now| {
@@ -129,16 +117,7 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
         if let Some(gauge) = &mut gauge {
             gauge.follow(server, now);
         }
-        if let Some(published) = published.as_ref().filter(|_| now.since(published_at) >= LOOK_EVERY) {
-            published.update(|numbers| numbers.look(server));
-            published_at = now;
-        }
-        if std::mem::replace(&mut broken, server.broken_slabs()) != server.broken_slabs() {
-            let lost = format_size(broken as u64 * SLAB_CONTENT_BYTES);
-            eprintln!(
-                "pagoda: the disk fails: {lost} of what was there is gone, and is lent no more (see the kernel's log)"
-            );
-        }
+        shown.follow(server, now);
         drain.follow(server, &admitted, &signals);
         if let Some(member) = &mut member {
             member.follow(server);
@@ -153,6 +132,50 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
         member.leave();
     }
     Ok(())
+}
+
+/// Clients are told the address, so it has to be one.
+fn check_listen(options: &Serve, in_etcd: bool) -> Result<(), UsageError> {
+    let is_told = in_etcd || options.announce.is_some();
+    if is_told && options.listen.ip().is_unspecified() {
+        return Err(UsageError(format!("--listen {}: give the address that clients reach", options.listen.ip())));
+    }
+    Ok(())
+}
+
+/// Slabs that are lent.
+fn slabs(options: &Serve, slab_bytes: u64) -> Result<u64, UsageError> {
+    match options.size / slab_bytes {
+        0 => {
+            let least = format_size(slab_bytes.next_multiple_of(1 << 20));
+            Err(UsageError(format!("--size {}: at least {least}", format_size(options.size))))
+        }
+        slabs => Ok(slabs),
+    }
+}
+
+/// What operators are shown of the server.
+#[derive(Debug)]
+struct Shown {
+    published: Option<Published<ServerNumbers>>,
+    published_at: Time,
+    /// Slabs that a failing disk had lost.
+    broken: usize,
+}
+
+impl Shown {
+    fn follow(&mut self, server: &Server, now: Time) {
+        if let Some(published) = self.published.as_ref().filter(|_| now.since(self.published_at) >= LOOK_EVERY) {
+            published.update(|numbers| numbers.look(server));
+            self.published_at = now;
+        }
+        if std::mem::replace(&mut self.broken, server.broken_slabs()) != server.broken_slabs() {
+            let lost = format_size(self.broken as u64 * SLAB_CONTENT_BYTES);
+            eprintln!(
+                "pagoda: the disk fails: {lost} of what was there is gone, and is lent no more (see the kernel's log)"
+            );
+        }
+    }
 }
 
 /// The most slabs of one space.
@@ -204,6 +227,15 @@ struct Signals {
 }
 
 impl Signals {
+    /// What this server is to end by.
+    fn obeyed(options: &Serve) -> Result<Signals> {
+        let signals = Signals::new()?;
+        if options.while_stdin {
+            signals.obey_end_of_input();
+        }
+        Ok(signals)
+    }
+
     fn new() -> Result<Signals> {
         let asked = Arc::new(AtomicBool::new(false));
         for signal in [SIGTERM, SIGINT] {

@@ -4,9 +4,9 @@ use pagoda_api::in_full;
 use std::time::Duration;
 
 use anyhow::Result;
+use pagoda_pool::aside::Control;
 use pagoda_pool::config::PoolConfig;
 use pagoda_pool::connect;
-use pagoda_pool::plane::Control;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::Stylize;
@@ -18,10 +18,10 @@ use rmap::units::PAGE_SIZE;
 use rmap::wire::report::Report;
 use serde::Serialize;
 
-use super::Top;
-use super::list::{PATIENCE, SLAB_CONTENT_BYTES, medium, pressure};
-use crate::output::{Side, print_json_line, print_text};
-use crate::show::Format;
+use super::list::{PATIENCE, medium, pressure};
+use super::options::Top;
+use super::slab::SLAB_CONTENT_BYTES;
+use crate::output::{Format, Side, print_json_line, print_text};
 use crate::top::text::{Column, mib_per_s, render_table, size};
 use crate::top::view::{draw_foot, draw_rows};
 use crate::top::{Screen, watch};

@@ -14,12 +14,11 @@ use pagoda_pool::store::{self, Admitted};
 use rmap::units::SLAB_PAGES;
 use serde::{Deserialize, Serialize};
 
-use super::Try;
-use super::list::SLAB_BYTES;
+use super::options::Try;
+use super::slab::SLAB_BYTES;
 use crate::cli::{Cli, Command as Subcommand};
 use crate::disk;
-use crate::output::{print_json_line, print_text};
-use crate::show::Format;
+use crate::output::{Format, print_json_line, print_text};
 use crate::units::format_size;
 
 const DISK: &str = "try";

@@ -1,6 +1,6 @@
 //! One `-object memory-backend-*` of guest RAM: what it asks for, and the same on a file of ours.
 
-use super::ArgError;
+use super::error::ArgError;
 use super::words::{Props, is_on};
 use crate::units;
 

@@ -5,7 +5,7 @@
 //! is asked for by name: with `-nographic` on the terminal, shared with the serial port if that has
 //! its default too, else as a virtual console of the display.
 
-use super::ArgError;
+use super::error::ArgError;
 use super::words::{Opt, Props};
 
 /// Options that say what QEMU would have done by itself.

@@ -1,6 +1,6 @@
 //! Devices that matter to a pager: those that reach guest RAM behind its back, and the balloon.
 
-use super::ArgError;
+use super::error::ArgError;
 use super::words::{Opt, Props};
 
 /// Block drivers that hand all of guest RAM to a device or another process.

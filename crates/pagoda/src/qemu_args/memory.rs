@@ -1,7 +1,7 @@
 //! Finds guest RAM: `-m`, the back end of `-machine memory-backend=`, those of `-numa node,memdev=`.
 
-use super::ArgError;
 use super::backend::Backend;
+use super::error::ArgError;
 use super::objects;
 use super::words::{Opt, Props};
 use crate::units::{format_size, parse_qemu_size};

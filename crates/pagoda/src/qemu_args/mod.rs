@@ -8,6 +8,7 @@
 mod backend;
 mod console;
 mod devices;
+mod error;
 mod memory;
 mod objects;
 mod refusals;
@@ -18,6 +19,7 @@ mod words;
 use pagoda_api::attach::ram_path;
 
 use self::backend::Backend;
+pub use self::error::ArgError;
 use self::words::{Opt, Props};
 use crate::units;
 
@@ -27,20 +29,6 @@ const MONITOR_ID: &str = "pagoda-qmp";
 /// `-fw_cfg name=opt/org.pagoda/dram,string=1G` gives a DRAM cap where only QEMU's options
 /// can be written, as in libvirt's `<sysinfo type='fwcfg'>`.
 const FW_CFG_DRAM: &str = "opt/org.pagoda/dram";
-
-/// What is wrong with the command line, and what to do.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{problem}: {advice}")]
-pub struct ArgError {
-    pub problem: String,
-    pub advice: String,
-}
-
-impl ArgError {
-    fn new(problem: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { problem: problem.into(), advice: advice.into() }
-    }
-}
 
 /// A command line that can be rewritten.
 #[derive(Debug, Clone, PartialEq)]

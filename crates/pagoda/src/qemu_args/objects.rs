@@ -5,8 +5,8 @@
 //! reclaims it, as it does with any file. Everything else, also what no device uses (a DIMM can be plugged into it
 //! later), would be memory of the VM that no limit holds.
 
-use super::ArgError;
 use super::backend::Backend;
+use super::error::ArgError;
 use super::words::{Opt, Props, is_on};
 use crate::units;
 

@@ -1,6 +1,6 @@
 //! Options that cannot work under a pager.
 
-use super::ArgError;
+use super::error::ArgError;
 use super::words::{Opt, Props, is_on};
 
 /// Refuses `option` if it cannot work, with the reason and what to do.

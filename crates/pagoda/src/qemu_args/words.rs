@@ -1,7 +1,7 @@
 //! QEMU's command line as words: which are options, which belong to an option, and the two
 //! notations of an option's value (`key=value,...` and JSON).
 
-use super::ArgError;
+use super::error::ArgError;
 
 /// Options that take no argument: those of `qemu-options.hx` (QEMU 5 to 10) without `HAS_ARG`.
 /// All others take the next word. An option missing here would hide the next one from us, so

@@ -11,8 +11,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use pagoda_core::simulate::{self, Scenario};
 
-use crate::output::print_json;
-use crate::show::Format;
+use crate::output::{Format, print_json};
 
 /// A longer scenario is a mistake: it is read into memory. A week of a hundred recorded VMs is shorter.
 const FILE_BYTES_MAX: u64 = 64 << 20;

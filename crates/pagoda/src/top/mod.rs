@@ -17,8 +17,7 @@ use self::model::{Row, Sample, rows};
 use self::view::View;
 use crate::cli;
 use crate::exit::UsageError;
-use crate::output::{print_json_line, print_text};
-use crate::show::Format;
+use crate::output::{Format, print_json_line, print_text};
 
 /// What a key asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

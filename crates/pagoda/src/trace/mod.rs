@@ -15,8 +15,7 @@ use pagoda_core::simulate::scenario::DURATION_S_MAX;
 use pagoda_core::units::Bytes;
 
 use self::record::Recorder;
-use crate::output::print_text;
-use crate::show::Format;
+use crate::output::{Format, print_text};
 use crate::simulate::{self, Options};
 use crate::units::{parse_per_mille, parse_seconds, parse_size};
 

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::compressed::CompressedFile;
 use super::policy::PolicyFile;
-use super::{Group, LargeFolios, Metrics, PageIn, Replacement};
+use super::values::{Group, LargeFolios, Metrics, PageIn, Replacement};
 
 /// The keys, each named as its option.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]

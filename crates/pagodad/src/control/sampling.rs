@@ -9,7 +9,7 @@ use axum::extract::{Path, State};
 use axum::routing::get;
 use pagoda_api::{CurveInfo, CurveSwitch, SampleInfo, SampleRequest};
 
-use super::{Reply, Shared, ask, parse, vm_name};
+use super::reply::{Reply, Shared, ask, parse, vm_name};
 use crate::registry::Registry;
 
 type Name = Result<Path<String>, PathRejection>;

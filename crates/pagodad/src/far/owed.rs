@@ -19,7 +19,7 @@ use pagoda_pool::plane::{self, Plane};
 use pagoda_pool::record::tier_name;
 use rmap::units::{Generation, SpaceId};
 
-use super::{Dirs, pool_of, spec, whose};
+use super::space::{Dirs, pool_of, spec, whose};
 use crate::registry::{read_record, write_whole};
 
 /// An etcd that is being replaced is back within minutes; after that somebody has to look.
@@ -29,10 +29,6 @@ const TRY_EVERY: Duration = Duration::from_secs(5);
 
 /// Spaces that are being given back: one at a time may be their owner.
 static RETURNING: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
-
-pub(super) fn dir(state_dir: &Path) -> PathBuf {
-    state_dir.join("far")
-}
 
 fn path(dirs: &Dirs, far: &Far) -> PathBuf {
     dirs.owed.join(format!("{:016x}.vm", far.space))

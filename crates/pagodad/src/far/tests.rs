@@ -12,7 +12,7 @@ use rmap::control::Today;
 use rmap::crypto::Keypair;
 use rmap::server::{Server, ServerConfig};
 use rmap::udp::{Port, serve_until};
-use rmap::units::{BootEpoch, Class, Generation, PageNo, SlabSize};
+use rmap::units::{BootEpoch, Class, Generation, PAGE_SIZE, PageNo, SlabSize, SpaceId};
 
 use super::*;
 

@@ -3,7 +3,7 @@
 use pagoda_api::{BalloonInfo, FarPool, FarServer, HostInfo, HostPolicy, TierInfo, VmInfo, VmPolicy, VmState};
 use pagoda_core::stats::{MetricDef, MetricKind};
 
-use super::{ProcessInfo, Value};
+use super::value::{ProcessInfo, Value};
 
 /// Head of `docs/metrics.md`.
 pub(super) const INTRODUCTION: &str = "\

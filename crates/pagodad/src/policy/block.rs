@@ -8,22 +8,13 @@
 
 use pagoda_api::in_full;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use pagoda_abi::record::{Kind, Record};
 use pagoda_core::policy::{Run, VmId};
 
 use crate::registry::{Registry, Vm};
-
-/// What is under way for one VM.
-#[derive(Debug, Clone, Default)]
-pub struct Block {
-    /// A thread speaks to its monitor, which may take as long as a fault.
-    is_busy: Arc<AtomicBool>,
-    /// When it was stopped, by this daemon.
-    pub since: Option<Instant>,
-}
 
 /// Brings a VM to where the plan wants it, or leaves that to the next round.
 pub fn follow(registry: &Arc<Registry>, vm: &mut Vm, run: Run) {

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagoda_abi::record::Kind;
-use pagoda_core::policy::round::{Caps, EngineReport, HostReport, Last, Orders, Outcome, VmReport, VmRound};
-use pagoda_core::policy::{Balloon, ReclaimState, VmId};
+use pagoda_core::policy::round::{Caps, EngineReport, HostReport, Last, Orders, Outcome, VmReport};
+use pagoda_core::policy::{Balloon, ReclaimState};
 use pagoda_core::stats::Metric;
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_pager::handle::{Command, Handle, Status};
 
+pub use super::governed::Governed;
 use super::{host, settings, vmm_kind};
 use crate::balloon;
 use crate::registry::{Registry, Vm, limit_of};
@@ -24,50 +25,6 @@ const HOST_MEMORY: &str = "host memory";
 const OVERHEAD_PERIOD: Duration = Duration::from_secs(10);
 /// A balloon of which an earlier daemon's record tells is waited for; a monitor that others keep busy is not.
 const BALLOON_WAIT: Duration = Duration::from_secs(10);
-/// Page-ins are counted over at least so long.
-const RATE_PERIOD: Duration = Duration::from_secs(4);
-
-/// What the policy remembers of a VM, beside its settings.
-#[derive(Debug)]
-pub struct Governed {
-    pub id: VmId,
-    /// What rounds remember of it.
-    pub round: VmRound,
-    /// When its overhead was measured.
-    measured: Option<Instant>,
-    /// Page-ins at some moment, and the rate before it.
-    page_ins: (u64, Instant),
-    pub page_ins_per_s: f64,
-    pub block: super::block::Block,
-}
-
-impl Governed {
-    pub fn new(id: VmId) -> Governed {
-        Governed {
-            id,
-            round: VmRound::default(),
-            measured: None,
-            page_ins: (0, Instant::now()),
-            page_ins_per_s: 0.0,
-            block: super::block::Block::default(),
-        }
-    }
-
-    /// A new engine has begun with this limit. It has sampled nothing, and counts from zero.
-    pub fn attached(&mut self, limit: PageCount) {
-        self.round.attached(limit);
-        self.page_ins = (0, Instant::now());
-    }
-
-    fn note_page_ins(&mut self, count: u64) {
-        let (before, at) = self.page_ins;
-        let elapsed = at.elapsed();
-        if elapsed >= RATE_PERIOD || count < before {
-            self.page_ins_per_s = count.saturating_sub(before) as f64 / elapsed.as_secs_f64().max(1e-3);
-            self.page_ins = (count, Instant::now());
-        }
-    }
-}
 
 /// A VM whose report is being made, without the registry.
 struct Reported {

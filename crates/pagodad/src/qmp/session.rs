@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::{Value, json};
 
-use super::Events;
+use super::events::Events;
 
 /// How long an answer is waited for.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);

@@ -6,17 +6,9 @@
 use std::net::SocketAddr;
 
 use super::Client;
-use super::peer::{Peer, ServerInfo};
-use crate::units::{BootEpoch, ServerId, Time};
-
-/// Where a server says it is, in an announcement or in etcd.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hint {
-    pub server: ServerId,
-    pub addr: SocketAddr,
-    /// Of its life.
-    pub epoch: BootEpoch,
-}
+use super::peer::Peer;
+use super::servers::{Hint, ServerInfo};
+use crate::units::Time;
 
 impl Client {
     /// Takes note of where a server says it is. One that is silent is greeted there too, at once if that is news; one that

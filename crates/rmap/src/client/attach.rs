@@ -1,9 +1,10 @@
 //! Spaces, as they are opened.
 
-use super::peer::SERVERS_MAX;
+use super::outcome::COPIES_MAX;
 use super::reserve::Reservation;
 use super::sealed::Tenure;
-use super::slab::{self, SPACE_SLABS_MAX, Space};
+use super::servers::SERVERS_MAX;
+use super::slab::{SPACE_SLABS_MAX, Space};
 use super::{Client, ClientError, SPACES_MAX, SpaceRef, SpaceSpec};
 use crate::control::{MapEntry, Today};
 use crate::crypto::SpaceKey;
@@ -48,7 +49,7 @@ impl Client {
         if self.spaces.len() >= SPACES_MAX {
             return Err(ClientError::TooManySpaces);
         }
-        if !(1..=slab::COPIES_MAX).contains(&spec.copies) {
+        if !(1..=COPIES_MAX).contains(&spec.copies) {
             return Err(ClientError::Copies { copies: spec.copies });
         }
         // Who only reads may come before the first owner.

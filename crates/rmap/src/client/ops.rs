@@ -3,18 +3,18 @@
 mod fail;
 mod serve;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use super::outcome::{Failure, OPS_MAX, Token};
 use super::peer::PeerSet;
-use super::{Busy, Failure, Token};
 use crate::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, SlabSize, Time, Version};
 
-/// Operations at a time, the paper's small bounded write buffer among them: 1 MiB, what a link of 10 Gbit/s carries in a
-/// millisecond.
-pub const OPS_MAX: usize = 256;
+/// Writes under way, by page.
+pub type Busy = HashMap<(usize, u64), usize>;
+
 /// Beside these, the client's own: pages of the ledger.
 pub const OWN_MAX: usize = 16;
 /// Writes that have failed and are under way all the same; more wait for an answer in the places of others.

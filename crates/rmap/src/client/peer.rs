@@ -7,22 +7,15 @@ use std::time::Duration;
 use super::FAIL_AFTER_MIN;
 use super::exchange::LINE_MAX;
 use super::returns::{RETURNS_MAX, Return};
-use crate::announce::AnnounceKey;
-use crate::crypto::PublicKey;
+use super::servers::ServerInfo;
 use crate::crypto::handshake::Initiator;
 use crate::crypto::session::Session;
-use crate::units::{BootEpoch, Class, ServerId, Time};
+use crate::round_trip::{RTO_MAX, RTO_MIN, RoundTrip};
+use crate::units::{BootEpoch, Class, Time};
 use crate::wire::DATAGRAM_MIN_MAX;
 use crate::wire::message::{Pressure, Status};
 use crate::wire::report::Report;
 
-/// Servers of one client: bits of a `PeerSet`.
-pub const SERVERS_MAX: usize = 64;
-/// TCP's floor of 200 ms is what makes incast cost 90 % of the throughput (Vasudevan et al., SIGCOMM 2009).
-pub const RTO_MIN: Duration = Duration::from_millis(1);
-/// Longer waits would find a server dead that only lost a few datagrams.
-pub const RTO_MAX: Duration = Duration::from_millis(8);
-const RTO_FIRST: Duration = Duration::from_millis(4);
 /// Signs of life that a silent server is asked for, at most, in the second half of the time after which it is given up: where a fifth of
 /// all datagrams is lost each way, all are in one of five million cases.
 const LAST_SIGNS: u32 = 16;
@@ -31,18 +24,6 @@ const TIMEOUTS_MAX: u32 = 64;
 /// A hello is repeated after this, then after twice as long, and so on.
 const HELLO_RETRY_MIN: Duration = Duration::from_millis(5);
 const HELLO_RETRY_MAX: Duration = Duration::from_secs(1);
-
-/// A server as the operator lists it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServerInfo {
-    pub id: ServerId,
-    pub addr: SocketAddr,
-    pub key: PublicKey,
-    /// Servers of one zone fail together: a rack, a power supply.
-    pub zone: u32,
-    /// Who signs its announcements, if it makes any.
-    pub announcer: Option<AnnounceKey>,
-}
 
 /// What a server can be asked for by those who may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,50 +127,6 @@ impl Greeting {
             self.wait = (self.wait * 2).min(HELLO_RETRY_MAX);
         }
         (self.sent_at, self.sent_to) = (Some(now), Some(to));
-    }
-}
-
-/// Smoothed round trip and its variation (RFC 6298, in its proportions).
-#[derive(Clone, Copy, Debug, Default)]
-pub struct RoundTrip {
-    smoothed: Option<Duration>,
-    variation: Duration,
-}
-
-impl RoundTrip {
-    pub fn sample(&mut self, took: Duration) {
-        match self.smoothed {
-            None => (self.smoothed, self.variation) = (Some(took), took / 2),
-            Some(smoothed) => {
-                self.variation = (self.variation * 3 + smoothed.abs_diff(took)) / 4;
-                self.smoothed = Some((smoothed * 7 + took) / 8);
-            }
-        }
-    }
-
-    pub fn smoothed(&self) -> Duration {
-        self.smoothed.unwrap_or(RTO_FIRST)
-    }
-
-    fn bound(&self) -> Option<Duration> {
-        self.smoothed.map(|smoothed| smoothed + self.variation * 4)
-    }
-
-    /// What takes so long is late. RFC 6298, 2.3: a steady round trip has next to no variation, and one that is a little longer is no
-    /// loss.
-    pub fn late(&self) -> Duration {
-        self.smoothed.map_or(RTO_FIRST, |smoothed| smoothed + (self.variation * 4).max(RTO_MIN))
-    }
-
-    /// When it is asked again.
-    pub fn timeout(&self) -> Duration {
-        self.late().clamp(RTO_MIN, RTO_MAX)
-    }
-
-    /// When a read is asked of a second copy too: at three times what nearly all take.
-    pub fn hedge(&self) -> Duration {
-        const HEDGE_MIN: Duration = Duration::from_micros(200);
-        self.bound().map_or(RTO_FIRST, |bound| (bound * 3).clamp(HEDGE_MIN, RTO_MAX))
     }
 }
 
@@ -392,19 +329,6 @@ impl Peer {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn timeouts_follow_the_round_trip_within_bounds() {
-        let mut trip = RoundTrip::default();
-        assert_eq!(trip.timeout(), RTO_FIRST);
-        for (took_us, times, low_us, high_us) in
-            [(20, 50, 1010, 1020), (3000, 50, 3900, 4000), (90_000, 50, 8000, 8000)]
-        {
-            (0..times).for_each(|_| trip.sample(Duration::from_micros(took_us)));
-            let range = Duration::from_micros(low_us)..=Duration::from_micros(high_us);
-            assert!(range.contains(&trip.timeout()), "{:?} after {took_us} us", trip.timeout());
-        }
-    }
 
     #[test]
     fn sets() {

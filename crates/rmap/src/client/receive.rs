@@ -1,7 +1,6 @@
 //! Datagrams from servers: sessions, and replies to what was asked.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use smallvec::SmallVec;
 
@@ -24,34 +23,7 @@ const OVERTAKEN_MAX: u8 = 3;
 
 /// What a server is taken to have until it says so in its first reply. With little, the first writes to several slabs would
 /// be declined; with too much, a server that is full says no.
-const ROOM_UNTOLD: u32 = crate::server::SLABS_MAX as u32;
-
-/// How short of memory servers are concerns all slabs, and each reply says it. After a change they are looked at at once, and then no
-/// more often than this: 16 TiB of slabs take 20 ms, and a server may say something else in each reply.
-const LOAD_EVERY: Duration = Duration::from_millis(100);
-
-/// Changes of what servers say of their load.
-#[derive(Debug, Default)]
-pub struct LoadWatch {
-    looked_at: Option<Time>,
-    /// There was a change that nobody has looked at.
-    due: Option<Time>,
-}
-
-impl LoadWatch {
-    fn changed(&mut self, now: Time) {
-        let next = self.looked_at.map_or(now, |at| now.max(at + LOAD_EVERY));
-        self.due.get_or_insert(next);
-    }
-
-    fn is_due(&mut self, now: Time) -> bool {
-        let is_due = self.due.take_if(|at| *at <= now).is_some();
-        if is_due {
-            self.looked_at = Some(now);
-        }
-        is_due
-    }
-}
+const ROOM_UNTOLD: u32 = crate::units::SLABS_MAX as u32;
 
 impl Client {
     /// Takes a datagram in; decrypts it in place. Only its keys count; where it came from is looked at when a session begins.

@@ -1,30 +1,29 @@
 //! What a client knows of its spaces and their slabs.
 
+mod map;
+
 use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::exchange::Role;
 use super::follow::Following;
 use super::ledger::Table;
 use super::open::Listing;
+use super::outcome::{COPIES_MAX, SpaceSpec};
 use super::parity::cold::Group;
 use super::parity::layout::Layout;
-use super::parity::slabs_needed;
+use super::parity::layout::slabs_needed;
 use super::peer::PeerSet;
 use super::repair::Repair;
 use super::reserve::Reservation;
 use super::sealed::{Tenure, Watch};
 use super::tables::Tables;
-use super::{Client, Question, SpaceSpec};
-use crate::control::{Change, ControlReply, ControlRequest, MapEntry};
+use crate::control::MapEntry;
 use crate::crypto::SpaceKey;
-use crate::units::{Generation, PageNo, SlabNo, SlabSize, SpaceId, Time, Version};
+use crate::units::{Generation, SlabNo, SlabSize, SpaceId, Time, Version};
 
 /// Slabs of a space: 16 TiB of the usual size.
 pub const SPACE_SLABS_MAX: usize = 1 << 18;
-/// Copies that a space may ask for.
-pub const COPIES_MAX: usize = 2;
 /// A question that the control plane did not answer is asked again; a store with three members answers in 10 ms.
 pub const CONTROL_RETRY: Duration = Duration::from_millis(500);
 /// An answer that is not there yet is looked for no more often; a store on the same machine answers in 1 ms.
@@ -305,165 +304,5 @@ impl Slab {
 
     pub fn version(&self, index: usize) -> Version {
         self.versions.get(index).copied().unwrap_or(Version::NEVER)
-    }
-}
-
-impl Client {
-    /// Servers of a map entry.
-    pub(super) fn peers_of(&self, entry: &MapEntry) -> PeerSet {
-        entry.replicas.iter().filter_map(|replica| self.place_of(replica.server)).collect()
-    }
-
-    /// Which copies must have a write before it is acknowledged: those of the map as it is, and as it may already be.
-    pub(super) fn required(&self, space: usize, slab: usize) -> PeerSet {
-        let slab = &self.spaces[space].slabs[slab];
-        let pending = slab.pending.as_ref().map(|pending| self.peers_of(&pending.entry)).unwrap_or_default();
-        self.peers_of(&slab.entry).union(pending)
-    }
-
-    /// Asks the control plane for another set of copies. Only one change of a slab is under way at a time.
-    pub(super) fn propose(&mut self, space: usize, slab: usize, entry: MapEntry) {
-        let state = &mut self.spaces[space];
-        debug_assert!(state.tenure.changes_map(), "readers change no map");
-        let entry = MapEntry { revision: state.slabs[slab].entry.revision + 1, ..entry };
-        let (id, generation, number) = (state.id, state.generation, SlabNo(slab as u32));
-        let change = Change { space: id, generation, slab: number, entry: entry.clone() };
-        state.slabs[slab].pending = Some(Pending { entry });
-        self.ask_control(space, ControlRequest::Change(change));
-    }
-
-    pub(super) fn ask_control(&mut self, space: usize, request: ControlRequest) {
-        self.question_ids += 1;
-        self.questions.push(Question { id: self.question_ids, space, request, first_asked: None, due: Time(0) });
-    }
-
-    /// The control plane answered.
-    pub(super) fn control_answered(&mut self, now: Time, question: Question, reply: ControlReply) {
-        let (space, id) = (question.space, question.id);
-        match (question.request, reply) {
-            (ControlRequest::Change(change), reply) => {
-                let slab = change.slab.0 as usize;
-                self.mark(space, slab);
-                match reply {
-                    // Where an earlier answer was lost, it is our own entry that stands there.
-                    ControlReply::Conflict(entry) if entry != change.entry => self.space_taken(space),
-                    ControlReply::Done | ControlReply::Conflict(_) => self.map_changed(space, slab, change.entry),
-                    _ => self.space_taken(space),
-                }
-            }
-            (ControlRequest::Confirm { .. }, ControlReply::Done) => self.confirmed(space, id),
-            (ControlRequest::Confirm { .. }, _) => self.space_taken(space),
-            (_, ControlReply::Seen(today)) if self.is_followed(space) => self.followed_seen(now, space, today),
-            (_, ControlReply::Seen(today)) => self.space_seen(now, space, today, Tenure::Reader),
-            (_, ControlReply::Kept(today)) => self.space_seen(now, space, today, Tenure::Keeper),
-            _ => self.space_gone(space),
-        }
-    }
-
-    fn map_changed(&mut self, space: usize, slab: usize, entry: MapEntry) {
-        let before = self.peers_of(&self.spaces[space].slabs[slab].entry);
-        let after = self.peers_of(&entry);
-        let state = &mut self.spaces[space].slabs[slab];
-        let old = std::mem::replace(&mut state.entry, entry);
-        state.pending = None;
-        let left = before.minus(after);
-        let given_back = matches!(state.phase, Phase::Leaving);
-        let is_parity = self.spaces[space].layout.is_parity(slab);
-        self.stats.slabs_given_back += u64::from(given_back && !is_parity);
-        self.stats.copies_left += if given_back { 0 } else { left.len() as u64 };
-        self.stats.copies_joined += if before.is_empty() { 0 } else { after.minus(before).len() as u64 };
-        for replica in &old.replicas {
-            if let Some(peer) = self.place_of(replica.server).filter(|peer| left.has(*peer)) {
-                self.forget_copy(space, slab, peer);
-                self.release(space, slab, peer, replica.grant);
-                let state = &mut self.spaces[space].slabs[slab];
-                state.failed.remove(peer);
-                state.checked.remove(peer);
-                self.end_repair_at(space, slab, peer);
-            }
-        }
-        let is_lost = self.spaces[space].slabs[slab].entry.lost && !self.is_grouped(space, slab);
-        if is_lost {
-            // There is nothing left to copy.
-            self.abort_repair(space, slab);
-        }
-        self.mark_group(space, slab);
-        let state = &mut self.spaces[space].slabs[slab];
-        if is_lost {
-            state.phase = Phase::Lost;
-            self.stats.slabs_lost += 1;
-        } else if matches!(state.phase, Phase::Granting(_)) {
-            state.make_table(&mut self.tables);
-            state.phase = Phase::Open;
-            self.count_content(space, slab);
-        } else if matches!(state.phase, Phase::Leaving) {
-            (state.phase, state.content) = (Phase::Vacant, 0);
-            self.tables.give_back(std::mem::take(&mut state.versions).into());
-        }
-        if is_parity {
-            self.parity_changed(space, slab);
-        }
-        let state = &self.spaces[space].slabs[slab];
-        if !left.is_empty() && !state.disputed.is_empty() && matches!(state.phase, Phase::Open) {
-            // What was disputed may be clear without the copies that left.
-            let entry = state.entry.clone();
-            return self.reopen(space, slab, entry);
-        }
-        self.map_settled(space, slab);
-    }
-
-    /// Everything under way at a copy that is not one any more.
-    pub(super) fn forget_copy(&mut self, space: usize, slab: usize, peer: usize) {
-        let size = self.config.slab_size;
-        loop {
-            let found = self.exchanges.find(|exchange| {
-                exchange.space == space
-                    && exchange.peer == peer
-                    && size.slab(exchange.page) == Some(SlabNo(slab as u32))
-                    && !(exchange.role.is_of_space() || exchange.role == Role::Release)
-            });
-            let Some(exchange) = found else { break };
-            self.cancel(exchange.id);
-        }
-        // One that is still being read elsewhere would be written here once it has come.
-        self.end_copies_to(space, slab, peer);
-        self.unsend_writes(space, slab, peer);
-    }
-
-    /// Another owner has the space. Of a sealed one nothing is lost but the right to keep it.
-    pub(super) fn space_taken(&mut self, space: usize) {
-        match self.spaces[space].tenure {
-            Tenure::Owner => self.space_gone(space),
-            Tenure::Reader | Tenure::Keeper => self.is_outdated(space),
-            // The next look at the map tells who owns it.
-            Tenure::Follower => {}
-        }
-    }
-
-    /// Nothing of the space can be done here any more.
-    pub(super) fn space_gone(&mut self, space: usize) {
-        let state = &mut self.spaces[space];
-        if state.is_taken {
-            return;
-        }
-        state.is_taken = true;
-        state.watch = None;
-        self.questions.retain(|question| question.space != space);
-        while let Some(exchange) = self.exchanges.find(|exchange| exchange.space == space) {
-            self.cancel(exchange.id);
-        }
-        self.copies.end_all(space);
-        self.ledger.forget(space);
-        self.forget_groups(space);
-        for slab in 0..self.spaces[space].slabs.len() {
-            self.end_repair(space, slab);
-        }
-        self.fail_ops(space, None, super::Failure::Fenced);
-        self.unpark_space(space);
-        self.refuse_confirms(space);
-    }
-
-    pub(super) fn first_page(&self, slab: usize) -> PageNo {
-        self.config.slab_size.page(SlabNo(slab as u32), 0)
     }
 }

@@ -4,7 +4,8 @@
 //! then. So some are kept ready. They are made by somebody else, who may wait, and are given to the client by
 //! [`Client::add_spare`]; where there is none, memory is asked for as it is needed.
 
-use super::Client;
+mod supply;
+
 use crate::units::{SlabSize, Version};
 
 /// Tables kept ready, 8 MiB: for 4 GiB of slabs never written to, which takes one exporter more than a second to fill.
@@ -55,22 +56,6 @@ impl Tables {
 
     fn wanted(&self) -> usize {
         SPARES_MAX - self.spares.len()
-    }
-}
-
-impl Client {
-    pub fn slab_size(&self) -> SlabSize {
-        self.config.slab_size
-    }
-
-    /// How many tables are to be added, so that there are as many as are kept ready.
-    pub fn wanted_spares(&self) -> usize {
-        self.tables.wanted()
-    }
-
-    /// Takes a table for a slab that is written to later. Beyond those that are wanted, or of another size, it is dropped.
-    pub fn add_spare(&mut self, table: SpareTable) {
-        self.tables.give_back(table.0);
     }
 }
 

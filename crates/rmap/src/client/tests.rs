@@ -30,10 +30,13 @@ mod stand_in;
 mod unanswered;
 mod vacate;
 
+use std::collections::HashMap;
+
 use super::*;
 use crate::control::{MapEntry, Today};
+use crate::crypto::{KEY_SIZE, Keypair, PoolKey};
 use crate::server::{Fault as ServerFault, Server, ServerConfig};
-use crate::units::{BootEpoch, PAGE_SIZE, ServerId, SlabNo};
+use crate::units::{BootEpoch, Generation, PAGE_SIZE, ServerId, SlabNo, SlabSize, SpaceId};
 use crate::wire::message::{Pressure, Status};
 
 use pool::{Counting, Pool, addr, slab_size};

@@ -5,7 +5,7 @@ use super::exchange::{Exchange, Role, Stage};
 use super::peer::{Drain, Greeting, Peer};
 use super::transfer::Instruction;
 use crate::crypto::handshake::Initiator;
-use crate::server::Transmit;
+use crate::transmit::Transmit;
 use crate::units::{Class, PageNo, SEALED_SIZE, SpaceId, Time, Version};
 use crate::wire::datagram::{Head, Versions};
 use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, Message, Op, Pressure};

@@ -12,16 +12,16 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::Transmit;
 use super::lanes::{Identity, Shared, session_number};
 use super::store::Fault;
 use super::tickets::TICKET_LIFE;
-use crate::client::RoundTrip;
 use crate::crypto::entropy::SharedEntropy;
 use crate::crypto::handshake::Initiator;
 use crate::crypto::session::Session;
+use crate::round_trip::RoundTrip;
+use crate::transmit::Transmit;
 use crate::units::{Class, Generation, SEALED_SIZE, SlabNo, SpaceId, Time, Version};
-use crate::wire::copy::CopyOrder;
+use crate::wire::copy::{CopyOrder, Progress};
 use crate::wire::datagram::{Head, Versions};
 use crate::wire::message::{Direction, Message, Op, Status};
 use crate::wire::{DATAGRAM_MIN_MAX, DATAGRAM_SIZES, OVERHEAD, PROTOCOL_VERSION};
@@ -42,16 +42,6 @@ const BLACK_HOLE_TRIES: u32 = 4;
 const BURST: u64 = 256 * 1024;
 /// How soon a transfer that waits for its rate is looked at again.
 const RATE_WAIT: Duration = Duration::from_micros(200);
-
-/// How far a transfer is. The numbers are the protocol's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    Running = 0,
-    /// Everything that was here was sent, and answered.
-    Sent = 1,
-    /// The other server is silent or refuses.
-    Failed = 2,
-}
 
 /// What is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,8 +10,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::ServerStats;
-use super::sessions;
+use super::stats::ServerStats;
 use super::store::{Fault, Store};
 use super::tickets::Tickets;
 use crate::crypto::{Keypair, PoolKey, PublicKey};
@@ -23,7 +22,12 @@ use crate::wire::message::{DRAIN, DRAIN_OFF, Message, Pressure, Status};
 pub const LANES_MAX: usize = 1 << LANE_BITS;
 /// In a session's number, above its place.
 pub const LANE_BITS: u32 = 4;
-pub const LANE_SHIFT: u32 = sessions::PLACE_BITS;
+pub const LANE_SHIFT: u32 = PLACE_BITS;
+/// The low bits of a session's number are its place.
+const PLACE_BITS: u32 = SESSIONS_MAX.trailing_zeros();
+/// Sessions of a lane at a time: several hosts with hundreds of VMs each. One takes at most 4 KiB, keys included, so all of them 8 MiB;
+/// the room for pages in pieces is the lane's (`reassembly.rs`).
+pub(super) const SESSIONS_MAX: usize = 2048;
 
 /// The number of a session: its place, its lane, and the rest random.
 pub fn session_number(random: u32, lane: usize, place: usize) -> u32 {

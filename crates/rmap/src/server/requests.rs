@@ -1,56 +1,19 @@
 //! Requests are executed as they come; replies are made when they are sent, demand first.
 
-use std::collections::VecDeque;
-
-use super::copy::Progress;
+use super::Server;
 use super::lanes::{LaneNumbers, State};
-use super::store::Fault;
-use super::{Server, ServerStats, Transmit};
+use super::replies::{Pending, REPLIES_CROWDED, REPLIES_MAX};
+use super::stats::ServerStats;
+use super::store::{Fault, Store};
 use crate::crypto::handshake::ServerHello;
 use crate::crypto::session::Session;
 use crate::server::reassembly::WRITE_CREDITS;
-use crate::units::{Class, Time, Version};
+use crate::transmit::Transmit;
+use crate::units::{Generation, Time, Version};
+use crate::wire::OVERHEAD;
+use crate::wire::copy::Progress;
 use crate::wire::message::{Direction, Load, Message, Op, Pressure, Status};
 use crate::wire::report::Report;
-use crate::wire::{OVERHEAD, PAYLOAD_MAX};
-
-/// Replies that wait to be sent. One more is not taken in: its client asks again.
-const REPLIES_MAX: usize = 4096;
-/// From here on, what nobody waits for is told to come again, unexecuted: the rest of the room is for faults and writes.
-const REPLIES_CROWDED: usize = REPLIES_MAX / 2;
-
-#[derive(Clone, Copy, Debug)]
-struct Pending {
-    session: u32,
-    place: usize,
-    request: Message,
-    status: Status,
-}
-
-#[derive(Debug)]
-pub struct Replies {
-    /// One queue a class.
-    queues: [VecDeque<Pending>; Class::ALL.len()],
-    /// Versions on their way into a reply.
-    scratch: Vec<u8>,
-}
-
-impl Replies {
-    pub fn new() -> Replies {
-        Replies {
-            queues: Class::ALL.map(|_| VecDeque::with_capacity(REPLIES_MAX)),
-            scratch: Vec::with_capacity(PAYLOAD_MAX),
-        }
-    }
-
-    fn len(&self) -> usize {
-        self.queues.iter().map(VecDeque::len).sum()
-    }
-
-    fn pop(&mut self) -> Option<Pending> {
-        self.queues.iter_mut().find_map(VecDeque::pop_front)
-    }
-}
 
 impl Server {
     pub(super) fn about(&self) -> ServerHello {
@@ -173,24 +136,10 @@ impl Server {
                 scratch.extend(told.unwrap_or_default().encode());
                 payload = scratch;
             }
-            Op::Read | Op::ReadGranted if status == Status::Ok => {
-                let (space, page) = (request.space, request.page);
-                let keeps_to_trims = state.store.has(Fault::KeepsToTrims);
-                let found = match request.op {
-                    Op::ReadGranted => state.store.read_granted(space, page, request.version),
-                    _ => state.store.read(space, page, generation),
-                };
-                match found {
-                    Ok(stored) => {
-                        version = stored.version;
-                        payload = stored.sealed.unwrap_or(&[]);
-                        if keeps_to_trims && version.has_content() && version.generation() < generation {
-                            (version, payload) = (Version::from_bits(version.bits() | 1), &[]);
-                        }
-                    }
-                    Err(failure) => status = failure,
-                }
-            }
+            Op::Read | Op::ReadGranted if status == Status::Ok => match read(&mut state.store, &request, generation) {
+                Ok(found) => (version, payload) = found,
+                Err(failure) => status = failure,
+            },
             Op::Versions if status == Status::Ok => {
                 let lies = state.store.has(Fault::MakesUpTrims) || state.store.has(Fault::KeepsToTrims);
                 match state.store.versions(request.space, request.page, generation) {
@@ -230,6 +179,21 @@ impl Server {
         count_answer(&mut self.stats, request.op, status);
         Some(Transmit { to: peer.addr, segment })
     }
+}
+
+/// The page that is read: its version, and its content as it is stored.
+fn read<'a>(store: &'a mut Store, request: &Message, generation: Generation) -> Result<(Version, &'a [u8]), Status> {
+    let (space, page) = (request.space, request.page);
+    let keeps_to_trims = store.has(Fault::KeepsToTrims);
+    let stored = match request.op {
+        Op::ReadGranted => store.read_granted(space, page, request.version),
+        _ => store.read(space, page, generation),
+    }?;
+    let version = stored.version;
+    if keeps_to_trims && version.has_content() && version.generation() < generation {
+        return Ok((Version::from_bits(version.bits() | 1), &[]));
+    }
+    Ok((version, stored.sealed.unwrap_or(&[])))
 }
 
 fn report(state: &State, lanes: &LaneNumbers, now: Time) -> Report {

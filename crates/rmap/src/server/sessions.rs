@@ -9,20 +9,18 @@ use std::collections::{HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::lanes::{Identity, session_number};
+use super::lanes::{Identity, SESSIONS_MAX, session_number};
 use super::reassembly::Pieces;
-use super::{ServerStats, Transmit};
+use super::stats::ServerStats;
 use crate::crypto::entropy::SharedEntropy;
 use crate::crypto::handshake::{ServerHello, respond};
 use crate::crypto::session::Session;
 use crate::crypto::{PublicKey, Rejected};
+use crate::transmit::Transmit;
 use crate::units::Time;
 use crate::wire::PROTOCOL_VERSION;
 use crate::wire::datagram::{ACCEPT_SIZE, HEADER_SIZE, HELLO_SIZE, Head, Versions};
 
-/// Sessions of a lane at a time: several hosts with hundreds of VMs each. One takes at most 4 KiB, keys included, so all of them 8 MiB;
-/// the room for pages in pieces is the lane's (`reassembly.rs`).
-pub(super) const SESSIONS_MAX: usize = 2048;
 /// Sessions of one node: half of them, so that one that begins session after session leaves room to others.
 pub(super) const SESSIONS_PER_NODE: usize = SESSIONS_MAX / 2;
 /// Another node's session is given up for a new one when nothing was heard of it for so long.
@@ -35,8 +33,6 @@ const HELLOS_PER_SECOND: u32 = 200;
 const HELLOS_BURST: u32 = 64;
 /// Answers that wait to be sent.
 const ANSWERS_MAX: usize = HELLOS_BURST as usize;
-/// The low bits of a session's number are its place.
-pub const PLACE_BITS: u32 = SESSIONS_MAX.trailing_zeros();
 
 /// A hello as it came.
 #[derive(Debug)]

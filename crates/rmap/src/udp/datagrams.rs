@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use quinn_udp::{RecvMeta, Transmit as UdpTransmit, UdpSocketState};
 
-use crate::server::Transmit;
+use crate::transmit::Transmit;
 
 /// Buffers of one `recvmmsg`. Each holds the datagrams of a message or of several; each costs a header at every call.
 const BATCH: usize = 8;

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::datagrams::Datagrams;
 use super::steer;
 use super::streams::Streams;
-use crate::server::Transmit;
+use crate::transmit::Transmit;
 
 /// Datagrams of one `sendmsg`: the kernel's UDP_MAX_SEGMENTS before Linux 6.9.
 const BATCH_DATAGRAMS_MAX: usize = 64;

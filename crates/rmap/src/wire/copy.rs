@@ -2,7 +2,7 @@
 
 use std::net::{Ipv6Addr, SocketAddr};
 
-use super::{Malformed, u16_at, u64_at};
+use super::fields::{Malformed, u16_at, u64_at};
 use crate::crypto::{KEY_SIZE, PublicKey};
 use crate::units::Version;
 
@@ -11,6 +11,16 @@ pub const ORDER_SIZE: usize = 72;
 
 /// Slower is no copy: a slab of 64 MiB would take more than a minute.
 pub const RATE_MIN: u64 = 1_000_000;
+
+/// How far a transfer is. The numbers are the protocol's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    Running = 0,
+    /// Everything that was here was sent, and answered.
+    Sent = 1,
+    /// The other server is silent or refuses.
+    Failed = 2,
+}
 
 /// The other server, and how fast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! The outermost layer: what kind of datagram, for which session, and its counter.
 
-use super::{Malformed, TAG_SIZE, message, u32_at, u64_at};
+use super::fields::{Malformed, u32_at, u64_at};
+pub use super::sizes::DATAGRAM_HEADER_SIZE as HEADER_SIZE;
+use super::sizes::{DATAGRAM_MAX, MESSAGE_HEADER_SIZE, TAG_SIZE};
 
-/// Bytes before the encrypted part.
-pub const HEADER_SIZE: usize = 16;
 /// A hello is padded to this, so that no answer to it is larger than it.
 pub const HELLO_SIZE: usize = 256;
 /// Code that shows knowledge of the pool's key before anything expensive is done.
@@ -80,7 +80,7 @@ impl Head {
             HELLO => datagram.len() == HELLO_SIZE,
             ACCEPT => datagram.len() == ACCEPT_SIZE,
             REFUSE => datagram.len() == REFUSE_SIZE,
-            DATA => (HEADER_SIZE + message::HEADER_SIZE + TAG_SIZE..=super::DATAGRAM_MAX).contains(&datagram.len()),
+            DATA => (HEADER_SIZE + MESSAGE_HEADER_SIZE + TAG_SIZE..=DATAGRAM_MAX).contains(&datagram.len()),
             _ => return Err(Malformed("unknown kind of datagram")),
         };
         if !fits {

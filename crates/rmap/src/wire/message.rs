@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use super::copy::ORDER_SIZE;
+use super::fields::{Malformed, u16_at, u32_at, u64_at};
 use super::report::REPORT_SIZE;
-use super::{DATAGRAM_MAX, DATAGRAM_MIN_MAX, FRAGMENTS_MAX, Malformed, OVERHEAD, PAYLOAD_MAX, u16_at, u32_at, u64_at};
+pub use super::sizes::MESSAGE_HEADER_SIZE as HEADER_SIZE;
+use super::sizes::{DATAGRAM_MAX, DATAGRAM_MIN_MAX, FRAGMENTS_MAX, OVERHEAD, PAYLOAD_MAX};
 use crate::crypto::KEY_SIZE;
 use crate::units::{Class, Generation, PageNo, SEALED_SIZE, SpaceId, Version};
 
-/// Bytes before a fragment's part of the payload.
-pub const HEADER_SIZE: usize = 48;
 /// The floor in a request for a slab: a version.
 pub const FLOOR_SIZE: usize = 8;
 /// Versions in one reply to [`Op::Versions`].

@@ -1,6 +1,6 @@
 //! What a server says of itself when it is asked.
 
-use super::{Malformed, u32_at, u64_at};
+use super::fields::{Malformed, u32_at, u64_at};
 
 /// Bytes of a report.
 pub const REPORT_SIZE: usize = 48;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
 
+use super::super::Counts;
 use super::*;
 
 /// Blocks of a tier, which outlive it: what each page held when it was written.

@@ -6,6 +6,7 @@
 //! | from n, rounded up to a multiple of four | one of parity for each group |
 //! | from there | the *ledger*: which version each page has, 8 bytes a page |
 
+use crate::control::MapEntry;
 use crate::units::{PAGE_SIZE, PageNo, SlabNo, SlabSize};
 
 /// Slabs of a group: with one of parity for four, 1.25 times the memory.
@@ -79,6 +80,12 @@ impl Layout {
         let first = self.size.page(SlabNo(self.ledger() as u32), 0);
         PageNo(first.0 + (slab * self.table_pages + part) as u64)
     }
+}
+
+/// What a layout of a space needs, where the map has entries beyond its pages.
+pub fn slabs_needed(layout: Layout, map: &[(SlabNo, MapEntry)]) -> usize {
+    let beyond = map.iter().any(|(slab, _)| slab.0 as usize >= layout.data);
+    if beyond { layout.total() } else { layout.data }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The control plane is silent, or says what cannot be.
 
 use super::*;
-use crate::client::ops::OPS_MAX;
+use crate::client::OPS_MAX;
 use crate::client::repair::{Repair, Step};
 use crate::control::Replica;
 use crate::units::Version;

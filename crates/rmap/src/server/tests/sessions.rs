@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::*;
-use crate::server::sessions::{OWN_IDLE, SESSION_IDLE, SESSIONS_MAX, SESSIONS_PER_NODE};
+use crate::server::lanes::SESSIONS_MAX;
+use crate::server::sessions::{OWN_IDLE, SESSION_IDLE, SESSIONS_PER_NODE};
 
 /// A server, its clients, and the clock. Hellos come no faster than a server answers them.
 struct Crowd {

@@ -1,0 +1,18 @@
+//! What is known of a VM's remote tier from outside.
+
+use rmap::client::{ClientStats, ServerView};
+
+/// One look at the pool's client of a VM.
+#[derive(Clone, Debug)]
+pub struct RemoteNumbers {
+    /// What it counts, since the engine began.
+    pub stats: ClientStats,
+    /// Pages of answers that may be under way.
+    pub window: usize,
+    /// Slabs with all their copies in sync.
+    pub whole: usize,
+    /// Slabs with any.
+    pub held: usize,
+    /// The servers that it knows.
+    pub servers: Vec<ServerView>,
+}

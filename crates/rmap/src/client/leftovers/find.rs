@@ -1,0 +1,159 @@
+//! Asks servers what earlier owners left, and gives it back.
+
+use super::{AT_A_TIME, Look};
+use crate::client::exchange::{Exchange, Request, Role};
+use crate::client::returns::RETURNS_MAX;
+use crate::client::slab::{Candidates, Phase, Slab};
+use crate::client::{Client, SpaceRef};
+use crate::control::Replica;
+use crate::units::{Class, Generation, PageNo, SLABS_MAX, ServerId, Version};
+use crate::wire::message::{HELD_END, HELD_SIZE, Op, Status};
+
+impl Client {
+    /// Whether everything that earlier owners left at servers that answer was found. It may still be on its way back.
+    pub fn has_found_leftovers(&self, space: SpaceRef) -> bool {
+        let is_asking =
+            self.exchanges.find(|e| e.space == space.0 && e.role == Role::Held && self.peers[e.peer].is_up());
+        let waits = |look: &Look| look.space == space.0 && self.may_look(look.space, look.peer);
+        is_asking.is_none()
+            && !self.unlooked.iter().any(waits)
+            && (0..self.peers.len()).all(|peer| !self.is_to_be_looked_at(space.0, peer))
+    }
+
+    /// Servers that say that the space has a newer owner, and are not believed. What earlier owners left there is not known.
+    pub fn disbelieved(&self, space: SpaceRef) -> Vec<ServerId> {
+        self.spaces[space.0].disbelieved.iter().map(|peer| self.peers[peer].info.id).collect()
+    }
+
+    fn may_look(&self, space: usize, peer: usize) -> bool {
+        let state = &self.spaces[space];
+        let owns = state.tenure.changes_map() && !state.is_taken && !state.is_stale;
+        owns && state.generation > Generation(1) && self.peers[peer].is_up()
+    }
+
+    fn is_to_be_looked_at(&self, space: usize, peer: usize) -> bool {
+        self.may_look(space, peer) && !self.spaces[space].looked_at.has(peer)
+    }
+
+    /// A server answers that did not, or has begun a new life.
+    pub(in crate::client) fn look_for_leftovers_at(&mut self, peer: usize) {
+        for space in 0..self.spaces.len() {
+            self.look_for_leftovers(space, peer);
+        }
+    }
+
+    /// A space has a new owner or keeper, which is this client.
+    pub(in crate::client) fn look_for_leftovers_of(&mut self, space: usize) {
+        for peer in 0..self.peers.len() {
+            self.look_for_leftovers(space, peer);
+        }
+    }
+
+    pub(in crate::client) fn look_for_leftovers(&mut self, space: usize, peer: usize) {
+        let is_known = self.unlooked.iter().any(|look| look.is_of(space, peer));
+        if self.is_to_be_looked_at(space, peer) && !is_known {
+            self.unlooked.push_back(Look { space, peer, from: HELD_END });
+        }
+    }
+
+    /// What was still to be asked is so no more: a server begins a new life or was told of the owner, or a space a new generation.
+    pub(in crate::client) fn end_looks(&mut self, ends: impl Fn(usize, usize) -> bool) {
+        self.unlooked.retain(|look| !ends(look.space, look.peer));
+    }
+
+    /// A question was taken back: it is asked anew, from the beginning.
+    pub(in crate::client) fn look_for_leftovers_again(&mut self, space: usize, peer: usize) {
+        self.spaces[space].looked_at.remove(peer);
+        self.look_for_leftovers(space, peer);
+    }
+
+    /// Asks what is still to be asked, some at a time.
+    pub(in crate::client) fn send_looks(&mut self) {
+        for _ in 0..self.unlooked.len() {
+            // Who opens a space has more urgent things to ask.
+            if self.exchanges.of_spaces() >= AT_A_TIME {
+                return;
+            }
+            let Some(look) = self.unlooked.pop_front() else { return };
+            let Look { space, peer, .. } = look;
+            if !self.may_look(space, peer) {
+                // It is looked at from the beginning when it answers.
+                self.spaces[space].looked_at.remove(peer);
+                continue;
+            }
+            let knows = self.fence(space, peer);
+            if knows && self.ask_what_is_held(look) {
+                self.spaces[space].looked_at.insert(peer);
+            } else if knows || !self.spaces[space].fencing.has(peer) {
+                self.unlooked.push_back(look);
+            }
+            // Else it is asked when it was told.
+        }
+    }
+
+    /// Whether a server that says that the space has a newer owner is not to be believed: it was only looked at, or asked to keep room.
+    /// Neither has it anything of this owner, nor is it asked for a slab. Where it is true, those say so that have slabs, and the control
+    /// plane lets this owner add none.
+    pub(in crate::client) fn is_hearsay(&self, exchange: &Exchange) -> bool {
+        let Exchange { role, space, peer, .. } = *exchange;
+        let state = &self.spaces[space];
+        let counts = |slab: &Slab| {
+            let is_asked = |candidates: &Candidates| candidates.asked.iter().any(|candidate| candidate.peer == peer);
+            self.peers_of(&slab.entry).has(peer)
+                || slab.repair.as_ref().is_some_and(|repair| repair.peer == peer)
+                || matches!(&slab.phase, Phase::Granting(candidates) if is_asked(candidates))
+        };
+        let is_looked_at = matches!(role, Role::Fence | Role::Held | Role::Reserve);
+        is_looked_at && self.room_kept_at(space, peer) == 0 && !state.slabs.iter().any(counts)
+    }
+
+    fn ask_what_is_held(&mut self, Look { space, peer, from }: Look) -> bool {
+        let has_room = self.peers[peer].returns.len() <= RETURNS_MAX / 2;
+        let (role, op, class) = (Role::Held, Op::Held, Class::Rebuild);
+        has_room
+            && self.ask(Request { role, peer, op, class, space, page: PageNo(0), version: Version::from_bits(from) })
+    }
+
+    /// A server said what it has of a space, or a part of that.
+    pub(in crate::client) fn held_answered(
+        &mut self,
+        space: usize,
+        peer: usize,
+        from: Version,
+        (status, next): (Status, Version),
+        payload: &[u8],
+    ) {
+        let (from, next, slabs) = (from.bits(), next.bits(), (payload.len() / HELD_SIZE) as u64);
+        if matches!(status, Status::NotFenced | Status::UnknownSlab) && !self.spaces[space].told_again.has(peer) {
+            self.spaces[space].told_again.insert(peer);
+            self.spaces[space].fenced_at.remove(peer);
+            return self.look_for_leftovers_again(space, peer);
+        }
+        // Else there would be no end to what it says.
+        let is_right = next == HELD_END || next > from && next - from >= slabs && next <= SLABS_MAX as u64;
+        if status != Status::Ok || !is_right || !payload.len().is_multiple_of(HELD_SIZE) {
+            return;
+        }
+        for entry in payload.chunks_exact(HELD_SIZE) {
+            let mut words = entry.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()));
+            let (Some(slab), Some(grant)) = (words.next(), words.next()) else { continue };
+            self.give_leftover_back(space, peer, slab, Version::from_bits(grant));
+        }
+        if next != HELD_END {
+            self.unlooked.push_back(Look { space, peer, from: next });
+        }
+    }
+
+    fn give_leftover_back(&mut self, space: usize, peer: usize, slab: u64, grant: Version) {
+        let state = &self.spaces[space];
+        let total = state.layout.total().max(state.slabs.len()) as u64;
+        let replica = Replica { server: self.peers[peer].info.id, grant };
+        let is_of_map = |slab: usize| state.slabs.get(slab).is_some_and(|slab| slab.entry.replicas.contains(&replica));
+        let is_own = grant >= Version::new(state.generation, 0, false);
+        if slab >= total || is_own || is_of_map(slab as usize) {
+            return;
+        }
+        self.stats.leftovers += 1;
+        self.release(space, slab as usize, peer, grant);
+    }
+}

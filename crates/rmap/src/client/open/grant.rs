@@ -1,0 +1,458 @@
+//! Asks servers for slabs and reconciles what they have.
+
+use smallvec::SmallVec;
+
+use super::{ListStep, Listing};
+use crate::client::exchange::{Exchange, Request, Role};
+use crate::client::ledger::Table;
+use crate::client::outcome::COPIES_MAX;
+use crate::client::peer::{PeerSet, Reach};
+use crate::client::repair::Step;
+use crate::client::sealed::Tenure;
+use crate::client::slab::{Candidate, Candidates, GrantStep, Phase};
+use crate::client::{Client, Failure, Fault, trims};
+use crate::control::{MapEntry, Replica};
+use crate::units::{Class, PageNo, SlabNo, Time, Version};
+use crate::wire::message::{Op as Wire, Status, VERSIONS_MAX};
+
+impl Client {
+    /// Looks at a slab and does what comes next, whatever has happened to it.
+    pub(in crate::client) fn advance(&mut self, now: Time, space: usize, slab: usize) {
+        #[cfg(test)]
+        {
+            self.advanced += 1;
+        }
+        if self.spaces[space].is_taken || self.spaces[space].is_stale {
+            return;
+        }
+        if self.is_followed(space) {
+            return self.advance_followed(space, slab);
+        }
+        self.end_refusal(now, space);
+        self.tell_who_asked(space);
+        if !self.long_silent.is_empty() || self.ops.any_told() {
+            self.tend_unanswered(space, slab);
+        }
+        self.tend_unmapped(now, space, slab);
+        if self.advance_grouped(now, space, slab) {
+            return;
+        }
+        let state = &mut self.spaces[space].slabs[slab];
+        if matches!(state.phase, Phase::Opening(_)) && state.entry.lost {
+            state.phase = Phase::Lost;
+        }
+        match self.spaces[space].slabs[slab].phase {
+            Phase::Vacant => {
+                let size = self.config.slab_size;
+                let waits = |op: &crate::client::ops::Operation| {
+                    op.stage == crate::client::ops::Stage::Waiting
+                        && op.kind != crate::client::ops::Kind::Read
+                        && op.space == space
+                        && size.slab(op.page) == Some(SlabNo(slab as u32))
+                };
+                let wanted = self.ops.any(waits);
+                if wanted && self.is_in_frozen(space, slab) {
+                    // It is of its group that it waits to be free.
+                } else if wanted && self.ends_unasked(now) && self.ops.any(|op| waits(op) && !op.is_own) {
+                    self.end_unmapped(now, space, slab);
+                } else if wanted {
+                    self.spaces[space].slabs[slab].phase = Phase::Granting(Candidates::default());
+                    self.advance_granting(now, space, slab);
+                }
+            }
+            Phase::Granting(_) => self.advance_granting(now, space, slab),
+            Phase::Opening(_) => self.advance_opening(now, space, slab),
+            Phase::Open if self.spaces[space].tenure == Tenure::Reader => self.look_after(space, slab),
+            Phase::Open => self.advance_open(now, space, slab),
+            Phase::Leaving => self.wait_for_map(now, space, slab),
+            Phase::Followed => {}
+            Phase::Lost => {
+                self.fail_ops(space, Some(slab), Failure::Lost);
+                self.look_after_if_reader(space, slab);
+            }
+        }
+    }
+
+    /// Nobody waits for a server's answer any more whether it grants a slab. Should it have granted it, or do so yet, it is to know
+    /// that nobody has it.
+    pub(in crate::client) fn forget_grant(&mut self, space: usize, slab: usize, candidate: Candidate) {
+        let Candidate { peer, grant, .. } = candidate;
+        let asks = |e: &Exchange| e.role == Role::Grant && e.space == space && e.peer == peer && e.version == grant;
+        if let Some(exchange) = self.exchanges.find(asks) {
+            self.cancel(exchange.id);
+        }
+        self.release(space, slab, peer, grant);
+    }
+
+    pub(in crate::client) fn grant(&mut self, space: usize, slab: usize, peer: usize, grant: Version) -> bool {
+        let page = self.first_page(slab);
+        let request =
+            Request { role: Role::Grant, peer, op: Wire::Grant, class: Class::Demand, space, page, version: grant };
+        self.ask(request)
+    }
+
+    /// The server that keeps the most room for the space; where none does, two servers at random, and of them the one with more
+    /// room. In a zone that has no copy yet, if there is one.
+    pub(in crate::client) fn pick_server(&mut self, space: usize, taken: PeerSet) -> Option<usize> {
+        let kept = |peer: &usize| if self.peers[*peer].keeps_promises() { self.room_kept(space, *peer) } else { 0 };
+        let open = |peer: &usize| {
+            let state = &self.peers[*peer];
+            !taken.has(*peer) && (state.can_lend() || kept(peer) > 0) && !state.last_resort
+        };
+        let zone = |peer: usize| self.peers[peer].info.zone;
+        let all: PeerSet = (0..self.peers.len()).filter(open).collect();
+        let apart: PeerSet = all.iter().filter(|peer| taken.iter().all(|other| zone(other) != zone(*peer))).collect();
+        let choice = if apart.is_empty() { all } else { apart };
+        if choice.is_empty() {
+            return None;
+        }
+        // Not at random: as long as the rest is spread evenly, each slab finds room at as many servers as it has copies.
+        if let Some(most) = choice.iter().max_by_key(kept).filter(|peer| kept(peer) > 0) {
+            return Some(most);
+        }
+        let any = || choice.iter().nth((self.entropy.next_u64() % choice.len() as u64) as usize);
+        let (Some(one), Some(other)) = (any(), any()) else { return None };
+        let pick = if self.peers[one].free_slabs >= self.peers[other].free_slabs { one } else { other };
+        self.peers[pick].free_slabs -= 1;
+        Some(pick)
+    }
+
+    /// The nearest server that keeps its pages on a disk: the one on this machine, if there is one. A slab there is one that
+    /// can be written, no more.
+    pub(in crate::client) fn last_resort(&mut self, taken: PeerSet) -> Option<usize> {
+        if !self.config.uses_last_resort {
+            return None;
+        }
+        let open = |peer: &usize| !taken.has(*peer) && self.peers[*peer].can_lend() && self.peers[*peer].last_resort;
+        let all = (0..self.peers.len()).filter(open);
+        let pick = all.min_by_key(|peer| self.peers[*peer].trip.smoothed())?;
+        self.peers[pick].free_slabs -= 1;
+        Some(pick)
+    }
+
+    fn advance_granting(&mut self, now: Time, space: usize, slab: usize) {
+        if self.spaces[space].slabs[slab].pending.is_some() {
+            return self.wait_for_map(now, space, slab);
+        }
+        let Phase::Granting(mut candidates) =
+            std::mem::replace(&mut self.spaces[space].slabs[slab].phase, Phase::Vacant)
+        else {
+            return;
+        };
+        let copies = self.wanted_copies(space, slab);
+        let silent = |c: &Candidate| self.peers[c.peer].is_down() && c.step != GrantStep::Granted;
+        let asked_in_vain: SmallVec<[Candidate; COPIES_MAX]> =
+            candidates.asked.iter().filter(|c| silent(c) && c.step == GrantStep::Asked).copied().collect();
+        candidates.refuse(silent);
+        for candidate in asked_in_vain {
+            self.forget_grant(space, slab, candidate);
+        }
+        while candidates.asked.len() < copies {
+            let taken = candidates.peers();
+            let nobody_else = candidates.asked.is_empty() && !self.someone_may_come();
+            let last = |client: &mut Client| nobody_else.then(|| client.last_resort(taken)).flatten();
+            let Some(peer) = self.pick_server(space, taken).or_else(|| last(self)) else { break };
+            let Some(grant) = self.spaces[space].next_version(false) else { break };
+            candidates.asked.push(Candidate { peer, grant, step: GrantStep::Fencing });
+        }
+        for candidate in &mut candidates.asked {
+            if candidate.step == GrantStep::Fencing
+                && self.fence(space, candidate.peer)
+                && self.grant(space, slab, candidate.peer, candidate.grant)
+            {
+                candidate.step = GrantStep::Asked;
+            }
+        }
+        if candidates.asked.is_empty() {
+            // The phase is vacant again: the next write tries anew. A server that may still come is waited for.
+            if self.someone_may_come() {
+                return;
+            }
+            return match self.patience_ends(now) {
+                Some(at) => self.look_at(at, space, slab),
+                None => self.decline_full(now, space, slab),
+            };
+        }
+        let all_granted = candidates.asked.iter().all(|candidate| candidate.step == GrantStep::Granted);
+        let replica = |c: &Candidate| Replica { server: self.peers[c.peer].info.id, grant: c.grant };
+        let entry = MapEntry::of(candidates.asked.iter().map(replica));
+        self.spaces[space].slabs[slab].phase = Phase::Granting(candidates);
+        if all_granted {
+            self.propose(space, slab, entry);
+            self.wait_for_map(now, space, slab);
+        }
+    }
+
+    /// No server has room, as each said when it was last heard of, which may be a while ago. A write is declined if all of them have
+    /// answered something that was sent after it began; until then they are asked.
+    fn decline_full(&mut self, now: Time, space: usize, slab: usize) {
+        let up: PeerSet = (0..self.peers.len()).filter(|peer| self.peers[*peer].is_up()).collect();
+        let said_at = up.iter().map(|peer| self.peers[peer].lived_at).min();
+        self.decline_ops(space, slab, said_at.unwrap_or(now));
+        let latest = self.waiting_for(space, slab).into_iter().map(|op| self.ops.get(op).since).max();
+        if let Some(began) = latest {
+            let unheard: PeerSet = up.iter().filter(|peer| self.peers[*peer].lived_at < began).collect();
+            unheard.iter().for_each(|peer| self.peers[peer].ask_for_room(now, began));
+        }
+    }
+
+    /// A server was not heard yet.
+    pub(in crate::client) fn someone_may_come(&self) -> bool {
+        self.peers.iter().any(|peer| matches!(peer.reach, Reach::Connecting { .. }))
+    }
+
+    /// Until when a server that fell silent may still come back and have room: a pause is no refusal. One that never answered
+    /// may not know this node at all.
+    pub(in crate::client) fn patience_ends(&self, now: Time) -> Option<Time> {
+        let ends = self.peers.iter().filter_map(|peer| match peer.reach {
+            Reach::Down { since } if peer.epoch.is_some() => Some(since + self.config.grant_patience),
+            _ => None,
+        });
+        ends.filter(|at| now < *at).max()
+    }
+
+    /// A server answered a request for a slab, for its first copies or for a new one.
+    pub(in crate::client) fn grant_answered(
+        &mut self,
+        space: usize,
+        slab: usize,
+        peer: usize,
+        grant: Version,
+        status: Status,
+    ) {
+        self.mark(space, slab);
+        if status == Status::StaleGeneration {
+            return self.space_taken(space);
+        }
+        if matches!(status, Status::NotFenced | Status::UnknownSlab) {
+            return self.grant_after_fence(space, slab, peer, grant);
+        }
+        if status != Status::Ok {
+            self.peers[peer].free_slabs = 0;
+        }
+        let state = &mut self.spaces[space].slabs[slab];
+        if let Phase::Granting(candidates) = &mut state.phase {
+            let asked = |c: &Candidate| c.peer == peer && c.grant == grant && c.step == GrantStep::Asked;
+            if status == Status::Ok {
+                candidates.asked.iter_mut().filter(|c| asked(c)).for_each(|c| c.step = GrantStep::Granted);
+            } else {
+                candidates.refuse(asked);
+            }
+        }
+        if let Some(repair) = &mut state.repair
+            && repair.grant == grant
+        {
+            if status == Status::Ok {
+                repair.granted(&mut self.tables);
+            } else {
+                self.end_repair(space, slab);
+                self.has_refused(space, slab, peer);
+            }
+        }
+    }
+
+    /// The server has forgotten this owner, of whom it had nothing.
+    fn grant_after_fence(&mut self, space: usize, slab: usize, peer: usize, grant: Version) {
+        self.spaces[space].fenced_at.remove(peer);
+        let state = &mut self.spaces[space].slabs[slab];
+        if let Phase::Granting(candidates) = &mut state.phase {
+            let asked = |c: &&mut Candidate| c.peer == peer && c.grant == grant && c.step == GrantStep::Asked;
+            candidates.asked.iter_mut().filter(asked).for_each(|c| c.step = GrantStep::Fencing);
+        }
+        if let Some(repair) = state.repair.as_mut().filter(|repair| repair.grant == grant) {
+            repair.step = Step::Fencing;
+        }
+    }
+
+    fn advance_opening(&mut self, now: Time, space: usize, slab: usize) {
+        let state = &mut self.spaces[space].slabs[slab];
+        let doubt = state.doubt.take();
+        if state.pending.is_some() {
+            return;
+        }
+        let Phase::Opening(mut listings) = std::mem::replace(&mut state.phase, Phase::Vacant) else { return };
+        state.make_table(&mut self.tables);
+        let replicas = state.entry.replicas.clone();
+        let present = |listing: &Listing| replicas.iter().any(|r| r.grant == listing.grant);
+        if !listings.iter().all(present) {
+            // A copy left. A page on its way from it to another may have arrived or not: ask once that is over.
+            if self.copies.any_of(space, slab) {
+                self.spaces[space].slabs[slab].phase = Phase::Opening(listings);
+                return;
+            }
+            listings.clear();
+        }
+        for replica in &replicas {
+            if let Some(peer) = self.place_of(replica.server)
+                && !listings.iter().any(|listing| listing.peer == peer)
+            {
+                listings.push(Listing { peer, grant: replica.grant, step: ListStep::Fencing, list: Vec::new() });
+            }
+        }
+        for listing in &mut listings {
+            if self.spaces[space].slabs[slab].failed.has(listing.peer) {
+                listing.step = ListStep::Bad;
+            }
+            let refuses = self.spaces[space].refusing.has(listing.peer);
+            listing.step = match listing.step {
+                ListStep::Fencing if refuses => ListStep::Refused,
+                ListStep::Refused if !refuses => ListStep::Fencing,
+                step => step,
+            };
+            if listing.step == ListStep::Fencing
+                && self.peers[listing.peer].is_up()
+                && self.fence(space, listing.peer)
+                && self.ask_versions(space, slab, listing.peer, 0)
+            {
+                listing.step = ListStep::Asked;
+            }
+        }
+        let away = |listing: &Listing| self.peers[listing.peer].is_down() && listing.step != ListStep::Bad;
+        let waits = |listing: &Listing| {
+            matches!(listing.step, ListStep::Fencing | ListStep::Asked) && !self.peers[listing.peer].is_down()
+        };
+        let usable = |listing: &Listing| listing.step == ListStep::Done && !self.peers[listing.peer].is_down();
+        let waiting = listings.iter().any(waits);
+        if self.spaces[space].tenure == Tenure::Reader {
+            if waiting {
+                self.spaces[space].slabs[slab].phase = Phase::Opening(listings);
+            } else {
+                self.spaces[space].slabs[slab].phase = Phase::Opening(Vec::new());
+                self.read_listings(space, slab, &listings);
+            }
+            return;
+        }
+        let is_good = |replica: &&Replica| listings.iter().any(|l| usable(l) && l.grant == replica.grant);
+        let good = MapEntry::of(replicas.iter().filter(is_good).copied());
+        let silent: PeerSet = listings.iter().filter(|l| away(l)).map(|listing| listing.peer).collect();
+        let is_whole = !waiting && good.replicas.len() == replicas.len();
+        let is_same = is_whole && self.reconcile(space, slab, &listings);
+        self.spaces[space].slabs[slab].phase = Phase::Opening(listings);
+        if is_same {
+            return self.opens(space, slab);
+        }
+        if waiting || is_whole {
+            return;
+        }
+        if good.replicas.is_empty() {
+            if silent.is_empty() {
+                self.propose(space, slab, MapEntry::lost());
+            }
+        } else if self.may_leave(now, (space, slab), doubt, silent, self.peers_of(&good)) {
+            self.propose(space, slab, good);
+        }
+    }
+
+    fn ask_versions(&mut self, space: usize, slab: usize, peer: usize, index: usize) -> bool {
+        let page = self.config.slab_size.page(SlabNo(slab as u32), index);
+        let (role, version) = (Role::Versions, Version::NEVER);
+        self.ask(Request { role, peer, op: Wire::Versions, class: Class::Demand, space, page, version })
+    }
+
+    /// What a copy was asked was taken back.
+    pub(in crate::client) fn list_again(&mut self, space: usize, slab: usize, peer: usize) {
+        if let Phase::Opening(listings) = &mut self.spaces[space].slabs[slab].phase
+            && let Some(listing) = listings.iter_mut().find(|l| l.peer == peer && l.step == ListStep::Asked)
+        {
+            listing.step = ListStep::Fencing;
+            self.tables.give_back(std::mem::take(&mut listing.list));
+        }
+        self.mark(space, slab);
+    }
+
+    /// A copy told the versions of some of its pages.
+    pub(in crate::client) fn versions_answered(
+        &mut self,
+        space: usize,
+        page: PageNo,
+        peer: usize,
+        (status, grant): (Status, Version),
+        payload: &[u8],
+    ) {
+        let Some(slab) = self.slab_of(page) else { return };
+        self.mark(space, slab);
+        if status == Status::StaleGeneration {
+            return self.space_taken(space);
+        }
+        let (size, generation) = (self.config.slab_size, self.spaces[space].generation);
+        // A reader is no owner: the keeper of today may have written the ledger.
+        let by_keeper = self.spaces[space].tenure == Tenure::Reader && self.spaces[space].layout.is_ledger(slab);
+        let first_own = Version::new(generation, if by_keeper { Version::SEQUENCE_MAX } else { 0 }, true);
+        let Phase::Opening(listings) = &mut self.spaces[space].slabs[slab].phase else { return };
+        let Some(listing) = listings.iter_mut().find(|l| l.peer == peer && l.step == ListStep::Asked) else { return };
+        let index = size.index(page);
+        if index != listing.list.len() {
+            return;
+        }
+        let due = VERSIONS_MAX.min(size.pages() - index);
+        if status != Status::Ok || grant != listing.grant || payload.len() != due * 8 {
+            listing.step = ListStep::Bad;
+            return;
+        }
+        if listing.list.is_empty() {
+            listing.list = self.tables.take_empty();
+        }
+        for word in payload.chunks_exact(8) {
+            let mut bits = [0; 8];
+            bits.copy_from_slice(word);
+            listing.list.push(Version::from_bits(u64::from_le_bytes(bits)));
+        }
+        let next = listing.list.len();
+        if next >= size.pages() {
+            // Nobody but this owner writes versions of its generation, and it has written nothing here but what it has taken over.
+            let made_up = listing.list.iter().any(|version| *version >= first_own);
+            listing.step = if made_up { ListStep::Bad } else { ListStep::Done };
+        } else if !self.ask_versions(space, slab, peer, next) {
+            self.list_again(space, slab, peer);
+        }
+    }
+
+    /// Brings every copy to the greatest version of every page. `true` if all have that already. Writes that the last owner had
+    /// not finished may so be finished or, where no copy has them, undone: either is right. Where that would be a trim that
+    /// another copy has content beneath, `trims.rs` says what is done.
+    fn reconcile(&mut self, space: usize, slab: usize, all: &[Listing]) -> bool {
+        let mut behind = false;
+        let all = if self.has(Fault::OpensUnreconciled) { &all[..1] } else { all };
+        // The ledger is never trimmed, and who keeps the space writes it.
+        let writes = self.spaces[space].tenure == Tenure::Owner || self.spaces[space].layout.is_ledger(slab);
+        let mut disputed = Vec::new();
+        for index in 0..self.config.slab_size.pages() {
+            let Some(best) = all.iter().max_by_key(|listing| listing.list[index]) else { return false };
+            let version = best.list[index];
+            let beneath = trims::beneath(all.iter(), index).filter(|_| !self.has(Fault::BelievesTrims));
+            if let Some(kept) = beneath.filter(|_| writes) {
+                behind = true;
+                self.spaces[space].slabs[slab].versions[index] = kept.list[index];
+                if !self.renew(space, slab, index, kept.peer, best.peer) {
+                    return false;
+                }
+                continue;
+            }
+            let kept = beneath.map(|listing| listing.list[index]);
+            if self.spaces[space].slabs[slab].take_listed(index, version, kept) {
+                disputed.push(index);
+                continue;
+            }
+            for listing in all.iter().filter(|listing| listing.list[index] < version) {
+                behind = true;
+                if !self.start_copy(space, slab, index, Some(best.peer), listing.peer) {
+                    return false;
+                }
+            }
+        }
+        self.spaces[space].slabs[slab].disputed = disputed;
+        !behind
+    }
+
+    fn opens(&mut self, space: usize, slab: usize) {
+        let state = &mut self.spaces[space].slabs[slab];
+        if let Phase::Opening(listings) = std::mem::replace(&mut state.phase, Phase::Open) {
+            listings.into_iter().for_each(|listing| self.tables.give_back(listing.list));
+        }
+        self.spaces[space].slabs[slab].table = Table::Unknown;
+        self.count_content(space, slab);
+        self.note_change(space, slab);
+        self.map_settled(space, slab);
+        self.mark(space, slab);
+    }
+}

@@ -1,0 +1,337 @@
+//! Opens sealed spaces, follows their maps, and sees to their copies where nobody else does.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use super::{LOOK_FIRST, LOOK_MAX, PATIENCE_MAX, Tenure, Watch};
+use crate::client::exchange::Role;
+use crate::client::ledger::Table;
+use crate::client::open::{ListStep, Listing};
+use crate::client::ops::{Kind, Stage};
+use crate::client::peer::PeerSet;
+use crate::client::slab::{Phase, Slab};
+use crate::client::{Client, Failure, Fault, trims};
+use crate::control::{ControlRequest, Map, MapEntry, Today};
+use crate::units::{Generation, SlabNo, Time, Version};
+
+impl Client {
+    /// When a map is to be looked at next.
+    pub(in crate::client) fn watch_due(&self) -> Option<Time> {
+        let watches = self.watched.iter().filter_map(|space| self.spaces[*space].watch);
+        watches.filter(|watch| !watch.is_looking).map(|watch| watch.look_at).min()
+    }
+
+    /// Looks at the maps that it is time for.
+    pub(in crate::client) fn watch_sealed(&mut self, now: Time) {
+        self.watched.retain(|space| self.spaces[*space].watch.is_some());
+        for at in 0..self.watched.len() {
+            let space = self.watched[at];
+            let Some(watch) = self.spaces[space].watch else { continue };
+            if watch.is_looking || now < watch.look_at {
+                continue;
+            }
+            let state = &self.spaces[space];
+            let (id, generation) = (state.id, state.generation);
+            let nobody = now.since(watch.unchanged_since) >= watch.patience && !state.is_stale;
+            let is_asked = state.wants_parity && !state.is_stale;
+            let keeps = is_asked || nobody && self.can_improve(space);
+            let request = if state.tenure == Tenure::Reader && keeps {
+                ControlRequest::Keep { space: id, generation }
+            } else {
+                ControlRequest::Look { space: id }
+            };
+            self.spaces[space].watch = Some(Watch { is_looking: true, ..watch });
+            self.ask_control(space, request);
+        }
+    }
+
+    /// A reader's copies are not as they should be.
+    pub(in crate::client) fn begin_watch(&mut self, space: usize) {
+        if self.spaces[space].watch.is_some() {
+            return;
+        }
+        let patience = self.config.keep_after.max(Duration::from_millis(1));
+        let chance = self.entropy.next_u64() % patience.as_millis() as u64;
+        let now = self.now;
+        self.spaces[space].watch = Some(Watch {
+            unchanged_since: now,
+            look_at: now,
+            pause: LOOK_FIRST,
+            patience: patience + Duration::from_millis(chance),
+            is_looking: false,
+            is_early: false,
+        });
+        if !self.watched.contains(&space) {
+            self.watched.push(space);
+        }
+    }
+
+    /// Another client keeps the space now: what this one knows is from before.
+    pub(in crate::client) fn is_outdated(&mut self, space: usize) {
+        let state = &mut self.spaces[space];
+        state.tenure = Tenure::Reader;
+        if std::mem::replace(&mut state.is_stale, true) {
+            return;
+        }
+        self.questions.retain(|q| q.space != space || !matches!(q.request, ControlRequest::Change(_)));
+        self.end_own_writes(space);
+        self.put_back_reads(|op| op.space == space);
+        // Whoever asked for parity may ask again.
+        self.spaces[space].wants_parity = false;
+        self.begin_watch(space);
+        let now = self.now;
+        if let Some(watch) = &mut self.spaces[space].watch {
+            watch.look_at = now;
+        }
+    }
+
+    /// How the space is today, and whether that makes this client its keeper.
+    pub(in crate::client) fn space_seen(&mut self, now: Time, space: usize, today: Today, tenure: Tenure) {
+        self.now = now;
+        let Today { generation, sealed, map } = today;
+        if !sealed {
+            return self.space_gone(space);
+        }
+        let newer = generation > self.spaces[space].generation;
+        if let Some(watch) = self.spaces[space].watch.as_mut().filter(|watch| watch.is_early) {
+            watch.is_early = false;
+            if !newer {
+                (watch.is_looking, watch.look_at) = (false, now);
+                return;
+            }
+        }
+        let mut changed = newer;
+        if newer {
+            self.begin_generation(space, generation);
+        }
+        let state = &mut self.spaces[space];
+        let was_stale = std::mem::replace(&mut state.is_stale, false);
+        state.tenure = tenure;
+        self.stats.spaces_kept += u64::from(tenure == Tenure::Keeper);
+        let needed = crate::client::parity::layout::slabs_needed(self.spaces[space].layout, &map);
+        self.spaces[space].extend_to(needed);
+        if newer || tenure == Tenure::Reader {
+            self.forget_unmapped(space, &map);
+        }
+        for (slab, entry) in map {
+            let slab = slab.0 as usize;
+            let Some(known) = self.spaces[space].slabs.get(slab) else { continue };
+            // The ledger has been written to since, where there is parity that there was not.
+            let is_outdated = newer || changed && self.spaces[space].layout.is_ledger(slab);
+            if is_outdated || entry.revision != known.entry.revision {
+                changed = true;
+                self.reopen(space, slab, entry);
+            }
+        }
+        self.look_for_leftovers_of(space);
+        if was_stale {
+            self.refuse_accused(now, space);
+            self.ledger.wake();
+            // What came meanwhile was not looked at, and what was asked of those who refuse is asked elsewhere.
+            self.mark_all_of(space);
+            self.ask_again(space);
+            // Slabs that are in no map, and that read as zeros, are not opened anew.
+            for op in self.ops.select(|op| op.stage == Stage::Waiting && op.space == space) {
+                self.try_op(op);
+            }
+        }
+        let state = &self.spaces[space];
+        let well = tenure == Tenure::Keeper || !(state.wants_parity || self.is_short(space));
+        let Some(mut watch) = self.spaces[space].watch.take().filter(|_| !well) else { return };
+        watch.is_looking = false;
+        if newer {
+            watch.patience = (watch.patience * 2).min(PATIENCE_MAX);
+        }
+        if changed {
+            (watch.unchanged_since, watch.pause) = (now, LOOK_FIRST);
+        } else {
+            watch.pause = (watch.pause * 2).min(LOOK_MAX);
+        }
+        watch.look_at = now + watch.pause;
+        self.spaces[space].watch = Some(watch);
+    }
+
+    /// Servers have to be told of it, and what they were asked in the last one they refuse.
+    fn begin_generation(&mut self, space: usize, generation: Generation) {
+        while let Some(exchange) = self.exchanges.find(|e| e.space == space && e.role.is_of_space()) {
+            self.cancel(exchange.id);
+        }
+        self.end_looks(|of, _| of == space);
+        let owner = self.new_owner();
+        let state = &mut self.spaces[space];
+        (state.generation, state.owner, state.sequence) = (generation, owner, 0);
+        (state.fenced_at, state.fencing) = (PeerSet::default(), PeerSet::default());
+        (state.unknown_at, state.told_again) = (PeerSet::default(), PeerSet::default());
+        (state.looked_at, state.disbelieved) = (PeerSet::default(), PeerSet::default());
+        (state.accused, state.refusing) = (PeerSet::default(), PeerSet::default());
+        self.questions.retain(|q| q.space != space || !matches!(q.request, ControlRequest::Change(_)));
+    }
+
+    /// What the last keeper had begun and is in no map is nothing to this one.
+    fn forget_unmapped(&mut self, space: usize, map: &Map) {
+        let first = self.spaces[space].layout.data;
+        let mapped: HashSet<usize> = map.iter().map(|(slab, _)| slab.0 as usize).collect();
+        for slab in first..self.spaces[space].slabs.len() {
+            let begun = !matches!(self.spaces[space].slabs[slab].phase, Phase::Vacant);
+            if begun && !mapped.contains(&slab) {
+                // Not lost, as an entry without copies would be: there is none.
+                self.reopen_as(space, slab, MapEntry::default(), Phase::Vacant);
+            }
+        }
+    }
+
+    /// What was to be written beside the pages is the next keeper's to write.
+    fn end_own_writes(&mut self, space: usize) {
+        self.ledger.end_writes(space);
+        for op in self.ops.select(|op| op.space == space && matches!(op.kind, Kind::Write { .. })) {
+            self.fail_op(op, Failure::Fenced);
+        }
+    }
+
+    /// Everything that was known of a slab is from before; what is read there begins anew.
+    pub(in crate::client) fn reopen(&mut self, space: usize, slab: usize, entry: MapEntry) {
+        let phase = Phase::of(&entry, self.spaces[space].tenure);
+        self.reopen_as(space, slab, entry, phase);
+    }
+
+    fn reopen_as(&mut self, space: usize, slab: usize, entry: MapEntry, phase: Phase) {
+        let size = self.config.slab_size;
+        let of_slab = |page| size.slab(page) == Some(SlabNo(slab as u32));
+        self.put_back_reads(|op| op.space == space && of_slab(op.page));
+        let reads = |stage: Stage, kind: Kind| stage == Stage::Active && kind == Kind::Read;
+        for op in self.ops.select(|op| reads(op.stage, op.kind) && op.space == space && of_slab(op.page)) {
+            self.drop_exchanges(op);
+            self.ops.wait_again(op);
+        }
+        let ends = |role: Role| !(role.is_of_space() || role == Role::Release);
+        while let Some(exchange) = self.exchanges.find(|e| e.space == space && of_slab(e.page) && ends(e.role)) {
+            self.cancel(exchange.id);
+        }
+        self.end_repair(space, slab);
+        let before = &self.spaces[space].slabs[slab];
+        let stays = entry.replicas.iter().filter(|replica| before.entry.replicas.contains(replica));
+        let same: PeerSet = stays.filter_map(|replica| self.place_of(replica.server)).collect();
+        let failed = before.failed.iter().filter(|peer| same.has(*peer)).collect();
+        let (dirty, is_hungry) = (before.dirty, before.is_hungry);
+        let state = &mut self.spaces[space].slabs[slab];
+        let disputed = std::mem::take(&mut state.disputed);
+        let table =
+            if matches!(state.table, Table::Known | Table::Asked { .. }) { state.table } else { Table::Unknown };
+        // Versions that the ledger told are so for good.
+        let versions = if table == Table::Unknown { Box::default() } else { std::mem::take(&mut state.versions) };
+        *state = Slab { phase, entry, versions, failed, disputed, table, dirty, is_hungry, ..Slab::vacant() };
+        self.mark(space, slab);
+        self.mark_group(space, slab);
+        self.wake_ops(space, slab);
+    }
+
+    /// All copies that could be asked have answered: a reader believes the newest of each page, which all of them should have. Where that
+    /// is a trim, `trims.rs` says when.
+    pub(in crate::client) fn read_listings(&mut self, space: usize, slab: usize, listings: &[Listing]) {
+        let done = |listing: &&Listing| listing.step == ListStep::Done;
+        let bad = listings.iter().filter(|listing| listing.step == ListStep::Bad).map(|listing| listing.peer);
+        let failed: PeerSet = bad.collect();
+        let any = listings.iter().any(|listing| done(&listing));
+        let is_ledger = self.spaces[space].layout.is_ledger(slab);
+        let believes = self.has(Fault::BelievesTrims);
+        let state = &mut self.spaces[space].slabs[slab];
+        if any {
+            let mut disputed = Vec::new();
+            for index in 0..state.versions.len() {
+                let has = |listing: &Listing| listing.list[index];
+                let newest = listings.iter().filter(done).map(has).max().unwrap_or_default();
+                let kept = trims::beneath(listings.iter().filter(done), index).filter(|_| !believes).map(has);
+                if is_ledger {
+                    // It may be being written, and is never trimmed. What this reader needs of it is at all copies.
+                    state.versions[index] = kept.unwrap_or(newest);
+                    continue;
+                }
+                if state.take_listed(index, newest, kept) {
+                    disputed.push(index);
+                }
+                let version = state.versions[index];
+                let lacks = |listing: &&Listing| version.has_content() && has(listing) < version;
+                let behind = listings.iter().filter(done).filter(lacks);
+                state.behind = state.behind.union(behind.map(|listing| listing.peer).collect());
+            }
+            state.disputed = disputed;
+            (state.phase, state.table) = (Phase::Open, Table::Unknown);
+        }
+        state.failed = state.failed.union(failed);
+        if any {
+            self.map_settled(space, slab);
+        } else {
+            for op in self.waiting_for(space, slab) {
+                if self.is_refused(op, slab) {
+                    self.stats.bad_pages += 1;
+                    self.fail_op(op, Failure::Corrupt);
+                }
+            }
+        }
+        self.look_after(space, slab);
+    }
+
+    /// Whether a server answered for another copy than the one in this reader's map: one that left since, and came again in the same
+    /// generation, and is being made. What is sealed and known to be written is never unwritten.
+    pub(in crate::client) fn is_another_copy(&self, space: usize, version: Version) -> bool {
+        self.spaces[space].tenure == Tenure::Reader && version == Version::NEVER
+    }
+
+    /// A reader's part of what an owner does for an open slab: it sees what is missing.
+    pub(in crate::client) fn look_after(&mut self, space: usize, slab: usize) {
+        if !self.is_slab_short(space, slab) {
+            return;
+        }
+        self.begin_watch(space);
+        let nobody = self.sound_copies(space, slab).iter().all(|peer| self.peers[peer].is_down());
+        let soon = self.now + LOOK_FIRST;
+        if let Some(watch) = self.spaces[space].watch.as_mut().filter(|_| nobody) {
+            watch.look_at = watch.look_at.min(soon);
+        }
+    }
+
+    fn is_short(&self, space: usize) -> bool {
+        (0..self.spaces[space].slabs.len()).any(|slab| self.is_slab_short(space, slab))
+    }
+
+    fn is_slab_short(&self, space: usize, slab: usize) -> bool {
+        let entry = &self.spaces[space].slabs[slab].entry;
+        let copies = self.sound_copies(space, slab);
+        let good = |peer: usize| !self.peers[peer].is_down() && !self.peers[peer].wants_relief();
+        // What is lost may be so because the space is being removed: that is worth to be known.
+        entry.lost
+            || !entry.replicas.is_empty()
+                && copies.iter().filter(|peer| good(*peer)).count() < self.wanted_copies(space, slab)
+    }
+
+    /// Whether a keeper could do something: make a copy of what is left, or say that nothing is. Not one that does not know
+    /// all servers of the map: what is missing to it may be there.
+    fn can_improve(&self, space: usize) -> bool {
+        let mut replicas = self.spaces[space].slabs.iter().flat_map(|slab| &slab.entry.replicas);
+        if replicas.any(|replica| self.place_of(replica.server).is_none()) {
+            return false;
+        }
+        (0..self.spaces[space].slabs.len()).filter(|slab| self.is_slab_short(space, *slab)).any(|slab| {
+            let Slab { entry, failed, behind, .. } = &self.spaces[space].slabs[slab];
+            if self.is_grouped(space, slab) {
+                return self.can_improve_column(space, slab);
+            }
+            if entry.lost {
+                return false;
+            }
+            let copies = self.peers_of(entry);
+            let wanted = self.wanted_copies(space, slab);
+            let left = self.sound_copies(space, slab);
+            let up = left.iter().filter(|peer| !self.peers[*peer].is_down()).count();
+            let takes = |peer: &usize| {
+                let server = &self.peers[*peer];
+                !copies.has(*peer) && server.can_lend() && (!server.last_resort || self.config.uses_last_resort)
+            };
+            let room = (0..self.peers.len()).any(|peer| takes(&peer));
+            // A copy that is bad where it is may be made anew in the same place.
+            let again = failed.iter().any(|peer| self.peers[peer].can_lend());
+            let again = again || behind.iter().any(|peer| self.peers[peer].is_up());
+            left.is_empty() || (up > 0 && up <= wanted && (room || again))
+        })
+    }
+}

@@ -1,0 +1,253 @@
+//! Has servers copy a slab among themselves.
+
+use super::{Instruction, PROGRESS_EVERY, Transfer, WORTH_PART};
+use crate::client::exchange::{Request, Role};
+use crate::client::repair::{REPAIRS_MAX, Step};
+use crate::client::{Client, Fault};
+use crate::crypto::KEY_SIZE;
+use crate::units::{Class, PageNo, SlabNo, Time, Version};
+use crate::wire::copy::{CopyOrder, ORDER_SIZE, Progress, RATE_MIN};
+use crate::wire::message::{Op as Wire, Status, VERSIONS_MAX};
+
+impl Client {
+    /// Does what comes next, if that is not an answer.
+    pub(in crate::client) fn advance_transfer(&mut self, now: Time, space: usize, slab: usize, transfer: Transfer) {
+        match transfer {
+            Transfer::Wanted => {
+                let source = self.source_of(space, slab);
+                match source.filter(|source| self.admit(space, slab, Some(*source))) {
+                    Some(source) => self.set_step(space, slab, Step::Transferring(Transfer::Admitting { source })),
+                    None => self.copy_the_rest(space, slab),
+                }
+            }
+            Transfer::Running { source, .. } if !self.can_give(space, slab, source) => {
+                self.end_transfer(space, slab, source);
+            }
+            Transfer::Running { source, ask_at: Some(at) } if at <= now && self.order(space, slab, source) => {
+                self.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: None }));
+            }
+            _ => {}
+        }
+    }
+
+    /// Who could copy a slab to its new place, if that is worth it.
+    fn source_of(&self, space: usize, slab: usize) -> Option<usize> {
+        let state = &self.spaces[space].slabs[slab];
+        // What goes through the client is opened: the group still has what damaged pages can be put together from.
+        if self.is_grouped(space, slab) {
+            return None;
+        }
+        let content = state.versions.iter().filter(|version| version.has_content()).count();
+        let is_worth_it = content >= (self.config.slab_size.pages() / WORTH_PART).max(1);
+        let mut copies = self.peers_of(&state.entry).iter();
+        copies.find(|peer| is_worth_it && self.can_give(space, slab, *peer))
+    }
+
+    fn can_give(&self, space: usize, slab: usize, source: usize) -> bool {
+        let state = &self.spaces[space].slabs[slab];
+        let holds = self.peers_of(&state.entry).has(source) && !state.failed.has(source);
+        holds && self.peers[source].is_up() && !self.peers[source].made_up_versions
+    }
+
+    /// What is not at the target by now goes through the client.
+    fn copy_the_rest(&mut self, space: usize, slab: usize) {
+        self.set_step(space, slab, Step::Copying);
+        self.mark(space, slab);
+    }
+
+    /// Tells the target who may fill the slab.
+    fn admit(&mut self, space: usize, slab: usize, source: Option<usize>) -> bool {
+        let Some(repair) = &self.spaces[space].slabs[slab].repair else { return false };
+        let (peer, version) = (repair.peer, repair.grant);
+        let (role, op, page) = (Role::Admit { source }, Wire::Admit, self.first_page(slab));
+        self.ask(Request { role, peer, op, class: Class::Demand, space, page, version })
+    }
+
+    /// Has the source begin, or asks it how far it is.
+    fn order(&mut self, space: usize, slab: usize, source: usize) -> bool {
+        let id = self.peers[source].info.id;
+        let replicas = &self.spaces[space].slabs[slab].entry.replicas;
+        let Some(version) = replicas.iter().find(|replica| replica.server == id).map(|replica| replica.grant) else {
+            return false;
+        };
+        let (role, op, page) = (Role::Order, Wire::Copy, self.first_page(slab));
+        self.ask(Request { role, peer: source, op, class: Class::Demand, space, page, version })
+    }
+
+    fn end_transfer(&mut self, space: usize, slab: usize, source: usize) {
+        self.cancel_order(space, slab);
+        if self.admit(space, slab, None) {
+            self.set_step(space, slab, Step::Transferring(Transfer::Ending { source }));
+        } else {
+            self.abort_repair(space, slab);
+        }
+    }
+
+    /// Nothing is wanted of a source any more.
+    pub(in crate::client) fn cancel_order(&mut self, space: usize, slab: usize) {
+        let page = self.first_page(slab);
+        let ours = self.exchanges.find(|e| e.role == Role::Order && e.space == space && e.page == page);
+        if let Some(order) = ours {
+            self.end_exchange(order.id);
+        }
+    }
+
+    pub(in crate::client) fn transfer_of(&self, space: usize, slab: usize) -> Option<Transfer> {
+        match self.spaces[space].slabs[slab].repair.as_ref()?.step {
+            Step::Transferring(transfer) => Some(transfer),
+            _ => None,
+        }
+    }
+
+    /// The target said whether it does as it was told.
+    pub(in crate::client) fn admit_answered(&mut self, now: Time, space: usize, slab: usize, status: Status) {
+        match (self.transfer_of(space, slab), status) {
+            (Some(Transfer::Admitting { source }), Status::Ok) => {
+                self.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: Some(now) }));
+                self.mark(space, slab);
+            }
+            // It has no room for one more, or another idea of the slab, which its first write will show.
+            (Some(Transfer::Admitting { .. }), _) => self.copy_the_rest(space, slab),
+            (Some(Transfer::Ending { source }), Status::Ok) => {
+                if let Some(repair) = &mut self.spaces[space].slabs[slab].repair {
+                    repair.cursor = 0;
+                    repair.step = Step::Transferring(Transfer::Listing { source });
+                }
+                self.ask_what_it_has(space, slab);
+            }
+            (Some(Transfer::Ending { .. }), _) => self.abort_repair(space, slab),
+            _ => {}
+        }
+    }
+
+    /// The source said how far it is.
+    pub(in crate::client) fn order_answered(
+        &mut self,
+        now: Time,
+        space: usize,
+        slab: usize,
+        status: Status,
+        progress: Version,
+    ) {
+        let Some(Transfer::Running { source, .. }) = self.transfer_of(space, slab) else { return };
+        if status != Status::Ok || progress.bits() != Progress::Running as u64 {
+            return self.end_transfer(space, slab, source);
+        }
+        let at = now + PROGRESS_EVERY;
+        self.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: Some(at) }));
+        self.look_at(at, space, slab);
+    }
+
+    fn ask_what_it_has(&mut self, space: usize, slab: usize) {
+        let Some(repair) = &self.spaces[space].slabs[slab].repair else { return };
+        let page = self.config.slab_size.page(SlabNo(slab as u32), repair.cursor);
+        let (role, peer, version) = (Role::Listed, repair.peer, Version::NEVER);
+        if !self.ask(Request { role, peer, op: Wire::Versions, class: Class::Demand, space, page, version }) {
+            self.abort_repair(space, slab);
+        }
+    }
+
+    /// The target said what it has of some pages.
+    pub(in crate::client) fn listed_answered(
+        &mut self,
+        space: usize,
+        page: PageNo,
+        (status, grant): (Status, Version),
+        payload: &[u8],
+    ) {
+        let (Some(slab), size) = (self.slab_of(page), self.config.slab_size) else { return };
+        let Some(Transfer::Listing { source }) = self.transfer_of(space, slab) else { return };
+        let first = size.index(page);
+        let due = VERSIONS_MAX.min(size.pages() - first);
+        let about_it = |repair: &crate::client::repair::Repair| repair.grant == grant && repair.cursor == first;
+        let right = self.spaces[space].slabs[slab].repair.as_ref().is_some_and(about_it);
+        if status != Status::Ok || !right || payload.len() != due * 8 {
+            return self.abort_repair(space, slab);
+        }
+        for (index, word) in (first..).zip(payload.chunks_exact(8)) {
+            let mut bits = [0; 8];
+            bits.copy_from_slice(word);
+            let version = Version::from_bits(u64::from_le_bytes(bits));
+            if !self.was_issued(space, slab, index, version) {
+                // A server that was let in stored what nobody wrote, and it may be one that keeps what was written out.
+                self.peers[source].made_up_versions = true;
+                self.stats.transfers_refused += 1;
+                return self.abort_repair(space, slab);
+            }
+            let version =
+                if self.has(Fault::TrustsSources) { self.spaces[space].slabs[slab].version(index) } else { version };
+            if let Some(repair) = &mut self.spaces[space].slabs[slab].repair {
+                repair.list[index] = repair.list[index].max(version);
+            }
+        }
+        let Some(repair) = &mut self.spaces[space].slabs[slab].repair else { return };
+        repair.cursor = first + due;
+        if repair.cursor < size.pages() {
+            return self.ask_what_it_has(space, slab);
+        }
+        repair.cursor = 0;
+        self.stats.slabs_transferred += 1;
+        self.copy_the_rest(space, slab);
+    }
+
+    /// Whether a page can be somewhere in this version: in one that was acknowledged, an earlier one, or the one that is being
+    /// written.
+    pub(in crate::client) fn was_issued(&self, space: usize, slab: usize, index: usize, version: Version) -> bool {
+        let page = self.config.slab_size.page(SlabNo(slab as u32), index);
+        let writer = self.ops.busy.get(&Client::busy_key(space, page));
+        version <= self.spaces[space].slabs[slab].version(index)
+            || self.may_be_parity(space, slab, version)
+            || writer.is_some_and(|op| self.ops.peek(*op).version == version)
+    }
+
+    /// What a request about a slab says beside its header: of which life it is, or which other server is meant.
+    pub(in crate::client) fn instruction(
+        &self,
+        role: Role,
+        space: usize,
+        page: PageNo,
+        version: Version,
+    ) -> Option<Instruction> {
+        if !matches!(role, Role::Grant | Role::Admit { .. } | Role::Order) {
+            return None;
+        }
+        let bytes: &[u8] = match role {
+            Role::Grant if self.has(Fault::FloorsAtGrants) => &version.bits().to_le_bytes(),
+            Role::Grant => &self.spaces[space].slabs[self.slab_of(page)?].floor.bits().to_le_bytes(),
+            Role::Admit { source: Some(source) } => &self.peers[source].info.key.0,
+            // Nobody.
+            Role::Admit { source: None } => &[0; KEY_SIZE],
+            _ => {
+                let slab = self.slab_of(page)?;
+                let repair = self.spaces[space].slabs[slab].repair.as_ref()?;
+                let target = &self.peers[repair.peer];
+                let bytes_per_second = (self.rebuild_rate() / REPAIRS_MAX as u64).max(RATE_MIN);
+                let (key, addr, grant) = (target.info.key, target.addr, repair.grant);
+                &CopyOrder { key, addr, bytes_per_second, grant }.encode()
+            }
+        };
+        let mut instruction = Instruction { bytes: [0; ORDER_SIZE], length: bytes.len() };
+        instruction.bytes[..bytes.len()].copy_from_slice(bytes);
+        Some(instruction)
+    }
+
+    /// When a slab is to be looked at because time went by.
+    pub(in crate::client) fn next_look(&self) -> Option<Time> {
+        self.looks.iter().map(|(at, ..)| *at).min()
+    }
+
+    pub(in crate::client) fn look_at(&mut self, at: Time, space: usize, slab: usize) {
+        if !self.looks.contains(&(at, space, slab)) {
+            self.looks.push((at, space, slab));
+        }
+    }
+
+    pub(in crate::client) fn look(&mut self, now: Time) {
+        for at in (0..self.looks.len()).rev() {
+            if self.looks[at].0 <= now {
+                let (_, space, slab) = self.looks.swap_remove(at);
+                self.mark(space, slab);
+            }
+        }
+    }
+}

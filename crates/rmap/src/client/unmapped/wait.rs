@@ -1,0 +1,251 @@
+//! Lets requests wait for the control plane, and ends those that waited too long.
+
+use std::time::Duration;
+
+use super::{GRACE, TRIALS_MAX, TRIALS_OPEN_MAX, asked_at};
+use crate::client::ops::{Kind, Operation, Stage};
+use crate::client::peer::PeerSet;
+use crate::client::slab::Phase;
+use crate::client::{Client, Failure, Question};
+use crate::control::ControlRequest;
+use crate::units::Time;
+
+impl Client {
+    /// How long writes wait that could not begin, and how they end then.
+    fn unmapped_end(&self) -> Option<(Duration, Failure)> {
+        let declined = self.config.map_patience.map(|patience| (patience, Failure::Declined));
+        declined.or(self.config.error_after.map(|patience| (patience, Failure::Silent)))
+    }
+
+    /// Whether writes that could not begin are to be looked at for the time they have waited.
+    pub(in crate::client) fn ends_unmapped(&self) -> bool {
+        self.unmapped_end().is_some()
+    }
+
+    /// The slab's writes go nowhere before the control plane has answered.
+    pub(in crate::client) fn wait_for_map(&mut self, now: Time, space: usize, slab: usize) {
+        self.wait_for_answers(now, space, slab, None, |_, asked| asked == slab);
+    }
+
+    /// The same, for answers about its group. What it needs first is had from servers: until something was asked, what waits has its
+    /// own time to show whether there are answers.
+    pub(in crate::client) fn wait_for_map_of_group(&mut self, now: Time, space: usize, slab: usize) {
+        let layout = self.spaces[space].layout;
+        let group = layout.group(slab);
+        let waiting = self.waiting_for(space, slab);
+        let writes = waiting.iter().map(|op| self.ops.peek(*op)).filter(|op| op.kind != Kind::Read && !op.is_own);
+        let since = writes.map(|op| op.since).min();
+        self.wait_for_answers(now, space, slab, since, |client, asked| {
+            client.spaces[space].layout.group(asked) == group
+        });
+    }
+
+    fn wait_for_answers(
+        &mut self,
+        now: Time,
+        space: usize,
+        slab: usize,
+        since: Option<Time>,
+        about: impl Fn(&Client, usize) -> bool,
+    ) {
+        let Some((patience, _)) = self.unmapped_end() else { return };
+        let Some(at) = self.answer_late_at(now, patience, space, since, |asked| about(self, asked)) else { return };
+        // Other times are those of questions, and looked at anyway ([`Client::map_due`]).
+        let is_own_time = since.is_some_and(|since| at == since + self.grace());
+        if at <= now {
+            self.end_unmapped(now, space, slab);
+        } else if self.config.map_patience.is_some() || is_own_time {
+            self.look_at(at, space, slab);
+        }
+    }
+
+    /// Whether writes to a slab that nobody has end without a question. Who has another place for them does not ask a control plane
+    /// that seems to be silent; others try now and then.
+    pub(in crate::client) fn ends_unasked(&self, now: Time) -> bool {
+        let Some((patience, failure)) = self.unmapped_end() else { return false };
+        let is_late = self.map_late_at(now, patience).is_some_and(|at| at <= now);
+        let is_young = |question: &&Question| now.since(asked_at(question, now)) < GRACE;
+        let tries = || self.questions.iter().filter(is_young).count() < TRIALS_MAX;
+        is_late && (failure == Failure::Declined || self.questions.len() >= TRIALS_OPEN_MAX || !tries())
+    }
+
+    /// When the control plane will have been silent for too long, as it seems now. What it was asked before its last answer it can
+    /// maybe not answer; that says nothing of the rest.
+    fn map_late_at(&self, now: Time, patience: Duration) -> Option<Time> {
+        let asked = self.questions.iter().map(|question| asked_at(question, now));
+        asked.filter(|at| *at >= self.map_watch.heard_at).min().map(|at| at + patience)
+    }
+
+    /// When a question will have waited for too long, if the control plane as a whole has at `map_late`. One that is asked of a
+    /// control plane that seems to be silent shows soon whether it is.
+    fn late_at(&self, asked: Time, patience: Duration, map_late: Option<Time>) -> Time {
+        let soon = map_late.map_or(asked + patience, |late| late.max(asked + self.grace()));
+        soon.min(asked + patience)
+    }
+
+    fn grace(&self) -> Duration {
+        // Who has another place for his pages uses that.
+        if self.config.map_patience.is_some() { Duration::ZERO } else { GRACE }
+    }
+
+    /// When the answer about some slabs will have been waited for for too long: the first of them, or any answer if none of them is
+    /// asked about, and not before what waits `since` then has shown whether there is one.
+    fn answer_late_at(
+        &self,
+        now: Time,
+        patience: Duration,
+        space: usize,
+        since: Option<Time>,
+        about: impl Fn(usize) -> bool,
+    ) -> Option<Time> {
+        let map_late = self.map_late_at(now, patience);
+        let fits = |question: &&Question| match &question.request {
+            ControlRequest::Change(change) => question.space == space && about(change.slab.0 as usize),
+            _ => false,
+        };
+        let asked = self.questions.iter().filter(fits).map(|question| asked_at(question, now)).min();
+        let unasked = map_late.map(|late| since.map_or(late, |since| late.max(since + self.grace())));
+        asked.map(|asked| self.late_at(asked, patience, map_late)).or(unasked)
+    }
+
+    /// When those who wait for the map are to be looked at.
+    pub(in crate::client) fn map_due(&self, now: Time) -> Option<Time> {
+        let patience = self.config.error_after.filter(|_| !self.questions.is_empty())?;
+        let map_late = self.map_late_at(now, patience);
+        let each = self.questions.iter().map(|question| self.late_at(asked_at(question, now), patience, map_late));
+        each.chain(map_late).filter(|at| *at > self.map_watch.looked_at).min()
+    }
+
+    /// Has those looked at that wait for the map for too long, and for anything else.
+    pub(in crate::client) fn watch_map(&mut self, now: Time) {
+        if self.map_due(now).is_some_and(|at| at <= now) {
+            self.map_watch.looked_at = now;
+            self.mark_unanswered(|_| true);
+        }
+    }
+
+    pub(in crate::client) fn end_unmapped(&mut self, now: Time, space: usize, slab: usize) {
+        let Some((_, failure)) = self.unmapped_end() else { return };
+        let ended = match failure {
+            Failure::Declined => self.decline_ops(space, slab, now),
+            failure => self.fail_waiting(space, slab, |_, op| op.kind != Kind::Read, failure),
+        };
+        self.stats.unmapped += ended as u64;
+    }
+
+    /// Ends what callers wait for, of what has not begun. The client's own can wait.
+    fn fail_waiting(
+        &mut self,
+        space: usize,
+        slab: usize,
+        fits: impl Fn(&Client, &Operation) -> bool,
+        failure: Failure,
+    ) -> usize {
+        let mut waiting = self.waiting_for(space, slab);
+        waiting.retain(|op| !self.ops.peek(*op).is_own && fits(self, self.ops.peek(*op)));
+        waiting.iter().for_each(|op| self.fail_op(*op, failure));
+        waiting.len()
+    }
+
+    /// Whether a change of the map is under way for a slab, or for what says which versions it has.
+    pub(in crate::client) fn waits_for_map(&self, space: usize, slab: usize) -> bool {
+        let is_pending = |slab: usize| self.spaces[space].slabs[slab].pending.is_some();
+        is_pending(slab) || self.unread_tables(space, slab).any(is_pending)
+    }
+
+    /// Whether that takes too long.
+    fn is_map_overdue(&self, now: Time, space: usize, slab: usize) -> bool {
+        let Some(patience) = self.config.error_after else { return false };
+        let is_late = |slab: usize| {
+            self.spaces[space].slabs[slab].pending.is_some()
+                && self.answer_late_at(now, patience, space, None, |asked| asked == slab).is_some_and(|at| at <= now)
+        };
+        is_late(slab) || self.unread_tables(space, slab).any(is_late)
+    }
+
+    /// Whether the map of a space that another client writes has been asked for for too long.
+    pub(in crate::client) fn is_look_overdue(&self, space: usize) -> bool {
+        self.is_question_overdue(space, |request| matches!(request, ControlRequest::Look { .. }))
+    }
+
+    /// Whether something about a space has been asked for too long.
+    pub(in crate::client) fn is_question_overdue(&self, space: usize, fits: impl Fn(&ControlRequest) -> bool) -> bool {
+        let Some(patience) = self.config.error_after else { return false };
+        let fits = |question: &&Question| question.space == space && fits(&question.request);
+        let asked = self.questions.iter().find(fits).and_then(|question| question.first_asked);
+        asked.is_some_and(|asked| self.late_at(asked, patience, self.map_late_at(self.now, patience)) <= self.now)
+    }
+
+    /// Copies that must have a write and cannot take it.
+    fn missing(&self, space: usize, slab: usize, required: PeerSet) -> PeerSet {
+        let failed = self.spaces[space].slabs[slab].failed;
+        required.iter().filter(|peer| failed.has(*peer) || self.peers[*peer].is_down()).collect()
+    }
+
+    /// Whether a write to an open slab could not end before the map is changed, and that takes too long.
+    pub(in crate::client) fn is_left_to_late_map(&self, space: usize, slab: usize) -> bool {
+        let is_pending = self.config.error_after.is_some() && self.spaces[space].slabs[slab].pending.is_some();
+        is_pending
+            && !self.missing(space, slab, self.required(space, slab)).is_empty()
+            && self.is_map_overdue(self.now, space, slab)
+    }
+
+    /// Of a slab whose change of the map is under way: what cannot end without it fails, when that takes too long.
+    pub(in crate::client) fn tend_unmapped(&mut self, now: Time, space: usize, slab: usize) {
+        if self.config.error_after.is_none() || !self.ops.may_be_any_of(space, slab) || !self.waits_for_map(space, slab)
+        {
+            return;
+        }
+        if self.is_map_overdue(now, space, slab) {
+            let ended = match self.spaces[space].slabs[slab].phase {
+                Phase::Open => self.end_late(space, slab),
+                // Writes are declined after another time.
+                _ if self.config.map_patience.is_some() => {
+                    self.fail_waiting(space, slab, |_, op| op.kind == Kind::Read, Failure::Silent)
+                }
+                _ => self.fail_waiting(space, slab, |_, _| true, Failure::Silent),
+            };
+            self.stats.unmapped += ended as u64;
+        }
+    }
+
+    /// The same of an open slab: how many requests fail.
+    fn end_late(&mut self, space: usize, slab: usize) -> usize {
+        let required = self.required(space, slab);
+        let missing = self.missing(space, slab, required);
+        let is_gone = missing == required && !self.is_grouped(space, slab);
+        let is_left = |client: &Client, op: usize| {
+            let operation = client.ops.peek(op);
+            match operation.kind {
+                Kind::Read => is_gone && !client.is_answer_coming(op),
+                Kind::Write { .. } => !operation.is_told && required.minus(operation.acked).is_subset_of(missing),
+            }
+        };
+        let begun = |op: &Operation| op.stage == Stage::Active && !op.is_own && op.space == space;
+        let mut active = self.ops.select(|op| begun(op) && self.slab_of(op.page) == Some(slab));
+        active.retain(|op| is_left(self, *op));
+        let mut ended = 0;
+        // A copy in the making that catches up is waited for as long as it answers; without it a write is done that all others have.
+        let joining = self.spaces[space].slabs[slab].repair.as_ref().and_then(|repair| repair.catches_up());
+        let is_joining_dead = joining.is_some_and(|peer| self.peers[peer].is_down());
+        for op in active {
+            let Operation { kind, acked, .. } = *self.ops.peek(op);
+            if kind == Kind::Read {
+                self.fail_op(op, Failure::Silent);
+                ended += 1;
+            } else if !required.is_subset_of(acked) {
+                self.tell_of_silence(op);
+                ended += usize::from(self.ops.peek(op).is_told);
+            } else if let Some(peer) = joining.filter(|_| is_joining_dead) {
+                self.ops.get(op).sent.remove(peer);
+                self.check_write(op);
+            }
+        }
+        // Behind one that is not done before the map is changed; others get their turn.
+        let is_behind_told = |client: &Client, op: &Operation| {
+            let writer = client.ops.busy.get(&Client::busy_key(space, op.page));
+            op.kind != Kind::Read && writer.is_some_and(|writer| client.ops.peek(*writer).is_told)
+        };
+        ended + self.fail_waiting(space, slab, is_behind_told, Failure::Silent)
+    }
+}
