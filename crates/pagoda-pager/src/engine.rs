@@ -14,34 +14,33 @@ mod arm;
 mod busy;
 mod exec;
 mod io;
+mod parts;
 mod sampling;
 mod share;
 mod stall;
+mod start;
 mod status;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use pagoda_abi::attach::{Packet, Text};
-use pagoda_core::fault::{
-    Access, Actions, Config, Event, FaultKind, Machine, Now, PageInPolicy, Replacement, Served, Sharing, Stall,
-    headroom_max,
-};
+use pagoda_core::fault::{Access, Actions, Event, FaultKind, Machine, Now, Served, Stall, headroom_max};
 use pagoda_core::policy::growth::NearLimit;
 use pagoda_core::stats::{FAULT_CAUSES, Metric};
-use pagoda_core::units::PageCount;
 use pagoda_sys::ring::{Ring, RingError};
-use pagoda_sys::socket::{Connection, SharedMap};
+use pagoda_sys::socket::SharedMap;
 use pagoda_sys::uffd::Fault;
 
 use crate::follow::Follow;
 use crate::handle::{Command, Inbox, Notice};
 use crate::latency::Histogram;
 use crate::poll::BusyPoll;
-use crate::recover::{self, RecoverError};
 use crate::source::Source;
 use crate::space::Space;
 use crate::tier::Stack;
+
+pub use parts::{EngineError, Parts};
+pub use start::spawn;
 
 /// Fault messages read at once: one `read(2)` of a page.
 const FAULTS_MAX: usize = 64;
@@ -61,64 +60,7 @@ const TICK_PIN: Duration = Duration::from_millis(1);
 /// Connections for the VMM's own calls: one is enough, two while one is being replaced.
 const CALLS_MAX: usize = 4;
 
-/// Everything of a VM that an engine needs, as the attach gave it.
-#[derive(Debug)]
-pub struct Parts {
-    /// For messages and thread names.
-    pub name: String,
-    /// RAM and userfaultfds.
-    pub space: Space,
-    /// Where its pages are that are not in DRAM.
-    pub tiers: Stack,
-    /// Memory shared with the shim.
-    pub shared: SharedMap,
-    /// The connection to the shim's agent.
-    pub agent: Connection,
-    /// What the agent is told when the engine is ready.
-    pub welcome: Packet,
-    /// The VMM.
-    pub pid: u32,
-    /// Becomes readable when the VMM ends.
-    pub pidfd: OwnedFd,
-    /// Hard cap.
-    pub limit: PageCount,
-    /// Large folios are to be had.
-    pub direct: bool,
-    /// Pages can be mapped write-protected.
-    pub protect: bool,
-    /// How much comes in for a fault.
-    pub page_in: PageInPolicy,
-    /// Which chunk leaves next.
-    pub replacement: Replacement,
-    /// How long the end of a page-in is polled for before the engine sleeps.
-    pub busy_poll: Duration,
-    /// Why it is never evicted.
-    pub pinned: Option<String>,
-    /// It may have been served before: by an earlier daemon.
-    pub taken_over: bool,
-    /// Whether equal pages are looked for when nothing has to leave, too.
-    pub sharing: Sharing,
-}
-
-/// Why an engine could not start. The VM waits or, if it was new, does not start.
-#[derive(Debug, thiserror::Error)]
-pub enum EngineError {
-    /// The ring.
-    #[error("set up the disk ring: {0}")]
-    Ring(#[from] RingError),
-    /// The page table.
-    #[error("rebuild the page table: {0}")]
-    Recover(#[from] RecoverError),
-    /// A userfaultfd.
-    #[error("register memory: {errno}")]
-    Register { errno: pagoda_sys::Errno, registered: usize },
-    /// The table of shared pages.
-    #[error("read the table of shared pages: {0}")]
-    Shared(pagoda_sys::Errno),
-    /// The thread.
-    #[error("start the engine: {0}")]
-    Thread(std::io::Error),
-}
+type Notify = Box<dyn Fn(Notice) + Send>;
 
 /// See the module.
 pub struct Engine {
@@ -131,7 +73,7 @@ pub struct Engine {
     shared: SharedMap,
     ring: Ring,
     inbox: Inbox,
-    notify: Box<dyn Fn(Notice) + Send>,
+    notify: Notify,
     pidfd: OwnedFd,
     agent: agent::Agent,
     calls: Vec<agent::Call>,
@@ -174,178 +116,7 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// `TASK_COMM_LEN` of the kernel, without its end.
-const THREAD_NAME_LEN_MAX: usize = 15;
-
-/// What `top -H` and `/proc` show: as much of the VM's name as the kernel has room for, whole characters only.
-fn thread_name(vm: &str) -> String {
-    let room = THREAD_NAME_LEN_MAX - "vm-".len();
-    format!("vm-{}", &vm[..vm.floor_char_boundary(room)])
-}
-
-/// Starts the engine's thread; it ends after a notice that says why.
-///
-/// # Errors
-/// The thread could not be made. What goes wrong in it is a [`Notice::Stalled`] or the end of the VM.
-pub fn spawn(parts: Parts, inbox: Inbox, notify: Box<dyn Fn(Notice) + Send>) -> Result<(), EngineError> {
-    let name = parts.name.clone();
-    // A VM that runs already waits, and its agent comes again; a new one is told why it does not start.
-    let newcomer = if parts.taken_over { None } else { parts.agent.try_clone().ok() };
-    let thread = std::thread::Builder::new().name(thread_name(&name));
-    let run = move || match Engine::new(parts, inbox, notify) {
-        Ok(mut engine) => {
-            drop(newcomer);
-            let end = engine.run();
-            engine.leave_group(end == Some(Notice::Exited));
-            // Memory, files and the swap file's lock are free before anybody hears of it.
-            let notify = engine.into_notify();
-            if let Some(end) = end {
-                notify(end);
-            }
-        }
-        Err((error, notify)) => {
-            tracing::error!(vm = %name, "{error}");
-            if let Some(agent) = newcomer {
-                let _ =
-                    agent.send(&Packet::Refused { text: Text::new(&format!("{name} cannot be served: {error}")) }, &[]);
-            }
-            notify(Notice::Stalled(format!("the engine did not start: {error}")));
-            // Its agent comes again.
-            notify(Notice::Detached);
-        }
-    };
-    thread.spawn(run).map(drop).map_err(EngineError::Thread)
-}
-
-type Notify = Box<dyn Fn(Notice) + Send>;
-
 impl Engine {
-    fn new(mut parts: Parts, inbox: Inbox, notify: Notify) -> Result<Engine, (EngineError, Notify)> {
-        match Engine::set_up(&mut parts) {
-            Ok(ring) => {
-                let share = share::Share::new(parts.tiers.frames().is_some(), parts.sharing);
-                let now = Instant::now();
-                let config = Config {
-                    chunks: parts.space.chunks(),
-                    direct: parts.direct,
-                    protect: parts.protect,
-                    page_in: parts.page_in,
-                    replacement: parts.replacement,
-                    seed: u64::from(parts.pid),
-                    sharing: parts.sharing,
-                };
-                let mut engine = Engine {
-                    name: parts.name,
-                    machine: Machine::new(config),
-                    space: parts.space,
-                    tiers: parts.tiers,
-                    waits_for_tier: false,
-                    shared: parts.shared,
-                    ring,
-                    inbox,
-                    notify,
-                    pidfd: parts.pidfd,
-                    agent: agent::Agent::default(),
-                    calls: Vec::with_capacity(CALLS_MAX),
-                    calls_made: 0,
-                    pin_waiters: Vec::new(),
-                    io: io::Transfers::new(),
-                    busy: None,
-                    has_buffers: false,
-                    actions: Vec::with_capacity(1024),
-                    events: std::collections::VecDeque::with_capacity(64),
-                    latency: vec![Histogram::default(); FAULT_CAUSES.len()],
-                    sampling: sampling::Sampling::default(),
-                    ages: None,
-                    near_limit: NearLimit::default(),
-                    messages: 0,
-                    follow: Follow::new(parts.pid),
-                    busy_poll: BusyPoll::new(parts.busy_poll),
-                    started: now,
-                    fault_at: now,
-                    ticked: now,
-                    published: now,
-                    charged: now,
-                    pinned: parts.pinned,
-                    frozen: None,
-                    end: None,
-                    share,
-                };
-                match engine.start(parts.agent, parts.welcome, parts.limit, parts.taken_over) {
-                    Ok(()) => Ok(engine),
-                    Err(error) => {
-                        engine.leave_group(false);
-                        Err((error, engine.notify))
-                    }
-                }
-            }
-            Err(error) => {
-                if let Some(member) = parts.tiers.take_frames() {
-                    member.leave(false);
-                }
-                Err((error, notify))
-            }
-        }
-    }
-
-    fn set_up(parts: &mut Parts) -> Result<Ring, EngineError> {
-        let mut ring = Ring::new(RING_ENTRIES)?;
-        parts.tiers.attach(&mut ring)?;
-        Ok(ring)
-    }
-
-    /// Gets ready; the shim lets the VMM go on when it hears the welcome. A new VM is armed by then, so that it never
-    /// exceeds its cap; a VM that an earlier daemon served runs already, and its agent must hear the welcome first of all.
-    fn start(
-        &mut self,
-        agent: Connection,
-        welcome: Packet,
-        limit: PageCount,
-        taken_over: bool,
-    ) -> Result<(), EngineError> {
-        self.ring.poll_multishot(self.inbox.wake().as_fd(), Source::Wake.key())?;
-        self.ring.poll_multishot(self.pidfd.as_fd(), Source::Exit.key())?;
-        for (index, shard) in self.space.shards().iter().enumerate() {
-            self.ring.poll_multishot(shard.uffd.as_fd(), Source::Uffd(index as u32).key())?;
-        }
-        for (tier, fd) in self.tiers.fds() {
-            self.ring.poll_multishot(fd, Source::Tier(tier).key())?;
-        }
-        let mut agent = Some(agent);
-        if taken_over && let Some(agent) = agent.take() {
-            self.welcome(&agent, &welcome);
-            self.connect_agent(agent)?;
-            // Whether it was armed cannot be known, and need not be: registering twice is harmless, and a VM that needs no
-            // pager disarms itself at the next event.
-            let settled = recover::settle_intents(&self.space, &mut self.tiers, &self.shared)?;
-            self.arm()?;
-            // Before any is dropped.
-            self.count_references()?;
-            self.wake_all();
-            tracing::info!(vm = %self.name, settled, resident = self.machine.stats().get(Metric::Resident), "took over");
-        }
-        if self.pinned.is_some() {
-            self.events.push_back(Event::Pin);
-        }
-        self.events.push_back(Event::SetLimit { limit });
-        self.settle();
-        if !self.machine.is_armed() && self.frozen.is_none() {
-            self.shared.leave_punches();
-        }
-        if let Some(agent) = agent.take() {
-            self.welcome(&agent, &welcome);
-            self.connect_agent(agent)?;
-        }
-        self.publish();
-        Ok(())
-    }
-
-    fn welcome(&self, agent: &Connection, welcome: &Packet) {
-        if let Err(error) = agent.send(welcome, &[]) {
-            tracing::warn!(vm = %self.name, "welcome the agent: {error}");
-        }
-    }
-
     /// Serves the VM until it or the daemon ends.
     fn run(&mut self) -> Option<Notice> {
         let mut ready: Vec<(Source, Result<u32, pagoda_sys::Errno>, bool)> = Vec::with_capacity(RING_ENTRIES as usize);
@@ -406,10 +177,6 @@ impl Engine {
             self.busy_poll.poll(|| self.ring.is_due());
         }
         self.ring.submit_and_wait(1, Some(self.timeout().min(tiers_wait))).map(drop)
-    }
-
-    fn into_notify(self) -> Notify {
-        self.notify
     }
 
     fn timeout(&self) -> Duration {
@@ -596,20 +363,6 @@ impl Engine {
             tracing::error!(vm = %self.name, "{text}");
             self.frozen = Some(text.clone());
             (self.notify)(Notice::Stalled(text));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_thread_has_a_name_of_whole_characters() {
-        for (vm, name) in
-            [("web1", "vm-web1"), ("Datenbank-Süd", "vm-Datenbank-S"), ("a", "vm-a"), ("вебвебв", "vm-вебвеб")]
-        {
-            assert_eq!(thread_name(vm), name);
         }
     }
 }

@@ -10,7 +10,8 @@ use pagoda_core::fault::Event;
 use pagoda_sys::Errno;
 
 use super::busy::Busy;
-use super::{Engine, EngineError, io, recover};
+use super::{Engine, EngineError, io};
+use crate::recover;
 
 /// Between two attempts while the memory is another userfaultfd's.
 const BUSY_PAUSE: Duration = Duration::from_secs(1);

@@ -1,0 +1,73 @@
+//! What an engine is made of, and why it may not start.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use pagoda_abi::attach::Packet;
+use pagoda_core::fault::{PageInPolicy, Replacement, Sharing};
+use pagoda_core::units::PageCount;
+use pagoda_sys::ring::RingError;
+use pagoda_sys::socket::{Connection, SharedMap};
+
+use crate::recover::RecoverError;
+use crate::space::Space;
+use crate::tier::Stack;
+
+/// Everything of a VM that an engine needs, as the attach gave it.
+#[derive(Debug)]
+pub struct Parts {
+    /// For messages and thread names.
+    pub name: String,
+    /// RAM and userfaultfds.
+    pub space: Space,
+    /// Where its pages are that are not in DRAM.
+    pub tiers: Stack,
+    /// Memory shared with the shim.
+    pub shared: SharedMap,
+    /// The connection to the shim's agent.
+    pub agent: Connection,
+    /// What the agent is told when the engine is ready.
+    pub welcome: Packet,
+    /// The VMM.
+    pub pid: u32,
+    /// Becomes readable when the VMM ends.
+    pub pidfd: OwnedFd,
+    /// Hard cap.
+    pub limit: PageCount,
+    /// Large folios are to be had.
+    pub direct: bool,
+    /// Pages can be mapped write-protected.
+    pub protect: bool,
+    /// How much comes in for a fault.
+    pub page_in: PageInPolicy,
+    /// Which chunk leaves next.
+    pub replacement: Replacement,
+    /// How long the end of a page-in is polled for before the engine sleeps.
+    pub busy_poll: Duration,
+    /// Why it is never evicted.
+    pub pinned: Option<String>,
+    /// It may have been served before: by an earlier daemon.
+    pub taken_over: bool,
+    /// Whether equal pages are looked for when nothing has to leave, too.
+    pub sharing: Sharing,
+}
+
+/// Why an engine could not start. The VM waits or, if it was new, does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The ring.
+    #[error("set up the disk ring: {0}")]
+    Ring(#[from] RingError),
+    /// The page table.
+    #[error("rebuild the page table: {0}")]
+    Recover(#[from] RecoverError),
+    /// A userfaultfd.
+    #[error("register memory: {errno}")]
+    Register { errno: pagoda_sys::Errno, registered: usize },
+    /// The table of shared pages.
+    #[error("read the table of shared pages: {0}")]
+    Shared(pagoda_sys::Errno),
+    /// The thread.
+    #[error("start the engine: {0}")]
+    Thread(std::io::Error),
+}

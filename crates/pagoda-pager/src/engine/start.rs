@@ -1,0 +1,209 @@
+//! How an engine starts: its thread, its ring, and the takeover of a VM that an earlier daemon served.
+
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use pagoda_abi::attach::{Packet, Text};
+use pagoda_core::fault::{Config, Event, Machine};
+use pagoda_core::policy::growth::NearLimit;
+use pagoda_core::stats::{FAULT_CAUSES, Metric};
+use pagoda_core::units::PageCount;
+use pagoda_sys::ring::Ring;
+use pagoda_sys::socket::Connection;
+
+use super::{CALLS_MAX, Engine, EngineError, Notify, Parts, RING_ENTRIES, agent, io, sampling, share};
+use crate::follow::Follow;
+use crate::handle::{Inbox, Notice};
+use crate::latency::Histogram;
+use crate::poll::BusyPoll;
+use crate::recover;
+use crate::source::Source;
+
+/// `TASK_COMM_LEN` of the kernel, without its end.
+const THREAD_NAME_LEN_MAX: usize = 15;
+
+/// What `top -H` and `/proc` show: as much of the VM's name as the kernel has room for, whole characters only.
+fn thread_name(vm: &str) -> String {
+    let room = THREAD_NAME_LEN_MAX - "vm-".len();
+    format!("vm-{}", &vm[..vm.floor_char_boundary(room)])
+}
+
+/// Starts the engine's thread; it ends after a notice that says why.
+///
+/// # Errors
+/// The thread could not be made. What goes wrong in it is a [`Notice::Stalled`] or the end of the VM.
+pub fn spawn(parts: Parts, inbox: Inbox, notify: Box<dyn Fn(Notice) + Send>) -> Result<(), EngineError> {
+    let name = parts.name.clone();
+    // A VM that runs already waits, and its agent comes again; a new one is told why it does not start.
+    let newcomer = if parts.taken_over { None } else { parts.agent.try_clone().ok() };
+    let thread = std::thread::Builder::new().name(thread_name(&name));
+    let run = move || match Engine::new(parts, inbox, notify) {
+        Ok(mut engine) => {
+            drop(newcomer);
+            let end = engine.run();
+            engine.leave_group(end == Some(Notice::Exited));
+            // Memory, files and the swap file's lock are free before anybody hears of it.
+            let notify = engine.into_notify();
+            if let Some(end) = end {
+                notify(end);
+            }
+        }
+        Err((error, notify)) => {
+            tracing::error!(vm = %name, "{error}");
+            if let Some(agent) = newcomer {
+                let _ =
+                    agent.send(&Packet::Refused { text: Text::new(&format!("{name} cannot be served: {error}")) }, &[]);
+            }
+            notify(Notice::Stalled(format!("the engine did not start: {error}")));
+            // Its agent comes again.
+            notify(Notice::Detached);
+        }
+    };
+    thread.spawn(run).map(drop).map_err(EngineError::Thread)
+}
+
+impl Engine {
+    fn new(mut parts: Parts, inbox: Inbox, notify: Notify) -> Result<Engine, (EngineError, Notify)> {
+        match Engine::set_up(&mut parts) {
+            Ok(ring) => {
+                let share = share::Share::new(parts.tiers.frames().is_some(), parts.sharing);
+                let now = Instant::now();
+                let config = Config {
+                    chunks: parts.space.chunks(),
+                    direct: parts.direct,
+                    protect: parts.protect,
+                    page_in: parts.page_in,
+                    replacement: parts.replacement,
+                    seed: u64::from(parts.pid),
+                    sharing: parts.sharing,
+                };
+                let mut engine = Engine {
+                    name: parts.name,
+                    machine: Machine::new(config),
+                    space: parts.space,
+                    tiers: parts.tiers,
+                    waits_for_tier: false,
+                    shared: parts.shared,
+                    ring,
+                    inbox,
+                    notify,
+                    pidfd: parts.pidfd,
+                    agent: agent::Agent::default(),
+                    calls: Vec::with_capacity(CALLS_MAX),
+                    calls_made: 0,
+                    pin_waiters: Vec::new(),
+                    io: io::Transfers::new(),
+                    busy: None,
+                    has_buffers: false,
+                    actions: Vec::with_capacity(1024),
+                    events: std::collections::VecDeque::with_capacity(64),
+                    latency: vec![Histogram::default(); FAULT_CAUSES.len()],
+                    sampling: sampling::Sampling::default(),
+                    ages: None,
+                    near_limit: NearLimit::default(),
+                    messages: 0,
+                    follow: Follow::new(parts.pid),
+                    busy_poll: BusyPoll::new(parts.busy_poll),
+                    started: now,
+                    fault_at: now,
+                    ticked: now,
+                    published: now,
+                    charged: now,
+                    pinned: parts.pinned,
+                    frozen: None,
+                    end: None,
+                    share,
+                };
+                match engine.start(parts.agent, parts.welcome, parts.limit, parts.taken_over) {
+                    Ok(()) => Ok(engine),
+                    Err(error) => {
+                        engine.leave_group(false);
+                        Err((error, engine.notify))
+                    }
+                }
+            }
+            Err(error) => {
+                if let Some(member) = parts.tiers.take_frames() {
+                    member.leave(false);
+                }
+                Err((error, notify))
+            }
+        }
+    }
+
+    fn set_up(parts: &mut Parts) -> Result<Ring, EngineError> {
+        let mut ring = Ring::new(RING_ENTRIES)?;
+        parts.tiers.attach(&mut ring)?;
+        Ok(ring)
+    }
+
+    /// Gets ready; the shim lets the VMM go on when it hears the welcome. A new VM is armed by then, so that it never
+    /// exceeds its cap; a VM that an earlier daemon served runs already, and its agent must hear the welcome first of all.
+    fn start(
+        &mut self,
+        agent: Connection,
+        welcome: Packet,
+        limit: PageCount,
+        taken_over: bool,
+    ) -> Result<(), EngineError> {
+        self.ring.poll_multishot(self.inbox.wake().as_fd(), Source::Wake.key())?;
+        self.ring.poll_multishot(self.pidfd.as_fd(), Source::Exit.key())?;
+        for (index, shard) in self.space.shards().iter().enumerate() {
+            self.ring.poll_multishot(shard.uffd.as_fd(), Source::Uffd(index as u32).key())?;
+        }
+        for (tier, fd) in self.tiers.fds() {
+            self.ring.poll_multishot(fd, Source::Tier(tier).key())?;
+        }
+        let mut agent = Some(agent);
+        if taken_over && let Some(agent) = agent.take() {
+            self.welcome(&agent, &welcome);
+            self.connect_agent(agent)?;
+            // Whether it was armed cannot be known, and need not be: registering twice is harmless, and a VM that needs no
+            // pager disarms itself at the next event.
+            let settled = recover::settle_intents(&self.space, &mut self.tiers, &self.shared)?;
+            self.arm()?;
+            // Before any is dropped.
+            self.count_references()?;
+            self.wake_all();
+            tracing::info!(vm = %self.name, settled, resident = self.machine.stats().get(Metric::Resident), "took over");
+        }
+        if self.pinned.is_some() {
+            self.events.push_back(Event::Pin);
+        }
+        self.events.push_back(Event::SetLimit { limit });
+        self.settle();
+        if !self.machine.is_armed() && self.frozen.is_none() {
+            self.shared.leave_punches();
+        }
+        if let Some(agent) = agent.take() {
+            self.welcome(&agent, &welcome);
+            self.connect_agent(agent)?;
+        }
+        self.publish();
+        Ok(())
+    }
+
+    fn welcome(&self, agent: &Connection, welcome: &Packet) {
+        if let Err(error) = agent.send(welcome, &[]) {
+            tracing::warn!(vm = %self.name, "welcome the agent: {error}");
+        }
+    }
+
+    fn into_notify(self) -> Notify {
+        self.notify
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_has_a_name_of_whole_characters() {
+        for (vm, name) in
+            [("web1", "vm-web1"), ("Datenbank-Süd", "vm-Datenbank-S"), ("a", "vm-a"), ("вебвебв", "vm-вебвеб")]
+        {
+            assert_eq!(thread_name(vm), name);
+        }
+    }
+}
