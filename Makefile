@@ -2,6 +2,7 @@
 # make test: every test, with real guests.   make bench: every comparison with its peers.   make install: on this host.
 # Each target installs what it lacks (scripts/install-deps.sh) and builds; nothing else has to be done first.
 # The built xtask is called, not `cargo xtask`: cargo's features depend on the packages selected, so that would build again.
+# xtask selects the same ones where it builds (xtask/src/tasks.rs).
 
 # install-deps.sh finds or installs cargo; rustup's directory may not be on the PATH of this shell yet.
 export PATH := $(PATH):$(HOME)/.cargo/bin

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use pagoda_sys::toy::skip::FILE_VARIABLE;
 
@@ -133,6 +133,22 @@ fn cargo_with(arguments: &[&str], more: &[String]) -> Result<bool> {
         .status()
         .with_context(|| format!("run cargo {}", arguments.join(" ")))?;
     Ok(status.success())
+}
+
+/// Selected as in the Makefile: cargo's features depend on the packages that are selected, so without xtask among them
+/// much would be compiled a second time.
+const PACKAGES: [&str; 8] = ["-p", "pagodad", "-p", "pagoda", "-p", "pagoda-shim", "-p", "xtask"];
+/// Of those packages, what the demo and the benches start. xtask is not: it runs.
+const PROGRAMS: [&str; 5] = ["--lib", "--bin", "pagodad", "--bin", "pagoda"];
+
+/// Builds the programs that the demo and the benches start. After `make` has built them there is nothing to do.
+///
+/// # Errors
+/// cargo cannot be run, or something does not compile.
+pub fn build_pagoda() -> Result<()> {
+    let built = cargo(&[&["build", "--release"], &PACKAGES[..], &PROGRAMS].concat())?;
+    ensure!(built, "building Pagoda failed");
+    Ok(())
 }
 
 pub fn cargo_command() -> Command {

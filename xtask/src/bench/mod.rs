@@ -45,7 +45,6 @@ mod ways;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -58,6 +57,8 @@ pub use stepped::{SteppedToy, this_program, toy_command};
 use code::Crates;
 use machine::Machine;
 use report::Report;
+
+use crate::tasks::build_pagoda;
 
 /// Rounds of a full run: the median has two on either side.
 const ROUNDS_DEFAULT: usize = 5;
@@ -343,14 +344,4 @@ fn run_one(name: Name, code: String, setup: &Setup, json: Option<&Path>) -> Resu
         report.write_json(path)?;
     }
     Ok(report.holds() || !setup.ours)
-}
-
-fn build_pagoda() -> Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let built = Command::new(cargo)
-        .current_dir(repository())
-        .args(["build", "--quiet", "--release", "-p", "pagodad", "-p", "pagoda", "-p", "pagoda-shim"])
-        .status()
-        .context("run cargo")?;
-    if built.success() { Ok(()) } else { bail!("building Pagoda failed") }
 }

@@ -279,63 +279,77 @@ fn swap_mib(daemon: &Daemon) -> Result<f64> {
 }
 
 fn add_figures(report: &mut Report, result: &CaseResult) {
+    if result.case.is_sweep() {
+        add_sweep(report, result);
+    } else {
+        add_random(report, result);
+    }
+}
+
+fn best_name(result: &CaseResult) -> String {
+    format!("page-cluster {}", PAGE_CLUSTERS[result.best_cluster()])
+}
+
+fn add_sweep(report: &mut Report, result: &CaseResult) {
     let label = result.label();
     let ours = &result.ours;
-    let default = &result.kernel[0];
-    let best_at = result.best_cluster();
-    let best = &result.kernel[best_at];
-    let best_name = format!("page-cluster {}", PAGE_CLUSTERS[best_at]);
+    let (default, best) = (&result.kernel[0], &result.kernel[result.best_cluster()]);
+    let best_name = best_name(result);
     let read_write = result.case.mode == "read-write";
-    if result.case.is_sweep() {
-        let bar = |bar| if read_write { bar } else { Bar::None };
-        let speed = ours.mib_per_s();
-        report.pair(
-            &format!("{label}: kernel swap, default"),
-            "MiB/s",
-            &speed,
-            &default.mib_per_s(),
-            bar(Bar::AtLeast(SWEEP_RATIO_MIN)),
-        );
-        note(report, default);
-        report.pair(
-            &format!("{label}: kernel swap, best ({best_name})"),
-            "MiB/s",
-            &speed,
-            &best.mib_per_s(),
-            bar(Bar::AtLeast(SWEEP_BEST_RATIO_MIN)),
-        );
-        note(report, best);
-        let both_ways: Vec<f64> = result.ceiling.iter().map(|each_way| each_way * 2.0).collect();
-        let traffic: Vec<f64> = ours.swap_mib_per_s.iter().zip(&both_ways).map(|(ours, most)| ours / most).collect();
-        let is_ceiling = super::report::median(&traffic).is_some_and(|traffic| traffic <= CEILING_DOUBT);
-        let ceiling_bar = if is_ceiling { bar(Bar::AtLeast(SWEEP_CEILING_MIN)) } else { Bar::None };
-        report.pair(&format!("{label}: balanced O_DIRECT"), "MiB/s", &speed, &result.ceiling, ceiling_bar);
-        if !is_ceiling {
-            report.note("no verdict: more was read and written than this peer could".to_owned());
-        }
-        report.pair(
-            &format!("{label}: check of the ceiling, swap traffic against it both ways"),
-            "MiB/s",
-            &ours.swap_mib_per_s,
-            &both_ways,
-            bar(Bar::AtMost(CEILING_DOUBT)),
-        );
-        report.pair(
-            &format!("{label}: CPU, kernel default"),
-            "s/GiB",
-            &ours.cpu_s_per_gib(),
-            &default.cpu_s_per_gib(),
-            bar(Bar::AtMost(SWEEP_CPU_MAX)),
-        );
-        report.pair(
-            &format!("{label}: CPU, kernel best"),
-            "s/GiB",
-            &ours.cpu_s_per_gib(),
-            &best.cpu_s_per_gib(),
-            Bar::None,
-        );
-        return;
+    let bar = |bar| if read_write { bar } else { Bar::None };
+    let speed = ours.mib_per_s();
+    report.pair(
+        &format!("{label}: kernel swap, default"),
+        "MiB/s",
+        &speed,
+        &default.mib_per_s(),
+        bar(Bar::AtLeast(SWEEP_RATIO_MIN)),
+    );
+    note(report, default);
+    report.pair(
+        &format!("{label}: kernel swap, best ({best_name})"),
+        "MiB/s",
+        &speed,
+        &best.mib_per_s(),
+        bar(Bar::AtLeast(SWEEP_BEST_RATIO_MIN)),
+    );
+    note(report, best);
+    let both_ways: Vec<f64> = result.ceiling.iter().map(|each_way| each_way * 2.0).collect();
+    let traffic: Vec<f64> = ours.swap_mib_per_s.iter().zip(&both_ways).map(|(ours, most)| ours / most).collect();
+    let is_ceiling = super::report::median(&traffic).is_some_and(|traffic| traffic <= CEILING_DOUBT);
+    let ceiling_bar = if is_ceiling { bar(Bar::AtLeast(SWEEP_CEILING_MIN)) } else { Bar::None };
+    report.pair(&format!("{label}: balanced O_DIRECT"), "MiB/s", &speed, &result.ceiling, ceiling_bar);
+    if !is_ceiling {
+        report.note("no verdict: more was read and written than this peer could".to_owned());
     }
+    report.pair(
+        &format!("{label}: check of the ceiling, swap traffic against it both ways"),
+        "MiB/s",
+        &ours.swap_mib_per_s,
+        &both_ways,
+        bar(Bar::AtMost(CEILING_DOUBT)),
+    );
+    report.pair(
+        &format!("{label}: CPU, kernel default"),
+        "s/GiB",
+        &ours.cpu_s_per_gib(),
+        &default.cpu_s_per_gib(),
+        bar(Bar::AtMost(SWEEP_CPU_MAX)),
+    );
+    report.pair(
+        &format!("{label}: CPU, kernel best"),
+        "s/GiB",
+        &ours.cpu_s_per_gib(),
+        &best.cpu_s_per_gib(),
+        Bar::None,
+    );
+}
+
+fn add_random(report: &mut Report, result: &CaseResult) {
+    let label = result.label();
+    let ours = &result.ours;
+    let (default, best) = (&result.kernel[0], &result.kernel[result.best_cluster()]);
+    let best_name = best_name(result);
     // The bars are for uniform random accesses at 2x.
     let held = result.case.is_held(result.ratio);
     let bar = |bar| if held { bar } else { Bar::None };

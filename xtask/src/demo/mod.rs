@@ -12,7 +12,7 @@ mod view;
 pub mod vm;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -28,6 +28,7 @@ use self::vm::{Output, Vm, printable};
 use crate::bench::{repository, undo};
 use crate::daemon::Daemon;
 use crate::image::{self, Images};
+use crate::tasks::build_pagoda;
 
 const VM_NAME: &str = "demo";
 /// Several, so that faults of more than one vCPU meet; more would only compete for a small host.
@@ -262,18 +263,6 @@ fn qemu_version(qemu: &str) -> Result<String> {
         "{qemu} --version says {text:?}: this is no QEMU that runs"
     );
     Ok(printable(text.lines().next().unwrap_or_default()))
-}
-
-/// The programs that the demo starts, into the directory where this one is.
-fn build_pagoda() -> Result<()> {
-    let cargo = std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from);
-    let built = Command::new(cargo)
-        .current_dir(repository())
-        .args(["build", "--release", "-p", "pagodad", "-p", "pagoda", "-p", "pagoda-shim"])
-        .status()
-        .context("run cargo")?;
-    ensure!(built.success(), "building Pagoda failed");
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,0 +1,168 @@
+//! Which crate of the workspace may depend on which. A new dependency is put on this list on purpose, with its reason.
+
+use anyhow::Result;
+
+use super::Source;
+use super::manifests::{Manifest, Needed, members};
+
+/// What one crate depends on, and why.
+type Edges = &'static [(&'static str, Needed, &'static str)];
+
+/// From the bottom up: a crate stands below those that it depends on.
+const ALLOWED: [(&str, Edges); 14] = [
+    ("pagoda-abi", &[]),
+    ("pagoda-core", &[]),
+    ("pagoda-guest", &[]),
+    ("pagoda-api", &[("pagoda-abi", Needed::Always, "packet that fetches the monitor")]),
+    ("pagoda-shim", &[("pagoda-abi", Needed::Always, "packets, shared memory")]),
+    ("pagoda-sys", &[("pagoda-abi", Needed::Always, "packets, shared memory")]),
+    ("rmap", &[("pagoda-sys", Needed::ByTests, "allocator that counts")]),
+    ("rmap-etcd", &[("rmap", Needed::Always, "trait of a control plane")]),
+    (
+        "pagoda-pool",
+        &[("rmap", Needed::Always, "client, a file as control plane"), ("rmap-etcd", Needed::Always, "etcd as one")],
+    ),
+    (
+        "pagoda-pager",
+        &[
+            ("pagoda-abi", Needed::Always, "packets, shared memory"),
+            ("pagoda-core", Needed::Always, "fault state machine"),
+            ("pagoda-sys", Needed::Always, "system interfaces"),
+            ("rmap", Needed::Always, "remote tier"),
+        ],
+    ),
+    (
+        "pagodad",
+        &[
+            ("pagoda-abi", Needed::Always, "attach packets, VM records"),
+            ("pagoda-api", Needed::Always, "requests and replies"),
+            ("pagoda-core", Needed::Always, "memory policy, balloon"),
+            ("pagoda-pager", Needed::Always, "engines"),
+            ("pagoda-pool", Needed::Always, "pools of remote tiers"),
+            ("pagoda-sys", Needed::Always, "system interfaces"),
+            ("rmap", Needed::Always, "remote tiers"),
+            ("rmap-etcd", Needed::ByTests, "etcd in tests of remote tiers"),
+        ],
+    ),
+    (
+        "pagoda",
+        &[
+            ("pagoda-abi", Needed::ByTests, "small daemon of the tests"),
+            ("pagoda-api", Needed::Always, "client of the daemon"),
+            ("pagoda-core", Needed::Always, "simulate, trace"),
+            ("pagoda-pool", Needed::Always, "pool, disk"),
+            ("rmap", Needed::Always, "pool, disk"),
+            ("rmap-etcd", Needed::Always, "pool, disk"),
+        ],
+    ),
+    (
+        "xtask",
+        &[
+            ("pagoda-abi", Needed::Always, "bare shim of the benches"),
+            ("pagoda-api", Needed::Always, "client of the daemon"),
+            ("pagoda-core", Needed::Always, "metrics, policy in benches"),
+            ("pagoda-guest", Needed::Always, "lines that guests print"),
+            ("pagoda-sys", Needed::Always, "toy VMM"),
+            ("rmap", Needed::Always, "benches of disks"),
+        ],
+    ),
+    (
+        "vm-tests",
+        &[
+            ("pagoda-abi", Needed::Always, "bad peers"),
+            ("pagoda-api", Needed::Always, "client of the daemon"),
+            ("pagoda-guest", Needed::Always, "lines that guests print"),
+            ("pagoda-sys", Needed::Always, "processes of tests"),
+            ("rmap-etcd", Needed::Always, "etcd of pools"),
+        ],
+    ),
+];
+
+/// The dependencies among the workspace's crates, against the list.
+///
+/// # Errors
+/// A `Cargo.toml` is no TOML.
+pub fn check(sources: &[Source]) -> Result<Vec<String>> {
+    Ok(check_members(&members(sources)?))
+}
+
+fn check_members(members: &[Manifest]) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let edges_of = |name: &str| ALLOWED.iter().find(|(crate_name, _)| *crate_name == name).map(|(_, edges)| *edges);
+    for member in members {
+        let name = &member.name;
+        let Some(allowed) = edges_of(name) else {
+            complaints.push(format!("{name}: say in xtask/src/tidy/crates.rs what this crate may depend on"));
+            continue;
+        };
+        let is_allowed = |to: &str, needed: Needed| allowed.iter().any(|edge| (edge.0, edge.1) == (to, needed));
+        for (to, needed) in &member.dependencies {
+            let is_member = members.iter().any(|member| member.name == *to);
+            if is_member && !is_allowed(to, *needed) {
+                complaints.push(format!("{name} may not depend on {to}: xtask/src/tidy/crates.rs lists what it may"));
+            }
+        }
+        for (to, needed, _) in allowed {
+            if !member.dependencies.contains(&((*to).to_owned(), *needed)) {
+                complaints
+                    .push(format!("{name} does not depend on {to}: take it off the list in xtask/src/tidy/crates.rs"));
+            }
+        }
+    }
+    for (name, _) in ALLOWED {
+        if !members.iter().any(|member| member.name == name) {
+            complaints.push(format!("{name}: no such crate, take it off the list in xtask/src/tidy/crates.rs"));
+        }
+    }
+    complaints
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the list allows, as the crates' files would say it.
+    fn listed() -> Vec<Manifest> {
+        let member = |(name, edges): &(&str, Edges)| Manifest {
+            name: (*name).to_owned(),
+            directory: format!("crates/{name}/"),
+            dependencies: edges.iter().map(|(to, needed, _)| ((*to).to_owned(), *needed)).collect(),
+        };
+        ALLOWED.iter().map(member).collect()
+    }
+
+    fn complaints(change: fn(&mut Vec<Manifest>)) -> Vec<String> {
+        let mut members = listed();
+        change(&mut members);
+        check_members(&members)
+    }
+
+    #[test]
+    fn each_dependency_is_on_the_list() {
+        assert_eq!(complaints(|_| ()), [""; 0]);
+        let core = |members: &mut Vec<Manifest>, to: &str, needed| {
+            members[1].dependencies.push((to.to_owned(), needed));
+        };
+        let found = complaints(|members| members[1].dependencies.push(("thiserror".to_owned(), Needed::Always)));
+        assert_eq!(found, [""; 0]);
+        for needed in [Needed::Always, Needed::ByTests] {
+            let mut members = listed();
+            core(&mut members, "pagoda-sys", needed);
+            let found = check_members(&members);
+            assert!(found.len() == 1 && found[0].starts_with("pagoda-core may not depend on pagoda-sys"), "{found:?}");
+        }
+        // For its tests is not for itself.
+        let found = complaints(|members| members[6].dependencies = vec![("pagoda-sys".to_owned(), Needed::Always)]);
+        assert_eq!(found.len(), 2, "{found:?}");
+    }
+
+    #[test]
+    fn the_list_has_nothing_that_is_not_there() {
+        let found = complaints(|members| members[3].dependencies.clear());
+        assert!(found.len() == 1 && found[0].starts_with("pagoda-api does not depend on pagoda-abi"), "{found:?}");
+        let found = complaints(|members| drop(members.remove(2)));
+        assert!(found.iter().any(|text| text.starts_with("pagoda-guest: no such crate")), "{found:?}");
+        let found = complaints(|members| members[0].name = "new".to_owned());
+        assert!(found.iter().any(|text| text.starts_with("new: say in")), "{found:?}");
+    }
+}
