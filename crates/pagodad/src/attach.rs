@@ -6,8 +6,8 @@
 
 mod handshakes;
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,14 +16,11 @@ use pagoda_abi::Token;
 use pagoda_abi::attach::{
     FLAG_HUGE, List, PREPARED_DEVICE, PREPARED_SHARING, Packet, Region as WireRegion, Shard as WireShard, Text,
 };
-use pagoda_abi::record::{Compressed, Kind, Record};
-use pagoda_api::types::vm_file_name;
+use pagoda_api::types::VmKind;
 use pagoda_api::{in_full, with_advice};
-use pagoda_core::units::Bytes;
 use pagoda_pager::engine::{self, Parts};
 use pagoda_pager::handle::{Command, channel_pair};
 use pagoda_pager::space::{Region, Shard, Space};
-use pagoda_pager::tier::compressed::CompressedTier;
 use pagoda_pager::tier::{Stack, Tier};
 use pagoda_sys::host::FolioSize;
 use pagoda_sys::process;
@@ -34,7 +31,8 @@ use pagoda_sys::uffd::{self, Uffd};
 
 use self::handshakes::Handshakes;
 use crate::far;
-use crate::registry::{Registry, Starter, Taken, sharing_of};
+use crate::record::Record;
+use crate::registry::{Registry, Starter, Taken, Vm, sharing_of};
 
 /// userfaultfds asked for: past a few vCPUs one no longer scales, and two cost nothing.
 pub const UFFDS_PER_VM: u32 = 2;
@@ -248,19 +246,19 @@ fn attach(
     let pid = hello.peer.pid;
     let pidfd = process::pidfd_open(pid).context("watch the VMM")?;
     let start = process::start_time(pid).context("look at the VMM")?;
-    let (record, swap, limit) = {
+    let (id, record, swap, limit) = {
         let mut vms = registry.lock();
         let vm = vms.get_mut(&name).context("the VM is gone")?;
         // Before its engine begins: a VM never grows beyond what is free, from its first page on.
         let first = registry.first_limit(vm);
         vm.governed.round.set_first_limit(first);
-        (vm.record.clone(), vm.swap.take(), vm.limit())
+        (vm.governed.id, vm.record.clone(), vm.swap.take(), vm.limit())
     };
     let swap = match swap {
         Some(swap) => swap,
         None => {
-            let reserve = if record.reserve { Reserve::Yes } else { Reserve::No };
-            SwapFile::open(&registry.swap_path(&name), record.regions.iter().sum(), reserve)?
+            let reserve = if record.spec.reserve_swap { Reserve::Yes } else { Reserve::No };
+            SwapFile::open(&registry.swap_path(&name), record.memory(), reserve)?
         }
     };
     let (space, shared, kept) = unpack(registry, &record, hello, prepared.as_ref().map(SharedMap::as_fd))?;
@@ -272,9 +270,8 @@ fn attach(
     let (member, sharing) = joined.unzip();
     // Before the record names the process: the next daemon then looks for the far map of a VM that was served.
     let mut above_swap: Vec<Box<dyn Tier>> = Vec::new();
-    if let (Some(files), Some(Compressed { room, .. })) = (compressed_files(&record), &record.compressed) {
-        let tier = CompressedTier::open(&files, space.chunks(), Bytes(*room), taken_over);
-        above_swap.push(Box::new(tier.with_context(|| format!("open the compressed pages {}", files[0].display()))?));
+    if let Some(compressed) = &record.compressed {
+        above_swap.push(compressed.open(&name, space.chunks(), taken_over)?);
     }
     if let Some(remote) = far::for_engine(registry, &record, space.chunks(), taken_over)? {
         above_swap.push(Box::new(remote));
@@ -295,20 +292,19 @@ fn attach(
         page_in: registry.config.page_in.policy(),
         replacement: registry.config.replacement.policy(),
         busy_poll: registry.config.busy_poll,
-        pinned: record.pinned.clone(),
+        pinned: record.spec.pinned.clone(),
         taken_over,
         sharing: looking,
     };
-    {
-        let mut vms = registry.lock();
-        let vm = vms.get_mut(&name).context("the VM is gone")?;
+    let plan = |_: &BTreeMap<String, Vm>, vm: &Vm| {
         ensure!(vm.handle.is_none(), "{name} is being attached by another connection");
         // From what the record is by now: its settings may have changed while its swap file or its pool was waited for. And
         // before any page is shared: a later daemon has to know that there may be some.
-        let record = Record { pid: (pid, start), sharing, ..vm.record.clone() };
-        registry.save_if_changed(&vm.record, &record).context("write the VM's record")?;
-        let token = record.token;
-        vm.record = record;
+        Ok(Record { pid: (pid, start), sharing, ..vm.record.clone() })
+    };
+    let begin = |vm: &mut Vm, written: Result<()>| {
+        written.context("write the VM's record")?;
+        let token = vm.record.token;
         vm.inodes = inodes;
         (vm.stalled, vm.refused) = (None, None);
         vm.ram.clear();
@@ -321,7 +317,9 @@ fn attach(
         vm.handle = Some(handle);
         // What was changed while the engine was made.
         registry.send_limit(vm);
-    }
+        Ok(())
+    };
+    registry.change(id, plan, begin).context("the VM is gone")??;
     tracing::info!(vm = %name, pid, taken_over, "attached");
     learn_accelerator(registry, &name);
     registry.resume_balloon(&name);
@@ -329,15 +327,9 @@ fn attach(
     Ok(())
 }
 
-/// The files of a VM's compressed pages.
-pub fn compressed_files(record: &Record) -> Option<[PathBuf; 2]> {
-    let Compressed { dir, .. } = record.compressed.as_ref()?;
-    Some(CompressedTier::files(Path::new(dir), &vm_file_name(&record.name)))
-}
-
 /// Asks QEMU what runs the guest, when its monitor answers.
 fn learn_accelerator(registry: &Registry, name: &str) {
-    let qmp = registry.lock().get(name).filter(|vm| vm.record.kind == Kind::Qemu).map(|vm| Arc::clone(&vm.qmp));
+    let qmp = registry.lock().get(name).filter(|vm| vm.record.kind == VmKind::Qemu).map(|vm| Arc::clone(&vm.qmp));
     let Some(qmp) = qmp else { return };
     let accelerator = qmp.accelerator();
     if let Some(vm) = registry.lock().get_mut(name) {

@@ -238,14 +238,6 @@ impl Policy {
         }
     }
 
-    /// Gives a VM the settings it had before [`Policy::set`]. Never refused: they were promised.
-    pub fn set_back(&mut self, id: VmId, settings: VmSettings, overhead: Overhead) {
-        if let Some(vm) = self.vms.get_mut(&id) {
-            vm.estimator.set_sampling(settings.sampling);
-            (vm.settings, vm.overhead) = (settings, overhead);
-        }
-    }
-
     /// A VM keeps the settings it has.
     pub fn withdraw(&mut self, id: VmId) {
         if let Some(vm) = self.vms.get_mut(&id) {
