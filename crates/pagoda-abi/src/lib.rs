@@ -3,13 +3,11 @@
 //! * [`attach`]: packets on the attach socket (shim and `pagoda run` to the daemon).
 //! * [`shared`]: the page table's companion in shared memory, one per VM. It outlives the daemon,
 //!   because the shim keeps it mapped.
-//! * [`record`]: the file that lets a restarted daemon know a VM again.
 //!
 //! Nothing here does I/O or knows policy. Every number that crosses a process boundary is little-endian and has a
 //! cap; a reader that meets an unknown version refuses, it never guesses.
 
 pub mod attach;
-pub mod record;
 pub mod shared;
 
 /// Version of everything in this crate. A shim and a daemon of different versions refuse each other, except

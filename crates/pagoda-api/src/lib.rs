@@ -33,10 +33,12 @@ mod causes;
 mod client;
 mod http;
 mod limits;
+pub mod size;
 pub mod types;
 
 pub use causes::in_full;
 pub use client::{Client, ClientError, socket_path};
 pub use http::{BODY_BYTES_MAX, HttpError};
 pub use limits::with_advice;
+pub use size::parse_size;
 pub use types::*;

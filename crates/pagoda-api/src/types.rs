@@ -9,6 +9,7 @@ mod balloon;
 mod far;
 mod policy;
 mod sampling;
+mod spec;
 mod tier;
 
 use std::collections::BTreeMap;
@@ -17,13 +18,13 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use balloon::{BalloonInfo, GuestMemory, check_balloon_target};
-pub use far::{FarInfo, FarLatency, FarPool, FarRequest, FarServer};
+pub use far::{FAR_COPIES_MAX, FarInfo, FarLatency, FarPool, FarRequest, FarServer};
 pub use policy::{
-    AdmitReply, AdmitRequest, HostPatch, HostPolicy, Mrc, MrcPoint, PolicySettings, SHARE_GROUP_LEN_MAX,
-    SHARES_DEFAULT, SHARES_MAX, Sampling, VmPolicy, WhatIfReply, WhatIfRequest, check_min, check_sampling,
-    check_share_group, check_shares,
+    AdmitReply, AdmitRequest, HostPatch, HostPolicy, Mrc, MrcPoint, SHARE_GROUP_LEN_MAX, SHARES_DEFAULT, SHARES_MAX,
+    VmPolicy, WhatIfReply, WhatIfRequest, check_min, check_sampling, check_share_group, check_shares,
 };
 pub use sampling::{CurveInfo, CurvePoint, CurveSwitch, SampleInfo, SampleRequest};
+pub use spec::{PolicySettings, Sampling, VmPatch, VmSpec};
 pub use tier::TierInfo;
 
 /// The number in the path `/v1/...`.
@@ -117,24 +118,9 @@ pub struct CreateVm {
     pub name: String,
     /// Bytes of each region in order; multiples of [`MEMORY_GRANULE_BYTES`].
     pub memory: Vec<u64>,
-    /// Hard cap of the VM's DRAM in bytes; `None`: all of its memory.
-    #[serde(default)]
-    pub dram: Option<u64>,
     pub kind: VmKind,
-    /// Allocate the whole swap file up front, so that page-out never meets a full disk.
-    #[serde(default)]
-    pub reserve_swap: bool,
-    /// Remote memory as the tier before its swap file. Refused by a daemon that has no pool to borrow from.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub far: Option<FarRequest>,
-    /// Why no page of this VM may ever be evicted, for example a device that does DMA to all of it.
-    #[serde(default)]
-    pub pinned: Option<String>,
-    /// VMs that may share pages with it. Refused by a daemon that shares no pages.
-    #[serde(default)]
-    pub share_group: Option<String>,
-    #[serde(default)]
-    pub policy: PolicySettings,
+    #[serde(flatten)]
+    pub spec: VmSpec,
 }
 
 impl CreateVm {
@@ -169,14 +155,7 @@ impl CreateVm {
         let Some(total) = total.filter(|bytes| *bytes <= i64::MAX as u64) else {
             return Err("the memory regions are larger together than a file can be".into());
         };
-        if let Some(dram) = self.dram {
-            check_dram(dram, total)?;
-        }
-        check_min(self.policy.min, self.dram.unwrap_or(total))?;
-        self.policy.shares.map_or(Ok(()), check_shares)?;
-        self.policy.sampling.map_or(Ok(()), check_sampling)?;
-        self.far.map_or(Ok(()), |far| far.check())?;
-        self.share_group.as_deref().map_or(Ok(()), check_share_group)
+        self.spec.check(self.kind, total)
     }
 }
 
@@ -226,25 +205,6 @@ impl std::fmt::Debug for CreatedVm {
             .field("shim", &self.shim)
             .finish_non_exhaustive()
     }
-}
-
-/// `PATCH /v1/vms/NAME`; what is `None` stays as it is.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct VmPatch {
-    /// New DRAM cap in bytes; the size of the VM means all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dram: Option<u64>,
-    /// Memory in bytes that the guest should keep, the rest being taken by its balloon; the size of the VM means all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub balloon_target: Option<u64>,
-    /// New guarantee in bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub min: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub shares: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sampling: Option<Sampling>,
 }
 
 /// Where a VM is in its life. `pinned` is a field of its own, for a pinned VM runs too.
@@ -336,6 +296,9 @@ pub struct VmInfo {
     /// How the memory policy sees it.
     #[serde(default)]
     pub policy: VmPolicy,
+    /// What is set for it.
+    #[serde(default)]
+    pub spec: VmSpec,
 }
 
 /// The names among [`VmInfo::counters`] that clients compute with; the daemon's catalogue has them all.
@@ -469,13 +432,8 @@ mod tests {
         CreateVm {
             name: "web1".into(),
             memory: memory.to_vec(),
-            dram,
             kind: VmKind::Qemu,
-            reserve_swap: false,
-            far: None,
-            pinned: None,
-            share_group: None,
-            policy: PolicySettings::default(),
+            spec: VmSpec { dram, ..VmSpec::default() },
         }
     }
 
@@ -550,16 +508,31 @@ mod tests {
 
         let least = r#"{"name":"a","memory":[2097152],"kind":"plain"}"#;
         let create: CreateVm = serde_json::from_str(least).unwrap();
-        assert_eq!((create.kind, create.dram, create.reserve_swap), (VmKind::Plain, None, false));
+        assert_eq!((create.kind, &create.spec), (VmKind::Plain, &VmSpec::default()));
 
-        assert_eq!(create.far, None);
         let far = r#"{"name":"a","memory":[2097152],"kind":"plain","far":{"copies":2}}"#;
         let create: CreateVm = serde_json::from_str(far).unwrap();
-        assert_eq!(create.far, Some(FarRequest { copies: 2 }));
+        assert_eq!(create.spec.far, Some(FarRequest { copies: 2 }));
         let text = serde_json::to_string(&create).unwrap();
         assert!(text.contains(r#""far":{"copies":2}"#), "{text}");
-        let near = serde_json::to_string(&CreateVm { far: None, ..create }).unwrap();
+        let near = serde_json::to_string(&CreateVm { spec: VmSpec::default(), ..create }).unwrap();
         assert!(!near.contains("far"), "{near}");
+
+        let all = r#"{"name":"a","memory":[2097152],"dram":1,"kind":"qemu","reserve_swap":true,"far":{},"pinned":"p",
+            "share_group":"g","policy":{"min":2,"shares":3,"sampling":{"pages":4,"period_s":5},"newer":1},"newer":{}}"#;
+        let create: CreateVm = serde_json::from_str(all).unwrap();
+        let sampling = Some(Sampling { pages: 4, period_s: 5 });
+        let expected = VmSpec {
+            dram: Some(1),
+            policy: PolicySettings { min: 2, shares: Some(3), sampling },
+            share_group: Some("g".into()),
+            reserve_swap: true,
+            far: Some(FarRequest { copies: 1 }),
+            pinned: Some("p".into()),
+            ..VmSpec::default()
+        };
+        assert_eq!(create.spec, expected, "and what a newer command line sends is ignored");
+        assert!(serde_json::from_str::<CreateVm>(&all.replace("\"dram\":1", "\"dram\":-1")).is_err());
 
         let newer = r#"{"code":"moon_phase","message":"m"}"#;
         let error: ApiError = serde_json::from_str(newer).unwrap();

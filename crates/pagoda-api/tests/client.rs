@@ -5,7 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 
-use pagoda_api::{Client, ClientError, CreateVm, ErrorCode, VmKind, VmPatch, VmState};
+use pagoda_api::{Client, ClientError, CreateVm, ErrorCode, VmKind, VmPatch, VmSpec, VmState};
 
 /// A directory that goes when the test ends.
 struct Scratch(PathBuf);
@@ -98,13 +98,8 @@ fn requests_carry_their_bodies() {
     let request = CreateVm {
         name: "web1".into(),
         memory: vec![2 << 20],
-        dram: None,
         kind: VmKind::Plain,
-        reserve_swap: true,
-        far: Some(pagoda_api::FarRequest { copies: 2 }),
-        pinned: None,
-        share_group: None,
-        policy: pagoda_api::PolicySettings::default(),
+        spec: VmSpec { reserve_swap: true, far: Some(pagoda_api::FarRequest { copies: 2 }), ..VmSpec::default() },
     };
     let (vm, (line, body)) = against("create", reply("201 Created", created), |c| c.create(&request));
     assert_eq!(vm.unwrap().shim, PathBuf::from("/s.so"));

@@ -1,7 +1,6 @@
 //! The command line's shape and its help.
 
 mod caps;
-mod far;
 mod pace;
 mod policy;
 
@@ -10,13 +9,12 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
-use pagoda_api::FarRequest;
+use pagoda_api::{VmPatch, VmSpec};
 
 pub use self::caps::{BalloonTarget, DramLimit};
 use self::caps::{balloon_target, dram};
-pub use self::far::parse_far;
 pub use self::pace::Pace;
-pub use self::policy::{Admit, ClaimOptions, HostSet, SamplingOptions, WhatIf};
+pub use self::policy::{Admit, HostSet, SamplingOptions, WhatIf};
 use crate::disk::Disk;
 use crate::pool::Pool;
 use crate::simulate::Simulate;
@@ -130,28 +128,8 @@ pub struct Run {
     /// Memory of the VM, such as 4G [default: what QEMU's -m says]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
-    /// The most DRAM it may have, such as 1G [default: all of its memory]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub dram: Option<u64>,
     #[command(flatten)]
-    pub claim: ClaimOptions,
-    /// VMs of one group may share pages of the same content
-    /// [default: it shares with no other VM]
-    #[arg(long, value_name = "NAME", value_parser = policy::share_group)]
-    pub share_group: Option<String>,
-    #[command(flatten)]
-    pub sampling: SamplingOptions,
-    /// Allocate its whole swap file now, so that the swap disk cannot be full later
-    #[arg(long)]
-    pub reserve_swap: bool,
-    /// Remote memory as the tier before its swap file: `pool:`, or `pool:copies=2`
-    ///
-    /// What does not fit into DRAM goes to servers that lend memory (`pagoda pool`); that pays where the disk is slower than the network.
-    /// The swap file stays behind it, for what the pool has no room for. With one copy of each page, the default, a
-    /// server that dies takes what it had with it: the VM is stopped with a message that says so, and those pages are
-    /// lost. With copies=2 each page is at two servers, and one of them may die.
-    #[arg(long, value_name = "pool:[copies=1|2]", value_parser = parse_far)]
-    pub far: Option<FarRequest>,
+    pub spec: VmSpec,
     /// The program is not QEMU; it maps the files in PAGODA_RAM itself
     ///
     /// Its memory is not inherited over fork: a child that touches it dies by SIGSEGV. Start other programs by posix_spawn or exec.
@@ -221,7 +199,7 @@ pub enum Vm {
 #[derive(Debug, Args)]
 #[command(arg_required_else_help = true)]
 #[command(group = ArgGroup::new("change").required(true).multiple(true)
-    .args(["dram", "balloon_target", "min", "shares", "sample_pages", "sample_period"]))]
+    .args(["dram", "balloon_target", "sample_pages", "sample_period"]))]
 #[command(after_help = "\
 Examples:
   pagoda vm set web1 --dram 2G
@@ -239,8 +217,9 @@ pub struct VmSet {
     /// boots or ignores the request is paged out to this size instead. `pagoda vm explain` says how it goes.
     #[arg(long, value_name = "SIZE|off", value_parser = balloon_target)]
     pub balloon_target: Option<BalloonTarget>,
+    // The changes that need no more than the option's value.
     #[command(flatten)]
-    pub claim: ClaimOptions,
+    pub patch: VmPatch,
     #[command(flatten)]
     pub sampling: SamplingOptions,
 }

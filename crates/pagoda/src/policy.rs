@@ -2,13 +2,14 @@
 
 use anyhow::Result;
 use pagoda_api::{
-    AdmitReply, AdmitRequest, Client, CreateVm, HostPolicy, PolicySettings, VmKind, VmPolicy, WhatIfReply,
-    WhatIfRequest, check_dram, check_min,
+    AdmitReply, AdmitRequest, Client, CreateVm, HostPolicy, PolicySettings, VmKind, VmPolicy, VmSpec, WhatIfReply,
+    WhatIfRequest,
 };
 
 use crate::cli::{Admit, WhatIf};
 use crate::exit::{NotAdmitted, UsageError};
 use crate::output::{Format, lines_text, print_json, print_text};
+use crate::show::spec_of;
 use crate::units::{format_per_mille, format_size};
 
 /// Succeeds if it would be admitted.
@@ -18,13 +19,12 @@ pub fn admit(client: &Client, options: &Admit, format: Format) -> Result<()> {
     let vm = CreateVm {
         name: "admit".into(),
         memory: vec![options.memory],
-        dram,
         kind: VmKind::Qemu,
-        reserve_swap: false,
-        far: None,
-        pinned: None,
-        share_group: None,
-        policy: PolicySettings { min: options.min, ..PolicySettings::default() },
+        spec: VmSpec {
+            dram,
+            policy: PolicySettings { min: options.min, ..PolicySettings::default() },
+            ..VmSpec::default()
+        },
     };
     vm.check().map_err(UsageError)?;
     let reply = client.admit(&AdmitRequest { memory_bytes: options.memory, dram, min: options.min })?;
@@ -47,10 +47,9 @@ fn admit_text(reply: &AdmitReply) -> String {
 pub fn what_if(client: &Client, options: &WhatIf, format: Format) -> Result<()> {
     let vm = client.vm(&options.name)?;
     let dram = options.dram.map(|dram| dram.of(vm.memory_bytes));
-    let min = options.claim.min;
-    dram.map_or(Ok(()), |dram| check_dram(dram, vm.memory_bytes)).map_err(UsageError)?;
-    check_min(min.unwrap_or(vm.policy.min_bytes), dram.unwrap_or(vm.dram_limit_bytes)).map_err(UsageError)?;
-    let reply = client.what_if(&options.name, &WhatIfRequest { dram, min, shares: options.claim.shares })?;
+    let request = WhatIfRequest { dram, ..options.request.clone() };
+    request.patch().applied_to(&spec_of(&vm), vm.memory_bytes).map_err(UsageError)?;
+    let reply = client.what_if(&options.name, &request)?;
     match format {
         Format::Json => print_json(&reply)?,
         Format::Text => print_text(&what_if_text(&reply))?,

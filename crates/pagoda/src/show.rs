@@ -5,10 +5,7 @@ mod far;
 use std::fmt::Write;
 
 use anyhow::Result;
-use pagoda_api::{
-    BalloonInfo, Client, Explain, HostInfo, VmInfo, VmPatch, VmState, check_balloon_target, check_dram, check_min,
-    check_sampling,
-};
+use pagoda_api::{BalloonInfo, Client, Explain, HostInfo, PolicySettings, VmInfo, VmPatch, VmSpec, VmState};
 
 use self::far::far_lines;
 use crate::cli::{BalloonTarget, Host, Vm, VmSet};
@@ -108,16 +105,17 @@ fn patch(vm: &VmInfo, options: &VmSet) -> Result<VmPatch, String> {
             BalloonTarget::Off => vm.memory_bytes,
             BalloonTarget::Bytes(bytes) => bytes,
         }),
-        min: options.claim.min,
-        shares: options.claim.shares,
         sampling: options.sampling.over(vm.policy.sampling),
+        ..options.patch.clone()
     };
-    patch.dram.map_or(Ok(()), |dram| check_dram(dram, vm.memory_bytes))?;
-    patch.balloon_target.map_or(Ok(()), |target| check_balloon_target(target, vm.memory_bytes))?;
-    patch.sampling.map_or(Ok(()), check_sampling)?;
-    // Each against what the other will be.
-    check_min(patch.min.unwrap_or(vm.policy.min_bytes), patch.dram.unwrap_or(vm.dram_limit_bytes))?;
+    patch.applied_to(&spec_of(vm), vm.memory_bytes)?;
     Ok(patch)
+}
+
+/// What is set for a VM, also by a daemon that does not say all of it.
+pub fn spec_of(vm: &VmInfo) -> VmSpec {
+    let policy = PolicySettings { min: vm.policy.min_bytes, ..vm.spec.policy.clone() };
+    VmSpec { dram: Some(vm.dram_limit_bytes), policy, ..vm.spec.clone() }
 }
 
 /// MCTLSZ and MCTLTGT, esxtop's words for what a guest has given up to its balloon and what it should.
@@ -293,13 +291,13 @@ pub mod tests {
 
     #[test]
     fn changes_are_checked_together() {
-        use crate::cli::{ClaimOptions, DramLimit, SamplingOptions};
+        use crate::cli::{DramLimit, SamplingOptions};
         let check = |dram_mib: Option<u64>, min_mib: Option<u64>, sample_pages, expected: &str| {
             let options = VmSet {
                 name: "web1".into(),
                 dram: dram_mib.map(|mib| DramLimit::Bytes(mib << 20)),
                 balloon_target: None,
-                claim: ClaimOptions { min: min_mib.map(|mib| mib << 20), shares: None },
+                patch: VmPatch { min: min_mib.map(|mib| mib << 20), ..VmPatch::default() },
                 sampling: SamplingOptions { sample_pages, sample_period: None },
             };
             let said = patch(&squeezed("web1"), &options).err().unwrap_or_default();

@@ -19,10 +19,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use pagoda_api::{Client, PolicySettings, VmKind, check_vm_name, socket_path};
+use pagoda_api::{Client, FarRequest, PolicySettings, VmKind, VmSpec, check_vm_name, socket_path};
 use serde::Deserialize;
 
-use crate::cli::parse_far;
 use crate::exit::UsageError;
 use crate::qemu_args;
 use crate::run::{Request, program, start};
@@ -61,24 +60,27 @@ pub fn run(words: Vec<String>) -> Result<()> {
         .ok_or_else(|| UsageError("the VM has no name, by which Pagoda could know it: add -name".into()))?;
     let config = read_config(config_dir, &name)?;
     let in_options = qemu_args::dram_of(&words)?;
-    let dram_bytes = match in_options {
+    let dram = match in_options {
         Some(bytes) => Some(bytes),
         None => dram_elsewhere(std::env::var(DRAM_ENV).ok(), &config)?,
     };
     let min = config.min.as_deref().map(parse_size).transpose();
     let min = min.map_err(|error| UsageError(format!("min in the VM's settings: {error}")))?;
-    let far = config.far.as_deref().map(parse_far).transpose();
+    let far = config.far.as_deref().map(str::parse::<FarRequest>).transpose();
     let far = far.map_err(|error| UsageError(format!("far in the VM's settings: {error}")))?;
     start(
         &Client::new(socket_path(None)),
         Request {
             name: Some(name),
             memory_bytes: None,
-            dram_bytes,
-            share_group: config.share_group,
-            policy: PolicySettings { min: min.unwrap_or(0), shares: config.shares, sampling: None },
-            reserve_swap: config.reserve_swap,
-            far,
+            spec: VmSpec {
+                dram,
+                policy: PolicySettings { min: min.unwrap_or(0), shares: config.shares, ..PolicySettings::default() },
+                share_group: config.share_group,
+                reserve_swap: config.reserve_swap,
+                far,
+                ..VmSpec::default()
+            },
             kind: VmKind::Qemu,
             program: program::find(&qemu.to_string_lossy())?,
             words,

@@ -4,9 +4,9 @@
 //! Each connection gets a thread until it has said what it is; then its engine owns it. A peer proves by the token which
 //! VM it is, and by the kernel's word (`SO_PEERCRED`) that it is the user and, later, the process that it was.
 
-mod compressed;
 mod handshakes;
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,13 +16,13 @@ use pagoda_abi::Token;
 use pagoda_abi::attach::{
     FLAG_HUGE, List, PREPARED_DEVICE, PREPARED_SHARING, Packet, Region as WireRegion, Shard as WireShard, Text,
 };
-use pagoda_abi::record::{Compressed, Kind, Record, SharingFiles};
+use pagoda_api::types::VmKind;
 use pagoda_api::{in_full, with_advice};
-use pagoda_core::units::{Bytes, ChunkCount};
+use pagoda_core::policy::VmId;
+use pagoda_core::units::ChunkCount;
 use pagoda_pager::engine::{self, Parts};
 use pagoda_pager::handle::{Command, Handle, Inbox, channel_pair};
 use pagoda_pager::space::{Region, Shard, Space};
-use pagoda_pager::tier::compressed::CompressedTier;
 use pagoda_pager::tier::{Stack, Tier};
 use pagoda_sys::host::FolioSize;
 use pagoda_sys::process;
@@ -31,10 +31,10 @@ use pagoda_sys::socket::{Connection, Listener, Peer, Received, SharedMap};
 use pagoda_sys::swapfile::{Reserve, SwapFile};
 use pagoda_sys::uffd::{self, Uffd};
 
-pub use self::compressed::compressed_files;
 use self::handshakes::Handshakes;
 use crate::far;
-use crate::registry::{Registry, Starter, Taken, sharing_of};
+use crate::record::{Record, SharingFiles};
+use crate::registry::{Registry, Starter, Taken, Vm, sharing_of};
 
 /// userfaultfds asked for: past a few vCPUs one no longer scales, and two cost nothing.
 pub const UFFDS_PER_VM: u32 = 2;
@@ -248,13 +248,13 @@ fn attach(
     let pid = hello.peer.pid;
     let pidfd = process::pidfd_open(pid).context("watch the VMM")?;
     let start = process::start_time(pid).context("look at the VMM")?;
-    let (record, swap, limit) = {
+    let (id, record, swap, limit) = {
         let mut vms = registry.lock();
         let vm = vms.get_mut(&name).context("the VM is gone")?;
         // Before its engine begins: a VM never grows beyond what is free, from its first page on.
         let first = registry.first_limit(vm);
         vm.governed.round.set_first_limit(first);
-        (vm.record.clone(), vm.swap.take(), vm.limit())
+        (vm.governed.id, vm.record.clone(), vm.swap.take(), vm.limit())
     };
     let swap = swap.map_or_else(|| open_swap(registry, &name, &record), Ok)?;
     let (space, shared, kept) = unpack(registry, &record, hello, prepared.as_ref().map(SharedMap::as_fd))?;
@@ -282,11 +282,11 @@ fn attach(
         page_in: registry.config.page_in.policy(),
         replacement: registry.config.replacement.policy(),
         busy_poll: registry.config.busy_poll,
-        pinned: record.pinned.clone(),
+        pinned: record.spec.pinned.clone(),
         taken_over,
         sharing: looking,
     };
-    let made = Made { parts, handle, inbox, inodes, pid: (pid, start), sharing };
+    let made = Made { id, parts, handle, inbox, inodes, pid: (pid, start), sharing };
     start_engine(registry, made)?;
     tracing::info!(vm = %name, pid, taken_over, "attached");
     learn_accelerator(registry, &name);
@@ -297,6 +297,7 @@ fn attach(
 
 /// What an engine needs, and what the daemon keeps of it.
 struct Made {
+    id: VmId,
     parts: Parts,
     handle: Arc<Handle>,
     inbox: Inbox,
@@ -308,35 +309,37 @@ struct Made {
 
 /// Starts the engine, and enters it in the registry, in one step that nobody sees a part of.
 fn start_engine(registry: &Registry, made: Made) -> Result<()> {
-    let Made { parts, handle, inbox, inodes, pid, sharing } = made;
-    let mut vms = registry.lock();
-    let vm = vms.get_mut(&parts.name).context("the VM is gone")?;
-    ensure!(vm.handle.is_none(), "{} is being attached by another connection", parts.name);
-    // From what the record is by now: its settings may have changed while its swap file or its pool was waited for. And
-    // before any page is shared: a later daemon has to know that there may be some.
-    let record = Record { pid, sharing, ..vm.record.clone() };
-    registry.save_if_changed(&vm.record, &record).context("write the VM's record")?;
-    let token = record.token;
-    vm.record = record;
-    vm.inodes = inodes;
-    (vm.stalled, vm.refused) = (None, None);
-    vm.ram.clear();
-    let notices = registry.notices();
-    let limit = parts.limit;
-    engine::spawn(parts, inbox, Box::new(move |notice| drop(notices.send((token, notice)))))?;
-    vm.governed.attached(limit);
-    if registry.governor.lock().config.curves {
-        handle.send(Command::WatchCurve(true));
-    }
-    vm.handle = Some(handle);
-    // What was changed while the engine was made.
-    registry.send_limit(vm);
-    Ok(())
+    let Made { id, parts, handle, inbox, inodes, pid, sharing } = made;
+    let (name, limit) = (parts.name.clone(), parts.limit);
+    let plan = |_: &BTreeMap<String, Vm>, vm: &Vm| {
+        ensure!(vm.handle.is_none(), "{name} is being attached by another connection");
+        // From what the record is by now: its settings may have changed while its swap file or its pool was waited for. And
+        // before any page is shared: a later daemon has to know that there may be some.
+        Ok(Record { pid, sharing, ..vm.record.clone() })
+    };
+    let begin = |vm: &mut Vm, written: Result<()>| {
+        written.context("write the VM's record")?;
+        let token = vm.record.token;
+        vm.inodes = inodes;
+        (vm.stalled, vm.refused) = (None, None);
+        vm.ram.clear();
+        let notices = registry.notices();
+        engine::spawn(parts, inbox, Box::new(move |notice| drop(notices.send((token, notice)))))?;
+        vm.governed.attached(limit);
+        if registry.governor.lock().config.curves {
+            handle.send(Command::WatchCurve(true));
+        }
+        vm.handle = Some(handle);
+        // What was changed while the engine was made.
+        registry.send_limit(vm);
+        Ok(())
+    };
+    registry.change(id, plan, begin).context("the VM is gone")?
 }
 
 fn open_swap(registry: &Registry, name: &str, record: &Record) -> Result<SwapFile> {
-    let reserve = if record.reserve { Reserve::Yes } else { Reserve::No };
-    Ok(SwapFile::open(&registry.swap_path(name), record.regions.iter().sum(), reserve)?)
+    let reserve = if record.spec.reserve_swap { Reserve::Yes } else { Reserve::No };
+    Ok(SwapFile::open(&registry.swap_path(name), record.memory(), reserve)?)
 }
 
 /// The tiers that pages go to before the swap file, from the top.
@@ -347,9 +350,8 @@ fn tiers_above_swap(
     taken_over: bool,
 ) -> Result<Vec<Box<dyn Tier>>> {
     let mut tiers: Vec<Box<dyn Tier>> = Vec::new();
-    if let (Some(files), Some(Compressed { room, .. })) = (compressed_files(record), &record.compressed) {
-        let tier = CompressedTier::open(&files, chunks, Bytes(*room), taken_over);
-        tiers.push(Box::new(tier.with_context(|| format!("open the compressed pages {}", files[0].display()))?));
+    if let Some(compressed) = &record.compressed {
+        tiers.push(compressed.open(&record.name, chunks, taken_over)?);
     }
     if let Some(remote) = far::for_engine(registry, record, chunks, taken_over)? {
         tiers.push(Box::new(remote));
@@ -359,7 +361,7 @@ fn tiers_above_swap(
 
 /// Asks QEMU what runs the guest, when its monitor answers.
 fn learn_accelerator(registry: &Registry, name: &str) {
-    let qmp = registry.lock().get(name).filter(|vm| vm.record.kind == Kind::Qemu).map(|vm| Arc::clone(&vm.qmp));
+    let qmp = registry.lock().get(name).filter(|vm| vm.record.kind == VmKind::Qemu).map(|vm| Arc::clone(&vm.qmp));
     let Some(qmp) = qmp else { return };
     let accelerator = qmp.accelerator();
     if let Some(vm) = registry.lock().get_mut(name) {

@@ -3,7 +3,6 @@
 //! Nothing is made or changed here. Every setting is checked before the daemon acts on any, so a
 //! wrong one leaves running VMs with the daemon they have.
 
-mod compressed;
 mod file;
 mod policy;
 mod values;
@@ -15,15 +14,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use clap::builder::BoolishValueParser;
-use pagoda_abi::record::Compressed;
 use pagoda_api::{METRICS_ADDR_DEFAULT, SOCKET_DEFAULT};
 use pagoda_pager::poll::{BUSY_POLL_DEFAULT, BUSY_POLL_MAX};
 
-use self::compressed::CompressedFile;
 use self::file::File;
 pub use self::policy::PolicyConfig;
+pub(crate) use self::policy::size;
 use self::values::GROUPS;
 pub use self::values::{Group, LargeFolios, Metrics, PageIn, Replacement};
+use crate::compressed::{Compressed, CompressedFile};
 
 const CONFIG_DEFAULT: &str = "/etc/pagoda/pagoda.toml";
 const STATE_DIR_DEFAULT: &str = "/var/lib/pagoda";

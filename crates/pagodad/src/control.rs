@@ -244,7 +244,7 @@ async fn patch(
 ) -> Reply<VmInfo> {
     let name = vm_name(name)?;
     let patch: VmPatch = parse(body)?;
-    ask(registry, move |registry| registry.patch(&name, patch)).await
+    ask(registry, move |registry| registry.patch(&name, &patch)).await
 }
 
 async fn delete(State(registry): Shared, name: Result<Path<String>, PathRejection>) -> Result<StatusCode, Refusal> {

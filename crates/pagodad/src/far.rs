@@ -16,8 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use pagoda_abi::Token;
-use pagoda_abi::record::{Far, Kind, Record};
-use pagoda_api::types::{ApiError, ErrorCode, FarRequest};
+use pagoda_api::types::{ApiError, ErrorCode, FarRequest, VmKind, VmSpec};
 use pagoda_core::units::ChunkCount;
 use pagoda_pager::tier::remote::{RemoteMap, RemoteTier};
 use pagoda_pool::aside::Control;
@@ -36,6 +35,7 @@ pub use self::describe::describe;
 pub use self::space::Dirs;
 use self::space::{pool_of, spec, tell, whose};
 use crate::config::Config;
+use crate::record::{Far, Record};
 use crate::registry::{Registry, error};
 
 /// A server that is silent for so long is given up where another has a copy. A host that is busy is not dead, and the VM's
@@ -131,25 +131,8 @@ fn make_space(dirs: &Dirs, pool: &PoolConfig, tier: &NewTier) -> Result<()> {
 
 /// A VM as far as its pool is concerned.
 fn debtor(name: &str, regions: &[u64], far: &Far) -> Record {
-    Record {
-        name: name.to_owned(),
-        token: Token([0; 16]),
-        kind: Kind::Plain,
-        regions: regions.to_vec(),
-        dram: 0,
-        reserve: false,
-        pid: (0, 0),
-        balloon: None,
-        min: 0,
-        shares: None,
-        sampling: None,
-        blocked: false,
-        group: None,
-        sharing: None,
-        far: Some(far.clone()),
-        compressed: None,
-        pinned: None,
-    }
+    let spec = VmSpec { far: Some(FarRequest { copies: far.copies }), ..VmSpec::default() };
+    Record { far: Some(far.clone()), ..Record::new(name, Token([0; 16]), VmKind::Plain, regions, spec) }
 }
 
 /// A VM's space, opened as its owner.
@@ -253,7 +236,7 @@ fn missed<T>(act: impl FnOnce(&mut BTreeMap<u64, Instant>) -> T) -> T {
 pub fn end_of(registry: &Registry, record: &Record) {
     let Some(far) = &record.far else { return };
     let dirs = Dirs::of(&registry.config);
-    owed::inherit(&dirs, far, &registry.record_path(&record.name));
+    owed::inherit(&dirs, far, &registry.records.path(&record.name));
     owed::give_back_later(&dirs, record);
 }
 

@@ -2,6 +2,7 @@
 
 mod attach;
 mod balloon;
+mod compressed;
 mod config;
 mod control;
 mod far;
@@ -9,6 +10,7 @@ mod metrics;
 mod parts;
 mod policy;
 mod qmp;
+mod record;
 mod registry;
 
 use pagoda_api::in_full;

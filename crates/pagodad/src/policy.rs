@@ -18,12 +18,13 @@ pub mod tell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use pagoda_abi::record::{Kind, Record};
+use pagoda_api::types::VmKind;
 use pagoda_core::policy::host::HostMemory;
 use pagoda_core::policy::round::{Rounds, VmmKind};
 use pagoda_core::policy::{Policy, VmId, VmSettings};
 
 use crate::config::PolicyConfig;
+use crate::record::Record;
 use doorbell::Doorbell;
 
 /// The policy of this daemon.
@@ -77,10 +78,11 @@ impl State {
 
     /// Takes in a VM that runs already, found by its record. What cannot be used of the record is left out, and logged.
     pub fn readmit(&mut self, id: VmId, record: &Record) {
-        let settings = settings::vm_settings(record, &self.config).unwrap_or_else(|error| {
-            tracing::error!(vm = %record.name, "its settings are not used: {error}");
-            VmSettings::new(settings::memory_of(record))
-        });
+        let settings =
+            settings::vm_settings(&record.spec, settings::memory_of(record), &self.config).unwrap_or_else(|error| {
+                tracing::error!(vm = %record.name, "its settings are not used: {error}");
+                VmSettings::new(settings::memory_of(record))
+            });
         let overhead = self.rounds.expected_overhead(vmm_kind(record.kind), &settings);
         if let Err(error) = self.rounds.policy.readmit(id, settings, overhead) {
             tracing::error!(vm = %record.name, "left out of the memory policy: {error}");
@@ -89,9 +91,9 @@ impl State {
 }
 
 /// The policy's word for the kind of a VMM.
-pub fn vmm_kind(kind: Kind) -> VmmKind {
+pub fn vmm_kind(kind: VmKind) -> VmmKind {
     match kind {
-        Kind::Qemu => VmmKind::Qemu,
-        Kind::Plain => VmmKind::Plain,
+        VmKind::Qemu => VmmKind::Qemu,
+        VmKind::Plain => VmmKind::Plain,
     }
 }

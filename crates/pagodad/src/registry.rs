@@ -1,31 +1,36 @@
 //! The VMs of this daemon: who exists, what each was promised, how it is reached.
 //!
-//! Owns the state directory (one record a VM), the swap directory (one file a VM) and a handle for each engine. The lock is
-//! held for bookkeeping, never while an engine or a monitor is waited for, and not while a VM's files are made ([`create`]).
+//! Owns the records ([`crate::record::store`]), the swap directory (one file a VM) and a handle for each engine. The lock is
+//! held for bookkeeping, never while an engine or a monitor is waited for, and not while a VM's files are made ([`create`]) or
+//! its record is written ([`change`]).
+//!
+//! Order of locks: a VM's writing lock ([`change`]), the registry's (`vms`), `making`, the policy's
+//! ([`crate::policy::Governor`]).
 
 mod admission;
 mod balloons;
+mod change;
 mod create;
 mod describe;
 mod groups;
 mod life;
 mod sampling;
 
+use change::WritingLock;
 use create::Making;
 pub use groups::sharing_of;
-pub use life::read_record;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use anyhow::Context;
 use pagoda_abi::Token;
-use pagoda_abi::record::{Balloon, Kind, Record};
-use pagoda_api::types::{ApiError, ErrorCode, VmInfo, VmPatch, vm_file_name};
+use pagoda_api::types::{ApiError, ErrorCode, VmInfo, VmKind, VmPatch, vm_file_name};
 use pagoda_api::{in_full, with_advice};
 use pagoda_core::policy::VmId;
 use pagoda_core::units::{Bytes, PageCount};
@@ -40,7 +45,9 @@ use crate::parts::Parts;
 use crate::policy::Governor;
 use crate::policy::rounds::{Governed, caps_of};
 use crate::qmp::Monitor;
-use crate::{attach, balloon, far};
+use crate::record::Record;
+use crate::record::store::RecordStore;
+use crate::{balloon, far};
 
 /// VMs of one daemon: each has a thread, a ring and some twenty file descriptors.
 pub const VMS_MAX: usize = 1024;
@@ -75,7 +82,9 @@ pub struct Taken {
 /// A VM.
 #[derive(Debug)]
 pub struct Vm {
+    /// What is on the disk, except for a pin that could not be written. Only [`Registry::change`] changes it.
     pub record: Record,
+    writing: WritingLock,
     /// Its engine, once a VMM attached to this daemon.
     pub handle: Option<Arc<Handle>>,
     /// Made at creation, given to the VMM and the engine.
@@ -99,6 +108,8 @@ pub struct Vm {
     pub qmp: Arc<Monitor>,
     /// Since it first had a target.
     pub balloon: Option<balloon::Handle>,
+    /// A thread writes down that it has one.
+    is_balloon_noted: Arc<AtomicBool>,
     /// With whom it shares equal pages; `None` for a VM whose shim cannot keep what that needs.
     pub group: Option<Arc<Group>>,
     /// Its table of shared pages, until it is attached.
@@ -112,6 +123,7 @@ impl Vm {
     fn new(record: Record, id: VmId, qmp: Monitor, group: Option<Arc<Group>>) -> Vm {
         Vm {
             record,
+            writing: WritingLock::default(),
             handle: None,
             ram: Vec::new(),
             swap: None,
@@ -125,6 +137,7 @@ impl Vm {
             accelerator: None,
             qmp: Arc::new(qmp),
             balloon: None,
+            is_balloon_noted: Arc::default(),
             governed: Governed::new(id),
             group,
             table: None,
@@ -154,6 +167,7 @@ pub struct HostFacts {
 #[derive(Debug)]
 pub struct Registry {
     pub config: Config,
+    pub records: RecordStore,
     /// Large folios for whole chunks are to be had.
     pub direct: bool,
     /// The kernel maps pages write-protected when asked to.
@@ -191,7 +205,8 @@ impl Registry {
         if !limits.is_empty() {
             parts.failed("limits", &limits.join("; "));
         }
-        Ok(Registry { config, direct, protect, permission, governor, parts, vms, making, groups, notices })
+        let records = RecordStore::new(config.state_dir.join("vms"));
+        Ok(Registry { config, records, direct, protect, permission, governor, parts, vms, making, groups, notices })
     }
 
     pub fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Vm>> {
@@ -201,10 +216,6 @@ impl Registry {
     /// Where an engine's notices go.
     pub fn notices(&self) -> Sender<(Token, Notice)> {
         self.notices.clone()
-    }
-
-    pub fn record_path(&self, name: &str) -> PathBuf {
-        self.config.state_dir.join("vms").join(vm_file_name(name) + ".vm")
     }
 
     pub fn swap_path(&self, name: &str) -> PathBuf {
@@ -220,75 +231,38 @@ impl Registry {
         self.config.state_dir.join("vms").join(vm_file_name(name) + ".qmp")
     }
 
-    /// Writes a record, unless it is what is there: a new daemon takes a VM up on a disk that is full or read-only.
-    pub fn save_if_changed(&self, old: &Record, new: &Record) -> anyhow::Result<()> {
-        if old == new { Ok(()) } else { self.save(new) }
-    }
-
-    /// Writes a record so that it is there whole or not at all.
-    pub fn save(&self, record: &Record) -> anyhow::Result<()> {
-        let path = self.record_path(&record.name);
-        write_whole(&path, record.to_text().as_bytes()).with_context(|| path.display().to_string())
-    }
-
     /// Changes settings; they take effect at once.
     ///
     /// # Errors
-    /// No such VM; a cap or a balloon target that does not fit it. Then nothing is changed.
-    pub fn patch(self: &Arc<Self>, name: &str, patch: VmPatch) -> Result<VmInfo, ApiError> {
-        let mut vms = self.lock();
-        let vm = vms.get(name).ok_or_else(|| no_such_vm(name))?;
-        let memory = vm.record.regions.iter().sum();
-        let refuse = |text| error(ErrorCode::BadRequest, text, None);
-        if let Some(dram) = patch.dram {
-            pagoda_api::types::check_dram(dram, memory).map_err(refuse)?;
-        }
-        if let Some(target) = patch.balloon_target {
-            pagoda_api::types::check_balloon_target(target, memory).map_err(refuse)?;
-            if vm.record.kind == Kind::Plain {
-                let hint = "page it out instead: pagoda vm set --dram";
-                return Err(error(ErrorCode::WrongState, format!("{name} is no QEMU and has no balloon"), Some(hint)));
+    /// No such VM; a cap or a balloon target that does not fit it; the disk's. Then nothing is changed.
+    pub fn patch(self: &Arc<Self>, name: &str, patch: &VmPatch) -> Result<VmInfo, ApiError> {
+        let id = self.id_of(name)?;
+        let plan = |vms: &BTreeMap<String, Vm>, vm: &Vm| {
+            let record = patched(&vm.record, patch)?;
+            // The policy refuses before anything is changed.
+            self.propose(vms, id, &record)?;
+            Ok(record)
+        };
+        let commit = |vm: &mut Vm, written: anyhow::Result<()>| {
+            if let Err(cause) = written {
+                self.withdraw(id);
+                return Err(internal("write the VM's record", in_full(cause.as_ref())));
             }
-        }
-        let mut record = vm.record.clone();
-        record.dram = patch.dram.unwrap_or(record.dram);
-        record.min = patch.min.unwrap_or(record.min);
-        record.shares = patch.shares.or(record.shares);
-        record.sampling = patch.sampling.map(|sampling| (sampling.pages, sampling.period_s)).or(record.sampling);
-        pagoda_api::types::check_min(record.min, record.dram).map_err(refuse)?;
-        patch.shares.map_or(Ok(()), pagoda_api::types::check_shares).map_err(refuse)?;
-        patch.sampling.map_or(Ok(()), pagoda_api::types::check_sampling).map_err(refuse)?;
-        if let Some(target) = patch.balloon_target {
-            let paged_out = record.balloon.is_some_and(|balloon| balloon.paged_out);
-            // A target of all memory stays, so that whichever daemon there is ends what is under way.
-            let is_needed = target < memory || record.balloon.is_some();
-            record.balloon = is_needed.then_some(Balloon { target, paged_out });
-        }
-        // The policy refuses before anything is changed; if the record cannot be written, it takes the old settings again.
-        let id = vm.governed.id;
-        let before = self.set_policy(&vms, id, &record)?;
-        let vm = vms.get_mut(name).ok_or_else(|| no_such_vm(name))?;
-        if let Err(cause) = self.change_record(vm, record) {
-            self.unset_policy(id, before);
-            return Err(internal("write the VM's record", in_full(cause.as_ref())));
-        }
-        if patch.balloon_target.is_some() {
-            self.drive_balloon(vm).map_err(|e| internal("drive the VM's balloon", in_full(e.as_ref())))?;
-        }
-        drop(vms);
+            self.accept(vm);
+            self.send_limit(vm);
+            if patch.balloon_target.is_some() {
+                self.drive_balloon(vm).map_err(|e| internal("drive the VM's balloon", in_full(e.as_ref())))?;
+            }
+            Ok(())
+        };
+        self.change(id, plan, commit).ok_or_else(|| no_such_vm(name))??;
         self.governor.doorbell.ring();
         self.get(name)
     }
 
-    /// Gives a VM a new record, and its engine the limit that follows from it.
-    fn change_record(&self, vm: &mut Vm, record: Record) -> anyhow::Result<()> {
-        if record == vm.record {
-            return Ok(());
-        }
-        self.save(&record)?;
-        vm.record = record;
-        self.send_limit(vm);
-        Ok(())
+    /// The number of the VM that has this name now.
+    fn id_of(&self, name: &str) -> Result<VmId, ApiError> {
+        self.lock().get(name).map(|vm| vm.governed.id).ok_or_else(|| no_such_vm(name))
     }
 
     /// Sends a VM's engine its limit, unless it has that already.
@@ -305,11 +279,12 @@ impl Registry {
         self.lock().values_mut().find(|vm| vm.governed.id == id).map(act)
     }
 
-    /// Forgets a VM, its files excepted.
-    pub(super) fn remove(&self, vms: &mut BTreeMap<String, Vm>, name: &str) {
-        if let Some(vm) = vms.remove(name) {
+    /// Takes a VM out, its files excepted. The caller has its writing lock.
+    fn remove(&self, vms: &mut BTreeMap<String, Vm>, id: VmId) {
+        let name = vms.values().find(|vm| vm.governed.id == id).map(|vm| vm.record.name.clone());
+        if let Some(vm) = name.and_then(|name| vms.remove(&name)) {
             vm.leave_group();
-            self.governor.lock().rounds.remove(vm.governed.id);
+            self.governor.lock().rounds.remove(id);
             self.governor.doorbell.ring();
         }
     }
@@ -337,7 +312,7 @@ impl Registry {
         let is_blocked = vm.record.blocked;
         drop(vms);
         // A stall that an earlier daemon saw is only known to QEMU, as the pause it led to.
-        let paused = kind == Kind::Qemu && qmp.is_paused();
+        let paused = kind == VmKind::Qemu && qmp.is_paused();
         if stalled.is_none() && handle.status().stalled.is_none() && !paused {
             return Err(error(
                 ErrorCode::WrongState,
@@ -347,7 +322,7 @@ impl Registry {
         }
         handle.send(Command::Continue);
         // One that is blocked as well runs when it is released.
-        if kind == Kind::Qemu && !is_blocked {
+        if kind == VmKind::Qemu && !is_blocked {
             qmp.execute("cont").map_err(|e| internal("continue the VM", in_full(e.as_ref())))?;
         }
         self.get(name)
@@ -358,30 +333,39 @@ impl Registry {
     /// # Errors
     /// No such VM; one that runs.
     pub fn delete(&self, name: &str) -> Result<(), ApiError> {
-        let mut vms = self.lock();
-        let vm = vms.get(name).ok_or_else(|| no_such_vm(name))?;
-        if vm.record.pid.0 != 0 {
-            let hint = "stop its program instead; it is forgotten when that ends";
-            return Err(error(ErrorCode::WrongState, format!("{name} is attached"), Some(hint)));
-        }
-        if let Some(by) = vm.taken.map(|taken| taken.by).filter(|by| !by.has_ended(name)) {
-            let hint = "it attaches within seconds or ends; then try again";
-            let problem = format!("process {} has the memory of {name}", by.pid);
-            return Err(error(ErrorCode::WrongState, problem, Some(hint)));
-        }
-        let record = vm.record.clone();
-        self.remove(&mut vms, name);
-        self.forget(&record);
-        Ok(())
+        let id = self.id_of(name)?;
+        let end = || {
+            let mut vms = self.lock();
+            let vm = vms.get(name).filter(|vm| vm.governed.id == id).ok_or_else(|| no_such_vm(name))?;
+            if vm.record.pid.0 != 0 {
+                let hint = "stop its program instead; it is forgotten when that ends";
+                return Err(error(ErrorCode::WrongState, format!("{name} is attached"), Some(hint)));
+            }
+            if let Some(by) = vm.taken.map(|taken| taken.by).filter(|by| !by.has_ended(name)) {
+                let hint = "it attaches within seconds or ends; then try again";
+                let problem = format!("process {} has the memory of {name}", by.pid);
+                return Err(error(ErrorCode::WrongState, problem, Some(hint)));
+            }
+            let record = vm.record.clone();
+            self.remove(&mut vms, id);
+            self.forget(&record);
+            Ok(())
+        };
+        self.while_writing(id, end).ok_or_else(|| no_such_vm(name))?
     }
 
-    /// Removes a VM's files, and has what it borrowed given back. Its memory goes with the last descriptor.
-    pub fn forget(&self, record: &Record) {
+    /// Removes a VM's files, and has what it borrowed given back. Its memory goes with the last descriptor. The caller has the
+    /// VM's writing lock, or nobody else knows the VM.
+    fn forget(&self, record: &Record) {
         let name = &record.name;
         // Its record is what is owed to the pool from now on.
         far::end_of(self, record);
-        let own = [self.record_path(name), self.swap_path(name), self.far_path(name), self.monitor_path(name)];
-        for path in own.into_iter().chain(attach::compressed_files(record).into_iter().flatten()) {
+        if let Err(error) = self.records.remove(name) {
+            tracing::warn!("remove {}: {error}", self.records.path(name).display());
+        }
+        let compressed = record.compressed.as_ref().map(|tier| tier.files(name));
+        let own = [self.swap_path(name), self.far_path(name), self.monitor_path(name)];
+        for path in own.into_iter().chain(compressed.into_iter().flatten()) {
             if let Err(error) = std::fs::remove_file(&path)
                 && error.kind() != std::io::ErrorKind::NotFound
             {
@@ -391,14 +375,25 @@ impl Registry {
     }
 }
 
+/// A VM's record with other settings.
+fn patched(record: &Record, patch: &VmPatch) -> Result<Record, ApiError> {
+    let spec = patch.applied_to(&record.spec, record.memory());
+    let spec = spec.map_err(|text| error(ErrorCode::BadRequest, text, None))?;
+    if patch.balloon_target.is_some() && record.kind == VmKind::Plain {
+        let hint = "page it out instead: pagoda vm set --dram";
+        let problem = format!("{} is no QEMU and has no balloon", record.name);
+        return Err(error(ErrorCode::WrongState, problem, Some(hint)));
+    }
+    Ok(Record { spec, ..record.clone() })
+}
+
 pub fn no_such_vm(name: &str) -> ApiError {
     error(ErrorCode::NoSuchVm, format!("there is no VM named {name}"), Some("see `pagoda ls`"))
 }
 
 /// A VM's cap in pages, rounded down so that it is kept: that of its user, or what stands in for its balloon.
 pub fn limit_of(record: &Record) -> PageCount {
-    let paged_out = record.balloon.filter(|balloon| balloon.paged_out);
-    let bytes = paged_out.map_or(record.dram, |balloon| record.dram.min(balloon.target));
+    let bytes = record.paged_out_to().map_or(record.dram(), |target| record.dram().min(target));
     Bytes(bytes).pages_floor()
 }
 
@@ -410,14 +405,4 @@ fn listen(path: &Path) -> anyhow::Result<OwnedFd> {
     }
     .map(Into::into)
     .with_context(|| path.display().to_string())
-}
-
-/// Writes a file by rename, readable by its owner alone.
-pub fn write_whole(path: &Path, content: &[u8]) -> std::io::Result<()> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let part = path.with_extension("part");
-    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&part)?;
-    std::io::Write::write_all(&mut file, content)?;
-    file.sync_all()?;
-    std::fs::rename(&part, path)
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pagoda_api::{Client, ClientError, CreateVm, ErrorCode, HostPatch, PolicySettings, VmKind, VmPatch};
+use pagoda_api::{Client, ClientError, CreateVm, ErrorCode, HostPatch, VmKind, VmPatch, VmSpec};
 
 const GIB: u64 = 1 << 30;
 /// A machine that is busy with other builds.
@@ -100,13 +100,8 @@ fn swap_that_nobody_reserved_is_promised_by_no_command() {
     let vm = |name: &str, dram: Option<u64>| CreateVm {
         name: name.into(),
         memory: vec![memory],
-        dram,
         kind: VmKind::Plain,
-        reserve_swap: false,
-        far: None,
-        pinned: None,
-        share_group: None,
-        policy: PolicySettings::default(),
+        spec: VmSpec { dram, ..VmSpec::default() },
     };
     // In a pool that holds it whole, it needs no swap; with a low cap it would.
     client.create(&vm("big", None)).unwrap();
@@ -149,17 +144,7 @@ fn the_name_of_a_vm_that_did_not_start_is_free_at_once() {
     }
     std::fs::create_dir_all(&dir).unwrap();
     let daemon = Daemon::start(&dir, GIB);
-    let vm = CreateVm {
-        name: "again".into(),
-        memory: vec![64 << 20],
-        dram: None,
-        kind: VmKind::Plain,
-        reserve_swap: false,
-        far: None,
-        pinned: None,
-        share_group: None,
-        policy: PolicySettings::default(),
-    };
+    let vm = CreateVm { name: "again".into(), memory: vec![64 << 20], kind: VmKind::Plain, spec: VmSpec::default() };
     for _ in 0..10 {
         let made = daemon.client().create(&vm).unwrap();
         let status = Command::new(std::env::current_exe().unwrap())

@@ -1,9 +1,13 @@
 //! Remote memory as a VM's tier before its swap file.
 
-use pagoda_abi::record::FAR_COPIES_MAX;
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
 use super::Latency;
+
+/// Most servers that may have each page of a far tier.
+pub const FAR_COPIES_MAX: u8 = 2;
 
 /// Asks for a far tier in the pool that the daemon borrows from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +36,22 @@ impl FarRequest {
             return Err(format!("{} copies of each page in remote memory: give 1 or {FAR_COPIES_MAX}", self.copies));
         }
         Ok(())
+    }
+}
+
+impl FromStr for FarRequest {
+    type Err = String;
+
+    /// Reads the option's value: `pool:`, `pool:copies=2`.
+    fn from_str(text: &str) -> Result<FarRequest, String> {
+        let advice = || format!("{text:?} is no far tier; write pool: or pool:copies=2");
+        let options = text.strip_prefix("pool:").ok_or_else(advice)?;
+        let mut far = FarRequest::default();
+        if !options.is_empty() {
+            let copies = options.strip_prefix("copies=").ok_or_else(advice)?;
+            far.copies = copies.parse().map_err(|_| format!("{copies:?} is no number of copies; give 1 or 2"))?;
+        }
+        far.check().map(|()| far)
     }
 }
 
@@ -119,5 +139,24 @@ mod tests {
         check(1, true);
         check(2, true);
         check(3, false);
+    }
+
+    #[test]
+    fn far_tiers() {
+        let check =
+            |text: &str, copies: u8| assert_eq!(text.parse::<FarRequest>(), Ok(FarRequest { copies }), "{text}");
+        check("pool:", 1);
+        check("pool:copies=1", 1);
+        check("pool:copies=2", 2);
+        let refused = |text: &str, expected: &str| {
+            let said = text.parse::<FarRequest>().unwrap_err();
+            assert!(said.contains(expected), "{text}: {said}");
+        };
+        for text in ["", "pool", "disk:", "pool:2", "pool:copy=2", "pool:copies=1,copies=2", "POOL:"] {
+            refused(text, if text.contains(',') { "give 1 or 2" } else { "write pool: or pool:copies=2" });
+        }
+        for text in ["pool:copies=", "pool:copies=0", "pool:copies=3", "pool:copies=-1", "pool:copies=256"] {
+            refused(text, "give 1 or 2");
+        }
     }
 }

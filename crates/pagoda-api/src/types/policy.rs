@@ -4,48 +4,14 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{Sampling, VmPatch};
+
 /// Shares of a VM of which nothing is said. Only ratios matter.
 pub const SHARES_DEFAULT: u32 = 1000;
 /// The most shares of one VM.
 pub const SHARES_MAX: u32 = 1_000_000;
 /// Length of the name of a share group.
 pub const SHARE_GROUP_LEN_MAX: usize = 64;
-
-/// How a VM's working set is sampled: so many random pages in so many seconds (ESX section 5.3).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Sampling {
-    /// Pages per period, 1 to [`Sampling::PAGES_MAX`].
-    pub pages: u32,
-    /// Seconds per period, 1 to [`Sampling::PERIOD_S_MAX`].
-    pub period_s: u32,
-}
-
-impl Sampling {
-    /// A sampled page costs a zap and a fault: more would be a scan.
-    pub const PAGES_MAX: u32 = 4096;
-    /// A longer period says nothing of now.
-    pub const PERIOD_S_MAX: u32 = 3600;
-}
-
-impl Default for Sampling {
-    fn default() -> Sampling {
-        Sampling { pages: 100, period_s: 30 }
-    }
-}
-
-/// What the policy needs to know of a VM; part of [`CreateVm`](super::CreateVm).
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PolicySettings {
-    /// DRAM guaranteed to it, bytes.
-    #[serde(default)]
-    pub min: u64,
-    /// Its weight against the other VMs'; `None`: [`SHARES_DEFAULT`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub shares: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sampling: Option<Sampling>,
-}
 
 /// Checks a guarantee against the cap of the VM.
 ///
@@ -219,16 +185,31 @@ pub struct AdmitReply {
     pub missing: String,
 }
 
-/// `POST /v1/vms/NAME/whatif`: with other settings, what would its target be, and how much would it page?
+// `POST /v1/vms/NAME/whatif`: with other settings, what would its target be, and how much would it page? A plain comment, for
+// clap would take a doc comment for that of the command.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 #[serde(deny_unknown_fields)]
 pub struct WhatIfRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub dram: Option<u64>,
+    /// DRAM that it is guaranteed, such as 2G
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SIZE", group = "if", value_parser = crate::parse_size))]
     pub min: Option<u64>,
+    /// Its weight against the other VMs'; only ratios matter
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", group = "if", value_parser = super::spec::option::shares))]
     pub shares: Option<u32>,
+}
+
+impl WhatIfRequest {
+    /// The settings that are asked about.
+    #[must_use]
+    pub fn patch(&self) -> VmPatch {
+        VmPatch { dram: self.dram, min: self.min, shares: self.shares, ..VmPatch::default() }
+    }
 }
 
 /// Reply to [`WhatIfRequest`].
@@ -267,6 +248,7 @@ pub struct MrcPoint {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PolicySettings;
 
     #[test]
     fn settings_that_are_refused() {

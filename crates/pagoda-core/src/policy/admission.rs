@@ -106,6 +106,29 @@ pub enum Change<'a> {
     Set(VmId, &'a VmSettings, Overhead),
 }
 
+/// What one VM was promised.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Promise<'a> {
+    /// One that comes has no number yet.
+    pub id: Option<VmId>,
+    pub settings: &'a VmSettings,
+    pub beside: Overhead,
+    /// What it was promised as well, while nobody knows which of the two it will be.
+    pub proposed: Option<(&'a VmSettings, Overhead)>,
+}
+
+impl<'a> Promise<'a> {
+    fn both(self) -> impl Iterator<Item = (&'a VmSettings, Overhead)> {
+        std::iter::once((self.settings, self.beside)).chain(self.proposed)
+    }
+
+    /// The larger of both.
+    fn most<T: Ord>(self, part: impl Fn(&VmSettings, Overhead) -> T) -> T {
+        let now = part(self.settings, self.beside);
+        self.both().map(|(vm, beside)| part(vm, beside)).fold(now, T::max)
+    }
+}
+
 /// All that was promised, and what there is for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Balance {
@@ -120,25 +143,29 @@ pub(super) struct Balance {
 }
 
 impl Balance {
-    /// Of these VMs; one that comes has no number yet.
+    /// Of these VMs.
     pub(super) fn of<'a>(
         host: &HostSettings,
-        vms: impl Iterator<Item = (Option<VmId>, &'a VmSettings, Overhead)> + Clone,
+        vms: impl Iterator<Item = Promise<'a>> + Clone,
         swap: &SwapSpace,
     ) -> Balance {
         // No sum of these overflows: each VM's is at most MEMORY_MAX, there are at most VMS_MAX, 2^36 times 2^12.
-        let most: PageCount = vms.clone().map(|(_, vm, beside)| vm.cap + beside.overhead + beside.reserve).sum();
+        let at_cap = |vm: &VmSettings, beside: Overhead| vm.cap + beside.overhead + beside.reserve;
+        let most: PageCount = vms.clone().map(|vm| vm.most(at_cap)).sum();
         let holds_caps = most + host.free_goal() <= host.pool;
         let capacity =
             Reservation { memory: host.pool.saturating_sub(host.free_goal()), swap: swap.free.min(FREE_MAX) };
         let start = Balance { capacity, holds_caps, most, ..Balance::default() };
-        vms.fold(start, |sum, (id, vm, beside)| {
-            let needs = sum.reservation(vm, beside);
-            let held = id.map_or(PageCount::ZERO, |id| swap.held_for(id, needs.swap));
+        vms.fold(start, |sum, vm| {
+            let needs = Reservation {
+                memory: vm.most(|vm, beside| sum.reservation(vm, beside).memory),
+                swap: vm.most(|vm, beside| sum.reservation(vm, beside).swap),
+            };
+            let held = vm.id.map_or(PageCount::ZERO, |id| swap.held_for(id, needs.swap));
             Balance {
                 promised: sum.promised + needs,
                 capacity: sum.capacity + Reservation { swap: held, ..Reservation::default() },
-                mins: sum.mins + vm.min,
+                mins: sum.mins + vm.most(|vm, _| vm.min),
                 ..sum
             }
         })

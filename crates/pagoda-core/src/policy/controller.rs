@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::admission::{Admission, Balance, Change, Overhead, Reservation, SwapSpace};
+use super::admission::{Admission, Balance, Change, Overhead, Promise, Reservation, SwapSpace};
 use super::allocate::{Claim, allocate, pages_at, price};
 use super::plan::{
     Balloon, Bound, CeilingReason, FloorReason, Plan, PoolSample, Standing, StuckReason, Terms, VmId, VmPlan, VmSample,
@@ -32,10 +32,19 @@ const MOVED_MIN: PageCount = PageCount(256);
 struct Vm {
     settings: VmSettings,
     overhead: Overhead,
+    /// What was proposed and is neither accepted nor withdrawn.
+    proposed: Option<(VmSettings, Overhead)>,
     estimator: Estimator,
     balloon: BalloonWatch,
     standing: Standing,
     standing_since_ms: u64,
+}
+
+impl Vm {
+    fn promise(&self, id: VmId) -> Promise<'_> {
+        let proposed = self.proposed.as_ref().map(|(settings, beside)| (settings, *beside));
+        Promise { id: Some(id), settings: &self.settings, beside: self.overhead, proposed }
+    }
 }
 
 /// The last allocation, for questions afterwards.
@@ -107,14 +116,22 @@ impl Policy {
             Change::Host(host) => host,
             _ => &self.host,
         };
-        let now = self.vms.iter().map(|(id, vm)| (Some(*id), &vm.settings, vm.overhead));
+        let now = self.vms.iter().map(|(id, vm)| match *change {
+            // How it stands is how it is, whatever may come.
+            Change::Nothing => Promise { proposed: None, ..vm.promise(*id) },
+            _ => vm.promise(*id),
+        });
         let before = Balance::of(&self.host, now.clone(), swap);
-        let then = now.map(|(id, settings, overhead)| match *change {
-            Change::Set(of, settings, overhead) if Some(of) == id => (id, settings, overhead.bounded()),
-            _ => (id, settings, overhead),
+        let then = now.map(|vm| match *change {
+            Change::Set(of, settings, overhead) if Some(of) == vm.id => {
+                Promise { settings, beside: overhead.bounded(), proposed: None, ..vm }
+            }
+            _ => vm,
         });
         let coming = match *change {
-            Change::Add(settings, overhead) => Some((None, settings, overhead.bounded())),
+            Change::Add(settings, overhead) => {
+                Some(Promise { id: None, settings, beside: overhead.bounded(), proposed: None })
+            }
             _ => None,
         };
         let after = Balance::of(host, then.chain(coming), swap);
@@ -123,7 +140,7 @@ impl Policy {
 
     /// What all VMs together have reserved.
     pub fn reserved(&self) -> Reservation {
-        let now = self.vms.iter().map(|(id, vm)| (Some(*id), &vm.settings, vm.overhead));
+        let now = self.vms.iter().map(|(id, vm)| Promise { proposed: None, ..vm.promise(*id) });
         Balance::of(&self.host, now, &SwapSpace::default()).promised()
     }
 
@@ -154,7 +171,8 @@ impl Policy {
         let overhead = overhead.bounded();
         let estimator = Estimator::new(settings.memory, settings.sampling);
         let (balloon, standing) = (BalloonWatch::default(), Standing::AtEase);
-        self.vms.insert(id, Vm { settings, overhead, estimator, balloon, standing, standing_since_ms: 0 });
+        let proposed = None;
+        self.vms.insert(id, Vm { settings, overhead, proposed, estimator, balloon, standing, standing_since_ms: 0 });
         Ok(())
     }
 
@@ -180,6 +198,24 @@ impl Policy {
         overhead: Overhead,
         swap: &SwapSpace,
     ) -> Result<(), SettingsError> {
+        self.propose(id, settings, overhead, swap)?;
+        self.accept(id);
+        Ok(())
+    }
+
+    /// As [`Policy::set`], but the VM keeps its settings until they are [accepted](Policy::accept). Until then nobody else is
+    /// promised what either of the two needs, so both can be kept: the old ones if the proposal is
+    /// [withdrawn](Policy::withdraw).
+    ///
+    /// # Errors
+    /// As [`Policy::set`].
+    pub fn propose(
+        &mut self,
+        id: VmId,
+        settings: VmSettings,
+        overhead: Overhead,
+        swap: &SwapSpace,
+    ) -> Result<(), SettingsError> {
         let vm = self.vms.get(&id).ok_or(SettingsError::NoSuchVm { id: id.0 })?;
         let VmSettings { memory, reserve_swap, .. } = vm.settings;
         let settings = VmSettings { memory, reserve_swap, ..settings };
@@ -187,17 +223,25 @@ impl Policy {
         let overhead = overhead.bounded();
         self.admission(&Change::Set(id, &settings, overhead), swap).verdict()?;
         if let Some(vm) = self.vms.get_mut(&id) {
-            vm.estimator.set_sampling(settings.sampling);
-            (vm.settings, vm.overhead) = (settings, overhead);
+            vm.proposed = Some((settings, overhead));
         }
         Ok(())
     }
 
-    /// Gives a VM the settings it had before [`Policy::set`]. Never refused: they were promised.
-    pub fn set_back(&mut self, id: VmId, settings: VmSettings, overhead: Overhead) {
-        if let Some(vm) = self.vms.get_mut(&id) {
+    /// Gives a VM the settings that were proposed for it, if there are any.
+    pub fn accept(&mut self, id: VmId) {
+        if let Some(vm) = self.vms.get_mut(&id)
+            && let Some((settings, overhead)) = vm.proposed.take()
+        {
             vm.estimator.set_sampling(settings.sampling);
             (vm.settings, vm.overhead) = (settings, overhead);
+        }
+    }
+
+    /// A VM keeps the settings it has.
+    pub fn withdraw(&mut self, id: VmId) {
+        if let Some(vm) = self.vms.get_mut(&id) {
+            vm.proposed = None;
         }
     }
 

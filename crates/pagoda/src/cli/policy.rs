@@ -1,33 +1,22 @@
 //! Options of the memory policy, shared by the commands that take them.
 
 use clap::{ArgGroup, Args};
-use pagoda_api::{HostPatch, Sampling, check_share_group, check_shares};
+use pagoda_api::{HostPatch, Sampling, WhatIfRequest};
 
 use super::caps::{DramLimit, dram};
 use crate::units::{parse_per_mille, parse_size};
 
 // Plain comments on what is flattened: clap would take a doc comment for that of the command.
 
-// What a VM is promised, and its weight.
-#[derive(Debug, Clone, Default, Args)]
-pub struct ClaimOptions {
-    /// DRAM that it is guaranteed, such as 2G [default when it is started: 0]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub min: Option<u64>,
-    /// Its weight against the other VMs'; only ratios matter [default when it is started: 1000]
-    #[arg(long, value_name = "N", value_parser = shares)]
-    pub shares: Option<u32>,
-}
-
-// How its working set is estimated.
+// How a VM's working set is estimated. What is not given stays as it is.
 #[derive(Debug, Clone, Default, Args)]
 pub struct SamplingOptions {
-    /// Random pages that are watched in each sampling period [default when it is started: 100]
+    /// Random pages that are watched in each sampling period
     ///
     /// A watched page costs a fault at its next use; more of them make ACTV steadier.
     #[arg(long, value_name = "N")]
     pub sample_pages: Option<u32>,
-    /// Seconds of a sampling period [default when it is started: 30]
+    /// Seconds of a sampling period
     #[arg(long, value_name = "SECONDS")]
     pub sample_period: Option<u32>,
 }
@@ -108,7 +97,7 @@ pub struct Admit {
 /// predicted from the VM's miss-ratio curve (`pagoda vm mrc`), once there is one.
 #[derive(Debug, Clone, Args)]
 #[command(arg_required_else_help = true)]
-#[command(group = ArgGroup::new("if").required(true).multiple(true).args(["dram", "min", "shares"]))]
+#[command(group = ArgGroup::new("if").required(true).multiple(true).args(["dram"]))]
 #[command(after_help = "\
 Examples:
   pagoda whatif db --dram 2G
@@ -119,16 +108,7 @@ pub struct WhatIf {
     #[arg(long, value_name = "SIZE|all", value_parser = dram)]
     pub dram: Option<DramLimit>,
     #[command(flatten)]
-    pub claim: ClaimOptions,
-}
-
-fn shares(text: &str) -> Result<u32, String> {
-    let shares = text.parse().map_err(|_| format!("{text:?} is not a number of shares, such as 2000"))?;
-    check_shares(shares).map(|()| shares)
-}
-
-pub fn share_group(text: &str) -> Result<String, String> {
-    check_share_group(text).map(|()| text.to_owned())
+    pub request: WhatIfRequest,
 }
 
 fn thresholds(text: &str) -> Result<Thresholds, String> {

@@ -18,7 +18,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
 use pagoda_api::attach::{fetch, ram_path};
-use pagoda_api::{Client, CreateVm, CreatedVm, FarRequest, PolicySettings, Sampling, VmKind};
+use pagoda_api::{Client, CreateVm, CreatedVm, VmKind, VmSpec};
 use rustix::fs::SeekFrom;
 use rustix::io::{Errno, FdFlags};
 
@@ -37,11 +37,7 @@ const ENV_RAM: &str = "PAGODA_RAM";
 pub struct Request {
     pub name: Option<String>,
     pub memory_bytes: Option<u64>,
-    pub dram_bytes: Option<u64>,
-    pub share_group: Option<String>,
-    pub policy: PolicySettings,
-    pub reserve_swap: bool,
-    pub far: Option<FarRequest>,
+    pub spec: VmSpec,
     pub kind: VmKind,
     pub program: PathBuf,
     pub words: Vec<String>,
@@ -68,15 +64,7 @@ pub fn run(client: &Client, options: cli::Run) -> Result<()> {
         Request {
             name: options.name,
             memory_bytes: options.memory,
-            dram_bytes: options.dram.or(dram_in_options),
-            share_group: options.share_group,
-            policy: PolicySettings {
-                min: options.claim.min.unwrap_or(0),
-                shares: options.claim.shares,
-                sampling: options.sampling.over(Sampling::default()),
-            },
-            reserve_swap: options.reserve_swap,
-            far: options.far,
+            spec: VmSpec { dram: options.spec.dram.or(dram_in_options), ..options.spec },
             kind,
             program: program::find(name)?,
             words: words.to_vec(),
@@ -116,7 +104,7 @@ pub fn start(client: &Client, request: Request) -> Result<()> {
         refuse_device_memory_in_ram(plan)?;
     }
     shim::check_descriptors()?;
-    if let (Some(reason), true) = (&vm.pinned, vm.dram.is_some_and(|dram| dram < vm.memory_bytes())) {
+    if let (Some(reason), true) = (&vm.spec.pinned, vm.spec.dram.is_some_and(|dram| dram < vm.memory_bytes())) {
         eprintln!("pagoda: warning: all of {} stays in DRAM, whatever its limit: {reason}", vm.name);
     }
 
@@ -158,17 +146,8 @@ fn vm_of(request: &Request, plan: Option<&Plan>) -> Result<CreateVm> {
         Some(plan) => plan.memory(),
         None => vec![request.memory_bytes.ok_or_else(|| UsageError("give --memory".into()))?],
     };
-    Ok(CreateVm {
-        name,
-        memory,
-        dram: request.dram_bytes,
-        kind: request.kind,
-        reserve_swap: request.reserve_swap,
-        far: request.far,
-        pinned: plan.and_then(|plan| plan.pinned.clone()),
-        share_group: request.share_group.clone(),
-        policy: request.policy.clone(),
-    })
+    let pinned = plan.and_then(|plan| plan.pinned.clone());
+    Ok(CreateVm { name, memory, kind: request.kind, spec: VmSpec { pinned, ..request.spec.clone() } })
 }
 
 /// `HUGETLBFS_MAGIC` and `TMPFS_MAGIC` of statfs(2).

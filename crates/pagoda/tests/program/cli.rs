@@ -55,9 +55,10 @@ fn a_plain_program_gets_its_memory() {
     assert_eq!(lines[1], daemon.dir.join("shim.so").to_str().unwrap(), "it inherits no RAM");
 
     let vm = daemon.created().unwrap();
-    assert_eq!((vm.name.as_str(), vm.kind, vm.dram), ("toy", VmKind::Plain, Some(64 << 20)));
+    assert_eq!((vm.name.as_str(), vm.kind, vm.spec.dram), ("toy", VmKind::Plain, Some(64 << 20)));
     assert_eq!(vm.memory, [128 << 20]);
-    let policy = (vm.policy.min, vm.policy.shares, vm.policy.sampling, vm.share_group.as_deref());
+    let settings = vm.spec.policy;
+    let policy = (settings.min, settings.shares, settings.sampling, vm.spec.share_group.as_deref());
     assert_eq!(policy, (32 << 20, Some(2000), None, Some("t1")));
     assert!(!daemon.asked().iter().any(|(line, _)| line.starts_with("DELETE")));
 }
@@ -83,7 +84,7 @@ fn qemu_gets_its_options_rewritten() {
     assert!(text.contains("mode=control"), "{text}");
     let vm = daemon.created().unwrap();
     assert_eq!((vm.name.as_str(), vm.memory), ("web1", vec![4 << 30]));
-    assert!(vm.pinned.unwrap().contains("vfio-pci"));
+    assert!(vm.spec.pinned.unwrap().contains("vfio-pci"));
 }
 
 #[test]
@@ -121,7 +122,7 @@ fn libvirts_emulator() {
     assert!(out(&output).contains(r#""qom-type":"memory-backend-file""#), "{}", out(&output));
     assert!(!out(&output).contains("fw_cfg"));
     let vm = daemon.created().unwrap();
-    assert_eq!((vm.name.as_str(), vm.dram), ("web1", Some(192 << 20)));
+    assert_eq!((vm.name.as_str(), vm.spec.dram), ("web1", Some(192 << 20)));
 
     let output = emulator(&["-m", "768"]);
     assert_eq!(output.status.code(), Some(2));

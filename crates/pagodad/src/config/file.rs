@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use super::compressed::CompressedFile;
 use super::policy::PolicyFile;
 use super::values::{Group, LargeFolios, Metrics, PageIn, Replacement};
+use crate::compressed::CompressedFile;
 
 /// The keys, each named as its option.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]

@@ -44,7 +44,7 @@ fn text<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) ->
 }
 
 /// A size, such as `"48G"`.
-pub(super) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
+pub(crate) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }
 

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 
-use pagoda_api::{Client, VmKind};
+use pagoda_api::{Client, VmKind, VmSpec};
 use tokio::sync::oneshot;
 
 use super::*;
@@ -110,17 +110,7 @@ fn the_routes_of_an_empty_daemon() {
     gone(client.cont("web1").unwrap_err().code());
     gone(client.patch("web1", &VmPatch { dram: Some(1 << 30), ..VmPatch::default() }).unwrap_err().code());
     gone(client.delete("web1").unwrap_err().code());
-    let bad = CreateVm {
-        name: "web1".into(),
-        memory: vec![1],
-        dram: None,
-        kind: VmKind::Plain,
-        reserve_swap: false,
-        far: None,
-        pinned: None,
-        share_group: None,
-        policy: pagoda_api::PolicySettings::default(),
-    };
+    let bad = CreateVm { name: "web1".into(), memory: vec![1], kind: VmKind::Plain, spec: VmSpec::default() };
     assert_eq!(client.create(&bad).unwrap_err().code(), Some(ErrorCode::BadRequest));
     assert!(client.metrics().unwrap().ends_with("# EOF\n"));
     daemon.stop();

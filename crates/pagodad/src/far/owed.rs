@@ -13,14 +13,13 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use pagoda_abi::record::{Far, Record};
 use pagoda_pool::give_back::{GivenBack, Silent, give_back, give_leftovers_back};
 use pagoda_pool::plane::{self, Plane};
 use pagoda_pool::record::tier_name;
 use rmap::units::{Generation, SpaceId};
 
 use super::space::{Dirs, pool_of, spec, whose};
-use crate::registry::{read_record, write_whole};
+use crate::record::{Far, Record, store};
 
 /// An etcd that is being replaced is back within minutes; after that somebody has to look.
 const TRY_FOR: Duration = Duration::from_secs(10 * 60);
@@ -35,10 +34,10 @@ fn path(dirs: &Dirs, far: &Far) -> PathBuf {
 }
 
 /// Notes that this VM's tier is owed, before it is made.
-pub(super) fn note(dirs: &Dirs, debtor: &Record) -> std::io::Result<()> {
+pub(super) fn note(dirs: &Dirs, debtor: &Record) -> Result<()> {
     let Some(far) = &debtor.far else { return Ok(()) };
-    pagoda_pool::store::make_dir(&dirs.owed).map_err(std::io::Error::other)?;
-    write_whole(&path(dirs, far), debtor.to_text().as_bytes())
+    pagoda_pool::store::make_dir(&dirs.owed)?;
+    store::write(&path(dirs, far), debtor)
 }
 
 /// The record of a VM that has ended becomes the note.
@@ -75,7 +74,7 @@ pub(super) fn all(dirs: &Dirs) -> Vec<Record> {
     let paths = entries.flatten().map(|entry| entry.path());
     let notes = paths.filter(|path| path.extension().is_some_and(|extension| extension == "vm"));
     let read = |path: PathBuf| {
-        let record = read_record(&path);
+        let record = store::read(&path);
         record
             .inspect_err(|error| {
                 tracing::error!("{}: {error}; it is left alone", path.display(), error = in_full(error.as_ref()))

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::record::{Far, Record};
 use anyhow::Result;
-use pagoda_abi::record::{Far, Record};
 use pagoda_pool::config::PoolConfig;
 use rmap::client::SpaceSpec;
 use rmap::units::{PAGE_SIZE, SpaceId};
@@ -41,6 +41,6 @@ pub(super) fn tell(text: &str) {
 }
 
 pub(super) fn spec(record: &Record, far: &Far) -> SpaceSpec {
-    let pages = record.regions.iter().sum::<u64>().div_ceil(PAGE_SIZE as u64);
+    let pages = record.memory().div_ceil(PAGE_SIZE as u64);
     SpaceSpec { id: SpaceId(far.space), pages, copies: far.copies.into(), reserve: 0, key: far.key }
 }

@@ -104,8 +104,10 @@ impl Lender {
 }
 
 fn vm(far: Option<Far>) -> Record {
-    let none = Far { space: 0, copies: 1, key: [0; 32], cluster: None };
-    Record { far, ..debtor("web1", &REGIONS, &none) }
+    match far {
+        Some(far) => debtor("web1", &REGIONS, &far),
+        None => Record::new("web1", Token([0; 16]), VmKind::Plain, &REGIONS, VmSpec::default()),
+    }
 }
 
 /// Opens the VM's tier and waits for its servers: without any, a first write has no room.

@@ -56,6 +56,7 @@ fn vm() -> VmInfo {
             standing_since_s: 11,
             ..pagoda_api::VmPolicy::default()
         },
+        spec: pagoda_api::VmSpec::default(),
     }
 }
 

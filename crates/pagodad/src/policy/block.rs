@@ -7,19 +7,22 @@
 //! `pagoda vm cont`. QEMU knows one pause only: who pauses a blocked VM as well finds it running when it is released.
 
 use pagoda_api::in_full;
+use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use pagoda_abi::record::{Kind, Record};
+use pagoda_api::types::VmKind;
 use pagoda_core::policy::{Run, VmId};
 
+use crate::record::Record;
 use crate::registry::{Registry, Vm};
 
 /// Brings a VM to where the plan wants it, or leaves that to the next round.
 pub fn follow(registry: &Arc<Registry>, vm: &mut Vm, run: Run) {
     let is_wanted = run == Run::Block;
-    if vm.record.kind == Kind::Plain || is_wanted == vm.record.blocked || (is_wanted && vm.stalled.is_some()) {
+    if vm.record.kind == VmKind::Plain || is_wanted == vm.record.blocked || (is_wanted && vm.stalled.is_some()) {
         return;
     }
     if vm.governed.block.is_busy.swap(true, Ordering::AcqRel) {
@@ -47,7 +50,7 @@ fn stop(registry: &Registry, id: VmId) {
     if !qmp.is_running() {
         return;
     }
-    if registry.find_by_id(id, |vm| set_blocked(registry, vm, true)) != Some(true) {
+    if !set_blocked(registry, id, true) {
         return;
     }
     if let Err(error) = qmp.execute("stop") {
@@ -64,20 +67,24 @@ fn release(registry: &Registry, id: VmId) {
         tracing::warn!("release a blocked VM, tried again: {error}", error = in_full(error.as_ref()));
         return;
     }
-    registry.find_by_id(id, |vm| set_blocked(registry, vm, false));
+    set_blocked(registry, id, false);
 }
 
-fn set_blocked(registry: &Registry, vm: &mut Vm, blocked: bool) -> bool {
-    let record = Record { blocked, ..vm.record.clone() };
-    if let Err(error) = registry.save(&record) {
-        tracing::warn!(vm = %record.name, "write the VM's record: {error}", error = in_full(error.as_ref()));
-        return false;
-    }
-    match blocked {
-        true => tracing::warn!(vm = %record.name, "blocked: stopped until memory is found"),
-        false => tracing::info!(vm = %record.name, "released: it runs again"),
-    }
-    vm.record = record;
-    vm.governed.block.since = blocked.then(Instant::now);
-    true
+/// Whether the record says so now.
+fn set_blocked(registry: &Registry, id: VmId, blocked: bool) -> bool {
+    let plan = |_: &BTreeMap<String, Vm>, vm: &Vm| Ok::<_, Infallible>(Record { blocked, ..vm.record.clone() });
+    let commit = |vm: &mut Vm, written: anyhow::Result<()>| {
+        if let Err(error) = written {
+            let error = in_full(error.as_ref());
+            tracing::warn!(vm = %vm.record.name, "write the VM's record: {error}");
+            return Ok(false);
+        }
+        match blocked {
+            true => tracing::warn!(vm = %vm.record.name, "blocked: stopped until memory is found"),
+            false => tracing::info!(vm = %vm.record.name, "released: it runs again"),
+        }
+        vm.governed.block.since = blocked.then(Instant::now);
+        Ok(true)
+    };
+    registry.change(id, plan, commit) == Some(Ok(true))
 }

@@ -7,7 +7,7 @@ use pagoda_api::in_full;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagoda_abi::record::Kind;
+use pagoda_api::types::VmKind;
 use pagoda_core::policy::round::{Caps, EngineReport, HostReport, Last, Orders, Outcome, VmReport};
 use pagoda_core::policy::{Balloon, ReclaimState};
 use pagoda_core::stats::Metric;
@@ -84,13 +84,13 @@ fn begin_report(vm: &Vm) -> Reported {
         id,
         kind: vmm_kind(vm.record.kind),
         memory: settings::memory_of(&vm.record),
-        min: Bytes(vm.record.min).pages_ceil(),
+        min: Bytes(vm.record.spec.policy.min).pages_ceil(),
         round,
         engine: None,
         process: PageCount::ZERO,
         measured: None,
         balloon: balloon_of(vm),
-        pinned: vm.record.pinned.is_some(),
+        pinned: vm.record.spec.pinned.is_some(),
     };
     let is_measured = measured.is_some_and(|at| at.elapsed() < OVERHEAD_PERIOD);
     Reported { report, pid: vm.record.pid.0, handle: vm.handle.clone(), is_measured, status: None }
@@ -98,7 +98,7 @@ fn begin_report(vm: &Vm) -> Reported {
 
 /// What is known of a VM's balloon; `None`: it has to be waited for.
 fn balloon_of(vm: &Vm) -> Option<Balloon> {
-    if vm.record.kind == Kind::Plain {
+    if vm.record.kind == VmKind::Plain {
         return Some(Balloon::Absent);
     }
     let Some(handle) = &vm.balloon else {
@@ -179,9 +179,9 @@ pub fn caps_of(vm: &Vm) -> Caps {
     let memory = settings::memory_of(&vm.record);
     Caps {
         memory,
-        cap: Bytes(vm.record.dram).pages_floor(),
+        cap: Bytes(vm.record.dram()).pages_floor(),
         own: limit_of(&vm.record),
-        min: Bytes(vm.record.min).pages_ceil(),
+        min: Bytes(vm.record.spec.policy.min).pages_ceil(),
         least: Bytes(pagoda_api::types::dram_bytes_min(memory.bytes().0)).pages_ceil(),
     }
 }

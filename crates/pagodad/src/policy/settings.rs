@@ -1,13 +1,13 @@
 //! Between what is configured, asked for or recorded and the policy's own types. Pure.
 
-use pagoda_abi::record::Record;
-use pagoda_api::types::{AdmitRequest, ApiError, ErrorCode, HostPatch};
+use pagoda_api::types::{AdmitRequest, ApiError, ErrorCode, HostPatch, PolicySettings, VmSpec};
 use pagoda_core::policy::settings::{SHARES_DEFAULT, SettingsError};
 use pagoda_core::policy::settings::{Sampling, THRESHOLDS_DEFAULT, Thresholds};
 use pagoda_core::policy::{HostSettings, PerMille, ShareGroup, Shares, TaxRate, VmSettings};
 use pagoda_core::units::{Bytes, PageCount};
 
 use crate::config::PolicyConfig;
+use crate::record::Record;
 
 /// What is left to the host where no pool is set: this part of its memory ...
 const RESERVE_PART: u64 = 16;
@@ -58,23 +58,22 @@ pub fn patched(settings: &HostSettings, patch: &HostPatch) -> Result<HostSetting
 
 /// What the guest sees.
 pub fn memory_of(record: &Record) -> PageCount {
-    Bytes(record.regions.iter().sum()).pages_floor()
+    Bytes(record.memory()).pages_floor()
 }
 
 /// What the policy needs to know of a VM.
 ///
 /// # Errors
 /// The first setting that cannot be used.
-pub fn vm_settings(record: &Record, config: &PolicyConfig) -> Result<VmSettings, SettingsError> {
-    let memory = memory_of(record);
-    let cap = Bytes(record.dram).pages_floor();
+pub fn vm_settings(spec: &VmSpec, memory: PageCount, config: &PolicyConfig) -> Result<VmSettings, SettingsError> {
+    let cap = Bytes(spec.dram_of(memory.bytes().0)).pages_floor();
     let settings = VmSettings {
         cap,
-        min: min_of(record.min, cap),
-        shares: record.shares.map_or(Ok(SHARES_DEFAULT), Shares::new)?,
-        share_group: record.group.as_deref().map(ShareGroup::new).transpose()?,
-        sampling: sampling_of(record, config),
-        reserve_swap: record.reserve,
+        min: min_of(spec.policy.min, cap),
+        shares: spec.policy.shares.map_or(Ok(SHARES_DEFAULT), Shares::new)?,
+        share_group: spec.share_group.as_deref().map(ShareGroup::new).transpose()?,
+        sampling: sampling_of(spec, config),
+        reserve_swap: spec.reserve_swap,
         ..VmSettings::new(memory)
     };
     settings.check()?;
@@ -82,20 +81,18 @@ pub fn vm_settings(record: &Record, config: &PolicyConfig) -> Result<VmSettings,
 }
 
 /// How a VM's working set is sampled.
-pub fn sampling_of(record: &Record, config: &PolicyConfig) -> Sampling {
-    record.sampling.map_or(config.sampling, |(pages, period_s)| Sampling { pages, period_s })
+pub fn sampling_of(spec: &VmSpec, config: &PolicyConfig) -> Sampling {
+    spec.policy.sampling.map_or(config.sampling, |of| Sampling { pages: of.pages, period_s: of.period_s })
 }
 
 /// Of a VM that somebody thinks of starting.
 ///
 /// # Errors
 /// The first setting that cannot be used.
-pub fn asked_settings(request: &AdmitRequest) -> Result<VmSettings, SettingsError> {
-    let memory = Bytes(request.memory_bytes).pages_floor();
-    let cap = request.dram.map_or(memory, |dram| Bytes(dram).pages_floor());
-    let settings = VmSettings { cap, min: min_of(request.min, cap), ..VmSettings::new(memory) };
-    settings.check()?;
-    Ok(settings)
+pub fn asked_settings(request: &AdmitRequest, config: &PolicyConfig) -> Result<VmSettings, SettingsError> {
+    let policy = PolicySettings { min: request.min, ..PolicySettings::default() };
+    let spec = VmSpec { dram: request.dram, policy, ..VmSpec::default() };
+    vm_settings(&spec, Bytes(request.memory_bytes).pages_floor(), config)
 }
 
 /// Pages of a guarantee; one of a whole cap that ends within a page is kept by the cap's pages.
@@ -116,31 +113,12 @@ pub fn refusal(error: &SettingsError) -> ApiError {
 
 #[cfg(test)]
 mod tests {
-    use pagoda_abi::Token;
-    use pagoda_abi::record::Kind;
-
     use super::*;
 
-    fn record() -> Record {
-        Record {
-            name: "web1".into(),
-            token: Token([0; 16]),
-            kind: Kind::Qemu,
-            regions: vec![1 << 30, 1 << 30],
-            dram: (1 << 30) + 100,
-            reserve: false,
-            pid: (0, 0),
-            balloon: None,
-            min: 0,
-            shares: None,
-            sampling: None,
-            blocked: false,
-            group: None,
-            sharing: None,
-            far: None,
-            compressed: None,
-            pinned: None,
-        }
+    const MEMORY: PageCount = PageCount(1 << 19);
+
+    fn spec() -> VmSpec {
+        VmSpec { dram: Some((1 << 30) + 100), ..VmSpec::default() }
     }
 
     #[test]
@@ -155,23 +133,21 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_what_the_policy_knows() {
+    fn what_is_set_is_what_the_policy_knows() {
         let config = PolicyConfig::default();
-        let settings = vm_settings(&record(), &config).unwrap();
-        assert_eq!(settings, VmSettings { cap: PageCount(1 << 18), ..VmSettings::new(PageCount(1 << 19)) });
-        let all = Record {
-            min: (1 << 30) + 100,
-            shares: Some(7),
-            sampling: Some((5, 6)),
-            group: Some("g".into()),
-            ..record()
-        };
-        let settings = vm_settings(&all, &config).unwrap();
-        assert_eq!((settings.min, settings.shares.get()), (PageCount(1 << 18), 7));
-        assert_eq!(settings.sampling, Sampling { pages: 5, period_s: 6 });
-        assert_eq!(settings.share_group.unwrap().name(), "g");
-        assert!(vm_settings(&Record { min: 2 << 30, ..record() }, &config).is_err());
-        assert!(vm_settings(&Record { shares: Some(0), ..record() }, &config).is_err());
+        let settings = |spec: &VmSpec| vm_settings(spec, MEMORY, &config);
+        assert_eq!(settings(&VmSpec::default()), Ok(VmSettings::new(MEMORY)));
+        assert_eq!(settings(&spec()), Ok(VmSettings { cap: PageCount(1 << 18), ..VmSettings::new(MEMORY) }));
+        let sampling = Some(pagoda_api::Sampling { pages: 5, period_s: 6 });
+        let policy = PolicySettings { min: (1 << 30) + 100, shares: Some(7), sampling };
+        let all = VmSpec { policy, share_group: Some("g".into()), ..spec() };
+        let known = settings(&all).unwrap();
+        assert_eq!((known.min, known.shares.get()), (PageCount(1 << 18), 7));
+        assert_eq!(known.sampling, Sampling { pages: 5, period_s: 6 });
+        assert_eq!(known.share_group.unwrap().name(), "g");
+        let with = |policy: PolicySettings| settings(&VmSpec { policy, ..spec() });
+        assert!(with(PolicySettings { min: 2 << 30, ..PolicySettings::default() }).is_err());
+        assert!(with(PolicySettings { shares: Some(0), ..PolicySettings::default() }).is_err());
     }
 
     #[test]

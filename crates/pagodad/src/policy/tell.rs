@@ -1,7 +1,6 @@
 //! What the API says of the policy: terms, standings, what is wrong.
 
-use pagoda_abi::record::Kind;
-use pagoda_api::types::{ExplainLine, HostPolicy, SHARES_DEFAULT, Sampling, VmPolicy};
+use pagoda_api::types::{ExplainLine, HostPolicy, SHARES_DEFAULT, Sampling, VmKind, VmPolicy};
 use pagoda_core::policy::explain::{self, Line};
 use pagoda_core::policy::plan::StuckReason;
 use pagoda_core::policy::{ReclaimState, Standing};
@@ -67,9 +66,9 @@ impl Governor {
         let sampling = state.rounds.policy.settings(vm.governed.id).map(|settings| settings.sampling);
         let limit = if vm.handle.is_some() { vm.governed.round.sent() } else { vm.limit() };
         VmPolicy {
-            min_bytes: vm.record.min,
-            shares: vm.record.shares.unwrap_or(SHARES_DEFAULT),
-            share_group: vm.record.group.clone(),
+            min_bytes: vm.record.spec.policy.min,
+            shares: vm.record.spec.policy.shares.unwrap_or(SHARES_DEFAULT),
+            share_group: vm.record.spec.share_group.clone(),
             sampling: sampling.map_or_else(Sampling::default, |of| Sampling { pages: of.pages, period_s: of.period_s }),
             overhead_bytes: bytes(vm.governed.round.overhead()),
             touched_bytes: resident + swapped + sharing.shared_bytes,
@@ -137,7 +136,7 @@ impl Governor {
                 let value = since.unwrap_or_else(|| "since before this daemon".to_owned());
                 more("blocked", value, "stopped (QMP `stop`) until memory is found; released by itself");
             }
-            (false, Kind::Plain) if is_blocked => {
+            (false, VmKind::Plain) if is_blocked => {
                 let reason = "it would be stopped until memory is found, but a plain program has no monitor for that";
                 more("blocked", "no".to_owned(), reason);
             }

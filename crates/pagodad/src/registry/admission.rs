@@ -5,24 +5,21 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use pagoda_abi::record::Record;
 use pagoda_api::types::{
     AdmitReply, AdmitRequest, ApiError, ErrorCode, HostInfo, HostPatch, Mrc, MrcPoint, WhatIfReply, WhatIfRequest,
 };
 use pagoda_core::policy::mrc::Curve;
 use pagoda_core::policy::round::VmmKind;
-use pagoda_core::policy::{Change, Overhead, SettingsError, SwapSpace, VmId, VmSettings};
+use pagoda_core::policy::{Change, SettingsError, SwapSpace, VmId};
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_pager::handle::Handle;
 
 use super::{Registry, Vm, error, internal, no_such_vm};
 use crate::policy::{State, settings, vmm_kind};
+use crate::record::Record;
 
 /// `st_blocks` counts these, whatever the file system's are (stat(2)).
 const BLOCK_BYTES: u64 = 512;
-
-/// What the policy knew of a VM before a change.
-pub(super) struct BeforeThat(Option<(VmSettings, Overhead)>);
 
 /// A VM that is asked about.
 struct Asked {
@@ -40,7 +37,8 @@ impl Registry {
     pub(super) fn admit(&self, vms: &BTreeMap<String, Vm>, record: &Record) -> Result<VmId, ApiError> {
         let swap = self.swap_space(vms)?;
         let mut policy = self.governor.lock();
-        let vm = settings::vm_settings(record, &policy.config).map_err(|e| settings::refusal(&e))?;
+        let memory = settings::memory_of(record);
+        let vm = settings::vm_settings(&record.spec, memory, &policy.config).map_err(|e| settings::refusal(&e))?;
         let overhead = policy.rounds.expected_overhead(vmm_kind(record.kind), &vm);
         let id = policy.new_id();
         policy.rounds.policy.add(id, vm, overhead, &swap).map_err(|e| self.not_admitted(&e))?;
@@ -57,9 +55,9 @@ impl Registry {
             pagoda_api::types::check_dram(dram, request.memory_bytes).map_err(refuse)?;
         }
         pagoda_api::types::check_min(request.min, request.dram.unwrap_or(request.memory_bytes)).map_err(refuse)?;
-        let vm = settings::asked_settings(request).map_err(|e| settings::refusal(&e))?;
         let swap = self.swap_space(&self.lock())?;
         let policy = self.governor.lock();
+        let vm = settings::asked_settings(request, &policy.config).map_err(|e| settings::refusal(&e))?;
         let overhead = policy.rounds.expected_overhead(VmmKind::Qemu, &vm);
         let admission = policy.rounds.policy.admission(&Change::Add(&vm, overhead), &swap);
         let (needs, reserved, capacity) = (admission.needs, admission.reserved(), admission.capacity());
@@ -100,30 +98,31 @@ impl Registry {
         refusal
     }
 
-    /// Gives the policy what a VM's record says.
+    /// Reserves what a VM needs with another record. It keeps what it has until that is [accepted](Self::accept) or
+    /// [withdrawn](Self::withdraw).
     ///
     /// # Errors
     /// It cannot be used or kept. Nothing is changed then.
-    pub(super) fn set_policy(
-        &self,
-        vms: &BTreeMap<String, Vm>,
-        id: VmId,
-        record: &Record,
-    ) -> Result<BeforeThat, ApiError> {
+    pub(super) fn propose(&self, vms: &BTreeMap<String, Vm>, id: VmId, record: &Record) -> Result<(), ApiError> {
         let swap = self.swap_space(vms)?;
         let mut policy = self.governor.lock();
-        let vm = settings::vm_settings(record, &policy.config).map_err(|e| settings::refusal(&e))?;
-        let before = policy.rounds.policy.settings(id).cloned().zip(policy.rounds.policy.overhead(id));
+        let memory = settings::memory_of(record);
+        let vm = settings::vm_settings(&record.spec, memory, &policy.config).map_err(|e| settings::refusal(&e))?;
         let overhead = policy.rounds.overhead_with(id, &vm);
-        policy.rounds.policy.set(id, vm, overhead, &swap).map_err(|e| self.not_admitted(&e))?;
-        Ok(BeforeThat(before))
+        policy.rounds.policy.propose(id, vm, overhead, &swap).map_err(|e| self.not_admitted(&e))
     }
 
-    /// Takes back what [`Self::set_policy`] did: what was promised before is promised again, whatever there is now.
-    pub(super) fn unset_policy(&self, id: VmId, BeforeThat(before): BeforeThat) {
-        if let Some((settings, overhead)) = before {
-            self.governor.lock().rounds.policy.set_back(id, settings, overhead);
-        }
+    /// A VM has the record that was proposed.
+    pub(super) fn accept(&self, vm: &Vm) {
+        let mut policy = self.governor.lock();
+        policy.rounds.policy.accept(vm.governed.id);
+        // The configuration may have been read again since it was proposed.
+        configure_sampling(&mut policy, vm);
+    }
+
+    /// A VM keeps the record that it has.
+    pub(super) fn withdraw(&self, id: VmId) {
+        self.governor.lock().rounds.policy.withdraw(id);
     }
 
     /// `PATCH /v1/host`: takes effect at once, and lasts until the daemon ends or reads its configuration again.
@@ -208,20 +207,13 @@ impl Registry {
     /// No such VM, settings that it cannot have, or no plan was made with it yet.
     pub fn what_if(&self, name: &str, request: &WhatIfRequest) -> Result<WhatIfReply, ApiError> {
         let Asked { record, id, page_ins_per_s, handle } = self.look(name)?;
-        let memory: u64 = record.regions.iter().sum();
-        let refuse = |text| error(ErrorCode::BadRequest, text, None);
-        let asked = Record {
-            dram: request.dram.unwrap_or(record.dram),
-            min: request.min.unwrap_or(record.min),
-            shares: request.shares.or(record.shares),
-            ..record
-        };
-        pagoda_api::types::check_dram(asked.dram, memory).map_err(refuse)?;
-        pagoda_api::types::check_min(asked.min, asked.dram).map_err(refuse)?;
-        request.shares.map_or(Ok(()), pagoda_api::types::check_shares).map_err(refuse)?;
+        let memory = record.memory();
+        let asked = request.patch().applied_to(&record.spec, memory);
+        let asked = asked.map_err(|text| error(ErrorCode::BadRequest, text, None))?;
         let curve = handle.and_then(|handle| handle.status().curve.clone());
         let policy = self.governor.lock();
-        let asked = settings::vm_settings(&asked, &policy.config).map_err(|e| settings::refusal(&e))?;
+        let asked = settings::vm_settings(&asked, settings::memory_of(&record), &policy.config)
+            .map_err(|e| settings::refusal(&e))?;
         let now = policy.rounds.last().and_then(|last| last.plan.vm(id)).map(|vm| vm.terms.target);
         let (Some(now), Some(then)) = (now, policy.rounds.policy.what_if(id, &asked)) else {
             let hint = "ask again in some seconds";
@@ -248,7 +240,7 @@ impl Registry {
         let point = |(size, miss_ratio): (PageCount, f64)| MrcPoint { dram_bytes: bytes(size), miss_ratio };
         Ok(Mrc {
             accesses: curve.as_ref().map_or(0.0, |curve| curve.accesses()),
-            memory_bytes: record.regions.iter().sum(),
+            memory_bytes: record.memory(),
             target_bytes: bytes(target),
             points: curve.map(|curve| curve.points().map(point).collect()).unwrap_or_default(),
         })
@@ -268,7 +260,7 @@ impl Registry {
 
 /// Has a VM sampled as its record says, or else as it is configured now.
 pub(super) fn configure_sampling(policy: &mut State, vm: &Vm) {
-    let sampling = settings::sampling_of(&vm.record, &policy.config);
+    let sampling = settings::sampling_of(&vm.record.spec, &policy.config);
     if let Err(error) = policy.rounds.policy.set_sampling(vm.governed.id, sampling) {
         tracing::error!(vm = %vm.record.name, "it is sampled as before: {error}");
     }

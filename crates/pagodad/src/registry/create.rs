@@ -9,7 +9,6 @@ use std::os::fd::OwnedFd;
 use std::sync::{MutexGuard, PoisonError};
 
 use pagoda_abi::Token;
-use pagoda_abi::record::{Far, Kind, Record};
 use pagoda_api::in_full;
 use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, VmKind};
 use pagoda_core::policy::VmId;
@@ -20,6 +19,7 @@ use super::admission::configure_sampling;
 use super::{Registry, VMS_MAX, Vm, error, internal, listen};
 use crate::far;
 use crate::qmp::Monitor;
+use crate::record::{Far, Record};
 
 /// Names of VMs that are being made, with their numbers in the policy.
 pub(super) type Making = BTreeMap<String, VmId>;
@@ -62,7 +62,7 @@ impl Registry {
     /// Bad sizes, a name that is taken, no room or an unfit file system for swap: each says what to do.
     pub fn create(&self, request: CreateVm) -> Result<CreatedVm, ApiError> {
         request.check().map_err(|message| error(ErrorCode::BadRequest, message, None))?;
-        if request.share_group.is_some() && !self.config.page_sharing {
+        if request.spec.share_group.is_some() && !self.config.page_sharing {
             let hint = "leave --share-group out, or set page_sharing = true in pagoda.toml and restart pagodad";
             return Err(error(ErrorCode::Unsupported, "this daemon shares no pages", Some(hint)));
         }
@@ -75,7 +75,7 @@ impl Registry {
         // Without the lock: etcd may be asked.
         let dirs = far::Dirs::of(&self.config);
         let new_tier = |far| far::new_tier(&dirs, &request.name, &request.memory, far);
-        let tier = request.far.map(new_tier).transpose()?;
+        let tier = request.spec.far.map(new_tier).transpose()?;
         let created = self.create_with(request, tier.as_ref().map(|tier| tier.far.clone()), || {
             tier.iter().for_each(|tier| tier.keep(&dirs));
         });
@@ -84,38 +84,16 @@ impl Registry {
 
     /// `made` is called before anybody can end the VM.
     fn create_with(&self, request: CreateVm, far: Option<Far>, made: impl FnOnce()) -> Result<CreatedVm, ApiError> {
-        let memory = request.memory_bytes();
-        let dram = request.dram.unwrap_or(memory);
+        let CreateVm { name, memory, kind, spec } = request;
         let token = random_token().map_err(|e| internal("make a token", e))?;
-        let kind = match request.kind {
-            VmKind::Qemu => Kind::Qemu,
-            VmKind::Plain => Kind::Plain,
-        };
-        let record = Record {
-            name: request.name.clone(),
-            token,
-            kind,
-            regions: request.memory,
-            dram,
-            reserve: request.reserve_swap,
-            pid: (0, 0),
-            balloon: None,
-            min: request.policy.min,
-            shares: request.policy.shares,
-            sampling: request.policy.sampling.map(|sampling| (sampling.pages, sampling.period_s)),
-            blocked: false,
-            group: request.share_group,
-            sharing: None,
-            far,
-            compressed: self.config.compressed.clone(),
-            pinned: request.pinned,
-        };
-        let reservation = self.reserve(&request.name, &record)?;
+        let compressed = self.config.compressed.clone();
+        let record = Record { far, compressed, ..Record::new(&name, token, kind, &memory, spec) };
+        let reservation = self.reserve(&name, &record)?;
         let vm = self.make(record, reservation.id)?;
         made();
         reservation.commit(vm);
         Ok(CreatedVm {
-            name: request.name,
+            name,
             token: token.to_hex(),
             attach_socket: self.config.attach_socket.clone(),
             shim: self.config.shim.clone(),
@@ -148,8 +126,8 @@ impl Registry {
 
     fn make(&self, record: Record, id: VmId) -> Result<Vm, ApiError> {
         let swap_path = self.swap_path(&record.name);
-        let reserve = if record.reserve { Reserve::Yes } else { Reserve::No };
-        let total = record.regions.iter().sum();
+        let reserve = if record.spec.reserve_swap { Reserve::Yes } else { Reserve::No };
+        let total = record.memory();
         let swap = SwapFile::create(&swap_path, total, reserve)
             .map_err(|e| error(ErrorCode::Unsupported, format!("make the VM's swap file: {e}"), None))?;
         let made = self.make_rest(&record);
@@ -168,13 +146,13 @@ impl Registry {
         let ram = record.regions.iter().map(|len| RamFile::create(&record.name, *len, owner)).collect::<Result<_, _>>();
         let ram = ram.map_err(|e| internal("make the VM's RAM", e))?;
         let monitor = match record.kind {
-            Kind::Qemu => Some(
+            VmKind::Qemu => Some(
                 listen(&self.monitor_path(&record.name))
                     .map_err(|e| internal("make the monitor", in_full(e.as_ref())))?,
             ),
-            Kind::Plain => None,
+            VmKind::Plain => None,
         };
-        self.save(record).map_err(|e| internal("write the VM's record", in_full(e.as_ref())))?;
+        self.records.write(record).map_err(|e| internal("write the VM's record", in_full(e.as_ref())))?;
         Ok((ram, monitor))
     }
 }

@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use pagoda_abi::record::Kind;
 use pagoda_api::types::{
-    ApiError, BalloonInfo, Explain, ExplainLine, FarInfo, Health, HostInfo, Latency, TierInfo, VmInfo, VmKind, VmState,
+    ApiError, BalloonInfo, Explain, ExplainLine, FarInfo, Health, HostInfo, Latency, TierInfo, VmInfo, VmState,
 };
 use pagoda_core::stats::{CATALOGUE, FAULT_CAUSES, Metric, Stats};
 use pagoda_core::units::{Bytes, PAGE_SIZE};
@@ -40,7 +39,7 @@ impl Registry {
     }
 
     fn info(&self, vm: &Vm, status: Option<Arc<Status>>) -> VmInfo {
-        let memory_bytes: u64 = vm.record.regions.iter().sum();
+        let memory_bytes: u64 = vm.record.memory();
         let attached = status.is_some();
         let status = status.unwrap_or_default();
         let gauge = |metric| status.stats.get(metric) * PAGE_SIZE;
@@ -52,14 +51,11 @@ impl Registry {
         counters.insert("table_bytes".into(), status.table_bytes);
         VmInfo {
             name: vm.record.name.clone(),
-            kind: match vm.record.kind {
-                Kind::Qemu => VmKind::Qemu,
-                Kind::Plain => VmKind::Plain,
-            },
+            kind: vm.record.kind,
             state: state_of(vm, attached, &status),
-            pinned: status.pinned.clone().or_else(|| vm.record.pinned.clone()),
+            pinned: status.pinned.clone().or_else(|| vm.record.spec.pinned.clone()),
             memory_bytes,
-            dram_limit_bytes: vm.record.dram,
+            dram_limit_bytes: vm.record.dram(),
             resident_bytes,
             swapped_bytes,
             zero_bytes: memory_bytes.saturating_sub(resident_bytes + swapped_bytes + shared_bytes),
@@ -80,6 +76,7 @@ impl Registry {
             waits: vm.refused.clone().or_else(|| status.waits.clone()),
             balloon: vm.balloon.as_ref().map(balloon::Handle::info),
             policy: self.governor.describe(vm, resident_bytes, swapped_bytes, Sharing::of(&status.stats)),
+            spec: vm.record.spec.clone(),
         }
     }
 

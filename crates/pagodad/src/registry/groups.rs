@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pagoda_abi::Token;
-use pagoda_abi::record::{Record, SharingFiles};
 use pagoda_api::types::ApiError;
 use pagoda_core::fault::Sharing;
 use pagoda_core::units::PAGE_SIZE;
@@ -19,6 +18,7 @@ use pagoda_pager::share::{Group, Member, table};
 use pagoda_sys::ram::RamFile;
 
 use super::{Registry, Vm, internal};
+use crate::record::{Record, SharingFiles};
 
 /// How long a new VM waits for the pool of its group, which the first VM of it that comes back brings: agents come again
 /// within a second.
@@ -28,8 +28,8 @@ const UNKNOWN: Token = Token([0; 16]);
 
 /// Frames of the pool: a VM alone cannot have more than pages, and frame 0 is not used.
 fn frames_max(record: &Record) -> u32 {
-    let pages = record.regions.iter().sum::<u64>() / PAGE_SIZE + 1;
-    if record.group.is_some() { FRAMES_MAX } else { pages.min(u64::from(FRAMES_MAX)) as u32 }
+    let pages = record.memory() / PAGE_SIZE + 1;
+    if record.spec.share_group.is_some() { FRAMES_MAX } else { pages.min(u64::from(FRAMES_MAX)) as u32 }
 }
 
 impl Registry {
@@ -40,7 +40,7 @@ impl Registry {
                 .map(Arc::new)
                 .map_err(|e| internal("make the share group's pool", e))
         };
-        let Some(name) = &record.group else { return make(&record.name) };
+        let Some(name) = &record.spec.share_group else { return make(&record.name) };
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         groups.retain(|_, group| group.strong_count() > 0);
         if let Some(group) = groups.get(name).and_then(Weak::upgrade) {
@@ -54,7 +54,7 @@ impl Registry {
     /// The group of a VM that an earlier daemon served, and that may have shared pages.
     pub(super) fn old_group(&self, record: &Record) -> Option<Arc<Group>> {
         record.sharing?;
-        let group = match &record.group {
+        let group = match &record.spec.share_group {
             None => Arc::new(Group::recovered(&record.name, frames_max(record))),
             Some(name) => {
                 let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
@@ -92,7 +92,7 @@ impl Registry {
             let vm = vms.get_mut(name).context("the VM is gone")?;
             let Some(group) = vm.group.clone() else { return Ok(Vec::new()) };
             if let Some(frames) = group.frames() {
-                let table = table::create(name, vm.record.regions.iter().sum())?;
+                let table = table::create(name, vm.record.memory())?;
                 let kept = table::keepsakes(&table, frames)?;
                 vm.table = Some(table);
                 return Ok(kept.into());
@@ -123,7 +123,7 @@ impl Registry {
             ensure!(kept.is_empty() || kept.len() == 2, "wrong number of descriptors");
             return Ok(None);
         };
-        let bytes = record.regions.iter().sum();
+        let bytes = record.memory();
         let (table, files) = match (made, record.sharing) {
             (Some(table), _) if is_new => {
                 let pool = group.frames().context("the share group has no pool")?.inode();
@@ -147,7 +147,7 @@ impl Registry {
 
 /// How far equal pages of this VM are looked for.
 pub fn sharing_of(registry: &Registry, record: &Record, member: Option<&Member>) -> Sharing {
-    match (member.filter(|_| registry.config.page_sharing), &record.group) {
+    match (member.filter(|_| registry.config.page_sharing), &record.spec.share_group) {
         (None, _) => Sharing::Off,
         (Some(_), None) => Sharing::PageOut,
         (Some(_), Some(_)) => Sharing::Scan,

@@ -1,18 +1,21 @@
 //! How VMs begin and end: found again after a restart, attached, stalled, gone.
 
 use pagoda_api::{in_full, with_advice};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use pagoda_abi::Token;
-use pagoda_abi::record::{Kind, RECORD_MAX, Record};
+use pagoda_api::types::{VmKind, VmSpec};
+use pagoda_core::policy::VmId;
 use pagoda_pager::handle::{Command, Notice};
 use pagoda_sys::process::Life;
 
 use super::{Registry, Vm};
 use crate::far;
 use crate::qmp::Monitor;
+use crate::record::Record;
 
 /// The look for other mappers, in health.
 const STRANGERS: &str = "other mappers";
@@ -26,12 +29,8 @@ impl Registry {
     pub fn load(&self) -> std::io::Result<()> {
         let owed = far::owed_of_before(&self.config);
         let mut all_known = true;
-        for entry in std::fs::read_dir(self.config.state_dir.join("vms"))? {
-            let path = entry?.path();
-            if path.extension().is_none_or(|extension| extension != "vm") {
-                continue;
-            }
-            match read_record(&path) {
+        for (path, record) in self.records.list()? {
+            match record {
                 Ok(record) => self.find_again(record),
                 Err(error) => {
                     tracing::error!("{}: {error}; it is left alone", path.display());
@@ -51,7 +50,7 @@ impl Registry {
         Ok(())
     }
 
-    fn find_again(&self, record: Record) {
+    pub(super) fn find_again(&self, record: Record) {
         let name = record.name.clone();
         let (pid, start) = record.pid;
         if pid != 0 && has_ended(&name, pid, start) {
@@ -71,39 +70,47 @@ impl Registry {
         self.lock().insert(name, vm);
     }
 
-    /// The VM with this token.
-    pub fn name_of(&self, token: Token) -> Option<String> {
-        self.lock().values().find(|vm| vm.record.token == token).map(|vm| vm.record.name.clone())
+    /// The number of the VM with this token.
+    pub(super) fn id_by(&self, token: Token) -> Option<VmId> {
+        self.lock().values().find(|vm| vm.record.token == token).map(|vm| vm.governed.id)
     }
 
     /// Handles what engines say, until the last sender is gone.
     pub fn listen(self: &Arc<Self>, notices: &Receiver<(Token, Notice)>) {
         while let Ok((token, notice)) = notices.recv() {
-            let Some(name) = self.name_of(token) else { continue };
+            let Some(id) = self.id_by(token) else { continue };
             match notice {
-                Notice::Stalled(reason) => self.stall(&name, reason),
+                Notice::Stalled(reason) => self.stall(id, reason),
                 Notice::NearLimit => self.governor.doorbell.ring(),
                 Notice::Exited => {
-                    tracing::info!(vm = %name, "its process ended");
-                    // The files first: a new VM of this name has files of the same names.
-                    let record = self.lock().get(&name).map(|vm| vm.record.clone());
-                    record.iter().for_each(|record| self.forget(record));
-                    self.remove(&mut self.lock(), &name);
-                }
-                Notice::Detached => {
-                    if let Some(vm) = self.lock().get_mut(&name) {
-                        vm.handle = None;
+                    // Its record may be being written, and other VMs' notices do not wait for that.
+                    let registry = Arc::clone(self);
+                    let end = move || registry.exited(id);
+                    if std::thread::Builder::new().name("vm-end".into()).spawn(end).is_err() {
+                        self.exited(id);
                     }
                 }
+                Notice::Detached => drop(self.find_by_id(id, |vm| vm.handle = None)),
             }
         }
     }
 
-    fn stall(self: &Arc<Self>, name: &str, reason: String) {
+    /// A VM's process has ended.
+    pub(super) fn exited(&self, id: VmId) {
+        self.while_writing(id, || {
+            let Some(record) = self.find_by_id(id, |vm| vm.record.clone()) else { return };
+            tracing::info!(vm = %record.name, "its process ended");
+            // The files first: a new VM of this name has files of the same names.
+            self.forget(&record);
+            self.remove(&mut self.lock(), id);
+        });
+    }
+
+    fn stall(&self, id: VmId, reason: String) {
         let mut vms = self.lock();
-        let Some(vm) = vms.get_mut(name) else { return };
+        let Some(vm) = vms.values_mut().find(|vm| vm.governed.id == id) else { return };
         vm.stalled = Some((with_advice(reason), Instant::now()));
-        if vm.record.kind == Kind::Qemu {
+        if vm.record.kind == VmKind::Qemu {
             let qmp = Arc::clone(&vm.qmp);
             // QEMU answers when its vCPUs stand still, which may take until a fault is answered: nobody waits for it here.
             let stop = move || {
@@ -116,37 +123,20 @@ impl Registry {
     }
 
     /// Forgets VMs that were made and whose process ended before it attached, or that no process ever came for. One that is
-    /// started and takes its time is left alone.
+    /// started and takes its time is left alone. One whose record is being written is looked at again the next time.
     pub fn reap(&self) {
-        let mut vms = self.lock();
-        let late: Vec<Record> = vms
-            .values()
-            .filter(|vm| vm.record.pid.0 == 0 && vm.handle.is_none())
-            .filter(|vm| {
-                // Who has the RAM counts, for a program may be a child of the process that `pagoda run` was.
-                match vm.taken.map(|taken| taken.by).or(vm.started_by) {
-                    Some(by) => by.has_ended(&vm.record.name),
-                    None => vm.created.elapsed() > ATTACH_WAIT,
-                }
-            })
-            .map(|vm| vm.record.clone())
-            .collect();
-        for record in late {
-            tracing::info!(vm = %record.name, "no program attached to it");
-            self.remove(&mut vms, &record.name);
-            self.forget(&record);
-        }
-        // A VM that waits for its agent and whose process ended.
-        let ended: Vec<Record> = vms
-            .values()
-            .filter(|vm| vm.handle.is_none() && vm.record.pid.0 != 0)
-            .filter(|vm| has_ended(&vm.record.name, vm.record.pid.0, vm.record.pid.1))
-            .map(|vm| vm.record.clone())
-            .collect();
-        for record in ended {
-            tracing::info!(vm = %record.name, "its process ended");
-            self.remove(&mut vms, &record.name);
-            self.forget(&record);
+        let over: Vec<VmId> =
+            self.lock().values().filter(|vm| why_over(vm).is_some()).map(|vm| vm.governed.id).collect();
+        for id in over {
+            self.unless_writing(id, || {
+                let mut vms = self.lock();
+                let vm = vms.values().find(|vm| vm.governed.id == id);
+                // It may have been attached meanwhile.
+                let Some((record, why)) = vm.and_then(|vm| Some((vm.record.clone(), why_over(vm)?))) else { return };
+                tracing::info!(vm = %record.name, "{why}");
+                self.remove(&mut vms, id);
+                self.forget(&record);
+            });
         }
     }
 
@@ -155,10 +145,10 @@ impl Registry {
     pub fn find_strangers(&self) {
         let attached: Vec<_> = {
             let vms = self.lock();
-            let attached = vms.values().filter(|vm| vm.handle.is_some() && vm.record.pinned.is_none());
-            attached.map(|vm| (vm.record.name.clone(), vm.record.pid.0, vm.inodes.clone())).collect()
+            let attached = vms.values().filter(|vm| vm.handle.is_some() && vm.record.spec.pinned.is_none());
+            attached.map(|vm| (vm.governed.id, vm.record.pid.0, vm.inodes.clone())).collect()
         };
-        for (name, pid, inodes) in attached {
+        for (id, pid, inodes) in attached {
             for (dev, ino) in inodes {
                 let mappers = match pagoda_sys::process::mappers(dev, ino) {
                     Ok(mappers) => mappers,
@@ -171,22 +161,34 @@ impl Registry {
                 self.parts.works(STRANGERS);
                 let stranger = mappers.into_iter().find(|mapper| *mapper != pid && *mapper != std::process::id());
                 if let Some(stranger) = stranger {
-                    self.pin(&name, &format!("process {stranger} maps its memory too, without Pagoda"));
+                    self.pin(id, &format!("process {stranger} maps its memory too, without Pagoda"));
                 }
             }
         }
     }
 
-    fn pin(&self, name: &str, reason: &str) {
-        let mut vms = self.lock();
-        let Some(vm) = vms.get_mut(name).filter(|vm| vm.record.pinned.is_none()) else { return };
-        vm.record.pinned = Some(reason.to_owned());
-        if let Err(error) = self.save(&vm.record) {
-            tracing::warn!(vm = %name, "write the VM's record: {error}", error = in_full(error.as_ref()));
-        }
-        if let Some(handle) = &vm.handle {
-            handle.send(Command::Pin(reason.to_owned()));
-        }
+    /// Has nothing of a VM leave DRAM any more, also if that cannot be written down.
+    pub(super) fn pin(&self, id: VmId, reason: &str) {
+        let pinned = |record: &Record| {
+            let spec = VmSpec { pinned: Some(reason.to_owned()), ..record.spec.clone() };
+            Record { spec, ..record.clone() }
+        };
+        let plan = |_: &BTreeMap<String, Vm>, vm: &Vm| match vm.record.spec.pinned {
+            None => Ok(pinned(&vm.record)),
+            Some(_) => Err(()),
+        };
+        let commit = |vm: &mut Vm, written: anyhow::Result<()>| {
+            if let Err(error) = written {
+                let error = in_full(error.as_ref());
+                tracing::warn!(vm = %vm.record.name, "write the VM's record: {error}");
+                vm.record = pinned(&vm.record);
+            }
+            if let Some(handle) = &vm.handle {
+                handle.send(Command::Pin(reason.to_owned()));
+            }
+            Ok(())
+        };
+        self.change(id, plan, commit);
     }
 
     /// Lets every VM go, for the next daemon.
@@ -197,6 +199,24 @@ impl Registry {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// Why a VM that no engine serves is over, if that is a fact.
+fn why_over(vm: &Vm) -> Option<&'static str> {
+    if vm.handle.is_some() {
+        return None;
+    }
+    let (pid, start) = vm.record.pid;
+    if pid != 0 {
+        // One that waits for its agent.
+        return has_ended(&vm.record.name, pid, start).then_some("its process ended");
+    }
+    // Who has the RAM counts, for a program may be a child of the process that `pagoda run` was.
+    let is_over = match vm.taken.map(|taken| taken.by).or(vm.started_by) {
+        Some(by) => by.has_ended(&vm.record.name),
+        None => vm.created.elapsed() > ATTACH_WAIT,
+    };
+    is_over.then_some("no program attached to it")
 }
 
 /// Whether it is a fact that the VM's process has ended. If nobody can tell, it is said, and looked at again with the next
@@ -210,16 +230,4 @@ pub(super) fn has_ended(vm: &str, pid: u32, start: u64) -> bool {
             false
         }
     }
-}
-
-/// Reads a VM's record.
-///
-/// # Errors
-/// It is not there, or none that this version writes.
-pub fn read_record(path: &std::path::Path) -> anyhow::Result<Record> {
-    use std::io::Read;
-    let mut text = String::new();
-    std::fs::File::open(path)?.take(RECORD_MAX as u64 + 1).read_to_string(&mut text)?;
-    anyhow::ensure!(text.len() <= RECORD_MAX, "longer than a record can be");
-    Ok(Record::from_text(&text)?)
 }

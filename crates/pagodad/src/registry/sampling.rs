@@ -25,7 +25,7 @@ impl Registry {
     pub fn sample(&self, name: &str, request: &SampleRequest) -> Result<SampleInfo, ApiError> {
         let memory: u64 = {
             let vms = self.lock();
-            vms.get(name).ok_or_else(|| no_such_vm(name))?.record.regions.iter().sum()
+            vms.get(name).ok_or_else(|| no_such_vm(name))?.record.memory()
         };
         let (total, pages) = (memory / PAGE_SIZE, &request.pages);
         if pages.len() > SAMPLE_PAGES_MAX as usize {

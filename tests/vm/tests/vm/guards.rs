@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use pagoda_api::{CreateVm, VmKind};
+use pagoda_api::{CreateVm, VmKind, VmSpec};
 use pagoda_sys::toy::ram::{HugePages, Ram, RamSource};
 use vm_tests::daemon::{command, ram_name};
 use vm_tests::toy::ToyOptions;
@@ -168,17 +168,8 @@ fn ram_file_of(pid: u32, vm: &str) -> Result<File> {
 fn a_token_is_needed_to_attach() -> Result<()> {
     Lab::run("tokens", 0, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
-        let vm = CreateVm {
-            name: "web1".into(),
-            memory: vec![128 * MIB],
-            dram: None,
-            kind: VmKind::Plain,
-            reserve_swap: false,
-            far: None,
-            pinned: None,
-            share_group: None,
-            policy: pagoda_api::PolicySettings::default(),
-        };
+        let vm =
+            CreateVm { name: "web1".into(), memory: vec![128 * MIB], kind: VmKind::Plain, spec: VmSpec::default() };
         let created = daemon.client().create(&vm)?;
         let mut forged = created.clone();
         forged.token = "0".repeat(created.token.len());

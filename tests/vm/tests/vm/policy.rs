@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use pagoda_api::{
-    AdmitRequest, CreateVm, ErrorCode, HostPatch, PolicySettings, VmKind, VmPatch, VmPolicy, WhatIfRequest,
+    AdmitRequest, CreateVm, ErrorCode, HostPatch, PolicySettings, VmKind, VmPatch, VmPolicy, VmSpec, WhatIfRequest,
 };
 use vm_tests::daemon::DaemonOptions;
 use vm_tests::toy::ToyOptions;
@@ -191,13 +191,8 @@ fn who_cannot_be_kept_is_refused_by_name() -> Result<()> {
             client.create(&CreateVm {
                 name: name.into(),
                 memory: vec![512 * MIB],
-                dram: None,
                 kind: VmKind::Plain,
-                reserve_swap: false,
-                far: None,
-                pinned: None,
-                share_group: None,
-                policy,
+                spec: VmSpec { policy, ..VmSpec::default() },
             })
         };
         let admit = |min| client.admit(&AdmitRequest { memory_bytes: 512 * MIB, dram: None, min });

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use pagoda_api::{CreateVm, ErrorCode, PolicySettings, VmKind, VmState};
+use pagoda_api::{CreateVm, ErrorCode, VmKind, VmSpec, VmState};
 use vm_tests::loopfs::FileSystem;
 use vm_tests::toy::ToyOptions;
 use vm_tests::{DaemonOptions, Folios, GuestOptions, Lab, MIB, Watch};
@@ -190,13 +190,8 @@ fn a_vm_that_takes_long_to_make_holds_nobody_up() -> Result<()> {
         let request = CreateVm {
             name: "web1".into(),
             memory: vec![256 * MIB],
-            dram: None,
             kind: VmKind::Plain,
-            reserve_swap: true,
-            far: None,
-            pinned: None,
-            share_group: None,
-            policy: PolicySettings::default(),
+            spec: VmSpec { reserve_swap: true, ..VmSpec::default() },
         };
         let reserved = || Ok::<_, anyhow::Error>(client.host()?.policy.reserved_bytes);
         std::thread::scope(|scope| {

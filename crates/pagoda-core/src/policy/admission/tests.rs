@@ -140,6 +140,39 @@ fn a_min_that_changes_is_looked_at_in_memory_and_swap() {
 }
 
 #[test]
+fn what_is_proposed_and_what_it_would_replace_are_both_kept() {
+    let mut policy = two_of_500(800);
+    policy.set_host(host(500), &swap(800)).unwrap();
+    let before = policy.admission(&Change::Nothing, &swap(800));
+    let add =
+        |policy: &Policy, min, free| policy.clone().add(VmId(3), vm(400, 400, min), Overhead::default(), &swap(free));
+    let propose = |policy: &mut Policy, min| {
+        policy.propose(VmId(1), vm(500, 300, min), Overhead::default(), &swap(2000)).unwrap();
+    };
+    // Of 465 MiB 200 are promised. While VM 1 may go from 100 down to 20, nobody gets the difference, in memory or in swap.
+    propose(&mut policy, 20);
+    assert_eq!(policy.settings(VmId(1)).unwrap().min, mib(100), "it is not accepted yet");
+    assert_eq!(policy.admission(&Change::Nothing, &swap(800)), before, "how it stands has not changed");
+    refused(add(&policy, 266, 2000), &["1 MiB of memory are missing"]);
+    refused(add(&policy, 265, 480 + 400 + 134), &["1 MiB of swap are missing"]);
+    assert_eq!(add(&policy, 265, 480 + 400 + 135), Ok(()));
+    policy.withdraw(VmId(1));
+    assert_eq!(add(&policy, 265, 400 + 400 + 135), Ok(()));
+    // While it may go up to 300, nobody gets that.
+    propose(&mut policy, 300);
+    refused(add(&policy, 66, 2000), &["1 MiB of memory are missing"]);
+    refused(add(&policy, 65, 400 + 400 + 334), &["1 MiB of swap are missing"]);
+    assert_eq!(add(&policy, 65, 400 + 400 + 335), Ok(()));
+    policy.accept(VmId(1));
+    assert_eq!(policy.settings(VmId(1)).unwrap().min, mib(300));
+    refused(add(&policy, 66, 2000), &["1 MiB of memory are missing"]);
+    assert_eq!(add(&policy, 65, 200 + 400 + 335), Ok(()));
+    // Nothing is left to accept.
+    policy.accept(VmId(1));
+    assert_eq!(policy.settings(VmId(1)).unwrap().min, mib(300));
+}
+
+#[test]
 fn what_settings_cost_beside_memory_is_looked_at() {
     let mut policy = two_of_500(400);
     let settings = vm(500, 300, 100);

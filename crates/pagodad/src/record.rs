@@ -1,0 +1,273 @@
+//! The record of a VM: one small file in the state directory, by which a restarted daemon knows a VM again.
+//!
+//! Format 2 is three parts: the line `pagoda-vm 2`, the [`Record`] as JSON, and the line `sum` with the 64-bit FNV-1a of all
+//! bytes before it. A setting that a user can give is a field of [`VmSpec`] and needs nothing here. Records of format 1
+//! ([`format_1`]) are read, and written anew as format 2 when something changes.
+//!
+//! What is not whole, not known to this version or contradicts itself is refused: [`store`] leaves such a file alone. A
+//! record has the VM's secret and the key of its pages in remote memory: no error and no `Debug` shows them.
+
+mod format_1;
+pub mod store;
+
+use pagoda_abi::{REGION_ALIGN, REGIONS_MAX, Token};
+use pagoda_api::types::{FAR_COPIES_MAX, FarRequest, VmKind, VmSpec, check_vm_name};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::compressed::Compressed;
+
+/// Longest record that is written or read, in bytes. One of format 1 (4096 bytes) always fits: JSON has at most six bytes for
+/// one of a text, and the names of fields are below 1 KiB.
+pub const RECORD_MAX: usize = 32 << 10;
+const FIRST_LINE: &str = "pagoda-vm 2";
+/// Bytes of the key of a VM's pages in remote memory.
+pub const FAR_KEY_SIZE: usize = 32;
+/// Longest name of a pool in etcd.
+const CLUSTER_MAX: usize = 64;
+
+/// A VM as the daemon remembers it: what its user set, and what the daemon knows of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Unique among the daemon's VMs.
+    pub name: String,
+    /// The VM's secret.
+    #[serde(with = "token")]
+    pub token: Token,
+    pub kind: VmKind,
+    /// Bytes of each region, multiples of [`REGION_ALIGN`].
+    pub regions: Vec<u64>,
+    /// What its user has set.
+    pub spec: VmSpec,
+    /// Process id and its start time (proc(5) stat, field 22); zeros before it attached.
+    pub pid: (u32, u64),
+    /// The driver of its balloon does not answer, and it is paged out to the balloon target instead.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub paged_out: bool,
+    /// The memory policy has stopped it, and has to let it run again.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub blocked: bool,
+    /// What its VMM keeps for sharing. Without it shared pages would be taken for zeros.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sharing: Option<SharingFiles>,
+    /// Where its pages in remote memory are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub far: Option<Far>,
+    /// Its compressed tier. Without it, pages that are there would be taken for zeros.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compressed: Option<Compressed>,
+}
+
+/// The files that hold a VM's shared pages, each by device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharingFiles {
+    /// The VM's table.
+    pub table: (u64, u64),
+    /// The pool of its group.
+    pub pool: (u64, u64),
+}
+
+/// A space of a pool of servers that lend memory.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Far {
+    /// Its number in the pool.
+    #[serde(with = "space")]
+    pub space: u64,
+    /// Servers that have each page, as the user asked.
+    pub copies: u8,
+    /// What its pages are sealed with: no server has it.
+    #[serde(with = "key")]
+    pub key: [u8; FAR_KEY_SIZE],
+    /// The pool in etcd that keeps where its pages are; nothing: this machine's registry file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
+}
+
+impl std::fmt::Debug for Far {
+    /// The key is a secret: it stays out of logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Far({:016x}, {} copies, {:?})", self.space, self.copies, self.cluster)
+    }
+}
+
+/// Why a record was not accepted.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("VM record is not usable: {0}")]
+pub struct BadRecord(String);
+
+fn bad(what: impl Into<String>) -> BadRecord {
+    BadRecord(what.into())
+}
+
+impl Record {
+    /// Of a VM that no program is attached to.
+    pub fn new(name: &str, token: Token, kind: VmKind, regions: &[u64], spec: VmSpec) -> Record {
+        Record {
+            name: name.to_owned(),
+            token,
+            kind,
+            regions: regions.to_vec(),
+            spec,
+            pid: (0, 0),
+            paged_out: false,
+            blocked: false,
+            sharing: None,
+            far: None,
+            compressed: None,
+        }
+    }
+
+    /// Bytes of all regions.
+    pub fn memory(&self) -> u64 {
+        self.regions.iter().fold(0, |sum, len| sum.saturating_add(*len))
+    }
+
+    /// Its user's cap on DRAM, bytes.
+    pub fn dram(&self) -> u64 {
+        self.spec.dram_of(self.memory())
+    }
+
+    /// What stands in for its balloon: bytes that it is paged out to.
+    pub fn paged_out_to(&self) -> Option<u64> {
+        self.spec.balloon_target.filter(|_| self.paged_out)
+    }
+
+    /// The file's content.
+    pub fn to_text(&self) -> String {
+        // It has no map with keys of another type than text, which is all that JSON cannot have.
+        let json = serde_json::to_string_pretty(self).unwrap_or_default();
+        let text = format!("{FIRST_LINE}\n{json}\n");
+        let sum = checksum(&text);
+        text + &format!("sum {sum:016x}\n")
+    }
+
+    /// Reads a record of any format that is known.
+    ///
+    /// # Errors
+    /// It is damaged, of another version, or has what this version does not know.
+    pub fn from_text(text: &str) -> Result<Record, BadRecord> {
+        if text.len() > RECORD_MAX {
+            return Err(bad("longer than a record can be"));
+        }
+        let (body, sum) = text.trim_end().rsplit_once('\n').ok_or_else(|| bad("too short"))?;
+        // What is summed ends with a line's end.
+        let body = &text[..body.len() + 1];
+        let sum = sum.strip_prefix("sum ").ok_or_else(|| bad("no checksum"))?;
+        if sum != format!("{:016x}", checksum(body)) {
+            return Err(bad("checksum does not match"));
+        }
+        let record = match body.split_once('\n') {
+            Some((FIRST_LINE, json)) => Record::from_json(json)?,
+            Some((format_1::FIRST_LINE, lines)) => format_1::read(lines, text.len())?,
+            _ => return Err(bad("written by another version")),
+        };
+        record.check()?;
+        Ok(record)
+    }
+
+    fn from_json(json: &str) -> Result<Record, BadRecord> {
+        // Not in serde's words: they quote the value, which may be a secret.
+        let place = |error: serde_json::Error| bad(format!("JSON, line {}, column {}", error.line(), error.column()));
+        let record: Record = serde_json::from_str(json).map_err(place)?;
+        let said: Value = serde_json::from_str(json).map_err(place)?;
+        let understood = serde_json::to_value(&record).map_err(place)?;
+        match find_lost(&said, &understood) {
+            None => Ok(record),
+            Some(field) => Err(bad(format!("it has {field}, which this version does not know"))),
+        }
+    }
+
+    fn check(&self) -> Result<(), BadRecord> {
+        check_vm_name(&self.name).map_err(bad)?;
+        let is_region = |len: &u64| *len != 0 && len.is_multiple_of(REGION_ALIGN);
+        if !(1..=REGIONS_MAX).contains(&self.regions.len()) || !self.regions.iter().all(is_region) {
+            return Err(bad("regions"));
+        }
+        if self.paged_out && self.spec.balloon_target.is_none() {
+            return Err(bad("paged out to no balloon target"));
+        }
+        if self.spec.far != self.far.as_ref().map(|far| FarRequest { copies: far.copies }) {
+            return Err(bad("remote memory was asked for otherwise than it is there"));
+        }
+        if let Some(far) = &self.far {
+            far.check().ok_or_else(|| bad("far"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Far {
+    fn check(&self) -> Option<()> {
+        let is_right = (1..=FAR_COPIES_MAX).contains(&self.copies) && self.cluster.as_deref().is_none_or(is_pool);
+        is_right.then_some(())
+    }
+}
+
+/// Whether a pool in etcd can have this name.
+fn is_pool(name: &str) -> bool {
+    let allowed = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.');
+    (1..=CLUSTER_MAX).contains(&name.len()) && name.bytes().all(allowed)
+}
+
+fn checksum(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// The first field of `said` that is not in `understood`. One that says nothing (null, false, 0) cannot be lost.
+fn find_lost(said: &Value, understood: &Value) -> Option<String> {
+    let says_nothing = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Number(number) => number.as_u64() == Some(0),
+        _ => false,
+    };
+    let Value::Object(said) = said else { return None };
+    said.iter().filter(|(_, value)| !says_nothing(value)).find_map(|(key, value)| match understood.get(key) {
+        None => Some(format!("{key:?}")),
+        Some(understood) => find_lost(value, understood),
+    })
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+/// So many lower-case hexadecimal digits, as bytes.
+fn from_hex<const BYTES: usize>(text: &str) -> Option<[u8; BYTES]> {
+    let is_hex = text.len() == 2 * BYTES && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    let mut bytes = [0; BYTES];
+    for (byte, at) in bytes.iter_mut().zip((0..).step_by(2)) {
+        *byte = u8::from_str_radix(is_hex.then(|| text.get(at..at + 2))??, 16).ok()?;
+    }
+    Some(bytes)
+}
+
+fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Secrets and numbers of spaces as hexadecimal text.
+macro_rules! as_hex {
+    ($module:ident, $type:ty, $what:literal, $to:expr, $from:expr) => {
+        mod $module {
+            use super::*;
+            use serde::{Deserializer, Serializer, de::Error};
+
+            pub fn serialize<S: Serializer>(value: &$type, serializer: S) -> Result<S::Ok, S::Error> {
+                let to: fn(&$type) -> String = $to;
+                serializer.serialize_str(&to(value))
+            }
+
+            pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<$type, D::Error> {
+                let from: fn(&str) -> Option<$type> = $from;
+                from(&String::deserialize(deserializer)?).ok_or_else(|| D::Error::custom($what))
+            }
+        }
+    };
+}
+as_hex!(token, Token, "no token", |token| to_hex(&token.0), |text| from_hex(text).map(Token));
+as_hex!(key, [u8; FAR_KEY_SIZE], "no key", |key| to_hex(key), from_hex);
+as_hex!(space, u64, "no number of a space", |space| format!("{space:016x}"), |text| from_hex(text)
+    .map(u64::from_be_bytes));
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,318 @@
+//! Changes while a disk is slow, full or waited for. No test waits for time: the disk says when it was asked, and answers when
+//! it is told to.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use pagoda_abi::Token;
+use pagoda_api::types::{ErrorCode, VmKind, VmPatch, VmSpec};
+use pagoda_core::units::{Bytes, PageCount};
+
+use super::*;
+use crate::config::{Config, LargeFolios, PageIn, PolicyConfig, Replacement};
+use crate::record::store::{self, RecordStore};
+use crate::registry::HostFacts;
+
+const MEMORY: u64 = 1 << 30;
+const HALF: u64 = MEMORY / 2;
+const QUARTER: u64 = MEMORY / 4;
+
+/// A registry whose records are written when the test says so.
+struct Bench {
+    dir: PathBuf,
+    registry: Arc<Registry>,
+    /// Paths that are about to be written.
+    asked: Receiver<PathBuf>,
+    /// What becomes of each, in order.
+    answers: Sender<std::io::Result<()>>,
+}
+
+impl Bench {
+    fn new(name: &str) -> Bench {
+        let dir = std::env::temp_dir().join(format!("pagodad-change-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        for sub in ["swap", "vms"] {
+            std::fs::create_dir_all(dir.join(sub)).unwrap();
+        }
+        let config = Config {
+            state_dir: dir.clone(),
+            swap_dir: dir.join("swap"),
+            pool_dir: dir.join("pool"),
+            socket: dir.join("pagoda.sock"),
+            attach_socket: dir.join("attach.sock"),
+            group: None,
+            metrics: None,
+            shim: dir.join("shim.so"),
+            tune_host: false,
+            large_folios: LargeFolios::Off,
+            page_sharing: false,
+            page_in: PageIn::default(),
+            replacement: Replacement::default(),
+            busy_poll: pagoda_pager::poll::BUSY_POLL_DEFAULT,
+            compressed: None,
+            file: None,
+            policy: PolicyConfig { pool: Some(Bytes(8 * MEMORY)), ..PolicyConfig::default() },
+        };
+        let (notices, _) = channel();
+        let host = HostFacts { direct: false, protect: true, permission: "device".into(), limits: Vec::new() };
+        let mut registry = Registry::new(config, host, notices).unwrap();
+        let ((ask, asked), (answers, answer)) = (channel(), channel::<std::io::Result<()>>());
+        let answer = Mutex::new(answer);
+        let disk = move |path: &Path, content: &[u8]| {
+            ask.send(path.to_owned()).unwrap();
+            answer.lock().unwrap().recv().unwrap()?;
+            std::fs::write(path, content)
+        };
+        registry.records = RecordStore::with_disk(dir.join("vms"), Box::new(disk));
+        Bench { dir, registry: Arc::new(registry), asked, answers }
+    }
+
+    /// A VM without a program, whose record is on the disk.
+    fn vm(&self, name: &str, pid: (u32, u64)) -> VmId {
+        let record = Record::new(name, Token([name.len() as u8; 16]), VmKind::Qemu, &[MEMORY], VmSpec::default());
+        let record = Record { pid, ..record };
+        store::write(&self.registry.records.path(name), &record).unwrap();
+        self.registry.find_again(record);
+        self.registry.id_of(name).unwrap()
+    }
+
+    fn on_disk(&self, name: &str) -> Option<Record> {
+        let path = self.registry.records.path(name);
+        path.exists().then(|| store::read(&path).unwrap())
+    }
+
+    fn record(&self, id: VmId) -> Option<Record> {
+        self.registry.find_by_id(id, |vm| vm.record.clone())
+    }
+
+    /// What the policy promises and plans with.
+    fn min(&self, id: VmId) -> PageCount {
+        self.registry.governor.lock().rounds.policy.settings(id).unwrap().min
+    }
+
+    fn set_min(&self, name: &'static str, min: u64) -> std::thread::JoinHandle<Result<u64, ErrorCode>> {
+        let registry = Arc::clone(&self.registry);
+        std::thread::spawn(move || {
+            let patched = registry.patch(name, &VmPatch { min: Some(min), ..VmPatch::default() });
+            patched.map(|vm| vm.policy.min_bytes).map_err(|error| error.code)
+        })
+    }
+
+    /// Until so many others have or want the VM's writing lock.
+    fn until_wanted(&self, id: VmId, count: usize) {
+        while self.registry.find_by_id(id, |vm| Arc::strong_count(&vm.writing)) != Some(1 + count) {
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn disk_full() -> std::io::Result<()> {
+    Err(std::io::ErrorKind::StorageFull.into())
+}
+
+/// A process that has ended, as far as anybody knows: this one is 1 tick older than it is.
+fn ended() -> (u32, u64) {
+    let own = std::process::id();
+    (own, pagoda_sys::process::start_time(own).unwrap() - 1)
+}
+
+#[test]
+fn a_change_takes_effect_when_it_is_written_and_holds_nobody_up() {
+    let bench = Bench::new("effect");
+    let (id, other) = (bench.vm("web1", (0, 0)), bench.vm("other", (0, 0)));
+    let patch = bench.set_min("web1", HALF);
+    assert_eq!(bench.asked.recv().unwrap(), bench.registry.records.path("web1"));
+    // The disk has not answered: the VM is what it was, and everybody else goes on.
+    assert_eq!(bench.registry.get("web1").unwrap().policy.min_bytes, 0);
+    assert_eq!((bench.min(id), bench.record(id)), (PageCount::ZERO, bench.on_disk("web1")));
+    crate::policy::rounds::make(&bench.registry);
+    assert_eq!(bench.registry.list().len(), 2);
+    let patch_of_other = bench.set_min("other", QUARTER);
+    assert_eq!(bench.asked.recv().unwrap(), bench.registry.records.path("other"));
+    bench.answers.send(Ok(())).unwrap();
+    bench.answers.send(Ok(())).unwrap();
+    assert_eq!((patch.join().unwrap(), patch_of_other.join().unwrap()), (Ok(HALF), Ok(QUARTER)));
+    assert_eq!((bench.min(id), bench.min(other)), (Bytes(HALF).pages_ceil(), Bytes(QUARTER).pages_ceil()));
+    assert_eq!(bench.record(id), bench.on_disk("web1"));
+    assert_eq!(bench.on_disk("web1").unwrap().spec.policy.min, HALF);
+}
+
+#[test]
+fn what_cannot_be_written_changes_nothing() {
+    let bench = Bench::new("full");
+    let id = bench.vm("web1", (0, 0));
+    let before = bench.on_disk("web1");
+    let reserved = || bench.registry.governor.lock().rounds.policy.reserved();
+    let reserved_before = reserved();
+    let patch = bench.set_min("web1", HALF);
+    bench.asked.recv().unwrap();
+    bench.answers.send(disk_full()).unwrap();
+    assert_eq!(patch.join().unwrap(), Err(ErrorCode::Internal));
+    assert_eq!((bench.on_disk("web1"), bench.record(id)), (before.clone(), before));
+    assert_eq!((bench.min(id), reserved()), (PageCount::ZERO, reserved_before));
+    // The next one finds no trace of it.
+    let patch = bench.set_min("web1", QUARTER);
+    bench.asked.recv().unwrap();
+    bench.answers.send(Ok(())).unwrap();
+    assert_eq!(patch.join().unwrap(), Ok(QUARTER));
+}
+
+/// What is promised to a VM while its record is written is promised to nobody else, and what it had is still its.
+#[test]
+fn what_a_change_may_need_is_reserved_while_it_is_written() {
+    let bench = Bench::new("reserved");
+    bench.vm("web1", (0, 0));
+    let admitted = |min: u64| {
+        let request = pagoda_api::types::AdmitRequest { memory_bytes: 8 * MEMORY, dram: None, min };
+        bench.registry.would_admit(&request).unwrap().missing
+    };
+    let free = {
+        let request = pagoda_api::types::AdmitRequest { memory_bytes: MEMORY, dram: None, min: 0 };
+        bench.registry.would_admit(&request).unwrap().memory_free_bytes
+    };
+    let needs_all = || admitted(free - HALF).contains("of memory are missing");
+    assert!(!needs_all());
+    let patch = bench.set_min("web1", MEMORY);
+    bench.asked.recv().unwrap();
+    assert!(needs_all(), "it may be granted");
+    bench.answers.send(disk_full()).unwrap();
+    patch.join().unwrap().unwrap_err();
+    assert!(!needs_all(), "it was not");
+    let grant = |min: u64| {
+        let patch = bench.set_min("web1", min);
+        bench.asked.recv().unwrap();
+        patch
+    };
+    let patch = grant(MEMORY);
+    bench.answers.send(Ok(())).unwrap();
+    assert_eq!(patch.join().unwrap(), Ok(MEMORY));
+    let patch = grant(0);
+    assert!(needs_all(), "it may have to be kept");
+    bench.answers.send(Ok(())).unwrap();
+    assert_eq!(patch.join().unwrap(), Ok(0));
+    assert!(!needs_all());
+}
+
+#[test]
+fn changes_of_one_vm_follow_one_another() {
+    let bench = Bench::new("both");
+    let id = bench.vm("web1", (0, 0));
+    let first = bench.set_min("web1", HALF);
+    bench.asked.recv().unwrap();
+    let registry = Arc::clone(&bench.registry);
+    let pin = std::thread::spawn(move || registry.pin(id, "a device"));
+    bench.until_wanted(id, 2);
+    assert_eq!(bench.asked.try_recv().ok(), None, "the second waits");
+    bench.answers.send(Ok(())).unwrap();
+    assert_eq!(first.join().unwrap(), Ok(HALF));
+    bench.asked.recv().unwrap();
+    bench.answers.send(Ok(())).unwrap();
+    pin.join().unwrap();
+    let spec = bench.on_disk("web1").unwrap().spec;
+    assert_eq!((spec.policy.min, spec.pinned.as_deref()), (HALF, Some("a device")));
+    assert_eq!(bench.record(id), bench.on_disk("web1"));
+    // Once it is pinned, nothing is written.
+    bench.registry.pin(id, "another device");
+    assert_eq!(bench.asked.try_recv().ok(), None);
+}
+
+/// Its pages stay in DRAM all the same.
+#[test]
+fn a_vm_is_pinned_also_if_that_cannot_be_written() {
+    let bench = Bench::new("pin");
+    let id = bench.vm("web1", (0, 0));
+    let registry = Arc::clone(&bench.registry);
+    bench.answers.send(disk_full()).unwrap();
+    registry.pin(id, "a device");
+    assert_eq!(bench.record(id).unwrap().spec.pinned.as_deref(), Some("a device"));
+    // The next change writes it.
+    bench.answers.send(Ok(())).unwrap();
+    assert_eq!(bench.set_min("web1", HALF).join().unwrap(), Ok(HALF));
+    assert_eq!(bench.on_disk("web1").unwrap().spec.pinned.as_deref(), Some("a device"));
+}
+
+#[test]
+fn a_vm_that_ends_while_its_record_is_written_leaves_none() {
+    let bench = Bench::new("reaped");
+    let id = bench.vm("web1", (0, 0));
+    let patch = bench.set_min("web1", HALF);
+    bench.asked.recv().unwrap();
+    // Its process ends now.
+    bench.registry.find_by_id(id, |vm| vm.record.pid = ended());
+    bench.registry.reap();
+    assert!(bench.registry.get("web1").is_ok() && bench.on_disk("web1").is_some(), "it is looked at again");
+    bench.answers.send(Ok(())).unwrap();
+    // What was planned was planned before: the record has no process.
+    patch.join().unwrap().unwrap();
+    bench.registry.find_by_id(id, |vm| vm.record.pid = ended());
+    bench.registry.reap();
+    assert!(bench.registry.get("web1").is_err() && bench.on_disk("web1").is_none());
+    assert_eq!(bench.set_min("web1", HALF).join().unwrap(), Err(ErrorCode::NoSuchVm));
+    assert_eq!(bench.asked.try_recv().ok(), None, "nothing is written for it any more");
+}
+
+/// As its engine says it, and at its user's request: both wait for the disk.
+#[test]
+fn an_end_waits_for_the_record_and_the_name_stays_taken() {
+    for by_user in [false, true] {
+        let bench = Bench::new(if by_user { "deleted" } else { "exited" });
+        let id = bench.vm("web1", (0, 0));
+        let patch = bench.set_min("web1", HALF);
+        bench.asked.recv().unwrap();
+        let registry = Arc::clone(&bench.registry);
+        let end = std::thread::spawn(move || match by_user {
+            true => registry.delete("web1").unwrap(),
+            false => registry.exited(id),
+        });
+        bench.until_wanted(id, 2);
+        let late = bench.set_min("web1", QUARTER);
+        bench.until_wanted(id, 3);
+        assert!(bench.registry.lock().contains_key("web1"), "a new VM would have files of the same names");
+        bench.answers.send(Ok(())).unwrap();
+        assert_eq!(patch.join().unwrap().err().filter(|code| *code != ErrorCode::NoSuchVm), None);
+        // If the third came before the second, it was written before the end.
+        bench.answers.send(Ok(())).unwrap();
+        end.join().unwrap();
+        assert_eq!(late.join().unwrap().err().filter(|code| *code != ErrorCode::NoSuchVm), None);
+        assert!(bench.on_disk("web1").is_none() && bench.record(id).is_none());
+    }
+}
+
+/// The record of a new VM is not that of the one before, whatever came too late for that.
+#[test]
+fn what_comes_too_late_leaves_the_next_vm_of_the_name_alone() {
+    let bench = Bench::new("next");
+    let first = bench.vm("web1", (0, 0));
+    bench.registry.exited(first);
+    let second = bench.vm("web1", (0, 0));
+    bench.registry.exited(first);
+    bench.registry.pin(first, "a device");
+    bench.registry.note_balloon(first);
+    assert!(bench.asked.try_recv().is_err());
+    assert_eq!(bench.record(second), bench.on_disk("web1"));
+    assert!(bench.on_disk("web1").is_some_and(|record| record.spec == VmSpec::default()));
+}
+
+/// A round has the registry while it sets a balloon's target.
+#[test]
+fn a_round_does_not_wait_for_the_note_of_a_balloon() {
+    let bench = Bench::new("balloon");
+    let id = bench.vm("web1", (0, 0));
+    let follow = || bench.registry.find_by_id(id, |vm| bench.registry.follow_plan(vm)).unwrap().unwrap();
+    follow();
+    bench.asked.recv().unwrap();
+    follow();
+    assert_eq!(bench.record(id).unwrap().spec.balloon_target, None, "nothing is asked of the guest yet");
+    bench.answers.send(Ok(())).unwrap();
+    while bench.registry.find_by_id(id, |vm| vm.record.spec.balloon_target).unwrap() != Some(MEMORY) {
+        std::thread::yield_now();
+    }
+    assert_eq!(bench.record(id), bench.on_disk("web1"));
+    assert_eq!(bench.asked.try_recv().ok(), None, "one thread is enough");
+}
