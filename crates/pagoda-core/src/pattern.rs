@@ -35,7 +35,6 @@ use stream::{Place, Relation, Sequence, Whole};
 /// Remembered places (measured: `adaptive rule`, 2 vCPUs, virtio disk; sweeps and random use both within
 /// noise of the better fixed choice).
 pub const STREAMS: usize = 8;
-
 /// Two places in one chunk allow for two vCPUs that walk it; more would match random faults by chance.
 const STREAMS_PER_CHUNK: usize = 2;
 /// Faults after which an idle stream of whole chunks gives its place to a new one. A stream comes back

@@ -7,7 +7,7 @@
 //! # When something fails
 //!
 //! A server that dies takes its pages with it. Its next life has another boot epoch, which clients learn in the handshake
-//! before anything else, and it answers [`Status::UnknownSlab`], never zeros. A server that is paused answers late: versions and
+//! before anything else, and it answers [`crate::wire::message::Status::UnknownSlab`], never zeros. A server that is paused answers late: versions and
 //! generations make late writes harmless. A server never drops a slab by itself; under pressure it asks the owners to.
 
 mod copy;

@@ -2,9 +2,8 @@
 
 use crate::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
 
-/// A fault this many pages after a place continues it (same measurement).
+/// A fault this many pages after a place continues it (measured: `adaptive rule`, 2 vCPUs, virtio disk).
 pub const CONTINUES_WITHIN: u64 = 16;
-
 /// The price of a whole chunk in single-page faults: 450 us against 25 us, measured on the same machine.
 pub const CHUNK_COST_PAGES: u64 = 18;
 

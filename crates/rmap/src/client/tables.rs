@@ -2,7 +2,7 @@
 //!
 //! A slab that is written to for the first time needs one, and who serves a disk that may be swapped to must not wait for memory
 //! then. So some are kept ready. They are made by somebody else, who may wait, and are given to the client by
-//! [`Client::add_spare`]; where there is none, memory is asked for as it is needed.
+//! [`super::Client::add_spare`]; where there is none, memory is asked for as it is needed.
 
 mod supply;
 

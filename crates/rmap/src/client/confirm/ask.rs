@@ -7,7 +7,7 @@ use crate::control::ControlRequest;
 use crate::units::Time;
 
 impl Client {
-    /// Asks whether this client still owns a space, at some moment from now on. The answer is an [`Event::Written`].
+    /// Asks whether this client still owns a space, at some moment from now on. The answer is an [`crate::client::Event::Written`].
     ///
     /// # Errors
     /// Nothing was asked: too many wait for an answer, or the space is only read here.
