@@ -67,10 +67,7 @@ impl Registry {
             return Err(error(ErrorCode::Unsupported, "this daemon shares no pages", Some(hint)));
         }
         // A VM whose program did not start, or has just ended, has its name until somebody looks.
-        let is_taken = self.lock().contains_key(&request.name);
-        if is_taken {
-            self.reap();
-        }
+        self.reap_name(&request.name);
         self.check_free(&self.lock(), &request.name)?;
         // Without the lock: etcd may be asked.
         let dirs = far::Dirs::of(&self.config);

@@ -128,16 +128,27 @@ impl Registry {
         let over: Vec<VmId> =
             self.lock().values().filter(|vm| why_over(vm).is_some()).map(|vm| vm.governed.id).collect();
         for id in over {
-            self.unless_writing(id, || {
-                let mut vms = self.lock();
-                let vm = vms.values().find(|vm| vm.governed.id == id);
-                // It may have been attached meanwhile.
-                let Some((record, why)) = vm.and_then(|vm| Some((vm.record.clone(), why_over(vm)?))) else { return };
-                tracing::info!(vm = %record.name, "{why}");
-                self.remove(&mut vms, id);
-                self.forget(&record);
-            });
+            self.unless_writing(id, || self.end_if_over(id));
         }
+    }
+
+    /// As [`Self::reap`], for the VM of this name alone, and waits for whoever writes its record or ends it.
+    pub(super) fn reap_name(&self, name: &str) {
+        let id = self.lock().get(name).filter(|vm| why_over(vm).is_some()).map(|vm| vm.governed.id);
+        if let Some(id) = id {
+            self.while_writing(id, || self.end_if_over(id));
+        }
+    }
+
+    /// The caller has the VM's writing lock.
+    fn end_if_over(&self, id: VmId) {
+        let mut vms = self.lock();
+        let vm = vms.values().find(|vm| vm.governed.id == id);
+        // It may have been attached meanwhile.
+        let Some((record, why)) = vm.and_then(|vm| Some((vm.record.clone(), why_over(vm)?))) else { return };
+        tracing::info!(vm = %record.name, "{why}");
+        self.remove(&mut vms, id);
+        self.forget(&record);
     }
 
     /// Looks for processes that map a VM's RAM without a userfaultfd of ours: they would read what is out as zeros. What the

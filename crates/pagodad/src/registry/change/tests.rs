@@ -299,6 +299,28 @@ fn what_comes_too_late_leaves_the_next_vm_of_the_name_alone() {
     assert!(bench.on_disk("web1").is_some_and(|record| record.spec == VmSpec::default()));
 }
 
+#[test]
+fn a_record_of_before_is_read_and_written_anew_at_the_next_change() {
+    let bench = Bench::new("before");
+    let text = include_str!("../../record/golden/1-least.vm");
+    let (path, bad) = (bench.registry.records.path("web1"), bench.registry.records.path("bad"));
+    std::fs::write(&path, text).unwrap();
+    std::fs::write(&bad, text.replace("dram", "drma")).unwrap();
+    bench.registry.load().unwrap();
+    let names: Vec<String> = bench.registry.list().into_iter().map(|vm| vm.name).collect();
+    assert_eq!(names, ["web1"]);
+    assert_eq!(bench.registry.get("web1").unwrap().dram_limit_bytes, HALF);
+    // What changes nothing writes nothing.
+    bench.registry.patch("web1", &VmPatch { dram: Some(HALF), ..VmPatch::default() }).unwrap();
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+    bench.answers.send(Ok(())).unwrap();
+    assert_eq!(bench.set_min("web1", QUARTER).join().unwrap(), Ok(QUARTER));
+    assert!(std::fs::read_to_string(&path).unwrap().starts_with("pagoda-vm 2\n"));
+    let record = bench.on_disk("web1").unwrap();
+    assert_eq!((record.spec.dram, record.spec.policy.min), (Some(HALF), QUARTER));
+    assert_eq!(std::fs::read_to_string(&bad).unwrap(), text.replace("dram", "drma"), "it is left alone");
+}
+
 /// A round has the registry while it sets a balloon's target.
 #[test]
 fn a_round_does_not_wait_for_the_note_of_a_balloon() {
