@@ -6,10 +6,14 @@
 //! each other; a change that breaks this raises [`API_VERSION`].
 
 mod balloon;
+mod dram;
 mod far;
+mod kind;
+mod latency;
 mod policy;
 mod sampling;
 mod spec;
+mod terms;
 mod tier;
 
 use std::collections::BTreeMap;
@@ -18,28 +22,23 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use balloon::{BalloonInfo, GuestMemory, check_balloon_target};
+pub use dram::{DRAM_BYTES_MIN, DRAM_FRACTION_MIN, MEMORY_GRANULE_BYTES, check_dram, dram_bytes_min};
 pub use far::{FAR_COPIES_MAX, FarInfo, FarLatency, FarPool, FarRequest, FarServer};
+pub use kind::VmKind;
+pub use latency::Latency;
 pub use policy::{
-    AdmitReply, AdmitRequest, HostPatch, HostPolicy, Mrc, MrcPoint, SHARE_GROUP_LEN_MAX, SHARES_DEFAULT, SHARES_MAX,
-    VmPolicy, WhatIfReply, WhatIfRequest, check_min, check_sampling, check_share_group, check_shares,
+    AdmitReply, AdmitRequest, HostPatch, HostPolicy, Mrc, MrcPoint, VmPolicy, WhatIfReply, WhatIfRequest,
 };
 pub use sampling::{CurveInfo, CurvePoint, CurveSwitch, SampleInfo, SampleRequest};
-pub use spec::{PolicySettings, Sampling, VmPatch, VmSpec};
+pub use spec::{PolicySettings, VmPatch, VmSpec};
+pub use terms::{
+    SHARE_GROUP_LEN_MAX, SHARES_DEFAULT, SHARES_MAX, Sampling, check_min, check_sampling, check_share_group,
+    check_shares,
+};
 pub use tier::TierInfo;
 
 /// The number in the path `/v1/...`.
 pub const API_VERSION: u32 = 1;
-
-/// Guest RAM comes in huge pages of this size, so that its mappings can be huge when nothing is
-/// short of memory.
-pub const MEMORY_GRANULE_BYTES: u64 = pagoda_abi::REGION_ALIGN;
-
-/// The smallest DRAM cap: a few chunks per vCPU in flight, read-ahead and the page-out headroom
-/// have to fit beside the guest kernel's own hot set.
-pub const DRAM_BYTES_MIN: u64 = 64 << 20;
-
-/// At least one part in this many of a VM's memory stays DRAM: below it a VM does little but page.
-pub const DRAM_FRACTION_MIN: u64 = 64;
 
 /// Regions (memory back ends, usually one for each NUMA node) of one VM.
 pub const REGIONS_MAX: usize = pagoda_abi::REGIONS_MAX;
@@ -95,23 +94,6 @@ pub fn vm_file_name(name: &str) -> String {
     name.bytes().map(escape).collect()
 }
 
-/// The smallest DRAM cap a VM of `memory_bytes` may have.
-#[must_use]
-pub fn dram_bytes_min(memory_bytes: u64) -> u64 {
-    let share = (memory_bytes / DRAM_FRACTION_MIN).next_multiple_of(MEMORY_GRANULE_BYTES);
-    share.max(DRAM_BYTES_MIN).min(memory_bytes)
-}
-
-/// What maps the RAM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum VmKind {
-    /// QEMU, which also gets a monitor of ours.
-    Qemu,
-    /// Any other program that maps the RAM files itself.
-    Plain,
-}
-
 /// `POST /v1/vms`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreateVm {
@@ -157,31 +139,6 @@ impl CreateVm {
         };
         self.spec.check(self.kind, total)
     }
-}
-
-/// Checks a DRAM cap against the size of the VM.
-///
-/// # Errors
-/// A sentence that says what is wrong and what would be right.
-pub fn check_dram(dram_bytes: u64, memory_bytes: u64) -> Result<(), String> {
-    let mib = |bytes: u64| bytes >> 20;
-    if dram_bytes > memory_bytes {
-        return Err(format!(
-            "dram of {} MiB is more than the VM's memory of {} MiB; leave --dram out to give it all",
-            mib(dram_bytes),
-            mib(memory_bytes)
-        ));
-    }
-    let min = dram_bytes_min(memory_bytes);
-    if dram_bytes < min {
-        return Err(format!(
-            "dram of {} MiB is too little for a VM of {} MiB; the least is {} MiB",
-            mib(dram_bytes),
-            mib(memory_bytes),
-            mib(min)
-        ));
-    }
-    Ok(())
 }
 
 /// Reply to [`CreateVm`].
@@ -238,14 +195,6 @@ impl VmState {
     }
 }
 
-/// Latency of one kind of fault since the VM attached.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Latency {
-    pub count: u64,
-    pub p50_us: f64,
-    pub p99_us: f64,
-}
-
 /// `GET /v1/vms/NAME`, and one element of `GET /v1/vms`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VmInfo {
@@ -299,6 +248,15 @@ pub struct VmInfo {
     /// What is set for it.
     #[serde(default)]
     pub spec: VmSpec,
+}
+
+impl VmInfo {
+    /// What is set for the VM, also by a daemon that does not say all of it.
+    #[must_use]
+    pub fn settings(&self) -> VmSpec {
+        let policy = PolicySettings { min: self.policy.min_bytes, ..self.spec.policy.clone() };
+        VmSpec { dram: Some(self.dram_limit_bytes), policy, ..self.spec.clone() }
+    }
 }
 
 /// The names among [`VmInfo::counters`] that clients compute with; the daemon's catalogue has them all.

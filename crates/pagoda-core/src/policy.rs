@@ -49,6 +49,7 @@
 pub mod admission;
 pub mod allocate;
 pub mod controller;
+pub mod error;
 pub mod explain;
 pub mod follow_up;
 pub mod growth;
@@ -65,7 +66,8 @@ pub mod working_set;
 
 pub use admission::{Admission, Change, Overhead, Refused, Reservation, SwapSpace};
 pub use controller::Policy;
+pub use error::SettingsError;
 pub use plan::{Balloon, Bound, Plan, PoolSample, Run, Standing, Terms, VmActions, VmId, VmPlan, VmSample};
-pub use settings::{HostSettings, PerMille, SettingsError, ShareGroup, Shares, TaxRate, VmSettings};
+pub use settings::{HostSettings, InvalidSettings, PerMille, ShareGroup, Shares, TaxRate, VmSettings};
 pub use state::ReclaimState;
 pub use working_set::{Estimate, SampleCount};

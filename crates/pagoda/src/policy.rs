@@ -9,7 +9,6 @@ use pagoda_api::{
 use crate::cli::{Admit, WhatIf};
 use crate::exit::{NotAdmitted, UsageError};
 use crate::output::{Format, lines_text, print_json, print_text};
-use crate::show::spec_of;
 use crate::units::{format_per_mille, format_size};
 
 /// Succeeds if it would be admitted.
@@ -48,7 +47,7 @@ pub fn what_if(client: &Client, options: &WhatIf, format: Format) -> Result<()> 
     let vm = client.vm(&options.name)?;
     let dram = options.dram.map(|dram| dram.of(vm.memory_bytes));
     let request = WhatIfRequest { dram, ..options.request.clone() };
-    request.patch().applied_to(&spec_of(&vm), vm.memory_bytes).map_err(UsageError)?;
+    request.patch().applied_to(&vm.settings(), vm.memory_bytes).map_err(UsageError)?;
     let reply = client.what_if(&options.name, &request)?;
     match format {
         Format::Json => print_json(&reply)?,

@@ -5,7 +5,7 @@ mod far;
 use std::fmt::Write;
 
 use anyhow::Result;
-use pagoda_api::{BalloonInfo, Client, Explain, HostInfo, PolicySettings, VmInfo, VmPatch, VmSpec, VmState};
+use pagoda_api::{BalloonInfo, Client, Explain, HostInfo, VmInfo, VmPatch, VmState};
 
 use self::far::far_lines;
 use crate::cli::{BalloonTarget, Host, Vm, VmSet};
@@ -108,14 +108,8 @@ fn patch(vm: &VmInfo, options: &VmSet) -> Result<VmPatch, String> {
         sampling: options.sampling.over(vm.policy.sampling),
         ..options.patch.clone()
     };
-    patch.applied_to(&spec_of(vm), vm.memory_bytes)?;
+    patch.applied_to(&vm.settings(), vm.memory_bytes)?;
     Ok(patch)
-}
-
-/// What is set for a VM, also by a daemon that does not say all of it.
-pub fn spec_of(vm: &VmInfo) -> VmSpec {
-    let policy = PolicySettings { min: vm.policy.min_bytes, ..vm.spec.policy.clone() };
-    VmSpec { dram: Some(vm.dram_limit_bytes), policy, ..vm.spec.clone() }
 }
 
 /// MCTLSZ and MCTLTGT, esxtop's words for what a guest has given up to its balloon and what it should.

@@ -15,10 +15,11 @@ mod describe;
 mod groups;
 mod life;
 mod sampling;
+mod writing;
 
-use change::WritingLock;
 use create::Making;
 pub use groups::sharing_of;
+use writing::WritingLock;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

@@ -6,27 +6,12 @@ use super::Source;
 use super::imports::{Imports, imports};
 
 /// Imports that still close a circle. Each is to go: one that closes none any more is a complaint.
-const KNOWN: [(&str, &str); 15] = [
-    // Sub-states of the fault machine: each belongs into a file that does not know the machine.
-    ("crates/pagoda-core/src/fault/machine.rs", "crates/pagoda-core/src/fault/background.rs"),
-    ("crates/pagoda-core/src/fault/machine.rs", "crates/pagoda-core/src/fault/curve.rs"),
-    ("crates/pagoda-core/src/fault/machine.rs", "crates/pagoda-core/src/fault/reclaim.rs"),
-    ("crates/pagoda-core/src/fault/machine.rs", "crates/pagoda-core/src/fault/serve.rs"),
-    ("crates/pagoda-core/src/fault/machine.rs", "crates/pagoda-core/src/fault/share.rs"),
-    ("crates/pagoda-core/src/fault/machine.rs", "crates/pagoda-core/src/fault/watch.rs"),
-    // Why settings are refused belongs below them.
-    ("crates/pagoda-core/src/policy/settings.rs", "crates/pagoda-core/src/policy/admission.rs"),
-    // Latencies and least DRAM belong below the types that use them.
-    ("crates/pagoda-api/src/types.rs", "crates/pagoda-api/src/types/balloon.rs"),
-    ("crates/pagoda-api/src/types.rs", "crates/pagoda-api/src/types/far.rs"),
-    ("crates/pagoda-api/src/types.rs", "crates/pagoda-api/src/types/tier.rs"),
+const KNOWN: [(&str, &str); 4] = [
     // The registry calls what it owns, and all of that knows the registry.
     ("crates/pagodad/src/registry.rs", "crates/pagodad/src/far.rs"),
     ("crates/pagodad/src/registry.rs", "crates/pagodad/src/policy/rounds.rs"),
     ("crates/pagodad/src/registry.rs", "crates/pagodad/src/registry/create.rs"),
     ("crates/pagodad/src/registry.rs", "crates/pagodad/src/registry/life.rs"),
-    // Reading and writing records belongs below the registry.
-    ("crates/pagodad/src/far/owed.rs", "crates/pagodad/src/registry/life.rs"),
 ];
 
 /// Circles in products' crates.

@@ -223,6 +223,7 @@ impl Reader<'_> {
             [Token::Word("macro_rules"), Token::Other('!'), Token::Word(name), ..] => {
                 self.define(name.to_owned());
                 self.at += 3;
+                self.skip_block();
             }
             [Token::Word(kind), Token::Word(name), ..] if defines(kind) => {
                 self.define(name.to_owned());
@@ -244,6 +245,22 @@ impl Reader<'_> {
             _ => self.at += 1,
         }
         None
+    }
+
+    /// What a macro's rules import is for the places where it is used.
+    fn skip_block(&mut self) {
+        let mut depth = 0_usize;
+        while let Some(token) = self.tokens.get(self.at) {
+            match token {
+                Token::Other('{') => depth += 1,
+                Token::Other('}') => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            self.at += 1;
+            if depth == 0 {
+                return;
+            }
+        }
     }
 
     fn define(&mut self, name: String) {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::dram_bytes_min;
+use super::dram::dram_bytes_min;
 
 /// Checks a balloon target, the memory that a guest should keep, against the size of the VM.
 ///

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::Latency;
+use super::latency::Latency;
 
 /// Most servers that may have each page of a far tier.
 pub const FAR_COPIES_MAX: u8 = 2;

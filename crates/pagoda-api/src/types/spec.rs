@@ -7,9 +7,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    FarRequest, VmKind, check_balloon_target, check_dram, check_min, check_sampling, check_share_group, check_shares,
-};
+use super::balloon::check_balloon_target;
+use super::dram::check_dram;
+use super::far::FarRequest;
+use super::kind::VmKind;
+#[cfg(feature = "clap")]
+use super::terms::option;
+use super::terms::{Sampling, check_min, check_sampling, check_share_group, check_shares};
 
 // Plain comments on what is flattened: clap would take a doc comment for that of the command.
 
@@ -67,36 +71,6 @@ pub struct PolicySettings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", command(flatten))]
     pub sampling: Option<Sampling>,
-}
-
-// How a VM's working set is sampled: so many random pages in so many seconds (ESX section 5.3).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "clap", derive(clap::Args))]
-#[serde(deny_unknown_fields)]
-pub struct Sampling {
-    /// Random pages that are watched in each sampling period, 1 to 4096 [default: 100]
-    ///
-    /// A watched page costs a fault at its next use; more of them make ACTV steadier.
-    #[cfg_attr(feature = "clap", arg(id = "sample_pages", long = "sample-pages", value_name = "N",
-        default_value_t = Sampling::default().pages, hide_default_value = true))]
-    pub pages: u32,
-    /// Seconds of a sampling period, 1 to 3600 [default: 30]
-    #[cfg_attr(feature = "clap", arg(id = "sample_period", long = "sample-period", value_name = "SECONDS",
-        default_value_t = Sampling::default().period_s, hide_default_value = true))]
-    pub period_s: u32,
-}
-
-impl Sampling {
-    /// A sampled page costs a zap and a fault: more would be a scan.
-    pub const PAGES_MAX: u32 = 4096;
-    /// A longer period says nothing of now.
-    pub const PERIOD_S_MAX: u32 = 3600;
-}
-
-impl Default for Sampling {
-    fn default() -> Sampling {
-        Sampling { pages: 100, period_s: 30 }
-    }
 }
 
 // `PATCH /v1/vms/NAME`: the settings that may change while the VM runs; what is `None` stays as it is. Each option is in the
@@ -180,20 +154,6 @@ impl VmPatch {
 }
 
 /// Reads values of options.
-#[cfg(feature = "clap")]
-pub(super) mod option {
-    use super::{check_share_group, check_shares};
-
-    pub fn shares(text: &str) -> Result<u32, String> {
-        let shares = text.parse().map_err(|_| format!("{text:?} is not a number of shares, such as 2000"))?;
-        check_shares(shares).map(|()| shares)
-    }
-
-    pub fn share_group(text: &str) -> Result<String, String> {
-        check_share_group(text).map(|()| text.to_owned())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

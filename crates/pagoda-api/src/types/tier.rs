@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Latency;
+use super::latency::Latency;
 
 /// What a tier holds, and what it has moved since the VM attached to this daemon. Bytes and pages of 4 KiB.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

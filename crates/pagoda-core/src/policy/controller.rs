@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use super::admission::{Admission, Balance, Change, Overhead, Promise, Reservation, SwapSpace};
 use super::allocate::{Claim, allocate, pages_at, price};
+use super::error::SettingsError;
 use super::plan::{
     Balloon, Bound, CeilingReason, FloorReason, Plan, PoolSample, Standing, StuckReason, Terms, VmId, VmPlan, VmSample,
 };
-use super::settings::{HostSettings, POOL_MAX, Sampling, SettingsError, TaxRate, VMS_MAX, VmSettings};
+use super::settings::{HostSettings, POOL_MAX, Sampling, TaxRate, VMS_MAX, VmSettings};
 use super::state::{Levels, ReclaimState};
 use super::steps::{self, BalloonWatch, Situation};
 use super::working_set::{Estimate, Estimator};

@@ -15,7 +15,7 @@ const PROGRESS_PART: u64 = 8;
 
 /// What the rounds before wanted of a VM, and what it has now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct Comparison {
     /// What the guest sees.
     pub memory: PageCount,
     /// The limit that its engine enforces.
@@ -76,8 +76,8 @@ pub struct FollowUp {
 
 impl FollowUp {
     /// Compares once a round. Gives what is off and has been for [`GRACE_MS`].
-    pub fn compare(&mut self, now_ms: u64, standing: &Standing) -> Vec<Deviation> {
-        let Standing { memory, limit, resident, balloon, suspended } = *standing;
+    pub fn compare(&mut self, now_ms: u64, comparison: &Comparison) -> Vec<Deviation> {
+        let Comparison { memory, limit, resident, balloon, suspended } = *comparison;
         let tolerance = memory.0 / TOLERANCE_PART;
         let above = resident.0.saturating_sub(limit.0);
         let (wanted, found) = balloon.unwrap_or_default();
@@ -113,7 +113,7 @@ fn lag(lag: &mut Option<Lag>, now_ms: u64, distance: u64, tolerance: u64) -> Opt
 mod tests {
     use super::*;
 
-    const FINE: Standing = Standing {
+    const FINE: Comparison = Comparison {
         memory: PageCount(1600),
         limit: PageCount(800),
         resident: PageCount(790),
@@ -121,14 +121,14 @@ mod tests {
         suspended: (false, false),
     };
 
-    fn compare(steps: &[(u64, Standing)]) -> Vec<Vec<Deviation>> {
+    fn compare(steps: &[(u64, Comparison)]) -> Vec<Vec<Deviation>> {
         let mut follow_up = FollowUp::default();
-        steps.iter().map(|(now_ms, standing)| follow_up.compare(*now_ms, standing)).collect()
+        steps.iter().map(|(now_ms, comparison)| follow_up.compare(*now_ms, comparison)).collect()
     }
 
     #[test]
     fn what_comes_true_in_time_is_no_deviation() {
-        let with = |resident| Standing { resident: PageCount(resident), ..FINE };
+        let with = |resident| Comparison { resident: PageCount(resident), ..FINE };
         let steps: Vec<_> = (0..8).map(|step| (step * 5000, with(1600 - step * 100))).collect();
         assert!(compare(&steps).iter().all(Vec::is_empty), "page-out gets on");
         let near = (0..20).map(|step| (step * 5000, with(900))).collect::<Vec<_>>();
@@ -137,8 +137,8 @@ mod tests {
 
     #[test]
     fn what_stands_still_is_reported_until_it_moves() {
-        let off = Standing { balloon: Some((PageCount(400), PageCount(100))), ..FINE };
-        let better = Standing { balloon: Some((PageCount(400), PageCount(200))), ..FINE };
+        let off = Comparison { balloon: Some((PageCount(400), PageCount(100))), ..FINE };
+        let better = Comparison { balloon: Some((PageCount(400), PageCount(200))), ..FINE };
         let found =
             compare(&[(0, off), (14_999, off), (15_000, off), (16_000, better), (31_000, better), (32_000, FINE)]);
         let deviation = |found, for_ms| {
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn a_vm_that_runs_or_stands_against_its_plan_is_reported() {
         for (suspended, of) in [((true, false), DeviationOf::Runs), ((false, true), DeviationOf::Suspended)] {
-            let off = Standing { suspended, ..FINE };
+            let off = Comparison { suspended, ..FINE };
             let found = compare(&[(0, off), (10_000, off), (20_000, off)]);
             assert_eq!(found[2], [Deviation { of, for_ms: 20_000 }]);
             assert!(found[1].is_empty());
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn to_and_fro_is_no_progress() {
-        let with = |resident| Standing { resident: PageCount(resident), ..FINE };
+        let with = |resident| Comparison { resident: PageCount(resident), ..FINE };
         let found = compare(&[(0, with(1200)), (5000, with(1300)), (10_000, with(1190)), (15_000, with(1300))]);
         assert!(matches!(found[3][..], [Deviation { of: DeviationOf::Limit { .. }, for_ms: 15_000 }]), "{found:?}");
     }

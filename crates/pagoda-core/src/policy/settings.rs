@@ -6,7 +6,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::admission::Refused;
 use crate::units::{Bytes, PAGE_SIZE, PageCount, SPACE_SIZE_MAX};
 
 /// Shares of a VM of which nothing is said. Proxmox's default; only ratios matter.
@@ -64,10 +63,10 @@ impl fmt::Display for PerMille {
 
 /// Reads `75%`, `7.5 %`, `0.75`, `1`.
 impl FromStr for PerMille {
-    type Err = SettingsError;
+    type Err = InvalidSettings;
 
-    fn from_str(text: &str) -> Result<PerMille, SettingsError> {
-        let unreadable = || SettingsError::NotAFraction { text: text.to_owned() };
+    fn from_str(text: &str) -> Result<PerMille, InvalidSettings> {
+        let unreadable = || InvalidSettings::NotAFraction { text: text.to_owned() };
         let (number, places) = match text.trim().strip_suffix('%') {
             Some(percent) => (percent.trim_end(), 1),
             None => (text.trim(), 3),
@@ -99,8 +98,8 @@ impl TaxRate {
     ///
     /// # Errors
     /// It is 1 or more.
-    pub const fn new(rate: PerMille) -> Result<TaxRate, SettingsError> {
-        if rate.0 > TAX_PER_MILLE_MAX { Err(SettingsError::TaxTooHigh { rate }) } else { Ok(TaxRate(rate.0)) }
+    pub const fn new(rate: PerMille) -> Result<TaxRate, InvalidSettings> {
+        if rate.0 > TAX_PER_MILLE_MAX { Err(InvalidSettings::TaxTooHigh { rate }) } else { Ok(TaxRate(rate.0)) }
     }
 
     /// The rate as a number.
@@ -118,10 +117,10 @@ impl Shares {
     ///
     /// # Errors
     /// It is 0 or beyond [`SHARES_MAX`].
-    pub const fn new(shares: u32) -> Result<Shares, SettingsError> {
+    pub const fn new(shares: u32) -> Result<Shares, InvalidSettings> {
         match shares {
-            0 => Err(SettingsError::ZeroShares),
-            shares if shares > SHARES_MAX => Err(SettingsError::TooManyShares { shares }),
+            0 => Err(InvalidSettings::ZeroShares),
+            shares if shares > SHARES_MAX => Err(InvalidSettings::TooManyShares { shares }),
             shares => Ok(Shares(shares)),
         }
     }
@@ -141,12 +140,12 @@ impl ShareGroup {
     ///
     /// # Errors
     /// The name is empty, too long, or has other characters than letters, digits, `-`, `_` and `.`.
-    pub fn new(name: &str) -> Result<ShareGroup, SettingsError> {
+    pub fn new(name: &str) -> Result<ShareGroup, InvalidSettings> {
         let fits = (1..=SHARE_GROUP_LEN_MAX).contains(&name.len());
         if fits && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)) {
             Ok(ShareGroup(name.to_owned()))
         } else {
-            Err(SettingsError::BadShareGroup { name: name.to_owned() })
+            Err(InvalidSettings::BadShareGroup { name: name.to_owned() })
         }
     }
 
@@ -196,13 +195,13 @@ impl Thresholds {
         PerMille(self.high.0 + 2 * self.hysteresis.0)
     }
 
-    const fn check(&self) -> Result<(), SettingsError> {
+    const fn check(&self) -> Result<(), InvalidSettings> {
         let ordered = self.high.0 > self.soft.0 && self.soft.0 > self.hard.0 && self.hard.0 > self.low.0;
         if !ordered || self.low.0 == 0 || self.hysteresis.0 == 0 {
-            return Err(SettingsError::ThresholdsOutOfOrder { thresholds: *self });
+            return Err(InvalidSettings::ThresholdsOutOfOrder { thresholds: *self });
         }
         if self.high.0 as u32 + 2 * self.hysteresis.0 as u32 > FREE_GOAL_MAX as u32 {
-            return Err(SettingsError::ThresholdsTooHigh { thresholds: *self });
+            return Err(InvalidSettings::ThresholdsTooHigh { thresholds: *self });
         }
         Ok(())
     }
@@ -244,12 +243,12 @@ impl HostSettings {
     ///
     /// # Errors
     /// The first that cannot.
-    pub const fn check(&self) -> Result<(), SettingsError> {
+    pub const fn check(&self) -> Result<(), InvalidSettings> {
         if self.pool.0 == 0 || self.pool.0 > POOL_MAX.0 {
-            return Err(SettingsError::PoolSize { pool: self.pool });
+            return Err(InvalidSettings::PoolSize { pool: self.pool });
         }
         if self.rates.page_out.0 == 0 || self.rates.balloon.0 == 0 {
-            return Err(SettingsError::ZeroRate);
+            return Err(InvalidSettings::ZeroRate);
         }
         self.thresholds.check()
     }
@@ -300,22 +299,22 @@ impl VmSettings {
     ///
     /// # Errors
     /// The first that cannot.
-    pub fn check(&self) -> Result<(), SettingsError> {
+    pub fn check(&self) -> Result<(), InvalidSettings> {
         let Sampling { pages, period_s } = self.sampling;
         if self.memory == PageCount::ZERO || self.memory > MEMORY_MAX {
-            return Err(SettingsError::MemorySize { memory: self.memory });
+            return Err(InvalidSettings::MemorySize { memory: self.memory });
         }
         if self.cap == PageCount::ZERO || self.cap > self.memory {
-            return Err(SettingsError::CapBeyondMemory { cap: self.cap, memory: self.memory });
+            return Err(InvalidSettings::CapBeyondMemory { cap: self.cap, memory: self.memory });
         }
         if self.min > self.cap {
-            return Err(SettingsError::MinBeyondCap { min: self.min, cap: self.cap });
+            return Err(InvalidSettings::MinBeyondCap { min: self.min, cap: self.cap });
         }
         if !(1..=SAMPLE_PAGES_MAX).contains(&pages) || !(1..=SAMPLE_PERIOD_S_MAX).contains(&period_s) {
-            return Err(SettingsError::Sampling { sampling: self.sampling });
+            return Err(InvalidSettings::Sampling { sampling: self.sampling });
         }
         if self.balloon_max.0 >= 1000 {
-            return Err(SettingsError::BalloonTakesAll { balloon_max: self.balloon_max });
+            return Err(InvalidSettings::BalloonTakesAll { balloon_max: self.balloon_max });
         }
         Ok(())
     }
@@ -326,9 +325,9 @@ fn size(pages: PageCount) -> Bytes {
     Bytes(pages.0.saturating_mul(PAGE_SIZE))
 }
 
-/// Why settings are refused. The messages are for the operator who made them.
+/// Why no VM or host can have these settings. The messages are for the operator who made them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SettingsError {
+pub enum InvalidSettings {
     #[error("{text:?} is not a part of a whole; write it like 75% or 0.75, in steps of a thousandth")]
     NotAFraction { text: String },
     #[error("an idle tax of {rate} would make idle memory worthless; give less than 100 %")]
@@ -368,14 +367,6 @@ pub enum SettingsError {
     Sampling { sampling: Sampling },
     #[error("a balloon of {balloon_max} would leave the guest nothing; give less than 100 %")]
     BalloonTakesAll { balloon_max: PerMille },
-    #[error(transparent)]
-    NotAdmitted(#[from] Refused),
-    #[error("there are {VMS_MAX} VMs already, the most that are managed; stop one")]
-    TooManyVms,
-    #[error("there is a VM with number {id} already")]
-    VmExists { id: u32 },
-    #[error("there is no VM with number {id}")]
-    NoSuchVm { id: u32 },
 }
 
 #[cfg(test)]

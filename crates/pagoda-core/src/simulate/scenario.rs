@@ -165,7 +165,7 @@ impl Scenario {
     /// # Errors
     /// The first thing that is wrong.
     pub fn check(&self) -> Result<(), ScenarioError> {
-        self.host.check()?;
+        self.host.check().map_err(SettingsError::from)?;
         if self.duration_s == 0 || self.duration_s > DURATION_S_MAX {
             return Err(ScenarioError::Duration { duration_s: self.duration_s });
         }
@@ -192,7 +192,9 @@ impl Scenario {
             ChangeKind::Vm(index, _) if *index >= self.vms.len() => {
                 Err(ScenarioError::NoSuchVm { at_s, index: *index })
             }
-            ChangeKind::Vm(_, settings) => settings.check().map_err(|source| ScenarioError::Change { at_s, source }),
+            ChangeKind::Vm(_, settings) => {
+                settings.check().map_err(|invalid| ScenarioError::Change { at_s, source: invalid.into() })
+            }
         }
     }
 }
@@ -200,7 +202,7 @@ impl Scenario {
 impl VmScript {
     fn check(&self) -> Result<(), ScenarioError> {
         let name = || self.name.clone();
-        self.settings.check().map_err(|source| ScenarioError::Vm { name: name(), source })?;
+        self.settings.check().map_err(|invalid| ScenarioError::Vm { name: name(), source: invalid.into() })?;
         let memory = self.settings.memory;
         let beyond = |what| ScenarioError::BeyondMemory { name: name(), what, memory };
         let zero = |what| ScenarioError::ZeroRate { name: name(), what };

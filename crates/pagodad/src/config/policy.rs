@@ -34,7 +34,7 @@ impl TryFrom<String> for Part {
     type Error = String;
 
     fn try_from(text: String) -> Result<Part, String> {
-        text.parse().map(Part).map_err(|error: pagoda_core::policy::SettingsError| error.to_string())
+        text.parse().map(Part).map_err(|error: pagoda_core::policy::InvalidSettings| error.to_string())
     }
 }
 

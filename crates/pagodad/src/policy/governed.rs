@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use pagoda_core::policy::VmId;
+use pagoda_core::policy::follow_up::{Comparison, Deviation, FollowUp};
 use pagoda_core::policy::round::VmRound;
 use pagoda_core::units::PageCount;
 
@@ -32,6 +33,9 @@ pub struct Governed {
     page_ins: (u64, Instant),
     pub page_ins_per_s: f64,
     pub block: Block,
+    follow_up: FollowUp,
+    /// What of the last plans has not come true.
+    pub deviations: Vec<Deviation>,
 }
 
 impl Governed {
@@ -43,7 +47,14 @@ impl Governed {
             page_ins: (0, Instant::now()),
             page_ins_per_s: 0.0,
             block: Block::default(),
+            follow_up: FollowUp::default(),
+            deviations: Vec::new(),
         }
+    }
+
+    /// Compares what the VM has with what the rounds before wanted of it.
+    pub(super) fn compare(&mut self, now_ms: u64, comparison: &Comparison) {
+        self.deviations = self.follow_up.compare(now_ms, comparison);
     }
 
     /// A new engine has begun with this limit. It has sampled nothing, and counts from zero.

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagoda_api::types::VmKind;
+use pagoda_core::policy::follow_up::Comparison;
 use pagoda_core::policy::round::{Caps, EngineReport, HostReport, Last, Orders, Outcome, VmReport};
-use pagoda_core::policy::{Balloon, ReclaimState};
+use pagoda_core::policy::{Balloon, ReclaimState, Run};
 use pagoda_core::stats::Metric;
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_pager::handle::{Command, Handle, Status};
@@ -17,6 +18,7 @@ use pagoda_pager::handle::{Command, Handle, Status};
 pub use super::governed::Governed;
 use super::{host, settings, vmm_kind};
 use crate::balloon;
+use crate::record::Record;
 use crate::registry::{Registry, Vm, limit_of};
 
 /// The reading of the host's memory, in health.
@@ -167,10 +169,34 @@ fn note(vm: &mut Vm, reported: &Reported, outcome: &Outcome, now_ms: u64) {
     }
     let (Some(status), Some(handle)) = (&reported.status, &reported.handle) else { return };
     governed.note_page_ins(status.stats.get(Metric::PagesIn));
+    let comparison = comparison(&reported.report, &vm.record, outcome);
+    governed.compare(now_ms, &comparison);
     let is_same = vm.handle.as_ref().is_some_and(|now| Arc::ptr_eq(now, handle));
     if let Some(pages) = outcome.sample.as_ref().filter(|_| is_same) {
         governed.round.period_began(now_ms);
         handle.send(Command::Sample(pages.clone()));
+    }
+}
+
+/// What the rounds before wanted of a VM that an engine serves, and what it has now. Where page-out stands in for its balloon,
+/// that is known and no deviation.
+fn comparison(report: &VmReport, record: &Record, outcome: &Outcome) -> Comparison {
+    let engine = report.engine.unwrap_or_default();
+    let is_limited = engine.armed && !report.pinned && !engine.pinned;
+    let asked_for = record.spec.balloon_target.map(Bytes).into_iter().chain(report.round.keeps()).min();
+    let balloon = match (report.balloon, asked_for) {
+        (Some(Balloon::Inflated(size)), Some(keeps)) if !record.paged_out => {
+            Some((report.memory.saturating_sub(keeps.pages_ceil()), size))
+        }
+        _ => None,
+    };
+    let wants = outcome.orders.map(|orders| orders.actions.run == Run::Block);
+    Comparison {
+        memory: report.memory,
+        limit: if is_limited { report.round.sent() } else { report.memory },
+        resident: if is_limited { engine.resident + engine.shared_part } else { PageCount::ZERO },
+        balloon,
+        suspended: (wants.unwrap_or(record.blocked), record.blocked),
     }
 }
 

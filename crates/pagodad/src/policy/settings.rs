@@ -1,9 +1,9 @@
 //! Between what is configured, asked for or recorded and the policy's own types. Pure.
 
 use pagoda_api::types::{AdmitRequest, ApiError, ErrorCode, HostPatch, PolicySettings, VmSpec};
-use pagoda_core::policy::settings::{SHARES_DEFAULT, SettingsError};
+use pagoda_core::policy::settings::SHARES_DEFAULT;
 use pagoda_core::policy::settings::{Sampling, THRESHOLDS_DEFAULT, Thresholds};
-use pagoda_core::policy::{HostSettings, PerMille, ShareGroup, Shares, TaxRate, VmSettings};
+use pagoda_core::policy::{HostSettings, PerMille, SettingsError, ShareGroup, Shares, TaxRate, VmSettings};
 use pagoda_core::units::{Bytes, PageCount};
 
 use crate::config::PolicyConfig;

@@ -2,6 +2,7 @@
 
 use pagoda_api::types::{ExplainLine, HostPolicy, SHARES_DEFAULT, Sampling, VmKind, VmPolicy};
 use pagoda_core::policy::explain::{self, Line};
+use pagoda_core::policy::follow_up::{Deviation, DeviationOf};
 use pagoda_core::policy::plan::StuckReason;
 use pagoda_core::policy::{ReclaimState, Standing};
 use pagoda_core::stats::{Metric, Stats};
@@ -25,6 +26,27 @@ fn standing_word(standing: Standing) -> &'static str {
 
 /// Every word that a standing can have.
 pub const STANDINGS: [&str; 5] = ["at_ease", "squeezed", "blocked", "pinned", NOT_PLANNED];
+
+/// What of a plan has not come true, behind the VM's name.
+fn deviation_text(deviation: &Deviation) -> String {
+    let since_s = deviation.for_ms / 1000;
+    match deviation.of {
+        DeviationOf::Limit { wanted, found } => {
+            format!(
+                "has {} in DRAM, and its limit is {}, without progress for {since_s} s",
+                found.bytes(),
+                wanted.bytes()
+            )
+        }
+        DeviationOf::Balloon { wanted, found } => format!(
+            "has {} in its balloon, which should hold {}, without progress for {since_s} s: see `pagoda vm explain`",
+            found.bytes(),
+            wanted.bytes()
+        ),
+        DeviationOf::Runs => format!("runs, and should have been stopped {since_s} s ago"),
+        DeviationOf::Suspended => format!("is stopped, and should have run on {since_s} s ago"),
+    }
+}
 
 /// Why nothing moves although it should.
 pub fn stuck_text(reason: StuckReason) -> &'static str {
@@ -159,6 +181,8 @@ impl Governor {
                 let since_s = vm.governed.block.since.map_or(0, |since| since.elapsed().as_secs());
                 problems.push(format!("{name} is blocked since {since_s} s until memory is found"));
             }
+            problems
+                .extend(vm.governed.deviations.iter().map(|deviation| format!("{name} {}", deviation_text(deviation))));
             if plan.vm(vm.governed.id).is_some_and(|vm| vm.standing == Standing::Squeezed) {
                 squeezed.push(name.as_str());
             }

@@ -9,15 +9,12 @@
 //! finds no VM. A writing lock is taken before all others ([`super`]), and nobody waits for it who holds one of them.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, PoisonError, TryLockError};
 
 use pagoda_core::policy::VmId;
 
 use super::{Registry, Vm};
 use crate::record::Record;
-
-/// The right to write or remove one VM's record.
-pub(super) type WritingLock = Arc<Mutex<()>>;
 
 impl Registry {
     /// Changes a VM's record. `plan` says what it becomes; it may reserve what the change needs. `commit` takes in how the

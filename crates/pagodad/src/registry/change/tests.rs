@@ -2,6 +2,7 @@
 //! it is told to.
 
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use pagoda_abi::Token;
