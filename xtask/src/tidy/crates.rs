@@ -69,7 +69,6 @@ const ALLOWED: [(&str, Edges); 14] = [
     (
         "vm-tests",
         &[
-            ("pagoda-abi", Needed::Always, "bad peers"),
             ("pagoda-api", Needed::Always, "client of the daemon"),
             ("pagoda-guest", Needed::Always, "lines that guests print"),
             ("pagoda-sys", Needed::Always, "processes of tests"),
