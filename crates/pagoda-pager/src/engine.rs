@@ -240,8 +240,10 @@ impl Engine {
     }
 
     fn pin(&mut self, reason: String) {
-        tracing::warn!(vm = %self.name, "never evicted from now on: {reason}");
-        self.pinned.get_or_insert(reason);
+        if self.pinned.is_none() {
+            tracing::warn!(vm = %self.name, "never evicted from now on: {reason}");
+            self.pinned = Some(reason);
+        }
         self.apply(Event::Pin);
     }
 

@@ -199,6 +199,9 @@ impl Registry {
             }
             Ok(())
         };
+        // Pages that leave while the disk is waited for would be missing for whoever reaches them.
+        self.find_by_id(id, |vm| vm.handle.iter().for_each(|handle| handle.send(Command::Pin(reason.to_owned()))));
+        // The engine hears of it again: it may be one that was attached meanwhile.
         self.change(id, plan, commit);
     }
 

@@ -238,6 +238,21 @@ fn a_vm_is_pinned_also_if_that_cannot_be_written() {
     assert_eq!(bench.on_disk("web1").unwrap().spec.pinned.as_deref(), Some("a device"));
 }
 
+/// Page-out must not go on while the disk is slow.
+#[test]
+fn an_engine_is_pinned_before_the_disk_is_asked() {
+    let bench = Bench::new("pinfirst");
+    let id = bench.vm("web1", (0, 0));
+    let (handle, inbox) = pagoda_pager::handle::channel_pair().unwrap();
+    bench.registry.find_by_id(id, |vm| vm.handle = Some(Arc::new(handle)));
+    let registry = Arc::clone(&bench.registry);
+    let pin = std::thread::spawn(move || registry.pin(id, "a device"));
+    bench.asked.recv().unwrap();
+    assert!(matches!(inbox.next(), Some(pagoda_pager::handle::Command::Pin(reason)) if reason == "a device"));
+    bench.answers.send(Ok(())).unwrap();
+    pin.join().unwrap();
+}
+
 #[test]
 fn a_vm_that_ends_while_its_record_is_written_leaves_none() {
     let bench = Bench::new("reaped");
