@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
 use pagoda_api::{VmPatch, VmSpec};
+use pagoda_cli::options::{Global, Place};
 
 pub use self::caps::{BalloonTarget, DramLimit};
 use self::caps::{balloon_target, dram};
@@ -49,12 +50,8 @@ Exit status:
 #[derive(Debug, Parser)]
 #[command(name = "pagoda", version, after_help = EXAMPLES)]
 pub struct Cli {
-    /// Control socket of the daemon [default: /run/pagoda/pagoda.sock]
-    #[arg(long, global = true, env = pagoda_api::SOCKET_ENV, value_name = "PATH", hide_env_values = true)]
-    pub socket: Option<PathBuf>,
-    /// Print JSON for programs instead of a table for people
-    #[arg(long, global = true)]
-    pub json: bool,
+    #[command(flatten)]
+    pub global: Global,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -249,7 +246,7 @@ pub struct Doctor {
 #[derive(Debug, Subcommand)]
 pub enum DoctorOf {
     /// Check whether this machine reaches the servers of its pool, and how fast they answer
-    Pool(crate::pool::Place),
+    Pool(Place),
 }
 
 #[cfg(test)]
@@ -297,6 +294,6 @@ mod tests {
         let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
         let Command::Run(run) = cli.command else { panic!() };
         assert_eq!(run.command, ["qemu", "--dram", "-m", "4G", "--json"]);
-        assert!(!cli.json);
+        assert!(!cli.global.json);
     }
 }

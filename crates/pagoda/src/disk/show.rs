@@ -15,8 +15,8 @@ use serde::Serialize;
 
 use crate::exit;
 use crate::output::{Format, Side, Table, print_json, print_text};
-use crate::pool::slab::SLAB_CONTENT_BYTES;
 use crate::units::format_size;
+use pagoda_pool::slab::SLAB_CONTENT_BYTES;
 
 /// A server of a disk that has not answered by then is shown as silent.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);

@@ -19,10 +19,10 @@ use rmap::wire::message::Pressure;
 use super::announcements;
 use super::checks::{Check, Verdict};
 use crate::exit;
-use crate::pool::Place;
 use crate::pool::list::{medium, pressure};
-use crate::pool::slab::SLAB_CONTENT_BYTES;
 use crate::units::format_size;
+use pagoda_cli::options::Place;
+use pagoda_pool::slab::SLAB_CONTENT_BYTES;
 
 /// A server that has not answered by then is shown as silent.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -13,10 +13,10 @@ use rmap::wire::report::Report;
 use serde::Serialize;
 
 use super::options::Drain;
-use super::slab::SLAB_CONTENT_BYTES;
 use crate::exit::NoSuchServer;
 use crate::output::{Format, print_json_line, print_text};
 use crate::units::format_size;
+use pagoda_pool::slab::SLAB_CONTENT_BYTES;
 
 /// A server that does not answer for so long is not there.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -6,7 +6,7 @@ use std::process::Command;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
-use crate::pool::{Running, text};
+use crate::pool::{Running, program, text};
 use crate::qemu_io;
 use crate::rig::until;
 
@@ -64,8 +64,7 @@ fn a_trial_that_cannot_start_says_why_and_leaves_nothing() {
     let tried = |words: &[&str]| {
         let dir = std::env::temp_dir().join(format!("pagoda-no-trial-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
-        let program = env!("CARGO_BIN_EXE_pagoda");
-        let output = Command::new(program).args(["pool", "try"]).args(words).env("TMPDIR", &dir).output().unwrap();
+        let output = Command::new(program()).args(["pool", "try"]).args(words).env("TMPDIR", &dir).output().unwrap();
         std::fs::remove_dir(&dir).expect("nothing is left in it");
         (output.status.code(), text(&output.stderr))
     };

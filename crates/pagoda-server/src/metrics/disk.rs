@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use pagoda_pool::slab::SLAB_CONTENT_BYTES;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use rmap::client::{Client, ClientStats, Reach, Reserved, ServerView, SpaceRef};
@@ -9,7 +10,6 @@ use rmap::latency::Latency;
 use rmap::units::Class;
 
 use super::{Def, Kind, Row, counter, gauge, metric, rows};
-use crate::pool::slab::SLAB_CONTENT_BYTES;
 
 /// One look at an exporter.
 #[derive(Debug, Clone)]

@@ -4,6 +4,7 @@ use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::LazyLock;
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -46,13 +47,22 @@ fn pagoda(dir: &Path, words: &[&str]) -> Command {
     pagoda_under(dir, &[], words)
 }
 
+/// The command, as its users run it. It finds the program of the servers beside itself.
+pub fn program() -> &'static Path {
+    static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
+        let program = Path::new(env!("CARGO_BIN_EXE_pagoda-server")).with_file_name("pagoda");
+        assert!(program.is_file(), "{} is missing: cargo build --profile ci --workspace --bins", program.display());
+        program
+    });
+    &PROGRAM
+}
+
 /// As what some other program runs, which ends as that does.
 fn pagoda_under(dir: &Path, runner: &[String], words: &[&str]) -> Command {
-    const PROGRAM: &str = env!("CARGO_BIN_EXE_pagoda");
-    let mut command = Command::new(runner.first().map_or(PROGRAM, String::as_str));
+    let mut command = Command::new(runner.first().map_or(program(), Path::new));
     command.args(runner.iter().skip(1));
     if !runner.is_empty() {
-        command.arg(PROGRAM);
+        command.arg(program());
     }
     command.args(words).env("PAGODA_POOL_DIR", dir);
     command

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
+use pagoda_pool::slab::SLAB_CONTENT_BYTES;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use rmap::server::{Server, ServerStats};
 use rmap::wire::message::{Pressure, Status};
 
 use super::{Def, Row, counter, gauge, metric, rows};
-use crate::pool::slab::SLAB_CONTENT_BYTES;
 
 /// One look at a server.
 #[derive(Debug, Clone)]

@@ -9,17 +9,17 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use pagoda_cli::options::Try;
+use pagoda_cli::output::{Format, print_json_line, print_text};
+use pagoda_cli::units::format_size;
 use pagoda_pool::record;
+use pagoda_pool::slab::SLAB_BYTES;
 use pagoda_pool::store::{self, Admitted};
 use rmap::units::SLAB_PAGES;
 use serde::{Deserialize, Serialize};
 
-use super::options::Try;
-use super::slab::SLAB_BYTES;
-use crate::cli::{Cli, Command as Subcommand};
-use crate::disk;
-use crate::output::{Format, print_json_line, print_text};
-use crate::units::format_size;
+use crate::cli::{Cli, Command as Subcommand, Disk};
+use crate::export;
 
 const DISK: &str = "try";
 /// So that one of the servers may be ended.
@@ -79,11 +79,17 @@ fn introduction(trial: &Trial<'_>) -> String {
 
 /// Returns after a signal.
 fn export(dir: &Path, socket: &Path, format: Format) -> Result<()> {
-    let words =
-        ["pagoda".as_ref(), "disk".as_ref(), "export".as_ref(), DISK.as_ref(), "--dir".as_ref(), dir.as_os_str()];
+    let words = [
+        "pagoda-server".as_ref(),
+        "disk".as_ref(),
+        "export".as_ref(),
+        DISK.as_ref(),
+        "--dir".as_ref(),
+        dir.as_os_str(),
+    ];
     let words = words.into_iter().chain(["--nbd".as_ref(), socket.as_os_str()]);
     match Cli::try_parse_from(words)?.command {
-        Subcommand::Disk(command) => disk::run(command, format),
+        Subcommand::Disk(Disk::Export(options)) => export::run(&options, format),
         other => unreachable!("these are the words of `disk export`: {other:?}"),
     }
 }

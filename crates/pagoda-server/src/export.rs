@@ -1,4 +1,10 @@
-//! `pagoda disk export`.
+//! `pagoda disk export`: offers a disk of the pool to programs that speak NBD.
+//!
+//! Taking the disk over is the last step before serving, because it ends whatever another owner does. Before it, everything
+//! that can fail has been tried: the lock, the listening socket, the servers. A write is answered when all copies have
+//! it, so the exporter may be killed at any moment.
+
+mod outage;
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -7,29 +13,26 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use pagoda_cli::exit::UsageError;
+use pagoda_cli::options::Export;
+use pagoda_cli::output::{Format, print_json_line, print_text};
 use pagoda_pool::aside::Control;
 use pagoda_pool::config::PoolConfig;
 use pagoda_pool::connect::Patience;
 use pagoda_pool::news::Watch;
 use pagoda_pool::plane::Plane;
 use pagoda_pool::{connect, record, role};
-use rmap::client::{Client, ClientStats, Reach, ServerInfo};
+use rmap::client::{Client, ServerInfo};
 use rmap::nbd::{self, Ended, Listener, Server};
 use rmap::udp::{UdpClient, Wait};
-use rmap::units::{ServerId, Time};
 use rustix::fs::{FlockOperation, flock};
 use rustix::mm::{MlockAllFlags, mlockall};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use super::options::Export;
-use crate::exit::UsageError;
+use self::outage::Outage;
 use crate::metrics::disk::DiskNumbers;
 use crate::metrics::{self, Published};
-use crate::output::{Format, print_json_line, print_text};
-
-/// Servers that have not answered by then are gone on without, if any has.
-const SERVERS_PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Serialize)]
 struct Exported {
@@ -76,7 +79,7 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     // Before other threads are started: they inherit it.
     keep_in_memory();
     let mut client = client(options, &pool, &servers, plane.control()?, wait)?;
-    greet(&mut client, &servers)?;
+    connect::greet(&mut client, &pool, &servers)?;
     let up = connect::up(&client);
     connect::stand_in(&mut client, &pool, name, &servers, &up, &seen.today.map)?;
     let watch = Watch::start(&pool, &servers)?;
@@ -200,92 +203,6 @@ fn say_exported(exported: Exported, format: Format) -> Result<()> {
         Format::Text => print_text(&format!("Exporting {name} at {uri}\n"))?,
     }
     Ok(())
-}
-
-/// Waits for the servers to answer.
-pub fn greet(client: &mut UdpClient<Control>, servers: &[ServerInfo]) -> Result<()> {
-    if connect::converse(client, SERVERS_PATIENCE, |client| connect::all_up(client))? {
-        return Ok(());
-    }
-    let up = connect::up(client);
-    if up.is_empty() {
-        bail!(
-            "no server answers: are they up (`pagoda pool ls`), do they have the same pool.key, and do they admit this \
-             machine (`pagoda pool key add` there, with the key of `pagoda pool key ls` here)?"
-        );
-    }
-    let silent: Vec<ServerId> = servers.iter().map(|server| server.id).filter(|id| !up.contains(id)).collect();
-    eprintln!("pagoda: these servers do not answer: {}", connect::list(&silent));
-    Ok(())
-}
-
-/// Requests that fail because nobody answers, as the operator is told of them: once, until there are answers again.
-#[derive(Debug)]
-struct Outage<'a> {
-    name: &'a str,
-    only_reads: bool,
-    servers: Spell,
-    map: Spell,
-}
-
-/// A time in which requests fail for one reason.
-#[derive(Debug, Default)]
-struct Spell {
-    failed: u64,
-    lasts: bool,
-}
-
-impl Spell {
-    /// `true` when one begins: more have failed than ever.
-    fn begins(&mut self, failed: u64) -> bool {
-        let more = failed > self.failed;
-        self.failed = self.failed.max(failed);
-        more && !std::mem::replace(&mut self.lasts, true)
-    }
-
-    fn ends(&mut self, is_over: bool) -> bool {
-        is_over && std::mem::take(&mut self.lasts)
-    }
-}
-
-impl<'a> Outage<'a> {
-    fn none(name: &'a str, only_reads: bool) -> Outage<'a> {
-        Outage { name, only_reads, servers: Spell::default(), map: Spell::default() }
-    }
-
-    fn look(&mut self, client: &Client, now: Time) {
-        let name = self.name;
-        let ClientStats { unanswered, unmapped, .. } = *client.stats();
-        // What is unmapped counts as unanswered when its caller has heard of it, which is a little later.
-        if self.servers.begins(unanswered.saturating_sub(unmapped)) {
-            eprintln!(
-                "pagoda: {name}: requests fail, as every server of what they ask for is silent (`pagoda disk show {name}`); \
-                 nothing is lost by that, and they do not fail any more once one of them answers"
-            );
-        }
-        if self.map.begins(unmapped) {
-            let (what, then) = if self.only_reads {
-                ("reads fail, as nobody says where the parts of the disk are", "they go on when there is an answer")
-            } else {
-                (
-                    "writes fail, as nobody says where they are to go",
-                    "all else goes on, and so do they once there is an answer",
-                )
-            };
-            eprintln!("pagoda: {name}: {what}: neither etcd nor the pool's directory, whichever has the map; {then}");
-        }
-        if self.servers.ends(client.reach().all(|(_, reach)| reach == Reach::Up)) {
-            eprintln!("pagoda: {name}: all servers answer again");
-        }
-        if self.map.ends(client.control_silent_for(now).is_none()) {
-            let what = if self.only_reads {
-                "the map is there again, and reads"
-            } else {
-                "the map can be changed again, and all writes"
-            };
-            eprintln!("pagoda: {name}: {what} go on");
-        }
-    }
 }
 
 /// Of this thread's stack: far more than serving takes. It grows page by page, and each would be new memory.

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddrV4};
 
 use anyhow::{Context, Result};
+use pagoda_cli::exit::UsageError;
 use pagoda_pool::news::stamp_ms;
 use rmap::announce::{ANNOUNCE_EVERY, AnnounceKey, Announcement, Announcer};
 use rmap::client::ServerInfo;
@@ -10,8 +11,6 @@ use rmap::crypto::{Keypair, PoolKey};
 use rmap::server::Server;
 use rmap::udp::AnnounceSender;
 use rmap::units::Time;
-
-use crate::exit::UsageError;
 
 /// Says each second where the server is.
 #[derive(Debug)]

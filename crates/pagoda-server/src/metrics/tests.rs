@@ -41,7 +41,8 @@ fn the_document_has_every_metric() {
     if std::env::var_os("PAGODA_WRITE_DOCS").is_some() {
         std::fs::write(DOCUMENT, document()).unwrap();
     }
-    let hint = "PAGODA_WRITE_DOCS=1 cargo test --profile ci -p pagoda the_document_has writes docs/pool-metrics.md";
+    let hint =
+        "PAGODA_WRITE_DOCS=1 cargo test --profile ci -p pagoda-server the_document_has writes docs/pool-metrics.md";
     assert!(std::fs::read_to_string(DOCUMENT).unwrap() == document(), "{hint}");
 }
 
