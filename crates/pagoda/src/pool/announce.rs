@@ -8,8 +8,8 @@ use rmap::announce::{ANNOUNCE_EVERY, AnnounceKey, Announcement, Announcer};
 use rmap::client::ServerInfo;
 use rmap::crypto::{Keypair, PoolKey};
 use rmap::server::Server;
-use rmap::udp::AnnounceSender;
 use rmap::units::Time;
+use rmap_io::net::AnnounceSender;
 
 use crate::exit::UsageError;
 

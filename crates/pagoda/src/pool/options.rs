@@ -210,7 +210,7 @@ pub struct Serve {
 /// A spin longer than this is a mistake: it would burn a core for nothing.
 pub const SPIN_US_MAX: u64 = 10_000;
 
-/// [`rmap::udp::ANNOUNCE_AT`], for the command line.
+/// [`rmap_io::net::ANNOUNCE_AT`], for the command line.
 const ANNOUNCE_PLACE: &str = "239.255.82.77:7069";
 
 /// Where servers listen, unless told otherwise.
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn announcements_have_a_place_by_default() {
-        assert_eq!(ANNOUNCE_PLACE.parse(), Ok(rmap::udp::ANNOUNCE_AT));
+        assert_eq!(ANNOUNCE_PLACE.parse(), Ok(rmap_io::net::ANNOUNCE_AT));
     }
 
     #[test]

@@ -14,13 +14,14 @@ use pagoda_pool::role::lend;
 use pagoda_pool::store::{self, Admitted};
 use rmap::client::ServerInfo;
 use rmap::crypto::{Entropy, PublicKey, SystemEntropy};
-use rmap::host::{self, HostError};
-use rmap::medium::{FileMedium, Medium, MediumError};
+use rmap::medium::Medium;
 use rmap::pressure::Gauge;
 use rmap::server::{Server, ServerConfig};
-use rmap::udp::{Port, Wait, serve_lanes};
 use rmap::units::{BootEpoch, SEAL_SIZE, SLAB_PAGES, ServerId, SlabSize, Time};
 use rmap::wire::message::Pressure;
+use rmap_io::host::{self, HostError};
+use rmap_io::medium::{FileMedium, MediumError};
+use rmap_io::net::{Port, Wait, serve_lanes};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
