@@ -7,8 +7,8 @@ use anyhow::{Context, Result, bail};
 use rmap::client::{Client, ClientConfig, GIVE_BACK_AFTER, Reach, ServerInfo};
 use rmap::control::{ControlReply, MapEntry};
 use rmap::crypto::{Keypair, SystemEntropy};
-use rmap::udp::{Port, UdpClient, Wait};
 use rmap::units::{ServerId, SlabNo, Time};
+use rmap_io::net::{Port, UdpClient, Wait};
 
 use crate::aside::Control;
 use crate::config::{PoolConfig, Transport};

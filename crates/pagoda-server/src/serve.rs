@@ -26,8 +26,8 @@ use pagoda_pool::store;
 use rmap::client::ServerInfo;
 use rmap::crypto::{Entropy, SystemEntropy};
 use rmap::server::{Server, ServerConfig};
-use rmap::udp::{Port, Wait, serve_lanes};
 use rmap::units::{BootEpoch, SEAL_SIZE, SLAB_PAGES, ServerId, SlabSize, Time};
+use rmap_io::net::{Port, Wait, serve_lanes};
 use serde::Serialize;
 
 use self::admissions::Admissions;

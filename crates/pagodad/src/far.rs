@@ -28,8 +28,8 @@ use pagoda_pool::record::SIZE_MAX;
 use pagoda_pool::{connect, role, store};
 use rmap::client::{Client, SpaceRef, SpaceSpec};
 use rmap::crypto::{Entropy, SystemEntropy};
-use rmap::udp::{UdpClient, Wait};
 use rmap::units::ServerId;
+use rmap_io::net::{UdpClient, Wait};
 
 pub use self::describe::describe;
 pub use self::space::Dirs;

@@ -8,22 +8,16 @@
 #![forbid(unsafe_code)]
 
 pub mod announce;
-pub mod aside;
 pub mod client;
 pub mod control;
 pub mod crypto;
-pub mod host;
 pub mod latency;
 pub mod medium;
-pub mod nbd;
 pub mod pressure;
 mod reassembly;
-pub mod registry;
 mod round_trip;
 pub mod server;
 pub mod servers;
-mod spares;
 pub mod transmit;
-pub mod udp;
 pub mod units;
 pub mod wire;

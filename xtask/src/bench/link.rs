@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
-use rmap::udp::Port;
+use rmap_io::net::Port;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::undo::{Guard, Undo};

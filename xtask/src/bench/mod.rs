@@ -177,7 +177,7 @@ impl Name {
         const HOST: &[&str] = &["pagodad", "pagoda", "pagoda-shim"];
         match self {
             Self::Queues => &["pagoda-core"],
-            Self::Rmap => &["rmap"],
+            Self::Rmap => &["rmap-io"],
             Self::Nbd | Self::Failover | Self::Drain | Self::Loss | Self::Handover | Self::Disk | Self::Table1 => {
                 &["pagoda"]
             }

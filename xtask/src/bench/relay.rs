@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use pagoda_guest::rng::Rng;
 use rmap::server::Transmit;
-use rmap::udp::Port;
+use rmap_io::net::Port;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Ethernet's 1500 bytes without the IP and UDP headers: what is larger is lost in any weather.

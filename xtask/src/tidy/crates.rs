@@ -9,7 +9,7 @@ use super::manifests::{Manifest, Needed, members};
 type Edges = &'static [(&'static str, Needed, &'static str)];
 
 /// From the bottom up: a crate stands below those that it depends on.
-const ALLOWED: [(&str, Edges); 14] = [
+const ALLOWED: [(&str, Edges); 17] = [
     ("pagoda-abi", &[]),
     ("pagoda-core", &[]),
     ("pagoda-guest", &[]),
@@ -17,10 +17,32 @@ const ALLOWED: [(&str, Edges); 14] = [
     ("pagoda-shim", &[("pagoda-abi", Needed::Always, "packets, shared memory")]),
     ("pagoda-sys", &[("pagoda-abi", Needed::Always, "packets, shared memory")]),
     ("rmap", &[("pagoda-sys", Needed::ByTests, "allocator that counts")]),
-    ("rmap-etcd", &[("rmap", Needed::Always, "trait of a control plane")]),
+    ("rmap-io", &[("rmap", Needed::Always, "client and server that it drives")]),
+    ("rmap-file", &[("rmap", Needed::Always, "trait of a control plane")]),
+    (
+        "rmap-etcd",
+        &[
+            ("rmap", Needed::Always, "trait of a control plane"),
+            ("rmap-io", Needed::Always, "requests of a driver"),
+            ("rmap-file", Needed::ByTests, "a file, held to the same suite"),
+        ],
+    ),
+    (
+        "rmap-nbd",
+        &[
+            ("rmap", Needed::Always, "pages"),
+            ("rmap-io", Needed::Always, "driver of the client"),
+            ("pagoda-sys", Needed::ByTests, "allocator that counts"),
+        ],
+    ),
     (
         "pagoda-pool",
-        &[("rmap", Needed::Always, "client, a file as control plane"), ("rmap-etcd", Needed::Always, "etcd as one")],
+        &[
+            ("rmap", Needed::Always, "client"),
+            ("rmap-etcd", Needed::Always, "etcd as control plane"),
+            ("rmap-file", Needed::Always, "a file as control plane"),
+            ("rmap-io", Needed::Always, "driver of the client, a machine's role"),
+        ],
     ),
     (
         "pagoda-pager",
@@ -29,6 +51,7 @@ const ALLOWED: [(&str, Edges); 14] = [
             ("pagoda-core", Needed::Always, "fault state machine"),
             ("pagoda-sys", Needed::Always, "system interfaces"),
             ("rmap", Needed::Always, "remote tier"),
+            ("rmap-io", Needed::Always, "driver of the remote tier's client"),
         ],
     ),
     (
@@ -41,6 +64,7 @@ const ALLOWED: [(&str, Edges); 14] = [
             ("pagoda-pool", Needed::Always, "pools of remote tiers"),
             ("pagoda-sys", Needed::Always, "system interfaces"),
             ("rmap", Needed::Always, "remote tiers"),
+            ("rmap-io", Needed::Always, "drivers of their clients"),
             ("rmap-etcd", Needed::ByTests, "etcd in tests of remote tiers"),
         ],
     ),
@@ -53,6 +77,9 @@ const ALLOWED: [(&str, Edges); 14] = [
             ("pagoda-pool", Needed::Always, "pool, disk"),
             ("rmap", Needed::Always, "pool, disk"),
             ("rmap-etcd", Needed::Always, "pool, disk"),
+            ("rmap-file", Needed::ByTests, "what became of a disk"),
+            ("rmap-io", Needed::Always, "pool, disk"),
+            ("rmap-nbd", Needed::Always, "disk export"),
         ],
     ),
     (
@@ -64,6 +91,8 @@ const ALLOWED: [(&str, Edges); 14] = [
             ("pagoda-guest", Needed::Always, "lines that guests print"),
             ("pagoda-sys", Needed::Always, "toy VMM"),
             ("rmap", Needed::Always, "benches of disks"),
+            ("rmap-io", Needed::Always, "benches of disks"),
+            ("rmap-nbd", Needed::Always, "requests of a disk's client"),
         ],
     ),
     (

@@ -84,7 +84,7 @@ pub struct Serve {
     pub lanes: Option<u64>,
 }
 
-/// [`rmap::udp::ANNOUNCE_AT`], for the command line.
+/// [`rmap_io::net::ANNOUNCE_AT`], for the command line.
 const ANNOUNCE_PLACE: &str = "239.255.82.77:7069";
 
 /// Where servers listen, unless told otherwise.
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn announcements_have_a_place_by_default() {
-        assert_eq!(ANNOUNCE_PLACE.parse(), Ok(rmap::udp::ANNOUNCE_AT));
+        assert_eq!(ANNOUNCE_PLACE.parse(), Ok(rmap_io::net::ANNOUNCE_AT));
     }
 
     #[test]

@@ -9,8 +9,8 @@ use rmap::announce::{ANNOUNCE_EVERY, AnnounceKey, Announcement, Announcer};
 use rmap::client::ServerInfo;
 use rmap::crypto::{Keypair, PoolKey};
 use rmap::server::Server;
-use rmap::udp::AnnounceSender;
 use rmap::units::Time;
+use rmap_io::net::AnnounceSender;
 
 /// Says each second where the server is.
 #[derive(Debug)]

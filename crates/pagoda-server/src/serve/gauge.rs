@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
-use rmap::host;
 use rmap::pressure::Gauge;
 use rmap::server::Server;
 use rmap::units::Time;
 use rmap::wire::message::Pressure;
+use rmap_io::host;
 
 /// How often the host's memory is read.
 const READ_EVERY: Duration = Duration::from_secs(1);

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use anyhow::{Result, anyhow};
 use pagoda_cli::units::format_size;
-use rmap::host::{self, HostError};
-use rmap::medium::{FileMedium, Medium, MediumError};
+use rmap::medium::Medium;
+use rmap_io::host::{self, HostError};
+use rmap_io::medium::{FileMedium, MediumError};
 
 /// Memory that is lent stays in DRAM, or is not lent. `size` in bytes.
 ///

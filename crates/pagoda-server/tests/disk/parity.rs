@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use rmap::registry::Registry;
 use rmap::units::SpaceId;
+use rmap_file::Registry;
 
 use crate::cluster::settings;
 use crate::noise;

@@ -10,7 +10,7 @@ use pagoda_pool::connect::{self, UNHURRIED};
 use pagoda_pool::plane::Plane;
 use pagoda_pool::record::{self, Disk};
 use rmap::client::{Reserved, SpaceRef};
-use rmap::udp::{UdpClient, Wait};
+use rmap_io::net::{UdpClient, Wait};
 
 use crate::units::format_size;
 use pagoda_pool::slab::SLAB_CONTENT_BYTES;

@@ -8,7 +8,7 @@ use pagoda_pool::connect::{self, UNHURRIED};
 use pagoda_pool::plane::{Plane, Seen};
 use pagoda_pool::record::{self, Disk};
 use rmap::client::{Client, ParityView, Reach, SpaceRef, Tenure};
-use rmap::udp::Wait;
+use rmap_io::net::Wait;
 
 use super::show::Info;
 use crate::output::{Format, print_json, print_text};

@@ -9,8 +9,8 @@ use pagoda_pool::config::PoolConfig;
 use pagoda_pool::plane::Plane;
 use pagoda_pool::{connect, record};
 use rmap::client::{Standing, standings};
-use rmap::udp::Wait;
 use rmap::units::{ServerId, SlabNo, SlabSize};
+use rmap_io::net::Wait;
 use serde::Serialize;
 
 use crate::exit;

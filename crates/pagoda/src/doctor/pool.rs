@@ -11,10 +11,10 @@ use anyhow::{Context, Result};
 use pagoda_pool::config::{LinkMbit, PoolConfig, Transport};
 use pagoda_pool::{connect, store};
 use rmap::client::{Reach, ServerInfo, ServerView};
-use rmap::host::{self, OVERHEAD_BYTES};
-use rmap::udp::{Port, SOCKET_BUFFER, Wait};
 use rmap::wire::DATAGRAM_MIN_MAX;
 use rmap::wire::message::Pressure;
+use rmap_io::host::{self, OVERHEAD_BYTES};
+use rmap_io::net::{Port, SOCKET_BUFFER, Wait};
 
 use super::announcements;
 use super::checks::{Check, Verdict};

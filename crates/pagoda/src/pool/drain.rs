@@ -6,10 +6,10 @@ use anyhow::{Result, bail};
 use pagoda_pool::aside::Control;
 use pagoda_pool::connect;
 use rmap::client::{Client, Drain as Request};
-use rmap::udp::{UdpClient, Wait};
 use rmap::units::ServerId;
 use rmap::wire::message::Status;
 use rmap::wire::report::Report;
+use rmap_io::net::{UdpClient, Wait};
 use serde::Serialize;
 
 use super::options::Drain;

@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use pagoda_pool::config::PoolConfig;
 use pagoda_pool::{connect, store};
 use rmap::client::{Reach, ServerInfo, ServerView};
-use rmap::udp::Wait;
 use rmap::wire::message::Pressure;
+use rmap_io::net::Wait;
 use serde::Serialize;
 
 use crate::exit;

@@ -13,9 +13,9 @@ use ratatui::style::Stylize;
 use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 use rmap::client::{Client, Reach, ServerInfo, ServerView};
-use rmap::udp::{UdpClient, Wait};
 use rmap::units::PAGE_SIZE;
 use rmap::wire::report::Report;
+use rmap_io::net::{UdpClient, Wait};
 use serde::Serialize;
 
 use super::list::{PATIENCE, medium, pressure};

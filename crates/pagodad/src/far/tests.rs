@@ -11,8 +11,8 @@ use rmap::client::{Event, Failure};
 use rmap::control::Today;
 use rmap::crypto::Keypair;
 use rmap::server::{Server, ServerConfig};
-use rmap::udp::{Port, serve_until};
 use rmap::units::{BootEpoch, Class, Generation, PAGE_SIZE, PageNo, SlabSize, SpaceId};
+use rmap_io::net::{Port, serve_until};
 
 use super::*;
 

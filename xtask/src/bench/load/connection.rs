@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use rmap::nbd::wire::{
+use rmap_nbd::wire::{
     GREETING_MAGIC, OPTION_HEADER_SIZE, OPTION_MAGIC, OPTION_REPLY_MAGIC, REQUEST_SIZE, Reader, RequestHeader,
     SIMPLE_REPLY_MAGIC, command, handshake_flag, info, option, option_reply,
 };

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use rmap::server::Transmit;
-use rmap::udp::{Port, Wait};
 use rmap::wire::{OVERHEAD, PAYLOAD_MAX};
+use rmap_io::net::{Port, Wait};
 
 use super::{DATAGRAM, p50_us};
 use crate::bench::link::Ethernet;

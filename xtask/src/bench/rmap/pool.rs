@@ -11,8 +11,8 @@ use rmap::control::{ControlReply, ControlRequest};
 use rmap::crypto::entropy::SharedEntropy;
 use rmap::crypto::{KEY_SIZE, Keypair, PoolKey, SystemEntropy};
 use rmap::server::{Server, ServerConfig};
-use rmap::udp::{UdpClient, Wait, serve};
 use rmap::units::{BootEpoch, Class, Generation, PAGE_SIZE, Page, PageNo, ServerId, SlabSize, SpaceId, Time};
+use rmap_io::net::{UdpClient, Wait, serve};
 
 use super::{DATAGRAM, p50_us};
 use crate::bench::link::Ethernet;
