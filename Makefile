@@ -8,7 +8,7 @@
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 PREFIX ?= /usr
-PROGRAMS = -p pagodad -p pagoda -p pagoda-shim
+PROGRAMS = -p pagodad -p pagoda -p pagoda-server -p pagoda-shim
 
 .PHONY: all demo test bench ci install clean
 
@@ -38,6 +38,7 @@ install: all
 	install -D -m 0755 target/release/pagodad $(DESTDIR)$(PREFIX)/bin/pagodad
 	install -D -m 0755 target/release/pagoda $(DESTDIR)$(PREFIX)/bin/pagoda
 	ln -sf pagoda $(DESTDIR)$(PREFIX)/bin/pagoda-qemu
+	install -D -m 0755 target/release/pagoda-server $(DESTDIR)$(PREFIX)/lib/pagoda/pagoda-server
 	install -D -m 0644 target/release/libpagoda_shim.so $(DESTDIR)$(PREFIX)/lib/pagoda/libpagoda_shim.so
 	install -D -m 0644 packaging/pagodad.service $(DESTDIR)$(PREFIX)/lib/systemd/system/pagodad.service
 	install -D -m 0644 packaging/pagoda-pool.service $(DESTDIR)$(PREFIX)/lib/systemd/system/pagoda-pool.service

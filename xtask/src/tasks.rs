@@ -137,9 +137,10 @@ fn cargo_with(arguments: &[&str], more: &[String]) -> Result<bool> {
 
 /// Selected as in the Makefile: cargo's features depend on the packages that are selected, so without xtask among them
 /// much would be compiled a second time.
-const PACKAGES: [&str; 8] = ["-p", "pagodad", "-p", "pagoda", "-p", "pagoda-shim", "-p", "xtask"];
+const PACKAGES: [&str; 10] =
+    ["-p", "pagodad", "-p", "pagoda", "-p", "pagoda-server", "-p", "pagoda-shim", "-p", "xtask"];
 /// Of those packages, what the demo and the benches start. xtask is not: it runs.
-const PROGRAMS: [&str; 5] = ["--lib", "--bin", "pagodad", "--bin", "pagoda"];
+const PROGRAMS: [&str; 7] = ["--lib", "--bin", "pagodad", "--bin", "pagoda", "--bin", "pagoda-server"];
 
 /// Builds the programs that the demo and the benches start. After `make` has built them there is nothing to do.
 ///

@@ -41,9 +41,9 @@ use crate::metrics::{self, Published};
 
 /// What of a slab on a disk is in memory all the same: versions and seals.
 const SLAB_TABLE_BYTES: u64 = SLAB_PAGES as u64 * (SEAL_SIZE as u64 + 8);
-/// Without `--lanes`: the cores of a host are its VMs', and one lane fills 10 Gbit/s.
-const CORES_A_LANE: usize = 4;
-const LANES_UNASKED_MAX: usize = 4;
+/// Without `--workers`: the cores of a host are its VMs', and one worker fills 10 Gbit/s.
+const CORES_A_WORKER: usize = 4;
+const WORKERS_UNASKED_MAX: usize = 4;
 /// How often numbers are left for those who ask.
 const PUBLISH_EVERY: Duration = Duration::from_secs(1);
 
@@ -68,9 +68,9 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     // Whether etcd answers is found out before memory is taken.
     place.connect()?;
     let mut admitted = Admissions::read(dir)?;
-    let lanes = lanes(options)?;
+    let workers = workers(options)?;
     let bind = if options.tcp { Port::listen_lanes } else { Port::bind_lanes };
-    let ports = bind(options.listen, lanes).with_context(|| format!("listen on {}", options.listen))?;
+    let ports = bind(options.listen, workers).with_context(|| format!("listen on {}", options.listen))?;
     let addr = ports[0].local_addr().context("the socket's address")?;
     let (scraped, metrics) = options.metrics.map(metrics::listen).transpose()?.unzip();
     // A disk is nobody's memory: it is lent whatever the host does with that.
@@ -94,9 +94,9 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
         epoch: BootEpoch(SystemEntropy::default().next_u64()),
         medium,
     };
-    let servers = Server::with_lanes(config, Box::new(SystemEntropy::default()), lanes)?;
-    let mut lanes: Vec<(Server, Port)> = servers.into_iter().zip(ports).collect();
-    let (server, _) = &mut lanes[0];
+    let servers = Server::with_lanes(config, Box::new(SystemEntropy::default()), workers)?;
+    let mut workers: Vec<(Server, Port)> = servers.into_iter().zip(ports).collect();
+    let (server, _) = &mut workers[0];
     server.set_admins(admitted.admins());
     let signals = Signals::obeyed(options)?;
     let announcer = announcing.as_ref().map(Announcing::key);
@@ -115,7 +115,7 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     let mut shown = Shown { published, published_at: Time::default(), broken: 0 };
     let wait = Wait { spin: Duration::from_micros(options.spin) };
     let mut drain = Drain::with_patience(Duration::from_secs(options.drain));
-    serve_lanes(&mut lanes, wait, |server, now| {
+    serve_lanes(&mut workers, wait, |server, now| {
         admitted.follow(server);
         if let Some(gauge) = &mut gauge {
             gauge.follow(server, now);
@@ -194,17 +194,17 @@ fn quota(options: &Serve, slab_bytes: u64) -> Result<u32> {
 }
 
 /// How many threads serve.
-fn lanes(options: &Serve) -> Result<usize> {
-    match options.lanes {
-        Some(lanes) if lanes > 1 && options.on_disk.is_some() => {
-            Err(UsageError(format!("--lanes {lanes}: a disk is read by one thread; leave it out with --on-disk"))
+fn workers(options: &Serve) -> Result<usize> {
+    match options.workers {
+        Some(workers) if workers > 1 && options.on_disk.is_some() => {
+            Err(UsageError(format!("--workers {workers}: a disk is read by one thread; leave it out with --on-disk"))
                 .into())
         }
-        Some(lanes) => Ok(lanes as usize),
+        Some(workers) => Ok(workers as usize),
         None if options.on_disk.is_some() => Ok(1),
         None => {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            Ok((cores / CORES_A_LANE).clamp(1, LANES_UNASKED_MAX))
+            Ok((cores / CORES_A_WORKER).clamp(1, WORKERS_UNASKED_MAX))
         }
     }
 }

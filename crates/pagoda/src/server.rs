@@ -12,8 +12,6 @@ use anyhow::{Context, Result, bail};
 
 /// The program of the servers.
 const PROGRAM: &str = "pagoda-server";
-/// Where it is if this command is not beside it, and not below the same prefix.
-const DIR_INSTALLED: &str = "/usr/lib/pagoda";
 
 /// Goes on as the server that this process's words ask for. clap has accepted them, and the server reads them again.
 ///
@@ -34,15 +32,15 @@ pub fn become_server() -> Result<()> {
 /// Searches where a build and where an installation puts it. `exe_dir` is the directory of this command.
 fn find(exe_dir: &Path) -> Result<PathBuf> {
     let prefix = exe_dir.parent().unwrap_or(exe_dir);
-    let dirs = [exe_dir.to_owned(), prefix.join("lib/pagoda"), DIR_INSTALLED.into()];
+    let dirs = [exe_dir.to_owned(), prefix.join("lib/pagoda")];
     if let Some(program) = dirs.iter().map(|dir| dir.join(PROGRAM)).find(|program| program.is_file()) {
         return Ok(program);
     }
-    let dirs: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
     bail!(
-        "{PROGRAM}, the program of servers and exporters, is in none of {}: install it there (`make install` does), or \
-         build it beside this command (`cargo build -p {PROGRAM}`)",
-        dirs.join(", ")
+        "{PROGRAM}, the program of servers and exporters, is neither in {} nor in {}: install it there (`make install` \
+         does), or build it beside this command (`cargo build -p {PROGRAM}`)",
+        dirs[0].display(),
+        dirs[1].display()
     )
 }
 
@@ -56,6 +54,8 @@ mod tests {
         let bin = dir.join("bin");
         std::fs::create_dir_all(&bin).unwrap();
         std::fs::create_dir_all(dir.join("lib/pagoda")).unwrap();
+        let said = find(&bin).unwrap_err().to_string();
+        assert!(["make install", "/bin ", "/lib/pagoda:"].iter().all(|part| said.contains(part)), "{said}");
         let installed = dir.join("lib/pagoda").join(PROGRAM);
         std::fs::write(&installed, "").unwrap();
         assert_eq!(find(&bin).unwrap(), installed);

@@ -179,8 +179,9 @@ impl Name {
             Self::Queues => &["pagoda-core"],
             Self::Rmap => &["rmap-io"],
             Self::Nbd | Self::Failover | Self::Drain | Self::Loss | Self::Handover | Self::Disk | Self::Table1 => {
-                &["pagoda"]
+                &["pagoda", "pagoda-server"]
             }
+            Self::Far | Self::Fleet => &["pagodad", "pagoda", "pagoda-server", "pagoda-shim"],
             Self::Ways => &["pagodad", "pagoda", "pagoda-shim", "vm-tests"],
             _ => HOST,
         }

@@ -57,8 +57,8 @@ struct Table {
 /// # Errors
 /// Not root, no room, a program is missing, or a guest hangs.
 pub fn run(setup: &Setup) -> Result<(Report, String)> {
-    let pagoda = repository().join("target/release/pagoda");
-    let with = vec![pagoda, PathBuf::from("fio")];
+    let built = repository().join("target/release");
+    let with = vec![built.join("pagoda"), built.join("pagoda-server"), PathBuf::from("fio")];
     let wanted = ImageArgs { client: true, with, kernel: KernelFlavour::Full, ..ImageArgs::default() };
     let mut images = image::build(&wanted).context("make the guest's image")?;
     images.initrd = images.client_initrd.clone().context("the client image")?;

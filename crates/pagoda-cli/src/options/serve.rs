@@ -38,7 +38,7 @@ pub struct Serve {
     /// Servers of different zones do not fail together; two copies of a page go to two zones where that is possible
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub zone: u32,
-    /// Lend room of the disk that DIR is on, instead of memory: a last resort for disks whose pool is full
+    /// Lend room of the disk that DIR is on, instead of memory: an overflow disk for a pool that is full
     ///
     /// Clients ask for it when no server has memory left, or the only copy of something is at one that ends; what they
     /// have there they move to memory as soon as there is some. So a full pool makes writes slow instead of failing them.
@@ -49,12 +49,12 @@ pub struct Serve {
     /// Let clients come by TCP too, to the same port: for those with `transport = "tcp"` in their pool.toml
     #[arg(long)]
     pub tcp: bool,
-    /// Say each second where this server is, to the network that has the address of --listen [place: 239.255.82.77:7069]
+    /// Announce each second where this server is, in the network of the address of --listen [GROUP:PORT: 239.255.82.77:7069]
     ///
     /// Clients that have its line in their file `servers`, or know it from etcd, find it when it has moved to another address,
-    /// and greet it at once when it is back. GROUP may be a broadcast address. The words are signed and change nothing else.
+    /// and greet it at once when it is back. GROUP may be a broadcast address. Announcements are signed and change nothing else.
     #[arg(long, value_name = "GROUP:PORT", num_args = 0..=1, require_equals = true)]
-    #[arg(default_missing_value = ANNOUNCE_PLACE)]
+    #[arg(default_missing_value = ANNOUNCE_GROUP)]
     pub announce: Option<SocketAddrV4>,
     /// This machine may borrow from the pool, too: for trials on one machine
     #[arg(long)]
@@ -80,12 +80,15 @@ pub struct Serve {
     pub quota: Option<u64>,
     /// Threads that serve, each its part of the clients; by TCP and of a disk it is one [default: a quarter of the
     /// cores, at most 4]
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=LANES_MAX as u64))]
-    pub lanes: Option<u64>,
+    #[arg(long, alias = "lanes", value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=WORKERS_MAX))]
+    pub workers: Option<u64>,
 }
 
 /// [`rmap_io::net::ANNOUNCE_AT`], for the command line.
-const ANNOUNCE_PLACE: &str = "239.255.82.77:7069";
+const ANNOUNCE_GROUP: &str = "239.255.82.77:7069";
+
+/// Worker threads of a server.
+const WORKERS_MAX: u64 = LANES_MAX as u64;
 
 /// Where servers listen, unless told otherwise.
 const PORT: u16 = 7070;
@@ -99,11 +102,27 @@ fn listen_addr(text: &str) -> Result<SocketAddr, String> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
+    #[derive(Debug, Parser)]
+    struct Server {
+        #[command(flatten)]
+        serve: Serve,
+    }
+
     #[test]
-    fn announcements_have_a_place_by_default() {
-        assert_eq!(ANNOUNCE_PLACE.parse(), Ok(rmap_io::net::ANNOUNCE_AT));
+    fn workers_have_their_old_name_too() {
+        for name in ["--workers", "--lanes"] {
+            let words = ["server", "--size", "1G", "--listen", "127.0.0.1", name, "3"];
+            assert_eq!(Server::try_parse_from(words).unwrap().serve.workers, Some(3), "{name}");
+        }
+    }
+
+    #[test]
+    fn announcements_have_a_group_by_default() {
+        assert_eq!(ANNOUNCE_GROUP.parse(), Ok(rmap_io::net::ANNOUNCE_AT));
     }
 
     #[test]

@@ -51,7 +51,7 @@ const ROWS: &[Row<ServerNumbers>] = rows! { "pagoda_pool_server_",
     gauge "used_bytes", "bytes", "What disks have here.", |n| n.held as u64 * SLAB_CONTENT_BYTES;
     gauge "free_bytes", "bytes", "What they may still get.", |n| n.free as u64 * SLAB_CONTENT_BYTES;
     gauge "broken_bytes", "bytes", "What a failing disk has lost (`--on-disk`).", |n| n.broken as u64 * SLAB_CONTENT_BYTES;
-    gauge "disks", "disks", "Disks and far tiers that have something here.", |n| n.spaces as u64;
+    gauge "disks", "disks", "Disks and remote tiers that have something here.", |n| n.spaces as u64;
     gauge "pressure", "level", "0 none, 1 yellow, 2 orange (also while it is drained), 3 red.", |n| n.pressure as u64;
     gauge "draining", "0 or 1", "Whether it gives nothing away any more and waits for its pages to be moved, so as to end.",
         |n| u64::from(n.draining);

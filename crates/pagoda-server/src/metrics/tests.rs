@@ -12,7 +12,7 @@ const INTRODUCTION: &str = "\
 
 `pagoda disk export --metrics ADDR:PORT` and `pagoda pool serve --metrics ADDR:PORT` answer `GET /metrics` in the text format of
 Prometheus (OpenMetrics 1.0). Numbers are a second old at most; of copies of a disk that is read
-beside its writer, as old as the last read. A counter begins with its process. Those of VMs and of their far
+beside its writer, as old as the last read. A counter begins with its process. Those of VMs and of their remote
 tiers are `pagodad`'s: [metrics.md](metrics.md).
 
 A failure drill shows in `pagoda_disk_server_up`, `pagoda_disk_short_bytes` (back to 0 when all copies are made again) and

@@ -10,6 +10,7 @@ mod last_resort;
 mod mtu;
 mod parity;
 mod pool;
+mod process;
 mod reserve;
 /// Other tests need more of it.
 #[allow(dead_code)]

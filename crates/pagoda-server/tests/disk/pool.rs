@@ -89,6 +89,17 @@ impl Running {
         self.ready["uri"].as_str().unwrap().to_owned()
     }
 
+    /// The file that the process which was started runs now.
+    pub fn executable(&self) -> PathBuf {
+        std::fs::read_link(format!("/proc/{}/exe", self.child.id())).unwrap()
+    }
+
+    /// What lists of processes show of it.
+    pub fn words(&self) -> Vec<String> {
+        let words = std::fs::read(format!("/proc/{}/cmdline", self.child.id())).unwrap();
+        words.split(|byte| *byte == 0).map(text).filter(|word| !word.is_empty()).collect()
+    }
+
     /// Of its memory, in KiB; proc_pid_status(5).
     pub fn locked_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
@@ -181,9 +192,9 @@ impl Pool {
     fn serve(&self, number: usize, more: &[&str]) -> Running {
         let id = (number + 1).to_string();
         let place = ["pool", "serve", "--size", SERVER_SIZE, "--listen", "127.0.0.1:0"];
-        // With one lane, two, three, and so on: what clients see is the same.
-        let lanes = (number % 3 + 1).to_string();
-        let words = [&place[..], &["--id", &id, "--zone", &id, "--spin", "0", "--lanes", &lanes], more].concat();
+        // With one worker, two, three, and so on: what clients see is the same.
+        let workers = (number % 3 + 1).to_string();
+        let words = [&place[..], &["--id", &id, "--zone", &id, "--spin", "0", "--workers", &workers], more].concat();
         self.set_available(number, 100);
         let host = self.host(number);
         Running::start(&self.dir, &[&words[..], &["--also-borrow", "--pressure-from", &host]].concat())
@@ -196,6 +207,11 @@ impl Pool {
         // The temporary directory may be in memory.
         let words = [&place[..], &["--id", &id, "--on-disk", env!("CARGO_TARGET_TMPDIR")]].concat();
         self.servers.push(Some(Running::start(&self.dir, &words)));
+    }
+
+    /// The process of a server.
+    pub fn server(&self, place: usize) -> &Running {
+        self.servers[place].as_ref().unwrap()
     }
 
     /// What a server said when it was ready.

@@ -283,7 +283,8 @@ fn manual_pages() {
     let dir = daemon.dir.join("man");
     let output = daemon.pagoda(&["man", dir.to_str().unwrap()]).output().unwrap();
     assert!(output.status.success(), "{}", err(&output));
-    for page in ["pagoda.1", "pagoda-run.1", "pagoda-vm-set.1", "pagoda-trace-record.1", "pagoda-qemu.1"] {
+    let pages = ["pagoda.1", "pagoda-run.1", "pagoda-vm-set.1", "pagoda-trace-record.1", "pagoda-qemu.1"];
+    for page in [&pages[..], &["pagoda-pool-serve.1", "pagoda-pool-try.1", "pagoda-disk-export.1"]].concat() {
         let text = std::fs::read_to_string(dir.join(page)).unwrap();
         assert!(text.contains(".SH NAME"), "{page}");
     }
