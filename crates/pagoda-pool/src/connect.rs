@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rmap::client::{Client, ClientConfig, GIVE_BACK_AFTER, Reach, ServerInfo};
 use rmap::control::{ControlReply, MapEntry};
-use rmap::crypto::{Keypair, SystemEntropy};
+use rmap::crypto::Keypair;
 use rmap::units::{ServerId, SlabNo, Time};
+use rmap_io::SystemEntropy;
 use rmap_io::net::{Port, UdpClient, Wait};
 
 use crate::aside::Control;

@@ -16,9 +16,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use rmap::client::ServerInfo;
-use rmap::crypto::{Entropy, KEY_SIZE, Keypair, PoolKey, PublicKey, SystemEntropy};
+use rmap::crypto::{Entropy, KEY_SIZE, Keypair, PoolKey, PublicKey};
 use rmap::servers::parse_key;
 use rmap_file::Registry;
+use rmap_io::SystemEntropy;
 
 /// Where the pool's directory is unless another is given.
 pub const DIR_DEFAULT: &str = "/var/lib/pagoda/pool";

@@ -24,9 +24,10 @@ use pagoda_pool::role::lend;
 use pagoda_pool::slab::{SLAB_BYTES, SLAB_CONTENT_BYTES};
 use pagoda_pool::store;
 use rmap::client::ServerInfo;
-use rmap::crypto::{Entropy, SystemEntropy};
+use rmap::crypto::Entropy;
 use rmap::server::{Server, ServerConfig};
 use rmap::units::{BootEpoch, SEAL_SIZE, SLAB_PAGES, ServerId, SlabSize, Time};
+use rmap_io::entropy::SystemEntropy;
 use rmap_io::net::{Port, Wait, serve_lanes};
 use serde::Serialize;
 

@@ -27,8 +27,9 @@ use pagoda_pool::plane::Plane;
 use pagoda_pool::record::SIZE_MAX;
 use pagoda_pool::{connect, role, store};
 use rmap::client::{Client, SpaceRef, SpaceSpec};
-use rmap::crypto::{Entropy, SystemEntropy};
+use rmap::crypto::Entropy;
 use rmap::units::ServerId;
+use rmap_io::SystemEntropy;
 use rmap_io::net::{UdpClient, Wait};
 
 pub use self::describe::describe;

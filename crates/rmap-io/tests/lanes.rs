@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 
 use rmap::client::{Client, ClientConfig, Event, Reach, Refused, ServerInfo, SpaceSpec};
 use rmap::control::{ControlReply, ControlRequest, MapEntry};
-use rmap::crypto::{KEY_SIZE, Keypair, PoolKey, SystemEntropy};
+use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
 use rmap::server::{LANE_SHIFT, LANES_MAX, Server, ServerConfig, ServerStats, lane_of};
 use rmap::units::{BootEpoch, Class, Generation, PAGE_SIZE, PageNo, ServerId, SlabNo, SlabSize, SpaceId, Time};
 use rmap::wire::datagram::{HELLO_SIZE, Head, Versions};
+use rmap_io::SystemEntropy;
 use rmap_io::net::{Port, UdpClient, Wait, serve_lanes};
 
 const LANES: usize = 3;

@@ -1,9 +1,10 @@
 //! Locked memory, in a process of its own: all of the process is locked.
 
-use rmap::crypto::{KEY_SIZE, Keypair, PoolKey, SystemEntropy};
+use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
 use rmap::server::{Server, ServerConfig};
 use rmap::units::{BootEpoch, SEALED_SIZE, ServerId, SlabSize};
 use rmap::wire::message::Pressure;
+use rmap_io::SystemEntropy;
 use rmap_io::host::{HostError, lock_memory};
 use rustix::process::{Resource, getrlimit};
 

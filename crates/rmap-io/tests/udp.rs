@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use rmap::client::{Client, ClientConfig, Event, Failure, ServerInfo, SpaceRef, SpaceSpec};
 use rmap::control::{ControlReply, ControlRequest, MapEntry};
-use rmap::crypto::{KEY_SIZE, Keypair, PoolKey, SystemEntropy};
+use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
 use rmap::server::{Server, ServerConfig};
 use rmap::units::{BootEpoch, Class, Generation, PAGE_SIZE, Page, PageNo, ServerId, SlabNo, SlabSize, SpaceId, Time};
+use rmap_io::SystemEntropy;
 use rmap_io::net::{Drained, Port, STREAMS_MAX, UdpClient, Wait, drain, serve};
 
 /// Longer than any test takes; a result that does not come is an error, not a hang.

@@ -5,6 +5,9 @@
 //!
 //! [`server::Server`] and [`client::Client`] are sans-I/O: datagrams and time go in, datagrams come out. The simulation in
 //! `tests/sim` and the drivers run the same code. The bytes are described in `docs/protocol/rmap.md`.
+//!
+//! This crate has no socket, file, thread or clock, and `xtask tidy` refuses them. `rmap-io` drives it on a machine,
+//! `rmap-nbd` exports a space as a disk, `rmap-file` and `rmap-etcd` are control planes.
 #![forbid(unsafe_code)]
 
 pub mod announce;

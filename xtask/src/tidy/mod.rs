@@ -10,6 +10,7 @@ mod functions;
 mod imports;
 mod lines;
 mod manifests;
+mod pure;
 
 use std::fs;
 use std::path::Path;
@@ -62,6 +63,7 @@ pub fn main() -> Result<bool> {
     complaints.extend(circles::check(&sources));
     complaints.extend(crates::check(&sources)?);
     complaints.extend(dependencies::check(&sources)?);
+    complaints.extend(pure::check(&sources)?);
     complaints.extend(code_map::check(&sources, &|path| root.join(path).exists()));
     complaints.extend(crate::figures::check()?);
     for complaint in &complaints {

@@ -9,8 +9,9 @@ use std::rc::Rc;
 use super::*;
 use crate::wire::{OPTION_MAGIC, REQUEST_MAX, RequestHeader, command, option};
 use rmap::client::{ClientConfig, SpaceSpec};
-use rmap::crypto::{KEY_SIZE, Keypair, PoolKey, SystemEntropy};
+use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
 use rmap::units::{Generation, SpaceId};
+use rmap_io::SystemEntropy;
 use rmap_io::net::Port;
 
 /// As long as the longest READ.

@@ -9,12 +9,13 @@ use anyhow::{Context, Result, anyhow, ensure};
 use rmap::crypto::entropy::SharedEntropy;
 use rmap::crypto::handshake::Initiator;
 use rmap::crypto::session::Session;
-use rmap::crypto::{KEY_SIZE, Keypair, PoolKey, SystemEntropy};
+use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
 use rmap::server::{Server, ServerConfig};
 use rmap::units::{BootEpoch, Class, Generation, PageNo, SEALED_SIZE, ServerId, SlabSize, SpaceId, Time, Version};
 use rmap::wire::datagram::{Head, Versions};
 use rmap::wire::message::{Direction, FLOOR_SIZE, Message, Op, Status};
 use rmap::wire::{DATAGRAM_MAX, PROTOCOL_VERSION};
+use rmap_io::SystemEntropy;
 
 use super::{DATAGRAM, WINDOW};
 

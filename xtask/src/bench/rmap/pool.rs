@@ -9,9 +9,10 @@ use anyhow::{Context, Result, bail};
 use rmap::client::{Client, ClientConfig, Event, Reach, ServerInfo, SpaceRef, SpaceSpec};
 use rmap::control::{ControlReply, ControlRequest};
 use rmap::crypto::entropy::SharedEntropy;
-use rmap::crypto::{KEY_SIZE, Keypair, PoolKey, SystemEntropy};
+use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
 use rmap::server::{Server, ServerConfig};
 use rmap::units::{BootEpoch, Class, Generation, PAGE_SIZE, Page, PageNo, ServerId, SlabSize, SpaceId, Time};
+use rmap_io::SystemEntropy;
 use rmap_io::net::{UdpClient, Wait, serve};
 
 use super::{DATAGRAM, p50_us};
