@@ -27,7 +27,7 @@ use rmap::client::ServerInfo;
 use rmap::crypto::Entropy;
 use rmap::server::{Server, ServerConfig};
 use rmap::units::{BootEpoch, SEAL_SIZE, SLAB_PAGES, ServerId, SlabSize, Time};
-use rmap_io::entropy::SystemEntropy;
+use rmap_io::SystemEntropy;
 use rmap_io::net::{Port, Wait, serve_lanes};
 use serde::Serialize;
 
