@@ -142,12 +142,8 @@ fn check_crate(member: &Manifest, allowed: &[&str], sources: &[Source]) -> Vec<S
         let paths = Paths::of(code)
             .into_iter()
             .filter(|(_, path)| others.iter().any(|other| path[0] == other) && !is_allowed(path, allowed));
-        let macros = macros_used(code).filter(|(_, name)| !MACROS.contains(name) && !own_macros.contains(name));
-        let elsewhere = taken_in_from_elsewhere(code);
-        let found = paths
-            .map(|(at, path)| (at, path.join("::")))
-            .chain(macros.map(|(at, name)| (at, format!("{name}!"))))
-            .chain(elsewhere.map(|(at, what)| (at, what.to_owned())));
+        let paths = paths.map(|(at, path)| (at, path.join("::")));
+        let found = paths.chain(other_ways(code, &own_macros));
         complaints.extend(found.map(|(at, what)| format!("{}:{}: {what}. {advice}", source.path, line_of(code, at))));
     }
     complaints
@@ -171,38 +167,28 @@ fn is_allowed(path: &[&str], allowed: &[&str]) -> bool {
 }
 
 /// Names of the macros that `code` defines.
-fn macros_defined(code: &str) -> impl Iterator<Item = &str> {
-    let words: Vec<Token<'_>> = tokens(code).map(|(_, token)| token).collect();
-    let named = |window: &[Token<'_>]| matches!(window, [Token::Word("macro_rules"), Token::Other('!'), _]);
-    let names: Vec<Token<'_>> = words.windows(3).filter(|window| named(window)).map(|window| window[2]).collect();
-    names.into_iter().filter_map(|token| if let Token::Word(name) = token { Some(name) } else { None })
+fn macros_defined(code: &str) -> Vec<&str> {
+    let all: Vec<Token<'_>> = tokens(code).map(|(_, token)| token).collect();
+    let name = |window: &[Token<'_>]| matches!(window[..2], [Token::Word("macro_rules"), Token::Other('!')]);
+    let names = all.windows(3).filter(|window| name(window)).map(|window| window[2]);
+    names.filter_map(|token| if let Token::Word(name) = token { Some(name) } else { None }).collect()
 }
 
-/// Names of the macros that `code` uses, with their offsets.
-fn macros_used(code: &str) -> impl Iterator<Item = (usize, &str)> {
-    let all: Vec<(usize, Token<'_>)> = tokens(code).collect();
-    let used: Vec<(usize, &str)> = all
-        .windows(3)
-        .filter_map(|window| match window {
-            [(at, Token::Word(name)), (_, Token::Other('!')), (_, Token::Other('(' | '[' | '{'))] => Some((*at, *name)),
-            _ => None,
-        })
-        .collect();
-    used.into_iter()
-}
-
-/// Ways by which code comes in that the list does not see.
-fn taken_in_from_elsewhere(code: &str) -> impl Iterator<Item = (usize, &'static str)> {
-    let all: Vec<(usize, Token<'_>)> = tokens(code).collect();
-    let found: Vec<(usize, &'static str)> = all
-        .windows(3)
-        .filter_map(|window| match [window[0].1, window[1].1, window[2].1] {
-            [Token::Word("extern"), Token::Word("crate"), _] => Some((window[0].0, "extern crate")),
-            [Token::Other('['), Token::Word("path"), Token::Other('=')] => Some((window[1].0, "#[path]")),
-            _ => None,
-        })
-        .collect();
-    found.into_iter()
+/// What comes in by other ways than paths, with its offset: macros, by their names, and whole files and crates.
+fn other_ways<'a>(code: &'a str, own_macros: &[&str]) -> Vec<(usize, String)> {
+    // As in `if !(a || b)`, which negates and is no macro.
+    const KEYWORDS: [&str; 6] = ["break", "if", "in", "match", "return", "while"];
+    let is_safe = |name: &&'a str| MACROS.contains(name) || KEYWORDS.contains(name) || own_macros.contains(name);
+    let all: Vec<(usize, Token<'a>)> = tokens(code).collect();
+    let found = all.windows(3).filter_map(|window| match [window[0].1, window[1].1, window[2].1] {
+        [Token::Word(name), Token::Other('!'), Token::Other('(' | '[' | '{')] if !is_safe(&name) => {
+            Some((window[0].0, format!("{name}!")))
+        }
+        [Token::Word("extern"), Token::Word("crate"), _] => Some((window[0].0, "extern crate".to_owned())),
+        [Token::Other('[' | ','), Token::Word("path"), Token::Other('=')] => Some((window[1].0, "#[path]".to_owned())),
+        _ => None,
+    });
+    found.collect()
 }
 
 /// Goes through the tokens of a file once, and notes each path of at least two names, and each path of `use`.
@@ -348,6 +334,7 @@ mod tests {
             ("#[path = \"../../b.rs\"] mod b;", "#[path]"),
             ("fn f() { println!(\"a\") }", "println!"),
             ("fn f() { dbg!(a) }", "dbg!"),
+            ("#[cfg_attr(a, path = \"b.rs\")] mod b;", "#[path]"),
             ("include!(\"b.rs\");", "include!"),
         ] {
             assert_eq!(found(text), [expected], "{text}");
@@ -361,7 +348,7 @@ mod tests {
             "use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr}; fn f() -> std::io::Result<()> { g() }",
             "use std::fmt::{self, Debug}; use std::sync::atomic::{AtomicU64, Ordering};",
             "use aws_lc_rs::aead::{AES_256_GCM, Aad}; use snow::{Builder, HandshakeState};",
-            "use crate::std_like::fs; fn f() { a.fs.thread(); fs::read(); a != (b); x.alloc::<T>() }",
+            "use crate::std_like::fs; fn f() { a.fs.thread(); fs::read(); a != (b); if !(b) { x.alloc::<T>() } }",
             "macro_rules! own { () => {} } own!(); vec![format!(\"std::fs {}\", 1)]; // std::fs",
             "#[cfg(test)] mod tests { use std::fs; use std::time::Instant; } impl Iterator<Item = u8> + use<'a> {}",
         ] {
