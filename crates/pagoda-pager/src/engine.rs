@@ -10,10 +10,8 @@
 
 mod agent;
 mod ages;
-mod arm;
-mod busy;
-mod exec;
-mod io;
+mod broken;
+mod paging;
 mod parts;
 mod sampling;
 mod share;
@@ -22,22 +20,24 @@ mod start;
 mod status;
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagoda_core::fault::{Access, Actions, Event, FaultKind, Machine, Now, Served, Stall, headroom_max};
+use pagoda_core::fault::{Access, Action, Actions, Event, FaultKind, Served, Stall, headroom_max};
 use pagoda_core::policy::growth::NearLimit;
 use pagoda_core::stats::{FAULT_CAUSES, Metric};
+use pagoda_sys::Errno;
 use pagoda_sys::ring::{Ring, RingError};
-use pagoda_sys::socket::SharedMap;
 use pagoda_sys::uffd::Fault;
 
+use self::agent::Asked;
+use self::broken::Broken;
+use self::paging::{Answered, Paging};
 use crate::follow::Follow;
 use crate::handle::{Command, Inbox, Notice};
 use crate::latency::Histogram;
 use crate::poll::BusyPoll;
 use crate::source::Source;
-use crate::space::Space;
-use crate::tier::Stack;
 
 pub use parts::{EngineError, Parts};
 pub use start::spawn;
@@ -64,13 +64,10 @@ type Notify = Box<dyn Fn(Notice) + Send>;
 
 /// See the module.
 pub struct Engine {
-    name: String,
-    machine: Machine,
-    space: Space,
-    tiers: Stack,
+    name: Arc<str>,
+    paging: Paging,
     /// Pages of a tier are late, and that was said.
     waits_for_tier: bool,
-    shared: SharedMap,
     ring: Ring,
     inbox: Inbox,
     notify: Notify,
@@ -80,14 +77,8 @@ pub struct Engine {
     calls_made: u32,
     /// Connections that wait until all RAM is there for good.
     pin_waiters: Vec<u32>,
-    io: io::Transfers,
-    /// Since when it has been arming in vain, for its memory is another's.
-    busy: Option<busy::Busy>,
-    /// The ring has its bounce buffers: a VM that is never armed needs none.
-    has_buffers: bool,
+    /// Room for the actions of one event.
     actions: Actions,
-    /// Events that actions led to, handled before anything new.
-    events: std::collections::VecDeque<Event>,
     latency: Vec<Histogram>,
     sampling: sampling::Sampling,
     /// While miss-ratio curves are watched.
@@ -97,7 +88,6 @@ pub struct Engine {
     messages: u64,
     follow: Follow,
     busy_poll: BusyPoll,
-    started: Instant,
     /// The moment the fault in hand was read.
     fault_at: Instant,
     ticked: Instant,
@@ -105,7 +95,6 @@ pub struct Engine {
     /// When the VM's part of its frames was counted last.
     charged: Instant,
     pinned: Option<String>,
-    frozen: Option<String>,
     end: Option<Notice>,
     share: share::Share,
 }
@@ -122,7 +111,7 @@ impl Engine {
         let mut ready: Vec<(Source, Result<u32, pagoda_sys::Errno>, bool)> = Vec::with_capacity(RING_ENTRIES as usize);
         while self.end.is_none() {
             if let Err(error) = self.wait() {
-                self.freeze(&format!("the disk ring failed: {error}"));
+                self.freeze(&format!("the disk ring failed: {error}").into());
             }
             ready.clear();
             for completion in self.ring.completions() {
@@ -143,10 +132,11 @@ impl Engine {
                 self.handle(source, result, more);
             }
             self.follow_tiers();
-            if self.can_write() {
+            if self.paging.can_write() {
                 // The kernel hands a submission to the disk as a whole: a page-in must not wait for its writes to be made.
                 self.page_ins_first();
-                self.step_plan();
+                let stepped = self.paging.step_plan(&mut self.ring);
+                self.or_freeze(stepped);
                 self.settle();
             }
             if self.can_look() {
@@ -162,17 +152,14 @@ impl Engine {
 
     /// Hands page-ins to the disk before something that takes a while.
     fn page_ins_first(&mut self) {
-        if self.io.has_page_faults()
-            && let Err(error) = self.ring.submit()
-        {
-            self.freeze(&format!("the disk ring failed: {error}"));
-        }
+        let submitted = self.paging.submit_page_ins(&mut self.ring);
+        self.or_freeze(submitted);
     }
 
     /// Hands over what is queued and waits until there is something to do.
     fn wait(&mut self) -> Result<(), RingError> {
-        let tiers_wait = self.tiers.begin(&mut self.ring, &self.space);
-        if self.io.has_page_faults() && self.follow.shares_cpu() && !self.can_write() && !self.can_look() {
+        let tiers_wait = self.paging.begin_tiers(&mut self.ring);
+        if self.paging.has_page_faults() && self.follow.shares_cpu() && !self.paging.can_write() && !self.can_look() {
             self.ring.submit()?;
             self.busy_poll.poll(|| self.ring.is_due());
         }
@@ -180,10 +167,11 @@ impl Engine {
     }
 
     fn timeout(&self) -> Duration {
+        let machine = self.paging.machine();
         match () {
-            () if self.can_write() || self.can_look() => Duration::ZERO,
-            () if self.machine.is_pin_blocked() || self.machine.is_copying_back() => TICK_PIN,
-            () if self.machine.is_busy() => TICK_BUSY.min(self.scan_wait()),
+            () if self.paging.can_write() || self.can_look() => Duration::ZERO,
+            () if machine.is_pin_blocked() || machine.is_copying_back() => TICK_PIN,
+            () if machine.is_busy() => TICK_BUSY.min(self.scan_wait()),
             () => TICK_IDLE.min(self.scan_wait()),
         }
     }
@@ -192,11 +180,13 @@ impl Engine {
         match source {
             Source::Uffd(_) => {}
             Source::Io { tier, op } => {
-                if let Some(event) = self.finish_request(tier, op, result) {
-                    self.apply(event);
-                }
+                let ended = self.paging.finish_request(tier, op, result);
+                self.apply_ended(ended);
             }
-            Source::Tier(tier) => self.turn_tier(tier, more),
+            Source::Tier(tier) => {
+                let turned = self.paging.turn_tier(&mut self.ring, tier, more);
+                self.or_freeze(turned);
+            }
             Source::Agent(generation) => self.hear_agent(generation, more),
             Source::Calls(id) => self.hear_calls(id, more),
             Source::Wake => {
@@ -205,7 +195,7 @@ impl Engine {
                     self.obey(command);
                 }
                 if !more && let Err(error) = self.ring.poll_multishot(self.inbox.wake().as_fd(), Source::Wake.key()) {
-                    self.freeze(&format!("cannot wait for commands: {error}"));
+                    self.freeze(&format!("cannot wait for commands: {error}").into());
                 }
             }
             Source::Exit => self.check_exit(more),
@@ -213,9 +203,8 @@ impl Engine {
     }
 
     fn poll_uffd(&mut self, index: u32) {
-        let uffd = &self.space.shards()[index as usize].uffd;
-        if let Err(error) = self.ring.poll_multishot(uffd.as_fd(), Source::Uffd(index).key()) {
-            self.freeze(&format!("cannot wait for faults: {error}"));
+        if let Err(error) = self.paging.poll_faults(&mut self.ring, index) {
+            self.freeze(&format!("cannot wait for faults: {error}").into());
         }
     }
 
@@ -250,7 +239,7 @@ impl Engine {
     fn read_faults(&mut self, index: usize) {
         let mut faults = [Fault::default(); FAULTS_MAX];
         loop {
-            let count = match self.space.shards()[index].uffd.read(&mut faults) {
+            let count = match self.paging.read_faults(index, &mut faults) {
                 Ok(count) => count,
                 Err(error) => {
                     tracing::debug!(vm = %self.name, "read faults: {error}");
@@ -269,10 +258,10 @@ impl Engine {
     }
 
     fn fault(&mut self, fault: &Fault) {
-        let Some(page) = self.space.page_at(fault.addr) else { return };
+        let Some(page) = self.paging.space().page_at(fault.addr) else { return };
         let access = if fault.write || fault.wp { Access::Write } else { Access::Read };
         let kind = if fault.wp { FaultKind::WriteProtected } else { FaultKind::Unmapped };
-        self.messages += u64::from(self.machine.is_armed() && self.frozen.is_none());
+        self.messages += u64::from(self.paging.machine().is_armed() && !self.paging.is_frozen());
         let served = self.step(Event::Fault { page, access, kind });
         self.settle();
         let Some(Served { cause, read_ahead }) = served else { return };
@@ -291,40 +280,135 @@ impl Engine {
 
     /// Gives the machine an event and does what it asks for, until nothing is left to do at once.
     fn apply(&mut self, event: Event) {
-        self.events.push_back(event);
+        self.paging.push(event);
         self.settle();
     }
 
     fn settle(&mut self) {
-        while let Some(event) = self.events.pop_front() {
+        while let Some(event) = self.paging.next_event() {
             self.step(event);
         }
     }
 
     /// One event, and what the machine asks for. Says what became of a fault.
     fn step(&mut self, event: Event) -> Option<Served> {
-        if self.frozen.is_some() {
-            return None;
-        }
-        let now = Now { ms: self.started.elapsed().as_millis() as u64, oldest_io: self.shared.oldest_io() };
         let mut actions = std::mem::take(&mut self.actions);
-        let served = self.machine.apply(event, now, &mut actions);
+        let served = self.paging.apply(event, &mut actions);
         for action in actions.drain(..) {
-            if self.frozen.is_none() && self.end.is_none() {
-                self.execute(action);
+            if !self.paging.is_frozen() && self.end.is_none() {
+                let executed = self.execute(action);
+                self.or_freeze(executed);
             }
         }
         self.actions = actions;
         served
     }
 
+    /// Has an action executed by the owner of what it is about.
+    fn execute(&mut self, action: Action) -> Result<(), Broken> {
+        let (paging, ring, now) = (&mut self.paging, &mut self.ring, self.fault_at);
+        match action {
+            Action::Map { pages, protect } => paging.map(pages, protect)?,
+            Action::Unprotect { pages } => paging.unprotect(pages)?,
+            Action::Protect { pages } => paging.protect(pages)?,
+            Action::Wake { pages } => paging.wake(pages),
+            Action::Zero { pages } => paging.zero(pages)?,
+            Action::ZeroChunk { chunk } => paging.zero_chunk(chunk)?,
+            Action::ReadPage { op, page, demand } => paging.read_page(ring, op, page, demand.then_some(now))?,
+            Action::ReadSpan { op, span, wanted, demand } => {
+                paging.read_span(ring, op, span, wanted, demand.then_some(now))?;
+            }
+            Action::ReadChunk { op, chunk, demand } => paging.read_chunk(ring, op, chunk, demand.then_some(now))?,
+            Action::ChunkComplete { op } => {
+                let answered = paging.withdraw(op);
+                self.note_answered(answered);
+            }
+            Action::ChunkAbandon { op, chunk } => {
+                let answered = paging.abandon_chunk(op, chunk)?;
+                self.note_answered(answered);
+            }
+            Action::Copy { op, pages, protect } => paging.copy(ring, op, pages, protect)?,
+            Action::Store { op, pages } => paging.store(ring, op, pages)?,
+            Action::Release { op } => {
+                let answered = paging.release(ring, op)?;
+                self.note_answered(answered);
+            }
+            Action::WriteOut { op, chunk, pages } => paging.write_out(op, chunk, pages),
+            Action::PunchOut { op, chunk, pages, alone } => paging.punch_out(op, chunk, pages, alone)?,
+            Action::CopyBack { pages } => paging.copy_back(pages)?,
+            Action::DropShared { pages } => paging.drop_shared(pages),
+            Action::SwapPunch { pages } => paging.swap_punch(pages)?,
+            Action::RamPunch { pages } => paging.ram_punch(pages)?,
+            // The engine has no store of images, so nobody sends the machine `Event::Freeze`.
+            Action::Preserve { .. } | Action::BeginImage | Action::RefuseImage | Action::LoseImages => {
+                return Err("an image was begun, and this daemon keeps none".into());
+            }
+            Action::Zap { op } => self.zap(op),
+            Action::ZapPages { ticket } => self.zap_pages(Asked::Watch { ticket, at: Instant::now() }),
+            Action::Share { op, chunk, pages } => self.share_pages(op, chunk, pages)?,
+            Action::DiscardDone { token } => self.discard_done(token),
+            Action::Arm => self.begin_to_arm()?,
+            Action::Disarm => self.disarm()?,
+            Action::Stalled { stall } => self.stalled(stall),
+        }
+        Ok(())
+    }
+
+    /// Counts how long a fault waited that a read has answered.
+    fn note_answered(&mut self, answered: Option<Answered>) {
+        let Some(answered) = answered else { return };
+        if answered.is_page_fault() {
+            self.busy_poll.note(answered.took);
+        }
+        self.note_fault_latency(answered.cause, answered.took);
+    }
+
+    /// Executes `Action::Arm`. While another has the memory the action is not answered, so the machine does nothing that
+    /// needs it.
+    fn begin_to_arm(&mut self) -> Result<(), Broken> {
+        match self.paging.arm(&mut self.ring) {
+            Ok(()) => {
+                self.restart_sample();
+                self.paging.begin_to_page();
+                Ok(())
+            }
+            Err(EngineError::Register { errno: Errno::BUSY, registered }) => self.paging.wait_until_free(registered),
+            Err(error) => Err(format!("it could not be armed: {error}").into()),
+        }
+    }
+
+    /// Executes `Action::Disarm`.
+    fn disarm(&mut self) -> Result<(), Broken> {
+        if self.paging.disarm()? {
+            self.collapse();
+            // After the collapse, which maps what nobody has used.
+            self.restart_sample();
+            self.release_pin_waiters();
+        }
+        Ok(())
+    }
+
+    /// Goes on with all that tiers have done outside the ring.
+    fn follow_tiers(&mut self) {
+        while let Some(ended) = self.paging.next_ended(&mut self.ring) {
+            self.apply_ended(ended);
+        }
+    }
+
+    /// A part of an operation has ended, and perhaps with it the operation.
+    fn apply_ended(&mut self, ended: Result<Option<Event>, Broken>) {
+        if let Some(Some(event)) = self.or_freeze(ended) {
+            self.apply(event);
+        }
+    }
+
     fn tick(&mut self) {
         let now = Instant::now();
-        if self.machine.is_pin_blocked() {
+        if self.paging.machine().is_pin_blocked() {
             // Completions of libaio and io_uring are seen when the agent looks at their rings.
             self.ask_clock();
             self.apply(Event::Tick);
-        } else if self.machine.is_copying_back() || now - self.ticked >= TICK_BUSY {
+        } else if self.paging.machine().is_copying_back() || now - self.ticked >= TICK_BUSY {
             self.ticked = now;
             self.apply(Event::Tick);
         }
@@ -333,9 +417,12 @@ impl Engine {
             self.charged = now;
             self.charge_frames();
             self.turn_ages(now);
-            self.tiers.tend(|| self.io.written_out());
+            self.paging.tend_tiers();
         }
-        self.arm_if_free();
+        if self.paging.may_be_free() {
+            let armed = self.begin_to_arm();
+            self.or_freeze(armed);
+        }
         if now - self.published >= TICK_IDLE {
             self.publish();
         }
@@ -344,7 +431,7 @@ impl Engine {
 
     /// Says when the VM is about to have all it may: its limit may be raised before it has to page.
     fn look_at_limit(&mut self) {
-        if let Some((resident, limit)) = self.machine.growth()
+        if let Some((resident, limit)) = self.paging.machine().growth()
             && self.near_limit.look(resident, limit, headroom_max(limit))
         {
             (self.notify)(Notice::NearLimit);
@@ -352,19 +439,23 @@ impl Engine {
     }
 
     fn stalled(&mut self, stall: Stall) {
-        let text = stall::stall_text(stall, self.tiers.swap_path());
+        let text = stall::stall_text(stall, self.paging.tiers().swap_path());
         tracing::error!(vm = %self.name, "{text}");
         (self.notify)(Notice::Stalled(text));
     }
 
     /// An invariant is broken: from now on nothing of this VM changes, so that it can be looked at and no wrong page is
     /// ever mapped. Other VMs go on.
-    fn freeze(&mut self, why: &str) {
-        if self.frozen.is_none() {
-            let text = format!("frozen, because {why}. No page is lost; keep the state directory and report this");
+    fn freeze(&mut self, why: &Broken) {
+        let text = format!("frozen, because {why}. No page is lost; keep the state directory and report this");
+        if self.paging.freeze(&text) {
             tracing::error!(vm = %self.name, "{text}");
-            self.frozen = Some(text.clone());
             (self.notify)(Notice::Stalled(text));
         }
+    }
+
+    /// What an owner has done; the VM is frozen if it found an invariant broken.
+    fn or_freeze<T>(&mut self, result: Result<T, Broken>) -> Option<T> {
+        result.map_err(|why| self.freeze(&why)).ok()
     }
 }

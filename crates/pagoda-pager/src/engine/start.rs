@@ -1,6 +1,7 @@
 //! How an engine starts: its thread, its ring, and the takeover of a VM that an earlier daemon served.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Instant;
 
 use pagoda_abi::attach::{Packet, Text};
@@ -11,12 +12,12 @@ use pagoda_core::units::PageCount;
 use pagoda_sys::ring::Ring;
 use pagoda_sys::socket::Connection;
 
-use super::{CALLS_MAX, Engine, EngineError, Notify, Parts, RING_ENTRIES, agent, io, sampling, share};
+use super::paging::Paging;
+use super::{CALLS_MAX, Engine, EngineError, Notify, Parts, RING_ENTRIES, agent, sampling, share};
 use crate::follow::Follow;
 use crate::handle::{Inbox, Notice};
 use crate::latency::Histogram;
 use crate::poll::BusyPoll;
-use crate::recover;
 use crate::source::Source;
 
 /// `TASK_COMM_LEN` of the kernel, without its end.
@@ -77,13 +78,12 @@ impl Engine {
                     seed: u64::from(parts.pid),
                     sharing: parts.sharing,
                 };
+                let name: Arc<str> = parts.name.into();
+                let machine = Machine::new(config);
                 let mut engine = Engine {
-                    name: parts.name,
-                    machine: Machine::new(config),
-                    space: parts.space,
-                    tiers: parts.tiers,
+                    name: Arc::clone(&name),
+                    paging: Paging::new(name, machine, parts.space, parts.tiers, parts.shared),
                     waits_for_tier: false,
-                    shared: parts.shared,
                     ring,
                     inbox,
                     notify,
@@ -92,11 +92,7 @@ impl Engine {
                     calls: Vec::with_capacity(CALLS_MAX),
                     calls_made: 0,
                     pin_waiters: Vec::new(),
-                    io: io::Transfers::new(),
-                    busy: None,
-                    has_buffers: false,
                     actions: Vec::with_capacity(1024),
-                    events: std::collections::VecDeque::with_capacity(64),
                     latency: vec![Histogram::default(); FAULT_CAUSES.len()],
                     sampling: sampling::Sampling::default(),
                     ages: None,
@@ -104,13 +100,11 @@ impl Engine {
                     messages: 0,
                     follow: Follow::new(parts.pid),
                     busy_poll: BusyPoll::new(parts.busy_poll),
-                    started: now,
                     fault_at: now,
                     ticked: now,
                     published: now,
                     charged: now,
                     pinned: parts.pinned,
-                    frozen: None,
                     end: None,
                     share,
                 };
@@ -148,32 +142,28 @@ impl Engine {
     ) -> Result<(), EngineError> {
         self.ring.poll_multishot(self.inbox.wake().as_fd(), Source::Wake.key())?;
         self.ring.poll_multishot(self.pidfd.as_fd(), Source::Exit.key())?;
-        for (index, shard) in self.space.shards().iter().enumerate() {
-            self.ring.poll_multishot(shard.uffd.as_fd(), Source::Uffd(index as u32).key())?;
-        }
-        for (tier, fd) in self.tiers.fds() {
-            self.ring.poll_multishot(fd, Source::Tier(tier).key())?;
-        }
+        self.paging.poll_all(&mut self.ring)?;
         let mut agent = Some(agent);
         if taken_over && let Some(agent) = agent.take() {
             self.welcome(&agent, &welcome);
             self.connect_agent(agent)?;
             // Whether it was armed cannot be known, and need not be: registering twice is harmless, and a VM that needs no
             // pager disarms itself at the next event.
-            let settled = recover::settle_intents(&self.space, &mut self.tiers, &self.shared)?;
-            self.arm()?;
+            let settled = self.paging.settle_intents()?;
+            self.paging.arm(&mut self.ring)?;
+            self.restart_sample();
             // Before any is dropped.
             self.count_references()?;
-            self.wake_all();
-            tracing::info!(vm = %self.name, settled, resident = self.machine.stats().get(Metric::Resident), "took over");
+            self.paging.wake_all();
+            tracing::info!(vm = %self.name, settled, resident = self.paging.machine().stats().get(Metric::Resident), "took over");
         }
         if self.pinned.is_some() {
-            self.events.push_back(Event::Pin);
+            self.paging.push(Event::Pin);
         }
-        self.events.push_back(Event::SetLimit { limit });
+        self.paging.push(Event::SetLimit { limit });
         self.settle();
-        if !self.machine.is_armed() && self.frozen.is_none() {
-            self.shared.leave_punches();
+        if !self.paging.machine().is_armed() && !self.paging.is_frozen() {
+            self.paging.leave_punches();
         }
         if let Some(agent) = agent.take() {
             self.welcome(&agent, &welcome);

@@ -47,8 +47,8 @@ impl Engine {
 
     pub(in crate::engine) fn zap(&mut self, op: OpId) {
         let mut ranges = Ranges::default();
-        for chunk in self.machine.zap_chunks(op) {
-            let place = self.space.place_chunk(*chunk);
+        for chunk in self.paging.machine().zap_chunks(op) {
+            let place = self.paging.space().place_chunk(*chunk);
             ranges.push(Range { addr: place.addr, len: place.len });
         }
         let seq = self.next_seq();
@@ -87,7 +87,8 @@ impl Engine {
             return;
         }
         let pieces: Vec<Range> = self
-            .space
+            .paging
+            .space()
             .regions()
             .flat_map(|(_, region)| {
                 let (addr, len) = (region.addr, region.ram.len());
@@ -120,8 +121,13 @@ impl Engine {
         if pagoda_sys::process::has_ended(self.pidfd.as_fd()) {
             self.end = Some(Notice::Exited);
         } else if !more && let Err(error) = self.ring.poll_multishot(self.pidfd.as_fd(), Source::Exit.key()) {
-            self.freeze(&format!("cannot wait for the end of the VMM: {error}"));
+            self.freeze(&format!("cannot wait for the end of the VMM: {error}").into());
         }
+    }
+
+    /// The VMM let its end of a connection go, or ended; [`Notice::Exited`] comes from the pidfd.
+    fn is_ending(&self) -> bool {
+        matches!(self.end, Some(Notice::Exited))
     }
 
     pub(in crate::engine) fn hear_agent(&mut self, generation: u32, more: bool) {
@@ -257,7 +263,7 @@ impl Engine {
     fn discard(&mut self, id: u32, seq: u64, region: u32, offset: u64, len: u64) {
         let token = u64::from(id) << 32 | (seq & u64::from(u32::MAX));
         self.begin_call(id);
-        match self.space.page_in_region(region, offset, len) {
+        match self.paging.space().page_in_region(region, offset, len) {
             Some(first) => {
                 if let Some(call) = self.calls.iter_mut().find(|call| call.id == id) {
                     call.discard = Some(token);
@@ -283,7 +289,7 @@ impl Engine {
 
     /// Lets those go on who are about to give others access to RAM, once all of it is there and stays.
     pub(in crate::engine) fn release_pin_waiters(&mut self) {
-        if self.machine.is_armed() {
+        if self.paging.machine().is_armed() {
             return;
         }
         for id in std::mem::take(&mut self.pin_waiters) {

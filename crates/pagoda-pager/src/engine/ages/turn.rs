@@ -18,7 +18,7 @@ use crate::engine::agent::Asked;
 impl Engine {
     /// Looks at what is followed, counts what is due, and chooses the next pages. Once a second.
     pub(in crate::engine) fn turn_ages(&mut self, now: Instant) {
-        if self.machine.is_armed() || self.frozen.is_some() || !self.agent.is_connected() {
+        if self.paging.machine().is_armed() || self.paging.is_frozen() || !self.agent.is_connected() {
             return;
         }
         self.look_at_ages();
@@ -60,7 +60,7 @@ impl Engine {
 
     /// Pages that have content: what a page without any does next is no use of memory.
     fn choose(&mut self, ages: &mut Ages, now: Instant) -> Vec<PageIdx> {
-        let memory = self.space.chunks().pages().0;
+        let memory = self.paging.space().chunks().pages().0;
         let count = (memory / PAGES_PER_CHOSEN).clamp(1, PAGES_PER_S_MAX);
         let blocks_max = (memory / BLOCK_PAGES / BLOCKS_PART).clamp(1, BLOCKS_MAX) as usize;
         let mut chosen = Vec::with_capacity(count as usize);
@@ -85,13 +85,13 @@ impl Engine {
     }
 
     fn has_content(&self, page: PageIdx) -> bool {
-        let place = self.space.place_page(page);
+        let place = self.paging.space().place_page(page);
         place.region.ram.next_data(place.offset) == Ok(Some(place.offset))
     }
 
     /// Whether a block is mapped huge, or may be at its next use: one with a hole never is.
     fn may_be_huge(&mut self, block: u64) -> bool {
-        let place = self.space.place_page(PageIdx(block * BLOCK_PAGES));
+        let place = self.paging.space().place_page(PageIdx(block * BLOCK_PAGES));
         let (addr, len) = (place.addr, BLOCK_PAGES * PAGE_SIZE);
         let whole = place.region.ram.next_hole(place.offset).is_ok_and(|hole| hole >= place.offset + len);
         // Whom nobody can tell apart may be.
@@ -109,7 +109,7 @@ impl Engine {
     fn tell_of_blocks(&mut self, blocks: &[u64], packet: impl FnOnce(u64, Ranges) -> Packet) {
         let mut ranges = Ranges::default();
         for block in blocks {
-            let place = self.space.place_page(PageIdx(block * BLOCK_PAGES));
+            let place = self.paging.space().place_page(PageIdx(block * BLOCK_PAGES));
             ranges.push(Range { addr: place.addr, len: BLOCK_PAGES * PAGE_SIZE });
         }
         let packet = packet(self.next_seq(), ranges);
@@ -119,7 +119,7 @@ impl Engine {
     /// The agent has answered.
     pub(in crate::engine) fn ages_zapped(&mut self, pages: Vec<PageIdx>, at: Instant, done: bool) {
         self.sampling.zap_us += at.elapsed().as_micros() as u64;
-        let armed = self.machine.is_armed();
+        let armed = self.paging.machine().is_armed();
         let Some(ages) = &mut self.ages else { return };
         ages.asked = false;
         if !done || armed {
@@ -167,8 +167,8 @@ impl Engine {
 
     /// The curve, once enough was seen.
     pub(in crate::engine) fn curve_of_ages(&self) -> Option<Curve> {
-        let content = PageCount(self.space.allocated() / PAGE_SIZE);
+        let content = PageCount(self.paging.space().allocated() / PAGE_SIZE);
         let lru = self.ages.as_ref()?.footprint.curve(content)?;
-        Some(self.machine.curve_of(&lru))
+        Some(self.paging.machine().curve_of(&lru))
     }
 }

@@ -20,7 +20,7 @@ use crate::engine::ages::Ages;
 impl Engine {
     /// Ends the sampling period and begins the next with these pages.
     pub(in crate::engine) fn start_sample(&mut self, mut pages: Vec<PageIdx>) {
-        let total = self.space.chunks().pages().0;
+        let total = self.paging.space().chunks().pages().0;
         pages.retain(|page| page.0 < total);
         self.sampling.period += 1;
         self.sampling.pages = pages;
@@ -31,17 +31,17 @@ impl Engine {
 
     /// Switches the miss-ratio curve on, anew, or off.
     pub(in crate::engine) fn watch_curve(&mut self, on: bool) {
-        self.machine.watch_curve(on);
+        self.paging.watch_curve(on);
         self.stop_ages();
-        self.ages = on.then(|| Ages::new(self.space.chunks().pages()));
+        self.ages = on.then(|| Ages::new(self.paging.space().chunks().pages()));
         self.sampling.curve = None;
     }
 
     /// The curve as published.
     pub(in crate::engine) fn current_curve(&mut self) -> Option<Arc<Curve>> {
         if self.sampling.curve.as_ref().is_none_or(|(_, taken)| taken.elapsed() >= CURVE_EVERY) {
-            let of_ages = if self.machine.is_armed() { None } else { self.curve_of_ages() };
-            let curve = of_ages.or_else(|| self.machine.curve());
+            let of_ages = if self.paging.machine().is_armed() { None } else { self.curve_of_ages() };
+            let curve = of_ages.or_else(|| self.paging.machine().curve());
             self.sampling.curve = curve.map(|curve| (Arc::new(curve), Instant::now()));
         }
         self.sampling.curve.as_ref().map(|(curve, _)| Arc::clone(curve))
@@ -51,10 +51,9 @@ impl Engine {
     pub(in crate::engine) fn restart_sample(&mut self) {
         self.sampling.round = self.sampling.round.wrapping_add(1);
         self.sampling.peeks.clear();
-        if self.machine.is_armed() {
+        if self.paging.machine().is_armed() {
             self.stop_ages();
-            self.machine.start_sample(&self.sampling.pages);
-            self.events.push_back(Event::Tick);
+            self.paging.start_sample(&self.sampling.pages);
             return;
         }
         // What is unmapped next may share a huge mapping with what is followed.
@@ -84,13 +83,13 @@ impl Engine {
     pub(in crate::engine) fn zap_pages(&mut self, asked: Asked) {
         let mut ranges = Ranges::default();
         let mut add = |page: PageIdx| {
-            let place = self.space.place_page(page);
+            let place = self.paging.space().place_page(page);
             ranges.push(Range { addr: place.addr, len: PAGE_SIZE });
         };
         match &asked {
             Asked::Peek { pages, .. } => self.sampling.pages[pages.clone()].iter().for_each(|page| add(*page)),
             Asked::Age { pages, .. } => pages.iter().for_each(|page| add(*page)),
-            _ => self.machine.watch_zaps().for_each(add),
+            _ => self.paging.machine().watch_zaps().for_each(add),
         }
         let seq = self.next_seq();
         self.owes(seq, asked);
@@ -103,7 +102,7 @@ impl Engine {
         match asked {
             Asked::Peek { round, .. } => *round == self.sampling.round,
             // Another ticket's answer would be ignored anyway.
-            Asked::Watch { ticket, .. } => *ticket == self.machine.watch_ticket(),
+            Asked::Watch { ticket, .. } => *ticket == self.paging.machine().watch_ticket(),
             Asked::Chunks(_) | Asked::Age { .. } => true,
         }
     }
@@ -122,8 +121,8 @@ impl Engine {
 
     /// Looks which pages of an unarmed VM were used, and says what is known of the period's.
     pub(in crate::engine) fn look_at_sample(&mut self) -> SampleCount {
-        if self.machine.is_armed() {
-            return self.machine.sample_count();
+        if self.paging.machine().is_armed() {
+            return self.paging.machine().sample_count();
         }
         for nth in 0..self.sampling.peeks.len() {
             if self.sampling.peeks[nth] != Peek::Watched {
@@ -144,7 +143,7 @@ impl Engine {
 
     /// Whether the VMM has a page-table entry for this page; `None` if it cannot be told.
     pub(in crate::engine) fn is_mapped(&mut self, page: PageIdx) -> Option<bool> {
-        let addr = self.space.place_page(page).addr;
+        let addr = self.paging.space().place_page(page).addr;
         self.pagemap()?.is_present(addr).ok()
     }
 

@@ -2,39 +2,35 @@
 
 use std::time::Duration;
 
-use pagoda_core::bits::{PageSet, Run};
-use pagoda_core::fault::{Event, Found, Machine, OpId, Pages};
+use pagoda_core::bits::PageSet;
+use pagoda_core::fault::{Event, Found, Machine, OpId};
 use pagoda_core::stats::Metric;
 use pagoda_core::units::{ChunkIdx, PAGE_SIZE, PageCount};
 use pagoda_sys::process::thread_cpu_time;
-use pagoda_sys::uffd::Protect;
 
 use super::{LOOK_PAGES, Looking, TAKE_BACK_MAX, ZEROS};
+use crate::engine::broken::Broken;
 use crate::engine::{Engine, EngineError, TICK_BUSY};
 use crate::share::{Hint, Look, Member};
 
 impl Engine {
     /// The references of a VM that came back count from now on.
     pub(in crate::engine) fn count_references(&mut self) -> Result<(), EngineError> {
-        let Some(member) = self.tiers.frames_mut() else { return Ok(()) };
+        let Some(member) = self.paging.frames_mut() else { return Ok(()) };
         member.count_references().map_err(EngineError::Shared)
     }
 
     /// Its pages may be looked at: before the group is settled a look would find nothing, and nobody would look again.
     fn is_looking(&self) -> bool {
-        self.tiers.frames().is_some_and(|member| member.group().is_settled())
-    }
-
-    fn now_ms(&self) -> u64 {
-        self.started.elapsed().as_millis() as u64
+        self.paging.frames().is_some_and(|member| member.group().is_settled())
     }
 
     /// How long until pages can be looked at.
     pub(in crate::engine) fn scan_wait(&self) -> Duration {
-        if !self.machine.has_pages_to_scan(self.now_ms()) || !self.is_looking() {
+        if !self.paging.machine().has_pages_to_scan(self.paging.now_ms()) || !self.is_looking() {
             return Duration::MAX;
         }
-        match self.machine.is_scan_blocked() {
+        match self.paging.machine().is_scan_blocked() {
             // Until the agent has been asked which direct I/O is over.
             true => TICK_BUSY,
             false => Duration::from_nanos(self.share.budget.wait_ns(self.share.per_mille())),
@@ -43,13 +39,13 @@ impl Engine {
 
     /// Looks at some pages, if there is time for it.
     pub(in crate::engine) fn scan(&mut self) {
-        if self.tiers.frames().is_none() || self.frozen.is_some() || self.end.is_some() {
+        if self.paging.frames().is_none() || self.paging.is_frozen() || self.end.is_some() {
             return;
         }
-        if self.tiers.frames().is_some_and(Member::has_many_dead) {
+        if self.paging.frames().is_some_and(Member::has_many_dead) {
             self.bury_dead();
         }
-        if !self.machine.has_pages_to_scan(self.now_ms()) || !self.is_looking() {
+        if !self.paging.machine().has_pages_to_scan(self.paging.now_ms()) || !self.is_looking() {
             return;
         }
         self.share.earn();
@@ -60,36 +56,36 @@ impl Engine {
         self.apply(Event::Scan);
         let spent = self.share.cpu - cpu;
         self.share.budget.spend(spent.as_nanos() as u64);
-        if self.machine.is_scan_blocked() {
+        if self.paging.machine().is_scan_blocked() {
             self.ask_clock();
         }
     }
 
     fn bury_dead(&mut self) {
-        if let Some(member) = self.tiers.frames_mut() {
+        if let Some(member) = self.paging.frames_mut() {
             member.bury_dead();
         }
     }
 
     /// Executes `Share`: what is looked at is in the RAM file and cannot change until the answer. A few pages are looked at
     /// at once, many between faults.
-    pub(in crate::engine) fn share_pages(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet) {
+    pub(in crate::engine) fn share_pages(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet) -> Result<(), Broken> {
         let mut looking = Looking { op, chunk, rest: pages, seen: PageSet::EMPTY, found: Found::default() };
-        if self.tiers.frames().is_some() {
+        if self.paging.frames().is_some() {
             if pages.iter().nth(LOOK_PAGES).is_some() {
-                return self.share.looks.push_back(looking);
+                self.share.looks.push_back(looking);
+                return Ok(());
             }
-            if let Err(why) = self.look_on(&mut looking) {
-                return self.freeze(&why);
-            }
+            self.look_on(&mut looking)?;
         }
         // The next event of all: until it is applied the machine has another idea of these pages.
-        self.events.push_front(Event::ShareDone { op, found: looking.found });
+        self.paging.push_first(Event::ShareDone { op, found: looking.found });
+        Ok(())
     }
 
     /// Pages of chunks that leave are to be looked at.
     pub(in crate::engine) fn can_look(&self) -> bool {
-        !self.share.looks.is_empty() && self.frozen.is_none()
+        !self.share.looks.is_empty() && !self.paging.is_frozen()
     }
 
     /// Looks at the next few of them.
@@ -98,7 +94,7 @@ impl Engine {
         match self.look_on(&mut looking) {
             Err(why) => self.freeze(&why),
             Ok(()) if looking.rest.is_empty() => {
-                self.events.push_front(Event::ShareDone { op: looking.op, found: looking.found });
+                self.paging.push_first(Event::ShareDone { op: looking.op, found: looking.found });
                 self.settle();
             }
             Ok(()) => self.share.looks.push_front(looking),
@@ -106,14 +102,14 @@ impl Engine {
     }
 
     /// Goes on with a look; with its last pages all that was found leaves the RAM file.
-    fn look_on(&mut self, looking: &mut Looking) -> Result<(), String> {
+    fn look_on(&mut self, looking: &mut Looking) -> Result<(), Broken> {
         let before = thread_cpu_time();
         self.page_ins_first();
         self.bury_dead();
         let pages: PageSet = looking.rest.iter().take(LOOK_PAGES).collect();
         looking.rest -= pages;
-        if !self.machine.is_armed() {
-            return Err("pages of a VM that is not armed were to be shared".to_owned());
+        if !self.paging.machine().is_armed() {
+            return Err("pages of a VM that is not armed were to be shared".into());
         }
         self.find_equal(looking, pages)?;
         looking.seen |= pages;
@@ -125,12 +121,12 @@ impl Engine {
     }
 
     /// Writes the entries of pages with an equal frame, and makes holes in swap of zero ones.
-    fn find_equal(&mut self, looking: &mut Looking, pages: PageSet) -> Result<(), String> {
-        let Some(member) = self.tiers.frames() else { return Ok(()) };
+    fn find_equal(&mut self, looking: &mut Looking, pages: PageSet) -> Result<(), Broken> {
+        let Some(member) = self.paging.frames() else { return Ok(()) };
         let Looking { chunk, seen, ref mut found, .. } = *looking;
-        let place = self.space.place_chunk(chunk);
+        let place = self.paging.space().place_chunk(chunk);
         let (view, start) = (&place.region.view, place.pages().start);
-        let (machine, collisions) = (&self.machine, &mut self.share.collisions);
+        let (machine, collisions) = (self.paging.machine(), &mut self.share.collisions);
         for run in pages.runs() {
             let run = start + u64::from(run.start)..start + u64::from(run.start) + u64::from(run.len);
             if view.make_readable(run).is_err() {
@@ -176,7 +172,7 @@ impl Engine {
         }
         found.zero |= zero;
         let stale = zero & machine.chunk(chunk).swap;
-        self.tiers
+        self.paging
             .drop_blocks(chunk, stale)
             .map_err(|errno| format!("the swap block of a zero page could not be dropped: {errno}"))?;
         self.tell(told);
@@ -185,33 +181,28 @@ impl Engine {
 
     /// Tells the owners of pages that they may have equal frames now.
     fn tell(&mut self, mut hints: Vec<Hint>) {
-        let Some(member) = self.tiers.frames() else { return };
+        let Some(number) = self.paging.frames().map(Member::number) else { return };
         hints.sort_unstable_by_key(|hint| hint.member);
         for same in hints.chunk_by(|a, b| a.member == b.member) {
             let pages = same.iter().map(|hint| hint.page);
-            if same[0].member == member.number() {
-                self.events.extend(pages.map(|page| Event::LookAgain { page }));
-            } else {
+            if same[0].member == number {
+                pages.for_each(|page| self.paging.push(Event::LookAgain { page }));
+            } else if let Some(member) = self.paging.frames() {
                 member.group().tell(same[0].member, pages.collect());
             }
         }
     }
 
     /// Takes pages out of the RAM file whose entries are written, or which are zero.
-    fn take_out(&mut self, chunk: ChunkIdx, mut found: Found) -> Result<Found, String> {
+    fn take_out(&mut self, chunk: ChunkIdx, mut found: Found) -> Result<Found, Broken> {
         let gone = found.shared | found.zero;
         if gone.is_empty() {
             return Ok(found);
         }
-        let Some(intent) = self.io.take_intent() else { return Err("the intents ran out".to_owned()) };
         // From here on the entry is the page's content, whatever the RAM file holds.
-        self.shared.intents[intent].declare(chunk.0, gone.words());
-        let alone = (self.machine.chunk(chunk).ram - gone).is_empty();
-        let left = self.punch(chunk, gone, alone)?;
-        self.shared.intents[intent].withdraw();
-        self.io.give_intent(intent);
+        let left = self.paging.take_out(chunk, gone)?;
         // Only now: before, an outdated swap block would have been the content.
-        let Some(member) = self.tiers.frames_mut() else { return Ok(found) };
+        let Some(member) = self.paging.frames_mut() else { return Ok(found) };
         (found.shared & left).iter().for_each(|index| member.clear(chunk.page(index)));
         found.zero_left = found.zero & left;
         found.zero -= left;
@@ -219,42 +210,15 @@ impl Engine {
         Ok(found)
     }
 
-    /// Executes `CopyBack`.
-    pub(in crate::engine) fn copy_back(&mut self, pages: Pages) {
-        let mut content = [0; PAGE_SIZE as usize];
-        for index in PageSet::range(pages.run.start, pages.run.len).iter() {
-            let page = pages.chunk.page(index);
-            if !self.tiers.frames().is_some_and(|member| member.read(page, &mut content)) {
-                return self.freeze("a shared page has no frame");
-            }
-            let place = self.space.place(Pages { chunk: pages.chunk, run: Run { start: index, len: 1 } });
-            let uffd = self.space.uffd(place.addr);
-            let resolved = self.retry(|| uffd.copy(place.addr, &content, Protect::No));
-            if !resolved.is_all() {
-                return self.check(resolved, "copy a shared page back");
-            }
-            // The page has its content: only now may its entry go, and only then the frame.
-            if let Some(member) = self.tiers.frames_mut() {
-                member.clear(page);
-            }
-        }
-    }
-
-    /// Executes `DropShared`.
-    pub(in crate::engine) fn drop_shared(&mut self, pages: Pages) {
-        if let Some(member) = self.tiers.frames_mut() {
-            let set = PageSet::range(pages.run.start, pages.run.len);
-            set.iter().for_each(|index| member.clear(pages.chunk.page(index)));
-        }
-    }
-
     /// Counts the VM's part of its frames, once a second. Where it is more than the cap can bear, pages that share with
     /// nobody any more become its own again, so that page-out can write them to swap.
     pub(in crate::engine) fn charge_frames(&mut self) {
         self.bury_dead();
-        self.share.note_copied_back(self.machine.stats().get(Metric::PagesCopiedBack));
-        let Some(member) = self.tiers.frames() else { return };
-        if self.machine.stats().get(Metric::Shared) == 0 && self.machine.stats().get(Metric::SharedPart) == 0 {
+        self.share.note_copied_back(self.paging.machine().stats().get(Metric::PagesCopiedBack));
+        let Some(member) = self.paging.frames() else { return };
+        if self.paging.machine().stats().get(Metric::Shared) == 0
+            && self.paging.machine().stats().get(Metric::SharedPart) == 0
+        {
             return;
         }
         let (part, sole) = match member.part(TAKE_BACK_MAX) {
@@ -262,16 +226,14 @@ impl Engine {
             Err(error) => return tracing::warn!(vm = %self.name, "count shared frames: {error}"),
         };
         self.apply(Event::Charge { pages: PageCount(part.pages) });
-        if self.machine.is_overcharged() {
+        if self.paging.machine().is_overcharged() {
             sole.into_iter().for_each(|page| self.apply(Event::TakeBack { page }));
         }
     }
 
     /// The engine ends, and with it, if it is `gone`, the VM.
     pub(in crate::engine) fn leave_group(&mut self, gone: bool) {
-        if let Some(member) = self.tiers.take_frames() {
-            member.leave(gone);
-        }
+        self.paging.leave_group(gone);
     }
 }
 

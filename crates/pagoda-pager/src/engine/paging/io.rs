@@ -35,7 +35,23 @@ pub struct Transfer {
     error: Option<IoError>,
     kind: Kind,
     /// The fault that waits for it.
-    pub fault: Option<(Metric, Instant)>,
+    fault: Option<(Metric, Instant)>,
+}
+
+/// A fault that waited for a read has been answered.
+#[derive(Clone, Copy, Debug)]
+pub struct Answered {
+    /// Why it had to wait.
+    pub cause: Metric,
+    /// From its message to its answer.
+    pub took: Duration,
+}
+
+impl Answered {
+    /// It waited for a single page.
+    pub fn is_page_fault(self) -> bool {
+        is_page_fault(self.cause)
+    }
 }
 
 impl Transfer {
@@ -131,6 +147,10 @@ impl Transfers {
         })
     }
 
+    fn get(&self, op: OpId) -> Option<&Transfer> {
+        self.by_op[usize::from(op.0)].as_ref()
+    }
+
     fn slot(&mut self, op: OpId) -> &mut Option<Transfer> {
         &mut self.by_op[usize::from(op.0)]
     }
@@ -174,6 +194,6 @@ impl Transfers {
     }
 }
 
-fn is_page_fault((cause, _): (Metric, Instant)) -> bool {
+fn is_page_fault(cause: Metric) -> bool {
     cause == Metric::FaultsSwapPage
 }
