@@ -8,9 +8,10 @@
 //! fails, the VM is stalled and its owner told. If an invariant is broken, the VM is frozen as it is ([`Engine::freeze`]):
 //! nothing is mapped any more, so that no wrong page can be seen.
 
-mod agent;
 mod ages;
 mod broken;
+mod link;
+mod messages;
 mod paging;
 mod parts;
 mod sampling;
@@ -19,7 +20,7 @@ mod stall;
 mod start;
 mod status;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,11 +31,12 @@ use pagoda_sys::Errno;
 use pagoda_sys::ring::{Ring, RingError};
 use pagoda_sys::uffd::Fault;
 
-use self::agent::Asked;
 use self::broken::Broken;
+use self::link::VmmLink;
+use self::link::agent::Asked;
 use self::paging::{Answered, Paging};
 use crate::follow::Follow;
-use crate::handle::{Command, Inbox, Notice};
+use crate::handle::{Inbox, Notice};
 use crate::latency::Histogram;
 use crate::poll::BusyPoll;
 use crate::source::Source;
@@ -57,8 +59,6 @@ const TICK_BUSY: Duration = Duration::from_millis(100);
 const TICK_IDLE: Duration = Duration::from_millis(1000);
 /// How soon direct I/O that blocks page-out is looked at again: a request takes some hundred microseconds.
 const TICK_PIN: Duration = Duration::from_millis(1);
-/// Connections for the VMM's own calls: one is enough, two while one is being replaced.
-const CALLS_MAX: usize = 4;
 
 type Notify = Box<dyn Fn(Notice) + Send>;
 
@@ -71,12 +71,7 @@ pub struct Engine {
     ring: Ring,
     inbox: Inbox,
     notify: Notify,
-    pidfd: OwnedFd,
-    agent: agent::Agent,
-    calls: Vec<agent::Call>,
-    calls_made: u32,
-    /// Connections that wait until all RAM is there for good.
-    pin_waiters: Vec<u32>,
+    link: VmmLink,
     /// Room for the actions of one event.
     actions: Actions,
     latency: Vec<Histogram>,
@@ -144,7 +139,7 @@ impl Engine {
             }
             self.scan();
             self.tick();
-            self.hear_waiting_calls();
+            self.receive_waiting_calls();
         }
         self.publish();
         self.end.take()
@@ -187,8 +182,8 @@ impl Engine {
                 let turned = self.paging.turn_tier(&mut self.ring, tier, more);
                 self.or_freeze(turned);
             }
-            Source::Agent(generation) => self.hear_agent(generation, more),
-            Source::Calls(id) => self.hear_calls(id, more),
+            Source::Agent(generation) => self.receive_from_agent(generation, more),
+            Source::Calls(id) => self.receive_calls(id, more),
             Source::Wake => {
                 self.inbox.wake().clear();
                 while let Some(command) = self.inbox.next() {
@@ -198,7 +193,12 @@ impl Engine {
                     self.freeze(&format!("cannot wait for commands: {error}").into());
                 }
             }
-            Source::Exit => self.check_exit(more),
+            Source::Exit => {
+                let exited = self.link.has_exited(&mut self.ring, more);
+                if self.or_freeze(exited) == Some(true) {
+                    self.end = Some(Notice::Exited);
+                }
+            }
         }
     }
 
@@ -206,34 +206,6 @@ impl Engine {
         if let Err(error) = self.paging.poll_faults(&mut self.ring, index) {
             self.freeze(&format!("cannot wait for faults: {error}").into());
         }
-    }
-
-    fn obey(&mut self, command: Command) {
-        match command {
-            Command::SetLimit(limit) => self.apply(Event::SetLimit { limit }),
-            Command::Continue => self.apply(Event::Continue),
-            Command::Pin(reason) => self.pin(reason),
-            Command::Agent(connection) => {
-                if let Err(error) = self.connect_agent(connection) {
-                    tracing::warn!(vm = %self.name, "agent: {error}");
-                }
-            }
-            Command::Calls(connection) => self.connect_calls(connection),
-            Command::Sample(pages) => self.start_sample(pages),
-            Command::WatchCurve(on) => self.watch_curve(on),
-            Command::LargeFolios(large) => self.allow_large_folios(large),
-            Command::LookAgain(pages) => pages.into_iter().for_each(|page| self.apply(Event::LookAgain { page })),
-            Command::Refresh => self.publish(),
-            Command::Detach => self.end = Some(Notice::Detached),
-        }
-    }
-
-    fn pin(&mut self, reason: String) {
-        if self.pinned.is_none() {
-            tracing::warn!(vm = %self.name, "never evicted from now on: {reason}");
-            self.pinned = Some(reason);
-        }
-        self.apply(Event::Pin);
     }
 
     fn read_faults(&mut self, index: usize) {
@@ -346,7 +318,7 @@ impl Engine {
             Action::Zap { op } => self.zap(op),
             Action::ZapPages { ticket } => self.zap_pages(Asked::Watch { ticket, at: Instant::now() }),
             Action::Share { op, chunk, pages } => self.share_pages(op, chunk, pages)?,
-            Action::DiscardDone { token } => self.discard_done(token),
+            Action::DiscardDone { token } => self.link.calls.complete_discard(ring, token),
             Action::Arm => self.begin_to_arm()?,
             Action::Disarm => self.disarm()?,
             Action::Stalled { stall } => self.stalled(stall),
@@ -380,10 +352,10 @@ impl Engine {
     /// Executes `Action::Disarm`.
     fn disarm(&mut self) -> Result<(), Broken> {
         if self.paging.disarm()? {
-            self.collapse();
+            self.link.agent.collapse(&mut self.ring, self.paging.space());
             // After the collapse, which maps what nobody has used.
             self.restart_sample();
-            self.release_pin_waiters();
+            self.link.calls.release_pin_waiters();
         }
         Ok(())
     }
@@ -406,7 +378,7 @@ impl Engine {
         let now = Instant::now();
         if self.paging.machine().is_pin_blocked() {
             // Completions of libaio and io_uring are seen when the agent looks at their rings.
-            self.ask_clock();
+            self.link.agent.ask_clock(&mut self.ring);
             self.apply(Event::Tick);
         } else if self.paging.machine().is_copying_back() || now - self.ticked >= TICK_BUSY {
             self.ticked = now;

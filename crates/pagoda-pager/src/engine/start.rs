@@ -12,8 +12,9 @@ use pagoda_core::units::PageCount;
 use pagoda_sys::ring::Ring;
 use pagoda_sys::socket::Connection;
 
+use super::link::VmmLink;
 use super::paging::Paging;
-use super::{CALLS_MAX, Engine, EngineError, Notify, Parts, RING_ENTRIES, agent, sampling, share};
+use super::{Engine, EngineError, Notify, Parts, RING_ENTRIES, sampling, share};
 use crate::follow::Follow;
 use crate::handle::{Inbox, Notice};
 use crate::latency::Histogram;
@@ -81,17 +82,13 @@ impl Engine {
                 let name: Arc<str> = parts.name.into();
                 let machine = Machine::new(config);
                 let mut engine = Engine {
-                    name: Arc::clone(&name),
-                    paging: Paging::new(name, machine, parts.space, parts.tiers, parts.shared),
+                    paging: Paging::new(Arc::clone(&name), machine, parts.space, parts.tiers, parts.shared),
                     waits_for_tier: false,
                     ring,
                     inbox,
                     notify,
-                    pidfd: parts.pidfd,
-                    agent: agent::Agent::default(),
-                    calls: Vec::with_capacity(CALLS_MAX),
-                    calls_made: 0,
-                    pin_waiters: Vec::new(),
+                    link: VmmLink::new(&name, parts.pidfd),
+                    name,
                     actions: Vec::with_capacity(1024),
                     latency: vec![Histogram::default(); FAULT_CAUSES.len()],
                     sampling: sampling::Sampling::default(),
@@ -141,7 +138,7 @@ impl Engine {
         taken_over: bool,
     ) -> Result<(), EngineError> {
         self.ring.poll_multishot(self.inbox.wake().as_fd(), Source::Wake.key())?;
-        self.ring.poll_multishot(self.pidfd.as_fd(), Source::Exit.key())?;
+        self.link.poll_exit(&mut self.ring)?;
         self.paging.poll_all(&mut self.ring)?;
         let mut agent = Some(agent);
         if taken_over && let Some(agent) = agent.take() {

@@ -38,7 +38,7 @@ impl Engine {
             stalled_for: Duration::from_millis(since),
             waits,
             remote: self.paging.remote(),
-            agent: self.agent.is_connected(),
+            agent: self.link.agent.is_connected(),
             pinned: self.pinned.clone(),
             latency: self.latency.clone(),
             table_bytes: self.paging.machine().table_bytes()

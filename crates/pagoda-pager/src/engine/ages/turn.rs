@@ -13,12 +13,12 @@ use super::{
     Ages, BLOCK_LIFE, BLOCK_PAGES, BLOCKS_MAX, BLOCKS_PART, Followed, PAGES_PER_CHOSEN, PAGES_PER_S_MAX, block_of,
 };
 use crate::engine::Engine;
-use crate::engine::agent::Asked;
+use crate::engine::link::agent::Asked;
 
 impl Engine {
     /// Looks at what is followed, counts what is due, and chooses the next pages. Once a second.
     pub(in crate::engine) fn turn_ages(&mut self, now: Instant) {
-        if self.paging.machine().is_armed() || self.paging.is_frozen() || !self.agent.is_connected() {
+        if self.paging.machine().is_armed() || self.paging.is_frozen() || !self.link.agent.is_connected() {
             return;
         }
         self.look_at_ages();
@@ -41,7 +41,7 @@ impl Engine {
         }
         let before = ages.blocks.len();
         // What the agent is unmapping for the sample is not mapped meanwhile.
-        let chooses = !ages.asked && !self.is_unmapping_sample();
+        let chooses = !ages.asked && !self.link.agent.is_unmapping_sample();
         let mut pages = if chooses { self.choose(&mut ages, now) } else { Vec::new() };
         let split: Vec<u64> = ages.blocks[before..].iter().map(|(block, _)| *block).collect();
         self.unmap_sample(|page| split.contains(&block_of(page)));
@@ -101,8 +101,8 @@ impl Engine {
 
     /// Blocks of a daemon before this one are mapped huge again, unless a balloon wants all of it small.
     fn forget_splits(&mut self) {
-        if !self.agent.wants_small_folios() {
-            self.tell_agent(&Packet::Folios { large: true });
+        if !self.link.agent.wants_small_folios() {
+            self.link.agent.send(&mut self.ring, &Packet::Folios { large: true });
         }
     }
 
@@ -112,8 +112,7 @@ impl Engine {
             let place = self.paging.space().place_page(PageIdx(block * BLOCK_PAGES));
             ranges.push(Range { addr: place.addr, len: BLOCK_PAGES * PAGE_SIZE });
         }
-        let packet = packet(self.next_seq(), ranges);
-        self.tell_agent(&packet);
+        self.link.agent.send_numbered(&mut self.ring, |seq| packet(seq, ranges));
     }
 
     /// The agent has answered.

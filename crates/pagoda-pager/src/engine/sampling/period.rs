@@ -4,7 +4,7 @@ use std::ops::Range as Span;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pagoda_abi::attach::{Packet, RANGES_MAX, Range, Ranges};
+use pagoda_abi::attach::{RANGES_MAX, Range, Ranges};
 use pagoda_core::fault::Event;
 use pagoda_core::policy::SampleCount;
 use pagoda_core::policy::mrc::Curve;
@@ -14,8 +14,8 @@ use pagoda_sys::pagemap::Pagemap;
 
 use super::{CURVE_EVERY, Peek};
 use crate::engine::Engine;
-use crate::engine::agent::Asked;
 use crate::engine::ages::Ages;
+use crate::engine::link::agent::Asked;
 
 impl Engine {
     /// Ends the sampling period and begins the next with these pages.
@@ -91,10 +91,8 @@ impl Engine {
             Asked::Age { pages, .. } => pages.iter().for_each(|page| add(*page)),
             _ => self.paging.machine().watch_zaps().for_each(add),
         }
-        let seq = self.next_seq();
-        self.owes(seq, asked);
         self.page_ins_first();
-        self.tell_agent(&Packet::Zap { seq, ranges });
+        self.link.agent.zap(&mut self.ring, ranges, asked);
     }
 
     /// Whether what is asked for still matters: an agent that comes back is asked for nothing else.

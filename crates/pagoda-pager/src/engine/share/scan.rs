@@ -57,7 +57,7 @@ impl Engine {
         let spent = self.share.cpu - cpu;
         self.share.budget.spend(spent.as_nanos() as u64);
         if self.paging.machine().is_scan_blocked() {
-            self.ask_clock();
+            self.link.agent.ask_clock(&mut self.ring);
         }
     }
 
