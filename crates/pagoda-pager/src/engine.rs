@@ -8,13 +8,12 @@
 //! fails, the VM is stalled and its owner told. If an invariant is broken, the VM is frozen as it is ([`Engine::freeze`]):
 //! nothing is mapped any more, so that no wrong page can be seen.
 
-mod ages;
 mod broken;
 mod link;
 mod messages;
 mod paging;
 mod parts;
-mod sampling;
+mod sampler;
 mod share;
 mod stall;
 mod start;
@@ -24,8 +23,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagoda_core::fault::{Access, Action, Actions, Event, FaultKind, Served, Stall, headroom_max};
-use pagoda_core::policy::growth::NearLimit;
+use pagoda_core::fault::{Access, Action, Actions, Event, FaultKind, Served, Stall};
 use pagoda_core::stats::{FAULT_CAUSES, Metric};
 use pagoda_sys::Errno;
 use pagoda_sys::ring::{Ring, RingError};
@@ -35,6 +33,7 @@ use self::broken::Broken;
 use self::link::VmmLink;
 use self::link::agent::Asked;
 use self::paging::{Answered, Paging};
+use self::sampler::{Context, Sampler};
 use crate::follow::Follow;
 use crate::handle::{Inbox, Notice};
 use crate::latency::Histogram;
@@ -75,10 +74,7 @@ pub struct Engine {
     /// Room for the actions of one event.
     actions: Actions,
     latency: Vec<Histogram>,
-    sampling: sampling::Sampling,
-    /// While miss-ratio curves are watched.
-    ages: Option<ages::Ages>,
-    near_limit: NearLimit,
+    sampler: Sampler,
     /// Fault messages read while armed.
     messages: u64,
     follow: Follow,
@@ -315,8 +311,8 @@ impl Engine {
             Action::Preserve { .. } | Action::BeginImage | Action::RefuseImage | Action::LoseImages => {
                 return Err("an image was begun, and this daemon keeps none".into());
             }
-            Action::Zap { op } => self.zap(op),
-            Action::ZapPages { ticket } => self.zap_pages(Asked::Watch { ticket, at: Instant::now() }),
+            Action::Zap { op } => self.zap(op)?,
+            Action::ZapPages { ticket } => self.zap_pages(Asked::Watch { ticket, at: Instant::now() })?,
             Action::Share { op, chunk, pages } => self.share_pages(op, chunk, pages)?,
             Action::DiscardDone { token } => self.link.calls.complete_discard(ring, token),
             Action::Arm => self.begin_to_arm()?,
@@ -340,7 +336,7 @@ impl Engine {
     fn begin_to_arm(&mut self) -> Result<(), Broken> {
         match self.paging.arm(&mut self.ring) {
             Ok(()) => {
-                self.restart_sample();
+                self.restart_sample()?;
                 self.paging.begin_to_page();
                 Ok(())
             }
@@ -349,13 +345,31 @@ impl Engine {
         }
     }
 
+    fn restart_sample(&mut self) -> Result<(), Broken> {
+        let (sampler, mut context) = self.sampling();
+        sampler.restart_sample(&mut context)
+    }
+
+    /// The sampler, and the owners through which it works.
+    fn sampling(&mut self) -> (&mut Sampler, Context<'_>) {
+        let Engine { sampler, paging, link, ring, .. } = self;
+        (sampler, Context { paging, agent: &mut link.agent, ring })
+    }
+
+    /// Has the agent unmap single pages.
+    fn zap_pages(&mut self, asked: Asked) -> Result<(), Broken> {
+        let (sampler, mut context) = self.sampling();
+        sampler.zap_pages(asked, &mut context)
+    }
+
     /// Executes `Action::Disarm`.
     fn disarm(&mut self) -> Result<(), Broken> {
         if self.paging.disarm()? {
             self.link.agent.collapse(&mut self.ring, self.paging.space());
             // After the collapse, which maps what nobody has used.
-            self.restart_sample();
+            let restarted = self.restart_sample();
             self.link.calls.release_pin_waiters();
+            return restarted;
         }
         Ok(())
     }
@@ -388,7 +402,9 @@ impl Engine {
         if now - self.charged >= TICK_IDLE {
             self.charged = now;
             self.charge_frames();
-            self.turn_ages(now);
+            let (sampler, mut context) = self.sampling();
+            let turned = sampler.turn_ages(now, &mut context);
+            self.or_freeze(turned);
             self.paging.tend_tiers();
         }
         if self.paging.may_be_free() {
@@ -398,14 +414,7 @@ impl Engine {
         if now - self.published >= TICK_IDLE {
             self.publish();
         }
-        self.look_at_limit();
-    }
-
-    /// Says when the VM is about to have all it may: its limit may be raised before it has to page.
-    fn look_at_limit(&mut self) {
-        if let Some((resident, limit)) = self.paging.machine().growth()
-            && self.near_limit.look(resident, limit, headroom_max(limit))
-        {
+        if self.sampler.is_newly_near_limit(&self.paging) {
             (self.notify)(Notice::NearLimit);
         }
     }

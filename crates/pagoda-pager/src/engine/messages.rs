@@ -8,6 +8,7 @@ use pagoda_sys::ring::RingError;
 use pagoda_sys::socket::Connection;
 
 use super::Engine;
+use super::broken::Broken;
 use super::link::agent::Asked;
 use super::link::calls::{Calls, Heard};
 use crate::handle::{Command, Notice};
@@ -24,8 +25,17 @@ impl Engine {
                 }
             }
             Command::Calls(connection) => self.connect_calls(connection),
-            Command::Sample(pages) => self.start_sample(pages),
-            Command::WatchCurve(on) => self.watch_curve(on),
+            Command::Sample(pages) => {
+                let (sampler, mut context) = self.sampling();
+                let started = sampler.start_sample(pages, &mut context);
+                self.or_freeze(started);
+                self.settle();
+                self.publish();
+            }
+            Command::WatchCurve(on) => {
+                let (sampler, mut context) = self.sampling();
+                sampler.watch_curve(on, &mut context);
+            }
             Command::LargeFolios(large) => self.link.agent.allow_large_folios(&mut self.ring, large),
             Command::LookAgain(pages) => pages.into_iter().for_each(|page| self.apply(Event::LookAgain { page })),
             Command::Refresh => self.publish(),
@@ -51,25 +61,27 @@ impl Engine {
     /// Of the ring; the VM has no agent then.
     pub(super) fn connect_agent(&mut self, connection: Connection) -> Result<(), RingError> {
         for asked in self.link.agent.connect(&mut self.ring, connection)? {
-            match asked {
+            let zapped = match asked {
                 Asked::Chunks(op) => self.zap(op),
-                pages if self.still_wanted(&pages) => self.zap_pages(pages),
-                _ => {}
-            }
+                pages if self.sampler.still_wants(&pages, &self.paging) => self.zap_pages(pages),
+                _ => Ok(()),
+            };
+            self.or_freeze(zapped);
         }
         self.link.agent.repeat_folios(&mut self.ring);
         Ok(())
     }
 
     /// Executes `Action::Zap`.
-    pub(super) fn zap(&mut self, op: OpId) {
+    pub(super) fn zap(&mut self, op: OpId) -> Result<(), Broken> {
         let mut ranges = Ranges::default();
         for chunk in self.paging.machine().zap_chunks(op) {
             let place = self.paging.space().place_chunk(*chunk);
             ranges.push(Range { addr: place.addr, len: place.len });
         }
-        self.page_ins_first();
+        self.paging.submit_page_ins(&mut self.ring)?;
         self.link.agent.zap(&mut self.ring, ranges, Asked::Chunks(op));
+        Ok(())
     }
 
     pub(super) fn receive_from_agent(&mut self, generation: u32, more: bool) {
@@ -92,9 +104,18 @@ impl Engine {
                 }
                 match asked {
                     Asked::Chunks(op) => self.apply(Event::ZapDone { op, epoch: done.then_some(epoch) }),
-                    Asked::Watch { ticket, at } => self.watch_zapped(ticket, at, done),
-                    Asked::Peek { round, pages, at } => self.peek_zapped(round, pages, at, done),
-                    Asked::Age { pages, at } => self.ages_zapped(pages, at, done),
+                    Asked::Watch { ticket, at } => {
+                        self.sampler.note_zap(at);
+                        self.apply(Event::PagesZapped { ticket, done });
+                    }
+                    Asked::Peek { round, pages, at } => {
+                        self.sampler.note_zap(at);
+                        self.sampler.complete_peek(round, pages, done);
+                    }
+                    Asked::Age { pages, at } => {
+                        self.sampler.note_zap(at);
+                        self.sampler.complete_age(pages, done, &self.paging);
+                    }
                 }
             }
             Packet::Clocked { .. } => {

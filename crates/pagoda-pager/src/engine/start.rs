@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use pagoda_abi::attach::{Packet, Text};
 use pagoda_core::fault::{Config, Event, Machine};
-use pagoda_core::policy::growth::NearLimit;
 use pagoda_core::stats::{FAULT_CAUSES, Metric};
 use pagoda_core::units::PageCount;
 use pagoda_sys::ring::Ring;
@@ -14,7 +13,8 @@ use pagoda_sys::socket::Connection;
 
 use super::link::VmmLink;
 use super::paging::Paging;
-use super::{Engine, EngineError, Notify, Parts, RING_ENTRIES, sampling, share};
+use super::sampler::Sampler;
+use super::{Engine, EngineError, Notify, Parts, RING_ENTRIES, share};
 use crate::follow::Follow;
 use crate::handle::{Inbox, Notice};
 use crate::latency::Histogram;
@@ -91,9 +91,7 @@ impl Engine {
                     name,
                     actions: Vec::with_capacity(1024),
                     latency: vec![Histogram::default(); FAULT_CAUSES.len()],
-                    sampling: sampling::Sampling::default(),
-                    ages: None,
-                    near_limit: NearLimit::default(),
+                    sampler: Sampler::new(parts.pid),
                     messages: 0,
                     follow: Follow::new(parts.pid),
                     busy_poll: BusyPoll::new(parts.busy_poll),
@@ -148,7 +146,8 @@ impl Engine {
             // pager disarms itself at the next event.
             let settled = self.paging.settle_intents()?;
             self.paging.arm(&mut self.ring)?;
-            self.restart_sample();
+            let restarted = self.restart_sample();
+            self.or_freeze(restarted);
             // Before any is dropped.
             self.count_references()?;
             self.paging.wake_all();

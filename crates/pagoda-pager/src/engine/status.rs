@@ -19,8 +19,8 @@ impl Engine {
         // What the VMM says of itself: any number.
         let punched = self.paging.punched();
         stats.set(Metric::PagesDiscarded, stats.get(Metric::PagesDiscarded).wrapping_add(punched));
-        let (sample, curve) = (self.look_at_sample(), self.current_curve());
-        self.count_sampling(&mut stats);
+        let (sample, curve) = (self.sampler.look_at_sample(&self.paging), self.sampler.current_curve(&self.paging));
+        self.sampler.add_to(&mut stats);
         self.share.add_to(&mut stats);
         self.paging.tiers().add_to(&mut stats);
         let waits = self.look_at_waits().or_else(|| self.paging.busy_text());
@@ -45,7 +45,7 @@ impl Engine {
                 + tiers.iter().map(|tier| tier.counts.memory_bytes).sum::<u64>(),
             sample,
             tiers,
-            sample_period: self.sampling.period(),
+            sample_period: self.sampler.period(),
             curve,
             generation: 0,
         });
