@@ -14,7 +14,7 @@ mod messages;
 mod paging;
 mod parts;
 mod sampler;
-mod share;
+mod sharer;
 mod stall;
 mod start;
 mod status;
@@ -34,6 +34,7 @@ use self::link::VmmLink;
 use self::link::agent::Asked;
 use self::paging::{Answered, Paging};
 use self::sampler::{Context, Sampler};
+use self::sharer::Sharer;
 use crate::follow::Follow;
 use crate::handle::{Inbox, Notice};
 use crate::latency::Histogram;
@@ -75,6 +76,7 @@ pub struct Engine {
     actions: Actions,
     latency: Vec<Histogram>,
     sampler: Sampler,
+    sharer: Sharer,
     /// Fault messages read while armed.
     messages: u64,
     follow: Follow,
@@ -83,11 +85,10 @@ pub struct Engine {
     fault_at: Instant,
     ticked: Instant,
     published: Instant,
-    /// When the VM's part of its frames was counted last.
-    charged: Instant,
+    /// When that was done last which is due once a second.
+    maintained: Instant,
     pinned: Option<String>,
     end: Option<Notice>,
-    share: share::Share,
 }
 
 impl std::fmt::Debug for Engine {
@@ -131,7 +132,10 @@ impl Engine {
                 self.settle();
             }
             if self.can_look() {
-                self.step_look();
+                let stepped = self.sharer.step_look(&mut self.paging, &mut self.ring);
+                if self.or_freeze(stepped) == Some(true) {
+                    self.settle();
+                }
             }
             self.scan();
             self.tick();
@@ -159,11 +163,12 @@ impl Engine {
 
     fn timeout(&self) -> Duration {
         let machine = self.paging.machine();
+        let scan_wait = || self.sharer.scan_wait(&self.paging, TICK_BUSY);
         match () {
             () if self.paging.can_write() || self.can_look() => Duration::ZERO,
             () if machine.is_pin_blocked() || machine.is_copying_back() => TICK_PIN,
-            () if machine.is_busy() => TICK_BUSY.min(self.scan_wait()),
-            () => TICK_IDLE.min(self.scan_wait()),
+            () if machine.is_busy() => TICK_BUSY.min(scan_wait()),
+            () => TICK_IDLE.min(scan_wait()),
         }
     }
 
@@ -313,7 +318,7 @@ impl Engine {
             }
             Action::Zap { op } => self.zap(op)?,
             Action::ZapPages { ticket } => self.zap_pages(Asked::Watch { ticket, at: Instant::now() })?,
-            Action::Share { op, chunk, pages } => self.share_pages(op, chunk, pages)?,
+            Action::Share { op, chunk, pages } => self.sharer.share_pages(op, chunk, pages, paging, ring)?,
             Action::DiscardDone { token } => self.link.calls.complete_discard(ring, token),
             Action::Arm => self.begin_to_arm()?,
             Action::Disarm => self.disarm()?,
@@ -388,6 +393,32 @@ impl Engine {
         }
     }
 
+    /// Pages of chunks that leave are to be looked at, whether they are equal to others.
+    fn can_look(&self) -> bool {
+        self.sharer.has_looks() && !self.paging.is_frozen()
+    }
+
+    /// Looks for equal pages, if there is time for it.
+    fn scan(&mut self) {
+        if self.end.is_some() {
+            return;
+        }
+        let Some(begun) = self.sharer.begin_scan(&mut self.paging) else { return };
+        self.apply(Event::Scan);
+        self.sharer.end_scan(begun);
+        if self.paging.machine().is_scan_blocked() {
+            self.link.agent.ask_clock(&mut self.ring);
+        }
+    }
+
+    fn charge_frames(&mut self) {
+        let Some((pages, sole)) = self.sharer.charge_frames(&mut self.paging) else { return };
+        self.apply(Event::Charge { pages });
+        if self.paging.machine().is_overcharged() {
+            sole.into_iter().for_each(|page| self.apply(Event::TakeBack { page }));
+        }
+    }
+
     fn tick(&mut self) {
         let now = Instant::now();
         if self.paging.machine().is_pin_blocked() {
@@ -399,8 +430,8 @@ impl Engine {
             self.apply(Event::Tick);
         }
         // By a clock of its own: who asks for a status all the time must not put it off.
-        if now - self.charged >= TICK_IDLE {
-            self.charged = now;
+        if now - self.maintained >= TICK_IDLE {
+            self.maintained = now;
             self.charge_frames();
             let (sampler, mut context) = self.sampling();
             let turned = sampler.turn_ages(now, &mut context);

@@ -74,6 +74,11 @@ impl Paging {
         }
     }
 
+    /// The VM's name.
+    pub fn vm(&self) -> &str {
+        &self.vm
+    }
+
     /// The page table and what else the machine knows.
     pub fn machine(&self) -> &Machine {
         &self.machine
@@ -198,6 +203,14 @@ impl Paging {
     /// The same, to be changed.
     pub fn frames_mut(&mut self) -> Option<&mut Member> {
         self.tiers.frames_mut()
+    }
+
+    /// The references of a VM that came back count from now on. Before any is dropped.
+    ///
+    /// # Errors
+    /// The table of shared pages cannot be read.
+    pub fn count_references(&mut self) -> Result<(), Errno> {
+        self.frames_mut().map_or(Ok(()), Member::count_references)
     }
 
     /// Takes the VM out of its share group. `gone`: the VM has ended.

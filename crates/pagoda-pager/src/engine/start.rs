@@ -14,7 +14,8 @@ use pagoda_sys::socket::Connection;
 use super::link::VmmLink;
 use super::paging::Paging;
 use super::sampler::Sampler;
-use super::{Engine, EngineError, Notify, Parts, RING_ENTRIES, share};
+use super::sharer::Sharer;
+use super::{Engine, EngineError, Notify, Parts, RING_ENTRIES};
 use crate::follow::Follow;
 use crate::handle::{Inbox, Notice};
 use crate::latency::Histogram;
@@ -43,7 +44,7 @@ pub fn spawn(parts: Parts, inbox: Inbox, notify: Box<dyn Fn(Notice) + Send>) -> 
         Ok(mut engine) => {
             drop(newcomer);
             let end = engine.run();
-            engine.leave_group(end == Some(Notice::Exited));
+            engine.paging.leave_group(end == Some(Notice::Exited));
             // Memory, files and the swap file's lock are free before anybody hears of it.
             let notify = engine.into_notify();
             if let Some(end) = end {
@@ -68,7 +69,7 @@ impl Engine {
     fn new(mut parts: Parts, inbox: Inbox, notify: Notify) -> Result<Engine, (EngineError, Notify)> {
         match Engine::set_up(&mut parts) {
             Ok(ring) => {
-                let share = share::Share::new(parts.tiers.frames().is_some(), parts.sharing);
+                let sharer = Sharer::new(parts.tiers.frames().is_some(), parts.sharing);
                 let now = Instant::now();
                 let config = Config {
                     chunks: parts.space.chunks(),
@@ -92,21 +93,21 @@ impl Engine {
                     actions: Vec::with_capacity(1024),
                     latency: vec![Histogram::default(); FAULT_CAUSES.len()],
                     sampler: Sampler::new(parts.pid),
+                    sharer,
                     messages: 0,
                     follow: Follow::new(parts.pid),
                     busy_poll: BusyPoll::new(parts.busy_poll),
                     fault_at: now,
                     ticked: now,
                     published: now,
-                    charged: now,
+                    maintained: now,
                     pinned: parts.pinned,
                     end: None,
-                    share,
                 };
                 match engine.start(parts.agent, parts.welcome, parts.limit, parts.taken_over) {
                     Ok(()) => Ok(engine),
                     Err(error) => {
-                        engine.leave_group(false);
+                        engine.paging.leave_group(false);
                         Err((error, engine.notify))
                     }
                 }
@@ -149,7 +150,7 @@ impl Engine {
             let restarted = self.restart_sample();
             self.or_freeze(restarted);
             // Before any is dropped.
-            self.count_references()?;
+            self.paging.count_references().map_err(EngineError::Shared)?;
             self.paging.wake_all();
             tracing::info!(vm = %self.name, settled, resident = self.paging.machine().stats().get(Metric::Resident), "took over");
         }

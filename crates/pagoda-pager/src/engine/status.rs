@@ -21,7 +21,7 @@ impl Engine {
         stats.set(Metric::PagesDiscarded, stats.get(Metric::PagesDiscarded).wrapping_add(punched));
         let (sample, curve) = (self.sampler.look_at_sample(&self.paging), self.sampler.current_curve(&self.paging));
         self.sampler.add_to(&mut stats);
-        self.share.add_to(&mut stats);
+        self.sharer.add_to(&mut stats);
         self.paging.tiers().add_to(&mut stats);
         let waits = self.look_at_waits().or_else(|| self.paging.busy_text());
         let tiers = self.paging.tiers().reports();

@@ -1,4 +1,5 @@
-//! Looks for equal pages, shares them, copies them back.
+//! Looks for equal pages, and shares them: a VM's part in its share group. What shared pages do to faults is in
+//! `engine/paging`.
 
 mod scan;
 
@@ -31,7 +32,7 @@ static SCANNERS: AtomicU32 = AtomicU32::new(0);
 
 /// A VM's part in sharing.
 #[derive(Debug)]
-pub struct Share {
+pub struct Sharer {
     budget: Budget,
     started: Instant,
     cpu: Duration,
@@ -58,7 +59,7 @@ struct Looking {
     found: Found,
 }
 
-impl Drop for Share {
+impl Drop for Sharer {
     fn drop(&mut self) {
         if self.scans {
             SCANNERS.fetch_sub(1, Ordering::Relaxed);
@@ -66,15 +67,15 @@ impl Drop for Share {
     }
 }
 
-impl Share {
+impl Sharer {
     /// `is_member`: the VM is in a share group.
-    pub fn new(is_member: bool, sharing: Sharing) -> Share {
+    pub fn new(is_member: bool, sharing: Sharing) -> Sharer {
         let scans = is_member && sharing == Sharing::Scan;
         if scans {
             SCANNERS.fetch_add(1, Ordering::Relaxed);
         }
         let budget = Budget::new(SCAN_BURST.as_nanos() as u64);
-        Share {
+        Sharer {
             budget,
             started: Instant::now(),
             cpu: Duration::ZERO,
@@ -100,6 +101,11 @@ impl Share {
     fn note_copied_back(&mut self, copied_back: u64) {
         self.burst = self.burst.max(copied_back - self.copied_back);
         self.copied_back = copied_back;
+    }
+
+    /// Pages of chunks that leave are to be looked at.
+    pub fn has_looks(&self) -> bool {
+        !self.looks.is_empty()
     }
 
     fn earn(&mut self) {
