@@ -23,8 +23,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagoda_core::fault::{Access, Action, Actions, Event, FaultKind, Served, Stall};
-use pagoda_core::stats::{FAULT_CAUSES, Metric};
+use pagoda_core::fault::{Access, Action, Actions, Event, FaultKind, Served};
+use pagoda_core::stats::Metric;
 use pagoda_sys::Errno;
 use pagoda_sys::ring::{Ring, RingError};
 use pagoda_sys::uffd::Fault;
@@ -35,9 +35,9 @@ use self::link::agent::Asked;
 use self::paging::{Answered, Paging};
 use self::sampler::{Context, Sampler};
 use self::sharer::Sharer;
+use self::status::Reporter;
 use crate::follow::Follow;
 use crate::handle::{Inbox, Notice};
-use crate::latency::Histogram;
 use crate::poll::BusyPoll;
 use crate::source::Source;
 
@@ -60,34 +60,25 @@ const TICK_IDLE: Duration = Duration::from_millis(1000);
 /// How soon direct I/O that blocks page-out is looked at again: a request takes some hundred microseconds.
 const TICK_PIN: Duration = Duration::from_millis(1);
 
-type Notify = Box<dyn Fn(Notice) + Send>;
-
 /// See the module.
 pub struct Engine {
     name: Arc<str>,
     paging: Paging,
-    /// Pages of a tier are late, and that was said.
-    waits_for_tier: bool,
     ring: Ring,
     inbox: Inbox,
-    notify: Notify,
     link: VmmLink,
     /// Room for the actions of one event.
     actions: Actions,
-    latency: Vec<Histogram>,
     sampler: Sampler,
     sharer: Sharer,
-    /// Fault messages read while armed.
-    messages: u64,
+    reporter: Reporter,
     follow: Follow,
     busy_poll: BusyPoll,
     /// The moment the fault in hand was read.
     fault_at: Instant,
     ticked: Instant,
-    published: Instant,
     /// When that was done last which is due once a second.
     maintained: Instant,
-    pinned: Option<String>,
     end: Option<Notice>,
 }
 
@@ -234,20 +225,13 @@ impl Engine {
         let Some(page) = self.paging.space().page_at(fault.addr) else { return };
         let access = if fault.write || fault.wp { Access::Write } else { Access::Read };
         let kind = if fault.wp { FaultKind::WriteProtected } else { FaultKind::Unmapped };
-        self.messages += u64::from(self.paging.machine().is_armed() && !self.paging.is_frozen());
+        self.reporter.note_message(&self.paging);
         let served = self.step(Event::Fault { page, access, kind });
         self.settle();
         let Some(Served { cause, read_ahead }) = served else { return };
         self.follow.note(fault.tid, read_ahead || SIGNS_OF_STREAM.contains(&cause), self.fault_at);
         if ANSWERED_AT_ONCE.contains(&cause) {
-            self.note_fault_latency(cause, self.fault_at.elapsed());
-        }
-    }
-
-    /// Counts how long a fault waited.
-    fn note_fault_latency(&mut self, cause: Metric, took: Duration) {
-        if let Some(index) = FAULT_CAUSES.iter().position(|other| *other == cause) {
-            self.latency[index].record(took);
+            self.reporter.note_latency(cause, self.fault_at.elapsed());
         }
     }
 
@@ -322,7 +306,7 @@ impl Engine {
             Action::DiscardDone { token } => self.link.calls.complete_discard(ring, token),
             Action::Arm => self.begin_to_arm()?,
             Action::Disarm => self.disarm()?,
-            Action::Stalled { stall } => self.stalled(stall),
+            Action::Stalled { stall } => self.reporter.report_stall(stall, paging),
         }
         Ok(())
     }
@@ -333,7 +317,7 @@ impl Engine {
         if answered.is_page_fault() {
             self.busy_poll.note(answered.took);
         }
-        self.note_fault_latency(answered.cause, answered.took);
+        self.reporter.note_latency(answered.cause, answered.took);
     }
 
     /// Executes `Action::Arm`. While another has the memory the action is not answered, so the machine does nothing that
@@ -442,18 +426,19 @@ impl Engine {
             let armed = self.begin_to_arm();
             self.or_freeze(armed);
         }
-        if now - self.published >= TICK_IDLE {
+        if now - self.reporter.published() >= TICK_IDLE {
             self.publish();
         }
         if self.sampler.is_newly_near_limit(&self.paging) {
-            (self.notify)(Notice::NearLimit);
+            self.reporter.notify(Notice::NearLimit);
         }
     }
 
-    fn stalled(&mut self, stall: Stall) {
-        let text = stall::stall_text(stall, self.paging.tiers().swap_path());
-        tracing::error!(vm = %self.name, "{text}");
-        (self.notify)(Notice::Stalled(text));
+    /// Lets others see how the VM is.
+    fn publish(&mut self) {
+        let has_agent = self.link.agent.is_connected();
+        let status = self.reporter.status(&mut self.paging, &mut self.sampler, &self.sharer, has_agent);
+        self.inbox.publish(status);
     }
 
     /// An invariant is broken: from now on nothing of this VM changes, so that it can be looked at and no wrong page is
@@ -461,8 +446,7 @@ impl Engine {
     fn freeze(&mut self, why: &Broken) {
         let text = format!("frozen, because {why}. No page is lost; keep the state directory and report this");
         if self.paging.freeze(&text) {
-            tracing::error!(vm = %self.name, "{text}");
-            (self.notify)(Notice::Stalled(text));
+            self.reporter.report_freeze(text);
         }
     }
 

@@ -44,10 +44,7 @@ impl Engine {
     }
 
     fn pin(&mut self, reason: String) {
-        if self.pinned.is_none() {
-            tracing::warn!(vm = %self.name, "never evicted from now on: {reason}");
-            self.pinned = Some(reason);
-        }
+        self.reporter.note_pin(reason);
         self.apply(Event::Pin);
     }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use pagoda_abi::attach::{Packet, Text};
 use pagoda_core::fault::{Config, Event, Machine};
-use pagoda_core::stats::{FAULT_CAUSES, Metric};
+use pagoda_core::stats::Metric;
 use pagoda_core::units::PageCount;
 use pagoda_sys::ring::Ring;
 use pagoda_sys::socket::Connection;
@@ -15,10 +15,10 @@ use super::link::VmmLink;
 use super::paging::Paging;
 use super::sampler::Sampler;
 use super::sharer::Sharer;
-use super::{Engine, EngineError, Notify, Parts, RING_ENTRIES};
+use super::status::{Notify, Reporter};
+use super::{Engine, EngineError, Parts, RING_ENTRIES};
 use crate::follow::Follow;
 use crate::handle::{Inbox, Notice};
-use crate::latency::Histogram;
 use crate::poll::BusyPoll;
 use crate::source::Source;
 
@@ -84,31 +84,26 @@ impl Engine {
                 let machine = Machine::new(config);
                 let mut engine = Engine {
                     paging: Paging::new(Arc::clone(&name), machine, parts.space, parts.tiers, parts.shared),
-                    waits_for_tier: false,
                     ring,
                     inbox,
-                    notify,
                     link: VmmLink::new(&name, parts.pidfd),
-                    name,
                     actions: Vec::with_capacity(1024),
-                    latency: vec![Histogram::default(); FAULT_CAUSES.len()],
                     sampler: Sampler::new(parts.pid),
                     sharer,
-                    messages: 0,
+                    reporter: Reporter::new(Arc::clone(&name), notify, parts.pinned),
+                    name,
                     follow: Follow::new(parts.pid),
                     busy_poll: BusyPoll::new(parts.busy_poll),
                     fault_at: now,
                     ticked: now,
-                    published: now,
                     maintained: now,
-                    pinned: parts.pinned,
                     end: None,
                 };
                 match engine.start(parts.agent, parts.welcome, parts.limit, parts.taken_over) {
                     Ok(()) => Ok(engine),
                     Err(error) => {
                         engine.paging.leave_group(false);
-                        Err((error, engine.notify))
+                        Err((error, engine.into_notify()))
                     }
                 }
             }
@@ -154,7 +149,7 @@ impl Engine {
             self.paging.wake_all();
             tracing::info!(vm = %self.name, settled, resident = self.paging.machine().stats().get(Metric::Resident), "took over");
         }
-        if self.pinned.is_some() {
+        if self.reporter.is_pinned() {
             self.paging.push(Event::Pin);
         }
         self.paging.push(Event::SetLimit { limit });
@@ -176,8 +171,9 @@ impl Engine {
         }
     }
 
+    /// The rest of the engine is gone when this returns.
     fn into_notify(self) -> Notify {
-        self.notify
+        self.reporter.into_notify()
     }
 }
 
