@@ -1,13 +1,18 @@
-//! The thread that serves one VM.
+//! The thread that serves one VM: a loop, and the owners of the VM's state.
 //!
-//! It owns the page table, the ring, the userfaultfds' reading ends and the connections to the shim. It waits in one
-//! place ([`Engine::run`]), turns completions into events, and executes the machine's actions in order ([`exec`]). Faults
-//! are read before anything else is looked at; demand reads are queued as they come, page-out behind them.
+//! The loop waits in one place ([`Engine::run`]), turns completions into events, and has the machine's actions executed
+//! in order ([`Engine::execute`]). Faults are read before anything else is looked at; demand reads are queued as they
+//! come, page-out behind them.
+//!
+//! Each owner has its own state, which no other file can touch, and gets what it needs of the others as arguments:
+//! [`paging`] has the pages, and answers faults; [`link`] has the connections to the VMM; [`sampler`] measures for the
+//! policy; [`sharer`] looks for equal pages; [`status`] reports. The loop has the ring, the inbox and the time.
 //!
 //! What the guest sees: if this thread or the whole daemon dies, faults wait until the next daemon answers them. If the disk
-//! fails, the VM is stalled and its owner told. If an invariant is broken, the VM is frozen as it is ([`Engine::freeze`]):
-//! nothing is mapped any more, so that no wrong page can be seen.
+//! fails, the VM is stalled and its owner told. If an owner finds an invariant broken, the VM is frozen as it is
+//! ([`Engine::freeze`]): nothing is mapped any more, so that no wrong page can be seen.
 
+mod arming;
 mod broken;
 mod link;
 mod messages;
@@ -18,6 +23,7 @@ mod sharer;
 mod stall;
 mod start;
 mod status;
+mod upkeep;
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -91,7 +97,7 @@ impl std::fmt::Debug for Engine {
 impl Engine {
     /// Serves the VM until it or the daemon ends.
     fn run(&mut self) -> Option<Notice> {
-        let mut ready: Vec<(Source, Result<u32, pagoda_sys::Errno>, bool)> = Vec::with_capacity(RING_ENTRIES as usize);
+        let mut ready: Vec<(Source, Result<u32, Errno>, bool)> = Vec::with_capacity(RING_ENTRIES as usize);
         while self.end.is_none() {
             if let Err(error) = self.wait() {
                 self.freeze(&format!("the disk ring failed: {error}").into());
@@ -163,7 +169,7 @@ impl Engine {
         }
     }
 
-    fn handle(&mut self, source: Source, result: Result<u32, pagoda_sys::Errno>, more: bool) {
+    fn handle(&mut self, source: Source, result: Result<u32, Errno>, more: bool) {
         match source {
             Source::Uffd(_) => {}
             Source::Io { tier, op } => {
@@ -320,47 +326,10 @@ impl Engine {
         self.reporter.note_latency(answered.cause, answered.took);
     }
 
-    /// Executes `Action::Arm`. While another has the memory the action is not answered, so the machine does nothing that
-    /// needs it.
-    fn begin_to_arm(&mut self) -> Result<(), Broken> {
-        match self.paging.arm(&mut self.ring) {
-            Ok(()) => {
-                self.restart_sample()?;
-                self.paging.begin_to_page();
-                Ok(())
-            }
-            Err(EngineError::Register { errno: Errno::BUSY, registered }) => self.paging.wait_until_free(registered),
-            Err(error) => Err(format!("it could not be armed: {error}").into()),
-        }
-    }
-
-    fn restart_sample(&mut self) -> Result<(), Broken> {
-        let (sampler, mut context) = self.sampling();
-        sampler.restart_sample(&mut context)
-    }
-
     /// The sampler, and the owners through which it works.
     fn sampling(&mut self) -> (&mut Sampler, Context<'_>) {
         let Engine { sampler, paging, link, ring, .. } = self;
         (sampler, Context { paging, agent: &mut link.agent, ring })
-    }
-
-    /// Has the agent unmap single pages.
-    fn zap_pages(&mut self, asked: Asked) -> Result<(), Broken> {
-        let (sampler, mut context) = self.sampling();
-        sampler.zap_pages(asked, &mut context)
-    }
-
-    /// Executes `Action::Disarm`.
-    fn disarm(&mut self) -> Result<(), Broken> {
-        if self.paging.disarm()? {
-            self.link.agent.collapse(&mut self.ring, self.paging.space());
-            // After the collapse, which maps what nobody has used.
-            let restarted = self.restart_sample();
-            self.link.calls.release_pin_waiters();
-            return restarted;
-        }
-        Ok(())
     }
 
     /// Goes on with all that tiers have done outside the ring.
@@ -380,65 +349,6 @@ impl Engine {
     /// Pages of chunks that leave are to be looked at, whether they are equal to others.
     fn can_look(&self) -> bool {
         self.sharer.has_looks() && !self.paging.is_frozen()
-    }
-
-    /// Looks for equal pages, if there is time for it.
-    fn scan(&mut self) {
-        if self.end.is_some() {
-            return;
-        }
-        let Some(begun) = self.sharer.begin_scan(&mut self.paging) else { return };
-        self.apply(Event::Scan);
-        self.sharer.end_scan(begun);
-        if self.paging.machine().is_scan_blocked() {
-            self.link.agent.ask_clock(&mut self.ring);
-        }
-    }
-
-    fn charge_frames(&mut self) {
-        let Some((pages, sole)) = self.sharer.charge_frames(&mut self.paging) else { return };
-        self.apply(Event::Charge { pages });
-        if self.paging.machine().is_overcharged() {
-            sole.into_iter().for_each(|page| self.apply(Event::TakeBack { page }));
-        }
-    }
-
-    fn tick(&mut self) {
-        let now = Instant::now();
-        if self.paging.machine().is_pin_blocked() {
-            // Completions of libaio and io_uring are seen when the agent looks at their rings.
-            self.link.agent.ask_clock(&mut self.ring);
-            self.apply(Event::Tick);
-        } else if self.paging.machine().is_copying_back() || now - self.ticked >= TICK_BUSY {
-            self.ticked = now;
-            self.apply(Event::Tick);
-        }
-        // By a clock of its own: who asks for a status all the time must not put it off.
-        if now - self.maintained >= TICK_IDLE {
-            self.maintained = now;
-            self.charge_frames();
-            let (sampler, mut context) = self.sampling();
-            let turned = sampler.turn_ages(now, &mut context);
-            self.or_freeze(turned);
-            self.paging.tend_tiers();
-        }
-        if self.paging.may_be_free() {
-            let armed = self.begin_to_arm();
-            self.or_freeze(armed);
-        }
-        if now - self.reporter.published() >= TICK_IDLE {
-            self.publish();
-        }
-        if self.sampler.is_newly_near_limit(&self.paging) {
-            self.reporter.notify(Notice::NearLimit);
-        }
-    }
-
-    /// Lets others see how the VM is.
-    fn publish(&mut self) {
-        let has_agent = self.link.agent.is_connected();
-        let status = self.reporter.status(&mut self.paging, &mut self.sampler, &self.sharer, has_agent);
-        self.inbox.publish(status);
     }
 
     /// An invariant is broken: from now on nothing of this VM changes, so that it can be looked at and no wrong page is

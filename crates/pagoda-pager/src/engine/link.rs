@@ -1,8 +1,8 @@
 //! The link to the VMM: its process, its agent, and its threads' calls.
 //!
-//! The [`agent`] is the shim's thread, which does for the engine what only the VMM's own process can. The [`calls`] are what threads
-//! of the VMM ask of the engine and wait for. Neither changes a page: what is received goes back to the loop, which makes
-//! events of it.
+//! The [`agent`] is the shim's thread, which does for the engine what only the VMM's own process can. The [`calls`] are
+//! what threads of the VMM ask of the engine and wait for. Neither changes a page: what is received goes back to the
+//! loop, which makes events of it.
 //!
 //! If a connection breaks, the VM goes on: its faults are served, and what needs the agent waits for its next connection.
 
@@ -40,8 +40,8 @@ impl VmmLink {
         ring.poll_multishot(self.pidfd.as_fd(), Source::Exit.key())
     }
 
-    /// The poll of the VMM's pidfd brought something: whether the VMM has ended. A poll may end for other reasons, such as a lack of
-    /// memory, so the pidfd itself is asked: on its word the VM's files are removed.
+    /// The poll of the VMM's pidfd brought something: whether the VMM has ended. A poll may end for other reasons, such
+    /// as a lack of memory, so the pidfd itself is asked: on its word the VM's files are removed.
     pub fn has_exited(&self, ring: &mut Ring, more: bool) -> Result<bool, Broken> {
         let has_ended = pagoda_sys::process::has_ended(self.pidfd.as_fd());
         if !has_ended

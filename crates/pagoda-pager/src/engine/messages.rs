@@ -14,6 +14,7 @@ use super::link::calls::{Calls, Heard};
 use crate::handle::{Command, Notice};
 
 impl Engine {
+    /// Does what the daemon wants.
     pub(super) fn obey(&mut self, command: Command) {
         match command {
             Command::SetLimit(limit) => self.apply(Event::SetLimit { limit }),
@@ -79,6 +80,12 @@ impl Engine {
         self.paging.submit_page_ins(&mut self.ring)?;
         self.link.agent.zap(&mut self.ring, ranges, Asked::Chunks(op));
         Ok(())
+    }
+
+    /// Has the agent unmap single pages.
+    pub(super) fn zap_pages(&mut self, asked: Asked) -> Result<(), Broken> {
+        let (sampler, mut context) = self.sampling();
+        sampler.zap_pages(asked, &mut context)
     }
 
     pub(super) fn receive_from_agent(&mut self, generation: u32, more: bool) {

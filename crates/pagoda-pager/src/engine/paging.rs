@@ -1,13 +1,15 @@
-//! A VM's pages: the machine that decides, the memory and the tiers that it decides about, and what is under way between them.
+//! A VM's pages: the machine that decides, the memory and the tiers that it decides about, and what is under way
+//! between them.
 //!
-//! This is the only owner that maps, fills, punches, reads and writes pages ([`exec`], [`io`], [`arm`]). The loop gives it events
-//! ([`Paging::apply`]) and hands it back those of the machine's actions that are about pages, in the machine's order. Other owners
-//! see the page table and the memory read-only, and change pages only by the methods here.
+//! This is the only owner that maps, fills, punches, reads and writes pages ([`exec`], [`io`], [`arm`]). The loop gives
+//! it events ([`Paging::apply`]) and hands it back those of the machine's actions that are about pages, in the
+//! machine's order. Other owners see the page table and the memory read-only, and change pages only by the methods
+//! here.
 //!
 //! Events that an action leads to wait in a queue until the actions before them are done: the machine is never entered twice.
 //!
-//! A method that finds an invariant broken returns [`super::broken::Broken`] and leaves everything as it is. Once frozen, the machine gets no
-//! event, so no action follows.
+//! A method that finds an invariant broken returns [`super::broken::Broken`] and leaves everything as it is. Once
+//! frozen, the machine gets no event, so no action follows.
 
 mod arm;
 mod busy;
@@ -99,8 +101,8 @@ impl Paging {
         self.started.elapsed().as_millis() as u64
     }
 
-    /// Gives the machine an event. What it asks for is in `actions`, to be executed in that order. Says what became of a fault. A
-    /// frozen VM's machine gets none.
+    /// Gives the machine an event. What it asks for is in `actions`, to be executed in that order. Says what became of
+    /// a fault. A frozen VM's machine gets none.
     pub fn apply(&mut self, event: Event, actions: &mut Actions) -> Option<Served> {
         if self.is_frozen() {
             return None;

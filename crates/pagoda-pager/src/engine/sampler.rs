@@ -100,7 +100,8 @@ impl Sampler {
         self.period
     }
 
-    /// Whether the VM is about to have all it may, which is said once for each limit: it may be raised before the VM has to page.
+    /// Whether the VM is about to have all it may, which is said once for each limit: it may be raised before the VM
+    /// has to page.
     pub fn is_newly_near_limit(&mut self, paging: &Paging) -> bool {
         let growth = paging.machine().growth();
         growth.is_some_and(|(resident, limit)| self.near_limit.look(resident, limit, headroom_max(limit)))

@@ -129,7 +129,8 @@ impl Reporter {
         }
     }
 
-    /// What the VM waits for, if pages of a tier do not come in time. That is no stall: nothing is lost, and it goes on by itself.
+    /// What the VM waits for, if pages of a tier do not come in time. That is no stall: nothing is lost, and it goes on
+    /// by itself.
     fn look_at_waits(&mut self, paging: &mut Paging) -> Option<String> {
         let whom = paging.tier_waits();
         if whom.is_some() != std::mem::replace(&mut self.waits_for_tier, whom.is_some()) {

@@ -79,8 +79,8 @@ impl Agent {
         }
     }
 
-    /// Takes a new connection instead of the one before. Returns the zaps that the agent has not answered: the caller sends those again
-    /// that still matter, and then calls [`Agent::repeat_folios`].
+    /// Takes a new connection instead of the one before. Returns the zaps that the agent has not answered: the caller
+    /// sends those again that still matter, and then calls [`Agent::repeat_folios`].
     ///
     /// # Errors
     /// Of the ring. There is no connection then.
@@ -183,8 +183,8 @@ impl Agent {
         }
     }
 
-    /// The next packet of this connection. `None`: there is none now, or the connection is not there any more. `is_ending`: the VMM
-    /// has ended, so nobody is told that the agent went away.
+    /// The next packet of this connection. `None`: there is none now, or the connection is not there any more.
+    /// `is_ending`: the VMM has ended, so nobody is told that the agent went away.
     pub fn receive(&mut self, ring: &mut Ring, generation: u32, is_ending: bool) -> Option<Packet> {
         if generation != self.generation {
             return None;
@@ -212,5 +212,77 @@ impl Agent {
             tracing::warn!(vm = %self.vm, "agent: {error}");
             self.disconnect(ring);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunks(op: u16) -> Asked {
+        Asked::Chunks(OpId(op))
+    }
+
+    fn packet_of(agent: &Connection) -> Packet {
+        match agent.recv().unwrap() {
+            Received::Message { packet, .. } => packet,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_new_connection_is_asked_again_for_what_the_last_has_not_answered() {
+        let mut ring = Ring::new(8).unwrap();
+        let mut agent = Agent::new("a".into());
+        agent.zap(&mut ring, Ranges::default(), chunks(1));
+        agent.zap(&mut ring, Ranges::default(), chunks(2));
+        assert!(matches!(agent.complete_zap(1), Some(Asked::Chunks(OpId(1)))));
+        agent.allow_large_folios(&mut ring, false);
+
+        let (ours, theirs) = Connection::pair().unwrap();
+        let unanswered = agent.connect(&mut ring, ours).unwrap();
+        assert!(matches!(unanswered[..], [Asked::Chunks(OpId(2))]));
+        agent.zap(&mut ring, Ranges::default(), chunks(2));
+        agent.repeat_folios(&mut ring);
+        assert!(matches!(packet_of(&theirs), Packet::Zap { seq: 3, .. }));
+        assert!(matches!(packet_of(&theirs), Packet::Folios { large: false }));
+        // The answer to the first question, should it come after all, is nobody's.
+        assert!(agent.complete_zap(2).is_none());
+        assert!(matches!(agent.complete_zap(3), Some(Asked::Chunks(OpId(2)))));
+    }
+
+    #[test]
+    fn the_clock_is_asked_for_once_until_it_is_answered() {
+        let mut ring = Ring::new(8).unwrap();
+        let mut agent = Agent::new("a".into());
+        let (ours, theirs) = Connection::pair().unwrap();
+        assert!(agent.connect(&mut ring, ours).unwrap().is_empty());
+        agent.ask_clock(&mut ring);
+        agent.ask_clock(&mut ring);
+        assert!(matches!(packet_of(&theirs), Packet::Clock { seq: 1 }));
+        assert!(!theirs.is_readable());
+        agent.complete_clock();
+        agent.ask_clock(&mut ring);
+        assert!(matches!(packet_of(&theirs), Packet::Clock { seq: 2 }));
+    }
+
+    #[test]
+    fn an_agent_that_went_away_is_not_read_and_the_next_one_is() {
+        let mut ring = Ring::new(8).unwrap();
+        let mut agent = Agent::new("a".into());
+        let (ours, theirs) = Connection::pair().unwrap();
+        agent.connect(&mut ring, ours).unwrap();
+        let generation = agent.generation;
+        theirs.send(&Packet::Clocked { seq: 1 }, &[]).unwrap();
+        drop(theirs);
+        assert!(matches!(agent.receive(&mut ring, generation, false), Some(Packet::Clocked { .. })));
+        assert!(agent.receive(&mut ring, generation, false).is_none());
+        assert!(!agent.is_connected());
+
+        let (ours, theirs) = Connection::pair().unwrap();
+        agent.connect(&mut ring, ours).unwrap();
+        theirs.send(&Packet::Clocked { seq: 2 }, &[]).unwrap();
+        assert!(agent.receive(&mut ring, generation, false).is_none());
+        assert!(matches!(agent.receive(&mut ring, agent.generation, false), Some(Packet::Clocked { seq: 2 })));
     }
 }

@@ -12,7 +12,8 @@ use crate::source::Source;
 /// Connections at most: one is enough, two while one is being replaced.
 const CALLS_MAX: usize = 4;
 
-/// How long the next call is waited for without sleeping: the VMM asks again within some 10 us while its guest gives pages up.
+/// How long the next call is waited for without sleeping: the VMM asks again within some 10 us while its guest gives
+/// pages up.
 const LINGER: Duration = Duration::from_micros(50);
 
 /// A connection on which the VMM's threads call.
@@ -79,8 +80,8 @@ impl Calls {
         }
     }
 
-    /// Reads the next call. While one is under way the next stays in the socket: a VMM that does not wait for answers waits for
-    /// room there, and costs the daemon no memory.
+    /// Reads the next call. While one is under way the next stays in the socket: a VMM that does not wait for answers
+    /// waits for room there, and costs the daemon no memory.
     pub fn receive(&mut self, id: u32) -> Heard {
         let Calls { vm, calls, .. } = self;
         let Some(call) = calls.iter_mut().find(|call| call.id == id && !call.is_under_way) else {
@@ -112,8 +113,9 @@ impl Calls {
         ring.poll_multishot(call.connection.as_fd(), Source::Calls(id).key()).is_ok()
     }
 
-    /// After a call: whether the next one is there, or comes at once. A guest that inflates its balloon gives up page by page,
-    /// and each would cost a wake-up. Ends when anything else is to be done: its completion also says if a call is left.
+    /// After a call: whether the next one is there, or comes at once. A guest that inflates its balloon gives up page
+    /// by page, and each would cost a wake-up. Ends when anything else is to be done: its completion also says if a
+    /// call is left.
     pub fn another_comes(&mut self, ring: &mut Ring, id: u32) -> bool {
         let start = Instant::now();
         loop {
@@ -195,5 +197,80 @@ impl Calls {
         self.calls.retain(|call| call.id != id);
         self.pin_waiters.retain(|waiter| *waiter != id);
         let _ = ring.cancel_poll(Source::Calls(id).key());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connected() -> (Calls, Ring, Connection) {
+        let mut ring = Ring::new(8).unwrap();
+        let mut calls = Calls::new("a".into());
+        let (ours, vmm) = Connection::pair().unwrap();
+        calls.connect(&mut ring, ours);
+        (calls, ring, vmm)
+    }
+
+    /// The VMM's discard `seq` is read, and under way.
+    fn begin_discard(calls: &mut Calls, vmm: &Connection, seq: u64) -> u64 {
+        vmm.send(&Packet::Discard { seq, region: 0, offset: 0, len: 4096 }, &[]).unwrap();
+        assert!(matches!(calls.receive(1), Heard::Discard { seq: read, .. } if read == seq));
+        let token = Calls::token(1, seq);
+        calls.begin(1);
+        calls.begin_discard(1, token);
+        token
+    }
+
+    #[test]
+    fn the_next_call_is_read_when_the_last_has_been_answered() {
+        let (mut calls, mut ring, vmm) = connected();
+        let token = begin_discard(&mut calls, &vmm, 1);
+        vmm.send(&Packet::Foreign { reason: ForeignReason::DmaMapped }, &[]).unwrap();
+        assert!(matches!(calls.receive(1), Heard::Nothing));
+        assert_eq!((calls.discard_of(1), calls.next_answered()), (Some(token), None));
+        calls.complete_discard(&mut ring, token);
+        let answer = vmm.recv().unwrap();
+        assert!(matches!(answer, Received::Message { packet: Packet::Discarded { seq: 1 }, .. }));
+        assert_eq!((calls.discard_of(1), calls.next_answered()), (None, Some(1)));
+        assert!(matches!(calls.receive(1), Heard::Foreign { .. }));
+        assert_eq!(calls.next_answered(), None);
+    }
+
+    #[test]
+    fn who_waits_for_a_pin_is_let_go_on_once() {
+        let (mut calls, _ring, vmm) = connected();
+        calls.begin(1);
+        calls.wait_for_pin(1);
+        calls.release_pin_waiters();
+        calls.release_pin_waiters();
+        assert!(matches!(vmm.recv().unwrap(), Received::Message { packet: Packet::Welcome { .. }, .. }));
+        assert!(!vmm.is_readable());
+    }
+
+    #[test]
+    fn a_connection_that_cannot_be_answered_is_closed() {
+        let (mut calls, mut ring, vmm) = connected();
+        let token = begin_discard(&mut calls, &vmm, 7);
+        drop(vmm);
+        calls.complete_discard(&mut ring, token);
+        assert_eq!((calls.len(), calls.discard_of(1)), (0, None));
+        assert!(matches!(calls.receive(1), Heard::Nothing));
+        assert!(calls.poll_again(&mut ring, 1));
+    }
+
+    #[test]
+    fn the_first_connection_makes_room_for_one_too_many() {
+        let (mut calls, mut ring, _vmm) = connected();
+        let mut ends = Vec::new();
+        for _ in 1..CALLS_MAX {
+            assert_eq!(calls.surplus(), None);
+            let (ours, vmm) = Connection::pair().unwrap();
+            calls.connect(&mut ring, ours);
+            ends.push(vmm);
+        }
+        assert_eq!(calls.surplus(), Some(1));
+        calls.close(&mut ring, 1);
+        assert_eq!(calls.surplus(), None);
     }
 }

@@ -1,4 +1,5 @@
-//! Executes the machine's actions that answer faults and that move pages out of the RAM file. Each is one or a few system calls.
+//! Executes the machine's actions that answer faults and that move pages out of the RAM file. Each is one or a few
+//! system calls.
 
 use std::time::Duration;
 
@@ -173,15 +174,15 @@ impl Paging {
         Ok(())
     }
 
-    /// Takes pages out of the RAM file whose content is elsewhere by now; those that the kernel could not take out got it back, and are
-    /// returned.
+    /// Takes pages out of the RAM file whose content is elsewhere by now; those that the kernel could not take out got
+    /// it back, and are returned.
     pub fn take_out(&mut self, chunk: ChunkIdx, pages: PageSet) -> Result<PageSet, Broken> {
         let alone = (self.machine.chunk(chunk).ram - pages).is_empty();
         self.punch_with_intent(chunk, pages, alone)
     }
 
-    /// From the intent on, what the tiers have is the pages' content, whatever the RAM file holds. If this fails it stays: the next
-    /// daemon settles it.
+    /// From the intent on, what the tiers have is the pages' content, whatever the RAM file holds. If this fails it
+    /// stays: the next daemon settles it.
     fn punch_with_intent(&mut self, chunk: ChunkIdx, pages: PageSet, alone: bool) -> Result<PageSet, Broken> {
         let Some(intent) = self.io.take_intent() else { return Err("the intents ran out".into()) };
         self.shared.intents[intent].declare(chunk.0, pages.words());

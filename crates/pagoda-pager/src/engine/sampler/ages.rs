@@ -1,10 +1,11 @@
 //! How long pages of an unarmed VM stay unused, which makes its miss-ratio curve ([`pagoda_core::policy::mrc::footprint`]).
 //!
 //! Once a second some pages are chosen and unmapped, as those of the sample are ([`super`]), and all that are followed
-//! are looked for in the page tables; they count when they are due. That says something of a page only if it has an entry of its
-//! own: in a huge mapping a use of any page is one of all 512, and rates came out 23 times too high (measured). So a few blocks of
-//! 2 MiB are mapped page by page for ten minutes each, in place of all that are mapped huge, and pages of these are chosen from
-//! them; the rest stays as it is. Which blocks those are is chance, as it is when they end.
+//! are looked for in the page tables; they count when they are due. That says something of a page only if it has an
+//! entry of its own: in a huge mapping a use of any page is one of all 512, and rates came out 23 times too high
+//! (measured). So a few blocks of 2 MiB are mapped page by page for ten minutes each, in place of all that are mapped
+//! huge, and pages of these are chosen from them; the rest stays as it is. Which blocks those are is chance, as it is
+//! when they end.
 //!
 //! Before Linux 6.7 (PAGEMAP_SCAN) nobody can tell how pages are mapped, and all blocks without a hole are taken to be huge.
 

@@ -65,7 +65,8 @@ impl Sampler {
         Ok(())
     }
 
-    /// Something else than a use has mapped these pages: what is watched of them is unmapped again, and not watched until then.
+    /// Something else than a use has mapped these pages: what is watched of them is unmapped again, and not watched
+    /// until then.
     pub(super) fn unmap_sample(
         &mut self,
         is_mapped: impl Fn(PageIdx) -> bool,

@@ -26,7 +26,8 @@ fn bury_dead(paging: &mut Paging) {
 }
 
 impl Sharer {
-    /// How long until pages can be looked at; `blocked` if direct I/O hinders that, until the agent has been asked whether it is over.
+    /// How long until pages can be looked at; `blocked` if direct I/O hinders that, until the agent has been asked
+    /// whether it is over.
     pub fn scan_wait(&self, paging: &Paging, blocked: Duration) -> Duration {
         if !paging.machine().has_pages_to_scan(paging.now_ms()) || !is_looking(paging) {
             return Duration::MAX;
@@ -37,8 +38,8 @@ impl Sharer {
         }
     }
 
-    /// Whether there are pages to look at and time for it. If so the machine gets `Event::Scan`, and then [`Sharer::end_scan`] what is
-    /// returned.
+    /// Whether there are pages to look at and time for it. If so the machine gets `Event::Scan`, and then
+    /// [`Sharer::end_scan`] what is returned.
     pub fn begin_scan(&mut self, paging: &mut Paging) -> Option<Duration> {
         if paging.frames().is_none() || paging.is_frozen() {
             return None;
@@ -82,7 +83,8 @@ impl Sharer {
         Ok(())
     }
 
-    /// Looks at the next few pages of chunks that leave. True: that was the last of a look, and its end waits among the events.
+    /// Looks at the next few pages of chunks that leave. True: that was the last of a look, and its end waits among the
+    /// events.
     pub fn step_look(&mut self, paging: &mut Paging, ring: &mut Ring) -> Result<bool, Broken> {
         let Some(mut looking) = self.looks.pop_front() else { return Ok(false) };
         self.look_on(&mut looking, paging, ring)?;
@@ -173,8 +175,9 @@ impl Sharer {
         Ok(())
     }
 
-    /// Counts the VM's part of its frames, once a second: how many pages it is charged, and which it shares with nobody any more. Where
-    /// the part is more than the cap can bear, these become its own again, so that page-out can write them to swap.
+    /// Counts the VM's part of its frames, once a second: how many pages it is charged, and which it shares with nobody
+    /// any more. Where the part is more than the cap can bear, these become its own again, so that page-out can write
+    /// them to swap.
     pub fn charge_frames(&mut self, paging: &mut Paging) -> Option<(PageCount, Vec<PageIdx>)> {
         bury_dead(paging);
         let stats = |metric| paging.machine().stats().get(metric);

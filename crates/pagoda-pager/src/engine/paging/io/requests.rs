@@ -100,8 +100,8 @@ impl Paging {
         self.io.has_page_faults()
     }
 
-    /// Executes `WriteOut`: plans to write pages to the tiers; zero ones become holes there. The writes begin in steps, so that no fault waits for
-    /// more than one step.
+    /// Executes `WriteOut`: plans to write pages to the tiers; zero ones become holes there. The writes begin in steps,
+    /// so that no fault waits for more than one step.
     pub fn write_out(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet) {
         let before = self.tiers.owners(chunk, self.machine.chunk(chunk).swap);
         let (written, overwritten) = (ByTier::default(), ByTier::default());
@@ -230,8 +230,8 @@ impl Paging {
         Ok(())
     }
 
-    /// Takes in the next part that a tier has done outside the ring; the event if it was its operation's last part. `None`: there is
-    /// none.
+    /// Takes in the next part that a tier has done outside the ring; the event if it was its operation's last part.
+    /// `None`: there is none.
     pub fn next_ended(&mut self, ring: &mut Ring) -> Option<Result<Option<Event>, Broken>> {
         let (tier, ended) = self.tiers.next_ended(ring, &self.space)?;
         Some(self.part_ended(tier, ended))

@@ -115,9 +115,9 @@ impl Sampler {
         }
     }
 
-    /// Looks which pages were used since the last look. One fault maps many pages: the 64 KiB around it (`fault_around_bytes`),
-    /// and since Linux 6.18 all of a large folio. So of a block's pages that are mapped now chance decides which one was used; the
-    /// others are unmapped again and count as unused.
+    /// Looks which pages were used since the last look. One fault maps many pages: the 64 KiB around it
+    /// (`fault_around_bytes`), and since Linux 6.18 all of a large folio. So of a block's pages that are mapped now
+    /// chance decides which one was used; the others are unmapped again and count as unused.
     pub fn look_at_ages(&mut self, paging: &Paging) {
         let Some(mut ages) = self.ages.take() else { return };
         let mut seen: HashMap<u64, Vec<usize>> = HashMap::new();
