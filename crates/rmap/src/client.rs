@@ -31,6 +31,7 @@ mod discard;
 mod exchange;
 mod fence;
 mod follow;
+mod index;
 mod ledger;
 mod leftovers;
 mod load;
@@ -65,7 +66,7 @@ use std::time::Duration;
 use crate::control::{ControlReply, ControlRequest};
 use crate::crypto::Entropy;
 use crate::crypto::entropy::SharedEntropy;
-use crate::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, Time, content_of};
+use crate::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, SlabNo, Time, content_of};
 
 pub use config::{ClientConfig, Fault};
 pub use exchange::WINDOW_MAX;
@@ -89,6 +90,7 @@ pub use view::{PageRun, ServerView};
 use confirm::Confirms;
 use copies::Copies;
 use exchange::{Exchanges, Request};
+use index::{List, PeerIndex, SpaceIndex};
 use ledger::Ledger;
 use leftovers::Look;
 use load::LoadWatch;
@@ -109,13 +111,13 @@ use vacate::Vacating;
 pub struct Client {
     config: ClientConfig,
     entropy: SharedEntropy,
-    peers: Vec<Peer>,
+    peers: List<PeerIndex, Peer>,
     /// Servers that have been silent for [`ClientConfig::error_after`].
     long_silent: PeerSet,
     map_watch: MapWatch,
     /// Before that no copy is restored.
     rebuilds_from: Option<Time>,
-    spaces: Vec<Space>,
+    spaces: List<SpaceIndex, Space>,
     exchanges: Exchanges,
     ops: Ops,
     parking: Parking,
@@ -128,21 +130,21 @@ pub struct Client {
     /// The payload of the reply that is being looked at; a page's room.
     reply: Box<[u8]>,
     /// Slabs whose state has to be looked at.
-    dirty: VecDeque<(usize, usize)>,
+    dirty: VecDeque<(SpaceIndex, SlabNo)>,
     /// Slabs that get a new copy.
-    repairing: Vec<(usize, usize)>,
+    repairing: Vec<(SpaceIndex, SlabNo)>,
     load: LoadWatch,
     /// Slabs that could not ask what they have to, as too much was asked; and the one that is being looked at.
-    hungry: VecDeque<(usize, usize)>,
-    at: Option<(usize, usize)>,
+    hungry: VecDeque<(SpaceIndex, SlabNo)>,
+    at: Option<(SpaceIndex, SlabNo)>,
     questions: Vec<Question>,
     question_ids: u64,
     /// Slabs to be looked at later, whatever happens: those that servers copy, and those that wait for a silent server.
-    looks: Vec<(Time, usize, usize)>,
+    looks: Vec<(Time, SpaceIndex, SlabNo)>,
     /// Sealed spaces that are not as they should be.
-    watched: Vec<usize>,
+    watched: Vec<SpaceIndex>,
     /// Spaces that servers keep room for.
-    reserving: Vec<usize>,
+    reserving: Vec<SpaceIndex>,
     scrub: Scrub,
     vacating: Vacating,
     /// What servers were not asked yet of what earlier owners left there.
@@ -168,11 +170,11 @@ impl Client {
         Client {
             config,
             entropy: SharedEntropy::new(entropy),
-            peers: Vec::new(),
+            peers: List::default(),
             long_silent: PeerSet::default(),
             map_watch: MapWatch::default(),
             rebuilds_from: None,
-            spaces: Vec::new(),
+            spaces: List::default(),
             exchanges,
             ops,
             parking: Parking::default(),
@@ -212,19 +214,19 @@ impl Client {
     /// # Errors
     /// More than [`SERVERS_MAX`]; one that has answered elsewhere.
     pub fn add_server(&mut self, now: Time, info: ServerInfo) -> Result<(), ClientError> {
-        if let Some(place) = self.place_of(info.id) {
-            if self.peers[place].epoch.is_some() {
-                return Err(ClientError::KnownServer { addr: self.peers[place].addr });
+        if let Some(peer) = self.peer_of(info.id) {
+            if self.peers[peer].epoch.is_some() {
+                return Err(ClientError::KnownServer { addr: self.peers[peer].addr });
             }
-            self.peers[place].list(info);
-            self.greet(place);
+            self.peers[peer].list(info);
+            self.greet(peer);
             return Ok(());
         }
         if self.peers.len() >= SERVERS_MAX {
             return Err(ClientError::TooManyServers);
         }
-        self.peers.push(Peer::new(info, now));
-        self.greet(self.peers.len() - 1);
+        let peer = self.peers.push(Peer::new(info, now));
+        self.greet(peer);
         Ok(())
     }
 
@@ -336,7 +338,7 @@ impl Client {
 
     /// Gives up what a server has, for good: as if it had come back empty.
     pub fn forget_content(&mut self, now: Time, server: crate::units::ServerId) {
-        if let Some(peer) = self.place_of(server) {
+        if let Some(peer) = self.peer_of(server) {
             self.content_lost(peer);
             self.settle(now);
         }
@@ -365,8 +367,8 @@ impl Client {
     /// Asks a server to be drained, or not to be. Its answer is in [`Client::servers`]; a request that gets lost is not
     /// made again.
     pub fn ask_drain(&mut self, server: crate::units::ServerId, drain: Drain) {
-        if let Some(place) = self.place_of(server) {
-            (self.peers[place].drain_due, self.peers[place].drain) = (Some(drain), None);
+        if let Some(peer) = self.peer_of(server) {
+            (self.peers[peer].drain_due, self.peers[peer].drain) = (Some(drain), None);
         }
     }
 
@@ -374,11 +376,11 @@ impl Client {
         self.config.fault == Some(fault)
     }
 
-    fn place_of(&self, server: crate::units::ServerId) -> Option<usize> {
-        self.peers.iter().position(|peer| peer.info.id == server)
+    fn peer_of(&self, server: crate::units::ServerId) -> Option<PeerIndex> {
+        self.peers.position(|peer| peer.info.id == server)
     }
 
-    fn mark(&mut self, space: usize, slab: usize) {
+    fn mark(&mut self, space: SpaceIndex, slab: SlabNo) {
         let state = &mut self.spaces[space].slabs[slab];
         if !state.dirty {
             state.dirty = true;
@@ -409,12 +411,12 @@ impl Client {
         self.send_returns();
     }
 
-    fn next_dirty(&mut self) -> Option<(usize, usize)> {
+    fn next_dirty(&mut self) -> Option<(SpaceIndex, SlabNo)> {
         self.dirty.pop_front().or_else(|| self.copies.next_waiting()).or_else(|| self.next_hungry())
     }
 
     /// A slab that can ask now what it could not: for itself, or for its pages.
-    fn next_hungry(&mut self) -> Option<(usize, usize)> {
+    fn next_hungry(&mut self) -> Option<(SpaceIndex, SlabNo)> {
         let (space, slab) = if self.exchanges.has_room() { self.hungry.pop_front()? } else { return None };
         self.spaces[space].slabs[slab].is_hungry = false;
         if !self.spaces[space].is_taken && !self.spaces[space].is_stale {
@@ -423,8 +425,8 @@ impl Client {
         Some((space, slab))
     }
 
-    fn slab_of(&self, page: PageNo) -> Option<usize> {
-        self.config.slab_size.slab(page).map(|slab| slab.0 as usize)
+    fn slab_of(&self, page: PageNo) -> Option<SlabNo> {
+        self.config.slab_size.slab(page)
     }
 
     /// A request to one server; waits in its queue until it may be sent.
@@ -449,8 +451,8 @@ impl Client {
     }
 
     /// The page operations that wait behind a write to the same page.
-    fn busy_key(space: usize, page: PageNo) -> (usize, u64) {
-        (space, page.0)
+    fn busy_key(space: SpaceIndex, page: PageNo) -> (SpaceIndex, PageNo) {
+        (space, page)
     }
 }
 

@@ -66,13 +66,13 @@ impl Client {
             return Err(ClientError::Reserve { slabs: spec.reserve, max: slabs });
         }
         for replica in map.iter().flat_map(|(_, entry)| &entry.replicas) {
-            if self.place_of(replica.server).is_none() {
+            if self.peer_of(replica.server).is_none() {
                 return Err(ClientError::UnknownServer { server: replica.server.0 });
             }
         }
         let key = SpaceKey::new(&spec.key, spec.id);
-        self.spaces.push(Space::new(spec, key, (generation, self.new_owner()), tenure, self.config.slab_size, map));
-        let space = self.spaces.len() - 1;
+        let opened = Space::new(spec, key, (generation, self.new_owner()), tenure, self.config.slab_size, map);
+        let space = self.spaces.push(opened);
         if tenure == Tenure::Follower {
             self.begin_follow(space, map);
         }
@@ -82,7 +82,7 @@ impl Client {
             self.spaces[space].reservation = Some(Reservation::new(spec.reserve, spec.copies));
             self.reserving.push(space);
         }
-        for slab in 0..self.spaces[space].slabs.len() {
+        for slab in self.spaces[space].slabs.indices() {
             self.mark(space, slab);
         }
         self.look_for_leftovers_of(space);

@@ -13,6 +13,7 @@ mod ask;
 use std::collections::VecDeque;
 
 use super::{Event, Failure, SPACES_MAX, Token};
+use crate::client::index::SpaceIndex;
 use crate::control::ControlRequest;
 
 /// Those who wait at a time. A caller with much to acknowledge asks once for all of it, so one for each space is enough.
@@ -21,7 +22,7 @@ const CONFIRMS_MAX: usize = SPACES_MAX;
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     token: Token,
-    space: usize,
+    space: SpaceIndex,
     /// The question that it waits for, if that is asked already.
     question: Option<u64>,
 }

@@ -11,6 +11,7 @@
 mod find;
 
 use super::returns::RETURNS_MAX;
+use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::wire::message::HELD_MAX;
 
 /// Servers and spaces that are looked at together. What they may answer has room among what is given back, or it would be forgotten.
@@ -20,13 +21,13 @@ const _: () = assert!(AT_A_TIME * HELD_MAX <= RETURNS_MAX / 2);
 /// What is to be asked: a server, what it has of a space, from which of its places on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
-    space: usize,
-    peer: usize,
+    space: SpaceIndex,
+    peer: PeerIndex,
     from: u64,
 }
 
 impl Look {
-    pub fn is_of(&self, space: usize, peer: usize) -> bool {
+    pub fn is_of(&self, space: SpaceIndex, peer: PeerIndex) -> bool {
         (self.space, self.peer) == (space, peer)
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::servers::SERVERS_MAX;
+use crate::client::index::SpaceIndex;
 use crate::control::ControlRequest;
 use crate::crypto::KEY_SIZE;
 use crate::units::{Generation, SpaceId, Time};
@@ -36,7 +37,7 @@ pub struct SpaceSpec {
 
 /// A space of this client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SpaceRef(pub(super) usize);
+pub struct SpaceRef(pub(super) SpaceIndex);
 
 /// Chosen by the caller to recognize a result.
 pub type Token = u64;
@@ -108,7 +109,7 @@ pub enum Event {
 #[derive(Clone, Debug)]
 pub struct Question {
     pub(super) id: u64,
-    pub(super) space: usize,
+    pub(super) space: SpaceIndex,
     pub(super) request: ControlRequest,
     pub(super) first_asked: Option<Time>,
     /// When it is asked (again).

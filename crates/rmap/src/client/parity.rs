@@ -40,11 +40,12 @@ pub mod stripe;
 use smallvec::SmallVec;
 
 use super::slab::Slab;
+use crate::units::SlabNo;
 
 use layout::MEMBERS;
 
 /// Slabs of a group, in place: an owner has no memory to ask for while it serves.
-type Members = SmallVec<[usize; MEMBERS]>;
+type Members = SmallVec<[SlabNo; MEMBERS]>;
 
 /// How far a space is on its way to parity. Groups that nothing was ever written to count nowhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -10,6 +10,7 @@ mod wake;
 use std::collections::VecDeque;
 
 use super::Token;
+use crate::client::index::SpaceIndex;
 use crate::units::{Class, PageNo, SlabNo, SlabSize, Time};
 
 /// Reads that wait so at a time; more keep their places among the operations. A VM asks for some two thousand at most.
@@ -17,7 +18,7 @@ pub const PARKED_MAX: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
 struct Parked {
-    space: usize,
+    space: SpaceIndex,
     page: PageNo,
     class: Class,
     token: Token,
@@ -46,11 +47,11 @@ impl Parking {
         self.all.len()
     }
 
-    pub fn any_in(&self, space: usize) -> bool {
+    pub fn any_in(&self, space: SpaceIndex) -> bool {
         self.all.iter().any(|parked| parked.space == space)
     }
 
-    pub fn any_of(&self, space: usize, slab: SlabNo, size: SlabSize) -> bool {
+    pub fn any_of(&self, space: SpaceIndex, slab: SlabNo, size: SlabSize) -> bool {
         self.all.iter().any(|parked| parked.space == space && size.slab(parked.page) == Some(slab))
     }
 }

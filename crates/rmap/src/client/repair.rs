@@ -8,6 +8,7 @@ mod restore;
 
 use super::tables::Tables;
 use super::transfer::Transfer;
+use crate::client::index::PeerIndex;
 use crate::units::Version;
 
 /// Slabs that get a new copy at a time, so that not all clients of a dead server copy everything at once.
@@ -28,10 +29,10 @@ pub enum Step {
 /// A copy in the making.
 #[derive(Debug)]
 pub struct Repair {
-    pub peer: usize,
+    pub peer: PeerIndex,
     pub grant: Version,
     pub step: Step,
-    replaces: Option<usize>,
+    replaces: Option<PeerIndex>,
     /// What it has, as far as is known.
     pub list: Box<[Version]>,
     /// Pages before this one were looked at in this pass.
@@ -39,18 +40,18 @@ pub struct Repair {
 }
 
 impl Repair {
-    pub fn new(peer: usize, grant: Version, replaces: Option<usize>) -> Repair {
+    pub fn new(peer: PeerIndex, grant: Version, replaces: Option<PeerIndex>) -> Repair {
         Repair { peer, grant, step: Step::Fencing, replaces, list: Box::default(), cursor: 0 }
     }
 
     /// The server that gets every write.
-    pub fn mirror(&self) -> Option<usize> {
+    pub fn mirror(&self) -> Option<PeerIndex> {
         matches!(self.step, Step::Transferring(_) | Step::Copying | Step::Joining).then_some(self.peer)
     }
 
     /// The server without which no write that it got is done: one that has all but what is being written could be behind
     /// for ever otherwise, while others are faster.
-    pub fn catches_up(&self) -> Option<usize> {
+    pub fn catches_up(&self) -> Option<PeerIndex> {
         matches!(self.step, Step::Copying | Step::Joining).then_some(self.peer)
     }
 

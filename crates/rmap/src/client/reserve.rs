@@ -12,6 +12,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::servers::SERVERS_MAX;
+use crate::client::index::{List, PeerIndex};
 use crate::units::{BootEpoch, Time};
 
 /// How often it is looked whether all that was kept still is.
@@ -34,8 +35,7 @@ pub struct Reservation {
     /// Slabs, each copy counted, and the most at one server.
     total: u64,
     each: u64,
-    /// By place of the server.
-    shares: Vec<Share>,
+    shares: List<PeerIndex, Share>,
     due: Time,
     ask_again: Time,
     is_settled: bool,
@@ -87,8 +87,15 @@ fn plan(total: u64, servers: &[(u64, u64)]) -> OfServers<u64> {
 impl Reservation {
     pub fn new(slabs: usize, copies: usize) -> Reservation {
         let (total, each) = ((slabs * copies) as u64, slabs as u64);
-        let (shares, due) = (Vec::with_capacity(SERVERS_MAX), Time::default());
+        let (shares, due) = (List::with_capacity(SERVERS_MAX), Time::default());
         Reservation { total, each, shares, due, ask_again: due, is_settled: false }
+    }
+
+    /// A share for each server.
+    fn make_shares(&mut self, servers: usize) {
+        while self.shares.len() < servers {
+            self.shares.push(Share::default());
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use super::repair::Repair;
 use super::reserve::Reservation;
 use super::sealed::{Tenure, Watch};
 use super::tables::Tables;
+use crate::client::index::{GroupIndex, List, PeerIndex};
 use crate::control::MapEntry;
 use crate::crypto::SpaceKey;
 use crate::units::{Generation, SlabNo, SlabSize, SpaceId, Time, Version};
@@ -38,7 +39,7 @@ pub fn ask_again(waited: Duration) -> Duration {
 /// A server that is asked for a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    pub peer: usize,
+    pub peer: PeerIndex,
     pub grant: Version,
     pub step: GrantStep,
 }
@@ -68,7 +69,7 @@ impl Candidates {
     }
 
     /// It may be asked anew.
-    pub fn forget(&mut self, peer: usize) {
+    pub fn forget(&mut self, peer: PeerIndex) {
         self.asked.retain(|candidate| candidate.peer != peer);
         self.refused.remove(peer);
     }
@@ -167,12 +168,12 @@ pub struct Space {
     /// same generation, by a control plane that was restored from a backup.
     pub owner: u64,
     pub sequence: u64,
-    pub slabs: Vec<Slab>,
+    pub slabs: List<SlabNo, Slab>,
     pub layout: Layout,
     /// This client was asked to make the parity of a sealed space.
     pub wants_parity: bool,
     /// Of an owner: what it does with each group.
-    pub groups: Vec<Group>,
+    pub groups: List<GroupIndex, Group>,
     /// Its slabs are being given back for good.
     pub is_removed: bool,
     /// Servers that know this owner, and servers that are being told.
@@ -215,13 +216,13 @@ impl Space {
     ) -> Space {
         let layout = Layout::new(spec.pages, size);
         let needed = if tenure == Tenure::Follower { layout.data } else { slabs_needed(layout, map) };
-        let mut slabs: Vec<Slab> = (0..needed).map(|_| Slab::vacant()).collect();
+        let mut slabs: List<SlabNo, Slab> = (0..needed).map(|_| Slab::vacant()).collect();
         for (slab, entry) in map {
-            let Some(slab) = slabs.get_mut(slab.0 as usize) else { continue };
+            let Some(slab) = slabs.get_mut(*slab) else { continue };
             slab.phase = Phase::of(entry, tenure);
             slab.entry = entry.clone();
         }
-        for slab in 0..layout.data {
+        for slab in slabs.indices().take(layout.data) {
             // Of a group with parity it says that there is no copy.
             let parity = layout.group(slab).and_then(|group| slabs.get(layout.parity(group)));
             let has_parity = parity.is_some_and(Slab::is_held);
@@ -240,7 +241,7 @@ impl Space {
             slabs,
             layout,
             wants_parity: false,
-            groups: if tenure == Tenure::Owner { vec![Group::default(); layout.groups] } else { Vec::new() },
+            groups: layout.groups().filter(|_| tenure == Tenure::Owner).map(|_| Group::default()).collect(),
             is_removed: false,
             fenced_at: PeerSet::default(),
             fencing: PeerSet::default(),

@@ -4,6 +4,7 @@ use super::Client;
 use super::exchange::{Exchange, Role, Stage};
 use super::peer::{Drain, Greeting, Peer};
 use super::transfer::Instruction;
+use crate::client::index::PeerIndex;
 use crate::crypto::handshake::Initiator;
 use crate::transmit::Transmit;
 use crate::units::{Class, PageNo, SEALED_SIZE, SpaceId, Time, Version};
@@ -11,8 +12,8 @@ use crate::wire::datagram::{Head, Versions};
 use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, Message, Op, Pressure};
 use crate::wire::{DATAGRAM_SIZES, OVERHEAD, PROTOCOL_VERSION};
 
-/// The number of a session with a server is its place in the client's list, and random above.
-const PLACE_BITS: u32 = super::SERVERS_MAX.trailing_zeros();
+/// The low bits of a session's number are its server's index in the client's list; the others are random.
+const PEER_BITS: u32 = super::SERVERS_MAX.trailing_zeros();
 /// Copies that restore redundancy may use this part of the link: demand must not feel them, even where all clients of a
 /// dead server copy at once. Each page comes in and goes out once.
 const REBUILD_PERCENT: u64 = 30;
@@ -27,14 +28,14 @@ pub const PLAIN_ID: u64 = 0;
 
 impl Client {
     /// The place of the server that a session number belongs to.
-    pub(super) fn place_of_number(&self, number: u32) -> Option<usize> {
-        let place = (number & ((1 << PLACE_BITS) - 1)) as usize;
-        (place < self.peers.len()).then_some(place)
+    pub(super) fn place_of_number(&self, number: u32) -> Option<PeerIndex> {
+        let peer = PeerIndex((number & ((1 << PEER_BITS) - 1)) as usize);
+        self.peers.get(peer).map(|_| peer)
     }
 
     /// Begins a handshake.
-    pub(super) fn greet(&mut self, peer: usize) {
-        let number = (self.entropy.next_u64() as u32) << PLACE_BITS | peer as u32;
+    pub(super) fn greet(&mut self, peer: PeerIndex) {
+        let number = (self.entropy.next_u64() as u32) << PEER_BITS | peer.0 as u32;
         let versions = Versions { min: PROTOCOL_VERSION, max: PROTOCOL_VERSION };
         let head = Head::Hello { versions, sender: number };
         let key = self.peers[peer].info.key;
@@ -62,9 +63,9 @@ impl Client {
             self.rebuild_at = now;
         }
         for step in 0..self.peers.len() {
-            let peer = (self.turn + step) % self.peers.len();
+            let peer = PeerIndex((self.turn + step) % self.peers.len());
             if let Some(transmit) = self.transmit_to(now, peer, out) {
-                self.turn = peer + 1;
+                self.turn = peer.0 + 1;
                 self.stats.sent += 1;
                 return Some(transmit);
             }
@@ -72,7 +73,7 @@ impl Client {
         None
     }
 
-    fn transmit_to(&mut self, now: Time, place: usize, out: &mut Vec<u8>) -> Option<Transmit> {
+    fn transmit_to(&mut self, now: Time, place: PeerIndex, out: &mut Vec<u8>) -> Option<Transmit> {
         let peer = &mut self.peers[place];
         if peer.greeting.as_ref().is_some_and(|greeting| greeting.due_at() <= now) {
             let to = peer.next_address();
@@ -121,7 +122,7 @@ impl Client {
     }
 
     /// The first of its class, if the windows allow to send it.
-    fn next_of(&mut self, place: usize, class: Class) -> Option<Exchange> {
+    fn next_of(&mut self, place: PeerIndex, class: Class) -> Option<Exchange> {
         let exchange = loop {
             let id = *self.peers[place].queues[class as usize].front()?;
             if let Some(exchange) = self.exchanges.get(id) {

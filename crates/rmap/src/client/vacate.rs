@@ -8,7 +8,8 @@ mod give_back;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::units::Time;
+use crate::client::index::SpaceIndex;
+use crate::units::{SlabNo, Time};
 
 /// A slab that was empty for so long is not about to be written again by whoever emptied it.
 pub const GIVE_BACK_AFTER: Duration = Duration::from_secs(1);
@@ -22,7 +23,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Slabs without content, as they became so, and when each is to be looked at.
 #[derive(Debug, Default)]
 pub struct Vacating {
-    queue: VecDeque<(Time, usize, usize)>,
+    queue: VecDeque<(Time, SpaceIndex, SlabNo)>,
     not_before: Time,
 }
 

@@ -1,6 +1,7 @@
 //! Asks the control plane who owns a space, and answers what waited for that.
 
 use super::{CONFIRMS_MAX, Waiting, is_confirm};
+use crate::client::index::SpaceIndex;
 use crate::client::sealed::Tenure;
 use crate::client::{Client, Failure, Fault, Refused, SpaceRef, Token};
 use crate::control::ControlRequest;
@@ -32,7 +33,7 @@ impl Client {
     }
 
     /// Sees to it that all who wait have a question that was not sent before they came.
-    fn ask_to_confirm(&mut self, space: usize) {
+    fn ask_to_confirm(&mut self, space: SpaceIndex) {
         let open = self.questions.iter().find(|question| question.space == space && is_confirm(&question.request));
         let question = match open.map(|question| (question.id, question.first_asked)) {
             Some((id, None)) => id,
@@ -49,7 +50,7 @@ impl Client {
     }
 
     /// The control plane says that this client owns the space.
-    pub(in crate::client) fn confirmed(&mut self, space: usize, question: u64) {
+    pub(in crate::client) fn confirmed(&mut self, space: SpaceIndex, question: u64) {
         self.confirms.end(|waiting| waiting.question == Some(question), Ok(()));
         if self.confirms.waiting.iter().any(|waiting| waiting.space == space) {
             self.ask_to_confirm(space);
@@ -57,7 +58,7 @@ impl Client {
     }
 
     /// Another owner has the space.
-    pub(in crate::client) fn refuse_confirms(&mut self, space: usize) {
+    pub(in crate::client) fn refuse_confirms(&mut self, space: SpaceIndex) {
         self.confirms.end(|waiting| waiting.space == space, Err(Failure::Fenced));
     }
 
@@ -72,7 +73,7 @@ impl Client {
     }
 
     /// `true` if the control plane has been silent for too long, and nobody waits for its word on this space any more.
-    fn end_overdue_confirms(&mut self, space: usize) -> bool {
+    fn end_overdue_confirms(&mut self, space: SpaceIndex) -> bool {
         let is_overdue = self.is_question_overdue(space, is_confirm);
         if is_overdue {
             let ended = self.confirms.end(|waiting| waiting.space == space, Err(Failure::Silent)) as u64;

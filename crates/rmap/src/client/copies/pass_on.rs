@@ -3,6 +3,7 @@
 use super::Copy;
 use crate::client::Client;
 use crate::client::exchange::{Request, Role};
+use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::slab::{Phase, Space};
 use crate::units::{Class, PAGE_SIZE, SlabNo, Version};
 use crate::wire::message::Op as Wire;
@@ -12,11 +13,11 @@ impl Client {
     /// Without a source, the page is put together from others of its group.
     pub(in crate::client) fn start_copy(
         &mut self,
-        space: usize,
-        slab: usize,
+        space: SpaceIndex,
+        slab: SlabNo,
         index: usize,
-        source: Option<usize>,
-        target: usize,
+        source: Option<PeerIndex>,
+        target: PeerIndex,
     ) -> bool {
         self.copies.is_copying(space, slab, index, target)
             || self.begin_copy((space, slab, index), source, target, None)
@@ -25,11 +26,11 @@ impl Client {
     /// The same for content that is to come after the target's trim: in the version that this owner has for that.
     pub(in crate::client) fn renew(
         &mut self,
-        space: usize,
-        slab: usize,
+        space: SpaceIndex,
+        slab: SlabNo,
         index: usize,
-        source: usize,
-        target: usize,
+        source: PeerIndex,
+        target: PeerIndex,
     ) -> bool {
         let renewed = Version::taken_over(self.spaces[space].generation);
         self.copies.is_copying(space, slab, index, target)
@@ -39,16 +40,16 @@ impl Client {
     /// `false` if there is no room.
     fn begin_copy(
         &mut self,
-        (space, slab, index): (usize, usize, usize),
-        source: Option<usize>,
-        target: usize,
+        (space, slab, index): (SpaceIndex, SlabNo, usize),
+        source: Option<PeerIndex>,
+        target: PeerIndex,
         renewed: Option<Version>,
     ) -> bool {
         let Some(copy) = self.copies.all.iter().position(Option::is_none) else {
             self.copies.wait_for_room(space, slab);
             return false;
         };
-        let page = self.config.slab_size.page(SlabNo(slab as u32), index);
+        let page = self.config.slab_size.page(slab, index);
         let version = self.spaces[space].slabs[slab].version(index);
         self.copies.all[copy] = Some(Copy { space, slab, index, target, version, renewed });
         let role = Role::CopyRead { copy };
@@ -74,13 +75,13 @@ impl Client {
         let Space { slabs, layout, key, .. } = &self.spaces[space];
         let is_opening = matches!(slabs[slab].phase, Phase::Opening(_));
         let replaces = (is_opening || self.is_grouped(space, slab)) && !layout.is_parity(slab);
-        let page = self.config.slab_size.page(SlabNo(slab as u32), index);
+        let page = self.config.slab_size.page(slab, index);
         payload.is_empty() || !replaces || key.open(page, version, payload, &mut [0; PAGE_SIZE]).is_ok()
     }
 
     /// The source made it up, or it is damaged there. A group that has parity puts it together from the others; elsewhere the source
     /// is not to be trusted, and where it has the only copy, it keeps that: the slab's other pages are there.
-    pub(in crate::client) fn copy_is_wrong(&mut self, copy: usize, source: usize) {
+    pub(in crate::client) fn copy_is_wrong(&mut self, copy: usize, source: PeerIndex) {
         let Some(Copy { space, slab, index, target, .. }) = self.copies.end(copy) else { return };
         if self.is_grouped(space, slab) && self.can_reconstruct(space, slab) {
             self.stats.bad_pages += 1;
@@ -112,7 +113,7 @@ impl Client {
             }
             None => version,
         };
-        let page = self.config.slab_size.page(SlabNo(job.slab as u32), job.index);
+        let page = self.config.slab_size.page(job.slab, job.index);
         let op = if version.has_content() { Wire::Write } else { Wire::Trim };
         self.copies.all[copy] = Some(Copy { version, ..job });
         let request = Request {

@@ -2,11 +2,12 @@
 
 use super::{AT_A_TIME, Look};
 use crate::client::exchange::{Exchange, Request, Role};
+use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::returns::RETURNS_MAX;
 use crate::client::slab::{Candidates, Phase, Slab};
 use crate::client::{Client, SpaceRef};
 use crate::control::Replica;
-use crate::units::{Class, Generation, PageNo, SLABS_MAX, ServerId, Version};
+use crate::units::{Class, Generation, PageNo, SLABS_MAX, ServerId, SlabNo, Version};
 use crate::wire::message::{HELD_END, HELD_SIZE, Op, Status};
 
 impl Client {
@@ -17,7 +18,7 @@ impl Client {
         let waits = |look: &Look| look.space == space.0 && self.may_look(look.space, look.peer);
         is_asking.is_none()
             && !self.unlooked.iter().any(waits)
-            && (0..self.peers.len()).all(|peer| !self.is_to_be_looked_at(space.0, peer))
+            && self.peers.indices().all(|peer| !self.is_to_be_looked_at(space.0, peer))
     }
 
     /// Servers that say that the space has a newer owner, and are not believed. What earlier owners left there is not known.
@@ -25,31 +26,31 @@ impl Client {
         self.spaces[space.0].disbelieved.iter().map(|peer| self.peers[peer].info.id).collect()
     }
 
-    fn may_look(&self, space: usize, peer: usize) -> bool {
+    fn may_look(&self, space: SpaceIndex, peer: PeerIndex) -> bool {
         let state = &self.spaces[space];
         let owns = state.tenure.changes_map() && !state.is_taken && !state.is_stale;
         owns && state.generation > Generation(1) && self.peers[peer].is_up()
     }
 
-    fn is_to_be_looked_at(&self, space: usize, peer: usize) -> bool {
+    fn is_to_be_looked_at(&self, space: SpaceIndex, peer: PeerIndex) -> bool {
         self.may_look(space, peer) && !self.spaces[space].looked_at.has(peer)
     }
 
     /// A server answers that did not, or has begun a new life.
-    pub(in crate::client) fn look_for_leftovers_at(&mut self, peer: usize) {
-        for space in 0..self.spaces.len() {
+    pub(in crate::client) fn look_for_leftovers_at(&mut self, peer: PeerIndex) {
+        for space in self.spaces.indices() {
             self.look_for_leftovers(space, peer);
         }
     }
 
     /// A space has a new owner or keeper, which is this client.
-    pub(in crate::client) fn look_for_leftovers_of(&mut self, space: usize) {
-        for peer in 0..self.peers.len() {
+    pub(in crate::client) fn look_for_leftovers_of(&mut self, space: SpaceIndex) {
+        for peer in self.peers.indices() {
             self.look_for_leftovers(space, peer);
         }
     }
 
-    pub(in crate::client) fn look_for_leftovers(&mut self, space: usize, peer: usize) {
+    pub(in crate::client) fn look_for_leftovers(&mut self, space: SpaceIndex, peer: PeerIndex) {
         let is_known = self.unlooked.iter().any(|look| look.is_of(space, peer));
         if self.is_to_be_looked_at(space, peer) && !is_known {
             self.unlooked.push_back(Look { space, peer, from: HELD_END });
@@ -57,12 +58,12 @@ impl Client {
     }
 
     /// What was still to be asked is so no more: a server begins a new life or was told of the owner, or a space a new generation.
-    pub(in crate::client) fn end_looks(&mut self, ends: impl Fn(usize, usize) -> bool) {
+    pub(in crate::client) fn end_looks(&mut self, ends: impl Fn(SpaceIndex, PeerIndex) -> bool) {
         self.unlooked.retain(|look| !ends(look.space, look.peer));
     }
 
     /// A question was taken back: it is asked anew, from the beginning.
-    pub(in crate::client) fn look_for_leftovers_again(&mut self, space: usize, peer: usize) {
+    pub(in crate::client) fn look_for_leftovers_again(&mut self, space: SpaceIndex, peer: PeerIndex) {
         self.spaces[space].looked_at.remove(peer);
         self.look_for_leftovers(space, peer);
     }
@@ -117,8 +118,8 @@ impl Client {
     /// A server said what it has of a space, or a part of that.
     pub(in crate::client) fn held_answered(
         &mut self,
-        space: usize,
-        peer: usize,
+        space: SpaceIndex,
+        peer: PeerIndex,
         from: Version,
         (status, next): (Status, Version),
         payload: &[u8],
@@ -144,16 +145,17 @@ impl Client {
         }
     }
 
-    fn give_leftover_back(&mut self, space: usize, peer: usize, slab: u64, grant: Version) {
+    fn give_leftover_back(&mut self, space: SpaceIndex, peer: PeerIndex, slab: u64, grant: Version) {
         let state = &self.spaces[space];
         let total = state.layout.total().max(state.slabs.len()) as u64;
         let replica = Replica { server: self.peers[peer].info.id, grant };
-        let is_of_map = |slab: usize| state.slabs.get(slab).is_some_and(|slab| slab.entry.replicas.contains(&replica));
+        let is_of_map = |slab: SlabNo| state.slabs.get(slab).is_some_and(|slab| slab.entry.replicas.contains(&replica));
         let is_own = grant >= Version::new(state.generation, 0, false);
-        if slab >= total || is_own || is_of_map(slab as usize) {
+        let Some(slab) = u32::try_from(slab).ok().filter(|slab| u64::from(*slab) < total).map(SlabNo) else { return };
+        if is_own || is_of_map(slab) {
             return;
         }
         self.stats.leftovers += 1;
-        self.release(space, slab as usize, peer, grant);
+        self.release(space, slab, peer, grant);
     }
 }

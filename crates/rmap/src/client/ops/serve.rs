@@ -7,15 +7,16 @@ use super::super::sealed::Tenure;
 use super::super::slab::Phase;
 use super::super::{Client, Event, Failure, Fault, Refused, Token};
 use super::{Kind, Operation, READS_RESERVED, Selected, Stage, Told};
+use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
 use crate::crypto::Rejected;
-use crate::units::{Class, Page, PageNo, SealedPage, Time, Version};
+use crate::units::{Class, Page, PageNo, SealedPage, SlabNo, Time, Version};
 use crate::wire::message::Op as Wire;
 
 impl Client {
     pub(in super::super) fn begin_read(
         &mut self,
         now: Time,
-        space: usize,
+        space: SpaceIndex,
         page: PageNo,
         class: Class,
         token: Token,
@@ -34,7 +35,7 @@ impl Client {
     /// A read, from its beginning. `false`: there is no place for it.
     pub(in super::super) fn begin_again(
         &mut self,
-        space: usize,
+        space: SpaceIndex,
         page: PageNo,
         class: Class,
         asked: (Token, Time),
@@ -51,7 +52,7 @@ impl Client {
     pub(in super::super) fn begin_write(
         &mut self,
         now: Time,
-        space: usize,
+        space: SpaceIndex,
         page: PageNo,
         class: Class,
         content: Option<impl FnOnce(&mut Page)>,
@@ -81,7 +82,7 @@ impl Client {
     }
 
     /// What a write is to write, which is put where it is sealed.
-    pub(in super::super) fn store_write(&mut self, op: usize, version: Version, content: impl FnOnce(&mut Page)) {
+    pub(in super::super) fn store_write(&mut self, op: OpIndex, version: Version, content: impl FnOnce(&mut Page)) {
         let Operation { space, page, .. } = self.ops.all[op];
         self.ops.all[op].version = version;
         content(self.ops.content(op));
@@ -89,7 +90,7 @@ impl Client {
     }
 
     /// Begins a waiting operation if it can begin now.
-    pub(in super::super) fn try_op(&mut self, op: usize) {
+    pub(in super::super) fn try_op(&mut self, op: OpIndex) {
         match self.ops.all[op].kind {
             _ if self.ops.all[op].stage != Stage::Waiting => {}
             Kind::Read => self.try_read(op),
@@ -97,7 +98,7 @@ impl Client {
         }
     }
 
-    fn try_read(&mut self, op: usize) {
+    fn try_read(&mut self, op: OpIndex) {
         let Operation { space, page, .. } = self.ops.all[op];
         if self.spaces[space].is_taken {
             return self.ops.finish(op, Err(Failure::Fenced));
@@ -139,23 +140,23 @@ impl Client {
         }
     }
 
-    pub(in super::super) fn read_zero(&mut self, op: usize) {
+    pub(in super::super) fn read_zero(&mut self, op: OpIndex) {
         self.stats.reads_local += 1;
         self.ops.all[op].has_content = false;
         self.ops.finish(op, Ok(()));
     }
 
-    fn read_from_buffer(&mut self, op: usize, writer: usize) {
+    fn read_from_buffer(&mut self, op: OpIndex, writer: OpIndex) {
         let Operation { space, page, version, kind, .. } = self.ops.all[writer];
         if kind == (Kind::Write { trim: true }) {
             return self.read_zero(op);
         }
-        let opened = match self.ops.buffers.get_disjoint_mut([op, writer]) {
-            Ok([content, sealed]) => {
+        let opened = match self.ops.buffers.pair_mut(op, writer) {
+            Some([content, sealed]) => {
                 let (content, _) = content.split_first_chunk_mut().expect("a page is smaller than a sealed one");
                 self.spaces[space].key.open(page, version, &sealed[..], content)
             }
-            Err(_) => Err(Rejected::NotAuthentic),
+            None => Err(Rejected::NotAuthentic),
         };
         self.stats.reads_local += 1;
         self.ops.all[op].has_content = true;
@@ -163,7 +164,7 @@ impl Client {
     }
 
     /// Asks the nearest copy that was not asked yet; any copy, where all were.
-    pub(in super::super) fn ask_for_page(&mut self, op: usize) {
+    pub(in super::super) fn ask_for_page(&mut self, op: OpIndex) {
         let Operation { space, page, sent, .. } = self.ops.all[op];
         let Some(number) = self.slab_of(page) else { return };
         if self.is_followed(space) {
@@ -176,7 +177,7 @@ impl Client {
             return self.ask_group(op, number);
         }
         let copies = self.copies_to_read(space, number);
-        let near = |peer: &usize| (self.peers[*peer].is_down(), sent.has(*peer), self.peers[*peer].trip.smoothed());
+        let near = |peer: &PeerIndex| (self.peers[*peer].is_down(), sent.has(*peer), self.peers[*peer].trip.smoothed());
         // Without a copy that can be trusted, the change of the map decides; one that is to be told of this reader is asked then.
         let Some(peer) = copies.iter().min_by_key(near) else {
             let unknown = self.sound_copies(space, number);
@@ -200,7 +201,7 @@ impl Client {
         }
     }
 
-    pub(in super::super) fn ask_copy(&mut self, op: usize, peer: usize) {
+    pub(in super::super) fn ask_copy(&mut self, op: OpIndex, peer: PeerIndex) {
         let Operation { space, page, class, version, .. } = self.ops.all[op];
         let request = Request { role: Role::Read { op }, peer, op: Wire::Read, class, space, page, version };
         if self.ask(request) {
@@ -210,7 +211,7 @@ impl Client {
         }
     }
 
-    fn try_write(&mut self, op: usize) {
+    fn try_write(&mut self, op: OpIndex) {
         let Operation { space, page, .. } = self.ops.all[op];
         if self.spaces[space].is_taken {
             return self.ops.finish(op, Err(Failure::Fenced));
@@ -249,7 +250,7 @@ impl Client {
     }
 
     /// To every copy that has not been sent it.
-    pub(in super::super) fn send_write(&mut self, op: usize) {
+    pub(in super::super) fn send_write(&mut self, op: OpIndex) {
         let Operation { space, page, class, version, sent, kind, is_told, .. } = self.ops.all[op];
         let Some(number) = self.slab_of(page) else { return };
         let mirror = self.spaces[space].slabs[number].repair.as_ref().and_then(|repair| repair.mirror());
@@ -270,7 +271,7 @@ impl Client {
     }
 
     /// A copy has the write, or the set of copies changed: is it done?
-    pub(in super::super) fn check_write(&mut self, op: usize) {
+    pub(in super::super) fn check_write(&mut self, op: OpIndex) {
         let Operation { space, page, version, sent, acked, stage, is_told, .. } = self.ops.all[op];
         let Some(number) = self.slab_of(page) else { return };
         let required = self.required(space, number);
@@ -293,7 +294,7 @@ impl Client {
         }
     }
 
-    pub(in super::super) fn end_write(&mut self, op: usize, result: Result<(), Failure>) {
+    pub(in super::super) fn end_write(&mut self, op: OpIndex, result: Result<(), Failure>) {
         let Operation { space, page, .. } = self.ops.all[op];
         let key = Client::busy_key(space, page);
         if self.ops.busy.get(&key) == Some(&op) {
@@ -308,13 +309,13 @@ impl Client {
     }
 
     /// An exchange of an operation ended, whatever came of it.
-    pub(in super::super) fn op_exchange_ended(&mut self, op: usize) {
+    pub(in super::super) fn op_exchange_ended(&mut self, op: OpIndex) {
         self.ops.all[op].exchanges -= 1;
         self.ops.free_if_over(op);
     }
 
     /// A page came: the version that a copy has, and where it was put together.
-    pub(in super::super) fn finish_read(&mut self, op: usize, result: Result<bool, Failure>) {
+    pub(in super::super) fn finish_read(&mut self, op: OpIndex, result: Result<bool, Failure>) {
         if self.ops.all[op].stage != Stage::Active {
             return;
         }
@@ -324,7 +325,7 @@ impl Client {
     }
 
     /// No answer is wanted any more: of a second copy, or of one that is away.
-    pub(in super::super) fn drop_exchanges(&mut self, op: usize) {
+    pub(in super::super) fn drop_exchanges(&mut self, op: OpIndex) {
         self.drop_stripe(op);
         while self.ops.all[op].exchanges > 0 {
             let own = Role::Read { op };
@@ -336,16 +337,16 @@ impl Client {
     }
 
     /// Operations of a slab that wait for it.
-    pub(in super::super) fn wake_ops(&mut self, space: usize, slab: usize) {
+    pub(in super::super) fn wake_ops(&mut self, space: SpaceIndex, slab: SlabNo) {
         for op in self.waiting_for(space, slab) {
             self.try_op(op);
         }
     }
 
     /// The set of copies changed: writes may be done or have to go elsewhere, reads too.
-    pub(in super::super) fn map_settled(&mut self, space: usize, slab: usize) {
+    pub(in super::super) fn map_settled(&mut self, space: SpaceIndex, slab: SlabNo) {
         let size = self.config.slab_size;
-        let of_slab = |page| size.slab(page).is_some_and(|s| s.0 as usize == slab);
+        let of_slab = |page| size.slab(page).is_some_and(|s| s == slab);
         for op in self.ops.select(|o| o.stage == Stage::Active && o.space == space && of_slab(o.page)) {
             match self.ops.all[op].kind {
                 Kind::Read if !self.is_answer_coming(op) => self.ask_for_page(op),
@@ -360,12 +361,16 @@ impl Client {
     }
 
     /// A copy is gone: should there be another one at the same server, it has nothing of what this one had.
-    pub(in super::super) fn unsend_writes(&mut self, space: usize, slab: usize, peer: usize) {
+    pub(in super::super) fn unsend_writes(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
         let size = self.config.slab_size;
-        let of_slab = |page| size.slab(page).is_some_and(|s| s.0 as usize == slab);
+        let of_slab = |page| size.slab(page).is_some_and(|s| s == slab);
         let used = self.ops.used;
-        for op in
-            self.ops.all[..used].iter_mut().filter(|o| o.stage == Stage::Active && o.space == space && of_slab(o.page))
+        for op in self
+            .ops
+            .all
+            .iter_mut()
+            .take(used)
+            .filter(|o| o.stage == Stage::Active && o.space == space && of_slab(o.page))
         {
             if op.kind != Kind::Read {
                 op.sent.remove(peer);
@@ -375,7 +380,7 @@ impl Client {
     }
 
     /// What cannot begin before something is known of a slab.
-    pub(in super::super) fn waiting_for(&self, space: usize, slab: usize) -> Selected {
+    pub(in super::super) fn waiting_for(&self, space: SpaceIndex, slab: SlabNo) -> Selected {
         let of_slab = |page| self.slab_of(page) == Some(slab);
         self.ops.select(|op| op.stage == Stage::Waiting && op.space == space && of_slab(op.page))
     }

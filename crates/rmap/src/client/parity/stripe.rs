@@ -11,7 +11,8 @@ use std::collections::VecDeque;
 use super::super::copies::COPIES_MAX;
 use super::super::outcome::OPS_MAX;
 use super::layout::MEMBERS;
-use crate::units::{PageNo, SEALED_SIZE, Version};
+use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
+use crate::units::{PageNo, SEALED_SIZE, SlabNo, Version};
 
 /// Reads that are put together at a time: with four pages each, half of what may be under way.
 const READS_MAX: usize = 32;
@@ -20,7 +21,7 @@ const READS_MAX: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     /// Of a caller's operation.
-    Read { op: usize },
+    Read { op: OpIndex },
     /// Of a slab that is made anew: the stripe has the place of the copy.
     Copy,
 }
@@ -28,8 +29,8 @@ enum Purpose {
 #[derive(Clone, Copy, Debug)]
 struct Job {
     purpose: Purpose,
-    space: usize,
-    slab: usize,
+    space: SpaceIndex,
+    slab: SlabNo,
     index: usize,
     version: Version,
     /// Pages that did not come yet.
@@ -42,13 +43,13 @@ pub struct Stripes {
     jobs: Vec<Option<Job>>,
     buffers: Vec<Box<[u8]>>,
     /// Reads that wait for their turn, or are to be begun anew.
-    pub waiting: VecDeque<usize>,
+    pub waiting: VecDeque<OpIndex>,
 }
 
 /// Where a page of a stripe is read.
 #[derive(Clone, Copy, Debug)]
 struct Source {
-    peer: usize,
+    peer: PeerIndex,
     page: PageNo,
     version: Version,
 }
@@ -77,7 +78,7 @@ impl Stripes {
         !self.waiting.is_empty() && self.free_for_read().is_some()
     }
 
-    fn of_read(&self, op: usize) -> Option<usize> {
+    fn of_read(&self, op: OpIndex) -> Option<usize> {
         let own = |job: &Option<Job>| job.is_some_and(|job| job.purpose == Purpose::Read { op });
         self.jobs.iter().position(own)
     }

@@ -1,13 +1,15 @@
 //! Lets reads wait, and begins them again when they can be answered.
 
 use super::{PARKED_MAX, Parked};
+use crate::client::index::{OpIndex, SpaceIndex};
 use crate::client::ops::Operation;
 use crate::client::slab::Phase;
 use crate::client::{Client, Failure};
+use crate::units::SlabNo;
 
 impl Client {
     /// Takes a read out of the operations, with all that it has asked. `false` if it has to stay there.
-    pub(in crate::client) fn park(&mut self, op: usize) -> bool {
+    pub(in crate::client) fn park(&mut self, op: OpIndex) -> bool {
         if self.ops.peek(op).is_own {
             self.put_back(op);
             return true;
@@ -36,12 +38,12 @@ impl Client {
     }
 
     /// Begins the reads of a slab that can end now.
-    pub(in crate::client) fn unpark(&mut self, space: usize, slab: usize) {
+    pub(in crate::client) fn unpark(&mut self, space: SpaceIndex, slab: SlabNo) {
         self.unpark_where(|client, parked| parked.space == space && client.slab_of(parked.page) == Some(slab));
     }
 
     /// Another owner has the space.
-    pub(in crate::client) fn unpark_space(&mut self, space: usize) {
+    pub(in crate::client) fn unpark_space(&mut self, space: SpaceIndex) {
         self.unpark_where(|_, parked| parked.space == space);
     }
 

@@ -3,6 +3,7 @@
 use super::{ASK_AGAIN, LOOK_EVERY, OfServers, Reservation, Reserved, Share, plan};
 use crate::client::Client;
 use crate::client::exchange::{Request, Role};
+use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::sealed::Tenure;
 use crate::units::{Class, PageNo, Time, Version};
 use crate::wire::message::{Op, Status};
@@ -13,7 +14,7 @@ impl Client {
         let Some(reservation) = &self.spaces[space.0].reservation else {
             return Reserved { is_settled: true, ..Reserved::default() };
         };
-        let shares = reservation.shares.iter().enumerate().filter(|(peer, _)| self.peers[*peer].is_up());
+        let shares = reservation.shares.enumerate().filter(|(peer, _)| self.peers[*peer].is_up());
         let kept = shares.filter_map(|(_, share)| share.kept).sum();
         Reserved { wanted: reservation.total, kept, is_settled: reservation.is_settled }
     }
@@ -23,7 +24,7 @@ impl Client {
         self.end_reservation(space.0);
     }
 
-    pub(in crate::client) fn end_reservation(&mut self, space: usize) {
+    pub(in crate::client) fn end_reservation(&mut self, space: SpaceIndex) {
         if let Some(reservation) = self.spaces[space].reservation.as_mut().filter(|reservation| reservation.total > 0) {
             (reservation.total, reservation.each, reservation.is_settled) = (0, 0, false);
             self.look_at_reservation(space);
@@ -50,8 +51,8 @@ impl Client {
         }
     }
 
-    fn keep_reservation(&mut self, now: Time, space: usize, reservation: &mut Reservation) {
-        reservation.shares.resize(self.peers.len(), Share::default());
+    fn keep_reservation(&mut self, now: Time, space: SpaceIndex, reservation: &mut Reservation) {
+        reservation.make_shares(self.peers.len());
         let again = reservation.ask_again <= now;
         if again {
             reservation.ask_again = now + ASK_AGAIN;
@@ -75,7 +76,7 @@ impl Client {
             return;
         }
         let shares = plan(reservation.total, &servers);
-        for (peer, wanted) in shares.into_iter().enumerate() {
+        for (peer, wanted) in self.peers.indices().zip(shares) {
             let share = &mut reservation.shares[peer];
             if !self.peers[peer].is_up() || share.kept == Some(wanted) || share.exchange.is_some() {
                 continue;
@@ -92,7 +93,13 @@ impl Client {
     }
 
     /// A server keeps what it was asked to keep, or cannot.
-    pub(in crate::client) fn reserve_answered(&mut self, space: usize, peer: usize, slabs: u64, status: Status) {
+    pub(in crate::client) fn reserve_answered(
+        &mut self,
+        space: SpaceIndex,
+        peer: PeerIndex,
+        slabs: u64,
+        status: Status,
+    ) {
         let Some(reservation) = self.spaces[space].reservation.as_mut() else { return };
         let Some(share) = reservation.shares.get_mut(peer) else { return };
         match status {
@@ -109,20 +116,20 @@ impl Client {
     }
 
     /// Something was answered that it waits for.
-    pub(in crate::client) fn look_at_reservation(&mut self, space: usize) {
+    pub(in crate::client) fn look_at_reservation(&mut self, space: SpaceIndex) {
         if let Some(reservation) = &mut self.spaces[space].reservation {
             reservation.due = Time::default();
         }
     }
 
     /// Slabs that a server keeps for this space, whether it has them already or not.
-    pub(in crate::client) fn room_kept_at(&self, space: usize, peer: usize) -> u64 {
+    pub(in crate::client) fn room_kept_at(&self, space: SpaceIndex, peer: PeerIndex) -> u64 {
         let reservation = self.spaces[space].reservation.as_ref();
         reservation.and_then(|reservation| reservation.shares.get(peer)?.kept).unwrap_or(0)
     }
 
     /// A server does not let this owner in, so it keeps nothing for it either. It is asked again like one that has no room.
-    pub(in crate::client) fn keeps_nothing(&mut self, space: usize, peer: usize) {
+    pub(in crate::client) fn keeps_nothing(&mut self, space: SpaceIndex, peer: PeerIndex) {
         let reservation = self.spaces[space].reservation.as_mut();
         if let Some(share) = reservation.and_then(|reservation| reservation.shares.get_mut(peer)) {
             (share.kept, share.refused) = (Some(0), Some(1));
@@ -130,7 +137,7 @@ impl Client {
     }
 
     /// Slabs that a server keeps for this space and that it does not have yet.
-    pub(in crate::client) fn room_kept(&self, space: usize, peer: usize) -> u64 {
+    pub(in crate::client) fn room_kept(&self, space: SpaceIndex, peer: PeerIndex) -> u64 {
         let kept = self.room_kept_at(space, peer);
         if kept == 0 {
             return 0;

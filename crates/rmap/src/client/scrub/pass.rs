@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{COUNT_EVERY, PACE_MAX, PACE_MIN, PASSED_OVER_MAX, Scrub};
 use crate::client::Client;
 use crate::client::exchange::{Exchange, Request, Role};
+use crate::client::index::{ListIndex, PeerIndex, SpaceIndex};
 use crate::client::sealed::Tenure;
 use crate::client::slab::Phase;
 use crate::units::{Class, PAGE_SIZE, SlabNo, Time, Version};
@@ -68,17 +69,17 @@ impl Client {
             (scrub.space, scrub.slab, scrub.index, scrub.copy) = (space, slab, index, 0);
             false
         };
-        let Some(state) = self.spaces.get(space) else { return go_to(&mut self.scrub, 0, 0, 0) };
+        let Some(state) = self.spaces.get(space) else { return go_to(&mut self.scrub, SpaceIndex(0), SlabNo(0), 0) };
         if state.tenure == Tenure::Follower {
-            return go_to(&mut self.scrub, space + 1, 0, 0);
+            return go_to(&mut self.scrub, space.next(), SlabNo(0), 0);
         }
-        let Some(at) = state.slabs.get(slab) else { return go_to(&mut self.scrub, space + 1, 0, 0) };
+        let Some(at) = state.slabs.get(slab) else { return go_to(&mut self.scrub, space.next(), SlabNo(0), 0) };
         let open = matches!(at.phase, Phase::Open) && !state.is_taken && !state.is_stale;
         if !open || index >= self.config.slab_size.pages() {
-            return go_to(&mut self.scrub, space, slab + 1, 0);
+            return go_to(&mut self.scrub, space, slab.next(), 0);
         }
         let version = at.version(index);
-        let peer = at.entry.replicas.get(copy).and_then(|replica| self.place_of(replica.server));
+        let peer = at.entry.replicas.get(copy).and_then(|replica| self.peer_of(replica.server));
         let Some(peer) = peer.filter(|_| version.has_content() && !at.is_disputed(index)) else {
             return go_to(&mut self.scrub, space, slab, index + 1);
         };
@@ -88,22 +89,22 @@ impl Client {
         if !usable {
             return false;
         }
-        let page = self.config.slab_size.page(SlabNo(slab as u32), index);
+        let page = self.config.slab_size.page(slab, index);
         let request = Request { role: Role::Scrub, peer, op: Op::Read, class: Class::Rebuild, space, page, version };
         self.scrub.exchange = self.ask_for(request);
         true
     }
 
     /// Not a copy that is worthless, nor a reader's at a server that does not know it yet.
-    fn may_be_scrubbed(&self, space: usize, slab: usize, peer: usize) -> bool {
+    fn may_be_scrubbed(&self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) -> bool {
         let state = &self.spaces[space];
         let may_be_written = state.tenure == Tenure::Reader && state.layout.is_ledger(slab);
         let known = !may_be_written && (!self.is_grouped(space, slab) || state.fenced_at.has(peer));
         known && self.sound_copies(space, slab).has(peer) && !state.unknown_at.has(peer)
     }
 
-    fn is_written(&self, space: usize, slab: usize, index: usize) -> bool {
-        let page = self.config.slab_size.page(SlabNo(slab as u32), index);
+    fn is_written(&self, space: SpaceIndex, slab: SlabNo, index: usize) -> bool {
+        let page = self.config.slab_size.page(slab, index);
         self.ops.busy.contains_key(&Client::busy_key(space, page))
     }
 

@@ -2,15 +2,16 @@
 
 use super::many::filled;
 use super::*;
+use crate::client::index::PeerIndex;
 
 const SLABS: u64 = 100;
 
 /// The server says how it is, and is heard.
 fn says(pool: &mut Pool, pressure: Pressure) {
     pool.servers[0].set_pressure(pressure);
-    pool.client.peers[0].ping_due = true;
+    pool.client.peers[PeerIndex(0)].ping_due = true;
     while pool.step() {}
-    assert_eq!(pool.client.peers[0].pressure, pressure);
+    assert_eq!(pool.client.peers[PeerIndex(0)].pressure, pressure);
 }
 
 /// A reply is 80 bytes long. All slabs are looked at for the first, and for the rest together.

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use super::{GRACE, TRIALS_MAX, TRIALS_OPEN_MAX, asked_at};
+use crate::client::index::{OpIndex, SpaceIndex};
 use crate::client::ops::{Kind, Operation, Stage};
 use crate::client::peer::PeerSet;
 use crate::client::slab::Phase;
 use crate::client::{Client, Failure, Question};
 use crate::control::ControlRequest;
-use crate::units::Time;
+use crate::units::{SlabNo, Time};
 
 impl Client {
     /// How long writes wait that could not begin, and how they end then.
@@ -23,13 +24,13 @@ impl Client {
     }
 
     /// The slab's writes go nowhere before the control plane has answered.
-    pub(in crate::client) fn wait_for_map(&mut self, now: Time, space: usize, slab: usize) {
+    pub(in crate::client) fn wait_for_map(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         self.wait_for_answers(now, space, slab, None, |_, asked| asked == slab);
     }
 
     /// The same, for answers about its group. What it needs first is had from servers: until something was asked, what waits has its
     /// own time to show whether there are answers.
-    pub(in crate::client) fn wait_for_map_of_group(&mut self, now: Time, space: usize, slab: usize) {
+    pub(in crate::client) fn wait_for_map_of_group(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         let layout = self.spaces[space].layout;
         let group = layout.group(slab);
         let waiting = self.waiting_for(space, slab);
@@ -43,10 +44,10 @@ impl Client {
     fn wait_for_answers(
         &mut self,
         now: Time,
-        space: usize,
-        slab: usize,
+        space: SpaceIndex,
+        slab: SlabNo,
         since: Option<Time>,
-        about: impl Fn(&Client, usize) -> bool,
+        about: impl Fn(&Client, SlabNo) -> bool,
     ) {
         let Some((patience, _)) = self.unmapped_end() else { return };
         let Some(at) = self.answer_late_at(now, patience, space, since, |asked| about(self, asked)) else { return };
@@ -94,13 +95,13 @@ impl Client {
         &self,
         now: Time,
         patience: Duration,
-        space: usize,
+        space: SpaceIndex,
         since: Option<Time>,
-        about: impl Fn(usize) -> bool,
+        about: impl Fn(SlabNo) -> bool,
     ) -> Option<Time> {
         let map_late = self.map_late_at(now, patience);
         let fits = |question: &&Question| match &question.request {
-            ControlRequest::Change(change) => question.space == space && about(change.slab.0 as usize),
+            ControlRequest::Change(change) => question.space == space && about(change.slab),
             _ => false,
         };
         let asked = self.questions.iter().filter(fits).map(|question| asked_at(question, now)).min();
@@ -124,7 +125,7 @@ impl Client {
         }
     }
 
-    pub(in crate::client) fn end_unmapped(&mut self, now: Time, space: usize, slab: usize) {
+    pub(in crate::client) fn end_unmapped(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         let Some((_, failure)) = self.unmapped_end() else { return };
         let ended = match failure {
             Failure::Declined => self.decline_ops(space, slab, now),
@@ -136,8 +137,8 @@ impl Client {
     /// Ends what callers wait for, of what has not begun. The client's own can wait.
     fn fail_waiting(
         &mut self,
-        space: usize,
-        slab: usize,
+        space: SpaceIndex,
+        slab: SlabNo,
         fits: impl Fn(&Client, &Operation) -> bool,
         failure: Failure,
     ) -> usize {
@@ -148,15 +149,15 @@ impl Client {
     }
 
     /// Whether a change of the map is under way for a slab, or for what says which versions it has.
-    pub(in crate::client) fn waits_for_map(&self, space: usize, slab: usize) -> bool {
-        let is_pending = |slab: usize| self.spaces[space].slabs[slab].pending.is_some();
+    pub(in crate::client) fn waits_for_map(&self, space: SpaceIndex, slab: SlabNo) -> bool {
+        let is_pending = |slab: SlabNo| self.spaces[space].slabs[slab].pending.is_some();
         is_pending(slab) || self.unread_tables(space, slab).any(is_pending)
     }
 
     /// Whether that takes too long.
-    fn is_map_overdue(&self, now: Time, space: usize, slab: usize) -> bool {
+    fn is_map_overdue(&self, now: Time, space: SpaceIndex, slab: SlabNo) -> bool {
         let Some(patience) = self.config.error_after else { return false };
-        let is_late = |slab: usize| {
+        let is_late = |slab: SlabNo| {
             self.spaces[space].slabs[slab].pending.is_some()
                 && self.answer_late_at(now, patience, space, None, |asked| asked == slab).is_some_and(|at| at <= now)
         };
@@ -164,12 +165,16 @@ impl Client {
     }
 
     /// Whether the map of a space that another client writes has been asked for for too long.
-    pub(in crate::client) fn is_look_overdue(&self, space: usize) -> bool {
+    pub(in crate::client) fn is_look_overdue(&self, space: SpaceIndex) -> bool {
         self.is_question_overdue(space, |request| matches!(request, ControlRequest::Look { .. }))
     }
 
     /// Whether something about a space has been asked for too long.
-    pub(in crate::client) fn is_question_overdue(&self, space: usize, fits: impl Fn(&ControlRequest) -> bool) -> bool {
+    pub(in crate::client) fn is_question_overdue(
+        &self,
+        space: SpaceIndex,
+        fits: impl Fn(&ControlRequest) -> bool,
+    ) -> bool {
         let Some(patience) = self.config.error_after else { return false };
         let fits = |question: &&Question| question.space == space && fits(&question.request);
         let asked = self.questions.iter().find(fits).and_then(|question| question.first_asked);
@@ -177,13 +182,13 @@ impl Client {
     }
 
     /// Copies that must have a write and cannot take it.
-    fn missing(&self, space: usize, slab: usize, required: PeerSet) -> PeerSet {
+    fn missing(&self, space: SpaceIndex, slab: SlabNo, required: PeerSet) -> PeerSet {
         let failed = self.spaces[space].slabs[slab].failed;
         required.iter().filter(|peer| failed.has(*peer) || self.peers[*peer].is_down()).collect()
     }
 
     /// Whether a write to an open slab could not end before the map is changed, and that takes too long.
-    pub(in crate::client) fn is_left_to_late_map(&self, space: usize, slab: usize) -> bool {
+    pub(in crate::client) fn is_left_to_late_map(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let is_pending = self.config.error_after.is_some() && self.spaces[space].slabs[slab].pending.is_some();
         is_pending
             && !self.missing(space, slab, self.required(space, slab)).is_empty()
@@ -191,7 +196,7 @@ impl Client {
     }
 
     /// Of a slab whose change of the map is under way: what cannot end without it fails, when that takes too long.
-    pub(in crate::client) fn tend_unmapped(&mut self, now: Time, space: usize, slab: usize) {
+    pub(in crate::client) fn tend_unmapped(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         if self.config.error_after.is_none() || !self.ops.may_be_any_of(space, slab) || !self.waits_for_map(space, slab)
         {
             return;
@@ -210,11 +215,11 @@ impl Client {
     }
 
     /// The same of an open slab: how many requests fail.
-    fn end_late(&mut self, space: usize, slab: usize) -> usize {
+    fn end_late(&mut self, space: SpaceIndex, slab: SlabNo) -> usize {
         let required = self.required(space, slab);
         let missing = self.missing(space, slab, required);
         let is_gone = missing == required && !self.is_grouped(space, slab);
-        let is_left = |client: &Client, op: usize| {
+        let is_left = |client: &Client, op: OpIndex| {
             let operation = client.ops.peek(op);
             match operation.kind {
                 Kind::Read => is_gone && !client.is_answer_coming(op),

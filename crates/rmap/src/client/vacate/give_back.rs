@@ -2,14 +2,15 @@
 
 use super::{LEAVING_MAX, LOOK_AGAIN, MAP_SILENT};
 use crate::client::Client;
+use crate::client::index::SpaceIndex;
 use crate::client::sealed::Tenure;
 use crate::client::slab::Phase;
 use crate::control::ControlRequest;
-use crate::units::{Time, Version};
+use crate::units::{SlabNo, Time, Version};
 
 impl Client {
     /// All copies in sync have another version of a page.
-    pub(in crate::client) fn set_version(&mut self, space: usize, slab: usize, index: usize, version: Version) {
+    pub(in crate::client) fn set_version(&mut self, space: SpaceIndex, slab: SlabNo, index: usize, version: Version) {
         let state = &mut self.spaces[space].slabs[slab];
         let before = std::mem::replace(&mut state.versions[index], version);
         let content = state.content + usize::from(version.has_content());
@@ -20,13 +21,13 @@ impl Client {
     }
 
     /// An owner's slab is open now.
-    pub(in crate::client) fn count_content(&mut self, space: usize, slab: usize) {
+    pub(in crate::client) fn count_content(&mut self, space: SpaceIndex, slab: SlabNo) {
         let state = &mut self.spaces[space].slabs[slab];
         state.content = state.versions.iter().filter(|version| version.has_content()).count();
         self.note_empty(space, slab);
     }
 
-    fn note_empty(&mut self, space: usize, slab: usize) {
+    fn note_empty(&mut self, space: SpaceIndex, slab: SlabNo) {
         let Some(after) = self.config.give_back_after else { return };
         let owned = self.spaces[space].tenure == Tenure::Owner;
         let state = &mut self.spaces[space].slabs[slab];
@@ -76,7 +77,7 @@ impl Client {
 
     /// Whether all servers of a slab will hear that it is theirs again. One that is away would keep it, should this owner end
     /// before that is back.
-    fn can_be_told(&self, space: usize, slab: usize) -> bool {
+    fn can_be_told(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let mut copies = self.peers_of(&self.spaces[space].slabs[slab].entry).iter();
         copies.all(|peer| self.peers[peer].is_up() && self.peers[peer].returns.is_empty())
     }

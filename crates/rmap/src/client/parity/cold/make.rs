@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{Course, Group, HELD_MIN, LOOK_MAX, LOOK_MIN, LOOKS, MAKING_MAX};
 use crate::client::Client;
+use crate::client::index::{GroupIndex, PeerIndex, SpaceIndex};
 use crate::client::ledger::Table;
 use crate::client::ops::{Kind, Operation, Stage};
 use crate::client::outcome::COPIES_MAX;
@@ -12,19 +13,19 @@ use crate::client::peer::PeerSet;
 use crate::client::sealed::Tenure;
 use crate::client::slab::Phase;
 use crate::client::vacate::MAP_SILENT;
-use crate::units::Time;
+use crate::units::{SlabNo, Time};
 
 impl Client {
     /// Another [`ClientConfig::parity_after`](crate::client::ClientConfig::parity_after).
     pub fn set_parity_after(&mut self, after: Option<Duration>) {
         self.config.parity_after = after;
         self.cold.due = None;
-        (0..self.spaces.len()).for_each(|space| self.expect_parity(space));
+        self.spaces.indices().for_each(|space| self.expect_parity(space));
         self.make_room();
     }
 
     /// There may be slabs beyond the last page.
-    pub(in crate::client) fn expect_parity(&mut self, space: usize) {
+    pub(in crate::client) fn expect_parity(&mut self, space: SpaceIndex) {
         if self.config.parity_after.is_some() && self.makes_parity(space) {
             let total = self.spaces[space].layout.total();
             self.spaces[space].extend_to(total);
@@ -32,7 +33,7 @@ impl Client {
     }
 
     /// Whether this client is the owner of a space whose cold groups are better off with parity.
-    fn makes_parity(&self, space: usize) -> bool {
+    fn makes_parity(&self, space: SpaceIndex) -> bool {
         let state = &self.spaces[space];
         state.tenure == Tenure::Owner && !state.is_taken && !state.is_removed && state.copies == COPIES_MAX
     }
@@ -51,9 +52,9 @@ impl Client {
         }
         self.cold.due = Some(now + every);
         let (mut making, mut all) = (0, 0);
-        for space in 0..self.spaces.len() {
+        for space in self.spaces.indices() {
             all += self.spaces[space].groups.len();
-            for group in 0..self.spaces[space].groups.len() {
+            for group in self.spaces[space].groups.indices() {
                 let course = self.spaces[space].groups[group].course;
                 making += usize::from(course == Course::Making);
                 if course != Course::Still {
@@ -75,12 +76,13 @@ impl Client {
         }
     }
 
-    fn next_group(&mut self) -> Option<(usize, usize)> {
+    fn next_group(&mut self) -> Option<(SpaceIndex, GroupIndex)> {
         let (mut space, mut group) = self.cold.next;
         for _ in 0..self.spaces.len() + 2 {
-            if self.spaces.get(space).is_some_and(|state| group < state.groups.len()) {
+            let at = (SpaceIndex(space), GroupIndex(group));
+            if self.spaces.get(at.0).is_some_and(|state| state.groups.get(at.1).is_some()) {
                 self.cold.next = (space, group + 1);
-                return Some((space, group));
+                return Some(at);
             }
             (space, group) = (if space < self.spaces.len() { space + 1 } else { 0 }, 0);
         }
@@ -92,7 +94,7 @@ impl Client {
         self.control_silent_for(now).is_some_and(|silent| silent >= MAP_SILENT)
     }
 
-    fn is_cold(&self, now: Time, after: Duration, space: usize, group: usize) -> bool {
+    fn is_cold(&self, now: Time, after: Duration, space: SpaceIndex, group: GroupIndex) -> bool {
         let state = &self.spaces[space];
         let Group { quiet_since, course, .. } = state.groups[group];
         let parity = state.layout.parity(group);
@@ -108,7 +110,7 @@ impl Client {
     }
 
     /// Whether nothing is under way in a group, and every copy that it should have is in sync at a server that answers.
-    fn is_still(&self, space: usize, group: usize) -> bool {
+    fn is_still(&self, space: SpaceIndex, group: GroupIndex) -> bool {
         let layout = self.spaces[space].layout;
         let mut held = 0;
         for slab in layout.members(group) {
@@ -125,10 +127,10 @@ impl Client {
         held >= HELD_MIN && !self.ops.any(is_write)
     }
 
-    fn is_in_sync(&self, space: usize, slab: usize) -> bool {
+    fn is_in_sync(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let (state, fenced_at) = (&self.spaces[space].slabs[slab], self.spaces[space].fenced_at);
         let copies = self.peers_of(&state.entry);
-        let is_good = |peer: usize| {
+        let is_good = |peer: PeerIndex| {
             let server = &self.peers[peer];
             server.is_up() && !server.wants_relief() && !state.failed.has(peer) && fenced_at.has(peer)
         };
@@ -139,11 +141,11 @@ impl Client {
     }
 
     /// Each slab of a group and its parity have to be at servers of their own.
-    fn servers_suffice(&self, space: usize, group: usize) -> bool {
+    fn servers_suffice(&self, space: SpaceIndex, group: GroupIndex) -> bool {
         let members = self.held_members(space, group);
         let taken = members.iter().flat_map(|slab| self.peers_of(&self.spaces[space].slabs[*slab].entry).iter());
-        let lends = |peer: &usize| self.peers[*peer].can_lend() && !self.peers[*peer].last_resort;
-        let all = taken.chain((0..self.peers.len()).filter(lends)).collect::<PeerSet>();
+        let lends = |peer: &PeerIndex| self.peers[*peer].can_lend() && !self.peers[*peer].last_resort;
+        let all = taken.chain(self.peers.indices().filter(lends)).collect::<PeerSet>();
         let parity = self.spaces[space].layout.parity(group);
         all.len() > members.len() && self.room_apart(space, parity, false).is_some()
     }
@@ -151,18 +153,16 @@ impl Client {
     /// Slabs of the ledger with the versions of a group.
     pub(in crate::client::parity) fn ledger_slabs(
         &self,
-        space: usize,
-        group: usize,
-    ) -> std::ops::RangeInclusive<usize> {
+        space: SpaceIndex,
+        group: GroupIndex,
+    ) -> impl Iterator<Item = SlabNo> + use<> {
         let layout = self.spaces[space].layout;
-        let (members, last_part) = (layout.members(group), layout.table_pages - 1);
-        let first = self.slab_of(layout.table_page(members.start, 0)).unwrap_or_default();
-        let last = self.slab_of(layout.table_page(members.end - 1, last_part)).unwrap_or_default();
-        first..=last
+        let [first, last] = layout.table_pages_of(group).map(|page| self.slab_of(page).unwrap_or(SlabNo(0)));
+        (first.0..=last.0).map(SlabNo)
     }
 
     /// Who comes next would not know what there is to put together.
-    pub(in crate::client::parity) fn is_ledger_lost(&self, space: usize, group: usize) -> bool {
+    pub(in crate::client::parity) fn is_ledger_lost(&self, space: SpaceIndex, group: GroupIndex) -> bool {
         let slabs = &self.spaces[space].slabs;
         self.ledger_slabs(space, group)
             .any(|slab| slabs.get(slab).is_some_and(|slab| matches!(slab.phase, Phase::Lost)))
@@ -170,7 +170,7 @@ impl Client {
 
     /// What comes next for a group whose parity is being made. Its last step is the map's: from when that is asked for, the group
     /// is frozen.
-    pub(in crate::client::parity) fn make_cold(&mut self, now: Time, space: usize, group: usize) {
+    pub(in crate::client::parity) fn make_cold(&mut self, now: Time, space: SpaceIndex, group: GroupIndex) {
         let parity = self.spaces[space].layout.parity(group);
         let is_making = self.spaces[space].groups.get(group).is_some_and(|group| group.course == Course::Making);
         if !is_making || self.is_frozen(space, group) {
@@ -199,7 +199,7 @@ impl Client {
     }
 
     /// Whether the versions of all members are in the ledger, at both of its copies.
-    fn is_written_down(&mut self, space: usize, group: usize, members: &Members) -> bool {
+    fn is_written_down(&mut self, space: SpaceIndex, group: GroupIndex, members: &Members) -> bool {
         for slab in members.iter().copied() {
             match self.spaces[space].slabs[slab].table {
                 Table::Known | Table::Written { .. } => {}
@@ -208,17 +208,17 @@ impl Client {
                 _ => self.write_table(space, slab),
             }
         }
-        let is_known = |slab: &usize| self.spaces[space].slabs[*slab].table == Table::Known;
+        let is_known = |slab: &SlabNo| self.spaces[space].slabs[*slab].table == Table::Known;
         members.iter().all(is_known) && self.is_ledger_kept(space, group)
     }
 
     /// Whether what the ledger says of a group is at both of its copies: with one, a server could take it along with a member.
-    pub(in crate::client::parity) fn is_ledger_kept(&self, space: usize, group: usize) -> bool {
+    pub(in crate::client::parity) fn is_ledger_kept(&self, space: SpaceIndex, group: GroupIndex) -> bool {
         self.ledger_slabs(space, group).all(|slab| self.is_kept(space, slab))
     }
 
     /// The same of one slab of the ledger.
-    pub(in crate::client::parity) fn is_kept(&self, space: usize, ledger: usize) -> bool {
+    pub(in crate::client::parity) fn is_kept(&self, space: SpaceIndex, ledger: SlabNo) -> bool {
         self.spaces[space].slabs.get(ledger).is_some_and(|state| {
             let good = self.peers_of(&state.entry).minus(state.failed);
             matches!(state.phase, Phase::Open) && good.len() >= LEDGER_COPIES
@@ -226,7 +226,7 @@ impl Client {
     }
 
     /// As if it had not begun. It is tried again when the group was quiet for as long as at first.
-    pub(in crate::client::parity) fn stop_making(&mut self, space: usize, group: usize) {
+    pub(in crate::client::parity) fn stop_making(&mut self, space: SpaceIndex, group: GroupIndex) {
         let parity = self.spaces[space].layout.parity(group);
         self.spaces[space].groups[group] = Group { quiet_since: self.now, ..Group::default() };
         self.end_copies(space, parity);
@@ -242,7 +242,7 @@ impl Client {
     }
 
     /// What the ledger says of a group without parity counts for nothing.
-    pub(in crate::client::parity) fn forget_tables(&mut self, space: usize, group: usize) {
+    pub(in crate::client::parity) fn forget_tables(&mut self, space: SpaceIndex, group: GroupIndex) {
         for slab in self.spaces[space].layout.members(group) {
             self.spaces[space].slabs[slab].table = Table::Unknown;
         }

@@ -3,6 +3,7 @@
 use super::{Job, Purpose, Source, Sources};
 use crate::client::copies::{COPIES_MAX, Copy};
 use crate::client::exchange::{Exchange, Request, Role};
+use crate::client::index::{GroupIndex, OpIndex, PeerIndex, SpaceIndex};
 use crate::client::ops::{Kind, Operation, Stage};
 use crate::client::peer::PeerSet;
 use crate::client::slab::{Phase, Space};
@@ -12,20 +13,20 @@ use crate::wire::message::{Op as Wire, Status};
 
 impl Client {
     /// Copies of a slab that can be asked: those that are not known to be worthless, at servers that know this reader.
-    pub(in crate::client) fn copies_to_ask(&self, space: usize, slab: usize) -> PeerSet {
+    pub(in crate::client) fn copies_to_ask(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
         let Space { slabs, fenced_at, refusing, .. } = &self.spaces[space];
         self.peers_of(&slabs[slab].entry).minus(slabs[slab].failed).minus(*refusing).intersection(*fenced_at)
     }
 
     /// The nearest copy of a slab whose pages are known, at a server that answers.
-    fn nearest(&self, space: usize, slab: usize) -> Option<usize> {
+    fn nearest(&self, space: SpaceIndex, slab: SlabNo) -> Option<PeerIndex> {
         let open = matches!(self.spaces[space].slabs[slab].phase, Phase::Open);
         let up = self.copies_to_ask(space, slab).iter().filter(|peer| open && !self.peers[*peer].is_down());
         up.min_by_key(|peer| self.peers[*peer].trip.smoothed())
     }
 
     /// Columns of a slab's group that hold something, but the slab itself.
-    pub(in crate::client) fn other_columns(&self, space: usize, slab: usize) -> impl Iterator<Item = usize> {
+    pub(in crate::client) fn other_columns(&self, space: SpaceIndex, slab: SlabNo) -> impl Iterator<Item = SlabNo> {
         let Self { spaces, .. } = self;
         let layout = spaces[space].layout;
         let columns = layout.group(slab).into_iter().flat_map(move |group| layout.columns(group));
@@ -33,21 +34,21 @@ impl Client {
     }
 
     /// Whether all that a page of the slab is put together from can be read now.
-    pub(in crate::client) fn can_reconstruct(&self, space: usize, slab: usize) -> bool {
+    pub(in crate::client) fn can_reconstruct(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let layout = self.spaces[space].layout;
         let group = layout.group(slab);
         let parity = group.is_some_and(|group| layout.is_parity(slab) || self.has_parity(space, group));
         parity && self.other_columns(space, slab).all(|column| self.nearest(space, column).is_some())
     }
 
-    fn sources(&self, space: usize, slab: usize, index: usize) -> Option<Sources> {
+    fn sources(&self, space: SpaceIndex, slab: SlabNo, index: usize) -> Option<Sources> {
         let mut sources = Sources::default();
         let mut free = sources.iter_mut();
         for column in self.other_columns(space, slab) {
             let peer = self.nearest(space, column)?;
             let version = self.spaces[space].slabs[column].version(index);
             if version.has_content() {
-                let page = self.config.slab_size.page(SlabNo(column as u32), index);
+                let page = self.config.slab_size.page(column, index);
                 *free.next()? = Some(Source { peer, page, version });
             }
         }
@@ -82,10 +83,10 @@ impl Client {
 
     /// Asks for a page of a group that has parity: its own copy, if that can be asked, else those that it can be put together
     /// from. Where neither can be, the read waits for a server or for another map.
-    pub(in crate::client) fn ask_group(&mut self, op: usize, slab: usize) {
+    pub(in crate::client) fn ask_group(&mut self, op: OpIndex, slab: SlabNo) {
         let Operation { space, sent, is_bad_itself, exchanges, .. } = *self.ops.peek(op);
         let copies = self.copies_to_ask(space, slab);
-        let near = |peer: &usize| (sent.has(*peer), self.peers[*peer].trip.smoothed());
+        let near = |peer: &PeerIndex| (sent.has(*peer), self.peers[*peer].trip.smoothed());
         let up = copies.iter().filter(|peer| !is_bad_itself && !self.peers[*peer].is_down()).min_by_key(near);
         if let Some(peer) = up {
             return self.ask_copy(op, peer);
@@ -99,7 +100,7 @@ impl Client {
             }
             return;
         }
-        let is_gone = |column: usize| {
+        let is_gone = |column: SlabNo| {
             let state = &self.spaces[space].slabs[column];
             self.peers_of(&state.entry).minus(state.failed).is_empty()
         };
@@ -111,11 +112,10 @@ impl Client {
     }
 
     /// Something has changed: reads that wait may have somebody to ask.
-    pub(in crate::client::parity) fn retry_reads(&mut self, space: usize, slab: usize) {
+    pub(in crate::client::parity) fn retry_reads(&mut self, space: SpaceIndex, slab: SlabNo) {
         let size = self.config.slab_size;
         let waits = |op: &Operation| op.stage == Stage::Active && op.kind == Kind::Read && op.exchanges == 0;
-        let number = Some(SlabNo(slab as u32));
-        for op in self.ops.select(|op| waits(op) && op.space == space && size.slab(op.page) == number) {
+        for op in self.ops.select(|op| waits(op) && op.space == space && size.slab(op.page) == Some(slab)) {
             if !self.stripes.waiting.contains(&op) {
                 self.ask_for_page(op);
             }
@@ -123,7 +123,7 @@ impl Client {
     }
 
     /// Reads a page whose own copy cannot be asked, or is bad. `false` if not all of the others can be read now.
-    pub(in crate::client) fn read_degraded(&mut self, op: usize) -> bool {
+    pub(in crate::client) fn read_degraded(&mut self, op: OpIndex) -> bool {
         let (space, page, class, version) = {
             let op = self.ops.peek(op);
             (op.space, op.page, op.class, op.version)
@@ -159,8 +159,8 @@ impl Client {
     pub(in crate::client) fn begin_stripe_copy(
         &mut self,
         copy: usize,
-        space: usize,
-        slab: usize,
+        space: SpaceIndex,
+        slab: SlabNo,
         index: usize,
     ) -> bool {
         let version = self.spaces[space].slabs[slab].version(index);
@@ -190,13 +190,13 @@ impl Client {
     }
 
     /// Whether a read has asked somebody who answers. What a silent server was asked does not come, though it may be under way for long.
-    pub(in crate::client) fn is_answer_coming(&self, op: usize) -> bool {
+    pub(in crate::client) fn is_answer_coming(&self, op: OpIndex) -> bool {
         let asks = |e: &Exchange| e.role == Role::Read { op } && !self.peers[e.peer].is_down();
         self.ops.peek(op).exchanges > 0 && (self.exchanges.find(asks).is_some() || self.stripes.of_read(op).is_some())
     }
 
     /// No answer is wanted any more to a read.
-    pub(in crate::client) fn drop_stripe(&mut self, op: usize) {
+    pub(in crate::client) fn drop_stripe(&mut self, op: OpIndex) {
         if let Some(job) = self.stripes.of_read(op)
             && self.end_stripe(job).is_some()
         {
@@ -218,7 +218,7 @@ impl Client {
     }
 
     /// A group has no parity any more, and may be written to: its reads ask the copies.
-    pub(in crate::client::parity) fn interrupt_stripes_of(&mut self, space: usize, group: usize) {
+    pub(in crate::client::parity) fn interrupt_stripes_of(&mut self, space: SpaceIndex, group: GroupIndex) {
         let layout = self.spaces[space].layout;
         for job in COPIES_MAX..self.stripes.jobs.len() {
             let is_of_group = |job: Job| job.space == space && layout.group(job.slab) == Some(group);
@@ -229,12 +229,12 @@ impl Client {
     }
 
     /// Nothing more is copied to a slab, nor put together for it.
-    pub(in crate::client::parity) fn end_copies(&mut self, space: usize, slab: usize) {
+    pub(in crate::client::parity) fn end_copies(&mut self, space: SpaceIndex, slab: SlabNo) {
         self.end_copies_where(|job| (job.space, job.slab) == (space, slab));
     }
 
     /// The same for one copy of it: what is still to be read for that comes to nothing.
-    pub(in crate::client) fn end_copies_to(&mut self, space: usize, slab: usize, target: usize) {
+    pub(in crate::client) fn end_copies_to(&mut self, space: SpaceIndex, slab: SlabNo, target: PeerIndex) {
         self.end_copies_where(|job| (job.space, job.slab, job.target) == (space, slab, target));
     }
 
@@ -253,7 +253,7 @@ impl Client {
 
     /// A server is silent: pages that others are put together from, or that are copied from it, are not waited for. Another may
     /// have them, or be what they are put together from.
-    pub(in crate::client) fn interrupt_sources_at(&mut self, peer: usize) {
+    pub(in crate::client) fn interrupt_sources_at(&mut self, peer: PeerIndex) {
         let is_source = |role| matches!(role, Role::Strip { .. } | Role::CopyRead { .. });
         while let Some(exchange) = self.exchanges.find(|e| e.peer == peer && is_source(e.role)) {
             self.cancel(exchange.id);
@@ -302,7 +302,7 @@ impl Client {
 
     fn stripe_is_whole(&mut self, job: usize, about: Job) {
         let Job { purpose, space, slab, index, version, .. } = about;
-        let page = self.config.slab_size.page(SlabNo(slab as u32), index);
+        let page = self.config.slab_size.page(slab, index);
         let key = &self.spaces[space].key;
         match purpose {
             Purpose::Read { op } => {
