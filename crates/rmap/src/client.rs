@@ -26,6 +26,7 @@ mod attach;
 mod check;
 mod config;
 mod confirm;
+mod context;
 mod copies;
 mod discard;
 mod exchange;
@@ -42,6 +43,7 @@ mod parity;
 mod parked;
 mod peer;
 mod receive;
+mod redundancy;
 mod repair;
 mod reserve;
 mod returns;
@@ -88,7 +90,7 @@ pub use vacate::GIVE_BACK_AFTER;
 pub use view::{PageRun, ServerView};
 
 use confirm::Confirms;
-use copies::Copies;
+use context::context;
 use exchange::{Exchanges, Request};
 use index::{List, PeerIndex, SpaceIndex};
 use ledger::Ledger;
@@ -96,15 +98,13 @@ use leftovers::Look;
 use load::LoadWatch;
 use ops::Ops;
 use outcome::Question;
-use parity::cold::Cold;
-use parity::stripe::Stripes;
+use parity::Parity;
 use parked::Parking;
 use peer::{Peer, PeerSet};
-use scrub::Scrub;
+use redundancy::Redundancy;
 use slab::Space;
 use tables::Tables;
 use unmapped::MapWatch;
-use vacate::Vacating;
 
 /// A pool client.
 #[derive(Debug)]
@@ -115,24 +115,19 @@ pub struct Client {
     /// Servers that have been silent for [`ClientConfig::error_after`].
     long_silent: PeerSet,
     map_watch: MapWatch,
-    /// Before that no copy is restored.
-    rebuilds_from: Option<Time>,
     spaces: List<SpaceIndex, Space>,
     exchanges: Exchanges,
     ops: Ops,
     parking: Parking,
     confirms: Confirms,
-    copies: Copies,
-    stripes: Stripes,
-    cold: Cold,
+    redundancy: Redundancy,
+    parity: Parity,
     ledger: Ledger,
     tables: Tables,
     /// The payload of the reply that is being looked at; a page's room.
     reply: Box<[u8]>,
     /// Slabs whose state has to be looked at.
     dirty: VecDeque<(SpaceIndex, SlabNo)>,
-    /// Slabs that get a new copy.
-    repairing: Vec<(SpaceIndex, SlabNo)>,
     load: LoadWatch,
     /// Slabs that could not ask what they have to, as too much was asked; and the one that is being looked at.
     hungry: VecDeque<(SpaceIndex, SlabNo)>,
@@ -143,19 +138,12 @@ pub struct Client {
     looks: Vec<(Time, SpaceIndex, SlabNo)>,
     /// Sealed spaces that are not as they should be.
     watched: Vec<SpaceIndex>,
-    /// Spaces that servers keep room for.
-    reserving: Vec<SpaceIndex>,
-    scrub: Scrub,
-    vacating: Vacating,
     /// What servers were not asked yet of what earlier owners left there.
     unlooked: VecDeque<Look>,
     /// When something last came.
     now: Time,
     /// Which server is looked at first for something to send.
     turn: usize,
-    /// Bytes that copies may use now, and when that was.
-    rebuild_budget: u64,
-    rebuild_at: Time,
     stats: ClientStats,
     /// How often a slab was looked at.
     #[cfg(test)]
@@ -173,20 +161,17 @@ impl Client {
             peers: List::default(),
             long_silent: PeerSet::default(),
             map_watch: MapWatch::default(),
-            rebuilds_from: None,
             spaces: List::default(),
             exchanges,
             ops,
             parking: Parking::default(),
             confirms: Confirms::default(),
-            copies: Copies::new(),
-            stripes: Stripes::new(),
-            cold: Cold::default(),
+            redundancy: Redundancy::new(),
+            parity: Parity::new(),
             ledger: Ledger::default(),
             tables,
             reply: vec![0; SEALED_SIZE].into(),
             dirty: VecDeque::new(),
-            repairing: Vec::new(),
             load: LoadWatch::default(),
             hungry: VecDeque::new(),
             at: None,
@@ -194,14 +179,9 @@ impl Client {
             question_ids: 0,
             looks: Vec::new(),
             watched: Vec::new(),
-            reserving: Vec::new(),
-            scrub: Scrub::default(),
-            vacating: Vacating::default(),
             unlooked: VecDeque::new(),
             now: Time::default(),
             turn: 0,
-            rebuild_budget: 0,
-            rebuild_at: Time::default(),
             stats: ClientStats::default(),
             #[cfg(test)]
             advanced: 0,
@@ -377,7 +357,7 @@ impl Client {
     }
 
     fn peer_of(&self, server: crate::units::ServerId) -> Option<PeerIndex> {
-        self.peers.position(|peer| peer.info.id == server)
+        context!(self).peer_of(server)
     }
 
     fn mark(&mut self, space: SpaceIndex, slab: SlabNo) {
@@ -412,7 +392,7 @@ impl Client {
     }
 
     fn next_dirty(&mut self) -> Option<(SpaceIndex, SlabNo)> {
-        self.dirty.pop_front().or_else(|| self.copies.next_waiting()).or_else(|| self.next_hungry())
+        self.dirty.pop_front().or_else(|| self.redundancy.copies.next_waiting()).or_else(|| self.next_hungry())
     }
 
     /// A slab that can ask now what it could not: for itself, or for its pages.

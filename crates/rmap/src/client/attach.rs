@@ -1,7 +1,6 @@
 //! Spaces, as they are opened.
 
 use super::outcome::COPIES_MAX;
-use super::reserve::Reservation;
 use super::sealed::Tenure;
 use super::servers::SERVERS_MAX;
 use super::slab::{SPACE_SLABS_MAX, Space};
@@ -72,6 +71,7 @@ impl Client {
         }
         let key = SpaceKey::new(&spec.key, spec.id);
         let opened = Space::new(spec, key, (generation, self.new_owner()), tenure, self.config.slab_size, map);
+        self.parity.cold.open(if tenure == Tenure::Owner { opened.layout.groups } else { 0 });
         let space = self.spaces.push(opened);
         if tenure == Tenure::Follower {
             self.begin_follow(space, map);
@@ -79,8 +79,7 @@ impl Client {
         self.expect_parity(space);
         self.make_room();
         if spec.reserve > 0 && tenure == Tenure::Owner {
-            self.spaces[space].reservation = Some(Reservation::new(spec.reserve, spec.copies));
-            self.reserving.push(space);
+            self.redundancy.reservations.add(space, spec.reserve, spec.copies);
         }
         for slab in self.spaces[space].slabs.indices() {
             self.mark(space, slab);
@@ -101,10 +100,8 @@ impl Client {
         self.questions.reserve(slabs.saturating_sub(self.questions.len()));
         self.dirty.reserve(slabs.saturating_sub(self.dirty.len()));
         self.hungry.reserve(slabs.saturating_sub(self.hungry.len()));
-        self.repairing.reserve(slabs.saturating_sub(self.repairing.len()));
         self.looks.reserve(slabs.saturating_sub(self.looks.len()));
-        self.copies.make_room(slabs);
-        self.vacating.make_room(slabs);
+        self.redundancy.make_room(slabs);
         let looks = self.spaces.len() * SERVERS_MAX;
         self.unlooked.reserve(looks.saturating_sub(self.unlooked.len()));
     }

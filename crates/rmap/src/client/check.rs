@@ -51,7 +51,7 @@ impl Client {
     pub(super) fn check_again(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) -> bool {
         let (tenure, state) = (self.spaces[space].tenure, &self.spaces[space].slabs[slab]);
         let is_copy = self.peers_of(&state.entry).has(peer) && !state.failed.has(peer);
-        let changes = state.pending.is_some() || state.repair.is_some() || self.copies.any_of(space, slab);
+        let changes = state.pending.is_some() || state.repair.is_some() || self.redundancy.copies.any_of(space, slab);
         // What a keeper or owner has opened it has heard of, in the life that is over.
         let is_new = tenure == Tenure::Reader || matches!(state.phase, Phase::Opening(_));
         // Where parity is about to leave, nobody would ask any more.

@@ -2,8 +2,6 @@
 //!
 //! A page keeps its version, so a copy that is late or done twice changes nothing.
 
-mod pass_on;
-
 use std::collections::VecDeque;
 
 use crate::client::index::{PeerIndex, SpaceIndex};
@@ -63,7 +61,17 @@ impl Copies {
         if self.has_room() { self.waiting.pop_front() } else { None }
     }
 
-    pub fn get(&mut self, copy: usize) -> Option<Copy> {
+    /// A place for one more, if there is one.
+    pub fn free(&self) -> Option<usize> {
+        self.all.iter().position(Option::is_none)
+    }
+
+    /// Begins what has a free place, or goes on with it.
+    pub fn set(&mut self, copy: usize, job: Copy) {
+        self.all[copy] = Some(job);
+    }
+
+    pub fn get(&self, copy: usize) -> Option<Copy> {
         self.all[copy]
     }
 

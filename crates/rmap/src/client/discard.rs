@@ -38,7 +38,7 @@ impl Client {
         }
         let begun = |stage| matches!(stage, Stage::Waiting | Stage::Active);
         let busy = self.ops.any(|op| begun(op.stage) && op.space == space && size.slab(op.page) == Some(slab));
-        if busy || self.parking.any_of(space, slab, size) || self.copies.any_of(space, slab) {
+        if busy || self.parking.any_of(space, slab, size) || self.redundancy.copies.any_of(space, slab) {
             return false;
         }
         if self.is_in_frozen(space, slab) {
@@ -78,7 +78,7 @@ impl Client {
             }
         }
         if left == 0 {
-            self.end_reservation(space.0);
+            self.redundancy.reservations.end(space.0);
         }
         self.settle(now);
         left

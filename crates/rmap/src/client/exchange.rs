@@ -238,6 +238,12 @@ impl Exchanges {
         (exchange.id == id && exchange.stage != Stage::Free).then_some(exchange)
     }
 
+    /// The same, to be read.
+    pub fn peek(&self, id: u64) -> Option<&Exchange> {
+        let exchange = &self.all[(id & (EXCHANGES_MAX as u64 - 1)) as usize];
+        (exchange.id == id && exchange.stage != Stage::Free).then_some(exchange)
+    }
+
     /// Appends to a list in which there may be some that ended: they go when it is full, so that it never grows.
     pub fn line_up(&mut self, line: &mut VecDeque<u64>, id: u64) {
         if line.len() >= LINE_MAX {

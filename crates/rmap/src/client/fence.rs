@@ -63,7 +63,7 @@ impl Client {
             self.was_not_let_in(space, peer);
         }
         self.spaces[space].unknown_at.remove(peer);
-        self.look_at_reservation(space);
+        self.redundancy.reservations.poll_soon(space);
         self.mark_all_of(space);
         if was_asked && status == Status::Ok {
             self.ask_again(space);
@@ -84,7 +84,7 @@ impl Client {
     fn was_not_let_in(&mut self, space: SpaceIndex, peer: PeerIndex) {
         let mut was_wanted = false;
         self.spaces[space].looked_at.insert(peer);
-        self.keeps_nothing(space, peer);
+        self.redundancy.reservations.keeps_nothing(space, peer);
         self.peers[peer].returns.retain(|owed| owed.space != space);
         for slab in self.spaces[space].slabs.indices() {
             let state = &mut self.spaces[space].slabs[slab];

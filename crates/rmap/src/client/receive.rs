@@ -354,7 +354,7 @@ impl Client {
                 self.copy_is_wrong(copy, peer);
             }
             Role::CopyRead { copy } if status == Status::Ok && version.has_content() != payload.is_empty() => {
-                if let Some(room) = self.copies.buffer(copy).get_mut(..payload.len()) {
+                if let Some(room) = self.redundancy.copies.buffer(copy).get_mut(..payload.len()) {
                     room.copy_from_slice(payload);
                 }
                 self.copy_was_read(copy, version);

@@ -5,7 +5,7 @@
 //! made anew from that: memory that has lost a bit is not trusted with the rest either. A bad page of an only copy stays what
 //! it is, an error for who reads it, and is counted.
 
-mod pass;
+pub mod pass;
 
 use std::time::Duration;
 

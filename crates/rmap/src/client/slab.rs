@@ -10,15 +10,14 @@ use super::follow::Following;
 use super::ledger::Table;
 use super::open::Listing;
 use super::outcome::{COPIES_MAX, SpaceSpec};
-use super::parity::cold::Group;
 use super::parity::layout::Layout;
 use super::parity::layout::slabs_needed;
 use super::peer::PeerSet;
 use super::repair::Repair;
-use super::reserve::Reservation;
 use super::sealed::{Tenure, Watch};
 use super::tables::Tables;
-use crate::client::index::{GroupIndex, List, PeerIndex};
+use super::vacate::content::Content;
+use crate::client::index::{List, PeerIndex};
 use crate::control::MapEntry;
 use crate::crypto::SpaceKey;
 use crate::units::{Generation, SlabNo, SlabSize, SpaceId, Time, Version};
@@ -130,10 +129,8 @@ pub struct Slab {
     pub pending: Option<Pending>,
     /// The truth: what every copy in sync has.
     pub versions: Box<[Version]>,
-    /// Of an owner's open slab: pages with content, since when there are none, and whether it is to be looked at therefore.
-    pub content: usize,
-    pub empty_since: Time,
-    pub is_vacating: bool,
+    /// Of an owner's open slab: whether any page has content.
+    pub content: Content,
     /// What is written in lesser versions is of an earlier life of the slab under this owner; see `discard.rs`.
     pub floor: Version,
     /// Copies whose content is gone or cannot be trusted.
@@ -172,8 +169,6 @@ pub struct Space {
     pub layout: Layout,
     /// This client was asked to make the parity of a sealed space.
     pub wants_parity: bool,
-    /// Of an owner: what it does with each group.
-    pub groups: List<GroupIndex, Group>,
     /// Its slabs are being given back for good.
     pub is_removed: bool,
     /// Servers that know this owner, and servers that are being told.
@@ -199,8 +194,6 @@ pub struct Space {
     pub is_stale: bool,
     /// Of a sealed space that is not as it should be.
     pub watch: Option<Watch>,
-    /// Room that servers keep for it.
-    pub reservation: Option<Reservation>,
     /// Of a space that another client writes.
     pub following: Following,
 }
@@ -241,7 +234,6 @@ impl Space {
             slabs,
             layout,
             wants_parity: false,
-            groups: layout.groups().filter(|_| tenure == Tenure::Owner).map(|_| Group::default()).collect(),
             is_removed: false,
             fenced_at: PeerSet::default(),
             fencing: PeerSet::default(),
@@ -256,7 +248,6 @@ impl Space {
             tenure,
             is_stale: false,
             watch: None,
-            reservation: None,
             following: Following::default(),
         }
     }
@@ -278,9 +269,7 @@ impl Slab {
             entry: MapEntry::default(),
             pending: None,
             versions: Box::default(),
-            content: 0,
-            empty_since: Time::default(),
-            is_vacating: false,
+            content: Content::default(),
             floor: Version::NEVER,
             failed: PeerSet::default(),
             behind: PeerSet::default(),

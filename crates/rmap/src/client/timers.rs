@@ -41,12 +41,12 @@ impl Client {
             .into_iter()
             .chain(self.scrub_due())
             .chain(self.watch_due())
-            .chain(self.reserve_due())
-            .chain(self.vacating.due())
+            .chain(self.redundancy.reservations.due())
+            .chain(self.redundancy.vacating.due())
             .chain(self.cold_due())
             .chain(self.follow_due())
             .chain(self.map_due(now))
-            .chain(self.rebuilds_from)
+            .chain(self.redundancy.repairs.due())
             .chain(self.load_due())
             .for_each(&mut at);
         let (fail_after, error_after) = (self.config.fail_after, self.config.error_after);
@@ -92,11 +92,11 @@ impl Client {
     /// Time went by.
     pub fn on_timeout(&mut self, now: Time) {
         self.look(now);
-        self.scrub(now);
+        self.poll_scrub(now);
         self.watch_sealed(now);
-        self.keep_reservations(now);
-        self.vacate(now);
-        self.look_for_cold(now);
+        self.poll_reservations(now);
+        self.poll_vacating(now);
+        self.poll_cold(now);
         self.follow(now);
         for place in self.peers.indices() {
             match self.peers[place].reach {

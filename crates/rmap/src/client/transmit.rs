@@ -21,8 +21,6 @@ const REBUILD_PERCENT: u64 = 30;
 const RELIEF_PERCENT: u64 = 60;
 /// The same where a write waits until slabs have their second copies.
 const DISSOLVE_PERCENT: u64 = 90;
-/// What copies may save up: a few milliseconds of a link of 1 Gbit/s.
-const REBUILD_BURST: u64 = 256 * 1024;
 /// Requests about no page have no exchange: whoever wants an answer asks again. Sizes tell probes apart.
 pub const PLAIN_ID: u64 = 0;
 
@@ -46,7 +44,7 @@ impl Client {
     /// What new copies may use of the link, in bytes a second.
     pub(super) fn rebuild_rate(&self) -> u64 {
         let relieves = self.peers.iter().any(|peer| peer.pressure >= Pressure::Orange);
-        let percent = match (self.cold.dissolving > 0, relieves) {
+        let percent = match (self.parity.cold.is_any_dissolving(), relieves) {
             (true, _) => DISSOLVE_PERCENT,
             (_, true) => RELIEF_PERCENT,
             _ => REBUILD_PERCENT,
@@ -56,12 +54,8 @@ impl Client {
 
     /// The next thing to send, appended to `out`.
     pub fn poll_transmit(&mut self, now: Time, out: &mut Vec<u8>) -> Option<Transmit> {
-        let elapsed = now.since(self.rebuild_at).as_nanos() as u64;
-        let gained = (u128::from(elapsed) * u128::from(self.rebuild_rate()) / 1_000_000_000) as u64;
-        if gained > 0 {
-            self.rebuild_budget = (self.rebuild_budget + gained).min(REBUILD_BURST);
-            self.rebuild_at = now;
-        }
+        let rate = self.rebuild_rate();
+        self.redundancy.repairs.earn(now, rate);
         for step in 0..self.peers.len() {
             let peer = PeerIndex((self.turn + step) % self.peers.len());
             if let Some(transmit) = self.transmit_to(now, peer, out) {
@@ -137,7 +131,7 @@ impl Client {
             _ => true,
         };
         let copies = class == Class::Rebuild && exchange.op == Op::Read;
-        let affordable = !copies || self.rebuild_budget >= SEALED_SIZE as u64;
+        let affordable = !copies || self.redundancy.repairs.can_afford_page();
         (fits && affordable).then_some(exchange)
     }
 
@@ -145,7 +139,7 @@ impl Client {
         let Exchange { id, role, peer: place, op, class, space, page, version, .. } = exchange;
         let first = exchange.stage == Stage::Queued;
         if class == Class::Rebuild && op == Op::Read {
-            self.rebuild_budget = self.rebuild_budget.saturating_sub(SEALED_SIZE as u64);
+            self.redundancy.repairs.spend_page();
         }
         if op.is_answered_at_length() {
             self.exchanges.take_partial(id);
@@ -165,7 +159,7 @@ impl Client {
         peer.unanswered_since.get_or_insert(now);
         let payload: &[u8] = match (op, role) {
             (Op::Write, Role::Write { op }) => self.ops.sealed(op),
-            (Op::Write, Role::CopyWrite { copy }) => self.copies.buffer(copy),
+            (Op::Write, Role::CopyWrite { copy }) => self.redundancy.copies.buffer(copy),
             _ => instruction.as_ref().map_or(&[], Instruction::payload),
         };
         let state = &self.spaces[space];

@@ -6,6 +6,7 @@ use super::peer::Reach;
 use super::sealed::Tenure;
 use super::slab::{Phase, Slab};
 use super::{Client, SpaceRef, exchange, ops};
+use crate::client::context::context;
 use crate::client::index::SpaceIndex;
 use crate::units::{PageNo, ServerId, Time};
 use crate::wire::message::{Pressure, Status};
@@ -139,15 +140,15 @@ impl Client {
             && self.ops.is_idle()
             && self.parking.is_empty()
             && self.confirms.is_idle()
-            && self.copies.is_idle()
-            && self.stripes.is_idle()
+            && self.redundancy.copies.is_idle()
+            && self.parity.stripes.is_idle()
             && self.is_ledger_idle()
             && self.questions.is_empty()
     }
 
     /// How long the control plane has not answered what was asked first of all that is open.
     pub fn control_silent_for(&self, now: Time) -> Option<Duration> {
-        self.questions.iter().filter_map(|question| question.first_asked).min().map(|asked| now.since(asked))
+        context!(self).control_silent_for(now)
     }
 
     /// Whether no request to a server that answers and no question to the control plane is unanswered.

@@ -105,7 +105,7 @@ impl Client {
                 || matches!(&slab.phase, Phase::Granting(candidates) if is_asked(candidates))
         };
         let is_looked_at = matches!(role, Role::Fence | Role::Held | Role::Reserve);
-        is_looked_at && self.room_kept_at(space, peer) == 0 && !state.slabs.iter().any(counts)
+        is_looked_at && self.redundancy.reservations.kept_at(space, peer) == 0 && !state.slabs.iter().any(counts)
     }
 
     fn ask_what_is_held(&mut self, Look { space, peer, from }: Look) -> bool {

@@ -284,7 +284,7 @@ impl Client {
         let present = |listing: &Listing| replicas.iter().any(|r| r.grant == listing.grant);
         if !listings.iter().all(present) {
             // A copy left. A page on its way from it to another may have arrived or not: ask once that is over.
-            if self.copies.any_of(space, slab) {
+            if self.redundancy.copies.any_of(space, slab) {
                 self.spaces[space].slabs[slab].phase = Phase::Opening(listings);
                 return;
             }

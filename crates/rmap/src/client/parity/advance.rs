@@ -2,6 +2,7 @@
 
 use super::cold::Course;
 use super::{LEDGER_COPIES, Members, ParityView};
+use crate::client::context::context;
 use crate::client::index::{GroupIndex, SpaceIndex};
 use crate::client::ledger::Table;
 use crate::client::sealed::Tenure;
@@ -61,13 +62,12 @@ impl Client {
 
     /// Whether the map says that a group has parity.
     pub(in crate::client) fn has_parity(&self, space: SpaceIndex, group: GroupIndex) -> bool {
-        let state = &self.spaces[space];
-        !state.is_removed && state.slabs.get(state.layout.parity(group)).is_some_and(Slab::is_held)
+        context!(self).has_parity(space, group)
     }
 
     /// Whether a slab is one of a group that has parity.
     pub(in crate::client) fn is_grouped(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        self.spaces[space].layout.group(slab).is_some_and(|group| self.has_parity(space, group))
+        context!(self).is_grouped(space, slab)
     }
 
     /// How many copies a slab is to have.
@@ -93,7 +93,7 @@ impl Client {
 
     /// What does not belong to any one slab. `true` if slabs have to be looked at again.
     pub(in crate::client) fn tend_parity(&mut self) -> bool {
-        if self.stripes.has_turn() {
+        if self.parity.stripes.has_turn() {
             self.begin_waiting_stripes();
         }
         let any = self.take_own_results();
@@ -166,7 +166,7 @@ impl Client {
             self.make_cold(now, space, group);
             return true;
         }
-        if self.spaces[space].groups.get(group).is_some_and(|group| group.course == Course::Making) {
+        if self.parity.cold.course(space, group) == Course::Making {
             self.mark(space, layout.parity(group));
         }
         // While the map is being asked for parity it is asked for nothing else: whatever happens is judged after that.

@@ -22,7 +22,7 @@ use super::super::sealed::Tenure;
 use super::super::slab::{Doubt, Phase};
 use super::super::{Client, Failure, Fault};
 use super::Members;
-use super::cold::{Course, Group};
+use super::cold::Course;
 use crate::client::index::{GroupIndex, OpIndex, PeerIndex, SpaceIndex};
 use crate::control::MapEntry;
 use crate::units::{SlabNo, Time, Version};
@@ -53,9 +53,8 @@ impl Client {
     }
 
     pub(super) fn is_dissolving(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let state = &self.spaces[space];
-        let group = state.layout.group(slab).and_then(|group| state.groups.get(group));
-        group.is_some_and(|group| group.course == Course::Dissolving)
+        let group = self.spaces[space].layout.group(slab);
+        group.is_some_and(|group| self.parity.cold.course(space, group) == Course::Dissolving)
     }
 
     /// A write is about to begin. `true` if it has to wait until its group has no parity.
@@ -74,11 +73,7 @@ impl Client {
     /// Has the parity of a group leave.
     pub(in super::super) fn dissolve(&mut self, space: SpaceIndex, group: GroupIndex) {
         let parity = self.spaces[space].layout.parity(group);
-        let Some(state) = self.spaces[space].groups.get_mut(group) else { return };
-        if state.course != Course::Dissolving {
-            state.course = Course::Dissolving;
-            state.refused = PeerSet::default();
-            self.cold.dissolving += 1;
+        if self.parity.cold.begin_dissolving(space, group) {
             // What its move waited for was asked for earlier than what is asked now.
             if let Some(parity) = self.spaces[space].slabs.get_mut(parity) {
                 parity.doubt = None;
@@ -96,11 +91,9 @@ impl Client {
 
     /// A slab is not what it was: its group is not cold, and parity of it that is being made would be wrong.
     pub(in super::super) fn note_change(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let now = self.now;
         let Some(group) = self.spaces[space].layout.group(slab) else { return };
-        let Some(state) = self.spaces[space].groups.get_mut(group) else { return };
-        state.quiet_since = now;
-        if state.course == Course::Making && !self.is_frozen(space, group) {
+        let course = self.parity.cold.written(self.now, space, group);
+        if course == Some(Course::Making) && !self.is_frozen(space, group) {
             self.stop_making(space, group);
         }
     }
@@ -156,12 +149,12 @@ impl Client {
 
     /// What was being made anew is not any more: those that wait for their turn, or for what comes first, look again.
     pub(in super::super) fn mark_dissolving(&mut self) {
-        if self.cold.dissolving == 0 {
+        if !self.parity.cold.is_any_dissolving() {
             return;
         }
         for space in self.spaces.indices() {
-            for group in self.spaces[space].groups.indices() {
-                if self.spaces[space].groups[group].course == Course::Dissolving {
+            for group in self.parity.cold.groups_of(space) {
+                if self.parity.cold.course(space, group) == Course::Dissolving {
                     self.mark_group(space, self.spaces[space].layout.parity(group));
                 }
             }
@@ -173,18 +166,13 @@ impl Client {
     }
 
     fn refused(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
-        let state = &self.spaces[space];
-        state
-            .layout
-            .group(slab)
-            .and_then(|group| state.groups.get(group))
-            .map(|group| group.refused)
-            .unwrap_or_default()
+        let group = self.spaces[space].layout.group(slab);
+        group.map(|group| self.parity.cold.refused(space, group)).unwrap_or_default()
     }
 
     /// Somebody waits: these have a share of their own of what is made anew at a time.
     fn has_turn(&self) -> bool {
-        let dissolving = self.repairing.iter().filter(|(space, slab)| self.is_dissolving(*space, *slab));
+        let dissolving = self.redundancy.repairs.iter().filter(|(space, slab)| self.is_dissolving(*space, *slab));
         dissolving.count() < REPAIRS_MAX
     }
 
@@ -302,7 +290,7 @@ impl Client {
         if let Some(at) = self.patience_ends(now) {
             return self.look_at(at, space, layout.parity(group));
         }
-        self.spaces[space].groups[group].refused = PeerSet::default();
+        self.parity.cold.forget_refused(space, group);
         for slab in layout.members(group) {
             if matches!(self.spaces[space].slabs[slab].phase, Phase::Open | Phase::Vacant) {
                 self.decline_ops(space, slab, now);
@@ -322,32 +310,22 @@ impl Client {
 
     /// A server has no room for a slab that is to be made.
     pub(in super::super) fn has_refused(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
-        let state = &mut self.spaces[space];
-        if let Some(group) = state.layout.group(slab).and_then(|group| state.groups.get_mut(group)) {
-            group.refused.insert(peer);
+        if let Some(group) = self.spaces[space].layout.group(slab) {
+            self.parity.cold.refuse(space, group, peer);
         }
         self.mark_dissolving();
     }
 
     /// The map says something else of a group's parity.
     pub(in super::super) fn parity_changed(&mut self, space: SpaceIndex, parity: SlabNo) {
-        let (layout, now) = (self.spaces[space].layout, self.now);
+        let layout = self.spaces[space].layout;
         let Some(group) = layout.group(parity).filter(|group| layout.parity(*group) == parity) else { return };
-        let is_held = self.spaces[space].slabs[parity].is_held();
-        let Some(state) = self.spaces[space].groups.get_mut(group) else { return };
-        let course = state.course;
-        if is_held {
-            if course == Course::Making {
-                state.course = Course::Still;
-                self.stats.groups_made += 1;
-            }
+        if self.spaces[space].slabs[parity].is_held() {
+            self.stats.groups_made += u64::from(self.parity.cold.parity_joined(space, group));
             return;
         }
-        *state = Group { quiet_since: now, ..Group::default() };
-        if course == Course::Dissolving {
-            self.cold.dissolving -= 1;
-            self.stats.groups_dissolved += 1;
-        }
+        let Some(course) = self.parity.cold.parity_left(self.now, space, group) else { return };
+        self.stats.groups_dissolved += u64::from(course == Course::Dissolving);
         self.forget_tables(space, group);
         layout.columns(group).for_each(|slab| self.end_copies(space, slab));
         self.interrupt_stripes_of(space, group);
@@ -373,10 +351,7 @@ impl Client {
 
     /// Another owner has the space, or it is being removed: its groups are nothing to this one.
     pub(in super::super) fn forget_groups(&mut self, space: SpaceIndex) {
-        for group in &mut self.spaces[space].groups {
-            self.cold.dissolving -= usize::from(group.course == Course::Dissolving);
-            group.course = Course::Still;
-        }
+        self.parity.cold.forget(space);
     }
 
     /// A space is being removed: each of its slabs is what its copies are, and nothing is made of others.

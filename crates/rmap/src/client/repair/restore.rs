@@ -109,14 +109,15 @@ impl Client {
     /// A server is lost, to this client and to others.
     pub(in crate::client) fn spread_rebuild(&mut self, now: Time) {
         let spread = self.config.rebuild_spread.as_nanos() as u64;
-        if spread > 0 && self.rebuilds_from.is_none() {
-            self.rebuilds_from = Some(now + Duration::from_nanos(self.entropy.next_u64() % spread));
+        if spread > 0 {
+            let entropy = &self.entropy;
+            self.redundancy.repairs.put_off(|| now + Duration::from_nanos(entropy.next_u64() % spread));
         }
     }
 
     /// Copies are restored from now on, if it is time.
     pub(in crate::client) fn rebuild(&mut self, now: Time) {
-        if self.rebuilds_from.take_if(|at| *at <= now).is_some() {
+        if self.redundancy.repairs.poll(now) {
             self.mark_all();
         }
     }
@@ -131,7 +132,7 @@ impl Client {
             return;
         }
         // Where a write waits for it, it does not wait.
-        let waits = missing && self.rebuilds_from.is_some() && self.cold.dissolving == 0;
+        let waits = missing && self.redundancy.repairs.is_put_off() && !self.parity.cold.is_any_dissolving();
         if waits || self.repairs_running() >= REPAIRS_MAX {
             return;
         }
@@ -152,8 +153,8 @@ impl Client {
             let up = self.peers_of(entry).minus(*failed).iter().any(|peer| !self.peers[peer].is_down());
             up || self.can_reconstruct(space, slab)
         };
-        debug_assert_eq!(self.repairing.len(), self.count_repairs(), "each that is begun ends once");
-        self.repairing.iter().filter(|(space, slab)| has_source(*space, *slab)).count()
+        debug_assert_eq!(self.redundancy.repairs.len(), self.count_repairs(), "each that is begun ends once");
+        self.redundancy.repairs.iter().filter(|(space, slab)| has_source(*space, *slab)).count()
     }
 
     /// Slabs that get a copy, by a look at all of them.
@@ -167,7 +168,7 @@ impl Client {
     pub(in crate::client) fn begins_repair(&mut self, space: SpaceIndex, slab: SlabNo, repair: Repair) {
         let before = self.spaces[space].slabs[slab].repair.replace(repair);
         debug_assert!(before.is_none(), "one at a time");
-        self.repairing.push((space, slab));
+        self.redundancy.repairs.begin(space, slab);
     }
 
     pub(in crate::client) fn advance_repair(
@@ -227,7 +228,7 @@ impl Client {
     /// Nothing is in the making for a slab any more: others may have waited for its turn.
     pub(in crate::client) fn end_repair(&mut self, space: SpaceIndex, slab: SlabNo) -> Option<Repair> {
         let mut repair = self.spaces[space].slabs[slab].repair.take()?;
-        self.repairing.retain(|of| *of != (space, slab));
+        self.redundancy.repairs.end(space, slab);
         self.tables.give_back(std::mem::take(&mut repair.list).into());
         self.mark_all();
         Some(repair)

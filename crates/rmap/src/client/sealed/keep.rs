@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use super::{LOOK_FIRST, LOOK_MAX, PATIENCE_MAX, Tenure, Watch};
+use crate::client::context::context;
 use crate::client::exchange::Role;
 use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::ledger::Table;
@@ -274,7 +275,7 @@ impl Client {
     /// Whether a server answered for another copy than the one in this reader's map: one that left since, and came again in the same
     /// generation, and is being made. What is sealed and known to be written is never unwritten.
     pub(in crate::client) fn is_another_copy(&self, space: SpaceIndex, version: Version) -> bool {
-        self.spaces[space].tenure == Tenure::Reader && version == Version::NEVER
+        context!(self).is_another_copy(space, version)
     }
 
     /// A reader's part of what an owner does for an open slab: it sees what is missing.

@@ -1,6 +1,7 @@
 //! Brings slabs up to what the map says, and the map up to what slabs need.
 
 use super::{Pending, Phase};
+use crate::client::context::context;
 use crate::client::exchange::Role;
 use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::peer::PeerSet;
@@ -12,7 +13,7 @@ use crate::units::{PageNo, SlabNo, Time};
 impl Client {
     /// Servers of a map entry.
     pub(in crate::client) fn peers_of(&self, entry: &MapEntry) -> PeerSet {
-        entry.replicas.iter().filter_map(|replica| self.peer_of(replica.server)).collect()
+        context!(self).peers_of(entry)
     }
 
     /// Which copies must have a write before it is acknowledged: those of the map as it is, and as it may already be.
@@ -98,7 +99,8 @@ impl Client {
             state.phase = Phase::Open;
             self.count_content(space, slab);
         } else if matches!(state.phase, Phase::Leaving) {
-            (state.phase, state.content) = (Phase::Vacant, 0);
+            state.phase = Phase::Vacant;
+            state.content.clear();
             self.tables.give_back(std::mem::take(&mut state.versions).into());
         }
         if is_parity {
@@ -153,7 +155,7 @@ impl Client {
         while let Some(exchange) = self.exchanges.find(|exchange| exchange.space == space) {
             self.cancel(exchange.id);
         }
-        self.copies.end_all(space);
+        self.redundancy.copies.end_all(space);
         self.ledger.forget(space);
         self.forget_groups(space);
         for slab in self.spaces[space].slabs.indices() {

@@ -58,7 +58,10 @@ fn what_a_source_made_up_is_not_copied() {
     pool.client.answered(now, &exchange, Status::Ok, made_up, &[]);
     let is_write = |role| matches!(role, Role::CopyWrite { .. });
     assert!(pool.client.exchanges.find(|e| is_write(e.role)).is_none());
-    assert!(pool.client.copies.is_idle() && pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].failed.has(source));
+    assert!(
+        pool.client.redundancy.copies.is_idle()
+            && pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].failed.has(source)
+    );
 }
 
 /// While a space is taken over one copy has content in a later version than the other. It is not put in the place of what the other has

@@ -194,13 +194,13 @@ fn a_keeper_that_is_not_one_any_more_copies_again_later() {
     for slab in 0..40 {
         pool.client.start_copy(SpaceIndex(0), SlabNo(slab), 0, Some(PeerIndex(0)), PeerIndex(1));
     }
-    assert!(!pool.client.copies.has_room());
+    assert!(!pool.client.redundancy.copies.has_room());
     for _ in 0..super::super::copies::COPIES_MAX {
         let exchange = take(&mut pool, |role| matches!(role, Role::CopyRead { .. }));
         let now = pool.now;
         pool.client.answered(now, &exchange, Status::StaleGeneration, Version::NEVER, &[]);
     }
-    assert!(pool.client.copies.is_idle());
+    assert!(pool.client.redundancy.copies.is_idle());
 }
 
 /// One that is small next to what there is to ask.

@@ -229,7 +229,7 @@ impl Pool {
             self.now = self.now + Duration::from_micros(100);
             if !self.client.looks.is_empty() {
                 self.time_passes();
-            } else if !any && self.client.copies.is_idle() {
+            } else if !any && self.client.redundancy.copies.is_idle() {
                 return;
             }
         }

@@ -1,7 +1,7 @@
 //! Begins, goes on with and ends copies that pass through the client.
 
-use super::Copy;
 use crate::client::Client;
+use crate::client::copies::Copy;
 use crate::client::exchange::{Request, Role};
 use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::slab::{Phase, Space};
@@ -19,7 +19,7 @@ impl Client {
         source: Option<PeerIndex>,
         target: PeerIndex,
     ) -> bool {
-        self.copies.is_copying(space, slab, index, target)
+        self.redundancy.copies.is_copying(space, slab, index, target)
             || self.begin_copy((space, slab, index), source, target, None)
     }
 
@@ -33,7 +33,7 @@ impl Client {
         target: PeerIndex,
     ) -> bool {
         let renewed = Version::taken_over(self.spaces[space].generation);
-        self.copies.is_copying(space, slab, index, target)
+        self.redundancy.copies.is_copying(space, slab, index, target)
             || self.begin_copy((space, slab, index), Some(source), target, Some(renewed))
     }
 
@@ -45,20 +45,20 @@ impl Client {
         target: PeerIndex,
         renewed: Option<Version>,
     ) -> bool {
-        let Some(copy) = self.copies.all.iter().position(Option::is_none) else {
-            self.copies.wait_for_room(space, slab);
+        let Some(copy) = self.redundancy.copies.free() else {
+            self.redundancy.copies.wait_for_room(space, slab);
             return false;
         };
         let page = self.config.slab_size.page(slab, index);
         let version = self.spaces[space].slabs[slab].version(index);
-        self.copies.all[copy] = Some(Copy { space, slab, index, target, version, renewed });
+        self.redundancy.copies.set(copy, Copy { space, slab, index, target, version, renewed });
         let role = Role::CopyRead { copy };
         let begun = match source {
             Some(peer) => self.ask(Request { role, peer, op: Wire::Read, class: Class::Rebuild, space, page, version }),
             None => self.begin_stripe_copy(copy, space, slab, index),
         };
         if !begun {
-            self.copies.end(copy);
+            self.redundancy.copies.end(copy);
         }
         true
     }
@@ -68,7 +68,9 @@ impl Client {
     /// would stand before all that is written after it. Content is opened where it is to take the place of an earlier one, and
     /// where it could be put together from others.
     pub(in crate::client) fn copy_is_right(&self, copy: usize, version: Version, payload: &[u8]) -> bool {
-        let Some(Copy { space, slab, index, version: least, .. }) = self.copies.all[copy] else { return true };
+        let Some(Copy { space, slab, index, version: least, .. }) = self.redundancy.copies.get(copy) else {
+            return true;
+        };
         if version < least || !self.was_issued(space, slab, index, version) {
             return false;
         }
@@ -82,7 +84,7 @@ impl Client {
     /// The source made it up, or it is damaged there. A group that has parity puts it together from the others; elsewhere the source
     /// is not to be trusted, and where it has the only copy, it keeps that: the slab's other pages are there.
     pub(in crate::client) fn copy_is_wrong(&mut self, copy: usize, source: PeerIndex) {
-        let Some(Copy { space, slab, index, target, .. }) = self.copies.end(copy) else { return };
+        let Some(Copy { space, slab, index, target, .. }) = self.redundancy.copies.end(copy) else { return };
         if self.is_grouped(space, slab) && self.can_reconstruct(space, slab) {
             self.stats.bad_pages += 1;
             self.start_copy(space, slab, index, None, target);
@@ -102,7 +104,7 @@ impl Client {
 
     /// The page is here (`has_content`), or is trimmed as of `version`.
     pub(in crate::client) fn copy_was_read(&mut self, copy: usize, version: Version) {
-        let Some(job) = self.copies.get(copy) else { return };
+        let Some(job) = self.redundancy.copies.get(copy) else { return };
         debug_assert!(version >= job.version, "what is older was refused");
         let version = match job.renewed {
             Some(renewed) => {
@@ -115,7 +117,7 @@ impl Client {
         };
         let page = self.config.slab_size.page(job.slab, job.index);
         let op = if version.has_content() { Wire::Write } else { Wire::Trim };
-        self.copies.all[copy] = Some(Copy { version, ..job });
+        self.redundancy.copies.set(copy, Copy { version, ..job });
         let request = Request {
             role: Role::CopyWrite { copy },
             peer: job.target,
@@ -126,13 +128,13 @@ impl Client {
             version,
         };
         if !self.ask(request) {
-            self.copies.end(copy);
+            self.redundancy.copies.end(copy);
         }
     }
 
     /// The target has it.
     pub(in crate::client) fn copy_was_written(&mut self, copy: usize) {
-        let Some(job) = self.copies.end(copy) else { return };
+        let Some(job) = self.redundancy.copies.end(copy) else { return };
         self.stats.pages_copied += 1;
         self.copy_has(job.space, job.slab, job.target, job.index, job.version);
         self.mark(job.space, job.slab);
@@ -140,7 +142,7 @@ impl Client {
 
     /// It came to nothing.
     pub(in crate::client) fn copy_failed(&mut self, copy: usize) {
-        if let Some(job) = self.copies.end(copy) {
+        if let Some(job) = self.redundancy.copies.end(copy) {
             self.mark(job.space, job.slab);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Course, Group, HELD_MIN, LOOK_MAX, LOOK_MIN, LOOKS, MAKING_MAX};
+use super::cold::{Course, HELD_MIN, MAKING_MAX};
 use crate::client::Client;
 use crate::client::index::{GroupIndex, PeerIndex, SpaceIndex};
 use crate::client::ledger::Table;
@@ -19,7 +19,7 @@ impl Client {
     /// Another [`ClientConfig::parity_after`](crate::client::ClientConfig::parity_after).
     pub fn set_parity_after(&mut self, after: Option<Duration>) {
         self.config.parity_after = after;
-        self.cold.due = None;
+        self.parity.cold.reset();
         self.spaces.indices().for_each(|space| self.expect_parity(space));
         self.make_room();
     }
@@ -40,53 +40,35 @@ impl Client {
 
     /// When groups are to be looked at next.
     pub(in crate::client) fn cold_due(&self) -> Option<Time> {
-        self.config.parity_after.and(self.cold.due)
+        self.config.parity_after.and(self.parity.cold.due())
     }
 
     /// Begins with groups that are cold by now, and looks at those that are not done.
-    pub(in crate::client) fn look_for_cold(&mut self, now: Time) {
+    pub(in crate::client) fn poll_cold(&mut self, now: Time) {
         let Some(after) = self.config.parity_after else { return };
-        let every = (after / LOOKS).clamp(LOOK_MIN, LOOK_MAX);
-        if now < *self.cold.due.get_or_insert(now + every) {
+        if !self.parity.cold.poll(now, after) {
             return;
         }
-        self.cold.due = Some(now + every);
-        let (mut making, mut all) = (0, 0);
         for space in self.spaces.indices() {
-            all += self.spaces[space].groups.len();
-            for group in self.spaces[space].groups.indices() {
-                let course = self.spaces[space].groups[group].course;
-                making += usize::from(course == Course::Making);
-                if course != Course::Still {
+            for group in self.parity.cold.groups_of(space) {
+                if self.parity.cold.course(space, group) != Course::Still {
                     self.mark(space, self.spaces[space].layout.parity(group));
                 }
             }
         }
         let is_silent = self.is_map_silent(now);
+        let (all, mut making) = self.parity.cold.count();
         for _ in 0..all {
             if making >= MAKING_MAX || is_silent {
                 return;
             }
-            let Some((space, group)) = self.next_group() else { return };
+            let Some((space, group)) = self.parity.cold.next_group() else { return };
             if self.is_cold(now, after, space, group) {
                 making += 1;
-                self.spaces[space].groups[group].course = Course::Making;
+                self.parity.cold.begin_making(space, group);
                 self.mark(space, self.spaces[space].layout.parity(group));
             }
         }
-    }
-
-    fn next_group(&mut self) -> Option<(SpaceIndex, GroupIndex)> {
-        let (mut space, mut group) = self.cold.next;
-        for _ in 0..self.spaces.len() + 2 {
-            let at = (SpaceIndex(space), GroupIndex(group));
-            if self.spaces.get(at.0).is_some_and(|state| state.groups.get(at.1).is_some()) {
-                self.cold.next = (space, group + 1);
-                return Some(at);
-            }
-            (space, group) = (if space < self.spaces.len() { space + 1 } else { 0 }, 0);
-        }
-        None
     }
 
     /// A group waits for the map's word once that was asked for, and so do its writes.
@@ -96,10 +78,9 @@ impl Client {
 
     fn is_cold(&self, now: Time, after: Duration, space: SpaceIndex, group: GroupIndex) -> bool {
         let state = &self.spaces[space];
-        let Group { quiet_since, course, .. } = state.groups[group];
         let parity = state.layout.parity(group);
         let is_free = state.slabs.get(parity).is_some_and(|slab| matches!(slab.phase, Phase::Vacant));
-        let is_due = course == Course::Still && now.since(quiet_since) >= after;
+        let is_due = self.parity.cold.is_quiet(now, after, (space, group));
         is_due
             && is_free
             && self.makes_parity(space)
@@ -134,10 +115,10 @@ impl Client {
             let server = &self.peers[peer];
             server.is_up() && !server.wants_relief() && !state.failed.has(peer) && fenced_at.has(peer)
         };
-        let is_leaving = state.is_vacating && state.content == 0;
+        let is_leaving = state.content.is_leaving();
         let is_changing = state.pending.is_some() || state.repair.is_some() || is_leaving;
         let is_whole = copies.len() == self.spaces[space].copies && copies.iter().all(is_good);
-        is_whole && !is_changing && !self.copies.any_of(space, slab)
+        is_whole && !is_changing && !self.redundancy.copies.any_of(space, slab)
     }
 
     /// Each slab of a group and its parity have to be at servers of their own.
@@ -172,7 +153,7 @@ impl Client {
     /// is frozen.
     pub(in crate::client::parity) fn make_cold(&mut self, now: Time, space: SpaceIndex, group: GroupIndex) {
         let parity = self.spaces[space].layout.parity(group);
-        let is_making = self.spaces[space].groups.get(group).is_some_and(|group| group.course == Course::Making);
+        let is_making = self.parity.cold.course(space, group) == Course::Making;
         if !is_making || self.is_frozen(space, group) {
             return;
         }
@@ -191,7 +172,7 @@ impl Client {
             self.spaces[space].slabs[parity].phase = Phase::Open;
         }
         let has_begun = self.spaces[space].slabs[parity].repair.is_some();
-        let is_refused = !self.spaces[space].groups[group].refused.is_empty();
+        let is_refused = !self.parity.cold.refused(space, group).is_empty();
         if !has_begun && (is_refused || self.room_apart(space, parity, false).is_none()) {
             return self.stop_making(space, group);
         }
@@ -228,7 +209,7 @@ impl Client {
     /// As if it had not begun. It is tried again when the group was quiet for as long as at first.
     pub(in crate::client::parity) fn stop_making(&mut self, space: SpaceIndex, group: GroupIndex) {
         let parity = self.spaces[space].layout.parity(group);
-        self.spaces[space].groups[group] = Group { quiet_since: self.now, ..Group::default() };
+        self.parity.cold.stop_making(self.now, space, group);
         self.end_copies(space, parity);
         self.abort_repair(space, parity);
         // What was sent already is of a life that is over.

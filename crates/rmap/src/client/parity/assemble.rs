@@ -1,6 +1,6 @@
 //! Reads the pages of a stripe and puts together what is missing.
 
-use super::{Job, Purpose, Source, Sources};
+use super::stripe::{Job, Purpose, Source, Sources};
 use crate::client::copies::{COPIES_MAX, Copy};
 use crate::client::exchange::{Exchange, Request, Role};
 use crate::client::index::{GroupIndex, OpIndex, PeerIndex, SpaceIndex};
@@ -60,8 +60,7 @@ impl Client {
         if left == 0 {
             return false;
         }
-        self.stripes.jobs[job] = Some(Job { left, ..about });
-        self.stripes.buffers[job].fill(0);
+        self.parity.stripes.begin(job, about, left);
         for Source { peer, page, version } in sources.iter().flatten().copied() {
             let (role, op, space) = (Role::Strip { job }, Wire::Read, about.space);
             if !self.ask(Request { role, peer, op, class, space, page, version }) {
@@ -74,7 +73,7 @@ impl Client {
 
     /// Ends a stripe with all that it asked.
     fn end_stripe(&mut self, job: usize) -> Option<Job> {
-        let about = self.stripes.jobs[job].take()?;
+        let about = self.parity.stripes.end(job)?;
         while let Some(exchange) = self.exchanges.find(|exchange| exchange.role == Role::Strip { job }) {
             self.end_exchange(exchange.id);
         }
@@ -116,7 +115,7 @@ impl Client {
         let size = self.config.slab_size;
         let waits = |op: &Operation| op.stage == Stage::Active && op.kind == Kind::Read && op.exchanges == 0;
         for op in self.ops.select(|op| waits(op) && op.space == space && size.slab(op.page) == Some(slab)) {
-            if !self.stripes.waiting.contains(&op) {
+            if !self.parity.stripes.is_waiting(op) {
                 self.ask_for_page(op);
             }
         }
@@ -140,17 +139,18 @@ impl Client {
             return true;
         }
         self.ops.get(op).version = version;
-        if self.stripes.of_read(op).is_some() {
+        if self.parity.stripes.of_read(op).is_some() {
             return true;
         }
-        let begun = self.stripes.free_for_read().zip(self.sources(space, slab, index)).is_some_and(|(job, sources)| {
-            let about = Job { purpose: Purpose::Read { op }, space, slab, index, version, left: 0 };
-            self.begin_stripe(job, about, &sources, class)
-        });
+        let begun =
+            self.parity.stripes.free_for_read().zip(self.sources(space, slab, index)).is_some_and(|(job, sources)| {
+                let about = Job { purpose: Purpose::Read { op }, space, slab, index, version };
+                self.begin_stripe(job, about, &sources, class)
+            });
         if begun {
             self.ops.get(op).exchanges += 1;
-        } else if !self.stripes.waiting.contains(&op) {
-            self.stripes.waiting.push_back(op);
+        } else {
+            self.parity.stripes.wait(op);
         }
         true
     }
@@ -169,18 +169,15 @@ impl Client {
             self.copy_was_read(copy, version);
             return true;
         }
-        let about = Job { purpose: Purpose::Copy, space, slab, index, version, left: 0 };
+        let about = Job { purpose: Purpose::Copy, space, slab, index, version };
         let sources = self.sources(space, slab, index);
         sources.is_some_and(|sources| self.begin_stripe(copy, about, &sources, Class::Rebuild))
     }
 
     /// Reads that can be put together now.
     pub(in crate::client::parity) fn begin_waiting_stripes(&mut self) {
-        for _ in 0..self.stripes.waiting.len() {
-            if !self.stripes.has_turn() {
-                return;
-            }
-            let Some(op) = self.stripes.waiting.pop_front() else { return };
+        for _ in 0..self.parity.stripes.waiting() {
+            let Some(op) = self.parity.stripes.next_waiting() else { return };
             let about = *self.ops.peek(op);
             let waits = about.stage == Stage::Active && about.kind == Kind::Read;
             if waits && !self.is_answer_coming(op) {
@@ -192,12 +189,13 @@ impl Client {
     /// Whether a read has asked somebody who answers. What a silent server was asked does not come, though it may be under way for long.
     pub(in crate::client) fn is_answer_coming(&self, op: OpIndex) -> bool {
         let asks = |e: &Exchange| e.role == Role::Read { op } && !self.peers[e.peer].is_down();
-        self.ops.peek(op).exchanges > 0 && (self.exchanges.find(asks).is_some() || self.stripes.of_read(op).is_some())
+        self.ops.peek(op).exchanges > 0
+            && (self.exchanges.find(asks).is_some() || self.parity.stripes.of_read(op).is_some())
     }
 
     /// No answer is wanted any more to a read.
     pub(in crate::client) fn drop_stripe(&mut self, op: OpIndex) {
-        if let Some(job) = self.stripes.of_read(op)
+        if let Some(job) = self.parity.stripes.of_read(op)
             && self.end_stripe(job).is_some()
         {
             self.op_exchange_ended(op);
@@ -210,8 +208,7 @@ impl Client {
         match about.purpose {
             Purpose::Read { op } => {
                 self.op_exchange_ended(op);
-                // Once all that changes at this moment has changed.
-                self.stripes.waiting.push_back(op);
+                self.parity.stripes.begin_anew(op);
             }
             Purpose::Copy => self.copy_failed(job),
         }
@@ -220,9 +217,9 @@ impl Client {
     /// A group has no parity any more, and may be written to: its reads ask the copies.
     pub(in crate::client::parity) fn interrupt_stripes_of(&mut self, space: SpaceIndex, group: GroupIndex) {
         let layout = self.spaces[space].layout;
-        for job in COPIES_MAX..self.stripes.jobs.len() {
+        for job in self.parity.stripes.of_reads() {
             let is_of_group = |job: Job| job.space == space && layout.group(job.slab) == Some(group);
-            if self.stripes.jobs[job].is_some_and(is_of_group) {
+            if self.parity.stripes.get(job).is_some_and(is_of_group) {
                 self.stripe_interrupted(job);
             }
         }
@@ -240,13 +237,13 @@ impl Client {
 
     fn end_copies_where(&mut self, ends: impl Fn(Copy) -> bool) {
         for copy in 0..COPIES_MAX {
-            if self.copies.get(copy).is_some_and(&ends) {
+            if self.redundancy.copies.get(copy).is_some_and(&ends) {
                 self.end_stripe(copy);
                 let ours = |role| role == Role::CopyRead { copy } || role == Role::CopyWrite { copy };
                 while let Some(exchange) = self.exchanges.find(|exchange| ours(exchange.role)) {
                     self.end_exchange(exchange.id);
                 }
-                self.copies.end(copy);
+                self.redundancy.copies.end(copy);
             }
         }
     }
@@ -287,15 +284,9 @@ impl Client {
             self.stats.bad_pages += 1;
             return self.stripe_is_bad(job);
         }
-        let Some(about) = &mut self.stripes.jobs[job] else { return };
-        about.left -= 1;
-        let (about, is_last) = (*about, about.left == 0);
-        let is_left_out =
-            self.config.fault == Some(Fault::LeavesMembersOut) && is_last && about.purpose != Purpose::Copy;
-        if !is_left_out {
-            self.stripes.buffers[job].iter_mut().zip(payload).for_each(|(sum, byte)| *sum ^= byte);
-        }
-        if is_last {
+        let leaves_out = self.has(Fault::LeavesMembersOut);
+        let counts = |about: &Job, is_last| !(leaves_out && is_last && about.purpose != Purpose::Copy);
+        if let Some(about) = self.parity.stripes.add(job, payload, counts) {
             self.stripe_is_whole(job, about);
         }
     }
@@ -306,7 +297,7 @@ impl Client {
         let key = &self.spaces[space].key;
         match purpose {
             Purpose::Read { op } => {
-                let opened = key.open(page, version, &self.stripes.buffers[job], self.ops.content(op));
+                let opened = key.open(page, version, self.parity.stripes.sum(job), self.ops.content(op));
                 self.end_stripe(job);
                 self.op_exchange_ended(op);
                 self.stats.degraded += u64::from(opened.is_ok());
@@ -316,11 +307,11 @@ impl Client {
             Purpose::Copy => {
                 let mut content = [0; PAGE_SIZE];
                 let is_parity = self.spaces[space].layout.is_parity(slab);
-                if !is_parity && key.open(page, version, &self.stripes.buffers[job], &mut content).is_err() {
+                if !is_parity && key.open(page, version, self.parity.stripes.sum(job), &mut content).is_err() {
                     self.stats.bad_pages += 1;
                     return self.stripe_is_bad(job);
                 }
-                self.copies.buffer(job).copy_from_slice(&self.stripes.buffers[job]);
+                self.redundancy.copies.buffer(job).copy_from_slice(self.parity.stripes.sum(job));
                 self.end_stripe(job);
                 self.copy_was_read(job, version);
             }
