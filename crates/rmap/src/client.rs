@@ -12,6 +12,21 @@
 //! copy, reads the versions of all of them and brings them to the greatest before it serves the slab; to the greatest content, where
 //! that differs (`trims.rs`).
 //!
+//! # Who owns what
+//!
+//! Each part has its state in private fields and a few methods. What has work of its own is polled: it reads the others
+//! (`context`), changes itself, and returns what is to be done. `Client` passes that on; files named `apply.rs` do so.
+//!
+//! | part | state |
+//! |---|---|
+//! | `agenda` | slabs that are to be looked at |
+//! | `questions` | questions to the control plane |
+//! | `leftovers`, `ledger` | what earlier owners left; versions of pages that depend on parity |
+//! | `redundancy` | copies in the making, looks at all pages, slabs without content, room that servers keep |
+//! | `parity` | pages that are put together from others; groups that get parity or lose it |
+//! | `exchange`, `ops`, `tables`, `parked`, `confirm` | requests; callers' operations; tables of versions; waiting reads; confirmations |
+//! | `peers`, `spaces` | servers and their sessions; spaces and their slabs: `Client` itself |
+//!
 //! # When something fails
 //!
 //! A server that is silent is given up after [`ClientConfig::fail_after`] where another copy is in sync; pages stall for
@@ -22,6 +37,7 @@
 //! goes on that needs no change of the map. Another owner of the space makes all of it [`Failure::Fenced`].
 
 mod address;
+mod agenda;
 mod attach;
 mod check;
 mod config;
@@ -42,6 +58,7 @@ mod outcome;
 mod parity;
 mod parked;
 mod peer;
+mod questions;
 mod receive;
 mod redundancy;
 mod repair;
@@ -62,7 +79,6 @@ mod unmapped;
 mod vacate;
 mod view;
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::control::{ControlReply, ControlRequest};
@@ -89,22 +105,22 @@ pub use tables::{SPARES_MAX, SpareTable};
 pub use vacate::GIVE_BACK_AFTER;
 pub use view::{PageRun, ServerView};
 
+use agenda::Agenda;
 use confirm::Confirms;
 use context::context;
 use exchange::{Exchanges, Request};
 use index::{List, PeerIndex, SpaceIndex};
 use ledger::Ledger;
-use leftovers::Look;
+use leftovers::Leftovers;
 use load::LoadWatch;
 use ops::Ops;
-use outcome::Question;
 use parity::Parity;
 use parked::Parking;
 use peer::{Peer, PeerSet};
+use questions::Questions;
 use redundancy::Redundancy;
 use slab::Space;
 use tables::Tables;
-use unmapped::MapWatch;
 
 /// A pool client.
 #[derive(Debug)]
@@ -114,7 +130,6 @@ pub struct Client {
     peers: List<PeerIndex, Peer>,
     /// Servers that have been silent for [`ClientConfig::error_after`].
     long_silent: PeerSet,
-    map_watch: MapWatch,
     spaces: List<SpaceIndex, Space>,
     exchanges: Exchanges,
     ops: Ops,
@@ -126,20 +141,12 @@ pub struct Client {
     tables: Tables,
     /// The payload of the reply that is being looked at; a page's room.
     reply: Box<[u8]>,
-    /// Slabs whose state has to be looked at.
-    dirty: VecDeque<(SpaceIndex, SlabNo)>,
+    agenda: Agenda,
     load: LoadWatch,
-    /// Slabs that could not ask what they have to, as too much was asked; and the one that is being looked at.
-    hungry: VecDeque<(SpaceIndex, SlabNo)>,
-    at: Option<(SpaceIndex, SlabNo)>,
-    questions: Vec<Question>,
-    question_ids: u64,
-    /// Slabs to be looked at later, whatever happens: those that servers copy, and those that wait for a silent server.
-    looks: Vec<(Time, SpaceIndex, SlabNo)>,
+    questions: Questions,
     /// Sealed spaces that are not as they should be.
     watched: Vec<SpaceIndex>,
-    /// What servers were not asked yet of what earlier owners left there.
-    unlooked: VecDeque<Look>,
+    leftovers: Leftovers,
     /// When something last came.
     now: Time,
     /// Which server is looked at first for something to send.
@@ -160,7 +167,6 @@ impl Client {
             entropy: SharedEntropy::new(entropy),
             peers: List::default(),
             long_silent: PeerSet::default(),
-            map_watch: MapWatch::default(),
             spaces: List::default(),
             exchanges,
             ops,
@@ -171,15 +177,11 @@ impl Client {
             ledger: Ledger::default(),
             tables,
             reply: vec![0; SEALED_SIZE].into(),
-            dirty: VecDeque::new(),
+            agenda: Agenda::default(),
             load: LoadWatch::default(),
-            hungry: VecDeque::new(),
-            at: None,
-            questions: Vec::new(),
-            question_ids: 0,
-            looks: Vec::new(),
+            questions: Questions::default(),
             watched: Vec::new(),
-            unlooked: VecDeque::new(),
+            leftovers: Leftovers::default(),
             now: Time::default(),
             turn: 0,
             stats: ClientStats::default(),
@@ -295,22 +297,12 @@ impl Client {
 
     /// A question for the control plane, to be answered by [`Client::on_control`]. Asked again if no answer comes.
     pub fn poll_control(&mut self, now: Time) -> Option<(u64, ControlRequest)> {
-        let question = self.questions.iter_mut().find(|question| question.due <= now)?;
-        question.first_asked.get_or_insert(now);
-        question.due = now + slab::CONTROL_RETRY;
-        Some((question.id, question.request.clone()))
+        self.questions.poll(now)
     }
 
     /// An answer of the control plane. Answers to questions that are settled are of no use any more.
     pub fn on_control(&mut self, now: Time, id: u64, reply: ControlReply) {
-        if let Some(at) = self.questions.iter().position(|question| question.id == id) {
-            if reply == ControlReply::Later {
-                let question = &mut self.questions[at];
-                question.due = now + slab::ask_again(now.since(question.first_asked.unwrap_or(now)));
-                return;
-            }
-            let question = self.questions.swap_remove(at);
-            self.map_watch.heard_at = now;
+        if let Some(question) = self.questions.receive(now, id, &reply) {
             self.control_answered(now, question, reply);
             self.settle(now);
         }
@@ -360,51 +352,6 @@ impl Client {
         context!(self).peer_of(server)
     }
 
-    fn mark(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let state = &mut self.spaces[space].slabs[slab];
-        if !state.dirty {
-            state.dirty = true;
-            self.dirty.push_back((space, slab));
-        }
-    }
-
-    /// Looks at every slab that something happened to, until nothing more follows.
-    fn settle(&mut self, now: Time) {
-        self.now = now;
-        self.unpark_waiting();
-        loop {
-            while let Some((space, slab)) = self.next_dirty() {
-                self.spaces[space].slabs[slab].dirty = false;
-                self.at = Some((space, slab));
-                self.advance(now, space, slab);
-                self.at = None;
-                self.wake_ledger(space, slab);
-                if !self.parking.is_empty() {
-                    self.unpark(space, slab);
-                }
-            }
-            if !(self.tend_parity() | self.tell_more()) {
-                break;
-            }
-        }
-        self.send_looks();
-        self.send_returns();
-    }
-
-    fn next_dirty(&mut self) -> Option<(SpaceIndex, SlabNo)> {
-        self.dirty.pop_front().or_else(|| self.redundancy.copies.next_waiting()).or_else(|| self.next_hungry())
-    }
-
-    /// A slab that can ask now what it could not: for itself, or for its pages.
-    fn next_hungry(&mut self) -> Option<(SpaceIndex, SlabNo)> {
-        let (space, slab) = if self.exchanges.has_room() { self.hungry.pop_front()? } else { return None };
-        self.spaces[space].slabs[slab].is_hungry = false;
-        if !self.spaces[space].is_taken && !self.spaces[space].is_stale {
-            self.map_settled(space, slab);
-        }
-        Some((space, slab))
-    }
-
     fn slab_of(&self, page: PageNo) -> Option<SlabNo> {
         self.config.slab_size.slab(page)
     }
@@ -416,14 +363,7 @@ impl Client {
 
     fn ask_for(&mut self, request: Request) -> Option<u64> {
         let Some(id) = self.exchanges.begin(request) else {
-            let about = self.slab_of(request.page).map(|slab| (request.space, slab));
-            for (space, slab) in about.into_iter().chain(self.at) {
-                // What an earlier owner left may be of no slab of today.
-                let Some(state) = self.spaces[space].slabs.get_mut(slab) else { continue };
-                if !std::mem::replace(&mut state.is_hungry, true) {
-                    self.hungry.push_back((space, slab));
-                }
-            }
+            self.wait_for_room(request.space, self.slab_of(request.page));
             return None;
         };
         self.exchanges.line_up(&mut self.peers[request.peer].queues[request.class as usize], id);

@@ -97,12 +97,10 @@ impl Client {
     /// turn to be copied. When a server dies, all that it had are looked at together.
     pub(super) fn make_room(&mut self) {
         let slabs = self.spaces.iter().map(|space| space.slabs.len() + 1).sum::<usize>();
-        self.questions.reserve(slabs.saturating_sub(self.questions.len()));
-        self.dirty.reserve(slabs.saturating_sub(self.dirty.len()));
-        self.hungry.reserve(slabs.saturating_sub(self.hungry.len()));
-        self.looks.reserve(slabs.saturating_sub(self.looks.len()));
+        self.questions.make_room(slabs);
+        self.agenda.make_room(slabs);
         self.redundancy.make_room(slabs);
         let looks = self.spaces.len() * SERVERS_MAX;
-        self.unlooked.reserve(looks.saturating_sub(self.unlooked.len()));
+        self.leftovers.make_room(looks);
     }
 }

@@ -3,18 +3,16 @@
 //! Each part of the client that has work of its own is polled with a context: it reads the others and changes only itself.
 //! What it wants of them is in what `poll` returns, and the client does it.
 
-use std::time::Duration;
-
 use super::config::ClientConfig;
 use super::exchange::Exchanges;
 use super::ops::Ops;
-use super::outcome::Question;
 use super::peer::{Peer, PeerSet};
+use super::questions::Questions;
 use super::sealed::Tenure;
 use super::slab::{Slab, Space};
 use crate::client::index::{GroupIndex, List, PeerIndex, SpaceIndex};
 use crate::control::MapEntry;
-use crate::units::{ServerId, SlabNo, Time, Version};
+use crate::units::{ServerId, SlabNo, Version};
 
 /// The rest of the client, to be read.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +22,7 @@ pub struct Context<'a> {
     pub spaces: &'a List<SpaceIndex, Space>,
     pub exchanges: &'a Exchanges,
     pub ops: &'a Ops,
-    pub questions: &'a [Question],
+    pub questions: &'a Questions,
 }
 
 /// The context of a client whose other fields may be borrowed meanwhile.
@@ -78,10 +76,5 @@ impl Context<'_> {
     /// Whether a write to a page is under way.
     pub fn is_being_written(&self, space: SpaceIndex, slab: SlabNo, index: usize) -> bool {
         self.ops.busy.contains_key(&(space, self.config.slab_size.page(slab, index)))
-    }
-
-    /// How long the control plane has not answered what was asked first of all that is open.
-    pub fn control_silent_for(&self, now: Time) -> Option<Duration> {
-        self.questions.iter().filter_map(|question| question.first_asked).min().map(|asked| now.since(asked))
     }
 }

@@ -76,7 +76,7 @@ impl Client {
     fn was_let_in(&mut self, space: SpaceIndex, peer: PeerIndex) {
         self.spaces[space].fenced_at.insert(peer);
         self.spaces[space].disbelieved.remove(peer);
-        self.end_looks(|of, at| (of, at) == (space, peer));
+        self.leftovers.forget(|of, at| (of, at) == (space, peer));
         self.look_for_leftovers_again(space, peer);
     }
 
@@ -167,7 +167,7 @@ impl Client {
         if !accused.is_empty() {
             state.refusing = state.refusing.union(accused);
             state.refused_until = now + REFUSED_FOR;
-            self.look_at(now + REFUSED_FOR, space, SlabNo(0));
+            self.mark_at(now + REFUSED_FOR, space, SlabNo(0));
         }
     }
 

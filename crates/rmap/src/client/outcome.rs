@@ -7,9 +7,8 @@ use thiserror::Error;
 
 use super::servers::SERVERS_MAX;
 use crate::client::index::SpaceIndex;
-use crate::control::ControlRequest;
 use crate::crypto::KEY_SIZE;
-use crate::units::{Generation, SpaceId, Time};
+use crate::units::{Generation, SpaceId};
 
 /// Spaces of one client: VMs of a host and their disks.
 pub const SPACES_MAX: usize = 256;
@@ -103,15 +102,4 @@ pub enum Event {
     Read { token: Token, result: Result<(), Failure> },
     /// A write or trim that all copies in sync have, or the answer to [`super::Client::confirm`].
     Written { token: Token, result: Result<(), Failure> },
-}
-
-/// A question to the control plane that was not answered yet.
-#[derive(Clone, Debug)]
-pub struct Question {
-    pub(super) id: u64,
-    pub(super) space: SpaceIndex,
-    pub(super) request: ControlRequest,
-    pub(super) first_asked: Option<Time>,
-    /// When it is asked (again).
-    pub(super) due: Time,
 }

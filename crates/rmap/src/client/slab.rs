@@ -2,10 +2,9 @@
 
 mod map;
 
-use std::time::Duration;
-
 use smallvec::SmallVec;
 
+use super::agenda::Marks;
 use super::follow::Following;
 use super::ledger::Table;
 use super::open::Listing;
@@ -24,17 +23,6 @@ use crate::units::{Generation, SlabNo, SlabSize, SpaceId, Time, Version};
 
 /// Slabs of a space: 16 TiB of the usual size.
 pub const SPACE_SLABS_MAX: usize = 1 << 18;
-/// A question that the control plane did not answer is asked again; a store with three members answers in 10 ms.
-pub const CONTROL_RETRY: Duration = Duration::from_millis(500);
-/// An answer that is not there yet is looked for no more often; a store on the same machine answers in 1 ms.
-const CONTROL_LOOK: Duration = Duration::from_micros(200);
-
-/// How long after "later" to ask again: a quarter of what was waited already, so that an answer is found soon after it
-/// came and a store that is away costs nothing.
-pub fn ask_again(waited: Duration) -> Duration {
-    (waited / 4).clamp(CONTROL_LOOK, CONTROL_RETRY)
-}
-
 /// A server that is asked for a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
@@ -149,9 +137,7 @@ pub struct Slab {
     pub table: Table,
     /// What it would be made anew from is damaged.
     pub is_stuck: bool,
-    pub dirty: bool,
-    /// It waits for its turn to ask something.
-    pub is_hungry: bool,
+    pub marks: Marks,
 }
 
 #[derive(Debug)]
@@ -280,8 +266,7 @@ impl Slab {
             doubt: None,
             table: Table::Unknown,
             is_stuck: false,
-            dirty: false,
-            is_hungry: false,
+            marks: Marks::default(),
         }
     }
 

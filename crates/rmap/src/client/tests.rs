@@ -30,7 +30,7 @@ mod stand_in;
 mod unanswered;
 mod vacate;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use super::*;
 use crate::client::index::{PeerIndex, SpaceIndex};

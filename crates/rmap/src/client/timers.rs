@@ -34,18 +34,15 @@ impl Client {
         self.peers.indices().for_each(|place| self.skip_ended(place));
         let mut next: Option<Time> = None;
         let mut at = |time: Time| next = Some(next.map_or(time, |next| next.min(time)));
-        for question in &self.questions {
-            at(question.due);
-        }
-        self.next_look()
-            .into_iter()
+        let timed = self.questions.due().into_iter().chain(self.agenda.timed_due());
+        timed
             .chain(self.scrub_due())
             .chain(self.watch_due())
             .chain(self.redundancy.reservations.due())
             .chain(self.redundancy.vacating.due())
             .chain(self.cold_due())
             .chain(self.follow_due())
-            .chain(self.map_due(now))
+            .chain(self.overdue_at(now))
             .chain(self.redundancy.repairs.due())
             .chain(self.load_due())
             .for_each(&mut at);
@@ -91,7 +88,7 @@ impl Client {
 
     /// Time went by.
     pub fn on_timeout(&mut self, now: Time) {
-        self.look(now);
+        self.mark_timed(now);
         self.poll_scrub(now);
         self.watch_sealed(now);
         self.poll_reservations(now);
@@ -106,7 +103,7 @@ impl Client {
                 _ => {}
             }
         }
-        self.watch_map(now);
+        self.poll_overdue(now);
         self.tend_confirms(now);
         self.rebuild(now);
         self.look_at_load(now);

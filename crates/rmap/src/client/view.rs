@@ -6,7 +6,6 @@ use super::peer::Reach;
 use super::sealed::Tenure;
 use super::slab::{Phase, Slab};
 use super::{Client, SpaceRef, exchange, ops};
-use crate::client::context::context;
 use crate::client::index::SpaceIndex;
 use crate::units::{PageNo, ServerId, Time};
 use crate::wire::message::{Pressure, Status};
@@ -135,7 +134,7 @@ impl Client {
     pub fn is_idle(&self) -> bool {
         let transfers =
             |space: SpaceIndex, slab| !self.spaces[space].is_taken && self.transfer_of(space, slab).is_some();
-        let transfers = self.looks.iter().any(|(_, space, slab)| transfers(*space, *slab));
+        let transfers = self.agenda.timed().any(|(space, slab)| transfers(space, slab));
         !transfers
             && self.ops.is_idle()
             && self.parking.is_empty()
@@ -148,7 +147,7 @@ impl Client {
 
     /// How long the control plane has not answered what was asked first of all that is open.
     pub fn control_silent_for(&self, now: Time) -> Option<Duration> {
-        context!(self).control_silent_for(now)
+        self.questions.silent_for(now)
     }
 
     /// Whether no request to a server that answers and no question to the control plane is unanswered.

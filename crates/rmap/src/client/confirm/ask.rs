@@ -34,15 +34,14 @@ impl Client {
 
     /// Sees to it that all who wait have a question that was not sent before they came.
     fn ask_to_confirm(&mut self, space: SpaceIndex) {
-        let open = self.questions.iter().find(|question| question.space == space && is_confirm(&question.request));
-        let question = match open.map(|question| (question.id, question.first_asked)) {
-            Some((id, None)) => id,
+        let open = self.questions.find(space, is_confirm);
+        let question = match open.map(|question| (question.id, question.is_sent())) {
+            Some((id, false)) => id,
             // Its answer may be from before. One question about a space is under way at a time.
-            Some((_, Some(_))) => return,
+            Some((_, true)) => return,
             None => {
                 let (id, generation) = (self.spaces[space].id, self.spaces[space].generation);
-                self.ask_control(space, ControlRequest::Confirm { space: id, generation });
-                self.question_ids
+                self.questions.ask(space, ControlRequest::Confirm { space: id, generation })
             }
         };
         let waiting = self.confirms.waiting.iter_mut().filter(|waiting| waiting.space == space);

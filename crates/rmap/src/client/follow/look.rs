@@ -7,6 +7,7 @@ use crate::client::exchange::{Exchange, Request, Role};
 use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
 use crate::client::ops::{Kind, Operation, Stage};
 use crate::client::peer::PeerSet;
+use crate::client::questions::Question;
 use crate::client::sealed::Tenure;
 use crate::client::slab::{Phase, Slab};
 use crate::client::{Client, Failure, Fault};
@@ -23,7 +24,8 @@ impl Client {
     pub(in crate::client) fn look_needed(&self, space: SpaceIndex) -> u64 {
         let Following { asked, answered, .. } = self.spaces[space].following;
         let of_space = |request: &ControlRequest| matches!(request, ControlRequest::Look { .. });
-        let is_sent = |q: &crate::client::Question| q.space == space && of_space(&q.request) && q.first_asked.is_some();
+        let is_sent =
+            |question: &Question| question.space == space && of_space(&question.request) && question.is_sent();
         // One that is still here has seen nothing yet.
         if asked > answered && !self.questions.iter().any(is_sent) { asked } else { asked + 1 }
     }

@@ -15,9 +15,9 @@ impl Client {
     pub fn has_found_leftovers(&self, space: SpaceRef) -> bool {
         let is_asking =
             self.exchanges.find(|e| e.space == space.0 && e.role == Role::Held && self.peers[e.peer].is_up());
-        let waits = |look: &Look| look.space == space.0 && self.may_look(look.space, look.peer);
+        let waits = |of: SpaceIndex, peer: PeerIndex| of == space.0 && self.may_look(of, peer);
         is_asking.is_none()
-            && !self.unlooked.iter().any(waits)
+            && self.leftovers.count(waits) == 0
             && self.peers.indices().all(|peer| !self.is_to_be_looked_at(space.0, peer))
     }
 
@@ -51,15 +51,9 @@ impl Client {
     }
 
     pub(in crate::client) fn look_for_leftovers(&mut self, space: SpaceIndex, peer: PeerIndex) {
-        let is_known = self.unlooked.iter().any(|look| look.is_of(space, peer));
-        if self.is_to_be_looked_at(space, peer) && !is_known {
-            self.unlooked.push_back(Look { space, peer, from: HELD_END });
+        if self.is_to_be_looked_at(space, peer) {
+            self.leftovers.add(space, peer);
         }
-    }
-
-    /// What was still to be asked is so no more: a server begins a new life or was told of the owner, or a space a new generation.
-    pub(in crate::client) fn end_looks(&mut self, ends: impl Fn(SpaceIndex, PeerIndex) -> bool) {
-        self.unlooked.retain(|look| !ends(look.space, look.peer));
     }
 
     /// A question was taken back: it is asked anew, from the beginning.
@@ -70,12 +64,12 @@ impl Client {
 
     /// Asks what is still to be asked, some at a time.
     pub(in crate::client) fn send_looks(&mut self) {
-        for _ in 0..self.unlooked.len() {
+        for _ in 0..self.leftovers.len() {
             // Who opens a space has more urgent things to ask.
             if self.exchanges.of_spaces() >= AT_A_TIME {
                 return;
             }
-            let Some(look) = self.unlooked.pop_front() else { return };
+            let Some(look) = self.leftovers.next() else { return };
             let Look { space, peer, .. } = look;
             if !self.may_look(space, peer) {
                 // It is looked at from the beginning when it answers.
@@ -86,7 +80,7 @@ impl Client {
             if knows && self.ask_what_is_held(look) {
                 self.spaces[space].looked_at.insert(peer);
             } else if knows || !self.spaces[space].fencing.has(peer) {
-                self.unlooked.push_back(look);
+                self.leftovers.put_back(look);
             }
             // Else it is asked when it was told.
         }
@@ -141,7 +135,7 @@ impl Client {
             self.give_leftover_back(space, peer, slab, Version::from_bits(grant));
         }
         if next != HELD_END {
-            self.unlooked.push_back(Look { space, peer, from: next });
+            self.leftovers.put_back(Look { space, peer, from: next });
         }
     }
 

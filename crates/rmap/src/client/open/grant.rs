@@ -177,7 +177,7 @@ impl Client {
                 return;
             }
             return match self.patience_ends(now) {
-                Some(at) => self.look_at(at, space, slab),
+                Some(at) => self.mark_at(at, space, slab),
                 None => self.decline_full(now, space, slab),
             };
         }

@@ -92,7 +92,7 @@ impl Client {
     }
 
     /// What does not belong to any one slab. `true` if slabs have to be looked at again.
-    pub(in crate::client) fn tend_parity(&mut self) -> bool {
+    pub(in crate::client) fn maintain_parity(&mut self) -> bool {
         if self.parity.stripes.has_turn() {
             self.begin_waiting_stripes();
         }

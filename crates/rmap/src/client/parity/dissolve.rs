@@ -288,7 +288,7 @@ impl Client {
             return;
         }
         if let Some(at) = self.patience_ends(now) {
-            return self.look_at(at, space, layout.parity(group));
+            return self.mark_at(at, space, layout.parity(group));
         }
         self.parity.cold.forget_refused(space, group);
         for slab in layout.members(group) {

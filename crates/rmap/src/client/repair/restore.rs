@@ -339,7 +339,7 @@ impl Client {
 
     /// Whatever a server had is gone.
     pub(in crate::client) fn content_lost(&mut self, peer: PeerIndex) {
-        self.end_looks(|_, of| of == peer);
+        self.leftovers.forget(|_, of| of == peer);
         for space in self.spaces.indices() {
             let state = &mut self.spaces[space];
             let Space { fenced_at, fencing, unknown_at, told_again, looked_at, disbelieved, .. } = state;

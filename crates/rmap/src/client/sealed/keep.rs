@@ -75,7 +75,7 @@ impl Client {
         if std::mem::replace(&mut state.is_stale, true) {
             return;
         }
-        self.questions.retain(|q| q.space != space || !matches!(q.request, ControlRequest::Change(_)));
+        self.questions.forget(space, |request| matches!(request, ControlRequest::Change(_)));
         self.end_own_writes(space);
         self.put_back_reads(|op| op.space == space);
         // Whoever asked for parity may ask again.
@@ -157,7 +157,7 @@ impl Client {
         while let Some(exchange) = self.exchanges.find(|e| e.space == space && e.role.is_of_space()) {
             self.cancel(exchange.id);
         }
-        self.end_looks(|of, _| of == space);
+        self.leftovers.forget(|of, _| of == space);
         let owner = self.new_owner();
         let state = &mut self.spaces[space];
         (state.generation, state.owner, state.sequence) = (generation, owner, 0);
@@ -165,7 +165,7 @@ impl Client {
         (state.unknown_at, state.told_again) = (PeerSet::default(), PeerSet::default());
         (state.looked_at, state.disbelieved) = (PeerSet::default(), PeerSet::default());
         (state.accused, state.refusing) = (PeerSet::default(), PeerSet::default());
-        self.questions.retain(|q| q.space != space || !matches!(q.request, ControlRequest::Change(_)));
+        self.questions.forget(space, |request| matches!(request, ControlRequest::Change(_)));
     }
 
     /// What the last keeper had begun and is in no map is nothing to this one.
@@ -213,14 +213,14 @@ impl Client {
         let stays = entry.replicas.iter().filter(|replica| before.entry.replicas.contains(replica));
         let same: PeerSet = stays.filter_map(|replica| self.peer_of(replica.server)).collect();
         let failed = before.failed.iter().filter(|peer| same.has(*peer)).collect();
-        let (dirty, is_hungry) = (before.dirty, before.is_hungry);
+        let marks = before.marks;
         let state = &mut self.spaces[space].slabs[slab];
         let disputed = std::mem::take(&mut state.disputed);
         let table =
             if matches!(state.table, Table::Known | Table::Asked { .. }) { state.table } else { Table::Unknown };
         // Versions that the ledger told are so for good.
         let versions = if table == Table::Unknown { Box::default() } else { std::mem::take(&mut state.versions) };
-        *state = Slab { phase, entry, versions, failed, disputed, table, dirty, is_hungry, ..Slab::vacant() };
+        *state = Slab { phase, entry, versions, failed, disputed, table, marks, ..Slab::vacant() };
         self.mark(space, slab);
         self.mark_group(space, slab);
         self.wake_ops(space, slab);

@@ -1,12 +1,13 @@
 //! Brings slabs up to what the map says, and the map up to what slabs need.
 
 use super::{Pending, Phase};
+use crate::client::Client;
 use crate::client::context::context;
 use crate::client::exchange::Role;
 use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::peer::PeerSet;
+use crate::client::questions::Question;
 use crate::client::sealed::Tenure;
-use crate::client::{Client, Question};
 use crate::control::{Change, ControlReply, ControlRequest, MapEntry};
 use crate::units::{PageNo, SlabNo, Time};
 
@@ -35,8 +36,7 @@ impl Client {
     }
 
     pub(in crate::client) fn ask_control(&mut self, space: SpaceIndex, request: ControlRequest) {
-        self.question_ids += 1;
-        self.questions.push(Question { id: self.question_ids, space, request, first_asked: None, due: Time(0) });
+        self.questions.ask(space, request);
     }
 
     /// The control plane answered.
@@ -151,7 +151,7 @@ impl Client {
         }
         state.is_taken = true;
         state.watch = None;
-        self.questions.retain(|question| question.space != space);
+        self.questions.forget(space, |_| true);
         while let Some(exchange) = self.exchanges.find(|exchange| exchange.space == space) {
             self.cancel(exchange.id);
         }

@@ -219,13 +219,13 @@ fn reads_share_looks() {
     let mut all = followed();
     all.write(3, 1);
     assert_eq!(all.read(3), Ok(1));
-    let asked = all.pool.client.question_ids;
+    let asked = all.pool.client.questions.last_id();
     for token in 0..64 {
         all.pool.client.read(all.pool.now, all.reader, PageNo(token % 8), Class::Demand, token).unwrap();
     }
     all.pool.run();
     let events = std::iter::from_fn(|| all.pool.client.poll_event(&mut [0; PAGE_SIZE])).count();
-    assert_eq!((events, all.pool.client.question_ids - asked), (64, 1));
+    assert_eq!((events, all.pool.client.questions.last_id() - asked), (64, 1));
 }
 
 /// One copy says that there is nothing, and the other does not answer for the slab any more: that is an answer, whichever comes first.

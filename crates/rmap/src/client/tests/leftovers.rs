@@ -152,7 +152,7 @@ fn a_server_that_makes_leftovers_up_gets_nothing() {
         let answer = (Status::Ok, Version::from_bits(next));
         pool.client.held_answered(pool.space.0, PeerIndex(0), exchange.version, answer, &payload);
         assert_eq!(pool.client.stats().leftovers - before, expected, "{what}");
-        assert!(pool.client.unlooked.is_empty(), "{what}: it is asked no more");
+        assert!(pool.client.leftovers.len() == 0, "{what}: it is asked no more");
     }
     // Back to where it began.
     pool.client.held_answered(
@@ -162,7 +162,7 @@ fn a_server_that_makes_leftovers_up_gets_nothing() {
         (Status::Ok, Version::from_bits(9)),
         &[],
     );
-    assert!(pool.client.unlooked.is_empty());
+    assert!(pool.client.leftovers.len() == 0);
     assert!(pool.client.exchanges.find(|e| e.role == Role::Held && e.peer == PeerIndex(0)).is_none());
     pool.run();
     assert_eq!(held(&pool), [3; 2], "it has no such grant to give up");
@@ -239,7 +239,7 @@ fn a_server_that_knows_nothing_any_more_is_asked_again() {
 #[test]
 fn a_server_that_is_told_again_is_looked_at_again() {
     let mut pool = taken_over(2);
-    let looks = |pool: &Pool| pool.client.unlooked.iter().filter(|look| look.is_of(pool.space.0, PeerIndex(0))).count();
+    let looks = |pool: &Pool| pool.client.leftovers.count(|space, peer| (space, peer) == (pool.space.0, PeerIndex(0)));
     pool.client.spaces[pool.space.0].fenced_at.remove(PeerIndex(0));
     pool.client.fence(pool.space.0, PeerIndex(0));
     let fence = take(&mut pool, |role| role == Role::Fence);

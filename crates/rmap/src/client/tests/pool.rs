@@ -227,7 +227,7 @@ impl Pool {
             let any = self.step();
             // Copies wait for their share of the link, which time brings.
             self.now = self.now + Duration::from_micros(100);
-            if !self.client.looks.is_empty() {
+            if self.client.agenda.timed_due().is_some() {
                 self.time_passes();
             } else if !any && self.client.redundancy.copies.is_idle() {
                 return;

@@ -142,7 +142,7 @@ impl Client {
         }
         let at = now + PROGRESS_EVERY;
         self.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: Some(at) }));
-        self.look_at(at, space, slab);
+        self.mark_at(at, space, slab);
     }
 
     fn ask_what_it_has(&mut self, space: SpaceIndex, slab: SlabNo) {
@@ -242,25 +242,5 @@ impl Client {
         let mut instruction = Instruction { bytes: [0; ORDER_SIZE], length: bytes.len() };
         instruction.bytes[..bytes.len()].copy_from_slice(bytes);
         Some(instruction)
-    }
-
-    /// When a slab is to be looked at because time went by.
-    pub(in crate::client) fn next_look(&self) -> Option<Time> {
-        self.looks.iter().map(|(at, ..)| *at).min()
-    }
-
-    pub(in crate::client) fn look_at(&mut self, at: Time, space: SpaceIndex, slab: SlabNo) {
-        if !self.looks.contains(&(at, space, slab)) {
-            self.looks.push((at, space, slab));
-        }
-    }
-
-    pub(in crate::client) fn look(&mut self, now: Time) {
-        for at in (0..self.looks.len()).rev() {
-            if self.looks[at].0 <= now {
-                let (_, space, slab) = self.looks.swap_remove(at);
-                self.mark(space, slab);
-            }
-        }
     }
 }

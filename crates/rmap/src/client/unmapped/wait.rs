@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use super::{GRACE, TRIALS_MAX, TRIALS_OPEN_MAX, asked_at};
+use super::{GRACE, TRIALS_MAX, TRIALS_OPEN_MAX};
 use crate::client::index::{OpIndex, SpaceIndex};
 use crate::client::ops::{Kind, Operation, Stage};
 use crate::client::peer::PeerSet;
+use crate::client::questions::{Patience, Question};
 use crate::client::slab::Phase;
-use crate::client::{Client, Failure, Question};
+use crate::client::{Client, Failure};
 use crate::control::ControlRequest;
 use crate::units::{SlabNo, Time};
 
@@ -51,12 +52,12 @@ impl Client {
     ) {
         let Some((patience, _)) = self.unmapped_end() else { return };
         let Some(at) = self.answer_late_at(now, patience, space, since, |asked| about(self, asked)) else { return };
-        // Other times are those of questions, and looked at anyway ([`Client::map_due`]).
+        // Other times are those of questions, and looked at anyway ([`Client::overdue_at`]).
         let is_own_time = since.is_some_and(|since| at == since + self.grace());
         if at <= now {
             self.end_unmapped(now, space, slab);
         } else if self.config.map_patience.is_some() || is_own_time {
-            self.look_at(at, space, slab);
+            self.mark_at(at, space, slab);
         }
     }
 
@@ -64,29 +65,19 @@ impl Client {
     /// that seems to be silent; others try now and then.
     pub(in crate::client) fn ends_unasked(&self, now: Time) -> bool {
         let Some((patience, failure)) = self.unmapped_end() else { return false };
-        let is_late = self.map_late_at(now, patience).is_some_and(|at| at <= now);
-        let is_young = |question: &&Question| now.since(asked_at(question, now)) < GRACE;
-        let tries = || self.questions.iter().filter(is_young).count() < TRIALS_MAX;
+        let is_late = self.questions.all_late_at(now, patience).is_some_and(|at| at <= now);
+        let tries = || self.questions.younger_than(now, GRACE) < TRIALS_MAX;
         is_late && (failure == Failure::Declined || self.questions.len() >= TRIALS_OPEN_MAX || !tries())
-    }
-
-    /// When the control plane will have been silent for too long, as it seems now. What it was asked before its last answer it can
-    /// maybe not answer; that says nothing of the rest.
-    fn map_late_at(&self, now: Time, patience: Duration) -> Option<Time> {
-        let asked = self.questions.iter().map(|question| asked_at(question, now));
-        asked.filter(|at| *at >= self.map_watch.heard_at).min().map(|at| at + patience)
-    }
-
-    /// When a question will have waited for too long, if the control plane as a whole has at `map_late`. One that is asked of a
-    /// control plane that seems to be silent shows soon whether it is.
-    fn late_at(&self, asked: Time, patience: Duration, map_late: Option<Time>) -> Time {
-        let soon = map_late.map_or(asked + patience, |late| late.max(asked + self.grace()));
-        soon.min(asked + patience)
     }
 
     fn grace(&self) -> Duration {
         // Who has another place for his pages uses that.
         if self.config.map_patience.is_some() { Duration::ZERO } else { GRACE }
+    }
+
+    /// How long an answer is waited for by those who fail then.
+    fn patience(&self) -> Option<Patience> {
+        self.config.error_after.map(|at_most| Patience { at_most, grace: self.grace() })
     }
 
     /// When the answer about some slabs will have been waited for for too long: the first of them, or any answer if none of them is
@@ -99,28 +90,25 @@ impl Client {
         since: Option<Time>,
         about: impl Fn(SlabNo) -> bool,
     ) -> Option<Time> {
-        let map_late = self.map_late_at(now, patience);
-        let fits = |question: &&Question| match &question.request {
+        let all_late = self.questions.all_late_at(now, patience);
+        let fits = |question: &Question| match &question.request {
             ControlRequest::Change(change) => question.space == space && about(change.slab),
             _ => false,
         };
-        let asked = self.questions.iter().filter(fits).map(|question| asked_at(question, now)).min();
-        let unasked = map_late.map(|late| since.map_or(late, |since| late.max(since + self.grace())));
-        asked.map(|asked| self.late_at(asked, patience, map_late)).or(unasked)
+        let asked = self.questions.first_asked(now, fits);
+        let unasked = all_late.map(|late| since.map_or(late, |since| late.max(since + self.grace())));
+        let patience = Patience { at_most: patience, grace: self.grace() };
+        asked.map(|asked| patience.late_at(asked, all_late)).or(unasked)
     }
 
     /// When those who wait for the map are to be looked at.
-    pub(in crate::client) fn map_due(&self, now: Time) -> Option<Time> {
-        let patience = self.config.error_after.filter(|_| !self.questions.is_empty())?;
-        let map_late = self.map_late_at(now, patience);
-        let each = self.questions.iter().map(|question| self.late_at(asked_at(question, now), patience, map_late));
-        each.chain(map_late).filter(|at| *at > self.map_watch.looked_at).min()
+    pub(in crate::client) fn overdue_at(&self, now: Time) -> Option<Time> {
+        self.questions.overdue_at(now, self.patience()?)
     }
 
     /// Has those looked at that wait for the map for too long, and for anything else.
-    pub(in crate::client) fn watch_map(&mut self, now: Time) {
-        if self.map_due(now).is_some_and(|at| at <= now) {
-            self.map_watch.looked_at = now;
+    pub(in crate::client) fn poll_overdue(&mut self, now: Time) {
+        if self.patience().is_some_and(|patience| self.questions.poll_overdue(now, patience)) {
             self.mark_unanswered(|_| true);
         }
     }
@@ -175,10 +163,7 @@ impl Client {
         space: SpaceIndex,
         fits: impl Fn(&ControlRequest) -> bool,
     ) -> bool {
-        let Some(patience) = self.config.error_after else { return false };
-        let fits = |question: &&Question| question.space == space && fits(&question.request);
-        let asked = self.questions.iter().find(fits).and_then(|question| question.first_asked);
-        asked.is_some_and(|asked| self.late_at(asked, patience, self.map_late_at(self.now, patience)) <= self.now)
+        self.patience().is_some_and(|patience| self.questions.is_overdue(self.now, patience, space, fits))
     }
 
     /// Copies that must have a write and cannot take it.
