@@ -55,6 +55,7 @@ mod load;
 mod open;
 mod ops;
 mod outcome;
+mod pages;
 mod parity;
 mod parked;
 mod peer;
@@ -368,11 +369,6 @@ impl Client {
         };
         self.exchanges.line_up(&mut self.peers[request.peer].queues[request.class as usize], id);
         Some(id)
-    }
-
-    /// The page operations that wait behind a write to the same page.
-    fn busy_key(space: SpaceIndex, page: PageNo) -> (SpaceIndex, PageNo) {
-        (space, page)
     }
 }
 

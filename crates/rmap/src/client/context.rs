@@ -75,6 +75,6 @@ impl Context<'_> {
 
     /// Whether a write to a page is under way.
     pub fn is_being_written(&self, space: SpaceIndex, slab: SlabNo, index: usize) -> bool {
-        self.ops.busy.contains_key(&(space, self.config.slab_size.page(slab, index)))
+        self.ops.writer(space, self.config.slab_size.page(slab, index)).is_some()
     }
 }

@@ -1,8 +1,5 @@
 //! The callers' operations: from being asked for to being told.
 
-mod fail;
-mod serve;
-
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
@@ -10,11 +7,11 @@ use smallvec::SmallVec;
 
 use super::outcome::{Failure, OPS_MAX, Token};
 use super::peer::PeerSet;
-use crate::client::index::{List, ListIndex, OpIndex, SpaceIndex};
+use crate::client::index::{List, ListIndex, OpIndex, PeerIndex, SpaceIndex};
 use crate::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, SlabNo, SlabSize, Time, Version};
 
 /// Writes under way, by page.
-pub type Busy = HashMap<(SpaceIndex, PageNo), OpIndex>;
+type Busy = HashMap<(SpaceIndex, PageNo), OpIndex>;
 
 /// Beside these, the client's own: pages of the ledger.
 pub const OWN_MAX: usize = 16;
@@ -84,10 +81,10 @@ pub struct Operation {
 
 /// A write that has failed as [`Failure::Silent`] before it has ended.
 #[derive(Clone, Copy, Debug)]
-struct Told {
-    token: Token,
-    class: Class,
-    since: Time,
+pub struct Told {
+    pub token: Token,
+    pub class: Class,
+    pub since: Time,
 }
 
 /// The operations, and a page's room for each.
@@ -104,7 +101,7 @@ pub struct Ops {
     done: VecDeque<OpIndex>,
     done_own: VecDeque<OpIndex>,
     order: u64,
-    pub busy: Busy,
+    busy: Busy,
     waiting: usize,
     /// Writes that could not be told for want of a place; and whether one has come since.
     untold: bool,
@@ -223,6 +220,75 @@ impl Ops {
         &mut self.all[op]
     }
 
+    /// Whether a write may begin.
+    pub fn has_room_for_write(&self) -> bool {
+        self.free.len() > READS_RESERVED
+    }
+
+    /// The write to a page that is under way; later ones wait behind it.
+    pub fn writer(&self, space: SpaceIndex, page: PageNo) -> Option<OpIndex> {
+        self.busy.get(&(space, page)).copied()
+    }
+
+    #[cfg(test)]
+    pub fn has_no_writer(&self) -> bool {
+        self.busy.is_empty()
+    }
+
+    /// A write is the one to its page that is under way, from now on. `false` if there is another one.
+    pub fn begin_write(&mut self, op: OpIndex) -> bool {
+        let Operation { space, page, .. } = self.all[op];
+        *self.busy.entry((space, page)).or_insert(op) == op
+    }
+
+    /// A write is under way no more.
+    pub fn end_write(&mut self, op: OpIndex) {
+        let Operation { space, page, .. } = self.all[op];
+        if self.writer(space, page) == Some(op) {
+            self.busy.remove(&(space, page));
+        }
+    }
+
+    /// Whether an operation waits.
+    pub fn any_waiting(&self) -> bool {
+        self.waiting > 0
+    }
+
+    /// A copy is gone: writes under way that fit have not been sent there, and are not acknowledged by it.
+    pub fn unsend(&mut self, peer: PeerIndex, fits: impl Fn(&Operation) -> bool) {
+        let writes = |op: &Operation| op.stage == Stage::Active && op.kind != Kind::Read && fits(op);
+        for op in self.all.iter_mut().take(self.used).filter(|op| writes(op)) {
+            op.sent.remove(peer);
+            op.acked.remove(peer);
+        }
+    }
+
+    /// Where the content of a read is put, and the sealed page of the write to the same page.
+    pub fn content_and_sealed(&mut self, read: OpIndex, writer: OpIndex) -> Option<(&mut Page, &SealedPage)> {
+        let [content, sealed] = self.buffers.pair_mut(read, writer)?;
+        Some((content.first_chunk_mut().expect("a page is smaller than a sealed one"), sealed))
+    }
+
+    /// Room for the page of a write, which is sealed where it is.
+    pub fn room(&mut self, op: OpIndex) -> &mut SealedPage {
+        &mut self.buffers[op]
+    }
+
+    /// The next write whose caller is told that it failed, and which goes on.
+    pub fn next_told(&mut self) -> Option<Told> {
+        self.told.pop_front()
+    }
+
+    /// The next operation that is done.
+    pub fn next_done(&mut self) -> Option<OpIndex> {
+        self.done.pop_front()
+    }
+
+    /// The page of a read that is done, in room that may be exchanged for other.
+    pub fn page_of(&mut self, op: OpIndex) -> &mut Box<SealedPage> {
+        &mut self.buffers[op]
+    }
+
     /// The sealed page of a write.
     pub fn sealed(&self, op: OpIndex) -> &SealedPage {
         &self.buffers[op]
@@ -249,7 +315,7 @@ impl Ops {
         self.all.iter().take(self.used).any(|op| op.stage != Stage::Free && fits(op))
     }
 
-    fn begin(
+    pub fn begin(
         &mut self,
         kind: Kind,
         space: SpaceIndex,
@@ -396,7 +462,7 @@ impl Ops {
     }
 
     /// An exchange of it ended, or the caller was told: is it over?
-    fn free_if_over(&mut self, op: OpIndex) {
+    pub fn free_if_over(&mut self, op: OpIndex) {
         if self.all[op].stage == Stage::Lingering && self.all[op].exchanges == 0 {
             self.release(op);
         }

@@ -404,7 +404,7 @@ impl Client {
         let Exchange { space, page, peer, version: asked, .. } = *exchange;
         let Some(slab) = self.slab_of(page) else { return };
         let known = self.spaces[space].slabs[slab].version(self.config.slab_size.index(page));
-        let written = self.ops.busy.get(&Client::busy_key(space, page)).map(|writer| self.ops.peek(*writer).version);
+        let written = self.ops.writer(space, page).map(|writer| self.ops.peek(writer).version);
         if version == known || Some(version) == written || self.has(Fault::TrustsServers) {
             self.finish_read(op, Ok(false));
         } else if known > asked {
@@ -421,7 +421,7 @@ impl Client {
     /// The newest version of a page that may be at a server.
     fn newest_issued(&mut self, space: SpaceIndex, slab: SlabNo, page: crate::units::PageNo) -> Version {
         let known = self.spaces[space].slabs[slab].version(self.config.slab_size.index(page));
-        let writer = self.ops.busy.get(&Client::busy_key(space, page)).copied();
+        let writer = self.ops.writer(space, page);
         writer.map_or(known, |op| self.ops.get(op).version.max(known))
     }
 

@@ -104,7 +104,7 @@ impl Client {
             }
         }
         self.poll_overdue(now);
-        self.tend_confirms(now);
+        self.maintain_confirms(now);
         self.rebuild(now);
         self.look_at_load(now);
         self.settle(now);

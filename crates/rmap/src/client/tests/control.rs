@@ -130,7 +130,7 @@ fn a_write_that_waits_for_a_copy_to_leave_ends() {
         }
         pool.pass(Duration::from_secs(3));
         assert_eq!(results(&mut pool), []);
-        assert!(pool.client.ops.is_idle() && pool.client.ops.busy.is_empty());
+        assert!(pool.client.ops.is_idle() && pool.client.ops.has_no_writer());
         assert_eq!([pool.read(0), pool.read(1)], [Ok(2), Ok(1)]);
         pool.no_control = false;
         assert_eq!([pool.write(0, 4), pool.write(1, 5)], [Ok(()); 2]);
@@ -190,7 +190,7 @@ fn a_copy_that_is_lost_at_a_server_that_answers_is_not_waited_for() {
         pool.no_control = false;
         pool.pass(Duration::from_secs(3));
         assert_eq!(results(&mut pool), []);
-        assert!(pool.client.ops.is_idle() && pool.client.ops.busy.is_empty());
+        assert!(pool.client.ops.is_idle() && pool.client.ops.has_no_writer());
         let expected = if copies == 1 { Err(Failure::Lost) } else { Ok(2) };
         assert_eq!(pool.read(0), expected);
     }

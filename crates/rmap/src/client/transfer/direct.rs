@@ -207,10 +207,10 @@ impl Client {
         version: Version,
     ) -> bool {
         let page = self.config.slab_size.page(slab, index);
-        let writer = self.ops.busy.get(&Client::busy_key(space, page));
+        let writer = self.ops.writer(space, page);
         version <= self.spaces[space].slabs[slab].version(index)
             || self.may_be_parity(space, slab, version)
-            || writer.is_some_and(|op| self.ops.peek(*op).version == version)
+            || writer.is_some_and(|op| self.ops.peek(op).version == version)
     }
 
     /// What a request about a slab says beside its header: of which life it is, or which other server is meant.

@@ -233,8 +233,8 @@ impl Client {
         }
         // Behind one that is not done before the map is changed; others get their turn.
         let is_behind_told = |client: &Client, op: &Operation| {
-            let writer = client.ops.busy.get(&Client::busy_key(space, op.page));
-            op.kind != Kind::Read && writer.is_some_and(|writer| client.ops.peek(*writer).is_told)
+            let writer = client.ops.writer(space, op.page);
+            op.kind != Kind::Read && writer.is_some_and(|writer| client.ops.peek(writer).is_told)
         };
         ended + self.fail_waiting(space, slab, is_behind_told, Failure::Silent)
     }

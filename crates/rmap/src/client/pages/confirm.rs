@@ -1,6 +1,6 @@
 //! Asks the control plane who owns a space, and answers what waited for that.
 
-use super::{CONFIRMS_MAX, Waiting, is_confirm};
+use crate::client::confirm::is_confirm;
 use crate::client::index::SpaceIndex;
 use crate::client::sealed::Tenure;
 use crate::client::{Client, Failure, Fault, Refused, SpaceRef, Token};
@@ -17,16 +17,16 @@ impl Client {
         if self.spaces[space].tenure != Tenure::Owner {
             return Err(Refused::ReadOnly);
         }
-        if self.confirms.waiting.len() + self.confirms.done.len() >= CONFIRMS_MAX {
+        if !self.confirms.has_room() {
             return Err(Refused::Busy);
         }
         self.now = now;
         if self.spaces[space].is_taken || self.has(Fault::TrustsItself) {
             let result = if self.spaces[space].is_taken { Err(Failure::Fenced) } else { Ok(()) };
-            self.confirms.done.push_back((token, result));
+            self.confirms.finish(token, result);
             return Ok(());
         }
-        self.confirms.waiting.push(Waiting { token, space, question: None });
+        self.confirms.wait(token, space);
         self.ask_to_confirm(space);
         self.end_overdue_confirms(space);
         Ok(())
@@ -44,28 +44,27 @@ impl Client {
                 self.questions.ask(space, ControlRequest::Confirm { space: id, generation })
             }
         };
-        let waiting = self.confirms.waiting.iter_mut().filter(|waiting| waiting.space == space);
-        waiting.for_each(|waiting| _ = waiting.question.get_or_insert(question));
+        self.confirms.wait_for(space, question);
     }
 
     /// The control plane says that this client owns the space.
     pub(in crate::client) fn confirmed(&mut self, space: SpaceIndex, question: u64) {
-        self.confirms.end(|waiting| waiting.question == Some(question), Ok(()));
-        if self.confirms.waiting.iter().any(|waiting| waiting.space == space) {
+        self.confirms.confirm(question);
+        if self.confirms.is_waiting(space) {
             self.ask_to_confirm(space);
         }
     }
 
     /// Another owner has the space.
     pub(in crate::client) fn refuse_confirms(&mut self, space: SpaceIndex) {
-        self.confirms.end(|waiting| waiting.space == space, Err(Failure::Fenced));
+        self.confirms.fail(space, Failure::Fenced);
     }
 
     /// Ends what has waited for the control plane for too long.
-    pub(in crate::client) fn tend_confirms(&mut self, now: Time) {
+    pub(in crate::client) fn maintain_confirms(&mut self, now: Time) {
         self.now = now;
         let mut at = 0;
-        while let Some(Waiting { space, .. }) = self.confirms.waiting.get(at).copied() {
+        while let Some(space) = self.confirms.space_at(at) {
             // Where it is overdue, none of this space waits any more, and another one is in this place.
             at += usize::from(!self.end_overdue_confirms(space));
         }
@@ -75,7 +74,7 @@ impl Client {
     fn end_overdue_confirms(&mut self, space: SpaceIndex) -> bool {
         let is_overdue = self.is_question_overdue(space, is_confirm);
         if is_overdue {
-            let ended = self.confirms.end(|waiting| waiting.space == space, Err(Failure::Silent)) as u64;
+            let ended = self.confirms.fail(space, Failure::Silent) as u64;
             self.stats.unmapped += ended;
             self.stats.unanswered += ended;
         }

@@ -1,19 +1,17 @@
 //! What is done for an operation: a page is read from the nearest copy that answers, and written to all of them.
 
-use std::collections::hash_map::Entry;
-
-use super::super::exchange::{Exchange, Request, Role};
-use super::super::sealed::Tenure;
-use super::super::slab::Phase;
-use super::super::{Client, Event, Failure, Fault, Refused, Token};
-use super::{Kind, Operation, READS_RESERVED, Selected, Stage, Told};
+use crate::client::exchange::{Exchange, Request, Role};
 use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
+use crate::client::ops::{Kind, Operation, Selected, Stage, Told};
+use crate::client::sealed::Tenure;
+use crate::client::slab::Phase;
+use crate::client::{Client, Event, Failure, Fault, Refused, Token};
 use crate::crypto::Rejected;
 use crate::units::{Class, Page, PageNo, SealedPage, SlabNo, Time, Version};
 use crate::wire::message::Op as Wire;
 
 impl Client {
-    pub(in super::super) fn begin_read(
+    pub(in crate::client) fn begin_read(
         &mut self,
         now: Time,
         space: SpaceIndex,
@@ -33,7 +31,7 @@ impl Client {
     }
 
     /// A read, from its beginning. `false`: there is no place for it.
-    pub(in super::super) fn begin_again(
+    pub(in crate::client) fn begin_again(
         &mut self,
         space: SpaceIndex,
         page: PageNo,
@@ -43,13 +41,13 @@ impl Client {
         let look = if self.is_followed(space) { self.look_needed(space) } else { 0 };
         let op = self.ops.begin(Kind::Read, space, page, class, asked);
         op.is_some_and(|op| {
-            self.ops.all[op].look = look;
+            self.ops.get(op).look = look;
             self.try_read(op);
             true
         })
     }
 
-    pub(in super::super) fn begin_write(
+    pub(in crate::client) fn begin_write(
         &mut self,
         now: Time,
         space: SpaceIndex,
@@ -64,7 +62,7 @@ impl Client {
         if self.spaces[space].tenure != Tenure::Owner {
             return Err(Refused::ReadOnly);
         }
-        if self.ops.free.len() <= READS_RESERVED {
+        if !self.ops.has_room_for_write() {
             return Err(Refused::Busy);
         }
         let version = self.spaces[space].next_version(content.is_none()).ok_or(Refused::VersionsUsedUp)?;
@@ -74,7 +72,7 @@ impl Client {
         self.now = now;
         match content {
             Some(content) => self.store_write(op, version, content),
-            None => self.ops.all[op].version = version,
+            None => self.ops.get(op).version = version,
         }
         self.try_write(op);
         self.settle(now);
@@ -82,24 +80,24 @@ impl Client {
     }
 
     /// What a write is to write, which is put where it is sealed.
-    pub(in super::super) fn store_write(&mut self, op: OpIndex, version: Version, content: impl FnOnce(&mut Page)) {
-        let Operation { space, page, .. } = self.ops.all[op];
-        self.ops.all[op].version = version;
+    pub(in crate::client) fn store_write(&mut self, op: OpIndex, version: Version, content: impl FnOnce(&mut Page)) {
+        let Operation { space, page, .. } = *self.ops.peek(op);
+        self.ops.get(op).version = version;
         content(self.ops.content(op));
-        self.spaces[space].key.seal(page, version, &mut self.ops.buffers[op]);
+        self.spaces[space].key.seal(page, version, self.ops.room(op));
     }
 
     /// Begins a waiting operation if it can begin now.
-    pub(in super::super) fn try_op(&mut self, op: OpIndex) {
-        match self.ops.all[op].kind {
-            _ if self.ops.all[op].stage != Stage::Waiting => {}
+    pub(in crate::client) fn try_op(&mut self, op: OpIndex) {
+        match self.ops.peek(op).kind {
+            _ if self.ops.peek(op).stage != Stage::Waiting => {}
             Kind::Read => self.try_read(op),
             Kind::Write { .. } => self.try_write(op),
         }
     }
 
     fn try_read(&mut self, op: OpIndex) {
-        let Operation { space, page, .. } = self.ops.all[op];
+        let Operation { space, page, .. } = *self.ops.peek(op);
         if self.spaces[space].is_taken {
             return self.ops.finish(op, Err(Failure::Fenced));
         }
@@ -115,14 +113,14 @@ impl Client {
         match slab.phase {
             Phase::Lost => self.ops.finish(op, Err(Failure::Lost)),
             Phase::Vacant | Phase::Granting(_) | Phase::Leaving => self.read_zero(op),
-            Phase::Opening(_) if self.is_out_of_reach(space, number) && !self.ops.all[op].is_own => {
+            Phase::Opening(_) if self.is_out_of_reach(space, number) && !self.ops.get(op).is_own => {
                 self.ops.finish(op, Err(Failure::Silent));
             }
             Phase::Opening(_) if self.waits_for_map(space, number) => self.mark(space, number),
             Phase::Opening(_) | Phase::Followed => {}
             Phase::Open => {
                 // What is being written is as good as what was; and this is at hand.
-                if let Some(&writer) = self.ops.busy.get(&Client::busy_key(space, page)) {
+                if let Some(writer) = self.ops.writer(space, page) {
                     return self.read_from_buffer(op, writer);
                 }
                 let index = self.config.slab_size.index(page);
@@ -134,38 +132,35 @@ impl Client {
                 if !version.has_content() {
                     return self.read_zero(op);
                 }
-                self.ops.all[op].version = version;
+                self.ops.get(op).version = version;
                 self.ask_for_page(op);
             }
         }
     }
 
-    pub(in super::super) fn read_zero(&mut self, op: OpIndex) {
+    pub(in crate::client) fn read_zero(&mut self, op: OpIndex) {
         self.stats.reads_local += 1;
-        self.ops.all[op].has_content = false;
+        self.ops.get(op).has_content = false;
         self.ops.finish(op, Ok(()));
     }
 
     fn read_from_buffer(&mut self, op: OpIndex, writer: OpIndex) {
-        let Operation { space, page, version, kind, .. } = self.ops.all[writer];
+        let Operation { space, page, version, kind, .. } = *self.ops.peek(writer);
         if kind == (Kind::Write { trim: true }) {
             return self.read_zero(op);
         }
-        let opened = match self.ops.buffers.pair_mut(op, writer) {
-            Some([content, sealed]) => {
-                let (content, _) = content.split_first_chunk_mut().expect("a page is smaller than a sealed one");
-                self.spaces[space].key.open(page, version, &sealed[..], content)
-            }
+        let opened = match self.ops.content_and_sealed(op, writer) {
+            Some((content, sealed)) => self.spaces[space].key.open(page, version, &sealed[..], content),
             None => Err(Rejected::NotAuthentic),
         };
         self.stats.reads_local += 1;
-        self.ops.all[op].has_content = true;
+        self.ops.get(op).has_content = true;
         self.ops.finish(op, opened.map_err(|_| Failure::Corrupt));
     }
 
     /// Asks the nearest copy that was not asked yet; any copy, where all were.
-    pub(in super::super) fn ask_for_page(&mut self, op: OpIndex) {
-        let Operation { space, page, sent, .. } = self.ops.all[op];
+    pub(in crate::client) fn ask_for_page(&mut self, op: OpIndex) {
+        let Operation { space, page, sent, .. } = *self.ops.peek(op);
         let Some(number) = self.slab_of(page) else { return };
         if self.is_followed(space) {
             return self.ask_followed(op);
@@ -182,7 +177,7 @@ impl Client {
         let Some(peer) = copies.iter().min_by_key(near) else {
             let unknown = self.sound_copies(space, number);
             let is_away = !unknown.is_empty() && unknown.iter().all(|peer| self.peers[peer].is_down());
-            if self.ops.all[op].is_own {
+            if self.ops.peek(op).is_own {
                 self.put_back(op);
             } else if self.is_refused(op, number) {
                 self.stats.bad_pages += 1;
@@ -201,25 +196,25 @@ impl Client {
         }
     }
 
-    pub(in super::super) fn ask_copy(&mut self, op: OpIndex, peer: PeerIndex) {
-        let Operation { space, page, class, version, .. } = self.ops.all[op];
+    pub(in crate::client) fn ask_copy(&mut self, op: OpIndex, peer: PeerIndex) {
+        let Operation { space, page, class, version, .. } = *self.ops.peek(op);
         let request = Request { role: Role::Read { op }, peer, op: Wire::Read, class, space, page, version };
         if self.ask(request) {
             self.ops.activate(op);
-            self.ops.all[op].exchanges += 1;
-            self.ops.all[op].sent.insert(peer);
+            self.ops.get(op).exchanges += 1;
+            self.ops.get(op).sent.insert(peer);
         }
     }
 
     fn try_write(&mut self, op: OpIndex) {
-        let Operation { space, page, .. } = self.ops.all[op];
+        let Operation { space, page, .. } = *self.ops.peek(op);
         if self.spaces[space].is_taken {
             return self.ops.finish(op, Err(Failure::Fenced));
         }
         let Some(number) = self.slab_of(page) else { return };
         let is_lost = matches!(self.spaces[space].slabs[number].phase, Phase::Lost);
         let waits = !is_lost && self.waits_for_group(op, number);
-        if !is_lost && self.is_write_out_of_reach(space, number) && !self.ops.all[op].is_own {
+        if !is_lost && self.is_write_out_of_reach(space, number) && !self.ops.peek(op).is_own {
             return self.ops.finish(op, Err(Failure::Silent));
         }
         if waits {
@@ -232,14 +227,12 @@ impl Client {
             Phase::Opening(_) if self.waits_for_map(space, number) => self.mark(space, number),
             Phase::Granting(_) | Phase::Opening(_) | Phase::Leaving | Phase::Followed => {}
             Phase::Open => {
-                let key = Client::busy_key(space, page);
-                if self.is_left_to_late_map(space, number) && !self.ops.all[op].is_own {
+                if self.is_left_to_late_map(space, number) && !self.ops.peek(op).is_own {
                     self.stats.unmapped += 1;
                     return self.ops.finish(op, Err(Failure::Silent));
                 }
                 // One write to a page at a time, in the order in which they came.
-                if let Entry::Vacant(place) = self.ops.busy.entry(key) {
-                    place.insert(op);
+                if self.ops.begin_write(op) {
                     self.ops.activate(op);
                     self.send_write(op);
                 } else if self.waits_for_map(space, number) {
@@ -250,8 +243,8 @@ impl Client {
     }
 
     /// To every copy that has not been sent it.
-    pub(in super::super) fn send_write(&mut self, op: OpIndex) {
-        let Operation { space, page, class, version, sent, kind, is_told, .. } = self.ops.all[op];
+    pub(in crate::client) fn send_write(&mut self, op: OpIndex) {
+        let Operation { space, page, class, version, sent, kind, is_told, .. } = *self.ops.peek(op);
         let Some(number) = self.slab_of(page) else { return };
         let mirror = self.spaces[space].slabs[number].repair.as_ref().and_then(|repair| repair.mirror());
         let mut targets = self.required(space, number).union(mirror.into_iter().collect()).minus(sent);
@@ -264,15 +257,15 @@ impl Client {
         for peer in targets.iter() {
             let request = Request { role: Role::Write { op }, peer, op: wire, class, space, page, version };
             if self.ask(request) {
-                self.ops.all[op].sent.insert(peer);
-                self.ops.all[op].exchanges += 1;
+                self.ops.get(op).sent.insert(peer);
+                self.ops.get(op).exchanges += 1;
             }
         }
     }
 
     /// A copy has the write, or the set of copies changed: is it done?
-    pub(in super::super) fn check_write(&mut self, op: OpIndex) {
-        let Operation { space, page, version, sent, acked, stage, is_told, .. } = self.ops.all[op];
+    pub(in crate::client) fn check_write(&mut self, op: OpIndex) {
+        let Operation { space, page, version, sent, acked, stage, is_told, .. } = *self.ops.peek(op);
         let Some(number) = self.slab_of(page) else { return };
         let required = self.required(space, number);
         let repair = self.spaces[space].slabs[number].repair.as_ref();
@@ -294,14 +287,11 @@ impl Client {
         }
     }
 
-    pub(in super::super) fn end_write(&mut self, op: OpIndex, result: Result<(), Failure>) {
-        let Operation { space, page, .. } = self.ops.all[op];
-        let key = Client::busy_key(space, page);
-        if self.ops.busy.get(&key) == Some(&op) {
-            self.ops.busy.remove(&key);
-        }
+    pub(in crate::client) fn end_write(&mut self, op: OpIndex, result: Result<(), Failure>) {
+        let Operation { space, page, .. } = *self.ops.peek(op);
+        self.ops.end_write(op);
         self.ops.finish(op, result);
-        if self.ops.waiting > 0 {
+        if self.ops.any_waiting() {
             for next in self.ops.select(|o| o.stage == Stage::Waiting && o.space == space && o.page == page) {
                 self.try_op(next);
             }
@@ -309,25 +299,25 @@ impl Client {
     }
 
     /// An exchange of an operation ended, whatever came of it.
-    pub(in super::super) fn op_exchange_ended(&mut self, op: OpIndex) {
-        self.ops.all[op].exchanges -= 1;
+    pub(in crate::client) fn op_exchange_ended(&mut self, op: OpIndex) {
+        self.ops.get(op).exchanges -= 1;
         self.ops.free_if_over(op);
     }
 
     /// A page came: the version that a copy has, and where it was put together.
-    pub(in super::super) fn finish_read(&mut self, op: OpIndex, result: Result<bool, Failure>) {
-        if self.ops.all[op].stage != Stage::Active {
+    pub(in crate::client) fn finish_read(&mut self, op: OpIndex, result: Result<bool, Failure>) {
+        if self.ops.peek(op).stage != Stage::Active {
             return;
         }
-        self.ops.all[op].has_content = result == Ok(true);
+        self.ops.get(op).has_content = result == Ok(true);
         self.ops.finish(op, result.map(drop));
         self.drop_exchanges(op);
     }
 
     /// No answer is wanted any more: of a second copy, or of one that is away.
-    pub(in super::super) fn drop_exchanges(&mut self, op: OpIndex) {
+    pub(in crate::client) fn drop_exchanges(&mut self, op: OpIndex) {
         self.drop_stripe(op);
-        while self.ops.all[op].exchanges > 0 {
+        while self.ops.peek(op).exchanges > 0 {
             let own = Role::Read { op };
             let found = self.exchanges.find(|e| e.role == own || e.role == Role::Write { op });
             let Some(exchange) = found else { return };
@@ -337,18 +327,18 @@ impl Client {
     }
 
     /// Operations of a slab that wait for it.
-    pub(in super::super) fn wake_ops(&mut self, space: SpaceIndex, slab: SlabNo) {
+    pub(in crate::client) fn wake_ops(&mut self, space: SpaceIndex, slab: SlabNo) {
         for op in self.waiting_for(space, slab) {
             self.try_op(op);
         }
     }
 
     /// The set of copies changed: writes may be done or have to go elsewhere, reads too.
-    pub(in super::super) fn map_settled(&mut self, space: SpaceIndex, slab: SlabNo) {
+    pub(in crate::client) fn map_settled(&mut self, space: SpaceIndex, slab: SlabNo) {
         let size = self.config.slab_size;
         let of_slab = |page| size.slab(page).is_some_and(|s| s == slab);
         for op in self.ops.select(|o| o.stage == Stage::Active && o.space == space && of_slab(o.page)) {
-            match self.ops.all[op].kind {
+            match self.ops.peek(op).kind {
                 Kind::Read if !self.is_answer_coming(op) => self.ask_for_page(op),
                 Kind::Read => {}
                 Kind::Write { .. } => {
@@ -361,33 +351,21 @@ impl Client {
     }
 
     /// A copy is gone: should there be another one at the same server, it has nothing of what this one had.
-    pub(in super::super) fn unsend_writes(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
+    pub(in crate::client) fn unsend_writes(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
         let size = self.config.slab_size;
         let of_slab = |page| size.slab(page).is_some_and(|s| s == slab);
-        let used = self.ops.used;
-        for op in self
-            .ops
-            .all
-            .iter_mut()
-            .take(used)
-            .filter(|o| o.stage == Stage::Active && o.space == space && of_slab(o.page))
-        {
-            if op.kind != Kind::Read {
-                op.sent.remove(peer);
-                op.acked.remove(peer);
-            }
-        }
+        self.ops.unsend(peer, |op| op.space == space && of_slab(op.page));
     }
 
     /// What cannot begin before something is known of a slab.
-    pub(in super::super) fn waiting_for(&self, space: SpaceIndex, slab: SlabNo) -> Selected {
+    pub(in crate::client) fn waiting_for(&self, space: SpaceIndex, slab: SlabNo) -> Selected {
         let of_slab = |page| self.slab_of(page) == Some(slab);
         self.ops.select(|op| op.stage == Stage::Waiting && op.space == space && of_slab(op.page))
     }
 
     /// The next result. Of a read `take` is given the page, in room that may be exchanged for other; nothing if that is zero.
-    pub(in super::super) fn next_event(&mut self, take: impl FnOnce(Option<&mut Box<SealedPage>>)) -> Option<Event> {
-        if let Some(Told { token, class, since }) = self.ops.told.pop_front() {
+    pub(in crate::client) fn next_event(&mut self, take: impl FnOnce(Option<&mut Box<SealedPage>>)) -> Option<Event> {
+        if let Some(Told { token, class, since }) = self.ops.next_told() {
             self.stats.writes_took[class as usize].record(self.now.since(since));
             self.stats.unanswered += 1;
             self.unpark_waiting();
@@ -396,11 +374,11 @@ impl Client {
         if let Some(event) = self.confirms.next_event() {
             return Some(event);
         }
-        let op = self.ops.done.pop_front()?;
-        let Operation { kind, token, stage, has_content, class, since, .. } = self.ops.all[op];
+        let op = self.ops.next_done()?;
+        let Operation { kind, token, stage, has_content, class, since, .. } = *self.ops.peek(op);
         let Stage::Done(result) = stage else { return None };
         if kind == Kind::Read {
-            take(has_content.then_some(&mut self.ops.buffers[op]));
+            take(has_content.then(|| self.ops.page_of(op)));
         }
         let latencies = if kind == Kind::Read { &mut self.stats.reads_took } else { &mut self.stats.writes_took };
         latencies[class as usize].record(self.now.since(since));

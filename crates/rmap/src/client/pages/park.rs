@@ -1,8 +1,8 @@
 //! Lets reads wait, and begins them again when they can be answered.
 
-use super::{PARKED_MAX, Parked};
 use crate::client::index::{OpIndex, SpaceIndex};
 use crate::client::ops::Operation;
+use crate::client::parked::Parked;
 use crate::client::slab::Phase;
 use crate::client::{Client, Failure};
 use crate::units::SlabNo;
@@ -19,20 +19,20 @@ impl Client {
             self.fail_op(op, Failure::Silent);
             return true;
         }
-        if self.parking.all.len() >= PARKED_MAX {
+        if self.parking.is_full() {
             return false;
         }
         self.drop_exchanges(op);
         let Operation { class, token, since, .. } = *self.ops.get(op);
         self.ops.leave(op);
-        self.parking.all.push_back(Parked { space, page, class, token, since });
+        self.parking.push(Parked { space, page, class, token, since });
         true
     }
 
     /// Has the slabs looked at that reads wait for.
     pub(in crate::client) fn mark_parked(&mut self) {
-        for at in 0..self.parking.all.len() {
-            let Parked { space, page, .. } = self.parking.all[at];
+        for at in 0..self.parking.len() {
+            let Some(Parked { space, page, .. }) = self.parking.get(at) else { return };
             self.slab_of(page).into_iter().for_each(|slab| self.mark(space, slab));
         }
     }
@@ -49,23 +49,21 @@ impl Client {
 
     /// There is a place again.
     pub(in crate::client) fn unpark_waiting(&mut self) {
-        if self.parking.is_short && self.ops.has_room() {
-            self.parking.is_short = false;
+        if self.parking.has_place(self.ops.has_room()) {
             self.unpark_where(|_, _| true);
         }
     }
 
     fn unpark_where(&mut self, fits: impl Fn(&Client, &Parked) -> bool) {
-        for _ in 0..self.parking.all.len() {
-            let Some(parked) = self.parking.all.pop_front() else { return };
+        for _ in 0..self.parking.len() {
+            let Some(parked) = self.parking.next() else { return };
             let ready = fits(self, &parked) && self.is_answerable(&parked);
             let Parked { space, page, class, token, since } = parked;
             if !ready {
-                self.parking.all.push_back(parked);
+                self.parking.push(parked);
             } else if !self.begin_again(space, page, class, (token, since)) {
                 // Nor is there a place for any other one.
-                self.parking.is_short = true;
-                return self.parking.all.push_front(parked);
+                return self.parking.wait_for_place(parked);
             }
         }
     }
