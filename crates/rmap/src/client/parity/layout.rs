@@ -64,7 +64,7 @@ impl Layout {
     /// The group that a slab belongs to, as a member or as its parity.
     pub fn group(self, slab: SlabNo) -> Option<GroupIndex> {
         let at = slab.to_usize();
-        let member = self.is_data(slab).then(|| at / MEMBERS);
+        let member = self.is_data(slab).then_some(at / MEMBERS);
         member.or_else(|| self.is_parity(slab).then(|| at - self.first_parity())).map(GroupIndex)
     }
 

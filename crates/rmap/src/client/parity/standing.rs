@@ -47,7 +47,7 @@ pub fn standings(
     };
     let held = map.iter().filter(|(slab, entry)| is_held(entry) && slab.to_usize() < layout.total());
     let all = held.map(|(slab, entry)| (*slab, standing(*slab, entry))).collect();
-    (all, layout.groups().any(|group| has_parity(group)))
+    (all, layout.groups().any(has_parity))
 }
 
 #[cfg(test)]
