@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Names a directory with `pagodad`, `pagoda`, `libpagoda_shim.so` and `xtask` to test instead of building them.
+/// Names a directory with `pagodad`, `pagoda`, `libpagoda_shim.so`, `toy-vmm` and `xtask` to test instead of building them.
 const BIN_DIR_ENV: &str = "PAGODA_BIN_DIR";
 
 /// The root of the repository.
@@ -42,7 +42,7 @@ fn find_or_build() -> Result<PathBuf> {
         Some(dir) => PathBuf::from(dir),
         None => build()?,
     };
-    for name in ["pagodad", "pagoda", "libpagoda_shim.so", "xtask"] {
+    for name in ["pagodad", "pagoda", "libpagoda_shim.so", "toy-vmm", "xtask"] {
         ensure!(dir.join(name).is_file(), "{} has no {name}", dir.display());
     }
     Ok(dir)
@@ -121,7 +121,7 @@ pub fn client_images() -> Result<Images> {
 /// They cannot be made.
 pub fn host_images() -> Result<Images> {
     static MADE: OnceLock<Result<(), String>> = OnceLock::new();
-    full_images("host", &["pagoda", "pagodad", "libpagoda_shim.so", "xtask"], &MADE)
+    full_images("host", &["pagoda", "pagodad", "libpagoda_shim.so", "toy-vmm"], &MADE)
 }
 
 fn full_images(name: &str, with: &[&str], made: &OnceLock<Result<(), String>>) -> Result<Images> {

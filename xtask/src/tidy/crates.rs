@@ -9,7 +9,7 @@ use super::manifests::{Manifest, Needed, members};
 type Edges = &'static [(&'static str, Needed, &'static str)];
 
 /// From the bottom up: a crate stands below those that it depends on.
-const ALLOWED: [(&str, Edges); 14] = [
+const ALLOWED: [(&str, Edges); 16] = [
     ("pagoda-abi", &[]),
     ("pagoda-core", &[]),
     ("pagoda-guest", &[]),
@@ -56,14 +56,32 @@ const ALLOWED: [(&str, Edges); 14] = [
         ],
     ),
     (
+        "testkit",
+        &[
+            ("pagoda-abi", Needed::Always, "attach packets of the toy VMM"),
+            ("pagoda-api", Needed::Always, "client of the daemon"),
+            ("pagoda-guest", Needed::Always, "lines that guests print"),
+            ("pagoda-sys", Needed::Always, "memory, processes and KVM of the toy VMM"),
+        ],
+    ),
+    (
+        "pagoda-bench",
+        &[
+            ("pagoda-api", Needed::Always, "client of the daemon"),
+            ("pagoda-core", Needed::Always, "chunk queues, metrics, policy"),
+            ("pagoda-guest", Needed::Always, "lines that guests print"),
+            ("pagoda-sys", Needed::Always, "processes, userfaultfd"),
+            ("rmap", Needed::Always, "clients of disks and of pages"),
+            ("testkit", Needed::Always, "daemons, guests, peers, results"),
+        ],
+    ),
+    (
         "xtask",
         &[
-            ("pagoda-abi", Needed::Always, "bare shim of the benches"),
-            ("pagoda-api", Needed::Always, "client of the daemon"),
-            ("pagoda-core", Needed::Always, "metrics, policy in benches"),
+            ("pagoda-api", Needed::Always, "client of the daemon, in the demo"),
             ("pagoda-guest", Needed::Always, "lines that guests print"),
-            ("pagoda-sys", Needed::Always, "toy VMM"),
-            ("rmap", Needed::Always, "benches of disks"),
+            ("pagoda-sys", Needed::Always, "processes of the demo, skipped tests"),
+            ("testkit", Needed::Always, "daemon, images, results"),
         ],
     ),
     (
@@ -73,6 +91,7 @@ const ALLOWED: [(&str, Edges); 14] = [
             ("pagoda-guest", Needed::Always, "lines that guests print"),
             ("pagoda-sys", Needed::Always, "processes of tests"),
             ("rmap-etcd", Needed::Always, "etcd of pools"),
+            ("testkit", Needed::Always, "settings of the host"),
         ],
     ),
 ];

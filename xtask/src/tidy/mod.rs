@@ -15,11 +15,12 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use testkit::workspace::repository;
 
-use crate::bench::repository;
-
-/// Directories that hold nothing of ours.
-const SKIPPED: [&str; 4] = ["target", "out", ".git", "results"];
+/// Directories that hold nothing of ours, wherever they are.
+const SKIPPED: [&str; 3] = ["target", "out", ".git"];
+/// What benches wrote, from the root.
+const RESULTS: &str = "bench/results";
 const TEXT_ENDINGS: [&str; 8] = ["rs", "md", "toml", "sh", "service", "yml", "json", "conf"];
 
 #[derive(Debug)]
@@ -76,7 +77,7 @@ fn collect(root: &Path, dir: &Path, sources: &mut Vec<Source>) -> Result<()> {
     for entry in entries {
         let path = entry.with_context(|| format!("list {}", dir.display()))?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if SKIPPED.contains(&name.as_str()) || path.is_symlink() {
+        if SKIPPED.contains(&name.as_str()) || path == root.join(RESULTS) || path.is_symlink() {
             continue;
         }
         if path.is_dir() {
