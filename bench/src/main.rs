@@ -4,6 +4,7 @@
 mod adaptive;
 mod balloon;
 mod crash;
+mod create;
 mod disk;
 mod drain;
 mod failover;
@@ -206,6 +207,7 @@ fn run_one(name: Name, code: String, setup: &Setup, json: Option<&Path>) -> Resu
         Name::Pins => pins::run(setup),
         Name::Restart => restart::run(setup),
         Name::Optional => restart::optional(setup),
+        Name::Create => create::run(setup),
         Name::Ways => ways::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }

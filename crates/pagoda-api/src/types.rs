@@ -25,7 +25,7 @@ pub use balloon::{BalloonInfo, GuestMemory, check_balloon_target};
 pub use dram::{DRAM_BYTES_MIN, DRAM_FRACTION_MIN, MEMORY_GRANULE_BYTES, check_dram, dram_bytes_min};
 pub use far::{FAR_COPIES_MAX, FarInfo, FarLatency, FarPool, FarRequest, FarServer};
 pub use kind::VmKind;
-pub use latency::Latency;
+pub use latency::{Latency, RoundWait};
 pub use policy::{
     AdmitReply, AdmitRequest, HostPatch, HostPolicy, Mrc, MrcPoint, VmPolicy, WhatIfReply, WhatIfRequest,
 };

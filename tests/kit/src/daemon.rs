@@ -334,7 +334,8 @@ impl Daemon {
         Ok(vec![text(self.programs.join("pagoda"))?, "--socket".into(), text(self.socket())?])
     }
 
-    fn client(&self) -> Client {
+    /// A client of its control API.
+    pub fn client(&self) -> Client {
         Client::new(self.socket())
     }
 

@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::latency::RoundWait;
 use super::spec::VmPatch;
 use super::terms::Sampling;
 
@@ -78,6 +79,8 @@ pub struct HostPolicy {
     pub ballooned_bytes: u64,
     #[serde(default)]
     pub swapped_bytes: u64,
+    #[serde(default)]
+    pub round_wait: RoundWait,
 }
 
 /// `PATCH /v1/host`; what is `None` stays as it is. Lasts until the daemon ends or reads its configuration again.

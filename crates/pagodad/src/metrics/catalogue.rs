@@ -159,6 +159,13 @@ pub(super) const STANDING: MetricDef =
 pub(super) const HOST_STATE: MetricDef =
     gauge("pagoda_host_state", "", "1 for the state of reclamation, 0 for the others.");
 
+/// The longest wait has the quantile 1.
+pub(super) const ROUND_WAIT: MetricDef = gauge(
+    "pagoda_policy_round_wait_seconds",
+    "seconds",
+    "How long rounds of the memory policy waited for the daemon's locks, since the daemon started: the quantile, by round.",
+);
+
 /// Of the host, by the memory policy, with the prefix `pagoda_host_`.
 pub(super) const HOST_POLICY: &[Row<HostPolicy>] = &[
     Row {

@@ -70,6 +70,8 @@ pub enum Name {
     Restart,
     /// A VM over restarts of a daemon of which a part does not work that paging does not need
     Optional,
+    /// VMs made with reserved swap while the memory policy makes rounds
+    Create,
     /// Ways to RAM that nobody manages, and what passes between plain QEMU and Pagoda
     Ways,
     /// All of them
