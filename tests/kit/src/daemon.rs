@@ -24,8 +24,6 @@ use crate::workspace::programs_dir;
 /// A daemon that does not answer for so long is broken.
 const START_MAX: Duration = Duration::from_secs(20);
 const POLL_EVERY: Duration = Duration::from_millis(1);
-/// `sysconf(_SC_CLK_TCK)`, the unit of CPU times in /proc: 100 on every Linux ABI.
-const CLOCK_TICKS_PER_S: f64 = 100.0;
 
 /// A running daemon.
 #[derive(Debug)]
@@ -407,12 +405,6 @@ fn spawn(programs: &Path, dir: &Path, options: &[String], wrapper: &[String]) ->
 /// # Errors
 /// It is gone.
 pub fn cpu_s_of(pid: u32) -> Result<f64> {
-    let path = format!("/proc/{pid}/stat");
-    let stat = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-    // The name is in parentheses and may hold anything; utime and stime are the 12th and 13th
-    // field after it.
-    let rest = stat.rfind(')').map(|at| &stat[at + 1..]).context("read the CPU time")?;
-    let mut times = rest.split_whitespace().skip(11).map_while(|field| field.parse::<f64>().ok());
-    let (user, system) = (times.next(), times.next());
-    Ok((user.context("read utime")? + system.context("read stime")?) / CLOCK_TICKS_PER_S)
+    let time = pagoda_sys::process::cpu_time(pid).with_context(|| format!("read the CPU time of process {pid}"))?;
+    Ok(time.as_secs_f64())
 }

@@ -144,11 +144,9 @@ fn remove_cgroup(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Field 22 of `/proc/PID/stat`: with the pid it names a process for good.
+/// When a process started: with the pid it names a process for good.
 pub fn start_ticks_of(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let after_name = &stat[stat.rfind(')')? + 2..];
-    after_name.split_whitespace().nth(19)?.parse().ok()
+    pagoda_sys::process::start_time(pid).ok()
 }
 
 struct Ledger {

@@ -1,13 +1,10 @@
-//! The "newc" archive that the kernel unpacks as initramfs (Documentation/driver-api/early-userspace/buffer-format.rst):
-//! for each file a header of 13 fields of 8 hexadecimal digits after the magic, the name with a NUL, padding to 4,
-//! the content, padding to 4; "TRAILER!!!" last.
+//! The initramfs as the kernel unpacks it (Documentation/driver-api/early-userspace/buffer-format.rst). The crate `cpio`
+//! writes the entries; what is here is which ones: each file with the directories above it, once.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 
-const MAGIC: &str = "070701";
-const HEADER_BYTES: usize = 110;
-const TRAILER: &str = "TRAILER!!!";
+use cpio::newc::{Builder, trailer};
 
 const DIRECTORY: u32 = 0o040_755;
 const EXECUTABLE: u32 = 0o100_755;
@@ -15,14 +12,15 @@ const CHARACTER_DEVICE: u32 = 0o020_600;
 
 #[derive(Debug)]
 pub struct Archive<W> {
-    out: W,
+    /// Taken while an entry is written, which gives it back.
+    out: Option<W>,
     inodes: u32,
     directories: BTreeSet<String>,
 }
 
 impl<W: Write> Archive<W> {
     pub fn new(out: W) -> Self {
-        Self { out, inodes: 0, directories: BTreeSet::new() }
+        Self { out: Some(out), inodes: 0, directories: BTreeSet::new() }
     }
 
     /// Adds a file that everyone may read and execute, and the directories above it. `path` is absolute.
@@ -43,9 +41,9 @@ impl<W: Write> Archive<W> {
 
     /// An archive without its trailer is unpacked with an error, so this must be called.
     pub fn finish(mut self) -> io::Result<W> {
-        self.entry(TRAILER, 0, (0, 0), &[])?;
-        self.out.flush()?;
-        Ok(self.out)
+        let mut out = trailer(self.take_out()?)?;
+        out.flush()?;
+        Ok(out)
     }
 
     fn parents(&mut self, path: &str) -> io::Result<()> {
@@ -63,43 +61,25 @@ impl<W: Write> Archive<W> {
         let length = u32::try_from(content.len())
             .map_err(|_| io::Error::new(io::ErrorKind::FileTooLarge, format!("{path}: 4 GiB or more")))?;
         self.inodes += 1;
-        let links = 1;
-        let (owner, group, time, checksum, device) = (0, 0, 0, 0, (0, 0));
-        let fields = [
-            self.inodes,
-            mode,
-            owner,
-            group,
-            links,
-            time,
-            length,
-            device.0,
-            device.1,
-            major,
-            minor,
-            name.len() as u32 + 1,
-            checksum,
-        ];
-        self.out.write_all(MAGIC.as_bytes())?;
-        for field in fields {
-            write!(self.out, "{field:08X}")?;
-        }
-        self.out.write_all(name.as_bytes())?;
-        self.out.write_all(b"\0")?;
-        self.pad(HEADER_BYTES + name.len() + 1)?;
-        self.out.write_all(content)?;
-        self.pad(content.len())
+        let entry = Builder::new(name).ino(self.inodes).nlink(1).mode(mode).rdev_major(major).rdev_minor(minor);
+        let mut writer = entry.write(self.take_out()?, length);
+        writer.write_all(content)?;
+        self.out = Some(writer.finish()?);
+        Ok(())
     }
 
-    /// To a multiple of 4; `length` bytes were written since the last multiple.
-    fn pad(&mut self, length: usize) -> io::Result<()> {
-        self.out.write_all(&[0; 3][..length.next_multiple_of(4) - length])
+    fn take_out(&mut self) -> io::Result<W> {
+        self.out.take().ok_or_else(|| io::Error::other("an entry before this one could not be written"))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const MAGIC: &str = "070701";
+    const HEADER_BYTES: usize = 110;
+    const TRAILER: &str = "TRAILER!!!";
 
     #[test]
     fn a_file_brings_its_directories_once_and_everything_is_aligned() {

@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use pagoda_guest::rng::{self, GOLDEN};
 use pagoda_sys::toy::ram::{RamPart, WORDS_PER_PAGE};
 
 const LAST_WORD: usize = WORDS_PER_PAGE - 1;
@@ -87,13 +88,10 @@ impl Pattern {
     }
 }
 
-/// The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+/// One step of SplitMix64 from this state.
 #[inline]
 pub fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    rng::mix(value.wrapping_add(GOLDEN))
 }
 
 #[cfg(test)]
