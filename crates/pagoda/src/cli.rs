@@ -118,7 +118,7 @@ Examples:
   At least 2 GiB of DRAM whatever others do, twice the usual weight, pages shared with VMs of the same tenant:
     pagoda run --name db --min 2G --shares 2000 -- qemu-system-x86_64 -m 8G -accel kvm db.qcow2
   What does not fit into DRAM goes to the memory of other machines, and to the swap file when that is full:
-    pagoda run --name db --dram 2G --far pool: -- qemu-system-x86_64 -m 8G -accel kvm db.qcow2
+    pagoda run --name db --dram 2G --remote pool: -- qemu-system-x86_64 -m 8G -accel kvm db.qcow2
   A program of yours:
     pagoda run --plain --name cache --memory 2G --dram 512M -- ./my-cache")]
 pub struct Run {
@@ -280,7 +280,7 @@ mod tests {
         check("pagoda vm set a --shares 0", ErrorKind::ValueValidation);
         check("pagoda run --min 2 -- qemu", ErrorKind::ValueValidation);
         check("pagoda run --share-group a/b -- qemu", ErrorKind::ValueValidation);
-        check("pagoda run --far pool:copies=3 -- qemu", ErrorKind::ValueValidation);
+        check("pagoda run --remote pool:copies=3 -- qemu", ErrorKind::ValueValidation);
         check("pagoda host set --idle-tax 101%", ErrorKind::ValueValidation);
         check("pagoda host set --thresholds 1,2,3,4", ErrorKind::ValueValidation);
         check("pagoda host set --json", ErrorKind::MissingRequiredArgument);
@@ -289,6 +289,20 @@ mod tests {
         check("pagoda trace record", ErrorKind::MissingRequiredArgument);
         check("pagoda frobnicate", ErrorKind::InvalidSubcommand);
         check("pagoda ls --frobnicate", ErrorKind::UnknownArgument);
+    }
+
+    #[test]
+    fn old_names_of_options_still_work() {
+        for (new, old) in [
+            ("pagoda run --remote pool: -- qemu", "pagoda run --far pool: -- qemu"),
+            (
+                "pagoda pool serve --size 1G --listen 10.0.0.5 --workers 2",
+                "pagoda pool serve --size 1G --listen 10.0.0.5 --lanes 2",
+            ),
+        ] {
+            let read = |line: &str| format!("{:?}", Cli::try_parse_from(line.split_whitespace()).unwrap().command);
+            assert_eq!(read(old), read(new));
+        }
     }
 
     #[test]

@@ -90,7 +90,7 @@ impl NewTier {
 /// There is no pool that this machine can borrow from: what is missing, and what to do.
 pub fn new_tier(dirs: &Dirs, name: &str, regions: &[u64], request: FarRequest) -> Result<NewTier, ApiError> {
     let unusable = |cause: anyhow::Error| {
-        let hint = "`pagoda pool ls` shows what pagodad has to find; leave --far out to do without";
+        let hint = "`pagoda pool ls` shows what pagodad has to find; leave --remote out to do without";
         error(
             ErrorCode::Unsupported,
             format!("there is no remote memory to be had: {cause}", cause = in_full(cause.as_ref())),
@@ -103,11 +103,11 @@ pub fn new_tier(dirs: &Dirs, name: &str, regions: &[u64], request: FarRequest) -
     let servers = pool.servers().map_err(unusable)?.len();
     if servers < usize::from(request.copies) {
         let message = format!("{} copies need as many servers, and there are {servers}", request.copies);
-        return Err(error(ErrorCode::BadRequest, message, Some("add a server, or ask for one copy (--far pool:)")));
+        return Err(error(ErrorCode::BadRequest, message, Some("add a server, or ask for one copy (--remote pool:)")));
     }
     if regions.iter().sum::<u64>() > SIZE_MAX {
         let message = format!("a far tier holds {} TiB at most, less than this VM's memory", SIZE_MAX >> 40);
-        return Err(error(ErrorCode::BadRequest, message, Some("leave --far out")));
+        return Err(error(ErrorCode::BadRequest, message, Some("leave --remote out")));
     }
     let space = SystemEntropy::default().next_u64();
     let cluster = pool.etcd.as_ref().map(|etcd| etcd.pool.clone());

@@ -5,6 +5,7 @@
 //! and itself. A value that a VM does not have yet, for example before anything attached, is left out.
 
 mod catalogue;
+pub mod old_names;
 mod value;
 
 use std::fmt::{self, Write as _};
@@ -36,7 +37,7 @@ pub fn render(vms: Vec<VmInfo>, host: HostInfo, process: ProcessInfo) -> String 
     let mut text = String::new();
     // Writing to a String cannot fail; an encoder that did would leave what it wrote.
     let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
-    text
+    old_names::with_old_families(&text)
 }
 
 /// Every metric as a Markdown document: `docs/metrics.md`, and what `pagodad --list-metrics` prints.
@@ -66,17 +67,17 @@ pub fn catalogue_table() -> String {
         row(&format!("pagoda_vm_tier_{}", def.name), def.kind, "vm, tier", def.unit, def.help);
     }
     for Row { def, .. } in FAR {
-        row(&format!("pagoda_vm_far_{}", def.name), def.kind, "vm", def.unit, def.help);
+        row(&format!("pagoda_vm_remote_{}", def.name), def.kind, "vm", def.unit, def.help);
     }
     for Row { def, .. } in FAR_SERVER {
-        row(&format!("pagoda_vm_far_server_{}", def.name), def.kind, "vm, server", def.unit, def.help);
+        row(&format!("pagoda_vm_remote_server_{}", def.name), def.kind, "vm, server", def.unit, def.help);
     }
     for (def, labels) in [
         (TIER_LATENCY, "vm, tier, op, quantile"),
         (FAR_LATENCY, "vm, op, class, quantile"),
         (TARGET, "vm"),
         (ACTIVE, "vm"),
-        (STANDING, "vm, standing"),
+        (STANDING, "vm, status"),
         (HOST_STATE, "state"),
         (VM_STATE, "vm, state"),
         (FAULT_LATENCY, "vm, cause, quantile"),
@@ -127,11 +128,11 @@ impl Collector for Snapshot {
         encode_metric(&mut encoder, TIER_LATENCY.name, TIER_LATENCY, self.vms.iter().flat_map(tier_latencies))?;
         for Row { def, value } in FAR {
             let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(far_pool(vm)?))));
-            encode_metric(&mut encoder, &format!("pagoda_vm_far_{}", def.name), *def, values)?;
+            encode_metric(&mut encoder, &format!("pagoda_vm_remote_{}", def.name), *def, values)?;
         }
         for Row { def, value } in FAR_SERVER {
             let values = self.vms.iter().flat_map(far_servers).map(|(labels, server)| (labels, value(server)));
-            encode_metric(&mut encoder, &format!("pagoda_vm_far_server_{}", def.name), *def, values)?;
+            encode_metric(&mut encoder, &format!("pagoda_vm_remote_server_{}", def.name), *def, values)?;
         }
         encode_metric(&mut encoder, FAR_LATENCY.name, FAR_LATENCY, self.vms.iter().flat_map(far_latencies))?;
         let known = |of: fn(&VmInfo) -> Option<u64>| {
@@ -217,7 +218,7 @@ fn states(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
 fn standings(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
     STANDINGS.into_iter().map(|standing| {
         let mut labels = of_vm(vm);
-        labels.push(("standing", standing.to_owned()));
+        labels.push(("status", standing.to_owned()));
         (labels, Value::Count(u64::from(standing == vm.policy.standing)))
     })
 }

@@ -34,9 +34,9 @@ pub struct VmPolicy {
     #[serde(default)]
     pub saved_bytes: u64,
     /// `at_ease`, `squeezed`, `pinned`, `blocked`, ... as the policy names it.
-    #[serde(default)]
+    #[serde(default, rename = "standing", alias = "status")]
     pub standing: String,
-    #[serde(default)]
+    #[serde(default, rename = "standing_since_s", alias = "status_since_s")]
     pub standing_since_s: u64,
 }
 

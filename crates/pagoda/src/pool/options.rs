@@ -203,7 +203,8 @@ pub struct Serve {
     pub quota: Option<u64>,
     /// Threads that serve, each its part of the clients; by TCP and of a disk it is one [default: a quarter of the
     /// cores, at most 4]
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=LANES_MAX as u64))]
+    #[arg(long = "workers", alias = "lanes", value_name = "COUNT")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=LANES_MAX as u64))]
     pub lanes: Option<u64>,
 }
 

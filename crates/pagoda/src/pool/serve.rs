@@ -38,7 +38,7 @@ use crate::units::format_size;
 const SEEN_AFTER: Duration = Duration::from_secs(2);
 /// What of a slab on a disk is in memory all the same: versions and seals.
 const SLAB_TABLE_BYTES: u64 = SLAB_PAGES as u64 * (SEAL_SIZE as u64 + 8);
-/// Without `--lanes`: the cores of a host are its VMs', and one lane fills 10 Gbit/s.
+/// Without `--workers`: the cores of a host are its VMs', and one lane fills 10 Gbit/s.
 const CORES_A_LANE: usize = 4;
 const LANES_UNASKED_MAX: usize = 4;
 /// How often it is looked whether the host's memory is short, and numbers are left for those who ask.
@@ -194,7 +194,7 @@ fn quota(options: &Serve, slab_bytes: u64) -> Result<u32> {
 fn lanes(options: &Serve) -> Result<usize> {
     match options.lanes {
         Some(lanes) if lanes > 1 && options.on_disk.is_some() => {
-            Err(UsageError(format!("--lanes {lanes}: a disk is read by one thread; leave it out with --on-disk"))
+            Err(UsageError(format!("--workers {lanes}: a disk is read by one thread; leave it out with --on-disk"))
                 .into())
         }
         Some(lanes) => Ok(lanes as usize),

@@ -173,7 +173,7 @@ impl Pool {
         let place = ["pool", "serve", "--size", SERVER_SIZE, "--listen", "127.0.0.1:0"];
         // With one lane, two, three, and so on: what clients see is the same.
         let lanes = (number % 3 + 1).to_string();
-        let words = [&place[..], &["--id", &id, "--zone", &id, "--spin", "0", "--lanes", &lanes], more].concat();
+        let words = [&place[..], &["--id", &id, "--zone", &id, "--spin", "0", "--workers", &lanes], more].concat();
         self.set_available(number, 100);
         let host = self.host(number);
         Running::start(&self.dir, &[&words[..], &["--also-borrow", "--pressure-from", &host]].concat())
