@@ -156,10 +156,14 @@ pub struct Run {
 Examples:
   pagoda top
   pagoda top --batch 10 --interval 1 > web1.txt    ten samples, without a terminal
-  pagoda top --batch 60 --json                     one JSON object a sample")]
+  pagoda top --batch 60 --json                     one JSON object a sample
+  pagoda top --svg top.svg                         one sample as a picture, for a report")]
 pub struct Top {
     #[command(flatten)]
     pub pace: Pace,
+    /// Write one sample as a picture (SVG) into this file and end; "-" is standard output
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["batch", "json"])]
+    pub svg: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]

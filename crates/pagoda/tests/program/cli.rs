@@ -203,6 +203,7 @@ fn tables_and_json() {
     check(&["top", "--batch", "1", "--interval", "0.1"], "state high for 7 s  pool 6G");
     check(&["top", "--batch", "1", "--interval", "0.1"], "web1  running     4G");
     check(&["top", "--batch", "2", "--interval", "0.1", "--json"], "\"faults_per_s\":0.0");
+    check(&["top", "--interval", "0.1", "--svg", "-"], "faults of web1");
     check(&["completion", "bash"], "_pagoda()");
 }
 
@@ -275,6 +276,7 @@ fn exit_statuses() {
     assert!(!daemon.asked().iter().any(|(line, _)| line.starts_with("PATCH")), "nothing was changed");
     check(&["frobnicate"], 2, "unrecognized");
     check(&["top"], 2, "--batch");
+    check(&["top", "--svg", "-", "--batch", "1"], 2, "--batch");
 }
 
 #[test]
