@@ -2,13 +2,13 @@
 # make test: every test, with real guests.   make bench: every comparison with its peers.   make install: on this host.
 # Each target installs what it lacks (scripts/install-deps.sh) and builds; nothing else has to be done first.
 # The built xtask is called, not `cargo xtask`: cargo's features depend on the packages selected, so that would build again.
-# xtask selects the same ones where it builds (xtask/src/tasks.rs).
+# The demo and the benches select the same ones where they build (tests/kit/src/workspace.rs).
 
 # install-deps.sh finds or installs cargo; rustup's directory may not be on the PATH of this shell yet.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 PREFIX ?= /usr
-PROGRAMS = -p pagodad -p pagoda -p pagoda-shim
+PROGRAMS = -p pagodad -p pagoda -p pagoda-server -p pagoda-shim
 
 .PHONY: all demo test bench ci install clean
 
@@ -28,8 +28,8 @@ test:
 
 bench:
 	scripts/install-deps.sh test
-	cargo build --release $(PROGRAMS) -p xtask
-	target/release/xtask bench all
+	cargo build --release $(PROGRAMS) -p xtask -p testkit -p pagoda-bench
+	target/release/pagoda-bench all
 
 ci:
 	bash .ci/run
@@ -38,6 +38,7 @@ install: all
 	install -D -m 0755 target/release/pagodad $(DESTDIR)$(PREFIX)/bin/pagodad
 	install -D -m 0755 target/release/pagoda $(DESTDIR)$(PREFIX)/bin/pagoda
 	ln -sf pagoda $(DESTDIR)$(PREFIX)/bin/pagoda-qemu
+	install -D -m 0755 target/release/pagoda-server $(DESTDIR)$(PREFIX)/lib/pagoda/pagoda-server
 	install -D -m 0644 target/release/libpagoda_shim.so $(DESTDIR)$(PREFIX)/lib/pagoda/libpagoda_shim.so
 	install -D -m 0644 packaging/pagodad.service $(DESTDIR)$(PREFIX)/lib/systemd/system/pagodad.service
 	install -D -m 0644 packaging/pagoda-pool.service $(DESTDIR)$(PREFIX)/lib/systemd/system/pagoda-pool.service

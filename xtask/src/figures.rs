@@ -8,10 +8,10 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-
-use crate::bench::code::Crates;
-use crate::bench::report::{Figure, Report, number};
-use crate::bench::{code_of, repository};
+use testkit::results::benches::code_of;
+use testkit::results::code::Crates;
+use testkit::results::report::{Figure, Report, number};
+use testkit::workspace::repository;
 
 const BEGIN: &str = "<!-- figures: begin (filled from bench/results/*.json) -->\n";
 const END: &str = "<!-- figures: end -->";

@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
-
-use crate::bench::repository;
+use testkit::workspace::repository;
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// For one program's stacks, in seconds: gdb reads symbols first.

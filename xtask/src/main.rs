@@ -1,22 +1,17 @@
-//! Tasks of the repository: checks, tests, guest image, demo, benches, the toy VMM.
+//! Tasks of the repository: checks, tests, guest images, the demo, and what starts the benches.
 
-mod bench;
-mod daemon;
 mod demo;
 mod figures;
 mod hang;
-mod image;
-mod programs;
 mod suite;
 mod tasks;
 mod tidy;
-mod toy;
-mod toy_kvm;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use testkit::{image, programs};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Tasks of the repository")]
@@ -42,26 +37,16 @@ enum Task {
     /// Show a VM in a fraction of the DRAM it was promised
     Demo(demo::DemoArgs),
     /// Compare Pagoda with its peers
-    Bench(bench::BenchArgs),
+    #[command(disable_help_flag = true)]
+    Bench(tasks::BenchArgs),
     /// Put the figures of bench/results into the README
     Figures,
-    /// Map RAM, fill it and verify it at native speed
-    Toy(toy::ToyArgs),
-    /// Have a KVM guest write and verify RAM; exit status 77 where KVM cannot run it
-    ToyKvm(toy_kvm::ToyKvmArgs),
-    /// Serve the faults of a bare userfaultfd loop (started by benches)
-    #[command(hide = true)]
-    UffdHandler(bench::HandlerArgs),
 }
 
 fn main() -> ExitCode {
     match run(Cli::parse().task) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(error) if error.is::<toy_kvm::Skipped>() => {
-            println!("skipped: {error:#}");
-            ExitCode::from(toy_kvm::SKIPPED_STATUS)
-        }
         Err(error) => {
             eprintln!("xtask: {error:#}");
             ExitCode::FAILURE
@@ -82,10 +67,7 @@ fn run(task: Task) -> Result<bool> {
             true
         }),
         Task::Demo(args) => demo::main(&args),
-        Task::Bench(args) => bench::main(&args),
+        Task::Bench(args) => tasks::bench(&args),
         Task::Figures => figures::main(),
-        Task::Toy(args) => toy::main(&args),
-        Task::ToyKvm(args) => toy_kvm::main(&args),
-        Task::UffdHandler(args) => bench::handler_main(&args),
     }
 }

@@ -14,10 +14,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use pagoda_sys::toy::skip::FILE_VARIABLE;
 use serde::Deserialize;
+use testkit::workspace::{cargo_command, repository};
 
-use crate::bench::repository;
 use crate::hang;
-use crate::tasks::cargo_command;
 
 /// At a time, simulations aside.
 const SIDE_BY_SIDE: usize = 2;

@@ -2,21 +2,30 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 use pagoda_sys::toy::skip::FILE_VARIABLE;
+use testkit::workspace::{Build, cargo_command, programs_dir, repository};
 
-use crate::bench::repository;
 use crate::{hang, suite, tidy};
 
 /// What follows goes to the test programs: names of tests, or options after `--`.
 #[derive(Debug, Clone, Args)]
 pub struct TestArgs {
     /// Passed on to `cargo test`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+/// What follows goes to `pagoda-bench`; `--help` lists it.
+#[derive(Debug, Clone, Args)]
+pub struct BenchArgs {
+    /// Passed on
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
@@ -117,6 +126,19 @@ pub fn vm(args: &TestArgs) -> Result<bool> {
     Ok(ended.is_some_and(|status| status.success()))
 }
 
+/// Builds the benches and what they start, and becomes the benches' program.
+///
+/// # Errors
+/// Something does not compile; the program cannot be started.
+pub fn bench(args: &BenchArgs) -> Result<bool> {
+    Build::BenchProgram.run()?;
+    let profiles = programs_dir()?;
+    let profiles = profiles.parent().context("find the target directory")?;
+    let program = profiles.join("release/pagoda-bench");
+    let error = Command::new(&program).args(&args.arguments).exec();
+    Err(error).with_context(|| format!("run {}", program.display()))
+}
+
 fn report(name: &str, holds: bool) -> bool {
     println!("ci: {name}: {}", if holds { "ok" } else { "FAILED" });
     holds
@@ -133,26 +155,4 @@ fn cargo_with(arguments: &[&str], more: &[String]) -> Result<bool> {
         .status()
         .with_context(|| format!("run cargo {}", arguments.join(" ")))?;
     Ok(status.success())
-}
-
-/// Selected as in the Makefile: cargo's features depend on the packages that are selected, so without xtask among them
-/// much would be compiled a second time.
-const PACKAGES: [&str; 8] = ["-p", "pagodad", "-p", "pagoda", "-p", "pagoda-shim", "-p", "xtask"];
-/// Of those packages, what the demo and the benches start. xtask is not: it runs.
-const PROGRAMS: [&str; 5] = ["--lib", "--bin", "pagodad", "--bin", "pagoda"];
-
-/// Builds the programs that the demo and the benches start. After `make` has built them there is nothing to do.
-///
-/// # Errors
-/// cargo cannot be run, or something does not compile.
-pub fn build_pagoda() -> Result<()> {
-    let built = cargo(&[&["build", "--release"], &PACKAGES[..], &PROGRAMS].concat())?;
-    ensure!(built, "building Pagoda failed");
-    Ok(())
-}
-
-pub fn cargo_command() -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.current_dir(repository());
-    command
 }

@@ -25,7 +25,7 @@ pub use balloon::{BalloonInfo, GuestMemory, check_balloon_target};
 pub use dram::{DRAM_BYTES_MIN, DRAM_FRACTION_MIN, MEMORY_GRANULE_BYTES, check_dram, dram_bytes_min};
 pub use far::{FAR_COPIES_MAX, FarInfo, FarLatency, FarPool, FarRequest, FarServer};
 pub use kind::VmKind;
-pub use latency::Latency;
+pub use latency::{Latency, RoundWait};
 pub use policy::{
     AdmitReply, AdmitRequest, HostPatch, HostPolicy, Mrc, MrcPoint, VmPolicy, WhatIfReply, WhatIfRequest,
 };
@@ -234,7 +234,7 @@ pub struct VmInfo {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tiers: Vec<TierInfo>,
     /// Of a VM whose tier before swap is remote memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, rename = "far", alias = "remote", skip_serializing_if = "Option::is_none")]
     pub far: Option<FarInfo>,
     /// What it waits for, in words: a silent server, or what makes the daemon refuse it. It goes on by itself when that is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -473,6 +473,8 @@ mod tests {
         assert_eq!(create.spec.far, Some(FarRequest { copies: 2 }));
         let text = serde_json::to_string(&create).unwrap();
         assert!(text.contains(r#""far":{"copies":2}"#), "{text}");
+        let remote: CreateVm = serde_json::from_str(&far.replace("\"far\"", "\"remote\"")).unwrap();
+        assert_eq!(remote, create, "the field's new name");
         let near = serde_json::to_string(&CreateVm { spec: VmSpec::default(), ..create }).unwrap();
         assert!(!near.contains("far"), "{near}");
 

@@ -7,8 +7,8 @@
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chance(u64);
 
-/// The odd number nearest to 2^64 divided by the golden ratio.
-const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+/// What a stream's state grows by in each step: the odd number nearest to 2^64 divided by the golden ratio.
+pub const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Chance {
     /// The stream of `seed`.

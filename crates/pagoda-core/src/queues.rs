@@ -22,7 +22,6 @@
 //! faults. Nothing allocates after [`ChunkQueues::new`].
 
 mod order;
-pub mod scan_peer;
 #[cfg(test)]
 mod tests;
 

@@ -1,43 +1,51 @@
-//! The thread that serves one VM.
+//! The thread that serves one VM: a loop, and the owners of the VM's state.
 //!
-//! It owns the page table, the ring, the userfaultfds' reading ends and the connections to the shim. It waits in one
-//! place ([`Engine::run`]), turns completions into events, and executes the machine's actions in order ([`exec`]). Faults
-//! are read before anything else is looked at; demand reads are queued as they come, page-out behind them.
+//! The loop waits in one place ([`Engine::run`]), turns completions into events, and has the machine's actions executed
+//! in order ([`Engine::execute`]). Faults are read before anything else is looked at; demand reads are queued as they
+//! come, page-out behind them.
+//!
+//! Each owner has its own state, which no other file can touch, and gets what it needs of the others as arguments:
+//! [`paging`] has the pages, and answers faults; [`link`] has the connections to the VMM; [`sampler`] measures for the
+//! policy; [`sharer`] looks for equal pages; [`status`] reports. The loop has the ring, the inbox and the time.
 //!
 //! What the guest sees: if this thread or the whole daemon dies, faults wait until the next daemon answers them. If the disk
-//! fails, the VM is stalled and its owner told. If an invariant is broken, the VM is frozen as it is ([`Engine::freeze`]):
-//! nothing is mapped any more, so that no wrong page can be seen.
+//! fails, the VM is stalled and its owner told. If an owner finds an invariant broken, the VM is frozen as it is
+//! ([`Engine::freeze`]): nothing is mapped any more, so that no wrong page can be seen.
 
-mod agent;
-mod ages;
-mod arm;
-mod busy;
-mod exec;
-mod io;
+mod arming;
+mod broken;
+mod link;
+mod messages;
+mod paging;
 mod parts;
-mod sampling;
-mod share;
+mod sampler;
+mod sharer;
 mod stall;
 mod start;
 mod status;
+mod upkeep;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagoda_core::fault::{Access, Actions, Event, FaultKind, Machine, Now, Served, Stall, headroom_max};
-use pagoda_core::policy::growth::NearLimit;
-use pagoda_core::stats::{FAULT_CAUSES, Metric};
+use pagoda_core::fault::{Access, Action, Actions, Event, FaultKind, Served};
+use pagoda_core::stats::Metric;
+use pagoda_sys::Errno;
 use pagoda_sys::ring::{Ring, RingError};
-use pagoda_sys::socket::SharedMap;
 use pagoda_sys::uffd::Fault;
 
+use self::broken::Broken;
+use self::link::VmmLink;
+use self::link::agent::Asked;
+use self::paging::{Answered, Paging};
+use self::sampler::{Context, Sampler};
+use self::sharer::Sharer;
+use self::status::Reporter;
 use crate::follow::Follow;
-use crate::handle::{Command, Inbox, Notice};
-use crate::latency::Histogram;
+use crate::handle::{Inbox, Notice};
 use crate::poll::BusyPoll;
 use crate::source::Source;
-use crate::space::Space;
-use crate::tier::Stack;
 
 pub use parts::{EngineError, Parts};
 pub use start::spawn;
@@ -57,57 +65,27 @@ const TICK_BUSY: Duration = Duration::from_millis(100);
 const TICK_IDLE: Duration = Duration::from_millis(1000);
 /// How soon direct I/O that blocks page-out is looked at again: a request takes some hundred microseconds.
 const TICK_PIN: Duration = Duration::from_millis(1);
-/// Connections for the VMM's own calls: one is enough, two while one is being replaced.
-const CALLS_MAX: usize = 4;
-
-type Notify = Box<dyn Fn(Notice) + Send>;
 
 /// See the module.
 pub struct Engine {
-    name: String,
-    machine: Machine,
-    space: Space,
-    tiers: Stack,
-    /// Pages of a tier are late, and that was said.
-    waits_for_tier: bool,
-    shared: SharedMap,
+    name: Arc<str>,
+    paging: Paging,
     ring: Ring,
     inbox: Inbox,
-    notify: Notify,
-    pidfd: OwnedFd,
-    agent: agent::Agent,
-    calls: Vec<agent::Call>,
-    calls_made: u32,
-    /// Connections that wait until all RAM is there for good.
-    pin_waiters: Vec<u32>,
-    io: io::Transfers,
-    /// Since when it has been arming in vain, for its memory is another's.
-    busy: Option<busy::Busy>,
-    /// The ring has its bounce buffers: a VM that is never armed needs none.
-    has_buffers: bool,
+    link: VmmLink,
+    /// Room for the actions of one event.
     actions: Actions,
-    /// Events that actions led to, handled before anything new.
-    events: std::collections::VecDeque<Event>,
-    latency: Vec<Histogram>,
-    sampling: sampling::Sampling,
-    /// While miss-ratio curves are watched.
-    ages: Option<ages::Ages>,
-    near_limit: NearLimit,
-    /// Fault messages read while armed.
-    messages: u64,
+    sampler: Sampler,
+    sharer: Sharer,
+    reporter: Reporter,
     follow: Follow,
     busy_poll: BusyPoll,
-    started: Instant,
     /// The moment the fault in hand was read.
     fault_at: Instant,
     ticked: Instant,
-    published: Instant,
-    /// When the VM's part of its frames was counted last.
-    charged: Instant,
-    pinned: Option<String>,
-    frozen: Option<String>,
+    /// When that was done last which is due once a second.
+    maintained: Instant,
     end: Option<Notice>,
-    share: share::Share,
 }
 
 impl std::fmt::Debug for Engine {
@@ -119,10 +97,10 @@ impl std::fmt::Debug for Engine {
 impl Engine {
     /// Serves the VM until it or the daemon ends.
     fn run(&mut self) -> Option<Notice> {
-        let mut ready: Vec<(Source, Result<u32, pagoda_sys::Errno>, bool)> = Vec::with_capacity(RING_ENTRIES as usize);
+        let mut ready: Vec<(Source, Result<u32, Errno>, bool)> = Vec::with_capacity(RING_ENTRIES as usize);
         while self.end.is_none() {
             if let Err(error) = self.wait() {
-                self.freeze(&format!("the disk ring failed: {error}"));
+                self.freeze(&format!("the disk ring failed: {error}").into());
             }
             ready.clear();
             for completion in self.ring.completions() {
@@ -143,18 +121,22 @@ impl Engine {
                 self.handle(source, result, more);
             }
             self.follow_tiers();
-            if self.can_write() {
+            if self.paging.can_write() {
                 // The kernel hands a submission to the disk as a whole: a page-in must not wait for its writes to be made.
                 self.page_ins_first();
-                self.step_plan();
+                let stepped = self.paging.step_plan(&mut self.ring);
+                self.or_freeze(stepped);
                 self.settle();
             }
             if self.can_look() {
-                self.step_look();
+                let stepped = self.sharer.step_look(&mut self.paging, &mut self.ring);
+                if self.or_freeze(stepped) == Some(true) {
+                    self.settle();
+                }
             }
             self.scan();
             self.tick();
-            self.hear_waiting_calls();
+            self.receive_waiting_calls();
         }
         self.publish();
         self.end.take()
@@ -162,17 +144,14 @@ impl Engine {
 
     /// Hands page-ins to the disk before something that takes a while.
     fn page_ins_first(&mut self) {
-        if self.io.has_page_faults()
-            && let Err(error) = self.ring.submit()
-        {
-            self.freeze(&format!("the disk ring failed: {error}"));
-        }
+        let submitted = self.paging.submit_page_ins(&mut self.ring);
+        self.or_freeze(submitted);
     }
 
     /// Hands over what is queued and waits until there is something to do.
     fn wait(&mut self) -> Result<(), RingError> {
-        let tiers_wait = self.tiers.begin(&mut self.ring, &self.space);
-        if self.io.has_page_faults() && self.follow.shares_cpu() && !self.can_write() && !self.can_look() {
+        let tiers_wait = self.paging.begin_tiers(&mut self.ring);
+        if self.paging.has_page_faults() && self.follow.shares_cpu() && !self.paging.can_write() && !self.can_look() {
             self.ring.submit()?;
             self.busy_poll.poll(|| self.ring.is_due());
         }
@@ -180,77 +159,57 @@ impl Engine {
     }
 
     fn timeout(&self) -> Duration {
+        let machine = self.paging.machine();
+        let scan_wait = || self.sharer.scan_wait(&self.paging, TICK_BUSY);
         match () {
-            () if self.can_write() || self.can_look() => Duration::ZERO,
-            () if self.machine.is_pin_blocked() || self.machine.is_copying_back() => TICK_PIN,
-            () if self.machine.is_busy() => TICK_BUSY.min(self.scan_wait()),
-            () => TICK_IDLE.min(self.scan_wait()),
+            () if self.paging.can_write() || self.can_look() => Duration::ZERO,
+            () if machine.is_pin_blocked() || machine.is_copying_back() => TICK_PIN,
+            () if machine.is_busy() => TICK_BUSY.min(scan_wait()),
+            () => TICK_IDLE.min(scan_wait()),
         }
     }
 
-    fn handle(&mut self, source: Source, result: Result<u32, pagoda_sys::Errno>, more: bool) {
+    fn handle(&mut self, source: Source, result: Result<u32, Errno>, more: bool) {
         match source {
             Source::Uffd(_) => {}
             Source::Io { tier, op } => {
-                if let Some(event) = self.finish_request(tier, op, result) {
-                    self.apply(event);
-                }
+                let ended = self.paging.finish_request(tier, op, result);
+                self.apply_ended(ended);
             }
-            Source::Tier(tier) => self.turn_tier(tier, more),
-            Source::Agent(generation) => self.hear_agent(generation, more),
-            Source::Calls(id) => self.hear_calls(id, more),
+            Source::Tier(tier) => {
+                let turned = self.paging.turn_tier(&mut self.ring, tier, more);
+                self.or_freeze(turned);
+            }
+            Source::Agent(generation) => self.receive_from_agent(generation, more),
+            Source::Calls(id) => self.receive_calls(id, more),
             Source::Wake => {
                 self.inbox.wake().clear();
                 while let Some(command) = self.inbox.next() {
                     self.obey(command);
                 }
                 if !more && let Err(error) = self.ring.poll_multishot(self.inbox.wake().as_fd(), Source::Wake.key()) {
-                    self.freeze(&format!("cannot wait for commands: {error}"));
+                    self.freeze(&format!("cannot wait for commands: {error}").into());
                 }
             }
-            Source::Exit => self.check_exit(more),
+            Source::Exit => {
+                let exited = self.link.has_exited(&mut self.ring, more);
+                if self.or_freeze(exited) == Some(true) {
+                    self.end = Some(Notice::Exited);
+                }
+            }
         }
     }
 
     fn poll_uffd(&mut self, index: u32) {
-        let uffd = &self.space.shards()[index as usize].uffd;
-        if let Err(error) = self.ring.poll_multishot(uffd.as_fd(), Source::Uffd(index).key()) {
-            self.freeze(&format!("cannot wait for faults: {error}"));
+        if let Err(error) = self.paging.poll_faults(&mut self.ring, index) {
+            self.freeze(&format!("cannot wait for faults: {error}").into());
         }
-    }
-
-    fn obey(&mut self, command: Command) {
-        match command {
-            Command::SetLimit(limit) => self.apply(Event::SetLimit { limit }),
-            Command::Continue => self.apply(Event::Continue),
-            Command::Pin(reason) => self.pin(reason),
-            Command::Agent(connection) => {
-                if let Err(error) = self.connect_agent(connection) {
-                    tracing::warn!(vm = %self.name, "agent: {error}");
-                }
-            }
-            Command::Calls(connection) => self.connect_calls(connection),
-            Command::Sample(pages) => self.start_sample(pages),
-            Command::WatchCurve(on) => self.watch_curve(on),
-            Command::LargeFolios(large) => self.allow_large_folios(large),
-            Command::LookAgain(pages) => pages.into_iter().for_each(|page| self.apply(Event::LookAgain { page })),
-            Command::Refresh => self.publish(),
-            Command::Detach => self.end = Some(Notice::Detached),
-        }
-    }
-
-    fn pin(&mut self, reason: String) {
-        if self.pinned.is_none() {
-            tracing::warn!(vm = %self.name, "never evicted from now on: {reason}");
-            self.pinned = Some(reason);
-        }
-        self.apply(Event::Pin);
     }
 
     fn read_faults(&mut self, index: usize) {
         let mut faults = [Fault::default(); FAULTS_MAX];
         loop {
-            let count = match self.space.shards()[index].uffd.read(&mut faults) {
+            let count = match self.paging.read_faults(index, &mut faults) {
                 Ok(count) => count,
                 Err(error) => {
                     tracing::debug!(vm = %self.name, "read faults: {error}");
@@ -269,102 +228,140 @@ impl Engine {
     }
 
     fn fault(&mut self, fault: &Fault) {
-        let Some(page) = self.space.page_at(fault.addr) else { return };
+        let Some(page) = self.paging.space().page_at(fault.addr) else { return };
         let access = if fault.write || fault.wp { Access::Write } else { Access::Read };
         let kind = if fault.wp { FaultKind::WriteProtected } else { FaultKind::Unmapped };
-        self.messages += u64::from(self.machine.is_armed() && self.frozen.is_none());
+        self.reporter.note_message(&self.paging);
         let served = self.step(Event::Fault { page, access, kind });
         self.settle();
         let Some(Served { cause, read_ahead }) = served else { return };
         self.follow.note(fault.tid, read_ahead || SIGNS_OF_STREAM.contains(&cause), self.fault_at);
         if ANSWERED_AT_ONCE.contains(&cause) {
-            self.note_fault_latency(cause, self.fault_at.elapsed());
-        }
-    }
-
-    /// Counts how long a fault waited.
-    fn note_fault_latency(&mut self, cause: Metric, took: Duration) {
-        if let Some(index) = FAULT_CAUSES.iter().position(|other| *other == cause) {
-            self.latency[index].record(took);
+            self.reporter.note_latency(cause, self.fault_at.elapsed());
         }
     }
 
     /// Gives the machine an event and does what it asks for, until nothing is left to do at once.
     fn apply(&mut self, event: Event) {
-        self.events.push_back(event);
+        self.paging.push(event);
         self.settle();
     }
 
     fn settle(&mut self) {
-        while let Some(event) = self.events.pop_front() {
+        while let Some(event) = self.paging.next_event() {
             self.step(event);
         }
     }
 
     /// One event, and what the machine asks for. Says what became of a fault.
     fn step(&mut self, event: Event) -> Option<Served> {
-        if self.frozen.is_some() {
-            return None;
-        }
-        let now = Now { ms: self.started.elapsed().as_millis() as u64, oldest_io: self.shared.oldest_io() };
         let mut actions = std::mem::take(&mut self.actions);
-        let served = self.machine.apply(event, now, &mut actions);
+        let served = self.paging.apply(event, &mut actions);
         for action in actions.drain(..) {
-            if self.frozen.is_none() && self.end.is_none() {
-                self.execute(action);
+            if !self.paging.is_frozen() && self.end.is_none() {
+                let executed = self.execute(action);
+                self.or_freeze(executed);
             }
         }
         self.actions = actions;
         served
     }
 
-    fn tick(&mut self) {
-        let now = Instant::now();
-        if self.machine.is_pin_blocked() {
-            // Completions of libaio and io_uring are seen when the agent looks at their rings.
-            self.ask_clock();
-            self.apply(Event::Tick);
-        } else if self.machine.is_copying_back() || now - self.ticked >= TICK_BUSY {
-            self.ticked = now;
-            self.apply(Event::Tick);
+    /// Has an action executed by the owner of what it is about.
+    fn execute(&mut self, action: Action) -> Result<(), Broken> {
+        let (paging, ring, now) = (&mut self.paging, &mut self.ring, self.fault_at);
+        match action {
+            Action::Map { pages, protect } => paging.map(pages, protect)?,
+            Action::Unprotect { pages } => paging.unprotect(pages)?,
+            Action::Protect { pages } => paging.protect(pages)?,
+            Action::Wake { pages } => paging.wake(pages),
+            Action::Zero { pages } => paging.zero(pages)?,
+            Action::ZeroChunk { chunk } => paging.zero_chunk(chunk)?,
+            Action::ReadPage { op, page, demand } => paging.read_page(ring, op, page, demand.then_some(now))?,
+            Action::ReadSpan { op, span, wanted, demand } => {
+                paging.read_span(ring, op, span, wanted, demand.then_some(now))?;
+            }
+            Action::ReadChunk { op, chunk, demand } => paging.read_chunk(ring, op, chunk, demand.then_some(now))?,
+            Action::ChunkComplete { op } => {
+                let answered = paging.withdraw(op);
+                self.note_answered(answered);
+            }
+            Action::ChunkAbandon { op, chunk } => {
+                let answered = paging.abandon_chunk(op, chunk)?;
+                self.note_answered(answered);
+            }
+            Action::Copy { op, pages, protect } => paging.copy(ring, op, pages, protect)?,
+            Action::Store { op, pages } => paging.store(ring, op, pages)?,
+            Action::Release { op } => {
+                let answered = paging.release(ring, op)?;
+                self.note_answered(answered);
+            }
+            Action::WriteOut { op, chunk, pages } => paging.write_out(op, chunk, pages),
+            Action::PunchOut { op, chunk, pages, alone } => paging.punch_out(op, chunk, pages, alone)?,
+            Action::CopyBack { pages } => paging.copy_back(pages)?,
+            Action::DropShared { pages } => paging.drop_shared(pages),
+            Action::SwapPunch { pages } => paging.swap_punch(pages)?,
+            Action::RamPunch { pages } => paging.ram_punch(pages)?,
+            // The engine has no store of images, so nobody sends the machine `Event::Freeze`.
+            Action::Preserve { .. } | Action::BeginImage | Action::RefuseImage | Action::LoseImages => {
+                return Err("an image was begun, and this daemon keeps none".into());
+            }
+            Action::Zap { op } => self.zap(op)?,
+            Action::ZapPages { ticket } => self.zap_pages(Asked::Watch { ticket, at: Instant::now() })?,
+            Action::Share { op, chunk, pages } => self.sharer.share_pages(op, chunk, pages, paging, ring)?,
+            Action::DiscardDone { token } => self.link.calls.complete_discard(ring, token),
+            Action::Arm => self.begin_to_arm()?,
+            Action::Disarm => self.disarm()?,
+            Action::Stalled { stall } => self.reporter.report_stall(stall, paging),
         }
-        // By a clock of its own: who asks for a status all the time must not put it off.
-        if now - self.charged >= TICK_IDLE {
-            self.charged = now;
-            self.charge_frames();
-            self.turn_ages(now);
-            self.tiers.tend(|| self.io.written_out());
-        }
-        self.arm_if_free();
-        if now - self.published >= TICK_IDLE {
-            self.publish();
-        }
-        self.look_at_limit();
+        Ok(())
     }
 
-    /// Says when the VM is about to have all it may: its limit may be raised before it has to page.
-    fn look_at_limit(&mut self) {
-        if let Some((resident, limit)) = self.machine.growth()
-            && self.near_limit.look(resident, limit, headroom_max(limit))
-        {
-            (self.notify)(Notice::NearLimit);
+    /// Counts how long a fault waited that a read has answered.
+    fn note_answered(&mut self, answered: Option<Answered>) {
+        let Some(answered) = answered else { return };
+        if answered.is_page_fault() {
+            self.busy_poll.note(answered.took);
+        }
+        self.reporter.note_latency(answered.cause, answered.took);
+    }
+
+    /// The sampler, and the owners through which it works.
+    fn sampling(&mut self) -> (&mut Sampler, Context<'_>) {
+        let Engine { sampler, paging, link, ring, .. } = self;
+        (sampler, Context { paging, agent: &mut link.agent, ring })
+    }
+
+    /// Goes on with all that tiers have done outside the ring.
+    fn follow_tiers(&mut self) {
+        while let Some(ended) = self.paging.next_ended(&mut self.ring) {
+            self.apply_ended(ended);
         }
     }
 
-    fn stalled(&mut self, stall: Stall) {
-        let text = stall::stall_text(stall, self.tiers.swap_path());
-        tracing::error!(vm = %self.name, "{text}");
-        (self.notify)(Notice::Stalled(text));
+    /// A part of an operation has ended, and perhaps with it the operation.
+    fn apply_ended(&mut self, ended: Result<Option<Event>, Broken>) {
+        if let Some(Some(event)) = self.or_freeze(ended) {
+            self.apply(event);
+        }
+    }
+
+    /// Pages of chunks that leave are to be looked at, whether they are equal to others.
+    fn can_look(&self) -> bool {
+        self.sharer.has_looks() && !self.paging.is_frozen()
     }
 
     /// An invariant is broken: from now on nothing of this VM changes, so that it can be looked at and no wrong page is
     /// ever mapped. Other VMs go on.
-    fn freeze(&mut self, why: &str) {
-        if self.frozen.is_none() {
-            let text = format!("frozen, because {why}. No page is lost; keep the state directory and report this");
-            tracing::error!(vm = %self.name, "{text}");
-            self.frozen = Some(text.clone());
-            (self.notify)(Notice::Stalled(text));
+    fn freeze(&mut self, why: &Broken) {
+        let text = format!("frozen, because {why}. No page is lost; keep the state directory and report this");
+        if self.paging.freeze(&text) {
+            self.reporter.report_freeze(text);
         }
+    }
+
+    /// What an owner has done; the VM is frozen if it found an invariant broken.
+    fn or_freeze<T>(&mut self, result: Result<T, Broken>) -> Option<T> {
+        result.map_err(|why| self.freeze(&why)).ok()
     }
 }

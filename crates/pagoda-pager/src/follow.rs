@@ -40,11 +40,6 @@ impl Follow {
         Follow { pid, tid: 0, confidence: 0, bound: None, looked: None, pinned: false, cpu_of: None, home }
     }
 
-    /// The process.
-    pub fn pid(&self) -> u32 {
-        self.pid
-    }
-
     /// A fault of thread `tid`, which was or was not part of a stream of chunks.
     pub fn note(&mut self, tid: u32, stream: bool, now: Instant) {
         if tid == self.tid && !stream {

@@ -2,8 +2,8 @@
 //! disk's flush, and the driver that asks it serves pages meanwhile.
 
 use anyhow::{Context, Result};
-use rmap::aside::REQUESTS_MAX;
 use rmap::control::{ControlReply, ControlRequest};
+use rmap_io::aside::REQUESTS_MAX;
 
 /// How a client's driver asks.
 pub type Control = Box<dyn FnMut(&ControlRequest) -> ControlReply + Send>;
@@ -17,7 +17,7 @@ pub type Slow = Box<dyn FnMut(&[ControlRequest]) -> Vec<ControlReply> + Send>;
 /// # Errors
 /// There is no thread to be had.
 pub fn aside(mut slow: Slow) -> Result<Control> {
-    let (mut asker, (inbox, outbox)) = rmap::aside::pair();
+    let (mut asker, (inbox, outbox)) = rmap_io::aside::pair();
     let work = move || {
         while let Ok(first) = inbox.recv() {
             let batch: Vec<ControlRequest> =

@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use rmap::client::ServerInfo;
-use rmap::udp::ANNOUNCE_AT;
 use rmap_etcd::{Etcd, EtcdConfig, NAME_MAX, Node, TlsFiles};
+use rmap_io::net::ANNOUNCE_AT;
 use serde::Deserialize;
 
 use crate::error::UsageError;

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rmap::client::{Client, ClientConfig, GIVE_BACK_AFTER, Reach, ServerInfo};
 use rmap::control::{ControlReply, MapEntry};
-use rmap::crypto::{Keypair, SystemEntropy};
-use rmap::udp::{Port, UdpClient, Wait};
+use rmap::crypto::Keypair;
 use rmap::units::{ServerId, SlabNo, Time};
+use rmap_io::SystemEntropy;
+use rmap_io::net::{Port, UdpClient, Wait};
 
 use crate::aside::Control;
 use crate::config::{PoolConfig, Transport};
@@ -45,6 +46,9 @@ impl Patience {
 /// For commands that are in no hurry: a server that is only busy is waited for, and keeps what it has. What is empty as well: a
 /// command may end before the servers have heard of it.
 pub const UNHURRIED: Patience = Patience { give_back_after: None, ..Patience::of_disks(Duration::from_secs(5)) };
+
+/// Servers that have not answered by then are gone on without, if any has.
+const GREETING_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Where no server is: the discard service of this machine.
 const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9);
@@ -170,6 +174,26 @@ pub fn up(client: &UdpClient<Control>) -> Vec<ServerId> {
 /// Whether all servers answer.
 pub fn all_up(client: &UdpClient<Control>) -> bool {
     client.client.reach().all(|(_, reach)| reach == Reach::Up)
+}
+
+/// Waits until the servers answer. Those that do not are named to the operator, if others do.
+///
+/// # Errors
+/// None answers, or the socket is broken.
+pub fn greet(client: &mut UdpClient<Control>, pool: &PoolConfig, servers: &[ServerInfo]) -> Result<()> {
+    if converse(client, GREETING_PATIENCE, |client| all_up(client))? {
+        return Ok(());
+    }
+    let up = up(client);
+    if up.is_empty() {
+        bail!(
+            "no server answers: are they up (`pagoda pool ls`), do they have the same pool.key, and do they admit this \
+             machine (`pagoda pool key add` there, with the key of `pagoda pool key ls` here)?"
+        );
+    }
+    let silent: Vec<ServerId> = servers.iter().map(|server| server.id).filter(|id| !up.contains(id)).collect();
+    (pool.tell)(&format!("these servers do not answer: {}", list(&silent)));
+    Ok(())
 }
 
 /// Makes servers of the map known that are not in the list, as silent ones: their copies are given up where there are

@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use rmap::client::SpaceSpec;
 use rmap::control::Today;
-use rmap::udp::Wait;
 use rmap::units::{Generation, ServerId};
+use rmap_io::net::Wait;
 
 use crate::config::PoolConfig;
 use crate::connect;

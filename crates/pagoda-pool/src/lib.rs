@@ -13,6 +13,7 @@ pub mod news;
 pub mod plane;
 pub mod record;
 pub mod role;
+pub mod slab;
 pub mod store;
 
 /// How an operator is told something: a sentence, for a log or a terminal.

@@ -10,9 +10,9 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result};
 use rmap::announce::Listening;
 use rmap::client::{Client, Hint, ServerInfo};
-use rmap::udp::AnnounceListener;
 use rmap::units::{BootEpoch, ServerId, Time};
 use rmap_etcd::{Etcd, Node};
+use rmap_io::net::AnnounceListener;
 
 use crate::config::{PoolConfig, info};
 use crate::{Tell, store};

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rmap::control::{ControlPlane, ControlReply, Map, Today};
-use rmap::registry::Registry;
 use rmap::units::{Generation, SpaceId};
 use rmap_etcd::{Etcd, EtcdConfig, EtcdError, HealthView, NewSpace};
+use rmap_file::Registry;
 
 use crate::aside::{Control, Slow, aside};
 use crate::config::PoolConfig;

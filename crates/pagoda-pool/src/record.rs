@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use rmap::client::{SPACE_SLABS_MAX, SpaceSpec};
-use rmap::crypto::{Entropy, SystemEntropy};
+use rmap::crypto::Entropy;
 use rmap::servers::parse_key;
 use rmap::units::{PAGE_SIZE, SLAB_PAGES, SpaceId};
+use rmap_io::SystemEntropy;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 

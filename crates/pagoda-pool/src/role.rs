@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use anyhow::{Result, anyhow};
-use rmap::host::{HostError, Role};
+use rmap_io::host::{HostError, Role};
 
 /// This process borrows, until it ends; by the directory of the pool.
 static BORROWS: Mutex<BTreeMap<PathBuf, Role>> = Mutex::new(BTreeMap::new());

@@ -6,7 +6,7 @@
 //! | `admitted` | a line for each client that may use our memory: public key, name, `admin=yes` if it may drain us |
 //! | `pool.toml` | settings, see `config.rs` |
 //! | `servers` | the static list of servers, see `rmap::servers` |
-//! | `registry` | which server has what, see `rmap::registry` |
+//! | `registry` | which server has what, see `rmap_file` |
 //! | `disks/NAME.toml` | a disk and its key, see `record.rs` |
 
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -16,9 +16,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use rmap::client::ServerInfo;
-use rmap::crypto::{Entropy, KEY_SIZE, Keypair, PoolKey, PublicKey, SystemEntropy};
-use rmap::registry::Registry;
+use rmap::crypto::{Entropy, KEY_SIZE, Keypair, PoolKey, PublicKey};
 use rmap::servers::parse_key;
+use rmap_file::Registry;
+use rmap_io::SystemEntropy;
 
 /// Where the pool's directory is unless another is given.
 pub const DIR_DEFAULT: &str = "/var/lib/pagoda/pool";

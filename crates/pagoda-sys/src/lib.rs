@@ -10,12 +10,13 @@
 //! | [`pagemap`] | which pages of a process are mapped |
 //! | [`process`] | processes seen through /proc, wake-ups, limits |
 //! | [`host`] | kernel settings and the start-up self-test |
-//! | [`allocations`] | what a thread allocates, for tests |
-//! | [`toy`] | what the toy VMM of tests and benches needs |
+//! | `allocations` | what a thread allocates, for tests (feature `test-kit`) |
+//! | `toy` | what the toy VMM of tests and benches needs (feature `test-kit`) |
 //!
 //! Nothing here knows policy or the page table. The functions on the page path (`uffd`, `ring`, and `ram`'s views) do not
 //! allocate.
 
+#[cfg(feature = "test-kit")]
 pub mod allocations;
 pub mod host;
 pub mod pagemap;
@@ -26,6 +27,7 @@ pub mod socket;
 pub mod swapfile;
 #[cfg(test)]
 mod testing;
+#[cfg(feature = "test-kit")]
 pub mod toy;
 pub mod uffd;
 

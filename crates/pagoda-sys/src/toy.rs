@@ -10,5 +10,4 @@ pub mod kvm;
 pub mod process;
 pub mod ram;
 pub mod skip;
-pub mod tuned;
 pub mod uffd_loop;

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
 use pagoda_api::{VmPatch, VmSpec};
+use pagoda_cli::options::{Global, Place};
 
 pub use self::caps::{BalloonTarget, DramLimit};
 use self::caps::{balloon_target, dram};
@@ -49,12 +50,8 @@ Exit status:
 #[derive(Debug, Parser)]
 #[command(name = "pagoda", version, after_help = EXAMPLES)]
 pub struct Cli {
-    /// Control socket of the daemon [default: /run/pagoda/pagoda.sock]
-    #[arg(long, global = true, env = pagoda_api::SOCKET_ENV, value_name = "PATH", hide_env_values = true)]
-    pub socket: Option<PathBuf>,
-    /// Print JSON for programs instead of a table for people
-    #[arg(long, global = true)]
-    pub json: bool,
+    #[command(flatten)]
+    pub global: Global,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -118,7 +115,7 @@ Examples:
   At least 2 GiB of DRAM whatever others do, twice the usual weight, pages shared with VMs of the same tenant:
     pagoda run --name db --min 2G --shares 2000 -- qemu-system-x86_64 -m 8G -accel kvm db.qcow2
   What does not fit into DRAM goes to the memory of other machines, and to the swap file when that is full:
-    pagoda run --name db --dram 2G --far pool: -- qemu-system-x86_64 -m 8G -accel kvm db.qcow2
+    pagoda run --name db --dram 2G --remote pool: -- qemu-system-x86_64 -m 8G -accel kvm db.qcow2
   A program of yours:
     pagoda run --plain --name cache --memory 2G --dram 512M -- ./my-cache")]
 pub struct Run {
@@ -156,10 +153,14 @@ pub struct Run {
 Examples:
   pagoda top
   pagoda top --batch 10 --interval 1 > web1.txt    ten samples, without a terminal
-  pagoda top --batch 60 --json                     one JSON object a sample")]
+  pagoda top --batch 60 --json                     one JSON object a sample
+  pagoda top --svg top.svg                         one sample as a picture, for a report")]
 pub struct Top {
     #[command(flatten)]
     pub pace: Pace,
+    /// Write one sample as a picture (SVG) into this file and end; "-" is standard output
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["batch", "json"])]
+    pub svg: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -249,7 +250,7 @@ pub struct Doctor {
 #[derive(Debug, Subcommand)]
 pub enum DoctorOf {
     /// Check whether this machine reaches the servers of its pool, and how fast they answer
-    Pool(crate::pool::Place),
+    Pool(Place),
 }
 
 #[cfg(test)]
@@ -280,7 +281,7 @@ mod tests {
         check("pagoda vm set a --shares 0", ErrorKind::ValueValidation);
         check("pagoda run --min 2 -- qemu", ErrorKind::ValueValidation);
         check("pagoda run --share-group a/b -- qemu", ErrorKind::ValueValidation);
-        check("pagoda run --far pool:copies=3 -- qemu", ErrorKind::ValueValidation);
+        check("pagoda run --remote pool:copies=3 -- qemu", ErrorKind::ValueValidation);
         check("pagoda host set --idle-tax 101%", ErrorKind::ValueValidation);
         check("pagoda host set --thresholds 1,2,3,4", ErrorKind::ValueValidation);
         check("pagoda host set --json", ErrorKind::MissingRequiredArgument);
@@ -292,11 +293,25 @@ mod tests {
     }
 
     #[test]
+    fn old_names_of_options_still_work() {
+        for (new, old) in [
+            ("pagoda run --remote pool: -- qemu", "pagoda run --far pool: -- qemu"),
+            (
+                "pagoda pool serve --size 1G --listen 10.0.0.5 --workers 2",
+                "pagoda pool serve --size 1G --listen 10.0.0.5 --lanes 2",
+            ),
+        ] {
+            let read = |line: &str| format!("{:?}", Cli::try_parse_from(line.split_whitespace()).unwrap().command);
+            assert_eq!(read(old), read(new));
+        }
+    }
+
+    #[test]
     fn options_of_the_program_are_its_own() {
         let line = "pagoda run --dram 1G -- qemu --dram -m 4G --json";
         let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
         let Command::Run(run) = cli.command else { panic!() };
         assert_eq!(run.command, ["qemu", "--dram", "-m", "4G", "--json"]);
-        assert!(!cli.json);
+        assert!(!cli.global.json);
     }
 }

@@ -1,22 +1,12 @@
-//! Exit statuses, which `pagoda --help` documents.
+//! Exit statuses of errors, which `pagoda --help` documents.
 
-use std::io;
 use std::process::ExitCode;
 
-use pagoda_api::{ClientError, ErrorCode, in_full};
-use pagoda_pool::error::NoSuchDisk;
-/// The command line is wrong in a way that clap cannot see.
-pub use pagoda_pool::error::UsageError;
-use rmap_etcd::EtcdError;
+use pagoda_api::{ClientError, ErrorCode};
+pub use pagoda_cli::exit::UsageError;
+use pagoda_cli::exit::{self, FAILED, NO_ROOM, NOT_FOUND, UNREACHABLE, USAGE};
 
-use crate::output::OutputClosed;
 use crate::qemu_args::ArgError;
-
-const FAILED: u8 = 1;
-const USAGE: u8 = 2;
-const UNREACHABLE: u8 = 3;
-const NOT_FOUND: u8 = 4;
-const NO_ROOM: u8 = 5;
 
 /// A VM would not be admitted; the text says what is missing.
 #[derive(Debug, thiserror::Error)]
@@ -35,18 +25,7 @@ pub struct NoSuchClient(pub String);
 
 /// Prints `error` and finds its status.
 pub fn report(error: &anyhow::Error) -> ExitCode {
-    if is_output_closed(error) {
-        return ExitCode::SUCCESS;
-    }
-    eprintln!("pagoda: {}", in_full(error.as_ref()));
-    ExitCode::from(status(error))
-}
-
-fn is_output_closed(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
-        let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        inner.is_some_and(|inner| inner.is::<OutputClosed>())
-    })
+    exit::report(error, status(error))
 }
 
 /// Whether the daemon or etcd does not answer.
@@ -65,21 +44,16 @@ fn status(error: &anyhow::Error) -> u8 {
                 _ => FAILED,
             };
         }
-        if let Some(error) = cause.downcast_ref::<EtcdError>() {
-            return match error {
-                error if error.is_transient() => UNREACHABLE,
-                EtcdError::NoSuchSpace { .. } => NOT_FOUND,
-                EtcdError::Address { .. } | EtcdError::Invalid { .. } => USAGE,
-                _ => FAILED,
-            };
+        if let Some(status) = exit::pool_cause_status(cause) {
+            return status;
         }
-        if cause.is::<NoSuchDisk>() || cause.is::<NoSuchServer>() || cause.is::<NoSuchClient>() {
+        if cause.is::<NoSuchServer>() || cause.is::<NoSuchClient>() {
             return NOT_FOUND;
         }
         if cause.is::<NotAdmitted>() {
             return NO_ROOM;
         }
-        if cause.is::<UsageError>() || cause.is::<ArgError>() {
+        if cause.is::<ArgError>() {
             return USAGE;
         }
     }
@@ -89,7 +63,11 @@ fn status(error: &anyhow::Error) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io;
+
     use pagoda_api::ApiError;
+    use pagoda_pool::error::NoSuchDisk;
+    use rmap_etcd::EtcdError;
 
     #[test]
     fn statuses() {
@@ -107,16 +85,11 @@ mod tests {
         check(NoSuchDisk("d".into()).into(), NOT_FOUND);
         check(NoSuchServer(3).into(), NOT_FOUND);
         check(NoSuchClient("a".into()).into(), NOT_FOUND);
-        check(EtcdError::NoSuchSpace { name: "d".into() }.into(), NOT_FOUND);
-        check(EtcdError::NameTaken { name: "d".into() }.into(), FAILED);
         check(EtcdError::Unreachable { endpoint: "e".into(), what: "w".into() }.into(), UNREACHABLE);
-        check(EtcdError::Invalid { what: "w".into() }.into(), USAGE);
         check(refused(ErrorCode::NameTaken), FAILED);
         // The daemon went away in the middle of a request: its pipe is not ours.
         let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
         check(ClientError::Protocol { socket: "/s".into(), source: gone().into() }.into(), UNREACHABLE);
-        assert!(!is_output_closed(&gone().into()));
-        assert!(is_output_closed(&anyhow::Error::from(io::Error::other(OutputClosed)).context("print")));
         check(refused(ErrorCode::NoRoom), NO_ROOM);
         check(NotAdmitted("n".into()).into(), NO_ROOM);
         check(

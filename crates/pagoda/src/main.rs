@@ -5,13 +5,13 @@ mod disk;
 mod doctor;
 mod exit;
 mod man;
-mod metrics;
 mod mrc;
 mod output;
 mod policy;
 mod pool;
 mod qemu_args;
 mod run;
+mod server;
 mod show;
 mod simulate;
 mod top;
@@ -28,7 +28,6 @@ use clap::Parser;
 use pagoda_api::{Client, socket_path};
 
 use crate::cli::{Cli, Command};
-use crate::output::Format;
 
 fn main() -> ExitCode {
     let result = match qemu_words() {
@@ -42,8 +41,8 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(cli: Cli) -> Result<()> {
-    let client = Client::new(socket_path(cli.socket.as_deref())).saying_when_slow(say_slow);
-    let format = if cli.json { Format::Json } else { Format::Text };
+    let client = Client::new(socket_path(cli.global.socket.as_deref())).saying_when_slow(say_slow);
+    let format = cli.global.format();
     match cli.command {
         Command::Run(options) => run::run(&client, options),
         Command::Ls => show::ls(&client, format),

@@ -1,16 +1,9 @@
-//! Tables for people and JSON for programs, on standard output.
+//! Tables for people, beside what the servers print too.
 
-use std::io::{self, Write};
+use std::io;
 
-use serde::Serialize;
+pub use pagoda_cli::output::{Format, print_json, print_json_line, print_text};
 use unicode_width::UnicodeWidthStr;
-
-/// How to print.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
-    Text,
-    Json,
-}
 
 /// Which side of its column a cell keeps to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,28 +58,6 @@ impl Table {
     pub fn print(&self) -> io::Result<()> {
         print_text(&self.render())
     }
-}
-
-/// Who reads standard output has seen enough, as `head` does. That is no failure; a socket that is closed is one.
-#[derive(Debug, thiserror::Error)]
-#[error("standard output is closed")]
-pub struct OutputClosed;
-
-pub fn print_text(text: &str) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| match error.kind() {
-        io::ErrorKind::BrokenPipe => io::Error::new(io::ErrorKind::BrokenPipe, OutputClosed),
-        _ => error,
-    })
-}
-
-pub fn print_json(value: &impl Serialize) -> io::Result<()> {
-    print_text(&(serde_json::to_string_pretty(value)? + "\n"))
-}
-
-/// One line, for streams of objects.
-pub fn print_json_line(value: &impl Serialize) -> io::Result<()> {
-    print_text(&(serde_json::to_string(value)? + "\n"))
 }
 
 /// A term and its value a line.

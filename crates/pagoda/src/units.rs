@@ -1,7 +1,7 @@
-//! Sizes as people write and read them: binary units throughout, as QEMU's.
+//! Sizes as people and QEMU write them: binary units throughout. What the servers read and print too is in `pagoda-cli`.
 
-pub use pagoda_api::parse_size;
 use pagoda_api::size::scale;
+pub use pagoda_cli::units::{format_size, parse_seconds, parse_size};
 
 /// Reads a part, `75%`, `7.5%` or `0.75`, as per mille, 0 to 1000. What is finer than that is refused.
 ///
@@ -24,23 +24,6 @@ pub fn format_per_mille(part: u16) -> String {
         0 => format!("{} %", part / 10),
         tenth => format!("{}.{tenth} %", part / 10),
     }
-}
-
-/// Reads a length of time, `90s`, `5m`, `2h` or `1d`, as seconds.
-///
-/// # Errors
-/// A sentence that says what would be right.
-pub fn parse_seconds(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match &text[digits.len()..] {
-        "s" => Some(1),
-        "m" => Some(60),
-        "h" => Some(3600),
-        "d" => Some(86_400),
-        _ => None,
-    };
-    let seconds = unit.and_then(|unit| digits.parse::<u64>().ok()?.checked_mul(unit));
-    seconds.ok_or_else(|| format!("{text:?} is not a time; write a number and s, m, h or d, such as 30s or 5m"))
 }
 
 /// A size that [`parse_size`] reads as exactly so many bytes.
@@ -67,21 +50,6 @@ pub fn parse_qemu_size(text: &str, default_unit: u64) -> Option<u64> {
         _ => return None,
     };
     scale(digits, unit)
-}
-
-/// A size for tables: one decimal below a hundred, `1.5G`, `512M`, `0`.
-pub fn format_size(bytes: u64) -> String {
-    const UNITS: [&str; 7] = ["", "K", "M", "G", "T", "P", "E"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    // 1023.95 is the least that would print as 1024.0.
-    while value >= 1023.95 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    let decimals = usize::from(value < 99.95);
-    let number = format!("{value:.decimals$}");
-    format!("{}{}", number.trim_end_matches(".0"), UNITS[unit])
 }
 
 /// The size in MiB, exactly, for QEMU's options; `bytes` is a multiple of MiB.
@@ -166,35 +134,9 @@ mod tests {
     }
 
     #[test]
-    fn times() {
-        let check = |text: &str, expected: Option<u64>| assert_eq!(parse_seconds(text).ok(), expected, "{text}");
-        check("90s", Some(90));
-        check("5m", Some(300));
-        check("2h", Some(7200));
-        check("1d", Some(86_400));
-        check("5", None);
-        check("s", None);
-        check("1.5h", None);
-        check("99999999999999999999d", None);
-    }
-
-    #[test]
     fn exact_sizes_come_back() {
         for bytes in [0, 1, 4096, 3 << 20, (3 << 20) + 1, 5 << 30] {
             assert_eq!(parse_size(&format_exact(bytes)), Ok(bytes));
         }
-    }
-
-    #[test]
-    fn printed() {
-        let check = |bytes: u64, expected: &str| assert_eq!(format_size(bytes), expected);
-        check(0, "0");
-        check(1023, "1023");
-        check(1024, "1K");
-        check(1536, "1.5K");
-        check(4 * G, "4G");
-        check(G - 1, "1G");
-        check(100 * G + G / 2, "100G");
-        check(u64::MAX, "16E");
     }
 }

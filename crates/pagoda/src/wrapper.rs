@@ -10,7 +10,7 @@
 //! 3. `dram = "1G"` in `/etc/pagoda/vm.d/NAME.toml`,
 //!
 //! else it may have all of its memory in DRAM. That file may also have `min = "1G"`, `shares = 2000`,
-//! `share_group = "tenant1"` and `far = "pool:"`, as the options of `pagoda run`. The real QEMU is `PAGODA_QEMU`, else
+//! `share_group = "tenant1"` and `remote = "pool:"`, as the options of `pagoda run`. The real QEMU is `PAGODA_QEMU`, else
 //! the one line of `/etc/pagoda/qemu`, else `/usr/bin/qemu-system-x86_64`.
 
 use std::io;
@@ -44,6 +44,7 @@ struct VmConfig {
     shares: Option<u32>,
     share_group: Option<String>,
     reserve_swap: bool,
+    #[serde(rename = "remote", alias = "far")]
     far: Option<String>,
 }
 
@@ -67,7 +68,7 @@ pub fn run(words: Vec<String>) -> Result<()> {
     let min = config.min.as_deref().map(parse_size).transpose();
     let min = min.map_err(|error| UsageError(format!("min in the VM's settings: {error}")))?;
     let far = config.far.as_deref().map(str::parse::<FarRequest>).transpose();
-    let far = far.map_err(|error| UsageError(format!("far in the VM's settings: {error}")))?;
+    let far = far.map_err(|error| UsageError(format!("remote in the VM's settings: {error}")))?;
     start(
         &Client::new(socket_path(None)),
         Request {
@@ -173,7 +174,8 @@ mod tests {
         let dir = scratch(
             "settings",
             &[
-                ("vm.d/a.toml", "dram = \"1G\"\nshares = 2000\nreserve_swap = true\nfar = \"pool:\"\n"),
+                ("vm.d/a.toml", "dram = \"1G\"\nshares = 2000\nreserve_swap = true\nremote = \"pool:\"\n"),
+                ("vm.d/old.toml", "far = \"pool:\"\n"),
                 ("vm.d/b.toml", "drma = 1"),
             ],
         );
@@ -186,6 +188,7 @@ mod tests {
             ..VmConfig::default()
         };
         assert_eq!(a, expected);
+        assert_eq!(read_config(&dir, "old").unwrap().far, expected.far, "the key's old name");
         assert!(format!("{:#}", read_config(&dir, "b").unwrap_err()).contains("drma"));
         assert_eq!(read_config(&dir, "c").unwrap(), VmConfig::default());
         assert!(read_config(&dir, "../a").is_err());

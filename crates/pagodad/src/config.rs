@@ -63,7 +63,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     pub swap_dir: Option<PathBuf>,
 
-    /// Directory of the pool that VMs with --far borrow memory from: keys, servers, registry, address of etcd
+    /// Directory of the pool that VMs with --remote borrow memory from: keys, servers, registry, address of etcd
     /// [default: /var/lib/pagoda/pool, as `pagoda pool`]
     #[arg(long, value_name = "DIR")]
     pub pool_dir: Option<PathBuf>,

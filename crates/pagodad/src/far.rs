@@ -27,9 +27,10 @@ use pagoda_pool::plane::Plane;
 use pagoda_pool::record::SIZE_MAX;
 use pagoda_pool::{connect, role, store};
 use rmap::client::{Client, SpaceRef, SpaceSpec};
-use rmap::crypto::{Entropy, SystemEntropy};
-use rmap::udp::{UdpClient, Wait};
+use rmap::crypto::Entropy;
 use rmap::units::ServerId;
+use rmap_io::SystemEntropy;
+use rmap_io::net::{UdpClient, Wait};
 
 pub use self::describe::describe;
 pub use self::space::Dirs;
@@ -90,7 +91,7 @@ impl NewTier {
 /// There is no pool that this machine can borrow from: what is missing, and what to do.
 pub fn new_tier(dirs: &Dirs, name: &str, regions: &[u64], request: FarRequest) -> Result<NewTier, ApiError> {
     let unusable = |cause: anyhow::Error| {
-        let hint = "`pagoda pool ls` shows what pagodad has to find; leave --far out to do without";
+        let hint = "`pagoda pool ls` shows what pagodad has to find; leave --remote out to do without";
         error(
             ErrorCode::Unsupported,
             format!("there is no remote memory to be had: {cause}", cause = in_full(cause.as_ref())),
@@ -103,11 +104,11 @@ pub fn new_tier(dirs: &Dirs, name: &str, regions: &[u64], request: FarRequest) -
     let servers = pool.servers().map_err(unusable)?.len();
     if servers < usize::from(request.copies) {
         let message = format!("{} copies need as many servers, and there are {servers}", request.copies);
-        return Err(error(ErrorCode::BadRequest, message, Some("add a server, or ask for one copy (--far pool:)")));
+        return Err(error(ErrorCode::BadRequest, message, Some("add a server, or ask for one copy (--remote pool:)")));
     }
     if regions.iter().sum::<u64>() > SIZE_MAX {
         let message = format!("a far tier holds {} TiB at most, less than this VM's memory", SIZE_MAX >> 40);
-        return Err(error(ErrorCode::BadRequest, message, Some("leave --far out")));
+        return Err(error(ErrorCode::BadRequest, message, Some("leave --remote out")));
     }
     let space = SystemEntropy::default().next_u64();
     let cluster = pool.etcd.as_ref().map(|etcd| etcd.pool.clone());

@@ -5,11 +5,12 @@
 //! and itself. A value that a VM does not have yet, for example before anything attached, is left out.
 
 mod catalogue;
+pub mod old_names;
 mod value;
 
 use std::fmt::{self, Write as _};
 
-use pagoda_api::{FarPool, FarServer, HostInfo, Latency, TierInfo, VmInfo, VmKind, VmState, counter};
+use pagoda_api::{FarPool, FarServer, HostInfo, Latency, RoundWait, TierInfo, VmInfo, VmKind, VmState, counter};
 use pagoda_core::policy::state::STATES;
 use pagoda_core::stats::{CATALOGUE, MetricDef, MetricKind};
 use prometheus_client::collector::Collector;
@@ -19,7 +20,7 @@ use prometheus_client::registry::Registry;
 
 use self::catalogue::{
     ACTIVE, BALLOON, FAR, FAR_LATENCY, FAR_SERVER, FAULT_LATENCY, HOST, HOST_INFO, HOST_POLICY, HOST_STATE, POLICY,
-    PROCESS, Row, STANDING, TARGET, TIER, TIER_LATENCY, VM, VM_INFO, VM_STATE,
+    PROCESS, ROUND_WAIT, Row, STANDING, TARGET, TIER, TIER_LATENCY, VM, VM_INFO, VM_STATE,
 };
 pub use self::value::ProcessInfo;
 use self::value::Value;
@@ -36,7 +37,7 @@ pub fn render(vms: Vec<VmInfo>, host: HostInfo, process: ProcessInfo) -> String 
     let mut text = String::new();
     // Writing to a String cannot fail; an encoder that did would leave what it wrote.
     let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
-    text
+    old_names::with_old_families(&text)
 }
 
 /// Every metric as a Markdown document: `docs/metrics.md`, and what `pagodad --list-metrics` prints.
@@ -66,18 +67,19 @@ pub fn catalogue_table() -> String {
         row(&format!("pagoda_vm_tier_{}", def.name), def.kind, "vm, tier", def.unit, def.help);
     }
     for Row { def, .. } in FAR {
-        row(&format!("pagoda_vm_far_{}", def.name), def.kind, "vm", def.unit, def.help);
+        row(&format!("pagoda_vm_remote_{}", def.name), def.kind, "vm", def.unit, def.help);
     }
     for Row { def, .. } in FAR_SERVER {
-        row(&format!("pagoda_vm_far_server_{}", def.name), def.kind, "vm, server", def.unit, def.help);
+        row(&format!("pagoda_vm_remote_server_{}", def.name), def.kind, "vm, server", def.unit, def.help);
     }
     for (def, labels) in [
         (TIER_LATENCY, "vm, tier, op, quantile"),
         (FAR_LATENCY, "vm, op, class, quantile"),
         (TARGET, "vm"),
         (ACTIVE, "vm"),
-        (STANDING, "vm, standing"),
+        (STANDING, "vm, status"),
         (HOST_STATE, "state"),
+        (ROUND_WAIT, "quantile"),
         (VM_STATE, "vm, state"),
         (FAULT_LATENCY, "vm, cause, quantile"),
         (VM_INFO, "vm, kind, accelerator"),
@@ -127,11 +129,11 @@ impl Collector for Snapshot {
         encode_metric(&mut encoder, TIER_LATENCY.name, TIER_LATENCY, self.vms.iter().flat_map(tier_latencies))?;
         for Row { def, value } in FAR {
             let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(far_pool(vm)?))));
-            encode_metric(&mut encoder, &format!("pagoda_vm_far_{}", def.name), *def, values)?;
+            encode_metric(&mut encoder, &format!("pagoda_vm_remote_{}", def.name), *def, values)?;
         }
         for Row { def, value } in FAR_SERVER {
             let values = self.vms.iter().flat_map(far_servers).map(|(labels, server)| (labels, value(server)));
-            encode_metric(&mut encoder, &format!("pagoda_vm_far_server_{}", def.name), *def, values)?;
+            encode_metric(&mut encoder, &format!("pagoda_vm_remote_server_{}", def.name), *def, values)?;
         }
         encode_metric(&mut encoder, FAR_LATENCY.name, FAR_LATENCY, self.vms.iter().flat_map(far_latencies))?;
         let known = |of: fn(&VmInfo) -> Option<u64>| {
@@ -141,6 +143,7 @@ impl Collector for Snapshot {
         encode_metric(&mut encoder, ACTIVE.name, ACTIVE, known(|vm| vm.policy.active_bytes))?;
         encode_metric(&mut encoder, STANDING.name, STANDING, self.vms.iter().flat_map(standings))?;
         encode_metric(&mut encoder, HOST_STATE.name, HOST_STATE, host_states(&self.host))?;
+        encode_metric(&mut encoder, ROUND_WAIT.name, ROUND_WAIT, round_waits(&self.host.policy.round_wait))?;
         encode_metric(&mut encoder, VM_STATE.name, VM_STATE, self.vms.iter().flat_map(states))?;
         encode_metric(&mut encoder, FAULT_LATENCY.name, FAULT_LATENCY, self.vms.iter().flat_map(latencies))?;
         encode_metric(&mut encoder, VM_INFO.name, VM_INFO, self.vms.iter().map(|vm| (vm_info(vm), Value::Count(1))))?;
@@ -160,6 +163,8 @@ impl Collector for Snapshot {
         Ok(())
     }
 }
+
+const US_PER_S: f64 = 1e6;
 
 type Labels = Vec<(&'static str, String)>;
 
@@ -217,7 +222,7 @@ fn states(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
 fn standings(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
     STANDINGS.into_iter().map(|standing| {
         let mut labels = of_vm(vm);
-        labels.push(("standing", standing.to_owned()));
+        labels.push(("status", standing.to_owned()));
         (labels, Value::Count(u64::from(standing == vm.policy.standing)))
     })
 }
@@ -229,6 +234,15 @@ fn host_states(host: &HostInfo) -> impl Iterator<Item = (Labels, Value)> {
     })
 }
 
+fn round_waits(wait: &RoundWait) -> impl Iterator<Item = (Labels, Value)> {
+    let quantiles = [("0.5", wait.p50_us), ("0.99", wait.p99_us), ("1", wait.max_us)];
+    let is_known = wait.rounds > 0;
+    quantiles
+        .into_iter()
+        .filter(move |_| is_known)
+        .map(|(quantile, us)| (vec![("quantile", quantile.to_owned())], Value::Real(us / US_PER_S)))
+}
+
 fn latencies(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
     vm.latency.iter().filter(|(_, latency)| latency.count > 0).flat_map(|(cause, latency)| {
         let cause = cause.strip_prefix(counter::FAULTS_PREFIX).unwrap_or(cause);
@@ -238,7 +252,6 @@ fn latencies(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
 
 /// With the VM's labels, and these.
 fn quantiles(vm: &VmInfo, more: &[(&'static str, &str)], latency: &Latency) -> [(Labels, Value); 2] {
-    const US_PER_S: f64 = 1e6;
     [("0.5", latency.p50_us), ("0.99", latency.p99_us)].map(|(quantile, us)| {
         let mut labels = of_vm(vm);
         labels.extend(more.iter().map(|(label, value)| (*label, escape(value))));

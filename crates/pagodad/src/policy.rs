@@ -11,6 +11,7 @@ mod doorbell;
 mod governed;
 pub mod governor;
 pub mod host;
+mod round_wait;
 pub mod rounds;
 pub mod settings;
 pub mod tell;
@@ -26,6 +27,7 @@ use pagoda_core::policy::{Policy, VmId, VmSettings};
 use crate::config::PolicyConfig;
 use crate::record::Record;
 use doorbell::Doorbell;
+use round_wait::RoundWaits;
 
 /// The policy of this daemon.
 #[derive(Debug)]
@@ -43,6 +45,8 @@ pub struct State {
     pub config: PolicyConfig,
     /// The host's memory, when it was last read.
     pub memory: HostMemory,
+    /// How long rounds waited for locks.
+    pub waits: RoundWaits,
     next_id: u32,
 }
 
@@ -55,7 +59,7 @@ impl Governor {
         let memory = host::read_memory()?;
         let policy = Policy::new(settings::host_settings(&config, memory.total)?)?;
         let rounds = Rounds::new(policy, std::process::id().into());
-        let state = Mutex::new(State { rounds, config, memory, next_id: 0 });
+        let state = Mutex::new(State { rounds, config, memory, waits: RoundWaits::default(), next_id: 0 });
         Ok(Governor { state, doorbell: Doorbell::default(), started: Instant::now() })
     }
 

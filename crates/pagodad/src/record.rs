@@ -52,7 +52,7 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharing: Option<SharingFiles>,
     /// Where its pages in remote memory are.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, rename = "far", skip_serializing_if = "Option::is_none")]
     pub far: Option<Far>,
     /// Its compressed tier. Without it, pages that are there would be taken for zeros.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -17,7 +17,7 @@ mod life;
 mod sampling;
 mod writing;
 
-use create::Making;
+use create::{Absent, Making};
 pub use groups::sharing_of;
 use writing::WritingLock;
 
@@ -180,7 +180,7 @@ pub struct Registry {
     /// What does not work and is not needed for paging.
     pub parts: Parts,
     vms: Mutex<BTreeMap<String, Vm>>,
-    /// VMs that are being made. Its lock is taken after that of `vms`.
+    /// VMs that are being made or removed. Its lock is taken after that of `vms`.
     making: Mutex<Making>,
     /// Share groups with a name, as long as one of their VMs is there.
     groups: Mutex<BTreeMap<String, Weak<Group>>>,
@@ -280,14 +280,27 @@ impl Registry {
         self.lock().values_mut().find(|vm| vm.governed.id == id).map(act)
     }
 
-    /// Takes a VM out, its files excepted. The caller has its writing lock.
-    fn remove(&self, vms: &mut BTreeMap<String, Vm>, id: VmId) {
+    /// Takes a VM out, its files excepted. The caller has its writing lock, and drops the VM without the registry's: what it
+    /// holds may be the last descriptor of gigabytes.
+    fn remove(&self, vms: &mut BTreeMap<String, Vm>, id: VmId) -> Option<Vm> {
         let name = vms.values().find(|vm| vm.governed.id == id).map(|vm| vm.record.name.clone());
-        if let Some(vm) = name.and_then(|name| vms.remove(&name)) {
-            vm.leave_group();
-            self.governor.lock().rounds.remove(id);
-            self.governor.doorbell.ring();
-        }
+        let vm = vms.remove(&name?)?;
+        vm.leave_group();
+        self.governor.lock().rounds.remove(id);
+        self.governor.doorbell.ring();
+        Some(vm)
+    }
+
+    /// Ends a VM that no engine serves, with its files. The disk decides how long it takes to remove a swap file, and a policy
+    /// round needs the registry: so the files are removed without its lock, and the VM's name is taken until they are gone.
+    /// The caller has the VM's writing lock.
+    fn end(&self, mut vms: MutexGuard<'_, BTreeMap<String, Vm>>, id: VmId, record: &Record) {
+        let Some(vm) = self.remove(&mut vms, id) else { return };
+        self.making().insert(record.name.clone(), Absent { id, removal: Some(Arc::clone(&vm.writing)) });
+        drop(vms);
+        self.forget(record);
+        drop(vm);
+        self.making().remove(&record.name);
     }
 
     /// The cause of a stall is gone: tries again what failed, and lets the VM run.
@@ -336,7 +349,7 @@ impl Registry {
     pub fn delete(&self, name: &str) -> Result<(), ApiError> {
         let id = self.id_of(name)?;
         let end = || {
-            let mut vms = self.lock();
+            let vms = self.lock();
             let vm = vms.get(name).filter(|vm| vm.governed.id == id).ok_or_else(|| no_such_vm(name))?;
             if vm.record.pid.0 != 0 {
                 let hint = "stop its program instead; it is forgotten when that ends";
@@ -348,8 +361,7 @@ impl Registry {
                 return Err(error(ErrorCode::WrongState, problem, Some(hint)));
             }
             let record = vm.record.clone();
-            self.remove(&mut vms, id);
-            self.forget(&record);
+            self.end(vms, id, &record);
             Ok(())
         };
         self.while_writing(id, end).ok_or_else(|| no_such_vm(name))?

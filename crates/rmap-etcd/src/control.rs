@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rmap::aside::{self, Asker};
 use rmap::control::{Change, ControlPlane, ControlReply, ControlRequest};
 use rmap::units::{Generation, SpaceId};
+use rmap_io::aside::{self, Asker};
 
 use crate::config::EtcdConfig;
 use crate::error::EtcdError;

@@ -12,6 +12,21 @@
 //! copy, reads the versions of all of them and brings them to the greatest before it serves the slab; to the greatest content, where
 //! that differs (`trims.rs`).
 //!
+//! # Who owns what
+//!
+//! Each part has its state in private fields and a few methods. What has work of its own is polled: it reads the others
+//! (`context`), changes itself, and returns what is to be done. `Client` passes that on; files named `apply.rs` do so.
+//!
+//! | part | state |
+//! |---|---|
+//! | `agenda` | slabs that are to be looked at |
+//! | `questions` | questions to the control plane |
+//! | `leftovers`, `ledger` | what earlier owners left; versions of pages that depend on parity |
+//! | `redundancy` | copies in the making, looks at all pages, slabs without content, room that servers keep |
+//! | `parity` | pages that are put together from others; groups that get parity or lose it |
+//! | `exchange`, `ops`, `tables`, `parked`, `confirm` | requests; callers' operations; tables of versions; waiting reads; confirmations |
+//! | `peers`, `spaces` | servers and their sessions; spaces and their slabs: `Client` itself |
+//!
 //! # When something fails
 //!
 //! A server that is silent is given up after [`ClientConfig::fail_after`] where another copy is in sync; pages stall for
@@ -22,25 +37,31 @@
 //! goes on that needs no change of the map. Another owner of the space makes all of it [`Failure::Fenced`].
 
 mod address;
+mod agenda;
 mod attach;
 mod check;
 mod config;
 mod confirm;
+mod context;
 mod copies;
 mod discard;
 mod exchange;
 mod fence;
 mod follow;
+mod index;
 mod ledger;
 mod leftovers;
 mod load;
 mod open;
 mod ops;
 mod outcome;
+mod pages;
 mod parity;
 mod parked;
 mod peer;
+mod questions;
 mod receive;
+mod redundancy;
 mod repair;
 mod reserve;
 mod returns;
@@ -59,13 +80,12 @@ mod unmapped;
 mod vacate;
 mod view;
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::control::{ControlReply, ControlRequest};
 use crate::crypto::Entropy;
 use crate::crypto::entropy::SharedEntropy;
-use crate::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, Time, content_of};
+use crate::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, SlabNo, Time, content_of};
 
 pub use config::{ClientConfig, Fault};
 pub use exchange::WINDOW_MAX;
@@ -86,74 +106,52 @@ pub use tables::{SPARES_MAX, SpareTable};
 pub use vacate::GIVE_BACK_AFTER;
 pub use view::{PageRun, ServerView};
 
+use agenda::Agenda;
 use confirm::Confirms;
-use copies::Copies;
+use context::context;
 use exchange::{Exchanges, Request};
+use index::{List, PeerIndex, SpaceIndex};
 use ledger::Ledger;
-use leftovers::Look;
+use leftovers::Leftovers;
 use load::LoadWatch;
 use ops::Ops;
-use outcome::Question;
-use parity::cold::Cold;
-use parity::stripe::Stripes;
+use parity::Parity;
 use parked::Parking;
 use peer::{Peer, PeerSet};
-use scrub::Scrub;
+use questions::Questions;
+use redundancy::Redundancy;
 use slab::Space;
 use tables::Tables;
-use unmapped::MapWatch;
-use vacate::Vacating;
 
 /// A pool client.
 #[derive(Debug)]
 pub struct Client {
     config: ClientConfig,
     entropy: SharedEntropy,
-    peers: Vec<Peer>,
+    peers: List<PeerIndex, Peer>,
     /// Servers that have been silent for [`ClientConfig::error_after`].
     long_silent: PeerSet,
-    map_watch: MapWatch,
-    /// Before that no copy is restored.
-    rebuilds_from: Option<Time>,
-    spaces: Vec<Space>,
+    spaces: List<SpaceIndex, Space>,
     exchanges: Exchanges,
     ops: Ops,
     parking: Parking,
     confirms: Confirms,
-    copies: Copies,
-    stripes: Stripes,
-    cold: Cold,
+    redundancy: Redundancy,
+    parity: Parity,
     ledger: Ledger,
     tables: Tables,
     /// The payload of the reply that is being looked at; a page's room.
     reply: Box<[u8]>,
-    /// Slabs whose state has to be looked at.
-    dirty: VecDeque<(usize, usize)>,
-    /// Slabs that get a new copy.
-    repairing: Vec<(usize, usize)>,
+    agenda: Agenda,
     load: LoadWatch,
-    /// Slabs that could not ask what they have to, as too much was asked; and the one that is being looked at.
-    hungry: VecDeque<(usize, usize)>,
-    at: Option<(usize, usize)>,
-    questions: Vec<Question>,
-    question_ids: u64,
-    /// Slabs to be looked at later, whatever happens: those that servers copy, and those that wait for a silent server.
-    looks: Vec<(Time, usize, usize)>,
+    questions: Questions,
     /// Sealed spaces that are not as they should be.
-    watched: Vec<usize>,
-    /// Spaces that servers keep room for.
-    reserving: Vec<usize>,
-    scrub: Scrub,
-    vacating: Vacating,
-    /// What servers were not asked yet of what earlier owners left there.
-    unlooked: VecDeque<Look>,
+    watched: Vec<SpaceIndex>,
+    leftovers: Leftovers,
     /// When something last came.
     now: Time,
     /// Which server is looked at first for something to send.
     turn: usize,
-    /// Bytes that copies may use now, and when that was.
-    rebuild_budget: u64,
-    rebuild_at: Time,
     stats: ClientStats,
     /// How often a slab was looked at.
     #[cfg(test)]
@@ -168,38 +166,25 @@ impl Client {
         Client {
             config,
             entropy: SharedEntropy::new(entropy),
-            peers: Vec::new(),
+            peers: List::default(),
             long_silent: PeerSet::default(),
-            map_watch: MapWatch::default(),
-            rebuilds_from: None,
-            spaces: Vec::new(),
+            spaces: List::default(),
             exchanges,
             ops,
             parking: Parking::default(),
             confirms: Confirms::default(),
-            copies: Copies::new(),
-            stripes: Stripes::new(),
-            cold: Cold::default(),
+            redundancy: Redundancy::new(),
+            parity: Parity::new(),
             ledger: Ledger::default(),
             tables,
             reply: vec![0; SEALED_SIZE].into(),
-            dirty: VecDeque::new(),
-            repairing: Vec::new(),
+            agenda: Agenda::default(),
             load: LoadWatch::default(),
-            hungry: VecDeque::new(),
-            at: None,
-            questions: Vec::new(),
-            question_ids: 0,
-            looks: Vec::new(),
+            questions: Questions::default(),
             watched: Vec::new(),
-            reserving: Vec::new(),
-            scrub: Scrub::default(),
-            vacating: Vacating::default(),
-            unlooked: VecDeque::new(),
+            leftovers: Leftovers::default(),
             now: Time::default(),
             turn: 0,
-            rebuild_budget: 0,
-            rebuild_at: Time::default(),
             stats: ClientStats::default(),
             #[cfg(test)]
             advanced: 0,
@@ -212,19 +197,19 @@ impl Client {
     /// # Errors
     /// More than [`SERVERS_MAX`]; one that has answered elsewhere.
     pub fn add_server(&mut self, now: Time, info: ServerInfo) -> Result<(), ClientError> {
-        if let Some(place) = self.place_of(info.id) {
-            if self.peers[place].epoch.is_some() {
-                return Err(ClientError::KnownServer { addr: self.peers[place].addr });
+        if let Some(peer) = self.peer_of(info.id) {
+            if self.peers[peer].epoch.is_some() {
+                return Err(ClientError::KnownServer { addr: self.peers[peer].addr });
             }
-            self.peers[place].list(info);
-            self.greet(place);
+            self.peers[peer].list(info);
+            self.greet(peer);
             return Ok(());
         }
         if self.peers.len() >= SERVERS_MAX {
             return Err(ClientError::TooManyServers);
         }
-        self.peers.push(Peer::new(info, now));
-        self.greet(self.peers.len() - 1);
+        let peer = self.peers.push(Peer::new(info, now));
+        self.greet(peer);
         Ok(())
     }
 
@@ -313,22 +298,12 @@ impl Client {
 
     /// A question for the control plane, to be answered by [`Client::on_control`]. Asked again if no answer comes.
     pub fn poll_control(&mut self, now: Time) -> Option<(u64, ControlRequest)> {
-        let question = self.questions.iter_mut().find(|question| question.due <= now)?;
-        question.first_asked.get_or_insert(now);
-        question.due = now + slab::CONTROL_RETRY;
-        Some((question.id, question.request.clone()))
+        self.questions.poll(now)
     }
 
     /// An answer of the control plane. Answers to questions that are settled are of no use any more.
     pub fn on_control(&mut self, now: Time, id: u64, reply: ControlReply) {
-        if let Some(at) = self.questions.iter().position(|question| question.id == id) {
-            if reply == ControlReply::Later {
-                let question = &mut self.questions[at];
-                question.due = now + slab::ask_again(now.since(question.first_asked.unwrap_or(now)));
-                return;
-            }
-            let question = self.questions.swap_remove(at);
-            self.map_watch.heard_at = now;
+        if let Some(question) = self.questions.receive(now, id, &reply) {
             self.control_answered(now, question, reply);
             self.settle(now);
         }
@@ -336,7 +311,7 @@ impl Client {
 
     /// Gives up what a server has, for good: as if it had come back empty.
     pub fn forget_content(&mut self, now: Time, server: crate::units::ServerId) {
-        if let Some(peer) = self.place_of(server) {
+        if let Some(peer) = self.peer_of(server) {
             self.content_lost(peer);
             self.settle(now);
         }
@@ -365,8 +340,8 @@ impl Client {
     /// Asks a server to be drained, or not to be. Its answer is in [`Client::servers`]; a request that gets lost is not
     /// made again.
     pub fn ask_drain(&mut self, server: crate::units::ServerId, drain: Drain) {
-        if let Some(place) = self.place_of(server) {
-            (self.peers[place].drain_due, self.peers[place].drain) = (Some(drain), None);
+        if let Some(peer) = self.peer_of(server) {
+            (self.peers[peer].drain_due, self.peers[peer].drain) = (Some(drain), None);
         }
     }
 
@@ -374,57 +349,12 @@ impl Client {
         self.config.fault == Some(fault)
     }
 
-    fn place_of(&self, server: crate::units::ServerId) -> Option<usize> {
-        self.peers.iter().position(|peer| peer.info.id == server)
+    fn peer_of(&self, server: crate::units::ServerId) -> Option<PeerIndex> {
+        context!(self).peer_of(server)
     }
 
-    fn mark(&mut self, space: usize, slab: usize) {
-        let state = &mut self.spaces[space].slabs[slab];
-        if !state.dirty {
-            state.dirty = true;
-            self.dirty.push_back((space, slab));
-        }
-    }
-
-    /// Looks at every slab that something happened to, until nothing more follows.
-    fn settle(&mut self, now: Time) {
-        self.now = now;
-        self.unpark_waiting();
-        loop {
-            while let Some((space, slab)) = self.next_dirty() {
-                self.spaces[space].slabs[slab].dirty = false;
-                self.at = Some((space, slab));
-                self.advance(now, space, slab);
-                self.at = None;
-                self.wake_ledger(space, slab);
-                if !self.parking.is_empty() {
-                    self.unpark(space, slab);
-                }
-            }
-            if !(self.tend_parity() | self.tell_more()) {
-                break;
-            }
-        }
-        self.send_looks();
-        self.send_returns();
-    }
-
-    fn next_dirty(&mut self) -> Option<(usize, usize)> {
-        self.dirty.pop_front().or_else(|| self.copies.next_waiting()).or_else(|| self.next_hungry())
-    }
-
-    /// A slab that can ask now what it could not: for itself, or for its pages.
-    fn next_hungry(&mut self) -> Option<(usize, usize)> {
-        let (space, slab) = if self.exchanges.has_room() { self.hungry.pop_front()? } else { return None };
-        self.spaces[space].slabs[slab].is_hungry = false;
-        if !self.spaces[space].is_taken && !self.spaces[space].is_stale {
-            self.map_settled(space, slab);
-        }
-        Some((space, slab))
-    }
-
-    fn slab_of(&self, page: PageNo) -> Option<usize> {
-        self.config.slab_size.slab(page).map(|slab| slab.0 as usize)
+    fn slab_of(&self, page: PageNo) -> Option<SlabNo> {
+        self.config.slab_size.slab(page)
     }
 
     /// A request to one server; waits in its queue until it may be sent.
@@ -434,23 +364,11 @@ impl Client {
 
     fn ask_for(&mut self, request: Request) -> Option<u64> {
         let Some(id) = self.exchanges.begin(request) else {
-            let about = self.slab_of(request.page).map(|slab| (request.space, slab));
-            for (space, slab) in about.into_iter().chain(self.at) {
-                // What an earlier owner left may be of no slab of today.
-                let Some(state) = self.spaces[space].slabs.get_mut(slab) else { continue };
-                if !std::mem::replace(&mut state.is_hungry, true) {
-                    self.hungry.push_back((space, slab));
-                }
-            }
+            self.wait_for_room(request.space, self.slab_of(request.page));
             return None;
         };
         self.exchanges.line_up(&mut self.peers[request.peer].queues[request.class as usize], id);
         Some(id)
-    }
-
-    /// The page operations that wait behind a write to the same page.
-    fn busy_key(space: usize, page: PageNo) -> (usize, u64) {
-        (space, page.0)
     }
 }
 

@@ -6,7 +6,7 @@ pub mod replay;
 pub mod seal;
 pub mod session;
 
-pub use entropy::{Entropy, SystemEntropy};
+pub use entropy::Entropy;
 pub use handshake::{Keypair, PoolKey, PublicKey};
 pub use seal::SpaceKey;
 

@@ -5,25 +5,22 @@
 //!
 //! [`server::Server`] and [`client::Client`] are sans-I/O: datagrams and time go in, datagrams come out. The simulation in
 //! `tests/sim` and the drivers run the same code. The bytes are described in `docs/protocol/rmap.md`.
+//!
+//! This crate has no socket, file, thread or clock, and `xtask tidy` refuses them. `rmap-io` drives it on a machine,
+//! `rmap-nbd` exports a space as a disk, `rmap-file` and `rmap-etcd` are control planes.
 #![forbid(unsafe_code)]
 
 pub mod announce;
-pub mod aside;
 pub mod client;
 pub mod control;
 pub mod crypto;
-pub mod host;
 pub mod latency;
 pub mod medium;
-pub mod nbd;
 pub mod pressure;
 mod reassembly;
-pub mod registry;
 mod round_trip;
 pub mod server;
 pub mod servers;
-mod spares;
 pub mod transmit;
-pub mod udp;
 pub mod units;
 pub mod wire;

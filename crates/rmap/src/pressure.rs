@@ -1,4 +1,4 @@
-//! How short of memory a server's host is, from what the kernel says: pure, so that it can be tested; `host` reads it.
+//! How short of memory a server's host is, from what the kernel says: pure, so that it can be tested; `rmap-io` reads it.
 //!
 //! | level | free memory below | stalled for memory above | what the server does |
 //! |---|---|---|---|

@@ -7,10 +7,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use pagoda_sys::allocations::{Counting, Found, take_found, watching};
 use rmap::client::{Client, ClientConfig, Event, SPARES_MAX, ServerInfo, SpaceRef, SpaceSpec, SpareTable};
 use rmap::control::ControlReply;
-use rmap::crypto::{KEY_SIZE, Keypair, PoolKey, SystemEntropy};
+use rmap::crypto::{Entropy, KEY_SIZE, Keypair, PoolKey};
 use rmap::server::{Server, ServerConfig, Transmit};
 use rmap::units::{BootEpoch, Class, Generation, PAGE_SIZE, Page, PageNo, ServerId, SlabSize, SpaceId, Time};
 use rmap::wire::message::Pressure;
@@ -43,6 +44,16 @@ struct Pool {
     out: Vec<u8>,
     page: Box<Page>,
     results: Vec<Event>,
+}
+
+/// As that of `rmap-io`, which clients run with.
+#[derive(Debug, Default)]
+struct SystemEntropy(SystemRandom);
+
+impl Entropy for SystemEntropy {
+    fn fill(&mut self, bytes: &mut [u8]) {
+        self.0.fill(bytes).unwrap();
+    }
 }
 
 fn addr(node: usize) -> SocketAddr {

@@ -1,4 +1,4 @@
-//! The toy VMM on KVM (`xtask toy-kvm`) under `pagoda run --plain`: pages faulted in by KVM itself.
+//! The toy VMM on KVM (`toy-vmm kvm`) under `pagoda run --plain`: pages faulted in by KVM itself.
 
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::OnceLock;
@@ -12,7 +12,7 @@ use crate::console::Console;
 use crate::daemon::Daemon;
 use crate::{programs, wait};
 
-/// `xtask toy-kvm` ends with it where KVM does not run its guest.
+/// `toy-vmm kvm` ends with it where KVM does not run its guest.
 const SKIPPED_STATUS: i32 = 77;
 /// It probes KVM first, for at most 20 s.
 const START_MAX: Duration = crate::wait::HANG;
@@ -35,9 +35,9 @@ pub fn runs_here() -> Result<bool> {
 
 /// Why it does not run.
 fn try_it() -> Result<Option<String>> {
-    let mut command = Command::new(programs::bin_dir()?.join("xtask"));
-    command.args(["toy-kvm", "--mib", "8", "--seconds", "0.1"]).stdin(Stdio::null());
-    let output = command.output().context("run xtask toy-kvm")?;
+    let mut command = Command::new(programs::bin_dir()?.join("toy-vmm"));
+    command.args(["kvm", "--mib", "8", "--seconds", "0.1"]).stdin(Stdio::null());
+    let output = command.output().context("run toy-vmm kvm")?;
     let said = String::from_utf8_lossy(&output.stdout);
     match output.status.code() {
         Some(0) => {
@@ -66,7 +66,7 @@ impl KvmToy {
         let mut command = daemon.cli()?;
         command.args(["run", "--plain", "--name", name]);
         command.args(["--memory", &format!("{memory_mib}M"), "--dram", &format!("{dram_mib}M"), "--"]);
-        command.arg(programs::bin_dir()?.join("xtask")).args(["toy-kvm", "--until-input-ends", "--json"]);
+        command.arg(programs::bin_dir()?.join("toy-vmm")).args(["kvm", "--until-input-ends", "--json"]);
         command.args(["--vcpus", &vcpus.to_string()]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         pagoda_sys::toy::process::die_with_parent(&mut command);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use pagoda_sys::toy::tuned::{TUNED_BY_DAEMON, Tuned};
+use testkit::tuned::{TUNED_BY_DAEMON, Tuned};
 
 use crate::daemon::{Daemon, DaemonOptions, Folios};
 use crate::disk::Throttle;

@@ -8,8 +8,11 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Names a directory with `pagodad`, `pagoda`, `libpagoda_shim.so` and `xtask` to test instead of building them.
+/// Names a directory with the [`PROGRAMS`] and `xtask` to test instead of building them.
 const BIN_DIR_ENV: &str = "PAGODA_BIN_DIR";
+
+/// What is under test, and the toy VMM. The command finds the program of the servers beside itself.
+const PROGRAMS: [&str; 5] = ["pagodad", "pagoda", "pagoda-server", "libpagoda_shim.so", "toy-vmm"];
 
 /// The root of the repository.
 pub fn repository() -> PathBuf {
@@ -42,7 +45,7 @@ fn find_or_build() -> Result<PathBuf> {
         Some(dir) => PathBuf::from(dir),
         None => build()?,
     };
-    for name in ["pagodad", "pagoda", "libpagoda_shim.so", "xtask"] {
+    for name in PROGRAMS.into_iter().chain(["xtask"]) {
         ensure!(dir.join(name).is_file(), "{} has no {name}", dir.display());
     }
     Ok(dir)
@@ -112,7 +115,7 @@ pub fn images() -> Result<Images> {
 /// They cannot be made.
 pub fn client_images() -> Result<Images> {
     static MADE: OnceLock<Result<(), String>> = OnceLock::new();
-    full_images("client", &["pagoda"], &MADE)
+    full_images("client", &["pagoda", "pagoda-server"], &MADE)
 }
 
 /// What a host boots that is a guest here: the same with the daemon, the shim and the toy VMM.
@@ -121,7 +124,7 @@ pub fn client_images() -> Result<Images> {
 /// They cannot be made.
 pub fn host_images() -> Result<Images> {
     static MADE: OnceLock<Result<(), String>> = OnceLock::new();
-    full_images("host", &["pagoda", "pagodad", "libpagoda_shim.so", "xtask"], &MADE)
+    full_images("host", &PROGRAMS, &MADE)
 }
 
 fn full_images(name: &str, with: &[&str], made: &OnceLock<Result<(), String>>) -> Result<Images> {

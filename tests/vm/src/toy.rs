@@ -1,4 +1,4 @@
-//! The toy VMM (`xtask toy`) under `pagoda run --plain`: memory touched and verified at native speed.
+//! The toy VMM (`toy-vmm native`) under `pagoda run --plain`: memory touched and verified at native speed.
 
 use std::io::Write;
 use std::process::{Child, ChildStdin, Stdio};
@@ -49,7 +49,7 @@ impl Toy {
         let mut command = daemon.cli()?;
         command.args(["run", "--plain", "--name", &options.name]);
         command.args(["--memory", &format!("{}M", options.memory_mib), "--dram", &format!("{}M", options.dram_mib)]);
-        command.args(run_options).arg("--").arg(programs::bin_dir()?.join("xtask")).args(["toy", "--step"]);
+        command.args(run_options).arg("--").arg(programs::bin_dir()?.join("toy-vmm")).args(["native", "--step"]);
         command.args(["--threads", &options.threads.to_string()]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         pagoda_sys::toy::process::die_with_parent(&mut command);

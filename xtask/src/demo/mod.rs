@@ -1,15 +1,14 @@
 //! `make demo`: an unmodified Debian VM in a fraction of the DRAM it was promised, live in the terminal.
 //!
 //! A private daemon, one VM, and a guest that writes and verifies more than twice its DRAM. All that is started or
-//! changed is undone at the end, also on Ctrl-C (`bench::undo`). Files are in `out/demo`; after a failure the
+//! changed is undone at the end, also on Ctrl-C (`testkit::undo`). Files are in `out/demo`; after a failure the
 //! guest's console and the daemon's log stay there.
 
-pub mod accel;
 mod model;
 mod screen;
 mod verdict;
 mod view;
-pub mod vm;
+mod vm;
 
 use std::fs;
 use std::path::Path;
@@ -20,15 +19,16 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use pagoda_api::{Client, ErrorCode, VmState};
 use pagoda_guest::lines::Line;
+use testkit::accel::{self, Accelerator};
+use testkit::console::{Output, printable};
+use testkit::daemon::Daemon;
+use testkit::image::{self, Images};
+use testkit::undo;
+use testkit::workspace::{Build, repository};
 
-use self::accel::Accelerator;
 use self::model::{Model, Plan, Sample};
 use self::screen::Screen;
-use self::vm::{Output, Vm, printable};
-use crate::bench::{repository, undo};
-use crate::daemon::Daemon;
-use crate::image::{self, Images};
-use crate::tasks::build_pagoda;
+use self::vm::Vm;
 
 const VM_NAME: &str = "demo";
 /// Several, so that faults of more than one vCPU meet; more would only compete for a small host.
@@ -101,7 +101,7 @@ pub fn main(args: &DemoArgs) -> Result<bool> {
 
 fn prepare_and_run(args: &DemoArgs, plan: Plan, dir: &Path) -> Result<bool> {
     let qemu_version = qemu_version(&args.qemu)?;
-    build_pagoda()?;
+    Build::Demo.run()?;
     println!("demo: preparing the guest's kernel and initramfs");
     let images = image::build(&image::ImageArgs::default()).context("make the guest's image")?;
     let accelerator = accel::find(&args.qemu, &images, dir)?;

@@ -16,6 +16,21 @@ pub type Imports = BTreeMap<(String, String), BTreeSet<String>>;
 /// A path of modules from the crate's root.
 type ModulePath = Vec<String>;
 
+/// The files in `src` (`crates/NAME/src/`) that are compiled not only for tests, each with the module that it is.
+pub fn product_files<'a>(sources: &'a [Source], src: &str) -> Vec<(&'a Source, ModulePath)> {
+    let of_crate = || sources.iter().filter(|source| source.path.starts_with(src) && source.path.ends_with(".rs"));
+    let only_tests: Vec<ModulePath> = of_crate()
+        .flat_map(|source| {
+            let module = module_of(source, src);
+            let code = code_of(&source.text);
+            let names: Vec<String> = test_modules(&code).map(str::to_owned).collect();
+            names.into_iter().map(move |name| [&module[..], &[name]].concat())
+        })
+        .collect();
+    let is_product = |(_, module): &(&Source, ModulePath)| !only_tests.iter().any(|tests| module.starts_with(tests));
+    of_crate().map(|source| (source, module_of(source, src))).filter(is_product).collect()
+}
+
 /// What a `use` brings into a file.
 #[derive(Debug)]
 struct Use {
@@ -68,18 +83,8 @@ pub fn imports(sources: &[Source], src: &str) -> Imports {
 impl Crate {
     fn read(sources: &[Source], src: &str) -> Self {
         let mut whole = Self { files: Vec::new(), modules: BTreeMap::new() };
-        let of_crate = || sources.iter().filter(|source| source.path.starts_with(src) && source.path.ends_with(".rs"));
-        let only_tests: Vec<ModulePath> = of_crate()
-            .flat_map(|source| {
-                let module = module_of(source, src);
-                let code = code_of(&source.text);
-                let names: Vec<String> = test_modules(&code).map(str::to_owned).collect();
-                names.into_iter().map(move |name| [&module[..], &[name]].concat())
-            })
-            .collect();
-        for source in of_crate() {
-            let module = module_of(source, src);
-            if source.is_test() || only_tests.iter().any(|tests| module.starts_with(tests)) {
+        for (source, module) in product_files(sources, src) {
+            if source.is_test() {
                 continue;
             }
             let file = Reader::read(source, module, &mut whole.modules, whole.files.len());

@@ -40,11 +40,7 @@ pub fn members(sources: &[Source]) -> Result<Vec<Manifest>> {
         }
         let package = table.get("package").and_then(Value::as_table);
         let name = package.and_then(|package| package.get("name")).and_then(Value::as_str).unwrap_or(directory);
-        let sections = [("dependencies", Needed::Always), ("dev-dependencies", Needed::ByTests)];
-        let dependencies = sections
-            .iter()
-            .flat_map(|(section, needed)| keys(&table, section).map(move |name| (name.to_owned(), *needed)))
-            .collect();
+        let dependencies = dependencies(&table);
         members.push(Manifest { name: name.to_owned(), directory: directory.to_owned(), dependencies });
     }
     members.sort_by(|a, b| a.name.cmp(&b.name));
@@ -64,10 +60,42 @@ pub fn shared_dependencies(sources: &[Source]) -> Result<Vec<String>> {
     Ok(workspace.into_iter().flat_map(|workspace| keys(workspace, "dependencies").map(str::to_owned)).collect())
 }
 
+/// What a package depends on, on whatever target, what builds it included.
+fn dependencies(manifest: &Table) -> Vec<(String, Needed)> {
+    const SECTIONS: [(&str, Needed); 3] = [
+        ("dependencies", Needed::Always),
+        ("build-dependencies", Needed::Always),
+        ("dev-dependencies", Needed::ByTests),
+    ];
+    let targets = manifest.get("target").and_then(Value::as_table).into_iter().flatten();
+    let tables = std::iter::once(manifest).chain(targets.filter_map(|(_, target)| target.as_table()));
+    let of_table = |table| {
+        SECTIONS
+            .iter()
+            .flat_map(move |(section, needed)| keys(table, section).map(move |name| (name.to_owned(), *needed)))
+    };
+    tables.flat_map(of_table).collect()
+}
+
 fn parse(source: &Source) -> Result<Table> {
     source.text.parse().with_context(|| format!("parse {}", source.path))
 }
 
 fn keys<'a>(table: &'a Table, section: &str) -> impl Iterator<Item = &'a str> {
     table.get(section).and_then(Value::as_table).into_iter().flatten().map(|(name, _)| name.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dependencies_of_all_sections_are_read() {
+        let text = "[package]\nname = \"a\"\n[dependencies]\nb = \"1\"\n[dev-dependencies]\nc = \"1\"\n\
+                    [build-dependencies]\nd = \"1\"\n[target.'cfg(unix)'.dependencies]\ne = \"1\"\n";
+        let source = Source { path: "crates/a/Cargo.toml".to_owned(), text: text.to_owned() };
+        let expected = [("b", Needed::Always), ("d", Needed::Always), ("c", Needed::ByTests), ("e", Needed::Always)];
+        let found = members(&[source]).unwrap().remove(0).dependencies;
+        assert_eq!(found, expected.map(|(name, needed)| (name.to_owned(), needed)));
+    }
 }

@@ -10,16 +10,18 @@ mod functions;
 mod imports;
 mod lines;
 mod manifests;
+mod pure;
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use testkit::workspace::repository;
 
-use crate::bench::repository;
-
-/// Directories that hold nothing of ours.
-const SKIPPED: [&str; 4] = ["target", "out", ".git", "results"];
+/// Directories that hold nothing of ours, wherever they are.
+const SKIPPED: [&str; 3] = ["target", "out", ".git"];
+/// What benches wrote, from the root.
+const RESULTS: &str = "bench/results";
 const TEXT_ENDINGS: [&str; 8] = ["rs", "md", "toml", "sh", "service", "yml", "json", "conf"];
 
 #[derive(Debug)]
@@ -62,6 +64,7 @@ pub fn main() -> Result<bool> {
     complaints.extend(circles::check(&sources));
     complaints.extend(crates::check(&sources)?);
     complaints.extend(dependencies::check(&sources)?);
+    complaints.extend(pure::check(&sources)?);
     complaints.extend(code_map::check(&sources, &|path| root.join(path).exists()));
     complaints.extend(crate::figures::check()?);
     for complaint in &complaints {
@@ -76,7 +79,7 @@ fn collect(root: &Path, dir: &Path, sources: &mut Vec<Source>) -> Result<()> {
     for entry in entries {
         let path = entry.with_context(|| format!("list {}", dir.display()))?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if SKIPPED.contains(&name.as_str()) || path.is_symlink() {
+        if SKIPPED.contains(&name.as_str()) || path == root.join(RESULTS) || path.is_symlink() {
             continue;
         }
         if path.is_dir() {

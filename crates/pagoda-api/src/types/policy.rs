@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::latency::RoundWait;
 use super::spec::VmPatch;
 use super::terms::Sampling;
 
@@ -34,9 +35,9 @@ pub struct VmPolicy {
     #[serde(default)]
     pub saved_bytes: u64,
     /// `at_ease`, `squeezed`, `pinned`, `blocked`, ... as the policy names it.
-    #[serde(default)]
+    #[serde(default, rename = "standing", alias = "status")]
     pub standing: String,
-    #[serde(default)]
+    #[serde(default, rename = "standing_since_s", alias = "status_since_s")]
     pub standing_since_s: u64,
 }
 
@@ -78,6 +79,8 @@ pub struct HostPolicy {
     pub ballooned_bytes: u64,
     #[serde(default)]
     pub swapped_bytes: u64,
+    #[serde(default)]
+    pub round_wait: RoundWait,
 }
 
 /// `PATCH /v1/host`; what is `None` stays as it is. Lasts until the daemon ends or reads its configuration again.

@@ -42,8 +42,8 @@ pub struct VmSpec {
     /// The swap file stays behind it, for what the pool has no room for. With one copy of each page, the default, a
     /// server that dies takes what it had with it: the VM is stopped with a message that says so, and those pages are
     /// lost. With copies=2 each page is at two servers, and one of them may die.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "clap", arg(long, value_name = "pool:[copies=1|2]"))]
+    #[serde(rename = "far", alias = "remote", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long = "remote", alias = "far", value_name = "pool:[copies=1|2]"))]
     pub far: Option<FarRequest>,
     /// Why no page of it may ever be evicted, for example a device that does DMA to all of it [default: pages may be]
     #[serde(skip_serializing_if = "Option::is_none")]

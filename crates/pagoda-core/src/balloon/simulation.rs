@@ -2,6 +2,7 @@
 //! reboot, are paused and change their minds, and the daemon is replaced. A failing seed is printed.
 
 use super::*;
+use crate::chance::Chance;
 
 const MEMORY: Bytes = Bytes::from_mib(512);
 /// The guest's own unit of time.
@@ -13,19 +14,11 @@ const RESTLESS_MS: u64 = 120_000;
 const QUIET_MS: u64 = 2 * RETRY_MAX_MS + 60_000;
 const BOOT_MS: u64 = 4_000;
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
-struct Rng(u64);
+struct Rng(Chance);
 
 impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
     fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
+        self.0.draw() % bound
     }
 
     fn one_in(&mut self, n: u64) -> bool {
@@ -160,7 +153,7 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> World {
-        let mut rng = Rng(seed);
+        let mut rng = Rng(Chance::new(seed));
         let kind = KINDS[rng.below(KINDS.len() as u64) as usize];
         World {
             guest: Guest::new(kind),

@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 
 use super::{ABSENT, ChunkQueues, FIRST, HISTORY_BITS, LAST, QUEUES};
+use crate::chance;
 use crate::units::{ChunkCount, ChunkIdx};
 
 /// Which side of a division a chunk is on (VMemDirect, section 4.2: "memory division on VM migration").
@@ -146,11 +147,7 @@ impl ChunkQueues {
     }
 }
 
-/// A bijection of `u64` whose values for consecutive arguments look unrelated: the finalizer of
-/// Steele's SplitMix64 generator.
+/// A bijection of `u64` whose values for consecutive arguments look unrelated.
 fn mix(seed: u64) -> u64 {
-    let mut bits = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
+    chance::mix(seed.wrapping_mul(chance::STEP))
 }

@@ -1,22 +1,25 @@
 //! How an engine starts: its thread, its ring, and the takeover of a VM that an earlier daemon served.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Instant;
 
 use pagoda_abi::attach::{Packet, Text};
 use pagoda_core::fault::{Config, Event, Machine};
-use pagoda_core::policy::growth::NearLimit;
-use pagoda_core::stats::{FAULT_CAUSES, Metric};
+use pagoda_core::stats::Metric;
 use pagoda_core::units::PageCount;
 use pagoda_sys::ring::Ring;
 use pagoda_sys::socket::Connection;
 
-use super::{CALLS_MAX, Engine, EngineError, Notify, Parts, RING_ENTRIES, agent, io, sampling, share};
+use super::link::VmmLink;
+use super::paging::Paging;
+use super::sampler::Sampler;
+use super::sharer::Sharer;
+use super::status::{Notify, Reporter};
+use super::{Engine, EngineError, Parts, RING_ENTRIES};
 use crate::follow::Follow;
 use crate::handle::{Inbox, Notice};
-use crate::latency::Histogram;
 use crate::poll::BusyPoll;
-use crate::recover;
 use crate::source::Source;
 
 /// `TASK_COMM_LEN` of the kernel, without its end.
@@ -41,7 +44,7 @@ pub fn spawn(parts: Parts, inbox: Inbox, notify: Box<dyn Fn(Notice) + Send>) -> 
         Ok(mut engine) => {
             drop(newcomer);
             let end = engine.run();
-            engine.leave_group(end == Some(Notice::Exited));
+            engine.paging.leave_group(end == Some(Notice::Exited));
             // Memory, files and the swap file's lock are free before anybody hears of it.
             let notify = engine.into_notify();
             if let Some(end) = end {
@@ -66,7 +69,7 @@ impl Engine {
     fn new(mut parts: Parts, inbox: Inbox, notify: Notify) -> Result<Engine, (EngineError, Notify)> {
         match Engine::set_up(&mut parts) {
             Ok(ring) => {
-                let share = share::Share::new(parts.tiers.frames().is_some(), parts.sharing);
+                let sharer = Sharer::new(parts.tiers.frames().is_some(), parts.sharing);
                 let now = Instant::now();
                 let config = Config {
                     chunks: parts.space.chunks(),
@@ -77,48 +80,30 @@ impl Engine {
                     seed: u64::from(parts.pid),
                     sharing: parts.sharing,
                 };
+                let name: Arc<str> = parts.name.into();
+                let machine = Machine::new(config);
                 let mut engine = Engine {
-                    name: parts.name,
-                    machine: Machine::new(config),
-                    space: parts.space,
-                    tiers: parts.tiers,
-                    waits_for_tier: false,
-                    shared: parts.shared,
+                    paging: Paging::new(Arc::clone(&name), machine, parts.space, parts.tiers, parts.shared),
                     ring,
                     inbox,
-                    notify,
-                    pidfd: parts.pidfd,
-                    agent: agent::Agent::default(),
-                    calls: Vec::with_capacity(CALLS_MAX),
-                    calls_made: 0,
-                    pin_waiters: Vec::new(),
-                    io: io::Transfers::new(),
-                    busy: None,
-                    has_buffers: false,
+                    link: VmmLink::new(&name, parts.pidfd),
                     actions: Vec::with_capacity(1024),
-                    events: std::collections::VecDeque::with_capacity(64),
-                    latency: vec![Histogram::default(); FAULT_CAUSES.len()],
-                    sampling: sampling::Sampling::default(),
-                    ages: None,
-                    near_limit: NearLimit::default(),
-                    messages: 0,
+                    sampler: Sampler::new(parts.pid),
+                    sharer,
+                    reporter: Reporter::new(Arc::clone(&name), notify, parts.pinned),
+                    name,
                     follow: Follow::new(parts.pid),
                     busy_poll: BusyPoll::new(parts.busy_poll),
-                    started: now,
                     fault_at: now,
                     ticked: now,
-                    published: now,
-                    charged: now,
-                    pinned: parts.pinned,
-                    frozen: None,
+                    maintained: now,
                     end: None,
-                    share,
                 };
                 match engine.start(parts.agent, parts.welcome, parts.limit, parts.taken_over) {
                     Ok(()) => Ok(engine),
                     Err(error) => {
-                        engine.leave_group(false);
-                        Err((error, engine.notify))
+                        engine.paging.leave_group(false);
+                        Err((error, engine.into_notify()))
                     }
                 }
             }
@@ -147,33 +132,30 @@ impl Engine {
         taken_over: bool,
     ) -> Result<(), EngineError> {
         self.ring.poll_multishot(self.inbox.wake().as_fd(), Source::Wake.key())?;
-        self.ring.poll_multishot(self.pidfd.as_fd(), Source::Exit.key())?;
-        for (index, shard) in self.space.shards().iter().enumerate() {
-            self.ring.poll_multishot(shard.uffd.as_fd(), Source::Uffd(index as u32).key())?;
-        }
-        for (tier, fd) in self.tiers.fds() {
-            self.ring.poll_multishot(fd, Source::Tier(tier).key())?;
-        }
+        self.link.poll_exit(&mut self.ring)?;
+        self.paging.poll_all(&mut self.ring)?;
         let mut agent = Some(agent);
         if taken_over && let Some(agent) = agent.take() {
             self.welcome(&agent, &welcome);
             self.connect_agent(agent)?;
             // Whether it was armed cannot be known, and need not be: registering twice is harmless, and a VM that needs no
             // pager disarms itself at the next event.
-            let settled = recover::settle_intents(&self.space, &mut self.tiers, &self.shared)?;
-            self.arm()?;
+            let settled = self.paging.settle_intents()?;
+            self.paging.arm(&mut self.ring)?;
+            let restarted = self.restart_sample();
+            self.or_freeze(restarted);
             // Before any is dropped.
-            self.count_references()?;
-            self.wake_all();
-            tracing::info!(vm = %self.name, settled, resident = self.machine.stats().get(Metric::Resident), "took over");
+            self.paging.count_references().map_err(EngineError::Shared)?;
+            self.paging.wake_all();
+            tracing::info!(vm = %self.name, settled, resident = self.paging.machine().stats().get(Metric::Resident), "took over");
         }
-        if self.pinned.is_some() {
-            self.events.push_back(Event::Pin);
+        if self.reporter.is_pinned() {
+            self.paging.push(Event::Pin);
         }
-        self.events.push_back(Event::SetLimit { limit });
+        self.paging.push(Event::SetLimit { limit });
         self.settle();
-        if !self.machine.is_armed() && self.frozen.is_none() {
-            self.shared.leave_punches();
+        if !self.paging.machine().is_armed() && !self.paging.is_frozen() {
+            self.paging.leave_punches();
         }
         if let Some(agent) = agent.take() {
             self.welcome(&agent, &welcome);
@@ -189,8 +171,9 @@ impl Engine {
         }
     }
 
+    /// The rest of the engine is gone when this returns.
     fn into_notify(self) -> Notify {
-        self.notify
+        self.reporter.into_notify()
     }
 }
 

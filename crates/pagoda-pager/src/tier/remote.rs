@@ -23,8 +23,8 @@ use pagoda_core::units::{CHUNK_SIZE, ChunkIdx, PAGE_SIZE, PageIdx};
 use pagoda_sys::Errno;
 use rmap::client::{Client, Event, Failure, Reach, Refused, SpaceRef};
 use rmap::control::{ControlReply, ControlRequest};
-use rmap::udp::UdpClient;
 use rmap::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, SlabNo, Time, content_of};
+use rmap_io::net::UdpClient;
 
 pub use map::RemoteMap;
 pub use numbers::RemoteNumbers;

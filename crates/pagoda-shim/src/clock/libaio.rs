@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn no_request_is_released_before_its_event_and_all_are_after() {
         let seed = 0x5eed_0002;
-        let (clock, mut table, mut rng) = (shared(), boxed_table(), Rng(seed));
+        let (clock, mut table, mut rng) = (shared(), boxed_table(), Rng::new(seed));
         let mut kernel = Kernel::new();
         // SAFETY: the page outlives the reader.
         let mut reader = unsafe { Reader::new(&raw const *kernel.ring as usize) }.unwrap();

@@ -44,6 +44,7 @@ pub mod testing {
 
     use super::table::Table;
     use pagoda_abi::shared::{SHARED_MAGIC, Shared};
+    use pagoda_core::chance::Chance;
 
     /// Fresh shared memory.
     pub fn shared() -> Box<Shared> {
@@ -60,17 +61,17 @@ pub mod testing {
         unsafe { Box::new_zeroed().assume_init() }
     }
 
-    /// Numbers from a seed (splitmix64, Steele, Lea and Flood 2014).
-    pub struct Rng(pub u64);
+    /// Numbers from a seed.
+    pub struct Rng(Chance);
 
     impl Rng {
+        pub fn new(seed: u64) -> Rng {
+            Rng(Chance::new(seed))
+        }
+
         /// The next number below `end`.
         pub fn below(&mut self, end: u64) -> u64 {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = self.0;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            (z ^ (z >> 31)) % end
+            self.0.draw() % end
         }
     }
 }

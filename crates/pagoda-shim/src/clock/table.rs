@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn random_operations_match_a_map_and_no_slot_is_early_or_leaked() {
         let seed = 0x5eed_0001;
-        let (clock, mut table, mut rng) = (shared(), boxed_table(), Rng(seed));
+        let (clock, mut table, mut rng) = (shared(), boxed_table(), Rng::new(seed));
         let mut model: HashMap<u64, (u32, bool)> = HashMap::new();
         for step in 0..200_000 {
             // Few distinct keys, so that duplicates and collisions happen; aligned as pointers are.

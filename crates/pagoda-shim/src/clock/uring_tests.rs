@@ -125,7 +125,7 @@ impl Kernel {
 /// Random submissions and completions; `in_flight_max` above the queue's size makes it go blind at times.
 /// Answers whether it ever was.
 fn run(seed: u64, in_flight_max: usize, shared_keys: bool) -> bool {
-    let (clock, mut table, mut rng) = (shared(), boxed_table(), Rng(seed));
+    let (clock, mut table, mut rng) = (shared(), boxed_table(), Rng::new(seed));
     let mut kernel = Kernel::new();
     let mut reader = kernel.reader();
     let mut in_flight: Vec<(u64, u64)> = Vec::new();

@@ -1,6 +1,5 @@
-//! `pagoda disk`: disks in the memory of other machines. No daemon takes part.
+//! `pagoda disk`: disks in the memory of other machines. No daemon takes part; exporters are a program of their own.
 
-mod export;
 mod options;
 mod remove;
 mod reserve;
@@ -16,6 +15,7 @@ use rmap_etcd::NewSpace;
 pub use self::options::Disk;
 use crate::exit::UsageError;
 use crate::output::{Format, print_json};
+use crate::server;
 
 pub fn run(command: Disk, format: Format) -> Result<()> {
     match command {
@@ -28,7 +28,7 @@ pub fn run(command: Disk, format: Format) -> Result<()> {
         Disk::Share { place, name, read_only: _, parity, take_over } => {
             share::run(&place.read()?, &name, share::How { take_over, parity }, format)
         }
-        Disk::Export(options) => export::run(&options, format),
+        Disk::Export(_) => server::become_server(),
     }
 }
 

@@ -10,11 +10,10 @@ use pagoda_pool::connect::{self, UNHURRIED};
 use pagoda_pool::plane::Plane;
 use pagoda_pool::record::{self, Disk};
 use rmap::client::{Reserved, SpaceRef};
-use rmap::udp::{UdpClient, Wait};
+use rmap_io::net::{UdpClient, Wait};
 
-use super::export;
-use crate::pool::slab::SLAB_CONTENT_BYTES;
 use crate::units::format_size;
+use pagoda_pool::slab::SLAB_CONTENT_BYTES;
 
 /// Servers are asked so long: each takes a few questions.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -42,7 +41,7 @@ fn unmake(pool: &PoolConfig, plane: &mut Plane, name: &str, disk: &Disk) -> Resu
 fn reserve(pool: &PoolConfig, plane: &mut Plane, disk: &Disk) -> Result<()> {
     let servers = pool.servers()?;
     let mut client = connect::client(pool, &servers, plane.control()?, Wait::BLOCK, UNHURRIED)?;
-    export::greet(&mut client, &servers)?;
+    connect::greet(&mut client, pool, &servers)?;
     let (generation, map) = plane.take_over(disk.space()?)?;
     let space = client.client.attach(&disk.spec()?, generation, &map)?;
     let Reserved { wanted, kept, .. } = ask(&mut client, space)?;

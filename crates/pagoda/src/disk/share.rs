@@ -8,9 +8,8 @@ use pagoda_pool::connect::{self, UNHURRIED};
 use pagoda_pool::plane::{Plane, Seen};
 use pagoda_pool::record::{self, Disk};
 use rmap::client::{Client, ParityView, Reach, SpaceRef, Tenure};
-use rmap::udp::Wait;
+use rmap_io::net::Wait;
 
-use super::export;
 use super::show::Info;
 use crate::output::{Format, print_json, print_text};
 
@@ -70,7 +69,7 @@ fn seal(pool: &PoolConfig, name: &str, disk: &Disk, plane: &mut Plane, seen: &Se
     let mut client = connect::client(pool, &servers, plane.control()?, Wait::BLOCK, UNHURRIED)?;
     // Servers keep room for it although it has nothing yet.
     if disk.reserve_bytes > 0 || seen.today.map.iter().any(|(_, entry)| !entry.replicas.is_empty()) {
-        export::greet(&mut client, &servers)?;
+        connect::greet(&mut client, pool, &servers)?;
     }
     let up = connect::up(&client);
     connect::stand_in(&mut client, pool, name, &servers, &up, &seen.today.map)?;
@@ -89,7 +88,7 @@ fn seal(pool: &PoolConfig, name: &str, disk: &Disk, plane: &mut Plane, seen: &Se
 fn check_servers(pool: &PoolConfig) -> Result<()> {
     let servers = pool.servers()?;
     let mut client = connect::client(pool, &servers, connect::no_control(), Wait::BLOCK, UNHURRIED)?;
-    export::greet(&mut client, &servers)?;
+    connect::greet(&mut client, pool, &servers)?;
     let lend = client.client.servers().filter(|view| view.reach == Reach::Up && !view.last_resort).count();
     ensure!(
         lend >= PARITY_SERVERS,
@@ -104,7 +103,7 @@ fn check_servers(pool: &PoolConfig) -> Result<()> {
 fn make_parity(pool: &PoolConfig, name: &str, disk: &Disk, plane: &mut Plane) -> Result<()> {
     let servers = pool.servers()?;
     let mut client = connect::client(pool, &servers, plane.control()?, Wait::BLOCK, UNHURRIED)?;
-    export::greet(&mut client, &servers)?;
+    connect::greet(&mut client, pool, &servers)?;
     let today = plane.look(disk.space()?)?.today;
     let up = connect::up(&client);
     connect::stand_in(&mut client, pool, name, &servers, &up, &today.map)?;

@@ -9,14 +9,14 @@ use pagoda_pool::config::PoolConfig;
 use pagoda_pool::plane::Plane;
 use pagoda_pool::{connect, record};
 use rmap::client::{Standing, standings};
-use rmap::udp::Wait;
 use rmap::units::{ServerId, SlabNo, SlabSize};
+use rmap_io::net::Wait;
 use serde::Serialize;
 
 use crate::exit;
 use crate::output::{Format, Side, Table, print_json, print_text};
-use crate::pool::slab::SLAB_CONTENT_BYTES;
 use crate::units::format_size;
+use pagoda_pool::slab::SLAB_CONTENT_BYTES;
 
 /// A server of a disk that has not answered by then is shown as silent.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);

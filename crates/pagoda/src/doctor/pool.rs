@@ -11,18 +11,18 @@ use anyhow::{Context, Result};
 use pagoda_pool::config::{LinkMbit, PoolConfig, Transport};
 use pagoda_pool::{connect, store};
 use rmap::client::{Reach, ServerInfo, ServerView};
-use rmap::host::{self, OVERHEAD_BYTES};
-use rmap::udp::{Port, SOCKET_BUFFER, Wait};
 use rmap::wire::DATAGRAM_MIN_MAX;
 use rmap::wire::message::Pressure;
+use rmap_io::host::{self, OVERHEAD_BYTES};
+use rmap_io::net::{Port, SOCKET_BUFFER, Wait};
 
 use super::announcements;
 use super::checks::{Check, Verdict};
 use crate::exit;
-use crate::pool::Place;
 use crate::pool::list::{medium, pressure};
-use crate::pool::slab::SLAB_CONTENT_BYTES;
 use crate::units::format_size;
+use pagoda_cli::options::Place;
+use pagoda_pool::slab::SLAB_CONTENT_BYTES;
 
 /// A server that has not answered by then is shown as silent.
 const PATIENCE: Duration = Duration::from_secs(3);

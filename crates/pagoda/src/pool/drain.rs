@@ -6,17 +6,17 @@ use anyhow::{Result, bail};
 use pagoda_pool::aside::Control;
 use pagoda_pool::connect;
 use rmap::client::{Client, Drain as Request};
-use rmap::udp::{UdpClient, Wait};
 use rmap::units::ServerId;
 use rmap::wire::message::Status;
 use rmap::wire::report::Report;
+use rmap_io::net::{UdpClient, Wait};
 use serde::Serialize;
 
 use super::options::Drain;
-use super::slab::SLAB_CONTENT_BYTES;
 use crate::exit::NoSuchServer;
 use crate::output::{Format, print_json_line, print_text};
 use crate::units::format_size;
+use pagoda_pool::slab::SLAB_CONTENT_BYTES;
 
 /// A server that does not answer for so long is not there.
 const PATIENCE: Duration = Duration::from_secs(5);

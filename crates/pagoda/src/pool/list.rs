@@ -6,15 +6,15 @@ use anyhow::{Context, Result};
 use pagoda_pool::config::PoolConfig;
 use pagoda_pool::{connect, store};
 use rmap::client::{Reach, ServerInfo, ServerView};
-use rmap::udp::Wait;
 use rmap::wire::message::Pressure;
+use rmap_io::net::Wait;
 use serde::Serialize;
 
-use super::options::Place;
-use super::slab::SLAB_CONTENT_BYTES;
 use crate::exit;
 use crate::output::{Format, Side, Table, print_json};
 use crate::units::format_size;
+use pagoda_cli::options::Place;
+use pagoda_pool::slab::SLAB_CONTENT_BYTES;
 
 /// A server that has not answered by then is shown as silent.
 pub const PATIENCE: Duration = Duration::from_secs(3);

@@ -1,26 +1,21 @@
-//! `pagoda pool`: memory that machines lend each other. No daemon takes part.
+//! `pagoda pool`: memory that machines lend each other. No daemon takes part; the servers are a program of their own.
 
-mod announce;
 mod drain;
 mod keys;
 pub mod list;
-mod member;
 mod options;
-mod serve;
-pub mod slab;
 mod top;
-mod trial;
 
 use anyhow::Result;
 
 use self::options::Key;
-pub use self::options::{Place, Pool, SPIN_US_MAX};
+pub use self::options::Pool;
 use crate::output::Format;
+use crate::server;
 
 pub fn run(command: Pool, format: Format) -> Result<()> {
     match command {
-        Pool::Try(options) => trial::run(&options, format),
-        Pool::Serve(options) => serve::run(&options, format),
+        Pool::Try(_) | Pool::Serve(_) => server::become_server(),
         Pool::Ls { place } => list::run(&place, format),
         Pool::Top(options) => top::run(&options, format),
         Pool::Drain(options) => drain::run(&options, format),

@@ -13,19 +13,19 @@ use ratatui::style::Stylize;
 use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 use rmap::client::{Client, Reach, ServerInfo, ServerView};
-use rmap::udp::{UdpClient, Wait};
 use rmap::units::PAGE_SIZE;
 use rmap::wire::report::Report;
+use rmap_io::net::{UdpClient, Wait};
 use serde::Serialize;
 
 use super::list::{PATIENCE, medium, pressure};
 use super::options::Top;
-use super::slab::SLAB_CONTENT_BYTES;
 use crate::output::{Format, Side, print_json_line, print_text};
 use crate::top::text::{Column, mib_per_s, render_table, size};
 use crate::top::view::{draw_foot, draw_rows};
 use crate::top::{Screen, watch};
 use crate::units::format_size;
+use pagoda_pool::slab::SLAB_CONTENT_BYTES;
 
 /// Who is there answers at once; keys of the live view wait for it.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(1);

@@ -1,10 +1,12 @@
 //! `pagoda top`: samples the daemon, shows the rates. And the loop of every live view.
 
 mod model;
+mod picture;
 pub mod text;
 pub mod view;
 
 use std::io::IsTerminal;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -38,6 +40,9 @@ pub trait Screen {
 pub fn run(client: &Client, options: &cli::Top, format: Format) -> Result<()> {
     let sampler = Sampler { client, start: Instant::now() };
     let interval = Duration::from_secs_f64(options.pace.interval);
+    if let Some(file) = &options.svg {
+        return paint(&sampler, interval, file);
+    }
     match options.pace.batch {
         Some(count) => batch(&sampler, count, interval, format),
         None if format == Format::Json => {
@@ -102,6 +107,25 @@ fn batch(sampler: &Sampler<'_>, count: u32, interval: Duration, format: Format) 
         before = now;
     }
     Ok(())
+}
+
+/// Cells of a picture: what a wide terminal has, and lines for the VMs below the 17 that are always there.
+const PICTURE_COLUMNS: u16 = 132;
+const PICTURE_LINES: u16 = 18;
+
+/// Writes one sample, with the rates of an interval, as a picture.
+fn paint(sampler: &Sampler<'_>, interval: Duration, file: &Path) -> Result<()> {
+    let before = sampler.sample()?;
+    std::thread::sleep(interval);
+    let now = sampler.sample()?;
+    let mut view = View::default();
+    view.update(now.host.clone(), rows(Some(&before), &now));
+    let lines = u16::try_from(view.rows.len()).unwrap_or(u16::MAX).saturating_add(PICTURE_LINES);
+    let svg = picture::draw(PICTURE_COLUMNS, lines, |frame| view.draw(frame))?;
+    if file == Path::new("-") {
+        return Ok(print_text(&svg)?);
+    }
+    std::fs::write(file, svg).with_context(|| format!("write {}", file.display()))
 }
 
 /// All VMs. A daemon that goes away is waited for: its VMs wait, too.

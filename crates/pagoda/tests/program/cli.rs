@@ -203,6 +203,7 @@ fn tables_and_json() {
     check(&["top", "--batch", "1", "--interval", "0.1"], "state high for 7 s  pool 6G");
     check(&["top", "--batch", "1", "--interval", "0.1"], "web1  running     4G");
     check(&["top", "--batch", "2", "--interval", "0.1", "--json"], "\"faults_per_s\":0.0");
+    check(&["top", "--interval", "0.1", "--svg", "-"], "faults of web1");
     check(&["completion", "bash"], "_pagoda()");
 }
 
@@ -275,6 +276,7 @@ fn exit_statuses() {
     assert!(!daemon.asked().iter().any(|(line, _)| line.starts_with("PATCH")), "nothing was changed");
     check(&["frobnicate"], 2, "unrecognized");
     check(&["top"], 2, "--batch");
+    check(&["top", "--svg", "-", "--batch", "1"], 2, "--batch");
 }
 
 #[test]
@@ -283,7 +285,8 @@ fn manual_pages() {
     let dir = daemon.dir.join("man");
     let output = daemon.pagoda(&["man", dir.to_str().unwrap()]).output().unwrap();
     assert!(output.status.success(), "{}", err(&output));
-    for page in ["pagoda.1", "pagoda-run.1", "pagoda-vm-set.1", "pagoda-trace-record.1", "pagoda-qemu.1"] {
+    let pages = ["pagoda.1", "pagoda-run.1", "pagoda-vm-set.1", "pagoda-trace-record.1", "pagoda-qemu.1"];
+    for page in [&pages[..], &["pagoda-pool-serve.1", "pagoda-pool-try.1", "pagoda-disk-export.1"]].concat() {
         let text = std::fs::read_to_string(dir.join(page)).unwrap();
         assert!(text.contains(".SH NAME"), "{page}");
     }

@@ -1,6 +1,7 @@
 //! Telling systemd how far the daemon is (sd_notify(3)): a datagram to the socket in `NOTIFY_SOCKET`.
 //!
-//! Without that variable nothing happens, and no failure here stops anything.
+//! Without that variable nothing happens, and no failure here stops anything. The crate `sd-notify` (0.5) is not used: it takes
+//! the socket's name for a path only, and sd_notify(3) also has abstract names, which begin with `@`.
 
 use std::ffi::OsStr;
 use std::io;

@@ -11,8 +11,8 @@ use rmap::client::{Event, Failure};
 use rmap::control::Today;
 use rmap::crypto::Keypair;
 use rmap::server::{Server, ServerConfig};
-use rmap::udp::{Port, serve_until};
 use rmap::units::{BootEpoch, Class, Generation, PAGE_SIZE, PageNo, SlabSize, SpaceId};
+use rmap_io::net::{Port, serve_until};
 
 use super::*;
 
@@ -173,13 +173,13 @@ fn what_is_missing_is_said_before_anything_is_made() {
     let pool = Pool::new("missing");
     refused(&pool, 1, 1 << 30, ErrorCode::Unsupported, &["node.key", "pagoda pool key init"]);
     let pool = Pool::with_keys("missing-servers");
-    refused(&pool, 1, 1 << 30, ErrorCode::Unsupported, &["names no server", "pagoda pool serve", "--far"]);
+    refused(&pool, 1, 1 << 30, ErrorCode::Unsupported, &["names no server", "pagoda pool serve", "--remote"]);
     let key = "5a".repeat(32);
     pool.write("servers", &format!("1 127.0.0.1:7070 {key} 0\n"));
-    refused(&pool, 2, 1 << 30, ErrorCode::BadRequest, &["2 copies", "there are 1", "--far pool:"]);
+    refused(&pool, 2, 1 << 30, ErrorCode::BadRequest, &["2 copies", "there are 1", "--remote pool:"]);
     refused(&pool, 1, SIZE_MAX + 4096, ErrorCode::BadRequest, &["16 TiB"]);
     pool.write("pool.toml", "cluster = \"etcd://127.0.0.1:1/lab\"\n");
-    refused(&pool, 1, 1 << 30, ErrorCode::Unsupported, &["etcd at 127.0.0.1:1 does not answer", "--far"]);
+    refused(&pool, 1, 1 << 30, ErrorCode::Unsupported, &["etcd at 127.0.0.1:1 does not answer", "--remote"]);
     pool.write("pool.toml", "");
     let [one, other] = [(); 2].map(|()| pool.tier(1).far);
     assert!(one.copies == 1 && one.space != other.space && one.key != other.key);

@@ -14,6 +14,10 @@ Prometheus reads. Every fault is counted under exactly one of the `faults_*` cau
 faults. Counters of a VM start at zero when a daemon attaches it, so also when the daemon is replaced. `pagoda vm show
 --json` has the same names without `pagoda_vm_` and `_total`.
 
+Metrics of VMs that were renamed are exported under their old names as well, in this version only: `pagoda_vm_far_*` for
+`pagoda_vm_remote_*`, `pagoda_vm_standing*` (label `standing`) for `pagoda_vm_status*`. Their help text says that they are
+deprecated. The same holds for the counters in JSON.
+
 This page is what `pagodad --list-metrics` prints; a test compares the two.
 
 | name | kind | labels | unit | what it is |
@@ -139,7 +143,7 @@ pub(super) const POLICY: &[Row<VmPolicy>] = &[
         value: |vm| Value::Count(vm.saved_bytes),
     },
     Row {
-        def: gauge("standing_seconds", "seconds", "How long the VM's standing has been what it is."),
+        def: gauge("status_seconds", "seconds", "How long the VM's status has been what it is."),
         value: |vm| Value::Count(vm.standing_since_s),
     },
 ];
@@ -151,13 +155,20 @@ pub(super) const TARGET: MetricDef =
 /// Of each VM whose first sampling period is over.
 pub(super) const ACTIVE: MetricDef = gauge("pagoda_vm_active_bytes", "bytes", "Estimated working set of the VM.");
 
-/// Its label `standing` has every standing, with 1 for the VM's.
+/// Its label `status` has every status, with 1 for the VM's.
 pub(super) const STANDING: MetricDef =
-    gauge("pagoda_vm_standing", "", "1 for how the VM stands with the memory policy, 0 for the others.");
+    gauge("pagoda_vm_status", "", "1 for how the VM stands with the memory policy, 0 for the others.");
 
 /// Its label `state` has every state, with 1 for the host's.
 pub(super) const HOST_STATE: MetricDef =
     gauge("pagoda_host_state", "", "1 for the state of reclamation, 0 for the others.");
+
+/// The longest wait has the quantile 1.
+pub(super) const ROUND_WAIT: MetricDef = gauge(
+    "pagoda_policy_round_wait_seconds",
+    "seconds",
+    "How long rounds of the memory policy waited for the daemon's locks, since the daemon started: the quantile, by round.",
+);
 
 /// Of the host, by the memory policy, with the prefix `pagoda_host_`.
 pub(super) const HOST_POLICY: &[Row<HostPolicy>] = &[
@@ -233,7 +244,7 @@ pub(super) const TIER_LATENCY: MetricDef = gauge(
     "How long a tier's part of a page-in or page-out took, since the VM attached: the quantile.",
 );
 
-/// Of each VM with a far tier, by its client of the pool, with the prefix `pagoda_vm_far_`.
+/// Of each VM with a far tier, by its client of the pool, with the prefix `pagoda_vm_remote_`.
 pub(super) const FAR: &[Row<FarPool>] = &[
     Row {
         def: gauge("held_bytes", "bytes", "Parts of the VM's memory that servers have, each counted once."),
@@ -302,7 +313,7 @@ pub(super) const FAR: &[Row<FarPool>] = &[
     },
 ];
 
-/// Of each server that a VM's client of the pool knows, with the prefix `pagoda_vm_far_server_`.
+/// Of each server that a VM's client of the pool knows, with the prefix `pagoda_vm_remote_server_`.
 pub(super) const FAR_SERVER: &[Row<FarServer>] = &[
     Row {
         def: gauge("up", "0 or 1", "Whether the server answers the VM's client."),
@@ -328,7 +339,7 @@ pub(super) const FAR_SERVER: &[Row<FarServer>] = &[
 
 /// Its label `op` is read or write, its label `class` what it was for.
 pub(super) const FAR_LATENCY: MetricDef = gauge(
-    "pagoda_vm_far_latency_seconds",
+    "pagoda_vm_remote_latency_seconds",
     "seconds",
     "How long reads from the pool and writes to it took, to the next power of two: the quantile, by class.",
 );

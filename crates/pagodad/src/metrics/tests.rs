@@ -144,6 +144,7 @@ fn host() -> HostInfo {
             state_since_s: 5,
             reserved_bytes: 2 << 30,
             stuck: Some("why".into()),
+            round_wait: pagoda_api::RoundWait { rounds: 9, p50_us: 0.5, p99_us: 25.0, max_us: 4000.0 },
             ..pagoda_api::HostPolicy::default()
         },
     }

@@ -16,6 +16,7 @@ use pagoda_core::units::{Bytes, PageCount};
 use pagoda_pager::handle::{Command, Handle, Status};
 
 pub use super::governed::Governed;
+use super::round_wait::timed;
 use super::{host, settings, vmm_kind};
 use crate::balloon;
 use crate::record::Record;
@@ -39,10 +40,11 @@ struct Reported {
 
 /// Makes one round.
 pub fn make(registry: &Arc<Registry>) {
-    let vms = report_all(registry);
+    let mut waited = Duration::ZERO;
+    let vms = report_all(registry, &mut waited);
     let reports: Vec<VmReport> = vms.iter().map(|vm| vm.report).collect();
     let read = host::read_memory();
-    let mut state = registry.governor.lock();
+    let mut state = timed(&mut waited, || registry.governor.lock());
     match read {
         Ok(memory) => {
             registry.parts.works(HOST_MEMORY);
@@ -59,7 +61,8 @@ pub fn make(registry: &Arc<Registry>) {
     let outcomes = state.rounds.make(&host, &reports);
     log(before, state.rounds.last());
     drop(state);
-    for vm in registry.lock().values_mut() {
+    let mut locked = timed(&mut waited, || registry.lock());
+    for vm in locked.values_mut() {
         if let Some(index) = reports.iter().position(|report| report.id == vm.governed.id) {
             note(vm, &vms[index], &outcomes[index], now_ms);
             if let Some(orders) = &outcomes[index].orders {
@@ -67,11 +70,13 @@ pub fn make(registry: &Arc<Registry>) {
             }
         }
     }
+    drop(locked);
+    registry.governor.lock().waits.record(waited);
 }
 
 /// Measures all VMs. Asks all engines first, so that they answer at the same time.
-fn report_all(registry: &Registry) -> Vec<Reported> {
-    let mut vms: Vec<Reported> = registry.lock().values().map(begin_report).collect();
+fn report_all(registry: &Registry, waited: &mut Duration) -> Vec<Reported> {
+    let mut vms: Vec<Reported> = timed(waited, || registry.lock()).values().map(begin_report).collect();
     let asked: Vec<u64> = vms.iter().map(|vm| vm.handle.as_ref().map_or(0, |handle| handle.ask_status())).collect();
     for (vm, asked) in vms.iter_mut().zip(asked) {
         vm.status = vm.handle.as_ref().map(|handle| handle.status_after(asked));

@@ -75,7 +75,7 @@ impl Registry {
     /// The swap disk as it is now. A file that cannot be looked at is taken to have nothing: then more has to be free.
     fn swap_space(&self, vms: &BTreeMap<String, Vm>) -> Result<SwapSpace, ApiError> {
         let made = vms.values().map(|vm| (vm.record.name.clone(), vm.governed.id));
-        let making = self.making().clone();
+        let making: Vec<_> = self.making().iter().map(|(name, absent)| (name.clone(), absent.id)).collect();
         let held = |(name, id): (String, VmId)| {
             let file = std::fs::metadata(self.swap_path(&name)).ok()?;
             Some((id, Bytes(file.blocks() * BLOCK_BYTES).pages_floor()))

@@ -16,13 +16,23 @@ use pagoda_sys::ram::RamFile;
 use pagoda_sys::swapfile::{Reserve, SwapFile};
 
 use super::admission::configure_sampling;
+use super::writing::WritingLock;
 use super::{Registry, VMS_MAX, Vm, error, internal, listen};
 use crate::far;
 use crate::qmp::Monitor;
 use crate::record::{Far, Record};
 
-/// Names of VMs that are being made, with their numbers in the policy.
-pub(super) type Making = BTreeMap<String, VmId>;
+/// VMs that are being made or removed, by name.
+pub(super) type Making = BTreeMap<String, Absent>;
+
+/// A VM that is not there yet or no more. Its name is taken.
+#[derive(Debug)]
+pub(super) struct Absent {
+    /// Its number in the policy.
+    pub id: VmId,
+    /// Held until it is removed, if that is what happens.
+    pub removal: Option<WritingLock>,
+}
 
 /// What is reserved for a VM that is being made. Dropped, it is free again.
 struct Reservation<'a> {
@@ -68,6 +78,7 @@ impl Registry {
         }
         // A VM whose program did not start, or has just ended, has its name until somebody looks.
         self.reap_name(&request.name);
+        self.wait_until_removed(&request.name);
         self.check_free(&self.lock(), &request.name)?;
         // Without the lock: etcd may be asked.
         let dirs = far::Dirs::of(&self.config);
@@ -97,14 +108,22 @@ impl Registry {
         })
     }
 
+    /// Waits for whoever removes a VM of this name. The caller holds no lock.
+    fn wait_until_removed(&self, name: &str) {
+        let removal = self.making().get(name).and_then(|absent| absent.removal.clone());
+        if let Some(removal) = removal {
+            drop(removal.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
     fn check_free(&self, vms: &BTreeMap<String, Vm>, name: &str) -> Result<(), ApiError> {
         if vms.contains_key(name) {
             let hint = "choose another name, or see `pagoda vm show`";
             return Err(error(ErrorCode::NameTaken, format!("a VM named {name} exists"), Some(hint)));
         }
         if self.making().contains_key(name) {
-            let hint = "choose another name, or wait until it is made";
-            return Err(error(ErrorCode::NameTaken, format!("a VM named {name} is being made"), Some(hint)));
+            let hint = "choose another name, or wait a moment";
+            return Err(error(ErrorCode::NameTaken, format!("a VM named {name} is being made or removed"), Some(hint)));
         }
         Ok(())
     }
@@ -117,7 +136,7 @@ impl Registry {
             return Err(error(ErrorCode::NoRoom, format!("this daemon has {VMS_MAX} VMs already"), None));
         }
         let id = self.admit(&vms, record)?;
-        self.making().insert(name.to_owned(), id);
+        self.making().insert(name.to_owned(), Absent { id, removal: None });
         Ok(Reservation { registry: self, name, id })
     }
 

@@ -49,6 +49,9 @@ impl Registry {
         let counters = CATALOGUE.iter().zip(status.stats.values()).map(|(def, value)| (def.name.to_owned(), *value));
         let mut counters: BTreeMap<String, u64> = counters.collect();
         counters.insert("table_bytes".into(), status.table_bytes);
+        let old = |(name, value): (&String, &u64)| Some((crate::metrics::old_names::of_counter(name)?, *value));
+        let old: Vec<_> = counters.iter().filter_map(old).collect();
+        counters.extend(old);
         VmInfo {
             name: vm.record.name.clone(),
             kind: vm.record.kind,

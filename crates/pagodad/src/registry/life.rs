@@ -102,7 +102,8 @@ impl Registry {
             tracing::info!(vm = %record.name, "its process ended");
             // The files first: a new VM of this name has files of the same names.
             self.forget(&record);
-            self.remove(&mut self.lock(), id);
+            let ended = self.remove(&mut self.lock(), id);
+            drop(ended);
         });
     }
 
@@ -142,13 +143,12 @@ impl Registry {
 
     /// The caller has the VM's writing lock.
     fn end_if_over(&self, id: VmId) {
-        let mut vms = self.lock();
+        let vms = self.lock();
         let vm = vms.values().find(|vm| vm.governed.id == id);
         // It may have been attached meanwhile.
         let Some((record, why)) = vm.and_then(|vm| Some((vm.record.clone(), why_over(vm)?))) else { return };
         tracing::info!(vm = %record.name, "{why}");
-        self.remove(&mut vms, id);
-        self.forget(&record);
+        self.end(vms, id, &record);
     }
 
     /// Looks for processes that map a VM's RAM without a userfaultfd of ours: they would read what is out as zeros. What the

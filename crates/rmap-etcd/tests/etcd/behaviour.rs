@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use rmap::control::{Change, ControlPlane, ControlReply, ControlRequest, MapEntry, Replica, Today};
-use rmap::registry::Registry;
 use rmap::units::{Generation, ServerId, SlabNo, SpaceId, Version};
 use rmap_etcd::{Etcd, NewSpace};
+use rmap_file::Registry;
 
 use crate::rig::EtcdProcess;
 

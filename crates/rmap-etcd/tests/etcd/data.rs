@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use rmap::client::{Client, ClientConfig, Event, Failure, Reach, ServerInfo, SpaceRef, SpaceSpec};
 use rmap::control::{ControlReply, ControlRequest, Map};
-use rmap::crypto::{KEY_SIZE, Keypair, PoolKey, SystemEntropy};
+use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
 use rmap::server::{Server, ServerConfig};
-use rmap::udp::{Port, UdpClient, UdpClientError, Wait, serve};
 use rmap::units::{BootEpoch, Class, Generation, PAGE_SIZE, Page, PageNo, ServerId, SlabSize, SpaceId, Time};
 use rmap_etcd::{Control, EtcdConfig, HealthView};
+use rmap_io::SystemEntropy;
+use rmap_io::net::{Port, UdpClient, UdpClientError, Wait, serve};
 
 use crate::rig::HANG;
 

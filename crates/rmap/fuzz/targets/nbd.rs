@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 
 use libfuzzer_sys::fuzz_target;
 use rmap::client::{Event, PageRun, Refused, Token};
-use rmap::nbd::connection::Connection;
-use rmap::nbd::disk::{Disk, Pages};
-use rmap::nbd::negotiation::Offer;
+use rmap_nbd::connection::Connection;
+use rmap_nbd::disk::{Disk, Pages};
+use rmap_nbd::negotiation::Offer;
 use rmap::units::{PAGE_SIZE, Page, PageNo};
 
 const PAGES: u64 = 64;

@@ -14,7 +14,7 @@ impl Client {
     /// Takes note of where a server says it is. One that is silent is greeted there too, at once if that is news; one that
     /// answers, but says that it has begun a new life, is asked for a sign of the old one. `false` if no such server is known.
     pub fn hint(&mut self, now: Time, hint: &Hint) -> bool {
-        let Some(place) = self.place_of(hint.server) else { return false };
+        let Some(place) = self.peer_of(hint.server) else { return false };
         let peer = &mut self.peers[place];
         let news = peer.hint.replace((hint.addr, hint.epoch)) != Some((hint.addr, hint.epoch));
         if news && !peer.is_up() {

@@ -1,7 +1,6 @@
 //! Spaces, as they are opened.
 
 use super::outcome::COPIES_MAX;
-use super::reserve::Reservation;
 use super::sealed::Tenure;
 use super::servers::SERVERS_MAX;
 use super::slab::{SPACE_SLABS_MAX, Space};
@@ -66,23 +65,23 @@ impl Client {
             return Err(ClientError::Reserve { slabs: spec.reserve, max: slabs });
         }
         for replica in map.iter().flat_map(|(_, entry)| &entry.replicas) {
-            if self.place_of(replica.server).is_none() {
+            if self.peer_of(replica.server).is_none() {
                 return Err(ClientError::UnknownServer { server: replica.server.0 });
             }
         }
         let key = SpaceKey::new(&spec.key, spec.id);
-        self.spaces.push(Space::new(spec, key, (generation, self.new_owner()), tenure, self.config.slab_size, map));
-        let space = self.spaces.len() - 1;
+        let opened = Space::new(spec, key, (generation, self.new_owner()), tenure, self.config.slab_size, map);
+        self.parity.cold.open(if tenure == Tenure::Owner { opened.layout.groups } else { 0 });
+        let space = self.spaces.push(opened);
         if tenure == Tenure::Follower {
             self.begin_follow(space, map);
         }
         self.expect_parity(space);
         self.make_room();
         if spec.reserve > 0 && tenure == Tenure::Owner {
-            self.spaces[space].reservation = Some(Reservation::new(spec.reserve, spec.copies));
-            self.reserving.push(space);
+            self.redundancy.reservations.add(space, spec.reserve, spec.copies);
         }
-        for slab in 0..self.spaces[space].slabs.len() {
+        for slab in self.spaces[space].slabs.indices() {
             self.mark(space, slab);
         }
         self.look_for_leftovers_of(space);
@@ -98,14 +97,10 @@ impl Client {
     /// turn to be copied. When a server dies, all that it had are looked at together.
     pub(super) fn make_room(&mut self) {
         let slabs = self.spaces.iter().map(|space| space.slabs.len() + 1).sum::<usize>();
-        self.questions.reserve(slabs.saturating_sub(self.questions.len()));
-        self.dirty.reserve(slabs.saturating_sub(self.dirty.len()));
-        self.hungry.reserve(slabs.saturating_sub(self.hungry.len()));
-        self.repairing.reserve(slabs.saturating_sub(self.repairing.len()));
-        self.looks.reserve(slabs.saturating_sub(self.looks.len()));
-        self.copies.make_room(slabs);
-        self.vacating.make_room(slabs);
+        self.questions.make_room(slabs);
+        self.agenda.make_room(slabs);
+        self.redundancy.make_room(slabs);
         let looks = self.spaces.len() * SERVERS_MAX;
-        self.unlooked.reserve(looks.saturating_sub(self.unlooked.len()));
+        self.leftovers.make_room(looks);
     }
 }

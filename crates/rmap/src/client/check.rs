@@ -8,12 +8,13 @@ use super::Client;
 use super::exchange::{Request, Role};
 use super::sealed::Tenure;
 use super::slab::Phase;
-use crate::units::{Class, Version};
+use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::units::{Class, SlabNo, Version};
 use crate::wire::message::{Op, Status};
 
 impl Client {
     /// Asks for a copy that nothing is known of yet.
-    pub(super) fn check_copy(&mut self, space: usize, slab: usize, peer: usize) {
+    pub(super) fn check_copy(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
         let state = &self.spaces[space].slabs[slab];
         let is_known = state.checked.has(peer) || state.checking.has(peer) || state.failed.has(peer);
         if is_known || !self.peers[peer].is_up() {
@@ -28,9 +29,9 @@ impl Client {
     /// A server said which grant it has of a slab.
     pub(super) fn check_answered(
         &mut self,
-        space: usize,
-        slab: usize,
-        peer: usize,
+        space: SpaceIndex,
+        slab: SlabNo,
+        peer: PeerIndex,
         (status, grant): (Status, Version),
     ) {
         let server = self.peers[peer].info.id;
@@ -47,10 +48,10 @@ impl Client {
     }
 
     /// A server has begun a new life. `true` where it is asked what it has of a slab now.
-    pub(super) fn check_again(&mut self, space: usize, slab: usize, peer: usize) -> bool {
+    pub(super) fn check_again(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) -> bool {
         let (tenure, state) = (self.spaces[space].tenure, &self.spaces[space].slabs[slab]);
         let is_copy = self.peers_of(&state.entry).has(peer) && !state.failed.has(peer);
-        let changes = state.pending.is_some() || state.repair.is_some() || self.copies.any_of(space, slab);
+        let changes = state.pending.is_some() || state.repair.is_some() || self.redundancy.copies.any_of(space, slab);
         // What a keeper or owner has opened it has heard of, in the life that is over.
         let is_new = tenure == Tenure::Reader || matches!(state.phase, Phase::Opening(_));
         // Where parity is about to leave, nobody would ask any more.

@@ -8,11 +8,10 @@
 //! All who ask while a question is under way share the next one. Nobody waits for the control plane for ever: they fail as writes do
 //! that need its answer; see `unmapped.rs`. If the space has another owner, they fail as [`Failure::Fenced`], like everything else.
 
-mod ask;
-
 use std::collections::VecDeque;
 
 use super::{Event, Failure, SPACES_MAX, Token};
+use crate::client::index::SpaceIndex;
 use crate::control::ControlRequest;
 
 /// Those who wait at a time. A caller with much to acknowledge asks once for all of it, so one for each space is enough.
@@ -21,7 +20,7 @@ const CONFIRMS_MAX: usize = SPACES_MAX;
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     token: Token,
-    space: usize,
+    space: SpaceIndex,
     /// The question that it waits for, if that is asked already.
     question: Option<u64>,
 }
@@ -40,6 +39,46 @@ impl Default for Confirms {
 }
 
 impl Confirms {
+    /// Whether one more may ask.
+    pub fn has_room(&self) -> bool {
+        self.waiting.len() + self.done.len() < CONFIRMS_MAX
+    }
+
+    /// Somebody asks, and has the answer.
+    pub fn finish(&mut self, token: Token, result: Result<(), Failure>) {
+        self.done.push_back((token, result));
+    }
+
+    /// Somebody asks, and waits for a question.
+    pub fn wait(&mut self, token: Token, space: SpaceIndex) {
+        self.waiting.push(Waiting { token, space, question: None });
+    }
+
+    /// All who wait about a space without a question wait for this one.
+    pub fn wait_for(&mut self, space: SpaceIndex, question: u64) {
+        let waiting = self.waiting.iter_mut().filter(|waiting| waiting.space == space);
+        waiting.for_each(|waiting| _ = waiting.question.get_or_insert(question));
+    }
+
+    pub fn is_waiting(&self, space: SpaceIndex) -> bool {
+        self.waiting.iter().any(|waiting| waiting.space == space)
+    }
+
+    /// What the one at this position asks about, if there is one.
+    pub fn space_at(&self, at: usize) -> Option<SpaceIndex> {
+        self.waiting.get(at).map(|waiting| waiting.space)
+    }
+
+    /// A question was answered: this client owns the space.
+    pub fn confirm(&mut self, question: u64) {
+        self.end(|waiting| waiting.question == Some(question), Ok(()));
+    }
+
+    /// All who wait about a space fail. How many they are.
+    pub fn fail(&mut self, space: SpaceIndex, failure: Failure) -> usize {
+        self.end(|waiting| waiting.space == space, Err(failure))
+    }
+
     pub fn has_done(&self) -> bool {
         !self.done.is_empty()
     }
@@ -62,6 +101,6 @@ impl Confirms {
     }
 }
 
-fn is_confirm(request: &ControlRequest) -> bool {
+pub fn is_confirm(request: &ControlRequest) -> bool {
     matches!(request, ControlRequest::Confirm { .. })
 }

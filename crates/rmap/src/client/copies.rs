@@ -2,11 +2,10 @@
 //!
 //! A page keeps its version, so a copy that is late or done twice changes nothing.
 
-mod pass_on;
-
 use std::collections::VecDeque;
 
-use crate::units::{SEALED_SIZE, Version};
+use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::units::{SEALED_SIZE, SlabNo, Version};
 
 /// Pages being copied at a time, each of them read and then written: they wait behind everything else, and fill a link of
 /// 10 Gbit/s where a round trip takes 50 us.
@@ -14,10 +13,10 @@ pub const COPIES_MAX: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {
-    pub space: usize,
-    pub slab: usize,
+    pub space: SpaceIndex,
+    pub slab: SlabNo,
     pub index: usize,
-    pub target: usize,
+    pub target: PeerIndex,
     pub version: Version,
     /// The target gets the page in this version, sealed anew, because it has a trim that the page comes before; see `trims.rs`.
     pub renewed: Option<Version>,
@@ -28,7 +27,7 @@ pub struct Copies {
     all: Vec<Option<Copy>>,
     buffers: Vec<Box<[u8]>>,
     /// Slabs that have pages to copy and found no room, in the order in which they get it.
-    waiting: VecDeque<(usize, usize)>,
+    waiting: VecDeque<(SpaceIndex, SlabNo)>,
 }
 
 impl Copies {
@@ -51,18 +50,28 @@ impl Copies {
     }
 
     /// To be looked at again when there is room: what ends then may be another slab's copy.
-    pub fn wait_for_room(&mut self, space: usize, slab: usize) {
+    pub fn wait_for_room(&mut self, space: SpaceIndex, slab: SlabNo) {
         if !self.waiting.contains(&(space, slab)) {
             self.waiting.push_back((space, slab));
         }
     }
 
     /// A slab that waits for room, if there is some.
-    pub fn next_waiting(&mut self) -> Option<(usize, usize)> {
+    pub fn next_waiting(&mut self) -> Option<(SpaceIndex, SlabNo)> {
         if self.has_room() { self.waiting.pop_front() } else { None }
     }
 
-    pub fn get(&mut self, copy: usize) -> Option<Copy> {
+    /// A place for one more, if there is one.
+    pub fn free(&self) -> Option<usize> {
+        self.all.iter().position(Option::is_none)
+    }
+
+    /// Begins what has a free place, or goes on with it.
+    pub fn set(&mut self, copy: usize, job: Copy) {
+        self.all[copy] = Some(job);
+    }
+
+    pub fn get(&self, copy: usize) -> Option<Copy> {
         self.all[copy]
     }
 
@@ -70,12 +79,12 @@ impl Copies {
         &mut self.buffers[copy]
     }
 
-    pub fn is_copying(&self, space: usize, slab: usize, index: usize, target: usize) -> bool {
+    pub fn is_copying(&self, space: SpaceIndex, slab: SlabNo, index: usize, target: PeerIndex) -> bool {
         let same = |copy: &Copy| (copy.space, copy.slab, copy.index, copy.target) == (space, slab, index, target);
         self.all.iter().flatten().any(same)
     }
 
-    pub fn any_of(&self, space: usize, slab: usize) -> bool {
+    pub fn any_of(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         self.all.iter().flatten().any(|copy| (copy.space, copy.slab) == (space, slab))
     }
 
@@ -83,7 +92,7 @@ impl Copies {
         self.all[copy].take()
     }
 
-    pub fn end_all(&mut self, space: usize) {
+    pub fn end_all(&mut self, space: SpaceIndex) {
         self.all.iter_mut().for_each(|copy| *copy = copy.filter(|copy| copy.space != space));
     }
 }

@@ -16,6 +16,7 @@ use super::SpaceRef;
 use super::ops::Stage;
 use super::sealed::Tenure;
 use super::slab::Phase;
+use crate::client::index::SpaceIndex;
 use crate::control::MapEntry;
 use crate::units::{SlabNo, Time};
 
@@ -23,22 +24,21 @@ impl Client {
     /// Gives a slab back, whatever is in it: its pages are zeros then. `false`, and nothing is done, while something is under way
     /// there, or where there is nothing to give back.
     pub fn discard_slab(&mut self, now: Time, space: SpaceRef, slab: SlabNo) -> bool {
-        let begun = self.begin_discard(space.0, slab.0 as usize);
+        let begun = self.begin_discard(space.0, slab);
         self.settle(now);
         begun
     }
 
-    pub(super) fn begin_discard(&mut self, space: usize, slab: usize) -> bool {
+    pub(super) fn begin_discard(&mut self, space: SpaceIndex, slab: SlabNo) -> bool {
         let size = self.config.slab_size;
         let Some(state) = self.spaces[space].slabs.get(slab) else { return false };
         let owned = self.spaces[space].tenure == Tenure::Owner && !self.spaces[space].is_taken;
         if !matches!(state.phase, Phase::Open) || state.pending.is_some() || !owned {
             return false;
         }
-        let number = Some(SlabNo(slab as u32));
         let begun = |stage| matches!(stage, Stage::Waiting | Stage::Active);
-        let busy = self.ops.any(|op| begun(op.stage) && op.space == space && size.slab(op.page) == number);
-        if busy || self.parking.any_of(space, SlabNo(slab as u32), size) || self.copies.any_of(space, slab) {
+        let busy = self.ops.any(|op| begun(op.stage) && op.space == space && size.slab(op.page) == Some(slab));
+        if busy || self.parking.any_of(space, slab, size) || self.redundancy.copies.any_of(space, slab) {
             return false;
         }
         if self.is_in_frozen(space, slab) {
@@ -67,7 +67,7 @@ impl Client {
         if self.spaces[space.0].tenure == Tenure::Owner {
             self.forget_parity(space.0);
         }
-        for slab in 0..self.spaces[space.0].slabs.len() {
+        for slab in self.spaces[space.0].slabs.indices() {
             let state = &self.spaces[space.0].slabs[slab];
             left += usize::from(!matches!(state.phase, Phase::Vacant | Phase::Lost));
             let owned = self.spaces[space.0].tenure == Tenure::Owner;
@@ -78,7 +78,7 @@ impl Client {
             }
         }
         if left == 0 {
-            self.end_reservation(space.0);
+            self.redundancy.reservations.end(space.0);
         }
         self.settle(now);
         left

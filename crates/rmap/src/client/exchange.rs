@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
 use crate::reassembly::Partial;
 use crate::units::{Class, PageNo, Time, Version};
 use crate::wire::message::Op;
@@ -25,10 +26,10 @@ const INDEX_BITS: u32 = EXCHANGES_MAX.trailing_zeros();
 pub enum Role {
     /// Of a caller's operation.
     Read {
-        op: usize,
+        op: OpIndex,
     },
     Write {
-        op: usize,
+        op: OpIndex,
     },
     /// Of a take-over or a new copy.
     Fence,
@@ -36,7 +37,7 @@ pub enum Role {
     Versions,
     /// Of a copy that servers make: who may fill the slab, how far the source is, and what the target has.
     Admit {
-        source: Option<usize>,
+        source: Option<PeerIndex>,
     },
     Order,
     Listed,
@@ -87,11 +88,10 @@ pub struct Exchange {
     pub id: u64,
     pub stage: Stage,
     pub role: Role,
-    pub peer: usize,
+    pub peer: PeerIndex,
     pub op: Op,
     pub class: Class,
-    /// Place of the space in the client's list.
-    pub space: usize,
+    pub space: SpaceIndex,
     pub page: PageNo,
     pub version: Version,
     pub tries: u32,
@@ -122,10 +122,10 @@ impl Exchange {
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     pub role: Role,
-    pub peer: usize,
+    pub peer: PeerIndex,
     pub op: Op,
     pub class: Class,
-    pub space: usize,
+    pub space: SpaceIndex,
     pub page: PageNo,
     pub version: Version,
 }
@@ -164,10 +164,10 @@ impl Exchanges {
             id: 0,
             stage: Stage::Free,
             role: Role::Release,
-            peer: 0,
+            peer: PeerIndex(0),
             op: Op::Probe,
             class: Class::Demand,
-            space: 0,
+            space: SpaceIndex(0),
             page: PageNo(0),
             version: Version::NEVER,
             tries: 0,
@@ -238,6 +238,12 @@ impl Exchanges {
         (exchange.id == id && exchange.stage != Stage::Free).then_some(exchange)
     }
 
+    /// The same, to be read.
+    pub fn peek(&self, id: u64) -> Option<&Exchange> {
+        let exchange = &self.all[(id & (EXCHANGES_MAX as u64 - 1)) as usize];
+        (exchange.id == id && exchange.stage != Stage::Free).then_some(exchange)
+    }
+
     /// Appends to a list in which there may be some that ended: they go when it is full, so that it never grows.
     pub fn line_up(&mut self, line: &mut VecDeque<u64>, id: u64) {
         if line.len() >= LINE_MAX {
@@ -246,9 +252,9 @@ impl Exchanges {
         line.push_back(id);
     }
 
-    /// What is at a place, of which there are [`EXCHANGES_MAX`].
-    pub fn at(&self, place: usize) -> Option<Exchange> {
-        self.all.get(place).filter(|exchange| exchange.stage != Stage::Free).copied()
+    /// What is in a slot, of which there are [`EXCHANGES_MAX`].
+    pub fn at(&self, slot: usize) -> Option<Exchange> {
+        self.all.get(slot).filter(|exchange| exchange.stage != Stage::Free).copied()
     }
 
     /// The first that fits.
@@ -361,7 +367,7 @@ mod tests {
 
     fn request(role: Role) -> Request {
         let (op, class, page, version) = (Op::Probe, Class::Demand, PageNo(0), Version::NEVER);
-        Request { role, peer: 0, op, class, space: 0, page, version }
+        Request { role, peer: PeerIndex(0), op, class, space: SpaceIndex(0), page, version }
     }
 
     #[test]
@@ -369,7 +375,7 @@ mod tests {
         let mut exchanges = Exchanges::new(QUESTIONS_MAX);
         let asked: Vec<u64> = std::iter::from_fn(|| exchanges.begin(request(Role::Versions))).collect();
         assert_eq!((asked.len(), exchanges.has_room()), (QUESTIONS_MAX, false));
-        let pages = std::iter::from_fn(|| exchanges.begin(request(Role::Write { op: 0 }))).count();
+        let pages = std::iter::from_fn(|| exchanges.begin(request(Role::Write { op: OpIndex(0) }))).count();
         assert_eq!(pages, EXCHANGES_MAX - QUESTIONS_MAX);
         // What follows an answer has its place.
         exchanges.end(asked[7]);

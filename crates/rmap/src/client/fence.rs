@@ -20,7 +20,8 @@ use super::ops::{Kind, Operation, Stage};
 use super::peer::PeerSet;
 use super::sealed::{Tenure, Watch};
 use super::slab::{Phase, Space};
-use crate::units::{Class, PageNo, Time, Version};
+use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
+use crate::units::{Class, PageNo, SlabNo, Time, Version};
 use crate::wire::message::{Op as Wire, Status};
 
 /// A server that refuses is asked again after so long. No honest one refuses for good.
@@ -35,7 +36,7 @@ impl Role {
 
 impl Client {
     /// Makes sure that a server knows this owner. `true` if it does. One that does not answer is told when it does.
-    pub(super) fn fence(&mut self, space: usize, peer: usize) -> bool {
+    pub(super) fn fence(&mut self, space: SpaceIndex, peer: PeerIndex) -> bool {
         let state = &mut self.spaces[space];
         if state.fenced_at.has(peer) {
             return true;
@@ -52,7 +53,7 @@ impl Client {
         false
     }
 
-    pub(super) fn fence_answered(&mut self, space: usize, peer: usize, status: Status) {
+    pub(super) fn fence_answered(&mut self, space: SpaceIndex, peer: PeerIndex, status: Status) {
         let state = &mut self.spaces[space];
         state.fencing.remove(peer);
         let was_asked = state.unknown_at.has(peer);
@@ -62,7 +63,7 @@ impl Client {
             self.was_not_let_in(space, peer);
         }
         self.spaces[space].unknown_at.remove(peer);
-        self.look_at_reservation(space);
+        self.redundancy.reservations.poll_soon(space);
         self.mark_all_of(space);
         if was_asked && status == Status::Ok {
             self.ask_again(space);
@@ -72,20 +73,20 @@ impl Client {
     }
 
     /// A server knows this owner from now on. Until then one before it might have been lent something there.
-    fn was_let_in(&mut self, space: usize, peer: usize) {
+    fn was_let_in(&mut self, space: SpaceIndex, peer: PeerIndex) {
         self.spaces[space].fenced_at.insert(peer);
         self.spaces[space].disbelieved.remove(peer);
-        self.end_looks(|of, at| (of, at) == (space, peer));
+        self.leftovers.forget(|of, at| (of, at) == (space, peer));
         self.look_for_leftovers_again(space, peer);
     }
 
     /// A server has no room for one more space, or says that this one has a newer owner and is not believed.
-    fn was_not_let_in(&mut self, space: usize, peer: usize) {
+    fn was_not_let_in(&mut self, space: SpaceIndex, peer: PeerIndex) {
         let mut was_wanted = false;
         self.spaces[space].looked_at.insert(peer);
-        self.keeps_nothing(space, peer);
+        self.redundancy.reservations.keeps_nothing(space, peer);
         self.peers[peer].returns.retain(|owed| owed.space != space);
-        for slab in 0..self.spaces[space].slabs.len() {
+        for slab in self.spaces[space].slabs.indices() {
             let state = &mut self.spaces[space].slabs[slab];
             if let Phase::Granting(candidates) = &mut state.phase {
                 was_wanted |= candidates.asked.iter().any(|candidate| candidate.peer == peer);
@@ -102,8 +103,8 @@ impl Client {
     }
 
     /// So it has no copy of its slabs either.
-    fn has_nothing(&mut self, space: usize, peer: usize) {
-        for slab in 0..self.spaces[space].slabs.len() {
+    fn has_nothing(&mut self, space: SpaceIndex, peer: PeerIndex) {
+        for slab in self.spaces[space].slabs.indices() {
             if self.peers_of(&self.spaces[space].slabs[slab].entry).has(peer) {
                 self.copy_lost(space, slab, peer);
             }
@@ -149,7 +150,7 @@ impl Client {
     }
 
     /// A server says that another client has a newer generation of the space. Of a sealed one the map tells whether that is so.
-    pub(super) fn says_newer(&mut self, space: usize, peer: usize) {
+    pub(super) fn says_newer(&mut self, space: SpaceIndex, peer: PeerIndex) {
         let state = &mut self.spaces[space];
         if matches!(state.tenure, Tenure::Reader | Tenure::Keeper) {
             state.accused.insert(peer);
@@ -160,18 +161,18 @@ impl Client {
     }
 
     /// The map knows of no newer generation than those have heard of who said so.
-    pub(super) fn refuse_accused(&mut self, now: Time, space: usize) {
+    pub(super) fn refuse_accused(&mut self, now: Time, space: SpaceIndex) {
         let state = &mut self.spaces[space];
         let accused = std::mem::take(&mut state.accused);
         if !accused.is_empty() {
             state.refusing = state.refusing.union(accused);
             state.refused_until = now + REFUSED_FOR;
-            self.look_at(now + REFUSED_FOR, space, 0);
+            self.mark_at(now + REFUSED_FOR, space, SlabNo(0));
         }
     }
 
     /// Those who refused are asked again when it is time.
-    pub(super) fn end_refusal(&mut self, now: Time, space: usize) {
+    pub(super) fn end_refusal(&mut self, now: Time, space: SpaceIndex) {
         let state = &mut self.spaces[space];
         if !state.refusing.is_empty() && now >= state.refused_until {
             state.refusing = PeerSet::default();
@@ -181,7 +182,7 @@ impl Client {
     }
 
     /// A page has no copy that may be asked, but for those whose servers refuse. `true` if it has waited for them for long enough.
-    pub(super) fn is_refused(&self, op: usize, slab: usize) -> bool {
+    pub(super) fn is_refused(&self, op: OpIndex, slab: SlabNo) -> bool {
         let Operation { space, since, .. } = *self.ops.peek(op);
         let copies = self.sound_copies(space, slab);
         let all_refuse = !copies.is_empty() && copies.is_subset_of(self.spaces[space].refusing);
@@ -189,14 +190,14 @@ impl Client {
     }
 
     /// Servers that said not to know this reader, and could not be told at once.
-    pub(super) fn tell_who_asked(&mut self, space: usize) {
+    pub(super) fn tell_who_asked(&mut self, space: SpaceIndex) {
         for peer in self.spaces[space].unknown_at.iter() {
             self.fence(space, peer);
         }
     }
 
     /// Servers may be asked that could not be until now: reads that wait for that go on.
-    pub(super) fn ask_again(&mut self, space: usize) {
+    pub(super) fn ask_again(&mut self, space: SpaceIndex) {
         let reads = |op: &Operation| op.stage == Stage::Active && op.kind == Kind::Read && op.space == space;
         for op in self.ops.select(reads) {
             if !self.is_answer_coming(op) {
@@ -206,7 +207,7 @@ impl Client {
     }
 
     /// Copies that may be asked for a page, whether their servers answer or not.
-    pub(super) fn copies_to_read(&self, space: usize, slab: usize) -> PeerSet {
+    pub(super) fn copies_to_read(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
         let Space { unknown_at, refusing, .. } = &self.spaces[space];
         self.sound_copies(space, slab).minus(*unknown_at).minus(*refusing)
     }

@@ -27,6 +27,7 @@ mod look;
 use std::time::Duration;
 
 use super::ops::{Operation, Stage};
+use crate::client::index::{GroupIndex, List};
 use crate::units::Time;
 
 /// A read that no copy answers is tried again with the next map, after a pause that grows: at first about what an owner takes to
@@ -48,7 +49,7 @@ pub struct Following {
     /// When reads are tried again that no copy answered.
     retry_at: Option<Time>,
     pause: Duration,
-    parity: Box<[Parity]>,
+    parity: List<GroupIndex, Parity>,
 }
 
 /// Whether a group has parity: then one of its slabs may have no copy, and not be lost.
@@ -62,7 +63,7 @@ enum Parity {
 
 impl Following {
     pub fn new(groups: usize) -> Following {
-        Following { parity: vec![Parity::None; groups].into(), ..Following::default() }
+        Following { parity: (0..groups).map(|_| Parity::None).collect(), ..Following::default() }
     }
 }
 

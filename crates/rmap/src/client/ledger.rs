@@ -18,7 +18,8 @@ mod parts;
 
 use super::ops::OWN_MAX;
 use super::parity::layout::VERSION_SIZE;
-use crate::units::{PAGE_SIZE, Page, Version};
+use crate::client::index::SpaceIndex;
+use crate::units::{PAGE_SIZE, Page, SlabNo, Version};
 
 use line::Line;
 
@@ -65,12 +66,12 @@ pub struct Ledger {
 
 impl Ledger {
     /// What was to be written for a space that is somebody else's.
-    pub fn end_writes(&mut self, space: usize) {
+    pub fn end_writes(&mut self, space: SpaceIndex) {
         self.writes.forget_space(space);
     }
 
     /// The same for all that was to be done.
-    pub fn forget(&mut self, space: usize) {
+    pub fn forget(&mut self, space: SpaceIndex) {
         self.reads.forget_space(space);
         self.writes.forget_space(space);
     }
@@ -100,12 +101,12 @@ fn decode(page: &Page, versions: &mut [Version]) {
 }
 
 /// What an operation of its own is about.
-fn token(slab: usize, part: usize) -> u64 {
-    (slab as u64) << 32 | part as u64
+fn token(slab: SlabNo, part: usize) -> u64 {
+    u64::from(slab.0) << 32 | part as u64
 }
 
-fn slab_and_part(token: u64) -> (usize, usize) {
-    ((token >> 32) as usize, token as u32 as usize)
+fn slab_and_part(token: u64) -> (SlabNo, usize) {
+    (SlabNo((token >> 32) as u32), token as u32 as usize)
 }
 
 #[cfg(test)]

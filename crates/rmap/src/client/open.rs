@@ -2,12 +2,13 @@
 
 mod grant;
 
+use crate::client::index::PeerIndex;
 use crate::units::Version;
 
 /// What one copy of a taken-over slab has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
-    pub peer: usize,
+    pub peer: PeerIndex,
     pub grant: Version,
     pub step: ListStep,
     pub list: Vec<Version>,

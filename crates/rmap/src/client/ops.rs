@@ -1,8 +1,5 @@
 //! The callers' operations: from being asked for to being told.
 
-mod fail;
-mod serve;
-
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
@@ -10,10 +7,11 @@ use smallvec::SmallVec;
 
 use super::outcome::{Failure, OPS_MAX, Token};
 use super::peer::PeerSet;
-use crate::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, SlabSize, Time, Version};
+use crate::client::index::{List, ListIndex, OpIndex, PeerIndex, SpaceIndex};
+use crate::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, SlabNo, SlabSize, Time, Version};
 
 /// Writes under way, by page.
-pub type Busy = HashMap<(usize, u64), usize>;
+type Busy = HashMap<(SpaceIndex, PageNo), OpIndex>;
 
 /// Beside these, the client's own: pages of the ledger.
 pub const OWN_MAX: usize = 16;
@@ -21,7 +19,7 @@ pub const OWN_MAX: usize = 16;
 pub const TOLD_MAX: usize = OPS_MAX;
 const ALL: usize = OPS_MAX + OWN_MAX + TOLD_MAX;
 /// Places of operations, in place: they are looked for where nothing may need memory.
-pub type Selected = SmallVec<[usize; ALL]>;
+pub type Selected = SmallVec<[OpIndex; ALL]>;
 /// Places that writes leave to reads. A write may keep its place for long: until a copy in the making has it, too.
 pub const READS_RESERVED: usize = OPS_MAX / 4;
 
@@ -50,7 +48,7 @@ pub enum Stage {
 pub struct Operation {
     pub kind: Kind,
     pub stage: Stage,
-    pub space: usize,
+    pub space: SpaceIndex,
     pub page: PageNo,
     pub class: Class,
     pub token: Token,
@@ -83,27 +81,27 @@ pub struct Operation {
 
 /// A write that has failed as [`Failure::Silent`] before it has ended.
 #[derive(Clone, Copy, Debug)]
-struct Told {
-    token: Token,
-    class: Class,
-    since: Time,
+pub struct Told {
+    pub token: Token,
+    pub class: Class,
+    pub since: Time,
 }
 
 /// The operations, and a page's room for each.
 #[derive(Debug)]
 pub struct Ops {
-    all: Vec<Operation>,
+    all: List<OpIndex, Operation>,
     /// Of a write, the sealed page; of a read, what was in it.
-    buffers: Vec<Box<SealedPage>>,
-    free: Vec<usize>,
-    free_own: Vec<usize>,
+    buffers: List<OpIndex, Box<SealedPage>>,
+    free: Vec<OpIndex>,
+    free_own: Vec<OpIndex>,
     /// Places that come for those of writes that have failed and go on.
-    spare: Vec<usize>,
+    spare: Vec<OpIndex>,
     told: VecDeque<Told>,
-    done: VecDeque<usize>,
-    done_own: VecDeque<usize>,
+    done: VecDeque<OpIndex>,
+    done_own: VecDeque<OpIndex>,
     order: u64,
-    pub busy: Busy,
+    busy: Busy,
     waiting: usize,
     /// Writes that could not be told for want of a place; and whether one has come since.
     untold: bool,
@@ -125,7 +123,7 @@ impl Ops {
         let empty = Operation {
             kind: Kind::Read,
             stage: Stage::Free,
-            space: 0,
+            space: SpaceIndex(0),
             page: PageNo(0),
             class: Class::Demand,
             token: 0,
@@ -144,11 +142,11 @@ impl Ops {
             is_told: false,
         };
         Ops {
-            all: vec![empty; places],
+            all: (0..places).map(|_| empty).collect(),
             buffers: (0..places).map(|_| Box::new([0; SEALED_SIZE])).collect(),
-            free: (0..OPS_MAX).rev().collect(),
-            free_own: (OPS_MAX..OPS_MAX + OWN_MAX).collect(),
-            spare: (OPS_MAX + OWN_MAX..places).rev().collect(),
+            free: (0..OPS_MAX).rev().map(OpIndex).collect(),
+            free_own: (OPS_MAX..OPS_MAX + OWN_MAX).map(OpIndex).collect(),
+            spare: (OPS_MAX + OWN_MAX..places).rev().map(OpIndex).collect(),
             told: VecDeque::with_capacity(TOLD_MAX),
             done: VecDeque::with_capacity(OPS_MAX),
             done_own: VecDeque::with_capacity(OWN_MAX),
@@ -173,25 +171,25 @@ impl Ops {
     }
 
     /// The first of these pages to which a write that has failed goes on.
-    pub fn first_told(&self, space: usize, pages: Range<u64>) -> Option<u64> {
-        let all = if self.any_told() { &self.all[..self.used] } else { &[] };
-        let told = all.iter().filter(|op| op.is_told && op.stage == Stage::Active && op.space == space);
+    pub fn first_told(&self, space: SpaceIndex, pages: Range<u64>) -> Option<u64> {
+        let used = if self.any_told() { self.used } else { 0 };
+        let told = self.all.iter().take(used).filter(|op| op.is_told && op.stage == Stage::Active && op.space == space);
         told.map(|op| op.page.0).filter(|page| pages.contains(page)).min()
     }
 
     /// Whether there may be an operation of a slab.
-    pub fn may_be_any_of(&self, space: usize, slab: usize) -> bool {
+    pub fn may_be_any_of(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         self.of_slabs[Ops::kept_apart(space, slab)] > 0
     }
 
-    fn kept_apart(space: usize, slab: usize) -> usize {
-        (slab + 61 * space) % SLABS_KEPT_APART
+    fn kept_apart(space: SpaceIndex, slab: SlabNo) -> usize {
+        (slab.to_usize() + 61 * space.to_usize()) % SLABS_KEPT_APART
     }
 
     /// The count that an operation is in.
-    fn of_slab(&mut self, op: usize) -> Option<&mut u16> {
+    fn of_slab(&mut self, op: OpIndex) -> Option<&mut u16> {
         let Operation { space, page, .. } = self.all[op];
-        let slab = self.size.slab(page)?.0 as usize;
+        let slab = self.size.slab(page)?;
         self.of_slabs.get_mut(Ops::kept_apart(space, slab))
     }
 
@@ -202,8 +200,8 @@ impl Ops {
 
     /// Those of them that write.
     pub fn own_writes(&self) -> usize {
-        let own = &self.all[OPS_MAX..OPS_MAX + OWN_MAX];
-        own.iter().filter(|op| op.stage != Stage::Free && op.kind != Kind::Read).count()
+        let own = self.all.iter().skip(OPS_MAX).take(OWN_MAX);
+        own.filter(|op| op.stage != Stage::Free && op.kind != Kind::Read).count()
     }
 
     pub fn has_room(&self) -> bool {
@@ -214,37 +212,117 @@ impl Ops {
         !self.done.is_empty() || !self.told.is_empty()
     }
 
-    pub fn peek(&self, op: usize) -> &Operation {
+    pub fn peek(&self, op: OpIndex) -> &Operation {
         &self.all[op]
     }
 
-    pub fn get(&mut self, op: usize) -> &mut Operation {
+    pub fn get(&mut self, op: OpIndex) -> &mut Operation {
         &mut self.all[op]
     }
 
+    /// Whether a write may begin.
+    pub fn has_room_for_write(&self) -> bool {
+        self.free.len() > READS_RESERVED
+    }
+
+    /// The write to a page that is under way; later ones wait behind it.
+    pub fn writer(&self, space: SpaceIndex, page: PageNo) -> Option<OpIndex> {
+        self.busy.get(&(space, page)).copied()
+    }
+
+    #[cfg(test)]
+    pub fn has_no_writer(&self) -> bool {
+        self.busy.is_empty()
+    }
+
+    /// A write is the one to its page that is under way, from now on. `false` if there is another one.
+    pub fn begin_write(&mut self, op: OpIndex) -> bool {
+        let Operation { space, page, .. } = self.all[op];
+        *self.busy.entry((space, page)).or_insert(op) == op
+    }
+
+    /// A write is under way no more.
+    pub fn end_write(&mut self, op: OpIndex) {
+        let Operation { space, page, .. } = self.all[op];
+        if self.writer(space, page) == Some(op) {
+            self.busy.remove(&(space, page));
+        }
+    }
+
+    /// Whether an operation waits.
+    pub fn any_waiting(&self) -> bool {
+        self.waiting > 0
+    }
+
+    /// A copy is gone: writes under way that fit have not been sent there, and are not acknowledged by it.
+    pub fn unsend(&mut self, peer: PeerIndex, fits: impl Fn(&Operation) -> bool) {
+        let writes = |op: &Operation| op.stage == Stage::Active && op.kind != Kind::Read && fits(op);
+        for op in self.all.iter_mut().take(self.used).filter(|op| writes(op)) {
+            op.sent.remove(peer);
+            op.acked.remove(peer);
+        }
+    }
+
+    /// Where the content of a read is put, and the sealed page of the write to the same page.
+    pub fn content_and_sealed(&mut self, read: OpIndex, writer: OpIndex) -> Option<(&mut Page, &SealedPage)> {
+        let [content, sealed] = self.buffers.pair_mut(read, writer)?;
+        Some((content.first_chunk_mut().expect("a page is smaller than a sealed one"), sealed))
+    }
+
+    /// Room for the page of a write, which is sealed where it is.
+    pub fn room(&mut self, op: OpIndex) -> &mut SealedPage {
+        &mut self.buffers[op]
+    }
+
+    /// The next write whose caller is told that it failed, and which goes on.
+    pub fn next_told(&mut self) -> Option<Told> {
+        self.told.pop_front()
+    }
+
+    /// The next operation that is done.
+    pub fn next_done(&mut self) -> Option<OpIndex> {
+        self.done.pop_front()
+    }
+
+    /// The page of a read that is done, in room that may be exchanged for other.
+    pub fn page_of(&mut self, op: OpIndex) -> &mut Box<SealedPage> {
+        &mut self.buffers[op]
+    }
+
     /// The sealed page of a write.
-    pub fn sealed(&self, op: usize) -> &SealedPage {
+    pub fn sealed(&self, op: OpIndex) -> &SealedPage {
         &self.buffers[op]
     }
 
     /// Where the page of a read is put.
-    pub fn content(&mut self, op: usize) -> &mut Page {
+    pub fn content(&mut self, op: OpIndex) -> &mut Page {
         self.buffers[op].first_chunk_mut().expect("a page is smaller than a sealed one")
     }
 
     /// Places of the operations that fit, oldest first.
     pub fn select(&self, fits: impl Fn(&Operation) -> bool) -> Selected {
         let mut found: Selected =
-            (0..self.used).filter(|op| self.all[*op].stage != Stage::Free && fits(&self.all[*op])).collect();
+            self.used().filter(|op| self.all[*op].stage != Stage::Free && fits(&self.all[*op])).collect();
         found.sort_unstable_by_key(|op| self.all[*op].order);
         found
     }
 
-    pub fn any(&self, fits: impl Fn(&Operation) -> bool) -> bool {
-        self.all[..self.used].iter().any(|op| op.stage != Stage::Free && fits(op))
+    fn used(&self) -> impl Iterator<Item = OpIndex> + use<> {
+        (0..self.used).map(OpIndex)
     }
 
-    fn begin(&mut self, kind: Kind, space: usize, page: PageNo, class: Class, asked: (Token, Time)) -> Option<usize> {
+    pub fn any(&self, fits: impl Fn(&Operation) -> bool) -> bool {
+        self.all.iter().take(self.used).any(|op| op.stage != Stage::Free && fits(op))
+    }
+
+    pub fn begin(
+        &mut self,
+        kind: Kind,
+        space: SpaceIndex,
+        page: PageNo,
+        class: Class,
+        asked: (Token, Time),
+    ) -> Option<OpIndex> {
         let op = self.free.pop()?;
         self.begin_at(op, kind, space, page, class, asked);
         Some(op)
@@ -254,11 +332,11 @@ impl Ops {
     pub fn begin_own(
         &mut self,
         kind: Kind,
-        space: usize,
+        space: SpaceIndex,
         page: PageNo,
         class: Class,
         asked: (Token, Time),
-    ) -> Option<usize> {
+    ) -> Option<OpIndex> {
         let op = self.free_own.pop()?;
         self.begin_at(op, kind, space, page, class, asked);
         self.all[op].is_own = true;
@@ -267,9 +345,9 @@ impl Ops {
 
     fn begin_at(
         &mut self,
-        op: usize,
+        op: OpIndex,
         kind: Kind,
-        space: usize,
+        space: SpaceIndex,
         page: PageNo,
         class: Class,
         (token, since): (Token, Time),
@@ -301,14 +379,14 @@ impl Ops {
     }
 
     /// It is somewhere else now.
-    pub fn leave(&mut self, op: usize) {
+    pub fn leave(&mut self, op: OpIndex) {
         if self.all[op].stage == Stage::Waiting {
             self.waiting -= 1;
         }
         self.release(op);
     }
 
-    fn release(&mut self, op: usize) {
+    fn release(&mut self, op: OpIndex) {
         self.all[op].stage = Stage::Free;
         self.of_slab(op).into_iter().for_each(|count| *count -= 1);
         let free = match self.all[op] {
@@ -322,7 +400,7 @@ impl Ops {
         free.push(op);
     }
 
-    pub fn activate(&mut self, op: usize) {
+    pub fn activate(&mut self, op: OpIndex) {
         if self.all[op].stage == Stage::Waiting {
             self.waiting -= 1;
         }
@@ -330,7 +408,7 @@ impl Ops {
     }
 
     /// What it asked is of no use any more: it begins anew when its slab is there.
-    pub fn wait_again(&mut self, op: usize) {
+    pub fn wait_again(&mut self, op: OpIndex) {
         let op = &mut self.all[op];
         if op.stage == Stage::Active {
             self.waiting += 1;
@@ -339,13 +417,13 @@ impl Ops {
     }
 
     /// Fails for its caller, and goes on: another place comes for its own. `false` if there is none.
-    pub fn tell(&mut self, op: usize) -> bool {
+    pub fn tell(&mut self, op: OpIndex) -> bool {
         let Some(place) = self.spare.pop() else {
             self.untold = true;
             return false;
         };
         self.free.push(place);
-        self.used = self.used.max(place + 1);
+        self.used = self.used.max(place.to_usize() + 1);
         let Operation { token, class, since, .. } = self.all[op];
         self.all[op].is_told = true;
         self.told.push_back(Told { token, class, since });
@@ -360,7 +438,7 @@ impl Ops {
     }
 
     /// Ends for its caller, unless he was told already.
-    pub fn finish(&mut self, op: usize, result: Result<(), Failure>) {
+    pub fn finish(&mut self, op: OpIndex, result: Result<(), Failure>) {
         if self.all[op].stage == Stage::Waiting {
             self.waiting -= 1;
         }
@@ -373,18 +451,18 @@ impl Ops {
     }
 
     /// A result of the client's own.
-    pub fn next_own(&mut self) -> Option<usize> {
+    pub fn next_own(&mut self) -> Option<OpIndex> {
         self.done_own.pop_front()
     }
 
     /// Its result was taken.
-    pub fn let_go(&mut self, op: usize) {
+    pub fn let_go(&mut self, op: OpIndex) {
         self.all[op].stage = Stage::Lingering;
         self.free_if_over(op);
     }
 
     /// An exchange of it ended, or the caller was told: is it over?
-    fn free_if_over(&mut self, op: usize) {
+    pub fn free_if_over(&mut self, op: OpIndex) {
         if self.all[op].stage == Stage::Lingering && self.all[op].exchanges == 0 {
             self.release(op);
         }

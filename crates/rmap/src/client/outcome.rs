@@ -6,9 +6,9 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::servers::SERVERS_MAX;
-use crate::control::ControlRequest;
+use crate::client::index::SpaceIndex;
 use crate::crypto::KEY_SIZE;
-use crate::units::{Generation, SpaceId, Time};
+use crate::units::{Generation, SpaceId};
 
 /// Spaces of one client: VMs of a host and their disks.
 pub const SPACES_MAX: usize = 256;
@@ -36,7 +36,7 @@ pub struct SpaceSpec {
 
 /// A space of this client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SpaceRef(pub(super) usize);
+pub struct SpaceRef(pub(super) SpaceIndex);
 
 /// Chosen by the caller to recognize a result.
 pub type Token = u64;
@@ -102,15 +102,4 @@ pub enum Event {
     Read { token: Token, result: Result<(), Failure> },
     /// A write or trim that all copies in sync have, or the answer to [`super::Client::confirm`].
     Written { token: Token, result: Result<(), Failure> },
-}
-
-/// A question to the control plane that was not answered yet.
-#[derive(Clone, Debug)]
-pub struct Question {
-    pub(super) id: u64,
-    pub(super) space: usize,
-    pub(super) request: ControlRequest,
-    pub(super) first_asked: Option<Time>,
-    /// When it is asked (again).
-    pub(super) due: Time,
 }

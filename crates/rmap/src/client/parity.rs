@@ -29,10 +29,12 @@
 //! Until then it is read by the others, and its keeper makes it anew, at a server that has nothing of the group.
 
 mod advance;
+mod assemble;
 pub mod cold;
 mod dissolve;
 mod keep;
 pub mod layout;
+mod make;
 mod place;
 pub mod standing;
 pub mod stripe;
@@ -40,11 +42,27 @@ pub mod stripe;
 use smallvec::SmallVec;
 
 use super::slab::Slab;
+use crate::units::SlabNo;
 
+use cold::Cold;
 use layout::MEMBERS;
+use stripe::Stripes;
 
 /// Slabs of a group, in place: an owner has no memory to ask for while it serves.
-type Members = SmallVec<[usize; MEMBERS]>;
+type Members = SmallVec<[SlabNo; MEMBERS]>;
+
+/// What the client does about parity: pages that are put together, and groups that get parity or lose it.
+#[derive(Debug)]
+pub struct Parity {
+    pub stripes: Stripes,
+    pub cold: Cold,
+}
+
+impl Parity {
+    pub fn new() -> Parity {
+        Parity { stripes: Stripes::new(), cold: Cold::default() }
+    }
+}
 
 /// How far a space is on its way to parity. Groups that nothing was ever written to count nowhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,23 +5,22 @@
 //! slab is lost, its servers have been silent for too long. What it returns then is as right as at first: the version is the one
 //! that is known at that time.
 
-mod wake;
-
 use std::collections::VecDeque;
 
 use super::Token;
+use crate::client::index::SpaceIndex;
 use crate::units::{Class, PageNo, SlabNo, SlabSize, Time};
 
 /// Reads that wait so at a time; more keep their places among the operations. A VM asks for some two thousand at most.
 pub const PARKED_MAX: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
-struct Parked {
-    space: usize,
-    page: PageNo,
-    class: Class,
-    token: Token,
-    since: Time,
+pub struct Parked {
+    pub space: SpaceIndex,
+    pub page: PageNo,
+    pub class: Class,
+    pub token: Token,
+    pub since: Time,
 }
 
 #[derive(Debug)]
@@ -46,11 +45,43 @@ impl Parking {
         self.all.len()
     }
 
-    pub fn any_in(&self, space: usize) -> bool {
+    pub fn is_full(&self) -> bool {
+        self.all.len() >= PARKED_MAX
+    }
+
+    /// A read waits, behind all others.
+    pub fn push(&mut self, parked: Parked) {
+        self.all.push_back(parked);
+    }
+
+    /// The one at this position.
+    pub fn get(&self, at: usize) -> Option<Parked> {
+        self.all.get(at).copied()
+    }
+
+    /// Takes out the first one.
+    pub fn next(&mut self) -> Option<Parked> {
+        self.all.pop_front()
+    }
+
+    /// The first one could begin, and there is no place for it among the operations, nor for any other.
+    pub fn wait_for_place(&mut self, parked: Parked) {
+        self.is_short = true;
+        self.all.push_front(parked);
+    }
+
+    /// Whether some waited for a place that there is now.
+    pub fn has_place(&mut self, is_free: bool) -> bool {
+        let had_to_wait = self.is_short && is_free;
+        self.is_short &= !had_to_wait;
+        had_to_wait
+    }
+
+    pub fn any_in(&self, space: SpaceIndex) -> bool {
         self.all.iter().any(|parked| parked.space == space)
     }
 
-    pub fn any_of(&self, space: usize, slab: SlabNo, size: SlabSize) -> bool {
+    pub fn any_of(&self, space: SpaceIndex, slab: SlabNo, size: SlabSize) -> bool {
         self.all.iter().any(|parked| parked.space == space && size.slab(parked.page) == Some(slab))
     }
 }

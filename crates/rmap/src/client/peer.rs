@@ -8,6 +8,7 @@ use super::FAIL_AFTER_MIN;
 use super::exchange::LINE_MAX;
 use super::returns::{RETURNS_MAX, Return};
 use super::servers::ServerInfo;
+use crate::client::index::PeerIndex;
 use crate::crypto::handshake::Initiator;
 use crate::crypto::session::Session;
 use crate::round_trip::{RTO_MAX, RTO_MIN, RoundTrip};
@@ -33,21 +34,21 @@ pub enum Drain {
     CallOff,
 }
 
-/// A set of servers by their place in the client's list.
+/// A set of servers, a bit for each [`PeerIndex`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerSet(u64);
 
 impl PeerSet {
-    pub fn has(self, peer: usize) -> bool {
-        self.0 & 1 << peer != 0
+    pub fn has(self, peer: PeerIndex) -> bool {
+        self.0 & 1 << peer.0 != 0
     }
 
-    pub fn insert(&mut self, peer: usize) {
-        self.0 |= 1 << peer;
+    pub fn insert(&mut self, peer: PeerIndex) {
+        self.0 |= 1 << peer.0;
     }
 
-    pub fn remove(&mut self, peer: usize) {
-        self.0 &= !(1 << peer);
+    pub fn remove(&mut self, peer: PeerIndex) {
+        self.0 &= !(1 << peer.0);
     }
 
     pub fn is_subset_of(self, other: PeerSet) -> bool {
@@ -74,14 +75,14 @@ impl PeerSet {
         self.0.count_ones() as usize
     }
 
-    pub fn iter(self) -> impl Iterator<Item = usize> {
+    pub fn iter(self) -> impl Iterator<Item = PeerIndex> {
         let rest = std::iter::successors(Some(self.0), |rest| Some(rest & rest.wrapping_sub(1)));
-        rest.take_while(|rest| *rest != 0).map(|rest| rest.trailing_zeros() as usize)
+        rest.take_while(|rest| *rest != 0).map(|rest| PeerIndex(rest.trailing_zeros() as usize))
     }
 }
 
-impl FromIterator<usize> for PeerSet {
-    fn from_iter<I: IntoIterator<Item = usize>>(peers: I) -> PeerSet {
+impl FromIterator<PeerIndex> for PeerSet {
+    fn from_iter<I: IntoIterator<Item = PeerIndex>>(peers: I) -> PeerSet {
         let mut set = PeerSet::default();
         peers.into_iter().for_each(|peer| set.insert(peer));
         set
@@ -332,9 +333,9 @@ mod tests {
 
     #[test]
     fn sets() {
-        let set: PeerSet = [1, 5, 63].into_iter().collect();
-        assert_eq!(set.iter().collect::<Vec<_>>(), [1, 5, 63]);
-        let smaller: PeerSet = [5].into_iter().collect();
+        let set: PeerSet = [1, 5, 63].map(PeerIndex).into_iter().collect();
+        assert_eq!(set.iter().collect::<Vec<_>>(), [1, 5, 63].map(PeerIndex));
+        let smaller: PeerSet = [PeerIndex(5)].into_iter().collect();
         assert!(smaller.is_subset_of(set) && !set.is_subset_of(smaller));
         assert_eq!(set.minus(smaller).union(smaller), set);
     }

@@ -10,9 +10,10 @@ use super::peer::Reach;
 use super::timers::{BLACK_HOLE_TRIES, larger_than};
 use super::transmit::PLAIN_ID;
 use super::{Client, Fault};
+use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
 use crate::crypto::session::Session;
 use crate::reassembly::Identity;
-use crate::units::{Time, Version};
+use crate::units::{SlabNo, Time, Version};
 use crate::wire::datagram::Head;
 use crate::wire::message::{Direction, Fragment, Message, Op, Status};
 use crate::wire::report::Report;
@@ -148,7 +149,7 @@ impl Client {
     }
 
     /// A server gave a sign of life.
-    fn heard(&mut self, now: Time, place: usize) {
+    fn heard(&mut self, now: Time, place: PeerIndex) {
         let was_up = self.peers[place].reach == Reach::Up;
         let peer = &mut self.peers[place];
         while let Some(&id) = peer.in_flight.front() {
@@ -191,7 +192,7 @@ impl Client {
     fn fragment(
         &mut self,
         now: Time,
-        place: usize,
+        place: PeerIndex,
         message: &Message,
         status: Status,
         fragment: Fragment,
@@ -250,7 +251,7 @@ impl Client {
     /// Requests of the same class that were last sent before this one and are still unanswered. Those are lost that several have
     /// overtaken, and the oldest that one has, if it has been out for a timeout: each timeout sends one only, and where many are lost
     /// they would wait for one another. An answer has left the network, so there is room for a request.
-    fn note_overtaken(&mut self, now: Time, place: usize, by: &Exchange) {
+    fn note_overtaken(&mut self, now: Time, place: PeerIndex, by: &Exchange) {
         let peer = &mut self.peers[place];
         // Of one that was sent again it is not known which of them was answered. Where the network is only slow that is the first, and
         // nothing was overtaken.
@@ -353,7 +354,7 @@ impl Client {
                 self.copy_is_wrong(copy, peer);
             }
             Role::CopyRead { copy } if status == Status::Ok && version.has_content() != payload.is_empty() => {
-                if let Some(room) = self.copies.buffer(copy).get_mut(..payload.len()) {
+                if let Some(room) = self.redundancy.copies.buffer(copy).get_mut(..payload.len()) {
                     room.copy_from_slice(payload);
                 }
                 self.copy_was_read(copy, version);
@@ -366,7 +367,7 @@ impl Client {
         }
     }
 
-    fn read_answered(&mut self, op: usize, exchange: &Exchange, status: Status, version: Version, payload: &[u8]) {
+    fn read_answered(&mut self, op: OpIndex, exchange: &Exchange, status: Status, version: Version, payload: &[u8]) {
         self.op_exchange_ended(op);
         let Exchange { peer, space, page, .. } = *exchange;
         let operation = *self.ops.get(op);
@@ -399,11 +400,11 @@ impl Client {
 
     /// A trim has no seal: its version has to be one that this client gave. Which it gave between the one that was asked for and
     /// the last one is not known any more: where there is a later one, that is asked for.
-    fn page_was_trimmed(&mut self, op: usize, exchange: &Exchange, version: Version) {
+    fn page_was_trimmed(&mut self, op: OpIndex, exchange: &Exchange, version: Version) {
         let Exchange { space, page, peer, version: asked, .. } = *exchange;
         let Some(slab) = self.slab_of(page) else { return };
         let known = self.spaces[space].slabs[slab].version(self.config.slab_size.index(page));
-        let written = self.ops.busy.get(&Client::busy_key(space, page)).map(|writer| self.ops.peek(*writer).version);
+        let written = self.ops.writer(space, page).map(|writer| self.ops.peek(writer).version);
         if version == known || Some(version) == written || self.has(Fault::TrustsServers) {
             self.finish_read(op, Ok(false));
         } else if known > asked {
@@ -418,13 +419,13 @@ impl Client {
     }
 
     /// The newest version of a page that may be at a server.
-    fn newest_issued(&mut self, space: usize, slab: usize, page: crate::units::PageNo) -> Version {
+    fn newest_issued(&mut self, space: SpaceIndex, slab: SlabNo, page: crate::units::PageNo) -> Version {
         let known = self.spaces[space].slabs[slab].version(self.config.slab_size.index(page));
-        let writer = self.ops.busy.get(&Client::busy_key(space, page)).copied();
+        let writer = self.ops.writer(space, page);
         writer.map_or(known, |op| self.ops.get(op).version.max(known))
     }
 
-    fn write_answered(&mut self, op: usize, exchange: &Exchange, status: Status) {
+    fn write_answered(&mut self, op: OpIndex, exchange: &Exchange, status: Status) {
         let Exchange { peer, space, page, version, .. } = *exchange;
         let Some(slab) = self.slab_of(page) else { return };
         if status == Status::Ok {

@@ -5,13 +5,14 @@
 //! be rid of what it has keeps nothing: the owner looks once a second, and asks others. What a server refuses is asked for in
 //! halves, so that the most that it can keep is found in a few questions.
 
-mod keep;
+pub mod keep;
 
 use std::time::Duration;
 
 use smallvec::SmallVec;
 
 use super::servers::SERVERS_MAX;
+use crate::client::index::{List, PeerIndex, SpaceIndex};
 use crate::units::{BootEpoch, Time};
 
 /// How often it is looked whether all that was kept still is.
@@ -28,14 +29,20 @@ pub struct Reserved {
     pub is_settled: bool,
 }
 
+/// What servers are to keep for the spaces of this client, and what they keep.
+#[derive(Debug, Default)]
+pub struct Reservations {
+    /// In the order of their spaces.
+    all: Vec<(SpaceIndex, Reservation)>,
+}
+
 /// Of one space.
 #[derive(Debug)]
-pub struct Reservation {
+struct Reservation {
     /// Slabs, each copy counted, and the most at one server.
     total: u64,
     each: u64,
-    /// By place of the server.
-    shares: Vec<Share>,
+    shares: List<PeerIndex, Share>,
     due: Time,
     ask_again: Time,
     is_settled: bool,
@@ -85,10 +92,17 @@ fn plan(total: u64, servers: &[(u64, u64)]) -> OfServers<u64> {
 }
 
 impl Reservation {
-    pub fn new(slabs: usize, copies: usize) -> Reservation {
+    fn new(slabs: usize, copies: usize) -> Reservation {
         let (total, each) = ((slabs * copies) as u64, slabs as u64);
-        let (shares, due) = (Vec::with_capacity(SERVERS_MAX), Time::default());
+        let (shares, due) = (List::with_capacity(SERVERS_MAX), Time::default());
         Reservation { total, each, shares, due, ask_again: due, is_settled: false }
+    }
+
+    /// A share for each server.
+    fn make_shares(&mut self, servers: usize) {
+        while self.shares.len() < servers {
+            self.shares.push(Share::default());
+        }
     }
 }
 

@@ -6,7 +6,8 @@
 
 mod ask;
 
-use crate::units::Version;
+use crate::client::index::SpaceIndex;
+use crate::units::{SlabNo, Version};
 
 /// What is to be given back to one server, 256 GiB of the usual slabs: the rest of what a server that is away has lent is given
 /// back when it is next asked for.
@@ -17,7 +18,7 @@ const AT_A_TIME: usize = 32;
 /// A slab as it was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Return {
-    pub space: usize,
-    pub slab: usize,
+    pub space: SpaceIndex,
+    pub slab: SlabNo,
     pub grant: Version,
 }

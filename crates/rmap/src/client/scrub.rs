@@ -5,11 +5,12 @@
 //! made anew from that: memory that has lost a bit is not trusted with the rest either. A bad page of an only copy stays what
 //! it is, an error for who reads it, and is counted.
 
-mod pass;
+pub mod pass;
 
 use std::time::Duration;
 
-use crate::units::Time;
+use crate::client::index::SpaceIndex;
+use crate::units::{SlabNo, Time};
 
 /// How long a look at everything takes, if it can: memory loses bits without notice rarely, and two copies of the same page
 /// within a day hardly ever.
@@ -25,10 +26,10 @@ const PASSED_OVER_MAX: usize = 4096;
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 
 /// How far it has come.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Scrub {
-    space: usize,
-    slab: usize,
+    space: SpaceIndex,
+    slab: SlabNo,
     index: usize,
     /// Of the copies of the page.
     copy: usize,
@@ -38,4 +39,19 @@ pub struct Scrub {
     paced_at: Time,
     /// The page that was asked for last.
     exchange: Option<u64>,
+}
+
+impl Default for Scrub {
+    fn default() -> Scrub {
+        Scrub {
+            space: SpaceIndex(0),
+            slab: SlabNo(0),
+            index: 0,
+            copy: 0,
+            due: None,
+            pace: Duration::ZERO,
+            paced_at: Time::default(),
+            exchange: None,
+        }
+    }
 }

@@ -2,43 +2,31 @@
 
 mod map;
 
-use std::time::Duration;
-
 use smallvec::SmallVec;
 
+use super::agenda::Marks;
 use super::follow::Following;
 use super::ledger::Table;
 use super::open::Listing;
 use super::outcome::{COPIES_MAX, SpaceSpec};
-use super::parity::cold::Group;
 use super::parity::layout::Layout;
 use super::parity::layout::slabs_needed;
 use super::peer::PeerSet;
 use super::repair::Repair;
-use super::reserve::Reservation;
 use super::sealed::{Tenure, Watch};
 use super::tables::Tables;
+use super::vacate::content::Content;
+use crate::client::index::{List, PeerIndex};
 use crate::control::MapEntry;
 use crate::crypto::SpaceKey;
 use crate::units::{Generation, SlabNo, SlabSize, SpaceId, Time, Version};
 
 /// Slabs of a space: 16 TiB of the usual size.
 pub const SPACE_SLABS_MAX: usize = 1 << 18;
-/// A question that the control plane did not answer is asked again; a store with three members answers in 10 ms.
-pub const CONTROL_RETRY: Duration = Duration::from_millis(500);
-/// An answer that is not there yet is looked for no more often; a store on the same machine answers in 1 ms.
-const CONTROL_LOOK: Duration = Duration::from_micros(200);
-
-/// How long after "later" to ask again: a quarter of what was waited already, so that an answer is found soon after it
-/// came and a store that is away costs nothing.
-pub fn ask_again(waited: Duration) -> Duration {
-    (waited / 4).clamp(CONTROL_LOOK, CONTROL_RETRY)
-}
-
 /// A server that is asked for a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    pub peer: usize,
+    pub peer: PeerIndex,
     pub grant: Version,
     pub step: GrantStep,
 }
@@ -68,7 +56,7 @@ impl Candidates {
     }
 
     /// It may be asked anew.
-    pub fn forget(&mut self, peer: usize) {
+    pub fn forget(&mut self, peer: PeerIndex) {
         self.asked.retain(|candidate| candidate.peer != peer);
         self.refused.remove(peer);
     }
@@ -129,10 +117,8 @@ pub struct Slab {
     pub pending: Option<Pending>,
     /// The truth: what every copy in sync has.
     pub versions: Box<[Version]>,
-    /// Of an owner's open slab: pages with content, since when there are none, and whether it is to be looked at therefore.
-    pub content: usize,
-    pub empty_since: Time,
-    pub is_vacating: bool,
+    /// Of an owner's open slab: whether any page has content.
+    pub content: Content,
     /// What is written in lesser versions is of an earlier life of the slab under this owner; see `discard.rs`.
     pub floor: Version,
     /// Copies whose content is gone or cannot be trusted.
@@ -151,9 +137,7 @@ pub struct Slab {
     pub table: Table,
     /// What it would be made anew from is damaged.
     pub is_stuck: bool,
-    pub dirty: bool,
-    /// It waits for its turn to ask something.
-    pub is_hungry: bool,
+    pub marks: Marks,
 }
 
 #[derive(Debug)]
@@ -167,12 +151,10 @@ pub struct Space {
     /// same generation, by a control plane that was restored from a backup.
     pub owner: u64,
     pub sequence: u64,
-    pub slabs: Vec<Slab>,
+    pub slabs: List<SlabNo, Slab>,
     pub layout: Layout,
     /// This client was asked to make the parity of a sealed space.
     pub wants_parity: bool,
-    /// Of an owner: what it does with each group.
-    pub groups: Vec<Group>,
     /// Its slabs are being given back for good.
     pub is_removed: bool,
     /// Servers that know this owner, and servers that are being told.
@@ -198,8 +180,6 @@ pub struct Space {
     pub is_stale: bool,
     /// Of a sealed space that is not as it should be.
     pub watch: Option<Watch>,
-    /// Room that servers keep for it.
-    pub reservation: Option<Reservation>,
     /// Of a space that another client writes.
     pub following: Following,
 }
@@ -215,13 +195,13 @@ impl Space {
     ) -> Space {
         let layout = Layout::new(spec.pages, size);
         let needed = if tenure == Tenure::Follower { layout.data } else { slabs_needed(layout, map) };
-        let mut slabs: Vec<Slab> = (0..needed).map(|_| Slab::vacant()).collect();
+        let mut slabs: List<SlabNo, Slab> = (0..needed).map(|_| Slab::vacant()).collect();
         for (slab, entry) in map {
-            let Some(slab) = slabs.get_mut(slab.0 as usize) else { continue };
+            let Some(slab) = slabs.get_mut(*slab) else { continue };
             slab.phase = Phase::of(entry, tenure);
             slab.entry = entry.clone();
         }
-        for slab in 0..layout.data {
+        for slab in slabs.indices().take(layout.data) {
             // Of a group with parity it says that there is no copy.
             let parity = layout.group(slab).and_then(|group| slabs.get(layout.parity(group)));
             let has_parity = parity.is_some_and(Slab::is_held);
@@ -240,7 +220,6 @@ impl Space {
             slabs,
             layout,
             wants_parity: false,
-            groups: if tenure == Tenure::Owner { vec![Group::default(); layout.groups] } else { Vec::new() },
             is_removed: false,
             fenced_at: PeerSet::default(),
             fencing: PeerSet::default(),
@@ -255,7 +234,6 @@ impl Space {
             tenure,
             is_stale: false,
             watch: None,
-            reservation: None,
             following: Following::default(),
         }
     }
@@ -277,9 +255,7 @@ impl Slab {
             entry: MapEntry::default(),
             pending: None,
             versions: Box::default(),
-            content: 0,
-            empty_since: Time::default(),
-            is_vacating: false,
+            content: Content::default(),
             floor: Version::NEVER,
             failed: PeerSet::default(),
             behind: PeerSet::default(),
@@ -290,8 +266,7 @@ impl Slab {
             doubt: None,
             table: Table::Unknown,
             is_stuck: false,
-            dirty: false,
-            is_hungry: false,
+            marks: Marks::default(),
         }
     }
 

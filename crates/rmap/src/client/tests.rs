@@ -30,9 +30,10 @@ mod stand_in;
 mod unanswered;
 mod vacate;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use super::*;
+use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::control::{MapEntry, Today};
 use crate::crypto::{KEY_SIZE, Keypair, PoolKey};
 use crate::server::{Fault as ServerFault, Server, ServerConfig};
@@ -80,7 +81,7 @@ fn room_that_has_come_is_room() {
 fn another_owner_ends_everything() {
     let mut pool = Pool::new(1, 1, 4);
     assert_eq!(pool.write(0, 1), Ok(()));
-    let replica = pool.client.spaces[0].slabs[0].entry.clone();
+    let replica = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.clone();
     let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 1, reserve: 0, key: [2; KEY_SIZE] };
     let old = pool.space;
     pool.space = pool.client.attach(&spec, Generation(2), &[(SlabNo(0), replica)]).unwrap();
@@ -148,7 +149,7 @@ fn a_late_reply_is_no_sign_of_life() {
     pool.begin_write(1, 2);
     pool.deaf = vec![0, 1];
     pool.pass(Duration::from_millis(18));
-    assert!(pool.client.peers[1].is_down() && !pool.client.peers[0].is_down());
+    assert!(pool.client.peers[PeerIndex(1)].is_down() && !pool.client.peers[PeerIndex(0)].is_down());
     pool.deliver_late();
     pool.pass(SILENCE);
     pool.deaf = vec![0];
@@ -170,7 +171,7 @@ fn a_lost_ping_is_repeated() {
         pool.deaf = vec![0, 1];
         (1..=busy).for_each(|page| pool.begin_write(page, 2));
         pool.pass(Duration::from_millis(18));
-        assert!(pool.client.peers[1].is_down() && !pool.client.peers[0].is_down());
+        assert!(pool.client.peers[PeerIndex(1)].is_down() && !pool.client.peers[PeerIndex(0)].is_down());
         pool.deaf = vec![1];
         pool.pass(Duration::from_millis(9));
         let slabs = 1 + busy as usize / 8;
@@ -185,8 +186,8 @@ fn a_lost_ping_is_repeated() {
 fn a_slab_is_not_opened_by_a_server_that_may_be_dead() {
     let mut pool = Pool::new(2, 2, 4);
     assert_eq!(pool.write(0, 1), Ok(()));
-    pool.client.space_taken(0);
-    let map = [(SlabNo(0), pool.client.spaces[0].slabs[0].entry.clone())];
+    pool.client.space_taken(SpaceIndex(0));
+    let map = [(SlabNo(0), pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.clone())];
     let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, reserve: 0, key: [2; KEY_SIZE] };
     pool.deaf = vec![1];
     pool.space = pool.client.attach(&spec, Generation(2), &map).unwrap();
@@ -206,9 +207,9 @@ fn a_silent_server_does_not_starve_the_others() {
     pool.client.config.error_after = None;
     (0..64).for_each(|page| assert_eq!(pool.write(page, page as u8 + 1), Ok(())));
     let at = |pool: &Pool, page: u64, node| {
-        pool.client.peers_of(&pool.client.spaces[0].slabs[page as usize / 8].entry).has(node)
+        pool.client.peers_of(&pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(page as u32 / 8)].entry).has(node)
     };
-    let (silent, other): (Vec<u64>, Vec<u64>) = (0..64).partition(|page| at(&pool, *page, 0));
+    let (silent, other): (Vec<u64>, Vec<u64>) = (0..64).partition(|page| at(&pool, *page, PeerIndex(0)));
     assert!(!silent.is_empty() && !other.is_empty());
     pool.deaf = vec![0];
     let read =
@@ -253,7 +254,7 @@ fn what_waits_for_a_silent_server_fails_when_it_is_lost() {
         pool.pass(FOR_GOOD);
         assert!(!pool.client.has_event());
         if is_taken {
-            pool.client.space_taken(0);
+            pool.client.space_taken(SpaceIndex(0));
         } else {
             pool.client.forget_content(pool.now, ServerId(0));
             pool.pass(SILENCE);
@@ -275,7 +276,10 @@ fn a_server_in_distress_is_relieved_only_by_one_that_lives() {
         pool.pass(FOR_GOOD);
         pool.expect_written(1);
         assert_eq!(pool.client.in_sync(pool.space), (0, 1));
-        assert_eq!(pool.client.peers_of(&pool.client.spaces[0].slabs[0].entry).has(0), dies);
+        assert_eq!(
+            pool.client.peers_of(&pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry).has(PeerIndex(0)),
+            dies
+        );
         assert_eq!(pool.read(0), Ok(2));
     }
 }
@@ -285,13 +289,18 @@ fn a_server_in_distress_is_relieved_only_by_one_that_lives() {
 fn a_copy_does_not_move_to_a_server_that_may_be_dead() {
     let mut pool = Pool::new(2, 1, 4);
     assert_eq!(pool.write(0, 1), Ok(()));
-    let old = usize::from(!pool.client.peers_of(&pool.client.spaces[0].slabs[0].entry).has(0));
+    let old =
+        usize::from(!pool.client.peers_of(&pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry).has(PeerIndex(0)));
     let new = 1 - old;
     pool.servers[old].set_pressure(crate::wire::message::Pressure::Orange);
     // The page goes through the client, which takes no answer of the new server.
-    pool.client.peers[old].made_up_versions = true;
+    pool.client.peers[PeerIndex(old)].made_up_versions = true;
     pool.client.write(pool.now, pool.space, PageNo(0), Class::Eviction, &[2; PAGE_SIZE], 1).unwrap();
-    while pool.client.spaces[0].slabs[0].repair.as_ref().is_none_or(|repair| repair.mirror().is_none()) {
+    while pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)]
+        .repair
+        .as_ref()
+        .is_none_or(|repair| repair.mirror().is_none())
+    {
         assert!(pool.step());
     }
     pool.expect_written(1);
@@ -316,7 +325,11 @@ fn a_lost_slab_is_moved_no_more() {
     pool.servers[old].set_pressure(crate::wire::message::Pressure::Orange);
     // The reply says so; what the new server answers once it has the slab comes too late.
     pool.client.write(pool.now, pool.space, PageNo(0), Class::Eviction, &[2; PAGE_SIZE], 1).unwrap();
-    while pool.client.spaces[0].slabs[0].repair.as_ref().is_none_or(|repair| repair.mirror().is_none()) {
+    while pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)]
+        .repair
+        .as_ref()
+        .is_none_or(|repair| repair.mirror().is_none())
+    {
         assert!(pool.step());
     }
     pool.expect_written(1);
@@ -328,7 +341,7 @@ fn a_lost_slab_is_moved_no_more() {
     pool.slow = None;
     pool.pass(FOR_GOOD);
     assert_eq!(pool.read(0), Err(Failure::Lost));
-    assert!(pool.client.spaces[0].slabs[0].repair.is_none());
+    assert!(pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].repair.is_none());
     assert_eq!(pool.servers[new].free_slabs(), 4);
 }
 
@@ -371,10 +384,11 @@ fn slabs_take_turns_at_the_room_for_copies() {
     pool.run();
     pool.deaf = Vec::new();
     // What the last owner still has under way at the other server is not to stand in the way.
-    pool.client.space_taken(0);
+    pool.client.space_taken(SpaceIndex(0));
     while pool.client.poll_event(&mut [0; PAGE_SIZE]).is_some() {}
-    let map: Vec<_> =
-        (0..5).map(|slab| (SlabNo(slab), pool.client.spaces[0].slabs[slab as usize].entry.clone())).collect();
+    let map: Vec<_> = (0..5)
+        .map(|slab| (SlabNo(slab), pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(slab)].entry.clone()))
+        .collect();
     let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, reserve: 0, key: [2; KEY_SIZE] };
     pool.space = pool.client.attach(&spec, Generation(2), &map).unwrap();
     (0..UNFINISHED).for_each(|page| assert_eq!(pool.read(page), Ok(2), "page {page}"));

@@ -6,6 +6,7 @@ use super::Client;
 use super::exchange::{Exchange, Role, Stage};
 use super::ops;
 use super::peer::{Peer, PeerSet, Reach};
+use crate::client::index::PeerIndex;
 use crate::units::Time;
 use crate::wire::DATAGRAM_SIZES;
 
@@ -30,26 +31,23 @@ const REBUILD_WAIT: Duration = Duration::from_micros(100);
 impl Client {
     /// When [`Client::on_timeout`] is to be called, at the latest.
     pub fn poll_timeout(&mut self, now: Time) -> Option<Time> {
-        (0..self.peers.len()).for_each(|place| self.skip_ended(place));
+        self.peers.indices().for_each(|place| self.skip_ended(place));
         let mut next: Option<Time> = None;
         let mut at = |time: Time| next = Some(next.map_or(time, |next| next.min(time)));
-        for question in &self.questions {
-            at(question.due);
-        }
-        self.next_look()
-            .into_iter()
+        let timed = self.questions.due().into_iter().chain(self.agenda.timed_due());
+        timed
             .chain(self.scrub_due())
             .chain(self.watch_due())
-            .chain(self.reserve_due())
-            .chain(self.vacating.due())
+            .chain(self.redundancy.reservations.due())
+            .chain(self.redundancy.vacating.due())
             .chain(self.cold_due())
             .chain(self.follow_due())
-            .chain(self.map_due(now))
-            .chain(self.rebuilds_from)
+            .chain(self.overdue_at(now))
+            .chain(self.redundancy.repairs.due())
             .chain(self.load_due())
             .for_each(&mut at);
         let (fail_after, error_after) = (self.config.fail_after, self.config.error_after);
-        for (place, peer) in self.peers.iter_mut().enumerate() {
+        for (place, peer) in self.peers.enumerate_mut() {
             if let Some(greeting) = &peer.greeting {
                 at(greeting.due_at());
             }
@@ -90,14 +88,14 @@ impl Client {
 
     /// Time went by.
     pub fn on_timeout(&mut self, now: Time) {
-        self.look(now);
-        self.scrub(now);
+        self.mark_timed(now);
+        self.poll_scrub(now);
         self.watch_sealed(now);
-        self.keep_reservations(now);
-        self.vacate(now);
-        self.look_for_cold(now);
+        self.poll_reservations(now);
+        self.poll_vacating(now);
+        self.poll_cold(now);
         self.follow(now);
-        for place in 0..self.peers.len() {
+        for place in self.peers.indices() {
             match self.peers[place].reach {
                 Reach::Connecting { since } if now.since(since) >= CONNECT_AFTER => self.give_up(now, place),
                 Reach::Down { since } if self.is_overdue(now, place, since) => self.stays_silent(place),
@@ -105,14 +103,14 @@ impl Client {
                 _ => {}
             }
         }
-        self.watch_map(now);
-        self.tend_confirms(now);
+        self.poll_overdue(now);
+        self.maintain_confirms(now);
         self.rebuild(now);
         self.look_at_load(now);
         self.settle(now);
     }
 
-    fn watch(&mut self, now: Time, place: usize) {
+    fn watch(&mut self, now: Time, place: PeerIndex) {
         self.skip_ended(place);
         if self.peers[place].stalled_at.take_if(|at| now.since(*at) >= STALLED_FOR).is_some() {
             self.mark_all();
@@ -142,7 +140,7 @@ impl Client {
         self.hedge(now, place);
     }
 
-    fn skip_ended(&mut self, place: usize) {
+    fn skip_ended(&mut self, place: PeerIndex) {
         while let Some(&id) = self.peers[place].in_flight.front() {
             if self.exchanges.get(id).is_some_and(|exchange| matches!(exchange.stage, Stage::InFlight { .. })) {
                 return;
@@ -152,7 +150,7 @@ impl Client {
     }
 
     /// The oldest request, once: what else is lost shows when it is answered, or by being overtaken.
-    fn resend(&mut self, now: Time, place: usize) {
+    fn resend(&mut self, now: Time, place: PeerIndex) {
         let timeout = self.peers[place].timeout();
         let Some(&id) = self.peers[place].in_flight.front() else { return };
         let Some(exchange) = self.exchanges.get(id) else { return };
@@ -201,7 +199,7 @@ impl Client {
     }
 
     /// A demand read that takes long is asked of another copy as well.
-    fn hedge(&mut self, now: Time, place: usize) {
+    fn hedge(&mut self, now: Time, place: PeerIndex) {
         let after = self.peers[place].trip.hedge();
         let Some(&id) = self.peers[place].in_flight.front() else { return };
         let Some(exchange) = self.exchanges.get(id) else { return };
@@ -222,7 +220,7 @@ impl Client {
     }
 
     /// A server is silent: reads go elsewhere, and copies there are dropped where another server that has them answers.
-    fn give_up(&mut self, now: Time, place: usize) {
+    fn give_up(&mut self, now: Time, place: PeerIndex) {
         self.stats.servers_failed += 1;
         self.spread_rebuild(now);
         let peer = &mut self.peers[place];
@@ -248,10 +246,10 @@ impl Client {
                 continue;
             }
             let Some(slab) = size.slab(operation.page) else { continue };
-            let state = &self.spaces[operation.space].slabs[slab.0 as usize];
+            let state = &self.spaces[operation.space].slabs[slab];
             let copies = self.peers_of(&state.entry);
-            let left = self.sound_copies(operation.space, slab.0 as usize);
-            if self.is_grouped(operation.space, slab.0 as usize) {
+            let left = self.sound_copies(operation.space, slab);
+            if self.is_grouped(operation.space, slab) {
                 // Put together from others, or parked.
                 self.ask_for_page(op);
             } else if copies.minus(operation.sent).iter().any(|other| !self.peers[other].is_down()) {
@@ -265,7 +263,7 @@ impl Client {
     }
 
     /// Everything that a server has not answered is to be sent to it again.
-    pub(super) fn resend_all(&mut self, place: usize) {
+    pub(super) fn resend_all(&mut self, place: PeerIndex) {
         let Peer { in_flight, resends, .. } = &mut self.peers[place];
         for id in in_flight.drain(..) {
             if self.exchanges.get(id).is_some() && !resends.contains(&id) {
@@ -277,7 +275,7 @@ impl Client {
         }
     }
 
-    fn is_overdue(&self, now: Time, place: usize, since: Time) -> bool {
+    fn is_overdue(&self, now: Time, place: PeerIndex, since: Time) -> bool {
         let is_over = self.config.error_after.is_some_and(|error_after| now.since(since) >= error_after);
         is_over && !self.long_silent.has(place)
     }

@@ -7,6 +7,7 @@
 
 mod direct;
 
+use crate::client::index::PeerIndex;
 use crate::units::Time;
 use crate::wire::copy::ORDER_SIZE;
 
@@ -21,13 +22,13 @@ pub enum Transfer {
     /// The target gets every write, and can be filled.
     Wanted,
     /// The target is being told to let the source in.
-    Admitting { source: usize },
+    Admitting { source: PeerIndex },
     /// The source copies. It is being asked how far it is, or will be.
-    Running { source: usize, ask_at: Option<Time> },
+    Running { source: PeerIndex, ask_at: Option<Time> },
     /// The target is being told to let nobody in any more.
-    Ending { source: usize },
+    Ending { source: PeerIndex },
     /// The target is being asked what it has.
-    Listing { source: usize },
+    Listing { source: PeerIndex },
 }
 
 /// The payload of such a request.

@@ -4,6 +4,7 @@ use super::Client;
 use super::exchange::{Exchange, Role, Stage};
 use super::peer::{Drain, Greeting, Peer};
 use super::transfer::Instruction;
+use crate::client::index::PeerIndex;
 use crate::crypto::handshake::Initiator;
 use crate::transmit::Transmit;
 use crate::units::{Class, PageNo, SEALED_SIZE, SpaceId, Time, Version};
@@ -11,8 +12,8 @@ use crate::wire::datagram::{Head, Versions};
 use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, Message, Op, Pressure};
 use crate::wire::{DATAGRAM_SIZES, OVERHEAD, PROTOCOL_VERSION};
 
-/// The number of a session with a server is its place in the client's list, and random above.
-const PLACE_BITS: u32 = super::SERVERS_MAX.trailing_zeros();
+/// The low bits of a session's number are its server's index in the client's list; the others are random.
+const PEER_BITS: u32 = super::SERVERS_MAX.trailing_zeros();
 /// Copies that restore redundancy may use this part of the link: demand must not feel them, even where all clients of a
 /// dead server copy at once. Each page comes in and goes out once.
 const REBUILD_PERCENT: u64 = 30;
@@ -20,21 +21,19 @@ const REBUILD_PERCENT: u64 = 30;
 const RELIEF_PERCENT: u64 = 60;
 /// The same where a write waits until slabs have their second copies.
 const DISSOLVE_PERCENT: u64 = 90;
-/// What copies may save up: a few milliseconds of a link of 1 Gbit/s.
-const REBUILD_BURST: u64 = 256 * 1024;
 /// Requests about no page have no exchange: whoever wants an answer asks again. Sizes tell probes apart.
 pub const PLAIN_ID: u64 = 0;
 
 impl Client {
     /// The place of the server that a session number belongs to.
-    pub(super) fn place_of_number(&self, number: u32) -> Option<usize> {
-        let place = (number & ((1 << PLACE_BITS) - 1)) as usize;
-        (place < self.peers.len()).then_some(place)
+    pub(super) fn place_of_number(&self, number: u32) -> Option<PeerIndex> {
+        let peer = PeerIndex((number & ((1 << PEER_BITS) - 1)) as usize);
+        self.peers.get(peer).map(|_| peer)
     }
 
     /// Begins a handshake.
-    pub(super) fn greet(&mut self, peer: usize) {
-        let number = (self.entropy.next_u64() as u32) << PLACE_BITS | peer as u32;
+    pub(super) fn greet(&mut self, peer: PeerIndex) {
+        let number = (self.entropy.next_u64() as u32) << PEER_BITS | peer.0 as u32;
         let versions = Versions { min: PROTOCOL_VERSION, max: PROTOCOL_VERSION };
         let head = Head::Hello { versions, sender: number };
         let key = self.peers[peer].info.key;
@@ -45,7 +44,7 @@ impl Client {
     /// What new copies may use of the link, in bytes a second.
     pub(super) fn rebuild_rate(&self) -> u64 {
         let relieves = self.peers.iter().any(|peer| peer.pressure >= Pressure::Orange);
-        let percent = match (self.cold.dissolving > 0, relieves) {
+        let percent = match (self.parity.cold.is_any_dissolving(), relieves) {
             (true, _) => DISSOLVE_PERCENT,
             (_, true) => RELIEF_PERCENT,
             _ => REBUILD_PERCENT,
@@ -55,16 +54,12 @@ impl Client {
 
     /// The next thing to send, appended to `out`.
     pub fn poll_transmit(&mut self, now: Time, out: &mut Vec<u8>) -> Option<Transmit> {
-        let elapsed = now.since(self.rebuild_at).as_nanos() as u64;
-        let gained = (u128::from(elapsed) * u128::from(self.rebuild_rate()) / 1_000_000_000) as u64;
-        if gained > 0 {
-            self.rebuild_budget = (self.rebuild_budget + gained).min(REBUILD_BURST);
-            self.rebuild_at = now;
-        }
+        let rate = self.rebuild_rate();
+        self.redundancy.repairs.earn(now, rate);
         for step in 0..self.peers.len() {
-            let peer = (self.turn + step) % self.peers.len();
+            let peer = PeerIndex((self.turn + step) % self.peers.len());
             if let Some(transmit) = self.transmit_to(now, peer, out) {
-                self.turn = peer + 1;
+                self.turn = peer.0 + 1;
                 self.stats.sent += 1;
                 return Some(transmit);
             }
@@ -72,7 +67,7 @@ impl Client {
         None
     }
 
-    fn transmit_to(&mut self, now: Time, place: usize, out: &mut Vec<u8>) -> Option<Transmit> {
+    fn transmit_to(&mut self, now: Time, place: PeerIndex, out: &mut Vec<u8>) -> Option<Transmit> {
         let peer = &mut self.peers[place];
         if peer.greeting.as_ref().is_some_and(|greeting| greeting.due_at() <= now) {
             let to = peer.next_address();
@@ -121,7 +116,7 @@ impl Client {
     }
 
     /// The first of its class, if the windows allow to send it.
-    fn next_of(&mut self, place: usize, class: Class) -> Option<Exchange> {
+    fn next_of(&mut self, place: PeerIndex, class: Class) -> Option<Exchange> {
         let exchange = loop {
             let id = *self.peers[place].queues[class as usize].front()?;
             if let Some(exchange) = self.exchanges.get(id) {
@@ -136,7 +131,7 @@ impl Client {
             _ => true,
         };
         let copies = class == Class::Rebuild && exchange.op == Op::Read;
-        let affordable = !copies || self.rebuild_budget >= SEALED_SIZE as u64;
+        let affordable = !copies || self.redundancy.repairs.can_afford_page();
         (fits && affordable).then_some(exchange)
     }
 
@@ -144,7 +139,7 @@ impl Client {
         let Exchange { id, role, peer: place, op, class, space, page, version, .. } = exchange;
         let first = exchange.stage == Stage::Queued;
         if class == Class::Rebuild && op == Op::Read {
-            self.rebuild_budget = self.rebuild_budget.saturating_sub(SEALED_SIZE as u64);
+            self.redundancy.repairs.spend_page();
         }
         if op.is_answered_at_length() {
             self.exchanges.take_partial(id);
@@ -164,7 +159,7 @@ impl Client {
         peer.unanswered_since.get_or_insert(now);
         let payload: &[u8] = match (op, role) {
             (Op::Write, Role::Write { op }) => self.ops.sealed(op),
-            (Op::Write, Role::CopyWrite { copy }) => self.copies.buffer(copy),
+            (Op::Write, Role::CopyWrite { copy }) => self.redundancy.copies.buffer(copy),
             _ => instruction.as_ref().map_or(&[], Instruction::payload),
         };
         let state = &self.spaces[space];

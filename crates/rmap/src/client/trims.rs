@@ -23,6 +23,8 @@ use super::Client;
 use super::open::Listing;
 use super::peer::PeerSet;
 use super::slab::Slab;
+use crate::client::context::context;
+use crate::client::index::SpaceIndex;
 use crate::crypto::Rejected;
 use crate::units::{PAGE_SIZE, SEALED_SIZE, SlabNo, Version};
 
@@ -53,22 +55,22 @@ impl Slab {
 
 impl Client {
     /// Copies of a slab that nothing speaks against.
-    pub(super) fn sound_copies(&self, space: usize, slab: usize) -> PeerSet {
-        let state = &self.spaces[space].slabs[slab];
-        self.peers_of(&state.entry).minus(state.failed).minus(state.behind)
+    pub(super) fn sound_copies(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
+        context!(self).sound_copies(space, slab)
     }
 
     /// The content that a copy was asked for, in the version in which the other copy gets it.
     pub(super) fn seal_anew(
         &mut self,
         copy: usize,
-        (space, slab, index): (usize, usize, usize),
+        (space, slab, index): (SpaceIndex, SlabNo, usize),
         version: Version,
         renewed: Version,
     ) -> Result<(), Rejected> {
-        let page = self.config.slab_size.page(SlabNo(slab as u32), index);
+        let page = self.config.slab_size.page(slab, index);
         let key = &self.spaces[space].key;
-        let room = self.copies.buffer(copy).first_chunk_mut::<SEALED_SIZE>().ok_or(Rejected::NotAuthentic)?;
+        let room =
+            self.redundancy.copies.buffer(copy).first_chunk_mut::<SEALED_SIZE>().ok_or(Rejected::NotAuthentic)?;
         let mut content = [0; PAGE_SIZE];
         key.open(page, version, room, &mut content)?;
         room[..PAGE_SIZE].copy_from_slice(&content);

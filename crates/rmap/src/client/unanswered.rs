@@ -19,6 +19,8 @@ use super::ops::{Kind, Operation, Stage};
 use super::peer::PeerSet;
 use super::slab::Phase;
 use super::{Client, Failure, Fault};
+use crate::client::index::{GroupIndex, OpIndex, PeerIndex, SpaceIndex};
+use crate::units::SlabNo;
 
 /// Whether somebody who may have a slab is heard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +34,7 @@ enum Hearing {
 
 impl Client {
     /// A server has been silent for too long. What waits is looked at.
-    pub(super) fn stays_silent(&mut self, place: usize) {
+    pub(super) fn stays_silent(&mut self, place: PeerIndex) {
         self.long_silent.insert(place);
         self.mark_unanswered(|_| true);
         self.mark_parked();
@@ -58,7 +60,7 @@ impl Client {
     }
 
     /// Copies of a slab that may have what they should.
-    fn copies_left(&self, space: usize, slab: usize) -> PeerSet {
+    fn copies_left(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
         let state = &self.spaces[space].slabs[slab];
         let bad: PeerSet = match &state.phase {
             Phase::Opening(listings) => {
@@ -70,7 +72,7 @@ impl Client {
     }
 
     /// Where a slab stands, as far as silence is concerned.
-    fn hearing(&self, space: usize, slab: usize) -> Hearing {
+    fn hearing(&self, space: SpaceIndex, slab: SlabNo) -> Hearing {
         let copies = self.copies_left(space, slab);
         if copies.is_empty() {
             Hearing::Gone
@@ -82,7 +84,7 @@ impl Client {
     }
 
     /// The same for one of a group with parity, of which nothing can be read as long as the ledger has not said what it has.
-    fn hearing_of_column(&self, space: usize, slab: usize) -> Hearing {
+    fn hearing_of_column(&self, space: SpaceIndex, slab: SlabNo) -> Hearing {
         match self.hearing(space, slab) {
             // As where what the ledger says of it is damaged: its copies are of no use.
             _ if matches!(self.spaces[space].slabs[slab].phase, Phase::Lost) => Hearing::Gone,
@@ -93,7 +95,7 @@ impl Client {
 
     /// Whether only servers that have been silent for too long could tell what a slab has: of a group with parity, those of two slabs,
     /// or those of the ledger.
-    pub(super) fn is_out_of_reach(&self, space: usize, slab: usize) -> bool {
+    pub(super) fn is_out_of_reach(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let state = &self.spaces[space];
         if self.long_silent.is_empty() || state.is_taken || state.is_stale {
             return false;
@@ -114,22 +116,22 @@ impl Client {
         }
     }
 
-    fn others(&self, space: usize, slab: usize) -> impl Iterator<Item = Hearing> {
+    fn others(&self, space: SpaceIndex, slab: SlabNo) -> impl Iterator<Item = Hearing> {
         self.other_columns(space, slab).map(move |column| self.hearing_of_column(space, column))
     }
 
     /// Whether it is for silence that a page of the slab cannot be put together from others.
-    pub(super) fn others_are_out_of_reach(&self, space: usize, slab: usize) -> bool {
+    pub(super) fn others_are_out_of_reach(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         !self.long_silent.is_empty() && self.others(space, slab).any(|column| column == Hearing::Silent)
     }
 
     /// Whether what the ledger says of a slab that is being opened can be had of nobody.
-    fn is_table_out_of_reach(&self, space: usize, slab: usize) -> bool {
+    fn is_table_out_of_reach(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         self.unread_tables(space, slab).any(|table| self.is_out_of_reach(space, table))
     }
 
     /// Slabs of the ledger that have to say which versions a slab has before it can be opened.
-    pub(super) fn unread_tables(&self, space: usize, slab: usize) -> impl Iterator<Item = usize> {
+    pub(super) fn unread_tables(&self, space: SpaceIndex, slab: SlabNo) -> impl Iterator<Item = SlabNo> {
         let state = &self.spaces[space];
         let layout = state.layout;
         let is_member = layout.group(slab).is_some() && !layout.is_parity(slab);
@@ -137,25 +139,25 @@ impl Client {
             is_member && matches!(state.slabs[slab].phase, Phase::Opening(_)) && !self.knows_versions(space, slab);
         let parts = if is_unread { layout.table_pages } else { 0 };
         let tables = (0..parts).filter_map(move |part| self.slab_of(layout.table_page(slab, part)));
-        tables.filter(|table| *table < state.slabs.len())
+        tables.filter(|table| state.slabs.get(*table).is_some())
     }
 
     /// Whether a write to a slab waits for servers that have been silent for too long: for its own, or for those of another slab
     /// of its group, which has to be whole before it is written to.
-    pub(super) fn is_write_out_of_reach(&self, space: usize, slab: usize) -> bool {
+    pub(super) fn is_write_out_of_reach(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let layout = self.spaces[space].layout;
         // Single pages of one that cannot be made anew can be put together all the same.
         let stuck =
-            |slab: usize| self.spaces[space].slabs[slab].is_stuck && self.hearing(space, slab) == Hearing::Silent;
-        let waits = |member: usize| stuck(member) || self.is_out_of_reach(space, member);
-        let held_up = |group: usize| layout.members(group).any(waits);
+            |slab: SlabNo| self.spaces[space].slabs[slab].is_stuck && self.hearing(space, slab) == Hearing::Silent;
+        let waits = |member: SlabNo| stuck(member) || self.is_out_of_reach(space, member);
+        let held_up = |group: GroupIndex| layout.members(group).any(waits);
         !self.long_silent.is_empty()
             && (self.is_out_of_reach(space, slab)
                 || self.is_in_frozen(space, slab) && layout.group(slab).is_some_and(held_up))
     }
 
     /// Of a slab that is being looked at: what nobody answers fails, and what has failed is sent to who answers again.
-    pub(super) fn tend_unanswered(&mut self, space: usize, slab: usize) {
+    pub(super) fn tend_unanswered(&mut self, space: SpaceIndex, slab: SlabNo) {
         if self.spaces[space].layout.is_ledger(slab) && self.is_out_of_reach(space, slab) {
             // Whatever it says something of is.
             self.mark_unanswered(|op| op.space == space && !op.is_own);
@@ -186,7 +188,7 @@ impl Client {
     }
 
     /// A write fails, and stays under way. It asks nobody now: exchanges are of a limited number.
-    pub(super) fn tell_of_silence(&mut self, op: usize) {
+    pub(super) fn tell_of_silence(&mut self, op: OpIndex) {
         if self.has(Fault::ForgetsUnanswered) {
             return self.fail_op(op, Failure::Silent);
         }

@@ -17,25 +17,9 @@ mod wait;
 
 use std::time::Duration;
 
-use super::Question;
-use crate::units::Time;
-
 /// A question that is asked while older ones have no answer waits for so long: a store that is there answers in milliseconds.
 const GRACE: Duration = Duration::from_secs(1);
 /// So many questions are asked in that time about slabs that nobody has, to see whether there are answers; and so many may be open.
 /// Each takes slabs from servers.
 const TRIALS_MAX: usize = 4;
 const TRIALS_OPEN_MAX: usize = 64;
-
-/// What is known of how the map's keeper answers.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct MapWatch {
-    /// When it was last looked who has waited for too long.
-    looked_at: Time,
-    /// When there was last an answer.
-    pub heard_at: Time,
-}
-
-fn asked_at(question: &Question, now: Time) -> Time {
-    question.first_asked.unwrap_or(now)
-}

@@ -3,12 +3,14 @@
 //! The owner counts the pages with content of each open slab. One that has none is looked at a while later: who trims and writes
 //! again at once pays nothing. What is given back then, and how, is `discard.rs`.
 
-mod give_back;
+pub mod content;
+mod queue;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::units::Time;
+use crate::client::index::SpaceIndex;
+use crate::units::{SlabNo, Time};
 
 /// A slab that was empty for so long is not about to be written again by whoever emptied it.
 pub const GIVE_BACK_AFTER: Duration = Duration::from_secs(1);
@@ -19,21 +21,10 @@ pub const MAP_SILENT: Duration = Duration::from_millis(100);
 /// How soon it is looked again whether there is an answer: 800 slabs a second at most, where each look finds room for eight.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// Slabs without content, as they became so, and when each is to be looked at.
+/// Slabs without content, as they became so, and when each is to be looked at. Owner of the line that slabs stand in before they go
+/// back; what is counted of each is its [`Content`](content::Content).
 #[derive(Debug, Default)]
 pub struct Vacating {
-    queue: VecDeque<(Time, usize, usize)>,
+    queue: VecDeque<(Time, SpaceIndex, SlabNo)>,
     not_before: Time,
-}
-
-impl Vacating {
-    /// For so many slabs.
-    pub fn make_room(&mut self, slabs: usize) {
-        self.queue.reserve(slabs.saturating_sub(self.queue.len()));
-    }
-
-    /// When the first one is to be looked at.
-    pub fn due(&self) -> Option<Time> {
-        self.queue.front().map(|(due, ..)| self.not_before.max(*due))
-    }
 }

@@ -6,6 +6,7 @@ use super::peer::Reach;
 use super::sealed::Tenure;
 use super::slab::{Phase, Slab};
 use super::{Client, SpaceRef, exchange, ops};
+use crate::client::index::SpaceIndex;
 use crate::units::{PageNo, ServerId, Time};
 use crate::wire::message::{Pressure, Status};
 use crate::wire::report::Report;
@@ -73,12 +74,12 @@ impl Client {
 
     /// Smoothed round trip to a server.
     pub fn round_trip(&self, server: ServerId) -> Option<Duration> {
-        self.place_of(server).map(|peer| self.peers[peer].trip.smoothed())
+        self.peer_of(server).map(|peer| self.peers[peer].trip.smoothed())
     }
 
     /// Slabs of a space that have all their copies in sync, and those that have some.
     pub fn in_sync(&self, space: SpaceRef) -> (usize, usize) {
-        let held = self.spaces[space.0].slabs.iter().enumerate().filter(|(_, slab)| !slab.entry.replicas.is_empty());
+        let held = self.spaces[space.0].slabs.enumerate().filter(|(_, slab)| !slab.entry.replicas.is_empty());
         held.fold((0, 0), |(whole, held), (number, slab)| {
             let is_whole = slab.entry.replicas.len() >= self.wanted_copies(space.0, number);
             (whole + usize::from(is_whole), held + 1)
@@ -131,21 +132,22 @@ impl Client {
 
     /// Whether nothing is under way: no operation, no copy, no question.
     pub fn is_idle(&self) -> bool {
-        let transfers = |space: usize, slab| !self.spaces[space].is_taken && self.transfer_of(space, slab).is_some();
-        let transfers = self.looks.iter().any(|(_, space, slab)| transfers(*space, *slab));
+        let transfers =
+            |space: SpaceIndex, slab| !self.spaces[space].is_taken && self.transfer_of(space, slab).is_some();
+        let transfers = self.agenda.timed().any(|(space, slab)| transfers(space, slab));
         !transfers
             && self.ops.is_idle()
             && self.parking.is_empty()
             && self.confirms.is_idle()
-            && self.copies.is_idle()
-            && self.stripes.is_idle()
+            && self.redundancy.copies.is_idle()
+            && self.parity.stripes.is_idle()
             && self.is_ledger_idle()
             && self.questions.is_empty()
     }
 
     /// How long the control plane has not answered what was asked first of all that is open.
     pub fn control_silent_for(&self, now: Time) -> Option<Duration> {
-        self.questions.iter().filter_map(|question| question.first_asked).min().map(|asked| now.since(asked))
+        self.questions.silent_for(now)
     }
 
     /// Whether no request to a server that answers and no question to the control plane is unanswered.

@@ -3,12 +3,11 @@
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use snow::params::{CipherChoice, DHChoice, HashChoice};
 use snow::resolvers::{CryptoResolver, DefaultResolver};
 use snow::types::{Cipher, Dh, Hash, Random};
 
-/// A source of random bytes.
+/// A source of random bytes. That of the operating system is in `rmap-io`.
 pub trait Entropy: Debug + Send {
     fn fill(&mut self, bytes: &mut [u8]);
 
@@ -16,18 +15,6 @@ pub trait Entropy: Debug + Send {
         let mut bytes = [0; 8];
         self.fill(&mut bytes);
         u64::from_le_bytes(bytes)
-    }
-}
-
-/// The operating system's.
-#[derive(Debug, Default)]
-pub struct SystemEntropy(SystemRandom);
-
-impl Entropy for SystemEntropy {
-    /// # Panics
-    /// If the system has no randomness: no key would be safe.
-    fn fill(&mut self, bytes: &mut [u8]) {
-        self.0.fill(bytes).expect("the system's random numbers");
     }
 }
 

@@ -82,7 +82,7 @@ impl Run {
         let mut config = ClientConfig::new(own, pool.clone());
         config.fault = fault;
         config.slab_size = SlabSize::new(SLAB_PAGES).expect("a power of two");
-        let mut client = Client::new(config, Box::new(Noise(1)));
+        let mut client = Client::new(config, Box::new(Noise::new(1)));
         let info = ServerInfo { id: ServerId(1), addr: addr(), key: keys.public(), zone: 0, announcer: None };
         client.add_server(Time(0), info).expect("one server");
         let spec = SpaceSpec { id: SpaceId(1), pages: PAGES, copies: 1, reserve: 0, key: [7; KEY_SIZE] };
@@ -96,7 +96,7 @@ impl Run {
             now: Time(1),
             session: None,
             keys: (keys, pool),
-            entropy: SharedEntropy::new(Box::new(Noise(2))),
+            entropy: SharedEntropy::new(Box::new(Noise::new(2))),
             asked: VecDeque::new(),
             partial: Vec::new(),
             stored: BTreeMap::new(),

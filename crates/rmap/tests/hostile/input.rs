@@ -1,5 +1,6 @@
 //! An input: bytes that are used up by decisions.
 
+use pagoda_core::chance::Chance;
 use rmap::crypto::Entropy;
 use rmap::units::{PAGE_SIZE, Page};
 
@@ -35,17 +36,17 @@ impl Input<'_> {
     }
 }
 
-/// Numbers that follow from a seed (SplitMix64).
+/// Numbers that follow from a seed.
 #[derive(Debug)]
-pub struct Noise(pub u64);
+pub struct Noise(Chance);
 
 impl Noise {
+    pub fn new(seed: u64) -> Noise {
+        Noise(Chance::new(seed))
+    }
+
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ word >> 31
+        self.0.draw()
     }
 
     pub fn bytes(&mut self, max: u64) -> Vec<u8> {

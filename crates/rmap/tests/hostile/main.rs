@@ -29,7 +29,7 @@ fn try_many(name: &'static str, run: fn(&[u8]) -> u64) {
     };
     let mut useful = 0;
     for seed in seeds {
-        let bytes = Noise(seed).bytes(LENGTH_MAX);
+        let bytes = Noise::new(seed).bytes(LENGTH_MAX);
         let replay = Replay { name, seed };
         useful += run(&bytes);
         std::mem::forget(replay);
@@ -67,7 +67,8 @@ fn servers_with_keys_cannot_harm_a_client() {
 #[test]
 fn mistakes_are_noticed() {
     let noticed = |run: &dyn Fn(&[u8]) -> u64| {
-        let run = |seed| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&Noise(seed).bytes(LENGTH_MAX))));
+        let run =
+            |seed| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&Noise::new(seed).bytes(LENGTH_MAX))));
         (0..INPUTS).any(|seed| run(seed).is_err())
     };
     assert!(noticed(&|bytes| client::run_with(bytes, Some(rmap::client::Fault::TrustsServers))));

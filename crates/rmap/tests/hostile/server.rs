@@ -35,10 +35,10 @@ fn met() -> (Server, Session) {
         epoch: BootEpoch(4),
         medium: None,
     };
-    let mut server = Server::new(config, Box::new(Noise(1))).expect("the limits are kept");
+    let mut server = Server::new(config, Box::new(Noise::new(1))).expect("the limits are kept");
     server.set_admins(vec![own.public()]);
     let head = Head::Hello { versions: Versions { min: PROTOCOL_VERSION, max: PROTOCOL_VERSION }, sender: 9 };
-    let entropy = SharedEntropy::new(Box::new(Noise(2)));
+    let entropy = SharedEntropy::new(Box::new(Noise::new(2)));
     let mut initiator = Initiator::new(&own, &keys.public(), &PoolKey::new(pool), head, &entropy);
     server.on_datagram(Time(0), addr(), &mut initiator.hello.clone());
     let mut out = Vec::new();
@@ -51,7 +51,7 @@ fn met() -> (Server, Session) {
 /// What a page holds that was written in a version. Content and version travel in different places, so a server that mixes
 /// pages up is seen.
 fn content_of(space: SpaceId, page: PageNo, version: Version) -> [u8; SEALED_SIZE] {
-    let seed = Noise(space.0 ^ page.0.rotate_left(20) ^ version.bits().rotate_left(40)).next();
+    let seed = Noise::new(space.0 ^ page.0.rotate_left(20) ^ version.bits().rotate_left(40)).next();
     let mut bytes = [0; SEALED_SIZE];
     bytes.chunks_mut(8).zip(0_u64..).for_each(|(place, at)| {
         let word = seed.wrapping_add(at).to_le_bytes();

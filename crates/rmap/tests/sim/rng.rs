@@ -1,19 +1,18 @@
-//! Chance, from a printed seed: SplitMix64 (Steele, Lea and Flood, 2014).
+//! Chance, from a printed seed.
+
+use pagoda_core::chance::{Chance, STEP};
 
 #[derive(Clone, Debug)]
-pub struct Rng(u64);
+pub struct Rng(Chance);
 
 impl Rng {
     pub fn new(seed: u64) -> Rng {
-        Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
+        // As ever: what was printed as a seed begins the same stream.
+        Rng(Chance::new(seed.wrapping_mul(STEP) ^ 0x5851_f42d_4c95_7f2d))
     }
 
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.draw()
     }
 
     /// 0 .. n

@@ -11,6 +11,7 @@ use rmap::server::{Fault, Server, ServerConfig, lane_of};
 use rmap::units::{BootEpoch, Class, PAGE_SIZE, PageNo, SEALED_SIZE, ServerId, SlabSize, SpaceId, Time, content_of};
 use rmap::wire::message::Pressure;
 
+use crate::digest::Digest;
 use crate::network::{Network, Weather};
 use crate::node::{Ask, Asked, Happening, Host, Node, Program, Seeded, Shelf, address, node_at};
 use crate::oracle::{Oracle, page_of};
@@ -112,6 +113,7 @@ pub struct World {
     pub resting: bool,
     pub all_heard: bool,
     pub violation: Option<String>,
+    digest: Digest,
     buffer: Vec<u8>,
     trace: bool,
 }
@@ -146,6 +148,7 @@ impl World {
             resting: false,
             all_heard: false,
             violation: None,
+            digest: Digest::new(),
             buffer: Vec::with_capacity(16 * 1024),
             trace,
             plan,
@@ -406,6 +409,7 @@ impl World {
             let to = node_at(transmit.to);
             let sent = std::mem::take(&mut self.buffer);
             for datagram in sent.chunks(transmit.segment) {
+                self.digest.add_datagram(self.now_ns, node, to, datagram);
                 for (at, bytes) in self.network.carry(self.now_ns, node, to, datagram, &mut self.rng) {
                     self.schedule(at - self.now_ns, Happening::Arrival { to, from: node, bytes });
                 }
@@ -420,6 +424,7 @@ impl World {
         }
         let next = self.next_timeout(node);
         for (id, request) in questions {
+            self.digest.add_text(self.now_ns, node, &(id, &request));
             if self.resting || !self.rng.per_mille(self.network.weather.loss) {
                 let after = self.rng.within(50_000, 3_000_000) as u64;
                 self.schedule(after, Happening::Question { node, life, id, request });
@@ -451,6 +456,7 @@ impl World {
         loop {
             let Program::Host(host) = &mut self.nodes[node].program else { return };
             let Some(event) = host.client.swap_event(&mut room) else { return };
+            self.digest.add_text(self.now_ns, node, &event);
             let page = content_of(&room);
             let (Event::Read { token, result } | Event::Written { token, result }) = event;
             let Some(ask) = host.asks.remove(&token) else { continue };

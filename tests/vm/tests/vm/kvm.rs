@@ -1,6 +1,6 @@
 //! A guest on KVM: what faults is KVM in the kernel, not a thread in user space, and what is zapped are its own tables.
 //!
-//! The guest is a few instructions that write and verify all memory, see `xtask toy-kvm`. Where this machine's KVM does
+//! The guest is a few instructions that write and verify all memory, see `toy-vmm kvm`. Where this machine's KVM does
 //! not run it, each test says so and why.
 
 use std::time::Duration;

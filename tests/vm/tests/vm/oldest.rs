@@ -71,7 +71,7 @@ fn run(control: &mut Control) -> Result<()> {
     )?;
     start_daemon(control)?;
     // The toy fills and verifies twice its DRAM, while the daemon is killed and replaced.
-    let toy = "xtask toy --threads 2 --workload random --mode read-write --passes 1 --json";
+    let toy = "toy-vmm native --threads 2 --workload random --mode read-write --passes 1 --json";
     let start = format!("{PAGODA} run --plain --name toy --memory 128M --dram 64M -- {toy} > /d/toy 2>&1");
     control.sh(&format!("( {start}; echo $? > /d/status ) < /dev/null > /dev/null 2>&1 &"))?;
     // A thousand pages and more are out before the daemon dies.
@@ -98,7 +98,7 @@ fn run_beside_swap(control: &mut Control) -> Result<()> {
     // Somebody has the toy's input open all the time, or it would end with the first word.
     control.sh("(sleep 100000 > /d/in) < /dev/null > /dev/null 2>&1 &")?;
     let toy = format!(
-        "echo $$ > /cg/vm/cgroup.procs; {PAGODA} run --plain --name toy --memory 128M -- xtask toy --step < /d/in > /d/toy 2>&1"
+        "echo $$ > /cg/vm/cgroup.procs; {PAGODA} run --plain --name toy --memory 128M -- toy-vmm native --step < /d/in > /d/toy 2>&1"
     );
     control.sh(&format!("(sh -c '{toy}'; echo $? > /d/status) > /dev/null 2>&1 &"))?;
     let tell = |control: &mut Control, line: &str, answer: &str, count: usize| {

@@ -169,7 +169,7 @@ fn without_pressure_nothing_is_done() -> Result<()> {
         let host = wait::until("a plan after the fill", SETTLE_MAX, counted)?;
         let policy = &host.policy;
         ensure!(policy.state == "high" && policy.pool_bytes < host.memory_total_bytes, "{host:#?}");
-        ensure!(daemon.client().metrics()?.contains("pagoda_vm_standing{vm=\"toy\",standing=\"at_ease\"} 1\n"));
+        ensure!(daemon.client().metrics()?.contains("pagoda_vm_status{vm=\"toy\",status=\"at_ease\"} 1\n"));
         toy.quit()
     })
 }

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use super::{Following, PAUSE_FIRST, PAUSE_MAX, PAUSED, Parity, SEEN_PATIENCE, is_paused};
 use crate::client::exchange::{Exchange, Request, Role};
+use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
 use crate::client::ops::{Kind, Operation, Stage};
 use crate::client::peer::PeerSet;
+use crate::client::questions::Question;
 use crate::client::sealed::Tenure;
 use crate::client::slab::{Phase, Slab};
 use crate::client::{Client, Failure, Fault};
@@ -14,27 +16,28 @@ use crate::units::{Generation, SlabNo, Time, Version};
 use crate::wire::message::{Op as Wire, Status};
 
 impl Client {
-    pub(in crate::client) fn is_followed(&self, space: usize) -> bool {
+    pub(in crate::client) fn is_followed(&self, space: SpaceIndex) -> bool {
         self.spaces[space].tenure == Tenure::Follower
     }
 
     /// The look that a read waits for that begins now.
-    pub(in crate::client) fn look_needed(&self, space: usize) -> u64 {
+    pub(in crate::client) fn look_needed(&self, space: SpaceIndex) -> u64 {
         let Following { asked, answered, .. } = self.spaces[space].following;
         let of_space = |request: &ControlRequest| matches!(request, ControlRequest::Look { .. });
-        let is_sent = |q: &crate::client::Question| q.space == space && of_space(&q.request) && q.first_asked.is_some();
+        let is_sent =
+            |question: &Question| question.space == space && of_space(&question.request) && question.is_sent();
         // One that is still here has seen nothing yet.
         if asked > answered && !self.questions.iter().any(is_sent) { asked } else { asked + 1 }
     }
 
     /// Begins a read, or goes on with one that waited.
-    pub(in crate::client) fn try_follow(&mut self, op: usize) {
+    pub(in crate::client) fn try_follow(&mut self, op: OpIndex) {
         let Operation { space, page, look, .. } = *self.ops.peek(op);
         if self.is_look_overdue(space) {
             self.stats.unmapped += 1;
             return self.fail_op(op, Failure::Silent);
         }
-        let is_mapped = |slab: usize| !self.spaces[space].slabs[slab].entry.replicas.is_empty();
+        let is_mapped = |slab: SlabNo| !self.spaces[space].slabs[slab].entry.replicas.is_empty();
         let is_careless = self.has(Fault::FollowsOldMaps) && self.slab_of(page).is_some_and(is_mapped);
         if look <= self.spaces[space].following.answered || is_careless {
             self.ask_followed(op);
@@ -45,7 +48,7 @@ impl Client {
 
     /// Asks the nearest copy that was not asked yet, by a map that is new enough for this read. Where there is none, what was
     /// answered decides.
-    pub(in crate::client) fn ask_followed(&mut self, op: usize) {
+    pub(in crate::client) fn ask_followed(&mut self, op: OpIndex) {
         let Operation { space, page, class, sent, acked, bad, version, .. } = *self.ops.peek(op);
         let Some(number) = self.slab_of(page) else { return };
         if std::mem::take(&mut self.ops.get(op).has_paused) && self.ends_as_lost(op, number) {
@@ -59,7 +62,7 @@ impl Client {
         if !slab.entry.is_sound() || slab.entry.lost && !self.may_come_back(space, number) {
             return self.fail_op(op, Failure::Lost);
         }
-        let near = |peer: &usize| self.peers[*peer].trip.smoothed();
+        let near = |peer: &PeerIndex| self.peers[*peer].trip.smoothed();
         let Some(peer) = self.copies_up(space, number).minus(sent).iter().min_by_key(near) else {
             if self.is_answer_coming(op) {
                 return;
@@ -82,12 +85,12 @@ impl Client {
         }
     }
 
-    fn copies_up(&self, space: usize, slab: usize) -> PeerSet {
+    fn copies_up(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
         self.copies_to_read(space, slab).iter().filter(|peer| !self.peers[*peer].is_down()).collect()
     }
 
     /// Whether a slab that has no copy is put together from others by whoever keeps the space.
-    fn may_come_back(&self, space: usize, slab: usize) -> bool {
+    fn may_come_back(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let state = &self.spaces[space];
         let Some(group) = state.layout.group(slab) else { return false };
         let lost = state.layout.members(group).filter(|member| state.slabs[*member].entry.lost).count();
@@ -95,14 +98,14 @@ impl Client {
     }
 
     /// Whether the map says that the slab's group has parity.
-    pub(in crate::client) fn is_followed_group(&self, space: usize, slab: usize) -> bool {
+    pub(in crate::client) fn is_followed_group(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let state = &self.spaces[space];
         let parity = state.layout.group(slab).and_then(|group| state.following.parity.get(group));
         self.is_followed(space) && parity.is_some_and(|parity| *parity != Parity::None)
     }
 
     /// What it asked is of no use any more.
-    fn follow_anew(&mut self, op: usize) {
+    fn follow_anew(&mut self, op: OpIndex) {
         self.drop_exchanges(op);
         self.ops.wait_again(op);
         let operation = self.ops.get(op);
@@ -110,7 +113,7 @@ impl Client {
     }
 
     /// No copy has the page now. Whoever writes the space sees to that, and the next map may tell.
-    fn pause_follow(&mut self, op: usize, slab: usize) {
+    fn pause_follow(&mut self, op: OpIndex, slab: SlabNo) {
         let Operation { space, bad, .. } = *self.ops.peek(op);
         if self.is_each_copy_of(space, slab, bad) {
             return self.fail_op(op, Failure::Corrupt);
@@ -139,7 +142,7 @@ impl Client {
 
     /// A pause is over, and the map was looked at since. A server that does not have what the map still names has lost it: had it been
     /// given back, the map would say so. Whatever else copies said is asked again.
-    fn ends_as_lost(&mut self, op: usize, slab: usize) -> bool {
+    fn ends_as_lost(&mut self, op: OpIndex, slab: SlabNo) -> bool {
         let space = self.ops.peek(op).space;
         let failed = self.spaces[space].slabs[slab].failed;
         // Nobody sees to a space whose writer has ended.
@@ -150,14 +153,14 @@ impl Client {
         is_lost
     }
 
-    fn is_follow_overdue(&self, op: usize) -> bool {
+    fn is_follow_overdue(&self, op: OpIndex) -> bool {
         let since = self.ops.peek(op).since;
         self.config.error_after.is_some_and(|error_after| self.now.since(since) >= error_after)
     }
 
-    fn is_each_copy_of(&self, space: usize, slab: usize, set: PeerSet) -> bool {
+    fn is_each_copy_of(&self, space: SpaceIndex, slab: SlabNo, set: PeerSet) -> bool {
         let replicas = &self.spaces[space].slabs[slab].entry.replicas;
-        let has = |replica: &Replica| self.place_of(replica.server).is_some_and(|peer| set.has(peer));
+        let has = |replica: &Replica| self.peer_of(replica.server).is_some_and(|peer| set.has(peer));
         !replicas.is_empty() && replicas.iter().all(has)
     }
 
@@ -169,7 +172,7 @@ impl Client {
     /// Tries them again.
     pub(in crate::client) fn follow(&mut self, now: Time) {
         self.now = now;
-        for space in 0..self.spaces.len() {
+        for space in self.spaces.indices() {
             if self.spaces[space].following.retry_at.is_some_and(|at| at <= now) {
                 self.spaces[space].following.retry_at = None;
                 let look = self.look_needed(space);
@@ -183,7 +186,7 @@ impl Client {
     }
 
     /// The copies that parked reads wait for may not be the ones that count any more.
-    fn look_for_parked(&mut self, space: usize) {
+    fn look_for_parked(&mut self, space: SpaceIndex) {
         if !self.parking.any_in(space) {
             return;
         }
@@ -195,7 +198,7 @@ impl Client {
     }
 
     /// Asks for the map, if nobody has.
-    fn look_at_map(&mut self, space: usize) {
+    fn look_at_map(&mut self, space: SpaceIndex) {
         let following = &mut self.spaces[space].following;
         if following.asked == following.answered {
             following.asked += 1;
@@ -205,7 +208,7 @@ impl Client {
     }
 
     /// A slab is looked at: a server is back or gone, or something could not be asked.
-    pub(in crate::client) fn advance_followed(&mut self, space: usize, slab: usize) {
+    pub(in crate::client) fn advance_followed(&mut self, space: SpaceIndex, slab: SlabNo) {
         if !self.ops.may_be_any_of(space, slab) {
             return;
         }
@@ -254,12 +257,12 @@ impl Client {
         self.ask_followed(op);
     }
 
-    fn opens_as(&mut self, op: usize, version: Version, payload: &[u8]) -> bool {
+    fn opens_as(&mut self, op: OpIndex, version: Version, payload: &[u8]) -> bool {
         let Operation { space, page, .. } = *self.ops.peek(op);
         payload.is_empty() || self.spaces[space].key.open(page, version, payload, self.ops.content(op)).is_ok()
     }
 
-    fn end_follow(&mut self, op: usize, slab: usize, version: Version) {
+    fn end_follow(&mut self, op: OpIndex, slab: SlabNo, version: Version) {
         let Operation { space, page, .. } = *self.ops.peek(op);
         let index = self.config.slab_size.index(page);
         if version.has_content() {
@@ -272,7 +275,7 @@ impl Client {
     }
 
     /// How the space is today.
-    pub(in crate::client) fn followed_seen(&mut self, now: Time, space: usize, today: Today) {
+    pub(in crate::client) fn followed_seen(&mut self, now: Time, space: SpaceIndex, today: Today) {
         self.now = now;
         let following = &mut self.spaces[space].following;
         following.answered = following.asked;
@@ -284,8 +287,7 @@ impl Client {
         state.generation = state.generation.max(generation);
         self.note_parity(space, &map);
         for (slab, entry) in map {
-            let slab = slab.0 as usize;
-            if slab < self.spaces[space].layout.data && entry != self.spaces[space].slabs[slab].entry {
+            if self.spaces[space].layout.is_data(slab) && entry != self.spaces[space].slabs[slab].entry {
                 self.follow_elsewhere(space, slab, entry);
             }
         }
@@ -294,11 +296,10 @@ impl Client {
         }
     }
 
-    pub(in crate::client) fn note_parity(&mut self, space: usize, map: &[(SlabNo, MapEntry)]) {
+    pub(in crate::client) fn note_parity(&mut self, space: SpaceIndex, map: &[(SlabNo, MapEntry)]) {
         let state = &mut self.spaces[space];
-        let first = state.layout.parity(0);
         for (slab, entry) in map {
-            let group = (slab.0 as usize).checked_sub(first);
+            let group = state.layout.group(*slab).filter(|_| state.layout.is_parity(*slab));
             if let Some(parity) = group.and_then(|group| state.following.parity.get_mut(group)) {
                 *parity = match entry {
                     MapEntry { lost: true, .. } => Parity::Lost,
@@ -310,7 +311,7 @@ impl Client {
     }
 
     /// A slab's copies are others: what was asked is to be asked of those, once all of the map is known.
-    fn follow_elsewhere(&mut self, space: usize, slab: usize, entry: MapEntry) {
+    fn follow_elsewhere(&mut self, space: SpaceIndex, slab: SlabNo, entry: MapEntry) {
         let state = &mut self.spaces[space].slabs[slab];
         if !entry.replicas.iter().any(|replica| state.entry.replicas.contains(replica)) {
             // It may be another life of the slab, in which what was trimmed in the last one was never written.
@@ -329,7 +330,7 @@ impl Client {
     }
 
     /// Nobody writes any more: this client is a reader like those that began after that.
-    fn was_sealed(&mut self, now: Time, space: usize, today: Today) {
+    fn was_sealed(&mut self, now: Time, space: SpaceIndex, today: Today) {
         for op in self.ops.select(|op| op.stage == Stage::Active && op.space == space) {
             self.follow_anew(op);
         }
@@ -345,7 +346,7 @@ impl Client {
     }
 
     /// The slabs of a space that another client writes.
-    pub(in crate::client) fn begin_follow(&mut self, space: usize, map: &[(SlabNo, MapEntry)]) {
+    pub(in crate::client) fn begin_follow(&mut self, space: SpaceIndex, map: &[(SlabNo, MapEntry)]) {
         let state = &mut self.spaces[space];
         state.following = Following::new(state.layout.groups);
         for slab in &mut state.slabs {

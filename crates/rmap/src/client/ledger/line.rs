@@ -6,13 +6,15 @@
 use std::collections::VecDeque;
 
 /// Room that there is from the start: for more slabs than an owner that makes parity has in line at a time.
+use crate::client::index::SpaceIndex;
+use crate::units::SlabNo;
 const LINE: usize = 64;
 
 /// A slab in line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    pub space: usize,
-    pub slab: usize,
+    pub space: SpaceIndex,
+    pub slab: SlabNo,
     /// A page of its part that was asked for, and gave its place back; `None`: those that nobody has asked for yet.
     pub again: Option<usize>,
 }
@@ -41,12 +43,12 @@ impl Line {
         self.waiting > 0
     }
 
-    pub fn push(&mut self, space: usize, slab: usize) {
+    pub fn push(&mut self, space: SpaceIndex, slab: SlabNo) {
         self.all.insert(self.all.len() - self.waiting, Turn { space, slab, again: None });
     }
 
     /// A page that nobody answers for now.
-    pub fn push_waiting(&mut self, space: usize, slab: usize, page: usize) {
+    pub fn push_waiting(&mut self, space: SpaceIndex, slab: SlabNo, page: usize) {
         self.all.push_back(Turn { space, slab, again: Some(page) });
         self.waiting += 1;
         self.pages += 1;
@@ -78,11 +80,11 @@ impl Line {
         self.waiting = 0;
     }
 
-    pub fn forget_space(&mut self, space: usize) {
+    pub fn forget_space(&mut self, space: SpaceIndex) {
         self.retain(|turn| turn.space != space);
     }
 
-    pub fn forget_slab(&mut self, space: usize, slab: usize) {
+    pub fn forget_slab(&mut self, space: SpaceIndex, slab: SlabNo) {
         let is_it = |turn: &Turn| (turn.space, turn.slab) == (space, slab);
         if self.all.iter().any(is_it) {
             self.retain(|turn| !is_it(turn));
@@ -90,7 +92,7 @@ impl Line {
     }
 
     /// Pages of a slab whose part is begun anew.
-    pub fn forget_pages(&mut self, space: usize, slab: usize) {
+    pub fn forget_pages(&mut self, space: SpaceIndex, slab: SlabNo) {
         if self.pages > 0 {
             self.retain(|turn| turn.again.is_none() || (turn.space, turn.slab) != (space, slab));
         }
@@ -107,18 +109,21 @@ impl Line {
 mod tests {
     use super::*;
 
-    fn slabs(line: &Line) -> Vec<usize> {
-        line.iter().map(|turn| turn.slab).collect()
+    const ONE: SpaceIndex = SpaceIndex(0);
+    const OTHER: SpaceIndex = SpaceIndex(1);
+
+    fn slabs(line: &Line) -> Vec<u32> {
+        line.iter().map(|turn| turn.slab.0).collect()
     }
 
     #[test]
     fn who_waits_stands_behind_who_does_not() {
         let mut line = Line::default();
-        (0..3).for_each(|slab| line.push(0, slab));
+        (0..3).for_each(|slab| line.push(ONE, SlabNo(slab)));
         line.put_off();
-        line.push(0, 3);
-        line.push_waiting(0, 4, 9);
-        line.push(1, 5);
+        line.push(ONE, SlabNo(3));
+        line.push_waiting(ONE, SlabNo(4), 9);
+        line.push(OTHER, SlabNo(5));
         assert_eq!(slabs(&line), [1, 2, 3, 5, 0, 4]);
         while line.first().is_some() {
             line.pop();
@@ -129,19 +134,20 @@ mod tests {
         assert_eq!(slabs(&line), [0, 4], "nobody's turn");
         line.wake();
         line.pop();
-        assert_eq!(line.first(), Some(Turn { space: 0, slab: 4, again: Some(9) }));
+        assert_eq!(line.first(), Some(Turn { space: ONE, slab: SlabNo(4), again: Some(9) }));
     }
 
     #[test]
     fn a_part_that_is_begun_anew_has_no_pages_in_line() {
         let mut line = Line::default();
-        line.push(0, 4);
-        [(0, 4), (0, 5), (1, 4)].into_iter().for_each(|(space, slab)| line.push_waiting(space, slab, 1));
-        line.forget_pages(0, 4);
+        line.push(ONE, SlabNo(4));
+        let pages = [(ONE, 4), (ONE, 5), (OTHER, 4)];
+        pages.into_iter().for_each(|(space, slab)| line.push_waiting(space, SlabNo(slab), 1));
+        line.forget_pages(ONE, SlabNo(4));
         assert_eq!(slabs(&line), [4, 5, 4]);
-        line.forget_slab(0, 4);
+        line.forget_slab(ONE, SlabNo(4));
         assert_eq!(slabs(&line), [5, 4]);
-        line.forget_space(0);
+        line.forget_space(ONE);
         assert_eq!((slabs(&line), line.pages), (vec![4], 1));
         line.pop();
         assert_eq!((line.iter().count(), line.pages), (0, 0));

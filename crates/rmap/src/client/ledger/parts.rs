@@ -2,14 +2,15 @@
 
 use super::line::Turn;
 use super::{Ledger, OWN_WRITES_MAX, Table, decode, encode, slab_and_part, token};
+use crate::client::index::{OpIndex, SpaceIndex};
 use crate::client::ops::{Kind, OWN_MAX, Operation, Stage};
 use crate::client::parity::layout::VERSIONS_A_PAGE;
 use crate::client::slab::Phase;
 use crate::client::{Client, Failure};
-use crate::units::{Class, Page, PageNo, Time};
+use crate::units::{Class, Page, PageNo, SlabNo, Time};
 
 impl Client {
-    pub(in crate::client) fn read_table(&mut self, space: usize, slab: usize) {
+    pub(in crate::client) fn read_table(&mut self, space: SpaceIndex, slab: SlabNo) {
         if self.may_begin_table(space, slab) {
             let state = &mut self.spaces[space].slabs[slab];
             state.make_table(&mut self.tables);
@@ -19,14 +20,14 @@ impl Client {
     }
 
     /// Whether the ledger has a slab's versions already, as an earlier keeper left it.
-    pub(in crate::client) fn compare_table(&mut self, space: usize, slab: usize) {
+    pub(in crate::client) fn compare_table(&mut self, space: SpaceIndex, slab: SlabNo) {
         if self.may_begin_table(space, slab) {
             self.spaces[space].slabs[slab].table = Table::Compared { next: 0, got: 0 };
             self.ledger.reads.push(space, slab);
         }
     }
 
-    pub(in crate::client) fn write_table(&mut self, space: usize, slab: usize) {
+    pub(in crate::client) fn write_table(&mut self, space: SpaceIndex, slab: SlabNo) {
         self.spaces[space].slabs[slab].table = Table::Written { next: 0, done: 0 };
         // One that an earlier making left waits for a server, maybe.
         self.ledger.writes.forget_slab(space, slab);
@@ -34,17 +35,17 @@ impl Client {
     }
 
     /// What was begun for a slab before has to end first, or a page of it would count twice. Its end brings the slab up again.
-    fn may_begin_table(&mut self, space: usize, slab: usize) -> bool {
+    fn may_begin_table(&mut self, space: SpaceIndex, slab: SlabNo) -> bool {
         self.ledger.reads.forget_pages(space, slab);
         !self.any_own(space, slab, |op| op.stage != Stage::Lingering)
     }
 
     /// Whether a part of a slab's versions is being read or written.
-    pub(in crate::client) fn has_own(&self, space: usize, slab: usize) -> bool {
+    pub(in crate::client) fn has_own(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         self.any_own(space, slab, |_| true)
     }
 
-    fn any_own(&self, space: usize, slab: usize, fits: impl Fn(&Operation) -> bool) -> bool {
+    fn any_own(&self, space: SpaceIndex, slab: SlabNo, fits: impl Fn(&Operation) -> bool) -> bool {
         let about_it = |op: &Operation| op.is_own && op.space == space && slab_and_part(op.token).0 == slab;
         self.ops.own_begun() > 0 && self.ops.any(|op| about_it(op) && fits(op))
     }
@@ -124,11 +125,11 @@ impl Client {
     }
 
     /// Whether what becomes of a page of the ledger is known soon: from a server that answers, or without one.
-    fn is_at_hand(&self, space: usize, page: PageNo) -> bool {
+    fn is_at_hand(&self, space: SpaceIndex, page: PageNo) -> bool {
         self.slab_of(page).is_none_or(|slab| self.is_slab_at_hand(space, slab))
     }
 
-    fn is_slab_at_hand(&self, space: usize, slab: usize) -> bool {
+    fn is_slab_at_hand(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let state = &self.spaces[space];
         match &state.slabs[slab].phase {
             _ if state.is_taken => true,
@@ -142,7 +143,7 @@ impl Client {
     }
 
     /// A slab was looked at. If it is one of the ledger, and answers, whoever waits is looked at, too.
-    pub(in crate::client) fn wake_ledger(&mut self, space: usize, slab: usize) {
+    pub(in crate::client) fn wake_ledger(&mut self, space: SpaceIndex, slab: SlabNo) {
         let waits = self.ledger.reads.anyone_waits() || self.ledger.writes.anyone_waits();
         if waits && self.spaces[space].layout.is_ledger(slab) && self.is_slab_at_hand(space, slab) {
             self.ledger.wake();
@@ -150,7 +151,7 @@ impl Client {
     }
 
     /// Nobody answers a read of the ledger now: others have its place, and its page waits.
-    pub(in crate::client) fn put_back(&mut self, op: usize) {
+    pub(in crate::client) fn put_back(&mut self, op: OpIndex) {
         let Operation { space, token, .. } = *self.ops.peek(op);
         let (slab, part) = slab_and_part(token);
         self.drop_exchanges(op);
@@ -187,7 +188,7 @@ impl Client {
             && !writes.iter().any(|turn| self.part_to_write(turn).is_some())
     }
 
-    fn write_part(&mut self, space: usize, slab: usize, part: usize) -> bool {
+    fn write_part(&mut self, space: SpaceIndex, slab: SlabNo, part: usize) -> bool {
         let page = self.spaces[space].layout.table_page(slab, part);
         let versions = &self.spaces[space].slabs[slab].versions;
         let end = versions.len().min((part + 1) * VERSIONS_A_PAGE);
@@ -203,7 +204,7 @@ impl Client {
             let about = *self.ops.peek(op);
             let (slab, part) = slab_and_part(about.token);
             let Stage::Done(result) = about.stage else { continue };
-            if slab < self.spaces[about.space].slabs.len() {
+            if self.spaces[about.space].slabs.get(slab).is_some() {
                 match about.kind {
                     Kind::Read => self.part_was_read(op, (about.space, slab), part, result.map(|()| about.has_content)),
                     Kind::Write { .. } => self.part_was_written((about.space, slab), result),
@@ -214,7 +215,13 @@ impl Client {
         any
     }
 
-    fn part_was_read(&mut self, op: usize, (space, slab): (usize, usize), part: usize, result: Result<bool, Failure>) {
+    fn part_was_read(
+        &mut self,
+        op: OpIndex,
+        (space, slab): (SpaceIndex, SlabNo),
+        part: usize,
+        result: Result<bool, Failure>,
+    ) {
         let table_pages = self.spaces[space].layout.table_pages;
         let state = &mut self.spaces[space].slabs[slab];
         let first = part * VERSIONS_A_PAGE;
@@ -243,7 +250,7 @@ impl Client {
         self.mark_group(space, slab);
     }
 
-    fn part_was_written(&mut self, (space, slab): (usize, usize), result: Result<(), Failure>) {
+    fn part_was_written(&mut self, (space, slab): (SpaceIndex, SlabNo), result: Result<(), Failure>) {
         let table_pages = self.spaces[space].layout.table_pages;
         let state = &mut self.spaces[space].slabs[slab];
         // Of a making that was given up: the next one waits for its end.
@@ -259,18 +266,18 @@ impl Client {
     }
 
     /// Whether every page of the slab has one version for good, as far as this client knows it.
-    pub(in crate::client) fn knows_versions(&self, space: usize, slab: usize) -> bool {
+    pub(in crate::client) fn knows_versions(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let state = &self.spaces[space].slabs[slab];
         state.table == Table::Known || matches!(state.phase, Phase::Open)
     }
 
-    fn begin_own_read(&mut self, space: usize, page: PageNo, asked: (u64, Time)) {
+    fn begin_own_read(&mut self, space: SpaceIndex, page: PageNo, asked: (u64, Time)) {
         if let Some(op) = self.ops.begin_own(Kind::Read, space, page, Class::Demand, asked) {
             self.try_op(op);
         }
     }
 
-    fn begin_own_write(&mut self, space: usize, page: PageNo, content: &Page, asked: (u64, Time)) -> bool {
+    fn begin_own_write(&mut self, space: SpaceIndex, page: PageNo, content: &Page, asked: (u64, Time)) -> bool {
         let Some(version) = self.spaces[space].next_version(false) else { return false };
         let kind = Kind::Write { trim: false };
         let Some(op) = self.ops.begin_own(kind, space, page, Class::Eviction, asked) else { return false };

@@ -2,11 +2,12 @@
 
 use super::{AT_A_TIME, Look};
 use crate::client::exchange::{Exchange, Request, Role};
+use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::returns::RETURNS_MAX;
 use crate::client::slab::{Candidates, Phase, Slab};
 use crate::client::{Client, SpaceRef};
 use crate::control::Replica;
-use crate::units::{Class, Generation, PageNo, SLABS_MAX, ServerId, Version};
+use crate::units::{Class, Generation, PageNo, SLABS_MAX, ServerId, SlabNo, Version};
 use crate::wire::message::{HELD_END, HELD_SIZE, Op, Status};
 
 impl Client {
@@ -14,10 +15,10 @@ impl Client {
     pub fn has_found_leftovers(&self, space: SpaceRef) -> bool {
         let is_asking =
             self.exchanges.find(|e| e.space == space.0 && e.role == Role::Held && self.peers[e.peer].is_up());
-        let waits = |look: &Look| look.space == space.0 && self.may_look(look.space, look.peer);
+        let waits = |of: SpaceIndex, peer: PeerIndex| of == space.0 && self.may_look(of, peer);
         is_asking.is_none()
-            && !self.unlooked.iter().any(waits)
-            && (0..self.peers.len()).all(|peer| !self.is_to_be_looked_at(space.0, peer))
+            && self.leftovers.count(waits) == 0
+            && self.peers.indices().all(|peer| !self.is_to_be_looked_at(space.0, peer))
     }
 
     /// Servers that say that the space has a newer owner, and are not believed. What earlier owners left there is not known.
@@ -25,56 +26,50 @@ impl Client {
         self.spaces[space.0].disbelieved.iter().map(|peer| self.peers[peer].info.id).collect()
     }
 
-    fn may_look(&self, space: usize, peer: usize) -> bool {
+    fn may_look(&self, space: SpaceIndex, peer: PeerIndex) -> bool {
         let state = &self.spaces[space];
         let owns = state.tenure.changes_map() && !state.is_taken && !state.is_stale;
         owns && state.generation > Generation(1) && self.peers[peer].is_up()
     }
 
-    fn is_to_be_looked_at(&self, space: usize, peer: usize) -> bool {
+    fn is_to_be_looked_at(&self, space: SpaceIndex, peer: PeerIndex) -> bool {
         self.may_look(space, peer) && !self.spaces[space].looked_at.has(peer)
     }
 
     /// A server answers that did not, or has begun a new life.
-    pub(in crate::client) fn look_for_leftovers_at(&mut self, peer: usize) {
-        for space in 0..self.spaces.len() {
+    pub(in crate::client) fn look_for_leftovers_at(&mut self, peer: PeerIndex) {
+        for space in self.spaces.indices() {
             self.look_for_leftovers(space, peer);
         }
     }
 
     /// A space has a new owner or keeper, which is this client.
-    pub(in crate::client) fn look_for_leftovers_of(&mut self, space: usize) {
-        for peer in 0..self.peers.len() {
+    pub(in crate::client) fn look_for_leftovers_of(&mut self, space: SpaceIndex) {
+        for peer in self.peers.indices() {
             self.look_for_leftovers(space, peer);
         }
     }
 
-    pub(in crate::client) fn look_for_leftovers(&mut self, space: usize, peer: usize) {
-        let is_known = self.unlooked.iter().any(|look| look.is_of(space, peer));
-        if self.is_to_be_looked_at(space, peer) && !is_known {
-            self.unlooked.push_back(Look { space, peer, from: HELD_END });
+    pub(in crate::client) fn look_for_leftovers(&mut self, space: SpaceIndex, peer: PeerIndex) {
+        if self.is_to_be_looked_at(space, peer) {
+            self.leftovers.add(space, peer);
         }
     }
 
-    /// What was still to be asked is so no more: a server begins a new life or was told of the owner, or a space a new generation.
-    pub(in crate::client) fn end_looks(&mut self, ends: impl Fn(usize, usize) -> bool) {
-        self.unlooked.retain(|look| !ends(look.space, look.peer));
-    }
-
     /// A question was taken back: it is asked anew, from the beginning.
-    pub(in crate::client) fn look_for_leftovers_again(&mut self, space: usize, peer: usize) {
+    pub(in crate::client) fn look_for_leftovers_again(&mut self, space: SpaceIndex, peer: PeerIndex) {
         self.spaces[space].looked_at.remove(peer);
         self.look_for_leftovers(space, peer);
     }
 
     /// Asks what is still to be asked, some at a time.
     pub(in crate::client) fn send_looks(&mut self) {
-        for _ in 0..self.unlooked.len() {
+        for _ in 0..self.leftovers.len() {
             // Who opens a space has more urgent things to ask.
             if self.exchanges.of_spaces() >= AT_A_TIME {
                 return;
             }
-            let Some(look) = self.unlooked.pop_front() else { return };
+            let Some(look) = self.leftovers.next() else { return };
             let Look { space, peer, .. } = look;
             if !self.may_look(space, peer) {
                 // It is looked at from the beginning when it answers.
@@ -85,7 +80,7 @@ impl Client {
             if knows && self.ask_what_is_held(look) {
                 self.spaces[space].looked_at.insert(peer);
             } else if knows || !self.spaces[space].fencing.has(peer) {
-                self.unlooked.push_back(look);
+                self.leftovers.put_back(look);
             }
             // Else it is asked when it was told.
         }
@@ -104,7 +99,7 @@ impl Client {
                 || matches!(&slab.phase, Phase::Granting(candidates) if is_asked(candidates))
         };
         let is_looked_at = matches!(role, Role::Fence | Role::Held | Role::Reserve);
-        is_looked_at && self.room_kept_at(space, peer) == 0 && !state.slabs.iter().any(counts)
+        is_looked_at && self.redundancy.reservations.kept_at(space, peer) == 0 && !state.slabs.iter().any(counts)
     }
 
     fn ask_what_is_held(&mut self, Look { space, peer, from }: Look) -> bool {
@@ -117,8 +112,8 @@ impl Client {
     /// A server said what it has of a space, or a part of that.
     pub(in crate::client) fn held_answered(
         &mut self,
-        space: usize,
-        peer: usize,
+        space: SpaceIndex,
+        peer: PeerIndex,
         from: Version,
         (status, next): (Status, Version),
         payload: &[u8],
@@ -140,20 +135,21 @@ impl Client {
             self.give_leftover_back(space, peer, slab, Version::from_bits(grant));
         }
         if next != HELD_END {
-            self.unlooked.push_back(Look { space, peer, from: next });
+            self.leftovers.put_back(Look { space, peer, from: next });
         }
     }
 
-    fn give_leftover_back(&mut self, space: usize, peer: usize, slab: u64, grant: Version) {
+    fn give_leftover_back(&mut self, space: SpaceIndex, peer: PeerIndex, slab: u64, grant: Version) {
         let state = &self.spaces[space];
         let total = state.layout.total().max(state.slabs.len()) as u64;
         let replica = Replica { server: self.peers[peer].info.id, grant };
-        let is_of_map = |slab: usize| state.slabs.get(slab).is_some_and(|slab| slab.entry.replicas.contains(&replica));
+        let is_of_map = |slab: SlabNo| state.slabs.get(slab).is_some_and(|slab| slab.entry.replicas.contains(&replica));
         let is_own = grant >= Version::new(state.generation, 0, false);
-        if slab >= total || is_own || is_of_map(slab as usize) {
+        let Some(slab) = u32::try_from(slab).ok().filter(|slab| u64::from(*slab) < total).map(SlabNo) else { return };
+        if is_own || is_of_map(slab) {
             return;
         }
         self.stats.leftovers += 1;
-        self.release(space, slab as usize, peer, grant);
+        self.release(space, slab, peer, grant);
     }
 }

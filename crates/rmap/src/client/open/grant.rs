@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 
 use super::{ListStep, Listing};
 use crate::client::exchange::{Exchange, Request, Role};
+use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::ledger::Table;
 use crate::client::outcome::COPIES_MAX;
 use crate::client::peer::{PeerSet, Reach};
@@ -17,7 +18,7 @@ use crate::wire::message::{Op as Wire, Status, VERSIONS_MAX};
 
 impl Client {
     /// Looks at a slab and does what comes next, whatever has happened to it.
-    pub(in crate::client) fn advance(&mut self, now: Time, space: usize, slab: usize) {
+    pub(in crate::client) fn advance(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         #[cfg(test)]
         {
             self.advanced += 1;
@@ -48,7 +49,7 @@ impl Client {
                     op.stage == crate::client::ops::Stage::Waiting
                         && op.kind != crate::client::ops::Kind::Read
                         && op.space == space
-                        && size.slab(op.page) == Some(SlabNo(slab as u32))
+                        && size.slab(op.page) == Some(slab)
                 };
                 let wanted = self.ops.any(waits);
                 if wanted && self.is_in_frozen(space, slab) {
@@ -75,7 +76,7 @@ impl Client {
 
     /// Nobody waits for a server's answer any more whether it grants a slab. Should it have granted it, or do so yet, it is to know
     /// that nobody has it.
-    pub(in crate::client) fn forget_grant(&mut self, space: usize, slab: usize, candidate: Candidate) {
+    pub(in crate::client) fn forget_grant(&mut self, space: SpaceIndex, slab: SlabNo, candidate: Candidate) {
         let Candidate { peer, grant, .. } = candidate;
         let asks = |e: &Exchange| e.role == Role::Grant && e.space == space && e.peer == peer && e.version == grant;
         if let Some(exchange) = self.exchanges.find(asks) {
@@ -84,7 +85,13 @@ impl Client {
         self.release(space, slab, peer, grant);
     }
 
-    pub(in crate::client) fn grant(&mut self, space: usize, slab: usize, peer: usize, grant: Version) -> bool {
+    pub(in crate::client) fn grant(
+        &mut self,
+        space: SpaceIndex,
+        slab: SlabNo,
+        peer: PeerIndex,
+        grant: Version,
+    ) -> bool {
         let page = self.first_page(slab);
         let request =
             Request { role: Role::Grant, peer, op: Wire::Grant, class: Class::Demand, space, page, version: grant };
@@ -93,14 +100,14 @@ impl Client {
 
     /// The server that keeps the most room for the space; where none does, two servers at random, and of them the one with more
     /// room. In a zone that has no copy yet, if there is one.
-    pub(in crate::client) fn pick_server(&mut self, space: usize, taken: PeerSet) -> Option<usize> {
-        let kept = |peer: &usize| if self.peers[*peer].keeps_promises() { self.room_kept(space, *peer) } else { 0 };
-        let open = |peer: &usize| {
+    pub(in crate::client) fn pick_server(&mut self, space: SpaceIndex, taken: PeerSet) -> Option<PeerIndex> {
+        let kept = |peer: &PeerIndex| if self.peers[*peer].keeps_promises() { self.room_kept(space, *peer) } else { 0 };
+        let open = |peer: &PeerIndex| {
             let state = &self.peers[*peer];
             !taken.has(*peer) && (state.can_lend() || kept(peer) > 0) && !state.last_resort
         };
-        let zone = |peer: usize| self.peers[peer].info.zone;
-        let all: PeerSet = (0..self.peers.len()).filter(open).collect();
+        let zone = |peer: PeerIndex| self.peers[peer].info.zone;
+        let all: PeerSet = self.peers.indices().filter(open).collect();
         let apart: PeerSet = all.iter().filter(|peer| taken.iter().all(|other| zone(other) != zone(*peer))).collect();
         let choice = if apart.is_empty() { all } else { apart };
         if choice.is_empty() {
@@ -119,18 +126,19 @@ impl Client {
 
     /// The nearest server that keeps its pages on a disk: the one on this machine, if there is one. A slab there is one that
     /// can be written, no more.
-    pub(in crate::client) fn last_resort(&mut self, taken: PeerSet) -> Option<usize> {
+    pub(in crate::client) fn last_resort(&mut self, taken: PeerSet) -> Option<PeerIndex> {
         if !self.config.uses_last_resort {
             return None;
         }
-        let open = |peer: &usize| !taken.has(*peer) && self.peers[*peer].can_lend() && self.peers[*peer].last_resort;
-        let all = (0..self.peers.len()).filter(open);
+        let open =
+            |peer: &PeerIndex| !taken.has(*peer) && self.peers[*peer].can_lend() && self.peers[*peer].last_resort;
+        let all = self.peers.indices().filter(open);
         let pick = all.min_by_key(|peer| self.peers[*peer].trip.smoothed())?;
         self.peers[pick].free_slabs -= 1;
         Some(pick)
     }
 
-    fn advance_granting(&mut self, now: Time, space: usize, slab: usize) {
+    fn advance_granting(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         if self.spaces[space].slabs[slab].pending.is_some() {
             return self.wait_for_map(now, space, slab);
         }
@@ -169,7 +177,7 @@ impl Client {
                 return;
             }
             return match self.patience_ends(now) {
-                Some(at) => self.look_at(at, space, slab),
+                Some(at) => self.mark_at(at, space, slab),
                 None => self.decline_full(now, space, slab),
             };
         }
@@ -185,8 +193,8 @@ impl Client {
 
     /// No server has room, as each said when it was last heard of, which may be a while ago. A write is declined if all of them have
     /// answered something that was sent after it began; until then they are asked.
-    fn decline_full(&mut self, now: Time, space: usize, slab: usize) {
-        let up: PeerSet = (0..self.peers.len()).filter(|peer| self.peers[*peer].is_up()).collect();
+    fn decline_full(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
+        let up: PeerSet = self.peers.indices().filter(|peer| self.peers[*peer].is_up()).collect();
         let said_at = up.iter().map(|peer| self.peers[peer].lived_at).min();
         self.decline_ops(space, slab, said_at.unwrap_or(now));
         let latest = self.waiting_for(space, slab).into_iter().map(|op| self.ops.get(op).since).max();
@@ -214,9 +222,9 @@ impl Client {
     /// A server answered a request for a slab, for its first copies or for a new one.
     pub(in crate::client) fn grant_answered(
         &mut self,
-        space: usize,
-        slab: usize,
-        peer: usize,
+        space: SpaceIndex,
+        slab: SlabNo,
+        peer: PeerIndex,
         grant: Version,
         status: Status,
     ) {
@@ -252,7 +260,7 @@ impl Client {
     }
 
     /// The server has forgotten this owner, of whom it had nothing.
-    fn grant_after_fence(&mut self, space: usize, slab: usize, peer: usize, grant: Version) {
+    fn grant_after_fence(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex, grant: Version) {
         self.spaces[space].fenced_at.remove(peer);
         let state = &mut self.spaces[space].slabs[slab];
         if let Phase::Granting(candidates) = &mut state.phase {
@@ -264,7 +272,7 @@ impl Client {
         }
     }
 
-    fn advance_opening(&mut self, now: Time, space: usize, slab: usize) {
+    fn advance_opening(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         let state = &mut self.spaces[space].slabs[slab];
         let doubt = state.doubt.take();
         if state.pending.is_some() {
@@ -276,14 +284,14 @@ impl Client {
         let present = |listing: &Listing| replicas.iter().any(|r| r.grant == listing.grant);
         if !listings.iter().all(present) {
             // A copy left. A page on its way from it to another may have arrived or not: ask once that is over.
-            if self.copies.any_of(space, slab) {
+            if self.redundancy.copies.any_of(space, slab) {
                 self.spaces[space].slabs[slab].phase = Phase::Opening(listings);
                 return;
             }
             listings.clear();
         }
         for replica in &replicas {
-            if let Some(peer) = self.place_of(replica.server)
+            if let Some(peer) = self.peer_of(replica.server)
                 && !listings.iter().any(|listing| listing.peer == peer)
             {
                 listings.push(Listing { peer, grant: replica.grant, step: ListStep::Fencing, list: Vec::new() });
@@ -343,14 +351,14 @@ impl Client {
         }
     }
 
-    fn ask_versions(&mut self, space: usize, slab: usize, peer: usize, index: usize) -> bool {
-        let page = self.config.slab_size.page(SlabNo(slab as u32), index);
+    fn ask_versions(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex, index: usize) -> bool {
+        let page = self.config.slab_size.page(slab, index);
         let (role, version) = (Role::Versions, Version::NEVER);
         self.ask(Request { role, peer, op: Wire::Versions, class: Class::Demand, space, page, version })
     }
 
     /// What a copy was asked was taken back.
-    pub(in crate::client) fn list_again(&mut self, space: usize, slab: usize, peer: usize) {
+    pub(in crate::client) fn list_again(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
         if let Phase::Opening(listings) = &mut self.spaces[space].slabs[slab].phase
             && let Some(listing) = listings.iter_mut().find(|l| l.peer == peer && l.step == ListStep::Asked)
         {
@@ -363,9 +371,9 @@ impl Client {
     /// A copy told the versions of some of its pages.
     pub(in crate::client) fn versions_answered(
         &mut self,
-        space: usize,
+        space: SpaceIndex,
         page: PageNo,
-        peer: usize,
+        peer: PeerIndex,
         (status, grant): (Status, Version),
         payload: &[u8],
     ) {
@@ -410,7 +418,7 @@ impl Client {
     /// Brings every copy to the greatest version of every page. `true` if all have that already. Writes that the last owner had
     /// not finished may so be finished or, where no copy has them, undone: either is right. Where that would be a trim that
     /// another copy has content beneath, `trims.rs` says what is done.
-    fn reconcile(&mut self, space: usize, slab: usize, all: &[Listing]) -> bool {
+    fn reconcile(&mut self, space: SpaceIndex, slab: SlabNo, all: &[Listing]) -> bool {
         let mut behind = false;
         let all = if self.has(Fault::OpensUnreconciled) { &all[..1] } else { all };
         // The ledger is never trimmed, and who keeps the space writes it.
@@ -444,7 +452,7 @@ impl Client {
         !behind
     }
 
-    fn opens(&mut self, space: usize, slab: usize) {
+    fn opens(&mut self, space: SpaceIndex, slab: SlabNo) {
         let state = &mut self.spaces[space].slabs[slab];
         if let Phase::Opening(listings) = std::mem::replace(&mut state.phase, Phase::Open) {
             listings.into_iter().for_each(|listing| self.tables.give_back(listing.list));

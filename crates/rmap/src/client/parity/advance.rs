@@ -2,11 +2,13 @@
 
 use super::cold::Course;
 use super::{LEDGER_COPIES, Members, ParityView};
+use crate::client::context::context;
+use crate::client::index::{GroupIndex, SpaceIndex};
 use crate::client::ledger::Table;
 use crate::client::sealed::Tenure;
 use crate::client::slab::{Phase, Slab};
 use crate::client::{Client, Failure, SpaceRef};
-use crate::units::{Time, Version};
+use crate::units::{SlabNo, Time, Version};
 
 impl Client {
     /// Makes the parity of a sealed space: this client becomes its keeper, as soon as it can be. How far it is says
@@ -22,7 +24,7 @@ impl Client {
         if self.spaces[space.0].tenure == Tenure::Reader {
             self.begin_watch(space.0);
         } else {
-            (0..total).for_each(|slab| self.mark(space.0, slab));
+            self.spaces[space.0].slabs.indices().for_each(|slab| self.mark(space.0, slab));
         }
         self.settle(now);
     }
@@ -31,7 +33,7 @@ impl Client {
     pub fn parity(&self, space: SpaceRef) -> ParityView {
         let (space, state) = (space.0, &self.spaces[space.0]);
         let mut view = ParityView::default();
-        for group in 0..state.layout.groups {
+        for group in state.layout.groups() {
             let columns: Vec<&Slab> = state.layout.columns(group).filter_map(|slab| state.slabs.get(slab)).collect();
             if state.layout.members(group).all(|slab| !state.slabs[slab].is_held()) {
                 continue;
@@ -45,7 +47,7 @@ impl Client {
             servers.dedup();
             let held = columns.iter().filter(|slab| slab.is_held()).count();
             let single = columns.iter().all(|slab| slab.entry.replicas.len() == usize::from(slab.is_held()));
-            let copies = |slab: usize| state.slabs.get(slab).map_or(0, |slab| slab.entry.replicas.len());
+            let copies = |slab: SlabNo| state.slabs.get(slab).map_or(0, |slab| slab.entry.replicas.len());
             let is_told = self.ledger_slabs(space, group).all(|slab| copies(slab) >= LEDGER_COPIES);
             let is_whole = self.has_parity(space, group) && single && servers.len() == held && is_told;
             view.whole += usize::from(is_whole);
@@ -55,22 +57,21 @@ impl Client {
 
     /// Groups of a space whose parity is in the map.
     pub fn groups_with_parity(&self, space: SpaceRef) -> usize {
-        (0..self.spaces[space.0].layout.groups).filter(|group| self.has_parity(space.0, *group)).count()
+        self.spaces[space.0].layout.groups().filter(|group| self.has_parity(space.0, *group)).count()
     }
 
     /// Whether the map says that a group has parity.
-    pub(in crate::client) fn has_parity(&self, space: usize, group: usize) -> bool {
-        let state = &self.spaces[space];
-        !state.is_removed && state.slabs.get(state.layout.parity(group)).is_some_and(Slab::is_held)
+    pub(in crate::client) fn has_parity(&self, space: SpaceIndex, group: GroupIndex) -> bool {
+        context!(self).has_parity(space, group)
     }
 
     /// Whether a slab is one of a group that has parity.
-    pub(in crate::client) fn is_grouped(&self, space: usize, slab: usize) -> bool {
-        self.spaces[space].layout.group(slab).is_some_and(|group| self.has_parity(space, group))
+    pub(in crate::client) fn is_grouped(&self, space: SpaceIndex, slab: SlabNo) -> bool {
+        context!(self).is_grouped(space, slab)
     }
 
     /// How many copies a slab is to have.
-    pub(in crate::client) fn wanted_copies(&self, space: usize, slab: usize) -> usize {
+    pub(in crate::client) fn wanted_copies(&self, space: SpaceIndex, slab: SlabNo) -> usize {
         let state = &self.spaces[space];
         if state.layout.is_ledger(slab) {
             return LEDGER_COPIES;
@@ -81,18 +82,18 @@ impl Client {
     }
 
     /// Slabs of a group depend on each other.
-    pub(in crate::client) fn mark_group(&mut self, space: usize, slab: usize) {
+    pub(in crate::client) fn mark_group(&mut self, space: SpaceIndex, slab: SlabNo) {
         let layout = self.spaces[space].layout;
         for column in layout.group(slab).into_iter().flat_map(|group| layout.columns(group)) {
-            if column < self.spaces[space].slabs.len() {
+            if self.spaces[space].slabs.get(column).is_some() {
                 self.mark(space, column);
             }
         }
     }
 
     /// What does not belong to any one slab. `true` if slabs have to be looked at again.
-    pub(in crate::client) fn tend_parity(&mut self) -> bool {
-        if self.stripes.has_turn() {
+    pub(in crate::client) fn maintain_parity(&mut self) -> bool {
+        if self.parity.stripes.has_turn() {
             self.begin_waiting_stripes();
         }
         let any = self.take_own_results();
@@ -100,7 +101,7 @@ impl Client {
     }
 
     /// Looks at a slab of a group that has parity, or is to have. `false` if it is a slab like any other.
-    pub(in crate::client) fn advance_grouped(&mut self, now: Time, space: usize, slab: usize) -> bool {
+    pub(in crate::client) fn advance_grouped(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) -> bool {
         let layout = self.spaces[space].layout;
         let Some(group) = layout.group(slab).filter(|_| !self.spaces[space].is_removed) else {
             self.ledger_was_looked_at(space, slab);
@@ -158,21 +159,21 @@ impl Client {
     }
 
     /// A slab of an owner's group that the map does not say to have parity.
-    pub(super) fn advance_cold(&mut self, now: Time, space: usize, slab: usize) -> bool {
+    pub(super) fn advance_cold(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) -> bool {
         let layout = self.spaces[space].layout;
         let Some(group) = layout.group(slab) else { return false };
         if layout.is_parity(slab) {
             self.make_cold(now, space, group);
             return true;
         }
-        if self.spaces[space].groups.get(group).is_some_and(|group| group.course == Course::Making) {
+        if self.parity.cold.course(space, group) == Course::Making {
             self.mark(space, layout.parity(group));
         }
         // While the map is being asked for parity it is asked for nothing else: whatever happens is judged after that.
         self.is_frozen(space, group)
     }
 
-    pub(super) fn slab_is_lost(&mut self, space: usize, slab: usize, failure: Failure) {
+    pub(super) fn slab_is_lost(&mut self, space: SpaceIndex, slab: SlabNo, failure: Failure) {
         self.abort_repair(space, slab);
         let owns = self.spaces[space].tenure == Tenure::Owner;
         let is_new = !matches!(self.spaces[space].slabs[slab].phase, Phase::Lost);
@@ -183,7 +184,7 @@ impl Client {
     }
 
     /// By what the ledger says of it. `false`: there is no ledger any more, and its copy has to say it.
-    pub(super) fn open_member(&mut self, space: usize, slab: usize) -> bool {
+    pub(super) fn open_member(&mut self, space: SpaceIndex, slab: SlabNo) -> bool {
         match self.spaces[space].slabs[slab].table {
             Table::Known => self.column_opens(space, slab),
             Table::Asked { .. } => {}
@@ -197,24 +198,24 @@ impl Client {
         true
     }
 
-    pub(super) fn open_parity(&mut self, space: usize, group: usize) {
+    pub(super) fn open_parity(&mut self, space: SpaceIndex, group: GroupIndex) {
         if self.members_known(space, group) {
             self.make_parity_table(space, group);
             self.column_opens(space, self.spaces[space].layout.parity(group));
         }
     }
 
-    pub(super) fn members_known(&self, space: usize, group: usize) -> bool {
+    pub(super) fn members_known(&self, space: SpaceIndex, group: GroupIndex) -> bool {
         self.held_members(space, group).iter().all(|slab| self.knows_versions(space, *slab))
     }
 
-    pub(super) fn held_members(&self, space: usize, group: usize) -> Members {
+    pub(super) fn held_members(&self, space: SpaceIndex, group: GroupIndex) -> Members {
         let state = &self.spaces[space];
         state.layout.members(group).filter(|slab| state.slabs[*slab].is_held()).collect()
     }
 
     /// The versions that parity has: the greatest of its members' at each place, and none of an earlier life of it.
-    pub(super) fn make_parity_table(&mut self, space: usize, group: usize) {
+    pub(super) fn make_parity_table(&mut self, space: SpaceIndex, group: GroupIndex) {
         let members = self.held_members(space, group);
         let size = self.config.slab_size;
         let parity = self.spaces[space].layout.parity(group);
@@ -227,13 +228,13 @@ impl Client {
         }
     }
 
-    pub(super) fn column_opens(&mut self, space: usize, slab: usize) {
+    pub(super) fn column_opens(&mut self, space: SpaceIndex, slab: SlabNo) {
         self.spaces[space].slabs[slab].phase = Phase::Open;
         self.mark_group(space, slab);
         self.wake_ops(space, slab);
     }
 
-    pub(super) fn check_copies(&mut self, space: usize, slab: usize) {
+    pub(super) fn check_copies(&mut self, space: SpaceIndex, slab: SlabNo) {
         let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
         for peer in copies.iter() {
             if self.fence(space, peer) {
@@ -242,7 +243,7 @@ impl Client {
         }
     }
 
-    pub(super) fn tend_column(&mut self, now: Time, space: usize, slab: usize) {
+    pub(super) fn tend_column(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         self.retry_reads(space, slab);
         if self.spaces[space].tenure == Tenure::Reader {
             self.look_after(space, slab);
@@ -251,7 +252,7 @@ impl Client {
         }
     }
 
-    pub(in crate::client) fn look_after_if_reader(&mut self, space: usize, slab: usize) {
+    pub(in crate::client) fn look_after_if_reader(&mut self, space: SpaceIndex, slab: SlabNo) {
         if self.spaces[space].tenure == Tenure::Reader {
             self.look_after(space, slab);
         }

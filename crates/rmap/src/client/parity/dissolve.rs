@@ -22,9 +22,10 @@ use super::super::sealed::Tenure;
 use super::super::slab::{Doubt, Phase};
 use super::super::{Client, Failure, Fault};
 use super::Members;
-use super::cold::{Course, Group};
+use super::cold::Course;
+use crate::client::index::{GroupIndex, OpIndex, PeerIndex, SpaceIndex};
 use crate::control::MapEntry;
-use crate::units::{Time, Version};
+use crate::units::{SlabNo, Time, Version};
 
 /// What a slab still needs before its group has no parity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +39,7 @@ enum Footing {
 
 impl Client {
     /// Whether nothing may be written to a group. Only its owner could.
-    pub(in super::super) fn is_frozen(&self, space: usize, group: usize) -> bool {
+    pub(in super::super) fn is_frozen(&self, space: SpaceIndex, group: GroupIndex) -> bool {
         let state = &self.spaces[space];
         let has = |slab: &super::super::slab::Slab| slab.is_held() || slab.pending.is_some();
         !state.is_removed
@@ -47,18 +48,17 @@ impl Client {
     }
 
     /// The same for the group of a slab.
-    pub(in super::super) fn is_in_frozen(&self, space: usize, slab: usize) -> bool {
+    pub(in super::super) fn is_in_frozen(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         self.spaces[space].layout.group(slab).is_some_and(|group| self.is_frozen(space, group))
     }
 
-    pub(super) fn is_dissolving(&self, space: usize, slab: usize) -> bool {
-        let state = &self.spaces[space];
-        let group = state.layout.group(slab).and_then(|group| state.groups.get(group));
-        group.is_some_and(|group| group.course == Course::Dissolving)
+    pub(super) fn is_dissolving(&self, space: SpaceIndex, slab: SlabNo) -> bool {
+        let group = self.spaces[space].layout.group(slab);
+        group.is_some_and(|group| self.parity.cold.course(space, group) == Course::Dissolving)
     }
 
     /// A write is about to begin. `true` if it has to wait until its group has no parity.
-    pub(in super::super) fn waits_for_group(&mut self, op: usize, slab: usize) -> bool {
+    pub(in super::super) fn waits_for_group(&mut self, op: OpIndex, slab: SlabNo) -> bool {
         let space = self.ops.peek(op).space;
         let Some(group) = self.spaces[space].layout.group(slab) else { return false };
         self.note_change(space, slab);
@@ -71,13 +71,9 @@ impl Client {
     }
 
     /// Has the parity of a group leave.
-    pub(in super::super) fn dissolve(&mut self, space: usize, group: usize) {
+    pub(in super::super) fn dissolve(&mut self, space: SpaceIndex, group: GroupIndex) {
         let parity = self.spaces[space].layout.parity(group);
-        let Some(state) = self.spaces[space].groups.get_mut(group) else { return };
-        if state.course != Course::Dissolving {
-            state.course = Course::Dissolving;
-            state.refused = PeerSet::default();
-            self.cold.dissolving += 1;
+        if self.parity.cold.begin_dissolving(space, group) {
             // What its move waited for was asked for earlier than what is asked now.
             if let Some(parity) = self.spaces[space].slabs.get_mut(parity) {
                 parity.doubt = None;
@@ -87,32 +83,30 @@ impl Client {
     }
 
     /// Has the parity of the group of a slab leave.
-    pub(in super::super) fn dissolve_for(&mut self, space: usize, slab: usize) {
+    pub(in super::super) fn dissolve_for(&mut self, space: SpaceIndex, slab: SlabNo) {
         if let Some(group) = self.spaces[space].layout.group(slab) {
             self.dissolve(space, group);
         }
     }
 
     /// A slab is not what it was: its group is not cold, and parity of it that is being made would be wrong.
-    pub(in super::super) fn note_change(&mut self, space: usize, slab: usize) {
-        let now = self.now;
+    pub(in super::super) fn note_change(&mut self, space: SpaceIndex, slab: SlabNo) {
         let Some(group) = self.spaces[space].layout.group(slab) else { return };
-        let Some(state) = self.spaces[space].groups.get_mut(group) else { return };
-        state.quiet_since = now;
-        if state.course == Course::Making && !self.is_frozen(space, group) {
+        let course = self.parity.cold.written(self.now, space, group);
+        if course == Some(Course::Making) && !self.is_frozen(space, group) {
             self.stop_making(space, group);
         }
     }
 
     /// Whether a group with parity is worth nothing any more.
-    pub(super) fn is_worthless(&self, space: usize, group: usize) -> bool {
+    pub(super) fn is_worthless(&self, space: SpaceIndex, group: GroupIndex) -> bool {
         let slabs = &self.spaces[space].slabs;
-        let is_lost = |slab: usize| slabs.get(slab).is_some_and(|slab| matches!(slab.phase, Phase::Lost));
+        let is_lost = |slab: SlabNo| slabs.get(slab).is_some_and(|slab| matches!(slab.phase, Phase::Lost));
         self.spaces[space].layout.columns(group).any(is_lost) || self.is_ledger_lost(space, group)
     }
 
     /// What a member of a group that is being dissolved needs next.
-    pub(super) fn dissolve_column(&mut self, space: usize, slab: usize, here: PeerSet) {
+    pub(super) fn dissolve_column(&mut self, space: SpaceIndex, slab: SlabNo, here: PeerSet) {
         let (copies, refused) = (self.peers_of(&self.spaces[space].slabs[slab].entry), self.refused(space, slab));
         let taken = copies.union(refused);
         let is_short = copies.len() < self.wanted_copies(space, slab);
@@ -121,13 +115,13 @@ impl Client {
         let can_be_made = !is_stuck && (!here.is_empty() || self.can_reconstruct(space, slab));
         if here.is_empty() || is_short {
             let layout = self.spaces[space].layout;
-            self.mark(space, layout.parity(layout.group(slab).unwrap_or_default()));
+            layout.group(slab).into_iter().for_each(|group| self.mark(space, layout.parity(group)));
         }
         if !(here.is_empty() || is_short) || !can_be_made || !self.has_turn() {
             return;
         }
         // What is gone takes the room that there is first.
-        let comes_first = |column: usize| self.is_gone_and_waits(space, column);
+        let comes_first = |column: SlabNo| self.is_gone_and_waits(space, column);
         if !here.is_empty() && self.other_columns(space, slab).any(comes_first) {
             return;
         }
@@ -147,7 +141,7 @@ impl Client {
     }
 
     /// The map is being asked to have the parity of a slab's group leave.
-    pub(in super::super) fn is_parting(&self, space: usize, slab: usize) -> bool {
+    pub(in super::super) fn is_parting(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let state = &self.spaces[space];
         let parity = state.layout.group(slab).and_then(|group| state.slabs.get(state.layout.parity(group)));
         parity.is_some_and(|parity| matches!(parity.phase, Phase::Leaving))
@@ -155,44 +149,39 @@ impl Client {
 
     /// What was being made anew is not any more: those that wait for their turn, or for what comes first, look again.
     pub(in super::super) fn mark_dissolving(&mut self) {
-        if self.cold.dissolving == 0 {
+        if !self.parity.cold.is_any_dissolving() {
             return;
         }
-        for space in 0..self.spaces.len() {
-            for group in 0..self.spaces[space].groups.len() {
-                if self.spaces[space].groups[group].course == Course::Dissolving {
+        for space in self.spaces.indices() {
+            for group in self.parity.cold.groups_of(space) {
+                if self.parity.cold.course(space, group) == Course::Dissolving {
                     self.mark_group(space, self.spaces[space].layout.parity(group));
                 }
             }
         }
     }
 
-    fn flees(&self, peer: usize) -> bool {
+    fn flees(&self, peer: PeerIndex) -> bool {
         self.peers[peer].wants_relief() && !self.peers[peer].last_resort
     }
 
-    fn refused(&self, space: usize, slab: usize) -> PeerSet {
-        let state = &self.spaces[space];
-        state
-            .layout
-            .group(slab)
-            .and_then(|group| state.groups.get(group))
-            .map(|group| group.refused)
-            .unwrap_or_default()
+    fn refused(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
+        let group = self.spaces[space].layout.group(slab);
+        group.map(|group| self.parity.cold.refused(space, group)).unwrap_or_default()
     }
 
     /// Somebody waits: these have a share of their own of what is made anew at a time.
     fn has_turn(&self) -> bool {
-        let dissolving = self.repairing.iter().filter(|(space, slab)| self.is_dissolving(*space, *slab));
+        let dissolving = self.redundancy.repairs.iter().filter(|(space, slab)| self.is_dissolving(*space, *slab));
         dissolving.count() < REPAIRS_MAX
     }
 
     /// Copies of a slab at servers that answer.
-    pub(super) fn copies_here(&self, space: usize, slab: usize) -> PeerSet {
+    pub(super) fn copies_here(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
         self.copies_to_ask(space, slab).iter().filter(|peer| !self.peers[*peer].is_down()).collect()
     }
 
-    fn is_gone_and_waits(&self, space: usize, slab: usize) -> bool {
+    fn is_gone_and_waits(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let state = &self.spaces[space].slabs[slab];
         let is_member = !self.spaces[space].layout.is_parity(slab);
         let is_open = matches!(state.phase, Phase::Open) && state.repair.is_none() && !state.is_stuck;
@@ -200,9 +189,9 @@ impl Client {
     }
 
     /// Whether some server may take a copy beside those that there are.
-    fn has_room(&self, space: usize, slab: usize, on_disk: bool) -> bool {
+    fn has_room(&self, space: SpaceIndex, slab: SlabNo, on_disk: bool) -> bool {
         let taken = self.peers_of(&self.spaces[space].slabs[slab].entry).union(self.refused(space, slab));
-        (0..self.peers.len()).filter(|peer| !taken.has(*peer)).any(|peer| {
+        self.peers.indices().filter(|peer| !taken.has(*peer)).any(|peer| {
             let server = &self.peers[peer];
             let keeps = server.keeps_promises() && self.room_kept(space, peer) > 0;
             let may = !server.last_resort || on_disk && self.config.uses_last_resort;
@@ -210,7 +199,7 @@ impl Client {
         })
     }
 
-    fn footing(&self, space: usize, slab: usize) -> Footing {
+    fn footing(&self, space: SpaceIndex, slab: SlabNo) -> Footing {
         let state = &self.spaces[space].slabs[slab];
         match state.phase {
             Phase::Lost | Phase::Vacant => return Footing::Firm,
@@ -242,7 +231,7 @@ impl Client {
     }
 
     /// The parity of a group that is being dissolved leaves the map when it is needed no more.
-    pub(super) fn part_group(&mut self, now: Time, space: usize, group: usize, doubt: Option<Doubt>) {
+    pub(super) fn part_group(&mut self, now: Time, space: SpaceIndex, group: GroupIndex, doubt: Option<Doubt>) {
         let layout = self.spaces[space].layout;
         let parity = layout.parity(group);
         if layout.columns(group).any(|slab| self.spaces[space].slabs[slab].pending.is_some()) {
@@ -266,11 +255,18 @@ impl Client {
     /// Whether parity may leave for the sake of what its members have: of each of them, a server with a copy must have lived after
     /// that was wanted. Until then it may be dead and nobody has noticed, and its slab is in the parity alone. So those servers are
     /// asked. Their answer brings the parity up again, as does their silence.
-    fn members_live(&mut self, now: Time, space: usize, group: usize, members: &Members, doubt: Option<Doubt>) -> bool {
+    fn members_live(
+        &mut self,
+        now: Time,
+        space: SpaceIndex,
+        group: GroupIndex,
+        members: &Members,
+        doubt: Option<Doubt>,
+    ) -> bool {
         let parity = self.spaces[space].layout.parity(group);
         let leaving = self.peers_of(&self.spaces[space].slabs[parity].entry);
         let since = doubt.filter(|doubt| doubt.leaving == leaving).map_or(now, |doubt| doubt.since);
-        let phase = |slab: &usize| &self.spaces[space].slabs[*slab].phase;
+        let phase = |slab: &SlabNo| &self.spaces[space].slabs[*slab].phase;
         let kept = members.iter().filter(|slab| !matches!(phase(slab), Phase::Lost));
         let copies = kept.map(|slab| self.copies_here(space, *slab));
         let is_unproven = |copies: &PeerSet| copies.iter().all(|peer| self.peers[peer].lived_at < since);
@@ -286,15 +282,15 @@ impl Client {
     }
 
     /// What is gone of a group cannot be made anew. A server that may still come, with room or with what is missing, is waited for.
-    fn decline_group(&mut self, now: Time, space: usize, group: usize) {
+    fn decline_group(&mut self, now: Time, space: SpaceIndex, group: GroupIndex) {
         let layout = self.spaces[space].layout;
         if self.someone_may_come() {
             return;
         }
         if let Some(at) = self.patience_ends(now) {
-            return self.look_at(at, space, layout.parity(group));
+            return self.mark_at(at, space, layout.parity(group));
         }
-        self.spaces[space].groups[group].refused = PeerSet::default();
+        self.parity.cold.forget_refused(space, group);
         for slab in layout.members(group) {
             if matches!(self.spaces[space].slabs[slab].phase, Phase::Open | Phase::Vacant) {
                 self.decline_ops(space, slab, now);
@@ -303,7 +299,7 @@ impl Client {
     }
 
     /// Writes that wait for the map's word on a group end in time.
-    pub(super) fn decline_late(&mut self, now: Time, space: usize, slab: usize) {
+    pub(super) fn decline_late(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         let is_known = matches!(self.spaces[space].slabs[slab].phase, Phase::Open | Phase::Vacant);
         let waits =
             |op: &Operation| op.stage == Stage::Waiting && op.space == space && self.slab_of(op.page) == Some(slab);
@@ -313,33 +309,23 @@ impl Client {
     }
 
     /// A server has no room for a slab that is to be made.
-    pub(in super::super) fn has_refused(&mut self, space: usize, slab: usize, peer: usize) {
-        let state = &mut self.spaces[space];
-        if let Some(group) = state.layout.group(slab).and_then(|group| state.groups.get_mut(group)) {
-            group.refused.insert(peer);
+    pub(in super::super) fn has_refused(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
+        if let Some(group) = self.spaces[space].layout.group(slab) {
+            self.parity.cold.refuse(space, group, peer);
         }
         self.mark_dissolving();
     }
 
     /// The map says something else of a group's parity.
-    pub(in super::super) fn parity_changed(&mut self, space: usize, parity: usize) {
-        let (layout, now) = (self.spaces[space].layout, self.now);
+    pub(in super::super) fn parity_changed(&mut self, space: SpaceIndex, parity: SlabNo) {
+        let layout = self.spaces[space].layout;
         let Some(group) = layout.group(parity).filter(|group| layout.parity(*group) == parity) else { return };
-        let is_held = self.spaces[space].slabs[parity].is_held();
-        let Some(state) = self.spaces[space].groups.get_mut(group) else { return };
-        let course = state.course;
-        if is_held {
-            if course == Course::Making {
-                state.course = Course::Still;
-                self.stats.groups_made += 1;
-            }
+        if self.spaces[space].slabs[parity].is_held() {
+            self.stats.groups_made += u64::from(self.parity.cold.parity_joined(space, group));
             return;
         }
-        *state = Group { quiet_since: now, ..Group::default() };
-        if course == Course::Dissolving {
-            self.cold.dissolving -= 1;
-            self.stats.groups_dissolved += 1;
-        }
+        let Some(course) = self.parity.cold.parity_left(self.now, space, group) else { return };
+        self.stats.groups_dissolved += u64::from(course == Course::Dissolving);
         self.forget_tables(space, group);
         layout.columns(group).for_each(|slab| self.end_copies(space, slab));
         self.interrupt_stripes_of(space, group);
@@ -364,20 +350,17 @@ impl Client {
     }
 
     /// Another owner has the space, or it is being removed: its groups are nothing to this one.
-    pub(in super::super) fn forget_groups(&mut self, space: usize) {
-        for group in &mut self.spaces[space].groups {
-            self.cold.dissolving -= usize::from(group.course == Course::Dissolving);
-            group.course = Course::Still;
-        }
+    pub(in super::super) fn forget_groups(&mut self, space: SpaceIndex) {
+        self.parity.cold.forget(space);
     }
 
     /// A space is being removed: each of its slabs is what its copies are, and nothing is made of others.
-    pub(in super::super) fn forget_parity(&mut self, space: usize) {
+    pub(in super::super) fn forget_parity(&mut self, space: SpaceIndex) {
         if std::mem::replace(&mut self.spaces[space].is_removed, true) {
             return;
         }
         self.forget_groups(space);
-        for slab in 0..self.spaces[space].slabs.len() {
+        for slab in self.spaces[space].slabs.indices() {
             let state = &mut self.spaces[space].slabs[slab];
             if matches!(state.phase, Phase::Lost) && !state.entry.replicas.is_empty() {
                 state.phase = Phase::Opening(Vec::new());
@@ -387,7 +370,7 @@ impl Client {
     }
 
     /// Whether somebody can have taken this version for parity: whoever made it may have had floors of its own.
-    pub(in super::super) fn may_be_parity(&self, space: usize, slab: usize, version: Version) -> bool {
+    pub(in super::super) fn may_be_parity(&self, space: SpaceIndex, slab: SlabNo, version: Version) -> bool {
         let state = &self.spaces[space];
         state.layout.is_parity(slab) && version <= Version::new(state.generation, state.sequence, true)
     }

@@ -8,14 +8,15 @@ use super::super::repair::{REPAIRS_MAX, Repair};
 use super::super::sealed::Tenure;
 use super::super::slab::{Phase, Slab, Space};
 use super::place::{OfColumns, assign};
-use crate::units::Time;
+use crate::client::index::{GroupIndex, PeerIndex, SpaceIndex};
+use crate::units::{SlabNo, Time};
 
 impl Client {
     /// What comes next for a group that is to have parity. Its last step is the map's: then it has.
-    pub(super) fn make_group(&mut self, now: Time, space: usize, group: usize) {
+    pub(super) fn make_group(&mut self, now: Time, space: SpaceIndex, group: GroupIndex) {
         let members = self.held_members(space, group);
         let slabs = &self.spaces[space].slabs;
-        let ready = |slab: &usize| {
+        let ready = |slab: &SlabNo| {
             let slab = &slabs[*slab];
             let is_open = matches!(slab.phase, Phase::Open) && slab.disputed.is_empty();
             is_open && !slab.entry.lost && slab.pending.is_none() && slab.repair.is_none()
@@ -30,7 +31,7 @@ impl Client {
                 _ => self.compare_table(space, *slab),
             }
         }
-        let is_known = |slab: &usize| self.spaces[space].slabs[*slab].table == Table::Known;
+        let is_known = |slab: &SlabNo| self.spaces[space].slabs[*slab].table == Table::Known;
         if !members.iter().all(is_known) || !self.is_ledger_kept(space, group) {
             return;
         }
@@ -43,7 +44,7 @@ impl Client {
     }
 
     /// A slab of the ledger was looked at. If both of its copies are there, and nothing is moved, groups that waited for that go on.
-    pub(super) fn ledger_was_looked_at(&mut self, space: usize, ledger: usize) {
+    pub(super) fn ledger_was_looked_at(&mut self, space: SpaceIndex, ledger: SlabNo) {
         let Space { tenure, layout, slabs, .. } = &self.spaces[space];
         let (layout, is_still) = (*layout, slabs[ledger].repair.is_none());
         // An owner looks at all of its groups again and again.
@@ -53,13 +54,13 @@ impl Client {
     }
 
     /// Copies of each column, at servers that answer: the slab's own ones first, then those of the others that hold anything.
-    fn columns_here(&self, space: usize, slab: usize) -> OfColumns<PeerSet> {
+    fn columns_here(&self, space: SpaceIndex, slab: SlabNo) -> OfColumns<PeerSet> {
         [slab].into_iter().chain(self.other_columns(space, slab)).map(|slab| self.copies_here(space, slab)).collect()
     }
 
     /// Which copy of a slab stays. Each slab of a group comes to the same.
-    fn place_of_column(&self, space: usize, slab: usize) -> Option<usize> {
-        let mut columns: OfColumns<usize> = self.other_columns(space, slab).chain([slab]).collect();
+    fn copy_that_stays(&self, space: SpaceIndex, slab: SlabNo) -> Option<PeerIndex> {
+        let mut columns: OfColumns<SlabNo> = self.other_columns(space, slab).chain([slab]).collect();
         columns.sort_unstable();
         let own = columns.iter().position(|column| *column == slab)?;
         let here: OfColumns<PeerSet> = columns.iter().map(|column| self.copies_here(space, *column)).collect();
@@ -68,7 +69,7 @@ impl Client {
 
     /// Whether a copy may be there that this keeper has not heard of yet: its server does not know of the keeper so far, or has not
     /// said whether it has that copy.
-    pub(super) fn has_unheard_copy(&self, space: usize, slab: usize) -> bool {
+    pub(super) fn has_unheard_copy(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let state = &self.spaces[space].slabs[slab];
         // Before there is parity, a slab is open only when its copies have listed what they have.
         let heard =
@@ -78,19 +79,19 @@ impl Client {
     }
 
     /// Servers that know this keeper, and have said that they have the slab as the map says.
-    pub(super) fn heard_of(&self, space: usize, slab: usize) -> PeerSet {
+    pub(super) fn heard_of(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
         self.spaces[space].fenced_at.intersection(self.spaces[space].slabs[slab].checked)
     }
 
     /// Whether the map is being asked for a change of a slab's group. One at a time: what is decided of one slab depends on where the
     /// others are.
-    fn is_changing(&self, space: usize, slab: usize) -> bool {
-        let changing = |slab: usize| self.spaces[space].slabs[slab].pending.is_some();
+    fn is_changing(&self, space: SpaceIndex, slab: SlabNo) -> bool {
+        let changing = |slab: SlabNo| self.spaces[space].slabs[slab].pending.is_some();
         changing(slab) || self.other_columns(space, slab).any(changing)
     }
 
     /// Has copies that are gone leave the map. `true` if there are some.
-    fn gone_leave(&mut self, space: usize, slab: usize) -> bool {
+    fn gone_leave(&mut self, space: SpaceIndex, slab: SlabNo) -> bool {
         let Slab { entry, failed, .. } = &self.spaces[space].slabs[slab];
         let copies = self.peers_of(entry);
         let keep = copies.minus(*failed);
@@ -103,7 +104,7 @@ impl Client {
 
     /// What cannot be opened, as its versions are not known, may be gone for all that: readers that know them from before the ledger
     /// was lost wait for it.
-    pub(super) fn keep_unopened(&mut self, space: usize, slab: usize) {
+    pub(super) fn keep_unopened(&mut self, space: SpaceIndex, slab: SlabNo) {
         let keeps = self.spaces[space].tenure.changes_map();
         let is_open = matches!(self.spaces[space].slabs[slab].phase, Phase::Open);
         if keeps && !is_open && !self.is_changing(space, slab) {
@@ -112,13 +113,13 @@ impl Client {
     }
 
     /// Does what comes next for an open slab of a group, as its keeper.
-    pub(super) fn keep_column(&mut self, now: Time, space: usize, slab: usize) {
+    pub(super) fn keep_column(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         let doubt = self.spaces[space].slabs[slab].doubt.take();
         if self.is_changing(space, slab) {
             return;
         }
         let is_dissolving = self.is_dissolving(space, slab);
-        let unheard = |slab: usize| self.has_unheard_copy(space, slab);
+        let unheard = |slab: SlabNo| self.has_unheard_copy(space, slab);
         // Where all get copies of their own again, none depends on where the others are.
         if unheard(slab) || !is_dissolving && self.other_columns(space, slab).any(unheard) {
             return;
@@ -148,9 +149,9 @@ impl Client {
             }
             return self.dissolve_column(space, slab, here);
         }
-        let stays = self.place_of_column(space, slab);
+        let stays = self.copy_that_stays(space, slab);
         // A copy leaves for parity, which is of use as long as the ledger is there.
-        let has_ledger = |group: usize| self.has_parity(space, group) && self.is_ledger_kept(space, group);
+        let has_ledger = |group: GroupIndex| self.has_parity(space, group) && self.is_ledger_kept(space, group);
         let may_be_single = layout.group(slab).is_some_and(has_ledger);
         let whole = columns.iter().all(|copies| !copies.is_empty());
         if let Some(place) = stays.filter(|_| copies.len() > 1 && whole && may_be_single) {
@@ -177,7 +178,7 @@ impl Client {
     }
 
     /// Begins a copy that is to be the one of this slab.
-    fn begin_column(&mut self, space: usize, slab: usize, here: PeerSet, replaces: Option<usize>) {
+    fn begin_column(&mut self, space: SpaceIndex, slab: SlabNo, here: PeerSet, replaces: Option<PeerIndex>) {
         let can_be_made = !here.is_empty() || self.can_reconstruct(space, slab);
         if self.repairs_running() >= REPAIRS_MAX || !can_be_made || self.spaces[space].slabs[slab].is_stuck {
             return;
@@ -192,19 +193,21 @@ impl Client {
 
     /// Where a slab could be so that most slabs of its group are apart; of these in a zone of its own, if there is one, and
     /// where there is most room. On a disk only where it would be gone otherwise.
-    pub(in super::super) fn room_apart(&self, space: usize, slab: usize, flees: bool) -> Option<usize> {
+    pub(in super::super) fn room_apart(&self, space: SpaceIndex, slab: SlabNo, flees: bool) -> Option<PeerIndex> {
         let mut columns = self.columns_here(space, slab);
         let own = self.peers_of(&self.spaces[space].slabs[slab].entry);
-        let target = |column: usize| self.spaces[space].slabs[column].repair.as_ref().map(|repair| repair.peer);
+        let target = |column: SlabNo| self.spaces[space].slabs[column].repair.as_ref().map(|repair| repair.peer);
         let taken = own.union(self.other_columns(space, slab).filter_map(target).collect());
         let pick = |client: &Client, columns: &mut OfColumns<PeerSet>, last_resort: bool| {
-            let lends = |peer: &usize| client.peers[*peer].can_lend() && client.peers[*peer].last_resort == last_resort;
+            let lends =
+                |peer: &PeerIndex| client.peers[*peer].can_lend() && client.peers[*peer].last_resort == last_resort;
             let others: OfColumns<PeerSet> = columns[1..].into();
-            let apart = |peer: &usize| !taken.has(*peer) && others.iter().all(|set| set.len() != 1 || !set.has(*peer));
-            let open: PeerSet = (0..client.peers.len()).filter(|peer| lends(peer) && apart(peer)).collect();
+            let apart =
+                |peer: &PeerIndex| !taken.has(*peer) && others.iter().all(|set| set.len() != 1 || !set.has(*peer));
+            let open: PeerSet = client.peers.indices().filter(|peer| lends(peer) && apart(peer)).collect();
             open.iter().max_by_key(|peer| {
                 columns[0] = [*peer].into_iter().collect();
-                let places: OfColumns<usize> = assign(columns).into_iter().flatten().collect();
+                let places: OfColumns<PeerIndex> = assign(columns).into_iter().flatten().collect();
                 let zone = client.peers[*peer].info.zone;
                 let alone = places.iter().all(|place| place == peer || client.peers[*place].info.zone != zone);
                 (places.len(), alone, client.peers[*peer].free_slabs)
@@ -216,7 +219,7 @@ impl Client {
     }
 
     /// Whether a keeper could make a slab of a group anew, or say that it is gone.
-    pub(in super::super) fn can_improve_column(&self, space: usize, slab: usize) -> bool {
+    pub(in super::super) fn can_improve_column(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let Slab { entry, failed, phase, .. } = &self.spaces[space].slabs[slab];
         let copies = self.peers_of(entry);
         let is_gone = !copies.is_empty() && copies.minus(*failed).is_empty();
@@ -225,7 +228,7 @@ impl Client {
     }
 
     /// A slab in the making whose pages cannot be had now gives its place to others.
-    pub(in super::super) fn has_source(&self, space: usize, slab: usize) -> bool {
+    pub(in super::super) fn has_source(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let up = self.copies_to_ask(space, slab).iter().any(|peer| !self.peers[peer].is_down());
         up || self.can_reconstruct(space, slab)
     }

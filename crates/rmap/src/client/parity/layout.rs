@@ -6,6 +6,7 @@
 //! | from n, rounded up to a multiple of four | one of parity for each group |
 //! | from there | the *ledger*: which version each page has, 8 bytes a page |
 
+use crate::client::index::{GroupIndex, ListIndex};
 use crate::control::MapEntry;
 use crate::units::{PAGE_SIZE, PageNo, SlabNo, SlabSize};
 
@@ -33,12 +34,26 @@ impl Layout {
         Layout { data, groups: data.div_ceil(MEMBERS), table_pages: size.pages().div_ceil(VERSIONS_A_PAGE), size }
     }
 
-    pub fn parity(self, group: usize) -> usize {
-        MEMBERS * self.groups + group
+    /// The parity slab of a group.
+    pub fn parity(self, group: GroupIndex) -> SlabNo {
+        SlabNo::from_usize(self.first_parity() + group.0)
+    }
+
+    fn first_parity(self) -> usize {
+        MEMBERS * self.groups
     }
 
     fn ledger(self) -> usize {
-        self.parity(self.groups)
+        self.first_parity() + self.groups
+    }
+
+    pub fn groups(self) -> impl Iterator<Item = GroupIndex> {
+        (0..self.groups).map(GroupIndex)
+    }
+
+    /// Whether a slab has pages of the space.
+    pub fn is_data(self, slab: SlabNo) -> bool {
+        slab.to_usize() < self.data
     }
 
     /// All slabs, those between the last page and the first parity counted.
@@ -47,44 +62,54 @@ impl Layout {
     }
 
     /// The group that a slab belongs to, as a member or as its parity.
-    pub fn group(self, slab: usize) -> Option<usize> {
-        if slab < self.data { Some(slab / MEMBERS) } else { self.is_parity(slab).then(|| slab - self.parity(0)) }
+    pub fn group(self, slab: SlabNo) -> Option<GroupIndex> {
+        let at = slab.to_usize();
+        let member = self.is_data(slab).then_some(at / MEMBERS);
+        member.or_else(|| self.is_parity(slab).then(|| at - self.first_parity())).map(GroupIndex)
     }
 
-    pub fn is_parity(self, slab: usize) -> bool {
-        (self.parity(0)..self.ledger()).contains(&slab)
+    pub fn is_parity(self, slab: SlabNo) -> bool {
+        (self.first_parity()..self.ledger()).contains(&slab.to_usize())
     }
 
-    pub fn is_ledger(self, slab: usize) -> bool {
-        (self.ledger()..self.total()).contains(&slab)
+    pub fn is_ledger(self, slab: SlabNo) -> bool {
+        (self.ledger()..self.total()).contains(&slab.to_usize())
     }
 
-    pub fn members(self, group: usize) -> std::ops::Range<usize> {
-        group * MEMBERS..(group * MEMBERS + MEMBERS).min(self.data)
+    pub fn members(self, group: GroupIndex) -> impl Iterator<Item = SlabNo> + Clone {
+        let first = group.0 * MEMBERS;
+        (first..(first + MEMBERS).min(self.data)).map(SlabNo::from_usize)
     }
 
     /// The members of a group, and its parity.
-    pub fn columns(self, group: usize) -> impl Iterator<Item = usize> {
+    pub fn columns(self, group: GroupIndex) -> impl Iterator<Item = SlabNo> {
         self.members(group).chain([self.parity(group)])
     }
 
     /// Groups with versions in a slab of the ledger.
-    pub fn groups_in(self, ledger: usize) -> std::ops::RangeInclusive<usize> {
+    pub fn groups_in(self, ledger: SlabNo) -> impl Iterator<Item = GroupIndex> {
         let of_page = |page: usize| (page / self.table_pages).min(self.data - 1) / MEMBERS;
-        let first = (ledger - self.ledger()) * self.size.pages();
-        of_page(first)..=of_page(first + self.size.pages() - 1)
+        let first = (ledger.to_usize() - self.ledger()) * self.size.pages();
+        (of_page(first)..=of_page(first + self.size.pages() - 1)).map(GroupIndex)
     }
 
     /// Where a part of a slab's versions is.
-    pub fn table_page(self, slab: usize, part: usize) -> PageNo {
-        let first = self.size.page(SlabNo(self.ledger() as u32), 0);
-        PageNo(first.0 + (slab * self.table_pages + part) as u64)
+    pub fn table_page(self, slab: SlabNo, part: usize) -> PageNo {
+        let first = self.size.page(SlabNo::from_usize(self.ledger()), 0);
+        PageNo(first.0 + (slab.to_usize() * self.table_pages + part) as u64)
+    }
+
+    /// The first and the last page of the ledger with versions of a group.
+    pub fn table_pages_of(self, group: GroupIndex) -> [PageNo; 2] {
+        let first = group.0 * MEMBERS;
+        let last = (first + MEMBERS).min(self.data) - 1;
+        [(first, 0), (last, self.table_pages - 1)].map(|(slab, part)| self.table_page(SlabNo::from_usize(slab), part))
     }
 }
 
 /// What a layout of a space needs, where the map has entries beyond its pages.
 pub fn slabs_needed(layout: Layout, map: &[(SlabNo, MapEntry)]) -> usize {
-    let beyond = map.iter().any(|(slab, _)| slab.0 as usize >= layout.data);
+    let beyond = map.iter().any(|(slab, _)| !layout.is_data(*slab));
     if beyond { layout.total() } else { layout.data }
 }
 
@@ -97,26 +122,28 @@ mod tests {
         for (pages, slab_pages) in [(1, 8), (20, 8), (33, 8), (257, 8), (16_384 * 9, 16_384), (1024 * 700, 1024)] {
             let size = SlabSize::new(slab_pages).unwrap();
             let layout = Layout::new(pages, size);
-            for slab in 0..layout.total() {
-                let duties = [slab < layout.data, layout.is_parity(slab), layout.is_ledger(slab)];
-                let gap = (layout.data..layout.parity(0)).contains(&slab);
-                assert_eq!(duties.iter().filter(|duty| **duty).count(), usize::from(!gap), "{slab} of {layout:?}");
+            for slab in (0..layout.total()).map(SlabNo::from_usize) {
+                let duties = [layout.is_data(slab), layout.is_parity(slab), layout.is_ledger(slab)];
+                let gap = (layout.data..layout.first_parity()).contains(&slab.to_usize());
+                assert_eq!(duties.iter().filter(|duty| **duty).count(), usize::from(!gap), "{slab:?} of {layout:?}");
                 assert_eq!(layout.group(slab).is_some(), duties[0] || duties[1]);
                 if let Some(group) = layout.group(slab) {
                     assert_eq!(layout.columns(group).filter(|column| *column == slab).count(), 1);
                 }
             }
-            for slab in 0..layout.data {
+            for slab in (0..layout.data).map(SlabNo::from_usize) {
                 for part in [0, layout.table_pages - 1] {
-                    let ledger = size.slab(layout.table_page(slab, part)).unwrap().0 as usize;
-                    assert!(layout.groups_in(ledger).contains(&(slab / MEMBERS)), "{slab} of {layout:?}");
+                    let ledger = size.slab(layout.table_page(slab, part)).unwrap();
+                    let group = layout.group(slab).unwrap();
+                    assert!(layout.groups_in(ledger).any(|of| of == group), "{slab:?} of {layout:?}");
                 }
             }
-            let last = layout.table_page(layout.data - 1, layout.table_pages - 1);
-            assert!(layout.is_ledger(size.slab(layout.table_page(0, 0)).unwrap().0 as usize));
+            let last = layout.table_page(SlabNo::from_usize(layout.data - 1), layout.table_pages - 1);
+            assert!(layout.is_ledger(size.slab(layout.table_page(SlabNo(0), 0)).unwrap()));
             assert_eq!(size.slab(last).unwrap().0 as usize, layout.total() - 1);
         }
         let layout = Layout::new(16_384 * 9, SlabSize::default());
-        assert_eq!((layout.groups, layout.parity(2), layout.total(), layout.table_pages), (3, 14, 16, 32));
+        let parity = layout.parity(GroupIndex(2));
+        assert_eq!((layout.groups, parity, layout.total(), layout.table_pages), (3, SlabNo(14), 16, 32));
     }
 }

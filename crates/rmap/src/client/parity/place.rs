@@ -4,14 +4,15 @@ use smallvec::{SmallVec, smallvec};
 
 use super::super::peer::PeerSet;
 use super::layout::COLUMNS;
+use crate::client::index::PeerIndex;
 
 /// Something of each slab of a group, its parity among them, in place.
 pub type OfColumns<T> = SmallVec<[T; COLUMNS]>;
 
 /// For each column of a group, by the servers that have it: the one that keeps it; none where all are taken. What has one
 /// copy only keeps that, whatever else would fit better: so what is decided for one stays right for all.
-pub fn assign(columns: &[PeerSet]) -> OfColumns<Option<usize>> {
-    let mut kept: OfColumns<Option<usize>> = smallvec![None; columns.len()];
+pub fn assign(columns: &[PeerSet]) -> OfColumns<Option<PeerIndex>> {
+    let mut kept: OfColumns<Option<PeerIndex>> = smallvec![None; columns.len()];
     let mut fixed = PeerSet::default();
     for (column, servers) in columns.iter().enumerate().filter(|(_, servers)| servers.len() == 1) {
         kept[column] = servers.minus(fixed).iter().next();
@@ -28,7 +29,7 @@ fn find_place(
     column: usize,
     columns: &[PeerSet],
     fixed: PeerSet,
-    kept: &mut [Option<usize>],
+    kept: &mut [Option<PeerIndex>],
     tried: &mut PeerSet,
 ) -> bool {
     for server in columns[column].minus(fixed).iter() {
@@ -50,8 +51,10 @@ mod tests {
     use super::*;
 
     fn check(columns: &[&[usize]], expected: &[Option<usize>]) {
-        let sets: Vec<PeerSet> = columns.iter().map(|servers| servers.iter().copied().collect()).collect();
-        assert_eq!(assign(&sets)[..], *expected, "{columns:?}");
+        let sets: Vec<PeerSet> =
+            columns.iter().map(|servers| servers.iter().copied().map(PeerIndex).collect()).collect();
+        let kept: Vec<Option<usize>> = assign(&sets).into_iter().map(|peer| peer.map(|peer| peer.0)).collect();
+        assert_eq!(kept, *expected, "{columns:?}");
     }
 
     #[test]
@@ -76,7 +79,7 @@ mod tests {
                 (state >> 33) % below
             };
             let mut columns: Vec<PeerSet> =
-                (0..5).map(|_| (0..1 + any(2)).map(|_| any(6) as usize).collect()).collect();
+                (0..5).map(|_| (0..1 + any(2)).map(|_| PeerIndex(any(6) as usize)).collect()).collect();
             let count = |columns: &[PeerSet]| assign(columns).iter().flatten().count();
             let whole = count(&columns);
             for _ in 0..5 {

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use super::super::slab::SPACE_SLABS_MAX;
 use super::LEDGER_COPIES;
 use super::layout::Layout;
+use crate::client::index::{GroupIndex, ListIndex};
 use crate::control::MapEntry;
 use crate::units::{SlabNo, SlabSize};
 
@@ -26,12 +27,13 @@ pub fn standings(
     map: &[(SlabNo, MapEntry)],
 ) -> (Vec<(SlabNo, Standing)>, bool) {
     let layout = Layout::new(pages.clamp(1, (SPACE_SLABS_MAX * size.pages()) as u64), size);
-    let entries: HashMap<usize, &MapEntry> = map.iter().map(|(slab, entry)| (slab.0 as usize, entry)).collect();
-    let entry = |slab: usize| entries.get(&slab).copied();
+    let entries: HashMap<SlabNo, &MapEntry> = map.iter().map(|(slab, entry)| (*slab, entry)).collect();
+    let entry = |slab: SlabNo| entries.get(&slab).copied();
     let is_held = |entry: &MapEntry| entry.lost || !entry.replicas.is_empty();
-    let gone = |group: usize| layout.columns(group).filter(|slab| entry(*slab).is_some_and(|entry| entry.lost)).count();
-    let has_parity = |group: usize| entry(layout.parity(group)).is_some_and(is_held);
-    let standing = |slab: usize, entry: &MapEntry| {
+    let gone =
+        |group: GroupIndex| layout.columns(group).filter(|slab| entry(*slab).is_some_and(|entry| entry.lost)).count();
+    let has_parity = |group: GroupIndex| entry(layout.parity(group)).is_some_and(is_held);
+    let standing = |slab: SlabNo, entry: &MapEntry| {
         let few = |wanted| if entry.replicas.len() < wanted { Standing::Short } else { Standing::Whole };
         match layout.group(slab).filter(|group| has_parity(*group)).map(gone) {
             Some(0) => Standing::Whole,
@@ -43,9 +45,9 @@ pub fn standings(
             None => few(copies),
         }
     };
-    let held = map.iter().filter(|(slab, entry)| is_held(entry) && (slab.0 as usize) < layout.total());
-    let all = held.map(|(slab, entry)| (*slab, standing(slab.0 as usize, entry))).collect();
-    (all, (0..layout.groups).any(has_parity))
+    let held = map.iter().filter(|(slab, entry)| is_held(entry) && slab.to_usize() < layout.total());
+    let all = held.map(|(slab, entry)| (*slab, standing(*slab, entry))).collect();
+    (all, layout.groups().any(has_parity))
 }
 
 #[cfg(test)]

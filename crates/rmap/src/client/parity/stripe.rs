@@ -2,65 +2,70 @@
 //!
 //! Members are opened as they come, and what a member's page comes to is opened before it counts: nothing that a server made
 //! up gets through, or into another slab. A bounded number of stripes is under way; room for their pages is allocated at the
-//! start. Others wait for their turn.
-
-mod assemble;
+//! start. Others wait for their turn. [`Stripes`] owns all of that; `assemble.rs` asks for pages and hands over what comes.
 
 use std::collections::VecDeque;
 
 use super::super::copies::COPIES_MAX;
 use super::super::outcome::OPS_MAX;
 use super::layout::MEMBERS;
-use crate::units::{PageNo, SEALED_SIZE, Version};
+use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
+use crate::units::{PageNo, SEALED_SIZE, SlabNo, Version};
 
 /// Reads that are put together at a time: with four pages each, half of what may be under way.
 const READS_MAX: usize = 32;
 
 /// What a stripe is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Purpose {
+pub enum Purpose {
     /// Of a caller's operation.
-    Read { op: usize },
-    /// Of a slab that is made anew: the stripe has the place of the copy.
+    Read { op: OpIndex },
+    /// Of a slab that is made anew: the stripe has the number of the copy.
     Copy,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Job {
-    purpose: Purpose,
-    space: usize,
-    slab: usize,
-    index: usize,
-    version: Version,
+pub struct Job {
+    pub purpose: Purpose,
+    pub space: SpaceIndex,
+    pub slab: SlabNo,
+    pub index: usize,
+    pub version: Version,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct UnderWay {
+    job: Job,
     /// Pages that did not come yet.
     left: usize,
 }
 
-/// Stripes under way.
+/// Stripes under way, by number: those of copies have the numbers of these, those of reads the ones after them.
 #[derive(Debug)]
 pub struct Stripes {
-    jobs: Vec<Option<Job>>,
-    buffers: Vec<Box<[u8]>>,
+    jobs: Vec<Option<UnderWay>>,
+    /// The XOR of what has come of each.
+    sums: Vec<Box<[u8]>>,
     /// Reads that wait for their turn, or are to be begun anew.
-    pub waiting: VecDeque<usize>,
+    waiting: VecDeque<OpIndex>,
 }
 
 /// Where a page of a stripe is read.
 #[derive(Clone, Copy, Debug)]
-struct Source {
-    peer: usize,
-    page: PageNo,
-    version: Version,
+pub struct Source {
+    pub peer: PeerIndex,
+    pub page: PageNo,
+    pub version: Version,
 }
 
-type Sources = [Option<Source>; MEMBERS];
+pub type Sources = [Option<Source>; MEMBERS];
 
 impl Stripes {
     pub fn new() -> Stripes {
         let count = COPIES_MAX + READS_MAX;
         Stripes {
             jobs: vec![None; count],
-            buffers: (0..count).map(|_| vec![0; SEALED_SIZE].into()).collect(),
+            sums: (0..count).map(|_| vec![0; SEALED_SIZE].into()).collect(),
             waiting: VecDeque::with_capacity(OPS_MAX),
         }
     }
@@ -69,16 +74,115 @@ impl Stripes {
         self.jobs.iter().all(Option::is_none) && self.waiting.is_empty()
     }
 
-    fn free_for_read(&self) -> Option<usize> {
-        (COPIES_MAX..self.jobs.len()).find(|job| self.jobs[*job].is_none())
+    /// The numbers of stripes of reads.
+    pub fn of_reads(&self) -> std::ops::Range<usize> {
+        COPIES_MAX..self.jobs.len()
     }
 
+    pub fn free_for_read(&self) -> Option<usize> {
+        self.of_reads().find(|stripe| self.jobs[*stripe].is_none())
+    }
+
+    /// Whether a read that waits can begin.
     pub fn has_turn(&self) -> bool {
         !self.waiting.is_empty() && self.free_for_read().is_some()
     }
 
-    fn of_read(&self, op: usize) -> Option<usize> {
-        let own = |job: &Option<Job>| job.is_some_and(|job| job.purpose == Purpose::Read { op });
+    pub fn get(&self, stripe: usize) -> Option<Job> {
+        self.jobs[stripe].map(|under_way| under_way.job)
+    }
+
+    /// The stripe of a read, if it has one.
+    pub fn of_read(&self, op: OpIndex) -> Option<usize> {
+        let own = |under_way: &Option<UnderWay>| {
+            under_way.is_some_and(|under_way| under_way.job.purpose == Purpose::Read { op })
+        };
         self.jobs.iter().position(own)
+    }
+
+    /// Begins a stripe of so many pages.
+    pub fn begin(&mut self, stripe: usize, job: Job, pages: usize) {
+        self.jobs[stripe] = Some(UnderWay { job, left: pages });
+        self.sums[stripe].fill(0);
+    }
+
+    pub fn end(&mut self, stripe: usize) -> Option<Job> {
+        self.jobs[stripe].take().map(|under_way| under_way.job)
+    }
+
+    /// Another page of a stripe has come. Its job, if it was the last; until then, nothing. A page that `counts` not is left out.
+    pub fn add(&mut self, stripe: usize, page: &[u8], counts: impl FnOnce(&Job, bool) -> bool) -> Option<Job> {
+        let under_way = self.jobs[stripe].as_mut()?;
+        under_way.left -= 1;
+        let (job, is_last) = (under_way.job, under_way.left == 0);
+        if counts(&job, is_last) {
+            self.sums[stripe].iter_mut().zip(page).for_each(|(sum, byte)| *sum ^= byte);
+        }
+        is_last.then_some(job)
+    }
+
+    /// What the pages of a stripe come to.
+    pub fn sum(&self, stripe: usize) -> &[u8] {
+        &self.sums[stripe]
+    }
+
+    pub fn is_waiting(&self, op: OpIndex) -> bool {
+        self.waiting.contains(&op)
+    }
+
+    /// A read waits for its turn.
+    pub fn wait(&mut self, op: OpIndex) {
+        if !self.is_waiting(op) {
+            self.waiting.push_back(op);
+        }
+    }
+
+    /// What a read has asked for does not come: it begins anew once all that changes at this moment has changed.
+    pub fn begin_anew(&mut self, op: OpIndex) {
+        self.waiting.push_back(op);
+    }
+
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// The next read whose turn it is.
+    pub fn next_waiting(&mut self) -> Option<OpIndex> {
+        if self.has_turn() { self.waiting.pop_front() } else { None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stripe_is_whole_with_its_last_page() {
+        let (mut stripes, op) = (Stripes::new(), OpIndex(7));
+        let (space, slab, version) = (SpaceIndex(0), SlabNo(3), Version::NEVER);
+        let job = Job { purpose: Purpose::Read { op }, space, slab, index: 1, version };
+        let stripe = stripes.free_for_read().unwrap();
+        stripes.begin(stripe, job, 2);
+        assert_eq!((stripes.of_read(op), stripes.is_idle()), (Some(stripe), false));
+        assert!(stripes.add(stripe, &[5; SEALED_SIZE], |_, _| true).is_none());
+        assert!(stripes.add(stripe, &[6; SEALED_SIZE], |_, is_last| is_last).is_some());
+        assert_eq!(*stripes.sum(stripe), [3; SEALED_SIZE]);
+        assert!(stripes.end(stripe).is_some() && stripes.end(stripe).is_none() && stripes.is_idle());
+    }
+
+    #[test]
+    fn reads_wait_for_their_turn_once() {
+        let mut stripes = Stripes::new();
+        let job = |op| {
+            let purpose = Purpose::Read { op: OpIndex(op) };
+            Job { purpose, space: SpaceIndex(0), slab: SlabNo(0), index: 0, version: Version::NEVER }
+        };
+        while let Some(stripe) = stripes.free_for_read() {
+            stripes.begin(stripe, job(stripe), 1);
+        }
+        (0..2).for_each(|_| stripes.wait(OpIndex(1)));
+        assert_eq!((stripes.waiting(), stripes.next_waiting()), (1, None));
+        stripes.end(stripes.of_reads().start);
+        assert_eq!((stripes.next_waiting(), stripes.waiting()), (Some(OpIndex(1)), 0));
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{REPAIRS_MAX, Repair, Step};
 use crate::client::exchange::{Exchange, Role};
+use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
 use crate::client::ops::{Kind, Stage};
 use crate::client::peer::PeerSet;
 use crate::client::slab::{Doubt, GrantStep, Phase, Slab, Space};
@@ -16,9 +17,9 @@ impl Client {
     /// A copy has a page, by being written or by being copied to.
     pub(in crate::client) fn copy_has(
         &mut self,
-        space: usize,
-        slab: usize,
-        peer: usize,
+        space: SpaceIndex,
+        slab: SlabNo,
+        peer: PeerIndex,
         index: usize,
         version: Version,
     ) {
@@ -34,7 +35,7 @@ impl Client {
         }
     }
 
-    pub(in crate::client) fn advance_open(&mut self, now: Time, space: usize, slab: usize) {
+    pub(in crate::client) fn advance_open(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         let state = &mut self.spaces[space].slabs[slab];
         let doubt = state.doubt.take();
         if state.pending.is_some() {
@@ -68,12 +69,12 @@ impl Client {
     }
 
     /// What the map says of a slab with these of its copies; lost, without any.
-    pub(in crate::client) fn entry_of(&self, space: usize, slab: usize, keep: PeerSet) -> MapEntry {
+    pub(in crate::client) fn entry_of(&self, space: SpaceIndex, slab: SlabNo, keep: PeerSet) -> MapEntry {
         if keep.is_empty() {
             return MapEntry::lost();
         }
         let replicas = &self.spaces[space].slabs[slab].entry.replicas;
-        let stays = |replica: &&Replica| self.place_of(replica.server).is_some_and(|peer| keep.has(peer));
+        let stays = |replica: &&Replica| self.peer_of(replica.server).is_some_and(|peer| keep.has(peer));
         MapEntry::of(replicas.iter().filter(stays).copied())
     }
 
@@ -84,7 +85,7 @@ impl Client {
     pub(in crate::client) fn may_leave(
         &mut self,
         now: Time,
-        (space, slab): (usize, usize),
+        (space, slab): (SpaceIndex, SlabNo),
         doubt: Option<Doubt>,
         leaving: PeerSet,
         stay: PeerSet,
@@ -108,19 +109,20 @@ impl Client {
     /// A server is lost, to this client and to others.
     pub(in crate::client) fn spread_rebuild(&mut self, now: Time) {
         let spread = self.config.rebuild_spread.as_nanos() as u64;
-        if spread > 0 && self.rebuilds_from.is_none() {
-            self.rebuilds_from = Some(now + Duration::from_nanos(self.entropy.next_u64() % spread));
+        if spread > 0 {
+            let entropy = &self.entropy;
+            self.redundancy.repairs.put_off(|| now + Duration::from_nanos(entropy.next_u64() % spread));
         }
     }
 
     /// Copies are restored from now on, if it is time.
     pub(in crate::client) fn rebuild(&mut self, now: Time) {
-        if self.rebuilds_from.take_if(|at| *at <= now).is_some() {
+        if self.redundancy.repairs.poll(now) {
             self.mark_all();
         }
     }
 
-    fn begin_repair(&mut self, space: usize, slab: usize, here: PeerSet) {
+    fn begin_repair(&mut self, space: SpaceIndex, slab: SlabNo, here: PeerSet) {
         let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
         let replaces = here.iter().find(|peer| self.peers[*peer].wants_relief());
         let missing = copies.len() < self.wanted_copies(space, slab);
@@ -130,7 +132,7 @@ impl Client {
             return;
         }
         // Where a write waits for it, it does not wait.
-        let waits = missing && self.rebuilds_from.is_some() && self.cold.dissolving == 0;
+        let waits = missing && self.redundancy.repairs.is_put_off() && !self.parity.cold.is_any_dissolving();
         if waits || self.repairs_running() >= REPAIRS_MAX {
             return;
         }
@@ -146,13 +148,13 @@ impl Client {
 
     /// Slabs that get a copy now. What can be had from silent servers only waits for these, and takes nobody's turn.
     pub(in crate::client) fn repairs_running(&self) -> usize {
-        let has_source = |space: usize, slab: usize| {
+        let has_source = |space: SpaceIndex, slab: SlabNo| {
             let Slab { entry, failed, .. } = &self.spaces[space].slabs[slab];
             let up = self.peers_of(entry).minus(*failed).iter().any(|peer| !self.peers[peer].is_down());
             up || self.can_reconstruct(space, slab)
         };
-        debug_assert_eq!(self.repairing.len(), self.count_repairs(), "each that is begun ends once");
-        self.repairing.iter().filter(|(space, slab)| has_source(*space, *slab)).count()
+        debug_assert_eq!(self.redundancy.repairs.len(), self.count_repairs(), "each that is begun ends once");
+        self.redundancy.repairs.iter().filter(|(space, slab)| has_source(*space, *slab)).count()
     }
 
     /// Slabs that get a copy, by a look at all of them.
@@ -163,17 +165,17 @@ impl Client {
     }
 
     /// A slab gets a new copy from now on.
-    pub(in crate::client) fn begins_repair(&mut self, space: usize, slab: usize, repair: Repair) {
+    pub(in crate::client) fn begins_repair(&mut self, space: SpaceIndex, slab: SlabNo, repair: Repair) {
         let before = self.spaces[space].slabs[slab].repair.replace(repair);
         debug_assert!(before.is_none(), "one at a time");
-        self.repairing.push((space, slab));
+        self.redundancy.repairs.begin(space, slab);
     }
 
     pub(in crate::client) fn advance_repair(
         &mut self,
         now: Time,
-        space: usize,
-        slab: usize,
+        space: SpaceIndex,
+        slab: SlabNo,
         here: PeerSet,
         doubt: Option<Doubt>,
     ) {
@@ -206,7 +208,7 @@ impl Client {
                 {
                     self.set_step(space, slab, Step::Joining);
                     let state = &self.spaces[space].slabs[slab];
-                    let stays = |r: &&Replica| replaces.is_none() || self.place_of(r.server) != replaces;
+                    let stays = |r: &&Replica| replaces.is_none() || self.peer_of(r.server) != replaces;
                     let new = Replica { server: self.peers[peer].info.id, grant };
                     let entry = MapEntry::of(state.entry.replicas.iter().filter(stays).copied().chain([new]));
                     self.propose(space, slab, entry);
@@ -217,28 +219,33 @@ impl Client {
         }
     }
 
-    pub(in crate::client) fn set_step(&mut self, space: usize, slab: usize, step: Step) {
+    pub(in crate::client) fn set_step(&mut self, space: SpaceIndex, slab: SlabNo, step: Step) {
         if let Some(repair) = &mut self.spaces[space].slabs[slab].repair {
             repair.step = step;
         }
     }
 
     /// Nothing is in the making for a slab any more: others may have waited for its turn.
-    pub(in crate::client) fn end_repair(&mut self, space: usize, slab: usize) -> Option<Repair> {
+    pub(in crate::client) fn end_repair(&mut self, space: SpaceIndex, slab: SlabNo) -> Option<Repair> {
         let mut repair = self.spaces[space].slabs[slab].repair.take()?;
-        self.repairing.retain(|of| *of != (space, slab));
+        self.redundancy.repairs.end(space, slab);
         self.tables.give_back(std::mem::take(&mut repair.list).into());
         self.mark_all();
         Some(repair)
     }
 
     /// The same where it is for a copy at a certain server.
-    pub(in crate::client) fn end_repair_at(&mut self, space: usize, slab: usize, peer: usize) -> Option<Repair> {
+    pub(in crate::client) fn end_repair_at(
+        &mut self,
+        space: SpaceIndex,
+        slab: SlabNo,
+        peer: PeerIndex,
+    ) -> Option<Repair> {
         let repair = self.spaces[space].slabs[slab].repair.as_ref();
         if repair.is_some_and(|repair| repair.peer == peer) { self.end_repair(space, slab) } else { None }
     }
 
-    pub(in crate::client) fn abort_repair(&mut self, space: usize, slab: usize) {
+    pub(in crate::client) fn abort_repair(&mut self, space: SpaceIndex, slab: SlabNo) {
         let Some(repair) = self.end_repair(space, slab) else { return };
         if self.spaces[space].slabs[slab].entry.replicas.iter().any(|replica| replica.grant == repair.grant) {
             // It is done, and nobody has looked at it since.
@@ -253,7 +260,7 @@ impl Client {
         self.mark_dissolving();
         // Nothing waits for it any more.
         let size = self.config.slab_size;
-        let of_slab = |page| size.slab(page) == Some(SlabNo(slab as u32));
+        let of_slab = |page| size.slab(page) == Some(slab);
         let write = |kind| matches!(kind, Kind::Write { .. });
         for op in self.ops.select(|o| o.stage == Stage::Active && write(o.kind) && o.space == space && of_slab(o.page))
         {
@@ -262,19 +269,19 @@ impl Client {
     }
 
     /// Writes that the new copy does not get: they began before it.
-    fn has_unmirrored(&self, space: usize, slab: usize, peer: usize) -> bool {
+    fn has_unmirrored(&self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) -> bool {
         let size = self.config.slab_size;
         self.ops.any(|op| {
             op.stage == Stage::Active
                 && matches!(op.kind, Kind::Write { .. })
                 && op.space == space
-                && size.slab(op.page) == Some(SlabNo(slab as u32))
+                && size.slab(op.page) == Some(slab)
                 && !op.sent.has(peer)
         })
     }
 
     /// Copies what the new copy lacks, as far as there is room. `true` if it lacks nothing.
-    fn copy_missing(&mut self, space: usize, slab: usize) -> bool {
+    fn copy_missing(&mut self, space: SpaceIndex, slab: SlabNo) -> bool {
         let pages = self.config.slab_size.pages();
         let mut complete = true;
         let is_parity = self.spaces[space].layout.is_parity(slab);
@@ -309,7 +316,7 @@ impl Client {
         false
     }
 
-    fn copy_page(&mut self, space: usize, slab: usize, index: usize, target: usize) -> bool {
+    fn copy_page(&mut self, space: SpaceIndex, slab: SlabNo, index: usize, target: PeerIndex) -> bool {
         let up = self.copies_to_read(space, slab).iter().find(|peer| !self.peers[*peer].is_down());
         match up {
             Some(source) => self.start_copy(space, slab, index, Some(source), target),
@@ -319,11 +326,11 @@ impl Client {
 
     /// Something changed that concerns slabs everywhere: a server came, or has room.
     pub(in crate::client) fn mark_all(&mut self) {
-        (0..self.spaces.len()).for_each(|space| self.mark_all_of(space));
+        self.spaces.indices().for_each(|space| self.mark_all_of(space));
     }
 
-    pub(in crate::client) fn mark_all_of(&mut self, space: usize) {
-        for slab in 0..self.spaces[space].slabs.len() {
+    pub(in crate::client) fn mark_all_of(&mut self, space: SpaceIndex) {
+        for slab in self.spaces[space].slabs.indices() {
             if !matches!(self.spaces[space].slabs[slab].phase, Phase::Vacant) {
                 self.mark(space, slab);
             }
@@ -331,9 +338,9 @@ impl Client {
     }
 
     /// Whatever a server had is gone.
-    pub(in crate::client) fn content_lost(&mut self, peer: usize) {
-        self.end_looks(|_, of| of == peer);
-        for space in 0..self.spaces.len() {
+    pub(in crate::client) fn content_lost(&mut self, peer: PeerIndex) {
+        self.leftovers.forget(|_, of| of == peer);
+        for space in self.spaces.indices() {
             let state = &mut self.spaces[space];
             let Space { fenced_at, fencing, unknown_at, told_again, looked_at, disbelieved, .. } = state;
             let known = [fenced_at, fencing, unknown_at, told_again, looked_at, disbelieved];
@@ -343,7 +350,7 @@ impl Client {
                 // The grant says which life of a slab is meant, and the map may be of the server's new one.
                 continue;
             }
-            for slab in 0..self.spaces[space].slabs.len() {
+            for slab in self.spaces[space].slabs.indices() {
                 if !self.check_again(space, slab, peer) {
                     self.copy_lost(space, slab, peer);
                 }
@@ -352,7 +359,7 @@ impl Client {
     }
 
     /// One copy is gone or cannot be trusted. If it is one: a server may also never have had it.
-    pub(in crate::client) fn copy_lost(&mut self, space: usize, slab: usize, peer: usize) {
+    pub(in crate::client) fn copy_lost(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
         let state = &self.spaces[space].slabs[slab];
         let pending = state.pending.as_ref().is_some_and(|pending| self.peers_of(&pending.entry).has(peer));
         let repairing = state.repair.as_ref().is_some_and(|repair| repair.peer == peer);
@@ -407,7 +414,7 @@ impl Client {
 
     /// A damaged page: another copy may be better. Where no other one answers now, this one is kept: it is the only one that
     /// has the slab's other pages.
-    pub(in crate::client) fn page_is_bad(&mut self, op: usize, peer: usize) {
+    pub(in crate::client) fn page_is_bad(&mut self, op: OpIndex, peer: PeerIndex) {
         self.stats.bad_pages += 1;
         let (space, page) = (self.ops.get(op).space, self.ops.get(op).page);
         let Some(slab) = self.slab_of(page) else { return };

@@ -3,12 +3,13 @@
 use super::{AT_A_TIME, RETURNS_MAX, Return};
 use crate::client::Client;
 use crate::client::exchange::{Request, Role};
-use crate::units::{Class, Version};
+use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::units::{Class, SlabNo, Version};
 use crate::wire::message::Op;
 
 impl Client {
     /// The server may lend the slab to others. It has a copy that cannot be trusted, or none any more: it may be told all the same.
-    pub(in crate::client) fn release(&mut self, space: usize, slab: usize, peer: usize, grant: Version) {
+    pub(in crate::client) fn release(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex, grant: Version) {
         let returns = &mut self.peers[peer].returns;
         if returns.len() < RETURNS_MAX {
             returns.push_back(Return { space, slab, grant });
@@ -17,7 +18,7 @@ impl Client {
 
     /// Tells servers that answer what is theirs again.
     pub(in crate::client) fn send_returns(&mut self) {
-        for peer in 0..self.peers.len() {
+        for peer in self.peers.indices() {
             for _ in 0..self.peers[peer].returns.len() {
                 let may_ask = self.peers[peer].is_up() && self.peers[peer].returning < AT_A_TIME;
                 let next = self.peers[peer].returns.front().copied().filter(|_| may_ask);
@@ -50,7 +51,7 @@ impl Client {
 
     /// A server is silent. Questions about slabs are taken back, and asked when it is there again: there may be as many as it
     /// has slabs, and each has a place that a question to another server needs.
-    pub(in crate::client) fn take_back_questions(&mut self, peer: usize) {
+    pub(in crate::client) fn take_back_questions(&mut self, peer: PeerIndex) {
         for place in 0..crate::client::exchange::EXCHANGES_MAX {
             let found = self.exchanges.at(place).filter(|e| e.peer == peer && e.role.is_question());
             let Some(exchange) = found else { continue };

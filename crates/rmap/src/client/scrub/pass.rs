@@ -1,145 +1,148 @@
-//! Goes through the pages that are looked at.
+//! Goes through the pages that are looked at, and judges what comes.
 
 use std::time::Duration;
 
 use super::{COUNT_EVERY, PACE_MAX, PACE_MIN, PASSED_OVER_MAX, Scrub};
-use crate::client::Client;
+use crate::client::context::Context;
 use crate::client::exchange::{Exchange, Request, Role};
+use crate::client::index::{ListIndex, PeerIndex, SpaceIndex};
 use crate::client::sealed::Tenure;
 use crate::client::slab::Phase;
 use crate::units::{Class, PAGE_SIZE, SlabNo, Time, Version};
 use crate::wire::message::{Op, Status};
 
-impl Client {
+/// What the client is to do for the next page.
+#[derive(Debug, Default)]
+pub struct Effects {
+    /// No answer is wanted any more to this exchange: its server is away.
+    pub cancel: Option<u64>,
+    /// To be asked, and then handed to [`Scrub::was_asked`].
+    pub read: Option<Request>,
+}
+
+/// What a copy returned of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It may be right or not: the page was written since, or this is no copy of the slab any more.
+    Unknown,
+    /// The server does not have the copy.
+    Gone,
+    Right,
+    /// Damaged or old. Whether another copy is at a server that answers.
+    Bad {
+        another_answers: bool,
+    },
+}
+
+impl Scrub {
     /// When a page is to be looked at next.
-    pub(in crate::client) fn scrub_due(&self) -> Option<Time> {
-        self.config.scrub_pass.and(self.scrub.due)
+    pub fn due(&self) -> Option<Time> {
+        self.due
     }
 
-    /// Looks at the next page, if it is time.
-    pub(in crate::client) fn scrub(&mut self, now: Time) {
-        let Some(pass) = self.config.scrub_pass else { return };
-        let due = *self.scrub.due.get_or_insert(now + PACE_MAX.min(pass));
+    /// Looks at the next page, if it is time; everything is to be looked at once in the time of a `pass`.
+    pub fn poll(&mut self, now: Time, pass: Duration, context: &Context<'_>) -> Effects {
+        let mut effects = Effects::default();
+        let due = *self.due.get_or_insert(now + PACE_MAX.min(pass));
         if now < due {
-            return;
+            return effects;
         }
-        if self.scrub.pace.is_zero() || now.since(self.scrub.paced_at) >= COUNT_EVERY {
-            (self.scrub.pace, self.scrub.paced_at) = (self.pace(pass), now);
+        if self.pace.is_zero() || now.since(self.paced_at) >= COUNT_EVERY {
+            (self.pace, self.paced_at) = (pace(pass, context), now);
         }
-        self.scrub.due = Some(now + self.scrub.pace);
+        self.due = Some(now + self.pace);
         // One at a time: a server that has not answered the last one has enough to do.
-        if self.is_scrubbing() {
-            return;
+        match self.exchange.and_then(|id| context.exchanges.peek(id)) {
+            Some(exchange) if context.peers[exchange.peer].is_down() => effects.cancel = Some(exchange.id),
+            Some(_) => return effects,
+            None => {}
         }
-        for _ in 0..PASSED_OVER_MAX {
-            if self.look_at_next() {
-                return;
-            }
-        }
+        effects.read = (0..PASSED_OVER_MAX).find_map(|_| self.next_read(context));
+        effects
     }
 
-    /// Whether a page that was asked for is still to come. One at a server that is away is not.
-    fn is_scrubbing(&mut self) -> bool {
-        let exchange = self.scrub.exchange.and_then(|id| self.exchanges.get(id)).copied();
-        match exchange {
-            Some(exchange) if self.peers[exchange.peer].is_down() => {
-                self.cancel(exchange.id);
-                false
-            }
-            Some(_) => true,
-            None => false,
-        }
+    /// The page of [`Effects::read`] was asked for, or there was no room for that.
+    pub fn was_asked(&mut self, exchange: Option<u64>) {
+        self.exchange = exchange;
     }
 
-    /// For a look at everything in that time.
-    fn pace(&self, pass: Duration) -> Duration {
-        let kept = self.spaces.iter().filter(|space| space.tenure != Tenure::Follower);
-        let slabs = kept.flat_map(|space| &space.slabs);
-        let copies: usize = slabs.map(|slab| slab.entry.replicas.len()).sum();
-        let pages = u32::try_from(copies * self.config.slab_size.pages());
-        let pace = pages.map_or(PACE_MIN, |pages| pass.checked_div(pages).unwrap_or(PACE_MAX));
-        pace.clamp(PACE_MIN, PACE_MAX)
-    }
-
-    /// Moves on by a copy of a page. `true` if it was asked for.
-    fn look_at_next(&mut self) -> bool {
-        let Scrub { space, slab, index, copy, .. } = self.scrub;
-        let go_to = |scrub: &mut Scrub, space, slab, index| {
-            (scrub.space, scrub.slab, scrub.index, scrub.copy) = (space, slab, index, 0);
-            false
-        };
-        let Some(state) = self.spaces.get(space) else { return go_to(&mut self.scrub, 0, 0, 0) };
+    /// Moves on by a copy of a page. The request for it, if it is to be looked at.
+    fn next_read(&mut self, context: &Context<'_>) -> Option<Request> {
+        let Scrub { space, slab, index, copy, .. } = *self;
+        let Some(state) = context.spaces.get(space) else { return self.go_to(SpaceIndex(0), SlabNo(0), 0) };
         if state.tenure == Tenure::Follower {
-            return go_to(&mut self.scrub, space + 1, 0, 0);
+            return self.go_to(space.next(), SlabNo(0), 0);
         }
-        let Some(at) = state.slabs.get(slab) else { return go_to(&mut self.scrub, space + 1, 0, 0) };
+        let Some(at) = state.slabs.get(slab) else { return self.go_to(space.next(), SlabNo(0), 0) };
         let open = matches!(at.phase, Phase::Open) && !state.is_taken && !state.is_stale;
-        if !open || index >= self.config.slab_size.pages() {
-            return go_to(&mut self.scrub, space, slab + 1, 0);
+        if !open || index >= context.config.slab_size.pages() {
+            return self.go_to(space, slab.next(), 0);
         }
         let version = at.version(index);
-        let peer = at.entry.replicas.get(copy).and_then(|replica| self.place_of(replica.server));
+        let peer = at.entry.replicas.get(copy).and_then(|replica| context.peer_of(replica.server));
         let Some(peer) = peer.filter(|_| version.has_content() && !at.is_disputed(index)) else {
-            return go_to(&mut self.scrub, space, slab, index + 1);
+            return self.go_to(space, slab, index + 1);
         };
-        let usable = self.peers[peer].is_up() && self.may_be_scrubbed(space, slab, peer);
-        let usable = usable && !self.is_written(space, slab, index);
-        self.scrub.copy += 1;
-        if !usable {
-            return false;
+        self.copy += 1;
+        let usable = context.peers[peer].is_up() && may_be_scrubbed(context, space, slab, peer);
+        if !usable || context.is_being_written(space, slab, index) {
+            return None;
         }
-        let page = self.config.slab_size.page(SlabNo(slab as u32), index);
-        let request = Request { role: Role::Scrub, peer, op: Op::Read, class: Class::Rebuild, space, page, version };
-        self.scrub.exchange = self.ask_for(request);
-        true
+        let page = context.config.slab_size.page(slab, index);
+        Some(Request { role: Role::Scrub, peer, op: Op::Read, class: Class::Rebuild, space, page, version })
     }
 
-    /// Not a copy that is worthless, nor a reader's at a server that does not know it yet.
-    fn may_be_scrubbed(&self, space: usize, slab: usize, peer: usize) -> bool {
-        let state = &self.spaces[space];
-        let may_be_written = state.tenure == Tenure::Reader && state.layout.is_ledger(slab);
-        let known = !may_be_written && (!self.is_grouped(space, slab) || state.fenced_at.has(peer));
-        known && self.sound_copies(space, slab).has(peer) && !state.unknown_at.has(peer)
+    fn go_to(&mut self, space: SpaceIndex, slab: SlabNo, index: usize) -> Option<Request> {
+        (self.space, self.slab, self.index, self.copy) = (space, slab, index, 0);
+        None
     }
+}
 
-    fn is_written(&self, space: usize, slab: usize, index: usize) -> bool {
-        let page = self.config.slab_size.page(SlabNo(slab as u32), index);
-        self.ops.busy.contains_key(&Client::busy_key(space, page))
-    }
+/// For a look at everything in that time.
+fn pace(pass: Duration, context: &Context<'_>) -> Duration {
+    let kept = context.spaces.iter().filter(|space| space.tenure != Tenure::Follower);
+    let slabs = kept.flat_map(|space| &space.slabs);
+    let copies: usize = slabs.map(|slab| slab.entry.replicas.len()).sum();
+    let pages = u32::try_from(copies * context.config.slab_size.pages());
+    let pace = pages.map_or(PACE_MIN, |pages| pass.checked_div(pages).unwrap_or(PACE_MAX));
+    pace.clamp(PACE_MIN, PACE_MAX)
+}
 
-    /// A copy returned what it has of a page.
-    pub(in crate::client) fn scrub_answered(
-        &mut self,
-        asked: &Exchange,
-        status: Status,
-        version: Version,
-        payload: &[u8],
-    ) {
-        let Exchange { space, page, peer, .. } = *asked;
-        let Some(slab) = self.slab_of(page) else { return };
-        if status != Status::Ok || self.is_another_copy(space, version) {
-            return self.copy_lost(space, slab, peer);
-        }
-        let index = self.config.slab_size.index(page);
-        let state = &self.spaces[space].slabs[slab];
-        let copies = self.sound_copies(space, slab);
-        // Written since, or being written: what came may be either. Or no copy of the slab any more.
-        if state.version(index) != asked.version || self.is_written(space, slab, index) || !copies.has(peer) {
-            return;
-        }
-        self.stats.scrubbed += 1;
-        let mut content = [0; PAGE_SIZE];
-        let key = &self.spaces[space].key;
-        // Parity is under no seal of its own.
-        let is_parity = self.spaces[space].layout.is_parity(slab);
-        let is_later = is_parity && version > asked.version;
-        let is_right = is_parity || key.open(page, version, payload, &mut content).is_ok();
-        if (version == asked.version || is_later) && is_right {
-            return;
-        }
-        self.stats.scrub_bad += 1;
-        if copies.iter().any(|other| other != peer && self.peers[other].is_up()) {
-            self.copy_lost(space, slab, peer);
-        }
+/// Not a copy that is worthless, nor a reader's at a server that does not know it yet.
+fn may_be_scrubbed(context: &Context<'_>, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) -> bool {
+    let state = &context.spaces[space];
+    let may_be_written = state.tenure == Tenure::Reader && state.layout.is_ledger(slab);
+    let known = !may_be_written && (!context.is_grouped(space, slab) || state.fenced_at.has(peer));
+    known && context.sound_copies(space, slab).has(peer) && !state.unknown_at.has(peer)
+}
+
+/// What the answer to a look at a page says of the copy.
+pub fn judge(
+    context: &Context<'_>,
+    asked: &Exchange,
+    slab: SlabNo,
+    (status, version): (Status, Version),
+    payload: &[u8],
+) -> Verdict {
+    let Exchange { space, page, peer, .. } = *asked;
+    if status != Status::Ok || context.is_another_copy(space, version) {
+        return Verdict::Gone;
     }
+    let index = context.config.slab_size.index(page);
+    let state = &context.spaces[space];
+    let copies = context.sound_copies(space, slab);
+    let is_current = state.slabs[slab].version(index) == asked.version && copies.has(peer);
+    if !is_current || context.is_being_written(space, slab, index) {
+        return Verdict::Unknown;
+    }
+    let mut content = [0; PAGE_SIZE];
+    // Parity is under no seal of its own, and may be of a later life of its slab.
+    let is_parity = state.layout.is_parity(slab);
+    let is_later = is_parity && version > asked.version;
+    let is_authentic = is_parity || state.key.open(page, version, payload, &mut content).is_ok();
+    if (version == asked.version || is_later) && is_authentic {
+        return Verdict::Right;
+    }
+    let another_answers = copies.iter().any(|other| other != peer && context.peers[other].is_up());
+    Verdict::Bad { another_answers }
 }

@@ -4,7 +4,9 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use super::{LOOK_FIRST, LOOK_MAX, PATIENCE_MAX, Tenure, Watch};
+use crate::client::context::context;
 use crate::client::exchange::Role;
+use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::ledger::Table;
 use crate::client::open::{ListStep, Listing};
 use crate::client::ops::{Kind, Stage};
@@ -46,7 +48,7 @@ impl Client {
     }
 
     /// A reader's copies are not as they should be.
-    pub(in crate::client) fn begin_watch(&mut self, space: usize) {
+    pub(in crate::client) fn begin_watch(&mut self, space: SpaceIndex) {
         if self.spaces[space].watch.is_some() {
             return;
         }
@@ -67,13 +69,13 @@ impl Client {
     }
 
     /// Another client keeps the space now: what this one knows is from before.
-    pub(in crate::client) fn is_outdated(&mut self, space: usize) {
+    pub(in crate::client) fn is_outdated(&mut self, space: SpaceIndex) {
         let state = &mut self.spaces[space];
         state.tenure = Tenure::Reader;
         if std::mem::replace(&mut state.is_stale, true) {
             return;
         }
-        self.questions.retain(|q| q.space != space || !matches!(q.request, ControlRequest::Change(_)));
+        self.questions.forget(space, |request| matches!(request, ControlRequest::Change(_)));
         self.end_own_writes(space);
         self.put_back_reads(|op| op.space == space);
         // Whoever asked for parity may ask again.
@@ -86,7 +88,7 @@ impl Client {
     }
 
     /// How the space is today, and whether that makes this client its keeper.
-    pub(in crate::client) fn space_seen(&mut self, now: Time, space: usize, today: Today, tenure: Tenure) {
+    pub(in crate::client) fn space_seen(&mut self, now: Time, space: SpaceIndex, today: Today, tenure: Tenure) {
         self.now = now;
         let Today { generation, sealed, map } = today;
         if !sealed {
@@ -114,7 +116,6 @@ impl Client {
             self.forget_unmapped(space, &map);
         }
         for (slab, entry) in map {
-            let slab = slab.0 as usize;
             let Some(known) = self.spaces[space].slabs.get(slab) else { continue };
             // The ledger has been written to since, where there is parity that there was not.
             let is_outdated = newer || changed && self.spaces[space].layout.is_ledger(slab);
@@ -152,11 +153,11 @@ impl Client {
     }
 
     /// Servers have to be told of it, and what they were asked in the last one they refuse.
-    fn begin_generation(&mut self, space: usize, generation: Generation) {
+    fn begin_generation(&mut self, space: SpaceIndex, generation: Generation) {
         while let Some(exchange) = self.exchanges.find(|e| e.space == space && e.role.is_of_space()) {
             self.cancel(exchange.id);
         }
-        self.end_looks(|of, _| of == space);
+        self.leftovers.forget(|of, _| of == space);
         let owner = self.new_owner();
         let state = &mut self.spaces[space];
         (state.generation, state.owner, state.sequence) = (generation, owner, 0);
@@ -164,14 +165,14 @@ impl Client {
         (state.unknown_at, state.told_again) = (PeerSet::default(), PeerSet::default());
         (state.looked_at, state.disbelieved) = (PeerSet::default(), PeerSet::default());
         (state.accused, state.refusing) = (PeerSet::default(), PeerSet::default());
-        self.questions.retain(|q| q.space != space || !matches!(q.request, ControlRequest::Change(_)));
+        self.questions.forget(space, |request| matches!(request, ControlRequest::Change(_)));
     }
 
     /// What the last keeper had begun and is in no map is nothing to this one.
-    fn forget_unmapped(&mut self, space: usize, map: &Map) {
+    fn forget_unmapped(&mut self, space: SpaceIndex, map: &Map) {
         let first = self.spaces[space].layout.data;
-        let mapped: HashSet<usize> = map.iter().map(|(slab, _)| slab.0 as usize).collect();
-        for slab in first..self.spaces[space].slabs.len() {
+        let mapped: HashSet<SlabNo> = map.iter().map(|(slab, _)| *slab).collect();
+        for slab in self.spaces[space].slabs.indices().skip(first) {
             let begun = !matches!(self.spaces[space].slabs[slab].phase, Phase::Vacant);
             if begun && !mapped.contains(&slab) {
                 // Not lost, as an entry without copies would be: there is none.
@@ -181,7 +182,7 @@ impl Client {
     }
 
     /// What was to be written beside the pages is the next keeper's to write.
-    fn end_own_writes(&mut self, space: usize) {
+    fn end_own_writes(&mut self, space: SpaceIndex) {
         self.ledger.end_writes(space);
         for op in self.ops.select(|op| op.space == space && matches!(op.kind, Kind::Write { .. })) {
             self.fail_op(op, Failure::Fenced);
@@ -189,14 +190,14 @@ impl Client {
     }
 
     /// Everything that was known of a slab is from before; what is read there begins anew.
-    pub(in crate::client) fn reopen(&mut self, space: usize, slab: usize, entry: MapEntry) {
+    pub(in crate::client) fn reopen(&mut self, space: SpaceIndex, slab: SlabNo, entry: MapEntry) {
         let phase = Phase::of(&entry, self.spaces[space].tenure);
         self.reopen_as(space, slab, entry, phase);
     }
 
-    fn reopen_as(&mut self, space: usize, slab: usize, entry: MapEntry, phase: Phase) {
+    fn reopen_as(&mut self, space: SpaceIndex, slab: SlabNo, entry: MapEntry, phase: Phase) {
         let size = self.config.slab_size;
-        let of_slab = |page| size.slab(page) == Some(SlabNo(slab as u32));
+        let of_slab = |page| size.slab(page) == Some(slab);
         self.put_back_reads(|op| op.space == space && of_slab(op.page));
         let reads = |stage: Stage, kind: Kind| stage == Stage::Active && kind == Kind::Read;
         for op in self.ops.select(|op| reads(op.stage, op.kind) && op.space == space && of_slab(op.page)) {
@@ -210,16 +211,16 @@ impl Client {
         self.end_repair(space, slab);
         let before = &self.spaces[space].slabs[slab];
         let stays = entry.replicas.iter().filter(|replica| before.entry.replicas.contains(replica));
-        let same: PeerSet = stays.filter_map(|replica| self.place_of(replica.server)).collect();
+        let same: PeerSet = stays.filter_map(|replica| self.peer_of(replica.server)).collect();
         let failed = before.failed.iter().filter(|peer| same.has(*peer)).collect();
-        let (dirty, is_hungry) = (before.dirty, before.is_hungry);
+        let marks = before.marks;
         let state = &mut self.spaces[space].slabs[slab];
         let disputed = std::mem::take(&mut state.disputed);
         let table =
             if matches!(state.table, Table::Known | Table::Asked { .. }) { state.table } else { Table::Unknown };
         // Versions that the ledger told are so for good.
         let versions = if table == Table::Unknown { Box::default() } else { std::mem::take(&mut state.versions) };
-        *state = Slab { phase, entry, versions, failed, disputed, table, dirty, is_hungry, ..Slab::vacant() };
+        *state = Slab { phase, entry, versions, failed, disputed, table, marks, ..Slab::vacant() };
         self.mark(space, slab);
         self.mark_group(space, slab);
         self.wake_ops(space, slab);
@@ -227,7 +228,7 @@ impl Client {
 
     /// All copies that could be asked have answered: a reader believes the newest of each page, which all of them should have. Where that
     /// is a trim, `trims.rs` says when.
-    pub(in crate::client) fn read_listings(&mut self, space: usize, slab: usize, listings: &[Listing]) {
+    pub(in crate::client) fn read_listings(&mut self, space: SpaceIndex, slab: SlabNo, listings: &[Listing]) {
         let done = |listing: &&Listing| listing.step == ListStep::Done;
         let bad = listings.iter().filter(|listing| listing.step == ListStep::Bad).map(|listing| listing.peer);
         let failed: PeerSet = bad.collect();
@@ -273,12 +274,12 @@ impl Client {
 
     /// Whether a server answered for another copy than the one in this reader's map: one that left since, and came again in the same
     /// generation, and is being made. What is sealed and known to be written is never unwritten.
-    pub(in crate::client) fn is_another_copy(&self, space: usize, version: Version) -> bool {
-        self.spaces[space].tenure == Tenure::Reader && version == Version::NEVER
+    pub(in crate::client) fn is_another_copy(&self, space: SpaceIndex, version: Version) -> bool {
+        context!(self).is_another_copy(space, version)
     }
 
     /// A reader's part of what an owner does for an open slab: it sees what is missing.
-    pub(in crate::client) fn look_after(&mut self, space: usize, slab: usize) {
+    pub(in crate::client) fn look_after(&mut self, space: SpaceIndex, slab: SlabNo) {
         if !self.is_slab_short(space, slab) {
             return;
         }
@@ -290,14 +291,14 @@ impl Client {
         }
     }
 
-    fn is_short(&self, space: usize) -> bool {
-        (0..self.spaces[space].slabs.len()).any(|slab| self.is_slab_short(space, slab))
+    fn is_short(&self, space: SpaceIndex) -> bool {
+        self.spaces[space].slabs.indices().any(|slab| self.is_slab_short(space, slab))
     }
 
-    fn is_slab_short(&self, space: usize, slab: usize) -> bool {
+    fn is_slab_short(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let entry = &self.spaces[space].slabs[slab].entry;
         let copies = self.sound_copies(space, slab);
-        let good = |peer: usize| !self.peers[peer].is_down() && !self.peers[peer].wants_relief();
+        let good = |peer: PeerIndex| !self.peers[peer].is_down() && !self.peers[peer].wants_relief();
         // What is lost may be so because the space is being removed: that is worth to be known.
         entry.lost
             || !entry.replicas.is_empty()
@@ -306,12 +307,12 @@ impl Client {
 
     /// Whether a keeper could do something: make a copy of what is left, or say that nothing is. Not one that does not know
     /// all servers of the map: what is missing to it may be there.
-    fn can_improve(&self, space: usize) -> bool {
+    fn can_improve(&self, space: SpaceIndex) -> bool {
         let mut replicas = self.spaces[space].slabs.iter().flat_map(|slab| &slab.entry.replicas);
-        if replicas.any(|replica| self.place_of(replica.server).is_none()) {
+        if replicas.any(|replica| self.peer_of(replica.server).is_none()) {
             return false;
         }
-        (0..self.spaces[space].slabs.len()).filter(|slab| self.is_slab_short(space, *slab)).any(|slab| {
+        self.spaces[space].slabs.indices().filter(|slab| self.is_slab_short(space, *slab)).any(|slab| {
             let Slab { entry, failed, behind, .. } = &self.spaces[space].slabs[slab];
             if self.is_grouped(space, slab) {
                 return self.can_improve_column(space, slab);
@@ -323,11 +324,11 @@ impl Client {
             let wanted = self.wanted_copies(space, slab);
             let left = self.sound_copies(space, slab);
             let up = left.iter().filter(|peer| !self.peers[*peer].is_down()).count();
-            let takes = |peer: &usize| {
+            let takes = |peer: &PeerIndex| {
                 let server = &self.peers[*peer];
                 !copies.has(*peer) && server.can_lend() && (!server.last_resort || self.config.uses_last_resort)
             };
-            let room = (0..self.peers.len()).any(|peer| takes(&peer));
+            let room = self.peers.indices().any(|peer| takes(&peer));
             // A copy that is bad where it is may be made anew in the same place.
             let again = failed.iter().any(|peer| self.peers[peer].can_lend());
             let again = again || behind.iter().any(|peer| self.peers[peer].is_up());

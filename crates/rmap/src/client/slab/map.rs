@@ -1,40 +1,42 @@
 //! Brings slabs up to what the map says, and the map up to what slabs need.
 
 use super::{Pending, Phase};
+use crate::client::Client;
+use crate::client::context::context;
 use crate::client::exchange::Role;
+use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::peer::PeerSet;
+use crate::client::questions::Question;
 use crate::client::sealed::Tenure;
-use crate::client::{Client, Question};
 use crate::control::{Change, ControlReply, ControlRequest, MapEntry};
 use crate::units::{PageNo, SlabNo, Time};
 
 impl Client {
     /// Servers of a map entry.
     pub(in crate::client) fn peers_of(&self, entry: &MapEntry) -> PeerSet {
-        entry.replicas.iter().filter_map(|replica| self.place_of(replica.server)).collect()
+        context!(self).peers_of(entry)
     }
 
     /// Which copies must have a write before it is acknowledged: those of the map as it is, and as it may already be.
-    pub(in crate::client) fn required(&self, space: usize, slab: usize) -> PeerSet {
+    pub(in crate::client) fn required(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
         let slab = &self.spaces[space].slabs[slab];
         let pending = slab.pending.as_ref().map(|pending| self.peers_of(&pending.entry)).unwrap_or_default();
         self.peers_of(&slab.entry).union(pending)
     }
 
     /// Asks the control plane for another set of copies. Only one change of a slab is under way at a time.
-    pub(in crate::client) fn propose(&mut self, space: usize, slab: usize, entry: MapEntry) {
+    pub(in crate::client) fn propose(&mut self, space: SpaceIndex, slab: SlabNo, entry: MapEntry) {
         let state = &mut self.spaces[space];
         debug_assert!(state.tenure.changes_map(), "readers change no map");
         let entry = MapEntry { revision: state.slabs[slab].entry.revision + 1, ..entry };
-        let (id, generation, number) = (state.id, state.generation, SlabNo(slab as u32));
-        let change = Change { space: id, generation, slab: number, entry: entry.clone() };
+        let (id, generation) = (state.id, state.generation);
+        let change = Change { space: id, generation, slab, entry: entry.clone() };
         state.slabs[slab].pending = Some(Pending { entry });
         self.ask_control(space, ControlRequest::Change(change));
     }
 
-    pub(in crate::client) fn ask_control(&mut self, space: usize, request: ControlRequest) {
-        self.question_ids += 1;
-        self.questions.push(Question { id: self.question_ids, space, request, first_asked: None, due: Time(0) });
+    pub(in crate::client) fn ask_control(&mut self, space: SpaceIndex, request: ControlRequest) {
+        self.questions.ask(space, request);
     }
 
     /// The control plane answered.
@@ -42,7 +44,7 @@ impl Client {
         let (space, id) = (question.space, question.id);
         match (question.request, reply) {
             (ControlRequest::Change(change), reply) => {
-                let slab = change.slab.0 as usize;
+                let slab = change.slab;
                 self.mark(space, slab);
                 match reply {
                     // Where an earlier answer was lost, it is our own entry that stands there.
@@ -60,7 +62,7 @@ impl Client {
         }
     }
 
-    fn map_changed(&mut self, space: usize, slab: usize, entry: MapEntry) {
+    fn map_changed(&mut self, space: SpaceIndex, slab: SlabNo, entry: MapEntry) {
         let before = self.peers_of(&self.spaces[space].slabs[slab].entry);
         let after = self.peers_of(&entry);
         let state = &mut self.spaces[space].slabs[slab];
@@ -73,7 +75,7 @@ impl Client {
         self.stats.copies_left += if given_back { 0 } else { left.len() as u64 };
         self.stats.copies_joined += if before.is_empty() { 0 } else { after.minus(before).len() as u64 };
         for replica in &old.replicas {
-            if let Some(peer) = self.place_of(replica.server).filter(|peer| left.has(*peer)) {
+            if let Some(peer) = self.peer_of(replica.server).filter(|peer| left.has(*peer)) {
                 self.forget_copy(space, slab, peer);
                 self.release(space, slab, peer, replica.grant);
                 let state = &mut self.spaces[space].slabs[slab];
@@ -97,7 +99,8 @@ impl Client {
             state.phase = Phase::Open;
             self.count_content(space, slab);
         } else if matches!(state.phase, Phase::Leaving) {
-            (state.phase, state.content) = (Phase::Vacant, 0);
+            state.phase = Phase::Vacant;
+            state.content.clear();
             self.tables.give_back(std::mem::take(&mut state.versions).into());
         }
         if is_parity {
@@ -113,13 +116,13 @@ impl Client {
     }
 
     /// Everything under way at a copy that is not one any more.
-    pub(in crate::client) fn forget_copy(&mut self, space: usize, slab: usize, peer: usize) {
+    pub(in crate::client) fn forget_copy(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
         let size = self.config.slab_size;
         loop {
             let found = self.exchanges.find(|exchange| {
                 exchange.space == space
                     && exchange.peer == peer
-                    && size.slab(exchange.page) == Some(SlabNo(slab as u32))
+                    && size.slab(exchange.page) == Some(slab)
                     && !(exchange.role.is_of_space() || exchange.role == Role::Release)
             });
             let Some(exchange) = found else { break };
@@ -131,7 +134,7 @@ impl Client {
     }
 
     /// Another owner has the space. Of a sealed one nothing is lost but the right to keep it.
-    pub(in crate::client) fn space_taken(&mut self, space: usize) {
+    pub(in crate::client) fn space_taken(&mut self, space: SpaceIndex) {
         match self.spaces[space].tenure {
             Tenure::Owner => self.space_gone(space),
             Tenure::Reader | Tenure::Keeper => self.is_outdated(space),
@@ -141,21 +144,21 @@ impl Client {
     }
 
     /// Nothing of the space can be done here any more.
-    pub(in crate::client) fn space_gone(&mut self, space: usize) {
+    pub(in crate::client) fn space_gone(&mut self, space: SpaceIndex) {
         let state = &mut self.spaces[space];
         if state.is_taken {
             return;
         }
         state.is_taken = true;
         state.watch = None;
-        self.questions.retain(|question| question.space != space);
+        self.questions.forget(space, |_| true);
         while let Some(exchange) = self.exchanges.find(|exchange| exchange.space == space) {
             self.cancel(exchange.id);
         }
-        self.copies.end_all(space);
+        self.redundancy.copies.end_all(space);
         self.ledger.forget(space);
         self.forget_groups(space);
-        for slab in 0..self.spaces[space].slabs.len() {
+        for slab in self.spaces[space].slabs.indices() {
             self.end_repair(space, slab);
         }
         self.fail_ops(space, None, crate::client::Failure::Fenced);
@@ -163,7 +166,7 @@ impl Client {
         self.refuse_confirms(space);
     }
 
-    pub(in crate::client) fn first_page(&self, slab: usize) -> PageNo {
-        self.config.slab_size.page(SlabNo(slab as u32), 0)
+    pub(in crate::client) fn first_page(&self, slab: SlabNo) -> PageNo {
+        self.config.slab_size.page(slab, 0)
     }
 }

@@ -1,6 +1,7 @@
 //! Servers that are elsewhere than the client was told.
 
 use super::*;
+use crate::client::index::PeerIndex;
 
 const ELSEWHERE: usize = 55;
 
@@ -18,7 +19,7 @@ fn with_silent(copies: usize) -> Pool {
     assert!((0..4).any(|slab| pool.holders(slab).contains(&1)));
     pool.at[1] = addr(ELSEWHERE);
     pool.pass(Duration::from_secs(3));
-    assert!(pool.client.peers[1].is_down());
+    assert!(pool.client.peers[PeerIndex(1)].is_down());
     pool
 }
 
@@ -33,12 +34,12 @@ fn one_that_has_moved_is_greeted_where_it_says_it_is() {
     let mut pool = with_silent(1);
     assert!(pool.client.hint(pool.now, &hint(1, ELSEWHERE)));
     pool.pass(Duration::from_millis(50));
-    assert!(pool.client.peers[1].is_up());
+    assert!(pool.client.peers[PeerIndex(1)].is_up());
     reads_all(&mut pool);
     // Back again, and nobody says so.
     pool.at[1] = addr(1);
     pool.pass(Duration::from_secs(5));
-    assert!(pool.client.peers[1].is_up());
+    assert!(pool.client.peers[PeerIndex(1)].is_up());
     reads_all(&mut pool);
 }
 
@@ -49,10 +50,10 @@ fn a_wrong_hint_does_no_harm() {
         let mut pool = with_silent(1);
         assert!(pool.client.hint(pool.now, &hint(1, nobody_or_another)));
         pool.pass(Duration::from_secs(3));
-        assert!(pool.client.peers[1].is_down() && pool.client.peers[0].is_up());
+        assert!(pool.client.peers[PeerIndex(1)].is_down() && pool.client.peers[PeerIndex(0)].is_up());
         pool.at[1] = addr(1);
         pool.pass(Duration::from_secs(5));
-        assert!(pool.client.peers[1].is_up());
+        assert!(pool.client.peers[PeerIndex(1)].is_up());
         reads_all(&mut pool);
         assert_eq!(pool.client.stats().servers_failed, 1);
     }
@@ -80,7 +81,7 @@ fn another_life_is_noticed_while_nothing_is_asked() {
     pool.deaf = vec![1];
     assert!(pool.client.hint(pool.now, &Hint { epoch: BootEpoch(2), ..hint(1, 1) }));
     pool.pass(Duration::from_millis(60));
-    assert!(pool.client.peers[1].is_down());
+    assert!(pool.client.peers[PeerIndex(1)].is_down());
 }
 
 /// Servers that copy to it are told where it is.

@@ -1,20 +1,27 @@
 //! Writes to a slab while a copy of it is being made at a server that is slower than the others.
 
 use super::*;
+use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::ops::READS_RESERVED;
 use crate::client::repair::Step;
+use crate::units::SlabNo;
 
 /// A write that waits for nobody but the copy in the making, at server `new`, whose answers come late from now on.
 fn write_behind() -> (Pool, usize) {
     let mut pool = Pool::new(2, 1, 4);
     assert_eq!(pool.write(0, 1), Ok(()));
-    let old = usize::from(!pool.client.peers_of(&pool.client.spaces[0].slabs[0].entry).has(0));
+    let old =
+        usize::from(!pool.client.peers_of(&pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry).has(PeerIndex(0)));
     let new = 1 - old;
     pool.servers[old].set_pressure(crate::wire::message::Pressure::Orange);
     // Pages go through the client, which takes no answer of the new server.
-    pool.client.peers[old].made_up_versions = true;
+    pool.client.peers[PeerIndex(old)].made_up_versions = true;
     pool.begin_write_only(2);
-    while pool.client.spaces[0].slabs[0].repair.as_ref().is_none_or(|repair| repair.step != Step::Copying) {
+    while pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)]
+        .repair
+        .as_ref()
+        .is_none_or(|repair| repair.step != Step::Copying)
+    {
         assert!(pool.step());
     }
     pool.expect_written(1);
@@ -39,7 +46,7 @@ fn writes_wait_for_a_copy_that_lacks_nothing_else() {
     pool.pass(Duration::from_millis(5));
     pool.expect_written(1);
     pool.pass(FOR_GOOD);
-    assert!(pool.client.peers_of(&pool.client.spaces[0].slabs[0].entry).has(new));
+    assert!(pool.client.peers_of(&pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry).has(PeerIndex(new)));
     assert_eq!(pool.read(0), Ok(3));
 }
 
@@ -49,7 +56,7 @@ fn writes_wait_no_more_for_a_copy_that_is_given_up() {
     (pool.deaf, pool.late) = (vec![new], Vec::new());
     pool.pass(FOR_GOOD);
     pool.expect_written(1);
-    assert!(!pool.client.peers_of(&pool.client.spaces[0].slabs[0].entry).has(new));
+    assert!(!pool.client.peers_of(&pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry).has(PeerIndex(new)));
     assert_eq!(pool.read(0), Ok(3));
 }
 
@@ -58,10 +65,15 @@ fn writes_wait_no_more_for_a_copy_that_is_given_up() {
 fn reads_have_room_beside_writes_that_a_copy_in_the_making_lacks() {
     let mut pool = Pool::new(2, 1, 4);
     assert_eq!(pool.write(0, 1), Ok(()));
-    let old = usize::from(!pool.client.peers_of(&pool.client.spaces[0].slabs[0].entry).has(0));
+    let old =
+        usize::from(!pool.client.peers_of(&pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry).has(PeerIndex(0)));
     pool.servers[old].set_pressure(crate::wire::message::Pressure::Orange);
     pool.begin_write_only(2);
-    while pool.client.spaces[0].slabs[0].repair.as_ref().is_none_or(|repair| repair.mirror().is_none()) {
+    while pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)]
+        .repair
+        .as_ref()
+        .is_none_or(|repair| repair.mirror().is_none())
+    {
         assert!(pool.step());
     }
     pool.expect_written(1);
@@ -78,5 +90,5 @@ fn reads_have_room_beside_writes_that_a_copy_in_the_making_lacks() {
     pool.pass(FOR_GOOD);
     assert_eq!(pool.write(0, 4), Ok(()));
     assert_eq!(pool.read(0), Ok(4));
-    assert!(pool.client.peers_of(&pool.client.spaces[0].slabs[0].entry).has(1 - old));
+    assert!(pool.client.peers_of(&pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry).has(PeerIndex(1 - old)));
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::client::exchange::{Exchange, Role};
+use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::units::SEALED_SIZE;
 
 /// What was sent, without any server having heard of it.
@@ -36,7 +37,7 @@ fn the_nearest_copy_is_read() {
             (0..50).for_each(|_| peer.trip.sample(trip));
         }
         pool.client.read(pool.now, pool.space, PageNo(0), Class::Demand, 1).unwrap();
-        let asked: Vec<usize> = under_way(&mut pool).iter().map(|exchange| exchange.peer).collect();
+        let asked: Vec<usize> = under_way(&mut pool).iter().map(|exchange| exchange.peer.0).collect();
         assert_eq!(asked, [near]);
     }
 }
@@ -54,7 +55,7 @@ fn a_read_that_takes_long_is_asked_of_another_copy() {
     pool.step();
     let reads = |exchange: &Exchange| matches!(exchange.role, Role::Read { .. });
     let first = pool.client.exchanges.find(reads).unwrap().peer;
-    pool.deaf = vec![first];
+    pool.deaf = vec![first.0];
     pool.pass(Duration::from_millis(3));
     let mut page = [0; PAGE_SIZE];
     assert!(matches!(pool.client.poll_event(&mut page), Some(Event::Read { token: 1, result: Ok(()) })));
@@ -72,10 +73,10 @@ fn classes_go_in_order() {
     }
     let mut out = Vec::new();
     for expected in Class::ALL {
-        let before = pool.client.peers[0].in_flight.len();
+        let before = pool.client.peers[PeerIndex(0)].in_flight.len();
         pool.client.poll_transmit(pool.now, &mut out).unwrap();
-        assert_eq!(pool.client.peers[0].in_flight.len(), before + 1);
-        let id = *pool.client.peers[0].in_flight.back().unwrap();
+        assert_eq!(pool.client.peers[PeerIndex(0)].in_flight.len(), before + 1);
+        let id = *pool.client.peers[PeerIndex(0)].in_flight.back().unwrap();
         assert_eq!(pool.client.exchanges.get(id).unwrap().class, expected);
     }
 }
@@ -86,7 +87,7 @@ fn writes_wait_for_credits() {
     for (credits, sent) in [(2, 2), (0, 1)] {
         let mut pool = Pool::new(1, 1, 8);
         assert_eq!(pool.write(0, 1), Ok(()));
-        pool.client.peers[0].write_credits = credits;
+        pool.client.peers[PeerIndex(0)].write_credits = credits;
         for page in 1..6 {
             pool.client.write(pool.now, pool.space, PageNo(page), Class::Eviction, &[2; PAGE_SIZE], 1).unwrap();
         }
@@ -146,7 +147,7 @@ fn copies_leave_room_on_the_link() {
     assert_eq!(pool.client.rebuild_rate(), LINK / 100 * 30);
     // Pages go through the client.
     pool.client.peers.iter_mut().for_each(|peer| peer.made_up_versions = true);
-    pool.client.spaces[0].copies = 2;
+    pool.client.spaces[SpaceIndex(0)].copies = 2;
     pool.client.mark_all();
     pool.client.settle(pool.now);
     let (began, before) = (pool.now, pool.client.stats().pages_copied);

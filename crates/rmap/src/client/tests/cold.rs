@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::client::exchange::{Exchange, Role};
+use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::units::SlabNo;
 
 /// As long as nothing is written to it, a slab is not cold; and longer than all takes until its group has parity.
 pub const AFTER: Duration = Duration::from_millis(200);
@@ -102,8 +104,9 @@ pub fn read(pool: &mut Pool, page: u64) -> Result<u8, Failure> {
 /// Servers with a slab of the first group.
 pub fn holders(pool: &Pool) -> Vec<usize> {
     let slabs = &pool.client.spaces[pool.space.0].slabs;
-    let copies = (0..4).flat_map(|slab| pool.client.peers_of(&slabs[slab].entry).iter().collect::<Vec<_>>());
-    copies.collect()
+    let copies =
+        (0..4).map(SlabNo).flat_map(|slab| pool.client.peers_of(&slabs[slab].entry).iter().collect::<Vec<_>>());
+    copies.map(|peer| peer.0).collect()
 }
 
 #[test]
@@ -322,7 +325,7 @@ fn a_server_may_be_silent_from_any_step_on() {
     let copied = std::cell::Cell::new(0);
     at_each_step(|pool, steps| {
         let is_source = |exchange: &Exchange| matches!(exchange.role, Role::CopyRead { .. });
-        let source = pool.client.exchanges.find(is_source).map(|exchange| exchange.peer);
+        let source = pool.client.exchanges.find(is_source).map(|exchange| exchange.peer.0);
         copied.set(copied.get() + usize::from(source.is_some()));
         pool.deaf = vec![source.unwrap_or(steps % 6)];
         pool.pass(2 * LONG);
@@ -341,27 +344,32 @@ fn a_server_may_be_silent_from_any_step_on() {
 fn a_server_may_go_while_parity_leaves() {
     let partings = std::cell::Cell::new(0);
     at_each_step(|pool, steps| {
-        if !pool.client.is_parting(0, 0) {
+        if !pool.client.is_parting(SpaceIndex(0), SlabNo(0)) {
             return;
         }
         partings.set(partings.get() + 1);
-        let copies =
-            |pool: &Pool| pool.client.peers_of(&pool.client.spaces[0].slabs[1].entry).iter().collect::<Vec<_>>();
+        let copies = |pool: &Pool| {
+            pool.client
+                .peers_of(&pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(1)].entry)
+                .iter()
+                .map(|peer| peer.0)
+                .collect::<Vec<_>>()
+        };
         let holders = copies(pool);
         kill(pool, holders[0], 2);
         let asked = pool.client.poll_control(pool.now);
         // Who is asked nothing is asked for a sign of life now and then. Then nothing more is heard before the answer.
-        while pool.client.peers[holders[0]].epoch == Some(BootEpoch(1)) {
+        while pool.client.peers[PeerIndex(holders[0])].epoch == Some(BootEpoch(1)) {
             pool.now = pool.now + Duration::from_millis(1);
             pool.time_passes();
             for _ in 0..20 {
-                if pool.client.peers[holders[0]].epoch == Some(BootEpoch(1)) {
+                if pool.client.peers[PeerIndex(holders[0])].epoch == Some(BootEpoch(1)) {
                     pool.single_step();
                 }
             }
         }
         if let Some((id, request)) = asked {
-            assert!(pool.client.is_parting(0, 0), "it waits for the answer");
+            assert!(pool.client.is_parting(SpaceIndex(0), SlabNo(0)), "it waits for the answer");
             let reply = pool.answer(&request);
             pool.client.on_control(pool.now, id, reply);
         }
@@ -497,11 +505,11 @@ fn a_damaged_member_is_mended_before_its_group_is_dissolved() {
 #[test]
 fn a_slab_that_could_not_be_made_anew_keeps_no_write_waiting() {
     let mut pool = cold(7);
-    pool.client.spaces[0].slabs[0].is_stuck = true;
-    let versions = pool.client.spaces[0].sequence;
+    pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].is_stuck = true;
+    let versions = pool.client.spaces[SpaceIndex(0)].sequence;
     write_and_dissolve(&mut pool);
-    assert!(pool.client.spaces[0].sequence < versions + 20, "grants that nobody was asked for");
+    assert!(pool.client.spaces[SpaceIndex(0)].sequence < versions + 20, "grants that nobody was asked for");
     pool.pass(LONG);
-    assert_eq!(pool.client.spaces[0].slabs[0].entry.replicas.len(), 2, "as any other slab, then");
+    assert_eq!(pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.replicas.len(), 2, "as any other slab, then");
     assert_right(&mut pool, &[9]);
 }

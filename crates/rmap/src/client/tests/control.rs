@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::client::OPS_MAX;
+use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::repair::{Repair, Step};
 use crate::control::Replica;
-use crate::units::Version;
+use crate::units::{SlabNo, Version};
 
 const MAP_PATIENCE: Duration = Duration::from_millis(400);
 
@@ -129,7 +130,7 @@ fn a_write_that_waits_for_a_copy_to_leave_ends() {
         }
         pool.pass(Duration::from_secs(3));
         assert_eq!(results(&mut pool), []);
-        assert!(pool.client.ops.is_idle() && pool.client.ops.busy.is_empty());
+        assert!(pool.client.ops.is_idle() && pool.client.ops.has_no_writer());
         assert_eq!([pool.read(0), pool.read(1)], [Ok(2), Ok(1)]);
         pool.no_control = false;
         assert_eq!([pool.write(0, 4), pool.write(1, 5)], [Ok(()); 2]);
@@ -189,7 +190,7 @@ fn a_copy_that_is_lost_at_a_server_that_answers_is_not_waited_for() {
         pool.no_control = false;
         pool.pass(Duration::from_secs(3));
         assert_eq!(results(&mut pool), []);
-        assert!(pool.client.ops.is_idle() && pool.client.ops.busy.is_empty());
+        assert!(pool.client.ops.is_idle() && pool.client.ops.has_no_writer());
         let expected = if copies == 1 { Err(Failure::Lost) } else { Ok(2) };
         assert_eq!(pool.read(0), expected);
     }
@@ -274,15 +275,16 @@ fn a_copy_in_the_making_holds_no_write_up() {
         let holders = pool.holders(0);
         let third = (0..3).find(|node| !holders.contains(node)).unwrap();
         // As when the map is to be rid of a copy while another is being made, and both of the others answer.
-        let grant = pool.client.spaces[0].next_version(false).unwrap();
+        let grant = pool.client.spaces[SpaceIndex(0)].next_version(false).unwrap();
         assert_eq!(pool.servers[third].lend(SpaceId(1), SlabNo(0), Generation(1), grant), Status::Ok);
-        let mut repair = Repair::new(third, grant, None);
+        let mut repair = Repair::new(PeerIndex(third), grant, None);
         repair.step = Step::Copying;
         repair.list = vec![Version::NEVER; 8].into();
-        pool.client.begins_repair(0, 0, repair);
+        pool.client.begins_repair(SpaceIndex(0), SlabNo(0), repair);
         pool.no_control = true;
-        let entry = pool.client.entry_of(0, 0, holders[..1].iter().copied().collect());
-        pool.client.propose(0, 0, entry);
+        let keep = [PeerIndex(holders[0])].into_iter().collect();
+        let entry = pool.client.entry_of(SpaceIndex(0), SlabNo(0), keep);
+        pool.client.propose(SpaceIndex(0), SlabNo(0), entry);
         pool.pass(2 * PATIENCE);
         pool.slow = Some(third);
         if dies {
@@ -305,12 +307,12 @@ fn a_copy_in_the_making_holds_no_write_up() {
 #[test]
 fn a_write_that_waited_in_vain_is_there_or_not() {
     let mut pool = without_a_copy();
-    let entry = pool.client.spaces[pool.space.0].slabs[0].entry.clone();
+    let entry = pool.client.spaces[pool.space.0].slabs[SlabNo(0)].entry.clone();
     assert_eq!(entry.replicas.len(), 2);
     pool.deaf.clear();
     pool.no_control = false;
     let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, reserve: 0, key: [2; KEY_SIZE] };
-    pool.client.space_taken(0);
+    pool.client.space_taken(SpaceIndex(0));
     pool.space = pool.client.attach(&spec, Generation(2), &[(SlabNo(0), entry)]).unwrap();
     pool.pass(Duration::from_secs(3));
     assert_eq!([pool.read(0), pool.read(0), pool.read(1)], [Ok(2), Ok(2), Ok(1)]);

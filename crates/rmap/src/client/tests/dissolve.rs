@@ -2,6 +2,8 @@
 
 use super::cold::{assert_right, cold};
 use super::*;
+use crate::client::index::{GroupIndex, SpaceIndex};
+use crate::units::SlabNo;
 
 /// As long as the control plane may be silent.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -25,9 +27,9 @@ enum Silence {
 
 impl Silence {
     fn begins(self, pool: &mut Pool) {
-        let parity = pool.client.spaces[0].layout.parity(0);
+        let parity = pool.client.spaces[SpaceIndex(0)].layout.parity(GroupIndex(0));
         match self {
-            Silence::OfParity => pool.no_control_of = Some(SlabNo(parity as u32)),
+            Silence::OfParity => pool.no_control_of = Some(parity),
             Silence::OfEverything => pool.no_control = true,
         }
     }
@@ -54,7 +56,11 @@ fn dissolving(silence: Silence) -> Pool {
     silence.begins(&mut pool);
     PAGES.into_iter().for_each(|page| pool.begin_write(page, 200));
     pool.pass(LONG);
-    assert_eq!(pool.client.is_parting(0, 0), silence == Silence::OfParity, "its slabs are safe without it");
+    assert_eq!(
+        pool.client.is_parting(SpaceIndex(0), SlabNo(0)),
+        silence == Silence::OfParity,
+        "its slabs are safe without it"
+    );
     assert_eq!(results(&mut pool), [], "{silence:?}");
     pool
 }
@@ -81,7 +87,7 @@ fn writes_to_a_group_end_if_nobody_says_that_its_parity_has_left() {
         PAGES.into_iter().for_each(|page| assert_eq!(pool.write(page, 202), Ok(()), "{silence:?}"));
         PAGES.into_iter().for_each(|page| assert_eq!(pool.read(page), Ok(202)));
         assert_right(&mut pool, &PAGES);
-        assert!(pool.client.is_idle() && pool.client.ops.busy.is_empty());
+        assert!(pool.client.is_idle() && pool.client.ops.has_no_writer());
     }
 }
 
@@ -106,9 +112,9 @@ fn a_write_to_a_new_slab_of_a_group_ends_too() {
     for silence in [Silence::OfParity, Silence::OfEverything] {
         let mut pool = cold(5);
         pool.client.config.error_after = Some(PATIENCE);
-        let parity = pool.client.spaces[0].layout.parity(1);
+        let parity = pool.client.spaces[SpaceIndex(0)].layout.parity(GroupIndex(1));
         silence.begins(&mut pool);
-        pool.no_control_of = pool.no_control_of.map(|_| SlabNo(parity as u32));
+        pool.no_control_of = pool.no_control_of.map(|_| parity);
         pool.begin_write(56, 200);
         pool.pass(PATIENCE / 2);
         assert_eq!(results(&mut pool), [], "{silence:?}");

@@ -3,7 +3,8 @@
 use super::super::exchange::{Exchange, Role};
 use super::many::filled;
 use super::*;
-use crate::units::Version;
+use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::units::{SlabNo, Version};
 
 /// More than can be under way.
 const MANY_READS: usize = 300;
@@ -62,12 +63,12 @@ fn sealed(servers: usize, copies: usize) -> Pool {
 
 /// Who sealed the space sees to nothing any more, and another client reads it.
 fn read_by_another(pool: &mut Pool) {
-    let entries = pool.client.spaces[0].slabs.iter().map(|slab| slab.entry.clone());
+    let entries = pool.client.spaces[SpaceIndex(0)].slabs.iter().map(|slab| slab.entry.clone());
     let map = (0..).map(SlabNo).zip(entries).filter(|(_, entry)| entry.revision > 0 || !entry.replicas.is_empty());
     pool.today = Today { generation: Generation(2), sealed: true, map: map.collect() };
-    let copies = pool.client.spaces[0].copies;
+    let copies = pool.client.spaces[SpaceIndex(0)].copies;
     let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies, reserve: 0, key: [2; KEY_SIZE] };
-    pool.client.space_taken(0);
+    pool.client.space_taken(SpaceIndex(0));
     pool.space = pool.client.attach_reader(&spec, &pool.today).unwrap();
 }
 
@@ -103,7 +104,7 @@ fn a_server_that_never_knows_a_reader_is_not_relied_on() {
         pool.step();
     }
     assert_eq!(asked, 2);
-    assert!(pool.client.spaces[pool.space.0].slabs[0].failed.has(0) && !pool.client.has_event());
+    assert!(pool.client.spaces[pool.space.0].slabs[SlabNo(0)].failed.has(PeerIndex(0)) && !pool.client.has_event());
 }
 
 /// Nor is one that has no room for the space: it has nothing of it.
@@ -115,7 +116,11 @@ fn a_server_that_lets_no_reader_in_has_no_copy() {
     answer(&mut pool, Status::NotFenced, reads);
     answer(&mut pool, Status::Full, |e| e.role == Role::Fence);
     let slabs = &pool.client.spaces[pool.space.0].slabs;
-    assert!(slabs[0].failed.has(0) && slabs[1].failed.has(0) && !pool.client.has_event());
+    assert!(
+        slabs[SlabNo(0)].failed.has(PeerIndex(0))
+            && slabs[SlabNo(1)].failed.has(PeerIndex(0))
+            && !pool.client.has_event()
+    );
 }
 
 /// It falls silent before it has been told, and more is read than can be under way. Whoever asks others has a place all the same.
@@ -130,7 +135,7 @@ fn a_server_that_is_away_is_told_when_it_is_back() {
     // While it is not known to be silent, and after that.
     (0..100).for_each(|_| begin_read(&mut pool, 0));
     pool.pass(3 * SILENCE);
-    assert!(pool.client.peers[0].is_down() && !pool.client.has_event());
+    assert!(pool.client.peers[PeerIndex(0)].is_down() && !pool.client.has_event());
     (0..MANY_READS - 101).for_each(|_| begin_read(&mut pool, 0));
     assert!(pool.client.ops.has_room());
     pool.deaf.clear();
@@ -172,7 +177,7 @@ fn a_copy_that_was_away_when_a_reader_began_is_read() {
 fn versions_are_listed_again_when_the_reader_is_known() {
     for times in 1..3 {
         let mut pool = sealed(2, 2);
-        let lists = |e: &Exchange| e.role == Role::Versions && e.peer == 1;
+        let lists = |e: &Exchange| e.role == Role::Versions && e.peer == PeerIndex(1);
         begin_read(&mut pool, 0);
         for _ in 0..times {
             until(&mut pool, lists);
@@ -180,7 +185,7 @@ fn versions_are_listed_again_when_the_reader_is_known() {
         }
         pool.run();
         expect_read(&mut pool, 1);
-        let failed = pool.client.spaces[pool.space.0].slabs.iter().any(|slab| slab.failed.has(1));
+        let failed = pool.client.spaces[pool.space.0].slabs.iter().any(|slab| slab.failed.has(PeerIndex(1)));
         assert_eq!(failed, times == 2, "{times}");
     }
 }
@@ -224,11 +229,11 @@ fn a_copy_that_is_checked_is_asked_again() {
 #[test]
 fn an_owner_gives_such_a_copy_up() {
     let mut pool = filled(3, 1);
-    let entry = pool.client.spaces[0].slabs[0].entry.clone();
+    let entry = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.clone();
     let one = pool.client.peers_of(&entry).iter().next().unwrap();
     pool.begin_write_late(0, 7);
     answer(&mut pool, Status::NotFenced, |e| e.peer == one && matches!(e.role, Role::Write { .. }));
-    assert!(pool.client.spaces[0].slabs[0].failed.has(one));
+    assert!(pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].failed.has(one));
     pool.pass(Duration::from_secs(1));
     pool.expect_written(1);
     assert_eq!((pool.client.in_sync(pool.space), pool.client.stats().copies_left), ((1, 1), 1));
@@ -243,8 +248,8 @@ fn a_generation_that_is_given_twice_has_one_owner() {
     assert_eq!([pool.write(0, 1), pool.write(1, 2)], [Ok(()); 2]);
     let before = &pool.client.spaces[pool.space.0];
     let spec = SpaceSpec { id: before.id, pages: before.pages, copies: before.copies, reserve: 0, key: [2; KEY_SIZE] };
-    let map = vec![(SlabNo(0), before.slabs[0].entry.clone())];
-    let first = std::mem::replace(&mut pool.space, SpaceRef(1));
+    let map = vec![(SlabNo(0), before.slabs[SlabNo(0)].entry.clone())];
+    let first = std::mem::replace(&mut pool.space, SpaceRef(SpaceIndex(1)));
     assert_eq!(pool.client.attach(&spec, Generation(1), &map).unwrap(), pool.space);
     pool.client.settle(pool.now);
     assert_eq!((pool.write(0, 7), pool.read(1)), (Err(Failure::Fenced), Err(Failure::Fenced)));

@@ -1,11 +1,12 @@
 //! A space that one client writes and others read. Here both are the same client, which does not know it.
 
 use super::*;
+use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::control::Replica;
-use crate::units::Version;
+use crate::units::{SlabNo, Version};
 
 /// The owner's place among the client's spaces.
-const OWNER: usize = 0;
+const OWNER: SpaceIndex = SpaceIndex(0);
 
 struct Followed {
     pool: Pool,
@@ -218,13 +219,13 @@ fn reads_share_looks() {
     let mut all = followed();
     all.write(3, 1);
     assert_eq!(all.read(3), Ok(1));
-    let asked = all.pool.client.question_ids;
+    let asked = all.pool.client.questions.last_id();
     for token in 0..64 {
         all.pool.client.read(all.pool.now, all.reader, PageNo(token % 8), Class::Demand, token).unwrap();
     }
     all.pool.run();
     let events = std::iter::from_fn(|| all.pool.client.poll_event(&mut [0; PAGE_SIZE])).count();
-    assert_eq!((events, all.pool.client.question_ids - asked), (64, 1));
+    assert_eq!((events, all.pool.client.questions.last_id() - asked), (64, 1));
 }
 
 /// One copy says that there is nothing, and the other does not answer for the slab any more: that is an answer, whichever comes first.
@@ -255,7 +256,7 @@ fn damage_is_an_error_only_where_all_copies_are_damaged() {
     let holders = all.pool.holders(0);
     all.pool.servers[holders[0]].inject(Some(ServerFault::FlipsBits));
     let today = all.pool.today.clone();
-    let server = all.pool.client.peers[holders[1]].info.id;
+    let server = all.pool.client.peers[PeerIndex(holders[1])].info.id;
     let replicas = &mut all.pool.today.map[0].1.replicas;
     let other = replicas.iter_mut().find(|replica| replica.server == server).unwrap();
     make_another(other);
@@ -275,7 +276,7 @@ fn reads_of_silent_servers_make_room() {
     all.pool.deaf = vec![holders[0]];
     all.pool.pass(Duration::from_secs(1));
     let today = all.pool.today.clone();
-    let silent = all.pool.client.peers[holders[0]].info.id;
+    let silent = all.pool.client.peers[PeerIndex(holders[0])].info.id;
     all.pool.today.map[0].1.replicas.retain(|replica| replica.server == silent);
     for _ in 0..3 {
         for _ in 0..100 {

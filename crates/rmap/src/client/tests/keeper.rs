@@ -2,6 +2,8 @@
 
 use super::cold::{byte, kill, read};
 use super::*;
+use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::units::SlabNo;
 
 /// Longer than anything takes for which there is room.
 const LONG: Duration = Duration::from_secs(3);
@@ -13,10 +15,10 @@ const SERVERS: usize = 6;
 fn sealed() -> Pool {
     let mut pool = Pool::of(SERVERS, 2, 32, PAGES, None);
     (0..PAGES).for_each(|page| assert_eq!(pool.write(page, byte(page)), Ok(())));
-    let entries = pool.client.spaces[0].slabs.iter().map(|slab| slab.entry.clone());
+    let entries = pool.client.spaces[SpaceIndex(0)].slabs.iter().map(|slab| slab.entry.clone());
     let map = (0..).map(SlabNo).zip(entries).collect();
     pool.today = Today { generation: Generation(2), sealed: true, map };
-    pool.client.space_taken(0);
+    pool.client.space_taken(SpaceIndex(0));
     let spec = SpaceSpec { id: SpaceId(1), pages: PAGES, copies: 2, reserve: 0, key: [2; KEY_SIZE] };
     pool.space = pool.client.attach_reader(&spec, &pool.today).unwrap();
     pool.run();
@@ -34,8 +36,8 @@ fn room_everywhere(pool: &mut Pool) {
     pool.pass(LONG);
 }
 
-fn ledger(pool: &Pool) -> usize {
-    let first = pool.client.spaces[pool.space.0].layout.table_page(0, 0);
+fn ledger(pool: &Pool) -> SlabNo {
+    let first = pool.client.spaces[pool.space.0].layout.table_page(SlabNo(0), 0);
     pool.client.slab_of(first).unwrap()
 }
 
@@ -63,7 +65,7 @@ fn parity_waits_for_both_copies_of_the_ledger() {
     full(&mut pool, (0..SERVERS).filter(|node| *node != open));
     pool.client.make_parity(pool.now, pool.space);
     pool.pass(LONG);
-    assert_eq!((pool.client.tenure(pool.space), pool.holders(ledger(&pool))), (Tenure::Keeper, vec![open]));
+    assert_eq!((pool.client.tenure(pool.space), pool.holders(ledger(&pool).0 as usize)), (Tenure::Keeper, vec![open]));
     let view = pool.client.parity(pool.space);
     assert_eq!((view.groups, view.with_parity, copies_of_members(&pool)), (1, 0, 8));
     room_everywhere(&mut pool);
@@ -84,12 +86,12 @@ fn copies_stay_while_the_ledger_has_one() {
     let before = copies_of_members(&pool);
     assert!(before > 4);
     pool.servers.iter_mut().for_each(|server| server.set_pressure(Pressure::Yellow));
-    let copies = pool.holders(ledger(&pool));
+    let copies = pool.holders(ledger(&pool).0 as usize);
     let (space, gone) = (pool.space.0, copies[0]);
-    pool.client.copy_lost(space, ledger(&pool), gone);
+    pool.client.copy_lost(space, ledger(&pool), PeerIndex(gone));
     pool.client.settle(pool.now);
     pool.pass(LONG);
-    assert_eq!(pool.holders(ledger(&pool)), copies[1..]);
+    assert_eq!(pool.holders(ledger(&pool).0 as usize), copies[1..]);
     let after = copies_of_members(&pool);
     // One change of the group was asked for before that.
     assert!(after + 1 >= before && pool.client.parity(pool.space).whole == 0, "{after} of {before}");

@@ -1,9 +1,11 @@
 //! Many spaces depend on the ledger, and some of its servers are silent.
 
 use super::*;
+use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::ledger::Table;
 use crate::client::ops::OWN_MAX;
 use crate::client::slab::Phase;
+use crate::units::SlabNo;
 
 /// As long as nothing is written to it, a slab is not cold; and longer than all takes until its group has parity.
 const AFTER: Duration = Duration::from_millis(200);
@@ -46,7 +48,8 @@ fn two_cold() -> Pool {
         assert_eq!(pool.client.parity(pool.space), view);
     }
     let at = |pool: &Pool, space: usize| -> Vec<usize> {
-        pool.client.spaces[space].slabs.iter().flat_map(|s| pool.client.peers_of(&s.entry).iter()).collect()
+        let slabs = pool.client.spaces[SpaceIndex(space)].slabs.iter();
+        slabs.flat_map(|slab| pool.client.peers_of(&slab.entry).iter()).map(|peer| peer.0).collect()
     };
     assert!(at(&pool, 0).iter().all(|node| *node < SERVERS) && at(&pool, 1).iter().all(|node| *node >= SERVERS));
     pool.client.set_parity_after(None);
@@ -55,24 +58,25 @@ fn two_cold() -> Pool {
 
 /// Another owner of a space, whose place among the client's is returned.
 fn take_over(pool: &mut Pool, space: usize, pages: u64) -> usize {
-    let entries = pool.client.spaces[space].slabs.iter().map(|slab| slab.entry.clone());
+    let index = SpaceIndex(space);
+    let entries = pool.client.spaces[index].slabs.iter().map(|slab| slab.entry.clone());
     let map: Vec<_> = (0..).map(SlabNo).zip(entries).filter(|(_, entry)| entry.revision > 0).collect();
-    let generation = Generation(pool.client.spaces[space].generation.0 + 1);
-    pool.client.space_taken(space);
+    let generation = Generation(pool.client.spaces[index].generation.0 + 1);
+    pool.client.space_taken(index);
     pool.space = pool.client.attach(&spec(space, pages), generation, &map).unwrap();
     // What the owner before left elsewhere is not looked for.
-    (0..2 * SERVERS).for_each(|server| pool.client.spaces[pool.space.0].looked_at.insert(server));
+    (0..2 * SERVERS).for_each(|server| pool.client.spaces[pool.space.0].looked_at.insert(PeerIndex(server)));
     pool.client.settle(pool.now);
-    pool.space.0
+    pool.space.0.0
 }
 
 fn tables_known(pool: &Pool, space: usize) -> usize {
-    let slabs = &pool.client.spaces[space].slabs[..SLABS as usize];
-    slabs.iter().filter(|slab| matches!(slab.phase, Phase::Open)).count()
+    let slabs = pool.client.spaces[SpaceIndex(space)].slabs.iter().take(SLABS as usize);
+    slabs.filter(|slab| matches!(slab.phase, Phase::Open)).count()
 }
 
 fn assert_right(pool: &mut Pool, space: usize, of: usize) {
-    pool.space = SpaceRef(space);
+    pool.space = SpaceRef(SpaceIndex(space));
     (0..SLABS).for_each(|slab| assert_eq!(pool.read(slab * SLAB), Ok(byte(of, slab)), "slab {slab}"));
 }
 
@@ -120,7 +124,7 @@ fn parts_at_a_server_that_falls_silent_give_their_places_back() {
         if comes_back {
             assert_right(&mut pool, silent, 0);
         } else {
-            pool.space = SpaceRef(silent);
+            pool.space = SpaceRef(SpaceIndex(silent));
             assert_eq!(pool.read(0), Err(Failure::Silent));
             assert!(!pool.client.is_idle() && pool.client.ops.own_begun() == 0);
             pool.deaf.clear();
@@ -154,15 +158,15 @@ fn writes_leave_places_to_reads() {
     pool.client.set_parity_after(Some(FOR_GOOD));
     pool.deaf = vec![0, 1];
     let size = pool.client.config.slab_size;
-    for slab in 0..SLABS as usize {
-        pool.client.spaces[0].slabs[slab].make_table(&mut tables::Tables::new(size));
-        pool.client.write_table(0, slab);
+    for slab in (0..SLABS as u32).map(SlabNo) {
+        pool.client.spaces[SpaceIndex(0)].slabs[slab].make_table(&mut tables::Tables::new(size));
+        pool.client.write_table(SpaceIndex(0), slab);
     }
     pool.client.settle(pool.now);
     assert_eq!((pool.client.ops.own_writes(), pool.client.ops.own_begun()), (OWN_MAX / 2, OWN_MAX / 2));
     pool.deaf.clear();
     pool.pass(Duration::from_secs(3));
-    let tables = pool.client.spaces[0].slabs[..SLABS as usize].iter().map(|slab| slab.table);
+    let tables = pool.client.spaces[SpaceIndex(0)].slabs.iter().take(SLABS as usize).map(|slab| slab.table);
     assert!(tables.clone().all(|table| table == Table::Known), "{:?}", tables.collect::<Vec<_>>());
     assert!(pool.client.is_idle());
 }
@@ -206,7 +210,7 @@ fn take_over_large(pool: &mut Pool) -> usize {
 fn a_part_is_known_when_all_of_its_pages_have_come() {
     let mut pool = large();
     let space = take_over_large(&mut pool);
-    let got = |pool: &Pool, slab: usize| match pool.client.spaces[space].slabs[slab].table {
+    let got = |pool: &Pool, slab: u32| match pool.client.spaces[SpaceIndex(space)].slabs[SlabNo(slab)].table {
         Table::Asked { next: 2, got } => got,
         table => panic!("{table:?}"),
     };
@@ -226,16 +230,16 @@ fn a_part_is_known_when_all_of_its_pages_have_come() {
 fn a_part_that_is_begun_anew_waits_for_what_was_asked_before() {
     for is_put_back in [false, true] {
         let mut pool = large();
-        let space = take_over_large(&mut pool);
+        let index = SpaceIndex(take_over_large(&mut pool));
         if is_put_back {
             pool.deaf = (0..4).collect();
             pool.pass(2 * SILENCE);
         }
-        pool.client.spaces[space].slabs[0].table = Table::Unknown;
-        pool.client.read_table(space, 0);
-        let begun = pool.client.spaces[space].slabs[0].table != Table::Unknown;
+        pool.client.spaces[index].slabs[SlabNo(0)].table = Table::Unknown;
+        pool.client.read_table(index, SlabNo(0));
+        let begun = pool.client.spaces[index].slabs[SlabNo(0)].table != Table::Unknown;
         assert_eq!(begun, is_put_back);
-        let in_line = pool.client.ledger_line().filter(|turn| turn.slab == 0).count();
+        let in_line = pool.client.ledger_line().filter(|turn| turn.slab == SlabNo(0)).count();
         assert_eq!(in_line, usize::from(is_put_back), "the part, and none of its pages");
         pool.deaf.clear();
         pool.pass(Duration::from_secs(3));

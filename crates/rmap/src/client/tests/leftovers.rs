@@ -4,9 +4,10 @@ use super::super::exchange::{Exchange, Role};
 use super::lies::take;
 use super::many::{SLAB, filled};
 use super::*;
+use crate::client::index::PeerIndex;
 use crate::control::{Map, Replica};
 use crate::server::SLABS_MAX;
-use crate::units::Version;
+use crate::units::{SlabNo, Version};
 use crate::wire::message::{HELD_MAX, HELD_SIZE, Status};
 
 fn held(pool: &Pool) -> Vec<usize> {
@@ -72,7 +73,7 @@ fn a_server_that_was_away_is_asked_when_it_answers() {
     pool.deaf = vec![1];
     pool.begin_write(0, 9);
     pool.pass(Duration::from_millis(100));
-    assert!(pool.client.peers[1].is_down());
+    assert!(pool.client.peers[PeerIndex(1)].is_down());
     next_owner(&mut pool, &Map::new());
     pool.pass(Duration::from_millis(100));
     assert_eq!((held(&pool), pool.client.has_found_leftovers(pool.space)), (vec![0, 3], true));
@@ -86,13 +87,13 @@ fn a_server_that_was_away_is_asked_when_it_answers() {
 fn a_question_that_is_not_answered_is_asked_again() {
     let mut pool = filled(2, 3);
     next_owner(&mut pool, &Map::new());
-    let look = |e: &Exchange| e.role == Role::Held && e.peer == 1;
+    let look = |e: &Exchange| e.role == Role::Held && e.peer == PeerIndex(1);
     while pool.client.exchanges.find(look).is_none() {
         pool.single_step();
     }
     pool.deaf = vec![1];
     pool.pass(Duration::from_millis(100));
-    assert!(pool.client.peers[1].is_down() && pool.client.exchanges.find(look).is_none());
+    assert!(pool.client.peers[PeerIndex(1)].is_down() && pool.client.exchanges.find(look).is_none());
     pool.deaf = Vec::new();
     pool.pass(Duration::from_millis(1500));
     assert_eq!(held(&pool), [0, 0]);
@@ -140,23 +141,29 @@ fn a_server_that_makes_leftovers_up_gets_nothing() {
         ("nothing", 0, none, 0),
         ("one that there may be", 0, one, 1),
     ] {
-        pool.client.look_for_leftovers_again(pool.space.0, 0);
+        pool.client.look_for_leftovers_again(pool.space.0, PeerIndex(0));
         pool.client.settle(pool.now);
         let look = |role| role == Role::Held;
         let mut exchange = take(&mut pool, look);
-        while exchange.peer != 0 {
+        while exchange.peer != PeerIndex(0) {
             exchange = take(&mut pool, look);
         }
         let before = pool.client.stats().leftovers;
         let answer = (Status::Ok, Version::from_bits(next));
-        pool.client.held_answered(pool.space.0, 0, exchange.version, answer, &payload);
+        pool.client.held_answered(pool.space.0, PeerIndex(0), exchange.version, answer, &payload);
         assert_eq!(pool.client.stats().leftovers - before, expected, "{what}");
-        assert!(pool.client.unlooked.is_empty(), "{what}: it is asked no more");
+        assert!(pool.client.leftovers.len() == 0, "{what}: it is asked no more");
     }
     // Back to where it began.
-    pool.client.held_answered(pool.space.0, 0, Version::from_bits(9), (Status::Ok, Version::from_bits(9)), &[]);
-    assert!(pool.client.unlooked.is_empty());
-    assert!(pool.client.exchanges.find(|e| e.role == Role::Held && e.peer == 0).is_none());
+    pool.client.held_answered(
+        pool.space.0,
+        PeerIndex(0),
+        Version::from_bits(9),
+        (Status::Ok, Version::from_bits(9)),
+        &[],
+    );
+    assert!(pool.client.leftovers.len() == 0);
+    assert!(pool.client.exchanges.find(|e| e.role == Role::Held && e.peer == PeerIndex(0)).is_none());
     pool.run();
     assert_eq!(held(&pool), [3; 2], "it has no such grant to give up");
     assert_eq!((0..3).map(|slab| pool.read(slab * SLAB)).collect::<Vec<_>>(), [Ok(1), Ok(2), Ok(3)]);
@@ -183,7 +190,7 @@ fn only_who_keeps_a_sealed_space_looks() {
 #[test]
 fn a_server_that_makes_no_end_of_it_comes_to_one() {
     let mut pool = taken_over(1);
-    pool.client.look_for_leftovers_again(pool.space.0, 0);
+    pool.client.look_for_leftovers_again(pool.space.0, PeerIndex(0));
     let old = Version::new(Generation(1), 1 << 30, false);
     let made_up = [0u64.to_le_bytes(), old.bits().to_le_bytes()].concat().repeat(HELD_MAX);
     let mut asked = 0;
@@ -196,8 +203,8 @@ fn a_server_that_makes_no_end_of_it_comes_to_one() {
         assert_eq!(exchange.version.bits(), (asked * HELD_MAX) as u64);
         asked += 1;
         let next = Version::from_bits((asked * HELD_MAX) as u64);
-        pool.client.held_answered(pool.space.0, 0, exchange.version, (Status::Ok, next), &made_up);
-        pool.client.peers[0].returns.clear();
+        pool.client.held_answered(pool.space.0, PeerIndex(0), exchange.version, (Status::Ok, next), &made_up);
+        pool.client.peers[PeerIndex(0)].returns.clear();
     }
     assert_eq!(asked, SLABS_MAX / HELD_MAX + 1);
     assert!(pool.client.has_found_leftovers(pool.space));
@@ -208,21 +215,21 @@ fn a_server_that_makes_no_end_of_it_comes_to_one() {
 #[test]
 fn a_server_that_knows_nothing_any_more_is_asked_again() {
     let mut pool = taken_over(2);
-    let is_looked_at = |pool: &Pool| pool.client.spaces[pool.space.0].looked_at.has(0);
+    let is_looked_at = |pool: &Pool| pool.client.spaces[pool.space.0].looked_at.has(PeerIndex(0));
     assert!(is_looked_at(&pool));
     for (status, again) in [(Status::UnknownSlab, true), (Status::NotFenced, false)] {
-        pool.client.look_for_leftovers_again(pool.space.0, 0);
+        pool.client.look_for_leftovers_again(pool.space.0, PeerIndex(0));
         pool.client.settle(pool.now);
         let exchange = take(&mut pool, |role| role == Role::Held);
-        pool.client.held_answered(pool.space.0, 0, exchange.version, (status, Version::NEVER), &[]);
-        assert_eq!(pool.client.spaces[pool.space.0].fenced_at.has(0), !again, "it is told once");
+        pool.client.held_answered(pool.space.0, PeerIndex(0), exchange.version, (status, Version::NEVER), &[]);
+        assert_eq!(pool.client.spaces[pool.space.0].fenced_at.has(PeerIndex(0)), !again, "it is told once");
         pool.client.settle(pool.now);
         pool.run();
         assert!(is_looked_at(&pool) && pool.client.has_found_leftovers(pool.space));
     }
-    pool.client.content_lost(0);
+    pool.client.content_lost(PeerIndex(0));
     assert!(!is_looked_at(&pool));
-    pool.client.look_for_leftovers_at(0);
+    pool.client.look_for_leftovers_at(PeerIndex(0));
     pool.client.settle(pool.now);
     pool.run();
     assert!(is_looked_at(&pool));
@@ -232,9 +239,9 @@ fn a_server_that_knows_nothing_any_more_is_asked_again() {
 #[test]
 fn a_server_that_is_told_again_is_looked_at_again() {
     let mut pool = taken_over(2);
-    let looks = |pool: &Pool| pool.client.unlooked.iter().filter(|look| look.is_of(pool.space.0, 0)).count();
-    pool.client.spaces[pool.space.0].fenced_at.remove(0);
-    pool.client.fence(pool.space.0, 0);
+    let looks = |pool: &Pool| pool.client.leftovers.count(|space, peer| (space, peer) == (pool.space.0, PeerIndex(0)));
+    pool.client.spaces[pool.space.0].fenced_at.remove(PeerIndex(0));
+    pool.client.fence(pool.space.0, PeerIndex(0));
     let fence = take(&mut pool, |role| role == Role::Fence);
     pool.client.answered(pool.now, &fence, Status::Ok, Version::NEVER, &[]);
     assert_eq!(looks(&pool), 1);
@@ -251,9 +258,9 @@ fn a_server_that_has_nothing_of_a_space_cannot_take_it_away() {
         let mut pool = filled(3, 1);
         let map = map_of(&pool, |_| true);
         next_owner(&mut pool, &map);
-        let copies = pool.client.peers_of(&pool.client.spaces[pool.space.0].slabs[0].entry);
+        let copies = pool.client.peers_of(&pool.client.spaces[pool.space.0].slabs[SlabNo(0)].entry);
         pool.client.settle(pool.now);
-        let liar = (0..3).find(|peer| copies.has(*peer) == has_slab).unwrap();
+        let liar = (0..3).map(PeerIndex).find(|peer| copies.has(*peer) == has_slab).unwrap();
         let fence = pool.client.exchanges.find(|e| e.role == Role::Fence && e.peer == liar).unwrap();
         pool.client.end_exchange(fence.id);
         let now = pool.now;

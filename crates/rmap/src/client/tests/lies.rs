@@ -3,8 +3,9 @@
 use super::super::exchange::{Exchange, Role};
 use super::many::{SLAB, begin_reads, filled, take_over, take_over_as};
 use super::*;
+use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::repair::{Repair, Step};
-use crate::units::{SEALED_SIZE, Version};
+use crate::units::{SEALED_SIZE, SlabNo, Version};
 
 /// The request that a role stands for, taken from the client as if its answer had come.
 pub fn take(pool: &mut Pool, is_it: impl Fn(Role) -> bool) -> Exchange {
@@ -42,21 +43,25 @@ fn a_trim_that_nobody_made_is_not_believed() {
 #[test]
 fn what_a_source_made_up_is_not_copied() {
     let mut pool = filled(3, 1);
-    let replicas = pool.client.spaces[0].slabs[0].entry.replicas.clone();
-    let source = pool.client.place_of(replicas[0].server).unwrap();
-    let target = (0..3).find(|peer| replicas.iter().all(|r| r.server.0 as usize != *peer)).unwrap();
-    let grant = pool.client.spaces[0].next_version(false).unwrap();
+    let replicas = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.replicas.clone();
+    let source = pool.client.peer_of(replicas[0].server).unwrap();
+    let target = (0..3).find(|server| replicas.iter().all(|r| r.server.0 != *server)).unwrap();
+    let target = PeerIndex(target as usize);
+    let grant = pool.client.spaces[SpaceIndex(0)].next_version(false).unwrap();
     let mut repair = Repair::new(target, grant, None);
     repair.step = Step::Copying;
-    pool.client.begins_repair(0, 0, repair);
-    pool.client.start_copy(0, 0, 0, Some(source), target);
+    pool.client.begins_repair(SpaceIndex(0), SlabNo(0), repair);
+    pool.client.start_copy(SpaceIndex(0), SlabNo(0), 0, Some(source), target);
     let exchange = take(&mut pool, |role| matches!(role, Role::CopyRead { .. }));
     let made_up = Version::new(Generation(1), 1 << 20, true);
     let now = pool.now;
     pool.client.answered(now, &exchange, Status::Ok, made_up, &[]);
     let is_write = |role| matches!(role, Role::CopyWrite { .. });
     assert!(pool.client.exchanges.find(|e| is_write(e.role)).is_none());
-    assert!(pool.client.copies.is_idle() && pool.client.spaces[0].slabs[0].failed.has(source));
+    assert!(
+        pool.client.redundancy.copies.is_idle()
+            && pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].failed.has(source)
+    );
 }
 
 /// While a space is taken over one copy has content in a later version than the other. It is not put in the place of what the other has
@@ -131,7 +136,7 @@ fn a_trim_that_one_copy_was_enough_for_stays() {
 fn a_trim_that_nobody_made_ends_no_page() {
     for liar in [0, 1] {
         let mut pool = filled(2, 1);
-        let written = pool.client.spaces[0].slabs[0].version(0);
+        let written = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].version(0);
         let made_up = Version::from_bits(written.bits() | 1);
         pool.servers[liar].make_up_trim(SpaceId(1), PageNo(0), Generation(1), made_up);
         take_over(&mut pool, SLAB);
@@ -147,9 +152,9 @@ fn a_trim_that_nobody_made_ends_no_page() {
 fn a_copy_that_does_not_have_what_it_lists_is_given_up() {
     for answer in ["never", "nothing", "old"] {
         let mut pool = filled(2, 1);
-        let old = pool.client.spaces[0].slabs[0].version(0);
+        let old = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].version(0);
         let mut sealed = [1; SEALED_SIZE];
-        pool.client.spaces[0].key.seal(PageNo(0), old, &mut sealed);
+        pool.client.spaces[SpaceIndex(0)].key.seal(PageNo(0), old, &mut sealed);
         // One copy lacks it.
         pool.deaf = vec![1];
         pool.begin_write(0, 7);
@@ -164,7 +169,7 @@ fn a_copy_that_does_not_have_what_it_lists_is_given_up() {
             pool.step();
             pool.now = pool.now + Duration::from_micros(100);
             // The same answer for as long as it is asked.
-            while let Some(exchange) = pool.client.exchanges.find(|e| copies(e.role) && e.peer == 0) {
+            while let Some(exchange) = pool.client.exchanges.find(|e| copies(e.role) && e.peer == PeerIndex(0)) {
                 lies += 1;
                 assert!(lies < 10, "{answer}: it is asked over and over");
                 pool.client.end_exchange(exchange.id);
@@ -219,7 +224,7 @@ fn what_was_kept_is_no_version_that_nobody_made() {
         pool.time_passes();
         pool.single_step();
         pool.now = pool.now + Duration::from_micros(100);
-        if pool.client.spaces[pool.space.0].fenced_at.has(0)
+        if pool.client.spaces[pool.space.0].fenced_at.has(PeerIndex(0))
             && pool.servers[0].version_of(SpaceId(1), PageNo(0), Generation(2)) == kept
         {
             break;

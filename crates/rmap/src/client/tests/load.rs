@@ -2,15 +2,16 @@
 
 use super::many::filled;
 use super::*;
+use crate::client::index::PeerIndex;
 
 const SLABS: u64 = 100;
 
 /// The server says how it is, and is heard.
 fn says(pool: &mut Pool, pressure: Pressure) {
     pool.servers[0].set_pressure(pressure);
-    pool.client.peers[0].ping_due = true;
+    pool.client.peers[PeerIndex(0)].ping_due = true;
     while pool.step() {}
-    assert_eq!(pool.client.peers[0].pressure, pressure);
+    assert_eq!(pool.client.peers[PeerIndex(0)].pressure, pressure);
 }
 
 /// A reply is 80 bytes long. All slabs are looked at for the first, and for the rest together.
@@ -37,7 +38,7 @@ fn load_that_changes_with_each_reply_is_looked_at_now_and_then() {
 #[test]
 fn copies_in_the_making_are_counted() {
     let mut pool = filled(3, 40);
-    assert_eq!((pool.client.repairs_running(), pool.client.repairing.len()), (0, 0));
+    assert_eq!((pool.client.repairs_running(), pool.client.redundancy.repairs.len()), (0, 0));
     pool.deaf = vec![2];
     let mut most = 0;
     for _ in 0..2000 {
@@ -48,6 +49,6 @@ fn copies_in_the_making_are_counted() {
         }
     }
     assert_eq!(most, crate::client::repair::REPAIRS_MAX);
-    assert_eq!((pool.client.repairs_running(), pool.client.repairing.len()), (0, 0));
+    assert_eq!((pool.client.repairs_running(), pool.client.redundancy.repairs.len()), (0, 0));
     assert_eq!(pool.client.in_sync(pool.space).1, 40);
 }

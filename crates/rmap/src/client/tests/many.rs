@@ -3,8 +3,9 @@
 use super::super::exchange::{EXCHANGES_MAX, Exchange, QUESTIONS_MAX, Role};
 use super::lies::take;
 use super::*;
+use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::slab::Phase;
-use crate::units::Version;
+use crate::units::{SlabNo, Version};
 
 pub const SLAB: u64 = 8;
 /// Two copies of each are more than there can be requests.
@@ -122,7 +123,7 @@ fn a_server_that_falls_silent_while_a_space_is_taken_over_does_not_keep_it_from_
     pool.deaf = vec![0];
     pool.no_control = true;
     pool.pass(SILENCE);
-    let asked = |e: &Exchange| e.peer == 0 && e.role.is_question();
+    let asked = |e: &Exchange| e.peer == PeerIndex(0) && e.role.is_question();
     assert!(pool.client.exchanges.find(asked).is_none(), "others need its place");
     pool.no_control = false;
     pool.pass(Duration::from_millis(2000));
@@ -139,10 +140,10 @@ fn a_grant_that_nobody_waits_for_any_more_is_given_back() {
     let before: Vec<usize> = pool.servers.iter().map(Server::held_slabs).collect();
     assert_eq!(before, [0, 0]);
     pool.client.write(pool.now, pool.space, PageNo(0), Class::Eviction, &[1; PAGE_SIZE], 1).unwrap();
-    let Phase::Granting(candidates) = &pool.client.spaces[0].slabs[0].phase else {
+    let Phase::Granting(candidates) = &pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].phase else {
         panic!("it is not being asked for")
     };
-    let asked = candidates.asked[0].peer;
+    let asked = candidates.asked[0].peer.0;
     // The fence, and its answer.
     pool.step();
     pool.slow = Some(asked);
@@ -167,7 +168,7 @@ fn a_server_that_has_forgotten_its_owner_is_told_again() {
     let exchange = take(&mut pool, |role| role == Role::Grant);
     let now = pool.now;
     pool.client.answered(now, &exchange, Status::UnknownSlab, Version::NEVER, &[]);
-    assert!(!pool.client.spaces[0].fenced_at.has(0));
+    assert!(!pool.client.spaces[SpaceIndex(0)].fenced_at.has(PeerIndex(0)));
     pool.client.settle(now);
     pool.run();
     pool.expect_written(1);
@@ -178,7 +179,7 @@ fn a_server_that_has_forgotten_its_owner_is_told_again() {
 #[test]
 fn a_copy_that_is_not_trusted_is_given_back() {
     let mut pool = filled(2, 1);
-    pool.client.copy_lost(0, 0, 1);
+    pool.client.copy_lost(SpaceIndex(0), SlabNo(0), PeerIndex(1));
     pool.client.settle(pool.now);
     pool.pass(Duration::from_millis(100));
     pool.run();
@@ -189,17 +190,17 @@ fn a_copy_that_is_not_trusted_is_given_back() {
 #[test]
 fn a_keeper_that_is_not_one_any_more_copies_again_later() {
     let mut pool = filled(2, 40);
-    pool.client.spaces[0].tenure = Tenure::Keeper;
+    pool.client.spaces[SpaceIndex(0)].tenure = Tenure::Keeper;
     for slab in 0..40 {
-        pool.client.start_copy(0, slab, 0, Some(0), 1);
+        pool.client.start_copy(SpaceIndex(0), SlabNo(slab), 0, Some(PeerIndex(0)), PeerIndex(1));
     }
-    assert!(!pool.client.copies.has_room());
+    assert!(!pool.client.redundancy.copies.has_room());
     for _ in 0..super::super::copies::COPIES_MAX {
         let exchange = take(&mut pool, |role| matches!(role, Role::CopyRead { .. }));
         let now = pool.now;
         pool.client.answered(now, &exchange, Status::StaleGeneration, Version::NEVER, &[]);
     }
-    assert!(pool.client.copies.is_idle());
+    assert!(pool.client.redundancy.copies.is_idle());
 }
 
 /// One that is small next to what there is to ask.

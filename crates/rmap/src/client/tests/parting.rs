@@ -2,7 +2,9 @@
 
 use super::cold::{AFTER, LONG, byte, cold, cold_without_room, hand_over, kill, read, write_and_dissolve};
 use super::*;
+use crate::client::index::SpaceIndex;
 use crate::client::slab::Phase;
+use crate::units::SlabNo;
 
 /// As long as writes wait for a silent server to come back.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -46,10 +48,10 @@ fn parity_does_not_leave_for_a_copy_that_may_be_gone() {
             pool.begin_write(3, 200);
         } else {
             let space = pool.space.0;
-            let first = pool.client.spaces[space].layout.table_page(0, 0);
+            let first = pool.client.spaces[space].layout.table_page(SlabNo(0), 0);
             let ledger = pool.client.slab_of(first).unwrap();
             pool.client.spaces[space].slabs[ledger].phase = Phase::Lost;
-            pool.client.mark_group(space, 0);
+            pool.client.mark_group(space, SlabNo(0));
             pool.client.settle(pool.now);
             while pool.step() {}
         }
@@ -59,7 +61,7 @@ fn parity_does_not_leave_for_a_copy_that_may_be_gone() {
         let written = if is_written { 200 } else { byte(3) };
         assert_eq!((with_parity(&pool), read(&mut pool, 3)), (0, Ok(written)));
         assert_right(&mut pool, &[3]);
-        let lost = pool.client.spaces[pool.space.0].slabs[..4].iter().filter(|slab| slab.entry.lost).count();
+        let lost = pool.client.spaces[pool.space.0].slabs.iter().take(4).filter(|slab| slab.entry.lost).count();
         assert_eq!(lost, 0);
     }
 }
@@ -120,12 +122,15 @@ fn one_damaged_page_loses_no_slab() {
             pool.pass(LONG);
             pool.deaf.clear();
             pool.pass(Duration::from_secs(2));
-            assert!(pool.client.spaces[0].slabs[0].is_stuck);
+            assert!(pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].is_stuck);
         }
         kill(&mut pool, gone, 2);
         if !was_away {
             pool.pass(Duration::from_secs(2));
-            assert!(pool.client.spaces[0].slabs[0].entry.lost && pool.client.spaces[0].slabs[0].is_stuck);
+            assert!(
+                pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.lost
+                    && pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].is_stuck
+            );
         }
         for page in [9, 0] {
             pool.begin_write(page, 99);
@@ -159,8 +164,8 @@ fn what_a_server_dropped_is_put_together_again() {
         pool.now = pool.now + Duration::from_micros(100);
         pool.time_passes();
         pool.step();
-        if let Some(repair) = &pool.client.spaces[0].slabs[0].repair {
-            break repair.peer;
+        if let Some(repair) = &pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].repair {
+            break repair.peer.0;
         }
     };
     pool.servers[target].inject(Some(ServerFault::LosesWrites));

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use super::*;
 use crate::medium::Medium;
+use crate::units::SlabNo;
 
 #[derive(Debug)]
 pub struct Counting(pub u64);
@@ -132,7 +133,8 @@ impl Pool {
 
     /// Servers that have a slab, by the map.
     pub fn holders(&self, slab: usize) -> Vec<usize> {
-        self.client.peers_of(&self.client.spaces[self.space.0].slabs[slab].entry).iter().collect()
+        let slab = &self.client.spaces[self.space.0].slabs[SlabNo(slab as u32)];
+        self.client.peers_of(&slab.entry).iter().map(|peer| peer.0).collect()
     }
 
     /// What everybody has to say now. `false` if that is nothing.
@@ -225,9 +227,9 @@ impl Pool {
             let any = self.step();
             // Copies wait for their share of the link, which time brings.
             self.now = self.now + Duration::from_micros(100);
-            if !self.client.looks.is_empty() {
+            if self.client.agenda.timed_due().is_some() {
                 self.time_passes();
-            } else if !any && self.client.copies.is_idle() {
+            } else if !any && self.client.redundancy.copies.is_idle() {
                 return;
             }
         }

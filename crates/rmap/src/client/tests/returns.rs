@@ -5,10 +5,11 @@ use super::super::returns::Return;
 use super::lies::take;
 use super::many::{SLAB, filled};
 use super::*;
-use crate::units::Version;
+use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::units::{SlabNo, Version};
 
 /// A server answers that it has no room for one more space, as often as it is told of this one.
-fn refuse_fences(pool: &mut Pool, server: usize) {
+fn refuse_fences(pool: &mut Pool, server: PeerIndex) {
     while pool.client.exchanges.find(|e| e.role == Role::Fence && e.peer == server).is_some() {
         let exchange = take(pool, |role| role == Role::Fence);
         assert_eq!(exchange.peer, server);
@@ -25,15 +26,15 @@ fn a_server_that_lets_nobody_in_is_passed_over() {
     pool.deaf = vec![0, 1];
     pool.client.write(pool.now, pool.space, PageNo(0), Class::Eviction, &[1; PAGE_SIZE], 1).unwrap();
     let asked = pool.client.exchanges.find(|e| e.role == Role::Fence).expect("a fence comes first").peer;
-    pool.client.release(0, 1, asked, Version::from_bits(77));
+    pool.client.release(SpaceIndex(0), SlabNo(1), asked, Version::from_bits(77));
     refuse_fences(&mut pool, asked);
-    assert!(!pool.client.spaces[0].fenced_at.has(asked));
+    assert!(!pool.client.spaces[SpaceIndex(0)].fenced_at.has(asked));
     assert!(pool.client.peers[asked].returns.is_empty(), "it has nothing of a space that it does not know");
     pool.deaf = Vec::new();
     pool.run();
     pool.expect_written(1);
-    let entry = pool.client.spaces[0].slabs[0].entry.clone();
-    assert_eq!(pool.client.peers_of(&entry).iter().collect::<Vec<_>>(), [1 - asked]);
+    let entry = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.clone();
+    assert_eq!(pool.client.peers_of(&entry).iter().collect::<Vec<_>>(), [PeerIndex(1 - asked.0)]);
     assert_eq!(pool.read(0), Ok(1));
 }
 
@@ -41,25 +42,25 @@ fn a_server_that_lets_nobody_in_is_passed_over() {
 #[test]
 fn a_new_copy_goes_where_it_is_let_in() {
     let mut pool = filled(4, 1);
-    let entry = pool.client.spaces[0].slabs[0].entry.clone();
-    let holders: Vec<usize> = pool.client.peers_of(&entry).iter().collect();
-    let others: Vec<usize> = (0..4).filter(|server| !holders.contains(server)).collect();
+    let entry = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.clone();
+    let holders: Vec<PeerIndex> = pool.client.peers_of(&entry).iter().collect();
+    let others: Vec<PeerIndex> = (0..4).map(PeerIndex).filter(|server| !holders.contains(server)).collect();
     // What is not known to be let in is asked for a fence first.
-    others.iter().for_each(|other| pool.client.spaces[0].fenced_at.remove(*other));
-    pool.deaf = [&others[..], &holders[..1]].concat();
-    pool.client.copy_lost(0, 0, holders[0]);
+    others.iter().for_each(|other| pool.client.spaces[SpaceIndex(0)].fenced_at.remove(*other));
+    pool.deaf = others.iter().chain(&holders[..1]).map(|peer| peer.0).collect();
+    pool.client.copy_lost(SpaceIndex(0), SlabNo(0), holders[0]);
     pool.client.settle(pool.now);
     for _ in 0..20 {
         pool.step();
     }
-    let target = pool.client.spaces[0].slabs[0].repair.as_ref().expect("a copy is missing").peer;
+    let target = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].repair.as_ref().expect("a copy is missing").peer;
     assert!(others.contains(&target));
     refuse_fences(&mut pool, target);
     pool.deaf = Vec::new();
     pool.pass(Duration::from_millis(100));
     pool.run();
     assert_eq!(pool.client.in_sync(pool.space), (1, 1));
-    let entry = pool.client.spaces[0].slabs[0].entry.clone();
+    let entry = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.clone();
     assert!(!pool.client.peers_of(&entry).has(target), "it lets nobody in");
     assert_eq!(pool.read(0), Ok(1));
 }
@@ -69,12 +70,12 @@ fn a_new_copy_goes_where_it_is_let_in() {
 #[test]
 fn what_is_owed_of_a_space_that_changed_hands_holds_up_no_other() {
     let mut pool = filled(2, 2);
-    let grant_at = |pool: &Pool, slab: usize, server: usize| {
-        let replicas = &pool.client.spaces[0].slabs[slab].entry.replicas;
+    let grant_at = |pool: &Pool, slab: SlabNo, server: usize| {
+        let replicas = &pool.client.spaces[SpaceIndex(0)].slabs[slab].entry.replicas;
         replicas.iter().find(|replica| replica.server == ServerId(server as u32)).expect("two copies").grant
     };
-    let owed = grant_at(&pool, 1, 0);
-    let other = pool.client.spaces.len();
+    let owed = grant_at(&pool, SlabNo(1), 0);
+    let other = SpaceIndex(pool.client.spaces.len());
     let spec = SpaceSpec { id: SpaceId(2), pages: 2 * SLAB, copies: 1, reserve: 0, key: [3; KEY_SIZE] };
     pool.today = Today { generation: Generation(1), sealed: true, map: Vec::new() };
     pool.client.attach_reader(&spec, &pool.today).unwrap();
@@ -82,13 +83,13 @@ fn what_is_owed_of_a_space_that_changed_hands_holds_up_no_other() {
     pool.client.is_outdated(other);
     assert!(pool.client.spaces[other].is_stale);
     let stale = Version::from_bits(99);
-    pool.client.release(other, 0, 0, stale);
-    pool.client.release(0, 1, 0, owed);
+    pool.client.release(other, SlabNo(0), PeerIndex(0), stale);
+    pool.client.release(SpaceIndex(0), SlabNo(1), PeerIndex(0), owed);
     assert_eq!(pool.servers[0].held_slabs(), 2);
     pool.client.settle(pool.now);
     while pool.step() {}
     assert_eq!(pool.servers[0].held_slabs(), 1, "the other space's is back");
-    assert_eq!(pool.client.peers[0].returns, [Return { space: other, slab: 0, grant: stale }]);
+    assert_eq!(pool.client.peers[PeerIndex(0)].returns, [Return { space: other, slab: SlabNo(0), grant: stale }]);
     // It is seen, and the server is told: it never had it, and that is an answer too.
     pool.no_control = false;
     pool.pass(Duration::from_millis(1500));

@@ -1,6 +1,8 @@
 //! Damage that nobody has read yet.
 
 use super::*;
+use crate::client::index::SpaceIndex;
+use crate::units::SlabNo;
 
 /// All pages of these pools are looked at in this time.
 const PASS: Duration = Duration::from_secs(10);
@@ -33,8 +35,8 @@ fn every_copy_of_every_page_is_looked_at() {
 fn a_damaged_copy_is_made_anew_before_anybody_reads_it() {
     for lie in [ServerFault::FlipsBits, ServerFault::LosesWrites] {
         let mut pool = pool(3, 2);
-        let entry = &pool.client.spaces[0].slabs[0].entry;
-        let damaged = pool.client.peers_of(entry).iter().next().unwrap();
+        let entry = &pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry;
+        let damaged = pool.client.peers_of(entry).iter().next().unwrap().0;
         pool.servers[damaged].inject(Some(lie));
         // What it loses is a new version of a page that it has.
         assert_eq!(pool.write(0, 99), Ok(()));

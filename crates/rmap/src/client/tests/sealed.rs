@@ -2,8 +2,9 @@
 
 use super::super::exchange::{Exchange, Role};
 use super::*;
+use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::control::Replica;
-use crate::units::Version;
+use crate::units::{SlabNo, Version};
 
 /// Longer than any reader waits for somebody else.
 const LONG: Duration = Duration::from_secs(30);
@@ -12,8 +13,8 @@ const LONG: Duration = Duration::from_secs(30);
 fn sealed() -> (Pool, Vec<usize>) {
     let mut pool = Pool::new(3, 2, 4);
     (0..8).for_each(|page| assert_eq!(pool.write(page, page as u8 + 1), Ok(())));
-    let entry = pool.client.spaces[0].slabs[0].entry.clone();
-    let holders = pool.client.peers_of(&entry).iter().collect();
+    let entry = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.clone();
+    let holders = pool.client.peers_of(&entry).iter().map(|peer| peer.0).collect();
     pool.today = Today { generation: Generation(2), sealed: true, map: vec![(SlabNo(0), entry)] };
     let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, reserve: 0, key: [2; KEY_SIZE] };
     pool.space = pool.client.attach_reader(&spec, &pool.today).unwrap();
@@ -128,7 +129,7 @@ fn a_copy_that_is_being_made_is_not_a_bad_one() {
 fn with_made_up_trim(page: u64, which: usize) -> (Pool, usize, usize) {
     let (mut pool, holders) = sealed();
     let (liar, honest) = (holders[which], holders[1 - which]);
-    let written = pool.client.spaces[0].slabs[0].version(page as usize);
+    let written = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].version(page as usize);
     let made_up = Version::from_bits(written.bits() | 1);
     pool.servers[liar].make_up_trim(SpaceId(1), PageNo(page), Generation(1), made_up);
     (pool, liar, honest)
@@ -144,7 +145,7 @@ fn a_made_up_trim_is_an_error_and_never_zeros() {
             (1..8).for_each(|page| assert_eq!(pool.read(page), Ok(page as u8 + 1), "page {page}"));
         }
         assert!(!pool.client.page_run(pool.space, PageNo(0), 1).hole);
-        let slab = &pool.client.spaces[pool.space.0].slabs[0];
+        let slab = &pool.client.spaces[pool.space.0].slabs[SlabNo(0)];
         assert!(slab.failed.is_empty() && slab.behind.is_empty(), "the other copy is no worse for it");
         // The map changes, and all are asked again.
         pool.today.map[0].1.revision += 1;
@@ -185,14 +186,14 @@ fn a_keeper_copies_no_made_up_trim() {
 #[test]
 fn who_lists_less_is_behind_and_not_given_up() {
     let (mut pool, holders) = sealed();
-    let written = pool.client.spaces[0].slabs[0].version(3);
+    let written = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].version(3);
     let made_up = Version::from_bits(written.bits() + 2);
     let late = pool.servers[holders[0]].write_late(SpaceId(1), PageNo(3), Generation(1), made_up);
     assert_eq!(late, Status::Ok);
     assert_eq!(pool.read(3), Err(Failure::Corrupt), "it has no seal");
     assert_eq!(pool.read(2), Ok(3));
-    let slab = &pool.client.spaces[pool.space.0].slabs[0];
-    assert!(slab.behind.has(holders[1]) && !slab.failed.has(holders[1]));
+    let slab = &pool.client.spaces[pool.space.0].slabs[SlabNo(0)];
+    assert!(slab.behind.has(PeerIndex(holders[1])) && !slab.failed.has(PeerIndex(holders[1])));
     // Who keeps the space opens what it copies, and so finds out.
     pool.pass(LONG);
     assert_eq!(pool.client.tenure(pool.space), Tenure::Keeper);
@@ -236,7 +237,7 @@ fn who_says_that_a_generation_is_old_is_asked_no_more_for_a_while() {
                 "versions" => role == Role::Versions,
                 _ => role == Role::Fence,
             };
-            let (liar, space) = (holders[which], pool.space.0);
+            let (liar, space) = (PeerIndex(holders[which]), pool.space.0);
             let lies = |e: &Exchange| e.peer == liar && e.space == space && is_it(e.role);
             for round in 0..3 {
                 (0..8).for_each(|page| {
@@ -255,7 +256,7 @@ fn who_says_that_a_generation_is_old_is_asked_no_more_for_a_while() {
                 }
                 assert_eq!(got, 8, "{kind}, round {round}");
             }
-            assert!(pool.client.spaces[space].slabs[0].failed.is_empty());
+            assert!(pool.client.spaces[space].slabs[SlabNo(0)].failed.is_empty());
             assert_eq!((pool.keeps, pool.client.tenure(pool.space)), (0, Tenure::Reader));
             pool.pass(Duration::from_secs(10));
             assert!(pool.client.spaces[space].refusing.is_empty(), "it is asked again");
@@ -273,13 +274,13 @@ fn a_read_that_all_refuse_ends() {
             assert_right(&mut pool);
         }
         let space = pool.space.0;
-        let lies = |e: &Exchange| e.space == space && holders.contains(&e.peer);
+        let lies = |e: &Exchange| e.space == space && holders.contains(&e.peer.0);
         pool.client.read(pool.now, pool.space, PageNo(0), Class::Demand, 2).unwrap();
         let count = pass_with_lies(&mut pool, Duration::from_secs(45), lies);
         assert!(count <= 60, "asked {count} times");
         let event = pool.client.poll_event(&mut [0; PAGE_SIZE]);
         assert_eq!(event, Some(Event::Read { token: 2, result: Err(Failure::Corrupt) }));
-        assert!(pool.client.spaces[space].slabs[0].failed.is_empty(), "they may have it");
+        assert!(pool.client.spaces[space].slabs[SlabNo(0)].failed.is_empty(), "they may have it");
         pool.pass(Duration::from_secs(10));
         assert_right(&mut pool);
     }
@@ -319,6 +320,6 @@ fn an_answer_from_before_a_refusal_says_nothing_of_it() {
         let event = pool.client.poll_event(&mut [0; PAGE_SIZE]);
         assert!(matches!(event, Some(Event::Read { result: Ok(()), .. })), "{event:?}");
     }
-    assert_eq!(pool.client.peers_of(&pool.client.spaces[space].slabs[0].entry).len(), holders.len());
+    assert_eq!(pool.client.peers_of(&pool.client.spaces[space].slabs[SlabNo(0)].entry).len(), holders.len());
     assert_right(&mut pool);
 }

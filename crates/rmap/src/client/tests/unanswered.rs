@@ -2,7 +2,9 @@
 
 use super::cold::{assert_right, cold, hand_over, holders, kill, written};
 use super::*;
+use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::ops::{READS_RESERVED, TOLD_MAX};
+use crate::units::SlabNo;
 
 /// Servers have been silent for that long when requests fail.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -33,7 +35,7 @@ fn entries(pool: &Pool) -> Vec<MapEntry> {
 }
 
 fn assert_idle(pool: &Pool) {
-    assert!(pool.client.is_idle() && pool.client.ops.busy.is_empty());
+    assert!(pool.client.is_idle() && pool.client.ops.has_no_writer());
 }
 
 /// The client's own network is away, as it seems: all servers are silent.
@@ -152,7 +154,7 @@ fn a_write_that_failed_ends_with_its_slab() {
         pool.pass(LONGER);
         assert_eq!(events(&mut pool), [unanswered(1)]);
         let failure = if is_taken {
-            pool.client.space_taken(0);
+            pool.client.space_taken(SpaceIndex(0));
             Failure::Fenced
         } else {
             pool.client.forget_content(pool.now, ServerId(0));
@@ -198,9 +200,9 @@ fn writes_that_failed_take_nobodys_place() {
     let mut pool = pool(2, 1);
     (0..512).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));
     let at = |pool: &Pool, page: u64, node| {
-        pool.client.peers_of(&pool.client.spaces[0].slabs[page as usize / 8].entry).has(node)
+        pool.client.peers_of(&pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(page as u32 / 8)].entry).has(node)
     };
-    let (silent, other): (Vec<u64>, Vec<u64>) = (0..512).partition(|page| at(&pool, *page, 0));
+    let (silent, other): (Vec<u64>, Vec<u64>) = (0..512).partition(|page| at(&pool, *page, PeerIndex(0)));
     let most = OPS_MAX - READS_RESERVED;
     assert!(silent.len() > most && other.len() > most);
     pool.deaf = vec![0];
@@ -351,9 +353,9 @@ fn a_copy_that_was_never_heard_holds_up_no_group() {
         pool.time_passes();
         pool.step();
     }
-    let copies = pool.client.peers_of(&pool.client.spaces[pool.space.0].slabs[0].entry);
+    let copies = pool.client.peers_of(&pool.client.spaces[pool.space.0].slabs[SlabNo(0)].entry);
     assert_eq!(copies.len(), 2);
-    pool.deaf = copies.iter().skip(1).collect();
+    pool.deaf = copies.iter().skip(1).map(|peer| peer.0).collect();
     hand_over(&mut pool, true);
     pool.begin_write(0, 9);
     pool.pass(FOR_GOOD);

@@ -2,6 +2,7 @@
 
 use super::{Instruction, PROGRESS_EVERY, Transfer, WORTH_PART};
 use crate::client::exchange::{Request, Role};
+use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::repair::{REPAIRS_MAX, Step};
 use crate::client::{Client, Fault};
 use crate::crypto::KEY_SIZE;
@@ -11,7 +12,13 @@ use crate::wire::message::{Op as Wire, Status, VERSIONS_MAX};
 
 impl Client {
     /// Does what comes next, if that is not an answer.
-    pub(in crate::client) fn advance_transfer(&mut self, now: Time, space: usize, slab: usize, transfer: Transfer) {
+    pub(in crate::client) fn advance_transfer(
+        &mut self,
+        now: Time,
+        space: SpaceIndex,
+        slab: SlabNo,
+        transfer: Transfer,
+    ) {
         match transfer {
             Transfer::Wanted => {
                 let source = self.source_of(space, slab);
@@ -31,7 +38,7 @@ impl Client {
     }
 
     /// Who could copy a slab to its new place, if that is worth it.
-    fn source_of(&self, space: usize, slab: usize) -> Option<usize> {
+    fn source_of(&self, space: SpaceIndex, slab: SlabNo) -> Option<PeerIndex> {
         let state = &self.spaces[space].slabs[slab];
         // What goes through the client is opened: the group still has what damaged pages can be put together from.
         if self.is_grouped(space, slab) {
@@ -43,20 +50,20 @@ impl Client {
         copies.find(|peer| is_worth_it && self.can_give(space, slab, *peer))
     }
 
-    fn can_give(&self, space: usize, slab: usize, source: usize) -> bool {
+    fn can_give(&self, space: SpaceIndex, slab: SlabNo, source: PeerIndex) -> bool {
         let state = &self.spaces[space].slabs[slab];
         let holds = self.peers_of(&state.entry).has(source) && !state.failed.has(source);
         holds && self.peers[source].is_up() && !self.peers[source].made_up_versions
     }
 
     /// What is not at the target by now goes through the client.
-    fn copy_the_rest(&mut self, space: usize, slab: usize) {
+    fn copy_the_rest(&mut self, space: SpaceIndex, slab: SlabNo) {
         self.set_step(space, slab, Step::Copying);
         self.mark(space, slab);
     }
 
     /// Tells the target who may fill the slab.
-    fn admit(&mut self, space: usize, slab: usize, source: Option<usize>) -> bool {
+    fn admit(&mut self, space: SpaceIndex, slab: SlabNo, source: Option<PeerIndex>) -> bool {
         let Some(repair) = &self.spaces[space].slabs[slab].repair else { return false };
         let (peer, version) = (repair.peer, repair.grant);
         let (role, op, page) = (Role::Admit { source }, Wire::Admit, self.first_page(slab));
@@ -64,7 +71,7 @@ impl Client {
     }
 
     /// Has the source begin, or asks it how far it is.
-    fn order(&mut self, space: usize, slab: usize, source: usize) -> bool {
+    fn order(&mut self, space: SpaceIndex, slab: SlabNo, source: PeerIndex) -> bool {
         let id = self.peers[source].info.id;
         let replicas = &self.spaces[space].slabs[slab].entry.replicas;
         let Some(version) = replicas.iter().find(|replica| replica.server == id).map(|replica| replica.grant) else {
@@ -74,7 +81,7 @@ impl Client {
         self.ask(Request { role, peer: source, op, class: Class::Demand, space, page, version })
     }
 
-    fn end_transfer(&mut self, space: usize, slab: usize, source: usize) {
+    fn end_transfer(&mut self, space: SpaceIndex, slab: SlabNo, source: PeerIndex) {
         self.cancel_order(space, slab);
         if self.admit(space, slab, None) {
             self.set_step(space, slab, Step::Transferring(Transfer::Ending { source }));
@@ -84,7 +91,7 @@ impl Client {
     }
 
     /// Nothing is wanted of a source any more.
-    pub(in crate::client) fn cancel_order(&mut self, space: usize, slab: usize) {
+    pub(in crate::client) fn cancel_order(&mut self, space: SpaceIndex, slab: SlabNo) {
         let page = self.first_page(slab);
         let ours = self.exchanges.find(|e| e.role == Role::Order && e.space == space && e.page == page);
         if let Some(order) = ours {
@@ -92,7 +99,7 @@ impl Client {
         }
     }
 
-    pub(in crate::client) fn transfer_of(&self, space: usize, slab: usize) -> Option<Transfer> {
+    pub(in crate::client) fn transfer_of(&self, space: SpaceIndex, slab: SlabNo) -> Option<Transfer> {
         match self.spaces[space].slabs[slab].repair.as_ref()?.step {
             Step::Transferring(transfer) => Some(transfer),
             _ => None,
@@ -100,7 +107,7 @@ impl Client {
     }
 
     /// The target said whether it does as it was told.
-    pub(in crate::client) fn admit_answered(&mut self, now: Time, space: usize, slab: usize, status: Status) {
+    pub(in crate::client) fn admit_answered(&mut self, now: Time, space: SpaceIndex, slab: SlabNo, status: Status) {
         match (self.transfer_of(space, slab), status) {
             (Some(Transfer::Admitting { source }), Status::Ok) => {
                 self.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: Some(now) }));
@@ -124,8 +131,8 @@ impl Client {
     pub(in crate::client) fn order_answered(
         &mut self,
         now: Time,
-        space: usize,
-        slab: usize,
+        space: SpaceIndex,
+        slab: SlabNo,
         status: Status,
         progress: Version,
     ) {
@@ -135,12 +142,12 @@ impl Client {
         }
         let at = now + PROGRESS_EVERY;
         self.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: Some(at) }));
-        self.look_at(at, space, slab);
+        self.mark_at(at, space, slab);
     }
 
-    fn ask_what_it_has(&mut self, space: usize, slab: usize) {
+    fn ask_what_it_has(&mut self, space: SpaceIndex, slab: SlabNo) {
         let Some(repair) = &self.spaces[space].slabs[slab].repair else { return };
-        let page = self.config.slab_size.page(SlabNo(slab as u32), repair.cursor);
+        let page = self.config.slab_size.page(slab, repair.cursor);
         let (role, peer, version) = (Role::Listed, repair.peer, Version::NEVER);
         if !self.ask(Request { role, peer, op: Wire::Versions, class: Class::Demand, space, page, version }) {
             self.abort_repair(space, slab);
@@ -150,7 +157,7 @@ impl Client {
     /// The target said what it has of some pages.
     pub(in crate::client) fn listed_answered(
         &mut self,
-        space: usize,
+        space: SpaceIndex,
         page: PageNo,
         (status, grant): (Status, Version),
         payload: &[u8],
@@ -192,19 +199,25 @@ impl Client {
 
     /// Whether a page can be somewhere in this version: in one that was acknowledged, an earlier one, or the one that is being
     /// written.
-    pub(in crate::client) fn was_issued(&self, space: usize, slab: usize, index: usize, version: Version) -> bool {
-        let page = self.config.slab_size.page(SlabNo(slab as u32), index);
-        let writer = self.ops.busy.get(&Client::busy_key(space, page));
+    pub(in crate::client) fn was_issued(
+        &self,
+        space: SpaceIndex,
+        slab: SlabNo,
+        index: usize,
+        version: Version,
+    ) -> bool {
+        let page = self.config.slab_size.page(slab, index);
+        let writer = self.ops.writer(space, page);
         version <= self.spaces[space].slabs[slab].version(index)
             || self.may_be_parity(space, slab, version)
-            || writer.is_some_and(|op| self.ops.peek(*op).version == version)
+            || writer.is_some_and(|op| self.ops.peek(op).version == version)
     }
 
     /// What a request about a slab says beside its header: of which life it is, or which other server is meant.
     pub(in crate::client) fn instruction(
         &self,
         role: Role,
-        space: usize,
+        space: SpaceIndex,
         page: PageNo,
         version: Version,
     ) -> Option<Instruction> {
@@ -229,25 +242,5 @@ impl Client {
         let mut instruction = Instruction { bytes: [0; ORDER_SIZE], length: bytes.len() };
         instruction.bytes[..bytes.len()].copy_from_slice(bytes);
         Some(instruction)
-    }
-
-    /// When a slab is to be looked at because time went by.
-    pub(in crate::client) fn next_look(&self) -> Option<Time> {
-        self.looks.iter().map(|(at, ..)| *at).min()
-    }
-
-    pub(in crate::client) fn look_at(&mut self, at: Time, space: usize, slab: usize) {
-        if !self.looks.contains(&(at, space, slab)) {
-            self.looks.push((at, space, slab));
-        }
-    }
-
-    pub(in crate::client) fn look(&mut self, now: Time) {
-        for at in (0..self.looks.len()).rev() {
-            if self.looks[at].0 <= now {
-                let (_, space, slab) = self.looks.swap_remove(at);
-                self.mark(space, slab);
-            }
-        }
     }
 }

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use super::{GRACE, TRIALS_MAX, TRIALS_OPEN_MAX, asked_at};
+use super::{GRACE, TRIALS_MAX, TRIALS_OPEN_MAX};
+use crate::client::index::{OpIndex, SpaceIndex};
 use crate::client::ops::{Kind, Operation, Stage};
 use crate::client::peer::PeerSet;
+use crate::client::questions::{Patience, Question};
 use crate::client::slab::Phase;
-use crate::client::{Client, Failure, Question};
+use crate::client::{Client, Failure};
 use crate::control::ControlRequest;
-use crate::units::Time;
+use crate::units::{SlabNo, Time};
 
 impl Client {
     /// How long writes wait that could not begin, and how they end then.
@@ -23,13 +25,13 @@ impl Client {
     }
 
     /// The slab's writes go nowhere before the control plane has answered.
-    pub(in crate::client) fn wait_for_map(&mut self, now: Time, space: usize, slab: usize) {
+    pub(in crate::client) fn wait_for_map(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         self.wait_for_answers(now, space, slab, None, |_, asked| asked == slab);
     }
 
     /// The same, for answers about its group. What it needs first is had from servers: until something was asked, what waits has its
     /// own time to show whether there are answers.
-    pub(in crate::client) fn wait_for_map_of_group(&mut self, now: Time, space: usize, slab: usize) {
+    pub(in crate::client) fn wait_for_map_of_group(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         let layout = self.spaces[space].layout;
         let group = layout.group(slab);
         let waiting = self.waiting_for(space, slab);
@@ -43,19 +45,19 @@ impl Client {
     fn wait_for_answers(
         &mut self,
         now: Time,
-        space: usize,
-        slab: usize,
+        space: SpaceIndex,
+        slab: SlabNo,
         since: Option<Time>,
-        about: impl Fn(&Client, usize) -> bool,
+        about: impl Fn(&Client, SlabNo) -> bool,
     ) {
         let Some((patience, _)) = self.unmapped_end() else { return };
         let Some(at) = self.answer_late_at(now, patience, space, since, |asked| about(self, asked)) else { return };
-        // Other times are those of questions, and looked at anyway ([`Client::map_due`]).
+        // Other times are those of questions, and looked at anyway ([`Client::overdue_at`]).
         let is_own_time = since.is_some_and(|since| at == since + self.grace());
         if at <= now {
             self.end_unmapped(now, space, slab);
         } else if self.config.map_patience.is_some() || is_own_time {
-            self.look_at(at, space, slab);
+            self.mark_at(at, space, slab);
         }
     }
 
@@ -63,29 +65,19 @@ impl Client {
     /// that seems to be silent; others try now and then.
     pub(in crate::client) fn ends_unasked(&self, now: Time) -> bool {
         let Some((patience, failure)) = self.unmapped_end() else { return false };
-        let is_late = self.map_late_at(now, patience).is_some_and(|at| at <= now);
-        let is_young = |question: &&Question| now.since(asked_at(question, now)) < GRACE;
-        let tries = || self.questions.iter().filter(is_young).count() < TRIALS_MAX;
+        let is_late = self.questions.all_late_at(now, patience).is_some_and(|at| at <= now);
+        let tries = || self.questions.younger_than(now, GRACE) < TRIALS_MAX;
         is_late && (failure == Failure::Declined || self.questions.len() >= TRIALS_OPEN_MAX || !tries())
-    }
-
-    /// When the control plane will have been silent for too long, as it seems now. What it was asked before its last answer it can
-    /// maybe not answer; that says nothing of the rest.
-    fn map_late_at(&self, now: Time, patience: Duration) -> Option<Time> {
-        let asked = self.questions.iter().map(|question| asked_at(question, now));
-        asked.filter(|at| *at >= self.map_watch.heard_at).min().map(|at| at + patience)
-    }
-
-    /// When a question will have waited for too long, if the control plane as a whole has at `map_late`. One that is asked of a
-    /// control plane that seems to be silent shows soon whether it is.
-    fn late_at(&self, asked: Time, patience: Duration, map_late: Option<Time>) -> Time {
-        let soon = map_late.map_or(asked + patience, |late| late.max(asked + self.grace()));
-        soon.min(asked + patience)
     }
 
     fn grace(&self) -> Duration {
         // Who has another place for his pages uses that.
         if self.config.map_patience.is_some() { Duration::ZERO } else { GRACE }
+    }
+
+    /// How long an answer is waited for by those who fail then.
+    fn patience(&self) -> Option<Patience> {
+        self.config.error_after.map(|at_most| Patience { at_most, grace: self.grace() })
     }
 
     /// When the answer about some slabs will have been waited for for too long: the first of them, or any answer if none of them is
@@ -94,37 +86,34 @@ impl Client {
         &self,
         now: Time,
         patience: Duration,
-        space: usize,
+        space: SpaceIndex,
         since: Option<Time>,
-        about: impl Fn(usize) -> bool,
+        about: impl Fn(SlabNo) -> bool,
     ) -> Option<Time> {
-        let map_late = self.map_late_at(now, patience);
-        let fits = |question: &&Question| match &question.request {
-            ControlRequest::Change(change) => question.space == space && about(change.slab.0 as usize),
+        let all_late = self.questions.all_late_at(now, patience);
+        let fits = |question: &Question| match &question.request {
+            ControlRequest::Change(change) => question.space == space && about(change.slab),
             _ => false,
         };
-        let asked = self.questions.iter().filter(fits).map(|question| asked_at(question, now)).min();
-        let unasked = map_late.map(|late| since.map_or(late, |since| late.max(since + self.grace())));
-        asked.map(|asked| self.late_at(asked, patience, map_late)).or(unasked)
+        let asked = self.questions.first_asked(now, fits);
+        let unasked = all_late.map(|late| since.map_or(late, |since| late.max(since + self.grace())));
+        let patience = Patience { at_most: patience, grace: self.grace() };
+        asked.map(|asked| patience.late_at(asked, all_late)).or(unasked)
     }
 
     /// When those who wait for the map are to be looked at.
-    pub(in crate::client) fn map_due(&self, now: Time) -> Option<Time> {
-        let patience = self.config.error_after.filter(|_| !self.questions.is_empty())?;
-        let map_late = self.map_late_at(now, patience);
-        let each = self.questions.iter().map(|question| self.late_at(asked_at(question, now), patience, map_late));
-        each.chain(map_late).filter(|at| *at > self.map_watch.looked_at).min()
+    pub(in crate::client) fn overdue_at(&self, now: Time) -> Option<Time> {
+        self.questions.overdue_at(now, self.patience()?)
     }
 
     /// Has those looked at that wait for the map for too long, and for anything else.
-    pub(in crate::client) fn watch_map(&mut self, now: Time) {
-        if self.map_due(now).is_some_and(|at| at <= now) {
-            self.map_watch.looked_at = now;
+    pub(in crate::client) fn poll_overdue(&mut self, now: Time) {
+        if self.patience().is_some_and(|patience| self.questions.poll_overdue(now, patience)) {
             self.mark_unanswered(|_| true);
         }
     }
 
-    pub(in crate::client) fn end_unmapped(&mut self, now: Time, space: usize, slab: usize) {
+    pub(in crate::client) fn end_unmapped(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         let Some((_, failure)) = self.unmapped_end() else { return };
         let ended = match failure {
             Failure::Declined => self.decline_ops(space, slab, now),
@@ -136,8 +125,8 @@ impl Client {
     /// Ends what callers wait for, of what has not begun. The client's own can wait.
     fn fail_waiting(
         &mut self,
-        space: usize,
-        slab: usize,
+        space: SpaceIndex,
+        slab: SlabNo,
         fits: impl Fn(&Client, &Operation) -> bool,
         failure: Failure,
     ) -> usize {
@@ -148,15 +137,15 @@ impl Client {
     }
 
     /// Whether a change of the map is under way for a slab, or for what says which versions it has.
-    pub(in crate::client) fn waits_for_map(&self, space: usize, slab: usize) -> bool {
-        let is_pending = |slab: usize| self.spaces[space].slabs[slab].pending.is_some();
+    pub(in crate::client) fn waits_for_map(&self, space: SpaceIndex, slab: SlabNo) -> bool {
+        let is_pending = |slab: SlabNo| self.spaces[space].slabs[slab].pending.is_some();
         is_pending(slab) || self.unread_tables(space, slab).any(is_pending)
     }
 
     /// Whether that takes too long.
-    fn is_map_overdue(&self, now: Time, space: usize, slab: usize) -> bool {
+    fn is_map_overdue(&self, now: Time, space: SpaceIndex, slab: SlabNo) -> bool {
         let Some(patience) = self.config.error_after else { return false };
-        let is_late = |slab: usize| {
+        let is_late = |slab: SlabNo| {
             self.spaces[space].slabs[slab].pending.is_some()
                 && self.answer_late_at(now, patience, space, None, |asked| asked == slab).is_some_and(|at| at <= now)
         };
@@ -164,26 +153,27 @@ impl Client {
     }
 
     /// Whether the map of a space that another client writes has been asked for for too long.
-    pub(in crate::client) fn is_look_overdue(&self, space: usize) -> bool {
+    pub(in crate::client) fn is_look_overdue(&self, space: SpaceIndex) -> bool {
         self.is_question_overdue(space, |request| matches!(request, ControlRequest::Look { .. }))
     }
 
     /// Whether something about a space has been asked for too long.
-    pub(in crate::client) fn is_question_overdue(&self, space: usize, fits: impl Fn(&ControlRequest) -> bool) -> bool {
-        let Some(patience) = self.config.error_after else { return false };
-        let fits = |question: &&Question| question.space == space && fits(&question.request);
-        let asked = self.questions.iter().find(fits).and_then(|question| question.first_asked);
-        asked.is_some_and(|asked| self.late_at(asked, patience, self.map_late_at(self.now, patience)) <= self.now)
+    pub(in crate::client) fn is_question_overdue(
+        &self,
+        space: SpaceIndex,
+        fits: impl Fn(&ControlRequest) -> bool,
+    ) -> bool {
+        self.patience().is_some_and(|patience| self.questions.is_overdue(self.now, patience, space, fits))
     }
 
     /// Copies that must have a write and cannot take it.
-    fn missing(&self, space: usize, slab: usize, required: PeerSet) -> PeerSet {
+    fn missing(&self, space: SpaceIndex, slab: SlabNo, required: PeerSet) -> PeerSet {
         let failed = self.spaces[space].slabs[slab].failed;
         required.iter().filter(|peer| failed.has(*peer) || self.peers[*peer].is_down()).collect()
     }
 
     /// Whether a write to an open slab could not end before the map is changed, and that takes too long.
-    pub(in crate::client) fn is_left_to_late_map(&self, space: usize, slab: usize) -> bool {
+    pub(in crate::client) fn is_left_to_late_map(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let is_pending = self.config.error_after.is_some() && self.spaces[space].slabs[slab].pending.is_some();
         is_pending
             && !self.missing(space, slab, self.required(space, slab)).is_empty()
@@ -191,7 +181,7 @@ impl Client {
     }
 
     /// Of a slab whose change of the map is under way: what cannot end without it fails, when that takes too long.
-    pub(in crate::client) fn tend_unmapped(&mut self, now: Time, space: usize, slab: usize) {
+    pub(in crate::client) fn tend_unmapped(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         if self.config.error_after.is_none() || !self.ops.may_be_any_of(space, slab) || !self.waits_for_map(space, slab)
         {
             return;
@@ -210,11 +200,11 @@ impl Client {
     }
 
     /// The same of an open slab: how many requests fail.
-    fn end_late(&mut self, space: usize, slab: usize) -> usize {
+    fn end_late(&mut self, space: SpaceIndex, slab: SlabNo) -> usize {
         let required = self.required(space, slab);
         let missing = self.missing(space, slab, required);
         let is_gone = missing == required && !self.is_grouped(space, slab);
-        let is_left = |client: &Client, op: usize| {
+        let is_left = |client: &Client, op: OpIndex| {
             let operation = client.ops.peek(op);
             match operation.kind {
                 Kind::Read => is_gone && !client.is_answer_coming(op),
@@ -243,8 +233,8 @@ impl Client {
         }
         // Behind one that is not done before the map is changed; others get their turn.
         let is_behind_told = |client: &Client, op: &Operation| {
-            let writer = client.ops.busy.get(&Client::busy_key(space, op.page));
-            op.kind != Kind::Read && writer.is_some_and(|writer| client.ops.peek(*writer).is_told)
+            let writer = client.ops.writer(space, op.page);
+            op.kind != Kind::Read && writer.is_some_and(|writer| client.ops.peek(writer).is_told)
         };
         ended + self.fail_waiting(space, slab, is_behind_told, Failure::Silent)
     }

@@ -1,0 +1,213 @@
+//! A guest that is led by commands on its second serial port.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use pagoda_guest::lines::Line;
+use pagoda_sys::toy::process;
+use testkit::accel::Accelerator;
+use testkit::console::{Console, Output};
+use testkit::daemon::Daemon;
+use testkit::image::Images;
+use testkit::undo::{Guard, Undo, start_ticks_of};
+
+pub const QEMU: &str = "qemu-system-x86_64";
+/// Longer than any boot or command of a guest that does not hang.
+const ANSWER_MAX: Duration = Duration::from_secs(180);
+
+/// What all guests start with.
+pub struct Start<'a> {
+    pub images: &'a Images,
+    pub accelerator: Accelerator,
+    /// The disk with the files, if they have any.
+    pub disk: Option<&'a Path>,
+}
+
+/// What one guest starts with beside that.
+#[derive(Default)]
+pub struct Shape<'a> {
+    pub name: &'a str,
+    pub memory_mib: u64,
+    /// Guaranteed to it.
+    pub min_mib: u64,
+    /// Its disk is slowed down to this.
+    pub bytes_per_s: Option<u64>,
+    /// More of the kernel's command line.
+    pub append: &'a str,
+    /// Its share group.
+    pub group: Option<&'a str>,
+    /// More of QEMU's words.
+    pub more: &'a [String],
+}
+
+/// A running QEMU. Killed when dropped.
+pub struct Guest {
+    child: Child,
+    console: Console,
+    replies: Console,
+    port: UnixStream,
+    _kill: Guard,
+}
+
+impl Guest {
+    /// Boots a guest under the daemon, up to its first command. It is killed when the thread that did this ends.
+    ///
+    /// # Errors
+    /// It does not boot.
+    pub fn boot(daemon: &Daemon, shape: &Shape<'_>, start: &Start<'_>) -> Result<Guest> {
+        let mut words = daemon.cli_words()?;
+        words.extend(["run", "--name", shape.name, "--min", &format!("{}M", shape.min_mib)].map(str::to_owned));
+        words.extend(shape.group.into_iter().flat_map(|group| ["--share-group", group]).map(str::to_owned));
+        words.extend(["--", QEMU].map(str::to_owned));
+        Self::boot_by(&words, daemon.dir(), shape, start)
+    }
+
+    /// The same without Pagoda; its socket is made in `dir`.
+    ///
+    /// # Errors
+    /// It does not boot.
+    pub fn boot_alone(dir: &Path, shape: &Shape<'_>, start: &Start<'_>) -> Result<Guest> {
+        Self::boot_by(&[QEMU.to_owned()], dir, shape, start)
+    }
+
+    fn boot_by(words: &[String], dir: &Path, shape: &Shape<'_>, start: &Start<'_>) -> Result<Guest> {
+        let Shape { name, memory_mib, bytes_per_s, append, .. } = *shape;
+        let socket = dir.join(format!("{name}.control"));
+        // Of the guest before.
+        let _ = std::fs::remove_file(&socket);
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).args(["-M", "q35", "-accel", start.accelerator.name()]);
+        command.args(["-m", &format!("{memory_mib}M"), "-smp", "1"]);
+        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio"]);
+        command.arg("-serial").arg(format!("unix:{},server=on,wait=off", socket.display()));
+        if let Some(disk) = start.disk {
+            let throttle = bytes_per_s.map_or(String::new(), |bytes| format!(",throttling.bps-total={bytes}"));
+            let drive = format!("file={},format=raw,if=none,id=d0,cache=none{throttle}", disk.display());
+            command.args(["-drive", &drive, "-device", "virtio-blk-pci,drive=d0"]);
+        }
+        command.args(["-device", "virtio-balloon-pci"]).args(shape.more);
+        command.arg("-kernel").arg(&start.images.kernel).arg("-initrd").arg(&start.images.initrd);
+        command.arg("-append").arg(format!("console=ttyS0 quiet panic=-1 pagoda.work=control {append}"));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        process::die_with_parent(&mut command);
+        let mut child = command.spawn().context("start QEMU")?;
+        let start_ticks = start_ticks_of(child.id()).unwrap_or(0);
+        let kill = Guard::new(Undo::Process { pid: child.id(), start_ticks })?;
+        let console = Console::default();
+        console.collect(child.stdout.take().context("take the guest's output")?);
+        console.collect(child.stderr.take().context("take QEMU's errors")?);
+        let port = match connect(&socket, &mut child) {
+            Ok(port) => port,
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(error.context(format!("its console:\n{}", console.text())));
+            }
+        };
+        let replies = Console::default();
+        replies.collect(port.try_clone().context("duplicate the port")?);
+        let guest = Guest { child, console, replies, port, _kill: kill };
+        guest.lines_until("ready")?;
+        Ok(guest)
+    }
+
+    /// QEMU's, or that of `pagoda run` which became it.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Has it do something, and gives the lines of that.
+    ///
+    /// # Errors
+    /// It refuses, found wrong content, or hangs.
+    pub fn command(&mut self, text: &str) -> Result<Vec<String>> {
+        let (lines, bad_pages) = self.command_unverified(text)?;
+        ensure!(bad_pages == 0, "{text}: {lines:#?}");
+        Ok(lines)
+    }
+
+    /// As `command`, but wrong pages are only counted: all that it has found since it booted.
+    ///
+    /// # Errors
+    /// It refuses, or hangs.
+    pub fn command_unverified(&mut self, text: &str) -> Result<(Vec<String>, u64)> {
+        self.begin(text)?;
+        self.end(text)
+    }
+
+    /// Has it do something; [`Guest::end`] waits for that.
+    ///
+    /// # Errors
+    /// It has gone.
+    pub fn begin(&mut self, text: &str) -> Result<()> {
+        writeln!(self.port, "{text}").context("write to the guest")
+    }
+
+    /// Waits until it has done what [`Guest::begin`] asked for.
+    ///
+    /// # Errors
+    /// It refuses, or hangs.
+    pub fn end(&mut self, text: &str) -> Result<(Vec<String>, u64)> {
+        let lines = self.lines_until("reply").with_context(|| format!("wait for the end of: {text}"))?;
+        let reply = lines.last().and_then(|line| Line::parse(line)).context("a reply")?;
+        let bad_pages = reply.number("bad").filter(|_| reply.text().starts_with("ok "));
+        let bad_pages = bad_pages.with_context(|| format!("{text}: {lines:#?}"))?;
+        Ok((lines, bad_pages))
+    }
+
+    fn lines_until(&self, kind: &str) -> Result<Vec<String>> {
+        let deadline = Instant::now() + ANSWER_MAX;
+        let mut lines = Vec::new();
+        loop {
+            let Output::Line(line) = self.replies.next(deadline) else {
+                bail!("no {kind} from the guest; its console:\n{}", self.console.text());
+            };
+            let is_last = Line::parse(&line).is_some_and(|line| line.kind == kind);
+            lines.push(line);
+            if is_last {
+                return Ok(lines);
+            }
+        }
+    }
+
+    /// Ends it in the regular way: it verifies what is left.
+    ///
+    /// # Errors
+    /// QEMU does not end with success.
+    pub fn power_off(mut self) -> Result<()> {
+        writeln!(self.port, "poweroff").context("write to the guest")?;
+        let status = self.child.wait().context("wait for QEMU")?;
+        let console = self.console.text();
+        ensure!(status.success() && console.contains("result ok"), "{status}; its console:\n{console}");
+        Ok(())
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // It may have ended; either way it has to be reaped.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// QEMU makes the socket within its first milliseconds.
+fn connect(socket: &Path, child: &mut Child) -> Result<UnixStream> {
+    const CONNECT_MAX: Duration = Duration::from_secs(10);
+    const LOOK_EVERY: Duration = Duration::from_millis(5);
+    let start = Instant::now();
+    loop {
+        if let Ok(port) = UnixStream::connect(socket) {
+            return Ok(port);
+        }
+        if let Some(status) = child.try_wait().context("look after QEMU")? {
+            bail!("QEMU ended with {status}");
+        }
+        ensure!(start.elapsed() < CONNECT_MAX, "QEMU makes no socket {}", socket.display());
+        std::thread::sleep(LOOK_EVERY);
+    }
+}

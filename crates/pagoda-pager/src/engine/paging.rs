@@ -1,0 +1,252 @@
+//! A VM's pages: the machine that decides, the memory and the tiers that it decides about, and what is under way
+//! between them.
+//!
+//! This is the only owner that maps, fills, punches, reads and writes pages ([`exec`], [`io`], [`arm`]). The loop gives
+//! it events ([`Paging::apply`]) and hands it back those of the machine's actions that are about pages, in the
+//! machine's order. Other owners see the page table and the memory read-only, and change pages only by the methods
+//! here.
+//!
+//! Events that an action leads to wait in a queue until the actions before them are done: the machine is never entered twice.
+//!
+//! A method that finds an invariant broken returns [`super::broken::Broken`] and leaves everything as it is. Once
+//! frozen, the machine gets no event, so no action follows.
+
+mod arm;
+mod busy;
+mod exec;
+mod io;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use pagoda_core::bits::PageSet;
+use pagoda_core::fault::{Actions, Event, Machine, Now, Served};
+use pagoda_core::units::{ChunkIdx, PageIdx};
+use pagoda_sys::Errno;
+use pagoda_sys::ring::{Ring, RingError};
+use pagoda_sys::socket::SharedMap;
+use pagoda_sys::uffd::Fault;
+
+use crate::recover::{self, RecoverError};
+use crate::share::Member;
+use crate::source::Source;
+use crate::space::Space;
+use crate::tier::Stack;
+use crate::tier::remote::RemoteNumbers;
+
+pub use io::Answered;
+
+/// See the module.
+pub struct Paging {
+    /// The VM's name, for messages.
+    vm: Arc<str>,
+    machine: Machine,
+    space: Space,
+    tiers: Stack,
+    shared: SharedMap,
+    io: io::Transfers,
+    /// Events that actions led to, handled before anything new.
+    events: VecDeque<Event>,
+    /// Since when it has been arming in vain, for its memory is another's.
+    busy: Option<busy::Busy>,
+    /// The ring has its bounce buffers: a VM that is never armed needs none.
+    has_buffers: bool,
+    /// The machine's time counts from here.
+    started: Instant,
+    frozen: Option<String>,
+}
+
+impl Paging {
+    /// Of a VM that is not armed.
+    pub fn new(vm: Arc<str>, machine: Machine, space: Space, tiers: Stack, shared: SharedMap) -> Paging {
+        Paging {
+            vm,
+            machine,
+            space,
+            tiers,
+            shared,
+            io: io::Transfers::new(),
+            events: VecDeque::with_capacity(64),
+            busy: None,
+            has_buffers: false,
+            started: Instant::now(),
+            frozen: None,
+        }
+    }
+
+    /// The VM's name.
+    pub fn vm(&self) -> &str {
+        &self.vm
+    }
+
+    /// The page table and what else the machine knows.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// Where pages are in the VMM and in the RAM files.
+    pub fn space(&self) -> &Space {
+        &self.space
+    }
+
+    /// Where pages are that are not in DRAM.
+    pub fn tiers(&self) -> &Stack {
+        &self.tiers
+    }
+
+    /// The machine's time.
+    pub fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    /// Gives the machine an event. What it asks for is in `actions`, to be executed in that order. Says what became of
+    /// a fault. A frozen VM's machine gets none.
+    pub fn apply(&mut self, event: Event, actions: &mut Actions) -> Option<Served> {
+        if self.is_frozen() {
+            return None;
+        }
+        let now = Now { ms: self.now_ms(), oldest_io: self.shared.oldest_io() };
+        self.machine.apply(event, now, actions)
+    }
+
+    /// An event that is handled after those that wait already.
+    pub fn push(&mut self, event: Event) {
+        self.events.push_back(event);
+    }
+
+    /// An event that is handled before all others: until then the machine has another idea of its pages.
+    pub fn push_first(&mut self, event: Event) {
+        self.events.push_front(event);
+    }
+
+    /// The event that is to be handled next.
+    pub fn next_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// From now on nothing changes. False: it was frozen before, for another reason.
+    #[must_use]
+    pub fn freeze(&mut self, text: &str) -> bool {
+        let is_first = self.frozen.is_none();
+        self.frozen.get_or_insert_with(|| text.to_owned());
+        is_first
+    }
+
+    pub fn is_frozen(&self) -> bool {
+        self.frozen.is_some()
+    }
+
+    /// Why it is frozen.
+    pub fn frozen(&self) -> Option<&str> {
+        self.frozen.as_deref()
+    }
+
+    /// Reads messages of a userfaultfd, as many as there is room for.
+    ///
+    /// # Errors
+    /// The VMM is gone, as a rule.
+    pub fn read_faults(&self, shard: usize, faults: &mut [Fault]) -> std::io::Result<usize> {
+        self.space.shards()[shard].uffd.read(faults)
+    }
+
+    /// Waits for messages of a userfaultfd.
+    ///
+    /// # Errors
+    /// Of the ring.
+    pub fn poll_faults(&self, ring: &mut Ring, shard: u32) -> Result<(), RingError> {
+        ring.poll_multishot(self.space.shards()[shard as usize].uffd.as_fd(), Source::Uffd(shard).key())
+    }
+
+    /// Waits for whatever the kernel and the tiers' own descriptors have to say.
+    ///
+    /// # Errors
+    /// Of the ring.
+    pub fn poll_all(&self, ring: &mut Ring) -> Result<(), RingError> {
+        (0..self.space.shards().len() as u32).try_for_each(|shard| self.poll_faults(ring, shard))?;
+        self.tiers.fds().try_for_each(|(tier, fd)| ring.poll_multishot(fd, Source::Tier(tier).key()))
+    }
+
+    /// Settles what an earlier daemon left half done, and says how many intents that were. Before anything is armed.
+    ///
+    /// # Errors
+    /// The kernel or a tier refuses; nothing is lost.
+    pub fn settle_intents(&mut self) -> Result<u64, RecoverError> {
+        recover::settle_intents(&self.space, &mut self.tiers, &self.shared)
+    }
+
+    /// The VMM may give memory back by itself, while the VM is not armed.
+    pub fn leave_punches(&self) {
+        self.shared.leave_punches();
+    }
+
+    /// Pages that the VMM says it gave back by itself: any number.
+    pub fn punched(&self) -> u64 {
+        self.shared.punched.load(Ordering::Relaxed)
+    }
+
+    /// Watches these pages from now on. The VM is armed.
+    pub fn start_sample(&mut self, pages: &[PageIdx]) {
+        self.machine.start_sample(pages);
+        self.push(Event::Tick);
+    }
+
+    /// Feeds the miss-ratio curve, anew, or no more.
+    pub fn watch_curve(&mut self, on: bool) {
+        self.machine.watch_curve(on);
+    }
+
+    /// The VM's part in its share group.
+    pub fn frames(&self) -> Option<&Member> {
+        self.tiers.frames()
+    }
+
+    /// The same, to be changed.
+    pub fn frames_mut(&mut self) -> Option<&mut Member> {
+        self.tiers.frames_mut()
+    }
+
+    /// The references of a VM that came back count from now on. Before any is dropped.
+    ///
+    /// # Errors
+    /// The table of shared pages cannot be read.
+    pub fn count_references(&mut self) -> Result<(), Errno> {
+        self.frames_mut().map_or(Ok(()), Member::count_references)
+    }
+
+    /// Takes the VM out of its share group. `gone`: the VM has ended.
+    pub fn leave_group(&mut self, gone: bool) {
+        if let Some(member) = self.tiers.take_frames() {
+            member.leave(gone);
+        }
+    }
+
+    /// Sends what the tiers have to send; how long nothing is to be done for them after that.
+    pub fn begin_tiers(&mut self, ring: &mut Ring) -> Duration {
+        self.tiers.begin(ring, &self.space)
+    }
+
+    /// Once a second: what tiers do now and then.
+    pub fn tend_tiers(&mut self) {
+        self.tiers.tend(|| self.io.written_out());
+    }
+
+    /// What the VM waits for in a tier, if pages do not come in time.
+    pub fn tier_waits(&mut self) -> Option<String> {
+        self.tiers.waits()
+    }
+
+    /// What is known of the remote tier, if there is one.
+    pub fn remote(&mut self) -> Option<RemoteNumbers> {
+        self.tiers.remote()
+    }
+
+    /// These blocks become holes, in whichever tier they are.
+    ///
+    /// # Errors
+    /// The next daemon would find one of them.
+    pub fn drop_blocks(&mut self, chunk: ChunkIdx, pages: PageSet) -> Result<(), Errno> {
+        self.tiers.drop_blocks(chunk, pages)
+    }
+}

@@ -1,0 +1,114 @@
+//! Arming: the VM's memory is registered with its userfaultfds, and what is where is found out.
+//!
+//! The kernel gives a range to one userfaultfd only. QEMU has its own for post-copy migration and background snapshots, which
+//! the shim refuses; a VM that was started with an older shim may hold one. Then the VM runs on unarmed, over its limit if
+//! need be, and arming is tried again.
+
+use std::time::{Duration, Instant};
+
+use pagoda_core::fault::Event;
+use pagoda_sys::ring::Ring;
+use pagoda_sys::uffd::Resolved;
+
+use super::busy::Busy;
+use super::{Paging, io};
+use crate::engine::broken::Broken;
+use crate::engine::parts::EngineError;
+use crate::recover;
+
+/// Between two attempts while the memory is another userfaultfd's.
+const BUSY_PAUSE: Duration = Duration::from_secs(1);
+/// How long a punch of the VMM's own may take: one is microseconds, and a host that runs short delays a thread for less.
+const OWN_PUNCH_MAX: Duration = Duration::from_secs(5);
+/// Between two looks whether it is over.
+const OWN_PUNCH_PAUSE: Duration = Duration::from_micros(50);
+
+impl Paging {
+    /// Registers the memory, and tells the machine where every page is.
+    ///
+    /// # Errors
+    /// Another has the memory, or the kernel or a tier refuses. The machine is told nothing then.
+    pub fn arm(&mut self, ring: &mut Ring) -> Result<(), EngineError> {
+        self.take_punches();
+        if !std::mem::replace(&mut self.has_buffers, true) {
+            ring.set_buffers(io::buffers()?)?;
+        }
+        for (registered, shard) in self.space.shards().iter().enumerate() {
+            let result = shard.uffd.register(shard.addr, shard.len);
+            result.map_err(|errno| EngineError::Register { errno, registered })?;
+        }
+        let found = recover::find(&self.space, &mut self.tiers)?;
+        self.machine.armed(|chunk| found[chunk.as_usize()]);
+        Ok(())
+    }
+
+    /// The VM is armed because the machine asked for it.
+    pub fn begin_to_page(&mut self) {
+        if self.busy.take().is_some() {
+            tracing::info!(vm = %self.vm, "its memory is free again, and it is paged");
+        }
+        // Now that it is known what is resident, page-out can begin.
+        self.push(Event::Tick);
+    }
+
+    /// Another has the memory that comes after the first `registered` ranges: leaves the VM as it was, to try again later.
+    pub fn wait_until_free(&mut self, registered: usize) -> Result<(), Broken> {
+        // No others: until Linux 6.15 a userfaultfd could take a range from another.
+        for shard in &self.space.shards()[..registered] {
+            if let Err(errno) = shard.uffd.unregister(shard.addr, shard.len) {
+                return Err(format!("it could not be armed, nor left as it was: {errno}").into());
+            }
+        }
+        self.leave_punches();
+        let since = self.busy.as_ref().map_or_else(Instant::now, |busy| busy.since);
+        let busy = Busy { since, next: Instant::now() + BUSY_PAUSE };
+        if self.busy.is_none() {
+            tracing::warn!(vm = %self.vm, "{}", busy.text());
+        }
+        self.busy = Some(busy);
+        Ok(())
+    }
+
+    /// It is time to try again to arm.
+    pub fn may_be_free(&self) -> bool {
+        self.busy.as_ref().is_some_and(|busy| Instant::now() >= busy.next) && !self.is_frozen()
+    }
+
+    /// What the VM waits for while another has its memory.
+    pub fn busy_text(&self) -> Option<String> {
+        self.busy.as_ref().map(Busy::text)
+    }
+
+    /// From now on all that leaves RAM does so with our knowledge.
+    fn take_punches(&self) {
+        self.shared.take_punches();
+        let deadline = Instant::now() + OWN_PUNCH_MAX;
+        while self.shared.is_punching() {
+            if Instant::now() > deadline {
+                // The VMM stands still in the middle of it, or lies. It will ask for the same again.
+                return tracing::warn!(vm = %self.vm, "the VMM does not finish to give memory back");
+            }
+            std::thread::sleep(OWN_PUNCH_PAUSE);
+        }
+    }
+
+    /// Leaves the VM's faults to the kernel. Everything is in RAM. False: the VMM is gone, and the VM is as it was.
+    pub fn disarm(&mut self) -> Result<bool, Broken> {
+        // Blocks go first: from now on pages become zero without our knowing.
+        if let Err(errno) = self.tiers.clear_blocks() {
+            return Err(format!("swap could not be emptied: {errno}").into());
+        }
+        for shard in self.space.shards() {
+            if let Err(errno) = shard.uffd.unregister(shard.addr, shard.len) {
+                self.check(Resolved::Partial { bytes: 0, errno }, "unregister memory")?;
+                return Ok(false);
+            }
+        }
+        if let Some(member) = self.tiers.frames() {
+            member.trim();
+        }
+        self.machine.disarmed();
+        self.leave_punches();
+        Ok(true)
+    }
+}

@@ -1,0 +1,71 @@
+//! Has slabs looked at.
+
+use crate::client::Client;
+use crate::client::index::SpaceIndex;
+use crate::units::{SlabNo, Time};
+
+impl Client {
+    /// Something happened to a slab.
+    pub(in crate::client) fn mark(&mut self, space: SpaceIndex, slab: SlabNo) {
+        self.agenda.mark((space, slab), &mut self.spaces[space].slabs[slab].marks);
+    }
+
+    /// A slab is looked at when that time has come, whatever happens.
+    pub(in crate::client) fn mark_at(&mut self, time: Time, space: SpaceIndex, slab: SlabNo) {
+        self.agenda.add_timed(time, (space, slab));
+    }
+
+    /// Slabs are looked at whose time has come.
+    pub(in crate::client) fn mark_timed(&mut self, now: Time) {
+        while let Some((space, slab)) = self.agenda.poll(now) {
+            self.mark(space, slab);
+        }
+    }
+
+    /// Looks at every slab that something happened to, until nothing more follows.
+    pub(in crate::client) fn settle(&mut self, now: Time) {
+        self.now = now;
+        self.unpark_waiting();
+        loop {
+            while let Some((space, slab)) = self.next_slab() {
+                self.agenda.begin((space, slab), &mut self.spaces[space].slabs[slab].marks);
+                self.advance(now, space, slab);
+                self.agenda.end();
+                self.wake_ledger(space, slab);
+                if !self.parking.is_empty() {
+                    self.unpark(space, slab);
+                }
+            }
+            if !(self.maintain_parity() | self.tell_more()) {
+                break;
+            }
+        }
+        self.send_looks();
+        self.send_returns();
+    }
+
+    fn next_slab(&mut self) -> Option<(SpaceIndex, SlabNo)> {
+        let due = self.agenda.next_due().or_else(|| self.redundancy.copies.next_waiting());
+        due.or_else(|| self.next_with_room())
+    }
+
+    /// A slab that can ask now what it could not: for itself, or for its pages.
+    fn next_with_room(&mut self) -> Option<(SpaceIndex, SlabNo)> {
+        let (space, slab) = if self.exchanges.has_room() { self.agenda.next_waiting()? } else { return None };
+        self.spaces[space].slabs[slab].marks.has_room();
+        if !self.spaces[space].is_taken && !self.spaces[space].is_stale {
+            self.map_settled(space, slab);
+        }
+        Some((space, slab))
+    }
+
+    /// What is asked about a page found no room: its slab waits for some, and so does the one that is being looked at.
+    pub(in crate::client) fn wait_for_room(&mut self, space: SpaceIndex, slab: Option<SlabNo>) {
+        for (space, slab) in slab.map(|slab| (space, slab)).into_iter().chain(self.agenda.current()) {
+            // What an earlier owner left may be of no slab of today.
+            if let Some(state) = self.spaces[space].slabs.get_mut(slab) {
+                self.agenda.wait_for_room((space, slab), &mut state.marks);
+            }
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! Operations that end without being done.
+
+use crate::client::index::{OpIndex, SpaceIndex};
+use crate::client::ops::{Kind, Operation, Stage};
+use crate::client::{Client, Failure};
+use crate::units::{SlabNo, Time};
+
+impl Client {
+    /// Ends operations of a space, or of one slab, that cannot be done.
+    pub(in crate::client) fn fail_ops(&mut self, space: SpaceIndex, slab: Option<SlabNo>, failure: Failure) {
+        let size = self.config.slab_size;
+        let fits = |page| slab.is_none_or(|slab| size.slab(page).is_some_and(|s| s == slab));
+        for op in self.ops.select(|o| o.space == space && fits(o.page)) {
+            self.fail_op(op, failure);
+        }
+    }
+
+    /// Ends an operation that cannot be done.
+    pub(in crate::client) fn fail_op(&mut self, op: OpIndex, failure: Failure) {
+        let Operation { stage, kind, .. } = *self.ops.peek(op);
+        match (stage, kind) {
+            (Stage::Waiting | Stage::Active, Kind::Read) => self.ops.finish(op, Err(failure)),
+            (Stage::Waiting | Stage::Active, Kind::Write { .. }) => self.end_write(op, Err(failure)),
+            _ => {}
+        }
+        self.drop_exchanges(op);
+    }
+
+    /// No server took the slab: those of its writes that had begun by then are the caller's again. How many they are.
+    pub(in crate::client) fn decline_ops(&mut self, space: SpaceIndex, slab: SlabNo, began_by: Time) -> usize {
+        let mut waiting = self.waiting_for(space, slab);
+        waiting.retain(|op| self.ops.get(*op).since <= began_by);
+        waiting.iter().for_each(|op| self.ops.finish(*op, Err(Failure::Declined)));
+        waiting.len()
+    }
+}
