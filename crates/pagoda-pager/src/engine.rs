@@ -4,7 +4,7 @@
 //! in order ([`Engine::execute`]). Faults are read before anything else is looked at; demand reads are queued as they
 //! come, page-out behind them.
 //!
-//! Each owner has its own state, which no other file can touch, and gets what it needs of the others as arguments:
+//! Each owner has its own state, which others reach by its methods only, and gets what it needs of the others as arguments:
 //! [`paging`] has the pages, and answers faults; [`link`] has the connections to the VMM; [`sampler`] measures for the
 //! policy; [`sharer`] looks for equal pages; [`status`] reports. The loop has the ring, the inbox and the time.
 //!

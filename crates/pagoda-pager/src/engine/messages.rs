@@ -40,7 +40,10 @@ impl Engine {
             Command::LargeFolios(large) => self.link.agent.allow_large_folios(&mut self.ring, large),
             Command::LookAgain(pages) => pages.into_iter().for_each(|page| self.apply(Event::LookAgain { page })),
             Command::Refresh => self.publish(),
-            Command::Detach => self.end = Some(Notice::Detached),
+            // Who hears that the VMM ended removes its files; who hears of the detaching keeps them.
+            Command::Detach => {
+                self.end.get_or_insert(Notice::Detached);
+            }
         }
     }
 

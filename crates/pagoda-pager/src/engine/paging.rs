@@ -8,8 +8,8 @@
 //!
 //! Events that an action leads to wait in a queue until the actions before them are done: the machine is never entered twice.
 //!
-//! A method that finds an invariant broken returns [`super::broken::Broken`] and leaves everything as it is. Once
-//! frozen, the machine gets no event, so no action follows.
+//! A method that finds an invariant broken returns [`super::broken::Broken`] and stops there; an intent that is open stays
+//! for the next daemon. Once frozen, the machine gets no event, so no action follows.
 
 mod arm;
 mod busy;

@@ -59,7 +59,8 @@ fn draw_run(out: &mut String, left: u32, top: u32, run: &[Cell]) {
     let width = run.len() as u32 * CELL_WIDTH;
     let reversed = modifier.contains(Modifier::REVERSED);
     if reversed {
-        let _ = writeln!(out, "<rect x=\"{left}\" y=\"{top}\" width=\"{width}\" height=\"{CELL_HEIGHT}\" fill=\"{INK}\"/>");
+        let _ =
+            writeln!(out, "<rect x=\"{left}\" y=\"{top}\" width=\"{width}\" height=\"{CELL_HEIGHT}\" fill=\"{INK}\"/>");
     }
     if text.trim().is_empty() {
         return;

@@ -92,7 +92,8 @@ impl Paging {
         }
     }
 
-    /// Leaves the VM's faults to the kernel. Everything is in RAM. False: the VMM is gone, and the VM is as it was.
+    /// Leaves the VM's faults to the kernel. Everything is in RAM. False: the VMM is gone, and the
+    /// machine is told nothing.
     pub fn disarm(&mut self) -> Result<bool, Broken> {
         // Blocks go first: from now on pages become zero without our knowing.
         if let Err(errno) = self.tiers.clear_blocks() {
