@@ -117,7 +117,7 @@ impl Bench {
         let seconds = sort_all(&mut toys)?;
         for (name, toy) in names.iter().zip(toys) {
             let info = self.daemon.vm(name)?;
-            let from_pool = info.counters.get("far_in_pages").copied().unwrap_or(0);
+            let from_pool = info.counters.get("remote_in_pages").copied().unwrap_or(0);
             if (tier == Tier::Pool) != (from_pool > 0) {
                 bail!("{from_pool} pages came from the pool, with {tier:?}: {info:#?}");
             }

@@ -69,7 +69,7 @@ fn time_plans(seed: u64) -> Result<(f64, f64)> {
         let (swapped, shared) = (PageCount(memory.0 / 2), PageCount::ZERO);
         samples.push(VmSample { id: VmId(id), resident, swapped, shared, balloon, sample, pinned: false });
         let working_set = PageCount(chance.below(memory.0));
-        claims.push(Claim { shares, floor: min, ceiling: memory, working_set });
+        claims.push(Claim { shares, min, ceiling: memory, working_set });
     }
     let used = host.pool.saturating_sub(PageCount(host.pool.0 / 40));
     let start = Instant::now();

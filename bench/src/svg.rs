@@ -282,8 +282,8 @@ pub fn line_chart(chart: &LineChart) -> String {
         escape(&chart.x_label)
     );
     for (index, (name, points)) in chart.series.iter().enumerate() {
-        let place = |p: &[f64; 2]| format!("{:.1},{:.1}", x.at(p[0]), y.at(p[1]));
-        let path: Vec<String> = points.iter().map(place).collect();
+        let at_point = |p: &[f64; 2]| format!("{:.1},{:.1}", x.at(p[0]), y.at(p[1]));
+        let path: Vec<String> = points.iter().map(at_point).collect();
         let colour = COLOURS[index % COLOURS.len()];
         let _ = writeln!(
             drawing.text,

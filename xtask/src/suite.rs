@@ -86,11 +86,11 @@ pub fn run(selection: &[&str], skipped: &Path) -> Result<bool> {
         programs.into_iter().partition(|program| program.target == SIMULATION);
     let (simulations, others) = (Mutex::new(simulations), Mutex::new(others));
     let failed = std::thread::scope(|scope| -> Result<Vec<String>> {
-        let mut lanes: Vec<_> = (0..SIDE_BY_SIDE).map(|_| scope.spawn(|| drain(&others, skipped))).collect();
-        lanes.push(scope.spawn(|| drain(&simulations, skipped)));
+        let mut workers: Vec<_> = (0..SIDE_BY_SIDE).map(|_| scope.spawn(|| drain(&others, skipped))).collect();
+        workers.push(scope.spawn(|| drain(&simulations, skipped)));
         let mut failed = Vec::new();
-        for lane in lanes {
-            failed.extend(lane.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+        for worker in workers {
+            failed.extend(worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
         }
         Ok(failed)
     })?;

@@ -99,7 +99,7 @@ impl Guests {
         run_to_end(command, GUEST_MAX, |line, _| {
             if line.kind == "done" && line.get("phase") == Some("sort") {
                 seconds = line.number("us").map(|us| us as f64 / 1e6);
-                let from_pool = bench.daemon.vm(VM)?.counters.get("far_in_pages").copied().unwrap_or(0);
+                let from_pool = bench.daemon.vm(VM)?.counters.get("remote_in_pages").copied().unwrap_or(0);
                 ensure!((tier == Tier::Pool) == (from_pool > 0), "{from_pool} pages came from the pool, with {tier:?}");
             }
             Ok(())

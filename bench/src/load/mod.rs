@@ -26,7 +26,7 @@ const RUN_DEPTH: usize = 4;
 pub struct Ledger {
     pages: Vec<Known>,
     /// Counts up to this one belong to others.
-    floor: u32,
+    epoch: u32,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -38,12 +38,12 @@ struct Known {
 
 impl Ledger {
     fn new(pages: u64) -> Ledger {
-        Ledger { pages: vec![Known::default(); pages as usize], floor: 0 }
+        Ledger { pages: vec![Known::default(); pages as usize], epoch: 0 }
     }
 
     /// From now on somebody else writes, whose counts were never used before. What was under way stays uncertain.
     fn begin_owner(&mut self) {
-        self.floor = self.pages.iter().map(|page| page.issued).max().unwrap_or(0);
+        self.epoch = self.pages.iter().map(|page| page.issued).max().unwrap_or(0);
         self.pages.iter_mut().for_each(|page| page.under_way = false);
     }
 
@@ -244,9 +244,9 @@ impl Load {
     fn work(&mut self, next: &mut impl FnMut(&Ledger) -> Option<Request>, done: &mut Done) -> Result<()> {
         let mut over = false;
         loop {
-            while !over && let Some(place) = self.under_way.iter().position(Option::is_none) {
+            while !over && let Some(slot) = self.under_way.iter().position(Option::is_none) {
                 match next(&self.ledger) {
-                    Some(request) => self.ask(place, request)?,
+                    Some(request) => self.ask(slot, request)?,
                     None => over = true,
                 }
             }
@@ -257,26 +257,26 @@ impl Load {
         }
     }
 
-    fn ask(&mut self, place: usize, request: Request) -> Result<()> {
+    fn ask(&mut self, slot: usize, request: Request) -> Result<()> {
         let Request { page, pages, write } = request;
         let content = &mut self.content[..pages as usize * PAGE];
         for (page, content) in (page..).zip(content.chunks_exact_mut(PAGE)) {
             let known = &mut self.ledger.pages[page as usize];
             known.under_way = true;
             if write {
-                known.issued = known.issued.max(self.ledger.floor) + 1;
+                known.issued = known.issued.max(self.ledger.epoch) + 1;
                 fill(page, known.issued, content);
             }
         }
-        self.under_way[place] = Some((request, Instant::now()));
+        self.under_way[slot] = Some((request, Instant::now()));
         let length = content.len() as u32;
-        self.connection.ask(place as u64, page * PAGE as u64, length, write.then_some(&*content))
+        self.connection.ask(slot as u64, page * PAGE as u64, length, write.then_some(&*content))
     }
 
     fn answer(&mut self, done: &mut Done) -> Result<()> {
         let answer = self.connection.answer()?;
-        let place = self.under_way.get_mut(answer.cookie as usize).and_then(Option::take);
-        let Some((Request { page, pages, write }, asked)) = place else { bail!("an answer to no request") };
+        let slot = self.under_way.get_mut(answer.cookie as usize).and_then(Option::take);
+        let Some((Request { page, pages, write }, asked)) = slot else { bail!("an answer to no request") };
         let content = &mut self.content[..pages as usize * PAGE];
         let good = answer.error == 0;
         if good && !write {

@@ -3,10 +3,10 @@
 //! an MTU of 1500; both sides that use datagrams use segmentation offload.
 
 pub mod echo;
-mod lanes;
 mod pool;
 mod ports;
 mod tcp;
+mod workers;
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let reads = if setup.quick { READS / 4 } else { READS };
     let (mut memcached, mut nbdkit) = (Vec::new(), Vec::new());
     let mut batched = Vec::new();
-    let (mut one_lane, mut two_lanes) = (Vec::new(), Vec::new());
+    let (mut one_worker, mut two_workers) = (Vec::new(), Vec::new());
     let span = Duration::from_secs_f64(setup.seconds(2.0));
     let link = Ethernet::new()?;
     for _ in 0..setup.rounds {
@@ -67,8 +67,8 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
         batched.push(echo::pages_per_second(&link, WINDOW, true, span)?);
         if setup.ours {
             ours.pages_per_second.push(Pool::start(&link, true)?.pages_per_second(WINDOW as u64, span)?);
-            one_lane.push(lanes::pages_per_second(1)?);
-            two_lanes.push(lanes::pages_per_second(2)?);
+            one_worker.push(workers::pages_per_second(1)?);
+            two_workers.push(workers::pages_per_second(2)?);
         }
     }
     let mut report = setup.report("rmap");
@@ -89,7 +89,7 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     report.pair("pages of one server core: echo, a page a call", "1/s", ours_rate, peer_rate, Bar::None);
     if setup.ours {
         report.single("pages of one server core", "1/s", ours_rate, Bar::AtLeast(PAGES_PER_SECOND_MIN));
-        report.pair("pages of two lanes against one, without the network", "1/s", &two_lanes, &one_lane, Bar::None);
+        report.pair("pages of two lanes against one, without the network", "1/s", &two_workers, &one_worker, Bar::None);
     }
     let group =
         |name: &str, ours: &[f64], peer: &[f64]| (name.to_owned(), vec![svg::Bar::of(ours), svg::Bar::of(peer)]);

@@ -7,10 +7,10 @@
 
 mod balloon;
 mod dram;
-mod far;
 mod kind;
 mod latency;
 mod policy;
+mod remote;
 mod sampling;
 mod spec;
 mod terms;
@@ -23,12 +23,12 @@ use serde::{Deserialize, Serialize};
 
 pub use balloon::{BalloonInfo, GuestMemory, check_balloon_target};
 pub use dram::{DRAM_BYTES_MIN, DRAM_FRACTION_MIN, MEMORY_GRANULE_BYTES, check_dram, dram_bytes_min};
-pub use far::{FAR_COPIES_MAX, FarInfo, FarLatency, FarPool, FarRequest, FarServer};
 pub use kind::VmKind;
 pub use latency::{Latency, RoundWait};
 pub use policy::{
     AdmitReply, AdmitRequest, HostPatch, HostPolicy, Mrc, MrcPoint, VmPolicy, WhatIfReply, WhatIfRequest,
 };
+pub use remote::{REMOTE_COPIES_MAX, RemoteInfo, RemoteLatency, RemotePool, RemoteRequest, RemoteServer};
 pub use sampling::{CurveInfo, CurvePoint, CurveSwitch, SampleInfo, SampleRequest};
 pub use spec::{PolicySettings, VmPatch, VmSpec};
 pub use terms::{
@@ -235,7 +235,7 @@ pub struct VmInfo {
     pub tiers: Vec<TierInfo>,
     /// Of a VM whose tier before swap is remote memory.
     #[serde(default, rename = "far", alias = "remote", skip_serializing_if = "Option::is_none")]
-    pub far: Option<FarInfo>,
+    pub remote: Option<RemoteInfo>,
     /// What it waits for, in words: a silent server, or what makes the daemon refuse it. It goes on by itself when that is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
@@ -468,12 +468,12 @@ mod tests {
         let create: CreateVm = serde_json::from_str(least).unwrap();
         assert_eq!((create.kind, &create.spec), (VmKind::Plain, &VmSpec::default()));
 
-        let far = r#"{"name":"a","memory":[2097152],"kind":"plain","far":{"copies":2}}"#;
-        let create: CreateVm = serde_json::from_str(far).unwrap();
-        assert_eq!(create.spec.far, Some(FarRequest { copies: 2 }));
+        let remote = r#"{"name":"a","memory":[2097152],"kind":"plain","far":{"copies":2}}"#;
+        let create: CreateVm = serde_json::from_str(remote).unwrap();
+        assert_eq!(create.spec.remote, Some(RemoteRequest { copies: 2 }));
         let text = serde_json::to_string(&create).unwrap();
         assert!(text.contains(r#""far":{"copies":2}"#), "{text}");
-        let remote: CreateVm = serde_json::from_str(&far.replace("\"far\"", "\"remote\"")).unwrap();
+        let remote: CreateVm = serde_json::from_str(&remote.replace("\"far\"", "\"remote\"")).unwrap();
         assert_eq!(remote, create, "the field's new name");
         let near = serde_json::to_string(&CreateVm { spec: VmSpec::default(), ..create }).unwrap();
         assert!(!near.contains("far"), "{near}");
@@ -487,7 +487,7 @@ mod tests {
             policy: PolicySettings { min: 2, shares: Some(3), sampling },
             share_group: Some("g".into()),
             reserve_swap: true,
-            far: Some(FarRequest { copies: 1 }),
+            remote: Some(RemoteRequest { copies: 1 }),
             pinned: Some("p".into()),
             ..VmSpec::default()
         };

@@ -1,7 +1,7 @@
 //! Options that both the command and `pagoda-server` read.
 
 mod export;
-mod place;
+mod pool_dir;
 mod serve;
 mod trial;
 
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 pub use self::export::Export;
-pub use self::place::{Dir, Place};
+pub use self::pool_dir::{Dir, PoolDir};
 pub use self::serve::Serve;
 pub use self::trial::Try;
 use crate::output::Format;

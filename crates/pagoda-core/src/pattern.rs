@@ -2,7 +2,7 @@
 //!
 //! VMemDirect (section 5.4) lost 20 % of a sequential load by deferring the rest of each chunk, and whole
 //! chunks make a random load 40 times slower, so neither is right for all. [`Pattern`] remembers
-//! [`STREAMS`] places of recent faults. Faults that go on within [`CONTINUES_WITHIN`] pages make a place a
+//! [`STREAMS`] entries of recent faults. Faults that go on within [`CONTINUES_WITHIN`] pages make an entry a
 //! *stream*, up or down; two of them in a row switch it to whole chunks. Filling a zero page asks the same
 //! question and takes the same answer.
 //!
@@ -11,8 +11,8 @@
 //!   of the chunk: a stride of 16, or the last pages of a chunk, stay single.
 //! - Whether two continuations promise more is learnt ([`Promise`]): where runs end early (16 KiB records
 //!   at random), a stream must first have paid for single pages what its chunk costs.
-//! - Random use of one chunk continues some fault by chance. A place in a chunk where others are
-//!   remembered needs more evidence, and a chunk can hold [`STREAMS_PER_CHUNK`] places only.
+//! - Random use of one chunk continues some fault by chance. An entry in a chunk where others are
+//!   remembered needs more evidence, and a chunk can hold [`STREAMS_PER_CHUNK`] entries only.
 //! - Read-ahead is paid from a budget that only use fills again ([`Budget`]), so what is read in vain is at
 //!   most a twelfth of what was used, plus the initial budget.
 //! - Streams of whole chunks fault seldom, and are not driven out by random faults in between.
@@ -30,14 +30,14 @@ mod tests;
 
 use crate::units::{ChunkCount, ChunkIdx, PageIdx};
 pub use stream::{Access, CHUNK_COST_PAGES, CONTINUES_WITHIN, Direction};
-use stream::{Place, Relation, Sequence, Whole};
+use stream::{Entry, Relation, Sequence, Whole};
 
-/// Remembered places (measured: `adaptive rule`, 2 vCPUs, virtio disk; sweeps and random use both within
+/// Remembered entries (measured: `adaptive rule`, 2 vCPUs, virtio disk; sweeps and random use both within
 /// noise of the better fixed choice).
 pub const STREAMS: usize = 8;
-/// Two places in one chunk allow for two vCPUs that walk it; more would match random faults by chance.
+/// Two entries in one chunk allow for two vCPUs that walk it; more would match random faults by chance.
 const STREAMS_PER_CHUNK: usize = 2;
-/// Faults after which an idle stream of whole chunks gives its place to a new one. A stream comes back
+/// Faults after which an idle stream of whole chunks gives its entry to a new one. A stream comes back
 /// once a chunk, so this allows four random faults to each of its pages; a dead one costs newcomers at most
 /// 25 ms.
 const IDLE_FAULTS_MAX: u32 = 1024;
@@ -90,7 +90,7 @@ impl ReadAhead {
 #[derive(Debug)]
 pub struct Pattern {
     chunks: ChunkCount,
-    places: [Option<Place>; STREAMS],
+    entries: [Option<Entry>; STREAMS],
     /// Counts faults, and wraps: only differences matter.
     now: u32,
     promise: Promise,
@@ -100,7 +100,7 @@ pub struct Pattern {
 impl Pattern {
     /// For a space of `chunks` chunks, beyond which nothing is read ahead.
     pub fn new(chunks: ChunkCount) -> Pattern {
-        Pattern { chunks, places: [None; STREAMS], now: 0, promise: Promise::new(), budget: Budget::new() }
+        Pattern { chunks, entries: [None; STREAMS], now: 0, promise: Promise::new(), budget: Budget::new() }
     }
 
     /// A fault on a page whose content is elsewhere (or zero). Call it for demand faults only.
@@ -110,9 +110,9 @@ impl Pattern {
             self.remember(page);
             return PageIn::Page;
         };
-        let place = self.places[index].as_mut().expect("found places are taken");
-        place.used_at = self.now;
-        match &mut place.sequence {
+        let entry = self.entries[index].as_mut().expect("found places are taken");
+        entry.used_at = self.now;
+        match &mut entry.sequence {
             Sequence::Whole(_) if relation == Relation::Within => chunk_alone(page.chunk(), access),
             Sequence::Whole(whole) => {
                 let redeemed = whole.advance(page.chunk());
@@ -125,7 +125,7 @@ impl Pattern {
                 if !early {
                     self.promise.kept_late();
                 }
-                place.sequence = Sequence::Whole(whole);
+                entry.sequence = Sequence::Whole(whole);
                 self.bring_in(index, access)
             }
         }
@@ -136,7 +136,7 @@ impl Pattern {
     pub fn on_read_ahead_hit(&mut self, chunk: ChunkIdx, access: Access) -> PageIn {
         let stream = self.stream_towards(chunk);
         let Some(index) = stream else { return chunk_alone(chunk, access) };
-        let redeemed = whole_in(&mut self.places[index], self.now).hit(chunk);
+        let redeemed = whole_in(&mut self.entries[index], self.now).hit(chunk);
         self.come_to_next(index, redeemed, access)
     }
 
@@ -150,7 +150,7 @@ impl Pattern {
 
     /// The first write to a chunk that a stream had brought in not writable.
     pub fn on_chunk_written(&mut self, chunk: ChunkIdx) {
-        let whole = self.places.iter_mut().flatten().find_map(|place| match &mut place.sequence {
+        let whole = self.entries.iter_mut().flatten().find_map(|entry| match &mut entry.sequence {
             Sequence::Whole(whole) if whole.has_passed(chunk) => Some(whole),
             _ => None,
         });
@@ -162,7 +162,7 @@ impl Pattern {
     /// A stream came to another chunk; `redeemed` of those it passed had been read ahead.
     fn come_to_next(&mut self, index: usize, redeemed: u8, access: Access) -> PageIn {
         self.budget.used(redeemed);
-        if std::mem::take(&mut whole_in(&mut self.places[index], self.now).on_trial) {
+        if std::mem::take(&mut whole_in(&mut self.entries[index], self.now).on_trial) {
             self.promise.kept_early();
         }
         self.bring_in(index, access)
@@ -171,7 +171,7 @@ impl Pattern {
     /// Answers for the chunk that the stream is at, and fills its window.
     fn bring_in(&mut self, index: usize, access: Access) -> PageIn {
         let last = self.chunks.0.saturating_sub(1);
-        let whole = whole_in(&mut self.places[index], self.now);
+        let whole = whole_in(&mut self.entries[index], self.now);
         let room = match whole.direction {
             Direction::Up => last.saturating_sub(whole.frontier.0),
             Direction::Down => whole.frontier.0,
@@ -185,10 +185,10 @@ impl Pattern {
 
     /// The place that a fault belongs to: streams of whole chunks first, then the latest.
     fn find(&self, page: PageIdx) -> Option<(usize, Relation)> {
-        let related = self.places.iter().enumerate().filter_map(|(index, place)| {
-            let place = place.as_ref()?;
-            let relation = place.sequence.relation(page)?;
-            Some((place.is_whole(), self.idle_faults(place), index, relation))
+        let related = self.entries.iter().enumerate().filter_map(|(index, entry)| {
+            let entry = entry.as_ref()?;
+            let relation = entry.sequence.relation(page)?;
+            Some((entry.is_whole(), self.idle_faults(entry), index, relation))
         });
         let best = related.min_by_key(|&(whole, idle, ..)| (!whole, idle));
         best.map(|(_, _, index, relation)| (index, relation))
@@ -196,38 +196,38 @@ impl Pattern {
 
     /// The stream that has read `chunk` ahead and not come to it.
     fn stream_towards(&self, chunk: ChunkIdx) -> Option<usize> {
-        self.places.iter().position(|place| match place {
-            Some(Place { sequence: Sequence::Whole(whole), .. }) => whole.has_ahead(chunk),
+        self.entries.iter().position(|entry| match entry {
+            Some(Entry { sequence: Sequence::Whole(whole), .. }) => whole.has_ahead(chunk),
             _ => false,
         })
     }
 
-    fn idle_faults(&self, place: &Place) -> u32 {
-        self.now.wrapping_sub(place.used_at)
+    fn idle_faults(&self, entry: &Entry) -> u32 {
+        self.now.wrapping_sub(entry.used_at)
     }
 
-    /// Makes a fault that belongs to no place a new one.
+    /// Makes a fault that belongs to no entry a new one.
     fn remember(&mut self, page: PageIdx) {
         let neighbours = || {
-            let taken = self.places.iter().enumerate().filter_map(|(index, place)| Some((index, place.as_ref()?)));
-            taken.filter(|(_, place)| place.sequence.is_single_in(page.chunk()))
+            let taken = self.entries.iter().enumerate().filter_map(|(index, entry)| Some((index, entry.as_ref()?)));
+            taken.filter(|(_, entry)| entry.sequence.is_single_in(page.chunk()))
         };
         let scattered = neighbours().next().is_some();
         let index = if neighbours().count() >= STREAMS_PER_CHUNK {
-            neighbours().max_by_key(|(_, place)| self.idle_faults(place)).map(|(index, _)| index)
+            neighbours().max_by_key(|(_, entry)| self.idle_faults(entry)).map(|(index, _)| index)
         } else {
-            self.places.iter().enumerate().max_by_key(|(_, place)| self.readiness(place)).map(|(index, _)| index)
+            self.entries.iter().enumerate().max_by_key(|(_, entry)| self.readiness(entry)).map(|(index, _)| index)
         };
         let index = index.expect("there are places");
         self.forget(index);
-        self.places[index] = Some(Place::new(page, scattered, self.now));
+        self.entries[index] = Some(Entry::new(page, scattered, self.now));
     }
 
-    /// The order in which places are given up: free ones, idle streams, the longest unused.
-    fn readiness(&self, place: &Option<Place>) -> (u8, u32) {
-        match place {
+    /// The order in which entries are given up: free ones, idle streams, the longest unused.
+    fn readiness(&self, entry: &Option<Entry>) -> (u8, u32) {
+        match entry {
             None => (3, 0),
-            Some(place) => match (place.is_whole(), self.idle_faults(place)) {
+            Some(entry) => match (entry.is_whole(), self.idle_faults(entry)) {
                 (true, idle) if idle > IDLE_FAULTS_MAX => (2, idle),
                 (false, idle) => (1, idle),
                 (true, idle) => (0, idle),
@@ -235,9 +235,9 @@ impl Pattern {
         }
     }
 
-    /// Gives a place up, and learns from how it ended.
+    /// Gives an entry up, and learns from how it ended.
     fn forget(&mut self, index: usize) {
-        match self.places[index].take().map(|place| place.sequence) {
+        match self.entries[index].take().map(|entry| entry.sequence) {
             Some(Sequence::Whole(whole)) if whole.on_trial => self.promise.broken_early(),
             Some(Sequence::Single(single)) if single.ended_short() => self.promise.broken_late(),
             _ => {}
@@ -245,10 +245,10 @@ impl Pattern {
     }
 }
 
-/// The stream of whole chunks that is known to have this place, now in use.
-fn whole_in(place: &mut Option<Place>, now: u32) -> &mut Whole {
-    match place {
-        Some(Place { used_at, sequence: Sequence::Whole(whole) }) => {
+/// The stream of whole chunks that is known to have this entry, now in use.
+fn whole_in(entry: &mut Option<Entry>, now: u32) -> &mut Whole {
+    match entry {
+        Some(Entry { used_at, sequence: Sequence::Whole(whole) }) => {
             *used_at = now;
             whole
         }

@@ -67,7 +67,7 @@ pub mod working_set;
 pub use admission::{Admission, Change, Overhead, Refused, Reservation, SwapSpace};
 pub use controller::Policy;
 pub use error::SettingsError;
-pub use plan::{Balloon, Bound, Plan, PoolSample, Run, Standing, Terms, VmActions, VmId, VmPlan, VmSample};
+pub use plan::{Balloon, Bound, Plan, PolicyStatus, PoolSample, Run, Terms, VmActions, VmId, VmPlan, VmSample};
 pub use settings::{HostSettings, InvalidSettings, PerMille, ShareGroup, Shares, TaxRate, VmSettings};
 pub use state::ReclaimState;
 pub use working_set::{Estimate, SampleCount};

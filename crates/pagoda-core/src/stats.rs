@@ -71,13 +71,13 @@ catalogue! {
     PagesCopiedBack "share_copied_back_pages" Counter "pages" "Shared pages that became the VM's own again.";
     ShareCollisions "share_collisions" Counter "" "Pages with the hash of a frame and another content.";
     ShareCpu "share_cpu_us" Counter "" "Microseconds of processor time spent looking for equal pages.";
-    FarIn "remote_in_pages" Counter "pages" "Pages read from the pool.";
-    FarOut "remote_out_pages" Counter "pages" "Pages written to the pool.";
-    FarDeclined "remote_declined_pages" Counter "pages" "Pages that the pool did not take, or not in time: swap did.";
+    RemoteIn "remote_in_pages" Counter "pages" "Pages read from the pool.";
+    RemoteOut "remote_out_pages" Counter "pages" "Pages written to the pool.";
+    RemoteDeclined "remote_declined_pages" Counter "pages" "Pages that the pool did not take, or not in time: swap did.";
     Resident "resident_pages" Gauge "pages" "Pages in DRAM.";
     Swapped "swapped_pages" Gauge "pages" "Pages whose content is only in swap.";
-    Far "remote_pages" Gauge "pages" "Pages whose block is in the pool, not in the swap file.";
-    FarWaiting "remote_waiting_pages" Gauge "pages" "Pages asked of the pool that have not come for a second: a server is silent.";
+    Remote "remote_pages" Gauge "pages" "Pages whose block is in the pool, not in the swap file.";
+    RemoteWaiting "remote_waiting_pages" Gauge "pages" "Pages asked of the pool that have not come for a second: a server is silent.";
     Shared "shared_pages" Gauge "pages" "Pages whose content is a frame of the share group.";
     SharedPart "shared_part_pages" Gauge "pages" "The VM's part of these frames; the rest of shared pages is saved.";
     ShareBurst "share_burst_pages" Gauge "pages" "Most pages copied back between two counts of the part, a second apart.";

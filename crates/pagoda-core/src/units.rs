@@ -51,7 +51,7 @@ impl PageIdx {
         ChunkIdx(chunk as u32)
     }
 
-    /// The page's place in its chunk. A chunk has 256 pages, so every `u8` is one of them.
+    /// The page's index in its chunk. A chunk has 256 pages, so every `u8` is one of them.
     pub const fn index_in_chunk(self) -> u8 {
         (self.0 % CHUNK_PAGES) as u8
     }

@@ -100,12 +100,12 @@ impl Vm {
             ends: Vec::new(),
             at_once: VecDeque::new(),
         };
-        vm.tell(Event::SetLimit { limit: PageCount(DRAM) });
+        vm.send_event(Event::SetLimit { limit: PageCount(DRAM) });
         (0..MEMORY).for_each(|page| vm.access(PageIdx(page)));
         vm
     }
 
-    fn tell(&mut self, event: Event) {
+    fn send_event(&mut self, event: Event) {
         self.at_once.push_back(event);
         while let Some(event) = self.at_once.pop_front() {
             let mut out = Actions::new();
@@ -162,11 +162,11 @@ impl Vm {
             && at <= self.us
         {
             self.due.pop();
-            self.tell(self.ends[end]);
+            self.send_event(self.ends[end]);
         }
         if self.us >= self.tick_us {
             self.tick_us = self.us + TICK_US;
-            self.tell(Event::Tick);
+            self.send_event(Event::Tick);
         }
     }
 
@@ -178,7 +178,7 @@ impl Vm {
         }
         self.us += FAULT_US;
         self.wanted = Some(page.0 as usize);
-        self.tell(Event::Fault { page, access: Access::Read, kind: FaultKind::Unmapped });
+        self.send_event(Event::Fault { page, access: Access::Read, kind: FaultKind::Unmapped });
         // It may be unmapped again by the time that the thread is looked at.
         while self.wanted.is_some() {
             self.us = self.due.peek().map_or(self.tick_us, |Reverse((at, _))| *at);
@@ -207,7 +207,7 @@ fn the_curve_predicts_what_the_pager_does() {
         println!("{workload:?}: {now} read at the same size");
         vm.machine.watch_curve(false);
         for size in OTHERS {
-            vm.tell(Event::SetLimit { limit: PageCount(size) });
+            vm.send_event(Event::SetLimit { limit: PageCount(size) });
             vm.run(workload, 3);
             let measured = vm.run(workload, 4);
             // As `pagoda whatif` does.

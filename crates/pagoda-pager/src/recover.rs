@@ -60,14 +60,18 @@ pub fn settle_intents(space: &Space, tiers: &mut Stack, shared: &SharedMap) -> R
 
 fn settle(space: &Space, tiers: &mut Stack, chunk: ChunkIdx, pages: PageSet) -> Result<(), RecoverError> {
     for run in pages.runs() {
-        let place = space.place(Pages { chunk, run });
-        place.region.ram.punch(place.offset, place.len).map_err(os("punch an interrupted page-in or page-out"))?;
+        let location = space.locate(Pages { chunk, run });
+        location
+            .region
+            .ram
+            .punch(location.offset, location.len)
+            .map_err(os("punch an interrupted page-in or page-out"))?;
     }
     for page in still_there(space, chunk, pages)?.iter() {
-        let place = space.place_chunk(chunk);
+        let location = space.locate_chunk(chunk);
         let mut content = [0; PAGE_SIZE as usize];
         tiers.read_now(chunk.page(page), &mut content).map_err(os("read an interrupted page-out back"))?;
-        place.region.view.write_page(place.pages().start + u64::from(page), &content);
+        location.region.view.write_page(location.pages().start + u64::from(page), &content);
     }
     Ok(())
 }
@@ -76,12 +80,12 @@ fn settle(space: &Space, tiers: &mut Stack, chunk: ChunkIdx, pages: PageSet) -> 
 pub fn still_there(space: &Space, chunk: ChunkIdx, pages: PageSet) -> Result<PageSet, RecoverError> {
     let mut there = PageSet::EMPTY;
     for run in pages.runs() {
-        let place = space.place(Pages { chunk, run });
-        let mut at = place.offset;
-        while at < place.offset + place.len {
-            match place.region.ram.next_data(at).map_err(os("look at RAM"))? {
-                Some(data) if data < place.offset + place.len => {
-                    there.set((u64::from(run.start) + (data - place.offset) / PAGE_SIZE) as u8);
+        let location = space.locate(Pages { chunk, run });
+        let mut at = location.offset;
+        while at < location.offset + location.len {
+            match location.region.ram.next_data(at).map_err(os("look at RAM"))? {
+                Some(data) if data < location.offset + location.len => {
+                    there.set((u64::from(run.start) + (data - location.offset) / PAGE_SIZE) as u8);
                     at = data + PAGE_SIZE;
                 }
                 _ => break,
@@ -139,11 +143,11 @@ fn keep_clean_pages(space: &Space, found: &Found) -> Result<(), RecoverError> {
     look_at_ram(space, &mut resident)?;
     for (chunk, (found, now)) in (0..).map(ChunkIdx).zip(found.iter().zip(&resident)) {
         for run in (found.ram & now.ram).runs() {
-            let place = space.place(Pages { chunk, run });
-            let view = &place.region.small;
-            view.populate(place.pages()).map_err(os("keep pages of RAM"))?;
+            let location = space.locate(Pages { chunk, run });
+            let view = &location.region.small;
+            view.populate(location.pages()).map_err(os("keep pages of RAM"))?;
             // The view needs none of them yet, and a page that nobody else maps is cheaper to punch.
-            view.zap(place.pages()).map_err(os("unmap pages of RAM"))?;
+            view.zap(location.pages()).map_err(os("unmap pages of RAM"))?;
         }
     }
     Ok(())
@@ -176,8 +180,12 @@ fn look_at_ram(space: &Space, found: &mut Found) -> Result<(), RecoverError> {
 fn look_at_part(space: &Space, found: &mut [Located], first: u32) -> Result<(), RecoverError> {
     let mut core = [0_u8; CHUNK_PAGES as usize];
     for (chunk, located) in (first..).map(ChunkIdx).zip(found) {
-        let place = space.place_chunk(chunk);
-        place.region.ram.resident(&place.region.view, place.pages().start, &mut core).map_err(os("look at RAM"))?;
+        let location = space.locate_chunk(chunk);
+        location
+            .region
+            .ram
+            .resident(&location.region.view, location.pages().start, &mut core)
+            .map_err(os("look at RAM"))?;
         located.ram = (0..=u8::MAX).filter(|index| core[usize::from(*index)] & 1 != 0).collect();
     }
     Ok(())

@@ -44,7 +44,7 @@ pub struct Space {
 
 /// A page range as seen from one region.
 #[derive(Debug)]
-pub struct Place<'a> {
+pub struct Location<'a> {
     /// The region.
     pub region: &'a Region,
     /// First byte in the RAM file.
@@ -55,7 +55,7 @@ pub struct Place<'a> {
     pub addr: u64,
 }
 
-impl Place<'_> {
+impl Location<'_> {
     /// The pages of the RAM file.
     pub fn pages(&self) -> Range<u64> {
         self.offset / PAGE_SIZE..(self.offset + self.len) / PAGE_SIZE
@@ -91,7 +91,7 @@ impl Space {
     /// # Errors
     /// [`SpaceError`]: what the shim said makes no sense.
     pub fn new(regions: Vec<Region>, shards: Vec<Shard>) -> Result<Space, SpaceError> {
-        let mut placed = Vec::with_capacity(regions.len());
+        let mut located = Vec::with_capacity(regions.len());
         let mut len = 0;
         for region in regions {
             let (addr, bytes) = (region.addr, region.ram.len());
@@ -102,10 +102,10 @@ impl Space {
             {
                 return Err(SpaceError::Alignment { addr, len: bytes });
             }
-            placed.push((len, region));
+            located.push((len, region));
             len += bytes;
         }
-        let space = Space { regions: placed, shards, len };
+        let space = Space { regions: located, shards, len };
         space.check_coverage()?;
         Ok(space)
     }
@@ -153,26 +153,26 @@ impl Space {
     }
 
     /// Where these pages are.
-    pub fn place(&self, pages: Pages) -> Place<'_> {
-        self.place_of(pages.first(), u64::from(pages.run.len) * PAGE_SIZE)
+    pub fn locate(&self, pages: Pages) -> Location<'_> {
+        self.locate_range(pages.first(), u64::from(pages.run.len) * PAGE_SIZE)
     }
 
     /// Where this chunk is.
-    pub fn place_chunk(&self, chunk: ChunkIdx) -> Place<'_> {
-        self.place_of(chunk.first_page(), CHUNK_SIZE)
+    pub fn locate_chunk(&self, chunk: ChunkIdx) -> Location<'_> {
+        self.locate_range(chunk.first_page(), CHUNK_SIZE)
     }
 
     /// Where this page is.
-    pub fn place_page(&self, page: PageIdx) -> Place<'_> {
-        self.place_of(page, PAGE_SIZE)
+    pub fn locate_page(&self, page: PageIdx) -> Location<'_> {
+        self.locate_range(page, PAGE_SIZE)
     }
 
-    fn place_of(&self, first: PageIdx, len: u64) -> Place<'_> {
+    fn locate_range(&self, first: PageIdx, len: u64) -> Location<'_> {
         let at = first.offset().0;
         let next = self.regions.partition_point(|(start, _)| *start <= at);
         let (start, region) = &self.regions[next - 1];
         let offset = at - start;
-        Place { region, offset, len, addr: region.addr + offset }
+        Location { region, offset, len, addr: region.addr + offset }
     }
 
     /// The userfaultfd of an address.

@@ -55,7 +55,7 @@ const PACED_RUNS: usize = 4;
 /// A set of pages of one chunk for each tier, in the order of the stack.
 pub type ByTier = [PageSet; TIERS_MAX];
 
-/// A tier's place in its stack: lower ones are asked first.
+/// A tier's position in its stack: lower ones are asked first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TierIdx(pub u8);
 
@@ -207,7 +207,7 @@ pub struct Io<'a> {
     pub ring: &'a mut Ring,
     /// The VM's RAM.
     pub space: &'a Space,
-    /// The tier's own place in the stack.
+    /// The tier's own position in the stack.
     pub tier: TierIdx,
 }
 
@@ -227,8 +227,8 @@ impl Io<'_> {
                 self.ring.fill(BufferSlice { id, offset, len: PAGE_SIZE as u32 }, content)
             }
             Target::Ram => {
-                let place = self.space.place_page(page);
-                place.region.view.write_page(place.pages().start, content);
+                let location = self.space.locate_page(page);
+                location.region.view.write_page(location.pages().start, content);
                 true
             }
         }
@@ -236,8 +236,8 @@ impl Io<'_> {
 
     /// Copies what the page holds in DRAM now.
     pub fn take_content(&self, page: PageIdx, out: &mut [u8]) {
-        let place = self.space.place_page(page);
-        place.region.view.read_page(place.pages().start, out);
+        let location = self.space.locate_page(page);
+        location.region.view.read_page(location.pages().start, out);
     }
 }
 
@@ -340,7 +340,7 @@ pub trait Tier: Send + std::fmt::Debug {
     fn recover(&mut self, found: &mut dyn FnMut(ChunkIdx, PageSet)) -> Result<(), Errno>;
 
     /// Once a second: does what is due now and then. `written` are the chunks that are being written out.
-    fn tend(&mut self, written: &mut dyn Iterator<Item = ChunkIdx>) {
+    fn maintain(&mut self, written: &mut dyn Iterator<Item = ChunkIdx>) {
         let _ = written;
     }
 

@@ -23,7 +23,7 @@ use rmap_io::net::ANNOUNCE_AT;
 use serde::Deserialize;
 
 use crate::error::UsageError;
-use crate::{Tell, store};
+use crate::{Report, store};
 
 /// The pool of an etcd address that names none: most etcds serve one.
 const DEFAULT_POOL: &str = "default";
@@ -108,21 +108,21 @@ pub struct PoolConfig {
     pub link: LinkMbit,
     pub announcements: Heard,
     /// What goes wrong, and is gone on without.
-    pub tell: Tell,
+    pub report: Report,
 }
 
 impl PoolConfig {
     /// `cluster`: an address of etcd that beats the one in `pool.toml`.
-    pub fn read(dir: &Path, cluster: Option<&str>, tell: Tell) -> Result<PoolConfig> {
+    pub fn read(dir: &Path, cluster: Option<&str>, report: Report) -> Result<PoolConfig> {
         let settings = Settings::read(dir)?;
         let address = cluster.or(settings.cluster.as_deref());
         let etcd = address.map(|address| settings.etcd(dir, address)).transpose()?;
-        Ok(PoolConfig { etcd, ..settings.without_etcd(dir, tell) })
+        Ok(PoolConfig { etcd, ..settings.without_etcd(dir, report) })
     }
 
     /// The pool of this machine's registry file, whatever `pool.toml` says of etcd.
-    pub fn by_file(dir: &Path, tell: Tell) -> Result<PoolConfig> {
-        Ok(Settings::read(dir)?.without_etcd(dir, tell))
+    pub fn by_file(dir: &Path, report: Report) -> Result<PoolConfig> {
+        Ok(Settings::read(dir)?.without_etcd(dir, report))
     }
 
     /// A connection to etcd, which answers; `None` where the pool is none of a cluster.
@@ -151,7 +151,7 @@ impl PoolConfig {
     fn members(&self) -> Result<Vec<ServerInfo>> {
         let Some(mut etcd) = self.connect()? else { return Ok(Vec::new()) };
         let (nodes, bad) = etcd.nodes()?;
-        bad.iter().for_each(|error| (self.tell)(&format!("a server is left out: {error}")));
+        bad.iter().for_each(|error| (self.report)(&format!("a server is left out: {error}")));
         Ok(nodes.into_iter().map(info).collect())
     }
 }
@@ -168,13 +168,13 @@ impl Settings {
         toml::from_str(&text).with_context(|| format!("read {}", path.display()))
     }
 
-    fn without_etcd(&self, dir: &Path, tell: Tell) -> PoolConfig {
+    fn without_etcd(&self, dir: &Path, report: Report) -> PoolConfig {
         let announcements = Heard {
             at: self.announcements.unwrap_or(ANNOUNCE_AT),
             on: self.announcements_on.unwrap_or(Ipv4Addr::UNSPECIFIED),
         };
         let (dir, transport, link) = (dir.to_owned(), self.transport, self.link_mbit);
-        PoolConfig { dir, etcd: None, transport, link, announcements, tell }
+        PoolConfig { dir, etcd: None, transport, link, announcements, report }
     }
 
     fn etcd(&self, dir: &Path, address: &str) -> Result<EtcdConfig> {

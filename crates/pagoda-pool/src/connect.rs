@@ -30,7 +30,7 @@ pub struct Patience {
     /// Then a slab in which no page has content goes back to its servers; `None`: not by itself.
     pub give_back_after: Option<Duration>,
     /// Whether slabs that no other server takes go to one that keeps them on a disk.
-    pub uses_last_resort: bool,
+    pub uses_overflow_disk: bool,
 }
 
 impl Patience {
@@ -39,7 +39,7 @@ impl Patience {
         let patience = Duration::from_secs(30);
         let (error_after, grant_patience) = (Some(patience), patience);
         let (map_patience, give_back_after) = (None, Some(GIVE_BACK_AFTER));
-        Patience { fail_after, error_after, grant_patience, map_patience, give_back_after, uses_last_resort: true }
+        Patience { fail_after, error_after, grant_patience, map_patience, give_back_after, uses_overflow_disk: true }
     }
 }
 
@@ -68,7 +68,7 @@ pub fn client(
     patience: Patience,
 ) -> Result<UdpClient<Control>> {
     let (keys, pool_key) = store::identity(&pool.dir)?;
-    let Patience { fail_after, error_after, grant_patience, map_patience, give_back_after, uses_last_resort } =
+    let Patience { fail_after, error_after, grant_patience, map_patience, give_back_after, uses_overflow_disk } =
         patience;
     let config = ClientConfig {
         fail_after,
@@ -76,7 +76,7 @@ pub fn client(
         grant_patience,
         map_patience,
         give_back_after,
-        uses_last_resort,
+        uses_overflow_disk,
         link_bytes_per_second: pool.link.bytes_per_second(),
         ..ClientConfig::new(keys, pool_key)
     };
@@ -192,7 +192,7 @@ pub fn greet(client: &mut UdpClient<Control>, pool: &PoolConfig, servers: &[Serv
         );
     }
     let silent: Vec<ServerId> = servers.iter().map(|server| server.id).filter(|id| !up.contains(id)).collect();
-    (pool.tell)(&format!("these servers do not answer: {}", list(&silent)));
+    (pool.report)(&format!("these servers do not answer: {}", list(&silent)));
     Ok(())
 }
 
@@ -221,7 +221,7 @@ pub fn stand_in(
         );
     }
     for id in &absent {
-        (pool.tell)(&format!("server {} is not there: copies are made elsewhere where there is room", id.0));
+        (pool.report)(&format!("server {} is not there: copies are made elsewhere where there is room", id.0));
     }
     add_silent(client, &absent)
 }

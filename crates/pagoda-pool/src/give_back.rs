@@ -63,7 +63,7 @@ pub fn give_leftovers_back(
         GivenBack::All(generation) => Ok(generation),
         GivenBack::Silent(_) => Ok(today.generation),
         GivenBack::Left(generation) => {
-            (pool.tell)("not all servers answered in time: what they have of it they keep until they end");
+            (pool.report)("not all servers answered in time: what they have of it they keep until they end");
             Ok(generation)
         }
     }
@@ -91,7 +91,7 @@ pub fn give_back(
         Silent::Refuse if !away.is_empty() => return Ok(GivenBack::Silent(away)),
         Silent::PassOver if !away.is_empty() => {
             let list = connect::list(&away);
-            (pool.tell)(&format!(
+            (pool.report)(&format!(
                 "these servers do not answer, and keep what they lent, if anything, until they end: {list}"
             ));
             connect::add_silent(&mut client, &absent)?;
@@ -126,7 +126,7 @@ pub fn give_back(
             "{says}. If the registry or etcd was put back from an old copy, put back the newest one; if not, --force forgets it, and \
              they keep what they have of it until they end"
         );
-        (pool.tell)(&format!("{says}. What they have of it they keep until they end"));
+        (pool.report)(&format!("{says}. What they have of it they keep until they end"));
     }
     Ok(if given { GivenBack::All(generation) } else { GivenBack::Left(generation) })
 }

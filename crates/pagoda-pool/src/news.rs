@@ -15,7 +15,7 @@ use rmap_etcd::{Etcd, Node};
 use rmap_io::net::AnnounceListener;
 
 use crate::config::{PoolConfig, info};
-use crate::{Tell, store};
+use crate::{Report, store};
 
 /// A server's lease lasts as long.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -29,11 +29,11 @@ const WANTED_EVERY: Duration = Duration::from_secs(1);
 enum News {
     Came(ServerInfo),
     /// One that is known says where it is; another place than before, or only another life there.
-    Is(Hint, Place),
+    Is(Hint, AddressChange),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum AddressChange {
     Same,
     Other,
 }
@@ -42,7 +42,7 @@ enum Place {
 #[derive(Debug)]
 pub struct Watch {
     news: Receiver<News>,
-    tell: Tell,
+    report: Report,
     /// Nothing is sent: they are the threads' signs that this is still there.
     _wanted: Vec<Sender<()>>,
 }
@@ -64,23 +64,23 @@ impl Watch {
             Some(etcd) => start("etcd-servers", move || look(etcd, at_start, &news_sender, &unwanted))?,
             None => {
                 let list = List { dir: pool.dir.clone(), known: at_start, before: Ok(Vec::new()) };
-                let tell = pool.tell;
-                start("listed-servers", move || list.follow(&news_sender, tell, &unwanted))?;
+                let report = pool.report;
+                start("listed-servers", move || list.follow(&news_sender, report, &unwanted))?;
             }
         }
         wanted.push(sign);
-        match hear_of(pool, listed)? {
+        match listen_for(pool, listed)? {
             Some(Ok(ears)) => {
                 let (sign, unwanted) = mpsc::channel();
-                start("announcements", move || hear(ears, known, &sender, &unwanted))?;
+                start("announcements", move || receive_announcements(ears, known, &sender, &unwanted))?;
                 wanted.push(sign);
             }
             Some(Err(error)) => {
-                (pool.tell)(&format!("{error:#}; servers that move are found when this program is started again"));
+                (pool.report)(&format!("{error:#}; servers that move are found when this program is started again"));
             }
             None => {}
         }
-        Ok(Watch { news, tell: pool.tell, _wanted: wanted })
+        Ok(Watch { news, report: pool.report, _wanted: wanted })
     }
 
     /// Tells the client what is new since the last time. Never waits.
@@ -90,14 +90,14 @@ impl Watch {
                 News::Came(server) => {
                     let id = server.id.0;
                     match client.add_server(now, server) {
-                        Ok(()) => (self.tell)(&format!("server {id} has come")),
-                        Err(error) => (self.tell)(&format!("server {id} is not used: {error}")),
+                        Ok(()) => (self.report)(&format!("server {id} has come")),
+                        Err(error) => (self.report)(&format!("server {id} is not used: {error}")),
                     }
                 }
-                News::Is(hint, place) => {
+                News::Is(hint, change) => {
                     client.hint(now, &hint);
-                    if place == Place::Other {
-                        (self.tell)(&format!("server {} says that it is at {} now", hint.server.0, hint.addr));
+                    if change == AddressChange::Other {
+                        (self.report)(&format!("server {} says that it is at {} now", hint.server.0, hint.addr));
                     }
                 }
             }
@@ -130,12 +130,12 @@ impl Known {
     }
 
     /// Takes note of a place; whether it is another one, if there is anything new about it.
-    fn note(&mut self, hint: &Hint) -> Option<Place> {
-        let told = (hint.addr, Some(hint.epoch));
-        match self.0.insert(hint.server, told) {
-            before if before == Some(told) => None,
-            Some((addr, _)) if addr == hint.addr => Some(Place::Same),
-            _ => Some(Place::Other),
+    fn note(&mut self, hint: &Hint) -> Option<AddressChange> {
+        let reported = (hint.addr, Some(hint.epoch));
+        match self.0.insert(hint.server, reported) {
+            before if before == Some(reported) => None,
+            Some((addr, _)) if addr == hint.addr => Some(AddressChange::Same),
+            _ => Some(AddressChange::Other),
         }
     }
 
@@ -143,8 +143,8 @@ impl Known {
     fn news_of(&mut self, node: Node) -> Option<News> {
         let hint = Hint { server: node.id, addr: node.addr, epoch: node.epoch };
         let is_known = self.has(node.id);
-        let place = self.note(&hint)?;
-        Some(if is_known { News::Is(hint, place) } else { News::Came(info(node)) })
+        let change = self.note(&hint)?;
+        Some(if is_known { News::Is(hint, change) } else { News::Came(info(node)) })
     }
 }
 
@@ -172,19 +172,19 @@ struct List {
 impl List {
     /// Follows it. Who is not in it any more is not forgotten, and who has another line is not taken for another one: pages are
     /// where they were.
-    fn follow(mut self, news: &Sender<News>, tell: Tell, unwanted: &Receiver<()>) {
-        let mut told = String::new();
+    fn follow(mut self, news: &Sender<News>, report: Report, unwanted: &Receiver<()>) {
+        let mut reported = String::new();
         while unwanted.recv_timeout(LIST_EVERY) == Err(RecvTimeoutError::Timeout) {
             match self.look() {
                 Ok(new) => {
-                    told.clear();
+                    reported.clear();
                     // Nobody listens: the next look ends.
                     new.into_iter().for_each(|server| drop(news.send(News::Came(server))));
                 }
-                Err(wrong) if wrong == told => {}
+                Err(wrong) if wrong == reported => {}
                 Err(wrong) => {
-                    tell(&format!("{wrong}; until that is right, nobody who is new there is used"));
-                    told = wrong;
+                    report(&format!("{wrong}; until that is right, nobody who is new there is used"));
+                    reported = wrong;
                 }
             }
         }
@@ -213,7 +213,7 @@ pub struct Ears {
 ///
 /// # Errors
 /// Keys are missing; the inner one: the place where they are made cannot be listened at.
-pub fn hear_of(pool: &PoolConfig, listed: &[ServerInfo]) -> Result<Option<Result<Ears>>> {
+pub fn listen_for(pool: &PoolConfig, listed: &[ServerInfo]) -> Result<Option<Result<Ears>>> {
     let (_, key) = store::identity(&pool.dir)?;
     let mut listening = Listening::new(key);
     // One after the other: all are to be known.
@@ -230,7 +230,7 @@ pub fn stamp_ms() -> u64 {
 }
 
 /// Follows announcements.
-fn hear(ears: Ears, mut known: Known, news: &Sender<News>, unwanted: &Receiver<()>) {
+fn receive_announcements(ears: Ears, mut known: Known, news: &Sender<News>, unwanted: &Receiver<()>) {
     let Ears { listener, mut listening } = ears;
     while unwanted.try_recv() == Err(TryRecvError::Empty) {
         let heard = listener.wait(WANTED_EVERY).and_then(|()| {
@@ -238,9 +238,9 @@ fn hear(ears: Ears, mut known: Known, news: &Sender<News>, unwanted: &Receiver<(
             listener.receive(|datagram| {
                 let Ok(said) = listening.take(now, datagram) else { return };
                 let hint = said.hint();
-                let place = known.note(&hint);
+                let change = known.note(&hint);
                 // Nobody listens: the next look ends.
-                let _ = place.map(|place| news.send(News::Is(hint, place)));
+                let _ = change.map(|change| news.send(News::Is(hint, change)));
             })
         });
         if heard.is_err() {
@@ -261,12 +261,12 @@ mod tests {
         let mut known = Known::of(&[ServerInfo { id: ServerId(1), addr: addr(1), key, zone: 0, announcer: None }]);
         let hint = |port, epoch| Hint { server: ServerId(1), addr: addr(port), epoch: BootEpoch(epoch) };
         for (port, epoch, expected) in [
-            (1, 7, Some(Place::Same)),
+            (1, 7, Some(AddressChange::Same)),
             (1, 7, None),
-            (1, 8, Some(Place::Same)),
-            (2, 8, Some(Place::Other)),
+            (1, 8, Some(AddressChange::Same)),
+            (2, 8, Some(AddressChange::Other)),
             (2, 8, None),
-            (1, 8, Some(Place::Other)),
+            (1, 8, Some(AddressChange::Other)),
         ] {
             assert_eq!(known.note(&hint(port, epoch)), expected, "{port} {epoch}");
         }

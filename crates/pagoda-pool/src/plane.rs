@@ -1,5 +1,5 @@
-//! The control plane of a disk or a far tier: who owns it, and where its slabs are. It stays where it was made: in the file
-//! `registry` of the pool's directory, or in etcd.
+//! The control plane of a disk or a remote tier: who owns it, and where its slabs are. It stays where it was made: in
+//! the file `registry` of the pool's directory, or in etcd.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use rmap_file::Registry;
 
 use crate::aside::{Control, Slow, aside};
 use crate::config::PoolConfig;
-use crate::{Tell, record, store};
+use crate::{Report, record, store};
 
 /// How often it is looked whether etcd is there.
 const HEALTH_EVERY: Duration = Duration::from_secs(1);
@@ -20,8 +20,8 @@ const HEALTH_EVERY: Duration = Duration::from_secs(1);
 /// What keeps a disk.
 #[derive(Debug)]
 pub enum Plane {
-    File { pool: std::path::PathBuf, registry: Registry, tell: Tell },
-    Etcd { config: EtcdConfig, etcd: Box<Etcd>, tell: Tell },
+    File { pool: std::path::PathBuf, registry: Registry, report: Report },
+    Etcd { config: EtcdConfig, etcd: Box<Etcd>, report: Report },
 }
 
 /// A disk as its control plane sees it.
@@ -36,13 +36,13 @@ pub struct Seen {
 impl Plane {
     /// What keeps the disk `name`, whose record says `cluster`: the pool in etcd, or nothing.
     pub fn of(pool: &PoolConfig, name: &str, cluster: Option<&str>) -> Result<Plane> {
-        let tell = pool.tell;
+        let report = pool.report;
         let Some(cluster) = cluster else {
-            return Ok(Plane::File { pool: pool.dir.clone(), registry: store::registry(&pool.dir)?, tell });
+            return Ok(Plane::File { pool: pool.dir.clone(), registry: store::registry(&pool.dir)?, report });
         };
         match &pool.etcd {
             Some(config) if config.pool == cluster => {
-                Ok(Plane::Etcd { config: config.clone(), etcd: Box::new(Etcd::connect(config.clone())?), tell })
+                Ok(Plane::Etcd { config: config.clone(), etcd: Box::new(Etcd::connect(config.clone())?), report })
             }
             // Without its map a disk would read as zeros.
             Some(config) => bail!(
@@ -57,12 +57,12 @@ impl Plane {
         }
     }
 
-    /// Makes a space for a VM's far tier in the pool's etcd, under a number of 64 random bits that the caller has noted before.
-    /// Where the pool is none of a cluster there is nothing to make.
+    /// Makes a space for a VM's remote tier in the pool's etcd, under a number of 64 random bits that the caller has
+    /// noted before. Where the pool is none of a cluster there is nothing to make.
     pub fn make_tier(pool: &PoolConfig, space: SpaceId, pages: u64, copies: usize) -> Result<()> {
         let Some(mut etcd) = pool.connect()? else { return Ok(()) };
         let new = NewSpace { name: record::tier_name(space), pages, copies, reserve: 0 };
-        etcd.create_space_numbered(&new, space).map(drop).context("make the far tier's space")
+        etcd.create_space_numbered(&new, space).map(drop).context("make the remote tier's space")
     }
 
     pub fn look(&mut self, space: SpaceId) -> Result<Seen> {
@@ -140,15 +140,15 @@ impl Plane {
     /// For a driver, which never waits for it.
     pub fn control(&self) -> Result<Control> {
         match self {
-            Plane::File { pool, tell, .. } => aside(by_registry(store::registry(pool)?, *tell)),
-            Plane::Etcd { config, tell, .. } => {
-                let tell = *tell;
+            Plane::File { pool, report, .. } => aside(by_registry(store::registry(pool)?, *report)),
+            Plane::Etcd { config, report, .. } => {
+                let report = *report;
                 let mut control = rmap_etcd::Control::start(config.clone())?;
                 let health = control.health();
                 let (wanted, unwanted) = mpsc::channel();
                 std::thread::Builder::new()
                     .name("etcd-health".into())
-                    .spawn(move || watch(&health, tell, &unwanted))?;
+                    .spawn(move || watch(&health, report, &unwanted))?;
                 Ok(Box::new(move |request| {
                     // Nothing is sent: it is the thread's sign that somebody still asks.
                     let _ = &wanted;
@@ -165,7 +165,7 @@ pub fn is_gone(error: &anyhow::Error) -> bool {
 }
 
 /// Answers from the registry. Where its disk fails, the questions are asked again, and nothing goes on that needs it.
-fn by_registry(mut registry: Registry, tell: Tell) -> Slow {
+fn by_registry(mut registry: Registry, report: Report) -> Slow {
     let mut failing = false;
     Box::new(move |requests| match registry.answer_all(requests) {
         Ok(replies) => {
@@ -174,7 +174,7 @@ fn by_registry(mut registry: Registry, tell: Tell) -> Slow {
         }
         Err(error) => {
             if !std::mem::replace(&mut failing, true) {
-                tell(&format!("{error}; trying again"));
+                report(&format!("{error}; trying again"));
             }
             vec![ControlReply::Later; requests.len()]
         }
@@ -182,16 +182,16 @@ fn by_registry(mut registry: Registry, tell: Tell) -> Slow {
 }
 
 /// Says when etcd goes away and when it is back, as long as somebody asks.
-fn watch(health: &HealthView, tell: Tell, unwanted: &Receiver<()>) {
+fn watch(health: &HealthView, report: Report, unwanted: &Receiver<()>) {
     let mut trouble: Option<EtcdError> = None;
     while unwanted.recv_timeout(HEALTH_EVERY) == Err(RecvTimeoutError::Timeout) {
         let now = health.get().trouble;
         match (&trouble, &now) {
-            (None, Some(error)) => tell(&format!(
+            (None, Some(error)) => report(&format!(
                 "{error}; what is in the pool is read and written as before, but nothing can be placed anew or taken over, nor \
                  read beside another export that writes it"
             )),
-            (Some(_), None) => tell("etcd answers again"),
+            (Some(_), None) => report("etcd answers again"),
             _ => {}
         }
         trouble = now;

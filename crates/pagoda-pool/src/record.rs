@@ -20,10 +20,10 @@ use crate::store;
 /// Largest disk: the slabs that a space may have.
 pub const SIZE_MAX: u64 = SPACE_SLABS_MAX as u64 * SLAB_PAGES as u64 * PAGE_SIZE as u64;
 const NAME_MAX: usize = 64;
-/// In etcd VMs' far tiers are beside disks, under names that no disk can have.
+/// In etcd VMs' remote tiers are beside disks, under names that no disk can have.
 const TIER_PREFIX: &str = ".far-";
 
-/// What a VM's far tier is called in etcd.
+/// What a VM's remote tier is called in etcd.
 pub fn tier_name(space: SpaceId) -> String {
     format!("{TIER_PREFIX}{:016x}", space.0)
 }
@@ -134,7 +134,7 @@ fn path(dir: &Path, name: &str) -> PathBuf {
 fn check_name(name: &str) -> Result<(), UsageError> {
     if name.starts_with(TIER_PREFIX) {
         return Err(UsageError(format!(
-            "{name:?} is no name of a disk: what begins with {TIER_PREFIX} are VMs' far tiers, which end with their VMs"
+            "{name:?} is no name of a disk: what begins with {TIER_PREFIX} are VMs' remote tiers, which end with their VMs"
         )));
     }
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -237,7 +237,7 @@ mod tests {
         let tier = tier_name(SpaceId(0xab));
         assert_eq!(tier, ".far-00000000000000ab");
         let refused = check_name(&tier).unwrap_err().to_string();
-        assert!(refused.contains("far tiers"), "{refused}");
+        assert!(refused.contains("remote tiers"), "{refused}");
         for size in [0, 1, 4095, 4097, SIZE_MAX + 4096] {
             assert!(Disk::new(size, 1).is_err(), "{size}");
         }

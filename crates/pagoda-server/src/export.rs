@@ -47,7 +47,7 @@ struct Exported {
 }
 
 pub fn run(options: &Export, format: Format) -> Result<()> {
-    let pool = options.place.read()?;
+    let pool = options.pool_dir.read()?;
     let (dir, name) = (&pool.dir, &options.name);
     let disk = record::read(dir, name)?;
     let mut plane = Plane::of(&pool, name, disk.cluster.as_deref())?;
@@ -107,14 +107,14 @@ pub fn run(options: &Export, format: Format) -> Result<()> {
     let size_bytes = disk.size_bytes;
     say_exported(Exported { name: name.clone(), uri, size_bytes, read_only, sealed, metrics }, format)?;
     let mut outage = Outage::none(name, read_only);
-    let tend = |client: &mut Client, now| {
+    let maintain = |client: &mut Client, now| {
         outage.look(client, now);
         if let Some(published) = &published {
             published.update(|numbers| numbers.look(client, space));
         }
         watch.inform(client, now);
     };
-    match server.run(stop.as_fd(), tend)? {
+    match server.run(stop.as_fd(), maintain)? {
         Ended::Stopped => Ok(()),
         Ended::TakenOver if read_only => bail!("{name} was removed while it was exported"),
         Ended::TakenOver => bail!("another owner has taken {name} over: writes not answered by then are not there"),

@@ -28,7 +28,7 @@ use rmap::crypto::Entropy;
 use rmap::server::{Server, ServerConfig};
 use rmap::units::{BootEpoch, SEAL_SIZE, SLAB_PAGES, ServerId, SlabSize, Time};
 use rmap_io::SystemEntropy;
-use rmap_io::net::{Port, Wait, serve_lanes};
+use rmap_io::net::{Port, Wait, serve_workers};
 use serde::Serialize;
 
 use self::admissions::Admissions;
@@ -60,17 +60,17 @@ struct Serving {
 }
 
 pub fn run(options: &Serve, format: Format) -> Result<()> {
-    let place = options.place.read()?;
-    let dir = &place.dir;
+    let pool_dir = options.pool_dir.read()?;
+    let dir = &pool_dir.dir;
     let (keys, pool) = store::identity(dir)?;
-    check_listen(options, place.etcd.is_some())?;
+    check_listen(options, pool_dir.etcd.is_some())?;
     let slab_bytes = if options.on_disk.is_some() { SLAB_CONTENT_BYTES } else { SLAB_BYTES };
     let slabs = slabs(options, slab_bytes)?;
     // Whether etcd answers is found out before memory is taken.
-    place.connect()?;
+    pool_dir.connect()?;
     let mut admitted = Admissions::read(dir)?;
     let workers = workers(options)?;
-    let bind = if options.tcp { Port::listen_lanes } else { Port::bind_lanes };
+    let bind = if options.tcp { Port::listen_workers } else { Port::bind_workers };
     let ports = bind(options.listen, workers).with_context(|| format!("listen on {}", options.listen))?;
     let addr = ports[0].local_addr().context("the socket's address")?;
     let (scraped, metrics) = options.metrics.map(metrics::listen).transpose()?.unzip();
@@ -95,14 +95,14 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
         epoch: BootEpoch(SystemEntropy::default().next_u64()),
         medium,
     };
-    let servers = Server::with_lanes(config, Box::new(SystemEntropy::default()), workers)?;
+    let servers = Server::with_workers(config, Box::new(SystemEntropy::default()), workers)?;
     let mut workers: Vec<(Server, Port)> = servers.into_iter().zip(ports).collect();
     let (server, _) = &mut workers[0];
     server.set_admins(admitted.admins());
     let signals = Signals::obeyed(options)?;
     let announcer = announcing.as_ref().map(Announcing::key);
     let info = ServerInfo { id: ServerId(options.id), addr, key: public, zone: options.zone, announcer };
-    let mut member = place.etcd.map(|config| InEtcd::join(config, &info, server)).transpose()?;
+    let mut member = pool_dir.etcd.map(|config| InEtcd::join(config, &info, server)).transpose()?;
     let serving = Serving {
         listen: addr.to_string(),
         bytes: slabs * slab_bytes,
@@ -116,7 +116,7 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
     let mut shown = Shown { published, published_at: Time::default(), broken: 0 };
     let wait = Wait { spin: Duration::from_micros(options.spin) };
     let mut drain = Drain::with_patience(Duration::from_secs(options.drain));
-    serve_lanes(&mut workers, wait, |server, now| {
+    serve_workers(&mut workers, wait, |server, now| {
         admitted.follow(server);
         if let Some(gauge) = &mut gauge {
             gauge.follow(server, now);
@@ -140,8 +140,8 @@ pub fn run(options: &Serve, format: Format) -> Result<()> {
 
 /// Clients are told the address, so it has to be one.
 fn check_listen(options: &Serve, in_etcd: bool) -> Result<(), UsageError> {
-    let is_told = in_etcd || options.announce.is_some();
-    if is_told && options.listen.ip().is_unspecified() {
+    let is_announced = in_etcd || options.announce.is_some();
+    if is_announced && options.listen.ip().is_unspecified() {
         return Err(UsageError(format!("--listen {}: give the address that clients reach", options.listen.ip())));
     }
     Ok(())

@@ -38,8 +38,8 @@ struct Trial<'a> {
 
 pub fn run(options: &Try, format: Format) -> Result<()> {
     let disk = record::Disk::new(options.size, COPIES)?;
-    let place = TrialDir::make()?;
-    let dir = place.0.as_path();
+    let pool_dir = TrialDir::make()?;
+    let dir = pool_dir.0.as_path();
     store::make_keys(dir)?;
     let key = store::identity(dir)?.0.public();
     store::set_admitted(dir, &[Admitted { key, name: "self".into(), admin: true }])?;

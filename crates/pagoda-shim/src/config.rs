@@ -12,9 +12,9 @@ use pagoda_abi::attach::List;
 use pagoda_abi::{REGIONS_MAX, Token};
 
 /// Fds of the shim start here, out of the way of those the VMM counts on.
-const FD_FLOOR: c_int = 512;
+const FD_MIN: c_int = 512;
 /// Where they start if the VMM's own limit is lower.
-const FD_FLOOR_LOW: c_int = 64;
+const FD_MIN_LOW: c_int = 64;
 
 /// One RAM file. Device and inode name it, whatever fd or path the VMM opens it by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -127,9 +127,9 @@ fn identify(fd: c_int) -> Option<(u64, u64, u64)> {
 
 /// A second fd of the same file, high and not inherited by what the VMM executes.
 pub fn duplicate(fd: c_int) -> Option<c_int> {
-    [FD_FLOOR, FD_FLOOR_LOW].into_iter().find_map(|floor| {
+    [FD_MIN, FD_MIN_LOW].into_iter().find_map(|min| {
         // SAFETY: F_DUPFD_CLOEXEC takes an int and makes a new fd; errors are reported.
-        let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) };
+        let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, min) };
         (copy >= 0).then_some(copy)
     })
 }

@@ -107,7 +107,7 @@ pub fn forget<R>(addr: usize, len: usize, work: impl FnOnce() -> R) -> R {
     work()
 }
 
-/// Gives the kernel advice about RAM that is no more than a wish.
+/// Gives the kernel advice about RAM that is no more than a hint.
 pub fn advise(addr: usize, len: usize, advice: c_int) {
     // SAFETY: the range is a mapping of RAM; the advice used here (DONTFORK, HUGEPAGE) keeps its contents.
     unsafe { real::madvise(addr as *mut _, len, advice) };

@@ -78,14 +78,14 @@ unsafe impl GlobalAlloc for Counting {
         unsafe { System.alloc_zeroed(layout) }
     }
 
-    unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         note(size);
-        // SAFETY: as above; `place` came from `System`.
-        unsafe { System.realloc(place, layout, size) }
+        // SAFETY: as above; `pointer` came from `System`.
+        unsafe { System.realloc(pointer, layout, size) }
     }
 
-    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        // SAFETY: as above; `place` came from `System`.
-        unsafe { System.dealloc(place, layout) }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above; `pointer` came from `System`.
+        unsafe { System.dealloc(pointer, layout) }
     }
 }

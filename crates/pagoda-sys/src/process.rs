@@ -93,12 +93,12 @@ pub fn life(pid: u32, start: u64) -> Life {
 }
 
 fn life_by(stat: io::Result<Vec<String>>, start: u64, witness: impl FnOnce() -> io::Result<()>) -> Life {
-    let told = stat.and_then(|fields| {
+    let reported = stat.and_then(|fields| {
         // A zombie with threads is a process whose first thread alone has ended.
         let is_zombie = matches!(fields.first().map(String::as_str), Some("Z" | "X")) && stat_number(&fields, 20)? <= 1;
         Ok(stat_number(&fields, 22)? == start && !is_zombie)
     });
-    match told {
+    match reported {
         Ok(true) => Life::Alive,
         Ok(false) => Life::Ended,
         // A /proc that is not mounted, or that hides other users' processes, says the same of one that runs.

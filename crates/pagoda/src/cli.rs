@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
 use pagoda_api::{VmPatch, VmSpec};
-use pagoda_cli::options::{Global, Place};
+use pagoda_cli::options::{Global, PoolDir};
 
 pub use self::caps::{BalloonTarget, DramLimit};
 use self::caps::{balloon_target, dram};
@@ -250,7 +250,7 @@ pub struct Doctor {
 #[derive(Debug, Subcommand)]
 pub enum DoctorOf {
     /// Check whether this machine reaches the servers of its pool, and how fast they answer
-    Pool(Place),
+    Pool(PoolDir),
 }
 
 #[cfg(test)]

@@ -75,10 +75,10 @@ fn now_then(now: &str, then: &str) -> String {
 }
 
 /// How a VM stands, in words for people: `squeezed for 12 s`. Nothing while nothing is kept from it.
-pub fn standing(policy: &VmPolicy) -> Option<String> {
-    match policy.standing.as_str() {
+pub fn status(policy: &VmPolicy) -> Option<String> {
+    match policy.status.as_str() {
         "" | "at_ease" => None,
-        word => Some(format!("{} for {} s", word.replace('_', " "), policy.standing_since_s)),
+        word => Some(format!("{} for {} s", word.replace('_', " "), policy.status_since_s)),
     }
 }
 
@@ -98,8 +98,8 @@ pub fn vm_lines(policy: &VmPolicy) -> Vec<(&'static str, String)> {
         ("shared", format!("{}, which saves {}", format_size(policy.shared_bytes), format_size(policy.saved_bytes))),
         ("overhead", format_size(policy.overhead_bytes)),
     ];
-    if let Some(standing) = standing(policy) {
-        lines.push(("standing", standing));
+    if let Some(status) = status(policy) {
+        lines.push(("status", status));
     }
     lines
 }
@@ -180,9 +180,9 @@ miss ratio     0.001      0.125
 
     #[test]
     fn how_a_vm_stands() {
-        let check = |standing_of: &str, expected: Option<&str>| {
-            let policy = VmPolicy { standing: standing_of.to_owned(), standing_since_s: 12, ..VmPolicy::default() };
-            assert_eq!(standing(&policy).as_deref(), expected, "{standing_of}");
+        let check = |status_of: &str, expected: Option<&str>| {
+            let policy = VmPolicy { status: status_of.to_owned(), status_since_s: 12, ..VmPolicy::default() };
+            assert_eq!(status(&policy).as_deref(), expected, "{status_of}");
         };
         check("", None);
         check("at_ease", None);

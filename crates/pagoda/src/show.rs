@@ -1,13 +1,13 @@
 //! The commands that show or change what the daemon knows: `ls`, `vm`, `host`.
 
-mod far;
+mod remote;
 
 use std::fmt::Write;
 
 use anyhow::Result;
 use pagoda_api::{BalloonInfo, Client, Explain, HostInfo, VmInfo, VmPatch, VmState};
 
-use self::far::far_lines;
+use self::remote::remote_lines;
 use crate::cli::{BalloonTarget, Host, Vm, VmSet};
 use crate::exit::UsageError;
 use crate::output::{Format, Side, Table, lines_text, print_json, print_text};
@@ -65,8 +65,8 @@ pub fn state_words(vm: &VmInfo) -> String {
     if vm.pinned.is_some() {
         words += ",pinned";
     }
-    if matches!(vm.policy.standing.as_str(), "squeezed" | "blocked") {
-        words = format!("{words},{}", vm.policy.standing);
+    if matches!(vm.policy.status.as_str(), "squeezed" | "blocked") {
+        words = format!("{words},{}", vm.policy.status);
     }
     words
 }
@@ -152,10 +152,10 @@ fn vm_text(vm: &VmInfo) -> String {
     line("swapped", &format_size(vm.swapped_bytes));
     line("zero", &format_size(vm.zero_bytes));
     line("swap used", &format_size(vm.swap_used_bytes));
-    if let Some(far) = &vm.far {
-        let copies = if far.copies == 1 { "1 copy" } else { "2 copies" };
-        line("far", &format!("{} in the pool, {copies}", format_size(far.pool_bytes)));
-        far.pool.iter().flat_map(far_lines).for_each(|(term, value)| line(term, &value));
+    if let Some(remote) = &vm.remote {
+        let copies = if remote.copies == 1 { "1 copy" } else { "2 copies" };
+        line("remote", &format!("{} in the pool, {copies}", format_size(remote.pool_bytes)));
+        remote.pool.iter().flat_map(remote_lines).for_each(|(term, value)| line(term, &value));
     }
     for (term, value) in policy::vm_lines(&vm.policy) {
         line(term, &value);
@@ -337,13 +337,13 @@ db    running,pinned       4G    1G     0    -     1G   1.5G  1.5G       -      
             "sampling       200 pages in 60 s\n",
             "target         1G\n",
             "shared         256M, which saves 128M\n",
-            "standing       squeezed for 12 s\n",
+            "status         squeezed for 12 s\n",
         ] {
             assert!(text.contains(part), "{part:?} in {text}");
         }
-        assert!(!vm_text(&vm).contains("far  "));
-        vm.far = Some(pagoda_api::FarInfo { copies: 2, pool_bytes: 3 << 30, pool: None });
-        assert!(vm_text(&vm).contains("far            3G in the pool, 2 copies\n"));
+        assert!(!vm_text(&vm).contains("remote  "));
+        vm.remote = Some(pagoda_api::RemoteInfo { copies: 2, pool_bytes: 3 << 30, pool: None });
+        assert!(vm_text(&vm).contains("remote         3G in the pool, 2 copies\n"));
         vm.waits = Some("9 pages of the pool".into());
         assert!(vm_text(&vm).contains("waits for      9 pages of the pool\n"));
         vm.state = VmState::Stalled { reason: "swap disk full".into(), since_s: 5 };

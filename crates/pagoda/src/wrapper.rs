@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use pagoda_api::{Client, FarRequest, PolicySettings, VmKind, VmSpec, check_vm_name, socket_path};
+use pagoda_api::{Client, PolicySettings, RemoteRequest, VmKind, VmSpec, check_vm_name, socket_path};
 use serde::Deserialize;
 
 use crate::exit::UsageError;
@@ -45,7 +45,7 @@ struct VmConfig {
     share_group: Option<String>,
     reserve_swap: bool,
     #[serde(rename = "remote", alias = "far")]
-    far: Option<String>,
+    remote: Option<String>,
 }
 
 /// Never returns when all goes well.
@@ -67,8 +67,8 @@ pub fn run(words: Vec<String>) -> Result<()> {
     };
     let min = config.min.as_deref().map(parse_size).transpose();
     let min = min.map_err(|error| UsageError(format!("min in the VM's settings: {error}")))?;
-    let far = config.far.as_deref().map(str::parse::<FarRequest>).transpose();
-    let far = far.map_err(|error| UsageError(format!("remote in the VM's settings: {error}")))?;
+    let remote = config.remote.as_deref().map(str::parse::<RemoteRequest>).transpose();
+    let remote = remote.map_err(|error| UsageError(format!("remote in the VM's settings: {error}")))?;
     start(
         &Client::new(socket_path(None)),
         Request {
@@ -79,7 +79,7 @@ pub fn run(words: Vec<String>) -> Result<()> {
                 policy: PolicySettings { min: min.unwrap_or(0), shares: config.shares, ..PolicySettings::default() },
                 share_group: config.share_group,
                 reserve_swap: config.reserve_swap,
-                far,
+                remote,
                 ..VmSpec::default()
             },
             kind: VmKind::Qemu,
@@ -184,11 +184,11 @@ mod tests {
             dram: Some("1G".into()),
             shares: Some(2000),
             reserve_swap: true,
-            far: Some("pool:".into()),
+            remote: Some("pool:".into()),
             ..VmConfig::default()
         };
         assert_eq!(a, expected);
-        assert_eq!(read_config(&dir, "old").unwrap().far, expected.far, "the key's old name");
+        assert_eq!(read_config(&dir, "old").unwrap().remote, expected.remote, "the key's old name");
         assert!(format!("{:#}", read_config(&dir, "b").unwrap_err()).contains("drma"));
         assert_eq!(read_config(&dir, "c").unwrap(), VmConfig::default());
         assert!(read_config(&dir, "../a").is_err());

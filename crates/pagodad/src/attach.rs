@@ -32,9 +32,9 @@ use pagoda_sys::swapfile::{Reserve, SwapFile};
 use pagoda_sys::uffd::{self, Uffd};
 
 use self::handshakes::Handshakes;
-use crate::far;
 use crate::record::{Record, SharingFiles};
 use crate::registry::{Registry, Starter, Taken, Vm, sharing_of};
+use crate::remote;
 
 /// userfaultfds asked for: past a few vCPUs one no longer scales, and two cost nothing.
 pub const UFFDS_PER_VM: u32 = 2;
@@ -264,7 +264,7 @@ fn attach(
     let handle = Arc::new(handle);
     let joined = registry.join_group(&record, &kept, !taken_over, &handle)?;
     let (member, sharing) = joined.unzip();
-    // Before the record names the process: the next daemon then looks for the far map of a VM that was served.
+    // Before the record names the process: the next daemon then looks for the remote map of a VM that was served.
     let above_swap = tiers_above_swap(registry, &record, space.chunks(), taken_over)?;
     let looking = sharing_of(registry, &record, member.as_ref());
     let parts = Parts {
@@ -353,7 +353,7 @@ fn tiers_above_swap(
     if let Some(compressed) = &record.compressed {
         tiers.push(compressed.open(&record.name, chunks, taken_over)?);
     }
-    if let Some(remote) = far::for_engine(registry, record, chunks, taken_over)? {
+    if let Some(remote) = remote::for_engine(registry, record, chunks, taken_over)? {
         tiers.push(Box::new(remote));
     }
     Ok(tiers)

@@ -59,7 +59,7 @@ pub enum Seen {
 /// What the thread is told.
 #[derive(Debug, Clone, Copy)]
 enum Target {
-    /// A user's wish: tried at once.
+    /// A user's target: tried at once.
     Set(Bytes),
     /// The policy's, which moves by itself.
     Follow(Bytes),
@@ -88,12 +88,12 @@ pub struct Handle {
 impl Handle {
     /// Sets the memory that the guest should keep.
     pub fn set_target(&self, target: Bytes) {
-        self.tell(Target::Set(target));
+        self.send(Target::Set(target));
     }
 
     /// As [`Handle::set_target`], but a guest that fights back is left alone for as long as it was to be.
     pub fn follow_target(&self, target: Bytes) {
-        self.tell(Target::Follow(target));
+        self.send(Target::Follow(target));
     }
 
     /// The device and its driver, as last seen.
@@ -112,7 +112,7 @@ impl Handle {
         }
     }
 
-    fn tell(&self, target: Target) {
+    fn send(&self, target: Target) {
         if let Some(targets) = &self.targets {
             // The thread ends only after this end is dropped.
             let _ = targets.send(target);

@@ -134,7 +134,7 @@ pub struct Args {
 pub struct Config {
     pub state_dir: PathBuf,
     pub swap_dir: PathBuf,
-    /// The pool from which VMs with a far tier borrow.
+    /// The pool from which VMs with a remote tier borrow.
     pub pool_dir: PathBuf,
     pub socket: PathBuf,
     pub attach_socket: PathBuf,

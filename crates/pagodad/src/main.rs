@@ -5,13 +5,13 @@ mod balloon;
 mod compressed;
 mod config;
 mod control;
-mod far;
 mod metrics;
 mod parts;
 mod policy;
 mod qmp;
 mod record;
 mod registry;
+mod remote;
 
 use pagoda_api::in_full;
 use std::io::IsTerminal;

@@ -10,7 +10,7 @@ mod value;
 
 use std::fmt::{self, Write as _};
 
-use pagoda_api::{FarPool, FarServer, HostInfo, Latency, RoundWait, TierInfo, VmInfo, VmKind, VmState, counter};
+use pagoda_api::{HostInfo, Latency, RemotePool, RemoteServer, RoundWait, TierInfo, VmInfo, VmKind, VmState, counter};
 use pagoda_core::policy::state::STATES;
 use pagoda_core::stats::{CATALOGUE, MetricDef, MetricKind};
 use prometheus_client::collector::Collector;
@@ -19,12 +19,12 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use self::catalogue::{
-    ACTIVE, BALLOON, FAR, FAR_LATENCY, FAR_SERVER, FAULT_LATENCY, HOST, HOST_INFO, HOST_POLICY, HOST_STATE, POLICY,
-    PROCESS, ROUND_WAIT, Row, STANDING, TARGET, TIER, TIER_LATENCY, VM, VM_INFO, VM_STATE,
+    ACTIVE, BALLOON, FAULT_LATENCY, HOST, HOST_INFO, HOST_POLICY, HOST_STATE, POLICY, PROCESS, REMOTE, REMOTE_LATENCY,
+    REMOTE_SERVER, ROUND_WAIT, Row, STATUS, TARGET, TIER, TIER_LATENCY, VM, VM_INFO, VM_STATE,
 };
 pub use self::value::ProcessInfo;
 use self::value::Value;
-use crate::policy::tell::STANDINGS;
+use crate::policy::report::STATUSES;
 
 /// What the reply to `GET /metrics` is, so that scrapers take the right parser.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -66,18 +66,18 @@ pub fn catalogue_table() -> String {
     for Row { def, .. } in TIER {
         row(&format!("pagoda_vm_tier_{}", def.name), def.kind, "vm, tier", def.unit, def.help);
     }
-    for Row { def, .. } in FAR {
+    for Row { def, .. } in REMOTE {
         row(&format!("pagoda_vm_remote_{}", def.name), def.kind, "vm", def.unit, def.help);
     }
-    for Row { def, .. } in FAR_SERVER {
+    for Row { def, .. } in REMOTE_SERVER {
         row(&format!("pagoda_vm_remote_server_{}", def.name), def.kind, "vm, server", def.unit, def.help);
     }
     for (def, labels) in [
         (TIER_LATENCY, "vm, tier, op, quantile"),
-        (FAR_LATENCY, "vm, op, class, quantile"),
+        (REMOTE_LATENCY, "vm, op, class, quantile"),
         (TARGET, "vm"),
         (ACTIVE, "vm"),
-        (STANDING, "vm, status"),
+        (STATUS, "vm, status"),
         (HOST_STATE, "state"),
         (ROUND_WAIT, "quantile"),
         (VM_STATE, "vm, state"),
@@ -127,21 +127,21 @@ impl Collector for Snapshot {
             encode_metric(&mut encoder, &format!("pagoda_vm_tier_{}", def.name), *def, values)?;
         }
         encode_metric(&mut encoder, TIER_LATENCY.name, TIER_LATENCY, self.vms.iter().flat_map(tier_latencies))?;
-        for Row { def, value } in FAR {
-            let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(far_pool(vm)?))));
+        for Row { def, value } in REMOTE {
+            let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(remote_pool(vm)?))));
             encode_metric(&mut encoder, &format!("pagoda_vm_remote_{}", def.name), *def, values)?;
         }
-        for Row { def, value } in FAR_SERVER {
-            let values = self.vms.iter().flat_map(far_servers).map(|(labels, server)| (labels, value(server)));
+        for Row { def, value } in REMOTE_SERVER {
+            let values = self.vms.iter().flat_map(remote_servers).map(|(labels, server)| (labels, value(server)));
             encode_metric(&mut encoder, &format!("pagoda_vm_remote_server_{}", def.name), *def, values)?;
         }
-        encode_metric(&mut encoder, FAR_LATENCY.name, FAR_LATENCY, self.vms.iter().flat_map(far_latencies))?;
+        encode_metric(&mut encoder, REMOTE_LATENCY.name, REMOTE_LATENCY, self.vms.iter().flat_map(remote_latencies))?;
         let known = |of: fn(&VmInfo) -> Option<u64>| {
             self.vms.iter().filter_map(move |vm| Some((of_vm(vm), Value::Count(of(vm)?))))
         };
         encode_metric(&mut encoder, TARGET.name, TARGET, known(|vm| vm.policy.target_bytes))?;
         encode_metric(&mut encoder, ACTIVE.name, ACTIVE, known(|vm| vm.policy.active_bytes))?;
-        encode_metric(&mut encoder, STANDING.name, STANDING, self.vms.iter().flat_map(standings))?;
+        encode_metric(&mut encoder, STATUS.name, STATUS, self.vms.iter().flat_map(statuses))?;
         encode_metric(&mut encoder, HOST_STATE.name, HOST_STATE, host_states(&self.host))?;
         encode_metric(&mut encoder, ROUND_WAIT.name, ROUND_WAIT, round_waits(&self.host.policy.round_wait))?;
         encode_metric(&mut encoder, VM_STATE.name, VM_STATE, self.vms.iter().flat_map(states))?;
@@ -219,11 +219,11 @@ fn states(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
 }
 
 /// As [`states`].
-fn standings(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
-    STANDINGS.into_iter().map(|standing| {
+fn statuses(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
+    STATUSES.into_iter().map(|status| {
         let mut labels = of_vm(vm);
-        labels.push(("status", standing.to_owned()));
-        (labels, Value::Count(u64::from(standing == vm.policy.standing)))
+        labels.push(("status", status.to_owned()));
+        (labels, Value::Count(u64::from(status == vm.policy.status)))
     })
 }
 
@@ -279,20 +279,20 @@ fn tier_latencies(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
     vm.tiers.iter().flat_map(of)
 }
 
-fn far_pool(vm: &VmInfo) -> Option<&FarPool> {
-    vm.far.as_ref()?.pool.as_ref()
+fn remote_pool(vm: &VmInfo) -> Option<&RemotePool> {
+    vm.remote.as_ref()?.pool.as_ref()
 }
 
-fn far_servers(vm: &VmInfo) -> impl Iterator<Item = (Labels, &FarServer)> {
-    far_pool(vm).into_iter().flat_map(|pool| &pool.servers).map(|server| {
+fn remote_servers(vm: &VmInfo) -> impl Iterator<Item = (Labels, &RemoteServer)> {
+    remote_pool(vm).into_iter().flat_map(|pool| &pool.servers).map(|server| {
         let mut labels = of_vm(vm);
         labels.push(("server", server.id.to_string()));
         (labels, server)
     })
 }
 
-fn far_latencies(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
-    far_pool(vm)
+fn remote_latencies(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
+    remote_pool(vm)
         .into_iter()
         .flat_map(|pool| &pool.latency)
         .flat_map(|latency| quantiles(vm, &[("op", &latency.op), ("class", &latency.class)], &latency.took))

@@ -11,10 +11,10 @@ mod doorbell;
 mod governed;
 pub mod governor;
 pub mod host;
+pub mod report;
 mod round_wait;
 pub mod rounds;
 pub mod settings;
-pub mod tell;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

@@ -12,7 +12,7 @@ mod read;
 pub mod store;
 
 use pagoda_abi::{REGION_ALIGN, REGIONS_MAX, Token};
-use pagoda_api::types::{FAR_COPIES_MAX, FarRequest, VmKind, VmSpec, check_vm_name};
+use pagoda_api::types::{REMOTE_COPIES_MAX, RemoteRequest, VmKind, VmSpec, check_vm_name};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -23,7 +23,7 @@ use crate::compressed::Compressed;
 pub const RECORD_MAX: usize = 32 << 10;
 const FIRST_LINE: &str = "pagoda-vm 2";
 /// Bytes of the key of a VM's pages in remote memory.
-pub const FAR_KEY_SIZE: usize = 32;
+pub const REMOTE_KEY_SIZE: usize = 32;
 /// Longest name of a pool in etcd.
 const CLUSTER_MAX: usize = 64;
 
@@ -53,7 +53,7 @@ pub struct Record {
     pub sharing: Option<SharingFiles>,
     /// Where its pages in remote memory are.
     #[serde(default, rename = "far", skip_serializing_if = "Option::is_none")]
-    pub far: Option<Far>,
+    pub remote: Option<Remote>,
     /// Its compressed tier. Without it, pages that are there would be taken for zeros.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compressed: Option<Compressed>,
@@ -70,7 +70,7 @@ pub struct SharingFiles {
 
 /// A space of a pool of servers that lend memory.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Far {
+pub struct Remote {
     /// Its number in the pool.
     #[serde(with = "space")]
     pub space: u64,
@@ -78,16 +78,16 @@ pub struct Far {
     pub copies: u8,
     /// What its pages are sealed with: no server has it.
     #[serde(with = "key")]
-    pub key: [u8; FAR_KEY_SIZE],
+    pub key: [u8; REMOTE_KEY_SIZE],
     /// The pool in etcd that keeps where its pages are; nothing: this machine's registry file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
 }
 
-impl std::fmt::Debug for Far {
+impl std::fmt::Debug for Remote {
     /// The key is a secret: it stays out of logs.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Far({:016x}, {} copies, {:?})", self.space, self.copies, self.cluster)
+        write!(f, "Remote({:016x}, {} copies, {:?})", self.space, self.copies, self.cluster)
     }
 }
 
@@ -113,7 +113,7 @@ impl Record {
             paged_out: false,
             blocked: false,
             sharing: None,
-            far: None,
+            remote: None,
             compressed: None,
         }
     }
@@ -144,10 +144,10 @@ impl Record {
 
     fn from_json(json: &str) -> Result<Record, BadRecord> {
         // Not in serde's words: they quote the value, which may be a secret.
-        let place = |error: serde_json::Error| bad(format!("JSON, line {}, column {}", error.line(), error.column()));
-        let record: Record = serde_json::from_str(json).map_err(place)?;
-        let said: Value = serde_json::from_str(json).map_err(place)?;
-        let understood = serde_json::to_value(&record).map_err(place)?;
+        let located = |error: serde_json::Error| bad(format!("JSON, line {}, column {}", error.line(), error.column()));
+        let record: Record = serde_json::from_str(json).map_err(located)?;
+        let said: Value = serde_json::from_str(json).map_err(located)?;
+        let understood = serde_json::to_value(&record).map_err(located)?;
         match find_lost(&said, &understood) {
             None => Ok(record),
             Some(field) => Err(bad(format!("it has {field}, which this version does not know"))),
@@ -163,19 +163,19 @@ impl Record {
         if self.paged_out && self.spec.balloon_target.is_none() {
             return Err(bad("paged out to no balloon target"));
         }
-        if self.spec.far != self.far.as_ref().map(|far| FarRequest { copies: far.copies }) {
+        if self.spec.remote != self.remote.as_ref().map(|remote| RemoteRequest { copies: remote.copies }) {
             return Err(bad("remote memory was asked for otherwise than it is there"));
         }
-        if let Some(far) = &self.far {
-            far.check().ok_or_else(|| bad("far"))?;
+        if let Some(remote) = &self.remote {
+            remote.check().ok_or_else(|| bad("far"))?;
         }
         Ok(())
     }
 }
 
-impl Far {
+impl Remote {
     fn check(&self) -> Option<()> {
-        let is_right = (1..=FAR_COPIES_MAX).contains(&self.copies) && self.cluster.as_deref().is_none_or(is_pool);
+        let is_right = (1..=REMOTE_COPIES_MAX).contains(&self.copies) && self.cluster.as_deref().is_none_or(is_pool);
         is_right.then_some(())
     }
 }
@@ -242,7 +242,7 @@ macro_rules! as_hex {
     };
 }
 as_hex!(token, Token, "no token", |token| to_hex(&token.0), |text| from_hex(text).map(Token));
-as_hex!(key, [u8; FAR_KEY_SIZE], "no key", |key| to_hex(key), from_hex);
+as_hex!(key, [u8; REMOTE_KEY_SIZE], "no key", |key| to_hex(key), from_hex);
 as_hex!(space, u64, "no number of a space", |space| format!("{space:016x}"), |text| from_hex(text)
     .map(u64::from_be_bytes));
 

@@ -48,7 +48,7 @@ use crate::policy::rounds::{Governed, caps_of};
 use crate::qmp::Monitor;
 use crate::record::Record;
 use crate::record::store::RecordStore;
-use crate::{balloon, far};
+use crate::{balloon, remote};
 
 /// VMs of one daemon: each has a thread, a ring and some twenty file descriptors.
 pub const VMS_MAX: usize = 1024;
@@ -224,7 +224,7 @@ impl Registry {
     }
 
     /// Which pages of the VM are in remote memory; its engine's file.
-    pub fn far_path(&self, name: &str) -> PathBuf {
+    pub fn remote_path(&self, name: &str) -> PathBuf {
         self.config.state_dir.join("vms").join(vm_file_name(name) + ".far")
     }
 
@@ -371,13 +371,13 @@ impl Registry {
     /// VM's writing lock, or nobody else knows the VM.
     fn forget(&self, record: &Record) {
         let name = &record.name;
-        // Its record is what is owed to the pool from now on.
-        far::end_of(self, record);
+        // Its record is a pending release from now on.
+        remote::end_of(self, record);
         if let Err(error) = self.records.remove(name) {
             tracing::warn!("remove {}: {error}", self.records.path(name).display());
         }
         let compressed = record.compressed.as_ref().map(|tier| tier.files(name));
-        let own = [self.swap_path(name), self.far_path(name), self.monitor_path(name)];
+        let own = [self.swap_path(name), self.remote_path(name), self.monitor_path(name)];
         for path in own.into_iter().chain(compressed.into_iter().flatten()) {
             if let Err(error) = std::fs::remove_file(&path)
                 && error.kind() != std::io::ErrorKind::NotFound

@@ -27,7 +27,7 @@ const LONG_PAUSE: Duration = Duration::from_secs(1);
 
 /// What an owner may believe of its space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum Ownership {
     /// As of the last look.
     Owner,
     /// etcd was not reached since: it may belong to another owner by now. Servers know.
@@ -48,7 +48,7 @@ pub struct Health {
     pub trouble: Option<EtcdError>,
     /// Changes of maps that wait.
     pub waiting: usize,
-    pub owned: Vec<(SpaceId, Generation, Standing)>,
+    pub owned: Vec<(SpaceId, Generation, Ownership)>,
 }
 
 /// The control plane, as the driver of a client has it: `move |request| control.ask(request)`.
@@ -93,7 +93,7 @@ impl Control {
     pub fn guard(&self, space: SpaceId, generation: Generation) {
         let owned = &mut lock(&self.health).owned;
         owned.retain(|(other, ..)| *other != space);
-        owned.push((space, generation, Standing::Unsure));
+        owned.push((space, generation, Ownership::Unsure));
     }
 
     /// The answer to a request, if there is one. Never waits.
@@ -159,7 +159,7 @@ impl Worker {
                     let together = !first.alone && !waiting.alone;
                     together && owner_of(first).is_some_and(|owner| owner_of(&waiting) == Some(owner))
                 })
-                && batch.iter().all(|other| other.request.place() != waiting.request.place());
+                && batch.iter().all(|other| other.request.subject() != waiting.request.subject());
             if fits {
                 batch.push(waiting);
             } else {
@@ -219,18 +219,18 @@ impl Worker {
         }
         for (space, generation, _) in owned {
             let today = self.etcd.generation(space);
-            let standing = match &today {
-                Ok(today) if *today == generation => Standing::Owner,
-                Ok(today) => Standing::Taken { generation: *today },
-                Err(_) => Standing::Unsure,
+            let ownership = match &today {
+                Ok(today) if *today == generation => Ownership::Owner,
+                Ok(today) => Ownership::Taken { generation: *today },
+                Err(_) => Ownership::Unsure,
             };
             let mut health = lock(&self.health);
             let ours = health.owned.iter_mut().filter(|(s, g, _)| (*s, *g) == (space, generation));
-            ours.for_each(|owned| owned.2 = standing);
+            ours.for_each(|owned| owned.2 = ownership);
             let away = today.as_ref().is_err_and(EtcdError::is_transient);
             if away {
                 // One wait is enough: what comes next is asked in a second.
-                health.owned.iter_mut().for_each(|owned| owned.2 = Standing::Unsure);
+                health.owned.iter_mut().for_each(|owned| owned.2 = Ownership::Unsure);
             }
             drop(health);
             self.seen(today.err());

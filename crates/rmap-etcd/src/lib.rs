@@ -24,7 +24,7 @@ mod store;
 mod values;
 
 pub use config::{EtcdConfig, TlsFiles};
-pub use control::{Control, Health, HealthView, Standing};
+pub use control::{Control, Health, HealthView, Ownership};
 pub use error::EtcdError;
 pub use member::{Load, Member, Membership};
 pub use spaces::NewSpace;

@@ -76,8 +76,8 @@ impl Member {
         let (lease, alive_until) = (keeper.lease, keeper.renewed + keeper.ttl);
         let state = Arc::new(Mutex::new(State { membership: Membership::Member, lease, alive_until }));
         let (loads, changes) = mpsc::channel();
-        let told = Arc::clone(&state);
-        let run = move || keeper.run(&mut etcd, &changes, &told);
+        let reported = Arc::clone(&state);
+        let run = move || keeper.run(&mut etcd, &changes, &reported);
         let thread = thread::Builder::new().name("etcd-member".to_owned()).spawn(run);
         let thread = thread.map_err(|error| EtcdError::Invalid { what: format!("no thread: {error}") })?;
         Ok(Member { loads: Some(loads), state, thread: Some(thread) })
@@ -124,10 +124,10 @@ impl Keeper {
     fn run(mut self, etcd: &mut Etcd, changes: &mpsc::Receiver<Load>, state: &Mutex<State>) {
         let renew_every = self.ttl / RENEWALS_PER_TTL;
         let mut next = Instant::now() + renew_every;
-        let mut told = Instant::now();
+        let mut reported = Instant::now();
         let mut changed = false;
         loop {
-            let wake = if changed { next.min(told + LOAD_EVERY) } else { next };
+            let wake = if changed { next.min(reported + LOAD_EVERY) } else { next };
             match changes.recv_timeout(wake.saturating_duration_since(Instant::now())) {
                 Ok(Load { free, state }) => {
                     changed |= (free, state) != (self.node.free, self.node.state);
@@ -142,9 +142,9 @@ impl Keeper {
                 }
             }
             let mut result = self.renew(etcd);
-            if result.is_ok() && changed && told + LOAD_EVERY <= Instant::now() {
-                result = self.tell(etcd);
-                (told, changed) = (Instant::now(), result.is_err());
+            if result.is_ok() && changed && reported + LOAD_EVERY <= Instant::now() {
+                result = self.report(etcd);
+                (reported, changed) = (Instant::now(), result.is_err());
             }
             if matches!(result, Err(EtcdError::LeaseLost { .. })) {
                 // Others may have decided without this node. It comes back as what it is now.
@@ -182,7 +182,7 @@ impl Keeper {
     }
 
     /// The record anew, if it is still under this lease.
-    fn tell(&mut self, etcd: &mut Etcd) -> Result<(), EtcdError> {
+    fn report(&mut self, etcd: &mut Etcd) -> Result<(), EtcdError> {
         let key = etcd.keys.node(self.node.id);
         let ours =
             json!({ "key": base64(&key), "target": "LEASE", "result": "EQUAL", "lease": self.lease.to_string() });
@@ -216,7 +216,7 @@ impl Keeper {
             there = slot(&key, &only(reply))?;
             if there.value.as_ref() == Some(&self.node) {
                 // Its own, if an answer was lost; or an earlier life's with the same words, under another lease.
-                return self.tell(etcd);
+                return self.report(etcd);
             }
         }
         Err(EtcdError::NodeTaken { id: self.node.id.0, addr: self.node.addr.to_string() })

@@ -210,10 +210,10 @@ impl Registry {
         self.locked(|registry| {
             registry.catch_up()?;
             let mut replies = Vec::with_capacity(changes.len());
-            let (mut bodies, mut places) = (Vec::new(), HashSet::new());
+            let (mut bodies, mut slots) = (Vec::new(), HashSet::new());
             for change in changes {
                 // A second change of an entry is compared with what the first one made of it.
-                if !places.insert((change.space, change.slab)) {
+                if !slots.insert((change.space, change.slab)) {
                     registry.append(&std::mem::take(&mut bodies))?;
                 }
                 let refusal = registry.refusal(change);

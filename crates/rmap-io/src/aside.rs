@@ -41,19 +41,19 @@ impl Asker {
     /// The answer to a request, if there is one; if not, it is on its way.
     pub fn ask(&mut self, request: &ControlRequest) -> ControlReply {
         for (request, reply) in self.replies.try_iter() {
-            if let Some(asked) = self.asked.get_mut(&request.place()).filter(|asked| asked.request == request) {
+            if let Some(asked) = self.asked.get_mut(&request.subject()).filter(|asked| asked.request == request) {
                 asked.reply = Some(reply);
             }
         }
-        let place = request.place();
-        if let Some(asked) = self.asked.get_mut(&place).filter(|asked| asked.request == *request) {
+        let slot = request.subject();
+        if let Some(asked) = self.asked.get_mut(&slot).filter(|asked| asked.request == *request) {
             let Some(reply) = asked.reply.take() else { return ControlReply::Later };
-            self.asked.remove(&place);
+            self.asked.remove(&slot);
             return reply;
         }
         // Should the thread have ended, there is never an answer.
         if self.requests.try_send(request.clone()).is_ok() {
-            self.asked.insert(place, Asked { request: request.clone(), reply: None });
+            self.asked.insert(slot, Asked { request: request.clone(), reply: None });
         }
         ControlReply::Later
     }

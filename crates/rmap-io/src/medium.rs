@@ -1,4 +1,4 @@
-//! Where a server of last resort keeps its pages: a disk instead of memory.
+//! Where the server of an overflow disk keeps its pages: on the disk instead of in memory.
 //!
 //! The file has no name, so that it is gone with the process, as lent memory is: nothing has to be recovered, and nothing
 //! old can be taken for something new. All of it is there before anything is promised. It is written past the page cache:
@@ -81,15 +81,15 @@ impl FileMedium {
 }
 
 impl Medium for FileMedium {
-    fn read(&mut self, place: u64, page: &mut Page) -> io::Result<()> {
-        self.file.read_exact_at(&mut self.room.0, place * PAGE_SIZE as u64)?;
+    fn read(&mut self, index: u64, page: &mut Page) -> io::Result<()> {
+        self.file.read_exact_at(&mut self.room.0, index * PAGE_SIZE as u64)?;
         page.copy_from_slice(&self.room.0);
         Ok(())
     }
 
-    fn write(&mut self, place: u64, page: &Page) -> io::Result<()> {
+    fn write(&mut self, index: u64, page: &Page) -> io::Result<()> {
         self.room.0.copy_from_slice(page);
-        self.file.write_all_at(&self.room.0, place * PAGE_SIZE as u64)
+        self.file.write_all_at(&self.room.0, index * PAGE_SIZE as u64)
     }
 }
 
@@ -98,17 +98,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_come_back_from_their_places() {
+    fn pages_come_back_from_their_indices() {
         // The build's directory is on a disk; /tmp need not be.
         let dir = Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut medium = FileMedium::create(dir, 8 * PAGE_SIZE as u64).unwrap();
         let page = |filler| [filler; PAGE_SIZE];
-        (0..8).for_each(|place| medium.write(place, &page(place as u8)).unwrap());
+        (0..8).for_each(|index| medium.write(index, &page(index as u8)).unwrap());
         medium.write(3, &page(33)).unwrap();
         let mut back = page(0);
-        for (place, filler) in [(0, 0), (3, 33), (4, 4), (7, 7)] {
-            medium.read(place, &mut back).unwrap();
-            assert!(back == page(filler), "place {place}");
+        for (index, filler) in [(0, 0), (3, 33), (4, 4), (7, 7)] {
+            medium.read(index, &mut back).unwrap();
+            assert!(back == page(filler), "place {index}");
         }
         assert_eq!(medium.read(8, &mut back).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }

@@ -48,7 +48,7 @@ fn server(id: u32, client: &Keypair, pool: &PoolKey) -> (Server, Port) {
         medium: None,
     };
     let server = Server::new(config, Box::new(SystemEntropy::default())).unwrap();
-    let port = Port::listen_lanes(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 1).unwrap().remove(0);
+    let port = Port::listen_workers(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 1).unwrap().remove(0);
     (server, port)
 }
 
@@ -248,7 +248,7 @@ fn broken_streams_lose_nothing() {
     assert!(broken.load(Ordering::Relaxed) >= 20, "{} streams broke", broken.load(Ordering::Relaxed));
 }
 
-/// Whoever connects and shows no key takes nobody's place.
+/// Whoever connects and shows no key takes nobody's slot.
 #[test]
 fn strangers_do_not_keep_clients_out() {
     let (keys, pool) = (Keypair::from_private([92; KEY_SIZE]), PoolKey::new([9; KEY_SIZE]));

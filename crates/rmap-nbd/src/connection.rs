@@ -13,8 +13,8 @@ use rmap::units::{PAGE_SIZE, PageNo};
 
 /// Bytes taken from a socket ahead of being handled: a window of requests, or a piece of a long WRITE.
 pub const INPUT_MAX: usize = 256 << 10;
-/// Bytes that a client may be owed in answers: one READ of the greatest size, or many shorter ones.
-pub const OWED_MAX: usize = REQUEST_MAX as usize + (64 << 10);
+/// Bytes of answers that a client may wait for: one READ of the greatest size, or many shorter ones.
+pub const PROMISED_MAX: usize = REQUEST_MAX as usize + (64 << 10);
 /// Requests of one connection under way. Those beyond wait in its socket.
 pub const REQUESTS_MAX: usize = 256;
 /// Extents in one answer to BLOCK_STATUS.
@@ -91,7 +91,7 @@ pub struct Connection {
     sent: usize,
     requests: usize,
     /// Bytes of READs under way.
-    owed: usize,
+    promised: usize,
 }
 
 impl Default for Connection {
@@ -99,7 +99,7 @@ impl Default for Connection {
         let mut output = Vec::with_capacity(OUTPUT_KEPT_MAX);
         greet(&mut output);
         let phase = Phase::Negotiating(Negotiation::default());
-        Connection { phase, leaves: false, input: Input::new(), output, sent: 0, requests: 0, owed: 0 }
+        Connection { phase, leaves: false, input: Input::new(), output, sent: 0, requests: 0, promised: 0 }
     }
 }
 
@@ -232,9 +232,9 @@ impl Connection {
 
     /// Whether a request may begin, by what is under way and what has to be sent.
     fn has_room_for(&self, header: &RequestHeader) -> bool {
-        let pending = self.output.len() - self.sent + self.owed;
+        let pending = self.output.len() - self.sent + self.promised;
         let more = if header.command == command::READ { header.length.min(REQUEST_MAX) as usize } else { 0 };
-        self.requests < REQUESTS_MAX && (pending == 0 || pending + more <= OWED_MAX)
+        self.requests < REQUESTS_MAX && (pending == 0 || pending + more <= PROMISED_MAX)
     }
 
     fn request(
@@ -274,7 +274,7 @@ impl Connection {
         };
         let request = disk.begin(owner, cookie, kind, offset, length);
         self.requests += 1;
-        self.owed += if kind == Kind::Read { length as usize } else { 0 };
+        self.promised += if kind == Kind::Read { length as usize } else { 0 };
         if kind == Kind::Write {
             self.phase = Phase::Content(agreed, request);
         }
@@ -353,7 +353,7 @@ impl Connection {
             }
         }
         self.requests -= 1;
-        self.owed -= request.data.len();
+        self.promised -= request.data.len();
     }
 }
 

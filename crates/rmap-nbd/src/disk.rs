@@ -10,13 +10,13 @@
 use std::collections::{HashSet, VecDeque};
 
 use crate::wire::Errno;
-use rmap::client::{Event, Failure, OPS_MAX, PARKED_MAX, PageRun, Refused, Token};
+use rmap::client::{Event, Failure, OPS_MAX, PageRun, QUEUED_READS_MAX, Refused, Token};
 use rmap::units::{PAGE_SIZE, Page, PageNo};
 
 /// Pieces under way that write: as many as a client has operations. Each has room for a page.
 const WRITES_MAX: usize = OPS_MAX;
 /// Those that read: as many as the client may take, its operations and what waits there for silent servers.
-const READS_MAX: usize = OPS_MAX + PARKED_MAX;
+const READS_MAX: usize = OPS_MAX + QUEUED_READS_MAX;
 /// Neither WRITE, nor what else writes, nor reads that ask somebody have more of the client's operations than this, or others would
 /// wait for them.
 const ONE_KIND_MAX: usize = OPS_MAX - OPS_MAX / 4;
@@ -59,8 +59,8 @@ pub trait Pages {
     /// # Errors
     /// Nothing was asked.
     fn confirm(&mut self, token: Token) -> Result<(), Refused>;
-    /// Reads that wait for a silent server, and keep no place from others.
-    fn parked(&self) -> usize;
+    /// Reads that wait for a silent server, and keep no slot from others.
+    fn queued(&self) -> usize;
     /// How many pages from `page` on, at most `max`, are alike in being holes or not.
     fn run(&self, page: PageNo, max: u64) -> PageRun;
 }
@@ -462,8 +462,8 @@ impl Disk {
 
     fn free_read(&self, id: usize, pages: &impl Pages) -> Result<usize, Later> {
         // Of those that wait for silent servers, as many as can be may be reads for writes.
-        let parked = pages.parked().saturating_sub(self.fetching);
-        let asking = (READS_MAX - self.free_reads.len()).saturating_sub(parked);
+        let queued = pages.queued().saturating_sub(self.fetching);
+        let asking = (READS_MAX - self.free_reads.len()).saturating_sub(queued);
         let may_begin = asking < ONE_KIND_MAX && self.requests[id].pieces < PIECES_A_READ;
         self.free_reads.last().filter(|_| may_begin).copied().ok_or(Later::Wait)
     }

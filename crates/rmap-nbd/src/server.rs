@@ -23,7 +23,7 @@ use rmap_io::net::{UdpClient, Wait};
 
 /// Clients at a time: the copies of nbdcopy, QEMU's or the kernel's connections, and some to look on.
 pub const CONNECTIONS_MAX: usize = 32;
-/// A client that has not agreed on an export by then goes: it takes another's place.
+/// A client that has not agreed on an export by then goes: it takes another's slot.
 const NEGOTIATION_MAX: Duration = Duration::from_secs(60);
 /// When it is asked to stop, what clients have asked for by then is done and answered, if it takes no longer than this.
 const LAST_REQUESTS: Duration = Duration::from_secs(1);
@@ -35,7 +35,7 @@ const GIVING_BACK: Duration = Duration::from_secs(1);
 /// after a round with much to do. A fifth of [`FAIL_AFTER_MIN`](rmap::client::FAIL_AFTER_MIN).
 const HEAR_EVERY: Duration = Duration::from_millis(1);
 /// New servers may wait so long.
-const TEND_EVERY: Duration = Duration::from_secs(1);
+const MAINTAIN_EVERY: Duration = Duration::from_secs(1);
 /// Where so many pages are under way, requests and answers come in bursts, and some more of a burst is let come before the next look:
 /// a client sends its requests in a row, and each of them was worth a look and a message to a server (measured at depth 32: 76,000 of
 /// each a second for 116,000 requests).
@@ -128,8 +128,8 @@ impl Pages for Space<'_> {
         self.client.confirm(self.now, self.space, token)
     }
 
-    fn parked(&self) -> usize {
-        self.client.parked()
+    fn queued(&self) -> usize {
+        self.client.queued()
     }
 
     fn run(&self, page: PageNo, max: u64) -> PageRun {
@@ -224,19 +224,23 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
 
     /// Serves until `stop` becomes readable, or somebody else owns the space. What clients have asked for by then is done first, as
     /// far as there is time. About once a second the pool's client is
-    /// handed to `tend`, to make servers known that have come since; it must not wait for anything.
+    /// handed to `maintain`, to make servers known that have come since; it must not wait for anything.
     ///
     /// # Errors
     /// The pool's socket or the system's waiting is broken.
-    pub fn run(&mut self, stop: BorrowedFd<'_>, mut tend: impl FnMut(&mut Client, Time)) -> Result<Ended, ServerError> {
+    pub fn run(
+        &mut self,
+        stop: BorrowedFd<'_>,
+        mut maintain: impl FnMut(&mut Client, Time),
+    ) -> Result<Ended, ServerError> {
         watch(&self.epoll, &stop, STOP)?;
         let mut ready = Vec::with_capacity(CONNECTIONS_MAX + OTHERS);
-        let mut tended_at = Instant::now();
+        let mut maintained_at = Instant::now();
         loop {
-            if tended_at.elapsed() >= TEND_EVERY {
+            if maintained_at.elapsed() >= MAINTAIN_EVERY {
                 let now = self.pool.now();
-                tend(&mut self.pool.client, now);
-                tended_at = Instant::now();
+                maintain(&mut self.pool.client, now);
+                maintained_at = Instant::now();
             }
             if let Some(spares) = &self.spares {
                 spares.top_up(&mut self.pool.client);
@@ -255,7 +259,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
                 match event.data.u64() {
                     STOP => self.finish(stop),
                     LISTENER => self.accept(),
-                    POOL => self.hear()?,
+                    POOL => self.receive()?,
                     client => self.mark_ready(client as usize, event.flags),
                 }
             }
@@ -272,7 +276,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
         }
         loop {
             if self.heard_at.elapsed() >= HEAR_EVERY {
-                self.hear()?;
+                self.receive()?;
             }
             let due = self.pool.expire();
             // What came of a timeout or of the control plane is to be answered, and nothing else would wake us for it.
@@ -298,7 +302,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
     }
 
     /// Takes in what servers have sent.
-    fn hear(&mut self) -> Result<(), ServerError> {
+    fn receive(&mut self) -> Result<(), ServerError> {
         self.pool.turn().map_err(ServerError::Pool)?;
         self.heard_at = Instant::now();
         Ok(())
@@ -318,7 +322,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
     /// Lets some more of a burst come. Who is to sleep at once is not to burn CPU time either.
     fn gather(&mut self, since: Instant) {
         // What waits for silent servers brings no burst.
-        let pages = self.disk.pages_under_way().saturating_sub(self.pool.client.parked());
+        let pages = self.disk.pages_under_way().saturating_sub(self.pool.client.queued());
         if pages < GATHER_FROM || self.wait.spin < GATHER_MAX || since < self.gathers_from {
             return;
         }
@@ -369,18 +373,18 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
 
     fn admit(&mut self, fd: OwnedFd) {
         // One more than there are places is closed at once, which its program reports.
-        let Some(place) = self.clients.iter().position(Option::is_none) else { return };
+        let Some(slot) = self.clients.iter().position(Option::is_none) else { return };
         let watched = EventFlags::IN;
-        if epoll::add(&self.epoll, &fd, EventData::new_u64(place as u64), watched).is_ok() {
+        if epoll::add(&self.epoll, &fd, EventData::new_u64(slot as u64), watched).is_ok() {
             let connection = Connection::default();
             let since = Instant::now();
             let (readable, broken, is_unwatched) = (false, false, false);
-            self.clients[place] = Some(Peer { fd, connection, since, watched, readable, broken, is_unwatched });
+            self.clients[slot] = Some(Peer { fd, connection, since, watched, readable, broken, is_unwatched });
         }
     }
 
-    fn mark_ready(&mut self, place: usize, flags: EventFlags) {
-        if let Some(Some(client)) = self.clients.get_mut(place) {
+    fn mark_ready(&mut self, slot: usize, flags: EventFlags) {
+        if let Some(Some(client)) = self.clients.get_mut(slot) {
             client.readable |= flags.intersects(EventFlags::IN);
             // Without a reader there is nobody to answer; what was sent before it closed is read first.
             client.broken |=
@@ -398,9 +402,9 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
             let mut pages = Space { client: &mut self.pool.client, space: self.space, now };
             let mut any = false;
             for step in 0..CONNECTIONS_MAX {
-                let place = (self.turn + step) % CONNECTIONS_MAX;
-                if let Some(peer) = &mut self.clients[place] {
-                    peer.connection.advance(place, &self.offer, &mut self.disk, &mut pages);
+                let slot = (self.turn + step) % CONNECTIONS_MAX;
+                if let Some(peer) = &mut self.clients[slot] {
+                    peer.connection.advance(slot, &self.offer, &mut self.disk, &mut pages);
                 }
             }
             self.disk.run(&mut pages);
@@ -421,30 +425,30 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
             }
         }
         let mut work = if self.disk.has_more() { Work::Left } else { Work::Done };
-        for place in 0..CONNECTIONS_MAX {
-            let Some(client) = &mut self.clients[place] else { continue };
+        for slot in 0..CONNECTIONS_MAX {
+            let Some(client) = &mut self.clients[slot] else { continue };
             // A request that waited for room in the output can begin once that is empty, and nothing would wake us for it: the
             // socket is not watched for being writable any more.
             if client.send() == Sent::TheLast && client.connection.has_input() {
                 work = Work::Left;
             }
-            // What a client asked for before it said that it goes is done, whether it waits for that or not. It keeps its place until
-            // then, so that no client leaves more behind than it may have under way.
+            // What a client asked for before it said that it goes is done, whether it waits for that or not. It keeps
+            // its slot until then, so that no client leaves more behind than it may have under way.
             if client.connection.is_over() || (client.broken && !client.connection.is_leaving()) {
-                self.hang_up(place);
+                self.hang_up(slot);
             } else if client.broken {
                 client.unwatch(&self.epoll);
             } else {
-                client.rewatch(&self.epoll, place);
+                client.rewatch(&self.epoll, slot);
             }
         }
         work
     }
 
-    fn hang_up(&mut self, place: usize) {
-        if let Some(client) = self.clients[place].take() {
+    fn hang_up(&mut self, slot: usize) {
+        if let Some(client) = self.clients[slot].take() {
             let _ = epoll::delete(&self.epoll, &client.fd);
-            self.disk.abandon(place);
+            self.disk.abandon(slot);
         }
     }
 
@@ -457,10 +461,10 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
         if self.next_deadline().is_none_or(|at| at > Instant::now()) {
             return;
         }
-        for place in 0..CONNECTIONS_MAX {
+        for slot in 0..CONNECTIONS_MAX {
             let slow = |client: &Peer| client.connection.is_negotiating() && client.since.elapsed() >= NEGOTIATION_MAX;
-            if self.clients[place].as_ref().is_some_and(slow) {
-                self.hang_up(place);
+            if self.clients[slot].as_ref().is_some_and(slow) {
+                self.hang_up(slot);
             }
         }
     }
@@ -525,12 +529,12 @@ impl Peer {
         }
     }
 
-    fn rewatch(&mut self, epoll: &OwnedFd, place: usize) {
+    fn rewatch(&mut self, epoll: &OwnedFd, slot: usize) {
         let mut wanted = EventFlags::empty();
         wanted.set(EventFlags::IN, self.connection.wants_input());
         wanted.set(EventFlags::OUT, !self.connection.output().is_empty());
         if wanted != self.watched {
-            self.broken |= epoll::modify(epoll, &self.fd, EventData::new_u64(place as u64), wanted).is_err();
+            self.broken |= epoll::modify(epoll, &self.fd, EventData::new_u64(slot as u64), wanted).is_err();
             self.watched = wanted;
         }
     }

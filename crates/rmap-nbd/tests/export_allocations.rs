@@ -136,15 +136,15 @@ fn export(
     let about = Export { name: "disk".to_owned(), space, size: SLABS * SLAB_BYTES, read_only: false };
     let mut exporter = Exporter::new(client, about, Listener::unix(path).unwrap(), Wait::BLOCK).unwrap();
     let (stop, stopped) = UnixStream::pair().unwrap();
-    let (tell, views) = mpsc::channel();
-    let tend = move |client: &mut Client, _: Time| {
+    let (report, views) = mpsc::channel();
+    let maintain = move |client: &mut Client, _: Time| {
         unwatched(|| {
             let down = client.reach().filter(|(_, reach)| *reach != Reach::Up).count();
             // Nobody listens at the end.
-            let _ = tell.send((client.in_sync(space), down, client.groups_with_parity(space)));
+            let _ = report.send((client.in_sync(space), down, client.groups_with_parity(space)));
         });
     };
-    let run = move || watching(|| exporter.run(stopped.as_fd(), tend).unwrap());
+    let run = move || watching(|| exporter.run(stopped.as_fd(), maintain).unwrap());
     (std::thread::spawn(run), stop, views)
 }
 

@@ -24,7 +24,7 @@
 //! | `leftovers`, `ledger` | what earlier owners left; versions of pages that depend on parity |
 //! | `redundancy` | copies in the making, looks at all pages, slabs without content, room that servers keep |
 //! | `parity` | pages that are put together from others; groups that get parity or lose it |
-//! | `exchange`, `ops`, `tables`, `parked`, `confirm` | requests; callers' operations; tables of versions; waiting reads; confirmations |
+//! | `exchange`, `ops`, `tables`, `queued`, `confirm` | requests; callers' operations; tables of versions; waiting reads; confirmations |
 //! | `peers`, `spaces` | servers and their sessions; spaces and their slabs: `Client` itself |
 //!
 //! # When something fails
@@ -57,9 +57,9 @@ mod ops;
 mod outcome;
 mod pages;
 mod parity;
-mod parked;
 mod peer;
 mod questions;
+mod read_queue;
 mod receive;
 mod redundancy;
 mod repair;
@@ -93,9 +93,9 @@ pub use outcome::{
     ClientError, Event, FAIL_AFTER_MIN, Failure, OPS_MAX, Refused, SPACES_MAX, SpaceRef, SpaceSpec, Token,
 };
 pub use parity::ParityView;
-pub use parity::standing::{Standing, standings};
-pub use parked::PARKED_MAX;
+pub use parity::status::{SlabStatus, slab_statuses};
 pub use peer::{Drain, Reach};
+pub use read_queue::QUEUED_READS_MAX;
 pub use reserve::Reserved;
 pub use scrub::SCRUB_PASS;
 pub use sealed::{KEEP_AFTER, Tenure};
@@ -116,9 +116,9 @@ use leftovers::Leftovers;
 use load::LoadWatch;
 use ops::Ops;
 use parity::Parity;
-use parked::Parking;
 use peer::{Peer, PeerSet};
 use questions::Questions;
+use read_queue::ReadQueue;
 use redundancy::Redundancy;
 use slab::Space;
 use tables::Tables;
@@ -134,7 +134,7 @@ pub struct Client {
     spaces: List<SpaceIndex, Space>,
     exchanges: Exchanges,
     ops: Ops,
-    parking: Parking,
+    read_queue: ReadQueue,
     confirms: Confirms,
     redundancy: Redundancy,
     parity: Parity,
@@ -171,7 +171,7 @@ impl Client {
             spaces: List::default(),
             exchanges,
             ops,
-            parking: Parking::default(),
+            read_queue: ReadQueue::default(),
             confirms: Confirms::default(),
             redundancy: Redundancy::new(),
             parity: Parity::new(),

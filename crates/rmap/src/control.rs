@@ -10,7 +10,7 @@ use crate::units::{Generation, ServerId, SlabNo, SpaceId, Version};
 /// Copies of a slab: two, and a third while one is being replaced.
 pub const REPLICAS_MAX: usize = 3;
 
-/// A copy of a slab at a server. The grant tells it from earlier ones at the same place.
+/// A copy of a slab at a server. The grant tells it from earlier ones at the same slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replica {
     pub server: ServerId,
@@ -79,7 +79,7 @@ pub enum ControlRequest {
 
 impl ControlRequest {
     /// What it is about. A client asks one thing at a time about each.
-    pub fn place(&self) -> (SpaceId, Option<SlabNo>) {
+    pub fn subject(&self) -> (SpaceId, Option<SlabNo>) {
         match self {
             ControlRequest::Change(change) => (change.space, Some(change.slab)),
             ControlRequest::Look { space }

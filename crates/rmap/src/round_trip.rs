@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// TCP's floor of 200 ms is what makes incast cost 90 % of the throughput (Vasudevan et al., SIGCOMM 2009).
+/// TCP's minimum of 200 ms is what makes incast cost 90 % of the throughput (Vasudevan et al., SIGCOMM 2009).
 pub const RTO_MIN: Duration = Duration::from_millis(1);
 
 /// Longer waits would find a server dead that only lost a few datagrams.

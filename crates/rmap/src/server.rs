@@ -1,8 +1,8 @@
 //! The server: lends slabs, holds sealed pages, checks the owner's generation in every request.
 //!
 //! Sans-I/O: a driver hands in datagrams and time and takes out what is to be sent. A [`Server`] is owned by one thread;
-//! where several cores are to work, it is one of several lanes ([`Server::with_lanes`]). Whatever comes from somebody who does
-//! not know the pool's key costs a counter; nothing is allocated for it and nothing answered.
+//! where several cores are to work, it is one of several workers ([`Server::with_workers`]). Whatever comes from
+//! somebody who does not know the pool's key costs a counter; nothing is allocated for it and nothing answered.
 //!
 //! # When something fails
 //!
@@ -11,7 +11,6 @@
 //! generations make late writes harmless. A server never drops a slab by itself; under pressure it asks the owners to.
 
 mod copy;
-mod lanes;
 mod reassembly;
 mod replies;
 mod requests;
@@ -19,6 +18,7 @@ mod sessions;
 mod stats;
 mod store;
 mod tickets;
+mod workers;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -37,18 +37,18 @@ pub use crate::transmit::Transmit;
 pub use crate::units::SLABS_MAX;
 pub use crate::wire::copy::Progress;
 pub use copy::TRANSFERS_MAX;
-pub use lanes::{LANE_BITS, LANE_SHIFT, LANES_MAX, lane_of};
 pub use stats::ServerStats;
 pub use store::{Fault, SpaceUse};
 pub use tickets::{TICKET_LIFE, TICKETS_MAX};
+pub use workers::{WORKER_BITS, WORKER_SHIFT, WORKERS_MAX, worker_of};
 
 use copy::Transfers;
-use lanes::{Identity, LaneNumbers, Shared, State};
 use reassembly::Reassembly;
 use replies::Replies;
 use sessions::{Admission, Hello, Sessions};
 use store::Store;
 use tickets::Tickets;
+use workers::{Identity, Shared, State, WorkerNumbers};
 
 /// Clients whose keys a server admits.
 pub const ADMITTED_MAX: usize = 1024;
@@ -67,8 +67,8 @@ pub struct ServerConfig {
     pub quota: u32,
     /// Must differ from that of every earlier life: random, or a start time.
     pub epoch: BootEpoch,
-    /// Where pages are kept, if that is not memory. Clients then take the server for a last resort: they ask it for a slab
-    /// when every other server declines, and move the slab away as soon as another one has room.
+    /// Where pages are kept, if that is not memory. Clients then take the server for an overflow disk: they ask it for
+    /// a slab when every other server declines, and move the slab away as soon as another one has room.
     pub medium: Option<Box<dyn Medium>>,
 }
 
@@ -81,15 +81,15 @@ pub enum ConfigError {
     Memory { slabs: usize },
     #[error("{clients} admitted clients: at most {ADMITTED_MAX}")]
     Admitted { clients: usize },
-    #[error("{lanes} lanes: give 1 to {LANES_MAX}")]
-    Lanes { lanes: usize },
+    #[error("{workers} workers: give 1 to {WORKERS_MAX}")]
+    Workers { workers: usize },
 }
 
-/// A page server, or one lane of it. Unless said otherwise, its methods are about the whole server.
+/// A page server, or one worker of it. Unless said otherwise, its methods are about the whole server.
 #[derive(Debug)]
 pub struct Server {
     shared: Arc<Shared>,
-    lane: usize,
+    worker: usize,
     entropy: SharedEntropy,
     sessions: Sessions,
     reassembly: Reassembly,
@@ -97,7 +97,7 @@ pub struct Server {
     replies: Replies,
     /// Of [`Shared::admissions`], when it was last looked who may stay.
     admissions: u64,
-    /// Of this lane.
+    /// Of this worker.
     stats: ServerStats,
     /// When something last came.
     now: Time,
@@ -109,18 +109,18 @@ impl Server {
     /// # Errors
     /// Limits of [`ServerConfig`].
     pub fn new(config: ServerConfig, entropy: Box<dyn Entropy>) -> Result<Server, ConfigError> {
-        let mut lanes = Server::with_lanes(config, entropy, 1)?;
-        lanes.pop().ok_or(ConfigError::Lanes { lanes: 0 })
+        let mut workers = Server::with_workers(config, entropy, 1)?;
+        workers.pop().ok_or(ConfigError::Workers { workers: 0 })
     }
 
-    /// The same as several lanes, each for a thread. Every datagram goes to the lane that [`lane_of`] says.
+    /// The same as several workers, each for a thread. Every datagram goes to the worker that [`worker_of`] says.
     ///
     /// # Errors
-    /// Limits of [`ServerConfig`], and [`LANES_MAX`].
-    pub fn with_lanes(
+    /// Limits of [`ServerConfig`], and [`WORKERS_MAX`].
+    pub fn with_workers(
         mut config: ServerConfig,
         entropy: Box<dyn Entropy>,
-        lanes: usize,
+        workers: usize,
     ) -> Result<Vec<Server>, ConfigError> {
         if config.slabs == 0 || config.slabs > SLABS_MAX {
             return Err(ConfigError::Slabs { slabs: config.slabs });
@@ -128,10 +128,10 @@ impl Server {
         if config.admitted.len() > ADMITTED_MAX {
             return Err(ConfigError::Admitted { clients: config.admitted.len() });
         }
-        if lanes == 0 || lanes > LANES_MAX {
-            return Err(ConfigError::Lanes { lanes });
+        if workers == 0 || workers > WORKERS_MAX {
+            return Err(ConfigError::Workers { workers });
         }
-        let is_last_resort = config.medium.is_some();
+        let is_overflow_disk = config.medium.is_some();
         let store = Store::new(config.slabs, config.slab_size, config.quota, config.medium.take())
             .ok_or(ConfigError::Memory { slabs: config.slabs })?;
         let state = State {
@@ -143,26 +143,26 @@ impl Server {
             drain_asked_by: None,
         };
         let ServerConfig { id, keys, pool, slab_size, epoch, .. } = config;
-        let shared = Shared::new(Identity { id, keys, pool, slab_size, epoch, is_last_resort }, state, lanes);
+        let shared = Shared::new(Identity { id, keys, pool, slab_size, epoch, is_overflow_disk }, state, workers);
         let entropy = SharedEntropy::new(entropy);
-        let lane = |lane| Server {
+        let worker = |worker| Server {
             shared: Arc::clone(&shared),
-            lane,
+            worker,
             entropy: entropy.clone(),
-            sessions: Sessions::new(lane),
+            sessions: Sessions::new(worker),
             reassembly: Reassembly::new(),
-            transfers: Transfers::new(lane),
+            transfers: Transfers::new(worker),
             replies: Replies::new(),
             admissions: shared.admissions(),
             stats: ServerStats::default(),
             now: Time::default(),
         };
-        Ok((0..lanes).map(lane).collect())
+        Ok((0..workers).map(worker).collect())
     }
 
-    /// The number of this lane.
-    pub fn lane(&self) -> usize {
-        self.lane
+    /// The number of this worker.
+    pub fn worker(&self) -> usize {
+        self.worker
     }
 
     /// Takes a datagram in; decrypts it in place.
@@ -231,13 +231,13 @@ impl Server {
         }
         let transmit = self.poll_reply(out).or_else(|| self.transfers.poll_transmit(self.now, &self.shared, out));
         if transmit.is_none() {
-            self.shared.publish(self.lane, self.own_numbers());
+            self.shared.publish(self.worker, self.own_numbers());
         }
         transmit
     }
 
-    fn own_numbers(&self) -> LaneNumbers {
-        LaneNumbers { stats: self.stats, sessions: self.sessions.count() }
+    fn own_numbers(&self) -> WorkerNumbers {
+        WorkerNumbers { stats: self.stats, sessions: self.sessions.count() }
     }
 
     /// How short of memory the host is; in every reply from now on. A server that is about to end stays at orange.
@@ -257,7 +257,8 @@ impl Server {
     }
 
     /// One step towards the memory that the pressure allows: from orange on, a free slab's memory goes back to the host;
-    /// without pressure, one is taken again. To be called every now and then, by one lane. `false` if there was nothing to do.
+    /// without pressure, one is taken again. To be called every now and then, by one worker. `false` if there was
+    /// nothing to do.
     pub fn adjust_memory(&mut self) -> bool {
         let mut state = self.shared.state();
         match state.pressure {
@@ -306,9 +307,9 @@ impl Server {
         self.shared.state().drain_asked_by
     }
 
-    /// Of all lanes; of others as it was when they last had nothing to send.
+    /// Of all workers; of others as it was when they last had nothing to send.
     pub fn stats(&self) -> ServerStats {
-        self.shared.sum(self.lane, self.own_numbers()).stats
+        self.shared.sum(self.worker, self.own_numbers()).stats
     }
 
     pub fn id(&self) -> ServerId {

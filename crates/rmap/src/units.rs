@@ -151,7 +151,7 @@ impl SlabSize {
         u32::try_from(page.0 >> self.0.trailing_zeros()).ok().map(SlabNo)
     }
 
-    /// The place of a page in its slab.
+    /// The index of a page in its slab.
     pub fn index(self, page: PageNo) -> usize {
         (page.0 & u64::from(self.0 - 1)) as usize
     }

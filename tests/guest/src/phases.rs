@@ -275,9 +275,9 @@ mod tests {
     fn steps_scatter_without_collisions() {
         for pages in [1, 2, 3, 100, 256, 997, 4096] {
             let step = coprime_step(pages);
-            let mut places: Vec<_> = (0..pages).map(|rank| rank * step % pages).collect();
-            places.sort_unstable();
-            assert_eq!(places, (0..pages).collect::<Vec<_>>());
+            let mut pages_of_ranks: Vec<_> = (0..pages).map(|rank| rank * step % pages).collect();
+            pages_of_ranks.sort_unstable();
+            assert_eq!(pages_of_ranks, (0..pages).collect::<Vec<_>>());
         }
     }
 

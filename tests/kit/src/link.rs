@@ -85,11 +85,11 @@ impl Ethernet {
         run("ip", &["-n", ETHERNET_SERVER, "link", "set", "lo", "mtu", "1500", "up"])?;
         let there = ["type", "veth", "peer", "name", DEVICE, "netns", ETHERNET_SERVER];
         run("ip", &[&["link", "add", ETHERNET_DEVICE], &there[..]].concat())?;
-        for (place, device, addr) in
+        for (namespace, device, addr) in
             [(&[][..], ETHERNET_DEVICE, ETHERNET_HERE), (&["-n", ETHERNET_SERVER], DEVICE, ETHERNET_ADDR)]
         {
-            run("ip", &[place, &["addr", "add", &format!("{addr}/24"), "dev", device]].concat())?;
-            run("ip", &[place, &["link", "set", device, "up"]].concat())?;
+            run("ip", &[namespace, &["addr", "add", &format!("{addr}/24"), "dev", device]].concat())?;
+            run("ip", &[namespace, &["link", "set", device, "up"]].concat())?;
         }
         Ok(Ethernet { _end: end })
     }

@@ -183,9 +183,9 @@ mod tests {
     /// Set in the process that a test starts to be killed.
     const VICTIM_ENV: &str = "PAGODA_TUNED_VICTIM";
 
-    struct Place(PathBuf);
+    struct TestDir(PathBuf);
 
-    impl Place {
+    impl TestDir {
         fn new(name: &str) -> Self {
             let dir = std::env::temp_dir().join(format!("pagoda-tuned-{}-{name}", std::process::id()));
             fs::create_dir_all(&dir).unwrap();
@@ -213,7 +213,7 @@ mod tests {
         }
     }
 
-    impl Drop for Place {
+    impl Drop for TestDir {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.0);
         }
@@ -221,17 +221,17 @@ mod tests {
 
     #[test]
     fn the_last_user_puts_back_what_the_first_found() {
-        let place = Place::new("last");
-        let first = place.begin(&["thp", "no such setting"]);
-        place.set("thp", "always");
+        let test_dir = TestDir::new("last");
+        let first = test_dir.begin(&["thp", "no such setting"]);
+        test_dir.set("thp", "always");
         // A run beside it finds tuned values, and does not take them for originals.
-        let second = place.begin(&["thp", "maps"]);
-        place.set("maps", "1000000");
+        let second = test_dir.begin(&["thp", "maps"]);
+        test_dir.set("maps", "1000000");
         drop(first);
-        assert_eq!((place.get("thp"), place.get("maps")), ("always".into(), "1000000".into()), "still in use");
+        assert_eq!((test_dir.get("thp"), test_dir.get("maps")), ("always".into(), "1000000".into()), "still in use");
         drop(second);
-        assert_eq!((place.get("thp"), place.get("maps")), ("madvise".into(), "65530".into()));
-        assert!(!place.has_record());
+        assert_eq!((test_dir.get("thp"), test_dir.get("maps")), ("madvise".into(), "65530".into()));
+        assert!(!test_dir.has_record());
     }
 
     #[test]
@@ -243,36 +243,36 @@ mod tests {
             process::kill(std::process::id()).unwrap();
             unreachable!("killed");
         }
-        let place = Place::new("killed");
-        let killed = |place: &Place| {
+        let test_dir = TestDir::new("killed");
+        let killed = |test_dir: &TestDir| {
             let name = "tuned::tests::a_killed_user_is_cleaned_up_after";
             let mut victim = Command::new(std::env::current_exe().unwrap());
-            let status = victim.args(["--exact", name]).env(VICTIM_ENV, &place.0).status().unwrap();
+            let status = victim.args(["--exact", name]).env(VICTIM_ENV, &test_dir.0).status().unwrap();
             assert_eq!(status.signal(), Some(9));
-            assert_eq!(place.get("thp"), "always");
-            assert!(place.has_record());
+            assert_eq!(test_dir.get("thp"), "always");
+            assert!(test_dir.has_record());
         };
         // Alone: the next user puts it back before it begins.
-        killed(&place);
-        let next = place.begin(&["maps"]);
-        assert_eq!(place.get("thp"), "madvise");
+        killed(&test_dir);
+        let next = test_dir.begin(&["maps"]);
+        assert_eq!(test_dir.get("thp"), "madvise");
         // Beside another: the other, as the last, does.
-        killed(&place);
+        killed(&test_dir);
         drop(next);
-        assert_eq!(place.get("thp"), "madvise");
-        assert!(!place.has_record());
+        assert_eq!(test_dir.get("thp"), "madvise");
+        assert!(!test_dir.has_record());
     }
 
     #[test]
     fn what_is_not_ours_is_not_believed() {
-        let place = Place::new("trap");
-        let target = place.0.join("target");
+        let test_dir = TestDir::new("trap");
+        let target = test_dir.0.join("target");
         fs::write(&target, "").unwrap();
-        std::os::unix::fs::symlink(&target, place.0.join(RECORD)).unwrap();
-        assert!(Tuned::begin_in(&place.0, []).is_err(), "a link is not followed");
-        fs::remove_file(place.0.join(RECORD)).unwrap();
-        fs::write(place.0.join(RECORD), "no tab in here\n").unwrap();
-        let error = Tuned::begin_in(&place.0, []).unwrap_err();
+        std::os::unix::fs::symlink(&target, test_dir.0.join(RECORD)).unwrap();
+        assert!(Tuned::begin_in(&test_dir.0, []).is_err(), "a link is not followed");
+        fs::remove_file(test_dir.0.join(RECORD)).unwrap();
+        fs::write(test_dir.0.join(RECORD), "no tab in here\n").unwrap();
+        let error = Tuned::begin_in(&test_dir.0, []).unwrap_err();
         assert!(error.to_string().contains("delete it"), "{error}");
     }
 

@@ -48,12 +48,12 @@ impl Libvirt {
     /// Not installed, not root, or it does not answer.
     pub fn start(dir: &Path) -> Result<Self> {
         let mut script = String::from("set -e; mount --make-rprivate /; ");
-        for (name, place) in DIRECTORIES {
+        for (name, target) in DIRECTORIES {
             let ours = dir.join(name);
             fs::create_dir_all(&ours).with_context(|| format!("make {}", ours.display()))?;
             // Made by libvirt's package, except those in /run, which may not be there yet.
-            fs::create_dir_all(place).with_context(|| format!("make {place}"))?;
-            script += &format!("mount --bind '{}' {place}; ", ours.display());
+            fs::create_dir_all(target).with_context(|| format!("make {target}"))?;
+            script += &format!("mount --bind '{}' {target}; ", ours.display());
         }
         fs::write(dir.join("etc/qemu.conf"), QEMU_CONF).context("write qemu.conf")?;
         let conf = dir.join("libvirtd.conf");

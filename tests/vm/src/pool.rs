@@ -39,7 +39,7 @@ pub struct Pool {
     dir: PathBuf,
     servers: Mutex<Vec<Option<Child>>>,
     /// Where each listens, and its slabs.
-    places: Vec<(String, u64)>,
+    listeners: Vec<(String, u64)>,
 }
 
 impl Pool {
@@ -56,7 +56,7 @@ impl Pool {
     /// # Errors
     /// A server does not start.
     pub fn start_in(dir: &Path, slabs: &[u64], cluster: Option<&str>) -> Result<Pool> {
-        let mut pool = Pool { dir: dir.to_owned(), servers: Mutex::default(), places: Vec::new() };
+        let mut pool = Pool { dir: dir.to_owned(), servers: Mutex::default(), listeners: Vec::new() };
         let key = pool.json(&["pool", "key", "init"])?;
         let key = key["public_key"].as_str().context("the public key")?.to_owned();
         pool.run(&["pool", "key", "add", &key, "--name", "self"])?;
@@ -68,7 +68,7 @@ impl Pool {
             let (server, line) = pool.serve(id, *slabs, "127.0.0.1:0")?;
             list += &format!("{line}\n");
             let addr = line.split_whitespace().nth(1).context("where it listens")?;
-            pool.places.push((addr.to_owned(), *slabs));
+            pool.listeners.push((addr.to_owned(), *slabs));
             pool.lock().push(Some(server));
         }
         if cluster.is_none() {
@@ -175,8 +175,8 @@ impl Pool {
     ///
     /// # Errors
     /// It is gone already.
-    pub fn kill9(&self, place: usize) -> Result<()> {
-        let mut child = self.lock()[place].take().context("a server that runs")?;
+    pub fn kill9(&self, index: usize) -> Result<()> {
+        let mut child = self.lock()[index].take().context("a server that runs")?;
         child.kill().context("kill a server")?;
         child.wait().context("wait for a server").map(drop)
     }
@@ -185,10 +185,10 @@ impl Pool {
     ///
     /// # Errors
     /// It does not start.
-    pub fn restart(&self, place: usize) -> Result<()> {
-        let (listen, slabs) = &self.places[place];
-        let (server, _) = self.serve(place as u32 + 1, *slabs, listen)?;
-        self.lock()[place] = Some(server);
+    pub fn restart(&self, index: usize) -> Result<()> {
+        let (listen, slabs) = &self.listeners[index];
+        let (server, _) = self.serve(index as u32 + 1, *slabs, listen)?;
+        self.lock()[index] = Some(server);
         Ok(())
     }
 
@@ -206,14 +206,14 @@ impl Pool {
     ///
     /// # Errors
     /// It is gone.
-    pub fn pause(&self, place: usize, on: bool) -> Result<()> {
+    pub fn pause(&self, index: usize, on: bool) -> Result<()> {
         let servers = self.lock();
-        let child = servers[place].as_ref().context("a server that runs")?;
+        let child = servers[index].as_ref().context("a server that runs")?;
         let pid = Pid::from_child(child);
         kill_process(pid, if on { Signal::STOP } else { Signal::CONT }).context("signal a server")?;
         if on {
             let state = waitpid(Some(pid), WaitOptions::UNTRACED).context("wait for a server to stop")?;
-            ensure!(state.is_some_and(|(_, status)| status.stopped()), "server {place} has ended");
+            ensure!(state.is_some_and(|(_, status)| status.stopped()), "server {index} has ended");
         }
         Ok(())
     }

@@ -78,7 +78,7 @@ impl Toy {
     /// # Errors
     /// It ended.
     pub fn fill(&self) -> Result<()> {
-        self.tell("fill")?;
+        self.send_line("fill")?;
         self.expect("TOY ready ").map(drop)
     }
 
@@ -87,7 +87,7 @@ impl Toy {
     /// # Errors
     /// It ended.
     pub fn map(&self) -> Result<()> {
-        self.tell("map")?;
+        self.send_line("map")?;
         self.expect("TOY ready ").map(drop)
     }
 
@@ -96,7 +96,7 @@ impl Toy {
     /// # Errors
     /// A page was wrong, or it ended.
     pub fn touch(&self, options: &str) -> Result<Value> {
-        self.tell(&format!("touch {options}"))?;
+        self.send_line(&format!("touch {options}"))?;
         self.end()
     }
 
@@ -106,7 +106,7 @@ impl Toy {
     /// # Errors
     /// It ended.
     pub fn flood(&self, count: u64) -> Result<u64> {
-        self.tell(&format!("flood {count}"))?;
+        self.send_line(&format!("flood {count}"))?;
         self.end()?["sent"].as_u64().context("how often")
     }
 
@@ -124,7 +124,7 @@ impl Toy {
     /// # Errors
     /// It ended.
     pub fn begin(&self, options: &str) -> Result<()> {
-        self.tell(&format!("go --no-latency {options}"))
+        self.send_line(&format!("go --no-latency {options}"))
     }
 
     /// Waits for the end of a run.
@@ -144,7 +144,7 @@ impl Toy {
     /// # Errors
     /// It does not end with success.
     pub fn quit(&self) -> Result<()> {
-        self.tell("quit")?;
+        self.send_line("quit")?;
         let status = crate::wait::until("the end of the toy", crate::wait::HANG, || {
             self.child.lock().unwrap_or_else(PoisonError::into_inner).try_wait().context("look after the toy")
         })?;
@@ -157,7 +157,7 @@ impl Toy {
         self.output.tail()
     }
 
-    fn tell(&self, command: &str) -> Result<()> {
+    fn send_line(&self, command: &str) -> Result<()> {
         let mut input = self.input.lock().unwrap_or_else(PoisonError::into_inner);
         writeln!(input, "{command}").context("write to the toy")
     }

@@ -25,7 +25,7 @@ pub fn vm(resident_mib: u64, counters: &[(&str, u64)]) -> VmInfo {
         counters: counters.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
         latency: BTreeMap::new(),
         tiers: Vec::new(),
-        far: None,
+        remote: None,
         waits: None,
         balloon: None,
         policy: pagoda_api::VmPolicy::default(),

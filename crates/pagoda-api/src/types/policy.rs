@@ -36,9 +36,9 @@ pub struct VmPolicy {
     pub saved_bytes: u64,
     /// `at_ease`, `squeezed`, `pinned`, `blocked`, ... as the policy names it.
     #[serde(default, rename = "standing", alias = "status")]
-    pub standing: String,
+    pub status: String,
     #[serde(default, rename = "standing_since_s", alias = "status_since_s")]
-    pub standing_since_s: u64,
+    pub status_since_s: u64,
 }
 
 /// The host's memory policy; part of [`HostInfo`](super::HostInfo).

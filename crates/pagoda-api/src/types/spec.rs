@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::balloon::check_balloon_target;
 use super::dram::check_dram;
-use super::far::FarRequest;
 use super::kind::VmKind;
+use super::remote::RemoteRequest;
 #[cfg(feature = "clap")]
 use super::terms::option;
 use super::terms::{Sampling, check_min, check_sampling, check_share_group, check_shares};
@@ -44,7 +44,7 @@ pub struct VmSpec {
     /// lost. With copies=2 each page is at two servers, and one of them may die.
     #[serde(rename = "far", alias = "remote", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long = "remote", alias = "far", value_name = "pool:[copies=1|2]"))]
-    pub far: Option<FarRequest>,
+    pub remote: Option<RemoteRequest>,
     /// Why no page of it may ever be evicted, for example a device that does DMA to all of it [default: pages may be]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(skip))]
@@ -116,7 +116,7 @@ impl VmSpec {
         check_min(self.policy.min, self.dram_of(memory_bytes))?;
         self.policy.shares.map_or(Ok(()), check_shares)?;
         self.policy.sampling.map_or(Ok(()), check_sampling)?;
-        self.far.map_or(Ok(()), |far| far.check())?;
+        self.remote.map_or(Ok(()), |remote| remote.check())?;
         self.share_group.as_deref().map_or(Ok(()), check_share_group)?;
         match self.balloon_target {
             Some(_) if kind == VmKind::Plain => Err("a program that is no QEMU has no balloon: give --dram".into()),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args};
 use rmap::client::KEEP_AFTER;
 
-use super::{Place, SPIN_US_MAX};
+use super::{PoolDir, SPIN_US_MAX};
 use crate::units::parse_seconds;
 
 /// Offer a disk to programs that speak NBD, until the signal TERM
@@ -23,7 +23,7 @@ Examples:
   nbd-client -unix /run/scratch.sock /dev/nbd0 -b 4096      on kernels that have nbd")]
 pub struct Export {
     #[command(flatten)]
-    pub place: Place,
+    pub pool_dir: PoolDir,
     pub name: String,
     /// Unix socket to listen at; one that a dead process left is replaced
     #[arg(long, value_name = "PATH")]

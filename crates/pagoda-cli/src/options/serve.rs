@@ -4,9 +4,8 @@ use std::net::{SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
 
 use clap::Args;
-use rmap::server::LANES_MAX;
 
-use super::{Place, SPIN_US_MAX};
+use super::{PoolDir, SPIN_US_MAX};
 use crate::units::parse_size;
 
 /// Lend memory of this machine, until the signal TERM
@@ -25,7 +24,7 @@ Examples:
   systemctl enable --now pagoda-pool          the same, with options in /etc/default/pagoda-pool")]
 pub struct Serve {
     #[command(flatten)]
-    pub place: Place,
+    pub pool_dir: PoolDir,
     /// Memory to lend, such as 32G; 64 MiB of pages take 64.4 MiB (of a disk 64 MiB, and 384 KiB of memory)
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub size: u64,
@@ -88,7 +87,7 @@ pub struct Serve {
 const ANNOUNCE_GROUP: &str = "239.255.82.77:7069";
 
 /// Worker threads of a server.
-const WORKERS_MAX: u64 = LANES_MAX as u64;
+const WORKERS_MAX: u64 = rmap::server::WORKERS_MAX as u64;
 
 /// Where servers listen, unless told otherwise.
 const PORT: u16 = 7070;

@@ -112,8 +112,8 @@ impl Balloon {
         self.moved_at_ms = now_ms;
     }
 
-    /// Follows a target that moves by itself. Unlike [`Balloon::set_target`], which is a wish to be tried at once: a guest
-    /// that fights back, or cannot be asked, is left alone for as long as it would have been.
+    /// Follows a target that moves by itself. Unlike [`Balloon::set_target`], which is a request to be tried at once: a
+    /// guest that fights back, or cannot be asked, is left alone for as long as it would have been.
     pub fn follow_target(&mut self, now_ms: u64, target: Bytes) {
         let target = Bytes(target.0.next_multiple_of(PAGE_SIZE));
         let target = (target < self.memory).then_some(target);
@@ -242,7 +242,7 @@ impl Balloon {
             self.asked = None;
             self.enter(now_ms, Phase::Probing);
         }
-        self.hear(now_ms, sample.stats);
+        self.receive_stats(now_ms, sample.stats);
         if is_first {
             // These statistics may be as old as the VM.
             self.is_alive = false;
@@ -251,7 +251,7 @@ impl Balloon {
     }
 
     /// Takes the guest's statistics, if they are new.
-    fn hear(&mut self, now_ms: u64, stats: Option<GuestStats>) {
+    fn receive_stats(&mut self, now_ms: u64, stats: Option<GuestStats>) {
         let guest = &mut self.guest;
         guest.is_fresh = stats.is_some_and(|new| guest.stats.is_none_or(|old| old.updated_s != new.updated_s));
         let (true, Some(new)) = (guest.is_fresh, stats) else { return };
@@ -343,23 +343,23 @@ impl Balloon {
         }
         let waited_ms = now_ms.saturating_sub(self.asked_at_ms);
         // What the guest could give without paging is no limit where it is to page.
-        let floor = self.floor().filter(|floor| *floor < self.actual || !self.guest.has_swap());
-        let wish = match floor {
-            Some(floor) => self.actual.saturating_sub(self.step).max(floor),
+        let least = self.least().filter(|least| *least < self.actual || !self.guest.has_swap());
+        let wanted = match least {
+            Some(least) => self.actual.saturating_sub(self.step).max(least),
             // Only the rate is left.
             None if self.asked.is_none() || (is_settled && waited_ms >= STEP_SLOW_MS) => {
                 self.actual.saturating_sub(STEP_MIN)
             }
             None => asked,
         };
-        let wish = wish.max(target);
-        if wish < asked || self.asked.is_none() {
+        let wanted = wanted.max(target);
+        if wanted < asked || self.asked.is_none() {
             self.step = match () {
                 () if is_settled => Bytes(self.step.0 * 2).min(STEP_MAX),
                 () if waited_ms >= STEP_SLOW_MS => Bytes(self.step.0 / 2).max(STEP_MIN),
                 () => self.step,
             };
-            self.ask(now_ms, wish.min(asked), out);
+            self.ask(now_ms, wanted.min(asked), out);
         } else if is_settled && self.guest.is_fresh && self.guest.seen_at_ms > self.moved_at_ms {
             // All that was asked is given, and what the guest has said since leaves nothing to ask for.
             self.resist(now_ms, target, Resistance::LowMemory, out);
@@ -496,7 +496,7 @@ impl Balloon {
     }
 
     /// The least memory that leaves the guest its reserve, by its own account. What it gave since then is counted.
-    fn floor(&self) -> Option<Bytes> {
+    fn least(&self) -> Option<Bytes> {
         let available = self.guest.current()?.available;
         Some(self.guest.actual.saturating_sub(available.saturating_sub(reserve(self.memory))))
     }

@@ -468,7 +468,7 @@ fn a_target_that_moves_by_itself_leaves_a_guest_that_resists_alone() {
         assert!(matches!(bench.phase(), Phase::Resisted(_)), "{}", bench.phase());
     }
     assert_eq!(bench.balloon.view().retry_at_ms, retry);
-    // A wish is tried at once.
+    // A request is tried at once.
     bench.balloon.set_target(bench.now_ms, mib(110));
     assert_eq!(bench.phase(), Phase::Inflating);
 }

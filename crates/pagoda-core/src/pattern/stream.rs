@@ -2,7 +2,7 @@
 
 use crate::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
 
-/// A fault this many pages after a place continues it (measured: `adaptive rule`, 2 vCPUs, virtio disk).
+/// A fault this many pages after an entry continues it (measured: `adaptive rule`, 2 vCPUs, virtio disk).
 pub const CONTINUES_WITHIN: u64 = 16;
 /// The price of a whole chunk in single-page faults: 450 us against 25 us, measured on the same machine.
 pub const CHUNK_COST_PAGES: u64 = 18;
@@ -34,7 +34,7 @@ const WINDOW_MIN: u8 = 2;
 pub(super) const WINDOW_MAX: u8 = 4;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct Entry {
     /// The fault count at the last use.
     pub used_at: u32,
     pub sequence: Sequence,
@@ -54,11 +54,11 @@ pub(super) enum Relation {
     Ahead,
 }
 
-impl Place {
-    pub fn new(page: PageIdx, scattered: bool, now: u32) -> Place {
+impl Entry {
+    pub fn new(page: PageIdx, scattered: bool, now: u32) -> Entry {
         let needed = if scattered { RUN_SCATTERED } else { RUN_EARLY };
         let single = Single { low: page, high: page, faults: 1, net: 0, needed };
-        Place { used_at: now, sequence: Sequence::Single(single) }
+        Entry { used_at: now, sequence: Sequence::Single(single) }
     }
 
     pub fn is_whole(&self) -> bool {

@@ -9,10 +9,10 @@
 //! and min-funding revocation takes the next page from the VM that pays least. The active pages are the working set W, as
 //! far as it fits: f = min(P, W) / P. So the divisor is `min(P, W) + k * (P - W)` where P is above W: an idle page costs k
 //! times what an active one costs. It grows with P, rho falls, and the end of all revocation is one price for all: those
-//! pages are kept that are paid best, each VM's n-th page at rho(n). A VM is never below its floor or above its ceiling.
+//! pages are kept that are paid best, each VM's n-th page at rho(n). A VM is never below its min or above its ceiling.
 //!
 //! [`allocate`] finds that end without taking page by page. With x = 1 / rho as the level, each VM's pages are a line in x
-//! between its floor and its ceiling, with a bend at W: water-filling. The level where the sum is the pool is found by a
+//! between its min and its ceiling, with a bend at W: water-filling. The level where the sum is the pool is found by a
 //! sweep over the 3 n ends and bends in order, O(n log n). All numbers are whole, multiplied by the tax's denominators, so
 //! the result is that of the page-by-page process to the page, ties included (`tests.rs` holds it to that).
 //!
@@ -37,8 +37,8 @@ pub struct Claim {
     /// Its weight.
     pub shares: Shares,
     /// It gets no less.
-    pub floor: PageCount,
-    /// It gets no more. At least the floor.
+    pub min: PageCount,
+    /// It gets no more. At least the min.
     pub ceiling: PageCount,
     /// Pages in active use.
     pub working_set: PageCount,
@@ -49,9 +49,9 @@ pub struct Claim {
 pub struct Allocation {
     /// In the order of the claims.
     pub pages: Vec<PageCount>,
-    /// What the floors lack: above 0, everyone has its floor and the pool is overdrawn by this.
+    /// What the mins lack: above 0, everyone has its min and the pool is overdrawn by this.
     pub shortfall: PageCount,
-    /// The price that all pay who are neither at their floor nor at their ceiling.
+    /// The price that all pay who are neither at their min nor at their ceiling.
     pub clearing: Clearing,
 }
 
@@ -62,7 +62,7 @@ pub enum Clearing {
     Free,
     /// The inverse of the price, as a fraction.
     At { num: u128, den: u128 },
-    /// More than anybody pays: there is nothing above the floors.
+    /// More than anybody pays: there is nothing above the mins.
     Nothing,
 }
 
@@ -216,20 +216,21 @@ pub fn price(claim: &Claim, tax: TaxRate, pages: PageCount) -> Price {
 /// lowest. Equal prices are revoked from the later claim first.
 ///
 /// # Panics
-/// A claim has a ceiling below its floor or beyond the limits of [`super::settings`]: they are checked where they are set.
+/// A claim has a ceiling below its min or beyond the limits of [`super::settings`]: they are checked where they are
+/// set.
 pub fn allocate(claims: &[Claim], tax: TaxRate, pool: PageCount) -> Allocation {
     assert!(claims.len() <= VMS_MAX && pool <= POOL_MAX, "beyond the limits of the settings");
-    let sane = |claim: &Claim| claim.floor <= claim.ceiling && claim.ceiling <= MEMORY_MAX;
-    assert!(claims.iter().all(sane), "a claim whose ceiling is below its floor or too high");
-    let floors: PageCount = claims.iter().map(|claim| claim.floor).sum();
+    let sane = |claim: &Claim| claim.min <= claim.ceiling && claim.ceiling <= MEMORY_MAX;
+    assert!(claims.iter().all(sane), "a claim whose ceiling is below its min or too high");
+    let mins: PageCount = claims.iter().map(|claim| claim.min).sum();
     let ceilings: PageCount = claims.iter().map(|claim| claim.ceiling).sum();
     if ceilings <= pool {
         let pages = claims.iter().map(|claim| claim.ceiling).collect();
         return Allocation { pages, shortfall: PageCount::ZERO, clearing: Clearing::Free };
     }
-    if floors >= pool {
-        let pages = claims.iter().map(|claim| claim.floor).collect();
-        return Allocation { pages, shortfall: floors - pool, clearing: Clearing::Nothing };
+    if mins >= pool {
+        let pages = claims.iter().map(|claim| claim.min).collect();
+        return Allocation { pages, shortfall: mins - pool, clearing: Clearing::Nothing };
     }
     let weights = Weights::new(tax);
     let (num, den) = find_level(claims, weights, pool);
@@ -240,14 +241,14 @@ pub fn allocate(claims: &[Claim], tax: TaxRate, pool: PageCount) -> Allocation {
     Allocation { pages, shortfall: PageCount::ZERO, clearing }
 }
 
-/// What a claim is worth at a price that others made: whole pages between its floor and its ceiling.
+/// What a claim is worth at a price that others made: whole pages between its min and its ceiling.
 pub fn pages_at(claim: &Claim, tax: TaxRate, clearing: Clearing) -> PageCount {
     match clearing {
         Clearing::Free => claim.ceiling,
-        Clearing::Nothing => claim.floor,
+        Clearing::Nothing => claim.min,
         Clearing::At { num, den } => {
             let cost = num * u128::from(claim.shares.get()) / den;
-            PageCount(Weights::new(tax).pages_floor(claim, cost).clamp(claim.floor.0, claim.ceiling.0))
+            PageCount(Weights::new(tax).pages_floor(claim, cost).clamp(claim.min.0, claim.ceiling.0))
         }
     }
 }
@@ -258,22 +259,22 @@ fn find_level(claims: &[Claim], weights: Weights, pool: PageCount) -> (u128, u12
     let mut total = Line { at_zero: 0, slope: 0 };
     let mut bends = Vec::with_capacity(3 * claims.len());
     for claim in claims {
-        let floor = weights.constant(claim.floor);
-        total.replace(Line { at_zero: 0, slope: 0 }, floor);
-        if claim.floor == claim.ceiling {
+        let min = weights.constant(claim.min);
+        total.replace(Line { at_zero: 0, slope: 0 }, min);
+        if claim.min == claim.ceiling {
             continue;
         }
         let bend = |pages: PageCount, old, new| Bend { level: weights.level(claim, pages.0), old, new };
         let (active, idle) = (weights.active_line(claim), weights.idle_line(claim));
         let (first, last) = match claim.working_set {
-            set if set <= claim.floor => (idle, idle),
+            set if set <= claim.min => (idle, idle),
             set if set >= claim.ceiling => (active, active),
             set => {
                 bends.push(bend(set, active, idle));
                 (active, idle)
             }
         };
-        bends.push(bend(claim.floor, floor, first));
+        bends.push(bend(claim.min, min, first));
         bends.push(bend(claim.ceiling, last, weights.constant(claim.ceiling)));
     }
     bends.sort_by_key(|bend| bend.level);

@@ -6,7 +6,8 @@ use super::admission::{Admission, Balance, Change, Overhead, Promise, Reservatio
 use super::allocate::{Claim, allocate, pages_at, price};
 use super::error::SettingsError;
 use super::plan::{
-    Balloon, Bound, CeilingReason, FloorReason, Plan, PoolSample, Standing, StuckReason, Terms, VmId, VmPlan, VmSample,
+    Balloon, Bound, CeilingReason, MinReason, Plan, PolicyStatus, PoolSample, StuckReason, Terms, VmId, VmPlan,
+    VmSample,
 };
 use super::settings::{HostSettings, POOL_MAX, Sampling, TaxRate, VMS_MAX, VmSettings};
 use super::state::{Levels, ReclaimState};
@@ -37,8 +38,8 @@ struct Vm {
     proposed: Option<(VmSettings, Overhead)>,
     estimator: Estimator,
     balloon: BalloonWatch,
-    standing: Standing,
-    standing_since_ms: u64,
+    status: PolicyStatus,
+    status_since_ms: u64,
 }
 
 impl Vm {
@@ -171,9 +172,9 @@ impl Policy {
         self.check_new(id)?;
         let overhead = overhead.bounded();
         let estimator = Estimator::new(settings.memory, settings.sampling);
-        let (balloon, standing) = (BalloonWatch::default(), Standing::AtEase);
+        let (balloon, status) = (BalloonWatch::default(), PolicyStatus::AtEase);
         let proposed = None;
-        self.vms.insert(id, Vm { settings, overhead, proposed, estimator, balloon, standing, standing_since_ms: 0 });
+        self.vms.insert(id, Vm { settings, overhead, proposed, estimator, balloon, status, status_since_ms: 0 });
         Ok(())
     }
 
@@ -303,7 +304,7 @@ impl Policy {
         // A ceiling set by demand stays; one set by the cap moves with it.
         let capped = if claim.ceiling >= old.cap { settings.cap } else { claim.ceiling.min(settings.cap) };
         claim.ceiling = capped;
-        claim.floor = settings.min.min(capped);
+        claim.min = settings.min.min(capped);
         Some(allocate(&claims, self.host.tax, *budget).pages[index].max(settings.min))
     }
 
@@ -340,16 +341,16 @@ impl Policy {
         let mut vms = Vec::with_capacity(samples.len());
         for ((sample, terms), kept) in samples.iter().zip(terms).zip(kept) {
             let vm = self.vms.get_mut(&sample.id).expect("samples of unknown VMs were dropped");
-            let (actions, standing) = steps::plan_vm(&situation, &vm.settings, sample, &terms, kept, &mut vm.balloon);
-            if vm.standing != standing {
-                (vm.standing, vm.standing_since_ms) = (standing, now_ms);
+            let (actions, status) = steps::plan_vm(&situation, &vm.settings, sample, &terms, kept, &mut vm.balloon);
+            if vm.status != status {
+                (vm.status, vm.status_since_ms) = (status, now_ms);
             }
             vms.push(VmPlan {
                 id: sample.id,
                 terms,
                 actions,
-                standing,
-                standing_since_ms: vm.standing_since_ms,
+                status,
+                status_since_ms: vm.status_since_ms,
                 balloon_ignored: vm.balloon.is_ignored(now_ms),
             });
         }
@@ -402,14 +403,13 @@ impl Policy {
             let settings = &vm.settings;
             let claim = Claim {
                 shares: settings.shares,
-                floor: settings.min,
+                min: settings.min,
                 ceiling: settings.cap,
                 working_set: settings.memory,
             };
             entitled.push(claim);
             let in_use = (sample.resident + sample.swapped + sample.shared).min(settings.memory);
-            let Bounds { floor, floor_reason, ceiling, ceiling_reason, limit } =
-                bounds(settings, sample.pinned, in_use);
+            let Bounds { min, min_reason, ceiling, ceiling_reason, limit } = bounds(settings, sample.pinned, in_use);
             let estimate = vm.estimator.estimate();
             all.push(Terms {
                 memory: settings.memory,
@@ -419,8 +419,8 @@ impl Policy {
                 entitlement: PageCount::ZERO,
                 estimate,
                 in_use,
-                floor,
-                floor_reason,
+                min,
+                min_reason,
                 ceiling,
                 ceiling_reason,
                 limit,
@@ -439,23 +439,23 @@ impl Policy {
         all
     }
 
-    /// Fills in targets; what the floors lack.
+    /// Fills in targets; what the mins lack.
     fn set_targets(&mut self, terms: &mut [Terms], budget: PageCount) -> PageCount {
         let claims: Vec<Claim> = terms.iter().map(claim_of).collect();
         let allocation = allocate(&claims, self.host.tax, budget);
         for ((terms, claim), &given) in terms.iter_mut().zip(&claims).zip(&allocation.pages) {
-            terms.target = given.max(terms.floor);
+            terms.target = given.max(terms.min);
             terms.lent = terms.target - given;
             terms.price = price(claim, self.host.tax, given);
             terms.bound = match given {
                 given if given == claim.ceiling => Bound::Ceiling,
-                given if given == claim.floor => Bound::Floor,
+                given if given == claim.min => Bound::Min,
                 _ => Bound::Price,
             };
-            let limit = Claim { ceiling: terms.limit.max(claim.floor), ..*claim };
+            let limit = Claim { ceiling: terms.limit.max(claim.min), ..*claim };
             terms.allowance = match terms.bound {
                 Bound::Ceiling => pages_at(&limit, self.host.tax, allocation.clearing).max(terms.target),
-                Bound::Floor | Bound::Price => terms.target,
+                Bound::Min | Bound::Price => terms.target,
             };
         }
         let ids = self.vms.keys().copied().collect::<Vec<_>>();
@@ -497,14 +497,14 @@ impl Policy {
 }
 
 fn claim_of(terms: &Terms) -> Claim {
-    let Terms { shares, floor, ceiling, estimate, .. } = *terms;
-    Claim { shares, floor: floor.min(ceiling), ceiling, working_set: estimate.working_set }
+    let Terms { shares, min, ceiling, estimate, .. } = *terms;
+    Claim { shares, min: min.min(ceiling), ceiling, working_set: estimate.working_set }
 }
 
 /// Between what a VM's target lies.
 struct Bounds {
-    floor: PageCount,
-    floor_reason: FloorReason,
+    min: PageCount,
+    min_reason: MinReason,
     ceiling: PageCount,
     ceiling_reason: CeilingReason,
     /// The ceiling whatever it has touched.
@@ -518,26 +518,26 @@ fn bounds(settings: &VmSettings, pinned: bool, in_use: PageCount) -> Bounds {
         cap if pinned || cap == settings.memory => (settings.memory, CeilingReason::Memory),
         cap => (cap, CeilingReason::Cap),
     };
-    let (floor, floor_reason) = match settings.min {
-        min if pinned && in_use > min => (in_use, FloorReason::Pinned),
-        min => (min, FloorReason::Min),
+    let (min, min_reason) = match settings.min {
+        min if pinned && in_use > min => (in_use, MinReason::Pinned),
+        min => (min, MinReason::Min),
     };
     let (ceiling, ceiling_reason) = match demand {
         demand if demand >= limit => (limit, limit_reason),
         demand => (demand, CeilingReason::Demand),
     };
-    Bounds { floor, floor_reason, ceiling, ceiling_reason, limit }
+    Bounds { min, min_reason, ceiling, ceiling_reason, limit }
 }
 
 /// Min-funding revocation from what is resident down to `pages` in all: what each VM keeps. Nobody loses anything of its
-/// floor, and nobody below its target loses while somebody is above.
+/// min, and nobody below its target loses while somebody is above.
 fn plan_revocation(samples: &[VmSample], terms: &[Terms], tax: TaxRate, pages: PageCount) -> Vec<PageCount> {
     let both = samples.iter().zip(terms);
     let claims: Vec<Claim> = both
         .map(|(sample, terms)| {
             let ceiling = sample.resident.min(terms.memory);
-            let floor = terms.floor.min(ceiling);
-            Claim { shares: terms.shares, floor, ceiling, working_set: terms.estimate.working_set }
+            let min = terms.min.min(ceiling);
+            Claim { shares: terms.shares, min, ceiling, working_set: terms.estimate.working_set }
         })
         .collect();
     allocate(&claims, tax, pages.min(POOL_MAX)).pages

@@ -1,7 +1,7 @@
 //! Why a VM has the memory it has, in words: the terms of its target, one a line.
 
 use super::controller::Policy;
-use super::plan::{Bound, CeilingReason, FloorReason, Plan, Run, Standing, StuckReason, Terms, VmId, VmPlan};
+use super::plan::{Bound, CeilingReason, MinReason, Plan, PolicyStatus, Run, StuckReason, Terms, VmId, VmPlan};
 use super::settings::{SHARES_MAX, Shares, VmSettings};
 use super::state::ReclaimState;
 use crate::units::PageCount;
@@ -40,7 +40,7 @@ pub fn explain(policy: &Policy, plan: &Plan, id: VmId, now_ms: u64) -> Vec<Line>
         ),
         beyond_shares(terms),
         working_set(terms),
-        amount("floor", terms.floor, floor(terms).to_owned()),
+        amount("min", terms.min, min(terms).to_owned()),
         amount("ceiling", terms.ceiling, ceiling(terms).to_owned()),
         words(
             "pays",
@@ -51,7 +51,7 @@ pub fn explain(policy: &Policy, plan: &Plan, id: VmId, now_ms: u64) -> Vec<Line>
             ),
         ),
         words("state", state(plan)),
-        words("standing", standing(vm, now_ms)),
+        words("status", status(vm, now_ms)),
     ];
     if terms.lent > PageCount::ZERO {
         lines.insert(5, amount("lent", terms.lent, "of its min, not used by it and by others until it is".to_owned()));
@@ -81,7 +81,7 @@ fn size(line: &Line) -> String {
 fn because(terms: &Terms) -> String {
     match terms.bound {
         Bound::Ceiling => format!("the ceiling: {}", ceiling(terms)),
-        Bound::Floor => format!("the floor: {}; its shares alone would keep less", floor(terms)),
+        Bound::Min => format!("the min: {}; its shares alone would keep less", min(terms)),
         Bound::Price => "other VMs pay more shares for the next page".to_owned(),
     }
 }
@@ -118,10 +118,10 @@ fn working_set(terms: &Terms) -> Line {
     amount("working set", estimate.working_set, text)
 }
 
-fn floor(terms: &Terms) -> &'static str {
-    match terms.floor_reason {
-        FloorReason::Min => "its min",
-        FloorReason::Pinned => "pinned: what is in DRAM cannot leave",
+fn min(terms: &Terms) -> &'static str {
+    match terms.min_reason {
+        MinReason::Min => "its min",
+        MinReason::Pinned => "pinned: what is in DRAM cannot leave",
     }
 }
 
@@ -144,21 +144,21 @@ fn state(plan: &Plan) -> String {
     };
     let stuck = match plan.stuck {
         None => "",
-        Some((_, StuckReason::NothingToTake)) => "; stuck: every VM is at its floor or pinned",
+        Some((_, StuckReason::NothingToTake)) => "; stuck: every VM is at its min or pinned",
         Some((_, StuckReason::BalloonsDoNotMove)) => "; stuck: balloons do not move",
         Some((_, StuckReason::PageOutDoesNotMove)) => "; stuck: page-out has no effect",
     };
     format!("{}: {meaning}; {free} free{stuck}", plan.state)
 }
 
-fn standing(vm: &VmPlan, now_ms: u64) -> String {
-    let text = match vm.standing {
-        Standing::AtEase => "at ease: nothing is kept from it",
-        Standing::Squeezed => "squeezed: it has less than it would use",
-        Standing::Blocked => "blocked: stopped until memory is found",
-        Standing::Pinned => "pinned: it cannot be paged out",
+fn status(vm: &VmPlan, now_ms: u64) -> String {
+    let text = match vm.status {
+        PolicyStatus::AtEase => "at ease: nothing is kept from it",
+        PolicyStatus::Squeezed => "squeezed: it has less than it would use",
+        PolicyStatus::Blocked => "blocked: stopped until memory is found",
+        PolicyStatus::Pinned => "pinned: it cannot be paged out",
     };
-    format!("{text}, for {} s", now_ms.saturating_sub(vm.standing_since_ms) / 1000)
+    format!("{text}, for {} s", now_ms.saturating_sub(vm.status_since_ms) / 1000)
 }
 
 fn actions(vm: &VmPlan) -> Vec<Line> {
@@ -183,7 +183,7 @@ fn more(policy: &Policy, vm: &VmPlan, settings: &VmSettings) -> String {
         (Bound::Ceiling, CeilingReason::Memory) => "it has all the guest can see".to_owned(),
         (Bound::Ceiling, CeilingReason::Cap) => format!("raise its DRAM cap of {}", settings.cap.bytes()),
         (Bound::Ceiling, CeilingReason::Demand) => "nothing: it gets more when it uses more".to_owned(),
-        (Bound::Floor | Bound::Price, _) => {
+        (Bound::Min | Bound::Price, _) => {
             let doubled = Shares::new((settings.shares.get() * 2).min(SHARES_MAX)).unwrap_or(settings.shares);
             let with = VmSettings { shares: doubled, ..settings.clone() };
             let shares = policy.what_if(vm.id, &with).map_or_else(String::new, |target| {

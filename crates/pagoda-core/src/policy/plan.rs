@@ -49,9 +49,9 @@ pub struct VmSample {
     pub pinned: bool,
 }
 
-/// What a VM's floor is.
+/// What a VM's min is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FloorReason {
+pub enum MinReason {
     /// Its guarantee.
     Min,
     /// What is in DRAM cannot leave.
@@ -75,7 +75,7 @@ pub enum Bound {
     /// It has all it may have or asks for.
     Ceiling,
     /// Its guarantee is all that is left to it: its shares would buy less.
-    Floor,
+    Min,
     /// Other VMs pay more for the next page.
     Price,
 }
@@ -98,10 +98,10 @@ pub struct Terms {
     /// Pages it has ever touched and still has: in DRAM, in swap or shared.
     pub in_use: PageCount,
     /// It gets no less.
-    pub floor: PageCount,
+    pub min: PageCount,
     /// Why.
-    pub floor_reason: FloorReason,
-    /// It gets no more, its floor excepted.
+    pub min_reason: MinReason,
+    /// It gets no more, its min excepted.
     pub ceiling: PageCount,
     /// Why.
     pub ceiling_reason: CeilingReason,
@@ -109,9 +109,9 @@ pub struct Terms {
     pub limit: PageCount,
     /// What it pays for its target: adjusted shares per page (section 5.2).
     pub price: Price,
-    /// What it shall have. At least its floor.
+    /// What it shall have. At least its min.
     pub target: PageCount,
-    /// The part of the floor that it does not use, and that others have until it does ("unused reservations are not
+    /// The part of the min that it does not use, and that others have until it does ("unused reservations are not
     /// wasted", section 6.2). All targets less what is lent fit the budget.
     pub lent: PageCount,
     /// What it may grow to at today's price before anybody asks again: the target, or more where only its demand bounds it.
@@ -144,7 +144,7 @@ pub struct VmActions {
 
 /// How a VM stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum PolicyStatus {
     /// Nothing is kept from it.
     AtEase,
     /// It has, or shall have, less than it would use.
@@ -165,9 +165,9 @@ pub struct VmPlan {
     /// What to do.
     pub actions: VmActions,
     /// How it stands.
-    pub standing: Standing,
+    pub status: PolicyStatus,
     /// Since when, on the clock of [`PoolSample::now_ms`].
-    pub standing_since_ms: u64,
+    pub status_since_ms: u64,
     /// Its balloon was asked to grow and has not for a while; it is paged out instead.
     pub balloon_ignored: bool,
 }
@@ -175,7 +175,7 @@ pub struct VmPlan {
 /// Why nothing moves although it should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StuckReason {
-    /// Every VM is at its floor or pinned: guarantees and pins take all of the pool.
+    /// Every VM is at its min or pinned: guarantees and pins take all of the pool.
     NothingToTake,
     /// Balloons were asked, and page-out is not allowed yet or takes no effect.
     BalloonsDoNotMove,

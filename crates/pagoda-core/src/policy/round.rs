@@ -457,7 +457,7 @@ fn limit_requests(plan: &Plan, samples: &[VmSample]) -> Vec<LimitRequest> {
         let sample = samples.iter().find(|sample| sample.id == vm.id)?;
         let cap = vm.actions.page_out_cap;
         // A pinned VM grows whatever its limit is.
-        let min = if sample.pinned { cap } else { vm.terms.floor };
+        let min = if sample.pinned { cap } else { vm.terms.min };
         Some(LimitRequest { resident: sample.resident, min, target: vm.terms.target, cap })
     };
     plan.vms.iter().filter_map(request).collect()

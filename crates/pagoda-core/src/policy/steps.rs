@@ -11,7 +11,7 @@
 //! 3.2). Pages in swap are not taken off it. They are the guest's coldest, so it gives them first, and while it may keep both
 //! what is in DRAM and what is in swap, it uses both.
 
-use super::plan::{Balloon, Bound, Run, Standing, Terms, VmActions, VmSample};
+use super::plan::{Balloon, Bound, PolicyStatus, Run, Terms, VmActions, VmSample};
 use super::settings::{Rates, VmSettings};
 use super::state::ReclaimState;
 use crate::units::PageCount;
@@ -89,10 +89,10 @@ pub fn plan_vm(
     terms: &Terms,
     kept: PageCount,
     watch: &mut BalloonWatch,
-) -> (VmActions, Standing) {
+) -> (VmActions, PolicyStatus) {
     if sample.pinned {
         let actions = VmActions { balloon: None, page_out_cap: settings.memory, run: Run::Run };
-        return (actions, Standing::Pinned);
+        return (actions, PolicyStatus::Pinned);
     }
     let allowed = situation.state.allowed();
     // Rounding aside, nobody is asked for more than what is above its target.
@@ -138,12 +138,12 @@ pub fn plan_vm(
         false => Run::Run,
     };
     let held = balloon.is_some_and(|size| size > PageCount::ZERO) || page_out_cap < settings.cap;
-    let standing = match run {
-        Run::Block => Standing::Blocked,
-        Run::Run if held && terms.target < terms.ceiling => Standing::Squeezed,
-        Run::Run => Standing::AtEase,
+    let status = match run {
+        Run::Block => PolicyStatus::Blocked,
+        Run::Run if held && terms.target < terms.ceiling => PolicyStatus::Squeezed,
+        Run::Run => PolicyStatus::AtEase,
     };
-    (VmActions { balloon, page_out_cap, run }, standing)
+    (VmActions { balloon, page_out_cap, run }, status)
 }
 
 /// `next`, unless that is nearly what was asked for before: a balloon is emptied altogether or left alone.
@@ -177,7 +177,7 @@ fn balloon_size(
 #[cfg(test)]
 mod tests {
     use super::super::allocate::{Claim, price};
-    use super::super::plan::{CeilingReason, FloorReason, VmId};
+    use super::super::plan::{CeilingReason, MinReason, VmId};
     use super::super::settings::{RATES_DEFAULT, SHARES_DEFAULT, TAX_DEFAULT};
     use super::super::working_set::{Estimator, SampleCount};
     use super::*;
@@ -204,7 +204,7 @@ mod tests {
     fn terms(target: u64) -> Terms {
         let settings = VmSettings::new(PageCount(MEMORY));
         let all = settings.memory;
-        let claim = Claim { shares: SHARES_DEFAULT, floor: PageCount::ZERO, ceiling: all, working_set: all };
+        let claim = Claim { shares: SHARES_DEFAULT, min: PageCount::ZERO, ceiling: all, working_set: all };
         Terms {
             memory: all,
             shares: SHARES_DEFAULT,
@@ -213,8 +213,8 @@ mod tests {
             entitlement: PageCount(target),
             estimate: Estimator::new(all, settings.sampling).estimate(),
             in_use: all,
-            floor: PageCount::ZERO,
-            floor_reason: FloorReason::Min,
+            min: PageCount::ZERO,
+            min_reason: MinReason::Min,
             ceiling: all,
             ceiling_reason: CeilingReason::Memory,
             limit: all,
@@ -227,7 +227,7 @@ mod tests {
         }
     }
 
-    fn planned(situation: &Situation, sample: &VmSample, target: u64, kept: u64) -> (VmActions, Standing) {
+    fn planned(situation: &Situation, sample: &VmSample, target: u64, kept: u64) -> (VmActions, PolicyStatus) {
         let settings = VmSettings::new(PageCount(MEMORY));
         plan_vm(situation, &settings, sample, &terms(target), PageCount(kept), &mut BalloonWatch::default())
     }
@@ -270,10 +270,10 @@ mod tests {
             );
         }
         let free = Situation { restrained: false, ..situation(ReclaimState::High) };
-        let (actions, standing) =
+        let (actions, status) =
             planned(&free, &sample(40_000, 0, Balloon::Inflated(PageCount(50_000))), 60_000, 40_000);
         assert_eq!((actions.balloon, actions.page_out_cap.0), (Some(PageCount::ZERO), MEMORY));
-        assert_eq!(standing, Standing::AtEase);
+        assert_eq!(status, PolicyStatus::AtEase);
     }
 
     #[test]
@@ -310,8 +310,8 @@ mod tests {
     #[test]
     fn a_pinned_vm_is_left_alone() {
         let pinned = VmSample { pinned: true, ..sample(80_000, 0, Balloon::Inflated(PageCount(5))) };
-        let (actions, standing) = planned(&situation(ReclaimState::Low), &pinned, 60_000, 10);
+        let (actions, status) = planned(&situation(ReclaimState::Low), &pinned, 60_000, 10);
         assert_eq!(actions, VmActions { balloon: None, page_out_cap: PageCount(MEMORY), run: Run::Run });
-        assert_eq!(standing, Standing::Pinned);
+        assert_eq!(status, PolicyStatus::Pinned);
     }
 }

@@ -83,7 +83,7 @@ pub struct Guest {
     pub totals: Totals,
     boot: Boot,
     booted: PageCount,
-    /// Places of the sampled pages in an order in which the working set comes first, ascending.
+    /// Positions of the sampled pages in an order in which the working set comes first, ascending.
     sample: Vec<u64>,
     /// Different pages touched since the sample was drawn.
     reach: u64,
@@ -144,15 +144,15 @@ impl Guest {
         // Which pages a guest uses changes over time, and they are strewn over its memory: a new order for each sample.
         let order = self.seed ^ chance.draw();
         let memory = self.kinds.all().0;
-        let place = |page: &PageIdx| ((u128::from(mix(page.0 ^ order)) * u128::from(memory)) >> 64) as u64;
-        self.sample = pages.iter().map(place).collect();
+        let position = |page: &PageIdx| ((u128::from(mix(page.0 ^ order)) * u128::from(memory)) >> 64) as u64;
+        self.sample = pages.iter().map(position).collect();
         self.sample.sort_unstable();
         self.reach = 0;
     }
 
     /// What became of them.
     pub fn sample_count(&self) -> SampleCount {
-        let touched = self.sample.partition_point(|place| *place < self.reach);
+        let touched = self.sample.partition_point(|position| *position < self.reach);
         SampleCount { watched: self.sample.len() as u32, touched: touched as u32 }
     }
 

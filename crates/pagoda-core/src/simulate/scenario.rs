@@ -124,7 +124,7 @@ pub enum ChangeKind {
     Tax(TaxRate),
     /// What the host can spare, as when it runs short itself; the setting stays.
     Pool(PageCount),
-    /// A VM's settings, by its place in [`Scenario::vms`].
+    /// A VM's settings, by its index in [`Scenario::vms`].
     Vm(usize, VmSettings),
 }
 

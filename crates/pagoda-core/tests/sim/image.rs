@@ -193,7 +193,7 @@ impl World {
 
 /// What a user does with images.
 #[derive(Clone, Copy, Debug)]
-pub enum Wish {
+pub enum ImageRequest {
     Begin,
     RemoveOldest,
     RemoveAll,
@@ -202,11 +202,11 @@ pub enum Wish {
 /// Most images of a VM.
 const IMAGES_MAX: usize = 3;
 
-pub fn any_wish(world: &World, rng: &mut Rng) -> Wish {
+pub fn any_request(world: &World, rng: &mut Rng) -> ImageRequest {
     match world.images.len() {
-        0 => Wish::Begin,
-        1 if rng.per_mille(200) => Wish::RemoveAll,
-        IMAGES_MAX => Wish::RemoveOldest,
-        _ => *rng.pick(&[Wish::Begin, Wish::Begin, Wish::RemoveOldest]),
+        0 => ImageRequest::Begin,
+        1 if rng.per_mille(200) => ImageRequest::RemoveAll,
+        IMAGES_MAX => ImageRequest::RemoveOldest,
+        _ => *rng.pick(&[ImageRequest::Begin, ImageRequest::Begin, ImageRequest::RemoveOldest]),
     }
 }

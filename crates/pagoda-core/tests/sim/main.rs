@@ -20,7 +20,7 @@ use pagoda_core::fault::{Event, PageInPolicy, Replacement, Sharing};
 use pagoda_core::stats::{CATALOGUE, METRICS, MetricKind};
 use pagoda_core::units::{PageCount, PageIdx};
 
-use image::{Mistake, Wish};
+use image::{ImageRequest, Mistake};
 use pager::{Crash, Pager, Weather};
 use rng::Rng;
 use vmm::Vmm;
@@ -274,17 +274,17 @@ impl Sim {
                 }
             }
             5 if self.rng.per_mille(200) => self.apply(Event::Continue),
-            6 if self.rng.per_mille(self.images) && self.pager.is_some() => self.wish(),
+            6 if self.rng.per_mille(self.images) && self.pager.is_some() => self.request_image(),
             _ => {}
         }
     }
 
-    fn wish(&mut self) {
-        match image::any_wish(&self.world, &mut self.rng) {
-            Wish::Begin => self.apply(Event::Freeze),
-            Wish::RemoveOldest if self.world.images.len() > 1 => self.world.remove_images(1),
-            Wish::RemoveOldest => {}
-            Wish::RemoveAll => {
+    fn request_image(&mut self) {
+        match image::any_request(&self.world, &mut self.rng) {
+            ImageRequest::Begin => self.apply(Event::Freeze),
+            ImageRequest::RemoveOldest if self.world.images.len() > 1 => self.world.remove_images(1),
+            ImageRequest::RemoveOldest => {}
+            ImageRequest::RemoveAll => {
                 self.world.remove_images(self.world.images.len());
                 self.apply(Event::Thaw);
             }

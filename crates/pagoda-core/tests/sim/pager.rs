@@ -226,12 +226,12 @@ impl Pager {
             self.execute(action, world, vmm, rng)?;
             self.is_late = false;
         }
-        self.tell(event, world);
+        self.send_event(event, world);
         loop {
             if (self.weather.punch_reported_at_once || self.actions.is_empty())
                 && let Some(event) = self.punched.pop_front()
             {
-                self.tell(event, world);
+                self.send_event(event, world);
                 continue;
             }
             let Some(action) = self.actions.pop_front() else { break };
@@ -255,7 +255,7 @@ impl Pager {
         assert_eq!(self.machine.sample_count(), Default::default());
     }
 
-    fn tell(&mut self, event: Event, world: &World) {
+    fn send_event(&mut self, event: Event, world: &World) {
         if crate::tracing() {
             eprintln!("  {event:?}");
         }

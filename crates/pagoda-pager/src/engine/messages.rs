@@ -77,8 +77,8 @@ impl Engine {
     pub(super) fn zap(&mut self, op: OpId) -> Result<(), Broken> {
         let mut ranges = Ranges::default();
         for chunk in self.paging.machine().zap_chunks(op) {
-            let place = self.paging.space().place_chunk(*chunk);
-            ranges.push(Range { addr: place.addr, len: place.len });
+            let location = self.paging.space().locate_chunk(*chunk);
+            ranges.push(Range { addr: location.addr, len: location.len });
         }
         self.paging.submit_page_ins(&mut self.ring)?;
         self.link.agent.zap(&mut self.ring, ranges, Asked::Chunks(op));

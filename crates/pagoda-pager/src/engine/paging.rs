@@ -228,8 +228,8 @@ impl Paging {
     }
 
     /// Once a second: what tiers do now and then.
-    pub fn tend_tiers(&mut self) {
-        self.tiers.tend(|| self.io.written_out());
+    pub fn maintain_tiers(&mut self) {
+        self.tiers.maintain(|| self.io.written_out());
     }
 
     /// What the VM waits for in a tier, if pages do not come in time.

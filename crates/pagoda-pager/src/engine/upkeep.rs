@@ -25,7 +25,7 @@ impl Engine {
             let (sampler, mut context) = self.sampling();
             let turned = sampler.turn_ages(now, &mut context);
             self.or_freeze(turned);
-            self.paging.tend_tiers();
+            self.paging.maintain_tiers();
         }
         if self.paging.may_be_free() {
             let armed = self.begin_to_arm();

@@ -243,7 +243,7 @@ impl Group {
     }
 
     /// Tells a VM that these pages may have equal frames now.
-    pub fn tell(&self, member: u32, pages: Vec<PageIdx>) {
+    pub fn notify(&self, member: u32, pages: Vec<PageIdx>) {
         let handle = self.lock().members.get(&member).and_then(Weak::upgrade);
         if let Some(handle) = handle {
             handle.send(Command::LookAgain(pages));

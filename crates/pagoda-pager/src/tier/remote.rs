@@ -36,7 +36,7 @@ use crate::space::Space;
 pub type Control = Box<dyn FnMut(&ControlRequest) -> ControlReply + Send>;
 
 /// What else is to be done with the pool's client now and then, such as to make servers known that have come. It never waits.
-pub type Tend = Box<dyn FnMut(&mut Client, Time) + Send>;
+pub type Maintain = Box<dyn FnMut(&mut Client, Time) + Send>;
 
 /// How long page-out waits for the pool before the swap file gets the page: many round trips, and far longer than the pool
 /// needs to fail over to another copy.
@@ -56,7 +56,7 @@ const RETURNS_MAX: usize = 16;
 /// A VM of a terabyte has thousands of slabs, and is asked how it is several times a second.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 /// A page that was asked for so long ago is waited for: it is said then, for the pool may be silent for hours.
-const WAIT_TOLD: Duration = Duration::from_secs(1);
+const WAIT_REPORTED: Duration = Duration::from_secs(1);
 /// How long a new daemon waits for a page that it needs before it can serve the VM: longer than the pool takes to say that it
 /// is lost.
 const READ_PATIENCE: Duration = Duration::from_secs(60);
@@ -94,7 +94,7 @@ pub struct RemoteTier {
     udp: UdpClient<Control>,
     space: SpaceRef,
     map: RemoteMap,
-    tend: Tend,
+    maintain: Maintain,
     /// Not begun: page-ins that a fault waits for, others, page-outs with the time they were asked for.
     demand: VecDeque<Job>,
     ahead: VecDeque<Job>,
@@ -139,13 +139,13 @@ impl std::fmt::Debug for RemoteTier {
 
 impl RemoteTier {
     /// The tier of the VM of this name. `space` of the client has a page for each of the VM.
-    pub fn new(vm: &str, udp: UdpClient<Control>, space: SpaceRef, map: RemoteMap, tend: Tend) -> RemoteTier {
+    pub fn new(vm: &str, udp: UdpClient<Control>, space: SpaceRef, map: RemoteMap, maintain: Maintain) -> RemoteTier {
         RemoteTier {
             vm: vm.to_owned(),
             udp,
             space,
             map,
-            tend,
+            maintain,
             demand: VecDeque::new(),
             ahead: VecDeque::new(),
             writes: VecDeque::with_capacity(2 * WAITING_MAX),
@@ -289,7 +289,7 @@ impl RemoteTier {
     /// declined because nothing says which servers are to have them.
     fn late_pages(&self) -> Option<(u64, String)> {
         let pages = self.late_reads();
-        let silent = self.udp.client.control_silent_for(self.udp.now()).filter(|silent| *silent >= WAIT_TOLD);
+        let silent = self.udp.client.control_silent_for(self.udp.now()).filter(|silent| *silent >= WAIT_REPORTED);
         let map = silent.map(|silent| {
             let seconds = silent.as_secs();
             format!("a change of the pool's map for {seconds} s (is etcd there?): what needs one goes to the swap file")
@@ -303,7 +303,7 @@ impl RemoteTier {
 
     fn late_reads(&self) -> Option<(u64, String)> {
         let (now, at) = (Instant::now(), self.udp.now());
-        let is_late = |begun: &&Begun| begun.job.kind != JobKind::Write && now - begun.at >= WAIT_TOLD;
+        let is_late = |begun: &&Begun| begun.job.kind != JobKind::Write && now - begun.at >= WAIT_REPORTED;
         let begun: Vec<&Begun> = self.begun.values().filter(is_late).collect();
         let pages = begun.len() as u64;
         let since = begun.iter().map(|begun| begun.at).min()?;
@@ -420,10 +420,10 @@ impl Tier for RemoteTier {
     /// The network is not waited for while pages leave DRAM: those that a pin leaves behind get back what is copied here.
     fn keep(&mut self, space: &Space, chunk: ChunkIdx, pages: PageSet) {
         self.kept_pages = (chunk, pages);
-        let place = space.place_chunk(chunk);
+        let location = space.locate_chunk(chunk);
         for (index, content) in (0..=u8::MAX).zip(self.kept.chunks_exact_mut(PAGE_SIZE as usize)) {
             if pages.contains(index) {
-                place.region.view.read_page(place.pages().start + u64::from(index), content);
+                location.region.view.read_page(location.pages().start + u64::from(index), content);
             }
         }
     }
@@ -456,9 +456,9 @@ impl Tier for RemoteTier {
         Ok(())
     }
 
-    fn tend(&mut self, written: &mut dyn Iterator<Item = ChunkIdx>) {
+    fn maintain(&mut self, written: &mut dyn Iterator<Item = ChunkIdx>) {
         let now = self.udp.now();
-        (self.tend)(&mut self.udp.client, now);
+        (self.maintain)(&mut self.udp.client, now);
         self.return_slabs(written);
     }
 
@@ -468,11 +468,11 @@ impl Tier for RemoteTier {
     }
 
     fn add_to(&self, stats: &mut Stats) {
-        stats.set(Metric::Far, self.map.count());
-        stats.set(Metric::FarIn, self.pages_in);
-        stats.set(Metric::FarOut, self.pages_out);
-        stats.set(Metric::FarDeclined, self.declined);
-        stats.set(Metric::FarWaiting, self.late_pages().map_or(0, |(pages, _)| pages));
+        stats.set(Metric::Remote, self.map.count());
+        stats.set(Metric::RemoteIn, self.pages_in);
+        stats.set(Metric::RemoteOut, self.pages_out);
+        stats.set(Metric::RemoteDeclined, self.declined);
+        stats.set(Metric::RemoteWaiting, self.late_pages().map_or(0, |(pages, _)| pages));
     }
 
     fn waits(&mut self) -> Option<String> {

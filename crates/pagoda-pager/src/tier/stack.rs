@@ -330,8 +330,8 @@ impl Stack {
     }
 
     /// Once a second. `written` gives the chunks that are being written out.
-    pub fn tend<I: Iterator<Item = ChunkIdx>>(&mut self, written: impl Fn() -> I) {
-        self.levels.iter_mut().for_each(|level| level.tier.tend(&mut written()));
+    pub fn maintain<I: Iterator<Item = ChunkIdx>>(&mut self, written: impl Fn() -> I) {
+        self.levels.iter_mut().for_each(|level| level.tier.maintain(&mut written()));
     }
 
     /// What each tier reports.

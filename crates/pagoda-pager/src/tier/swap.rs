@@ -86,8 +86,8 @@ fn memory_of(io: &Io<'_>, target: Target, offset: u64, len: u64) -> Memory {
             BufferSlice { id, offset: (offset - first.offset().0) as u32, len: len as u32 }.into()
         }
         Target::Ram => {
-            let place = io.space.place_page(PageIdx(offset / PAGE_SIZE));
-            place.region.view.io_target(place.offset, len as u32).into()
+            let location = io.space.locate_page(PageIdx(offset / PAGE_SIZE));
+            location.region.view.io_target(location.offset, len as u32).into()
         }
     }
 }

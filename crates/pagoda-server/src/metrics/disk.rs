@@ -163,9 +163,9 @@ impl Collector for DiskNumbers {
                 })
             })?;
         }
-        for (place, ServerRow { def, value }) in SERVERS.iter().enumerate() {
+        for (index, ServerRow { def, value }) in SERVERS.iter().enumerate() {
             metric(&mut encoder, *def, |out| {
-                let shown = self.servers.iter().filter(|view| place == 0 || view.reach == Reach::Up);
+                let shown = self.servers.iter().filter(|view| index == 0 || view.reach == Reach::Up);
                 shown.into_iter().try_for_each(|view| {
                     out.value(&[("disk", &self.name), ("server", &view.id.0.to_string())], value(view))
                 })

@@ -10,13 +10,13 @@ use crate::rig::until;
 #[test]
 fn a_server_that_has_moved_is_found() {
     let port = UdpSocket::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
-    let place = format!("127.255.255.255:{port}");
-    let mut pool = Pool::start_with("moves", 0, &format!("announcements = \"{place}\"\n"));
-    let announce = format!("--announce={place}");
+    let address = format!("127.255.255.255:{port}");
+    let mut pool = Pool::start_with("moves", 0, &format!("announcements = \"{address}\"\n"));
+    let announce = format!("--announce={address}");
     (0..2).for_each(|_| pool.add_server_with(&[&announce]));
     pool.list_servers();
     let found = text(&pool.output(&["doctor", "pool"]).stdout);
-    assert!(found.contains(&format!("heard at {place}, of 2 servers")), "{found}");
+    assert!(found.contains(&format!("heard at {address}, of 2 servers")), "{found}");
     pool.run(&["disk", "create", "d", "--size", "64M"]);
     let export = pool.export("d", &[]);
     qemu_io(&export.uri(), &["write -P 1 0 1M"]);
@@ -29,7 +29,7 @@ fn a_server_that_has_moved_is_found() {
     qemu_io(&export.uri(), &["read -P 2 0 1M"]);
     assert_eq!(export.stop(), Some(0));
     let found = text(&pool.output(&["doctor", "pool"]).stdout);
-    assert!(found.contains(&format!("not heard at {place}: servers 1")), "{found}");
+    assert!(found.contains(&format!("not heard at {address}: servers 1")), "{found}");
 }
 
 /// What cannot be announced is refused before any memory is taken.

@@ -51,7 +51,7 @@ fn what_is_cold_takes_less_until_it_is_written() {
     assert_eq!(export.stop(), Some(0));
     // Who did not ask for parity finds it, reads what a server that dies had, and writes.
     let export = pool.export("d", &[]);
-    let server = (0..6).find(|place| *place != server).unwrap();
+    let server = (0..6).find(|index| *index != server).unwrap();
     qemu_io(&export.uri(), &changed);
     pool.kill_server(server);
     qemu_io(&export.uri(), &changed);

@@ -185,16 +185,16 @@ impl Pool {
     }
 
     /// Starts a server again that is not there any more; it has another port then.
-    pub fn restart_server(&mut self, place: usize, more: &[&str]) {
-        self.servers[place] = Some(self.serve(place, more));
+    pub fn restart_server(&mut self, index: usize, more: &[&str]) {
+        self.servers[index] = Some(self.serve(index, more));
     }
 
     fn serve(&self, number: usize, more: &[&str]) -> Running {
         let id = (number + 1).to_string();
-        let place = ["pool", "serve", "--size", SERVER_SIZE, "--listen", "127.0.0.1:0"];
+        let index = ["pool", "serve", "--size", SERVER_SIZE, "--listen", "127.0.0.1:0"];
         // With one worker, two, three, and so on: what clients see is the same.
         let workers = (number % 3 + 1).to_string();
-        let words = [&place[..], &["--id", &id, "--zone", &id, "--spin", "0", "--workers", &workers], more].concat();
+        let words = [&index[..], &["--id", &id, "--zone", &id, "--spin", "0", "--workers", &workers], more].concat();
         self.set_available(number, 100);
         let host = self.host(number);
         Running::start(&self.dir, &[&words[..], &["--also-borrow", "--pressure-from", &host]].concat())
@@ -203,30 +203,30 @@ impl Pool {
     /// One that lends room of a disk.
     pub fn add_disk_server(&mut self) {
         let id = (self.servers.len() + 1).to_string();
-        let place = ["pool", "serve", "--size", SERVER_SIZE, "--listen", "127.0.0.1:0", "--spin", "0"];
+        let index = ["pool", "serve", "--size", SERVER_SIZE, "--listen", "127.0.0.1:0", "--spin", "0"];
         // The temporary directory may be in memory.
-        let words = [&place[..], &["--id", &id, "--on-disk", env!("CARGO_TARGET_TMPDIR")]].concat();
+        let words = [&index[..], &["--id", &id, "--on-disk", env!("CARGO_TARGET_TMPDIR")]].concat();
         self.servers.push(Some(Running::start(&self.dir, &words)));
     }
 
     /// The process of a server.
-    pub fn server(&self, place: usize) -> &Running {
-        self.servers[place].as_ref().unwrap()
+    pub fn server(&self, index: usize) -> &Running {
+        self.servers[index].as_ref().unwrap()
     }
 
     /// What a server said when it was ready.
-    pub fn ready(&self, place: usize) -> &Value {
-        &self.servers[place].as_ref().unwrap().ready
+    pub fn ready(&self, index: usize) -> &Value {
+        &self.servers[index].as_ref().unwrap().ready
     }
 
     /// Where a server reads how much memory its host has.
-    fn host(&self, place: usize) -> String {
-        self.file(&format!("host{place}"))
+    fn host(&self, index: usize) -> String {
+        self.file(&format!("host{index}"))
     }
 
     /// What a server's host has available from now on, in percent.
-    pub fn set_available(&self, place: usize, percent: u32) {
-        let dir = self.host(place);
+    pub fn set_available(&self, index: usize, percent: u32) {
+        let dir = self.host(index);
         std::fs::create_dir_all(&dir).unwrap();
         let meminfo = format!("MemTotal: 100 kB\nMemAvailable: {percent} kB\n");
         std::fs::write(format!("{dir}/new"), meminfo).unwrap();
@@ -244,32 +244,32 @@ impl Pool {
     }
 
     /// Ends a server as a crash would.
-    pub fn kill_server(&mut self, place: usize) {
-        drop(self.servers[place].take());
+    pub fn kill_server(&mut self, index: usize) {
+        drop(self.servers[index].take());
     }
 
     /// Has a server hear and say nothing, or go on.
-    pub fn pause_server(&self, place: usize, on: bool) {
-        let server = self.servers[place].as_ref().unwrap();
+    pub fn pause_server(&self, index: usize, on: bool) {
+        let server = self.servers[index].as_ref().unwrap();
         send_signal(&server.child, if on { Signal::STOP } else { Signal::CONT });
     }
 
     /// Asks a server to end, as systemd does.
-    pub fn terminate_server(&self, place: usize) {
-        send_signal(&self.servers[place].as_ref().unwrap().child, Signal::TERM);
+    pub fn terminate_server(&self, index: usize) {
+        send_signal(&self.servers[index].as_ref().unwrap().child, Signal::TERM);
     }
 
     /// Waits for the end of a server; its status.
-    pub fn wait_server(&mut self, place: usize) -> Option<i32> {
-        self.servers[place].take().unwrap().wait()
+    pub fn wait_server(&mut self, index: usize) -> Option<i32> {
+        self.servers[index].take().unwrap().wait()
     }
 
     /// Whether all copies of a disk are there again, and none at this server. A server that was just killed counts as having its
     /// copies until somebody has noticed.
-    pub fn is_whole_without(&self, disk: &str, place: usize) -> bool {
+    pub fn is_whole_without(&self, disk: &str, index: usize) -> bool {
         let shown = self.json(&["disk", "show", disk]);
         let servers = shown["servers"].as_array().unwrap();
-        shown["short_bytes"] == 0 && servers.iter().all(|server| server["id"] != place + 1)
+        shown["short_bytes"] == 0 && servers.iter().all(|server| server["id"] != index + 1)
     }
 
     pub fn output(&self, words: &[&str]) -> Output {

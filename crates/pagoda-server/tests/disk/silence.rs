@@ -19,7 +19,7 @@ fn servers_that_were_silent_have_lost_nothing() {
         pool.run(&["disk", "create", "d", "--size", "128M", "--copies", copies]);
         let export = pool.export("d", &["--error-after", "1"]);
         qemu_io(&export.uri(), &["write -P 1 0 1M", "write -P 2 70M 1M", "write -P 3 80M 64k"]);
-        (0..2).for_each(|place| pool.pause_server(place, true));
+        (0..2).for_each(|index| pool.pause_server(index, true));
         // The first of these waits, the others know. What it was to write is no hole that could be trimmed without asking.
         for command in
             ["write -P 9 71M 64k", "discard 71M 64k", "write -z -u 71M 64k", "read 0 4k", "write -P 9 80M 4k"]
@@ -28,7 +28,7 @@ fn servers_that_were_silent_have_lost_nothing() {
             assert!(said.contains("Input/output error"), "{command}: {said}");
         }
         until("it is said", || pool.has_said("nothing is lost by that"));
-        (0..2).for_each(|place| pool.pause_server(place, false));
+        (0..2).for_each(|index| pool.pause_server(index, false));
         until("it is said", || pool.has_said("all servers answer again"));
         qemu_io(&export.uri(), &["read -P 1 0 1M", "read -P 2 70M 1M", "read -P 3 81924K 8k"]);
         qemu_io(&export.uri(), &["discard 71M 64k", "read -P 0 71M 64k", "read -P 0 72M 64k"]);

@@ -35,7 +35,7 @@ fn runs(pid: Pid) -> bool {
 #[test]
 fn a_trial_survives_a_server_and_leaves_nothing() {
     let (dir, trial, uri) = start("trial");
-    let place = trial.ready["dir"].as_str().unwrap().to_owned();
+    let trial_dir = trial.ready["dir"].as_str().unwrap().to_owned();
     let servers = pids(&trial.ready);
     assert_eq!(servers.len(), 2);
     qemu_io(&uri, &["write -P 0xa7 0 8M", "flush"]);
@@ -43,7 +43,7 @@ fn a_trial_survives_a_server_and_leaves_nothing() {
     qemu_io(&uri, &["read -P 0xa7 0 8M", "write -P 0x5b 1M 1M", "read -P 0x5b 1M 1M"]);
     assert_eq!(trial.stop(), Some(0));
     assert!(!runs(servers[1]));
-    assert!(!Path::new(&place).exists());
+    assert!(!Path::new(&trial_dir).exists());
     std::fs::remove_dir_all(dir).unwrap();
 }
 
@@ -51,11 +51,11 @@ fn a_trial_survives_a_server_and_leaves_nothing() {
 #[test]
 fn a_trial_that_is_killed_leaves_no_process() {
     let (dir, trial, _) = start("killed-trial");
-    let place = trial.ready["dir"].as_str().unwrap().to_owned();
+    let trial_dir = trial.ready["dir"].as_str().unwrap().to_owned();
     let servers = pids(&trial.ready);
     drop(trial);
     until("the end of its servers", || !servers.iter().any(|server| runs(*server)));
-    std::fs::remove_dir_all(place).unwrap();
+    std::fs::remove_dir_all(trial_dir).unwrap();
     std::fs::remove_dir_all(dir).unwrap();
 }
 

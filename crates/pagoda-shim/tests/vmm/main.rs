@@ -114,12 +114,12 @@ impl Toy {
         line.trim_end().into()
     }
 
-    fn tell(&mut self, command: &str) {
+    fn send(&mut self, command: &str) {
         writeln!(self.input, "{command}").expect("tell the toy");
     }
 
     fn ask(&mut self, command: &str) -> String {
-        self.tell(command);
+        self.send(command);
         self.line()
     }
 
@@ -236,7 +236,7 @@ fn discards_are_asked_for(dir: &Path) {
     let mut daemon = Daemon::new(dir, &[REGION]);
     let (mut toy, vm) = Toy::attached(dir, &daemon, 1);
     assert_eq!(toy.ask("touch"), "ok");
-    toy.tell("punch");
+    toy.send("punch");
     let calls = daemon.accept();
     assert_eq!(calls.receive().0, Packet::Calls { token: TOKEN });
     calls.send(&Packet::Welcome { flags: 0 }, &[]);
@@ -244,7 +244,7 @@ fn discards_are_asked_for(dir: &Path) {
     assert_eq!(calls.receive().0, Packet::Discard { seq: 1, region: 0, offset: 8192, len: 28672 - 8192 });
     calls.send(&Packet::Discarded { seq: 1 }, &[]);
     assert_eq!(toy.line(), "ok");
-    toy.tell("remove");
+    toy.send("remove");
     assert_eq!(calls.receive().0, Packet::Discard { seq: 2, region: 0, offset: 8192, len: 4096 });
     // The daemon dies with the question open.
     daemon.die();
@@ -322,7 +322,7 @@ fn io_in_flight_is_on_the_clock(dir: &Path) {
 fn foreign_access_is_reported(dir: &Path) {
     let daemon = Daemon::new(dir, &[REGION]);
     let (mut toy, vm) = Toy::attached(dir, &daemon, 1);
-    toy.tell("send fd");
+    toy.send("send fd");
     assert_eq!(vm.link.receive().0, Packet::Foreign { reason: ForeignReason::RamFdSent });
     // The fd leaves only when the daemon says that all of RAM is there: whoever gets it has no userfaultfd.
     let calls = daemon.accept();

@@ -19,14 +19,14 @@ use crate::server;
 
 pub fn run(command: Disk, format: Format) -> Result<()> {
     match command {
-        Disk::Create { place, name, size, copies, reserve } => {
-            create(&place.read()?, &name, record::Disk::new(size, copies.into())?.reserving(reserve)?, format)
+        Disk::Create { pool_dir, name, size, copies, reserve } => {
+            create(&pool_dir.read()?, &name, record::Disk::new(size, copies.into())?.reserving(reserve)?, format)
         }
-        Disk::Ls { place } => show::list(&place.read()?, format),
-        Disk::Show { place, name } => show::run(&place.read()?, &name, format),
-        Disk::Rm { place, name, force } => remove::run(&place.read()?, &name, force),
-        Disk::Share { place, name, read_only: _, parity, take_over } => {
-            share::run(&place.read()?, &name, share::How { take_over, parity }, format)
+        Disk::Ls { pool_dir } => show::list(&pool_dir.read()?, format),
+        Disk::Show { pool_dir, name } => show::run(&pool_dir.read()?, &name, format),
+        Disk::Rm { pool_dir, name, force } => remove::run(&pool_dir.read()?, &name, force),
+        Disk::Share { pool_dir, name, read_only: _, parity, take_over } => {
+            share::run(&pool_dir.read()?, &name, share::How { take_over, parity }, format)
         }
         Disk::Export(_) => server::become_server(),
     }

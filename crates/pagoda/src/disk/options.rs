@@ -1,7 +1,7 @@
 //! What the command line says to `pagoda disk`.
 
 use clap::Subcommand;
-use pagoda_cli::options::{Export, Place};
+use pagoda_cli::options::{Export, PoolDir};
 
 use crate::units::parse_size;
 
@@ -16,7 +16,7 @@ pub enum Disk {
     /// a copy of the disk's record, DIR/disks/NAME.toml.
     Create {
         #[command(flatten)]
-        place: Place,
+        pool_dir: PoolDir,
         name: String,
         /// A multiple of 4096 bytes, such as 64G
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -33,7 +33,7 @@ pub enum Disk {
     /// List the disks
     Ls {
         #[command(flatten)]
-        place: Place,
+        pool_dir: PoolDir,
     },
     /// Show all that is known of a disk, and whether its servers answer
     ///
@@ -41,13 +41,13 @@ pub enum Disk {
     /// noticed. So its servers are asked as well. Another one may go when nothing is short and all that are named answer.
     Show {
         #[command(flatten)]
-        place: Place,
+        pool_dir: PoolDir,
         name: String,
     },
     /// Remove a disk and give its memory back
     Rm {
         #[command(flatten)]
-        place: Place,
+        pool_dir: PoolDir,
         name: String,
         /// Forget it even where its servers do not answer: they keep its memory until they end
         #[arg(long)]
@@ -60,7 +60,7 @@ pub enum Disk {
     /// VMs start from. Its copies are still made anew when servers go: whoever exports it sees to that.
     Share {
         #[command(flatten)]
-        place: Place,
+        pool_dir: PoolDir,
         name: String,
         /// The only way in which a disk can be shared
         #[arg(long, required = true)]

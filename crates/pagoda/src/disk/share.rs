@@ -89,7 +89,7 @@ fn check_servers(pool: &PoolConfig) -> Result<()> {
     let servers = pool.servers()?;
     let mut client = connect::client(pool, &servers, connect::no_control(), Wait::BLOCK, UNHURRIED)?;
     connect::greet(&mut client, pool, &servers)?;
-    let lend = client.client.servers().filter(|view| view.reach == Reach::Up && !view.last_resort).count();
+    let lend = client.client.servers().filter(|view| view.reach == Reach::Up && !view.overflow_disk).count();
     ensure!(
         lend >= PARITY_SERVERS,
         "parity needs {PARITY_SERVERS} servers that lend memory, and {lend} answer: add some (`pagoda pool serve`), or share \

@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use pagoda_pool::config::PoolConfig;
 use pagoda_pool::plane::Plane;
 use pagoda_pool::{connect, record};
-use rmap::client::{Standing, standings};
+use rmap::client::{SlabStatus, slab_statuses};
 use rmap::units::{ServerId, SlabNo, SlabSize};
 use rmap_io::net::Wait;
 use serde::Serialize;
@@ -85,13 +85,13 @@ impl Info {
         let disk = record::read(&pool.dir, name)?;
         let seen = Plane::of(pool, name, disk.cluster.as_deref())?.look(disk.space()?)?;
         let size = SlabSize::default();
-        let (slabs, parity) = standings(disk.pages(), disk.copies, size, &seen.today.map);
+        let (slabs, parity) = slab_statuses(disk.pages(), disk.copies, size, &seen.today.map);
         let slab_bytes = |slab: SlabNo| {
             let begin = SLAB_CONTENT_BYTES * u64::from(slab.0);
             if begin < disk.size_bytes { SLAB_CONTENT_BYTES.min(disk.size_bytes - begin) } else { SLAB_CONTENT_BYTES }
         };
-        let bytes = |of: &[Standing]| {
-            slabs.iter().filter(|(_, standing)| of.contains(standing)).map(|(slab, _)| slab_bytes(*slab)).sum()
+        let bytes = |of: &[SlabStatus]| {
+            slabs.iter().filter(|(_, status)| of.contains(status)).map(|(slab, _)| slab_bytes(*slab)).sum()
         };
         let mut held: BTreeMap<u32, u64> = BTreeMap::new();
         for (slab, entry) in &seen.today.map {
@@ -107,9 +107,9 @@ impl Info {
             exported: !record::try_lock(&record::lock_file(&pool.dir, name)?)?,
             read_only: seen.today.sealed,
             reserve_bytes: if seen.today.sealed { 0 } else { disk.reserve_bytes },
-            used_bytes: bytes(&[Standing::Whole, Standing::Short]),
-            short_bytes: bytes(&[Standing::Short]),
-            lost_bytes: bytes(&[Standing::Lost]),
+            used_bytes: bytes(&[SlabStatus::Whole, SlabStatus::Short]),
+            short_bytes: bytes(&[SlabStatus::Short]),
+            lost_bytes: bytes(&[SlabStatus::Lost]),
             servers: held.into_iter().map(|(id, bytes)| Held { id, bytes, state: None }).collect(),
             generation: seen.today.generation.0,
             cluster: disk.cluster,

@@ -24,7 +24,7 @@ const LISTEN_FOR: Duration = ANNOUNCE_EVERY.saturating_mul(3);
 pub fn check(pool: &PoolConfig, servers: &[ServerInfo]) -> Result<Option<Check>> {
     let mut silent: Vec<ServerId> =
         servers.iter().filter(|server| server.announcer.is_some()).map(|server| server.id).collect();
-    let ears = match news::hear_of(pool, servers)? {
+    let ears = match news::listen_for(pool, servers)? {
         None => return Ok(None),
         Some(Err(error)) => {
             let advice = "`announcements_on` in pool.toml is the address of the network card that servers are behind";

@@ -19,7 +19,7 @@ use crate::output::{Format, Side, Table, print_json, print_text};
 pub fn run(client: &Client, options: &cli::Doctor, format: Format) -> Result<()> {
     let checks = match &options.of {
         None => checks::check_all(&facts::gather(client, options.swap_dir.clone(), &options.qemu)),
-        Some(DoctorOf::Pool(place)) => pool::check_all(place),
+        Some(DoctorOf::Pool(pool_dir)) => pool::check_all(pool_dir),
     };
     match format {
         Format::Json => print_json(&checks)?,

@@ -21,7 +21,7 @@ use super::checks::{Check, Verdict};
 use crate::exit;
 use crate::pool::list::{medium, pressure};
 use crate::units::format_size;
-use pagoda_cli::options::Place;
+use pagoda_cli::options::PoolDir;
 use pagoda_pool::slab::SLAB_CONTENT_BYTES;
 
 /// A server that has not answered by then is shown as silent.
@@ -160,7 +160,7 @@ struct Found {
 impl Found {
     fn check(&self, transport: Transport) -> Check {
         const NAME: &str = "server";
-        let place = format!("{} at {}", self.info.id.0, self.info.addr);
+        let server = format!("{} at {}", self.info.id.0, self.info.addr);
         if self.view.reach != Reach::Up {
             let way = match transport {
                 Transport::Udp => "is UDP let through to that address?",
@@ -170,14 +170,14 @@ impl Found {
                 "does `pagoda pool serve` run there; {way} Has it the same pool.key, and does it admit this machine \
                  (`pagoda pool key add` there, with the key of `pagoda pool key ls` here)?"
             );
-            return Check::new(Verdict::Fail, NAME, format!("{place} does not answer"), advice);
+            return Check::new(Verdict::Fail, NAME, format!("{server} does not answer"), advice);
         }
         if self.trips.is_empty() {
-            let found = format!("{place} is there, and says nothing");
+            let found = format!("{server} is there, and says nothing");
             return Check::new(Verdict::Fail, NAME, found, "restart it; look at the load of both machines");
         }
         let found = format!(
-            "{place} answers in {} us, p50 {}, p99 {}; datagrams of {} bytes; lends {} more of its {}; pressure {}",
+            "{server} answers in {} us, p50 {}, p99 {}; datagrams of {} bytes; lends {} more of its {}; pressure {}",
             self.trip_us(0),
             self.trip_us(50),
             self.trip_us(99),
@@ -211,10 +211,10 @@ impl Found {
     }
 }
 
-pub fn check_all(place: &Place) -> Vec<Check> {
+pub fn check_all(pool_dir: &PoolDir) -> Vec<Check> {
     let facts = Facts::gather();
     let mut checks = vec![facts.clock(), facts.locks()];
-    if let Err(error) = pool(place, &facts, &mut checks) {
+    if let Err(error) = pool(pool_dir, &facts, &mut checks) {
         let advice = "`pagoda pool key init` makes keys, and the file `servers` has the lines that `pagoda pool serve` \
                       prints: docs/disks.md";
         checks.push(Check::new(Verdict::Fail, "pool", in_full(error.as_ref()), advice));
@@ -222,8 +222,8 @@ pub fn check_all(place: &Place) -> Vec<Check> {
     checks
 }
 
-fn pool(place: &Place, facts: &Facts, checks: &mut Vec<Check>) -> Result<()> {
-    let pool = place.read()?;
+fn pool(pool_dir: &PoolDir, facts: &Facts, checks: &mut Vec<Check>) -> Result<()> {
+    let pool = pool_dir.read()?;
     store::identity(&pool.dir)?;
     checks.push(Check::ok("keys", format!("in {}", pool.dir.display())));
     checks.push(facts.link(pool.link));
@@ -300,7 +300,7 @@ mod tests {
             round_trip: Duration::ZERO,
             free_slabs: 2,
             pressure: Pressure::None,
-            last_resort: false,
+            overflow_disk: false,
             datagram: LARGEST,
             report: None,
             drain: None,

@@ -32,7 +32,7 @@ struct Progress {
 }
 
 pub fn run(options: &Drain, format: Format) -> Result<()> {
-    let pool = options.place.read()?;
+    let pool = options.pool_dir.read()?;
     let listed = pool.servers()?.into_iter().find(|server| server.id.0 == options.server);
     let server = listed.ok_or(NoSuchServer(options.server))?;
     let (id, wait) = (server.id, Wait::BLOCK);

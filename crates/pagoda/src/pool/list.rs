@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::exit;
 use crate::output::{Format, Side, Table, print_json};
 use crate::units::format_size;
-use pagoda_cli::options::Place;
+use pagoda_cli::options::PoolDir;
 use pagoda_pool::slab::SLAB_CONTENT_BYTES;
 
 /// A server that has not answered by then is shown as silent.
@@ -35,8 +35,8 @@ struct Row {
     round_trip_us: Option<f64>,
 }
 
-pub fn run(place: &Place, format: Format) -> Result<()> {
-    let pool = place.read()?;
+pub fn run(pool_dir: &PoolDir, format: Format) -> Result<()> {
+    let pool = pool_dir.read()?;
     let (servers, trouble) = match pool.servers() {
         // The servers of the static list are there all the same.
         Err(error) if exit::is_unreachable(&error) => (store::servers(&pool.dir)?, Some(error)),
@@ -102,7 +102,7 @@ fn show(pool: &PoolConfig, servers: &[ServerInfo], format: Format) -> Result<()>
 
 /// Where a server keeps what it is given.
 pub fn medium(view: &ServerView) -> &'static str {
-    if view.last_resort { "disk" } else { "memory" }
+    if view.overflow_disk { "disk" } else { "memory" }
 }
 
 pub fn pressure(pressure: Pressure) -> &'static str {

@@ -16,7 +16,7 @@ use crate::server;
 pub fn run(command: Pool, format: Format) -> Result<()> {
     match command {
         Pool::Try(_) | Pool::Serve(_) => server::become_server(),
-        Pool::Ls { place } => list::run(&place, format),
+        Pool::Ls { pool_dir } => list::run(&pool_dir, format),
         Pool::Top(options) => top::run(&options, format),
         Pool::Drain(options) => drain::run(&options, format),
         Pool::Key(Key::Init { dir }) => keys::init(&dir.dir, format),

@@ -1,7 +1,7 @@
 //! What the command line says to `pagoda pool`.
 
 use clap::{Args, Subcommand};
-use pagoda_cli::options::{Dir, Place, Serve, Try};
+use pagoda_cli::options::{Dir, PoolDir, Serve, Try};
 
 use crate::cli::Pace;
 
@@ -16,7 +16,7 @@ pub enum Pool {
     /// prints its line. Ends with status 3 while etcd does not answer: nothing can be placed anew or taken over then.
     Ls {
         #[command(flatten)]
-        place: Place,
+        pool_dir: PoolDir,
     },
     Top(Top),
     Drain(Drain),
@@ -39,7 +39,7 @@ Examples:
   pagoda pool top --batch 60 --json                one JSON object a sample")]
 pub struct Top {
     #[command(flatten)]
-    pub place: Place,
+    pub pool_dir: PoolDir,
     #[command(flatten)]
     pub pace: Pace,
 }
@@ -61,7 +61,7 @@ Exit status:
   4  there is no server of that number")]
 pub struct Drain {
     #[command(flatten)]
-    pub place: Place,
+    pub pool_dir: PoolDir,
     /// Number of the server, as `pagoda pool ls` shows it
     #[arg(value_name = "SERVER")]
     pub server: u32,

@@ -77,7 +77,7 @@ fn micros(us: Option<f64>) -> String {
 }
 
 pub fn run(options: &Top, format: Format) -> Result<()> {
-    let mut servers = Servers::meet(&options.place.read()?)?;
+    let mut servers = Servers::meet(&options.pool_dir.read()?)?;
     let interval = Duration::from_secs_f64(options.pace.interval);
     match options.pace.batch.or((format == Format::Json).then_some(1)) {
         Some(samples) => batch(&mut servers, samples, interval, format),
@@ -213,7 +213,7 @@ mod tests {
             round_trip: Duration::from_micros(50),
             free_slabs: 3,
             pressure: Pressure::Orange,
-            last_resort: false,
+            overflow_disk: false,
             datagram: 1472,
             report,
             drain: None,

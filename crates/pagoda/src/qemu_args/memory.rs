@@ -23,19 +23,19 @@ pub struct Memory {
 }
 
 impl Memory {
-    pub fn find(options: &[Opt<'_>], told_bytes: Option<u64>) -> Result<Self, ArgError> {
+    pub fn find(options: &[Opt<'_>], given_bytes: Option<u64>) -> Result<Self, ArgError> {
         let wanted = wanted_ids(options)?;
         let kept = objects::check(options, &wanted)?;
         let option_bytes = size_option(options, kept.module_bytes)?;
-        if let (Some(option), Some(told)) = (option_bytes, told_bytes)
-            && option != told
+        if let (Some(option), Some(given)) = (option_bytes, given_bytes)
+            && option != given
         {
             return Err(ArgError::new(
-                format!("-m says {} and --memory says {}", format_size(option), format_size(told)),
+                format!("-m says {} and --memory says {}", format_size(option), format_size(given)),
                 "let them agree, or leave --memory out",
             ));
         }
-        let asked = option_bytes.or(told_bytes);
+        let asked = option_bytes.or(given_bytes);
         if wanted.is_empty() {
             let bytes = asked.unwrap_or(DEFAULT_BYTES);
             check_granule("-m", bytes)?;

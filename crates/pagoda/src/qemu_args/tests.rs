@@ -239,16 +239,16 @@ fn harmless_options_pass() {
 }
 
 #[test]
-fn memory_told_to_pagoda() {
-    let told = |line: &str, gib: u64| plan(&words(line), Some(gib << 30), ram_id);
-    assert!(told("-m 4G", 4).is_ok());
-    assert!(told("-m 4G", 2).unwrap_err().to_string().contains("let them agree"));
-    let plan = told("-nodefaults", 4).unwrap();
+fn memory_given_to_pagoda() {
+    let given = |line: &str, gib: u64| plan(&words(line), Some(gib << 30), ram_id);
+    assert!(given("-m 4G", 4).is_ok());
+    assert!(given("-m 4G", 2).unwrap_err().to_string().contains("let them agree"));
+    let plan = given("-nodefaults", 4).unwrap();
     assert_eq!(plan.memory(), [4 << 30]);
     assert!(rewritten(&plan).contains("-m 4096M"));
     let object = "-machine memory-backend=r -object memory-backend-ram,id=r,size=1G";
-    assert!(told(object, 1).is_ok());
-    assert!(told(object, 2).unwrap_err().to_string().contains("--memory is 2G"));
+    assert!(given(object, 1).is_ok());
+    assert!(given(object, 2).unwrap_err().to_string().contains("--memory is 2G"));
 }
 
 #[test]

@@ -199,8 +199,8 @@ fn panel(svg: &mut String, heading: &str, lines: &[Series], time: &Time, top: f6
     );
     legend(svg, lines, top - 12.0);
     for line in lines {
-        let place = |(second, value): &(f64, f64)| format!("{:.1},{:.1}", time.at(*second), at(*value));
-        let points: Vec<String> = line.points.iter().map(place).collect();
+        let at_point = |(second, value): &(f64, f64)| format!("{:.1},{:.1}", time.at(*second), at(*value));
+        let points: Vec<String> = line.points.iter().map(at_point).collect();
         let _ = writeln!(
             svg,
             "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.6\" stroke-dasharray=\"{}\"><title>{}</title></polyline>",

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pagoda_api::{HostPolicy, Latency, VmInfo, counter};
 use serde::Serialize;
 
-use crate::policy::standing;
+use crate::policy::status;
 use crate::show::state_words;
 
 /// All VMs at one moment.
@@ -24,7 +24,7 @@ pub struct Row {
     pub name: String,
     pub state: String,
     /// Squeezed, pinned or blocked, and since when; `None` while nothing is kept from it.
-    pub standing: Option<String>,
+    pub status: Option<String>,
     pub memory_bytes: u64,
     pub dram_limit_bytes: u64,
     pub resident_bytes: u64,
@@ -95,7 +95,7 @@ fn row(old: Option<(&VmInfo, Duration)>, vm: &VmInfo) -> Row {
     Row {
         name: vm.name.clone(),
         state: state_words(vm),
-        standing: standing(&vm.policy),
+        status: status(&vm.policy),
         memory_bytes: vm.memory_bytes,
         dram_limit_bytes: vm.dram_limit_bytes,
         resident_bytes: vm.resident_bytes,

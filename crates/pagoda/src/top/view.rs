@@ -67,8 +67,8 @@ impl View {
     fn draw_causes(&self, frame: &mut Frame<'_>, area: Rect) {
         let Some(row) = self.rows.get(self.selected) else { return };
         let [head, body] = Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(area);
-        let standing = row.standing.as_ref().map_or(String::new(), |standing| format!(", {standing}"));
-        let title = format!("faults of {}{standing}, by cause", row.name);
+        let status = row.status.as_ref().map_or(String::new(), |status| format!(", {status}"));
+        let title = format!("faults of {}{status}, by cause", row.name);
         frame.render_widget(Paragraph::new(Line::from(title).bold()), head);
         let rows: Vec<Vec<String>> = row.causes.iter().map(cause_cells).collect();
         frame.render_widget(table(&CAUSE_COLUMNS, &rows), body);

@@ -60,8 +60,8 @@ fn the_command_becomes_the_server() {
         &["disk", "export", "d", "--nbd", "/run/a b.sock", "--json"],
         &["pool", "try", "--size", "64M"],
     ];
-    for place in ["bin/pagoda-server", "lib/pagoda/pagoda-server"] {
-        let installed = Installed::new(&place.replace('/', "-")).with_server(place, TALKER);
+    for pool_dir in ["bin/pagoda-server", "lib/pagoda/pagoda-server"] {
+        let installed = Installed::new(&pool_dir.replace('/', "-")).with_server(pool_dir, TALKER);
         for words in table {
             let mut command = installed.pagoda(words);
             let child = command.env("NOTIFY_SOCKET", "@notify").stdout(Stdio::piped()).spawn().unwrap();

@@ -1,6 +1,6 @@
 //! The metrics that are not counted by an engine: each row has what a scrape shows and where it comes from.
 
-use pagoda_api::{BalloonInfo, FarPool, FarServer, HostInfo, HostPolicy, TierInfo, VmInfo, VmPolicy, VmState};
+use pagoda_api::{BalloonInfo, HostInfo, HostPolicy, RemotePool, RemoteServer, TierInfo, VmInfo, VmPolicy, VmState};
 use pagoda_core::stats::{MetricDef, MetricKind};
 
 use super::value::{ProcessInfo, Value};
@@ -144,7 +144,7 @@ pub(super) const POLICY: &[Row<VmPolicy>] = &[
     },
     Row {
         def: gauge("status_seconds", "seconds", "How long the VM's status has been what it is."),
-        value: |vm| Value::Count(vm.standing_since_s),
+        value: |vm| Value::Count(vm.status_since_s),
     },
 ];
 
@@ -156,7 +156,7 @@ pub(super) const TARGET: MetricDef =
 pub(super) const ACTIVE: MetricDef = gauge("pagoda_vm_active_bytes", "bytes", "Estimated working set of the VM.");
 
 /// Its label `status` has every status, with 1 for the VM's.
-pub(super) const STANDING: MetricDef =
+pub(super) const STATUS: MetricDef =
     gauge("pagoda_vm_status", "", "1 for how the VM stands with the memory policy, 0 for the others.");
 
 /// Its label `state` has every state, with 1 for the host's.
@@ -244,32 +244,35 @@ pub(super) const TIER_LATENCY: MetricDef = gauge(
     "How long a tier's part of a page-in or page-out took, since the VM attached: the quantile.",
 );
 
-/// Of each VM with a far tier, by its client of the pool, with the prefix `pagoda_vm_remote_`.
-pub(super) const FAR: &[Row<FarPool>] = &[
+/// Of each VM with a remote tier, by its client of the pool, with the prefix `pagoda_vm_remote_`.
+pub(super) const REMOTE: &[Row<RemotePool>] = &[
     Row {
         def: gauge("held_bytes", "bytes", "Parts of the VM's memory that servers have, each counted once."),
-        value: |far| Value::Count(far.held_bytes),
+        value: |remote| Value::Count(remote.held_bytes),
     },
     Row {
         def: gauge("short_bytes", "bytes", "Of these, parts with fewer copies in sync than the VM is to have."),
-        value: |far| Value::Count(far.short_bytes),
+        value: |remote| Value::Count(remote.short_bytes),
     },
     Row {
         def: gauge("window_pages", "pages", "Pages of answers that may be under way: fewer after losses."),
-        value: |far| Value::Count(far.window_pages),
+        value: |remote| Value::Count(remote.window_pages),
     },
-    Row { def: counter("requests", "requests", "Requests sent to servers."), value: |far| Value::Count(far.requests) },
+    Row {
+        def: counter("requests", "requests", "Requests sent to servers."),
+        value: |remote| Value::Count(remote.requests),
+    },
     Row {
         def: counter(
             "resent",
             "requests",
             "Requests sent again: no answer in time, or later ones were answered before.",
         ),
-        value: |far| Value::Count(far.resent),
+        value: |remote| Value::Count(remote.resent),
     },
     Row {
         def: counter("hedged_reads", "pages", "Reads that took long and were asked of a second copy as well."),
-        value: |far| Value::Count(far.hedged_reads),
+        value: |remote| Value::Count(remote.hedged_reads),
     },
     Row {
         def: counter(
@@ -277,31 +280,31 @@ pub(super) const FAR: &[Row<FarPool>] = &[
             "datagrams",
             "Datagrams that were malformed, not authentic, replayed, or late.",
         ),
-        value: |far| Value::Count(far.dropped_datagrams),
+        value: |remote| Value::Count(remote.dropped_datagrams),
     },
     Row {
         def: counter("bad_pages", "pages", "Pages that came back damaged or old, and were read elsewhere."),
-        value: |far| Value::Count(far.bad_pages),
+        value: |remote| Value::Count(remote.bad_pages),
     },
     Row {
         def: counter("servers_given_up", "servers", "Servers that fell silent."),
-        value: |far| Value::Count(far.servers_given_up),
+        value: |remote| Value::Count(remote.servers_given_up),
     },
     Row {
         def: counter("copies_left", "slabs", "Copies of slabs that are no more in sync."),
-        value: |far| Value::Count(far.copies_left),
+        value: |remote| Value::Count(remote.copies_left),
     },
     Row {
         def: counter("copies_joined", "slabs", "Copies of slabs that were made anew."),
-        value: |far| Value::Count(far.copies_joined),
+        value: |remote| Value::Count(remote.copies_joined),
     },
     Row {
         def: counter("lost_slabs", "slabs", "Slabs whose last copy is gone."),
-        value: |far| Value::Count(far.lost_slabs),
+        value: |remote| Value::Count(remote.lost_slabs),
     },
     Row {
         def: counter("given_back_slabs", "slabs", "Slabs that went back to their servers: the VM has nothing in them."),
-        value: |far| Value::Count(far.given_back_slabs),
+        value: |remote| Value::Count(remote.given_back_slabs),
     },
     Row {
         def: counter(
@@ -309,12 +312,12 @@ pub(super) const FAR: &[Row<FarPool>] = &[
             "pages",
             "Pages that went to the swap file because nothing said in time which servers are to have them.",
         ),
-        value: |far| Value::Count(far.unmapped_pages),
+        value: |remote| Value::Count(remote.unmapped_pages),
     },
 ];
 
 /// Of each server that a VM's client of the pool knows, with the prefix `pagoda_vm_remote_server_`.
-pub(super) const FAR_SERVER: &[Row<FarServer>] = &[
+pub(super) const REMOTE_SERVER: &[Row<RemoteServer>] = &[
     Row {
         def: gauge("up", "0 or 1", "Whether the server answers the VM's client."),
         value: |server| Value::Count(server.up.into()),
@@ -338,7 +341,7 @@ pub(super) const FAR_SERVER: &[Row<FarServer>] = &[
 ];
 
 /// Its label `op` is read or write, its label `class` what it was for.
-pub(super) const FAR_LATENCY: MetricDef = gauge(
+pub(super) const REMOTE_LATENCY: MetricDef = gauge(
     "pagoda_vm_remote_latency_seconds",
     "seconds",
     "How long reads from the pool and writes to it took, to the next power of two: the quantile, by class.",

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use pagoda_api::{FarInfo, FarLatency, Latency};
+use pagoda_api::{Latency, RemoteInfo, RemoteLatency};
 use pagoda_core::stats::{METRICS, Metric};
 
 use super::*;
@@ -29,7 +29,7 @@ fn vm() -> VmInfo {
             ("faults_zero".into(), Latency::default()),
         ]),
         tiers: vec![tier()],
-        far: Some(far()),
+        remote: Some(remote()),
         waits: None,
         balloon: Some(pagoda_api::BalloonInfo {
             target_bytes: 2 << 30,
@@ -52,8 +52,8 @@ fn vm() -> VmInfo {
             active_bytes: Some(1 << 30),
             target_bytes: Some(3 << 29),
             limit_bytes: 1 << 30,
-            standing: "squeezed".into(),
-            standing_since_s: 11,
+            status: "squeezed".into(),
+            status_since_s: 11,
             ..pagoda_api::VmPolicy::default()
         },
         spec: pagoda_api::VmSpec::default(),
@@ -75,11 +75,12 @@ fn tier() -> TierInfo {
     }
 }
 
-fn far() -> FarInfo {
+fn remote() -> RemoteInfo {
     let took = Latency { count: 7, p50_us: 128.0, p99_us: 2048.0 };
-    let silent = FarServer { id: 2, datagram_bytes: 1200, ..FarServer::default() };
-    let up = FarServer { id: 1, up: true, round_trip_us: 45, free_bytes: 1 << 30, pressure: 1, datagram_bytes: 1472 };
-    let pool = FarPool {
+    let silent = RemoteServer { id: 2, datagram_bytes: 1200, ..RemoteServer::default() };
+    let up =
+        RemoteServer { id: 1, up: true, round_trip_us: 45, free_bytes: 1 << 30, pressure: 1, datagram_bytes: 1472 };
+    let pool = RemotePool {
         held_bytes: 1 << 30,
         short_bytes: 1 << 26,
         window_pages: 256,
@@ -94,16 +95,16 @@ fn far() -> FarInfo {
         lost_slabs: 29,
         given_back_slabs: 30,
         unmapped_pages: 31,
-        latency: vec![FarLatency { op: "read".into(), class: "demand".into(), took }],
+        latency: vec![RemoteLatency { op: "read".into(), class: "demand".into(), took }],
         servers: vec![up, silent],
     };
-    FarInfo { copies: 2, pool_bytes: 1 << 29, pool: Some(pool) }
+    RemoteInfo { copies: 2, pool_bytes: 1 << 29, pool: Some(pool) }
 }
 
 fn created() -> VmInfo {
     VmInfo {
         tiers: Vec::new(),
-        far: None,
+        remote: None,
         name: "db.2".into(),
         state: VmState::Created,
         pinned: Some("vfio".into()),
@@ -112,11 +113,7 @@ fn created() -> VmInfo {
         counters: BTreeMap::new(),
         latency: BTreeMap::new(),
         balloon: None,
-        policy: pagoda_api::VmPolicy {
-            standing: "not_planned".into(),
-            shares: 1000,
-            ..pagoda_api::VmPolicy::default()
-        },
+        policy: pagoda_api::VmPolicy { status: "not_planned".into(), shares: 1000, ..pagoda_api::VmPolicy::default() },
         ..vm()
     }
 }

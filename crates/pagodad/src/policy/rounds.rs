@@ -161,7 +161,7 @@ fn log(before: Option<(ReclaimState, bool)>, last: Option<&Last>) {
     if let Some((_, reason)) = plan.stuck
         && !was_stuck
     {
-        tracing::warn!("reclamation is stuck: {}", super::tell::stuck_text(reason));
+        tracing::warn!("reclamation is stuck: {}", super::report::stuck_text(reason));
     }
 }
 

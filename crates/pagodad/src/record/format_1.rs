@@ -24,9 +24,9 @@
 //! ```
 
 use pagoda_abi::Token;
-use pagoda_api::types::{FAR_COPIES_MAX, FarRequest, PolicySettings, Sampling, VmKind, VmSpec};
+use pagoda_api::types::{PolicySettings, REMOTE_COPIES_MAX, RemoteRequest, Sampling, VmKind, VmSpec};
 
-use super::{BadRecord, FAR_KEY_SIZE, Far, Record, SharingFiles, bad, from_hex};
+use super::{BadRecord, REMOTE_KEY_SIZE, Record, Remote, SharingFiles, bad, from_hex};
 use crate::compressed::Compressed;
 
 pub(super) const FIRST_LINE: &str = "pagoda-vm 1";
@@ -68,7 +68,7 @@ pub(super) fn read(lines: &str, len: usize) -> Result<Record, BadRecord> {
     let blocked = optional("blocked").is_some_and(|text| text == "1");
     let share_group = optional("group");
     let sharing = optional("sharing").map(|text| sharing_files(&text)).transpose()?;
-    let far = optional("far").map(|text| far(&text).ok_or_else(|| bad("far"))).transpose()?;
+    let remote = optional("far").map(|text| remote(&text).ok_or_else(|| bad("far"))).transpose()?;
     let compressed = optional("compressed").map(|text| {
         let (room, dir) = text.split_once(' ').ok_or_else(|| bad("compressed"))?;
         Ok(Compressed { room: number(room)?, dir: dir.to_owned() })
@@ -83,13 +83,13 @@ pub(super) fn read(lines: &str, len: usize) -> Result<Record, BadRecord> {
     let made = VmSpec { dram: Some(dram), reserve_swap, share_group, pinned, ..VmSpec::default() };
     let spec = VmSpec {
         policy: PolicySettings { min, shares, ..policy },
-        far: far.as_ref().map(|far| FarRequest { copies: far.copies }),
+        remote: remote.as_ref().map(|remote| RemoteRequest { copies: remote.copies }),
         balloon_target: balloon.map(|(target, _)| target),
         ..made
     };
     let paged_out = balloon.is_some_and(|(_, paged_out)| paged_out == 1);
     let new = Record::new(&name, token, kind, &regions, spec);
-    Ok(Record { pid: (pid, start), paged_out, blocked, sharing, far, compressed, ..new })
+    Ok(Record { pid: (pid, start), paged_out, blocked, sharing, remote, compressed, ..new })
 }
 
 fn number<T: TryFrom<u64>>(text: &str) -> Result<T, BadRecord> {
@@ -109,16 +109,17 @@ fn sharing_files(text: &str) -> Result<SharingFiles, BadRecord> {
 }
 
 /// `None` for anything that was never written.
-fn far(text: &str) -> Option<Far> {
+fn remote(text: &str) -> Option<Remote> {
     let mut words = text.split(' ');
     let (space, copies, key) = (words.next()?, words.next()?, words.next()?);
     let cluster = words.next().map(str::to_owned);
     if words.next().is_some() {
         return None;
     }
-    let copies = (1..=FAR_COPIES_MAX).find(|known| known.to_string() == copies)?;
-    let far = Far { space: u64::from_be_bytes(from_hex(space)?), copies, key: from_hex::<FAR_KEY_SIZE>(key)?, cluster };
-    far.check().map(|()| far)
+    let copies = (1..=REMOTE_COPIES_MAX).find(|known| known.to_string() == copies)?;
+    let remote =
+        Remote { space: u64::from_be_bytes(from_hex(space)?), copies, key: from_hex::<REMOTE_KEY_SIZE>(key)?, cluster };
+    remote.check().map(|()| remote)
 }
 
 #[cfg(test)]
@@ -131,7 +132,7 @@ mod tests {
     /// With none of the optional lines.
     const LEAST: &str = include_str!("golden/1-least.vm");
     /// Of a VM with remote memory, as a daemon wrote it before etcd kept spaces, and then.
-    const FAR: [&str; 2] = [include_str!("golden/1-far.vm"), include_str!("golden/1-far-etcd.vm")];
+    const REMOTE: [&str; 2] = [include_str!("golden/1-far.vm"), include_str!("golden/1-far-etcd.vm")];
 
     fn summed(body: &str) -> String {
         format!("{body}sum {:016x}\n", checksum(body))
@@ -146,19 +147,19 @@ mod tests {
         let spec = VmSpec {
             policy: PolicySettings { min: 128 << 20, shares: Some(2000), ..policy },
             reserve_swap: true,
-            far: Some(FarRequest { copies: 2 }),
+            remote: Some(RemoteRequest { copies: 2 }),
             pinned: Some("vfio device".into()),
             balloon_target: Some(256 << 20),
             ..made
         };
         let new = Record::new("web1", Token([7; 16]), VmKind::Qemu, &[2 << 20, 1 << 30], spec);
-        let far = Far { space: 0x0011_2233_aabb_ccdd, copies: 2, key: [0xa7; 32], cluster: Some("lab".into()) };
+        let remote = Remote { space: 0x0011_2233_aabb_ccdd, copies: 2, key: [0xa7; 32], cluster: Some("lab".into()) };
         let expected = Record {
             pid: (42, 4711),
             paged_out: true,
             blocked: true,
             sharing: Some(SharingFiles { table: (1, 42), pool: (1, u64::MAX) }),
-            far: Some(far),
+            remote: Some(remote),
             compressed: Some(Compressed { room: 1 << 30, dir: "/run/a dir".into() }),
             ..new
         };
@@ -170,16 +171,16 @@ mod tests {
     }
 
     #[test]
-    fn far_tiers_are_understood() {
-        let [file, etcd] = FAR.map(|text| Record::from_text(text).unwrap().far.unwrap());
+    fn remote_tiers_are_understood() {
+        let [file, etcd] = REMOTE.map(|text| Record::from_text(text).unwrap().remote.unwrap());
         assert_eq!((file.cluster.as_deref(), etcd.cluster.as_deref()), (None, Some("lab")));
-        assert_eq!(Far { cluster: None, ..etcd }, file);
+        assert_eq!(Remote { cluster: None, ..etcd }, file);
         assert_eq!((file.space, file.copies, file.key), (0x0011_2233_aabb_ccdd, 2, [0xa7; 32]));
     }
 
     #[test]
     fn it_is_written_anew_as_format_2() {
-        for text in [ALL, LEAST, FAR[0], FAR[1]] {
+        for text in [ALL, LEAST, REMOTE[0], REMOTE[1]] {
             let record = Record::from_text(text).unwrap();
             let text = record.to_text();
             assert!(text.starts_with("pagoda-vm 2\n"), "{text}");
@@ -206,13 +207,16 @@ mod tests {
     }
 
     #[test]
-    fn far_tiers_are_as_they_were_written() {
-        let key = "0f".repeat(FAR_KEY_SIZE);
+    fn remote_tiers_are_as_they_were_written() {
+        let key = "0f".repeat(REMOTE_KEY_SIZE);
         let text = format!("00112233aabbccdd 1 {key}");
-        let good = Far { space: 0x0011_2233_aabb_ccdd, copies: 1, key: [0x0f; FAR_KEY_SIZE], cluster: None };
-        assert_eq!(far(&text), Some(good.clone()));
+        let good = Remote { space: 0x0011_2233_aabb_ccdd, copies: 1, key: [0x0f; REMOTE_KEY_SIZE], cluster: None };
+        assert_eq!(remote(&text), Some(good.clone()));
         for pool in ["default", "a-b_c.9", &"x".repeat(CLUSTER_MAX)] {
-            assert_eq!(far(&format!("{text} {pool}")), Some(Far { cluster: Some(pool.to_owned()), ..good.clone() }));
+            assert_eq!(
+                remote(&format!("{text} {pool}")),
+                Some(Remote { cluster: Some(pool.to_owned()), ..good.clone() })
+            );
         }
         assert!(!format!("{good:?}").contains("0f0f"), "the key stays out of logs");
         for bad in [
@@ -233,9 +237,9 @@ mod tests {
             format!("00112233aabbccdd  1 {key}"),
             format!("00112233aabbccdd 1 {}", &key[1..]),
             format!("00112233aabbccdd 1 {key}0f"),
-            format!("00112233aabbccdd 1 {}", "\u{e4}".repeat(FAR_KEY_SIZE)),
+            format!("00112233aabbccdd 1 {}", "\u{e4}".repeat(REMOTE_KEY_SIZE)),
         ] {
-            assert_eq!(far(&bad), None, "{bad:?}");
+            assert_eq!(remote(&bad), None, "{bad:?}");
         }
     }
 

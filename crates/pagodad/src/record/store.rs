@@ -128,7 +128,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use pagoda_abi::Token;
-    use pagoda_api::types::{FarRequest, VmKind, VmSpec};
+    use pagoda_api::types::{RemoteRequest, VmKind, VmSpec};
 
     use super::*;
 
@@ -184,7 +184,7 @@ mod tests {
         let spec = VmSpec { pinned: Some("x".repeat(RECORD_MAX)), ..VmSpec::default() };
         let error = store.write(&Record { spec, ..record("web1") }).unwrap_err();
         assert!(format!("{error:#}").contains("longer than a record can be"), "{error:#}");
-        let spec = VmSpec { far: Some(FarRequest { copies: 2 }), ..VmSpec::default() };
+        let spec = VmSpec { remote: Some(RemoteRequest { copies: 2 }), ..VmSpec::default() };
         assert!(store.write(&Record { spec, ..record("web1") }).is_err(), "it contradicts itself");
         assert_eq!(read(&store.path("web1")).unwrap(), record("web1"));
         std::fs::remove_dir_all(&store.dir).unwrap();

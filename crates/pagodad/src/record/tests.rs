@@ -15,7 +15,7 @@ fn all() -> Record {
     let spec = VmSpec {
         policy: PolicySettings { min: 128 << 20, shares: Some(2000), ..policy },
         reserve_swap: true,
-        far: Some(FarRequest { copies: 2 }),
+        remote: Some(RemoteRequest { copies: 2 }),
         pinned: Some("vfio device".into()),
         balloon_target: Some(256 << 20),
         ..made
@@ -25,10 +25,10 @@ fn all() -> Record {
         paged_out: true,
         blocked: true,
         sharing: Some(SharingFiles { table: (1, 42), pool: (1, u64::MAX) }),
-        far: Some(Far {
+        remote: Some(Remote {
             space: 0x0011_2233_aabb_ccdd,
             copies: 2,
-            key: [0xa7; FAR_KEY_SIZE],
+            key: [0xa7; REMOTE_KEY_SIZE],
             cluster: Some("lab".into()),
         }),
         compressed: Some(Compressed { room: 1 << 30, dir: "/run/a dir".into() }),
@@ -74,12 +74,12 @@ fn record_reads_as_written() {
     };
     records.push(without(|record| record.sharing = None));
     records.push(without(|record| record.compressed = None));
-    records.push(without(|record| (record.far, record.spec.far) = (None, None)));
-    records.push(without(|record| record.far.iter_mut().for_each(|far| far.cluster = None)));
+    records.push(without(|record| (record.remote, record.spec.remote) = (None, None)));
+    records.push(without(|record| record.remote.iter_mut().for_each(|remote| remote.cluster = None)));
     records.push(without(|record| (record.paged_out, record.spec.balloon_target) = (false, None)));
     records.push(without(|record| record.blocked = false));
     records.push(without(|record| {
-        record.spec = VmSpec { far: record.spec.far, balloon_target: Some(0), ..VmSpec::default() }
+        record.spec = VmSpec { remote: record.spec.remote, balloon_target: Some(0), ..VmSpec::default() }
     }));
     records.push(without(|record| record.name = "Büro-Server (alt)".into()));
     records.push(without(|record| record.spec.pinned = Some("two\nlines, \"quoted\" \u{1}\u{202e}".into())));
@@ -148,7 +148,7 @@ fn what_no_daemon_writes_is_refused() {
             record["spec"]["far"]["copies"] = copies.into();
         });
     }
-    check("no far tier", &|record| record["spec"]["far"] = Value::Null);
+    check("no remote tier", &|record| record["spec"]["far"] = Value::Null);
     for pool in ["", "Lab", "a/b", &"x".repeat(CLUSTER_MAX + 1)] {
         check(pool, &|record| record["far"]["cluster"] = pool.into());
     }

@@ -40,7 +40,7 @@ impl Registry {
         }
     }
 
-    /// Has a VM's balloon follow its user's wish, once it is attached.
+    /// Has a VM's balloon follow its user's target, once it is attached.
     pub(super) fn drive_balloon(self: &Arc<Self>, vm: &mut Vm) -> Result<()> {
         let memory = Bytes(vm.record.memory());
         match &vm.balloon {

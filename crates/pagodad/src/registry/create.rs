@@ -18,9 +18,9 @@ use pagoda_sys::swapfile::{Reserve, SwapFile};
 use super::admission::configure_sampling;
 use super::writing::WritingLock;
 use super::{Registry, VMS_MAX, Vm, error, internal, listen};
-use crate::far;
 use crate::qmp::Monitor;
-use crate::record::{Far, Record};
+use crate::record::{Record, Remote};
+use crate::remote;
 
 /// VMs that are being made or removed, by name.
 pub(super) type Making = BTreeMap<String, Absent>;
@@ -81,21 +81,26 @@ impl Registry {
         self.wait_until_removed(&request.name);
         self.check_free(&self.lock(), &request.name)?;
         // Without the lock: etcd may be asked.
-        let dirs = far::Dirs::of(&self.config);
-        let new_tier = |far| far::new_tier(&dirs, &request.name, &request.memory, far);
-        let tier = request.spec.far.map(new_tier).transpose()?;
-        let created = self.create_with(request, tier.as_ref().map(|tier| tier.far.clone()), || {
+        let dirs = remote::Dirs::of(&self.config);
+        let new_tier = |remote| remote::new_tier(&dirs, &request.name, &request.memory, remote);
+        let tier = request.spec.remote.map(new_tier).transpose()?;
+        let created = self.create_with(request, tier.as_ref().map(|tier| tier.remote.clone()), || {
             tier.iter().for_each(|tier| tier.keep(&dirs));
         });
         created.inspect_err(|_| tier.iter().for_each(|tier| tier.give_up(&dirs)))
     }
 
     /// `made` is called before anybody can end the VM.
-    fn create_with(&self, request: CreateVm, far: Option<Far>, made: impl FnOnce()) -> Result<CreatedVm, ApiError> {
+    fn create_with(
+        &self,
+        request: CreateVm,
+        remote: Option<Remote>,
+        made: impl FnOnce(),
+    ) -> Result<CreatedVm, ApiError> {
         let CreateVm { name, memory, kind, spec } = request;
         let token = random_token().map_err(|e| internal("make a token", e))?;
         let compressed = self.config.compressed.clone();
-        let record = Record { far, compressed, ..Record::new(&name, token, kind, &memory, spec) };
+        let record = Record { remote, compressed, ..Record::new(&name, token, kind, &memory, spec) };
         let reservation = self.reserve(&name, &record)?;
         let vm = self.make(record, reservation.id)?;
         made();

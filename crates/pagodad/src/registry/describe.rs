@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pagoda_api::types::{
-    ApiError, BalloonInfo, Explain, ExplainLine, FarInfo, Health, HostInfo, Latency, TierInfo, VmInfo, VmState,
+    ApiError, BalloonInfo, Explain, ExplainLine, Health, HostInfo, Latency, RemoteInfo, TierInfo, VmInfo, VmState,
 };
 use pagoda_core::stats::{CATALOGUE, FAULT_CAUSES, Metric, Stats};
 use pagoda_core::units::{Bytes, PAGE_SIZE};
@@ -16,7 +16,7 @@ use pagoda_sys::host::FolioSize;
 use super::{Registry, Vm, no_such_vm};
 use crate::balloon;
 use crate::policy::host::read_memory;
-use crate::policy::tell::Sharing;
+use crate::policy::report::Sharing;
 
 impl Registry {
     /// All VMs, by name.
@@ -71,10 +71,10 @@ impl Registry {
             counters,
             latency: latency_of(&status),
             tiers: status.tiers.iter().map(tier_of).collect(),
-            far: vm.record.far.as_ref().map(|far| FarInfo {
-                copies: far.copies,
-                pool_bytes: status.stats.get(Metric::Far) * PAGE_SIZE,
-                pool: status.remote.as_ref().map(crate::far::describe),
+            remote: vm.record.remote.as_ref().map(|remote| RemoteInfo {
+                copies: remote.copies,
+                pool_bytes: status.stats.get(Metric::Remote) * PAGE_SIZE,
+                pool: status.remote.as_ref().map(crate::remote::describe),
             }),
             waits: vm.refused.clone().or_else(|| status.waits.clone()),
             balloon: vm.balloon.as_ref().map(balloon::Handle::info),
@@ -113,12 +113,12 @@ impl Registry {
             Bytes(vm.swap_used_bytes).to_string(),
             "on the disk, clean copies of resident pages included",
         );
-        if let Some(far) = &vm.far {
-            let reason = match far.copies {
+        if let Some(remote) = &vm.remote {
+            let reason = match remote.copies {
                 1 => "in the pool's memory, before its swap file; one copy: a server that dies takes it with it",
                 _ => "in the pool's memory, before its swap file; two copies: one server may die",
             };
-            line("far", Bytes(far.pool_bytes).to_string(), reason);
+            line("remote", Bytes(remote.pool_bytes).to_string(), reason);
         }
         match (&vm.pinned, vm.armed) {
             (Some(reason), _) => line("pinned", "yes".into(), &format!("nothing is evicted: {reason}")),

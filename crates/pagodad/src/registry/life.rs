@@ -13,9 +13,9 @@ use pagoda_pager::handle::{Command, Notice};
 use pagoda_sys::process::Life;
 
 use super::{Registry, Vm};
-use crate::far;
 use crate::qmp::Monitor;
 use crate::record::Record;
+use crate::remote;
 
 /// The look for other mappers, in health.
 const STRANGERS: &str = "other mappers";
@@ -27,7 +27,7 @@ const DETACH_WAIT: Duration = Duration::from_secs(10);
 impl Registry {
     /// Reads the records of VMs that a previous daemon served. Those whose process still runs wait for its agent.
     pub fn load(&self) -> std::io::Result<()> {
-        let owed = far::owed_of_before(&self.config);
+        let pending = remote::pending_of_before(&self.config);
         let mut all_known = true;
         for (path, record) in self.records.list()? {
             match record {
@@ -41,11 +41,11 @@ impl Registry {
         self.say_what_is_short();
         if all_known {
             let vms: Vec<Record> = self.lock().values().map(|vm| vm.record.clone()).collect();
-            far::give_back_of_before(&self.config, &owed, &vms);
+            remote::give_back_of_before(&self.config, &pending, &vms);
         } else {
             self.never_settle();
             // One of them may be that of a VM that could not be read.
-            owed.iter().for_each(|debtor| tracing::warn!(vm = %debtor.name, "what it owes to a pool is left alone"));
+            pending.iter().for_each(|debtor| tracing::warn!(vm = %debtor.name, "its pending release is left alone"));
         }
         Ok(())
     }

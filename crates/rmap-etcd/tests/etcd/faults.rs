@@ -5,7 +5,7 @@ use std::time::Duration;
 use rmap::client::{Event, Failure};
 use rmap::control::ControlPlane;
 use rmap::units::{Generation, SpaceId};
-use rmap_etcd::{EtcdError, Standing};
+use rmap_etcd::{EtcdError, Ownership};
 use rustix::process::Signal;
 
 use crate::data::{Owner, PAGES, Running};
@@ -71,8 +71,8 @@ fn of_two_owners_one_can_write() {
     assert_eq!(late.write(5, 3), Err(Failure::Fenced));
     assert_eq!((now.has(0, 2), now.has(5, 1)), (Ok(true), Ok(true)));
     let (late, now) = (late.health, now.health);
-    until("it is said", || late.get().owned == [(space, first, Standing::Taken { generation: second })]);
-    until("it is said", || now.get().owned == [(space, second, Standing::Owner)]);
+    until("it is said", || late.get().owned == [(space, first, Ownership::Taken { generation: second })]);
+    until("it is said", || now.get().owned == [(space, second, Ownership::Owner)]);
 }
 
 /// etcd stands still, and is then killed, while hosts take a space from each other.
@@ -195,7 +195,7 @@ fn an_owner_that_etcd_forgot_is_fenced_by_the_servers() {
     fill(&mut cut_off, 1);
     relay.lose(0, u32::MAX);
     let health = cut_off.health.clone();
-    until("it is not sure", || health.get().owned == [(space, generation, Standing::Unsure)]);
+    until("it is not sure", || health.get().owned == [(space, generation, Ownership::Unsure)]);
     // It may go on: nobody else has the space, and the servers take its writes.
     cut_off.write(3, 2).unwrap();
     let (mut now, _) = owner(&etcd, space, "b", &servers);

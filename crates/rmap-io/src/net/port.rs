@@ -60,13 +60,13 @@ impl Port {
         Ok(Port { datagrams: Some(Datagrams::bind(addr)?), streams: None })
     }
 
-    /// A server's, one for each of its lanes, by UDP alone.
+    /// A server's, one for each of its workers, by UDP alone.
     ///
     /// # Errors
     /// The address cannot be bound, or the sockets not be set up.
-    pub fn bind_lanes(addr: SocketAddr, lanes: usize) -> io::Result<Vec<Port>> {
+    pub fn bind_workers(addr: SocketAddr, workers: usize) -> io::Result<Vec<Port>> {
         let port = |socket| Ok(Port { datagrams: Some(Datagrams::new(socket)?), streams: None });
-        steer::bind(addr, lanes)?.into_iter().map(port).collect()
+        steer::bind(addr, workers)?.into_iter().map(port).collect()
     }
 
     /// A client's, by TCP alone.
@@ -77,24 +77,24 @@ impl Port {
         Ok(Port { datagrams: None, streams: Some(Streams::dial()?) })
     }
 
-    /// A server's, for clients by UDP and by TCP, who come to the same number; those by TCP are the first lane's. Where the
-    /// system is to choose the number, it is one that both have free.
+    /// A server's, for clients by UDP and by TCP, who come to the same number; those by TCP are the first worker's.
+    /// Where the system is to choose the number, it is one that both have free.
     ///
     /// # Errors
     /// The address cannot be bound by one of them, or the sockets not be set up.
-    pub fn listen_lanes(addr: SocketAddr, lanes: usize) -> io::Result<Vec<Port>> {
+    pub fn listen_workers(addr: SocketAddr, workers: usize) -> io::Result<Vec<Port>> {
         for _ in 1..NUMBERS_MAX {
-            match Port::listen_once(addr, lanes) {
+            match Port::listen_once(addr, workers) {
                 // UDP chose it, and does not know what TCP has.
                 Err(error) if addr.port() == 0 && error.kind() == io::ErrorKind::AddrInUse => {}
                 result => return result,
             }
         }
-        Port::listen_once(addr, lanes)
+        Port::listen_once(addr, workers)
     }
 
-    fn listen_once(addr: SocketAddr, lanes: usize) -> io::Result<Vec<Port>> {
-        let mut ports = Port::bind_lanes(addr, lanes)?;
+    fn listen_once(addr: SocketAddr, workers: usize) -> io::Result<Vec<Port>> {
+        let mut ports = Port::bind_workers(addr, workers)?;
         let Port { datagrams: Some(datagrams), streams } = &mut ports[0] else { unreachable!("it was just bound") };
         let by_tcp = Streams::listen(datagrams.local_addr()?)
             .map_err(|error| io::Error::new(error.kind(), format!("by TCP: {error}")))?;

@@ -52,27 +52,27 @@ pub fn serve_until(
     serve_since(Instant::now(), server, port, wait, look)
 }
 
-/// The same with a thread for each lane but the first, which is served, and looked at, by the calling one. The ports are
-/// those of [`Port::bind_lanes`].
+/// The same with a thread for each worker but the first, which is served, and looked at, by the calling one. The ports
+/// are those of [`Port::bind_workers`].
 ///
 /// # Errors
 /// A socket is broken, or there are no threads to be had: nothing is served any more.
 ///
 /// # Panics
-/// If a lane panics.
-pub fn serve_lanes(
-    lanes: &mut [(Server, Port)],
+/// If a worker panics.
+pub fn serve_workers(
+    workers: &mut [(Server, Port)],
     wait: Wait,
     mut look: impl FnMut(&mut Server, Time) -> bool,
 ) -> io::Result<()> {
-    let Some(((first, port), others)) = lanes.split_first_mut() else { return Ok(()) };
+    let Some(((first, port), others)) = workers.split_first_mut() else { return Ok(()) };
     let (start, stop) = (Instant::now(), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let mut threads = Vec::with_capacity(others.len());
         let begun = others.iter_mut().try_for_each(|(server, port)| {
             let stop = &stop;
             let serve = move || serve_since(start, server, port, wait, |_, _| stop.load(Ordering::Relaxed));
-            let name = format!("lane-{}", threads.len() + 1);
+            let name = format!("worker-{}", threads.len() + 1);
             threads.push(std::thread::Builder::new().name(name).spawn_scoped(scope, serve)?);
             Ok(())
         });
@@ -86,7 +86,7 @@ pub fn serve_lanes(
         };
         let served = begun.and_then(|()| serve_since(start, first, port, wait, look));
         stop.store(true, Ordering::Relaxed);
-        let join = |thread: ScopedJoinHandle<'_, io::Result<()>>| thread.join().expect("no lane panics");
+        let join = |thread: ScopedJoinHandle<'_, io::Result<()>>| thread.join().expect("no worker panics");
         threads.into_iter().map(join).fold(served, io::Result::and)
     })
 }

@@ -1,8 +1,9 @@
-//! Several sockets of one address, one for each lane of a server. The kernel hands each datagram to the lane that has its
-//! session, by a classic BPF program that says what [`lane_of`](rmap::server::lane_of) says, and hellos by their address.
+//! Several sockets of one address, one for each worker of a server. The kernel hands each datagram to the worker that
+//! has its session, by a classic BPF program that says what [`worker_of`](rmap::server::worker_of) says, and hellos by
+//! their address.
 //!
 //! Not by the address alone, as the kernel would by itself: a client's address may change in the middle of a session, and
-//! what another server answers to a copy from here has to find the lane that sent it.
+//! what another server answers to a copy from here has to find the worker that sent it.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -13,7 +14,7 @@ use nix::libc::{
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use rmap::server::{LANE_BITS, LANE_SHIFT};
+use rmap::server::{WORKER_BITS, WORKER_SHIFT};
 use rmap::wire::datagram::{HELLO, RECEIVER_AT};
 
 /// What BPF_RET | BPF_A is, which the libc crate lacks (linux/filter.h).
@@ -47,11 +48,11 @@ pub fn bind(addr: SocketAddr, count: usize) -> io::Result<Vec<UdpSocket>> {
     Ok(sockets)
 }
 
-/// A socket's number is that of its lane, because the kernel numbers them as they were bound.
+/// A socket's number is that of its worker, because the kernel numbers them as they were bound.
 fn program() -> [sock_filter; 7] {
     const {
         // The program looks at one byte of the receiver's number, the second lowest.
-        assert!(LANE_SHIFT >= 8 && LANE_SHIFT + LANE_BITS <= 16);
+        assert!(WORKER_SHIFT >= 8 && WORKER_SHIFT + WORKER_BITS <= 16);
     }
     let step = |code: u32, k: u32| sock_filter { code: code as u16, jt: 0, jf: 0, k };
     [
@@ -59,8 +60,8 @@ fn program() -> [sock_filter; 7] {
         sock_filter { jt: 0, jf: 1, ..step(BPF_JMP | BPF_JEQ | BPF_K, u32::from(HELLO)) },
         step(BPF_RET | BPF_K, BY_ADDRESS),
         step(BPF_LD | BPF_B | BPF_ABS, RECEIVER_AT as u32 + 1),
-        step(BPF_ALU | BPF_RSH | BPF_K, LANE_SHIFT - 8),
-        step(BPF_ALU | BPF_AND | BPF_K, (1 << LANE_BITS) - 1),
+        step(BPF_ALU | BPF_RSH | BPF_K, WORKER_SHIFT - 8),
+        step(BPF_ALU | BPF_AND | BPF_K, (1 << WORKER_BITS) - 1),
         step(BPF_RET | BPF_A, 0),
     ]
 }

@@ -2,7 +2,7 @@
 //!
 //! To the protocol a stream is a path like any other: what it loses, by breaking or because its other end does not read, is
 //! sent again. Nobody is believed for having connected: a stream that no datagram was ever sent to, because its client could
-//! not show any key, goes when another one needs its place.
+//! not show any key, goes when another one needs its slot.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -117,11 +117,11 @@ impl Streams {
             match event.data.u64() {
                 LISTENER => self.accept(),
                 OTHER => {}
-                place => {
-                    let place = place as usize;
-                    let Some(stream) = &mut self.all[place] else { continue };
+                slot => {
+                    let slot = slot as usize;
+                    let Some(stream) = &mut self.all[slot] else { continue };
                     let works = stream.read(&mut any, &mut on_datagram) && stream.write();
-                    self.keep(place, works);
+                    self.keep(slot, works);
                 }
             }
         }
@@ -131,19 +131,19 @@ impl Streams {
     /// Sends a datagram. `false` if it goes another way: there is no such stream, and nobody is connected to from here.
     pub fn send(&mut self, to: SocketAddr, datagrams: std::slice::Chunks<'_, u8>) -> bool {
         let known = self.all.iter().position(|stream| stream.as_ref().is_some_and(|stream| stream.addr == to));
-        let place = match known {
-            Some(place) => place,
+        let slot = match known {
+            Some(slot) => slot,
             None if self.listener.is_some() => return is_stream(to),
             None => match self.connect(to) {
-                Some(place) => place,
+                Some(slot) => slot,
                 None => return true,
             },
         };
-        if let Some(stream) = &mut self.all[place] {
+        if let Some(stream) = &mut self.all[slot] {
             stream.is_answered = true;
             datagrams.for_each(|datagram| stream.queue(datagram));
             let works = stream.write();
-            self.keep(place, works);
+            self.keep(slot, works);
         }
         true
     }
@@ -152,24 +152,24 @@ impl Streams {
         // Not for ever: strangers may come faster than they are accepted. Out of descriptors: they wait in the backlog.
         for _ in 0..BACKLOG {
             let Some(Ok((socket, _))) = self.listener.as_ref().map(TcpListener::accept) else { return };
-            let Some(place) = self.place() else { continue };
+            let Some(slot) = self.find_slot() else { continue };
             let addr = stream_addr(self.numbers);
             if socket.set_nonblocking(true).is_ok() {
-                self.begin(place, socket, addr);
+                self.begin(slot, socket, addr);
             }
         }
     }
 
     /// Room for one more. The oldest of those that were never answered goes for it.
-    fn place(&mut self) -> Option<usize> {
+    fn find_slot(&mut self) -> Option<usize> {
         let free = self.all.iter().position(Option::is_none);
         free.or_else(|| {
-            let numbered = |(place, stream): (usize, &Option<Stream>)| {
-                stream.as_ref().filter(|stream| !stream.is_answered).map(|stream| (stream.number, place))
+            let numbered = |(slot, stream): (usize, &Option<Stream>)| {
+                stream.as_ref().filter(|stream| !stream.is_answered).map(|stream| (stream.number, slot))
             };
-            let (_, place) = self.all.iter().enumerate().filter_map(numbered).min()?;
-            self.all[place] = None;
-            Some(place)
+            let (_, slot) = self.all.iter().enumerate().filter_map(numbered).min()?;
+            self.all[slot] = None;
+            Some(slot)
         })
     }
 
@@ -181,7 +181,7 @@ impl Streams {
         }
         // Whatever comes of it, it is not tried again at once.
         self.failed.push((to, now + DIAL_AGAIN));
-        let place = self.place()?;
+        let slot = self.find_slot()?;
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP)).ok()?;
         socket.set_nonblocking(true).ok()?;
         match socket.connect(&to.into()) {
@@ -189,18 +189,18 @@ impl Streams {
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {}
             Err(_) => return None,
         }
-        self.begin(place, socket.into(), to);
-        self.all[place].is_some().then_some(place)
+        self.begin(slot, socket.into(), to);
+        self.all[slot].is_some().then_some(slot)
     }
 
-    fn begin(&mut self, place: usize, socket: TcpStream, addr: SocketAddr) {
+    fn begin(&mut self, slot: usize, socket: TcpStream, addr: SocketAddr) {
         let _ = SockRef::from(&socket).set_tcp_nodelay(true);
-        if epoll::add(&self.epoll, &socket, EventData::new_u64(place as u64), EventFlags::IN).is_err() {
+        if epoll::add(&self.epoll, &socket, EventData::new_u64(slot as u64), EventFlags::IN).is_err() {
             return;
         }
         let number = self.numbers;
         self.numbers += 1;
-        self.all[place] = Some(Stream {
+        self.all[slot] = Some(Stream {
             socket,
             addr,
             number,
@@ -214,15 +214,15 @@ impl Streams {
 
     /// A stream that does not work any more goes, and its descriptor with it; of one that does, its end is watched as far
     /// as something waits for it.
-    fn keep(&mut self, place: usize, works: bool) {
-        let Some(stream) = &mut self.all[place] else { return };
+    fn keep(&mut self, slot: usize, works: bool) {
+        let Some(stream) = &mut self.all[slot] else { return };
         let waits = !stream.output.is_empty();
         let mut wanted = EventFlags::IN;
         wanted.set(EventFlags::OUT, waits);
         let changes = waits != stream.watches_output;
-        let data = EventData::new_u64(place as u64);
+        let data = EventData::new_u64(slot as u64);
         if !works || (changes && epoll::modify(&self.epoll, &stream.socket, data, wanted).is_err()) {
-            self.all[place] = None;
+            self.all[slot] = None;
         } else {
             stream.watches_output = waits;
         }

@@ -47,7 +47,7 @@ impl Pages for Memory {
         Ok(())
     }
 
-    fn parked(&self) -> usize {
+    fn queued(&self) -> usize {
         0
     }
 
@@ -297,7 +297,7 @@ impl Pages for Counted {
         unreachable!("nothing is trimmed")
     }
 
-    fn parked(&self) -> usize {
+    fn queued(&self) -> usize {
         0
     }
 
@@ -348,7 +348,7 @@ fn a_client_that_reads_nothing_is_not_read_for_ever() {
     }
     test.send(&bytes);
     assert!(!test.connection.wants_input(), "its requests wait in its own socket");
-    assert!(test.connection.output().len() <= OWED_MAX + REQUESTS_MAX * 64);
+    assert!(test.connection.output().len() <= PROMISED_MAX + REQUESTS_MAX * 64);
     // As soon as it reads, it is served again.
     test.answers();
     test.send(b"");

@@ -80,7 +80,7 @@ impl Pages for Model {
         Ok(())
     }
 
-    fn parked(&self) -> usize {
+    fn queued(&self) -> usize {
         0
     }
 
@@ -368,7 +368,7 @@ fn a_trim_of_many_holes_goes_on_by_itself() {
             Ok(())
         }
 
-        fn parked(&self) -> usize {
+        fn queued(&self) -> usize {
             0
         }
 
@@ -407,12 +407,12 @@ fn a_trim_of_a_hole_waits_for_the_word_that_it_is_one() {
         disk.run(model);
     };
     let done = |disk: &mut Disk| {
-        let mut told: Vec<(u64, Option<Errno>)> = Vec::new();
+        let mut answered: Vec<(u64, Option<Errno>)> = Vec::new();
         while let Some((_, id)) = disk.poll_done() {
-            told.push((disk.request(id).cookie, disk.request(id).error));
+            answered.push((disk.request(id).cookie, disk.request(id).error));
             disk.free(id);
         }
-        told
+        answered
     };
     for (result, error) in
         [(Ok(()), None), (Err(Failure::Fenced), Some(Errno::Shutdown)), (Err(Failure::Silent), Some(Errno::Io))]
@@ -457,13 +457,13 @@ fn a_trim_of_a_hole_waits_for_the_word_that_it_is_one() {
 /// Pages of which the first are at a server that is silent. Nothing ends by itself.
 #[derive(Default)]
 struct HalfSilent {
-    parked: Vec<Token>,
+    queued: Vec<Token>,
     asking: Vec<Token>,
     writing: Vec<Token>,
 }
 
 /// As many as fill all the places where reads may wait, and more.
-const SILENT_PAGES: u64 = 2 * PARKED_MAX as u64;
+const SILENT_PAGES: u64 = 2 * QUEUED_READS_MAX as u64;
 
 impl HalfSilent {
     fn has_room(&self) -> bool {
@@ -473,8 +473,8 @@ impl HalfSilent {
 
 impl Pages for HalfSilent {
     fn read(&mut self, page: PageNo, token: Token) -> Result<(), Refused> {
-        if page.0 < SILENT_PAGES && self.parked.len() < PARKED_MAX {
-            self.parked.push(token);
+        if page.0 < SILENT_PAGES && self.queued.len() < QUEUED_READS_MAX {
+            self.queued.push(token);
         } else if self.has_room() {
             self.asking.push(token);
         } else {
@@ -499,8 +499,8 @@ impl Pages for HalfSilent {
         unreachable!("nothing is trimmed")
     }
 
-    fn parked(&self) -> usize {
-        self.parked.len()
+    fn queued(&self) -> usize {
+        self.queued.len()
     }
 
     fn run(&self, _: PageNo, max: u64) -> PageRun {
@@ -521,20 +521,20 @@ fn pages_of_a_silent_server_hold_up_no_others() {
         disk.begin(0, page, Kind::Read, at(page), PAGE);
     }
     run(&mut disk, &mut pages);
-    assert_eq!(pages.parked.len(), ONE_KIND_MAX);
+    assert_eq!(pages.queued.len(), ONE_KIND_MAX);
     disk.begin(1, 1, Kind::Read, at(SILENT_PAGES), PAGE);
     disk.run(&mut pages);
     assert_eq!(pages.asking.len(), 1);
     // Of a long READ a part waits; of many of them all that may.
     disk.begin(0, 2, Kind::Read, 0, 1000 * PAGE);
     run(&mut disk, &mut pages);
-    assert_eq!(pages.parked.len(), ONE_KIND_MAX + PIECES_A_READ);
-    for cookie in 0..(PARKED_MAX / PIECES_A_READ) as u64 - 2 {
+    assert_eq!(pages.queued.len(), ONE_KIND_MAX + PIECES_A_READ);
+    for cookie in 0..(QUEUED_READS_MAX / PIECES_A_READ) as u64 - 2 {
         disk.begin(0, cookie, Kind::Read, at(1000), PIECES_A_READ as u32 * PAGE);
     }
     run(&mut disk, &mut pages);
-    let parked = pages.parked.len();
-    assert!(parked > PARKED_MAX - PIECES_A_READ && parked <= PARKED_MAX, "{parked}");
+    let queued = pages.queued.len();
+    assert!(queued > QUEUED_READS_MAX - PIECES_A_READ && queued <= QUEUED_READS_MAX, "{queued}");
     // Others begin as if nothing waited, and leave room for writes; so do parts of pages that are read to be written.
     for page in 1..1000 {
         disk.begin(1, page, Kind::Read, at(SILENT_PAGES + page), PAGE);
@@ -545,8 +545,8 @@ fn pages_of_a_silent_server_hold_up_no_others() {
     assert_eq!(disk.put(write, &[1; PAGE_SIZE + 10], &mut pages), PAGE_SIZE + 10);
     assert_eq!((pages.writing.len(), pages.asking.len()), (1, ONE_KIND_MAX + 1));
     // All of it ends.
-    let tokens = [&pages.parked[..], &pages.asking].concat();
-    pages.parked.clear();
+    let tokens = [&pages.queued[..], &pages.asking].concat();
+    pages.queued.clear();
     pages.asking.clear();
     tokens.into_iter().for_each(|token| disk.on_event(Event::Read { token, result: Ok(()) }, &ZERO_PAGE, &mut pages));
     assert_eq!((disk.fetching, pages.writing.len()), (0, 2));

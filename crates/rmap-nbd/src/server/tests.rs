@@ -182,9 +182,9 @@ fn a_server_that_stops_answers_first() {
 }
 
 /// A client that hangs up right after its last request: that is done all the same, and nothing is left of the client then. One that
-/// hangs up without a word keeps no place.
+/// hangs up without a word keeps no slot.
 #[test]
-fn a_client_that_said_goodbye_keeps_its_place_until_all_is_done() {
+fn a_client_that_said_goodbye_keeps_its_slot_until_all_is_done() {
     for (says_so, stays) in [(true, true), (false, false)] {
         let mut rig = Rig::agreed();
         *rig.reply.borrow_mut() = ControlReply::Later;

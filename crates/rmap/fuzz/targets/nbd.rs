@@ -50,7 +50,7 @@ impl Pages for Zeros {
         Ok(())
     }
 
-    fn parked(&self) -> usize {
+    fn queued(&self) -> usize {
         0
     }
 

@@ -14,11 +14,11 @@ impl Client {
     /// Takes note of where a server says it is. One that is silent is greeted there too, at once if that is news; one that
     /// answers, but says that it has begun a new life, is asked for a sign of the old one. `false` if no such server is known.
     pub fn hint(&mut self, now: Time, hint: &Hint) -> bool {
-        let Some(place) = self.peer_of(hint.server) else { return false };
-        let peer = &mut self.peers[place];
+        let Some(peer_idx) = self.peer_of(hint.server) else { return false };
+        let peer = &mut self.peers[peer_idx];
         let news = peer.hint.replace((hint.addr, hint.epoch)) != Some((hint.addr, hint.epoch));
         if news && !peer.is_up() {
-            self.greet(place);
+            self.greet(peer_idx);
         } else if news && peer.epoch != Some(hint.epoch) {
             peer.ping_for(now, now);
         }
@@ -34,22 +34,22 @@ impl Peer {
     }
 
     /// Where it was heard last, where it is listed, and where it said that it is.
-    fn places(&self) -> [SocketAddr; 3] {
+    fn addresses(&self) -> [SocketAddr; 3] {
         [self.addr, self.info.addr, self.hint.map_or(self.addr, |(addr, _)| addr)]
     }
 
-    /// Where the next hello goes: each place in turn.
+    /// Where the next hello goes: each address in turn.
     pub(super) fn next_address(&self) -> SocketAddr {
-        let places = self.places();
+        let addresses = self.addresses();
         let Some(last) = self.greeting.as_ref().and_then(|greeting| greeting.sent_to) else { return self.addr };
-        let after = places.iter().position(|place| *place == last).map_or(0, |at| at + 1);
-        let in_turn = places.iter().cycle().skip(after).take(places.len());
-        in_turn.copied().find(|place| *place != last).unwrap_or(self.addr)
+        let after = addresses.iter().position(|address| *address == last).map_or(0, |at| at + 1);
+        let in_turn = addresses.iter().cycle().skip(after).take(addresses.len());
+        in_turn.copied().find(|address| *address != last).unwrap_or(self.addr)
     }
 
     /// It answered a hello. Who has several addresses may answer from one that is not known: then it is where it was.
     pub(super) fn found_at(&mut self, from: SocketAddr) {
-        if self.places().contains(&from) {
+        if self.addresses().contains(&from) {
             self.addr = from;
         }
     }

@@ -30,7 +30,7 @@ pub struct ClientConfig {
     /// [`ClientConfig::error_after`].
     pub map_patience: Option<Duration>,
     /// Servers that keep pages on a disk are asked for slabs where no other has one to give. Not for who has a disk of its own.
-    pub uses_last_resort: bool,
+    pub uses_overflow_disk: bool,
     /// A slab in which no page has content goes back to its servers after this; `None`: only by [`super::Client::discard_slab`].
     pub give_back_after: Option<Duration>,
     /// In this time every copy of every page is looked at once, as far as a thousand pages a second suffice; `None`: damage is
@@ -73,7 +73,7 @@ pub enum Fault {
     /// Takes a page in whatever version a server has, and a server whatever life it is in.
     TrustsServers,
     /// Says that a slab's life begins with its grant: what waited for that was asked for before.
-    FloorsAtGrants,
+    EpochsAtGrants,
     /// Counts parity as complete before it has its pages.
     ParityEarly,
     /// Forgets a slab of the group when a page is put together from the others.
@@ -101,7 +101,7 @@ impl ClientConfig {
             error_after: Some(Duration::from_secs(30)),
             grant_patience: Duration::from_secs(30),
             map_patience: None,
-            uses_last_resort: true,
+            uses_overflow_disk: true,
             give_back_after: Some(GIVE_BACK_AFTER),
             scrub_pass: Some(SCRUB_PASS),
             parity_after: None,

@@ -66,7 +66,7 @@ impl Copies {
         self.all.iter().position(Option::is_none)
     }
 
-    /// Begins what has a free place, or goes on with it.
+    /// Begins what has a free slot, or goes on with it.
     pub fn set(&mut self, copy: usize, job: Copy) {
         self.all[copy] = Some(job);
     }

@@ -5,11 +5,11 @@
 //!
 //! What is in the slab is gone then, and reads as zeros. A write of this life of the slab that is still on its way may arrive in the
 //! next one, at a server where the page was never written, and the next owner would take it for a page. So each life has a
-//! *floor*: a version that is taken when the life before it ends. Whatever was written before is below it, whatever is
+//! *epoch*: a version that is taken when the life before it ends. Whatever was written before is below it, whatever is
 //! written after is above it, and servers are told it with each grant and store nothing that is below it.
 //!
-//! The first life under an owner has no floor: writes of earlier owners are refused by their generation, at each server that
-//! has granted this owner anything.
+//! The first life under an owner has no epoch: writes of earlier owners are refused by their generation, at each server
+//! that has granted this owner anything.
 
 use super::Client;
 use super::SpaceRef;
@@ -38,7 +38,7 @@ impl Client {
         }
         let begun = |stage| matches!(stage, Stage::Waiting | Stage::Active);
         let busy = self.ops.any(|op| begun(op.stage) && op.space == space && size.slab(op.page) == Some(slab));
-        if busy || self.parking.any_of(space, slab, size) || self.redundancy.copies.any_of(space, slab) {
+        if busy || self.read_queue.any_of(space, slab, size) || self.redundancy.copies.any_of(space, slab) {
             return false;
         }
         if self.is_in_frozen(space, slab) {
@@ -47,10 +47,10 @@ impl Client {
         }
         self.note_change(space, slab);
         // Now, and not when the map has changed: what is written from now on waits for the next life.
-        let Some(floor) = self.spaces[space].next_version(false) else { return false };
+        let Some(epoch) = self.spaces[space].next_version(false) else { return false };
         self.abort_repair(space, slab);
         let state = &mut self.spaces[space].slabs[slab];
-        (state.phase, state.floor) = (Phase::Leaving, floor);
+        (state.phase, state.epoch) = (Phase::Leaving, epoch);
         state.doubt = None;
         self.propose(space, slab, MapEntry::empty());
         true

@@ -17,7 +17,8 @@ pub const EXCHANGES_MAX: usize = 2048;
 pub const QUESTIONS_MAX: usize = EXCHANGES_MAX / 2;
 /// Pages of replies under way, from all servers together: 1 MiB. More only fills the queues of a switch.
 pub const WINDOW_MAX: usize = 256;
-/// Places in a list of exchanges, each of which may be in it twice. More than that are some that ended and were not taken out.
+/// Slots in a list of exchanges, each of which may be in it twice. More than that are some that ended and were not
+/// taken out.
 pub const LINE_MAX: usize = 2 * EXCHANGES_MAX;
 const INDEX_BITS: u32 = EXCHANGES_MAX.trailing_zeros();
 
@@ -269,7 +270,7 @@ impl Exchanges {
         self.questions -= usize::from(role.is_question());
         self.of_spaces -= usize::from(role.is_of_space());
         self.free.push((id & (EXCHANGES_MAX as u64 - 1)) as u16);
-        self.partials_free.extend(partial.map(|place| place as u16));
+        self.partials_free.extend(partial.map(|slot| slot as u16));
     }
 
     /// Whether a reply with a page in it may be asked for now.
@@ -281,12 +282,12 @@ impl Exchanges {
     pub fn take_partial(&mut self, id: u64) {
         let Some(exchange) = self.get(id) else { return };
         if exchange.partial.is_none() {
-            let place = self.partials_free.pop().map(usize::from);
+            let slot = self.partials_free.pop().map(usize::from);
             if let Some(exchange) = self.get(id) {
-                exchange.partial = place;
+                exchange.partial = slot;
             }
-            if let Some(place) = place {
-                self.partials[place].clear();
+            if let Some(slot) = slot {
+                self.partials[slot].clear();
             }
         }
     }
@@ -294,7 +295,7 @@ impl Exchanges {
     /// Its reply is not expected for now: others may come in its place.
     pub fn give_partial(&mut self, id: u64) {
         let partial = self.get(id).and_then(|exchange| exchange.partial.take());
-        self.partials_free.extend(partial.map(|place| place as u16));
+        self.partials_free.extend(partial.map(|slot| slot as u16));
     }
 
     /// Whether an exchange has room for its reply, where it needs some, or may have it now.
@@ -304,8 +305,8 @@ impl Exchanges {
 
     /// Where the reply of an exchange is put together.
     pub fn partial(&mut self, id: u64) -> Option<&mut Partial> {
-        let place = self.get(id)?.partial?;
-        Some(&mut self.partials[place])
+        let slot = self.get(id)?.partial?;
+        Some(&mut self.partials[slot])
     }
 
     /// A reply came as it should: one page more per window of them, unless what is under way already stands in a queue.
@@ -377,7 +378,7 @@ mod tests {
         assert_eq!((asked.len(), exchanges.has_room()), (QUESTIONS_MAX, false));
         let pages = std::iter::from_fn(|| exchanges.begin(request(Role::Write { op: OpIndex(0) }))).count();
         assert_eq!(pages, EXCHANGES_MAX - QUESTIONS_MAX);
-        // What follows an answer has its place.
+        // What follows an answer has its slot.
         exchanges.end(asked[7]);
         assert!(exchanges.has_room());
         assert!(exchanges.begin(request(Role::Versions)).is_some() && !exchanges.has_room());

@@ -85,7 +85,7 @@ impl Client {
         let mut was_wanted = false;
         self.spaces[space].looked_at.insert(peer);
         self.redundancy.reservations.keeps_nothing(space, peer);
-        self.peers[peer].returns.retain(|owed| owed.space != space);
+        self.peers[peer].returns.retain(|pending| pending.space != space);
         for slab in self.spaces[space].slabs.indices() {
             let state = &mut self.spaces[space].slabs[slab];
             if let Phase::Granting(candidates) = &mut state.phase {
@@ -113,22 +113,22 @@ impl Client {
 
     /// A server that was asked for something of a copy does not know this reader. `true`: it will be told, and asked again. `false`: it
     /// was told for that already, or by an owner or keeper.
-    pub(super) fn is_to_be_told(&mut self, exchange: &Exchange) -> bool {
+    pub(super) fn is_to_be_notified(&mut self, exchange: &Exchange) -> bool {
         let Exchange { role, space, peer, .. } = *exchange;
         let state = &mut self.spaces[space];
         let is_reader = state.tenure == Tenure::Reader;
-        if !is_reader || !role.is_about_copy() || state.told_again.has(peer) {
+        if !is_reader || !role.is_about_copy() || state.notified_again.has(peer) {
             return false;
         }
-        self.stats.told_again += 1;
-        state.told_again.insert(peer);
+        self.stats.notified_again += 1;
+        state.notified_again.insert(peer);
         state.unknown_at.insert(peer);
         state.fenced_at.remove(peer);
         self.is_not_asked(exchange);
         // What else is under way there would be answered so, too, and may be so after it was told.
-        for place in 0..EXCHANGES_MAX {
+        for slot in 0..EXCHANGES_MAX {
             let ours = |e: &Exchange| e.space == space && e.peer == peer && e.role.is_about_copy();
-            if let Some(other) = self.exchanges.at(place).filter(ours) {
+            if let Some(other) = self.exchanges.at(slot).filter(ours) {
                 self.end_exchange(other.id);
                 self.is_not_asked(&other);
             }
@@ -190,7 +190,7 @@ impl Client {
     }
 
     /// Servers that said not to know this reader, and could not be told at once.
-    pub(super) fn tell_who_asked(&mut self, space: SpaceIndex) {
+    pub(super) fn notify_who_asked(&mut self, space: SpaceIndex) {
         for peer in self.spaces[space].unknown_at.iter() {
             self.fence(space, peer);
         }

@@ -9,9 +9,9 @@
 //! read by whoever opens the slab afterwards. So nobody reads a part that is being written. Of a group that has no parity any more
 //! it is out of date, and is written anew before the group gets parity again.
 //!
-//! There are few places for what is asked so. Nothing begins that would wait for a silent server, and what is being read when its
-//! last server falls silent gives its place back: the others' parts go on. What is being written cannot be taken back, as it may
-//! be at a server already; so writes leave half of the places to reads.
+//! There are few slots for what is asked so. Nothing begins that would wait for a silent server, and what is being read
+//! when its last server falls silent gives its slot back: the others' parts go on. What is being written cannot be
+//! taken back, as it may be at a server already; so writes leave half of the places to reads.
 
 mod line;
 mod parts;
@@ -54,7 +54,8 @@ pub enum Table {
     Refused,
 }
 
-/// Reads may take all places, and writes leave the other half to them: who takes a space over is waited for, who makes parity is not.
+/// Reads may take all slots, and writes leave the other half to them: who takes a space over is waited for, who makes
+/// parity is not.
 const OWN_WRITES_MAX: usize = OWN_MAX / 2;
 
 /// Slabs whose part of the ledger is to be read or written.

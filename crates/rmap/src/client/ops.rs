@@ -16,11 +16,11 @@ type Busy = HashMap<(SpaceIndex, PageNo), OpIndex>;
 /// Beside these, the client's own: pages of the ledger.
 pub const OWN_MAX: usize = 16;
 /// Writes that have failed and are under way all the same; more wait for an answer in the places of others.
-pub const TOLD_MAX: usize = OPS_MAX;
-const ALL: usize = OPS_MAX + OWN_MAX + TOLD_MAX;
-/// Places of operations, in place: they are looked for where nothing may need memory.
+pub const REPORTED_MAX: usize = OPS_MAX;
+const ALL: usize = OPS_MAX + OWN_MAX + REPORTED_MAX;
+/// Slots of operations, in place: they are looked for where nothing may need memory.
 pub type Selected = SmallVec<[OpIndex; ALL]>;
-/// Places that writes leave to reads. A write may keep its place for long: until a copy in the making has it, too.
+/// Slots that writes leave to reads. A write may keep its slot for long: until a copy in the making has it, too.
 pub const READS_RESERVED: usize = OPS_MAX / 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,12 +76,12 @@ pub struct Operation {
     /// The client's own; no caller is told.
     pub is_own: bool,
     /// The caller was told that it failed, and it goes on; see `unanswered.rs`.
-    pub is_told: bool,
+    pub is_reported: bool,
 }
 
 /// A write that has failed as [`Failure::Silent`] before it has ended.
 #[derive(Clone, Copy, Debug)]
-pub struct Told {
+pub struct Reported {
     pub token: Token,
     pub class: Class,
     pub since: Time,
@@ -95,18 +95,18 @@ pub struct Ops {
     buffers: List<OpIndex, Box<SealedPage>>,
     free: Vec<OpIndex>,
     free_own: Vec<OpIndex>,
-    /// Places that come for those of writes that have failed and go on.
+    /// Slots that come for those of writes that have failed and go on.
     spare: Vec<OpIndex>,
-    told: VecDeque<Told>,
+    reported: VecDeque<Reported>,
     done: VecDeque<OpIndex>,
     done_own: VecDeque<OpIndex>,
     order: u64,
     busy: Busy,
     waiting: usize,
-    /// Writes that could not be told for want of a place; and whether one has come since.
+    /// Writes that could not be told for want of a slot; and whether one has come since.
     untold: bool,
     has_spare_again: bool,
-    /// Places before this one have been used; others are not looked at.
+    /// Slots before this one have been used; others are not looked at.
     used: usize,
     /// How many operations there are of slabs, by what their numbers come to.
     of_slabs: Box<[u16; SLABS_KEPT_APART]>,
@@ -117,9 +117,9 @@ pub struct Ops {
 const SLABS_KEPT_APART: usize = 1024;
 
 impl Ops {
-    /// `tells`: writes may fail and go on.
-    pub fn new(size: SlabSize, tells: bool) -> Ops {
-        let places = OPS_MAX + OWN_MAX + if tells { TOLD_MAX } else { 0 };
+    /// `reports`: writes may fail and go on.
+    pub fn new(size: SlabSize, reports: bool) -> Ops {
+        let slots = OPS_MAX + OWN_MAX + if reports { REPORTED_MAX } else { 0 };
         let empty = Operation {
             kind: Kind::Read,
             stage: Stage::Free,
@@ -139,15 +139,15 @@ impl Ops {
             has_content: false,
             is_bad_itself: false,
             is_own: false,
-            is_told: false,
+            is_reported: false,
         };
         Ops {
-            all: (0..places).map(|_| empty).collect(),
-            buffers: (0..places).map(|_| Box::new([0; SEALED_SIZE])).collect(),
+            all: (0..slots).map(|_| empty).collect(),
+            buffers: (0..slots).map(|_| Box::new([0; SEALED_SIZE])).collect(),
             free: (0..OPS_MAX).rev().map(OpIndex).collect(),
             free_own: (OPS_MAX..OPS_MAX + OWN_MAX).map(OpIndex).collect(),
-            spare: (OPS_MAX + OWN_MAX..places).rev().map(OpIndex).collect(),
-            told: VecDeque::with_capacity(TOLD_MAX),
+            spare: (OPS_MAX + OWN_MAX..slots).rev().map(OpIndex).collect(),
+            reported: VecDeque::with_capacity(REPORTED_MAX),
             done: VecDeque::with_capacity(OPS_MAX),
             done_own: VecDeque::with_capacity(OWN_MAX),
             order: 0,
@@ -162,19 +162,20 @@ impl Ops {
     }
 
     pub fn is_idle(&self) -> bool {
-        self.free.len() == OPS_MAX && self.free_own.len() == OWN_MAX && !self.any_told() && self.told.is_empty()
+        self.free.len() == OPS_MAX && self.free_own.len() == OWN_MAX && !self.any_reported() && self.reported.is_empty()
     }
 
     /// Whether a write that has failed goes on.
-    pub fn any_told(&self) -> bool {
+    pub fn any_reported(&self) -> bool {
         self.spare.len() < self.all.len() - OPS_MAX - OWN_MAX
     }
 
     /// The first of these pages to which a write that has failed goes on.
-    pub fn first_told(&self, space: SpaceIndex, pages: Range<u64>) -> Option<u64> {
-        let used = if self.any_told() { self.used } else { 0 };
-        let told = self.all.iter().take(used).filter(|op| op.is_told && op.stage == Stage::Active && op.space == space);
-        told.map(|op| op.page.0).filter(|page| pages.contains(page)).min()
+    pub fn first_reported(&self, space: SpaceIndex, pages: Range<u64>) -> Option<u64> {
+        let used = if self.any_reported() { self.used } else { 0 };
+        let reported =
+            self.all.iter().take(used).filter(|op| op.is_reported && op.stage == Stage::Active && op.space == space);
+        reported.map(|op| op.page.0).filter(|page| pages.contains(page)).min()
     }
 
     /// Whether there may be an operation of a slab.
@@ -209,7 +210,7 @@ impl Ops {
     }
 
     pub fn has_done(&self) -> bool {
-        !self.done.is_empty() || !self.told.is_empty()
+        !self.done.is_empty() || !self.reported.is_empty()
     }
 
     pub fn peek(&self, op: OpIndex) -> &Operation {
@@ -275,8 +276,8 @@ impl Ops {
     }
 
     /// The next write whose caller is told that it failed, and which goes on.
-    pub fn next_told(&mut self) -> Option<Told> {
-        self.told.pop_front()
+    pub fn next_told(&mut self) -> Option<Reported> {
+        self.reported.pop_front()
     }
 
     /// The next operation that is done.
@@ -299,7 +300,7 @@ impl Ops {
         self.buffers[op].first_chunk_mut().expect("a page is smaller than a sealed one")
     }
 
-    /// Places of the operations that fit, oldest first.
+    /// Slots of the operations that fit, oldest first.
     pub fn select(&self, fits: impl Fn(&Operation) -> bool) -> Selected {
         let mut found: Selected =
             self.used().filter(|op| self.all[*op].stage != Stage::Free && fits(&self.all[*op])).collect();
@@ -373,7 +374,7 @@ impl Ops {
             has_content: false,
             is_bad_itself: false,
             is_own: false,
-            is_told: false,
+            is_reported: false,
         };
         self.of_slab(op).into_iter().for_each(|count| *count += 1);
     }
@@ -391,7 +392,7 @@ impl Ops {
         self.of_slab(op).into_iter().for_each(|count| *count -= 1);
         let free = match self.all[op] {
             Operation { is_own: true, .. } => &mut self.free_own,
-            Operation { is_told: true, .. } => {
+            Operation { is_reported: true, .. } => {
                 self.has_spare_again = self.untold;
                 &mut self.spare
             }
@@ -417,16 +418,16 @@ impl Ops {
     }
 
     /// Fails for its caller, and goes on: another place comes for its own. `false` if there is none.
-    pub fn tell(&mut self, op: OpIndex) -> bool {
-        let Some(place) = self.spare.pop() else {
+    pub fn report(&mut self, op: OpIndex) -> bool {
+        let Some(slot) = self.spare.pop() else {
             self.untold = true;
             return false;
         };
-        self.free.push(place);
-        self.used = self.used.max(place.to_usize() + 1);
+        self.free.push(slot);
+        self.used = self.used.max(slot.to_usize() + 1);
         let Operation { token, class, since, .. } = self.all[op];
-        self.all[op].is_told = true;
-        self.told.push_back(Told { token, class, since });
+        self.all[op].is_reported = true;
+        self.reported.push_back(Reported { token, class, since });
         true
     }
 
@@ -442,7 +443,7 @@ impl Ops {
         if self.all[op].stage == Stage::Waiting {
             self.waiting -= 1;
         }
-        if self.all[op].is_told {
+        if self.all[op].is_reported {
             return self.let_go(op);
         }
         self.all[op].stage = Stage::Done(result);

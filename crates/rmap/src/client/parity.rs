@@ -30,13 +30,13 @@
 
 mod advance;
 mod assemble;
+mod assign;
 pub mod cold;
 mod dissolve;
 mod keep;
 pub mod layout;
 mod make;
-mod place;
-pub mod standing;
+pub mod status;
 pub mod stripe;
 
 use smallvec::SmallVec;

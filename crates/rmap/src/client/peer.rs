@@ -169,7 +169,7 @@ pub struct Peer {
     /// It filled a slab elsewhere with versions that nobody wrote: it is not asked to copy any more.
     pub made_up_versions: bool,
     /// Its pages lie on a disk, as it says: for slabs that no other server takes, and only as long as none does.
-    pub last_resort: bool,
+    pub overflow_disk: bool,
     pub resend_at: Time,
     pub backoff: u32,
     /// Timeouts since it last answered a request, whatever it said.
@@ -220,7 +220,7 @@ impl Peer {
             drain_due: None,
             drain: None,
             made_up_versions: false,
-            last_resort: false,
+            overflow_disk: false,
             resend_at: now,
             backoff: 0,
             timeouts: 0,
@@ -255,7 +255,7 @@ impl Peer {
 
     /// What it has is to be moved away as soon as there is room elsewhere.
     pub fn wants_relief(&self) -> bool {
-        self.pressure >= Pressure::Orange || self.last_resort
+        self.pressure >= Pressure::Orange || self.overflow_disk
     }
 
     pub fn is_down(&self) -> bool {

@@ -24,7 +24,7 @@ const OVERTAKEN_MAX: u8 = 3;
 
 /// What a server is taken to have until it says so in its first reply. With little, the first writes to several slabs would
 /// be declined; with too much, a server that is full says no.
-const ROOM_UNTOLD: u32 = crate::units::SLABS_MAX as u32;
+const ROOM_UNREPORTED: u32 = crate::units::SLABS_MAX as u32;
 
 impl Client {
     /// Takes a datagram in; decrypts it in place. Only its keys count; where it came from is looked at when a session begins.
@@ -46,8 +46,8 @@ impl Client {
     }
 
     fn was_refused(&mut self, receiver: u32, datagram: &[u8]) -> Option<()> {
-        let place = self.place_of_number(receiver)?;
-        let greeting = self.peers[place].greeting.as_ref().filter(|greeting| greeting.number == receiver)?;
+        let peer_idx = self.peer_of_number(receiver)?;
+        let greeting = self.peers[peer_idx].greeting.as_ref().filter(|greeting| greeting.number == receiver)?;
         if self.config.pool.admits_refusal(datagram, &greeting.initiator.hello) {
             self.stats.incompatible += 1;
         }
@@ -55,11 +55,11 @@ impl Client {
     }
 
     fn accepted(&mut self, now: Time, from: SocketAddr, (receiver, sender): (u32, u32), datagram: &[u8]) -> Option<()> {
-        let place = self.place_of_number(receiver)?;
-        let greeting = self.peers[place].greeting.as_mut().filter(|greeting| greeting.number == receiver)?;
+        let peer_idx = self.peer_of_number(receiver)?;
+        let greeting = self.peers[peer_idx].greeting.as_mut().filter(|greeting| greeting.number == receiver)?;
         let sent_at = greeting.sent_at?;
         let (secrets, about) = greeting.initiator.finish(datagram).ok()?;
-        if about.slab_pages as usize != self.config.slab_size.pages() || about.server != self.peers[place].info.id {
+        if about.slab_pages as usize != self.config.slab_size.pages() || about.server != self.peers[peer_idx].info.id {
             self.stats.incompatible += 1;
             return Some(());
         }
@@ -67,7 +67,7 @@ impl Client {
         if let Some(datagrams) = self.config.rekey_every {
             session.rekey_every(datagrams);
         }
-        let peer = &mut self.peers[place];
+        let peer = &mut self.peers[peer_idx];
         let restarted = peer.epoch.is_some_and(|epoch| epoch != about.epoch);
         peer.found_at(from);
         peer.session = Some(session);
@@ -75,28 +75,28 @@ impl Client {
         peer.greeting = None;
         peer.epoch = Some(about.epoch);
         peer.write_credits = about.write_credits;
-        peer.last_resort = about.last_resort;
+        peer.overflow_disk = about.overflow_disk;
         peer.trip.sample(now.since(sent_at));
         peer.timeouts = 0;
         peer.cut = DATAGRAM_SIZES[0];
         peer.probes = larger_than(peer.cut, self.config.datagram_max);
         // Every candidate for a slab until the first reply says otherwise.
-        peer.free_slabs = ROOM_UNTOLD;
+        peer.free_slabs = ROOM_UNREPORTED;
         self.stats.sessions += 1;
         if restarted && !self.has(Fault::TrustsServers) {
             self.spread_rebuild(now);
-            self.content_lost(place);
+            self.content_lost(peer_idx);
         }
         // What the old session carried is asked again.
-        self.resend_all(place);
-        self.heard(now, place);
-        self.look_for_leftovers_at(place);
+        self.resend_all(peer_idx);
+        self.heard(now, peer_idx);
+        self.look_for_leftovers_at(peer_idx);
         Some(())
     }
 
     fn data(&mut self, now: Time, receiver: u32, (epoch, counter): (u8, u64), datagram: &mut [u8]) -> Option<()> {
-        let place = self.place_of_number(receiver)?;
-        let peer = &mut self.peers[place];
+        let peer_idx = self.peer_of_number(receiver)?;
+        let peer = &mut self.peers[peer_idx];
         if peer.number != receiver {
             return None;
         }
@@ -116,7 +116,7 @@ impl Client {
             self.mark_vacant_wanted();
         }
         if message.id == PLAIN_ID {
-            let peer = &mut self.peers[place];
+            let peer = &mut self.peers[peer_idx];
             match message.op {
                 Op::Report => peer.report = Report::decode(part).ok(),
                 Op::Drain => peer.drain = Some(status),
@@ -130,9 +130,9 @@ impl Client {
                 }
             }
         } else {
-            self.fragment(now, place, &message, status, fragment, part);
+            self.fragment(now, peer_idx, &message, status, fragment, part);
         }
-        self.heard(now, place);
+        self.heard(now, peer_idx);
         Some(())
     }
 
@@ -149,9 +149,9 @@ impl Client {
     }
 
     /// A server gave a sign of life.
-    fn heard(&mut self, now: Time, place: PeerIndex) {
-        let was_up = self.peers[place].reach == Reach::Up;
-        let peer = &mut self.peers[place];
+    fn heard(&mut self, now: Time, peer_idx: PeerIndex) {
+        let was_up = self.peers[peer_idx].reach == Reach::Up;
+        let peer = &mut self.peers[peer_idx];
         while let Some(&id) = peer.in_flight.front() {
             if self.exchanges.get(id).is_some_and(|e| matches!(e.stage, Stage::InFlight { .. })) {
                 break;
@@ -166,7 +166,7 @@ impl Client {
         peer.unanswered_since = waits.then_some(now);
         peer.reach = Reach::Up;
         peer.up_since = if was_up { peer.up_since } else { now };
-        self.long_silent.remove(place);
+        self.long_silent.remove(peer_idx);
         if !was_up || certain {
             self.mark_all();
         }
@@ -174,7 +174,7 @@ impl Client {
             self.mark_vacant_wanted();
         }
         if !was_up {
-            self.look_for_leftovers_at(place);
+            self.look_for_leftovers_at(peer_idx);
         }
     }
 
@@ -192,7 +192,7 @@ impl Client {
     fn fragment(
         &mut self,
         now: Time,
-        place: PeerIndex,
+        peer_idx: PeerIndex,
         message: &Message,
         status: Status,
         fragment: Fragment,
@@ -200,7 +200,7 @@ impl Client {
     ) -> Option<()> {
         let exchange = *self.exchanges.get(message.id)?;
         let Stage::InFlight { sent_at } = exchange.stage else { return None };
-        let about_it = exchange.peer == place && exchange.op == message.op && exchange.page == message.page;
+        let about_it = exchange.peer == peer_idx && exchange.op == message.op && exchange.page == message.page;
         if !about_it {
             return None;
         }
@@ -211,7 +211,7 @@ impl Client {
         if status == Status::Busy {
             // Too much at once, says the server: the timeout asks again.
             self.exchanges.give_partial(message.id);
-            self.peers[place].timeouts = 0;
+            self.peers[peer_idx].timeouts = 0;
             let exchange = self.exchanges.get(message.id)?;
             exchange.excused = exchange.tries;
             return None;
@@ -228,12 +228,12 @@ impl Client {
         if !whole {
             return Some(());
         }
-        self.peers[place].timeouts = 0;
+        self.peers[peer_idx].timeouts = 0;
         if exchange.tries == 1 {
-            self.peers[place].trip.sample(now.since(sent_at));
-            self.peers[place].lived(sent_at);
+            self.peers[peer_idx].trip.sample(now.since(sent_at));
+            self.peers[peer_idx].lived(sent_at);
         }
-        self.note_overtaken(now, place, &exchange);
+        self.note_overtaken(now, peer_idx, &exchange);
         // One that others have overtaken may have had the copy given up, and so this answer's exchange ended.
         self.exchanges.get(message.id)?;
         self.exchanges.grow_window(now.since(sent_at));
@@ -251,8 +251,8 @@ impl Client {
     /// Requests of the same class that were last sent before this one and are still unanswered. Those are lost that several have
     /// overtaken, and the oldest that one has, if it has been out for a timeout: each timeout sends one only, and where many are lost
     /// they would wait for one another. An answer has left the network, so there is room for a request.
-    fn note_overtaken(&mut self, now: Time, place: PeerIndex, by: &Exchange) {
-        let peer = &mut self.peers[place];
+    fn note_overtaken(&mut self, now: Time, peer_idx: PeerIndex, by: &Exchange) {
+        let peer = &mut self.peers[peer_idx];
         // Of one that was sent again it is not known which of them was answered. Where the network is only slow that is the first, and
         // nothing was overtaken.
         let sent_later = peer.in_flight.iter().position(|id| *id == by.id).filter(|_| by.tries == 1);
@@ -282,14 +282,14 @@ impl Client {
                 continue;
             }
             let tries = exchange.tries_lost();
-            let peer = &mut self.peers[place];
+            let peer = &mut self.peers[peer_idx];
             if tries >= BLACK_HOLE_TRIES {
                 peer.cut_short(now);
             }
             self.exchanges.line_up(&mut peer.resends, id);
             self.stats.resent_overtaken += 1;
         }
-        self.exchanges.shrink_window(now, self.peers[place].trip.smoothed());
+        self.exchanges.shrink_window(now, self.peers[peer_idx].trip.smoothed());
     }
 
     /// Frees an exchange, and what it held of the windows.
@@ -332,7 +332,7 @@ impl Client {
         } else if is_news {
             self.spaces[space].disbelieved.insert(peer);
         }
-        if status == Status::NotFenced && self.is_to_be_told(exchange) {
+        if status == Status::NotFenced && self.is_to_be_notified(exchange) {
             return;
         }
         match role {

@@ -19,7 +19,7 @@ pub const SCRUB_PASS: Duration = Duration::from_secs(24 * 3600);
 const PACE_MIN: Duration = Duration::from_millis(1);
 /// And no less often, however few there are.
 const PACE_MAX: Duration = Duration::from_secs(1);
-/// Places without a page that are passed over at a time.
+/// Slots without a page that are passed over at a time.
 const PASSED_OVER_MAX: usize = 4096;
 
 /// How many pages there are is counted no more often: that is a look at every slab.

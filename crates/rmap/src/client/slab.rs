@@ -120,7 +120,7 @@ pub struct Slab {
     /// Of an owner's open slab: whether any page has content.
     pub content: Content,
     /// What is written in lesser versions is of an earlier life of the slab under this owner; see `discard.rs`.
-    pub floor: Version,
+    pub epoch: Version,
     /// Copies whose content is gone or cannot be trusted.
     pub failed: PeerSet,
     /// Of a sealed space: copies that list less content than another one. They are not asked for pages. That the other one has what it
@@ -163,7 +163,7 @@ pub struct Space {
     /// Servers that said that they do not know this reader: nothing is asked there until they are told. And those that were
     /// told for it, or because they had forgotten this owner.
     pub unknown_at: PeerSet,
-    pub told_again: PeerSet,
+    pub notified_again: PeerSet,
     /// Servers that were asked, and that said all, of what earlier owners left there.
     pub looked_at: PeerSet,
     /// Servers with nothing of this owner that know of a newer one, as they say.
@@ -224,7 +224,7 @@ impl Space {
             fenced_at: PeerSet::default(),
             fencing: PeerSet::default(),
             unknown_at: PeerSet::default(),
-            told_again: PeerSet::default(),
+            notified_again: PeerSet::default(),
             looked_at: PeerSet::default(),
             disbelieved: PeerSet::default(),
             accused: PeerSet::default(),
@@ -256,7 +256,7 @@ impl Slab {
             pending: None,
             versions: Box::default(),
             content: Content::default(),
-            floor: Version::NEVER,
+            epoch: Version::NEVER,
             failed: PeerSet::default(),
             behind: PeerSet::default(),
             disputed: Vec::new(),

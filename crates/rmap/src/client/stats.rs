@@ -49,7 +49,7 @@ pub struct ClientStats {
     pub scrubbed: u64,
     pub scrub_bad: u64,
     /// Servers that did not know the reader of a sealed space when they were asked for something of it, and were told.
-    pub told_again: u64,
+    pub notified_again: u64,
     /// How long reads and writes took, from being asked for to being told, by class; what failed included.
     pub reads_took: [Latency; Class::ALL.len()],
     pub writes_took: [Latency; Class::ALL.len()],

@@ -69,10 +69,10 @@ mod tests {
         let (size, other) = (SlabSize::new(8).unwrap(), SlabSize::new(16).unwrap());
         let mut tables = Tables::new(size);
         let used = vec![Version::new(Generation(1), 5, false); 8];
-        let place = used.as_ptr();
+        let address = used.as_ptr();
         tables.give_back(used);
         let table = tables.take();
-        assert!(table.as_ptr() == place && *table == [Version::NEVER; 8]);
+        assert!(table.as_ptr() == address && *table == [Version::NEVER; 8]);
         // Of another size, and more than are kept.
         tables.give_back(SpareTable::new(other).0);
         assert_eq!((tables.wanted(), tables.take().len()), (SPARES_MAX, 8));

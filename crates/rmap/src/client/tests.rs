@@ -12,13 +12,13 @@ mod dissolve;
 mod fence;
 mod follow;
 mod keeper;
-mod last_resort;
 mod ledger;
 mod leftovers;
 mod lies;
 mod load;
 mod lossy;
 mod many;
+mod overflow_disk;
 mod parting;
 mod pool;
 mod reserve;
@@ -200,7 +200,8 @@ fn a_slab_is_not_opened_by_a_server_that_may_be_dead() {
     assert_eq!(pool.client.in_sync(pool.space), (0, 1));
 }
 
-/// Reads of what only a silent server has wait without a place, so that those of other servers find one; and end when it is back.
+/// Reads of what only a silent server has wait without a slot, so that those of other servers find one; and end when it
+/// is back.
 #[test]
 fn a_silent_server_does_not_starve_the_others() {
     let mut pool = Pool::new(2, 1, 8);

@@ -31,7 +31,7 @@ const REBUILD_WAIT: Duration = Duration::from_micros(100);
 impl Client {
     /// When [`Client::on_timeout`] is to be called, at the latest.
     pub fn poll_timeout(&mut self, now: Time) -> Option<Time> {
-        self.peers.indices().for_each(|place| self.skip_ended(place));
+        self.peers.indices().for_each(|peer_idx| self.skip_ended(peer_idx));
         let mut next: Option<Time> = None;
         let mut at = |time: Time| next = Some(next.map_or(time, |next| next.min(time)));
         let timed = self.questions.due().into_iter().chain(self.agenda.timed_due());
@@ -47,14 +47,14 @@ impl Client {
             .chain(self.load_due())
             .for_each(&mut at);
         let (fail_after, error_after) = (self.config.fail_after, self.config.error_after);
-        for (place, peer) in self.peers.enumerate_mut() {
+        for (peer_idx, peer) in self.peers.enumerate_mut() {
             if let Some(greeting) = &peer.greeting {
                 at(greeting.due_at());
             }
             match peer.reach {
                 Reach::Connecting { since } => at(since + CONNECT_AFTER),
                 Reach::Down { since } => {
-                    if let Some(error_after) = error_after.filter(|_| !self.long_silent.has(place)) {
+                    if let Some(error_after) = error_after.filter(|_| !self.long_silent.has(peer_idx)) {
                         at(since + error_after);
                     }
                 }
@@ -95,11 +95,11 @@ impl Client {
         self.poll_vacating(now);
         self.poll_cold(now);
         self.follow(now);
-        for place in self.peers.indices() {
-            match self.peers[place].reach {
-                Reach::Connecting { since } if now.since(since) >= CONNECT_AFTER => self.give_up(now, place),
-                Reach::Down { since } if self.is_overdue(now, place, since) => self.stays_silent(place),
-                Reach::Up => self.watch(now, place),
+        for peer_idx in self.peers.indices() {
+            match self.peers[peer_idx].reach {
+                Reach::Connecting { since } if now.since(since) >= CONNECT_AFTER => self.give_up(now, peer_idx),
+                Reach::Down { since } if self.is_overdue(now, peer_idx, since) => self.stays_silent(peer_idx),
+                Reach::Up => self.watch(now, peer_idx),
                 _ => {}
             }
         }
@@ -110,21 +110,21 @@ impl Client {
         self.settle(now);
     }
 
-    fn watch(&mut self, now: Time, place: PeerIndex) {
-        self.skip_ended(place);
-        if self.peers[place].stalled_at.take_if(|at| now.since(*at) >= STALLED_FOR).is_some() {
+    fn watch(&mut self, now: Time, peer_idx: PeerIndex) {
+        self.skip_ended(peer_idx);
+        if self.peers[peer_idx].stalled_at.take_if(|at| now.since(*at) >= STALLED_FOR).is_some() {
             self.mark_all();
         }
-        let peer = &mut self.peers[place];
+        let peer = &mut self.peers[peer_idx];
         if let Some(since) = peer.unanswered_since
             && now.since(since) >= peer.fail_after(self.config.fail_after)
         {
-            return self.give_up(now, place);
+            return self.give_up(now, peer_idx);
         }
         if peer.session.as_ref().is_some_and(|session| session.is_worn_out()) && peer.greeting.is_none() {
-            self.greet(place);
+            self.greet(peer_idx);
         }
-        let peer = &mut self.peers[place];
+        let peer = &mut self.peers[peer_idx];
         let quiet = peer.in_flight.is_empty() && now.since(peer.heard_at.max(peer.pinged_at)) >= PING_IDLE;
         let unanswered = peer.life_due(self.config.fail_after).is_some_and(|due| due <= now);
         if quiet || unanswered {
@@ -136,31 +136,31 @@ impl Client {
             peer.probed_at = now;
             peer.probes = larger_than(peer.cut, self.config.datagram_max);
         }
-        self.resend(now, place);
-        self.hedge(now, place);
+        self.resend(now, peer_idx);
+        self.hedge(now, peer_idx);
     }
 
-    fn skip_ended(&mut self, place: PeerIndex) {
-        while let Some(&id) = self.peers[place].in_flight.front() {
+    fn skip_ended(&mut self, peer_idx: PeerIndex) {
+        while let Some(&id) = self.peers[peer_idx].in_flight.front() {
             if self.exchanges.get(id).is_some_and(|exchange| matches!(exchange.stage, Stage::InFlight { .. })) {
                 return;
             }
-            self.peers[place].in_flight.pop_front();
+            self.peers[peer_idx].in_flight.pop_front();
         }
     }
 
     /// The oldest request, once: what else is lost shows when it is answered, or by being overtaken.
-    fn resend(&mut self, now: Time, place: PeerIndex) {
-        let timeout = self.peers[place].timeout();
-        let Some(&id) = self.peers[place].in_flight.front() else { return };
+    fn resend(&mut self, now: Time, peer_idx: PeerIndex) {
+        let timeout = self.peers[peer_idx].timeout();
+        let Some(&id) = self.peers[peer_idx].in_flight.front() else { return };
         let Some(exchange) = self.exchanges.get(id) else { return };
         let Stage::InFlight { sent_at } = exchange.stage else { return };
-        let due = (sent_at + timeout).max(self.peers[place].resend_at);
+        let due = (sent_at + timeout).max(self.peers[peer_idx].resend_at);
         let (exchange, lost) = (*exchange, exchange.tries_lost());
         if now < due || self.is_given_up_for(now, &exchange) {
             return;
         }
-        let peer = &mut self.peers[place];
+        let peer = &mut self.peers[peer_idx];
         peer.in_flight.pop_front();
         if !peer.resends.contains(&id) {
             self.exchanges.line_up(&mut peer.resends, id);
@@ -179,29 +179,32 @@ impl Client {
     /// A server that gives signs of life does not answer for a page. After [`PAGE_PATIENCE`] its copy of the slab is given up, if another
     /// server that has one has answered something that was sent after that. `true` if it was.
     pub(super) fn is_given_up_for(&mut self, now: Time, exchange: &Exchange) -> bool {
-        let Exchange { role, peer: place, class, space, page, first_sent_at, .. } = *exchange;
+        let Exchange { role, peer: peer_idx, class, space, page, first_sent_at, .. } = *exchange;
         let is_page = matches!(role, Role::Read { .. } | Role::Write { .. });
         let (Some(sent_at), Some(slab)) = (first_sent_at, self.slab_of(page)) else { return false };
-        let patience = self.peers[place].stalled_at.map_or(PAGE_PATIENCE, |_| STALLED_PATIENCE);
-        let over = sent_at.max(self.peers[place].up_since) + patience;
+        let patience = self.peers[peer_idx].stalled_at.map_or(PAGE_PATIENCE, |_| STALLED_PATIENCE);
+        let over = sent_at.max(self.peers[peer_idx].up_since) + patience;
         if now < over || !is_page || class.may_be_put_off() || self.is_followed(space) {
             return false;
         }
-        let others: PeerSet =
-            self.sound_copies(space, slab).iter().filter(|peer| *peer != place && self.peers[*peer].is_up()).collect();
+        let others: PeerSet = self
+            .sound_copies(space, slab)
+            .iter()
+            .filter(|peer| *peer != peer_idx && self.peers[*peer].is_up())
+            .collect();
         if !others.iter().any(|peer| self.peers[peer].lived_at >= over) {
             others.iter().for_each(|peer| self.peers[peer].doubt(now, over));
             return false;
         }
-        self.peers[place].stalled_at = Some(now);
-        self.copy_lost(space, slab, place);
+        self.peers[peer_idx].stalled_at = Some(now);
+        self.copy_lost(space, slab, peer_idx);
         true
     }
 
     /// A demand read that takes long is asked of another copy as well.
-    fn hedge(&mut self, now: Time, place: PeerIndex) {
-        let after = self.peers[place].trip.hedge();
-        let Some(&id) = self.peers[place].in_flight.front() else { return };
+    fn hedge(&mut self, now: Time, peer_idx: PeerIndex) {
+        let after = self.peers[peer_idx].trip.hedge();
+        let Some(&id) = self.peers[peer_idx].in_flight.front() else { return };
         let Some(exchange) = self.exchanges.get(id) else { return };
         let (Stage::InFlight { sent_at }, Role::Read { op }) = (exchange.stage, exchange.role) else { return };
         if exchange.hedged || now < sent_at + after {
@@ -220,25 +223,25 @@ impl Client {
     }
 
     /// A server is silent: reads go elsewhere, and copies there are dropped where another server that has them answers.
-    fn give_up(&mut self, now: Time, place: PeerIndex) {
+    fn give_up(&mut self, now: Time, peer_idx: PeerIndex) {
         self.stats.servers_failed += 1;
         self.spread_rebuild(now);
-        let peer = &mut self.peers[place];
+        let peer = &mut self.peers[peer_idx];
         peer.reach = Reach::Down { since: now };
         peer.unanswered_since = None;
         (peer.doubted_since, peer.room_wanted_since) = (None, None);
         // What it did not answer is asked again when it is back, and leaves the room for its replies to others' until then.
-        self.take_back_questions(place);
-        self.resend_all(place);
-        if self.peers[place].greeting.is_none() {
-            self.greet(place);
+        self.take_back_questions(peer_idx);
+        self.resend_all(peer_idx);
+        if self.peers[peer_idx].greeting.is_none() {
+            self.greet(peer_idx);
         }
         self.mark_all();
-        self.interrupt_sources_at(place);
+        self.interrupt_sources_at(peer_idx);
         let size = self.config.slab_size;
         let reads = |op: &ops::Operation| op.stage == ops::Stage::Active && op.kind == ops::Kind::Read;
         // What is asked there once it was told is not asked yet.
-        let waits = |op: &ops::Operation| op.sent.has(place) || self.spaces[op.space].unknown_at.has(place);
+        let waits = |op: &ops::Operation| op.sent.has(peer_idx) || self.spaces[op.space].unknown_at.has(peer_idx);
         for op in self.ops.select(|op| reads(op) && waits(op)) {
             let operation = *self.ops.get(op);
             if self.is_followed(operation.space) {
@@ -250,12 +253,12 @@ impl Client {
             let copies = self.peers_of(&state.entry);
             let left = self.sound_copies(operation.space, slab);
             if self.is_grouped(operation.space, slab) {
-                // Put together from others, or parked.
+                // Put together from others, or queued.
                 self.ask_for_page(op);
             } else if copies.minus(operation.sent).iter().any(|other| !self.peers[other].is_down()) {
                 self.ask_for_page(op);
             } else if left.iter().all(|copy| self.peers[copy].is_down()) {
-                self.park(op);
+                self.queue_read(op);
             }
         }
         // Slabs that were about to be asked for here are asked for elsewhere.
@@ -263,8 +266,8 @@ impl Client {
     }
 
     /// Everything that a server has not answered is to be sent to it again.
-    pub(super) fn resend_all(&mut self, place: PeerIndex) {
-        let Peer { in_flight, resends, .. } = &mut self.peers[place];
+    pub(super) fn resend_all(&mut self, peer_idx: PeerIndex) {
+        let Peer { in_flight, resends, .. } = &mut self.peers[peer_idx];
         for id in in_flight.drain(..) {
             if self.exchanges.get(id).is_some() && !resends.contains(&id) {
                 self.exchanges.line_up(resends, id);
@@ -275,9 +278,9 @@ impl Client {
         }
     }
 
-    fn is_overdue(&self, now: Time, place: PeerIndex, since: Time) -> bool {
+    fn is_overdue(&self, now: Time, peer_idx: PeerIndex, since: Time) -> bool {
         let is_over = self.config.error_after.is_some_and(|error_after| now.since(since) >= error_after);
-        is_over && !self.long_silent.has(place)
+        is_over && !self.long_silent.has(peer_idx)
     }
 }
 

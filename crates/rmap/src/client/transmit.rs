@@ -26,7 +26,7 @@ pub const PLAIN_ID: u64 = 0;
 
 impl Client {
     /// The place of the server that a session number belongs to.
-    pub(super) fn place_of_number(&self, number: u32) -> Option<PeerIndex> {
+    pub(super) fn peer_of_number(&self, number: u32) -> Option<PeerIndex> {
         let peer = PeerIndex((number & ((1 << PEER_BITS) - 1)) as usize);
         self.peers.get(peer).map(|_| peer)
     }
@@ -67,8 +67,8 @@ impl Client {
         None
     }
 
-    fn transmit_to(&mut self, now: Time, place: PeerIndex, out: &mut Vec<u8>) -> Option<Transmit> {
-        let peer = &mut self.peers[place];
+    fn transmit_to(&mut self, now: Time, peer_idx: PeerIndex, out: &mut Vec<u8>) -> Option<Transmit> {
+        let peer = &mut self.peers[peer_idx];
         if peer.greeting.as_ref().is_some_and(|greeting| greeting.due_at() <= now) {
             let to = peer.next_address();
             let greeting = peer.greeting.as_mut()?;
@@ -96,19 +96,19 @@ impl Client {
             let word = if drain == Drain::Begin { DRAIN } else { DRAIN_OFF };
             return plain(peer, Op::Drain, word, OVERHEAD, out);
         }
-        for _ in 0..self.peers[place].resends.len() {
-            let Some(id) = self.peers[place].resends.pop_front() else { break };
+        for _ in 0..self.peers[peer_idx].resends.len() {
+            let Some(id) = self.peers[peer_idx].resends.pop_front() else { break };
             let live = self.exchanges.get(id).copied().filter(|e| matches!(e.stage, Stage::InFlight { .. }));
             match live {
                 Some(exchange) if self.exchanges.may_be_sent(&exchange) => return self.send(now, exchange, out),
                 // Its reply's room went to others while its server was silent.
-                Some(_) => self.peers[place].resends.push_back(id),
+                Some(_) => self.peers[peer_idx].resends.push_back(id),
                 None => {}
             }
         }
         for class in Class::ALL {
-            if let Some(exchange) = self.next_of(place, class) {
-                self.peers[place].queues[class as usize].pop_front();
+            if let Some(exchange) = self.next_of(peer_idx, class) {
+                self.peers[peer_idx].queues[class as usize].pop_front();
                 return self.send(now, exchange, out);
             }
         }
@@ -116,15 +116,15 @@ impl Client {
     }
 
     /// The first of its class, if the windows allow to send it.
-    fn next_of(&mut self, place: PeerIndex, class: Class) -> Option<Exchange> {
+    fn next_of(&mut self, peer_idx: PeerIndex, class: Class) -> Option<Exchange> {
         let exchange = loop {
-            let id = *self.peers[place].queues[class as usize].front()?;
+            let id = *self.peers[peer_idx].queues[class as usize].front()?;
             if let Some(exchange) = self.exchanges.get(id) {
                 break *exchange;
             }
-            self.peers[place].queues[class as usize].pop_front();
+            self.peers[peer_idx].queues[class as usize].pop_front();
         };
-        let peer = &self.peers[place];
+        let peer = &self.peers[peer_idx];
         let fits = match exchange.op {
             op if op.is_answered_at_length() => self.exchanges.has_window(),
             Op::Write | Op::Trim => peer.writes_out < peer.write_credits.max(1),
@@ -136,7 +136,7 @@ impl Client {
     }
 
     fn send(&mut self, now: Time, exchange: Exchange, out: &mut Vec<u8>) -> Option<Transmit> {
-        let Exchange { id, role, peer: place, op, class, space, page, version, .. } = exchange;
+        let Exchange { id, role, peer: peer_idx, op, class, space, page, version, .. } = exchange;
         let first = exchange.stage == Stage::Queued;
         if class == Class::Rebuild && op == Op::Read {
             self.redundancy.repairs.spend_page();
@@ -151,7 +151,7 @@ impl Client {
             exchange.overtaken = 0;
         }
         let instruction = self.instruction(role, space, page, version);
-        let peer = &mut self.peers[place];
+        let peer = &mut self.peers[peer_idx];
         self.exchanges.line_up(&mut peer.in_flight, id);
         if first && matches!(op, Op::Write | Op::Trim) {
             peer.writes_out += 1;

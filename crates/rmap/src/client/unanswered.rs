@@ -9,7 +9,8 @@
 //! Some copies may have it by then, and a datagram that is still on its way may bring it to another. So it fails for its caller
 //! only. It stays the one write to its page that is under way, in its version, is sent again when a server is back, and ends like any
 //! other: when every copy in sync has it, or when the slab is lost. A later write to the page comes after it, and a read is right
-//! with or without it, until then. Meanwhile it takes nobody's place: of those that are kept for such writes one comes for its own.
+//! with or without it, until then. Meanwhile it takes nobody's slot: of those that are kept for such writes one comes
+//! for its own.
 //!
 //! [`ClientConfig::error_after`]: super::ClientConfig::error_after
 
@@ -34,14 +35,14 @@ enum Hearing {
 
 impl Client {
     /// A server has been silent for too long. What waits is looked at.
-    pub(super) fn stays_silent(&mut self, place: PeerIndex) {
-        self.long_silent.insert(place);
+    pub(super) fn stays_silent(&mut self, peer_idx: PeerIndex) {
+        self.long_silent.insert(peer_idx);
         self.mark_unanswered(|_| true);
-        self.mark_parked();
+        self.mark_queued();
     }
 
     /// Writes that could not be told before. `true` if slabs have to be looked at again.
-    pub(super) fn tell_more(&mut self) -> bool {
+    pub(super) fn report_more(&mut self) -> bool {
         let can = self.ops.can_tell_more();
         if can {
             self.mark_unanswered(|op| op.kind != Kind::Read);
@@ -157,11 +158,11 @@ impl Client {
     }
 
     /// Of a slab that is being looked at: what nobody answers fails, and what has failed is sent to who answers again.
-    pub(super) fn tend_unanswered(&mut self, space: SpaceIndex, slab: SlabNo) {
+    pub(super) fn maintain_unanswered(&mut self, space: SpaceIndex, slab: SlabNo) {
         if self.spaces[space].layout.is_ledger(slab) && self.is_out_of_reach(space, slab) {
             // Whatever it says something of is.
             self.mark_unanswered(|op| op.space == space && !op.is_own);
-            self.mark_parked();
+            self.mark_queued();
         }
         if !self.ops.may_be_any_of(space, slab) {
             return;
@@ -172,15 +173,15 @@ impl Client {
             for op in self.ops.select(|op| of_slab(self, op) && !op.is_own) {
                 match (self.ops.peek(op).stage, self.ops.peek(op).kind) {
                     (Stage::Waiting, Kind::Write { .. }) => self.fail_op(op, Failure::Silent),
-                    (Stage::Active, Kind::Write { .. }) if reads => self.tell_of_silence(op),
+                    (Stage::Active, Kind::Write { .. }) if reads => self.report_silence(op),
                     (Stage::Waiting | Stage::Active, Kind::Read) if reads && !self.is_answer_coming(op) => {
                         self.fail_op(op, Failure::Silent);
                     }
                     _ => {}
                 }
             }
-        } else if self.ops.any_told() {
-            for op in self.ops.select(|op| of_slab(self, op) && op.is_told && op.stage == Stage::Active) {
+        } else if self.ops.any_reported() {
+            for op in self.ops.select(|op| of_slab(self, op) && op.is_reported && op.stage == Stage::Active) {
                 self.send_write(op);
                 self.check_write(op);
             }
@@ -188,11 +189,11 @@ impl Client {
     }
 
     /// A write fails, and stays under way. It asks nobody now: exchanges are of a limited number.
-    pub(super) fn tell_of_silence(&mut self, op: OpIndex) {
+    pub(super) fn report_silence(&mut self, op: OpIndex) {
         if self.has(Fault::ForgetsUnanswered) {
             return self.fail_op(op, Failure::Silent);
         }
-        if self.ops.peek(op).is_told || self.ops.tell(op) {
+        if self.ops.peek(op).is_reported || self.ops.report(op) {
             self.drop_exchanges(op);
             let operation = self.ops.get(op);
             operation.sent = operation.acked;

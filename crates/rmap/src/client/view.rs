@@ -22,7 +22,7 @@ pub struct ServerView {
     pub free_slabs: u32,
     pub pressure: Pressure,
     /// It keeps its pages on a disk.
-    pub last_resort: bool,
+    pub overflow_disk: bool,
     /// The largest datagram that is known to get through, in bytes.
     pub datagram: usize,
     /// Its answer to [`Client::ask_reports`].
@@ -50,7 +50,7 @@ impl Client {
             round_trip: peer.trip.smoothed(),
             free_slabs: peer.free_slabs,
             pressure: peer.pressure,
-            last_resort: peer.last_resort,
+            overflow_disk: peer.overflow_disk,
             datagram: peer.cut,
             report: peer.report,
             drain: peer.drain,
@@ -62,9 +62,10 @@ impl Client {
         self.exchanges.window
     }
 
-    /// Reads that wait for a server that is silent, at most [`PARKED_MAX`](super::PARKED_MAX): they keep no place from others.
-    pub fn parked(&self) -> usize {
-        self.parking.len()
+    /// Reads that wait for a server that is silent, at most [`QUEUED_READS_MAX`](super::QUEUED_READS_MAX): they keep no
+    /// slot from others.
+    pub fn queued(&self) -> usize {
+        self.read_queue.len()
     }
 
     /// How each server is reached, in the order they were added.
@@ -105,7 +106,7 @@ impl Client {
 
     /// How many pages from `page` on, at most `max`, are alike in being holes or not. Ends with the slab.
     pub fn page_run(&self, space: SpaceRef, page: PageNo, max: u64) -> PageRun {
-        let (place, space, size) = (space.0, &self.spaces[space.0], self.config.slab_size);
+        let (space_idx, space, size) = (space.0, &self.spaces[space.0], self.config.slab_size);
         let Some(slab) = self.slab_of(page).and_then(|slab| space.slabs.get(slab)) else {
             return PageRun { pages: max, hole: false };
         };
@@ -117,11 +118,11 @@ impl Client {
             Phase::Opening(_) | Phase::Lost | Phase::Followed => PageRun { pages, hole: false },
             Phase::Open => {
                 let number = page.0;
-                let told = self.ops.first_told(place, number..number + pages);
-                if told == Some(number) {
+                let reported = self.ops.first_reported(space_idx, number..number + pages);
+                if reported == Some(number) {
                     return PageRun { pages: 1, hole: false };
                 }
-                let pages = told.map_or(pages, |told| told - number);
+                let pages = reported.map_or(pages, |reported| reported - number);
                 let is_hole = |index: usize| !slab.version(index).has_content() && !slab.is_disputed(index);
                 let hole = is_hole(index);
                 let pages = (index..index + pages as usize).take_while(|at| is_hole(*at) == hole).count() as u64;
@@ -137,7 +138,7 @@ impl Client {
         let transfers = self.agenda.timed().any(|(space, slab)| transfers(space, slab));
         !transfers
             && self.ops.is_idle()
-            && self.parking.is_empty()
+            && self.read_queue.is_empty()
             && self.confirms.is_idle()
             && self.redundancy.copies.is_idle()
             && self.parity.stripes.is_idle()

@@ -136,11 +136,11 @@ pub struct ServerHello {
     pub slab_pages: u32,
     pub write_credits: u16,
     /// Its pages lie on a disk: it is for slabs that no other server takes.
-    pub last_resort: bool,
+    pub overflow_disk: bool,
 }
 
 /// Of the flags in a [`ServerHello`], the only one there is. Others are of no meaning yet.
-const LAST_RESORT: u8 = 1;
+const OVERFLOW_DISK: u8 = 1;
 
 impl ServerHello {
     fn encode(self) -> [u8; ACCEPT_PAYLOAD_SIZE] {
@@ -149,7 +149,7 @@ impl ServerHello {
         bytes[8..12].copy_from_slice(&self.server.0.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.slab_pages.to_le_bytes());
         bytes[16..18].copy_from_slice(&self.write_credits.to_le_bytes());
-        bytes[18] = if self.last_resort { LAST_RESORT } else { 0 };
+        bytes[18] = if self.overflow_disk { OVERFLOW_DISK } else { 0 };
         bytes
     }
 
@@ -160,7 +160,7 @@ impl ServerHello {
             server: ServerId(word(8)),
             slab_pages: word(12),
             write_credits: u16::from_le_bytes([bytes[16], bytes[17]]),
-            last_resort: bytes[18] & LAST_RESORT != 0,
+            overflow_disk: bytes[18] & OVERFLOW_DISK != 0,
         }
     }
 }

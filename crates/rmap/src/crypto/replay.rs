@@ -38,17 +38,17 @@ impl ReplayWindow {
         self.set(counter, true);
     }
 
-    fn place(counter: u64) -> (usize, u64) {
+    fn position(counter: u64) -> (usize, u64) {
         ((counter / 64) as usize % WORDS, 1 << (counter % 64))
     }
 
     fn bit(&self, counter: u64) -> bool {
-        let (word, mask) = ReplayWindow::place(counter);
+        let (word, mask) = ReplayWindow::position(counter);
         self.seen[word] & mask != 0
     }
 
     fn set(&mut self, counter: u64, to: bool) {
-        let (word, mask) = ReplayWindow::place(counter);
+        let (word, mask) = ReplayWindow::position(counter);
         if to { self.seen[word] |= mask } else { self.seen[word] &= !mask }
     }
 }

@@ -12,9 +12,9 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::lanes::{Identity, Shared, session_number};
 use super::store::Fault;
 use super::tickets::TICKET_LIFE;
+use super::workers::{Identity, Shared, session_number};
 use crate::crypto::entropy::SharedEntropy;
 use crate::crypto::handshake::Initiator;
 use crate::crypto::session::Session;
@@ -26,7 +26,7 @@ use crate::wire::datagram::{Head, Versions};
 use crate::wire::message::{Direction, Message, Op, Status};
 use crate::wire::{DATAGRAM_MIN_MAX, DATAGRAM_SIZES, OVERHEAD, PROTOCOL_VERSION};
 
-/// Slabs that one lane copies to others at a time; each has a session of its own and no page of its own.
+/// Slabs that one worker copies to others at a time; each has a session of its own and no page of its own.
 pub const TRANSFERS_MAX: usize = 8;
 /// Hellos to an address that does not answer, the first included: 1 KiB in 75 ms.
 const HELLOS_MAX: u32 = 4;
@@ -66,7 +66,7 @@ struct Transfer {
     subject: Subject,
     progress: Progress,
     /// The owner was told that it is over. Its place is kept until then: who asks again would begin it again.
-    is_told: bool,
+    is_reported: bool,
     /// What this server calls the session.
     number: u32,
     greeting: Option<Initiator>,
@@ -91,14 +91,14 @@ struct Transfer {
 
 #[derive(Debug)]
 pub struct Transfers {
-    lane: usize,
+    worker: usize,
     all: Vec<Option<Transfer>>,
     turn: usize,
 }
 
 impl Transfers {
-    pub fn new(lane: usize) -> Transfers {
-        Transfers { lane, all: (0..TRANSFERS_MAX).map(|_| None).collect(), turn: 0 }
+    pub fn new(worker: usize) -> Transfers {
+        Transfers { worker, all: (0..TRANSFERS_MAX).map(|_| None).collect(), turn: 0 }
     }
 
     /// The owner wants a slab, which was granted as is said, to be copied, or asks again how far that is.
@@ -124,32 +124,32 @@ impl Transfers {
         // What still runs for the slab ends by itself: by its generation, its grant, or the other server's silence.
         let same = |transfer: &Transfer| (transfer.subject.space, transfer.subject.slab) == (request.space, slab);
         let over = |transfer: &Transfer| transfer.progress != Progress::Running;
-        let done_with = |transfer: &Transfer| over(transfer) && (transfer.is_told || transfer.is_old(now));
+        let done_with = |transfer: &Transfer| over(transfer) && (transfer.is_reported || transfer.is_old(now));
         let free = |transfer: &Option<Transfer>| transfer.as_ref().is_none_or(done_with);
-        let place = match self.all.iter().position(|transfer| transfer.as_ref().is_some_and(same)) {
-            Some(place) => Some(place).filter(|place| self.all[*place].as_ref().is_none_or(over)),
+        let slot = match self.all.iter().position(|transfer| transfer.as_ref().is_some_and(same)) {
+            Some(slot) => Some(slot).filter(|slot| self.all[*slot].as_ref().is_none_or(over)),
             None => self.all.iter().position(free),
         };
-        let Some(place) = place else { return Status::Full };
+        let Some(slot) = slot else { return Status::Full };
         // Sessions with clients come first where both have a number; the transfer fails then, which costs time only.
-        let number = session_number(entropy.next_u64() as u32, self.lane, place);
+        let number = session_number(entropy.next_u64() as u32, self.worker, slot);
         let head = Head::Hello { versions: Versions { min: PROTOCOL_VERSION, max: PROTOCOL_VERSION }, sender: number };
         let greeting = Initiator::new(&identity.keys, &order.key, &identity.pool, head, entropy);
-        self.all[place] = Some(Transfer::new(now, subject, number, greeting));
+        self.all[slot] = Some(Transfer::new(now, subject, number, greeting));
         Status::Ok
     }
 
     /// How far the transfer of a slab is, if there is one; said to its owner.
-    pub fn tell(&mut self, space: SpaceId, slab: SlabNo) -> Option<Progress> {
+    pub fn report_progress(&mut self, space: SpaceId, slab: SlabNo) -> Option<Progress> {
         let fits = |transfer: &&mut Transfer| (transfer.subject.space, transfer.subject.slab) == (space, slab);
         let transfer = self.all.iter_mut().flatten().find(fits)?;
-        transfer.is_told = transfer.progress != Progress::Running;
+        transfer.is_reported = transfer.progress != Progress::Running;
         Some(transfer.progress)
     }
 
     fn of(&mut self, number: u32) -> Option<&mut Transfer> {
-        let place = (number & (TRANSFERS_MAX as u32 - 1)) as usize;
-        self.all[place].as_mut().filter(|transfer| transfer.number == number && transfer.progress == Progress::Running)
+        let slot = (number & (TRANSFERS_MAX as u32 - 1)) as usize;
+        self.all[slot].as_mut().filter(|transfer| transfer.number == number && transfer.progress == Progress::Running)
     }
 
     /// The other server agrees to a session. `None` if this is not the answer to a hello of a transfer.
@@ -196,11 +196,11 @@ impl Transfers {
     /// The next thing to send, appended to `out`.
     pub fn poll_transmit(&mut self, now: Time, shared: &Shared, out: &mut Vec<u8>) -> Option<Transmit> {
         for step in 0..TRANSFERS_MAX {
-            let place = (self.turn + step) % TRANSFERS_MAX;
-            if let Some(transfer) = &mut self.all[place]
+            let slot = (self.turn + step) % TRANSFERS_MAX;
+            if let Some(transfer) = &mut self.all[slot]
                 && let Some(transmit) = transfer.transmit(now, shared, out)
             {
-                self.turn = place + 1;
+                self.turn = slot + 1;
                 return Some(transmit);
             }
         }
@@ -213,7 +213,7 @@ impl Transfer {
         Transfer {
             subject,
             progress: Progress::Running,
-            is_told: false,
+            is_reported: false,
             number,
             greeting: Some(greeting),
             hellos: 0,
@@ -285,8 +285,8 @@ impl Transfer {
         if status == Status::Busy {
             return;
         }
-        let Some(place) = self.in_flight.iter().position(|flight| flight.id == message.id) else { return };
-        let Some(flight) = self.in_flight.remove(place) else { return };
+        let Some(slot) = self.in_flight.iter().position(|flight| flight.id == message.id) else { return };
+        let Some(flight) = self.in_flight.remove(slot) else { return };
         if status != Status::Ok {
             self.progress = Progress::Failed;
             return;

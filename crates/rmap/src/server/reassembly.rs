@@ -1,8 +1,8 @@
 //! Pages that arrive in pieces. A page replaces another only when it is whole.
 //!
-//! The room for them is the lane's and not a session's: pieces of a message are sent one right behind the other, so of two thousand
-//! sessions few have any under way at a time. A session that has more than it may, or pieces that never became whole, pushes out its own
-//! first.
+//! The room for them is the worker's and not a session's: pieces of a message are sent one right behind the other, so
+//! of two thousand sessions few have any under way at a time. A session that has more than it may, or pieces that never
+//! became whole, pushes out its own first.
 
 use crate::reassembly::{Identity, Partial};
 use crate::wire::message::Fragment;
@@ -10,7 +10,8 @@ use crate::wire::message::Fragment;
 /// Writes that a client may have under way at a server, and so pages in pieces: 128 KiB, the bandwidth-delay product of
 /// 10 Gbit/s and 100 us.
 pub const WRITE_CREDITS: u16 = 32;
-/// Messages in pieces of a lane at a time: 8 MiB, so 64 sessions may have as many as they may. What is pushed out is sent again.
+/// Messages in pieces of a worker at a time: 8 MiB, so 64 sessions may have as many as they may. What is pushed out is
+/// sent again.
 const PARTIALS_MAX: u16 = 64 * WRITE_CREDITS;
 /// Of a session that has none.
 const NOWHERE: u16 = u16::MAX;
@@ -33,7 +34,7 @@ struct Held {
     began: u64,
 }
 
-/// The messages in pieces of a lane.
+/// The messages in pieces of a worker.
 #[derive(Debug)]
 pub struct Reassembly {
     all: Vec<Held>,
@@ -49,8 +50,8 @@ impl Reassembly {
     }
 
     /// What is in pieces at a place, if it is of this session.
-    fn of(&self, session: u32, place: u16) -> Option<&Held> {
-        self.all.get(usize::from(place)).filter(|held| held.session == session && !held.partial.is_free())
+    fn of(&self, session: u32, slot: u16) -> Option<&Held> {
+        self.all.get(usize::from(slot)).filter(|held| held.session == session && !held.partial.is_free())
     }
 
     /// Adds a piece of message `id` in a version, of the session with this number. Where a client has more under way than it may, the
@@ -65,35 +66,35 @@ impl Reassembly {
     ) -> Option<&[u8]> {
         let identity = Identity::new(id, version, fragment, payload);
         let known = self.find(session, pieces, |held| held.partial.is(identity));
-        let place = known.unwrap_or_else(|| {
+        let slot = known.unwrap_or_else(|| {
             // The same message cut another way: what there was of it is of no use.
             let same = self.find(session, pieces, |held| held.partial.is_of(id));
-            let place = same.unwrap_or_else(|| self.place_for(session, pieces));
+            let slot = same.unwrap_or_else(|| self.slot_for(session, pieces));
             self.clock += 1;
-            let held = &mut self.all[usize::from(place)];
+            let held = &mut self.all[usize::from(slot)];
             (held.session, held.began) = (session, self.clock);
             held.partial.begin(identity);
-            place
+            slot
         });
-        self.all[usize::from(place)].partial.add(fragment, part)
+        self.all[usize::from(slot)].partial.add(fragment, part)
     }
 
     fn find(&self, session: u32, pieces: &Pieces, fits: impl Fn(&Held) -> bool) -> Option<u16> {
-        pieces.0.iter().copied().find(|place| self.of(session, *place).is_some_and(&fits))
+        pieces.0.iter().copied().find(|slot| self.of(session, *slot).is_some_and(&fits))
     }
 
     /// Room for one more message of a session.
-    fn place_for(&mut self, session: u32, pieces: &mut Pieces) -> u16 {
-        let Some(spare) = pieces.0.iter().position(|place| self.of(session, *place).is_none()) else {
-            let began = |place: &u16| self.of(session, *place).map(|held| held.began);
+    fn slot_for(&mut self, session: u32, pieces: &mut Pieces) -> u16 {
+        let Some(spare) = pieces.0.iter().position(|slot| self.of(session, *slot).is_none()) else {
+            let began = |slot: &u16| self.of(session, *slot).map(|held| held.began);
             return pieces.0.iter().copied().min_by_key(began).unwrap_or(self.next);
         };
-        let place = self.next;
-        self.next = (place + 1) % PARTIALS_MAX;
+        let slot = self.next;
+        self.next = (slot + 1) % PARTIALS_MAX;
         // It may be one that the session had before.
-        pieces.0.iter_mut().filter(|own| **own == place).for_each(|own| *own = NOWHERE);
-        pieces.0[spare] = place;
-        place
+        pieces.0.iter_mut().filter(|own| **own == slot).for_each(|own| *own = NOWHERE);
+        pieces.0[spare] = slot;
+        slot
     }
 }
 
@@ -107,16 +108,16 @@ mod tests {
         (fragment, vec![byte; fragment.range(SEALED_SIZE).len()])
     }
 
-    /// Sessions of a lane.
-    struct Lane {
+    /// Sessions of a worker.
+    struct Worker {
         reassembly: Reassembly,
         sessions: Vec<Pieces>,
     }
 
-    impl Lane {
-        fn new(sessions: usize) -> Lane {
+    impl Worker {
+        fn new(sessions: usize) -> Worker {
             let sessions = (0..sessions).map(|_| Pieces::default()).collect();
-            Lane { reassembly: Reassembly::new(), sessions }
+            Worker { reassembly: Reassembly::new(), sessions }
         }
 
         /// A piece of a message that is filled with its number. Whether that was the last, and all is as it was sent.
@@ -135,53 +136,53 @@ mod tests {
 
     #[test]
     fn pieces_of_several_messages_in_any_order() {
-        let mut lane = Lane::new(1);
-        let mut add = |id, index| lane.add(0, id, index);
+        let mut worker = Worker::new(1);
+        let mut add = |id, index| worker.add(0, id, index);
         assert_eq!([add(1, 2), add(2, 0), add(2, 0), add(1, 0), add(2, 1)], [None; 5]);
         assert_eq!([add(1, 1), add(2, 2)], [Some(true); 2]);
     }
 
     #[test]
     fn too_many_push_out_the_oldest() {
-        let mut lane = Lane::new(1);
+        let mut worker = Worker::new(1);
         for id in 0..=u64::from(WRITE_CREDITS) {
-            assert_eq!(lane.add(0, id, 0), None);
+            assert_eq!(worker.add(0, id, 0), None);
         }
-        assert_eq!(lane.add_rest(0, 1), Some(true));
-        assert_eq!(lane.add_rest(0, 0), None, "its first piece was given up");
+        assert_eq!(worker.add_rest(0, 1), Some(true));
+        assert_eq!(worker.add_rest(0, 0), None, "its first piece was given up");
     }
 
     /// Messages of the same numbers in different sessions are different ones.
     #[test]
     fn sessions_do_not_mix() {
-        let mut lane = Lane::new(3);
+        let mut worker = Worker::new(3);
         for id in 1..=20 {
-            (0..3).for_each(|session| assert_eq!(lane.add(session, id, 0), None));
+            (0..3).for_each(|session| assert_eq!(worker.add(session, id, 0), None));
         }
         for id in 1..=20 {
-            assert_eq!([0, 1].map(|session| lane.add_rest(session, id)), [Some(true); 2]);
+            assert_eq!([0, 1].map(|session| worker.add_rest(session, id)), [Some(true); 2]);
         }
-        assert_eq!(lane.add_rest(2, 7), Some(true));
+        assert_eq!(worker.add_rest(2, 7), Some(true));
     }
 
     /// One that begins message after message and ends none is in its own way only.
     #[test]
     fn a_session_that_ends_nothing_pushes_out_its_own() {
-        let mut lane = Lane::new(2);
-        assert_eq!(lane.add(0, 1, 0), None);
+        let mut worker = Worker::new(2);
+        assert_eq!(worker.add(0, 1, 0), None);
         for id in 0..3 * u64::from(PARTIALS_MAX) {
-            assert_eq!(lane.add(1, id, 0), None);
+            assert_eq!(worker.add(1, id, 0), None);
         }
-        assert_eq!(lane.add_rest(0, 1), Some(true));
+        assert_eq!(worker.add_rest(0, 1), Some(true));
     }
 
     /// What became whole makes room, however often the places go round.
     #[test]
     fn a_session_goes_on_for_ever() {
-        let mut lane = Lane::new(1);
+        let mut worker = Worker::new(1);
         for id in 0..3 * u64::from(PARTIALS_MAX) {
-            assert_eq!(lane.add(0, id, 0), None);
-            assert_eq!(lane.add_rest(0, id), Some(true), "message {id}");
+            assert_eq!(worker.add(0, id, 0), None);
+            assert_eq!(worker.add_rest(0, id), Some(true), "message {id}");
         }
     }
 }

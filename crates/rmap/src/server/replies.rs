@@ -15,7 +15,7 @@ pub const REPLIES_CROWDED: usize = REPLIES_MAX / 2;
 #[derive(Clone, Copy, Debug)]
 pub struct Pending {
     pub session: u32,
-    pub place: usize,
+    pub slot: usize,
     pub request: Message,
     pub status: Status,
 }

@@ -1,10 +1,10 @@
 //! Requests are executed as they come; replies are made when they are sent, demand first.
 
 use super::Server;
-use super::lanes::{LaneNumbers, State};
 use super::replies::{Pending, REPLIES_CROWDED, REPLIES_MAX};
 use super::stats::ServerStats;
 use super::store::{Fault, Store};
+use super::workers::{State, WorkerNumbers};
 use crate::crypto::handshake::ServerHello;
 use crate::crypto::session::Session;
 use crate::server::reassembly::WRITE_CREDITS;
@@ -23,12 +23,12 @@ impl Server {
             server: identity.id,
             slab_pages: identity.slab_size.pages() as u32,
             write_credits: WRITE_CREDITS,
-            last_resort: identity.is_last_resort,
+            overflow_disk: identity.is_overflow_disk,
         }
     }
 
     /// An authentic fragment.
-    pub(super) fn take_in(&mut self, now: Time, place: usize, body: &[u8]) {
+    pub(super) fn take_in(&mut self, now: Time, slot: usize, body: &[u8]) {
         self.now = now;
         let Ok((message, fragment, part)) = Message::decode(body) else {
             self.stats.malformed += 1;
@@ -42,9 +42,9 @@ impl Server {
         let payload = usize::from(message.payload);
         let (space, page, version) = (message.space, message.page, message.version);
         let slab = self.shared.identity.slab_size.slab(page);
-        let guest = self.sessions.guest(place);
-        let node = self.sessions.node(place);
-        let Some(session) = self.sessions.pieces(place) else { return };
+        let guest = self.sessions.guest(slot);
+        let node = self.sessions.node(slot);
+        let Some(session) = self.sessions.pieces(slot) else { return };
         let whole = if fragment.count == 1 {
             Some(part)
         } else {
@@ -71,9 +71,9 @@ impl Server {
             (Op::Grant, Some(slab)) => {
                 let mut state = self.shared.state();
                 let open = state.pressure == Pressure::None;
-                let floor = whole.try_into().map(u64::from_le_bytes).map(Version::from_bits);
-                let lend = |floor| state.store.grant(space, slab, generation, (version, floor), open);
-                floor.map_or(Status::BadRequest, lend)
+                let epoch = whole.try_into().map(u64::from_le_bytes).map(Version::from_bits);
+                let lend = |epoch| state.store.grant(space, slab, generation, (version, epoch), open);
+                epoch.map_or(Status::BadRequest, lend)
             }
             (Op::Release, Some(slab)) => self.shared.state().store.release(space, slab, generation, version),
             (Op::Reserve, _) => self.shared.state().store.reserve(space, generation, version.bits()),
@@ -88,8 +88,8 @@ impl Server {
                 tickets.ask(now, store, slab, generation, &message, whole)
             }
         };
-        if let Some(session) = self.sessions.number(place) {
-            let pending = Pending { session, place, request: message, status };
+        if let Some(session) = self.sessions.number(slot) {
+            let pending = Pending { session, slot, request: message, status };
             self.replies.queues[message.class as usize].push_back(pending);
         }
     }
@@ -98,20 +98,20 @@ impl Server {
         loop {
             let pending = self.replies.pop()?;
             // The session may have ended since.
-            if self.sessions.number(pending.place) == Some(pending.session) {
+            if self.sessions.number(pending.slot) == Some(pending.session) {
                 return self.reply(&pending, out);
             }
         }
     }
 
     fn reply(&mut self, pending: &Pending, out: &mut Vec<u8>) -> Option<Transmit> {
-        let Pending { place, request, mut status, .. } = *pending;
+        let Pending { slot, request, mut status, .. } = *pending;
         let Direction::Request { cut, generation } = request.direction else { return None };
         let queued = self.replies.len() as u16;
-        let numbers = if request.op == Op::Report { self.own_numbers() } else { LaneNumbers::default() };
+        let numbers = if request.op == Op::Report { self.own_numbers() } else { WorkerNumbers::default() };
         let start = out.len();
         let Server { shared, replies, transfers, sessions, .. } = self;
-        let peer = sessions.peer(place)?;
+        let peer = sessions.peer(slot)?;
         let scratch = &mut replies.scratch;
         scratch.clear();
         let mut version = request.version;
@@ -128,12 +128,13 @@ impl Server {
             Op::Copy => {
                 let slab = shared.identity.slab_size.slab(request.page);
                 let owner = status == Status::Ok;
-                let progress = slab.filter(|_| owner).and_then(|slab| transfers.tell(request.space, slab));
+                let progress = slab.filter(|_| owner).and_then(|slab| transfers.report_progress(request.space, slab));
                 version = Version::from_bits(progress.unwrap_or(Progress::Failed) as u64);
             }
             Op::Report => {
-                let told = (status == Status::Ok).then(|| report(&state, &shared.sum(self.lane, numbers), self.now));
-                scratch.extend(told.unwrap_or_default().encode());
+                let reported =
+                    (status == Status::Ok).then(|| report(&state, &shared.sum(self.worker, numbers), self.now));
+                scratch.extend(reported.unwrap_or_default().encode());
                 payload = scratch;
             }
             Op::Read | Op::ReadGranted if status == Status::Ok => match read(&mut state.store, &request, generation) {
@@ -196,14 +197,14 @@ fn read<'a>(store: &'a mut Store, request: &Message, generation: Generation) -> 
     Ok((version, stored.sealed.unwrap_or(&[])))
 }
 
-fn report(state: &State, lanes: &LaneNumbers, now: Time) -> Report {
+fn report(state: &State, workers: &WorkerNumbers, now: Time) -> Report {
     Report {
         slabs: state.store.slabs() as u32,
         held: state.store.held_slabs() as u32,
         spaces: state.store.spaces().filter(|space| space.slabs > 0).count() as u32,
-        sessions: lanes.sessions as u32,
-        reads: lanes.stats.pages_read,
-        writes: lanes.stats.pages_written,
+        sessions: workers.sessions as u32,
+        reads: workers.stats.pages_read,
+        writes: workers.stats.pages_written,
         uptime_ms: now.0 / 1_000_000,
         draining: state.store.shut,
     }

@@ -9,9 +9,9 @@ use std::collections::{HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::lanes::{Identity, SESSIONS_MAX, session_number};
 use super::reassembly::Pieces;
 use super::stats::ServerStats;
+use super::workers::{Identity, SESSIONS_MAX, session_number};
 use crate::crypto::entropy::SharedEntropy;
 use crate::crypto::handshake::{ServerHello, respond};
 use crate::crypto::session::Session;
@@ -27,7 +27,8 @@ pub(super) const SESSIONS_PER_NODE: usize = SESSIONS_MAX / 2;
 pub(super) const SESSION_IDLE: Duration = Duration::from_secs(180);
 /// A node's own session is, after this: ten signs of life in a row have not come, so its client has ended, or begins anew anyway.
 pub(super) const OWN_IDLE: Duration = Duration::from_secs(10);
-/// Handshakes of a lane a second, 0.2 ms of a core each (measured: X25519 in pure Rust), so that they take at most 4 % of one.
+/// Handshakes of a worker a second, 0.2 ms of a core each (measured: X25519 in pure Rust), so that they take at most 4
+/// % of one.
 const HELLOS_PER_SECOND: u32 = 200;
 /// Handshakes at once, when a whole cluster comes up.
 const HELLOS_BURST: u32 = 64;
@@ -86,7 +87,7 @@ const _: () = assert!(size_of::<Option<Peer>>() <= 1024);
 
 #[derive(Debug)]
 pub struct Sessions {
-    lane: usize,
+    worker: usize,
     count: usize,
     peers: Vec<Option<Peer>>,
     /// Of the hello that each began with, so that one that comes again is found without a look at all of them.
@@ -98,9 +99,9 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    pub fn new(lane: usize) -> Sessions {
+    pub fn new(worker: usize) -> Sessions {
         Sessions {
-            lane,
+            worker,
             count: 0,
             peers: (0..SESSIONS_MAX).map(|_| None).collect(),
             marks: vec![0; SESSIONS_MAX],
@@ -111,31 +112,31 @@ impl Sessions {
     }
 
     pub fn find(&self, number: u32) -> Option<usize> {
-        let place = (number & (SESSIONS_MAX as u32 - 1)) as usize;
-        self.peers[place].as_ref().is_some_and(|peer| peer.number == number).then_some(place)
+        let slot = (number & (SESSIONS_MAX as u32 - 1)) as usize;
+        self.peers[slot].as_ref().is_some_and(|peer| peer.number == number).then_some(slot)
     }
 
-    pub fn number(&self, place: usize) -> Option<u32> {
-        self.peers[place].as_ref().map(|peer| peer.number)
+    pub fn number(&self, slot: usize) -> Option<u32> {
+        self.peers[slot].as_ref().map(|peer| peer.number)
     }
 
-    pub fn peer(&mut self, place: usize) -> Option<&mut Peer> {
-        self.peers[place].as_mut()
+    pub fn peer(&mut self, slot: usize) -> Option<&mut Peer> {
+        self.peers[slot].as_mut()
     }
 
     /// The number of a session, and where the pieces of its messages are.
-    pub fn pieces(&mut self, place: usize) -> Option<(u32, &mut Pieces)> {
-        self.peers[place].as_mut().map(|peer| (peer.number, &mut peer.pieces))
+    pub fn pieces(&mut self, slot: usize) -> Option<(u32, &mut Pieces)> {
+        self.peers[slot].as_mut().map(|peer| (peer.number, &mut peer.pieces))
     }
 
     /// Who is at the other end.
-    pub fn node(&self, place: usize) -> Option<PublicKey> {
-        self.peers[place].as_ref().map(|peer| peer.node)
+    pub fn node(&self, slot: usize) -> Option<PublicKey> {
+        self.peers[slot].as_ref().map(|peer| peer.node)
     }
 
     /// The other end, if it is a server that may only do what it has tickets for.
-    pub fn guest(&self, place: usize) -> Option<PublicKey> {
-        self.peers[place].as_ref().filter(|peer| peer.is_guest).map(|peer| peer.node)
+    pub fn guest(&self, slot: usize) -> Option<PublicKey> {
+        self.peers[slot].as_ref().filter(|peer| peer.is_guest).map(|peer| peer.node)
     }
 
     pub fn count(&self) -> usize {
@@ -148,13 +149,13 @@ impl Sessions {
     /// It is not authentic, or was seen before.
     pub fn open<'a>(
         &mut self,
-        place: usize,
+        slot: usize,
         now: Time,
         from: SocketAddr,
         (epoch, counter): (u8, u64),
         datagram: &'a mut [u8],
     ) -> Result<&'a [u8], Rejected> {
-        let peer = self.peers[place].as_mut().ok_or(Rejected::NotAuthentic)?;
+        let peer = self.peers[slot].as_mut().ok_or(Rejected::NotAuthentic)?;
         let body = peer.session.open(epoch, counter, datagram)?;
         peer.addr = from;
         peer.heard_at = now;
@@ -200,11 +201,11 @@ impl Sessions {
             return;
         }
         // The number has to be in the answer, so a place is looked for before it is known who asks.
-        let Some((place, whose)) = self.place(now, admission.sources) else {
+        let Some((slot, whose)) = self.find_slot(now, admission.sources) else {
             stats.throttled += 1;
             return;
         };
-        let number = session_number(entropy.next_u64() as u32, self.lane, place);
+        let number = session_number(entropy.next_u64() as u32, self.worker, slot);
         let head = Head::Accept { version: PROTOCOL_VERSION, receiver: hello.sender, sender: number };
         let Ok((node, secrets, accept)) = respond(&identity.keys, &identity.pool, hello.datagram, head, about, entropy)
         else {
@@ -216,12 +217,12 @@ impl Sessions {
             return;
         };
         let Ok(words) = hello.datagram.try_into().map(Box::new) else { return };
-        if whose.is_some_and(|of| of != node) || !self.make_room(now, place, node) {
+        if whose.is_some_and(|of| of != node) || !self.make_room(now, slot, node) {
             stats.throttled += 1;
             return;
         }
-        self.marks[place] = mark_of(hello.datagram);
-        self.peers[place] = Some(Peer {
+        self.marks[slot] = mark_of(hello.datagram);
+        self.peers[slot] = Some(Peer {
             number,
             node,
             is_guest,
@@ -242,8 +243,8 @@ impl Sessions {
     /// of its node out, and were each counted as a handshake, new clients would wait for theirs. As RFC 7296, 2.1.
     fn accept_of(&self, hello: &[u8]) -> Option<([u8; ACCEPT_SIZE], SocketAddr)> {
         let mark = mark_of(hello);
-        let places = self.marks.iter().enumerate().filter(|(_, of)| **of == mark);
-        let mut peers = places.filter_map(|(place, _)| self.peers[place].as_ref());
+        let slots = self.marks.iter().enumerate().filter(|(_, of)| **of == mark);
+        let mut peers = slots.filter_map(|(slot, _)| self.peers[slot].as_ref());
         peers.find(|peer| peer.hello[..] == *hello).map(|peer| (peer.accept, peer.addr))
     }
 
@@ -254,30 +255,30 @@ impl Sessions {
 
     /// A place for a session: free, or of a guest that has no ticket any more, or of the one that is silent for longest. Also the
     /// node that alone may take it, if it is not silent for that long. Nothing ends yet: whoever asks may not be admitted.
-    fn place(&self, now: Time, sources: impl FnOnce() -> HashSet<PublicKey>) -> Option<(usize, Option<PublicKey>)> {
+    fn find_slot(&self, now: Time, sources: impl FnOnce() -> HashSet<PublicKey>) -> Option<(usize, Option<PublicKey>)> {
         let free = self.peers.iter().position(Option::is_none);
         let longest_silent = |fits: &dyn Fn(&Peer) -> bool| {
-            let places = self.peers.iter().enumerate();
-            let heard = places.filter_map(|(place, peer)| Some((peer.as_ref().filter(|p| fits(p))?.heard_at, place)));
-            heard.min().map(|(_, place)| place)
+            let slots = self.peers.iter().enumerate();
+            let heard = slots.filter_map(|(slot, peer)| Some((peer.as_ref().filter(|p| fits(p))?.heard_at, slot)));
+            heard.min().map(|(_, slot)| slot)
         };
         let guest = || {
             let any = self.peers.iter().flatten().any(|peer| peer.is_guest);
             let sources = if any { sources() } else { HashSet::new() };
             longest_silent(&|peer| peer.is_guest && !sources.contains(&peer.node))
         };
-        if let Some(place) = free.or_else(guest) {
-            return Some((place, None));
+        if let Some(slot) = free.or_else(guest) {
+            return Some((slot, None));
         }
-        let place = longest_silent(&|peer| now.since(peer.heard_at) > OWN_IDLE)?;
+        let slot = longest_silent(&|peer| now.since(peer.heard_at) > OWN_IDLE)?;
         let is_own = |peer: &&Peer| now.since(peer.heard_at) <= SESSION_IDLE;
-        Some((place, self.peers[place].as_ref().filter(is_own).map(|peer| peer.node)))
+        Some((slot, self.peers[slot].as_ref().filter(is_own).map(|peer| peer.node)))
     }
 
     /// One node's sessions are limited: of those that are silent, the one for longest ends. `false` if there are enough that are not.
-    fn make_room(&mut self, now: Time, place: usize, node: PublicKey) -> bool {
+    fn make_room(&mut self, now: Time, slot: usize, node: PublicKey) -> bool {
         let own = |(at, peer): (usize, &Option<Peer>)| {
-            let peer = peer.as_ref().filter(|peer| at != place && peer.node == node)?;
+            let peer = peer.as_ref().filter(|peer| at != slot && peer.node == node)?;
             Some((peer.heard_at, at))
         };
         let own = self.peers.iter().enumerate().filter_map(own);
@@ -293,9 +294,9 @@ impl Sessions {
 
     /// Ends the sessions of clients that may not stay. Servers have theirs by ticket.
     pub fn end_unless(&mut self, may_stay: impl Fn(PublicKey) -> bool) {
-        for place in &mut self.peers {
-            if place.as_ref().is_some_and(|peer| !peer.is_guest && !may_stay(peer.node)) {
-                *place = None;
+        for slot in &mut self.peers {
+            if slot.as_ref().is_some_and(|peer| !peer.is_guest && !may_stay(peer.node)) {
+                *slot = None;
             }
         }
         self.count = self.peers.iter().flatten().count();

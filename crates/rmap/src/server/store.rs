@@ -8,8 +8,9 @@ use crate::wire::message::{HELD_END, HELD_MAX, HELD_SIZE, Status, VERSIONS_MAX};
 
 /// Spaces that one server knows: a thousand VMs with a few disks each.
 const SPACES_MAX: usize = 4096;
-/// Places that are looked at for one reply about what a space has here: 64 GiB of the usual slabs, some ten microseconds.
-const PLACES_A_LOOK: usize = 1024;
+/// Slots that are looked at for one reply about what a space has here: 64 GiB of the usual slabs, some ten
+/// microseconds.
+const SLOTS_A_LOOK: usize = 1024;
 /// Grants that have ended and are remembered: far more than end while a request is on its way.
 const ENDED_MAX: usize = 4096;
 
@@ -30,7 +31,7 @@ pub enum Fault {
     /// Copies them in versions that nobody has written yet.
     MakesUpVersions,
     /// Writes of a slab's earlier lives are stored.
-    NoFloors,
+    NoEpochs,
     /// Says once of each owner that it does not know it, when it is asked for something of a slab.
     ForgetsOwners,
     /// Every page is damaged, at the moment this is set.
@@ -48,7 +49,7 @@ struct Slab {
     owner: Option<(SpaceId, SlabNo)>,
     grant: Version,
     /// What is written in lesser versions is of an earlier life of the slab.
-    floor: Version,
+    epoch: Version,
     versions: Box<[Version]>,
     /// Sealed pages, one behind the other; of those on a medium, the seals alone.
     pages: Box<[u8]>,
@@ -96,7 +97,7 @@ pub struct Store {
     shed: Vec<u32>,
     /// No slab is given away any more, promised or not.
     pub shut: bool,
-    places: HashMap<(SpaceId, SlabNo), u32>,
+    slots: HashMap<(SpaceId, SlabNo), u32>,
     spaces: HashMap<SpaceId, Space>,
     /// The last grants that have ended here. A request for one of them that is still on its way comes too late, or it would be
     /// another slab under the grant that a reader may be about to ask for.
@@ -120,7 +121,7 @@ impl Store {
             free: (0..slabs as u32).rev().collect(),
             shed: Vec::with_capacity(slabs),
             shut: false,
-            places: HashMap::with_capacity(slabs),
+            slots: HashMap::with_capacity(slabs),
             spaces: HashMap::with_capacity(SPACES_MAX),
             ended: VecDeque::with_capacity(ENDED_MAX),
             fault: None,
@@ -242,30 +243,30 @@ impl Store {
         true
     }
 
-    /// Lends a slab, empty, to be written in versions from `floor` on. A repeated request for the same grant changes nothing; an
-    /// older one is refused, and so is one of a grant that has ended.
+    /// Lends a slab, empty, to be written in versions from `epoch` on. A repeated request for the same grant changes
+    /// nothing; an older one is refused, and so is one of a grant that has ended.
     pub fn grant(
         &mut self,
         space: SpaceId,
         slab: SlabNo,
         generation: Generation,
-        (grant, floor): (Version, Version),
+        (grant, epoch): (Version, Version),
         open: bool,
     ) -> Status {
         // Of a life that ended while its request was on the way.
-        if floor > grant {
+        if epoch > grant {
             return Status::BadRequest;
         }
         if let Err(status) = self.check(space, generation) {
             return status;
         }
-        if let Some(&index) = self.places.get(&(space, slab)) {
+        if let Some(&index) = self.slots.get(&(space, slab)) {
             let held = &mut self.slabs[index as usize];
             if grant < held.grant {
                 return Status::BadRequest;
             }
             if grant > held.grant {
-                held.begin(grant, floor);
+                held.begin(grant, epoch);
             }
             return Status::Ok;
         }
@@ -283,10 +284,10 @@ impl Store {
         }
         let Some(index) = self.free.pop() else { return Status::Full };
         state.held += 1;
-        self.places.insert((space, slab), index);
+        self.slots.insert((space, slab), index);
         let held = &mut self.slabs[index as usize];
         held.owner = Some((space, slab));
-        held.begin(grant, floor);
+        held.begin(grant, epoch);
         Status::Ok
     }
 
@@ -306,13 +307,13 @@ impl Store {
         if let Err(status) = self.check(space, generation) {
             return status;
         }
-        let Some(&index) = self.places.get(&(space, slab)) else { return Status::Ok };
+        let Some(&index) = self.slots.get(&(space, slab)) else { return Status::Ok };
         let held = &mut self.slabs[index as usize];
         if held.grant != grant {
             return Status::BadRequest;
         }
         held.owner = None;
-        self.places.remove(&(space, slab));
+        self.slots.remove(&(space, slab));
         self.free.push(index);
         if let Some(state) = self.spaces.get_mut(&space) {
             state.held -= 1;
@@ -345,11 +346,12 @@ impl Store {
     /// It is not the owner of today, or the slab is not here.
     pub fn grant_of(&self, space: SpaceId, slab: SlabNo, generation: Generation) -> Result<Version, Status> {
         self.check(space, generation)?;
-        let index = self.places.get(&(space, slab)).ok_or(Status::UnknownSlab)?;
+        let index = self.slots.get(&(space, slab)).ok_or(Status::UnknownSlab)?;
         Ok(self.slabs[*index as usize].grant)
     }
 
-    /// Slabs that a space has here, in places from `from` on, appended to `out`. Gives the place to go on from, or [`HELD_END`].
+    /// Slabs that a space has here, in slots from `from` on, appended to `out`. Gives the slot to go on from, or
+    /// [`HELD_END`].
     ///
     /// # Errors
     /// It is not the owner of today.
@@ -358,7 +360,7 @@ impl Store {
         let (begin, end) = (from.min(self.slabs.len() as u64) as usize, out.len() + HELD_MAX * HELD_SIZE);
         let has_any = self.spaces.get(&space).is_some_and(|state| state.held > 0);
         for (at, slab) in self.slabs.iter().enumerate().skip(begin).take_while(|_| has_any) {
-            if out.len() >= end || at - begin >= PLACES_A_LOOK {
+            if out.len() >= end || at - begin >= SLOTS_A_LOOK {
                 return Ok(at as u64);
             }
             if let Some((_, number)) = slab.owner.filter(|(owner, _)| *owner == space) {
@@ -391,25 +393,25 @@ impl Store {
         self.size.page(slab, index)
     }
 
-    fn place(&mut self, space: SpaceId, page: PageNo, generation: Generation) -> Result<(usize, usize), Status> {
+    fn locate(&mut self, space: SpaceId, page: PageNo, generation: Generation) -> Result<(usize, usize), Status> {
         self.check(space, generation)?;
         if self.has(Fault::ForgetsOwners) && !self.forgotten.contains(&(space, generation)) {
             self.forgotten.push((space, generation));
             return Err(Status::NotFenced);
         }
         let slab = self.size.slab(page).ok_or(Status::BadRequest)?;
-        let index = self.places.get(&(space, slab)).ok_or(Status::UnknownSlab)?;
+        let index = self.slots.get(&(space, slab)).ok_or(Status::UnknownSlab)?;
         Ok((*index as usize, self.size.index(page)))
     }
 
     /// # Errors
     /// Why the page cannot be had.
     pub fn read(&mut self, space: SpaceId, page: PageNo, generation: Generation) -> Result<Stored<'_>, Status> {
-        let (index, at) = match self.place(space, page, generation) {
+        let (index, at) = match self.locate(space, page, generation) {
             Err(Status::UnknownSlab) if self.has(Fault::ZerosForUnknown) => {
                 return Ok(Stored { version: Version::NEVER, sealed: None });
             }
-            place => place?,
+            found => found?,
         };
         self.read_at(index, at)
     }
@@ -420,7 +422,7 @@ impl Store {
     /// Why the page cannot be had.
     pub fn read_granted(&mut self, space: SpaceId, page: PageNo, grant: Version) -> Result<Stored<'_>, Status> {
         let slab = self.size.slab(page).ok_or(Status::BadRequest)?;
-        let index = *self.places.get(&(space, slab)).ok_or(Status::UnknownSlab)? as usize;
+        let index = *self.slots.get(&(space, slab)).ok_or(Status::UnknownSlab)? as usize;
         if self.slabs[index].grant != grant {
             return Err(Status::UnknownSlab);
         }
@@ -447,7 +449,8 @@ impl Store {
     }
 
     /// Takes a page, or a trim where `sealed` is `None`. A version that is not newer changes nothing, and is done. One below the
-    /// floor is for a slab that is not here any more: nobody waits for it, and should somebody do so, "done" would be a lie.
+    /// epoch is for a slab that is not here any more: nobody waits for it, and should somebody do so, "done" would be a
+    /// lie.
     pub fn write(
         &mut self,
         space: SpaceId,
@@ -456,8 +459,8 @@ impl Store {
         version: Version,
         sealed: Option<&[u8]>,
     ) -> Status {
-        let (index, at) = match self.place(space, page, generation) {
-            Ok(place) => place,
+        let (index, at) = match self.locate(space, page, generation) {
+            Ok(found) => found,
             Err(status) => return status,
         };
         if version == Version::NEVER || version.has_content() != sealed.is_some() {
@@ -466,9 +469,9 @@ impl Store {
         if self.has(Fault::LosesWrites) {
             return Status::Ok;
         }
-        let (any_order, any_life) = (self.has(Fault::NoVersions), self.has(Fault::NoFloors));
+        let (any_order, any_life) = (self.has(Fault::NoVersions), self.has(Fault::NoEpochs));
         let slab = &mut self.slabs[index];
-        if version < slab.floor && !any_life {
+        if version < slab.epoch && !any_life {
             return Status::UnknownSlab;
         }
         if version <= slab.versions[at] && !any_order {
@@ -493,7 +496,7 @@ impl Store {
     /// The medium failed: what is in the slab is not known any more, and is answered so.
     fn give_up(&mut self, index: usize) {
         let Some(owner) = self.slabs[index].owner.take() else { return };
-        self.places.remove(&owner);
+        self.slots.remove(&owner);
         let grant = self.slabs[index].grant;
         if let Some(state) = self.spaces.get_mut(&owner.0) {
             state.held -= 1;
@@ -512,7 +515,7 @@ impl Store {
         page: PageNo,
         generation: Generation,
     ) -> Result<(Version, &[Version]), Status> {
-        let (slab, at) = self.place(space, page, generation)?;
+        let (slab, at) = self.locate(space, page, generation)?;
         let slab = &self.slabs[slab];
         let end = (at + VERSIONS_MAX).min(slab.versions.len());
         Ok((slab.grant, &slab.versions[at..end]))
@@ -524,13 +527,13 @@ impl Slab {
     fn free(size: SlabSize, in_memory: usize) -> Option<Slab> {
         let versions = touched(size.pages(), Version::NEVER)?;
         // Not zeros: zeroed memory alone is a promise that the kernel may not keep.
-        let (grant, floor, pages) = (Version::NEVER, Version::NEVER, touched(size.pages() * in_memory, 1)?);
-        Some(Slab { owner: None, grant, floor, versions, pages })
+        let (grant, epoch, pages) = (Version::NEVER, Version::NEVER, touched(size.pages() * in_memory, 1)?);
+        Some(Slab { owner: None, grant, epoch, versions, pages })
     }
 
     /// It is lent, and nothing is in it.
-    fn begin(&mut self, grant: Version, floor: Version) {
-        (self.grant, self.floor) = (grant, floor);
+    fn begin(&mut self, grant: Version, epoch: Version) {
+        (self.grant, self.epoch) = (grant, epoch);
         self.versions.fill(Version::NEVER);
     }
 }

@@ -9,7 +9,7 @@ use crate::crypto::handshake::Initiator;
 use crate::crypto::session::Session;
 use crate::units::{Class, Generation, PageNo, SlabNo, SpaceId, Version};
 use crate::wire::datagram::Versions;
-use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, FLOOR_SIZE, Message, Op, Status};
+use crate::wire::message::{DRAIN, DRAIN_OFF, Direction, EPOCH_SIZE, Message, Op, Status};
 use crate::wire::report::Report;
 use crate::wire::{DATAGRAM_MAX, DATAGRAM_MIN_MAX, OVERHEAD, PROTOCOL_VERSION};
 
@@ -64,11 +64,11 @@ fn client_keys() -> Keypair {
 }
 
 fn server() -> Server {
-    lanes(1).pop().unwrap()
+    workers(1).pop().unwrap()
 }
 
-fn lanes(count: usize) -> Vec<Server> {
-    Server::with_lanes(tiny(), Box::new(Counting(1)), count).unwrap()
+fn workers(count: usize) -> Vec<Server> {
+    Server::with_workers(tiny(), Box::new(Counting(1)), count).unwrap()
 }
 
 fn tiny() -> ServerConfig {
@@ -123,7 +123,7 @@ fn greet_at(server: &mut Server, now: Time, initiator: &mut Initiator) -> Option
 }
 
 /// Of a slab's first life.
-const NO_FLOOR: [u8; FLOOR_SIZE] = [0; FLOOR_SIZE];
+const NO_EPOCH: [u8; EPOCH_SIZE] = [0; EPOCH_SIZE];
 
 fn request(op: Op) -> Message {
     Message {
@@ -134,13 +134,13 @@ fn request(op: Op) -> Message {
         space: SpaceId(6),
         page: PageNo(0),
         version: Version::NEVER,
-        payload: if op == Op::Grant { FLOOR_SIZE as u16 } else { 0 },
+        payload: if op == Op::Grant { EPOCH_SIZE as u16 } else { 0 },
     }
 }
 
 fn answer(server: &mut Server, session: &mut Session, message: &Message) -> (Status, Vec<u8>) {
     let mut datagram = Vec::new();
-    session.seal(message, &NO_FLOOR[..usize::from(message.payload)], DATAGRAM_MAX, &mut datagram);
+    session.seal(message, &NO_EPOCH[..usize::from(message.payload)], DATAGRAM_MAX, &mut datagram);
     server.on_datagram(Time(1_000_000), addr(), &mut datagram);
     let mut out = Vec::new();
     server.poll_transmit(&mut out).expect("a reply");
@@ -349,10 +349,10 @@ fn only_those_who_may_have_a_server_drained() {
     assert_eq!(ask(&mut server, DRAIN), (Status::Denied, true));
 }
 
-/// Also in a lane that was idle when the list changed; and a hello that was sent before is no way back.
+/// Also in a worker that was idle when the list changed; and a hello that was sent before is no way back.
 #[test]
 fn who_is_admitted_no_more_has_no_session() {
-    for mut servers in [lanes(1), lanes(2)] {
+    for mut servers in [workers(1), workers(2)] {
         let last = servers.len() - 1;
         let mut hello = hello(&client_keys(), [3; KEY_SIZE], SPOKEN);
         let mut session = greet(&mut servers[last], &mut hello);
@@ -487,8 +487,8 @@ fn a_ticket_is_for_one_grant_of_one_slab() {
     };
     let key = other.public().0;
     assert_eq!(ask(&mut server, &mut owner, 1, &admit(0, 1), &key), Some(Status::UnknownSlab));
-    assert_eq!(ask(&mut server, &mut owner, 1, &grant(0, 1), &NO_FLOOR), Some(Status::Ok));
-    assert_eq!(ask(&mut server, &mut owner, 1, &grant(1, 2), &NO_FLOOR), Some(Status::Ok));
+    assert_eq!(ask(&mut server, &mut owner, 1, &grant(0, 1), &NO_EPOCH), Some(Status::Ok));
+    assert_eq!(ask(&mut server, &mut owner, 1, &grant(1, 2), &NO_EPOCH), Some(Status::Ok));
     assert_eq!(ask(&mut server, &mut owner, 1, &admit(0, 2), &key), Some(Status::BadRequest), "not the grant there is");
     let mut stranger = hello(&other, [3; KEY_SIZE], SPOKEN).hello;
     server.on_datagram(Time(1), addr(), &mut stranger);
@@ -515,7 +515,7 @@ fn a_ticket_is_for_one_grant_of_one_slab() {
     assert_eq!(push(&mut server, 2, &write(0, 6, 2)), Some(Status::NotFenced));
     for op in Op::ALL.into_iter().filter(|op| !matches!(op, Op::Probe | Op::Write | Op::Trim | Op::Admit | Op::Copy)) {
         let request = request(op);
-        let denied = ask(&mut server, &mut source, 2, &request, &NO_FLOOR[..usize::from(request.payload)]);
+        let denied = ask(&mut server, &mut source, 2, &request, &NO_EPOCH[..usize::from(request.payload)]);
         assert_eq!(denied, Some(Status::Denied), "{op:?} is for clients");
     }
     let own = ask(&mut server, &mut source, 2, &admit(1, 2), &key);
@@ -537,7 +537,7 @@ fn a_ticket_is_for_one_grant_of_one_slab() {
     assert_eq!(ask(&mut server, &mut owner, late, &Message { id: 9, ..admit(0, 1) }, &key), Some(Status::Ok));
     assert_eq!(push(&mut server, late, &write(0, 7, 1)), Some(Status::Ok));
     // Granted again: what was on its way to the grant before is not for this one.
-    assert_eq!(ask(&mut server, &mut owner, late, &grant(0, 9), &NO_FLOOR), Some(Status::Ok));
+    assert_eq!(ask(&mut server, &mut owner, late, &grant(0, 9), &NO_EPOCH), Some(Status::Ok));
     assert_eq!(push(&mut server, late, &write(0, 10, 1)), Some(Status::Denied));
     // Released, and then another owner.
     assert_eq!(ask(&mut server, &mut owner, late, &admit(0, 9), &key), Some(Status::Ok));
@@ -546,51 +546,51 @@ fn a_ticket_is_for_one_grant_of_one_slab() {
         Some(Status::Ok)
     );
     assert_eq!(push(&mut server, late, &write(0, 11, 1)), Some(Status::UnknownSlab));
-    assert_eq!(ask(&mut server, &mut owner, late, &grant(0, 12), &NO_FLOOR), Some(Status::Ok));
+    assert_eq!(ask(&mut server, &mut owner, late, &grant(0, 12), &NO_EPOCH), Some(Status::Ok));
     assert_eq!(ask(&mut server, &mut owner, late, &admit(0, 12), &key), Some(Status::Ok));
     assert_eq!(server.shared.state().store.fence(SpaceId(6), Generation(2), 7), Status::Ok);
     assert_eq!(push(&mut server, late, &write(0, 13, 1)), Some(Status::StaleGeneration));
     assert_eq!(push(&mut server, late, &write(0, 13, 2)), Some(Status::Denied), "the ticket was the last owner's");
 }
 
-/// What was written by one lane is read by another, and the numbers are those of all.
+/// What was written by one worker is read by another, and the numbers are those of all.
 #[test]
-fn lanes_have_the_same_pages() {
-    let mut lanes = lanes(3);
-    let mut sessions: Vec<Session> = lanes.iter_mut().map(session).collect();
+fn workers_have_the_same_pages() {
+    let mut workers = workers(3);
+    let mut sessions: Vec<Session> = workers.iter_mut().map(session).collect();
     let grant = Message { version: Version::from_bits(2), ..request(Op::Grant) };
-    assert_eq!(status_of(&mut lanes[0], &mut sessions[0], &grant), Status::Ok);
+    assert_eq!(status_of(&mut workers[0], &mut sessions[0], &grant), Status::Ok);
     let trimmed = Version::new(Generation(1), 2, true);
     let trim = Message { version: trimmed, ..request(Op::Trim) };
-    assert_eq!(status_of(&mut lanes[1], &mut sessions[1], &trim), Status::Ok);
-    let (status, versions) = answer(&mut lanes[2], &mut sessions[2], &request(Op::Versions));
+    assert_eq!(status_of(&mut workers[1], &mut sessions[1], &trim), Status::Ok);
+    let (status, versions) = answer(&mut workers[2], &mut sessions[2], &request(Op::Versions));
     assert_eq!((status, &versions[..8]), (Status::Ok, &trimmed.bits().to_le_bytes()[..]));
-    // A later owner, heard of by one lane, is known to all.
+    // A later owner, heard of by one worker, is known to all.
     let fence = Message {
         direction: Direction::Request { cut: DATAGRAM_MIN_MAX as u16, generation: Generation(2) },
         ..request(Op::Fence)
     };
-    assert_eq!(status_of(&mut lanes[2], &mut sessions[2], &fence), Status::Ok);
-    assert_eq!(status_of(&mut lanes[0], &mut sessions[0], &trim), Status::StaleGeneration);
-    lanes.iter_mut().for_each(|lane| assert_eq!(lane.poll_transmit(&mut Vec::new()), None));
-    for lane in &lanes {
-        assert_eq!((lane.stats().accepted, lane.stats().fragments, lane.held_slabs()), (3, 5, 1));
+    assert_eq!(status_of(&mut workers[2], &mut sessions[2], &fence), Status::Ok);
+    assert_eq!(status_of(&mut workers[0], &mut sessions[0], &trim), Status::StaleGeneration);
+    workers.iter_mut().for_each(|worker| assert_eq!(worker.poll_transmit(&mut Vec::new()), None));
+    for worker in &workers {
+        assert_eq!((worker.stats().accepted, worker.stats().fragments, worker.held_slabs()), (3, 5, 1));
     }
 }
 
-/// Whoever hands datagrams out finds the lane of a session without a key.
+/// Whoever hands datagrams out finds the worker of a session without a key.
 #[test]
-fn a_sessions_number_says_its_lane() {
-    let mut lanes = lanes(LANES_MAX);
-    for (number, lane) in lanes.iter_mut().enumerate() {
-        let mut session = session(lane);
+fn a_sessions_number_says_its_worker() {
+    let mut workers = workers(WORKERS_MAX);
+    for (number, worker) in workers.iter_mut().enumerate() {
+        let mut session = session(worker);
         let mut datagram = Vec::new();
         session.seal(&request(Op::Fence), &[], DATAGRAM_MAX, &mut datagram);
-        assert_eq!((lane_of(&datagram), lane.lane()), (Some(number), number));
+        assert_eq!((worker_of(&datagram), worker.worker()), (Some(number), number));
     }
     let hello = hello(&client_keys(), [3; KEY_SIZE], SPOKEN).hello;
-    assert_eq!((lane_of(&hello), lane_of(&[4; 5]), lane_of(&[])), (None, None, None));
-    let config = |lanes| Server::with_lanes(tiny(), Box::new(Counting(1)), lanes).unwrap_err();
-    assert_eq!(config(0), ConfigError::Lanes { lanes: 0 });
-    assert_eq!(config(LANES_MAX + 1), ConfigError::Lanes { lanes: LANES_MAX + 1 });
+    assert_eq!((worker_of(&hello), worker_of(&[4; 5]), worker_of(&[])), (None, None, None));
+    let config = |workers| Server::with_workers(tiny(), Box::new(Counting(1)), workers).unwrap_err();
+    assert_eq!(config(0), ConfigError::Workers { workers: 0 });
+    assert_eq!(config(WORKERS_MAX + 1), ConfigError::Workers { workers: WORKERS_MAX + 1 });
 }

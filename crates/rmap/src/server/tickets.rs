@@ -54,14 +54,14 @@ impl Tickets {
     }
 
     /// One for the same slab takes the place of the one before, unless that was asked for later.
-    fn give(&mut self, now: Time, place: (SpaceId, SlabNo), ticket: Ticket) -> Status {
+    fn give(&mut self, now: Time, slab: (SpaceId, SlabNo), ticket: Ticket) -> Status {
         if self.all.len() >= TICKETS_MAX {
             self.all.retain(|_, old| now < old.until);
         }
-        match self.all.get(&place) {
+        match self.all.get(&slab) {
             Some(old) if (old.generation, old.grant) == (ticket.generation, ticket.grant) && old.id > ticket.id => {}
             None if self.all.len() >= TICKETS_MAX => return Status::Full,
-            _ => drop(self.all.insert(place, ticket)),
+            _ => drop(self.all.insert(slab, ticket)),
         }
         Status::Ok
     }

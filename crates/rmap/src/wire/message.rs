@@ -10,8 +10,8 @@ use super::sizes::{DATAGRAM_MAX, DATAGRAM_MIN_MAX, FRAGMENTS_MAX, OVERHEAD, PAYL
 use crate::crypto::KEY_SIZE;
 use crate::units::{Class, Generation, PageNo, SEALED_SIZE, SpaceId, Version};
 
-/// The floor in a request for a slab: a version.
-pub const FLOOR_SIZE: usize = 8;
+/// The epoch in a request for a slab: a version.
+pub const EPOCH_SIZE: usize = 8;
 /// Versions in one reply to [`Op::Versions`].
 pub const VERSIONS_MAX: usize = 512;
 /// A slab in a reply to [`Op::Held`]: its number and its grant.
@@ -38,8 +38,8 @@ pub enum Op {
     Versions = 5,
     /// From now on only this generation.
     Fence = 6,
-    /// Lend a slab, empty. The version field numbers the grant; the payload is the floor: what is written in lesser versions is
-    /// of an earlier life of the slab.
+    /// Lend a slab, empty. The version field numbers the grant; the payload is the epoch: what is written in lesser
+    /// versions is of an earlier life of the slab.
     Grant = 7,
     /// The slab is not needed any more, if it still has this grant.
     Release = 8,
@@ -53,8 +53,8 @@ pub enum Op {
     Admit = 12,
     /// Copy this slab, which has this grant here, to the server of the payload; and how far is that?
     Copy = 13,
-    /// Which slabs does the space have here? Of the server's places from that of the version field on; the reply's says from which one
-    /// to ask for the rest, or [`HELD_END`].
+    /// Which slabs does the space have here? Of the server's slots from that of the version field on; the reply's says
+    /// from which one to ask for the rest, or [`HELD_END`].
     Held = 14,
     /// A page, of whomever's time, as long as its slab still has the grant of the version field.
     ReadGranted = 15,
@@ -225,8 +225,8 @@ impl Message {
         bytes[4..6].copy_from_slice(&self.payload.to_le_bytes());
         bytes[6..8].copy_from_slice(&word.to_le_bytes());
         let words = [self.id, self.space.0, self.page.0, last, self.version.bits()];
-        for (place, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
-            place.copy_from_slice(&word.to_le_bytes());
+        for (field, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
+            field.copy_from_slice(&word.to_le_bytes());
         }
         bytes
     }
@@ -281,7 +281,7 @@ impl Message {
         let sizes = match (self.op, request) {
             (Op::Probe, _) => 0..=PAYLOAD_MAX,
             (Op::Write, true) => SEALED_SIZE..=SEALED_SIZE,
-            (Op::Grant, true) => FLOOR_SIZE..=FLOOR_SIZE,
+            (Op::Grant, true) => EPOCH_SIZE..=EPOCH_SIZE,
             (Op::Read | Op::ReadGranted | Op::Versions | Op::Held, false) => 0..=PAYLOAD_MAX,
             (Op::Report, false) => REPORT_SIZE..=REPORT_SIZE,
             (Op::Admit, true) => KEY_SIZE..=KEY_SIZE,
@@ -335,12 +335,12 @@ mod tests {
         assert_eq!(bytes[..8], [0x87, 2, 0, 1, 0, 0, 5, 2]);
         assert_eq!(bytes[32..40], [5, 0, 0, 0, 6, 0, 7, 0]);
         assert_eq!(Message::decode(&bytes), Ok((reply, Fragment::WHOLE, &[][..])));
-        let floor = Version::from_bits(0x0807_0605_0403_0201);
-        let mut asked = self::request(Op::Grant, FLOOR_SIZE).encode(Fragment::WHOLE).to_vec();
-        asked.extend(floor.bits().to_le_bytes());
+        let epoch = Version::from_bits(0x0807_0605_0403_0201);
+        let mut asked = self::request(Op::Grant, EPOCH_SIZE).encode(Fragment::WHOLE).to_vec();
+        asked.extend(epoch.bits().to_le_bytes());
         assert_eq!((&asked[..6], &asked[HEADER_SIZE..]), (&[7, 2, 0, 1, 8, 0][..], &[1, 2, 3, 4, 5, 6, 7, 8][..]));
         let (message, _, part) = Message::decode(&asked).unwrap();
-        assert_eq!((usize::from(message.payload), part), (FLOOR_SIZE, &floor.bits().to_le_bytes()[..]));
+        assert_eq!((usize::from(message.payload), part), (EPOCH_SIZE, &epoch.bits().to_le_bytes()[..]));
         assert_eq!(Op::ALL.map(|op| op as u8), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
         assert_eq!(Status::ALL.map(|status| status as u8), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
     }

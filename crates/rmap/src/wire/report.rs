@@ -28,11 +28,11 @@ impl Report {
     pub fn encode(&self) -> [u8; REPORT_SIZE] {
         let mut bytes = [0; REPORT_SIZE];
         let words = [self.slabs, self.held, self.spaces, self.sessions];
-        for (place, word) in bytes.chunks_exact_mut(4).zip(words) {
-            place.copy_from_slice(&word.to_le_bytes());
+        for (field, word) in bytes.chunks_exact_mut(4).zip(words) {
+            field.copy_from_slice(&word.to_le_bytes());
         }
-        for (place, word) in bytes[16..].chunks_exact_mut(8).zip([self.reads, self.writes, self.uptime_ms]) {
-            place.copy_from_slice(&word.to_le_bytes());
+        for (field, word) in bytes[16..].chunks_exact_mut(8).zip([self.reads, self.writes, self.uptime_ms]) {
+            field.copy_from_slice(&word.to_le_bytes());
         }
         let flags = if self.draining { DRAINING } else { 0 };
         bytes[40..44].copy_from_slice(&flags.to_le_bytes());

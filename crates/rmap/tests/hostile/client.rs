@@ -114,7 +114,7 @@ impl Run {
             for datagram in out.chunks_mut(transmit.segment) {
                 match Head::decode(datagram) {
                     Ok(Head::Hello { sender, .. }) => self.greet(sender, datagram),
-                    Ok(Head::Data { epoch, counter, .. }) => self.hear(epoch, counter, datagram),
+                    Ok(Head::Data { epoch, counter, .. }) => self.receive(epoch, counter, datagram),
                     other => panic!("{other:?} from a client"),
                 }
             }
@@ -129,7 +129,7 @@ impl Run {
             server: ServerId(1),
             slab_pages: SLAB_PAGES,
             write_credits: 32,
-            last_resort: false,
+            overflow_disk: false,
         };
         let (keys, pool) = &self.keys;
         let (_, secrets, mut accept) =
@@ -138,7 +138,7 @@ impl Run {
         self.client.on_datagram(self.now, addr(), &mut accept);
     }
 
-    fn hear(&mut self, epoch: u8, counter: u64, datagram: &mut [u8]) {
+    fn receive(&mut self, epoch: u8, counter: u64, datagram: &mut [u8]) {
         let Some(session) = &mut self.session else { return };
         // Of the session before this one.
         let Ok(body) = session.open(epoch, counter, datagram) else { return };

@@ -10,7 +10,7 @@ use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
 use rmap::server::{Fault, Server, ServerConfig};
 use rmap::units::{BootEpoch, Class, Generation, PageNo, SEALED_SIZE, ServerId, SlabSize, SpaceId, Time, Version};
 use rmap::wire::datagram::{Head, Versions};
-use rmap::wire::message::{Direction, FLOOR_SIZE, Message, Op, Status};
+use rmap::wire::message::{Direction, EPOCH_SIZE, Message, Op, Status};
 use rmap::wire::{DATAGRAM_MAX, PROTOCOL_VERSION};
 
 use crate::input::{Input, Noise};
@@ -53,9 +53,9 @@ fn met() -> (Server, Session) {
 fn content_of(space: SpaceId, page: PageNo, version: Version) -> [u8; SEALED_SIZE] {
     let seed = Noise::new(space.0 ^ page.0.rotate_left(20) ^ version.bits().rotate_left(40)).next();
     let mut bytes = [0; SEALED_SIZE];
-    bytes.chunks_mut(8).zip(0_u64..).for_each(|(place, at)| {
+    bytes.chunks_mut(8).zip(0_u64..).for_each(|(field, at)| {
         let word = seed.wrapping_add(at).to_le_bytes();
-        place.copy_from_slice(&word[..place.len()]);
+        field.copy_from_slice(&word[..field.len()]);
     });
     bytes
 }
@@ -88,7 +88,7 @@ fn request(input: &mut Input<'_>) -> (Message, usize) {
         version,
         payload: match op {
             Op::Write => SEALED_SIZE as u16,
-            Op::Grant => FLOOR_SIZE as u16,
+            Op::Grant => EPOCH_SIZE as u16,
             _ => 0,
         },
     };
@@ -123,9 +123,9 @@ pub fn run_with(bytes: &[u8], fault: Option<Fault>) -> u64 {
                 let content = content_of(message.space, message.page, message.version);
                 // Mostly none, or little would be written.
                 let is_grant = message.op == Op::Grant;
-                let floor = if is_grant { input.number(&[0, 0, 0, 0, 0, 1 << 44 | 2, 1 << 44 | 4]) } else { 0 };
-                let floor = floor.to_le_bytes();
-                let mut payload = if is_grant { &floor[..] } else { &content[..message.payload.into()] };
+                let epoch = if is_grant { input.number(&[0, 0, 0, 0, 0, 1 << 44 | 2, 1 << 44 | 4]) } else { 0 };
+                let epoch = epoch.to_le_bytes();
+                let mut payload = if is_grant { &epoch[..] } else { &content[..message.payload.into()] };
                 if kind == 1 {
                     // What a client says of its own page is its own affair.
                     payload = &content[..input.below(256)];

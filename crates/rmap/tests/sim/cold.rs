@@ -54,7 +54,7 @@ fn cold(seed: u64, sabotage: Sabotage) -> (World, Rng) {
     // Room for two copies of each slab, for parity and the ledger, and for what moves.
     let pages = rng.within(9, 40) as u64;
     let plan =
-        Plan { copies: 2, servers: rng.within(6, 7), spaces: 1, pages, last_resort: false, ..Plan::any(&mut rng) };
+        Plan { copies: 2, servers: rng.within(6, 7), spaces: 1, pages, overflow_disk: false, ..Plan::any(&mut rng) };
     let steps = 302 + 3 * rng.below(3);
     let plan = Plan { elsewhere: false, kills: 0, hand_overs: 0, seals: 0, parity: 0, steps, ..plan };
     assert!(plan.parity_after().is_some());
@@ -79,8 +79,8 @@ fn disturb(world: &mut World, rng: &mut Rng) {
         3 => {
             let level = *rng.pick(&[Pressure::None, Pressure::Orange]);
             let server = rng.below(world.plan.servers);
-            if let Program::Server(lanes) = &mut world.nodes[server].program {
-                lanes[0].set_pressure(level);
+            if let Program::Server(workers) = &mut world.nodes[server].program {
+                workers[0].set_pressure(level);
             }
         }
         4 => world.hand_over(0),
@@ -96,8 +96,8 @@ fn again(found: &[u64]) -> impl Iterator<Item = u64> {
 /// No server is short of memory, and what is missing is made anew.
 fn recover(world: &mut World) {
     for node in 0..world.plan.servers {
-        if let Program::Server(lanes) = &mut world.nodes[node].program {
-            lanes[0].set_pressure(Pressure::None);
+        if let Program::Server(workers) = &mut world.nodes[node].program {
+            workers[0].set_pressure(Pressure::None);
         }
     }
     world.run_for(REPAIR_NS);
@@ -208,8 +208,8 @@ fn bad_times(seed: u64, sabotage: Sabotage) -> World {
     let plan = Plan::any(&mut rng).with_parity(&mut rng);
     let steps = plan.steps + 2 - plan.steps % 3;
     let (kills, hand_overs, seals) = (*rng.pick(&[0, 20, 100]), *rng.pick(&[0, 30, 200]), *rng.pick(&[0, 0, 0, 20]));
-    let last_resort = rng.per_mille(200);
-    let plan = Plan { copies: 2, steps, kills, hand_overs, seals, last_resort, ..plan };
+    let overflow_disk = rng.per_mille(200);
+    let plan = Plan { copies: 2, steps, kills, hand_overs, seals, overflow_disk, ..plan };
     run(seed, Some(plan), None, sabotage)
 }
 

@@ -14,9 +14,9 @@ const EVERY: usize = 40;
 /// A server is said to be where another node is, or itself; in a life that may be its own.
 fn mislead(world: &mut World, rng: &mut Rng) {
     let (servers, nodes) = (world.plan.servers, world.nodes.len());
-    let (server, host, place) = (rng.below(servers), rng.within(servers, nodes - 1), rng.below(nodes));
+    let (server, host, node) = (rng.below(servers), rng.within(servers, nodes - 1), rng.below(nodes));
     let epoch = match &world.nodes[server].program {
-        Program::Server(lanes) if rng.per_mille(500) => lanes[0].epoch(),
+        Program::Server(workers) if rng.per_mille(500) => workers[0].epoch(),
         _ => BootEpoch(rng.next()),
     };
     let now = world.nodes[host].local(world.now_ns);
@@ -24,7 +24,7 @@ fn mislead(world: &mut World, rng: &mut Rng) {
     if let Program::Host(program) = &mut world.nodes[host].program
         && !is_paused
     {
-        assert!(program.client.hint(now, &Hint { server: ServerId(server as u32), addr: address(place), epoch }));
+        assert!(program.client.hint(now, &Hint { server: ServerId(server as u32), addr: address(node), epoch }));
         world.pump(host);
     }
 }

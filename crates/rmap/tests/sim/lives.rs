@@ -48,7 +48,7 @@ impl World {
 fn lives(seed: u64, sabotage: Sabotage) -> World {
     let mut rng = Rng::new(seed);
     let (servers, pages) = (rng.within(1, 4), rng.within(2, 16) as u64);
-    let whole = Plan { operations: 1, servers, pages, spaces: 1, last_resort: false, ..Plan::with_copies(&mut rng) };
+    let whole = Plan { operations: 1, servers, pages, spaces: 1, overflow_disk: false, ..Plan::with_copies(&mut rng) };
     let plan = Plan { copies: whole.copies.min(servers), kills: 0, hand_overs: 0, seals: 0, elsewhere: false, ..whole };
     assert!(plan.empties());
     let weather = Weather { loss: *rng.pick(&[0, 10, 50]), corruption: 0, stragglers: 100, ..Weather::any(&mut rng) };
@@ -75,8 +75,8 @@ fn lives(seed: u64, sabotage: Sabotage) -> World {
             0 => world.kill(rng.below(servers)),
             1 => {
                 let level = *rng.pick(&[Pressure::None, Pressure::Orange]);
-                if let Program::Server(lanes) = &mut world.nodes[rng.below(servers)].program {
-                    lanes[0].set_pressure(level);
+                if let Program::Server(workers) = &mut world.nodes[rng.below(servers)].program {
+                    workers[0].set_pressure(level);
                 }
             }
             _ => {}
@@ -113,8 +113,8 @@ fn a_slab_has_nothing_of_its_earlier_lives() {
 /// Servers that forget where a life began, and owners that take the wrong beginning, are found out.
 #[test]
 fn lives_that_are_mixed_up_are_noticed() {
-    let server = Sabotage { server: Some(Fault::NoFloors), ..Sabotage::default() };
-    let client = Sabotage { client: Some(ClientFault::FloorsAtGrants), ..Sabotage::default() };
+    let server = Sabotage { server: Some(Fault::NoEpochs), ..Sabotage::default() };
+    let client = Sabotage { client: Some(ClientFault::EpochsAtGrants), ..Sabotage::default() };
     for sabotage in [server, client] {
         let found = (0..SEEDS / 2).find_map(|seed| lives(seed, sabotage).violation.map(|what| (seed, what)));
         let (seed, what) = found.unwrap_or_else(|| panic!("{sabotage:?} is not noticed"));

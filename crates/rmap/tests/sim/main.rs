@@ -115,7 +115,7 @@ fn every_page_is_a_register() {
             totals.degraded += stats.degraded;
             totals.groups_made += stats.groups_made;
             totals.groups_dissolved += stats.groups_dissolved;
-            totals.told_again += stats.told_again;
+            totals.notified_again += stats.notified_again;
             totals.leftovers += stats.leftovers;
         }
     }
@@ -140,8 +140,14 @@ fn in_sync(seed: u64) -> (World, Rng) {
 fn in_sync_with(seed: u64, sabotage: Sabotage) -> (World, Rng) {
     let mut rng = Rng::new(seed);
     // What found no room for two copies has one: there is room.
-    let whole =
-        Plan { copies: 2, servers: 3, spaces: 1, last_resort: false, elsewhere: false, ..Plan::with_copies(&mut rng) };
+    let whole = Plan {
+        copies: 2,
+        servers: 3,
+        spaces: 1,
+        overflow_disk: false,
+        elsewhere: false,
+        ..Plan::with_copies(&mut rng)
+    };
     let plan = Plan { kills: 0, hand_overs: 0, seals: 0, steps: 300, ..whole };
     (written(seed, plan, sabotage), rng)
 }
@@ -290,14 +296,14 @@ fn sources_that_lie_are_of_no_use() {
 /// ever.
 #[test]
 fn a_server_that_does_not_know_a_reader_loses_nothing() {
-    let mut told = 0;
+    let mut reported = 0;
     for seed in seeds(SEEDS / 5) {
         let (mut world, mut rng) = in_sync(seed);
         world.seal(0);
         assert!(world.sealed.contains_key(&0), "RMAP_SIM_SEED={seed}: nothing is under way");
         for node in &mut world.nodes {
-            if let Program::Server(lanes) = &mut node.program {
-                lanes[0].inject(Some(Fault::ForgetsOwners));
+            if let Program::Server(workers) = &mut node.program {
+                workers[0].inject(Some(Fault::ForgetsOwners));
             }
         }
         for _ in 0..2 {
@@ -307,10 +313,10 @@ fn a_server_that_does_not_know_a_reader_loses_nothing() {
         assert_nothing_lost(seed, &mut world);
         let bad: u64 = clients(&world).map(|stats| stats.bad_pages + stats.scrub_bad + stats.copies_left).sum();
         assert_eq!(bad, 0, "RMAP_SIM_SEED={seed}");
-        told += clients(&world).map(|stats| stats.told_again).sum::<u64>();
+        reported += clients(&world).map(|stats| stats.notified_again).sum::<u64>();
     }
-    eprintln!("{told} times told again");
-    assert!(number("RMAP_SIM_SEED").is_some() || told > 0);
+    eprintln!("{reported} times told again");
+    assert!(number("RMAP_SIM_SEED").is_some() || reported > 0);
 }
 
 /// The same seed does the same, or a failure could not be replayed.

@@ -28,13 +28,13 @@ impl Entropy for Seeded {
 pub struct Shelf(BTreeMap<u64, Box<Page>>);
 
 impl Medium for Shelf {
-    fn read(&mut self, place: u64, page: &mut Page) -> std::io::Result<()> {
-        *page = **self.0.get(&place).ok_or(std::io::ErrorKind::UnexpectedEof)?;
+    fn read(&mut self, index: u64, page: &mut Page) -> std::io::Result<()> {
+        *page = **self.0.get(&index).ok_or(std::io::ErrorKind::UnexpectedEof)?;
         Ok(())
     }
 
-    fn write(&mut self, place: u64, page: &Page) -> std::io::Result<()> {
-        self.0.insert(place, Box::new(*page));
+    fn write(&mut self, index: u64, page: &Page) -> std::io::Result<()> {
+        self.0.insert(index, Box::new(*page));
         Ok(())
     }
 }
@@ -75,7 +75,7 @@ pub struct Host {
 #[derive(Debug)]
 pub enum Program {
     Nothing,
-    /// Its lanes.
+    /// Its workers.
     Server(Vec<Server>),
     Host(Box<Host>),
 }

@@ -66,7 +66,7 @@ impl Default for Register {
 /// A read as it began.
 #[derive(Clone, Copy, Debug)]
 pub struct Begun {
-    floor: Nth,
+    oldest: Nth,
     /// Others read it at the same time, and one may hear of a loss while another's answer is on its way. Where parity is made,
     /// it may even come back: parity that was complete in time may get into the map after the loss of a member.
     may_still_be_there: bool,
@@ -163,18 +163,18 @@ impl Oracle {
     pub fn begin_read(&mut self, space: u64, page: u64, generation: u32, shared: bool) -> Begun {
         let register = self.pages.entry((space, page)).or_default();
         let own = register.writes.range(..=(generation, u32::MAX));
-        let floor = own.rev().find(|(_, write)| write.acked).map_or(NEVER, |(nth, _)| *nth);
+        let oldest = own.rev().find(|(_, write)| write.acked).map_or(NEVER, |(nth, _)| *nth);
         let seen = if register.seen_by == generation { register.seen } else { NEVER };
         let may_come_back = register.lost.is_none() || self.with_parity.contains(&space);
-        Begun { floor: floor.max(seen), may_still_be_there: shared && may_come_back, is_shared: shared, order: 0 }
+        Begun { oldest: oldest.max(seen), may_still_be_there: shared && may_come_back, is_shared: shared, order: 0 }
     }
 
     /// A read by a host that does not own the space begins.
     pub fn begin_follow(&mut self, space: u64, page: u64) -> Begun {
         let register = self.pages.entry((space, page)).or_default();
-        let floor = register.writes.iter().rev().find(|(_, write)| write.acked).map_or(NEVER, |(nth, _)| *nth);
+        let oldest = register.writes.iter().rev().find(|(_, write)| write.acked).map_or(NEVER, |(nth, _)| *nth);
         self.begun += 1;
-        Begun { floor, may_still_be_there: true, is_shared: true, order: self.begun }
+        Begun { oldest, may_still_be_there: true, is_shared: true, order: self.begun }
     }
 
     /// What it returned: the last write that was acknowledged when it began, or a later one that nobody had found missing by then.
@@ -184,10 +184,10 @@ impl Oracle {
         let zero = got.iter().all(|byte| *byte == 0);
         let fits = |value: u64| if value == 0 { zero } else { *got == page_of(space, page, value) };
         let alive = |write: &Write| write.acked || write.fate != Fate::Void || write.void_at >= begun.order;
-        let found = register.writes.range(begun.floor..).rev().find(|(_, write)| alive(write) && fits(write.value));
+        let found = register.writes.range(begun.oldest..).rev().find(|(_, write)| alive(write) && fits(write.value));
         let Some((nth, _)) = found else {
             let any = register.writes.iter().find(|(_, write)| fits(write.value)).map(|(nth, _)| nth);
-            return Err(format!("another host read {any:?} (zeros: {zero}), expected {:?} or later", begun.floor));
+            return Err(format!("another host read {any:?} (zeros: {zero}), expected {:?} or later", begun.oldest));
         };
         self.verified += 1;
         Ok((!zero).then_some(*nth))
@@ -209,16 +209,16 @@ impl Oracle {
         // An owner of the past may still see what it was about to write.
         let past = generation < register.seen_by;
         let alive = |write: &Write| past || write.fate != Fate::Void || write.acked;
-        let candidates = register.writes.range(begun.floor..=(generation, u32::MAX));
+        let candidates = register.writes.range(begun.oldest..=(generation, u32::MAX));
         let found = candidates.rev().find(|(_, write)| alive(write) && fits(write.value)).map(|(nth, _)| *nth);
         let Some(nth) = found else {
             let any = register.writes.iter().find(|(_, write)| fits(write.value)).map(|(nth, _)| nth);
             let last = register.writes.keys().next_back();
-            return Err(format!("read {any:?} (zeros: {zero}), expected {:?} to {last:?}", begun.floor));
+            return Err(format!("read {any:?} (zeros: {zero}), expected {:?} to {last:?}", begun.oldest));
         };
         self.verified += 1;
         // Zeros may be any of several trims: the least that it can have been.
-        let seen = if zero { begun.floor } else { nth };
+        let seen = if zero { begun.oldest } else { nth };
         if generation > register.seen_by {
             // What the earlier owners had not finished and this one does not see is gone for good.
             for (late, write) in register.writes.range_mut(..(generation, 0)) {

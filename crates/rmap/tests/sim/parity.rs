@@ -17,7 +17,7 @@ fn shared(seed: u64, sabotage: Sabotage) -> (World, Rng) {
     let plan = Plan::any(&mut rng).with_parity(&mut rng);
     // Room for two copies of each slab, for parity and for what moves.
     let pages = rng.within(2, 64) as u64;
-    let plan = Plan { copies: 2, servers: rng.within(6, 7), spaces: 1, pages, last_resort: false, ..plan };
+    let plan = Plan { copies: 2, servers: rng.within(6, 7), spaces: 1, pages, overflow_disk: false, ..plan };
     // Who makes parity has no other place for the list of versions.
     let plan = Plan { elsewhere: false, ..plan };
     let plan = Plan { kills: 0, hand_overs: 0, seals: 0, parity: 0, steps: 300, ..plan };
@@ -79,8 +79,8 @@ fn a_server_that_flips_bits_harms_no_reader() {
     for seed in seeds(SEEDS / 10) {
         let (mut world, mut rng) = shared(seed, Sabotage::default());
         let liar = rng.below(world.plan.servers);
-        if let Program::Server(lanes) = &mut world.nodes[liar].program {
-            lanes[0].inject(Some(Fault::FlipsBits));
+        if let Program::Server(workers) = &mut world.nodes[liar].program {
+            workers[0].inject(Some(Fault::FlipsBits));
         }
         if !is_whole(&world) {
             continue;

@@ -59,7 +59,7 @@ impl Registry {
     }
 
     pub fn answer(&mut self, request: &ControlRequest) -> ControlReply {
-        let record = self.spaces.entry(request.place().0.0).or_default();
+        let record = self.spaces.entry(request.subject().0.0).or_default();
         match request {
             ControlRequest::Change(Change { generation, slab, entry, .. }) => {
                 if record.generation != generation.0 {

@@ -21,8 +21,8 @@ impl World {
         self.registry.away_until_ns = 0;
         for node in 0..self.nodes.len() {
             self.nodes[node].paused_until_ns = 0;
-            if let Program::Server(lanes) = &mut self.nodes[node].program {
-                let server = &mut lanes[0];
+            if let Program::Server(workers) = &mut self.nodes[node].program {
+                let server = &mut workers[0];
                 server.set_pressure(Pressure::None);
                 while server.adjust_memory() {}
             }
@@ -88,8 +88,8 @@ impl World {
     fn leftover(&self) -> Option<String> {
         let spaces = || (0..self.plan.spaces as u64).filter(|space| !self.sealed.contains_key(space));
         self.nodes.iter().find_map(|node| {
-            let Program::Server(lanes) = &node.program else { return None };
-            let (server, all) = (lanes[0].id(), lanes[0].spaces());
+            let Program::Server(workers) = &node.program else { return None };
+            let (server, all) = (workers[0].id(), workers[0].spaces());
             spaces().find_map(|space| {
                 let has = all.iter().find(|has| has.space == SpaceId(space)).map_or(0, |has| has.slabs as usize);
                 let mapped = self.registry.copies_at(SpaceId(space), server);

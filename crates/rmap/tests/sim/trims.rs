@@ -16,8 +16,8 @@ fn lied_to(seed: u64, sabotage: Sabotage) -> (Option<String>, u64) {
         world.seal(0);
         assert!(world.sealed.contains_key(&0), "RMAP_SIM_SEED={seed}: nothing is under way");
     }
-    if let Program::Server(lanes) = &mut world.nodes[rng.below(3)].program {
-        lanes[0].inject(Some(if is_sealed { Fault::MakesUpTrims } else { Fault::KeepsToTrims }));
+    if let Program::Server(workers) = &mut world.nodes[rng.below(3)].program {
+        workers[0].inject(Some(if is_sealed { Fault::MakesUpTrims } else { Fault::KeepsToTrims }));
     }
     let mut errors = 0;
     for _ in 0..2 {

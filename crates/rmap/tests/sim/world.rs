@@ -7,7 +7,7 @@ use std::time::Duration;
 use rmap::client::{Client, ClientConfig, Event, Failure, ServerInfo, SpaceSpec, Tenure};
 use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
 use rmap::medium::Medium;
-use rmap::server::{Fault, Server, ServerConfig, lane_of};
+use rmap::server::{Fault, Server, ServerConfig, worker_of};
 use rmap::units::{BootEpoch, Class, PAGE_SIZE, PageNo, SEALED_SIZE, ServerId, SlabSize, SpaceId, Time, content_of};
 use rmap::wire::message::Pressure;
 
@@ -47,7 +47,7 @@ pub struct Plan {
     /// Chance that a reader of a sealed space begins to make its parity.
     pub parity: usize,
     /// One server keeps its pages on a disk.
-    pub last_resort: bool,
+    pub overflow_disk: bool,
     /// Some hosts have somewhere else for pages that the map is late for.
     pub elsewhere: bool,
     /// Then hosts do not wait any longer for servers that are silent.
@@ -72,7 +72,7 @@ impl Plan {
             operations: rng.within(1, 24),
             kills: *rng.pick(&[0, 100, 300]),
             hand_overs: *rng.pick(&[0, 100, 300]),
-            last_resort: rng.per_mille(300),
+            overflow_disk: rng.per_mille(300),
             steps: rng.within(200, 1200),
             seals: *rng.pick(&[0, 0, 0, 20, 100]),
             elsewhere: false,
@@ -191,7 +191,7 @@ impl World {
         let entropy = Box::new(Seeded(Rng::new(self.rng.next())));
         let slab_size = SlabSize::new(SLAB_PAGES).expect("a power of two");
         // The last server, never the only one.
-        let last_resort = self.plan.last_resort && node + 1 == servers;
+        let overflow_disk = self.plan.overflow_disk && node + 1 == servers;
         self.nodes[node].program = if node < servers {
             let config = ServerConfig {
                 id: ServerId(node as u32),
@@ -204,13 +204,13 @@ impl World {
                 slab_size,
                 quota: u32::MAX,
                 epoch: BootEpoch(life),
-                medium: last_resort.then(|| Box::new(Shelf::default()) as Box<dyn Medium>),
+                medium: overflow_disk.then(|| Box::new(Shelf::default()) as Box<dyn Medium>),
             };
-            // Another number of lanes in each life.
-            let lanes = 1 + (node + life as usize) % 3;
-            let mut lanes = Server::with_lanes(config, entropy, lanes).expect("the limits are kept");
-            lanes[0].inject(self.sabotage.server);
-            Program::Server(lanes)
+            // Another number of workers in each life.
+            let workers = 1 + (node + life as usize) % 3;
+            let mut workers = Server::with_workers(config, entropy, workers).expect("the limits are kept");
+            workers[0].inject(self.sabotage.server);
+            Program::Server(workers)
         } else {
             let mut config = ClientConfig::new(keys(node), self.pool.clone());
             config.slab_size = slab_size;
@@ -337,9 +337,9 @@ impl World {
     fn arrive(&mut self, to: usize, from: usize, mut bytes: Vec<u8>) {
         let now = self.nodes[to].local(self.now_ns);
         match &mut self.nodes[to].program {
-            Program::Server(lanes) => {
-                let lane = lane_of(&bytes).unwrap_or(from) % lanes.len();
-                lanes[lane].on_datagram(now, address(from), &mut bytes);
+            Program::Server(workers) => {
+                let worker = worker_of(&bytes).unwrap_or(from) % workers.len();
+                workers[worker].on_datagram(now, address(from), &mut bytes);
             }
             Program::Host(host) => host.client.on_datagram(now, address(from), &mut bytes),
             Program::Nothing => return,
@@ -355,7 +355,7 @@ impl World {
         let now = self.nodes[node].local(self.now_ns);
         match &mut self.nodes[node].program {
             Program::Host(host) => host.client.on_timeout(now),
-            Program::Server(lanes) => lanes.iter_mut().for_each(|lane| lane.on_timeout(now)),
+            Program::Server(workers) => workers.iter_mut().for_each(|worker| worker.on_timeout(now)),
             Program::Nothing => {}
         }
         self.pump(node);
@@ -401,7 +401,9 @@ impl World {
         loop {
             self.buffer.clear();
             let transmit = match &mut self.nodes[node].program {
-                Program::Server(lanes) => lanes.iter_mut().find_map(|lane| lane.poll_transmit(&mut self.buffer)),
+                Program::Server(workers) => {
+                    workers.iter_mut().find_map(|worker| worker.poll_transmit(&mut self.buffer))
+                }
                 Program::Host(host) => host.client.poll_transmit(now, &mut self.buffer),
                 Program::Nothing => None,
             };
@@ -444,7 +446,7 @@ impl World {
         let now = self.nodes[node].local(self.now_ns);
         match &mut self.nodes[node].program {
             Program::Host(host) => host.client.poll_timeout(now),
-            Program::Server(lanes) => lanes.iter().filter_map(Server::poll_timeout).min(),
+            Program::Server(workers) => workers.iter().filter_map(Server::poll_timeout).min(),
             Program::Nothing => None,
         }
     }
@@ -608,8 +610,8 @@ impl World {
             6 => {
                 let levels = [Pressure::None, Pressure::None, Pressure::Yellow, Pressure::Orange, Pressure::Red];
                 let level = *self.rng.pick(&levels);
-                if let Program::Server(lanes) = &mut self.nodes[one].program {
-                    let server = &mut lanes[0];
+                if let Program::Server(workers) = &mut self.nodes[one].program {
+                    let server = &mut workers[0];
                     server.set_pressure(level);
                     // What its driver does ten times a second.
                     for _ in 0..self.rng.within(0, 9) {

@@ -97,9 +97,9 @@ fn strip(program: &Path, directory: &Path) -> Result<PathBuf> {
 }
 
 fn find(name: &Path) -> Result<PathBuf> {
-    let mut places = PROGRAM_DIRECTORIES.iter().map(|dir| Path::new(dir).join(name));
+    let mut candidates = PROGRAM_DIRECTORIES.iter().map(|dir| Path::new(dir).join(name));
     let missing = || format!("{} is not installed: run scripts/install-deps.sh test", name.display());
-    places.find(|path| path.is_file()).with_context(missing)
+    candidates.find(|path| path.is_file()).with_context(missing)
 }
 
 /// The paths in what ldd says: `name => /path (address)`, and the loader as `/path (address)`.

@@ -60,8 +60,8 @@ impl NbdDisk {
         let (number, image) = (port.to_string(), path_of(&image)?);
         let server = match cache {
             Cache::Nothing => {
-                let place = ["-f", "raw", "-t", "-b", ETHERNET_ADDR, "-p", &number];
-                start_there("qemu-nbd", &[&place[..], &["--cache=none", "--aio=native", image]].concat())?
+                let listen = ["-f", "raw", "-t", "-b", ETHERNET_ADDR, "-p", &number];
+                start_there("qemu-nbd", &[&listen[..], &["--cache=none", "--aio=native", image]].concat())?
             }
             Cache::PageCache => start_there("nbdkit", &["-f", "-i", ETHERNET_ADDR, "-p", &number, "file", image])?,
         };

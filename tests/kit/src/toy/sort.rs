@@ -109,12 +109,12 @@ fn partition(words: &mut Words<'_>, start: usize, end: usize) -> usize {
 fn insert(words: &mut Words<'_>, start: usize, end: usize) {
     for next in start + 1..end {
         let word = words.get(next);
-        let mut place = next;
-        while place > start && words.get(place - 1) > word {
-            words.set(place, words.get(place - 1));
-            place -= 1;
+        let mut position = next;
+        while position > start && words.get(position - 1) > word {
+            words.set(position, words.get(position - 1));
+            position -= 1;
         }
-        words.set(place, word);
+        words.set(position, word);
     }
 }
 

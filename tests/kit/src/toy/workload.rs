@@ -49,8 +49,9 @@ impl Chance {
         Self(mix(seed) | 1)
     }
 
+    /// Any number.
     #[inline]
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -60,13 +61,13 @@ impl Chance {
     /// Uniform in `0..limit`.
     #[inline]
     pub fn below(&mut self, limit: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
+        ((u128::from(self.draw()) * u128::from(limit)) >> 64) as u64
     }
 
     /// Uniform in `0..1`.
     #[inline]
     fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+        (self.draw() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 

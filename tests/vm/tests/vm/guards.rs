@@ -190,10 +190,10 @@ fn other_users_are_refused() -> Result<()> {
     Lab::run("another user", 0, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
         // Nobody may not read the repository, perhaps, so the tool is copied to where everybody may.
-        let place = Scratch(std::env::temp_dir().join(format!("pagoda-nobody-{}", std::process::id())));
-        fs::create_dir(&place.0)?;
-        fs::set_permissions(&place.0, fs::Permissions::from_mode(0o755))?;
-        let tool = place.0.join("pagoda");
+        let dir = Scratch(std::env::temp_dir().join(format!("pagoda-nobody-{}", std::process::id())));
+        fs::create_dir(&dir.0)?;
+        fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o755))?;
+        let tool = dir.0.join("pagoda");
         fs::copy(programs::bin_dir()?.join("pagoda"), &tool)?;
         let as_nobody = |socket: &Path| {
             let mut command = Command::new("setpriv");
@@ -204,11 +204,11 @@ fn other_users_are_refused() -> Result<()> {
         // Even where directories and modes let everybody in, the daemon looks at who connects.
         let mut child = Command::new(programs::bin_dir()?.join("pagodad"));
         child.arg("--state-dir").arg(lab.dir().join("open")).args(["--metrics", "off"]);
-        child.arg("--socket").arg(place.0.join("p.sock")).arg("--attach-socket").arg(place.0.join("a.sock"));
+        child.arg("--socket").arg(dir.0.join("p.sock")).arg("--attach-socket").arg(dir.0.join("a.sock"));
         pagoda_sys::toy::process::die_with_parent(&mut child);
         let mut child = child.spawn().context("start the second daemon")?;
         let outcome = (|| {
-            let socket = place.0.join("p.sock");
+            let socket = dir.0.join("p.sock");
             wait::until("the second daemon answers", Duration::from_secs(300), || {
                 Ok(pagoda_api::Client::new(&socket).version().ok())
             })?;

@@ -3,8 +3,6 @@
 mod attach;
 mod balloon;
 mod disk;
-mod far;
-mod far_cluster;
 mod features;
 mod guards;
 mod kvm;
@@ -15,6 +13,8 @@ mod options;
 mod overcommit;
 mod pins;
 mod policy;
+mod remote;
+mod remote_cluster;
 mod remote_disk;
 mod rewriting;
 mod sampling;

@@ -101,25 +101,25 @@ fn run_beside_swap(control: &mut Control) -> Result<()> {
         "echo $$ > /cg/vm/cgroup.procs; {PAGODA} run --plain --name toy --memory 128M -- toy-vmm native --step < /d/in > /d/toy 2>&1"
     );
     control.sh(&format!("(sh -c '{toy}'; echo $? > /d/status) > /dev/null 2>&1 &"))?;
-    let tell = |control: &mut Control, line: &str, answer: &str, count: usize| {
+    let send_line = |control: &mut Control, line: &str, answer: &str, count: usize| {
         control.sh(&format!("echo {line} > /d/in"))?;
         control.sh(&wait_for(&format!("[ $(grep -c \"{answer}\" /d/toy) = {count} ]")))
     };
     // As much as can be had: the rest is an error.
     let reclaim = "echo 90M > /cg/vm/memory.reclaim 2> /dev/null; grep -q \"^pswpout [1-9]\" /proc/vmstat";
-    tell(control, "map", "^TOY ready", 1)?;
-    tell(control, "touch --mib 64", "^TOY done", 1)?;
-    tell(control, "touch --from-mib 64 --mib 64 --access load", "^TOY done", 2)?;
+    send_line(control, "map", "^TOY ready", 1)?;
+    send_line(control, "touch --mib 64", "^TOY done", 1)?;
+    send_line(control, "touch --from-mib 64 --mib 64 --access load", "^TOY done", 2)?;
     control.sh(reclaim)?;
-    tell(control, "touch --from-mib 64 --mib 32 --access load", "^TOY done", 3)?;
+    send_line(control, "touch --from-mib 64 --mib 32 --access load", "^TOY done", 3)?;
     control.sh(&format!("{PAGODA} vm set toy --dram 112M"))?;
     let armed = format!("({PAGODA} vm show toy --json | grep -q '\"armed\": true')");
     control.sh(&wait_for(&armed))?;
     for count in 4..7 {
         control.sh(reclaim)?;
-        tell(control, "touch --mib 128 --access load", "^TOY done", count)?;
+        send_line(control, "touch --mib 128 --access load", "^TOY done", count)?;
     }
-    tell(control, "quit", "^TOY done", 6)?;
+    send_line(control, "quit", "^TOY done", 6)?;
     control.sh(&wait_for("[ -s /d/status ]"))?;
     let (status, said) = (control.sh("cat /d/status")?, control.sh("cat /d/toy")?);
     ensure!(status.trim() == "0", "the toy ended with {status}: {said}");

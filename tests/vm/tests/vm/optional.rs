@@ -108,8 +108,8 @@ fn the_state_disk_is_full_or_read_only() -> Result<()> {
             if number == 0 {
                 let new = daemon.run_cli(&["run", "--plain", "--name", "new", "--memory", "128M", "--", "true"])?;
                 let said = String::from_utf8_lossy(&new.stderr).into_owned();
-                let place = disk.path().display().to_string();
-                ensure!(!new.status.success() && said.contains(&place) && said.contains("make room there"), "{said}");
+                let dir = disk.path().display().to_string();
+                ensure!(!new.status.success() && said.contains(&dir) && said.contains("make room there"), "{said}");
             }
             remount(disk.path(), "rw")?;
             is_served(&daemon, &toy).with_context(|| fault.to_owned())?;

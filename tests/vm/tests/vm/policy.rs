@@ -106,7 +106,7 @@ fn shares_divide_a_short_pool_and_minima_are_kept() -> Result<()> {
             Ok(())
         };
         meanwhile(look, || both_run().and_then(|()| both_run()))?;
-        ensure!(policy_of(&daemon, "rich")?.standing == "squeezed");
+        ensure!(policy_of(&daemon, "rich")?.status == "squeezed");
         let lines = daemon.client().explain("rich")?.lines;
         ensure!(lines[0].term == "target" && lines.iter().any(|line| line.term == "entitlement"), "{lines:#?}");
         let what =
@@ -161,7 +161,7 @@ fn without_pressure_nothing_is_done() -> Result<()> {
         toy.go("--passes 2")?;
         let info = daemon.vm("toy")?;
         ensure!(!info.armed && info.swapped_bytes == 0 && info.policy.limit_bytes == info.memory_bytes, "{info:#?}");
-        ensure!(info.policy.standing == "at_ease" && info.policy.overhead_bytes > 0, "{info:#?}");
+        ensure!(info.policy.status == "at_ease" && info.policy.overhead_bytes > 0, "{info:#?}");
         let counted = || {
             let host = daemon.client().host()?;
             Ok((host.policy.used_bytes >= 256 * MIB).then_some(host))
@@ -334,8 +334,8 @@ fn idle_memory_is_taxed() -> Result<()> {
         wait_ratio("without a tax", 0.98..1.02)?;
         daemon.client().patch_host(&HostPatch { idle_tax: Some(750), ..HostPatch::default() })?;
         wait_ratio("with a tax of 75 %", 1.5..10.0)?;
-        let standing = |name: &str| -> Result<String> { Ok(policy_of(&daemon, name)?.standing) };
-        ensure!(standing("idle")? == "squeezed", "{}", standing("idle")?);
+        let status = |name: &str| -> Result<String> { Ok(policy_of(&daemon, name)?.status) };
+        ensure!(status("idle")? == "squeezed", "{}", status("idle")?);
         daemon.client().patch_host(&HostPatch { idle_tax: Some(0), ..HostPatch::default() })?;
         wait_ratio("without a tax again", 0.98..1.02)?;
         idle.go("--passes 1")?;

@@ -199,11 +199,11 @@ fn export_inside(control: &mut Control) -> Result<()> {
 }
 
 /// What the client inside the guest knows of its disk, where something went wrong.
-fn told_by<T>(control: &mut Control, done: Result<T>) -> Result<T> {
+fn with_report_of<T>(control: &mut Control, done: Result<T>) -> Result<T> {
     done.map_err(|error| {
-        let told = control
+        let report = control
             .sh("cat /run/export.log; pagoda disk show disk; pagoda pool ls; ip -s link show eth0; cat /proc/net/snmp");
-        error.context(told.unwrap_or_else(|error| format!("the guest says no more: {error:#}")))
+        error.context(report.unwrap_or_else(|error| format!("the guest says no more: {error:#}")))
     })
 }
 
@@ -217,7 +217,7 @@ fn swap_on_the_guests_own_export() -> Result<()> {
             .sh("mkdir /cgroup; mount -t cgroup2 none /cgroup && echo +memory > /cgroup/cgroup.subtree_control; \
              mkdir /cgroup/work; echo 64M > /cgroup/work/memory.max; echo 1 > /cgroup/work/cgroup.procs")?;
         let done = swap(&mut control, "nbd0", 72, || pool.kill9(0));
-        told_by(&mut control, done)?;
+        with_report_of(&mut control, done)?;
         power_off(&guest, &mut control)
     })
 }
@@ -229,12 +229,12 @@ fn files_on_the_guests_own_export() -> Result<()> {
         let pool = lab.pool(&SLABS)?;
         let (guest, mut control) = boot_client(lab, &pool, Qemu::Ten)?;
         let done = files(&mut control, "nbd0", 16, || pool.kill9(0));
-        told_by(&mut control, done)?;
+        with_report_of(&mut control, done)?;
         control.sh("umount /mnt; nbd-client -d /dev/nbd0; read pid </run/export.pid; kill -9 $pid")?;
         export_inside(&mut control)?;
         control.sh("mount /dev/nbd0 /mnt")?;
         let done = check_files(&mut control);
-        told_by(&mut control, done)?;
+        with_report_of(&mut control, done)?;
         control.sh("umount /mnt; nbd-client -d /dev/nbd0; read pid </run/export.pid; kill $pid")?;
         power_off(&guest, &mut control)
     })

@@ -116,10 +116,10 @@ const NET_ADMIN: [u8; 20] = [1, 0, 0, 2, 0, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 
 fn a_qemu_with_capabilities_is_refused_or_has_no_ram() -> Result<()> {
     Lab::run("file capabilities", 1, |lab| {
         // Where everybody may look.
-        let place = Scratch(std::env::temp_dir().join(format!("pagoda-caps-{}", std::process::id())));
-        fs::create_dir(&place.0)?;
-        fs::set_permissions(&place.0, fs::Permissions::from_mode(0o755))?;
-        let file = |name: &str| place.0.join(name);
+        let dir = Scratch(std::env::temp_dir().join(format!("pagoda-caps-{}", std::process::id())));
+        fs::create_dir(&dir.0)?;
+        fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o755))?;
+        let file = |name: &str| dir.0.join(name);
         for name in ["pagoda", "libpagoda_shim.so"] {
             fs::copy(programs::bin_dir()?.join(name), file(name))?;
         }
@@ -132,13 +132,13 @@ fn a_qemu_with_capabilities_is_refused_or_has_no_ram() -> Result<()> {
         let options = DaemonOptions { shim: Some(file("libpagoda_shim.so")), ..DaemonOptions::new(Folios::Small) };
         let mut daemon = command(&programs::bin_dir()?.join("pagodad"), &lab.dir().join("d"), &options)?;
         daemon.arg("--group").arg(NOBODY);
-        let places = [("--socket", "p.sock"), ("--attach-socket", "a.sock")];
+        let sockets = [("--socket", "p.sock"), ("--attach-socket", "a.sock")];
         let words: Vec<OsString> = daemon.get_args().map(OsString::from).collect();
         let mut daemon = Command::new(daemon.get_program());
         let mut words = words.into_iter();
         while let Some(word) = words.next() {
             daemon.arg(&word);
-            if let Some((_, name)) = places.iter().find(|(option, _)| word == *option) {
+            if let Some((_, name)) = sockets.iter().find(|(option, _)| word == *option) {
                 words.next();
                 daemon.arg(file(name));
             }

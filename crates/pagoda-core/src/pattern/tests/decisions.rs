@@ -36,7 +36,7 @@ fn two_continuations_switch_to_whole_chunks() {
     check(&[1000, 999, 998], ". . 2-");
     check(&[0, 12, 24], ". . 2+");
     check(&[0, 1, 2, 256 * 3, 256 * 4], ". . 2+ 2+ 1+");
-    // A page further than 16 is another place.
+    // A page further than 16 is another entry.
     check(&[0, 17, 34, 51], ". . . .");
     // The next fault may be some pages into the next chunk: those before it were resident.
     check(&[0, 1, 2, 256 * 3 + 15], ". . 2+ 2+");

@@ -9,10 +9,10 @@ fn tax(per_mille: u16) -> TaxRate {
     TaxRate::new(PerMille(per_mille)).unwrap()
 }
 
-fn claim(shares: u32, floor: u64, ceiling: u64, working_set: u64) -> Claim {
+fn claim(shares: u32, min: u64, ceiling: u64, working_set: u64) -> Claim {
     Claim {
         shares: Shares::new(shares).unwrap(),
-        floor: PageCount(floor),
+        min: PageCount(min),
         ceiling: PageCount(ceiling),
         working_set: PageCount(working_set),
     }
@@ -34,7 +34,7 @@ fn revoke_page_by_page(claims: &[Claim], rate: TaxRate, pool: u64) -> Vec<u64> {
     let mut had: Vec<u64> = claims.iter().map(|claim| claim.ceiling.0).collect();
     while had.iter().sum::<u64>() > pool {
         let mut victim: Option<usize> = None;
-        for (index, claim) in claims.iter().enumerate().filter(|(index, claim)| had[*index] > claim.floor.0) {
+        for (index, claim) in claims.iter().enumerate().filter(|(index, claim)| had[*index] > claim.min.0) {
             let lower = victim.is_none_or(|best| {
                 let (num, den) = rho(claim, had[index]);
                 let (best_num, best_den) = rho(&claims[best], had[best]);
@@ -54,15 +54,15 @@ fn revoke_page_by_page(claims: &[Claim], rate: TaxRate, pool: u64) -> Vec<u64> {
 fn tables() {
     // Enough for all.
     assert_eq!(pages(&[claim(1, 0, 10, 0), claim(1, 0, 20, 0)], tax(750), 30), [10, 20]);
-    // Not even the floors.
-    let floors = [claim(1, 10, 10, 0), claim(1, 20, 30, 0)];
-    assert_eq!(allocate(&floors, tax(0), PageCount(25)).shortfall, PageCount(5));
-    assert_eq!(pages(&floors, tax(0), 25), [10, 20]);
+    // Not even the mins.
+    let mins = [claim(1, 10, 10, 0), claim(1, 20, 30, 0)];
+    assert_eq!(allocate(&mins, tax(0), PageCount(25)).shortfall, PageCount(5));
+    assert_eq!(pages(&mins, tax(0), 25), [10, 20]);
     // By shares alone.
     let two = [claim(1000, 0, 256, 20), claim(1000, 0, 256, 256)];
     assert_eq!(pages(&two, tax(0), 358), [179, 179]);
     assert_eq!(pages(&[claim(2, 0, 100, 0), claim(1, 0, 100, 0)], tax(0), 90), [60, 30]);
-    // Bounded by a floor or a ceiling, the rest is divided among the others.
+    // Bounded by a min or a ceiling, the rest is divided among the others.
     assert_eq!(pages(&[claim(8, 0, 30, 0), claim(1, 0, 99, 0), claim(1, 25, 99, 0)], tax(0), 75), [30, 20, 25]);
     // The paper's two VMs under 75 %: 20 + 4 * (P - 20) = 358 - P, or VM 2 at its ceiling.
     assert_eq!(pages(&two, tax(750), 300), [72, 228]);
@@ -99,8 +99,8 @@ fn the_largest_numbers_do_not_overflow() {
 
 fn any_claim(ceiling_max: u64) -> impl Strategy<Value = Claim> {
     let shares = prop_oneof![Just(1u32), 1..20u32, 900..1100u32, Just(1_000_000u32)];
-    (shares, 0..=ceiling_max, 0..=1000u64, 0..=1000u64).prop_map(|(shares, ceiling, floor, set)| {
-        claim(shares, ceiling * floor.saturating_sub(600) / 1000, ceiling, ceiling * set / 800)
+    (shares, 0..=ceiling_max, 0..=1000u64, 0..=1000u64).prop_map(|(shares, ceiling, min, set)| {
+        claim(shares, ceiling * min.saturating_sub(600) / 1000, ceiling, ceiling * set / 800)
     })
 }
 
@@ -127,7 +127,7 @@ proptest! {
     ) {
         let got = allocate(&claims, tax(rate), PageCount(pool));
         for (claim, pages) in claims.iter().zip(&got.pages) {
-            prop_assert!(claim.floor <= *pages && *pages <= claim.ceiling);
+            prop_assert!(claim.min <= *pages && *pages <= claim.ceiling);
         }
         let sum: PageCount = got.pages.iter().copied().sum();
         let ceilings: PageCount = claims.iter().map(|claim| claim.ceiling).sum();
@@ -180,13 +180,13 @@ proptest! {
     }
 
     #[test]
-    fn nobody_above_its_floor_pays_less_than_somebody_below_its_ceiling(
+    fn nobody_above_its_min_pays_less_than_somebody_below_its_ceiling(
         claims in proptest::collection::vec(any_claim(1 << 20), 2..30), rate in any_rate(), pool in 0..1u64 << 24,
     ) {
         let rate = tax(rate);
         let got = allocate(&claims, rate, PageCount(pool)).pages;
         let both = || claims.iter().zip(&got);
-        let last_kept = both().filter(|(claim, had)| **had > claim.floor).map(|(claim, had)| price(claim, rate, *had)).min();
+        let last_kept = both().filter(|(claim, had)| **had > claim.min).map(|(claim, had)| price(claim, rate, *had)).min();
         let next_wanted = both()
             .filter(|(claim, had)| **had < claim.ceiling)
             .map(|(claim, had)| price(claim, rate, *had + PageCount(1)))

@@ -67,7 +67,7 @@ fn without_pressure_nothing_is_held_back() {
     assert_eq!((plan.state, plan.restrained, plan.need), (ReclaimState::High, false, PageCount::ZERO));
     for vm in &plan.vms {
         assert_eq!(vm.actions, VmActions { balloon: None, page_out_cap: mib(256), run: Run::Run });
-        assert_eq!((vm.standing, vm.terms.bound), (Standing::AtEase, Bound::Ceiling));
+        assert_eq!((vm.status, vm.terms.bound), (PolicyStatus::AtEase, Bound::Ceiling));
     }
     let reasons: Vec<_> =
         plan.vms.iter().map(|vm| (vm.terms.ceiling.bytes().0 >> 20, vm.terms.ceiling_reason)).collect();
@@ -100,7 +100,7 @@ fn with_the_tax_idle_memory_goes_where_it_is_used() {
     let plan = policy.tick(&host(2, 386, &samples), &samples);
     assert_eq!(plan.state, ReclaimState::Hard);
     assert!(plan.vms[0].actions.page_out_cap < mib(179), "{:?}", plan.vms[0].actions);
-    assert_eq!(plan.vms[0].standing, Standing::Squeezed);
+    assert_eq!(plan.vms[0].status, PolicyStatus::Squeezed);
 
     let text = render(&explain(&policy, &plan, VmId(0), 5_000));
     for part in [
@@ -128,7 +128,7 @@ fn in_low_vms_above_their_target_stop() {
     let plan = policy.tick(&host(1, 400, &samples), &samples);
     assert_eq!(plan.state, ReclaimState::Low);
     assert_eq!(plan.vms.iter().map(|vm| vm.actions.run).collect::<Vec<_>>(), [Run::Block, Run::Run]);
-    assert_eq!(plan.vms[0].standing, Standing::Blocked);
+    assert_eq!(plan.vms[0].status, PolicyStatus::Blocked);
     let samples = [vm(0, 170, 30), vm(1, 198, 0)];
     let plan = policy.tick(&host(2, 400, &samples), &samples);
     assert_eq!((plan.state, plan.vms[0].actions.run), (ReclaimState::High, Run::Run));

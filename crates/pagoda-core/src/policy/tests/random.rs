@@ -163,8 +163,8 @@ fn check(world: &World, plan: &Plan, before: ReclaimState) {
     for (vm, guest) in plan.vms.iter().map(|vm| (vm, world.guests.iter().find(|guest| guest.id == vm.id).unwrap())) {
         let settings = world.policy.settings(vm.id).unwrap();
         let terms = &vm.terms;
-        assert!(terms.floor <= terms.target && terms.target <= terms.ceiling.max(terms.floor));
-        assert!(terms.target <= terms.allowance && terms.allowance <= terms.limit.max(terms.floor));
+        assert!(terms.min <= terms.target && terms.target <= terms.ceiling.max(terms.min));
+        assert!(terms.target <= terms.allowance && terms.allowance <= terms.limit.max(terms.min));
         assert!(terms.target >= settings.min, "{:?} has less than its min", vm.id);
         if guest.pinned {
             assert!(terms.target >= guest.resident.min(terms.ceiling));

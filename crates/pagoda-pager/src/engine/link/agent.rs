@@ -49,7 +49,7 @@ pub enum Asked {
     },
 }
 
-/// The agent's connection and what it owes.
+/// The agent's connection and the answers that are expected on it.
 #[derive(Debug)]
 pub struct Agent {
     /// The VM's name, for messages.
@@ -151,7 +151,7 @@ impl Agent {
         self.clock_asked = false;
     }
 
-    /// Asks for huge mappings. A wish: what cannot be collapsed stays as it is.
+    /// Asks for huge mappings. A hint: what cannot be collapsed stays as it is.
     pub fn collapse(&mut self, ring: &mut Ring, space: &Space) {
         if self.wants_small_folios() {
             return;

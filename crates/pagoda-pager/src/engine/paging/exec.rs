@@ -29,17 +29,17 @@ const WHOLE: Run = Run { start: 0, len: CHUNK_PAGES as u16 };
 impl Paging {
     /// Executes `Map`: answers the fault on pages that are in DRAM.
     pub fn map(&self, pages: Pages, protect: bool) -> Result<(), Broken> {
-        let place = self.space.place(pages);
-        let uffd = self.space.uffd(place.addr);
+        let location = self.space.locate(pages);
+        let uffd = self.space.uffd(location.addr);
         // A page that the host's kernel swapped out needs memory to come back.
-        let resolved = self.retry(|| uffd.cont_over(place.addr, place.len, mode(protect)));
+        let resolved = self.retry(|| uffd.cont_over(location.addr, location.len, mode(protect)));
         self.check(resolved, "map pages")
     }
 
     /// Executes `Unprotect`: answers the first write to clean pages.
     pub fn unprotect(&self, pages: Pages) -> Result<(), Broken> {
-        let place = self.space.place(pages);
-        match self.space.uffd(place.addr).unprotect(place.addr, place.len) {
+        let location = self.space.locate(pages);
+        match self.space.uffd(location.addr).unprotect(location.addr, location.len) {
             Ok(()) => Ok(()),
             Err(errno) => self.check(Resolved::Partial { bytes: 0, errno }, "end write protection"),
         }
@@ -47,8 +47,8 @@ impl Paging {
 
     /// Executes `Protect`.
     pub fn protect(&self, pages: Pages) -> Result<(), Broken> {
-        let place = self.space.place(pages);
-        match self.space.uffd(place.addr).protect(place.addr, place.len) {
+        let location = self.space.locate(pages);
+        match self.space.uffd(location.addr).protect(location.addr, location.len) {
             Ok(()) => Ok(()),
             Err(errno) => self.check(Resolved::Partial { bytes: 0, errno }, "write-protect"),
         }
@@ -56,8 +56,8 @@ impl Paging {
 
     /// Executes `Wake`.
     pub fn wake(&self, pages: Pages) {
-        let place = self.space.place(pages);
-        let _ = self.space.uffd(place.addr).wake(place.addr, place.len);
+        let location = self.space.locate(pages);
+        let _ = self.space.uffd(location.addr).wake(location.addr, location.len);
     }
 
     /// Has every thread that waits for a page ask again.
@@ -71,15 +71,15 @@ impl Paging {
     pub fn zero(&self, pages: Pages) -> Result<(), Broken> {
         let mut left = pages.run;
         while left.len > 0 {
-            let place = self.space.place(Pages { chunk: pages.chunk, run: left });
-            let uffd = self.space.uffd(place.addr);
-            let resolved = self.retry(|| uffd.zeropage(place.addr, place.len));
-            let mut done = (resolved.bytes(place.len) / PAGE_SIZE) as u16;
+            let location = self.space.locate(Pages { chunk: pages.chunk, run: left });
+            let uffd = self.space.uffd(location.addr);
+            let resolved = self.retry(|| uffd.zeropage(location.addr, location.len));
+            let mut done = (resolved.bytes(location.len) / PAGE_SIZE) as u16;
             if resolved.exists() {
                 // A punch that could not take a folio apart leaves zeros in the file, which is what is wanted here.
-                let page = place.pages().start + u64::from(done);
-                let addr = place.addr + u64::from(done) * PAGE_SIZE;
-                if !place.region.view.is_zero(page..page + 1) {
+                let page = location.pages().start + u64::from(done);
+                let addr = location.addr + u64::from(done) * PAGE_SIZE;
+                if !location.region.view.is_zero(page..page + 1) {
                     return Err("a page that should be zero is not: somebody else writes the RAM file".into());
                 }
                 let mapped = self.space.uffd(addr).cont_over(addr, PAGE_SIZE, Protect::No);
@@ -95,9 +95,9 @@ impl Paging {
 
     /// Executes `ZeroChunk`.
     pub fn zero_chunk(&self, chunk: ChunkIdx) -> Result<(), Broken> {
-        let place = self.space.place_chunk(chunk);
-        let view = place.region.view.clone();
-        let pages = place.pages();
+        let location = self.space.locate_chunk(chunk);
+        let view = location.region.view.clone();
+        let pages = location.pages();
         let filled = self.retry(|| match view.populate(pages.clone()) {
             Ok(()) => Resolved::All,
             Err(errno) => Resolved::Partial { bytes: 0, errno },
@@ -105,7 +105,7 @@ impl Paging {
         if !filled.is_all() {
             return self.check(filled, "fill a chunk with zeros");
         }
-        if !place.region.view.is_zero(place.pages()) {
+        if !location.region.view.is_zero(location.pages()) {
             return Err("a chunk that should be zero is not: somebody else writes the RAM file".into());
         }
         self.map(Pages { chunk, run: WHOLE }, false)
@@ -113,8 +113,8 @@ impl Paging {
 
     /// Executes `ChunkAbandon`. The intent stays if something is left: then the next daemon settles it.
     pub fn abandon_chunk(&mut self, op: OpId, chunk: ChunkIdx) -> Result<Option<Answered>, Broken> {
-        let place = self.space.place_chunk(chunk);
-        if let Err(errno) = place.region.ram.punch(place.offset, place.len) {
+        let location = self.space.locate_chunk(chunk);
+        if let Err(errno) = location.region.ram.punch(location.offset, location.len) {
             return Err(format!("a chunk that could not be read could not be dropped: {errno}").into());
         }
         match recover::still_there(&self.space, chunk, PageSet::FULL) {
@@ -127,15 +127,15 @@ impl Paging {
     /// Executes `Copy`: answers the fault on pages that a tier has brought into a buffer.
     pub fn copy(&self, ring: &Ring, op: OpId, pages: Pages, protect: bool) -> Result<(), Broken> {
         let Some((id, first)) = self.buffer_of(op) else { return Err("a page arrived without a buffer".into()) };
-        let place = self.space.place(pages);
+        let location = self.space.locate(pages);
         let start = ((pages.first().0 - first.0) * PAGE_SIZE) as usize;
         let Some(content) = ring.buffer(id) else { return Err("a page arrived in a busy buffer".into()) };
-        let content = &content[start..start + place.len as usize];
-        let uffd = self.space.uffd(place.addr);
+        let content = &content[start..start + location.len as usize];
+        let uffd = self.space.uffd(location.addr);
         // A try behind a partial one goes on where that stopped: what was copied exists.
         let mut done = 0;
         let resolved = self.retry(|| {
-            let resolved = uffd.copy(place.addr + done as u64, &content[done..], mode(protect));
+            let resolved = uffd.copy(location.addr + done as u64, &content[done..], mode(protect));
             done += resolved.bytes((content.len() - done) as u64) as usize;
             resolved
         });
@@ -145,10 +145,10 @@ impl Paging {
     /// Executes `Store`: puts pages that came into a buffer into the RAM file, under an intent.
     pub fn store(&mut self, ring: &Ring, op: OpId, pages: Pages) -> Result<(), Broken> {
         let Some((id, first)) = self.buffer_of(op) else { return Err("pages arrived without a buffer".into()) };
-        let place = self.space.place(pages);
+        let location = self.space.locate(pages);
         // Before the intent: it would have the next daemon drop what the file has.
-        match place.region.ram.next_data(place.offset) {
-            Ok(data) if data.is_none_or(|at| at >= place.offset + place.len) => {}
+        match location.region.ram.next_data(location.offset) {
+            Ok(data) if data.is_none_or(|at| at >= location.offset + location.len) => {}
             Ok(_) => return Err("a page that was to come in from swap is in the RAM file already".into()),
             Err(errno) => return Err(format!("page-in could not look at the RAM file: {errno}").into()),
         }
@@ -158,9 +158,9 @@ impl Paging {
         self.shared.intents[intent].declare(pages.chunk.0, set.words());
         let Some(content) = ring.buffer(id) else { return Err("pages arrived in a busy buffer".into()) };
         let start = ((pages.first().0 - first.0) * PAGE_SIZE) as usize;
-        for (index, page) in place.pages().enumerate() {
+        for (index, page) in location.pages().enumerate() {
             let at = start + index * PAGE_SIZE as usize;
-            place.region.small.write_page(page, &content[at..at + PAGE_SIZE as usize]);
+            location.region.small.write_page(page, &content[at..at + PAGE_SIZE as usize]);
         }
         self.shared.intents[intent].withdraw();
         self.io.give_intent(intent);
@@ -200,25 +200,25 @@ impl Paging {
         self.tiers.keep(&self.space, chunk, pages);
         let mut present = false;
         for run in spans.runs() {
-            let place = self.space.place(Pages { chunk, run });
-            let ram = &place.region.ram;
-            ram.punch(place.offset, place.len).map_err(|errno| format!("page-out could not punch: {errno}"))?;
-            let data = ram.next_data(place.offset).map_err(|errno| format!("page-out could not look: {errno}"))?;
-            present |= data.is_some_and(|at| at < place.offset + place.len);
+            let location = self.space.locate(Pages { chunk, run });
+            let ram = &location.region.ram;
+            ram.punch(location.offset, location.len).map_err(|errno| format!("page-out could not punch: {errno}"))?;
+            let data = ram.next_data(location.offset).map_err(|errno| format!("page-out could not look: {errno}"))?;
+            present |= data.is_some_and(|at| at < location.offset + location.len);
         }
         if !present {
             return Ok(PageSet::EMPTY);
         }
         // A folio that is pinned cannot be split: its part was zeroed in place.
-        let place = self.space.place_chunk(chunk);
+        let location = self.space.locate_chunk(chunk);
         let left = recover::still_there(&self.space, chunk, pages).map_err(|error| error.to_string())?;
         for index in left.iter() {
-            let at = place.pages().start + u64::from(index);
+            let at = location.pages().start + u64::from(index);
             let mut content = [0; PAGE_SIZE as usize];
             self.tiers
                 .read_back(chunk.page(index), &mut content)
                 .map_err(|errno| format!("page-out was half done and a page cannot be read back: {errno}"))?;
-            place.region.view.write_page(at, &content);
+            location.region.view.write_page(at, &content);
         }
         Ok(left)
     }
@@ -231,9 +231,9 @@ impl Paging {
             if !self.frames().is_some_and(|member| member.read(page, &mut content)) {
                 return Err("a shared page has no frame".into());
             }
-            let place = self.space.place(Pages { chunk: pages.chunk, run: Run { start: index, len: 1 } });
-            let uffd = self.space.uffd(place.addr);
-            let resolved = self.retry(|| uffd.copy(place.addr, &content, Protect::No));
+            let location = self.space.locate(Pages { chunk: pages.chunk, run: Run { start: index, len: 1 } });
+            let uffd = self.space.uffd(location.addr);
+            let resolved = self.retry(|| uffd.copy(location.addr, &content, Protect::No));
             if !resolved.is_all() {
                 return self.check(resolved, "copy a shared page back");
             }
@@ -262,8 +262,8 @@ impl Paging {
 
     /// Executes `RamPunch`.
     pub fn ram_punch(&self, pages: Pages) -> Result<(), Broken> {
-        let place = self.space.place(pages);
-        let punched = place.region.ram.punch(place.offset, place.len);
+        let location = self.space.locate(pages);
+        let punched = location.region.ram.punch(location.offset, location.len);
         punched.map_err(|errno| format!("discarded memory could not be given back: {errno}").into())
     }
 

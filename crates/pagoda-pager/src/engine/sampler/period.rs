@@ -88,8 +88,8 @@ impl Sampler {
         let Context { paging, agent, ring } = context;
         let mut ranges = Ranges::default();
         let mut add = |page: PageIdx| {
-            let place = paging.space().place_page(page);
-            ranges.push(Range { addr: place.addr, len: PAGE_SIZE });
+            let location = paging.space().locate_page(page);
+            ranges.push(Range { addr: location.addr, len: PAGE_SIZE });
         };
         match &asked {
             Asked::Peek { pages, .. } => self.pages[pages.clone()].iter().for_each(|page| add(*page)),
@@ -147,7 +147,7 @@ impl Sampler {
 
     /// Whether the VMM has a page-table entry for this page; `None` if it cannot be told.
     pub(super) fn is_mapped(&mut self, page: PageIdx, paging: &Paging) -> Option<bool> {
-        let addr = paging.space().place_page(page).addr;
+        let addr = paging.space().locate_page(page).addr;
         self.pagemap()?.is_present(addr).ok()
     }
 

@@ -120,8 +120,8 @@ impl Sharer {
     fn find_equal(&mut self, looking: &mut Looking, pages: PageSet, paging: &mut Paging) -> Result<(), Broken> {
         let Some(member) = paging.frames() else { return Ok(()) };
         let Looking { chunk, seen, ref mut found, .. } = *looking;
-        let place = paging.space().place_chunk(chunk);
-        let (view, start) = (&place.region.view, place.pages().start);
+        let location = paging.space().locate_chunk(chunk);
+        let (view, start) = (&location.region.view, location.pages().start);
         let (machine, collisions) = (paging.machine(), &mut self.collisions);
         for run in pages.runs() {
             let run = start + u64::from(run.start)..start + u64::from(run.start) + u64::from(run.len);
@@ -131,7 +131,7 @@ impl Sharer {
             }
         }
         let mut zero = PageSet::EMPTY;
-        let mut told: Vec<Hint> = Vec::new();
+        let mut hints: Vec<Hint> = Vec::new();
         let mut content = [0; PAGE_SIZE as usize];
         // A page of the same chunk may be the other one of a new frame: those are looked at a second time.
         let mut again = PageSet::EMPTY;
@@ -158,7 +158,7 @@ impl Sharer {
                         if is_here && (pages | seen).contains(other) && !found.shared.contains(other) {
                             again.set(other);
                         } else {
-                            told.push(hint);
+                            hints.push(hint);
                         }
                     }
                     Look::New => {}
@@ -171,7 +171,7 @@ impl Sharer {
         paging
             .drop_blocks(chunk, stale)
             .map_err(|errno| format!("the swap block of a zero page could not be dropped: {errno}"))?;
-        tell(told, paging);
+        tell(hints, paging);
         Ok(())
     }
 
@@ -205,7 +205,7 @@ fn tell(mut hints: Vec<Hint>, paging: &mut Paging) {
         if same[0].member == number {
             pages.for_each(|page| paging.push(Event::LookAgain { page }));
         } else if let Some(member) = paging.frames() {
-            member.group().tell(same[0].member, pages.collect());
+            member.group().notify(same[0].member, pages.collect());
         }
     }
 }

@@ -119,17 +119,17 @@ fn slab_chunks() -> usize {
 
 fn encode(pages: PageSet) -> [u8; ENTRY] {
     let mut bytes = [0; ENTRY];
-    for (place, word) in bytes.chunks_exact_mut(8).zip(pages.words()) {
-        place.copy_from_slice(&word.to_le_bytes());
+    for (field, word) in bytes.chunks_exact_mut(8).zip(pages.words()) {
+        field.copy_from_slice(&word.to_le_bytes());
     }
     bytes
 }
 
 fn decode(bytes: &[u8]) -> PageSet {
     let mut words = [0; ENTRY / 8];
-    for (word, place) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+    for (word, field) in words.iter_mut().zip(bytes.chunks_exact(8)) {
         let mut eight = [0; 8];
-        eight.copy_from_slice(place);
+        eight.copy_from_slice(field);
         *word = u64::from_le_bytes(eight);
     }
     PageSet::from_words(words)

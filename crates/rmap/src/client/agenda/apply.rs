@@ -25,18 +25,18 @@ impl Client {
     /// Looks at every slab that something happened to, until nothing more follows.
     pub(in crate::client) fn settle(&mut self, now: Time) {
         self.now = now;
-        self.unpark_waiting();
+        self.resume_waiting();
         loop {
             while let Some((space, slab)) = self.next_slab() {
                 self.agenda.begin((space, slab), &mut self.spaces[space].slabs[slab].marks);
                 self.advance(now, space, slab);
                 self.agenda.end();
                 self.wake_ledger(space, slab);
-                if !self.parking.is_empty() {
-                    self.unpark(space, slab);
+                if !self.read_queue.is_empty() {
+                    self.resume_slab(space, slab);
                 }
             }
-            if !(self.maintain_parity() | self.tell_more()) {
+            if !(self.maintain_parity() | self.report_more()) {
                 break;
             }
         }

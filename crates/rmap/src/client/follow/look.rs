@@ -129,12 +129,12 @@ impl Client {
             following.retry_at = Some(self.now + following.pause);
         }
         self.follow_anew(op);
-        // Those of silent servers leave their places to others.
+        // Those of silent servers leave their slots to others.
         let silent = !copies.is_empty() && copies.iter().all(|peer| self.peers[peer].is_down());
         if silent {
             self.spaces[space].slabs[slab].failed = PeerSet::default();
         }
-        if !(silent && self.park(op)) {
+        if !(silent && self.queue_read(op)) {
             let operation = self.ops.get(op);
             (operation.look, operation.has_paused) = (PAUSED, true);
         }
@@ -180,18 +180,18 @@ impl Client {
                     self.ops.get(op).look = look;
                     self.try_follow(op);
                 }
-                self.look_for_parked(space);
+                self.look_for_queued(space);
             }
         }
     }
 
-    /// The copies that parked reads wait for may not be the ones that count any more.
-    fn look_for_parked(&mut self, space: SpaceIndex) {
-        if !self.parking.any_in(space) {
+    /// The copies that queued reads wait for may not be the ones that count any more.
+    fn look_for_queued(&mut self, space: SpaceIndex) {
+        if !self.read_queue.any_in(space) {
             return;
         }
         self.look_at_map(space);
-        self.mark_parked();
+        self.mark_queued();
         let following = &mut self.spaces[space].following;
         following.pause = (following.pause * 2).clamp(PAUSE_FIRST, PAUSE_MAX);
         following.retry_at = Some(self.now + following.pause);
@@ -325,7 +325,7 @@ impl Client {
             }
             self.ops.get(op).look = self.spaces[space].following.answered;
         }
-        // For those that are parked.
+        // For those that are queued.
         self.mark(space, slab);
     }
 

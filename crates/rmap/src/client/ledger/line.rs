@@ -15,7 +15,7 @@ const LINE: usize = 64;
 pub struct Turn {
     pub space: SpaceIndex,
     pub slab: SlabNo,
-    /// A page of its part that was asked for, and gave its place back; `None`: those that nobody has asked for yet.
+    /// A page of its part that was asked for, and gave its slot back; `None`: those that nobody has asked for yet.
     pub again: Option<usize>,
 }
 

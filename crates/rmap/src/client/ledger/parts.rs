@@ -51,7 +51,7 @@ impl Client {
     }
 
     /// Begins what there is room for, where somebody answers. `true` if that is something.
-    pub(in crate::client) fn tend_ledger(&mut self) -> bool {
+    pub(in crate::client) fn maintain_ledger(&mut self) -> bool {
         let mut any = false;
         while self.ops.own_begun() < OWN_MAX && (self.begin_next_read() || self.begin_next_write()) {
             any = true;
@@ -150,7 +150,7 @@ impl Client {
         }
     }
 
-    /// Nobody answers a read of the ledger now: others have its place, and its page waits.
+    /// Nobody answers a read of the ledger now: others have its slot, and its page waits.
     pub(in crate::client) fn put_back(&mut self, op: OpIndex) {
         let Operation { space, token, .. } = *self.ops.peek(op);
         let (slab, part) = slab_and_part(token);

@@ -119,8 +119,8 @@ impl Client {
         payload: &[u8],
     ) {
         let (from, next, slabs) = (from.bits(), next.bits(), (payload.len() / HELD_SIZE) as u64);
-        if matches!(status, Status::NotFenced | Status::UnknownSlab) && !self.spaces[space].told_again.has(peer) {
-            self.spaces[space].told_again.insert(peer);
+        if matches!(status, Status::NotFenced | Status::UnknownSlab) && !self.spaces[space].notified_again.has(peer) {
+            self.spaces[space].notified_again.insert(peer);
             self.spaces[space].fenced_at.remove(peer);
             return self.look_for_leftovers_again(space, peer);
         }

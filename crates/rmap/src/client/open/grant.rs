@@ -30,11 +30,11 @@ impl Client {
             return self.advance_followed(space, slab);
         }
         self.end_refusal(now, space);
-        self.tell_who_asked(space);
-        if !self.long_silent.is_empty() || self.ops.any_told() {
-            self.tend_unanswered(space, slab);
+        self.notify_who_asked(space);
+        if !self.long_silent.is_empty() || self.ops.any_reported() {
+            self.maintain_unanswered(space, slab);
         }
-        self.tend_unmapped(now, space, slab);
+        self.maintain_unmapped(now, space, slab);
         if self.advance_grouped(now, space, slab) {
             return;
         }
@@ -104,7 +104,7 @@ impl Client {
         let kept = |peer: &PeerIndex| if self.peers[*peer].keeps_promises() { self.room_kept(space, *peer) } else { 0 };
         let open = |peer: &PeerIndex| {
             let state = &self.peers[*peer];
-            !taken.has(*peer) && (state.can_lend() || kept(peer) > 0) && !state.last_resort
+            !taken.has(*peer) && (state.can_lend() || kept(peer) > 0) && !state.overflow_disk
         };
         let zone = |peer: PeerIndex| self.peers[peer].info.zone;
         let all: PeerSet = self.peers.indices().filter(open).collect();
@@ -126,12 +126,12 @@ impl Client {
 
     /// The nearest server that keeps its pages on a disk: the one on this machine, if there is one. A slab there is one that
     /// can be written, no more.
-    pub(in crate::client) fn last_resort(&mut self, taken: PeerSet) -> Option<PeerIndex> {
-        if !self.config.uses_last_resort {
+    pub(in crate::client) fn overflow_disk(&mut self, taken: PeerSet) -> Option<PeerIndex> {
+        if !self.config.uses_overflow_disk {
             return None;
         }
         let open =
-            |peer: &PeerIndex| !taken.has(*peer) && self.peers[*peer].can_lend() && self.peers[*peer].last_resort;
+            |peer: &PeerIndex| !taken.has(*peer) && self.peers[*peer].can_lend() && self.peers[*peer].overflow_disk;
         let all = self.peers.indices().filter(open);
         let pick = all.min_by_key(|peer| self.peers[*peer].trip.smoothed())?;
         self.peers[pick].free_slabs -= 1;
@@ -158,7 +158,7 @@ impl Client {
         while candidates.asked.len() < copies {
             let taken = candidates.peers();
             let nobody_else = candidates.asked.is_empty() && !self.someone_may_come();
-            let last = |client: &mut Client| nobody_else.then(|| client.last_resort(taken)).flatten();
+            let last = |client: &mut Client| nobody_else.then(|| client.overflow_disk(taken)).flatten();
             let Some(peer) = self.pick_server(space, taken).or_else(|| last(self)) else { break };
             let Some(grant) = self.spaces[space].next_version(false) else { break };
             candidates.asked.push(Candidate { peer, grant, step: GrantStep::Fencing });

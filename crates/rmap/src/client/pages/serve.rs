@@ -2,7 +2,7 @@
 
 use crate::client::exchange::{Exchange, Request, Role};
 use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
-use crate::client::ops::{Kind, Operation, Selected, Stage, Told};
+use crate::client::ops::{Kind, Operation, Reported, Selected, Stage};
 use crate::client::sealed::Tenure;
 use crate::client::slab::Phase;
 use crate::client::{Client, Event, Failure, Fault, Refused, Token};
@@ -30,7 +30,7 @@ impl Client {
         Ok(())
     }
 
-    /// A read, from its beginning. `false`: there is no place for it.
+    /// A read, from its beginning. `false`: there is no slot for it.
     pub(in crate::client) fn begin_again(
         &mut self,
         space: SpaceIndex,
@@ -182,12 +182,12 @@ impl Client {
             } else if self.is_refused(op, number) {
                 self.stats.bad_pages += 1;
                 self.fail_op(op, Failure::Corrupt);
-            } else if !(is_away && self.park(op)) {
+            } else if !(is_away && self.queue_read(op)) {
                 self.ops.activate(op);
             }
             return self.mark(space, number);
         };
-        if self.peers[peer].is_down() && self.park(op) {
+        if self.peers[peer].is_down() && self.queue_read(op) {
             return;
         }
         let asked = |e: &Exchange| e.peer == peer && e.role == Role::Read { op };
@@ -244,11 +244,11 @@ impl Client {
 
     /// To every copy that has not been sent it.
     pub(in crate::client) fn send_write(&mut self, op: OpIndex) {
-        let Operation { space, page, class, version, sent, kind, is_told, .. } = *self.ops.peek(op);
+        let Operation { space, page, class, version, sent, kind, is_reported, .. } = *self.ops.peek(op);
         let Some(number) = self.slab_of(page) else { return };
         let mirror = self.spaces[space].slabs[number].repair.as_ref().and_then(|repair| repair.mirror());
         let mut targets = self.required(space, number).union(mirror.into_iter().collect()).minus(sent);
-        if is_told {
+        if is_reported {
             // What asks for long takes no exchange from others; and who has lost the slab is not asked until the map says so, too.
             let failed = self.spaces[space].slabs[number].failed;
             targets = targets.minus(failed).iter().filter(|peer| !self.peers[*peer].is_down()).collect();
@@ -265,14 +265,14 @@ impl Client {
 
     /// A copy has the write, or the set of copies changed: is it done?
     pub(in crate::client) fn check_write(&mut self, op: OpIndex) {
-        let Operation { space, page, version, sent, acked, stage, is_told, .. } = *self.ops.peek(op);
+        let Operation { space, page, version, sent, acked, stage, is_reported, .. } = *self.ops.peek(op);
         let Some(number) = self.slab_of(page) else { return };
         let required = self.required(space, number);
         let repair = self.spaces[space].slabs[number].repair.as_ref();
         let joining = repair.and_then(|repair| repair.catches_up()).filter(|peer| sent.has(*peer));
         let wanted = required.union(joining.into_iter().collect());
         let enough = wanted.is_subset_of(acked) || (self.has(Fault::AcksEarly) && !acked.is_empty());
-        if stage == Stage::Active && !enough && !is_told && self.waits_for_map(space, number) {
+        if stage == Stage::Active && !enough && !is_reported && self.waits_for_map(space, number) {
             self.mark(space, number);
         }
         if stage != Stage::Active || required.is_empty() || !enough {
@@ -365,10 +365,10 @@ impl Client {
 
     /// The next result. Of a read `take` is given the page, in room that may be exchanged for other; nothing if that is zero.
     pub(in crate::client) fn next_event(&mut self, take: impl FnOnce(Option<&mut Box<SealedPage>>)) -> Option<Event> {
-        if let Some(Told { token, class, since }) = self.ops.next_told() {
+        if let Some(Reported { token, class, since }) = self.ops.next_told() {
             self.stats.writes_took[class as usize].record(self.now.since(since));
             self.stats.unanswered += 1;
-            self.unpark_waiting();
+            self.resume_waiting();
             return Some(Event::Written { token, result: Err(Failure::Silent) });
         }
         if let Some(event) = self.confirms.next_event() {
@@ -384,7 +384,7 @@ impl Client {
         latencies[class as usize].record(self.now.since(since));
         self.stats.unanswered += u64::from(result == Err(Failure::Silent));
         self.ops.let_go(op);
-        self.unpark_waiting();
+        self.resume_waiting();
         match kind {
             Kind::Read => Some(Event::Read { token, result }),
             Kind::Write { .. } => Some(Event::Written { token, result }),

@@ -48,8 +48,8 @@ impl Client {
             let held = columns.iter().filter(|slab| slab.is_held()).count();
             let single = columns.iter().all(|slab| slab.entry.replicas.len() == usize::from(slab.is_held()));
             let copies = |slab: SlabNo| state.slabs.get(slab).map_or(0, |slab| slab.entry.replicas.len());
-            let is_told = self.ledger_slabs(space, group).all(|slab| copies(slab) >= LEDGER_COPIES);
-            let is_whole = self.has_parity(space, group) && single && servers.len() == held && is_told;
+            let has_ledger = self.ledger_slabs(space, group).all(|slab| copies(slab) >= LEDGER_COPIES);
+            let is_whole = self.has_parity(space, group) && single && servers.len() == held && has_ledger;
             view.whole += usize::from(is_whole);
         }
         view
@@ -97,7 +97,7 @@ impl Client {
             self.begin_waiting_stripes();
         }
         let any = self.take_own_results();
-        self.tend_ledger() || any
+        self.maintain_ledger() || any
     }
 
     /// Looks at a slab of a group that has parity, or is to have. `false` if it is a slab like any other.
@@ -138,7 +138,7 @@ impl Client {
         if is_gone && others_gone {
             self.slab_is_lost(space, slab, Failure::Lost);
         } else if matches!(self.spaces[space].slabs[slab].phase, Phase::Open) {
-            self.tend_column(now, space, slab);
+            self.maintain_column(now, space, slab);
         } else if layout.is_parity(slab) {
             self.open_parity(space, group);
             self.keep_unopened(space, slab);
@@ -224,7 +224,7 @@ impl Client {
         for index in 0..size.pages() {
             let versions = members.iter().map(|slab| slabs[*slab].version(index));
             let greatest = versions.filter(|version| version.has_content()).max();
-            slabs[parity].versions[index] = greatest.map_or(Version::NEVER, |version| version.max(slabs[parity].floor));
+            slabs[parity].versions[index] = greatest.map_or(Version::NEVER, |version| version.max(slabs[parity].epoch));
         }
     }
 
@@ -243,7 +243,7 @@ impl Client {
         }
     }
 
-    pub(super) fn tend_column(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
+    pub(super) fn maintain_column(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         self.retry_reads(space, slab);
         if self.spaces[space].tenure == Tenure::Reader {
             self.look_after(space, slab);

@@ -94,7 +94,7 @@ impl Client {
             return;
         }
         if !is_bad_itself {
-            if !self.park(op) {
+            if !self.queue_read(op) {
                 self.ops.activate(op);
             }
             return;
@@ -155,7 +155,7 @@ impl Client {
         true
     }
 
-    /// Makes what a slab in the making has at `index`, for a copy that has its place already.
+    /// Makes what a slab in the making has at `index`, for a copy that has its slot already.
     pub(in crate::client) fn begin_stripe_copy(
         &mut self,
         copy: usize,

@@ -8,12 +8,12 @@
 //! parity was confirmed. So what the ledger and the parity say of a group is right as long as the map says that it has
 //! parity, and counts for nothing otherwise: a later making writes all of the ledger's pages again.
 //!
-//! Each making begins a new *life* of the parity slab, as giving a slab back does (`../discard.rs`): its floor is taken when the
-//! one before it ends, and a place of parity has the greatest of its members' versions or the floor, whichever is greater. So what
-//! was on its way to an earlier life is not stored in this one, even where a page was trimmed since, or a slab given back, and
-//! the greatest version of today is less than that of then. Others than this owner do not know its floors. They need not: they
-//! take parity in any version that is not less than its members', and a new owner has no earlier lives to fear, as servers
-//! that have granted it anything refuse what earlier owners sent.
+//! Each making begins a new *life* of the parity slab, as giving a slab back does (`../discard.rs`): its epoch is taken
+//! when the one before it ends, and a place of parity has the greatest of its members' versions or the epoch, whichever
+//! is greater. So what was on its way to an earlier life is not stored in this one, even where a page was trimmed
+//! since, or a slab given back, and the greatest version of today is less than that of then. Others than this owner do
+//! not know its epochs. They need not: they take parity in any version that is not less than its members', and a new
+//! owner has no earlier lives to fear, as servers that have granted it anything refuse what earlier owners sent.
 
 use std::time::Duration;
 

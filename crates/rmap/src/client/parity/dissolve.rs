@@ -133,7 +133,7 @@ impl Client {
         };
         let flees = here.is_empty() || here.len() == 1 && here.iter().any(|peer| self.flees(peer));
         let target = target.or_else(|| self.pick_server(space, taken));
-        let Some(peer) = target.or_else(|| if flees { self.last_resort(taken) } else { None }) else { return };
+        let Some(peer) = target.or_else(|| if flees { self.overflow_disk(taken) } else { None }) else { return };
         let Some(grant) = self.spaces[space].next_version(false) else { return };
         let replaces = copies.iter().next().filter(|_| here.is_empty());
         self.begins_repair(space, slab, Repair::new(peer, grant, replaces));
@@ -162,7 +162,7 @@ impl Client {
     }
 
     fn flees(&self, peer: PeerIndex) -> bool {
-        self.peers[peer].wants_relief() && !self.peers[peer].last_resort
+        self.peers[peer].wants_relief() && !self.peers[peer].overflow_disk
     }
 
     fn refused(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
@@ -194,8 +194,8 @@ impl Client {
         self.peers.indices().filter(|peer| !taken.has(*peer)).any(|peer| {
             let server = &self.peers[peer];
             let keeps = server.keeps_promises() && self.room_kept(space, peer) > 0;
-            let may = !server.last_resort || on_disk && self.config.uses_last_resort;
-            may && (server.can_lend() || keeps && !server.last_resort)
+            let may = !server.overflow_disk || on_disk && self.config.uses_overflow_disk;
+            may && (server.can_lend() || keeps && !server.overflow_disk)
         })
     }
 
@@ -246,9 +246,9 @@ impl Client {
         if any(Footing::Waits) || !self.members_live(now, space, group, &members, doubt) {
             return;
         }
-        let Some(floor) = self.spaces[space].next_version(false) else { return };
+        let Some(epoch) = self.spaces[space].next_version(false) else { return };
         let state = &mut self.spaces[space].slabs[parity];
-        (state.phase, state.floor, state.doubt) = (Phase::Leaving, floor, None);
+        (state.phase, state.epoch, state.doubt) = (Phase::Leaving, epoch, None);
         self.propose(space, parity, MapEntry::empty());
     }
 
@@ -369,7 +369,7 @@ impl Client {
         }
     }
 
-    /// Whether somebody can have taken this version for parity: whoever made it may have had floors of its own.
+    /// Whether somebody can have taken this version for parity: whoever made it may have had epochs of its own.
     pub(in super::super) fn may_be_parity(&self, space: SpaceIndex, slab: SlabNo, version: Version) -> bool {
         let state = &self.spaces[space];
         state.layout.is_parity(slab) && version <= Version::new(state.generation, state.sequence, true)

@@ -7,7 +7,7 @@ use super::super::peer::PeerSet;
 use super::super::repair::{REPAIRS_MAX, Repair};
 use super::super::sealed::Tenure;
 use super::super::slab::{Phase, Slab, Space};
-use super::place::{OfColumns, assign};
+use super::assign::{OfColumns, assign};
 use crate::client::index::{GroupIndex, PeerIndex, SpaceIndex};
 use crate::units::{SlabNo, Time};
 
@@ -154,12 +154,12 @@ impl Client {
         let has_ledger = |group: GroupIndex| self.has_parity(space, group) && self.is_ledger_kept(space, group);
         let may_be_single = layout.group(slab).is_some_and(has_ledger);
         let whole = columns.iter().all(|copies| !copies.is_empty());
-        if let Some(place) = stays.filter(|_| copies.len() > 1 && whole && may_be_single) {
+        if let Some(peer_idx) = stays.filter(|_| copies.len() > 1 && whole && may_be_single) {
             // Another that is on its way was given a server that this one, too, could stay at.
             if self.other_columns(space, slab).any(|column| self.spaces[space].slabs[column].repair.is_some()) {
                 return;
             }
-            let keep: PeerSet = [place].into_iter().collect();
+            let keep: PeerSet = [peer_idx].into_iter().collect();
             if self.may_leave(now, (space, slab), doubt, copies.minus(keep), keep) {
                 self.propose(space, slab, self.entry_of(space, slab, keep));
             }
@@ -183,7 +183,7 @@ impl Client {
         if self.repairs_running() >= REPAIRS_MAX || !can_be_made || self.spaces[space].slabs[slab].is_stuck {
             return;
         }
-        let flees = replaces.is_some_and(|peer| here.has(peer) && !self.peers[peer].last_resort);
+        let flees = replaces.is_some_and(|peer| here.has(peer) && !self.peers[peer].overflow_disk);
         let Some(peer) = self.room_apart(space, slab, flees) else { return };
         let Some(grant) = self.spaces[space].next_version(false) else { return };
         self.peers[peer].free_slabs -= 1;
@@ -198,23 +198,23 @@ impl Client {
         let own = self.peers_of(&self.spaces[space].slabs[slab].entry);
         let target = |column: SlabNo| self.spaces[space].slabs[column].repair.as_ref().map(|repair| repair.peer);
         let taken = own.union(self.other_columns(space, slab).filter_map(target).collect());
-        let pick = |client: &Client, columns: &mut OfColumns<PeerSet>, last_resort: bool| {
+        let pick = |client: &Client, columns: &mut OfColumns<PeerSet>, overflow_disk: bool| {
             let lends =
-                |peer: &PeerIndex| client.peers[*peer].can_lend() && client.peers[*peer].last_resort == last_resort;
+                |peer: &PeerIndex| client.peers[*peer].can_lend() && client.peers[*peer].overflow_disk == overflow_disk;
             let others: OfColumns<PeerSet> = columns[1..].into();
             let apart =
                 |peer: &PeerIndex| !taken.has(*peer) && others.iter().all(|set| set.len() != 1 || !set.has(*peer));
             let open: PeerSet = client.peers.indices().filter(|peer| lends(peer) && apart(peer)).collect();
             open.iter().max_by_key(|peer| {
                 columns[0] = [*peer].into_iter().collect();
-                let places: OfColumns<PeerIndex> = assign(columns).into_iter().flatten().collect();
+                let chosen: OfColumns<PeerIndex> = assign(columns).into_iter().flatten().collect();
                 let zone = client.peers[*peer].info.zone;
-                let alone = places.iter().all(|place| place == peer || client.peers[*place].info.zone != zone);
-                (places.len(), alone, client.peers[*peer].free_slabs)
+                let alone = chosen.iter().all(|peer_idx| peer_idx == peer || client.peers[*peer_idx].info.zone != zone);
+                (chosen.len(), alone, client.peers[*peer].free_slabs)
             })
         };
         let in_memory = pick(self, &mut columns, false);
-        let may_flee = flees && self.config.uses_last_resort;
+        let may_flee = flees && self.config.uses_overflow_disk;
         in_memory.or_else(|| if may_flee { pick(self, &mut columns, true) } else { None })
     }
 
@@ -227,7 +227,7 @@ impl Client {
         is_gone || is_open && self.has_source(space, slab) && self.room_apart(space, slab, true).is_some()
     }
 
-    /// A slab in the making whose pages cannot be had now gives its place to others.
+    /// A slab in the making whose pages cannot be had now gives its slot to others.
     pub(in super::super) fn has_source(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let up = self.copies_to_ask(space, slab).iter().any(|peer| !self.peers[peer].is_down());
         up || self.can_reconstruct(space, slab)

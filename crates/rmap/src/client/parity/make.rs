@@ -125,7 +125,7 @@ impl Client {
     fn servers_suffice(&self, space: SpaceIndex, group: GroupIndex) -> bool {
         let members = self.held_members(space, group);
         let taken = members.iter().flat_map(|slab| self.peers_of(&self.spaces[space].slabs[*slab].entry).iter());
-        let lends = |peer: &PeerIndex| self.peers[*peer].can_lend() && !self.peers[*peer].last_resort;
+        let lends = |peer: &PeerIndex| self.peers[*peer].can_lend() && !self.peers[*peer].overflow_disk;
         let all = taken.chain(self.peers.indices().filter(lends)).collect::<PeerSet>();
         let parity = self.spaces[space].layout.parity(group);
         all.len() > members.len() && self.room_apart(space, parity, false).is_some()
@@ -213,11 +213,11 @@ impl Client {
         self.end_copies(space, parity);
         self.abort_repair(space, parity);
         // What was sent already is of a life that is over.
-        let floor = self.spaces[space].next_version(false);
+        let epoch = self.spaces[space].next_version(false);
         let state = &mut self.spaces[space].slabs[parity];
         (state.phase, state.is_stuck, state.doubt) = (Phase::Vacant, false, None);
         state.failed = PeerSet::default();
-        state.floor = floor.unwrap_or(state.floor);
+        state.epoch = epoch.unwrap_or(state.epoch);
         self.tables.give_back(std::mem::take(&mut state.versions).into());
         self.forget_tables(space, group);
     }

@@ -95,8 +95,8 @@ impl Client {
             return true;
         }
         self.spaces[space].slabs[slab].doubt = Some(Doubt { leaving, since });
-        for place in stay.iter() {
-            self.peers[place].doubt(now, since);
+        for peer_idx in stay.iter() {
+            self.peers[peer_idx].doubt(now, since);
         }
         false
     }
@@ -137,8 +137,8 @@ impl Client {
             return;
         }
         // A server that is about to end has the only copy: rather on a disk than gone.
-        let flees = here.len() == 1 && replaces.is_some_and(|peer| !self.peers[peer].last_resort);
-        let rather = |client: &mut Client| flees.then(|| client.last_resort(copies)).flatten();
+        let flees = here.len() == 1 && replaces.is_some_and(|peer| !self.peers[peer].overflow_disk);
+        let rather = |client: &mut Client| flees.then(|| client.overflow_disk(copies)).flatten();
         let Some(peer) = self.pick_server(space, copies).or_else(|| rather(self)) else { return };
         let Some(grant) = self.spaces[space].next_version(false) else { return };
         let replaces = if missing { None } else { replaces };
@@ -342,8 +342,8 @@ impl Client {
         self.leftovers.forget(|_, of| of == peer);
         for space in self.spaces.indices() {
             let state = &mut self.spaces[space];
-            let Space { fenced_at, fencing, unknown_at, told_again, looked_at, disbelieved, .. } = state;
-            let known = [fenced_at, fencing, unknown_at, told_again, looked_at, disbelieved];
+            let Space { fenced_at, fencing, unknown_at, notified_again, looked_at, disbelieved, .. } = state;
+            let known = [fenced_at, fencing, unknown_at, notified_again, looked_at, disbelieved];
             known.into_iter().for_each(|set| set.remove(peer));
             [&mut state.accused, &mut state.refusing].into_iter().for_each(|set| set.remove(peer));
             if self.is_followed(space) {

@@ -50,10 +50,10 @@ impl Client {
     }
 
     /// A server is silent. Questions about slabs are taken back, and asked when it is there again: there may be as many as it
-    /// has slabs, and each has a place that a question to another server needs.
+    /// has slabs, and each has a slot that a question to another server needs.
     pub(in crate::client) fn take_back_questions(&mut self, peer: PeerIndex) {
-        for place in 0..crate::client::exchange::EXCHANGES_MAX {
-            let found = self.exchanges.at(place).filter(|e| e.peer == peer && e.role.is_question());
+        for slot in 0..crate::client::exchange::EXCHANGES_MAX {
+            let found = self.exchanges.at(slot).filter(|e| e.peer == peer && e.role.is_question());
             let Some(exchange) = found else { continue };
             self.cancel(exchange.id);
             let Some(slab) = self.slab_of(exchange.page) else { continue };

@@ -162,7 +162,7 @@ impl Client {
         let state = &mut self.spaces[space];
         (state.generation, state.owner, state.sequence) = (generation, owner, 0);
         (state.fenced_at, state.fencing) = (PeerSet::default(), PeerSet::default());
-        (state.unknown_at, state.told_again) = (PeerSet::default(), PeerSet::default());
+        (state.unknown_at, state.notified_again) = (PeerSet::default(), PeerSet::default());
         (state.looked_at, state.disbelieved) = (PeerSet::default(), PeerSet::default());
         (state.accused, state.refusing) = (PeerSet::default(), PeerSet::default());
         self.questions.forget(space, |request| matches!(request, ControlRequest::Change(_)));
@@ -326,10 +326,10 @@ impl Client {
             let up = left.iter().filter(|peer| !self.peers[*peer].is_down()).count();
             let takes = |peer: &PeerIndex| {
                 let server = &self.peers[*peer];
-                !copies.has(*peer) && server.can_lend() && (!server.last_resort || self.config.uses_last_resort)
+                !copies.has(*peer) && server.can_lend() && (!server.overflow_disk || self.config.uses_overflow_disk)
             };
             let room = self.peers.indices().any(|peer| takes(&peer));
-            // A copy that is bad where it is may be made anew in the same place.
+            // A copy that is bad where it is may be made anew in the same slot.
             let again = failed.iter().any(|peer| self.peers[peer].can_lend());
             let again = again || behind.iter().any(|peer| self.peers[peer].is_up());
             left.is_empty() || (up > 0 && up <= wanted && (room || again))

@@ -162,7 +162,7 @@ impl Client {
             self.end_repair(space, slab);
         }
         self.fail_ops(space, None, crate::client::Failure::Fenced);
-        self.unpark_space(space);
+        self.resume_space(space);
         self.refuse_confirms(space);
     }
 

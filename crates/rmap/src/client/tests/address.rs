@@ -86,7 +86,7 @@ fn another_life_is_noticed_while_nothing_is_asked() {
 
 /// Servers that copy to it are told where it is.
 #[test]
-fn copies_go_to_the_new_place() {
+fn copies_go_to_the_new_address() {
     let mut pool = Pool::new(3, 2, 4);
     assert_eq!(pool.write(0, 1), Ok(()));
     let holders = pool.holders(0);

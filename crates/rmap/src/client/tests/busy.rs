@@ -82,12 +82,12 @@ impl Crowd {
         while pool.now < until {
             pool.now = pool.now + Duration::from_millis(1);
             pool.time_passes();
-            pool.hear_client();
+            pool.receive_client();
             for node in 0..pool.servers.len() {
-                pool.hear_server(node);
+                pool.receive_server(node);
                 self.comes_to(pool, node);
             }
-            pool.hear_control();
+            pool.receive_control();
         }
         pool.step();
     }

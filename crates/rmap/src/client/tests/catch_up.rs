@@ -60,7 +60,8 @@ fn writes_wait_no_more_for_a_copy_that_is_given_up() {
     assert_eq!(pool.read(0), Ok(3));
 }
 
-/// What servers copy among themselves may take long; writes are done without it, and keep their places until it has them.
+/// What servers copy among themselves may take long; writes are done without it, and keep their slots until it has
+/// them.
 #[test]
 fn reads_have_room_beside_writes_that_a_copy_in_the_making_lacks() {
     let mut pool = Pool::new(2, 1, 4);

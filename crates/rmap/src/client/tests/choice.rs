@@ -32,8 +32,8 @@ fn the_nearest_copy_is_read() {
     for near in 0..2 {
         let mut pool = Pool::new(2, 2, 8);
         assert_eq!(pool.write(0, 7), Ok(()));
-        for (place, peer) in pool.client.peers.iter_mut().enumerate() {
-            let trip = Duration::from_micros(if place == near { 100 } else { 200 });
+        for (index, peer) in pool.client.peers.iter_mut().enumerate() {
+            let trip = Duration::from_micros(if index == near { 100 } else { 200 });
             (0..50).for_each(|_| peer.trip.sample(trip));
         }
         pool.client.read(pool.now, pool.space, PageNo(0), Class::Demand, 1).unwrap();

@@ -390,11 +390,11 @@ fn a_server_may_go_while_parity_leaves() {
 fn an_owner_may_follow_at_any_step() {
     for with_pending in [false, true] {
         at_each_step(|pool, steps| {
-            let is_told = std::iter::from_fn(|| pool.client.poll_event(&mut [0; PAGE_SIZE])).next().is_some();
+            let is_reported = std::iter::from_fn(|| pool.client.poll_event(&mut [0; PAGE_SIZE])).next().is_some();
             hand_over(pool, with_pending);
             pool.run();
             let now = read(pool, 3);
-            assert!(now == Ok(77) || !is_told && now == Ok(byte(3)), "{now:?} after {steps} steps");
+            assert!(now == Ok(77) || !is_reported && now == Ok(byte(3)), "{now:?} after {steps} steps");
             assert_right(pool, &[3]);
             kill(pool, steps % 6, 2);
             pool.pass(LONG);

@@ -140,7 +140,7 @@ fn a_write_that_waits_for_a_copy_to_leave_ends() {
 
 /// Nor does it take the place of one that could end: a guest may go on writing for as long as etcd is away.
 #[test]
-fn writes_that_wait_for_the_map_take_nobodys_place() {
+fn writes_that_wait_for_the_map_take_nobodys_slot() {
     let mut pool = Pool::of(3, 2, 400, 4096, None);
     pool.client.config.error_after = Some(PATIENCE);
     (0..4096).step_by(8).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));

@@ -86,7 +86,7 @@ fn a_server_that_does_not_know_a_reader_is_told_and_asked_again() {
     pool.run();
     [1, 2, 3].into_iter().for_each(|byte| expect_read(&mut pool, byte));
     assert_nothing_failed(&pool);
-    assert_eq!((pool.client.stats().told_again, pool.client.is_idle()), (1, true));
+    assert_eq!((pool.client.stats().notified_again, pool.client.is_idle()), (1, true));
 }
 
 /// It knows the reader whenever it is asked whether it does, and never else.
@@ -139,7 +139,7 @@ fn a_server_that_is_away_is_told_when_it_is_back() {
     (0..MANY_READS - 101).for_each(|_| begin_read(&mut pool, 0));
     assert!(pool.client.ops.has_room());
     pool.deaf.clear();
-    // What has ended has its place until it is told.
+    // What has ended has its slot until it is told.
     let mut left = MANY_READS;
     for _ in 0..MANY_READS {
         pool.pass(Duration::from_millis(20));
@@ -169,7 +169,7 @@ fn a_copy_that_was_away_when_a_reader_began_is_read() {
     pool.pass(Duration::from_secs(1));
     expect_read(&mut pool, 4);
     assert_nothing_failed(&pool);
-    assert!(pool.client.stats().told_again > 0);
+    assert!(pool.client.stats().notified_again > 0);
 }
 
 /// While a reader opens it.
@@ -206,7 +206,7 @@ fn what_is_put_together_is_asked_for_again() {
     answer(&mut pool, Status::NotFenced, strips);
     pool.pass(SILENCE);
     expect_read(&mut pool, 1);
-    assert!(pool.client.stats().told_again == 1 && pool.client.stats().degraded > 0);
+    assert!(pool.client.stats().notified_again == 1 && pool.client.stats().degraded > 0);
     assert_nothing_failed(&pool);
 }
 
@@ -237,7 +237,7 @@ fn an_owner_gives_such_a_copy_up() {
     pool.pass(Duration::from_secs(1));
     pool.expect_written(1);
     assert_eq!((pool.client.in_sync(pool.space), pool.client.stats().copies_left), ((1, 1), 1));
-    assert_eq!((pool.read(0), pool.client.stats().told_again), (Ok(7), 0));
+    assert_eq!((pool.read(0), pool.client.stats().notified_again), (Ok(7), 0));
 }
 
 /// A control plane that was restored from a backup gives a generation again. Without the owners' numbers the second one would be

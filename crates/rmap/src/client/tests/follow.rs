@@ -5,7 +5,7 @@ use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::control::Replica;
 use crate::units::{SlabNo, Version};
 
-/// The owner's place among the client's spaces.
+/// The index of the owner's space in the client.
 const OWNER: SpaceIndex = SpaceIndex(0);
 
 struct Followed {
@@ -234,12 +234,12 @@ fn nothing_is_nothing_though_another_copy_is_gone() {
     let mut all = followed();
     all.write(3, 1);
     let mut today = all.pool.today.clone();
-    for place in 0..2 {
+    for index in 0..2 {
         all.pool.today = today.clone();
-        let replica = &mut all.pool.today.map[0].1.replicas[place];
+        let replica = &mut all.pool.today.map[0].1.replicas[index];
         make_another(replica);
         // Another entry each time, so that nothing is remembered of the copies.
-        all.pool.today.map[0].1.revision += 1 + place as u64;
+        all.pool.today.map[0].1.revision += 1 + index as u64;
         all.begin_read(5);
         assert_eq!(all.result(), Some(Ok(0)));
     }
@@ -267,7 +267,7 @@ fn damage_is_an_error_only_where_all_copies_are_damaged() {
     assert_eq!(all.result(), Some(Ok(1)));
 }
 
-/// Reads of pages that only silent servers have take nobody's place, and find the copies that count by now.
+/// Reads of pages that only silent servers have take nobody's slot, and find the copies that count by now.
 #[test]
 fn reads_of_silent_servers_make_room() {
     let mut all = followed();
@@ -357,14 +357,14 @@ fn a_slab_that_parity_stands_for_is_waited_for() {
 
 /// Reads that wait for a silent server go on, whatever becomes of the space.
 #[test]
-fn parked_reads_go_on_when_the_space_is_sealed_or_gone() {
+fn queued_reads_go_on_when_the_space_is_sealed_or_gone() {
     for is_removed in [false, true] {
         let mut all = followed();
         all.write(3, 1);
         all.pool.deaf = vec![0, 1, 2];
         all.pool.pass(Duration::from_secs(1));
         all.begin_read(3);
-        assert!(all.result().is_none() && !all.pool.client.parking.is_empty());
+        assert!(all.result().is_none() && !all.pool.client.read_queue.is_empty());
         if is_removed {
             all.pool.client.space_gone(all.reader.0);
             assert_eq!(all.result(), Some(Err(Failure::Fenced)));

@@ -11,7 +11,7 @@ use crate::units::SlabNo;
 const AFTER: Duration = Duration::from_millis(200);
 const LONG: Duration = Duration::from_millis(3000);
 const SLAB: u64 = 8;
-/// More than there are places for their parts of the ledger.
+/// More than there are slots for their parts of the ledger.
 const SLABS: u64 = 20;
 /// Servers of a space.
 const SERVERS: usize = 6;
@@ -100,9 +100,9 @@ fn a_ledger_at_silent_servers_holds_up_nobody_elses() {
     assert!(pool.client.is_idle());
 }
 
-/// They fall silent when all places are taken by what they were asked.
+/// They fall silent when all slots are taken by what they were asked.
 #[test]
-fn parts_at_a_server_that_falls_silent_give_their_places_back() {
+fn parts_at_a_server_that_falls_silent_give_their_slots_back() {
     for comes_back in [true, false] {
         let mut pool = two_cold();
         pool.client.config.error_after = None;
@@ -143,16 +143,16 @@ fn a_line_that_waits_begins_nothing() {
     pool.deaf = (0..SERVERS).collect();
     take_over(&mut pool, 0, SLABS * SLAB);
     pool.pass(2 * SILENCE);
-    assert!(!pool.client.tend_ledger());
+    assert!(!pool.client.maintain_ledger());
     pool.client.ledger.wake();
-    assert!(!pool.client.tend_ledger());
+    assert!(!pool.client.maintain_ledger());
     // One that is somebody else's leaves nothing in line.
     pool.client.space_taken(pool.space.0);
-    assert!(pool.client.is_ledger_idle() && !pool.client.tend_ledger());
+    assert!(pool.client.is_ledger_idle() && !pool.client.maintain_ledger());
 }
 
 #[test]
-fn writes_leave_places_to_reads() {
+fn writes_leave_slots_to_reads() {
     let mut pool = Pool::of(2, 2, 8, SLABS * SLAB, None);
     (0..SLABS / 8).for_each(|slab| assert_eq!(pool.write(slab * SLAB, 1), Ok(())));
     pool.client.set_parity_after(Some(FOR_GOOD));

@@ -186,7 +186,8 @@ fn only_who_keeps_a_sealed_space_looks() {
     assert_eq!((held(&pool), pool.read(0)), (vec![2; 2], Ok(1)));
 }
 
-/// As much as it can, again and again: it comes to the end of all places that a server can have, and begins no second time.
+/// As much as it can, again and again: it comes to the end of all slots that a server can have, and begins no second
+/// time.
 #[test]
 fn a_server_that_makes_no_end_of_it_comes_to_one() {
     let mut pool = taken_over(1);

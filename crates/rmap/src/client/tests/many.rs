@@ -81,7 +81,7 @@ fn a_new_owner_of_many_slabs_opens_all_of_them() {
 
 /// A server that held a copy of all of them is gone, and does not come back for what it is to be given back.
 #[test]
-fn what_a_dead_server_is_owed_keeps_no_write_from_its_place() {
+fn pending_releases_of_a_dead_server_keep_no_write_from_its_slot() {
     let mut pool = filled(2, MANY);
     pool.deaf = vec![1];
     pool.pass(Duration::from_millis(1500));
@@ -102,7 +102,7 @@ fn what_a_dead_server_is_owed_keeps_no_write_from_its_place() {
 
 /// With the control plane away, so that the copies stay in the map.
 #[test]
-fn a_silent_servers_replies_keep_no_place_from_others() {
+fn a_silent_servers_replies_keep_no_slot_from_others() {
     let mut pool = filled(2, 80);
     pool.no_control = true;
     pool.deaf = vec![0];

@@ -23,13 +23,13 @@ impl Entropy for Counting {
 struct Disk(HashMap<u64, Page>);
 
 impl Medium for Disk {
-    fn read(&mut self, place: u64, page: &mut Page) -> std::io::Result<()> {
-        *page = *self.0.get(&place).ok_or(std::io::ErrorKind::UnexpectedEof)?;
+    fn read(&mut self, index: u64, page: &mut Page) -> std::io::Result<()> {
+        *page = *self.0.get(&index).ok_or(std::io::ErrorKind::UnexpectedEof)?;
         Ok(())
     }
 
-    fn write(&mut self, place: u64, page: &Page) -> std::io::Result<()> {
-        self.0.insert(place, *page);
+    fn write(&mut self, index: u64, page: &Page) -> std::io::Result<()> {
+        self.0.insert(index, *page);
         Ok(())
     }
 }
@@ -139,14 +139,14 @@ impl Pool {
 
     /// What everybody has to say now. `false` if that is nothing.
     pub fn step(&mut self) -> bool {
-        let mut any = self.hear_client();
+        let mut any = self.receive_client();
         for node in 0..self.servers.len() {
-            any |= self.hear_server(node);
+            any |= self.receive_server(node);
         }
-        any | self.hear_control()
+        any | self.receive_control()
     }
 
-    pub fn hear_client(&mut self) -> bool {
+    pub fn receive_client(&mut self) -> bool {
         let (mut any, mut out) = (false, Vec::new());
         while let Some(transmit) = self.client.poll_transmit(self.now, &mut out) {
             any = true;
@@ -155,7 +155,7 @@ impl Pool {
         any
     }
 
-    pub fn hear_server(&mut self, node: usize) -> bool {
+    pub fn receive_server(&mut self, node: usize) -> bool {
         let (mut any, mut out) = (false, Vec::new());
         while let Some(transmit) = self.servers[node].poll_transmit(&mut out) {
             any = true;
@@ -164,7 +164,7 @@ impl Pool {
         any
     }
 
-    pub fn hear_control(&mut self) -> bool {
+    pub fn receive_control(&mut self) -> bool {
         let mut any = false;
         while let Some((id, request)) = self.client.poll_control(self.now) {
             any = true;

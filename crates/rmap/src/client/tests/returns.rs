@@ -65,16 +65,16 @@ fn a_new_copy_goes_where_it_is_let_in() {
     assert_eq!(pool.read(0), Ok(1));
 }
 
-/// Somebody else keeps a sealed space, and the client has not seen how it is now: what it owes of it waits for that, and holds up
-/// what it owes of others.
+/// Somebody else keeps a sealed space, and the client has not seen how it is now: its pending release waits for that,
+/// and holds up those of others.
 #[test]
-fn what_is_owed_of_a_space_that_changed_hands_holds_up_no_other() {
+fn pending_releases_of_a_space_that_changed_hands_hold_up_no_other() {
     let mut pool = filled(2, 2);
     let grant_at = |pool: &Pool, slab: SlabNo, server: usize| {
         let replicas = &pool.client.spaces[SpaceIndex(0)].slabs[slab].entry.replicas;
         replicas.iter().find(|replica| replica.server == ServerId(server as u32)).expect("two copies").grant
     };
-    let owed = grant_at(&pool, SlabNo(1), 0);
+    let pending = grant_at(&pool, SlabNo(1), 0);
     let other = SpaceIndex(pool.client.spaces.len());
     let spec = SpaceSpec { id: SpaceId(2), pages: 2 * SLAB, copies: 1, reserve: 0, key: [3; KEY_SIZE] };
     pool.today = Today { generation: Generation(1), sealed: true, map: Vec::new() };
@@ -84,7 +84,7 @@ fn what_is_owed_of_a_space_that_changed_hands_holds_up_no_other() {
     assert!(pool.client.spaces[other].is_stale);
     let stale = Version::from_bits(99);
     pool.client.release(other, SlabNo(0), PeerIndex(0), stale);
-    pool.client.release(SpaceIndex(0), SlabNo(1), PeerIndex(0), owed);
+    pool.client.release(SpaceIndex(0), SlabNo(1), PeerIndex(0), pending);
     assert_eq!(pool.servers[0].held_slabs(), 2);
     pool.client.settle(pool.now);
     while pool.step() {}

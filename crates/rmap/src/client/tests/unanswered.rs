@@ -3,7 +3,7 @@
 use super::cold::{assert_right, cold, hand_over, holders, kill, written};
 use super::*;
 use crate::client::index::{PeerIndex, SpaceIndex};
-use crate::client::ops::{READS_RESERVED, TOLD_MAX};
+use crate::client::ops::{READS_RESERVED, REPORTED_MAX};
 use crate::units::SlabNo;
 
 /// Servers have been silent for that long when requests fail.
@@ -194,9 +194,9 @@ fn a_write_that_failed_is_not_sent_to_who_has_lost_it() {
     assert_idle(&pool);
 }
 
-/// Writes that nobody answers take no place from those that servers answer.
+/// Writes that nobody answers take no slot from those that servers answer.
 #[test]
-fn writes_that_failed_take_nobodys_place() {
+fn writes_that_failed_take_nobodys_slot() {
     let mut pool = pool(2, 1);
     (0..512).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));
     let at = |pool: &Pool, page: u64, node| {
@@ -219,13 +219,13 @@ fn writes_that_failed_take_nobodys_place() {
     pool.slow = None;
     pool.deaf.push(1);
     pool.pass(LONGER);
-    // More than there are places for: the rest waits in its own.
-    assert_eq!(events(&mut pool), vec![unanswered(1); TOLD_MAX - most]);
+    // More than there are slots for: the rest waits in its own.
+    assert_eq!(events(&mut pool), vec![unanswered(1); REPORTED_MAX - most]);
     // There is one for each of them when others need theirs no more.
     pool.late.clear();
     pool.deaf = vec![1];
     pool.pass(HELLO);
-    assert_eq!(events(&mut pool), vec![unanswered(1); 2 * most - TOLD_MAX]);
+    assert_eq!(events(&mut pool), vec![unanswered(1); 2 * most - REPORTED_MAX]);
     pool.deaf.clear();
     pool.pass(HELLO);
     assert_eq!(events(&mut pool), []);
@@ -235,7 +235,7 @@ fn writes_that_failed_take_nobodys_place() {
     }
 }
 
-/// Reads that have no place among the operations fail, too.
+/// Reads that have no slot among the operations fail, too.
 #[test]
 fn all_reads_that_wait_fail() {
     let mut pool = pool(1, 1);

@@ -153,15 +153,15 @@ fn a_server_that_is_away_is_waited_for() {
 fn servers_are_told_where_a_life_begins() {
     let mut pool = Pool::new(1, 1, 4);
     assert_eq!(pool.write(0, 1), Ok(()));
-    assert_eq!(pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].floor, Version::NEVER);
+    assert_eq!(pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].epoch, Version::NEVER);
     let late = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].versions[0];
     assert!(pool.client.discard_slab(pool.now, pool.space, SlabNo(0)));
-    let floor = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].floor;
+    let epoch = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].epoch;
     pool.client.write(pool.now, pool.space, PageNo(1), Class::Eviction, &[2; PAGE_SIZE], 1).unwrap();
     pool.run();
     pool.expect_written(1);
     let state = &pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)];
-    assert!(late < floor && floor < state.versions[1] && state.versions[1] < state.entry.replicas[0].grant);
+    assert!(late < epoch && epoch < state.versions[1] && state.versions[1] < state.entry.replicas[0].grant);
     assert_eq!(state.versions[0], Version::NEVER);
     assert_eq!(pool.servers[0].write_late(SpaceId(1), PageNo(0), Generation(1), late), Status::UnknownSlab);
     assert_eq!([pool.read(0), pool.read(1)], [Ok(0), Ok(2)]);

@@ -225,8 +225,8 @@ impl Client {
             return None;
         }
         let bytes: &[u8] = match role {
-            Role::Grant if self.has(Fault::FloorsAtGrants) => &version.bits().to_le_bytes(),
-            Role::Grant => &self.spaces[space].slabs[self.slab_of(page)?].floor.bits().to_le_bytes(),
+            Role::Grant if self.has(Fault::EpochsAtGrants) => &version.bits().to_le_bytes(),
+            Role::Grant => &self.spaces[space].slabs[self.slab_of(page)?].epoch.bits().to_le_bytes(),
             Role::Admit { source: Some(source) } => &self.peers[source].info.key.0,
             // Nobody.
             Role::Admit { source: None } => &[0; KEY_SIZE],

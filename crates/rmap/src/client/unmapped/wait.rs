@@ -181,7 +181,7 @@ impl Client {
     }
 
     /// Of a slab whose change of the map is under way: what cannot end without it fails, when that takes too long.
-    pub(in crate::client) fn tend_unmapped(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
+    pub(in crate::client) fn maintain_unmapped(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         if self.config.error_after.is_none() || !self.ops.may_be_any_of(space, slab) || !self.waits_for_map(space, slab)
         {
             return;
@@ -208,7 +208,7 @@ impl Client {
             let operation = client.ops.peek(op);
             match operation.kind {
                 Kind::Read => is_gone && !client.is_answer_coming(op),
-                Kind::Write { .. } => !operation.is_told && required.minus(operation.acked).is_subset_of(missing),
+                Kind::Write { .. } => !operation.is_reported && required.minus(operation.acked).is_subset_of(missing),
             }
         };
         let begun = |op: &Operation| op.stage == Stage::Active && !op.is_own && op.space == space;
@@ -224,18 +224,18 @@ impl Client {
                 self.fail_op(op, Failure::Silent);
                 ended += 1;
             } else if !required.is_subset_of(acked) {
-                self.tell_of_silence(op);
-                ended += usize::from(self.ops.peek(op).is_told);
+                self.report_silence(op);
+                ended += usize::from(self.ops.peek(op).is_reported);
             } else if let Some(peer) = joining.filter(|_| is_joining_dead) {
                 self.ops.get(op).sent.remove(peer);
                 self.check_write(op);
             }
         }
         // Behind one that is not done before the map is changed; others get their turn.
-        let is_behind_told = |client: &Client, op: &Operation| {
+        let is_behind_reported = |client: &Client, op: &Operation| {
             let writer = client.ops.writer(space, op.page);
-            op.kind != Kind::Read && writer.is_some_and(|writer| client.ops.peek(writer).is_told)
+            op.kind != Kind::Read && writer.is_some_and(|writer| client.ops.peek(writer).is_reported)
         };
-        ended + self.fail_waiting(space, slab, is_behind_told, Failure::Silent)
+        ended + self.fail_waiting(space, slab, is_behind_reported, Failure::Silent)
     }
 }

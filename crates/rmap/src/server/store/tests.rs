@@ -136,7 +136,7 @@ fn what_is_of_an_earlier_life_of_a_slab_does_not_land() {
     assert_eq!(store.grant(SPACE, SlabNo(0), GENERATION, (version(8, false), version(4, false)), true), Status::Ok);
     assert_eq!(store.write(SPACE, PageNo(0), GENERATION, version(2, false), Some(&page)), Status::UnknownSlab);
     assert_eq!(store.write(SPACE, PageNo(1), GENERATION, version(5, false), Some(&page)), Status::Ok);
-    // The next owner knows no floor: this one's writes are refused as its own.
+    // The next owner knows no epoch: this one's writes are refused as its own.
     let next = Generation(2);
     assert_eq!(store.fence(SPACE, next, OWNER), Status::Ok);
     let grant = (Version::new(next, 1, false), Version::NEVER);
@@ -197,13 +197,13 @@ struct Brittle {
 }
 
 impl Medium for Brittle {
-    fn read(&mut self, place: u64, page: &mut crate::units::Page) -> std::io::Result<()> {
-        *page = *self.pages.get(&place).filter(|_| place != self.bad).ok_or(std::io::ErrorKind::Other)?;
+    fn read(&mut self, index: u64, page: &mut crate::units::Page) -> std::io::Result<()> {
+        *page = *self.pages.get(&index).filter(|_| index != self.bad).ok_or(std::io::ErrorKind::Other)?;
         Ok(())
     }
 
-    fn write(&mut self, place: u64, page: &crate::units::Page) -> std::io::Result<()> {
-        self.pages.insert(place, *page);
+    fn write(&mut self, index: u64, page: &crate::units::Page) -> std::io::Result<()> {
+        self.pages.insert(index, *page);
         Ok(())
     }
 }

@@ -32,10 +32,10 @@ struct Pair {
 impl Pair {
     /// Both have the slab: the source since grant 1, the target since grant 2.
     fn new() -> Pair {
-        let server = |place: usize| {
+        let server = |index: usize| {
             let config = ServerConfig {
-                id: ServerId(place as u32),
-                keys: keys(place),
+                id: ServerId(index as u32),
+                keys: keys(index),
                 pool: PoolKey::new([3; KEY_SIZE]),
                 admitted: vec![client_keys().public()],
                 slabs: 2 + TRANSFERS_MAX,
@@ -44,26 +44,26 @@ impl Pair {
                 epoch: BootEpoch(4),
                 medium: None,
             };
-            Server::new(config, Box::new(Counting(1 + place as u64))).unwrap()
+            Server::new(config, Box::new(Counting(1 + index as u64))).unwrap()
         };
         let mut servers = [server(SOURCE), server(TARGET)];
-        let owners = [SOURCE, TARGET].map(|place| {
+        let owners = [SOURCE, TARGET].map(|index| {
             let entropy = SharedEntropy::new(Box::new(Counting(2)));
-            let (head, key) = (Head::Hello { versions: SPOKEN, sender: 9 }, keys(place).public());
+            let (head, key) = (Head::Hello { versions: SPOKEN, sender: 9 }, keys(index).public());
             let pool = PoolKey::new([3; KEY_SIZE]);
             let mut initiator = Initiator::new(&client_keys(), &key, &pool, head, &entropy);
             let (mut hello, mut out) = (initiator.hello, Vec::new());
-            servers[place].on_datagram(Time(0), addr(), &mut hello);
-            servers[place].poll_transmit(&mut out).expect("an answer");
+            servers[index].on_datagram(Time(0), addr(), &mut hello);
+            servers[index].poll_transmit(&mut out).expect("an answer");
             let Ok(Head::Accept { sender, .. }) = Head::decode(&out) else { panic!("not accepted") };
             Session::client(&initiator.finish(&out).unwrap().0, sender)
         });
         let mut pair = Pair { servers, owners, now: Time(1_000_000), bytes: [0; 2], datagrams: 0 };
-        for place in [SOURCE, TARGET] {
-            assert_eq!(pair.ask(place, &pair.about(Op::Fence, 0, 0), &[]).0, Status::Ok);
+        for index in [SOURCE, TARGET] {
+            assert_eq!(pair.ask(index, &pair.about(Op::Fence, 0, 0), &[]).0, Status::Ok);
         }
-        assert_eq!(pair.ask(SOURCE, &pair.about(Op::Grant, 0, 1), &NO_FLOOR).0, Status::Ok);
-        assert_eq!(pair.ask(TARGET, &pair.about(Op::Grant, 0, 2), &NO_FLOOR).0, Status::Ok);
+        assert_eq!(pair.ask(SOURCE, &pair.about(Op::Grant, 0, 1), &NO_EPOCH).0, Status::Ok);
+        assert_eq!(pair.ask(TARGET, &pair.about(Op::Grant, 0, 2), &NO_EPOCH).0, Status::Ok);
         pair
     }
 
@@ -72,21 +72,21 @@ impl Pair {
     }
 
     /// The owner asks one of them; the reply's version comes with the status.
-    fn ask(&mut self, place: usize, message: &Message, payload: &[u8]) -> (Status, u64) {
+    fn ask(&mut self, index: usize, message: &Message, payload: &[u8]) -> (Status, u64) {
         let (mut datagrams, mut out) = (Vec::new(), Vec::new());
         let message = Message { payload: payload.len() as u16, ..*message };
-        let length = self.owners[place].seal(&message, payload, DATAGRAM_MAX, &mut datagrams);
-        datagrams.chunks_mut(length).for_each(|d| self.servers[place].on_datagram(self.now, addr(), d));
-        assert_eq!(self.servers[place].poll_transmit(&mut out).map(|transmit| transmit.to), Some(addr()));
+        let length = self.owners[index].seal(&message, payload, DATAGRAM_MAX, &mut datagrams);
+        datagrams.chunks_mut(length).for_each(|d| self.servers[index].on_datagram(self.now, addr(), d));
+        assert_eq!(self.servers[index].poll_transmit(&mut out).map(|transmit| transmit.to), Some(addr()));
         let Ok(Head::Data { epoch, counter, .. }) = Head::decode(&out) else { panic!("no reply") };
-        let (reply, ..) = Message::decode(self.owners[place].open(epoch, counter, &mut out).unwrap()).unwrap();
+        let (reply, ..) = Message::decode(self.owners[index].open(epoch, counter, &mut out).unwrap()).unwrap();
         let Direction::Reply { status, .. } = reply.direction else { panic!("no reply") };
         (status, reply.version.bits())
     }
 
-    fn write(&mut self, place: usize, page: u64, sequence: u64) {
+    fn write(&mut self, index: usize, page: u64, sequence: u64) {
         let byte = sequence as u8;
-        let status = self.ask(place, &self.about(Op::Write, page, sequence), &[byte; SEALED_SIZE]).0;
+        let status = self.ask(index, &self.about(Op::Write, page, sequence), &[byte; SEALED_SIZE]).0;
         assert_eq!(status, Status::Ok);
     }
 
@@ -107,7 +107,7 @@ impl Pair {
     }
 
     fn progress(&mut self) -> Option<Progress> {
-        self.servers[SOURCE].transfers.tell(SPACE, SlabNo(0))
+        self.servers[SOURCE].transfers.report_progress(SPACE, SlabNo(0))
     }
 
     /// What they say to each other, until the transfer ends or `until` datagrams were sent. Of a thousand, `loss` are lost
@@ -116,17 +116,17 @@ impl Pair {
         let mut chance = Counting(77);
         while self.progress() == Some(Progress::Running) && self.datagrams < until {
             let mut quiet = true;
-            for place in [SOURCE, TARGET] {
+            for index in [SOURCE, TARGET] {
                 let mut out = Vec::new();
-                while let Some(transmit) = self.servers[place].poll_transmit(&mut out) {
+                while let Some(transmit) = self.servers[index].poll_transmit(&mut out) {
                     quiet = false;
                     for datagram in out.chunks(transmit.segment) {
                         self.datagrams += 1;
-                        self.bytes[place] += datagram.len();
+                        self.bytes[index] += datagram.len();
                         let roll = chance.next_u64() % 1000;
                         let copies = if roll < loss { 0 } else { 1 + usize::from(roll < 2 * loss) };
-                        for _ in (0..copies).filter(|_| transmit.to == address(1 - place)) {
-                            self.servers[1 - place].on_datagram(self.now, address(place), &mut datagram.to_vec());
+                        for _ in (0..copies).filter(|_| transmit.to == address(1 - index)) {
+                            self.servers[1 - index].on_datagram(self.now, address(index), &mut datagram.to_vec());
                         }
                     }
                     out.clear();
@@ -140,8 +140,8 @@ impl Pair {
         }
     }
 
-    fn versions(&self, place: usize) -> Vec<Version> {
-        self.servers[place].shared.state().store.versions(SPACE, PageNo(0), Generation(1)).unwrap().1.to_vec()
+    fn versions(&self, index: usize) -> Vec<Version> {
+        self.servers[index].shared.state().store.versions(SPACE, PageNo(0), Generation(1)).unwrap().1.to_vec()
     }
 }
 
@@ -208,7 +208,7 @@ fn only_the_owner_of_today_has_a_slab_copied_and_only_so_many() {
     assert_eq!(pair.ask(SOURCE, &stale, &order).0, Status::StaleGeneration);
     assert_eq!(pair.progress(), None);
     for slab in 1..=TRANSFERS_MAX as u64 {
-        assert_eq!(pair.ask(SOURCE, &pair.about(Op::Grant, 64 * slab, 64 * slab), &NO_FLOOR).0, Status::Ok);
+        assert_eq!(pair.ask(SOURCE, &pair.about(Op::Grant, 64 * slab, 64 * slab), &NO_EPOCH).0, Status::Ok);
         let begun = pair.copy(64 * slab, &order);
         assert_eq!(begun.0, Status::Ok);
     }
@@ -218,7 +218,7 @@ fn only_the_owner_of_today_has_a_slab_copied_and_only_so_many() {
 /// In the middle: the slab is granted again at either end, or taken over. What was on its way does not land.
 #[test]
 fn a_copy_ends_with_its_grant_and_its_owner() {
-    for (what, place, sequence) in
+    for (what, index, sequence) in
         [(Op::Grant, SOURCE, 500), (Op::Grant, TARGET, 500), (Op::Fence, SOURCE, 0), (Op::Fence, TARGET, 0)]
     {
         let mut pair = Pair::new();
@@ -228,7 +228,7 @@ fn a_copy_ends_with_its_grant_and_its_owner() {
         pair.copy(0, &order);
         pair.run(0, 60);
         assert_eq!(pair.progress(), Some(Progress::Running), "{what:?}: in the middle");
-        let mut state = pair.servers[place].shared.state();
+        let mut state = pair.servers[index].shared.state();
         let status = match what {
             Op::Grant => {
                 state.store.grant(SPACE, SlabNo(0), Generation(1), (version(sequence, false), Version::NEVER), true)
@@ -239,13 +239,13 @@ fn a_copy_ends_with_its_grant_and_its_owner() {
         assert_eq!(status, Status::Ok);
         let generation = Generation(if what == Op::Fence { 2 } else { 1 });
         let there = |pair: &Pair| {
-            let at_target = if place == TARGET { generation } else { Generation(1) };
+            let at_target = if index == TARGET { generation } else { Generation(1) };
             pair.servers[TARGET].shared.state().store.versions(SPACE, PageNo(0), at_target).unwrap().1.to_vec()
         };
         let before = there(&pair);
         pair.run(0, u64::MAX);
-        assert_eq!(pair.progress(), Some(Progress::Failed), "{what:?} at {place}");
-        if place == TARGET {
+        assert_eq!(pair.progress(), Some(Progress::Failed), "{what:?} at {index}");
+        if index == TARGET {
             assert_eq!(there(&pair), before, "{what:?}: nothing lands any more");
         }
     }

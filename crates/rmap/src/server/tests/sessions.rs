@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::*;
-use crate::server::lanes::SESSIONS_MAX;
 use crate::server::sessions::{OWN_IDLE, SESSION_IDLE, SESSIONS_PER_NODE};
+use crate::server::workers::SESSIONS_MAX;
 
 /// A server, its clients, and the clock. Hellos come no faster than a server answers them.
 struct Crowd {
@@ -58,7 +58,8 @@ fn sessions_of_one_node_end_none_of_each_other() {
     }
 }
 
-/// A node has half of the places, and another one finds one when somebody is silent for long; nobody's session ends who is heard.
+/// A node has half of the slots, and another one finds one when somebody is silent for long; nobody's session ends who
+/// is heard.
 #[test]
 fn a_full_table_ends_what_is_silent_and_nothing_else() {
     let nodes = [2, 8, 9].map(|byte| Keypair::from_private([byte; KEY_SIZE]));

@@ -155,8 +155,8 @@ impl Paging {
     }
 
     fn write_some(&mut self, ring: &mut Ring, op: OpId, chunk: ChunkIdx, pages: PageSet, tier: TierIdx) {
-        let place = self.space.place_chunk(chunk);
-        let (view, first) = (place.region.view.clone(), place.pages().start);
+        let location = self.space.locate_chunk(chunk);
+        let (view, first) = (location.region.view.clone(), location.pages().start);
         for run in pages.runs() {
             let start = first + u64::from(run.start);
             if let Err(errno) = view.make_readable(start..start + u64::from(run.len)) {

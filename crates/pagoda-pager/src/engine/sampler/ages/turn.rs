@@ -40,7 +40,7 @@ impl Sampler {
         if let Some((block, _)) = ages.blocks.first().filter(|(_, since)| now - *since > BLOCK_LIFE).copied() {
             ages.blocks.remove(0);
             ages.followed.retain(|followed| block_of(followed.page) != block);
-            tell_of_blocks(context, &[block], |seq, ranges| Packet::Join { seq, ranges });
+            send_blocks(context, &[block], |seq, ranges| Packet::Join { seq, ranges });
         }
         let before = ages.blocks.len();
         // What the agent is unmapping for the sample is not mapped meanwhile.
@@ -79,7 +79,7 @@ impl Sampler {
                 chosen.push(page);
             } else if ages.blocks.len() < blocks_max {
                 ages.blocks.push((block_of(page), now));
-                tell_of_blocks(context, &[block_of(page)], |seq, ranges| Packet::Split { seq, ranges });
+                send_blocks(context, &[block_of(page)], |seq, ranges| Packet::Split { seq, ranges });
                 chosen.push(page);
             } else {
                 chosen.extend(ages.any_of_blocks());
@@ -91,9 +91,9 @@ impl Sampler {
 
     /// Whether a block is mapped huge, or may be at its next use: one with a hole never is.
     fn may_be_huge(&mut self, block: u64, paging: &Paging) -> bool {
-        let place = paging.space().place_page(PageIdx(block * BLOCK_PAGES));
-        let (addr, len) = (place.addr, BLOCK_PAGES * PAGE_SIZE);
-        let whole = place.region.ram.next_hole(place.offset).is_ok_and(|hole| hole >= place.offset + len);
+        let location = paging.space().locate_page(PageIdx(block * BLOCK_PAGES));
+        let (addr, len) = (location.addr, BLOCK_PAGES * PAGE_SIZE);
+        let whole = location.region.ram.next_hole(location.offset).is_ok_and(|hole| hole >= location.offset + len);
         // Whom nobody can tell apart may be.
         let mapped = self.pagemap().and_then(|pagemap| pagemap.mapped(addr, len).ok()).unwrap_or(Mapped::Huge);
         whole && mapped != Mapped::Small
@@ -122,14 +122,14 @@ impl Sampler {
         let Some(mut ages) = self.ages.take() else { return };
         let mut seen: HashMap<u64, Vec<usize>> = HashMap::new();
         let unseen = |(_, followed): &(usize, &Followed)| !followed.shown && !followed.age.is_used();
-        for (place, followed) in ages.followed.iter().enumerate().filter(unseen) {
+        for (location, followed) in ages.followed.iter().enumerate().filter(unseen) {
             if self.is_mapped(followed.page, paging) != Some(false) {
-                seen.entry(block_of(followed.page)).or_default().push(place);
+                seen.entry(block_of(followed.page)).or_default().push(location);
             }
         }
         for places in seen.into_values() {
             let used = places[ages.chance.below(places.len() as u64) as usize];
-            places.iter().for_each(|place| ages.followed[*place].shown = true);
+            places.iter().for_each(|location| ages.followed[*location].shown = true);
             ages.followed[used].age.note_use();
             self.uses += 1;
         }
@@ -143,7 +143,7 @@ impl Sampler {
         ages.turned = None;
         let blocks: Vec<u64> = std::mem::take(&mut ages.blocks).into_iter().map(|(block, _)| block).collect();
         if !blocks.is_empty() {
-            tell_of_blocks(context, &blocks, |seq, ranges| Packet::Join { seq, ranges });
+            send_blocks(context, &blocks, |seq, ranges| Packet::Join { seq, ranges });
         }
     }
 
@@ -156,8 +156,8 @@ impl Sampler {
 }
 
 fn has_content(page: PageIdx, paging: &Paging) -> bool {
-    let place = paging.space().place_page(page);
-    place.region.ram.next_data(place.offset) == Ok(Some(place.offset))
+    let location = paging.space().locate_page(page);
+    location.region.ram.next_data(location.offset) == Ok(Some(location.offset))
 }
 
 /// Blocks of a daemon before this one are mapped huge again, unless a balloon wants all of it small.
@@ -167,11 +167,11 @@ fn forget_splits(context: &mut Context<'_>) {
     }
 }
 
-fn tell_of_blocks(context: &mut Context<'_>, blocks: &[u64], packet: impl FnOnce(u64, Ranges) -> Packet) {
+fn send_blocks(context: &mut Context<'_>, blocks: &[u64], packet: impl FnOnce(u64, Ranges) -> Packet) {
     let mut ranges = Ranges::default();
     for block in blocks {
-        let place = context.paging.space().place_page(PageIdx(block * BLOCK_PAGES));
-        ranges.push(Range { addr: place.addr, len: BLOCK_PAGES * PAGE_SIZE });
+        let location = context.paging.space().locate_page(PageIdx(block * BLOCK_PAGES));
+        ranges.push(Range { addr: location.addr, len: BLOCK_PAGES * PAGE_SIZE });
     }
     context.agent.send_numbered(context.ring, |seq| packet(seq, ranges));
 }

@@ -1,4 +1,4 @@
-//! Far tiers that etcd keeps: Debian's.
+//! Remote tiers that etcd keeps: Debian's.
 
 /// Other tests need more of it.
 #[allow(dead_code)]
@@ -36,11 +36,11 @@ fn start(name: &str, etcd: &EtcdProcess, ids: &[u32]) -> (Pool, Vec<Lender>) {
 /// A VM that has this tier.
 fn owner(pool: &Pool, tier: &NewTier) -> Record {
     tier.keep(&pool.dirs);
-    vm(Some(tier.far.clone()))
+    vm(Some(tier.remote.clone()))
 }
 
 fn space(record: &Record) -> SpaceId {
-    SpaceId(record.far.as_ref().unwrap().space)
+    SpaceId(record.remote.as_ref().unwrap().space)
 }
 
 fn map(etcd: &EtcdProcess, record: &Record) -> Vec<(SlabNo, MapEntry)> {
@@ -57,7 +57,7 @@ fn is_gone(etcd: &EtcdProcess, record: &Record) -> bool {
 }
 
 fn notes(pool: &Pool) -> usize {
-    owed::all(&pool.dirs).len()
+    pending_release::all(&pool.dirs).len()
 }
 
 /// A slab of it is given back while the VM runs, and by its next daemons.
@@ -66,9 +66,9 @@ fn the_next_daemon_finds_what_etcd_keeps() {
     let etcd = EtcdProcess::start();
     let (pool, lenders) = start("etcd-life", &etcd, &[1, 2]);
     let tier = pool.tier(2);
-    assert_eq!((tier.far.cluster.as_deref(), notes(&pool)), (Some("test"), 1), "owed as long as no VM has it");
+    assert_eq!((tier.remote.cluster.as_deref(), notes(&pool)), (Some("test"), 1), "pending as long as no VM has it");
     let record = owner(&pool, &tier);
-    assert_eq!((notes(&pool), is_gone(&etcd, &record), record.far.is_some()), (0, false, true));
+    assert_eq!((notes(&pool), is_gone(&etcd, &record), record.remote.is_some()), (0, false, true));
     assert!(!pool.dir.join("registry").exists(), "etcd keeps it");
 
     let mut first = opened(&pool, &record);
@@ -109,9 +109,9 @@ fn a_tier_stays_where_it_was_made() {
         assert!(pool.give_back(&record).is_err(), "it is given back there alone");
     };
     pool.write("pool.toml", "");
-    refused(&["far tier of web1", "kept in etcd (pool test)", "`cluster = ", "pool.toml"]);
+    refused(&["remote tier of web1", "kept in etcd (pool test)", "`cluster = ", "pool.toml"]);
     in_etcd(&pool, &etcd, "other");
-    refused(&["far tier of web1", "belongs to the pool test", "other", "pool.toml"]);
+    refused(&["remote tier of web1", "belongs to the pool test", "other", "pool.toml"]);
     in_etcd(&pool, &etcd, "test");
     pool.write("pool.toml", &format!("cluster = \"etcd://{}/test\"\nhost = \"b\"\n", etcd.endpoint()));
     let said = format!("{:#}", pool.give_back(&record).unwrap_err());
@@ -136,18 +136,18 @@ fn what_no_vm_has_is_given_back_by_the_next_daemon() {
     let (pool, lenders) = start("etcd-owed", &etcd, &[1]);
     // Never made; made for a VM that did not come to be; a VM's; one of a VM that has ended.
     let unmade = pool.tier(1);
-    let unmade = vm(Some(Far { space: unmade.far.space ^ 1, ..unmade.far }));
-    let [made, kept, ended] = [(); 3].map(|()| vm(Some(pool.tier(1).far)));
-    owed::note(&pool.dirs, &unmade).unwrap();
+    let unmade = vm(Some(Remote { space: unmade.remote.space ^ 1, ..unmade.remote }));
+    let [made, kept, ended] = [(); 3].map(|()| vm(Some(pool.tier(1).remote)));
+    pending_release::note(&pool.dirs, &unmade).unwrap();
     for record in [&kept, &ended] {
         assert_eq!(write(&mut opened(&pool, record), 0, 9), Ok(()));
     }
-    owed::settle(&pool.dirs, ended.far.as_ref().unwrap());
+    pending_release::settle(&pool.dirs, ended.remote.as_ref().unwrap());
     let file = pool.dir.join("web1.vm");
     std::fs::write(&file, ended.to_text()).unwrap();
-    owed::inherit(&pool.dirs, ended.far.as_ref().unwrap(), &file);
+    pending_release::inherit(&pool.dirs, ended.remote.as_ref().unwrap(), &file);
     assert!(!file.exists());
-    let before = owed::all(&pool.dirs);
+    let before = pending_release::all(&pool.dirs);
     assert_eq!(before.len(), 5);
     assert!(before.contains(&ended), "all that its memory's return needs");
 
@@ -180,13 +180,13 @@ fn a_tier_goes_on_without_etcd() {
     let now = first.client.now();
     assert!(first.client.client.control_silent_for(now).is_some());
     let said = format!("{:#}", open_in(&pool.dir, &record, Served::Before).unwrap_err());
-    assert!(said.contains("far tier of web1") && said.contains("does not answer"), "{said}");
+    assert!(said.contains("remote tier of web1") && said.contains("does not answer"), "{said}");
     etcd.signal(Signal::CONT);
     let settled = |client: &mut UdpClient<Control>| client.client.is_settled();
     assert!(connect::converse(&mut first.client, rig::HANG, settled).unwrap());
     assert_eq!((write(&mut first, 16_384, 4), read(&mut first, 16_385)), (Ok(()), 0));
     etcd.kill();
-    let said = new_tier(&pool.dirs, "web2", &REGIONS, FarRequest::default()).unwrap_err();
+    let said = new_tier(&pool.dirs, "web2", &REGIONS, RemoteRequest::default()).unwrap_err();
     assert!(said.message.contains("does not answer") && notes(&pool) == 0, "{said:?}");
     assert!(pool.give_back(&record).is_err());
     assert_eq!([read(&mut first, 0), read(&mut first, 16_384)], [8, 4]);

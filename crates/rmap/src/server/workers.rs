@@ -1,11 +1,11 @@
-//! A server on several cores: each lane has sessions of its own, all of them the same slabs.
+//! A server on several cores: each worker has sessions of its own, all of them the same slabs.
 //!
-//! A session's number says which lane has it, so whoever hands datagrams out need not open them: [`lane_of`]. What lanes have
-//! in common is behind one lock, which is held while a page is copied and never while something is encrypted. Datagrams that
-//! are not authentic never come that far.
+//! A session's number says which worker has it, so whoever hands datagrams out need not open them: [`worker_of`]. What
+//! workers have in common is behind one lock, which is held while a page is copied and never while something is
+//! encrypted. Datagrams that are not authentic never come that far.
 //!
-//! An operation on the slabs happens at one moment, under the lock, whichever lane does it; so several lanes do nothing that
-//! one, whose requests come in another order, could not do.
+//! An operation on the slabs happens at one moment, under the lock, whichever worker does it; so several workers do
+//! nothing that one, whose requests come in another order, could not do.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -18,27 +18,27 @@ use crate::units::{BootEpoch, Generation, ServerId, SlabNo, SlabSize, Time, Vers
 use crate::wire::datagram::Head;
 use crate::wire::message::{DRAIN, DRAIN_OFF, Message, Pressure, Status};
 
-/// Lanes of one server.
-pub const LANES_MAX: usize = 1 << LANE_BITS;
-/// In a session's number, above its place.
-pub const LANE_BITS: u32 = 4;
-pub const LANE_SHIFT: u32 = PLACE_BITS;
-/// The low bits of a session's number are its place.
-const PLACE_BITS: u32 = SESSIONS_MAX.trailing_zeros();
-/// Sessions of a lane at a time: several hosts with hundreds of VMs each. One takes at most 4 KiB, keys included, so all of them 8 MiB;
-/// the room for pages in pieces is the lane's (`reassembly.rs`).
+/// Workers of one server.
+pub const WORKERS_MAX: usize = 1 << WORKER_BITS;
+/// In a session's number, above its slot.
+pub const WORKER_BITS: u32 = 4;
+pub const WORKER_SHIFT: u32 = SLOT_BITS;
+/// The low bits of a session's number are its slot.
+const SLOT_BITS: u32 = SESSIONS_MAX.trailing_zeros();
+/// Sessions of a worker at a time: several hosts with hundreds of VMs each. One takes at most 4 KiB, keys included, so
+/// all of them 8 MiB; the room for pages in pieces is the worker's (`reassembly.rs`).
 pub(super) const SESSIONS_MAX: usize = 2048;
 
-/// The number of a session: its place, its lane, and the rest random.
-pub fn session_number(random: u32, lane: usize, place: usize) -> u32 {
-    random << (LANE_SHIFT + LANE_BITS) | (lane as u32) << LANE_SHIFT | place as u32
+/// The number of a session: its slot, its worker, and the rest random.
+pub fn session_number(random: u32, worker: usize, slot: usize) -> u32 {
+    random << (WORKER_SHIFT + WORKER_BITS) | (worker as u32) << WORKER_SHIFT | slot as u32
 }
 
-/// The lane that a datagram is for; `None` if any will do, as long as it is always the same one for an address.
-pub fn lane_of(datagram: &[u8]) -> Option<usize> {
+/// The worker that a datagram is for; `None` if any will do, as long as it is always the same one for an address.
+pub fn worker_of(datagram: &[u8]) -> Option<usize> {
     match Head::decode(datagram) {
         Ok(Head::Data { receiver, .. } | Head::Accept { receiver, .. }) => {
-            Some((receiver >> LANE_SHIFT) as usize & (LANES_MAX - 1))
+            Some((receiver >> WORKER_SHIFT) as usize & (WORKERS_MAX - 1))
         }
         _ => None,
     }
@@ -52,10 +52,10 @@ pub struct Identity {
     pub pool: PoolKey,
     pub slab_size: SlabSize,
     pub epoch: BootEpoch,
-    pub is_last_resort: bool,
+    pub is_overflow_disk: bool,
 }
 
-/// What may be touched by one lane at a time.
+/// What may be touched by one worker at a time.
 #[derive(Debug)]
 pub struct State {
     pub store: Store,
@@ -68,9 +68,9 @@ pub struct State {
     pub drain_asked_by: Option<PublicKey>,
 }
 
-/// What a lane has done so far, as the others see it.
+/// What a worker has done so far, as the others see it.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct LaneNumbers {
+pub struct WorkerNumbers {
     pub stats: ServerStats,
     pub sessions: usize,
 }
@@ -80,21 +80,21 @@ pub struct LaneNumbers {
 pub struct Shared {
     pub identity: Identity,
     state: Mutex<State>,
-    /// Counts the lists of admitted clients, so that a lane sees without the lock that there is another one.
+    /// Counts the lists of admitted clients, so that a worker sees without the lock that there is another one.
     admissions: AtomicU64,
-    lanes: Vec<Mutex<LaneNumbers>>,
+    workers: Vec<Mutex<WorkerNumbers>>,
 }
 
 impl Shared {
-    pub fn new(identity: Identity, state: State, lanes: usize) -> Arc<Shared> {
-        let lanes = (0..lanes).map(|_| Mutex::default()).collect();
-        Arc::new(Shared { identity, state: Mutex::new(state), admissions: AtomicU64::new(0), lanes })
+    pub fn new(identity: Identity, state: State, workers: usize) -> Arc<Shared> {
+        let workers = (0..workers).map(|_| Mutex::default()).collect();
+        Arc::new(Shared { identity, state: Mutex::new(state), admissions: AtomicU64::new(0), workers })
     }
 
     /// # Panics
-    /// If a lane panicked: nobody knows what it left behind.
+    /// If a worker panicked: nobody knows what it left behind.
     pub fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no lane panics")
+        self.state.lock().expect("no worker panics")
     }
 
     /// Puts another list of admitted clients in the place of the last one.
@@ -103,20 +103,20 @@ impl Shared {
         self.admissions.fetch_add(1, Ordering::Release);
     }
 
-    /// Which list of admitted clients there is. A lane that sees the number of one sees that list, or a later one.
+    /// Which list of admitted clients there is. A worker that sees the number of one sees that list, or a later one.
     pub fn admissions(&self) -> u64 {
         self.admissions.load(Ordering::Acquire)
     }
 
-    pub fn publish(&self, lane: usize, numbers: LaneNumbers) {
-        *self.lanes[lane].lock().expect("no lane panics") = numbers;
+    pub fn publish(&self, worker: usize, numbers: WorkerNumbers) {
+        *self.workers[worker].lock().expect("no worker panics") = numbers;
     }
 
-    /// Of all lanes; `own` is today's of one of them.
-    pub fn sum(&self, lane: usize, own: LaneNumbers) -> LaneNumbers {
-        let others = self.lanes.iter().enumerate().filter(|(other, _)| *other != lane);
+    /// Of all workers; `own` is today's of one of them.
+    pub fn sum(&self, worker: usize, own: WorkerNumbers) -> WorkerNumbers {
+        let others = self.workers.iter().enumerate().filter(|(other, _)| *other != worker);
         others.fold(own, |mut sum, (_, numbers)| {
-            let numbers = numbers.lock().expect("no lane panics");
+            let numbers = numbers.lock().expect("no worker panics");
             sum.stats.add(&numbers.stats);
             sum.sessions += numbers.sessions;
             sum
@@ -126,7 +126,7 @@ impl Shared {
 
 impl State {
     /// Takes a page, or a trim. Whether another server may is asked in the same moment: its ticket may be taken back by what
-    /// another lane does, and nothing lands after that.
+    /// another worker does, and nothing lands after that.
     pub fn write(
         &mut self,
         now: Time,

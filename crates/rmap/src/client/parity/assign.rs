@@ -19,13 +19,13 @@ pub fn assign(columns: &[PeerSet]) -> OfColumns<Option<PeerIndex>> {
         fixed = fixed.union(*servers);
     }
     for column in (0..columns.len()).filter(|column| columns[*column].len() > 1) {
-        find_place(column, columns, fixed, &mut kept, &mut PeerSet::default());
+        find_server(column, columns, fixed, &mut kept, &mut PeerSet::default());
     }
     kept
 }
 
 /// Kuhn's algorithm: a column takes a server that is free, or whose column finds another one.
-fn find_place(
+fn find_server(
     column: usize,
     columns: &[PeerSet],
     fixed: PeerSet,
@@ -37,8 +37,8 @@ fn find_place(
             continue;
         }
         tried.insert(server);
-        let holder = kept.iter().position(|place| *place == Some(server));
-        if holder.is_none_or(|other| find_place(other, columns, fixed, kept, tried)) {
+        let holder = kept.iter().position(|server_of| *server_of == Some(server));
+        if holder.is_none_or(|other| find_server(other, columns, fixed, kept, tried)) {
             kept[column] = Some(server);
             return true;
         }

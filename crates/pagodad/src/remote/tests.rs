@@ -21,7 +21,7 @@ const SLABS: usize = 4;
 /// Two slabs of the pool.
 const REGIONS: [u64; 2] = [64 << 20, 64 << 20];
 
-/// A pool's directory, and one for what is owed to it; gone at the end.
+/// A pool's directory, and one for its pending releases; gone at the end.
 struct Pool {
     dir: PathBuf,
     dirs: Dirs,
@@ -32,7 +32,7 @@ impl Pool {
         let dir = std::env::temp_dir().join(format!("pagodad-far-{}-{name}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
         store::make_dir(&dir).unwrap();
-        Pool { dirs: Dirs { pool: dir.clone(), owed: dir.join("owed") }, dir }
+        Pool { dirs: Dirs { pool: dir.clone(), pending: dir.join("pending") }, dir }
     }
 
     fn with_keys(name: &str) -> Pool {
@@ -43,13 +43,13 @@ impl Pool {
         pool
     }
 
-    /// A far tier for [`vm`].
+    /// A remote tier for [`vm`].
     fn tier(&self, copies: u8) -> NewTier {
-        new_tier(&self.dirs, "web1", &REGIONS, FarRequest { copies }).unwrap()
+        new_tier(&self.dirs, "web1", &REGIONS, RemoteRequest { copies }).unwrap()
     }
 
     fn give_back(&self, record: &Record) -> Result<GivenBack> {
-        owed::give_all_back(&self.dir, record, record.far.as_ref().unwrap())
+        pending_release::give_all_back(&self.dir, record, record.remote.as_ref().unwrap())
     }
 
     fn write(&self, file: &str, text: &str) {
@@ -103,9 +103,9 @@ impl Lender {
     }
 }
 
-fn vm(far: Option<Far>) -> Record {
-    match far {
-        Some(far) => debtor("web1", &REGIONS, &far),
+fn vm(remote: Option<Remote>) -> Record {
+    match remote {
+        Some(remote) => debtor("web1", &REGIONS, &remote),
         None => Record::new("web1", Token([0; 16]), VmKind::Plain, &REGIONS, VmSpec::default()),
     }
 }
@@ -165,7 +165,7 @@ fn ended(opened: &mut OpenedPool) -> (Event, Box<[u8; PAGE_SIZE]>) {
 #[test]
 fn what_is_missing_is_said_before_anything_is_made() {
     let refused = |pool: &Pool, copies: u8, memory: u64, code: ErrorCode, parts: &[&str]| {
-        let error = new_tier(&pool.dirs, "web1", &[memory], FarRequest { copies }).unwrap_err();
+        let error = new_tier(&pool.dirs, "web1", &[memory], RemoteRequest { copies }).unwrap_err();
         let said = format!("{} {}", error.message, error.hint.unwrap_or_default());
         assert_eq!(error.code, code, "{said}");
         assert!(parts.iter().all(|part| said.contains(part)), "{said}");
@@ -181,9 +181,9 @@ fn what_is_missing_is_said_before_anything_is_made() {
     pool.write("pool.toml", "cluster = \"etcd://127.0.0.1:1/lab\"\n");
     refused(&pool, 1, 1 << 30, ErrorCode::Unsupported, &["etcd at 127.0.0.1:1 does not answer", "--remote"]);
     pool.write("pool.toml", "");
-    let [one, other] = [(); 2].map(|()| pool.tier(1).far);
+    let [one, other] = [(); 2].map(|()| pool.tier(1).remote);
     assert!(one.copies == 1 && one.space != other.space && one.key != other.key);
-    assert!(!pool.dir.join("registry").exists() && !pool.dirs.owed.exists(), "nothing is stored for it yet");
+    assert!(!pool.dir.join("registry").exists() && !pool.dirs.pending.exists(), "nothing is stored for it yet");
     assert!(open_in(&pool.dir, &vm(None), Served::No).unwrap().is_none());
 }
 
@@ -191,7 +191,7 @@ fn what_is_missing_is_said_before_anything_is_made() {
 fn the_next_daemon_finds_the_pages_and_servers_get_their_memory_back() {
     let pool = Pool::with_keys("life");
     let lenders = two_lenders(&pool);
-    let record = vm(Some(pool.tier(2).far));
+    let record = vm(Some(pool.tier(2).remote));
 
     let mut first = opened(&pool, &record);
     let now = first.client.now();
@@ -205,7 +205,7 @@ fn the_next_daemon_finds_the_pages_and_servers_get_their_memory_back() {
     assert_eq!(*finish(&mut next), [0x5a; PAGE_SIZE]);
 
     assert!(matches!(pool.give_back(&record), Ok(GivenBack::All(_))));
-    let space = SpaceId(record.far.as_ref().unwrap().space);
+    let space = SpaceId(record.remote.as_ref().unwrap().space);
     assert_eq!(store::registry(&pool.dir).unwrap().look(space).unwrap(), Today::default(), "it is forgotten");
     assert_eq!(lenders.map(Lender::stop), [0, 0]);
 }
@@ -215,7 +215,7 @@ fn the_next_daemon_finds_the_pages_and_servers_get_their_memory_back() {
 fn a_dead_server_does_not_keep_the_others_memory() {
     let pool = Pool::with_keys("dead");
     let [dead, alive] = two_lenders(&pool);
-    let record = vm(Some(pool.tier(2).far));
+    let record = vm(Some(pool.tier(2).remote));
     let mut first = opened(&pool, &record);
     for page in [0, 20_000] {
         let now = first.client.now();
@@ -232,14 +232,14 @@ fn pages_that_only_an_unlisted_server_has_are_not_given_up() {
     let pool = Pool::with_keys("unlisted");
     let lender = Lender::start(&pool, 7);
     pool.write("servers", &lender.line);
-    let record = vm(Some(pool.tier(1).far));
+    let record = vm(Some(pool.tier(1).remote));
     let mut first = opened(&pool, &record);
     let now = first.client.now();
     first.client.client.write(now, first.space, PageNo(0), Class::Demand, &[1; PAGE_SIZE], 1).unwrap();
     finish(&mut first);
     pool.write("servers", &lender.line.replacen('7', "8", 1));
     let said = format!("{:#}", open_in(&pool.dir, &record, Served::Before).unwrap_err());
-    assert!(said.contains("far tier of web1") && said.contains("not there: 7"), "{said}");
+    assert!(said.contains("remote tier of web1") && said.contains("not there: 7"), "{said}");
     assert_eq!(lender.stop(), 1, "it still has the slab");
 }
 
@@ -248,17 +248,17 @@ fn pages_that_only_an_unlisted_server_has_are_not_given_up() {
 fn what_another_owner_took_meanwhile_stays() {
     let pool = Pool::with_keys("meanwhile");
     let lenders = two_lenders(&pool);
-    let record = vm(Some(pool.tier(2).far));
-    let far = record.far.as_ref().unwrap();
+    let record = vm(Some(pool.tier(2).remote));
+    let remote = record.remote.as_ref().unwrap();
     drop(opened(&pool, &record));
-    let config = pool_of(&pool.dir, far).unwrap();
+    let config = pool_of(&pool.dir, remote).unwrap();
     let mut plane = Plane::of(&config, "web1", None).unwrap();
-    let seen = plane.look(SpaceId(far.space)).unwrap();
+    let seen = plane.look(SpaceId(remote.space)).unwrap();
     assert!(seen.today.generation > Generation(0) && seen.today.map.is_empty());
 
     let mut other = open_in(&pool.dir, &record, Served::Before).unwrap().unwrap();
     write(&mut other, 17, 0x5a).unwrap();
-    let given = give_leftovers_back(&config, &mut plane, &spec(&record, far), &seen.today);
+    let given = give_leftovers_back(&config, &mut plane, &spec(&record, remote), &seen.today);
     assert!(format!("{:#}", given.unwrap_err()).contains("another owner took it over"));
 
     let mut next = open_in(&pool.dir, &record, Served::Before).unwrap().unwrap();
@@ -271,12 +271,12 @@ fn what_another_owner_took_meanwhile_stays() {
 
 /// A machine that lends would pass its shortage on in a circle.
 #[test]
-fn a_machine_that_lends_has_no_far_tiers() {
+fn a_machine_that_lends_has_no_remote_tiers() {
     let pool = Pool::with_keys("lends");
     let lender = Lender::start(&pool, 1);
     pool.write("servers", &lender.line);
     let lends = pagoda_pool::role::lend(&pool.dir).unwrap();
-    let refused = new_tier(&pool.dirs, "web1", &REGIONS, FarRequest { copies: 1 }).unwrap_err();
+    let refused = new_tier(&pool.dirs, "web1", &REGIONS, RemoteRequest { copies: 1 }).unwrap_err();
     assert!(refused.message.contains("lends") && refused.message.contains("--also-borrow"), "{refused:?}");
     drop(lends);
     let tier = pool.tier(1);

@@ -1,5 +1,5 @@
-//! Lanes of a server side by side, each on a thread, without the network: what they take from each other by the slabs that they
-//! have in common.
+//! Workers of a server side by side, each on a thread, without the network: what they take from each other by the slabs
+//! that they have in common.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Barrier;
@@ -13,7 +13,7 @@ use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
 use rmap::server::{Server, ServerConfig};
 use rmap::units::{BootEpoch, Class, Generation, PageNo, SEALED_SIZE, ServerId, SlabSize, SpaceId, Time, Version};
 use rmap::wire::datagram::{Head, Versions};
-use rmap::wire::message::{Direction, FLOOR_SIZE, Message, Op, Status};
+use rmap::wire::message::{Direction, EPOCH_SIZE, Message, Op, Status};
 use rmap::wire::{DATAGRAM_MAX, PROTOCOL_VERSION};
 use rmap_io::SystemEntropy;
 
@@ -27,45 +27,45 @@ const STRIDE: u64 = 6151;
 /// Requests that are made beforehand: a quarter of a second's work.
 const REQUESTS: usize = 200_000;
 
-/// A lane, and a client's session with it.
-struct Lane {
+/// A worker, and a client's session with it.
+struct Worker {
     server: Server,
     session: Session,
 }
 
-/// What `lanes` lanes answer together, pages a second. Each has a core of its own, if there are as many.
+/// What `workers` workers answer together, pages a second. Each has a core of its own, if there are as many.
 ///
 /// # Errors
 /// A request was not answered with a page.
-pub fn pages_per_second(lanes: usize) -> Result<f64> {
-    let mut lanes = start(lanes)?;
-    fill(&mut lanes[0])?;
-    let requests: Vec<Vec<u8>> = lanes.iter_mut().zip(0..).map(|(lane, first)| lane.requests(first)).collect();
-    let together = Barrier::new(lanes.len());
+pub fn pages_per_second(workers: usize) -> Result<f64> {
+    let mut workers = start(workers)?;
+    fill(&mut workers[0])?;
+    let requests: Vec<Vec<u8>> = workers.iter_mut().zip(0..).map(|(worker, first)| worker.requests(first)).collect();
+    let together = Barrier::new(workers.len());
     let times: Vec<Duration> = std::thread::scope(|scope| {
-        let begin = |(lane, requests)| {
+        let begin = |(worker, requests)| {
             let together = &together;
             scope.spawn(move || {
                 together.wait();
-                lane_time(lane, requests)
+                worker_time(worker, requests)
             })
         };
-        let threads: Vec<_> = lanes.iter_mut().zip(requests).map(begin).collect();
-        threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("a lane panicked"))).collect::<Result<_>>()
+        let threads: Vec<_> = workers.iter_mut().zip(requests).map(begin).collect();
+        threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("a worker panicked"))).collect::<Result<_>>()
     })?;
-    let read = lanes[0].server.stats().pages_read;
-    ensure!(read == (lanes.len() * REQUESTS) as u64, "{read} pages were read");
-    let slowest = times.into_iter().max().context("a lane")?;
+    let read = workers[0].server.stats().pages_read;
+    ensure!(read == (workers.len() * REQUESTS) as u64, "{read} pages were read");
+    let slowest = times.into_iter().max().context("a worker")?;
     Ok(read as f64 / slowest.as_secs_f64())
 }
 
-fn lane_time(lane: &mut Lane, mut requests: Vec<u8>) -> Duration {
+fn worker_time(worker: &mut Worker, mut requests: Vec<u8>) -> Duration {
     let mut out = Vec::with_capacity(2 * DATAGRAM_MAX);
     let size = requests.len() / REQUESTS;
     let start = Instant::now();
     for batch in requests.chunks_mut(size * WINDOW) {
-        batch.chunks_mut(size).for_each(|request| lane.server.on_datagram(Time(1), addr(), request));
-        while lane.server.poll_transmit(&mut out).is_some() {
+        batch.chunks_mut(size).for_each(|request| worker.server.on_datagram(Time(1), addr(), request));
+        while worker.server.poll_transmit(&mut out).is_some() {
             out.clear();
         }
     }
@@ -76,7 +76,7 @@ fn addr() -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, 9))
 }
 
-fn start(lanes: usize) -> Result<Vec<Lane>> {
+fn start(workers: usize) -> Result<Vec<Worker>> {
     let entropy = SharedEntropy::new(Box::new(SystemEntropy::default()));
     let (own, keys) = (Keypair::generate(&entropy), Keypair::generate(&entropy));
     let pool = PoolKey::new([1; KEY_SIZE]);
@@ -92,7 +92,7 @@ fn start(lanes: usize) -> Result<Vec<Lane>> {
         epoch: BootEpoch(1),
         medium: None,
     };
-    let servers = Server::with_lanes(config, Box::new(SystemEntropy::default()), lanes)?;
+    let servers = Server::with_workers(config, Box::new(SystemEntropy::default()), workers)?;
     let greet = |mut server: Server| {
         let versions = Versions { min: PROTOCOL_VERSION, max: PROTOCOL_VERSION };
         let mut hello = Initiator::new(&own, &key, &pool, Head::Hello { versions, sender: 9 }, &entropy);
@@ -101,25 +101,25 @@ fn start(lanes: usize) -> Result<Vec<Lane>> {
         server.poll_transmit(&mut out).context("no answer to a hello")?;
         let Ok(Head::Accept { sender, .. }) = Head::decode(&out) else { return Err(anyhow!("not accepted")) };
         let (secrets, _) = hello.finish(&out)?;
-        Ok(Lane { server, session: Session::client(&secrets, sender) })
+        Ok(Worker { server, session: Session::client(&secrets, sender) })
     };
     servers.into_iter().map(greet).collect()
 }
 
 /// Of a slab's first life.
-const NO_FLOOR: [u8; FLOOR_SIZE] = [0; FLOOR_SIZE];
+const NO_EPOCH: [u8; EPOCH_SIZE] = [0; EPOCH_SIZE];
 
-fn fill(lane: &mut Lane) -> Result<()> {
+fn fill(worker: &mut Worker) -> Result<()> {
     let content = [7; SEALED_SIZE];
     // A server lends to owners that it knows.
-    lane.ask(Op::Fence, 0, &[])?;
+    worker.ask(Op::Fence, 0, &[])?;
     for slab in 0..PAGES / u64::from(SLAB_PAGES) {
-        lane.ask(Op::Grant, slab * u64::from(SLAB_PAGES), &NO_FLOOR)?;
+        worker.ask(Op::Grant, slab * u64::from(SLAB_PAGES), &NO_EPOCH)?;
     }
-    (0..PAGES).try_for_each(|page| lane.ask(Op::Write, page, &content))
+    (0..PAGES).try_for_each(|page| worker.ask(Op::Write, page, &content))
 }
 
-impl Lane {
+impl Worker {
     fn request(op: Op, page: u64, payload: usize) -> Message {
         let version = if op == Op::Read { Version::NEVER } else { Version::new(Generation(1), 1 + page, false) };
         let direction = Direction::Request { cut: DATAGRAM as u16, generation: Generation(1) };
@@ -129,7 +129,7 @@ impl Lane {
 
     fn ask(&mut self, op: Op, page: u64, payload: &[u8]) -> Result<()> {
         let mut datagram = Vec::new();
-        self.session.seal(&Lane::request(op, page, payload.len()), payload, DATAGRAM_MAX, &mut datagram);
+        self.session.seal(&Worker::request(op, page, payload.len()), payload, DATAGRAM_MAX, &mut datagram);
         self.server.on_datagram(Time(0), addr(), &mut datagram);
         let mut out = Vec::new();
         self.server.poll_transmit(&mut out).context("no reply")?;
@@ -144,7 +144,7 @@ impl Lane {
         let mut all = Vec::new();
         for number in 0..REQUESTS as u64 {
             let page = (first * 977 + number * STRIDE) % PAGES;
-            self.session.seal(&Lane::request(Op::Read, page, 0), &[], DATAGRAM_MAX, &mut all);
+            self.session.seal(&Worker::request(Op::Read, page, 0), &[], DATAGRAM_MAX, &mut all);
         }
         all
     }

@@ -1,10 +1,10 @@
-//! A far tier: swap blocks in other machines' memory. Every page is right, or the VM stands still and says why.
+//! A remote tier: swap blocks in other machines' memory. Every page is right, or the VM stands still and says why.
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use pagoda_api::{FarPool, VmInfo, VmState, counter};
+use pagoda_api::{RemotePool, VmInfo, VmState, counter};
 use vm_tests::toy::ToyOptions;
 use vm_tests::{Daemon, Folios, GuestOptions, Lab, MIB, Qemu, Toy};
 
@@ -15,9 +15,9 @@ const HIGH_MIB: u64 = 128;
 pub const SLABS: u64 = 4;
 pub const SETTLE_MAX: Duration = Duration::from_secs(300);
 
-pub fn start(lab: &Lab, daemon: &Daemon, far: &str) -> Result<Rc<Toy>> {
+pub fn start(lab: &Lab, daemon: &Daemon, remote: &str) -> Result<Rc<Toy>> {
     let options = ToyOptions { name: "toy".into(), memory_mib: MEMORY_MIB, dram_mib: DRAM_MIB, threads: 4 };
-    let toy = lab.toy_with(daemon, &options, &["--far", far])?;
+    let toy = lab.toy_with(daemon, &options, &["--far", remote])?;
     toy.fill()?;
     Ok(toy)
 }
@@ -36,12 +36,12 @@ pub fn exercise(toy: &Toy) -> Result<()> {
 
 /// What the daemon says of a VM whose only server has all that it should, and answers.
 fn check_numbers(info: &VmInfo) -> Result<()> {
-    let pool = info.far.as_ref().and_then(|far| far.pool.as_ref()).context("nothing is known of the pool")?;
+    let pool = info.remote.as_ref().and_then(|remote| remote.pool.as_ref()).context("nothing is known of the pool")?;
     ensure!(pool.held_bytes == MEMORY_MIB * MIB && pool.short_bytes == 0 && pool.lost_slabs == 0, "{pool:#?}");
     ensure!(pool.servers.len() == 1 && pool.servers[0].up && pool.servers[0].round_trip_us > 0, "{pool:#?}");
     let timed = |op: &str, class: &str| pool.latency.iter().any(|row| row.op == op && row.class == class);
     ensure!(timed("read", "demand") && timed("read", "prefetch") && timed("write", "eviction"), "{pool:#?}");
-    ensure!(pool.requests >= count(info, "far_in_pages") + count(info, "far_out_pages"), "{pool:#?}");
+    ensure!(pool.requests >= count(info, "remote_in_pages") + count(info, "remote_out_pages"), "{pool:#?}");
     Ok(())
 }
 
@@ -53,9 +53,9 @@ fn all_in_the_pool(name: &str, folios: Folios) -> Result<()> {
         exercise(&toy)?;
         let info = daemon.vm("toy")?;
         let there = (MEMORY_MIB - DRAM_MIB) * 256;
-        ensure!(count(&info, "far_in_pages") >= there && count(&info, "far_pages") + 4096 >= there, "{info:#?}");
+        ensure!(count(&info, "remote_in_pages") >= there && count(&info, "remote_pages") + 4096 >= there, "{info:#?}");
         // A busy machine may make the pool late now and then; that is what the swap file is for.
-        ensure!(count(&info, "far_declined_pages") * 20 < count(&info, "far_out_pages"), "{info:#?}");
+        ensure!(count(&info, "remote_declined_pages") * 20 < count(&info, "remote_out_pages"), "{info:#?}");
         ensure!(info.swap_used_bytes < 32 * MIB, "{info:#?}");
         ensure!(pool.free_slabs()? == 0, "slabs are free");
         check_numbers(&info)?;
@@ -67,23 +67,23 @@ fn all_in_the_pool(name: &str, folios: Folios) -> Result<()> {
 
 #[test]
 fn all_in_the_pool_large_folios() -> Result<()> {
-    all_in_the_pool("far, large folios", Folios::Large)
+    all_in_the_pool("remote, large folios", Folios::Large)
 }
 
 #[test]
 fn all_in_the_pool_small_folios() -> Result<()> {
-    all_in_the_pool("far, 4 KiB", Folios::Small)
+    all_in_the_pool("remote, 4 KiB", Folios::Small)
 }
 
 #[test]
 fn what_the_pool_has_no_room_for_is_swapped() -> Result<()> {
-    Lab::run("far, full pool", 1, |lab| {
+    Lab::run("remote, full pool", 1, |lab| {
         let pool = lab.pool(&[1])?;
         let daemon = lab.daemon_with(pool.daemon_options(Folios::Large))?;
         let toy = start(lab, &daemon, "pool:")?;
         exercise(&toy)?;
         let info = daemon.vm("toy")?;
-        ensure!(count(&info, "far_in_pages") > 0 && count(&info, "far_declined_pages") > 0, "{info:#?}");
+        ensure!(count(&info, "remote_in_pages") > 0 && count(&info, "remote_declined_pages") > 0, "{info:#?}");
         ensure!(info.swap_used_bytes > 64 * MIB, "{info:#?}");
         toy.quit()?;
         daemon.wait_gone("toy")
@@ -91,13 +91,13 @@ fn what_the_pool_has_no_room_for_is_swapped() -> Result<()> {
 }
 
 /// The daemon is killed in the middle of paging: what was in the pool is found again, by the map and by the servers.
-fn daemon_killed(name: &str, folios: Folios, slabs: &[u64], far: &str) -> Result<()> {
+fn daemon_killed(name: &str, folios: Folios, slabs: &[u64], remote: &str) -> Result<()> {
     const KILLS: u32 = 5;
     const PAGES_IN_BETWEEN: u64 = 500;
     Lab::run(name, 1, |lab| {
         let pool = lab.pool(slabs)?;
         let daemon = lab.daemon_with(pool.daemon_options(folios))?;
-        let toy = start(lab, &daemon, far)?;
+        let toy = start(lab, &daemon, remote)?;
         for kill in 0..KILLS {
             let workload = ["random", "seq", "zipf"][kill as usize % 3];
             toy.begin(&format!("--workload {workload} --mode read-write --passes 1"))?;
@@ -116,13 +116,13 @@ fn daemon_killed(name: &str, folios: Folios, slabs: &[u64], far: &str) -> Result
 
 #[test]
 fn daemon_killed_large_folios() -> Result<()> {
-    daemon_killed("far, daemon killed, large folios", Folios::Large, &[SLABS], "pool:")
+    daemon_killed("remote, daemon killed, large folios", Folios::Large, &[SLABS], "pool:")
 }
 
 /// Half of the pages in the pool, half in the swap file, and in two copies.
 #[test]
 fn daemon_killed_small_folios() -> Result<()> {
-    daemon_killed("far, daemon killed, 4 KiB", Folios::Small, &[SLABS / 2; 2], "pool:copies=2")
+    daemon_killed("remote, daemon killed, 4 KiB", Folios::Small, &[SLABS / 2; 2], "pool:copies=2")
 }
 
 /// Seconds that the first server has been silent, as a VM that waits for it says.
@@ -134,7 +134,7 @@ fn silent_s(info: &VmInfo) -> Option<u64> {
 /// device would wait, and that is said.
 #[test]
 fn a_server_that_stands_still_is_waited_for() -> Result<()> {
-    Lab::run("far, server stands still", 1, |lab| {
+    Lab::run("remote, server stands still", 1, |lab| {
         let pool = lab.pool(&[SLABS])?;
         let daemon = lab.daemon_with(pool.daemon_options(Folios::Large))?;
         let toy = start(lab, &daemon, "pool:")?;
@@ -151,9 +151,9 @@ fn a_server_that_stands_still_is_waited_for() -> Result<()> {
                 info.resident_bytes <= DRAM_MIB * MIB && info.swap_used_bytes > before
             });
             let said = daemon.wait_vm("toy", "what it waits for", SETTLE_MAX, |info| {
-                let knows = |pool: &FarPool| !pool.servers[0].up && pool.servers_given_up > 0;
-                let is_known = info.far.as_ref().and_then(|far| far.pool.as_ref()).is_some_and(knows);
-                silent_s(info) >= Some(silence_s) && count(info, "far_waiting_pages") > 0 && is_known
+                let knows = |pool: &RemotePool| !pool.servers[0].up && pool.servers_given_up > 0;
+                let is_known = info.remote.as_ref().and_then(|remote| remote.pool.as_ref()).is_some_and(knows);
+                silent_s(info) >= Some(silence_s) && count(info, "remote_waiting_pages") > 0 && is_known
             });
             pool.pause(0, false)?;
             settled?;
@@ -162,7 +162,7 @@ fn a_server_that_stands_still_is_waited_for() -> Result<()> {
         toy.end()?;
         exercise(&toy)?;
         let info = daemon.vm("toy")?;
-        ensure!(info.state == VmState::Running && count(&info, "far_declined_pages") > 0, "{info:#?}");
+        ensure!(info.state == VmState::Running && count(&info, "remote_declined_pages") > 0, "{info:#?}");
         ensure!(info.waits.is_none(), "{info:#?}");
         toy.quit()?;
         daemon.wait_gone("toy")
@@ -172,20 +172,20 @@ fn a_server_that_stands_still_is_waited_for() -> Result<()> {
 /// A VM that has all of its memory in DRAM again has nothing in the pool, and its slabs go back while it runs; they come anew.
 #[test]
 fn what_is_not_needed_goes_back() -> Result<()> {
-    Lab::run("far, slabs given back", 1, |lab| {
+    Lab::run("remote, slabs given back", 1, |lab| {
         let pool = lab.pool(&[SLABS])?;
         let daemon = lab.daemon_with(pool.daemon_options(Folios::Large))?;
         let toy = start(lab, &daemon, "pool:")?;
         for _ in 0..2 {
             ensure!(pool.free_slabs()? == 0, "slabs are free");
             daemon.set_dram_mib("toy", MEMORY_MIB)?;
-            daemon.wait_vm("toy", "all in DRAM", SETTLE_MAX, |info| !info.armed && count(info, "far_pages") == 0)?;
+            daemon.wait_vm("toy", "all in DRAM", SETTLE_MAX, |info| !info.armed && count(info, "remote_pages") == 0)?;
             pool.wait_free_slabs(SLABS)?;
             daemon.set_dram_mib("toy", DRAM_MIB)?;
             exercise(&toy)?;
         }
         let info = daemon.vm("toy")?;
-        ensure!(count(&info, "far_pages") > 0 && info.state == VmState::Running, "{info:#?}");
+        ensure!(count(&info, "remote_pages") > 0 && info.state == VmState::Running, "{info:#?}");
         toy.quit()?;
         daemon.wait_gone("toy")?;
         pool.wait_free_slabs(SLABS)
@@ -195,7 +195,7 @@ fn what_is_not_needed_goes_back() -> Result<()> {
 /// A daemon that cannot use the pool any more says so with the VM, which waits and goes on when that is put right.
 #[test]
 fn a_pool_that_cannot_be_used_is_said_with_the_vm() -> Result<()> {
-    Lab::run("far, pool without a key", 1, |lab| {
+    Lab::run("remote, pool without a key", 1, |lab| {
         let pool = lab.pool(&[SLABS])?;
         let daemon = lab.daemon_with(pool.daemon_options(Folios::Large))?;
         let toy = start(lab, &daemon, "pool:")?;
@@ -204,7 +204,7 @@ fn a_pool_that_cannot_be_used_is_said_with_the_vm() -> Result<()> {
         daemon.start_again()?;
         daemon.wait_vm("toy", "why it waits", SETTLE_MAX, |info| {
             let said =
-                info.waits.as_ref().is_some_and(|why| why.contains("far tier of toy") && why.contains("node.key"));
+                info.waits.as_ref().is_some_and(|why| why.contains("remote tier of toy") && why.contains("node.key"));
             info.state == VmState::Waiting && said
         })?;
         let shown = daemon.run_cli(&["vm", "show", "toy"])?.stdout;
@@ -221,7 +221,7 @@ fn a_pool_that_cannot_be_used_is_said_with_the_vm() -> Result<()> {
 /// A page that is lost is not zero: the VM stands still, and its owner is told.
 #[test]
 fn a_lost_page_stops_the_vm() -> Result<()> {
-    Lab::run("far, server killed", 1, |lab| {
+    Lab::run("remote, server killed", 1, |lab| {
         let pool = lab.pool(&[SLABS])?;
         let daemon = lab.daemon_with(pool.daemon_options(Folios::Large))?;
         let toy = start(lab, &daemon, "pool:")?;
@@ -241,7 +241,7 @@ fn a_lost_page_stops_the_vm() -> Result<()> {
 
 #[test]
 fn of_two_copies_one_may_go() -> Result<()> {
-    Lab::run("far, one of two servers killed", 1, |lab| {
+    Lab::run("remote, one of two servers killed", 1, |lab| {
         let pool = lab.pool(&[SLABS; 2])?;
         let daemon = lab.daemon_with(pool.daemon_options(Folios::Large))?;
         let toy = start(lab, &daemon, "pool:copies=2")?;
@@ -259,7 +259,7 @@ fn of_two_copies_one_may_go() -> Result<()> {
 /// An unmodified guest, the daemon killed under it.
 #[test]
 fn a_guest() -> Result<()> {
-    Lab::run("far, guest", 1, |lab| {
+    Lab::run("remote, guest", 1, |lab| {
         let pool = lab.pool(&[8])?;
         let daemon = lab.daemon_with(pool.daemon_options(Folios::Large))?;
         let options = GuestOptions::new("web1", "pagoda.work=random:seconds=15 pagoda.mib=260");

@@ -1,11 +1,12 @@
-//! Far tiers: memory of a pool's servers, borrowed for a VM, as the tier before its swap file.
+//! Remote tiers: memory of a pool's servers, borrowed for a VM, as the tier before its swap file.
 //!
-//! A far tier is a space of the pool, whose number and key are in the VM's record. Where its pages are is kept by etcd, if the
-//! pool is a cluster's when the VM is made, else in the file `registry` of the pool's directory; it stays where it was made.
-//! The next daemon finds the pages there. What a VM leaves behind is [`owed`] to the pool until it has been given back.
+//! A remote tier is a space of the pool, whose number and key are in the VM's record. Where its pages are is kept by
+//! etcd, if the pool is a cluster's when the VM is made, else in the file `registry` of the pool's directory; it stays
+//! where it was made. The next daemon finds the pages there. What a VM leaves behind is a [`pending_release`] until it
+//! has been given back.
 
 mod describe;
-mod owed;
+mod pending_release;
 mod space;
 
 use pagoda_api::in_full;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use pagoda_abi::Token;
-use pagoda_api::types::{ApiError, ErrorCode, FarRequest, VmKind, VmSpec};
+use pagoda_api::types::{ApiError, ErrorCode, RemoteRequest, VmKind, VmSpec};
 use pagoda_core::units::ChunkCount;
 use pagoda_pager::tier::remote::{RemoteMap, RemoteTier};
 use pagoda_pool::aside::Control;
@@ -34,9 +35,9 @@ use rmap_io::net::{UdpClient, Wait};
 
 pub use self::describe::describe;
 pub use self::space::Dirs;
-use self::space::{pool_of, spec, tell, whose};
+use self::space::{pool_of, report, spec, whose};
 use crate::config::Config;
-use crate::record::{Far, Record};
+use crate::record::{Record, Remote};
 use crate::registry::{Registry, error};
 
 /// A server that is silent for so long is given up where another has a copy. A host that is busy is not dead, and the VM's
@@ -53,7 +54,7 @@ const PATIENCE: Patience = Patience {
     grant_patience: Duration::ZERO,
     map_patience: Some(MAP_PATIENCE),
     give_back_after: None,
-    uses_last_resort: false,
+    uses_overflow_disk: false,
 };
 
 /// Servers that etcd does not know when a VM's tier is taken up have so long to tell it of themselves again: the leases of all of
@@ -65,7 +66,7 @@ static MISSED: Mutex<BTreeMap<u64, Instant>> = Mutex::new(BTreeMap::new());
 /// What has been made for a VM that is about to be.
 #[derive(Clone, Debug)]
 pub struct NewTier {
-    pub far: Far,
+    pub remote: Remote,
     /// By whose name it is given back if there will be no VM.
     debtor: Record,
 }
@@ -73,23 +74,23 @@ pub struct NewTier {
 impl NewTier {
     /// The VM has it, and its record is written.
     pub fn keep(&self, dirs: &Dirs) {
-        owed::settle(dirs, &self.far);
+        pending_release::settle(dirs, &self.remote);
     }
 
     /// There will be no VM.
     pub fn give_up(&self, dirs: &Dirs) {
         // Of one in the registry file nothing is stored yet.
-        if self.far.cluster.is_some() {
-            owed::give_back_later(dirs, &self.debtor);
+        if self.remote.cluster.is_some() {
+            pending_release::give_back_later(dirs, &self.debtor);
         }
     }
 }
 
-/// A far tier for a new VM with regions of these sizes. Where etcd keeps it, its space is made there.
+/// A remote tier for a new VM with regions of these sizes. Where etcd keeps it, its space is made there.
 ///
 /// # Errors
 /// There is no pool that this machine can borrow from: what is missing, and what to do.
-pub fn new_tier(dirs: &Dirs, name: &str, regions: &[u64], request: FarRequest) -> Result<NewTier, ApiError> {
+pub fn new_tier(dirs: &Dirs, name: &str, regions: &[u64], request: RemoteRequest) -> Result<NewTier, ApiError> {
     let unusable = |cause: anyhow::Error| {
         let hint = "`pagoda pool ls` shows what pagodad has to find; leave --remote out to do without";
         error(
@@ -98,7 +99,7 @@ pub fn new_tier(dirs: &Dirs, name: &str, regions: &[u64], request: FarRequest) -
             Some(hint),
         )
     };
-    let pool = PoolConfig::read(&dirs.pool, None, tell).map_err(unusable)?;
+    let pool = PoolConfig::read(&dirs.pool, None, report).map_err(unusable)?;
     store::identity(&pool.dir).map_err(unusable)?;
     role::borrow(&pool.dir).map_err(unusable)?;
     let servers = pool.servers().map_err(unusable)?.len();
@@ -107,33 +108,33 @@ pub fn new_tier(dirs: &Dirs, name: &str, regions: &[u64], request: FarRequest) -
         return Err(error(ErrorCode::BadRequest, message, Some("add a server, or ask for one copy (--remote pool:)")));
     }
     if regions.iter().sum::<u64>() > SIZE_MAX {
-        let message = format!("a far tier holds {} TiB at most, less than this VM's memory", SIZE_MAX >> 40);
+        let message = format!("a remote tier holds {} TiB at most, less than this VM's memory", SIZE_MAX >> 40);
         return Err(error(ErrorCode::BadRequest, message, Some("leave --remote out")));
     }
     let space = SystemEntropy::default().next_u64();
     let cluster = pool.etcd.as_ref().map(|etcd| etcd.pool.clone());
-    let far = Far { space, copies: request.copies, key: store::random_key(), cluster };
-    let tier = NewTier { debtor: debtor(name, regions, &far), far };
+    let remote = Remote { space, copies: request.copies, key: store::random_key(), cluster };
+    let tier = NewTier { debtor: debtor(name, regions, &remote), remote };
     make_space(dirs, &pool, &tier).map_err(unusable)?;
     Ok(tier)
 }
 
-/// Makes a tier's space in etcd. The order: it is noted as owed -> it is made -> the VM's record says whose it is -> the note
-/// goes. So a space that this daemon made is known by one of both, whenever the daemon ends.
+/// Makes a tier's space in etcd. The order: its release is noted as pending -> it is made -> the VM's record says whose
+/// it is -> the note goes. So a space that this daemon made is known by one of both, whenever the daemon ends.
 fn make_space(dirs: &Dirs, pool: &PoolConfig, tier: &NewTier) -> Result<()> {
-    if tier.far.cluster.is_none() {
+    if tier.remote.cluster.is_none() {
         return Ok(());
     }
-    owed::note(dirs, &tier.debtor).context("note what is owed to the pool")?;
-    let SpaceSpec { id, pages, copies, .. } = spec(&tier.debtor, &tier.far);
+    pending_release::note(dirs, &tier.debtor).context("note the pending release")?;
+    let SpaceSpec { id, pages, copies, .. } = spec(&tier.debtor, &tier.remote);
     // It may have been made, and the answer been lost.
     Plane::make_tier(pool, id, pages, copies).inspect_err(|_| tier.give_up(dirs))
 }
 
 /// A VM as far as its pool is concerned.
-fn debtor(name: &str, regions: &[u64], far: &Far) -> Record {
-    let spec = VmSpec { far: Some(FarRequest { copies: far.copies }), ..VmSpec::default() };
-    Record { far: Some(far.clone()), ..Record::new(name, Token([0; 16]), VmKind::Plain, regions, spec) }
+fn debtor(name: &str, regions: &[u64], remote: &Remote) -> Record {
+    let spec = VmSpec { remote: Some(RemoteRequest { copies: remote.copies }), ..VmSpec::default() };
+    Record { remote: Some(remote.clone()), ..Record::new(name, Token([0; 16]), VmKind::Plain, regions, spec) }
 }
 
 /// A VM's space, opened as its owner.
@@ -159,7 +160,7 @@ enum Served {
     Before,
 }
 
-/// A VM's far tier, if it has one, for its engine. A VM that was served before has a map of what it has there.
+/// A VM's remote tier, if it has one, for its engine. A VM that was served before has a map of what it has there.
 ///
 /// # Errors
 /// As [`open_in`]; the map cannot be made or is not the VM's.
@@ -172,44 +173,44 @@ pub fn for_engine(
     let served = if taken_over { Served::Before } else { Served::No };
     let Some(opened) = open_in(&registry.config.pool_dir, record, served)? else { return Ok(None) };
     let OpenedPool { client, space, watch } = opened;
-    let path = registry.far_path(&record.name);
+    let path = registry.remote_path(&record.name);
     let map = if taken_over { RemoteMap::open(&path, chunks) } else { RemoteMap::create(&path, chunks) };
-    let map = map.with_context(|| format!("the far map {}", path.display()))?;
-    let tend = Box::new(move |client: &mut Client, now| watch.inform(client, now));
-    Ok(Some(RemoteTier::new(&record.name, client, space, map, tend)))
+    let map = map.with_context(|| format!("the remote map {}", path.display()))?;
+    let maintain = Box::new(move |client: &mut Client, now| watch.inform(client, now));
+    Ok(Some(RemoteTier::new(&record.name, client, space, map, maintain)))
 }
 
-/// Opens a VM's far tier, if it has one. Whoever had it open before is refused by the servers from now on. Servers are not
-/// waited for: what is asked of them waits.
+/// Opens a VM's remote tier, if it has one. Whoever had it open before is refused by the servers from now on. Servers
+/// are not waited for: what is asked of them waits.
 ///
 /// # Errors
 /// The pool's directory cannot be used, etcd does not answer, or pages are only at servers that are not there any more.
 fn open_in(dir: &Path, record: &Record, served: Served) -> Result<Option<OpenedPool>> {
-    let Some(far) = &record.far else { return Ok(None) };
-    let opened = pool_of(dir, far).and_then(|mut pool| {
+    let Some(remote) = &record.remote else { return Ok(None) };
+    let opened = pool_of(dir, remote).and_then(|mut pool| {
         if let Some(etcd) = pool.etcd.as_mut().filter(|_| served == Served::Before) {
             // Who asks again in a second by itself holds nobody up until then.
             etcd.patience = Duration::ZERO;
         }
-        take_over(&pool, record, far)
+        take_over(&pool, record, remote)
     });
-    opened.map(Some).with_context(|| format!("open the far tier of {}", record.name))
+    opened.map(Some).with_context(|| format!("open the remote tier of {}", record.name))
 }
 
-fn take_over(pool: &PoolConfig, record: &Record, far: &Far) -> Result<OpenedPool> {
+fn take_over(pool: &PoolConfig, record: &Record, remote: &Remote) -> Result<OpenedPool> {
     // Anew, if etcd goes away meanwhile.
-    let missed_since = missed(|spaces| spaces.remove(&far.space));
-    let mut plane = Plane::of(pool, &whose(&record.name), far.cluster.as_deref())?;
+    let missed_since = missed(|spaces| spaces.remove(&remote.space));
+    let mut plane = Plane::of(pool, &whose(&record.name), remote.cluster.as_deref())?;
     let servers = pool.servers()?;
     role::borrow(&pool.dir)?;
     let mut client = connect::client(pool, &servers, plane.control()?, Wait::BLOCK, PATIENCE)?;
-    let spec = spec(record, far);
+    let spec = spec(record, remote);
     let seen = plane.look(spec.id)?;
     // Nobody has answered yet: those of the list count as there.
     let listed: Vec<ServerId> = servers.iter().map(|server| server.id).collect();
     connect::stand_in(&mut client, pool, &record.name, &servers, &listed, &seen.today.map)?;
-    if far.cluster.is_some() {
-        miss(far.space, missed_since, &connect::absent(&servers, &seen.today.map))?;
+    if remote.cluster.is_some() {
+        miss(remote.space, missed_since, &connect::absent(&servers, &seen.today.map))?;
     }
     let watch = Watch::start(pool, &servers)?;
     let (generation, map) = plane.take_over(spec.id)?;
@@ -232,31 +233,33 @@ fn missed<T>(act: impl FnOnce(&mut BTreeMap<u64, Instant>) -> T) -> T {
     act(&mut MISSED.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// A VM has ended, and its record with it: by one rename it becomes what is owed to the pool, and is given back behind the
+/// A VM has ended, and its record with it: by one rename it becomes a pending release, and is given back behind the
 /// caller's back.
 pub fn end_of(registry: &Registry, record: &Record) {
-    let Some(far) = &record.far else { return };
+    let Some(remote) = &record.remote else { return };
     let dirs = Dirs::of(&registry.config);
-    owed::inherit(&dirs, far, &registry.records.path(&record.name));
-    owed::give_back_later(&dirs, record);
+    pending_release::inherit(&dirs, remote, &registry.records.path(&record.name));
+    pending_release::give_back_later(&dirs, record);
 }
 
-/// What was owed when the last daemon ended.
-pub fn owed_of_before(config: &Config) -> Vec<Record> {
-    owed::all(&Dirs::of(config))
+/// The releases that were pending when the last daemon ended.
+pub fn pending_of_before(config: &Config) -> Vec<Record> {
+    pending_release::all(&Dirs::of(config))
 }
 
-/// Gives back what was owed when the last daemon ended, unless one of these VMs turned out to have it.
-pub fn give_back_of_before(config: &Config, owed: &[Record], vms: &[Record]) {
-    give_back(&Dirs::of(config), owed, vms);
+/// Gives back what was pending when the last daemon ended, unless one of these VMs turned out to have it.
+pub fn give_back_of_before(config: &Config, pending: &[Record], vms: &[Record]) {
+    give_back(&Dirs::of(config), pending, vms);
 }
 
-fn give_back(dirs: &Dirs, owed: &[Record], vms: &[Record]) {
-    for debtor in owed {
-        let space = |record: &Record| record.far.as_ref().map(|far| far.space);
-        match &debtor.far {
-            Some(far) if vms.iter().any(|vm| space(vm) == Some(far.space)) => owed::settle(dirs, far),
-            _ => owed::give_back_later(dirs, debtor),
+fn give_back(dirs: &Dirs, pending: &[Record], vms: &[Record]) {
+    for debtor in pending {
+        let space = |record: &Record| record.remote.as_ref().map(|remote| remote.space);
+        match &debtor.remote {
+            Some(remote) if vms.iter().any(|vm| space(vm) == Some(remote.space)) => {
+                pending_release::settle(dirs, remote)
+            }
+            _ => pending_release::give_back_later(dirs, debtor),
         }
     }
 }

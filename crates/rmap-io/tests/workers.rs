@@ -1,4 +1,4 @@
-//! A server of several lanes on real sockets: whether the kernel hands datagrams out as they are meant to be.
+//! A server of several workers on real sockets: whether the kernel hands datagrams out as they are meant to be.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 use rmap::client::{Client, ClientConfig, Event, Reach, Refused, ServerInfo, SpaceSpec};
 use rmap::control::{ControlReply, ControlRequest, MapEntry};
 use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
-use rmap::server::{LANE_SHIFT, LANES_MAX, Server, ServerConfig, ServerStats, lane_of};
+use rmap::server::{Server, ServerConfig, ServerStats, WORKER_SHIFT, WORKERS_MAX, worker_of};
 use rmap::units::{BootEpoch, Class, Generation, PAGE_SIZE, PageNo, ServerId, SlabNo, SlabSize, SpaceId, Time};
 use rmap::wire::datagram::{HELLO_SIZE, Head, Versions};
 use rmap_io::SystemEntropy;
-use rmap_io::net::{Port, UdpClient, Wait, serve_lanes};
+use rmap_io::net::{Port, UdpClient, Wait, serve_workers};
 
-const LANES: usize = 3;
-/// So many that chance puts all of them on one lane once in fourteen million runs.
+const WORKERS: usize = 3;
+/// So many that chance puts all of them on one worker once in fourteen million runs.
 const CLIENTS: u64 = 16;
 const SLAB_PAGES: u32 = 16;
 const PAGES: u64 = 48;
@@ -29,11 +29,11 @@ const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST
 
 /// Which ports a datagram comes out of.
 fn arrivals(ports: &mut [Port]) -> Vec<usize> {
-    let mut lanes = Vec::new();
-    for (lane, port) in ports.iter_mut().enumerate() {
-        port.receive(|_, _| lanes.push(lane)).unwrap();
+    let mut workers = Vec::new();
+    for (worker, port) in ports.iter_mut().enumerate() {
+        port.receive(|_, _| workers.push(worker)).unwrap();
     }
-    lanes
+    workers
 }
 
 fn head(head: Head, size: usize) -> Vec<u8> {
@@ -43,45 +43,45 @@ fn head(head: Head, size: usize) -> Vec<u8> {
 }
 
 #[test]
-fn sessions_find_their_lane_from_any_address() {
-    for lanes in [1, 2, 5, LANES_MAX] {
-        let mut ports = Port::bind_lanes(ANY, lanes).unwrap();
+fn sessions_find_their_worker_from_any_address() {
+    for workers in [1, 2, 5, WORKERS_MAX] {
+        let mut ports = Port::bind_workers(ANY, workers).unwrap();
         let addr = ports[0].local_addr().unwrap();
-        for lane in 0..lanes {
-            let receiver = 0xdead_0000 | (lane as u32) << LANE_SHIFT | 17;
+        for worker in 0..workers {
+            let receiver = 0xdead_0000 | (worker as u32) << WORKER_SHIFT | 17;
             let data = head(Head::Data { version: 1, epoch: 2, receiver, counter: 3 }, 500);
-            assert_eq!(lane_of(&data), Some(lane));
+            assert_eq!(worker_of(&data), Some(worker));
             for _ in 0..4 {
                 let from = UdpSocket::bind(ANY).unwrap();
                 from.send_to(&data, addr).unwrap();
-                assert_eq!(arrivals(&mut ports), [lane], "of {lanes}");
+                assert_eq!(arrivals(&mut ports), [worker], "of {workers}");
             }
         }
-        // Of a lane that is not there, and none at all: some lane counts it.
+        // Of a worker that is not there, and none at all: some worker counts it.
         let none = head(Head::Data { version: 1, epoch: 2, receiver: u32::MAX, counter: 3 }, 500);
         for odd in [&none[..], &none[..1], &[]] {
             UdpSocket::bind(ANY).unwrap().send_to(odd, addr).unwrap();
-            assert!(arrivals(&mut ports).len() <= 1, "of {lanes}");
+            assert!(arrivals(&mut ports).len() <= 1, "of {workers}");
         }
     }
 }
 
 #[test]
-fn hellos_of_an_address_find_one_lane() {
-    let mut ports = Port::bind_lanes(ANY, LANES).unwrap();
+fn hellos_of_an_address_find_one_worker() {
+    let mut ports = Port::bind_workers(ANY, WORKERS).unwrap();
     let addr = ports[0].local_addr().unwrap();
     let mut used = BTreeSet::new();
     for sender in 0..32 {
         let hello = head(Head::Hello { versions: Versions { min: 1, max: 2 }, sender }, HELLO_SIZE);
         let from = UdpSocket::bind(ANY).unwrap();
-        let lanes: Vec<usize> = (0..3)
+        let workers: Vec<usize> = (0..3)
             .flat_map(|_| {
                 from.send_to(&hello, addr).unwrap();
                 arrivals(&mut ports)
             })
             .collect();
-        assert!(lanes.len() == 3 && lanes.iter().all(|lane| *lane == lanes[0]), "{lanes:?}");
-        used.insert(lanes[0]);
+        assert!(workers.len() == 3 && workers.iter().all(|worker| *worker == workers[0]), "{workers:?}");
+        used.insert(workers[0]);
     }
     assert!(used.len() > 1, "all on {used:?}");
 }
@@ -89,10 +89,10 @@ fn hellos_of_an_address_find_one_lane() {
 /// Sockets that share an address must not make two servers share it.
 #[test]
 fn an_address_that_is_taken_is_an_error() {
-    let ports = Port::bind_lanes(ANY, 2).unwrap();
+    let ports = Port::bind_workers(ANY, 2).unwrap();
     let addr = ports[0].local_addr().unwrap();
-    for lanes in [1, 2] {
-        assert_eq!(Port::bind_lanes(addr, lanes).unwrap_err().kind(), ErrorKind::AddrInUse);
+    for workers in [1, 2] {
+        assert_eq!(Port::bind_workers(addr, workers).unwrap_err().kind(), ErrorKind::AddrInUse);
     }
 }
 
@@ -102,12 +102,12 @@ fn a_number_is_found_that_both_have_free() {
     // Two of a hundred: that one try is enough 400 times happens once in five thousand runs.
     let taken: Vec<TcpListener> = (0..600).map(|_| TcpListener::bind(ANY).unwrap()).collect();
     for _ in 0..400 {
-        let ports = Port::listen_lanes(ANY, 1).unwrap();
+        let ports = Port::listen_workers(ANY, 1).unwrap();
         let addr = ports[0].local_addr().unwrap();
         assert_eq!(TcpListener::bind(addr).unwrap_err().kind(), ErrorKind::AddrInUse);
     }
     let addr = taken[0].local_addr().unwrap();
-    let error = Port::listen_lanes(addr, 1).unwrap_err();
+    let error = Port::listen_workers(addr, 1).unwrap_err();
     assert!(error.kind() == ErrorKind::AddrInUse && error.to_string().contains("by TCP"), "{error}");
 }
 
@@ -134,14 +134,14 @@ fn start(id: u32, client: &Keypair, pool: &PoolKey) -> Running {
         epoch: BootEpoch(1),
         medium: None,
     };
-    let servers = Server::with_lanes(config, Box::new(SystemEntropy::default()), LANES).unwrap();
-    let mut lanes: Vec<_> = servers.into_iter().zip(Port::bind_lanes(ANY, LANES).unwrap()).collect();
-    let addr = lanes[0].1.local_addr().unwrap();
+    let servers = Server::with_workers(config, Box::new(SystemEntropy::default()), WORKERS).unwrap();
+    let mut workers: Vec<_> = servers.into_iter().zip(Port::bind_workers(ANY, WORKERS).unwrap()).collect();
+    let addr = workers[0].1.local_addr().unwrap();
     let [drain, stop] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
     let (drains, stops) = (Arc::clone(&drain), Arc::clone(&stop));
     let (empties, empty) = channel();
     let thread = std::thread::spawn(move || {
-        serve_lanes(&mut lanes, Wait::BLOCK, |server, _| {
+        serve_workers(&mut workers, Wait::BLOCK, |server, _| {
             if drains.load(Ordering::Relaxed) {
                 server.begin_drain();
                 // Said again and again: nobody may listen any more.
@@ -150,7 +150,7 @@ fn start(id: u32, client: &Keypair, pool: &PoolKey) -> Running {
             stops.load(Ordering::Relaxed)
         })
         .unwrap();
-        (lanes[0].0.stats(), lanes[0].0.held_slabs())
+        (workers[0].0.stats(), workers[0].0.held_slabs())
     });
     Running { info: ServerInfo { id: ServerId(id), addr, key, zone: id, announcer: None }, drain, empty, stop, thread }
 }
@@ -240,9 +240,10 @@ fn use_space(
     right
 }
 
-/// Many clients write and read while one of three servers is drained: its slabs go to the others, from lane to lane.
+/// Many clients write and read while one of three servers is drained: its slabs go to the others, from worker to
+/// worker.
 #[test]
-fn clients_of_all_lanes_keep_their_pages_while_a_server_is_drained() {
+fn clients_of_all_workers_keep_their_pages_while_a_server_is_drained() {
     let (keys, pool) = (Keypair::from_private([99; KEY_SIZE]), PoolKey::new([3; KEY_SIZE]));
     let servers: Vec<Running> = (0..3).map(|id| start(id, &keys, &pool)).collect();
     let infos: Vec<ServerInfo> = servers.iter().map(|server| server.info.clone()).collect();

@@ -1,31 +1,31 @@
-//! What the API says of the policy: terms, standings, what is wrong.
+//! What the API says of the policy: terms, statuses, what is wrong.
 
 use pagoda_api::types::{ExplainLine, HostPolicy, SHARES_DEFAULT, Sampling, VmKind, VmPolicy};
 use pagoda_core::policy::explain::{self, Line};
 use pagoda_core::policy::follow_up::{Deviation, DeviationOf};
 use pagoda_core::policy::plan::StuckReason;
-use pagoda_core::policy::{ReclaimState, Standing};
+use pagoda_core::policy::{PolicyStatus, ReclaimState};
 use pagoda_core::stats::{Metric, Stats};
 use pagoda_core::units::{PAGE_SIZE, PageCount};
 
 use super::Governor;
 use crate::registry::Vm;
 
-/// A VM's standing before the first plan.
+/// A VM's status before the first plan.
 const NOT_PLANNED: &str = "not_planned";
 
 /// One word for tables and programs.
-fn standing_word(standing: Standing) -> &'static str {
-    match standing {
-        Standing::AtEase => "at_ease",
-        Standing::Squeezed => "squeezed",
-        Standing::Blocked => "blocked",
-        Standing::Pinned => "pinned",
+fn status_word(status: PolicyStatus) -> &'static str {
+    match status {
+        PolicyStatus::AtEase => "at_ease",
+        PolicyStatus::Squeezed => "squeezed",
+        PolicyStatus::Blocked => "blocked",
+        PolicyStatus::Pinned => "pinned",
     }
 }
 
-/// Every word that a standing can have.
-pub const STANDINGS: [&str; 5] = ["at_ease", "squeezed", "blocked", "pinned", NOT_PLANNED];
+/// Every word that a status can have.
+pub const STATUSES: [&str; 5] = ["at_ease", "squeezed", "blocked", "pinned", NOT_PLANNED];
 
 /// What of a plan has not come true, behind the VM's name.
 fn deviation_text(deviation: &Deviation) -> String {
@@ -51,7 +51,7 @@ fn deviation_text(deviation: &Deviation) -> String {
 /// Why nothing moves although it should.
 pub fn stuck_text(reason: StuckReason) -> &'static str {
     match reason {
-        StuckReason::NothingToTake => "every VM is at its floor or pinned; lower a min, stop a VM, or enlarge the pool",
+        StuckReason::NothingToTake => "every VM is at its min or pinned; lower a min, stop a VM, or enlarge the pool",
         StuckReason::BalloonsDoNotMove => "balloons were asked for memory and do not move",
         StuckReason::PageOutDoesNotMove => "page-out was asked for and has no effect: look at the swap disk",
     }
@@ -99,8 +99,8 @@ impl Governor {
             limit_bytes: bytes(limit),
             shared_bytes: sharing.shared_bytes,
             saved_bytes: sharing.saved_bytes(),
-            standing: planned.map_or(NOT_PLANNED, |vm| standing_word(vm.standing)).to_owned(),
-            standing_since_s: planned.map_or(0, |vm| now_ms.saturating_sub(vm.standing_since_ms) / 1000),
+            status: planned.map_or(NOT_PLANNED, |vm| status_word(vm.status)).to_owned(),
+            status_since_s: planned.map_or(0, |vm| now_ms.saturating_sub(vm.status_since_ms) / 1000),
         }
     }
 
@@ -152,7 +152,7 @@ impl Governor {
             let reason = "what its engine may have now; raised as memory is free, and by plans";
             more("limit", vm.limit().max(limit).bytes().to_string(), reason);
         }
-        let is_blocked = last.plan.vm(vm.governed.id).is_some_and(|vm| vm.standing == Standing::Blocked);
+        let is_blocked = last.plan.vm(vm.governed.id).is_some_and(|vm| vm.status == PolicyStatus::Blocked);
         match (vm.record.blocked, vm.record.kind) {
             (true, _) => {
                 let since = vm.governed.block.since.map(|since| format!("for {} s", since.elapsed().as_secs()));
@@ -184,7 +184,7 @@ impl Governor {
             }
             problems
                 .extend(vm.governed.deviations.iter().map(|deviation| format!("{name} {}", deviation_text(deviation))));
-            if plan.vm(vm.governed.id).is_some_and(|vm| vm.standing == Standing::Squeezed) {
+            if plan.vm(vm.governed.id).is_some_and(|vm| vm.status == PolicyStatus::Squeezed) {
                 squeezed.push(name.as_str());
             }
         }

@@ -76,6 +76,6 @@ fn a_directory_that_is_no_disk_is_refused() {
     serve(env!("CARGO_TARGET_TMPDIR"), "1000T", 1, "available; give less");
     serve(env!("CARGO_TARGET_TMPDIR"), "1M", 2, "at least 64M");
     serve(&pool.file("none"), "200M", 1, "No such file");
-    let lanes = ["pool", "serve", "--size", "200M", "--listen", "127.0.0.1:0", "--on-disk", ".", "--workers", "2"];
-    pool.fails(&lanes, 2, "a disk is read by one thread");
+    let workers = ["pool", "serve", "--size", "200M", "--listen", "127.0.0.1:0", "--on-disk", ".", "--workers", "2"];
+    pool.fails(&workers, 2, "a disk is read by one thread");
 }

@@ -1,9 +1,9 @@
 //! Reads of pages that only silent servers have wait here, not among the operations under way: a server that is away for
 //! hours must not fill their places, or pages of all others would wait with it.
 //!
-//! A parked read has asked nobody and begins anew when its slab is looked at again: a server is back, the map has changed, the
-//! slab is lost, its servers have been silent for too long. What it returns then is as right as at first: the version is the one
-//! that is known at that time.
+//! A queued read has asked nobody and begins anew when its slab is looked at again: a server is back, the map has
+//! changed, the slab is lost, its servers have been silent for too long. What it returns then is as right as at first:
+//! the version is the one that is known at that time.
 
 use std::collections::VecDeque;
 
@@ -11,11 +11,11 @@ use super::Token;
 use crate::client::index::SpaceIndex;
 use crate::units::{Class, PageNo, SlabNo, SlabSize, Time};
 
-/// Reads that wait so at a time; more keep their places among the operations. A VM asks for some two thousand at most.
-pub const PARKED_MAX: usize = 4096;
+/// Reads that wait so at a time; more keep their slots among the operations. A VM asks for some two thousand at most.
+pub const QUEUED_READS_MAX: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
-pub struct Parked {
+pub struct QueuedRead {
     pub space: SpaceIndex,
     pub page: PageNo,
     pub class: Class,
@@ -24,19 +24,19 @@ pub struct Parked {
 }
 
 #[derive(Debug)]
-pub struct Parking {
-    all: VecDeque<Parked>,
+pub struct ReadQueue {
+    all: VecDeque<QueuedRead>,
     /// Some could begin, and there was no place for them.
     is_short: bool,
 }
 
-impl Default for Parking {
-    fn default() -> Parking {
-        Parking { all: VecDeque::with_capacity(PARKED_MAX), is_short: false }
+impl Default for ReadQueue {
+    fn default() -> ReadQueue {
+        ReadQueue { all: VecDeque::with_capacity(QUEUED_READS_MAX), is_short: false }
     }
 }
 
-impl Parking {
+impl ReadQueue {
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
@@ -46,31 +46,31 @@ impl Parking {
     }
 
     pub fn is_full(&self) -> bool {
-        self.all.len() >= PARKED_MAX
+        self.all.len() >= QUEUED_READS_MAX
     }
 
     /// A read waits, behind all others.
-    pub fn push(&mut self, parked: Parked) {
-        self.all.push_back(parked);
+    pub fn push(&mut self, queued: QueuedRead) {
+        self.all.push_back(queued);
     }
 
     /// The one at this position.
-    pub fn get(&self, at: usize) -> Option<Parked> {
+    pub fn get(&self, at: usize) -> Option<QueuedRead> {
         self.all.get(at).copied()
     }
 
     /// Takes out the first one.
-    pub fn next(&mut self) -> Option<Parked> {
+    pub fn next(&mut self) -> Option<QueuedRead> {
         self.all.pop_front()
     }
 
-    /// The first one could begin, and there is no place for it among the operations, nor for any other.
-    pub fn wait_for_place(&mut self, parked: Parked) {
+    /// The first one could begin, and there is no slot for it among the operations, nor for any other.
+    pub fn wait_for_place(&mut self, queued: QueuedRead) {
         self.is_short = true;
-        self.all.push_front(parked);
+        self.all.push_front(queued);
     }
 
-    /// Whether some waited for a place that there is now.
+    /// Whether some waited for a slot that there is now.
     pub fn has_place(&mut self, is_free: bool) -> bool {
         let had_to_wait = self.is_short && is_free;
         self.is_short &= !had_to_wait;
@@ -78,10 +78,10 @@ impl Parking {
     }
 
     pub fn any_in(&self, space: SpaceIndex) -> bool {
-        self.all.iter().any(|parked| parked.space == space)
+        self.all.iter().any(|queued| queued.space == space)
     }
 
     pub fn any_of(&self, space: SpaceIndex, slab: SlabNo, size: SlabSize) -> bool {
-        self.all.iter().any(|parked| parked.space == space && size.slab(parked.page) == Some(slab))
+        self.all.iter().any(|queued| queued.space == space && size.slab(queued.page) == Some(slab))
     }
 }

@@ -17,7 +17,7 @@ pub struct Dir {
 
 /// Where a pool is.
 #[derive(Debug, Args)]
-pub struct Place {
+pub struct PoolDir {
     #[command(flatten)]
     pub dir: Dir,
     /// etcd that keeps the servers, disks and owners of a cluster [default: `cluster` in DIR/pool.toml]
@@ -28,7 +28,7 @@ pub struct Place {
     pub cluster: Option<String>,
 }
 
-impl Place {
+impl PoolDir {
     /// What is known of the pool. What goes wrong later is printed on standard error.
     ///
     /// # Errors

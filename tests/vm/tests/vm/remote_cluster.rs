@@ -1,4 +1,4 @@
-//! Far tiers that etcd keeps: the daemon dies, etcd is away, a server dies, and every page is right.
+//! Remote tiers that etcd keeps: the daemon dies, etcd is away, a server dies, and every page is right.
 
 /// Other tests need more of it.
 #[allow(dead_code)]
@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use vm_tests::toy::ToyOptions;
 use vm_tests::{Daemon, Folios, Lab, MIB, wait};
 
-use crate::far::{DRAM_MIB, MEMORY_MIB, SETTLE_MAX, SLABS, count, exercise, start};
+use crate::remote::{DRAM_MIB, MEMORY_MIB, SETTLE_MAX, SLABS, count, exercise, start};
 
 fn address(etcd: &EtcdProcess) -> String {
     format!("etcd://{}/lab", etcd.endpoint())
@@ -41,7 +41,7 @@ fn begin_without_etcd(daemon: &Daemon, etcd: &EtcdProcess) -> Result<()> {
     daemon.kill9()?;
     daemon.start_again()?;
     daemon.wait_vm("toy", "why it waits", SETTLE_MAX, |info| {
-        info.state == VmState::Waiting && said(info, "far tier of toy") && said(info, "does not answer")
+        info.state == VmState::Waiting && said(info, "remote tier of toy") && said(info, "does not answer")
     })?;
     let shown = daemon.run_cli(&["vm", "show", "toy"])?.stdout;
     let shown = String::from_utf8_lossy(&shown);
@@ -52,7 +52,7 @@ fn begin_without_etcd(daemon: &Daemon, etcd: &EtcdProcess) -> Result<()> {
 
 #[test]
 fn daemon_etcd_and_a_server_fail_in_turn() -> Result<()> {
-    Lab::run("far, kept by etcd", 1, |lab| {
+    Lab::run("remote, kept by etcd", 1, |lab| {
         let etcd = EtcdProcess::start();
         let pool = lab.pool_in(&[SLABS; 2], Some(&address(&etcd)))?;
         let daemon = lab.daemon_with(pool.daemon_options(Folios::Large))?;
@@ -85,11 +85,11 @@ fn daemon_etcd_and_a_server_fail_in_turn() -> Result<()> {
 
         // Slabs go back while it runs, and come anew.
         daemon.set_dram_mib("toy", MEMORY_MIB)?;
-        daemon.wait_vm("toy", "all in DRAM", SETTLE_MAX, |info| !info.armed && count(info, "far_pages") == 0)?;
+        daemon.wait_vm("toy", "all in DRAM", SETTLE_MAX, |info| !info.armed && count(info, "remote_pages") == 0)?;
         pool.wait_free_slabs(2 * SLABS)?;
         daemon.set_dram_mib("toy", DRAM_MIB)?;
         exercise(&toy)?;
-        ensure!(count(&daemon.vm("toy")?, "far_pages") > 0, "nothing is in the pool");
+        ensure!(count(&daemon.vm("toy")?, "remote_pages") > 0, "nothing is in the pool");
 
         toy.quit()?;
         daemon.wait_gone("toy")?;
@@ -98,11 +98,12 @@ fn daemon_etcd_and_a_server_fail_in_turn() -> Result<()> {
     })
 }
 
-/// What would need a new slab goes to the swap file while etcd is away, and that is said; nobody gets a new far tier; a VM that
-/// ends then is gone at once, and what it had goes back when etcd is there again, by the next daemon, too.
+/// What would need a new slab goes to the swap file while etcd is away, and that is said; nobody gets a new remote
+/// tier; a VM that ends then is gone at once, and what it had goes back when etcd is there again, by the next daemon,
+/// too.
 #[test]
 fn a_vm_lives_and_ends_without_etcd() -> Result<()> {
-    Lab::run("far, without etcd", 1, |lab| {
+    Lab::run("remote, without etcd", 1, |lab| {
         let etcd = EtcdProcess::start();
         let pool = lab.pool_in(&[SLABS], Some(&address(&etcd)))?;
         let daemon = lab.daemon_with(pool.daemon_options(Folios::Large))?;
@@ -114,7 +115,10 @@ fn a_vm_lives_and_ends_without_etcd() -> Result<()> {
         let info = daemon.wait_vm("toy", "what it waits for", SETTLE_MAX, |info| {
             said(info, "the pool's map") && info.swap_used_bytes > 64 * MIB
         })?;
-        ensure!(runs(&info) && count(&info, "far_pages") == 0 && count(&info, "far_declined_pages") > 0, "{info:#?}");
+        ensure!(
+            runs(&info) && count(&info, "remote_pages") == 0 && count(&info, "remote_declined_pages") > 0,
+            "{info:#?}"
+        );
         exercise(&toy)?;
         let other = ["run", "--plain", "--name", "other", "--memory", "256M", "--far", "pool:", "--", "true"];
         let refused = daemon.run_cli(&other)?;
@@ -123,7 +127,7 @@ fn a_vm_lives_and_ends_without_etcd() -> Result<()> {
         etcd.signal(Signal::CONT);
         daemon.wait_vm("toy", "nothing is waited for", SETTLE_MAX, |info| runs(info) && info.waits.is_none())?;
         exercise(&toy)?;
-        ensure!(count(&daemon.vm("toy")?, "far_pages") > 0, "the pool is not used again");
+        ensure!(count(&daemon.vm("toy")?, "remote_pages") > 0, "the pool is not used again");
 
         etcd.signal(Signal::STOP);
         toy.quit()?;

@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use super::latency::Latency;
 
-/// Most servers that may have each page of a far tier.
-pub const FAR_COPIES_MAX: u8 = 2;
+/// Most servers that may have each page of a remote tier.
+pub const REMOTE_COPIES_MAX: u8 = 2;
 
-/// Asks for a far tier in the pool that the daemon borrows from.
+/// Asks for a remote tier in the pool that the daemon borrows from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct FarRequest {
+pub struct RemoteRequest {
     /// Servers that have each page: with one, its death stops the VM; with two, one of them may die.
     #[serde(default = "one")]
     pub copies: u8,
@@ -22,55 +22,55 @@ fn one() -> u8 {
     1
 }
 
-impl Default for FarRequest {
+impl Default for RemoteRequest {
     fn default() -> Self {
-        FarRequest { copies: one() }
+        RemoteRequest { copies: one() }
     }
 }
 
-impl FarRequest {
+impl RemoteRequest {
     /// # Errors
     /// A sentence that says what would be right.
     pub fn check(self) -> Result<(), String> {
-        if !(1..=FAR_COPIES_MAX).contains(&self.copies) {
-            return Err(format!("{} copies of each page in remote memory: give 1 or {FAR_COPIES_MAX}", self.copies));
+        if !(1..=REMOTE_COPIES_MAX).contains(&self.copies) {
+            return Err(format!("{} copies of each page in remote memory: give 1 or {REMOTE_COPIES_MAX}", self.copies));
         }
         Ok(())
     }
 }
 
-impl FromStr for FarRequest {
+impl FromStr for RemoteRequest {
     type Err = String;
 
     /// Reads the option's value: `pool:`, `pool:copies=2`.
-    fn from_str(text: &str) -> Result<FarRequest, String> {
-        let advice = || format!("{text:?} is no far tier; write pool: or pool:copies=2");
+    fn from_str(text: &str) -> Result<RemoteRequest, String> {
+        let advice = || format!("{text:?} is no remote tier; write pool: or pool:copies=2");
         let options = text.strip_prefix("pool:").ok_or_else(advice)?;
-        let mut far = FarRequest::default();
+        let mut remote = RemoteRequest::default();
         if !options.is_empty() {
             let copies = options.strip_prefix("copies=").ok_or_else(advice)?;
-            far.copies = copies.parse().map_err(|_| format!("{copies:?} is no number of copies; give 1 or 2"))?;
+            remote.copies = copies.parse().map_err(|_| format!("{copies:?} is no number of copies; give 1 or 2"))?;
         }
-        far.check().map(|()| far)
+        remote.check().map(|()| remote)
     }
 }
 
 /// What a VM has in remote memory.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct FarInfo {
+pub struct RemoteInfo {
     pub copies: u8,
     /// Content that is in the pool, each page counted once.
     #[serde(default)]
     pub pool_bytes: u64,
     /// What its client of the pool knows; nothing before a program has attached.
     #[serde(default)]
-    pub pool: Option<FarPool>,
+    pub pool: Option<RemotePool>,
 }
 
 /// A VM's client of the pool: what it has counted since the daemon attached the VM, and how its servers are.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct FarPool {
+pub struct RemotePool {
     /// Parts of the VM's memory that servers have, 64 MiB each, counted once however many copies there are.
     pub held_bytes: u64,
     /// Of these, parts with fewer copies in sync than the VM is to have.
@@ -93,13 +93,13 @@ pub struct FarPool {
     /// Writes declined because nothing said in time which servers are to have them.
     pub unmapped_pages: u64,
     /// How long reads and writes took, by class, to the next power of two.
-    pub latency: Vec<FarLatency>,
-    pub servers: Vec<FarServer>,
+    pub latency: Vec<RemoteLatency>,
+    pub servers: Vec<RemoteServer>,
 }
 
 /// Of one kind of request and one class.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct FarLatency {
+pub struct RemoteLatency {
     /// `read` or `write`.
     pub op: String,
     /// `demand`, `prefetch` or `eviction`.
@@ -110,7 +110,7 @@ pub struct FarLatency {
 
 /// A server of the pool, as the VM's client sees it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FarServer {
+pub struct RemoteServer {
     pub id: u32,
     pub up: bool,
     /// Smoothed.
@@ -129,12 +129,12 @@ mod tests {
 
     #[test]
     fn one_copy_unless_two_are_asked_for() {
-        let read = |text: &str| serde_json::from_str::<FarRequest>(text).ok();
-        assert_eq!(read("{}"), Some(FarRequest::default()));
-        assert_eq!(read(r#"{"copies":2}"#), Some(FarRequest { copies: 2 }));
+        let read = |text: &str| serde_json::from_str::<RemoteRequest>(text).ok();
+        assert_eq!(read("{}"), Some(RemoteRequest::default()));
+        assert_eq!(read(r#"{"copies":2}"#), Some(RemoteRequest { copies: 2 }));
         assert_eq!(read(r#"{"copies":-1}"#), None);
         assert_eq!(read(r#"{"copys":2}"#), None);
-        let check = |copies: u8, good: bool| assert_eq!(FarRequest { copies }.check().is_ok(), good, "{copies}");
+        let check = |copies: u8, good: bool| assert_eq!(RemoteRequest { copies }.check().is_ok(), good, "{copies}");
         check(0, false);
         check(1, true);
         check(2, true);
@@ -142,14 +142,14 @@ mod tests {
     }
 
     #[test]
-    fn far_tiers() {
+    fn remote_tiers() {
         let check =
-            |text: &str, copies: u8| assert_eq!(text.parse::<FarRequest>(), Ok(FarRequest { copies }), "{text}");
+            |text: &str, copies: u8| assert_eq!(text.parse::<RemoteRequest>(), Ok(RemoteRequest { copies }), "{text}");
         check("pool:", 1);
         check("pool:copies=1", 1);
         check("pool:copies=2", 2);
         let refused = |text: &str, expected: &str| {
-            let said = text.parse::<FarRequest>().unwrap_err();
+            let said = text.parse::<RemoteRequest>().unwrap_err();
             assert!(said.contains(expected), "{text}: {said}");
         };
         for text in ["", "pool", "disk:", "pool:2", "pool:copy=2", "pool:copies=1,copies=2", "POOL:"] {

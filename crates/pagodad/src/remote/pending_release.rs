@@ -1,4 +1,4 @@
-//! What is owed to a pool: spaces of VMs that are gone, or that never came to be.
+//! Pending releases of a pool: spaces of VMs that are gone, or that never came to be.
 //!
 //! Each is a VM's record under its space's number, in a directory of its own, until servers and control plane have everything
 //! back. The number is 64 random bits of this daemon or one before it with the same state directory, so nobody else can have
@@ -19,7 +19,7 @@ use pagoda_pool::record::tier_name;
 use rmap::units::{Generation, SpaceId};
 
 use super::space::{Dirs, pool_of, spec, whose};
-use crate::record::{Far, Record, store};
+use crate::record::{Record, Remote, store};
 
 /// An etcd that is being replaced is back within minutes; after that somebody has to look.
 const TRY_FOR: Duration = Duration::from_secs(10 * 60);
@@ -29,21 +29,21 @@ const TRY_EVERY: Duration = Duration::from_secs(5);
 /// Spaces that are being given back: one at a time may be their owner.
 static RETURNING: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
-fn path(dirs: &Dirs, far: &Far) -> PathBuf {
-    dirs.owed.join(format!("{:016x}.vm", far.space))
+fn path(dirs: &Dirs, remote: &Remote) -> PathBuf {
+    dirs.pending.join(format!("{:016x}.vm", remote.space))
 }
 
-/// Notes that this VM's tier is owed, before it is made.
+/// Notes that the release of this VM's tier is pending, before it is made.
 pub(super) fn note(dirs: &Dirs, debtor: &Record) -> Result<()> {
-    let Some(far) = &debtor.far else { return Ok(()) };
-    pagoda_pool::store::make_dir(&dirs.owed)?;
-    store::write(&path(dirs, far), debtor)
+    let Some(remote) = &debtor.remote else { return Ok(()) };
+    pagoda_pool::store::make_dir(&dirs.pending)?;
+    store::write(&path(dirs, remote), debtor)
 }
 
 /// The record of a VM that has ended becomes the note.
-pub(super) fn inherit(dirs: &Dirs, far: &Far, record: &Path) {
-    let renamed = pagoda_pool::store::make_dir(&dirs.owed)
-        .and_then(|()| std::fs::rename(record, path(dirs, far)).map_err(anyhow::Error::from));
+pub(super) fn inherit(dirs: &Dirs, remote: &Remote, record: &Path) {
+    let renamed = pagoda_pool::store::make_dir(&dirs.pending)
+        .and_then(|()| std::fs::rename(record, path(dirs, remote)).map_err(anyhow::Error::from));
     match renamed {
         Err(error) if is_not_there(&error) => {}
         Err(error) => tracing::warn!(
@@ -59,18 +59,18 @@ fn is_not_there(error: &anyhow::Error) -> bool {
     error.downcast_ref().is_some_and(|error: &std::io::Error| error.kind() == ErrorKind::NotFound)
 }
 
-/// Nothing is owed for this tier any more, or a VM has it.
-pub(super) fn settle(dirs: &Dirs, far: &Far) {
-    let path = path(dirs, far);
+/// The release of this tier is not pending any more, or a VM has it.
+pub(super) fn settle(dirs: &Dirs, remote: &Remote) {
+    let path = path(dirs, remote);
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != ErrorKind::NotFound => tracing::warn!("remove {}: {error}", path.display()),
         _ => {}
     }
 }
 
-/// All that is owed.
+/// All pending releases.
 pub(super) fn all(dirs: &Dirs) -> Vec<Record> {
-    let Ok(entries) = std::fs::read_dir(&dirs.owed) else { return Vec::new() };
+    let Ok(entries) = std::fs::read_dir(&dirs.pending) else { return Vec::new() };
     let paths = entries.flatten().map(|entry| entry.path());
     let notes = paths.filter(|path| path.extension().is_some_and(|extension| extension == "vm"));
     let read = |path: PathBuf| {
@@ -86,18 +86,18 @@ pub(super) fn all(dirs: &Dirs) -> Vec<Record> {
 
 /// Gives what a VM had in remote memory back to the servers, on a thread of its own.
 pub(super) fn give_back_later(dirs: &Dirs, debtor: &Record) {
-    let Some(far) = debtor.far.clone() else { return };
-    if !returning(|spaces| spaces.insert(far.space)) {
+    let Some(remote) = debtor.remote.clone() else { return };
+    if !returning(|spaces| spaces.insert(remote.space)) {
         return;
     }
     let (dirs, debtor) = (dirs.clone(), debtor.clone());
     let name = debtor.name.clone();
     let work = move || {
-        give_back_patiently(&dirs, &debtor, &far);
-        returning(|spaces| spaces.remove(&far.space));
+        give_back_patiently(&dirs, &debtor, &remote);
+        returning(|spaces| spaces.remove(&remote.space));
     };
-    if let Err(error) = std::thread::Builder::new().name("far-return".into()).spawn(work) {
-        tracing::warn!(vm = %name, "its far tier is not given back before pagodad is started again: {error}");
+    if let Err(error) = std::thread::Builder::new().name("remote-return".into()).spawn(work) {
+        tracing::warn!(vm = %name, "its remote tier is not given back before pagodad is started again: {error}");
     }
 }
 
@@ -105,47 +105,47 @@ fn returning<T>(act: impl FnOnce(&mut BTreeSet<u64>) -> T) -> T {
     act(&mut RETURNING.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-fn give_back_patiently(dirs: &Dirs, debtor: &Record, far: &Far) {
+fn give_back_patiently(dirs: &Dirs, debtor: &Record, remote: &Remote) {
     let (began, vm) = (Instant::now(), &debtor.name);
-    let mut told = false;
+    let mut reported = false;
     loop {
-        let error = match give_all_back(&dirs.pool, debtor, far) {
+        let error = match give_all_back(&dirs.pool, debtor, remote) {
             Ok(given) => {
-                settle(dirs, far);
-                return tell(vm, &given);
+                settle(dirs, remote);
+                return report(vm, &given);
             }
             Err(error) => error,
         };
         if began.elapsed() >= TRY_FOR {
-            let note = path(dirs, far);
+            let note = path(dirs, remote);
             return tracing::warn!(
                 %vm,
-                "its far tier, space {:016x}, is not given back: {error}; servers keep its memory until pagodad is started \
+                "its remote tier, space {:016x}, is not given back: {error}; servers keep its memory until pagodad is started \
                  again, which tries again by {}",
-                far.space,
+                remote.space,
                 note.display(), error = in_full(error.as_ref()));
         }
-        if !std::mem::replace(&mut told, true) {
-            tracing::warn!(%vm, "its far tier is not given back yet: {error}; trying again", error = in_full(error.as_ref()));
+        if !std::mem::replace(&mut reported, true) {
+            tracing::warn!(%vm, "its remote tier is not given back yet: {error}; trying again", error = in_full(error.as_ref()));
         }
         std::thread::sleep(TRY_EVERY);
     }
 }
 
-fn tell(vm: &str, given: &GivenBack) {
+fn report(vm: &str, given: &GivenBack) {
     match given {
-        GivenBack::All(_) => tracing::debug!(%vm, "its far tier was given back"),
+        GivenBack::All(_) => tracing::debug!(%vm, "its remote tier was given back"),
         GivenBack::Silent(_) | GivenBack::Left(_) => {
-            tracing::warn!(%vm, "servers did not take its far tier back, and keep its memory until they end");
+            tracing::warn!(%vm, "servers did not take its remote tier back, and keep its memory until they end");
         }
     }
 }
 
 /// The order: servers get their memory back -> the control plane forgets the space. A space that it does not know was never
 /// made, or is forgotten already.
-pub(super) fn give_all_back(pool_dir: &Path, debtor: &Record, far: &Far) -> Result<GivenBack> {
-    let (pool, id) = (pool_of(pool_dir, far)?, SpaceId(far.space));
-    let mut plane = Plane::of(&pool, &whose(&debtor.name), far.cluster.as_deref())?;
+pub(super) fn give_all_back(pool_dir: &Path, debtor: &Record, remote: &Remote) -> Result<GivenBack> {
+    let (pool, id) = (pool_of(pool_dir, remote)?, SpaceId(remote.space));
+    let mut plane = Plane::of(&pool, &whose(&debtor.name), remote.cluster.as_deref())?;
     let seen = match plane.look(id) {
         Err(error) if plane::is_gone(&error) => return Ok(GivenBack::All(Generation(0))),
         seen => seen?,
@@ -158,9 +158,9 @@ pub(super) fn give_all_back(pool_dir: &Path, debtor: &Record, far: &Far) -> Resu
     }
     let held = seen.today.map.iter().any(|(_, entry)| !entry.replicas.is_empty());
     let given = if held {
-        give_back(&pool, &mut plane, &spec(debtor, far), &seen.today, Silent::PassOver)?
+        give_back(&pool, &mut plane, &spec(debtor, remote), &seen.today, Silent::PassOver)?
     } else {
-        GivenBack::All(give_leftovers_back(&pool, &mut plane, &spec(debtor, far), &seen.today)?)
+        GivenBack::All(give_leftovers_back(&pool, &mut plane, &spec(debtor, remote), &seen.today)?)
     };
     // What is left at servers now stays there until they end: nobody else will ask for it.
     let generation = match given {
