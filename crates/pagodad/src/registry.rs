@@ -263,7 +263,15 @@ impl Registry {
 
     /// The number of the VM that has this name now.
     fn id_of(&self, name: &str) -> Result<VmId, ApiError> {
-        self.lock().get(name).map(|vm| vm.governed.id).ok_or_else(|| no_such_vm(name))
+        let id = self.lock().get(name).map(|vm| vm.governed.id);
+        id.ok_or_else(|| self.missing(name))
+    }
+
+    /// That there is no VM of this name. Of one that has just ended it is said when its files are gone: then they may be made
+    /// anew. The caller holds no lock.
+    fn missing(&self, name: &str) -> ApiError {
+        self.wait_until_removed(name);
+        no_such_vm(name)
     }
 
     /// Sends a VM's engine its limit, unless it has that already.

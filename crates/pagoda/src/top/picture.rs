@@ -54,17 +54,20 @@ fn look(cell: &Cell) -> (Color, Modifier) {
 
 /// Cells beside each other that look alike.
 fn draw_run(out: &mut String, left: u32, top: u32, run: &[Cell]) {
-    let text: String = run.iter().map(Cell::symbol).collect();
     let (colour, modifier) = look(&run[0]);
-    let width = run.len() as u32 * CELL_WIDTH;
     let reversed = modifier.contains(Modifier::REVERSED);
     if reversed {
+        let width = run.len() as u32 * CELL_WIDTH;
         let _ =
             writeln!(out, "<rect x=\"{left}\" y=\"{top}\" width=\"{width}\" height=\"{CELL_HEIGHT}\" fill=\"{INK}\"/>");
     }
-    if text.trim().is_empty() {
-        return;
-    }
+    // Blanks at the ends are no text: who draws the picture may leave them out, and would stretch the rest.
+    let is_blank = |cell: &Cell| cell.symbol().trim().is_empty();
+    let Some(first) = run.iter().position(|cell| !is_blank(cell)) else { return };
+    let last = run.iter().rposition(|cell| !is_blank(cell)).unwrap_or(first);
+    let text = escaped(&run[first..=last].iter().map(Cell::symbol).collect::<String>());
+    let (x, y) = (left + first as u32 * CELL_WIDTH, top + BASELINE);
+    let width = (last - first + 1) as u32 * CELL_WIDTH;
     let ink = match colour {
         _ if reversed => PAPER,
         Color::Red => RED,
@@ -72,12 +75,10 @@ fn draw_run(out: &mut String, left: u32, top: u32, run: &[Cell]) {
         _ => INK,
     };
     let weight = if modifier.contains(Modifier::BOLD) { " font-weight=\"bold\"" } else { "" };
-    let base = top + BASELINE;
-    let text = escaped(&text);
     // `textLength` keeps columns below each other, whatever font the reader has.
     let _ = writeln!(
         out,
-        "<text x=\"{left}\" y=\"{base}\" textLength=\"{width}\" xml:space=\"preserve\" fill=\"{ink}\"{weight}>{text}</text>"
+        "<text x=\"{x}\" y=\"{y}\" textLength=\"{width}\" xml:space=\"preserve\" fill=\"{ink}\"{weight}>{text}</text>"
     );
 }
 

@@ -114,7 +114,7 @@ impl Registry {
     }
 
     /// Waits for whoever removes a VM of this name. The caller holds no lock.
-    fn wait_until_removed(&self, name: &str) {
+    pub(super) fn wait_until_removed(&self, name: &str) {
         let removal = self.making().get(name).and_then(|absent| absent.removal.clone());
         if let Some(removal) = removal {
             drop(removal.lock().unwrap_or_else(PoisonError::into_inner));

@@ -13,7 +13,7 @@ use pagoda_pager::latency::Histogram;
 use pagoda_pager::tier::Report;
 use pagoda_sys::host::FolioSize;
 
-use super::{Registry, Vm, no_such_vm};
+use super::{Registry, Vm};
 use crate::balloon;
 use crate::policy::host::read_memory;
 use crate::policy::report::Sharing;
@@ -31,11 +31,11 @@ impl Registry {
     /// No such VM.
     pub fn get(&self, name: &str) -> Result<VmInfo, ApiError> {
         // The engine is asked without the lock: it may be waiting for its disk.
-        let handle = self.lock().get(name).ok_or_else(|| no_such_vm(name))?.handle.clone();
+        let found = self.lock().get(name).map(|vm| vm.handle.clone());
+        let handle = found.ok_or_else(|| self.missing(name))?;
         let status = handle.as_deref().map(Handle::fresh_status);
-        let vms = self.lock();
-        let vm = vms.get(name).ok_or_else(|| no_such_vm(name))?;
-        Ok(self.info(vm, status))
+        let info = self.lock().get(name).map(|vm| self.info(vm, status));
+        info.ok_or_else(|| self.missing(name))
     }
 
     fn info(&self, vm: &Vm, status: Option<Arc<Status>>) -> VmInfo {
