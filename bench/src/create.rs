@@ -15,9 +15,8 @@ use testkit::results::report::{Bar, Report};
 use super::{Setup, svg};
 
 const MEMORY: u64 = 16 << 30;
-/// Made and removed in turn, in each round of the bench.
+/// Made and removed in turn, in each round of the bench. Fewer are over before the policy has made enough rounds.
 const VMS: usize = 20;
-const VMS_QUICK: usize = 4;
 /// More often no round is made: the policy's shortest period is 100 ms.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 /// Fewer rounds would say nothing of the longest.
@@ -47,7 +46,7 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let (mut making, mut idle) = (Vec::new(), Vec::new());
     for round in 0..setup.rounds {
         eprintln!("create: round {}", round + 1);
-        let side = measure(setup, |daemon| make_vms(setup, daemon))?;
+        let side = measure(setup, make_vms)?;
         let time = side.took.max(IDLE_MIN);
         making.push(side);
         idle.push(measure(setup, |_| {
@@ -110,11 +109,10 @@ fn ask_for_rounds(daemon: &Daemon, over: &AtomicBool) -> Result<()> {
 }
 
 /// Gives the time that each took, in milliseconds.
-fn make_vms(setup: &Setup, daemon: &Daemon) -> Result<Vec<f64>> {
+fn make_vms(daemon: &Daemon) -> Result<Vec<f64>> {
     let client = daemon.client();
-    let count = if setup.quick { VMS_QUICK } else { VMS };
     let mut took = Vec::new();
-    for number in 0..count {
+    for number in 0..VMS {
         let name = format!("bench-create-{number}");
         let spec = VmSpec { reserve_swap: true, ..VmSpec::default() };
         let vm = CreateVm { name: name.clone(), memory: vec![MEMORY], kind: VmKind::Plain, spec };

@@ -1,4 +1,4 @@
-//! Quicksort of twice the DRAM, with the pool as the far tier, with private swap on the disk and on a disk behind NBD, with the
+//! Quicksort of twice the DRAM, with the pool as the remote tier, with private swap on the disk and on a disk behind NBD, with the
 //! kernel's swap on the disk, and with all of it in DRAM (table 2 of the MemX paper); then one to eight such VMs at a time
 //! (figure 7).
 //!
@@ -97,7 +97,7 @@ impl Bench {
 
     fn toy(&self, name: &str, memory_mib: u64, tier: Tier) -> Result<SteppedToy> {
         let dram = if tier == Tier::Dram { memory_mib } else { memory_mib / 2 };
-        let far: &[&str] = if tier == Tier::Pool { &["--far", "pool:"] } else { &[] };
+        let far: &[&str] = if tier == Tier::Pool { &["--remote", "pool:"] } else { &[] };
         let mut toy = self.daemon.start_toy_with(name, memory_mib, dram, far, &[])?;
         toy.map()?;
         Ok(toy)

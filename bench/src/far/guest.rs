@@ -88,7 +88,7 @@ impl Guests {
         let (memory, dram) = (format!("{memory_mib}M"), format!("{dram_mib}M"));
         command.args(&words[1..]).args(["run", "--name", VM, "--memory", &memory, "--dram", &dram]);
         if tier == Tier::Pool {
-            command.args(["--far", "pool:"]);
+            command.args(["--remote", "pool:"]);
         }
         command.args(["--", QEMU, "-M", "q35", "-accel", self.accelerator.name(), "-m", &memory, "-smp", "1"]);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-serial", "stdio", "-no-reboot"]);

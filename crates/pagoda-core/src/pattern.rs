@@ -110,7 +110,7 @@ impl Pattern {
             self.remember(page);
             return PageIn::Page;
         };
-        let entry = self.entries[index].as_mut().expect("found places are taken");
+        let entry = self.entries[index].as_mut().expect("found entries are taken");
         entry.used_at = self.now;
         match &mut entry.sequence {
             Sequence::Whole(_) if relation == Relation::Within => chunk_alone(page.chunk(), access),

@@ -162,7 +162,7 @@ fn content(space: u64, page: u64, round: u64) -> [u8; PAGE_SIZE] {
     bytes
 }
 
-/// Begins an operation, when there is a place for it: writes keep theirs until a copy in the making has them, too.
+/// Begins an operation, when there is a slot for it: writes keep theirs until a copy in the making has them, too.
 fn begin<C: FnMut(&ControlRequest) -> ControlReply>(
     client: &mut UdpClient<C>,
     mut operation: impl FnMut(&mut Client, Time) -> Result<(), Refused>,
@@ -171,7 +171,7 @@ fn begin<C: FnMut(&ControlRequest) -> ControlReply>(
     loop {
         let now = client.now();
         match operation(&mut client.client, now) {
-            Err(Refused::Busy) => assert!(Instant::now() < deadline, "no place"),
+            Err(Refused::Busy) => assert!(Instant::now() < deadline, "no slot"),
             result => return result.unwrap(),
         }
         if !client.turn().unwrap() {

@@ -36,7 +36,7 @@ const READ_READY: usize = 32 << 10;
 /// A request's buffer is kept for the next one up to this size.
 const BUFFER_KEPT_MAX: usize = 256 << 10;
 
-/// The question whether nobody else owns the pages; other tokens are places of pieces.
+/// The question whether nobody else owns the pages; other tokens are slots of pieces.
 const CONFIRM: Token = Token::MAX;
 
 const ZERO_PAGE: Page = [0; PAGE_SIZE];

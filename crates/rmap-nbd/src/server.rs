@@ -269,7 +269,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
     /// Waits for something to happen: looks for a while, then sleeps. Where there is work left, it only looks once.
     fn wait(&mut self, ready: &mut Vec<Ready>, work: Work) -> Result<(), ServerError> {
         let began = Instant::now();
-        // Before there are events, which name clients by their places.
+        // Before there are events, which name clients by their slots.
         self.drop_the_slow();
         if work == Work::Done {
             self.gather(began);
@@ -372,7 +372,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> Server<C> {
     }
 
     fn admit(&mut self, fd: OwnedFd) {
-        // One more than there are places is closed at once, which its program reports.
+        // One more than there are slots is closed at once, which its program reports.
         let Some(slot) = self.clients.iter().position(Option::is_none) else { return };
         let watched = EventFlags::IN;
         if epoll::add(&self.epoll, &fd, EventData::new_u64(slot as u64), watched).is_ok() {

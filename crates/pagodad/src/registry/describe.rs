@@ -22,7 +22,8 @@ impl Registry {
     /// All VMs, by name.
     pub fn list(&self) -> Vec<VmInfo> {
         let names: Vec<String> = self.lock().keys().cloned().collect();
-        names.iter().filter_map(|name| self.get(name).ok()).collect()
+        // One that ends meanwhile is left out, and nobody waits for its files.
+        names.iter().filter_map(|name| self.find(name)).collect()
     }
 
     /// One VM, as of now.
@@ -30,12 +31,14 @@ impl Registry {
     /// # Errors
     /// No such VM.
     pub fn get(&self, name: &str) -> Result<VmInfo, ApiError> {
+        self.find(name).ok_or_else(|| self.missing(name))
+    }
+
+    fn find(&self, name: &str) -> Option<VmInfo> {
         // The engine is asked without the lock: it may be waiting for its disk.
-        let found = self.lock().get(name).map(|vm| vm.handle.clone());
-        let handle = found.ok_or_else(|| self.missing(name))?;
+        let handle = self.lock().get(name)?.handle.clone();
         let status = handle.as_deref().map(Handle::fresh_status);
-        let info = self.lock().get(name).map(|vm| self.info(vm, status));
-        info.ok_or_else(|| self.missing(name))
+        self.lock().get(name).map(|vm| self.info(vm, status))
     }
 
     fn info(&self, vm: &Vm, status: Option<Arc<Status>>) -> VmInfo {

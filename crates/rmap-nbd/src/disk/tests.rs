@@ -462,7 +462,7 @@ struct HalfSilent {
     writing: Vec<Token>,
 }
 
-/// As many as fill all the places where reads may wait, and more.
+/// As many as fill all the slots where reads may wait, and more.
 const SILENT_PAGES: u64 = 2 * QUEUED_READS_MAX as u64;
 
 impl HalfSilent {

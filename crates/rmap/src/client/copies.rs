@@ -61,7 +61,7 @@ impl Copies {
         if self.has_room() { self.waiting.pop_front() } else { None }
     }
 
-    /// A place for one more, if there is one.
+    /// A slot for one more, if there is one.
     pub fn free(&self) -> Option<usize> {
         self.all.iter().position(Option::is_none)
     }

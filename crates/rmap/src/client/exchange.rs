@@ -292,7 +292,7 @@ impl Exchanges {
         }
     }
 
-    /// Its reply is not expected for now: others may come in its place.
+    /// Its reply is not expected for now: others may take its slot.
     pub fn give_partial(&mut self, id: u64) {
         let partial = self.get(id).and_then(|exchange| exchange.partial.take());
         self.partials_free.extend(partial.map(|slot| slot as u16));

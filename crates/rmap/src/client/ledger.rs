@@ -11,7 +11,7 @@
 //!
 //! There are few slots for what is asked so. Nothing begins that would wait for a silent server, and what is being read
 //! when its last server falls silent gives its slot back: the others' parts go on. What is being written cannot be
-//! taken back, as it may be at a server already; so writes leave half of the places to reads.
+//! taken back, as it may be at a server already; so writes leave half of the slots to reads.
 
 mod line;
 mod parts;

@@ -15,7 +15,7 @@ type Busy = HashMap<(SpaceIndex, PageNo), OpIndex>;
 
 /// Beside these, the client's own: pages of the ledger.
 pub const OWN_MAX: usize = 16;
-/// Writes that have failed and are under way all the same; more wait for an answer in the places of others.
+/// Writes that have failed and are under way all the same; more wait for an answer in the slots of others.
 pub const REPORTED_MAX: usize = OPS_MAX;
 const ALL: usize = OPS_MAX + OWN_MAX + REPORTED_MAX;
 /// Slots of operations, in place: they are looked for where nothing may need memory.
@@ -417,7 +417,7 @@ impl Ops {
         }
     }
 
-    /// Fails for its caller, and goes on: another place comes for its own. `false` if there is none.
+    /// Fails for its caller, and goes on: another slot comes for its own. `false` if there is none.
     pub fn report(&mut self, op: OpIndex) -> bool {
         let Some(slot) = self.spare.pop() else {
             self.untold = true;

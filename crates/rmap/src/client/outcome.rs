@@ -45,7 +45,7 @@ pub type Token = u64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Refused {
     /// A write is under way until a copy in the making has it, too, even where its result was taken; writes leave a quarter of
-    /// the places to reads.
+    /// the slots to reads.
     #[error("as many operations are under way as can be, of at most {OPS_MAX}: take results first, or let time pass")]
     Busy,
     #[error("the page lies beyond the end of the space")]

@@ -1,5 +1,5 @@
 //! Reads of pages that only silent servers have wait here, not among the operations under way: a server that is away for
-//! hours must not fill their places, or pages of all others would wait with it.
+//! hours must not fill their slots, or pages of all others would wait with it.
 //!
 //! A queued read has asked nobody and begins anew when its slab is looked at again: a server is back, the map has
 //! changed, the slab is lost, its servers have been silent for too long. What it returns then is as right as at first:
@@ -26,7 +26,7 @@ pub struct QueuedRead {
 #[derive(Debug)]
 pub struct ReadQueue {
     all: VecDeque<QueuedRead>,
-    /// Some could begin, and there was no place for them.
+    /// Some could begin, and there was no slot for them.
     is_short: bool,
 }
 

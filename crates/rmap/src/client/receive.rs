@@ -371,7 +371,7 @@ impl Client {
         self.op_exchange_ended(op);
         let Exchange { peer, space, page, .. } = *exchange;
         let operation = *self.ops.get(op);
-        // A hedged read that the other copy has answered; its place may even be another operation's by now.
+        // A hedged read that the other copy has answered; its slot may even be another operation's by now.
         if operation.stage != ops::Stage::Active || operation.kind != Kind::Read {
             return;
         }

@@ -215,7 +215,7 @@ fn a_silent_server_does_not_starve_the_others() {
     pool.deaf = vec![0];
     let read =
         |pool: &mut Pool, page: u64, token| pool.client.read(pool.now, pool.space, PageNo(page), Class::Demand, token);
-    // Half of them before the silence is noticed, more than there are places after that.
+    // Half of them before the silence is noticed, more than there are slots after that.
     let asked: Vec<u64> = silent.iter().copied().cycle().take(3 * OPS_MAX).collect();
     for (at, page) in asked.iter().enumerate() {
         if at == OPS_MAX / 2 {

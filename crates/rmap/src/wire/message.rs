@@ -368,7 +368,7 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused() {
-        assert!(Message::decode(&request(Op::Grant, 0).encode(Fragment::WHOLE)).is_err(), "a grant has a floor");
+        assert!(Message::decode(&request(Op::Grant, 0).encode(Fragment::WHOLE)).is_err(), "a grant has an epoch");
         let good = request(Op::Read, 0).encode(Fragment::WHOLE);
         assert!(Message::decode(&good).is_ok());
         for (at, value) in [(0, 0), (0, 77), (1, 4), (2, 1), (3, 0), (3, 9), (4, 1), (7, 0xff), (36, 1), (34, 0xff)] {

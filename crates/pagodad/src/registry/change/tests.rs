@@ -13,6 +13,8 @@ use super::*;
 use crate::config::{Config, LargeFolios, PageIn, PolicyConfig, Replacement};
 use crate::record::store::{self, RecordStore};
 use crate::registry::HostFacts;
+use crate::registry::create::Absent;
+use crate::registry::writing::WritingLock;
 
 const MEMORY: u64 = 1 << 30;
 const HALF: u64 = MEMORY / 2;
@@ -236,6 +238,27 @@ fn a_vm_is_pinned_also_if_that_cannot_be_written() {
     bench.answers.send(Ok(())).unwrap();
     assert_eq!(bench.set_min("web1", HALF).join().unwrap(), Ok(HALF));
     assert_eq!(bench.on_disk("web1").unwrap().spec.pinned.as_deref(), Some("a device"));
+}
+
+/// Who hears that a VM is gone may make its files anew. Who asks for all VMs does not wait for one that goes.
+#[test]
+fn a_vm_is_gone_when_its_files_are() {
+    let bench = Bench::new("gone");
+    let removal = WritingLock::default();
+    let held = removal.lock().unwrap();
+    let absent = Absent { id: VmId(9), removal: Some(Arc::clone(&removal)) };
+    bench.registry.making().insert("web1".into(), absent);
+    assert!(bench.registry.list().is_empty());
+    let registry = Arc::clone(&bench.registry);
+    let asking = std::thread::spawn(move || registry.get("web1").map(|vm| vm.name).map_err(|error| error.code));
+    // The lock is this test's, the removal's, and that of who waits for it.
+    while Arc::strong_count(&removal) < 3 && !asking.is_finished() {
+        std::thread::yield_now();
+    }
+    assert!(!asking.is_finished(), "it was said while files were there");
+    bench.registry.making().remove("web1");
+    drop(held);
+    assert_eq!(asking.join().unwrap(), Err(ErrorCode::NoSuchVm));
 }
 
 /// Page-out must not go on while the disk is slow.

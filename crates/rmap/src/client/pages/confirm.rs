@@ -65,7 +65,7 @@ impl Client {
         self.now = now;
         let mut at = 0;
         while let Some(space) = self.confirms.space_at(at) {
-            // Where it is overdue, none of this space waits any more, and another one is in this place.
+            // Where it is overdue, none of this space waits any more, and another one is in this slot.
             at += usize::from(!self.end_overdue_confirms(space));
         }
     }

@@ -47,7 +47,7 @@ impl Client {
         self.resume_where(|_, queued| queued.space == space);
     }
 
-    /// There is a place again.
+    /// There is a slot again.
     pub(in crate::client) fn resume_waiting(&mut self) {
         if self.read_queue.has_place(self.ops.has_room()) {
             self.resume_where(|_, _| true);
@@ -62,7 +62,7 @@ impl Client {
             if !ready {
                 self.read_queue.push(queued);
             } else if !self.begin_again(space, page, class, (token, since)) {
-                // Nor is there a place for any other one.
+                // Nor is there a slot for any other one.
                 return self.read_queue.wait_for_place(queued);
             }
         }

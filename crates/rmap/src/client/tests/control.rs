@@ -150,7 +150,7 @@ fn writes_that_wait_for_the_map_take_nobodys_slot() {
     pool.pass(2 * PATIENCE);
     assert_eq!(results(&mut pool), unanswered(1));
     // The copies of all slabs are to leave since then.
-    // More than there are places to wait in.
+    // More than there are slots to wait in.
     assert!(held.len() > 2 * OPS_MAX);
     for page in &held {
         pool.begin_write(*page, 3);

@@ -123,7 +123,7 @@ fn a_server_that_lets_no_reader_in_has_no_copy() {
     );
 }
 
-/// It falls silent before it has been told, and more is read than can be under way. Whoever asks others has a place all the same.
+/// It falls silent before it has been told, and more is read than can be under way. Whoever asks others has a slot all the same.
 #[test]
 fn a_server_that_is_away_is_told_when_it_is_back() {
     let mut pool = sealed(1, 1);

@@ -124,7 +124,7 @@ fn a_server_that_falls_silent_while_a_space_is_taken_over_does_not_keep_it_from_
     pool.no_control = true;
     pool.pass(SILENCE);
     let asked = |e: &Exchange| e.peer == PeerIndex(0) && e.role.is_question();
-    assert!(pool.client.exchanges.find(asked).is_none(), "others need its place");
+    assert!(pool.client.exchanges.find(asked).is_none(), "others need its slot");
     pool.no_control = false;
     pool.pass(Duration::from_millis(2000));
     begin_reads(&mut pool, (0..200).map(|slab| slab * SLAB));
