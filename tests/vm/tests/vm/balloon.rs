@@ -260,14 +260,15 @@ fn a_guest_that_reboots_ballooned() -> Result<()> {
 fn a_target_for_a_guest_that_still_boots() -> Result<()> {
     Lab::run("balloon of a booting guest", 1, |lab| {
         let daemon = lab.daemon(Folios::Large)?;
-        // The firmware waits for a key, longer than a driver is waited for.
-        let options = guest(DEVICE).more("-boot menu=on,splash-time=8000");
+        // The firmware waits for a key, as long as it can: on a busy host, any shorter wait may be over before the target is set.
+        let options = guest(DEVICE).more("-boot menu=on,splash-time=65535");
         let guest = lab.guest(&daemon, &options)?;
         daemon.wait_made("web1")?;
         daemon.wait_vm("web1", "attached", SETTLE_MAX, |info| info.state == VmState::Running)?;
         set_target(&daemon, "256M")?;
         let info = wait_state(&daemon, "unavailable")?;
         ensure!(balloon(&info)?.paged_out && balloon(&info)?.reason.contains("still boots"), "{info:#?}");
+        guest.qmp()?.execute("send-key", json!({ "keys": [{ "type": "qcode", "data": "a" }] }))?;
         let mut control = guest.control()?;
         wait_reached(&daemon, 256)?;
         control.run("fill 100")?;
