@@ -67,7 +67,16 @@ fn time_plans(seed: u64) -> Result<(f64, f64)> {
         let sample = SampleCount { watched, touched: chance.below(100) as u32 };
         let balloon = if id % 3 == 0 { Balloon::Absent } else { Balloon::Inflated(PageCount(0)) };
         let (swapped, shared) = (PageCount(memory.0 / 2), PageCount::ZERO);
-        samples.push(VmSample { id: VmId(id), resident, swapped, shared, balloon, sample, pinned: false });
+        samples.push(VmSample {
+            id: VmId(id),
+            resident,
+            swapped,
+            shared,
+            is_at_limit: false,
+            balloon,
+            sample,
+            pinned: false,
+        });
         let working_set = PageCount(chance.below(memory.0));
         claims.push(Claim { shares, min, ceiling: memory, working_set });
     }

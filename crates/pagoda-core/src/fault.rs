@@ -58,7 +58,7 @@ pub mod table;
 mod watch;
 
 pub use action::{Access, Action, Actions, Event, FaultKind, Found, IoError, Now, OpId, Pages, Served, Stall};
-pub use headroom::headroom_max;
+pub use headroom::{headroom_at, headroom_max};
 pub use machine::{Config, Machine, PageInPolicy, Replacement};
 pub use ops::{FILLS_MAX, OPS_MAX, OUTS_MAX, ZAP_BATCH};
 pub use state::share::Sharing;

@@ -1,9 +1,8 @@
 //! Who gets how much memory: the policy of one host (Waldspurger, "Memory Resource Management in VMware ESX Server",
 //! OSDI 2002; "ESX" in what follows).
 //!
-//! Pure: no clock, no I/O, no thread. The daemon and the simulator ([`crate::simulate`]) plan by the same [`Policy`]; the
-//! daemon's rounds are [`round`]. Nothing here is stored; after a restart working sets are unknown for one sampling period, in
-//! which nobody is taxed.
+//! Pure: no clock, no I/O, no thread. The daemon and the simulator ([`crate::simulate`]) make the same rounds ([`round`]).
+//! Nothing here is stored; after a restart working sets are unknown for one sampling period, in which nobody is taxed.
 //!
 //! # How it is driven
 //!
@@ -12,7 +11,7 @@
 //!    refused before anything changes.
 //! 2. Once per sampling period of a VM, [`Policy::start_period`] gives the pages to unmap. The daemon counts how many of
 //!    them are touched.
-//! 3. [`round::Rounds::make`] turns what the daemon measured into a [`PoolSample`] and a [`VmSample`] per VM, and calls
+//! 3. [`round::Rounds::make`] turns what was measured into a [`PoolSample`] and a [`VmSample`] per VM, and calls
 //!    [`Policy::tick`]: once a second while memory is short, every few seconds else, and at once when settings change, a VM
 //!    comes or goes, or one is near its limit. (The paper also plans when free memory crosses a threshold: section 6.3.) The
 //!    [`Plan`] says, until the next one:
@@ -33,7 +32,7 @@
 //! | targets | revoke where rho is least until the sum is the budget; min <= target <= max | ESX 5.1, 5.2 | [`allocate`] |
 //! | budget | pool - overhead - shared frames - free goal | ESX 6.3 "drive the aggregate amount of free space above the high threshold" | [`controller`] |
 //! | working set W | max(slow, fast, current) of t / n, of all its memory | ESX 5.3 | [`working_set`] |
-//! | states | 6, 4, 2, 1 % free, with hysteresis | ESX 6.3 | [`state`] |
+//! | states | 6, 4, 2, 1 % free, with hysteresis; what a VM at its limit lacks is taken in any state | ESX 6.3; ours | [`state`], [`controller`] |
 //! | admission | min + overhead + reserve in memory, max - min in swap | ESX 6.2 | [`admission`] |
 //!
 //! A ceiling is the smallest of the VM's memory, its DRAM cap, and its *demand*: what it has touched and room to grow. ESX
@@ -48,6 +47,7 @@
 
 pub mod admission;
 pub mod allocate;
+pub mod changes;
 pub mod controller;
 pub mod error;
 pub mod explain;

@@ -124,6 +124,12 @@ pub struct Args {
     #[arg(long, value_name = "US")]
     pub busy_poll_us: Option<u64>,
 
+    /// Record the rounds of the memory policy there, for `pagoda simulate --replay`: what was measured and what was planned.
+    /// At most 256 MiB, for the daemon's user alone; a recording that is there is kept as FILE.old
+    /// [default: nothing is recorded]
+    #[arg(long, value_name = "FILE")]
+    pub policy_recording: Option<PathBuf>,
+
     /// Print every metric as a Markdown table, and exit
     #[arg(long)]
     pub list_metrics: bool,
@@ -189,6 +195,8 @@ impl Config {
             }
             None => None,
         };
+        let recording = args.policy_recording.or(file.policy_recording);
+        let recording = recording.map(|file| path(Some(file), PathBuf::new)).transpose()?;
         let is_private = socket != Path::new(SOCKET_DEFAULT);
         let metrics = match args.metrics.or(file.metrics) {
             Some(Metrics::On(addr)) => Some(addr),
@@ -213,7 +221,7 @@ impl Config {
             busy_poll: busy_poll(args.busy_poll_us.or(file.busy_poll_us))?,
             compressed: file.compressed.map(CompressedFile::resolve).transpose()?,
             file: args.config.map(|file| path(Some(file), PathBuf::new)).transpose()?,
-            policy: PolicyConfig::resolve(file.policy)?,
+            policy: PolicyConfig { recording, ..PolicyConfig::resolve(file.policy)? },
         })
     }
 }

@@ -1,7 +1,8 @@
 //! The memory policy at work: [`pagoda_core::policy`] decides, this measures and carries out.
 //!
 //! [`State`] is what is remembered between rounds. Its lock is taken after the registry's, never before it, and never held
-//! while an engine, a monitor or a file is waited for. [`governor`] waits until a round is due, [`rounds`] makes it.
+//! while an engine, a monitor or a file is waited for. [`governor`] waits until a round is due, [`rounds`] makes it,
+//! and [`recording`] writes it down if that is configured.
 //!
 //! What the guest sees when this thread hangs or the daemon dies: limits, balloons and blocked VMs stay as they are. The
 //! next daemon knows a blocked VM by its record and lets it run as soon as a plan says so.
@@ -11,6 +12,7 @@ mod doorbell;
 mod governed;
 pub mod governor;
 pub mod host;
+mod recording;
 pub mod report;
 mod round_wait;
 pub mod rounds;
@@ -27,6 +29,7 @@ use pagoda_core::policy::{Policy, VmId, VmSettings};
 use crate::config::PolicyConfig;
 use crate::record::Record;
 use doorbell::Doorbell;
+use recording::Recording;
 use round_wait::RoundWaits;
 
 /// The policy of this daemon.
@@ -35,6 +38,10 @@ pub struct Governor {
     state: Mutex<State>,
     /// Rung when a round should come early.
     pub doorbell: Doorbell,
+    /// Locked for a whole round by the thread that makes it, and by nobody else.
+    recording: Mutex<Recording>,
+    /// Of the pages that rounds choose for samples.
+    seed: u64,
     started: Instant,
 }
 
@@ -58,9 +65,11 @@ impl Governor {
     pub fn new(config: PolicyConfig) -> anyhow::Result<Governor> {
         let memory = host::read_memory()?;
         let policy = Policy::new(settings::host_settings(&config, memory.total)?)?;
-        let rounds = Rounds::new(policy, std::process::id().into());
+        let seed = std::process::id().into();
+        let rounds = Rounds::new(policy, seed);
+        let recording = Mutex::new(Recording::new(config.recording.clone()));
         let state = Mutex::new(State { rounds, config, memory, waits: RoundWaits::default(), next_id: 0 });
-        Ok(Governor { state, doorbell: Doorbell::default(), started: Instant::now() })
+        Ok(Governor { state, doorbell: Doorbell::default(), recording, seed, started: Instant::now() })
     }
 
     pub fn lock(&self) -> MutexGuard<'_, State> {

@@ -9,7 +9,7 @@ use super::manifests::{Manifest, Needed, members};
 type Edges = &'static [(&'static str, Needed, &'static str)];
 
 /// From the bottom up: a crate stands below those that it depends on.
-const ALLOWED: [(&str, Edges); 21] = [
+const ALLOWED: [(&str, Edges); 22] = [
     ("pagoda-abi", &[]),
     ("pagoda-core", &[]),
     ("pagoda-guest", &[]),
@@ -29,6 +29,7 @@ const ALLOWED: [(&str, Edges); 21] = [
             ("pagoda-sys", Needed::ByTests, "allocator that counts"),
         ],
     ),
+    ("pagoda-recording", &[("pagoda-core", Needed::Always, "rounds of the policy")]),
     ("rmap-io", &[("rmap", Needed::Always, "client and server that it drives")]),
     ("rmap-file", &[("rmap", Needed::Always, "trait of a control plane")]),
     (
@@ -74,6 +75,7 @@ const ALLOWED: [(&str, Edges); 21] = [
             ("pagoda-core", Needed::Always, "memory policy, balloon"),
             ("pagoda-pager", Needed::Always, "engines"),
             ("pagoda-pool", Needed::Always, "pools of remote tiers"),
+            ("pagoda-recording", Needed::Always, "recorded rounds"),
             ("pagoda-sys", Needed::Always, "system interfaces"),
             ("rmap", Needed::Always, "remote tiers"),
             ("rmap-io", Needed::Always, "drivers of their clients"),
@@ -97,6 +99,7 @@ const ALLOWED: [(&str, Edges); 21] = [
             ("pagoda-api", Needed::Always, "client of the daemon"),
             ("pagoda-cli", Needed::Always, "options of the servers, output, exit statuses"),
             ("pagoda-core", Needed::Always, "simulate, trace"),
+            ("pagoda-recording", Needed::Always, "replay of recorded rounds"),
             ("pagoda-pool", Needed::Always, "pool, disk"),
             ("rmap", Needed::Always, "pool, disk"),
             ("rmap-etcd", Needed::Always, "pool, disk"),

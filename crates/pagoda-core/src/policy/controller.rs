@@ -9,12 +9,13 @@ use super::plan::{
     Balloon, Bound, CeilingReason, MinReason, Plan, PolicyStatus, PoolSample, StuckReason, Terms, VmId, VmPlan,
     VmSample,
 };
-use super::settings::{HostSettings, POOL_MAX, Sampling, TaxRate, VMS_MAX, VmSettings};
+use super::settings::{HostSettings, InvalidSettings, POOL_MAX, Sampling, TaxRate, VMS_MAX, VmSettings};
 use super::state::{Levels, ReclaimState};
 use super::steps::{self, BalloonWatch, Situation};
 use super::working_set::{Estimate, Estimator};
 use crate::chance::Chance;
-use crate::units::{PageCount, PageIdx};
+use crate::fault::headroom_max;
+use crate::units::{CHUNK_PAGES, PageCount, PageIdx};
 
 /// Room to grow beyond what a VM has touched: this part of it ...
 const GROWTH_OF_USE: u64 = 32;
@@ -77,7 +78,7 @@ impl Policy {
     ///
     /// # Errors
     /// The settings cannot be used.
-    pub fn new(host: HostSettings) -> Result<Policy, SettingsError> {
+    pub fn new(host: HostSettings) -> Result<Policy, InvalidSettings> {
         host.check()?;
         Ok(Policy {
             host,
@@ -110,6 +111,21 @@ impl Policy {
         self.admission(&Change::Host(&host), swap).verdict()?;
         self.host = host;
         Ok(())
+    }
+
+    /// Changes what is set for the host without a question: it was promised already.
+    ///
+    /// # Errors
+    /// The settings cannot be used. Nothing is changed then.
+    pub fn restore_host(&mut self, host: HostSettings) -> Result<(), InvalidSettings> {
+        host.check()?;
+        self.host = host;
+        Ok(())
+    }
+
+    /// All VMs in the order of their numbers, with what is set for them and what they take beside their memory.
+    pub fn vms(&self) -> impl Iterator<Item = (VmId, &VmSettings, Overhead)> {
+        self.vms.iter().map(|(id, vm)| (*id, &vm.settings, vm.overhead))
     }
 
     /// Whether all that is promised could be kept after a change, with this swap disk. The one place that decides it.
@@ -185,6 +201,21 @@ impl Policy {
         if self.vms.len() >= VMS_MAX {
             return Err(SettingsError::TooManyVms);
         }
+        Ok(())
+    }
+
+    /// Gives a VM settings and an overhead without a question: they were admitted already, by this policy or by the one that
+    /// was recorded. Its memory and how its swap file was made stay as they are.
+    ///
+    /// # Errors
+    /// No such VM, or settings that cannot be used. Nothing is changed then.
+    pub fn restore(&mut self, id: VmId, settings: VmSettings, overhead: Overhead) -> Result<(), SettingsError> {
+        let vm = self.vms.get_mut(&id).ok_or(SettingsError::NoSuchVm { id: id.0 })?;
+        let VmSettings { memory, reserve_swap, .. } = vm.settings;
+        let settings = VmSettings { memory, reserve_swap, ..settings };
+        settings.check()?;
+        vm.estimator.set_sampling(settings.sampling);
+        (vm.settings, vm.overhead) = (settings, overhead.bounded());
         Ok(())
     }
 
@@ -322,6 +353,7 @@ impl Policy {
         let goal = self.host.thresholds.free_goal().of_ceil(pool);
         let residents: PageCount = samples.iter().map(|sample| sample.resident).sum();
         let budget = pool.saturating_sub(host.used.saturating_sub(residents)).saturating_sub(goal);
+
         self.set_state(free, &Levels::of(pool, &self.host.thresholds), now_ms);
 
         let mut terms = self.terms(&samples, budget);
@@ -332,10 +364,12 @@ impl Policy {
         }
         let restrained = self.short_ms.is_some_and(|short| now_ms.saturating_sub(short) < RELEASE_MS);
 
-        let taking = self.state > ReclaimState::High;
         // More than the pool may be in use: it shrinks when the host runs short.
         let beyond = host.used.saturating_sub(pool).min(residents);
-        let need = if taking { goal.saturating_sub(free) + beyond } else { PageCount::ZERO };
+        // Limits hold VMs before they make free memory short: who is held below its target gets what it lacks all the same.
+        let lacking = lacking(&samples, &terms);
+        let taking = self.state > ReclaimState::High || lacking > PageCount::ZERO;
+        let need = if taking { (goal + lacking).saturating_sub(free) + beyond } else { PageCount::ZERO };
         let kept = plan_revocation(&samples, &terms, self.host.tax, residents.saturating_sub(need));
         let situation = Situation { state: self.state, restrained, rates: self.host.rates, now_ms, elapsed_ms };
         let mut vms = Vec::with_capacity(samples.len());
@@ -494,6 +528,20 @@ impl Policy {
         };
         Some((since_ms, reason))
     }
+}
+
+/// What VMs at their limits lack to their targets, as far as the budget has that for them. Limits are dealt in chunks, so a
+/// chunk less than the target is the target. A VM with nothing in swap does not page: page-out's headroom is no lack to it.
+fn lacking(samples: &[VmSample], terms: &[Terms]) -> PageCount {
+    let lack = |(sample, terms): (&VmSample, &Terms)| {
+        let lack = (terms.target - terms.lent).saturating_sub(sample.resident);
+        let least = match sample.swapped {
+            PageCount::ZERO => headroom_max(terms.target),
+            _ => PageCount(CHUNK_PAGES),
+        };
+        if sample.is_at_limit && lack > least { lack } else { PageCount::ZERO }
+    };
+    samples.iter().zip(terms).map(lack).sum()
 }
 
 fn claim_of(terms: &Terms) -> Claim {

@@ -41,6 +41,8 @@ pub struct VmSample {
     pub swapped: PageCount,
     /// Pages that are mapped to frames shared with others.
     pub shared: PageCount,
+    /// It has nearly all that its limit lets it have, so it may want more.
+    pub is_at_limit: bool,
     /// Its balloon.
     pub balloon: Balloon,
     /// What became of the pages sampled in this period.

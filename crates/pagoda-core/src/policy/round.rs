@@ -18,6 +18,7 @@ use super::{
     Balloon, Overhead, Plan, Policy, PoolSample, ReclaimState, Run, SampleCount, VmActions, VmId, VmSample, VmSettings,
 };
 use crate::chance::Chance;
+use crate::fault::{headroom_at, headroom_max};
 use crate::units::{Bytes, CHUNK_PAGES, PageCount, PageIdx};
 
 /// Time between two rounds while memory is short or VMs are held to limits.
@@ -120,6 +121,37 @@ pub struct VmRound {
     period_ms: Option<u64>,
 }
 
+/// What rounds remember of one VM, open for whoever writes it down. The fields are those of [`VmRound`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VmRoundParts {
+    /// The policy's limit; `None` where only the user's settings hold.
+    pub limit: Option<PageCount>,
+    /// The limit that its engine enforces.
+    pub sent: PageCount,
+    /// What the guest is to keep.
+    pub keeps: Option<Bytes>,
+    /// What it takes beside its memory.
+    pub overhead: PageCount,
+    /// Sampling periods begun with the present engine.
+    pub period: u64,
+    /// When the last one began.
+    pub period_ms: Option<u64>,
+}
+
+impl From<VmRound> for VmRoundParts {
+    fn from(round: VmRound) -> VmRoundParts {
+        let VmRound { limit, sent, keeps, overhead, period, period_ms } = round;
+        VmRoundParts { limit, sent, keeps, overhead, period, period_ms }
+    }
+}
+
+impl From<VmRoundParts> for VmRound {
+    fn from(parts: VmRoundParts) -> VmRound {
+        let VmRoundParts { limit, sent, keeps, overhead, period, period_ms } = parts;
+        VmRound { limit, sent, keeps, overhead, period, period_ms }
+    }
+}
+
 /// What limits a VM's DRAM beside the policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Caps {
@@ -144,6 +176,18 @@ pub struct Orders {
     pub limit: PageCount,
     /// VMs are held to their targets.
     pub is_restrained: bool,
+}
+
+impl Orders {
+    /// What a guest keeps beside a balloon of this size that the plan asks for.
+    fn guest_keeps(&self, size: PageCount, caps: &Caps) -> PageCount {
+        let keeps = caps.memory.saturating_sub(size);
+        let cap = self.actions.page_out_cap;
+        let limit = caps.bound(cap);
+        // A balloon that leaves more than page-out's headroom above the limit is on its way, or page-out stands in for it.
+        let is_held = size > PageCount::ZERO && cap < caps.cap && keeps <= limit + headroom_max(limit);
+        if is_held { keeps.min(caps.kept_below(cap)) } else { keeps }
+    }
 }
 
 /// What a round found for one VM.
@@ -204,8 +248,17 @@ impl VmReport {
             return (engine.ram, engine.ram);
         }
         let resident = engine.resident + engine.shared_part;
-        let is_limited = self.round.sent < self.memory && !engine.pinned;
-        (resident, if is_limited { charged_for_min(resident, self.round.sent, self.min) } else { resident })
+        let sent = self.round.sent;
+        let is_limited = sent < self.memory && !engine.pinned;
+        (resident, if is_limited { charged_for_min(resident, sent, self.min) } else { resident })
+    }
+
+    /// It is near its limit, as its engine reports it ([`super::growth::NearLimit`]).
+    fn is_at_limit(&self, engine: &EngineReport) -> bool {
+        let limit = self.round.sent;
+        let resident = engine.resident + engine.shared_part;
+        let headroom = headroom_max(limit);
+        engine.armed && !engine.pinned && limit < self.memory && resident + headroom + headroom >= limit
     }
 
     /// What it takes of the pool, its overhead included.
@@ -227,6 +280,7 @@ impl VmReport {
             resident: self.residents(engine).1,
             swapped: engine.swapped,
             shared: engine.shared.saturating_sub(engine.shared_part),
+            is_at_limit: self.is_at_limit(engine),
             balloon: self.balloon?,
             sample: if is_current { engine.sample } else { SampleCount::default() },
             pinned: self.pinned || engine.pinned,
@@ -239,6 +293,20 @@ impl EngineReport {
     /// grow only when they are counted next, a second later.
     fn copy_back_reserve(&self) -> PageCount {
         self.share_burst.min(self.shared)
+    }
+}
+
+impl Caps {
+    /// A limit of the policy within what the user allows, and with what the VM needs in any case.
+    fn bound(&self, limit: PageCount) -> PageCount {
+        self.own.min(limit.max(self.least).max(limit_for_min(self.min)))
+    }
+
+    /// What a balloon leaves the guest of a VM that is held to `limit`: page-out keeps headroom free below a limit, and would
+    /// take that again and again from a guest without cold pages. A min stays whole: its headroom is above it.
+    fn kept_below(&self, limit: PageCount) -> PageCount {
+        let limit = self.bound(limit);
+        limit.saturating_sub(PageCount(headroom_at(limit.0, false))).max(self.min.min(limit))
     }
 }
 
@@ -296,8 +364,7 @@ impl VmRound {
     /// The limit that its engine is to enforce: the least of its user's, what stands in for its balloon, and the policy's. The
     /// policy leaves a VM what any VM needs, and what keeps its min in DRAM, whatever its target is.
     pub fn engine_limit(&self, caps: &Caps) -> PageCount {
-        let least = || caps.least.max(limit_for_min(caps.min));
-        self.limit.map_or(caps.own, |limit| caps.own.min(limit.max(least())))
+        self.limit.map_or(caps.own, |limit| caps.bound(limit))
     }
 
     /// Takes in the orders of a round. `has_balloon`: its balloon is driven already.
@@ -305,7 +372,7 @@ impl VmRound {
         self.limit = (orders.limit < caps.cap).then_some(orders.limit);
         let all = caps.memory.bytes();
         let keeps = match orders.actions.balloon {
-            Some(size) => caps.memory.saturating_sub(size).bytes(),
+            Some(size) => orders.guest_keeps(size, caps).bytes(),
             // A driver that does not answer is asked again and again while its answer would matter.
             None if orders.is_restrained => self.keeps.unwrap_or(all),
             None => all,
@@ -315,7 +382,11 @@ impl VmRound {
         if drive_balloon {
             self.keeps = Some(keeps);
         }
-        let send_limit = is_worth_sending(self.sent, self.engine_limit(caps), caps.own);
+        let limit = self.engine_limit(caps);
+        // Page-out would take from the guest what its balloon leaves it.
+        let is_too_low =
+            limit > self.sent && keeps.pages_ceil() + PageCount(headroom_at(self.sent.0, false)) > self.sent;
+        let send_limit = is_too_low || is_worth_sending(self.sent, limit, caps.own);
         Steps { send_limit, drive_balloon, run: orders.actions.run }
     }
 }
@@ -331,8 +402,8 @@ fn is_worth_sending(sent: PageCount, limit: PageCount, most: PageCount) -> bool 
     }
 }
 
-/// What is reserved for a VM beside its min: its overhead, and the room above its min in which page-out works.
-fn overhead_with_room(overhead: PageCount, settings: &VmSettings) -> Overhead {
+/// What is reserved for a VM with this overhead beside its min: that, and the room above its min in which page-out works.
+pub fn overhead_with_room(overhead: PageCount, settings: &VmSettings) -> Overhead {
     let limit = limit_for_min(settings.min).min(settings.cap);
     Overhead { overhead, reserve: limit.saturating_sub(settings.min) }
 }

@@ -123,7 +123,8 @@ pub fn plan_vm(
             !watch.is_ignored(situation.now_ms) && size + BALLOON_STEP < settings.balloon_max.of_floor(settings.memory)
         }
     };
-    let by_force = allowed.page_out || (allowed.page_out_rest && !helps);
+    // Nothing is taken in the state high but what a VM lacks at its limit; the means are those of the state soft.
+    let by_force = allowed.page_out || !helps;
     let above = sample.resident.max(terms.allowance);
     let page_out_cap = match (take && by_force, situation.restrained) {
         (true, _) if situation.state == ReclaimState::Low => kept,
@@ -195,6 +196,7 @@ mod tests {
             resident: PageCount(resident),
             swapped: PageCount(swapped),
             shared: PageCount::ZERO,
+            is_at_limit: false,
             balloon,
             sample: SampleCount::default(),
             pinned: false,

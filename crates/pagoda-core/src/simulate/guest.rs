@@ -1,4 +1,4 @@
-//! A guest as numbers: how many of its pages are of which kind, second by second.
+//! A guest as numbers: how many of its pages are of which kind, step by step.
 //!
 //! Pages are not told apart one by one; a day of a hundred VMs would have 10^13 accesses. What the policy sees of a guest
 //! are counts, and counts are what is simulated:
@@ -68,12 +68,12 @@ pub struct Totals {
     pub zero_dropped: u64,
     /// Seconds of work done, a second without a fault being one.
     pub work_s: f64,
-    /// Seconds in which it had work to do.
-    pub busy_s: u64,
-    /// Seconds blocked.
-    pub blocked_s: u64,
-    /// Seconds in which the guest had less memory than its working set, so that it had to swap by itself.
-    pub short_s: u64,
+    /// Milliseconds in which it had work to do.
+    pub busy_ms: u64,
+    /// Milliseconds suspended.
+    pub blocked_ms: u64,
+    /// Milliseconds in which the guest had less memory than its working set, so that it had to swap by itself.
+    pub short_ms: u64,
 }
 
 /// One guest.
@@ -87,21 +87,51 @@ pub struct Guest {
     sample: Vec<u64>,
     /// Different pages touched since the sample was drawn.
     reach: u64,
-    seed: u64,
-    /// Work of the last second, 0 to 1.
+    chance: Chance,
+    /// The part of a fault that its touches have made since the last whole one.
+    faults_due: f64,
+    /// Work of the last step, 0 to 1.
     pub speed: f64,
 }
 
-/// What a guest may take in a second.
+/// A part of virtual time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// When it begins.
+    pub from_ms: u64,
+    /// How long it takes, a second at most.
+    pub ms: u64,
+}
+
+impl Step {
+    /// When it ends.
+    pub fn end_ms(&self) -> u64 {
+        self.from_ms + self.ms
+    }
+
+    /// What `per_second` makes of this step. The parts of a second sum up to the whole.
+    pub fn part(&self, per_second: PageCount) -> PageCount {
+        let until = |ms: u64| u128::from(per_second.0) * u128::from(ms) / 1000;
+        PageCount((until(self.end_ms()) - until(self.from_ms)) as u64)
+    }
+
+    fn seconds(&self) -> f64 {
+        self.ms as f64 / 1000.0
+    }
+}
+
+/// What a guest may take in a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
+    /// When.
+    pub step: Step,
     /// Pages in DRAM the engine lets it have.
-    pub cap: PageCount,
-    /// Free pages of the pool.
+    pub limit: PageCount,
+    /// Free pages of the host.
     pub free: PageCount,
-    /// Reads from swap.
+    /// Reads from swap in a second.
     pub page_in: PageCount,
-    /// Writes to swap.
+    /// Writes to swap in a second.
     pub page_out: PageCount,
     /// Microseconds per fault.
     pub fault_us: u64,
@@ -134,15 +164,16 @@ impl Guest {
             booted: PageCount::ZERO,
             sample: Vec::new(),
             reach: 0,
-            seed,
+            chance: Chance::new(seed),
+            faults_due: 0.0,
             speed: 1.0,
         }
     }
 
     /// Pages were chosen to be watched.
-    pub fn watch(&mut self, pages: &[PageIdx], chance: &mut Chance) {
+    pub fn watch(&mut self, pages: &[PageIdx]) {
         // Which pages a guest uses changes over time, and they are strewn over its memory: a new order for each sample.
-        let order = self.seed ^ chance.draw();
+        let order = self.chance.draw();
         let memory = self.kinds.all().0;
         let position = |page: &PageIdx| ((u128::from(mix(page.0 ^ order)) * u128::from(memory)) >> 64) as u64;
         self.sample = pages.iter().map(position).collect();
@@ -156,10 +187,15 @@ impl Guest {
         SampleCount { watched: self.sample.len() as u32, touched: touched as u32 }
     }
 
-    /// A second in which the guest runs; the pages in DRAM that it took or, negative, gave.
+    /// It still touches what its boot touches.
+    pub fn is_booting(&self) -> bool {
+        self.booted < self.boot.touches
+    }
+
+    /// A step in which the guest runs.
     pub fn run(&mut self, phase: Option<Phase>, reports_free: bool, limits: &Limits) {
         let mut room = limits.free;
-        if self.booted < self.boot.touches {
+        if self.is_booting() {
             self.boot_on(&mut room, limits);
             self.speed = 0.0;
             return;
@@ -175,17 +211,17 @@ impl Guest {
         self.work(&phase, &mut room, limits);
     }
 
-    /// Makes room for one more page in DRAM, at the cost of one's own where the cap is reached. How many there is room for.
+    /// Makes room for more pages in DRAM, at the cost of its own where the limit is reached. How many there is room for.
     fn room(&mut self, wanted: PageCount, room: PageCount, limits: &Limits) -> PageCount {
-        let over = (self.kinds.resident() + wanted).saturating_sub(limits.cap);
+        let over = (self.kinds.resident() + wanted).saturating_sub(limits.limit);
         if over > PageCount::ZERO {
-            self.page_out(over.min(limits.page_out));
+            self.page_out(over.min(limits.step.part(limits.page_out)));
         }
-        wanted.min(limits.cap.saturating_sub(self.kinds.resident())).min(room)
+        wanted.min(limits.limit.saturating_sub(self.kinds.resident())).min(room)
     }
 
     fn boot_on(&mut self, room: &mut PageCount, limits: &Limits) {
-        let wanted = self.boot.rate.min(self.boot.touches - self.booted);
+        let wanted = limits.step.part(self.boot.rate).min(self.boot.touches - self.booted);
         let wanted = wanted.min(self.kinds.untouched + self.kinds.zero_out);
         let granted = self.room(wanted, *room, limits);
         let fresh = shift(&mut self.kinds.untouched, &mut self.kinds.zero_in, granted);
@@ -193,7 +229,7 @@ impl Guest {
         *room -= granted.min(*room);
         self.reach += granted.0;
         // A balloon that took untouched memory leaves less to touch.
-        let none_left = self.kinds.untouched == PageCount::ZERO && wanted == PageCount::ZERO;
+        let none_left = self.kinds.untouched + self.kinds.zero_out == PageCount::ZERO;
         self.booted = if none_left { self.boot.touches } else { self.booted + granted };
     }
 
@@ -254,21 +290,24 @@ impl Guest {
         }
         let (active, wanted) = (self.kinds.active(), phase.active);
         if active < wanted {
-            self.totals.short_s += 1;
+            self.totals.short_ms += limits.step.ms;
         }
-        let rate = phase.rate.0 as f64;
+        let (rate, seconds) = (phase.rate.0 as f64, limits.step.seconds());
         let miss = 1.0 - self.kinds.active_in.0 as f64 / wanted.0 as f64;
         let fault_s = limits.fault_us as f64 / 1e6;
         self.speed = 1.0 / (1.0 + rate * miss * fault_s);
-        self.totals.work_s += self.speed;
-        self.totals.busy_s += 1;
+        self.totals.work_s += self.speed * seconds;
+        self.totals.busy_ms += limits.step.ms;
 
-        let touches = rate * self.speed;
+        let touches = rate * self.speed * seconds;
         // Different pages among so many touches at random, as 1 - e^-x of all.
         let left = active.0.saturating_sub(self.reach) as f64;
         self.reach += (left * (1.0 - (-touches / active.0.max(1) as f64).exp())).round() as u64;
-        let faults = PageCount((touches * self.kinds.active_out.0 as f64 / active.0.max(1) as f64).round() as u64);
-        let faults = faults.min(self.kinds.active_out).min(limits.page_in);
+        // What is less than a fault in a step is one in the end.
+        self.faults_due += touches * self.kinds.active_out.0 as f64 / active.0.max(1) as f64;
+        let faults = PageCount(self.faults_due as u64);
+        self.faults_due -= faults.0 as f64;
+        let faults = faults.min(self.kinds.active_out).min(limits.step.part(limits.page_in));
         let granted = self.room(faults, *room, limits);
         shift(&mut self.kinds.active_out, &mut self.kinds.active_in, granted);
         *room -= granted.min(*room);
@@ -297,8 +336,8 @@ impl Guest {
         self.totals.zero_dropped += found.0;
     }
 
-    /// The balloon moves toward `size`, by at most `step`. The guest gives what it does not use first, then its cache, then
-    /// what it swaps by itself.
+    /// The balloon moves toward `size`, by at most `step`. The guest gives what it does not use first, then its cache,
+    /// the coldest of it first, which is in swap already, then what it swaps by itself.
     pub fn balloon_to(&mut self, size: PageCount, step: PageCount) {
         let kinds = &mut self.kinds;
         if size <= kinds.balloon {
@@ -316,7 +355,7 @@ impl Guest {
         let untouched = shift(&mut kinds.untouched, &mut kinds.balloon, rest - zero_out);
         wanted -= zero_out + untouched;
         for kind in
-            [&mut kinds.zero_in, &mut kinds.idle_in, &mut kinds.idle_out, &mut kinds.active_out, &mut kinds.active_in]
+            [&mut kinds.zero_in, &mut kinds.idle_out, &mut kinds.idle_in, &mut kinds.active_out, &mut kinds.active_in]
         {
             wanted -= shift(kind, &mut kinds.balloon, wanted);
         }

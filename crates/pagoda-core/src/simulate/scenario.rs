@@ -1,6 +1,6 @@
 //! What is simulated: a host, VMs that behave by a script, and changes of settings.
 
-use crate::policy::{HostSettings, Overhead, SettingsError, TaxRate, VmSettings};
+use crate::policy::{HostSettings, InvalidSettings, Overhead, SettingsError, TaxRate, VmSettings};
 use crate::units::{Bytes, PageCount};
 
 /// A week: longer runs say nothing that this does not.
@@ -140,7 +140,7 @@ pub enum ScenarioError {
     #[error("two VMs are named {name:?}; rename one")]
     NameTaken { name: String },
     #[error("VM {name:?}: {source}")]
-    Vm { name: String, source: SettingsError },
+    Vm { name: String, source: InvalidSettings },
     #[error("VM {name:?} has a {what} of more than its memory of {}; lower it", memory.bytes())]
     BeyondMemory { name: String, what: &'static str, memory: PageCount },
     #[error("VM {name:?} has a {what} of 0; give at least one page a second")]
@@ -156,7 +156,7 @@ pub enum ScenarioError {
     #[error("the change at {at_s} s: {source}")]
     Change { at_s: u64, source: SettingsError },
     #[error("host: {0}")]
-    Host(#[from] SettingsError),
+    Host(#[from] InvalidSettings),
 }
 
 impl Scenario {
@@ -165,7 +165,7 @@ impl Scenario {
     /// # Errors
     /// The first thing that is wrong.
     pub fn check(&self) -> Result<(), ScenarioError> {
-        self.host.check().map_err(SettingsError::from)?;
+        self.host.check()?;
         if self.duration_s == 0 || self.duration_s > DURATION_S_MAX {
             return Err(ScenarioError::Duration { duration_s: self.duration_s });
         }
@@ -193,7 +193,7 @@ impl Scenario {
                 Err(ScenarioError::NoSuchVm { at_s, index: *index })
             }
             ChangeKind::Vm(_, settings) => {
-                settings.check().map_err(|invalid| ScenarioError::Change { at_s, source: invalid.into() })
+                settings.check().map_err(|source| ScenarioError::Change { at_s, source: source.into() })
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Guests by tables, and random scenarios whose promises must hold in every second.
 
-use super::guest::{Guest, Kinds, Limits};
+use super::guest::{Guest, Kinds, Limits, Step};
 use super::*;
 use crate::chance::Chance;
 use crate::policy::{HostSettings, Overhead, PerMille, Shares, TaxRate, VmSettings};
@@ -39,7 +39,8 @@ fn scenario(pool: u64, vms: Vec<VmScript>) -> Scenario {
 }
 
 const UNLIMITED: Limits = Limits {
-    cap: PageCount(1 << 30),
+    step: Step { from_ms: 0, ms: 1000 },
+    limit: PageCount(1 << 30),
     free: PageCount(1 << 30),
     page_in: PageCount(1 << 20),
     page_out: PageCount(1 << 20),
@@ -78,7 +79,7 @@ fn a_guest_lives() {
     guest.balloon_to(mib(390), mib(400));
     assert_eq!(guest.kinds.all(), mib(400));
     guest.run(phase(60), false, &UNLIMITED);
-    assert_eq!((guest.kinds.active(), guest.totals.short_s), (mib(10), 1), "the guest is short of memory");
+    assert_eq!((guest.kinds.active(), guest.totals.short_ms), (mib(10), 1000), "the guest is short of memory");
     guest.balloon_to(PageCount::ZERO, mib(1000));
     guest.run(phase(60), true, &UNLIMITED);
     guest.run(phase(10), true, &UNLIMITED);
@@ -110,7 +111,7 @@ fn a_recorded_guest_holds_what_it_held() {
 #[test]
 fn at_its_cap_a_guest_pages_against_itself() {
     let mut guest = booted(400);
-    let limits = Limits { cap: mib(200), ..UNLIMITED };
+    let limits = Limits { limit: mib(200), ..UNLIMITED };
     guest.page_out(mib(200));
     let phase = Some(Phase { at_s: 0, active: mib(150), rate: mib(400), touched: None });
     for _ in 0..30 {
@@ -125,10 +126,31 @@ fn at_its_cap_a_guest_pages_against_itself() {
 }
 
 #[test]
+fn the_steps_of_a_second_make_the_second() {
+    for per_second in [0, 1, 7, 1000, 12_345] {
+        let part = |from_ms: u64| Step { from_ms, ms: 100 }.part(PageCount(per_second));
+        assert_eq!((20..30).map(|nth| part(nth * 100)).sum::<PageCount>(), PageCount(per_second));
+    }
+}
+
+#[test]
+fn a_balloon_takes_the_coldest_pages_first() {
+    let mut guest = booted(400);
+    let phase = |active: u64| Some(Phase { at_s: 0, active: mib(active), rate: mib(400), touched: None });
+    guest.run(phase(400), false, &UNLIMITED);
+    guest.run(phase(100), false, &UNLIMITED);
+    guest.page_out(mib(100));
+    let swapped = guest.kinds.idle_out;
+    assert!(swapped >= mib(90) && guest.kinds.zero_in == PageCount::ZERO, "{:?}", guest.kinds);
+    guest.balloon_to(swapped, mib(1000));
+    assert_eq!((guest.kinds.idle_out, guest.kinds.resident()), (PageCount::ZERO, mib(300)));
+}
+
+#[test]
 fn samples_show_the_working_set() {
     let mut guest = booted(1000);
     let pages: Vec<_> = (0..1000).map(|page| crate::units::PageIdx(page * 250)).collect();
-    guest.watch(&pages, &mut Chance::new(3));
+    guest.watch(&pages);
     assert_eq!(guest.sample_count().touched, 0);
     let phase = Some(Phase { at_s: 0, active: mib(300), rate: mib(3000), touched: None });
     guest.run(phase, false, &UNLIMITED);
@@ -155,7 +177,7 @@ fn an_overcommitted_host_keeps_its_free_memory() {
     assert_eq!(recording.violations, Default::default());
     let last = recording.host.last().unwrap();
     assert!(last.free >= mib(400 * 4 / 100) && last.swapped + last.zero > PageCount::ZERO, "{last:?}");
-    let work = recording.vms.iter().map(|vm| vm.totals.work_s / vm.totals.busy_s as f64);
+    let work = recording.vms.iter().map(|vm| vm.totals.work_s * 1000.0 / vm.totals.busy_ms as f64);
     assert!(work.fold(1.0, f64::min) > 0.9, "working sets fit, so everybody works");
 }
 
@@ -215,7 +237,11 @@ fn promises_hold_in_random_scenarios() {
         let recording = run(&random).unwrap();
         assert_eq!(recording.violations, Default::default(), "seed {seed}");
         for vm in &recording.vms {
-            assert!(vm.totals.busy_s < 300 || vm.totals.work_s > 0.0, "seed {seed}: {} makes no progress", vm.name);
+            assert!(
+                vm.totals.busy_ms < 300_000 || vm.totals.work_s > 0.0,
+                "seed {seed}: {} makes no progress",
+                vm.name
+            );
         }
     }
 }

@@ -1,54 +1,55 @@
 //! The host: time, the policy, and the guests that follow its plans.
 
-use super::guest::{Guest, Limits};
+use super::guest::{Limits, Step};
+use super::host::Host;
 use super::record::{HostPoint, Recording, Violations, VmPoint};
+use super::replay::{Made, Observer, Replay};
 use super::scenario::{ChangeKind, Scenario, ScenarioError, VmScript};
+use super::vm::Vm;
 use crate::chance::Chance;
-use crate::policy::state::Levels;
-use crate::policy::{
-    Balloon, HostSettings, Plan, Policy, PoolSample, ReclaimState, Run, SettingsError, SwapSpace, VmActions, VmId,
-    VmSample,
-};
+use crate::policy::round::{PERIOD_MIN_MS, VmReport, overhead_with_room};
+use crate::policy::{HostSettings, Plan, ReclaimState, Run, SettingsError, SwapSpace, VmId};
 use crate::units::PageCount;
 
-/// Seconds between two plans while memory suffices; else there is one each second.
-const PLAN_PERIOD_S: u64 = 5;
 /// Where sharing goes before everything else, the search is so much faster.
 const SHARE_FIRST: u64 = 4;
-
-/// A VM that runs.
-struct Vm<'s> {
-    index: usize,
-    script: &'s VmScript,
-    guest: Guest,
-    actions: VmActions,
-    target: PageCount,
-    working_set: PageCount,
-    /// The fewest pages page-out may leave it.
-    min: PageCount,
-}
+/// With up to so many VMs, a VM that comes near its limit has a round a tenth of a second later, as with the daemon. With more
+/// it waits for the next second: a day of a hundred VMs is simulated in seconds.
+const VMS_IN_TENTHS_MAX: usize = 16;
 
 pub(super) struct World<'s> {
     scenario: &'s Scenario,
-    policy: Policy,
+    replay: Replay,
+    observer: Option<&'s mut dyn Observer>,
+    /// When the last round was made.
+    made_ms: Option<u64>,
+    /// Something calls for a round before it is due.
+    is_rung: bool,
     chance: Chance,
-    pool: PageCount,
+    host: Host,
     vms: Vec<Vm<'s>>,
-    plan: Option<Plan>,
-    replan: bool,
     violations: Violations,
 }
 
 impl<'s> World<'s> {
-    pub(super) fn new(scenario: &'s Scenario) -> Result<World<'s>, ScenarioError> {
+    pub(super) fn new(
+        scenario: &'s Scenario,
+        mut observer: Option<&'s mut dyn Observer>,
+    ) -> Result<World<'s>, ScenarioError> {
+        let mut chance = Chance::new(scenario.seed);
+        let seed = chance.draw();
+        if let Some(observer) = &mut observer {
+            observer.begin(&scenario.host, seed);
+        }
         Ok(World {
             scenario,
-            policy: Policy::new(scenario.host.clone())?,
-            chance: Chance::new(scenario.seed),
-            pool: scenario.host.pool,
+            replay: Replay::new(scenario.host.clone(), seed)?,
+            observer,
+            made_ms: None,
+            is_rung: false,
+            chance,
+            host: Host::new(scenario.host.pool),
             vms: Vec::new(),
-            plan: None,
-            replan: true,
             violations: Violations::default(),
         })
     }
@@ -59,11 +60,8 @@ impl<'s> World<'s> {
             self.change(now_s)?;
             self.stop(now_s, &mut recording);
             self.start(now_s, &mut recording);
-            self.sample(now_s);
-            self.plan(now_s);
-            self.step(now_s);
-            self.check();
-            let state = self.plan.as_ref().map_or(ReclaimState::High, |plan| plan.state);
+            self.second(now_s);
+            let state = self.plan().map_or(ReclaimState::High, |plan| plan.state);
             recording.state_s[state as usize] += 1;
             if now_s % self.scenario.record_s == 0 {
                 self.record(now_s, &mut recording);
@@ -76,22 +74,26 @@ impl<'s> World<'s> {
         Ok(recording)
     }
 
+    fn plan(&self) -> Option<&Plan> {
+        self.replay.rounds.last().map(|last| &last.plan)
+    }
+
     fn change(&mut self, now_s: u64) -> Result<(), ScenarioError> {
         let swap = unlimited_swap();
         for change in self.scenario.changes.iter().filter(|change| change.at_s == now_s) {
-            self.replan = true;
+            self.is_rung = true;
+            let policy = &mut self.replay.rounds.policy;
             let changed = match &change.what {
-                ChangeKind::Tax(tax) => {
-                    self.policy.set_host(HostSettings { tax: *tax, ..self.policy.host().clone() }, &swap)
-                }
+                ChangeKind::Tax(tax) => policy.set_host(HostSettings { tax: *tax, ..policy.host().clone() }, &swap),
                 ChangeKind::Pool(pool) => {
-                    self.pool = (*pool).min(self.scenario.host.pool);
+                    self.host.spare(*pool);
                     Ok(())
                 }
                 ChangeKind::Vm(index, settings) => match self.vms.iter_mut().find(|vm| vm.index == *index) {
                     Some(vm) => {
                         vm.min = vm.min.min(settings.min);
-                        self.policy.set(VmId(*index as u32), settings.clone(), vm.script.overhead, &swap)
+                        let overhead = self.replay.rounds.overhead_with(vm.id(), settings);
+                        self.replay.rounds.policy.set(vm.id(), settings.clone(), overhead, &swap)
                     }
                     None if refused_before(&self.scenario.vms[*index], now_s) => Ok(()),
                     None => Err(SettingsError::NoSuchVm { id: *index as u32 }),
@@ -105,73 +107,74 @@ impl<'s> World<'s> {
     fn start(&mut self, now_s: u64, recording: &mut Recording) {
         for (index, script) in self.scenario.vms.iter().enumerate().filter(|(_, script)| script.start_s == now_s) {
             let id = VmId(index as u32);
-            if self.policy.add(id, script.settings.clone(), script.overhead, &unlimited_swap()).is_err() {
+            let overhead = overhead_with_room(script.overhead.overhead, &script.settings);
+            if self.replay.rounds.policy.add(id, script.settings.clone(), overhead, &unlimited_swap()).is_err() {
                 recording.refused.push(script.name.clone());
                 continue;
             }
-            let settings = &script.settings;
-            let actions = VmActions { balloon: None, page_out_cap: settings.cap, run: Run::Run };
-            self.vms.push(Vm {
-                index,
-                script,
-                guest: Guest::new(script, self.chance.draw()),
-                actions,
-                target: settings.cap,
-                working_set: settings.memory,
-                min: settings.min,
-            });
-            self.replan = true;
+            let first_limit = self.replay.rounds.first_limit(id, PageCount::ZERO);
+            self.vms.push(Vm::new(index, script, self.chance.draw(), first_limit));
+            self.is_rung = true;
         }
     }
 
     fn stop(&mut self, now_s: u64, recording: &mut Recording) {
-        let policy = &mut self.policy;
+        let rounds = &mut self.replay.rounds;
         let before = self.vms.len();
         self.vms.retain(|vm| {
             let stops = vm.script.stop_s == Some(now_s);
             if stops {
-                policy.remove(VmId(vm.index as u32));
+                rounds.remove(vm.id());
                 recording.finish(vm.index, &vm.guest.totals);
             }
             !stops
         });
-        self.replan |= self.vms.len() != before;
+        self.is_rung |= self.vms.len() != before;
     }
 
-    /// Begins the sampling periods that are due; VMs are staggered by their number.
-    fn sample(&mut self, now_s: u64) {
-        for vm in &mut self.vms {
-            let id = VmId(vm.index as u32);
-            let Some(settings) = self.policy.settings(id) else { continue };
-            let period_s = u64::from(settings.sampling.period_s);
-            if (now_s - vm.script.start_s).is_multiple_of(period_s) {
-                let pages = self.policy.start_period(id, &mut self.chance);
-                vm.guest.watch(&pages, &mut self.chance);
-            }
-        }
-    }
-
+    /// Pages in DRAM, overheads included.
     fn used(&self) -> PageCount {
         let of = |vm: &Vm<'_>| vm.guest.kinds.resident() + vm.script.overhead.overhead;
         self.vms.iter().map(of).sum()
     }
 
-    fn plan(&mut self, now_s: u64) {
-        let used = self.used();
-        let levels = Levels::of(self.pool, &self.policy.host().thresholds);
-        let state = self.policy.state();
-        let crossed = state.next(self.pool.saturating_sub(used), &levels) != state;
-        let due = now_s.is_multiple_of(PLAN_PERIOD_S) || state != ReclaimState::High;
-        if !(due || crossed || self.replan) {
-            return;
+    /// Rounds and guests, for a second.
+    fn second(&mut self, now_s: u64) {
+        let (mut now_ms, end_ms) = (now_s * 1000, now_s * 1000 + 1000);
+        while now_ms < end_ms {
+            let waited = self.made_ms.map(|made| now_ms - made);
+            let is_due = waited.is_none_or(|waited| {
+                waited >= self.replay.rounds.period_ms() || (self.is_rung && waited >= PERIOD_MIN_MS)
+            });
+            if is_due {
+                self.round(now_ms);
+            }
+            let is_held = self.is_rung || self.vms.iter().any(|vm| vm.limit() < vm.script.settings.memory);
+            let is_short = is_held && self.vms.len() <= VMS_IN_TENTHS_MAX;
+            let ms = if is_short { PERIOD_MIN_MS } else { end_ms - now_ms };
+            let step = Step { from_ms: now_ms, ms };
+            self.step(step);
+            self.check();
+            now_ms = step.end_ms();
         }
-        self.replan = false;
-        let samples: Vec<VmSample> = self.vms.iter().map(|vm| vm.sample(now_s)).collect();
-        let host = PoolSample { now_ms: now_s * 1000, pool: self.pool, used };
-        let plan = self.policy.tick(&host, &samples);
-        for vm in &mut self.vms {
-            if let Some(planned) = plan.vm(VmId(vm.index as u32)) {
-                vm.actions = planned.actions;
+    }
+
+    /// One round, as the daemon makes it.
+    fn round(&mut self, now_ms: u64) {
+        (self.made_ms, self.is_rung) = (Some(now_ms), false);
+        let host = self.host.report(now_ms, self.used());
+        let policy = &self.replay.rounds.policy;
+        let report = |vm: &mut Vm<'s>| Some(vm.report(now_ms, policy.settings(vm.id())?));
+        let reports: Vec<VmReport> = self.vms.iter_mut().filter_map(report).collect();
+        let made = match &mut self.observer {
+            Some(observer) => self.replay.make_seen(&host, &reports, *observer),
+            None => self.replay.make(&host, &reports),
+        };
+        let Some(Made { outcomes, last }) = made else { return };
+        let plan = &last.plan;
+        for ((vm, report), outcome) in self.vms.iter_mut().zip(&reports).zip(outcomes) {
+            vm.follow(now_ms, report, outcome);
+            if let Some(planned) = plan.vm(vm.id()) {
                 vm.target = planned.terms.target;
                 vm.working_set = planned.terms.estimate.working_set;
                 self.violations.below_min += u64::from(vm.target < vm.min);
@@ -179,47 +182,36 @@ impl<'s> World<'s> {
         }
         let targets: PageCount = plan.vms.iter().map(|vm| vm.terms.target - vm.terms.lent).sum();
         self.violations.targets_beyond_pool += u64::from(targets > plan.budget + plan.shortfall);
-        self.plan = Some(plan);
     }
 
-    /// Everybody lives for a second: memory is given back first, then taken.
-    fn step(&mut self, now_s: u64) {
+    /// Everybody lives for a step: memory is given back first, then taken.
+    fn step(&mut self, step: Step) {
         let hardware = self.scenario.hardware;
-        for vm in &mut self.vms {
-            if let (Some(size), Some(balloon)) = (vm.actions.balloon, vm.balloon_at(now_s)) {
-                vm.guest.balloon_to(size, balloon);
-            }
-            let over = vm.guest.kinds.resident().saturating_sub(vm.actions.page_out_cap);
-            vm.guest.page_out(over.min(hardware.page_out));
-        }
-        self.share_zeros(hardware.share_scan);
-        let mut free = self.pool.saturating_sub(self.used());
+        self.vms.iter_mut().for_each(|vm| vm.give(step, hardware.page_out));
+        self.share_zeros(step.part(hardware.share_scan));
+        let mut free = self.host.free(self.used());
         let count = self.vms.len();
         for turn in 0..count {
             // Nobody is always the first to take what is free.
-            let vm = &mut self.vms[(turn + now_s as usize) % count];
-            if vm.actions.run == Run::Block {
-                vm.guest.totals.blocked_s += 1;
-                vm.guest.speed = 0.0;
-                continue;
-            }
+            let vm = &mut self.vms[(turn + (step.from_ms / PERIOD_MIN_MS) as usize) % count];
             let before = vm.guest.kinds.resident();
             let limits = Limits {
-                cap: vm.actions.page_out_cap,
+                step,
+                limit: vm.limit(),
                 free,
                 page_in: hardware.page_in,
                 page_out: hardware.page_out,
                 fault_us: hardware.fault_us,
             };
-            let phase = vm.script.phase(now_s - vm.script.start_s);
-            vm.guest.run(phase, vm.script.reports_free, &limits);
+            vm.live(&limits);
             free = (free + before).saturating_sub(vm.guest.kinds.resident());
+            self.is_rung |= vm.look_at_limit();
         }
     }
 
     /// Zero pages are found in proportion to how many of all resident pages they are.
     fn share_zeros(&mut self, scan: PageCount) {
-        let first = self.plan.as_ref().is_some_and(|plan| plan.state.allowed().share_first);
+        let first = self.plan().is_some_and(|plan| plan.state.allowed().share_first);
         let scan = if first { scan.0 * SHARE_FIRST } else { scan.0 };
         let resident: PageCount = self.vms.iter().map(|vm| vm.guest.kinds.resident()).sum();
         for vm in &mut self.vms {
@@ -231,17 +223,17 @@ impl<'s> World<'s> {
     fn check(&mut self) {
         for vm in &self.vms {
             self.violations.lost_pages += u64::from(vm.guest.kinds.all() != vm.script.settings.memory);
-            self.violations.capped_below_min += u64::from(vm.actions.page_out_cap < vm.min);
+            self.violations.capped_below_min += u64::from(vm.limit() < vm.min);
         }
         self.violations.pool_overdrawn += u64::from(self.used() > self.scenario.host.pool);
     }
 
     fn record(&self, now_s: u64, recording: &mut Recording) {
         let sum = |pick: fn(&Vm<'s>) -> PageCount| self.vms.iter().map(pick).sum();
-        let (state, free) = self
-            .plan
-            .as_ref()
-            .map_or((ReclaimState::High, self.pool), |plan| (plan.state, self.pool.saturating_sub(self.used())));
+        let last = self.replay.rounds.last();
+        let state = last.map_or(ReclaimState::High, |last| last.plan.state);
+        let pool = last.map_or(self.scenario.host.pool, |last| last.pool.now);
+        let free = pool.saturating_sub(self.used());
         recording.host.push(HostPoint {
             at_s: now_s,
             state,
@@ -264,7 +256,7 @@ impl<'s> World<'s> {
                 swapped: kinds.swapped(),
                 zero: kinds.zero_out,
                 speed: vm.guest.speed,
-                runs: vm.actions.run == Run::Run,
+                runs: vm.run == Run::Run,
             });
         }
     }
@@ -278,26 +270,4 @@ fn unlimited_swap() -> SwapSpace {
 /// Whether a VM that does not run would, had it been admitted: then there is nothing to change.
 fn refused_before(script: &VmScript, now_s: u64) -> bool {
     script.start_s < now_s && script.stop_s.is_none_or(|stop_s| now_s <= stop_s)
-}
-
-impl Vm<'_> {
-    /// Pages a second its balloon driver moves, once there is one.
-    fn balloon_at(&self, now_s: u64) -> Option<PageCount> {
-        let balloon = self.script.balloon?;
-        (now_s - self.script.start_s >= balloon.after_s).then_some(balloon.rate)
-    }
-
-    fn sample(&self, now_s: u64) -> VmSample {
-        let kinds = &self.guest.kinds;
-        let balloon = self.balloon_at(now_s).map_or(Balloon::Absent, |_| Balloon::Inflated(kinds.balloon));
-        VmSample {
-            id: VmId(self.index as u32),
-            resident: kinds.resident(),
-            swapped: kinds.swapped(),
-            shared: PageCount::ZERO,
-            balloon,
-            sample: self.guest.sample_count(),
-            pinned: false,
-        }
-    }
 }

@@ -1,7 +1,8 @@
-//! `pagoda simulate`: the policy over scripted VMs, under virtual time. No daemon takes part.
+//! `pagoda simulate`: the policy over scripted VMs, under virtual time, or over what a daemon recorded. No daemon takes part.
 
 pub mod file;
 mod plot;
+mod replay;
 mod report;
 
 use std::fs;
@@ -20,13 +21,21 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 ///
 /// The file says what the host has, which VMs come when and what they use. The policy is the
 /// daemon's own. scenarios/ has examples, among them the experiments of the ESX paper.
+///
+/// With --replay, the file is a recording that `pagodad --policy-recording` made. What was measured
+/// goes into the policy again, and every plan is compared with the one that was made then, to the
+/// page. A difference is a failure (status 1).
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   pagoda simulate scenarios/idle-tax.toml
   pagoda simulate scenarios/reallocation.toml --plot out.svg
-  pagoda simulate scenarios/day.toml --json | jq .states")]
+  pagoda simulate scenarios/day.toml --json | jq .states
+  pagoda simulate --replay policy.jsonl")]
 pub struct Simulate {
+    /// Make the rounds of a recording again instead, and compare their plans
+    #[arg(long, conflicts_with_all = ["plot", "points"])]
+    pub replay: bool,
     #[command(flatten)]
     pub options: Options,
 }
@@ -34,7 +43,7 @@ pub struct Simulate {
 // No doc comment: clap would take it for that of the commands that have these options.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// The scenario
+    /// The scenario, or the recording
     pub file: PathBuf,
     /// Draw states and memory over time into this SVG file
     #[arg(long, value_name = "FILE")]
@@ -45,6 +54,9 @@ pub struct Options {
 }
 
 pub fn run(command: &Simulate, format: Format) -> Result<()> {
+    if command.replay {
+        return replay::run(&command.options.file, format);
+    }
     run_scenario(&read(&command.options.file)?, &command.options, format)
 }
 

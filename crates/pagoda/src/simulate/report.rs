@@ -128,9 +128,9 @@ impl Vm {
             swap_read_bytes: bytes(PageCount(totals.pages_in)),
             swap_write_bytes: bytes(PageCount(totals.pages_out)),
             zero_dropped_bytes: bytes(PageCount(totals.zero_dropped)),
-            speed_mean: (totals.busy_s > 0).then(|| totals.work_s / totals.busy_s as f64),
-            blocked_s: totals.blocked_s,
-            short_s: totals.short_s,
+            speed_mean: (totals.busy_ms > 0).then(|| totals.work_s * 1000.0 / totals.busy_ms as f64),
+            blocked_s: totals.blocked_ms / 1000,
+            short_s: totals.short_ms / 1000,
             points: if with_points { vm.points.iter().map(Point::new).collect() } else { Vec::new() },
         }
     }

@@ -235,6 +235,38 @@ fn a_scenario_is_simulated_and_drawn() {
 }
 
 #[test]
+fn rounds_of_a_daemon_are_replayed() {
+    const HEADER: &str = r#"{"pagoda_policy_recording":1,"seed":7,"host":{"pool":262144,"tax":750,"thresholds":[60,40,20,10,5],"rate_page_out":131072,"rate_balloon":65536}}"#;
+    const ROUND: &str = r#"{"now_ms":5,"memory":{"total":4294967296,"available":4294967296},"vms":[],"plan":{"state":"high","pool":262144,"used":0,"free":262144,"budget":243793,"need":0,"shortfall":0,"restrained":false,"stuck":false,"vms":[]}}"#;
+    let daemon = FakeDaemon::start("rounds");
+    let file = daemon.dir.join("rounds.jsonl");
+    let replay = |text: &str, words: &[&str]| {
+        std::fs::write(&file, text).unwrap();
+        daemon.pagoda(&[&["simulate", "--replay", file.to_str().unwrap()], words].concat()).output().unwrap()
+    };
+    let output = replay(&format!("{HEADER}\n{ROUND}\n"), &[]);
+    assert!(output.status.success(), "{} {}", out(&output), err(&output));
+    assert!(out(&output).contains("1 rounds in 0 s, 0 plans of VMs; 0 rounds differ"), "{}", out(&output));
+
+    let other = format!("{HEADER}\n{}\n", ROUND.replace("\"budget\":243793", "\"budget\":243792"));
+    let output = replay(&other, &["--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(err(&output).contains("1 of 1 rounds of"), "{}", err(&output));
+    assert!(out(&output).contains("\"what\": \"budget\""), "{}", out(&output));
+
+    for (text, expected) in [("", "it is empty"), ("title = 1\n", "its first line"), (&other[..400], "0 rounds")] {
+        let output = replay(text, &[]);
+        let said = format!("{}{}", out(&output), err(&output));
+        assert!(said.contains(expected), "{text:?}: {said}");
+    }
+    let output = daemon.pagoda(&["simulate", "--replay", daemon.dir.to_str().unwrap()]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let output = daemon.pagoda(&["simulate", "--replay", "x", "--points"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", err(&output));
+    assert!(daemon.asked().is_empty(), "no daemon takes part");
+}
+
+#[test]
 fn a_recording_is_replayed() {
     let daemon = FakeDaemon::start("trace");
     let (trace, plot) = (daemon.dir.join("trace.toml"), daemon.dir.join("trace.svg"));

@@ -28,6 +28,7 @@ pub(super) struct File {
     pub page_in: Option<PageIn>,
     pub replacement: Option<Replacement>,
     pub busy_poll_us: Option<u64>,
+    pub policy_recording: Option<PathBuf>,
     pub compressed: Option<CompressedFile>,
     pub policy: PolicyFile,
 }
@@ -56,6 +57,7 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<File> {
         ("socket", &file.socket),
         ("attach_socket", &file.attach_socket),
         ("shim", &file.shim),
+        ("policy_recording", &file.policy_recording),
     ];
     for (key, value) in paths {
         // Which directory the daemon is started in is not the file's to know.

@@ -1,6 +1,7 @@
 //! The section `[policy]` of the configuration file. It has no options on the command line, and is read again on SIGHUP.
 
 use std::fmt::Display;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Result, ensure};
@@ -62,6 +63,8 @@ pub struct PolicyConfig {
     pub sampling: Sampling,
     /// Miss-ratio curves are watched.
     pub curves: bool,
+    /// Rounds are recorded there. Not of this section: it has effect only at the daemon's start.
+    pub recording: Option<PathBuf>,
 }
 
 impl Default for PolicyConfig {
@@ -73,6 +76,7 @@ impl Default for PolicyConfig {
             host_available_min: None,
             sampling: SAMPLING_DEFAULT,
             curves: true,
+            recording: None,
         }
     }
 }
@@ -98,6 +102,7 @@ impl PolicyConfig {
             host_available_min: file.host_available_min,
             sampling: Sampling { pages, period_s },
             curves: file.curves.unwrap_or(defaults.curves),
+            recording: defaults.recording,
         })
     }
 }

@@ -141,9 +141,10 @@ fn the_shipped_file_shows_every_key_with_its_default() {
     let host = |config: PolicyConfig| host_settings(&config, Bytes::from_gib(32)).unwrap();
     assert!(policy.pool.is_some());
     assert_eq!(host(PolicyConfig { pool: None, ..policy }), host(PolicyConfig::default()));
-    // It is off unless it is asked for.
-    assert!(parsed.compressed.is_some());
-    let shown = File { group: None, shim: None, compressed: None, policy: PolicyFile::default(), ..parsed };
+    // They are off unless they are asked for.
+    assert!(parsed.compressed.is_some() && parsed.policy_recording.is_some());
+    let off = File { compressed: None, policy_recording: None, ..parsed };
+    let shown = File { group: None, shim: None, policy: PolicyFile::default(), ..off };
     assert_eq!(
         Config::resolve(Args::default(), shown, &exe_dir()).unwrap(),
         Config::resolve(Args::default(), File::default(), &exe_dir()).unwrap()

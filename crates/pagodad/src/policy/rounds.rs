@@ -4,13 +4,14 @@
 //! and the action a VM may have gone, or another may have its name: VMs are known by their numbers.
 
 use pagoda_api::in_full;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use pagoda_api::types::VmKind;
 use pagoda_core::policy::follow_up::Comparison;
 use pagoda_core::policy::round::{Caps, EngineReport, HostReport, Last, Orders, Outcome, VmReport};
 use pagoda_core::policy::{Balloon, ReclaimState, Run};
+use pagoda_core::simulate::replay::{Made, Observer};
 use pagoda_core::stats::Metric;
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_pager::handle::{Command, Handle, Status};
@@ -40,6 +41,9 @@ struct Reported {
 
 /// Makes one round.
 pub fn make(registry: &Arc<Registry>) {
+    let governor = &registry.governor;
+    let mut recording = governor.recording.lock().unwrap_or_else(PoisonError::into_inner);
+    recording.open(&registry.parts);
     let mut waited = Duration::ZERO;
     let vms = report_all(registry, &mut waited);
     let reports: Vec<VmReport> = vms.iter().map(|vm| vm.report).collect();
@@ -58,8 +62,14 @@ pub fn make(registry: &Arc<Registry>) {
     let now_ms = registry.governor.now_ms();
     let host = HostReport { now_ms, memory: state.memory, available_min: state.config.host_available_min };
     let before = state.rounds.last().map(|last| (last.plan.state, last.plan.stuck.is_some()));
+    recording.begin(state.rounds.policy.host(), governor.seed);
+    recording.before(&state.rounds.policy);
     let outcomes = state.rounds.make(&host, &reports);
-    log(before, state.rounds.last());
+    if let Some(last) = state.rounds.last() {
+        let made = Made { outcomes: &outcomes, last };
+        recording.after(&state.rounds.policy, &host, &reports, made);
+        log(before, last);
+    }
     drop(state);
     let mut locked = timed(&mut waited, || registry.lock());
     for vm in locked.values_mut() {
@@ -72,6 +82,7 @@ pub fn make(registry: &Arc<Registry>) {
     }
     drop(locked);
     registry.governor.lock().waits.record(waited);
+    recording.flush(&registry.parts);
 }
 
 /// Measures all VMs. Asks all engines first, so that they answer at the same time.
@@ -152,8 +163,8 @@ fn engine_report(status: &Status) -> EngineReport {
     }
 }
 
-fn log(before: Option<(ReclaimState, bool)>, last: Option<&Last>) {
-    let Some(plan) = last.map(|last| &last.plan) else { return };
+fn log(before: Option<(ReclaimState, bool)>, last: &Last) {
+    let plan = &last.plan;
     let (state, was_stuck) = before.unwrap_or((ReclaimState::High, false));
     if state != plan.state {
         tracing::info!("memory of the pool: {state} -> {}, {} free", plan.state, plan.free.bytes());

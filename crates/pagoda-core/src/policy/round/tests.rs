@@ -104,6 +104,50 @@ fn steps_are_only_what_changes_something() {
     assert_eq!((round.keeps(), round.limit()), (Some(mib(1024).bytes()), None));
 }
 
+/// Page-out keeps 2 MiB free below a limit of 512 MiB, so the balloon leaves the guest that much less. No guest is below its min
+/// for that, and a VM that nothing holds is not asked.
+#[test]
+fn a_balloon_leaves_room_for_page_out() {
+    let keeps = |cap: PageCount, balloon: PageCount, min: PageCount| {
+        let mut round = VmRound { sent: mib(1024), ..VmRound::default() };
+        let caps = Caps { min, ..caps(1024) };
+        round.follow(&orders(cap, Some(balloon)), &caps, true);
+        let limit = round.engine_limit(&caps);
+        assert!(round.keeps().unwrap().pages_ceil() >= min.min(mib(1024) - balloon) && limit >= min);
+        round.keeps()
+    };
+    assert_eq!(keeps(mib(512), mib(512), PageCount::ZERO), Some(mib(510).bytes()));
+    assert_eq!(keeps(mib(512), mib(600), PageCount::ZERO), Some(mib(424).bytes()), "less than its limit already");
+    assert_eq!(keeps(mib(512), mib(512), mib(512)), Some(mib(512).bytes()), "the headroom of a min is above it");
+    assert_eq!(keeps(mib(1024), mib(1), PageCount::ZERO), Some(mib(1023).bytes()), "nothing holds it");
+    assert_eq!(keeps(mib(20), mib(1004), PageCount::ZERO), Some(mib(20).bytes()), "any VM may have 64 MiB");
+}
+
+/// A limit that is a little too low is sent only if page-out would take from the guest what its balloon leaves it.
+#[test]
+fn a_limit_is_no_lower_than_the_balloon_makes_it() {
+    let sent = |keeps: PageCount, limit: PageCount| {
+        let mut round = VmRound { sent: mib(512), ..VmRound::default() };
+        round.follow(&orders(limit, Some(mib(1024).saturating_sub(keeps))), &caps(1024), true).send_limit
+    };
+    assert!(!sent(mib(510), mib(514)), "2 MiB are free below the limit");
+    assert!(sent(mib(511), mib(514)));
+    assert!(!sent(mib(511), mib(512)), "nor is it sent again");
+    assert!(sent(mib(400), mib(520)), "worth it in any case");
+}
+
+#[test]
+fn who_is_near_its_limit_is_at_it() {
+    let is_at_limit = |sent: u64, engine: EngineReport| {
+        let round = VmRound { sent: mib(sent), ..VmRound::default() };
+        VmReport { round, ..report(ID, 1024, engine) }.sample().unwrap().is_at_limit
+    };
+    assert!(is_at_limit(512, armed(512)) && is_at_limit(512, armed(480)), "twice its headroom of 16 MiB");
+    assert!(!is_at_limit(512, armed(479)));
+    assert!(!is_at_limit(1024, armed(1024)), "nothing holds it");
+    assert!(!is_at_limit(512, EngineReport { pinned: true, ..armed(512) }));
+}
+
 #[test]
 fn a_vm_without_an_engine_counts_by_its_process() {
     let check = |vm: VmReport, expected: PageCount| assert_eq!(vm.used(), expected, "{vm:?}");

@@ -21,6 +21,7 @@ fn vm(id: u32, resident: u64, swapped: u64) -> VmSample {
         resident: mib(resident),
         swapped: mib(swapped),
         shared: PageCount::ZERO,
+        is_at_limit: false,
         balloon: Balloon::Absent,
         sample: SampleCount::default(),
         pinned: false,
@@ -119,6 +120,46 @@ fn with_the_tax_idle_memory_goes_where_it_is_used() {
     let text = render(&explain(&policy, &plan, VmId(1), 5_000));
     assert!(text.contains("gained") && text.contains("it has all the guest can see"), "{text}");
     assert!(explain(&policy, &plan, VmId(7), 0).is_empty());
+}
+
+/// A limit holds a VM before it makes free memory short. Without this, who is above its target would keep it, and who is
+/// held below its target would page.
+#[test]
+fn what_a_vm_lacks_at_its_limit_is_taken_from_who_is_above_its_target() {
+    let mut policy = policy(386, 2, 0);
+    let (above, below) = (vm(0, 197, 0), vm(1, 168, 32));
+    let mut plan = |now_s: u64, below: VmSample| {
+        let samples = [above, below];
+        policy.tick(&host(now_s, 386, &samples), &samples)
+    };
+    let calm = plan(1, below);
+    assert_eq!((calm.state, calm.need), (ReclaimState::High, PageCount::ZERO), "it may grow into free memory: 21 MiB");
+    let held = plan(2, VmSample { is_at_limit: true, ..below });
+    assert_eq!((held.state, held.free), (ReclaimState::High, mib(21)), "free memory is not short");
+    let lack = held.vms[1].terms.target - mib(168);
+    assert_eq!(held.need, host(0, 386, &[]).pool - held.budget - held.free + lack);
+    assert!(held.vms[0].actions.page_out_cap <= mib(180), "{:?}", held.vms[0].actions);
+    assert_eq!(held.vms[0].actions.run, Run::Run, "nobody is suspended for it");
+    // Without pages in swap it does not page, and page-out's headroom is no lack.
+    let near = VmSample { is_at_limit: true, ..vm(1, 172, 0) };
+    assert_eq!(plan(3, near).need, PageCount::ZERO);
+    assert!(plan(4, VmSample { swapped: mib(28), ..near }).need > PageCount::ZERO);
+    // Once both have their targets, nothing is taken any more.
+    let samples = [vm(0, 179, 21), VmSample { is_at_limit: true, ..vm(1, 179, 21) }];
+    let settled = policy.tick(&host(5, 386, &samples), &samples);
+    assert_eq!((settled.state, settled.need), (ReclaimState::High, PageCount::ZERO));
+}
+
+/// Limits that hold many VMs do not make memory look short: the means stay those of the state soft.
+#[test]
+fn what_is_lacked_suspends_nobody() {
+    let mut policy = policy(400, 2, 0);
+    let samples = [vm(0, 330, 0), VmSample { is_at_limit: true, ..vm(1, 10, 100) }];
+    let plan = policy.tick(&host(1, 400, &samples), &samples);
+    let lack = plan.vms[1].terms.target - mib(10);
+    assert!(lack > plan.free && plan.need > PageCount::ZERO, "{lack:?} of {:?}", plan.free);
+    assert_eq!(plan.state, ReclaimState::High);
+    assert!(plan.vms.iter().all(|vm| vm.actions.run == Run::Run));
 }
 
 #[test]

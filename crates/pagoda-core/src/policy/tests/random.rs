@@ -117,6 +117,7 @@ impl World {
             resident: guest.resident,
             swapped: guest.swapped,
             shared: PageCount::ZERO,
+            is_at_limit: false,
             balloon: guest.balloon.map_or(Balloon::Absent, Balloon::Inflated),
             sample: SampleCount { watched: guest.watched, touched: chance.below(u64::from(guest.watched) + 1) as u32 },
             pinned: guest.pinned,
