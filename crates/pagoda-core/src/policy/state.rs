@@ -37,11 +37,7 @@ pub const STATES: [ReclaimState; 4] = [ReclaimState::High, ReclaimState::Soft, R
 pub struct Allowed {
     /// Look for pages to share before anything is taken; in `High` it is background work only.
     pub share_first: bool,
-    /// Inflate balloons.
-    pub balloon: bool,
-    /// Page out whom no balloon helps against.
-    pub page_out_rest: bool,
-    /// Page out anybody.
+    /// Page out anybody. Those whom no balloon helps against are in any state from which memory is taken.
     pub page_out: bool,
     /// Block VMs above their targets.
     pub block: bool,
@@ -92,8 +88,6 @@ impl ReclaimState {
         let forced = matches!(self, ReclaimState::Hard | ReclaimState::Low);
         Allowed {
             share_first: worse_than_high,
-            balloon: worse_than_high,
-            page_out_rest: worse_than_high,
             page_out: forced,
             block: matches!(self, ReclaimState::Low),
         }
@@ -155,10 +149,10 @@ mod tests {
     #[test]
     fn worse_states_allow_more() {
         let count = |state: ReclaimState| {
-            let Allowed { share_first, balloon, page_out_rest, page_out, block } = state.allowed();
-            [share_first, balloon, page_out_rest, page_out, block].into_iter().filter(|allowed| *allowed).count()
+            let Allowed { share_first, page_out, block } = state.allowed();
+            [share_first, page_out, block].into_iter().filter(|allowed| *allowed).count()
         };
-        assert_eq!(STATES.map(count), [0, 3, 4, 5]);
+        assert_eq!(STATES.map(count), [0, 1, 2, 3]);
     }
 
     proptest! {
