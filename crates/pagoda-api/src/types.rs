@@ -340,6 +340,13 @@ pub struct ApiError {
     pub hint: Option<String>,
 }
 
+impl ApiError {
+    /// With a hint of what the user can do about it, if that is anything.
+    pub fn new(code: ErrorCode, message: impl Into<String>, hint: Option<&str>) -> ApiError {
+        ApiError { code, message: message.into(), hint: hint.map(str::to_owned) }
+    }
+}
+
 /// What went wrong, for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

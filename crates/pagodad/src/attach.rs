@@ -33,8 +33,8 @@ use pagoda_sys::uffd::{self, Uffd};
 
 use self::handshakes::Handshakes;
 use crate::record::{Record, SharingFiles};
-use crate::registry::{Registry, Starter, Taken, Vm, sharing_of};
-use crate::remote;
+use crate::registry::{Registry, Starter, Taken, Vm};
+use crate::remote::{self, Dirs};
 
 /// userfaultfds asked for: past a few vCPUs one no longer scales, and two cost nothing.
 pub const UFFDS_PER_VM: u32 = 2;
@@ -266,7 +266,7 @@ fn attach(
     let (member, sharing) = joined.unzip();
     // Before the record names the process: the next daemon then looks for the remote map of a VM that was served.
     let above_swap = tiers_above_swap(registry, &record, space.chunks(), taken_over)?;
-    let looking = sharing_of(registry, &record, member.as_ref());
+    let looking = registry.sharing_of(&record, member.as_ref());
     let parts = Parts {
         name: name.clone(),
         space,
@@ -353,7 +353,8 @@ fn tiers_above_swap(
     if let Some(compressed) = &record.compressed {
         tiers.push(compressed.open(&record.name, chunks, taken_over)?);
     }
-    if let Some(remote) = remote::for_engine(registry, record, chunks, taken_over)? {
+    let (dirs, map) = (Dirs::of(&registry.config), registry.remote_path(&record.name));
+    if let Some(remote) = remote::for_engine(&dirs, &map, record, chunks, taken_over)? {
         tiers.push(Box::new(remote));
     }
     Ok(tiers)

@@ -9,7 +9,7 @@
 
 pub mod block;
 mod doorbell;
-mod governed;
+pub mod governed;
 pub mod governor;
 pub mod host;
 mod recording;

@@ -36,9 +36,7 @@ use rmap_io::net::{UdpClient, Wait};
 pub use self::describe::describe;
 pub use self::space::Dirs;
 use self::space::{pool_of, report, spec, whose};
-use crate::config::Config;
 use crate::record::{Record, Remote};
-use crate::registry::{Registry, error};
 
 /// A server that is silent for so long is given up where another has a copy. A host that is busy is not dead, and the VM's
 /// faults on what is there wait meanwhile.
@@ -93,7 +91,7 @@ impl NewTier {
 pub fn new_tier(dirs: &Dirs, name: &str, regions: &[u64], request: RemoteRequest) -> Result<NewTier, ApiError> {
     let unusable = |cause: anyhow::Error| {
         let hint = "`pagoda pool ls` shows what pagodad has to find; leave --remote out to do without";
-        error(
+        ApiError::new(
             ErrorCode::Unsupported,
             format!("there is no remote memory to be had: {cause}", cause = in_full(cause.as_ref())),
             Some(hint),
@@ -105,11 +103,15 @@ pub fn new_tier(dirs: &Dirs, name: &str, regions: &[u64], request: RemoteRequest
     let servers = pool.servers().map_err(unusable)?.len();
     if servers < usize::from(request.copies) {
         let message = format!("{} copies need as many servers, and there are {servers}", request.copies);
-        return Err(error(ErrorCode::BadRequest, message, Some("add a server, or ask for one copy (--remote pool:)")));
+        return Err(ApiError::new(
+            ErrorCode::BadRequest,
+            message,
+            Some("add a server, or ask for one copy (--remote pool:)"),
+        ));
     }
     if regions.iter().sum::<u64>() > SIZE_MAX {
         let message = format!("a remote tier holds {} TiB at most, less than this VM's memory", SIZE_MAX >> 40);
-        return Err(error(ErrorCode::BadRequest, message, Some("leave --remote out")));
+        return Err(ApiError::new(ErrorCode::BadRequest, message, Some("leave --remote out")));
     }
     let space = SystemEntropy::default().next_u64();
     let cluster = pool.etcd.as_ref().map(|etcd| etcd.pool.clone());
@@ -160,21 +162,22 @@ enum Served {
     Before,
 }
 
-/// A VM's remote tier, if it has one, for its engine. A VM that was served before has a map of what it has there.
+/// A VM's remote tier, if it has one, for its engine. The file `path` has the map of what is there; that of a VM that was
+/// served before is there already.
 ///
 /// # Errors
 /// As [`open_in`]; the map cannot be made or is not the VM's.
 pub fn for_engine(
-    registry: &Registry,
+    dirs: &Dirs,
+    path: &Path,
     record: &Record,
     chunks: ChunkCount,
     taken_over: bool,
 ) -> Result<Option<RemoteTier>> {
     let served = if taken_over { Served::Before } else { Served::No };
-    let Some(opened) = open_in(&registry.config.pool_dir, record, served)? else { return Ok(None) };
+    let Some(opened) = open_in(&dirs.pool, record, served)? else { return Ok(None) };
     let OpenedPool { client, space, watch } = opened;
-    let path = registry.remote_path(&record.name);
-    let map = if taken_over { RemoteMap::open(&path, chunks) } else { RemoteMap::create(&path, chunks) };
+    let map = if taken_over { RemoteMap::open(path, chunks) } else { RemoteMap::create(path, chunks) };
     let map = map.with_context(|| format!("the remote map {}", path.display()))?;
     let maintain = Box::new(move |client: &mut Client, now| watch.inform(client, now));
     Ok(Some(RemoteTier::new(&record.name, client, space, map, maintain)))
@@ -233,26 +236,21 @@ fn missed<T>(act: impl FnOnce(&mut BTreeMap<u64, Instant>) -> T) -> T {
     act(&mut MISSED.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// A VM has ended, and its record with it: by one rename it becomes a pending release, and is given back behind the
-/// caller's back.
-pub fn end_of(registry: &Registry, record: &Record) {
+/// A VM has ended, and its record, the file `path`, with it: by one rename it becomes a pending release, and is given back
+/// behind the caller's back.
+pub fn end_of(dirs: &Dirs, record: &Record, path: &Path) {
     let Some(remote) = &record.remote else { return };
-    let dirs = Dirs::of(&registry.config);
-    pending_release::inherit(&dirs, remote, &registry.records.path(&record.name));
-    pending_release::give_back_later(&dirs, record);
+    pending_release::inherit(dirs, remote, path);
+    pending_release::give_back_later(dirs, record);
 }
 
 /// The releases that were pending when the last daemon ended.
-pub fn pending_of_before(config: &Config) -> Vec<Record> {
-    pending_release::all(&Dirs::of(config))
+pub fn pending_of_before(dirs: &Dirs) -> Vec<Record> {
+    pending_release::all(dirs)
 }
 
 /// Gives back what was pending when the last daemon ended, unless one of these VMs turned out to have it.
-pub fn give_back_of_before(config: &Config, pending: &[Record], vms: &[Record]) {
-    give_back(&Dirs::of(config), pending, vms);
-}
-
-fn give_back(dirs: &Dirs, pending: &[Record], vms: &[Record]) {
+pub fn give_back_of_before(dirs: &Dirs, pending: &[Record], vms: &[Record]) {
     for debtor in pending {
         let space = |record: &Record| record.remote.as_ref().map(|remote| remote.space);
         match &debtor.remote {

@@ -55,7 +55,7 @@ impl IntoResponse for Refusal {
 }
 
 pub(super) fn bad_request(message: String) -> Refusal {
-    Refusal(ApiError { code: ErrorCode::BadRequest, message, hint: None })
+    Refusal(ApiError::new(ErrorCode::BadRequest, message, None))
 }
 
 /// Bodies are JSON whatever their content type says: a plain `curl --data` works too.

@@ -9,19 +9,19 @@ use std::time::{Duration, Instant};
 
 use pagoda_api::types::VmKind;
 use pagoda_core::policy::follow_up::Comparison;
-use pagoda_core::policy::round::{Caps, EngineReport, HostReport, Last, Orders, Outcome, VmReport};
+use pagoda_core::policy::round::{EngineReport, HostReport, Last, Orders, Outcome, VmReport};
 use pagoda_core::policy::{Balloon, ReclaimState, Run};
 use pagoda_core::simulate::replay::{Made, Observer};
 use pagoda_core::stats::Metric;
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_pager::handle::{Command, Handle, Status};
 
-pub use super::governed::Governed;
+use super::governed::Governed;
 use super::round_wait::timed;
 use super::{host, settings, vmm_kind};
 use crate::balloon;
 use crate::record::Record;
-use crate::registry::{Registry, Vm, limit_of};
+use crate::registry::{Registry, Vm};
 
 /// The reading of the host's memory, in health.
 const HOST_MEMORY: &str = "host memory";
@@ -216,21 +216,9 @@ fn comparison(report: &VmReport, record: &Record, outcome: &Outcome) -> Comparis
     }
 }
 
-/// What limits a VM beside the policy.
-pub fn caps_of(vm: &Vm) -> Caps {
-    let memory = settings::memory_of(&vm.record);
-    Caps {
-        memory,
-        cap: Bytes(vm.record.dram()).pages_floor(),
-        own: limit_of(&vm.record),
-        min: Bytes(vm.record.spec.policy.min).pages_ceil(),
-        least: Bytes(pagoda_api::types::dram_bytes_min(memory.bytes().0)).pages_ceil(),
-    }
-}
-
 /// Brings one VM to where the plan wants it.
 fn carry_out(registry: &Arc<Registry>, vm: &mut Vm, orders: &Orders) {
-    let caps = caps_of(vm);
+    let caps = settings::caps_of(&vm.record);
     let steps = vm.governed.round.follow(orders, &caps, vm.balloon.is_some());
     if steps.send_limit {
         registry.send_limit(vm);

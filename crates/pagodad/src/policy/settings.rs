@@ -1,6 +1,7 @@
 //! Between what is configured, asked for or recorded and the policy's own types. Pure.
 
-use pagoda_api::types::{AdmitRequest, ApiError, ErrorCode, HostPatch, PolicySettings, VmSpec};
+use pagoda_api::types::{AdmitRequest, ApiError, ErrorCode, HostPatch, PolicySettings, VmSpec, dram_bytes_min};
+use pagoda_core::policy::round::Caps;
 use pagoda_core::policy::settings::SHARES_DEFAULT;
 use pagoda_core::policy::settings::{Sampling, THRESHOLDS_DEFAULT, Thresholds};
 use pagoda_core::policy::{HostSettings, PerMille, SettingsError, ShareGroup, Shares, TaxRate, VmSettings};
@@ -56,6 +57,19 @@ pub fn patched(settings: &HostSettings, patch: &HostPatch) -> Result<HostSetting
     })
 }
 
+/// What limits a VM beside the policy.
+pub fn caps_of(record: &Record) -> Caps {
+    let memory = memory_of(record);
+    let own = record.paged_out_to().map_or(record.dram(), |target| record.dram().min(target));
+    Caps {
+        memory,
+        cap: Bytes(record.dram()).pages_floor(),
+        own: Bytes(own).pages_floor(),
+        min: Bytes(record.spec.policy.min).pages_ceil(),
+        least: Bytes(dram_bytes_min(memory.bytes().0)).pages_ceil(),
+    }
+}
+
 /// What the guest sees.
 pub fn memory_of(record: &Record) -> PageCount {
     Bytes(record.memory()).pages_floor()
@@ -108,7 +122,7 @@ pub fn refusal(error: &SettingsError) -> ApiError {
         SettingsError::NoSuchVm { .. } => ErrorCode::WrongState,
         _ => ErrorCode::BadRequest,
     };
-    ApiError { code, message: error.to_string(), hint: None }
+    ApiError::new(code, error.to_string(), None)
 }
 
 #[cfg(test)]

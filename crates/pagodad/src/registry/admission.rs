@@ -14,7 +14,7 @@ use pagoda_core::policy::{Change, SettingsError, SwapSpace, VmId};
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_pager::handle::Handle;
 
-use super::{Registry, Vm, error, internal, no_such_vm};
+use super::{Registry, Vm, internal, no_such_vm};
 use crate::policy::{State, settings, vmm_kind};
 use crate::record::Record;
 
@@ -50,7 +50,7 @@ impl Registry {
     /// # Errors
     /// Sizes that no VM can have.
     pub fn would_admit(&self, request: &AdmitRequest) -> Result<AdmitReply, ApiError> {
-        let refuse = |text| error(ErrorCode::BadRequest, text, None);
+        let refuse = |text| ApiError::new(ErrorCode::BadRequest, text, None);
         if let Some(dram) = request.dram {
             pagoda_api::types::check_dram(dram, request.memory_bytes).map_err(refuse)?;
         }
@@ -75,12 +75,11 @@ impl Registry {
     /// The swap disk as it is now. A file that cannot be looked at is taken to have nothing: then more has to be free.
     fn swap_space(&self, vms: &BTreeMap<String, Vm>) -> Result<SwapSpace, ApiError> {
         let made = vms.values().map(|vm| (vm.record.name.clone(), vm.governed.id));
-        let making: Vec<_> = self.making().iter().map(|(name, absent)| (name.clone(), absent.id)).collect();
         let held = |(name, id): (String, VmId)| {
             let file = std::fs::metadata(self.swap_path(&name)).ok()?;
             Some((id, Bytes(file.blocks() * BLOCK_BYTES).pages_floor()))
         };
-        let held = made.chain(making).filter_map(held).collect();
+        let held = made.chain(self.making.all()).filter_map(held).collect();
         // After the files: what one of them gains meanwhile is counted nowhere, rather than twice.
         let dir = &self.config.swap_dir;
         let free =
@@ -209,7 +208,7 @@ impl Registry {
         let Asked { record, id, page_ins_per_s, handle } = self.look(name)?;
         let memory = record.memory();
         let asked = request.patch().applied_to(&record.spec, memory);
-        let asked = asked.map_err(|text| error(ErrorCode::BadRequest, text, None))?;
+        let asked = asked.map_err(|text| ApiError::new(ErrorCode::BadRequest, text, None))?;
         let curve = handle.and_then(|handle| handle.status().curve.clone());
         let policy = self.governor.lock();
         let asked = settings::vm_settings(&asked, settings::memory_of(&record), &policy.config)
@@ -217,7 +216,7 @@ impl Registry {
         let now = policy.rounds.last().and_then(|last| last.plan.vm(id)).map(|vm| vm.terms.target);
         let (Some(now), Some(then)) = (now, policy.rounds.policy.what_if(id, &asked)) else {
             let hint = "ask again in some seconds";
-            return Err(error(ErrorCode::WrongState, format!("no plan was made for {name} yet"), Some(hint)));
+            return Err(ApiError::new(ErrorCode::WrongState, format!("no plan was made for {name} yet"), Some(hint)));
         };
         Ok(WhatIfReply {
             target_bytes: [bytes(now), bytes(then)],

@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::{MutexGuard, PoisonError};
+use std::path::Path;
 
+use anyhow::Context;
 use pagoda_abi::Token;
 use pagoda_api::in_full;
 use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, VmKind};
@@ -16,23 +17,13 @@ use pagoda_sys::ram::RamFile;
 use pagoda_sys::swapfile::{Reserve, SwapFile};
 
 use super::admission::configure_sampling;
-use super::writing::WritingLock;
-use super::{Registry, VMS_MAX, Vm, error, internal, listen};
+use super::{Registry, Vm, internal};
 use crate::qmp::Monitor;
 use crate::record::{Record, Remote};
 use crate::remote;
 
-/// VMs that are being made or removed, by name.
-pub(super) type Making = BTreeMap<String, Absent>;
-
-/// A VM that is not there yet or no more. Its name is taken.
-#[derive(Debug)]
-pub(super) struct Absent {
-    /// Its number in the policy.
-    pub id: VmId,
-    /// Held until it is removed, if that is what happens.
-    pub removal: Option<WritingLock>,
-}
+/// VMs of one daemon: each has a thread, a ring and some twenty file descriptors.
+const VMS_MAX: usize = 1024;
 
 /// What is reserved for a VM that is being made. Dropped, it is free again.
 struct Reservation<'a> {
@@ -49,7 +40,7 @@ impl Reservation<'_> {
         configure_sampling(&mut self.registry.governor.lock(), &vm);
         vms.insert(self.name.to_owned(), vm);
         // Under the lock: there is no moment in which its name is free.
-        self.registry.making().remove(self.name);
+        self.registry.making.end(self.name);
         std::mem::forget(self);
     }
 }
@@ -57,28 +48,24 @@ impl Reservation<'_> {
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         self.registry.governor.lock().rounds.remove(self.id);
-        self.registry.making().remove(self.name);
+        self.registry.making.end(self.name);
     }
 }
 
 impl Registry {
-    pub(super) fn making(&self) -> MutexGuard<'_, Making> {
-        self.making.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Makes a VM that a program can attach to. Nothing is left behind when it fails.
     ///
     /// # Errors
     /// Bad sizes, a name that is taken, no room or an unfit file system for swap: each says what to do.
     pub fn create(&self, request: CreateVm) -> Result<CreatedVm, ApiError> {
-        request.check().map_err(|message| error(ErrorCode::BadRequest, message, None))?;
+        request.check().map_err(|message| ApiError::new(ErrorCode::BadRequest, message, None))?;
         if request.spec.share_group.is_some() && !self.config.page_sharing {
             let hint = "leave --share-group out, or set page_sharing = true in pagoda.toml and restart pagodad";
-            return Err(error(ErrorCode::Unsupported, "this daemon shares no pages", Some(hint)));
+            return Err(ApiError::new(ErrorCode::Unsupported, "this daemon shares no pages", Some(hint)));
         }
         // A VM whose program did not start, or has just ended, has its name until somebody looks.
         self.reap_name(&request.name);
-        self.wait_until_removed(&request.name);
+        self.making.wait_until_removed(&request.name);
         self.check_free(&self.lock(), &request.name)?;
         // Without the lock: etcd may be asked.
         let dirs = remote::Dirs::of(&self.config);
@@ -113,22 +100,18 @@ impl Registry {
         })
     }
 
-    /// Waits for whoever removes a VM of this name. The caller holds no lock.
-    pub(super) fn wait_until_removed(&self, name: &str) {
-        let removal = self.making().get(name).and_then(|absent| absent.removal.clone());
-        if let Some(removal) = removal {
-            drop(removal.lock().unwrap_or_else(PoisonError::into_inner));
-        }
-    }
-
     fn check_free(&self, vms: &BTreeMap<String, Vm>, name: &str) -> Result<(), ApiError> {
         if vms.contains_key(name) {
             let hint = "choose another name, or see `pagoda vm show`";
-            return Err(error(ErrorCode::NameTaken, format!("a VM named {name} exists"), Some(hint)));
+            return Err(ApiError::new(ErrorCode::NameTaken, format!("a VM named {name} exists"), Some(hint)));
         }
-        if self.making().contains_key(name) {
+        if self.making.has(name) {
             let hint = "choose another name, or wait a moment";
-            return Err(error(ErrorCode::NameTaken, format!("a VM named {name} is being made or removed"), Some(hint)));
+            return Err(ApiError::new(
+                ErrorCode::NameTaken,
+                format!("a VM named {name} is being made or removed"),
+                Some(hint),
+            ));
         }
         Ok(())
     }
@@ -137,11 +120,11 @@ impl Registry {
     fn reserve<'a>(&'a self, name: &'a str, record: &Record) -> Result<Reservation<'a>, ApiError> {
         let vms = self.lock();
         self.check_free(&vms, name)?;
-        if vms.len() + self.making().len() >= VMS_MAX {
-            return Err(error(ErrorCode::NoRoom, format!("this daemon has {VMS_MAX} VMs already"), None));
+        if vms.len() + self.making.count() >= VMS_MAX {
+            return Err(ApiError::new(ErrorCode::NoRoom, format!("this daemon has {VMS_MAX} VMs already"), None));
         }
         let id = self.admit(&vms, record)?;
-        self.making().insert(name.to_owned(), Absent { id, removal: None });
+        self.making.begin(name, id);
         Ok(Reservation { registry: self, name, id })
     }
 
@@ -150,7 +133,7 @@ impl Registry {
         let reserve = if record.spec.reserve_swap { Reserve::Yes } else { Reserve::No };
         let total = record.memory();
         let swap = SwapFile::create(&swap_path, total, reserve)
-            .map_err(|e| error(ErrorCode::Unsupported, format!("make the VM's swap file: {e}"), None))?;
+            .map_err(|e| ApiError::new(ErrorCode::Unsupported, format!("make the VM's swap file: {e}"), None))?;
         let made = self.make_rest(&record);
         let (ram, monitor) = made.inspect_err(|_| {
             let _ = std::fs::remove_file(&swap_path);
@@ -182,4 +165,14 @@ fn random_token() -> std::io::Result<Token> {
     let mut token = [0; 16];
     std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut token)?;
     Ok(Token(token))
+}
+
+/// A listening Unix socket for its owner alone: the directory it is in is.
+fn listen(path: &Path) -> anyhow::Result<OwnedFd> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => std::os::unix::net::UnixListener::bind(path),
+    }
+    .map(Into::into)
+    .with_context(|| path.display().to_string())
 }

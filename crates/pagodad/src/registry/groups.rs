@@ -143,14 +143,14 @@ impl Registry {
         let number = group.join(Arc::downgrade(handle));
         Ok(Some((Member::new(group, table, record.token, number, is_new)?, files)))
     }
-}
 
-/// How far equal pages of this VM are looked for.
-pub fn sharing_of(registry: &Registry, record: &Record, member: Option<&Member>) -> Sharing {
-    match (member.filter(|_| registry.config.page_sharing), &record.spec.share_group) {
-        (None, _) => Sharing::Off,
-        (Some(_), None) => Sharing::PageOut,
-        (Some(_), Some(_)) => Sharing::Scan,
+    /// How far equal pages of this VM are looked for.
+    pub fn sharing_of(&self, record: &Record, member: Option<&Member>) -> Sharing {
+        match (member.filter(|_| self.config.page_sharing), &record.spec.share_group) {
+            (None, _) => Sharing::Off,
+            (Some(_), None) => Sharing::PageOut,
+            (Some(_), Some(_)) => Sharing::Scan,
+        }
     }
 }
 

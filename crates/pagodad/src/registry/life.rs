@@ -1,4 +1,4 @@
-//! How VMs begin and end: found again after a restart, attached, stalled, gone.
+//! VMs between their beginning and their end: found again after a restart, stalled, continued, pinned, let go.
 
 use pagoda_api::{in_full, with_advice};
 use std::collections::BTreeMap;
@@ -7,27 +7,26 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use pagoda_abi::Token;
-use pagoda_api::types::{VmKind, VmSpec};
+use pagoda_api::types::{ApiError, ErrorCode, VmInfo, VmKind, VmSpec};
 use pagoda_core::policy::VmId;
 use pagoda_pager::handle::{Command, Notice};
-use pagoda_sys::process::Life;
 
-use super::{Registry, Vm};
+use super::process::has_ended;
+use super::{Registry, Vm, internal, no_such_vm};
 use crate::qmp::Monitor;
 use crate::record::Record;
-use crate::remote;
+use crate::remote::{self, Dirs};
 
 /// The look for other mappers, in health.
 const STRANGERS: &str = "other mappers";
-/// How long a VM may be made without a `pagoda run` that fetches its monitor, which is its next step.
-const ATTACH_WAIT: Duration = Duration::from_secs(60);
 /// How long engines may take to let go when the daemon ends: their I/O in flight, at a slow disk's pace.
 const DETACH_WAIT: Duration = Duration::from_secs(10);
 
 impl Registry {
     /// Reads the records of VMs that a previous daemon served. Those whose process still runs wait for its agent.
     pub fn load(&self) -> std::io::Result<()> {
-        let pending = remote::pending_of_before(&self.config);
+        let dirs = Dirs::of(&self.config);
+        let pending = remote::pending_of_before(&dirs);
         let mut all_known = true;
         for (path, record) in self.records.list()? {
             match record {
@@ -41,7 +40,7 @@ impl Registry {
         self.say_what_is_short();
         if all_known {
             let vms: Vec<Record> = self.lock().values().map(|vm| vm.record.clone()).collect();
-            remote::give_back_of_before(&self.config, &pending, &vms);
+            remote::give_back_of_before(&dirs, &pending, &vms);
         } else {
             self.never_settle();
             // One of them may be that of a VM that could not be read.
@@ -70,11 +69,6 @@ impl Registry {
         self.lock().insert(name, vm);
     }
 
-    /// The number of the VM with this token.
-    pub(super) fn id_by(&self, token: Token) -> Option<VmId> {
-        self.lock().values().find(|vm| vm.record.token == token).map(|vm| vm.governed.id)
-    }
-
     /// Handles what engines say, until the last sender is gone.
     pub fn listen(self: &Arc<Self>, notices: &Receiver<(Token, Notice)>) {
         while let Ok((token, notice)) = notices.recv() {
@@ -95,18 +89,6 @@ impl Registry {
         }
     }
 
-    /// A VM's process has ended.
-    pub(super) fn exited(&self, id: VmId) {
-        self.while_writing(id, || {
-            let Some(record) = self.find_by_id(id, |vm| vm.record.clone()) else { return };
-            tracing::info!(vm = %record.name, "its process ended");
-            // The files first: a new VM of this name has files of the same names.
-            self.forget(&record);
-            let ended = self.remove(&mut self.lock(), id);
-            drop(ended);
-        });
-    }
-
     fn stall(&self, id: VmId, reason: String) {
         let mut vms = self.lock();
         let Some(vm) = vms.values_mut().find(|vm| vm.governed.id == id) else { return };
@@ -123,32 +105,43 @@ impl Registry {
         }
     }
 
-    /// Forgets VMs that were made and whose process ended before it attached, or that no process ever came for. One that is
-    /// started and takes its time is left alone. One whose record is being written is looked at again the next time.
-    pub fn reap(&self) {
-        let over: Vec<VmId> =
-            self.lock().values().filter(|vm| why_over(vm).is_some()).map(|vm| vm.governed.id).collect();
-        for id in over {
-            self.unless_writing(id, || self.end_if_over(id));
+    /// The cause of a stall is gone: tries again what failed, and lets the VM run.
+    ///
+    /// # Errors
+    /// No such VM; one that is not stalled.
+    pub fn cont(&self, name: &str) -> Result<VmInfo, ApiError> {
+        let mut vms = self.lock();
+        let vm = vms.get_mut(name).ok_or_else(|| no_such_vm(name))?;
+        let Some(handle) = vm.handle.clone() else {
+            return Err(ApiError::new(ErrorCode::WrongState, format!("{name} is not attached"), None));
+        };
+        if vm.record.blocked && vm.stalled.is_none() {
+            let hint = "it runs again as soon as memory is found: see `pagoda vm explain`";
+            return Err(ApiError::new(
+                ErrorCode::WrongState,
+                format!("{name} is blocked by the memory policy, not stalled"),
+                Some(hint),
+            ));
         }
-    }
-
-    /// As [`Self::reap`], for the VM of this name alone, and waits for whoever writes its record or ends it.
-    pub(super) fn reap_name(&self, name: &str) {
-        let id = self.lock().get(name).filter(|vm| why_over(vm).is_some()).map(|vm| vm.governed.id);
-        if let Some(id) = id {
-            self.while_writing(id, || self.end_if_over(id));
+        let stalled = vm.stalled.take();
+        let (kind, qmp) = (vm.record.kind, Arc::clone(&vm.qmp));
+        let is_blocked = vm.record.blocked;
+        drop(vms);
+        // A stall that an earlier daemon saw is only known to QEMU, as the pause it led to.
+        let paused = kind == VmKind::Qemu && qmp.is_paused();
+        if stalled.is_none() && handle.status().stalled.is_none() && !paused {
+            return Err(ApiError::new(
+                ErrorCode::WrongState,
+                format!("{name} is not stalled, so there is nothing to continue"),
+                None,
+            ));
         }
-    }
-
-    /// The caller has the VM's writing lock.
-    fn end_if_over(&self, id: VmId) {
-        let vms = self.lock();
-        let vm = vms.values().find(|vm| vm.governed.id == id);
-        // It may have been attached meanwhile.
-        let Some((record, why)) = vm.and_then(|vm| Some((vm.record.clone(), why_over(vm)?))) else { return };
-        tracing::info!(vm = %record.name, "{why}");
-        self.end(vms, id, &record);
+        handle.send(Command::Continue);
+        // One that is blocked as well runs when it is released.
+        if kind == VmKind::Qemu && !is_blocked {
+            qmp.execute("cont").map_err(|e| internal("continue the VM", in_full(e.as_ref())))?;
+        }
+        self.get(name)
     }
 
     /// Looks for processes that map a VM's RAM without a userfaultfd of ours: they would read what is out as zeros. What the
@@ -211,37 +204,6 @@ impl Registry {
         let start = Instant::now();
         while start.elapsed() < DETACH_WAIT && self.lock().values().any(|vm| vm.handle.is_some()) {
             std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
-/// Why a VM that no engine serves is over, if that is a fact.
-fn why_over(vm: &Vm) -> Option<&'static str> {
-    if vm.handle.is_some() {
-        return None;
-    }
-    let (pid, start) = vm.record.pid;
-    if pid != 0 {
-        // One that waits for its agent.
-        return has_ended(&vm.record.name, pid, start).then_some("its process ended");
-    }
-    // Who has the RAM counts, for a program may be a child of the process that `pagoda run` was.
-    let is_over = match vm.taken.map(|taken| taken.by).or(vm.started_by) {
-        Some(by) => by.has_ended(&vm.record.name),
-        None => vm.created.elapsed() > ATTACH_WAIT,
-    };
-    is_over.then_some("no program attached to it")
-}
-
-/// Whether it is a fact that the VM's process has ended. If nobody can tell, it is said, and looked at again with the next
-/// round of the reaper: what a running VM has on disk must not be removed on a doubt.
-pub(super) fn has_ended(vm: &str, pid: u32, start: u64) -> bool {
-    match pagoda_sys::process::life(pid, start) {
-        Life::Alive => false,
-        Life::Ended => true,
-        Life::Unknown(error) => {
-            tracing::warn!(%vm, pid, "cannot tell whether its process still runs, so it is kept: {error}");
-            false
         }
     }
 }

@@ -7,7 +7,7 @@ use pagoda_core::policy::settings::SAMPLE_PAGES_MAX;
 use pagoda_core::units::{PAGE_SIZE, PageIdx};
 use pagoda_pager::handle::{Command, Handle, Status};
 
-use super::{Registry, error, no_such_vm};
+use super::{Registry, no_such_vm};
 
 impl Registry {
     /// What became of the sampling period's pages so far.
@@ -30,11 +30,11 @@ impl Registry {
         let (total, pages) = (memory / PAGE_SIZE, &request.pages);
         if pages.len() > SAMPLE_PAGES_MAX as usize {
             let text = format!("{} pages in a period: give at most {SAMPLE_PAGES_MAX}", pages.len());
-            return Err(error(ErrorCode::BadRequest, text, None));
+            return Err(ApiError::new(ErrorCode::BadRequest, text, None));
         }
         if let Some(page) = pages.iter().find(|page| **page >= total) {
             let text = format!("page {page} is outside {name}: its pages are 0 to {}", total - 1);
-            return Err(error(ErrorCode::BadRequest, text, None));
+            return Err(ApiError::new(ErrorCode::BadRequest, text, None));
         }
         let handle = self.attached(name)?;
         handle.send(Command::Sample(pages.iter().copied().map(PageIdx).collect()));
@@ -61,7 +61,7 @@ impl Registry {
 
     fn attached(&self, name: &str) -> Result<Arc<Handle>, ApiError> {
         let handle = self.lock().get(name).ok_or_else(|| no_such_vm(name))?.handle.clone();
-        handle.ok_or_else(|| error(ErrorCode::WrongState, format!("{name} is not attached"), None))
+        handle.ok_or_else(|| ApiError::new(ErrorCode::WrongState, format!("{name} is not attached"), None))
     }
 }
 

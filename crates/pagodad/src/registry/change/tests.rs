@@ -13,7 +13,6 @@ use super::*;
 use crate::config::{Config, LargeFolios, PageIn, PolicyConfig, Replacement};
 use crate::record::store::{self, RecordStore};
 use crate::registry::HostFacts;
-use crate::registry::create::Absent;
 use crate::registry::writing::WritingLock;
 
 const MEMORY: u64 = 1 << 30;
@@ -246,8 +245,7 @@ fn a_vm_is_gone_when_its_files_are() {
     let bench = Bench::new("gone");
     let removal = WritingLock::default();
     let held = removal.lock().unwrap();
-    let absent = Absent { id: VmId(9), removal: Some(Arc::clone(&removal)) };
-    bench.registry.making().insert("web1".into(), absent);
+    bench.registry.making.begin_removal("web1", VmId(9), &removal);
     assert!(bench.registry.list().is_empty());
     let registry = Arc::clone(&bench.registry);
     let asking = std::thread::spawn(move || registry.get("web1").map(|vm| vm.name).map_err(|error| error.code));
@@ -256,7 +254,7 @@ fn a_vm_is_gone_when_its_files_are() {
         std::thread::yield_now();
     }
     assert!(!asking.is_finished(), "it was said while files were there");
-    bench.registry.making().remove("web1");
+    bench.registry.making.end("web1");
     drop(held);
     assert_eq!(asking.join().unwrap(), Err(ErrorCode::NoSuchVm));
 }

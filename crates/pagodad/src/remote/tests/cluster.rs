@@ -151,7 +151,7 @@ fn what_no_vm_has_is_given_back_by_the_next_daemon() {
     assert_eq!(before.len(), 5);
     assert!(before.contains(&ended), "all that its memory's return needs");
 
-    give_back(&pool.dirs, &before, std::slice::from_ref(&kept));
+    give_back_of_before(&pool.dirs, &before, std::slice::from_ref(&kept));
     until("all is given back", || notes(&pool) == 0);
     assert_eq!([&unmade, &made, &kept, &ended].map(|record| is_gone(&etcd, record)), [true, true, false, true]);
     let mut next = open_in(&pool.dir, &kept, Served::Before).unwrap().unwrap();

@@ -1,0 +1,147 @@
+//! How VMs end: their process ended, no program attached to them, or their user gave them up.
+//!
+//! A VM and its files are removed by whoever has its writing lock ([`super::change`]), and only on a fact: what a running VM
+//! has on disk is its memory.
+
+use std::collections::BTreeMap;
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+use pagoda_api::types::{ApiError, ErrorCode};
+use pagoda_core::policy::VmId;
+
+use super::process::has_ended;
+use super::{Registry, Vm, no_such_vm};
+use crate::record::Record;
+use crate::remote::{self, Dirs};
+
+/// How long a VM may be made without a `pagoda run` that fetches its monitor, which is its next step.
+const ATTACH_WAIT: Duration = Duration::from_secs(60);
+
+impl Registry {
+    /// A VM's process has ended.
+    pub(super) fn exited(&self, id: VmId) {
+        self.while_writing(id, || {
+            let Some(record) = self.find_by_id(id, |vm| vm.record.clone()) else { return };
+            tracing::info!(vm = %record.name, "its process ended");
+            // The files first: a new VM of this name has files of the same names.
+            self.forget(&record);
+            let ended = self.remove(&mut self.lock(), id);
+            drop(ended);
+        });
+    }
+
+    /// Forgets VMs that were made and whose process ended before it attached, or that no process ever came for. One that is
+    /// started and takes its time is left alone. One whose record is being written is looked at again the next time.
+    pub fn reap(&self) {
+        let over: Vec<VmId> =
+            self.lock().values().filter(|vm| why_over(vm).is_some()).map(|vm| vm.governed.id).collect();
+        for id in over {
+            self.unless_writing(id, || self.end_if_over(id));
+        }
+    }
+
+    /// As [`Self::reap`], for the VM of this name alone, and waits for whoever writes its record or ends it.
+    pub(super) fn reap_name(&self, name: &str) {
+        let id = self.lock().get(name).filter(|vm| why_over(vm).is_some()).map(|vm| vm.governed.id);
+        if let Some(id) = id {
+            self.while_writing(id, || self.end_if_over(id));
+        }
+    }
+
+    /// The caller has the VM's writing lock.
+    fn end_if_over(&self, id: VmId) {
+        let vms = self.lock();
+        let vm = vms.values().find(|vm| vm.governed.id == id);
+        // It may have been attached meanwhile.
+        let Some((record, why)) = vm.and_then(|vm| Some((vm.record.clone(), why_over(vm)?))) else { return };
+        tracing::info!(vm = %record.name, "{why}");
+        self.end(vms, id, &record);
+    }
+
+    /// Gives up a VM that no program attached to.
+    ///
+    /// # Errors
+    /// No such VM; one that runs.
+    pub fn delete(&self, name: &str) -> Result<(), ApiError> {
+        let id = self.id_of(name)?;
+        let end = || {
+            let vms = self.lock();
+            let vm = vms.get(name).filter(|vm| vm.governed.id == id).ok_or_else(|| no_such_vm(name))?;
+            if vm.record.pid.0 != 0 {
+                let hint = "stop its program instead; it is forgotten when that ends";
+                return Err(ApiError::new(ErrorCode::WrongState, format!("{name} is attached"), Some(hint)));
+            }
+            if let Some(by) = vm.taken.map(|taken| taken.by).filter(|by| !by.has_ended(name)) {
+                let hint = "it attaches within seconds or ends; then try again";
+                let problem = format!("process {} has the memory of {name}", by.pid);
+                return Err(ApiError::new(ErrorCode::WrongState, problem, Some(hint)));
+            }
+            let record = vm.record.clone();
+            self.end(vms, id, &record);
+            Ok(())
+        };
+        self.while_writing(id, end).ok_or_else(|| no_such_vm(name))?
+    }
+
+    /// Ends a VM that no engine serves, with its files. The disk decides how long it takes to remove a swap file, and a policy
+    /// round needs the registry: so the files are removed without its lock, and the VM's name is taken until they are gone.
+    /// The caller has the VM's writing lock.
+    fn end(&self, mut vms: MutexGuard<'_, BTreeMap<String, Vm>>, id: VmId, record: &Record) {
+        let Some(vm) = self.remove(&mut vms, id) else { return };
+        self.making.begin_removal(&record.name, id, &vm.writing);
+        drop(vms);
+        self.forget(record);
+        drop(vm);
+        self.making.end(&record.name);
+    }
+
+    /// Takes a VM out, its files excepted. The caller has its writing lock, and drops the VM without the registry's: what it
+    /// holds may be the last descriptor of gigabytes.
+    fn remove(&self, vms: &mut BTreeMap<String, Vm>, id: VmId) -> Option<Vm> {
+        let name = vms.values().find(|vm| vm.governed.id == id).map(|vm| vm.record.name.clone());
+        let vm = vms.remove(&name?)?;
+        vm.leave_group();
+        self.governor.lock().rounds.remove(id);
+        self.governor.doorbell.ring();
+        Some(vm)
+    }
+
+    /// Removes a VM's files, and has what it borrowed given back. Its memory goes with the last descriptor. The caller has the
+    /// VM's writing lock, or nobody else knows the VM.
+    pub(super) fn forget(&self, record: &Record) {
+        let name = &record.name;
+        // Its record is a pending release from now on.
+        remote::end_of(&Dirs::of(&self.config), record, &self.records.path(name));
+        if let Err(error) = self.records.remove(name) {
+            tracing::warn!("remove {}: {error}", self.records.path(name).display());
+        }
+        let compressed = record.compressed.as_ref().map(|tier| tier.files(name));
+        let own = [self.swap_path(name), self.remote_path(name), self.monitor_path(name)];
+        for path in own.into_iter().chain(compressed.into_iter().flatten()) {
+            if let Err(error) = std::fs::remove_file(&path)
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                tracing::warn!("remove {}: {error}", path.display());
+            }
+        }
+    }
+}
+
+/// Why a VM that no engine serves is over, if that is a fact.
+fn why_over(vm: &Vm) -> Option<&'static str> {
+    if vm.handle.is_some() {
+        return None;
+    }
+    let (pid, start) = vm.record.pid;
+    if pid != 0 {
+        // One that waits for its agent.
+        return has_ended(&vm.record.name, pid, start).then_some("its process ended");
+    }
+    // Who has the RAM counts, for a program may be a child of the process that `pagoda run` was.
+    let is_over = match vm.taken.map(|taken| taken.by).or(vm.started_by) {
+        Some(by) => by.has_ended(&vm.record.name),
+        None => vm.created.elapsed() > ATTACH_WAIT,
+    };
+    is_over.then_some("no program attached to it")
+}

@@ -1,0 +1,92 @@
+//! What the registry keeps of one VM. Reached under the registry's lock alone.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use pagoda_core::policy::VmId;
+use pagoda_core::units::PageCount;
+use pagoda_pager::handle::Handle;
+use pagoda_pager::share::Group;
+use pagoda_sys::ram::RamFile;
+use pagoda_sys::swapfile::SwapFile;
+
+use super::process::{Starter, Taken};
+use super::writing::WritingLock;
+use crate::balloon;
+use crate::policy::governed::Governed;
+use crate::policy::settings;
+use crate::qmp::Monitor;
+use crate::record::Record;
+
+/// A VM.
+#[derive(Debug)]
+pub struct Vm {
+    /// What is on the disk, except for a pin that could not be written. Only [`super::Registry::change`] changes it.
+    pub record: Record,
+    pub(super) writing: WritingLock,
+    /// Its engine, once a VMM attached to this daemon.
+    pub handle: Option<Arc<Handle>>,
+    /// Made at creation, given to the VMM and the engine.
+    pub ram: Vec<RamFile>,
+    pub swap: Option<SwapFile>,
+    /// Device and inode of each RAM file, once attached.
+    pub inodes: Vec<(u64, u64)>,
+    /// QEMU's monitor socket, until `pagoda run` fetches it.
+    pub monitor: Option<OwnedFd>,
+    pub created: Instant,
+    /// The `pagoda run` that becomes its program.
+    pub started_by: Option<Starter>,
+    /// The process that has its RAM; it attaches next.
+    pub taken: Option<Taken>,
+    /// Why its agent was refused last: it waits until that is put right.
+    pub refused: Option<String>,
+    /// What the engine said when it stalled.
+    pub stalled: Option<(String, Instant)>,
+    pub accelerator: Option<String>,
+    /// QEMU's monitor.
+    pub qmp: Arc<Monitor>,
+    /// Since it first had a target.
+    pub balloon: Option<balloon::Handle>,
+    /// A thread writes down that it has one.
+    pub(super) is_balloon_noted: Arc<AtomicBool>,
+    /// With whom it shares equal pages; `None` for a VM whose shim cannot keep what that needs.
+    pub group: Option<Arc<Group>>,
+    /// Its table of shared pages, until it is attached.
+    pub table: Option<RamFile>,
+    /// What the memory policy remembers of it.
+    pub governed: Governed,
+}
+
+impl Vm {
+    /// A VM that no program is attached to, with nothing of its own yet but its record and a place in the policy.
+    pub(super) fn new(record: Record, id: VmId, qmp: Monitor, group: Option<Arc<Group>>) -> Vm {
+        Vm {
+            record,
+            writing: WritingLock::default(),
+            handle: None,
+            ram: Vec::new(),
+            swap: None,
+            inodes: Vec::new(),
+            monitor: None,
+            created: Instant::now(),
+            started_by: None,
+            taken: None,
+            refused: None,
+            stalled: None,
+            accelerator: None,
+            qmp: Arc::new(qmp),
+            balloon: None,
+            is_balloon_noted: Arc::default(),
+            governed: Governed::new(id),
+            group,
+            table: None,
+        }
+    }
+
+    /// The limit that its engine is to enforce: the least of its user's, what stands in for its balloon, and the policy's.
+    pub fn limit(&self) -> PageCount {
+        self.governed.round.engine_limit(&settings::caps_of(&self.record))
+    }
+}
