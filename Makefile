@@ -8,7 +8,8 @@
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 PREFIX ?= /usr
-PROGRAMS = -p pagodad -p pagoda -p pagoda-server -p pagoda-shim
+DEMO_PROGRAMS = -p pagodad -p pagoda -p pagoda-shim
+PROGRAMS = $(DEMO_PROGRAMS) -p pagoda-server
 
 .PHONY: all demo test bench ci install clean
 
@@ -17,8 +18,8 @@ all:
 
 demo:
 	scripts/install-deps.sh demo
-	cargo build --release $(PROGRAMS) -p xtask
-	target/release/xtask demo
+	cargo build --profile demo $(DEMO_PROGRAMS) -p xtask
+	target/demo/xtask demo
 
 test:
 	scripts/install-deps.sh test

@@ -5,14 +5,17 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// What the demo and the benches start, by package: the daemon, the command, the servers of a pool, the shim.
-const PRODUCT: [&str; 8] = ["-p", "pagodad", "-p", "pagoda", "-p", "pagoda-server", "-p", "pagoda-shim"];
+/// What the demo and the benches start, by package: the daemon, the command, the shim.
+const PRODUCT: [&str; 6] = ["-p", "pagodad", "-p", "pagoda", "-p", "pagoda-shim"];
+/// The profile of `make demo` (Cargo.toml).
+const DEMO_PROFILE: &str = "demo";
 
 /// What one call of cargo builds. The packages are those that the Makefile selects for the same purpose: cargo's features
 /// depend on the packages that are selected, so another selection would compile much a second time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Build {
-    /// For `make demo`. xtask is selected and not built: it runs.
+    /// For `make demo`, in the profile of the xtask that runs: `demo` by `make`, `release` by `cargo xtask demo`. xtask is
+    /// selected and not built.
     Demo,
     /// For `make bench`: also the toy VMM. xtask and the benches are selected and not built: one of them runs.
     Bench,
@@ -23,16 +26,17 @@ pub enum Build {
 impl Build {
     /// Options of `cargo build`.
     fn options(self) -> Vec<&'static str> {
-        const BENCH_PACKAGES: [&str; 4] = ["-p", "testkit", "-p", "pagoda-bench"];
-        let mut options = vec!["--release"];
+        const BENCH_PACKAGES: [&str; 6] = ["-p", "pagoda-server", "-p", "testkit", "-p", "pagoda-bench"];
+        let is_demo_profile = self == Self::Demo && programs_dir().is_ok_and(|dir| dir.ends_with(DEMO_PROFILE));
+        let mut options = vec!["--profile", if is_demo_profile { DEMO_PROFILE } else { "release" }];
         options.extend(PRODUCT);
         options.extend(["-p", "xtask"]);
         if self != Self::Demo {
             options.extend(BENCH_PACKAGES);
         }
-        options.extend(["--lib", "--bin", "pagodad", "--bin", "pagoda", "--bin", "pagoda-server"]);
+        options.extend(["--lib", "--bin", "pagodad", "--bin", "pagoda"]);
         if self != Self::Demo {
-            options.extend(["--bin", "toy-vmm"]);
+            options.extend(["--bin", "pagoda-server", "--bin", "toy-vmm"]);
         }
         if self == Self::BenchProgram {
             options.extend(["--bin", "pagoda-bench"]);
@@ -86,7 +90,8 @@ mod tests {
     fn selected(makefile: &str, target: &str) -> Vec<String> {
         let recipe = makefile.split(&format!("\n{target}:")).nth(1).expect("a target of the Makefile");
         let build = recipe.lines().find(|line| line.contains("cargo build")).expect("a target that builds");
-        let words = build.replace("$(PROGRAMS)", &PRODUCT.join(" "));
+        let words = build.replace("$(PROGRAMS)", "-p pagoda-server $(DEMO_PROGRAMS)");
+        let words = words.replace("$(DEMO_PROGRAMS)", &PRODUCT.join(" "));
         let words: Vec<&str> = words.split_whitespace().collect();
         words.windows(2).filter(|pair| pair[0] == "-p").map(|pair| pair[1].to_owned()).collect()
     }

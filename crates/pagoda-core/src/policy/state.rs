@@ -86,11 +86,7 @@ impl ReclaimState {
     pub const fn allowed(self) -> Allowed {
         let worse_than_high = !matches!(self, ReclaimState::High);
         let forced = matches!(self, ReclaimState::Hard | ReclaimState::Low);
-        Allowed {
-            share_first: worse_than_high,
-            page_out: forced,
-            block: matches!(self, ReclaimState::Low),
-        }
+        Allowed { share_first: worse_than_high, page_out: forced, block: matches!(self, ReclaimState::Low) }
     }
 
     /// The paper's word.
