@@ -25,7 +25,8 @@
 //! | `redundancy` | copies in the making, looks at all pages, slabs without content, room that servers keep |
 //! | `parity` | pages that are put together from others; groups that get parity or lose it |
 //! | `exchange`, `ops`, `tables`, `queued`, `confirm` | requests; callers' operations; tables of versions; waiting reads; confirmations |
-//! | `peers`, `spaces` | servers and their sessions; spaces and their slabs: `Client` itself |
+//! | `peers`, `returns` | servers and their sessions; slabs that go back to them |
+//! | `spaces` | spaces and their slabs: `Client` itself |
 //!
 //! # When something fails
 //!
@@ -36,7 +37,6 @@
 //! another boot epoch, its pages are [`Failure::Lost`]: an error, never zeros. Without the control plane everything
 //! goes on that needs no change of the map. Another owner of the space makes all of it [`Failure::Fenced`].
 
-mod address;
 mod agenda;
 mod attach;
 mod check;
@@ -58,6 +58,7 @@ mod outcome;
 mod pages;
 mod parity;
 mod peer;
+mod peers;
 mod questions;
 mod read_queue;
 mod receive;
@@ -94,7 +95,7 @@ pub use outcome::{
 };
 pub use parity::ParityView;
 pub use parity::status::{SlabStatus, slab_statuses};
-pub use peer::{Drain, Reach};
+pub use peer::{Drain, Reach, ServerView};
 pub use read_queue::QUEUED_READS_MAX;
 pub use reserve::Reserved;
 pub use scrub::SCRUB_PASS;
@@ -104,11 +105,10 @@ pub use slab::SPACE_SLABS_MAX;
 pub use stats::ClientStats;
 pub use tables::{SPARES_MAX, SpareTable};
 pub use vacate::GIVE_BACK_AFTER;
-pub use view::{PageRun, ServerView};
+pub use view::PageRun;
 
 use agenda::Agenda;
 use confirm::Confirms;
-use context::context;
 use exchange::{Exchanges, Request};
 use index::{List, PeerIndex, SpaceIndex};
 use ledger::Ledger;
@@ -116,10 +116,11 @@ use leftovers::Leftovers;
 use load::LoadWatch;
 use ops::Ops;
 use parity::Parity;
-use peer::{Peer, PeerSet};
+use peers::Peers;
 use questions::Questions;
 use read_queue::ReadQueue;
 use redundancy::Redundancy;
+use returns::Returns;
 use slab::Space;
 use tables::Tables;
 
@@ -128,9 +129,8 @@ use tables::Tables;
 pub struct Client {
     config: ClientConfig,
     entropy: SharedEntropy,
-    peers: List<PeerIndex, Peer>,
-    /// Servers that have been silent for [`ClientConfig::error_after`].
-    long_silent: PeerSet,
+    peers: Peers,
+    returns: List<PeerIndex, Returns>,
     spaces: List<SpaceIndex, Space>,
     exchanges: Exchanges,
     ops: Ops,
@@ -150,8 +150,6 @@ pub struct Client {
     leftovers: Leftovers,
     /// When something last came.
     now: Time,
-    /// Which server is looked at first for something to send.
-    turn: usize,
     stats: ClientStats,
     /// How often a slab was looked at.
     #[cfg(test)]
@@ -160,14 +158,15 @@ pub struct Client {
 
 impl Client {
     pub fn new(config: ClientConfig, entropy: Box<dyn Entropy>) -> Client {
+        let entropy = SharedEntropy::new(entropy);
         let tables = Tables::new(config.slab_size);
         let exchanges = Exchanges::new(config.questions_max);
         let ops = Ops::new(config.slab_size, config.error_after.is_some());
         Client {
             config,
-            entropy: SharedEntropy::new(entropy),
-            peers: List::default(),
-            long_silent: PeerSet::default(),
+            peers: Peers::new(entropy.clone()),
+            entropy,
+            returns: List::default(),
             spaces: List::default(),
             exchanges,
             ops,
@@ -184,7 +183,6 @@ impl Client {
             watched: Vec::new(),
             leftovers: Leftovers::default(),
             now: Time::default(),
-            turn: 0,
             stats: ClientStats::default(),
             #[cfg(test)]
             advanced: 0,
@@ -197,20 +195,21 @@ impl Client {
     /// # Errors
     /// More than [`SERVERS_MAX`]; one that has answered elsewhere.
     pub fn add_server(&mut self, now: Time, info: ServerInfo) -> Result<(), ClientError> {
-        if let Some(peer) = self.peer_of(info.id) {
-            if self.peers[peer].epoch.is_some() {
-                return Err(ClientError::KnownServer { addr: self.peers[peer].addr });
-            }
-            self.peers[peer].list(info);
-            self.greet(peer);
-            return Ok(());
+        self.peers.add(now, info, &self.config)?;
+        while self.returns.len() < self.peers.iter().len() {
+            self.returns.push(Returns::new());
         }
-        if self.peers.len() >= SERVERS_MAX {
-            return Err(ClientError::TooManyServers);
-        }
-        let peer = self.peers.push(Peer::new(info, now));
-        self.greet(peer);
         Ok(())
+    }
+
+    /// Takes note of where a server says it is. One that is silent is greeted there too, at once if that is news; one that
+    /// answers, but says that it has begun a new life, is asked for a sign of the old one. `false` if no such server is known.
+    pub fn hint(&mut self, now: Time, hint: &Hint) -> bool {
+        let peer = self.peers.of(hint.server);
+        if let Some(peer) = peer.filter(|peer| self.peers[*peer].hint(now, hint)) {
+            self.peers.greet(peer, &self.config);
+        }
+        peer.is_some()
     }
 
     /// Asks for a page.
@@ -311,7 +310,7 @@ impl Client {
 
     /// Gives up what a server has, for good: as if it had come back empty.
     pub fn forget_content(&mut self, now: Time, server: crate::units::ServerId) {
-        if let Some(peer) = self.peer_of(server) {
+        if let Some(peer) = self.peers.of(server) {
             self.content_lost(peer);
             self.settle(now);
         }
@@ -334,23 +333,19 @@ impl Client {
     /// Asks every server how it is. What they say is in [`Client::servers`] as it comes; what gets lost is not asked
     /// for again.
     pub fn ask_reports(&mut self) {
-        self.peers.iter_mut().for_each(|peer| (peer.report_due, peer.report) = (true, None));
+        self.peers.indices().for_each(|peer| self.peers[peer].ask_report());
     }
 
     /// Asks a server to be drained, or not to be. Its answer is in [`Client::servers`]; a request that gets lost is not
     /// made again.
     pub fn ask_drain(&mut self, server: crate::units::ServerId, drain: Drain) {
-        if let Some(peer) = self.peer_of(server) {
-            (self.peers[peer].drain_due, self.peers[peer].drain) = (Some(drain), None);
+        if let Some(peer) = self.peers.of(server) {
+            self.peers[peer].ask_drain(drain);
         }
     }
 
     fn has(&self, fault: Fault) -> bool {
         self.config.fault == Some(fault)
-    }
-
-    fn peer_of(&self, server: crate::units::ServerId) -> Option<PeerIndex> {
-        context!(self).peer_of(server)
     }
 
     fn slab_of(&self, page: PageNo) -> Option<SlabNo> {
@@ -367,7 +362,7 @@ impl Client {
             self.wait_for_room(request.space, self.slab_of(request.page));
             return None;
         };
-        self.exchanges.line_up(&mut self.peers[request.peer].queues[request.class as usize], id);
+        self.peers[request.peer].queue(request.class, id, &self.exchanges);
         Some(id)
     }
 }

@@ -65,7 +65,7 @@ impl Client {
             return Err(ClientError::Reserve { slabs: spec.reserve, max: slabs });
         }
         for replica in map.iter().flat_map(|(_, entry)| &entry.replicas) {
-            if self.peer_of(replica.server).is_none() {
+            if self.peers.of(replica.server).is_none() {
                 return Err(ClientError::UnknownServer { server: replica.server.0 });
             }
         }

@@ -34,7 +34,7 @@ impl Client {
         peer: PeerIndex,
         (status, grant): (Status, Version),
     ) {
-        let server = self.peers[peer].info.id;
+        let server = self.peers[peer].info().id;
         let state = &mut self.spaces[space].slabs[slab];
         state.checking.remove(peer);
         let means = |replica: &crate::control::Replica| replica.server == server && replica.grant == grant;

@@ -6,19 +6,20 @@
 use super::config::ClientConfig;
 use super::exchange::Exchanges;
 use super::ops::Ops;
-use super::peer::{Peer, PeerSet};
+use super::peer::PeerSet;
+use super::peers::Peers;
 use super::questions::Questions;
 use super::sealed::Tenure;
 use super::slab::{Slab, Space};
-use crate::client::index::{GroupIndex, List, PeerIndex, SpaceIndex};
+use crate::client::index::{GroupIndex, List, SpaceIndex};
 use crate::control::MapEntry;
-use crate::units::{ServerId, SlabNo, Version};
+use crate::units::{SlabNo, Version};
 
 /// The rest of the client, to be read.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
     pub config: &'a ClientConfig,
-    pub peers: &'a List<PeerIndex, Peer>,
+    pub peers: &'a Peers,
     pub spaces: &'a List<SpaceIndex, Space>,
     pub exchanges: &'a Exchanges,
     pub ops: &'a Ops,
@@ -41,13 +42,9 @@ macro_rules! context {
 pub(super) use context;
 
 impl Context<'_> {
-    pub fn peer_of(&self, server: ServerId) -> Option<PeerIndex> {
-        self.peers.position(|peer| peer.info.id == server)
-    }
-
     /// Servers of a map entry.
     pub fn peers_of(&self, entry: &MapEntry) -> PeerSet {
-        entry.replicas.iter().filter_map(|replica| self.peer_of(replica.server)).collect()
+        entry.replicas.iter().filter_map(|replica| self.peers.of(replica.server)).collect()
     }
 
     /// Copies of a slab that nothing speaks against.

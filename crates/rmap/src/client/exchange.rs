@@ -108,6 +108,11 @@ pub struct Exchange {
 }
 
 impl Exchange {
+    /// When it was last sent, if it is under way.
+    fn sent_at(&self) -> Option<Time> {
+        if let Stage::InFlight { sent_at } = self.stage { Some(sent_at) } else { None }
+    }
+
     /// Its last try was answered, if only by that the server has no time: a timeout asks again, and nothing sooner.
     pub fn was_put_off(&self) -> bool {
         self.excused == self.tries
@@ -245,10 +250,19 @@ impl Exchanges {
         (exchange.id == id && exchange.stage != Stage::Free).then_some(exchange)
     }
 
+    /// The same, of one that was sent, and when it was last.
+    pub fn in_flight(&self, id: u64) -> Option<(&Exchange, Time)> {
+        self.peek(id).and_then(|exchange| Some((exchange, exchange.sent_at()?)))
+    }
+
+    pub fn in_flight_mut(&mut self, id: u64) -> Option<(&mut Exchange, Time)> {
+        self.get(id).and_then(|exchange| exchange.sent_at().map(|sent_at| (exchange, sent_at)))
+    }
+
     /// Appends to a list in which there may be some that ended: they go when it is full, so that it never grows.
-    pub fn line_up(&mut self, line: &mut VecDeque<u64>, id: u64) {
+    pub fn line_up(&self, line: &mut VecDeque<u64>, id: u64) {
         if line.len() >= LINE_MAX {
-            line.retain(|id| self.get(*id).is_some());
+            line.retain(|id| self.peek(*id).is_some());
         }
         line.push_back(id);
     }
@@ -278,10 +292,14 @@ impl Exchanges {
         WINDOW_MAX - self.partials_free.len() < self.window
     }
 
-    /// Takes room for the reply of an exchange that is being sent.
-    pub fn take_partial(&mut self, id: u64) {
+    /// An exchange is being sent. It takes room for its reply, where it needs some.
+    pub fn send(&mut self, now: Time, id: u64) {
         let Some(exchange) = self.get(id) else { return };
-        if exchange.partial.is_none() {
+        exchange.stage = Stage::InFlight { sent_at: now };
+        exchange.tries += 1;
+        exchange.first_sent_at.get_or_insert(now);
+        exchange.overtaken = 0;
+        if exchange.op.is_answered_at_length() && exchange.partial.is_none() {
             let slot = self.partials_free.pop().map(usize::from);
             if let Some(exchange) = self.get(id) {
                 exchange.partial = slot;

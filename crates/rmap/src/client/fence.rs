@@ -85,7 +85,7 @@ impl Client {
         let mut was_wanted = false;
         self.spaces[space].looked_at.insert(peer);
         self.redundancy.reservations.keeps_nothing(space, peer);
-        self.peers[peer].returns.retain(|pending| pending.space != space);
+        self.returns[peer].forget(space);
         for slab in self.spaces[space].slabs.indices() {
             let state = &mut self.spaces[space].slabs[slab];
             if let Phase::Granting(candidates) = &mut state.phase {
@@ -98,7 +98,7 @@ impl Client {
             }
         }
         if was_wanted {
-            self.peers[peer].free_slabs = 0;
+            self.peers[peer].found_full();
         }
     }
 

@@ -2,29 +2,16 @@
 
 use std::net::SocketAddr;
 
-use smallvec::SmallVec;
-
-use super::exchange::{Exchange, Role, Stage};
+use super::exchange::{Exchange, Role};
 use super::ops::{self, Kind};
-use super::peer::Reach;
-use super::timers::{BLACK_HOLE_TRIES, larger_than};
-use super::transmit::PLAIN_ID;
+use super::peer::{Accepted, LoadChange};
 use super::{Client, Fault};
 use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
-use crate::crypto::session::Session;
 use crate::reassembly::Identity;
 use crate::units::{SlabNo, Time, Version};
+use crate::wire::PROTOCOL_VERSION;
 use crate::wire::datagram::Head;
-use crate::wire::message::{Direction, Fragment, Message, Op, Status};
-use crate::wire::report::Report;
-use crate::wire::{DATAGRAM_SIZES, OVERHEAD, PROTOCOL_VERSION};
-
-/// Later requests answered before an earlier one: then it was lost, not reordered (as TCP's three duplicates).
-const OVERTAKEN_MAX: u8 = 3;
-
-/// What a server is taken to have until it says so in its first reply. With little, the first writes to several slabs would
-/// be declined; with too much, a server that is full says no.
-const ROOM_UNREPORTED: u32 = crate::units::SLABS_MAX as u32;
+use crate::wire::message::{Fragment, Message, Status};
 
 impl Client {
     /// Takes a datagram in; decrypts it in place. Only its keys count; where it came from is looked at when a session begins.
@@ -46,90 +33,44 @@ impl Client {
     }
 
     fn was_refused(&mut self, receiver: u32, datagram: &[u8]) -> Option<()> {
-        let peer_idx = self.peer_of_number(receiver)?;
-        let greeting = self.peers[peer_idx].greeting.as_ref().filter(|greeting| greeting.number == receiver)?;
-        if self.config.pool.admits_refusal(datagram, &greeting.initiator.hello) {
-            self.stats.incompatible += 1;
-        }
+        let peer = self.peers.of_number(receiver)?;
+        let is_refused = self.peers[peer].has_refused(receiver, datagram, &self.config.pool)?;
+        self.stats.incompatible += u64::from(is_refused);
         Some(())
     }
 
-    fn accepted(&mut self, now: Time, from: SocketAddr, (receiver, sender): (u32, u32), datagram: &[u8]) -> Option<()> {
-        let peer_idx = self.peer_of_number(receiver)?;
-        let greeting = self.peers[peer_idx].greeting.as_mut().filter(|greeting| greeting.number == receiver)?;
-        let sent_at = greeting.sent_at?;
-        let (secrets, about) = greeting.initiator.finish(datagram).ok()?;
-        if about.slab_pages as usize != self.config.slab_size.pages() || about.server != self.peers[peer_idx].info.id {
+    fn accepted(&mut self, now: Time, from: SocketAddr, numbers: (u32, u32), datagram: &[u8]) -> Option<()> {
+        let peer_idx = self.peers.of_number(numbers.0)?;
+        let Accepted::Session { is_restarted } =
+            self.peers[peer_idx].accept(now, from, numbers, datagram, &self.config)?
+        else {
             self.stats.incompatible += 1;
             return Some(());
-        }
-        let mut session = Session::client(&secrets, sender);
-        if let Some(datagrams) = self.config.rekey_every {
-            session.rekey_every(datagrams);
-        }
-        let peer = &mut self.peers[peer_idx];
-        let restarted = peer.epoch.is_some_and(|epoch| epoch != about.epoch);
-        peer.found_at(from);
-        peer.session = Some(session);
-        peer.number = receiver;
-        peer.greeting = None;
-        peer.epoch = Some(about.epoch);
-        peer.write_credits = about.write_credits;
-        peer.overflow_disk = about.overflow_disk;
-        peer.trip.sample(now.since(sent_at));
-        peer.timeouts = 0;
-        peer.cut = DATAGRAM_SIZES[0];
-        peer.probes = larger_than(peer.cut, self.config.datagram_max);
-        // Every candidate for a slab until the first reply says otherwise.
-        peer.free_slabs = ROOM_UNREPORTED;
+        };
         self.stats.sessions += 1;
-        if restarted && !self.has(Fault::TrustsServers) {
+        if is_restarted && !self.has(Fault::TrustsServers) {
             self.spread_rebuild(now);
             self.content_lost(peer_idx);
         }
         // What the old session carried is asked again.
-        self.resend_all(peer_idx);
+        self.peers[peer_idx].resend_all(&mut self.exchanges);
         self.heard(now, peer_idx);
         self.look_for_leftovers_at(peer_idx);
         Some(())
     }
 
-    fn data(&mut self, now: Time, receiver: u32, (epoch, counter): (u8, u64), datagram: &mut [u8]) -> Option<()> {
-        let peer_idx = self.peer_of_number(receiver)?;
-        let peer = &mut self.peers[peer_idx];
-        if peer.number != receiver {
-            return None;
-        }
-        let body = peer.session.as_mut()?.open(epoch, counter, datagram).ok()?;
-        let (message, fragment, part) = Message::decode(body).ok()?;
-        let Direction::Reply { status, pressure, load } = message.direction else { return None };
-        let eased = pressure < peer.pressure || (peer.free_slabs == 0 && load.free_slabs > 0);
-        let distressed = pressure > peer.pressure;
-        peer.pressure = pressure;
-        peer.free_slabs = load.free_slabs;
-        peer.write_credits = load.write_credits;
-        if eased || distressed {
+    fn data(&mut self, now: Time, receiver: u32, counter: (u8, u64), datagram: &mut [u8]) -> Option<()> {
+        let peer_idx = self.peers.of_number(receiver)?;
+        let (message, fragment, part) = self.peers[peer_idx].open(receiver, counter, datagram)?;
+        let (status, change) = self.peers[peer_idx].note_load(&message)?;
+        if change != LoadChange::Same {
             self.load.changed(now);
         }
         self.look_at_load(now);
-        if eased {
+        if change == LoadChange::Eased {
             self.mark_vacant_wanted();
         }
-        if message.id == PLAIN_ID {
-            let peer = &mut self.peers[peer_idx];
-            match message.op {
-                Op::Report => peer.report = Report::decode(part).ok(),
-                Op::Drain => peer.drain = Some(status),
-                _ => {
-                    peer.lived(Time(message.version.bits()).min(now));
-                    if peer.timeouts >= BLACK_HOLE_TRIES {
-                        // It is there, and nothing that is longer gets there, or back.
-                        peer.cut_short(now);
-                    }
-                    peer.cut = peer.cut.max((part.len() + OVERHEAD).min(DATAGRAM_SIZES[DATAGRAM_SIZES.len() - 1]));
-                }
-            }
-        } else {
+        if !self.peers[peer_idx].take_plain(now, &message, status, part) {
             self.fragment(now, peer_idx, &message, status, fragment, part);
         }
         self.heard(now, peer_idx);
@@ -150,30 +91,14 @@ impl Client {
 
     /// A server gave a sign of life.
     fn heard(&mut self, now: Time, peer_idx: PeerIndex) {
-        let was_up = self.peers[peer_idx].reach == Reach::Up;
-        let peer = &mut self.peers[peer_idx];
-        while let Some(&id) = peer.in_flight.front() {
-            if self.exchanges.get(id).is_some_and(|e| matches!(e.stage, Stage::InFlight { .. })) {
-                break;
-            }
-            peer.in_flight.pop_front();
-        }
-        peer.heard_at = now;
-        peer.backoff = 0;
-        let certain = peer.doubted_since.take_if(|since| peer.lived_at >= *since).is_some();
-        let said_room = peer.room_wanted_since.take_if(|since| peer.lived_at >= *since).is_some();
-        let waits = !peer.in_flight.is_empty() || !peer.resends.is_empty() || peer.must_be_certain();
-        peer.unanswered_since = waits.then_some(now);
-        peer.reach = Reach::Up;
-        peer.up_since = if was_up { peer.up_since } else { now };
-        self.long_silent.remove(peer_idx);
-        if !was_up || certain {
+        let heard = self.peers.heard(now, peer_idx, &self.exchanges);
+        if heard.is_back || heard.is_certain {
             self.mark_all();
         }
-        if !was_up || said_room {
+        if heard.is_back || heard.told_room {
             self.mark_vacant_wanted();
         }
-        if !was_up {
+        if heard.is_back {
             self.look_for_leftovers_at(peer_idx);
         }
     }
@@ -198,8 +123,7 @@ impl Client {
         fragment: Fragment,
         part: &[u8],
     ) -> Option<()> {
-        let exchange = *self.exchanges.get(message.id)?;
-        let Stage::InFlight { sent_at } = exchange.stage else { return None };
+        let (&exchange, sent_at) = self.exchanges.in_flight(message.id)?;
         let about_it = exchange.peer == peer_idx && exchange.op == message.op && exchange.page == message.page;
         if !about_it {
             return None;
@@ -211,7 +135,7 @@ impl Client {
         if status == Status::Busy {
             // Too much at once, says the server: the timeout asks again.
             self.exchanges.give_partial(message.id);
-            self.peers[peer_idx].timeouts = 0;
+            self.peers[peer_idx].answered(now, None);
             let exchange = self.exchanges.get(message.id)?;
             exchange.excused = exchange.tries;
             return None;
@@ -228,12 +152,8 @@ impl Client {
         if !whole {
             return Some(());
         }
-        self.peers[peer_idx].timeouts = 0;
-        if exchange.tries == 1 {
-            self.peers[peer_idx].trip.sample(now.since(sent_at));
-            self.peers[peer_idx].lived(sent_at);
-        }
-        self.note_overtaken(now, peer_idx, &exchange);
+        self.peers[peer_idx].answered(now, (exchange.tries == 1).then_some(sent_at));
+        self.resend_overtaken(now, peer_idx, &exchange);
         // One that others have overtaken may have had the copy given up, and so this answer's exchange ended.
         self.exchanges.get(message.id)?;
         self.exchanges.grow_window(now.since(sent_at));
@@ -248,57 +168,29 @@ impl Client {
         Some(())
     }
 
-    /// Requests of the same class that were last sent before this one and are still unanswered. Those are lost that several have
-    /// overtaken, and the oldest that one has, if it has been out for a timeout: each timeout sends one only, and where many are lost
-    /// they would wait for one another. An answer has left the network, so there is room for a request.
-    fn note_overtaken(&mut self, now: Time, peer_idx: PeerIndex, by: &Exchange) {
-        let peer = &mut self.peers[peer_idx];
-        // Of one that was sent again it is not known which of them was answered. Where the network is only slow that is the first, and
-        // nothing was overtaken.
-        let sent_later = peer.in_flight.iter().position(|id| *id == by.id).filter(|_| by.tries == 1);
-        let Some(earlier) = sent_later else { return };
-        let late = peer.trip.late();
-        let mut lost: SmallVec<[u64; 8]> = SmallVec::new();
-        for id in peer.in_flight.range(..earlier).copied() {
-            if let Some(exchange) = self.exchanges.get(id)
-                && let Stage::InFlight { sent_at } = exchange.stage
-                && exchange.class == by.class
-                && !exchange.was_put_off()
-            {
-                exchange.overtaken += 1;
-                let is_overdue = now.since(sent_at) >= late;
-                if exchange.overtaken == OVERTAKEN_MAX || (is_overdue && lost.is_empty()) {
-                    lost.push(id);
-                }
-            }
-        }
-        if lost.is_empty() {
+    /// Others have answered before them: they are lost.
+    fn resend_overtaken(&mut self, now: Time, peer_idx: PeerIndex, by: &Exchange) {
+        let overtaken = self.peers[peer_idx].take_overtaken(now, by, &mut self.exchanges);
+        if overtaken.is_empty() {
             return;
         }
-        peer.in_flight.retain(|id| !lost.contains(id));
-        for id in lost {
-            let Some(exchange) = self.exchanges.get(id).copied() else { continue };
-            if self.is_given_up_for(now, &exchange) {
-                continue;
+        for id in overtaken {
+            let Some(exchange) = self.exchanges.peek(id).copied() else { continue };
+            if !self.is_given_up_for(now, &exchange) {
+                self.peers[peer_idx].resend_overtaken(now, &exchange, &self.exchanges);
+                self.stats.resent_overtaken += 1;
             }
-            let tries = exchange.tries_lost();
-            let peer = &mut self.peers[peer_idx];
-            if tries >= BLACK_HOLE_TRIES {
-                peer.cut_short(now);
-            }
-            self.exchanges.line_up(&mut peer.resends, id);
-            self.stats.resent_overtaken += 1;
         }
-        self.exchanges.shrink_window(now, self.peers[peer_idx].trip.smoothed());
+        self.exchanges.shrink_window(now, self.peers[peer_idx].round_trip());
     }
 
     /// Frees an exchange, and what it held of the windows.
     pub(super) fn end_exchange(&mut self, id: u64) -> Option<Exchange> {
         let exchange = *self.exchanges.get(id)?;
-        if matches!(exchange.stage, Stage::InFlight { .. }) && matches!(exchange.op, Op::Write | Op::Trim) {
-            self.peers[exchange.peer].writes_out -= 1;
+        self.peers[exchange.peer].ended(&exchange);
+        if exchange.role == Role::Release {
+            self.returns[exchange.peer].ended();
         }
-        self.peers[exchange.peer].returning -= usize::from(exchange.role == Role::Release);
         self.exchanges.end(id);
         Some(exchange)
     }

@@ -30,10 +30,11 @@ mod stand_in;
 mod unanswered;
 mod vacate;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
 use super::*;
 use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::client::peer::Peer;
 use crate::control::{MapEntry, Today};
 use crate::crypto::{KEY_SIZE, Keypair, PoolKey};
 use crate::server::{Fault as ServerFault, Server, ServerConfig};
@@ -295,7 +296,7 @@ fn a_copy_does_not_move_to_a_server_that_may_be_dead() {
     let new = 1 - old;
     pool.servers[old].set_pressure(crate::wire::message::Pressure::Orange);
     // The page goes through the client, which takes no answer of the new server.
-    pool.client.peers[PeerIndex(old)].made_up_versions = true;
+    pool.client.peers[PeerIndex(old)].distrust();
     pool.client.write(pool.now, pool.space, PageNo(0), Class::Eviction, &[2; PAGE_SIZE], 1).unwrap();
     while pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)]
         .repair
@@ -483,10 +484,7 @@ fn a_slab_is_discarded_and_comes_anew() {
     assert!(!pool.client.discard_slab(pool.now, pool.space, first), "it leaves already");
     // The control plane has not answered yet: what is written now comes into the next life, not into this one.
     pool.client.write(pool.now, pool.space, PageNo(3), Class::Eviction, &[7; PAGE_SIZE], 1).unwrap();
-    assert_eq!(
-        pool.client.peers.iter().map(|peer| peer.queues.iter().map(VecDeque::len).sum::<usize>()).sum::<usize>(),
-        0
-    );
+    assert_eq!(pool.client.peers.iter().map(|peer| peer.waiting().0).sum::<usize>(), 0);
     pool.run();
     pool.expect_written(1);
     assert_eq!([pool.read(0), pool.read(3), pool.read(8)], [Ok(0), Ok(7), Ok(1)]);

@@ -20,7 +20,7 @@ use super::ops::{Kind, Operation, Stage};
 use super::peer::PeerSet;
 use super::slab::Phase;
 use super::{Client, Failure, Fault};
-use crate::client::index::{GroupIndex, OpIndex, PeerIndex, SpaceIndex};
+use crate::client::index::{GroupIndex, OpIndex, SpaceIndex};
 use crate::units::SlabNo;
 
 /// Whether somebody who may have a slab is heard.
@@ -35,8 +35,7 @@ enum Hearing {
 
 impl Client {
     /// A server has been silent for too long. What waits is looked at.
-    pub(super) fn stays_silent(&mut self, peer_idx: PeerIndex) {
-        self.long_silent.insert(peer_idx);
+    pub(super) fn stays_silent(&mut self) {
         self.mark_unanswered(|_| true);
         self.mark_queued();
     }
@@ -77,7 +76,7 @@ impl Client {
         let copies = self.copies_left(space, slab);
         if copies.is_empty() {
             Hearing::Gone
-        } else if copies.is_subset_of(self.long_silent) {
+        } else if copies.is_subset_of(self.peers.long_silent()) {
             Hearing::Silent
         } else {
             Hearing::Heard
@@ -98,7 +97,7 @@ impl Client {
     /// or those of the ledger.
     pub(super) fn is_out_of_reach(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let state = &self.spaces[space];
-        if self.long_silent.is_empty() || state.is_taken || state.is_stale {
+        if self.peers.long_silent().is_empty() || state.is_taken || state.is_stale {
             return false;
         }
         let by_itself = match state.slabs[slab].phase {
@@ -123,7 +122,7 @@ impl Client {
 
     /// Whether it is for silence that a page of the slab cannot be put together from others.
     pub(super) fn others_are_out_of_reach(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        !self.long_silent.is_empty() && self.others(space, slab).any(|column| column == Hearing::Silent)
+        !self.peers.long_silent().is_empty() && self.others(space, slab).any(|column| column == Hearing::Silent)
     }
 
     /// Whether what the ledger says of a slab that is being opened can be had of nobody.
@@ -152,7 +151,7 @@ impl Client {
             |slab: SlabNo| self.spaces[space].slabs[slab].is_stuck && self.hearing(space, slab) == Hearing::Silent;
         let waits = |member: SlabNo| stuck(member) || self.is_out_of_reach(space, member);
         let held_up = |group: GroupIndex| layout.members(group).any(waits);
-        !self.long_silent.is_empty()
+        !self.peers.long_silent().is_empty()
             && (self.is_out_of_reach(space, slab)
                 || self.is_in_frozen(space, slab) && layout.group(slab).is_some_and(held_up))
     }

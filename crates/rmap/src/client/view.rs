@@ -2,34 +2,12 @@
 
 use std::time::Duration;
 
-use super::peer::Reach;
+use super::peer::{Peer, Reach, ServerView};
 use super::sealed::Tenure;
 use super::slab::{Phase, Slab};
 use super::{Client, SpaceRef, exchange, ops};
 use crate::client::index::SpaceIndex;
 use crate::units::{PageNo, ServerId, Time};
-use crate::wire::message::{Pressure, Status};
-use crate::wire::report::Report;
-
-/// What a client knows of a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ServerView {
-    pub id: ServerId,
-    pub reach: Reach,
-    /// Smoothed.
-    pub round_trip: Duration,
-    /// As its last reply said.
-    pub free_slabs: u32,
-    pub pressure: Pressure,
-    /// It keeps its pages on a disk.
-    pub overflow_disk: bool,
-    /// The largest datagram that is known to get through, in bytes.
-    pub datagram: usize,
-    /// Its answer to [`Client::ask_reports`].
-    pub report: Option<Report>,
-    /// Its answer to [`Client::ask_drain`].
-    pub drain: Option<Status>,
-}
 
 /// Pages that follow one another and are alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,17 +22,7 @@ pub struct PageRun {
 impl Client {
     /// What is known of each server, in the order they were added.
     pub fn servers(&self) -> impl Iterator<Item = ServerView> {
-        self.peers.iter().map(|peer| ServerView {
-            id: peer.info.id,
-            reach: peer.reach,
-            round_trip: peer.trip.smoothed(),
-            free_slabs: peer.free_slabs,
-            pressure: peer.pressure,
-            overflow_disk: peer.overflow_disk,
-            datagram: peer.cut,
-            report: peer.report,
-            drain: peer.drain,
-        })
+        self.peers.iter().map(Peer::view)
     }
 
     /// Pages of replies that may be under way now: fewer after losses.
@@ -70,12 +38,12 @@ impl Client {
 
     /// How each server is reached, in the order they were added.
     pub fn reach(&self) -> impl Iterator<Item = (ServerId, Reach)> {
-        self.peers.iter().map(|peer| (peer.info.id, peer.reach))
+        self.peers.iter().map(|peer| (peer.info().id, peer.reach()))
     }
 
     /// Smoothed round trip to a server.
     pub fn round_trip(&self, server: ServerId) -> Option<Duration> {
-        self.peer_of(server).map(|peer| self.peers[peer].trip.smoothed())
+        self.peers.of(server).map(|peer| self.peers[peer].round_trip())
     }
 
     /// Slabs of a space that have all their copies in sync, and those that have some.

@@ -83,6 +83,11 @@ impl Op {
         Op::ReadGranted,
     ];
 
+    /// Whether it changes a page.
+    pub fn is_change(self) -> bool {
+        matches!(self, Op::Write | Op::Trim)
+    }
+
     /// Whether the reply has more than a header, where the request has none but that.
     pub fn is_answered_at_length(self) -> bool {
         matches!(self, Op::Read | Op::ReadGranted | Op::Versions | Op::Held)

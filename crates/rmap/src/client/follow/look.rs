@@ -62,7 +62,7 @@ impl Client {
         if !slab.entry.is_sound() || slab.entry.lost && !self.may_come_back(space, number) {
             return self.fail_op(op, Failure::Lost);
         }
-        let near = |peer: &PeerIndex| self.peers[*peer].trip.smoothed();
+        let near = |peer: &PeerIndex| self.peers[*peer].round_trip();
         let Some(peer) = self.copies_up(space, number).minus(sent).iter().min_by_key(near) else {
             if self.is_answer_coming(op) {
                 return;
@@ -72,7 +72,7 @@ impl Client {
             }
             return self.end_follow(op, number, version);
         };
-        let server = self.peers[peer].info.id;
+        let server = self.peers[peer].info().id;
         let replica = slab.entry.replicas.iter().find(|replica| replica.server == server);
         let Some(version) = replica.map(|replica| replica.grant) else { return };
         let (role, wire) = (Role::Read { op }, Wire::ReadGranted);
@@ -160,7 +160,7 @@ impl Client {
 
     fn is_each_copy_of(&self, space: SpaceIndex, slab: SlabNo, set: PeerSet) -> bool {
         let replicas = &self.spaces[space].slabs[slab].entry.replicas;
-        let has = |replica: &Replica| self.peer_of(replica.server).is_some_and(|peer| set.has(peer));
+        let has = |replica: &Replica| self.peers.of(replica.server).is_some_and(|peer| set.has(peer));
         !replicas.is_empty() && replicas.iter().all(has)
     }
 

@@ -3,7 +3,6 @@
 use super::{AT_A_TIME, Look};
 use crate::client::exchange::{Exchange, Request, Role};
 use crate::client::index::{PeerIndex, SpaceIndex};
-use crate::client::returns::RETURNS_MAX;
 use crate::client::slab::{Candidates, Phase, Slab};
 use crate::client::{Client, SpaceRef};
 use crate::control::Replica;
@@ -23,7 +22,7 @@ impl Client {
 
     /// Servers that say that the space has a newer owner, and are not believed. What earlier owners left there is not known.
     pub fn disbelieved(&self, space: SpaceRef) -> Vec<ServerId> {
-        self.spaces[space.0].disbelieved.iter().map(|peer| self.peers[peer].info.id).collect()
+        self.spaces[space.0].disbelieved.iter().map(|peer| self.peers[peer].info().id).collect()
     }
 
     fn may_look(&self, space: SpaceIndex, peer: PeerIndex) -> bool {
@@ -103,7 +102,7 @@ impl Client {
     }
 
     fn ask_what_is_held(&mut self, Look { space, peer, from }: Look) -> bool {
-        let has_room = self.peers[peer].returns.len() <= RETURNS_MAX / 2;
+        let has_room = self.returns[peer].has_room();
         let (role, op, class) = (Role::Held, Op::Held, Class::Rebuild);
         has_room
             && self.ask(Request { role, peer, op, class, space, page: PageNo(0), version: Version::from_bits(from) })
@@ -142,7 +141,7 @@ impl Client {
     fn give_leftover_back(&mut self, space: SpaceIndex, peer: PeerIndex, slab: u64, grant: Version) {
         let state = &self.spaces[space];
         let total = state.layout.total().max(state.slabs.len()) as u64;
-        let replica = Replica { server: self.peers[peer].info.id, grant };
+        let replica = Replica { server: self.peers[peer].info().id, grant };
         let is_of_map = |slab: SlabNo| state.slabs.get(slab).is_some_and(|slab| slab.entry.replicas.contains(&replica));
         let is_own = grant >= Version::new(state.generation, 0, false);
         let Some(slab) = u32::try_from(slab).ok().filter(|slab| u64::from(*slab) < total).map(SlabNo) else { return };

@@ -31,7 +31,7 @@ impl Client {
         }
         self.end_refusal(now, space);
         self.notify_who_asked(space);
-        if !self.long_silent.is_empty() || self.ops.any_reported() {
+        if !self.peers.long_silent().is_empty() || self.ops.any_reported() {
             self.maintain_unanswered(space, slab);
         }
         self.maintain_unmapped(now, space, slab);
@@ -104,9 +104,9 @@ impl Client {
         let kept = |peer: &PeerIndex| if self.peers[*peer].keeps_promises() { self.room_kept(space, *peer) } else { 0 };
         let open = |peer: &PeerIndex| {
             let state = &self.peers[*peer];
-            !taken.has(*peer) && (state.can_lend() || kept(peer) > 0) && !state.overflow_disk
+            !taken.has(*peer) && (state.can_lend() || kept(peer) > 0) && !state.has_overflow_disk()
         };
-        let zone = |peer: PeerIndex| self.peers[peer].info.zone;
+        let zone = |peer: PeerIndex| self.peers[peer].info().zone;
         let all: PeerSet = self.peers.indices().filter(open).collect();
         let apart: PeerSet = all.iter().filter(|peer| taken.iter().all(|other| zone(other) != zone(*peer))).collect();
         let choice = if apart.is_empty() { all } else { apart };
@@ -119,8 +119,8 @@ impl Client {
         }
         let any = || choice.iter().nth((self.entropy.next_u64() % choice.len() as u64) as usize);
         let (Some(one), Some(other)) = (any(), any()) else { return None };
-        let pick = if self.peers[one].free_slabs >= self.peers[other].free_slabs { one } else { other };
-        self.peers[pick].free_slabs -= 1;
+        let pick = if self.peers[one].free_slabs() >= self.peers[other].free_slabs() { one } else { other };
+        self.peers[pick].take_slab();
         Some(pick)
     }
 
@@ -130,11 +130,12 @@ impl Client {
         if !self.config.uses_overflow_disk {
             return None;
         }
-        let open =
-            |peer: &PeerIndex| !taken.has(*peer) && self.peers[*peer].can_lend() && self.peers[*peer].overflow_disk;
+        let open = |peer: &PeerIndex| {
+            !taken.has(*peer) && self.peers[*peer].can_lend() && self.peers[*peer].has_overflow_disk()
+        };
         let all = self.peers.indices().filter(open);
-        let pick = all.min_by_key(|peer| self.peers[*peer].trip.smoothed())?;
-        self.peers[pick].free_slabs -= 1;
+        let pick = all.min_by_key(|peer| self.peers[*peer].round_trip())?;
+        self.peers[pick].take_slab();
         Some(pick)
     }
 
@@ -182,7 +183,7 @@ impl Client {
             };
         }
         let all_granted = candidates.asked.iter().all(|candidate| candidate.step == GrantStep::Granted);
-        let replica = |c: &Candidate| Replica { server: self.peers[c.peer].info.id, grant: c.grant };
+        let replica = |c: &Candidate| Replica { server: self.peers[c.peer].info().id, grant: c.grant };
         let entry = MapEntry::of(candidates.asked.iter().map(replica));
         self.spaces[space].slabs[slab].phase = Phase::Granting(candidates);
         if all_granted {
@@ -195,25 +196,25 @@ impl Client {
     /// answered something that was sent after it began; until then they are asked.
     fn decline_full(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         let up: PeerSet = self.peers.indices().filter(|peer| self.peers[*peer].is_up()).collect();
-        let said_at = up.iter().map(|peer| self.peers[peer].lived_at).min();
+        let said_at = up.iter().map(|peer| self.peers[peer].lived_at()).min();
         self.decline_ops(space, slab, said_at.unwrap_or(now));
         let latest = self.waiting_for(space, slab).into_iter().map(|op| self.ops.get(op).since).max();
         if let Some(began) = latest {
-            let unheard: PeerSet = up.iter().filter(|peer| self.peers[*peer].lived_at < began).collect();
+            let unheard: PeerSet = up.iter().filter(|peer| self.peers[*peer].lived_at() < began).collect();
             unheard.iter().for_each(|peer| self.peers[peer].ask_for_room(now, began));
         }
     }
 
     /// A server was not heard yet.
     pub(in crate::client) fn someone_may_come(&self) -> bool {
-        self.peers.iter().any(|peer| matches!(peer.reach, Reach::Connecting { .. }))
+        self.peers.iter().any(|peer| matches!(peer.reach(), Reach::Connecting { .. }))
     }
 
     /// Until when a server that fell silent may still come back and have room: a pause is no refusal. One that never answered
     /// may not know this node at all.
     pub(in crate::client) fn patience_ends(&self, now: Time) -> Option<Time> {
-        let ends = self.peers.iter().filter_map(|peer| match peer.reach {
-            Reach::Down { since } if peer.epoch.is_some() => Some(since + self.config.grant_patience),
+        let ends = self.peers.iter().filter_map(|peer| match peer.reach() {
+            Reach::Down { since } if peer.epoch().is_some() => Some(since + self.config.grant_patience),
             _ => None,
         });
         ends.filter(|at| now < *at).max()
@@ -236,7 +237,7 @@ impl Client {
             return self.grant_after_fence(space, slab, peer, grant);
         }
         if status != Status::Ok {
-            self.peers[peer].free_slabs = 0;
+            self.peers[peer].found_full();
         }
         let state = &mut self.spaces[space].slabs[slab];
         if let Phase::Granting(candidates) = &mut state.phase {
@@ -291,7 +292,7 @@ impl Client {
             listings.clear();
         }
         for replica in &replicas {
-            if let Some(peer) = self.peer_of(replica.server)
+            if let Some(peer) = self.peers.of(replica.server)
                 && !listings.iter().any(|listing| listing.peer == peer)
             {
                 listings.push(Listing { peer, grant: replica.grant, step: ListStep::Fencing, list: Vec::new() });

@@ -172,7 +172,7 @@ impl Client {
             return self.ask_group(op, number);
         }
         let copies = self.copies_to_read(space, number);
-        let near = |peer: &PeerIndex| (self.peers[*peer].is_down(), sent.has(*peer), self.peers[*peer].trip.smoothed());
+        let near = |peer: &PeerIndex| (self.peers[*peer].is_down(), sent.has(*peer), self.peers[*peer].round_trip());
         // Without a copy that can be trusted, the change of the map decides; one that is to be told of this reader is asked then.
         let Some(peer) = copies.iter().min_by_key(near) else {
             let unknown = self.sound_copies(space, number);

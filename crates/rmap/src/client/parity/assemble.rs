@@ -22,7 +22,7 @@ impl Client {
     fn nearest(&self, space: SpaceIndex, slab: SlabNo) -> Option<PeerIndex> {
         let open = matches!(self.spaces[space].slabs[slab].phase, Phase::Open);
         let up = self.copies_to_ask(space, slab).iter().filter(|peer| open && !self.peers[*peer].is_down());
-        up.min_by_key(|peer| self.peers[*peer].trip.smoothed())
+        up.min_by_key(|peer| self.peers[*peer].round_trip())
     }
 
     /// Columns of a slab's group that hold something, but the slab itself.
@@ -85,7 +85,7 @@ impl Client {
     pub(in crate::client) fn ask_group(&mut self, op: OpIndex, slab: SlabNo) {
         let Operation { space, sent, is_bad_itself, exchanges, .. } = *self.ops.peek(op);
         let copies = self.copies_to_ask(space, slab);
-        let near = |peer: &PeerIndex| (sent.has(*peer), self.peers[*peer].trip.smoothed());
+        let near = |peer: &PeerIndex| (sent.has(*peer), self.peers[*peer].round_trip());
         let up = copies.iter().filter(|peer| !is_bad_itself && !self.peers[*peer].is_down()).min_by_key(near);
         if let Some(peer) = up {
             return self.ask_copy(op, peer);

@@ -127,7 +127,7 @@ impl Client {
         }
         let target = if here.is_empty() {
             let apart = self.room_apart(space, slab, false).filter(|peer| !taken.has(*peer));
-            apart.inspect(|peer| self.peers[*peer].free_slabs -= 1)
+            apart.inspect(|peer| self.peers[*peer].take_slab())
         } else {
             None
         };
@@ -162,7 +162,7 @@ impl Client {
     }
 
     fn flees(&self, peer: PeerIndex) -> bool {
-        self.peers[peer].wants_relief() && !self.peers[peer].overflow_disk
+        self.peers[peer].wants_relief() && !self.peers[peer].has_overflow_disk()
     }
 
     fn refused(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
@@ -194,8 +194,8 @@ impl Client {
         self.peers.indices().filter(|peer| !taken.has(*peer)).any(|peer| {
             let server = &self.peers[peer];
             let keeps = server.keeps_promises() && self.room_kept(space, peer) > 0;
-            let may = !server.overflow_disk || on_disk && self.config.uses_overflow_disk;
-            may && (server.can_lend() || keeps && !server.overflow_disk)
+            let may = !server.has_overflow_disk() || on_disk && self.config.uses_overflow_disk;
+            may && (server.can_lend() || keeps && !server.has_overflow_disk())
         })
     }
 
@@ -211,7 +211,7 @@ impl Client {
         let unheard = copies.minus(self.heard_of(space, slab).minus(state.failed));
         if !unheard.is_empty() {
             // One whose only servers are silent, for longer than anybody waits, is made anew if there is room.
-            let has_waited = self.config.error_after.is_none() || unheard.is_subset_of(self.long_silent);
+            let has_waited = self.config.error_after.is_none() || unheard.is_subset_of(self.peers.long_silent());
             let is_silent = here.is_empty() && has_waited && unheard.iter().all(|peer| self.peers[peer].is_down());
             let has_no_room = || self.can_reconstruct(space, slab) && !self.has_room(space, slab, true);
             return if is_silent && !state.is_stuck && has_no_room() { Footing::Gone } else { Footing::Waits };
@@ -269,7 +269,7 @@ impl Client {
         let phase = |slab: &SlabNo| &self.spaces[space].slabs[*slab].phase;
         let kept = members.iter().filter(|slab| !matches!(phase(slab), Phase::Lost));
         let copies = kept.map(|slab| self.copies_here(space, *slab));
-        let is_unproven = |copies: &PeerSet| copies.iter().all(|peer| self.peers[peer].lived_at < since);
+        let is_unproven = |copies: &PeerSet| copies.iter().all(|peer| self.peers[peer].lived_at() < since);
         let unproven = copies.filter(is_unproven).fold(PeerSet::default(), PeerSet::union);
         if unproven.is_empty() {
             return true;

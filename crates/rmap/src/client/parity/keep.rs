@@ -183,10 +183,10 @@ impl Client {
         if self.repairs_running() >= REPAIRS_MAX || !can_be_made || self.spaces[space].slabs[slab].is_stuck {
             return;
         }
-        let flees = replaces.is_some_and(|peer| here.has(peer) && !self.peers[peer].overflow_disk);
+        let flees = replaces.is_some_and(|peer| here.has(peer) && !self.peers[peer].has_overflow_disk());
         let Some(peer) = self.room_apart(space, slab, flees) else { return };
         let Some(grant) = self.spaces[space].next_version(false) else { return };
-        self.peers[peer].free_slabs -= 1;
+        self.peers[peer].take_slab();
         self.begins_repair(space, slab, Repair::new(peer, grant, replaces));
         self.mark(space, slab);
     }
@@ -199,8 +199,9 @@ impl Client {
         let target = |column: SlabNo| self.spaces[space].slabs[column].repair.as_ref().map(|repair| repair.peer);
         let taken = own.union(self.other_columns(space, slab).filter_map(target).collect());
         let pick = |client: &Client, columns: &mut OfColumns<PeerSet>, overflow_disk: bool| {
-            let lends =
-                |peer: &PeerIndex| client.peers[*peer].can_lend() && client.peers[*peer].overflow_disk == overflow_disk;
+            let lends = |peer: &PeerIndex| {
+                client.peers[*peer].can_lend() && client.peers[*peer].has_overflow_disk() == overflow_disk
+            };
             let others: OfColumns<PeerSet> = columns[1..].into();
             let apart =
                 |peer: &PeerIndex| !taken.has(*peer) && others.iter().all(|set| set.len() != 1 || !set.has(*peer));
@@ -208,9 +209,10 @@ impl Client {
             open.iter().max_by_key(|peer| {
                 columns[0] = [*peer].into_iter().collect();
                 let chosen: OfColumns<PeerIndex> = assign(columns).into_iter().flatten().collect();
-                let zone = client.peers[*peer].info.zone;
-                let alone = chosen.iter().all(|peer_idx| peer_idx == peer || client.peers[*peer_idx].info.zone != zone);
-                (chosen.len(), alone, client.peers[*peer].free_slabs)
+                let zone = client.peers[*peer].info().zone;
+                let alone =
+                    chosen.iter().all(|peer_idx| peer_idx == peer || client.peers[*peer_idx].info().zone != zone);
+                (chosen.len(), alone, client.peers[*peer].free_slabs())
             })
         };
         let in_memory = pick(self, &mut columns, false);

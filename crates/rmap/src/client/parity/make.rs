@@ -125,7 +125,7 @@ impl Client {
     fn servers_suffice(&self, space: SpaceIndex, group: GroupIndex) -> bool {
         let members = self.held_members(space, group);
         let taken = members.iter().flat_map(|slab| self.peers_of(&self.spaces[space].slabs[*slab].entry).iter());
-        let lends = |peer: &PeerIndex| self.peers[*peer].can_lend() && !self.peers[*peer].overflow_disk;
+        let lends = |peer: &PeerIndex| self.peers[*peer].can_lend() && !self.peers[*peer].has_overflow_disk();
         let all = taken.chain(self.peers.indices().filter(lends)).collect::<PeerSet>();
         let parity = self.spaces[space].layout.parity(group);
         all.len() > members.len() && self.room_apart(space, parity, false).is_some()

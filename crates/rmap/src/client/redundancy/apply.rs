@@ -105,7 +105,7 @@ impl Client {
     /// before that is back.
     fn can_notify_all(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let mut copies = self.peers_of(&self.spaces[space].slabs[slab].entry).iter();
-        copies.all(|peer| self.peers[peer].is_up() && self.peers[peer].returns.is_empty())
+        copies.all(|peer| self.peers[peer].is_up() && self.returns[peer].len() == 0)
     }
 
     /// Nothing more is given back by itself: this client is about to end.
@@ -162,7 +162,7 @@ impl Client {
         if kept == 0 {
             return 0;
         }
-        let server = self.peers[peer].info.id;
+        let server = self.peers[peer].info().id;
         let replicas = self.spaces[space].slabs.iter().flat_map(|slab| &slab.entry.replicas);
         kept.saturating_sub(replicas.filter(|replica| replica.server == server).count() as u64)
     }

@@ -90,7 +90,7 @@ impl Client {
             self.start_copy(space, slab, index, None, target);
             return self.mark(space, slab);
         }
-        self.peers[source].made_up_versions = true;
+        self.peers[source].distrust();
         self.stats.transfers_refused += 1;
         let state = &self.spaces[space].slabs[slab];
         let others = self.peers_of(&state.entry).minus(state.failed);

@@ -74,7 +74,7 @@ impl Client {
             return MapEntry::lost();
         }
         let replicas = &self.spaces[space].slabs[slab].entry.replicas;
-        let stays = |replica: &&Replica| self.peer_of(replica.server).is_some_and(|peer| keep.has(peer));
+        let stays = |replica: &&Replica| self.peers.of(replica.server).is_some_and(|peer| keep.has(peer));
         MapEntry::of(replicas.iter().filter(stays).copied())
     }
 
@@ -91,7 +91,7 @@ impl Client {
         stay: PeerSet,
     ) -> bool {
         let since = doubt.filter(|doubt| doubt.leaving == leaving).map_or(now, |doubt| doubt.since);
-        if leaving.is_empty() || stay.iter().any(|peer| self.peers[peer].lived_at >= since) {
+        if leaving.is_empty() || stay.iter().any(|peer| self.peers[peer].lived_at() >= since) {
             return true;
         }
         self.spaces[space].slabs[slab].doubt = Some(Doubt { leaving, since });
@@ -103,7 +103,7 @@ impl Client {
 
     /// A server in distress is relieved at once where another copy is in sync.
     fn one_to_drop(&self, here: PeerSet) -> PeerSet {
-        here.iter().find(|peer| self.peers[*peer].pressure == Pressure::Red).into_iter().collect()
+        here.iter().find(|peer| self.peers[*peer].pressure() == Pressure::Red).into_iter().collect()
     }
 
     /// A server is lost, to this client and to others.
@@ -137,7 +137,7 @@ impl Client {
             return;
         }
         // A server that is about to end has the only copy: rather on a disk than gone.
-        let flees = here.len() == 1 && replaces.is_some_and(|peer| !self.peers[peer].overflow_disk);
+        let flees = here.len() == 1 && replaces.is_some_and(|peer| !self.peers[peer].has_overflow_disk());
         let rather = |client: &mut Client| flees.then(|| client.overflow_disk(copies)).flatten();
         let Some(peer) = self.pick_server(space, copies).or_else(|| rather(self)) else { return };
         let Some(grant) = self.spaces[space].next_version(false) else { return };
@@ -208,8 +208,8 @@ impl Client {
                 {
                     self.set_step(space, slab, Step::Joining);
                     let state = &self.spaces[space].slabs[slab];
-                    let stays = |r: &&Replica| replaces.is_none() || self.peer_of(r.server) != replaces;
-                    let new = Replica { server: self.peers[peer].info.id, grant };
+                    let stays = |r: &&Replica| replaces.is_none() || self.peers.of(r.server) != replaces;
+                    let new = Replica { server: self.peers[peer].info().id, grant };
                     let entry = MapEntry::of(state.entry.replicas.iter().filter(stays).copied().chain([new]));
                     self.propose(space, slab, entry);
                 }

@@ -4,8 +4,8 @@ use smallvec::SmallVec;
 
 use super::{ASK_AGAIN, LOOK_EVERY, OfServers, Reservation, Reservations, Reserved, Share, plan};
 use crate::client::context::Context;
-use crate::client::index::{List, PeerIndex, SpaceIndex};
-use crate::client::peer::Peer;
+use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::client::peers::Peers;
 use crate::client::sealed::Tenure;
 use crate::client::servers::SERVERS_MAX;
 use crate::units::Time;
@@ -32,7 +32,7 @@ impl Reservations {
     }
 
     /// What is kept for a space by servers that answer.
-    pub fn view(&self, space: SpaceIndex, peers: &List<PeerIndex, Peer>) -> Reserved {
+    pub fn view(&self, space: SpaceIndex, peers: &Peers) -> Reserved {
         let Some(reservation) = self.get(space) else {
             return Reserved { is_settled: true, ..Reserved::default() };
         };
@@ -115,18 +115,18 @@ impl Reservations {
 
 impl Reservation {
     fn plan_requests(&mut self, now: Time, context: &Context<'_>) -> Wanted {
-        self.make_shares(context.peers.len());
+        self.make_shares(context.peers.iter().len());
         let again = self.ask_again <= now;
         if again {
             self.ask_again = now + ASK_AGAIN;
         }
         let mut is_asking = false;
         let mut servers = OfServers::new();
-        for (share, peer) in self.shares.iter_mut().zip(context.peers) {
+        for (share, peer) in self.shares.iter_mut().zip(context.peers.iter()) {
             share.exchange = share.exchange.filter(|id| context.exchanges.peek(*id).is_some());
             is_asking |= share.exchange.is_some() && peer.is_up();
-            if share.epoch != peer.epoch {
-                *share = Share { epoch: peer.epoch, exchange: share.exchange, ..Share::default() };
+            if share.epoch != peer.epoch() {
+                *share = Share { epoch: peer.epoch(), exchange: share.exchange, ..Share::default() };
             }
             if again {
                 share.refused = None;

@@ -1,6 +1,6 @@
 //! Asks servers to take slabs back.
 
-use super::{AT_A_TIME, RETURNS_MAX, Return};
+use super::Return;
 use crate::client::Client;
 use crate::client::exchange::{Request, Role};
 use crate::client::index::{PeerIndex, SpaceIndex};
@@ -10,25 +10,22 @@ use crate::wire::message::Op;
 impl Client {
     /// The server may lend the slab to others. It has a copy that cannot be trusted, or none any more: it may be told all the same.
     pub(in crate::client) fn release(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex, grant: Version) {
-        let returns = &mut self.peers[peer].returns;
-        if returns.len() < RETURNS_MAX {
-            returns.push_back(Return { space, slab, grant });
-        }
+        self.returns[peer].push(Return { space, slab, grant });
     }
 
     /// Tells servers that answer what is theirs again.
     pub(in crate::client) fn send_returns(&mut self) {
         for peer in self.peers.indices() {
-            for _ in 0..self.peers[peer].returns.len() {
-                let may_ask = self.peers[peer].is_up() && self.peers[peer].returning < AT_A_TIME;
-                let next = self.peers[peer].returns.front().copied().filter(|_| may_ask);
+            for _ in 0..self.returns[peer].len() {
+                let next = self.returns[peer].next().filter(|_| self.peers[peer].is_up());
                 let Some(Return { space, slab, grant }) = next else { break };
                 if self.spaces[space].is_stale {
                     // It is not known yet whether this client may speak for it.
-                    self.peers[peer].returns.rotate_left(1);
+                    self.returns[peer].put_off();
                     continue;
                 }
-                if !self.spaces[space].is_taken {
+                let may_speak = !self.spaces[space].is_taken;
+                if may_speak {
                     if !self.fence(space, peer) {
                         break;
                     }
@@ -37,16 +34,15 @@ impl Client {
                     if !self.ask(Request { role, peer, op, class, space, page, version: grant }) {
                         break;
                     }
-                    self.peers[peer].returning += 1;
                 }
-                self.peers[peer].returns.pop_front();
+                self.returns[peer].pop(may_speak);
             }
         }
     }
 
     /// Whether something is still to be given back to a server that answers.
     pub(in crate::client) fn is_returning(&self) -> bool {
-        self.peers.iter().any(|peer| peer.is_up() && (peer.returning > 0 || !peer.returns.is_empty()))
+        self.peers.iter().zip(&self.returns).any(|(peer, returns)| peer.is_up() && returns.is_pending())
     }
 
     /// A server is silent. Questions about slabs are taken back, and asked when it is there again: there may be as many as it

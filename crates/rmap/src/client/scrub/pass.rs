@@ -79,7 +79,7 @@ impl Scrub {
             return self.go_to(space, slab.next(), 0);
         }
         let version = at.version(index);
-        let peer = at.entry.replicas.get(copy).and_then(|replica| context.peer_of(replica.server));
+        let peer = at.entry.replicas.get(copy).and_then(|replica| context.peers.of(replica.server));
         let Some(peer) = peer.filter(|_| version.has_content() && !at.is_disputed(index)) else {
             return self.go_to(space, slab, index + 1);
         };

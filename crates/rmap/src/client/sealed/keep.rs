@@ -211,7 +211,7 @@ impl Client {
         self.end_repair(space, slab);
         let before = &self.spaces[space].slabs[slab];
         let stays = entry.replicas.iter().filter(|replica| before.entry.replicas.contains(replica));
-        let same: PeerSet = stays.filter_map(|replica| self.peer_of(replica.server)).collect();
+        let same: PeerSet = stays.filter_map(|replica| self.peers.of(replica.server)).collect();
         let failed = before.failed.iter().filter(|peer| same.has(*peer)).collect();
         let marks = before.marks;
         let state = &mut self.spaces[space].slabs[slab];
@@ -309,7 +309,7 @@ impl Client {
     /// all servers of the map: what is missing to it may be there.
     fn can_improve(&self, space: SpaceIndex) -> bool {
         let mut replicas = self.spaces[space].slabs.iter().flat_map(|slab| &slab.entry.replicas);
-        if replicas.any(|replica| self.peer_of(replica.server).is_none()) {
+        if replicas.any(|replica| self.peers.of(replica.server).is_none()) {
             return false;
         }
         self.spaces[space].slabs.indices().filter(|slab| self.is_slab_short(space, *slab)).any(|slab| {
@@ -326,7 +326,9 @@ impl Client {
             let up = left.iter().filter(|peer| !self.peers[*peer].is_down()).count();
             let takes = |peer: &PeerIndex| {
                 let server = &self.peers[*peer];
-                !copies.has(*peer) && server.can_lend() && (!server.overflow_disk || self.config.uses_overflow_disk)
+                !copies.has(*peer)
+                    && server.can_lend()
+                    && (!server.has_overflow_disk() || self.config.uses_overflow_disk)
             };
             let room = self.peers.indices().any(|peer| takes(&peer));
             // A copy that is bad where it is may be made anew in the same slot.

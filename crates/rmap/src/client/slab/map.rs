@@ -75,7 +75,7 @@ impl Client {
         self.stats.copies_left += if given_back { 0 } else { left.len() as u64 };
         self.stats.copies_joined += if before.is_empty() { 0 } else { after.minus(before).len() as u64 };
         for replica in &old.replicas {
-            if let Some(peer) = self.peer_of(replica.server).filter(|peer| left.has(*peer)) {
+            if let Some(peer) = self.peers.of(replica.server).filter(|peer| left.has(*peer)) {
                 self.forget_copy(space, slab, peer);
                 self.release(space, slab, peer, replica.grant);
                 let state = &mut self.spaces[space].slabs[slab];

@@ -36,7 +36,7 @@ impl Crowd {
         for (node, server) in pool.servers.iter_mut().enumerate() {
             server.admit(vec![pool.client.config.keys.public(), keys.public()]).unwrap();
             let head = Head::Hello { versions, sender: node as u32 };
-            let key = pool.client.peers[PeerIndex(node)].info.key;
+            let key = pool.client.peers[PeerIndex(node)].info().key;
             let mut initiator = Initiator::new(&keys, &key, &PoolKey::new([1; KEY_SIZE]), head, &entropy);
             let mut out = Vec::new();
             server.on_datagram(pool.now, addr(OTHER), &mut initiator.hello.clone());
@@ -205,7 +205,7 @@ fn copies_are_made_when_servers_are_busy_no_more() {
     for through_client in [false, true] {
         let mut pool = filled(3, 2);
         let mut crowd = Crowd::new(&mut pool);
-        pool.client.peers.iter_mut().for_each(|peer| peer.made_up_versions = through_client);
+        pool.client.peers.iter_mut().filter(|_| through_client).for_each(Peer::distrust);
         let held = (0..8).filter(|slab| pool.holders(*slab).contains(&2)).count();
         falls_silent(&mut pool, 2);
         crowd.stays(&mut pool, WHILE);
@@ -243,17 +243,17 @@ fn what_is_gone_of_a_group_is_made_when_servers_are_busy_no_more() {
 fn a_busy_server_is_no_narrow_path() {
     let mut pool = filled(1, 1);
     let mut crowd = Crowd::new(&mut pool);
-    let cut = pool.client.peers[PeerIndex(0)].cut;
+    let cut = pool.client.peers[PeerIndex(0)].view().datagram;
     prefetch(&mut pool, 5..6);
     crowd.stays(&mut pool, 2 * WHILE);
     assert!(busy(&pool) > 8, "{} were busy", busy(&pool));
-    assert_eq!(pool.client.peers[PeerIndex(0)].cut, cut);
+    assert_eq!(pool.client.peers[PeerIndex(0)].view().datagram, cut);
     pool.pass(LONG);
     assert_eq!(expect_read(&mut pool), [5]);
     prefetch(&mut pool, 5..6);
     pool.slow = Some(0);
     pool.pass(Duration::from_millis(29));
-    assert!(pool.client.peers[PeerIndex(0)].is_up() && pool.client.peers[PeerIndex(0)].cut < cut);
+    assert!(pool.client.peers[PeerIndex(0)].is_up() && pool.client.peers[PeerIndex(0)].view().datagram < cut);
     pool.deliver_late();
     assert_eq!(expect_read(&mut pool), [5]);
 }

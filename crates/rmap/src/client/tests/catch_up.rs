@@ -15,7 +15,7 @@ fn write_behind() -> (Pool, usize) {
     let new = 1 - old;
     pool.servers[old].set_pressure(crate::wire::message::Pressure::Orange);
     // Pages go through the client, which takes no answer of the new server.
-    pool.client.peers[PeerIndex(old)].made_up_versions = true;
+    pool.client.peers[PeerIndex(old)].distrust();
     pool.begin_write_only(2);
     while pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)]
         .repair

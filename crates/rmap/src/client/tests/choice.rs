@@ -9,7 +9,7 @@ use crate::units::SEALED_SIZE;
 fn under_way(pool: &mut Pool) -> Vec<Exchange> {
     let mut out = Vec::new();
     while pool.client.poll_transmit(pool.now, &mut out).is_some() {}
-    let ids: Vec<u64> = pool.client.peers.iter().flat_map(|peer| &peer.in_flight).copied().collect();
+    let ids: Vec<u64> = pool.client.peers.iter().flat_map(|peer| peer.in_flight()).copied().collect();
     ids.into_iter().map(|id| *pool.client.exchanges.get(id).unwrap()).collect()
 }
 
@@ -18,7 +18,7 @@ fn under_way(pool: &mut Pool) -> Vec<Exchange> {
 fn copies_are_in_different_zones() {
     let mut pool = Pool::of(5, 2, 64, 8 * 40, None);
     for (peer, zone) in pool.client.peers.iter_mut().zip([1, 1, 1, 1, 2]) {
-        peer.info.zone = zone;
+        peer.set_zone(zone);
     }
     (0..40).for_each(|slab| assert_eq!(pool.write(8 * slab, 1), Ok(())));
     assert!((0..40).all(|slab| pool.holders(slab).contains(&4)), "the only server of its zone");
@@ -34,7 +34,7 @@ fn the_nearest_copy_is_read() {
         assert_eq!(pool.write(0, 7), Ok(()));
         for (index, peer) in pool.client.peers.iter_mut().enumerate() {
             let trip = Duration::from_micros(if index == near { 100 } else { 200 });
-            (0..50).for_each(|_| peer.trip.sample(trip));
+            peer.usually_takes(trip);
         }
         pool.client.read(pool.now, pool.space, PageNo(0), Class::Demand, 1).unwrap();
         let asked: Vec<usize> = under_way(&mut pool).iter().map(|exchange| exchange.peer.0).collect();
@@ -47,8 +47,8 @@ fn the_nearest_copy_is_read() {
 fn a_read_that_takes_long_is_asked_of_another_copy() {
     let mut pool = Pool::new(2, 2, 8);
     assert_eq!(pool.write(0, 7), Ok(()));
-    for peer in &mut pool.client.peers {
-        (0..50).for_each(|_| peer.trip.sample(Duration::from_micros(100)));
+    for peer in pool.client.peers.iter_mut() {
+        peer.usually_takes(Duration::from_micros(100));
     }
     pool.deaf = vec![0, 1];
     pool.client.read(pool.now, pool.space, PageNo(0), Class::Demand, 1).unwrap();
@@ -73,10 +73,10 @@ fn classes_go_in_order() {
     }
     let mut out = Vec::new();
     for expected in Class::ALL {
-        let before = pool.client.peers[PeerIndex(0)].in_flight.len();
+        let before = pool.client.peers[PeerIndex(0)].in_flight().len();
         pool.client.poll_transmit(pool.now, &mut out).unwrap();
-        assert_eq!(pool.client.peers[PeerIndex(0)].in_flight.len(), before + 1);
-        let id = *pool.client.peers[PeerIndex(0)].in_flight.back().unwrap();
+        assert_eq!(pool.client.peers[PeerIndex(0)].in_flight().len(), before + 1);
+        let id = *pool.client.peers[PeerIndex(0)].in_flight().back().unwrap();
         assert_eq!(pool.client.exchanges.get(id).unwrap().class, expected);
     }
 }
@@ -87,7 +87,7 @@ fn writes_wait_for_credits() {
     for (credits, sent) in [(2, 2), (0, 1)] {
         let mut pool = Pool::new(1, 1, 8);
         assert_eq!(pool.write(0, 1), Ok(()));
-        pool.client.peers[PeerIndex(0)].write_credits = credits;
+        pool.client.peers[PeerIndex(0)].set_write_credits(credits);
         for page in 1..6 {
             pool.client.write(pool.now, pool.space, PageNo(page), Class::Eviction, &[2; PAGE_SIZE], 1).unwrap();
         }
@@ -146,7 +146,7 @@ fn copies_leave_room_on_the_link() {
     pool.client.config.link_bytes_per_second = LINK;
     assert_eq!(pool.client.rebuild_rate(), LINK / 100 * 30);
     // Pages go through the client.
-    pool.client.peers.iter_mut().for_each(|peer| peer.made_up_versions = true);
+    pool.client.peers.iter_mut().for_each(Peer::distrust);
     pool.client.spaces[SpaceIndex(0)].copies = 2;
     pool.client.mark_all();
     pool.client.settle(pool.now);

@@ -359,11 +359,11 @@ fn a_server_may_go_while_parity_leaves() {
         kill(pool, holders[0], 2);
         let asked = pool.client.poll_control(pool.now);
         // Who is asked nothing is asked for a sign of life now and then. Then nothing more is heard before the answer.
-        while pool.client.peers[PeerIndex(holders[0])].epoch == Some(BootEpoch(1)) {
+        while pool.client.peers[PeerIndex(holders[0])].epoch() == Some(BootEpoch(1)) {
             pool.now = pool.now + Duration::from_millis(1);
             pool.time_passes();
             for _ in 0..20 {
-                if pool.client.peers[PeerIndex(holders[0])].epoch == Some(BootEpoch(1)) {
+                if pool.client.peers[PeerIndex(holders[0])].epoch() == Some(BootEpoch(1)) {
                     pool.single_step();
                 }
             }

@@ -116,7 +116,7 @@ fn a_copy_that_left_the_map_is_not_read() {
         assert!(!all.pool.holders(0).contains(&left));
         // The owner does not get to give the old copy back.
         all.pool.client.spaces[OWNER].is_taken = true;
-        all.pool.client.peers.iter_mut().for_each(|peer| peer.returns.clear());
+        all.pool.client.returns.iter_mut().for_each(|returns| returns.forget(OWNER));
         all.pool.deaf = all.pool.holders(0);
         all.pool.pass(Duration::from_millis(100));
         all.pool.deaf.clear();
@@ -256,7 +256,7 @@ fn damage_is_an_error_only_where_all_copies_are_damaged() {
     let holders = all.pool.holders(0);
     all.pool.servers[holders[0]].inject(Some(ServerFault::FlipsBits));
     let today = all.pool.today.clone();
-    let server = all.pool.client.peers[PeerIndex(holders[1])].info.id;
+    let server = all.pool.client.peers[PeerIndex(holders[1])].info().id;
     let replicas = &mut all.pool.today.map[0].1.replicas;
     let other = replicas.iter_mut().find(|replica| replica.server == server).unwrap();
     make_another(other);
@@ -276,7 +276,7 @@ fn reads_of_silent_servers_make_room() {
     all.pool.deaf = vec![holders[0]];
     all.pool.pass(Duration::from_secs(1));
     let today = all.pool.today.clone();
-    let silent = all.pool.client.peers[PeerIndex(holders[0])].info.id;
+    let silent = all.pool.client.peers[PeerIndex(holders[0])].info().id;
     all.pool.today.map[0].1.replicas.retain(|replica| replica.server == silent);
     for _ in 0..3 {
         for _ in 0..100 {

@@ -205,7 +205,7 @@ fn a_server_that_makes_no_end_of_it_comes_to_one() {
         asked += 1;
         let next = Version::from_bits((asked * HELD_MAX) as u64);
         pool.client.held_answered(pool.space.0, PeerIndex(0), exchange.version, (Status::Ok, next), &made_up);
-        pool.client.peers[PeerIndex(0)].returns.clear();
+        pool.client.returns[PeerIndex(0)].forget(pool.space.0);
     }
     assert_eq!(asked, SLABS_MAX / HELD_MAX + 1);
     assert!(pool.client.has_found_leftovers(pool.space));
@@ -270,7 +270,7 @@ fn a_server_that_has_nothing_of_a_space_cannot_take_it_away() {
         if !has_slab {
             pool.run();
             assert_eq!((pool.read(0), pool.client.has_found_leftovers(pool.space)), (Ok(1), true));
-            assert_eq!(pool.client.disbelieved(pool.space), [pool.client.peers[liar].info.id]);
+            assert_eq!(pool.client.disbelieved(pool.space), [pool.client.peers[liar].info().id]);
             assert!(pool.client.exchanges.find(|e| e.peer == liar).is_none(), "it is not asked over and over");
         }
     }

@@ -44,7 +44,7 @@ fn a_trim_that_nobody_made_is_not_believed() {
 fn what_a_source_made_up_is_not_copied() {
     let mut pool = filled(3, 1);
     let replicas = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.replicas.clone();
-    let source = pool.client.peer_of(replicas[0].server).unwrap();
+    let source = pool.client.peers.of(replicas[0].server).unwrap();
     let target = (0..3).find(|server| replicas.iter().all(|r| r.server.0 != *server)).unwrap();
     let target = PeerIndex(target as usize);
     let grant = pool.client.spaces[SpaceIndex(0)].next_version(false).unwrap();

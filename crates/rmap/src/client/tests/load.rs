@@ -9,9 +9,9 @@ const SLABS: u64 = 100;
 /// The server says how it is, and is heard.
 fn says(pool: &mut Pool, pressure: Pressure) {
     pool.servers[0].set_pressure(pressure);
-    pool.client.peers[PeerIndex(0)].ping_due = true;
+    pool.client.peers[PeerIndex(0)].ping();
     while pool.step() {}
-    assert_eq!(pool.client.peers[PeerIndex(0)].pressure, pressure);
+    assert_eq!(pool.client.peers[PeerIndex(0)].pressure(), pressure);
 }
 
 /// A reply is 80 bytes long. All slabs are looked at for the first, and for the rest together.

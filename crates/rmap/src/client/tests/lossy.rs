@@ -38,7 +38,7 @@ fn answered(pool: &mut Pool) -> usize {
 fn filled(pages: u64) -> Pool {
     let mut pool = Pool::of(1, 1, 64, 512, None);
     (0..pages).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));
-    (0..50).for_each(|_| pool.client.peers[PeerIndex(0)].trip.sample(Duration::ZERO));
+    pool.client.peers[PeerIndex(0)].usually_takes(Duration::ZERO);
     pool
 }
 
@@ -65,7 +65,7 @@ fn what_is_only_late_is_not_repeated() {
     let between = Duration::from_micros(50);
     for usual in [Duration::from_micros(60), Duration::from_millis(1), Duration::from_millis(9)] {
         let mut pool = filled(QUEUED);
-        (0..50).for_each(|_| pool.client.peers[PeerIndex(0)].trip.sample(usual));
+        pool.client.peers[PeerIndex(0)].usually_takes(usual);
         pool.client.exchanges.window = QUEUED as usize;
         (0..QUEUED).for_each(|page| read(&mut pool, page));
         pool.slow = Some(0);
@@ -89,11 +89,11 @@ fn what_is_only_late_is_not_repeated() {
 fn what_others_overtake_is_repeated_at_once() {
     for (is_put_off, answers) in [(false, 4), (true, 3)] {
         let mut pool = filled(4);
-        (0..50).for_each(|_| pool.client.peers[PeerIndex(0)].trip.sample(Duration::from_millis(7)));
+        pool.client.peers[PeerIndex(0)].usually_takes(Duration::from_millis(7));
         pool.deaf = vec![0];
         read(&mut pool, 0);
         settle(&mut pool);
-        let id = *pool.client.peers[PeerIndex(0)].in_flight.front().unwrap();
+        let id = *pool.client.peers[PeerIndex(0)].in_flight().front().unwrap();
         while pool.client.exchanges.get(id).unwrap().tries < 2 {
             run_for(&mut pool, Duration::from_micros(100));
         }
@@ -124,14 +124,14 @@ fn a_late_answer_overtakes_nothing() {
     pool.deaf = vec![0];
     read(&mut pool, 1);
     settle(&mut pool);
-    while pool.client.peers[PeerIndex(0)].resends.is_empty() {
+    while pool.client.peers[PeerIndex(0)].waiting().1 == 0 {
         pool.now = pool.now.max(pool.client.poll_timeout(pool.now).unwrap());
         pool.client.on_timeout(pool.now);
     }
-    assert_eq!(pool.client.peers[PeerIndex(0)].in_flight.len(), 1);
+    assert_eq!(pool.client.peers[PeerIndex(0)].in_flight().len(), 1);
     pool.deliver_late();
     assert_eq!(answered(&mut pool), 1);
-    let later = *pool.client.peers[PeerIndex(0)].in_flight.front().unwrap();
+    let later = *pool.client.peers[PeerIndex(0)].in_flight().front().unwrap();
     assert_eq!(pool.client.exchanges.get(later).unwrap().overtaken, 0);
 }
 
@@ -148,9 +148,9 @@ fn a_server_is_given_up_after_many_signs_of_life_were_asked_for() {
     for _ in 0..2 {
         let (until, mut asked) = (pool.now + fail_after / 2, 0);
         while pool.now < until {
-            let before = pool.client.peers[PeerIndex(0)].pinged_at;
+            let before = pool.client.peers[PeerIndex(0)].pinged_at();
             run_for(&mut pool, Duration::from_micros(100));
-            asked += usize::from(pool.client.peers[PeerIndex(0)].pinged_at != before);
+            asked += usize::from(pool.client.peers[PeerIndex(0)].pinged_at() != before);
         }
         pings.push(asked);
     }
@@ -164,7 +164,7 @@ fn a_server_is_given_up_after_many_signs_of_life_were_asked_for() {
 fn a_path_that_becomes_narrow_is_noticed() {
     for trims_meanwhile in [false, true] {
         let mut pool = filled(40);
-        assert!(pool.client.peers[PeerIndex(0)].cut > DATAGRAM_MIN_MAX);
+        assert!(pool.client.peers[PeerIndex(0)].view().datagram > DATAGRAM_MIN_MAX);
         let sessions = pool.client.stats().sessions;
         pool.longest = DATAGRAM_MIN_MAX;
         let write = |pool: &mut Pool, page| {
@@ -185,7 +185,7 @@ fn a_path_that_becomes_narrow_is_noticed() {
             written += events.filter(|event| *event == Event::Written { token: 1, result: Ok(()) }).count();
         }
         assert_eq!(
-            (written, pool.client.peers[PeerIndex(0)].cut),
+            (written, pool.client.peers[PeerIndex(0)].view().datagram),
             (20, DATAGRAM_MIN_MAX),
             "with trims: {trims_meanwhile}"
         );

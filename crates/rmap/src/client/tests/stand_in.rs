@@ -9,7 +9,7 @@ use crate::units::SlabNo;
 fn a_stand_in_becomes_the_server() {
     let mut pool = Pool::new(2, 1, 4);
     let id = pool.servers[1].id();
-    let real = pool.client.peers[PeerIndex(1)].info.clone();
+    let real = pool.client.peers[PeerIndex(1)].info().clone();
     assert_eq!((id, pool.client.add_server(pool.now, real.clone())), (real.id, known(1)));
     // As the next owner, who does not know where the second is.
     for page in [0, 8, 16, 24] {
@@ -32,7 +32,7 @@ fn a_stand_in_becomes_the_server() {
         assert_eq!(pool.read(page), Ok(1 + page as u8));
     }
     assert_eq!(pool.client.add_server(pool.now, real), known(1));
-    assert_eq!(pool.client.peers.len(), 2);
+    assert_eq!(pool.client.peers.iter().len(), 2);
 }
 
 fn known(node: usize) -> Result<(), ClientError> {

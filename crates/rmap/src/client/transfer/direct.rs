@@ -53,7 +53,7 @@ impl Client {
     fn can_give(&self, space: SpaceIndex, slab: SlabNo, source: PeerIndex) -> bool {
         let state = &self.spaces[space].slabs[slab];
         let holds = self.peers_of(&state.entry).has(source) && !state.failed.has(source);
-        holds && self.peers[source].is_up() && !self.peers[source].made_up_versions
+        holds && self.peers[source].is_up() && self.peers[source].is_trusted()
     }
 
     /// What is not at the target by now goes through the client.
@@ -72,7 +72,7 @@ impl Client {
 
     /// Has the source begin, or asks it how far it is.
     fn order(&mut self, space: SpaceIndex, slab: SlabNo, source: PeerIndex) -> bool {
-        let id = self.peers[source].info.id;
+        let id = self.peers[source].info().id;
         let replicas = &self.spaces[space].slabs[slab].entry.replicas;
         let Some(version) = replicas.iter().find(|replica| replica.server == id).map(|replica| replica.grant) else {
             return false;
@@ -177,7 +177,7 @@ impl Client {
             let version = Version::from_bits(u64::from_le_bytes(bits));
             if !self.was_issued(space, slab, index, version) {
                 // A server that was let in stored what nobody wrote, and it may be one that keeps what was written out.
-                self.peers[source].made_up_versions = true;
+                self.peers[source].distrust();
                 self.stats.transfers_refused += 1;
                 return self.abort_repair(space, slab);
             }
@@ -227,7 +227,7 @@ impl Client {
         let bytes: &[u8] = match role {
             Role::Grant if self.has(Fault::EpochsAtGrants) => &version.bits().to_le_bytes(),
             Role::Grant => &self.spaces[space].slabs[self.slab_of(page)?].epoch.bits().to_le_bytes(),
-            Role::Admit { source: Some(source) } => &self.peers[source].info.key.0,
+            Role::Admit { source: Some(source) } => &self.peers[source].info().key.0,
             // Nobody.
             Role::Admit { source: None } => &[0; KEY_SIZE],
             _ => {
@@ -235,7 +235,7 @@ impl Client {
                 let repair = self.spaces[space].slabs[slab].repair.as_ref()?;
                 let target = &self.peers[repair.peer];
                 let bytes_per_second = (self.rebuild_rate() / REPAIRS_MAX as u64).max(RATE_MIN);
-                let (key, addr, grant) = (target.info.key, target.addr, repair.grant);
+                let (key, addr, grant) = (target.info().key, target.addr(), repair.grant);
                 &CopyOrder { key, addr, bytes_per_second, grant }.encode()
             }
         };
