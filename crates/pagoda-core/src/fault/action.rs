@@ -145,6 +145,21 @@ pub struct Found {
     pub frames: u16,
 }
 
+/// Where the content is that an image takes over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// In the RAM file.
+    Ram,
+    /// In the buffer of this read, which has ended.
+    Buffer(OpId),
+    /// In their frames.
+    Frame,
+    /// In their blocks.
+    Block,
+    /// Nowhere: the pages are zero.
+    Zero,
+}
+
 /// Pages of one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pages {
@@ -171,10 +186,10 @@ pub enum Action {
     Unprotect { pages: Pages },
     /// Write-protect pages that may be mapped writable; those that are not mapped stay so.
     Protect { pages: Pages },
-    /// The newest image takes over what these pages hold, before that changes: it refers to their blocks if `in_block`,
-    /// which hold the same; else it takes a copy, from RAM or from their frames, or notes that they are zero. It is
-    /// noted for the next daemon when this returns. What cannot be kept ends the image, never the VM.
-    Preserve { pages: Pages, in_block: bool },
+    /// The newest image takes over what these pages hold, before that changes. `from` says where it is when this is
+    /// executed; the machine's table says already what is to come. It is noted for the next daemon when this returns.
+    /// What cannot be kept ends the image, never the VM.
+    Preserve { pages: Pages, from: Source },
     /// The newest image is what the VM holds now. All of its pages are protected.
     BeginImage,
     /// There can be no image: direct I/O is in flight, which writes past any protection, or the VM is pinned.

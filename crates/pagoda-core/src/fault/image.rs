@@ -13,7 +13,7 @@
 use crate::bits::PageSet;
 use crate::units::ChunkIdx;
 
-use super::action::{Action, Actions, Now, Pages};
+use super::action::{Action, Actions, Now, OpId, Pages, Source};
 use super::machine::Machine;
 
 impl Machine {
@@ -46,20 +46,27 @@ impl Machine {
     /// These pages may change from now on: what images own of them is preserved first. `Action`s that let the VMM write them
     /// are to follow.
     pub(super) fn open(&mut self, chunk: ChunkIdx, pages: PageSet, out: &mut Actions) {
-        self.preserve(chunk, pages, out);
+        self.preserve(chunk, pages, None, out);
         self.chunks[chunk.as_usize()].open |= pages;
     }
 
-    /// What these pages hold is about to change or to go.
-    pub(super) fn preserve(&mut self, chunk: ChunkIdx, pages: PageSet, out: &mut Actions) {
+    /// What these pages hold is about to change or to go. `read`: has brought those of them that are only in swap.
+    pub(super) fn preserve(&mut self, chunk: ChunkIdx, pages: PageSet, read: Option<OpId>, out: &mut Actions) {
         let c = self.chunk(chunk);
         let owned = c.frozen & pages;
         if owned.is_empty() {
             return;
         }
-        let in_block = owned & (c.clean | c.swapped());
-        for (pages, in_block) in [(in_block, true), (owned - in_block, false)] {
-            out.extend(pages.runs().map(|run| Action::Preserve { pages: Pages { chunk, run }, in_block }));
+        let swapped = read.map_or(Source::Block, Source::Buffer);
+        let zero = owned - c.ram - c.shared - c.swap;
+        let sources = [
+            (owned & c.ram, Source::Ram),
+            (owned & c.shared, Source::Frame),
+            (owned & c.swapped(), swapped),
+            (zero, Source::Zero),
+        ];
+        for (pages, from) in sources {
+            out.extend(pages.runs().map(|run| Action::Preserve { pages: Pages { chunk, run }, from }));
         }
         self.edit(chunk, |c| c.frozen -= owned);
     }

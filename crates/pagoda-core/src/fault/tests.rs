@@ -455,8 +455,8 @@ fn with_image() -> Bench {
 
 const NONE: (PageSet, PageSet) = (EMPTY, EMPTY);
 
-fn preserve(first: u64, len: u16, in_block: bool) -> Action {
-    Action::Preserve { pages: pages(first, len), in_block }
+fn preserve(first: u64, len: u16, from: Source) -> Action {
+    Action::Preserve { pages: pages(first, len), from }
 }
 
 #[test]
@@ -464,13 +464,32 @@ fn a_frozen_page_is_preserved_before_it_can_be_written() {
     let mut bench = with_image();
     assert_eq!(bench.machine.frozen(), u64::from(CHUNKS) * 256);
     bench.fault(5, Read, &[map(0, 16, true)]);
-    bench.protected(5, &[preserve(5, 1, false), Action::Unprotect { pages: pages(5, 1) }]);
+    bench.protected(5, &[preserve(5, 1, Source::Ram), Action::Unprotect { pages: pages(5, 1) }]);
     bench.protected(5, &[Action::Unprotect { pages: pages(5, 1) }]);
-    // In swap: the image refers to the block, and the page goes on with it.
+    // In swap: what was read for the VM is what the image gets.
     bench.fault(300, Write, &[read_page(0, 300)]);
-    bench.read_done(0, Ok(()), &[preserve(300, 1, true), copy(0, 300, false), release(0)]);
+    bench.read_done(0, Ok(()), &[preserve(300, 1, Source::Buffer(OpId(0))), copy(0, 300, false), release(0)]);
     // Nowhere: the image has to know that it was zero.
-    bench.fault(600, Read, &[preserve(600, 1, false), Action::Zero { pages: pages(600, 1) }]);
+    bench.fault(600, Read, &[preserve(600, 1, Source::Zero), Action::Zero { pages: pages(600, 1) }]);
+}
+
+#[test]
+fn an_image_gets_a_page_from_where_it_is_when_it_leaves_or_changes() {
+    let shared = (EMPTY, low(8), low(8));
+    let mut bench = Bench::with_shared(600, false, [shared, (low(4), low(4), EMPTY), (EMPTY, EMPTY, EMPTY), shared]);
+    bench.check(Event::Freeze, &[Action::Protect { pages: pages(256, 4) }, Action::BeginImage]);
+    // The blocks of shared pages, and of pages in RAM that are not clean, are outdated.
+    let back = Action::CopyBack { pages: pages(3, 1) };
+    bench.fault(3, Read, &[preserve(3, 1, Source::Frame), back]);
+    bench.fault(257, Write, &[preserve(257, 1, Source::Ram), map(257, 1, false), map(256, 1, true), map(258, 2, true)]);
+    let discard = Event::Discard { token: 7, first: PageIdx(768), count: PageCount(8) };
+    let expected = [
+        preserve(768, 8, Source::Frame),
+        Action::SwapPunch { pages: pages(768, 8) },
+        Action::DropShared { pages: pages(768, 8) },
+        Action::DiscardDone { token: 7 },
+    ];
+    bench.check(discard, &expected);
 }
 
 #[test]
@@ -479,9 +498,9 @@ fn pages_that_an_image_owns_are_preserved_before_they_are_given_back() {
     let discard = Event::Discard { token: 7, first: PageIdx(254), count: PageCount(4) };
     let swap = Action::SwapPunch { pages: pages(256, 2) };
     let expected = [
-        preserve(254, 2, false),
+        preserve(254, 2, Source::Ram),
         Action::RamPunch { pages: pages(254, 2) },
-        preserve(256, 2, true),
+        preserve(256, 2, Source::Block),
         swap,
         Action::DiscardDone { token: 7 },
     ];

@@ -49,6 +49,8 @@ pub enum Mistake {
     WritesInPlace,
     /// A block that an image refers to becomes free with its page.
     FreesBlocks,
+    /// What a page's block holds is taken for what the page holds.
+    WrongSource,
     /// Preserved after the next event instead of before the next action.
     PreservesLate,
     /// Pages stay mapped writable.
@@ -85,6 +87,10 @@ impl Blocks {
         });
         self.blocks[block].content = GARBAGE;
         block
+    }
+
+    pub fn block_of(&self, page: usize) -> Option<usize> {
+        self.of_page[page]
     }
 
     pub fn write(&mut self, block: usize, content: u64) {
@@ -143,16 +149,12 @@ impl World {
         self.images.last().is_some_and(|image| !image.entries.contains_key(&page))
     }
 
-    /// The newest image takes over what the page holds.
-    pub fn preserve(&mut self, page: usize, in_block: bool) {
-        let entry = match (&self.ram[page], self.shared_content(page), self.blocks.of_page[page]) {
-            (_, _, Some(block)) if in_block => Entry::Block(block),
-            (Some(frame), ..) => Entry::Copy(frame.get()),
-            (None, Some(content), _) => Entry::Copy(content),
-            (None, None, block) => {
-                assert_eq!(block, None, "page {page} is in its block, and the image was not told");
-                Entry::Zero
-            }
+    /// The newest image takes over what the page holds. `refers`: to the page's block, if that holds it.
+    pub fn preserve(&mut self, page: usize, content: u64, refers: bool) {
+        let entry = match self.blocks.of_page[page].filter(|block| self.blocks.blocks[*block].content == content) {
+            _ if content == 0 => Entry::Zero,
+            Some(block) if refers => Entry::Block(block),
+            _ => Entry::Copy(content),
         };
         if let Entry::Block(block) = entry {
             self.blocks.blocks[block].entries += 1;

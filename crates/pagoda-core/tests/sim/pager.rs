@@ -8,6 +8,7 @@ use std::rc::Rc;
 use pagoda_core::bits::PageSet;
 use pagoda_core::fault::{
     Action, Actions, Config, Event, IoError, Located, Machine, Now, OpId, PageInPolicy, Pages, Replacement, Sharing,
+    Source,
 };
 use pagoda_core::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
 
@@ -38,6 +39,8 @@ pub struct Weather {
     pub promotes: usize,
     /// A page-out takes another block.
     pub moves: usize,
+    /// An image refers to a block that holds what it needs, instead of copying it.
+    pub refers: bool,
     /// The rule that is broken.
     pub mistake: Option<Mistake>,
 }
@@ -353,9 +356,11 @@ impl Pager {
             Action::Preserve { .. } if self.weather.mistake == Some(Mistake::PreservesLate) && !self.is_late => {
                 self.late.push(action);
             }
-            Action::Preserve { pages, in_block } => {
+            Action::Preserve { pages, from } => {
                 for page in range(pages) {
-                    world.preserve(page, in_block);
+                    let content = self.content_of(page, from, world);
+                    let refers = self.weather.refers && !self.is_written(page, world);
+                    world.preserve(page, content, refers);
                     self.may_die(rng)?;
                 }
             }
@@ -396,6 +401,34 @@ impl Pager {
             Action::Stalled { .. } => {}
         }
         Ok(())
+    }
+
+    /// What a page holds, by the place that the machine names.
+    fn content_of(&self, page: usize, from: Source, world: &World) -> u64 {
+        if self.weather.mistake == Some(Mistake::WrongSource)
+            && let Some(content) = world.blocks.get(page)
+        {
+            return content;
+        }
+        match from {
+            Source::Ram => world.ram[page].as_ref().expect("a page preserved from RAM is there").get(),
+            Source::Buffer(op) => self.buffers[&op.0][&page],
+            Source::Frame => world.shared_content(page).expect("a page preserved from its frame is shared"),
+            Source::Block => world.blocks.get(page).expect("a page preserved from its block has one"),
+            Source::Zero => {
+                assert_eq!(world.recoverable(page), 0, "page {page} is not zero");
+                0
+            }
+        }
+    }
+
+    /// The page's block is being written in place.
+    fn is_written(&self, page: usize, world: &World) -> bool {
+        let target = |job: &Job| match &job.kind {
+            JobKind::Write { targets, .. } => targets.get(&page).copied(),
+            _ => None,
+        };
+        self.jobs.iter().filter_map(target).any(|block| world.blocks.block_of(page) == Some(block))
     }
 
     fn armed(&mut self, world: &World) {
