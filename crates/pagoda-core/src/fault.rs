@@ -57,7 +57,9 @@ mod state;
 pub mod table;
 mod watch;
 
-pub use action::{Access, Action, Actions, Event, FaultKind, Found, IoError, Now, OpId, Pages, Served, Source, Stall};
+pub use action::{
+    Access, Action, Actions, Event, FaultKind, Found, IoError, Now, OpId, Pages, Refusal, Served, Source, Stall,
+};
 pub use headroom::headroom_max;
 pub use machine::{Config, Machine, PageInPolicy, Replacement};
 pub use ops::{FILLS_MAX, OPS_MAX, OUTS_MAX, ZAP_BATCH};

@@ -110,10 +110,18 @@ pub enum Event {
     ShareDone { op: OpId, found: Found },
     /// There is processor time to look for equal pages.
     Scan,
-    /// The newest image of the VM begins here: every page is frozen. From before this event until its answer
-    /// ([`Action::BeginImage`] or [`Action::RefuseImage`]) the VM is stopped and nobody writes its memory.
+    /// An image is to begin soon: the VM is armed and stays so, and each of these events protects a few pages that may be
+    /// mapped writable. Sent again while there is time, until [`super::Machine::sweeps`] says that all have been protected
+    /// often enough. It ends with `on: false`, or when an image begins.
+    Prepare { on: bool },
+    /// The newest image of the VM begins here: every page is frozen. From before this event until its answer, which is in
+    /// the actions of this very event ([`Action::BeginImage`] or [`Action::RefuseImage`]), the VM is stopped and nobody
+    /// writes its memory.
     Freeze,
-    /// There is no image any more that lacks pages: none is frozen.
+    /// A `Protect` could not be done: its pages may be mapped writable as before. This is the very next event.
+    ProtectFailed { pages: Pages },
+    /// There is no image any more that lacks pages: none is frozen. Also when a `BeginImage` could not be done; then this
+    /// is the very next event.
     Thaw,
     /// Another page of the share group has got a frame with what this page held when it was looked at.
     LookAgain { page: PageIdx },
@@ -143,6 +151,17 @@ pub struct Found {
     pub zero_left: PageSet,
     /// Frames made for them, which count as this VM's until the next [`Event::Charge`].
     pub frames: u16,
+}
+
+/// Why no image can begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The VM is not armed, or its last `Arm` or `Disarm` was not answered: first writes would go unseen.
+    Unarmed,
+    /// Its memory may be written unseen for ever ([`Event::Pin`]).
+    Pinned,
+    /// Direct I/O is in flight, which writes past any protection.
+    DirectIo,
 }
 
 /// Where the content is that an image takes over.
@@ -190,10 +209,11 @@ pub enum Action {
     /// executed; the machine's table says already what is to come. It is noted for the next daemon when this returns.
     /// What cannot be kept ends the image, never the VM.
     Preserve { pages: Pages, from: Source },
-    /// The newest image is what the VM holds now. All of its pages are protected.
+    /// The newest image is what the VM holds now. All of its pages are protected. If a `Protect` before it in this list has
+    /// failed, or this fails, there is no such image, and each `Preserve` until the next event is void.
     BeginImage,
-    /// There can be no image: direct I/O is in flight, which writes past any protection, or the VM is pinned.
-    RefuseImage,
+    /// No image begins, and nothing has changed.
+    RefuseImage { why: Refusal },
     /// From now on the VM's memory is written unseen: the images that lack pages are lost, and have to be said so.
     LoseImages,
     /// Wake the faulters of these pages; they try again.

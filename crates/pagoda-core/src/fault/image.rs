@@ -13,34 +13,75 @@
 use crate::bits::PageSet;
 use crate::units::ChunkIdx;
 
-use super::action::{Action, Actions, Now, OpId, Pages, Source};
+use super::action::{Action, Actions, Now, OpId, Pages, Refusal, Source};
 use super::machine::Machine;
+
+/// Calls of one step of preparation, which protect as many whole chunks: some 0.4 ms, for which faults wait.
+const PROTECT_CALLS: usize = 32;
 
 impl Machine {
     /// Pages that the newest image owns and has no copy of.
     pub fn frozen(&self) -> u64 {
-        self.frozen
+        self.images.frozen
     }
 
-    /// Begins the image that was asked for, if nobody can write past protection.
-    pub(super) fn plan_image(&mut self, now: Now, out: &mut Actions) {
-        if !self.freezing || !self.armed || self.arming {
+    /// How often all pages have been protected since preparation began.
+    pub fn sweeps(&self) -> u32 {
+        self.images.sweeps()
+    }
+
+    /// Protects some pages while the VM runs, so that few are left for the moment at which the image begins. Nothing relies
+    /// on it: direct I/O in flight still writes to such pages, and no image begins before it has ended.
+    pub(super) fn prepare(&mut self, on: bool, out: &mut Actions) {
+        self.images.prepare(on);
+        if !on || !self.armed || self.arming || self.pinned {
             return;
         }
-        self.freezing = false;
-        if self.pinned || now.oldest_io != u64::MAX {
-            out.push(Action::RefuseImage);
+        let mut calls = 0;
+        while calls < PROTECT_CALLS {
+            let (chunk, is_last) = self.images.next_to_protect(self.config.chunks);
+            calls += self.protect_open(chunk, out);
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    /// Begins an image, or refuses. It waits for nothing: the VM is stopped, and may run on after the answer alone.
+    pub(super) fn freeze(&mut self, now: Now, out: &mut Actions) {
+        let refusal = match () {
+            () if self.pinned => Some(Refusal::Pinned),
+            () if !self.armed || self.arming => Some(Refusal::Unarmed),
+            () if now.oldest_io != u64::MAX => Some(Refusal::DirectIo),
+            () => None,
+        };
+        if let Some(why) = refusal {
+            out.push(Action::RefuseImage { why });
             return;
         }
         for chunk in self.config.chunks.iter() {
-            let open = self.chunk(chunk).open;
-            out.extend(open.runs().map(|run| Action::Protect { pages: Pages { chunk, run } }));
-            self.edit(chunk, |c| {
-                c.open = PageSet::EMPTY;
-                c.frozen = PageSet::FULL;
-            });
+            self.protect_open(chunk, out);
+            self.edit(chunk, |c| c.frozen = PageSet::FULL);
         }
+        self.images.begin();
         out.push(Action::BeginImage);
+    }
+
+    /// Protects all pages of the chunk that may be written. Returns how many calls that takes.
+    fn protect_open(&mut self, chunk: ChunkIdx, out: &mut Actions) -> usize {
+        let open = std::mem::take(&mut self.chunks[chunk.as_usize()].open);
+        out.extend(open.runs().map(|run| Action::Protect { pages: Pages { chunk, run } }));
+        open.runs().count()
+    }
+
+    /// Pages may be written that were taken for protected. The image that was to begin behind that has not begun.
+    pub(super) fn protect_failed(&mut self, pages: Pages) {
+        let c = self.chunk(pages.chunk);
+        let open = PageSet::range(pages.run.start, pages.run.len) & c.ram;
+        if c.frozen.intersects(open) {
+            self.thaw();
+        }
+        self.chunks[pages.chunk.as_usize()].open |= open;
     }
 
     /// These pages may change from now on: what images own of them is preserved first. `Action`s that let the VMM write them
@@ -74,7 +115,7 @@ impl Machine {
     /// The VM may never be evicted from now on, for DMA that nobody sees writes its memory.
     pub(super) fn pin(&mut self, out: &mut Actions) {
         self.pinned = true;
-        if self.frozen > 0 {
+        if self.images.frozen > 0 {
             self.thaw();
             out.push(Action::LoseImages);
         }

@@ -512,15 +512,68 @@ fn pages_that_an_image_owns_are_preserved_before_they_are_given_back() {
 }
 
 #[test]
-fn no_image_begins_while_memory_is_written_unseen() {
+fn an_image_begins_at_once_or_not_at_all() {
+    let refused = |why| Action::RefuseImage { why };
     let mut bench = Bench::new(600, false, [(PageSet::FULL, EMPTY), NONE, NONE, NONE]);
     bench.oldest_io = 3;
-    assert!(bench.apply(Event::Freeze).contains(&Action::RefuseImage));
+    let out = bench.apply(Event::Freeze);
+    assert_eq!(out.first(), Some(&refused(Refusal::DirectIo)));
+    bench.oldest_io = u64::MAX;
+    assert!(!bench.apply(Event::Tick).contains(&Action::BeginImage), "nobody waits for it any more");
     assert_eq!(bench.machine.frozen(), 0);
+
     let mut bench = with_image();
     assert!(bench.apply(Event::Pin).contains(&Action::LoseImages));
     assert_eq!(bench.machine.frozen(), 0);
-    assert!(bench.apply(Event::Freeze).contains(&Action::RefuseImage));
+    assert_eq!(bench.apply(Event::Freeze).first(), Some(&refused(Refusal::Pinned)));
+
+    // Unarmed, and armed too late.
+    let mut bench = Bench::new(600, false, [(low(9), EMPTY), NONE, NONE, NONE]);
+    bench.limit(1024, &[Action::Disarm]);
+    bench.machine.disarmed();
+    bench.check(Event::Freeze, &[refused(Refusal::Unarmed)]);
+    bench.check(Event::Prepare { on: true }, &[Action::Arm]);
+    bench.check(Event::Freeze, &[refused(Refusal::Unarmed)]);
+    bench.machine.armed(|_| Located { ram: low(9), ..Located::default() });
+    bench.check(Event::Tick, &[]);
+}
+
+#[test]
+fn preparation_protects_a_step_at_a_time_and_leaves_little_for_the_beginning() {
+    let protect = |first, len| Action::Protect { pages: pages(first, len) };
+    let strided = |step: usize| (0..=255).step_by(step).map(|page| page as u8).collect::<PageSet>();
+    let mut bench = Bench::new(1000, false, [(strided(2), EMPTY), (strided(10), EMPTY), (low(3), EMPTY), NONE]);
+    let out = bench.apply(Event::Prepare { on: true });
+    assert_eq!((out.len(), bench.machine.sweeps()), (128, 0), "a chunk is done in one go");
+    let out = bench.apply(Event::Prepare { on: true });
+    assert_eq!((out.len(), out.last(), bench.machine.sweeps()), (27, Some(&protect(512, 3)), 1));
+    bench.check(Event::Prepare { on: true }, &[]);
+    assert_eq!(bench.machine.sweeps(), 2);
+    // What is written meanwhile is all that is left to be done. It copies nothing.
+    bench.protected(513, &[Action::Unprotect { pages: pages(513, 1) }]);
+    bench.fault(514, Write, &[map(514, 1, false), map(512, 1, false)]);
+    bench.check(Event::Freeze, &[protect(512, 3), Action::BeginImage]);
+    bench.limit(1024, &[]);
+    bench.check(Event::Thaw, &[Action::Disarm]);
+}
+
+#[test]
+fn a_vm_is_armed_only_as_long_as_it_is_prepared() {
+    let mut bench = Bench::new(1000, false, [(low(3), EMPTY), NONE, NONE, NONE]);
+    bench.apply(Event::Prepare { on: true });
+    bench.limit(1024, &[]);
+    bench.check(Event::Prepare { on: false }, &[Action::Disarm]);
+}
+
+#[test]
+fn what_could_not_be_protected_is_open_and_no_image_begins() {
+    let protect = Action::Protect { pages: pages(0, 3) };
+    let mut bench = Bench::new(1000, false, [(low(3), EMPTY), NONE, NONE, NONE]);
+    bench.check(Event::Prepare { on: true }, &[protect]);
+    bench.check(Event::ProtectFailed { pages: pages(0, 3) }, &[]);
+    bench.check(Event::Freeze, &[protect, Action::BeginImage]);
+    bench.check(Event::ProtectFailed { pages: pages(0, 3) }, &[]);
+    assert_eq!((bench.machine.frozen(), bench.machine.chunk(ChunkIdx(0)).open), (0, low(3)));
 }
 
 #[test]

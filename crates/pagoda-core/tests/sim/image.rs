@@ -23,6 +23,8 @@ pub struct Image {
     entries: BTreeMap<usize, Entry>,
     /// What it has to hold for ever. Nothing of pages that were being given back when it began.
     truth: Vec<Option<u64>>,
+    /// It lacks pages that have changed, which was said. What it has may serve an older one.
+    is_lost: bool,
 }
 
 /// A block of the swap file. It is free when it has neither a page nor an entry.
@@ -51,6 +53,8 @@ pub enum Mistake {
     FreesBlocks,
     /// What a page's block holds is taken for what the page holds.
     WrongSource,
+    /// A daemon that starts does not know which pages are frozen.
+    ForgetsFrozen,
     /// Preserved after the next event instead of before the next action.
     PreservesLate,
     /// Pages stay mapped writable.
@@ -141,12 +145,16 @@ impl World {
     /// An image of what the VM holds now.
     pub fn begin_image(&mut self, vmm: &Vmm) {
         let truth = |page: usize| (!vmm.is_given_back(page)).then_some(vmm.truth[page]);
-        self.images.push(Image { entries: BTreeMap::new(), truth: (0..self.pages()).map(truth).collect() });
+        self.images.push(Image {
+            entries: BTreeMap::new(),
+            truth: (0..self.pages()).map(truth).collect(),
+            is_lost: false,
+        });
     }
 
     /// Pages that the newest image has no entry for.
     pub fn is_frozen(&self, page: usize) -> bool {
-        self.images.last().is_some_and(|image| !image.entries.contains_key(&page))
+        self.images.last().is_some_and(|image| !image.is_lost && !image.entries.contains_key(&page))
     }
 
     /// The newest image takes over what the page holds. `refers`: to the page's block, if that holds it.
@@ -175,9 +183,18 @@ impl World {
         }
     }
 
+    /// From now on pages change unseen: images that lack some are lost.
+    pub fn lose_images(&mut self) {
+        for number in 0..self.images.len() {
+            let has = |page: &usize| self.images[number..].iter().any(|image| image.entries.contains_key(page));
+            let is_whole = (0..self.pages()).all(|page| has(&page));
+            self.images[number].is_lost |= !is_whole;
+        }
+    }
+
     /// Every image holds what it held when it began.
     pub fn check_images(&self) {
-        for (number, image) in self.images.iter().enumerate() {
+        for (number, image) in self.images.iter().enumerate().filter(|(_, image)| !image.is_lost) {
             for (page, truth) in image.truth.iter().enumerate() {
                 let Some(truth) = truth else { continue };
                 let entry = self.images[number..].iter().find_map(|image| image.entries.get(&page));
@@ -196,6 +213,7 @@ impl World {
 /// What a user does with images.
 #[derive(Clone, Copy, Debug)]
 pub enum ImageRequest {
+    Prepare { on: bool },
     Begin,
     RemoveOldest,
     RemoveAll,
@@ -206,6 +224,7 @@ const IMAGES_MAX: usize = 3;
 
 pub fn any_request(world: &World, rng: &mut Rng) -> ImageRequest {
     match world.images.len() {
+        _ if rng.per_mille(300) => ImageRequest::Prepare { on: rng.coin() },
         0 => ImageRequest::Begin,
         1 if rng.per_mille(200) => ImageRequest::RemoveAll,
         IMAGES_MAX => ImageRequest::RemoveOldest,

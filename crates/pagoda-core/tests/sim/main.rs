@@ -117,6 +117,8 @@ impl Sim {
             promotes: *rng.pick(&[30, 900]),
             moves: *rng.pick(&[0, 100, 1000]),
             refers: rng.coin(),
+            protect_fails: *rng.pick(&[0, 0, 2]),
+            image_fails: *rng.pick(&[0, 0, 2]),
             mistake: None,
         };
         let pace = Pace {
@@ -227,6 +229,9 @@ impl Sim {
         {
             self.apply(event);
         }
+        if self.pager.as_ref().is_some_and(|pager| pager.is_preparing) && self.rng.coin() {
+            self.apply(Event::Prepare { on: true });
+        }
         if self.rng.coin()
             && let Some(chunks) = self.stray_zaps.pop()
         {
@@ -282,6 +287,7 @@ impl Sim {
 
     fn request_image(&mut self) {
         match image::any_request(&self.world, &mut self.rng) {
+            ImageRequest::Prepare { on } => self.apply(Event::Prepare { on }),
             ImageRequest::Begin => self.apply(Event::Freeze),
             ImageRequest::RemoveOldest if self.world.images.len() > 1 => self.world.remove_images(1),
             ImageRequest::RemoveOldest => {}
@@ -332,7 +338,7 @@ impl Sim {
     /// Nothing fails any more: everything that was begun has to end.
     fn drain(&mut self) {
         (self.weather.io_fails, self.weather.zap_fails, self.weather.crash) = (0, 0, 0);
-        self.weather.unsplittable = 0;
+        (self.weather.unsplittable, self.weather.protect_fails, self.weather.image_fails) = (0, 0, 0);
         self.pace = Pace { thread: 30, message: 30, job: 30, tick: 1, chaos: 0 };
         if self.pager.is_none() {
             self.recover();
@@ -521,6 +527,7 @@ fn mistakes_with_images_are_noticed() {
         Mistake::WritesInPlace,
         Mistake::FreesBlocks,
         Mistake::WrongSource,
+        Mistake::ForgetsFrozen,
         Mistake::PreservesLate,
         Mistake::ProtectsNothing,
         Mistake::MissesDirectIo,

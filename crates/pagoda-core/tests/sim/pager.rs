@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use pagoda_core::bits::PageSet;
 use pagoda_core::fault::{
-    Action, Actions, Config, Event, IoError, Located, Machine, Now, OpId, PageInPolicy, Pages, Replacement, Sharing,
-    Source,
+    Action, Actions, Config, Event, IoError, Located, Machine, Now, OpId, PageInPolicy, Pages, Refusal, Replacement,
+    Sharing, Source,
 };
 use pagoda_core::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
 
@@ -41,6 +41,10 @@ pub struct Weather {
     pub moves: usize,
     /// An image refers to a block that holds what it needs, instead of copying it.
     pub refers: bool,
+    /// A page cannot be protected.
+    pub protect_fails: usize,
+    /// The store of images cannot begin one, or cannot take a page.
+    pub image_fails: usize,
     /// The rule that is broken.
     pub mistake: Option<Mistake>,
 }
@@ -103,6 +107,14 @@ pub struct Pager {
     pub looks: VecDeque<Looking>,
     /// Images that have begun.
     pub images: usize,
+    /// An image is to begin soon.
+    pub is_preparing: bool,
+    /// What could not be done in this list of actions; the machine hears of it behind the list.
+    failed: VecDeque<Event>,
+    /// A `Protect` of this list has failed.
+    is_unprotected: bool,
+    /// There is no image that would take a page.
+    is_void: bool,
     /// What a mistaken pager still has to preserve, and whether it does so now.
     late: Vec<Action>,
     is_late: bool,
@@ -151,6 +163,10 @@ impl Pager {
             refs: world.count_references(),
             looks: VecDeque::new(),
             images: 0,
+            is_preparing: false,
+            failed: VecDeque::new(),
+            is_unprotected: false,
+            is_void: false,
             late: Vec::new(),
             is_late: false,
         }
@@ -231,6 +247,13 @@ impl Pager {
         }
         self.send_event(event, world);
         loop {
+            if self.actions.is_empty()
+                && let Some(event) = self.failed.pop_front()
+            {
+                (self.is_unprotected, self.is_void) = (false, false);
+                self.send_event(event, world);
+                continue;
+            }
             if (self.weather.punch_reported_at_once || self.actions.is_empty())
                 && let Some(event) = self.punched.pop_front()
             {
@@ -263,6 +286,9 @@ impl Pager {
             eprintln!("  {event:?}");
         }
         self.pinned |= event == Event::Pin;
+        if let Event::Prepare { on } = event {
+            self.is_preparing = on;
+        }
         if matches!(event, Event::Fault { .. }) && self.machine.is_armed() {
             self.messages += 1;
         }
@@ -351,8 +377,14 @@ impl Pager {
             Action::SwapPunch { pages } => {
                 range(pages).for_each(|page| world.blocks.drop_page(page, self.weather.mistake));
             }
+            Action::Protect { pages } if rng.per_mille(self.weather.protect_fails) => {
+                self.is_unprotected = true;
+                self.failed.push_back(Event::ProtectFailed { pages });
+            }
             Action::Protect { .. } if self.weather.mistake == Some(Mistake::ProtectsNothing) => {}
             Action::Protect { pages } => range(pages).for_each(|page| world.protect(page)),
+            Action::Preserve { .. } if self.is_void => {}
+            Action::Preserve { .. } if rng.per_mille(self.weather.image_fails) => self.lose_image(world),
             Action::Preserve { .. } if self.weather.mistake == Some(Mistake::PreservesLate) && !self.is_late => {
                 self.late.push(action);
             }
@@ -364,13 +396,27 @@ impl Pager {
                     self.may_die(rng)?;
                 }
             }
+            // The machine hears of the failed protection, and that thaws.
+            Action::BeginImage if self.is_unprotected => {
+                world.lose_images();
+                self.is_void = true;
+            }
+            Action::BeginImage if rng.per_mille(self.weather.image_fails) => self.lose_image(world),
             Action::BeginImage => {
                 assert!(world.slots.is_empty() || self.weather.mistake == Some(Mistake::MissesDirectIo));
                 world.begin_image(vmm);
                 self.images += 1;
+                self.is_preparing = false;
             }
-            Action::RefuseImage => assert!(!world.slots.is_empty() || self.pinned, "an image is refused for nothing"),
-            Action::LoseImages => world.remove_images(world.images.len()),
+            Action::RefuseImage { why } => {
+                let is_true = match why {
+                    Refusal::Unarmed => !world.registered,
+                    Refusal::Pinned => self.pinned,
+                    Refusal::DirectIo => !world.slots.is_empty(),
+                };
+                assert!(is_true, "an image is refused for nothing: {why:?}");
+            }
+            Action::LoseImages => world.lose_images(),
             Action::RamPunch { pages } => {
                 for page in range(pages) {
                     match self.weather.direct && rng.per_mille(self.weather.unsplittable) {
@@ -401,6 +447,13 @@ impl Pager {
             Action::Stalled { .. } => {}
         }
         Ok(())
+    }
+
+    /// There is no newest image, or it cannot take more; the machine hears of it next.
+    fn lose_image(&mut self, world: &mut World) {
+        world.lose_images();
+        self.is_void = true;
+        self.failed.push_back(Event::Thaw);
     }
 
     /// What a page holds, by the place that the machine names.
@@ -439,7 +492,10 @@ impl Pager {
             ram: data(chunk, &|page| world.ram[page].is_some()),
             swap: data(chunk, &|page| world.blocks.has(page)),
             shared: data(chunk, &|page| world.entries[page].is_some()),
-            frozen: data(chunk, &|page| world.is_frozen(page)),
+            frozen: match self.weather.mistake {
+                Some(Mistake::ForgetsFrozen) => PageSet::EMPTY,
+                _ => data(chunk, &|page| world.is_frozen(page)),
+            },
         });
         self.machine.check();
     }
