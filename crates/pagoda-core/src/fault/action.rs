@@ -79,7 +79,7 @@ pub struct Now {
 pub enum Event {
     /// A fault message.
     Fault { page: PageIdx, access: Access, kind: FaultKind },
-    /// A `ReadPage`, `ReadSpan` or `ReadChunk` ended.
+    /// A `ReadPage`, `ReadSpan`, `ReadChunk` or `Keep` ended.
     ReadDone { op: OpId, result: Result<(), IoError> },
     /// A `WriteOut` ended. `zero`: pages found all zero, not written, whose swap blocks are now holes. Of a failed one
     /// nothing is believed.
@@ -118,11 +118,14 @@ pub enum Event {
     /// the actions of this very event ([`Action::BeginImage`] or [`Action::RefuseImage`]), the VM is stopped and nobody
     /// writes its memory.
     Freeze,
-    /// A `Protect` could not be done: its pages may be mapped writable as before. This is the very next event.
+    /// A `Protect` could not be done: its pages may be mapped writable as before. It comes behind the other actions of the
+    /// list, and before any event but [`Event::PunchDone`] and [`Event::ShareDone`].
     ProtectFailed { pages: Pages },
-    /// There is no image any more that lacks pages: none is frozen. Also when a `BeginImage` could not be done; then this
-    /// is the very next event.
+    /// There is no image any more that lacks pages: none is frozen. Also when a `BeginImage` or a `Preserve` could not be
+    /// done; then it comes as `ProtectFailed` does.
     Thaw,
+    /// There is time to copy some of what the newest image lacks.
+    Fill,
     /// Another page of the share group has got a frame with what this page held when it was looked at.
     LookAgain { page: PageIdx },
     /// Nobody else refers to this page's frame.
@@ -173,8 +176,6 @@ pub enum Source {
     Buffer(OpId),
     /// In their frames.
     Frame,
-    /// In their blocks.
-    Block,
     /// Nowhere: the pages are zero.
     Zero,
 }
@@ -207,10 +208,10 @@ pub enum Action {
     Protect { pages: Pages },
     /// The newest image takes over what these pages hold, before that changes. `from` says where it is when this is
     /// executed; the machine's table says already what is to come. It is noted for the next daemon when this returns.
-    /// What cannot be kept ends the image, never the VM.
+    /// What cannot be kept ends the image, never the VM; that is noted before this returns, for the page changes next.
     Preserve { pages: Pages, from: Source },
     /// The newest image is what the VM holds now. All of its pages are protected. If a `Protect` before it in this list has
-    /// failed, or this fails, there is no such image, and each `Preserve` until the next event is void.
+    /// failed, or this fails, there is no such image, and each `Preserve` until the machine has heard of it is void.
     BeginImage,
     /// No image begins, and nothing has changed.
     RefuseImage { why: Refusal },
@@ -227,6 +228,10 @@ pub enum Action {
     /// Read a part of a chunk from swap into the operation's buffer. Only `wanted` has to arrive: blocks in between may be holes,
     /// outdated or about to be written.
     ReadSpan { op: OpId, span: Pages, wanted: PageSet, demand: bool },
+    /// Read pages from swap into the operation's buffer, which is that of a chunk, for the newest image alone. Unlike any
+    /// other read it holds up nothing: meanwhile such a page may come in and change, and its block be written again or
+    /// dropped. What arrives of it then is not used. Nobody waits for it as for a page-in.
+    Keep { op: OpId, chunk: ChunkIdx, pages: PageSet },
     /// Declare the intent and read a wholly absent chunk from swap straight into the RAM file.
     ReadChunk { op: OpId, chunk: ChunkIdx, demand: bool },
     /// The chunk's content is complete: withdraw the intent.

@@ -51,6 +51,7 @@ impl Machine {
                     }
                 }
             }
+            (OpKind::Keep { pages, image }, result) => self.keep_done(id, op.chunk, (pages, image), result, out),
             (kind, _) => unreachable!("a read ended as {kind:?}"),
         }
     }

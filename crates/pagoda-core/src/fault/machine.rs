@@ -197,7 +197,7 @@ impl Machine {
             }
             Event::Tick => self.tick(now, out),
             Event::ShareDone { op, found } => self.share_done(op, &found, out),
-            Event::Scan => {}
+            Event::Scan | Event::Fill => {}
             Event::TakeBack { page } => self.take_back(page, out),
             Event::LookAgain { page } => self.look_again(page),
             Event::Charge { pages } => self.set_charge(pages.0),
@@ -216,6 +216,9 @@ impl Machine {
         self.plan_copy_back(out);
         if event == Event::Scan {
             self.plan_scan(now, out);
+        }
+        if event == Event::Fill {
+            self.plan_fill(out);
         }
         served
     }

@@ -496,19 +496,93 @@ fn an_image_gets_a_page_from_where_it_is_when_it_leaves_or_changes() {
 fn pages_that_an_image_owns_are_preserved_before_they_are_given_back() {
     let mut bench = with_image();
     let discard = Event::Discard { token: 7, first: PageIdx(254), count: PageCount(4) };
-    let swap = Action::SwapPunch { pages: pages(256, 2) };
+    // What a block alone has is read first.
+    let expected = [preserve(254, 2, Source::Ram), Action::RamPunch { pages: pages(254, 2) }, keep(0, 1, low(2))];
+    bench.check(discard, &expected);
+    bench.check(Event::Tick, &[]);
     let expected = [
-        preserve(254, 2, Source::Ram),
-        Action::RamPunch { pages: pages(254, 2) },
-        preserve(256, 2, Source::Block),
-        swap,
+        preserve(256, 2, Source::Buffer(OpId(0))),
+        release(0),
+        Action::SwapPunch { pages: pages(256, 2) },
         Action::DiscardDone { token: 7 },
     ];
-    bench.check(discard, &expected);
+    bench.read_done(0, Ok(()), &expected);
     // They are zero, and stay so: nothing to preserve.
     bench.check(Event::Freeze, &[Action::BeginImage]);
     let again = Event::Discard { token: 8, first: PageIdx(254), count: PageCount(4) };
     bench.check(again, &[Action::DiscardDone { token: 8 }]);
+}
+
+/// The image has all of chunk 0, and operation 0 reads chunk 1 for it.
+fn filling_bench() -> Bench {
+    let mut bench = with_image();
+    for first in [0, 64, 128, 192] {
+        bench.check(Event::Fill, &[preserve(first, 64, Source::Ram)]);
+    }
+    bench.check(Event::Fill, &[keep(0, 1, PageSet::FULL)]);
+    bench
+}
+
+fn keep(op: u16, chunk: u32, pages: PageSet) -> Action {
+    Action::Keep { op: OpId(op), chunk: ChunkIdx(chunk), pages }
+}
+
+#[test]
+fn an_image_is_filled_until_it_lacks_nothing() {
+    let mut bench = filling_bench();
+    bench.check(Event::Fill, &[preserve(512, 256, Source::Zero)]);
+    bench.check(Event::Fill, &[preserve(768, 256, Source::Zero)]);
+    bench.check(Event::Fill, &[]);
+    assert!(bench.machine.has_pages_to_fill() && bench.machine.is_fill_blocked());
+    bench.read_done(0, Ok(()), &[preserve(256, 256, Source::Buffer(OpId(0))), release(0)]);
+    assert_eq!((bench.machine.frozen(), bench.machine.has_pages_to_fill()), (0, false));
+    // It is protected still, and its first write copies nothing.
+    bench.protected(5, &[Action::Unprotect { pages: pages(5, 1) }]);
+}
+
+#[test]
+fn what_has_changed_while_it_was_read_for_an_image_is_not_used() {
+    let mut bench = filling_bench();
+    bench.fault(300, Write, &[read_page(1, 300)]);
+    bench.read_done(1, Ok(()), &[preserve(300, 1, Source::Buffer(OpId(1))), copy(1, 300, false), release(1)]);
+    let rest = [preserve(256, 44, Source::Buffer(OpId(0))), preserve(301, 211, Source::Buffer(OpId(0))), release(0)];
+    bench.read_done(0, Ok(()), &rest);
+
+    let mut bench = filling_bench();
+    bench.check(Event::Thaw, &[]);
+    bench.check(Event::Freeze, &[Action::BeginImage]);
+    bench.read_done(0, Ok(()), &[release(0)]);
+    assert_eq!(bench.machine.frozen(), u64::from(CHUNKS) * 256);
+}
+
+#[test]
+fn an_image_that_cannot_be_read_from_swap_is_lost_and_the_vm_runs_on() {
+    let mut bench = filling_bench();
+    for _ in 0..2 {
+        bench.read_done(0, READ_ERROR, &[release(0)]);
+        bench.check(Event::Fill, &[keep(0, 1, PageSet::FULL)]);
+    }
+    // A page that has changed may be why it failed.
+    bench.fault(300, Write, &[read_page(1, 300)]);
+    bench.read_done(1, Ok(()), &[preserve(300, 1, Source::Buffer(OpId(1))), copy(1, 300, false), release(1)]);
+    bench.read_done(0, READ_ERROR, &[release(0)]);
+    bench.check(Event::Fill, &[keep(0, 1, PageSet::FULL - PageSet::single(44))]);
+    bench.read_done(0, READ_ERROR, &[Action::LoseImages, release(0)]);
+    assert_eq!((bench.machine.frozen(), bench.machine.stall()), (0, None));
+}
+
+#[test]
+fn a_chunk_that_leaves_in_the_same_list_is_not_filled() {
+    let swap = PageSet::from_iter([0, 100]);
+    let mut bench = Bench::new(1000, false, [(EMPTY, swap), NONE, NONE, NONE]);
+    bench.read_in(0, 0);
+    bench.read_in(0, 100);
+    bench.check(Event::Freeze, &[Action::BeginImage]);
+    bench.limit(1, &[zap(0)]);
+    bench.oldest_io = 1;
+    bench.check(zap_done(0, 2), &[]);
+    bench.oldest_io = u64::MAX;
+    bench.check(Event::Fill, &[punch_out(0, 0, swap, true), preserve(256, 256, Source::Zero)]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Blocks, which need not be at their page's offset, and images of the VM's memory, which refer to them.
+//! Blocks, which need not be at their page's offset, and images of the VM's memory, which copy pages or refer to blocks.
 //!
 //! A page-out writes a block in place or takes another one, which becomes the page's when all is written. A block that an
 //! image refers to is not written again, and is free when neither a page nor an image has it.
@@ -53,6 +53,12 @@ pub enum Mistake {
     FreesBlocks,
     /// What a page's block holds is taken for what the page holds.
     WrongSource,
+    /// What was read for an image is used for pages that have changed since.
+    UsesChangedKeep,
+    /// What was read for an image is used for the next one.
+    UsesOldKeep,
+    /// A page is copied from RAM behind its punch.
+    FillsPunched,
     /// A daemon that starts does not know which pages are frozen.
     ForgetsFrozen,
     /// Preserved after the next event instead of before the next action.
@@ -145,6 +151,7 @@ impl World {
     /// An image of what the VM holds now.
     pub fn begin_image(&mut self, vmm: &Vmm) {
         let truth = |page: usize| (!vmm.is_given_back(page)).then_some(vmm.truth[page]);
+        self.begun += 1;
         self.images.push(Image {
             entries: BTreeMap::new(),
             truth: (0..self.pages()).map(truth).collect(),
@@ -170,6 +177,14 @@ impl World {
         let image = self.images.last_mut().expect("a frozen page has an image");
         let before = image.entries.insert(page, entry);
         assert!(before.is_none(), "page {page} is preserved twice in one image");
+    }
+
+    /// The newest image has another copy of a page that it has already.
+    pub fn mistake_copy(&mut self, page: usize, content: u64) {
+        let image = self.images.last_mut().filter(|image| !image.is_lost);
+        if let Some(entry) = image.and_then(|image| image.entries.get_mut(&page)) {
+            *entry = Entry::Copy(content);
+        }
     }
 
     /// The oldest image is not wanted any more, or all of them.

@@ -47,6 +47,8 @@ const HOME_OUT_MAX: usize = 60;
 
 /// Steps between two looks at all that images hold.
 const IMAGE_STEPS: usize = 64;
+/// Steps of filling at one tick.
+const FILLS_MAX: usize = 8;
 /// Runs in which a mistake has to show.
 const MISTAKE_SEEDS: u64 = 400;
 
@@ -117,6 +119,7 @@ impl Sim {
             promotes: *rng.pick(&[30, 900]),
             moves: *rng.pick(&[0, 100, 1000]),
             refers: rng.coin(),
+            fills: *rng.pick(&[0, 300, 1000]),
             protect_fails: *rng.pick(&[0, 0, 2]),
             image_fails: *rng.pick(&[0, 0, 2]),
             mistake: None,
@@ -232,6 +235,12 @@ impl Sim {
         if self.pager.as_ref().is_some_and(|pager| pager.is_preparing) && self.rng.coin() {
             self.apply(Event::Prepare { on: true });
         }
+        let fills = if self.rng.per_mille(self.weather.fills) { self.rng.within(1, FILLS_MAX) } else { 0 };
+        for _ in 0..fills {
+            if self.pager.as_ref().is_some_and(|pager| pager.machine.has_pages_to_fill()) {
+                self.apply(Event::Fill);
+            }
+        }
         if self.rng.coin()
             && let Some(chunks) = self.stray_zaps.pop()
         {
@@ -321,6 +330,10 @@ impl Sim {
         }
         self.drain();
         self.world.check_images();
+        if self.rng.coin() {
+            self.fill();
+            self.world.check_images();
+        }
         if self.rng.per_mille(250) {
             self.vmm.sweep_all(&mut self.rng);
             let verified = self.vmm.verified + 2 * self.world.pages() as u64;
@@ -333,6 +346,20 @@ impl Sim {
             assert!(self.vmm.verified >= verified, "the sweep does not end: {:?}", self.vmm.oldest());
             self.drain();
         }
+    }
+
+    /// Everything that the newest image lacks is copied.
+    fn fill(&mut self) {
+        for _ in 0..DRAIN_STEPS {
+            let Some(pager) = &self.pager else { panic!("nothing crashes any more") };
+            if pager.machine.frozen() == 0 {
+                assert!((0..self.world.pages()).all(|page| !self.world.is_frozen(page)));
+                return;
+            }
+            self.apply(Event::Fill);
+            self.step(false);
+        }
+        panic!("an image is never filled");
     }
 
     /// Nothing fails any more: everything that was begun has to end.
@@ -528,6 +555,9 @@ fn mistakes_with_images_are_noticed() {
         Mistake::FreesBlocks,
         Mistake::WrongSource,
         Mistake::ForgetsFrozen,
+        Mistake::UsesChangedKeep,
+        Mistake::UsesOldKeep,
+        Mistake::FillsPunched,
         Mistake::PreservesLate,
         Mistake::ProtectsNothing,
         Mistake::MissesDirectIo,
@@ -542,6 +572,9 @@ fn mistakes_with_images_are_noticed() {
                 if matches!(mistake, Mistake::WritesInPlace | Mistake::FreesBlocks) {
                     // What is copied at once is not harmed by what becomes of the block.
                     (sim.weather.refers, sim.weather.moves) = (true, 0);
+                }
+                if matches!(mistake, Mistake::UsesChangedKeep | Mistake::UsesOldKeep) {
+                    sim.weather.fills = 1000;
                 }
                 let weather = sim.weather.clone();
                 sim.pager.iter_mut().for_each(|pager| pager.weather = weather.clone());

@@ -41,6 +41,8 @@ pub struct Weather {
     pub moves: usize,
     /// An image refers to a block that holds what it needs, instead of copying it.
     pub refers: bool,
+    /// At a tick the newest image is filled a little.
+    pub fills: usize,
     /// A page cannot be protected.
     pub protect_fails: usize,
     /// The store of images cannot begin one, or cannot take a page.
@@ -67,6 +69,11 @@ enum JobKind {
     /// Into a buffer, for the sake of these pages.
     Read {
         missing: Vec<usize>,
+    },
+    /// Into a buffer, for the image that was the newest of so many.
+    Keep {
+        pages: Vec<usize>,
+        begun: usize,
     },
     /// Into these frames.
     Fill(BTreeMap<usize, crate::world::Frame>),
@@ -327,6 +334,11 @@ impl Pager {
                 let pages = range(span).filter(|page| wanted.contains(PageIdx(*page as u64).index_in_chunk()));
                 self.read(op, pages, world);
             }
+            Action::Keep { op, chunk, pages } => {
+                assert!(self.buffers.insert(op.0, BTreeMap::new()).is_none(), "the buffer of {op:?} is in use");
+                let pages = set(pages, chunk);
+                self.start(op, JobKind::Keep { pages: pages.clone(), begun: world.begun }, pages);
+            }
             Action::ReadChunk { op, chunk, .. } => self.fill(op, chunk, world),
             Action::ChunkComplete { op } => self.withdraw(op, world),
             Action::ChunkAbandon { op, chunk } => {
@@ -390,6 +402,9 @@ impl Pager {
             }
             Action::Preserve { pages, from } => {
                 for page in range(pages) {
+                    if self.weather.mistake.is_some() && !world.is_frozen(page) {
+                        continue;
+                    }
                     let content = self.content_of(page, from, world);
                     let refers = self.weather.refers && !self.is_written(page, world);
                     world.preserve(page, content, refers);
@@ -464,13 +479,36 @@ impl Pager {
             return content;
         }
         match from {
+            _ if self.is_late => world.recoverable(page),
             Source::Ram => world.ram[page].as_ref().expect("a page preserved from RAM is there").get(),
             Source::Buffer(op) => self.buffers[&op.0][&page],
             Source::Frame => world.shared_content(page).expect("a page preserved from its frame is shared"),
-            Source::Block => world.blocks.get(page).expect("a page preserved from its block has one"),
             Source::Zero => {
                 assert_eq!(world.recoverable(page), 0, "page {page} is not zero");
                 0
+            }
+        }
+    }
+
+    /// A block that was written or dropped while it was read brings anything.
+    fn garble(&mut self, op: OpId, pages: &[usize], begun: usize, world: &World) {
+        let buffer = self.buffers.get_mut(&op.0).expect("a read has a buffer");
+        for page in pages.iter().filter(|page| begun != world.begun || !world.is_frozen(**page)) {
+            buffer.insert(*page, GARBAGE);
+        }
+    }
+
+    /// A pager that takes what was read for an image without asking the machine.
+    fn mistake_keep(&self, op: OpId, pages: &[usize], begun: usize, world: &mut World) {
+        let is_newest = begun == world.begun;
+        for page in pages {
+            let Some(&content) = self.buffers[&op.0].get(page) else { continue };
+            match self.weather.mistake {
+                Some(Mistake::UsesChangedKeep) if is_newest => world.mistake_copy(*page, content),
+                Some(Mistake::UsesOldKeep) if !is_newest && world.is_frozen(*page) => {
+                    world.preserve(*page, content, false);
+                }
+                _ => {}
             }
         }
     }
@@ -560,6 +598,13 @@ impl Pager {
                 world.punch(page);
             }
         }
+        if self.weather.mistake == Some(Mistake::FillsPunched) {
+            for page in wanted.into_iter().filter(|page| !left.contains(page)) {
+                if world.is_frozen(page) {
+                    world.preserve(page, 0, false);
+                }
+            }
+        }
         if rng.per_mille(self.weather.crash * 4) {
             return Err(Crash);
         }
@@ -632,6 +677,13 @@ impl Pager {
         let result = if fails { Err(error) } else { Ok(()) };
         let op = job.op;
         let event = match job.kind {
+            JobKind::Keep { pages, begun } => {
+                if !fails {
+                    self.garble(op, &pages, begun, world);
+                    self.mistake_keep(op, &pages, begun, world);
+                }
+                Event::ReadDone { op, result }
+            }
             JobKind::Read { .. } | JobKind::Fill(_) => Event::ReadDone { op, result },
             JobKind::Write { zero, targets } => {
                 // Of a failed write nobody can say which blocks hold what.
@@ -709,6 +761,10 @@ impl Job {
                     let buffer = buffers.get_mut(&self.op.0).expect("a read has a buffer");
                     buffer.insert(page, world.swapped_content(page));
                 }
+                JobKind::Keep { .. } => {
+                    let buffer = buffers.get_mut(&self.op.0).expect("a read has a buffer");
+                    buffer.insert(page, world.blocks.get(page).unwrap_or(GARBAGE));
+                }
                 JobKind::Fill(frames) => frames[&page].set(world.swapped_content(page)),
                 JobKind::Write { .. } => {
                     // The frame may be gone only if the machine let it go too early.
@@ -739,7 +795,7 @@ impl Job {
         for page in std::mem::take(&mut self.left) {
             let target = self.target(page, world, weather, rng);
             match &self.kind {
-                JobKind::Read { .. } => {
+                JobKind::Read { .. } | JobKind::Keep { .. } => {
                     buffers.get_mut(&self.op.0).expect("a read has a buffer").insert(page, GARBAGE);
                 }
                 JobKind::Fill(frames) if rng.coin() => frames[&page].set(GARBAGE),
