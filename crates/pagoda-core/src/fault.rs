@@ -30,7 +30,8 @@
 //!   look -> withdraw. **Back**: `UFFDIO_COPY` -> clear the entry -> drop the reference.
 //! * **Discard**: waits until nothing is under way on the chunk; the swap block goes before the RAM page, or a crash would
 //!   bring old bytes back.
-//! * **Image**: nobody writes -> protect -> frozen. **A frozen page**: preserve -> only then let it be written, or dropped.
+//! * **Image**: nobody writes -> protect -> frozen. **A frozen page**: its content is in memory -> preserve -> only then let it
+//!   be written, or dropped. One that only a block has is read first; if it changed meanwhile, the read is not used.
 //! * Every message may be stale. The state decides, never the message.
 //!
 //! A punch that was asked for cannot be taken back: faults on its pages wait for its end.
@@ -57,10 +58,12 @@ mod state;
 pub mod table;
 mod watch;
 
-pub use action::{Access, Action, Actions, Event, FaultKind, Found, IoError, Now, OpId, Pages, Served, Stall};
+pub use action::{
+    Access, Action, Actions, Event, FaultKind, Found, IoError, Now, OpId, Pages, Refusal, Served, Source, Stall,
+};
 pub use headroom::{headroom_at, headroom_max};
 pub use machine::{Config, Machine, PageInPolicy, Replacement};
-pub use ops::{FILLS_MAX, OPS_MAX, OUTS_MAX, ZAP_BATCH};
+pub use ops::{FILLS_MAX, KEEPS_MAX, OPS_MAX, OUTS_MAX, ZAP_BATCH};
 pub use state::share::Sharing;
 pub use table::Located;
 pub use watch::WATCH_ZAP_BATCH;

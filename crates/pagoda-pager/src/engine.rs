@@ -303,7 +303,11 @@ impl Engine {
             Action::SwapPunch { pages } => paging.swap_punch(pages)?,
             Action::RamPunch { pages } => paging.ram_punch(pages)?,
             // The engine has no store of images, so nobody sends the machine `Event::Freeze`.
-            Action::Preserve { .. } | Action::BeginImage | Action::RefuseImage | Action::LoseImages => {
+            Action::Preserve { .. }
+            | Action::Keep { .. }
+            | Action::BeginImage
+            | Action::RefuseImage { .. }
+            | Action::LoseImages => {
                 return Err("an image was begun, and this daemon keeps none".into());
             }
             Action::Zap { op } => self.zap(op)?,

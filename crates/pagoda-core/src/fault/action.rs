@@ -79,7 +79,7 @@ pub struct Now {
 pub enum Event {
     /// A fault message.
     Fault { page: PageIdx, access: Access, kind: FaultKind },
-    /// A `ReadPage`, `ReadSpan` or `ReadChunk` ended.
+    /// A `ReadPage`, `ReadSpan`, `ReadChunk` or `Keep` ended.
     ReadDone { op: OpId, result: Result<(), IoError> },
     /// A `WriteOut` ended. `zero`: pages found all zero, not written, whose swap blocks are now holes. Of a failed one
     /// nothing is believed.
@@ -110,11 +110,22 @@ pub enum Event {
     ShareDone { op: OpId, found: Found },
     /// There is processor time to look for equal pages.
     Scan,
-    /// The newest image of the VM begins here: every page is frozen. From before this event until its answer
-    /// ([`Action::BeginImage`] or [`Action::RefuseImage`]) the VM is stopped and nobody writes its memory.
+    /// An image is to begin soon: the VM is armed and stays so, and each of these events protects a few pages that may be
+    /// mapped writable. Sent again while there is time, until [`super::Machine::sweeps`] says that all have been protected
+    /// often enough. It ends with `on: false`, or when an image begins.
+    Prepare { on: bool },
+    /// The newest image of the VM begins here: every page is frozen. From before this event until its answer, which is in
+    /// the actions of this very event ([`Action::BeginImage`] or [`Action::RefuseImage`]), the VM is stopped and nobody
+    /// writes its memory.
     Freeze,
-    /// There is no image any more that lacks pages: none is frozen.
+    /// A `Protect` could not be done: its pages may be mapped writable as before. It comes behind the other actions of the
+    /// list, and before any event but [`Event::PunchDone`] and [`Event::ShareDone`].
+    ProtectFailed { pages: Pages },
+    /// There is no image any more that lacks pages: none is frozen. Also when a `BeginImage` or a `Preserve` could not be
+    /// done; then it comes as `ProtectFailed` does.
     Thaw,
+    /// There is time to copy some of what the newest image lacks.
+    Fill,
     /// Another page of the share group has got a frame with what this page held when it was looked at.
     LookAgain { page: PageIdx },
     /// Nobody else refers to this page's frame.
@@ -145,6 +156,30 @@ pub struct Found {
     pub frames: u16,
 }
 
+/// Why no image can begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The VM is not armed, or its last `Arm` or `Disarm` was not answered: first writes would go unseen.
+    Unarmed,
+    /// Its memory may be written unseen for ever ([`Event::Pin`]).
+    Pinned,
+    /// Direct I/O is in flight, which writes past any protection.
+    DirectIo,
+}
+
+/// Where the content is that an image takes over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// In the RAM file.
+    Ram,
+    /// In the buffer of this read, which has ended.
+    Buffer(OpId),
+    /// In their frames.
+    Frame,
+    /// Nowhere: the pages are zero.
+    Zero,
+}
+
 /// Pages of one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pages {
@@ -171,14 +206,15 @@ pub enum Action {
     Unprotect { pages: Pages },
     /// Write-protect pages that may be mapped writable; those that are not mapped stay so.
     Protect { pages: Pages },
-    /// The newest image takes over what these pages hold, before that changes: it refers to their blocks if `in_block`,
-    /// which hold the same; else it takes a copy, from RAM or from their frames, or notes that they are zero. It is
-    /// noted for the next daemon when this returns. What cannot be kept ends the image, never the VM.
-    Preserve { pages: Pages, in_block: bool },
-    /// The newest image is what the VM holds now. All of its pages are protected.
+    /// The newest image takes over what these pages hold, before that changes. `from` says where it is when this is
+    /// executed; the machine's table says already what is to come. It is noted for the next daemon when this returns.
+    /// What cannot be kept ends the image, never the VM; that is noted before this returns, for the page changes next.
+    Preserve { pages: Pages, from: Source },
+    /// The newest image is what the VM holds now. All of its pages are protected. If a `Protect` before it in this list has
+    /// failed, or this fails, there is no such image, and each `Preserve` until the machine has heard of it is void.
     BeginImage,
-    /// There can be no image: direct I/O is in flight, which writes past any protection, or the VM is pinned.
-    RefuseImage,
+    /// No image begins, and nothing has changed.
+    RefuseImage { why: Refusal },
     /// From now on the VM's memory is written unseen: the images that lack pages are lost, and have to be said so.
     LoseImages,
     /// Wake the faulters of these pages; they try again.
@@ -192,6 +228,10 @@ pub enum Action {
     /// Read a part of a chunk from swap into the operation's buffer. Only `wanted` has to arrive: blocks in between may be holes,
     /// outdated or about to be written.
     ReadSpan { op: OpId, span: Pages, wanted: PageSet, demand: bool },
+    /// Read pages from swap into the operation's buffer, which is that of a chunk, for the newest image alone. Unlike any
+    /// other read it holds up nothing: meanwhile such a page may come in and change, and its block be written again or
+    /// dropped. What arrives of it then is not used. Nobody waits for it as for a page-in.
+    Keep { op: OpId, chunk: ChunkIdx, pages: PageSet },
     /// Declare the intent and read a wholly absent chunk from swap straight into the RAM file.
     ReadChunk { op: OpId, chunk: ChunkIdx, demand: bool },
     /// The chunk's content is complete: withdraw the intent.

@@ -51,6 +51,7 @@ impl Machine {
                     }
                 }
             }
+            (OpKind::Keep { pages, image }, result) => self.keep_done(id, op.chunk, (pages, image), result, out),
             (kind, _) => unreachable!("a read ended as {kind:?}"),
         }
     }
@@ -61,7 +62,7 @@ impl Machine {
         let frozen = self.chunk(chunk).frozen.contains(index);
         let writable = if frozen { access == Access::Write } else { self.predict_write(access) };
         if writable {
-            self.preserve(chunk, page, out);
+            self.preserve(chunk, page, Some(id), out);
         }
         self.edit(chunk, |c| {
             c.ram |= page;
@@ -121,7 +122,7 @@ impl Machine {
         let written = if is_write { pages & PageSet::single(index) } else { PageSet::EMPTY };
         // A guess is no reason to take a copy of a frozen page.
         let open = if writable || is_write { (pages - self.chunk(chunk).frozen) | written } else { PageSet::EMPTY };
-        self.preserve(chunk, open, out);
+        self.preserve(chunk, open, Some(id), out);
         self.edit(chunk, |c| {
             c.ram |= pages | unseen;
             c.mapped |= pages;

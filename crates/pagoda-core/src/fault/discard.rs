@@ -10,7 +10,8 @@ use super::table::Phase;
 
 impl Machine {
     /// Goes on with discards in their order; one waits while anything is under way on its chunk, because a read could bring
-    /// the old content back and a write could put it into swap after the block was punched.
+    /// the old content back and a write could put it into swap after the block was punched. It also waits until an image has
+    /// read what only a block holds.
     pub(super) fn retry_discards(&mut self, out: &mut Actions) {
         while let Some(&(token, first, count)) = self.discards.front() {
             let (mut page, mut left) = (first, count);
@@ -22,6 +23,10 @@ impl Machine {
                 }
                 let start = page.index_in_chunk();
                 let len = left.0.min(256 - u64::from(start)) as u16;
+                if self.waits_for_image(chunk, PageSet::range(start, len), out) {
+                    self.discards[0] = (token, page, left);
+                    return;
+                }
                 self.discard_in(chunk, Run { start, len }, out);
                 page = PageIdx(page.0 + u64::from(len));
                 left = PageCount(left.0 - u64::from(len));
@@ -41,7 +46,7 @@ impl Machine {
         let c = self.chunk(chunk);
         // A page that is zero already does not change.
         let there = set & (c.swap | c.ram | c.shared);
-        self.preserve(chunk, there, out);
+        self.preserve(chunk, there, None, out);
         let c = self.chunk(chunk);
         let (swap, ram, shared) = (c.swap & set, c.ram & set, c.shared & set);
         out.extend(swap.runs().map(|run| Action::SwapPunch { pages: Pages { chunk, run } }));

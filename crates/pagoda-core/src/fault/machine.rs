@@ -14,6 +14,7 @@ use super::ops::Ops;
 use super::state::background::Background;
 use super::state::cold::ColdList;
 use super::state::curve::CurveWatch;
+use super::state::image::Images;
 use super::state::predictor::WritePredictor;
 use super::state::share::{Share, Sharing};
 use super::state::watch::Watch;
@@ -93,10 +94,7 @@ pub struct Machine {
     /// Pages that reads under way will add to `resident`.
     pub(super) reserved: u64,
     pub(super) swapped: u64,
-    /// Pages that images own.
-    pub(super) frozen: u64,
-    /// An image is to begin as soon as the VM is armed.
-    pub(super) freezing: bool,
+    pub(super) images: Images,
     pub(super) waiting: VecDeque<(PageIdx, Access)>,
     pub(super) waiting_overflow: bool,
     /// Chunks that a stream will want and that had no room when it said so, and whether to map them writable.
@@ -139,8 +137,7 @@ impl Machine {
             resident: 0,
             reserved: 0,
             swapped: 0,
-            frozen: 0,
-            freezing: false,
+            images: Images::default(),
             waiting: VecDeque::with_capacity(WAITING_MAX),
             waiting_overflow: false,
             late_ahead: VecDeque::with_capacity(LATE_AHEAD_MAX),
@@ -190,7 +187,9 @@ impl Machine {
             Event::Abandon { token } => self.discards.retain(|(other, ..)| *other != token),
             Event::SetLimit { limit } => self.limit = limit.0.min(self.config.chunks.pages().0),
             Event::Pin => self.pin(out),
-            Event::Freeze => self.freezing = true,
+            Event::Prepare { on } => self.prepare(on, out),
+            Event::Freeze => self.freeze(now, out),
+            Event::ProtectFailed { pages } => self.protect_failed(pages),
             Event::Thaw => self.thaw(),
             Event::Continue => {
                 self.stall = None;
@@ -198,7 +197,7 @@ impl Machine {
             }
             Event::Tick => self.tick(now, out),
             Event::ShareDone { op, found } => self.share_done(op, &found, out),
-            Event::Scan => {}
+            Event::Scan | Event::Fill => {}
             Event::TakeBack { page } => self.take_back(page, out),
             Event::LookAgain { page } => self.look_again(page),
             Event::Charge { pages } => self.set_charge(pages.0),
@@ -207,7 +206,6 @@ impl Machine {
         self.serve_waiting(out);
         self.read_ahead_late(out);
         self.plan_arming(out);
-        self.plan_image(now, out);
         // A thread that has just been answered may share its CPU with the pager, which is to make way: page-out is planned while
         // the next page-in keeps the disk busy and the thread asleep.
         let woke = answers && self.ops.len() <= ops;
@@ -219,6 +217,9 @@ impl Machine {
         if event == Event::Scan {
             self.plan_scan(now, out);
         }
+        if event == Event::Fill {
+            self.plan_fill(out);
+        }
         served
     }
 
@@ -227,6 +228,7 @@ impl Machine {
     pub fn armed(&mut self, mut chunk: impl FnMut(ChunkIdx) -> Located) {
         (self.armed, self.arming) = (true, false);
         self.watch.clear();
+        self.images.begin_sweeps();
         if let Some(curve) = &mut self.curve {
             curve.restart();
         }
@@ -347,12 +349,12 @@ impl Machine {
         self.resident -= u64::from(chunk.ram.count());
         self.swapped -= u64::from(chunk.swapped().count());
         self.share.pages -= u64::from(chunk.shared.count());
-        self.frozen -= u64::from(chunk.frozen.count());
+        self.images.frozen -= u64::from(chunk.frozen.count());
         let result = change(chunk);
         self.resident += u64::from(chunk.ram.count());
         self.swapped += u64::from(chunk.swapped().count());
         self.share.pages += u64::from(chunk.shared.count());
-        self.frozen += u64::from(chunk.frozen.count());
+        self.images.frozen += u64::from(chunk.frozen.count());
         if self.share.pages < shared {
             self.uncharge(shared - self.share.pages, shared);
         }
@@ -398,7 +400,7 @@ impl Machine {
             assert_eq!(self.queues.contains(index), chunk.phase == Phase::Hot, "{index:?} {:?}", chunk.phase);
         }
         assert_eq!((resident, swapped, shared), (self.resident, self.swapped, self.share.pages));
-        assert_eq!(frozen, self.frozen);
+        assert_eq!(frozen, self.images.frozen);
         self.check_scan_queue();
         assert!(self.resident + self.reserved <= self.cap().max(self.resident) + OVERDRAFT);
     }
@@ -409,7 +411,7 @@ impl Machine {
         }
         let total = self.config.chunks.pages().0;
         // Unarmed, a frozen page would be written unseen.
-        let needed = self.cap() < total || self.scans() || self.freezing || self.frozen > 0;
+        let needed = self.cap() < total || self.scans() || self.images.is_preparing() || self.images.frozen > 0;
         let is_home = self.swapped == 0 && self.share.pages == 0;
         if !self.armed && needed {
             self.arming = true;

@@ -6,6 +6,9 @@ use crate::units::ChunkIdx;
 use super::action::{Access, Action, Actions, Pages};
 use super::machine::Machine;
 
+/// Frozen pages that one write opens at most. Each is copied first, which takes about a microsecond.
+const PRESERVED_MAX: u16 = 16;
+
 impl Machine {
     /// Makes pages in the RAM file reachable, the one that was asked for first. `writable`: all of them.
     pub(super) fn map(
@@ -19,7 +22,7 @@ impl Machine {
         let c = self.chunk(chunk);
         let kept = c.clean | c.frozen;
         let touched = match first {
-            Some((index, Access::Write)) => pages & write_extent(c.ram - kept, index),
+            Some((index, Access::Write)) => pages & copied_extent(write_extent(c.ram - kept, index), c.frozen, index),
             _ => PageSet::EMPTY,
         };
         let written = match () {
@@ -54,18 +57,22 @@ impl Machine {
         }
     }
 
-    /// A page that is clean or frozen was written: it and, where the guest writes on, what follows are so no more.
+    /// A protected page was written: it and, where the guest writes on, what follows are protected no more.
     pub(super) fn end_protection(&mut self, chunk: ChunkIdx, index: u8, out: &mut Actions) {
         let c = self.chunk(chunk);
         let mapped = c.ram & c.mapped;
-        let extent = write_extent(mapped - c.clean - c.frozen, index) & mapped;
+        // A page that an image had protected is no page that was expected not to be written.
+        let is_surprise = c.clean.contains(index) || c.open.contains(index);
+        let extent = copied_extent(write_extent(mapped & c.open, index), c.frozen, index) & mapped;
         let extent = extent | PageSet::single(index);
         self.open(chunk, extent, out);
         let c = &mut self.chunks[chunk.as_usize()];
         c.clean -= extent;
         c.mapped |= extent;
         out.extend(extent.runs().map(|run| Action::Unprotect { pages: Pages { chunk, run } }));
-        self.predictor.note_write();
+        if is_surprise {
+            self.predictor.note_write();
+        }
         self.pattern.on_chunk_written(chunk);
     }
 }
@@ -86,9 +93,15 @@ fn write_extent(written: PageSet, index: u8) -> PageSet {
     PageSet::range(index, up) | PageSet::range((u16::from(index) + 1 - down) as u8, down)
 }
 
+/// What is left of an extent when no write is to wait for many copies: of the frozen pages those of one aligned block.
+fn copied_extent(extent: PageSet, frozen: PageSet, index: u8) -> PageSet {
+    let start = u16::from(index) / PRESERVED_MAX * PRESERVED_MAX;
+    extent - (frozen - PageSet::range(start as u8, PRESERVED_MAX))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::write_extent;
+    use super::{copied_extent, write_extent};
     use crate::bits::PageSet;
 
     /// Faults of a sweep that writes a whole chunk whose pages are all protected.
@@ -115,5 +128,22 @@ mod tests {
             let all_but_one = PageSet::FULL - PageSet::single(index);
             assert!(write_extent(all_but_one, index).contains(index));
         }
+    }
+
+    #[test]
+    fn no_write_waits_for_more_than_a_few_copies() {
+        let (mut open, mut faults) = (PageSet::EMPTY, 0);
+        for page in 0..=255 {
+            if !open.contains(page) {
+                let extent = copied_extent(write_extent(open, page), PageSet::FULL - open, page) - open;
+                assert!(extent.contains(page) && extent.count() <= 16, "{extent:?}");
+                open |= extent;
+                faults += 1;
+            }
+        }
+        // 1, 2, 6 and 7 pages, and 16 each for the other fifteen blocks.
+        assert_eq!(faults, 19);
+        let extent = copied_extent(PageSet::range(3, 40), PageSet::range(10, 200), 5);
+        assert_eq!(extent, PageSet::range(3, 13), "what is not frozen is not bounded");
     }
 }

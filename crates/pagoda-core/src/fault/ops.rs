@@ -10,6 +10,8 @@ pub const OPS_MAX: usize = 256;
 /// Whole-chunk reads under way. Each holds an intent or a buffer of a chunk; eight keep the disk busy in 512 KiB
 /// requests (throughput.md: queue depth 2-16 makes no difference).
 pub const FILLS_MAX: usize = 8;
+/// Of the buffers of whole-chunk reads, so many are for what an image lacks: the others are for those who wait.
+pub const KEEPS_MAX: usize = 2;
 /// Page-outs under way, for the same reason.
 pub const OUTS_MAX: usize = 8;
 /// Chunks in one zap: a command costs a wake-up of another process, a chunk in it 5 us (mechanisms.md Q8).
@@ -37,6 +39,13 @@ pub enum OpKind {
         demand: Option<(u8, Access)>,
         /// Map it writable at once, because this stream writes what it reads.
         writable: bool,
+    },
+    /// Part of a chunk into a buffer, for an image.
+    Keep {
+        /// Pages that were frozen and in swap alone when it began.
+        pages: PageSet,
+        /// The number of the image.
+        image: u32,
     },
     /// A page-out.
     Out {
@@ -79,6 +88,7 @@ pub struct Ops {
     free: Vec<u16>,
     pages: usize,
     fills: usize,
+    keeps: usize,
     outs: usize,
     scans: usize,
     zaps: usize,
@@ -91,6 +101,7 @@ impl Ops {
             free: (0..OPS_MAX as u16).rev().collect(),
             pages: 0,
             fills: 0,
+            keeps: 0,
             outs: 0,
             scans: 0,
             zaps: 0,
@@ -101,7 +112,8 @@ impl Ops {
     pub fn insert(&mut self, op: Op) -> Option<OpId> {
         let room = match op.kind {
             OpKind::Page { .. } | OpKind::Scan { .. } => true,
-            OpKind::Fill { .. } => self.fills < FILLS_MAX,
+            OpKind::Fill { .. } => self.has_chunk_buffer(),
+            OpKind::Keep { .. } => self.has_chunk_buffer() && self.keeps < KEEPS_MAX,
             OpKind::Out { .. } => self.outs < OUTS_MAX,
             OpKind::Zap { .. } => self.zaps < ZAPS_MAX,
         };
@@ -141,7 +153,17 @@ impl Ops {
 
     /// Another whole-chunk read may start.
     pub fn has_fill_room(&self) -> bool {
-        self.fills < FILLS_MAX && !self.free.is_empty()
+        self.has_chunk_buffer() && !self.free.is_empty()
+    }
+
+    fn has_chunk_buffer(&self) -> bool {
+        self.fills + self.keeps < FILLS_MAX
+    }
+
+    /// Pages of the chunk are being read for an image.
+    pub fn is_keeping(&self, chunk: ChunkIdx) -> bool {
+        let is_keep = |op: &Op| op.chunk == chunk && matches!(op.kind, OpKind::Keep { .. });
+        self.keeps > 0 && self.slots.iter().flatten().any(is_keep)
     }
 
     pub fn zaps(&self) -> usize {
@@ -167,6 +189,7 @@ impl Ops {
         match kind {
             OpKind::Page { .. } => &mut self.pages,
             OpKind::Fill { .. } => &mut self.fills,
+            OpKind::Keep { .. } => &mut self.keeps,
             OpKind::Out { .. } => &mut self.outs,
             OpKind::Scan { .. } => &mut self.scans,
             OpKind::Zap { .. } => &mut self.zaps,

@@ -4,6 +4,7 @@
 pub mod background;
 pub mod cold;
 pub mod curve;
+pub mod image;
 pub mod predictor;
 pub mod share;
 pub mod watch;

@@ -455,8 +455,8 @@ fn with_image() -> Bench {
 
 const NONE: (PageSet, PageSet) = (EMPTY, EMPTY);
 
-fn preserve(first: u64, len: u16, in_block: bool) -> Action {
-    Action::Preserve { pages: pages(first, len), in_block }
+fn preserve(first: u64, len: u16, from: Source) -> Action {
+    Action::Preserve { pages: pages(first, len), from }
 }
 
 #[test]
@@ -464,44 +464,190 @@ fn a_frozen_page_is_preserved_before_it_can_be_written() {
     let mut bench = with_image();
     assert_eq!(bench.machine.frozen(), u64::from(CHUNKS) * 256);
     bench.fault(5, Read, &[map(0, 16, true)]);
-    bench.protected(5, &[preserve(5, 1, false), Action::Unprotect { pages: pages(5, 1) }]);
+    bench.protected(5, &[preserve(5, 1, Source::Ram), Action::Unprotect { pages: pages(5, 1) }]);
     bench.protected(5, &[Action::Unprotect { pages: pages(5, 1) }]);
-    // In swap: the image refers to the block, and the page goes on with it.
+    // In swap: what was read for the VM is what the image gets.
     bench.fault(300, Write, &[read_page(0, 300)]);
-    bench.read_done(0, Ok(()), &[preserve(300, 1, true), copy(0, 300, false), release(0)]);
+    bench.read_done(0, Ok(()), &[preserve(300, 1, Source::Buffer(OpId(0))), copy(0, 300, false), release(0)]);
     // Nowhere: the image has to know that it was zero.
-    bench.fault(600, Read, &[preserve(600, 1, false), Action::Zero { pages: pages(600, 1) }]);
+    bench.fault(600, Read, &[preserve(600, 1, Source::Zero), Action::Zero { pages: pages(600, 1) }]);
+}
+
+#[test]
+fn an_image_gets_a_page_from_where_it_is_when_it_leaves_or_changes() {
+    let shared = (EMPTY, low(8), low(8));
+    let mut bench = Bench::with_shared(600, false, [shared, (low(4), low(4), EMPTY), (EMPTY, EMPTY, EMPTY), shared]);
+    bench.check(Event::Freeze, &[Action::Protect { pages: pages(256, 4) }, Action::BeginImage]);
+    // The blocks of shared pages, and of pages in RAM that are not clean, are outdated.
+    let back = Action::CopyBack { pages: pages(3, 1) };
+    bench.fault(3, Read, &[preserve(3, 1, Source::Frame), back]);
+    bench.fault(257, Write, &[preserve(257, 1, Source::Ram), map(257, 1, false), map(256, 1, true), map(258, 2, true)]);
+    let discard = Event::Discard { token: 7, first: PageIdx(768), count: PageCount(8) };
+    let expected = [
+        preserve(768, 8, Source::Frame),
+        Action::SwapPunch { pages: pages(768, 8) },
+        Action::DropShared { pages: pages(768, 8) },
+        Action::DiscardDone { token: 7 },
+    ];
+    bench.check(discard, &expected);
 }
 
 #[test]
 fn pages_that_an_image_owns_are_preserved_before_they_are_given_back() {
     let mut bench = with_image();
     let discard = Event::Discard { token: 7, first: PageIdx(254), count: PageCount(4) };
-    let swap = Action::SwapPunch { pages: pages(256, 2) };
+    // What a block alone has is read first.
+    let expected = [preserve(254, 2, Source::Ram), Action::RamPunch { pages: pages(254, 2) }, keep(0, 1, low(2))];
+    bench.check(discard, &expected);
+    bench.check(Event::Tick, &[]);
     let expected = [
-        preserve(254, 2, false),
-        Action::RamPunch { pages: pages(254, 2) },
-        preserve(256, 2, true),
-        swap,
+        preserve(256, 2, Source::Buffer(OpId(0))),
+        release(0),
+        Action::SwapPunch { pages: pages(256, 2) },
         Action::DiscardDone { token: 7 },
     ];
-    bench.check(discard, &expected);
+    bench.read_done(0, Ok(()), &expected);
     // They are zero, and stay so: nothing to preserve.
     bench.check(Event::Freeze, &[Action::BeginImage]);
     let again = Event::Discard { token: 8, first: PageIdx(254), count: PageCount(4) };
     bench.check(again, &[Action::DiscardDone { token: 8 }]);
 }
 
+/// The image has all of chunk 0, and operation 0 reads chunk 1 for it.
+fn filling_bench() -> Bench {
+    let mut bench = with_image();
+    for first in [0, 64, 128, 192] {
+        bench.check(Event::Fill, &[preserve(first, 64, Source::Ram)]);
+    }
+    bench.check(Event::Fill, &[keep(0, 1, PageSet::FULL)]);
+    bench
+}
+
+fn keep(op: u16, chunk: u32, pages: PageSet) -> Action {
+    Action::Keep { op: OpId(op), chunk: ChunkIdx(chunk), pages }
+}
+
 #[test]
-fn no_image_begins_while_memory_is_written_unseen() {
+fn an_image_is_filled_until_it_lacks_nothing() {
+    let mut bench = filling_bench();
+    bench.check(Event::Fill, &[preserve(512, 256, Source::Zero)]);
+    bench.check(Event::Fill, &[preserve(768, 256, Source::Zero)]);
+    bench.check(Event::Fill, &[]);
+    assert!(bench.machine.has_pages_to_fill() && bench.machine.is_fill_blocked());
+    bench.read_done(0, Ok(()), &[preserve(256, 256, Source::Buffer(OpId(0))), release(0)]);
+    assert_eq!((bench.machine.frozen(), bench.machine.has_pages_to_fill()), (0, false));
+    // It is protected still, and its first write copies nothing.
+    bench.protected(5, &[Action::Unprotect { pages: pages(5, 1) }]);
+}
+
+#[test]
+fn what_has_changed_while_it_was_read_for_an_image_is_not_used() {
+    let mut bench = filling_bench();
+    bench.fault(300, Write, &[read_page(1, 300)]);
+    bench.read_done(1, Ok(()), &[preserve(300, 1, Source::Buffer(OpId(1))), copy(1, 300, false), release(1)]);
+    let rest = [preserve(256, 44, Source::Buffer(OpId(0))), preserve(301, 211, Source::Buffer(OpId(0))), release(0)];
+    bench.read_done(0, Ok(()), &rest);
+
+    let mut bench = filling_bench();
+    bench.check(Event::Thaw, &[]);
+    bench.check(Event::Freeze, &[Action::BeginImage]);
+    bench.read_done(0, Ok(()), &[release(0)]);
+    assert_eq!(bench.machine.frozen(), u64::from(CHUNKS) * 256);
+}
+
+#[test]
+fn an_image_that_cannot_be_read_from_swap_is_lost_and_the_vm_runs_on() {
+    let mut bench = filling_bench();
+    for _ in 0..2 {
+        bench.read_done(0, READ_ERROR, &[release(0)]);
+        bench.check(Event::Fill, &[keep(0, 1, PageSet::FULL)]);
+    }
+    // A page that has changed may be why it failed.
+    bench.fault(300, Write, &[read_page(1, 300)]);
+    bench.read_done(1, Ok(()), &[preserve(300, 1, Source::Buffer(OpId(1))), copy(1, 300, false), release(1)]);
+    bench.read_done(0, READ_ERROR, &[release(0)]);
+    bench.check(Event::Fill, &[keep(0, 1, PageSet::FULL - PageSet::single(44))]);
+    bench.read_done(0, READ_ERROR, &[Action::LoseImages, release(0)]);
+    assert_eq!((bench.machine.frozen(), bench.machine.stall()), (0, None));
+}
+
+#[test]
+fn a_chunk_that_leaves_in_the_same_list_is_not_filled() {
+    let swap = PageSet::from_iter([0, 100]);
+    let mut bench = Bench::new(1000, false, [(EMPTY, swap), NONE, NONE, NONE]);
+    bench.read_in(0, 0);
+    bench.read_in(0, 100);
+    bench.check(Event::Freeze, &[Action::BeginImage]);
+    bench.limit(1, &[zap(0)]);
+    bench.oldest_io = 1;
+    bench.check(zap_done(0, 2), &[]);
+    bench.oldest_io = u64::MAX;
+    bench.check(Event::Fill, &[punch_out(0, 0, swap, true), preserve(256, 256, Source::Zero)]);
+}
+
+#[test]
+fn an_image_begins_at_once_or_not_at_all() {
+    let refused = |why| Action::RefuseImage { why };
     let mut bench = Bench::new(600, false, [(PageSet::FULL, EMPTY), NONE, NONE, NONE]);
     bench.oldest_io = 3;
-    assert!(bench.apply(Event::Freeze).contains(&Action::RefuseImage));
+    let out = bench.apply(Event::Freeze);
+    assert_eq!(out.first(), Some(&refused(Refusal::DirectIo)));
+    bench.oldest_io = u64::MAX;
+    assert!(!bench.apply(Event::Tick).contains(&Action::BeginImage), "nobody waits for it any more");
     assert_eq!(bench.machine.frozen(), 0);
+
     let mut bench = with_image();
     assert!(bench.apply(Event::Pin).contains(&Action::LoseImages));
     assert_eq!(bench.machine.frozen(), 0);
-    assert!(bench.apply(Event::Freeze).contains(&Action::RefuseImage));
+    assert_eq!(bench.apply(Event::Freeze).first(), Some(&refused(Refusal::Pinned)));
+
+    // Unarmed, and armed too late.
+    let mut bench = Bench::new(600, false, [(low(9), EMPTY), NONE, NONE, NONE]);
+    bench.limit(1024, &[Action::Disarm]);
+    bench.machine.disarmed();
+    bench.check(Event::Freeze, &[refused(Refusal::Unarmed)]);
+    bench.check(Event::Prepare { on: true }, &[Action::Arm]);
+    bench.check(Event::Freeze, &[refused(Refusal::Unarmed)]);
+    bench.machine.armed(|_| Located { ram: low(9), ..Located::default() });
+    bench.check(Event::Tick, &[]);
+}
+
+#[test]
+fn preparation_protects_a_step_at_a_time_and_leaves_little_for_the_beginning() {
+    let protect = |first, len| Action::Protect { pages: pages(first, len) };
+    let strided = |step: usize| (0..=255).step_by(step).map(|page| page as u8).collect::<PageSet>();
+    let mut bench = Bench::new(1000, false, [(strided(2), EMPTY), (strided(10), EMPTY), (low(3), EMPTY), NONE]);
+    let out = bench.apply(Event::Prepare { on: true });
+    assert_eq!((out.len(), bench.machine.sweeps()), (128, 0), "a chunk is done in one go");
+    let out = bench.apply(Event::Prepare { on: true });
+    assert_eq!((out.len(), out.last(), bench.machine.sweeps()), (27, Some(&protect(512, 3)), 1));
+    bench.check(Event::Prepare { on: true }, &[]);
+    assert_eq!(bench.machine.sweeps(), 2);
+    // What is written meanwhile is all that is left to be done. It copies nothing.
+    bench.protected(513, &[Action::Unprotect { pages: pages(513, 1) }]);
+    bench.fault(514, Write, &[map(514, 1, false), map(512, 1, false)]);
+    bench.check(Event::Freeze, &[protect(512, 3), Action::BeginImage]);
+    bench.limit(1024, &[]);
+    bench.check(Event::Thaw, &[Action::Disarm]);
+}
+
+#[test]
+fn a_vm_is_armed_only_as_long_as_it_is_prepared() {
+    let mut bench = Bench::new(1000, false, [(low(3), EMPTY), NONE, NONE, NONE]);
+    bench.apply(Event::Prepare { on: true });
+    bench.limit(1024, &[]);
+    bench.check(Event::Prepare { on: false }, &[Action::Disarm]);
+}
+
+#[test]
+fn what_could_not_be_protected_is_open_and_no_image_begins() {
+    let protect = Action::Protect { pages: pages(0, 3) };
+    let mut bench = Bench::new(1000, false, [(low(3), EMPTY), NONE, NONE, NONE]);
+    bench.check(Event::Prepare { on: true }, &[protect]);
+    bench.check(Event::ProtectFailed { pages: pages(0, 3) }, &[]);
+    bench.check(Event::Freeze, &[protect, Action::BeginImage]);
+    bench.check(Event::ProtectFailed { pages: pages(0, 3) }, &[]);
+    assert_eq!((bench.machine.frozen(), bench.machine.chunk(ChunkIdx(0)).open), (0, low(3)));
 }
 
 #[test]

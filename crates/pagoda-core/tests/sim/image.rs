@@ -1,4 +1,4 @@
-//! Blocks, which need not be at their page's offset, and images of the VM's memory, which refer to them.
+//! Blocks, which need not be at their page's offset, and images of the VM's memory, which copy pages or refer to blocks.
 //!
 //! A page-out writes a block in place or takes another one, which becomes the page's when all is written. A block that an
 //! image refers to is not written again, and is free when neither a page nor an image has it.
@@ -23,6 +23,8 @@ pub struct Image {
     entries: BTreeMap<usize, Entry>,
     /// What it has to hold for ever. Nothing of pages that were being given back when it began.
     truth: Vec<Option<u64>>,
+    /// It lacks pages that have changed, which was said. What it has may serve an older one.
+    is_lost: bool,
 }
 
 /// A block of the swap file. It is free when it has neither a page nor an entry.
@@ -49,6 +51,16 @@ pub enum Mistake {
     WritesInPlace,
     /// A block that an image refers to becomes free with its page.
     FreesBlocks,
+    /// What a page's block holds is taken for what the page holds.
+    WrongSource,
+    /// What was read for an image is used for pages that have changed since.
+    UsesChangedKeep,
+    /// What was read for an image is used for the next one.
+    UsesOldKeep,
+    /// A page is copied from RAM behind its punch.
+    FillsPunched,
+    /// A daemon that starts does not know which pages are frozen.
+    ForgetsFrozen,
     /// Preserved after the next event instead of before the next action.
     PreservesLate,
     /// Pages stay mapped writable.
@@ -85,6 +97,10 @@ impl Blocks {
         });
         self.blocks[block].content = GARBAGE;
         block
+    }
+
+    pub fn block_of(&self, page: usize) -> Option<usize> {
+        self.of_page[page]
     }
 
     pub fn write(&mut self, block: usize, content: u64) {
@@ -135,24 +151,25 @@ impl World {
     /// An image of what the VM holds now.
     pub fn begin_image(&mut self, vmm: &Vmm) {
         let truth = |page: usize| (!vmm.is_given_back(page)).then_some(vmm.truth[page]);
-        self.images.push(Image { entries: BTreeMap::new(), truth: (0..self.pages()).map(truth).collect() });
+        self.begun += 1;
+        self.images.push(Image {
+            entries: BTreeMap::new(),
+            truth: (0..self.pages()).map(truth).collect(),
+            is_lost: false,
+        });
     }
 
     /// Pages that the newest image has no entry for.
     pub fn is_frozen(&self, page: usize) -> bool {
-        self.images.last().is_some_and(|image| !image.entries.contains_key(&page))
+        self.images.last().is_some_and(|image| !image.is_lost && !image.entries.contains_key(&page))
     }
 
-    /// The newest image takes over what the page holds.
-    pub fn preserve(&mut self, page: usize, in_block: bool) {
-        let entry = match (&self.ram[page], self.shared_content(page), self.blocks.of_page[page]) {
-            (_, _, Some(block)) if in_block => Entry::Block(block),
-            (Some(frame), ..) => Entry::Copy(frame.get()),
-            (None, Some(content), _) => Entry::Copy(content),
-            (None, None, block) => {
-                assert_eq!(block, None, "page {page} is in its block, and the image was not told");
-                Entry::Zero
-            }
+    /// The newest image takes over what the page holds. `refers`: to the page's block, if that holds it.
+    pub fn preserve(&mut self, page: usize, content: u64, refers: bool) {
+        let entry = match self.blocks.of_page[page].filter(|block| self.blocks.blocks[*block].content == content) {
+            _ if content == 0 => Entry::Zero,
+            Some(block) if refers => Entry::Block(block),
+            _ => Entry::Copy(content),
         };
         if let Entry::Block(block) = entry {
             self.blocks.blocks[block].entries += 1;
@@ -160,6 +177,14 @@ impl World {
         let image = self.images.last_mut().expect("a frozen page has an image");
         let before = image.entries.insert(page, entry);
         assert!(before.is_none(), "page {page} is preserved twice in one image");
+    }
+
+    /// The newest image has another copy of a page that it has already.
+    pub fn mistake_copy(&mut self, page: usize, content: u64) {
+        let image = self.images.last_mut().filter(|image| !image.is_lost);
+        if let Some(entry) = image.and_then(|image| image.entries.get_mut(&page)) {
+            *entry = Entry::Copy(content);
+        }
     }
 
     /// The oldest image is not wanted any more, or all of them.
@@ -173,9 +198,18 @@ impl World {
         }
     }
 
+    /// From now on pages change unseen: images that lack some are lost.
+    pub fn lose_images(&mut self) {
+        for number in 0..self.images.len() {
+            let has = |page: &usize| self.images[number..].iter().any(|image| image.entries.contains_key(page));
+            let is_whole = (0..self.pages()).all(|page| has(&page));
+            self.images[number].is_lost |= !is_whole;
+        }
+    }
+
     /// Every image holds what it held when it began.
     pub fn check_images(&self) {
-        for (number, image) in self.images.iter().enumerate() {
+        for (number, image) in self.images.iter().enumerate().filter(|(_, image)| !image.is_lost) {
             for (page, truth) in image.truth.iter().enumerate() {
                 let Some(truth) = truth else { continue };
                 let entry = self.images[number..].iter().find_map(|image| image.entries.get(&page));
@@ -194,6 +228,7 @@ impl World {
 /// What a user does with images.
 #[derive(Clone, Copy, Debug)]
 pub enum ImageRequest {
+    Prepare { on: bool },
     Begin,
     RemoveOldest,
     RemoveAll,
@@ -204,6 +239,7 @@ const IMAGES_MAX: usize = 3;
 
 pub fn any_request(world: &World, rng: &mut Rng) -> ImageRequest {
     match world.images.len() {
+        _ if rng.per_mille(300) => ImageRequest::Prepare { on: rng.coin() },
         0 => ImageRequest::Begin,
         1 if rng.per_mille(200) => ImageRequest::RemoveAll,
         IMAGES_MAX => ImageRequest::RemoveOldest,

@@ -47,8 +47,10 @@ const HOME_OUT_MAX: usize = 60;
 
 /// Steps between two looks at all that images hold.
 const IMAGE_STEPS: usize = 64;
+/// Steps of filling at one tick.
+const FILLS_MAX: usize = 8;
 /// Runs in which a mistake has to show.
-const MISTAKE_SEEDS: u64 = 100;
+const MISTAKE_SEEDS: u64 = 400;
 
 const CROWD_SEEDS: u64 = 100;
 const CROWD_STEPS: usize = 10_000;
@@ -116,6 +118,10 @@ impl Sim {
             sharing: *rng.pick(&[Sharing::Off, Sharing::PageOut, Sharing::Scan, Sharing::Scan]),
             promotes: *rng.pick(&[30, 900]),
             moves: *rng.pick(&[0, 100, 1000]),
+            refers: rng.coin(),
+            fills: *rng.pick(&[0, 300, 1000]),
+            protect_fails: *rng.pick(&[0, 0, 2]),
+            image_fails: *rng.pick(&[0, 0, 2]),
             mistake: None,
         };
         let pace = Pace {
@@ -226,6 +232,15 @@ impl Sim {
         {
             self.apply(event);
         }
+        if self.pager.as_ref().is_some_and(|pager| pager.is_preparing) && self.rng.coin() {
+            self.apply(Event::Prepare { on: true });
+        }
+        let fills = if self.rng.per_mille(self.weather.fills) { self.rng.within(1, FILLS_MAX) } else { 0 };
+        for _ in 0..fills {
+            if self.pager.as_ref().is_some_and(|pager| pager.machine.has_pages_to_fill()) {
+                self.apply(Event::Fill);
+            }
+        }
         if self.rng.coin()
             && let Some(chunks) = self.stray_zaps.pop()
         {
@@ -281,6 +296,7 @@ impl Sim {
 
     fn request_image(&mut self) {
         match image::any_request(&self.world, &mut self.rng) {
+            ImageRequest::Prepare { on } => self.apply(Event::Prepare { on }),
             ImageRequest::Begin => self.apply(Event::Freeze),
             ImageRequest::RemoveOldest if self.world.images.len() > 1 => self.world.remove_images(1),
             ImageRequest::RemoveOldest => {}
@@ -314,6 +330,10 @@ impl Sim {
         }
         self.drain();
         self.world.check_images();
+        if self.rng.coin() {
+            self.fill();
+            self.world.check_images();
+        }
         if self.rng.per_mille(250) {
             self.vmm.sweep_all(&mut self.rng);
             let verified = self.vmm.verified + 2 * self.world.pages() as u64;
@@ -328,10 +348,24 @@ impl Sim {
         }
     }
 
+    /// Everything that the newest image lacks is copied.
+    fn fill(&mut self) {
+        for _ in 0..DRAIN_STEPS {
+            let Some(pager) = &self.pager else { panic!("nothing crashes any more") };
+            if pager.machine.frozen() == 0 {
+                assert!((0..self.world.pages()).all(|page| !self.world.is_frozen(page)));
+                return;
+            }
+            self.apply(Event::Fill);
+            self.step(false);
+        }
+        panic!("an image is never filled");
+    }
+
     /// Nothing fails any more: everything that was begun has to end.
     fn drain(&mut self) {
         (self.weather.io_fails, self.weather.zap_fails, self.weather.crash) = (0, 0, 0);
-        self.weather.unsplittable = 0;
+        (self.weather.unsplittable, self.weather.protect_fails, self.weather.image_fails) = (0, 0, 0);
         self.pace = Pace { thread: 30, message: 30, job: 30, tick: 1, chaos: 0 };
         if self.pager.is_none() {
             self.recover();
@@ -519,23 +553,37 @@ fn mistakes_with_images_are_noticed() {
     for mistake in [
         Mistake::WritesInPlace,
         Mistake::FreesBlocks,
+        Mistake::WrongSource,
+        Mistake::ForgetsFrozen,
+        Mistake::UsesChangedKeep,
+        Mistake::UsesOldKeep,
+        Mistake::FillsPunched,
         Mistake::PreservesLate,
         Mistake::ProtectsNothing,
         Mistake::MissesDirectIo,
     ] {
-        let is_noticed = (0..MISTAKE_SEEDS).any(|seed| {
+        let noticed = (0..MISTAKE_SEEDS).find(|seed| {
+            let seed = *seed;
             let run = std::panic::catch_unwind(|| {
                 let mut sim = Sim::new(seed, seed % 2 == 0);
                 sim.images = 1000;
                 sim.pace.chaos = 5;
                 sim.weather.mistake = Some(mistake);
+                if matches!(mistake, Mistake::WritesInPlace | Mistake::FreesBlocks) {
+                    // What is copied at once is not harmed by what becomes of the block.
+                    (sim.weather.refers, sim.weather.moves) = (true, 0);
+                }
+                if matches!(mistake, Mistake::UsesChangedKeep | Mistake::UsesOldKeep) {
+                    sim.weather.fills = 1000;
+                }
                 let weather = sim.weather.clone();
                 sim.pager.iter_mut().for_each(|pager| pager.weather = weather.clone());
                 sim.run();
             });
             run.is_err()
         });
-        assert!(is_noticed, "{mistake:?}");
+        eprintln!("{mistake:?}: noticed by seed {noticed:?}");
+        assert!(noticed.is_some(), "{mistake:?}");
     }
 }
 

@@ -7,7 +7,8 @@ use std::rc::Rc;
 
 use pagoda_core::bits::PageSet;
 use pagoda_core::fault::{
-    Action, Actions, Config, Event, IoError, Located, Machine, Now, OpId, PageInPolicy, Pages, Replacement, Sharing,
+    Action, Actions, Config, Event, IoError, Located, Machine, Now, OpId, PageInPolicy, Pages, Refusal, Replacement,
+    Sharing, Source,
 };
 use pagoda_core::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
 
@@ -38,6 +39,14 @@ pub struct Weather {
     pub promotes: usize,
     /// A page-out takes another block.
     pub moves: usize,
+    /// An image refers to a block that holds what it needs, instead of copying it.
+    pub refers: bool,
+    /// At a tick the newest image is filled a little.
+    pub fills: usize,
+    /// A page cannot be protected.
+    pub protect_fails: usize,
+    /// The store of images cannot begin one, or cannot take a page.
+    pub image_fails: usize,
     /// The rule that is broken.
     pub mistake: Option<Mistake>,
 }
@@ -60,6 +69,11 @@ enum JobKind {
     /// Into a buffer, for the sake of these pages.
     Read {
         missing: Vec<usize>,
+    },
+    /// Into a buffer, for the image that was the newest of so many.
+    Keep {
+        pages: Vec<usize>,
+        begun: usize,
     },
     /// Into these frames.
     Fill(BTreeMap<usize, crate::world::Frame>),
@@ -100,6 +114,14 @@ pub struct Pager {
     pub looks: VecDeque<Looking>,
     /// Images that have begun.
     pub images: usize,
+    /// An image is to begin soon.
+    pub is_preparing: bool,
+    /// What could not be done in this list of actions; the machine hears of it behind the list.
+    failed: VecDeque<Event>,
+    /// A `Protect` of this list has failed.
+    is_unprotected: bool,
+    /// There is no image that would take a page.
+    is_void: bool,
     /// What a mistaken pager still has to preserve, and whether it does so now.
     late: Vec<Action>,
     is_late: bool,
@@ -148,6 +170,10 @@ impl Pager {
             refs: world.count_references(),
             looks: VecDeque::new(),
             images: 0,
+            is_preparing: false,
+            failed: VecDeque::new(),
+            is_unprotected: false,
+            is_void: false,
             late: Vec::new(),
             is_late: false,
         }
@@ -228,6 +254,13 @@ impl Pager {
         }
         self.send_event(event, world);
         loop {
+            if self.actions.is_empty()
+                && let Some(event) = self.failed.pop_front()
+            {
+                (self.is_unprotected, self.is_void) = (false, false);
+                self.send_event(event, world);
+                continue;
+            }
             if (self.weather.punch_reported_at_once || self.actions.is_empty())
                 && let Some(event) = self.punched.pop_front()
             {
@@ -260,6 +293,9 @@ impl Pager {
             eprintln!("  {event:?}");
         }
         self.pinned |= event == Event::Pin;
+        if let Event::Prepare { on } = event {
+            self.is_preparing = on;
+        }
         if matches!(event, Event::Fault { .. }) && self.machine.is_armed() {
             self.messages += 1;
         }
@@ -297,6 +333,11 @@ impl Pager {
             Action::ReadSpan { op, span, wanted, .. } => {
                 let pages = range(span).filter(|page| wanted.contains(PageIdx(*page as u64).index_in_chunk()));
                 self.read(op, pages, world);
+            }
+            Action::Keep { op, chunk, pages } => {
+                assert!(self.buffers.insert(op.0, BTreeMap::new()).is_none(), "the buffer of {op:?} is in use");
+                let pages = set(pages, chunk);
+                self.start(op, JobKind::Keep { pages: pages.clone(), begun: world.begun }, pages);
             }
             Action::ReadChunk { op, chunk, .. } => self.fill(op, chunk, world),
             Action::ChunkComplete { op } => self.withdraw(op, world),
@@ -348,24 +389,49 @@ impl Pager {
             Action::SwapPunch { pages } => {
                 range(pages).for_each(|page| world.blocks.drop_page(page, self.weather.mistake));
             }
+            Action::Protect { pages } if rng.per_mille(self.weather.protect_fails) => {
+                self.is_unprotected = true;
+                self.failed.push_back(Event::ProtectFailed { pages });
+            }
             Action::Protect { .. } if self.weather.mistake == Some(Mistake::ProtectsNothing) => {}
             Action::Protect { pages } => range(pages).for_each(|page| world.protect(page)),
+            Action::Preserve { .. } if self.is_void => {}
+            Action::Preserve { .. } if rng.per_mille(self.weather.image_fails) => self.lose_image(world),
             Action::Preserve { .. } if self.weather.mistake == Some(Mistake::PreservesLate) && !self.is_late => {
                 self.late.push(action);
             }
-            Action::Preserve { pages, in_block } => {
+            Action::Preserve { pages, from } => {
                 for page in range(pages) {
-                    world.preserve(page, in_block);
+                    if self.weather.mistake.is_some() && !world.is_frozen(page) {
+                        continue;
+                    }
+                    let content = self.content_of(page, from, world);
+                    let refers = self.weather.refers && !self.is_written(page, world);
+                    world.preserve(page, content, refers);
                     self.may_die(rng)?;
                 }
             }
+            // The machine hears of the failed protection, and that thaws.
+            Action::BeginImage if self.is_unprotected => {
+                world.lose_images();
+                self.is_void = true;
+            }
+            Action::BeginImage if rng.per_mille(self.weather.image_fails) => self.lose_image(world),
             Action::BeginImage => {
                 assert!(world.slots.is_empty() || self.weather.mistake == Some(Mistake::MissesDirectIo));
                 world.begin_image(vmm);
                 self.images += 1;
+                self.is_preparing = false;
             }
-            Action::RefuseImage => assert!(!world.slots.is_empty() || self.pinned, "an image is refused for nothing"),
-            Action::LoseImages => world.remove_images(world.images.len()),
+            Action::RefuseImage { why } => {
+                let is_true = match why {
+                    Refusal::Unarmed => !world.registered,
+                    Refusal::Pinned => self.pinned,
+                    Refusal::DirectIo => !world.slots.is_empty(),
+                };
+                assert!(is_true, "an image is refused for nothing: {why:?}");
+            }
+            Action::LoseImages => world.lose_images(),
             Action::RamPunch { pages } => {
                 for page in range(pages) {
                     match self.weather.direct && rng.per_mille(self.weather.unsplittable) {
@@ -398,6 +464,64 @@ impl Pager {
         Ok(())
     }
 
+    /// There is no newest image, or it cannot take more; the machine hears of it next.
+    fn lose_image(&mut self, world: &mut World) {
+        world.lose_images();
+        self.is_void = true;
+        self.failed.push_back(Event::Thaw);
+    }
+
+    /// What a page holds, by the place that the machine names.
+    fn content_of(&self, page: usize, from: Source, world: &World) -> u64 {
+        if self.weather.mistake == Some(Mistake::WrongSource)
+            && let Some(content) = world.blocks.get(page)
+        {
+            return content;
+        }
+        match from {
+            _ if self.is_late => world.recoverable(page),
+            Source::Ram => world.ram[page].as_ref().expect("a page preserved from RAM is there").get(),
+            Source::Buffer(op) => self.buffers[&op.0][&page],
+            Source::Frame => world.shared_content(page).expect("a page preserved from its frame is shared"),
+            Source::Zero => {
+                assert_eq!(world.recoverable(page), 0, "page {page} is not zero");
+                0
+            }
+        }
+    }
+
+    /// A block that was written or dropped while it was read brings anything.
+    fn garble(&mut self, op: OpId, pages: &[usize], begun: usize, world: &World) {
+        let buffer = self.buffers.get_mut(&op.0).expect("a read has a buffer");
+        for page in pages.iter().filter(|page| begun != world.begun || !world.is_frozen(**page)) {
+            buffer.insert(*page, GARBAGE);
+        }
+    }
+
+    /// A pager that takes what was read for an image without asking the machine.
+    fn mistake_keep(&self, op: OpId, pages: &[usize], begun: usize, world: &mut World) {
+        let is_newest = begun == world.begun;
+        for page in pages {
+            let Some(&content) = self.buffers[&op.0].get(page) else { continue };
+            match self.weather.mistake {
+                Some(Mistake::UsesChangedKeep) if is_newest => world.mistake_copy(*page, content),
+                Some(Mistake::UsesOldKeep) if !is_newest && world.is_frozen(*page) => {
+                    world.preserve(*page, content, false);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The page's block is being written in place.
+    fn is_written(&self, page: usize, world: &World) -> bool {
+        let target = |job: &Job| match &job.kind {
+            JobKind::Write { targets, .. } => targets.get(&page).copied(),
+            _ => None,
+        };
+        self.jobs.iter().filter_map(target).any(|block| world.blocks.block_of(page) == Some(block))
+    }
+
     fn armed(&mut self, world: &World) {
         let data = |chunk, there: &dyn Fn(usize) -> bool| -> PageSet {
             chunk_pages(chunk).filter(|page| there(*page)).map(|page| (page % CHUNK) as u8).collect()
@@ -406,7 +530,10 @@ impl Pager {
             ram: data(chunk, &|page| world.ram[page].is_some()),
             swap: data(chunk, &|page| world.blocks.has(page)),
             shared: data(chunk, &|page| world.entries[page].is_some()),
-            frozen: data(chunk, &|page| world.is_frozen(page)),
+            frozen: match self.weather.mistake {
+                Some(Mistake::ForgetsFrozen) => PageSet::EMPTY,
+                _ => data(chunk, &|page| world.is_frozen(page)),
+            },
         });
         self.machine.check();
     }
@@ -469,6 +596,13 @@ impl Pager {
                 left.push(page);
             } else {
                 world.punch(page);
+            }
+        }
+        if self.weather.mistake == Some(Mistake::FillsPunched) {
+            for page in wanted.into_iter().filter(|page| !left.contains(page)) {
+                if world.is_frozen(page) {
+                    world.preserve(page, 0, false);
+                }
             }
         }
         if rng.per_mille(self.weather.crash * 4) {
@@ -543,6 +677,13 @@ impl Pager {
         let result = if fails { Err(error) } else { Ok(()) };
         let op = job.op;
         let event = match job.kind {
+            JobKind::Keep { pages, begun } => {
+                if !fails {
+                    self.garble(op, &pages, begun, world);
+                    self.mistake_keep(op, &pages, begun, world);
+                }
+                Event::ReadDone { op, result }
+            }
             JobKind::Read { .. } | JobKind::Fill(_) => Event::ReadDone { op, result },
             JobKind::Write { zero, targets } => {
                 // Of a failed write nobody can say which blocks hold what.
@@ -620,6 +761,10 @@ impl Job {
                     let buffer = buffers.get_mut(&self.op.0).expect("a read has a buffer");
                     buffer.insert(page, world.swapped_content(page));
                 }
+                JobKind::Keep { .. } => {
+                    let buffer = buffers.get_mut(&self.op.0).expect("a read has a buffer");
+                    buffer.insert(page, world.blocks.get(page).unwrap_or(GARBAGE));
+                }
                 JobKind::Fill(frames) => frames[&page].set(world.swapped_content(page)),
                 JobKind::Write { .. } => {
                     // The frame may be gone only if the machine let it go too early.
@@ -650,7 +795,7 @@ impl Job {
         for page in std::mem::take(&mut self.left) {
             let target = self.target(page, world, weather, rng);
             match &self.kind {
-                JobKind::Read { .. } => {
+                JobKind::Read { .. } | JobKind::Keep { .. } => {
                     buffers.get_mut(&self.op.0).expect("a read has a buffer").insert(page, GARBAGE);
                 }
                 JobKind::Fill(frames) if rng.coin() => frames[&page].set(GARBAGE),

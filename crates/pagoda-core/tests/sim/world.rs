@@ -38,6 +38,8 @@ pub struct World {
     pub blocks: Blocks,
     /// Of the VM's memory, the oldest first.
     pub images: Vec<Image>,
+    /// Images that have begun.
+    pub begun: usize,
     pub pte: Vec<Pte>,
     /// Somebody reached the page since the oracle looked.
     pub used: Vec<bool>,
@@ -65,6 +67,7 @@ impl World {
             ram: vec![None; pages],
             blocks: Blocks::new(pages),
             images: Vec::new(),
+            begun: 0,
             pte: vec![Pte::Absent; pages],
             used: vec![false; pages],
             registered: false,
