@@ -11,7 +11,7 @@ use pagoda_core::units::{Bytes, ChunkCount};
 
 use crate::damage::{Damage, ImageError, ImageFile};
 use crate::disk::Disk;
-use crate::entry::Entry;
+use crate::entry::{Entry, entry_offset};
 use crate::files::{For, open_dir, open_file, read_small};
 use crate::id::ImageId;
 use crate::limits::{MANIFEST_MAX, MANIFEST_RESERVE};
@@ -123,7 +123,7 @@ impl Ledger {
             for (index, bits) in (0..=u8::MAX).zip(map::read_chunk(&*self.disk, &self.map, chunk)?) {
                 let page = chunk.page(index);
                 if map::decode(page, bits, blocks)? == Entry::Missing {
-                    let offset = Bytes(crate::entry::entry_offset(page));
+                    let offset = Bytes(entry_offset(page));
                     return Err(Damage::of_page(ImageFile::Map, page, offset, "the page is missing").into());
                 }
             }
@@ -132,7 +132,8 @@ impl Ledger {
     }
 
     /// Makes a filled image outlive the host. The order: what it consists of is on the disk -> so are its names -> the
-    /// manifest says so -> that is on the disk. This waits for the disk, so no engine may call it.
+    /// manifest says so -> that is on the disk. This waits for the disk, so no engine
+    /// may call it; and the engine has ended its writer, else it would wait here for a loss to be noted.
     ///
     /// # Errors
     /// The image is in another stage; the disk's. After that the image may be damaged: a verification tells.

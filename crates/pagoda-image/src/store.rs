@@ -184,8 +184,10 @@ impl Store {
             return Ok(0);
         }
         self.sync_names()?;
-        let failed = leftovers.iter().filter_map(|name| self.remove_leftover(name).err()).last();
-        failed.map_or(Ok(leftovers.len()), Err)
+        let removed = |name: &String| self.remove_leftover(name);
+        // One that cannot be removed keeps no other.
+        let failed = leftovers.iter().map(removed).fold(Ok(()), Result::and);
+        failed.map(|()| leftovers.len())
     }
 
     /// What there is.

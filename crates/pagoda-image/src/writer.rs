@@ -9,6 +9,7 @@
 //! nothing. The guest sees nothing of it. Nothing here waits for a disk except in the kernel's way of slowing a writer down;
 //! nothing allocates but the note of a loss.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use pagoda_core::bits::{PageSet, Run};
@@ -70,7 +71,7 @@ impl Prepared {
             return Err(ImageError::WrongStage { stage, needed: Stage::Begun.name() });
         }
         let (part, name) = (format!("{}{PART}", ledger.id), ledger.id.to_string());
-        let renamed = ledger.disk.rename(std::os::fd::AsFd::as_fd(&ledger.images), &part, &name);
+        let renamed = ledger.disk.rename(ledger.images.as_fd(), &part, &name);
         renamed.map_err(|source| ImageError::Directory { what: part, source })?;
         Ok(Writer { missing_count: ledger.chunks.pages().0, next: 0, lost: None, missing, ledger })
     }
