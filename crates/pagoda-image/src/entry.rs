@@ -116,7 +116,7 @@ mod tests {
         let content = [7; PAGE_SIZE as usize];
         // By the reference implementation.
         assert_eq!(sum_of(PageIdx(0), &content), 0x74b6_859d);
-        assert_eq!(sum_of(PageIdx(1), &content), 0x1dfa_7e74);
+        assert_eq!(sum_of(PageIdx(1), &content), 0xdfa6_7e74);
     }
 
     proptest! {

@@ -38,7 +38,7 @@ impl Life {
         recorder.note(Op::Said(Said::Filled));
         ledger.make_durable().unwrap();
         recorder.note(Op::Said(Said::Durable));
-        if seed % 2 == 0 {
+        if seed.is_multiple_of(2) {
             recorder.note(Op::Said(Said::Removing));
             store.remove(ID).unwrap();
             recorder.note(Op::Said(Said::Removed));
