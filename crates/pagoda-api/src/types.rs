@@ -9,6 +9,7 @@ mod balloon;
 mod dram;
 mod kind;
 mod latency;
+mod launch;
 mod policy;
 mod remote;
 mod sampling;
@@ -25,6 +26,7 @@ pub use balloon::{BalloonInfo, GuestMemory, check_balloon_target};
 pub use dram::{DRAM_BYTES_MIN, DRAM_FRACTION_MIN, MEMORY_GRANULE_BYTES, check_dram, dram_bytes_min};
 pub use kind::VmKind;
 pub use latency::{Latency, RoundWait};
+pub use launch::Launch;
 pub use policy::{
     AdmitReply, AdmitRequest, HostPatch, HostPolicy, Mrc, MrcPoint, VmPolicy, WhatIfReply, WhatIfRequest,
 };

@@ -1,7 +1,7 @@
 //! The record of a VM: one small file in the state directory, by which a restarted daemon knows a VM again.
 //!
-//! Format 2 is three parts: the line `pagoda-vm 2`, the [`Record`] as JSON, and the line `sum` with the 64-bit FNV-1a of all
-//! bytes before it. A setting that a user can give is a field of [`VmSpec`] and needs nothing here. Records of format 1
+//! Format 2 is a [checked text](pagoda_image::checked_text): the line `pagoda-vm 2`, the [`Record`] as JSON, and a checksum. A
+//! setting that a user can give is a field of [`VmSpec`] and needs nothing here. Records of format 1
 //! ([`format_1`]) are read, and written anew as format 2 when something changes.
 //!
 //! What is not whole, not known to this version or contradicts itself is refused: [`store`] leaves such a file alone. A
@@ -13,6 +13,7 @@ pub mod store;
 
 use pagoda_abi::{REGION_ALIGN, REGIONS_MAX, Token};
 use pagoda_api::types::{REMOTE_COPIES_MAX, RemoteRequest, VmKind, VmSpec, check_vm_name};
+use pagoda_image::checked_text::{find_lost, seal};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -137,9 +138,7 @@ impl Record {
     pub fn to_text(&self) -> String {
         // It has no map with keys of another type than text, which is all that JSON cannot have.
         let json = serde_json::to_string_pretty(self).unwrap_or_default();
-        let text = format!("{FIRST_LINE}\n{json}\n");
-        let sum = checksum(&text);
-        text + &format!("sum {sum:016x}\n")
+        seal(FIRST_LINE, &json)
     }
 
     fn from_json(json: &str) -> Result<Record, BadRecord> {
@@ -184,24 +183,6 @@ impl Remote {
 fn is_pool(name: &str) -> bool {
     let allowed = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.');
     (1..=CLUSTER_MAX).contains(&name.len()) && name.bytes().all(allowed)
-}
-
-fn checksum(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
-}
-
-/// The first field of `said` that is not in `understood`. One that says nothing (null, false, 0) cannot be lost.
-fn find_lost(said: &Value, understood: &Value) -> Option<String> {
-    let says_nothing = |value: &Value| match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::Number(number) => number.as_u64() == Some(0),
-        _ => false,
-    };
-    let Value::Object(said) = said else { return None };
-    said.iter().filter(|(_, value)| !says_nothing(value)).find_map(|(key, value)| match understood.get(key) {
-        None => Some(format!("{key:?}")),
-        Some(understood) => find_lost(value, understood),
-    })
 }
 
 fn is_false(value: &bool) -> bool {

@@ -68,11 +68,20 @@ const ALLOWED: [(&str, Edges); 22] = [
         ],
     ),
     (
+        "pagoda-image",
+        &[
+            ("pagoda-abi", Needed::Always, "limits of regions"),
+            ("pagoda-api", Needed::Always, "settings of a VM, in the manifest"),
+            ("pagoda-core", Needed::Always, "units, page sets"),
+        ],
+    ),
+    (
         "pagodad",
         &[
             ("pagoda-abi", Needed::Always, "attach packets, VM records"),
             ("pagoda-api", Needed::Always, "requests and replies"),
             ("pagoda-core", Needed::Always, "memory policy, balloon"),
+            ("pagoda-image", Needed::Always, "form of VM records"),
             ("pagoda-pager", Needed::Always, "engines"),
             ("pagoda-pool", Needed::Always, "pools of remote tiers"),
             ("pagoda-recording", Needed::Always, "recorded rounds"),

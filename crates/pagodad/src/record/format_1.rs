@@ -124,7 +124,9 @@ fn remote(text: &str) -> Option<Remote> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{CLUSTER_MAX, checksum};
+    use pagoda_image::checked_text::checksum;
+
+    use super::super::CLUSTER_MAX;
     use super::*;
 
     /// With every line that a record can have.

@@ -1,6 +1,7 @@
 //! Format 2 of a VM's record.
 
 use pagoda_api::types::{PolicySettings, Sampling};
+use pagoda_image::checked_text::checksum;
 
 use super::*;
 

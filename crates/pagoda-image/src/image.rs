@@ -1,0 +1,189 @@
+//! Reads an image. Every page that it hands out has been compared with its checksum.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use pagoda_core::bits::PageSet;
+use pagoda_core::units::{Bytes, CHUNK_PAGES, CHUNK_SIZE, ChunkCount, ChunkIdx, PAGE_SIZE, PageIdx};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::damage::{Damage, ImageError, ImageFile};
+use crate::disk::Disk;
+use crate::entry::{BlockIdx, Entry, sum_of};
+use crate::files::{For, open_file};
+use crate::id::ImageId;
+use crate::ledger::{open_image, read_manifest};
+use crate::lengths::Lengths;
+use crate::manifest::{Manifest, Stage};
+use crate::map;
+use crate::part::{STATE_MAGIC, no_state};
+
+const PAGE: usize = PAGE_SIZE as usize;
+/// Bytes of the state that are read at once.
+const STATE_PIECE: usize = 1 << 20;
+
+/// What an image has of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Nothing: the VM still has it.
+    Missing,
+    /// Zeros.
+    Zero,
+    /// A copy.
+    Block,
+}
+
+/// What an image has of a chunk. Pages in neither set were read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChunkContent {
+    /// The VM still has them.
+    pub missing: PageSet,
+    /// All zero.
+    pub zero: PageSet,
+}
+
+/// An image whose manifest is whole and whose files have their lengths.
+#[derive(Debug)]
+pub struct Image {
+    disk: Arc<dyn Disk>,
+    manifest: Manifest,
+    state: File,
+    map: File,
+    pages: File,
+    blocks: u64,
+}
+
+impl Image {
+    pub(crate) fn open(disk: Arc<dyn Disk>, images: &OwnedFd, id: ImageId) -> Result<Image, ImageError> {
+        let dir = open_image(images, id)?;
+        let manifest = read_manifest(&dir, id)?;
+        if manifest.stage == Stage::Lost {
+            return Err(ImageError::Lost { why: manifest.why.unwrap_or_default() });
+        }
+        let open = |file: ImageFile| {
+            open_file(dir.as_fd(), file.name(), For::Reading).map_err(ImageError::io(file, 0)).map(|(opened, _)| opened)
+        };
+        let (state, map, pages) = (open(ImageFile::State)?, open(ImageFile::Map)?, open(ImageFile::Pages)?);
+        let lengths = Lengths::of(&map, &pages, Some(&state))?;
+        lengths.check(&manifest)?;
+        Ok(Image { disk, manifest, state, map, pages, blocks: lengths.pages.pages_floor().0 })
+    }
+
+    /// What it is of.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Chunks of the VM.
+    pub fn chunks(&self) -> ChunkCount {
+        self.manifest.pages().chunks_ceil()
+    }
+
+    /// Reads a page into `content`, [`PAGE_SIZE`] bytes; zeros if the page is missing.
+    ///
+    /// # Errors
+    /// It is damaged, or cannot be read: where.
+    pub fn read_page(&self, page: PageIdx, content: &mut [u8]) -> Result<Content, ImageError> {
+        assert_eq!(content.len(), PAGE, "one page");
+        assert!(page.0 < self.manifest.pages().0, "a page of the VM");
+        let bits = map::read_entry(&*self.disk, &self.map, page)?;
+        match map::decode(page, bits, self.blocks)? {
+            Entry::Block { block, sum } => {
+                self.read_blocks(block, content, page)?;
+                check_sum(page, block, sum, content)?;
+                Ok(Content::Block)
+            }
+            entry => {
+                content.fill(0);
+                Ok(if entry == Entry::Zero { Content::Zero } else { Content::Missing })
+            }
+        }
+    }
+
+    /// Reads a chunk into `content`, [`CHUNK_SIZE`] bytes, consecutive blocks with one call; zeros where the page is missing.
+    ///
+    /// # Errors
+    /// A page is damaged, or cannot be read: which and where. `content` is not to be used then.
+    pub fn read_chunk(&self, chunk: ChunkIdx, content: &mut [u8]) -> Result<ChunkContent, ImageError> {
+        assert_eq!(content.len() as u64, CHUNK_SIZE, "one chunk");
+        let mut found = ChunkContent::default();
+        let mut entries = [Entry::Missing; CHUNK_PAGES as usize];
+        for (index, bits) in (0..=u8::MAX).zip(map::read_chunk(&*self.disk, &self.map, chunk)?) {
+            let entry = map::decode(chunk.page(index), bits, self.blocks)?;
+            match entry {
+                Entry::Missing => found.missing.set(index),
+                Entry::Zero => found.zero.set(index),
+                Entry::Block { .. } => {}
+            }
+            entries[usize::from(index)] = entry;
+        }
+        content.fill(0);
+        let mut index = 0;
+        while index < entries.len() {
+            let Entry::Block { block, .. } = entries[index] else {
+                index += 1;
+                continue;
+            };
+            let follows = |(at, entry): (u32, &Entry)| matches!(entry, Entry::Block { block: next, .. } if next.0 == block.0 + at);
+            let len = (0..).zip(&entries[index..]).take_while(|pair| follows(*pair)).count();
+            let bytes = &mut content[index * PAGE..(index + len) * PAGE];
+            self.read_blocks(block, bytes, chunk.page(index as u8))?;
+            index += len;
+        }
+        let (pages, _) = content.as_chunks::<PAGE>();
+        for ((index, entry), page) in (0..=u8::MAX).zip(entries).zip(pages) {
+            if let Entry::Block { block, sum } = entry {
+                check_sum(chunk.page(index), block, sum, page)?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// QEMU's state, from its beginning, with its length. It is not compared with anything: see [`Image::check_state`].
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn state(&self) -> Result<(File, Bytes), ImageError> {
+        let file = self.state.try_clone().map_err(ImageError::io(ImageFile::State, 0))?;
+        Ok((file, Bytes(self.manifest.state.bytes)))
+    }
+
+    /// Compares the state with its checksum.
+    ///
+    /// # Errors
+    /// It is damaged, or cannot be read.
+    pub fn check_state(&self) -> Result<(), ImageError> {
+        let len = self.manifest.state.bytes;
+        let mut sum = Xxh3::new();
+        let mut piece = vec![0; STATE_PIECE.min(len as usize)];
+        for offset in (0..len).step_by(STATE_PIECE) {
+            let bytes = &mut piece[..(len - offset).min(STATE_PIECE as u64) as usize];
+            let failed = ImageError::io(ImageFile::State, offset);
+            self.disk.read_at(&self.state, bytes, offset).map_err(failed)?;
+            if offset == 0 && !bytes.starts_with(STATE_MAGIC) {
+                return Err(no_state(0).into());
+            }
+            sum.update(bytes);
+        }
+        if sum.digest() != self.manifest.state.xxh3 {
+            let what = format!("its {len} bytes do not match their checksum");
+            return Err(Damage::of_file(ImageFile::State, Bytes::ZERO, what).into());
+        }
+        Ok(())
+    }
+
+    /// Consecutive blocks, whose first is that of `page`.
+    fn read_blocks(&self, first: BlockIdx, content: &mut [u8], page: PageIdx) -> Result<(), ImageError> {
+        let offset = first.offset();
+        let read = self.disk.read_at(&self.pages, content, offset.0);
+        read.map_err(|error| Damage::of_page(ImageFile::Pages, page, offset, error.to_string()).into())
+    }
+}
+
+fn check_sum(page: PageIdx, block: BlockIdx, sum: u32, content: &[u8]) -> Result<(), ImageError> {
+    if sum_of(page, content) == sum {
+        return Ok(());
+    }
+    Err(Damage::of_page(ImageFile::Pages, page, block.offset(), "the content does not match its checksum").into())
+}

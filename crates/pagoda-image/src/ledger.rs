@@ -1,0 +1,259 @@
+//! How far an image is, while it is made and filled: one owner of its manifest for the daemon and the engine.
+//!
+//! The daemon begins the image, says that it is filled, and makes it durable. The engine says that it is lost. Whoever comes
+//! second finds what the first did: what is lost stays lost. No lock is held on a way of a page but in the moment of a loss.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use pagoda_core::units::{Bytes, ChunkCount};
+
+use crate::damage::{Damage, ImageError, ImageFile};
+use crate::disk::Disk;
+use crate::entry::{Entry, entry_offset};
+use crate::files::{For, open_dir, open_file, read_small};
+use crate::id::ImageId;
+use crate::limits::{MANIFEST_MAX, MANIFEST_RESERVE};
+use crate::manifest::{Manifest, Stage, shortened};
+use crate::map;
+
+/// The manifest before it gets its name.
+pub(crate) const NEW_MANIFEST: &str = "manifest.new";
+/// The directory of an image that is being made ends so.
+pub(crate) const PART: &str = ".part";
+/// That of one that is being removed.
+pub(crate) const GONE: &str = ".gone";
+
+/// See the module.
+#[derive(Debug)]
+pub struct Ledger {
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) images: Arc<OwnedFd>,
+    pub(crate) dir: OwnedFd,
+    pub(crate) id: ImageId,
+    pub(crate) chunks: ChunkCount,
+    // Open from the beginning: a file that is opened later may not be told of an error of the write-back before.
+    pub(crate) map: File,
+    pub(crate) pages: File,
+    pub(crate) state: OnceLock<File>,
+    manifest: Mutex<Option<Manifest>>,
+}
+
+/// Whether a manifest outlives the host when it has been written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sync {
+    No,
+    Yes,
+}
+
+impl Ledger {
+    /// Of an image that has no manifest yet.
+    pub(crate) fn make(
+        disk: Arc<dyn Disk>,
+        images: Arc<OwnedFd>,
+        id: ImageId,
+        chunks: ChunkCount,
+    ) -> std::io::Result<Ledger> {
+        let part = format!("{id}{PART}");
+        disk.make_dir(images.as_fd(), &part)?;
+        let dir = open_dir(images.as_fd(), &part)?;
+        let map = disk.make_file(dir.as_fd(), ImageFile::Map.name())?;
+        map::fill_with_zeros(&*disk, &map, chunks)?;
+        let pages = disk.make_file(dir.as_fd(), ImageFile::Pages.name())?;
+        Ok(Ledger { disk, images, dir, id, chunks, map, pages, state: OnceLock::new(), manifest: Mutex::default() })
+    }
+
+    /// Of an image that a daemon before this one began.
+    pub(crate) fn open(disk: Arc<dyn Disk>, images: Arc<OwnedFd>, id: ImageId) -> Result<Ledger, ImageError> {
+        let dir = open_image(&images, id)?;
+        let manifest = read_manifest(&dir, id)?;
+        let open = |file: ImageFile| {
+            open_file(dir.as_fd(), file.name(), For::Writing).map_err(ImageError::io(file, 0)).map(|(opened, _)| opened)
+        };
+        let (map, pages, state) = (open(ImageFile::Map)?, open(ImageFile::Pages)?, open(ImageFile::State)?);
+        Ok(Ledger {
+            chunks: manifest.pages().chunks_ceil(),
+            manifest: Mutex::new(Some(manifest)),
+            state: OnceLock::from(state),
+            disk,
+            images,
+            dir,
+            id,
+            map,
+            pages,
+        })
+    }
+
+    /// The image's name.
+    pub fn id(&self) -> ImageId {
+        self.id
+    }
+
+    /// The manifest as it is now; nothing before the image begins.
+    pub fn manifest(&self) -> Option<Manifest> {
+        self.lock().clone()
+    }
+
+    /// Writes the first manifest.
+    pub(crate) fn begin(&self, manifest: Manifest) -> Result<(), ImageError> {
+        let mut current = self.lock();
+        assert!(current.is_none(), "an image begins once");
+        assert!(manifest.stage == Stage::Begun && manifest.id == self.id, "it begins as itself");
+        self.write(&manifest, Sync::No, MANIFEST_MAX - MANIFEST_RESERVE)?;
+        *current = Some(manifest);
+        Ok(())
+    }
+
+    /// Notes how long the VM stood still.
+    ///
+    /// # Errors
+    /// The disk's; the image is whole without it.
+    pub fn note_pause(&self, pause_us: u64) -> Result<(), ImageError> {
+        self.change(Sync::No, |manifest| Ok(Manifest { pause_us: Some(pause_us), ..manifest }))
+    }
+
+    /// Says that the image has all pages. It looks into the map whether that is so.
+    ///
+    /// # Errors
+    /// It is lost, or lacks a page; the disk's.
+    pub fn mark_filled(&self) -> Result<(), ImageError> {
+        let blocks = blocks_of(&self.pages)?;
+        for chunk in self.chunks.iter() {
+            for (index, bits) in (0..=u8::MAX).zip(map::read_chunk(&*self.disk, &self.map, chunk)?) {
+                let page = chunk.page(index);
+                if map::decode(page, bits, blocks)? == Entry::Missing {
+                    let offset = Bytes(entry_offset(page));
+                    return Err(Damage::of_page(ImageFile::Map, page, offset, "the page is missing").into());
+                }
+            }
+        }
+        self.change(Sync::No, |manifest| advanced(manifest, Stage::Filled))
+    }
+
+    /// Makes a filled image outlive the host. The order: what it consists of is on the disk -> so are its names -> the
+    /// manifest says so -> that is on the disk. This waits for the disk, so no engine
+    /// may call it; and the engine has ended its writer, else it would wait here for a loss to be noted.
+    ///
+    /// # Errors
+    /// The image is in another stage; the disk's. After that the image may be damaged: a verification tells.
+    pub fn make_durable(&self) -> Result<(), ImageError> {
+        let stage = self.lock().as_ref().map(|manifest| manifest.stage);
+        if stage != Some(Stage::Filled) {
+            let stage = stage.map_or("not begun", Stage::name);
+            return Err(ImageError::WrongStage { stage, needed: Stage::Filled.name() });
+        }
+        let sync = |file: ImageFile, opened: &File| self.disk.sync_file(opened).map_err(ImageError::io(file, 0));
+        sync(ImageFile::Pages, &self.pages)?;
+        sync(ImageFile::Map, &self.map)?;
+        sync(ImageFile::State, self.state.get().expect("an image that is filled has a state"))?;
+        self.sync_dir(&self.dir)?;
+        self.sync_dir(&self.images)?;
+        self.change(Sync::Yes, |manifest| advanced(manifest, Stage::Durable))
+    }
+
+    /// Says that the image is lost, so that no daemon takes it for whole or fills it up. True if that is noted, also for the
+    /// next daemon; else it has to be tried again, or noted elsewhere. A durable image needs nobody any more and stays.
+    pub fn lose(&self, why: &str) -> bool {
+        let mut current = self.lock();
+        // Without a manifest there is no image.
+        let Some(manifest) = current.as_mut() else { return true };
+        if manifest.stage != Stage::Lost {
+            if !manifest.stage.leads_to(Stage::Lost) {
+                return true;
+            }
+            manifest.stage = Stage::Lost;
+            manifest.why = Some(shortened(why));
+        }
+        // A full disk takes no new file, but it can do without a directory.
+        self.write(manifest, Sync::No, MANIFEST_MAX).is_ok() || set_aside(&*self.disk, &self.images, self.id)
+    }
+
+    fn change(
+        &self,
+        sync: Sync,
+        change: impl FnOnce(Manifest) -> Result<Manifest, ImageError>,
+    ) -> Result<(), ImageError> {
+        let mut current = self.lock();
+        let before = current.clone().ok_or(ImageError::WrongStage { stage: "not begun", needed: "begun" })?;
+        let after = change(before)?;
+        self.write(&after, sync, MANIFEST_MAX)?;
+        *current = Some(after);
+        Ok(())
+    }
+
+    fn write(&self, manifest: &Manifest, sync: Sync, max: usize) -> Result<(), ImageError> {
+        let text = manifest.to_text().map_err(|what| Damage::of_file(ImageFile::Manifest, Bytes::ZERO, what))?;
+        if text.len() > max {
+            let what = format!("{} bytes long, and it may have {max}", text.len());
+            return Err(Damage::of_file(ImageFile::Manifest, Bytes(max as u64), what).into());
+        }
+        self.replace(text.as_bytes(), sync).map_err(ImageError::io(ImageFile::Manifest, 0))
+    }
+
+    fn replace(&self, bytes: &[u8], sync: Sync) -> std::io::Result<()> {
+        let dir = self.dir.as_fd();
+        match self.disk.remove_file(dir, NEW_MANIFEST) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let file = self.disk.make_file(dir, NEW_MANIFEST)?;
+        self.disk.write_at(&file, bytes, 0)?;
+        if sync == Sync::Yes {
+            self.disk.sync_file(&file)?;
+        }
+        self.disk.rename(dir, NEW_MANIFEST, ImageFile::Manifest.name())?;
+        if sync == Sync::Yes {
+            self.disk.sync_dir(dir)?;
+        }
+        Ok(())
+    }
+
+    fn sync_dir(&self, dir: &OwnedFd) -> Result<(), ImageError> {
+        let what = format!("directory of {}", self.id);
+        self.disk.sync_dir(dir.as_fd()).map_err(|source| ImageError::Directory { what, source })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Manifest>> {
+        self.manifest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn advanced(manifest: Manifest, stage: Stage) -> Result<Manifest, ImageError> {
+    match manifest.stage {
+        Stage::Lost => Err(ImageError::Lost { why: manifest.why.unwrap_or_default() }),
+        before if before.leads_to(stage) => Ok(Manifest { stage, ..manifest }),
+        before => Err(ImageError::WrongStage { stage: before.name(), needed: "one before that" }),
+    }
+}
+
+/// Whole blocks of `pages`. What a killed daemon wrote of one more is none.
+pub(crate) fn blocks_of(pages: &File) -> Result<u64, ImageError> {
+    let len = pages.metadata().map_err(ImageError::io(ImageFile::Pages, 0))?.len();
+    Ok(Bytes(len).pages_floor().0)
+}
+
+/// The directory of a begun image.
+pub(crate) fn open_image(images: &OwnedFd, id: ImageId) -> Result<OwnedFd, ImageError> {
+    let what = format!("directory of {id}");
+    open_dir(images.as_fd(), &id.to_string()).map_err(|source| ImageError::Directory { what, source })
+}
+
+/// The manifest of the image in this directory.
+pub(crate) fn read_manifest(dir: &OwnedFd, id: ImageId) -> Result<Manifest, ImageError> {
+    let read = read_small(dir.as_fd(), ImageFile::Manifest.name(), MANIFEST_MAX);
+    let manifest = Manifest::read(&read.map_err(ImageError::io(ImageFile::Manifest, 0))?)?;
+    if manifest.id != id {
+        let what = format!("it is of image {}", manifest.id);
+        return Err(Damage::of_file(ImageFile::Manifest, Bytes::ZERO, what).into());
+    }
+    Ok(manifest)
+}
+
+/// Makes an image one that is being removed. False if it is there still.
+pub(crate) fn set_aside(disk: &dyn Disk, images: &OwnedFd, id: ImageId) -> bool {
+    match disk.rename(images.as_fd(), &id.to_string(), &format!("{id}{GONE}")) {
+        Ok(()) => true,
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    }
+}

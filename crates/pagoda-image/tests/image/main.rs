@@ -1,0 +1,8 @@
+//! Images as the daemon, the engine and a restore see them, on a real file system.
+
+mod crash;
+mod disk;
+mod files;
+mod golden;
+mod hostile;
+mod vm;
