@@ -117,6 +117,9 @@ pub fn start(client: &Client, request: Request) -> Result<()> {
         );
     }
     shim::check_path(&created.vm.shim)?;
+    if plan.is_some() {
+        shim::check_gate(&created.vm.shim)?;
+    }
     let monitor = fetch(&created.vm)?;
     let error = command(&request, plan.as_ref(), &created.vm, vm.memory.len(), monitor.as_ref())?.exec();
     Err(anyhow!(error).context(format!("start {}", request.program.display())))

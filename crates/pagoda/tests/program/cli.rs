@@ -88,6 +88,17 @@ fn qemu_gets_its_options_rewritten() {
 }
 
 #[test]
+fn a_shim_without_the_gate_gets_no_qemu() {
+    let daemon = FakeDaemon::start("older");
+    std::fs::write(daemon.dir.join("shim.so"), "another library").unwrap();
+    let qemu = fake_qemu(&daemon);
+    let output = daemon.pagoda(&["run", "--name", "web1", "--", &qemu, "-m", "1G"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", err(&output));
+    assert!(err(&output).contains("older than this command"), "{}", err(&output));
+    assert_eq!(daemon.asked().last().unwrap().0, "DELETE /v1/vms/web1");
+}
+
+#[test]
 fn libvirts_emulator() {
     let daemon = FakeDaemon::start("emulator");
     let qemu = fake_qemu(&daemon);
