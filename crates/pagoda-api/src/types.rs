@@ -26,7 +26,7 @@ pub use balloon::{BalloonInfo, GuestMemory, check_balloon_target};
 pub use dram::{DRAM_BYTES_MIN, DRAM_FRACTION_MIN, MEMORY_GRANULE_BYTES, check_dram, dram_bytes_min};
 pub use kind::VmKind;
 pub use latency::{Latency, RoundWait};
-pub use launch::Launch;
+pub use launch::{LAUNCH_BYTES_MAX, Launch};
 pub use policy::{
     AdmitReply, AdmitRequest, HostPatch, HostPolicy, Mrc, MrcPoint, VmPolicy, WhatIfReply, WhatIfRequest,
 };
@@ -105,6 +105,9 @@ pub struct CreateVm {
     pub kind: VmKind,
     #[serde(flatten)]
     pub spec: VmSpec,
+    /// What starts its QEMU again; nothing for another program, and from an older command.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub launch: Option<Launch>,
 }
 
 impl CreateVm {
@@ -401,6 +404,7 @@ mod tests {
             memory: memory.to_vec(),
             kind: VmKind::Qemu,
             spec: VmSpec { dram, ..VmSpec::default() },
+            launch: None,
         }
     }
 

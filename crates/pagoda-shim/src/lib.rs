@@ -8,7 +8,8 @@
 //! * it keeps fds that must outlive the daemon, and a thread that takes up with the next one ([`agent`]);
 //! * it keeps the clock of direct I/O ([`clock`]), without which a disk would write into pages that are gone;
 //! * it turns "these pages are free" into a message ([`calls`]), and tells when somebody else gets at RAM
-//!   ([`foreign`]).
+//!   ([`foreign`]);
+//! * it keeps QEMU from leaving RAM out of a migration ([`gate`]).
 //!
 //! Owns: the userfaultfds, the RAM fds, the shared memory and the two connections. Nobody else may close them: closing
 //! a userfaultfd turns pages that are out into zeros.
@@ -43,6 +44,7 @@ mod clock;
 mod config;
 mod folios;
 mod foreign;
+mod gate;
 mod hooks;
 mod link;
 mod ram;

@@ -99,6 +99,7 @@ real! {
     fn __fread_chk(buf: *mut c_void, room: size_t, size: size_t, count: size_t, file: *mut FILE) -> size_t, else 0;
     fn __fread_unlocked_chk(buf: *mut c_void, room: size_t, size: size_t, count: size_t, file: *mut FILE) -> size_t,
         else 0;
+    fn strcmp(a: *const c_char, b: *const c_char) -> c_int, else no_function();
     fn fputs(text: *const c_char, file: *mut FILE) -> c_int, else no_function();
     fn fputs_unlocked(text: *const c_char, file: *mut FILE) -> c_int, else no_function();
     fn puts(text: *const c_char) -> c_int, else no_function();

@@ -24,6 +24,7 @@ pub fn admit(client: &Client, options: &Admit, format: Format) -> Result<()> {
             policy: PolicySettings { min: options.min, ..PolicySettings::default() },
             ..VmSpec::default()
         },
+        launch: None,
     };
     vm.check().map_err(UsageError)?;
     let reply = client.admit(&AdmitRequest { memory_bytes: options.memory, dram, min: options.min })?;

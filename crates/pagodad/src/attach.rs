@@ -4,6 +4,7 @@
 //! Each connection gets a thread until it has said what it is; then its engine owns it. A peer proves by the token which
 //! VM it is, and by the kernel's word (`SO_PEERCRED`) that it is the user and, later, the process that it was.
 
+mod gate;
 mod handshakes;
 
 use std::collections::BTreeMap;
@@ -237,7 +238,8 @@ fn attach(
     hello: Hello,
     prepared: Option<SharedMap>,
 ) -> Result<()> {
-    let name = authorised(registry, hello.token, hello.peer)?;
+    let token = hello.token;
+    let name = authorised(registry, token, hello.peer)?;
     let engine = registry.lock().get(&name).and_then(|vm| vm.handle.clone());
     if let Some(engine) = engine {
         ensure!(prepared.is_none(), "{name} is attached already");
@@ -292,6 +294,9 @@ fn attach(
     learn_accelerator(registry, &name);
     registry.resume_balloon(&name);
     registry.governor.doorbell.ring();
+    if !taken_over {
+        gate::check(registry, &name, token);
+    }
     Ok(())
 }
 

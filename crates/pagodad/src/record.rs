@@ -5,14 +5,15 @@
 //! ([`format_1`]) are read, and written anew as format 2 when something changes.
 //!
 //! What is not whole, not known to this version or contradicts itself is refused: [`store`] leaves such a file alone. A
-//! record has the VM's secret and the key of its pages in remote memory: no error and no `Debug` shows them.
+//! record has the VM's secret, the key of its pages in remote memory and the words that its user gave QEMU: no error and no
+//! `Debug` shows them.
 
 mod format_1;
 mod read;
 pub mod store;
 
 use pagoda_abi::{REGION_ALIGN, REGIONS_MAX, Token};
-use pagoda_api::types::{REMOTE_COPIES_MAX, RemoteRequest, VmKind, VmSpec, check_vm_name};
+use pagoda_api::types::{LAUNCH_BYTES_MAX, Launch, REMOTE_COPIES_MAX, RemoteRequest, VmKind, VmSpec, check_vm_name};
 use pagoda_image::checked_text::{find_lost, seal};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -20,8 +21,8 @@ use serde_json::Value;
 use crate::compressed::Compressed;
 
 /// Longest record that is written or read, in bytes. One of format 1 (4096 bytes) always fits: JSON has at most six bytes for
-/// one of a text, and the names of fields are below 1 KiB.
-pub const RECORD_MAX: usize = 32 << 10;
+/// one of a text, and the names of fields are below 1 KiB. So does a launch specification beside it.
+pub const RECORD_MAX: usize = (32 << 10) + LAUNCH_BYTES_MAX;
 const FIRST_LINE: &str = "pagoda-vm 2";
 /// Bytes of the key of a VM's pages in remote memory.
 pub const REMOTE_KEY_SIZE: usize = 32;
@@ -49,6 +50,9 @@ pub struct Record {
     /// The memory policy has stopped it, and has to let it run again.
     #[serde(default, skip_serializing_if = "is_false")]
     pub blocked: bool,
+    /// What starts its program again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub launch: Option<Launch>,
     /// What its VMM keeps for sharing. Without it shared pages would be taken for zeros.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharing: Option<SharingFiles>,
@@ -113,6 +117,7 @@ impl Record {
             pid: (0, 0),
             paged_out: false,
             blocked: false,
+            launch: None,
             sharing: None,
             remote: None,
             compressed: None,
@@ -164,6 +169,9 @@ impl Record {
         }
         if self.spec.remote != self.remote.as_ref().map(|remote| RemoteRequest { copies: remote.copies }) {
             return Err(bad("remote memory was asked for otherwise than it is there"));
+        }
+        if self.launch.as_ref().is_some_and(|launch| !launch.fits()) {
+            return Err(bad("launch"));
         }
         if let Some(remote) = &self.remote {
             remote.check().ok_or_else(|| bad("far"))?;

@@ -102,6 +102,7 @@ fn swap_that_nobody_reserved_is_promised_by_no_command() {
         memory: vec![memory],
         kind: VmKind::Plain,
         spec: VmSpec { dram, ..VmSpec::default() },
+        launch: None,
     };
     // In a pool that holds it whole, it needs no swap; with a low cap it would.
     client.create(&vm("big", None)).unwrap();
@@ -144,7 +145,13 @@ fn the_name_of_a_vm_that_did_not_start_is_free_at_once() {
     }
     std::fs::create_dir_all(&dir).unwrap();
     let daemon = Daemon::start(&dir, GIB);
-    let vm = CreateVm { name: "again".into(), memory: vec![64 << 20], kind: VmKind::Plain, spec: VmSpec::default() };
+    let vm = CreateVm {
+        name: "again".into(),
+        memory: vec![64 << 20],
+        kind: VmKind::Plain,
+        spec: VmSpec::default(),
+        launch: None,
+    };
     for _ in 0..10 {
         let made = daemon.client().create(&vm).unwrap();
         let status = Command::new(std::env::current_exe().unwrap())

@@ -6,7 +6,7 @@
 //! `read readv pread64 __pread64_chk preadv64 write writev pwrite64 pwritev64`, `send sendto sendmsg recv recvmsg recvmmsg
 //! setsockopt`, `fread fwrite setvbuf`, `copy_file_range`, `io_setup io_submit io_destroy` (versioned, which an unversioned
 //! hook satisfies), `io_uring_queue_init io_uring_queue_exit io_uring_submit io_uring_submit_and_wait __io_uring_get_cqe`,
-//! `ioctl syscall`; 7.2 also `mremap`. The others are here because other VMMs and builds use them.
+//! `ioctl syscall strcmp`; 7.2 also `mremap`. The others are here because other VMMs and builds use them.
 //!
 //! The `64` names are the same functions: on x86-64 `off_t` has 64 bits either way.
 
@@ -17,6 +17,7 @@ mod memory;
 mod queues;
 mod sockets;
 mod splices;
+mod strings;
 mod syscalls;
 mod tracked;
 mod transfer;

@@ -112,15 +112,14 @@ impl Backend {
     }
 
     /// The value of `-object` for the RAM file at `path`. Aligned to 2 MiB, because
-    /// QEMU's own choice of 4 KiB would never get a huge mapping. QEMU is told that it is private, whatever it was, and the
-    /// shim maps it shared: of what it takes for shared QEMU leaves the content out of a migration where it is told to
-    /// (x-ignore-shared, CPR), for that would be in the user's file.
+    /// QEMU's own choice of 4 KiB would never get a huge mapping. QEMU is told that it is shared, whatever it was, so that it
+    /// can save its state without RAM for a snapshot. That nobody else has it leave RAM out, the shim sees to (its `gate`).
     pub fn render(&self, path: &str) -> String {
         let mut props = self.props.clone();
         props.set_text("qom-type", "memory-backend-file");
         props.set_bytes("size", self.size_bytes);
         props.set_text("mem-path", path);
-        props.set_bool("share", false);
+        props.set_bool("share", true);
         props.set_bytes("align", pagoda_api::MEMORY_GRANULE_BYTES);
         props.render()
     }

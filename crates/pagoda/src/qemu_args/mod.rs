@@ -7,6 +7,7 @@
 
 mod backend;
 mod console;
+mod descriptors;
 mod devices;
 mod error;
 mod memory;
@@ -19,6 +20,7 @@ mod words;
 use pagoda_api::attach::ram_path;
 
 use self::backend::Backend;
+pub use self::descriptors::inherited as inherited_descriptors;
 pub use self::error::ArgError;
 use self::words::{Opt, Props};
 use crate::units;

@@ -33,6 +33,12 @@ pub fn check(option: &Opt<'_>) -> Result<(), ArgError> {
         "set" if sets_memory(value) => {
             refuse(format!("-set {value} changes an option that Pagoda reads"), "write it in that option itself")
         }
+        "incoming" if !is_main_channel(value)? => refuse(
+            format!(
+                "-incoming {value}: the target would take over the source's memory, but its RAM is in Pagoda's files"
+            ),
+            "send the whole state: -incoming defer, or one channel of the type main",
+        ),
         "xen-attach" | "xen-domid" => refuse_xen(&format!("-{name}")),
         "accel" if props("accel")?.get("accel").as_deref() == Some("xen") => refuse_xen("-accel xen"),
         "chroot" => refuse_chroot("-chroot"),
@@ -58,6 +64,16 @@ pub fn check(option: &Opt<'_>) -> Result<(), ArgError> {
         }
         _ => Ok(()),
     }
+}
+
+/// A URI, or a channel for the whole state. That of CPR (QEMU 10) brings descriptors of memory instead of its content.
+fn is_main_channel(value: &str) -> Result<bool, ArgError> {
+    // As QEMU tells a URI from a channel.
+    let is_uri = value.split_once(':').is_some_and(|(scheme, _)| scheme.bytes().all(|b| b.is_ascii_alphabetic()));
+    if is_uri || value == "defer" {
+        return Ok(true);
+    }
+    Ok(Props::parse("incoming", value, "channel-type")?.get("channel-type").is_none_or(|kind| kind == "main"))
 }
 
 /// `GROUP.ID.PROPERTY=VALUE`, of a group or a property that has to do with memory.

@@ -24,7 +24,7 @@ fn rewritten(plan: &Plan) -> String {
 }
 
 fn ram(id: &str, mib: u64, region: usize) -> String {
-    format!("qom-type=memory-backend-file,id={id},{BY_ID},size={},{FILE}{region},share=off,align=2097152", mib << 20)
+    format!("qom-type=memory-backend-file,id={id},{BY_ID},size={},{FILE}{region},share=on,align=2097152", mib << 20)
 }
 
 /// What `line` becomes; `expected` leaves out the monitor and `-nodefaults` in front.
@@ -87,7 +87,7 @@ fn back_ends_are_replaced() {
     let on = "x-use-canonical-path-for-ramblock-id=on";
     check(
         &format!("{m} -object memory-backend-ram,id=r,size=1G,{on}"),
-        &format!("{m} -object qom-type=memory-backend-file,id=r,{on},size=1073741824,{FILE}0,share=off,align=2097152"),
+        &format!("{m} -object qom-type=memory-backend-file,id=r,{on},size=1073741824,{FILE}0,share=on,align=2097152"),
     );
     check_named("memory-backend-memfd,id=r,size=1G,hugetlb=off");
     // What says where memory lies stays.
@@ -95,7 +95,7 @@ fn back_ends_are_replaced() {
         &format!("{m} -object memory-backend-ram,id=r,size=1G,host-nodes.0=0,policy=bind,dump=off,merge=on"),
         &format!(
             "{m} -object qom-type=memory-backend-file,id=r,host-nodes.0=0,policy=bind,dump=off,merge=on,\
-             {BY_ID},size=1073741824,{FILE}0,share=off,align=2097152"
+             {BY_ID},size=1073741824,{FILE}0,share=on,align=2097152"
         ),
     );
     // -m is added where the back end alone gave the size.
@@ -109,11 +109,11 @@ fn back_ends_are_replaced() {
 fn json_stays_json() {
     check(
         r#"-machine pc-q35-8.2,memory-backend=pc.ram -m size=786432k -object {"qom-type":"memory-backend-ram","id":"pc.ram","size":805306368}"#,
-        r#"-machine pc-q35-8.2,memory-backend=pc.ram -m size=786432k -object {"align":2097152,"id":"pc.ram","mem-path":"/proc/pagoda-shim/ram0","qom-type":"memory-backend-file","share":false,"size":805306368,"x-use-canonical-path-for-ramblock-id":false}"#,
+        r#"-machine pc-q35-8.2,memory-backend=pc.ram -m size=786432k -object {"align":2097152,"id":"pc.ram","mem-path":"/proc/pagoda-shim/ram0","qom-type":"memory-backend-file","share":true,"size":805306368,"x-use-canonical-path-for-ramblock-id":false}"#,
     );
     check(
         r#"-m 1G -machine memory-backend=r -object {"qom-type":"memory-backend-memfd","id":"r","hugetlb":false,"size":1073741824,"host-nodes":[0,1],"policy":"interleave","prealloc":false}"#,
-        r#"-m 1G -machine memory-backend=r -object {"align":2097152,"host-nodes":[0,1],"id":"r","mem-path":"/proc/pagoda-shim/ram0","policy":"interleave","qom-type":"memory-backend-file","share":false,"size":1073741824}"#,
+        r#"-m 1G -machine memory-backend=r -object {"align":2097152,"host-nodes":[0,1],"id":"r","mem-path":"/proc/pagoda-shim/ram0","policy":"interleave","qom-type":"memory-backend-file","share":true,"size":1073741824}"#,
     );
 }
 
@@ -221,6 +221,14 @@ fn refusals_of_other_options() {
     refused("-set object.ram0.share=off", "-set");
     refused("-set device.nv1.memdev=other", "-set");
     planned("-m 1G -set device.d0.bootindex=1");
+    refused(r#"-incoming {"channel-type":"cpr","addr":{"transport":"socket","type":"unix","path":"/s"}}"#, "defer");
+    refused("-incoming channel-type=cpr,addr.transport=socket,addr.type=unix,addr.path=/s", "defer");
+    refused("-incoming cpr,addr.transport=socket,addr.type=unix,addr.path=/s", "defer");
+    for main in
+        [r#"{"channel-type":"main","addr":{"transport":"file"}}"#, "channel-type=main,addr.x=y", "tcp::1", "fd:3"]
+    {
+        planned(&format!("-m 1G -incoming {main}"));
+    }
     for xen in ["-accel xen", "-machine pc,accel=xen:kvm", "-M xenfv-4.2", "-xen-domid 7", "-xen-attach"] {
         refused(xen, "the hypervisor has");
     }

@@ -5,6 +5,7 @@
 //! fails in between, the VM is given up again. From `exec` on the program inherits the monitor's socket. It does not
 //! inherit RAM: that has a path which only the preloaded shim can open, so a program that lost the shim on the way ends.
 
+mod launch;
 mod machines;
 pub mod program;
 mod shim;
@@ -117,6 +118,9 @@ pub fn start(client: &Client, request: Request) -> Result<()> {
         );
     }
     shim::check_path(&created.vm.shim)?;
+    if plan.is_some() {
+        shim::check_gate(&created.vm.shim)?;
+    }
     let monitor = fetch(&created.vm)?;
     let error = command(&request, plan.as_ref(), &created.vm, vm.memory.len(), monitor.as_ref())?.exec();
     Err(anyhow!(error).context(format!("start {}", request.program.display())))
@@ -147,7 +151,9 @@ fn vm_of(request: &Request, plan: Option<&Plan>) -> Result<CreateVm> {
         None => vec![request.memory_bytes.ok_or_else(|| UsageError("give --memory".into()))?],
     };
     let pinned = plan.and_then(|plan| plan.pinned.clone());
-    Ok(CreateVm { name, memory, kind: request.kind, spec: VmSpec { pinned, ..request.spec.clone() } })
+    let spec = VmSpec { pinned, ..request.spec.clone() };
+    let launch = plan.map(|_| launch::of(&request.program, &request.words));
+    Ok(CreateVm { name, memory, kind: request.kind, spec, launch })
 }
 
 /// `HUGETLBFS_MAGIC` and `TMPFS_MAGIC` of statfs(2).

@@ -1,8 +1,10 @@
 //! What would keep the shim out of the program.
 //!
-//! Nothing here is needed for safety: a program without the shim cannot open its RAM, and ends. These checks, and those of
-//! the program itself ([`super::program`]), say why before anything is started.
+//! A program without the shim cannot open its RAM, and ends. These checks, and those of the program itself
+//! ([`super::program`]), say why before anything is started. Only the one for QEMU is needed for safety.
 
+use std::fs::File;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -25,6 +27,26 @@ pub fn check_path(shim: &Path) -> Result<()> {
     Err(UsageError(format!(
         "the shim is at {}, and the dynamic linker takes an absolute path without blanks, colons and $ only: install \
          Pagoda elsewhere, or start pagodad with --shim and the path of a link to it",
+        shim.display()
+    ))
+    .into())
+}
+
+/// Where a library has the names of its functions, and what of them a shim with a gate has.
+const NAMES_BYTES: u64 = 1 << 20;
+const GATE: &[u8] = b"\0strcmp\0";
+
+/// QEMU is told that RAM is shared. A shim of before would let it leave RAM out of a migration, where it is told to.
+pub fn check_gate(shim: &Path) -> Result<()> {
+    let mut names = Vec::new();
+    let file = File::open(shim).with_context(|| format!("open {}", shim.display()))?;
+    file.take(NAMES_BYTES).read_to_end(&mut names).with_context(|| format!("read {}", shim.display()))?;
+    if names.windows(GATE.len()).any(|window| window == GATE) {
+        return Ok(());
+    }
+    Err(UsageError(format!(
+        "the shim at {} is older than this command and does not keep QEMU from leaving guest RAM out of a migration: install \
+         both from one version, and restart pagodad with this shim",
         shim.display()
     ))
     .into())

@@ -84,7 +84,23 @@ fn qemu_gets_its_options_rewritten() {
     assert!(text.contains("mode=control"), "{text}");
     let vm = daemon.created().unwrap();
     assert_eq!((vm.name.as_str(), vm.memory), ("web1", vec![4 << 30]));
+    // The user's own words, from which it can be started again.
+    let launch = vm.launch.unwrap();
+    assert_eq!((launch.program.as_str(), launch.words.as_slice()), (qemu.as_str(), &words[5..].map(String::from)[..]));
+    assert_eq!(launch.cwd, std::env::current_dir().unwrap().to_str().unwrap());
+    assert!(launch.unstartable.is_empty(), "{:?}", launch.unstartable);
     assert!(vm.spec.pinned.unwrap().contains("vfio-pci"));
+}
+
+#[test]
+fn a_shim_without_the_gate_gets_no_qemu() {
+    let daemon = FakeDaemon::start("older");
+    std::fs::write(daemon.dir.join("shim.so"), "another library").unwrap();
+    let qemu = fake_qemu(&daemon);
+    let output = daemon.pagoda(&["run", "--name", "web1", "--", &qemu, "-m", "1G"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", err(&output));
+    assert!(err(&output).contains("older than this command"), "{}", err(&output));
+    assert_eq!(daemon.asked().last().unwrap().0, "DELETE /v1/vms/web1");
 }
 
 #[test]

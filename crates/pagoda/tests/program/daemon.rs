@@ -40,7 +40,8 @@ impl FakeDaemon {
         let dir = std::env::temp_dir().join(format!("pagoda-cli-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         // An empty library: the dynamic linker says so on standard error and goes on.
-        std::fs::write(dir.join("shim.so"), "").unwrap();
+        // It has the name by which the command knows that QEMU may be told that RAM is shared.
+        std::fs::write(dir.join("shim.so"), "\0strcmp\0").unwrap();
         let asked = Arc::new(Mutex::new(Vec::new()));
         let daemon = Self { dir, asked: Arc::clone(&asked) };
         let control = UnixListener::bind(daemon.socket()).unwrap();

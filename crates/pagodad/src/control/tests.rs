@@ -110,7 +110,8 @@ fn the_routes_of_an_empty_daemon() {
     gone(client.cont("web1").unwrap_err().code());
     gone(client.patch("web1", &VmPatch { dram: Some(1 << 30), ..VmPatch::default() }).unwrap_err().code());
     gone(client.delete("web1").unwrap_err().code());
-    let bad = CreateVm { name: "web1".into(), memory: vec![1], kind: VmKind::Plain, spec: VmSpec::default() };
+    let bad =
+        CreateVm { name: "web1".into(), memory: vec![1], kind: VmKind::Plain, spec: VmSpec::default(), launch: None };
     assert_eq!(client.create(&bad).unwrap_err().code(), Some(ErrorCode::BadRequest));
     assert!(client.metrics().unwrap().ends_with("# EOF\n"));
     daemon.stop();

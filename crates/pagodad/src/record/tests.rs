@@ -1,6 +1,6 @@
 //! Format 2 of a VM's record.
 
-use pagoda_api::types::{PolicySettings, Sampling};
+use pagoda_api::types::{LAUNCH_BYTES_MAX, Launch, PolicySettings, Sampling};
 use pagoda_image::checked_text::checksum;
 
 use super::*;
@@ -8,6 +8,7 @@ use super::*;
 /// Written by the first version that wrote format 2.
 const ALL: &str = include_str!("golden/2-all.vm");
 const LEAST: &str = include_str!("golden/2-least.vm");
+const LAUNCH: &str = include_str!("golden/2-launch.vm");
 
 fn all() -> Record {
     let sampling = Some(Sampling { pages: 200, period_s: 10 });
@@ -41,6 +42,13 @@ fn least() -> Record {
     Record::new("web1", Token([7; 16]), VmKind::Plain, &[1 << 30], VmSpec::default())
 }
 
+fn with_launch() -> Record {
+    let words = ["-m", "1G", "-netdev", "tap,id=n,fd=9", "-name", "a \"b\" ü"].map(String::from).to_vec();
+    let (program, cwd) = ("/usr/bin/qemu-system-x86_64".into(), "/root".into());
+    let launch = Launch { program, words, cwd, uid: 1000, gid: 100, unstartable: vec!["-netdev fd=9".into()] };
+    Record { launch: Some(launch), ..Record::new("web1", Token([7; 16]), VmKind::Qemu, &[1 << 30], VmSpec::default()) }
+}
+
 /// A record whose JSON is this.
 fn summed(json: &str) -> String {
     let text = format!("{FIRST_LINE}\n{json}\n");
@@ -56,6 +64,7 @@ fn json(record: &Record) -> Value {
 fn what_was_written_is_read() {
     assert_eq!(Record::from_text(ALL), Ok(all()));
     assert_eq!(Record::from_text(LEAST), Ok(least()));
+    assert_eq!(Record::from_text(LAUNCH), Ok(with_launch()));
 }
 
 /// Not more than what is read: a daemon of before would leave the VM alone.
@@ -63,11 +72,12 @@ fn what_was_written_is_read() {
 fn it_is_written_as_it_was() {
     assert_eq!(all().to_text(), ALL);
     assert_eq!(least().to_text(), LEAST);
+    assert_eq!(with_launch().to_text(), LAUNCH);
 }
 
 #[test]
 fn record_reads_as_written() {
-    let mut records = vec![all(), least()];
+    let mut records = vec![all(), least(), with_launch()];
     let without = |change: fn(&mut Record)| {
         let mut record = all();
         change(&mut record);
@@ -225,6 +235,7 @@ fn neither_debug_nor_errors_show_a_secret() {
     let secret = "a7".repeat(4);
     assert!(!format!("{:?}", all()).contains(&secret));
     assert!(!format!("{:?}", all()).contains(&"07".repeat(4)));
+    assert!(!format!("{:?}", with_launch()).contains("tap,"));
     for (field, other) in [("key", "space"), ("space", "copies")] {
         let mut moved = json(&all());
         moved["far"][other] = json(&all())["far"][field].clone();
@@ -239,6 +250,9 @@ fn neither_debug_nor_errors_show_a_secret() {
 fn what_format_1_could_hold_fits() {
     let mut record = all();
     record.spec.pinned = Some("\u{1}".repeat(4096));
+    let launch = Launch { words: vec!["x".repeat(LAUNCH_BYTES_MAX - 500)], ..with_launch().launch.unwrap() };
+    record.launch = Some(launch.bounded());
+    assert!(record.launch.as_ref().is_some_and(|launch| launch.words.len() == 1), "it fits");
     assert!(record.to_text().len() <= RECORD_MAX);
     assert_eq!(Record::from_text(&record.to_text()), Ok(record));
 }

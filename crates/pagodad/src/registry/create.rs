@@ -11,7 +11,7 @@ use std::path::Path;
 use anyhow::Context;
 use pagoda_abi::Token;
 use pagoda_api::in_full;
-use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, VmKind};
+use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, Launch, VmKind};
 use pagoda_core::policy::VmId;
 use pagoda_sys::ram::RamFile;
 use pagoda_sys::swapfile::{Reserve, SwapFile};
@@ -84,10 +84,11 @@ impl Registry {
         remote: Option<Remote>,
         made: impl FnOnce(),
     ) -> Result<CreatedVm, ApiError> {
-        let CreateVm { name, memory, kind, spec } = request;
+        let CreateVm { name, memory, kind, spec, launch } = request;
         let token = random_token().map_err(|e| internal("make a token", e))?;
         let compressed = self.config.compressed.clone();
-        let record = Record { remote, compressed, ..Record::new(&name, token, kind, &memory, spec) };
+        let launch = launch.map(Launch::bounded);
+        let record = Record { launch, remote, compressed, ..Record::new(&name, token, kind, &memory, spec) };
         let reservation = self.reserve(&name, &record)?;
         let vm = self.make(record, reservation.id)?;
         made();

@@ -168,8 +168,13 @@ fn ram_file_of(pid: u32, vm: &str) -> Result<File> {
 fn a_token_is_needed_to_attach() -> Result<()> {
     Lab::run("tokens", 0, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
-        let vm =
-            CreateVm { name: "web1".into(), memory: vec![128 * MIB], kind: VmKind::Plain, spec: VmSpec::default() };
+        let vm = CreateVm {
+            name: "web1".into(),
+            memory: vec![128 * MIB],
+            kind: VmKind::Plain,
+            spec: VmSpec::default(),
+            launch: None,
+        };
         let created = daemon.client().create(&vm)?;
         let mut forged = created.clone();
         forged.token = "0".repeat(created.token.len());

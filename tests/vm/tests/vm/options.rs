@@ -116,27 +116,18 @@ fn capability(name: &str) -> Value {
 fn migrated(qemu: Qemu) -> Result<()> {
     Lab::run("migration", 2, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
-        let ways = [
-            (By::PlainQemu, By::Pagoda, ""),
-            (By::Pagoda, By::PlainQemu, ""),
-            (By::Pagoda, By::Pagoda, "x-ignore-shared"),
-        ];
-        for (number, (from, to, wanted)) in ways.into_iter().enumerate() {
+        let ways = [(By::PlainQemu, By::Pagoda), (By::Pagoda, By::PlainQemu), (By::Pagoda, By::Pagoda)];
+        for (number, (from, to)) in ways.into_iter().enumerate() {
             let path = lab.dir().join(format!("migration{number}"));
             let guest = start(lab, &daemon, from, qemu, "source", "")?;
             let incoming = start(lab, &daemon, to, qemu, "target", "-incoming defer")?;
             let (mut source, mut target) = (guest.qmp()?, incoming.qmp()?);
-            if !wanted.is_empty() {
-                // It leaves out RAM that both sides have in a file. No side has Pagoda's, so nothing may be left out.
-                source.execute("migrate-set-capabilities", capability(wanted))?;
-                target.execute("migrate-set-capabilities", capability(wanted))?;
-            }
             target.execute("migrate-incoming", json!({ "uri": format!("unix:{}", path.display()) }))?;
             guest.wait_phase("random")?;
             was_paged(&daemon, from, "source")?;
-            migrate(&mut source, &path).with_context(|| format!("from {from:?} to {to:?} {wanted}"))?;
+            migrate(&mut source, &path).with_context(|| format!("from {from:?} to {to:?}"))?;
             quit(&guest, &mut source)?;
-            goes_on(&daemon, to, &incoming).with_context(|| format!("from {from:?} to {to:?} {wanted}"))?;
+            goes_on(&daemon, to, &incoming).with_context(|| format!("from {from:?} to {to:?}"))?;
             if from == By::Pagoda {
                 daemon.wait_gone("source")?;
             }
@@ -327,6 +318,99 @@ fn memory_that_has_another_userfaultfd_is_waited_for() -> Result<()> {
     })
 }
 
+/// Sets a capability or a mode by each way that QEMU has, and expects that QEMU does not know the name.
+fn is_unknown_to(qmp: &mut Qmp, qemu: Qemu, name: &str) -> Result<()> {
+    let is_capability = name.starts_with("x-");
+    let answer = if is_capability {
+        qmp.execute("migrate-set-capabilities", capability(name))
+    } else {
+        qmp.execute("migrate-set-parameters", json!({ "mode": name }))
+    };
+    let error = answer.err().with_context(|| format!("{name} was set"))?.to_string();
+    // QEMU 7.2 has no modes at all.
+    let expected =
+        if is_capability || qemu == Qemu::Ten { format!("does not accept value '{name}'") } else { "'mode'".into() };
+    ensure!(error.contains(&expected), "{name}: {error}");
+    let line = if is_capability {
+        format!("migrate_set_capability {name} on")
+    } else {
+        format!("migrate_set_parameter mode {name}")
+    };
+    let said = hmp(qmp, &line)?;
+    ensure!(said.starts_with("Error:"), "{line}: {said:?}");
+    Ok(())
+}
+
+/// RAM is shared, so that QEMU can leave it out: it must not know how.
+fn ram_is_never_left_out(qemu: Qemu) -> Result<()> {
+    Lab::run("states without RAM", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let guest = start(lab, &daemon, By::Pagoda, qemu, "guest", "")?;
+        let mut qmp = guest.qmp()?;
+        let found = qmp.execute("query-memdev", json!({}))?;
+        ensure!(found[0]["share"] == true, "QEMU cannot save its state without RAM: {found}");
+        for name in ["x-ignore-shared", "cpr-transfer", "cpr-exec"] {
+            is_unknown_to(&mut qmp, qemu, name)?;
+        }
+        let capabilities = qmp.execute("query-migrate-capabilities", json!({}))?;
+        let is_off = |one: &Value| one["capability"] == "x-ignore-shared" && one["state"] == false;
+        ensure!(capabilities.as_array().is_some_and(|all| all.iter().any(is_off)), "{capabilities}");
+        // Others are known.
+        qmp.execute("migrate-set-capabilities", capability("xbzrle"))?;
+        if qemu == Qemu::Ten {
+            qmp.execute("migrate-set-parameters", json!({ "mode": "cpr-reboot" }))?;
+        }
+        goes_on(&daemon, By::Pagoda, &guest)
+    })
+}
+
+#[test]
+fn what_leaves_ram_out_is_unknown_to_qemu() -> Result<()> {
+    ram_is_never_left_out(Qemu::System)
+}
+
+#[test]
+fn what_leaves_ram_out_is_unknown_to_qemu_10() -> Result<()> {
+    ram_is_never_left_out(Qemu::Ten)
+}
+
+/// A stream that plain QEMU sends without RAM is not taken for a whole one, and its guest runs on where it was.
+fn a_stream_without_ram(qemu: Qemu) -> Result<()> {
+    Lab::run("a stream without RAM", 2, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let file =
+            format!("memory-backend-file,id=pc.ram,size=512M,share=on,mem-path={}", lab.dir().join("ram").display());
+        let shared = format!("-object {file} -machine memory-backend=pc.ram");
+        let guest = start(lab, &daemon, By::PlainQemu, qemu, "source", &shared)?;
+        let target = start(lab, &daemon, By::Pagoda, qemu, "target", "-incoming defer")?;
+        let (mut source, mut incoming) = (guest.qmp()?, target.qmp()?);
+        let path = lab.dir().join("migration");
+        incoming.execute("migrate-incoming", json!({ "uri": format!("unix:{}", path.display()) }))?;
+        guest.wait_phase("random")?;
+        source.execute("migrate-set-capabilities", capability("x-ignore-shared"))?;
+        // QEMU without a way back cannot tell whether all it has sent was liked.
+        let _ = migrate(&mut source, &path);
+        let status = target.wait_exit(wait::HANG)?;
+        ensure!(!status.success(), "the target ended with {status}");
+        target.console.wait("the target's reason", 0, target.deadline(), |line| {
+            line.contains("unknown capability x-ignore-shared").then_some(())
+        })?;
+        daemon.wait_gone("target")?;
+        source.execute("cont", json!({}))?;
+        goes_on(&daemon, By::PlainQemu, &guest)
+    })
+}
+
+#[test]
+fn a_stream_without_ram_is_refused() -> Result<()> {
+    a_stream_without_ram(Qemu::System)
+}
+
+#[test]
+fn a_stream_without_ram_is_refused_qemu_10() -> Result<()> {
+    a_stream_without_ram(Qemu::Ten)
+}
+
 #[test]
 fn a_state_is_not_taken_over_by_cpr() -> Result<()> {
     Lab::run("CPR", 1, |lab| {
@@ -336,17 +420,23 @@ fn a_state_is_not_taken_over_by_cpr() -> Result<()> {
             json!({ "channel-type": kind, "addr": { "transport": "socket", "type": "unix", "path": path } })
         };
         let more = "-machine aux-ram-share=on,memory-backend=r -object memory-backend-memfd,share=on,id=r,size=512M";
-        for (by, expected) in
-            [(By::PlainQemu, "Failed to connect"), (By::Pagoda, "Memory region r is not compatible with CPR")]
-        {
-            let guest = start(lab, &daemon, by, Qemu::Ten, "guest", more)?;
-            let mut qmp = guest.qmp()?;
-            qmp.execute("migrate-set-parameters", json!({ "mode": "cpr-transfer" }))?;
-            let answer = qmp.execute("migrate", json!({ "channels": [channel("main"), channel("cpr")] }));
-            let error = answer.err().context("it began")?.to_string();
-            ensure!(error.contains(expected), "{by:?}: {error}");
-            goes_on(&daemon, by, &guest)?;
-        }
-        Ok(())
+        let guest = start(lab, &daemon, By::PlainQemu, Qemu::Ten, "guest", more)?;
+        let mut qmp = guest.qmp()?;
+        qmp.execute("migrate-set-parameters", json!({ "mode": "cpr-transfer" }))?;
+        let answer = qmp.execute("migrate", json!({ "channels": [channel("main"), channel("cpr")] }));
+        let error = answer.err().context("it began")?.to_string();
+        ensure!(error.contains("Failed to connect"), "{error}");
+        goes_on(&daemon, By::PlainQemu, &guest)?;
+        // The same guest on Pagoda does not know the mode, on the command line either.
+        let guest = start(lab, &daemon, By::Pagoda, Qemu::Ten, "guest", more)?;
+        is_unknown_to(&mut guest.qmp()?, Qemu::Ten, "cpr-transfer")?;
+        goes_on(&daemon, By::Pagoda, &guest)?;
+        let global = format!("{more} -global migration.mode=cpr-transfer");
+        let guest = start(lab, &daemon, By::Pagoda, Qemu::Ten, "guest", &global)?;
+        ensure!(!guest.wait_exit(wait::HANG)?.success(), "QEMU knows the mode");
+        guest.console.wait("QEMU's reason", 0, guest.deadline(), |line| {
+            line.contains("does not accept value 'cpr-transfer'").then_some(())
+        })?;
+        daemon.wait_gone("guest")
     })
 }

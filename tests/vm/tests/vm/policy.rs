@@ -193,6 +193,7 @@ fn who_cannot_be_kept_is_refused_by_name() -> Result<()> {
                 memory: vec![512 * MIB],
                 kind: VmKind::Plain,
                 spec: VmSpec { policy, ..VmSpec::default() },
+                launch: None,
             })
         };
         let admit = |min| client.admit(&AdmitRequest { memory_bytes: 512 * MIB, dram: None, min });
