@@ -3,7 +3,8 @@
 //! `pagoda run` leaves a token and the attach socket's path in the environment, which the library's constructor reads,
 //! before `main` and before any thread. The RAM files are taken from the daemon later, when the program opens the first
 //! of their paths ([`crate::take`]). Until then, and in every process that never does (a shell, `timeout`, a helper that
-//! QEMU starts: they all inherit the preload), every hook passes its call through.
+//! QEMU starts: they all inherit the preload), every hook passes its call through, but for the one that hides names
+//! ([`crate::gate`]).
 
 use std::ffi::{CStr, c_int};
 use std::sync::OnceLock;

@@ -294,8 +294,8 @@ fn attach(
     learn_accelerator(registry, &name);
     registry.resume_balloon(&name);
     registry.governor.doorbell.ring();
-    if !taken_over {
-        gate::check(registry, &name, token);
+    if let Err(error) = gate::check(registry, &name, token, !taken_over) {
+        tracing::warn!(vm = %name, "QEMU is not asked whether it could leave guest RAM out of a migration: {error}");
     }
     Ok(())
 }

@@ -86,7 +86,8 @@ fn qemu_gets_its_options_rewritten() {
     assert_eq!((vm.name.as_str(), vm.memory), ("web1", vec![4 << 30]));
     // The user's own words, from which it can be started again.
     let launch = vm.launch.unwrap();
-    assert_eq!((launch.program.as_str(), launch.words.as_slice()), (qemu.as_str(), &words[5..].map(String::from)[..]));
+    assert_eq!(launch.program, qemu);
+    assert_eq!(launch.words, words[5..]);
     assert_eq!(launch.cwd, std::env::current_dir().unwrap().to_str().unwrap());
     assert!(launch.unstartable.is_empty(), "{:?}", launch.unstartable);
     assert!(vm.spec.pinned.unwrap().contains("vfio-pci"));

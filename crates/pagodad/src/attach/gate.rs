@@ -1,12 +1,14 @@
-//! Tries whether a new QEMU keeps RAM in its migrations, whatever it is told.
+//! Tries whether a QEMU keeps RAM in its migrations, whatever it is told.
 //!
 //! QEMU is told that RAM is a shared file, and with `x-ignore-shared` it would leave such RAM out. The shim hides that name
 //! from it (the shim's `gate`) by a hook on a function of libc's, which a QEMU that is built in another way might not call. So
-//! a new QEMU is asked to switch the capability off, which changes nothing. One that knows the name is ended: its guest
-//! has hardly begun, and could be lost by a migration later. A QEMU that attaches again was tried when it was new, or was
-//! started by an older version, which told it that RAM is private.
+//! QEMU is asked to switch the capability off, which changes nothing. A new one that knows the name is ended: its guest
+//! has hardly begun, and could be lost by a migration later. One that attaches again is asked too, for the daemon may have died
+//! before it had an answer; it is not ended, and the log says what must not be done to it. VMs whose records have no launch specification
+//! were started by an older version, which told QEMU that RAM is private: they are not asked.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -19,10 +21,13 @@ use crate::registry::Registry;
 
 /// What the shim hides.
 const CAPABILITY: &str = "x-ignore-shared";
-/// QEMU is asked so often: it may not answer while it starts, or while it takes no such command.
-const TRIES: u32 = 12;
-/// Between two of them. No answer takes 5 s besides.
+/// Between two questions at first: QEMU may not answer while it starts, or while it takes no such command. No answer takes
+/// 5 s besides.
 const PAUSE: Duration = Duration::from_secs(1);
+/// So many questions are asked at that pace. After them the log warns.
+const TRIES: u32 = 12;
+/// Between two questions from then on, as long as the VM lives.
+const PAUSE_LATER: Duration = Duration::from_secs(30);
 
 #[derive(Debug, PartialEq, Eq)]
 enum Gate {
@@ -34,20 +39,28 @@ enum Gate {
     Unknown,
 }
 
-/// Asks a new QEMU, and ends it if it could lose its guest.
-pub fn check(registry: &Registry, name: &str, token: Token) {
+/// Asks QEMU in a thread of its own, until it answers. One that `is_new` and could lose its guest is ended.
+///
+/// # Errors
+/// No thread can be had.
+pub fn check(registry: &Arc<Registry>, name: &str, token: Token, is_new: bool) -> std::io::Result<()> {
+    let (registry, name) = (Arc::clone(registry), name.to_owned());
+    let run = move || until_answered(&registry, &name, token, is_new);
+    thread::Builder::new().name("gate".into()).spawn(run).map(drop)
+}
+
+fn until_answered(registry: &Registry, name: &str, token: Token, is_new: bool) {
     let monitor = || {
         let vms = registry.lock();
         let vm = vms.get(name).filter(|vm| vm.record.token == token && vm.record.kind == VmKind::Qemu)?;
-        vm.handle.is_some().then(|| Arc::clone(&vm.qmp))
+        (vm.handle.is_some() && vm.record.launch.is_some()).then(|| Arc::clone(&vm.qmp))
     };
-    for _ in 0..TRIES {
+    for tries in 1_u32.. {
         let Some(qmp) = monitor() else { return };
         let arguments = json!({ "capabilities": [{ "capability": CAPABILITY, "state": false }] });
         match judge(&qmp.execute_with("migrate-set-capabilities", arguments)) {
             Gate::Shut => return,
-            Gate::Unknown => std::thread::sleep(PAUSE),
-            Gate::Open => {
+            Gate::Open if is_new => {
                 tracing::error!(
                     vm = %name,
                     "ended: this build of QEMU finds migration capabilities in a way that the shim does not see, and \
@@ -56,9 +69,22 @@ pub fn check(registry: &Registry, name: &str, token: Token) {
                 let _ = qmp.execute("quit");
                 return;
             }
+            Gate::Open => {
+                tracing::error!(vm = %name, "QEMU can leave guest RAM out of a migration: do not set {CAPABILITY}");
+                return;
+            }
+            Gate::Unknown if tries < TRIES => thread::sleep(PAUSE),
+            Gate::Unknown => {
+                if tries == TRIES {
+                    tracing::warn!(
+                        vm = %name,
+                        "QEMU does not say whether it could leave guest RAM out of a migration: do not set {CAPABILITY}"
+                    );
+                }
+                thread::sleep(PAUSE_LATER);
+            }
         }
     }
-    tracing::warn!(vm = %name, "QEMU did not say whether it could leave guest RAM out of a migration: do not set {CAPABILITY}");
 }
 
 fn judge(answer: &Result<Value>) -> Gate {
@@ -66,6 +92,8 @@ fn judge(answer: &Result<Value>) -> Gate {
         Ok(_) => Gate::Open,
         Err(error) => match error.downcast_ref::<Refused>() {
             Some(refused) if refused.desc.contains(CAPABILITY) => Gate::Shut,
+            // Said once the name was found.
+            Some(refused) if refused.desc.contains("migration process in progress") => Gate::Open,
             _ => Gate::Unknown,
         },
     }
@@ -86,7 +114,8 @@ mod tests {
         assert_eq!(judge(&Ok(json!({}))), Gate::Open);
         let unknown_name = "Parameter 'capability' does not accept value 'x-ignore-shared'";
         assert_eq!(judge(&refused(unknown_name)), Gate::Shut);
-        assert_eq!(judge(&refused("There's a migration process in progress")), Gate::Unknown);
+        assert_eq!(judge(&refused("There's a migration process in progress")), Gate::Open);
+        assert_eq!(judge(&refused("Command not found")), Gate::Unknown);
         assert_eq!(judge(&Err(anyhow!("the monitor was closed"))), Gate::Unknown);
     }
 }

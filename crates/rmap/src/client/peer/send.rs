@@ -94,7 +94,7 @@ impl Peer {
 
     /// A request that was sent, or not yet, has ended.
     pub fn ended(&mut self, exchange: &Exchange) {
-        self.writes_out -= u16::from(exchange.stage != Stage::Queued && exchange.op.is_change());
+        self.writes_out -= u16::from(matches!(exchange.stage, Stage::InFlight { .. }) && exchange.op.is_change());
     }
 
     /// A request about no page, in a datagram of a certain size.
