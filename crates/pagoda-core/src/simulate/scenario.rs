@@ -202,7 +202,7 @@ impl Scenario {
 impl VmScript {
     fn check(&self) -> Result<(), ScenarioError> {
         let name = || self.name.clone();
-        self.settings.check().map_err(|invalid| ScenarioError::Vm { name: name(), source: invalid.into() })?;
+        self.settings.check().map_err(|invalid| ScenarioError::Vm { name: name(), source: invalid })?;
         let memory = self.settings.memory;
         let beyond = |what| ScenarioError::BeyondMemory { name: name(), what, memory };
         let zero = |what| ScenarioError::ZeroRate { name: name(), what };

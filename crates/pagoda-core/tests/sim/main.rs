@@ -5,11 +5,13 @@
 //! `PAGODA_SIM_SEEDS=10000` runs more of them.
 
 mod image;
+mod job;
 mod oracle;
 mod pager;
 mod rng;
 mod share;
 mod vmm;
+mod weather;
 mod world;
 
 use std::cell::Cell;
@@ -21,9 +23,10 @@ use pagoda_core::stats::{CATALOGUE, METRICS, MetricKind};
 use pagoda_core::units::{PageCount, PageIdx};
 
 use image::{ImageRequest, Mistake};
-use pager::{Crash, Pager, Weather};
+use pager::{Crash, Pager};
 use rng::Rng;
 use vmm::Vmm;
+use weather::Weather;
 use world::{CHUNK, World};
 
 /// Runs of each of the two main tests by default: six seconds of a core each.

@@ -7,86 +7,21 @@ use std::rc::Rc;
 
 use pagoda_core::bits::PageSet;
 use pagoda_core::fault::{
-    Action, Actions, Config, Event, IoError, Located, Machine, Now, OpId, PageInPolicy, Pages, Refusal, Replacement,
-    Sharing, Source,
+    Action, Actions, Config, Event, IoError, Located, Machine, Now, OpId, Pages, Refusal, Source,
 };
 use pagoda_core::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
 
 use crate::image::Mistake;
+use crate::job::{Job, JobKind};
 use crate::rng::Rng;
 use crate::share::Looking;
 use crate::vmm::Vmm;
+use crate::weather::Weather;
 use crate::world::{CHUNK, GARBAGE, Pte, World};
-
-/// How bad the world is, in chances per thousand.
-#[derive(Clone, Debug)]
-pub struct Weather {
-    pub direct: bool,
-    /// A page cannot be punched, only zeroed in place.
-    pub unsplittable: usize,
-    pub io_fails: usize,
-    pub zap_fails: usize,
-    /// The daemon dies before an action.
-    pub crash: usize,
-    /// The end of a punch is reported before the other actions are executed, or after them.
-    pub punch_reported_at_once: bool,
-    /// The kernel maps pages write-protected.
-    pub protect: bool,
-    pub page_in: PageInPolicy,
-    pub replacement: Replacement,
-    pub sharing: Sharing,
-    /// A page without an equal frame becomes one.
-    pub promotes: usize,
-    /// A page-out takes another block.
-    pub moves: usize,
-    /// An image refers to a block that holds what it needs, instead of copying it.
-    pub refers: bool,
-    /// At a tick the newest image is filled a little.
-    pub fills: usize,
-    /// A page cannot be protected.
-    pub protect_fails: usize,
-    /// The store of images cannot begin one, or cannot take a page.
-    pub image_fails: usize,
-    /// The rule that is broken.
-    pub mistake: Option<Mistake>,
-}
 
 /// The daemon died.
 #[derive(Debug)]
 pub struct Crash;
-
-/// An operation under way.
-#[derive(Debug)]
-struct Job {
-    op: OpId,
-    kind: JobKind,
-    /// Pages that were not moved yet.
-    left: Vec<usize>,
-}
-
-#[derive(Debug)]
-enum JobKind {
-    /// Into a buffer, for the sake of these pages.
-    Read {
-        missing: Vec<usize>,
-    },
-    /// Into a buffer, for the image that was the newest of so many.
-    Keep {
-        pages: Vec<usize>,
-        begun: usize,
-    },
-    /// Into these frames.
-    Fill(BTreeMap<usize, crate::world::Frame>),
-    Write {
-        zero: PageSet,
-        /// Where each page's content goes, which is not its block before the end.
-        targets: BTreeMap<usize, usize>,
-    },
-    Zap {
-        chunks: Vec<ChunkIdx>,
-        epoch: Option<u64>,
-    },
-}
 
 #[derive(Debug)]
 pub struct Pager {
@@ -741,67 +676,4 @@ pub fn zap(chunks: &[ChunkIdx], world: &mut World) {
         world.pte[chunk_pages(*chunk)].fill(crate::world::Pte::Absent);
     }
     world.epoch += 1;
-}
-
-impl Job {
-    /// Moves some of the pages that are left, in any order.
-    fn advance(
-        &mut self,
-        share: usize,
-        buffers: &mut BTreeMap<u16, BTreeMap<usize, u64>>,
-        world: &mut World,
-        weather: &Weather,
-        rng: &mut Rng,
-    ) {
-        for _ in 0..share {
-            let page = self.left.swap_remove(rng.below(self.left.len()));
-            let target = self.target(page, world, weather, rng);
-            match &self.kind {
-                JobKind::Read { .. } => {
-                    let buffer = buffers.get_mut(&self.op.0).expect("a read has a buffer");
-                    buffer.insert(page, world.swapped_content(page));
-                }
-                JobKind::Keep { .. } => {
-                    let buffer = buffers.get_mut(&self.op.0).expect("a read has a buffer");
-                    buffer.insert(page, world.blocks.get(page).unwrap_or(GARBAGE));
-                }
-                JobKind::Fill(frames) => frames[&page].set(world.swapped_content(page)),
-                JobKind::Write { .. } => {
-                    // The frame may be gone only if the machine let it go too early.
-                    let frame = world.ram[page].as_ref().expect("a page that is being written is in RAM");
-                    let content = frame.get();
-                    world.blocks.write(target, content);
-                }
-                JobKind::Zap { .. } => {}
-            }
-        }
-    }
-
-    /// Where a page-out writes the page; nothing for other jobs.
-    fn target(&mut self, page: usize, world: &mut World, weather: &Weather, rng: &mut Rng) -> usize {
-        let JobKind::Write { targets, .. } = &mut self.kind else { return 0 };
-        let moves = rng.per_mille(weather.moves);
-        *targets.entry(page).or_insert_with(|| world.blocks.target(page, moves, weather.mistake))
-    }
-
-    /// What a failed operation leaves.
-    fn spoil(
-        &mut self,
-        buffers: &mut BTreeMap<u16, BTreeMap<usize, u64>>,
-        world: &mut World,
-        weather: &Weather,
-        rng: &mut Rng,
-    ) {
-        for page in std::mem::take(&mut self.left) {
-            let target = self.target(page, world, weather, rng);
-            match &self.kind {
-                JobKind::Read { .. } | JobKind::Keep { .. } => {
-                    buffers.get_mut(&self.op.0).expect("a read has a buffer").insert(page, GARBAGE);
-                }
-                JobKind::Fill(frames) if rng.coin() => frames[&page].set(GARBAGE),
-                JobKind::Write { .. } if rng.coin() => world.blocks.write(target, GARBAGE),
-                _ => {}
-            }
-        }
-    }
 }
