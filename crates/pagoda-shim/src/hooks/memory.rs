@@ -62,7 +62,7 @@ fn segment_size(segment: c_int) -> size_t {
 
 hook! {
     /// Maps memory. A RAM file may be mapped once and whole; anything else would read pages that are out as zeros. It is
-    /// mapped shared, also when QEMU asks for a private mapping: `pagoda run` tells QEMU that RAM is private.
+    /// mapped shared, also when QEMU asks for a private mapping: an older `pagoda run` tells QEMU that RAM is private.
     fn mmap | mmap64(addr: *mut c_void, len: size_t, prot: c_int, flags: c_int, fd: c_int, offset: off_t)
         -> *mut c_void
     {

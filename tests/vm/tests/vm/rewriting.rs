@@ -26,7 +26,7 @@ fn has_memdev(text: &str, id: &str, mib: u64) -> Result<()> {
     let from = text.find(&format!("memory backend: {id}\n")).with_context(|| format!("no {id} in {text}"))?;
     let size = text[from..].lines().nth(1).map(str::trim);
     ensure!(size == Some(&format!("size:  {}", mib << 20)), "{text}");
-    ensure!(text[from..].contains("share: false"), "{text}");
+    ensure!(text[from..].contains("share: true"), "{text}");
     Ok(())
 }
 
