@@ -271,7 +271,9 @@ fn rounds_of_a_daemon_are_replayed() {
     assert!(err(&output).contains("1 of 1 rounds of"), "{}", err(&output));
     assert!(out(&output).contains("\"what\": \"budget\""), "{}", out(&output));
 
-    for (text, expected) in [("", "it is empty"), ("title = 1\n", "its first line"), (&other[..400], "0 rounds")] {
+    for (text, expected) in
+        [("", "it is empty"), ("title = 1\n", "its first line"), (&other[..other.len() - 9], "0 rounds")]
+    {
         let output = replay(text, &[]);
         let said = format!("{}{}", out(&output), err(&output));
         assert!(said.contains(expected), "{text:?}: {said}");
