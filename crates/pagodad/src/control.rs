@@ -29,7 +29,7 @@ use axum::routing::{get, post};
 use axum::serve::IncomingStream;
 use pagoda_api::{
     API_VERSION, AdmitReply, AdmitRequest, ApiError, CreateVm, CreatedVm, ErrorCode, Explain, Health, HostInfo,
-    HostPatch, Mrc, Version, VmInfo, VmList, VmPatch, WhatIfReply, WhatIfRequest,
+    HostPatch, Launch, Mrc, Version, VmInfo, VmList, VmPatch, WhatIfReply, WhatIfRequest,
 };
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -123,7 +123,7 @@ pub async fn serve(
 
     control.set_nonblocking(true).context("prepare the control socket")?;
     let control = Bounded::new(UnixListener::from_std(control).context("serve the control socket")?);
-    let router = control_router(Arc::clone(&registry)).into_make_service_with_connect_info::<Peer>();
+    let router = control_router(Arc::clone(&registry)).into_make_service_with_connect_info::<Caller>();
     let control = axum::serve(control, router).with_graceful_shutdown(until_stop(stopped.clone()));
 
     let metrics = async {
@@ -227,8 +227,12 @@ async fn list(State(registry): Shared) -> Reply<VmList> {
     ask(registry, |registry| Ok(VmList { vms: registry.list() })).await
 }
 
-async fn create(State(registry): Shared, body: Result<Bytes, BytesRejection>) -> Reply<CreatedVm> {
-    let vm: CreateVm = parse(body)?;
+async fn create(
+    State(registry): Shared,
+    ConnectInfo(caller): ConnectInfo<Caller>,
+    body: Result<Bytes, BytesRejection>,
+) -> Reply<CreatedVm> {
+    let vm = caller.sign(parse(body)?);
     ask(registry, |registry| registry.create(vm)).await
 }
 
@@ -286,12 +290,26 @@ enum Peer {
     Member,
 }
 
-impl Connected<IncomingStream<'_, Bounded<UnixListener>>> for Peer {
+/// The process that made a connection, by the kernel's word.
+#[derive(Debug, Clone, Copy)]
+struct Caller {
+    peer: Peer,
+    /// Its user and group, where the kernel says.
+    ids: Option<(u32, u32)>,
+}
+
+impl Connected<IncomingStream<'_, Bounded<UnixListener>>> for Caller {
     fn connect_info(stream: IncomingStream<'_, Bounded<UnixListener>>) -> Self {
-        match stream.io().stream().peer_cred() {
-            Ok(cred) => Self::of(cred.uid()),
-            Err(_) => Self::Member,
-        }
+        let ids = stream.io().stream().peer_cred().ok().map(|cred| (cred.uid(), cred.gid()));
+        Self { peer: ids.map_or(Peer::Member, |(uid, _)| Peer::of(uid)), ids }
+    }
+}
+
+impl Caller {
+    /// Nobody has a VM started again as another user than it was: a launch specification names its caller, whatever it said.
+    fn sign(self, vm: CreateVm) -> CreateVm {
+        let launch = vm.launch.zip(self.ids).map(|(launch, (uid, gid))| Launch { uid, gid, ..launch });
+        CreateVm { launch, ..vm }
     }
 }
 
@@ -315,8 +333,8 @@ impl Peer {
     }
 }
 
-async fn check_peer(ConnectInfo(peer): ConnectInfo<Peer>, request: Request, next: Next) -> Response {
-    if peer.may(request.method(), request.uri().path()) {
+async fn check_peer(ConnectInfo(caller): ConnectInfo<Caller>, request: Request, next: Next) -> Response {
+    if caller.peer.may(request.method(), request.uri().path()) {
         return next.run(request).await;
     }
     Refusal(ApiError {

@@ -4,8 +4,11 @@
 //! from it (the shim's `gate`) by a hook on a function of libc's, which a QEMU that is built in another way might not call. So
 //! QEMU is asked to switch the capability off, which changes nothing. A new one that knows the name is ended: its guest
 //! has hardly begun, and could be lost by a migration later. One that attaches again is asked too, for the daemon may have died
-//! before it had an answer; it is not ended, and the log says what must not be done to it. VMs whose records have no launch specification
-//! were started by an older version, which told QEMU that RAM is private: they are not asked.
+//! before it had an answer. It is not ended, for its guest has begun; the log says what must not be done to it.
+//!
+//! A new VM without a launch specification was made by an older `pagoda run`, which tells QEMU that RAM is private, or by
+//! another client, of which nobody knows: it is asked and not ended. One that attaches again without one was started by an
+//! older version, and is not asked.
 
 use std::sync::Arc;
 use std::thread;
@@ -39,7 +42,8 @@ enum Gate {
     Unknown,
 }
 
-/// Asks QEMU in a thread of its own, until it answers. One that `is_new` and could lose its guest is ended.
+/// Asks QEMU in a thread of its own, until it answers. One that `is_new`, that this version of `pagoda run` started and that
+/// could lose its guest is ended.
 ///
 /// # Errors
 /// No thread can be had.
@@ -53,14 +57,15 @@ fn until_answered(registry: &Registry, name: &str, token: Token, is_new: bool) {
     let monitor = || {
         let vms = registry.lock();
         let vm = vms.get(name).filter(|vm| vm.record.token == token && vm.record.kind == VmKind::Qemu)?;
-        (vm.handle.is_some() && vm.record.launch.is_some()).then(|| Arc::clone(&vm.qmp))
+        let is_ours = vm.record.launch.is_some();
+        (vm.handle.is_some() && (is_new || is_ours)).then(|| (Arc::clone(&vm.qmp), is_new && is_ours))
     };
     for tries in 1_u32.. {
-        let Some(qmp) = monitor() else { return };
+        let Some((qmp, may_end)) = monitor() else { return };
         let arguments = json!({ "capabilities": [{ "capability": CAPABILITY, "state": false }] });
         match judge(&qmp.execute_with("migrate-set-capabilities", arguments)) {
             Gate::Shut => return,
-            Gate::Open if is_new => {
+            Gate::Open if may_end => {
                 tracing::error!(
                     vm = %name,
                     "ended: this build of QEMU finds migration capabilities in a way that the shim does not see, and \
@@ -70,7 +75,7 @@ fn until_answered(registry: &Registry, name: &str, token: Token, is_new: bool) {
                 return;
             }
             Gate::Open => {
-                tracing::error!(vm = %name, "QEMU can leave guest RAM out of a migration: do not set {CAPABILITY}");
+                tracing::warn!(vm = %name, "QEMU may leave guest RAM out of a migration: do not set {CAPABILITY}");
                 return;
             }
             Gate::Unknown if tries < TRIES => thread::sleep(PAUSE),

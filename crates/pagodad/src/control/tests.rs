@@ -180,6 +180,22 @@ fn members_of_the_group_may_start_vms_and_no_more() {
 }
 
 #[test]
+fn a_launch_specification_names_its_caller() {
+    let launch = Launch { program: "/q".into(), uid: 0, gid: 0, ..Launch::default() };
+    let vm = |launch: Option<Launch>| CreateVm {
+        name: "web1".into(),
+        memory: vec![1],
+        kind: VmKind::Qemu,
+        spec: VmSpec::default(),
+        launch,
+    };
+    let signed = |ids| Caller { peer: Peer::Member, ids }.sign(vm(Some(launch.clone()))).launch;
+    assert_eq!(signed(Some((1000, 100))), Some(Launch { uid: 1000, gid: 100, ..launch.clone() }));
+    assert_eq!(signed(None), None, "nobody knows whose it would be");
+    assert_eq!(Caller { peer: Peer::Owner, ids: Some((0, 0)) }.sign(vm(None)).launch, None);
+}
+
+#[test]
 fn the_policy_answers_and_is_changed_whole_or_not_at_all() {
     let daemon = Daemon::start("policy");
     let client = daemon.client();
