@@ -118,8 +118,12 @@ impl Allocator {
         Ok(allocator)
     }
 
+    /// Less than a segment's worth of blocks is free, in whatever segments they are. Segments that are in use count too: a page
+    /// that changes leaves one free block behind, and a segment may go on for long with a few blocks.
     fn is_full(&self) -> bool {
-        self.used_segments() >= self.segments_max
+        let unused = self.segments_max.saturating_sub(self.used_segments()) * SEGMENT_UNITS;
+        let free_blocks: u64 = (0..).zip(&self.free).map(|(units, blocks)| units * blocks.len() as u64).sum();
+        unused + free_blocks < SEGMENT_UNITS
     }
 
     fn used_segments(&self) -> u64 {
@@ -129,7 +133,7 @@ impl Allocator {
     /// A free block of this many units; `None`: there is no room.
     fn take(&mut self, units: u64) -> Option<u64> {
         if self.free[units as usize].is_empty() {
-            if self.is_full() {
+            if self.used_segments() >= self.segments_max {
                 return None;
             }
             let index = self.free_segments.pop().unwrap_or_else(|| {

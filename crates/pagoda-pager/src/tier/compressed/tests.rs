@@ -74,6 +74,24 @@ fn a_full_tier_takes_no_more_and_what_is_dropped_makes_room() {
 }
 
 #[test]
+fn free_blocks_of_segments_in_use_are_room() {
+    let dir = Dir::new("pieces");
+    let mut tier = dir.open(2 * SEGMENT, false).unwrap();
+    // Two units each: every segment is in use, and full.
+    for index in 0..CHUNKS.pages().0 {
+        assert!(tier.store(PageIdx(index), &page(190, index)).unwrap());
+    }
+    assert_eq!(tier.takes(false), Takes::No);
+    // Three of four go, so that no segment becomes free.
+    let going: PageSet = (0..=u8::MAX).filter(|index| index % 4 != 0).collect();
+    CHUNKS.iter().for_each(|chunk| tier.drop_pages(chunk, going).unwrap());
+    assert_eq!(tier.counts().memory_bytes, 2 * SEGMENT);
+    assert!(matches!(tier.takes(false), Takes::Now(_)));
+    assert!(tier.store(PageIdx(1), &page(190, 9)).unwrap());
+    assert_eq!(load(&tier, 1), page(190, 9));
+}
+
+#[test]
 fn a_map_that_says_what_cannot_be_is_refused() {
     let dir = Dir::new("nonsense");
     drop(dir.open(1 << 20, false).unwrap());
