@@ -9,8 +9,8 @@
 //! policy; [`sharer`] looks for equal pages; [`status`] reports. The loop has the ring, the inbox and the time.
 //!
 //! What the guest sees: if this thread or the whole daemon dies, faults wait until the next daemon answers them. If the disk
-//! fails, the VM is stalled and its owner told. If an owner finds an invariant broken, the VM is frozen as it is
-//! ([`Engine::freeze`]): nothing is mapped any more, so that no wrong page can be seen.
+//! fails, the VM is stalled and its owner told. If an owner finds an invariant broken, the VM is halted as it is
+//! ([`Engine::halt`]): nothing is mapped any more, so that no wrong page can be seen.
 
 mod arming;
 mod broken;
@@ -100,7 +100,7 @@ impl Engine {
         let mut ready: Vec<(Source, Result<u32, Errno>, bool)> = Vec::with_capacity(RING_ENTRIES as usize);
         while self.end.is_none() {
             if let Err(error) = self.wait() {
-                self.freeze(&format!("the disk ring failed: {error}").into());
+                self.halt(&format!("the disk ring failed: {error}").into());
             }
             ready.clear();
             for completion in self.ring.completions() {
@@ -125,12 +125,12 @@ impl Engine {
                 // The kernel hands a submission to the disk as a whole: a page-in must not wait for its writes to be made.
                 self.page_ins_first();
                 let stepped = self.paging.step_plan(&mut self.ring);
-                self.or_freeze(stepped);
+                self.or_halt(stepped);
                 self.settle();
             }
             if self.can_look() {
                 let stepped = self.sharer.step_look(&mut self.paging, &mut self.ring);
-                if self.or_freeze(stepped) == Some(true) {
+                if self.or_halt(stepped) == Some(true) {
                     self.settle();
                 }
             }
@@ -145,7 +145,7 @@ impl Engine {
     /// Hands page-ins to the disk before something that takes a while.
     fn page_ins_first(&mut self) {
         let submitted = self.paging.submit_page_ins(&mut self.ring);
-        self.or_freeze(submitted);
+        self.or_halt(submitted);
     }
 
     /// Hands over what is queued and waits until there is something to do.
@@ -178,7 +178,7 @@ impl Engine {
             }
             Source::Tier(tier) => {
                 let turned = self.paging.turn_tier(&mut self.ring, tier, more);
-                self.or_freeze(turned);
+                self.or_halt(turned);
             }
             Source::Agent(generation) => self.receive_from_agent(generation, more),
             Source::Calls(id) => self.receive_calls(id, more),
@@ -188,12 +188,12 @@ impl Engine {
                     self.obey(command);
                 }
                 if !more && let Err(error) = self.ring.poll_multishot(self.inbox.wake().as_fd(), Source::Wake.key()) {
-                    self.freeze(&format!("cannot wait for commands: {error}").into());
+                    self.halt(&format!("cannot wait for commands: {error}").into());
                 }
             }
             Source::Exit => {
                 let exited = self.link.has_exited(&mut self.ring, more);
-                if self.or_freeze(exited) == Some(true) {
+                if self.or_halt(exited) == Some(true) {
                     self.end = Some(Notice::Exited);
                 }
             }
@@ -202,7 +202,7 @@ impl Engine {
 
     fn poll_uffd(&mut self, index: u32) {
         if let Err(error) = self.paging.poll_faults(&mut self.ring, index) {
-            self.freeze(&format!("cannot wait for faults: {error}").into());
+            self.halt(&format!("cannot wait for faults: {error}").into());
         }
     }
 
@@ -258,9 +258,9 @@ impl Engine {
         let mut actions = std::mem::take(&mut self.actions);
         let served = self.paging.apply(event, &mut actions);
         for action in actions.drain(..) {
-            if !self.paging.is_frozen() && self.end.is_none() {
+            if !self.paging.is_halted() && self.end.is_none() {
                 let executed = self.execute(action);
-                self.or_freeze(executed);
+                self.or_halt(executed);
             }
         }
         self.actions = actions;
@@ -345,27 +345,27 @@ impl Engine {
 
     /// A part of an operation has ended, and perhaps with it the operation.
     fn apply_ended(&mut self, ended: Result<Option<Event>, Broken>) {
-        if let Some(Some(event)) = self.or_freeze(ended) {
+        if let Some(Some(event)) = self.or_halt(ended) {
             self.apply(event);
         }
     }
 
     /// Pages of chunks that leave are to be looked at, whether they are equal to others.
     fn can_look(&self) -> bool {
-        self.sharer.has_looks() && !self.paging.is_frozen()
+        self.sharer.has_looks() && !self.paging.is_halted()
     }
 
     /// An invariant is broken: from now on nothing of this VM changes, so that it can be looked at and no wrong page is
     /// ever mapped. Other VMs go on.
-    fn freeze(&mut self, why: &Broken) {
-        let text = format!("frozen, because {why}. No page is lost; keep the state directory and report this");
-        if self.paging.freeze(&text) {
-            self.reporter.report_freeze(text);
+    fn halt(&mut self, why: &Broken) {
+        let text = format!("halted, because {why}. No page is lost; keep the state directory and report this");
+        if self.paging.halt(&text) {
+            self.reporter.report_halt(text);
         }
     }
 
-    /// What an owner has done; the VM is frozen if it found an invariant broken.
-    fn or_freeze<T>(&mut self, result: Result<T, Broken>) -> Option<T> {
-        result.map_err(|why| self.freeze(&why)).ok()
+    /// What an owner has done; the VM is halted if it found an invariant broken.
+    fn or_halt<T>(&mut self, result: Result<T, Broken>) -> Option<T> {
+        result.map_err(|why| self.halt(&why)).ok()
     }
 }

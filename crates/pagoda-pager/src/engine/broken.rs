@@ -3,7 +3,7 @@
 use std::fmt::{Display, Formatter, Result};
 
 /// Why nothing of this VM may change any more. An owner that finds an invariant broken stops what it does and returns this;
-/// the loop freezes the VM ([`super::Engine`]).
+/// the loop halts the VM ([`super::Engine`]).
 #[derive(Debug, PartialEq, Eq)]
 pub struct Broken(String);
 

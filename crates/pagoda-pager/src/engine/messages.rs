@@ -29,7 +29,7 @@ impl Engine {
             Command::Sample(pages) => {
                 let (sampler, mut context) = self.sampling();
                 let started = sampler.start_sample(pages, &mut context);
-                self.or_freeze(started);
+                self.or_halt(started);
                 self.settle();
                 self.publish();
             }
@@ -67,7 +67,7 @@ impl Engine {
                 pages if self.sampler.still_wants(&pages, &self.paging) => self.zap_pages(pages),
                 _ => Ok(()),
             };
-            self.or_freeze(zapped);
+            self.or_halt(zapped);
         }
         self.link.agent.repeat_folios(&mut self.ring);
         Ok(())

@@ -9,7 +9,7 @@
 //! Events that an action leads to wait in a queue until the actions before them are done: the machine is never entered twice.
 //!
 //! A method that finds an invariant broken returns [`super::broken::Broken`] and stops there; an intent that is open stays
-//! for the next daemon. Once frozen, the machine gets no event, so no action follows.
+//! for the next daemon. Once halted, the machine gets no event, so no action follows.
 
 mod arm;
 mod busy;
@@ -55,7 +55,7 @@ pub struct Paging {
     has_buffers: bool,
     /// The machine's time counts from here.
     started: Instant,
-    frozen: Option<String>,
+    halted: Option<String>,
 }
 
 impl Paging {
@@ -72,7 +72,7 @@ impl Paging {
             busy: None,
             has_buffers: false,
             started: Instant::now(),
-            frozen: None,
+            halted: None,
         }
     }
 
@@ -102,9 +102,9 @@ impl Paging {
     }
 
     /// Gives the machine an event. What it asks for is in `actions`, to be executed in that order. Says what became of
-    /// a fault. A frozen VM's machine gets none.
+    /// a fault. A halted VM's machine gets none.
     pub fn apply(&mut self, event: Event, actions: &mut Actions) -> Option<Served> {
-        if self.is_frozen() {
+        if self.is_halted() {
             return None;
         }
         let now = Now { ms: self.now_ms(), oldest_io: self.shared.oldest_io() };
@@ -126,21 +126,21 @@ impl Paging {
         self.events.pop_front()
     }
 
-    /// From now on nothing changes. False: it was frozen before, for another reason.
+    /// From now on nothing changes. False: it was halted before, for another reason.
     #[must_use]
-    pub fn freeze(&mut self, text: &str) -> bool {
-        let is_first = self.frozen.is_none();
-        self.frozen.get_or_insert_with(|| text.to_owned());
+    pub fn halt(&mut self, text: &str) -> bool {
+        let is_first = self.halted.is_none();
+        self.halted.get_or_insert_with(|| text.to_owned());
         is_first
     }
 
-    pub fn is_frozen(&self) -> bool {
-        self.frozen.is_some()
+    pub fn is_halted(&self) -> bool {
+        self.halted.is_some()
     }
 
-    /// Why it is frozen.
-    pub fn frozen(&self) -> Option<&str> {
-        self.frozen.as_deref()
+    /// Why it is halted.
+    pub fn halted(&self) -> Option<&str> {
+        self.halted.as_deref()
     }
 
     /// Reads messages of a userfaultfd, as many as there is room for.

@@ -143,7 +143,7 @@ impl Engine {
             let settled = self.paging.settle_intents()?;
             self.paging.arm(&mut self.ring)?;
             let restarted = self.restart_sample();
-            self.or_freeze(restarted);
+            self.or_halt(restarted);
             // Before any is dropped.
             self.paging.count_references().map_err(EngineError::Shared)?;
             self.paging.wake_all();
@@ -154,7 +154,7 @@ impl Engine {
         }
         self.paging.push(Event::SetLimit { limit });
         self.settle();
-        if !self.paging.machine().is_armed() && !self.paging.is_frozen() {
+        if !self.paging.machine().is_armed() && !self.paging.is_halted() {
             self.paging.leave_punches();
         }
         if let Some(agent) = agent.take() {

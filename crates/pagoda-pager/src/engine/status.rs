@@ -56,8 +56,8 @@ impl Reporter {
         self.notify(Notice::Stalled(text));
     }
 
-    /// The VM is frozen.
-    pub fn report_freeze(&self, text: String) {
+    /// The VM is halted.
+    pub fn report_halt(&self, text: String) {
         tracing::error!(vm = %self.vm, "{text}");
         self.notify(Notice::Stalled(text));
     }
@@ -76,7 +76,7 @@ impl Reporter {
 
     /// Counts a fault message.
     pub fn note_message(&mut self, paging: &Paging) {
-        self.messages += u64::from(paging.machine().is_armed() && !paging.is_frozen());
+        self.messages += u64::from(paging.machine().is_armed() && !paging.is_halted());
     }
 
     /// Counts how long a fault waited.
@@ -113,7 +113,7 @@ impl Reporter {
             armed: machine.is_armed(),
             ram_bytes: paging.space().allocated(),
             swap_bytes: tiers.last().map_or(0, |swap| swap.counts.disk_bytes),
-            stalled: paging.frozen().map(str::to_owned).or_else(stalled),
+            stalled: paging.halted().map(str::to_owned).or_else(stalled),
             stalled_for: Duration::from_millis(since),
             waits,
             table_bytes: machine.table_bytes() + tiers.iter().map(|tier| tier.counts.memory_bytes).sum::<u64>(),

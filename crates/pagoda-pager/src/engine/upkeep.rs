@@ -24,12 +24,12 @@ impl Engine {
             self.charge_frames();
             let (sampler, mut context) = self.sampling();
             let turned = sampler.turn_ages(now, &mut context);
-            self.or_freeze(turned);
+            self.or_halt(turned);
             self.paging.maintain_tiers();
         }
         if self.paging.may_be_free() {
             let armed = self.begin_to_arm();
-            self.or_freeze(armed);
+            self.or_halt(armed);
         }
         if now - self.reporter.published() >= TICK_IDLE {
             self.publish();

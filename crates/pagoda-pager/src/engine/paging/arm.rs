@@ -71,7 +71,7 @@ impl Paging {
 
     /// It is time to try again to arm.
     pub fn may_be_free(&self) -> bool {
-        self.busy.as_ref().is_some_and(|busy| Instant::now() >= busy.next) && !self.is_frozen()
+        self.busy.as_ref().is_some_and(|busy| Instant::now() >= busy.next) && !self.is_halted()
     }
 
     /// What the VM waits for while another has its memory.

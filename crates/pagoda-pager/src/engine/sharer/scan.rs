@@ -41,7 +41,7 @@ impl Sharer {
     /// Whether there are pages to look at and time for it. If so the machine gets `Event::Scan`, and then
     /// [`Sharer::end_scan`] what is returned.
     pub fn begin_scan(&mut self, paging: &mut Paging) -> Option<Duration> {
-        if paging.frames().is_none() || paging.is_frozen() {
+        if paging.frames().is_none() || paging.is_halted() {
             return None;
         }
         if paging.frames().is_some_and(Member::has_many_dead) {

@@ -135,9 +135,9 @@ impl Paging {
         }
     }
 
-    /// Some of what was planned can begin now. Of a frozen VM nothing is written any more.
+    /// Some of what was planned can begin now. Of a halted VM nothing is written any more.
     pub fn can_write(&self) -> bool {
-        !self.is_frozen() && self.next_offer().is_some()
+        !self.is_halted() && self.next_offer().is_some()
     }
 
     /// Begins the next few writes.

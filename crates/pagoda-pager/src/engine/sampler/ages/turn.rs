@@ -21,7 +21,7 @@ impl Sampler {
     /// Looks at what is followed, counts what is due, and chooses the next pages. Once a second.
     pub fn turn_ages(&mut self, now: Instant, context: &mut Context<'_>) -> Result<(), Broken> {
         let paging = &*context.paging;
-        if paging.machine().is_armed() || paging.is_frozen() || !context.agent.is_connected() {
+        if paging.machine().is_armed() || paging.is_halted() || !context.agent.is_connected() {
             return Ok(());
         }
         self.look_at_ages(paging);
