@@ -22,6 +22,12 @@
 //! straight into a hole (its pages exist before their content does) or punched (a folio that cannot be split is zeroed in
 //! place). For that time the pages stand in an [`Intent`]: after a crash their truth is the swap file.
 //!
+//! # A lost image
+//!
+//! An image of the VM is lost when its disk does not take a page that is about to change. The next daemon must not take such
+//! a page for the image's, and the image's own files may not take a note. So the last intent is kept for it
+//! ([`Shared::mark_lost_image`]): one of no chunk, with the image's number in place of pages.
+//!
 //! # Punches
 //!
 //! Pages that the guest gives back become holes. While the VM is armed the daemon makes them, for it may have the pages
@@ -36,6 +42,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub const IO_SLOTS: usize = 4096;
 /// Chunks that can be read into holes or punched at one time.
 pub const INTENTS: usize = 64;
+/// Those that pages may stand in: the last is for a lost image.
+pub const PAGE_INTENTS: usize = INTENTS - 1;
+/// The chunk of an intent that names no pages.
+pub const NO_CHUNK: u32 = u32::MAX;
 /// Marks the layout; a different one is refused.
 pub const SHARED_MAGIC: u64 = u64::from_le_bytes(*b"PGDshr02");
 
@@ -63,7 +73,7 @@ pub struct Shared {
     pub punched: AtomicU64,
 }
 
-/// Pages of one chunk whose truth is the swap file, whatever the RAM file holds.
+/// Pages of one chunk whose truth is the swap file, whatever the RAM file holds. The last intent may be of no chunk.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Intent {
@@ -162,6 +172,24 @@ impl Shared {
     pub fn is_punching(&self) -> bool {
         self.punching.load(Ordering::SeqCst) != 0
     }
+
+    /// The daemon's side: this image of the VM is lost, whatever its files say.
+    pub fn mark_lost_image(&self, image: u128) {
+        self.intents[PAGE_INTENTS].declare(NO_CHUNK, [image as u64, (image >> 64) as u64, 0, 0]);
+    }
+
+    /// The image that a daemon marked as lost.
+    pub fn lost_image(&self) -> Option<u128> {
+        let (chunk, [low, high, ..]) = self.intents[PAGE_INTENTS].read()?;
+        (chunk == NO_CHUNK).then_some(u128::from(high) << 64 | u128::from(low))
+    }
+
+    /// The files of the lost image say so themselves.
+    pub fn unmark_lost_image(&self) {
+        if self.lost_image().is_some() {
+            self.intents[PAGE_INTENTS].withdraw();
+        }
+    }
 }
 
 fn may_punch(alone: u64) -> bool {
@@ -250,6 +278,22 @@ mod tests {
         assert_eq!(intent.read(), Some((7, [1, 2, 3, 4])));
         intent.withdraw();
         assert_eq!(intent.read(), None);
+    }
+
+    #[test]
+    fn a_lost_image_is_known_until_its_files_say_so() {
+        let shared = shared();
+        let intent = &shared.intents[PAGE_INTENTS];
+        assert_eq!(shared.lost_image(), None);
+        shared.mark_lost_image(0x1234 << 100 | 5);
+        assert_eq!(shared.lost_image(), Some(0x1234 << 100 | 5));
+        assert_eq!(intent.read().map(|(chunk, _)| chunk), Some(NO_CHUNK));
+        shared.unmark_lost_image();
+        assert_eq!((shared.lost_image(), intent.read()), (None, None));
+        // Pages that an older daemon left there are no image.
+        intent.declare(7, [1, 2, 3, 4]);
+        shared.unmark_lost_image();
+        assert_eq!((shared.lost_image(), intent.read()), (None, Some((7, [1, 2, 3, 4]))));
     }
 
     #[test]

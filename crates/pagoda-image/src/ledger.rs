@@ -7,7 +7,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use pagoda_core::units::{Bytes, ChunkCount};
+use pagoda_core::units::{Bytes, ChunkCount, PageCount};
 
 use crate::damage::{Damage, ImageError, ImageFile};
 use crate::disk::Disk;
@@ -88,6 +88,11 @@ impl Ledger {
     /// The image's name.
     pub fn id(&self) -> ImageId {
         self.id
+    }
+
+    /// Pages of the VM.
+    pub fn pages(&self) -> PageCount {
+        self.chunks.pages()
     }
 
     /// The manifest as it is now; nothing before the image begins.

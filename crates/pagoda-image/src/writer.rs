@@ -58,6 +58,11 @@ impl Prepared {
         Prepared { ledger, missing }
     }
 
+    /// How far the image is, for the daemon.
+    pub fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
     /// **The image begins to exist**: it is what the VM holds now. The manifest has been written, the VM stands still, and no
     /// page changes without [`Writer::preserve`] from now on. One rename, of which a killed daemon leaves all or nothing.
     ///

@@ -6,7 +6,7 @@
 //!
 //! Each owner has its own state, which others reach by its methods only, and gets what it needs of the others as arguments:
 //! [`paging`] has the pages, and answers faults; [`link`] has the connections to the VMM; [`sampler`] measures for the
-//! policy; [`sharer`] looks for equal pages; [`status`] reports. The loop has the ring, the inbox and the time.
+//! policy; [`sharer`] looks for equal pages; [`imager`] has the VM's image; [`status`] reports. The loop has the ring, the inbox and the time.
 //!
 //! What the guest sees: if this thread or the whole daemon dies, faults wait until the next daemon answers them. If the disk
 //! fails, the VM is stalled and its owner told. If an owner finds an invariant broken, the VM is halted as it is
@@ -14,6 +14,8 @@
 
 mod arming;
 mod broken;
+mod imager;
+mod imaging;
 mod link;
 mod messages;
 mod paging;
@@ -36,6 +38,7 @@ use pagoda_sys::ring::{Ring, RingError};
 use pagoda_sys::uffd::Fault;
 
 use self::broken::Broken;
+use self::imager::Imager;
 use self::link::VmmLink;
 use self::link::agent::Asked;
 use self::paging::{Answered, Paging};
@@ -77,6 +80,7 @@ pub struct Engine {
     actions: Actions,
     sampler: Sampler,
     sharer: Sharer,
+    imager: Imager,
     reporter: Reporter,
     follow: Follow,
     busy_poll: BusyPoll,
@@ -120,6 +124,10 @@ impl Engine {
             for &(source, result, more) in &ready {
                 self.handle(source, result, more);
             }
+            // The machine hears of nothing more, so nothing more may be done to its pages.
+            if self.end.is_some() {
+                break;
+            }
             self.follow_tiers();
             if self.paging.can_write() {
                 // The kernel hands a submission to the disk as a whole: a page-in must not wait for its writes to be made.
@@ -135,6 +143,7 @@ impl Engine {
                 }
             }
             self.scan();
+            self.turn_image();
             self.tick();
             self.receive_waiting_calls();
         }
@@ -161,12 +170,13 @@ impl Engine {
     fn timeout(&self) -> Duration {
         let machine = self.paging.machine();
         let scan_wait = || self.sharer.scan_wait(&self.paging, TICK_BUSY);
-        match () {
+        let wait = match () {
             () if self.paging.can_write() || self.can_look() => Duration::ZERO,
             () if machine.is_pin_blocked() || machine.is_copying_back() => TICK_PIN,
             () if machine.is_busy() => TICK_BUSY.min(scan_wait()),
             () => TICK_IDLE.min(scan_wait()),
-        }
+        };
+        wait.min(self.imager.wait(&self.paging))
     }
 
     fn handle(&mut self, source: Source, result: Result<u32, Errno>, more: bool) {
@@ -253,12 +263,16 @@ impl Engine {
         }
     }
 
-    /// One event, and what the machine asks for. Says what became of a fault.
+    /// One event, and what the machine asks for. Says what became of a fault. An engine that ends gives the machine none:
+    /// its page table is as the pages are.
     fn step(&mut self, event: Event) -> Option<Served> {
+        if self.end.is_some() {
+            return None;
+        }
         let mut actions = std::mem::take(&mut self.actions);
         let served = self.paging.apply(event, &mut actions);
         for action in actions.drain(..) {
-            if !self.paging.is_halted() && self.end.is_none() {
+            if !self.paging.is_halted() {
                 let executed = self.execute(action);
                 self.or_halt(executed);
             }
@@ -273,7 +287,18 @@ impl Engine {
         match action {
             Action::Map { pages, protect } => paging.map(pages, protect)?,
             Action::Unprotect { pages } => paging.unprotect(pages)?,
-            Action::Protect { pages } => paging.protect(pages)?,
+            Action::Protect { pages } => {
+                if !paging.protect(pages) {
+                    self.imager.note_unprotected();
+                }
+            }
+            Action::Preserve { pages, from } => {
+                let notice = self.imager.preserve(pages, from, paging, ring);
+                self.report_image(notice);
+            }
+            Action::BeginImage => self.imager.begin(paging),
+            Action::RefuseImage { why } => self.imager.refuse(why, paging),
+            Action::LoseImages => self.lose_image(),
             Action::Wake { pages } => paging.wake(pages),
             Action::Zero { pages } => paging.zero(pages)?,
             Action::ZeroChunk { chunk } => paging.zero_chunk(chunk)?,
@@ -292,8 +317,13 @@ impl Engine {
             }
             Action::Copy { op, pages, protect } => paging.copy(ring, op, pages, protect)?,
             Action::Store { op, pages } => paging.store(ring, op, pages)?,
+            Action::Keep { op, chunk, pages } => {
+                paging.keep(ring, op, chunk, pages)?;
+                self.imager.begin_read(op);
+            }
             Action::Release { op } => {
                 let answered = paging.release(ring, op)?;
+                self.imager.end_read(op);
                 self.note_answered(answered);
             }
             Action::WriteOut { op, chunk, pages } => paging.write_out(op, chunk, pages),
@@ -302,14 +332,6 @@ impl Engine {
             Action::DropShared { pages } => paging.drop_shared(pages),
             Action::SwapPunch { pages } => paging.swap_punch(pages)?,
             Action::RamPunch { pages } => paging.ram_punch(pages)?,
-            // The engine has no store of images, so nobody sends the machine `Event::Freeze`.
-            Action::Preserve { .. }
-            | Action::Keep { .. }
-            | Action::BeginImage
-            | Action::RefuseImage { .. }
-            | Action::LoseImages => {
-                return Err("an image was begun, and this daemon keeps none".into());
-            }
             Action::Zap { op } => self.zap(op)?,
             Action::ZapPages { ticket } => self.zap_pages(Asked::Watch { ticket, at: Instant::now() })?,
             Action::Share { op, chunk, pages } => self.sharer.share_pages(op, chunk, pages, paging, ring)?,

@@ -8,9 +8,11 @@ use pagoda_core::policy::SampleCount;
 use pagoda_core::policy::mrc::Curve;
 use pagoda_core::stats::Stats;
 use pagoda_core::units::{PageCount, PageIdx};
+use pagoda_image::{ImageId, Prepared};
 use pagoda_sys::process::Wake;
 use pagoda_sys::socket::Connection;
 
+use crate::image::{ImageStatus, Ticket};
 use crate::latency::Histogram;
 use crate::tier::Report;
 use crate::tier::remote::RemoteNumbers;
@@ -40,6 +42,15 @@ pub enum Command {
     LargeFolios(bool),
     /// Frames equal to these pages may exist now.
     LookAgain(Vec<PageIdx>),
+    /// An image is to begin soon: from now on the VM is armed, and its pages are protected while it runs. Whatever was prepared
+    /// before is given up.
+    PrepareImage(Prepared),
+    /// The VM stands still: the image that was prepared begins, or the ticket says why not. It is prepared no more then.
+    BeginImage(Arc<Ticket>),
+    /// No image is to begin: preparation ends. Its files are the daemon's to remove.
+    CancelImage,
+    /// This image is about to be removed: the VM holds nothing more for it.
+    RemoveImage(ImageId),
     /// Publish a fresh status.
     Refresh,
     /// The daemon ends: let go of the VM, which waits for the next daemon.
@@ -53,7 +64,11 @@ pub enum Notice {
     Stalled(String),
     /// The VM is about to have all that its limit allows. Said once for each limit.
     NearLimit,
-    /// The VMM ended.
+    /// The image has all pages, and needs the VM no more.
+    ImageFilled(ImageId),
+    /// The image is lost, and why. Its files say so too, or will as soon as their disk takes it.
+    ImageLost(ImageId, String),
+    /// The VMM ended. What the engine says of an image comes before this.
     Exited,
     /// The engine ended after [`Command::Detach`].
     Detached,
@@ -94,6 +109,8 @@ pub struct Status {
     pub sample_period: u64,
     /// Misses by size, at most 10 s old; `None` while it is switched off or nothing is known.
     pub curve: Option<Arc<Curve>>,
+    /// The image that the VM has to do with.
+    pub image: Option<ImageStatus>,
     /// Counts publications.
     pub generation: u64,
 }

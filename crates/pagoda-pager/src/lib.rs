@@ -5,6 +5,7 @@
 //! * [`tier`]: where pages are that are not in DRAM: the swap file, other machines' memory, compressed memory, shared frames.
 //! * [`share`]: share groups, whose VMs have equal pages in frames.
 //! * [`handle`]: how the rest of the daemon talks to an engine.
+//! * [`image`]: what both agree on about an image.
 //! * [`latency`]: how long faults took.
 //! * [`poll`]: waits for the end of a page-in without sleeping.
 //!
@@ -15,6 +16,7 @@
 pub mod engine;
 mod follow;
 pub mod handle;
+pub mod image;
 pub mod latency;
 pub mod poll;
 mod recover;

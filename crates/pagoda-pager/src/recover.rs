@@ -3,6 +3,7 @@
 //! The rule: data in the RAM file is the page, unless an intent names it; else the page is what the tiers say ([`Stack`]); else it
 //! is zero. Nothing else is needed, and nothing else is trusted.
 
+use pagoda_abi::shared::NO_CHUNK;
 use pagoda_core::bits::PageSet;
 use pagoda_core::fault::{Located, Pages};
 use pagoda_core::units::{CHUNK_PAGES, ChunkIdx, PAGE_SIZE};
@@ -48,6 +49,10 @@ pub fn settle_intents(space: &Space, tiers: &mut Stack, shared: &SharedMap) -> R
     let mut settled = 0;
     for intent in &shared.intents {
         let Some((chunk, words)) = intent.read() else { continue };
+        // No pages, but an image that is lost: that is settled elsewhere.
+        if chunk == NO_CHUNK {
+            continue;
+        }
         // The VMM can write here: a chunk that does not exist is its own mischief and names nothing.
         if chunk < space.chunks().0 {
             settle(space, tiers, ChunkIdx(chunk), PageSet::from_words(words))?;
@@ -95,8 +100,12 @@ pub fn still_there(space: &Space, chunk: ChunkIdx, pages: PageSet) -> Result<Pag
     Ok(there)
 }
 
-/// Looks where every page is, when no intent is open.
-pub fn find(space: &Space, tiers: &mut Stack) -> Result<Found, RecoverError> {
+/// Looks where every page is, when no intent is open. `frozen`: pages that the newest image has no copy of.
+pub fn find(
+    space: &Space,
+    tiers: &mut Stack,
+    frozen: impl Fn(ChunkIdx) -> PageSet,
+) -> Result<Found, RecoverError> {
     let mut found = vec![Located::default(); space.chunks().as_usize()];
     find_in_ram(space, &mut found)?;
     let in_dram: Vec<PageSet> = found.iter().map(|located| located.ram).collect();
@@ -104,6 +113,9 @@ pub fn find(space: &Space, tiers: &mut Stack) -> Result<Found, RecoverError> {
     found.iter_mut().zip(blocks).for_each(|(located, blocks)| located.swap = blocks);
     if let Some(member) = tiers.frames() {
         look_at_table(member, &mut found)?;
+    }
+    for (chunk, located) in (0..).map(ChunkIdx).zip(&mut found) {
+        located.frozen = frozen(chunk);
     }
     Ok(found)
 }

@@ -11,6 +11,7 @@ pub use cgroup::{CgroupLimit, memory_limit};
 pub use selftest::{Report, SelfTestError, selftest};
 
 const HUGE_DIR: &str = "/sys/kernel/mm/transparent_hugepage";
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const MAX_MAP_COUNT: &str = "/proc/sys/vm/max_map_count";
 /// Shim-mapped runs of shared pages cost two mappings each; the default is 65530 for a whole process.
 pub const MAX_MAP_COUNT_WANTED: u64 = 1 << 20;
@@ -137,6 +138,14 @@ pub fn swap_is_on() -> io::Result<bool> {
     Ok(fs::read_to_string("/proc/swaps")?.lines().count() > 1)
 }
 
+/// The name of this life of the host: another one after each start of it.
+///
+/// # Errors
+/// Of reading /proc.
+pub fn boot_id() -> io::Result<String> {
+    fs::read_to_string(BOOT_ID).map(|text| text.trim().to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,6 +162,7 @@ mod tests {
 
     #[test]
     fn limits_and_swap_of_this_host_are_read() {
+        assert_eq!(boot_id().unwrap().len(), 36);
         assert!(max_map_count().unwrap() > 0);
         swap_is_on().unwrap();
     }

@@ -11,6 +11,7 @@
 //! | [`process`] | processes seen through /proc, wake-ups, limits |
 //! | [`host`] | kernel settings and the start-up self-test |
 //! | `allocations` | what a thread allocates, for tests (feature `test-kit`) |
+//! | `guest` | a VM's RAM as its VMM maps it, for tests (feature `test-kit`) |
 //! | `toy` | what the toy VMM of tests and benches needs (feature `test-kit`) |
 //!
 //! Nothing here knows policy or the page table. The functions on the page path (`uffd`, `ring`, and `ram`'s views) do not
@@ -18,6 +19,8 @@
 
 #[cfg(feature = "test-kit")]
 pub mod allocations;
+#[cfg(any(test, feature = "test-kit"))]
+pub mod guest;
 pub mod host;
 pub mod pagemap;
 pub mod process;

@@ -286,6 +286,7 @@ fn attach(
         busy_poll: registry.config.busy_poll,
         pinned: record.spec.pinned.clone(),
         taken_over,
+        image: None,
         sharing: looking,
     };
     let made = Made { id, parts, handle, inbox, inodes, pid: (pid, start), sharing };

@@ -58,21 +58,23 @@ const ALLOWED: [(&str, Edges); 23] = [
         ],
     ),
     (
-        "pagoda-pager",
-        &[
-            ("pagoda-abi", Needed::Always, "packets, shared memory"),
-            ("pagoda-core", Needed::Always, "fault state machine"),
-            ("pagoda-sys", Needed::Always, "system interfaces"),
-            ("rmap", Needed::Always, "remote tier"),
-            ("rmap-io", Needed::Always, "driver of the remote tier's client"),
-        ],
-    ),
-    (
         "pagoda-image",
         &[
             ("pagoda-abi", Needed::Always, "limits of regions"),
             ("pagoda-api", Needed::Always, "settings of a VM, in the manifest"),
             ("pagoda-core", Needed::Always, "units, page sets"),
+        ],
+    ),
+    (
+        "pagoda-pager",
+        &[
+            ("pagoda-abi", Needed::Always, "packets, shared memory"),
+            ("pagoda-core", Needed::Always, "fault state machine"),
+            ("pagoda-image", Needed::Always, "files of the VM's image"),
+            ("pagoda-api", Needed::ByTests, "manifests of images"),
+            ("pagoda-sys", Needed::Always, "system interfaces"),
+            ("rmap", Needed::Always, "remote tier"),
+            ("rmap-io", Needed::Always, "driver of the remote tier's client"),
         ],
     ),
     (

@@ -204,7 +204,7 @@ pub enum Action {
     Map { pages: Pages, protect: bool },
     /// End write-protection and wake.
     Unprotect { pages: Pages },
-    /// Write-protect pages that may be mapped writable; those that are not mapped stay so.
+    /// Write-protect pages that may be mapped writable. Some of the run may be protected already, or not mapped; these stay so.
     Protect { pages: Pages },
     /// The newest image takes over what these pages hold, before that changes. `from` says where it is when this is
     /// executed; the machine's table says already what is to come. It is noted for the next daemon when this returns.

@@ -12,14 +12,14 @@
 //! Only the newest image has frozen pages. What an older one lacks is what the next newer one has. What fails ends the image;
 //! the guest notices nothing but the copies that its first writes wait for.
 
-use crate::bits::PageSet;
+use crate::bits::{PageSet, Run};
 use crate::units::ChunkIdx;
 
 use super::action::{Action, Actions, IoError, Now, OpId, Pages, Refusal, Source, Stall};
 use super::machine::Machine;
 use super::ops::{Op, OpKind};
 
-/// Calls of one step of preparation, which protect as many whole chunks: some 0.4 ms, for which faults wait.
+/// Calls of one step of preparation, which protect as many chunks: some 0.4 ms, for which faults wait.
 const PROTECT_CALLS: usize = 32;
 /// Pages copied in one step of filling, some 100 us.
 const FILL_PAGES: usize = 64;
@@ -72,11 +72,14 @@ impl Machine {
         out.push(Action::BeginImage);
     }
 
-    /// Protects all pages of the chunk that may be written. Returns how many calls that takes.
+    /// Protects all pages of the chunk that may be written, with one call from the first to the last of them: what is between
+    /// them is protected already, or not mapped and stays so. Returns how many calls that takes.
     fn protect_open(&mut self, chunk: ChunkIdx, out: &mut Actions) -> usize {
         let open = std::mem::take(&mut self.chunks[chunk.as_usize()].open);
-        out.extend(open.runs().map(|run| Action::Protect { pages: Pages { chunk, run } }));
-        open.runs().count()
+        let (Some(first), Some(last)) = (open.first_set(), open.last_set()) else { return 0 };
+        let run = Run { start: first, len: u16::from(last - first) + 1 };
+        out.push(Action::Protect { pages: Pages { chunk, run } });
+        1
     }
 
     /// Pages may be written that were taken for protected. The image that was to begin behind that has not begun.

@@ -11,7 +11,7 @@ impl Engine {
     /// Executes `Action::Arm`. While another has the memory the action is not answered, so the machine does nothing that
     /// needs it.
     pub(super) fn begin_to_arm(&mut self) -> Result<(), Broken> {
-        match self.paging.arm(&mut self.ring) {
+        match self.arm_without_image() {
             Ok(()) => {
                 self.restart_sample()?;
                 self.paging.begin_to_page();

@@ -39,6 +39,20 @@ impl Engine {
             }
             Command::LargeFolios(large) => self.link.agent.allow_large_folios(&mut self.ring, large),
             Command::LookAgain(pages) => pages.into_iter().for_each(|page| self.apply(Event::LookAgain { page })),
+            Command::PrepareImage(prepared) => {
+                self.imager.prepare(prepared, &mut self.paging);
+                self.settle();
+            }
+            // The next turn of the loop looks whether it can begin.
+            Command::BeginImage(ticket) => self.imager.ask_to_begin(ticket),
+            Command::CancelImage => {
+                self.imager.cancel(&mut self.paging);
+                self.settle();
+            }
+            Command::RemoveImage(image) => {
+                self.imager.remove(image, &mut self.paging);
+                self.settle();
+            }
             Command::Refresh => self.publish(),
             // Who hears that the VMM ended removes its files; who hears of the detaching keeps them.
             Command::Detach => {

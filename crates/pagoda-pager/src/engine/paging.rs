@@ -13,6 +13,7 @@
 
 mod arm;
 mod busy;
+mod content;
 mod exec;
 mod io;
 
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 use pagoda_core::bits::PageSet;
 use pagoda_core::fault::{Actions, Event, Machine, Now, Served};
 use pagoda_core::units::{ChunkIdx, PageIdx};
+use pagoda_image::ImageId;
 use pagoda_sys::Errno;
 use pagoda_sys::ring::{Ring, RingError};
 use pagoda_sys::socket::SharedMap;
@@ -36,6 +38,7 @@ use crate::space::Space;
 use crate::tier::Stack;
 use crate::tier::remote::RemoteNumbers;
 
+pub use content::{pieces, short_runs};
 pub use io::Answered;
 
 /// See the module.
@@ -121,6 +124,19 @@ impl Paging {
         self.events.push_front(event);
     }
 
+    /// What an action could not do, which the machine took for done: handled before all else but the ends of a punch or of
+    /// sharing, which belong to what was done before.
+    pub fn push_correction(&mut self, event: Event) {
+        let comes_first = |event: &Event| {
+            matches!(
+                event,
+                Event::PunchDone { .. } | Event::ShareDone { .. } | Event::ProtectFailed { .. } | Event::Thaw
+            )
+        };
+        let at = self.events.iter().position(|event| !comes_first(event)).unwrap_or(self.events.len());
+        self.events.insert(at, event);
+    }
+
     /// The event that is to be handled next.
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
@@ -174,6 +190,31 @@ impl Paging {
     /// The kernel or a tier refuses; nothing is lost.
     pub fn settle_intents(&mut self) -> Result<u64, RecoverError> {
         recover::settle_intents(&self.space, &mut self.tiers, &self.shared)
+    }
+
+    /// Direct I/O of the VMM may be in flight. One that has ended counts until the VMM's agent has looked.
+    pub fn has_direct_io(&self) -> bool {
+        self.shared.oldest_io() != u64::MAX
+    }
+
+    /// The VMM may be giving memory back by itself.
+    pub fn is_punching(&self) -> bool {
+        self.shared.is_punching()
+    }
+
+    /// Notes for the next daemon that an image is lost, whatever its files say.
+    pub fn mark_lost_image(&self, image: ImageId) {
+        self.shared.mark_lost_image(image.0);
+    }
+
+    /// The image that a daemon has noted so.
+    pub fn lost_image(&self) -> Option<ImageId> {
+        self.shared.lost_image().map(ImageId)
+    }
+
+    /// The files of the image say so themselves.
+    pub fn unmark_lost_image(&self) {
+        self.shared.unmark_lost_image();
     }
 
     /// The VMM may give memory back by itself, while the VM is not armed.

@@ -1,11 +1,13 @@
 //! What an engine is made of, and why it may not start.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pagoda_abi::attach::Packet;
 use pagoda_core::fault::{PageInPolicy, Replacement, Sharing};
 use pagoda_core::units::PageCount;
+use pagoda_image::Ledger;
 use pagoda_sys::ring::RingError;
 use pagoda_sys::socket::{Connection, SharedMap};
 
@@ -48,6 +50,8 @@ pub struct Parts {
     pub pinned: Option<String>,
     /// It may have been served before: by an earlier daemon.
     pub taken_over: bool,
+    /// An image that is not filled, which a daemon before this one began: the VM holds what it lacks.
+    pub image: Option<Arc<Ledger>>,
     /// Whether equal pages are looked for when nothing has to leave, too.
     pub sharing: Sharing,
 }

@@ -8,9 +8,11 @@ use pagoda_abi::attach::{Packet, Text};
 use pagoda_core::fault::{Config, Event, Machine};
 use pagoda_core::stats::Metric;
 use pagoda_core::units::PageCount;
+use pagoda_image::Ledger;
 use pagoda_sys::ring::Ring;
 use pagoda_sys::socket::Connection;
 
+use super::imager::Imager;
 use super::link::VmmLink;
 use super::paging::Paging;
 use super::sampler::Sampler;
@@ -44,6 +46,9 @@ pub fn spawn(parts: Parts, inbox: Inbox, notify: Box<dyn Fn(Notice) + Send>) -> 
         Ok(mut engine) => {
             drop(newcomer);
             let end = engine.run();
+            if end == Some(Notice::Exited) {
+                engine.end_image();
+            }
             engine.paging.leave_group(end == Some(Notice::Exited));
             // Memory, files and the swap file's lock are free before anybody hears of it.
             let notify = engine.into_notify();
@@ -90,6 +95,7 @@ impl Engine {
                     actions: Vec::with_capacity(1024),
                     sampler: Sampler::new(parts.pid),
                     sharer,
+                    imager: Imager::new(Arc::clone(&name)),
                     reporter: Reporter::new(Arc::clone(&name), notify, parts.pinned),
                     name,
                     follow: Follow::new(parts.pid),
@@ -99,7 +105,7 @@ impl Engine {
                     maintained: now,
                     end: None,
                 };
-                match engine.start(parts.agent, parts.welcome, parts.limit, parts.taken_over) {
+                match engine.start(parts.agent, parts.welcome, parts.limit, parts.taken_over, parts.image) {
                     Ok(()) => Ok(engine),
                     Err(error) => {
                         engine.paging.leave_group(false);
@@ -130,18 +136,25 @@ impl Engine {
         welcome: Packet,
         limit: PageCount,
         taken_over: bool,
+        image: Option<Arc<Ledger>>,
     ) -> Result<(), EngineError> {
         self.ring.poll_multishot(self.inbox.wake().as_fd(), Source::Wake.key())?;
         self.link.poll_exit(&mut self.ring)?;
         self.paging.poll_all(&mut self.ring)?;
         let mut agent = Some(agent);
-        if taken_over && let Some(agent) = agent.take() {
+        let welcomed = if taken_over { agent.take() } else { None };
+        if let Some(agent) = welcomed {
             self.welcome(&agent, &welcome);
             self.connect_agent(agent)?;
+        }
+        // Before any page can change.
+        let notice = image.and_then(|ledger| self.imager.resume(ledger, taken_over, &self.paging));
+        self.report_image(notice);
+        if taken_over {
             // Whether it was armed cannot be known, and need not be: registering twice is harmless, and a VM that needs no
             // pager disarms itself at the next event.
             let settled = self.paging.settle_intents()?;
-            self.paging.arm(&mut self.ring)?;
+            self.arm_with_image()?;
             let restarted = self.restart_sample();
             self.or_halt(restarted);
             // Before any is dropped.

@@ -64,7 +64,8 @@ impl Engine {
     /// Lets others see how the VM is.
     pub(super) fn publish(&mut self) {
         let has_agent = self.link.agent.is_connected();
-        let status = self.reporter.status(&mut self.paging, &mut self.sampler, &self.sharer, has_agent);
+        let mut status = self.reporter.status(&mut self.paging, &mut self.sampler, &self.sharer, has_agent);
+        status.image = self.imager.status(&self.paging);
         self.inbox.publish(status);
     }
 }

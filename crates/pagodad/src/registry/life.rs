@@ -76,6 +76,8 @@ impl Registry {
             match notice {
                 Notice::Stalled(reason) => self.stall(id, reason),
                 Notice::NearLimit => self.governor.doorbell.ring(),
+                // No engine is told to begin one yet.
+                Notice::ImageFilled(_) | Notice::ImageLost(..) => {}
                 Notice::Exited => {
                     // Its record may be being written, and other VMs' notices do not wait for that.
                     let registry = Arc::clone(self);

@@ -6,7 +6,9 @@
 
 use std::time::{Duration, Instant};
 
+use pagoda_core::bits::PageSet;
 use pagoda_core::fault::Event;
+use pagoda_core::units::ChunkIdx;
 use pagoda_sys::ring::Ring;
 use pagoda_sys::uffd::Resolved;
 
@@ -24,11 +26,11 @@ const OWN_PUNCH_MAX: Duration = Duration::from_secs(5);
 const OWN_PUNCH_PAUSE: Duration = Duration::from_micros(50);
 
 impl Paging {
-    /// Registers the memory, and tells the machine where every page is.
+    /// Registers the memory, and tells the machine where every page is. `frozen`: pages that the newest image has no copy of.
     ///
     /// # Errors
     /// Another has the memory, or the kernel or a tier refuses. The machine is told nothing then.
-    pub fn arm(&mut self, ring: &mut Ring) -> Result<(), EngineError> {
+    pub fn arm(&mut self, ring: &mut Ring, frozen: impl Fn(ChunkIdx) -> PageSet) -> Result<(), EngineError> {
         self.take_punches();
         if !std::mem::replace(&mut self.has_buffers, true) {
             ring.set_buffers(io::buffers()?)?;
@@ -37,7 +39,7 @@ impl Paging {
             let result = shard.uffd.register(shard.addr, shard.len);
             result.map_err(|errno| EngineError::Register { errno, registered })?;
         }
-        let found = recover::find(&self.space, &mut self.tiers)?;
+        let found = recover::find(&self.space, &mut self.tiers, frozen)?;
         self.machine.armed(|chunk| found[chunk.as_usize()]);
         Ok(())
     }

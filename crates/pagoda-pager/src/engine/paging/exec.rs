@@ -45,12 +45,16 @@ impl Paging {
         }
     }
 
-    /// Executes `Protect`.
-    pub fn protect(&self, pages: Pages) -> Result<(), Broken> {
+    /// Executes `Protect`. False: it could not be done, which the machine hears before anything new.
+    pub fn protect(&mut self, pages: Pages) -> bool {
         let location = self.space.locate(pages);
         match self.space.uffd(location.addr).protect(location.addr, location.len) {
-            Ok(()) => Ok(()),
-            Err(errno) => self.check(Resolved::Partial { bytes: 0, errno }, "write-protect"),
+            Ok(()) => true,
+            Err(errno) => {
+                tracing::debug!(vm = %self.vm, "write-protect: {errno}");
+                self.push_correction(Event::ProtectFailed { pages });
+                false
+            }
         }
     }
 

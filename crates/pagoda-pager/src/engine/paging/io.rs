@@ -119,7 +119,7 @@ impl Transfers {
     pub fn new() -> Transfers {
         Transfers {
             by_op: vec![None; OPS_MAX],
-            intents: (0..pagoda_abi::shared::INTENTS).rev().collect(),
+            intents: (0..pagoda_abi::shared::PAGE_INTENTS).rev().collect(),
             plans: VecDeque::with_capacity(OUTS_MAX),
             page_faults: 0,
         }

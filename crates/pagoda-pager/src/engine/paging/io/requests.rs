@@ -42,6 +42,16 @@ impl Paging {
         self.read_buffered(ring, op, span, wanted, fault)
     }
 
+    /// Executes `Keep`: reads pages for an image. Nobody waits for them, and any of their blocks may be written or dropped
+    /// meanwhile: the machine knows whose content does not count then.
+    pub fn keep(&mut self, ring: &mut Ring, op: OpId, chunk: ChunkIdx, pages: PageSet) -> Result<(), Broken> {
+        let (Some(first), Some(last)) = (pages.first_set(), pages.last_set()) else {
+            return Err("no page was to be read for an image".into());
+        };
+        let run = Run { start: first, len: u16::from(last - first) + 1 };
+        self.read_buffered(ring, op, Pages { chunk, run }, pages, None)
+    }
+
     /// Reads pages into a buffer that has room for `room`; the others of it are not used.
     fn read_buffered(
         &mut self,

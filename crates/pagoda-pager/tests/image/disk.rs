@@ -1,0 +1,126 @@
+//! A disk that fails, calls back or ends the engine at any of its calls.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex};
+
+use pagoda_image::{Disk, LinuxDisk};
+
+/// What becomes of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Go,
+    /// It fails with this errno. Of a write the first half is done.
+    Fail(i32),
+    /// The engine ends here, as if it were killed. Of a write the first half is done.
+    Die,
+    /// It ends when the call is done.
+    GoAndDie,
+}
+
+type Hook = Box<dyn FnMut(usize) -> Verdict + Send>;
+
+#[derive(Default)]
+struct Inner {
+    calls: usize,
+    hook: Option<Hook>,
+}
+
+/// See the module.
+#[derive(Clone, Default)]
+pub struct TestDisk(Arc<Mutex<Inner>>);
+
+impl fmt::Debug for TestDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TestDisk")
+    }
+}
+
+impl TestDisk {
+    /// From now on the hook is asked at each call that changes something, and hears its number.
+    pub fn set_hook(&self, hook: impl FnMut(usize) -> Verdict + Send + 'static) {
+        *self.0.lock().unwrap() = Inner { calls: 0, hook: Some(Box::new(hook)) };
+    }
+
+    /// All goes well again.
+    pub fn heal(&self) {
+        self.0.lock().unwrap().hook = None;
+    }
+
+    /// Calls since the hook was set.
+    pub fn calls(&self) -> usize {
+        self.0.lock().unwrap().calls
+    }
+
+    fn ask(&self) -> Verdict {
+        let mut inner = self.0.lock().unwrap();
+        let number = inner.calls;
+        inner.calls += 1;
+        // It may use the disk itself.
+        let Some(mut hook) = inner.hook.take() else { return Verdict::Go };
+        drop(inner);
+        let verdict = hook(number);
+        self.0.lock().unwrap().hook.get_or_insert(hook);
+        verdict
+    }
+
+    fn call<T>(&self, go: impl FnOnce() -> io::Result<T>, half: impl FnOnce()) -> io::Result<T> {
+        match self.ask() {
+            Verdict::Go => go(),
+            Verdict::Fail(errno) => {
+                half();
+                Err(io::Error::from_raw_os_error(errno))
+            }
+            Verdict::Die => {
+                half();
+                panic!("the daemon is killed here, as the test wants it");
+            }
+            Verdict::GoAndDie => {
+                let _ = go();
+                panic!("the daemon is killed here, as the test wants it");
+            }
+        }
+    }
+}
+
+impl Disk for TestDisk {
+    fn make_dir(&self, dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+        self.call(|| LinuxDisk.make_dir(dir, name), || ())
+    }
+
+    fn make_file(&self, dir: BorrowedFd<'_>, name: &str) -> io::Result<File> {
+        self.call(|| LinuxDisk.make_file(dir, name), || ())
+    }
+
+    fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+        // Entries of 8 bytes are written whole or not at all.
+        let half = &bytes[..bytes.len() / 16 * 8];
+        self.call(|| LinuxDisk.write_at(file, bytes, offset), || LinuxDisk.write_at(file, half, offset).unwrap())
+    }
+
+    fn read_at(&self, file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        LinuxDisk.read_at(file, bytes, offset)
+    }
+
+    fn rename(&self, dir: BorrowedFd<'_>, from: &str, to: &str) -> io::Result<()> {
+        self.call(|| LinuxDisk.rename(dir, from, to), || ())
+    }
+
+    fn remove_file(&self, dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+        self.call(|| LinuxDisk.remove_file(dir, name), || ())
+    }
+
+    fn remove_dir(&self, dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+        self.call(|| LinuxDisk.remove_dir(dir, name), || ())
+    }
+
+    fn sync_file(&self, file: &File) -> io::Result<()> {
+        LinuxDisk.sync_file(file)
+    }
+
+    fn sync_dir(&self, dir: BorrowedFd<'_>) -> io::Result<()> {
+        LinuxDisk.sync_dir(dir)
+    }
+}

@@ -1,0 +1,86 @@
+//! VMs that end before their image is filled.
+
+use pagoda_pager::handle::Notice;
+use pagoda_pager::image::Answer;
+
+use crate::disk::{TestDisk, Verdict};
+use crate::files::{ID, ask, begin, check_filled, check_lost, prepare, store, write};
+use crate::fills::{KINDS, full_memory};
+use crate::vcpu;
+use crate::vm::{Kind, PAGES, PATIENCE, Vm};
+
+#[test]
+fn an_image_gets_what_it_lacks_when_its_vm_ends() {
+    for (name, kind) in KINDS {
+        let mut vm = Vm::new(&format!("ends-{name}"), kind);
+        let disk = TestDisk::default();
+        let store = store(&vm, &disk);
+        let mut kill = vm.killer();
+        let engine = vm.serve(None);
+        let expected = vm.run(&vec![0; PAGES as usize], 7, 6000).stop();
+        let part = prepare(&engine, &store);
+        // Before it begins, so that it is in the middle of it.
+        let ledger = write(part);
+        disk.set_hook(move |call| {
+            if call == 2 {
+                kill();
+            }
+            Verdict::Go
+        });
+        assert_eq!(ask(&engine, PATIENCE), Answer::Begun);
+        assert_eq!(engine.next_notice(), Some(Notice::ImageFilled(ID)), "{name}");
+        assert_eq!(engine.next_notice(), Some(Notice::Exited));
+        assert_eq!(engine.next_notice(), None);
+        check_filled(&store, &ledger, &expected);
+    }
+}
+
+#[test]
+fn an_image_is_lost_when_its_disk_fails_at_the_end_of_its_vm() {
+    let mut vm = Vm::new("ends-failing", Kind { limit: 400, ..Kind::default() });
+    let disk = TestDisk::default();
+    let store = store(&vm, &disk);
+    let mut kill = vm.killer();
+    let engine = vm.serve(None);
+    full_memory(&vm);
+    let part = prepare(&engine, &store);
+    begin(&engine, part);
+    disk.set_hook(move |call| {
+        if call == 2 {
+            kill();
+        }
+        if call >= 12 { Verdict::Fail(5) } else { Verdict::Go }
+    });
+    assert!(matches!(engine.next_notice(), Some(Notice::ImageLost(ID, _))));
+    assert_eq!(engine.next_notice(), Some(Notice::Exited));
+    disk.heal();
+    // The engine could not note it, and told the daemon.
+    assert!(store.lose(ID, "its disk failed"));
+    check_lost(&store);
+}
+
+#[test]
+fn an_image_of_a_halted_vm_is_lost_when_that_ends() {
+    let mut vm = Vm::new("ends-halted", Kind { limit: 400, ..Kind::default() });
+    let disk = TestDisk::default();
+    let store = store(&vm, &disk);
+    let mut kill = vm.killer();
+    let engine = vm.serve(None);
+    (0..PAGES).filter(|page| *page != 900).for_each(|page| vcpu::write(vm.guest, page, page + 1));
+    let part = prepare(&engine, &store);
+    // A page of zeros that is none: the engine finds it out when somebody needs the page.
+    let (meddle, fault) = (vm.meddle(), vm.faulter(900));
+    disk.set_hook(move |call| {
+        if call == 2 {
+            meddle.write_page(900, &[1; 4096]);
+            fault();
+        }
+        Verdict::Go
+    });
+    begin(&engine, part);
+    assert!(matches!(engine.next_notice(), Some(Notice::Stalled(why)) if why.starts_with("halted, because")));
+    kill();
+    assert!(matches!(engine.next_notice(), Some(Notice::ImageLost(ID, why)) if why.contains("halted")));
+    assert_eq!(engine.next_notice(), Some(Notice::Exited));
+    check_lost(&store);
+}

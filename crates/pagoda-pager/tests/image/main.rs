@@ -1,0 +1,12 @@
+//! Images of a VM that an engine serves: real memory, real userfaultfds, real files. The VMM and its agent are played by
+//! threads of the test; what a vCPU does is done through a mapping like a VMM's.
+
+mod begins;
+mod daemons;
+mod disk;
+mod ends;
+mod fails;
+mod fills;
+mod files;
+mod vcpu;
+mod vm;
