@@ -101,11 +101,7 @@ pub fn still_there(space: &Space, chunk: ChunkIdx, pages: PageSet) -> Result<Pag
 }
 
 /// Looks where every page is, when no intent is open. `frozen`: pages that the newest image has no copy of.
-pub fn find(
-    space: &Space,
-    tiers: &mut Stack,
-    frozen: impl Fn(ChunkIdx) -> PageSet,
-) -> Result<Found, RecoverError> {
+pub fn find(space: &Space, tiers: &mut Stack, frozen: impl Fn(ChunkIdx) -> PageSet) -> Result<Found, RecoverError> {
     let mut found = vec![Located::default(); space.chunks().as_usize()];
     find_in_ram(space, &mut found)?;
     let in_dram: Vec<PageSet> = found.iter().map(|located| located.ram).collect();

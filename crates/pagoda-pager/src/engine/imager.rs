@@ -52,7 +52,11 @@ enum State {
     /// The VM stands still.
     Waiting(Prepared, Waiting),
     /// The machine has been told to freeze all pages.
-    Beginning { prepared: Prepared, ticket: Open, is_protected: bool },
+    Beginning {
+        prepared: Prepared,
+        ticket: Open,
+        is_protected: bool,
+    },
     Filling(Writer),
     Lost(Unnoted),
 }

@@ -6,7 +6,7 @@ use pagoda_pager::handle::Notice;
 use pagoda_pager::image::Answer;
 
 use crate::disk::{TestDisk, Verdict};
-use crate::files::{ID, ask, begin, check_filled, check_lost, prepare, store, write};
+use crate::files::{ID, ask, begin, begin_with, check_filled, check_lost, prepare, store, write};
 use crate::fills::{KINDS, full_memory};
 use crate::vcpu::check_all;
 use crate::vm::{Kind, PAGES, PATIENCE, Vm};
@@ -19,18 +19,17 @@ fn survive(name: &str, kind: Kind, seed: u64) {
     let store = store(&vm, &disk);
     let mut chance = Chance::new(seed);
     let mut engine = vm.serve(None);
-    let memory = vm.run(&vec![0; PAGES as usize], seed, 4000).stop();
+    let memory = vm.run(&vec![0; PAGES as usize], seed, 1500).stop();
     let part = prepare(&engine, &store);
-    let mut ledger = begin(&engine, part);
     let expected = memory.clone();
     let mut kills = 0;
     let mut killed_at = || {
-        let last = chance.below(12) as usize;
+        let last = 1 + chance.below(12) as usize;
         let verdict = if chance.per_mille(700) { Verdict::Die } else { Verdict::GoAndDie };
         move |call| if call == last { verdict } else { Verdict::Go }
     };
-    disk.set_hook(killed_at());
-    let running = vm.run(&memory, seed ^ 0xaa, 4000);
+    let mut ledger = begin_with(&engine, part, &disk, killed_at());
+    let running = vm.run(&memory, seed ^ 0xaa, 1500);
     loop {
         match engine.next_notice() {
             None => {}
@@ -79,7 +78,7 @@ fn a_daemon_that_is_killed_at_the_beginning_leaves_an_image_or_none() {
         let ledger = store.ledger(ID).ok();
         assert_eq!(ledger.is_some(), verdict == Verdict::GoAndDie, "the name is the image");
         let engine = vm.serve(ledger.clone());
-        let memory_then = vm.run(&memory, 1, 3000).stop();
+        let memory_then = vm.run(&memory, 1, 1000).stop();
         check_all(vm.guest, &memory_then);
         if let Some(ledger) = ledger {
             assert_eq!(engine.next_notice(), Some(Notice::ImageFilled(ID)));
@@ -97,8 +96,7 @@ fn an_image_that_cannot_be_gone_on_with_is_lost_before_the_vm_goes_on() {
     let engine = vm.serve(None);
     let memory = full_memory(&vm);
     let part = prepare(&engine, &store);
-    begin(&engine, part);
-    disk.set_hook(|call| if call == 3 { Verdict::Die } else { Verdict::Go });
+    begin_with(&engine, part, &disk, |call| if call == 4 { Verdict::Die } else { Verdict::Go });
     assert_eq!(engine.next_notice(), None);
     disk.heal();
     // An entry that no daemon writes.

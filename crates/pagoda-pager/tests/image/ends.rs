@@ -1,13 +1,12 @@
 //! VMs that end before their image is filled.
 
 use pagoda_pager::handle::Notice;
-use pagoda_pager::image::Answer;
 
 use crate::disk::{TestDisk, Verdict};
-use crate::files::{ID, ask, begin, check_filled, check_lost, prepare, store, write};
+use crate::files::{ID, begin_with, check_filled, check_lost, prepare, store};
 use crate::fills::{KINDS, full_memory};
 use crate::vcpu;
-use crate::vm::{Kind, PAGES, PATIENCE, Vm};
+use crate::vm::{Kind, PAGES, Vm};
 
 #[test]
 fn an_image_gets_what_it_lacks_when_its_vm_ends() {
@@ -17,17 +16,14 @@ fn an_image_gets_what_it_lacks_when_its_vm_ends() {
         let store = store(&vm, &disk);
         let mut kill = vm.killer();
         let engine = vm.serve(None);
-        let expected = vm.run(&vec![0; PAGES as usize], 7, 6000).stop();
+        let expected = vm.run(&vec![0; PAGES as usize], 7, 2000).stop();
         let part = prepare(&engine, &store);
-        // Before it begins, so that it is in the middle of it.
-        let ledger = write(part);
-        disk.set_hook(move |call| {
-            if call == 2 {
+        let ledger = begin_with(&engine, part, &disk, move |call| {
+            if call == 3 {
                 kill();
             }
             Verdict::Go
         });
-        assert_eq!(ask(&engine, PATIENCE), Answer::Begun);
         assert_eq!(engine.next_notice(), Some(Notice::ImageFilled(ID)), "{name}");
         assert_eq!(engine.next_notice(), Some(Notice::Exited));
         assert_eq!(engine.next_notice(), None);
@@ -44,9 +40,8 @@ fn an_image_is_lost_when_its_disk_fails_at_the_end_of_its_vm() {
     let engine = vm.serve(None);
     full_memory(&vm);
     let part = prepare(&engine, &store);
-    begin(&engine, part);
-    disk.set_hook(move |call| {
-        if call == 2 {
+    begin_with(&engine, part, &disk, move |call| {
+        if call == 3 {
             kill();
         }
         if call >= 12 { Verdict::Fail(5) } else { Verdict::Go }
@@ -66,18 +61,17 @@ fn an_image_of_a_halted_vm_is_lost_when_that_ends() {
     let store = store(&vm, &disk);
     let mut kill = vm.killer();
     let engine = vm.serve(None);
-    (0..PAGES).filter(|page| *page != 900).for_each(|page| vcpu::write(vm.guest, page, page + 1));
+    (0..PAGES).filter(|page| page / 256 != 3).for_each(|page| vcpu::write(vm.guest, page, page + 1));
     let part = prepare(&engine, &store);
     // A page of zeros that is none: the engine finds it out when somebody needs the page.
     let (meddle, fault) = (vm.meddle(), vm.faulter(900));
-    disk.set_hook(move |call| {
-        if call == 2 {
+    begin_with(&engine, part, &disk, move |call| {
+        if call == 3 {
             meddle.write_page(900, &[1; 4096]);
             fault();
         }
         Verdict::Go
     });
-    begin(&engine, part);
     assert!(matches!(engine.next_notice(), Some(Notice::Stalled(why)) if why.starts_with("halted, because")));
     kill();
     assert!(matches!(engine.next_notice(), Some(Notice::ImageLost(ID, why)) if why.contains("halted")));

@@ -5,7 +5,7 @@ use pagoda_pager::handle::{Command, Notice};
 use pagoda_pager::image::ImageStage;
 
 use crate::disk::{TestDisk, Verdict};
-use crate::files::{ID, begin, check_lost, prepare, store};
+use crate::files::{ID, begin_with, check_lost, prepare, store};
 use crate::fills::full_memory;
 use crate::vcpu::check_all;
 use crate::vm::{Engine, Kind, Vm};
@@ -23,7 +23,7 @@ fn next_loss(engine: &Engine) -> String {
 
 #[test]
 fn a_disk_that_fails_once_ends_the_image_and_the_vm_goes_on() {
-    for (number, errno) in [(0, ENOSPC), (1, EIO), (2, ENOSPC), (5, EIO), (8, ENOSPC)] {
+    for (number, errno) in [(1, ENOSPC), (2, EIO), (3, ENOSPC), (6, EIO), (9, ENOSPC)] {
         for limit in [0, 400] {
             let mut vm = Vm::new(&format!("fails-{number}-{limit}"), Kind { limit, ..Kind::default() });
             let disk = TestDisk::default();
@@ -31,9 +31,11 @@ fn a_disk_that_fails_once_ends_the_image_and_the_vm_goes_on() {
             let engine = vm.serve(None);
             let memory = full_memory(&vm);
             let part = prepare(&engine, &store);
-            begin(&engine, part);
-            disk.set_hook(move |call| if call == number { Verdict::Fail(errno) } else { Verdict::Go });
-            let memory = vm.run(&memory, number as u64, 3000).stop();
+            begin_with(&engine, part, &disk, move |call| match call == number {
+                true => Verdict::Fail(errno),
+                false => Verdict::Go,
+            });
+            let memory = vm.run(&memory, number as u64, 1000).stop();
             assert!(next_loss(&engine).contains(&format!("os error {errno}")));
             engine.wait_for("the VM has no image", |status| status.image.is_none() && (limit > 0 || !status.armed));
             check_lost(&store);
@@ -52,10 +54,9 @@ fn with_dead_disk(name: &str) -> (Vm, TestDisk, Engine, crate::vcpu::Memory) {
     let engine = vm.serve(None);
     let memory = full_memory(&vm);
     let part = prepare(&engine, &store);
-    begin(&engine, part);
-    disk.set_hook(|call| if call >= 4 { Verdict::Fail(EROFS) } else { Verdict::Go });
+    begin_with(&engine, part, &disk, |call| if call >= 5 { Verdict::Fail(EROFS) } else { Verdict::Go });
     next_loss(&engine);
-    let memory = vm.run(&memory, 1, 3000).stop();
+    let memory = vm.run(&memory, 1, 1000).stop();
     let status = engine.handle.fresh_status();
     assert_eq!(status.image.map(|image| image.stage), Some(ImageStage::Lost));
     assert_eq!(vm.shared.lost_image().map(ImageId), Some(ID));
@@ -88,7 +89,7 @@ fn the_next_daemon_knows_of_a_loss_that_could_not_be_noted() {
         let engine = vm.serve(Some(ledger));
         next_loss(&engine);
         let calls = disk.calls();
-        let memory = vm.run(&memory, 2, 3000).stop();
+        let memory = vm.run(&memory, 2, 1000).stop();
         check_all(vm.guest, &memory);
         if heals {
             assert_eq!((disk.calls(), vm.shared.lost_image()), (calls, None), "nothing is frozen");
@@ -113,9 +114,8 @@ fn an_image_whose_vm_is_pinned_is_lost() {
     let memory = full_memory(&vm);
     let part = prepare(&engine, &store);
     let handle = std::sync::Arc::clone(&engine.handle);
-    begin(&engine, part);
-    disk.set_hook(move |call| {
-        if call == 2 {
+    begin_with(&engine, part, &disk, move |call| {
+        if call == 3 {
             handle.send(Command::Pin("a device".into()));
         }
         Verdict::Go

@@ -9,7 +9,7 @@ use pagoda_image::{Content, ImageId, Ledger, Manifest, Part, Qemu, Stage, State,
 use pagoda_pager::handle::Command;
 use pagoda_pager::image::{Answer, ImageStage, Ticket};
 
-use crate::disk::TestDisk;
+use crate::disk::{TestDisk, Verdict};
 use crate::vcpu::{Memory, content_of};
 use crate::vm::{Engine, PAGES, PATIENCE, Vm};
 
@@ -74,6 +74,19 @@ pub fn ask(engine: &Engine, max: Duration) -> Answer {
 /// The image begins.
 pub fn begin(engine: &Engine, part: Part) -> Arc<Ledger> {
     let ledger = write(part);
+    assert_eq!(ask(engine, PATIENCE), Answer::Begun);
+    ledger
+}
+
+/// The image begins. The hook hears of the engine's calls, the first of which gives the image its name.
+pub fn begin_with(
+    engine: &Engine,
+    part: Part,
+    disk: &TestDisk,
+    hook: impl FnMut(usize) -> Verdict + Send + 'static,
+) -> Arc<Ledger> {
+    let ledger = write(part);
+    disk.set_hook(hook);
     assert_eq!(ask(engine, PATIENCE), Answer::Begun);
     ledger
 }

@@ -6,7 +6,7 @@ use pagoda_core::stats::Metric;
 use pagoda_pager::handle::{Command, Notice};
 
 use crate::disk::{TestDisk, Verdict};
-use crate::files::{ID, begin, check_filled, check_lost, prepare, store};
+use crate::files::{ID, begin, begin_with, check_filled, check_lost, prepare, store};
 use crate::vcpu::{self, Memory, check_all};
 use crate::vm::{Kind, PAGES, Vm};
 
@@ -32,7 +32,7 @@ fn an_image_holds_what_the_vm_held_when_it_began() {
             let mut vm = Vm::new(&format!("fill-{name}-{seed}"), kind);
             let store = store(&vm, &TestDisk::default());
             let engine = vm.serve(None);
-            let memory = vm.run(&vec![0; PAGES as usize], seed, 4000).stop();
+            let memory = vm.run(&vec![0; PAGES as usize], seed, 1500).stop();
             if kind.limit > 0 {
                 engine.wait_for("pages are out", |status| {
                     let stats = &status.stats;
@@ -41,11 +41,11 @@ fn an_image_holds_what_the_vm_held_when_it_began() {
                 });
             }
             // The VM runs while it is prepared.
-            let running = vm.run(&memory, seed ^ 0x55, 2000);
+            let running = vm.run(&memory, seed ^ 0x55, 1000);
             let part = prepare(&engine, &store);
             let expected = running.stop();
             let ledger = begin(&engine, part);
-            let running = vm.run(&expected, seed ^ 0xaa, 4000);
+            let running = vm.run(&expected, seed ^ 0xaa, 1500);
             assert_eq!(engine.next_notice(), Some(Notice::ImageFilled(ID)), "{name}");
             let memory = running.stop();
             check_all(vm.guest, &memory);
@@ -88,11 +88,11 @@ fn the_next_image_begins_when_one_is_filled() {
     let engine = vm.serve(None);
     let mut memory = vec![0; PAGES as usize];
     for seed in 0..3 {
-        memory = vm.run(&memory, seed, 2000).stop();
+        memory = vm.run(&memory, seed, 1000).stop();
         let part = prepare(&engine, &store);
         let expected = memory.clone();
         let ledger = begin(&engine, part);
-        let running = vm.run(&memory, seed ^ 0xaa, 2000);
+        let running = vm.run(&memory, seed ^ 0xaa, 1000);
         assert_eq!(engine.next_notice(), Some(Notice::ImageFilled(ID)));
         memory = running.stop();
         check_filled(&store, &ledger, &expected);
@@ -111,9 +111,8 @@ fn an_image_that_is_removed_leaves_no_page_frozen() {
     let memory = full_memory(&vm);
     let part = prepare(&engine, &store);
     let handle = Arc::clone(&engine.handle);
-    let ledger = begin(&engine, part);
-    disk.set_hook(move |number| {
-        if number == 3 {
+    let ledger = begin_with(&engine, part, &disk, move |call| {
+        if call == 4 {
             handle.send(Command::RemoveImage(ID));
         }
         Verdict::Go

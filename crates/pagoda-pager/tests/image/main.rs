@@ -6,7 +6,7 @@ mod daemons;
 mod disk;
 mod ends;
 mod fails;
-mod fills;
 mod files;
+mod fills;
 mod vcpu;
 mod vm;

@@ -81,6 +81,10 @@ impl Running {
     pub fn stop(self) -> Memory {
         let [even, odd]: [JoinHandle<Memory>; 2] = self.vcpus.try_into().ok().unwrap();
         let (even, odd) = (even.join().unwrap(), odd.join().unwrap());
-        even.into_iter().zip(odd).enumerate().map(|(page, (even, odd))| if page % 2 == 0 { even } else { odd }).collect()
+        even.into_iter()
+            .zip(odd)
+            .enumerate()
+            .map(|(page, (even, odd))| if page % 2 == 0 { even } else { odd })
+            .collect()
     }
 }

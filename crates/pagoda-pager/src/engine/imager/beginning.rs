@@ -96,7 +96,9 @@ impl Waiting {
 /// Why the machine begins no image, for the user.
 pub fn refusal_text(why: Refusal) -> &'static str {
     match why {
-        Refusal::Unarmed => "what the VM writes is not seen yet: its memory has another's userfaultfd, or had it just now",
+        Refusal::Unarmed => {
+            "what the VM writes is not seen yet: its memory has another's userfaultfd, or had it just now"
+        }
         Refusal::Pinned => "others may write the VM's memory unseen, for which it is pinned",
         Refusal::DirectIo => "direct I/O of its VMM did not end",
     }
