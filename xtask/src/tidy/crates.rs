@@ -73,6 +73,7 @@ const ALLOWED: [(&str, Edges); 23] = [
             ("pagoda-image", Needed::Always, "files of the VM's image"),
             ("pagoda-api", Needed::ByTests, "manifests of images"),
             ("pagoda-sys", Needed::Always, "system interfaces"),
+            ("pagoda-sys", Needed::ByTests, "a guest's mapping of RAM"),
             ("rmap", Needed::Always, "remote tier"),
             ("rmap-io", Needed::Always, "driver of the remote tier's client"),
         ],
