@@ -31,12 +31,17 @@
 //! | 19 Split | daemon | as Zap | - | - |
 //! | 20 Join | daemon | as Zap | - | - |
 //! | 21 Ram | shim | token\[16\] | - | Fetched without a monitor, Refused |
+//! | 22 Gate | daemon | seq u64, open u32 (0/1) | - | Gated |
+//! | 23 Gated | shim | seq u64, open u32 (0/1) | - | - |
 //!
 //! A connection starts with Fetch, Ram, Prepare, Hello or Calls. Fetch gives the monitor's socket to the command, Ram the
 //! RAM files to the shim: only a process with the shim in it can have RAM, and only one, once. After Welcome to Hello it is the *agent* connection: the
 //! daemon sends Zap, Collapse and Clock, the shim answers in order and may send Foreign at any time. Folios says whether
 //! the guest's faults may fill holes with large folios, where FLAG_HUGE allowed them (they may to begin with). After Split
 //! ranges are mapped page by page, though they consist of huge pages; after Join huge again, from their next use on.
+//! While the gate is open, QEMU finds the capability `x-ignore-shared`. It is shut to begin with and whenever the connection
+//! breaks, and the shim says in Gated how it is now. A shim that does not know Gate breaks the connection and comes back: the
+//! daemon takes that for a refusal, and the VM runs on.
 //! After Welcome to Calls the VMM's threads ask for Discard, one at a time, and say Foreign before they let others at RAM.
 //!
 //! Zapped carries the epoch *after* the zap: a direct I/O whose start epoch is at least that began after it
@@ -185,6 +190,8 @@ pub enum Packet {
     Split { seq: u64, ranges: Ranges },
     Join { seq: u64, ranges: Ranges },
     Ram { token: Token },
+    Gate { seq: u64, open: bool },
+    Gated { seq: u64, open: bool },
 }
 
 /// The text of a refusal, capped at [`REFUSED_TEXT_MAX`] bytes.
@@ -349,6 +356,8 @@ impl Packet {
             Packet::Split { .. } => 19,
             Packet::Join { .. } => 20,
             Packet::Ram { .. } => 21,
+            Packet::Gate { .. } => 22,
+            Packet::Gated { .. } => 23,
         }
     }
 
@@ -409,6 +418,10 @@ impl Packet {
             Packet::Clock { seq } | Packet::Clocked { seq } | Packet::Discarded { seq } => out.u64(*seq),
             Packet::Foreign { reason } => out.u32(reason.to_u32()),
             Packet::Folios { large } => out.u32(u32::from(*large)),
+            Packet::Gate { seq, open } | Packet::Gated { seq, open } => {
+                out.u64(*seq);
+                out.u32(u32::from(*open));
+            }
             Packet::Discard { seq, region, offset, len } => {
                 out.u64(*seq);
                 out.u32(*region);
@@ -506,6 +519,8 @@ impl Packet {
                 Packet::Join { seq, ranges }
             }
             21 => Packet::Ram { token: r.token()? },
+            22 => Packet::Gate { seq: r.u64()?, open: r.u32()? != 0 },
+            23 => Packet::Gated { seq: r.u64()?, open: r.u32()? != 0 },
             _ => return Err(DecodeError::Value),
         })
     }
@@ -551,6 +566,8 @@ mod tests {
             Packet::Split { seq: 13, ranges: full(range) },
             Packet::Join { seq: 14, ranges: full(range) },
             Packet::Ram { token },
+            Packet::Gate { seq: 15, open: true },
+            Packet::Gated { seq: 15, open: false },
         ]
     }
 

@@ -1,6 +1,6 @@
 //! How the rest of the daemon talks to an engine: commands in, a status and notices out.
 
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -20,6 +20,8 @@ use crate::tier::remote::RemoteNumbers;
 /// How long a caller waits for a fresh status before it takes the last one: an engine that does not answer by then is
 /// waiting for its disk or for memory.
 const STATUS_WAIT: Duration = Duration::from_millis(200);
+/// How long the agent may take to open the gate or shut it: it may be unmapping pages of a large VM.
+const GATE_WAIT: Duration = Duration::from_secs(2);
 
 /// What an engine can be told.
 #[derive(Debug)]
@@ -40,6 +42,8 @@ pub enum Command {
     WatchCurve(bool),
     /// Whether the guest's faults may fill holes with large folios while the VM is unarmed. They may to begin with.
     LargeFolios(bool),
+    /// The shim's gate is to be open, so that QEMU finds the capability `x-ignore-shared`, or shut.
+    Gate { open: bool, asker: Sender<GateAnswer> },
     /// Frames equal to these pages may exist now.
     LookAgain(Vec<PageIdx>),
     /// An image is to begin soon: from now on the VM is armed, and its pages are protected while it runs. Whatever was prepared
@@ -55,6 +59,34 @@ pub enum Command {
     Refresh,
     /// The daemon ends: let go of the VM, which waits for the next daemon.
     Detach,
+}
+
+/// What became of [`Command::Gate`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateAnswer {
+    /// The gate is as wanted.
+    Done,
+    /// The agent is not connected, and the gate shut.
+    NoAgent,
+    /// The agent hung up before it answered, and the gate is shut.
+    Lost,
+}
+
+/// Why the shim's gate is not open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GateError {
+    /// [`GateAnswer::NoAgent`].
+    #[error("the agent in the VM's process is away")]
+    NoAgent,
+    /// [`GateAnswer::Lost`].
+    #[error("the shim in the VM's process is of an older version, which cannot open its gate, or it has just ended")]
+    Refused,
+    /// No answer in time.
+    #[error("the VM's engine or its agent did not answer within {} s", GATE_WAIT.as_secs())]
+    Silent,
+    /// There is no engine any more.
+    #[error("the VM's engine has ended")]
+    Ended,
 }
 
 /// What an engine says on its own.
@@ -154,6 +186,38 @@ impl Handle {
     pub fn send(&self, command: Command) {
         if self.commands.send(command).is_ok() {
             self.wake.wake();
+        }
+    }
+
+    /// Has the shim's gate opened.
+    ///
+    /// # Errors
+    /// It is not open then, or, where there was no answer, shut as soon as the agent does anything.
+    pub fn open_gate(&self) -> Result<(), GateError> {
+        self.ask_gate(true).inspect_err(|_| {
+            // In its turn after what was not answered.
+            let (asker, _) = channel();
+            self.send(Command::Gate { open: false, asker });
+        })
+    }
+
+    /// Has the shim's gate shut.
+    ///
+    /// # Errors
+    /// There was no answer: it is shut as soon as the agent does anything.
+    pub fn shut_gate(&self) -> Result<(), GateError> {
+        self.ask_gate(false)
+    }
+
+    fn ask_gate(&self, open: bool) -> Result<(), GateError> {
+        let (asker, answer) = channel();
+        self.send(Command::Gate { open, asker });
+        match answer.recv_timeout(GATE_WAIT) {
+            Ok(GateAnswer::Done) => Ok(()),
+            Ok(GateAnswer::NoAgent) => Err(GateError::NoAgent),
+            Ok(GateAnswer::Lost) => Err(GateError::Refused),
+            Err(RecvTimeoutError::Timeout) => Err(GateError::Silent),
+            Err(RecvTimeoutError::Disconnected) => Err(GateError::Ended),
         }
     }
 

@@ -13,7 +13,7 @@ use pagoda_abi::attach::{Packet, Range};
 use crate::config::{Config, config};
 use crate::link::{self, Broken};
 use crate::say::{give_up, say};
-use crate::{attachment, clock, folios, foreign, ram, real};
+use crate::{attachment, clock, folios, foreign, gate, ram, real};
 
 /// First pause between two attempts to reach a daemon: a restart under load costs faults at most so much.
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(5);
@@ -64,6 +64,8 @@ extern "C" fn main(agent: *mut c_void) -> *mut c_void {
     let Some(config) = config() else { return null_mut() };
     loop {
         let Err(broken) = serve(agent);
+        // Whoever had it opened is gone.
+        gate::shut();
         if let Broken::Nonsense(error) = broken {
             say(format_args!("agent: {error}; connecting again"));
         }
@@ -86,6 +88,14 @@ fn serve(agent: c_int) -> Result<std::convert::Infallible, Broken> {
             Packet::Clock { seq } => {
                 clock::rings::refresh();
                 Packet::Clocked { seq }
+            }
+            Packet::Gate { seq, open } => {
+                if open {
+                    gate::open();
+                } else {
+                    gate::shut();
+                }
+                Packet::Gated { seq, open }
             }
             Packet::Folios { large } => {
                 folios::advise(large);

@@ -8,6 +8,7 @@
 
 pub mod agent;
 pub mod calls;
+mod gate;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

@@ -37,6 +37,7 @@ impl Engine {
                 let (sampler, mut context) = self.sampling();
                 sampler.watch_curve(on, &mut context);
             }
+            Command::Gate { open, asker } => self.link.agent.ask_gate(&mut self.ring, open, asker),
             Command::LargeFolios(large) => self.link.agent.allow_large_folios(&mut self.ring, large),
             Command::LookAgain(pages) => pages.into_iter().for_each(|page| self.apply(Event::LookAgain { page })),
             Command::PrepareImage(prepared) => {
@@ -147,6 +148,7 @@ impl Engine {
                 tracing::debug!(vm = %self.name, errno, done, "collapsed");
             }
             Packet::Foreign { reason } => self.pin_for(reason),
+            Packet::Gated { seq, open } => self.link.agent.complete_gate(seq, open),
             other => tracing::warn!(vm = %self.name, ?other, "the agent said something it should not"),
         }
     }

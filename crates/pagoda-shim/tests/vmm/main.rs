@@ -9,6 +9,7 @@ mod toy;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A case runs in a directory of its own.
 type Case = fn(&Path);
 
-const CASES: [(&str, Case); 10] = [
+const CASES: [(&str, Case); 11] = [
     ("a_vm_is_handed_over_whole", a_vm_is_handed_over_whole),
     ("zaps_are_checked_and_move_the_epoch", zaps_are_checked_and_move_the_epoch),
     ("ram_is_guarded", ram_is_guarded),
@@ -34,6 +35,7 @@ const CASES: [(&str, Case); 10] = [
     ("without_a_daemon_or_refused_the_vm_does_not_start", the_vm_does_not_start_unmanaged),
     ("an_unmanaged_process_is_left_alone", an_unmanaged_process_is_left_alone),
     ("qemu_attaches_boots_and_reads_its_disks", qemu_attaches_boots_and_reads_its_disks),
+    ("the_gate_is_open_by_word_of_the_daemon_alone", the_gate_is_open_by_word_of_the_daemon_alone),
 ];
 
 fn main() {
@@ -438,4 +440,88 @@ fn qemu_attaches_boots_and_reads_its_disks(dir: &Path) {
         assert!(used > 0, "{aio}: that read was on the clock");
         assert_eq!(vm.link.zap(&[Range { addr: vm.regions[0].addr, len: RAM }]).1, 0, "{aio}");
     }
+}
+
+/// A monitor of QEMU's.
+struct Monitor(BufReader<UnixStream>);
+
+impl Monitor {
+    fn connect(path: &Path) -> Monitor {
+        let deadline = Instant::now() + PATIENCE;
+        let stream = loop {
+            match UnixStream::connect(path) {
+                Ok(stream) => break stream,
+                Err(error) => assert!(Instant::now() < deadline, "QEMU's monitor: {error}"),
+            }
+            std::thread::yield_now();
+        };
+        stream.set_read_timeout(Some(PATIENCE)).expect("set a time-out");
+        let mut monitor = Monitor(BufReader::new(stream));
+        monitor.line();
+        monitor.execute(r#"{"execute": "qmp_capabilities"}"#);
+        monitor
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.0.read_line(&mut line).expect("QEMU's answer");
+        line
+    }
+
+    fn execute(&mut self, command: &str) -> String {
+        writeln!(self.0.get_mut(), "{command}").expect("tell QEMU");
+        loop {
+            let line = self.line();
+            if !line.contains("\"event\"") {
+                return line;
+            }
+        }
+    }
+
+    /// Whether QEMU finds this capability. It is switched off, which changes nothing.
+    fn knows(&mut self, name: &str) -> bool {
+        let one = format!(r#"{{"capability": "{name}", "state": false}}"#);
+        let set = format!(r#"{{"execute": "migrate-set-capabilities", "arguments": {{"capabilities": [{one}]}}}}"#);
+        let answer = self.execute(&set);
+        let is_known = answer.contains("return");
+        assert!(is_known || answer.contains(&format!("does not accept value '{name}'")), "{answer}");
+        is_known
+    }
+}
+
+fn the_gate_is_open_by_word_of_the_daemon_alone(dir: &Path) {
+    const RAM: u64 = 64 << 20;
+    const NAME: &str = "x-ignore-shared";
+    let daemon = Daemon::new(dir, &[RAM]);
+    let socket = dir.join("qmp");
+    let mut command = Command::new(std::env::var("PAGODA_TEST_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".into()));
+    managed(&mut command, &daemon);
+    let backend = format!("memory-backend-file,id=ram,size=64M,mem-path={RAM_PATH}0,share=on,align=2M");
+    command
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-accel", "tcg", "-S"])
+        .args(["-m", "64M", "-machine", "pc,memory-backend=ram", "-object", &backend])
+        .args(["-qmp", &format!("unix:{},server=on,wait=off", socket.display())]);
+    let qemu = command.stdin(Stdio::null()).spawn().expect("start qemu-system-x86_64");
+    let _qemu = Qemu(qemu);
+    let vm = daemon.attach(1);
+    let mut monitor = Monitor::connect(&socket);
+    assert!(monitor.knows("xbzrle") && !monitor.knows(NAME));
+    let gate = |link: &daemon::Link, open| {
+        link.send(&Packet::Gate { seq: 5, open }, &[]);
+        assert_eq!(link.receive().0, Packet::Gated { seq: 5, open });
+    };
+    gate(&vm.link, true);
+    assert!(monitor.knows(NAME));
+    gate(&vm.link, false);
+    assert!(!monitor.knows(NAME));
+    gate(&vm.link, false);
+    assert!(!monitor.knows(NAME), "shut twice");
+    // The daemon dies with the gate open.
+    gate(&vm.link, true);
+    drop(vm);
+    let vm = daemon.greet(daemon.accept());
+    vm.link.clock();
+    assert!(!monitor.knows(NAME), "nobody has it open any more");
+    gate(&vm.link, true);
+    assert!(monitor.knows(NAME));
 }

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Instant;
 
 use pagoda_abi::attach::{Packet, Range, Ranges};
@@ -13,6 +14,8 @@ use pagoda_core::units::PageIdx;
 use pagoda_sys::ring::{Ring, RingError};
 use pagoda_sys::socket::{Connection, Received};
 
+use super::gate::GateQuestions;
+use crate::handle::GateAnswer;
 use crate::source::Source;
 use crate::space::Space;
 
@@ -61,6 +64,7 @@ pub struct Agent {
     /// Zaps under way, by their number.
     zaps: HashMap<u64, Asked>,
     clock_asked: bool,
+    gate: GateQuestions,
     /// What was last said of large folios.
     large_folios: Option<bool>,
 }
@@ -75,6 +79,7 @@ impl Agent {
             seq: 0,
             zaps: HashMap::new(),
             clock_asked: false,
+            gate: GateQuestions::default(),
             large_folios: None,
         }
     }
@@ -119,6 +124,7 @@ impl Agent {
         }
         self.generation += 1;
         self.clock_asked = false;
+        self.gate.lose();
     }
 
     /// Asks for a zap of these ranges. Page-ins are submitted by then: the agent's work keeps the processor for a while.
@@ -149,6 +155,24 @@ impl Agent {
     /// The agent has looked.
     pub fn complete_clock(&mut self) {
         self.clock_asked = false;
+    }
+
+    /// Asks the agent to open the shim's gate, or to shut it.
+    pub fn ask_gate(&mut self, ring: &mut Ring, open: bool, asker: Sender<GateAnswer>) {
+        if !self.is_connected() {
+            let answer = if open { GateAnswer::NoAgent } else { GateAnswer::Done };
+            let _ = asker.send(answer);
+            return;
+        }
+        self.seq += 1;
+        let seq = self.seq;
+        self.gate.begin(seq, open, asker);
+        self.send(ring, &Packet::Gate { seq, open });
+    }
+
+    /// The agent has done so.
+    pub fn complete_gate(&mut self, seq: u64, open: bool) {
+        self.gate.complete(seq, open);
     }
 
     /// Asks for huge mappings. A hint: what cannot be collapsed stays as it is.
@@ -284,5 +308,26 @@ mod tests {
         theirs.send(&Packet::Clocked { seq: 2 }, &[]).unwrap();
         assert!(agent.receive(&mut ring, generation, false).is_none());
         assert!(matches!(agent.receive(&mut ring, agent.generation, false), Some(Packet::Clocked { seq: 2 })));
+    }
+
+    #[test]
+    fn the_gate_is_asked_for_and_a_shim_that_does_not_know_it_refuses() {
+        let mut ring = Ring::new(8).unwrap();
+        let mut agent = Agent::new("a".into());
+        let (asker, answers) = std::sync::mpsc::channel();
+        agent.ask_gate(&mut ring, true, asker.clone());
+        assert_eq!(answers.recv(), Ok(GateAnswer::NoAgent));
+
+        let (ours, theirs) = Connection::pair().unwrap();
+        agent.connect(&mut ring, ours).unwrap();
+        agent.ask_gate(&mut ring, true, asker.clone());
+        assert!(matches!(packet_of(&theirs), Packet::Gate { seq: 1, open: true }));
+        agent.complete_gate(1, true);
+        assert_eq!(answers.recv(), Ok(GateAnswer::Done));
+        // An older shim hangs up.
+        agent.ask_gate(&mut ring, true, asker);
+        drop(theirs);
+        assert!(agent.receive(&mut ring, agent.generation, false).is_none());
+        assert_eq!(answers.recv(), Ok(GateAnswer::Lost));
     }
 }
