@@ -20,7 +20,7 @@ use pagoda_core::balloon::{Action, Balloon, Device, Missing, Phase, View};
 use pagoda_core::units::Bytes;
 use pagoda_sys::process::Wake;
 
-use crate::qmp::{Hold, Monitor};
+use crate::qmp::{Held, Monitor};
 use device::BalloonDevice;
 
 /// Without a target there is nothing to look at; a new one wakes the thread.
@@ -186,6 +186,7 @@ pub fn spawn(parts: Parts) -> Result<Handle> {
         seen: Device::Silent,
         device: BalloonDevice::new(Arc::clone(&parts.monitor)),
         monitor: parts.monitor,
+        held: None,
         page_out: parts.page_out,
         allow_large_folios: parts.allow_large_folios,
         allowed: None,
@@ -212,6 +213,8 @@ struct Worker {
     seen: Device,
     device: BalloonDevice,
     monitor: Arc<Monitor>,
+    /// While there is something to look at.
+    held: Option<Held<Arc<Monitor>>>,
     page_out: PageOut,
     allow_large_folios: AllowLargeFolios,
     /// What was last said of them.
@@ -225,7 +228,7 @@ struct Worker {
 
 impl Worker {
     fn run(&mut self) {
-        self.monitor.hold(Hold::Lasting);
+        self.hold();
         while self.take_targets() {
             if !self.has_target {
                 self.look();
@@ -235,13 +238,17 @@ impl Worker {
             self.publish();
             if self.balloon.is_off() && self.has_target {
                 self.device.leave();
-                self.monitor.hold(Hold::Short);
+                self.held = None;
                 self.monitor.wait(&self.wake, WAIT_OFF);
             } else {
                 self.monitor.wait(&self.wake, Duration::from_millis(self.balloon.tick_ms()));
             }
         }
-        self.monitor.hold(Hold::Short);
+        self.held = None;
+    }
+
+    fn hold(&mut self) {
+        self.held.get_or_insert_with(|| Held::new(Arc::clone(&self.monitor)));
     }
 
     fn now_ms(&self) -> u64 {
@@ -266,7 +273,7 @@ impl Worker {
                             self.balloon.set_target(now_ms, target);
                         }
                     }
-                    self.monitor.hold(Hold::Lasting);
+                    self.hold();
                 }
                 Err(std::sync::mpsc::TryRecvError::Empty) => return true,
                 Err(std::sync::mpsc::TryRecvError::Disconnected) => return false,

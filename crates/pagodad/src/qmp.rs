@@ -1,26 +1,33 @@
 //! A QEMU monitor of ours, shared by all who need it.
 //!
 //! QEMU serves one client at a time on it. So there is one [`Monitor`] a VM, and one conversation at a time: by itself a
-//! short one a command, so that an operator's `socat` is not kept out; while somebody holds it ([`Monitor::hold`]), a
-//! lasting one, because events come only to who is connected. A command may take long (QEMU stops a vCPU only when its page
+//! short one a command, so that an operator's `socat` is not kept out; while somebody holds it ([`Held`]), a
+//! lasting one, because events come only to who is connected. Several may hold it at a time. A command may take long (QEMU stops a vCPU only when its page
 //! fault is answered), so the wait is bounded; the command itself stays queued in QEMU and takes effect when it can. Its
 //! late answer goes down with the connection.
 
 mod events;
+mod poll;
 mod session;
+// Snapshots will use it.
+#[allow(dead_code, unused_imports)]
+pub mod state;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Deref;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use pagoda_sys::process::Wake;
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags};
 use serde_json::{Value, json};
 
-pub use events::Events;
+pub use events::{Events, MigrationStatus, QemuTime};
+use poll::poll;
 pub use session::Refused;
 use session::Session;
 
@@ -28,17 +35,14 @@ use session::Session;
 /// that comes while it ends. One that runs with `-no-shutdown` is spoken to again after that.
 const ENDING: Duration = Duration::from_secs(10);
 
-/// Whether the connection outlives a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hold {
-    Lasting,
-    Short,
-}
+/// Between two looks at the events, for those who wait for some: another thread may have taken in what came.
+const LOOK: Duration = Duration::from_millis(5);
 
 #[derive(Debug)]
 struct State {
     session: Option<Session>,
-    hold: Hold,
+    /// Those for whom the connection outlives a command.
+    holders: usize,
     events: Events,
 }
 
@@ -52,21 +56,12 @@ pub struct Monitor {
 impl Monitor {
     /// For the socket at `path`; nothing is connected yet.
     pub fn new(path: &Path) -> Monitor {
-        let state = State { session: None, hold: Hold::Short, events: Events::default() };
+        let state = State { session: None, holders: 0, events: Events::default() };
         Monitor { path: path.to_owned(), state: Mutex::new(state) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Keeps the connection from the next command on, or lets it go.
-    pub fn hold(&self, hold: Hold) {
-        let mut state = self.lock();
-        state.hold = hold;
-        if hold == Hold::Short {
-            state.session = None;
-        }
     }
 
     /// Executes a command without arguments and returns its `return` value.
@@ -82,6 +77,18 @@ impl Monitor {
     /// # Errors
     /// As [`Monitor::execute`].
     pub fn execute_with(&self, command: &str, arguments: Value) -> Result<Value> {
+        self.converse(command, |session, events| session.execute(command, arguments, events))
+    }
+
+    /// Executes a command that takes a descriptor (`getfd`), and returns its `return` value.
+    ///
+    /// # Errors
+    /// As [`Monitor::execute`].
+    pub fn execute_with_fd(&self, command: &str, arguments: Value, fd: BorrowedFd<'_>) -> Result<Value> {
+        self.converse(command, |session, events| session.execute_with_fd(command, arguments, fd, events))
+    }
+
+    fn converse(&self, command: &str, say: impl FnOnce(&mut Session, &mut Events) -> Result<Value>) -> Result<Value> {
         let mut state = self.lock();
         let state = &mut *state;
         if let Some(session) = &mut state.session {
@@ -95,9 +102,9 @@ impl Monitor {
             Some(session) => session,
             None => Session::connect(&self.path, &mut state.events)?,
         };
-        let answer = session.execute(command, arguments, &mut state.events);
+        let answer = say(&mut session, &mut state.events);
         let is_usable = answer.as_ref().map_or_else(|error| error.is::<Refused>(), |_| true);
-        if state.hold == Hold::Lasting && is_usable {
+        if state.holders > 0 && is_usable {
             state.session = Some(session);
         }
         answer
@@ -120,10 +127,24 @@ impl Monitor {
         if let Some(stream) = &stream {
             polled.push(PollFd::new(stream, PollFlags::IN));
         }
-        let max = Timespec { tv_sec: max.as_secs().cast_signed(), tv_nsec: i64::from(max.subsec_nanos()) };
         // Whatever ends it, the caller looks at everything again.
-        let _ = rustix::event::poll(&mut polled, Some(&max));
+        let _ = poll(&mut polled, max);
         wake.clear();
+    }
+
+    /// Waits until the events are as wanted. `false`: the deadline is over, or the connection, without which none come. The
+    /// caller holds it.
+    pub fn wait_for(&self, deadline: Instant, wanted: impl Fn(&Events) -> bool) -> bool {
+        loop {
+            if wanted(&self.events()) {
+                return true;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let stream = self.lock().session.as_ref().map(|session| Arc::clone(session.stream()));
+            let (Some(stream), false) = (stream, left.is_zero()) else { return false };
+            // Whatever ends it, the events are looked at again.
+            let _ = poll(&mut [PollFd::new(&stream, PollFlags::IN)], left.min(LOOK));
+        }
     }
 
     /// What runs the guest: `kvm` or `tcg`; `None` when QEMU does not say.
@@ -145,5 +166,34 @@ impl Monitor {
 
     fn has_status(&self, status: &str) -> bool {
         self.execute("query-status").is_ok_and(|answer| answer.get("status").and_then(Value::as_str) == Some(status))
+    }
+}
+
+/// Keeps a monitor's connection from the next command on, until it is dropped.
+#[derive(Debug)]
+pub struct Held<M: Deref<Target = Monitor>>(M);
+
+impl<M: Deref<Target = Monitor>> Held<M> {
+    pub fn new(monitor: M) -> Held<M> {
+        monitor.lock().holders += 1;
+        Held(monitor)
+    }
+}
+
+impl<M: Deref<Target = Monitor>> Deref for Held<M> {
+    type Target = Monitor;
+
+    fn deref(&self) -> &Monitor {
+        &self.0
+    }
+}
+
+impl<M: Deref<Target = Monitor>> Drop for Held<M> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.holders -= 1;
+        if state.holders == 0 {
+            state.session = None;
+        }
     }
 }

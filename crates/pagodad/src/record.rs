@@ -9,16 +9,20 @@
 //! `Debug` shows them.
 
 mod format_1;
+mod operation;
 mod read;
 pub mod store;
 
 use pagoda_abi::{REGION_ALIGN, REGIONS_MAX, Token};
 use pagoda_api::types::{LAUNCH_BYTES_MAX, Launch, REMOTE_COPIES_MAX, RemoteRequest, VmKind, VmSpec, check_vm_name};
+use pagoda_image::ImageId;
 use pagoda_image::checked_text::{find_lost, seal};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::compressed::Compressed;
+
+pub use operation::{Operation, OperationKind};
 
 /// Longest record that is written or read, in bytes. One of format 1 (4096 bytes) always fits: JSON has at most six bytes for
 /// one of a text, and the names of fields are below 1 KiB. So does a launch specification beside it.
@@ -62,6 +66,12 @@ pub struct Record {
     /// Its compressed tier. Without it, pages that are there would be taken for zeros.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compressed: Option<Compressed>,
+    /// What is being done to it as a whole. A daemon of before refuses a record that has one, and leaves the VM alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operation: Option<Operation>,
+    /// Its image that is not filled: the VM holds pages for it. A daemon of before refuses the record, for it would not know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageId>,
 }
 
 /// The files that hold a VM's shared pages, each by device and inode.
@@ -121,6 +131,8 @@ impl Record {
             sharing: None,
             remote: None,
             compressed: None,
+            operation: None,
+            image: None,
         }
     }
 
@@ -172,6 +184,9 @@ impl Record {
         }
         if self.launch.as_ref().is_some_and(|launch| !launch.fits()) {
             return Err(bad("launch"));
+        }
+        if self.kind == VmKind::Plain && (self.operation.is_some() || self.image.is_some()) {
+            return Err(bad("an image of a program that is no QEMU"));
         }
         if let Some(remote) = &self.remote {
             remote.check().ok_or_else(|| bad("far"))?;

@@ -16,9 +16,13 @@ mod end;
 mod groups;
 mod life;
 mod making;
+// Snapshots will use it.
+#[allow(dead_code)]
+pub mod operation;
 mod patch;
 mod process;
 mod sampling;
+mod shim_gate;
 mod vm;
 mod writing;
 

@@ -165,8 +165,10 @@ const ALLOWED: [(&str, Edges); 23] = [
     (
         "vm-tests",
         &[
+            ("pagoda-abi", Needed::Always, "packets of a daemon that dies"),
             ("pagoda-api", Needed::Always, "client of the daemon"),
             ("pagoda-guest", Needed::Always, "lines that guests print"),
+            ("pagoda-image", Needed::Always, "form of VM records"),
             ("pagoda-sys", Needed::Always, "processes of tests"),
             ("rmap-etcd", Needed::Always, "etcd of pools"),
             ("testkit", Needed::Always, "settings of the host"),

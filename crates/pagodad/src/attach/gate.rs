@@ -42,14 +42,18 @@ enum Gate {
     Unknown,
 }
 
-/// Asks QEMU in a thread of its own, until it answers. One that `is_new`, that this version of `pagoda run` started and that
+/// Asks QEMU in a thread of its own, until it answers; then an operation that an earlier daemon began is ended, which needs the
+/// gate for itself. One that `is_new`, that this version of `pagoda run` started and that
 /// could lose its guest is ended.
 ///
 /// # Errors
 /// No thread can be had.
 pub fn check(registry: &Arc<Registry>, name: &str, token: Token, is_new: bool) -> std::io::Result<()> {
     let (registry, name) = (Arc::clone(registry), name.to_owned());
-    let run = move || until_answered(&registry, &name, token, is_new);
+    let run = move || {
+        until_answered(&registry, &name, token, is_new);
+        registry.resume_operation(token);
+    };
     thread::Builder::new().name("gate".into()).spawn(run).map(drop)
 }
 
@@ -64,7 +68,12 @@ fn until_answered(registry: &Registry, name: &str, token: Token, is_new: bool) {
         let Some((qmp, may_end)) = monitor() else { return };
         let arguments = json!({ "capabilities": [{ "capability": CAPABILITY, "state": false }] });
         match judge(&qmp.execute_with("migrate-set-capabilities", arguments)) {
-            Gate::Shut => return,
+            Gate::Shut => {
+                if let Some(vm) = registry.lock().get_mut(name).filter(|vm| vm.record.token == token) {
+                    vm.keeps_ram = true;
+                }
+                return;
+            }
             Gate::Open if may_end => {
                 tracing::error!(
                     vm = %name,

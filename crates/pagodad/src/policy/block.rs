@@ -3,12 +3,13 @@
 //! Stop: the record says `blocked`, on the disk -> QMP `stop`. Release: QMP `cont` -> the record no longer says so. So
 //! whichever daemon there is knows every VM that was stopped here, and a VM that it lets run for nothing runs already.
 //!
+//! While there is an operation on a VM (the record's `operation`), it is neither stopped nor released here.
+//!
 //! A VM that its user or a stall has paused is left alone; one that is stalled while it is blocked stays paused, for
 //! `pagoda vm cont`. QEMU knows one pause only: who pauses a blocked VM as well finds it running when it is released.
 
 use pagoda_api::in_full;
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -22,6 +23,10 @@ use crate::registry::{Registry, Vm};
 /// Brings a VM to where the plan wants it, or leaves that to the next round.
 pub fn follow(registry: &Arc<Registry>, vm: &mut Vm, run: Run) {
     let is_wanted = run == Run::Block;
+    // Whoever does something to the VM as a whole has stopped it, or is about to.
+    if vm.record.operation.is_some() {
+        return;
+    }
     if vm.record.kind == VmKind::Plain || is_wanted == vm.record.blocked || (is_wanted && vm.stalled.is_some()) {
         return;
     }
@@ -72,7 +77,11 @@ fn release(registry: &Registry, id: VmId) {
 
 /// Whether the record says so now.
 fn set_blocked(registry: &Registry, id: VmId, blocked: bool) -> bool {
-    let plan = |_: &BTreeMap<String, Vm>, vm: &Vm| Ok::<_, Infallible>(Record { blocked, ..vm.record.clone() });
+    let plan = |_: &BTreeMap<String, Vm>, vm: &Vm| match vm.record.operation {
+        // It began meanwhile, and would find the VM stopped for another reason.
+        Some(_) if blocked => Err(()),
+        _ => Ok(Record { blocked, ..vm.record.clone() }),
+    };
     let commit = |vm: &mut Vm, written: anyhow::Result<()>| {
         if let Err(error) = written {
             let error = in_full(error.as_ref());

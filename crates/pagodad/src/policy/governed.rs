@@ -1,7 +1,7 @@
 //! What the policy remembers of one VM.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use pagoda_core::policy::VmId;
@@ -19,6 +19,13 @@ pub struct Block {
     pub(super) is_busy: Arc<AtomicBool>,
     /// When it was stopped, by this daemon.
     pub since: Option<Instant>,
+}
+
+impl Block {
+    /// The VM is being stopped or released now.
+    pub fn is_under_way(&self) -> bool {
+        self.is_busy.load(Ordering::Acquire)
+    }
 }
 
 /// What the policy remembers of a VM, beside its settings.

@@ -1,23 +1,27 @@
 //! One connection to a monitor: greeting, commands, and the events in between.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use rustix::event::{PollFd, PollFlags, Timespec};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde_json::{Value, json};
 
 use super::events::Events;
+use super::poll::poll;
 
-/// How long an answer is waited for.
+/// How long an answer is waited for, and one read or write within it.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
 /// Lines read for one answer: events may come in between, and QEMU is not trusted to ever stop.
 const LINES_MAX: usize = 1000;
 /// Longest line.
-const LINE_MAX: u64 = 1 << 20;
+const LINE_MAX: usize = 1 << 20;
 
 /// QEMU understood the command and does not execute it.
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +65,27 @@ impl Session {
         self.answer(events).with_context(|| format!("execute {command}"))
     }
 
+    /// The same for a command that takes a descriptor, which goes with its first byte.
+    pub fn execute_with_fd(
+        &mut self,
+        command: &str,
+        arguments: Value,
+        fd: BorrowedFd<'_>,
+        events: &mut Events,
+    ) -> Result<Value> {
+        let request = format!("{}\n", json!({ "execute": command, "arguments": arguments }));
+        let (bytes, fds) = (request.as_bytes(), [fd]);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        ensure!(control.push(SendAncillaryMessage::ScmRights(&fds)), "no room for a descriptor");
+        let sent = rustix::net::sendmsg(&*self.stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
+        let rest = bytes.get(sent.context("write to the monitor")?..).unwrap_or_default();
+        (&*self.stream).write_all(rest).context("write to the monitor")?;
+        self.answer(events).with_context(|| format!("execute {command}"))
+    }
+
     fn answer(&mut self, events: &mut Events) -> Result<Value> {
+        let asked = Instant::now();
         for _ in 0..LINES_MAX {
             let mut line = self.read_line()?;
             if let Some(value) = line.get_mut("return") {
@@ -71,7 +95,8 @@ impl Session {
                 let text = |key| error.get(key).and_then(Value::as_str).unwrap_or("unknown").to_owned();
                 return Err(Refused { class: text("class"), desc: text("desc") }.into());
             }
-            note(&line, events);
+            events.note(&line);
+            ensure!(asked.elapsed() < ANSWER_WAIT, "no answer within {} s", ANSWER_WAIT.as_secs());
         }
         bail!("only events, no answer")
     }
@@ -83,33 +108,33 @@ impl Session {
                 break;
             }
             let line = self.read_line()?;
-            note(&line, events);
+            events.note(&line);
         }
         Ok(())
     }
 
     fn is_readable(&self) -> Result<bool> {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        Ok(rustix::event::poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Some(&now))? > 0)
+        Ok(poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Duration::ZERO)? > 0)
     }
 
+    /// One line, however many pieces it comes in.
     fn read_line(&mut self) -> Result<Value> {
-        let mut line = String::new();
-        if std::io::Read::take(&mut self.reader, LINE_MAX).read_line(&mut line).context("read from the monitor")? == 0 {
-            bail!("the monitor was closed");
+        let (began, mut line) = (Instant::now(), Vec::new());
+        loop {
+            let piece = match self.reader.fill_buf() {
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                piece => piece.context("read from the monitor")?,
+            };
+            ensure!(!piece.is_empty(), "the monitor was closed");
+            let end = piece.iter().position(|byte| *byte == b'\n');
+            let taken = end.map_or(piece.len(), |at| at + 1);
+            line.extend_from_slice(&piece[..taken]);
+            self.reader.consume(taken);
+            ensure!(line.len() <= LINE_MAX, "a line of more than {LINE_MAX} bytes");
+            if end.is_some() {
+                return serde_json::from_slice(&line).context("parse the monitor's answer");
+            }
+            ensure!(began.elapsed() < ANSWER_WAIT, "half a line, and no more within {} s", ANSWER_WAIT.as_secs());
         }
-        serde_json::from_str(&line).context("parse the monitor's answer")
-    }
-}
-
-fn note(line: &Value, events: &mut Events) {
-    match line.get("event").and_then(Value::as_str) {
-        Some("RESET") => {
-            events.resets += 1;
-            events.shutdown = None;
-        }
-        Some("SHUTDOWN") => events.shutdown = Some(Instant::now()),
-        Some("BALLOON_CHANGE") => events.balloon_changes += 1,
-        _ => {}
     }
 }

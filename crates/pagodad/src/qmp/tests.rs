@@ -6,10 +6,10 @@ use super::*;
 
 const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": []}}"#;
 
-struct Dir(PathBuf);
+pub struct Dir(pub PathBuf);
 
 impl Dir {
-    fn new() -> Dir {
+    pub fn new() -> Dir {
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let next = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("pagoda-qmp-{}-{next}", std::process::id()));
@@ -65,12 +65,12 @@ fn events_between_are_passed_over() {
 fn a_guest_that_was_shut_down_is_left_alone() {
     const ENDS: &[&str] = &[r#"{"event": "SHUTDOWN", "data": {"guest": true}}"#, r#"{"return": {"enabled": false}}"#];
     let (_dir, monitor, thread) = serve(&[&[READY, READY, ENDS]]);
-    monitor.hold(Hold::Lasting);
+    let held = Held::new(&monitor);
     monitor.execute("query-balloon").expect("a guest that runs");
     monitor.execute("query-kvm").expect("the answer that was under way");
     let error = monitor.execute("query-balloon").expect_err("left alone");
     assert!(format!("{error:#}").contains("shut down"));
-    drop(monitor);
+    drop(held);
     thread.join().expect("server");
 }
 
@@ -106,13 +106,14 @@ fn a_held_connection_serves_all_and_collects_events() {
     ]);
     // Short: a client for itself.
     monitor.execute("a").expect("answered");
-    monitor.hold(Hold::Lasting);
+    let (held, other) = (Held::new(&monitor), Held::new(&monitor));
     assert_eq!(monitor.execute("b").expect("answered"), 1);
     assert!(monitor.execute_with("c", json!({ "x": 1 })).is_err());
-    // A refusal is no reason to hang up.
+    // A refusal is no reason to hang up, nor that one of two lets go.
+    drop(other);
     assert_eq!(monitor.execute("d").expect("answered"), 3);
-    assert_eq!(monitor.events(), Events { resets: 1, balloon_changes: 2, shutdown: None });
-    monitor.hold(Hold::Short);
+    assert_eq!(monitor.events(), Events { resets: 1, balloon_changes: 2, ..Events::default() });
+    drop(held);
     monitor.execute("e").expect("answered");
     assert_eq!(monitor.events().resets, 1, "they outlive the connection");
     assert_eq!(thread.join().expect("server"), 3);
@@ -121,7 +122,7 @@ fn a_held_connection_serves_all_and_collects_events() {
 #[test]
 fn a_lost_connection_is_made_anew() {
     let (_dir, monitor, thread) = serve(&[&[READY, READY], &[READY, &[r#"{"return": 2}"#]]]);
-    monitor.hold(Hold::Lasting);
+    let _held = Held::new(&monitor);
     monitor.execute("a").expect("answered");
     // The first client was hung up on.
     assert!(monitor.execute("b").is_err());
@@ -136,10 +137,56 @@ fn waiting_ends_by_word_of_qemu_or_by_a_wake() {
     const LONG: Duration = Duration::from_secs(3600);
     wake.wake();
     monitor.wait(&wake, LONG);
-    monitor.hold(Hold::Lasting);
+    let _held = Held::new(&monitor);
     monitor.execute("a").expect("answered");
     while monitor.events().resets == 0 {
         monitor.wait(&wake, LONG);
     }
     thread.join().expect("server");
+}
+
+#[test]
+fn stops_and_migrations_are_noted_with_their_times() {
+    let check = |line: &str, expected: Events| {
+        let mut events = Events::default();
+        events.note(&serde_json::from_str(line).expect("JSON"));
+        assert_eq!(events, expected, "{line}");
+    };
+    let at =
+        |event: &str| format!(r#"{{"event": "{event}", "timestamp": {{"seconds": 1700000000, "microseconds": 42}}}}"#);
+    let time = Some(QemuTime(1_700_000_000_000_042));
+    check(&at("STOP"), Events { stops: 1, last_stop: time, ..Events::default() });
+    check(&at("RESUME"), Events { resumes: 1, last_resume: time, ..Events::default() });
+    let unknown = r#"{"event": "STOP", "timestamp": {"seconds": -1, "microseconds": -1}}"#;
+    check(unknown, Events { stops: 1, ..Events::default() });
+    let huge = r#"{"event": "STOP", "timestamp": {"seconds": 18446744073709551615, "microseconds": 0}}"#;
+    check(huge, Events { stops: 1, ..Events::default() });
+    let words = [
+        ("setup", MigrationStatus::UnderWay),
+        ("pre-switchover", MigrationStatus::UnderWay),
+        ("a newer word", MigrationStatus::UnderWay),
+        ("cancelled", MigrationStatus::Cancelled),
+        ("failed", MigrationStatus::Failed),
+        ("completed", MigrationStatus::Completed),
+    ];
+    for (word, status) in words {
+        let line = format!(r#"{{"event": "MIGRATION", "data": {{"status": "{word}"}}}}"#);
+        check(&line, Events { migration_changes: 1, migration: Some(status), ..Events::default() });
+    }
+    assert_eq!(QemuTime(5).us_since(QemuTime(2)), 3);
+    assert_eq!(QemuTime(2).us_since(QemuTime(5)), 0, "the clock was set back");
+}
+
+#[test]
+fn events_are_waited_for_until_they_come_or_cannot() {
+    const STOPS: &[&str] = &[r#"{"return": {}}"#, r#"{"event": "STOP"}"#];
+    let (_dir, monitor, thread) = serve(&[&[READY, STOPS]]);
+    let _held = Held::new(&monitor);
+    let deadline = Instant::now() + Duration::from_secs(3600);
+    monitor.execute("a").expect("answered");
+    assert!(monitor.wait_for(deadline, |events| events.stops == 1));
+    assert!(!monitor.wait_for(Instant::now(), |events| events.stops == 2), "the time is over");
+    // The server has hung up.
+    thread.join().expect("server");
+    assert!(!monitor.wait_for(deadline, |events| events.stops == 2));
 }

@@ -9,6 +9,7 @@ use super::*;
 const ALL: &str = include_str!("golden/2-all.vm");
 const LEAST: &str = include_str!("golden/2-least.vm");
 const LAUNCH: &str = include_str!("golden/2-launch.vm");
+const OPERATION: &str = include_str!("golden/2-operation.vm");
 
 fn all() -> Record {
     let sampling = Some(Sampling { pages: 200, period_s: 10 });
@@ -49,6 +50,12 @@ fn with_launch() -> Record {
     Record { launch: Some(launch), ..Record::new("web1", Token([7; 16]), VmKind::Qemu, &[1 << 30], VmSpec::default()) }
 }
 
+fn with_operation() -> Record {
+    let image = ImageId(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef);
+    let operation = Operation { kind: OperationKind::Snapshot, image, resume: true };
+    Record { kind: VmKind::Qemu, operation: Some(operation), image: Some(image), ..least() }
+}
+
 /// A record whose JSON is this.
 fn summed(json: &str) -> String {
     let text = format!("{FIRST_LINE}\n{json}\n");
@@ -65,6 +72,7 @@ fn what_was_written_is_read() {
     assert_eq!(Record::from_text(ALL), Ok(all()));
     assert_eq!(Record::from_text(LEAST), Ok(least()));
     assert_eq!(Record::from_text(LAUNCH), Ok(with_launch()));
+    assert_eq!(Record::from_text(OPERATION), Ok(with_operation()));
 }
 
 /// Not more than what is read: a daemon of before would leave the VM alone.
@@ -73,11 +81,13 @@ fn it_is_written_as_it_was() {
     assert_eq!(all().to_text(), ALL);
     assert_eq!(least().to_text(), LEAST);
     assert_eq!(with_launch().to_text(), LAUNCH);
+    assert_eq!(with_operation().to_text(), OPERATION);
 }
 
 #[test]
 fn record_reads_as_written() {
-    let mut records = vec![all(), least(), with_launch()];
+    let mut records = vec![all(), least(), with_launch(), with_operation()];
+    records.push(Record { operation: None, ..with_operation() });
     let without = |change: fn(&mut Record)| {
         let mut record = all();
         change(&mut record);
@@ -163,6 +173,23 @@ fn what_no_daemon_writes_is_refused() {
     for pool in ["", "Lab", "a/b", &"x".repeat(CLUSTER_MAX + 1)] {
         check(pool, &|record| record["far"]["cluster"] = pool.into());
     }
+}
+
+#[test]
+fn an_operation_is_known_whole_or_not_at_all() {
+    let check = |what: &str, change: &dyn Fn(&mut Value)| {
+        let mut altered = json(&with_operation());
+        change(&mut altered);
+        assert!(Record::from_text(&summed(&altered.to_string())).is_err(), "{what}");
+    };
+    check("another kind", &|record| record["operation"]["kind"] = "migration".into());
+    check("no image's name", &|record| record["operation"]["image"] = "../etc".into());
+    check("an unknown field", &|record| record["operation"]["newer"] = 1.into());
+    for field in ["kind", "image", "resume"] {
+        check(field, &|record| drop(record["operation"].as_object_mut().unwrap().remove(field)));
+    }
+    check("no image's name", &|record| record["image"] = 7.into());
+    check("of a plain program", &|record| record["kind"] = "plain".into());
 }
 
 #[test]

@@ -54,6 +54,10 @@ impl Registry {
     /// anything: the next daemon takes the balloon over, or empties it. It is written on a thread of its own, for the caller has
     /// the registry's lock.
     pub fn follow_plan(self: &Arc<Self>, vm: &mut Vm) -> Result<()> {
+        // Nothing is asked of a guest that may stand still; afterwards the plan is caught up with.
+        if vm.record.operation.is_some() {
+            return Ok(());
+        }
         if vm.record.spec.balloon_target.is_some() {
             return self.drive_by_plan(vm);
         }
@@ -68,6 +72,15 @@ impl Registry {
         let spawned = std::thread::Builder::new().name("balloon-note".into()).spawn(note);
         spawned.map(drop).inspect_err(|_| vm.is_balloon_noted.store(false, Ordering::Release))?;
         Ok(())
+    }
+
+    /// Follows the plan of rounds that were made during an operation.
+    pub(super) fn catch_up_with_plan(self: &Arc<Self>, vm: &mut Vm) {
+        if vm.governed.round.keeps().is_some()
+            && let Err(error) = self.follow_plan(vm)
+        {
+            tracing::warn!(vm = %vm.record.name, "drive its balloon: {error}", error = in_full(error.as_ref()));
+        }
     }
 
     /// Writes down that a VM has a balloon, and has it follow the plan that is in force then.

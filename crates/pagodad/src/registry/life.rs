@@ -11,6 +11,7 @@ use pagoda_api::types::{ApiError, ErrorCode, VmInfo, VmKind, VmSpec};
 use pagoda_core::policy::VmId;
 use pagoda_pager::handle::{Command, Notice};
 
+use super::operation::refuse_meanwhile;
 use super::process::has_ended;
 use super::{Registry, Vm, internal, no_such_vm};
 use crate::qmp::Monitor;
@@ -65,7 +66,8 @@ impl Registry {
             id
         };
         let group = self.old_group(&record);
-        let vm = Vm::new(record, id, qmp, group);
+        let is_cut_off = record.operation.is_some();
+        let vm = Vm { is_cut_off, ..Vm::new(record, id, qmp, group) };
         self.lock().insert(name, vm);
     }
 
@@ -110,10 +112,11 @@ impl Registry {
     /// The cause of a stall is gone: tries again what failed, and lets the VM run.
     ///
     /// # Errors
-    /// No such VM; one that is not stalled.
+    /// No such VM; one that is not stalled; an operation on it.
     pub fn cont(&self, name: &str) -> Result<VmInfo, ApiError> {
         let mut vms = self.lock();
         let vm = vms.get_mut(name).ok_or_else(|| no_such_vm(name))?;
+        refuse_meanwhile(&vm.record)?;
         let Some(handle) = vm.handle.clone() else {
             return Err(ApiError::new(ErrorCode::WrongState, format!("{name} is not attached"), None));
         };

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use pagoda_api::in_full;
 use pagoda_api::types::{ApiError, ErrorCode, VmInfo, VmKind, VmPatch};
 
+use super::operation::refuse_meanwhile;
 use super::{Registry, Vm, internal, no_such_vm};
 use crate::record::Record;
 
@@ -13,10 +14,11 @@ impl Registry {
     /// Changes settings; they take effect at once.
     ///
     /// # Errors
-    /// No such VM; a cap or a balloon target that does not fit it; the disk's. Then nothing is changed.
+    /// No such VM; an operation on it; a cap or a balloon target that does not fit it; the disk's. Then nothing is changed.
     pub fn patch(self: &Arc<Self>, name: &str, patch: &VmPatch) -> Result<VmInfo, ApiError> {
         let id = self.id_of(name)?;
         let plan = |vms: &BTreeMap<String, Vm>, vm: &Vm| {
+            refuse_meanwhile(&vm.record)?;
             let record = patched(&vm.record, patch)?;
             // The policy refuses before anything is changed.
             self.propose(vms, id, &record)?;

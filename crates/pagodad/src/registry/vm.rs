@@ -23,7 +23,7 @@ use crate::record::Record;
 /// A VM.
 #[derive(Debug)]
 pub struct Vm {
-    /// What is on the disk, except for a pin that could not be written. Only [`super::Registry::change`] changes it.
+    /// What is on the disk, except for a pin or the end of an operation that could not be written. Only [`super::Registry::change`] changes it.
     pub record: Record,
     pub(super) writing: WritingLock,
     /// Its engine, once a VMM attached to this daemon.
@@ -47,6 +47,10 @@ pub struct Vm {
     pub accelerator: Option<String>,
     /// QEMU's monitor.
     pub qmp: Arc<Monitor>,
+    /// QEMU was asked, and does not know how to leave RAM out of a migration: the shim's gate works.
+    pub keeps_ram: bool,
+    /// Nobody carries out the operation that the record tells of.
+    pub(super) is_cut_off: bool,
     /// Since it first had a target.
     pub balloon: Option<balloon::Handle>,
     /// A thread writes down that it has one.
@@ -77,6 +81,8 @@ impl Vm {
             stalled: None,
             accelerator: None,
             qmp: Arc::new(qmp),
+            keeps_ram: false,
+            is_cut_off: false,
             balloon: None,
             is_balloon_noted: Arc::default(),
             governed: Governed::new(id),

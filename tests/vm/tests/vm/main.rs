@@ -8,6 +8,7 @@ mod guards;
 mod kvm;
 mod libvirt;
 mod oldest;
+mod operations;
 mod optional;
 mod options;
 mod overcommit;

@@ -12,7 +12,9 @@ use pagoda_core::units::{Bytes, PageCount};
 use super::*;
 use crate::config::{Config, LargeFolios, PageIn, PolicyConfig, Replacement};
 use crate::record::store::{self, RecordStore};
+use crate::record::{Operation, OperationKind};
 use crate::registry::HostFacts;
+use crate::registry::operation::ImageThen;
 use crate::registry::writing::WritingLock;
 
 const MEMORY: u64 = 1 << 30;
@@ -374,4 +376,41 @@ fn a_round_does_not_wait_for_the_note_of_a_balloon() {
     }
     assert_eq!(bench.record(id), bench.on_disk("web1"));
     assert_eq!(bench.asked.try_recv().ok(), None, "one thread is enough");
+}
+
+#[test]
+fn during_an_operation_nothing_else_is_done_to_a_vm() {
+    let bench = Bench::new("operation");
+    let image = pagoda_image::ImageId(7);
+    let operation = Operation { kind: OperationKind::Snapshot, image, resume: true };
+    let id = bench.vm("web1", (0, 0));
+    let begun = bench.registry.begin_operation(id, operation).map_err(|error| error.message);
+    assert!(begun.is_err_and(|message| message.contains("not attached")));
+
+    let record = Record { operation: Some(operation), image: Some(image), ..bench.record(id).unwrap() };
+    bench.registry.find_by_id(id, |vm| vm.record = record);
+    let refused = |answer: Result<(), pagoda_api::types::ApiError>| {
+        let error = answer.expect_err("refused");
+        assert_eq!(error.code, ErrorCode::WrongState);
+        assert!(error.message.contains("a snapshot of web1 is under way"), "{}", error.message);
+    };
+    let target = VmPatch { balloon_target: Some(HALF), ..VmPatch::default() };
+    refused(bench.registry.patch("web1", &target).map(drop));
+    refused(bench.registry.patch("web1", &VmPatch { min: Some(HALF), ..VmPatch::default() }).map(drop));
+    refused(bench.registry.cont("web1").map(drop));
+    refused(bench.registry.begin_operation(id, operation));
+    bench.registry.find_by_id(id, |vm| {
+        crate::policy::block::follow(&bench.registry, vm, pagoda_core::policy::Run::Block);
+        assert!(!vm.governed.block.is_under_way(), "it is left alone");
+    });
+
+    // It ends also on a disk that takes nothing, and so does the image.
+    bench.answers.send(Err(std::io::ErrorKind::StorageFull.into())).unwrap();
+    bench.registry.end_operation(id, ImageThen::Kept);
+    assert_eq!(bench.record(id).map(|record| (record.operation, record.image)), Some((None, Some(image))));
+    bench.answers.send(Ok(())).unwrap();
+    bench.registry.forget_image(id, pagoda_image::ImageId(8));
+    assert_eq!(bench.record(id).unwrap().image, Some(image), "another");
+    bench.registry.forget_image(id, image);
+    assert_eq!(bench.record(id).unwrap().image, None);
 }

@@ -1,0 +1,51 @@
+//! Capabilities of QEMU's migration.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::gate::Opened;
+use crate::qmp::Monitor;
+
+/// RAM that is a shared file is left out.
+const IGNORE_SHARED: &str = "x-ignore-shared";
+/// QEMU says how far a migration is. It stays on: that harms nobody, and others may rely on it.
+pub const EVENTS: &str = "events";
+
+/// The names of those that are on.
+pub fn all_on(monitor: &Monitor) -> Result<Vec<String>> {
+    let answer = monitor.execute("query-migrate-capabilities")?;
+    let all = answer.as_array().context("the list of capabilities")?;
+    let on = all.iter().filter(|one| one.get("state").and_then(Value::as_bool) == Some(true));
+    Ok(on.filter_map(|one| one.get("capability")?.as_str().map(str::to_owned)).collect())
+}
+
+/// Has QEMU say how far a migration is.
+pub fn switch_events_on(monitor: &Monitor) -> Result<()> {
+    set(monitor, EVENTS, true)
+}
+
+/// Whether RAM is left out.
+pub fn leaves_ram_out(monitor: &Monitor) -> Result<bool> {
+    Ok(all_on(monitor)?.iter().any(|name| name == IGNORE_SHARED))
+}
+
+/// Has RAM left out, through a gate that is open.
+pub fn leave_ram_out(monitor: &Monitor, _through: &Opened<'_>) -> Result<()> {
+    set(monitor, IGNORE_SHARED, true)
+}
+
+/// Has RAM in every migration from now on, through a gate that is open, and is shut then.
+///
+/// # Errors
+/// QEMU's; somebody else has used the gate.
+pub fn keep_ram(monitor: &Monitor, through: Opened<'_>) -> Result<()> {
+    set(monitor, IGNORE_SHARED, false)?;
+    drop(through);
+    ensure!(!leaves_ram_out(monitor)?, "somebody else has switched {IGNORE_SHARED} on");
+    Ok(())
+}
+
+fn set(monitor: &Monitor, name: &str, on: bool) -> Result<()> {
+    let arguments = json!({ "capabilities": [{ "capability": name, "state": on }] });
+    monitor.execute_with("migrate-set-capabilities", arguments).map(drop)
+}

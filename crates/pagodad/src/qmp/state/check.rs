@@ -1,0 +1,98 @@
+//! Whether QEMU can give its state without RAM, as far as it knows itself. Nothing is changed.
+
+use anyhow::{Context, Result, bail};
+use pagoda_api::in_full;
+use pagoda_image::Qemu;
+use serde_json::{Value, json};
+
+use super::capability::{EVENTS, all_on};
+use super::progress::{RunState, run_state};
+use crate::qmp::{MigrationStatus, Monitor};
+
+/// What QEMU's names of types end with.
+const MACHINE_SUFFIX: &str = "-machine";
+
+/// Whether the VM's state could be taken now.
+///
+/// # Errors
+/// Why not, in words for its user.
+pub fn check(monitor: &Monitor) -> Result<(), String> {
+    match refusal(monitor) {
+        Ok(None) => Ok(()),
+        Ok(Some(why)) => Err(why),
+        Err(error) => Err(format!("QEMU does not answer: {}", in_full(error.as_ref()))),
+    }
+}
+
+/// Why not; `None`: it can.
+fn refusal(monitor: &Monitor) -> Result<Option<String>> {
+    let looks: [fn(&Monitor) -> Result<Option<String>>; 5] =
+        [state_refusal, memory_refusal, migration_refusal, capabilities_refusal, parameters_refusal];
+    looks.iter().find_map(|look| look(monitor).transpose()).transpose()
+}
+
+fn state_refusal(monitor: &Monitor) -> Result<Option<String>> {
+    Ok(match run_state(monitor)? {
+        RunState::Running | RunState::Paused => None,
+        RunState::PostMigrate => {
+            Some("it stands still since its last snapshot or migration: let it run (QMP `cont`) first".to_owned())
+        }
+        other => Some(format!("QEMU says that it is {other}: it has to be running or paused")),
+    })
+}
+
+fn memory_refusal(monitor: &Monitor) -> Result<Option<String>> {
+    let answer = monitor.execute("query-memdev")?;
+    let backends = answer.as_array().context("the list of memory back ends")?;
+    let is_shared = |one: &Value| one.get("share").and_then(Value::as_bool) == Some(true);
+    let all_shared = !backends.is_empty() && backends.iter().all(is_shared);
+    Ok((!all_shared).then(|| {
+        "QEMU was not told that its RAM is shared, as by an older `pagoda run`, and cannot leave it out: start the VM anew".to_owned()
+    }))
+}
+
+fn migration_refusal(monitor: &Monitor) -> Result<Option<String>> {
+    let answer = monitor.execute("query-migrate")?;
+    let status = answer.get("status").and_then(Value::as_str).map_or(MigrationStatus::None, MigrationStatus::of);
+    if status == MigrationStatus::UnderWay {
+        return Ok(Some("a migration of it is under way".to_owned()));
+    }
+    let reasons = answer.get("blocked-reasons").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let reasons: Vec<&str> = reasons.iter().filter_map(Value::as_str).collect();
+    Ok((!reasons.is_empty())
+        .then(|| format!("QEMU cannot save the state of one of its devices: {}", reasons.join("; "))))
+}
+
+fn capabilities_refusal(monitor: &Monitor) -> Result<Option<String>> {
+    let mut on = all_on(monitor)?;
+    on.retain(|name| name != EVENTS);
+    Ok((!on.is_empty()).then(|| format!("it is set up for another migration: switch off {}", on.join(", "))))
+}
+
+fn parameters_refusal(monitor: &Monitor) -> Result<Option<String>> {
+    let answer = monitor.execute("query-migrate-parameters")?;
+    let text = |name| answer.get(name).and_then(Value::as_str);
+    // QEMU before 8.2 has no modes.
+    let mode = text("mode").unwrap_or("normal");
+    if mode != "normal" {
+        return Ok(Some(format!("it is set up for another migration: its mode is {mode}, not normal")));
+    }
+    let has_tls = text("tls-creds").is_some_and(|name| !name.is_empty());
+    Ok(has_tls.then(|| "it is set up for another migration: clear its parameter tls-creds".to_owned()))
+}
+
+/// Which QEMU this is, and of which machine the state is.
+///
+/// # Errors
+/// The monitor's; an answer that has none.
+pub fn machine(monitor: &Monitor) -> Result<Qemu> {
+    let answer = monitor.execute("query-version")?;
+    let number = |name| answer.get("qemu")?.get(name)?.as_u64();
+    let numbers = [number("major"), number("minor"), number("micro")];
+    let [Some(major), Some(minor), Some(micro)] = numbers else { bail!("QEMU's version is {answer}") };
+    let version = format!("{major}.{minor}.{micro}");
+    let kind = monitor.execute_with("qom-get", json!({ "path": "/machine", "property": "type" }))?;
+    let kind = kind.as_str().context("the machine's type")?;
+    let machine = kind.strip_suffix(MACHINE_SUFFIX).with_context(|| format!("{kind:?} is no machine's type"))?;
+    Ok(Qemu { version, machine: machine.to_owned() })
+}

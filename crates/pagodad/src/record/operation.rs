@@ -1,0 +1,32 @@
+//! What is being done to a VM as a whole.
+
+use pagoda_image::ImageId;
+use serde::{Deserialize, Serialize};
+
+/// See the module. It is on the disk before the VM can stand still for it, and until the VM runs again: so whichever daemon there
+/// is knows that the VM has to be let run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Operation {
+    pub kind: OperationKind,
+    /// What is made, or what the VM is made of.
+    pub image: ImageId,
+    /// The guest is to run afterwards, however the operation ends.
+    pub resume: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OperationKind {
+    Snapshot,
+    Restore,
+}
+
+impl OperationKind {
+    /// As a user calls it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            OperationKind::Snapshot => "snapshot",
+            OperationKind::Restore => "restore",
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Operations on a whole VM, one at a time: a snapshot, a restore.
+//!
+//! The record says that there is one, on the disk, before the VM can stand still for it, and until the VM runs again. So if this
+//! daemon dies in the middle, the next one finds the VM by its record, ends what was begun and lets the guest run
+//! ([`Registry::resume_operation`]). Meanwhile nothing else stops the VM, lets it run or changes its settings.
+//!
+//! What the guest sees: it stands until a daemon is there, and its agent has come back to it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use pagoda_abi::Token;
+use pagoda_api::in_full;
+use pagoda_api::types::{ApiError, ErrorCode, VmKind};
+use pagoda_core::policy::VmId;
+use pagoda_image::ImageId;
+
+use super::shim_gate::ShimGate;
+use super::{Registry, Vm, internal};
+use crate::qmp::Monitor;
+use crate::qmp::state::{RunState, run_state, undo};
+use crate::record::{Operation, OperationKind, Record};
+
+/// Between two tries to end an operation at first: QEMU may be busy, or the agent on its way.
+const PAUSE: Duration = Duration::from_secs(1);
+/// So many are made at that pace.
+const TRIES: u32 = 12;
+/// Between two tries from then on, as long as the VM lives.
+const PAUSE_LATER: Duration = Duration::from_secs(30);
+
+/// What becomes of the image of an operation that ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageThen {
+    /// It has begun: the VM holds pages for it until it is filled.
+    Kept,
+    /// There is none.
+    Gone,
+}
+
+/// That no operation is under way.
+///
+/// # Errors
+/// One is; in words for the user.
+pub(super) fn refuse_meanwhile(record: &Record) -> Result<(), ApiError> {
+    let Some(operation) = &record.operation else { return Ok(()) };
+    let problem = format!("a {} of {} is under way", operation.kind.name(), record.name);
+    Err(ApiError::new(ErrorCode::WrongState, problem, Some("try again when it is over")))
+}
+
+impl Registry {
+    /// Begins an operation on a VM: it is on the disk when this returns. Of a snapshot, so is that the VM has an image.
+    ///
+    /// # Errors
+    /// The VM is not in a state for it; another operation or an image is under way; the disk's. Nothing is changed then.
+    pub fn begin_operation(&self, id: VmId, operation: Operation) -> Result<(), ApiError> {
+        let plan = |_: &BTreeMap<String, Vm>, vm: &Vm| {
+            check_ready(vm, operation.kind)?;
+            let image = match operation.kind {
+                OperationKind::Snapshot => Some(operation.image),
+                OperationKind::Restore => vm.record.image,
+            };
+            Ok(Record { operation: Some(operation), image, ..vm.record.clone() })
+        };
+        let commit = |_: &mut Vm, written: Result<()>| {
+            written.map_err(|cause| internal("write the VM's record", in_full(cause.as_ref())))
+        };
+        self.change(id, plan, commit).unwrap_or_else(|| Err(gone()))
+    }
+
+    /// The operation is over: the guest runs again if it is to run, and QEMU is as before. Counts at once, also if the disk does
+    /// not take it: the next daemon then ends an operation that has ended.
+    pub fn end_operation(self: &Arc<Self>, id: VmId, image: ImageThen) {
+        let ended = |record: &Record| Record {
+            operation: None,
+            image: record.image.filter(|_| image == ImageThen::Kept),
+            ..record.clone()
+        };
+        let plan = |_: &BTreeMap<String, Vm>, vm: &Vm| Ok::<_, std::convert::Infallible>(ended(&vm.record));
+        let commit = |vm: &mut Vm, written: Result<()>| {
+            note_unwritten(vm, written, ended);
+            vm.is_cut_off = false;
+            self.catch_up_with_plan(vm);
+            Ok(())
+        };
+        self.change(id, plan, commit);
+        self.governor.doorbell.ring();
+    }
+
+    /// The VM holds no page any more for this image.
+    pub fn forget_image(&self, id: VmId, image: ImageId) {
+        let without = |record: &Record| Record { image: record.image.filter(|one| *one != image), ..record.clone() };
+        let plan = |_: &BTreeMap<String, Vm>, vm: &Vm| Ok::<_, std::convert::Infallible>(without(&vm.record));
+        let commit = |vm: &mut Vm, written: Result<()>| {
+            note_unwritten(vm, written, without);
+            Ok(())
+        };
+        self.change(id, plan, commit);
+    }
+
+    /// The gate of an attached VM's shim.
+    pub fn gate_of(&self, id: VmId) -> Option<ShimGate> {
+        self.find_by_id(id, |vm| vm.handle.clone())?.map(ShimGate::new)
+    }
+
+    /// Nobody carries the VM's operation out any more, and what it began could not be undone: that is tried until it succeeds.
+    pub fn abandon_operation(self: &Arc<Self>, id: VmId) {
+        let token = self.find_by_id(id, |vm| {
+            vm.is_cut_off = true;
+            vm.record.token
+        });
+        let registry = Arc::clone(self);
+        let resume = move || token.into_iter().for_each(|token| registry.resume_operation(token));
+        if let Err(error) = thread::Builder::new().name("operation".into()).spawn(resume) {
+            tracing::error!("end an operation that was cut off: {error}; it is ended by the next daemon");
+        }
+    }
+
+    /// Ends an operation that was cut off, if there is one: by the end of an earlier daemon, or by [`Self::abandon_operation`].
+    /// Tries again until QEMU and the agent have answered. Its image, if there is one, stays.
+    ///
+    /// The caller has a thread for it.
+    pub fn resume_operation(self: &Arc<Self>, token: Token) {
+        for tries in 1_u32.. {
+            let Some(id) = self.id_by(token) else { return };
+            let Some(left) = self.find_by_id(id, Left::of).flatten() else { return };
+            let (name, kind) = (left.name.clone(), left.operation.kind.name());
+            match left.end() {
+                Ok(()) => {
+                    tracing::info!(vm = %name, "a {kind} that was cut off has ended; the VM is as it was before");
+                    return self.end_operation(id, ImageThen::Kept);
+                }
+                Err(error) if tries == 1 || tries == TRIES => {
+                    let error = in_full(error.as_ref());
+                    tracing::warn!(vm = %name, "end a {kind} that was cut off, tried again: {error}");
+                }
+                Err(_) => {}
+            }
+            thread::sleep(if tries < TRIES { PAUSE } else { PAUSE_LATER });
+        }
+    }
+}
+
+/// That an operation can begin on this VM.
+fn check_ready(vm: &Vm, kind: OperationKind) -> Result<(), ApiError> {
+    refuse_meanwhile(&vm.record)?;
+    let name = &vm.record.name;
+    let refuse = |problem: String, hint: &str| Err(ApiError::new(ErrorCode::WrongState, problem, Some(hint)));
+    if vm.record.kind == VmKind::Plain {
+        return refuse(format!("{name} is no QEMU"), "only QEMU can save the state of a VM's devices");
+    }
+    if vm.handle.is_none() {
+        return refuse(format!("{name} is not attached"), "see `pagoda vm explain`");
+    }
+    if vm.stalled.is_some() {
+        return refuse(format!("{name} is stalled"), "see `pagoda vm explain`");
+    }
+    if vm.record.blocked || vm.governed.block.is_under_way() {
+        let hint = "it runs again as soon as memory is found: see `pagoda vm explain`";
+        return refuse(format!("{name} is blocked by the memory policy"), hint);
+    }
+    if !vm.keeps_ram {
+        let hint = "try again in a moment; a VM that an older `pagoda run` started has to be started anew";
+        return refuse(format!("QEMU has not said yet whether {name} keeps its RAM in migrations"), hint);
+    }
+    if kind == OperationKind::Snapshot && vm.record.image.is_some() {
+        let hint = "wait until its last snapshot is filled";
+        return refuse(format!("{name} still holds pages for a snapshot"), hint);
+    }
+    Ok(())
+}
+
+/// What is left of an operation that was cut off.
+struct Left {
+    name: String,
+    operation: Operation,
+    monitor: Arc<Monitor>,
+    gate: ShimGate,
+    is_stalled: bool,
+}
+
+impl Left {
+    fn of(vm: &mut Vm) -> Option<Left> {
+        if !vm.is_cut_off {
+            return None;
+        }
+        Some(Left {
+            name: vm.record.name.clone(),
+            operation: vm.record.operation?,
+            monitor: Arc::clone(&vm.qmp),
+            gate: ShimGate::new(vm.handle.clone()?),
+            is_stalled: vm.stalled.is_some(),
+        })
+    }
+
+    fn end(&self) -> Result<()> {
+        let is_restore = self.operation.kind == OperationKind::Restore;
+        if is_restore && run_state(&self.monitor)? == RunState::InMigrate {
+            // Nobody gives it the rest of its state, and its guest has not run. QEMU may close the monitor before it answers.
+            tracing::error!(vm = %self.name, "ended: its restore was cut off; restore it again");
+            let _ = self.monitor.execute("quit");
+            ensure!(run_state(&self.monitor).is_err(), "QEMU does not end");
+            return Ok(());
+        }
+        let paused: &[RunState] = match (self.operation.resume, self.is_stalled) {
+            // A stall is ended by `pagoda vm cont`.
+            (false, _) | (true, true) => &[],
+            // A VM that is paused in another way was paused by its user.
+            (true, false) if !is_restore => &[RunState::PostMigrate],
+            (true, false) => &[RunState::PostMigrate, RunState::Paused],
+        };
+        undo(&self.monitor, &self.gate, paused).context("undo what it began")
+    }
+}
+
+/// A change that counts whether or not the disk takes it.
+fn note_unwritten(vm: &mut Vm, written: Result<()>, change: impl Fn(&Record) -> Record) {
+    if let Err(error) = written {
+        let error = in_full(error.as_ref());
+        tracing::warn!(vm = %vm.record.name, "write the VM's record: {error}");
+        vm.record = change(&vm.record);
+    }
+}
+
+fn gone() -> ApiError {
+    ApiError::new(ErrorCode::NoSuchVm, "the VM has ended", Some("see `pagoda ls`"))
+}
