@@ -12,6 +12,9 @@ use crate::qmp::{MigrationStatus, Monitor};
 /// What QEMU's names of types end with.
 const MACHINE_SUFFIX: &str = "-machine";
 
+/// One reason why not, if it is one.
+type Look = fn(&Monitor) -> Result<Option<String>>;
+
 /// Whether the VM's state could be taken now.
 ///
 /// # Errors
@@ -26,8 +29,7 @@ pub fn check(monitor: &Monitor) -> Result<(), String> {
 
 /// Why not; `None`: it can.
 fn refusal(monitor: &Monitor) -> Result<Option<String>> {
-    let looks: [fn(&Monitor) -> Result<Option<String>>; 5] =
-        [state_refusal, memory_refusal, migration_refusal, capabilities_refusal, parameters_refusal];
+    let looks: [Look; 5] = [state_refusal, memory_refusal, migration_refusal, capabilities_refusal, parameters_refusal];
     looks.iter().find_map(|look| look(monitor).transpose()).transpose()
 }
 
