@@ -3,6 +3,8 @@
 //! When the daemon is away each call fails with [`ClientError::NotRunning`] at once; nothing is
 //! retried, for the VMs themselves do not need this socket.
 
+mod snapshots;
+
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};

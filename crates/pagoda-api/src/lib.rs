@@ -22,9 +22,17 @@
 //! | `POST /v1/vms/NAME/sample` | [`SampleRequest`] | [`SampleInfo`] |
 //! | `GET /v1/vms/NAME/curve` | | [`CurveInfo`] |
 //! | `POST /v1/vms/NAME/curve` | [`CurveSwitch`] | [`CurveInfo`] |
+//! | `POST /v1/vms/NAME/snapshots` | [`CreateSnapshot`] | [`Snapshot`] |
+//! | `GET /v1/snapshots` | | [`SnapshotList`] |
+//! | `GET /v1/snapshots/VM/NAME` | | [`Snapshot`] |
+//! | `GET /v1/snapshots/VM/NAME/launch` | | [`SnapshotLaunch`] |
+//! | `DELETE /v1/snapshots/VM/NAME` | | nothing |
+//! | `DELETE /v1/snapshots/ID` | | nothing; also an image that cannot be read |
+//! | `POST /v1/snapshots/VM/NAME/verify` | | [`VerifyReport`]; to be repeated until it is done |
+//! | `POST /v1/restores` | [`RestoreRequest`] | [`CreatedVm`] |
 //! | `GET /metrics` | | Prometheus text |
 //!
-//! NAME has `%XX` for what is no ASCII letter or digit, `.`, `_` or `-` ([`vm_file_name`]).
+//! NAME and VM have `%XX` for what is no ASCII letter or digit, `.`, `_` or `-` ([`vm_file_name`]).
 //!
 //! A status of 400 and above comes with an [`ApiError`].
 
@@ -34,6 +42,7 @@ mod client;
 mod http;
 mod limits;
 pub mod size;
+pub mod time;
 pub mod types;
 
 pub use causes::in_full;

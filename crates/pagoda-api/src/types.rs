@@ -13,6 +13,7 @@ mod launch;
 mod policy;
 mod remote;
 mod sampling;
+mod snapshot;
 mod spec;
 mod terms;
 mod tier;
@@ -32,6 +33,11 @@ pub use policy::{
 };
 pub use remote::{REMOTE_COPIES_MAX, RemoteInfo, RemoteLatency, RemotePool, RemoteRequest, RemoteServer};
 pub use sampling::{CurveInfo, CurvePoint, CurveSwitch, SampleInfo, SampleRequest};
+pub use snapshot::{
+    CreateSnapshot, HostSnapshots, RestoreRequest, Snapshot, SnapshotDamage, SnapshotDisk, SnapshotLaunch,
+    SnapshotList, SnapshotName, SnapshotQemu, SnapshotStage, UnreadableImage, VERIFY_SILENCE_S_MAX, VerifyReport,
+    check_snapshot_name,
+};
 pub use spec::{PolicySettings, VmPatch, VmSpec};
 pub use terms::{
     SHARE_GROUP_LEN_MAX, SHARES_DEFAULT, SHARES_MAX, Sampling, check_min, check_sampling, check_share_group,
@@ -66,19 +72,23 @@ pub const METRICS_ADDR_DEFAULT: &str = "127.0.0.1:9464";
 /// # Errors
 /// A sentence that says what is wrong and what would be right.
 pub fn check_vm_name(name: &str) -> Result<(), String> {
+    check_name("a VM", name)
+}
+
+fn check_name(of: &str, name: &str) -> Result<(), String> {
     if name.is_empty() {
-        return Err("the name of a VM cannot be empty".into());
+        return Err(format!("the name of {of} cannot be empty"));
     }
     if name.starts_with(['.', '-']) || name != name.trim() {
-        return Err(format!("the name of a VM has no `.`, `-` or blank in front, and no blank at its end: {name:?}"));
+        return Err(format!("the name of {of} has no `.`, `-` or blank in front, and no blank at its end: {name:?}"));
     }
     if let Some(bad) = name.chars().find(|c| !c.is_alphanumeric() && !VM_NAME_SIGNS.contains(*c)) {
-        return Err(format!("the name of a VM has letters, digits, blanks and any of `._-+@()`: {name:?} has {bad:?}"));
+        return Err(format!("the name of {of} has letters, digits, blanks and any of `._-+@()`: {name:?} has {bad:?}"));
     }
     match vm_file_name(name).len() {
         0..=VM_FILE_NAME_LEN_MAX => Ok(()),
         long => Err(format!(
-            "the name of a VM takes at most {VM_FILE_NAME_LEN_MAX} characters in file names, and {name:?} takes {long}: a \
+            "the name of {of} takes at most {VM_FILE_NAME_LEN_MAX} characters in file names, and {name:?} takes {long}: a \
              blank counts as 3, `ä` as 6"
         )),
     }
@@ -333,6 +343,9 @@ pub struct HostInfo {
     pub vms: u32,
     #[serde(default)]
     pub policy: HostPolicy,
+    /// As they were counted last; nothing before that, and while they cannot be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshots: Option<HostSnapshots>,
 }
 
 /// Body of every reply with a status of 400 and above.
@@ -360,13 +373,19 @@ pub enum ErrorCode {
     BadRequest,
     /// 404: no VM of that name.
     NoSuchVm,
+    /// 404: no snapshot of that name.
+    NoSuchSnapshot,
     /// 404: no such route.
     NoSuchRoute,
     /// 409: a VM of that name exists.
     NameTaken,
     /// 409: the VM is not in a state for this.
     WrongState,
-    /// 507: the swap directory or the host's memory has no room.
+    /// 409: a snapshot or a restore is not possible, and nothing was changed.
+    Refused,
+    /// 409: a snapshot or a restore was begun and given up. The VM runs where it was.
+    GivenUp,
+    /// 507: the swap directory, the directory of snapshots or the host's memory has no room.
     NoRoom,
     /// 503: the host lacks a permission or a feature.
     Unsupported,
@@ -383,8 +402,8 @@ impl ErrorCode {
     pub fn status(self) -> u16 {
         match self {
             Self::BadRequest => 400,
-            Self::NoSuchVm | Self::NoSuchRoute => 404,
-            Self::NameTaken | Self::WrongState => 409,
+            Self::NoSuchVm | Self::NoSuchSnapshot | Self::NoSuchRoute => 404,
+            Self::NameTaken | Self::WrongState | Self::Refused | Self::GivenUp => 409,
             Self::NoRoom => 507,
             Self::Unsupported => 503,
             Self::Internal | Self::Unknown => 500,

@@ -5,7 +5,10 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 
-use pagoda_api::{Client, ClientError, CreateVm, ErrorCode, VmKind, VmPatch, VmSpec, VmState};
+use pagoda_api::{
+    Client, ClientError, CreateSnapshot, CreateVm, ErrorCode, RestoreRequest, SnapshotName, VmKind, VmPatch, VmSpec,
+    VmState,
+};
 
 /// A directory that goes when the test ends.
 struct Scratch(PathBuf);
@@ -160,4 +163,76 @@ fn a_peer_that_is_no_daemon() {
 fn bad_names_never_reach_the_wire() {
     let client = Client::new("/nonexistent");
     assert!(matches!(client.vm("../host").unwrap_err(), ClientError::BadName(_)));
+}
+
+const SNAPSHOT: &str = r#"{"id":"01","vm":"web 1","name":"one","taken_unix_ms":5,"stage":"filled","memory_bytes":9,
+    "own_bytes":8,"state_bytes":7,"running":true,"qemu":{"version":"10.0.2","machine":"pc-q35-10.0"},"uid":1,"gid":2,
+    "of_a_newer_daemon":true}"#;
+
+#[test]
+fn snapshots_are_asked_for_by_both_names() {
+    let name = SnapshotName::new("web 1", "one");
+    let (snapshot, (line, _)) = against("snapshot", reply("200 OK", SNAPSHOT), |c| c.snapshot(&name));
+    assert_eq!(
+        (snapshot.unwrap().full_name(), line.as_str()),
+        (name.clone(), "GET /v1/snapshots/web%201/one HTTP/1.1")
+    );
+    let list = format!("{{\"snapshots\":[{SNAPSHOT}]}}");
+    let (list, (line, _)) = against("snapshots", reply("200 OK", &list), Client::snapshots);
+    assert_eq!((list.unwrap().snapshots.len(), line.as_str()), (1, "GET /v1/snapshots HTTP/1.1"));
+    let launch = r#"{"launch":{"program":"/q","words":["-S"],"cwd":"/","uid":1,"gid":2},"memory":[2097152],"spec":{},
+        "qemu":{"version":"10.0.2","machine":"pc"}}"#;
+    let (launch, (line, _)) = against("launch", reply("200 OK", launch), |c| c.snapshot_launch(&name));
+    assert_eq!(
+        (launch.unwrap().memory, line.as_str()),
+        (vec![2 << 20], "GET /v1/snapshots/web%201/one/launch HTTP/1.1")
+    );
+    let (report, (line, body)) = against(
+        "verify",
+        reply(
+            "200 OK",
+            "{\"is_done\":false,\"checked_bytes\":1,\"memory_bytes\":2,\
+        \"good_pages\":0,\"zero_pages\":0,\"damaged\":0}",
+        ),
+        |c| c.verify_snapshot(&name),
+    );
+    assert!(!report.unwrap().is_done);
+    assert_eq!((line.as_str(), body.as_str()), ("POST /v1/snapshots/web%201/one/verify HTTP/1.1", "{}"));
+    let gone = || "HTTP/1.1 204 No Content\r\n\r\n".to_owned();
+    let (_, (line, _)) = against("rm", gone(), |c| c.remove_snapshot(&name).unwrap());
+    assert_eq!(line, "DELETE /v1/snapshots/web%201/one HTTP/1.1");
+    let (_, (line, _)) = against("rm-image", gone(), |c| c.remove_image("01").unwrap());
+    assert_eq!(line, "DELETE /v1/snapshots/01 HTTP/1.1");
+}
+
+#[test]
+fn a_snapshot_is_taken_and_restored() {
+    let request = CreateSnapshot { name: Some("one".into()), ..CreateSnapshot::default() };
+    let (_, (line, body)) = against("take", reply("200 OK", SNAPSHOT), |c| c.take_snapshot("web 1", &request).unwrap());
+    assert_eq!(line, "POST /v1/vms/web%201/snapshots HTTP/1.1");
+    assert_eq!(body, r#"{"name":"one","disks":false,"wait_durable":false}"#);
+    let request = RestoreRequest {
+        from: SnapshotName::new("web1", "one"),
+        as_name: Some("web2".into()),
+        dram: Some(1 << 30),
+        force: false,
+        replace: false,
+    };
+    let created = r#"{"name":"web2","token":"00","attach_socket":"/a","shim":"/s.so"}"#;
+    let (vm, (line, body)) = against("restore", reply("200 OK", created), |c| c.restore(&request));
+    assert_eq!((vm.unwrap().name.as_str(), line.as_str()), ("web2", "POST /v1/restores HTTP/1.1"));
+    assert_eq!(serde_json::from_str::<RestoreRequest>(&body).unwrap(), request);
+    let refused = r#"{"code":"refused","message":"its disks have changed"}"#;
+    let (error, _) = against("refused", reply("409 Conflict", refused), |c| c.restore(&request));
+    assert_eq!(error.unwrap_err().code(), Some(ErrorCode::Refused));
+
+    // Nobody is asked for what cannot be.
+    let nobody = Client::new("/nonexistent/s");
+    let bad = |error: ClientError| assert!(matches!(error, ClientError::BadName(_)), "{error}");
+    bad(nobody.take_snapshot("a/b", &CreateSnapshot::default()).unwrap_err());
+    bad(nobody
+        .take_snapshot("a", &CreateSnapshot { name: Some("..".into()), ..CreateSnapshot::default() })
+        .unwrap_err());
+    bad(nobody.snapshot(&SnapshotName::new("a", "b/c")).unwrap_err());
+    bad(nobody.restore(&RestoreRequest { as_name: Some(String::new()), ..request }).unwrap_err());
 }

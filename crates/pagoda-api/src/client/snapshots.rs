@@ -1,0 +1,54 @@
+//! Requests about snapshots.
+
+use super::{Client, ClientError, vm_path};
+use crate::types::{
+    CreateSnapshot, CreatedVm, RestoreRequest, Snapshot, SnapshotLaunch, SnapshotList, SnapshotName, VerifyReport,
+    vm_file_name,
+};
+
+impl Client {
+    /// All snapshots.
+    pub fn snapshots(&self) -> Result<SnapshotList, ClientError> {
+        self.get("/v1/snapshots")
+    }
+
+    pub fn snapshot(&self, name: &SnapshotName) -> Result<Snapshot, ClientError> {
+        self.get(&snapshot_path(name, "")?)
+    }
+
+    /// What starts its QEMU again.
+    pub fn snapshot_launch(&self, name: &SnapshotName) -> Result<SnapshotLaunch, ClientError> {
+        self.get(&snapshot_path(name, "/launch")?)
+    }
+
+    /// Takes a snapshot of a VM. It exists when this returns, and is volatile still.
+    pub fn take_snapshot(&self, vm: &str, request: &CreateSnapshot) -> Result<Snapshot, ClientError> {
+        request.check().map_err(ClientError::BadName)?;
+        self.send("POST", &vm_path(vm, "/snapshots")?, request)
+    }
+
+    pub fn remove_snapshot(&self, name: &SnapshotName) -> Result<(), ClientError> {
+        self.exchange("DELETE", &snapshot_path(name, "")?, None).map(drop)
+    }
+
+    /// Removes an image by its id, also one that cannot be read.
+    pub fn remove_image(&self, id: &str) -> Result<(), ClientError> {
+        self.exchange("DELETE", &format!("/v1/snapshots/{}", vm_file_name(id)), None).map(drop)
+    }
+
+    /// Begins to verify a snapshot, or asks how far that is.
+    pub fn verify_snapshot(&self, name: &SnapshotName) -> Result<VerifyReport, ClientError> {
+        self.send("POST", &snapshot_path(name, "/verify")?, &serde_json::json!({}))
+    }
+
+    /// Makes a VM of a snapshot; fetch its monitor with [`crate::attach::fetch`], or give it up with [`Client::delete`].
+    pub fn restore(&self, request: &RestoreRequest) -> Result<CreatedVm, ClientError> {
+        request.check().map_err(ClientError::BadName)?;
+        self.send("POST", "/v1/restores", request)
+    }
+}
+
+fn snapshot_path(name: &SnapshotName, tail: &str) -> Result<String, ClientError> {
+    name.check().map_err(ClientError::BadName)?;
+    Ok(format!("/v1/snapshots/{}/{}{tail}", vm_file_name(&name.vm), vm_file_name(&name.name)))
+}

@@ -1,0 +1,308 @@
+//! Snapshots: what a VM's memory and devices held at one moment, and how a VM is started from it again.
+//!
+//! A snapshot is named by its VM and a name of its own. Its files have guest memory in them, so that all requests here are for
+//! root and the daemon's own user alone. A VM's command line may hold secrets: only [`SnapshotLaunch`] has it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::kind::VmKind;
+use super::launch::Launch;
+use super::spec::VmSpec;
+use super::{CreateVm, check_name, check_vm_name};
+
+/// Longest silence of a verification that a client asks for, in seconds: the daemon gives one up that nobody asks for any more.
+pub const VERIFY_SILENCE_S_MAX: u64 = 10;
+
+/// Checks a snapshot's name, which has the form of a VM's.
+///
+/// # Errors
+/// A sentence that says what is wrong and what would be right.
+pub fn check_snapshot_name(name: &str) -> Result<(), String> {
+    check_name("a snapshot", name)
+}
+
+/// Which snapshot: as text, `VM/NAME`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct SnapshotName {
+    pub vm: String,
+    pub name: String,
+}
+
+impl SnapshotName {
+    pub fn new(vm: impl Into<String>, name: impl Into<String>) -> SnapshotName {
+        SnapshotName { vm: vm.into(), name: name.into() }
+    }
+
+    /// # Errors
+    /// One of its names cannot be one.
+    pub fn check(&self) -> Result<(), String> {
+        check_vm_name(&self.vm)?;
+        check_snapshot_name(&self.name)
+    }
+}
+
+impl fmt::Display for SnapshotName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.vm, self.name)
+    }
+}
+
+impl FromStr for SnapshotName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<SnapshotName, String> {
+        let Some((vm, name)) = text.split_once('/') else {
+            return Err(format!("{text:?} names no snapshot: write VM/NAME, as `pagoda snapshot ls` shows them"));
+        };
+        let name = SnapshotName::new(vm, name);
+        name.check().map(|()| name)
+    }
+}
+
+/// How far a snapshot is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SnapshotStage {
+    /// The VM still holds memory for it.
+    Begun,
+    /// It has all memory, and outlives the VM and the daemon.
+    Filled,
+    /// It outlives the host too.
+    Durable,
+    /// It lacks memory that nobody has any more.
+    Lost,
+    /// One of a newer daemon.
+    #[serde(other)]
+    Unknown,
+}
+
+impl SnapshotStage {
+    /// What it means for who relies on the snapshot.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Begun | Self::Filled => "volatile",
+            Self::Durable => "durable",
+            Self::Lost => "lost",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// What loads a snapshot again: this version of QEMU or a newer one, with this machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotQemu {
+    pub version: String,
+    /// The machine type with its version, such as `pc-q35-10.0`.
+    pub machine: String,
+}
+
+/// A writable disk of the VM as it was when the snapshot was taken. The snapshot does not have its content.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotDisk {
+    /// QEMU's name of the block node.
+    pub node: String,
+    pub file: String,
+    pub size_bytes: u64,
+}
+
+/// `GET /v1/snapshots/VM/NAME`, and one element of `GET /v1/snapshots`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// The image: the name of its directory.
+    pub id: String,
+    pub vm: String,
+    pub name: String,
+    /// When the VM stood still, in milliseconds since 1970.
+    pub taken_unix_ms: u64,
+    pub stage: SnapshotStage,
+    /// Why it is lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// What is wrong with its files, as far as that is seen without reading its memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub damage: Option<String>,
+    /// Memory of the VM.
+    pub memory_bytes: u64,
+    /// Memory that the VM still holds for it, while that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missing_bytes: Option<u64>,
+    /// What its files take on the disk.
+    pub own_bytes: u64,
+    /// QEMU's state of the devices.
+    pub state_bytes: u64,
+    /// How long the VM stood still; not known before it ran again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pause_us: Option<u64>,
+    /// Whether the VM ran, and was not paused by its user.
+    pub running: bool,
+    pub qemu: SnapshotQemu,
+    /// The user and group whose QEMU it was: they alone start it again.
+    pub uid: u32,
+    pub gid: u32,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<SnapshotDisk>,
+}
+
+impl Snapshot {
+    #[must_use]
+    pub fn full_name(&self) -> SnapshotName {
+        SnapshotName::new(&*self.vm, &*self.name)
+    }
+
+    /// How much of the VM's memory it has, in percent, while it is being filled.
+    #[must_use]
+    pub fn filled_percent(&self) -> Option<u64> {
+        let missing = self.missing_bytes.filter(|_| self.stage == SnapshotStage::Begun)?;
+        let filled = u128::from(self.memory_bytes.saturating_sub(missing));
+        let percent = filled * 100 / u128::from(self.memory_bytes.max(1));
+        // It is not full before that is said.
+        Some(percent.min(99) as u64)
+    }
+}
+
+/// An image of which nobody can say whose it is. It takes room until it is removed by its id.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnreadableImage {
+    pub id: String,
+    pub own_bytes: u64,
+    /// Why, and where.
+    pub damage: String,
+}
+
+/// `GET /v1/snapshots`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotList {
+    /// By VM, the oldest first.
+    pub snapshots: Vec<Snapshot>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unreadable: Vec<UnreadableImage>,
+}
+
+/// `POST /v1/vms/NAME/snapshots`; the reply is a [`Snapshot`] that exists.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CreateSnapshot {
+    /// Without one it is named by its time ([`crate::time::compact`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// With what is on the VM's disks at that moment.
+    #[serde(default)]
+    pub disks: bool,
+    /// Somebody waits until it is durable, so that this goes first. The reply does not wait for it.
+    #[serde(default)]
+    pub wait_durable: bool,
+}
+
+impl CreateSnapshot {
+    /// # Errors
+    /// The name cannot be one.
+    pub fn check(&self) -> Result<(), String> {
+        self.name.as_deref().map_or(Ok(()), check_snapshot_name)
+    }
+}
+
+/// `GET /v1/snapshots/VM/NAME/launch`: what starts its QEMU again. Its words may hold secrets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotLaunch {
+    pub launch: Launch,
+    /// Bytes of each region in order.
+    pub memory: Vec<u64>,
+    /// What the VM's user had set.
+    pub spec: VmSpec,
+    pub qemu: SnapshotQemu,
+}
+
+impl SnapshotLaunch {
+    /// The VM that a restore makes.
+    #[must_use]
+    pub fn vm(&self, name: &str, dram: Option<u64>) -> CreateVm {
+        let spec = VmSpec { dram: dram.or(self.spec.dram), ..self.spec.clone() };
+        let (memory, launch) = (self.memory.clone(), Some(self.launch.clone()));
+        CreateVm { name: name.to_owned(), memory, kind: VmKind::Qemu, spec, launch }
+    }
+}
+
+/// `POST /v1/restores`: makes a VM that begins with what a snapshot has; the reply is a [`super::CreatedVm`]. Its QEMU is started by
+/// who asked, with the snapshot's own words, `-S` and `-incoming defer`; the daemon loads the state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoreRequest {
+    pub from: SnapshotName,
+    /// Name of the new VM; without one, that of the snapshot's VM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub as_name: Option<String>,
+    /// The most DRAM it may have; without one, what the snapshot's VM might.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dram: Option<u64>,
+    /// Also if its disks have changed since.
+    #[serde(default)]
+    pub force: bool,
+    /// A VM that has the name is ended first: a rollback.
+    #[serde(default)]
+    pub replace: bool,
+}
+
+impl RestoreRequest {
+    /// Name of the new VM.
+    #[must_use]
+    pub fn vm_name(&self) -> &str {
+        self.as_name.as_deref().unwrap_or(&self.from.vm)
+    }
+
+    /// # Errors
+    /// A name cannot be one.
+    pub fn check(&self) -> Result<(), String> {
+        self.from.check()?;
+        check_vm_name(self.vm_name())
+    }
+}
+
+/// A place in a snapshot's files that is not as it was written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotDamage {
+    /// `manifest`, `state`, `map` or `pages`.
+    pub file: String,
+    /// The page of the VM that nobody can read because of it, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page: Option<u64>,
+    pub offset_bytes: u64,
+    pub what: String,
+}
+
+/// `POST /v1/snapshots/VM/NAME/verify`: begins a verification, or asks how far it is. Whoever wants its end repeats the request
+/// until `is_done`, at least every [`VERIFY_SILENCE_S_MAX`] seconds.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VerifyReport {
+    pub is_done: bool,
+    /// Memory of the VM that was looked at so far, of `memory_bytes`.
+    pub checked_bytes: u64,
+    pub memory_bytes: u64,
+    /// Pages that are as they were written.
+    pub good_pages: u64,
+    /// Pages that are all zero.
+    pub zero_pages: u64,
+    /// All places of damage.
+    pub damaged: u64,
+    /// The first of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub damages: Vec<SnapshotDamage>,
+}
+
+/// All snapshots of a host together. Each image is counted once.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostSnapshots {
+    pub dir: std::path::PathBuf,
+    pub begun: u32,
+    pub filled: u32,
+    pub durable: u32,
+    pub lost: u32,
+    /// Whatever their stage was.
+    pub damaged: u32,
+    /// What they take on the disk.
+    pub own_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,106 @@
+use super::*;
+
+fn snapshot() -> Snapshot {
+    Snapshot {
+        id: "00".into(),
+        vm: "web1".into(),
+        name: "one".into(),
+        taken_unix_ms: 1,
+        stage: SnapshotStage::Begun,
+        why: None,
+        damage: None,
+        memory_bytes: 1000,
+        missing_bytes: None,
+        own_bytes: 5,
+        state_bytes: 3,
+        pause_us: None,
+        running: true,
+        qemu: SnapshotQemu::default(),
+        uid: 0,
+        gid: 0,
+        disks: Vec::new(),
+    }
+}
+
+#[test]
+fn a_snapshot_is_named_by_its_vm_and_its_name() {
+    let name: SnapshotName = "web 1/before upgrade".parse().unwrap();
+    assert_eq!(name, SnapshotName::new("web 1", "before upgrade"));
+    assert_eq!(name.to_string().parse(), Ok(name));
+    let refused = |text: &str, expected: &str| {
+        let said = text.parse::<SnapshotName>().unwrap_err();
+        assert!(said.contains(expected), "{text}: {said}");
+    };
+    refused("one", "write VM/NAME");
+    refused("web1/", "the name of a snapshot cannot be empty");
+    refused("/one", "the name of a VM cannot be empty");
+    refused("web1/a/b", "the name of a snapshot has letters");
+    refused("web1/..", "the name of a snapshot has no `.`");
+    refused("../one", "the name of a VM has no `.`");
+}
+
+#[test]
+fn requests_need_no_more_than_what_is_asked_for() {
+    let read: CreateSnapshot = serde_json::from_str("{}").unwrap();
+    assert_eq!(read, CreateSnapshot::default());
+    assert!(read.check().is_ok());
+    let named = CreateSnapshot { name: Some("a/b".into()), ..read };
+    assert!(named.check().unwrap_err().contains("has '/'"));
+
+    let read: RestoreRequest = serde_json::from_str(r#"{"from":{"vm":"web1","name":"one"},"newer":1}"#).unwrap();
+    assert_eq!((read.vm_name(), read.force, read.replace, read.dram), ("web1", false, false, None));
+    assert!(read.check().is_ok());
+    let other = RestoreRequest { as_name: Some("web2".into()), ..read.clone() };
+    assert_eq!(other.vm_name(), "web2");
+    let text = serde_json::to_string(&read).unwrap();
+    assert_eq!(text, r#"{"from":{"vm":"web1","name":"one"},"force":false,"replace":false}"#);
+    assert!(RestoreRequest { as_name: Some(String::new()), ..read }.check().is_err());
+}
+
+#[test]
+fn a_snapshot_goes_there_and_back() {
+    let whole = Snapshot {
+        stage: SnapshotStage::Lost,
+        why: Some("disk full".into()),
+        damage: Some("map, offset 8: x".into()),
+        missing_bytes: Some(7),
+        pause_us: Some(9),
+        disks: vec![SnapshotDisk { node: "d".into(), file: "/d".into(), size_bytes: 4 }],
+        ..snapshot()
+    };
+    for snapshot in [snapshot(), whole] {
+        let text = serde_json::to_string(&snapshot).unwrap();
+        assert_eq!(serde_json::from_str::<Snapshot>(&text).unwrap(), snapshot, "{text}");
+    }
+    let newer = serde_json::to_string(&snapshot()).unwrap().replace("\"begun\"", "\"sealed\"");
+    assert_eq!(serde_json::from_str::<Snapshot>(&newer).unwrap().stage, SnapshotStage::Unknown);
+}
+
+#[test]
+fn how_far_it_is() {
+    let check = |stage, missing_bytes, expected: Option<u64>| {
+        assert_eq!(Snapshot { stage, missing_bytes, ..snapshot() }.filled_percent(), expected);
+    };
+    check(SnapshotStage::Begun, None, None);
+    check(SnapshotStage::Begun, Some(1000), Some(0));
+    check(SnapshotStage::Begun, Some(255), Some(74));
+    check(SnapshotStage::Begun, Some(0), Some(99));
+    check(SnapshotStage::Begun, Some(5000), Some(0));
+    check(SnapshotStage::Filled, Some(0), None);
+    assert_eq!([SnapshotStage::Begun, SnapshotStage::Filled].map(SnapshotStage::word), ["volatile"; 2]);
+}
+
+#[test]
+fn the_restored_vm_has_what_was_set() {
+    let launch = SnapshotLaunch {
+        launch: Launch { program: "/q".into(), uid: 7, ..Launch::default() },
+        memory: vec![256 << 20],
+        spec: VmSpec { dram: Some(128 << 20), share_group: Some("g".into()), ..VmSpec::default() },
+        qemu: SnapshotQemu::default(),
+    };
+    let vm = launch.vm("web2", None);
+    assert_eq!((vm.name.as_str(), vm.spec.dram, vm.spec.share_group.as_deref()), ("web2", Some(128 << 20), Some("g")));
+    assert_eq!(launch.vm("web2", Some(64 << 20)).spec.dram, Some(64 << 20));
+    assert!(vm.check().is_ok() && launch.vm("web2", Some(1 << 30)).check().is_err());
+    assert_eq!(vm.launch.map(|launch| launch.uid), Some(7));
+}
