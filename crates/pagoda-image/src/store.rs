@@ -16,7 +16,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use pagoda_core::units::{Bytes, PageCount};
+use pagoda_core::units::{Bytes, ChunkIdx, PageCount};
 use rustix::fs::{AtFlags, Mode, OFlags};
 
 use crate::damage::{Damage, ImageError, ImageFile};
@@ -146,7 +146,15 @@ impl Store {
 
     /// Reads all of an image, and says what of it is damaged.
     pub fn verify(&self, id: ImageId) -> Report {
-        self.image(id).map_or_else(Report::of, |image| verify(&image))
+        self.verify_while(id, &mut |_| true).expect("nobody ends it")
+    }
+
+    /// The same, as long as `goes_on` says so. It is asked before each chunk; its first `false` ends all, without a report.
+    pub fn verify_while(&self, id: ImageId, goes_on: &mut dyn FnMut(ChunkIdx) -> bool) -> Option<Report> {
+        match self.image(id) {
+            Ok(image) => verify(&image, goes_on),
+            Err(error) => Some(Report::of(error)),
+        }
     }
 
     /// Notes that an image is lost, whatever its files are. True if no daemon will take it for whole or fill it up.

@@ -42,14 +42,17 @@ impl Report {
     }
 }
 
-/// Verifies all of an image.
-pub(crate) fn verify(image: &Image) -> Report {
+/// Verifies all of an image, as long as `goes_on` says so, which is asked before each chunk.
+pub(crate) fn verify(image: &Image, goes_on: &mut dyn FnMut(ChunkIdx) -> bool) -> Option<Report> {
     let mut report = Report::default();
     if let Err(error) = image.check_state() {
         report.note(error);
     }
     let mut content = vec![0; Bytes(CHUNK_SIZE).as_usize()];
     for chunk in image.chunks().iter() {
+        if !goes_on(chunk) {
+            return None;
+        }
         match image.read_chunk(chunk, &mut content) {
             Ok(found) => {
                 let (missing, zeros) = (u64::from(found.missing.count()), u64::from(found.zero.count()));
@@ -60,7 +63,7 @@ pub(crate) fn verify(image: &Image) -> Report {
             Err(_) => verify_pages(image, chunk, &mut content[..PAGE_SIZE as usize], &mut report),
         }
     }
-    report
+    Some(report)
 }
 
 /// Page by page, so that one that is damaged hides no other.
