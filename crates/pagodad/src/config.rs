@@ -5,6 +5,7 @@
 
 mod file;
 mod policy;
+mod snapshots;
 mod values;
 
 use std::net::SocketAddr;
@@ -20,6 +21,7 @@ use pagoda_pager::poll::{BUSY_POLL_DEFAULT, BUSY_POLL_MAX};
 use self::file::File;
 pub use self::policy::PolicyConfig;
 pub(crate) use self::policy::size;
+pub use self::snapshots::SnapshotsConfig;
 use self::values::GROUPS;
 pub use self::values::{Group, LargeFolios, Metrics, PageIn, Replacement};
 use crate::compressed::{Compressed, CompressedFile};
@@ -156,6 +158,7 @@ pub struct Config {
     pub busy_poll: Duration,
     /// The compressed memory of new VMs.
     pub compressed: Option<Compressed>,
+    pub snapshots: SnapshotsConfig,
     /// Where the memory policy is configured; `None`: in the file of the system, if it is there.
     pub file: Option<PathBuf>,
     pub policy: PolicyConfig,
@@ -206,6 +209,7 @@ impl Config {
         };
         Ok(Self {
             shim: find_shim(args.shim.or(file.shim), exe_dir)?,
+            snapshots: SnapshotsConfig::resolve(file.snapshots, &state_dir)?,
             state_dir,
             swap_dir,
             pool_dir,

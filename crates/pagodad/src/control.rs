@@ -8,6 +8,7 @@
 mod listener;
 mod reply;
 mod sampling;
+mod snapshots;
 mod socket;
 mod systemd;
 
@@ -169,6 +170,7 @@ fn control_router(registry: Arc<Registry>) -> Router {
         .route("/v1/vms/{name}/mrc", get(mrc))
         .route("/v1/vms/{name}/whatif", post(what_if))
         .merge(sampling::routes())
+        .merge(snapshots::routes())
         .route("/metrics", get(scrape))
         .fallback(no_such_route)
         .method_not_allowed_fallback(no_such_route)

@@ -5,6 +5,7 @@ mod balloon;
 mod compressed;
 mod config;
 mod control;
+mod images;
 mod metrics;
 mod parts;
 mod policy;
@@ -88,7 +89,7 @@ fn run(config: Config) -> Result<()> {
     registry.load().context("read the state directory")?;
     // Paging first. What VMs can do without may fail from here on, unless there are none yet that would wait.
     let (listening, attaching, reaping) = (Arc::clone(&registry), Arc::clone(&registry), Arc::clone(&registry));
-    let governing = Arc::clone(&registry);
+    let (governing, counting) = (Arc::clone(&registry), Arc::clone(&registry));
     start("notices", move || listening.listen(&heard))?;
     start("attach", move || attach::serve(&attach, &attaching))?;
     start("policy", move || policy::governor::run(&governing))?;
@@ -102,6 +103,7 @@ fn run(config: Config) -> Result<()> {
             }
         }
     })?;
+    start("images", move || counting.images.run())?;
     control::run(&registry, bind_control(&registry)?)?;
     registry.detach_all();
     Ok(())

@@ -10,7 +10,9 @@ mod value;
 
 use std::fmt::{self, Write as _};
 
-use pagoda_api::{HostInfo, Latency, RemotePool, RemoteServer, RoundWait, TierInfo, VmInfo, VmKind, VmState, counter};
+use pagoda_api::{
+    HostInfo, HostSnapshots, Latency, RemotePool, RemoteServer, RoundWait, TierInfo, VmInfo, VmKind, VmState, counter,
+};
 use pagoda_core::policy::state::STATES;
 use pagoda_core::stats::{CATALOGUE, MetricDef, MetricKind};
 use prometheus_client::collector::Collector;
@@ -19,8 +21,9 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use self::catalogue::{
-    ACTIVE, BALLOON, FAULT_LATENCY, HOST, HOST_INFO, HOST_POLICY, HOST_STATE, POLICY, PROCESS, REMOTE, REMOTE_LATENCY,
-    REMOTE_SERVER, ROUND_WAIT, Row, STATUS, TARGET, TIER, TIER_LATENCY, VM, VM_INFO, VM_STATE,
+    ACTIVE, BALLOON, FAULT_LATENCY, HOST, HOST_INFO, HOST_POLICY, HOST_SNAPSHOTS, HOST_STATE, POLICY, PROCESS, REMOTE,
+    REMOTE_LATENCY, REMOTE_SERVER, ROUND_WAIT, Row, SNAPSHOTS, STATUS, TARGET, TIER, TIER_LATENCY, VM, VM_INFO,
+    VM_STATE,
 };
 pub use self::value::ProcessInfo;
 use self::value::Value;
@@ -84,10 +87,12 @@ pub fn catalogue_table() -> String {
         (FAULT_LATENCY, "vm, cause, quantile"),
         (VM_INFO, "vm, kind, accelerator"),
         (HOST_INFO, "version, hostname, kernel, large_folios, uffd_permission"),
+        (SNAPSHOTS, "stage"),
     ] {
         row(def.name, def.kind, labels, def.unit, def.help);
     }
-    for def in HOST.iter().map(|row| &row.def).chain(HOST_POLICY.iter().map(|row| &row.def)) {
+    let of_host = HOST.iter().map(|row| &row.def).chain(HOST_POLICY.iter().map(|row| &row.def));
+    for def in of_host.chain(HOST_SNAPSHOTS.iter().map(|row| &row.def)) {
         row(&format!("pagoda_host_{}", def.name), def.kind, "", def.unit, def.help);
     }
     for Row { def, .. } in PROCESS {
@@ -154,6 +159,11 @@ impl Collector for Snapshot {
         }
         for Row { def, value } in HOST_POLICY {
             let values = [(Labels::new(), value(&self.host.policy))];
+            encode_metric(&mut encoder, &format!("pagoda_host_{}", def.name), *def, values)?;
+        }
+        encode_metric(&mut encoder, SNAPSHOTS.name, SNAPSHOTS, self.host.snapshots.iter().flat_map(snapshot_stages))?;
+        for Row { def, value } in HOST_SNAPSHOTS {
+            let values = self.host.snapshots.iter().map(|snapshots| (Labels::new(), value(snapshots)));
             encode_metric(&mut encoder, &format!("pagoda_host_{}", def.name), *def, values)?;
         }
         for Row { def, value } in PROCESS {
@@ -232,6 +242,12 @@ fn host_states(host: &HostInfo) -> impl Iterator<Item = (Labels, Value)> {
     STATES.into_iter().map(|state| {
         (vec![("state", state.name().to_owned())], Value::Count(u64::from(state.name() == host.policy.state)))
     })
+}
+
+fn snapshot_stages(snapshots: &HostSnapshots) -> impl Iterator<Item = (Labels, Value)> {
+    let HostSnapshots { begun, filled, durable, lost, damaged, .. } = *snapshots;
+    let counts = [("begun", begun), ("filled", filled), ("durable", durable), ("lost", lost), ("damaged", damaged)];
+    counts.into_iter().map(|(stage, count)| (vec![("stage", stage.to_owned())], Value::Count(count.into())))
 }
 
 fn round_waits(wait: &RoundWait) -> impl Iterator<Item = (Labels, Value)> {

@@ -23,13 +23,14 @@ mod patch;
 mod process;
 mod sampling;
 mod shim_gate;
+mod snapshots;
 mod vm;
 mod writing;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::mpsc::Sender;
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pagoda_abi::Token;
 use pagoda_api::types::{ApiError, ErrorCode, vm_file_name};
@@ -42,6 +43,7 @@ use self::making::Making;
 pub use self::process::{Starter, Taken};
 pub use self::vm::Vm;
 use crate::config::Config;
+use crate::images::Images;
 use crate::parts::Parts;
 use crate::policy::Governor;
 use crate::record::store::RecordStore;
@@ -73,7 +75,8 @@ pub struct Registry {
     /// Decides who has how much memory.
     pub governor: Governor,
     /// What does not work and is not needed for paging.
-    pub parts: Parts,
+    pub parts: Arc<Parts>,
+    pub images: Images,
     vms: Mutex<BTreeMap<String, Vm>>,
     /// VMs that are being made or removed.
     making: Making,
@@ -89,12 +92,26 @@ impl Registry {
         let HostFacts { direct, protect, permission, limits } = host;
         let governor = Governor::new(config.policy.clone())?;
         let (vms, making, groups) = (Mutex::default(), Making::default(), Mutex::default());
-        let parts = Parts::default();
+        let parts = Arc::new(Parts::default());
         if !limits.is_empty() {
             parts.failed("limits", &limits.join("; "));
         }
         let records = RecordStore::new(config.state_dir.join("vms"));
-        Ok(Registry { config, records, direct, protect, permission, governor, parts, vms, making, groups, notices })
+        let images = Images::new(config.snapshots.clone(), Arc::clone(&parts));
+        Ok(Registry {
+            config,
+            records,
+            direct,
+            protect,
+            permission,
+            governor,
+            parts,
+            images,
+            vms,
+            making,
+            groups,
+            notices,
+        })
     }
 
     pub fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Vm>> {

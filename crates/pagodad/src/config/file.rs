@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use super::policy::PolicyFile;
+use super::snapshots::SnapshotsFile;
 use super::values::{Group, LargeFolios, Metrics, PageIn, Replacement};
 use crate::compressed::CompressedFile;
 
@@ -30,6 +31,7 @@ pub(super) struct File {
     pub busy_poll_us: Option<u64>,
     pub policy_recording: Option<PathBuf>,
     pub compressed: Option<CompressedFile>,
+    pub snapshots: SnapshotsFile,
     pub policy: PolicyFile,
 }
 

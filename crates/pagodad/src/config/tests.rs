@@ -6,7 +6,8 @@ use pagoda_core::units::Bytes;
 
 use super::file::{self, File};
 use super::policy::PolicyFile;
-use super::{Args, Config, Group, LargeFolios, PolicyConfig, SHIM_NAME};
+use super::snapshots::SnapshotsFile;
+use super::{Args, Config, Group, LargeFolios, PolicyConfig, SHIM_NAME, SnapshotsConfig};
 use crate::policy::settings::host_settings;
 
 const FILE: &str = "/etc/pagoda/pagoda.toml";
@@ -143,7 +144,9 @@ fn the_shipped_file_shows_every_key_with_its_default() {
     assert_eq!(host(PolicyConfig { pool: None, ..policy }), host(PolicyConfig::default()));
     // They are off unless they are asked for.
     assert!(parsed.compressed.is_some() && parsed.policy_recording.is_some());
-    let off = File { compressed: None, policy_recording: None, ..parsed };
+    assert!(parsed.snapshots.max_bytes.is_some() && parsed.snapshots.keep_free.is_some());
+    let snapshots = SnapshotsFile { max_bytes: None, ..parsed.snapshots.clone() };
+    let off = File { compressed: None, policy_recording: None, snapshots, ..parsed };
     let shown = File { group: None, shim: None, policy: PolicyFile::default(), ..off };
     assert_eq!(
         Config::resolve(Args::default(), shown, &exe_dir()).unwrap(),
@@ -178,4 +181,27 @@ fn the_policy_is_a_section_of_the_file() {
     refused("sample_pages = 0", "1 to 4096");
     refused("sample_period_s = 3601", "1 to 3600");
     refused("tax = \"1%\"", "tax");
+}
+
+#[test]
+fn snapshots_are_a_section_of_the_file() {
+    assert_eq!(resolve(&["--state-dir=/s"], "").unwrap().snapshots, SnapshotsConfig::below(Path::new("/s")));
+    let text = "[snapshots]\ndir = \"/big/images\"\nmax_bytes = \"200G\"\nkeep_free = \"5%\"\n";
+    let config = resolve(&[], text).unwrap().snapshots;
+    assert_eq!((config.dir.as_path(), config.limits.max), (Path::new("/big/images"), Some(Bytes::from_gib(200))));
+    assert_eq!(config.limits.keep_free_percent, 5);
+    let only_one = resolve(&[], "[snapshots]\nkeep_free = \"0%\"\n").unwrap().snapshots;
+    assert_eq!((only_one.dir.as_path(), only_one.limits.max), (Path::new("/var/lib/pagoda/images"), None));
+    assert_eq!(only_one.limits.keep_free_percent, 0);
+    let refused = |text: &str, expected: &[&str]| {
+        let said = format!("{:#}", resolve(&[], &format!("[snapshots]\n{text}\n")).unwrap_err());
+        assert!(expected.iter().all(|part| said.contains(part)), "{text}: {said}");
+    };
+    refused("dir = \"images\"", &["[snapshots] dir", "full path"]);
+    refused("max_bytes = \"much\"", &[FILE, "line 2", "much"]);
+    refused("max_bytes = \"1M\"", &["[snapshots] max_bytes", "64 MiB"]);
+    refused("keep_free = \"10\"", &[FILE, "line 2", "0% to 90%"]);
+    refused("keep_free = \"91%\"", &["0% to 90%"]);
+    refused("keep_free = 10", &[FILE, "line 2"]);
+    refused("directory = \"/a\"", &["directory", "`dir`"]);
 }

@@ -6,11 +6,13 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 
-use pagoda_api::{Client, VmKind, VmSpec};
+use pagoda_api::{Client, SnapshotList, SnapshotName, VmKind, VmSpec};
+use pagoda_image::Stage;
 use tokio::sync::oneshot;
 
 use super::*;
 use crate::config::{Config, LargeFolios};
+use crate::images::tests::{make, manifest};
 use crate::registry::HostFacts;
 
 struct Daemon {
@@ -41,6 +43,7 @@ fn registry(name: &str) -> (PathBuf, Arc<Registry>) {
         replacement: crate::config::Replacement::default(),
         busy_poll: pagoda_pager::poll::BUSY_POLL_DEFAULT,
         compressed: None,
+        snapshots: crate::config::SnapshotsConfig::below(&dir),
         file: None,
         policy: crate::config::PolicyConfig::default(),
     };
@@ -174,6 +177,15 @@ fn members_of_the_group_may_start_vms_and_no_more() {
     check(Method::POST, "/v1/vms/web1/cont", false);
     check(Method::GET, "/metrics", false);
     check(Method::GET, "/v1/host", false);
+    // What a snapshot has in it is other people's memory.
+    for path in ["/v1/snapshots", "/v1/snapshots/web1/one", "/v1/snapshots/web1/one/launch"] {
+        check(Method::GET, path, false);
+    }
+    check(Method::DELETE, "/v1/snapshots/web1/one", false);
+    check(Method::DELETE, "/v1/snapshots/0123456789abcdef0123456789abcdef", false);
+    check(Method::POST, "/v1/snapshots/web1/one/verify", false);
+    check(Method::POST, "/v1/vms/web1/snapshots", false);
+    check(Method::POST, "/v1/restores", false);
     assert_eq!(Peer::of(0), Peer::Owner);
     assert_eq!(Peer::of(rustix::process::geteuid().as_raw()), Peer::Owner);
     assert_eq!(Peer::of(u32::MAX - 1), Peer::Member);
@@ -214,6 +226,42 @@ fn the_policy_answers_and_is_changed_whole_or_not_at_all() {
     assert_eq!(ask(256 << 20, 512 << 20).unwrap_err().code(), Some(ErrorCode::BadRequest));
     assert_eq!(client.mrc("web1").unwrap_err().code(), Some(ErrorCode::NoSuchVm));
     assert_eq!(client.what_if("web1", &WhatIfRequest::default()).unwrap_err().code(), Some(ErrorCode::NoSuchVm));
+    daemon.stop();
+}
+
+#[test]
+fn snapshots_are_listed_verified_and_removed() {
+    let daemon = Daemon::start("snapshots");
+    let client = daemon.client();
+    assert_eq!(client.snapshots().unwrap(), SnapshotList::default());
+    let store = pagoda_image::Store::open(&daemon.dir.join("images")).unwrap();
+    make(&store, manifest(1, "web 1", "one"), Stage::Filled);
+    make(&store, manifest(2, "db", "two"), Stage::Begun);
+    make(&store, manifest(3, "db", "torn"), Stage::Filled);
+    let torn = daemon.dir.join("images").join(pagoda_image::ImageId(3).to_string()).join("manifest");
+    std::fs::write(torn, "torn").unwrap();
+
+    let list = client.snapshots().unwrap();
+    assert_eq!((list.snapshots.len(), list.unreadable.len()), (2, 1));
+    let name = SnapshotName::new("web 1", "one");
+    assert_eq!(client.snapshot(&name).unwrap(), list.snapshots[1]);
+    assert_eq!(client.snapshot_launch(&name).unwrap().launch.words, ["-m", "2M"]);
+    let report = std::iter::repeat_with(|| client.verify_snapshot(&name).unwrap()).find(|report| report.is_done);
+    assert_eq!(report.unwrap().damaged, 0);
+    let metrics = client.metrics().unwrap();
+    assert!(metrics.contains("pagoda_host_snapshots{stage=\"damaged\"} 1\n"), "{metrics}");
+
+    let code = |error: pagoda_api::ClientError| error.code();
+    let begun = SnapshotName::new("db", "two");
+    assert_eq!(code(client.snapshot_launch(&begun).unwrap_err()), Some(ErrorCode::Refused));
+    assert_eq!(code(client.verify_snapshot(&begun).unwrap_err()), Some(ErrorCode::Refused));
+    client.remove_snapshot(&name).unwrap();
+    assert_eq!(code(client.remove_snapshot(&name).unwrap_err()), Some(ErrorCode::NoSuchSnapshot));
+    client.remove_image(&list.unreadable[0].id).unwrap();
+    assert_eq!(code(client.remove_image("one").unwrap_err()), Some(ErrorCode::BadRequest));
+    assert_eq!(client.snapshots().unwrap().snapshots.len(), 1, "one without its VM is removed as any other");
+    client.remove_snapshot(&begun).unwrap();
+    assert!(daemon.raw(&request("GET /v1/snapshots/a%2Fb/one", "")).starts_with("HTTP/1.1 400 "));
     daemon.stop();
 }
 

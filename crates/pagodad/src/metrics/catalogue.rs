@@ -1,6 +1,8 @@
 //! The metrics that are not counted by an engine: each row has what a scrape shows and where it comes from.
 
-use pagoda_api::{BalloonInfo, HostInfo, HostPolicy, RemotePool, RemoteServer, TierInfo, VmInfo, VmPolicy, VmState};
+use pagoda_api::{
+    BalloonInfo, HostInfo, HostPolicy, HostSnapshots, RemotePool, RemoteServer, TierInfo, VmInfo, VmPolicy, VmState,
+};
 use pagoda_core::stats::{MetricDef, MetricKind};
 
 use super::value::{ProcessInfo, Value};
@@ -378,6 +380,19 @@ pub(super) const HOST: &[Row<HostInfo>] = &[
     },
     Row { def: gauge("vms", "", "VMs the daemon has."), value: |host| Value::Count(u64::from(host.vms)) },
 ];
+
+/// Its label `stage` has every stage; an image that is damaged has that as its stage.
+pub(super) const SNAPSHOTS: MetricDef = gauge(
+    "pagoda_host_snapshots",
+    "",
+    "Snapshots by stage: begun and filled are volatile; damaged is what cannot be used, whatever it was.",
+);
+
+/// Of all snapshots of the host, with the prefix `pagoda_host_`.
+pub(super) const HOST_SNAPSHOTS: &[Row<HostSnapshots>] = &[Row {
+    def: gauge("snapshot_bytes", "bytes", "What all snapshots take on the disk."),
+    value: |snapshots| Value::Count(snapshots.own_bytes),
+}];
 
 /// Of the daemon's process, by the names every Prometheus client library gives them.
 pub(super) const PROCESS: &[Row<ProcessInfo>] = &[

@@ -144,6 +144,15 @@ fn host() -> HostInfo {
             round_wait: pagoda_api::RoundWait { rounds: 9, p50_us: 0.5, p99_us: 25.0, max_us: 4000.0 },
             ..pagoda_api::HostPolicy::default()
         },
+        snapshots: Some(HostSnapshots {
+            dir: "/i".into(),
+            begun: 1,
+            filled: 2,
+            durable: 3,
+            lost: 4,
+            damaged: 5,
+            own_bytes: 6 << 30,
+        }),
     }
 }
 

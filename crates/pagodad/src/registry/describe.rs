@@ -193,6 +193,7 @@ impl Registry {
             large_folios: format!("1 MiB: {}, 2 MiB: {}", folio(FolioSize::Chunk), folio(FolioSize::Huge)),
             vms: count,
             policy,
+            snapshots: self.images.counted(),
         }
     }
 

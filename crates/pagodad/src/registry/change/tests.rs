@@ -54,6 +54,7 @@ impl Bench {
             replacement: Replacement::default(),
             busy_poll: pagoda_pager::poll::BUSY_POLL_DEFAULT,
             compressed: None,
+            snapshots: crate::config::SnapshotsConfig::below(&dir),
             file: None,
             policy: PolicyConfig { pool: Some(Bytes(8 * MEMORY)), ..PolicyConfig::default() },
         };

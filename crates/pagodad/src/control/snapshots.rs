@@ -1,0 +1,75 @@
+//! Routes of snapshots. All are for the daemon's owner alone ([`super::Peer::may`]): images have guest memory in them, and their
+//! manifests have command lines.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::Json;
+use axum::routing::{delete, get, post};
+use pagoda_api::{Snapshot, SnapshotLaunch, SnapshotList, SnapshotName, VerifyReport};
+
+use super::reply::{Refusal, Reply, Shared, ask, bad_request};
+use crate::images::Which;
+use crate::registry::Registry;
+
+/// Names of a VM and of its snapshot.
+type Names = Result<Path<(String, String)>, PathRejection>;
+
+pub fn routes() -> Router<Arc<Registry>> {
+    Router::new()
+        .route("/v1/snapshots", get(list))
+        .route("/v1/snapshots/{vm}", delete(remove_image))
+        .route("/v1/snapshots/{vm}/{name}", get(show).delete(remove))
+        .route("/v1/snapshots/{vm}/{name}/launch", get(launch))
+        .route("/v1/snapshots/{vm}/{name}/verify", post(verify))
+}
+
+async fn list(State(registry): Shared) -> Reply<SnapshotList> {
+    ask(registry, |registry| registry.snapshots()).await
+}
+
+async fn show(State(registry): Shared, names: Names) -> Reply<Snapshot> {
+    let name = snapshot_name(names)?;
+    ask(registry, move |registry| registry.snapshot(&name)).await
+}
+
+async fn launch(State(registry): Shared, names: Names) -> Reply<SnapshotLaunch> {
+    let name = snapshot_name(names)?;
+    ask(registry, move |registry| registry.images.launch(&name)).await
+}
+
+async fn verify(State(registry): Shared, names: Names) -> Reply<VerifyReport> {
+    let name = snapshot_name(names)?;
+    ask(registry, move |registry| registry.images.verify(&name)).await
+}
+
+async fn remove(State(registry): Shared, names: Names) -> Result<StatusCode, Refusal> {
+    remove_which(registry, Which::Named(snapshot_name(names)?)).await
+}
+
+async fn remove_image(State(registry): Shared, id: Result<Path<String>, PathRejection>) -> Result<StatusCode, Refusal> {
+    let unreadable =
+        |error: PathRejection| bad_request(format!("the image's id cannot be read: {}", error.body_text()));
+    let Path(id) = id.map_err(unreadable)?;
+    let id = id.parse().map_err(|error| bad_request(format!("{id:?} names no image: {error}")))?;
+    remove_which(registry, Which::Id(id)).await
+}
+
+async fn remove_which(registry: Arc<Registry>, which: Which) -> Result<StatusCode, Refusal> {
+    let _: Json<()> = ask(registry, move |registry| registry.remove_snapshot(&which)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn snapshot_name(names: Names) -> Result<SnapshotName, Refusal> {
+    match names {
+        Ok(Path((vm, name))) => {
+            let name = SnapshotName::new(vm, name);
+            name.check().map_err(bad_request)?;
+            Ok(name)
+        }
+        Err(error) => Err(bad_request(format!("the name of the snapshot cannot be read: {}", error.body_text()))),
+    }
+}

@@ -1,0 +1,283 @@
+//! The snapshots of this host: one owner of the directory of images, around [`pagoda_image::Store`].
+//!
+//! It lists, finds, verifies and removes, says whether one more fits, and counts. It knows no VM: who still fills an image, or
+//! needs it, is asked by [`Images::remove`]. Nothing waits for a disk under a lock but for other requests about snapshots.
+//!
+//! **What fails.** If the directory cannot be used, snapshots cannot, and paging goes on: `health` says so, and it is tried
+//! again. Guests notice nothing.
+
+#[cfg_attr(not(test), expect(dead_code, reason = "for the procedure that takes a snapshot"))]
+pub mod admission;
+mod describe;
+#[cfg(test)]
+pub mod tests;
+mod verification;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use pagoda_api::types::{ApiError, ErrorCode, HostSnapshots, Snapshot, SnapshotLaunch, SnapshotList, SnapshotName};
+use pagoda_api::{in_full, with_advice};
+use pagoda_image::{ImageId, Listed, Listing, Manifest, Stage, Store};
+
+use self::admission::Admission;
+use self::verification::Verifications;
+use crate::config::SnapshotsConfig;
+use crate::parts::{Parts, pauses};
+
+/// In health.
+const PART: &str = "snapshots";
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// How often the images are counted: all their manifests are read, some milliseconds of CPU time for ten of them.
+const COUNT_PERIOD: Duration = Duration::from_secs(30);
+
+/// See the module.
+#[derive(Debug)]
+pub struct Images {
+    config: SnapshotsConfig,
+    parts: Arc<Parts>,
+    opened: OnceLock<Opened>,
+    /// What daemons before this one left was removed.
+    is_clean: Mutex<bool>,
+    counted: Mutex<Option<HostSnapshots>>,
+    admission: Admission,
+    verifications: Verifications,
+}
+
+#[derive(Debug)]
+struct Opened {
+    store: Arc<Store>,
+    /// The life of the host that this is.
+    boot_id: String,
+}
+
+impl Opened {
+    fn at(dir: &Path) -> Result<Opened, String> {
+        let store = Store::open(dir).map_err(|error| in_full(&error))?;
+        let boot_id = std::fs::read_to_string(BOOT_ID).map_err(|error| format!("read {BOOT_ID}: {error}"))?;
+        Ok(Opened { store: Arc::new(store), boot_id: boot_id.trim().to_owned() })
+    }
+}
+
+/// An image, by what its user knows of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Which {
+    Named(SnapshotName),
+    /// Also one whose manifest cannot be read.
+    Id(ImageId),
+}
+
+/// A snapshot's image.
+#[derive(Debug)]
+pub struct Found {
+    pub listed: Listed,
+    pub manifest: Manifest,
+}
+
+impl Images {
+    /// Nothing is opened yet: that may fail, and is tried again.
+    pub fn new(config: SnapshotsConfig, parts: Arc<Parts>) -> Images {
+        Images {
+            config,
+            parts,
+            opened: OnceLock::new(),
+            is_clean: Mutex::default(),
+            counted: Mutex::default(),
+            admission: Admission::default(),
+            verifications: Verifications::default(),
+        }
+    }
+
+    /// Removes what daemons before this one left, as soon as the directory can be used, and counts images from time to time.
+    /// For a thread of its own: it may wait for the disk, and never ends.
+    pub fn run(&self) {
+        for pause in pauses() {
+            if self.ready().is_ok() {
+                break;
+            }
+            std::thread::sleep(pause);
+        }
+        loop {
+            match self.listing() {
+                Ok(_) => self.parts.works(PART),
+                Err(error) => self.parts.failed(PART, &error.message),
+            }
+            std::thread::sleep(COUNT_PERIOD);
+        }
+    }
+
+    /// The directory of images, for reading, and for going on with an image that an earlier daemon began.
+    ///
+    /// # Errors
+    /// It cannot be used.
+    pub fn store(&self) -> Result<&Arc<Store>, ApiError> {
+        self.opened().map(|opened| &opened.store)
+    }
+
+    /// The same, for whoever makes or removes images: what daemons before this one left is gone, and is not taken for theirs.
+    ///
+    /// # Errors
+    /// It cannot be used.
+    pub fn ready(&self) -> Result<&Arc<Store>, ApiError> {
+        let store = self.store()?;
+        let mut is_clean = lock(&self.is_clean);
+        if !*is_clean {
+            match store.clean() {
+                Ok(0) => {}
+                Ok(count) => tracing::info!("{count} images that were not finished, or not removed, are removed"),
+                Err(error) => tracing::warn!("remove what is left of images: {}", in_full(&error)),
+            }
+            *is_clean = true;
+        }
+        Ok(store)
+    }
+
+    /// The life of the host that this is, as manifests name it.
+    ///
+    /// # Errors
+    /// As [`Images::store`].
+    pub fn boot_id(&self) -> Result<&str, ApiError> {
+        self.opened().map(|opened| opened.boot_id.as_str())
+    }
+
+    /// All snapshots, and what cannot be read.
+    ///
+    /// # Errors
+    /// The directory cannot be used.
+    pub fn list(&self) -> Result<SnapshotList, ApiError> {
+        Ok(describe::list(&self.listing()?, self.boot_id()?))
+    }
+
+    /// One snapshot.
+    ///
+    /// # Errors
+    /// There is none of this name; the directory cannot be used.
+    pub fn get(&self, name: &SnapshotName) -> Result<Snapshot, ApiError> {
+        let Found { listed, manifest } = self.find(name)?;
+        Ok(describe::snapshot(&listed, &manifest, self.boot_id()?))
+    }
+
+    /// The image of a snapshot.
+    ///
+    /// # Errors
+    /// As [`Images::get`].
+    pub fn find(&self, name: &SnapshotName) -> Result<Found, ApiError> {
+        let is_it = |manifest: &Manifest| manifest.vm == name.vm && manifest.name == name.name;
+        let listed = self.listing()?.images.into_iter().find(|listed| listed.manifest.as_ref().is_some_and(is_it));
+        let found = listed.and_then(|listed| listed.manifest.clone().map(|manifest| Found { listed, manifest }));
+        found.ok_or_else(|| no_such_snapshot(name))
+    }
+
+    /// The image of a snapshot that a VM can be made of, as far as the image tells.
+    ///
+    /// # Errors
+    /// As [`Images::get`]; it is lost, damaged, not filled yet, or its QEMU cannot be started again.
+    pub fn usable(&self, name: &SnapshotName) -> Result<Found, ApiError> {
+        let found = self.find(name)?;
+        let refused = |why: String| refused(format!("{name} cannot be restored: {why}"), None);
+        found.manifest.check_usable(self.boot_id()?).map_err(refused)?;
+        if let Some(damage) = &found.listed.damage {
+            return Err(refused(format!("it is damaged: {damage}")));
+        }
+        let missing = &found.manifest.launch.unstartable;
+        if !missing.is_empty() || found.manifest.launch.program.is_empty() {
+            let why = if missing.is_empty() { "its command line is not known".to_owned() } else { missing.join("; ") };
+            return Err(refused(format!("its QEMU cannot be started again: {why}")));
+        }
+        Ok(found)
+    }
+
+    /// What starts a snapshot's QEMU again.
+    ///
+    /// # Errors
+    /// As [`Images::usable`].
+    pub fn launch(&self, name: &SnapshotName) -> Result<SnapshotLaunch, ApiError> {
+        self.usable(name).map(|found| describe::launch(found.manifest))
+    }
+
+    /// Removes an image. `before_remove` is called when it is found, and before anything of it changes: who still fills it or
+    /// needs it lets go of it there, or refuses.
+    ///
+    /// # Errors
+    /// There is none; it is refused; the disk's.
+    pub fn remove(
+        &self,
+        which: &Which,
+        before_remove: impl FnOnce(&Listed) -> Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
+        let store = self.ready()?;
+        let listed = match which {
+            Which::Named(name) => self.find(name)?.listed,
+            Which::Id(id) => {
+                let listed = self.listing()?.images.into_iter().find(|listed| listed.id == *id);
+                listed.ok_or_else(|| no_image(*id))?
+            }
+        };
+        before_remove(&listed)?;
+        store.remove(listed.id).map_err(|error| failed("remove the image", &error))?;
+        self.admission.forget(listed.id);
+        // What is counted is less now. If that fails, it is said where images are counted.
+        let _ = self.listing();
+        Ok(())
+    }
+
+    /// As they were counted last.
+    pub fn counted(&self) -> Option<HostSnapshots> {
+        lock(&self.counted).clone()
+    }
+
+    fn opened(&self) -> Result<&Opened, ApiError> {
+        if let Some(opened) = self.opened.get() {
+            return Ok(opened);
+        }
+        match Opened::at(&self.config.dir) {
+            Ok(opened) => {
+                self.parts.works(PART);
+                Ok(self.opened.get_or_init(|| opened))
+            }
+            Err(why) => {
+                let why = with_advice(format!("the directory {} cannot be used: {why}", self.config.dir.display()));
+                self.parts.failed(PART, &why);
+                let hint = "see [snapshots] in pagoda.toml; the directory is for the daemon's user alone (chmod 700)";
+                Err(ApiError::new(ErrorCode::Unsupported, format!("there are no snapshots: {why}"), Some(hint)))
+            }
+        }
+    }
+
+    /// What there is, counted on the way.
+    fn listing(&self) -> Result<Listing, ApiError> {
+        let opened = self.opened()?;
+        let listing = opened.store.list().map_err(|error| failed("list the images", &error))?;
+        *lock(&self.counted) = Some(describe::count(&listing, &opened.boot_id, &self.config.dir));
+        Ok(listing)
+    }
+
+    /// Whether an image's VM still holds memory for it, or would if it were there.
+    pub fn is_being_filled(&self, manifest: &Manifest) -> bool {
+        manifest.stage == Stage::Begun && self.opened.get().is_some_and(|opened| opened.boot_id == manifest.boot_id)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Not possible, and nothing was changed.
+pub fn refused(why: impl Into<String>, hint: Option<&str>) -> ApiError {
+    ApiError::new(ErrorCode::Refused, why, hint)
+}
+
+fn failed(what: &str, cause: &(dyn std::error::Error + 'static)) -> ApiError {
+    ApiError::new(ErrorCode::Internal, format!("{what}: {}", in_full(cause)), None)
+}
+
+fn no_such_snapshot(name: &SnapshotName) -> ApiError {
+    let hint = Some("see `pagoda snapshot ls`");
+    ApiError::new(ErrorCode::NoSuchSnapshot, format!("there is no snapshot {name}"), hint)
+}
+
+fn no_image(id: ImageId) -> ApiError {
+    let hint = Some("see `pagoda snapshot ls`");
+    ApiError::new(ErrorCode::NoSuchSnapshot, format!("there is no image {id}"), hint)
+}

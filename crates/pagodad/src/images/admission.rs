@@ -1,0 +1,115 @@
+//! Whether one more image fits. An image gets its pages while it is filled, long after it was admitted: what those that were
+//! admitted may still need counts as taken.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use pagoda_api::types::{ApiError, ErrorCode, SnapshotName};
+use pagoda_core::units::{Bytes, PageCount};
+use pagoda_image::limits::STATE_BYTES_MAX;
+use pagoda_image::{ImageId, Listing, Stage, check_room, needed};
+
+use super::{Images, failed, lock, refused};
+
+/// An image that is to be made.
+#[derive(Debug)]
+pub struct NewImage<'a> {
+    pub id: ImageId,
+    pub name: &'a SnapshotName,
+    /// Of the VM.
+    pub pages: PageCount,
+    /// Of these, what is resident, swapped or shared: all others are zero.
+    pub filled: PageCount,
+}
+
+/// Images that were admitted and may still grow.
+#[derive(Debug, Default)]
+pub struct Admission(Mutex<BTreeMap<ImageId, Promise>>);
+
+#[derive(Debug, Clone, Copy)]
+struct Promise {
+    /// The most that it will take.
+    needed: Bytes,
+    /// It exists, or did.
+    is_begun: bool,
+}
+
+/// Room for an image that does not exist yet. Dropped, the room is free again.
+#[derive(Debug)]
+#[must_use = "the room is kept while this is"]
+pub struct Admitted<'a> {
+    admission: &'a Admission,
+    id: ImageId,
+}
+
+impl Admitted<'_> {
+    /// The image exists: its room is kept until it has all pages, is lost or is removed.
+    pub fn begun(self) {
+        if let Some(promise) = lock(&self.admission.0).get_mut(&self.id) {
+            promise.is_begun = true;
+        }
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Admitted<'_> {
+    fn drop(&mut self) {
+        self.admission.forget(self.id);
+    }
+}
+
+impl Images {
+    /// Keeps room for an image, if its name is free, limits allow it and it fits.
+    ///
+    /// # Errors
+    /// Why not. Nothing was changed.
+    pub fn admit(&self, new: &NewImage<'_>) -> Result<Admitted<'_>, ApiError> {
+        let store = self.ready()?;
+        let listing = self.listing()?;
+        listing.check_new(&new.name.vm, &new.name.name).map_err(|why| {
+            refused(
+                format!("no snapshot {}: {why}", new.name),
+                Some("see `pagoda snapshot ls`; `pagoda snapshot rm` removes one"),
+            )
+        })?;
+        let mut room = store.room(listing.own()).map_err(|error| failed("look for room for the snapshot", &error))?;
+        let needed = needed(new.pages, new.filled, STATE_BYTES_MAX);
+        let mut promises = lock(&self.admission.0);
+        promises.retain(|id, promise| is_growing(&listing, *id, *promise));
+        let promised: Bytes = promises.iter().map(|(id, promise)| still_needed(&listing, *id, *promise)).sum();
+        room.free = room.free.saturating_sub(promised);
+        room.taken += promised;
+        check_room(room, self.config.limits, needed).map_err(|why| {
+            let hint = format!(
+                "see `pagoda snapshot ls`, and [snapshots] in pagoda.toml; they are in {}",
+                self.config.dir.display()
+            );
+            ApiError::new(
+                ErrorCode::NoRoom,
+                format!("there is no room for a snapshot of {}: {why}", new.name.vm),
+                Some(&hint),
+            )
+        })?;
+        promises.insert(new.id, Promise { needed, is_begun: false });
+        Ok(Admitted { admission: &self.admission, id: new.id })
+    }
+}
+
+impl Admission {
+    pub fn forget(&self, id: ImageId) {
+        lock(&self.0).remove(&id);
+    }
+}
+
+/// Whether it may still take more than it does.
+fn is_growing(listing: &Listing, id: ImageId, promise: Promise) -> bool {
+    match listing.images.iter().find(|listed| listed.id == id) {
+        Some(listed) => listed.manifest.as_ref().is_some_and(|manifest| manifest.stage == Stage::Begun),
+        None => !promise.is_begun,
+    }
+}
+
+fn still_needed(listing: &Listing, id: ImageId, promise: Promise) -> Bytes {
+    let own = listing.images.iter().find(|listed| listed.id == id).map_or(Bytes::ZERO, |listed| listed.own);
+    promise.needed.saturating_sub(own)
+}
