@@ -18,10 +18,14 @@ pub const FAILED: u8 = 1;
 pub const USAGE: u8 = 2;
 /// The daemon, or the etcd of a cluster, cannot be reached.
 pub const UNREACHABLE: u8 = 3;
-/// There is no VM, disk or server of that name.
+/// There is no VM, snapshot, disk or server of that name.
 pub const NOT_FOUND: u8 = 4;
-/// There is no room for the VM.
+/// There is no room for the VM or the snapshot.
 pub const NO_ROOM: u8 = 5;
+/// A snapshot or a restore was refused: nothing was changed.
+pub const REFUSED: u8 = 6;
+/// A snapshot or a restore was begun and given up: the VM runs where it was.
+pub const GIVEN_UP: u8 = 7;
 
 /// Prints `error`, with all its causes. The program ends with `status`, or with 0 if nobody reads standard output any
 /// more.

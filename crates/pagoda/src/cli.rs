@@ -3,6 +3,7 @@
 mod caps;
 mod pace;
 mod policy;
+mod snapshot;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -16,6 +17,7 @@ pub use self::caps::{BalloonTarget, DramLimit};
 use self::caps::{balloon_target, dram};
 pub use self::pace::Pace;
 pub use self::policy::{Admit, HostSet, SamplingOptions, WhatIf};
+pub use self::snapshot::{Removed, Restore, Rollback, Snapshots, TakeSnapshot};
 use crate::disk::Disk;
 use crate::pool::Pool;
 use crate::simulate::Simulate;
@@ -31,6 +33,8 @@ Examples:
   pagoda vm explain web1           why it has the memory it has
   pagoda vm set web1 --shares 2000 --min 2G
   pagoda admit --memory 8G --min 2G     would such a VM be kept?
+  pagoda vm snapshot web1 --name before-upgrade --no-disks
+  pagoda vm restore web1 --from before-upgrade
   pagoda simulate FILE.toml        what the memory policy would do
   pagoda disk ls                   disks in the memory of other machines
 
@@ -39,8 +43,10 @@ Exit status:
   1  failed; the message says what to do
   2  the command line is wrong
   3  the daemon, or the etcd of a cluster, cannot be reached
-  4  there is no VM, disk or server of that name
-  5  there is no room for the VM (admit, run); the message says what is missing
+  4  there is no VM, snapshot, disk or server of that name
+  5  there is no room for the VM or the snapshot (admit, run, vm snapshot); the message says what is missing
+  6  a snapshot or a restore was refused, and nothing was changed
+  7  a snapshot or a restore was begun and given up; the VM runs where it was
 `run` ends with the status of the program it starts.";
 
 /// Software-defined memory for virtual machines.
@@ -75,6 +81,8 @@ pub enum Command {
     Simulate(Simulate),
     #[command(subcommand)]
     Trace(Trace),
+    #[command(subcommand)]
+    Snapshot(Snapshots),
     /// Lend memory to other machines, and see who lends
     #[command(subcommand)]
     Pool(Pool),
@@ -192,6 +200,9 @@ pub enum Vm {
     Rm {
         name: String,
     },
+    Snapshot(TakeSnapshot),
+    Restore(Restore),
+    Rollback(Rollback),
 }
 
 /// Change a running VM

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use pagoda_api::{ClientError, ErrorCode};
 pub use pagoda_cli::exit::UsageError;
-use pagoda_cli::exit::{self, FAILED, NO_ROOM, NOT_FOUND, UNREACHABLE, USAGE};
+use pagoda_cli::exit::{self, FAILED, GIVEN_UP, NO_ROOM, NOT_FOUND, REFUSED, UNREACHABLE, USAGE};
 
 use crate::qemu_args::ArgError;
 
@@ -12,6 +12,11 @@ use crate::qemu_args::ArgError;
 #[derive(Debug, thiserror::Error)]
 #[error("not admitted: {0}")]
 pub struct NotAdmitted(pub String);
+
+/// A snapshot or a restore is not possible, and nothing was changed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Refused(pub String);
 
 /// There is no server of that number.
 #[derive(Debug, thiserror::Error)]
@@ -38,10 +43,8 @@ fn status(error: &anyhow::Error) -> u8 {
         if let Some(error) = cause.downcast_ref::<ClientError>() {
             return match error {
                 error if error.is_unreachable() => UNREACHABLE,
-                error if error.code() == Some(ErrorCode::NoSuchVm) => NOT_FOUND,
-                error if error.code() == Some(ErrorCode::NoRoom) => NO_ROOM,
                 ClientError::BadName(_) => USAGE,
-                _ => FAILED,
+                error => error.code().map_or(FAILED, code_status),
             };
         }
         if let Some(status) = exit::pool_cause_status(cause) {
@@ -53,11 +56,25 @@ fn status(error: &anyhow::Error) -> u8 {
         if cause.is::<NotAdmitted>() {
             return NO_ROOM;
         }
+        if cause.is::<Refused>() {
+            return REFUSED;
+        }
         if cause.is::<ArgError>() {
             return USAGE;
         }
     }
     FAILED
+}
+
+/// Of what the daemon answers.
+fn code_status(code: ErrorCode) -> u8 {
+    match code {
+        ErrorCode::NoSuchVm | ErrorCode::NoSuchSnapshot => NOT_FOUND,
+        ErrorCode::NoRoom => NO_ROOM,
+        ErrorCode::Refused => REFUSED,
+        ErrorCode::GivenUp => GIVEN_UP,
+        _ => FAILED,
+    }
 }
 
 #[cfg(test)]
@@ -92,6 +109,10 @@ mod tests {
         check(ClientError::Protocol { socket: "/s".into(), source: gone().into() }.into(), UNREACHABLE);
         check(refused(ErrorCode::NoRoom), NO_ROOM);
         check(NotAdmitted("n".into()).into(), NO_ROOM);
+        check(refused(ErrorCode::NoSuchSnapshot), NOT_FOUND);
+        check(refused(ErrorCode::Refused), REFUSED);
+        check(refused(ErrorCode::GivenUp), GIVEN_UP);
+        check(Refused("r".into()).into(), REFUSED);
         check(
             ClientError::NotRunning { socket: "/s".into(), source: io::ErrorKind::NotFound.into() }.into(),
             UNREACHABLE,

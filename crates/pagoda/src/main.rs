@@ -14,6 +14,7 @@ mod run;
 mod server;
 mod show;
 mod simulate;
+mod snapshot;
 mod top;
 mod trace;
 mod units;
@@ -54,6 +55,7 @@ fn dispatch(cli: Cli) -> Result<()> {
         Command::WhatIf(options) => policy::what_if(&client, &options, format),
         Command::Trace(command) => trace::run(&client, &command, format),
         Command::Simulate(options) => simulate::run(&options, format),
+        Command::Snapshot(command) => snapshot::run(&client, &command, format),
         Command::Pool(command) => pool::run(command, format),
         Command::Disk(command) => disk::run(command, format),
         Command::Completion { shell } => man::completion(shell),

@@ -1,6 +1,6 @@
-//! Tables for people, beside what the servers print too.
+//! Tables and progress for people, beside what the servers print too.
 
-use std::io;
+use std::io::{self, IsTerminal, Write};
 
 pub use pagoda_cli::output::{Format, print_json, print_json_line, print_text};
 use unicode_width::UnicodeWidthStr;
@@ -57,6 +57,32 @@ impl Table {
 
     pub fn print(&self) -> io::Result<()> {
         print_text(&self.render())
+    }
+}
+
+/// How far something long is: one line of a terminal, which is gone when it is over. Elsewhere nothing is said.
+#[derive(Debug, Default)]
+pub struct Progress {
+    is_shown: bool,
+}
+
+impl Progress {
+    pub fn say(&mut self, text: &str) {
+        let mut out = io::stderr();
+        if out.is_terminal() {
+            self.is_shown = true;
+            // To the line's beginning; what is behind the text is erased.
+            let _ = write!(out, "\r{text}\x1b[K").and_then(|()| out.flush());
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.is_shown {
+            let mut out = io::stderr();
+            let _ = write!(out, "\r\x1b[K").and_then(|()| out.flush());
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::cli::{BalloonTarget, Host, Vm, VmSet};
 use crate::exit::UsageError;
 use crate::output::{Format, Side, Table, lines_text, print_json, print_text};
 use crate::units::format_size;
-use crate::{mrc, policy};
+use crate::{mrc, policy, snapshot};
 
 pub fn ls(client: &Client, format: Format) -> Result<()> {
     let list = client.vms()?;
@@ -86,6 +86,9 @@ pub fn vm(client: &Client, command: &Vm, format: Format) -> Result<()> {
             Ok(())
         }
         Vm::Rm { name } => Ok(client.delete(name)?),
+        Vm::Snapshot(options) => snapshot::take(client, options, format),
+        Vm::Restore(options) => snapshot::restore(client, options),
+        Vm::Rollback(options) => snapshot::roll_back(client, options),
     }
 }
 
@@ -246,6 +249,9 @@ fn host_text(host: &HostInfo) -> String {
         ("userfaultfd", host.uffd_permission.clone()),
         ("large folios", host.large_folios.clone()),
     ];
+    if let Some(snapshots) = &host.snapshots {
+        lines.push(("snapshots", snapshot::host_words(snapshots)));
+    }
     lines.extend(policy::host_lines(&host.policy));
     lines_text(&lines)
 }

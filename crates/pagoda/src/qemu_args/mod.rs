@@ -13,6 +13,7 @@ mod error;
 mod memory;
 mod objects;
 mod refusals;
+mod restored;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -22,6 +23,7 @@ use pagoda_api::attach::ram_path;
 use self::backend::Backend;
 pub use self::descriptors::inherited as inherited_descriptors;
 pub use self::error::ArgError;
+pub use self::restored::restored;
 use self::words::{Opt, Props};
 use crate::units;
 

@@ -8,6 +8,7 @@
 mod launch;
 mod machines;
 pub mod program;
+mod restore;
 mod shim;
 
 use std::ffi::OsString;
@@ -23,6 +24,7 @@ use pagoda_api::{Client, CreateVm, CreatedVm, VmKind, VmSpec};
 use rustix::fs::SeekFrom;
 use rustix::io::{Errno, FdFlags};
 
+pub use self::restore::restore;
 use crate::cli;
 use crate::exit::UsageError;
 use crate::qemu_args::{self, Plan};
@@ -87,43 +89,67 @@ pub fn in_utf8(words: Vec<OsString>) -> Result<Vec<String>> {
 
 /// Makes the VM and becomes its program.
 pub fn start(client: &Client, request: Request) -> Result<()> {
-    let plan = match request.kind {
-        VmKind::Plain => None,
-        VmKind::Qemu if qemu_args::is_probe(&request.words) => {
-            return Err(UsageError("these options only ask QEMU about itself: run it without pagoda".into()).into());
+    Ready::new(request)?.start(client, |vm| Ok(client.create(vm)?))
+}
+
+/// A program that can be started, as far as that can be seen before its VM is made.
+struct Ready {
+    request: Request,
+    plan: Option<Plan>,
+    vm: CreateVm,
+}
+
+impl Ready {
+    /// Looks for everything that can be wrong.
+    fn new(request: Request) -> Result<Ready> {
+        let plan = match request.kind {
+            VmKind::Plain => None,
+            VmKind::Qemu if qemu_args::is_probe(&request.words) => {
+                return Err(UsageError("these options only ask QEMU about itself: run it without pagoda".into()).into());
+            }
+            VmKind::Qemu => {
+                let ram_id = |machine: Option<&str>| machines::ram_id(&request.program, machine);
+                Some(qemu_args::plan(&request.words, request.memory_bytes, ram_id)?)
+            }
+        };
+        let vm = vm_of(&request, plan.as_ref())?;
+        vm.check().map_err(UsageError)?;
+        if let Some(plan) = &plan {
+            refuse_hugetlbfs(plan)?;
+            refuse_content(plan)?;
+            refuse_device_memory_in_ram(plan)?;
         }
-        VmKind::Qemu => {
-            let ram_id = |machine: Option<&str>| machines::ram_id(&request.program, machine);
-            Some(qemu_args::plan(&request.words, request.memory_bytes, ram_id)?)
-        }
-    };
-    let vm = vm_of(&request, plan.as_ref())?;
-    vm.check().map_err(UsageError)?;
-    if let Some(plan) = &plan {
-        refuse_hugetlbfs(plan)?;
-        refuse_content(plan)?;
-        refuse_device_memory_in_ram(plan)?;
-    }
-    shim::check_descriptors()?;
-    if let (Some(reason), true) = (&vm.spec.pinned, vm.spec.dram.is_some_and(|dram| dram < vm.memory_bytes())) {
-        eprintln!("pagoda: warning: all of {} stays in DRAM, whatever its limit: {reason}", vm.name);
+        shim::check_descriptors()?;
+        Ok(Ready { request, plan, vm })
     }
 
-    let created = Unattached { client, vm: client.create(&vm)? };
-    if !created.vm.shim.is_file() {
-        bail!(
-            "the daemon names {} as the shim, but there is no such file: install it, or start pagodad with \
-             the right --shim",
-            created.vm.shim.display()
-        );
+    /// Bytes of each region of the VM.
+    fn memory(&self) -> &[u64] {
+        &self.vm.memory
     }
-    shim::check_path(&created.vm.shim)?;
-    if plan.is_some() {
-        shim::check_gate(&created.vm.shim)?;
+
+    /// Becomes the program of the VM, which `make` has the daemon make.
+    fn start(self, client: &Client, make: impl FnOnce(&CreateVm) -> Result<CreatedVm>) -> Result<()> {
+        let Ready { request, plan, vm } = self;
+        if let (Some(reason), true) = (&vm.spec.pinned, vm.spec.dram.is_some_and(|dram| dram < vm.memory_bytes())) {
+            eprintln!("pagoda: warning: all of {} stays in DRAM, whatever its limit: {reason}", vm.name);
+        }
+        let created = Unattached { client, vm: make(&vm)? };
+        if !created.vm.shim.is_file() {
+            bail!(
+                "the daemon names {} as the shim, but there is no such file: install it, or start pagodad with \
+                 the right --shim",
+                created.vm.shim.display()
+            );
+        }
+        shim::check_path(&created.vm.shim)?;
+        if plan.is_some() {
+            shim::check_gate(&created.vm.shim)?;
+        }
+        let monitor = fetch(&created.vm)?;
+        let error = command(&request, plan.as_ref(), &created.vm, vm.memory.len(), monitor.as_ref())?.exec();
+        Err(anyhow!(error).context(format!("start {}", request.program.display())))
     }
-    let monitor = fetch(&created.vm)?;
-    let error = command(&request, plan.as_ref(), &created.vm, vm.memory.len(), monitor.as_ref())?.exec();
-    Err(anyhow!(error).context(format!("start {}", request.program.display())))
 }
 
 /// A VM that is given up unless this process becomes its program, for `exec` runs no destructor.

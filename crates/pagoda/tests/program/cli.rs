@@ -11,11 +11,11 @@ use std::process::{Command, Output, Stdio};
 use crate::daemon::FakeDaemon;
 use pagoda_api::VmKind;
 
-fn out(output: &Output) -> String {
+pub fn out(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-fn err(output: &Output) -> String {
+pub fn err(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -64,7 +64,7 @@ fn a_plain_program_gets_its_memory() {
 }
 
 /// A QEMU that prints its arguments.
-fn fake_qemu(daemon: &FakeDaemon) -> String {
+pub fn fake_qemu(daemon: &FakeDaemon) -> String {
     let path = daemon.dir.join("qemu-system-x86_64");
     std::fs::write(&path, "#!/bin/sh\nfor word; do echo \"$word\"; done\n").unwrap();
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
@@ -337,7 +337,10 @@ fn manual_pages() {
     let output = daemon.pagoda(&["man", dir.to_str().unwrap()]).output().unwrap();
     assert!(output.status.success(), "{}", err(&output));
     let pages = ["pagoda.1", "pagoda-run.1", "pagoda-vm-set.1", "pagoda-trace-record.1", "pagoda-qemu.1"];
-    for page in [&pages[..], &["pagoda-pool-serve.1", "pagoda-pool-try.1", "pagoda-disk-export.1"]].concat() {
+    let of_snapshots = ["pagoda-vm-snapshot.1", "pagoda-vm-restore.1", "pagoda-vm-rollback.1", "pagoda-snapshot-ls.1"];
+    for page in
+        [&pages[..], &of_snapshots, &["pagoda-pool-serve.1", "pagoda-pool-try.1", "pagoda-disk-export.1"]].concat()
+    {
         let text = std::fs::read_to_string(dir.join(page)).unwrap();
         assert!(text.contains(".SH NAME"), "{page}");
     }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use pagoda_api::{CreateVm, VmKind};
+use pagoda_api::{CreateVm, RestoreRequest, VmKind, VmSpec};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     SocketAddrUnix, SocketFlags, SocketType,
@@ -160,14 +160,75 @@ fn answer(line: &str, body: &str, dir: &std::path::Path, attach: &Arc<OwnedFd>) 
                 return ("507 Insufficient Storage", error.into());
             }
             hand_over(vm.clone(), Arc::clone(attach));
-            let created = serde_json::json!({
-                "name": vm.name, "token": TOKEN, "attach_socket": dir.join("attach"), "shim": dir.join("shim.so")
-            });
-            ("201 Created", created.to_string())
+            ("201 Created", created(&vm.name, dir))
         }
+        "POST /v1/restores" => restore(body, dir, attach),
+        _ if line.contains("/snapshots") => snapshots(line, body, dir),
         _ if line.starts_with("DELETE ") => ("204 No Content", String::new()),
         _ => {
             ("404 Not Found", r#"{"code":"no_such_vm","message":"no VM of that name","hint":"see `pagoda ls`"}"#.into())
+        }
+    }
+}
+
+fn created(name: &str, dir: &std::path::Path) -> String {
+    let (attach, shim) = (dir.join("attach"), dir.join("shim.so"));
+    serde_json::json!({ "name": name, "token": TOKEN, "attach_socket": attach, "shim": shim }).to_string()
+}
+
+/// The snapshots of `web1`: `one`, and `other`, whose QEMU was another user's, and `less`, whose memory was less.
+fn snapshots(line: &str, body: &str, dir: &std::path::Path) -> (&'static str, String) {
+    let snapshot = |stage: &str| {
+        serde_json::json!({
+            "id": "01", "vm": "web1", "name": "one", "taken_unix_ms": 1_795_881_600_000_u64, "stage": stage,
+            "memory_bytes": 1_u64 << 30, "own_bytes": 3_u64 << 28, "state_bytes": 1_u64 << 20, "pause_us": 12_345,
+            "running": true, "qemu": { "version": "10.0.2", "machine": "pc-q35-10.0" }, "uid": 0, "gid": 0
+        })
+    };
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let launch = |memory: u64, uid: u32| {
+        let launch = serde_json::json!({
+            "program": dir.join("qemu-system-x86_64"), "words": ["-M", "q35", "-m", "1G", "-name", "web1"],
+            "cwd": dir, "uid": uid, "gid": gid
+        });
+        let qemu = serde_json::json!({ "version": "10.0.2", "machine": "pc-q35-10.0" });
+        let spec = serde_json::json!({ "dram": 1_u64 << 29 });
+        serde_json::json!({ "launch": launch, "memory": [memory], "spec": spec, "qemu": qemu }).to_string()
+    };
+    match line {
+        "GET /v1/snapshots" => ("200 OK", serde_json::json!({ "snapshots": [snapshot("filled")] }).to_string()),
+        "GET /v1/snapshots/web1/one" => ("200 OK", snapshot("durable").to_string()),
+        "GET /v1/snapshots/web1/one/launch" => ("200 OK", launch(1 << 30, uid)),
+        "GET /v1/snapshots/web1/other/launch" => ("200 OK", launch(1 << 30, uid + 7)),
+        "GET /v1/snapshots/web1/less/launch" => ("200 OK", launch(1 << 29, uid)),
+        "POST /v1/vms/web1/snapshots" if body.contains("\"disks\":true") => {
+            let error = r#"{"code":"refused","message":"disks cannot be part of a snapshot","hint":"say --no-disks"}"#;
+            ("409 Conflict", error.into())
+        }
+        "POST /v1/vms/web1/snapshots" => ("200 OK", snapshot("begun").to_string()),
+        "POST /v1/snapshots/web1/one/verify" => {
+            let report = r#"{"is_done":true,"checked_bytes":1073741824,"memory_bytes":1073741824,"good_pages":5,
+                "zero_pages":7,"damaged":1,"damages":[{"file":"pages","page":9,"offset_bytes":4096,"what":"x"}]}"#;
+            ("200 OK", report.into())
+        }
+        _ if line.starts_with("DELETE ") => ("204 No Content", String::new()),
+        _ => ("404 Not Found", r#"{"code":"no_such_snapshot","message":"no snapshot of that name"}"#.into()),
+    }
+}
+
+/// Makes any VM but `changed`, which is refused, and `broken`, which is given up.
+fn restore(body: &str, dir: &std::path::Path, attach: &Arc<OwnedFd>) -> (&'static str, String) {
+    let request: RestoreRequest = serde_json::from_str(body).unwrap();
+    let name = request.vm_name().to_owned();
+    match name.as_str() {
+        "changed" => ("409 Conflict", r#"{"code":"refused","message":"disk0 has changed","hint":"--force"}"#.into()),
+        "broken" => ("409 Conflict", r#"{"code":"given_up","message":"QEMU does not answer"}"#.into()),
+        _ => {
+            let vm =
+                CreateVm { name, memory: vec![1 << 30], kind: VmKind::Qemu, spec: VmSpec::default(), launch: None };
+            let reply = created(&vm.name, dir);
+            hand_over(vm, Arc::clone(attach));
+            ("200 OK", reply)
         }
     }
 }

@@ -4,3 +4,4 @@ mod cli;
 mod daemon;
 mod qemu;
 mod server;
+mod snapshot;

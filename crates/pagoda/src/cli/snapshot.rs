@@ -1,0 +1,236 @@
+//! What the command line says about snapshots.
+
+use std::str::FromStr;
+
+use clap::{Args, Subcommand};
+use pagoda_api::{SnapshotName, check_snapshot_name};
+
+use super::caps::{DramLimit, dram};
+
+/// Digits of an image's id.
+const ID_DIGITS: usize = 32;
+
+/// Take a snapshot of a running VM
+///
+/// The snapshot is what the VM's memory and devices hold at one moment. The VM stands still for milliseconds, and then
+/// goes on while the snapshot is filled. Until that is over it is volatile: it is lost with the host, or with the VM and
+/// the daemon together.
+///
+/// It does not have what is on the VM's disks, so say --no-disks. Restored beside disks that have changed since, a guest
+/// would damage its file systems: see `pagoda vm restore --help`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  pagoda vm snapshot web1 --no-disks                                named by its time
+  pagoda vm snapshot web1 --name before-upgrade --no-disks
+  pagoda vm snapshot web1 --name nightly --no-disks --wait-durable  returns when it outlives the host
+
+Exit status:
+  6  refused: nothing was changed, the VM did not stop
+  7  begun and given up: the VM runs as before, and there is no snapshot")]
+pub struct TakeSnapshot {
+    /// The VM
+    pub vm: String,
+    /// Name of the snapshot [default: its time in UTC, such as 20261128-203042]
+    #[arg(long, value_name = "NAME", value_parser = snapshot_name)]
+    pub name: Option<String>,
+    /// Without what is on the VM's disks, which snapshots cannot have yet
+    #[arg(long)]
+    pub no_disks: bool,
+    /// Return when the snapshot outlives the host, or is lost
+    #[arg(long)]
+    pub wait_durable: bool,
+}
+
+/// Start a VM from a snapshot
+///
+/// This command becomes the VM's QEMU, as `pagoda run` does: it has the same words as before, and this terminal. Run it as
+/// the user whose QEMU it was. The guest goes on where it was when the snapshot was taken.
+///
+/// The snapshot has to be filled. Disks have to be as they were then: a guest that finds other content there than it
+/// remembers damages its file systems. Where that cannot happen, say --force.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  pagoda vm restore web1 --from before-upgrade
+  pagoda vm restore web2 --from web1/before-upgrade --dram 1G   under another name; not beside web1, on the same disks
+
+Exit status:
+  6  refused: nothing was changed
+  7  begun and given up: there is no new VM, and all others run where they were
+With all else it ends with the status of QEMU.")]
+pub struct Restore {
+    /// Name of the new VM, which no other VM may have
+    pub name: String,
+    /// The snapshot; without a VM, the one of that name
+    #[arg(long, value_name = "[VM/]SNAPSHOT")]
+    pub from: Source,
+    /// The most DRAM it may have, such as 2G, or all [default: as it was]
+    #[arg(long, value_name = "SIZE|all", value_parser = dram)]
+    pub dram: Option<DramLimit>,
+    /// Also if its disks have changed since the snapshot
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Put a VM back to one of its snapshots
+///
+/// The VM that runs is ended, and what it did since is lost. Then this command becomes its QEMU, as `pagoda vm restore`
+/// does. Everything is checked before the VM ends.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  pagoda vm rollback web1 --to before-upgrade
+  pagoda vm rollback ci --to clean --force     a guest without writable disks
+
+Exit status:
+  6  refused: nothing was changed, the VM runs
+  7  begun and given up: the VM runs where it was")]
+pub struct Rollback {
+    /// The VM
+    pub name: String,
+    /// The snapshot; without a VM, the one of that name
+    #[arg(long, value_name = "[VM/]SNAPSHOT")]
+    pub to: Source,
+    /// Also if its disks have changed since the snapshot, as those of a VM that runs have
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Look at snapshots, verify and remove them
+#[derive(Debug, Subcommand)]
+#[command(after_help = "\
+Examples:
+  pagoda vm snapshot web1 --name before-upgrade --no-disks    takes one
+  pagoda snapshot ls
+  pagoda snapshot verify web1/before-upgrade                  is all of it as it was written?
+  pagoda vm restore web1 --from before-upgrade                starts the VM from it
+  pagoda snapshot rm web1/before-upgrade")]
+pub enum Snapshots {
+    /// List the snapshots of all VMs
+    ///
+    /// STAGE: volatile is lost with the host, durable is not, lost cannot be restored. SIZE is what its files take. TAKEN is in
+    /// UTC. Images that cannot be read are named below the table.
+    Ls,
+    /// Show all that is known of a snapshot
+    Show {
+        #[arg(value_name = "VM/NAME")]
+        name: SnapshotName,
+    },
+    /// Remove a snapshot
+    ///
+    /// What it takes on the disk is free again. No other snapshot needs it. One that is still being filled stays as long as its
+    /// VM runs. An image that cannot be read is removed by its id, which `pagoda snapshot ls` shows.
+    Rm {
+        #[arg(value_name = "VM/NAME|ID")]
+        name: Removed,
+    },
+    /// Read all of a snapshot and compare it with its checksums
+    ///
+    /// It ends with status 1 if anything is damaged, and says what. Interrupt it at any time: the daemon then stops as well. It
+    /// reads as fast as the disk allows, so VMs that swap to the same disk wait longer meanwhile.
+    Verify {
+        #[arg(value_name = "VM/NAME")]
+        name: SnapshotName,
+    },
+    /// List the snapshots by VM
+    Tree,
+}
+
+/// A snapshot of a VM that may go without saying.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    vm: Option<String>,
+    name: String,
+}
+
+impl Source {
+    /// The snapshot, for a command about this VM.
+    pub fn of(&self, vm: &str) -> SnapshotName {
+        SnapshotName::new(self.vm.as_deref().unwrap_or(vm), &*self.name)
+    }
+}
+
+impl FromStr for Source {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Source, String> {
+        if text.contains('/') {
+            let SnapshotName { vm, name } = text.parse()?;
+            return Ok(Source { vm: Some(vm), name });
+        }
+        Ok(Source { vm: None, name: snapshot_name(text)? })
+    }
+}
+
+/// What is to be removed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Removed {
+    Named(SnapshotName),
+    Image(String),
+}
+
+impl FromStr for Removed {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Removed, String> {
+        let is_id = text.len() == ID_DIGITS && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        if is_id { Ok(Removed::Image(text.to_owned())) } else { text.parse().map(Removed::Named) }
+    }
+}
+
+fn snapshot_name(text: &str) -> Result<String, String> {
+    check_snapshot_name(text).map(|()| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use clap::error::ErrorKind;
+
+    use super::*;
+    use crate::cli::{Cli, Command, Vm};
+
+    fn parse(line: &str) -> Result<Command, clap::Error> {
+        Cli::try_parse_from(line.split_whitespace()).map(|cli| cli.command)
+    }
+
+    #[test]
+    fn a_source_may_name_its_vm() {
+        let of = |line: &str| match parse(line).unwrap() {
+            Command::Vm(Vm::Restore(options)) => options.from.of(&options.name).to_string(),
+            Command::Vm(Vm::Rollback(options)) => options.to.of(&options.name).to_string(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(of("pagoda vm restore web1 --from one"), "web1/one");
+        assert_eq!(of("pagoda vm restore web2 --from web1/one --dram all --force"), "web1/one");
+        assert_eq!(of("pagoda vm rollback web1 --to one"), "web1/one");
+    }
+
+    #[test]
+    fn what_is_removed_is_a_snapshot_or_an_image() {
+        let id = "0123456789abcdef0123456789abcdef";
+        let removed = |what: &str| match parse(&format!("pagoda snapshot rm {what}")).unwrap() {
+            Command::Snapshot(Snapshots::Rm { name }) => name,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(removed(id), Removed::Image(id.to_owned()));
+        assert_eq!(removed("web1/one"), Removed::Named(SnapshotName::new("web1", "one")));
+    }
+
+    #[test]
+    fn mistakes_are_refused() {
+        let check = |line: &str, expected: ErrorKind| {
+            assert_eq!(parse(line).unwrap_err().kind(), expected, "{line}");
+        };
+        check("pagoda vm snapshot", ErrorKind::MissingRequiredArgument);
+        check("pagoda vm snapshot web1 --name a/b", ErrorKind::ValueValidation);
+        check("pagoda vm restore web1", ErrorKind::MissingRequiredArgument);
+        check("pagoda vm restore web1 --from ..", ErrorKind::ValueValidation);
+        check("pagoda vm restore web1 --from one --dram 2", ErrorKind::ValueValidation);
+        check("pagoda vm rollback web1 --from one", ErrorKind::UnknownArgument);
+        check("pagoda snapshot show one", ErrorKind::ValueValidation);
+        check("pagoda snapshot rm 0123", ErrorKind::ValueValidation);
+        check("pagoda snapshot frobnicate", ErrorKind::InvalidSubcommand);
+    }
+}
