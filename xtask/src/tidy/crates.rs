@@ -84,7 +84,7 @@ const ALLOWED: [(&str, Edges); 23] = [
             ("pagoda-abi", Needed::Always, "attach packets, VM records"),
             ("pagoda-api", Needed::Always, "requests and replies"),
             ("pagoda-core", Needed::Always, "memory policy, balloon"),
-            ("pagoda-image", Needed::Always, "form of VM records"),
+            ("pagoda-image", Needed::Always, "images of snapshots, form of VM records"),
             ("pagoda-pager", Needed::Always, "engines"),
             ("pagoda-pool", Needed::Always, "pools of remote tiers"),
             ("pagoda-recording", Needed::Always, "recorded rounds"),
