@@ -125,6 +125,14 @@ impl Client {
         Self { say_slow: Some(say), ..self }
     }
 
+    /// The same, also after this process has gone to another directory.
+    ///
+    /// # Errors
+    /// The directory in which it is cannot be found out.
+    pub fn anchored(&self) -> io::Result<Self> {
+        Ok(Self { socket: std::path::absolute(&self.socket)?, ..self.clone() })
+    }
+
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket

@@ -8,10 +8,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::kind::VmKind;
 use super::launch::Launch;
+use super::name::{check_name, check_vm_name};
 use super::spec::VmSpec;
-use super::{CreateVm, check_name, check_vm_name};
 
 /// Longest silence of a verification that a client asks for, in seconds: the daemon gives one up that nobody asks for any more.
 pub const VERIFY_SILENCE_S_MAX: u64 = 10;
@@ -215,17 +214,7 @@ pub struct SnapshotLaunch {
     pub qemu: SnapshotQemu,
 }
 
-impl SnapshotLaunch {
-    /// The VM that a restore makes.
-    #[must_use]
-    pub fn vm(&self, name: &str, dram: Option<u64>) -> CreateVm {
-        let spec = VmSpec { dram: dram.or(self.spec.dram), ..self.spec.clone() };
-        let (memory, launch) = (self.memory.clone(), Some(self.launch.clone()));
-        CreateVm { name: name.to_owned(), memory, kind: VmKind::Qemu, spec, launch }
-    }
-}
-
-/// `POST /v1/restores`: makes a VM that begins with what a snapshot has; the reply is a [`super::CreatedVm`]. Its QEMU is started by
+/// `POST /v1/restores`: makes a VM that begins with what a snapshot has; the reply is a `CreatedVm`. Its QEMU is started by
 /// who asked, with the snapshot's own words, `-S` and `-incoming defer`; the daemon loads the state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestoreRequest {

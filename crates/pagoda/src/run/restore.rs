@@ -16,9 +16,10 @@ const USERS: &str = "/etc/passwd";
 
 /// Never returns when all goes well.
 pub fn restore(client: &Client, request: &RestoreRequest, snapshot: &SnapshotLaunch) -> Result<()> {
+    let client = client.anchored().context("find the directory of this process")?;
     let ready = prepare(request, snapshot)
         .map_err(|error| Refused(format!("{} cannot be restored here: {}", request.from, in_full(error.as_ref()))))?;
-    ready.start(client, |_| Ok(client.restore(request)?))
+    ready.start(&client, |_| Ok(client.restore(request)?))
 }
 
 /// All that can be seen before anything is made or ended.

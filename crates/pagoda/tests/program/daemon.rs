@@ -189,7 +189,7 @@ fn snapshots(line: &str, body: &str, dir: &std::path::Path) -> (&'static str, St
     let launch = |memory: u64, uid: u32| {
         let launch = serde_json::json!({
             "program": dir.join("qemu-system-x86_64"), "words": ["-M", "q35", "-m", "1G", "-name", "web1"],
-            "cwd": dir, "uid": uid, "gid": gid
+            "cwd": "/", "uid": uid, "gid": gid
         });
         let qemu = serde_json::json!({ "version": "10.0.2", "machine": "pc-q35-10.0" });
         let spec = serde_json::json!({ "dram": 1_u64 << 29 });

@@ -75,7 +75,9 @@ fn a_restore_becomes_the_qemu_of_the_snapshot() {
     assert_eq!((asked[0].from.to_string().as_str(), asked[0].vm_name()), ("web1/one", "web2"));
     assert_eq!((asked[0].dram, asked[0].force, asked[0].replace), (Some(256 << 20), true, false));
 
-    let output = daemon.pagoda(&["vm", "rollback", "web1", "--to", "one"]).output().unwrap();
+    // It goes to the directory of the snapshot's QEMU, and finds the daemon all the same.
+    let mut rollback = daemon.pagoda(&["vm", "rollback", "web1", "--to", "one"]);
+    let output = rollback.current_dir(&daemon.dir).env("PAGODA_SOCKET", "control").output().unwrap();
     assert!(output.status.success() && out(&output).contains("\n-incoming\ndefer\n"), "{}", err(&output));
     let last = restores(&daemon).pop().unwrap();
     assert_eq!((last.vm_name(), last.dram, last.force, last.replace), ("web1", None, false, true));
