@@ -9,19 +9,22 @@
 #[cfg_attr(not(test), expect(dead_code, reason = "for the procedure that takes a snapshot"))]
 pub mod admission;
 mod describe;
-#[cfg(test)]
-pub mod tests;
+mod error;
 mod verification;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use pagoda_api::types::{ApiError, ErrorCode, HostSnapshots, Snapshot, SnapshotLaunch, SnapshotList, SnapshotName};
+use pagoda_api::types::{
+    ApiError, ErrorCode, HostSnapshots, Snapshot, SnapshotLaunch, SnapshotList, SnapshotName, VerifyReport,
+};
 use pagoda_api::{in_full, with_advice};
 use pagoda_image::{ImageId, Listed, Listing, Manifest, Stage, Store};
 
-use self::admission::Admission;
+use self::admission::{Admission, Admitted, NewImage};
+pub use self::error::refused;
+use self::error::{failed, no_image, no_such_snapshot};
 use self::verification::Verifications;
 use crate::config::SnapshotsConfig;
 use crate::parts::{Parts, pauses};
@@ -222,6 +225,35 @@ impl Images {
         Ok(())
     }
 
+    /// Keeps room for an image, if its name is free, limits allow it and it fits.
+    ///
+    /// # Errors
+    /// Why not. Nothing was changed.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the procedure that takes a snapshot"))]
+    pub fn admit(&self, new: &NewImage<'_>) -> Result<Admitted<'_>, ApiError> {
+        let store = self.ready()?;
+        let listing = self.listing()?;
+        let room = store.room(listing.own()).map_err(|error| failed("look for room for the snapshot", &error))?;
+        self.admission.admit(new, &listing, room, &self.config)
+    }
+
+    /// Begins to verify a snapshot, or says how far that is. Waits for a second at most.
+    ///
+    /// # Errors
+    /// There is none of this name; it is lost, or not filled yet; others are verified.
+    pub fn verify(&self, name: &SnapshotName) -> Result<VerifyReport, ApiError> {
+        let Found { listed, manifest } = self.find(name)?;
+        // What is being filled has no end that could be compared, and what is lost has no content.
+        manifest.check_usable(self.boot_id()?).map_err(|why| {
+            let hint = match self.is_being_filled(&manifest) {
+                true => "try again when it is filled",
+                false => "`pagoda snapshot rm` removes it",
+            };
+            refused(format!("{name} cannot be verified: {why}"), Some(hint))
+        })?;
+        self.verifications.ask(listed.id, describe::memory(&manifest), self.store()?)
+    }
+
     /// As they were counted last.
     pub fn counted(&self) -> Option<HostSnapshots> {
         lock(&self.counted).clone()
@@ -263,21 +295,5 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Not possible, and nothing was changed.
-pub fn refused(why: impl Into<String>, hint: Option<&str>) -> ApiError {
-    ApiError::new(ErrorCode::Refused, why, hint)
-}
-
-fn failed(what: &str, cause: &(dyn std::error::Error + 'static)) -> ApiError {
-    ApiError::new(ErrorCode::Internal, format!("{what}: {}", in_full(cause)), None)
-}
-
-fn no_such_snapshot(name: &SnapshotName) -> ApiError {
-    let hint = Some("see `pagoda snapshot ls`");
-    ApiError::new(ErrorCode::NoSuchSnapshot, format!("there is no snapshot {name}"), hint)
-}
-
-fn no_image(id: ImageId) -> ApiError {
-    let hint = Some("see `pagoda snapshot ls`");
-    ApiError::new(ErrorCode::NoSuchSnapshot, format!("there is no image {id}"), hint)
-}
+#[cfg(test)]
+pub mod tests;

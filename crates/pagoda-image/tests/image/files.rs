@@ -119,6 +119,22 @@ fn the_limits_of_images_hold() {
 }
 
 #[test]
+fn a_verification_goes_on_as_long_as_somebody_wants_it() {
+    let dir = temp_dir("verify-while");
+    let store = Store::open(&dir).unwrap();
+    let mut writer = begin(&store).unwrap();
+    assert_eq!(preserve(&mut writer, &vec![7; PAGES as usize], 0, 256), Taken::Yes);
+    let mut asked = Vec::new();
+    let report = store.verify_while(ID, &mut |chunk| {
+        asked.push(chunk.0);
+        true
+    });
+    assert_eq!((report, asked), (Some(store.verify(ID)), vec![0, 1]));
+    assert_eq!(store.verify_while(ID, &mut |chunk| chunk.0 == 0), None);
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
 fn own_bytes_are_those_on_the_disk() {
     let dir = temp_dir("space");
     let store = Store::open(&dir).unwrap();

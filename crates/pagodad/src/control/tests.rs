@@ -6,13 +6,16 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 
+use pagoda_abi::Token;
 use pagoda_api::{Client, SnapshotList, SnapshotName, VmKind, VmSpec};
 use pagoda_image::Stage;
 use tokio::sync::oneshot;
 
 use super::*;
 use crate::config::{Config, LargeFolios};
+use crate::images::Which;
 use crate::images::tests::{make, manifest};
+use crate::record::Record;
 use crate::registry::HostFacts;
 
 struct Daemon {
@@ -263,6 +266,26 @@ fn snapshots_are_listed_verified_and_removed() {
     client.remove_snapshot(&begun).unwrap();
     assert!(daemon.raw(&request("GET /v1/snapshots/a%2Fb/one", "")).starts_with("HTTP/1.1 400 "));
     daemon.stop();
+}
+
+#[test]
+fn a_snapshot_that_its_vm_still_fills_stays() {
+    let (dir, registry) = registry("filling");
+    std::fs::create_dir_all(dir.join("vms")).unwrap();
+    let record = Record::new("db", Token([7; 16]), VmKind::Qemu, &[4 << 20], VmSpec::default());
+    registry.records.write(&record).unwrap();
+    registry.load().unwrap();
+    let store = pagoda_image::Store::open(&dir.join("images")).unwrap();
+    make(&store, manifest(1, "db", "filled"), Stage::Filled);
+    make(&store, manifest(2, "db", "begun"), Stage::Begun);
+    make(&store, manifest(3, "gone", "begun"), Stage::Begun);
+    let remove = |vm: &str, name: &str| registry.remove_snapshot(&Which::Named(SnapshotName::new(vm, name)));
+    let error = remove("db", "begun").unwrap_err();
+    assert!(error.code == ErrorCode::WrongState && error.message.contains("still being filled"), "{error:?}");
+    remove("db", "filled").unwrap();
+    remove("gone", "begun").unwrap();
+    assert_eq!(registry.snapshots().unwrap().snapshots.len(), 1);
+    std::fs::remove_dir_all(dir).unwrap();
 }
 
 #[test]

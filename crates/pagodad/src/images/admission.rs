@@ -2,14 +2,15 @@
 //! admitted may still need counts as taken.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pagoda_api::types::{ApiError, ErrorCode, SnapshotName};
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_image::limits::STATE_BYTES_MAX;
-use pagoda_image::{ImageId, Listing, Stage, check_room, needed};
+use pagoda_image::{ImageId, Listing, Room, Stage, check_room, needed};
 
-use super::{Images, failed, lock, refused};
+use super::error::refused;
+use crate::config::SnapshotsConfig;
 
 /// An image that is to be made.
 #[derive(Debug)]
@@ -45,7 +46,7 @@ pub struct Admitted<'a> {
 impl Admitted<'_> {
     /// The image exists: its room is kept until it has all pages, is lost or is removed.
     pub fn begun(self) {
-        if let Some(promise) = lock(&self.admission.0).get_mut(&self.id) {
+        if let Some(promise) = self.admission.lock().get_mut(&self.id) {
             promise.is_begun = true;
         }
         std::mem::forget(self);
@@ -58,46 +59,44 @@ impl Drop for Admitted<'_> {
     }
 }
 
-impl Images {
-    /// Keeps room for an image, if its name is free, limits allow it and it fits.
+impl Admission {
+    /// Keeps room for an image beside those of `listing`.
     ///
     /// # Errors
-    /// Why not. Nothing was changed.
-    pub fn admit(&self, new: &NewImage<'_>) -> Result<Admitted<'_>, ApiError> {
-        let store = self.ready()?;
-        let listing = self.listing()?;
-        listing.check_new(&new.name.vm, &new.name.name).map_err(|why| {
-            refused(
-                format!("no snapshot {}: {why}", new.name),
-                Some("see `pagoda snapshot ls`; `pagoda snapshot rm` removes one"),
-            )
-        })?;
-        let mut room = store.room(listing.own()).map_err(|error| failed("look for room for the snapshot", &error))?;
+    /// Its name is taken, there are too many, or it does not fit.
+    pub fn admit(
+        &self,
+        new: &NewImage<'_>,
+        listing: &Listing,
+        mut room: Room,
+        config: &SnapshotsConfig,
+    ) -> Result<Admitted<'_>, ApiError> {
+        let hint = "see `pagoda snapshot ls`; `pagoda snapshot rm` removes one";
+        let of_limits = |why: String| refused(format!("no snapshot {}: {why}", new.name), Some(hint));
+        listing.check_new(&new.name.vm, &new.name.name).map_err(of_limits)?;
         let needed = needed(new.pages, new.filled, STATE_BYTES_MAX);
-        let mut promises = lock(&self.admission.0);
-        promises.retain(|id, promise| is_growing(&listing, *id, *promise));
-        let promised: Bytes = promises.iter().map(|(id, promise)| still_needed(&listing, *id, *promise)).sum();
+        let mut promises = self.lock();
+        promises.retain(|id, promise| is_growing(listing, *id, *promise));
+        let promised: Bytes = promises.iter().map(|(id, promise)| still_needed(listing, *id, *promise)).sum();
         room.free = room.free.saturating_sub(promised);
         room.taken += promised;
-        check_room(room, self.config.limits, needed).map_err(|why| {
-            let hint = format!(
-                "see `pagoda snapshot ls`, and [snapshots] in pagoda.toml; they are in {}",
-                self.config.dir.display()
-            );
-            ApiError::new(
-                ErrorCode::NoRoom,
-                format!("there is no room for a snapshot of {}: {why}", new.name.vm),
-                Some(&hint),
-            )
+        check_room(room, config.limits, needed).map_err(|why| {
+            let dir = config.dir.display();
+            let hint = format!("they are in {dir}: see `pagoda snapshot ls`, and [snapshots] in pagoda.toml");
+            let what = format!("there is no room for a snapshot of {}: {why}", new.name.vm);
+            ApiError::new(ErrorCode::NoRoom, what, Some(&hint))
         })?;
         promises.insert(new.id, Promise { needed, is_begun: false });
-        Ok(Admitted { admission: &self.admission, id: new.id })
+        Ok(Admitted { admission: self, id: new.id })
     }
-}
 
-impl Admission {
+    /// An image that is gone needs nothing any more.
     pub fn forget(&self, id: ImageId) {
-        lock(&self.0).remove(&id);
+        self.lock().remove(&id);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ImageId, Promise>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

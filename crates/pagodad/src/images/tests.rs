@@ -201,12 +201,20 @@ fn whoever_needs_an_image_is_asked_before_it_is_removed() {
 
     let before = bench.images.counted().unwrap();
     let mut asked = 0;
-    bench.images.remove(&which("web1/begun"), |_| Ok(asked += 1)).unwrap();
+    let before_remove = |_: &Listed| {
+        asked += 1;
+        Ok(())
+    };
+    bench.images.remove(&which("web1/begun"), before_remove).unwrap();
     assert_eq!((asked, image_dir(&bench, 3).exists()), (1, false));
     let after = bench.images.counted().unwrap();
     assert!(after.begun == 0 && after.own_bytes < before.own_bytes);
     // What cannot be read has only its id.
-    bench.images.remove(&Which::Id(ImageId(7)), |image| Ok(assert!(image.manifest.is_none()))).unwrap();
+    let unreadable = |image: &Listed| {
+        assert!(image.manifest.is_none());
+        Ok(())
+    };
+    bench.images.remove(&Which::Id(ImageId(7)), unreadable).unwrap();
     assert_eq!(bench.images.list().unwrap().unreadable, []);
     for which in [which("web1/begun"), Which::Id(ImageId(7))] {
         let error = bench.images.remove(&which, |_| panic!("there is nothing to let go of")).unwrap_err();

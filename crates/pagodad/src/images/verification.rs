@@ -5,14 +5,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pagoda_api::types::{ApiError, ErrorCode, SnapshotName, VERIFY_SILENCE_S_MAX, VerifyReport};
+use pagoda_api::types::{ApiError, ErrorCode, VERIFY_SILENCE_S_MAX, VerifyReport};
 use pagoda_core::units::{Bytes, ChunkIdx};
-use pagoda_image::{ImageId, Manifest, Report, Stage, Store};
+use pagoda_image::{ImageId, Report, Store};
 
-use super::{Found, Images, describe, lock, refused};
+use super::describe;
+use super::error::failed;
 
 /// Images that are read at a time: more would only take the disk from VMs that swap to it.
 const VERIFICATIONS_MAX: usize = 2;
@@ -46,38 +47,28 @@ enum End {
     GivenUp,
 }
 
-impl Images {
-    /// Begins to verify a snapshot, or says how far that is. Waits for a second at most.
+impl Verifications {
+    /// How far the verification of this image is, after a second at most. It begins if there is none.
     ///
     /// # Errors
-    /// There is none of this name; it is lost, or not filled yet; others are verified.
-    pub fn verify(&self, name: &SnapshotName) -> Result<VerifyReport, ApiError> {
-        let Found { listed, manifest } = self.find(name)?;
-        self.check_whole(name, &manifest)?;
-        let store = Arc::clone(self.store()?);
-        let verification = self.verifications.ask(listed.id, describe::memory(&manifest), store)?;
-        Ok(self.verifications.wait(listed.id, &verification))
-    }
-
-    /// What is being filled has no end that could be compared, and what is lost has no content.
-    fn check_whole(&self, name: &SnapshotName, manifest: &Manifest) -> Result<(), ApiError> {
-        let boot_id = self.boot_id()?;
-        match manifest.check_usable(boot_id) {
-            Ok(()) => Ok(()),
-            Err(why) if manifest.stage == Stage::Begun && manifest.boot_id == boot_id => {
-                Err(refused(format!("{name} cannot be verified: {why}"), Some("try again when it is filled")))
+    /// Others are under way.
+    pub fn ask(&self, id: ImageId, memory: Bytes, store: &Arc<Store>) -> Result<VerifyReport, ApiError> {
+        let verification = self.find_or_begin(id, memory, store)?;
+        match verification.wait() {
+            Some(End::Done(report)) => {
+                // Who asks next has all read anew.
+                let mut known = self.lock();
+                if known.get(&id).is_some_and(|other| Arc::ptr_eq(other, &verification)) {
+                    known.remove(&id);
+                }
+                Ok(report)
             }
-            Err(why) => {
-                Err(refused(format!("{name} cannot be verified: {why}"), Some("`pagoda snapshot rm` removes it")))
-            }
+            Some(End::GivenUp) | None => Ok(verification.progress()),
         }
     }
-}
 
-impl Verifications {
-    /// The verification of this image, which begins if there is none.
-    fn ask(&self, id: ImageId, memory: Bytes, store: Arc<Store>) -> Result<Arc<Verification>, ApiError> {
-        let mut known = lock(&self.0);
+    fn find_or_begin(&self, id: ImageId, memory: Bytes, store: &Arc<Store>) -> Result<Arc<Verification>, ApiError> {
+        let mut known = self.lock();
         known.retain(|_, verification| verification.is_of_use());
         if let Some(verification) = known.get(&id) {
             verification.touch();
@@ -88,25 +79,15 @@ impl Verifications {
             return Err(ApiError::new(ErrorCode::WrongState, why, Some("try again when one of them is done")));
         }
         let verification = Arc::new(Verification::new(memory));
-        let reading = Arc::clone(&verification);
+        let (reading, store) = (Arc::clone(&verification), Arc::clone(store));
         let started = std::thread::Builder::new().name("verify".into()).spawn(move || reading.run(&store, id));
-        started.map_err(|error| super::failed("start a thread", &error))?;
+        started.map_err(|error| failed("start a thread", &error))?;
         known.insert(id, Arc::clone(&verification));
         Ok(verification)
     }
 
-    /// Its report, or how far it is after a while. A report that was handed out is forgotten: who asks next has all read anew.
-    fn wait(&self, id: ImageId, verification: &Arc<Verification>) -> VerifyReport {
-        match verification.wait() {
-            Some(End::Done(report)) => {
-                let mut known = lock(&self.0);
-                if known.get(&id).is_some_and(|other| Arc::ptr_eq(other, verification)) {
-                    known.remove(&id);
-                }
-                report
-            }
-            Some(End::GivenUp) | None => verification.progress(),
-        }
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ImageId, Arc<Verification>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -118,16 +99,16 @@ impl Verification {
 
     /// Somebody asks for it.
     fn touch(&self) {
-        lock(&self.state).asked = Instant::now();
+        self.lock().asked = Instant::now();
     }
 
     fn has_ended(&self) -> bool {
-        lock(&self.state).end.is_some()
+        self.lock().end.is_some()
     }
 
     /// It is under way, or has a report that somebody may still come for.
     fn is_of_use(&self) -> bool {
-        let state = lock(&self.state);
+        let state = self.lock();
         match &state.end {
             None => true,
             Some(End::Done(_)) => state.asked.elapsed() < SILENCE_MAX,
@@ -137,7 +118,7 @@ impl Verification {
 
     /// Its end, if that comes soon.
     fn wait(&self) -> Option<End> {
-        let state = lock(&self.state);
+        let state = self.lock();
         let waited = self.ended.wait_timeout_while(state, ANSWER_AFTER, |state| state.end.is_none());
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         state.asked = Instant::now();
@@ -147,11 +128,11 @@ impl Verification {
     fn run(&self, store: &Store, id: ImageId) {
         let mut goes_on = |chunk: ChunkIdx| {
             self.chunks.store(u64::from(chunk.0), Ordering::Relaxed);
-            lock(&self.state).asked.elapsed() < SILENCE_MAX
+            self.lock().asked.elapsed() < SILENCE_MAX
         };
         let report = store.verify_while(id, &mut goes_on);
         let end = report.map_or(End::GivenUp, |report| End::Done(self.report(&report)));
-        lock(&self.state).end = Some(end);
+        self.lock().end = Some(end);
         self.ended.notify_all();
     }
 
@@ -170,5 +151,56 @@ impl Verification {
             damaged: report.damaged,
             damages: report.damages.iter().map(describe::damage).collect(),
         }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Bench, make, manifest};
+    use super::*;
+    use pagoda_image::Stage;
+
+    #[test]
+    fn what_nobody_asks_for_any_more_ends() {
+        let bench = Bench::new("silent");
+        let store = bench.images.store().unwrap();
+        make(store, manifest(1, "web1", "one"), Stage::Filled);
+        let verification = Verification::new(Bytes(2 << 20));
+        verification.lock().asked = Instant::now().checked_sub(SILENCE_MAX).unwrap();
+        verification.run(store, ImageId(1));
+        assert!(matches!(verification.wait(), Some(End::GivenUp)));
+        assert!(verification.has_ended() && !verification.is_of_use());
+    }
+
+    #[test]
+    fn a_report_waits_for_whoever_began_it() {
+        let bench = Bench::new("fetched");
+        let store = bench.images.store().unwrap();
+        make(store, manifest(1, "web1", "one"), Stage::Filled);
+        let verifications = Verifications::default();
+        let begun = verifications.find_or_begin(ImageId(1), Bytes(2 << 20), store).unwrap();
+        let again = verifications.find_or_begin(ImageId(1), Bytes(2 << 20), store).unwrap();
+        assert!(Arc::ptr_eq(&begun, &again), "one at a time");
+        while begun.wait().is_none() {}
+        assert!(verifications.ask(ImageId(1), Bytes(2 << 20), store).unwrap().is_done);
+        assert!(verifications.lock().is_empty(), "it is forgotten when it was fetched");
+    }
+
+    #[test]
+    fn only_so_many_run_at_a_time() {
+        let bench = Bench::new("busy");
+        let store = bench.images.store().unwrap();
+        let verifications = Verifications::default();
+        for id in 0..VERIFICATIONS_MAX as u128 {
+            // Under way, without a thread.
+            verifications.lock().insert(ImageId(id), Arc::new(Verification::new(Bytes(2 << 20))));
+        }
+        let error = verifications.ask(ImageId(9), Bytes(2 << 20), store).unwrap_err();
+        assert!(error.code == ErrorCode::WrongState && error.message.contains("2 snapshots are being verified"));
+        assert!(!verifications.ask(ImageId(0), Bytes(2 << 20), store).unwrap().is_done);
     }
 }

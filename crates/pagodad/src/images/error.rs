@@ -1,0 +1,26 @@
+//! What is answered when something about a snapshot is not possible.
+
+use std::error::Error;
+
+use pagoda_api::in_full;
+use pagoda_api::types::{ApiError, ErrorCode, SnapshotName};
+use pagoda_image::ImageId;
+
+const SEE: Option<&str> = Some("see `pagoda snapshot ls`");
+
+/// Not possible, and nothing was changed.
+pub fn refused(why: impl Into<String>, hint: Option<&str>) -> ApiError {
+    ApiError::new(ErrorCode::Refused, why, hint)
+}
+
+pub fn failed(what: &str, cause: &(dyn Error + 'static)) -> ApiError {
+    ApiError::new(ErrorCode::Internal, format!("{what}: {}", in_full(cause)), None)
+}
+
+pub fn no_such_snapshot(name: &SnapshotName) -> ApiError {
+    ApiError::new(ErrorCode::NoSuchSnapshot, format!("there is no snapshot {name}"), SEE)
+}
+
+pub fn no_image(id: ImageId) -> ApiError {
+    ApiError::new(ErrorCode::NoSuchSnapshot, format!("there is no image {id}"), SEE)
+}
