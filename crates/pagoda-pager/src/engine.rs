@@ -50,7 +50,7 @@ use crate::handle::{Inbox, Notice};
 use crate::poll::BusyPoll;
 use crate::source::Source;
 
-pub use parts::{EngineError, Parts};
+pub use parts::{EngineError, Origin, Parts};
 pub use start::spawn;
 
 /// Fault messages read at once: one `read(2)` of a page.
@@ -383,6 +383,9 @@ impl Engine {
         let text = format!("halted, because {why}. No page is lost; keep the state directory and report this");
         if self.paging.halt(&text) {
             self.reporter.report_halt(text);
+            // What is broken may be what the image relies on.
+            let notice = self.imager.lose("the VM was halted", &mut self.paging);
+            self.report_image(notice);
         }
     }
 

@@ -85,7 +85,8 @@ impl Machine {
     /// Pages may be written that were taken for protected. The image that was to begin behind that has not begun.
     pub(super) fn protect_failed(&mut self, pages: Pages) {
         let c = self.chunk(pages.chunk);
-        let open = PageSet::range(pages.run.start, pages.run.len) & c.ram;
+        // Clean pages among them were protected before, and are.
+        let open = (PageSet::range(pages.run.start, pages.run.len) & c.ram) - c.clean;
         if c.frozen.intersects(open) {
             self.thaw();
         }

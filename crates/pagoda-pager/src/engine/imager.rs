@@ -135,6 +135,8 @@ impl Imager {
         if let State::Waiting(_, waiting) = &self.state {
             waiting.ticket.refuse("another image was prepared");
         }
+        // Its sweeps are not those of one that was prepared before.
+        self.end_preparation(paging);
         self.room.make();
         self.state = State::Preparing(prepared);
         paging.push(Event::Prepare { on: true });
@@ -238,7 +240,7 @@ impl Imager {
     /// Executes `BeginImage`: all pages are frozen, and protected unless that has failed.
     pub fn begin(&mut self, paging: &mut Paging) {
         let begun = match std::mem::replace(&mut self.state, State::Idle) {
-            State::Beginning { prepared, ticket, is_protected } => commit(prepared, &ticket, is_protected),
+            State::Beginning { prepared, ticket, is_protected } => commit(prepared, &ticket, is_protected, paging),
             other => {
                 self.state = other;
                 return paging.push_correction(Event::Thaw);
@@ -374,10 +376,14 @@ impl Imager {
 }
 
 /// Makes the image exist, and answers.
-fn commit(prepared: Prepared, ticket: &Open, is_protected: bool) -> Option<Writer> {
-    let begun = match is_protected {
-        true => prepared.commit().map_err(|error| format!("its files could not be made an image: {error}")),
-        false => Err("the VM's memory could not be write-protected".to_owned()),
+fn commit(prepared: Prepared, ticket: &Open, is_protected: bool, paging: &Paging) -> Option<Writer> {
+    // Looked at again now that all pages are protected: direct I/O that began before its page was protected goes through, and
+    // what begins from now on meets a protected page. A punch empties a page whatever its protection.
+    let is_quiet = !paging.has_direct_io() && !paging.is_punching();
+    let begun = match (is_protected, is_quiet) {
+        (true, true) => prepared.commit().map_err(|error| format!("its files could not be made an image: {error}")),
+        (false, _) => Err("the VM's memory could not be write-protected".to_owned()),
+        (true, false) => Err("its VMM began direct I/O, or gave memory back, while it stood still".to_owned()),
     };
     match begun {
         Ok(writer) => {

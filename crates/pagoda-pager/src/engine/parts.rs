@@ -48,12 +48,30 @@ pub struct Parts {
     pub busy_poll: Duration,
     /// Why it is never evicted.
     pub pinned: Option<String>,
-    /// It may have been served before: by an earlier daemon.
-    pub taken_over: bool,
+    /// Where its pages are when the engine starts.
+    pub origin: Origin,
     /// An image that is not filled, which a daemon before this one began: the VM holds what it lacks.
     pub image: Option<Arc<Ledger>>,
     /// Whether equal pages are looked for when nothing has to leave, too.
     pub sharing: Sharing,
+}
+
+/// Where a VM's pages are when its engine starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nowhere: it is new, and all of them are zero.
+    New,
+    /// In its tiers, and none in DRAM: it is new, and was made of an image.
+    InTiers,
+    /// Wherever an earlier daemon left them: it runs.
+    TakenOver,
+}
+
+impl Origin {
+    /// It may have been served before, by an earlier daemon.
+    pub fn is_taken_over(self) -> bool {
+        self == Origin::TakenOver
+    }
 }
 
 /// Why an engine could not start. The VM waits or, if it was new, does not start.

@@ -18,7 +18,7 @@ use super::paging::Paging;
 use super::sampler::Sampler;
 use super::sharer::Sharer;
 use super::status::{Notify, Reporter};
-use super::{Engine, EngineError, Parts, RING_ENTRIES};
+use super::{Engine, EngineError, Origin, Parts, RING_ENTRIES};
 use crate::follow::Follow;
 use crate::handle::{Inbox, Notice};
 use crate::poll::BusyPoll;
@@ -40,7 +40,7 @@ fn thread_name(vm: &str) -> String {
 pub fn spawn(parts: Parts, inbox: Inbox, notify: Box<dyn Fn(Notice) + Send>) -> Result<(), EngineError> {
     let name = parts.name.clone();
     // A VM that runs already waits, and its agent comes again; a new one is told why it does not start.
-    let newcomer = if parts.taken_over { None } else { parts.agent.try_clone().ok() };
+    let newcomer = if parts.origin.is_taken_over() { None } else { parts.agent.try_clone().ok() };
     let thread = std::thread::Builder::new().name(thread_name(&name));
     let run = move || match Engine::new(parts, inbox, notify) {
         Ok(mut engine) => {
@@ -105,7 +105,7 @@ impl Engine {
                     maintained: now,
                     end: None,
                 };
-                match engine.start(parts.agent, parts.welcome, parts.limit, parts.taken_over, parts.image) {
+                match engine.start(parts.agent, parts.welcome, parts.limit, parts.origin, parts.image) {
                     Ok(()) => Ok(engine),
                     Err(error) => {
                         engine.paging.leave_group(false);
@@ -135,32 +135,28 @@ impl Engine {
         agent: Connection,
         welcome: Packet,
         limit: PageCount,
-        taken_over: bool,
+        origin: Origin,
         image: Option<Arc<Ledger>>,
     ) -> Result<(), EngineError> {
         self.ring.poll_multishot(self.inbox.wake().as_fd(), Source::Wake.key())?;
         self.link.poll_exit(&mut self.ring)?;
         self.paging.poll_all(&mut self.ring)?;
         let mut agent = Some(agent);
-        let welcomed = if taken_over { agent.take() } else { None };
+        let welcomed = if origin.is_taken_over() { agent.take() } else { None };
         if let Some(agent) = welcomed {
             self.welcome(&agent, &welcome);
             self.connect_agent(agent)?;
         }
+        // Intents first: one of them may stand where the note of a lost image goes.
+        let settled = if origin.is_taken_over() { self.paging.settle_intents()? } else { 0 };
         // Before any page can change.
-        let notice = image.and_then(|ledger| self.imager.resume(ledger, taken_over, &self.paging));
+        let notice = image.and_then(|ledger| self.imager.resume(ledger, origin.is_taken_over(), &self.paging));
         self.report_image(notice);
-        if taken_over {
-            // Whether it was armed cannot be known, and need not be: registering twice is harmless, and a VM that needs no
-            // pager disarms itself at the next event.
-            let settled = self.paging.settle_intents()?;
-            self.arm_with_image()?;
-            let restarted = self.restart_sample();
-            self.or_halt(restarted);
-            // Before any is dropped.
-            self.paging.count_references().map_err(EngineError::Shared)?;
-            self.paging.wake_all();
-            tracing::info!(vm = %self.name, settled, resident = self.paging.machine().stats().get(Metric::Resident), "took over");
+        match origin {
+            Origin::New => {}
+            // Before it may touch any page: the kernel would give it zeros.
+            Origin::InTiers => self.arm_with_image()?,
+            Origin::TakenOver => self.take_over(settled)?,
         }
         if self.reporter.is_pinned() {
             self.paging.push(Event::Pin);
@@ -175,6 +171,21 @@ impl Engine {
             self.connect_agent(agent)?;
         }
         self.publish();
+        Ok(())
+    }
+
+    /// `settled`: intents that an earlier daemon left open.
+    fn take_over(&mut self, settled: u64) -> Result<(), EngineError> {
+        // Whether it was armed cannot be known, and need not be: registering twice is harmless, and a VM that needs no pager
+        // disarms itself at the next event.
+        self.arm_with_image()?;
+        let restarted = self.restart_sample();
+        self.or_halt(restarted);
+        // Before any is dropped.
+        self.paging.count_references().map_err(EngineError::Shared)?;
+        self.paging.wake_all();
+        let resident = self.paging.machine().stats().get(Metric::Resident);
+        tracing::info!(vm = %self.name, settled, resident, "took over");
         Ok(())
     }
 

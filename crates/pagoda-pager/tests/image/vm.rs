@@ -13,7 +13,7 @@ use pagoda_core::fault::Sharing;
 use pagoda_core::stats::Metric;
 use pagoda_core::units::{Bytes, CHUNK_SIZE, ChunkCount, PAGE_SIZE, PageCount};
 use pagoda_image::Ledger;
-use pagoda_pager::engine::{Parts, spawn};
+use pagoda_pager::engine::{Origin, Parts, spawn};
 use pagoda_pager::handle::{Command, Handle, Notice, Status, channel_pair};
 use pagoda_pager::share::{Group, Member, table};
 use pagoda_pager::space::{Region, Shard, Space};
@@ -134,7 +134,7 @@ impl Vm {
             replacement: Default::default(),
             busy_poll: Duration::ZERO,
             pinned: None,
-            taken_over,
+            origin: if taken_over { Origin::TakenOver } else { Origin::New },
             image,
             sharing: if self.kind.shares { Sharing::PageOut } else { Sharing::Off },
         };
