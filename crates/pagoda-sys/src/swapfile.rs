@@ -8,6 +8,7 @@
 //! that I/O still holds the open file description; so flock(2) falls only with the last of it, and whoever then gets the
 //! lock knows that no old write can land any more. Hence the bounded wait in [`SwapFile::open`].
 
+mod buffer;
 mod extents;
 
 use std::io;
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags};
 
+pub use self::buffer::DirectBuffer;
 use crate::{Errno, PAGE_SIZE};
 
 /// How long the previous daemon's I/O may take to end. A healthy disk needs milliseconds; Linux's SCSI layer gives a command up
@@ -206,6 +208,27 @@ impl SwapFile {
             crate::PAGE_SIZE => Ok(content),
             _ => Err(Errno::IO),
         }
+    }
+
+    /// Writes whole pages by direct I/O, from a [`DirectBuffer`], and waits for it: for a VM that does not run yet.
+    ///
+    /// # Errors
+    /// The error of pwrite(2); EIO if nothing is written.
+    pub fn write_pages(&self, page: u64, mut pages: &[u8]) -> Result<(), Errno> {
+        assert!(pages.len().is_multiple_of(PAGE_SIZE), "whole pages");
+        let mut offset = page * PAGE_SIZE as u64;
+        while !pages.is_empty() {
+            match rustix::io::pwrite(&self.fd, pages, offset) {
+                Ok(0) => return Err(Errno::IO),
+                Ok(written) => {
+                    pages = &pages[written..];
+                    offset += written as u64;
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
     }
 
     /// Calls `found` with offset and length of each range that has data, in ascending order.

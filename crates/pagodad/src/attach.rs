@@ -21,7 +21,7 @@ use pagoda_api::types::VmKind;
 use pagoda_api::{in_full, with_advice};
 use pagoda_core::policy::VmId;
 use pagoda_core::units::ChunkCount;
-use pagoda_pager::engine::{self, Parts};
+use pagoda_pager::engine::{self, Origin, Parts};
 use pagoda_pager::handle::{Command, Handle, Inbox, channel_pair};
 use pagoda_pager::space::{Region, Shard, Space};
 use pagoda_pager::tier::{Stack, Tier};
@@ -33,9 +33,10 @@ use pagoda_sys::swapfile::{Reserve, SwapFile};
 use pagoda_sys::uffd::{self, Uffd};
 
 use self::handshakes::Handshakes;
-use crate::record::{Record, SharingFiles};
+use crate::record::{OperationKind, Record, SharingFiles};
 use crate::registry::{Registry, Starter, Taken, Vm};
 use crate::remote::{self, Dirs};
+use crate::snapshots;
 
 /// userfaultfds asked for: past a few vCPUs one no longer scales, and two cost nothing.
 pub const UFFDS_PER_VM: u32 = 2;
@@ -269,6 +270,9 @@ fn attach(
     // Before the record names the process: the next daemon then looks for the remote map of a VM that was served.
     let above_swap = tiers_above_swap(registry, &record, space.chunks(), taken_over)?;
     let looking = registry.sharing_of(&record, member.as_ref());
+    // Before its engine starts, for then pages change.
+    let image = if taken_over { snapshots::unfilled(registry, &record, &shared) } else { None };
+    let holds_image = image.is_some();
     let parts = Parts {
         name: name.clone(),
         space,
@@ -285,11 +289,11 @@ fn attach(
         replacement: registry.config.replacement.policy(),
         busy_poll: registry.config.busy_poll,
         pinned: record.spec.pinned.clone(),
-        taken_over,
-        image: None,
+        origin: origin(&record, taken_over),
+        image,
         sharing: looking,
     };
-    let made = Made { id, parts, handle, inbox, inodes, pid: (pid, start), sharing };
+    let made = Made { id, parts, handle, inbox, inodes, pid: (pid, start), sharing, holds_image };
     start_engine(registry, made)?;
     tracing::info!(vm = %name, pid, taken_over, "attached");
     learn_accelerator(registry, &name);
@@ -299,6 +303,19 @@ fn attach(
         tracing::warn!(vm = %name, "QEMU is not asked whether it could leave guest RAM out of a migration: {error}");
     }
     Ok(())
+}
+
+/// Where the pages of a VM are that attaches.
+fn origin(record: &Record, taken_over: bool) -> Origin {
+    let is_restored = record.operation.is_some_and(|operation| operation.kind == OperationKind::Restore);
+    // One that no daemon has served has nothing in DRAM, also if its agent says that it comes back: a daemon died when it had
+    // just attached.
+    let was_served = taken_over && record.pid.0 != 0;
+    match (was_served, is_restored) {
+        (false, true) => Origin::InTiers,
+        _ if taken_over => Origin::TakenOver,
+        _ => Origin::New,
+    }
 }
 
 /// What an engine needs, and what the daemon keeps of it.
@@ -311,17 +328,21 @@ struct Made {
     /// The VMM, and when it started.
     pid: (u32, u64),
     sharing: Option<SharingFiles>,
+    /// The VM goes on holding pages for the image that its record names.
+    holds_image: bool,
 }
 
 /// Starts the engine, and enters it in the registry, in one step that nobody sees a part of.
 fn start_engine(registry: &Registry, made: Made) -> Result<()> {
-    let Made { id, parts, handle, inbox, inodes, pid, sharing } = made;
+    let Made { id, parts, handle, inbox, inodes, pid, sharing, holds_image } = made;
     let (name, limit) = (parts.name.clone(), parts.limit);
     let plan = |_: &BTreeMap<String, Vm>, vm: &Vm| {
         ensure!(vm.handle.is_none(), "{name} is being attached by another connection");
         // From what the record is by now: its settings may have changed while its swap file or its pool was waited for. And
-        // before any page is shared: a later daemon has to know that there may be some.
-        Ok(Record { pid, sharing, ..vm.record.clone() })
+        // before any page is shared: a later daemon has to know that there may be some. And before any page changes: a later
+        // daemon must not take it for one that an image still owns.
+        let image = vm.record.image.filter(|_| holds_image);
+        Ok(Record { pid, sharing, image, ..vm.record.clone() })
     };
     let begin = |vm: &mut Vm, written: Result<()>| {
         written.context("write the VM's record")?;

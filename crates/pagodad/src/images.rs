@@ -6,12 +6,14 @@
 //! **What fails.** If the directory cannot be used, snapshots cannot, and paging goes on: `health` says so, and it is tried
 //! again. Guests notice nothing.
 
-#[cfg_attr(not(test), expect(dead_code, reason = "for the procedure that takes a snapshot"))]
 pub mod admission;
 mod describe;
 mod error;
+mod finishing;
+pub mod pour;
 mod verification;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -25,6 +27,7 @@ use pagoda_image::{ImageId, Listed, Listing, Manifest, Stage, Store};
 use self::admission::{Admission, Admitted, NewImage};
 pub use self::error::refused;
 use self::error::{failed, no_image, no_such_snapshot};
+use self::finishing::Finishing;
 use self::verification::Verifications;
 use crate::config::SnapshotsConfig;
 use crate::parts::{Parts, pauses};
@@ -44,6 +47,7 @@ pub struct Images {
     /// What daemons before this one left was removed.
     is_clean: Mutex<bool>,
     counted: Mutex<Option<HostSnapshots>>,
+    finishing: Finishing,
     admission: Admission,
     verifications: Verifications,
 }
@@ -87,6 +91,7 @@ impl Images {
             opened: OnceLock::new(),
             is_clean: Mutex::default(),
             counted: Mutex::default(),
+            finishing: Finishing::default(),
             admission: Admission::default(),
             verifications: Verifications::default(),
         }
@@ -103,7 +108,10 @@ impl Images {
         }
         loop {
             match self.listing() {
-                Ok(_) => self.parts.works(PART),
+                Ok(listing) => {
+                    self.parts.works(PART);
+                    self.make_all_durable(&listing);
+                }
                 Err(error) => self.parts.failed(PART, &error.message),
             }
             std::thread::sleep(COUNT_PERIOD);
@@ -131,6 +139,7 @@ impl Images {
                 Ok(count) => tracing::info!("{count} images that were not finished, or not removed, are removed"),
                 Err(error) => tracing::warn!("remove what is left of images: {}", in_full(&error)),
             }
+            self.finishing.lose_orphans(store);
             *is_clean = true;
         }
         Ok(store)
@@ -229,7 +238,6 @@ impl Images {
     ///
     /// # Errors
     /// Why not. Nothing was changed.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the procedure that takes a snapshot"))]
     pub fn admit(&self, new: &NewImage<'_>) -> Result<Admitted<'_>, ApiError> {
         let store = self.ready()?;
         let listing = self.listing()?;
@@ -252,6 +260,56 @@ impl Images {
             refused(format!("{name} cannot be verified: {why}"), Some(hint))
         })?;
         self.verifications.ask(listed.id, describe::memory(&manifest), self.store()?)
+    }
+
+    /// The images that VMs hold pages for, by all records of an earlier daemon: to be said at start, if all of them could be
+    /// read.
+    pub fn set_held(&self, held: BTreeSet<ImageId>) {
+        self.finishing.set_held(held);
+    }
+
+    /// An image has all pages.
+    ///
+    /// # Errors
+    /// It does not, or is lost; the disk's.
+    pub fn mark_filled(&self, id: ImageId) -> Result<(), ApiError> {
+        let marked =
+            self.store()?.ledger(id).and_then(|ledger| match ledger.manifest().map(|manifest| manifest.stage) {
+                Some(Stage::Filled | Stage::Durable) => Ok(()),
+                _ => ledger.mark_filled(),
+            });
+        marked.map_err(|error| failed("say that the image is filled", &error))
+    }
+
+    /// No daemon takes an image for whole from now on.
+    ///
+    /// # Errors
+    /// The directory cannot be used, or takes no note.
+    pub fn lose(&self, id: ImageId, why: &str) -> Result<(), ApiError> {
+        let is_noted = self.store()?.lose(id, why);
+        let unnoted = || format!("the image {id} is lost ({why}), and its files take no note of that");
+        is_noted.then_some(()).ok_or_else(|| ApiError::new(ErrorCode::Internal, unnoted(), None))
+    }
+
+    /// The same of one that is not filled: nobody fills it any more.
+    pub fn lose_unfilled(&self, id: ImageId, why: &str) {
+        let Ok(ledger) = self.store().map_err(drop).and_then(|store| store.ledger(id).map_err(drop)) else { return };
+        if ledger.manifest().is_some_and(|manifest| manifest.stage == Stage::Begun) && !ledger.lose(why) {
+            tracing::warn!(image = %id, "its files take no note that it is lost: {why}");
+        }
+    }
+
+    /// Makes a filled image outlive the host. What fails is tried again when images are counted.
+    pub fn make_durable(&self, id: ImageId) {
+        if let Ok(store) = self.store() {
+            self.finishing.make_durable(store, id);
+        }
+    }
+
+    fn make_all_durable(&self, listing: &Listing) {
+        if let Ok(opened) = self.opened() {
+            self.finishing.make_all_durable(&opened.store, &listing.images, &opened.boot_id);
+        }
     }
 
     /// As they were counted last.
@@ -277,17 +335,17 @@ impl Images {
         }
     }
 
+    /// Whether an image's VM still holds memory for it, or would if it were there.
+    fn is_being_filled(&self, manifest: &Manifest) -> bool {
+        manifest.stage == Stage::Begun && self.boot_id().is_ok_and(|boot_id| boot_id == manifest.boot_id)
+    }
+
     /// What there is, counted on the way.
     fn listing(&self) -> Result<Listing, ApiError> {
         let opened = self.opened()?;
         let listing = opened.store.list().map_err(|error| failed("list the images", &error))?;
         *lock(&self.counted) = Some(describe::count(&listing, &opened.boot_id, &self.config.dir));
         Ok(listing)
-    }
-
-    /// Whether an image's VM still holds memory for it, or would if it were there.
-    pub fn is_being_filled(&self, manifest: &Manifest) -> bool {
-        manifest.stage == Stage::Begun && self.opened.get().is_some_and(|opened| opened.boot_id == manifest.boot_id)
     }
 }
 

@@ -7,12 +7,15 @@ mod config;
 mod control;
 mod images;
 mod metrics;
+mod notices;
 mod parts;
 mod policy;
 mod qmp;
+mod random;
 mod record;
 mod registry;
 mod remote;
+mod snapshots;
 
 use pagoda_api::in_full;
 use std::io::IsTerminal;
@@ -90,7 +93,7 @@ fn run(config: Config) -> Result<()> {
     // Paging first. What VMs can do without may fail from here on, unless there are none yet that would wait.
     let (listening, attaching, reaping) = (Arc::clone(&registry), Arc::clone(&registry), Arc::clone(&registry));
     let (governing, counting) = (Arc::clone(&registry), Arc::clone(&registry));
-    start("notices", move || listening.listen(&heard))?;
+    start("notices", move || notices::listen(&listening, &heard))?;
     start("attach", move || attach::serve(&attach, &attaching))?;
     start("policy", move || policy::governor::run(&governing))?;
     start("reaper", move || {

@@ -23,7 +23,6 @@ mod patch;
 mod process;
 mod sampling;
 mod shim_gate;
-mod snapshots;
 mod vm;
 mod writing;
 
@@ -164,7 +163,7 @@ impl Registry {
     }
 
     /// The number of the VM with this token.
-    fn id_by(&self, token: Token) -> Option<VmId> {
+    pub fn id_by(&self, token: Token) -> Option<VmId> {
         self.lock().values().find(|vm| vm.record.token == token).map(|vm| vm.governed.id)
     }
 }

@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 
 use crate::qmp::Refused;
 use crate::registry::Registry;
+use crate::snapshots::load;
 
 /// What the shim hides.
 const CAPABILITY: &str = "x-ignore-shared";
@@ -42,8 +43,8 @@ enum Gate {
     Unknown,
 }
 
-/// Asks QEMU in a thread of its own, until it answers; then an operation that an earlier daemon began is ended, which needs the
-/// gate for itself. One that `is_new`, that this version of `pagoda run` started and that
+/// Asks QEMU in a thread of its own, until it answers; then an operation that an earlier daemon began is ended, and a
+/// VM that was made of a snapshot is given its state: both need the gate for themselves. One that `is_new`, that this version of `pagoda run` started and that
 /// could lose its guest is ended.
 ///
 /// # Errors
@@ -53,6 +54,7 @@ pub fn check(registry: &Arc<Registry>, name: &str, token: Token, is_new: bool) -
     let run = move || {
         until_answered(&registry, &name, token, is_new);
         registry.resume_operation(token);
+        load(&registry, token);
     };
     thread::Builder::new().name("gate".into()).spawn(run).map(drop)
 }

@@ -4,22 +4,28 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::rejection::PathRejection;
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::Json;
 use axum::routing::{delete, get, post};
-use pagoda_api::{Snapshot, SnapshotLaunch, SnapshotList, SnapshotName, VerifyReport};
+use pagoda_api::{
+    CreateSnapshot, CreatedVm, RestoreRequest, Snapshot, SnapshotLaunch, SnapshotList, SnapshotName, VerifyReport,
+};
 
-use super::reply::{Refusal, Reply, Shared, ask, bad_request};
+use super::reply::{Refusal, Reply, Shared, ask, bad_request, parse, vm_name};
 use crate::images::Which;
 use crate::registry::Registry;
+use crate::snapshots;
 
 /// Names of a VM and of its snapshot.
 type Names = Result<Path<(String, String)>, PathRejection>;
 
 pub fn routes() -> Router<Arc<Registry>> {
     Router::new()
+        .route("/v1/vms/{name}/snapshots", post(take))
+        .route("/v1/restores", post(restore))
         .route("/v1/snapshots", get(list))
         .route("/v1/snapshots/{vm}", delete(remove_image))
         .route("/v1/snapshots/{vm}/{name}", get(show).delete(remove))
@@ -27,13 +33,28 @@ pub fn routes() -> Router<Arc<Registry>> {
         .route("/v1/snapshots/{vm}/{name}/verify", post(verify))
 }
 
+async fn take(
+    State(registry): Shared,
+    name: Result<Path<String>, PathRejection>,
+    body: Result<Bytes, BytesRejection>,
+) -> Reply<Snapshot> {
+    let name = vm_name(name)?;
+    let request: CreateSnapshot = parse(body)?;
+    ask(registry, move |registry| snapshots::take(registry, &name, &request)).await
+}
+
+async fn restore(State(registry): Shared, body: Result<Bytes, BytesRejection>) -> Reply<CreatedVm> {
+    let request: RestoreRequest = parse(body)?;
+    ask(registry, move |registry| snapshots::restore(registry, &request)).await
+}
+
 async fn list(State(registry): Shared) -> Reply<SnapshotList> {
-    ask(registry, |registry| registry.snapshots()).await
+    ask(registry, |registry| snapshots::list(registry)).await
 }
 
 async fn show(State(registry): Shared, names: Names) -> Reply<Snapshot> {
     let name = snapshot_name(names)?;
-    ask(registry, move |registry| registry.snapshot(&name)).await
+    ask(registry, move |registry| snapshots::get(registry, &name)).await
 }
 
 async fn launch(State(registry): Shared, names: Names) -> Reply<SnapshotLaunch> {
@@ -59,7 +80,7 @@ async fn remove_image(State(registry): Shared, id: Result<Path<String>, PathReje
 }
 
 async fn remove_which(registry: Arc<Registry>, which: Which) -> Result<StatusCode, Refusal> {
-    let _: Json<()> = ask(registry, move |registry| registry.remove_snapshot(&which)).await?;
+    let _: Json<()> = ask(registry, move |registry| snapshots::remove(registry, &which)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 
 use pagoda_abi::Token;
-use pagoda_api::{Client, SnapshotList, SnapshotName, VmKind, VmSpec};
-use pagoda_image::Stage;
+use pagoda_api::{Client, SnapshotList, SnapshotName, SnapshotStage, VmKind, VmSpec};
+use pagoda_image::{ImageId, Stage};
 use tokio::sync::oneshot;
 
 use super::*;
@@ -273,18 +273,20 @@ fn a_snapshot_that_its_vm_still_fills_stays() {
     let (dir, registry) = registry("filling");
     std::fs::create_dir_all(dir.join("vms")).unwrap();
     let record = Record::new("db", Token([7; 16]), VmKind::Qemu, &[4 << 20], VmSpec::default());
-    registry.records.write(&record).unwrap();
+    registry.records.write(&Record { image: Some(ImageId(2)), ..record }).unwrap();
     registry.load().unwrap();
     let store = pagoda_image::Store::open(&dir.join("images")).unwrap();
     make(&store, manifest(1, "db", "filled"), Stage::Filled);
     make(&store, manifest(2, "db", "begun"), Stage::Begun);
     make(&store, manifest(3, "gone", "begun"), Stage::Begun);
-    let remove = |vm: &str, name: &str| registry.remove_snapshot(&Which::Named(SnapshotName::new(vm, name)));
+    let remove = |vm: &str, name: &str| crate::snapshots::remove(&registry, &Which::Named(SnapshotName::new(vm, name)));
     let error = remove("db", "begun").unwrap_err();
-    assert!(error.code == ErrorCode::WrongState && error.message.contains("still being filled"), "{error:?}");
+    assert!(error.code == ErrorCode::WrongState && error.message.contains("still holds memory"), "{error:?}");
     remove("db", "filled").unwrap();
+    let orphan = registry.images.get(&SnapshotName::new("gone", "begun")).unwrap();
+    assert_eq!(orphan.stage, SnapshotStage::Lost, "nobody fills it: {:?}", orphan.why);
     remove("gone", "begun").unwrap();
-    assert_eq!(registry.snapshots().unwrap().snapshots.len(), 1);
+    assert_eq!(registry.images.list().unwrap().snapshots.len(), 1);
     std::fs::remove_dir_all(dir).unwrap();
 }
 

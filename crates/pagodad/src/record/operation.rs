@@ -1,6 +1,6 @@
 //! What is being done to a VM as a whole.
 
-use pagoda_image::ImageId;
+use pagoda_image::{ImageId, Manifest};
 use serde::{Deserialize, Serialize};
 
 /// See the module. It is on the disk before the VM can stand still for it, and until the VM runs again: so whichever daemon there
@@ -19,6 +19,13 @@ pub struct Operation {
 pub enum OperationKind {
     Snapshot,
     Restore,
+}
+
+impl Operation {
+    /// Makes a VM of this image, whose guest runs if it ran then.
+    pub fn restore(image: &Manifest) -> Operation {
+        Operation { kind: OperationKind::Restore, image: image.id, resume: image.running }
+    }
 }
 
 impl OperationKind {

@@ -13,14 +13,16 @@ use pagoda_abi::Token;
 use pagoda_api::in_full;
 use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, Launch, VmKind};
 use pagoda_core::policy::VmId;
+use pagoda_image::Image;
 use pagoda_sys::ram::RamFile;
 use pagoda_sys::swapfile::{Reserve, SwapFile};
 
 use super::admission::configure_sampling;
 use super::{Registry, Vm, internal};
+use crate::images::pour::pour;
 use crate::qmp::Monitor;
-use crate::record::{Record, Remote};
-use crate::remote;
+use crate::record::{Operation, Record, Remote};
+use crate::{random, remote};
 
 /// VMs of one daemon: each has a thread, a ring and some twenty file descriptors.
 const VMS_MAX: usize = 1024;
@@ -58,6 +60,15 @@ impl Registry {
     /// # Errors
     /// Bad sizes, a name that is taken, no room or an unfit file system for swap: each says what to do.
     pub fn create(&self, request: CreateVm) -> Result<CreatedVm, ApiError> {
+        self.create_from(request, None)
+    }
+
+    /// As [`Registry::create`]. With an image, the VM's memory is what that holds, and QEMU is given the image's state before the
+    /// guest runs: see [`crate::images::restore`].
+    ///
+    /// # Errors
+    /// As [`Registry::create`]; the image is damaged.
+    pub fn create_from(&self, request: CreateVm, image: Option<&Image>) -> Result<CreatedVm, ApiError> {
         request.check().map_err(|message| ApiError::new(ErrorCode::BadRequest, message, None))?;
         if request.spec.share_group.is_some() && !self.config.page_sharing {
             let hint = "leave --share-group out, or set page_sharing = true in pagoda.toml and restart pagodad";
@@ -71,7 +82,7 @@ impl Registry {
         let dirs = remote::Dirs::of(&self.config);
         let new_tier = |remote| remote::new_tier(&dirs, &request.name, &request.memory, remote);
         let tier = request.spec.remote.map(new_tier).transpose()?;
-        let created = self.create_with(request, tier.as_ref().map(|tier| tier.remote.clone()), || {
+        let created = self.create_with(request, tier.as_ref().map(|tier| tier.remote.clone()), image, || {
             tier.iter().for_each(|tier| tier.keep(&dirs));
         });
         created.inspect_err(|_| tier.iter().for_each(|tier| tier.give_up(&dirs)))
@@ -82,15 +93,17 @@ impl Registry {
         &self,
         request: CreateVm,
         remote: Option<Remote>,
+        image: Option<&Image>,
         made: impl FnOnce(),
     ) -> Result<CreatedVm, ApiError> {
         let CreateVm { name, memory, kind, spec, launch } = request;
-        let token = random_token().map_err(|e| internal("make a token", e))?;
+        let token = Token(random::bytes().map_err(|e| internal("make a token", e))?);
         let compressed = self.config.compressed.clone();
         let launch = launch.map(Launch::bounded);
-        let record = Record { launch, remote, compressed, ..Record::new(&name, token, kind, &memory, spec) };
+        let operation = image.map(|image| Operation::restore(image.manifest()));
+        let record = Record { launch, remote, compressed, operation, ..Record::new(&name, token, kind, &memory, spec) };
         let reservation = self.reserve(&name, &record)?;
-        let vm = self.make(record, reservation.id)?;
+        let vm = self.make(record, image, reservation.id)?;
         made();
         reservation.commit(vm);
         Ok(CreatedVm {
@@ -129,13 +142,20 @@ impl Registry {
         Ok(Reservation { registry: self, name, id })
     }
 
-    fn make(&self, record: Record, id: VmId) -> Result<Vm, ApiError> {
+    fn make(&self, record: Record, image: Option<&Image>, id: VmId) -> Result<Vm, ApiError> {
         let swap_path = self.swap_path(&record.name);
         let reserve = if record.spec.reserve_swap { Reserve::Yes } else { Reserve::No };
         let total = record.memory();
         let swap = SwapFile::create(&swap_path, total, reserve)
             .map_err(|e| ApiError::new(ErrorCode::Unsupported, format!("make the VM's swap file: {e}"), None))?;
-        let made = self.make_rest(&record);
+        // The record first: pouring takes a while, and if this daemon dies the next one finds the file by the record.
+        let made = self.make_rest(&record).and_then(|rest| {
+            let poured = image.map_or(Ok(()), |image| pour(image, &swap).map(drop));
+            poured.map(|()| rest).map_err(|error| {
+                let _ = self.records.remove(&record.name);
+                internal("bring the image in", in_full(error.as_ref()))
+            })
+        });
         let (ram, monitor) = made.inspect_err(|_| {
             let _ = std::fs::remove_file(&swap_path);
             let _ = std::fs::remove_file(self.monitor_path(&record.name));
@@ -160,12 +180,6 @@ impl Registry {
         self.records.write(record).map_err(|e| internal("write the VM's record", in_full(e.as_ref())))?;
         Ok((ram, monitor))
     }
-}
-
-fn random_token() -> std::io::Result<Token> {
-    let mut token = [0; 16];
-    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut token)?;
-    Ok(Token(token))
 }
 
 /// A listening Unix socket for its owner alone: the directory it is in is.

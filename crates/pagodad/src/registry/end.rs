@@ -20,7 +20,7 @@ const ATTACH_WAIT: Duration = Duration::from_secs(60);
 
 impl Registry {
     /// A VM's process has ended.
-    pub(super) fn exited(&self, id: VmId) {
+    pub fn exited(&self, id: VmId) {
         self.while_writing(id, || {
             let Some(record) = self.find_by_id(id, |vm| vm.record.clone()) else { return };
             tracing::info!(vm = %record.name, "its process ended");
@@ -91,6 +91,9 @@ impl Registry {
         let Some(vm) = self.remove(&mut vms, id) else { return };
         self.making.begin_removal(&record.name, id, &vm.writing);
         drop(vms);
+        if let Some(image) = record.image {
+            self.images.lose_unfilled(image, "its VM ended before it was filled");
+        }
         self.forget(record);
         drop(vm);
         self.making.end(&record.name);

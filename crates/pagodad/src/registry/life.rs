@@ -3,13 +3,11 @@
 use pagoda_api::{in_full, with_advice};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use pagoda_abi::Token;
 use pagoda_api::types::{ApiError, ErrorCode, VmInfo, VmKind, VmSpec};
 use pagoda_core::policy::VmId;
-use pagoda_pager::handle::{Command, Notice};
+use pagoda_pager::handle::Command;
 
 use super::operation::refuse_meanwhile;
 use super::process::has_ended;
@@ -41,6 +39,7 @@ impl Registry {
         self.say_what_is_short();
         if all_known {
             let vms: Vec<Record> = self.lock().values().map(|vm| vm.record.clone()).collect();
+            self.images.set_held(vms.iter().filter_map(|vm| vm.image).collect());
             remote::give_back_of_before(&dirs, &pending, &vms);
         } else {
             self.never_settle();
@@ -71,29 +70,8 @@ impl Registry {
         self.lock().insert(name, vm);
     }
 
-    /// Handles what engines say, until the last sender is gone.
-    pub fn listen(self: &Arc<Self>, notices: &Receiver<(Token, Notice)>) {
-        while let Ok((token, notice)) = notices.recv() {
-            let Some(id) = self.id_by(token) else { continue };
-            match notice {
-                Notice::Stalled(reason) => self.stall(id, reason),
-                Notice::NearLimit => self.governor.doorbell.ring(),
-                // No engine is told to begin one yet.
-                Notice::ImageFilled(_) | Notice::ImageLost(..) => {}
-                Notice::Exited => {
-                    // Its record may be being written, and other VMs' notices do not wait for that.
-                    let registry = Arc::clone(self);
-                    let end = move || registry.exited(id);
-                    if std::thread::Builder::new().name("vm-end".into()).spawn(end).is_err() {
-                        self.exited(id);
-                    }
-                }
-                Notice::Detached => drop(self.find_by_id(id, |vm| vm.handle = None)),
-            }
-        }
-    }
-
-    fn stall(&self, id: VmId, reason: String) {
+    /// A VM has to be stopped, and why.
+    pub fn stall(&self, id: VmId, reason: String) {
         let mut vms = self.lock();
         let Some(vm) = vms.values_mut().find(|vm| vm.governed.id == id) else { return };
         vm.stalled = Some((with_advice(reason), Instant::now()));
@@ -151,7 +129,9 @@ impl Registry {
 
     /// Looks for processes that map a VM's RAM without a userfaultfd of ours: they would read what is out as zeros. What the
     /// shim saw leaving is pinned before that; this is for what it could not see.
-    pub fn find_strangers(&self) {
+    ///
+    /// False: nobody was seen, because nobody could be looked at.
+    pub fn find_strangers(&self) -> bool {
         let attached: Vec<_> = {
             let vms = self.lock();
             let attached = vms.values().filter(|vm| vm.handle.is_some() && vm.record.spec.pinned.is_none());
@@ -161,10 +141,10 @@ impl Registry {
             for (dev, ino) in inodes {
                 let mappers = match pagoda_sys::process::mappers(dev, ino) {
                     Ok(mappers) => mappers,
-                    // Nobody was seen, for nobody could be looked at.
                     Err(error) => {
                         let why = format!("other processes that map a VM's memory cannot be looked for: {error}");
-                        return self.parts.failed(STRANGERS, &why);
+                        self.parts.failed(STRANGERS, &why);
+                        return false;
                     }
                 };
                 self.parts.works(STRANGERS);
@@ -174,6 +154,7 @@ impl Registry {
                 }
             }
         }
+        true
     }
 
     /// Has nothing of a VM leave DRAM any more, also if that cannot be written down.

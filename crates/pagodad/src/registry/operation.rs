@@ -17,9 +17,10 @@ use pagoda_api::in_full;
 use pagoda_api::types::{ApiError, ErrorCode, VmKind};
 use pagoda_core::policy::VmId;
 use pagoda_image::ImageId;
+use pagoda_pager::handle::Handle;
 
 use super::shim_gate::ShimGate;
-use super::{Registry, Vm, internal};
+use super::{Registry, Vm, internal, no_such_vm};
 use crate::qmp::Monitor;
 use crate::qmp::state::{RunState, run_state, undo};
 use crate::record::{Operation, OperationKind, Record};
@@ -50,7 +51,28 @@ pub(super) fn refuse_meanwhile(record: &Record) -> Result<(), ApiError> {
     Err(ApiError::new(ErrorCode::WrongState, problem, Some("try again when it is over")))
 }
 
+/// A VM that an operation can begin on.
+#[derive(Debug)]
+pub struct Ready {
+    pub id: VmId,
+    pub record: Record,
+    pub handle: Arc<Handle>,
+    pub qmp: Arc<Monitor>,
+}
+
 impl Registry {
+    /// The VM of this name, if an operation could begin on it now.
+    ///
+    /// # Errors
+    /// No such VM; it is not in a state for it.
+    pub fn ready_for(&self, name: &str, kind: OperationKind) -> Result<Ready, ApiError> {
+        let vms = self.lock();
+        let vm = vms.get(name).ok_or_else(|| no_such_vm(name))?;
+        check_ready(vm, kind)?;
+        let handle = vm.handle.clone().ok_or_else(gone)?;
+        Ok(Ready { id: vm.governed.id, record: vm.record.clone(), handle, qmp: Arc::clone(&vm.qmp) })
+    }
+
     /// Begins an operation on a VM: it is on the disk when this returns. Of a snapshot, so is that the VM has an image.
     ///
     /// # Errors

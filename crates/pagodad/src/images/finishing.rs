@@ -1,0 +1,61 @@
+//! What happens to images behind their VMs' backs: filled ones are made durable, and those that nobody fills any more are lost.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use pagoda_api::in_full;
+use pagoda_image::{ImageId, Listed, Manifest, Stage, Store};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Finishing {
+    /// The images that VMs hold pages for, by all records of an earlier daemon.
+    held: OnceLock<BTreeSet<ImageId>>,
+    /// One image at a time is made durable.
+    alone: Mutex<()>,
+}
+
+impl Finishing {
+    /// Known once all records could be read. Images that are not filled and that no VM holds pages for are lost then.
+    pub fn set_held(&self, held: BTreeSet<ImageId>) {
+        // It is said once, at start.
+        let _ = self.held.set(held);
+    }
+
+    /// Loses images that nobody fills. Before this daemon makes any: one that it makes is in no record of an earlier daemon.
+    pub fn lose_orphans(&self, store: &Store) {
+        let Some(held) = self.held.get() else { return };
+        let images = match store.list() {
+            Ok(listing) => listing.images,
+            Err(error) => return tracing::warn!("look for images that nobody fills: {}", in_full(&error)),
+        };
+        let is_begun = |listed: &&Listed| stage_of(listed) == Some(Stage::Begun);
+        for listed in images.iter().filter(is_begun).filter(|listed| !held.contains(&listed.id)) {
+            store.lose(listed.id, "its VM ended before it was filled, while no daemon ran");
+        }
+    }
+
+    /// Makes a filled image outlive the host. It waits for the disk.
+    pub fn make_durable(&self, store: &Store, id: ImageId) {
+        let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = store.ledger(id).and_then(|ledger| match ledger.manifest().map(|manifest| manifest.stage) {
+            Some(Stage::Filled) => ledger.make_durable(),
+            _ => Ok(()),
+        });
+        if let Err(error) = made {
+            tracing::warn!(image = %id, "make a snapshot durable, tried again: {}", in_full(&error));
+        }
+    }
+
+    /// Does so with all that were filled in this life of the host.
+    pub fn make_all_durable(&self, store: &Store, images: &[Listed], boot_id: &str) {
+        let is_of_now = |manifest: &Manifest| manifest.boot_id == boot_id;
+        let due = images.iter().filter(|listed| stage_of(listed) == Some(Stage::Filled));
+        let due = due.filter(|listed| listed.damage.is_none() && listed.manifest.as_ref().is_some_and(is_of_now));
+        due.for_each(|listed| self.make_durable(store, listed.id));
+    }
+}
+
+fn stage_of(listed: &Listed) -> Option<Stage> {
+    listed.manifest.as_ref().map(|manifest| manifest.stage)
+}

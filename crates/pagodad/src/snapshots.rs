@@ -1,0 +1,20 @@
+//! Snapshots as procedures: taking one of a VM that runs, filling it, and making a VM of one.
+//!
+//! Each lays hands on three owners in turn: the VM's engine (its memory), QEMU (the state of its devices), and
+//! [`crate::images::Images`] (the files). The VM's record says what is under way, so that whichever daemon there is lets the
+//! guest run again.
+
+mod disks;
+mod filling;
+mod load;
+mod progress;
+mod remove;
+mod restore;
+mod take;
+
+pub use filling::{finish, lost, unfilled};
+pub use load::load;
+pub use progress::{get, list};
+pub use remove::remove;
+pub use restore::restore;
+pub use take::take;

@@ -1,0 +1,69 @@
+//! Gives the QEMU of a restored VM its state, once it has attached and its monitor answers.
+
+use std::io::Read;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use pagoda_abi::Token;
+use pagoda_api::in_full;
+
+use crate::qmp::state;
+use crate::record::{Operation, OperationKind};
+use crate::registry::Registry;
+use crate::registry::operation::ImageThen;
+
+/// How long QEMU may take to load its state, page faults included.
+const LOAD_MAX: Duration = Duration::from_secs(120);
+
+/// Between two attempts to end a QEMU that may be busy.
+const QUIT_AGAIN: Duration = Duration::from_secs(1);
+
+/// Loads the state of a VM that was just made of a snapshot, and lets the guest run. Of others nothing is done. The caller has a
+/// thread for it, and QEMU was asked whether its gate works.
+///
+/// If it fails, QEMU is ended: its guest has not run, and the snapshot is what it was.
+pub fn load(registry: &Arc<Registry>, token: Token) {
+    let of_token = |vm: &&crate::registry::Vm| vm.record.token == token;
+    let found = registry
+        .lock()
+        .values()
+        .find(of_token)
+        .map(|vm| (vm.governed.id, vm.record.name.clone(), vm.record.operation, vm.keeps_ram, Arc::clone(&vm.qmp)));
+    let Some((id, name, Some(operation), keeps_ram, qmp)) = found else { return };
+    if operation.kind != OperationKind::Restore {
+        return;
+    }
+    let loaded = match registry.gate_of(id) {
+        Some(gate) if keeps_ram => load_through(registry, &gate, &qmp, operation),
+        _ => Err(anyhow::anyhow!("QEMU has not said whether it keeps RAM in migrations")),
+    };
+    if let Err(error) = loaded {
+        tracing::error!(vm = %name, "ended, for its state could not be loaded: {}", in_full(error.as_ref()));
+        // It must not go on with half a state, or with RAM left out of its migrations.
+        while registry.lock().values().any(|vm| vm.record.token == token) {
+            let _ = qmp.execute("quit");
+            std::thread::sleep(QUIT_AGAIN);
+        }
+        return;
+    }
+    tracing::info!(vm = %name, image = %operation.image, "restored");
+    registry.end_operation(id, ImageThen::Kept);
+}
+
+fn load_through(
+    registry: &Registry,
+    gate: &dyn state::Gate,
+    qmp: &crate::qmp::Monitor,
+    operation: Operation,
+) -> Result<()> {
+    let store = registry.images.store().map_err(|error| anyhow::anyhow!(error.message))?;
+    let image = store.image(operation.image)?;
+    image.check_state()?;
+    let (file, len) = image.state()?;
+    state::load(qmp, gate, &mut file.take(len.0), Instant::now() + LOAD_MAX)?;
+    if operation.resume {
+        qmp.execute("cont").context("let the guest run")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,61 @@
+//! Removing a snapshot, also one that its VM still holds pages for.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pagoda_api::types::{ApiError, ErrorCode};
+use pagoda_image::{ImageId, Listed};
+use pagoda_pager::handle::{Command, Handle};
+
+use crate::images::Which;
+use crate::registry::Registry;
+
+/// How long an engine may take to let go of its pages: they are given up, not copied.
+const LET_GO_MAX: Duration = Duration::from_secs(5);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Removes a snapshot.
+///
+/// # Errors
+/// There is none; its VM does not let go of it; the disk's.
+pub fn remove(registry: &Registry, which: &Which) -> Result<(), ApiError> {
+    registry.images.remove(which, |image| let_go(registry, image))
+}
+
+/// Called before anything of an image is removed. Its VM may have pages of it that exist nowhere else, and would go on writing
+/// into files that are gone.
+fn let_go(registry: &Registry, image: &Listed) -> Result<(), ApiError> {
+    let is_used = |vm: &crate::registry::Vm| vm.record.operation.is_some_and(|operation| operation.image == image.id);
+    if let Some(name) = registry.lock().values().find(|vm| is_used(vm)).map(|vm| vm.record.name.clone()) {
+        let what = format!("{name} is being snapshotted or restored, and needs the image");
+        return Err(ApiError::new(ErrorCode::WrongState, what, Some("try again in a moment")));
+    }
+    let holder = |vm: &crate::registry::Vm| (vm.governed.id, vm.record.clone(), vm.handle.clone());
+    let held = registry.lock().values().find(|vm| vm.record.image == Some(image.id)).map(holder);
+    let Some((id, record, handle)) = held else { return Ok(()) };
+    let refuse = |why: &str| {
+        let what = format!("{} still holds memory for the snapshot, and {why}", record.name);
+        Err(ApiError::new(ErrorCode::WrongState, what, Some("try again in a moment")))
+    };
+    let Some(handle) = handle else { return refuse("is not attached") };
+    handle.send(Command::RemoveImage(image.id));
+    if !wait_until_gone(&handle, image.id) {
+        return refuse("does not let go of it");
+    }
+    registry.forget_image(id, image.id);
+    Ok(())
+}
+
+fn wait_until_gone(handle: &Arc<Handle>, image: ImageId) -> bool {
+    let deadline = Instant::now() + LET_GO_MAX;
+    loop {
+        if handle.fresh_status().image.is_none_or(|of| of.id != image) {
+            return true;
+        }
+        if Instant::now() > deadline {
+            return false;
+        }
+        std::thread::sleep(LOOK);
+    }
+}

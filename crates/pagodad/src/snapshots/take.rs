@@ -1,0 +1,311 @@
+//! Takes a snapshot of a VM, which runs on.
+//!
+//! The order, and what a daemon leaves that dies at a step:
+//!
+//! | step | what is done | the image | the VM |
+//! |---|---|---|---|
+//! | 1 | all checks; nothing is changed | none | runs |
+//! | 2 | the record says that a snapshot is being taken, and which | none | runs |
+//! | 3 | empty files are made, and pages are protected while the VM runs | none | runs |
+//! | 4 | QEMU saves the state of its devices, and stops by itself for that | none | the stream breaks, and QEMU lets it run |
+//! | 5 | state and manifest are written | none | the next daemon lets it run |
+//! | 6 | the engine begins the image | whole from its rename on | the next daemon lets it run |
+//! | 7 | QEMU lets the VM run | whole | runs |
+//! | 8 | the record no longer says that a snapshot is being taken | whole | runs |
+//!
+//! After that the image is filled in the background ([`super::filling`]). What fails before the image has begun is undone here,
+//! in the other order. What fails later leaves a whole image.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use pagoda_api::types::{ApiError, CreateSnapshot, ErrorCode, Launch, Snapshot, SnapshotName};
+use pagoda_api::{in_full, time};
+use pagoda_core::policy::VmId;
+use pagoda_core::stats::Metric;
+use pagoda_core::units::{Bytes, PageCount};
+use pagoda_image::limits::STATE_BYTES_MAX;
+use pagoda_image::{ImageId, Ledger, Manifest, Part, Qemu, Stage, Store};
+use pagoda_pager::handle::{Command, Handle};
+use pagoda_pager::image::{Answer, ImageStage, Ticket};
+
+use super::disks;
+use crate::images::admission::NewImage;
+use crate::images::refused;
+use crate::qmp::Monitor;
+use crate::qmp::state::{self, Pause, RunState, SaveError, Saved, undo};
+use crate::random;
+use crate::record::{Operation, OperationKind, Record};
+use crate::registry::Registry;
+use crate::registry::operation::{ImageThen, Ready};
+
+/// How long pages are protected while the VM runs. What is left is protected while it stands still.
+const PREPARE_MAX: Duration = Duration::from_secs(2);
+/// All pages have been protected so often: the second time for what was written during the first.
+const SWEEPS: u32 = 2;
+/// Between two looks how far that is.
+const LOOK: Duration = Duration::from_millis(10);
+/// How long QEMU may take for its state. The guest runs for most of that, while memory of devices is sent.
+const SAVE_MAX: Duration = Duration::from_secs(60);
+/// How long the VM stands still for the engine to begin the image. Then the snapshot is given up.
+const BEGIN_MAX: Duration = Duration::from_secs(2);
+
+/// Takes a snapshot. What is returned exists; the VM runs if it ran before.
+///
+/// # Errors
+/// [`ErrorCode::Refused`] and others of a request that is wrong: nothing was changed. [`ErrorCode::GivenUp`]: there is no
+/// snapshot, and the VM is as it was.
+pub fn take(registry: &Arc<Registry>, vm: &str, request: &CreateSnapshot) -> Result<Snapshot, ApiError> {
+    request.check().map_err(|message| ApiError::new(ErrorCode::BadRequest, message, None))?;
+    let name = request.name.clone().unwrap_or_else(|| time::compact(now_ms()));
+    let taking = Taking::check(registry, SnapshotName::new(vm, name), request.disks)?;
+    taking.run()?;
+    registry.images.get(&taking.name)
+}
+
+/// A snapshot that is being taken.
+struct Taking<'a> {
+    registry: &'a Arc<Registry>,
+    store: &'a Arc<Store>,
+    id: VmId,
+    image: ImageId,
+    name: SnapshotName,
+    record: Record,
+    launch: Launch,
+    handle: Arc<Handle>,
+    qmp: Arc<Monitor>,
+    qemu: Qemu,
+    is_running: bool,
+}
+
+impl<'a> Taking<'a> {
+    /// Step 1, as far as it needs no room on the disk.
+    fn check(registry: &'a Arc<Registry>, name: SnapshotName, with_disks: bool) -> Result<Taking<'a>, ApiError> {
+        let refuse = |why: String, hint| refused(format!("no snapshot of {}: {why}", name.vm), hint);
+        let Ready { id, record, handle, qmp } = registry.ready_for(&name.vm, OperationKind::Snapshot)?;
+        if with_disks {
+            let hint = "add --no-disks, and keep a copy of the disks yourself if they are written to later";
+            return Err(refuse("this version takes none with the content of disks".to_owned(), Some(hint)));
+        }
+        let launch = record.launch.clone().filter(|launch| launch.unstartable.is_empty() && !launch.program.is_empty());
+        let Some(launch) = launch else {
+            let why = record.launch.iter().flat_map(|launch| launch.unstartable.clone()).collect::<Vec<_>>().join("; ");
+            let why = if why.is_empty() { "its command line is not known".to_owned() } else { why };
+            return Err(refuse(format!("nobody could start it again: {why}"), None));
+        };
+        if let Some(reason) = handle.status().pinned.clone().or_else(|| record.spec.pinned.clone()) {
+            return Err(refuse(format!("its memory is written by others, unseen: {reason}"), None));
+        }
+        state::check(&qmp).map_err(|why| refuse(why, None))?;
+        let asked = |error: anyhow::Error| refuse(in_full(error.as_ref()), None);
+        let qemu = state::machine(&qmp).map_err(asked)?;
+        // It is asked again when the VM stands still; here it is found out whether there will be an answer.
+        disks::writable(&qmp, &launch.cwd).map_err(asked)?;
+        let is_running = state::run_state(&qmp).map_err(asked)? == RunState::Running;
+        let image = random::bytes().map_err(|error| refuse(format!("make its id: {error}"), None))?;
+        let store = registry.images.ready()?;
+        let image = ImageId(u128::from_le_bytes(image));
+        Ok(Taking { registry, store, id, image, name, record, launch, handle, qmp, qemu, is_running })
+    }
+
+    fn run(&self) -> Result<(), ApiError> {
+        let room = self.registry.images.admit(&NewImage {
+            id: self.image,
+            name: &self.name,
+            pages: self.pages(),
+            filled: self.filled(),
+        })?;
+        let operation = Operation { kind: OperationKind::Snapshot, image: self.image, resume: self.is_running };
+        self.registry.begin_operation(self.id, operation)?;
+        let made = self.store.create(self.image, self.pages());
+        let (part, prepared) = made.map_err(|error| self.give_up(&format!("make its files: {}", in_full(&error))))?;
+        self.handle.send(Command::PrepareImage(prepared));
+        self.wait_until_prepared().map_err(|why| self.give_up(&why))?;
+        self.check_unchanged().map_err(|why| self.give_up(&why))?;
+        let Saved { state, pause } = self.save()?;
+        if pause.was_running() != self.is_running {
+            let running = pause.was_running();
+            drop(pause);
+            return Err(self.give_up_paused("it was paused or let run meanwhile", running));
+        }
+        match self.begin(part, &state) {
+            Ok(ledger) => {
+                room.begun();
+                self.resume(pause, &ledger)
+            }
+            Err(why) => {
+                let running = pause.was_running();
+                drop(pause);
+                Err(self.give_up_paused(&why, running))
+            }
+        }
+    }
+
+    fn pages(&self) -> PageCount {
+        Bytes(self.record.memory()).pages_floor()
+    }
+
+    /// Pages that are somewhere; the others are zero.
+    fn filled(&self) -> PageCount {
+        let status = self.handle.fresh_status();
+        if !status.armed {
+            return Bytes(status.ram_bytes).pages_ceil();
+        }
+        let gauges = [Metric::Resident, Metric::Swapped, Metric::Shared];
+        PageCount(gauges.iter().map(|gauge| status.stats.get(*gauge)).sum())
+    }
+
+    /// Step 3. If it takes too long, the rest is protected while the VM stands still.
+    fn wait_until_prepared(&self) -> Result<(), String> {
+        let deadline = Instant::now() + PREPARE_MAX;
+        loop {
+            let status = self.handle.fresh_status();
+            let stage = status.image.filter(|image| image.id == self.image).map(|image| image.stage);
+            match stage {
+                Some(ImageStage::Preparing { sweeps }) if status.armed && sweeps >= SWEEPS => return Ok(()),
+                Some(ImageStage::Preparing { .. }) if status.armed && Instant::now() > deadline => return Ok(()),
+                _ if Instant::now() > deadline => return Err("the engine did not begin to page the VM".to_owned()),
+                _ => std::thread::sleep(LOOK),
+            }
+        }
+    }
+
+    /// The record says whether the guest is to run afterwards. Whoever has paused it or let it run meanwhile has the last word.
+    fn check_unchanged(&self) -> Result<(), String> {
+        let is_running = state::run_state(&self.qmp).map_err(|error| in_full(error.as_ref()))? == RunState::Running;
+        if is_running != self.is_running {
+            return Err("it was paused or let run meanwhile".to_owned());
+        }
+        if self.is_stalled() {
+            return Err("it is stalled".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Its pages cannot be read or written: it stays paused until its user lets it run (`pagoda vm cont`).
+    fn is_stalled(&self) -> bool {
+        self.registry.find_by_id(self.id, |vm| vm.stalled.is_some()).unwrap_or(false)
+    }
+
+    /// Step 4.
+    fn save(&self) -> Result<Saved<'_>, ApiError> {
+        let Some(gate) = self.registry.gate_of(self.id) else {
+            return Err(self.give_up("the VM has ended"));
+        };
+        let deadline = Instant::now() + SAVE_MAX;
+        state::save(&self.qmp, &gate, STATE_BYTES_MAX, deadline).map_err(|SaveError { why, left }| {
+            let why = format!("QEMU's state was not saved: {}", in_full(why.as_ref()));
+            match left {
+                None => self.give_up(&why),
+                Some(left) => self.give_up_cut_off(&format!("{why}; {}", in_full(left.as_ref()))),
+            }
+        })
+    }
+
+    /// Steps 5 and 6. The VM stands still.
+    fn begin(&self, part: Part, state: &[u8]) -> Result<Arc<Ledger>, String> {
+        let in_words = |error: pagoda_image::ImageError| in_full(&error);
+        let state = part.write_state(state).map_err(in_words)?;
+        let Record { regions, spec, .. } = &self.record;
+        let manifest = Manifest {
+            id: self.image,
+            vm: self.name.vm.clone(),
+            name: self.name.name.clone(),
+            taken_unix_ms: now_ms(),
+            boot_id: self.registry.images.boot_id().map_err(|error| error.message)?.to_owned(),
+            stage: Stage::Begun,
+            why: None,
+            regions: regions.clone(),
+            spec: spec.clone(),
+            launch: self.launch.clone(),
+            qemu: self.qemu.clone(),
+            state,
+            pause_us: None,
+            running: self.is_running,
+            // QEMU has written out all that the guest was told is written.
+            disks: disks::writable(&self.qmp, &self.launch.cwd).map_err(|error| in_full(error.as_ref()))?,
+            parent: None,
+        };
+        let ledger = part.begin(manifest).map_err(in_words)?;
+        let ticket = Ticket::new();
+        self.handle.send(Command::BeginImage(Arc::clone(&ticket)));
+        match ticket.wait(BEGIN_MAX) {
+            Answer::Begun => Ok(ledger),
+            Answer::Refused(why) => Err(why),
+            Answer::TooLate => Err(format!("the engine did not begin it within {} s", BEGIN_MAX.as_secs())),
+        }
+    }
+
+    /// Steps 7 and 8. The image exists.
+    fn resume(&self, pause: Pause<'_>, ledger: &Ledger) -> Result<(), ApiError> {
+        if let Err(why) = pause.check() {
+            // Its memory may be newer than its state.
+            let running = pause.was_running();
+            drop(pause);
+            let why = in_full(why.as_ref());
+            self.handle.send(Command::RemoveImage(self.image));
+            ledger.lose(&why);
+            return Err(self.give_up_paused(&why, running));
+        }
+        if pause.was_running() && !self.is_stalled() {
+            match state::resume(pause) {
+                Ok(pause_us) => {
+                    if let Some(Err(error)) = pause_us.map(|pause_us| ledger.note_pause(pause_us)) {
+                        tracing::warn!(vm = %self.name.vm, "note how long it stood still: {}", in_full(&error));
+                    }
+                }
+                Err(error) => {
+                    // Whether it runs is not known. The image is whole.
+                    tracing::warn!(vm = %self.name.vm, "let it run: {}", in_full(error.as_ref()));
+                    self.registry.abandon_operation(self.id);
+                    return Ok(());
+                }
+            }
+        }
+        self.registry.end_operation(self.id, ImageThen::Kept);
+        Ok(())
+    }
+
+    /// The VM was not stopped, or runs again.
+    fn give_up(&self, why: &str) -> ApiError {
+        self.remove_files();
+        self.registry.end_operation(self.id, ImageThen::Gone);
+        self.given_up(why, None)
+    }
+
+    /// The VM stands still since its state was saved.
+    fn give_up_paused(&self, why: &str, running: bool) -> ApiError {
+        let paused: &[RunState] = if running { &[RunState::PostMigrate] } else { &[] };
+        let undone = match self.registry.gate_of(self.id) {
+            Some(gate) => undo(&self.qmp, &gate, paused).map_err(|error| in_full(error.as_ref())),
+            None => Ok(()),
+        };
+        match undone {
+            Ok(()) => self.give_up(why),
+            Err(left) => self.give_up_cut_off(&format!("{why}; {left}")),
+        }
+    }
+
+    /// Something could not be undone, and is tried again until it succeeds.
+    fn give_up_cut_off(&self, why: &str) -> ApiError {
+        self.remove_files();
+        self.registry.forget_image(self.id, self.image);
+        self.registry.abandon_operation(self.id);
+        self.given_up(why, Some("the daemon goes on trying to let the VM run: see its log"))
+    }
+
+    fn remove_files(&self) {
+        self.handle.send(Command::CancelImage);
+        if let Err(error) = self.store.remove(self.image) {
+            tracing::warn!(vm = %self.name.vm, "remove a snapshot that was given up: {}", in_full(&error));
+        }
+    }
+
+    fn given_up(&self, why: &str, hint: Option<&str>) -> ApiError {
+        ApiError::new(ErrorCode::GivenUp, format!("no snapshot of {}: {why}", self.name.vm), hint)
+    }
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
