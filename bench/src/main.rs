@@ -31,6 +31,7 @@ mod restart;
 mod rmap;
 mod sample;
 mod share;
+mod snapshot;
 mod svg;
 mod table1;
 mod tax;
@@ -209,6 +210,7 @@ fn run_one(name: Name, code: String, setup: &Setup, json: Option<&Path>) -> Resu
         Name::Optional => restart::optional(setup),
         Name::Create => create::run(setup),
         Name::Ways => ways::run(setup),
+        Name::Snapshot => snapshot::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;

@@ -7,7 +7,7 @@
 //! | [`daemon`] | starts a private daemon |
 //! | [`pool`], [`link`] | start servers of a pool, exporters, and the network between them |
 //! | [`image`], [`programs`] | make the images that guests boot, and the C programs that tests run |
-//! | [`accel`], [`console`] | find out whether KVM boots a guest; collect what a VM prints |
+//! | [`accel`], [`console`], [`qmp`] | find out whether KVM boots a guest; collect what a VM prints; ask QEMU |
 //! | [`toy`], [`stepped`] | the toy VMM; leads it through its steps from another process |
 //! | [`peers`] | what Pagoda is compared with: the kernel's swap, disks, NBD, a bare userfaultfd loop |
 //! | [`results`] | results of benches: which there are, what they measure, their format |
@@ -20,6 +20,7 @@ pub mod link;
 pub mod peers;
 pub mod pool;
 pub mod programs;
+pub mod qmp;
 pub mod results;
 pub mod stepped;
 pub mod toy;

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use pagoda_guest::lines::Line;
+use testkit::qmp::Qmp;
 
 use crate::console::Console;
 use crate::control::Control;
 use crate::daemon::{Daemon, ram_name};
 use crate::programs::{self, Qemu};
-use crate::qmp::Qmp;
 use crate::{accel, wait};
 
 /// How long a guest may live unless a test says more: no measure of speed, but the end of a hang.

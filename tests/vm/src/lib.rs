@@ -17,7 +17,6 @@ pub mod libvirt;
 pub mod loopfs;
 pub mod pool;
 pub mod programs;
-pub mod qmp;
 pub mod slots;
 pub mod toy;
 pub mod wait;
@@ -28,6 +27,7 @@ pub use guest::{Guest, GuestOptions};
 pub use lab::Lab;
 pub use late::LateDisk;
 pub use programs::Qemu;
+pub use testkit::qmp;
 pub use toy::Toy;
 pub use watch::Watch;
 

@@ -74,6 +74,8 @@ pub enum Name {
     Create,
     /// Ways to RAM that nobody manages, and what passes between plain QEMU and Pagoda
     Ways,
+    /// Snapshots of a guest that writes all the time: how long it stands still, against QEMU's state alone
+    Snapshot,
     /// All of them
     All,
 }

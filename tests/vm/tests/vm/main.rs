@@ -20,6 +20,7 @@ mod remote_disk;
 mod rewriting;
 mod sampling;
 mod share;
+mod snapshots;
 mod squeeze;
 mod storm;
 mod survival;

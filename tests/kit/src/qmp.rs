@@ -1,24 +1,25 @@
-//! The test's own monitor of a QEMU.
+//! A monitor of a QEMU for who tests or measures it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use crate::wait;
-
-const CONNECT_MAX: Duration = crate::wait::HANG;
+const CONNECT_MAX: Duration = Duration::from_secs(300);
+/// Between two tries.
+const CONNECT_PAUSE: Duration = Duration::from_millis(20);
 /// QEMU answers `stop` when its vCPUs stand still, and one of them may wait for a page on a slow disk.
-const ANSWER_MAX: Duration = crate::wait::HANG;
+const ANSWER_MAX: Duration = Duration::from_secs(300);
 
 /// A QMP session.
 #[derive(Debug)]
 pub struct Qmp {
     writer: UnixStream,
     reader: BufReader<UnixStream>,
+    events: Vec<Value>,
 }
 
 impl Qmp {
@@ -27,10 +28,17 @@ impl Qmp {
     /// # Errors
     /// QEMU does not answer.
     pub fn connect(path: &Path) -> Result<Self> {
-        let stream = wait::until("QEMU's monitor", CONNECT_MAX, || Ok(UnixStream::connect(path).ok()))?;
+        let start = Instant::now();
+        let stream = loop {
+            match UnixStream::connect(path) {
+                Ok(stream) => break stream,
+                Err(_) if start.elapsed() < CONNECT_MAX => std::thread::sleep(CONNECT_PAUSE),
+                Err(error) => return Err(error).with_context(|| format!("QEMU's monitor {}", path.display())),
+            }
+        };
         stream.set_read_timeout(Some(ANSWER_MAX)).context("set a time-out")?;
         let writer = stream.try_clone().context("duplicate the monitor")?;
-        let mut qmp = Self { writer, reader: BufReader::new(stream) };
+        let mut qmp = Self { writer, reader: BufReader::new(stream), events: Vec::new() };
         ensure!(qmp.line()?.get("QMP").is_some(), "the monitor does not speak QMP");
         qmp.execute("qmp_capabilities", json!({}))?;
         Ok(qmp)
@@ -51,6 +59,7 @@ impl Qmp {
             if let Some(answer) = line.get_mut("return") {
                 return Ok(answer.take());
             }
+            self.events.push(line);
         }
     }
 
@@ -61,6 +70,20 @@ impl Qmp {
     pub fn status(&mut self) -> Result<String> {
         let answer = self.execute("query-status", json!({}))?;
         Ok(answer["status"].as_str().context("a status")?.to_owned())
+    }
+
+    /// Waits for an event for which `is_wanted`; those before it are forgotten.
+    ///
+    /// # Errors
+    /// QEMU says nothing for a long time.
+    pub fn wait_event(&mut self, is_wanted: impl Fn(&Value) -> bool) -> Result<Value> {
+        loop {
+            if let Some(at) = self.events.iter().position(&is_wanted) {
+                return Ok(self.events.drain(..=at).next_back().unwrap_or_default());
+            }
+            let line = self.line().context("wait for an event")?;
+            self.events.push(line);
+        }
     }
 
     fn line(&mut self) -> Result<Value> {
