@@ -7,7 +7,7 @@
 //!
 //! The guest is not stopped by us: QEMU does that itself in the last step of a migration, and lets it run again by itself when
 //! that fails, also if this daemon dies in the middle. Once the state is whole the guest stands (`postmigrate`) until [`Pause`] is
-//! resumed or [`undo`] is called.
+//! resumed or [`undo()`] is called.
 //!
 //! QEMU is not trusted: whatever it says or sends is bounded in length and in time.
 

@@ -64,7 +64,7 @@ impl Registry {
     }
 
     /// As [`Registry::create`]. With an image, the VM's memory is what that holds, and QEMU is given the image's state before the
-    /// guest runs: see [`crate::images::restore`].
+    /// guest runs: see `snapshots/restore.rs`.
     ///
     /// # Errors
     /// As [`Registry::create`]; the image is damaged.

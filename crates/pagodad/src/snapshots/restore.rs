@@ -1,7 +1,7 @@
 //! Makes a VM of a snapshot: `pagoda vm restore` and `pagoda vm rollback`.
 //!
 //! The order: everything that can be wrong is looked for -> a rollback ends the VM of that name -> the VM is made, and the image is
-//! poured into its swap file -> the caller starts QEMU, which attaches -> the daemon gives QEMU the state ([`super::load`]) -> the
+//! poured into its swap file -> the caller starts QEMU, which attaches -> the daemon gives QEMU the state ([`super::load()`]) -> the
 //! guest goes on. The image stays what it is, so whatever fails after the VM has ended can be tried again.
 
 use std::sync::Arc;

@@ -46,7 +46,7 @@ pub struct SaveError {
     pub left: Option<anyhow::Error>,
 }
 
-/// Takes the state of a VM that [`super::check`] has nothing against. QEMU has until the deadline, for `max` bytes at most.
+/// Takes the state of a VM that [`super::check()`] has nothing against. QEMU has until the deadline, for `max` bytes at most.
 ///
 /// # Errors
 /// The guest runs if it ran, no capability but `events` is on, and the gate is shut; [`SaveError::left`] says if that is not so.
