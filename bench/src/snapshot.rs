@@ -35,6 +35,7 @@ const SECOND: &str = "run random seconds=1 write=100";
 const VM: &str = "bench-snapshot";
 /// A snapshot that needs longer to be durable hangs.
 const DURABLE_MAX: Duration = Duration::from_secs(300);
+const CONT_MAX: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The bars.
 const ABOVE_STATE_MS_MAX: f64 = 5.0;
@@ -228,7 +229,11 @@ fn save_state(qmp: &mut Qmp, path: &Path) -> Result<f64> {
     qmp.execute("migrate", json!({ "uri": format!("unix:{}", path.display()) }))?;
     let stopped = qmp.wait_event(is("STOP"))?;
     qmp.wait_event(|event| event["event"] == "MIGRATION" && event["data"]["status"] == "completed")?;
-    qmp.execute("cont", json!({}))?;
+    // Refused for a moment, until QEMU has put its migration away.
+    let began = Instant::now();
+    while let Err(error) = qmp.execute("cont", json!({})) {
+        ensure!(began.elapsed() < CONT_MAX, "{error:#}");
+    }
     let resumed = qmp.wait_event(is("RESUME"))?;
     let bytes = reader.join().map_err(|_| anyhow::anyhow!("the reader of the state panicked"))??;
     ensure!(bytes > 0, "QEMU sent no state");

@@ -12,10 +12,14 @@ use super::gate::{Gate, Opened};
 use super::progress::{RunState, run_state, wait_completed};
 use super::stream::{give_end, read_all, uri};
 use super::undo::undo;
-use crate::qmp::{Held, Monitor, QemuTime};
+use crate::qmp::{Held, Monitor, QemuTime, Refused};
 
 /// What QEMU's streams begin with.
 const MAGIC: &[u8] = b"QEVM";
+/// For QEMU to put away a migration that is completed: well below a millisecond.
+const FINALIZE_WAIT: Duration = Duration::from_secs(1);
+/// Between two attempts to let the guest run.
+const FINALIZE_PAUSE: Duration = Duration::from_micros(200);
 /// For the event after `cont` was answered: QEMU sends it before the answer.
 const RESUME_WAIT: Duration = Duration::from_secs(1);
 
@@ -104,6 +108,18 @@ impl Pause<'_> {
     }
 }
 
+/// QEMU refuses it for a moment behind the end of a migration ("not finalized yet").
+fn cont(monitor: &Monitor) -> Result<()> {
+    let deadline = Instant::now() + FINALIZE_WAIT;
+    loop {
+        match monitor.execute("cont") {
+            Ok(_) => return Ok(()),
+            Err(error) if error.is::<Refused>() && Instant::now() < deadline => std::thread::sleep(FINALIZE_PAUSE),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// Lets a VM run that ran before, if it has stood still until now. Gives back for how long it stood, in microseconds; `None` if
 /// QEMU does not say.
 ///
@@ -112,7 +128,7 @@ impl Pause<'_> {
 pub fn resume(pause: Pause<'_>) -> Result<Option<u64>> {
     pause.check()?;
     let Pause { monitor, resumes_before, stopped, .. } = pause;
-    monitor.execute("cont")?;
+    cont(&monitor)?;
     if !monitor.wait_for(Instant::now() + RESUME_WAIT, |events| events.resumes > resumes_before) {
         let state = run_state(&monitor)?;
         return if state == RunState::Running { Ok(None) } else { bail!("it is {state} after QMP `cont`") };
