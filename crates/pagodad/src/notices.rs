@@ -52,7 +52,7 @@ fn in_thread(
     name: &str,
     registry: &Arc<Registry>,
     before: Option<JoinHandle<()>>,
-    act: impl FnOnce(&Registry) + Clone + Send + 'static,
+    act: impl FnOnce(&Arc<Registry>) + Clone + Send + 'static,
 ) -> Option<JoinHandle<()>> {
     let (theirs, their_act) = (Arc::clone(registry), act.clone());
     let run = move || {

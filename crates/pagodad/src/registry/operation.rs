@@ -111,6 +111,13 @@ impl Registry {
         self.governor.doorbell.ring();
     }
 
+    /// Whether somebody is taking the snapshot of this image, and still writes its manifest. An operation that was cut off is
+    /// nobody's: it may last for as long as the VM.
+    pub fn is_taking(&self, id: VmId, image: ImageId) -> bool {
+        let is_its = |vm: &mut Vm| vm.record.operation.is_some_and(|operation| operation.image == image);
+        self.find_by_id(id, |vm| !vm.is_cut_off && is_its(vm)).unwrap_or(false)
+    }
+
     /// The VM holds no page any more for this image.
     pub fn forget_image(&self, id: VmId, image: ImageId) {
         let without = |record: &Record| Record { image: record.image.filter(|one| *one != image), ..record.clone() };

@@ -11,7 +11,7 @@ use pagoda_image::{ImageId, Ledger};
 use pagoda_sys::socket::SharedMap;
 
 use crate::record::Record;
-use crate::registry::{Registry, Vm};
+use crate::registry::Registry;
 
 /// Between two looks at a snapshot that is being taken.
 const LOOK: Duration = Duration::from_millis(10);
@@ -20,8 +20,11 @@ const MARK_TRIES: u32 = 5;
 const MARK_PAUSE: Duration = Duration::from_secs(2);
 
 /// An engine has said that an image has all pages. It waits for whoever takes the snapshot, and for disks.
-pub fn finish(registry: &Registry, vm: VmId, image: ImageId) {
-    wait_until_taken(registry, vm, image);
+pub fn finish(registry: &Arc<Registry>, vm: VmId, image: ImageId) {
+    // The end of the VM waits for this, and not the other way round.
+    while registry.is_taking(vm, image) {
+        std::thread::sleep(LOOK);
+    }
     let marked = match written_by_others(registry, vm) {
         Some(why) => registry.images.lose(image, &format!("the VM's memory may have been written unseen: {why}")),
         None => mark_filled(registry, image),
@@ -31,14 +34,11 @@ pub fn finish(registry: &Registry, vm: VmId, image: ImageId) {
         return;
     }
     registry.forget_image(vm, image);
-    registry.images.make_durable(image);
-}
-
-/// Until then that procedure writes the image's manifest.
-fn wait_until_taken(registry: &Registry, vm: VmId, image: ImageId) {
-    let is_taken = |vm: &mut Vm| vm.record.operation.is_none_or(|operation| operation.image != image);
-    while registry.find_by_id(vm, is_taken) == Some(false) {
-        std::thread::sleep(LOOK);
+    // It takes as long as the disk takes for all of the image, and the end of the VM does not wait for that.
+    let registry = Arc::clone(registry);
+    let sync = move || registry.images.make_durable(image);
+    if let Err(error) = std::thread::Builder::new().name("image-sync".into()).spawn(sync) {
+        tracing::warn!(%image, "make a snapshot durable, tried again: {error}");
     }
 }
 

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use pagoda_abi::Token;
 use pagoda_api::in_full;
 
@@ -22,7 +22,7 @@ const QUIT_AGAIN: Duration = Duration::from_secs(1);
 /// Loads the state of a VM that was just made of a snapshot, and lets the guest run. Of others nothing is done. The caller has a
 /// thread for it, and QEMU was asked whether its gate works.
 ///
-/// If it fails, QEMU is ended: its guest has not run, and the snapshot is what it was.
+/// If QEMU cannot have its state, it is ended: its guest has not run, and the snapshot is what it was.
 pub fn load(registry: &Arc<Registry>, token: Token) {
     let of_token = |vm: &&crate::registry::Vm| vm.record.token == token;
     let found = registry
@@ -47,6 +47,13 @@ pub fn load(registry: &Arc<Registry>, token: Token) {
         }
         return;
     }
+    if operation.resume
+        && let Err(error) = qmp.execute("cont")
+    {
+        // It may run by now, or soon. It has all its state, so it is not ended: that it is to run is tried again.
+        tracing::warn!(vm = %name, "let the guest of a restored VM run, tried again: {}", in_full(error.as_ref()));
+        return registry.abandon_operation(id);
+    }
     tracing::info!(vm = %name, image = %operation.image, "restored");
     registry.end_operation(id, ImageThen::Kept);
 }
@@ -61,9 +68,5 @@ fn load_through(
     let image = store.image(operation.image)?;
     image.check_state()?;
     let (file, len) = image.state()?;
-    state::load(qmp, gate, &mut file.take(len.0), Instant::now() + LOAD_MAX)?;
-    if operation.resume {
-        qmp.execute("cont").context("let the guest run")?;
-    }
-    Ok(())
+    state::load(qmp, gate, &mut file.take(len.0), Instant::now() + LOAD_MAX)
 }

@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -198,6 +198,23 @@ impl Moment {
     }
 }
 
+/// Begins to take a snapshot of `web1`, and comes back at that moment.
+fn take_until(daemon: &Daemon, name: &str, moment: Moment) -> Result<Child> {
+    let [record, ..] = daemon.files_of("web1");
+    let images = record.parent().and_then(Path::parent).context("the state directory")?.join("images");
+    let known: Vec<OsString> = fs::read_dir(&images).into_iter().flatten().flatten().map(|e| e.file_name()).collect();
+    let mut command = daemon.cli()?;
+    command.args(["vm", "snapshot", "web1", "--name", name, "--no-disks"]);
+    let mut taking = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().context("take a snapshot")?;
+    let deadline = Instant::now() + wait::HANG;
+    // Nothing is waited for in between, so that it is seen.
+    while !moment.has_come(&record, &images, &known) {
+        ensure!(Instant::now() < deadline, "{name}: the moment does not come");
+        ensure!(taking.try_wait()?.is_none_or(|status| status.success()), "{name}: it was not taken");
+    }
+    Ok(taking)
+}
+
 /// The daemon dies at each step of taking a snapshot: there is a whole one or none, and the guest runs.
 #[test]
 fn killed_while_one_is_taken() -> Result<()> {
@@ -208,22 +225,10 @@ fn killed_while_one_is_taken() -> Result<()> {
         let options = GuestOptions { append, ..options("web1", Qemu::System) };
         let guest = start(lab, &daemon, &options)?;
         let mut qmp = guest.qmp()?;
-        let [record, ..] = daemon.files_of("web1");
-        let images = record.parent().and_then(Path::parent).context("the state directory")?.join("images");
         let mut last = None;
         for (round, moment) in (0..ROUNDS).flat_map(|round| MOMENTS.map(|moment| (round, moment))) {
             let name = format!("{moment:?}-{round}").to_lowercase();
-            let known: Vec<OsString> =
-                fs::read_dir(&images).into_iter().flatten().flatten().map(|e| e.file_name()).collect();
-            let mut command = daemon.cli()?;
-            command.args(["vm", "snapshot", "web1", "--name", &name, "--no-disks"]);
-            let mut taking = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().context("take a snapshot")?;
-            let deadline = Instant::now() + wait::HANG;
-            // Nothing is waited for in between, so that it is seen.
-            while !moment.has_come(&record, &images, &known) {
-                ensure!(Instant::now() < deadline, "{name}: the moment does not come");
-                ensure!(taking.try_wait()?.is_none_or(|status| status.success()), "{name}: it was not taken");
-            }
+            let mut taking = take_until(&daemon, &name, moment)?;
             daemon.kill9()?;
             taking.wait().context("wait for the command")?;
             daemon.start_again()?;
@@ -246,5 +251,32 @@ fn killed_while_one_is_taken() -> Result<()> {
         let guest = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", &last])?;
         guest.finish().with_context(|| format!("restored from {last}"))?;
         daemon.wait_gone("web1")
+    })
+}
+
+/// QEMU dies at a step of taking a snapshot: the VM is gone, and what there is of the snapshot is whole or said to be lost.
+#[test]
+fn qemu_killed_while_one_is_taken() -> Result<()> {
+    Lab::run("QEMU killed while a snapshot is taken", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        for moment in [Moment::Prepared, Moment::State, Moment::Begun] {
+            let guest = start(lab, &daemon, &options("web1", Qemu::System))?;
+            let name = format!("{moment:?}").to_lowercase();
+            let mut taking = take_until(&daemon, &name, moment)?;
+            guest.kill9()?;
+            taking.wait().context("wait for the command")?;
+            daemon.wait_gone("web1").with_context(|| name.clone())?;
+            let stage = wait::until("it is known what the snapshot is", wait::HANG, || {
+                let list = daemon.client().snapshots()?.snapshots;
+                let stage = list.iter().find(|of| of.name == name).map(|of| of.stage);
+                let is_open = matches!(stage, Some(SnapshotStage::Begun | SnapshotStage::Filled));
+                Ok((!is_open).then_some(stage))
+            })?;
+            if stage == Some(SnapshotStage::Durable) {
+                command_of(&daemon, &["snapshot", "verify", &format!("web1/{name}")])?;
+            }
+            eprintln!("{name}: {stage:?}");
+        }
+        Ok(())
     })
 }
