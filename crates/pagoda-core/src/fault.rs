@@ -61,7 +61,7 @@ mod watch;
 pub use action::{
     Access, Action, Actions, Event, FaultKind, Found, IoError, Now, OpId, Pages, Refusal, Served, Source, Stall,
 };
-pub use headroom::{headroom_at, headroom_max};
+pub use headroom::{headroom_at, headroom_max, page_out_leaves};
 pub use machine::{Config, Machine, PageInPolicy, Replacement};
 pub use ops::{FILLS_MAX, KEEPS_MAX, OPS_MAX, OUTS_MAX, ZAP_BATCH};
 pub use state::share::Sharing;

@@ -28,6 +28,8 @@ const GATE_WAIT: Duration = Duration::from_secs(2);
 pub enum Command {
     /// New cap.
     SetLimit(PageCount),
+    /// What page-out leaves in DRAM.
+    SetMin(PageCount),
     /// The cause of a stall is gone.
     Continue,
     /// Never evict from now on.

@@ -33,6 +33,7 @@ use pagoda_sys::swapfile::{Reserve, SwapFile};
 use pagoda_sys::uffd::{self, Uffd};
 
 use self::handshakes::Handshakes;
+use crate::policy::settings;
 use crate::record::{OperationKind, Record, SharingFiles};
 use crate::registry::{Registry, Starter, Taken, Vm};
 use crate::remote::{self, Dirs};
@@ -283,6 +284,7 @@ fn attach(
         pid,
         pidfd,
         limit,
+        min: settings::caps_of(&record).min,
         direct: registry.direct,
         protect: registry.protect,
         page_in: registry.config.page_in.policy(),
@@ -358,6 +360,7 @@ fn start_engine(registry: &Registry, made: Made) -> Result<()> {
         }
         vm.handle = Some(handle);
         // What was changed while the engine was made.
+        registry.send_min(vm);
         registry.send_limit(vm);
         Ok(())
     };

@@ -44,7 +44,7 @@ pub use self::vm::Vm;
 use crate::config::Config;
 use crate::images::Images;
 use crate::parts::Parts;
-use crate::policy::Governor;
+use crate::policy::{Governor, settings};
 use crate::record::store::RecordStore;
 
 /// What the start-up self-test found.
@@ -154,6 +154,13 @@ impl Registry {
         if let Some(handle) = vm.handle.as_ref().filter(|_| limit != vm.governed.round.sent()) {
             handle.send(Command::SetLimit(limit));
             vm.governed.round.limit_sent(limit);
+        }
+    }
+
+    /// Tells a VM's engine what the VM is guaranteed.
+    pub fn send_min(&self, vm: &Vm) {
+        if let Some(handle) = &vm.handle {
+            handle.send(Command::SetMin(settings::caps_of(&vm.record).min));
         }
     }
 

@@ -99,6 +99,8 @@ pub enum Event {
     Abandon { token: u64 },
     /// New hard cap. A cap below the VM's size arms it.
     SetLimit { limit: PageCount },
+    /// What the VM is guaranteed: page-out stops there, unless a fault waits for room.
+    SetMin { min: PageCount },
     /// The VM may never be evicted from now on (DMA we cannot see).
     Pin,
     /// The user says the cause of a stall is gone.

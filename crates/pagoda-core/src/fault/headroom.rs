@@ -1,6 +1,6 @@
 //! How many pages page-out keeps free below a cap, so that no fault waits for an eviction.
 
-use crate::units::PageCount;
+use crate::units::{CHUNK_PAGES, PageCount};
 
 /// Headroom: this part of the cap ...
 const HEADROOM_PART: u64 = 32;
@@ -15,6 +15,11 @@ const PAGEWISE_MIN: u64 = 2 * 256;
 /// The most that page-out keeps free below a cap.
 pub const fn headroom_max(cap: PageCount) -> PageCount {
     PageCount(headroom_at(cap.0, true))
+}
+
+/// What page-out leaves below a cap in any case: it keeps a headroom free, and may overshoot by a chunk.
+pub const fn page_out_leaves(cap: PageCount) -> PageCount {
+    PageCount(cap.0.saturating_sub(headroom_at(cap.0, true) + CHUNK_PAGES))
 }
 
 /// What is kept free below a cap: `wide` while whole chunks come in.

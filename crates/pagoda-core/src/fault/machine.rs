@@ -86,6 +86,8 @@ pub struct Machine {
     pub(super) pattern: Pattern,
     pub(super) ops: Ops,
     pub(super) limit: u64,
+    /// What page-out leaves in DRAM.
+    pub(super) min: u64,
     pub(super) pinned: bool,
     pub(super) armed: bool,
     /// An `Arm` or `Disarm` was asked for and not answered yet.
@@ -131,6 +133,7 @@ impl Machine {
             pattern: Pattern::new(config.chunks),
             ops: Ops::new(),
             limit: config.chunks.pages().0,
+            min: 0,
             pinned: false,
             armed: false,
             arming: false,
@@ -186,6 +189,7 @@ impl Machine {
             Event::Discard { token, first, count } => self.discards.push_back((token, first, count)),
             Event::Abandon { token } => self.discards.retain(|(other, ..)| *other != token),
             Event::SetLimit { limit } => self.limit = limit.0.min(self.config.chunks.pages().0),
+            Event::SetMin { min } => self.min = min.0,
             Event::Pin => self.pin(out),
             Event::Prepare { on } => self.prepare(on, out),
             Event::Freeze => self.freeze(now, out),

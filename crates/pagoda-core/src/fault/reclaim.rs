@@ -7,10 +7,10 @@
 
 use crate::bits::PageSet;
 use crate::stats::Metric;
-use crate::units::ChunkIdx;
+use crate::units::{ChunkIdx, PageCount};
 
 use super::action::{Action, Actions, Now, OpId};
-use super::headroom::headroom_at;
+use super::headroom::{headroom_at, page_out_leaves};
 use super::machine::{Machine, Replacement};
 use super::ops::{Op, OpKind, ZAP_BATCH, ZAPS_MAX};
 use super::state::share::Sharing;
@@ -56,21 +56,27 @@ impl Machine {
         if wanted == 0 {
             return;
         }
-        let mut missing = wanted.saturating_sub(self.ops.pages_leaving());
-        while missing > 0 {
-            match self.next_cold(now) {
-                Some(chunk) => {
-                    let count = u64::from(self.chunk(chunk).ram.count());
-                    if !self.start_out(chunk, out) {
-                        break;
-                    }
-                    missing = missing.saturating_sub(count);
-                }
-                None => break,
+        let mut leaving = self.ops.pages_leaving();
+        let missing = wanted.saturating_sub(leaving);
+        while leaving < wanted {
+            let Some(chunk) = self.next_cold(now) else { break };
+            let count = u64::from(self.chunk(chunk).ram.count());
+            if !self.may_leave(count, leaving) || !self.start_out(chunk, out) {
+                break;
             }
+            leaving += count;
         }
         let chunks_missing = (missing as usize).div_ceil(256);
         self.replenish_cold(self.cold.target().max(chunks_missing), out);
+    }
+
+    /// Whether so many pages may leave DRAM beside those that are `leaving`. Page-out stops at the VM's min, or as far below
+    /// a cap as page-out needs it. Pages on their way in are not counted: they may never come. So that a fault that waits
+    /// is served in any case, it may have the next chunk, whatever is guaranteed.
+    fn may_leave(&self, count: u64, leaving: u64) -> bool {
+        let stays = (self.resident + self.charge()).saturating_sub(leaving + count);
+        let guaranteed = self.min.min(page_out_leaves(PageCount(self.cap())).0);
+        stays >= guaranteed || (leaving == 0 && !self.waiting.is_empty())
     }
 
     /// The oldest cold chunk, if the pin rule lets it go.

@@ -236,6 +236,27 @@ fn a_chunk_that_cannot_be_read_is_tried_page_by_page_and_only_the_bad_page_waits
     assert_eq!(bench.machine.stall(), None);
 }
 
+#[test]
+fn page_out_stops_at_what_is_guaranteed_also_while_a_chunk_is_on_its_way_in() {
+    // 406 pages stay if one of the two half chunks goes.
+    for (min, leaves) in [(0, true), (406, true), (407, false)] {
+        let mut bench =
+            Bench::new(1000, true, [(EMPTY, EMPTY), (EMPTY, PageSet::FULL), (low(150), EMPTY), (low(150), EMPTY)]);
+        bench.check(Event::SetMin { min: PageCount(min) }, &[]);
+        for (page, zeros) in [(0, 1), (1, 1), (2, 254)] {
+            bench.fault(page, Read, &[Action::Zero { pages: pages(page, zeros) }]);
+        }
+        bench.fault(256, Read, &[Action::ReadChunk { op: OpId(0), chunk: ChunkIdx(1), demand: true }, zap(1)]);
+        let actions = bench.apply(zap_done(1, 2));
+        let writes = actions.iter().filter(|action| matches!(action, Action::WriteOut { .. })).count();
+        assert_eq!(writes, usize::from(leaves), "min {min}: {actions:?}");
+        // The chunk is there: what it takes may go.
+        let actions = bench.apply(Event::ReadDone { op: OpId(0), result: Ok(()) });
+        let writes = writes + actions.iter().filter(|action| matches!(action, Action::WriteOut { .. })).count();
+        assert_eq!(writes, 1, "min {min}: {actions:?}");
+    }
+}
+
 /// Chunk 0 is cold and its 50 dirty pages are being written by operation 1.
 fn writing_bench() -> Bench {
     let mut bench = Bench::new(1000, false, [(low(50), EMPTY), (EMPTY, EMPTY), (EMPTY, low(1)), (EMPTY, EMPTY)]);

@@ -254,6 +254,8 @@ impl Sim {
     fn set_limit(&mut self, limit: usize) {
         self.limit = limit;
         self.apply(Event::SetLimit { limit: PageCount(limit as u64) });
+        let min = if self.rng.coin() { self.rng.within(0, limit) } else { 0 };
+        self.apply(Event::SetMin { min: PageCount(min as u64) });
     }
 
     fn deliver(&mut self) {

@@ -18,6 +18,7 @@ impl Engine {
     pub(super) fn obey(&mut self, command: Command) {
         match command {
             Command::SetLimit(limit) => self.apply(Event::SetLimit { limit }),
+            Command::SetMin(min) => self.apply(Event::SetMin { min }),
             Command::Continue => self.apply(Event::Continue),
             Command::Pin(reason) => self.pin(reason),
             Command::Agent(connection) => {

@@ -36,6 +36,8 @@ pub struct Parts {
     pub pidfd: OwnedFd,
     /// Hard cap.
     pub limit: PageCount,
+    /// What page-out leaves in DRAM.
+    pub min: PageCount,
     /// Large folios are to be had.
     pub direct: bool,
     /// Pages can be mapped write-protected.

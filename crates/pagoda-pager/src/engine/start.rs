@@ -105,7 +105,7 @@ impl Engine {
                     maintained: now,
                     end: None,
                 };
-                match engine.start(parts.agent, parts.welcome, parts.limit, parts.origin, parts.image) {
+                match engine.start(parts.agent, parts.welcome, (parts.limit, parts.min), parts.origin, parts.image) {
                     Ok(()) => Ok(engine),
                     Err(error) => {
                         engine.paging.leave_group(false);
@@ -134,7 +134,7 @@ impl Engine {
         &mut self,
         agent: Connection,
         welcome: Packet,
-        limit: PageCount,
+        (limit, min): (PageCount, PageCount),
         origin: Origin,
         image: Option<Arc<Ledger>>,
     ) -> Result<(), EngineError> {
@@ -161,6 +161,7 @@ impl Engine {
         if self.reporter.is_pinned() {
             self.paging.push(Event::Pin);
         }
+        self.paging.push(Event::SetMin { min });
         self.paging.push(Event::SetLimit { limit });
         self.settle();
         if !self.paging.machine().is_armed() && !self.paging.is_halted() {

@@ -128,6 +128,7 @@ impl Vm {
             pid: std::process::id(),
             pidfd: process::pidfd_open(self.vmm.id()).unwrap(),
             limit: PageCount(if self.kind.limit == 0 { PAGES } else { self.kind.limit }),
+            min: PageCount(0),
             direct: false,
             protect: true,
             page_in: Default::default(),

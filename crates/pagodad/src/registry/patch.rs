@@ -30,6 +30,7 @@ impl Registry {
                 return Err(internal("write the VM's record", in_full(cause.as_ref())));
             }
             self.accept(vm);
+            self.send_min(vm);
             self.send_limit(vm);
             if patch.balloon_target.is_some() {
                 self.drive_balloon(vm).map_err(|e| internal("drive the VM's balloon", in_full(e.as_ref())))?;
