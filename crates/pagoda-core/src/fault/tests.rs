@@ -243,10 +243,10 @@ fn page_out_stops_at_what_is_guaranteed_also_while_a_chunk_is_on_its_way_in() {
         let mut bench =
             Bench::new(1000, true, [(EMPTY, EMPTY), (EMPTY, PageSet::FULL), (low(150), EMPTY), (low(150), EMPTY)]);
         bench.check(Event::SetMin { min: PageCount(min) }, &[]);
-        for (page, zeros) in [(0, 1), (1, 1), (2, 254)] {
-            bench.fault(page, Read, &[Action::Zero { pages: pages(page, zeros) }]);
-        }
-        bench.fault(256, Read, &[Action::ReadChunk { op: OpId(0), chunk: ChunkIdx(1), demand: true }, zap(1)]);
+        bench.fault(0, Read, &[Action::Zero { pages: pages(0, 1) }]);
+        bench.fault(1, Read, &[Action::Zero { pages: pages(1, 1) }]);
+        let ahead = Action::ReadChunk { op: OpId(0), chunk: ChunkIdx(1), demand: false };
+        bench.fault(2, Read, &[Action::Zero { pages: pages(2, 254) }, ahead, zap(1)]);
         let actions = bench.apply(zap_done(1, 2));
         let writes = actions.iter().filter(|action| matches!(action, Action::WriteOut { .. })).count();
         assert_eq!(writes, usize::from(leaves), "min {min}: {actions:?}");
