@@ -485,8 +485,9 @@ fn a_frozen_page_is_preserved_before_it_can_be_written() {
     let mut bench = with_image();
     assert_eq!(bench.machine.frozen(), u64::from(CHUNKS) * 256);
     bench.fault(5, Read, &[map(0, 16, true)]);
-    bench.protected(5, &[preserve(5, 1, Source::Ram), Action::Unprotect { pages: pages(5, 1) }]);
-    bench.protected(5, &[Action::Unprotect { pages: pages(5, 1) }]);
+    // A fault for each of its neighbours would cost more than their copies.
+    bench.protected(5, &[preserve(0, 16, Source::Ram), Action::Unprotect { pages: pages(0, 16) }]);
+    bench.protected(5, &[Action::Unprotect { pages: pages(0, 15) }]);
     // In swap: what was read for the VM is what the image gets.
     bench.fault(300, Write, &[read_page(0, 300)]);
     bench.read_done(0, Ok(()), &[preserve(300, 1, Source::Buffer(OpId(0))), copy(0, 300, false), release(0)]);
@@ -502,7 +503,7 @@ fn an_image_gets_a_page_from_where_it_is_when_it_leaves_or_changes() {
     // The blocks of shared pages, and of pages in RAM that are not clean, are outdated.
     let back = Action::CopyBack { pages: pages(3, 1) };
     bench.fault(3, Read, &[preserve(3, 1, Source::Frame), back]);
-    bench.fault(257, Write, &[preserve(257, 1, Source::Ram), map(257, 1, false), map(256, 1, true), map(258, 2, true)]);
+    bench.fault(257, Write, &[preserve(256, 4, Source::Ram), map(256, 4, false)]);
     let discard = Event::Discard { token: 7, first: PageIdx(768), count: PageCount(8) };
     let expected = [
         preserve(768, 8, Source::Frame),
