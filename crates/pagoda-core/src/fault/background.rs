@@ -1,9 +1,10 @@
 //! What happens without anybody waiting for it: aging, sampling, giving swap blocks back, bringing everything back.
 
 use crate::stats::Metric;
-use crate::units::ChunkIdx;
+use crate::units::{CHUNK_PAGES, ChunkIdx, PageCount};
 
 use super::action::{Action, Actions, Now, Pages};
+use super::headroom::page_out_leaves;
 use super::machine::Machine;
 
 /// The queues age at this period (VMemDirect 4.2 leaves it open; the working-set sampling of ESX 5.3 uses 30 s for a VM, a
@@ -72,9 +73,10 @@ impl Machine {
         }
     }
 
-    /// With a cap of the whole VM everything comes back, so that it can run unarmed on huge pages again.
+    /// With a cap of the whole VM everything comes back, so that it can run unarmed on huge pages again. A VM that has less
+    /// than it is guaranteed gets back what it has elsewhere, up to that.
     pub(super) fn plan_restore(&mut self, out: &mut Actions) {
-        if !self.armed || self.swapped == 0 || self.cap() < self.config.chunks.pages().0 {
+        if !self.armed || self.swapped == 0 || (self.cap() < self.config.chunks.pages().0 && !self.is_below_min()) {
             return;
         }
         if self.stall.is_some() || self.background.restore_paused {
@@ -90,6 +92,15 @@ impl Machine {
                 return;
             }
             self.background.restore_cursor = (chunk.0 + 1) % self.config.chunks.0;
+            if self.cap() < self.config.chunks.pages().0 && !self.is_below_min() {
+                return;
+            }
         }
+    }
+
+    /// There is room for another chunk of what is guaranteed, and page-out would not take it again.
+    fn is_below_min(&self) -> bool {
+        let has = self.resident + self.reserved + self.charge();
+        has + CHUNK_PAGES <= self.min.min(page_out_leaves(PageCount(self.cap())).0)
     }
 }

@@ -416,6 +416,21 @@ fn a_cap_of_the_whole_size_brings_everything_back_and_disarms() {
 }
 
 #[test]
+fn a_vm_below_its_min_gets_its_pages_back_up_to_that() {
+    let mut bench = Bench::new(1000, false, [(low(2), low(4)), (low(100), EMPTY), (EMPTY, low(2)), (EMPTY, EMPTY)]);
+    // A chunk more than the 102 pages that it has would be above it.
+    bench.check(Event::SetMin { min: PageCount(357) }, &[]);
+    let read = |op, first, start| Action::ReadSpan {
+        op: OpId(op),
+        span: pages(first, 2),
+        wanted: PageSet::range(start, 2),
+        demand: false,
+    };
+    bench.check(Event::SetMin { min: PageCount(358) }, &[read(0, 2, 2)]);
+    bench.check(Event::SetMin { min: PageCount(494) }, &[read(1, 512, 0)]);
+}
+
+#[test]
 fn a_fault_that_comes_after_disarming_is_woken() {
     let mut bench = Bench::new(1000, false, [(EMPTY, EMPTY); CHUNKS as usize]);
     bench.limit(CHUNKS as u64 * 256, &[Action::Disarm]);
