@@ -80,6 +80,14 @@ impl Image {
         self.manifest.pages().chunks_ceil()
     }
 
+    /// What it has of a chunk, by its map alone.
+    ///
+    /// # Errors
+    /// An entry is damaged, or cannot be read: where.
+    pub fn look_at(&self, chunk: ChunkIdx) -> Result<ChunkContent, ImageError> {
+        self.entries_of(chunk).map(|(_, found)| found)
+    }
+
     /// Reads a page into `content`, [`PAGE_SIZE`] bytes; zeros if the page is missing.
     ///
     /// # Errors
@@ -107,17 +115,7 @@ impl Image {
     /// A page is damaged, or cannot be read: which and where. `content` is not to be used then.
     pub fn read_chunk(&self, chunk: ChunkIdx, content: &mut [u8]) -> Result<ChunkContent, ImageError> {
         assert_eq!(content.len() as u64, CHUNK_SIZE, "one chunk");
-        let mut found = ChunkContent::default();
-        let mut entries = [Entry::Missing; CHUNK_PAGES as usize];
-        for (index, bits) in (0..=u8::MAX).zip(map::read_chunk(&*self.disk, &self.map, chunk)?) {
-            let entry = map::decode(chunk.page(index), bits, self.blocks)?;
-            match entry {
-                Entry::Missing => found.missing.set(index),
-                Entry::Zero => found.zero.set(index),
-                Entry::Block { .. } => {}
-            }
-            entries[usize::from(index)] = entry;
-        }
+        let (entries, found) = self.entries_of(chunk)?;
         content.fill(0);
         let mut index = 0;
         while index < entries.len() {
@@ -171,6 +169,21 @@ impl Image {
             return Err(Damage::of_file(ImageFile::State, Bytes::ZERO, what).into());
         }
         Ok(())
+    }
+
+    fn entries_of(&self, chunk: ChunkIdx) -> Result<([Entry; CHUNK_PAGES as usize], ChunkContent), ImageError> {
+        let mut found = ChunkContent::default();
+        let mut entries = [Entry::Missing; CHUNK_PAGES as usize];
+        for (index, bits) in (0..=u8::MAX).zip(map::read_chunk(&*self.disk, &self.map, chunk)?) {
+            let entry = map::decode(chunk.page(index), bits, self.blocks)?;
+            match entry {
+                Entry::Missing => found.missing.set(index),
+                Entry::Zero => found.zero.set(index),
+                Entry::Block { .. } => {}
+            }
+            entries[usize::from(index)] = entry;
+        }
+        Ok((entries, found))
     }
 
     /// Consecutive blocks, whose first is that of `page`.

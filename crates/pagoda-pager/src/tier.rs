@@ -3,6 +3,7 @@
 //! * [`stack`]: which tier has a page's content, and the only way to read, write and drop it.
 //! * [`swap`]: the VM's swap file, always the last tier.
 //! * [`remote`]: memory of other machines.
+//! * [`image`]: the image that the VM was made of, which is only read.
 //! * [`compressed`]: compressed pages in this machine's memory.
 //! * [`frames`]: frames of a share group, above all others. Pages come to it by comparison, never by page-out.
 //!
@@ -21,6 +22,8 @@
 pub mod block_map;
 pub mod compressed;
 pub mod frames;
+pub mod image;
+mod page_map;
 pub mod remote;
 mod report;
 pub mod stack;
