@@ -4,6 +4,7 @@
 //! map is whole, and there is a file with which of its pages the VM has there. That file gets the VM's name when the VM's record
 //! is on the disk ([`Source::give`]): until then another VM of the name may still have its own.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,8 +17,8 @@ use crate::record::Operation;
 
 /// What the tier of an image is called.
 pub const TIER: &str = "image";
-/// Such files in the directory of records are of VMs that were never made.
-const NEW_MAP: &str = "image-new";
+/// What the names of files end with, before a unique part, that are of VMs which were never made.
+const NEW_MAP: &str = "image-new-";
 
 /// See the module. Dropped, nothing of it is left.
 #[derive(Debug)]
@@ -46,13 +47,13 @@ impl Drop for NewMap {
 }
 
 impl Source {
-    /// Looks at the whole map of an image, and makes the VM's own in the directory of records. `unique` is a name that nobody
-    /// else gives.
+    /// Looks at the whole map of an image, and makes the VM's own beside `path`, where it is going to be. `unique` is what
+    /// nobody else gives.
     ///
     /// # Errors
     /// The image lacks a page or is damaged; the disk's. In words.
-    pub fn new(image: Arc<Image>, reading: Reading, records: &Path, unique: &str) -> Result<Source, String> {
-        let map = NewMap(records.join(format!("{unique}.{NEW_MAP}")));
+    pub fn new(image: Arc<Image>, reading: Reading, path: &Path, unique: &str) -> Result<Source, String> {
+        let map = NewMap(path.with_extension(format!("{NEW_MAP}{unique}")));
         image.check_state().map_err(|error| in_full(&error))?;
         let tier = ImageTier::create(Arc::clone(&image), &map.0).map_err(|error| in_full(&error))?;
         Ok(Source { image, tier, map, reading })
@@ -86,7 +87,10 @@ impl Source {
 pub fn clean(records: &Path) {
     let Ok(entries) = std::fs::read_dir(records) else { return };
     let paths = entries.flatten().map(|entry| entry.path());
-    paths.filter(|path| path.extension().is_some_and(|extension| extension == NEW_MAP)).for_each(|path| remove(&path));
+    let is_new = |path: &PathBuf| {
+        path.extension().and_then(OsStr::to_str).is_some_and(|extension| extension.starts_with(NEW_MAP))
+    };
+    paths.filter(is_new).for_each(|path| remove(&path));
 }
 
 fn remove(path: &Path) {
@@ -109,7 +113,7 @@ mod tests {
     fn source(bench: &Bench, id: u128) -> Result<Source, String> {
         let image = Arc::new(bench.images.store().unwrap().image(ImageId(id)).unwrap());
         let reading = bench.images.readers().begin(image.manifest().id, "web1").unwrap();
-        Source::new(image, reading, &bench.dir, "x")
+        Source::new(image, reading, &bench.dir.join("web1.image"), "x")
     }
 
     fn files(bench: &Bench) -> Vec<String> {
@@ -129,7 +133,7 @@ mod tests {
         let first = source(&bench, 1).unwrap();
         assert_eq!(
             (files(&bench), bench.images.readers().of(ImageId(1))),
-            (vec!["x.image-new".into()], vec!["web1".into()])
+            (vec!["web1.image-new-x".into()], vec!["web1".into()])
         );
         assert_eq!(first.tier.name(), TIER);
         drop(first);
@@ -145,7 +149,7 @@ mod tests {
         assert_eq!(bench.images.readers().of(ImageId(1)), ["web1"]);
         drop(given);
         assert!(bench.images.readers().of(ImageId(1)).is_empty());
-        std::fs::write(bench.dir.join("y.image-new"), "left").unwrap();
+        std::fs::write(bench.dir.join("web2.image-new-y"), "left").unwrap();
         clean(&bench.dir);
         assert_eq!(files(&bench), ["web1.image"]);
     }

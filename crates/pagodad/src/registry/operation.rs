@@ -226,8 +226,9 @@ fn check_ready(vm: &Vm, kind: OperationKind) -> Result<(), ApiError> {
         return refuse(format!("QEMU has not said yet whether {name} keeps its RAM in migrations"), hint);
     }
     if kind != OperationKind::Restore && vm.record.image.is_some() {
-        let hint = "wait until its last snapshot is filled";
-        return refuse(format!("{name} still holds pages for a snapshot"), hint);
+        let hint = "wait until its last snapshot is filled: see `pagoda snapshot ls`";
+        let problem = format!("{name} still holds memory for a snapshot");
+        return Err(ApiError::new(ErrorCode::Refused, problem, Some(hint)));
     }
     Ok(())
 }

@@ -36,12 +36,11 @@ pub fn restore(registry: &Arc<Registry>, request: &RestoreRequest) -> Result<Cre
     let manifest = source.manifest().clone();
     check_disks(&manifest, request)?;
     let vm = vm_of(&manifest, request);
-    match request
-        .replace
-        .then(|| registry.ready_if_there(request.vm_name(), OperationKind::Rollback))
-        .transpose()?
-        .flatten()
-    {
+    let running = match request.replace {
+        true => registry.ready_if_there(request.vm_name(), OperationKind::Rollback)?,
+        false => None,
+    };
+    match running {
         Some(running) => roll_back(registry, &running, source, vm, request),
         None => registry.create_from(vm, Some(source)),
     }
@@ -56,7 +55,7 @@ fn source_of(registry: &Registry, request: &RestoreRequest) -> Result<Source, Ap
     };
     let unique: [u8; 16] = random::bytes().map_err(|error| unusable(format!("make a name: {error}")))?;
     let unique = format!("{:032x}", u128::from_le_bytes(unique));
-    Source::new(Arc::new(image), reading, &registry.records_dir(), &unique).map_err(unusable)
+    Source::new(Arc::new(image), reading, &registry.image_map_path(request.vm_name()), &unique).map_err(unusable)
 }
 
 /// A snapshot without the content of disks fits only the disks of its moment.
@@ -84,10 +83,6 @@ fn roll_back(
     vm: CreateVm,
     request: &RestoreRequest,
 ) -> Result<CreatedVm, ApiError> {
-    if running.record.image.is_some() {
-        let hint = "wait until it is filled: see `pagoda snapshot ls`";
-        return Err(refused(format!("{} still holds memory for a snapshot", running.record.name), Some(hint)));
-    }
     let (manifest, image) = (source.manifest().clone(), source.id());
     let spec = running.record.spec.clone();
     let spec = VmSpec { dram: request.dram.or(spec.dram), ..spec };

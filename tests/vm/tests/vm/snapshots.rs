@@ -223,6 +223,29 @@ fn the_daemon_is_killed_while_an_image_is_read_large_folios() -> Result<()> {
     killed_while_read(Folios::Large)
 }
 
+/// The next daemon does not find the image: the VM waits and says why, and goes on when the image is there.
+#[test]
+fn an_image_that_is_away_is_waited_for() -> Result<()> {
+    Lab::run("an image that is away", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let options = options("web1", Qemu::System);
+        snapshot_of_ended(lab, &daemon, &options, "one")?;
+        let guest = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", "one", "--dram", "96M"])?;
+        Seen::Over.wait(&daemon)?;
+        let id = daemon.client().snapshot(&SnapshotName::new("web1", "one"))?.id;
+        daemon.kill9()?;
+        let (image, away) = (daemon.state_dir().join("images").join(&id), daemon.state_dir().join("away"));
+        fs::rename(&image, &away).context("move the image away")?;
+        daemon.start_again()?;
+        let says = |vm: &pagoda_api::VmInfo| vm.waits.as_ref().is_some_and(|why| why.contains(&id));
+        daemon.wait_vm("web1", "it says that it waits for its image", wait::HANG, says)?;
+        fs::rename(&away, &image).context("bring it back")?;
+        daemon.wait_vm("web1", "it is served", wait::HANG, |vm| vm.waits.is_none() && !vm.tiers.is_empty())?;
+        guest.finish()?;
+        daemon.wait_gone("web1")
+    })
+}
+
 /// Two VMs of one snapshot, each with memory of its own from there on.
 #[test]
 fn two_vms_of_one_snapshot() -> Result<()> {

@@ -429,7 +429,7 @@ fn the_image_of_a_vm_is_kept_until_the_vm_and_its_files_are_gone() {
     };
     write("web1", (0, 0));
     write("web22", ended());
-    let left = bench.registry.records_dir().join("0011.image-new");
+    let left = bench.registry.records_dir().join("web3.image-new-0011");
     std::fs::write(&left, "of a VM that was never made").unwrap();
     bench.registry.load().unwrap();
     let readers = bench.registry.images.readers();
