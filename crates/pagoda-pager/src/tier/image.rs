@@ -118,8 +118,10 @@ impl ImageTier {
     }
 
     fn note_failure(&mut self, failure: Failure) {
-        tracing::error!(image = %self.label, page = failure.page.0, "a page cannot be read: {}", failure.why);
-        self.failure = Some(failure);
+        if self.failure.as_ref() != Some(&failure) {
+            tracing::error!(image = %self.label, page = failure.page.0, "a page cannot be read: {}", failure.why);
+            self.failure = Some(failure);
+        }
     }
 
     /// The next job whose pages are to be handed over.
@@ -153,7 +155,7 @@ impl Tier for ImageTier {
         let Read { op, chunk, pages, target, demand, .. } = *read;
         let (asker, asked) = (Asker::Op { op, target, demand }, Instant::now());
         let jobs = jobs_of(pages).map(|pages| Job { asker, chunk, pages, asked });
-        if self.readers.ask(jobs).is_none() {
+        if !self.readers.ask(usize::from(pages.count().div_ceil(JOB_PAGES)), jobs) {
             // The machine has fewer operations than there is room for.
             return Begun { error: Some(IoError::Failed(Errno::AGAIN.raw_os_error())), ..Begun::default() };
         }

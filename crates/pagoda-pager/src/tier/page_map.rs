@@ -26,12 +26,17 @@ pub struct PageMap {
 }
 
 impl PageMap {
-    /// Makes the file of a new VM, readable by its owner alone; what was there is gone.
+    /// Makes the file of a new VM, readable by its owner alone; what was there is gone. Whoever still has that open changes
+    /// nothing of the new one.
     ///
     /// # Errors
     /// The file cannot be made or filled.
     pub fn create(path: &Path, head: &[u8], chunks: Vec<PageSet>) -> io::Result<PageMap> {
-        let file = OpenOptions::new().create(true).truncate(true).read(true).write(true).mode(0o600).open(path)?;
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let file = OpenOptions::new().create_new(true).read(true).write(true).mode(0o600).open(path)?;
         // Written and not only reserved: a block that was never written may need space for metadata later.
         file.write_all_at(&[head, &encode_all(&chunks)].concat(), 0)?;
         file.sync_all()?;
@@ -139,6 +144,16 @@ mod tests {
             assert!(PageMap::open(&path, head, ChunkCount(2)).is_err(), "another VM's");
             std::fs::remove_dir_all(&dir).unwrap();
         }
+    }
+
+    #[test]
+    fn who_still_has_the_file_of_the_vm_before_changes_nothing_of_the_new_one() {
+        let path = std::env::temp_dir().join(format!("pagoda-page-map-again-{}", std::process::id()));
+        let mut old = PageMap::create(&path, b"", vec![PageSet::FULL; 2]).unwrap();
+        let new = PageMap::create(&path, b"", vec![PageSet::FULL; 2]).unwrap();
+        old.set(ChunkIdx(0), PageSet::EMPTY).unwrap();
+        assert_eq!(PageMap::open(&path, b"", ChunkCount(2)).unwrap().chunks(), new.chunks());
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

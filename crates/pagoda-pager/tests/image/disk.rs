@@ -27,8 +27,8 @@ type Hook = Box<dyn FnMut(usize) -> Verdict + Send>;
 pub enum Reads {
     #[default]
     Go,
-    /// They wait until that changes.
-    Hang,
+    /// After so many reads they wait until that changes.
+    HangAfter(usize),
     Fail(i32),
 }
 
@@ -118,7 +118,12 @@ impl Disk for TestDisk {
 
     fn read_at(&self, file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
         let (reads, changed) = &*self.1;
-        let found = *changed.wait_while(reads.lock().unwrap(), |reads| *reads == Reads::Hang).unwrap();
+        let hangs = |reads: &mut Reads| *reads == Reads::HangAfter(0);
+        let mut found = changed.wait_while(reads.lock().unwrap(), hangs).unwrap();
+        if let Reads::HangAfter(left) = &mut *found {
+            *left -= 1;
+        }
+        let found = *found;
         match found {
             Reads::Fail(errno) => Err(io::Error::from_raw_os_error(errno)),
             _ => LinuxDisk.read_at(file, bytes, offset),

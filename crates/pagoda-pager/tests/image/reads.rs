@@ -17,7 +17,7 @@ use crate::disk::{Reads, TestDisk, Verdict};
 use crate::files::{ID, begin, begin_with, check_filled, prepare, store};
 use crate::fills::{KINDS, full_memory};
 use crate::vcpu::{self, Memory, check_all};
-use crate::vm::{Engine, Kind, PAGES, Vm};
+use crate::vm::{CHUNKS, Engine, Kind, PAGES, Vm};
 
 const EIO: i32 = 5;
 
@@ -284,27 +284,28 @@ fn a_disk_that_fails_stops_the_vm_until_it_is_well_again() {
 
 #[test]
 fn a_disk_that_does_not_answer_holds_up_those_who_need_it_and_not_the_end_of_the_vm() {
-    let source = Source::full("hangs");
-    let mut vm = source.make("reads-hangs", Kind { limit: 400, by_page: true, ..Kind::default() });
+    // The first chunk is zero, and so not in the image.
+    let source = Source::of("hangs", |vm| {
+        (256..PAGES).for_each(|page| vcpu::write(vm.guest, page, page));
+        (0..PAGES).map(|page| if page < 256 { 0 } else { page }).collect()
+    });
+    let mut vm = source.make("reads-hangs", Kind::default());
     let mut kill = vm.killer();
+    // The map is read for the VM to be made.
+    source.disk.set_reads(Reads::HangAfter(CHUNKS as usize));
     let engine = vm.serve(None);
-    // Nothing of this chunk is in the image any more, wherever it is.
-    (0..256).for_each(|page| vcpu::write(vm.guest, page, 0x9000 + page));
-    source.disk.set_reads(Reads::Hang);
-    // More than there are threads that read. They end when nobody has their memory's faults any more.
+    // In more jobs than there are threads that read. They end when nobody has their memory's faults any more.
     let guest = vm.guest;
-    let need_all = move |vcpu: u64| {
-        for page in 0..PAGES {
-            std::hint::black_box(guest.load((page + vcpu * 64) % PAGES, 0));
-        }
-    };
-    let waiting: Vec<_> = (4..16).map(|vcpu| std::thread::spawn(move || need_all(vcpu))).collect();
+    let need = move |page: u64| std::thread::spawn(move || guest.load(page, 0));
+    let waiting: Vec<_> = (4..16).map(|part| need(part * 64)).collect();
     let status = engine.wait_for("that is said", |status| status.waits.is_some());
     let said = status.waits.clone().unwrap();
     assert!(said.contains("snapshot vm/one") && said.contains("does not answer"), "{said}");
     assert_eq!(status.stalled, None, "nothing is lost");
     // Other pages are served, and the engine answers.
-    vcpu::check(vm.guest, 5, 0x9005);
+    (0..256).for_each(|page| vcpu::check(vm.guest, page, 0));
+    vcpu::write(vm.guest, 5, 0x9005);
+    vcpu::write(vm.guest, 6, 0x9006);
     engine.discard(6, 1);
     vcpu::check(vm.guest, 6, 0);
     // The next daemon needs nothing of that disk to take the VM.
@@ -372,7 +373,7 @@ fn an_image_gets_what_it_lacks_from_another_when_its_vm_ends() {
         });
         if hangs {
             // For a while.
-            source.disk.set_reads(Reads::Hang);
+            source.disk.set_reads(Reads::HangAfter(0));
             std::thread::sleep(Duration::from_millis(300));
             source.disk.set_reads(Reads::Go);
         }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use pagoda_abi::Token;
 use pagoda_abi::attach::Packet;
-use pagoda_core::fault::{PageInPolicy, Sharing};
+use pagoda_core::fault::Sharing;
 use pagoda_core::stats::Metric;
 use pagoda_core::units::{Bytes, CHUNK_SIZE, ChunkCount, PAGE_SIZE, PageCount};
 use pagoda_image::{Image, Ledger};
@@ -45,8 +45,6 @@ pub struct Kind {
     /// Bytes of compressed memory; 0: no such tier.
     pub compressed: u64,
     pub shares: bool,
-    /// A fault brings in one page.
-    pub by_page: bool,
 }
 
 /// What outlives an engine.
@@ -151,7 +149,7 @@ impl Vm {
             min: PageCount(0),
             direct: false,
             protect: true,
-            page_in: if self.kind.by_page { PageInPolicy::Page } else { PageInPolicy::default() },
+            page_in: Default::default(),
             replacement: Default::default(),
             busy_poll: Duration::ZERO,
             pinned: None,

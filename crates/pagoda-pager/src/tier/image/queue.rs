@@ -133,22 +133,22 @@ impl Queue {
         self.is_closed
     }
 
-    /// Another job. False: more wait than there can be operations.
-    #[must_use]
-    pub fn push(&mut self, job: Job) -> bool {
+    /// So many more jobs can wait: there cannot be more operations.
+    pub fn has_room_for(&self, jobs: usize) -> bool {
+        self.demand.len().max(self.ahead.len()) + jobs <= JOBS_MAX
+    }
+
+    /// Another job, for which there is room.
+    pub fn push(&mut self, job: Job) {
         let queue = match job.asker {
             Asker::Op { demand: true, .. } => &mut self.demand,
             Asker::Op { demand: false, .. } => &mut self.ahead,
             Asker::Caller(call) => {
                 (self.call, self.question, self.answer) = (Some(call), Some(job), None);
-                return true;
+                return;
             }
         };
-        let has_room = queue.len() < JOBS_MAX;
-        if has_room {
-            queue.push_back(job);
-        }
-        has_room
+        queue.push_back(job);
     }
 
     /// The next job for a thread, with a buffer; one has to be made if it comes without. `None`: there is nothing to do, or no

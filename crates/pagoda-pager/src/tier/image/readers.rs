@@ -66,18 +66,17 @@ impl Readers {
         Ok(readers)
     }
 
-    /// Has these read, in this order; `None` if too much waits.
+    /// Has these `count` jobs done, in this order. False, and nothing is asked for, if too much waits.
     #[must_use]
-    pub fn ask(&self, jobs: impl Iterator<Item = Job>) -> Option<()> {
+    pub fn ask(&self, count: usize, jobs: impl Iterator<Item = Job>) -> bool {
         let mut queue = self.shared.lock();
-        let mut all = jobs;
-        let pushed = all.try_for_each(|job| {
-            let pushed = queue.push(job);
-            self.shared.work.notify_one();
-            pushed.then_some(())
-        });
+        let has_room = queue.has_room_for(count);
+        if has_room {
+            jobs.take(count).for_each(|job| queue.push(job));
+        }
         drop(queue);
-        pushed
+        (0..count).for_each(|_| self.shared.work.notify_one());
+        has_room
     }
 
     /// Becomes readable when something is done.
@@ -107,8 +106,9 @@ impl Readers {
         let pages = PageSet::single(page.index_in_chunk());
         let asked = Instant::now();
         let job = Job { asker: Asker::Caller(self.calls), chunk: page.chunk(), pages, asked };
-        self.ask(std::iter::once(job)).ok_or("too much is to be read")?;
         let mut queue = self.shared.lock();
+        queue.push(job);
+        self.shared.work.notify_one();
         let done = loop {
             if let Some(done) = queue.take_answer() {
                 break done;
