@@ -28,6 +28,11 @@
 //! a page for the image's, and the image's own files may not take a note. So the last intent is kept for it
 //! ([`Shared::mark_lost_image`]): one of no chunk, with the image's number in place of pages.
 //!
+//! # A guest that was let run
+//!
+//! A VM that is made of a snapshot is let run by the daemon, once. Its record says so afterwards, if the disk takes it; this
+//! memory says so in any case ([`Shared::mark_let_run`]). So no later daemon lets a guest run that its user has paused since.
+//!
 //! # Punches
 //!
 //! Pages that the guest gives back become holes. While the VM is armed the daemon makes them, for it may have the pages
@@ -71,6 +76,8 @@ pub struct Shared {
     pub punching: AtomicU64,
     /// Pages they punched.
     pub punched: AtomicU64,
+    /// 1: the guest of a restored VM was let run. It is in what older shims and daemons leave zero.
+    pub let_run: AtomicU64,
 }
 
 /// Pages of one chunk whose truth is the swap file, whatever the RAM file holds. The last intent may be of no chunk.
@@ -173,6 +180,16 @@ impl Shared {
         self.punching.load(Ordering::SeqCst) != 0
     }
 
+    /// The daemon's side: the guest of this VM, which was made of a snapshot, was let run.
+    pub fn mark_let_run(&self) {
+        self.let_run.store(1, Ordering::SeqCst);
+    }
+
+    /// Whether a daemon has let the guest of this restored VM run.
+    pub fn was_let_run(&self) -> bool {
+        self.let_run.load(Ordering::SeqCst) == 1
+    }
+
     /// The daemon's side: this image of the VM is lost, whatever its files say.
     pub fn mark_lost_image(&self, image: u128) {
         self.intents[PAGE_INTENTS].declare(NO_CHUNK, [image as u64, (image >> 64) as u64, 0, 0]);
@@ -240,6 +257,7 @@ mod tests {
             alone: AtomicU64::new(0),
             punching: AtomicU64::new(0),
             punched: AtomicU64::new(0),
+            let_run: AtomicU64::new(0),
         })
     }
 
@@ -294,6 +312,17 @@ mod tests {
         intent.declare(7, [1, 2, 3, 4]);
         shared.unmark_lost_image();
         assert_eq!((shared.lost_image(), intent.read()), (None, Some((7, [1, 2, 3, 4]))));
+    }
+
+    #[test]
+    fn that_a_guest_was_let_run_is_known_from_then_on() {
+        let shared = shared();
+        assert!(!shared.was_let_run());
+        shared.mark_let_run();
+        assert!(shared.was_let_run());
+        // It takes no more room than older shims map: their memory is whole pages.
+        let before = size_of::<Shared>() - size_of::<AtomicU64>();
+        assert_eq!(size_of::<Shared>().div_ceil(4096), before.div_ceil(4096));
     }
 
     #[test]

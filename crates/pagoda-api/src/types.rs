@@ -28,7 +28,7 @@ pub use balloon::{BalloonInfo, GuestMemory, check_balloon_target};
 pub use dram::{DRAM_BYTES_MIN, DRAM_FRACTION_MIN, MEMORY_GRANULE_BYTES, check_dram, dram_bytes_min};
 pub use kind::VmKind;
 pub use latency::{Latency, RoundWait};
-pub use launch::{LAUNCH_BYTES_MAX, Launch};
+pub use launch::{LAUNCH_BYTES_MAX, Launch, UNKNOWN_LAUNCH};
 pub use name::{VM_FILE_NAME_LEN_MAX, check_vm_name, vm_file_name};
 pub use policy::{
     AdmitReply, AdmitRequest, HostPatch, HostPolicy, Mrc, MrcPoint, VmPolicy, WhatIfReply, WhatIfRequest,

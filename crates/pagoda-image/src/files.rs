@@ -11,6 +11,8 @@ use rustix::fs::{FileType, Mode, OFlags, Stat};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum For {
     Reading,
+    /// Past the page cache: not every file system can.
+    DirectReading,
     Writing,
 }
 
@@ -24,7 +26,11 @@ pub(crate) fn open_dir(dir: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
 
 /// Opens a file; its length.
 pub(crate) fn open_file(dir: BorrowedFd<'_>, name: &str, used: For) -> io::Result<(File, u64)> {
-    let access = if used == For::Reading { OFlags::RDONLY } else { OFlags::RDWR };
+    let access = match used {
+        For::Reading => OFlags::RDONLY,
+        For::DirectReading => OFlags::RDONLY | OFlags::DIRECT,
+        For::Writing => OFlags::RDWR,
+    };
     let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file: File = rustix::fs::openat(dir, name, flags, Mode::empty())?.into();
     let stat = rustix::fs::fstat(file.as_fd())?;

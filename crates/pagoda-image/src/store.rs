@@ -187,7 +187,20 @@ impl Store {
     /// # Errors
     /// The disk's; somebody has put something else there. All that could be removed is.
     pub fn clean(&self) -> Result<usize, ImageError> {
-        let leftovers = self.list()?.leftovers;
+        self.remove_leftovers(&self.list()?.leftovers)
+    }
+
+    /// Removes images whose removal was not finished, and those that were set aside because a full disk took no note of their
+    /// loss: those of `listing`; their number. At any time: nobody needs what has such a name.
+    ///
+    /// # Errors
+    /// As [`Store::clean`].
+    pub fn clean_gone(&self, listing: &Listing) -> Result<usize, ImageError> {
+        let gone: Vec<String> = listing.leftovers.iter().filter(|name| name.ends_with(GONE)).cloned().collect();
+        self.remove_leftovers(&gone)
+    }
+
+    fn remove_leftovers(&self, leftovers: &[String]) -> Result<usize, ImageError> {
         if leftovers.is_empty() {
             return Ok(0);
         }
@@ -287,7 +300,11 @@ impl Store {
                 removed => removed.map_err(failed)?,
             }
         }
-        self.disk.remove_dir(self.dir.as_fd(), name).map_err(failed)
+        match self.disk.remove_dir(self.dir.as_fd(), name) {
+            // Somebody else removed it meanwhile.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            removed => removed.map_err(failed),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! * [`stack`]: which tier has a page's content, and the only way to read, write and drop it.
 //! * [`swap`]: the VM's swap file, always the last tier.
 //! * [`remote`]: memory of other machines.
+//! * [`image`]: the image that the VM was made of, which is only read.
 //! * [`compressed`]: compressed pages in this machine's memory.
 //! * [`frames`]: frames of a share group, above all others. Pages come to it by comparison, never by page-out.
 //!
@@ -14,13 +15,16 @@
 //! * A page has a block in one tier at most, except while it is written out: then DRAM has the page, and whatever a tier holds
 //!   of it is outdated. [`Stack::settle`] ends that state before the page leaves DRAM.
 //! * What a tier holds survives the daemon. The next one learns it by [`Tier::recover`], while nothing is under way.
-//! * No call waits for another machine or for the disk, except the repairs: [`Tier::read_back`] (the disk) and
+//! * No call waits for another machine or for the disk, except the repairs: [`Tier::read_back`] (the swap file's disk) and
 //!   [`Tier::read_now`] (both), which serve one page after the kernel could not take it out of DRAM.
 //! * A tier that cannot bring a page says so by an [`IoError`]. It never answers with zeros instead.
 
 pub mod block_map;
 pub mod compressed;
 pub mod frames;
+pub mod image;
+mod kept;
+mod page_map;
 pub mod remote;
 mod report;
 pub mod stack;
@@ -354,6 +358,11 @@ pub trait Tier: Send + std::fmt::Debug {
 
     /// What the VM waits for, if pages do not come in time. That is no stall: it goes on by itself.
     fn waits(&mut self) -> Option<String> {
+        None
+    }
+
+    /// What of it could not be read last, in words, if that is not the swap file's text: for [`IoError::Image`].
+    fn trouble(&self) -> Option<String> {
         None
     }
 

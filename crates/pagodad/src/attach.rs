@@ -21,9 +21,11 @@ use pagoda_api::types::VmKind;
 use pagoda_api::{in_full, with_advice};
 use pagoda_core::policy::VmId;
 use pagoda_core::units::ChunkCount;
+use pagoda_image::ImageId;
 use pagoda_pager::engine::{self, Origin, Parts};
 use pagoda_pager::handle::{Command, Handle, Inbox, channel_pair};
 use pagoda_pager::space::{Region, Shard, Space};
+use pagoda_pager::tier::image::ImageTier;
 use pagoda_pager::tier::{Stack, Tier};
 use pagoda_sys::host::FolioSize;
 use pagoda_sys::process;
@@ -252,16 +254,17 @@ fn attach(
     let pid = hello.peer.pid;
     let pidfd = process::pidfd_open(pid).context("watch the VMM")?;
     let start = process::start_time(pid).context("look at the VMM")?;
-    let (id, record, swap, limit) = {
+    let (id, record, swap, image_tier, limit) = {
         let mut vms = registry.lock();
         let vm = vms.get_mut(&name).context("the VM is gone")?;
         // Before its engine begins: a VM never grows beyond what is free, from its first page on.
         let first = registry.first_limit(vm);
         vm.governed.round.set_first_limit(first);
-        (vm.governed.id, vm.record.clone(), vm.swap.take(), vm.limit())
+        (vm.governed.id, vm.record.clone(), vm.swap.take(), vm.image_tier.take(), vm.limit())
     };
     let swap = swap.map_or_else(|| open_swap(registry, &name, &record), Ok)?;
     let (space, shared, kept) = unpack(registry, &record, hello, prepared.as_ref().map(SharedMap::as_fd))?;
+    let view = SharedMap::from_fd(shared.as_fd().try_clone_to_owned().context("share the VM's shared memory")?)?;
     let taken_over = prepared.is_none();
     let inodes = space.regions().map(|(_, region)| region.ram.inode()).collect();
     let (handle, inbox) = channel_pair()?;
@@ -269,7 +272,7 @@ fn attach(
     let joined = registry.join_group(&record, &kept, !taken_over, &handle)?;
     let (member, sharing) = joined.unzip();
     // Before the record names the process: the next daemon then looks for the remote map of a VM that was served.
-    let above_swap = tiers_above_swap(registry, &record, space.chunks(), taken_over)?;
+    let above_swap = tiers_above_swap(registry, &record, image_tier, space.chunks(), taken_over)?;
     let looking = registry.sharing_of(&record, member.as_ref());
     // Before its engine starts, for then pages change.
     let image = if taken_over { snapshots::unfilled(registry, &record, &shared) } else { None };
@@ -295,7 +298,7 @@ fn attach(
         image,
         sharing: looking,
     };
-    let made = Made { id, parts, handle, inbox, inodes, pid: (pid, start), sharing, holds_image };
+    let made = Made { id, parts, handle, inbox, inodes, pid: (pid, start), sharing, holds_image, view };
     start_engine(registry, made)?;
     tracing::info!(vm = %name, pid, taken_over, "attached");
     learn_accelerator(registry, &name);
@@ -332,11 +335,13 @@ struct Made {
     sharing: Option<SharingFiles>,
     /// The VM goes on holding pages for the image that its record names.
     holds_image: bool,
+    /// Another view of what the VMM keeps.
+    view: SharedMap,
 }
 
 /// Starts the engine, and enters it in the registry, in one step that nobody sees a part of.
 fn start_engine(registry: &Registry, made: Made) -> Result<()> {
-    let Made { id, parts, handle, inbox, inodes, pid, sharing, holds_image } = made;
+    let Made { id, parts, handle, inbox, inodes, pid, sharing, holds_image, view } = made;
     let (name, limit) = (parts.name.clone(), parts.limit);
     let plan = |_: &BTreeMap<String, Vm>, vm: &Vm| {
         ensure!(vm.handle.is_none(), "{name} is being attached by another connection");
@@ -350,6 +355,7 @@ fn start_engine(registry: &Registry, made: Made) -> Result<()> {
         written.context("write the VM's record")?;
         let token = vm.record.token;
         vm.inodes = inodes;
+        vm.shared = Some(view);
         (vm.stalled, vm.refused) = (None, None);
         vm.ram.clear();
         let notices = registry.notices();
@@ -372,10 +378,11 @@ fn open_swap(registry: &Registry, name: &str, record: &Record) -> Result<SwapFil
     Ok(SwapFile::open(&registry.swap_path(name), record.memory(), reserve)?)
 }
 
-/// The tiers that pages go to before the swap file, from the top.
+/// The tiers above the swap file, from the top. `image`: that of a VM that this daemon has made.
 fn tiers_above_swap(
     registry: &Registry,
     record: &Record,
+    image: Option<ImageTier>,
     chunks: ChunkCount,
     taken_over: bool,
 ) -> Result<Vec<Box<dyn Tier>>> {
@@ -387,7 +394,18 @@ fn tiers_above_swap(
     if let Some(remote) = remote::for_engine(&dirs, &map, record, chunks, taken_over)? {
         tiers.push(Box::new(remote));
     }
+    if let Some(reads) = record.reads {
+        let image = image.map_or_else(|| open_image(registry, &record.name, reads), Ok)?;
+        tiers.push(Box::new(image));
+    }
     Ok(tiers)
+}
+
+/// The image that an earlier daemon made the VM of. Its map has been there since the VM was made.
+fn open_image(registry: &Registry, vm: &str, reads: ImageId) -> Result<ImageTier> {
+    let opened = registry.images.of_reader(reads);
+    let opened = opened.and_then(|image| Ok(ImageTier::open(image, &registry.image_map_path(vm))?));
+    opened.with_context(|| format!("open the image {reads}, which {vm} was made of and reads its memory from"))
 }
 
 /// Asks QEMU what runs the guest, when its monitor answers.

@@ -1,16 +1,18 @@
 //! The snapshots of this host: one owner of the directory of images, around [`pagoda_image::Store`].
 //!
-//! It lists, finds, verifies and removes, says whether one more fits, and counts. It knows no VM: who still fills an image, or
-//! needs it, is asked by [`Images::remove`]. Nothing waits for a disk under a lock but for other requests about snapshots.
+//! It lists, finds, verifies and removes, says whether one more fits, and counts. Of VMs it knows which read an image
+//! ([`readers`]); who still fills one is asked by [`Images::remove`]. Nothing waits for a disk under a lock but for other
+//! requests about snapshots.
 //!
 //! **What fails.** If the directory cannot be used, snapshots cannot, and paging goes on: `health` says so, and it is tried
 //! again. Guests notice nothing.
 
 pub mod admission;
-mod describe;
+pub mod describe;
 mod error;
 mod finishing;
-pub mod pour;
+pub mod readers;
+pub mod source;
 mod verification;
 
 use std::collections::BTreeSet;
@@ -22,12 +24,13 @@ use pagoda_api::types::{
     ApiError, ErrorCode, HostSnapshots, Snapshot, SnapshotLaunch, SnapshotList, SnapshotName, VerifyReport,
 };
 use pagoda_api::{in_full, with_advice};
-use pagoda_image::{ImageId, Listed, Listing, Manifest, Stage, Store};
+use pagoda_image::{Image, ImageId, Listed, Listing, Manifest, Stage, Store};
 
 use self::admission::{Admission, Admitted, NewImage};
 pub use self::error::refused;
-use self::error::{failed, no_image, no_such_snapshot};
+use self::error::{failed, in_use, no_image, no_such_snapshot};
 use self::finishing::Finishing;
+use self::readers::{Readers, Reading};
 use self::verification::Verifications;
 use crate::config::SnapshotsConfig;
 use crate::parts::{Parts, pauses};
@@ -49,6 +52,7 @@ pub struct Images {
     counted: Mutex<Option<HostSnapshots>>,
     finishing: Finishing,
     admission: Admission,
+    readers: Arc<Readers>,
     verifications: Verifications,
 }
 
@@ -93,13 +97,15 @@ impl Images {
             counted: Mutex::default(),
             finishing: Finishing::default(),
             admission: Admission::default(),
+            readers: Arc::default(),
             verifications: Verifications::default(),
         }
     }
 
     /// Removes what daemons before this one left, as soon as the directory can be used, and counts images from time to time.
-    /// For a thread of its own: it may wait for the disk, and never ends.
-    pub fn run(&self) {
+    /// What could not be done about an image is tried again: `filled` hears of each that it is filled by now. For a thread of
+    /// its own: it may wait for the disk, and never ends.
+    pub fn run(&self, filled: &dyn Fn(ImageId)) {
         for pause in pauses() {
             if self.ready().is_ok() {
                 break;
@@ -110,7 +116,7 @@ impl Images {
             match self.listing() {
                 Ok(listing) => {
                     self.parts.works(PART);
-                    self.make_all_durable(&listing);
+                    self.try_again(&listing, filled);
                 }
                 Err(error) => self.parts.failed(PART, &error.message),
             }
@@ -158,7 +164,9 @@ impl Images {
     /// # Errors
     /// The directory cannot be used.
     pub fn list(&self) -> Result<SnapshotList, ApiError> {
-        Ok(describe::list(&self.listing()?, self.boot_id()?))
+        let mut list = describe::list(&self.listing()?, self.boot_id()?);
+        list.snapshots.iter_mut().for_each(|snapshot| self.add_readers(snapshot));
+        Ok(list)
     }
 
     /// One snapshot.
@@ -167,7 +175,18 @@ impl Images {
     /// There is none of this name; the directory cannot be used.
     pub fn get(&self, name: &SnapshotName) -> Result<Snapshot, ApiError> {
         let Found { listed, manifest } = self.find(name)?;
-        Ok(describe::snapshot(&listed, &manifest, self.boot_id()?))
+        let mut snapshot = describe::snapshot(&listed, &manifest, self.boot_id()?);
+        self.add_readers(&mut snapshot);
+        Ok(snapshot)
+    }
+
+    fn add_readers(&self, snapshot: &mut Snapshot) {
+        snapshot.readers = snapshot.id.parse().map_or_else(|_| Vec::new(), |id| self.readers.of(id));
+    }
+
+    /// Who reads which image.
+    pub fn readers(&self) -> &Arc<Readers> {
+        &self.readers
     }
 
     /// The image of a snapshot.
@@ -192,12 +211,33 @@ impl Images {
         if let Some(damage) = &found.listed.damage {
             return Err(refused(format!("it is damaged: {damage}")));
         }
-        let missing = &found.manifest.launch.unstartable;
-        if !missing.is_empty() || found.manifest.launch.program.is_empty() {
-            let why = if missing.is_empty() { "its command line is not known".to_owned() } else { missing.join("; ") };
+        if let Some(why) = found.manifest.launch.why_unstartable() {
             return Err(refused(format!("its QEMU cannot be started again: {why}")));
         }
         Ok(found)
+    }
+
+    /// The image of a snapshot for a VM of this name that is going to read it. From now on nobody removes it.
+    ///
+    /// # Errors
+    /// As [`Images::usable`]; it is being removed.
+    pub fn hold(&self, name: &SnapshotName, vm: &str) -> Result<(Image, Reading), ApiError> {
+        let id = self.usable(name)?.listed.id;
+        let refused = |why: String| refused(format!("{name} cannot be restored: {why}"), None);
+        let reading = self.readers.begin(id, vm).ok_or_else(|| refused("it is being removed".to_owned()))?;
+        // It may have been removed or lost before that, and nothing that was seen of it counts.
+        let image = self.store()?.image(id).map_err(|error| refused(in_full(&error)))?;
+        image.manifest().check_usable(self.boot_id()?).map_err(refused)?;
+        Ok((image, reading))
+    }
+
+    /// The image of a VM that an earlier daemon made of it, and that runs.
+    ///
+    /// # Errors
+    /// The directory or the image cannot be read.
+    pub fn of_reader(&self, id: ImageId) -> anyhow::Result<Arc<Image>> {
+        let store = self.store().map_err(|error| anyhow::anyhow!(error.message))?;
+        Ok(Arc::new(store.image(id)?))
     }
 
     /// What starts a snapshot's QEMU again.
@@ -208,11 +248,11 @@ impl Images {
         self.usable(name).map(|found| describe::launch(found.manifest))
     }
 
-    /// Removes an image. `before_remove` is called when it is found, and before anything of it changes: who still fills it or
-    /// needs it lets go of it there, or refuses.
+    /// Removes an image that no VM reads. `before_remove` is called when it is found, and before anything of it changes: who
+    /// still fills it lets go of it there, or refuses.
     ///
     /// # Errors
-    /// There is none; it is refused; the disk's.
+    /// There is none; a VM reads it; it is refused; the disk's.
     pub fn remove(
         &self,
         which: &Which,
@@ -226,6 +266,8 @@ impl Images {
                 listed.ok_or_else(|| no_image(*id))?
             }
         };
+        let may_be_read = self.may_be_read(&listed)?;
+        let _removal = self.readers.begin_removal(listed.id, may_be_read).map_err(|why| in_use(&listed, &why))?;
         before_remove(&listed)?;
         store.remove(listed.id).map_err(|error| failed("remove the image", &error))?;
         self.admission.forget(listed.id);
@@ -268,6 +310,18 @@ impl Images {
         self.finishing.set_held(held);
     }
 
+    /// Whether an image's files say that it has all pages.
+    pub fn is_filled(&self, id: ImageId) -> bool {
+        let ledger = self.store().ok().and_then(|store| store.ledger(id).ok());
+        let stage = ledger.and_then(|ledger| ledger.manifest()).map(|manifest| manifest.stage);
+        matches!(stage, Some(Stage::Filled | Stage::Durable))
+    }
+
+    /// An image has all pages, and the disk does not take that: it is tried again with the next count.
+    pub fn mark_filled_later(&self, id: ImageId) {
+        self.finishing.mark_later(id);
+    }
+
     /// An image has all pages.
     ///
     /// # Errors
@@ -284,8 +338,14 @@ impl Images {
     /// No daemon takes an image for whole from now on.
     ///
     /// # Errors
-    /// The directory cannot be used, or takes no note.
+    /// The directory cannot be used, or takes no note; a VM reads it, so it was whole once, and it stays for that VM.
     pub fn lose(&self, id: ImageId, why: &str) -> Result<(), ApiError> {
+        let readers = self.readers.of(id);
+        if !readers.is_empty() {
+            let what =
+                format!("the image {id} has a loss ({why}), and is kept for who reads it: {}", readers.join(", "));
+            return Err(ApiError::new(ErrorCode::Internal, what, None));
+        }
         let is_noted = self.store()?.lose(id, why);
         let unnoted = || format!("the image {id} is lost ({why}), and its files take no note of that");
         is_noted.then_some(()).ok_or_else(|| ApiError::new(ErrorCode::Internal, unnoted(), None))
@@ -293,6 +353,9 @@ impl Images {
 
     /// The same of one that is not filled: nobody fills it any more.
     pub fn lose_unfilled(&self, id: ImageId, why: &str) {
+        if self.finishing.is_to_be_marked(id) {
+            return;
+        }
         let Ok(ledger) = self.store().map_err(drop).and_then(|store| store.ledger(id).map_err(drop)) else { return };
         if ledger.manifest().is_some_and(|manifest| manifest.stage == Stage::Begun) && !ledger.lose(why) {
             tracing::warn!(image = %id, "its files take no note that it is lost: {why}");
@@ -306,10 +369,31 @@ impl Images {
         }
     }
 
-    fn make_all_durable(&self, listing: &Listing) {
-        if let Ok(opened) = self.opened() {
-            self.finishing.make_all_durable(&opened.store, &listing.images, &opened.boot_id);
+    /// What a disk did not take when it was due.
+    fn try_again(&self, listing: &Listing, filled: &dyn Fn(ImageId)) {
+        let Ok(opened) = self.opened() else { return };
+        match opened.store.clean_gone(listing) {
+            Ok(0) => {}
+            Ok(count) => tracing::info!("{count} images whose removal had not been finished are removed"),
+            Err(error) => tracing::warn!("remove what is left of images, tried again: {}", in_full(&error)),
         }
+        for id in self.finishing.to_be_marked(&listing.images) {
+            match self.mark_filled(id) {
+                Ok(()) => {
+                    self.finishing.marked(id);
+                    filled(id);
+                    self.finishing.make_durable(&opened.store, id);
+                }
+                Err(error) => tracing::warn!(image = %id, "tried again: {}", error.message),
+            }
+        }
+        self.finishing.make_all_durable(&opened.store, &listing.images, &opened.boot_id);
+    }
+
+    /// Whether a VM can have been made of it: it is whole, or nobody can tell.
+    fn may_be_read(&self, listed: &Listed) -> Result<bool, ApiError> {
+        let boot_id = self.boot_id()?;
+        Ok(listed.manifest.as_ref().is_none_or(|manifest| manifest.check_usable(boot_id).is_ok()))
     }
 
     /// As they were counted last.

@@ -39,7 +39,8 @@ use registry::{HostFacts, Registry};
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 /// It is looked at so often meanwhile.
 const LOCK_LOOK: Duration = Duration::from_millis(2);
-/// How often other mappers of RAM are looked for: reading all of /proc/*/maps takes some 10 ms.
+/// How often other mappers of RAM are looked for (reading all of /proc/*/maps takes some 10 ms), and VMs that read their
+/// image no more.
 const STRANGERS_PERIOD: u32 = 10;
 /// How often VMs that never attached are looked for.
 const REAP_PERIOD: Duration = Duration::from_secs(1);
@@ -103,10 +104,11 @@ fn run(config: Config) -> Result<()> {
             reaping.settle_groups();
             if round % STRANGERS_PERIOD == 0 {
                 reaping.find_strangers();
+                reaping.let_images_go();
             }
         }
     })?;
-    start("images", move || counting.images.run())?;
+    start("images", move || counting.images.run(&|image| counting.image_is_filled(image)))?;
     control::run(&registry, bind_control(&registry)?)?;
     registry.detach_all();
     Ok(())

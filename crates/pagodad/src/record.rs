@@ -72,6 +72,9 @@ pub struct Record {
     /// Its image that is not filled: the VM holds pages for it. A daemon of before refuses the record, for it would not know.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageId>,
+    /// The image that it was made of: pages of the VM may be there and nowhere else. Without it they would be taken for zeros.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reads: Option<ImageId>,
 }
 
 /// The files that hold a VM's shared pages, each by device and inode.
@@ -133,6 +136,7 @@ impl Record {
             compressed: None,
             operation: None,
             image: None,
+            reads: None,
         }
     }
 
@@ -185,7 +189,7 @@ impl Record {
         if self.launch.as_ref().is_some_and(|launch| !launch.fits()) {
             return Err(bad("launch"));
         }
-        if self.kind == VmKind::Plain && (self.operation.is_some() || self.image.is_some()) {
+        if self.kind == VmKind::Plain && (self.operation.is_some() || self.image.is_some() || self.reads.is_some()) {
             return Err(bad("an image of a program that is no QEMU"));
         }
         if let Some(remote) = &self.remote {

@@ -16,11 +16,10 @@ mod end;
 mod groups;
 mod life;
 mod making;
-// Snapshots will use it.
-#[allow(dead_code)]
 pub mod operation;
 mod patch;
 mod process;
+mod reading;
 mod sampling;
 mod shim_gate;
 mod vm;
@@ -128,11 +127,21 @@ impl Registry {
 
     /// Which pages of the VM are in remote memory; its engine's file.
     pub fn remote_path(&self, name: &str) -> PathBuf {
-        self.config.state_dir.join("vms").join(vm_file_name(name) + ".far")
+        self.records_dir().join(vm_file_name(name) + ".far")
+    }
+
+    /// Which pages of the VM are in the image that it was made of; its engine's file.
+    pub fn image_map_path(&self, name: &str) -> PathBuf {
+        self.records_dir().join(vm_file_name(name) + ".image")
+    }
+
+    /// Where each VM's record is, and small files beside it.
+    pub fn records_dir(&self) -> PathBuf {
+        self.config.state_dir.join("vms")
     }
 
     pub fn monitor_path(&self, name: &str) -> PathBuf {
-        self.config.state_dir.join("vms").join(vm_file_name(name) + ".qmp")
+        self.records_dir().join(vm_file_name(name) + ".qmp")
     }
 
     /// The number of the VM that has this name now.

@@ -286,10 +286,11 @@ impl Daemon {
         Ok(())
     }
 
-    /// Files of a VM on disk: record, monitor, swap.
-    pub fn files_of(&self, name: &str) -> [PathBuf; 3] {
+    /// Files of a VM on disk: record, monitor, swap, and which pages are in the image that it was made of.
+    pub fn files_of(&self, name: &str) -> [PathBuf; 4] {
         let (vms, file) = (self.dir.join("vms"), vm_file_name(name));
-        [vms.join(format!("{file}.vm")), vms.join(format!("{file}.qmp")), self.swap_dir().join(format!("{file}.swap"))]
+        let swap = self.swap_dir().join(format!("{file}.swap"));
+        [vms.join(format!("{file}.vm")), vms.join(format!("{file}.qmp")), swap, vms.join(format!("{file}.image"))]
     }
 
     /// The command line tool, pointed at this daemon.

@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 
 /// Longest launch specification, in bytes of JSON as a VM's record has it. The longest command lines of libvirt have 16 KiB.
 pub const LAUNCH_BYTES_MAX: usize = 32 << 10;
+/// Why a program cannot be started again of which nobody knows how it was started.
+pub const UNKNOWN_LAUNCH: &str = "its command line is not known";
 /// What an indented line of JSON has more than its text.
 const LINE_BYTES: usize = 16;
 
@@ -34,6 +36,15 @@ impl Launch {
         let why = format!("its command line has more than {LAUNCH_BYTES_MAX} bytes");
         let unstartable = vec![why];
         Launch { program: String::new(), words: Vec::new(), cwd: String::new(), unstartable, ..self }
+    }
+
+    /// Why the program cannot be started again, in words for its user. `None`: it can, as far as this tells.
+    #[must_use]
+    pub fn why_unstartable(&self) -> Option<String> {
+        if !self.unstartable.is_empty() {
+            return Some(self.unstartable.join("; "));
+        }
+        self.program.is_empty().then(|| UNKNOWN_LAUNCH.to_owned())
     }
 
     /// Whether it has at most [`LAUNCH_BYTES_MAX`] bytes.
@@ -71,6 +82,17 @@ mod tests {
         let nearly = launch(vec!["x".repeat(LAUNCH_BYTES_MAX - 400)]);
         assert_eq!(nearly.clone().bounded(), nearly);
         assert!(serde_json::to_string_pretty(&nearly).unwrap().len() <= LAUNCH_BYTES_MAX);
+    }
+
+    #[test]
+    fn it_is_said_why_it_cannot_be_started_again() {
+        let known = launch(vec!["-m".into()]);
+        assert_eq!(known.why_unstartable(), None);
+        let unstartable = vec!["-netdev fd=9".into(), "-chardev fd=8".into()];
+        let of_descriptors = Launch { unstartable, ..known.clone() };
+        assert_eq!(of_descriptors.why_unstartable().unwrap(), "-netdev fd=9; -chardev fd=8");
+        let unknown = Launch { program: String::new(), ..known };
+        assert_eq!(unknown.why_unstartable().unwrap(), UNKNOWN_LAUNCH);
     }
 
     #[test]

@@ -144,6 +144,32 @@ pub struct Snapshot {
     pub gid: u32,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<SnapshotDisk>,
+    /// VMs that were made of it and read pages from its files, by name. It cannot be removed while there are any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub readers: Vec<String>,
+}
+
+impl SnapshotQemu {
+    /// That a QEMU of this version, as `10.0.2`, loads the state.
+    ///
+    /// # Errors
+    /// It is older, or one of the versions cannot be read: in words for the user.
+    pub fn check_loaded_by(&self, found: &str) -> Result<(), String> {
+        let needed = &self.version;
+        let unknown = |what: &str, version: &str| format!("the version of {what}, {version:?}, cannot be compared");
+        let known = version_numbers(found).ok_or_else(|| unknown("this QEMU", found))?;
+        if known < version_numbers(needed).ok_or_else(|| unknown("its QEMU", needed))? {
+            return Err(format!("this QEMU is {found}, and its state needs {needed} or a newer one"));
+        }
+        Ok(())
+    }
+}
+
+/// The three numbers of a version of QEMU.
+fn version_numbers(version: &str) -> Option<[u32; 3]> {
+    let mut numbers = version.split('.').map(|number| number.parse().ok());
+    let three = [numbers.next()??, numbers.next()??, numbers.next()??];
+    numbers.next().is_none().then_some(three)
 }
 
 impl Snapshot {

@@ -7,7 +7,7 @@ use super::latency::Latency;
 /// What a tier holds, and what it has moved since the VM attached to this daemon. Bytes and pages of 4 KiB.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct TierInfo {
-    /// `compressed`, `remote` or `swap`.
+    /// `compressed`, `remote`, `image` or `swap`.
     pub name: String,
     /// Pages that it holds.
     pub pages: u64,

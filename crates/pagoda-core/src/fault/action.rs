@@ -51,6 +51,8 @@ pub enum IoError {
     NoSpace,
     /// Another machine had it, and it is gone.
     Lost,
+    /// The image that the VM was made of has it, damaged or not readable.
+    Image,
     /// Anything else; the number is the errno.
     Failed(i32),
 }

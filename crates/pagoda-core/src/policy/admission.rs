@@ -87,6 +87,13 @@ impl SwapSpace {
         SwapSpace { free, held: BTreeMap::new() }
     }
 
+    /// The disk without the file of a VM that ends.
+    pub(super) fn without(&self, id: VmId) -> SwapSpace {
+        let mut space = self.clone();
+        space.free += space.held.remove(&id).unwrap_or(PageCount::ZERO);
+        space
+    }
+
     /// What a VM can have of its promise in its own file. What the file has beyond is nobody else's.
     fn held_for(&self, id: VmId, promised: PageCount) -> PageCount {
         self.held.get(&id).map_or(PageCount::ZERO, |held| (*held).min(promised))
@@ -102,6 +109,8 @@ pub enum Change<'a> {
     Host(&'a HostSettings),
     /// A VM comes.
     Add(&'a VmSettings, Overhead),
+    /// A VM ends, and another one comes as soon as all that it had is free.
+    Replace(VmId, &'a VmSettings, Overhead),
     /// A VM has other settings, and what follows from them beside its memory.
     Set(VmId, &'a VmSettings, Overhead),
 }
@@ -216,7 +225,9 @@ impl Admission {
         let (what, needs) = match change {
             Change::Nothing => (What::Nothing, Reservation::default()),
             Change::Host(_) => (What::Host, Reservation::default()),
-            Change::Add(vm, beside) => (What::Add, after.reservation(vm, beside.bounded())),
+            Change::Add(vm, beside) | Change::Replace(_, vm, beside) => {
+                (What::Add, after.reservation(vm, beside.bounded()))
+            }
             Change::Set(_, vm, beside) => (What::Set, after.reservation(vm, beside.bounded())),
         };
         Admission { needs, after, before, host: host.clone(), what }

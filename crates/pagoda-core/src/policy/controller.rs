@@ -140,19 +140,24 @@ impl Policy {
             _ => vm.promise(*id),
         });
         let before = Balance::of(&self.host, now.clone(), swap);
-        let then = now.map(|vm| match *change {
+        let (leaving, freed) = match *change {
+            Change::Replace(id, ..) => (Some(id), Some(swap.without(id))),
+            _ => (None, None),
+        };
+        let stay = now.filter(|vm| leaving.is_none() || vm.id != leaving);
+        let then = stay.map(|vm| match *change {
             Change::Set(of, settings, overhead) if Some(of) == vm.id => {
                 Promise { settings, beside: overhead.bounded(), proposed: None, ..vm }
             }
             _ => vm,
         });
         let coming = match *change {
-            Change::Add(settings, overhead) => {
+            Change::Add(settings, overhead) | Change::Replace(_, settings, overhead) => {
                 Some(Promise { id: None, settings, beside: overhead.bounded(), proposed: None })
             }
             _ => None,
         };
-        let after = Balance::of(host, then.chain(coming), swap);
+        let after = Balance::of(host, then.chain(coming), freed.as_ref().unwrap_or(swap));
         Admission::new(change, before.missing(), after, host)
     }
 

@@ -1,11 +1,11 @@
 //! A VM of 512 pages with an image: the naive reference, and the steps of a daemon and an engine.
 
-use pagoda_core::bits::Run;
+use pagoda_core::bits::{PageSet, Run};
 use pagoda_core::chance::Chance;
 use pagoda_core::fault::Pages;
 use pagoda_core::units::{Bytes, CHUNK_PAGES, CHUNK_SIZE, ChunkIdx, PAGE_SIZE, PageIdx};
 use pagoda_image::{
-    ChunkContent, DiskFile, ImageError, ImageId, Manifest, Part, Qemu, Stage, State, Store, Taken, Writer,
+    ChunkContent, DiskFile, Image, ImageError, ImageId, Manifest, Part, Qemu, Stage, State, Store, Taken, Writer,
 };
 
 pub const ID: ImageId = ImageId(0x1b);
@@ -113,6 +113,29 @@ pub fn run(writer: &mut Writer, memory: &mut Memory, chance: &mut Chance, writte
 }
 
 /// Every page of the image against what it has to hold; pages that it lacks against the VM.
+/// All blocks, some of them and each alone, into memory that is aligned and that is not.
+fn check_blocks(image: &Image, chunk: ChunkIdx, blocks: PageSet, expected: &Memory) {
+    let some: PageSet = blocks.iter().filter(|index| index % 7 < 4).collect();
+    let mut room = vec![0; CHUNK_SIZE as usize + 2 * PAGE];
+    let aligned = room.as_ptr().align_offset(PAGE);
+    for pages in [blocks, some].into_iter().chain(blocks.iter().map(PageSet::single)) {
+        for start in [aligned, aligned + 1] {
+            let content = &mut room[start..start + usize::from(pages.count()) * PAGE];
+            image.read_blocks(chunk, pages, content).expect("blocks");
+            for (index, content) in pages.iter().zip(content.chunks_exact(PAGE)) {
+                assert_eq!(content, content_of(expected[chunk.page(index).0 as usize]), "page {index} of {chunk:?}");
+            }
+        }
+    }
+    // Pages that have none are not zeros here.
+    if let Some(index) = (PageSet::FULL - blocks).first_set() {
+        let read = image.read_blocks(chunk, PageSet::single(index), &mut room[..PAGE]);
+        assert!(matches!(read, Err(ImageError::Damaged(damage)) if damage.page == Some(chunk.page(index))));
+    }
+    let found = image.look_at(chunk).expect("its map");
+    assert_eq!(PageSet::FULL - found.missing - found.zero, blocks);
+}
+
 pub fn check_pages(store: &Store, expected: &Memory, memory: Option<&Memory>) {
     let image = store.image(ID).expect("an image");
     image.check_state().expect("its state");
@@ -133,5 +156,6 @@ pub fn check_pages(store: &Store, expected: &Memory, memory: Option<&Memory>) {
                 assert_eq!(zero.contains(index), tag == 0, "page {page}");
             }
         }
+        check_blocks(&image, chunk, PageSet::FULL - missing - zero, expected);
     }
 }

@@ -23,15 +23,7 @@ use crate::follow::Follow;
 use crate::handle::{Inbox, Notice};
 use crate::poll::BusyPoll;
 use crate::source::Source;
-
-/// `TASK_COMM_LEN` of the kernel, without its end.
-const THREAD_NAME_LEN_MAX: usize = 15;
-
-/// What `top -H` and `/proc` show: as much of the VM's name as the kernel has room for, whole characters only.
-fn thread_name(vm: &str) -> String {
-    let room = THREAD_NAME_LEN_MAX - "vm-".len();
-    format!("vm-{}", &vm[..vm.floor_char_boundary(room)])
-}
+use crate::threads;
 
 /// Starts the engine's thread; it ends after a notice that says why.
 ///
@@ -41,7 +33,7 @@ pub fn spawn(parts: Parts, inbox: Inbox, notify: Box<dyn Fn(Notice) + Send>) -> 
     let name = parts.name.clone();
     // A VM that runs already waits, and its agent comes again; a new one is told why it does not start.
     let newcomer = if parts.origin.is_taken_over() { None } else { parts.agent.try_clone().ok() };
-    let thread = std::thread::Builder::new().name(thread_name(&name));
+    let thread = std::thread::Builder::new().name(threads::name("vm", &name));
     let run = move || match Engine::new(parts, inbox, notify) {
         Ok(mut engine) => {
             drop(newcomer);
@@ -199,19 +191,5 @@ impl Engine {
     /// The rest of the engine is gone when this returns.
     fn into_notify(self) -> Notify {
         self.reporter.into_notify()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_thread_has_a_name_of_whole_characters() {
-        for (vm, name) in
-            [("web1", "vm-web1"), ("Datenbank-Süd", "vm-Datenbank-S"), ("a", "vm-a"), ("вебвебв", "vm-вебвеб")]
-        {
-            assert_eq!(thread_name(vm), name);
-        }
     }
 }

@@ -51,7 +51,7 @@ impl Reporter {
 
     /// The VM cannot go on until its owner does something.
     pub fn report_stall(&self, stall: Stall, paging: &Paging) {
-        let text = stall_text(stall, paging.tiers().swap_path());
+        let text = text_of(stall, paging);
         tracing::error!(vm = %self.vm, "{text}");
         self.notify(Notice::Stalled(text));
     }
@@ -107,7 +107,7 @@ impl Reporter {
         let waits = self.look_at_waits(paging).or_else(|| paging.busy_text());
         let tiers = paging.tiers().reports();
         let machine = paging.machine();
-        let stalled = || stall.map(|(stall, _)| stall_text(stall, paging.tiers().swap_path()));
+        let stalled = || stall.map(|(stall, _)| text_of(stall, paging));
         Status {
             stats,
             armed: machine.is_armed(),
@@ -137,9 +137,13 @@ impl Reporter {
         if whom.is_some() != std::mem::replace(&mut self.waits_for_tier, whom.is_some()) {
             match &whom {
                 Some(whom) => tracing::warn!(vm = %self.vm, "it waits for {whom}"),
-                None => tracing::info!(vm = %self.vm, "the pool brings its pages again"),
+                None => tracing::info!(vm = %self.vm, "its pages come again"),
             }
         }
         whom
     }
+}
+
+fn text_of(stall: Stall, paging: &Paging) -> String {
+    stall_text(stall, paging.tiers().swap_path(), paging.tiers().trouble().as_deref())
 }

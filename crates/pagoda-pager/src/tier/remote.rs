@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use pagoda_core::bits::PageSet;
 use pagoda_core::fault::{IoError, OpId};
 use pagoda_core::stats::{Metric, Stats};
-use pagoda_core::units::{CHUNK_SIZE, ChunkIdx, PAGE_SIZE, PageIdx};
+use pagoda_core::units::{ChunkIdx, PAGE_SIZE, PageIdx};
 use pagoda_sys::Errno;
 use rmap::client::{Client, Event, Failure, Reach, Refused, SpaceRef};
 use rmap::control::{ControlReply, ControlRequest};
@@ -29,6 +29,7 @@ use rmap_io::net::UdpClient;
 pub use map::RemoteMap;
 pub use numbers::RemoteNumbers;
 
+use super::kept::Kept;
 use super::{Begun as Started, Content, Counts, Ended, Io, Outcome, Read, Step, Takes, Target, Tier, Write};
 use crate::space::Space;
 
@@ -111,9 +112,8 @@ pub struct RemoteTier {
     tokens: u64,
     /// The page that was read last.
     page: Box<SealedPage>,
-    /// What the pages of a chunk hold that are being taken out of DRAM, and which these are.
-    kept: Vec<u8>,
-    kept_pages: (ChunkIdx, PageSet),
+    /// What pages hold that are being taken out of DRAM.
+    kept: Kept,
     /// The pool takes no page before this.
     paused_until: Option<Instant>,
     pages_in: u64,
@@ -156,8 +156,7 @@ impl RemoteTier {
             is_refused: false,
             tokens: 0,
             page: Box::new([0; SEALED_SIZE]),
-            kept: vec![0; CHUNK_SIZE as usize],
-            kept_pages: (ChunkIdx(0), PageSet::EMPTY),
+            kept: Kept::new(),
             paused_until: None,
             pages_in: 0,
             pages_out: 0,
@@ -419,24 +418,11 @@ impl Tier for RemoteTier {
 
     /// The network is not waited for while pages leave DRAM: those that a pin leaves behind get back what is copied here.
     fn keep(&mut self, space: &Space, chunk: ChunkIdx, pages: PageSet) {
-        self.kept_pages = (chunk, pages);
-        let location = space.locate_chunk(chunk);
-        for (index, content) in (0..=u8::MAX).zip(self.kept.chunks_exact_mut(PAGE_SIZE as usize)) {
-            if pages.contains(index) {
-                location.region.view.read_page(location.pages().start + u64::from(index), content);
-            }
-        }
+        self.kept.keep(space, chunk, pages);
     }
 
     fn read_back(&mut self, page: PageIdx, out: &mut Content) -> Result<(), Errno> {
-        let (chunk, pages) = self.kept_pages;
-        let index = page.index_in_chunk();
-        if page.chunk() != chunk || !pages.contains(index) {
-            return Err(Errno::IO);
-        }
-        let start = usize::from(index) * PAGE_SIZE as usize;
-        out.copy_from_slice(&self.kept[start..start + PAGE_SIZE as usize]);
-        Ok(())
+        self.kept.read_back(page, out)
     }
 
     fn read_now(&mut self, page: PageIdx, out: &mut Content) -> Result<(), Errno> {

@@ -355,6 +355,11 @@ impl Stack {
         self.levels.iter_mut().find_map(|level| level.tier.waits())
     }
 
+    /// What could not be read last of a tier that says so in its own words.
+    pub fn trouble(&self) -> Option<String> {
+        self.levels.iter().find_map(|level| level.tier.trouble())
+    }
+
     /// More of the tier in other machines' memory, if there is one.
     pub fn remote(&mut self) -> Option<RemoteNumbers> {
         self.levels.iter_mut().find_map(|level| level.tier.remote())

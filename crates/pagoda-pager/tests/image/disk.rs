@@ -1,10 +1,10 @@
-//! A disk that fails, calls back or ends the engine at any of its calls.
+//! A disk that fails, calls back or ends the engine at any of its calls, or does not answer those who read.
 
 use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 
 use pagoda_image::{Disk, LinuxDisk};
 
@@ -22,6 +22,16 @@ pub enum Verdict {
 
 type Hook = Box<dyn FnMut(usize) -> Verdict + Send>;
 
+/// What becomes of those who read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reads {
+    #[default]
+    Go,
+    /// After so many reads they wait until that changes.
+    HangAfter(usize),
+    Fail(i32),
+}
+
 #[derive(Default)]
 struct Inner {
     calls: usize,
@@ -30,7 +40,7 @@ struct Inner {
 
 /// See the module.
 #[derive(Clone, Default)]
-pub struct TestDisk(Arc<Mutex<Inner>>);
+pub struct TestDisk(Arc<Mutex<Inner>>, Arc<(Mutex<Reads>, Condvar)>);
 
 impl fmt::Debug for TestDisk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -42,6 +52,12 @@ impl TestDisk {
     /// From now on the hook is asked at each call that changes something, and hears its number.
     pub fn set_hook(&self, hook: impl FnMut(usize) -> Verdict + Send + 'static) {
         *self.0.lock().unwrap() = Inner { calls: 0, hook: Some(Box::new(hook)) };
+    }
+
+    /// From now on those who read, and those who wait to read, find this.
+    pub fn set_reads(&self, reads: Reads) {
+        *self.1.0.lock().unwrap() = reads;
+        self.1.1.notify_all();
     }
 
     /// All goes well again.
@@ -101,7 +117,17 @@ impl Disk for TestDisk {
     }
 
     fn read_at(&self, file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        LinuxDisk.read_at(file, bytes, offset)
+        let (reads, changed) = &*self.1;
+        let hangs = |reads: &mut Reads| *reads == Reads::HangAfter(0);
+        let mut found = changed.wait_while(reads.lock().unwrap(), hangs).unwrap();
+        if let Reads::HangAfter(left) = &mut *found {
+            *left -= 1;
+        }
+        let found = *found;
+        match found {
+            Reads::Fail(errno) => Err(io::Error::from_raw_os_error(errno)),
+            _ => LinuxDisk.read_at(file, bytes, offset),
+        }
     }
 
     fn rename(&self, dir: BorrowedFd<'_>, from: &str, to: &str) -> io::Result<()> {

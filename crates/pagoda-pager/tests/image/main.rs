@@ -1,4 +1,4 @@
-//! Images of a VM that an engine serves: real memory, real userfaultfds, real files. The VMM and its agent are played by
+//! Images of a VM that an engine serves, and VMs that read one: real memory, real userfaultfds, real files. The VMM and its agent are played by
 //! threads of the test; what a vCPU does is done through a mapping like a VMM's.
 
 mod begins;
@@ -8,5 +8,6 @@ mod ends;
 mod fails;
 mod files;
 mod fills;
+mod reads;
 mod vcpu;
 mod vm;

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command as Process, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,13 @@ use pagoda_abi::attach::Packet;
 use pagoda_core::fault::Sharing;
 use pagoda_core::stats::Metric;
 use pagoda_core::units::{Bytes, CHUNK_SIZE, ChunkCount, PAGE_SIZE, PageCount};
-use pagoda_image::Ledger;
+use pagoda_image::{Image, Ledger};
 use pagoda_pager::engine::{Origin, Parts, spawn};
 use pagoda_pager::handle::{Command, Handle, Notice, Status, channel_pair};
 use pagoda_pager::share::{Group, Member, table};
 use pagoda_pager::space::{Region, Shard, Space};
 use pagoda_pager::tier::compressed::CompressedTier;
+use pagoda_pager::tier::image::ImageTier;
 use pagoda_pager::tier::{Stack, Tier};
 use pagoda_sys::guest::Guest;
 use pagoda_sys::process;
@@ -52,6 +53,8 @@ pub struct Vm {
     pub guest: Guest,
     pub shared: SharedMap,
     kind: Kind,
+    /// The image that it was made of.
+    reads: Option<Arc<Image>>,
     ram: RamFile,
     uffd: OwnedFd,
     group: Option<Arc<Group>>,
@@ -75,6 +78,11 @@ pub enum Clock {
 
 impl Vm {
     pub fn new(name: &str, kind: Kind) -> Vm {
+        Vm::made_of(name, kind, None)
+    }
+
+    /// One whose pages are in this image.
+    pub fn made_of(name: &str, kind: Kind, reads: Option<Arc<Image>>) -> Vm {
         // On a disk, for the swap file's direct I/O.
         let dir = PathBuf::from(format!("/var/tmp/pagoda-pager-test-{}-{name}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
@@ -87,7 +95,7 @@ impl Vm {
         let group = kind.shares.then(|| Arc::new(Group::create(name, 1 << 16).unwrap()));
         let table = kind.shares.then(|| table::create(name, BYTES).unwrap());
         let shared = SharedMap::create().unwrap();
-        Vm { dir, guest, shared, kind, ram, uffd, group, table, vmm, served: false }
+        Vm { dir, guest, shared, kind, reads, ram, uffd, group, table, vmm, served: false }
     }
 
     /// An engine takes the VM, or takes it over from the one before.
@@ -114,10 +122,20 @@ impl Vm {
             let tier = CompressedTier::open(&files, ChunkCount(CHUNKS), Bytes(self.kind.compressed), taken_over);
             above.push(Box::new(tier.unwrap()));
         }
+        if let Some(image) = &self.reads {
+            let path = self.dir.join("vm.image");
+            let tier = if taken_over {
+                ImageTier::open(image.clone(), &path)
+            } else {
+                ImageTier::create(image.clone(), &path)
+            };
+            above.push(Box::new(tier.unwrap()));
+        }
         let swap = SwapFile::open(&swap_path(&self.dir), BYTES, Reserve::No).unwrap();
         let (ours, theirs) = Connection::pair().unwrap();
         let (guest, shared) = (self.guest, SharedMap::from_fd(owned(self.shared.as_fd())).unwrap());
-        std::thread::spawn(move || be_agent(&theirs, guest, &shared, clock));
+        let (welcomed, welcome) = channel();
+        std::thread::spawn(move || be_agent(&theirs, guest, &shared, clock, &welcomed));
         let parts = Parts {
             name: "vm".to_owned(),
             space: Space::new(vec![region], vec![shard]).unwrap(),
@@ -135,13 +153,21 @@ impl Vm {
             replacement: Default::default(),
             busy_poll: Duration::ZERO,
             pinned: None,
-            origin: if taken_over { Origin::TakenOver } else { Origin::New },
+            origin: match (taken_over, &self.reads) {
+                (true, _) => Origin::TakenOver,
+                (false, Some(_)) => Origin::InTiers,
+                (false, None) => Origin::New,
+            },
             image,
             sharing: if self.kind.shares { Sharing::PageOut } else { Sharing::Off },
         };
         let (handle, inbox) = channel_pair().unwrap();
         let (sender, notices) = channel();
         spawn(parts, inbox, Box::new(move |notice| drop(sender.send(notice)))).unwrap();
+        // A new VM waits for it, and must: without the engine, its pages are zeros.
+        if !taken_over {
+            welcome.recv_timeout(PATIENCE).unwrap();
+        }
         Engine { handle: Arc::new(handle), notices }
     }
 
@@ -234,6 +260,12 @@ impl Engine {
         }
     }
 
+    /// Pages that this tier has.
+    pub fn pages_in(&self, tier: &str) -> u64 {
+        let status = self.handle.fresh_status();
+        status.tiers.iter().find(|report| report.name == tier).expect("a tier of that name").counts.pages
+    }
+
     /// Waits until so many pages are out of DRAM.
     pub fn wait_swapped(&self, pages: u64) {
         self.wait_for("pages are swapped", |status| status.stats.get(Metric::Swapped) >= pages);
@@ -255,7 +287,7 @@ fn swap_path(dir: &Path) -> PathBuf {
 }
 
 /// Does for the engine what the shim's thread does.
-fn be_agent(connection: &Connection, guest: Guest, shared: &SharedMap, clock: Clock) {
+fn be_agent(connection: &Connection, guest: Guest, shared: &SharedMap, clock: Clock, welcomed: &Sender<()>) {
     while let Ok(Received::Message { packet, .. }) = connection.recv() {
         let answer = match packet {
             Packet::Zap { seq, ranges } => {
@@ -268,6 +300,10 @@ fn be_agent(connection: &Connection, guest: Guest, shared: &SharedMap, clock: Cl
                     shared.finish_io(Some(0));
                 }
                 Packet::Clocked { seq }
+            }
+            Packet::Welcome { .. } => {
+                let _ = welcomed.send(());
+                continue;
             }
             Packet::Collapse { seq, .. } => Packet::Collapsed { seq, errno: 0, done: 0 },
             _ => continue,

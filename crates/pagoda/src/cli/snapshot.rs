@@ -105,12 +105,15 @@ Examples:
   pagoda snapshot ls
   pagoda snapshot verify web1/before-upgrade                  is all of it as it was written?
   pagoda vm restore web1 --from before-upgrade                starts the VM from it
-  pagoda snapshot rm web1/before-upgrade")]
+  pagoda snapshot rm web1/before-upgrade
+
+Exit status of rm:
+  6  refused: a VM reads it, and nothing was changed")]
 pub enum Snapshots {
     /// List the snapshots of all VMs
     ///
     /// STAGE: volatile is lost with the host, durable is not, lost cannot be restored. SIZE is what its files take. TAKEN is in
-    /// UTC. Images that cannot be read are named below the table.
+    /// UTC. READ BY: VMs that were made of it and read their memory from its files. Images that cannot be read are named below the table.
     Ls,
     /// Show all that is known of a snapshot
     Show {
@@ -119,8 +122,8 @@ pub enum Snapshots {
     },
     /// Remove a snapshot
     ///
-    /// What it takes on the disk is free again. No other snapshot needs it. One that is still being filled stays as long as its
-    /// VM runs. An image that cannot be read is removed by its id, which `pagoda snapshot ls` shows.
+    /// What it takes on the disk is free again. No other snapshot needs it. One that VMs read, which were made of it, is not
+    /// removed before they have ended. An image that cannot be read is removed by its id, which `pagoda snapshot ls` shows.
     Rm {
         #[arg(value_name = "VM/NAME|ID")]
         name: Removed,

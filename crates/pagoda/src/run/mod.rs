@@ -10,6 +10,7 @@ mod machines;
 pub mod program;
 mod restore;
 mod shim;
+mod version;
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -7,7 +7,7 @@
 use anyhow::{Context, Result, anyhow, ensure};
 use pagoda_api::{Client, Launch, RestoreRequest, SnapshotLaunch, VmKind, VmSpec, in_full};
 
-use super::{Ready, Request, program};
+use super::{Ready, Request, program, version};
 use crate::exit::Refused;
 use crate::qemu_args;
 
@@ -28,13 +28,15 @@ fn prepare(request: &RestoreRequest, snapshot: &SnapshotLaunch) -> Result<Ready>
     check_user(launch)?;
     // The paths among its words may be relative.
     std::env::set_current_dir(&launch.cwd).with_context(|| format!("go to its directory {}", launch.cwd))?;
+    let program = program::find(&launch.program)?;
+    let asked = version::ask(&program)?;
     let words = qemu_args::restored(&launch.words, &snapshot.qemu.machine)?;
     let ready = Ready::new(Request {
         name: Some(request.vm_name().to_owned()),
         memory_bytes: None,
         spec: VmSpec { dram: request.dram.or(snapshot.spec.dram), ..snapshot.spec.clone() },
         kind: VmKind::Qemu,
-        program: program::find(&launch.program)?,
+        program,
         words,
     })?;
     ensure!(
@@ -43,6 +45,8 @@ fn prepare(request: &RestoreRequest, snapshot: &SnapshotLaunch) -> Result<Ready>
         ready.memory(),
         snapshot.memory
     );
+    let found = asked.answer().context("ask QEMU for its version")?;
+    snapshot.qemu.check_loaded_by(&found).map_err(|why| anyhow!(why))?;
     Ok(ready)
 }
 

@@ -24,6 +24,7 @@ fn list_text(list: &SnapshotList) -> String {
         ("SIZE", Side::Right),
         ("MEMSZ", Side::Right),
         ("PAUSE", Side::Right),
+        ("READ BY", Side::Left),
     ]);
     for snapshot in &list.snapshots {
         table.row(vec![
@@ -34,6 +35,7 @@ fn list_text(list: &SnapshotList) -> String {
             format_size(snapshot.own_bytes),
             format_size(snapshot.memory_bytes),
             snapshot.pause_us.map_or("-".into(), format_us),
+            readers_words(snapshot).unwrap_or_else(|| "-".into()),
         ]);
     }
     table.render() + &unreadable_text(list)
@@ -46,6 +48,11 @@ fn stage_words(snapshot: &Snapshot) -> String {
         (None, Some(percent)) => format!("{}, {percent} %", snapshot.stage.word()),
         (None, None) => snapshot.stage.word().into(),
     }
+}
+
+/// The VMs that read it.
+fn readers_words(snapshot: &Snapshot) -> Option<String> {
+    (!snapshot.readers.is_empty()).then(|| snapshot.readers.join(", "))
 }
 
 fn unreadable_text(list: &SnapshotList) -> String {
@@ -78,8 +85,9 @@ fn tree_text(list: &SnapshotList) -> String {
         let width = of_vm.iter().map(|snapshot| snapshot.name.chars().count()).max().unwrap_or(0);
         for snapshot in of_vm {
             let (taken, stage) = (time::rfc3339(snapshot.taken_unix_ms), stage_words(snapshot));
-            let _ =
-                writeln!(text, "  {:<width$}  {taken}  {}, {stage}", snapshot.name, format_size(snapshot.own_bytes));
+            let readers = readers_words(snapshot).map_or_else(String::new, |vms| format!(", read by {vms}"));
+            let size = format_size(snapshot.own_bytes);
+            let _ = writeln!(text, "  {:<width$}  {taken}  {size}, {stage}{readers}", snapshot.name);
         }
     }
     text + &unreadable_text(list)
@@ -106,6 +114,10 @@ fn text(snapshot: &Snapshot) -> String {
         ("qemu", format!("{}, machine {}", snapshot.qemu.version, snapshot.qemu.machine)),
         ("user", format!("{}:{}", snapshot.uid, snapshot.gid)),
     ];
+    if let Some(vms) = readers_words(snapshot) {
+        lines.push(("read by", vms));
+        lines.push(("", "their memory is in its files: it can be removed when they have ended".into()));
+    }
     for disk in &snapshot.disks {
         let (file, size) = (&disk.file, format_size(disk.size_bytes));
         lines.push(("disk", format!("{}, {file}, {size}: its content is not in the snapshot", disk.node)));
@@ -176,6 +188,7 @@ mod tests {
             uid: 1000,
             gid: 100,
             disks: Vec::new(),
+            readers: Vec::new(),
         }
     }
 
@@ -186,7 +199,10 @@ mod tests {
             Snapshot { damage: Some("map, offset 8: x".into()), ..snapshot("web1", "three", SnapshotStage::Durable) };
         SnapshotList {
             snapshots: vec![
-                snapshot("db", "before upgrade", SnapshotStage::Durable),
+                Snapshot {
+                    readers: vec!["db".into(), "test".into()],
+                    ..snapshot("db", "before upgrade", SnapshotStage::Durable)
+                },
                 Snapshot { why: Some("disk full".into()), ..snapshot("web1", "one", SnapshotStage::Lost) },
                 filling,
                 damaged,
@@ -202,16 +218,16 @@ mod tests {
     #[test]
     fn the_list() {
         let expected = "\
-VM    NAME            TAKEN                 STAGE           SIZE  MEMSZ    PAUSE
-db    before upgrade  2026-11-28T16:00:00Z  durable         1.5G     4G  12.3 ms
-web1  one             2026-11-28T16:00:00Z  lost            1.5G     4G  12.3 ms
-web1  two             2026-11-28T16:00:00Z  volatile, 25 %  1.5G     4G        -
-web1  three           2026-11-28T16:00:00Z  DAMAGED         1.5G     4G  12.3 ms
+VM    NAME            TAKEN                 STAGE           SIZE  MEMSZ    PAUSE  READ BY
+db    before upgrade  2026-11-28T16:00:00Z  durable         1.5G     4G  12.3 ms  db, test
+web1  one             2026-11-28T16:00:00Z  lost            1.5G     4G  12.3 ms  -
+web1  two             2026-11-28T16:00:00Z  volatile, 25 %  1.5G     4G        -  -
+web1  three           2026-11-28T16:00:00Z  DAMAGED         1.5G     4G  12.3 ms  -
 
 image ab of 1M cannot be read (manifest, offset 0: it is empty); nobody can restore it, and `pagoda snapshot rm ab` removes it
 ";
         assert_eq!(list_text(&some()), expected);
-        assert_eq!(list_text(&SnapshotList::default()), "VM  NAME  TAKEN  STAGE  SIZE  MEMSZ  PAUSE\n");
+        assert_eq!(list_text(&SnapshotList::default()), "VM  NAME  TAKEN  STAGE  SIZE  MEMSZ  PAUSE  READ BY\n");
     }
 
     #[test]
@@ -220,7 +236,7 @@ image ab of 1M cannot be read (manifest, offset 0: it is empty); nobody can rest
         list.unreadable.clear();
         let expected = "\
 db  1.5G
-  before upgrade  2026-11-28T16:00:00Z  1.5G, durable
+  before upgrade  2026-11-28T16:00:00Z  1.5G, durable, read by db, test
 web1  4.5G
   one    2026-11-28T16:00:00Z  1.5G, lost
   two    2026-11-28T16:00:00Z  1.5G, volatile, 25 %
@@ -248,6 +264,8 @@ disk           disk0, /a.img, 8G: its content is not in the snapshot
 image          0123456789abcdef0123456789abcdef
 ";
         assert_eq!(text(&snapshot), expected);
+        let read = text(&Snapshot { readers: vec!["web1".into(), "web2".into()], ..snapshot.clone() });
+        assert!(read.contains("read by        web1, web2\n               their memory is in its files"), "{read}");
         let lost = Snapshot { stage: SnapshotStage::Lost, why: Some("disk full".into()), running: false, ..snapshot };
         let said = text(&lost);
         assert!(said.contains("it cannot be restored: disk full\n") && said.contains("paused by its user"), "{said}");

@@ -65,8 +65,14 @@ fn a_plain_program_gets_its_memory() {
 
 /// A QEMU that prints its arguments.
 pub fn fake_qemu(daemon: &FakeDaemon) -> String {
+    fake_qemu_of(daemon, "10.0.2")
+}
+
+/// One that says this version, and else the words that it is given.
+pub fn fake_qemu_of(daemon: &FakeDaemon, version: &str) -> String {
     let path = daemon.dir.join("qemu-system-x86_64");
-    std::fs::write(&path, "#!/bin/sh\nfor word; do echo \"$word\"; done\n").unwrap();
+    let say = format!("[ \"$1\" = --version ] && echo \"QEMU emulator version {version} (fake)\" && exit");
+    std::fs::write(&path, format!("#!/bin/sh\n{say}\nfor word; do echo \"$word\"; done\n")).unwrap();
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
     path.to_str().unwrap().into()
 }

@@ -2,7 +2,7 @@
 
 use pagoda_api::RestoreRequest;
 
-use crate::cli::{err, fake_qemu, out};
+use crate::cli::{err, fake_qemu, fake_qemu_of, out};
 use crate::daemon::FakeDaemon;
 
 #[test]
@@ -38,7 +38,7 @@ fn snapshots_are_shown_verified_and_removed() {
         assert_eq!(output.status.code(), Some(status), "{words:?}: {}", err(&output));
         assert!(format!("{}{}", out(&output), err(&output)).contains(expected), "{words:?}: {}", out(&output));
     };
-    check(&["ls"], 0, "web1  one   2026-11-28T16:00:00Z  volatile  768M     1G  12.3 ms\n");
+    check(&["ls"], 0, "web1  one   2026-11-28T16:00:00Z  volatile  768M     1G  12.3 ms  -\n");
     check(&["ls", "--json"], 0, "\"stage\": \"filled\"");
     check(&["tree"], 0, "web1  768M\n  one  2026-11-28T16:00:00Z  768M, volatile\n");
     check(&["show", "web1/one"], 0, "it outlives its VM, the daemon and a crash of the host");
@@ -93,6 +93,15 @@ fn what_is_wrong_is_seen_before_a_vm_is_made_or_ended() {
         assert!(err(&output).contains(expected), "{words:?}: {}", err(&output));
     };
     check(&["rollback", "web1", "--to", "one"], 6, "qemu-system-x86_64 does not exist");
+    for (version, expected) in [
+        ("10.0.1", "this QEMU is 10.0.1, and its state needs 10.0.2 or a newer one"),
+        ("7.2.22", "this QEMU is 7.2.22"),
+        ("", "QEMU does not say its version"),
+    ] {
+        fake_qemu_of(&daemon, version);
+        check(&["restore", "web1", "--from", "one"], 6, expected);
+        check(&["rollback", "web1", "--to", "one"], 6, expected);
+    }
     fake_qemu(&daemon);
     check(&["restore", "web1", "--from", "other"], 6, "run this command as that user");
     check(&["restore", "web1", "--from", "less"], 6, "gives [1073741824] bytes of memory now");

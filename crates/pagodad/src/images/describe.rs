@@ -26,6 +26,7 @@ pub fn list(listing: &Listing, boot_id: &str) -> SnapshotList {
     list
 }
 
+/// All but who reads it.
 pub fn snapshot(listed: &Listed, manifest: &Manifest, boot_id: &str) -> Snapshot {
     let (stage, why) = stage_of(manifest, boot_id);
     Snapshot {
@@ -46,6 +47,7 @@ pub fn snapshot(listed: &Listed, manifest: &Manifest, boot_id: &str) -> Snapshot
         uid: manifest.launch.uid,
         gid: manifest.launch.gid,
         disks: manifest.disks.iter().map(disk).collect(),
+        readers: Vec::new(),
     }
 }
 
@@ -98,7 +100,7 @@ pub fn damage(damage: &Damage) -> SnapshotDamage {
     }
 }
 
-fn qemu(qemu: &Qemu) -> SnapshotQemu {
+pub fn qemu(qemu: &Qemu) -> SnapshotQemu {
     SnapshotQemu { version: qemu.version.clone(), machine: qemu.machine.clone() }
 }
 

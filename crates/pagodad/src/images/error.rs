@@ -4,7 +4,9 @@ use std::error::Error;
 
 use pagoda_api::in_full;
 use pagoda_api::types::{ApiError, ErrorCode, SnapshotName};
-use pagoda_image::ImageId;
+use pagoda_image::{ImageId, Listed};
+
+use super::readers::InUse;
 
 const SEE: Option<&str> = Some("see `pagoda snapshot ls`");
 
@@ -23,4 +25,18 @@ pub fn no_such_snapshot(name: &SnapshotName) -> ApiError {
 
 pub fn no_image(id: ImageId) -> ApiError {
     ApiError::new(ErrorCode::NoSuchSnapshot, format!("there is no image {id}"), SEE)
+}
+
+/// It is not removed.
+pub fn in_use(listed: &Listed, why: &InUse) -> ApiError {
+    let name = match &listed.manifest {
+        Some(manifest) => SnapshotName::new(&*manifest.vm, &*manifest.name).to_string(),
+        None => format!("the image {}", listed.id),
+    };
+    let hint = match why {
+        InUse::Read(_) => "it can be removed when they have ended: see `pagoda snapshot show`",
+        InUse::Unknown(_) => "when that VM has ended, move its record away and restart pagodad: see the daemon's log",
+        InUse::Removed => "see `pagoda snapshot ls`",
+    };
+    refused(format!("{name} is not removed: {why}"), Some(hint))
 }

@@ -1,7 +1,7 @@
 //! What happens to images behind their VMs' backs: filled ones are made durable, and those that nobody fills any more are lost.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use pagoda_api::in_full;
 use pagoda_image::{ImageId, Listed, Manifest, Stage, Store};
@@ -13,6 +13,8 @@ pub struct Finishing {
     held: OnceLock<BTreeSet<ImageId>>,
     /// One image at a time is made durable.
     alone: Mutex<()>,
+    /// Images that have all pages, and whose files do not say so yet: the disk did not take that.
+    to_be_marked: Mutex<BTreeSet<ImageId>>,
 }
 
 impl Finishing {
@@ -33,6 +35,34 @@ impl Finishing {
         for listed in images.iter().filter(is_begun).filter(|listed| !held.contains(&listed.id)) {
             store.lose(listed.id, "its VM ended before it was filled, while no daemon ran");
         }
+    }
+
+    /// That an image has all pages is to be said again.
+    pub fn mark_later(&self, id: ImageId) {
+        self.lock_to_be_marked().insert(id);
+    }
+
+    /// Whether an image has all pages, and its files do not say so.
+    pub fn is_to_be_marked(&self, id: ImageId) -> bool {
+        self.lock_to_be_marked().contains(&id)
+    }
+
+    /// The images of which that is to be said. One that was removed or lost meanwhile is forgotten.
+    pub fn to_be_marked(&self, images: &[Listed]) -> BTreeSet<ImageId> {
+        let is_begun =
+            |id: &ImageId| images.iter().any(|listed| listed.id == *id && stage_of(listed) == Some(Stage::Begun));
+        let mut all = self.lock_to_be_marked();
+        all.retain(is_begun);
+        all.clone()
+    }
+
+    /// The files of an image say by now that it has all pages.
+    pub fn marked(&self, id: ImageId) {
+        self.lock_to_be_marked().remove(&id);
+    }
+
+    fn lock_to_be_marked(&self) -> MutexGuard<'_, BTreeSet<ImageId>> {
+        self.to_be_marked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes a filled image outlive the host. It waits for the disk.

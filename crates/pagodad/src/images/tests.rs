@@ -222,6 +222,88 @@ fn whoever_needs_an_image_is_asked_before_it_is_removed() {
     }
 }
 
+#[test]
+fn what_a_vm_reads_is_kept_and_said() {
+    let bench = Bench::new("readers");
+    make_all(&bench);
+    let images = &bench.images;
+    for (name, expected) in [("web1/begun", "not filled yet"), ("web1/lost", "disk full"), ("web1/short", "damaged")] {
+        let error = images.hold(&named(name), "web9").unwrap_err();
+        assert!(error.code == ErrorCode::Refused && error.message.contains(expected), "{}", error.message);
+        assert_eq!(images.get(&named(name)).unwrap().readers, [""; 0], "it was refused");
+    }
+    let (image, first) = images.hold(&named("web1/filled"), "web1").unwrap();
+    let (_, second) = images.hold(&named("web1/filled"), "web2").unwrap();
+    assert_eq!(image.manifest().id, ImageId(1));
+    assert_eq!(images.get(&named("web1/filled")).unwrap().readers, ["web1", "web2"]);
+    let of_list = images.list().unwrap().snapshots.into_iter().map(|of| of.readers.len());
+    assert_eq!(of_list.sum::<usize>(), 2);
+    for which in [Which::Named(named("web1/filled")), Which::Id(ImageId(1))] {
+        let error = images.remove(&which, |_| panic!("nobody is asked to let go")).unwrap_err();
+        assert_eq!(error.code, ErrorCode::Refused);
+        let expected = "web1/filled is not removed: web1, web2 read their memory from it";
+        assert_eq!(error.message, expected);
+    }
+    assert!(images.lose(ImageId(1), "x").unwrap_err().message.contains("kept for who reads it: web1, web2"));
+    drop((first, second));
+    // Nobody begins to read it while it is being removed.
+    let before_remove = |_: &Listed| {
+        let error = images.hold(&named("web1/filled"), "web3").unwrap_err();
+        assert!(error.message.contains("being removed"), "{}", error.message);
+        Ok(())
+    };
+    images.remove(&Which::Named(named("web1/filled")), before_remove).unwrap();
+    assert_eq!(code(images.hold(&named("web1/filled"), "web3").unwrap_err()), ErrorCode::NoSuchSnapshot);
+}
+
+#[test]
+fn while_a_record_is_unknown_only_what_nobody_can_read_is_removed() {
+    let bench = Bench::new("unknown");
+    make_all(&bench);
+    bench.images.readers().set_unknown(vec!["/v/web1.vm".into()]);
+    let remove = |id: u128| bench.images.remove(&Which::Id(ImageId(id)), |_| Ok(()));
+    // Filled, durable, durable before the host was restarted, and one of which nobody can tell.
+    for id in [1, 2, 6, 7] {
+        let error = remove(id).unwrap_err();
+        assert!(error.message.contains("the record /v/web1.vm of a VM cannot be read"), "{id}: {}", error.message);
+        assert!(image_dir(&bench, id).is_dir());
+    }
+    // Not filled, lost, and lost with the host's life before.
+    for id in [3, 4, 5] {
+        remove(id).unwrap();
+    }
+}
+
+#[test]
+fn what_a_disk_did_not_take_is_tried_again() {
+    let bench = Bench::new("again");
+    let store = bench.images.store().unwrap();
+    // It has all pages, and nobody could say so.
+    make(store, manifest(1, "web1", "one"), Stage::Filled);
+    make(store, manifest(2, "web1", "two"), Stage::Begun);
+    let begun = store.ledger(ImageId(2)).unwrap().manifest().unwrap();
+    let state = store.ledger(ImageId(1)).unwrap().manifest().unwrap().state;
+    let text = Manifest { id: ImageId(1), name: "one".into(), state, ..begun }.to_text().unwrap();
+    std::fs::write(image_dir(&bench, 1).join("manifest"), text).unwrap();
+    for id in [1, 2, 9] {
+        bench.images.mark_filled_later(ImageId(id));
+    }
+    bench.images.lose_unfilled(ImageId(1), "its VM ended");
+    // One was set aside, and another is being made.
+    let gone = bench.dir.join("images").join(format!("{}.gone", ImageId(5)));
+    std::fs::create_dir(&gone).unwrap();
+    drop(store.create(ImageId(6), PageCount(PAGES)).unwrap());
+
+    let heard = Mutex::new(Vec::new());
+    bench.images.try_again(&bench.images.listing().unwrap(), &|id| lock(&heard).push(id));
+    assert_eq!(*lock(&heard), [ImageId(1)]);
+    let stage = |name: &str| bench.images.get(&named(name)).unwrap().stage;
+    assert_eq!((stage("web1/one"), stage("web1/two")), (SnapshotStage::Durable, SnapshotStage::Begun));
+    assert!(!gone.exists() && bench.dir.join("images").join(format!("{}.part", ImageId(6))).exists());
+    assert!(!bench.images.finishing.is_to_be_marked(ImageId(1)) && !bench.images.finishing.is_to_be_marked(ImageId(9)));
+    assert!(bench.images.finishing.is_to_be_marked(ImageId(2)), "it lacks pages, whatever was said");
+}
+
 /// As a client does it.
 fn verified(images: &Images, name: &str) -> pagoda_api::VerifyReport {
     loop {

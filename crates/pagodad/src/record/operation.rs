@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Operation {
     pub kind: OperationKind,
-    /// What is made, or what the VM is made of.
+    /// What is made, what the VM is made of, or what it is put back to.
     pub image: ImageId,
     /// The guest is to run afterwards, however the operation ends.
     pub resume: bool,
@@ -17,8 +17,12 @@ pub struct Operation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OperationKind {
+    /// An image of it is begun.
     Snapshot,
+    /// It is new, and its guest has not run since.
     Restore,
+    /// It is about to be ended, and made anew of an image.
+    Rollback,
 }
 
 impl Operation {
@@ -34,6 +38,7 @@ impl OperationKind {
         match self {
             OperationKind::Snapshot => "snapshot",
             OperationKind::Restore => "restore",
+            OperationKind::Rollback => "rollback",
         }
     }
 }

@@ -10,6 +10,7 @@ const ALL: &str = include_str!("golden/2-all.vm");
 const LEAST: &str = include_str!("golden/2-least.vm");
 const LAUNCH: &str = include_str!("golden/2-launch.vm");
 const OPERATION: &str = include_str!("golden/2-operation.vm");
+const READS: &str = include_str!("golden/2-reads.vm");
 
 fn all() -> Record {
     let sampling = Some(Sampling { pages: 200, period_s: 10 });
@@ -56,6 +57,12 @@ fn with_operation() -> Record {
     Record { kind: VmKind::Qemu, operation: Some(operation), image: Some(image), ..least() }
 }
 
+fn with_reads() -> Record {
+    let image = ImageId(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef);
+    let operation = Operation { kind: OperationKind::Rollback, image: ImageId(8), resume: false };
+    Record { kind: VmKind::Qemu, operation: Some(operation), reads: Some(image), ..least() }
+}
+
 /// A record whose JSON is this.
 fn summed(json: &str) -> String {
     let text = format!("{FIRST_LINE}\n{json}\n");
@@ -73,6 +80,15 @@ fn what_was_written_is_read() {
     assert_eq!(Record::from_text(LEAST), Ok(least()));
     assert_eq!(Record::from_text(LAUNCH), Ok(with_launch()));
     assert_eq!(Record::from_text(OPERATION), Ok(with_operation()));
+    assert_eq!(Record::from_text(READS), Ok(with_reads()));
+}
+
+#[test]
+fn a_program_that_is_no_qemu_has_no_image() {
+    for record in [with_operation(), with_reads(), Record { operation: None, ..with_reads() }] {
+        let error = Record::from_text(&Record { kind: VmKind::Plain, ..record }.to_text()).unwrap_err();
+        assert!(error.to_string().contains("no QEMU"), "{error}");
+    }
 }
 
 /// Not more than what is read: a daemon of before would leave the VM alone.
@@ -82,11 +98,12 @@ fn it_is_written_as_it_was() {
     assert_eq!(least().to_text(), LEAST);
     assert_eq!(with_launch().to_text(), LAUNCH);
     assert_eq!(with_operation().to_text(), OPERATION);
+    assert_eq!(with_reads().to_text(), READS);
 }
 
 #[test]
 fn record_reads_as_written() {
-    let mut records = vec![all(), least(), with_launch(), with_operation()];
+    let mut records = vec![all(), least(), with_launch(), with_operation(), with_reads()];
     records.push(Record { operation: None, ..with_operation() });
     let without = |change: fn(&mut Record)| {
         let mut record = all();

@@ -45,6 +45,21 @@ impl Registry {
         Ok(id)
     }
 
+    /// That a VM could be kept in the place of another one, when that has ended.
+    ///
+    /// # Errors
+    /// As of [`Registry::admit`]; the other one has ended.
+    pub(super) fn admit_instead(&self, of: VmId, record: &Record) -> Result<(), ApiError> {
+        let swap = self.swap_space(&self.lock())?;
+        let policy = self.governor.lock();
+        let memory = settings::memory_of(record);
+        let vm = settings::vm_settings(&record.spec, memory, &policy.config).map_err(|e| settings::refusal(&e))?;
+        vm.check().map_err(|e| settings::refusal(&e.into()))?;
+        let overhead = policy.rounds.expected_overhead(vmm_kind(record.kind), &vm);
+        let admission = policy.rounds.policy.admission(&Change::Replace(of, &vm, overhead), &swap);
+        admission.verdict().map(drop).map_err(|refused| self.not_admitted(&refused.into()))
+    }
+
     /// `POST /v1/admit`.
     ///
     /// # Errors

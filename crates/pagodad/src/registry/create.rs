@@ -13,15 +13,15 @@ use pagoda_abi::Token;
 use pagoda_api::in_full;
 use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, Launch, VmKind};
 use pagoda_core::policy::VmId;
-use pagoda_image::Image;
 use pagoda_sys::ram::RamFile;
 use pagoda_sys::swapfile::{Reserve, SwapFile};
 
 use super::admission::configure_sampling;
 use super::{Registry, Vm, internal};
-use crate::images::pour::pour;
+use crate::images::source::Source;
 use crate::qmp::Monitor;
-use crate::record::{Operation, Record, Remote};
+use crate::record::Record;
+use crate::remote::NewTier;
 use crate::{random, remote};
 
 /// VMs of one daemon: each has a thread, a ring and some twenty file descriptors.
@@ -54,6 +54,57 @@ impl Drop for Reservation<'_> {
     }
 }
 
+/// A VM that is about to be made. Dropped before that, nothing of it is left.
+#[derive(Debug)]
+pub struct NewVm<'a> {
+    registry: &'a Registry,
+    record: Record,
+    tier: Option<NewTier>,
+    source: Option<Source>,
+}
+
+impl NewVm<'_> {
+    /// That it could be kept in the place of this VM, when that has ended.
+    ///
+    /// # Errors
+    /// What would be missing.
+    pub fn check_instead(&self, of: VmId) -> Result<(), ApiError> {
+        self.registry.admit_instead(of, &self.record)
+    }
+
+    /// Makes it, so that a program can attach to it. Nothing is left behind when that fails.
+    ///
+    /// # Errors
+    /// A name that is taken, no room or an unfit file system for swap: each says what to do.
+    pub fn make(mut self) -> Result<CreatedVm, ApiError> {
+        let (registry, record) = (self.registry, self.record.clone());
+        let (name, token) = (record.name.clone(), record.token);
+        registry.reap_name(&name);
+        registry.making.wait_until_removed(&name);
+        let reservation = registry.reserve(&name, &record)?;
+        let vm = registry.make(record, self.source.take(), reservation.id)?;
+        // Before anybody can end the VM.
+        if let Some(tier) = self.tier.take() {
+            tier.keep(&remote::Dirs::of(&registry.config));
+        }
+        reservation.commit(vm);
+        Ok(CreatedVm {
+            name,
+            token: token.to_hex(),
+            attach_socket: registry.config.attach_socket.clone(),
+            shim: registry.config.shim.clone(),
+        })
+    }
+}
+
+impl Drop for NewVm<'_> {
+    fn drop(&mut self) {
+        if let Some(tier) = &self.tier {
+            tier.give_up(&remote::Dirs::of(&self.registry.config));
+        }
+    }
+}
+
 impl Registry {
     /// Makes a VM that a program can attach to. Nothing is left behind when it fails.
     ///
@@ -63,55 +114,44 @@ impl Registry {
         self.create_from(request, None)
     }
 
-    /// As [`Registry::create`]. With an image, the VM's memory is what that holds, and QEMU is given the image's state before the
-    /// guest runs: see `snapshots/restore.rs`.
+    /// As [`Registry::create`]. With a source, the VM's memory is what that image holds, and QEMU is given the image's state
+    /// before the guest runs: see `snapshots/restore.rs`.
     ///
     /// # Errors
-    /// As [`Registry::create`]; the image is damaged.
-    pub fn create_from(&self, request: CreateVm, image: Option<&Image>) -> Result<CreatedVm, ApiError> {
+    /// As [`Registry::create`].
+    pub fn create_from(&self, request: CreateVm, source: Option<Source>) -> Result<CreatedVm, ApiError> {
+        request.check().map_err(|message| ApiError::new(ErrorCode::BadRequest, message, None))?;
+        // A VM whose program did not start, or has just ended, has its name until somebody looks.
+        self.reap_name(&request.name);
+        self.making.wait_until_removed(&request.name);
+        self.check_free(&self.lock(), &request.name)?;
+        self.prepare(request, source)?.make()
+    }
+
+    /// Looks for what can be wrong with a VM, but for its name and the room for it, and for a remote tier.
+    ///
+    /// # Errors
+    /// Bad sizes; what this daemon does not have.
+    pub fn prepare(&self, request: CreateVm, source: Option<Source>) -> Result<NewVm<'_>, ApiError> {
         request.check().map_err(|message| ApiError::new(ErrorCode::BadRequest, message, None))?;
         if request.spec.share_group.is_some() && !self.config.page_sharing {
             let hint = "leave --share-group out, or set page_sharing = true in pagoda.toml and restart pagodad";
             return Err(ApiError::new(ErrorCode::Unsupported, "this daemon shares no pages", Some(hint)));
         }
-        // A VM whose program did not start, or has just ended, has its name until somebody looks.
-        self.reap_name(&request.name);
-        self.making.wait_until_removed(&request.name);
-        self.check_free(&self.lock(), &request.name)?;
+        let token = Token(random::bytes().map_err(|e| internal("make a token", e))?);
+        let CreateVm { name, memory, kind, spec, launch } = request;
         // Without the lock: etcd may be asked.
         let dirs = remote::Dirs::of(&self.config);
-        let new_tier = |remote| remote::new_tier(&dirs, &request.name, &request.memory, remote);
-        let tier = request.spec.remote.map(new_tier).transpose()?;
-        let created = self.create_with(request, tier.as_ref().map(|tier| tier.remote.clone()), image, || {
-            tier.iter().for_each(|tier| tier.keep(&dirs));
-        });
-        created.inspect_err(|_| tier.iter().for_each(|tier| tier.give_up(&dirs)))
-    }
-
-    /// `made` is called before anybody can end the VM.
-    fn create_with(
-        &self,
-        request: CreateVm,
-        remote: Option<Remote>,
-        image: Option<&Image>,
-        made: impl FnOnce(),
-    ) -> Result<CreatedVm, ApiError> {
-        let CreateVm { name, memory, kind, spec, launch } = request;
-        let token = Token(random::bytes().map_err(|e| internal("make a token", e))?);
-        let compressed = self.config.compressed.clone();
-        let launch = launch.map(Launch::bounded);
-        let operation = image.map(|image| Operation::restore(image.manifest()));
-        let record = Record { launch, remote, compressed, operation, ..Record::new(&name, token, kind, &memory, spec) };
-        let reservation = self.reserve(&name, &record)?;
-        let vm = self.make(record, image, reservation.id)?;
-        made();
-        reservation.commit(vm);
-        Ok(CreatedVm {
-            name,
-            token: token.to_hex(),
-            attach_socket: self.config.attach_socket.clone(),
-            shim: self.config.shim.clone(),
-        })
+        let tier = spec.remote.map(|remote| remote::new_tier(&dirs, &name, &memory, remote)).transpose()?;
+        let record = Record {
+            launch: launch.map(Launch::bounded),
+            remote: tier.as_ref().map(|tier| tier.remote.clone()),
+            compressed: self.config.compressed.clone(),
+            operation: source.as_ref().map(Source::operation),
+            reads: source.as_ref().map(Source::id),
+            ..Record::new(&name, token, kind, &memory, spec)
+        };
+        Ok(NewVm { registry: self, record, tier, source })
     }
 
     fn check_free(&self, vms: &BTreeMap<String, Vm>, name: &str) -> Result<(), ApiError> {
@@ -142,28 +182,24 @@ impl Registry {
         Ok(Reservation { registry: self, name, id })
     }
 
-    fn make(&self, record: Record, image: Option<&Image>, id: VmId) -> Result<Vm, ApiError> {
+    fn make(&self, record: Record, source: Option<Source>, id: VmId) -> Result<Vm, ApiError> {
         let swap_path = self.swap_path(&record.name);
         let reserve = if record.spec.reserve_swap { Reserve::Yes } else { Reserve::No };
-        let total = record.memory();
-        let swap = SwapFile::create(&swap_path, total, reserve)
+        let swap = SwapFile::create(&swap_path, record.memory(), reserve)
             .map_err(|e| ApiError::new(ErrorCode::Unsupported, format!("make the VM's swap file: {e}"), None))?;
-        // The record first: pouring takes a while, and if this daemon dies the next one finds the file by the record.
-        let made = self.make_rest(&record).and_then(|rest| {
-            let poured = image.map_or(Ok(()), |image| pour(image, &swap).map(drop));
-            poured.map(|()| rest).map_err(|error| {
-                let _ = self.records.remove(&record.name);
-                internal("bring the image in", in_full(error.as_ref()))
-            })
-        });
-        let (ram, monitor) = made.inspect_err(|_| {
+        let (ram, monitor) = self.make_rest(&record).inspect_err(|_| {
             let _ = std::fs::remove_file(&swap_path);
             let _ = std::fs::remove_file(self.monitor_path(&record.name));
         })?;
+        // The record first: a daemon that finds a map without one would not know whose it is.
+        let given = source.map(|source| source.give(&self.image_map_path(&record.name))).transpose();
+        let given = given.map_err(|e| internal("give the VM the map of its image", e));
+        let given = given.inspect_err(|_| self.forget(&record))?;
+        let (image_tier, reading) = given.map(|given| (given.tier, given.reading)).unzip();
         let group = self.config.page_sharing.then(|| self.new_group(&record)).transpose();
         let group = group.inspect_err(|_| self.forget(&record))?;
         let qmp = Monitor::new(&self.monitor_path(&record.name));
-        Ok(Vm { ram, swap: Some(swap), monitor, ..Vm::new(record, id, qmp, group) })
+        Ok(Vm { ram, swap: Some(swap), monitor, image_tier, reading, ..Vm::new(record, id, qmp, group) })
     }
 
     fn make_rest(&self, record: &Record) -> Result<(Vec<RamFile>, Option<OwnedFd>), ApiError> {

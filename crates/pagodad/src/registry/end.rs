@@ -120,7 +120,7 @@ impl Registry {
             tracing::warn!("remove {}: {error}", self.records.path(name).display());
         }
         let compressed = record.compressed.as_ref().map(|tier| tier.files(name));
-        let own = [self.swap_path(name), self.remote_path(name), self.monitor_path(name)];
+        let own = [self.swap_path(name), self.remote_path(name), self.image_map_path(name), self.monitor_path(name)];
         for path in own.into_iter().chain(compressed.into_iter().flatten()) {
             if let Err(error) = std::fs::remove_file(&path)
                 && error.kind() != std::io::ErrorKind::NotFound

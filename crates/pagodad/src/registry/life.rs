@@ -12,6 +12,7 @@ use pagoda_pager::handle::Command;
 use super::operation::refuse_meanwhile;
 use super::process::has_ended;
 use super::{Registry, Vm, internal, no_such_vm};
+use crate::images::source;
 use crate::qmp::Monitor;
 use crate::record::Record;
 use crate::remote::{self, Dirs};
@@ -26,22 +27,24 @@ impl Registry {
     pub fn load(&self) -> std::io::Result<()> {
         let dirs = Dirs::of(&self.config);
         let pending = remote::pending_of_before(&dirs);
-        let mut all_known = true;
+        source::clean(&self.records_dir());
+        let mut unknown = Vec::new();
         for (path, record) in self.records.list()? {
             match record {
                 Ok(record) => self.find_again(record),
                 Err(error) => {
                     tracing::error!("{}: {error}; it is left alone", path.display());
-                    all_known = false;
+                    unknown.push(path.display().to_string());
                 }
             }
         }
         self.say_what_is_short();
-        if all_known {
+        if unknown.is_empty() {
             let vms: Vec<Record> = self.lock().values().map(|vm| vm.record.clone()).collect();
             self.images.set_held(vms.iter().filter_map(|vm| vm.image).collect());
             remote::give_back_of_before(&dirs, &pending, &vms);
         } else {
+            self.images.readers().set_unknown(unknown);
             self.never_settle();
             // One of them may be that of a VM that could not be read.
             pending.iter().for_each(|debtor| tracing::warn!(vm = %debtor.name, "its pending release is left alone"));
@@ -66,7 +69,9 @@ impl Registry {
         };
         let group = self.old_group(&record);
         let is_cut_off = record.operation.is_some();
-        let vm = Vm { is_cut_off, ..Vm::new(record, id, qmp, group) };
+        // Before anybody can ask for an image to be removed.
+        let reading = record.reads.and_then(|image| self.images.readers().begin(image, &name));
+        let vm = Vm { is_cut_off, reading, ..Vm::new(record, id, qmp, group) };
         self.lock().insert(name, vm);
     }
 

@@ -1,4 +1,4 @@
-//! Operations on a whole VM, one at a time: a snapshot, a restore.
+//! Operations on a whole VM, one at a time: a snapshot, a restore, a rollback.
 //!
 //! The record says that there is one, on the disk, before the VM can stand still for it, and until the VM runs again. So if this
 //! daemon dies in the middle, the next one finds the VM by its record, ends what was begun and lets the guest run
@@ -73,6 +73,17 @@ impl Registry {
         Ok(Ready { id: vm.governed.id, record: vm.record.clone(), handle, qmp: Arc::clone(&vm.qmp) })
     }
 
+    /// As [`Self::ready_for`]; `None`: there is no such VM.
+    ///
+    /// # Errors
+    /// It is not in a state for it.
+    pub fn ready_if_there(&self, name: &str, kind: OperationKind) -> Result<Option<Ready>, ApiError> {
+        match self.ready_for(name, kind) {
+            Err(error) if error.code == ErrorCode::NoSuchVm => Ok(None),
+            ready => ready.map(Some),
+        }
+    }
+
     /// Begins an operation on a VM: it is on the disk when this returns. Of a snapshot, so is that the VM has an image.
     ///
     /// # Errors
@@ -82,7 +93,7 @@ impl Registry {
             check_ready(vm, operation.kind)?;
             let image = match operation.kind {
                 OperationKind::Snapshot => Some(operation.image),
-                OperationKind::Restore => vm.record.image,
+                OperationKind::Restore | OperationKind::Rollback => vm.record.image,
             };
             Ok(Record { operation: Some(operation), image, ..vm.record.clone() })
         };
@@ -111,6 +122,15 @@ impl Registry {
         self.governor.doorbell.ring();
     }
 
+    /// The guest of a restored VM was let run: whatever the disk takes, no later daemon lets it run for the restore's sake.
+    pub fn note_let_run(&self, id: VmId) {
+        self.find_by_id(id, |vm| {
+            if let Some(shared) = &vm.shared {
+                shared.mark_let_run();
+            }
+        });
+    }
+
     /// Whether somebody is taking the snapshot of this image, and still writes its manifest. An operation that was cut off is
     /// nobody's: it may last for as long as the VM.
     pub fn is_taking(&self, id: VmId, image: ImageId) -> bool {
@@ -127,6 +147,14 @@ impl Registry {
             Ok(())
         };
         self.change(id, plan, commit);
+    }
+
+    /// An image has all pages, and its files say so by now: whichever VM held pages for it.
+    pub fn image_is_filled(&self, image: ImageId) {
+        let id = self.lock().values().find(|vm| vm.record.image == Some(image)).map(|vm| vm.governed.id);
+        if let Some(id) = id {
+            self.forget_image(id, image);
+        }
     }
 
     /// The gate of an attached VM's shim.
@@ -159,6 +187,9 @@ impl Registry {
             match left.end() {
                 Ok(()) => {
                     tracing::info!(vm = %name, "a {kind} that was cut off has ended; the VM is as it was before");
+                    if left.operation.kind == OperationKind::Restore {
+                        self.note_let_run(id);
+                    }
                     return self.end_operation(id, ImageThen::Kept);
                 }
                 Err(error) if tries == 1 || tries == TRIES => {
@@ -194,9 +225,10 @@ fn check_ready(vm: &Vm, kind: OperationKind) -> Result<(), ApiError> {
         let hint = "try again in a moment; a VM that an older `pagoda run` started has to be started anew";
         return refuse(format!("QEMU has not said yet whether {name} keeps its RAM in migrations"), hint);
     }
-    if kind == OperationKind::Snapshot && vm.record.image.is_some() {
-        let hint = "wait until its last snapshot is filled";
-        return refuse(format!("{name} still holds pages for a snapshot"), hint);
+    if kind != OperationKind::Restore && vm.record.image.is_some() {
+        let hint = "wait until its last snapshot is filled: see `pagoda snapshot ls`";
+        let problem = format!("{name} still holds memory for a snapshot");
+        return Err(ApiError::new(ErrorCode::Refused, problem, Some(hint)));
     }
     Ok(())
 }
@@ -208,6 +240,8 @@ struct Left {
     monitor: Arc<Monitor>,
     gate: ShimGate,
     is_stalled: bool,
+    /// Its guest has run since it was restored.
+    was_let_run: bool,
 }
 
 impl Left {
@@ -221,6 +255,7 @@ impl Left {
             monitor: Arc::clone(&vm.qmp),
             gate: ShimGate::new(vm.handle.clone()?),
             is_stalled: vm.stalled.is_some(),
+            was_let_run: vm.shared.as_ref().is_some_and(|shared| shared.was_let_run()),
         })
     }
 
@@ -237,8 +272,13 @@ impl Left {
             // A stall is ended by `pagoda vm cont`.
             (false, _) | (true, true) => &[],
             // A VM that is paused in another way was paused by its user.
-            (true, false) if !is_restore => &[RunState::PostMigrate],
-            (true, false) => &[RunState::PostMigrate, RunState::Paused],
+            (true, false) => match self.operation.kind {
+                OperationKind::Snapshot => &[RunState::PostMigrate],
+                // It was let run, and only the record does not say so: whoever has paused it since is its user.
+                OperationKind::Restore if self.was_let_run => &[],
+                // The daemon itself paused it, or had QEMU start so.
+                OperationKind::Restore | OperationKind::Rollback => &[RunState::PostMigrate, RunState::Paused],
+            },
         };
         undo(&self.monitor, &self.gate, paused).context("undo what it began")
     }

@@ -9,12 +9,15 @@ use pagoda_core::policy::VmId;
 use pagoda_core::units::PageCount;
 use pagoda_pager::handle::Handle;
 use pagoda_pager::share::Group;
+use pagoda_pager::tier::image::ImageTier;
 use pagoda_sys::ram::RamFile;
+use pagoda_sys::socket::SharedMap;
 use pagoda_sys::swapfile::SwapFile;
 
 use super::process::{Starter, Taken};
 use super::writing::WritingLock;
 use crate::balloon;
+use crate::images::readers::Reading;
 use crate::policy::governed::Governed;
 use crate::policy::settings;
 use crate::qmp::Monitor;
@@ -31,6 +34,12 @@ pub struct Vm {
     /// Made at creation, given to the VMM and the engine.
     pub ram: Vec<RamFile>,
     pub swap: Option<SwapFile>,
+    /// The tier of the image that it was made of, until it is attached.
+    pub image_tier: Option<ImageTier>,
+    /// Nobody removes that image before the VM and its files are gone.
+    pub reading: Option<Reading>,
+    /// What the VMM keeps for whichever daemon there is, once attached.
+    pub shared: Option<SharedMap>,
     /// Device and inode of each RAM file, once attached.
     pub inodes: Vec<(u64, u64)>,
     /// QEMU's monitor socket, until `pagoda run` fetches it.
@@ -72,6 +81,9 @@ impl Vm {
             handle: None,
             ram: Vec::new(),
             swap: None,
+            image_tier: None,
+            reading: None,
+            shared: None,
             inodes: Vec::new(),
             monitor: None,
             created: Instant::now(),

@@ -25,11 +25,14 @@ pub fn finish(registry: &Arc<Registry>, vm: VmId, image: ImageId) {
     while registry.is_taking(vm, image) {
         std::thread::sleep(LOOK);
     }
-    let marked = match written_by_others(registry, vm) {
+    // A daemon before this one may have said so. What was written since then came too late for it.
+    let unseen = if registry.images.is_filled(image) { None } else { written_by_others(registry, vm) };
+    let marked = match unseen {
         Some(why) => registry.images.lose(image, &format!("the VM's memory may have been written unseen: {why}")),
-        None => mark_filled(registry, image),
+        None => mark_filled(registry, image).inspect_err(|_| registry.images.mark_filled_later(image)),
     };
     if let Err(error) = marked {
+        // Until then the VM's record has it: the next daemon finds again that it has all pages.
         tracing::warn!(%image, "say that a snapshot is filled: {}", error.message);
         return;
     }
@@ -53,7 +56,7 @@ fn written_by_others(registry: &Registry, vm: VmId) -> Option<String> {
     }
 }
 
-/// The disk may be full for a while.
+/// The disk may be full for a moment. The end of the VM waits for this; if it takes longer, [`crate::images::Images::run`] goes on.
 fn mark_filled(registry: &Registry, image: ImageId) -> Result<(), ApiError> {
     for _ in 1..MARK_TRIES {
         if registry.images.mark_filled(image).is_ok() {

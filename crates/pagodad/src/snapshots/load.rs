@@ -4,10 +4,12 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, anyhow, ensure};
 use pagoda_abi::Token;
 use pagoda_api::in_full;
+use pagoda_image::{Manifest, Qemu};
 
+use crate::images::describe;
 use crate::qmp::state;
 use crate::record::{Operation, OperationKind};
 use crate::registry::Registry;
@@ -36,7 +38,7 @@ pub fn load(registry: &Arc<Registry>, token: Token) {
     }
     let loaded = match registry.gate_of(id) {
         Some(gate) if keeps_ram => load_through(registry, &gate, &qmp, operation),
-        _ => Err(anyhow::anyhow!("QEMU has not said whether it keeps RAM in migrations")),
+        _ => Err(anyhow!("QEMU has not said whether it keeps RAM in migrations")),
     };
     if let Err(error) = loaded {
         tracing::error!(vm = %name, "ended, for its state could not be loaded: {}", in_full(error.as_ref()));
@@ -54,6 +56,7 @@ pub fn load(registry: &Arc<Registry>, token: Token) {
         tracing::warn!(vm = %name, "let the guest of a restored VM run, tried again: {}", in_full(error.as_ref()));
         return registry.abandon_operation(id);
     }
+    registry.note_let_run(id);
     tracing::info!(vm = %name, image = %operation.image, "restored");
     registry.end_operation(id, ImageThen::Kept);
 }
@@ -64,9 +67,18 @@ fn load_through(
     qmp: &crate::qmp::Monitor,
     operation: Operation,
 ) -> Result<()> {
-    let store = registry.images.store().map_err(|error| anyhow::anyhow!(error.message))?;
+    let store = registry.images.store().map_err(|error| anyhow!(error.message))?;
     let image = store.image(operation.image)?;
     image.check_state()?;
+    check_qemu(image.manifest(), &state::machine(qmp)?)?;
     let (file, len) = image.state()?;
     state::load(qmp, gate, &mut file.take(len.0), Instant::now() + LOAD_MAX)
+}
+
+/// Whoever started QEMU may have another one than its user thinks. It would refuse the state as well, in words of its own.
+fn check_qemu(manifest: &Manifest, found: &Qemu) -> Result<()> {
+    describe::qemu(&manifest.qemu).check_loaded_by(&found.version).map_err(|why| anyhow!(why))?;
+    let (machine, needed) = (&found.machine, &manifest.qemu.machine);
+    ensure!(machine == needed, "this QEMU has the machine {machine}, and its state is of {needed}");
+    Ok(())
 }

@@ -18,7 +18,7 @@ const LOOK: Duration = Duration::from_millis(10);
 /// Removes a snapshot.
 ///
 /// # Errors
-/// There is none; its VM does not let go of it; the disk's.
+/// There is none; a VM reads it; its VM does not let go of it; the disk's.
 pub fn remove(registry: &Registry, which: &Which) -> Result<(), ApiError> {
     registry.images.remove(which, |image| let_go(registry, image))
 }
@@ -28,7 +28,7 @@ pub fn remove(registry: &Registry, which: &Which) -> Result<(), ApiError> {
 fn let_go(registry: &Registry, image: &Listed) -> Result<(), ApiError> {
     let is_used = |vm: &crate::registry::Vm| vm.record.operation.is_some_and(|operation| operation.image == image.id);
     if let Some(name) = registry.lock().values().find(|vm| is_used(vm)).map(|vm| vm.record.name.clone()) {
-        let what = format!("{name} is being snapshotted or restored, and needs the image");
+        let what = format!("{name} is being snapshotted, and needs the image");
         return Err(ApiError::new(ErrorCode::WrongState, what, Some("try again in a moment")));
     }
     let holder = |vm: &crate::registry::Vm| (vm.governed.id, vm.record.clone(), vm.handle.clone());

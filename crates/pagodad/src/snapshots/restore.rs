@@ -1,21 +1,25 @@
 //! Makes a VM of a snapshot: `pagoda vm restore` and `pagoda vm rollback`.
 //!
-//! The order: everything that can be wrong is looked for -> a rollback ends the VM of that name -> the VM is made, and the image is
-//! poured into its swap file -> the caller starts QEMU, which attaches -> the daemon gives QEMU the state ([`super::load()`]) -> the
-//! guest goes on. The image stays what it is, so whatever fails after the VM has ended can be tried again.
+//! The order: the image is held, so that nobody removes it -> everything that can be wrong is looked for, the image's map and
+//! the room for the VM among it -> a rollback ends the VM of that name -> the VM is made, whose record names the image ->
+//! the caller starts QEMU, which attaches and finds its pages in the image -> the daemon gives QEMU the state
+//! ([`super::load()`]) -> the guest goes on. The image stays what it is, so whatever fails after the VM has ended can be tried
+//! again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagoda_api::in_full;
 use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, RestoreRequest, VmKind, VmSpec};
+use pagoda_api::{in_full, with_advice};
 use pagoda_image::Manifest;
 
 use super::disks;
-use crate::images::{Found, refused};
-use crate::record::OperationKind;
+use crate::images::refused;
+use crate::images::source::Source;
+use crate::random;
+use crate::record::{Operation, OperationKind};
 use crate::registry::Registry;
-use crate::registry::operation::Ready;
+use crate::registry::operation::{ImageThen, Ready};
 
 /// How long QEMU may take to end when it is told to.
 const END_MAX: Duration = Duration::from_secs(10);
@@ -28,25 +32,30 @@ const LOOK: Duration = Duration::from_millis(10);
 /// [`ErrorCode::Refused`] and others of a request that is wrong: nothing was changed.
 pub fn restore(registry: &Arc<Registry>, request: &RestoreRequest) -> Result<CreatedVm, ApiError> {
     request.check().map_err(|message| ApiError::new(ErrorCode::BadRequest, message, None))?;
-    let Found { listed, manifest } = registry.images.usable(&request.from)?;
+    let source = source_of(registry, request)?;
+    let manifest = source.manifest().clone();
     check_disks(&manifest, request)?;
-    let damaged = |error: pagoda_image::ImageError| {
-        refused(
-            format!("{} cannot be restored: {}", request.from, in_full(&error)),
-            Some("see `pagoda snapshot verify`"),
-        )
+    let vm = vm_of(&manifest, request);
+    let running = match request.replace {
+        true => registry.ready_if_there(request.vm_name(), OperationKind::Rollback)?,
+        false => None,
     };
-    let image = registry.images.store()?.image(listed.id).map_err(damaged)?;
-    image.check_state().map_err(damaged)?;
-    let mut vm = vm_of(&manifest, request);
-    let ended = if request.replace { end(registry, &manifest, request)? } else { None };
-    let Some(spec) = ended else { return registry.create_from(vm, Some(&image)) };
-    vm.spec = VmSpec { dram: request.dram.or(spec.dram), ..spec };
-    // Whatever is wrong from here on, something has changed: the VM has ended.
-    check_disks(&manifest, request).and_then(|()| registry.create_from(vm, Some(&image))).map_err(|error| {
-        let what = format!("{} has ended, and was not made of {}: {}", request.vm_name(), request.from, error.message);
-        ApiError::new(ErrorCode::Internal, what, Some("put that right, and use `pagoda vm restore`"))
-    })
+    match running {
+        Some(running) => roll_back(registry, &running, source, vm, request),
+        None => registry.create_from(vm, Some(source)),
+    }
+}
+
+/// The snapshot's image, which nobody removes from now on, with all that can be wrong with it looked for.
+fn source_of(registry: &Registry, request: &RestoreRequest) -> Result<Source, ApiError> {
+    let (image, reading) = registry.images.hold(&request.from, request.vm_name())?;
+    let unusable = |why: String| {
+        let what = format!("{} cannot be restored: {}", request.from, with_advice(why));
+        refused(what, Some("see `pagoda snapshot verify`"))
+    };
+    let unique: [u8; 16] = random::bytes().map_err(|error| unusable(format!("make a name: {error}")))?;
+    let unique = format!("{:032x}", u128::from_le_bytes(unique));
+    Source::new(Arc::new(image), reading, &registry.image_map_path(request.vm_name()), &unique).map_err(unusable)
 }
 
 /// A snapshot without the content of disks fits only the disks of its moment.
@@ -66,39 +75,63 @@ fn vm_of(manifest: &Manifest, request: &RestoreRequest) -> CreateVm {
     CreateVm { name: request.vm_name().to_owned(), memory: regions, kind: VmKind::Qemu, spec, launch: Some(launch) }
 }
 
-/// Ends the VM of this name, if there is one. What its user has set. It is stopped before its disks are looked at for the last time.
-fn end(registry: &Arc<Registry>, manifest: &Manifest, request: &RestoreRequest) -> Result<Option<VmSpec>, ApiError> {
-    let name = request.vm_name();
-    if !registry.lock().contains_key(name) {
-        return Ok(None);
-    }
-    let Ready { record, qmp, .. } = registry.ready_for(name, OperationKind::Restore)?;
-    if record.image.is_some() {
-        let hint = "wait until it is filled: see `pagoda snapshot ls`";
-        return Err(refused(format!("{name} still holds memory for a snapshot"), Some(hint)));
-    }
-    let was_running = qmp.is_running();
+/// Ends the VM that runs, and makes one of the source with what its user has set.
+fn roll_back(
+    registry: &Arc<Registry>,
+    running: &Ready,
+    source: Source,
+    vm: CreateVm,
+    request: &RestoreRequest,
+) -> Result<CreatedVm, ApiError> {
+    let (manifest, image) = (source.manifest().clone(), source.id());
+    let spec = running.record.spec.clone();
+    let spec = VmSpec { dram: request.dram.or(spec.dram), ..spec };
+    let new = registry.prepare(CreateVm { spec, ..vm }, Some(source))?;
+    new.check_instead(running.id)?;
+    let resume = running.qmp.is_running();
+    // On the disk before the VM stands still: a daemon that dies from here on is followed by one that lets it run.
+    registry.begin_operation(running.id, Operation { kind: OperationKind::Rollback, image, resume })?;
+    // Its disks are looked at for the last time when it writes to them no more.
+    let stopped = running.qmp.execute("stop");
     let stopped =
-        qmp.execute("stop").map_err(|error| refused(format!("stop {name}: {}", in_full(error.as_ref())), None));
-    if let Err(error) = stopped.and_then(|_| check_disks(manifest, request)) {
-        if was_running && let Err(left) = qmp.execute("cont") {
-            tracing::error!(vm = %name, "let it run again after a rollback that was refused: {}", in_full(left.as_ref()));
-        }
+        stopped.map_err(|error| refused(format!("stop {}: {}", request.vm_name(), in_full(error.as_ref())), None));
+    if let Err(error) = stopped.and_then(|_| check_disks(&manifest, request)) {
+        let_run_again(registry, running, resume);
         return Err(error);
     }
+    end(registry, running)?;
+    // Whatever is wrong from here on, something has changed: the VM has ended.
+    check_disks(&manifest, request).and_then(|()| new.make()).map_err(|error| {
+        let what = format!("{} has ended, and was not made of {}: {}", request.vm_name(), request.from, error.message);
+        ApiError::new(ErrorCode::Internal, what, Some("put that right, and use `pagoda vm restore`"))
+    })
+}
+
+/// A rollback that was refused when the VM stood still.
+fn let_run_again(registry: &Arc<Registry>, running: &Ready, resume: bool) {
+    if resume && let Err(error) = running.qmp.execute("cont") {
+        let error = in_full(error.as_ref());
+        tracing::error!(vm = %running.record.name, "let it run again after a rollback that was refused, tried again: {error}");
+        return registry.abandon_operation(running.id);
+    }
+    registry.end_operation(running.id, ImageThen::Kept);
+}
+
+/// Has QEMU end, and waits until the VM is gone with all its files.
+fn end(registry: &Arc<Registry>, running: &Ready) -> Result<(), ApiError> {
+    let name = &running.record.name;
     // QEMU may close the monitor before it answers.
-    let _ = qmp.execute("quit");
+    let _ = running.qmp.execute("quit");
     let deadline = Instant::now() + END_MAX;
-    while registry.lock().get(name).is_some_and(|vm| vm.record.token == record.token) {
+    while registry.lock().get(name).is_some_and(|vm| vm.record.token == running.record.token) {
         if Instant::now() > deadline {
+            // Either it ends, or it is let run again.
+            registry.abandon_operation(running.id);
             let hint = "end it yourself, and use `pagoda vm restore` then";
-            return Err(ApiError::new(
-                ErrorCode::Internal,
-                format!("the QEMU of {name} was told to end, and does not"),
-                Some(hint),
-            ));
+            let what = format!("the QEMU of {name} was told to end, and does not");
+            return Err(ApiError::new(ErrorCode::Internal, what, Some(hint)));
         }
         std::thread::sleep(LOOK);
     }
-    Ok(Some(record.spec))
+    Ok(())
 }

@@ -19,7 +19,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use pagoda_api::types::{ApiError, CreateSnapshot, ErrorCode, Launch, Snapshot, SnapshotName};
+use pagoda_api::types::{ApiError, CreateSnapshot, ErrorCode, Launch, Snapshot, SnapshotName, UNKNOWN_LAUNCH};
 use pagoda_api::{in_full, time};
 use pagoda_core::policy::VmId;
 use pagoda_core::stats::Metric;
@@ -87,12 +87,11 @@ impl<'a> Taking<'a> {
             let hint = "add --no-disks, and keep a copy of the disks yourself if they are written to later";
             return Err(refuse("this version takes none with the content of disks".to_owned(), Some(hint)));
         }
-        let launch = record.launch.clone().filter(|launch| launch.unstartable.is_empty() && !launch.program.is_empty());
-        let Some(launch) = launch else {
-            let why = record.launch.iter().flat_map(|launch| launch.unstartable.clone()).collect::<Vec<_>>().join("; ");
-            let why = if why.is_empty() { "its command line is not known".to_owned() } else { why };
-            return Err(refuse(format!("nobody could start it again: {why}"), None));
-        };
+        let unstartable = |why: String| refuse(format!("nobody could start it again: {why}"), None);
+        let launch = record.launch.clone().ok_or_else(|| unstartable(UNKNOWN_LAUNCH.to_owned()))?;
+        if let Some(why) = launch.why_unstartable() {
+            return Err(unstartable(why));
+        }
         if let Some(reason) = handle.status().pinned.clone().or_else(|| record.spec.pinned.clone()) {
             return Err(refuse(format!("its memory is written by others, unseen: {reason}"), None));
         }

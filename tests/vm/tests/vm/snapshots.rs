@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pagoda_api::{Snapshot, SnapshotName, SnapshotStage};
@@ -151,6 +151,320 @@ fn rolled_back() -> Result<()> {
         guest.wait_exit(wait::HANG).context("the VM of before ends")?;
         again.finish().context("it goes on from there")?;
         daemon.wait_gone("web1")
+    })
+}
+
+fn readers(daemon: &Daemon, name: &str) -> Result<Vec<String>> {
+    let (vm, name) = name.split_once('/').context("VM/NAME")?;
+    Ok(daemon.client().snapshot(&SnapshotName::new(vm, name))?.readers)
+}
+
+/// Pages that a VM has in the image it was made of.
+fn in_image(daemon: &Daemon, vm: &str) -> Result<u64> {
+    let vm = daemon.vm(vm)?;
+    Ok(vm.tiers.iter().find(|tier| tier.name == "image").map_or(0, |tier| tier.pages))
+}
+
+/// A snapshot that VMs read is not removed, and it is said which they are.
+fn ensure_kept(daemon: &Daemon, name: &str, vms: &[&str]) -> Result<()> {
+    ensure!(readers(daemon, name)? == vms, "{name} is read by {:?}, not by {vms:?}", readers(daemon, name)?);
+    let done = daemon.run_cli(&["snapshot", "rm", name])?;
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    ensure!(done.status.code() == Some(6), "{name} is removed: {} {said}", done.status);
+    ensure!(vms.iter().all(|vm| said.contains(vm)), "{said}");
+    let listed = daemon.run_cli(&["snapshot", "ls"])?;
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    ensure!(listed.contains(&vms.join(", ")), "{listed}");
+    Ok(())
+}
+
+/// A snapshot of a guest in the middle of its work; the guest has ended.
+fn snapshot_of_ended(lab: &Lab, daemon: &Daemon, options: &GuestOptions, name: &str) -> Result<()> {
+    let guest = start(lab, daemon, options)?;
+    take(daemon, &options.name, name)?;
+    wait_durable(daemon, &options.name, name)?;
+    guest.kill9()?;
+    daemon.wait_gone(&options.name)
+}
+
+/// The daemon dies again and again while a guest reads its image: the guest goes on, and each next daemon knows who reads it.
+fn killed_while_read(folios: Folios) -> Result<()> {
+    const ROUNDS: u32 = 4;
+    Lab::run("daemon killed while an image is read", 1, |lab| {
+        let daemon = lab.daemon(folios)?;
+        let options = options("web1", Qemu::System);
+        snapshot_of_ended(lab, &daemon, &options, "one")?;
+        let guest = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", "one", "--dram", "96M"])?;
+        Seen::Over.wait(&daemon)?;
+        ensure!(in_image(&daemon, "web1")? > 0, "it reads the image");
+        for round in 0..ROUNDS {
+            ensure_kept(&daemon, "web1/one", &["web1"]).with_context(|| format!("round {round}"))?;
+            daemon.kill9()?;
+            daemon.start_again()?;
+            ensure_kept(&daemon, "web1/one", &["web1"]).with_context(|| format!("round {round}, the next daemon"))?;
+            daemon.wait_vm("web1", "it is served", wait::HANG, |vm| vm.tiers.iter().any(|tier| tier.pages > 0))?;
+            daemon.wait_paged("web1", 500)?;
+        }
+        guest.finish()?;
+        daemon.wait_gone("web1")?;
+        ensure!(readers(&daemon, "web1/one")?.is_empty(), "it has ended");
+        command_of(&daemon, &["snapshot", "verify", "web1/one"])?;
+        command_of(&daemon, &["snapshot", "rm", "web1/one"])
+    })
+}
+
+#[test]
+fn the_daemon_is_killed_while_an_image_is_read() -> Result<()> {
+    killed_while_read(Folios::Small)
+}
+
+#[test]
+fn the_daemon_is_killed_while_an_image_is_read_large_folios() -> Result<()> {
+    killed_while_read(Folios::Large)
+}
+
+/// The next daemon does not find the image: the VM waits and says why, and goes on when the image is there.
+#[test]
+fn an_image_that_is_away_is_waited_for() -> Result<()> {
+    Lab::run("an image that is away", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let options = options("web1", Qemu::System);
+        snapshot_of_ended(lab, &daemon, &options, "one")?;
+        let guest = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", "one", "--dram", "96M"])?;
+        Seen::Over.wait(&daemon)?;
+        let id = daemon.client().snapshot(&SnapshotName::new("web1", "one"))?.id;
+        daemon.kill9()?;
+        let (image, away) = (daemon.state_dir().join("images").join(&id), daemon.state_dir().join("away"));
+        fs::rename(&image, &away).context("move the image away")?;
+        daemon.start_again()?;
+        let says = |vm: &pagoda_api::VmInfo| vm.waits.as_ref().is_some_and(|why| why.contains(&id));
+        daemon.wait_vm("web1", "it says that it waits for its image", wait::HANG, says)?;
+        fs::rename(&away, &image).context("bring it back")?;
+        daemon.wait_vm("web1", "it is served", wait::HANG, |vm| vm.waits.is_none() && !vm.tiers.is_empty())?;
+        guest.finish()?;
+        daemon.wait_gone("web1")
+    })
+}
+
+/// Two VMs of one snapshot, each with memory of its own from there on.
+#[test]
+fn two_vms_of_one_snapshot() -> Result<()> {
+    Lab::run("two VMs of one snapshot", 2, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let first = options("web1", Qemu::System);
+        snapshot_of_ended(lab, &daemon, &first, "one")?;
+        let second = options("web2", Qemu::System);
+        let restore = |options: &GuestOptions, dram: &str| {
+            become_guest(lab, &daemon, options, &["vm", "restore", &options.name, "--from", "web1/one", "--dram", dram])
+        };
+        let (web1, web2) = (restore(&first, "96M")?, restore(&second, "128M")?);
+        for vm in ["web1", "web2"] {
+            daemon.wait_made(vm)?;
+            wait::until("it reads the image", wait::HANG, || Ok((in_image(&daemon, vm)? > 0).then_some(())))?;
+        }
+        ensure_kept(&daemon, "web1/one", &["web1", "web2"])?;
+        web1.finish().context("web1")?;
+        daemon.wait_gone("web1")?;
+        if readers(&daemon, "web1/one")? == ["web2"] {
+            ensure_kept(&daemon, "web1/one", &["web2"])?;
+        }
+        web2.finish().context("web2")?;
+        daemon.wait_gone("web2")?;
+        command_of(&daemon, &["snapshot", "rm", "web1/one"])
+    })
+}
+
+/// What can be done with a VM that reads an image can be done with one that has been made so.
+#[test]
+fn a_vm_that_reads_an_image_is_a_vm() -> Result<()> {
+    Lab::run("a VM that reads an image", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let append = "pagoda.work=random:seconds=40,verify pagoda.mib=260".into();
+        let options = GuestOptions { append, ..options("web1", Qemu::System) };
+        snapshot_of_ended(lab, &daemon, &options, "one")?;
+        let reads = |words: &[&str], before: Option<&Guest>| -> Result<Rc<Guest>> {
+            let guest = become_guest(lab, &daemon, &options, words)?;
+            before.map_or(Ok(()), |before| before.wait_exit(wait::HANG).map(drop)).context("the VM of before ends")?;
+            let of_guest = || Ok(daemon.client().vm("web1").ok().filter(|vm| vm.pid == Some(guest.pid())).map(drop));
+            wait::until("it is attached", wait::HANG, of_guest)?;
+            ensure!(in_image(&daemon, "web1")? > 0, "it reads the image");
+            wait::until("its guest runs", wait::HANG, || Ok(daemon.set_dram_mib("web1", 96).ok()))?;
+            Ok(guest)
+        };
+        let first = reads(&["vm", "restore", "web1", "--from", "one", "--dram", "96M"], None)?;
+        take(&daemon, "web1", "two").context("a snapshot of it")?;
+        wait_durable(&daemon, "web1", "two")?;
+        command_of(&daemon, &["snapshot", "verify", "web1/two"])?;
+        let second = reads(&["vm", "rollback", "web1", "--to", "one"], Some(&first)).context("to what it reads")?;
+        let third = reads(&["vm", "rollback", "web1", "--to", "two"], Some(&second)).context("to another one")?;
+        command_of(&daemon, &["snapshot", "rm", "web1/one"]).context("nobody reads it any more")?;
+        ensure_kept(&daemon, "web1/two", &["web1"])?;
+        command_of(&daemon, &["vm", "set", "web1", "--dram", "all"])?;
+        wait::until("it has all its memory", wait::HANG, || {
+            Ok(readers(&daemon, "web1/two")?.is_empty().then_some(()))
+        })?;
+        command_of(&daemon, &["snapshot", "rm", "web1/two"]).context("while it runs")?;
+        daemon.kill9()?;
+        daemon.start_again()?;
+        daemon.wait_vm("web1", "it is served", wait::HANG, |vm| !vm.tiers.is_empty())?;
+        wait::until("it is attached", wait::HANG, || Ok(daemon.set_dram_mib("web1", 128).ok()))?;
+        third.finish()?;
+        daemon.wait_gone("web1")
+    })
+}
+
+/// What is to be seen in the record of `web1` when the daemon dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    /// It is put back to a snapshot: its QEMU is about to be stopped and ended.
+    Rollback,
+    /// It has been ended.
+    Nothing,
+    /// It was made of a snapshot, and no QEMU is attached.
+    Restore,
+    /// QEMU is attached, and has not all of its state.
+    Loading,
+    /// Its guest runs.
+    Over,
+}
+
+impl Seen {
+    fn in_record(self, text: Option<&str>) -> bool {
+        let has = |what: &str| text.is_some_and(|text| text.contains(what));
+        let is_attached = text.is_some_and(|text| Seen::pid(text) != 0);
+        match self {
+            Seen::Rollback => has("\"rollback\""),
+            Seen::Nothing => text.is_none(),
+            Seen::Restore => has("\"restore\""),
+            Seen::Loading => has("\"restore\"") && is_attached,
+            Seen::Over => is_attached && !has("\"operation\""),
+        }
+    }
+
+    /// The process that a record names.
+    fn pid(text: &str) -> u32 {
+        let pid = text.split("\"pid\": [").nth(1).and_then(|rest| rest.split(',').next());
+        pid.and_then(|pid| pid.trim().parse().ok()).unwrap_or(0)
+    }
+
+    /// Comes back at that moment, with the record as it is then; or when it was missed, which lasts for microseconds on a busy host:
+    /// when the guest of another process than `before` runs.
+    fn wait_or_over(self, daemon: &Daemon, before: u32) -> Result<String> {
+        let [record, ..] = daemon.files_of("web1");
+        let deadline = Instant::now() + wait::HANG;
+        // Nothing is waited for in between, so that it is seen.
+        while Instant::now() < deadline {
+            let text = fs::read_to_string(&record).ok();
+            let is_over = text.as_deref().is_some_and(|text| Seen::pid(text) != before);
+            let is_over = is_over && Seen::Over.in_record(text.as_deref());
+            if is_over || self.in_record(text.as_deref()) {
+                return Ok(text.unwrap_or_default());
+            }
+        }
+        anyhow::bail!("not seen: {self:?}")
+    }
+
+    /// The same of a VM that is made.
+    fn wait(self, daemon: &Daemon) -> Result<String> {
+        self.wait_or_over(daemon, 0)
+    }
+}
+
+/// The daemon dies at moments of a restore: there is a VM whose guest runs and verifies its memory, or there is none and the
+/// snapshot is what it was.
+#[test]
+fn killed_while_one_is_restored() -> Result<()> {
+    Lab::run("killed while a VM is restored", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let options = options("web1", Qemu::System);
+        snapshot_of_ended(lab, &daemon, &options, "one")?;
+        let words = ["vm", "restore", "web1", "--from", "one", "--dram", "96M"];
+        for seen in [Seen::Restore, Seen::Loading, Seen::Over, Seen::Loading] {
+            let guest = become_guest(lab, &daemon, &options, &words)?;
+            seen.wait(&daemon)?;
+            daemon.kill9()?;
+            daemon.start_again()?;
+            let is_there = daemon.client().vm("web1").is_ok();
+            let ended = guest.wait_exit(wait::HANG).with_context(|| format!("{seen:?}"))?;
+            let said = guest.console.tail();
+            ensure!(!said.contains("PAGODA bad"), "{seen:?}: {said}");
+            ensure!(seen != Seen::Over || said.contains("PAGODA result ok"), "{seen:?}: {said}");
+            daemon.wait_gone("web1").with_context(|| format!("{seen:?}"))?;
+            ensure!(readers(&daemon, "web1/one")?.is_empty(), "{seen:?}: the VM is gone");
+            eprintln!("{seen:?}: the next daemon found it: {is_there}, {ended}");
+        }
+        let guest = become_guest(lab, &daemon, &options, &words)?;
+        guest.finish()?;
+        daemon.wait_gone("web1")?;
+        command_of(&daemon, &["snapshot", "rm", "web1/one"])
+    })
+}
+
+/// The disk did not take that the guest of a restored VM was let run, and its user has paused it since: it stays paused.
+#[test]
+fn a_pause_after_a_restore_is_its_users() -> Result<()> {
+    Lab::run("a pause after a restore", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let options = options("web1", Qemu::System);
+        snapshot_of_ended(lab, &daemon, &options, "one")?;
+        let guest = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", "one", "--dram", "96M"])?;
+        let loading = Seen::Loading.wait(&daemon)?;
+        ensure!(loading.contains("\"restore\""), "the moment was missed: {loading}");
+        let is_over = || Ok(daemon.set_dram_mib("web1", 100).ok());
+        wait::until("its guest runs", wait::HANG, is_over)?;
+        let mut qmp = guest.qmp()?;
+        ensure!(qmp.status()? == "running", "{}", qmp.status()?);
+        qmp.execute("stop", serde_json::json!({}))?;
+        daemon.kill9()?;
+        let [record, ..] = daemon.files_of("web1");
+        fs::write(&record, loading).context("the record as it was")?;
+        daemon.start_again()?;
+        wait::until("the restore is over", wait::HANG, is_over)?;
+        ensure!(qmp.status()? == "paused", "{}", qmp.status()?);
+        qmp.execute("cont", serde_json::json!({}))?;
+        guest.finish()?;
+        daemon.wait_gone("web1")
+    })
+}
+
+/// The daemon dies while it puts a VM back: the VM runs where it was, or has ended and can be restored.
+#[test]
+fn killed_while_one_is_rolled_back() -> Result<()> {
+    Lab::run("killed while a VM is rolled back", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let append = "pagoda.work=random:seconds=30,verify pagoda.mib=260".into();
+        let options = GuestOptions { append, ..options("web1", Qemu::System) };
+        let mut guest = start(lab, &daemon, &options)?;
+        take(&daemon, "web1", "one")?;
+        wait_durable(&daemon, "web1", "one")?;
+        for seen in [Seen::Rollback, Seen::Nothing, Seen::Rollback, Seen::Restore] {
+            let mut command = daemon.cli()?;
+            command.args(["vm", "rollback", "web1", "--to", "one"]).stdout(Stdio::null()).stderr(Stdio::null());
+            let mut rolling = command.spawn().context("roll back")?;
+            seen.wait_or_over(&daemon, guest.pid())?;
+            daemon.kill9()?;
+            // It has lost its daemon, or is the new QEMU.
+            rolling.kill().and_then(|()| rolling.wait()).context("wait for the command")?;
+            daemon.start_again()?;
+            let runs = wait::until("it runs or has ended", wait::HANG, || match daemon.client().vm("web1") {
+                Err(_) => Ok(Some(false)),
+                Ok(_) => Ok(daemon.set_dram_mib("web1", 160).ok().map(|()| true)),
+            });
+            let runs = runs.with_context(|| format!("{seen:?}"))?;
+            eprintln!("{seen:?}: it runs: {runs}");
+            ensure!(!runs || seen == Seen::Rollback, "{seen:?}: it had ended");
+            // It may have been told to end.
+            if !runs || guest.wait_exit(Duration::from_secs(1)).is_ok() {
+                daemon.wait_gone("web1").with_context(|| format!("{seen:?}"))?;
+                guest = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", "one"])?;
+                Seen::Over.wait(&daemon)?;
+            }
+            let status = guest.qmp()?.status()?;
+            ensure!(status == "running", "{seen:?}: it is {status}");
+        }
+        guest.finish()?;
+        daemon.wait_gone("web1")?;
+        command_of(&daemon, &["snapshot", "rm", "web1/one"])
     })
 }
 

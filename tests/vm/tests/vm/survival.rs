@@ -153,7 +153,7 @@ fn a_record_that_cannot_be_read_keeps_its_vm() -> Result<()> {
         let daemon = lab.daemon(Folios::Small)?;
         let toy = lab.toy(&daemon, &ToyOptions { name: "toy".into(), memory_mib: 128, dram_mib: 64, threads: 1 })?;
         toy.fill()?;
-        let [record, _, swap] = daemon.files_of("toy");
+        let [record, _, swap, _] = daemon.files_of("toy");
         let text = std::fs::read(&record)?;
         daemon.kill9()?;
         for damaged in [&b""[..], &text[..text.len() / 2], b"\xff\xfe"] {
@@ -183,7 +183,7 @@ fn settings_changed_while_a_vm_is_taken_up_are_kept() -> Result<()> {
         let daemon = lab.daemon(Folios::Small)?;
         let toy = lab.toy(&daemon, &ToyOptions { name: "toy".into(), memory_mib: 128, dram_mib: 64, threads: 1 })?;
         toy.fill()?;
-        let [_, _, swap] = daemon.files_of("toy");
+        let [_, _, swap, _] = daemon.files_of("toy");
         daemon.kill9()?;
         // As if the last I/O of the daemon before were still on its way: the next one waits for the lock.
         let held = std::fs::File::open(&swap).context("open the swap file")?;

@@ -19,6 +19,22 @@ fn snapshot() -> Snapshot {
         uid: 0,
         gid: 0,
         disks: Vec::new(),
+        readers: Vec::new(),
+    }
+}
+
+#[test]
+fn an_older_qemu_does_not_load_a_state() {
+    let of = |version: &str| SnapshotQemu { version: version.into(), machine: "pc-q35-10.0".into() };
+    for (needed, found) in [("10.0.2", "10.0.2"), ("10.0.2", "10.0.10"), ("7.2.22", "10.0.0")] {
+        assert_eq!(of(needed).check_loaded_by(found), Ok(()), "{needed} by {found}");
+    }
+    for (needed, found) in [("10.0.2", "10.0.1"), ("10.0.2", "7.2.22"), ("10.0.10", "10.0.9")] {
+        let why = of(needed).check_loaded_by(found).unwrap_err();
+        assert_eq!(why, format!("this QEMU is {found}, and its state needs {needed} or a newer one"));
+    }
+    for (needed, found) in [("10.0.2", "10.0"), ("10.0.2", ""), ("10.0.2", "10.0.2.1"), ("ten", "10.0.2")] {
+        assert!(of(needed).check_loaded_by(found).unwrap_err().contains("cannot be compared"), "{needed} by {found}");
     }
 }
 
@@ -66,6 +82,7 @@ fn a_snapshot_goes_there_and_back() {
         missing_bytes: Some(7),
         pause_us: Some(9),
         disks: vec![SnapshotDisk { node: "d".into(), file: "/d".into(), size_bytes: 4 }],
+        readers: vec!["web2".into()],
         ..snapshot()
     };
     for snapshot in [snapshot(), whole] {

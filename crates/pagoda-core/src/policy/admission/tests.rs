@@ -67,6 +67,36 @@ fn a_vm_that_comes_is_told_what_is_missing() {
     refused(add(200, 100), &["42 MiB of memory are missing", "156 MiB of swap are missing"]);
 }
 
+/// What is asked before a VM ends is what is said when it has.
+#[test]
+fn a_vm_that_takes_the_place_of_another_needs_what_it_would_need_without_it() {
+    let policy = || {
+        let mut policy = Policy::new(host(1000)).unwrap();
+        for id in [1, 2] {
+            policy.readmit(VmId(id), vm(500, 300, 100), Overhead::default()).unwrap();
+        }
+        policy
+    };
+    let mut chance = Chance::new(7);
+    let (mut admitted, mut refused) = (0, 0);
+    for _ in 0..1000 {
+        let cap = 1 + chance.below(900);
+        let comes = vm(cap + chance.below(500), cap, chance.below(cap));
+        let comes = VmSettings { reserve_swap: chance.below(2) == 0, ..comes };
+        let (overhead, held, free) = (beside(chance.below(50), 0), mib(chance.below(700)), mib(chance.below(900)));
+        let space = SwapSpace { free, held: [(VmId(1), held), (VmId(2), mib(50))].into() };
+        let before = policy().admission(&Change::Replace(VmId(1), &comes, overhead), &space).verdict();
+        let mut without = policy();
+        without.remove(VmId(1));
+        let after = SwapSpace { free: free + held, held: [(VmId(2), mib(50))].into() };
+        let then = without.admission(&Change::Add(&comes, overhead), &after).verdict();
+        assert_eq!(before.is_ok(), then.is_ok(), "{comes:?} {space:?}");
+        assert_eq!(before.as_ref().ok(), then.as_ref().ok());
+        *(if before.is_ok() { &mut admitted } else { &mut refused }) += 1;
+    }
+    assert!(admitted > 100 && refused > 100, "{admitted} {refused}");
+}
+
 #[test]
 fn advice_that_is_followed_helps() {
     for pool in [300, 640, 645, 646, 999] {

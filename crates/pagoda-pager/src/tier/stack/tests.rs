@@ -1,4 +1,5 @@
-//! The stack against a naive reference: three tiers, random page-outs that succeed, fail or die with the daemon.
+//! The stack against a naive reference: three tiers, random page-outs that succeed, fail or die with the daemon. In some runs
+//! the second has all pages to begin with and takes none, as that of an image.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -155,13 +156,31 @@ struct World {
     /// What is only in a block; `None`: DRAM has the page, or it is zero.
     truth: [Option<u32>; PAGES as usize],
     version: u32,
+    /// The second tier is an image.
+    has_image: bool,
 }
+
+/// What the page holds in an image.
+const IN_IMAGE: u32 = 1 << 20;
 
 impl World {
     fn new() -> World {
         let (blocks, calls_left) = (std::array::from_fn(|_| Blocks::default()), Arc::new(Mutex::new(None)));
         let stack = World::stack(&blocks, &calls_left);
-        World { blocks, calls_left, stack, has_block: PageSet::EMPTY, truth: [None; PAGES as usize], version: 0 }
+        let (has_block, truth) = (PageSet::EMPTY, [None; PAGES as usize]);
+        World { blocks, calls_left, stack, has_block, truth, version: 0, has_image: false }
+    }
+
+    fn with_image() -> World {
+        let mut world = World::new();
+        for index in 0..PAGES {
+            let content = IN_IMAGE + u32::from(index);
+            world.blocks[1].lock().unwrap().insert(CHUNK.page(index).0, content);
+            world.truth[usize::from(index)] = Some(content);
+        }
+        world.has_image = true;
+        world.restart();
+        world
     }
 
     fn stack(blocks: &[Blocks; TIERS], calls_left: &Arc<Mutex<Option<u32>>>) -> Stack {
@@ -189,6 +208,8 @@ impl World {
             match tier {
                 0 => written[0].set(*index),
                 tier => {
+                    // An image declines, and the next is asked.
+                    let tier = if self.has_image { TIERS - 1 } else { tier };
                     self.blocks[tier].lock().unwrap().insert(CHUNK.page(*index).0, self.version);
                     overwritten[tier].set(*index);
                 }
@@ -266,6 +287,8 @@ impl World {
                 holders == 0 || self.has_block.contains(index),
                 "page {index} has a block that the machine does not know"
             );
+            let of_image = self.blocks[1].lock().unwrap().get(&page.0).copied();
+            assert!(!self.has_image || of_image.is_none_or(|content| content == IN_IMAGE + u32::from(index)));
             if let Some(content) = self.truth[usize::from(index)] {
                 let mut out = [0; pagoda_core::units::PAGE_SIZE as usize];
                 self.stack.read_now(page, &mut out).unwrap();
@@ -284,6 +307,19 @@ proptest! {
         for step in &steps {
             world.apply(step);
             world.check();
+        }
+    }
+
+    #[test]
+    fn what_left_an_image_does_not_come_back_from_it(steps in prop::collection::vec(step(), 1..20)) {
+        let mut world = World::with_image();
+        let mut in_image = PAGES as usize;
+        for step in &steps {
+            world.apply(step);
+            world.check();
+            let now = world.blocks[1].lock().unwrap().len();
+            prop_assert!(now <= in_image);
+            in_image = now;
         }
     }
 }

@@ -415,3 +415,41 @@ fn during_an_operation_nothing_else_is_done_to_a_vm() {
     bench.registry.forget_image(id, image);
     assert_eq!(bench.record(id).unwrap().image, None);
 }
+
+/// Of a daemon that starts: it knows who reads which image, and for how long.
+#[test]
+fn the_image_of_a_vm_is_kept_until_the_vm_and_its_files_are_gone() {
+    let bench = Bench::new("reads");
+    let image = pagoda_image::ImageId(7);
+    let write = |name: &str, pid| {
+        let record = Record::new(name, Token([name.len() as u8; 16]), VmKind::Qemu, &[MEMORY], VmSpec::default());
+        let record = Record { pid, reads: Some(image), ..record };
+        store::write(&bench.registry.records.path(name), &record).unwrap();
+        std::fs::write(bench.registry.image_map_path(name), "map").unwrap();
+    };
+    write("web1", (0, 0));
+    write("web22", ended());
+    let left = bench.registry.records_dir().join("web3.image-new-0011");
+    std::fs::write(&left, "of a VM that was never made").unwrap();
+    bench.registry.load().unwrap();
+    let readers = bench.registry.images.readers();
+    assert_eq!(readers.of(image), ["web1"], "the other has ended");
+    assert!(!left.exists() && !bench.registry.image_map_path("web22").exists());
+    assert!(readers.begin_removal(image, true).is_err());
+    // Its pages were not said to be elsewhere.
+    bench.registry.let_images_go();
+    assert_eq!(readers.of(image), ["web1"]);
+
+    bench.registry.delete("web1").unwrap();
+    assert!(!bench.registry.image_map_path("web1").exists() && bench.on_disk("web1").is_none());
+    assert!(readers.of(image).is_empty() && readers.begin_removal(image, true).is_ok());
+}
+
+#[test]
+fn a_record_that_cannot_be_read_may_be_that_of_a_reader() {
+    let bench = Bench::new("unread");
+    std::fs::write(bench.registry.records.path("web1"), "torn").unwrap();
+    bench.registry.load().unwrap();
+    let why = bench.registry.images.readers().begin_removal(pagoda_image::ImageId(7), true).unwrap_err();
+    assert!(why.to_string().contains("web1.vm of a VM cannot be read"), "{why}");
+}
