@@ -5,9 +5,13 @@ use crate::units::ChunkIdx;
 
 use super::action::{Access, Action, Actions, Pages};
 use super::machine::Machine;
+use super::table::Chunk;
 
 /// Frozen pages that one write opens at most. Each is copied first, which takes about a microsecond.
 const PRESERVED_MAX: u16 = 16;
+/// Pages written one behind the other, from which on a guess may open pages that the next image would not have to copy. A
+/// guest that writes here and there so makes its next image by no page larger than what it wrote.
+const SWEEP_PAGES: u16 = 4;
 
 impl Machine {
     /// Makes pages in the RAM file reachable, the one that was asked for first. `writable`: all of them.
@@ -20,15 +24,15 @@ impl Machine {
         out: &mut Actions,
     ) {
         let c = self.chunk(chunk);
-        let kept = c.clean | c.frozen;
+        let kept = c.clean | c.imaged();
         let touched = match first {
-            Some((index, Access::Write)) => pages & copied_extent(write_extent(c.ram - kept, index), c.frozen, index),
+            Some((index, Access::Write)) => pages & bounded_extent(c, c.ram - kept, index),
             _ => PageSet::EMPTY,
         };
         let written = match () {
             () if !self.config.protect => pages,
-            // A guess is no reason to take a copy of a frozen page.
-            () if writable => (pages - c.frozen) | touched,
+            // A guess is no reason to take a copy of a page, now or for the next image.
+            () if writable => (pages - c.imaged()) | touched,
             () => touched,
         };
         let (open, protected) = ((pages - kept) | written, (pages & kept) - written);
@@ -63,7 +67,7 @@ impl Machine {
         let mapped = c.ram & c.mapped;
         // A page that an image had protected is no page that was expected not to be written.
         let is_surprise = c.clean.contains(index) || c.open.contains(index);
-        let extent = copied_extent(write_extent(mapped & c.open, index), c.frozen, index) & mapped;
+        let extent = bounded_extent(c, mapped & c.open, index) & mapped;
         let extent = extent | PageSet::single(index);
         self.open(chunk, extent, out);
         let c = &mut self.chunks[chunk.as_usize()];
@@ -93,6 +97,21 @@ fn write_extent(written: PageSet, index: u8) -> PageSet {
     PageSet::range(index, up) | PageSet::range((u16::from(index) + 1 - down) as u8, down)
 }
 
+/// What a write to `index` opens where `written` was written before.
+fn bounded_extent(c: &Chunk, written: PageSet, index: u8) -> PageSet {
+    let extent = copied_extent(write_extent(written, index), c.frozen, index);
+    guessed_extent(extent, c.same, written, index)
+}
+
+/// What is left of an extent when a guess is not to make the next image larger: of the pages that it would take for its
+/// parent's none, or, in a sweep, those of one aligned block.
+fn guessed_extent(extent: PageSet, same: PageSet, written: PageSet, index: u8) -> PageSet {
+    let is_sweep = [index.checked_sub(1), index.checked_add(1)]
+        .into_iter()
+        .any(|neighbour| neighbour.and_then(|page| written.run_around(page)).is_some_and(|run| run.len >= SWEEP_PAGES));
+    if is_sweep { copied_extent(extent, same, index) } else { extent - (same - PageSet::single(index)) }
+}
+
 /// What is left of an extent when no write is to wait for many copies: of the frozen pages those of one aligned block.
 fn copied_extent(extent: PageSet, frozen: PageSet, index: u8) -> PageSet {
     let start = u16::from(index) / PRESERVED_MAX * PRESERVED_MAX;
@@ -101,7 +120,8 @@ fn copied_extent(extent: PageSet, frozen: PageSet, index: u8) -> PageSet {
 
 #[cfg(test)]
 mod tests {
-    use super::{copied_extent, write_extent};
+    use super::Chunk;
+    use super::{bounded_extent, copied_extent, write_extent};
     use crate::bits::PageSet;
 
     /// Faults of a sweep that writes a whole chunk whose pages are all protected.
@@ -128,6 +148,29 @@ mod tests {
             let all_but_one = PageSet::FULL - PageSet::single(index);
             assert!(write_extent(all_but_one, index).contains(index));
         }
+    }
+
+    #[test]
+    fn a_guess_makes_the_next_image_larger_only_in_a_sweep() {
+        let open = |order: &[u8]| {
+            let mut c = Chunk { ram: PageSet::FULL, same: PageSet::FULL, ..Chunk::EMPTY };
+            let mut faults = 0;
+            for page in order.iter().filter(|page| !c.open.contains(**page)).collect::<Vec<_>>() {
+                if c.open.contains(*page) {
+                    continue;
+                }
+                let extent = bounded_extent(&c, c.open, *page);
+                assert!(extent.contains(*page) && (extent - c.open).count() <= 16);
+                (c.open, c.same, faults) = (c.open | extent, c.same - extent, faults + 1);
+            }
+            (c.open.count(), faults)
+        };
+        let all: Vec<u8> = (0..=255).collect();
+        // 1, 1, 1, 1, 8 and 4 pages, and the other fifteen blocks.
+        assert_eq!(open(&all), (256, 21));
+        assert_eq!(open(&all.iter().rev().copied().collect::<Vec<_>>()), (256, 21));
+        assert_eq!(open(&[7, 8, 6, 9]), (4, 4), "no page but those that were written");
+        assert_eq!(open(&(0..=255).step_by(2).collect::<Vec<_>>()), (128, 128));
     }
 
     #[test]
