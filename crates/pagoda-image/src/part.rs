@@ -62,6 +62,9 @@ impl Part {
         if manifest.pages() != self.pages() {
             return Err(damaged(format!("{} pages, and the map is of {}", manifest.pages(), self.pages())).into());
         }
+        if manifest.parent != self.ledger.parent {
+            return Err(damaged("another parent than its files are made for".to_owned()).into());
+        }
         if self.ledger.state.get().is_none() {
             return Err(damaged("there is no state yet".to_owned()).into());
         }

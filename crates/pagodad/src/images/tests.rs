@@ -70,6 +70,7 @@ pub fn manifest(id: u128, vm: &str, name: &str) -> Manifest {
         running: true,
         disks: Vec::new(),
         parent: None,
+        inherited_pages: None,
     }
 }
 
