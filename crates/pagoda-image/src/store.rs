@@ -194,6 +194,11 @@ impl Store {
     /// # Errors
     /// An image cannot be read: whether it refers to this one is not known. The directory cannot be read, or has too much.
     pub fn children(&self, id: ImageId) -> Result<Vec<ImageId>, ImageError> {
+        let stage = open_image(&self.dir, id).and_then(|dir| read_manifest(&dir, id)).map(|manifest| manifest.stage);
+        if matches!(stage, Ok(Stage::Begun)) {
+            // Only what was filled became a parent.
+            return Ok(Vec::new());
+        }
         let (mut children, listed) = (Vec::new(), self.names()?);
         if listed.has_more {
             return Err(ImageError::IsParent { child: id, why: "there are more names than are looked at".to_owned() });

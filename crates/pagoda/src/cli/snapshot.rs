@@ -109,8 +109,8 @@ Examples:
 pub enum Snapshots {
     /// List the snapshots of all VMs
     ///
-    /// STAGE: volatile is lost with the host, durable is not, lost cannot be restored. SIZE is what its files take. TAKEN is in
-    /// UTC. Images that cannot be read are named below the table.
+    /// STAGE: volatile is lost with the host, durable is not, lost cannot be restored. SIZE is what its files take, SHARED
+    /// the memory that the snapshots before it have for it. TAKEN is in UTC. Images that cannot be read are named below the table.
     Ls,
     /// Show all that is known of a snapshot
     Show {
@@ -119,8 +119,8 @@ pub enum Snapshots {
     },
     /// Remove a snapshot
     ///
-    /// What it takes on the disk is free again. No other snapshot needs it. One that is still being filled stays as long as its
-    /// VM runs. An image that cannot be read is removed by its id, which `pagoda snapshot ls` shows.
+    /// What it takes on the disk is free again. A snapshot that refers to it first takes over what it has there, which takes time
+    /// and room. One that is still being filled stays as long as its VM runs. An image that cannot be read is removed by its id, which `pagoda snapshot ls` shows.
     Rm {
         #[arg(value_name = "VM/NAME|ID")]
         name: Removed,
