@@ -28,6 +28,7 @@ mod recover;
 mod relay;
 mod resident;
 mod restart;
+mod restore;
 mod rmap;
 mod sample;
 mod share;
@@ -76,7 +77,7 @@ struct Cli {
     /// Directory for swap files, ours and the peers' (default: target/bench)
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Only the cases whose name contains this, such as "random read-write 2x" (overcommit, mrc); results go to out/bench
+    /// Only the cases whose name contains this, such as "random read-write 2x" (overcommit, mrc, snapshot, restore); results go to out/bench
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Measure the peers alone
@@ -148,8 +149,9 @@ fn run(args: &Cli) -> Result<bool> {
     undo::start(&target)?;
     let dir = args.dir.clone().unwrap_or(target);
     fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
-    if args.only.is_some() && names.iter().any(|name| !matches!(name, Name::Overcommit | Name::Mrc)) {
-        bail!("--only is for `overcommit` and `mrc`, whose cases are many");
+    let has_cases = |name: &Name| matches!(name, Name::Overcommit | Name::Mrc | Name::Snapshot | Name::Restore);
+    if args.only.is_some() && !names.iter().all(has_cases) {
+        bail!("--only is for `overcommit`, `mrc`, `snapshot` and `restore`, whose cases are many");
     }
     let setup = Setup { quick: args.quick, rounds, dir, ours: !args.peers_only, only: args.only.clone() };
     // Before it is built: what is changed meanwhile is not what was measured.
@@ -211,6 +213,7 @@ fn run_one(name: Name, code: String, setup: &Setup, json: Option<&Path>) -> Resu
         Name::Create => create::run(setup),
         Name::Ways => ways::run(setup),
         Name::Snapshot => snapshot::run(setup),
+        Name::Restore => restore::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;

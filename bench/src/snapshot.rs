@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use testkit::accel;
 use testkit::daemon::Daemon;
 use testkit::image;
+use testkit::peers::faults::{Answer, Order, Placement, bare_userfaultfd};
 use testkit::qmp::Qmp;
 use testkit::results::report::{Bar, Report, median};
 
@@ -32,16 +33,23 @@ const LOAD: &str = "run random seconds=5 write=100";
 const LEAD: Duration = Duration::from_millis(300);
 /// The first second after a snapshot, and a second without one.
 const SECOND: &str = "run random seconds=1 write=100";
+/// The same of a guest that has a hot set: a tenth of its pages get nine tenths of its accesses, and half of them are writes.
+const HOT_SECOND: &str = "run hot seconds=1 write=50";
 const VM: &str = "bench-snapshot";
 /// A snapshot that needs longer to be durable hangs.
 const DURABLE_MAX: Duration = Duration::from_secs(300);
 const CONT_MAX: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Each page is written once, in order.
+const SWEEP: &str = "run seq passes=1 write=100";
+/// Pages of the bare peer of a first write.
+const BARE_MIB: usize = 128;
 /// The bars.
 const ABOVE_STATE_MS_MAX: f64 = 5.0;
 const P99_MS_MAX: f64 = 30.0;
 const LARGEST_MAX: f64 = 1.3;
 const SPEED_MIN: f64 = 0.8;
+const FIRST_WRITE_MAX: f64 = 2.0;
 
 /// What was measured of one size.
 #[derive(Default)]
@@ -50,6 +58,10 @@ struct Size {
     state_ms: Vec<f64>,
     /// The first second after a snapshot against one without.
     speed: Vec<f64>,
+    hot_speed: Vec<f64>,
+    /// What writing a page takes longer when it is the first time after a snapshot.
+    first_write_us: Vec<f64>,
+    bare_write_us: Vec<f64>,
     filled_s: Vec<f64>,
     /// What snapshots take on the disk, against the memory that the guest uses.
     space: Vec<f64>,
@@ -68,7 +80,7 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let start = Start { images: &images, accelerator, disk: None };
     let sizes = if setup.quick { &SIZES_MIB[..2] } else { &SIZES_MIB };
     let mut measured = Vec::new();
-    for &(memory_mib, work_mib) in sizes {
+    for &(memory_mib, work_mib) in sizes.iter().filter(|(memory_mib, _)| setup.wants(&format!("{memory_mib} MiB"))) {
         let mut size = Size::default();
         for round in 0..setup.rounds {
             eprintln!("snapshot: {memory_mib} MiB, round {} of {}", round + 1, setup.rounds);
@@ -104,7 +116,16 @@ fn add_figures(report: &mut Report, memory_mib: u64, size: &Size) {
     let longest = size.ours_ms.iter().copied().fold(0.0, f64::max);
     // Of fewer than a hundred the longest stands for it.
     report.single(&format!("{name}, pause, p99"), "ms", &[longest], Bar::AtMost(P99_MS_MAX));
-    report.single(&format!("{name}, speed in the first second after"), "ratio", &size.speed, Bar::AtLeast(SPEED_MIN));
+    let speed = format!("{name}, speed in the first second after");
+    report.single(&format!("{speed}, all pages written at random"), "ratio", &size.speed, Bar::AtLeast(SPEED_MIN));
+    report.single(&format!("{speed}, a hot set half written"), "ratio", &size.hot_speed, Bar::AtLeast(SPEED_MIN));
+    report.pair(
+        &format!("{name}, first write after it, per page: a bare protection fault and a copy of the page"),
+        "us",
+        &size.first_write_us,
+        &size.bare_write_us,
+        Bar::AtMost(FIRST_WRITE_MAX),
+    );
     report.single(&format!("{name}, until it is durable"), "s", &size.filled_s, Bar::None);
     report.single(&format!("{name}, room on the disk for a byte in use"), "bytes", &size.space, Bar::None);
 }
@@ -136,13 +157,21 @@ fn under_load<T>(guest: &mut Guest, act: impl FnOnce() -> Result<T>) -> Result<T
     Ok(done)
 }
 
-/// Accesses of the guest in a second.
-fn speed(guest: &mut Guest) -> Result<f64> {
-    let lines = guest.command(SECOND)?;
+/// How fast a phase of the guest is right after a snapshot, against the same without one.
+fn speed_after(daemon: &Daemon, guest: &mut Guest, snapshot: &str, phase: &str) -> Result<f64> {
+    let speed = |guest: &mut Guest| done(guest, phase).map(|(ops, us)| ops / us);
+    let without = speed(guest)?;
+    take(daemon, snapshot)?;
+    Ok(speed(guest)? / without)
+}
+
+/// How many accesses a phase made, and its microseconds.
+fn done(guest: &mut Guest, phase: &str) -> Result<(f64, f64)> {
+    let lines = guest.command(phase)?;
     let done = lines.iter().filter_map(|line| Line::parse(line)).find(|line| line.kind == "done");
     let ops = done.and_then(|line| line.number("ops").zip(line.number("us")));
     let (ops, us) = ops.with_context(|| format!("how much the guest did: {lines:#?}"))?;
-    Ok(ops as f64 * 1e6 / us.max(1) as f64)
+    Ok((ops as f64, us.max(1) as f64))
 }
 
 fn snapshots(setup: &Setup, start: &Start<'_>, (memory_mib, work_mib): (u64, u64), size: &mut Size) -> Result<()> {
@@ -159,17 +188,27 @@ fn snapshots(setup: &Setup, start: &Start<'_>, (memory_mib, work_mib): (u64, u64
         size.ours_ms.push(pause_us as f64 / 1e3);
         wait_durable(&daemon, &name)?;
         remove(&daemon, &name)?;
-        let without = speed(&mut guest)?;
+        size.hot_speed.push(speed_after(&daemon, &mut guest, "hot", HOT_SECOND)?);
+        wait_durable(&daemon, "hot")?;
+        remove(&daemon, "hot")?;
         let began = Instant::now();
-        take(&daemon, "after")?;
-        let after = speed(&mut guest)?;
-        size.speed.push(after / without);
+        size.speed.push(speed_after(&daemon, &mut guest, "after", SECOND)?);
         let whole = wait_durable(&daemon, "after")?;
         size.filled_s.push(began.elapsed().as_secs_f64());
         size.space.push(whole.own_bytes as f64 / used as f64);
         remove(&daemon, "after")?;
+        let pages = (work_mib << 20) as f64 / 4096.0;
+        let without = done(&mut guest, SWEEP)?.1;
+        take(&daemon, "swept")?;
+        let after = done(&mut guest, SWEEP)?.1;
+        size.first_write_us.push((after - without) / pages);
+        wait_durable(&daemon, "swept")?;
+        remove(&daemon, "swept")?;
     }
-    guest.power_off()
+    guest.power_off()?;
+    let bare = bare_userfaultfd(Answer::CopyAndUnprotect, Placement::Free, Order::LoneAtRandom, BARE_MIB, 1)?;
+    size.bare_write_us.push(bare.mean_us);
+    Ok(())
 }
 
 fn take(daemon: &Daemon, name: &str) -> Result<Snapshot> {

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -74,9 +74,24 @@ impl Guest {
         Self::boot_by(&[QEMU.to_owned()], dir, shape, start)
     }
 
+    /// Becomes the guest of a snapshot, by the words of `pagoda vm restore` or `rollback`. It goes on where it was: before its
+    /// next command.
+    ///
+    /// # Errors
+    /// QEMU does not start.
+    pub fn restore(daemon: &Daemon, name: &str, words: &[&str]) -> Result<Guest> {
+        let all = daemon.cli_words()?;
+        let mut command = Command::new(&all[0]);
+        command.args(&all[1..]).args(words);
+        let socket = socket_of(daemon.dir(), name);
+        // Of the guest before, so that nobody connects to that one.
+        let _ = std::fs::remove_file(&socket);
+        Self::spawn(command, &socket)
+    }
+
     fn boot_by(words: &[String], dir: &Path, shape: &Shape<'_>, start: &Start<'_>) -> Result<Guest> {
         let Shape { name, memory_mib, bytes_per_s, append, .. } = *shape;
-        let socket = dir.join(format!("{name}.control"));
+        let socket = socket_of(dir, name);
         // Of the guest before.
         let _ = std::fs::remove_file(&socket);
         let mut command = Command::new(&words[0]);
@@ -92,6 +107,12 @@ impl Guest {
         command.args(["-device", "virtio-balloon-pci"]).args(shape.more);
         command.arg("-kernel").arg(&start.images.kernel).arg("-initrd").arg(&start.images.initrd);
         command.arg("-append").arg(format!("console=ttyS0 quiet panic=-1 pagoda.work=control {append}"));
+        let guest = Self::spawn(command, &socket)?;
+        guest.lines_until("ready")?;
+        Ok(guest)
+    }
+
+    fn spawn(mut command: Command, socket: &Path) -> Result<Guest> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         process::die_with_parent(&mut command);
         let mut child = command.spawn().context("start QEMU")?;
@@ -100,7 +121,7 @@ impl Guest {
         let console = Console::default();
         console.collect(child.stdout.take().context("take the guest's output")?);
         console.collect(child.stderr.take().context("take QEMU's errors")?);
-        let port = match connect(&socket, &mut child) {
+        let port = match connect(socket, &mut child) {
             Ok(port) => port,
             Err(error) => {
                 let _ = child.kill();
@@ -110,9 +131,7 @@ impl Guest {
         };
         let replies = Console::default();
         replies.collect(port.try_clone().context("duplicate the port")?);
-        let guest = Guest { child, console, replies, port, _kill: kill };
-        guest.lines_until("ready")?;
-        Ok(guest)
+        Ok(Guest { child, console, replies, port, _kill: kill })
     }
 
     /// QEMU's, or that of `pagoda run` which became it.
@@ -193,6 +212,11 @@ impl Drop for Guest {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Where QEMU has the guest's second serial port.
+fn socket_of(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!("{name}.control"))
 }
 
 /// QEMU makes the socket within its first milliseconds.

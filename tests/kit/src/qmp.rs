@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 const CONNECT_MAX: Duration = Duration::from_secs(300);
 /// Between two tries.
-const CONNECT_PAUSE: Duration = Duration::from_millis(20);
+const CONNECT_PAUSE: Duration = Duration::from_millis(2);
 /// QEMU answers `stop` when its vCPUs stand still, and one of them may wait for a page on a slow disk.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
 
@@ -84,6 +84,12 @@ impl Qmp {
             let line = self.line().context("wait for an event")?;
             self.events.push(line);
         }
+    }
+
+    /// An event for which `is_wanted` that has come already.
+    pub fn seen(&mut self, is_wanted: impl Fn(&Value) -> bool) -> Option<Value> {
+        let at = self.events.iter().position(is_wanted)?;
+        Some(self.events.remove(at))
     }
 
     fn line(&mut self) -> Result<Value> {

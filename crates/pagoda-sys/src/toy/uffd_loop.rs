@@ -14,11 +14,15 @@ const UFFDIO_API: u64 = 0xc018_aa3f;
 const UFFDIO_REGISTER: u64 = 0xc020_aa00;
 const UFFDIO_COPY: u64 = 0xc028_aa03;
 const UFFDIO_ZEROPAGE: u64 = 0xc020_aa04;
+const UFFDIO_WRITEPROTECT: u64 = 0xc018_aa06;
 const UFFDIO_CONTINUE: u64 = 0xc020_aa07;
 const UFFD_API: u64 = 0xaa;
+const UFFD_FEATURE_PAGEFAULT_FLAG_WP: u64 = 1;
 const UFFD_FEATURE_MISSING_SHMEM: u64 = 1 << 5;
 const UFFD_FEATURE_MINOR_SHMEM: u64 = 1 << 10;
+const UFFD_FEATURE_WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
 const REGISTER_MODE_MISSING: u64 = 1;
+const REGISTER_MODE_WP: u64 = 1 << 1;
 const REGISTER_MODE_MINOR: u64 = 1 << 2;
 /// The pager's chunk.
 pub const CHUNK_BYTES: u64 = 1 << 20;
@@ -60,7 +64,17 @@ struct Copy {
     result: i64,
 }
 
+#[repr(C)]
+struct Protect {
+    start: u64,
+    len: u64,
+    mode: u64,
+}
+
+const WRITEPROTECT_MODE_WP: u64 = 1;
+
 const _: () = assert!(size_of::<Api>() == 24);
+const _: () = assert!(size_of::<Protect>() == 24);
 const _: () = assert!(size_of::<Register>() == 32);
 const _: () = assert!(size_of::<Resolve>() == 32);
 const _: () = assert!(size_of::<Copy>() == 40);
@@ -76,13 +90,15 @@ pub enum Resolution {
     Continue,
     /// MINOR: all pages of the aligned chunk around the fault get mapped.
     ContinueChunk,
+    /// A write to a protected page: 4 KiB are copied, and the page is protected no more.
+    CopyAndUnprotect,
 }
 
 impl Resolution {
     /// The range that one answer covers.
     fn bytes(self) -> u64 {
         match self {
-            Self::ZeroPage | Self::Copy | Self::Continue => PAGE_BYTES as u64,
+            Self::ZeroPage | Self::Copy | Self::Continue | Self::CopyAndUnprotect => PAGE_BYTES as u64,
             Self::ContinueChunk => CHUNK_BYTES,
         }
     }
@@ -101,15 +117,23 @@ impl FaultLoop {
     /// No permission for userfaultfd, or the kernel lacks the mode.
     pub fn register(ram: &Ram, resolution: Resolution) -> io::Result<Self> {
         let fd = open_userfaultfd()?;
-        let mut api = Api { api: UFFD_API, features: UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MINOR_SHMEM, ioctls: 0 };
+        let features = match resolution {
+            Resolution::CopyAndUnprotect => UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM,
+            _ => UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MINOR_SHMEM,
+        };
+        let mut api = Api { api: UFFD_API, features, ioctls: 0 };
         ioctl(&fd, UFFDIO_API, &mut api)?;
         let mode = match resolution {
             Resolution::Continue | Resolution::ContinueChunk => REGISTER_MODE_MINOR,
             Resolution::ZeroPage | Resolution::Copy => REGISTER_MODE_MISSING,
+            Resolution::CopyAndUnprotect => REGISTER_MODE_WP,
         };
         let len = (ram.pages() * PAGE_BYTES) as u64;
         let mut register = Register { start: ram.address(), len, mode, ioctls: 0 };
         ioctl(&fd, UFFDIO_REGISTER, &mut register)?;
+        if resolution == Resolution::CopyAndUnprotect {
+            ioctl(&fd, UFFDIO_WRITEPROTECT, &mut Protect { start: ram.address(), len, mode: WRITEPROTECT_MODE_WP })?;
+        }
         Ok(Self { fd })
     }
 
@@ -141,6 +165,7 @@ impl FaultLoop {
         let mut messages = File::from(self.fd.try_clone()?);
         let mut message = [0_u8; MESSAGE_BYTES];
         let source = SourcePage([0x5a; PAGE_BYTES]);
+        let mut taken = SourcePage([0; PAGE_BYTES]);
         loop {
             match messages.read(&mut message) {
                 Ok(MESSAGE_BYTES) => {}
@@ -168,6 +193,11 @@ impl FaultLoop {
                     let src = source.0.as_ptr() as u64;
                     let mut copy = Copy { dst: start, src, len, mode: 0, result: 0 };
                     ioctl(&self.fd, UFFDIO_COPY, &mut copy)?;
+                }
+                Resolution::CopyAndUnprotect => {
+                    // The page itself is another process's; what is copied instead is as large.
+                    std::hint::black_box(&mut taken).0.copy_from_slice(&std::hint::black_box(&source).0);
+                    ioctl(&self.fd, UFFDIO_WRITEPROTECT, &mut Protect { start, len, mode: 0 })?;
                 }
             }
             if (start..start + len).contains(&stop_at) {

@@ -149,6 +149,8 @@ pub enum Answer {
     Continue,
     /// MINOR, answered for the whole chunk around it.
     ContinueChunk,
+    /// A write to a protected page, answered with a copy of 4 KiB and the end of the protection.
+    CopyAndUnprotect,
 }
 
 impl Answer {
@@ -158,6 +160,7 @@ impl Answer {
             Self::Copy => Resolution::Copy,
             Self::Continue => Resolution::Continue,
             Self::ContinueChunk => Resolution::ContinueChunk,
+            Self::CopyAndUnprotect => Resolution::CopyAndUnprotect,
         }
     }
 }
@@ -203,9 +206,11 @@ fn measure_bare(answer: Answer, placement: Placement, order: Order, mib: usize, 
     let last = ram.pages() - CHUNK_PAGES;
     let mut stored = vec![0; ram.pages()];
     let minor = matches!(answer, Answer::Continue | Answer::ContinueChunk);
-    if minor {
+    if minor || answer == Answer::CopyAndUnprotect {
         let all = (ram.pages() * PAGE_BYTES) >> 20;
         touch(&mut ram, threads, &mut stored, &touches(all, 1, false))?;
+    }
+    if minor {
         ram.advise(last, CHUNK_PAGES, Advice::Drop).context("drop page-table entries")?;
     }
     let faults = FaultLoop::register(&ram, answer.resolution())

@@ -76,6 +76,8 @@ pub enum Name {
     Ways,
     /// Snapshots of a guest that writes all the time: how long it stands still, against QEMU's state alone
     Snapshot,
+    /// From a command to a guest that goes on where a snapshot was taken, against QEMU's loadvm and a sweep over the file
+    Restore,
     /// All of them
     All,
 }

@@ -1,0 +1,264 @@
+//! From a command to a guest that goes on where a snapshot was taken: put back while it runs, and started from a cold file.
+//!
+//! * **Roll-back.** From the start of the command to QEMU's own time stamp of RESUME, with all that lies between: the old QEMU
+//!   ends, the new one starts and attaches, and gets its state. The peer is `loadvm` of QEMU alone, from a qcow2 file in the
+//!   page cache: it reads all memory, into the process that is there.
+//! * **Restore into a quarter of the DRAM.** From the start of the command to the guest's first reply, when nothing of the
+//!   snapshot is in the page cache. The peer is the time that a sweep over the snapshot's file takes, past the page cache.
+//!
+//! All guests verify their memory afterwards.
+
+use std::fs;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail, ensure};
+use pagoda_api::{CreateSnapshot, SnapshotName, SnapshotStage};
+use pagoda_sys::swapfile::DirectBuffer;
+use serde_json::{Value, json};
+use testkit::accel;
+use testkit::daemon::Daemon;
+use testkit::image;
+use testkit::qmp::Qmp;
+use testkit::results::report::{Bar, Report};
+
+use super::balloon::guest::{self, Guest, Shape, Start};
+use super::{Setup, svg};
+
+/// Memory of the guest, and what its program writes to.
+const SIZES_MIB: [(u64, u64); 3] = [(512, 320), (2048, 1536), (8192, 6144)];
+/// Roll-backs and restores in a round.
+const REPEATS: usize = 3;
+/// What the guest does in between, so that it has something to lose.
+const WORK: &str = "run random passes=1 write=100";
+/// The guest answers at once.
+const REPLY: &str = "idle 0";
+const VM: &str = "bench-restore";
+const SNAPSHOT: &str = "here";
+const DURABLE_MAX: Duration = Duration::from_secs(300);
+const END_MAX: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// The file is read in pieces of this size.
+const PIECE: usize = 1 << 20;
+/// The bars.
+const ROLL_BACK_MS_MAX: f64 = 150.0;
+const OF_LOADVM_MAX: f64 = 0.1;
+const OF_READING_ALL_MAX: f64 = 1.0 / 3.0;
+
+/// What was measured of one size.
+#[derive(Default)]
+struct Size {
+    roll_back_ms: Vec<f64>,
+    loadvm_ms: Vec<f64>,
+    reply_ms: Vec<f64>,
+    read_all_ms: Vec<f64>,
+}
+
+/// Runs the bench.
+///
+/// # Errors
+/// A guest does not boot, or finds a wrong page; a snapshot fails; not root, for caches are dropped.
+pub fn run(setup: &Setup) -> Result<(Report, String)> {
+    if !setup.ours {
+        bail!("this bench has no peers to measure alone");
+    }
+    let images = image::build(&image::ImageArgs::default()).context("make the guest's image")?;
+    let accelerator = accel::find(guest::QEMU, &images, &setup.dir)?;
+    let start = Start { images: &images, accelerator, disk: None };
+    let sizes = if setup.quick { &SIZES_MIB[..2] } else { &SIZES_MIB };
+    let mut measured = Vec::new();
+    for &(memory_mib, work_mib) in sizes.iter().filter(|(memory_mib, _)| setup.wants(&format!("{memory_mib} MiB"))) {
+        let mut size = Size::default();
+        for round in 0..setup.rounds {
+            eprintln!("restore: {memory_mib} MiB, round {} of {}", round + 1, setup.rounds);
+            load_vm(setup, &start, (memory_mib, work_mib), &mut size)?;
+            pagoda(setup, &start, (memory_mib, work_mib), &mut size)?;
+        }
+        measured.push((memory_mib, size));
+    }
+    let mut report = setup.report_of("restore", accelerator.name());
+    for (memory_mib, size) in &measured {
+        add_figures(&mut report, *memory_mib, size);
+    }
+    Ok((report, plot(&measured)))
+}
+
+fn add_figures(report: &mut Report, memory_mib: u64, size: &Size) {
+    let name = format!("{memory_mib} MiB");
+    let command = format!("{name}, roll-back, command to first instruction");
+    report.single(&command, "ms", &size.roll_back_ms, Bar::AtMost(ROLL_BACK_MS_MAX));
+    let is_bar = memory_mib == SIZES_MIB[1].0;
+    let bar = if is_bar { Bar::AtMost(OF_LOADVM_MAX) } else { Bar::None };
+    report.pair(&format!("{command}: QEMU's loadvm"), "ms", &size.roll_back_ms, &size.loadvm_ms, bar);
+    report.pair(
+        &format!("{name}, restore from a cold file into a quarter, first reply: reading all of it"),
+        "ms",
+        &size.reply_ms,
+        &size.read_all_ms,
+        Bar::AtMost(OF_READING_ALL_MAX),
+    );
+}
+
+fn plot(measured: &[(u64, Size)]) -> String {
+    let group = |(memory_mib, size): &(u64, Size)| {
+        let sides = [&size.roll_back_ms, &size.loadvm_ms, &size.reply_ms, &size.read_all_ms];
+        (format!("{memory_mib} MiB"), sides.map(|side| svg::Bar::of(side)).to_vec())
+    };
+    svg::bar_chart(&svg::BarChart {
+        title: "From a command to a guest that goes on".to_owned(),
+        y_label: "ms".to_owned(),
+        y_scale: svg::Scale::Log,
+        series: ["roll-back", "loadvm", "restore, first reply", "reading all"].map(str::to_owned).to_vec(),
+        groups: measured.iter().map(group).collect(),
+    })
+}
+
+fn append(work_mib: u64) -> String {
+    format!("pagoda.mib={work_mib} pagoda.threads=1 pagoda.write=100")
+}
+
+/// A monitor of the bench's own.
+fn monitor_words(monitor: &Path) -> [String; 2] {
+    ["-qmp".to_owned(), format!("unix:{},server=on,wait=off", monitor.display())]
+}
+
+fn pagoda(setup: &Setup, start: &Start<'_>, (memory_mib, work_mib): (u64, u64), size: &mut Size) -> Result<()> {
+    let daemon = Daemon::start(&setup.dir)?;
+    let monitor = daemon.dir().join("restore.qmp");
+    let (append, more) = (append(work_mib), monitor_words(&monitor));
+    let shape = Shape { name: VM, memory_mib, min_mib: 64, append: &append, more: &more, ..Shape::default() };
+    let mut guest = Guest::boot(&daemon, &shape, start)?;
+    guest.command(&format!("fill {work_mib}"))?;
+    let request = CreateSnapshot { name: Some(SNAPSHOT.to_owned()), disks: false, wait_durable: false };
+    daemon.client().take_snapshot(VM, &request).context("take the snapshot")?;
+    wait_durable(&daemon)?;
+    for _ in 0..REPEATS {
+        guest.command(WORK)?;
+        // The new QEMU makes it anew, and nobody is to reach the old one.
+        fs::remove_file(&monitor).context("remove the monitor's socket")?;
+        let began = epoch_us()?;
+        let next = Guest::restore(&daemon, VM, &["vm", "rollback", VM, "--to", SNAPSHOT])?;
+        size.roll_back_ms.push((resumed_us(&monitor)? - began) / 1e3);
+        guest = next;
+        guest.command("verify")?;
+    }
+    let pages = pages_file(daemon.dir())?;
+    let quarter = format!("{}M", memory_mib / 4);
+    for _ in 0..REPEATS {
+        guest.power_off()?;
+        daemon.wait_gone(VM, END_MAX)?;
+        forget(&pages)?;
+        let began = Instant::now();
+        guest = Guest::restore(&daemon, VM, &["vm", "restore", VM, "--from", SNAPSHOT, "--dram", &quarter])?;
+        guest.command(REPLY)?;
+        size.reply_ms.push(began.elapsed().as_secs_f64() * 1e3);
+        guest.command("verify")?;
+        size.read_all_ms.push(read_all(&pages)?);
+    }
+    guest.power_off()
+}
+
+/// The peer of a roll-back.
+fn load_vm(setup: &Setup, start: &Start<'_>, (memory_mib, work_mib): (u64, u64), size: &mut Size) -> Result<()> {
+    let (monitor, disk) = (setup.dir.join("restore.qmp"), setup.dir.join("restore.qcow2"));
+    // Of the run before.
+    let _ = fs::remove_file(&monitor);
+    let made =
+        std::process::Command::new("qemu-img").args(["create", "-q", "-f", "qcow2"]).arg(&disk).arg("64M").status();
+    ensure!(made.context("start qemu-img")?.success(), "qemu-img made no {}", disk.display());
+    let mut more = monitor_words(&monitor).to_vec();
+    more.extend(["-drive".to_owned(), format!("file={},format=qcow2,if=none,id=state", disk.display())]);
+    let append = append(work_mib);
+    let shape = Shape { name: VM, memory_mib, append: &append, more: &more, ..Shape::default() };
+    let mut guest = Guest::boot_alone(&setup.dir, &shape, start)?;
+    guest.command(&format!("fill {work_mib}"))?;
+    let mut qmp = Qmp::connect(&monitor)?;
+    human(&mut qmp, &format!("savevm {SNAPSHOT}"))?;
+    for _ in 0..REPEATS {
+        guest.command(WORK)?;
+        let began = Instant::now();
+        human(&mut qmp, &format!("loadvm {SNAPSHOT}"))?;
+        size.loadvm_ms.push(began.elapsed().as_secs_f64() * 1e3);
+        guest.command("verify")?;
+    }
+    guest.power_off()?;
+    fs::remove_file(&disk).context("remove the peer's disk")
+}
+
+/// A command of QEMU's other monitor, which answers nothing unless something is wrong.
+fn human(qmp: &mut Qmp, line: &str) -> Result<()> {
+    let answer = qmp.execute("human-monitor-command", json!({ "command-line": line }))?;
+    let text = answer.as_str().unwrap_or_default().trim();
+    ensure!(text.is_empty(), "{line}: {text}");
+    Ok(())
+}
+
+fn epoch_us() -> Result<f64> {
+    Ok(SystemTime::now().duration_since(UNIX_EPOCH).context("read the clock")?.as_secs_f64() * 1e6)
+}
+
+/// When QEMU let its guest run, by its own clock. If it did before anybody could listen, now.
+fn resumed_us(monitor: &Path) -> Result<f64> {
+    let mut qmp = Qmp::connect(monitor)?;
+    let is_resumed = |event: &Value| event["event"] == "RESUME";
+    let runs = qmp.status()? == "running";
+    let event = match qmp.seen(is_resumed) {
+        Some(event) => event,
+        None if runs => return epoch_us(),
+        None => qmp.wait_event(is_resumed)?,
+    };
+    let part = |name: &str| event["timestamp"][name].as_f64().with_context(|| format!("the time of {event}"));
+    Ok(part("seconds")? * 1e6 + part("microseconds")?)
+}
+
+fn wait_durable(daemon: &Daemon) -> Result<()> {
+    let (began, name) = (Instant::now(), SnapshotName::new(VM, SNAPSHOT));
+    while daemon.client().snapshot(&name)?.stage != SnapshotStage::Durable {
+        ensure!(began.elapsed() < DURABLE_MAX, "the snapshot does not become durable");
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(())
+}
+
+/// The content of the only snapshot there is.
+fn pages_file(dir: &Path) -> Result<PathBuf> {
+    let entries = fs::read_dir(dir).with_context(|| format!("look into {}", dir.display()))?;
+    for entry in entries {
+        let path = entry.context("read a directory")?.path();
+        if path.is_dir() {
+            if let Ok(found) = pages_file(&path) {
+                return Ok(found);
+            }
+        } else if path.file_name().is_some_and(|name| name == "pages") {
+            return Ok(path);
+        }
+    }
+    bail!("no snapshot in {}", dir.display())
+}
+
+/// Nothing of the snapshot is in the page cache.
+fn forget(pages: &Path) -> Result<()> {
+    for file in ["pages", "map", "state"] {
+        let opened = fs::File::open(pages.with_file_name(file)).with_context(|| format!("open {file}"))?;
+        opened.sync_all().context("write a snapshot to the disk")?;
+        rustix::fs::fadvise(&opened, 0, None, rustix::fs::Advice::DontNeed).context("drop a snapshot's cache")?;
+    }
+    Ok(())
+}
+
+/// Milliseconds of a sweep.
+fn read_all(pages: &Path) -> Result<f64> {
+    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
+    let file = fs::OpenOptions::new().read(true).custom_flags(direct).open(pages).context("open the content")?;
+    let len = file.metadata()?.len();
+    let mut piece = DirectBuffer::new(PIECE);
+    let began = Instant::now();
+    let mut at = 0;
+    while at < len {
+        let read = file.read_at(&mut piece, at).context("read the content")?;
+        ensure!(read > 0, "the content ends at {at}");
+        at += read as u64;
+    }
+    Ok(began.elapsed().as_secs_f64() * 1e3)
+}
