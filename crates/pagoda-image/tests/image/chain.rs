@@ -66,7 +66,7 @@ impl Vm {
             let whole = chance.per_mille(300);
             let (start, len) = if whole { (0, 256) } else { (first.index_in_chunk(), chance.within(1, 9)) };
             let first = first.chunk().page(start).0;
-            let len = (len as u64).min(256 - u64::from(start));
+            let len = len.min(256 - u64::from(start));
             take_over(&mut writer, &self.memory, &inherited, first, len);
             if chance.per_mille(300) {
                 let page = first + chance.below(len);

@@ -56,7 +56,7 @@ fn each_image_of_a_chain_holds_what_the_vm_held() {
                 wait_filled(&engine, &store, id);
                 memory = vm.run(&memory, seed ^ (nth as u64) << 9, 60).stop();
                 let mut chance = Chance::new(seed ^ (nth as u64) << 10);
-                let (first, count) = (chance.below(PAGES - 40), chance.within(1, 40) as u64);
+                let (first, count) = (chance.below(PAGES - 40), chance.within(1, 40));
                 engine.discard(first, count);
                 memory[first as usize..(first + count) as usize].fill(0);
                 images.iter().for_each(|(id, expected)| check_pages(&store, *id, expected));
