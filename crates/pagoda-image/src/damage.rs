@@ -5,6 +5,8 @@ use std::io;
 
 use pagoda_core::units::{Bytes, PageIdx};
 
+use crate::id::ImageId;
+
 /// A file of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ImageFile {
@@ -16,11 +18,14 @@ pub enum ImageFile {
     Map,
     /// The blocks.
     Pages,
+    /// Which chunks are wholly the parent's, of an image that has one.
+    Inherited,
 }
 
 impl ImageFile {
-    /// All files of an image.
-    pub const ALL: [ImageFile; 4] = [ImageFile::Manifest, ImageFile::State, ImageFile::Map, ImageFile::Pages];
+    /// All files that an image may have.
+    pub const ALL: [ImageFile; 5] =
+        [ImageFile::Manifest, ImageFile::State, ImageFile::Map, ImageFile::Pages, ImageFile::Inherited];
 
     /// Its name in the image's directory.
     pub const fn name(self) -> &'static str {
@@ -29,6 +34,7 @@ impl ImageFile {
             ImageFile::State => "state",
             ImageFile::Map => "map",
             ImageFile::Pages => "pages",
+            ImageFile::Inherited => "inherited",
         }
     }
 }
@@ -88,6 +94,12 @@ pub enum ImageError {
     /// It is in another stage than this needs.
     #[error("the image is {stage}, and this needs one that is {needed}")]
     WrongStage { stage: &'static str, needed: &'static str },
+    /// Images refer to one another as no images do, or to one that cannot be had.
+    #[error("its parent {id}: {why}")]
+    Parent { id: ImageId, why: String },
+    /// Other images refer to it.
+    #[error("{child} refers to it: {why}")]
+    IsParent { child: ImageId, why: String },
     /// Nothing that an image is made of.
     #[error("{what}: {source}")]
     Directory { what: String, source: io::Error },
@@ -101,6 +113,12 @@ impl ImageError {
             ImageError::Io { file, offset, source } => Damage::of_file(file, offset, source.to_string()),
             other => Damage::of_file(ImageFile::Manifest, Bytes::ZERO, other.to_string()),
         }
+    }
+
+    /// The same of an image's parent.
+    pub(crate) fn in_parent(self, id: ImageId) -> ImageError {
+        let Damage { file, page, offset, what } = self.into_damage();
+        Damage { file, page, offset, what: format!("of its parent {id}: {what}") }.into()
     }
 
     /// The disk failed at this place.

@@ -16,7 +16,7 @@ use crate::files::{For, open_dir, open_file, read_small};
 use crate::id::ImageId;
 use crate::limits::{MANIFEST_MAX, MANIFEST_RESERVE};
 use crate::manifest::{Manifest, Stage, shortened};
-use crate::map;
+use crate::map::{self, Tables};
 
 /// The manifest before it gets its name.
 pub(crate) const NEW_MANIFEST: &str = "manifest.new";
@@ -36,6 +36,10 @@ pub struct Ledger {
     // Open from the beginning: a file that is opened later may not be told of an error of the write-back before.
     pub(crate) map: File,
     pub(crate) pages: File,
+    /// The file `inherited`, if the image has a parent.
+    pub(crate) marks: Option<File>,
+    /// The image's parent, from before there is a manifest.
+    pub(crate) parent: Option<ImageId>,
     pub(crate) state: OnceLock<File>,
     manifest: Mutex<Option<Manifest>>,
 }
@@ -52,16 +56,29 @@ impl Ledger {
     pub(crate) fn make(
         disk: Arc<dyn Disk>,
         images: Arc<OwnedFd>,
-        id: ImageId,
+        (id, parent): (ImageId, Option<ImageId>),
         chunks: ChunkCount,
     ) -> std::io::Result<Ledger> {
         let part = format!("{id}{PART}");
         disk.make_dir(images.as_fd(), &part)?;
         let dir = open_dir(images.as_fd(), &part)?;
         let map = disk.make_file(dir.as_fd(), ImageFile::Map.name())?;
-        map::fill_with_zeros(&*disk, &map, chunks)?;
         let pages = disk.make_file(dir.as_fd(), ImageFile::Pages.name())?;
-        Ok(Ledger { disk, images, dir, id, chunks, map, pages, state: OnceLock::new(), manifest: Mutex::default() })
+        let marks = match parent {
+            None => {
+                map::fill_with_zeros(&*disk, &map, chunks)?;
+                None
+            }
+            // Most of the map stays a hole.
+            Some(_) => {
+                map::extend_with_hole(&*disk, &map, map::map_bytes(chunks))?;
+                let marks = disk.make_file(dir.as_fd(), ImageFile::Inherited.name())?;
+                map::extend_with_hole(&*disk, &marks, map::marks_bytes(chunks))?;
+                Some(marks)
+            }
+        };
+        let (state, manifest) = (OnceLock::new(), Mutex::default());
+        Ok(Ledger { disk, images, dir, id, chunks, map, pages, marks, parent, state, manifest })
     }
 
     /// Of an image that a daemon before this one began.
@@ -72,7 +89,10 @@ impl Ledger {
             open_file(dir.as_fd(), file.name(), For::Writing).map_err(ImageError::io(file, 0)).map(|(opened, _)| opened)
         };
         let (map, pages, state) = (open(ImageFile::Map)?, open(ImageFile::Pages)?, open(ImageFile::State)?);
+        let marks = manifest.parent.map(|_| open(ImageFile::Inherited)).transpose()?;
         Ok(Ledger {
+            parent: manifest.parent,
+            marks,
             chunks: manifest.pages().chunks_ceil(),
             manifest: Mutex::new(Some(manifest)),
             state: OnceLock::from(state),
@@ -93,6 +113,17 @@ impl Ledger {
     /// Pages of the VM.
     pub fn pages(&self) -> PageCount {
         self.chunks.pages()
+    }
+
+    /// The image that this one refers to.
+    pub fn parent(&self) -> Option<ImageId> {
+        self.parent
+    }
+
+    /// Where each page is.
+    pub(crate) fn tables(&self) -> Result<Tables<'_>, ImageError> {
+        let blocks = blocks_of(&self.pages)?;
+        Ok(Tables { disk: &*self.disk, id: self.id, map: &self.map, marks: self.marks.as_ref(), blocks })
     }
 
     /// The manifest as it is now; nothing before the image begins.
@@ -123,17 +154,40 @@ impl Ledger {
     /// # Errors
     /// It is lost, or lacks a page; the disk's.
     pub fn mark_filled(&self) -> Result<(), ImageError> {
-        let blocks = blocks_of(&self.pages)?;
+        let inherited = self.count_inherited()?;
+        self.change(Sync::No, |manifest| {
+            let inherited_pages = manifest.parent.map(|_| inherited);
+            advanced(Manifest { inherited_pages, ..manifest }, Stage::Filled)
+        })
+    }
+
+    /// Pages that are the parent's, if none is missing.
+    fn count_inherited(&self) -> Result<u64, ImageError> {
+        let (tables, mut inherited) = (self.tables()?, 0);
         for chunk in self.chunks.iter() {
-            for (index, bits) in (0..=u8::MAX).zip(map::read_chunk(&*self.disk, &self.map, chunk)?) {
+            for (index, entry) in (0..=u8::MAX).zip(tables.chunk(chunk)?) {
                 let page = chunk.page(index);
-                if map::decode(page, bits, blocks)? == Entry::Missing {
-                    let offset = Bytes(entry_offset(page));
-                    return Err(Damage::of_page(ImageFile::Map, page, offset, "the page is missing").into());
+                match entry {
+                    Entry::Missing => {
+                        let offset = Bytes(entry_offset(page));
+                        return Err(Damage::of_page(ImageFile::Map, page, offset, "the page is missing").into());
+                    }
+                    Entry::Parent { .. } => inherited += 1,
+                    Entry::Zero | Entry::Block { .. } => {}
                 }
             }
         }
-        self.change(Sync::No, |manifest| advanced(manifest, Stage::Filled))
+        Ok(inherited)
+    }
+
+    /// From now on the image refers to the parent of its parent, or to none. All that it has of its parent and that one has
+    /// itself has been taken over, and outlives the host.
+    pub(crate) fn pass_on(&self, parent: Option<ImageId>) -> Result<(), ImageError> {
+        let inherited = self.count_inherited()?;
+        self.change(Sync::Yes, |manifest| match manifest.stage {
+            Stage::Durable => Ok(Manifest { parent, inherited_pages: parent.map(|_| inherited), ..manifest }),
+            stage => Err(ImageError::WrongStage { stage: stage.name(), needed: Stage::Durable.name() }),
+        })
     }
 
     /// Makes a filled image outlive the host. The order: what it consists of is on the disk -> so are its names -> the
@@ -148,9 +202,18 @@ impl Ledger {
             let stage = stage.map_or("not begun", Stage::name);
             return Err(ImageError::WrongStage { stage, needed: Stage::Filled.name() });
         }
+        if let Some(parent) = self.parent {
+            // What it refers to has to outlive the host first.
+            let stage = open_image(&self.images, parent).and_then(|dir| read_manifest(&dir, parent))?.stage;
+            if stage != Stage::Durable {
+                let why = format!("it is {}, and has to be durable first", stage.name());
+                return Err(ImageError::Parent { id: parent, why });
+            }
+        }
         let sync = |file: ImageFile, opened: &File| self.disk.sync_file(opened).map_err(ImageError::io(file, 0));
         sync(ImageFile::Pages, &self.pages)?;
         sync(ImageFile::Map, &self.map)?;
+        self.marks.as_ref().map_or(Ok(()), |marks| sync(ImageFile::Inherited, marks))?;
         sync(ImageFile::State, self.state.get().expect("an image that is filled has a state"))?;
         self.sync_dir(&self.dir)?;
         self.sync_dir(&self.images)?;

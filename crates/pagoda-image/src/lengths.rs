@@ -7,21 +7,29 @@ use pagoda_core::units::{Bytes, PAGE_SIZE};
 use crate::damage::{Damage, ImageError, ImageFile};
 use crate::limits::IMAGE_PAGES_MAX;
 use crate::manifest::Manifest;
-use crate::map::map_bytes;
+use crate::map::{map_bytes, marks_bytes};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lengths {
     pub(crate) map: Bytes,
     pub(crate) pages: Bytes,
     pub(crate) state: Bytes,
+    /// Of `inherited`, if the image has a parent.
+    pub(crate) marks: Option<Bytes>,
 }
 
 impl Lengths {
-    pub(crate) fn of(map: &File, pages: &File, state: Option<&File>) -> Result<Lengths, ImageError> {
+    pub(crate) fn of(
+        map: &File,
+        pages: &File,
+        state: Option<&File>,
+        marks: Option<&File>,
+    ) -> Result<Lengths, ImageError> {
         Ok(Lengths {
             map: len(ImageFile::Map, map)?,
             pages: len(ImageFile::Pages, pages)?,
             state: state.map_or(Ok(Bytes::ZERO), |state| len(ImageFile::State, state))?,
+            marks: marks.map(|marks| len(ImageFile::Inherited, marks)).transpose()?,
         })
     }
 
@@ -34,7 +42,9 @@ impl Lengths {
             if is_right { Ok(()) } else { Err(Damage::of_file(file, Bytes(found.0.min(expected)), what)) }
         };
         expect(ImageFile::State, self.state, manifest.state.bytes)?;
-        expect(ImageFile::Map, self.map, map_bytes(manifest.pages().chunks_ceil()))?;
+        let chunks = manifest.pages().chunks_ceil();
+        expect(ImageFile::Map, self.map, map_bytes(chunks))?;
+        self.marks.map_or(Ok(()), |marks| expect(ImageFile::Inherited, marks, marks_bytes(chunks)))?;
         let most = IMAGE_PAGES_MAX.0 * PAGE_SIZE;
         if self.pages.0 > most {
             let what = format!("the file has {} bytes, and it may have {most}", self.pages.0);

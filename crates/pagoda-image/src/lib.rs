@@ -16,6 +16,8 @@
 //! **What fails.** Whoever dies leaves a whole image or none. If the disk fails while the VM runs, the image is lost and the VM
 //! is not. What a host's crash leaves is an image only if it was [`Stage::Durable`].
 
+mod adopt;
+mod chain;
 pub mod checked_text;
 mod damage;
 mod disk;
@@ -23,6 +25,7 @@ mod entry;
 mod files;
 mod id;
 mod image;
+mod layer;
 mod ledger;
 mod lengths;
 pub mod limits;

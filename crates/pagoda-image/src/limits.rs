@@ -4,6 +4,9 @@ use pagoda_core::units::{Bytes, PageCount};
 
 /// Images of one VM. Each unshared page of a running VM may be in all of them.
 pub const SNAPSHOTS_PER_VM_MAX: usize = 16;
+/// Images that refer one to the other, the first and the last counted: as many as a reader opens for one of them. A page's
+/// place in them fits into a byte.
+pub const CHAIN_MAX: usize = 32;
 /// Images of a host.
 pub const SNAPSHOTS_MAX: usize = 256;
 /// The device state of a VM, which QEMU sends without its RAM: a few MiB, and 64 MiB of a large display's memory.

@@ -79,8 +79,11 @@ pub struct Manifest {
     pub running: bool,
     /// The files of its writable disks.
     pub disks: Vec<DiskFile>,
-    /// The image that has pages which this one lacks. This version knows none.
+    /// The image before it, of the same VM, which has the pages that did not change from that one to this.
     pub parent: Option<ImageId>,
+    /// So many pages it has there, those that are zero counted. Known once it is filled, if it has a parent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inherited_pages: Option<u64>,
 }
 
 /// What loads the state again: this version of QEMU or a newer one, with this machine.
@@ -214,8 +217,11 @@ impl Manifest {
         if self.why.as_ref().is_some_and(|why| why.len() > WHY_MAX) {
             return Err(format!("a reason of more than {WHY_MAX} bytes"));
         }
-        if self.parent.is_some() {
-            return Err("it has a parent, and this version knows no parents".to_owned());
+        if self.parent == Some(self.id) {
+            return Err("it is its own parent".to_owned());
+        }
+        if self.inherited_pages.is_some_and(|pages| self.parent.is_none() || pages > self.pages().0) {
+            return Err("inherited_pages".to_owned());
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use pagoda_core::units::{Bytes, PageCount};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::damage::{Damage, ImageError, ImageFile};
+use crate::id::ImageId;
 use crate::ledger::Ledger;
 use crate::limits::STATE_BYTES_MAX;
 use crate::manifest::{Manifest, State};
@@ -29,6 +30,11 @@ impl Part {
     /// Pages of the VM.
     pub fn pages(&self) -> PageCount {
         self.ledger.chunks.pages()
+    }
+
+    /// The image that this one is to refer to.
+    pub fn parent(&self) -> Option<ImageId> {
+        self.ledger.parent
     }
 
     /// Writes QEMU's state, as it came; what the manifest has to say of it.
@@ -61,6 +67,9 @@ impl Part {
         let damaged = |what: String| Damage::of_file(ImageFile::Manifest, Bytes::ZERO, what);
         if manifest.pages() != self.pages() {
             return Err(damaged(format!("{} pages, and the map is of {}", manifest.pages(), self.pages())).into());
+        }
+        if manifest.parent != self.ledger.parent {
+            return Err(damaged("another parent than its files are made for".to_owned()).into());
         }
         if self.ledger.state.get().is_none() {
             return Err(damaged("there is no state yet".to_owned()).into());

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use pagoda_core::units::{Bytes, ChunkIdx, PageCount};
 use rustix::fs::{AtFlags, Mode, OFlags};
 
+use crate::adopt::detach;
 use crate::damage::{Damage, ImageError, ImageFile};
 use crate::disk::{Disk, LinuxDisk};
 use crate::files::{check_owner, open_dir};
@@ -52,6 +53,15 @@ pub struct Listing {
     pub unknown: Vec<String>,
     /// There are more than [`LISTED_MAX`] names: the others were not looked at.
     pub has_more: bool,
+}
+
+/// Names in the directory.
+#[derive(Debug, Default)]
+struct Names {
+    ids: Vec<ImageId>,
+    leftovers: Vec<String>,
+    unknown: Vec<String>,
+    has_more: bool,
 }
 
 /// An image in the directory.
@@ -119,11 +129,25 @@ impl Store {
     /// # Errors
     /// More pages than an image has; the disk's. [`Store::remove`] removes what is left then.
     pub fn create(&self, id: ImageId, pages: PageCount) -> Result<(Part, Prepared), ImageError> {
+        self.create_on(None, id, pages)
+    }
+
+    /// The same for one that refers to `parent`, which is of the same VM and has all pages. Until it exists, the caller sees to
+    /// it that the parent is not removed.
+    ///
+    /// # Errors
+    /// As [`Store::create`].
+    pub fn create_on(
+        &self,
+        parent: Option<ImageId>,
+        id: ImageId,
+        pages: PageCount,
+    ) -> Result<(Part, Prepared), ImageError> {
         if pages > IMAGE_PAGES_MAX || !pages.bytes().is_multiple_of_chunk() {
             let what = format!("{pages} pages: an image has whole chunks, and at most {IMAGE_PAGES_MAX} pages");
             return Err(Damage::of_file(ImageFile::Map, Bytes::ZERO, what).into());
         }
-        let made = Ledger::make(self.disk.clone(), self.dir.clone(), id, pages.chunks_ceil());
+        let made = Ledger::make(self.disk.clone(), self.dir.clone(), (id, parent), pages.chunks_ceil());
         let ledger = Arc::new(made.map_err(|source| ImageError::Directory { what: format!("{id}{PART}"), source })?);
         Ok((Part::new(ledger.clone()), Prepared::new(ledger)))
     }
@@ -165,12 +189,59 @@ impl Store {
         }
     }
 
+    /// Images that refer to this one. What is lost needs nothing any more.
+    ///
+    /// # Errors
+    /// An image cannot be read: whether it refers to this one is not known. The directory cannot be read, or has too much.
+    pub fn children(&self, id: ImageId) -> Result<Vec<ImageId>, ImageError> {
+        let stage = open_image(&self.dir, id).and_then(|dir| read_manifest(&dir, id)).map(|manifest| manifest.stage);
+        if matches!(stage, Ok(Stage::Begun)) {
+            // Only what was filled became a parent.
+            return Ok(Vec::new());
+        }
+        let (mut children, listed) = (Vec::new(), self.names()?);
+        if listed.has_more {
+            return Err(ImageError::IsParent { child: id, why: "there are more names than are looked at".to_owned() });
+        }
+        for other in listed.ids.into_iter().filter(|other| *other != id) {
+            match open_image(&self.dir, other).and_then(|dir| read_manifest(&dir, other)) {
+                Ok(manifest) if manifest.stage == Stage::Lost || manifest.parent != Some(id) => {}
+                Ok(_) => children.push(other),
+                // Removed meanwhile.
+                Err(ImageError::Directory { source, .. }) if source.kind() == ErrorKind::NotFound => {}
+                Err(error) => {
+                    let why = format!("as far as is known, for it cannot be read: {error}");
+                    return Err(ImageError::IsParent { child: other, why });
+                }
+            }
+        }
+        Ok(children)
+    }
+
+    /// An image that is durable becomes independent of its parent: it takes over what it has there and nowhere else. Then it
+    /// refers to its parent's parent, if there is one. It is whole all the time.
+    ///
+    /// # Errors
+    /// What it has of its parent is damaged, or cannot be read; there is no room; the disk's. It refers to its parent then, and
+    /// this can be tried again.
+    pub fn detach(&self, id: ImageId) -> Result<(), ImageError> {
+        detach(&self.disk, &self.dir, id)
+    }
+
     /// Removes an image, or what was to be one. The order: its name is no image's any more -> that outlives the host -> its
     /// files go. So there is never a part of an image.
     ///
     /// # Errors
-    /// The disk's. The image is there as it was, or is a leftover.
+    /// Others refer to it, or may do so; the disk's. The image is there as it was, or is a leftover.
     pub fn remove(&self, id: ImageId) -> Result<(), ImageError> {
+        if open_image(&self.dir, id).is_ok()
+            && let Some(child) = self.children(id)?.first()
+        {
+            return Err(ImageError::IsParent {
+                child: *child,
+                why: "it has to take over first what it has there".into(),
+            });
+        }
         let gone = format!("{id}{GONE}");
         match self.disk.rename(self.dir.as_fd(), &id.to_string(), &gone) {
             Ok(()) => {}
@@ -187,7 +258,7 @@ impl Store {
     /// # Errors
     /// The disk's; somebody has put something else there. All that could be removed is.
     pub fn clean(&self) -> Result<usize, ImageError> {
-        self.remove_leftovers(&self.list()?.leftovers)
+        self.remove_leftovers(&self.names()?.leftovers)
     }
 
     /// Removes images whose removal was not finished, and those that were set aside because a full disk took no note of their
@@ -216,30 +287,35 @@ impl Store {
     /// # Errors
     /// The directory cannot be read.
     pub fn list(&self) -> Result<Listing, ImageError> {
+        let Names { ids, leftovers, unknown, has_more } = self.names()?;
+        Ok(Listing { images: ids.into_iter().map(|id| self.listed(id)).collect(), leftovers, unknown, has_more })
+    }
+
+    fn names(&self) -> Result<Names, ImageError> {
         let failed = |error: rustix::io::Errno| ImageError::Directory {
             what: "directory of images".to_owned(),
             source: error.into(),
         };
-        let mut listing = Listing::default();
+        let mut names = Names::default();
         for entry in rustix::fs::Dir::read_from(&self.dir).map_err(failed)? {
             let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
             if name == "." || name == ".." {
                 continue;
             }
-            if listing.images.len() + listing.leftovers.len() + listing.unknown.len() >= LISTED_MAX {
-                listing.has_more = true;
+            if names.ids.len() + names.leftovers.len() + names.unknown.len() >= LISTED_MAX {
+                names.has_more = true;
                 break;
             }
             if let Ok(id) = name.parse() {
-                listing.images.push(self.listed(id));
+                names.ids.push(id);
             } else if is_leftover(&name) {
-                listing.leftovers.push(name);
+                names.leftovers.push(name);
             } else {
-                listing.unknown.push(name);
+                names.unknown.push(name);
             }
         }
-        listing.images.sort_by_key(|listed| listed.id);
-        Ok(listing)
+        names.ids.sort();
+        Ok(names)
     }
 
     /// What an image takes on the disk: its directory and its files.

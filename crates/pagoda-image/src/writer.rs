@@ -14,15 +14,15 @@ use std::sync::Arc;
 
 use pagoda_core::bits::{PageSet, Run};
 use pagoda_core::fault::Pages;
-use pagoda_core::units::{ChunkIdx, PAGE_SIZE};
+use pagoda_core::units::{CHUNK_PAGES, ChunkIdx, PAGE_SIZE};
 
 use crate::damage::{ImageError, ImageFile};
-use crate::entry::{BlockIdx, ENTRY_SIZE, Entry, POISON, entry_offset, sum_of};
-use crate::ledger::{Ledger, PART, blocks_of};
+use crate::entry::{BlockIdx, ENTRY_SIZE, Entry, POISON, entry_offset, seal_of, sum_of};
+use crate::ledger::{Ledger, PART};
 use crate::lengths::Lengths;
 use crate::limits::IMAGE_PAGES_MAX;
 use crate::manifest::Stage;
-use crate::map::{self, CHUNK_ENTRIES};
+use crate::map::{CHUNK_ENTRIES, mark_of, mark_offset};
 
 const PAGE: usize = PAGE_SIZE as usize;
 const ZERO_PAGE: [u8; PAGE] = [0; PAGE];
@@ -108,20 +108,14 @@ impl Writer {
             Stage::Begun => return Err(ImageError::Lost { why: "the host was restarted before it was filled".into() }),
             stage => return Err(ImageError::WrongStage { stage: stage.name(), needed: Stage::Begun.name() }),
         }
-        let lengths = Lengths::of(&ledger.map, &ledger.pages, ledger.state.get())?;
+        let lengths = Lengths::of(&ledger.map, &ledger.pages, ledger.state.get(), ledger.marks.as_ref())?;
         lengths.check(&manifest)?;
-        let blocks = blocks_of(&ledger.pages)?;
         let mut missing = Vec::with_capacity(ledger.chunks.as_usize());
         for chunk in ledger.chunks.iter() {
-            let mut pages = PageSet::EMPTY;
-            for (index, bits) in (0..=u8::MAX).zip(map::read_chunk(&*ledger.disk, &ledger.map, chunk)?) {
-                if map::decode(chunk.page(index), bits, blocks)? == Entry::Missing {
-                    pages.set(index);
-                }
-            }
-            missing.push(pages);
+            let entries = ledger.tables()?.chunk(chunk)?;
+            missing.push((0..=u8::MAX).filter(|index| entries[usize::from(*index)] == Entry::Missing).collect());
         }
-        let missing_count = missing.iter().map(|pages| u64::from(pages.count())).sum();
+        let missing_count = missing.iter().map(|pages: &PageSet| u64::from(pages.count())).sum();
         // Behind all that was written, also what got no entry any more.
         let next = lengths.pages.pages_ceil().0;
         Ok(Writer { ledger, missing, missing_count, next, lost: None })
@@ -156,6 +150,26 @@ impl Writer {
         self.take(pages, |_, run| Ok(Entries::of(run, Entry::Zero)))
     }
 
+    /// Takes over pages that are known not to have changed since the image's parent began, which has them: nothing is copied.
+    /// Whole chunks of them take four bytes.
+    pub fn inherit(&mut self, pages: Pages) -> Taken {
+        if self.ledger.marks.is_none() && self.lost.is_none() {
+            self.lose("pages were taken for those of its parent, and it has none; please report this");
+            self.poison(pages.chunk, pages.run);
+        }
+        if u64::from(pages.run.len) == CHUNK_PAGES && self.missing_of(pages.chunk).is_full() {
+            return self.mark(pages);
+        }
+        let (id, chunk) = (self.ledger.id, pages.chunk);
+        self.take(pages, |_, run| {
+            let mut entries = Entries::of(run, Entry::Missing);
+            for (index, page) in (0..=u8::MAX).zip(run.start..=u8::MAX).take(usize::from(run.len)) {
+                entries.set(index, Entry::Parent { seal: seal_of(id, chunk.page(page)) });
+            }
+            Ok(entries)
+        })
+    }
+
     /// The image is given up, and this said to whoever asks for it later.
     pub fn lose(&mut self, why: &str) {
         if self.lost.is_none() {
@@ -174,6 +188,25 @@ impl Writer {
         let Some(loss) = &mut self.lost else { return true };
         loss.is_noted = loss.is_noted || self.ledger.lose(&loss.why);
         loss.is_noted
+    }
+
+    /// All pages of a chunk that has no entry yet are the parent's.
+    fn mark(&mut self, pages: Pages) -> Taken {
+        let Pages { chunk, run } = pages;
+        if let (None, Some(marks)) = (&self.lost, &self.ledger.marks) {
+            let offset = mark_offset(chunk);
+            match self.ledger.disk.write_at(marks, &mark_of(self.ledger.id, chunk).to_le_bytes(), offset) {
+                Ok(()) => {
+                    self.missing[chunk.as_usize()].clear_range(run.start, run.len);
+                    self.missing_count -= u64::from(run.len);
+                }
+                Err(error) => {
+                    self.lose(&format!("{}, offset {offset}: {error}", ImageFile::Inherited));
+                    self.poison(chunk, run);
+                }
+            }
+        }
+        if self.lost.is_some() { Taken::No } else { Taken::Yes }
     }
 
     fn take(&mut self, pages: Pages, mut entries_of: impl FnMut(&mut Writer, Run) -> Result<Entries, String>) -> Taken {
@@ -226,7 +259,8 @@ impl Writer {
     }
 
     /// Where a loss cannot be noted otherwise: the entries of these pages become ones that every daemon refuses. They have had
-    /// their space from the beginning, so a full disk takes them.
+    /// their space from the beginning, so a full disk takes them, unless the image has a parent: then the map has holes, and the
+    /// engine's note in memory that it shares with the VMM is the last one.
     fn poison(&mut self, chunk: ChunkIdx, run: Run) {
         let Some(loss) = self.lost.as_mut().filter(|loss| !loss.is_noted) else { return };
         let offset = entry_offset(chunk.page(run.start));

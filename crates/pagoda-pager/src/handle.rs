@@ -48,6 +48,9 @@ pub enum Command {
     Gate { open: bool, asker: Sender<GateAnswer> },
     /// Frames equal to these pages may exist now.
     LookAgain(Vec<PageIdx>),
+    /// Whether a later image may refer to those that begin from now on: the VM stays armed behind them. It may not to begin
+    /// with.
+    FollowImages(bool),
     /// An image is to begin soon: from now on the VM is armed, and its pages are protected while it runs. Whatever was prepared
     /// before is given up.
     PrepareImage(Prepared),
@@ -145,6 +148,8 @@ pub struct Status {
     pub curve: Option<Arc<Curve>>,
     /// The image that the VM has to do with.
     pub image: Option<ImageStatus>,
+    /// The newest image, if one that begins now may refer to it, and of how many pages the VM still holds what it has.
+    pub whole_image: Option<(ImageId, PageCount)>,
     /// Counts publications.
     pub generation: u64,
 }

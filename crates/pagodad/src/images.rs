@@ -11,6 +11,7 @@ pub mod admission;
 pub mod describe;
 mod error;
 mod finishing;
+mod parents;
 pub mod readers;
 pub mod source;
 mod verification;
@@ -30,6 +31,8 @@ use self::admission::{Admission, Admitted, NewImage};
 pub use self::error::refused;
 use self::error::{failed, in_use, no_image, no_such_snapshot};
 use self::finishing::Finishing;
+pub use self::parents::Held;
+use self::parents::Parents;
 use self::readers::{Readers, Reading};
 use self::verification::Verifications;
 use crate::config::SnapshotsConfig;
@@ -54,6 +57,9 @@ pub struct Images {
     admission: Admission,
     readers: Arc<Readers>,
     verifications: Verifications,
+    parents: Parents,
+    /// One image at a time is removed: its children change.
+    removal: Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -99,6 +105,8 @@ impl Images {
             admission: Admission::default(),
             readers: Arc::default(),
             verifications: Verifications::default(),
+            parents: Parents::default(),
+            removal: Mutex::default(),
         }
     }
 
@@ -211,6 +219,8 @@ impl Images {
         if let Some(damage) = &found.listed.damage {
             return Err(refused(format!("it is damaged: {damage}")));
         }
+        let image = self.store()?.image(found.listed.id).map_err(|error| refused(in_full(&error)))?;
+        image.check_usable(self.boot_id()?).map_err(refused)?;
         if let Some(why) = found.manifest.launch.why_unstartable() {
             return Err(refused(format!("its QEMU cannot be started again: {why}")));
         }
@@ -227,7 +237,7 @@ impl Images {
         let reading = self.readers.begin(id, vm).ok_or_else(|| refused("it is being removed".to_owned()))?;
         // It may have been removed or lost before that, and nothing that was seen of it counts.
         let image = self.store()?.image(id).map_err(|error| refused(in_full(&error)))?;
-        image.manifest().check_usable(self.boot_id()?).map_err(refused)?;
+        image.check_usable(self.boot_id()?).map_err(refused)?;
         Ok((image, reading))
     }
 
@@ -268,12 +278,57 @@ impl Images {
         };
         let may_be_read = self.may_be_read(&listed)?;
         let _removal = self.readers.begin_removal(listed.id, may_be_read).map_err(|why| in_use(&listed, &why))?;
+        let _alone = lock(&self.removal);
+        let Some(_removing) = self.parents.remove(listed.id) else {
+            let what = "a snapshot is being taken that refers to it, or it is being removed";
+            return Err(ApiError::new(ErrorCode::WrongState, what, Some("try again in a moment")));
+        };
         before_remove(&listed)?;
+        self.detach_children(store, listed.id)?;
         store.remove(listed.id).map_err(|error| failed("remove the image", &error))?;
         self.admission.forget(listed.id);
         // What is counted is less now. If that fails, it is said where images are counted.
         let _ = self.listing();
         Ok(())
+    }
+
+    /// The images that refer to this one take over what they have there. A failure leaves all of them whole.
+    fn detach_children(&self, store: &Store, id: ImageId) -> Result<(), ApiError> {
+        let refuse = |error: &pagoda_image::ImageError| {
+            let hint = "see `pagoda snapshot ls`; `pagoda snapshot rm ID` removes an image that cannot be read";
+            refused(format!("other snapshots may need it: {}", in_full(error)), Some(hint))
+        };
+        for child in store.children(id).map_err(|error| refuse(&error))? {
+            // Before that its manifest may be written by others, and it refers to this one for what it will not copy.
+            self.finishing.make_durable(store, child);
+            tracing::info!(image = %child, "takes over what it has in {id}, which is to be removed");
+            store.detach(child).map_err(|error| {
+                let what =
+                    format!("the snapshot of the image {child} refers to it, and cannot take over what it has there");
+                refused(
+                    format!("{what}: {}", in_full(&error)),
+                    Some("try again when it is durable: `pagoda snapshot ls`"),
+                )
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Whether a snapshot may refer to another one.
+    pub fn makes_chains(&self) -> bool {
+        self.config.chain_max > 1
+    }
+
+    /// An image that a new one of this VM may refer to, if it is whole and the chain is not too long. It is not removed as long as
+    /// what is returned is.
+    pub fn hold_parent(&self, id: ImageId, vm: &str) -> Option<Held<'_>> {
+        let held = self.parents.hold(id)?;
+        let (store, boot_id) = (self.ready().ok()?, self.boot_id().ok()?);
+        // What cannot be opened or used is no parent: then the new one is a full one.
+        let image = store.image(id).ok()?;
+        let is_usable = image.check_usable(boot_id).is_ok() && image.manifest().vm == vm;
+        let length = image.parents().count() + 2;
+        (is_usable && length <= self.config.chain_max).then_some(held)
     }
 
     /// Keeps room for an image, if its name is free, limits allow it and it fits.

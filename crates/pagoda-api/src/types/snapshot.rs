@@ -131,6 +131,12 @@ pub struct Snapshot {
     pub missing_bytes: Option<u64>,
     /// What its files take on the disk.
     pub own_bytes: u64,
+    /// Memory of which its parent, or that one's parent, has the content. Known once it is filled.
+    #[serde(default)]
+    pub shared_bytes: u64,
+    /// The image that it refers to for this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
     /// QEMU's state of the devices.
     pub state_bytes: u64,
     /// How long the VM stood still; not known before it ran again.

@@ -120,14 +120,17 @@ pub enum Event {
     Prepare { on: bool },
     /// The newest image of the VM begins here: every page is frozen. From before this event until its answer, which is in
     /// the actions of this very event ([`Action::BeginImage`] or [`Action::RefuseImage`]), the VM is stopped and nobody
-    /// writes its memory.
-    Freeze,
+    /// writes its memory. `has_parent`: the image has the one before it, in the life of this machine, as its parent, which
+    /// has all pages and is whole. Then what is known to be the same is not copied.
+    Freeze { has_parent: bool },
     /// A `Protect` could not be done: its pages may be mapped writable as before. It comes behind the other actions of the
     /// list, and before any event but [`Event::PunchDone`] and [`Event::ShareDone`].
     ProtectFailed { pages: Pages },
-    /// There is no image any more that lacks pages: none is frozen. Also when a `BeginImage` or a `Preserve` could not be
-    /// done; then it comes as `ProtectFailed` does.
+    /// There is no image any more that lacks pages: none is frozen, and none known to be the same as in an image. Also when a
+    /// `BeginImage` or a `Preserve` could not be done; then it comes as `ProtectFailed` does.
     Thaw,
+    /// No later image will have the newest one as its parent.
+    Forget,
     /// There is time to copy some of what the newest image lacks.
     Fill,
     /// Another page of the share group has got a frame with what this page held when it was looked at.
@@ -182,6 +185,8 @@ pub enum Source {
     Frame,
     /// Nowhere: the pages are zero.
     Zero,
+    /// In the image's parent, whose pages they still are.
+    Parent,
 }
 
 /// Pages of one chunk.

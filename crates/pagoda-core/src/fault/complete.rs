@@ -59,10 +59,10 @@ impl Machine {
     fn page_arrived(&mut self, id: OpId, chunk: ChunkIdx, index: u8, access: Access, out: &mut Actions) {
         self.note_read(1);
         let page = PageSet::single(index);
-        let frozen = self.chunk(chunk).frozen.contains(index);
-        let writable = if frozen { access == Access::Write } else { self.predict_write(access) };
+        let imaged = self.chunk(chunk).imaged().contains(index);
+        let writable = if imaged { access == Access::Write } else { self.predict_write(access) };
         if writable {
-            self.preserve(chunk, page, Some(id), out);
+            self.change(chunk, page, Some(id), out);
         }
         self.edit(chunk, |c| {
             c.ram |= page;
@@ -120,9 +120,9 @@ impl Machine {
         let pages = pages - unseen;
         let is_write = access == Access::Write;
         let written = if is_write { pages & PageSet::single(index) } else { PageSet::EMPTY };
-        // A guess is no reason to take a copy of a frozen page.
-        let open = if writable || is_write { (pages - self.chunk(chunk).frozen) | written } else { PageSet::EMPTY };
-        self.preserve(chunk, open, Some(id), out);
+        // A guess is no reason to take a copy of a page, now or for the next image.
+        let open = if writable || is_write { (pages - self.chunk(chunk).imaged()) | written } else { PageSet::EMPTY };
+        self.change(chunk, open, Some(id), out);
         self.edit(chunk, |c| {
             c.ram |= pages | unseen;
             c.mapped |= pages;

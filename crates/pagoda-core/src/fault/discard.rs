@@ -46,7 +46,7 @@ impl Machine {
         let c = self.chunk(chunk);
         // A page that is zero already does not change.
         let there = set & (c.swap | c.ram | c.shared);
-        self.preserve(chunk, there, None, out);
+        self.change(chunk, there, None, out);
         let c = self.chunk(chunk);
         let (swap, ram, shared) = (c.swap & set, c.ram & set, c.shared & set);
         out.extend(swap.runs().map(|run| Action::SwapPunch { pages: Pages { chunk, run } }));

@@ -9,6 +9,11 @@
 //! preserved -> mapped writable, or dropped. So at every moment a frozen page is one that has not changed since the image
 //! began, for a daemon that starts then too. Filling preserves pages that do not change, until none is frozen.
 //!
+//! *The same* is a page of which it is known that nobody could have changed it since the newest image began. An image that has
+//! the one before it as its parent copies no such page: it refers to the parent, which has it. The set is full when an image
+//! begins and only shrinks: a page leaves it before it can be written unseen ([`Machine::change`]), which filling does not do.
+//! Whatever loses count of that (a pin, a loss, an unarmed VM, a new machine) empties it.
+//!
 //! Only the newest image has frozen pages. What an older one lacks is what the next newer one has. What fails ends the image;
 //! the guest notices nothing but the copies that its first writes wait for.
 
@@ -28,6 +33,11 @@ impl Machine {
     /// Pages that the newest image owns and has no copy of.
     pub fn frozen(&self) -> u64 {
         self.images.frozen
+    }
+
+    /// Pages of which it is known that the newest image has what they hold.
+    pub fn same(&self) -> u64 {
+        self.images.same
     }
 
     /// How often all pages have been protected since preparation began.
@@ -53,7 +63,7 @@ impl Machine {
     }
 
     /// Begins an image, or refuses. It waits for nothing: the VM is stopped, and may run on after the answer alone.
-    pub(super) fn freeze(&mut self, now: Now, out: &mut Actions) {
+    pub(super) fn freeze(&mut self, has_parent: bool, now: Now, out: &mut Actions) {
         let refusal = match () {
             () if self.pinned => Some(Refusal::Pinned),
             () if !self.armed || self.arming => Some(Refusal::Unarmed),
@@ -64,9 +74,15 @@ impl Machine {
             out.push(Action::RefuseImage { why });
             return;
         }
+        // Of what the image before lacks, this one would be the parent of its parent.
+        let inherits = has_parent && self.images.frozen == 0;
         for chunk in self.config.chunks.iter() {
+            let open = self.chunk(chunk).open;
             self.protect_open(chunk, out);
-            self.edit(chunk, |c| c.frozen = PageSet::FULL);
+            self.edit(chunk, |c| {
+                c.inherited = if inherits { c.same - open } else { PageSet::EMPTY };
+                (c.frozen, c.same) = (PageSet::FULL, PageSet::FULL);
+            });
         }
         self.images.begin();
         out.push(Action::BeginImage);
@@ -90,42 +106,61 @@ impl Machine {
         if c.frozen.intersects(open) {
             self.thaw();
         }
-        self.chunks[pages.chunk.as_usize()].open |= open;
+        // Some may have been protected before and be so still, which nobody knows.
+        self.edit(pages.chunk, |c| {
+            c.same -= open;
+            c.open |= open;
+        });
     }
 
     /// These pages may change from now on: what images own of them is preserved first. `Action`s that let the VMM write them
     /// are to follow.
     pub(super) fn open(&mut self, chunk: ChunkIdx, pages: PageSet, out: &mut Actions) {
-        self.preserve(chunk, pages, None, out);
+        self.change(chunk, pages, None, out);
         self.chunks[chunk.as_usize()].open |= pages;
     }
 
-    /// What these pages hold is about to change or to go. `read`: has brought those of them that are only in swap.
-    pub(super) fn preserve(&mut self, chunk: ChunkIdx, pages: PageSet, read: Option<OpId>, out: &mut Actions) {
+    /// What these pages hold is about to change, may be changed unseen from now on, or goes. `read`: has brought those of them
+    /// that are only in swap.
+    pub(super) fn change(&mut self, chunk: ChunkIdx, pages: PageSet, read: Option<OpId>, out: &mut Actions) {
+        self.preserve(chunk, pages, read, out);
+        if self.chunk(chunk).same.intersects(pages) {
+            self.edit(chunk, |c| c.same -= pages);
+        }
+    }
+
+    /// The newest image takes over what these pages hold, as far as it has not done so yet.
+    fn preserve(&mut self, chunk: ChunkIdx, pages: PageSet, read: Option<OpId>, out: &mut Actions) {
         let c = self.chunk(chunk);
         let owned = c.frozen & pages;
         if owned.is_empty() {
             return;
         }
-        let swapped = owned & c.swapped();
+        let inherited = owned & c.inherited;
+        let copied = owned - inherited;
+        let swapped = copied & c.swapped();
         assert!(swapped.is_empty() || read.is_some(), "{chunk:?}: a frozen page in swap changes that nobody has read");
-        let zero = owned - c.ram - c.shared - c.swap;
+        let zero = copied - c.ram - c.shared - c.swap;
         let sources = [
-            (owned & c.ram, Source::Ram),
-            (owned & c.shared, Source::Frame),
+            (inherited, Source::Parent),
+            (copied & c.ram, Source::Ram),
+            (copied & c.shared, Source::Frame),
             (swapped, read.map_or(Source::Zero, Source::Buffer)),
             (zero, Source::Zero),
         ];
         for (pages, from) in sources {
             out.extend(pages.runs().map(|run| Action::Preserve { pages: Pages { chunk, run }, from }));
         }
-        self.edit(chunk, |c| c.frozen -= owned);
+        self.edit(chunk, |c| {
+            c.frozen -= owned;
+            c.inherited -= owned;
+        });
     }
 
     /// These pages are to be dropped, and the image has still to read some of them from swap. It does so now.
     pub(super) fn waits_for_image(&mut self, chunk: ChunkIdx, pages: PageSet, out: &mut Actions) -> bool {
         let c = self.chunk(chunk);
-        let unread = pages & c.frozen & c.swapped();
+        let unread = pages & c.unread();
         // If there is no room for another read, some are under way, and the end of one comes by here.
         let _ = !unread.is_empty() && self.start_keep(chunk, unread, out);
         !unread.is_empty()
@@ -154,7 +189,7 @@ impl Machine {
     ) {
         let c = self.chunk(chunk);
         let is_newest = image == self.images.number();
-        let unchanged = if is_newest { pages & c.frozen & c.swapped() } else { PageSet::EMPTY };
+        let unchanged = if is_newest { pages & c.unread() } else { PageSet::EMPTY };
         match result {
             Ok(()) => {
                 self.images.note_keep();
@@ -196,12 +231,18 @@ impl Machine {
     /// False: nothing of the chunk can be done now.
     fn fill_from(&mut self, chunk: ChunkIdx, out: &mut Actions) -> bool {
         let c = self.chunk(chunk);
+        // Nothing is read of what the parent has.
+        let inherited = c.inherited;
+        if !inherited.is_empty() {
+            self.preserve(chunk, inherited, None, out);
+            return true;
+        }
         // A page-out may have asked for its punch, in this very list of actions: then the RAM file is not read any more. And
         // what is on its way in need not be read twice.
         if c.frozen.is_empty() || c.busy() {
             return false;
         }
-        let unread = c.frozen & c.swapped();
+        let unread = c.unread();
         let zero = c.frozen - c.ram - c.shared - c.swap;
         let copied: PageSet = (c.frozen - unread - zero).iter().take(FILL_PAGES).collect();
         self.preserve(chunk, copied | zero, None, out);
@@ -212,8 +253,16 @@ impl Machine {
     /// The VM may never be evicted from now on, for DMA that nobody sees writes its memory.
     pub(super) fn pin(&mut self, out: &mut Actions) {
         self.pinned = true;
+        self.forget();
         if self.images.frozen > 0 {
             self.lose_images(out);
+        }
+    }
+
+    /// Of no page is it known any more that it is the newest image's. What that inherits from its own parent stays so.
+    pub(super) fn forget(&mut self) {
+        if self.images.same > 0 {
+            self.config.chunks.iter().for_each(|chunk| self.edit(chunk, |c| c.same = PageSet::EMPTY));
         }
     }
 
@@ -224,7 +273,7 @@ impl Machine {
 
     pub(super) fn thaw(&mut self) {
         for chunk in self.config.chunks.iter() {
-            self.edit(chunk, |c| c.frozen = PageSet::EMPTY);
+            self.edit(chunk, |c| (c.frozen, c.inherited, c.same) = (PageSet::EMPTY, PageSet::EMPTY, PageSet::EMPTY));
         }
     }
 }

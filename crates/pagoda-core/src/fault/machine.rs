@@ -192,9 +192,10 @@ impl Machine {
             Event::SetMin { min } => self.min = min.0,
             Event::Pin => self.pin(out),
             Event::Prepare { on } => self.prepare(on, out),
-            Event::Freeze => self.freeze(now, out),
+            Event::Freeze { has_parent } => self.freeze(has_parent, now, out),
             Event::ProtectFailed { pages } => self.protect_failed(pages),
             Event::Thaw => self.thaw(),
+            Event::Forget => self.forget(),
             Event::Continue => {
                 self.stall = None;
                 self.waiting.append(&mut self.failed);
@@ -354,11 +355,13 @@ impl Machine {
         self.swapped -= u64::from(chunk.swapped().count());
         self.share.pages -= u64::from(chunk.shared.count());
         self.images.frozen -= u64::from(chunk.frozen.count());
+        self.images.same -= u64::from(chunk.same.count());
         let result = change(chunk);
         self.resident += u64::from(chunk.ram.count());
         self.swapped += u64::from(chunk.swapped().count());
         self.share.pages += u64::from(chunk.shared.count());
         self.images.frozen += u64::from(chunk.frozen.count());
+        self.images.same += u64::from(chunk.same.count());
         if self.share.pages < shared {
             self.uncharge(shared - self.share.pages, shared);
         }
@@ -392,19 +395,21 @@ impl Machine {
     /// Panics when something is untrue that holds after every event. For tests.
     #[doc(hidden)]
     pub fn check(&self) {
-        let (mut resident, mut swapped, mut shared, mut frozen) = (0, 0, 0, 0);
+        let (mut resident, mut swapped, mut shared, mut frozen, mut same) = (0, 0, 0, 0, 0);
         for index in self.config.chunks.iter() {
             let chunk = self.chunk(index);
             chunk.check();
             resident += u64::from(chunk.ram.count());
             swapped += u64::from(chunk.swapped().count());
             frozen += u64::from(chunk.frozen.count());
+            same += u64::from(chunk.same.count());
             assert!(!chunk.mapped.intersects(self.watch.hidden(index)), "{index:?}: a watched page is mapped");
             shared += u64::from(chunk.shared.count());
             assert_eq!(self.queues.contains(index), chunk.phase == Phase::Hot, "{index:?} {:?}", chunk.phase);
         }
         assert_eq!((resident, swapped, shared), (self.resident, self.swapped, self.share.pages));
-        assert_eq!(frozen, self.images.frozen);
+        assert_eq!((frozen, same), (self.images.frozen, self.images.same));
+        assert!(same == 0 || self.armed, "an unarmed VM writes unseen");
         self.check_scan_queue();
         assert!(self.resident + self.reserved <= self.cap().max(self.resident) + OVERDRAFT);
     }
@@ -414,8 +419,9 @@ impl Machine {
             return;
         }
         let total = self.config.chunks.pages().0;
-        // Unarmed, a frozen page would be written unseen.
-        let needed = self.cap() < total || self.scans() || self.images.is_preparing() || self.images.frozen > 0;
+        // Unarmed, a page would be written unseen that is frozen, or that the next image would take for its parent's.
+        let is_imaged = self.images.frozen > 0 || self.images.same > 0;
+        let needed = self.cap() < total || self.scans() || self.images.is_preparing() || is_imaged;
         let is_home = self.swapped == 0 && self.share.pages == 0;
         if !self.armed && needed {
             self.arming = true;

@@ -203,7 +203,7 @@ impl Machine {
         if whole {
             self.widen_headroom();
         }
-        self.preserve(chunk, run, None, out);
+        self.change(chunk, run, None, out);
         let c = &self.chunks[chunk.as_usize()];
         if run.is_full() && self.config.direct && c.fill.is_none() {
             out.push(Action::ZeroChunk { chunk });

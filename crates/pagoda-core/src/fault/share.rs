@@ -252,7 +252,7 @@ impl Machine {
         // Mapped without a use, so nobody can see the next one.
         let unseen = set & self.watch.hidden(pages.chunk);
         unseen.iter().for_each(|index| self.watch.forget(pages.chunk.page(index)));
-        self.preserve(pages.chunk, set, None, out);
+        self.change(pages.chunk, set, None, out);
         self.edit(pages.chunk, |c| {
             c.shared -= set;
             c.ram |= set;

@@ -58,6 +58,11 @@ pub struct Chunk {
     /// Wherever the page is: an image owns what it holds, which the image takes over before that changes. Only
     /// `Machine::edit` changes this set, which counts it.
     pub frozen: PageSet,
+    /// Subset of `frozen`: the parent of that image has the same content, so nothing has to be copied for it.
+    pub inherited: PageSet,
+    /// Wherever the page is: it is known that nobody could have changed it since the newest image began. Disjoint from
+    /// `open`. Only `Machine::edit` changes this set, which counts it.
+    pub same: PageSet,
     /// Not in `ram`: single pages being read.
     pub reading: PageSet,
     /// A whole-chunk read under way.
@@ -82,6 +87,8 @@ impl Chunk {
         mapped: PageSet::EMPTY,
         open: PageSet::EMPTY,
         frozen: PageSet::EMPTY,
+        inherited: PageSet::EMPTY,
+        same: PageSet::EMPTY,
         reading: PageSet::EMPTY,
         fill: None,
         out: None,
@@ -100,6 +107,16 @@ impl Chunk {
         self.swap - self.ram - self.shared
     }
 
+    /// Frozen pages whose content an image has to copy, and that only swap has.
+    pub fn unread(&self) -> PageSet {
+        (self.frozen - self.inherited) & self.swapped()
+    }
+
+    /// Pages that are mapped writable only when they are written: an image has to see it.
+    pub fn imaged(&self) -> PageSet {
+        self.frozen | self.same
+    }
+
     /// Swap blocks that are outdated.
     pub fn stale(&self) -> PageSet {
         ((self.swap & self.ram) - self.clean) | (self.swap & self.shared)
@@ -111,6 +128,8 @@ impl Chunk {
         assert!(self.ram.contains_all(self.mapped), "mapped pages are in RAM");
         assert!(self.ram.contains_all(self.open), "pages that can be written are in RAM");
         assert!(!self.open.intersects(self.clean | self.frozen), "clean and frozen pages cannot be written unseen");
+        assert!(!self.open.intersects(self.same), "what can be written unseen is not known to be the same");
+        assert!(self.frozen.contains_all(self.inherited), "what is the parent's is frozen");
         assert!(!matches!(self.phase, Phase::Cold { .. }) || self.open.is_empty(), "nobody reaches a cold chunk");
         assert!(!self.reading.intersects(self.ram), "a page being read is not in RAM");
         assert!(!self.shared.intersects(self.ram | self.reading), "a shared page is neither in RAM nor being read");

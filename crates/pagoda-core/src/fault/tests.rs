@@ -9,7 +9,10 @@ use Access::{Read, Write};
 
 const EMPTY: PageSet = PageSet::EMPTY;
 const CHUNKS: u32 = 4;
+const FREEZE: Event = Event::Freeze { has_parent: false };
 const READ_ERROR: Result<(), IoError> = Err(IoError::Failed(5));
+
+mod parents;
 
 struct Bench {
     machine: Machine,
@@ -485,7 +488,7 @@ fn nothing_is_shared_by_a_vm_that_is_being_disarmed() {
 /// A VM with chunk 0 in RAM and chunk 1 in swap, and an image of both.
 fn with_image() -> Bench {
     let mut bench = Bench::new(600, false, [(PageSet::FULL, EMPTY), (EMPTY, PageSet::FULL), NONE, NONE]);
-    bench.check(Event::Freeze, &[Action::Protect { pages: pages(0, 256) }, Action::BeginImage]);
+    bench.check(FREEZE, &[Action::Protect { pages: pages(0, 256) }, Action::BeginImage]);
     bench
 }
 
@@ -514,7 +517,7 @@ fn a_frozen_page_is_preserved_before_it_can_be_written() {
 fn an_image_gets_a_page_from_where_it_is_when_it_leaves_or_changes() {
     let shared = (EMPTY, low(8), low(8));
     let mut bench = Bench::with_shared(600, false, [shared, (low(4), low(4), EMPTY), (EMPTY, EMPTY, EMPTY), shared]);
-    bench.check(Event::Freeze, &[Action::Protect { pages: pages(256, 4) }, Action::BeginImage]);
+    bench.check(FREEZE, &[Action::Protect { pages: pages(256, 4) }, Action::BeginImage]);
     // The blocks of shared pages, and of pages in RAM that are not clean, are outdated.
     let back = Action::CopyBack { pages: pages(3, 1) };
     bench.fault(3, Read, &[preserve(3, 1, Source::Frame), back]);
@@ -545,7 +548,7 @@ fn pages_that_an_image_owns_are_preserved_before_they_are_given_back() {
     ];
     bench.read_done(0, Ok(()), &expected);
     // They are zero, and stay so: nothing to preserve.
-    bench.check(Event::Freeze, &[Action::BeginImage]);
+    bench.check(FREEZE, &[Action::BeginImage]);
     let again = Event::Discard { token: 8, first: PageIdx(254), count: PageCount(4) };
     bench.check(again, &[Action::DiscardDone { token: 8 }]);
 }
@@ -587,7 +590,7 @@ fn what_has_changed_while_it_was_read_for_an_image_is_not_used() {
 
     let mut bench = filling_bench();
     bench.check(Event::Thaw, &[]);
-    bench.check(Event::Freeze, &[Action::BeginImage]);
+    bench.check(FREEZE, &[Action::BeginImage]);
     bench.read_done(0, Ok(()), &[release(0)]);
     assert_eq!(bench.machine.frozen(), u64::from(CHUNKS) * 256);
 }
@@ -614,7 +617,7 @@ fn a_chunk_that_leaves_in_the_same_list_is_not_filled() {
     let mut bench = Bench::new(1000, false, [(EMPTY, swap), NONE, NONE, NONE]);
     bench.read_in(0, 0);
     bench.read_in(0, 100);
-    bench.check(Event::Freeze, &[Action::BeginImage]);
+    bench.check(FREEZE, &[Action::BeginImage]);
     bench.limit(1, &[zap(0)]);
     bench.oldest_io = 1;
     bench.check(zap_done(0, 2), &[]);
@@ -627,7 +630,7 @@ fn an_image_begins_at_once_or_not_at_all() {
     let refused = |why| Action::RefuseImage { why };
     let mut bench = Bench::new(600, false, [(PageSet::FULL, EMPTY), NONE, NONE, NONE]);
     bench.oldest_io = 3;
-    let out = bench.apply(Event::Freeze);
+    let out = bench.apply(FREEZE);
     assert_eq!(out.first(), Some(&refused(Refusal::DirectIo)));
     bench.oldest_io = u64::MAX;
     assert!(!bench.apply(Event::Tick).contains(&Action::BeginImage), "nobody waits for it any more");
@@ -636,15 +639,15 @@ fn an_image_begins_at_once_or_not_at_all() {
     let mut bench = with_image();
     assert!(bench.apply(Event::Pin).contains(&Action::LoseImages));
     assert_eq!(bench.machine.frozen(), 0);
-    assert_eq!(bench.apply(Event::Freeze).first(), Some(&refused(Refusal::Pinned)));
+    assert_eq!(bench.apply(FREEZE).first(), Some(&refused(Refusal::Pinned)));
 
     // Unarmed, and armed too late.
     let mut bench = Bench::new(600, false, [(low(9), EMPTY), NONE, NONE, NONE]);
     bench.limit(1024, &[Action::Disarm]);
     bench.machine.disarmed();
-    bench.check(Event::Freeze, &[refused(Refusal::Unarmed)]);
+    bench.check(FREEZE, &[refused(Refusal::Unarmed)]);
     bench.check(Event::Prepare { on: true }, &[Action::Arm]);
-    bench.check(Event::Freeze, &[refused(Refusal::Unarmed)]);
+    bench.check(FREEZE, &[refused(Refusal::Unarmed)]);
     bench.machine.armed(|_| Located { ram: low(9), ..Located::default() });
     bench.check(Event::Tick, &[]);
 }
@@ -661,7 +664,7 @@ fn preparation_protects_chunk_by_chunk_and_leaves_little_for_the_beginning() {
     // What is written meanwhile is all that is left to be done. It copies nothing.
     bench.protected(513, &[Action::Unprotect { pages: pages(513, 1) }]);
     bench.fault(514, Write, &[map(514, 1, false), map(512, 1, false)]);
-    bench.check(Event::Freeze, &[protect(512, 3), Action::BeginImage]);
+    bench.check(FREEZE, &[protect(512, 3), Action::BeginImage]);
     bench.limit(1024, &[]);
     bench.check(Event::Thaw, &[Action::Disarm]);
 }
@@ -680,7 +683,7 @@ fn what_could_not_be_protected_is_open_and_no_image_begins() {
     let mut bench = Bench::new(1000, false, [(low(3), EMPTY), NONE, NONE, NONE]);
     bench.check(Event::Prepare { on: true }, &[protect]);
     bench.check(Event::ProtectFailed { pages: pages(0, 3) }, &[]);
-    bench.check(Event::Freeze, &[protect, Action::BeginImage]);
+    bench.check(FREEZE, &[protect, Action::BeginImage]);
     bench.check(Event::ProtectFailed { pages: pages(0, 3) }, &[]);
     assert_eq!((bench.machine.frozen(), bench.machine.chunk(ChunkIdx(0)).open), (0, low(3)));
 }
@@ -688,7 +691,7 @@ fn what_could_not_be_protected_is_open_and_no_image_begins() {
 #[test]
 fn a_vm_with_frozen_pages_stays_armed() {
     let mut bench = Bench::new(600, false, [(PageSet::FULL, EMPTY), NONE, NONE, NONE]);
-    bench.apply(Event::Freeze);
+    bench.apply(FREEZE);
     let whole = Event::SetLimit { limit: PageCount(u64::from(CHUNKS) * 256) };
     assert!(!bench.apply(whole).contains(&Action::Disarm));
     assert!(bench.apply(Event::Thaw).contains(&Action::Disarm));

@@ -15,12 +15,16 @@ enum Entry {
     Copy(u64),
     Block(usize),
     Zero,
+    /// What the image before this one has of the page.
+    Parent,
 }
 
 /// An image of the VM's memory.
 #[derive(Debug)]
 pub struct Image {
     entries: BTreeMap<usize, Entry>,
+    /// The image before this one is its parent.
+    has_parent: bool,
     /// What it has to hold for ever. Nothing of pages that were being given back when it began.
     truth: Vec<Option<u64>>,
     /// It lacks pages that have changed, which was said. What it has may serve an older one.
@@ -67,6 +71,25 @@ pub enum Mistake {
     ProtectsNothing,
     /// An image begins while direct I/O is in flight.
     MissesDirectIo,
+    /// A page that has changed in this way is taken for the parent's.
+    KeepsSame(Change),
+}
+
+/// A way in which a page may change, or be changed unseen from then on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The first write of a protected page.
+    Unprotect,
+    /// Mapped writable.
+    Map,
+    /// Brought in from swap and mapped writable.
+    Copy,
+    /// Zeros where nothing was, mapped writable.
+    Zero,
+    /// Copied back from a frame.
+    CopyBack,
+    /// Given back by the guest.
+    Discard,
 }
 
 impl Blocks {
@@ -149,11 +172,12 @@ impl Blocks {
 
 impl World {
     /// An image of what the VM holds now.
-    pub fn begin_image(&mut self, vmm: &Vmm) {
+    pub fn begin_image(&mut self, has_parent: bool, vmm: &Vmm) {
         let truth = |page: usize| (!vmm.is_given_back(page)).then_some(vmm.truth[page]);
         self.begun += 1;
         self.images.push(Image {
             entries: BTreeMap::new(),
+            has_parent,
             truth: (0..self.pages()).map(truth).collect(),
             is_lost: false,
         });
@@ -174,6 +198,18 @@ impl World {
         if let Entry::Block(block) = entry {
             self.blocks.blocks[block].entries += 1;
         }
+        self.add_entry(page, entry);
+    }
+
+    /// The newest image refers to its parent for the page.
+    pub fn inherit(&mut self, page: usize) {
+        let [.., parent, image] = &self.images[..] else { panic!("page {page} is of no parent") };
+        assert!(image.has_parent && !parent.is_lost && parent.entries.contains_key(&page), "the parent lacks {page}");
+        self.inherited += 1;
+        self.add_entry(page, Entry::Parent);
+    }
+
+    fn add_entry(&mut self, page: usize, entry: Entry) {
         let image = self.images.last_mut().expect("a frozen page has an image");
         let before = image.entries.insert(page, entry);
         assert!(before.is_none(), "page {page} is preserved twice in one image");
@@ -189,6 +225,19 @@ impl World {
 
     /// The oldest image is not wanted any more, or all of them.
     pub fn remove_images(&mut self, count: usize) {
+        if let [parent, child, ..] = &mut self.images[..]
+            && child.has_parent
+            && count == 1
+        {
+            // The child takes over what it refers to.
+            child.has_parent = parent.has_parent;
+            for (page, entry) in child.entries.iter_mut().filter(|(_, entry)| matches!(entry, Entry::Parent)) {
+                *entry = parent.entries[page];
+                if let Entry::Block(block) = *entry {
+                    self.blocks.blocks[block].entries += 1;
+                }
+            }
+        }
         let removed: Vec<Image> = self.images.drain(..count).collect();
         for entry in removed.iter().flat_map(|image| image.entries.values()) {
             if let Entry::Block(block) = entry {
@@ -207,16 +256,48 @@ impl World {
         }
     }
 
+    /// What an image has of a page, itself, by the next newer one that has it, or by the parent of that.
+    fn entry_of(&self, number: usize, page: usize) -> Option<Entry> {
+        let has = |number: &usize| self.images[*number].entries.contains_key(&page);
+        let mut owner = (number..self.images.len()).find(has)?;
+        while let Entry::Parent = self.images[owner].entries[&page] {
+            owner -= 1;
+        }
+        Some(self.images[owner].entries[&page])
+    }
+
+    /// The oldest image may be removed: no other one is being filled that refers to it.
+    pub fn may_remove_oldest(&self) -> bool {
+        let is_filled = |image: &Image| image.entries.len() == self.pages();
+        matches!(&self.images[..], [_, second, ..] if !second.has_parent || second.is_lost || is_filled(second))
+    }
+
+    /// What the newest image holds of a page; nothing if there is none, or it says nothing of the page.
+    pub fn newest_truth(&self, page: usize) -> Option<u64> {
+        self.images.last().filter(|image| !image.is_lost).and_then(|image| image.truth[page])
+    }
+
+    /// The newest image has all pages.
+    pub fn is_newest_whole(&self) -> bool {
+        self.images.last().is_some_and(|image| !image.is_lost && image.entries.len() == self.pages())
+    }
+
+    /// There is an image that a later one may have as its parent.
+    pub fn has_newest(&self) -> bool {
+        self.images.last().is_some_and(|image| !image.is_lost)
+    }
+
     /// Every image holds what it held when it began.
     pub fn check_images(&self) {
         for (number, image) in self.images.iter().enumerate().filter(|(_, image)| !image.is_lost) {
             for (page, truth) in image.truth.iter().enumerate() {
                 let Some(truth) = truth else { continue };
-                let entry = self.images[number..].iter().find_map(|image| image.entries.get(&page));
+                let entry = self.entry_of(number, page);
                 let content = match entry {
-                    Some(Entry::Copy(content)) => Some(*content),
-                    Some(Entry::Block(block)) => Some(self.blocks.blocks[*block].content),
+                    Some(Entry::Copy(content)) => Some(content),
+                    Some(Entry::Block(block)) => Some(self.blocks.blocks[block].content),
                     Some(Entry::Zero) => Some(0),
+                    Some(Entry::Parent) => None,
                     None => Some(self.recoverable(page)),
                 };
                 assert_eq!(content, Some(*truth), "page {page} of image {number}, by {entry:?}");
@@ -228,8 +309,12 @@ impl World {
 /// What a user does with images.
 #[derive(Clone, Copy, Debug)]
 pub enum ImageRequest {
-    Prepare { on: bool },
+    Prepare {
+        on: bool,
+    },
     Begin,
+    /// No later image is to have the newest one as its parent.
+    Forget,
     RemoveOldest,
     RemoveAll,
 }
@@ -240,6 +325,7 @@ const IMAGES_MAX: usize = 3;
 pub fn any_request(world: &World, rng: &mut Rng) -> ImageRequest {
     match world.images.len() {
         _ if rng.per_mille(300) => ImageRequest::Prepare { on: rng.coin() },
+        _ if rng.per_mille(30) => ImageRequest::Forget,
         0 => ImageRequest::Begin,
         1 if rng.per_mille(200) => ImageRequest::RemoveAll,
         IMAGES_MAX => ImageRequest::RemoveOldest,

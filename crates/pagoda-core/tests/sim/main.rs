@@ -22,7 +22,7 @@ use pagoda_core::fault::{Event, PageInPolicy, Replacement, Sharing};
 use pagoda_core::stats::{CATALOGUE, METRICS, MetricKind};
 use pagoda_core::units::{PageCount, PageIdx};
 
-use image::{ImageRequest, Mistake};
+use image::{Change, ImageRequest, Mistake};
 use pager::{Crash, Pager};
 use rng::Rng;
 use vmm::Vmm;
@@ -54,6 +54,12 @@ const IMAGE_STEPS: usize = 64;
 const FILLS_MAX: usize = 8;
 /// Runs in which a mistake has to show.
 const MISTAKE_SEEDS: u64 = 400;
+
+const CHAIN_SEEDS: u64 = 100;
+const CHAIN_ROUNDS: usize = 8;
+const CHAIN_STEPS: usize = 800;
+/// Images that are left, each but the oldest the child of another.
+const CHAIN_IMAGES: usize = 4;
 
 const CROWD_SEEDS: u64 = 100;
 const CROWD_STEPS: usize = 10_000;
@@ -122,7 +128,8 @@ impl Sim {
             promotes: *rng.pick(&[30, 900]),
             moves: *rng.pick(&[0, 100, 1000]),
             refers: rng.coin(),
-            fills: *rng.pick(&[0, 300, 1000]),
+            fills: *rng.pick(&[0, 300, 1000, 1000]),
+            parents: *rng.pick(&[0, 500, 1000]),
             protect_fails: *rng.pick(&[0, 0, 2]),
             image_fails: *rng.pick(&[0, 0, 2]),
             mistake: None,
@@ -302,8 +309,12 @@ impl Sim {
     fn request_image(&mut self) {
         match image::any_request(&self.world, &mut self.rng) {
             ImageRequest::Prepare { on } => self.apply(Event::Prepare { on }),
-            ImageRequest::Begin => self.apply(Event::Freeze),
-            ImageRequest::RemoveOldest if self.world.images.len() > 1 => self.world.remove_images(1),
+            ImageRequest::Begin => {
+                let has_parent = self.rng.per_mille(self.weather.parents);
+                self.apply(Event::Freeze { has_parent });
+            }
+            ImageRequest::Forget => self.apply(Event::Forget),
+            ImageRequest::RemoveOldest if self.world.may_remove_oldest() => self.world.remove_images(1),
             ImageRequest::RemoveOldest => {}
             ImageRequest::RemoveAll => {
                 self.world.remove_images(self.world.images.len());
@@ -315,7 +326,7 @@ impl Sim {
     fn check(&self) {
         oracle::check_recoverable(&self.world, &self.vmm);
         if let Some(pager) = &self.pager {
-            oracle::check_table(pager, &self.world);
+            oracle::check_table(pager, &self.world, &self.vmm);
             oracle::check_frames(pager, &self.world);
         }
     }
@@ -450,7 +461,7 @@ fn seeds(default: u64) -> std::ops::Range<u64> {
 }
 
 fn simulate(direct: bool) {
-    let (mut verified, mut events, mut images) = (0, 0, 0);
+    let (mut verified, mut events, mut images, mut inherited) = (0, 0, 0, 0);
     let mut totals = [0; METRICS];
     for seed in seeds(SEEDS) {
         let named = Seed(seed);
@@ -458,6 +469,7 @@ fn simulate(direct: bool) {
         sim.run();
         verified += sim.vmm.verified;
         events += sim.pager.as_ref().map_or(0, |pager| pager.events);
+        inherited += sim.world.inherited;
         images += sim.pager.as_ref().map_or(0, |pager| pager.images);
         for (total, value) in totals.iter_mut().zip(sim.pager.iter().flat_map(|pager| *pager.machine.stats().values()))
         {
@@ -466,6 +478,8 @@ fn simulate(direct: bool) {
         drop(named);
     }
     eprintln!("{verified} reads verified; {events} events, {images} images since the last crashes");
+    eprintln!("{inherited} pages were referred to in parents");
+    assert!(inherited > 0 || std::env::var_os("PAGODA_SIM_SEED").is_some(), "no image has had a parent");
     for (def, total) in CATALOGUE.iter().zip(totals).filter(|(def, _)| def.kind == MetricKind::Counter) {
         eprintln!("{:24} {total}", def.name);
     }
@@ -552,6 +566,42 @@ fn a_vm_comes_home_while_others_hint() {
     }
 }
 
+/// Each image begins when the one before it is filled, and refers to that for what is known not to have changed. The oldest
+/// ones are removed on the way.
+#[test]
+fn images_refer_to_the_ones_before_them() {
+    let (mut inherited, mut begun) = (0, 0);
+    for seed in seeds(CHAIN_SEEDS) {
+        let named = Seed(seed);
+        let mut sim = Sim::new(seed, seed % 2 == 0);
+        (sim.images, sim.weather.fills, sim.weather.parents) = (0, 0, 1000);
+        for _ in 0..CHAIN_ROUNDS {
+            sim.drain();
+            sim.apply(Event::Prepare { on: true });
+            sim.apply(Event::Freeze { has_parent: true });
+            sim.world.check_images();
+            let chaos = *sim.rng.pick(&[0, 1, 5]);
+            sim.pace = Pace { thread: 30, message: 30, job: *sim.rng.pick(&[2, 20, 100]), tick: 2, chaos };
+            sim.discards = *sim.rng.pick(&[0, 300]);
+            (0..sim.rng.within(0, CHAIN_STEPS)).for_each(|_| sim.step(true));
+            sim.check();
+            sim.fill();
+            sim.world.check_images();
+            (0..sim.rng.within(0, CHAIN_STEPS)).for_each(|_| sim.step(true));
+            if sim.world.images.len() > CHAIN_IMAGES {
+                sim.world.remove_images(1);
+            }
+        }
+        sim.drain();
+        sim.world.check_images();
+        (inherited, begun) = (inherited + sim.world.inherited, begun + sim.world.begun);
+        drop(named);
+    }
+    eprintln!("{begun} images referred to {inherited} pages of the ones before them");
+    let is_one = std::env::var_os("PAGODA_SIM_SEED").is_some();
+    assert!(inherited > 100_000 || is_one, "hardly any page is the parent's");
+}
+
 /// The simulation notices a pager that breaks a rule of images.
 #[test]
 fn mistakes_with_images_are_noticed() {
@@ -566,6 +616,12 @@ fn mistakes_with_images_are_noticed() {
         Mistake::PreservesLate,
         Mistake::ProtectsNothing,
         Mistake::MissesDirectIo,
+        Mistake::KeepsSame(Change::Unprotect),
+        Mistake::KeepsSame(Change::Map),
+        Mistake::KeepsSame(Change::Copy),
+        Mistake::KeepsSame(Change::Zero),
+        Mistake::KeepsSame(Change::CopyBack),
+        Mistake::KeepsSame(Change::Discard),
     ] {
         let noticed = (0..MISTAKE_SEEDS).find(|seed| {
             let seed = *seed;
@@ -578,8 +634,11 @@ fn mistakes_with_images_are_noticed() {
                     // What is copied at once is not harmed by what becomes of the block.
                     (sim.weather.refers, sim.weather.moves) = (true, 0);
                 }
-                if matches!(mistake, Mistake::UsesChangedKeep | Mistake::UsesOldKeep) {
+                if matches!(mistake, Mistake::UsesChangedKeep | Mistake::UsesOldKeep | Mistake::KeepsSame(_)) {
                     sim.weather.fills = 1000;
+                }
+                if matches!(mistake, Mistake::KeepsSame(_)) {
+                    (sim.weather.parents, sim.discards) = (1000, 300);
                 }
                 let weather = sim.weather.clone();
                 sim.pager.iter_mut().for_each(|pager| pager.weather = weather.clone());

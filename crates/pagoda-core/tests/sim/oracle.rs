@@ -21,12 +21,13 @@ pub fn check_recoverable(world: &World, vmm: &Vmm) {
 }
 
 /// The machine's page table says what is in the files. Only where nothing is under way: there it knows.
-pub fn check_table(pager: &Pager, world: &World) {
+pub fn check_table(pager: &Pager, world: &World, vmm: &Vmm) {
     if !pager.machine.is_armed() {
         return;
     }
     for chunk in (0..world.pages() / CHUNK).map(|index| ChunkIdx(index as u32)) {
         let entry = pager.machine.chunk(chunk);
+        check_same(entry.same, chunk, world, vmm);
         if entry.busy() {
             continue;
         }
@@ -57,6 +58,19 @@ pub fn check_table(pager: &Pager, world: &World) {
         for page in entry.clean.iter().map(|index| first + usize::from(index)) {
             let content = world.ram[page].as_ref().map(|frame| frame.get());
             assert_eq!(content, Some(world.swapped_content(page)), "the clean page {page} differs from swap");
+        }
+    }
+}
+
+/// What is known to be the same as in the newest image is, and nobody can write it unseen.
+fn check_same(same: PageSet, chunk: ChunkIdx, world: &World, vmm: &Vmm) {
+    assert!(same.is_empty() || world.has_newest(), "{chunk:?}: the same as in no image");
+    for page in same.iter().map(|index| chunk.0 as usize * CHUNK + usize::from(index)) {
+        assert!(world.pte[page] != Pte::Writable, "page {page} can be written, and is taken for the same");
+        if let Some(content) = world.newest_truth(page)
+            && !vmm.is_given_back(page)
+        {
+            assert_eq!(vmm.truth[page], content, "page {page} is taken for what the image has");
         }
     }
 }

@@ -11,7 +11,7 @@ use pagoda_core::fault::{
 };
 use pagoda_core::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
 
-use crate::image::Mistake;
+use crate::image::{Change, Mistake};
 use crate::job::{Job, JobKind};
 use crate::rng::Rng;
 use crate::share::Looking;
@@ -57,6 +57,11 @@ pub struct Pager {
     is_unprotected: bool,
     /// There is no image that would take a page.
     is_void: bool,
+    /// The image that is to begin has the one before it as its parent.
+    has_parent: bool,
+    /// Pages that a mistaken pager takes for the newest image's, and for its parent's.
+    mistaken: BTreeSet<usize>,
+    mistaken_before: BTreeSet<usize>,
     /// What a mistaken pager still has to preserve, and whether it does so now.
     late: Vec<Action>,
     is_late: bool,
@@ -109,6 +114,9 @@ impl Pager {
             failed: VecDeque::new(),
             is_unprotected: false,
             is_void: false,
+            has_parent: false,
+            mistaken: BTreeSet::new(),
+            mistaken_before: BTreeSet::new(),
             late: Vec::new(),
             is_late: false,
         }
@@ -234,7 +242,11 @@ impl Pager {
         if matches!(event, Event::Fault { .. }) && self.machine.is_armed() {
             self.messages += 1;
         }
-        let is_blind = self.weather.mistake == Some(Mistake::MissesDirectIo) && event == Event::Freeze;
+        let is_freeze = matches!(event, Event::Freeze { .. });
+        if let Event::Freeze { has_parent } = event {
+            self.has_parent = has_parent;
+        }
+        let is_blind = self.weather.mistake == Some(Mistake::MissesDirectIo) && is_freeze;
         let oldest_io = if is_blind { u64::MAX } else { world.oldest_io() };
         let now = Now { ms: self.now_ms, oldest_io };
         let mut out = Actions::new();
@@ -245,7 +257,25 @@ impl Pager {
         assert_eq!(self.machine.stats().faults(), self.messages, "every fault has exactly one cause");
     }
 
+    /// A mistaken pager does not see that pages change in one way.
+    fn mistake_change(&mut self, action: Action) {
+        let Some(Mistake::KeepsSame(mistaken)) = self.weather.mistake else { return };
+        let (change, pages) = match action {
+            Action::Unprotect { pages } => (Change::Unprotect, pages),
+            Action::Map { pages, protect: false } => (Change::Map, pages),
+            Action::Copy { pages, protect: false, .. } => (Change::Copy, pages),
+            Action::Zero { pages } => (Change::Zero, pages),
+            Action::CopyBack { pages } => (Change::CopyBack, pages),
+            Action::RamPunch { pages } | Action::SwapPunch { pages } => (Change::Discard, pages),
+            _ => return,
+        };
+        if change == mistaken {
+            self.mistaken.extend(range(pages));
+        }
+    }
+
     fn execute(&mut self, action: Action, world: &mut World, vmm: &mut Vmm, rng: &mut Rng) -> Result<(), Crash> {
+        self.mistake_change(action);
         match action {
             Action::Map { pages, protect } => {
                 range(pages).for_each(|page| world.map(page, protect));
@@ -340,6 +370,10 @@ impl Pager {
                     if self.weather.mistake.is_some() && !world.is_frozen(page) {
                         continue;
                     }
+                    if from == Source::Parent || self.mistaken_before.contains(&page) {
+                        world.inherit(page);
+                        continue;
+                    }
                     let content = self.content_of(page, from, world);
                     let refers = self.weather.refers && !self.is_written(page, world);
                     world.preserve(page, content, refers);
@@ -354,8 +388,14 @@ impl Pager {
             Action::BeginImage if rng.per_mille(self.weather.image_fails) => self.lose_image(world),
             Action::BeginImage => {
                 assert!(world.slots.is_empty() || self.weather.mistake == Some(Mistake::MissesDirectIo));
-                world.begin_image(vmm);
+                let is_whole = world.is_newest_whole();
+                world.begin_image(self.has_parent && is_whole, vmm);
                 self.images += 1;
+                self.mistaken_before = match self.has_parent && is_whole {
+                    true => std::mem::take(&mut self.mistaken),
+                    false => BTreeSet::new(),
+                };
+                self.mistaken.clear();
                 self.is_preparing = false;
             }
             Action::RefuseImage { why } => {
@@ -418,6 +458,7 @@ impl Pager {
             Source::Ram => world.ram[page].as_ref().expect("a page preserved from RAM is there").get(),
             Source::Buffer(op) => self.buffers[&op.0][&page],
             Source::Frame => world.shared_content(page).expect("a page preserved from its frame is shared"),
+            Source::Parent => unreachable!("what the parent has is not copied"),
             Source::Zero => {
                 assert_eq!(world.recoverable(page), 0, "page {page} is not zero");
                 0

@@ -29,6 +29,8 @@ pub struct Weather {
     pub refers: bool,
     /// At a tick the newest image is filled a little.
     pub fills: usize,
+    /// An image that is to begin has the one before it as its parent.
+    pub parents: usize,
     /// A page cannot be protected.
     pub protect_fails: usize,
     /// The store of images cannot begin one, or cannot take a page.

@@ -40,6 +40,8 @@ pub struct World {
     pub images: Vec<Image>,
     /// Images that have begun.
     pub begun: usize,
+    /// Entries of images that refer to a parent.
+    pub inherited: u64,
     pub pte: Vec<Pte>,
     /// Somebody reached the page since the oracle looked.
     pub used: Vec<bool>,
@@ -68,6 +70,7 @@ impl World {
             blocks: Blocks::new(pages),
             images: Vec::new(),
             begun: 0,
+            inherited: 0,
             pte: vec![Pte::Absent; pages],
             used: vec![false; pages],
             registered: false,

@@ -1,5 +1,6 @@
 //! Images as the daemon, the engine and a restore see them, on a real file system.
 
+mod chain;
 mod crash;
 mod disk;
 mod files;

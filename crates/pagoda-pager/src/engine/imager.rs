@@ -10,6 +10,10 @@
 //! ([`Paging::mark_lost_image`]): a daemon that comes next never takes a page that has changed for the image's. The note is
 //! tried again until the files have it, and no other image begins before.
 //!
+//! **An image on a parent.** When an image has all pages, the machine still knows which pages nobody could have changed since it
+//! began. The next image may refer to it for these, if it is prepared as its child: [`Imager::whole`] says which image that is.
+//! Nobody else can know it, so this is over with this engine, and with whatever the machine is not sure of.
+//!
 //! **If this engine dies**, the pages that the image lacks are those that the VM holds unchanged, and the next engine goes on
 //! ([`Imager::resume`]). If the VM ends first, what is missing is copied from its memory and its tiers before they go.
 
@@ -68,7 +72,9 @@ pub enum Turn {
     /// Ask the agent which direct I/O has ended.
     AskClock,
     /// Give the machine `Event::Freeze`, and then call [`Imager::end_beginning`].
-    Freeze,
+    Freeze {
+        has_parent: bool,
+    },
     /// Give the machine `Event::Prepare`, and then call [`Imager::note_step`].
     Prepare,
     /// Give the machine `Event::Fill`, and then call [`Imager::note_step`].
@@ -84,13 +90,30 @@ pub struct Imager {
     room: Room,
     pace: Pace,
     fills: Fills,
+    /// A later image may refer to one that begins now.
+    follows: bool,
+    whole: Option<ImageId>,
 }
 
 impl Imager {
     /// Of a VM without an image.
     pub fn new(vm: Arc<str>) -> Imager {
         let (pace, fills) = (Pace::new(PREPARE_PER_MILLE), Fills::new(FILL_PER_MILLE));
-        Imager { vm, state: State::Idle, room: Room::default(), pace, fills }
+        Imager { vm, state: State::Idle, room: Room::default(), pace, fills, follows: false, whole: None }
+    }
+
+    /// Whether a later image may refer to the newest one. If it may, the VM stays armed, and its first writes behind an image
+    /// are seen.
+    pub fn follow(&mut self, on: bool, paging: &mut Paging) {
+        self.follows = on;
+        if !on && self.whole.take().is_some() {
+            paging.push(Event::Forget);
+        }
+    }
+
+    /// The newest image, which has all pages, if the machine knows which pages are still what it has.
+    pub fn whole(&self) -> Option<ImageId> {
+        self.whole
     }
 
     /// There is nothing to do.
@@ -173,6 +196,10 @@ impl Imager {
     /// This image is about to be removed. It is lost first: if neither this engine nor the removal lives to see it, the next
     /// engine must not go on with it.
     pub fn remove(&mut self, id: ImageId, paging: &mut Paging) {
+        if self.whole == Some(id) {
+            self.whole = None;
+            paging.push(Event::Forget);
+        }
         match &mut self.state {
             State::Filling(writer) if writer.ledger().id() == id => {
                 let _ = self.lose("it was removed", paging);
@@ -196,10 +223,13 @@ impl Imager {
                     Turn::Nothing
                 }
                 Verdict::Claimed => {
+                    let mut has_parent = false;
                     if let State::Waiting(prepared, waiting) = std::mem::replace(&mut self.state, State::Idle) {
+                        let parent = prepared.ledger().parent();
+                        has_parent = parent.is_some() && parent == self.whole;
                         self.state = State::Beginning { prepared, ticket: waiting.ticket, is_protected: true };
                     }
-                    Turn::Freeze
+                    Turn::Freeze { has_parent }
                 }
             },
             State::Preparing(_) if protects(paging) && self.pace.is_due(faults, now) => Turn::Prepare,
@@ -246,6 +276,8 @@ impl Imager {
                 return paging.push_correction(Event::Thaw);
             }
         };
+        // What the machine knows from now on is of this image.
+        self.whole = None;
         match begun {
             Some(writer) => self.state = State::Filling(writer),
             None => {
@@ -330,15 +362,20 @@ impl Imager {
             State::Filling(writer) if !paging.is_halted() && paging.machine().frozen() != writer.missing() => {
                 self.lose("the page table and the image differ in what it lacks; please report this", paging)
             }
-            State::Filling(writer) if writer.missing() == 0 => self.set_filled(),
+            State::Filling(writer) if writer.missing() == 0 => self.set_filled(paging),
             _ => None,
         }
     }
 
-    fn set_filled(&mut self) -> Option<Notice> {
+    fn set_filled(&mut self, paging: &mut Paging) -> Option<Notice> {
         let State::Filling(writer) = std::mem::replace(&mut self.state, State::Idle) else { return None };
         self.room.drop();
-        Some(Notice::ImageFilled(writer.ledger().id()))
+        let id = writer.ledger().id();
+        self.whole = self.follows.then_some(id);
+        if !self.follows {
+            paging.push(Event::Forget);
+        }
+        Some(Notice::ImageFilled(id))
     }
 
     /// Goes on with an image that a daemon before this one began. The VM is not served yet. `taken_over`: it ran before. What is
@@ -369,7 +406,7 @@ impl Imager {
     pub fn end(&mut self, paging: &mut Paging) -> Option<Notice> {
         let State::Filling(writer) = &mut self.state else { return None };
         match take_over_all(writer, &mut self.room, paging) {
-            Ok(()) => self.set_filled(),
+            Ok(()) => self.set_filled(paging),
             Err(why) => self.lose(&why, paging),
         }
     }

@@ -20,8 +20,8 @@ impl Engine {
         match turn {
             Turn::Nothing => {}
             Turn::AskClock => self.link.agent.ask_clock(&mut self.ring),
-            Turn::Freeze => {
-                self.step(Event::Freeze);
+            Turn::Freeze { has_parent } => {
+                self.step(Event::Freeze { has_parent });
                 self.imager.end_beginning(&mut self.paging);
             }
             Turn::Prepare => {

@@ -45,6 +45,10 @@ impl Engine {
                 self.imager.prepare(prepared, &mut self.paging);
                 self.settle();
             }
+            Command::FollowImages(on) => {
+                self.imager.follow(on, &mut self.paging);
+                self.settle();
+            }
             // The next turn of the loop looks whether it can begin.
             Command::BeginImage(ticket) => self.imager.ask_to_begin(ticket),
             Command::CancelImage => {

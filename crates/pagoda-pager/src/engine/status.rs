@@ -91,7 +91,7 @@ impl Reporter {
         self.published
     }
 
-    /// How the VM is now, its image apart. Looks at its sample, and at what its tiers wait for.
+    /// How the VM is now, its images apart. Looks at its sample, and at what its tiers wait for.
     pub fn status(&mut self, paging: &mut Paging, sampler: &mut Sampler, sharer: &Sharer, has_agent: bool) -> Status {
         self.published = Instant::now();
         let stall = paging.machine().stall();
@@ -126,6 +126,7 @@ impl Reporter {
             sample_period: sampler.period(),
             curve,
             image: None,
+            whole_image: None,
             generation: 0,
         }
     }

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use pagoda_core::fault::Event;
+use pagoda_core::units::PageCount;
 
 use super::{Engine, TICK_BUSY, TICK_IDLE};
 use crate::handle::Notice;
@@ -66,6 +67,7 @@ impl Engine {
         let has_agent = self.link.agent.is_connected();
         let mut status = self.reporter.status(&mut self.paging, &mut self.sampler, &self.sharer, has_agent);
         status.image = self.imager.status(&self.paging);
+        status.whole_image = self.imager.whole().map(|id| (id, PageCount(self.paging.machine().same())));
         self.inbox.publish(status);
     }
 }

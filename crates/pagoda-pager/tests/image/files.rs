@@ -19,9 +19,9 @@ pub fn store(vm: &Vm, disk: &TestDisk) -> Store {
     Store::on(Arc::new(disk.clone()), &vm.dir.join("images")).unwrap()
 }
 
-fn manifest(state: State) -> Manifest {
+fn manifest(id: ImageId, parent: Option<ImageId>, state: State) -> Manifest {
     Manifest {
-        id: ID,
+        id,
         vm: "vm".into(),
         name: "one".into(),
         taken_unix_ms: 1_795_881_600_000,
@@ -43,16 +43,22 @@ fn manifest(state: State) -> Manifest {
         pause_us: None,
         running: true,
         disks: Vec::new(),
-        parent: None,
+        parent,
+        inherited_pages: None,
     }
 }
 
 /// Has an image prepared, all pages of the VM protected.
 pub fn prepare(engine: &Engine, store: &Store) -> Part {
-    let (part, prepared) = store.create(ID, PageCount(PAGES)).unwrap();
+    prepare_on(engine, store, ID, None)
+}
+
+/// The same of an image with a parent.
+pub fn prepare_on(engine: &Engine, store: &Store, id: ImageId, parent: Option<ImageId>) -> Part {
+    let (part, prepared) = store.create_on(parent, id, PageCount(PAGES)).unwrap();
     engine.send(Command::PrepareImage(prepared));
     engine.wait_for("the image is prepared", |status| match status.image.map(|image| (image.id, image.stage)) {
-        Some((ID, ImageStage::Preparing { sweeps })) => sweeps >= 2,
+        Some((of, ImageStage::Preparing { sweeps })) => of == id && sweeps >= 2,
         _ => false,
     });
     part
@@ -60,8 +66,12 @@ pub fn prepare(engine: &Engine, store: &Store) -> Part {
 
 /// All that the daemon does when the VM stands still, but for the question to the engine.
 pub fn write(part: Part) -> Arc<Ledger> {
+    write_on(part, ID, None)
+}
+
+fn write_on(part: Part, id: ImageId, parent: Option<ImageId>) -> Arc<Ledger> {
     let state = part.write_state(b"QEVM: the state of some device").unwrap();
-    part.begin(manifest(state)).unwrap()
+    part.begin(manifest(id, parent, state)).unwrap()
 }
 
 /// Asks the engine to begin.
@@ -69,6 +79,13 @@ pub fn ask(engine: &Engine, max: Duration) -> Answer {
     let ticket = Ticket::new();
     engine.send(Command::BeginImage(Arc::clone(&ticket)));
     ticket.wait(max)
+}
+
+/// The image with a parent begins.
+pub fn begin_on(engine: &Engine, part: Part, id: ImageId, parent: Option<ImageId>) -> Arc<Ledger> {
+    let ledger = write_on(part, id, parent);
+    assert_eq!(ask(engine, PATIENCE), Answer::Begun);
+    ledger
 }
 
 /// The image begins.
@@ -94,14 +111,19 @@ pub fn begin_with(
 /// The image has every page as it was when it began.
 pub fn check_filled(store: &Store, ledger: &Ledger, expected: &Memory) {
     ledger.mark_filled().unwrap();
-    let image = store.image(ID).unwrap();
+    check_pages(store, ID, expected);
+}
+
+/// The same of any image that is filled.
+pub fn check_pages(store: &Store, id: ImageId, expected: &Memory) {
+    let image = store.image(id).unwrap();
     let mut content = [0; PAGE_SIZE as usize];
     for (page, tag) in (0..).map(PageIdx).zip(expected) {
         let found = image.read_page(page, &mut content).unwrap();
         assert_eq!(content, content_of(*tag), "page {page} is not as it was");
         assert_eq!(found == Content::Zero, *tag == 0, "page {page}");
     }
-    assert!(store.verify(ID).is_clean());
+    assert!(store.verify(id).is_clean());
 }
 
 /// Every daemon that looks finds that the image is lost.

@@ -2,6 +2,7 @@
 //! threads of the test; what a vCPU does is done through a mapping like a VMM's.
 
 mod begins;
+mod chain;
 mod daemons;
 mod disk;
 mod ends;

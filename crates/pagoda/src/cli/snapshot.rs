@@ -112,8 +112,9 @@ Exit status of rm:
 pub enum Snapshots {
     /// List the snapshots of all VMs
     ///
-    /// STAGE: volatile is lost with the host, durable is not, lost cannot be restored. SIZE is what its files take. TAKEN is in
-    /// UTC. READ BY: VMs that were made of it and read their memory from its files. Images that cannot be read are named below the table.
+    /// STAGE: volatile is lost with the host, durable is not, lost cannot be restored. SIZE is what its files take, SHARED
+    /// the memory that the snapshots before it have for it. TAKEN is in UTC. READ BY: VMs that were made of it and read their
+    /// memory from its files. Images that cannot be read are named below the table.
     Ls,
     /// Show all that is known of a snapshot
     Show {
@@ -122,8 +123,9 @@ pub enum Snapshots {
     },
     /// Remove a snapshot
     ///
-    /// What it takes on the disk is free again. No other snapshot needs it. One that VMs read, which were made of it, is not
-    /// removed before they have ended. An image that cannot be read is removed by its id, which `pagoda snapshot ls` shows.
+    /// What it takes on the disk is free again. One that VMs read, which were made of it, is not removed before they have ended. A
+    /// snapshot that refers to it first takes over what it has there, which takes time and room. One that is still being filled
+    /// stays as long as its VM runs. An image that cannot be read is removed by its id, which `pagoda snapshot ls` shows.
     Rm {
         #[arg(value_name = "VM/NAME|ID")]
         name: Removed,

@@ -22,6 +22,7 @@ fn list_text(list: &SnapshotList) -> String {
         ("TAKEN", Side::Left),
         ("STAGE", Side::Left),
         ("SIZE", Side::Right),
+        ("SHARED", Side::Right),
         ("MEMSZ", Side::Right),
         ("PAUSE", Side::Right),
         ("READ BY", Side::Left),
@@ -33,6 +34,7 @@ fn list_text(list: &SnapshotList) -> String {
             time::rfc3339(snapshot.taken_unix_ms),
             stage_words(snapshot),
             format_size(snapshot.own_bytes),
+            snapshot.parent.as_ref().map_or("-".into(), |_| format_size(snapshot.shared_bytes)),
             format_size(snapshot.memory_bytes),
             snapshot.pause_us.map_or("-".into(), format_us),
             readers_words(snapshot).unwrap_or_else(|| "-".into()),
@@ -86,11 +88,18 @@ fn tree_text(list: &SnapshotList) -> String {
         for snapshot in of_vm {
             let (taken, stage) = (time::rfc3339(snapshot.taken_unix_ms), stage_words(snapshot));
             let readers = readers_words(snapshot).map_or_else(String::new, |vms| format!(", read by {vms}"));
-            let size = format_size(snapshot.own_bytes);
+            let size = format_size(snapshot.own_bytes) + &shared_words(snapshot, &list.snapshots);
             let _ = writeln!(text, "  {:<width$}  {taken}  {size}, {stage}{readers}", snapshot.name);
         }
     }
     text + &unreadable_text(list)
+}
+
+/// What it has in another one, and which that is.
+fn shared_words(snapshot: &Snapshot, all: &[Snapshot]) -> String {
+    let Some(parent) = &snapshot.parent else { return String::new() };
+    let name = all.iter().find(|other| other.id == *parent).map_or(parent, |other| &other.name);
+    format!(" and {} of {name}", format_size(snapshot.shared_bytes))
 }
 
 pub fn one(snapshot: &Snapshot, format: Format) -> Result<()> {
@@ -114,6 +123,10 @@ fn text(snapshot: &Snapshot) -> String {
         ("qemu", format!("{}, machine {}", snapshot.qemu.version, snapshot.qemu.machine)),
         ("user", format!("{}:{}", snapshot.uid, snapshot.gid)),
     ];
+    if let Some(parent) = &snapshot.parent {
+        let shared = format_size(snapshot.shared_bytes);
+        lines.insert(6, ("shared", format!("{shared} that the image {parent} has, or those that it refers to")));
+    }
     if let Some(vms) = readers_words(snapshot) {
         lines.push(("read by", vms));
         lines.push(("", "their memory is in its files: it can be removed when they have ended".into()));
@@ -181,6 +194,8 @@ mod tests {
             memory_bytes: 4 << 30,
             missing_bytes: None,
             own_bytes: 3 << 29,
+            shared_bytes: 0,
+            parent: None,
             state_bytes: 3 << 20,
             pause_us: Some(12_345),
             running: true,
@@ -195,6 +210,7 @@ mod tests {
     fn some() -> SnapshotList {
         let filling =
             Snapshot { missing_bytes: Some(3 << 30), pause_us: None, ..snapshot("web1", "two", SnapshotStage::Begun) };
+        let filling = Snapshot { parent: Some("0".repeat(32)), shared_bytes: 5 << 29, ..filling };
         let damaged =
             Snapshot { damage: Some("map, offset 8: x".into()), ..snapshot("web1", "three", SnapshotStage::Durable) };
         SnapshotList {
@@ -218,28 +234,30 @@ mod tests {
     #[test]
     fn the_list() {
         let expected = "\
-VM    NAME            TAKEN                 STAGE           SIZE  MEMSZ    PAUSE  READ BY
-db    before upgrade  2026-11-28T16:00:00Z  durable         1.5G     4G  12.3 ms  db, test
-web1  one             2026-11-28T16:00:00Z  lost            1.5G     4G  12.3 ms  -
-web1  two             2026-11-28T16:00:00Z  volatile, 25 %  1.5G     4G        -  -
-web1  three           2026-11-28T16:00:00Z  DAMAGED         1.5G     4G  12.3 ms  -
+VM    NAME            TAKEN                 STAGE           SIZE  SHARED  MEMSZ    PAUSE  READ BY
+db    before upgrade  2026-11-28T16:00:00Z  durable         1.5G       -     4G  12.3 ms  db, test
+web1  one             2026-11-28T16:00:00Z  lost            1.5G       -     4G  12.3 ms  -
+web1  two             2026-11-28T16:00:00Z  volatile, 25 %  1.5G    2.5G     4G        -  -
+web1  three           2026-11-28T16:00:00Z  DAMAGED         1.5G       -     4G  12.3 ms  -
 
 image ab of 1M cannot be read (manifest, offset 0: it is empty); nobody can restore it, and `pagoda snapshot rm ab` removes it
 ";
         assert_eq!(list_text(&some()), expected);
-        assert_eq!(list_text(&SnapshotList::default()), "VM  NAME  TAKEN  STAGE  SIZE  MEMSZ  PAUSE  READ BY\n");
+        let header = "VM  NAME  TAKEN  STAGE  SIZE  SHARED  MEMSZ  PAUSE  READ BY\n";
+        assert_eq!(list_text(&SnapshotList::default()), header);
     }
 
     #[test]
     fn the_tree() {
         let mut list = some();
         list.unreadable.clear();
+        list.snapshots[1].id = "0".repeat(32);
         let expected = "\
 db  1.5G
   before upgrade  2026-11-28T16:00:00Z  1.5G, durable, read by db, test
 web1  4.5G
   one    2026-11-28T16:00:00Z  1.5G, lost
-  two    2026-11-28T16:00:00Z  1.5G, volatile, 25 %
+  two    2026-11-28T16:00:00Z  1.5G and 2.5G of one, volatile, 25 %
   three  2026-11-28T16:00:00Z  1.5G, DAMAGED
 ";
         assert_eq!(tree_text(&list), expected);
@@ -266,6 +284,9 @@ image          0123456789abcdef0123456789abcdef
         assert_eq!(text(&snapshot), expected);
         let read = text(&Snapshot { readers: vec!["web1".into(), "web2".into()], ..snapshot.clone() });
         assert!(read.contains("read by        web1, web2\n               their memory is in its files"), "{read}");
+        let child = Snapshot { parent: Some("ab".into()), shared_bytes: 5 << 29, ..snapshot.clone() };
+        let said = text(&child);
+        assert!(said.contains("of memory\nshared         2.5G that the image ab has, or"), "{said}");
         let lost = Snapshot { stage: SnapshotStage::Lost, why: Some("disk full".into()), running: false, ..snapshot };
         let said = text(&lost);
         assert!(said.contains("it cannot be restored: disk full\n") && said.contains("paused by its user"), "{said}");

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use anyhow::{Result, ensure};
 use pagoda_core::units::Bytes;
 use pagoda_image::RoomLimits;
+use pagoda_image::limits::{CHAIN_MAX, SNAPSHOTS_PER_VM_MAX};
 use serde::Deserialize;
 
 use super::policy::size;
@@ -13,6 +14,8 @@ use super::policy::size;
 /// In percent. With more, a file system of usual size would have no room for a VM's memory.
 const KEEP_FREE_PERCENT_MAX: u8 = 90;
 const KEEP_FREE_PERCENT_DEFAULT: u8 = 10;
+/// As many as a VM has.
+const CHAIN_DEFAULT: usize = SNAPSHOTS_PER_VM_MAX;
 /// Less holds no VM's memory.
 const MAX_BYTES_MIN: Bytes = Bytes::from_mib(64);
 
@@ -23,6 +26,7 @@ pub(super) struct SnapshotsFile {
     pub dir: Option<PathBuf>,
     pub max_bytes: Option<Size>,
     pub keep_free: Option<Percent>,
+    pub chain_max: Option<usize>,
 }
 
 /// A size, such as `"200G"`.
@@ -62,13 +66,15 @@ impl TryFrom<String> for Percent {
 pub struct SnapshotsConfig {
     pub dir: PathBuf,
     pub limits: RoomLimits,
+    /// Snapshots that refer one to the other at most, the first counted, which refers to none. 1: each is a full one.
+    pub chain_max: usize,
 }
 
 impl SnapshotsConfig {
     /// What holds without the section.
     pub fn below(state_dir: &Path) -> SnapshotsConfig {
         let limits = RoomLimits { max: None, keep_free_percent: KEEP_FREE_PERCENT_DEFAULT };
-        SnapshotsConfig { dir: state_dir.join("images"), limits }
+        SnapshotsConfig { dir: state_dir.join("images"), limits, chain_max: CHAIN_DEFAULT }
     }
 
     /// What the section says.
@@ -86,6 +92,11 @@ impl SnapshotsConfig {
             MAX_BYTES_MIN.0 >> 20
         );
         let keep_free_percent = file.keep_free.map_or(defaults.limits.keep_free_percent, |Percent(percent)| percent);
-        Ok(SnapshotsConfig { dir, limits: RoomLimits { max, keep_free_percent } })
+        let chain_max = file.chain_max.unwrap_or(defaults.chain_max);
+        ensure!(
+            (1..=CHAIN_MAX).contains(&chain_max),
+            "[snapshots] chain_max is {chain_max}: it can be 1, for snapshots that have all memory by themselves, to {CHAIN_MAX}"
+        );
+        Ok(SnapshotsConfig { dir, limits: RoomLimits { max, keep_free_percent }, chain_max })
     }
 }

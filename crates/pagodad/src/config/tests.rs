@@ -203,5 +203,11 @@ fn snapshots_are_a_section_of_the_file() {
     refused("keep_free = \"10\"", &[FILE, "line 2", "0% to 90%"]);
     refused("keep_free = \"91%\"", &["0% to 90%"]);
     refused("keep_free = 10", &[FILE, "line 2"]);
+    assert_eq!(
+        (only_one.chain_max, resolve(&[], "[snapshots]\nchain_max = 1\n").unwrap().snapshots.chain_max),
+        (16, 1)
+    );
+    refused("chain_max = 0", &["[snapshots] chain_max is 0", "to 32"]);
+    refused("chain_max = 33", &["[snapshots] chain_max is 33"]);
     refused("directory = \"/a\"", &["directory", "`dir`"]);
 }

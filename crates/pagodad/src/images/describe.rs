@@ -6,7 +6,7 @@ use pagoda_api::types::{
     HostSnapshots, Snapshot, SnapshotDamage, SnapshotDisk, SnapshotLaunch, SnapshotList, SnapshotQemu, SnapshotStage,
     UnreadableImage,
 };
-use pagoda_core::units::Bytes;
+use pagoda_core::units::{Bytes, PageCount};
 use pagoda_image::{Damage, DiskFile, Listed, Listing, Manifest, Qemu, Stage};
 
 /// Snapshots by VM, the oldest first, and what cannot be read.
@@ -40,6 +40,8 @@ pub fn snapshot(listed: &Listed, manifest: &Manifest, boot_id: &str) -> Snapshot
         memory_bytes: memory(manifest).0,
         missing_bytes: None,
         own_bytes: listed.own.0,
+        shared_bytes: PageCount(manifest.inherited_pages.unwrap_or(0)).bytes().0,
+        parent: manifest.parent.map(|parent| parent.to_string()),
         state_bytes: manifest.state.bytes,
         pause_us: manifest.pause_us,
         running: manifest.running,

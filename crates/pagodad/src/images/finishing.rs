@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use pagoda_api::in_full;
+use pagoda_image::limits::CHAIN_MAX;
 use pagoda_image::{ImageId, Listed, Manifest, Stage, Store};
 
 /// See the module.
@@ -68,12 +69,14 @@ impl Finishing {
     /// Makes a filled image outlive the host. It waits for the disk.
     pub fn make_durable(&self, store: &Store, id: ImageId) {
         let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
-        let made = store.ledger(id).and_then(|ledger| match ledger.manifest().map(|manifest| manifest.stage) {
-            Some(Stage::Filled) => ledger.make_durable(),
-            _ => Ok(()),
-        });
-        if let Err(error) = made {
-            tracing::warn!(image = %id, "make a snapshot durable, tried again: {}", in_full(&error));
+        for id in chain_of(store, id) {
+            let made = store.ledger(id).and_then(|ledger| match ledger.manifest().map(|manifest| manifest.stage) {
+                Some(Stage::Filled) => ledger.make_durable(),
+                _ => Ok(()),
+            });
+            if let Err(error) = made {
+                return tracing::warn!(image = %id, "make a snapshot durable, tried again: {}", in_full(&error));
+            }
         }
     }
 
@@ -84,6 +87,19 @@ impl Finishing {
         let due = due.filter(|listed| listed.damage.is_none() && listed.manifest.as_ref().is_some_and(is_of_now));
         due.for_each(|listed| self.make_durable(store, listed.id));
     }
+}
+
+/// The image and those that it refers to, as far as they can be read, the last of them first: what an image refers to has to be
+/// durable before it.
+fn chain_of(store: &Store, id: ImageId) -> Vec<ImageId> {
+    let mut chain = vec![id];
+    while chain.len() < CHAIN_MAX
+        && let Some(parent) = store.ledger(chain[chain.len() - 1]).ok().and_then(|ledger| ledger.parent())
+    {
+        chain.push(parent);
+    }
+    chain.reverse();
+    chain
 }
 
 fn stage_of(listed: &Listed) -> Option<Stage> {

@@ -33,7 +33,7 @@ impl Bench {
 
     fn with_limits(dir: PathBuf, limits: RoomLimits) -> Bench {
         let parts = Arc::new(Parts::default());
-        let config = SnapshotsConfig { dir: dir.join("images"), limits };
+        let config = SnapshotsConfig { dir: dir.join("images"), limits, chain_max: 3 };
         Bench { images: Images::new(config, Arc::clone(&parts)), dir, parts }
     }
 }
@@ -70,12 +70,13 @@ pub fn manifest(id: u128, vm: &str, name: &str) -> Manifest {
         running: true,
         disks: Vec::new(),
         parent: None,
+        inherited_pages: None,
     }
 }
 
 /// An image of this manifest, as far as this stage.
 pub fn make(store: &Store, manifest: Manifest, stage: Stage) {
-    let (part, prepared) = store.create(manifest.id, PageCount(PAGES)).unwrap();
+    let (part, prepared) = store.create_on(manifest.parent, manifest.id, PageCount(PAGES)).unwrap();
     let state = part.write_state(b"QEVM: the state of some device").unwrap();
     let ledger = part.begin(Manifest { state, ..manifest }).unwrap();
     let mut writer = prepared.commit().unwrap();
@@ -87,6 +88,9 @@ pub fn make(store: &Store, manifest: Manifest, stage: Stage) {
         return;
     }
     let run = |start, len| Run { start, len };
+    if ledger.parent().is_some() {
+        assert_eq!(writer.inherit(Pages { chunk: ChunkIdx(1), run: run(0, 256) }), Taken::Yes);
+    }
     for chunk in [0, 1].map(ChunkIdx) {
         let first = Pages { chunk, run: run(0, 1) };
         assert_eq!(writer.preserve(first, &[TAG; PAGE_SIZE as usize]), Taken::Yes);
@@ -302,6 +306,63 @@ fn what_a_disk_did_not_take_is_tried_again() {
     assert!(!gone.exists() && bench.dir.join("images").join(format!("{}.part", ImageId(6))).exists());
     assert!(!bench.images.finishing.is_to_be_marked(ImageId(1)) && !bench.images.finishing.is_to_be_marked(ImageId(9)));
     assert!(bench.images.finishing.is_to_be_marked(ImageId(2)), "it lacks pages, whatever was said");
+}
+
+#[test]
+fn snapshots_refer_to_one_another_until_one_is_removed() {
+    let bench = Bench::new("chain");
+    let (images, store) = (&bench.images, bench.images.ready().unwrap());
+    let on = |id, name: &str, parent| Manifest { parent: Some(ImageId(parent)), ..manifest(id, "web1", name) };
+    make(store, manifest(1, "web1", "one"), Stage::Filled);
+    make(store, on(2, "two", 1), Stage::Filled);
+    make(store, on(3, "three", 2), Stage::Filled);
+    let of = |name: &str| images.get(&named(name)).unwrap();
+    let three = of("web1/three");
+    assert_eq!((three.parent, three.shared_bytes), (Some(ImageId(2).to_string()), CHUNK_PAGES * PAGE_SIZE));
+    assert_eq!((of("web1/one").parent, of("web1/one").shared_bytes), (None, 0));
+    assert_eq!(verified(images, "web1/three").damaged, 0);
+
+    // A chain has an end, is of one VM, and of what is whole.
+    let can_be = |id, vm: &str| images.hold_parent(ImageId(id), vm).is_some();
+    assert_eq!([can_be(2, "web1"), can_be(3, "web1"), can_be(2, "db"), can_be(9, "web1")], [true, false, false, false]);
+    make(store, on(4, "four", 2), Stage::Begun);
+    assert!(!can_be(4, "web1"), "it is not filled");
+
+    // Nothing that is needed is removed.
+    let remove = |name: &str| images.remove(&Which::Named(named(name)), |_| Ok(()));
+    let held = images.hold_parent(ImageId(2), "web1").unwrap();
+    assert_eq!(code(remove("web1/two").unwrap_err()), ErrorCode::WrongState);
+    drop(held);
+    let error = remove("web1/two").unwrap_err();
+    assert!(error.code == ErrorCode::Refused && error.message.contains(&ImageId(4).to_string()), "{}", error.message);
+    remove("web1/four").unwrap();
+
+    // What refers to it is made durable, what that refers to before it, and is independent then.
+    remove("web1/two").unwrap();
+    let three = of("web1/three");
+    assert_eq!((three.stage, three.parent), (SnapshotStage::Durable, Some(ImageId(1).to_string())));
+    assert_eq!(of("web1/one").stage, SnapshotStage::Durable);
+    assert_eq!(verified(images, "web1/three").damaged, 0);
+    remove("web1/one").unwrap();
+    assert_eq!((of("web1/three").parent, of("web1/three").shared_bytes), (None, 0));
+    let report = verified(images, "web1/three");
+    assert_eq!((report.good_pages, report.zero_pages, report.damaged), (2, PAGES - 2, 0));
+    images.launch(&named("web1/three")).unwrap();
+}
+
+#[test]
+fn a_snapshot_is_worth_what_those_are_that_it_refers_to() {
+    let bench = Bench::new("chain-lost");
+    let store = bench.images.ready().unwrap();
+    let of_before = |id, name| Manifest { boot_id: BOOT_BEFORE.into(), ..manifest(id, "web1", name) };
+    make(store, of_before(1, "one"), Stage::Filled);
+    make(store, Manifest { parent: Some(ImageId(1)), ..manifest(2, "web1", "two") }, Stage::Filled);
+    let error = bench.images.launch(&named("web1/two")).unwrap_err();
+    assert!(error.message.contains("the snapshot one that it refers to") && error.message.contains("restarted"));
+    assert!(bench.images.hold_parent(ImageId(2), "web1").is_none());
+    assert!(store.lose(ImageId(1), "gone"));
+    let error = bench.images.launch(&named("web1/two")).unwrap_err();
+    assert!(error.message.contains("it is damaged"), "{}", error.message);
 }
 
 /// As a client does it.

@@ -31,6 +31,9 @@ fn let_go(registry: &Registry, image: &Listed) -> Result<(), ApiError> {
         let what = format!("{name} is being snapshotted, and needs the image");
         return Err(ApiError::new(ErrorCode::WrongState, what, Some("try again in a moment")));
     }
+    // Whose newest image it is, that VM's next one cannot refer to it.
+    let attached: Vec<Arc<Handle>> = registry.lock().values().filter_map(|vm| vm.handle.clone()).collect();
+    attached.iter().for_each(|handle| handle.send(Command::RemoveImage(image.id)));
     let holder = |vm: &crate::registry::Vm| (vm.governed.id, vm.record.clone(), vm.handle.clone());
     let held = registry.lock().values().find(|vm| vm.record.image == Some(image.id)).map(holder);
     let Some((id, record, handle)) = held else { return Ok(()) };

@@ -31,7 +31,7 @@ use pagoda_pager::image::{Answer, ImageStage, Ticket};
 
 use super::disks;
 use crate::images::admission::NewImage;
-use crate::images::refused;
+use crate::images::{Held, refused};
 use crate::qmp::Monitor;
 use crate::qmp::state::{self, Pause, RunState, SaveError, Saved, undo};
 use crate::random;
@@ -108,16 +108,21 @@ impl<'a> Taking<'a> {
     }
 
     fn run(&self) -> Result<(), ApiError> {
+        // It is not removed before this image is begun, and says itself that it refers to it.
+        let parent = self.parent();
+        let same = parent.as_ref().map_or(PageCount(0), |(_, same)| *same);
         let room = self.registry.images.admit(&NewImage {
             id: self.image,
             name: &self.name,
             pages: self.pages(),
-            filled: self.filled(),
+            filled: self.filled().min(self.pages().saturating_sub(same)),
         })?;
+        let parent = parent.as_ref().map(|(held, _)| held.id);
         let operation = Operation { kind: OperationKind::Snapshot, image: self.image, resume: self.is_running };
         self.registry.begin_operation(self.id, operation)?;
-        let made = self.store.create(self.image, self.pages());
+        let made = self.store.create_on(parent, self.image, self.pages());
         let (part, prepared) = made.map_err(|error| self.give_up(&format!("make its files: {}", in_full(&error))))?;
+        self.handle.send(Command::FollowImages(self.registry.images.makes_chains()));
         self.handle.send(Command::PrepareImage(prepared));
         self.wait_until_prepared().map_err(|why| self.give_up(&why))?;
         self.check_unchanged().map_err(|why| self.give_up(&why))?;
@@ -138,6 +143,12 @@ impl<'a> Taking<'a> {
                 Err(self.give_up_paused(&why, running))
             }
         }
+    }
+
+    /// The VM's newest image, and how much of it the VM still holds, if the engine knows that and a new one may refer to it.
+    fn parent(&self) -> Option<(Held<'_>, PageCount)> {
+        let (id, same) = self.handle.fresh_status().whole_image.filter(|_| self.registry.images.makes_chains())?;
+        Some((self.registry.images.hold_parent(id, &self.name.vm)?, same))
     }
 
     fn pages(&self) -> PageCount {
@@ -223,7 +234,8 @@ impl<'a> Taking<'a> {
             running: self.is_running,
             // QEMU has written out all that the guest was told is written.
             disks: disks::writable(&self.qmp, &self.launch.cwd).map_err(|error| in_full(error.as_ref()))?,
-            parent: None,
+            parent: part.parent(),
+            inherited_pages: None,
         };
         let ledger = part.begin(manifest).map_err(in_words)?;
         let ticket = Ticket::new();

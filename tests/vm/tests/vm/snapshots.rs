@@ -14,6 +14,8 @@ use vm_tests::{Daemon, Folios, Guest, GuestOptions, Lab, MIB, Qemu, wait};
 
 /// Long enough for snapshots in the middle; ends with a check of every word.
 const WORK: &str = "pagoda.work=random:seconds=12,verify pagoda.mib=260";
+/// Long enough for four of them.
+const LONG_WORK: &str = "pagoda.work=random:seconds=25,verify pagoda.mib=260";
 const DRAM: &str = "160M";
 
 fn options(name: &str, qemu: Qemu) -> GuestOptions {
@@ -94,6 +96,44 @@ fn restored_into_less_memory() -> Result<()> {
 #[test]
 fn restored_into_less_memory_qemu_10() -> Result<()> {
     restored(Qemu::Ten, Folios::Small)
+}
+
+/// Four snapshots, each of which refers to the one before it. One in the middle goes, then the first, and each that is left is
+/// restored.
+#[test]
+fn a_chain_of_snapshots() -> Result<()> {
+    Lab::run("a chain of snapshots", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let options = GuestOptions::new("web1", LONG_WORK).qemu(Qemu::System).dram(DRAM);
+        let guest = start(lab, &daemon, &options)?;
+        let mut before: Option<Snapshot> = None;
+        for name in ["one", "two", "three", "four"] {
+            take(&daemon, "web1", name)?;
+            let snapshot = wait_durable(&daemon, "web1", name)?;
+            ensure!(snapshot.parent == before.as_ref().map(|before| before.id.clone()), "{snapshot:?}");
+            ensure!(before.is_none() || snapshot.shared_bytes > 0, "{snapshot:?}");
+            println!("{name}: {} MiB, {} MiB shared", snapshot.own_bytes / MIB, snapshot.shared_bytes / MIB);
+            before = Some(snapshot);
+        }
+        command_of(&daemon, &["snapshot", "rm", "web1/two"]).context("while the guest runs")?;
+        let of = |name: &str| daemon.client().snapshot(&SnapshotName::new("web1", name));
+        ensure!(of("three")?.parent == Some(of("one")?.id), "it refers to what the removed one did");
+        guest.finish().context("the guest goes on")?;
+        daemon.wait_gone("web1")?;
+        let check = |name: &str| {
+            command_of(&daemon, &["snapshot", "verify", &format!("web1/{name}")])?;
+            let guest = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", name])?;
+            guest.finish().with_context(|| format!("restored from {name}"))?;
+            daemon.wait_gone("web1")
+        };
+        ["one", "three"].into_iter().try_for_each(check)?;
+        command_of(&daemon, &["snapshot", "rm", "web1/one"])?;
+        ensure!(of("three")?.parent.is_none(), "there is none before it");
+        check("four")?;
+        command_of(&daemon, &["snapshot", "rm", "web1/three"])?;
+        command_of(&daemon, &["snapshot", "verify", "web1/four"])?;
+        Ok(())
+    })
 }
 
 /// The daemon dies right behind a snapshot, again and again: the next one goes on filling it, and what the guest changes

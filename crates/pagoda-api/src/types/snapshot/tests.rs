@@ -12,6 +12,8 @@ fn snapshot() -> Snapshot {
         memory_bytes: 1000,
         missing_bytes: None,
         own_bytes: 5,
+        shared_bytes: 0,
+        parent: None,
         state_bytes: 3,
         pause_us: None,
         running: true,

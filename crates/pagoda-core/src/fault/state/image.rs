@@ -10,6 +10,8 @@ const KEEP_TRIES: u32 = 3;
 pub struct Images {
     /// Frozen pages.
     pub frozen: u64,
+    /// Pages that are known to be the newest image's.
+    pub same: u64,
     /// See `Machine::is_fill_blocked`.
     pub is_fill_blocked: bool,
     /// Of the newest image; reads that an older one asked for are told by it.

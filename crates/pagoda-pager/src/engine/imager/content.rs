@@ -43,6 +43,7 @@ pub fn take_over(
 ) -> Result<(), String> {
     match from {
         Source::Zero => taken(writer.preserve_zeros(pages)),
+        Source::Parent => taken(writer.inherit(pages)),
         Source::Buffer(op) => {
             let content = paging.brought(ring, op, pages).ok_or("what was read for it is in no buffer")?;
             taken(writer.preserve(pages, content))
@@ -78,8 +79,10 @@ pub fn take_over_all(writer: &mut Writer, room: &mut Room, paging: &mut Paging) 
 }
 
 fn take_over_chunk(writer: &mut Writer, room: &mut Room, chunk: ChunkIdx, paging: &mut Paging) -> Result<(), String> {
-    let missing = writer.missing_of(chunk);
     let found = paging.machine().chunk(chunk);
+    let inherited = writer.missing_of(chunk) & found.inherited;
+    inherited.runs().try_for_each(|run| taken(writer.inherit(Pages { chunk, run })))?;
+    let missing = writer.missing_of(chunk);
     let (ram, shared, blocks) = (missing & found.ram, missing & found.shared, missing & found.swapped());
     for run in short_runs(ram, ROOM_PAGES) {
         let pages = Pages { chunk, run };
