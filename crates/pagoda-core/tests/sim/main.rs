@@ -6,6 +6,7 @@
 
 mod image;
 mod job;
+mod mistake;
 mod oracle;
 mod pager;
 mod rng;

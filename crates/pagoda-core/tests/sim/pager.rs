@@ -11,7 +11,7 @@ use pagoda_core::fault::{
 };
 use pagoda_core::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
 
-use crate::image::{Change, Mistake};
+use crate::image::Mistake;
 use crate::job::{Job, JobKind};
 use crate::rng::Rng;
 use crate::share::Looking;
@@ -32,7 +32,7 @@ pub struct Pager {
     page_zaps: VecDeque<(u32, Vec<usize>)>,
     /// Watched pages as of the last event: nobody has reached them since.
     unused: BTreeSet<usize>,
-    buffers: BTreeMap<u16, BTreeMap<usize, u64>>,
+    pub buffers: BTreeMap<u16, BTreeMap<usize, u64>>,
     actions: VecDeque<Action>,
     punched: VecDeque<Event>,
     /// Answers to zaps of single pages.
@@ -60,7 +60,7 @@ pub struct Pager {
     /// The image that is to begin has the one before it as its parent.
     has_parent: bool,
     /// Pages that a mistaken pager takes for the newest image's, and for its parent's.
-    mistaken: BTreeSet<usize>,
+    pub mistaken: BTreeSet<usize>,
     mistaken_before: BTreeSet<usize>,
     /// What a mistaken pager still has to preserve, and whether it does so now.
     late: Vec<Action>,
@@ -72,7 +72,7 @@ fn chunk_pages(chunk: ChunkIdx) -> Range<usize> {
     first..first + CHUNK
 }
 
-fn range(pages: Pages) -> Range<usize> {
+pub fn range(pages: Pages) -> Range<usize> {
     let first = pages.first().0 as usize;
     first..first + usize::from(pages.run.len)
 }
@@ -255,23 +255,6 @@ impl Pager {
         self.actions.extend(out);
         self.events += 1;
         assert_eq!(self.machine.stats().faults(), self.messages, "every fault has exactly one cause");
-    }
-
-    /// A mistaken pager does not see that pages change in one way.
-    fn mistake_change(&mut self, action: Action) {
-        let Some(Mistake::KeepsSame(mistaken)) = self.weather.mistake else { return };
-        let (change, pages) = match action {
-            Action::Unprotect { pages } => (Change::Unprotect, pages),
-            Action::Map { pages, protect: false } => (Change::Map, pages),
-            Action::Copy { pages, protect: false, .. } => (Change::Copy, pages),
-            Action::Zero { pages } => (Change::Zero, pages),
-            Action::CopyBack { pages } => (Change::CopyBack, pages),
-            Action::RamPunch { pages } | Action::SwapPunch { pages } => (Change::Discard, pages),
-            _ => return,
-        };
-        if change == mistaken {
-            self.mistaken.extend(range(pages));
-        }
     }
 
     fn execute(&mut self, action: Action, world: &mut World, vmm: &mut Vmm, rng: &mut Rng) -> Result<(), Crash> {
@@ -471,21 +454,6 @@ impl Pager {
         let buffer = self.buffers.get_mut(&op.0).expect("a read has a buffer");
         for page in pages.iter().filter(|page| begun != world.begun || !world.is_frozen(**page)) {
             buffer.insert(*page, GARBAGE);
-        }
-    }
-
-    /// A pager that takes what was read for an image without asking the machine.
-    fn mistake_keep(&self, op: OpId, pages: &[usize], begun: usize, world: &mut World) {
-        let is_newest = begun == world.begun;
-        for page in pages {
-            let Some(&content) = self.buffers[&op.0].get(page) else { continue };
-            match self.weather.mistake {
-                Some(Mistake::UsesChangedKeep) if is_newest => world.mistake_copy(*page, content),
-                Some(Mistake::UsesOldKeep) if !is_newest && world.is_frozen(*page) => {
-                    world.preserve(*page, content, false);
-                }
-                _ => {}
-            }
         }
     }
 
