@@ -365,16 +365,16 @@ fn an_image_gets_what_it_lacks_from_another_when_its_vm_ends() {
         let mut kill = vm.killer();
         let engine = vm.serve(None);
         let part = prepare(&engine, &store);
+        let other = source.disk.clone();
         let ledger = begin_with(&engine, part, &disk, move |call| {
             if call == 3 {
                 kill();
+                other.set_reads(if hangs { Reads::HangAfter(0) } else { Reads::Go });
             }
             Verdict::Go
         });
         if hangs {
-            // For a while.
-            source.disk.set_reads(Reads::HangAfter(0));
-            std::thread::sleep(Duration::from_millis(300));
+            assert!(engine.notice_within(Duration::from_millis(300)).is_none(), "it needs pages of the other image");
             source.disk.set_reads(Reads::Go);
         }
         assert_eq!(engine.next_notice(), Some(Notice::ImageFilled(ID)));

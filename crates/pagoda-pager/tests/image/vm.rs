@@ -229,12 +229,17 @@ impl Engine {
 
     /// What the engine says next, but that the VM is near its limit; nothing once it has ended.
     pub fn next_notice(&self) -> Option<Notice> {
+        self.notice_within(PATIENCE).expect("the engine says nothing")
+    }
+
+    /// The same, if it says something or ends in this time.
+    pub fn notice_within(&self, max: Duration) -> Option<Option<Notice>> {
         loop {
-            match self.notices.recv_timeout(PATIENCE) {
+            match self.notices.recv_timeout(max) {
                 Ok(Notice::NearLimit) => {}
-                Ok(notice) => return Some(notice),
-                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return None,
-                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("the engine says nothing"),
+                Ok(notice) => return Some(Some(notice)),
+                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return Some(None),
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => return None,
             }
         }
     }
