@@ -161,6 +161,11 @@ impl Machine {
         }
     }
 
+    /// What page-out leaves in DRAM, before anything is planned: as [`Event::SetMin`] later.
+    pub fn set_min(&mut self, min: PageCount) {
+        self.min = min.0;
+    }
+
     /// Takes an event in and appends what has to be done. Says what became of a fault.
     ///
     /// # Panics
@@ -189,7 +194,7 @@ impl Machine {
             Event::Discard { token, first, count } => self.discards.push_back((token, first, count)),
             Event::Abandon { token } => self.discards.retain(|(other, ..)| *other != token),
             Event::SetLimit { limit } => self.limit = limit.0.min(self.config.chunks.pages().0),
-            Event::SetMin { min } => self.min = min.0,
+            Event::SetMin { min } => self.set_min(min),
             Event::Pin => self.pin(out),
             Event::Prepare { on } => self.prepare(on, out),
             Event::Freeze { has_parent } => self.freeze(has_parent, now, out),

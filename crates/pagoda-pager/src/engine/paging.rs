@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use pagoda_core::bits::PageSet;
 use pagoda_core::fault::{Actions, Event, Machine, Now, Served};
-use pagoda_core::units::{ChunkIdx, PageIdx};
+use pagoda_core::units::{ChunkIdx, PageCount, PageIdx};
 use pagoda_image::ImageId;
 use pagoda_sys::Errno;
 use pagoda_sys::ring::{Ring, RingError};
@@ -117,6 +117,12 @@ impl Paging {
     /// An event that is handled after those that wait already.
     pub fn push(&mut self, event: Event) {
         self.events.push_back(event);
+    }
+
+    /// The limits that the machine begins with. It plans nothing before it knows both.
+    pub fn begin_with_limits(&mut self, limit: PageCount, min: PageCount) {
+        self.machine.set_min(min);
+        self.push(Event::SetLimit { limit });
     }
 
     /// An event that is handled before all others: until then the machine has another idea of its pages.

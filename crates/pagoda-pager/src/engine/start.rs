@@ -153,8 +153,7 @@ impl Engine {
         if self.reporter.is_pinned() {
             self.paging.push(Event::Pin);
         }
-        self.paging.push(Event::SetMin { min });
-        self.paging.push(Event::SetLimit { limit });
+        self.paging.begin_with_limits(limit, min);
         self.settle();
         if !self.paging.machine().is_armed() && !self.paging.is_halted() {
             self.paging.leave_punches();

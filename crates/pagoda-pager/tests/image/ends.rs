@@ -1,12 +1,16 @@
 //! VMs that end before their image is filled.
 
+use pagoda_core::units::PAGE_SIZE;
 use pagoda_pager::handle::Notice;
+use rustix::fs::FallocateFlags;
 
 use crate::disk::{TestDisk, Verdict};
 use crate::files::{ID, begin_with, check_filled, check_lost, prepare, store};
 use crate::fills::{KINDS, full_memory};
 use crate::vcpu;
 use crate::vm::{Kind, PAGES, Vm};
+
+const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 
 #[test]
 fn an_image_gets_what_it_lacks_when_its_vm_ends() {
@@ -29,6 +33,31 @@ fn an_image_gets_what_it_lacks_when_its_vm_ends() {
         assert_eq!(engine.next_notice(), None);
         check_filled(&store, &ledger, &expected);
     }
+}
+
+/// A fault is answered while its VMM dies: the page is in memory by the machine's account alone.
+#[test]
+fn a_page_that_does_not_come_to_a_dying_vm_is_taken_from_its_block() {
+    const READ: u64 = 64;
+    let mut vm = Vm::new("ends-late", Kind { limit: 400, ..Kind::default() });
+    let disk = TestDisk::default();
+    let store = store(&vm, &disk);
+    let mut kill = vm.killer();
+    let engine = vm.serve(None);
+    let memory = full_memory(&vm);
+    engine.wait_swapped(PAGES - 400);
+    (0..READ).zip(&memory).for_each(|(page, tag)| vcpu::check(vm.guest, page, *tag));
+    let part = prepare(&engine, &store);
+    let ram = vm.ram_file();
+    let ledger = begin_with(&engine, part, &disk, move |call| {
+        if call == 3 {
+            rustix::fs::fallocate(&ram, PUNCH, 0, READ * PAGE_SIZE).unwrap();
+            kill();
+        }
+        Verdict::Go
+    });
+    assert_eq!(engine.next_notice(), Some(Notice::ImageFilled(ID)));
+    check_filled(&store, &ledger, &memory);
 }
 
 #[test]

@@ -176,6 +176,11 @@ impl Vm {
         self.ram.map(LargeFolios::Never).unwrap()
     }
 
+    /// The file of its memory.
+    pub fn ram_file(&self) -> OwnedFd {
+        self.ram.as_fd().try_clone_to_owned().unwrap()
+    }
+
     /// vCPUs run from now on.
     pub fn run(&self, memory: &Memory, seed: u64, steps: usize) -> Running {
         Running::start(self.guest, memory, seed, steps)

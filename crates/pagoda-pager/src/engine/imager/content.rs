@@ -1,5 +1,6 @@
 //! Gets what pages hold into the image, from wherever it is.
 
+use pagoda_core::bits::{PageSet, Run};
 use pagoda_core::fault::{Pages, Source};
 use pagoda_core::units::{ChunkIdx, PAGE_SIZE};
 use pagoda_image::{Taken, Writer};
@@ -79,14 +80,14 @@ pub fn take_over_all(writer: &mut Writer, room: &mut Room, paging: &mut Paging) 
 }
 
 fn take_over_chunk(writer: &mut Writer, room: &mut Room, chunk: ChunkIdx, paging: &mut Paging) -> Result<(), String> {
-    let found = paging.machine().chunk(chunk);
+    let found = paging.machine().chunk(chunk).clone();
     let inherited = writer.missing_of(chunk) & found.inherited;
     inherited.runs().try_for_each(|run| taken(writer.inherit(Pages { chunk, run })))?;
     let missing = writer.missing_of(chunk);
     let (ram, shared, blocks) = (missing & found.ram, missing & found.shared, missing & found.swapped());
     for run in short_runs(ram, ROOM_PAGES) {
         let pages = Pages { chunk, run };
-        paging.copy_ram(pages, room.of(pages))?;
+        copy_memory(pages, found.clean, room.of(pages), paging)?;
         taken(writer.preserve(pages, room.of(pages)))?;
     }
     for run in short_runs(shared, ROOM_PAGES) {
@@ -100,6 +101,24 @@ fn take_over_chunk(writer: &mut Writer, room: &mut Room, chunk: ChunkIdx, paging
         taken(writer.preserve(pages, room.of(pages)))?;
     }
     (missing - ram - shared - blocks).runs().try_for_each(|run| taken(writer.preserve_zeros(Pages { chunk, run })))
+}
+
+/// Copies pages that the machine has in memory. What faults bring to a VMM that is dying does not come there any more, and the
+/// machine is not told. The block of a `clean` page has the same content.
+fn copy_memory(pages: Pages, clean: PageSet, out: &mut [u8], paging: &mut Paging) -> Result<(), String> {
+    let Err(why) = paging.copy_ram(pages, out) else { return Ok(()) };
+    let page_size = PAGE_SIZE as usize;
+    for (index, out) in (pages.run.start..=u8::MAX).zip(out.chunks_exact_mut(page_size)) {
+        let page = Pages { chunk: pages.chunk, run: Run { start: index, len: 1 } };
+        if paging.copy_ram(page, out).is_ok() {
+            continue;
+        }
+        if !clean.contains(index) {
+            return Err(why);
+        }
+        paging.copy_blocks(page, out)?;
+    }
+    Ok(())
 }
 
 /// A writer that takes nothing has given the image up, and knows why.
