@@ -1,7 +1,7 @@
 //! States go from plain QEMU to Pagoda and back, by savevm and by migration, and what cannot be kept is refused before the
 //! guest moves. `docs/qemu-options.md` has the table.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::rc::Rc;
@@ -189,10 +189,21 @@ fn blocks(mut command: Command, qemu: &Path, words: &str) -> Result<Vec<String>>
     command.arg(qemu).args(words.split_whitespace());
     command.args(["-accel", "tcg", "-nodefaults", "-display", "none", "-S", "-monitor", "stdio"]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    let _ = child.stdin.take().context("QEMU's input")?.write_all(b"info ramblock\nquit\n");
+    child.stdin.as_mut().context("QEMU's input")?.write_all(b"info ramblock\n").context("ask QEMU")?;
+    let mut output = child.stdout.take().context("QEMU's output")?;
+    let (mut said, mut piece) = (String::new(), [0; 4096]);
+    // Its prompt comes behind the table.
+    while said.find("Block Name").is_none_or(|from| !said[from..].contains("(qemu)")) {
+        let len = output.read(&mut piece).context("read QEMU's output")?;
+        if len == 0 {
+            break;
+        }
+        said += &String::from_utf8_lossy(&piece[..len]).replace('\r', "");
+    }
+    // Killed, for QEMU 10 crashes now and then (in aio_co_wake) if a command comes by its other monitor while it quits.
+    child.kill().context("end QEMU")?;
     let output = child.wait_with_output()?;
-    let said = String::from_utf8_lossy(&output.stdout).replace('\r', "");
-    ensure!(output.status.success(), "{words}: {said} {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(said.contains("Block Name"), "{words}: {said} {}", String::from_utf8_lossy(&output.stderr));
     let from = said.find("Block Name").with_context(|| format!("no blocks in {said}"))?;
     let lines = said[from..].lines().skip(1).take_while(|line| !line.starts_with("(qemu)"));
     Ok(lines.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect())
