@@ -2,7 +2,7 @@
 //!
 //! The engine leaves jobs in the [`Queue`] and takes in what is done, and never waits for a thread. A thread takes a job, reads
 //! it with nothing locked, compares each page with its checksum, and makes the tier's descriptor readable. There is always a
-//! thread that is free to take the next job, up to [`WORKERS_MAX`]; those beyond [`WORKERS`] end when they have nothing to do.
+//! thread that is free to take the next job, up to [`super::queue::WORKERS_MAX`]; those beyond [`WORKERS`] end when they have nothing to do.
 //!
 //! A thread that the disk does not answer stays in its system call, as long as that takes. It has nothing of the VM but a buffer
 //! of its own and the image's files; so the VM ends without it, and it ends when the disk answers.
