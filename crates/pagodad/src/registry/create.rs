@@ -183,15 +183,17 @@ impl Registry {
     }
 
     fn make(&self, record: Record, source: Option<Source>, id: VmId) -> Result<Vm, ApiError> {
-        let swap_path = self.swap_path(&record.name);
         let reserve = if record.spec.reserve_swap { Reserve::Yes } else { Reserve::No };
-        let swap = SwapFile::create(&swap_path, record.memory(), reserve)
-            .map_err(|e| ApiError::new(ErrorCode::Unsupported, format!("make the VM's swap file: {e}"), None))?;
-        let (ram, monitor) = self.make_rest(&record).inspect_err(|_| {
-            let _ = std::fs::remove_file(&swap_path);
+        // The record comes before the swap file and the map: a daemon that finds one of these without it knows not whose it is.
+        let (ram, monitor) = self.make_first(&record).inspect_err(|_| {
             let _ = std::fs::remove_file(self.monitor_path(&record.name));
         })?;
-        // The record first: a daemon that finds a map without one would not know whose it is.
+        let swap = SwapFile::create(&self.swap_path(&record.name), record.memory(), reserve).map_err(|e| {
+            // Not the swap file: one that is there is not this VM's.
+            let _ = self.records.remove(&record.name);
+            let _ = std::fs::remove_file(self.monitor_path(&record.name));
+            ApiError::new(ErrorCode::Unsupported, format!("make the VM's swap file: {e}"), None)
+        })?;
         let given = source.map(|source| source.give(&self.image_map_path(&record.name))).transpose();
         let given = given.map_err(|e| internal("give the VM the map of its image", e));
         let given = given.inspect_err(|_| self.forget(&record))?;
@@ -202,7 +204,7 @@ impl Registry {
         Ok(Vm { ram, swap: Some(swap), monitor, image_tier, reading, ..Vm::new(record, id, qmp, group) })
     }
 
-    fn make_rest(&self, record: &Record) -> Result<(Vec<RamFile>, Option<OwnedFd>), ApiError> {
+    fn make_first(&self, record: &Record) -> Result<(Vec<RamFile>, Option<OwnedFd>), ApiError> {
         let owner = rustix::process::geteuid().as_raw();
         let ram = record.regions.iter().map(|len| RamFile::create(&record.name, *len, owner)).collect::<Result<_, _>>();
         let ram = ram.map_err(|e| internal("make the VM's RAM", e))?;

@@ -4,6 +4,7 @@
 //! has on disk is its memory.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::MutexGuard;
 use std::time::Duration;
 
@@ -114,19 +115,26 @@ impl Registry {
     /// VM's writing lock, or nobody else knows the VM.
     pub(super) fn forget(&self, record: &Record) {
         let name = &record.name;
+        // The record last: if this daemon dies in the middle, the next one ends by it what was begun.
+        let compressed = record.compressed.as_ref().map(|tier| tier.files(name));
+        remove_files([self.swap_path(name), self.image_map_path(name), self.monitor_path(name)]);
+        remove_files(compressed.into_iter().flatten());
         // Its record is a pending release from now on.
         remote::end_of(&Dirs::of(&self.config), record, &self.records.path(name));
         if let Err(error) = self.records.remove(name) {
             tracing::warn!("remove {}: {error}", self.records.path(name).display());
         }
-        let compressed = record.compressed.as_ref().map(|tier| tier.files(name));
-        let own = [self.swap_path(name), self.remote_path(name), self.image_map_path(name), self.monitor_path(name)];
-        for path in own.into_iter().chain(compressed.into_iter().flatten()) {
-            if let Err(error) = std::fs::remove_file(&path)
-                && error.kind() != std::io::ErrorKind::NotFound
-            {
-                tracing::warn!("remove {}: {error}", path.display());
-            }
+        // Its map is what a pending release may go by.
+        remove_files([self.remote_path(name)]);
+    }
+}
+
+fn remove_files(paths: impl IntoIterator<Item = PathBuf>) {
+    for path in paths {
+        if let Err(error) = std::fs::remove_file(&path)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!("remove {}: {error}", path.display());
         }
     }
 }

@@ -496,9 +496,7 @@ fn killed_while_one_is_rolled_back() -> Result<()> {
             eprintln!("{seen:?}: it runs: {runs}");
             // It has ended, or was told to. What was seen lasts for microseconds, so the new VM may be there: its QEMU was killed.
             if !runs || seen != Seen::Rollback || guest.wait_exit(Duration::from_secs(1)).is_ok() {
-                // A daemon that dies before it writes a record leaves a swap file that the next VM of the name takes over.
-                let is_gone = || Ok(daemon.client().vm("web1").is_err().then_some(()));
-                wait::until("it is gone", wait::HANG, is_gone).with_context(|| format!("{seen:?}"))?;
+                daemon.wait_gone("web1").with_context(|| format!("{seen:?}"))?;
                 guest = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", "one"])?;
                 Seen::Over.wait(&daemon)?;
             }
