@@ -184,6 +184,10 @@ impl Registry {
 
     fn make(&self, record: Record, source: Option<Source>, id: VmId) -> Result<Vm, ApiError> {
         let reserve = if record.spec.reserve_swap { Reserve::Yes } else { Reserve::No };
+        // A record that cannot be read is that of a VM nobody knows, which may run: nothing of it is written over.
+        [self.records.path(&record.name), self.swap_path(&record.name)]
+            .iter()
+            .try_for_each(|path| check_absent(path))?;
         // The record comes before the swap file and the map: a daemon that finds one of these without it knows not whose it is.
         let (ram, monitor) = self.make_first(&record).inspect_err(|_| {
             let _ = std::fs::remove_file(self.monitor_path(&record.name));
@@ -218,6 +222,17 @@ impl Registry {
         self.records.write(record).map_err(|e| internal("write the VM's record", in_full(e.as_ref())))?;
         Ok((ram, monitor))
     }
+}
+
+/// That a file of the new VM's name is not there, as a fact.
+fn check_absent(path: &Path) -> Result<(), ApiError> {
+    let problem = match path.symlink_metadata() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => format!("look for {}: {error}", path.display()),
+        Ok(_) => format!("{} exists, and this daemon knows no VM by it", path.display()),
+    };
+    let hint = "it may be a VM's that runs: choose another name, or move the file away if no VM has it";
+    Err(ApiError::new(ErrorCode::NameTaken, problem, Some(hint)))
 }
 
 /// A listening Unix socket for its owner alone: the directory it is in is.
