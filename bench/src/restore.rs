@@ -14,20 +14,17 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
-use pagoda_api::{CreateSnapshot, SnapshotName, SnapshotStage};
+use pagoda_api::CreateSnapshot;
 use pagoda_sys::swapfile::DirectBuffer;
 use serde_json::{Value, json};
-use testkit::accel;
 use testkit::daemon::Daemon;
-use testkit::image;
 use testkit::qmp::Qmp;
 use testkit::results::report::{Bar, Report};
 
-use super::balloon::guest::{self, Guest, Shape, Start};
+use super::balloon::guest::{Guest, Shape, Start};
+use super::snapshot::{SIZES_MIB, append, of_each_size, wait_durable};
 use super::{Setup, svg};
 
-/// Memory of the guest, and what its program writes to.
-const SIZES_MIB: [(u64, u64); 3] = [(512, 320), (2048, 1536), (8192, 6144)];
 /// Roll-backs and restores in a round.
 const REPEATS: usize = 3;
 /// What the guest does in between, so that it has something to lose.
@@ -36,9 +33,7 @@ const WORK: &str = "run random passes=1 write=100";
 const REPLY: &str = "idle 0";
 const VM: &str = "bench-restore";
 const SNAPSHOT: &str = "here";
-const DURABLE_MAX: Duration = Duration::from_secs(300);
 const END_MAX: Duration = Duration::from_secs(30);
-const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The file is read in pieces of this size.
 const PIECE: usize = 1 << 20;
 /// The bars.
@@ -58,26 +53,14 @@ struct Size {
 /// Runs the bench.
 ///
 /// # Errors
-/// A guest does not boot, or finds a wrong page; a snapshot fails; not root, for caches are dropped.
+/// A guest does not boot, or finds a wrong page; a snapshot fails.
 pub fn run(setup: &Setup) -> Result<(Report, String)> {
-    if !setup.ours {
-        bail!("this bench has no peers to measure alone");
-    }
-    let images = image::build(&image::ImageArgs::default()).context("make the guest's image")?;
-    let accelerator = accel::find(guest::QEMU, &images, &setup.dir)?;
-    let start = Start { images: &images, accelerator, disk: None };
-    let sizes = if setup.quick { &SIZES_MIB[..2] } else { &SIZES_MIB };
-    let mut measured = Vec::new();
-    for &(memory_mib, work_mib) in sizes.iter().filter(|(memory_mib, _)| setup.wants(&format!("{memory_mib} MiB"))) {
-        let mut size = Size::default();
-        for round in 0..setup.rounds {
-            eprintln!("restore: {memory_mib} MiB, round {} of {}", round + 1, setup.rounds);
-            load_vm(setup, &start, (memory_mib, work_mib), &mut size)?;
-            pagoda(setup, &start, (memory_mib, work_mib), &mut size)?;
-        }
-        measured.push((memory_mib, size));
-    }
-    let mut report = setup.report_of("restore", accelerator.name());
+    let round = |start: &Start<'_>, shape: (u64, u64), size: &mut Size| {
+        load_vm(setup, start, shape, size)?;
+        pagoda(setup, start, shape, size)
+    };
+    let (accelerator, measured) = of_each_size(setup, "restore", round)?;
+    let mut report = setup.report_of("restore", accelerator);
     for (memory_mib, size) in &measured {
         add_figures(&mut report, *memory_mib, size);
     }
@@ -114,10 +97,6 @@ fn plot(measured: &[(u64, Size)]) -> String {
     })
 }
 
-fn append(work_mib: u64) -> String {
-    format!("pagoda.mib={work_mib} pagoda.threads=1 pagoda.write=100")
-}
-
 /// A monitor of the bench's own.
 fn monitor_words(monitor: &Path) -> [String; 2] {
     ["-qmp".to_owned(), format!("unix:{},server=on,wait=off", monitor.display())]
@@ -132,7 +111,7 @@ fn pagoda(setup: &Setup, start: &Start<'_>, (memory_mib, work_mib): (u64, u64), 
     guest.command(&format!("fill {work_mib}"))?;
     let request = CreateSnapshot { name: Some(SNAPSHOT.to_owned()), disks: false, wait_durable: false };
     daemon.client().take_snapshot(VM, &request).context("take the snapshot")?;
-    wait_durable(&daemon)?;
+    wait_durable(&daemon, VM, SNAPSHOT)?;
     for _ in 0..REPEATS {
         guest.command(WORK)?;
         // The new QEMU makes it anew, and nobody is to reach the old one.
@@ -210,15 +189,6 @@ fn resumed_us(monitor: &Path) -> Result<f64> {
     };
     let part = |name: &str| event["timestamp"][name].as_f64().with_context(|| format!("the time of {event}"));
     Ok(part("seconds")? * 1e6 + part("microseconds")?)
-}
-
-fn wait_durable(daemon: &Daemon) -> Result<()> {
-    let (began, name) = (Instant::now(), SnapshotName::new(VM, SNAPSHOT));
-    while daemon.client().snapshot(&name)?.stage != SnapshotStage::Durable {
-        ensure!(began.elapsed() < DURABLE_MAX, "the snapshot does not become durable");
-        std::thread::sleep(LOOK_EVERY);
-    }
-    Ok(())
 }
 
 /// The content of the only snapshot there is.

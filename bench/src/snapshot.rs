@@ -24,7 +24,7 @@ use super::balloon::guest::{self, Guest, Shape, Start};
 use super::{Setup, svg};
 
 /// Memory of the guest, and what its program writes to.
-const SIZES_MIB: [(u64, u64); 3] = [(512, 320), (2048, 1536), (8192, 6144)];
+pub const SIZES_MIB: [(u64, u64); 3] = [(512, 320), (2048, 1536), (8192, 6144)];
 /// Snapshots of each side in a round.
 const SNAPSHOTS: usize = 5;
 /// The guest writes for so long around each: longer than pages are protected before.
@@ -72,24 +72,12 @@ struct Size {
 /// # Errors
 /// A guest does not boot, or finds a wrong page; a snapshot fails.
 pub fn run(setup: &Setup) -> Result<(Report, String)> {
-    if !setup.ours {
-        bail!("this bench has no peers to measure alone");
-    }
-    let images = image::build(&image::ImageArgs::default()).context("make the guest's image")?;
-    let accelerator = accel::find(guest::QEMU, &images, &setup.dir)?;
-    let start = Start { images: &images, accelerator, disk: None };
-    let sizes = if setup.quick { &SIZES_MIB[..2] } else { &SIZES_MIB };
-    let mut measured = Vec::new();
-    for &(memory_mib, work_mib) in sizes.iter().filter(|(memory_mib, _)| setup.wants(&format!("{memory_mib} MiB"))) {
-        let mut size = Size::default();
-        for round in 0..setup.rounds {
-            eprintln!("snapshot: {memory_mib} MiB, round {} of {}", round + 1, setup.rounds);
-            state_alone(setup, &start, (memory_mib, work_mib), &mut size)?;
-            snapshots(setup, &start, (memory_mib, work_mib), &mut size)?;
-        }
-        measured.push((memory_mib, size));
-    }
-    let mut report = setup.report_of("snapshot", accelerator.name());
+    let round = |start: &Start<'_>, shape: (u64, u64), size: &mut Size| {
+        state_alone(setup, start, shape, size)?;
+        snapshots(setup, start, shape, size)
+    };
+    let (accelerator, measured) = of_each_size(setup, "snapshot", round)?;
+    let mut report = setup.report_of("snapshot", accelerator);
     for (memory_mib, size) in &measured {
         add_figures(&mut report, *memory_mib, size);
     }
@@ -100,6 +88,35 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
         report.single(&name, "ratio", &[last / first], Bar::AtMost(LARGEST_MAX));
     }
     Ok((report, plot(&measured)))
+}
+
+/// Measures guests of each size round by round. The accelerator's name, and what was measured by MiB of memory.
+///
+/// # Errors
+/// The guest's image cannot be made, or a round fails.
+pub fn of_each_size<S: Default>(
+    setup: &Setup,
+    bench: &str,
+    measure: impl Fn(&Start<'_>, (u64, u64), &mut S) -> Result<()>,
+) -> Result<(&'static str, Vec<(u64, S)>)> {
+    if !setup.ours {
+        bail!("this bench has no peers to measure alone");
+    }
+    let images = image::build(&image::ImageArgs::default()).context("make the guest's image")?;
+    let accelerator = accel::find(guest::QEMU, &images, &setup.dir)?;
+    let start = Start { images: &images, accelerator, disk: None };
+    let sizes = if setup.quick { &SIZES_MIB[..2] } else { &SIZES_MIB };
+    let wanted = |(memory_mib, _): &&(u64, u64)| setup.wants(&format!("{memory_mib} MiB"));
+    let mut measured = Vec::new();
+    for &(memory_mib, work_mib) in sizes.iter().filter(wanted) {
+        let mut size = S::default();
+        for round in 0..setup.rounds {
+            eprintln!("{bench}: {memory_mib} MiB, round {} of {}", round + 1, setup.rounds);
+            measure(&start, (memory_mib, work_mib), &mut size)?;
+        }
+        measured.push((memory_mib, size));
+    }
+    Ok((accelerator.name(), measured))
 }
 
 fn add_figures(report: &mut Report, memory_mib: u64, size: &Size) {
@@ -143,7 +160,8 @@ fn plot(measured: &[(u64, Size)]) -> String {
     })
 }
 
-fn append(work_mib: u64) -> String {
+/// What a guest is told that writes to so much.
+pub fn append(work_mib: u64) -> String {
     format!("pagoda.mib={work_mib} pagoda.threads=1 pagoda.write=100")
 }
 
@@ -186,14 +204,14 @@ fn snapshots(setup: &Setup, start: &Start<'_>, (memory_mib, work_mib): (u64, u64
         let snapshot = under_load(&mut guest, || take(&daemon, &name))?;
         let pause_us = snapshot.pause_us.context("how long the guest stood still")?;
         size.ours_ms.push(pause_us as f64 / 1e3);
-        wait_durable(&daemon, &name)?;
+        wait_durable(&daemon, VM, &name)?;
         remove(&daemon, &name)?;
         size.hot_speed.push(speed_after(&daemon, &mut guest, "hot", HOT_SECOND)?);
-        wait_durable(&daemon, "hot")?;
+        wait_durable(&daemon, VM, "hot")?;
         remove(&daemon, "hot")?;
         let began = Instant::now();
         size.speed.push(speed_after(&daemon, &mut guest, "after", SECOND)?);
-        let whole = wait_durable(&daemon, "after")?;
+        let whole = wait_durable(&daemon, VM, "after")?;
         size.filled_s.push(began.elapsed().as_secs_f64());
         size.space.push(whole.own_bytes as f64 / used as f64);
         remove(&daemon, "after")?;
@@ -202,7 +220,7 @@ fn snapshots(setup: &Setup, start: &Start<'_>, (memory_mib, work_mib): (u64, u64
         take(&daemon, "swept")?;
         let after = done(&mut guest, SWEEP)?.1;
         size.first_write_us.push((after - without) / pages);
-        wait_durable(&daemon, "swept")?;
+        wait_durable(&daemon, VM, "swept")?;
         remove(&daemon, "swept")?;
     }
     guest.power_off()?;
@@ -216,8 +234,12 @@ fn take(daemon: &Daemon, name: &str) -> Result<Snapshot> {
     daemon.client().take_snapshot(VM, &request).with_context(|| format!("take the snapshot {name}"))
 }
 
-fn wait_durable(daemon: &Daemon, name: &str) -> Result<Snapshot> {
-    let (began, full_name) = (Instant::now(), SnapshotName::new(VM, name));
+/// Waits until a snapshot outlives the host.
+///
+/// # Errors
+/// It is lost, or that takes too long.
+pub fn wait_durable(daemon: &Daemon, vm: &str, name: &str) -> Result<Snapshot> {
+    let (began, full_name) = (Instant::now(), SnapshotName::new(vm, name));
     loop {
         let snapshot = daemon.client().snapshot(&full_name)?;
         match snapshot.stage {
