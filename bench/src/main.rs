@@ -3,6 +3,7 @@
 
 mod adaptive;
 mod balloon;
+mod chain;
 mod crash;
 mod create;
 mod disk;
@@ -157,7 +158,7 @@ fn run(args: &Cli) -> Result<bool> {
     // Before it is built: what is changed meanwhile is not what was measured.
     let crates = Crates::look()?;
     let names = names.into_iter().map(|name| Ok((name, name.code(&crates)?))).collect::<Result<Vec<_>>>()?;
-    let is_pure = |(name, _): &(Name, String)| matches!(name, Name::Queues | Name::Rmap);
+    let is_pure = |(name, _): &(Name, String)| matches!(name, Name::Queues | Name::Rmap | Name::Chain);
     if setup.ours && !names.iter().all(is_pure) {
         Build::Bench.run()?;
     }
@@ -214,6 +215,7 @@ fn run_one(name: Name, code: String, setup: &Setup, json: Option<&Path>) -> Resu
         Name::Ways => ways::run(setup),
         Name::Snapshot => snapshot::run(setup),
         Name::Restore => restore::run(setup),
+        Name::Chain => chain::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;

@@ -29,6 +29,9 @@ use crate::types::{
 const WAIT_MAX: Duration = Duration::from_secs(60);
 /// Longest wait for an answer that only reads: nothing it asks for takes the daemon a second.
 const READ_WAIT_MAX: Duration = Duration::from_secs(15);
+/// Longest wait for a snapshot to be removed or restored: others may take over what they have in it, which is a copy, and a
+/// copy before it is waited for as well.
+const LONG_WAIT_MAX: Duration = Duration::from_hours(1);
 /// Later than this an answer is late.
 const SLOW: Duration = Duration::from_secs(2);
 
@@ -233,12 +236,32 @@ impl Client {
     }
 
     fn send<T: DeserializeOwned>(&self, method: &str, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
+        self.send_within(WAIT_MAX, method, path, body)
+    }
+
+    fn send_within<T: DeserializeOwned>(
+        &self,
+        wait: Duration,
+        method: &str,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, ClientError> {
         let body = serde_json::to_vec(body).map_err(|source| ClientError::Reply { request: path.into(), source })?;
-        parse(path, &self.exchange(method, path, Some(&body))?)
+        parse(path, &self.exchange_within(wait, method, path, Some(&body))?)
     }
 
     fn exchange(&self, method: &str, path: &str, body: Option<&[u8]>) -> Result<Response, ClientError> {
         let wait = if method == "GET" { READ_WAIT_MAX } else { WAIT_MAX };
+        self.exchange_within(wait, method, path, body)
+    }
+
+    fn exchange_within(
+        &self,
+        wait: Duration,
+        method: &str,
+        path: &str,
+        body: Option<&[u8]>,
+    ) -> Result<Response, ClientError> {
         let _slow = self.say_slow.map(|say| Slow::watch(self.socket.clone(), say));
         let mut stream = self.connect(wait)?;
         let response = http::exchange(&mut stream, method, path, body).map_err(|source| {

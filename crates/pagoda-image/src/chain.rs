@@ -29,6 +29,9 @@ enum Levels {
     Each(Box<[u8; CHUNK_PAGES as usize]>),
 }
 
+/// Where the pages of a chunk are: in which image of the chain, and its entry.
+pub(crate) type Entries = [(u8, Entry); CHUNK_PAGES as usize];
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Chain {
@@ -82,8 +85,8 @@ impl Chain {
         Ok((level, entry))
     }
 
-    /// The same of a chunk's pages.
-    pub(crate) fn entries(&self, chunk: ChunkIdx) -> Result<[(u8, Entry); CHUNK_PAGES as usize], ImageError> {
+    /// The same of pages of a chunk.
+    pub(crate) fn entries(&self, chunk: ChunkIdx, pages: PageSet) -> Result<Entries, ImageError> {
         let mut found = [(0, Entry::Missing); CHUNK_PAGES as usize];
         let levels = self.levels_of(chunk)?;
         let level_of = |index: usize| match levels {
@@ -91,19 +94,18 @@ impl Chain {
             Some(Levels::All(level)) => *level,
             Some(Levels::Each(levels)) => levels[index],
         };
-        let mut is_read = [false; CHAIN_MAX];
-        for first in 0..found.len() {
-            let level = level_of(first);
-            if std::mem::replace(&mut is_read[usize::from(level)], true) {
-                continue;
-            }
-            let entries = self.layer(level).chunk(chunk).map_err(|error| self.at(level, error))?;
-            for index in (first..found.len()).filter(|index| level_of(*index) == level) {
-                let page = chunk.page(index as u8);
-                let entry =
-                    entries.as_ref().map_or_else(|| self.layer(level).entry(page), |entries| Ok(entries[index]));
-                found[index] = (level, entry?);
-                self.check(level, page, found[index].1)?;
+        let mut left = pages;
+        while let Some(first) = left.first_set() {
+            let level = level_of(usize::from(first));
+            let here: PageSet = left.iter().filter(|index| level_of(usize::from(*index)) == level).collect();
+            left -= here;
+            let layer = self.layer(level);
+            let entries = layer.chunk(chunk).map_err(|error| self.at(level, error))?;
+            for index in here.iter() {
+                let (page, index) = (chunk.page(index), usize::from(index));
+                let entry = entries.as_ref().map_or_else(|| layer.entry(page), |entries| Ok(entries[index]))?;
+                self.check(level, page, entry)?;
+                found[index] = (level, entry);
             }
         }
         Ok(found)

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 
@@ -30,6 +30,11 @@ pub trait Disk: fmt::Debug + Send + Sync {
     /// # Errors
     /// Those of pread(2); the file ends before that.
     fn read_at(&self, file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Fills these pieces, one behind the other.
+    ///
+    /// # Errors
+    /// Those of preadv(2); the file ends before that.
+    fn read_pieces_at(&self, file: &File, pieces: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<()>;
     /// Gives what is named `from` the name `to`; a file of that name is gone then.
     ///
     /// # Errors
@@ -77,6 +82,20 @@ impl Disk for LinuxDisk {
 
     fn read_at(&self, file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
         file.read_exact_at(bytes, offset)
+    }
+
+    fn read_pieces_at(&self, file: &File, mut pieces: &mut [IoSliceMut<'_>], mut offset: u64) -> io::Result<()> {
+        while !pieces.is_empty() {
+            let len = match rustix::io::preadv(file, pieces, offset) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(len) => len,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(errno) => return Err(errno.into()),
+            };
+            IoSliceMut::advance_slices(&mut pieces, len);
+            offset += len as u64;
+        }
+        Ok(())
     }
 
     fn rename(&self, dir: BorrowedFd<'_>, from: &str, to: &str) -> io::Result<()> {

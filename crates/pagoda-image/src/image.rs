@@ -1,6 +1,7 @@
 //! Reads an image, and what it has in those that it refers to ([`crate::chain`]). Every page that it hands out has been compared with its checksum.
 
 use std::fs::File;
+use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -8,12 +9,12 @@ use pagoda_core::bits::PageSet;
 use pagoda_core::units::{Bytes, CHUNK_PAGES, CHUNK_SIZE, ChunkCount, ChunkIdx, PAGE_SIZE, PageIdx};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::chain::Chain;
+use crate::chain::{Chain, Entries};
 use crate::damage::{Damage, ImageError, ImageFile};
 use crate::disk::Disk;
 use crate::entry::{BlockIdx, Entry, entry_offset};
 use crate::id::ImageId;
-use crate::layer::check_sum;
+use crate::layer::{Blocks, Way, check_sum};
 use crate::manifest::Manifest;
 use crate::part::{STATE_MAGIC, no_state};
 
@@ -85,7 +86,7 @@ impl Image {
     /// # Errors
     /// An entry is damaged, or cannot be read: where.
     pub fn look_at(&self, chunk: ChunkIdx) -> Result<ChunkContent, ImageError> {
-        self.entries_of(chunk).map(|(_, found)| found)
+        self.entries_of(chunk, PageSet::FULL).map(|(_, found)| found)
     }
 
     /// Reads a page into `content`, [`PAGE_SIZE`] bytes; zeros if the page is missing.
@@ -115,27 +116,15 @@ impl Image {
     /// A page is damaged, or cannot be read: which and where. `content` is not to be used then.
     pub fn read_chunk(&self, chunk: ChunkIdx, content: &mut [u8]) -> Result<ChunkContent, ImageError> {
         assert_eq!(content.len() as u64, CHUNK_SIZE, "one chunk");
-        let (entries, found) = self.entries_of(chunk)?;
+        let (entries, found) = self.entries_of(chunk, PageSet::FULL)?;
         content.fill(0);
-        let mut index = 0;
-        while index < entries.len() {
-            let (level, Entry::Block { block, .. }) = entries[index] else {
-                index += 1;
-                continue;
-            };
-            let len = consecutive(level, block, &entries[index..]);
-            let bytes = &mut content[index * PAGE..(index + len) * PAGE];
-            let read = self.chain.layer(level).read_blocks(block, bytes, chunk.page(index as u8));
-            read.map_err(|error| self.chain.at(level, error))?;
-            index += len;
-        }
-        let (pages, _) = content.as_chunks::<PAGE>();
-        for ((index, (level, entry)), page) in (0..=u8::MAX).zip(entries).zip(pages) {
+        let mut pages = Vec::with_capacity(CHUNK_PAGES as usize);
+        for ((index, (level, entry)), content) in (0..=u8::MAX).zip(entries).zip(content.chunks_exact_mut(PAGE)) {
             if let Entry::Block { block, sum } = entry {
-                let checked = check_sum(chunk.page(index), (block, sum), page);
-                checked.map_err(|error| self.chain.at(level, error))?;
+                pages.push(Placed { page: chunk.page(index), level, block, sum, content });
             }
         }
+        self.read_placed(pages, Way::Cached)?;
         Ok(found)
     }
 
@@ -147,31 +136,29 @@ impl Image {
     /// A page has no block, is damaged, or cannot be read: one of them, and where. `content` is not to be used then.
     pub fn read_blocks(&self, chunk: ChunkIdx, pages: PageSet, content: &mut [u8]) -> Result<(), ImageError> {
         assert_eq!(content.len(), usize::from(pages.count()) * PAGE, "as many pages");
-        let (all, _) = self.entries_of(chunk)?;
-        let mut entries = [(0, Entry::Missing); CHUNK_PAGES as usize];
-        let entries = &mut entries[..usize::from(pages.count())];
-        for (entry, index) in entries.iter_mut().zip(pages.iter()) {
-            *entry = all[usize::from(index)];
+        let (entries, _) = self.entries_of(chunk, pages)?;
+        let mut placed = Vec::with_capacity(usize::from(pages.count()));
+        for (index, content) in pages.iter().zip(content.chunks_exact_mut(PAGE)) {
+            let (page, entry) = (chunk.page(index), entries[usize::from(index)]);
+            let (level, Entry::Block { block, sum }) = entry else { return Err(no_block(page).into()) };
+            placed.push(Placed { page, level, block, sum, content });
         }
-        let (mut done, mut rest) = (0, pages.iter());
-        while let Some(index) = rest.next() {
-            let page = chunk.page(index);
-            let (level, Entry::Block { block, .. }) = entries[done] else { return Err(no_block(page).into()) };
-            let len = consecutive(level, block, &entries[done..]);
-            let read =
-                self.chain.layer(level).read_directly(block, &mut content[done * PAGE..(done + len) * PAGE], page);
+        self.read_placed(placed, Way::Direct)
+    }
+
+    /// Reads pages where they are: the blocks that follow each other in one of the images with one call, whatever the order of
+    /// their pages. The pages of a chunk that an image of a chain has are mostly such blocks.
+    fn read_placed(&self, mut pages: Vec<Placed<'_>>, way: Way) -> Result<(), ImageError> {
+        pages.sort_unstable_by_key(|page| (page.level, page.block));
+        for run in pages.chunk_by_mut(|one, next| one.level == next.level && one.block.0 + 1 == next.block.0) {
+            let (level, first, page) = (run[0].level, run[0].block, run[0].page);
+            let mut pieces: Vec<_> = run.iter_mut().map(|page| IoSliceMut::new(page.content)).collect();
+            let read = self.chain.layer(level).read_blocks(Blocks { first, page, pieces: &mut pieces }, way);
             read.map_err(|error| self.chain.at(level, error))?;
-            done += len;
-            rest.by_ref().take(len - 1).for_each(|_| ());
         }
-        let (content, _) = content.as_chunks::<PAGE>();
-        for ((index, (level, entry)), content) in pages.iter().zip(&*entries).zip(content) {
-            if let Entry::Block { block, sum } = *entry {
-                let checked = check_sum(chunk.page(index), (block, sum), content);
-                checked.map_err(|error| self.chain.at(*level, error))?;
-            }
-        }
-        Ok(())
+        pages.iter().try_for_each(|Placed { page, level, block, sum, content }| {
+            check_sum(*page, (*block, *sum), content).map_err(|error| self.chain.at(*level, error))
+        })
     }
 
     /// QEMU's state, from its beginning, with its length. It is not compared with anything: see [`Image::check_state`].
@@ -207,11 +194,12 @@ impl Image {
         Ok(())
     }
 
-    fn entries_of(&self, chunk: ChunkIdx) -> Result<([(u8, Entry); CHUNK_PAGES as usize], ChunkContent), ImageError> {
+    /// Where these pages of a chunk are; of others it says that they are missing.
+    fn entries_of(&self, chunk: ChunkIdx, pages: PageSet) -> Result<(Entries, ChunkContent), ImageError> {
         let mut found = ChunkContent::default();
-        let entries = self.chain.entries(chunk)?;
-        for (index, (_, entry)) in (0..=u8::MAX).zip(&entries) {
-            match entry {
+        let entries = self.chain.entries(chunk, pages)?;
+        for index in pages.iter() {
+            match entries[usize::from(index)].1 {
                 Entry::Missing => found.missing.set(index),
                 Entry::Zero => found.zero.set(index),
                 Entry::Block { .. } | Entry::Parent { .. } => {}
@@ -221,12 +209,13 @@ impl Image {
     }
 }
 
-/// How many of these entries, from the first on, are blocks of one image behind each other. The first is this block.
-fn consecutive(level: u8, block: BlockIdx, entries: &[(u8, Entry)]) -> usize {
-    let follows = |(at, (of, entry)): (u32, &(u8, Entry))| {
-        *of == level && matches!(entry, Entry::Block { block: next, .. } if next.0 == block.0 + at)
-    };
-    (0..).zip(entries).take_while(|pair| follows(*pair)).count()
+/// A page that is to be read: from which image of the chain, and where to.
+struct Placed<'a> {
+    page: PageIdx,
+    level: u8,
+    block: BlockIdx,
+    sum: u32,
+    content: &'a mut [u8],
 }
 
 fn no_block(page: PageIdx) -> Damage {

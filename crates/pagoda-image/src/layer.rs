@@ -5,6 +5,7 @@
 //! reads meanwhile finds the same by either; he only may meet blocks that were not there when he opened the files.
 
 use std::fs::File;
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,6 +35,22 @@ pub(crate) struct Layer {
     marks: Option<File>,
     /// Blocks of `pages`, as they were counted last.
     blocks: AtomicU64,
+}
+
+/// Consecutive blocks, and where their content is to be.
+pub(crate) struct Blocks<'a, 'b> {
+    pub(crate) first: BlockIdx,
+    /// That of the first block, for messages.
+    pub(crate) page: PageIdx,
+    pub(crate) pieces: &'a mut [IoSliceMut<'b>],
+}
+
+/// How blocks are read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    Cached,
+    /// Past the page cache, if that is possible.
+    Direct,
 }
 
 impl Layer {
@@ -84,23 +101,23 @@ impl Layer {
         if blocks == before { found } else { look(blocks) }
     }
 
-    /// Reads consecutive blocks, whose first is that of `page`.
-    pub(crate) fn read_blocks(&self, first: BlockIdx, content: &mut [u8], page: PageIdx) -> Result<(), ImageError> {
-        let offset = first.offset();
-        let read = self.disk.read_at(&self.pages, content, offset.0);
-        read.map_err(|error| Damage::of_page(ImageFile::Pages, page, offset, error.to_string()).into())
-    }
-
-    /// The same past the page cache, if possible.
-    pub(crate) fn read_directly(&self, first: BlockIdx, content: &mut [u8], page: PageIdx) -> Result<(), ImageError> {
-        let is_aligned = content.as_ptr().addr().is_multiple_of(PAGE_SIZE as usize);
-        if let Some(direct) = self.direct.as_ref().filter(|_| is_aligned)
-            && self.disk.read_at(direct, content, first.offset().0).is_ok()
+    /// Reads consecutive blocks into pieces of whole pages, one behind the other. The first block is that of `page`.
+    pub(crate) fn read_blocks(&self, run: Blocks<'_, '_>, way: Way) -> Result<(), ImageError> {
+        let offset = run.first.offset();
+        let is_aligned = |piece: &IoSliceMut<'_>| piece.as_ptr().addr().is_multiple_of(PAGE_SIZE as usize);
+        let read = |file: &File, pieces: &mut [IoSliceMut<'_>]| {
+            // What is left of the pieces when they were read in part is not what they were.
+            let mut pieces: Vec<_> = pieces.iter_mut().map(|piece| IoSliceMut::new(piece)).collect();
+            self.disk.read_pieces_at(file, &mut pieces, offset.0)
+        };
+        if let Some(direct) = self.direct.as_ref().filter(|_| way == Way::Direct && run.pieces.iter().all(is_aligned))
+            && read(direct, run.pieces).is_ok()
         {
             return Ok(());
         }
         // Its disk may want larger blocks than pages; and an error is told by this read as well.
-        self.read_blocks(first, content, page)
+        read(&self.pages, run.pieces)
+            .map_err(|error| Damage::of_page(ImageFile::Pages, run.page, offset, error.to_string()).into())
     }
 
     /// Reads a block, and compares it with its checksum.
@@ -110,7 +127,8 @@ impl Layer {
         entry: (BlockIdx, u32),
         content: &mut [u8],
     ) -> Result<(), ImageError> {
-        self.read_blocks(entry.0, content, page)?;
+        let read = self.disk.read_at(&self.pages, content, entry.0.offset().0);
+        read.map_err(|error| Damage::of_page(ImageFile::Pages, page, entry.0.offset(), error.to_string()))?;
         check_sum(page, entry, content)
     }
 }

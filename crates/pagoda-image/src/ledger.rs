@@ -17,6 +17,7 @@ use crate::id::ImageId;
 use crate::limits::{MANIFEST_MAX, MANIFEST_RESERVE};
 use crate::manifest::{Manifest, Stage, shortened};
 use crate::map::{self, Tables};
+use crate::write_back::Progress;
 
 /// The manifest before it gets its name.
 pub(crate) const NEW_MANIFEST: &str = "manifest.new";
@@ -41,6 +42,7 @@ pub struct Ledger {
     /// The image's parent, from before there is a manifest.
     pub(crate) parent: Option<ImageId>,
     pub(crate) state: OnceLock<File>,
+    pub(crate) progress: Progress,
     manifest: Mutex<Option<Manifest>>,
 }
 
@@ -77,8 +79,8 @@ impl Ledger {
                 Some(marks)
             }
         };
-        let (state, manifest) = (OnceLock::new(), Mutex::default());
-        Ok(Ledger { disk, images, dir, id, chunks, map, pages, marks, parent, state, manifest })
+        let (state, progress, manifest) = (OnceLock::new(), Progress::default(), Mutex::default());
+        Ok(Ledger { disk, images, dir, id, chunks, map, pages, marks, parent, state, progress, manifest })
     }
 
     /// Of an image that a daemon before this one began.
@@ -96,6 +98,7 @@ impl Ledger {
             chunks: manifest.pages().chunks_ceil(),
             manifest: Mutex::new(Some(manifest)),
             state: OnceLock::from(state),
+            progress: Progress::default(),
             disk,
             images,
             dir,
@@ -195,20 +198,26 @@ impl Ledger {
     /// may call it; and the engine has ended its writer, else it would wait here for a loss to be noted.
     ///
     /// # Errors
-    /// The image is in another stage; the disk's. After that the image may be damaged: a verification tells.
+    /// The image is begun or lost; the disk's. After that the image may be damaged: a verification tells.
     pub fn make_durable(&self) -> Result<(), ImageError> {
         let stage = self.lock().as_ref().map(|manifest| manifest.stage);
+        if stage == Some(Stage::Durable) {
+            // Whoever wrote that may have been killed before the name of its manifest was on the disk.
+            return self.sync_dir(&self.dir);
+        }
         if stage != Some(Stage::Filled) {
             let stage = stage.map_or("not begun", Stage::name);
             return Err(ImageError::WrongStage { stage, needed: Stage::Filled.name() });
         }
         if let Some(parent) = self.parent {
             // What it refers to has to outlive the host first.
-            let stage = open_image(&self.images, parent).and_then(|dir| read_manifest(&dir, parent))?.stage;
+            let dir = open_image(&self.images, parent)?;
+            let stage = read_manifest(&dir, parent)?.stage;
             if stage != Stage::Durable {
                 let why = format!("it is {}, and has to be durable first", stage.name());
                 return Err(ImageError::Parent { id: parent, why });
             }
+            self.sync_dir(&dir)?;
         }
         let sync = |file: ImageFile, opened: &File| self.disk.sync_file(opened).map_err(ImageError::io(file, 0));
         sync(ImageFile::Pages, &self.pages)?;
@@ -218,6 +227,15 @@ impl Ledger {
         self.sync_dir(&self.dir)?;
         self.sync_dir(&self.images)?;
         self.change(Sync::Yes, |manifest| advanced(manifest, Stage::Durable))
+    }
+
+    /// Writes content to the disk that is in the page cache alone, if it is much: see [`crate::Writer::is_behind`]. Whether it was.
+    /// It waits for the disk. An error is told once: what was written may be gone then, so the caller loses the image.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn write_back(&self) -> Result<bool, ImageError> {
+        self.progress.sync_piece(|| self.disk.sync_file(&self.pages).map_err(ImageError::io(ImageFile::Pages, 0)))
     }
 
     /// Says that the image is lost, so that no daemon takes it for whole or fills it up. True if that is noted, also for the

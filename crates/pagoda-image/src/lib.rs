@@ -35,6 +35,7 @@ mod part;
 mod room;
 mod store;
 mod verify;
+mod write_back;
 mod writer;
 
 pub use damage::{Damage, ImageError, ImageFile};

@@ -19,14 +19,14 @@ use std::sync::Arc;
 use pagoda_core::units::{Bytes, ChunkIdx, PageCount};
 use rustix::fs::{AtFlags, Mode, OFlags};
 
-use crate::adopt::detach;
+use crate::adopt::{detach, detach_bytes};
 use crate::damage::{Damage, ImageError, ImageFile};
 use crate::disk::{Disk, LinuxDisk};
 use crate::files::{check_owner, open_dir};
 use crate::id::ImageId;
 use crate::image::Image;
 use crate::ledger::{GONE, Ledger, NEW_MANIFEST, PART, open_image, read_manifest, set_aside};
-use crate::limits::{IMAGE_PAGES_MAX, LISTED_MAX, SNAPSHOTS_MAX, SNAPSHOTS_PER_VM_MAX};
+use crate::limits::{CHAIN_MAX, IMAGE_PAGES_MAX, LISTED_MAX, SNAPSHOTS_MAX, SNAPSHOTS_PER_VM_MAX};
 use crate::manifest::{Manifest, Stage};
 use crate::part::Part;
 use crate::room::Room;
@@ -192,13 +192,14 @@ impl Store {
     /// Images that refer to this one. What is lost needs nothing any more.
     ///
     /// # Errors
-    /// An image cannot be read: whether it refers to this one is not known. The directory cannot be read, or has too much.
+    /// An image cannot be read, and could refer to this one. The directory cannot be read, or has too much.
     pub fn children(&self, id: ImageId) -> Result<Vec<ImageId>, ImageError> {
-        let stage = open_image(&self.dir, id).and_then(|dir| read_manifest(&dir, id)).map(|manifest| manifest.stage);
-        if matches!(stage, Ok(Stage::Begun)) {
+        let manifest = open_image(&self.dir, id).and_then(|dir| read_manifest(&dir, id));
+        if matches!(&manifest, Ok(manifest) if manifest.stage == Stage::Begun) {
             // Only what was filled became a parent.
             return Ok(Vec::new());
         }
+        let ancestors = self.ancestors(manifest.ok().and_then(|manifest| manifest.parent));
         let (mut children, listed) = (Vec::new(), self.names()?);
         if listed.has_more {
             return Err(ImageError::IsParent { child: id, why: "there are more names than are looked at".to_owned() });
@@ -209,6 +210,8 @@ impl Store {
                 Ok(_) => children.push(other),
                 // Removed meanwhile.
                 Err(ImageError::Directory { source, .. }) if source.kind() == ErrorKind::NotFound => {}
+                // What it refers to itself does not refer to it.
+                Err(_) if ancestors.contains(&other) => {}
                 Err(error) => {
                     let why = format!("as far as is known, for it cannot be read: {error}");
                     return Err(ImageError::IsParent { child: other, why });
@@ -216,6 +219,17 @@ impl Store {
             }
         }
         Ok(children)
+    }
+
+    /// This image, and those that it refers to, as far as they can be read.
+    fn ancestors(&self, mut id: Option<ImageId>) -> Vec<ImageId> {
+        let mut ancestors = Vec::new();
+        while let Some(next) = id.filter(|next| ancestors.len() < CHAIN_MAX && !ancestors.contains(next)) {
+            ancestors.push(next);
+            let manifest = open_image(&self.dir, next).and_then(|dir| read_manifest(&dir, next));
+            id = manifest.ok().and_then(|manifest| manifest.parent);
+        }
+        ancestors
     }
 
     /// An image that is durable becomes independent of its parent: it takes over what it has there and nowhere else. Then it
@@ -228,8 +242,16 @@ impl Store {
         detach(&self.disk, &self.dir, id)
     }
 
-    /// Removes an image, or what was to be one. The order: its name is no image's any more -> that outlives the host -> its
-    /// files go. So there is never a part of an image.
+    /// The room that [`Store::detach`] may take on the disk, at most.
+    ///
+    /// # Errors
+    /// As for it.
+    pub fn detach_bytes(&self, id: ImageId) -> Result<Bytes, ImageError> {
+        detach_bytes(&self.disk, &self.dir, id)
+    }
+
+    /// Removes an image, or what was to be one. The order: that no other refers to it outlives the host -> its name is no image's
+    /// any more -> that outlives the host -> its files go. So there is never a part of an image.
     ///
     /// # Errors
     /// Others refer to it, or may do so; the disk's. The image is there as it was, or is a leftover.
@@ -242,6 +264,7 @@ impl Store {
                 why: "it has to take over first what it has there".into(),
             });
         }
+        self.sync_manifests()?;
         let gone = format!("{id}{GONE}");
         match self.disk.rename(self.dir.as_fd(), &id.to_string(), &gone) {
             Ok(()) => {}
@@ -253,12 +276,31 @@ impl Store {
         self.remove_leftover(&gone)
     }
 
-    /// Removes what daemons before this one left: their number. To be called once, at start.
+    /// Removes what daemons before this one left: their number. What they said of images outlives the host from now on, also
+    /// if they were killed before it did. To be called once, at start.
     ///
     /// # Errors
     /// The disk's; somebody has put something else there. All that could be removed is.
     pub fn clean(&self) -> Result<usize, ImageError> {
-        self.remove_leftovers(&self.names()?.leftovers)
+        let synced = self.sync_manifests();
+        let removed = self.remove_leftovers(&self.names()?.leftovers)?;
+        synced.map(|()| removed)
+    }
+
+    /// What manifests say by now outlives the host from now on. A daemon writes a manifest to the disk, then gives it its name, and
+    /// syncs the name last: one that was killed before that left a name that a crash of the host may take back.
+    fn sync_manifests(&self) -> Result<(), ImageError> {
+        for id in self.names()?.ids {
+            match open_image(&self.dir, id) {
+                Ok(dir) => self.disk.sync_dir(dir.as_fd()).map_err(|source| {
+                    let what = format!("directory of {id}");
+                    ImageError::Directory { what, source }
+                })?,
+                // It was removed meanwhile; or nobody could read its manifest, and so nobody relies on it.
+                Err(_) => {}
+            }
+        }
+        Ok(())
     }
 
     /// Removes images whose removal was not finished, and those that were set aside because a full disk took no note of their

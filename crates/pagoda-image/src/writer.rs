@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use pagoda_core::bits::{PageSet, Run};
 use pagoda_core::fault::Pages;
-use pagoda_core::units::{CHUNK_PAGES, ChunkIdx, PAGE_SIZE};
+use pagoda_core::units::{Bytes, CHUNK_PAGES, ChunkIdx, PAGE_SIZE};
 
 use crate::damage::{ImageError, ImageFile};
 use crate::entry::{BlockIdx, ENTRY_SIZE, Entry, POISON, entry_offset, seal_of, sum_of};
@@ -118,6 +118,7 @@ impl Writer {
         let missing_count = missing.iter().map(|pages: &PageSet| u64::from(pages.count())).sum();
         // Behind all that was written, also what got no entry any more.
         let next = lengths.pages.pages_ceil().0;
+        ledger.progress.set_written(Bytes(next * PAGE_SIZE));
         Ok(Writer { ledger, missing, missing_count, next, lost: None })
     }
 
@@ -134,6 +135,11 @@ impl Writer {
     /// Pages that the image has no copy of. At 0 it is full, and [`Ledger::mark_filled`] may say so.
     pub fn missing(&self) -> u64 {
         self.missing_count
+    }
+
+    /// The disk is behind what was written ([`Ledger::write_back`]): what can wait should.
+    pub fn is_behind(&self) -> bool {
+        self.ledger.progress.is_behind()
     }
 
     /// Takes over pages that hold `content`. Those that the image has already stay what they are in it.
@@ -241,6 +247,7 @@ impl Writer {
             self.next += u64::from(part.len);
             let written = self.ledger.disk.write_at(&self.ledger.pages, bytes, first * PAGE_SIZE);
             written.map_err(|error| format!("pages, offset {}: {error}", first * PAGE_SIZE))?;
+            self.ledger.progress.set_written(Bytes(self.next * PAGE_SIZE));
             for (index, block) in (part.start..=u8::MAX).zip(first..).take(usize::from(part.len)) {
                 let sum = sum_of(chunk.page(index), &pages[usize::from(index - run.start)]);
                 entries.set(index - run.start, Entry::Block { block: BlockIdx(block as u32), sum });

@@ -45,6 +45,9 @@ use crate::registry::Registry;
 
 /// How long requests under way may take to end at shutdown; VMs wait meanwhile.
 const SHUTDOWN_WAIT: Duration = Duration::from_secs(1);
+/// How long those may take that wait for a disk or for QEMU. What is not done by then is cut off, as a kill would do: each of them
+/// leaves whole what it works on, and the next daemon ends what has to be ended.
+const WORK_WAIT: Duration = Duration::from_secs(5);
 
 /// Serves the control socket and the metrics until SIGTERM or SIGINT. Everything else of the daemon has to work by now, for
 /// systemd is told that it does.
@@ -54,7 +57,7 @@ const SHUTDOWN_WAIT: Duration = Duration::from_secs(1);
 pub fn run(registry: &Arc<Registry>, control: std::os::unix::net::UnixListener) -> Result<()> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("start the control thread")?;
-    runtime.block_on(async {
+    let served = runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("wait for SIGINT")?;
         let shutdown = async {
@@ -70,7 +73,9 @@ pub fn run(registry: &Arc<Registry>, control: std::os::unix::net::UnixListener) 
         systemd::ready("serving VMs");
         let metrics = registry.config.metrics.map(|address| listen_for_scrapers(Arc::clone(registry), address));
         serve(Arc::clone(registry), control, metrics, shutdown).await
-    })
+    });
+    runtime.shutdown_timeout(WORK_WAIT);
+    served
 }
 
 /// Tells systemd that VMs are served.

@@ -25,7 +25,8 @@ use pagoda_api::types::{
     ApiError, ErrorCode, HostSnapshots, Snapshot, SnapshotLaunch, SnapshotList, SnapshotName, VerifyReport,
 };
 use pagoda_api::{in_full, with_advice};
-use pagoda_image::{Image, ImageId, Listed, Listing, Manifest, Stage, Store};
+use pagoda_core::units::Bytes;
+use pagoda_image::{Image, ImageId, Listed, Listing, Manifest, RoomLimits, Stage, Store, check_room};
 
 use self::admission::{Admission, Admitted, NewImage};
 pub use self::error::refused;
@@ -283,8 +284,9 @@ impl Images {
             let what = "a snapshot is being taken that refers to it, or it is being removed";
             return Err(ApiError::new(ErrorCode::WrongState, what, Some("try again in a moment")));
         };
+        let children = self.children_of(store, listed.id)?;
         before_remove(&listed)?;
-        self.detach_children(store, listed.id)?;
+        self.detach(store, listed.id, &children)?;
         store.remove(listed.id).map_err(|error| failed("remove the image", &error))?;
         self.admission.forget(listed.id);
         // What is counted is less now. If that fails, it is said where images are counted.
@@ -292,24 +294,48 @@ impl Images {
         Ok(())
     }
 
-    /// The images that refer to this one take over what they have there. A failure leaves all of them whole.
-    fn detach_children(&self, store: &Store, id: ImageId) -> Result<(), ApiError> {
-        let refuse = |error: &pagoda_image::ImageError| {
-            let hint = "see `pagoda snapshot ls`; `pagoda snapshot rm ID` removes an image that cannot be read";
-            refused(format!("other snapshots may need it: {}", in_full(error)), Some(hint))
-        };
-        for child in store.children(id).map_err(|error| refuse(&error))? {
+    /// The images that refer to this one, and that can take over what they have there, as far as can be seen before.
+    fn children_of(&self, store: &Store, id: ImageId) -> Result<Vec<ImageId>, ApiError> {
+        let children = store.children(id).map_err(|error| {
+            let hint = "see `pagoda snapshot ls`; `pagoda snapshot rm ID` removes an image that cannot be read, if no other \
+                        one refers to it";
+            refused(format!("other snapshots may need it: {}", in_full(&error)), Some(hint))
+        })?;
+        let mut needed = Bytes::ZERO;
+        for child in &children {
             // Before that its manifest may be written by others, and it refers to this one for what it will not copy.
-            self.finishing.make_durable(store, child);
-            tracing::info!(image = %child, "takes over what it has in {id}, which is to be removed");
-            store.detach(child).map_err(|error| {
-                let what =
-                    format!("the snapshot of the image {child} refers to it, and cannot take over what it has there");
-                refused(
-                    format!("{what}: {}", in_full(&error)),
-                    Some("try again when it is durable: `pagoda snapshot ls`"),
-                )
+            self.finishing.make_durable(store, *child);
+            needed += store.detach_bytes(*child).map_err(|error| {
+                let what = format!("the image {child} refers to it, and cannot take over what it has there");
+                let hint = "if that one is not durable yet, try again when it is: `pagoda snapshot ls`. If this one is damaged, \
+                            remove that one first";
+                refused(format!("{what}: {}", in_full(&error)), Some(hint))
             })?;
+        }
+        self.check_room_to_remove(store, needed)?;
+        Ok(children)
+    }
+
+    /// A removal makes others larger before it frees anything.
+    fn check_room_to_remove(&self, store: &Store, needed: Bytes) -> Result<(), ApiError> {
+        // What all images take gets no larger by it.
+        let limits = RoomLimits { max: None, ..self.config.limits };
+        let room = store.room(Bytes::ZERO).map_err(|error| failed("look for room for the removal", &error))?;
+        if needed == Bytes::ZERO {
+            return Ok(());
+        }
+        check_room(room, limits, needed).map_err(|why| {
+            let what = format!("others have to take over {needed} before it can go: {why}");
+            ApiError::new(ErrorCode::NoRoom, what, Some("remove the newest snapshots first: nothing refers to them"))
+        })
+    }
+
+    /// The images that refer to this one take over what they have there. A failure leaves all of them whole.
+    fn detach(&self, store: &Store, id: ImageId, children: &[ImageId]) -> Result<(), ApiError> {
+        for child in children {
+            tracing::info!(image = %child, "takes over what it has in {id}, which is to be removed");
+            let what = format!("the image {child} takes over what it has in {id}, and both stay what they were");
+            store.detach(*child).map_err(|error| failed(&what, &error))?;
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Requests about snapshots.
 
-use super::{Client, ClientError, vm_path};
+use super::{Client, ClientError, LONG_WAIT_MAX, vm_path};
 use crate::types::{
     CreateSnapshot, CreatedVm, RestoreRequest, Snapshot, SnapshotLaunch, SnapshotList, SnapshotName, VerifyReport,
     vm_file_name,
@@ -28,12 +28,12 @@ impl Client {
     }
 
     pub fn remove_snapshot(&self, name: &SnapshotName) -> Result<(), ClientError> {
-        self.exchange("DELETE", &snapshot_path(name, "")?, None).map(drop)
+        self.exchange_within(LONG_WAIT_MAX, "DELETE", &snapshot_path(name, "")?, None).map(drop)
     }
 
     /// Removes an image by its id, also one that cannot be read.
     pub fn remove_image(&self, id: &str) -> Result<(), ClientError> {
-        self.exchange("DELETE", &format!("/v1/snapshots/{}", vm_file_name(id)), None).map(drop)
+        self.exchange_within(LONG_WAIT_MAX, "DELETE", &format!("/v1/snapshots/{}", vm_file_name(id)), None).map(drop)
     }
 
     /// Begins to verify a snapshot, or asks how far that is.
@@ -44,7 +44,7 @@ impl Client {
     /// Makes a VM of a snapshot; fetch its monitor with [`crate::attach::fetch`], or give it up with [`Client::delete`].
     pub fn restore(&self, request: &RestoreRequest) -> Result<CreatedVm, ClientError> {
         request.check().map_err(ClientError::BadName)?;
-        self.send("POST", "/v1/restores", request)
+        self.send_within(LONG_WAIT_MAX, "POST", "/v1/restores", request)
     }
 }
 

@@ -4,6 +4,7 @@
 //! root and the daemon's own user alone. A VM's command line may hold secrets: only [`SnapshotLaunch`] has it.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -244,6 +245,9 @@ pub struct SnapshotLaunch {
     /// What the VM's user had set.
     pub spec: VmSpec,
     pub qemu: SnapshotQemu,
+    /// The shim that a VM made of it gets, as in `CreatedVm`. A daemon from before it was told here leaves it out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shim: Option<PathBuf>,
 }
 
 /// `POST /v1/restores`: makes a VM that begins with what a snapshot has; the reply is a `CreatedVm`. Its QEMU is started by

@@ -12,7 +12,7 @@ use pagoda_core::units::{CHUNK_PAGES, CHUNK_SIZE, ChunkIdx, PAGE_SIZE, PageCount
 use pagoda_image::limits::CHAIN_MAX;
 use pagoda_image::{ChunkContent, Content, Image, ImageError, ImageId, Ledger, Manifest, Stage, Store, Taken, Writer};
 
-use crate::disk::{Op, Recorder, after_daemon, after_host, temp_dir};
+use crate::disk::{Failure, Op, Recorder, after_daemon, after_host, temp_dir};
 use crate::vm::{BOOT, Memory, NEXT_BOOT, STATE, content_of, manifest};
 
 const CHUNKS: u32 = 4;
@@ -127,10 +127,14 @@ fn check_all(store: &Store, images: &BTreeMap<ImageId, Memory>) {
 
 /// As a daemon removes an image that others refer to.
 fn remove(store: &Store, id: ImageId) {
-    for child in store.children(id).unwrap() {
-        store.detach(child).unwrap();
+    try_remove(store, id).unwrap();
+}
+
+fn try_remove(store: &Store, id: ImageId) -> Result<(), ImageError> {
+    for child in store.children(id)? {
+        store.detach(child)?;
     }
-    store.remove(id).unwrap();
+    store.remove(id)
 }
 
 #[test]
@@ -178,8 +182,16 @@ fn random_chains_hold_what_they_have_to_whatever_is_removed() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-/// Three images, the one in the middle of which is removed; all that was done, and where the removal begins.
+/// Three images, one of which is removed; all that was done, and where the removal begins.
 fn record(dir: &Path, seed: u64, removed: u128) -> (Vec<Op>, usize, BTreeMap<ImageId, Memory>) {
+    let (recorder, store, images) = record_three(dir, seed);
+    let begins = recorder.ops().len();
+    remove(&store, ImageId(removed));
+    (recorder.ops(), begins, images)
+}
+
+/// Three images on a disk that keeps what is done to it.
+fn record_three(dir: &Path, seed: u64) -> (Recorder, Store, BTreeMap<ImageId, Memory>) {
     let root = dir.join("recorded");
     let _ = std::fs::remove_dir_all(&root);
     drop(Store::open(&root).unwrap());
@@ -193,9 +205,7 @@ fn record(dir: &Path, seed: u64, removed: u128) -> (Vec<Op>, usize, BTreeMap<Ima
         let parent = vm.newest;
         vm.take(&store, ImageId(id), parent, &mut chance).make_durable().unwrap();
     }
-    let begins = recorder.ops().len();
-    remove(&store, ImageId(removed));
-    (recorder.ops(), begins, vm.images)
+    (recorder, store, vm.images)
 }
 
 /// The last of these calls writes an entry or a mark.
@@ -266,6 +276,39 @@ fn a_host_that_stops_while_an_image_is_removed_leaves_the_others_whole() {
 }
 
 #[test]
+fn a_host_that_stops_behind_a_removal_that_failed_and_was_done_again_leaves_the_others_whole() {
+    let dir = temp_dir("chain-again");
+    for (seed, removed) in [(6, 2), (7, 1), (8, 2)] {
+        let mut chance = Chance::new(seed);
+        let (recorder, store, _) = record_three(&dir, seed);
+        let before = recorder.calls();
+        remove(&store, ImageId(removed));
+        let calls = recorder.calls() - before;
+        for _ in 0..60 {
+            let (recorder, store, mut images) = record_three(&dir, seed);
+            assert_eq!(recorder.calls(), before);
+            let at = before + chance.below(calls as u64) as usize;
+            let failure = Failure { at, calls: 1, errno: 5, part: false };
+            let recorder = recorder.with_failure(failure);
+            // As a daemon does, or the next one.
+            let _ = try_remove(&store, ImageId(removed));
+            let _ = store.clean();
+            remove(&store, ImageId(removed));
+            images.remove(&ImageId(removed));
+            for _ in 0..4 {
+                let left = dir.join("left");
+                let _ = std::fs::remove_dir_all(&left);
+                after_host(&recorder.ops(), &mut chance, &left);
+                let store = Store::open(&left).unwrap();
+                check_all(&store, &images);
+                images.keys().for_each(|id| assert!(store.verify(*id).is_clean(), "failed at call {at}"));
+            }
+        }
+    }
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
 fn an_image_that_is_being_filled_goes_on_with_its_parent() {
     let dir = temp_dir("chain-resumed");
     let store = Store::open(&dir).unwrap();
@@ -324,6 +367,21 @@ fn rewrite(dir: &Path, store: &Store, id: u128, change: impl FnOnce(&mut Manifes
     let mut manifest = store.ledger(ImageId(id)).unwrap().manifest().unwrap();
     change(&mut manifest);
     std::fs::write(dir.join(ImageId(id).to_string()).join("manifest"), manifest.to_text().unwrap()).unwrap();
+}
+
+#[test]
+fn a_chain_whose_first_image_cannot_be_read_is_removed_from_its_end() {
+    let (dir, store, _) = three("chain-unreadable");
+    std::fs::write(dir.join(ImageId(1).to_string()).join("manifest"), "{}").unwrap();
+    // The second one has pages there, which it cannot take over.
+    let why = try_remove(&store, ImageId(1)).unwrap_err().to_string();
+    assert!(why.contains("its parent"), "{why}");
+    // It is no child of those that refer to it. The third one takes over what the second one has itself.
+    remove(&store, ImageId(2));
+    assert!(try_remove(&store, ImageId(1)).is_err());
+    [3, 1].into_iter().for_each(|id| remove(&store, ImageId(id)));
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
+    std::fs::remove_dir_all(&dir).unwrap();
 }
 
 #[test]

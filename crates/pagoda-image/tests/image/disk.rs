@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -45,6 +45,10 @@ pub enum Op {
     },
     SyncDir {
         dir: Node,
+    },
+    /// The disk reported an error: what was written before may be lost, and no later sync says so.
+    SyncFailed {
+        file: Node,
     },
     /// The guest wrote a page.
     Guest {
@@ -227,6 +231,11 @@ impl Disk for Recorder {
         LinuxDisk.read_at(file, bytes, offset)
     }
 
+    fn read_pieces_at(&self, file: &File, pieces: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<()> {
+        self.call().map_err(|(error, _)| error)?;
+        LinuxDisk.read_pieces_at(file, pieces, offset)
+    }
+
     fn rename(&self, dir: BorrowedFd<'_>, from: &str, to: &str) -> io::Result<()> {
         self.call().map_err(|(error, _)| error)?;
         LinuxDisk.rename(dir, from, to)?;
@@ -249,7 +258,10 @@ impl Disk for Recorder {
     }
 
     fn sync_file(&self, file: &File) -> io::Result<()> {
-        self.call().map_err(|(error, _)| error)?;
+        if let Err((error, _)) = self.call() {
+            self.note(Op::SyncFailed { file: self.node(file.as_fd()) });
+            return Err(error);
+        }
         if !self.has_mistake(Mistake::NoFileSync) {
             self.note(Op::SyncFile { file: self.node(file.as_fd()) });
         }
@@ -339,6 +351,7 @@ pub fn after_host(ops: &[Op], chance: &mut Chance, path: &Path) {
         match op {
             Op::SyncFile { file } => drop(files.insert(*file)),
             Op::SyncDir { dir } => drop(dirs.insert(*dir)),
+            Op::SyncFailed { file } => drop(files.remove(file)),
             Op::Write { file, .. } => certain[index] = files.contains(file),
             Op::MakeDir { dir, .. } | Op::MakeFile { dir, .. } | Op::Rename { dir, .. } | Op::Remove { dir, .. } => {
                 certain[index] = dirs.contains(dir);

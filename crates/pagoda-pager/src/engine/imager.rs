@@ -22,6 +22,7 @@ mod content;
 mod loss;
 mod pace;
 mod recovery;
+mod write_back;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,6 +38,7 @@ use self::content::{Room, take_over, take_over_all};
 use self::loss::Unnoted;
 use self::pace::{Fills, Pace};
 use self::recovery::{Found, look};
+use self::write_back::{LOOK, Progress, WriteBack};
 use super::paging::Paging;
 use crate::handle::Notice;
 use crate::image::{ImageStage, ImageStatus, Ticket};
@@ -90,6 +92,8 @@ pub struct Imager {
     room: Room,
     pace: Pace,
     fills: Fills,
+    /// While the image is filled, if there is a thread for it.
+    write_back: Option<WriteBack>,
     /// A later image may refer to one that begins now.
     follows: bool,
     whole: Option<ImageId>,
@@ -99,7 +103,8 @@ impl Imager {
     /// Of a VM without an image.
     pub fn new(vm: Arc<str>) -> Imager {
         let (pace, fills) = (Pace::new(PREPARE_PER_MILLE), Fills::new(FILL_PER_MILLE));
-        Imager { vm, state: State::Idle, room: Room::default(), pace, fills, follows: false, whole: None }
+        let (state, room) = (State::Idle, Room::default());
+        Imager { vm, state, room, pace, fills, write_back: None, follows: false, whole: None }
     }
 
     /// Whether a later image may refer to the newest one. If it may, the VM stays armed, and its first writes behind an image
@@ -213,7 +218,7 @@ impl Imager {
 
     /// What is to be done next, if anything is due.
     pub fn turn(&mut self, paging: &mut Paging) -> Turn {
-        let (now, faults) = (Instant::now(), paging.has_page_faults());
+        let (now, faults, is_behind) = (Instant::now(), paging.has_page_faults(), self.is_behind());
         match &mut self.state {
             State::Waiting(_, waiting) => match waiting.look(paging) {
                 Verdict::Wait => Turn::Nothing,
@@ -233,7 +238,7 @@ impl Imager {
                 }
             },
             State::Preparing(_) if protects(paging) && self.pace.is_due(faults, now) => Turn::Prepare,
-            State::Filling(_) if fills(paging) && self.fills.is_due(faults, now) => Turn::Fill,
+            State::Filling(_) if fills(paging) && !is_behind && self.fills.is_due(faults, now) => Turn::Fill,
             _ => Turn::Nothing,
         }
     }
@@ -247,6 +252,7 @@ impl Imager {
         match &self.state {
             State::Waiting(..) => CLOCK_PAUSE,
             State::Preparing(_) if protects(paging) => self.pace.wait(faults, now),
+            State::Filling(writer) if writer.missing() == 0 || self.is_behind() => LOOK,
             State::Filling(_) if fills(paging) => self.fills.wait(faults, now),
             _ => Duration::MAX,
         }
@@ -279,12 +285,23 @@ impl Imager {
         // What the machine knows from now on is of this image.
         self.whole = None;
         match begun {
-            Some(writer) => self.state = State::Filling(writer),
+            Some(writer) => self.fill(writer),
             None => {
                 self.room.drop();
                 paging.push_correction(Event::Thaw);
             }
         }
+    }
+
+    fn fill(&mut self, writer: Writer) {
+        self.write_back = WriteBack::start(writer.ledger(), &self.vm);
+        self.state = State::Filling(writer);
+    }
+
+    /// The disk takes less than filling gives it. Without a thread that looks after it, the kernel slows filling down.
+    fn is_behind(&self) -> bool {
+        let State::Filling(writer) = &self.state else { return false };
+        self.write_back.is_some() && writer.is_behind()
     }
 
     /// Executes `RefuseImage`.
@@ -336,6 +353,7 @@ impl Imager {
     fn set_lost(&mut self, ledger: Arc<Ledger>, why: String, is_noted: bool, paging: &Paging) -> Notice {
         let (id, text) = (ledger.id(), why.clone());
         self.room.drop();
+        self.write_back = None;
         self.state = match is_noted {
             true => State::Idle,
             false => {
@@ -362,7 +380,19 @@ impl Imager {
             State::Filling(writer) if !paging.is_halted() && paging.machine().frozen() != writer.missing() => {
                 self.lose("the page table and the image differ in what it lacks; please report this", paging)
             }
-            State::Filling(writer) if writer.missing() == 0 => self.set_filled(paging),
+            State::Filling(writer) => {
+                let is_full = writer.missing() == 0;
+                match self.write_back.as_ref().map_or(Progress::Ended, WriteBack::progress) {
+                    Progress::Failed(why) => self.lose(&why, paging),
+                    Progress::Ended if is_full => self.set_filled(paging),
+                    Progress::Works if is_full => {
+                        // Whoever syncs the rest would not hear of its errors.
+                        self.write_back.as_ref().map(WriteBack::end);
+                        None
+                    }
+                    _ => None,
+                }
+            }
             _ => None,
         }
     }
@@ -370,6 +400,7 @@ impl Imager {
     fn set_filled(&mut self, paging: &mut Paging) -> Option<Notice> {
         let State::Filling(writer) = std::mem::replace(&mut self.state, State::Idle) else { return None };
         self.room.drop();
+        self.write_back = None;
         let id = writer.ledger().id();
         self.whole = self.follows.then_some(id);
         if !self.follows {
@@ -386,7 +417,7 @@ impl Imager {
             Found::Unfilled(writer) => {
                 tracing::info!(vm = %self.vm, image = %ledger.id(), missing = writer.missing(), "goes on with an image");
                 self.room.make();
-                self.state = State::Filling(writer);
+                self.fill(writer);
                 None
             }
             Found::Filled => Some(Notice::ImageFilled(ledger.id())),
@@ -405,7 +436,8 @@ impl Imager {
     #[must_use]
     pub fn end(&mut self, paging: &mut Paging) -> Option<Notice> {
         let State::Filling(writer) = &mut self.state else { return None };
-        match take_over_all(writer, &mut self.room, paging) {
+        let taken = take_over_all(writer, &mut self.room, paging);
+        match taken.and_then(|()| self.write_back.as_ref().map_or(Ok(()), WriteBack::wait_ended)) {
             Ok(()) => self.set_filled(paging),
             Err(why) => self.lose(&why, paging),
         }

@@ -21,13 +21,24 @@ impl Kept {
         Kept { content: vec![0; CHUNK_SIZE as usize], chunk: ChunkIdx(0), pages: PageSet::EMPTY }
     }
 
-    /// Copies these pages out of DRAM. Others that were kept before are not any more.
+    /// Copies these pages out of DRAM, but for those that a memory error has taken. Others that were kept before are not any more.
     pub fn keep(&mut self, space: &Space, chunk: ChunkIdx, pages: PageSet) {
-        (self.chunk, self.pages) = (chunk, pages);
         let location = space.locate_chunk(chunk);
+        let (view, first) = (&location.region.view, location.pages().start);
+        let is_readable = |start: u64, len: u64| view.make_readable(start..start + len).is_ok();
+        let mut readable = PageSet::EMPTY;
+        for run in pages.runs() {
+            if is_readable(first + u64::from(run.start), u64::from(run.len)) {
+                readable.set_range(run.start, run.len);
+            } else {
+                let pages = PageSet::range(run.start, run.len).iter();
+                pages.filter(|index| is_readable(first + u64::from(*index), 1)).for_each(|index| readable.set(index));
+            }
+        }
+        (self.chunk, self.pages) = (chunk, readable);
         for (index, content) in (0..=u8::MAX).zip(self.content.chunks_exact_mut(PAGE_SIZE as usize)) {
-            if pages.contains(index) {
-                location.region.view.read_page(location.pages().start + u64::from(index), content);
+            if readable.contains(index) {
+                view.read_page(first + u64::from(index), content);
             }
         }
     }

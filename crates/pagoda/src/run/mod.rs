@@ -19,7 +19,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use pagoda_api::attach::{fetch, ram_path};
 use pagoda_api::{Client, CreateVm, CreatedVm, VmKind, VmSpec};
 use rustix::fs::SeekFrom;
@@ -136,17 +136,7 @@ impl Ready {
             eprintln!("pagoda: warning: all of {} stays in DRAM, whatever its limit: {reason}", vm.name);
         }
         let created = Unattached { client, vm: make(&vm)? };
-        if !created.vm.shim.is_file() {
-            bail!(
-                "the daemon names {} as the shim, but there is no such file: install it, or start pagodad with \
-                 the right --shim",
-                created.vm.shim.display()
-            );
-        }
-        shim::check_path(&created.vm.shim)?;
-        if plan.is_some() {
-            shim::check_gate(&created.vm.shim)?;
-        }
+        shim::check(&created.vm.shim, plan.is_some())?;
         let monitor = fetch(&created.vm)?;
         let error = command(&request, plan.as_ref(), &created.vm, vm.memory.len(), monitor.as_ref())?.exec();
         Err(anyhow!(error).context(format!("start {}", request.program.display())))

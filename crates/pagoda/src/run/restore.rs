@@ -7,7 +7,7 @@
 use anyhow::{Context, Result, anyhow, ensure};
 use pagoda_api::{Client, Launch, RestoreRequest, SnapshotLaunch, VmKind, VmSpec, in_full};
 
-use super::{Ready, Request, program, version};
+use super::{Ready, Request, program, shim, version};
 use crate::exit::Refused;
 use crate::qemu_args;
 
@@ -45,6 +45,9 @@ fn prepare(request: &RestoreRequest, snapshot: &SnapshotLaunch) -> Result<Ready>
         ready.memory(),
         snapshot.memory
     );
+    if let Some(shim) = &snapshot.shim {
+        shim::check(shim, true)?;
+    }
     let found = asked.answer().context("ask QEMU for its version")?;
     snapshot.qemu.check_loaded_by(&found).map_err(|why| anyhow!(why))?;
     Ok(ready)

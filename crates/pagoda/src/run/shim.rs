@@ -8,7 +8,7 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::exit::UsageError;
@@ -18,8 +18,21 @@ const DESCRIPTORS_MIN: u64 = 128;
 /// What a lower limit is raised to, where that is allowed: the usual one.
 const DESCRIPTORS: u64 = 1024;
 
+/// All that can be seen of a shim before a program is started with it. `has_gate`: the program is QEMU.
+pub fn check(shim: &Path, has_gate: bool) -> Result<()> {
+    if !shim.is_file() {
+        bail!(
+            "the daemon names {} as the shim, but there is no such file: install it, or start pagodad with the right \
+             --shim",
+            shim.display()
+        );
+    }
+    check_path(shim)?;
+    if has_gate { check_gate(shim) } else { Ok(()) }
+}
+
 /// The dynamic linker splits its list of libraries at blanks and colons and replaces what begins with `$`.
-pub fn check_path(shim: &Path) -> Result<()> {
+fn check_path(shim: &Path) -> Result<()> {
     let bytes = shim.as_os_str().as_bytes();
     if shim.is_absolute() && !bytes.iter().any(|byte| b" \t\n:$".contains(byte)) {
         return Ok(());
@@ -37,7 +50,7 @@ const NAMES_BYTES: u64 = 1 << 20;
 const GATE: &[u8] = b"\0strcmp\0";
 
 /// QEMU is told that RAM is shared. A shim of before would let it leave RAM out of a migration, where it is told to.
-pub fn check_gate(shim: &Path) -> Result<()> {
+fn check_gate(shim: &Path) -> Result<()> {
     let mut names = Vec::new();
     let file = File::open(shim).with_context(|| format!("open {}", shim.display()))?;
     file.take(NAMES_BYTES).read_to_end(&mut names).with_context(|| format!("read {}", shim.display()))?;

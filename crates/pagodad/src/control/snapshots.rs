@@ -59,7 +59,11 @@ async fn show(State(registry): Shared, names: Names) -> Reply<Snapshot> {
 
 async fn launch(State(registry): Shared, names: Names) -> Reply<SnapshotLaunch> {
     let name = snapshot_name(names)?;
-    ask(registry, move |registry| registry.images.launch(&name)).await
+    ask(registry, move |registry| {
+        let launch = registry.images.launch(&name)?;
+        Ok(SnapshotLaunch { shim: Some(registry.config.shim.clone()), ..launch })
+    })
+    .await
 }
 
 async fn verify(State(registry): Shared, names: Names) -> Reply<VerifyReport> {

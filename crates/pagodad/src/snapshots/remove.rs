@@ -8,6 +8,7 @@ use pagoda_image::{ImageId, Listed};
 use pagoda_pager::handle::{Command, Handle};
 
 use crate::images::Which;
+use crate::record::Record;
 use crate::registry::Registry;
 
 /// How long an engine may take to let go of its pages: they are given up, not copied.
@@ -27,8 +28,9 @@ pub fn remove(registry: &Registry, which: &Which) -> Result<(), ApiError> {
 /// into files that are gone.
 fn let_go(registry: &Registry, image: &Listed) -> Result<(), ApiError> {
     let is_used = |vm: &crate::registry::Vm| vm.record.operation.is_some_and(|operation| operation.image == image.id);
-    if let Some(name) = registry.lock().values().find(|vm| is_used(vm)).map(|vm| vm.record.name.clone()) {
-        let what = format!("{name} is being snapshotted, and needs the image");
+    let used_by = registry.lock().values().find(|vm| is_used(vm)).map(|vm| vm.record.clone());
+    if let Some(Record { name, operation: Some(operation), .. }) = used_by {
+        let what = format!("a {} of {name} is under way, and needs the image", operation.kind.name());
         return Err(ApiError::new(ErrorCode::WrongState, what, Some("try again in a moment")));
     }
     // Whose newest image it is, that VM's next one cannot refer to it.

@@ -16,13 +16,14 @@ use pagoda_image::Manifest;
 use super::disks;
 use crate::images::refused;
 use crate::images::source::Source;
+use crate::qmp::state::{self, RunState};
 use crate::random;
 use crate::record::{Operation, OperationKind};
 use crate::registry::Registry;
 use crate::registry::operation::{ImageThen, Ready};
 
-/// How long QEMU may take to end when it is told to.
-const END_MAX: Duration = Duration::from_secs(10);
+/// How long QEMU may take to end when it is told to, and its files to be removed.
+const END_MAX: Duration = Duration::from_secs(50);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -88,7 +89,9 @@ fn roll_back(
     let spec = VmSpec { dram: request.dram.or(spec.dram), ..spec };
     let new = registry.prepare(CreateVm { spec, ..vm }, Some(source))?;
     new.check_instead(running.id)?;
-    let resume = running.qmp.is_running();
+    // If QEMU does not say it, a guest that runs would be taken for one that its user has paused.
+    let asked = |error: anyhow::Error| refused(format!("ask QEMU: {}", in_full(error.as_ref())), None);
+    let resume = state::run_state(&running.qmp).map_err(asked)? == RunState::Running;
     // On the disk before the VM stands still: a daemon that dies from here on is followed by one that lets it run.
     registry.begin_operation(running.id, Operation { kind: OperationKind::Rollback, image, resume })?;
     // Its disks are looked at for the last time when it writes to them no more.
@@ -125,10 +128,9 @@ fn end(registry: &Arc<Registry>, running: &Ready) -> Result<(), ApiError> {
     let deadline = Instant::now() + END_MAX;
     while registry.lock().get(name).is_some_and(|vm| vm.record.token == running.record.token) {
         if Instant::now() > deadline {
-            // Either it ends, or it is let run again.
-            registry.abandon_operation(running.id);
-            let hint = "end it yourself, and use `pagoda vm restore` then";
-            let what = format!("the QEMU of {name} was told to end, and does not");
+            // It is not spoken to any more: a QEMU that gets a command while it ends may hang. What it was told it does when it can.
+            let hint = "wait until it has ended, or end it yourself; then use `pagoda vm restore`";
+            let what = format!("the QEMU of {name} was told to end, and has not after {} s", END_MAX.as_secs());
             return Err(ApiError::new(ErrorCode::Internal, what, Some(hint)));
         }
         std::thread::sleep(LOOK);

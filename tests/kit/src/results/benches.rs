@@ -78,6 +78,8 @@ pub enum Name {
     Snapshot,
     /// From a command to a guest that goes on where a snapshot was taken, against QEMU's loadvm and a sweep over the file
     Restore,
+    /// Room and reading of a chain of 16 snapshots, against a single one
+    Chain,
     /// All of them
     All,
 }
@@ -101,6 +103,7 @@ impl Name {
         const HOST: &[&str] = &["pagodad", "pagoda", "pagoda-shim"];
         match self {
             Self::Queues => &["pagoda-core"],
+            Self::Chain => &["pagoda-image"],
             Self::Rmap => &["rmap-io"],
             Self::Nbd | Self::Failover | Self::Drain | Self::Loss | Self::Handover | Self::Disk | Self::Table1 => {
                 &["pagoda", "pagoda-server"]

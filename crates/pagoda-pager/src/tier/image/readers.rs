@@ -59,7 +59,9 @@ impl Readers {
         // Ends them again if one cannot be made.
         let readers = Readers { shared, calls: 0 };
         for _ in 0..WORKERS {
-            if let Some(worker) = readers.shared.lock().add_worker() {
+            // Unlocked again before a thread is made: if that fails, it is locked to say so.
+            let worker = readers.shared.lock().add_worker();
+            if let Some(worker) = worker {
                 spawn(&readers.shared, worker)?;
             }
         }
