@@ -207,6 +207,12 @@ impl Image {
         Ok(())
     }
 
+    /// Where it has each page of a chunk, and in which image of its chain that is.
+    pub(crate) fn places_of(&self, chunk: ChunkIdx) -> Result<[(ImageId, Entry); CHUNK_PAGES as usize], ImageError> {
+        let entries = self.chain.entries(chunk)?;
+        Ok(entries.map(|(level, entry)| (self.chain.layer(level).manifest.id, entry)))
+    }
+
     fn entries_of(&self, chunk: ChunkIdx) -> Result<([(u8, Entry); CHUNK_PAGES as usize], ChunkContent), ImageError> {
         let mut found = ChunkContent::default();
         let entries = self.chain.entries(chunk)?;
