@@ -78,6 +78,8 @@ pub enum Name {
     Snapshot,
     /// From a command to a guest that goes on where a snapshot was taken, against QEMU's loadvm and a sweep over the file
     Restore,
+    /// QEMU killed, to the first reply of the restored guest, against booting it
+    Again,
     /// All of them
     All,
 }
