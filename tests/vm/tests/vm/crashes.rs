@@ -12,6 +12,8 @@ use super::snapshots::{become_guest, command_of, start, take, wait_durable};
 
 /// Long enough for what is done to it; ends with a check of every word.
 const WORK: &str = "pagoda.work=random:seconds=25,verify pagoda.mib=260";
+/// Long enough for a dozen snapshots, and for what a daemon that dies leaves of an fsync.
+const LONG_WORK: &str = "pagoda.work=random:seconds=90,verify pagoda.mib=260";
 
 fn options(on_crash: &str, qemu: Qemu) -> GuestOptions {
     let run_options = vec!["--on-crash".to_owned(), on_crash.to_owned()];
@@ -171,7 +173,7 @@ fn snapshots_by_a_timetable() -> Result<()> {
     Lab::run("snapshots by a timetable", 1, |lab| {
         const KEEP: usize = 2;
         let daemon = lab.daemon(Folios::Small)?;
-        let run = GuestOptions { run_options: Vec::new(), ..options("", Qemu::System) };
+        let run = GuestOptions::new("web1", LONG_WORK).qemu(Qemu::System).dram("160M");
         let guest = start(lab, &daemon, &run)?;
         take(&daemon, "web1", "mine")?;
         wait_durable(&daemon, "web1", "mine")?;
