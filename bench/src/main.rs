@@ -2,6 +2,7 @@
 //! each figure is held to, a table, JSON and a plot.
 
 mod adaptive;
+mod again;
 mod balloon;
 mod chain;
 mod crash;
@@ -78,7 +79,7 @@ struct Cli {
     /// Directory for swap files, ours and the peers' (default: target/bench)
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Only the cases whose name contains this, such as "random read-write 2x" (overcommit, mrc, snapshot, restore); results go to out/bench
+    /// Only the cases whose name contains this, such as "random read-write 2x" (overcommit, mrc, snapshot, restore, again); results go to out/bench
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Measure the peers alone
@@ -150,9 +151,10 @@ fn run(args: &Cli) -> Result<bool> {
     undo::start(&target)?;
     let dir = args.dir.clone().unwrap_or(target);
     fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
-    let has_cases = |name: &Name| matches!(name, Name::Overcommit | Name::Mrc | Name::Snapshot | Name::Restore);
+    let has_cases =
+        |name: &Name| matches!(name, Name::Overcommit | Name::Mrc | Name::Snapshot | Name::Restore | Name::Again);
     if args.only.is_some() && !names.iter().all(has_cases) {
-        bail!("--only is for `overcommit`, `mrc`, `snapshot` and `restore`, whose cases are many");
+        bail!("--only is for `overcommit`, `mrc`, `snapshot`, `restore` and `again`, whose cases are many");
     }
     let setup = Setup { quick: args.quick, rounds, dir, ours: !args.peers_only, only: args.only.clone() };
     // Before it is built: what is changed meanwhile is not what was measured.
@@ -216,6 +218,7 @@ fn run_one(name: Name, code: String, setup: &Setup, json: Option<&Path>) -> Resu
         Name::Snapshot => snapshot::run(setup),
         Name::Restore => restore::run(setup),
         Name::Chain => chain::run(setup),
+        Name::Again => again::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;

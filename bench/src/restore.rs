@@ -33,7 +33,7 @@ const WORK: &str = "run random passes=1 write=100";
 const REPLY: &str = "idle 0";
 const VM: &str = "bench-restore";
 const SNAPSHOT: &str = "here";
-const END_MAX: Duration = Duration::from_secs(30);
+pub const END_MAX: Duration = Duration::from_secs(30);
 /// The file is read in pieces of this size.
 const PIECE: usize = 1 << 20;
 /// The bars.

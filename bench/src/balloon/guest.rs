@@ -42,6 +42,8 @@ pub struct Shape<'a> {
     pub group: Option<&'a str>,
     /// More of QEMU's words.
     pub more: &'a [String],
+    /// More of the words of `pagoda run`.
+    pub run: &'a [&'a str],
 }
 
 /// A running QEMU. Killed when dropped.
@@ -62,6 +64,7 @@ impl Guest {
         let mut words = daemon.cli_words()?;
         words.extend(["run", "--name", shape.name, "--min", &format!("{}M", shape.min_mib)].map(str::to_owned));
         words.extend(shape.group.into_iter().flat_map(|group| ["--share-group", group]).map(str::to_owned));
+        words.extend(shape.run.iter().map(|word| (*word).to_owned()));
         words.extend(["--", QEMU].map(str::to_owned));
         Self::boot_by(&words, daemon.dir(), shape, start)
     }
@@ -137,6 +140,20 @@ impl Guest {
     /// QEMU's, or that of `pagoda run` which became it.
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Its QEMU is replaced by another one, by who is its parent: connects to that. `end` ends the one that there is.
+    ///
+    /// # Errors
+    /// No other one starts.
+    pub fn replaced(&mut self, daemon: &Daemon, name: &str, end: impl FnOnce() -> Result<()>) -> Result<()> {
+        let socket = socket_of(daemon.dir(), name);
+        std::fs::remove_file(&socket).context("remove the guest's socket")?;
+        end()?;
+        self.port = connect(&socket, &mut self.child)?;
+        self.replies = Console::default();
+        self.replies.collect(self.port.try_clone().context("duplicate the port")?);
+        Ok(())
     }
 
     /// Has it do something, and gives the lines of that.

@@ -33,6 +33,11 @@
 //! A VM that is made of a snapshot is let run by the daemon, once. Its record says so afterwards, if the disk takes it; this
 //! memory says so in any case ([`Shared::mark_let_run`]). So no later daemon lets a guest run that its user has paused since.
 //!
+//! # An orderly end
+//!
+//! A VMM that ends by exit(3) notes its exit status here ([`Shared::mark_ended`]). One that is killed or crashes cannot. So the
+//! daemon, which is not its parent, tells a VM that was ended from one that crashed.
+//!
 //! # Punches
 //!
 //! Pages that the guest gives back become holes. While the VM is armed the daemon makes them, for it may have the pages
@@ -78,7 +83,12 @@ pub struct Shared {
     pub punched: AtomicU64,
     /// 1: the guest of a restored VM was let run. It is in what older shims and daemons leave zero.
     pub let_run: AtomicU64,
+    /// [`ENDED`] and the exit status, once the VMM ends by exit(3). It is in what older shims and daemons leave zero.
+    pub ended: AtomicU64,
 }
+
+/// Marks an exit status that was noted.
+const ENDED: u64 = 1 << 32;
 
 /// Pages of one chunk whose truth is the swap file, whatever the RAM file holds. The last intent may be of no chunk.
 #[repr(C)]
@@ -190,6 +200,17 @@ impl Shared {
         self.let_run.load(Ordering::SeqCst) == 1
     }
 
+    /// The shim's side: the VMM ends by itself, with this exit status.
+    pub fn mark_ended(&self, status: i32) {
+        self.ended.store(ENDED | u64::from(status as u32), Ordering::SeqCst);
+    }
+
+    /// The exit status with which the VMM has ended by itself. `None`: it has not, as far as it could say.
+    pub fn ended_with(&self) -> Option<i32> {
+        let ended = self.ended.load(Ordering::SeqCst);
+        (ended & !u64::from(u32::MAX) == ENDED).then_some(ended as u32 as i32)
+    }
+
     /// The daemon's side: this image of the VM is lost, whatever its files say.
     pub fn mark_lost_image(&self, image: u128) {
         self.intents[PAGE_INTENTS].declare(NO_CHUNK, [image as u64, (image >> 64) as u64, 0, 0]);
@@ -258,6 +279,7 @@ mod tests {
             punching: AtomicU64::new(0),
             punched: AtomicU64::new(0),
             let_run: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
         })
     }
 
@@ -312,6 +334,18 @@ mod tests {
         intent.declare(7, [1, 2, 3, 4]);
         shared.unmark_lost_image();
         assert_eq!((shared.lost_image(), intent.read()), (None, Some((7, [1, 2, 3, 4]))));
+    }
+
+    #[test]
+    fn an_exit_status_is_noted() {
+        let shared = shared();
+        assert_eq!(shared.ended_with(), None);
+        for status in [0, 1, 255, -1] {
+            shared.mark_ended(status);
+            assert_eq!(shared.ended_with(), Some(status));
+        }
+        shared.ended.store(u64::MAX, Ordering::SeqCst);
+        assert_eq!(shared.ended_with(), None, "nobody writes that");
     }
 
     #[test]

@@ -25,10 +25,14 @@
 //! | `POST /v1/vms/NAME/snapshots` | [`CreateSnapshot`] | [`Snapshot`] |
 //! | `GET /v1/snapshots` | | [`SnapshotList`] |
 //! | `GET /v1/snapshots/VM/NAME` | | [`Snapshot`] |
+//! | `GET /v1/snapshots/VM/NAME/diff/OTHER` | | [`SnapshotDiff`] |
 //! | `GET /v1/snapshots/VM/NAME/launch` | | [`SnapshotLaunch`] |
 //! | `DELETE /v1/snapshots/VM/NAME` | | nothing |
 //! | `DELETE /v1/snapshots/ID` | | nothing; also an image that cannot be read |
 //! | `POST /v1/snapshots/VM/NAME/verify` | | [`VerifyReport`]; to be repeated until it is done |
+//! | `GET /v1/restorable/NAME` | | [`Restorable`] |
+//! | `GET /v1/crashed/NAME` | | [`CrashedVm`] |
+//! | `DELETE /v1/crashed/NAME` | | nothing |
 //! | `POST /v1/restores` | [`RestoreRequest`] | [`CreatedVm`] |
 //! | `GET /metrics` | | Prometheus text |
 //!

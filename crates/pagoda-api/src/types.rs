@@ -5,7 +5,9 @@
 //! has a default, so that a command line and a daemon of neighbouring versions understand
 //! each other; a change that breaks this raises [`API_VERSION`].
 
+mod autosnapshot;
 mod balloon;
+mod crashed;
 mod dram;
 mod kind;
 mod latency;
@@ -24,7 +26,12 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+pub use autosnapshot::{
+    AUTOSNAPSHOT_EVERY_S_MAX, AUTOSNAPSHOT_EVERY_S_MIN, AUTOSNAPSHOT_KEEP_MAX, AUTOSNAPSHOT_PREFIX, Autosnapshot,
+    AutosnapshotChange, AutosnapshotInfo,
+};
 pub use balloon::{BalloonInfo, GuestMemory, check_balloon_target};
+pub use crashed::{Candidate, Crash, CrashedVm, Restorable};
 pub use dram::{DRAM_BYTES_MIN, DRAM_FRACTION_MIN, MEMORY_GRANULE_BYTES, check_dram, dram_bytes_min};
 pub use kind::VmKind;
 pub use latency::{Latency, RoundWait};
@@ -36,9 +43,9 @@ pub use policy::{
 pub use remote::{REMOTE_COPIES_MAX, RemoteInfo, RemoteLatency, RemotePool, RemoteRequest, RemoteServer};
 pub use sampling::{CurveInfo, CurvePoint, CurveSwitch, SampleInfo, SampleRequest};
 pub use snapshot::{
-    CreateSnapshot, HostSnapshots, RestoreRequest, Snapshot, SnapshotDamage, SnapshotDisk, SnapshotLaunch,
-    SnapshotList, SnapshotName, SnapshotQemu, SnapshotStage, UnreadableImage, VERIFY_SILENCE_S_MAX, VerifyReport,
-    check_snapshot_name,
+    CreateSnapshot, HostSnapshots, RestoreRequest, Snapshot, SnapshotDamage, SnapshotDiff, SnapshotDisk,
+    SnapshotLaunch, SnapshotList, SnapshotName, SnapshotQemu, SnapshotStage, UnreadableImage, VERIFY_SILENCE_S_MAX,
+    VerifyReport, check_snapshot_name,
 };
 pub use spec::{PolicySettings, VmPatch, VmSpec};
 pub use terms::{
@@ -219,6 +226,9 @@ pub struct VmInfo {
     /// What is set for it.
     #[serde(default)]
     pub spec: VmSpec,
+    /// Of a VM with a timetable of snapshots.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autosnapshot: Option<AutosnapshotInfo>,
 }
 
 impl VmInfo {
@@ -246,6 +256,9 @@ pub mod counter {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct VmList {
     pub vms: Vec<VmInfo>,
+    /// VMs that have crashed and were not started again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub crashed: Vec<CrashedVm>,
 }
 
 /// One row of an explanation: `value` is what `term` is now, `reason` says why.

@@ -19,6 +19,13 @@ pub fn parse_seconds(text: &str) -> Result<u64, String> {
     seconds.ok_or_else(|| format!("{text:?} is not a time; write a number and s, m, h or d, such as 30s or 5m"))
 }
 
+/// A length of time as [`parse_seconds`] reads it: `90s`, `10m`, `2h`, `1d`.
+pub fn format_seconds(seconds: u64) -> String {
+    let units = [(86_400, "d"), (3600, "h"), (60, "m")];
+    let unit = units.iter().find(|(length, _)| seconds >= *length && seconds.is_multiple_of(*length));
+    unit.map_or_else(|| format!("{seconds}s"), |(length, name)| format!("{}{name}", seconds / length))
+}
+
 /// A size for tables: one decimal below a hundred, `1.5G`, `512M`, `0`.
 pub fn format_size(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["", "K", "M", "G", "T", "P", "E"];
@@ -51,6 +58,9 @@ mod tests {
         check("s", None);
         check("1.5h", None);
         check("99999999999999999999d", None);
+        for text in ["0s", "59s", "90s", "10m", "23h", "3d"] {
+            assert_eq!(format_seconds(parse_seconds(text).unwrap()), text);
+        }
     }
 
     #[test]

@@ -194,6 +194,12 @@ impl Image {
         Ok(())
     }
 
+    /// Where it has each page of a chunk, and in which image of its chain that is.
+    pub(crate) fn places_of(&self, chunk: ChunkIdx) -> Result<[(ImageId, Entry); CHUNK_PAGES as usize], ImageError> {
+        let entries = self.chain.entries(chunk, PageSet::FULL)?;
+        Ok(entries.map(|(level, entry)| (self.chain.layer(level).manifest.id, entry)))
+    }
+
     /// Where these pages of a chunk are; of others it says that they are missing.
     fn entries_of(&self, chunk: ChunkIdx, pages: PageSet) -> Result<(Entries, ChunkContent), ImageError> {
         let mut found = ChunkContent::default();

@@ -20,6 +20,7 @@ mod adopt;
 mod chain;
 pub mod checked_text;
 mod damage;
+mod diff;
 mod disk;
 mod entry;
 mod files;
@@ -39,6 +40,7 @@ mod write_back;
 mod writer;
 
 pub use damage::{Damage, ImageError, ImageFile};
+pub use diff::{Diff, DiffError};
 pub use disk::{Disk, LinuxDisk};
 pub use entry::{BlockIdx, ENTRY_SIZE, Entry, sum_of};
 pub use id::{ImageId, NoId};

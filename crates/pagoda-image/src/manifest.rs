@@ -84,6 +84,13 @@ pub struct Manifest {
     /// So many pages it has there, those that are zero counted. Known once it is filled, if it has a parent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inherited_pages: Option<u64>,
+    /// The daemon took it by a timetable, and may remove it by that.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub automatic: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// What loads the state again: this version of QEMU or a newer one, with this machine.

@@ -17,7 +17,7 @@ use crate::attachment::{Attachment, attachment, hello, keep, receive_patiently};
 use crate::config::{Config, duplicate};
 use crate::link::{self, Broken, Fds};
 use crate::say::give_up;
-use crate::{agent, clock, folios, ram, real};
+use crate::{agent, clock, end, folios, ram, real};
 
 /// How long the daemon may be unreachable when a VM starts; longer than its own restart takes.
 const REACH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -218,6 +218,7 @@ fn map_shared(fd: c_int) {
     }
     // SAFETY: it is never unmapped.
     unsafe { clock::set_shared(shared) };
+    end::watch();
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@
 //! * it keeps the clock of direct I/O ([`clock`]), without which a disk would write into pages that are gone;
 //! * it turns "these pages are free" into a message ([`calls`]), and tells when somebody else gets at RAM
 //!   ([`foreign`]);
-//! * it keeps QEMU from leaving RAM out of a migration ([`gate`]).
+//! * it keeps QEMU from leaving RAM out of a migration ([`gate`]);
+//! * it notes that the VMM ends by itself, and was not killed ([`end`]).
 //!
 //! Owns: the userfaultfds, the RAM fds, the shared memory and the two connections. Nobody else may close them: closing
 //! a userfaultfd turns pages that are out into zeros.
@@ -42,6 +43,7 @@ mod attachment;
 mod calls;
 mod clock;
 mod config;
+mod end;
 mod folios;
 mod foreign;
 mod gate;
@@ -59,6 +61,9 @@ mod take;
 static CONSTRUCTOR: extern "C" fn() = {
     extern "C" fn constructor() {
         config::load();
+        if config::name().is_some() {
+            end::register();
+        }
     }
     constructor
 };

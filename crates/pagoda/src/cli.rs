@@ -1,6 +1,8 @@
 //! The command line's shape and its help.
 
+mod autosnapshot;
 mod caps;
+mod on_crash;
 mod pace;
 mod policy;
 mod snapshot;
@@ -13,8 +15,10 @@ use clap_complete::Shell;
 use pagoda_api::{VmPatch, VmSpec};
 use pagoda_cli::options::{Global, PoolDir};
 
+pub use self::autosnapshot::AutosnapshotOptions;
 pub use self::caps::{BalloonTarget, DramLimit};
 use self::caps::{balloon_target, dram};
+pub use self::on_crash::{CrashOptions, OnCrash};
 pub use self::pace::Pace;
 pub use self::policy::{Admit, HostSet, SamplingOptions, WhatIf};
 pub use self::snapshot::{Removed, Restore, Rollback, Snapshots, TakeSnapshot};
@@ -35,6 +39,7 @@ Examples:
   pagoda admit --memory 8G --min 2G     would such a VM be kept?
   pagoda vm snapshot web1 --name before-upgrade --no-disks
   pagoda vm restore web1 --from before-upgrade
+  pagoda vm autosnapshot web1 --every 10m --keep 6 --no-disks
   pagoda simulate FILE.toml        what the memory policy would do
   pagoda disk ls                   disks in the memory of other machines
 
@@ -65,7 +70,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Run(Run),
-    /// List the VMs
+    /// List the VMs, and those that have crashed
     Ls,
     Top(Top),
     /// Look at one VM or change it
@@ -124,6 +129,8 @@ Examples:
     pagoda run --name db --min 2G --shares 2000 -- qemu-system-x86_64 -m 8G -accel kvm db.qcow2
   What does not fit into DRAM goes to the memory of other machines, and to the swap file when that is full:
     pagoda run --name db --dram 2G --remote pool: -- qemu-system-x86_64 -m 8G -accel kvm db.qcow2
+  Restored from its newest snapshot when QEMU crashes:
+    pagoda run --name web1 --on-crash restore -- qemu-system-x86_64 -m 4G -accel kvm -snapshot disk.qcow2
   A program of yours:
     pagoda run --plain --name cache --memory 2G --dram 512M -- ./my-cache")]
 pub struct Run {
@@ -140,6 +147,8 @@ pub struct Run {
     /// Its memory is not inherited over fork: a child that touches it dies by SIGSEGV. Start other programs by posix_spawn or exec.
     #[arg(long, requires = "memory", requires = "name")]
     pub plain: bool,
+    #[command(flatten)]
+    pub crash: CrashOptions,
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
@@ -173,7 +182,7 @@ pub struct Top {
 
 #[derive(Debug, Subcommand)]
 pub enum Vm {
-    /// Show all that is known of a VM
+    /// Show all that is known of a VM, also of one that has crashed
     Show {
         name: String,
     },
@@ -200,7 +209,14 @@ pub enum Vm {
     Rm {
         name: String,
     },
+    /// Forget that a VM has crashed
+    ///
+    /// `pagoda ls` lists it no more. Its snapshots stay, and it can be restored from them.
+    Forget {
+        name: String,
+    },
     Snapshot(TakeSnapshot),
+    Autosnapshot(AutosnapshotOptions),
     Restore(Restore),
     Rollback(Rollback),
 }
@@ -282,6 +298,11 @@ mod tests {
             assert_eq!(error.kind(), expected, "{line}");
         };
         check("pagoda run --name a", ErrorKind::MissingRequiredArgument);
+        check("pagoda run --on-crash reboot -- qemu", ErrorKind::ValueValidation);
+        check("pagoda vm autosnapshot a", ErrorKind::MissingRequiredArgument);
+        check("pagoda vm autosnapshot a --every 10", ErrorKind::ValueValidation);
+        check("pagoda vm autosnapshot a --off --keep 3", ErrorKind::ArgumentConflict);
+        check("pagoda vm autosnapshot a --off --every 1h", ErrorKind::ArgumentConflict);
         check("pagoda run --plain --name a -- x", ErrorKind::MissingRequiredArgument);
         check("pagoda run --dram 1 -- qemu", ErrorKind::ValueValidation);
         check("pagoda top --interval 0", ErrorKind::ValueValidation);

@@ -1,11 +1,12 @@
 //! The commands that show or change what the daemon knows: `ls`, `vm`, `host`.
 
+mod crashed;
 mod remote;
 
 use std::fmt::Write;
 
 use anyhow::Result;
-use pagoda_api::{BalloonInfo, Client, Explain, HostInfo, VmInfo, VmPatch, VmState};
+use pagoda_api::{BalloonInfo, Client, CrashedVm, ErrorCode, Explain, HostInfo, VmInfo, VmPatch, VmState};
 
 use self::remote::remote_lines;
 use crate::cli::{BalloonTarget, Host, Vm, VmSet};
@@ -19,10 +20,10 @@ pub fn ls(client: &Client, format: Format) -> Result<()> {
     if format == Format::Json {
         return Ok(print_json(&list)?);
     }
-    Ok(vm_table(&list.vms).print()?)
+    Ok(print_text(&(vm_table(&list.vms, &list.crashed).render() + &crashed::advice(&list.crashed)))?)
 }
 
-fn vm_table(vms: &[VmInfo]) -> Table {
+fn vm_table(vms: &[VmInfo], crashed: &[CrashedVm]) -> Table {
     let mut table = Table::new(&[
         ("NAME", Side::Left),
         ("STATE", Side::Left),
@@ -56,6 +57,7 @@ fn vm_table(vms: &[VmInfo]) -> Table {
             vm.accelerator.clone().unwrap_or("-".into()),
         ]);
     }
+    crashed.iter().for_each(|vm| table.row(crashed::row(vm)));
     table
 }
 
@@ -73,7 +75,7 @@ pub fn state_words(vm: &VmInfo) -> String {
 
 pub fn vm(client: &Client, command: &Vm, format: Format) -> Result<()> {
     match command {
-        Vm::Show { name } => print_vm(&client.vm(name)?, format),
+        Vm::Show { name } => show_vm(client, name, format),
         Vm::Set(options) => print_vm(&set(client, options)?, format),
         Vm::Cont { name } => print_vm(&client.cont(name)?, format),
         Vm::Explain { name } => print_explain(&client.explain(name)?, format),
@@ -86,9 +88,26 @@ pub fn vm(client: &Client, command: &Vm, format: Format) -> Result<()> {
             Ok(())
         }
         Vm::Rm { name } => Ok(client.delete(name)?),
+        Vm::Forget { name } => Ok(client.forget_crashed(name)?),
+        Vm::Autosnapshot(options) => {
+            let change = options.change().map_err(UsageError)?;
+            let patch = VmPatch { autosnapshot: Some(change), ..VmPatch::default() };
+            print_vm(&client.patch(&options.name, &patch)?, format)
+        }
         Vm::Snapshot(options) => snapshot::take(client, options, format),
         Vm::Restore(options) => snapshot::restore(client, options),
         Vm::Rollback(options) => snapshot::roll_back(client, options),
+    }
+}
+
+/// A VM, or what is known of one that has crashed.
+fn show_vm(client: &Client, name: &str, format: Format) -> Result<()> {
+    match client.vm(name) {
+        Err(error) if error.code() == Some(ErrorCode::NoSuchVm) => match client.crashed(name) {
+            Ok(crashed) => crashed::print(&crashed, format),
+            Err(_) => Err(error.into()),
+        },
+        vm => print_vm(&vm?, format),
     }
 }
 
@@ -159,6 +178,9 @@ fn vm_text(vm: &VmInfo) -> String {
         let copies = if remote.copies == 1 { "1 copy" } else { "2 copies" };
         line("remote", &format!("{} in the pool, {copies}", format_size(remote.pool_bytes)));
         remote.pool.iter().flat_map(remote_lines).for_each(|(term, value)| line(term, &value));
+    }
+    for (term, value) in crate::snapshot::timetable_lines(vm) {
+        line(term, &value);
     }
     for (term, value) in policy::vm_lines(&vm.policy) {
         line(term, &value);
@@ -321,7 +343,7 @@ NAME  STATE             MEMSZ  DRAM   MIN  TGT  GRANT  SWCUR  ZERO  MCTLSZ  MCTL
 web1  running,squeezed     4G    1G  512M   1G     1G   1.5G  1.5G      1G       2G   42  -
 db    running,pinned       4G    1G     0    -     1G   1.5G  1.5G       -        -   42  -
 ";
-        assert_eq!(vm_table(&[squeezed("web1"), pinned]).render(), expected);
+        assert_eq!(vm_table(&[squeezed("web1"), pinned], &[]).render(), expected);
     }
 
     #[test]

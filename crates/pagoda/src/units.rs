@@ -1,7 +1,7 @@
 //! Sizes as people and QEMU write them: binary units throughout. What the servers read and print too is in `pagoda-cli`.
 
 use pagoda_api::size::scale;
-pub use pagoda_cli::units::{format_size, parse_seconds, parse_size};
+pub use pagoda_cli::units::{format_seconds, format_size, parse_seconds, parse_size};
 
 /// Reads a part, `75%`, `7.5%` or `0.75`, as per mille, 0 to 1000. What is finer than that is refused.
 ///

@@ -301,6 +301,9 @@ fn attach(
     let made = Made { id, parts, handle, inbox, inodes, pid: (pid, start), sharing, holds_image, view };
     start_engine(registry, made)?;
     tracing::info!(vm = %name, pid, taken_over, "attached");
+    if let Err(error) = registry.crashes.remove(&name) {
+        tracing::warn!(vm = %name, "remove the note that one of its name has crashed: {error}");
+    }
     learn_accelerator(registry, &name);
     registry.resume_balloon(&name);
     registry.governor.doorbell.ring();

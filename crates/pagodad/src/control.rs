@@ -42,6 +42,7 @@ pub use self::socket::{bind_control, open_to_group};
 use crate::metrics::{self, ProcessInfo};
 use crate::parts;
 use crate::registry::Registry;
+use crate::snapshots as procedures;
 
 /// How long requests under way may take to end at shutdown; VMs wait meanwhile.
 const SHUTDOWN_WAIT: Duration = Duration::from_secs(1);
@@ -231,7 +232,7 @@ async fn what_if(
 }
 
 async fn list(State(registry): Shared) -> Reply<VmList> {
-    ask(registry, |registry| Ok(VmList { vms: registry.list() })).await
+    ask(registry, |registry| Ok(VmList { vms: registry.list(), crashed: procedures::crashed(registry) })).await
 }
 
 async fn create(

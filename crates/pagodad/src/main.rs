@@ -5,6 +5,7 @@ mod balloon;
 mod compressed;
 mod config;
 mod control;
+mod crashes;
 mod images;
 mod metrics;
 mod notices;
@@ -16,6 +17,7 @@ mod record;
 mod registry;
 mod remote;
 mod snapshots;
+mod timetables;
 
 use pagoda_api::in_full;
 use std::io::IsTerminal;
@@ -109,6 +111,8 @@ fn run(config: Config) -> Result<()> {
         }
     })?;
     start("images", move || counting.images.run(&|image| counting.image_is_filled(image)))?;
+    let timing = Arc::clone(&registry);
+    start("timetables", move || snapshots::timetables::run(&timing))?;
     control::run(&registry, bind_control(&registry)?)?;
     registry.detach_all();
     Ok(())

@@ -41,10 +41,12 @@ use self::making::Making;
 pub use self::process::{Starter, Taken};
 pub use self::vm::Vm;
 use crate::config::Config;
+use crate::crashes::Crashes;
 use crate::images::Images;
 use crate::parts::Parts;
 use crate::policy::{Governor, settings};
 use crate::record::store::RecordStore;
+use crate::timetables::Timetables;
 
 /// What the start-up self-test found.
 #[derive(Debug)]
@@ -75,6 +77,10 @@ pub struct Registry {
     /// What does not work and is not needed for paging.
     pub parts: Arc<Parts>,
     pub images: Images,
+    /// VMs that have crashed.
+    pub crashes: Crashes,
+    /// VMs of which snapshots are taken by themselves.
+    pub timetables: Timetables,
     vms: Mutex<BTreeMap<String, Vm>>,
     /// VMs that are being made or removed.
     making: Making,
@@ -95,6 +101,7 @@ impl Registry {
             parts.failed("limits", &limits.join("; "));
         }
         let records = RecordStore::new(config.state_dir.join("vms"));
+        let crashes = Crashes::new(config.state_dir.join("vms"));
         let images = Images::new(config.snapshots.clone(), Arc::clone(&parts));
         Ok(Registry {
             config,
@@ -105,6 +112,8 @@ impl Registry {
             governor,
             parts,
             images,
+            crashes,
+            timetables: Timetables::default(),
             vms,
             making,
             groups,

@@ -4,17 +4,22 @@
 //! [`crate::images::Images`] (the files). The VM's record says what is under way, so that whichever daemon there is lets the
 //! guest run again.
 
+mod diff;
 mod disks;
 mod filling;
 mod load;
 mod progress;
 mod remove;
+mod restorable;
 mod restore;
 mod take;
+pub mod timetables;
 
+pub use diff::diff;
 pub use filling::{finish, lost, unfilled};
 pub use load::load;
 pub use progress::{get, list};
 pub use remove::remove;
+pub use restorable::{crashed, crashed_one, forget_crashed, restorable};
 pub use restore::restore;
 pub use take::take;

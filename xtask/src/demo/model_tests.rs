@@ -30,6 +30,7 @@ pub fn vm(resident_mib: u64, counters: &[(&str, u64)]) -> VmInfo {
         balloon: None,
         policy: pagoda_api::VmPolicy::default(),
         spec: pagoda_api::VmSpec::default(),
+        autosnapshot: None,
     }
 }
 

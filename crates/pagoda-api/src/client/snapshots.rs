@@ -2,8 +2,8 @@
 
 use super::{Client, ClientError, LONG_WAIT_MAX, vm_path};
 use crate::types::{
-    CreateSnapshot, CreatedVm, RestoreRequest, Snapshot, SnapshotLaunch, SnapshotList, SnapshotName, VerifyReport,
-    vm_file_name,
+    CrashedVm, CreateSnapshot, CreatedVm, Restorable, RestoreRequest, Snapshot, SnapshotDiff, SnapshotLaunch,
+    SnapshotList, SnapshotName, VerifyReport, check_snapshot_name, check_vm_name, vm_file_name,
 };
 
 impl Client {
@@ -14,6 +14,27 @@ impl Client {
 
     pub fn snapshot(&self, name: &SnapshotName) -> Result<Snapshot, ClientError> {
         self.get(&snapshot_path(name, "")?)
+    }
+
+    /// How much of the memory differs between this snapshot and another one of the same VM.
+    pub fn snapshot_diff(&self, name: &SnapshotName, other: &str) -> Result<SnapshotDiff, ClientError> {
+        check_snapshot_name(other).map_err(ClientError::BadName)?;
+        self.get(&snapshot_path(name, &format!("/diff/{}", vm_file_name(other)))?)
+    }
+
+    /// What a VM that has ended can be restored from.
+    pub fn restorable(&self, vm: &str) -> Result<Restorable, ClientError> {
+        self.get(&path_of_name("/v1/restorable", vm)?)
+    }
+
+    /// A VM that has crashed and was not started again.
+    pub fn crashed(&self, vm: &str) -> Result<CrashedVm, ClientError> {
+        self.get(&path_of_name("/v1/crashed", vm)?)
+    }
+
+    /// Removes the note that a VM has crashed.
+    pub fn forget_crashed(&self, vm: &str) -> Result<(), ClientError> {
+        self.exchange("DELETE", &path_of_name("/v1/crashed", vm)?, None).map(drop)
     }
 
     /// What starts its QEMU again.
@@ -46,6 +67,11 @@ impl Client {
         request.check().map_err(ClientError::BadName)?;
         self.send_within(LONG_WAIT_MAX, "POST", "/v1/restores", request)
     }
+}
+
+fn path_of_name(route: &str, vm: &str) -> Result<String, ClientError> {
+    check_vm_name(vm).map_err(ClientError::BadName)?;
+    Ok(format!("{route}/{}", vm_file_name(vm)))
 }
 
 fn snapshot_path(name: &SnapshotName, tail: &str) -> Result<String, ClientError> {

@@ -151,6 +151,9 @@ pub struct Snapshot {
     pub gid: u32,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<SnapshotDisk>,
+    /// The daemon took it by the VM's timetable, and removes it by that.
+    #[serde(default)]
+    pub automatic: bool,
     /// VMs that were made of it and read pages from its files, by name. It cannot be removed while there are any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub readers: Vec<String>,
@@ -313,6 +316,23 @@ pub struct VerifyReport {
     /// The first of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub damages: Vec<SnapshotDamage>,
+}
+
+/// `GET /v1/snapshots/VM/NAME/diff/OTHER`: how much of the memory differs between two snapshots of a VM. Equal checksums are taken
+/// for equal content.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotDiff {
+    pub memory_bytes: u64,
+    /// Pages that differ: the sum of those below.
+    pub pages: u64,
+    /// The same in bytes.
+    pub bytes: u64,
+    /// Pages with other content than before, zero in neither.
+    pub changed_pages: u64,
+    /// Zero in the first alone.
+    pub filled_pages: u64,
+    /// Zero in the second alone.
+    pub cleared_pages: u64,
 }
 
 /// All snapshots of a host together. Each image is counted once.

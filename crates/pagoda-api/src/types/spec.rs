@@ -7,6 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::autosnapshot::{Autosnapshot, AutosnapshotChange};
 use super::balloon::check_balloon_target;
 use super::dram::check_dram;
 use super::kind::VmKind;
@@ -53,6 +54,10 @@ pub struct VmSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub balloon_target: Option<u64>,
+    /// When snapshots of it are taken [default: when somebody asks]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(skip))]
+    pub autosnapshot: Option<Autosnapshot>,
 }
 
 // What the memory policy needs to know of a VM.
@@ -98,6 +103,10 @@ pub struct VmPatch {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub sampling: Option<Sampling>,
+    /// When snapshots of it are taken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(skip))]
+    pub autosnapshot: Option<AutosnapshotChange>,
 }
 
 impl VmSpec {
@@ -118,6 +127,12 @@ impl VmSpec {
         self.policy.sampling.map_or(Ok(()), check_sampling)?;
         self.remote.map_or(Ok(()), |remote| remote.check())?;
         self.share_group.as_deref().map_or(Ok(()), check_share_group)?;
+        self.autosnapshot.map_or(Ok(()), |timetable| timetable.check())?;
+        if self.autosnapshot.is_some() && kind == VmKind::Plain {
+            return Err(
+                "only QEMU can save the state of a VM's devices: a program that is no QEMU has no snapshots".into()
+            );
+        }
         match self.balloon_target {
             Some(_) if kind == VmKind::Plain => Err("a program that is no QEMU has no balloon: give --dram".into()),
             target => target.map_or(Ok(()), |target| check_balloon_target(target, memory_bytes)),
@@ -135,6 +150,7 @@ impl VmPatch {
         self.balloon_target.map_or(Ok(()), |target| check_balloon_target(target, memory_bytes))?;
         self.shares.map_or(Ok(()), check_shares)?;
         self.sampling.map_or(Ok(()), check_sampling)?;
+        self.autosnapshot.and_then(AutosnapshotChange::timetable).map_or(Ok(()), |timetable| timetable.check())?;
         // A target of all memory stays, so that whichever daemon there is ends what is under way.
         let is_needed = |target: &u64| *target < memory_bytes || spec.balloon_target.is_some();
         let patched = VmSpec {
@@ -145,6 +161,7 @@ impl VmPatch {
                 shares: self.shares.or(spec.policy.shares),
                 sampling: self.sampling.or(spec.policy.sampling),
             },
+            autosnapshot: self.autosnapshot.map_or(spec.autosnapshot, AutosnapshotChange::timetable),
             ..spec.clone()
         };
         // Each against what the other will be.
@@ -195,6 +212,20 @@ mod tests {
         check(None, 2 * GIB, None);
         check(None, GIB, Some(GIB));
         check(Some(GIB), 2 * GIB, Some(2 * GIB));
+    }
+
+    #[test]
+    fn a_timetable_is_set_kept_and_ended() {
+        let timetable = Autosnapshot { every_s: 60, keep: 3, disks: false };
+        let patch = |change| VmPatch { autosnapshot: change, ..VmPatch::default() };
+        let spec = patch(Some(AutosnapshotChange::On(timetable))).applied_to(&VmSpec::default(), GIB).unwrap();
+        assert_eq!(spec.autosnapshot, Some(timetable));
+        assert_eq!(patch(None).applied_to(&spec, GIB).as_ref(), Ok(&spec));
+        assert_eq!(patch(Some(AutosnapshotChange::Off)).applied_to(&spec, GIB), Ok(VmSpec::default()));
+        let bad = Autosnapshot { keep: 0, ..timetable };
+        assert!(patch(Some(AutosnapshotChange::On(bad))).applied_to(&spec, GIB).unwrap_err().contains("1 to 15"));
+        assert_eq!(spec.check(VmKind::Qemu, GIB), Ok(()));
+        assert!(spec.check(VmKind::Plain, GIB).unwrap_err().contains("only QEMU"));
     }
 
     #[test]

@@ -10,7 +10,9 @@ use pagoda_core::chance::Chance;
 use pagoda_core::fault::Pages;
 use pagoda_core::units::{CHUNK_PAGES, CHUNK_SIZE, ChunkIdx, PAGE_SIZE, PageCount, PageIdx};
 use pagoda_image::limits::CHAIN_MAX;
-use pagoda_image::{ChunkContent, Content, Image, ImageError, ImageId, Ledger, Manifest, Stage, Store, Taken, Writer};
+use pagoda_image::{
+    ChunkContent, Content, Diff, Image, ImageError, ImageId, Ledger, Manifest, Stage, Store, Taken, Writer,
+};
 
 use crate::disk::{Failure, Op, Recorder, after_daemon, after_host, temp_dir};
 use crate::vm::{BOOT, Memory, NEXT_BOOT, STATE, content_of, manifest};
@@ -115,6 +117,20 @@ fn check(image: &Image, expected: &Memory) {
     }
 }
 
+/// Each two images, by their maps.
+fn check_diffs(store: &Store, images: &BTreeMap<ImageId, Memory>) {
+    let newest: Vec<_> = images.iter().rev().take(2).collect();
+    for ((a, first), (b, second)) in newest.iter().flat_map(|of| newest.iter().map(move |with| (*of, *with))) {
+        let diff = Diff::between(&store.image(*a).unwrap(), &store.image(*b).unwrap()).unwrap();
+        let count = |wanted: fn(u32, u32) -> bool| {
+            first.iter().zip(second).filter(|(one, other)| one != other && wanted(**one, **other)).count() as u64
+        };
+        assert_eq!(diff.filled, count(|one, _| one == 0), "{a} {b}");
+        assert_eq!(diff.cleared, count(|_, other| other == 0), "{a} {b}");
+        assert_eq!((diff.differing(), diff.pages), (count(|_, _| true), PAGES), "{a} {b}");
+    }
+}
+
 fn check_all(store: &Store, images: &BTreeMap<ImageId, Memory>) {
     for (id, expected) in images {
         check(&store.image(*id).unwrap_or_else(|error| panic!("{id}: {error}")), expected);
@@ -169,6 +185,7 @@ fn random_chains_hold_what_they_have_to_whatever_is_removed() {
                 }
             }
             check_all(&store, &vm.images);
+            check_diffs(&store, &vm.images);
         }
         readers.iter().for_each(|(reader, expected)| check(reader, expected));
         vm.images.keys().for_each(|id| assert!(store.verify(*id).is_clean()));

@@ -45,6 +45,7 @@ fn manifest(id: ImageId, parent: Option<ImageId>, state: State) -> Manifest {
         disks: Vec::new(),
         parent,
         inherited_pages: None,
+        automatic: false,
     }
 }
 

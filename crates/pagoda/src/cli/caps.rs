@@ -1,6 +1,6 @@
 //! Amounts of memory that a VM may have, as the command line says them.
 
-use crate::units::parse_size;
+use crate::units::{format_exact, parse_size};
 
 /// A DRAM cap on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,6 +15,14 @@ impl DramLimit {
         match self {
             Self::All => memory_bytes,
             Self::Bytes(bytes) => bytes,
+        }
+    }
+
+    /// The option's value.
+    pub fn word(self) -> String {
+        match self {
+            Self::All => "all".to_owned(),
+            Self::Bytes(bytes) => format_exact(bytes),
         }
     }
 }

@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use pagoda_api::{SnapshotName, check_snapshot_name};
 
 use super::caps::{DramLimit, dram};
+use super::on_crash::CrashOptions;
 
 /// Digits of an image's id.
 const ID_DIGITS: usize = 32;
@@ -52,6 +53,7 @@ pub struct TakeSnapshot {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
+  pagoda vm restore web1                          from its newest snapshot that can be restored
   pagoda vm restore web1 --from before-upgrade
   pagoda vm restore web2 --from web1/before-upgrade --dram 1G   under another name; not beside web1, on the same disks
 
@@ -62,15 +64,17 @@ With all else it ends with the status of QEMU.")]
 pub struct Restore {
     /// Name of the new VM, which no other VM may have
     pub name: String,
-    /// The snapshot; without a VM, the one of that name
+    /// The snapshot; without a VM, the one of that name [default: the VM's newest that can be restored]
     #[arg(long, value_name = "[VM/]SNAPSHOT")]
-    pub from: Source,
+    pub from: Option<Source>,
     /// The most DRAM it may have, such as 2G, or all [default: as it was]
     #[arg(long, value_name = "SIZE|all", value_parser = dram)]
     pub dram: Option<DramLimit>,
     /// Also if its disks have changed since the snapshot
     #[arg(long)]
     pub force: bool,
+    #[command(flatten)]
+    pub crash: CrashOptions,
 }
 
 /// Put a VM back to one of its snapshots
@@ -95,6 +99,8 @@ pub struct Rollback {
     /// Also if its disks have changed since the snapshot, as those of a VM that runs have
     #[arg(long)]
     pub force: bool,
+    #[command(flatten)]
+    pub crash: CrashOptions,
 }
 
 /// Look at snapshots, verify and remove them
@@ -140,6 +146,16 @@ pub enum Snapshots {
     },
     /// List the snapshots by VM
     Tree,
+    /// Say how much of the memory differs between two snapshots of a VM
+    ///
+    /// Only their maps are read. Pages with the same place or the same checksum (32 bits) are taken for equal.
+    Diff {
+        #[arg(value_name = "VM/NAME")]
+        first: SnapshotName,
+        /// Another one of the same VM
+        #[arg(value_name = "[VM/]NAME")]
+        second: Source,
+    },
 }
 
 /// A snapshot of a VM that may go without saying.
@@ -203,7 +219,7 @@ mod tests {
     #[test]
     fn a_source_may_name_its_vm() {
         let of = |line: &str| match parse(line).unwrap() {
-            Command::Vm(Vm::Restore(options)) => options.from.of(&options.name).to_string(),
+            Command::Vm(Vm::Restore(options)) => options.from.unwrap().of(&options.name).to_string(),
             Command::Vm(Vm::Rollback(options)) => options.to.of(&options.name).to_string(),
             other => panic!("{other:?}"),
         };
@@ -230,7 +246,9 @@ mod tests {
         };
         check("pagoda vm snapshot", ErrorKind::MissingRequiredArgument);
         check("pagoda vm snapshot web1 --name a/b", ErrorKind::ValueValidation);
-        check("pagoda vm restore web1", ErrorKind::MissingRequiredArgument);
+        check("pagoda vm restore", ErrorKind::MissingRequiredArgument);
+        check("pagoda vm restore web1 --on-crash restore=0", ErrorKind::ValueValidation);
+        check("pagoda snapshot diff web1/a", ErrorKind::MissingRequiredArgument);
         check("pagoda vm restore web1 --from ..", ErrorKind::ValueValidation);
         check("pagoda vm restore web1 --from one --dram 2", ErrorKind::ValueValidation);
         check("pagoda vm rollback web1 --from one", ErrorKind::UnknownArgument);

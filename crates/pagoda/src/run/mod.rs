@@ -7,6 +7,7 @@
 
 mod launch;
 mod machines;
+pub mod on_crash;
 pub mod program;
 mod restore;
 mod shim;
@@ -25,6 +26,7 @@ use pagoda_api::{Client, CreateVm, CreatedVm, VmKind, VmSpec};
 use rustix::fs::SeekFrom;
 use rustix::io::{Errno, FdFlags};
 
+use self::on_crash::First;
 pub use self::restore::restore;
 use crate::cli;
 use crate::exit::UsageError;
@@ -63,17 +65,22 @@ pub fn run(client: &Client, options: cli::Run) -> Result<()> {
         VmKind::Qemu => qemu_args::dram_of(words)?,
         VmKind::Plain => None,
     };
-    start(
-        client,
-        Request {
-            name: options.name,
-            memory_bytes: options.memory,
-            spec: VmSpec { dram: options.spec.dram.or(dram_in_options), ..options.spec },
-            kind,
-            program: program::find(name)?,
-            words: words.to_vec(),
-        },
-    )
+    let request = Request {
+        name: options.name,
+        memory_bytes: options.memory,
+        spec: VmSpec { dram: options.spec.dram.or(dram_in_options), ..options.spec },
+        kind,
+        program: program::find(name)?,
+        words: words.to_vec(),
+    };
+    let ready = Ready::new(request)?;
+    match on_crash::duty(options.crash.on_crash)? {
+        Some(_) if kind == VmKind::Plain => {
+            Err(UsageError("--on-crash restore needs QEMU: other programs have no snapshots".into()).into())
+        }
+        Some(on_crash) => on_crash::watch(client, on_crash, &ready.vm.name, None, First::Own),
+        None => ready.start(client, |vm| Ok(client.create(vm)?)),
+    }
 }
 
 /// A program and its arguments as text, for QEMU's are read and written anew.
@@ -257,7 +264,8 @@ fn command(
     command
         .env("LD_PRELOAD", preload(&vm.shim, std::env::var_os("LD_PRELOAD")))
         .env(ENV_TOKEN, &vm.token)
-        .env(ENV_ATTACH, &vm.attach_socket);
+        .env(ENV_ATTACH, &vm.attach_socket)
+        .env_remove(on_crash::ENV_PARENT);
     Ok(command)
 }
 

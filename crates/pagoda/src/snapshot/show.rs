@@ -203,6 +203,7 @@ mod tests {
             uid: 1000,
             gid: 100,
             disks: Vec::new(),
+            automatic: false,
             readers: Vec::new(),
         }
     }

@@ -11,7 +11,8 @@ use axum::http::StatusCode;
 use axum::response::Json;
 use axum::routing::{delete, get, post};
 use pagoda_api::{
-    CreateSnapshot, CreatedVm, RestoreRequest, Snapshot, SnapshotLaunch, SnapshotList, SnapshotName, VerifyReport,
+    CrashedVm, CreateSnapshot, CreatedVm, Restorable, RestoreRequest, Snapshot, SnapshotDiff, SnapshotLaunch,
+    SnapshotList, SnapshotName, VerifyReport,
 };
 
 use super::reply::{Refusal, Reply, Shared, ask, bad_request, parse, vm_name};
@@ -26,9 +27,12 @@ pub fn routes() -> Router<Arc<Registry>> {
     Router::new()
         .route("/v1/vms/{name}/snapshots", post(take))
         .route("/v1/restores", post(restore))
+        .route("/v1/restorable/{name}", get(restorable))
+        .route("/v1/crashed/{name}", get(crashed).delete(forget_crashed))
         .route("/v1/snapshots", get(list))
         .route("/v1/snapshots/{vm}", delete(remove_image))
         .route("/v1/snapshots/{vm}/{name}", get(show).delete(remove))
+        .route("/v1/snapshots/{vm}/{name}/diff/{other}", get(diff))
         .route("/v1/snapshots/{vm}/{name}/launch", get(launch))
         .route("/v1/snapshots/{vm}/{name}/verify", post(verify))
 }
@@ -46,6 +50,39 @@ async fn take(
 async fn restore(State(registry): Shared, body: Result<Bytes, BytesRejection>) -> Reply<CreatedVm> {
     let request: RestoreRequest = parse(body)?;
     ask(registry, move |registry| snapshots::restore(registry, &request)).await
+}
+
+async fn restorable(State(registry): Shared, name: Result<Path<String>, PathRejection>) -> Reply<Restorable> {
+    let name = vm_name(name)?;
+    ask(registry, move |registry| snapshots::restorable(registry, &name)).await
+}
+
+async fn crashed(State(registry): Shared, name: Result<Path<String>, PathRejection>) -> Reply<CrashedVm> {
+    let name = vm_name(name)?;
+    ask(registry, move |registry| snapshots::crashed_one(registry, &name)).await
+}
+
+async fn forget_crashed(
+    State(registry): Shared,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<StatusCode, Refusal> {
+    let name = vm_name(name)?;
+    let _: Json<()> = ask(registry, move |registry| snapshots::forget_crashed(registry, &name)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn diff(
+    State(registry): Shared,
+    names: Result<Path<(String, String, String)>, PathRejection>,
+) -> Reply<SnapshotDiff> {
+    let (first, second) = match names {
+        Ok(Path((vm, first, second))) => (SnapshotName::new(&*vm, first), SnapshotName::new(vm, second)),
+        Err(error) => {
+            return Err(bad_request(format!("the names of the snapshots cannot be read: {}", error.body_text())));
+        }
+    };
+    [&first, &second].into_iter().try_for_each(SnapshotName::check).map_err(bad_request)?;
+    ask(registry, move |registry| snapshots::diff(registry, &first, &second)).await
 }
 
 async fn list(State(registry): Shared) -> Reply<SnapshotList> {

@@ -49,6 +49,7 @@ pub fn snapshot(listed: &Listed, manifest: &Manifest, boot_id: &str) -> Snapshot
         uid: manifest.launch.uid,
         gid: manifest.launch.gid,
         disks: manifest.disks.iter().map(disk).collect(),
+        automatic: manifest.automatic,
         readers: Vec::new(),
     }
 }

@@ -1,7 +1,8 @@
 //! The metrics that are not counted by an engine: each row has what a scrape shows and where it comes from.
 
 use pagoda_api::{
-    BalloonInfo, HostInfo, HostPolicy, HostSnapshots, RemotePool, RemoteServer, TierInfo, VmInfo, VmPolicy, VmState,
+    AutosnapshotInfo, BalloonInfo, HostInfo, HostPolicy, HostSnapshots, RemotePool, RemoteServer, TierInfo, VmInfo,
+    VmPolicy, VmState,
 };
 use pagoda_core::stats::{MetricDef, MetricKind};
 
@@ -80,6 +81,26 @@ pub(super) const VM: &[Row<VmInfo>] = &[
 const fn counter(name: &'static str, unit: &'static str, help: &'static str) -> MetricDef {
     MetricDef { name, kind: MetricKind::Counter, unit, help }
 }
+
+/// Of each VM with a timetable of snapshots, with the prefix `pagoda_vm_`.
+pub(super) const AUTOSNAPSHOT: &[Row<AutosnapshotInfo>] = &[
+    Row {
+        def: counter("autosnapshots", "", "Snapshots taken by the VM's timetable."),
+        value: |snapshots| Value::Count(snapshots.taken),
+    },
+    Row {
+        def: counter("autosnapshot_failures", "", "Snapshots that were due by the VM's timetable and were not taken."),
+        value: |snapshots| Value::Count(snapshots.failures),
+    },
+    Row {
+        def: gauge(
+            "autosnapshot_next_seconds",
+            "seconds",
+            "Until the next snapshot by the VM's timetable; 0 if it waits.",
+        ),
+        value: |snapshots| Value::Count(snapshots.next_in_s),
+    },
+];
 
 /// Of each VM that has or had a balloon target, with the prefix `pagoda_vm_`.
 pub(super) const BALLOON: &[Row<BalloonInfo>] = &[

@@ -57,6 +57,7 @@ fn vm() -> VmInfo {
             ..pagoda_api::VmPolicy::default()
         },
         spec: pagoda_api::VmSpec::default(),
+        autosnapshot: Some(pagoda_api::AutosnapshotInfo { next_in_s: 31, failures: 2, taken: 9, ..Default::default() }),
     }
 }
 
@@ -105,6 +106,7 @@ fn created() -> VmInfo {
     VmInfo {
         tiers: Vec::new(),
         remote: None,
+        autosnapshot: None,
         name: "db.2".into(),
         state: VmState::Created,
         pinned: Some("vfio".into()),

@@ -115,7 +115,7 @@ fn write_by(write_file: &dyn Fn(&Path, &[u8]) -> std::io::Result<()>, path: &Pat
 }
 
 /// Writes a file by rename, readable by its owner alone.
-fn write_whole(path: &Path, content: &[u8]) -> std::io::Result<()> {
+pub fn write_whole(path: &Path, content: &[u8]) -> std::io::Result<()> {
     let part = path.with_extension("part");
     let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&part)?;
     file.write_all(content)?;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use pagoda_api::types::{
     ApiError, BalloonInfo, Explain, ExplainLine, Health, HostInfo, Latency, RemoteInfo, TierInfo, VmInfo, VmState,
@@ -83,6 +84,7 @@ impl Registry {
             balloon: vm.balloon.as_ref().map(balloon::Handle::info),
             policy: self.governor.describe(vm, resident_bytes, swapped_bytes, Sharing::of(&status.stats)),
             spec: vm.record.spec.clone(),
+            autosnapshot: vm.record.spec.autosnapshot.map(|_| self.timetables.info(vm.governed.id, Instant::now())),
         }
     }
 
@@ -214,6 +216,7 @@ impl Registry {
                 VmState::Created | VmState::Running => None,
             })
             .collect();
+        problems.extend(self.timetables.problems());
         problems.extend(self.governor.problems(self.lock().values()));
         problems.extend(self.promises_problem());
         problems.extend(self.parts.problems());

@@ -8,11 +8,12 @@ use std::path::PathBuf;
 use std::sync::MutexGuard;
 use std::time::Duration;
 
-use pagoda_api::types::{ApiError, ErrorCode};
+use pagoda_api::types::{ApiError, Crash, ErrorCode};
 use pagoda_core::policy::VmId;
 
 use super::process::has_ended;
 use super::{Registry, Vm, no_such_vm};
+use crate::crashes::crash_of;
 use crate::record::Record;
 use crate::remote::{self, Dirs};
 
@@ -23,8 +24,13 @@ impl Registry {
     /// A VM's process has ended.
     pub fn exited(&self, id: VmId) {
         self.while_writing(id, || {
-            let Some(record) = self.find_by_id(id, |vm| vm.record.clone()) else { return };
-            tracing::info!(vm = %record.name, "its process ended");
+            let of = |vm: &mut Vm| (vm.record.clone(), vm.shared.as_ref().and_then(|shared| shared.ended_with()));
+            let Some((record, status)) = self.find_by_id(id, of) else { return };
+            tracing::info!(vm = %record.name, ?status, "its process ended");
+            // Before its record goes: whichever daemon there is next knows of it by one of the two.
+            if let Some(crash) = crash_of(&record, status) {
+                self.crashes.note(&record, crash);
+            }
             // The files first: a new VM of this name has files of the same names.
             self.forget(&record);
             let ended = self.remove(&mut self.lock(), id);
@@ -57,7 +63,8 @@ impl Registry {
         // It may have been attached meanwhile.
         let Some((record, why)) = vm.and_then(|vm| Some((vm.record.clone(), why_over(vm)?))) else { return };
         tracing::info!(vm = %record.name, "{why}");
-        self.end(vms, id, &record);
+        let was_attached = record.pid.0 != 0;
+        self.end(vms, id, &record, was_attached.then_some(Crash::Unseen));
     }
 
     /// Gives up a VM that no program attached to.
@@ -79,7 +86,7 @@ impl Registry {
                 return Err(ApiError::new(ErrorCode::WrongState, problem, Some(hint)));
             }
             let record = vm.record.clone();
-            self.end(vms, id, &record);
+            self.end(vms, id, &record, None);
             Ok(())
         };
         self.while_writing(id, end).ok_or_else(|| no_such_vm(name))?
@@ -88,12 +95,15 @@ impl Registry {
     /// Ends a VM that no engine serves, with its files. The disk decides how long it takes to remove a swap file, and a policy
     /// round needs the registry: so the files are removed without its lock, and the VM's name is taken until they are gone.
     /// The caller has the VM's writing lock.
-    fn end(&self, mut vms: MutexGuard<'_, BTreeMap<String, Vm>>, id: VmId, record: &Record) {
+    fn end(&self, mut vms: MutexGuard<'_, BTreeMap<String, Vm>>, id: VmId, record: &Record, crash: Option<Crash>) {
         let Some(vm) = self.remove(&mut vms, id) else { return };
         self.making.begin_removal(&record.name, id, &vm.writing);
         drop(vms);
         if let Some(image) = record.image {
             self.images.lose_unfilled(image, "its VM ended before it was filled");
+        }
+        if let Some(crash) = crash {
+            self.crashes.note(record, crash);
         }
         self.forget(record);
         drop(vm);

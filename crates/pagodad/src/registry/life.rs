@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagoda_api::types::{ApiError, ErrorCode, VmInfo, VmKind, VmSpec};
+use pagoda_api::types::{ApiError, Crash, ErrorCode, VmInfo, VmKind, VmSpec};
 use pagoda_core::policy::VmId;
 use pagoda_pager::handle::Command;
 
@@ -57,6 +57,7 @@ impl Registry {
         let (pid, start) = record.pid;
         if pid != 0 && has_ended(&name, pid, start) {
             tracing::info!(vm = %name, "its process ended while no daemon ran");
+            self.crashes.note(&record, Crash::Unseen);
             return self.forget(&record);
         }
         tracing::info!(vm = %name, pid, "waits for the agent in its process");

@@ -59,9 +59,13 @@ fn source_of(registry: &Registry, request: &RestoreRequest) -> Result<Source, Ap
     Source::new(Arc::new(image), reading, &registry.image_map_path(request.vm_name()), &unique).map_err(unusable)
 }
 
-/// A snapshot without the content of disks fits only the disks of its moment.
+/// A snapshot without the content of disks fits only the disks of its moment. Why they are not that any more.
+pub fn changed_disks(manifest: &Manifest) -> Option<String> {
+    disks::changed(&manifest.disks, &manifest.launch.cwd)
+}
+
 fn check_disks(manifest: &Manifest, request: &RestoreRequest) -> Result<(), ApiError> {
-    match disks::changed(&manifest.disks, &manifest.launch.cwd).filter(|_| !request.force) {
+    match changed_disks(manifest).filter(|_| !request.force) {
         None => Ok(()),
         Some(why) => {
             let hint = "the memory of that moment does not fit these disks; --force restores it all the same";

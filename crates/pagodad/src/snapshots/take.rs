@@ -19,7 +19,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use pagoda_api::types::{ApiError, CreateSnapshot, ErrorCode, Launch, Snapshot, SnapshotName, UNKNOWN_LAUNCH};
+use pagoda_api::types::{
+    AUTOSNAPSHOT_PREFIX, ApiError, CreateSnapshot, ErrorCode, Launch, Snapshot, SnapshotName, UNKNOWN_LAUNCH,
+};
 use pagoda_api::{in_full, time};
 use pagoda_core::policy::VmId;
 use pagoda_core::stats::Metric;
@@ -63,6 +65,18 @@ pub fn take(registry: &Arc<Registry>, vm: &str, request: &CreateSnapshot) -> Res
     registry.images.get(&taking.name)
 }
 
+/// The same by the VM's timetable; its name is what is returned.
+///
+/// # Errors
+/// As [`take`].
+pub fn take_automatic(registry: &Arc<Registry>, vm: &str, with_disks: bool) -> Result<String, ApiError> {
+    let name = format!("{AUTOSNAPSHOT_PREFIX}{}", time::compact(now_ms()));
+    let taking = Taking::check(registry, SnapshotName::new(vm, name), with_disks)?;
+    let taking = Taking { automatic: true, ..taking };
+    taking.run()?;
+    Ok(taking.name.name)
+}
+
 /// A snapshot that is being taken.
 struct Taking<'a> {
     registry: &'a Arc<Registry>,
@@ -76,6 +90,7 @@ struct Taking<'a> {
     qmp: Arc<Monitor>,
     qemu: Qemu,
     is_running: bool,
+    automatic: bool,
 }
 
 impl<'a> Taking<'a> {
@@ -104,7 +119,7 @@ impl<'a> Taking<'a> {
         let image = random::bytes().map_err(|error| refuse(format!("make its id: {error}"), None))?;
         let store = registry.images.ready()?;
         let image = ImageId(u128::from_le_bytes(image));
-        Ok(Taking { registry, store, id, image, name, record, launch, handle, qmp, qemu, is_running })
+        Ok(Taking { registry, store, id, image, name, record, launch, handle, qmp, qemu, is_running, automatic: false })
     }
 
     fn run(&self) -> Result<(), ApiError> {
@@ -236,6 +251,7 @@ impl<'a> Taking<'a> {
             disks: disks::writable(&self.qmp, &self.launch.cwd).map_err(|error| in_full(error.as_ref()))?,
             parent: part.parent(),
             inherited_pages: None,
+            automatic: self.automatic,
         };
         let ledger = part.begin(manifest).map_err(in_words)?;
         let ticket = Ticket::new();

@@ -80,6 +80,8 @@ pub enum Name {
     Restore,
     /// Room and reading of a chain of 16 snapshots, against a single one
     Chain,
+    /// QEMU killed, to the first reply of the restored guest, against booting it
+    Again,
     /// All of them
     All,
 }

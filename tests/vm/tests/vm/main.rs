@@ -2,6 +2,7 @@
 
 mod attach;
 mod balloon;
+mod crashes;
 mod disk;
 mod features;
 mod guards;

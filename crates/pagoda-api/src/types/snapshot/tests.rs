@@ -21,6 +21,7 @@ fn snapshot() -> Snapshot {
         uid: 0,
         gid: 0,
         disks: Vec::new(),
+        automatic: false,
         readers: Vec::new(),
     }
 }
