@@ -44,11 +44,7 @@ fn a_fault_goes_before_prefetch_and_joins_the_read_of_its_page() {
     bench.fault(257, Write, &[]);
     assert_eq!((bench.count(Metric::FaultsJoined), bench.count(Metric::ReadAheadHits)), (1, 0));
     bench.read_done(2, Ok(()), &[copy(2, 7, true), release(2)]);
-    bench.read_done(
-        1,
-        Ok(()),
-        &[Action::Copy { op: OpId(1), pages: pages(256, 2), protect: false }, release(1)],
-    );
+    bench.read_done(1, Ok(()), &[Action::Copy { op: OpId(1), pages: pages(256, 2), protect: false }, release(1)]);
     bench.read_done(0, Ok(()), &[store(0, 0, 2), release(0)]);
     assert_eq!((bench.count(Metric::PagesPrefetched), bench.count(Metric::PrefetchedUsed)), (4, 2));
 }
