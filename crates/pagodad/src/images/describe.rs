@@ -50,6 +50,7 @@ pub fn snapshot(listed: &Listed, manifest: &Manifest, boot_id: &str) -> Snapshot
         gid: manifest.launch.gid,
         disks: manifest.disks.iter().map(disk).collect(),
         readers: Vec::new(),
+        prefetch_bytes: None,
     }
 }
 
