@@ -32,17 +32,17 @@ fn start(lab: &Lab, daemon: &Daemon, options: &GuestOptions) -> Result<Rc<Guest>
     Ok(guest)
 }
 
-fn command_of(daemon: &Daemon, words: &[&str]) -> Result<()> {
+pub fn command_of(daemon: &Daemon, words: &[&str]) -> Result<()> {
     let done = daemon.run_cli(words)?;
     ensure!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
     Ok(())
 }
 
-fn take(daemon: &Daemon, vm: &str, name: &str) -> Result<()> {
+pub fn take(daemon: &Daemon, vm: &str, name: &str) -> Result<()> {
     command_of(daemon, &["vm", "snapshot", vm, "--name", name, "--no-disks"])
 }
 
-fn wait_durable(daemon: &Daemon, vm: &str, name: &str) -> Result<Snapshot> {
+pub fn wait_durable(daemon: &Daemon, vm: &str, name: &str) -> Result<Snapshot> {
     let full_name = SnapshotName::new(vm, name);
     wait::until("the snapshot is durable", wait::HANG, || {
         let snapshot = daemon.client().snapshot(&full_name)?;
@@ -52,7 +52,7 @@ fn wait_durable(daemon: &Daemon, vm: &str, name: &str) -> Result<Snapshot> {
 }
 
 /// Runs a command that becomes the QEMU of these options.
-fn become_guest(lab: &Lab, daemon: &Daemon, options: &GuestOptions, words: &[&str]) -> Result<Rc<Guest>> {
+pub fn become_guest(lab: &Lab, daemon: &Daemon, options: &GuestOptions, words: &[&str]) -> Result<Rc<Guest>> {
     let mut command = daemon.cli()?;
     command.args(words);
     Ok(lab.keep_guest(Guest::spawn(command, lab.dir(), options)?))
