@@ -7,7 +7,7 @@ use pagoda_api::{SnapshotName, VmInfo};
 use vm_tests::control::Control;
 use vm_tests::{Daemon, Folios, Guest, GuestOptions, Lab, wait};
 
-use crate::snapshots::{become_guest, command_of, take, wait_durable};
+use crate::snapshots::{Seen, become_guest, command_of, take, wait_durable};
 
 /// Faults for which something was read.
 const READS: [&str; 2] = ["faults_swap_page", "faults_swap_chunk"];
@@ -31,6 +31,8 @@ fn end(daemon: &Daemon, guest: &Guest) -> Result<()> {
 fn restore(lab: &Lab, daemon: &Daemon, options: &GuestOptions) -> Result<(Rc<Guest>, Control)> {
     let words = ["vm", "restore", "web1", "--from", "one", "--dram", "192M"];
     let guest = become_guest(lab, daemon, options, &words)?;
+    // What is written to the port before QEMU has its state is lost.
+    Seen::Over.wait(daemon)?;
     let control = guest.restored_control()?;
     Ok((guest, control))
 }
