@@ -204,6 +204,7 @@ fn manifest(id: ImageId, parent: Option<ImageId>, state: State, pages: u64) -> M
         disks: Vec::new(),
         parent,
         inherited_pages: None,
+        automatic: false,
     }
 }
 

@@ -5,6 +5,8 @@
 //!   page cache: it reads all memory, into the process that is there.
 //! * **Restore into a quarter of the DRAM.** From the start of the command to the guest's first reply, when nothing of the
 //!   snapshot is in the page cache. The peer is the time that a sweep over the snapshot's file takes, past the page cache.
+//! * **The same with a record** of what the guest needed first, by turns with restores without one: the first reply, and the page
+//!   faults up to then for which something was read or being read.
 //!
 //! All guests verify their memory afterwards.
 
@@ -40,6 +42,12 @@ const PIECE: usize = 1 << 20;
 const ROLL_BACK_MS_MAX: f64 = 150.0;
 const OF_LOADVM_MAX: f64 = 0.1;
 const OF_READING_ALL_MAX: f64 = 1.0 / 3.0;
+const OF_FAULTS_WITHOUT_MAX: f64 = 0.1;
+const OF_REPLY_WITHOUT_MAX: f64 = 1.0 / 3.0;
+/// The faults that wait for the disk.
+const WAITS: [&str; 3] = ["faults_swap_page", "faults_swap_chunk", "faults_joined"];
+/// The record of what a VM of the snapshot needed first.
+const RECORD: &str = "touched";
 
 /// What was measured of one size.
 #[derive(Default)]
@@ -48,6 +56,9 @@ struct Size {
     loadvm_ms: Vec<f64>,
     reply_ms: Vec<f64>,
     read_all_ms: Vec<f64>,
+    waits: Vec<f64>,
+    recorded_reply_ms: Vec<f64>,
+    recorded_waits: Vec<f64>,
 }
 
 /// Runs the bench.
@@ -81,18 +92,35 @@ fn add_figures(report: &mut Report, memory_mib: u64, size: &Size) {
         &size.read_all_ms,
         Bar::AtMost(OF_READING_ALL_MAX),
     );
+    let recorded = format!("{name}, restore with a record of what was needed first");
+    report.pair(
+        &format!("{recorded}, page faults that waited: without"),
+        "faults",
+        &size.recorded_waits,
+        &size.waits,
+        Bar::AtMost(OF_FAULTS_WITHOUT_MAX),
+    );
+    report.pair(
+        &format!("{recorded}, first reply: without"),
+        "ms",
+        &size.recorded_reply_ms,
+        &size.reply_ms,
+        Bar::AtMost(OF_REPLY_WITHOUT_MAX),
+    );
 }
 
 fn plot(measured: &[(u64, Size)]) -> String {
     let group = |(memory_mib, size): &(u64, Size)| {
-        let sides = [&size.roll_back_ms, &size.loadvm_ms, &size.reply_ms, &size.read_all_ms];
+        let sides = [&size.roll_back_ms, &size.loadvm_ms, &size.reply_ms, &size.recorded_reply_ms, &size.read_all_ms];
         (format!("{memory_mib} MiB"), sides.map(|side| svg::Bar::of(side)).to_vec())
     };
     svg::bar_chart(&svg::BarChart {
         title: "From a command to a guest that goes on".to_owned(),
         y_label: "ms".to_owned(),
         y_scale: svg::Scale::Log,
-        series: ["roll-back", "loadvm", "restore, first reply", "reading all"].map(str::to_owned).to_vec(),
+        series: ["roll-back", "loadvm", "restore, first reply", "the same with a record", "reading all"]
+            .map(str::to_owned)
+            .to_vec(),
         groups: measured.iter().map(group).collect(),
     })
 }
@@ -124,15 +152,27 @@ fn pagoda(setup: &Setup, start: &Start<'_>, (memory_mib, work_mib): (u64, u64), 
     }
     let pages = pages_file(daemon.dir())?;
     let quarter = format!("{}M", memory_mib / 4);
+    let record = pages.with_file_name(RECORD);
     for _ in 0..REPEATS {
-        guest.power_off()?;
-        daemon.wait_gone(VM, END_MAX)?;
-        forget(&pages)?;
-        let began = Instant::now();
-        guest = Guest::restore(&daemon, VM, &["vm", "restore", VM, "--from", SNAPSHOT, "--dram", &quarter])?;
-        guest.command(REPLY)?;
-        size.reply_ms.push(began.elapsed().as_secs_f64() * 1e3);
-        guest.command("verify")?;
+        for is_recorded in [false, true] {
+            guest.power_off()?;
+            daemon.wait_gone(VM, END_MAX)?;
+            prepare_record(&record, is_recorded)?;
+            forget(&pages)?;
+            let began = Instant::now();
+            guest = Guest::restore(&daemon, VM, &["vm", "restore", VM, "--from", SNAPSHOT, "--dram", &quarter])?;
+            guest.command(REPLY)?;
+            let reply_ms = began.elapsed().as_secs_f64() * 1e3;
+            let counters = daemon.client().vm(VM).context("look at the VM")?.counters;
+            let waits: u64 = WAITS.iter().filter_map(|cause| counters.get(*cause)).sum();
+            let (replies, all_waits) = match is_recorded {
+                true => (&mut size.recorded_reply_ms, &mut size.recorded_waits),
+                false => (&mut size.reply_ms, &mut size.waits),
+            };
+            replies.push(reply_ms);
+            all_waits.push(waits as f64);
+            guest.command("verify")?;
+        }
         size.read_all_ms.push(read_all(&pages)?);
     }
     guest.power_off()
@@ -207,10 +247,28 @@ fn pages_file(dir: &Path) -> Result<PathBuf> {
     bail!("no snapshot in {}", dir.display())
 }
 
+/// The snapshot has a record, which the VM before it has left, or none.
+fn prepare_record(record: &Path, is_recorded: bool) -> Result<()> {
+    if !is_recorded {
+        let _ = fs::remove_file(record);
+        return Ok(());
+    }
+    let deadline = Instant::now() + END_MAX;
+    while !record.exists() {
+        ensure!(Instant::now() < deadline, "the VM before has left no record");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
 /// Nothing of the snapshot is in the page cache.
 fn forget(pages: &Path) -> Result<()> {
-    for file in ["pages", "map", "state"] {
-        let opened = fs::File::open(pages.with_file_name(file)).with_context(|| format!("open {file}"))?;
+    for file in ["pages", "map", "state", RECORD] {
+        let path = pages.with_file_name(file);
+        if file == RECORD && !path.exists() {
+            continue;
+        }
+        let opened = fs::File::open(path).with_context(|| format!("open {file}"))?;
         opened.sync_all().context("write a snapshot to the disk")?;
         rustix::fs::fadvise(&opened, 0, None, rustix::fs::Advice::DontNeed).context("drop a snapshot's cache")?;
     }

@@ -51,6 +51,7 @@ mod image;
 mod machine;
 mod map;
 mod ops;
+mod prefetch;
 mod reclaim;
 mod serve;
 mod share;

@@ -58,6 +58,8 @@ catalogue! {
     PagesDiscarded "pages_discarded" Counter "pages" "Pages the guest gave back by balloon or free page reporting.";
     ReadAheadChunks "read_ahead_chunks" Counter "chunks" "Chunks read before they were asked for.";
     ReadAheadHits "read_ahead_hits" Counter "chunks" "Chunks read ahead and then touched.";
+    PagesPrefetched "prefetched_pages" Counter "pages" "Pages of a snapshot read because a VM needed them before.";
+    PrefetchedUsed "prefetched_used_pages" Counter "pages" "Such pages that were mapped since, by a fault on them or near them.";
     ZappedChunks "zapped_chunks" Counter "chunks" "Chunks unmapped to see whether they are touched again.";
     RescuedChunks "rescued_chunks" Counter "chunks" "Unmapped chunks that were touched again before they left.";
     EvictedChunks "evicted_chunks" Counter "chunks" "Chunks that left DRAM.";

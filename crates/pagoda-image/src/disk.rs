@@ -62,6 +62,38 @@ pub trait Disk: fmt::Debug + Send + Sync {
     fn sync_dir(&self, dir: BorrowedFd<'_>) -> io::Result<()>;
 }
 
+/// Whether what is written outlives the host when it has been written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Synced {
+    No,
+    Yes,
+}
+
+/// Makes a file with this content under the first name, and then gives it the second one. What had that is gone then, and not
+/// before.
+pub(crate) fn replace(
+    disk: &dyn Disk,
+    dir: BorrowedFd<'_>,
+    (new, name): (&str, &str),
+    bytes: &[u8],
+    sync: Synced,
+) -> io::Result<()> {
+    match disk.remove_file(dir, new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let file = disk.make_file(dir, new)?;
+    disk.write_at(&file, bytes, 0)?;
+    if sync == Synced::Yes {
+        disk.sync_file(&file)?;
+    }
+    disk.rename(dir, new, name)?;
+    if sync == Synced::Yes {
+        disk.sync_dir(dir)?;
+    }
+    Ok(())
+}
+
 /// The disks of this machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LinuxDisk;

@@ -55,6 +55,15 @@ impl Image {
         Ok(Image { disk, chain })
     }
 
+    /// Its directory.
+    pub(crate) fn dir(&self) -> &OwnedFd {
+        &self.chain.own().dir
+    }
+
+    pub(crate) fn disk(&self) -> &dyn Disk {
+        &*self.disk
+    }
+
     /// What it is of.
     pub fn manifest(&self) -> &Manifest {
         &self.chain.own().manifest
@@ -87,6 +96,18 @@ impl Image {
     /// An entry is damaged, or cannot be read: where.
     pub fn look_at(&self, chunk: ChunkIdx) -> Result<ChunkContent, ImageError> {
         self.entries_of(chunk, PageSet::FULL).map(|(_, found)| found)
+    }
+
+    /// Where the page's block is: which image of the chain has it, and at which place in that one's file. Blocks that follow one
+    /// another there are read with one call. `None`: it has none.
+    ///
+    /// # Errors
+    /// An entry is damaged, or cannot be read: where.
+    pub fn place_of(&self, page: PageIdx) -> Result<Option<(u8, BlockIdx)>, ImageError> {
+        Ok(match self.chain.entry(page)? {
+            (level, Entry::Block { block, .. }) => Some((level, block)),
+            _ => None,
+        })
     }
 
     /// Reads a page into `content`, [`PAGE_SIZE`] bytes; zeros if the page is missing.

@@ -26,6 +26,7 @@ use crate::map::{ChunkEntries, Tables};
 #[derive(Debug)]
 pub(crate) struct Layer {
     disk: Arc<dyn Disk>,
+    pub(crate) dir: OwnedFd,
     pub(crate) manifest: Manifest,
     pub(crate) state: File,
     map: File,
@@ -69,7 +70,7 @@ impl Layer {
         lengths.check(&manifest)?;
         let blocks = AtomicU64::new(lengths.pages.pages_floor().0);
         let direct = open_file(dir.as_fd(), ImageFile::Pages.name(), For::DirectReading).ok().map(|(file, _)| file);
-        Ok(Layer { disk, manifest, state, map, pages, direct, marks, blocks })
+        Ok(Layer { disk, dir, manifest, state, map, pages, direct, marks, blocks })
     }
 
     /// The entries of a chunk, or nothing if all its pages are the parent's.

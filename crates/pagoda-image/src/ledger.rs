@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use pagoda_core::units::{Bytes, ChunkCount, PageCount};
 
 use crate::damage::{Damage, ImageError, ImageFile};
-use crate::disk::Disk;
+use crate::disk::{Disk, Synced, replace};
 use crate::entry::{Entry, entry_offset};
 use crate::files::{For, open_dir, open_file, read_small};
 use crate::id::ImageId;
@@ -44,13 +44,6 @@ pub struct Ledger {
     pub(crate) state: OnceLock<File>,
     pub(crate) progress: Progress,
     manifest: Mutex<Option<Manifest>>,
-}
-
-/// Whether a manifest outlives the host when it has been written.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Sync {
-    No,
-    Yes,
 }
 
 impl Ledger {
@@ -139,7 +132,7 @@ impl Ledger {
         let mut current = self.lock();
         assert!(current.is_none(), "an image begins once");
         assert!(manifest.stage == Stage::Begun && manifest.id == self.id, "it begins as itself");
-        self.write(&manifest, Sync::No, MANIFEST_MAX - MANIFEST_RESERVE)?;
+        self.write(&manifest, Synced::No, MANIFEST_MAX - MANIFEST_RESERVE)?;
         *current = Some(manifest);
         Ok(())
     }
@@ -149,7 +142,7 @@ impl Ledger {
     /// # Errors
     /// The disk's; the image is whole without it.
     pub fn note_pause(&self, pause_us: u64) -> Result<(), ImageError> {
-        self.change(Sync::No, |manifest| Ok(Manifest { pause_us: Some(pause_us), ..manifest }))
+        self.change(Synced::No, |manifest| Ok(Manifest { pause_us: Some(pause_us), ..manifest }))
     }
 
     /// Says that the image has all pages. It looks into the map whether that is so.
@@ -158,7 +151,7 @@ impl Ledger {
     /// It is lost, or lacks a page; the disk's.
     pub fn mark_filled(&self) -> Result<(), ImageError> {
         let inherited = self.count_inherited()?;
-        self.change(Sync::No, |manifest| {
+        self.change(Synced::No, |manifest| {
             let inherited_pages = manifest.parent.map(|_| inherited);
             advanced(Manifest { inherited_pages, ..manifest }, Stage::Filled)
         })
@@ -187,7 +180,7 @@ impl Ledger {
     /// itself has been taken over, and outlives the host.
     pub(crate) fn pass_on(&self, parent: Option<ImageId>) -> Result<(), ImageError> {
         let inherited = self.count_inherited()?;
-        self.change(Sync::Yes, |manifest| match manifest.stage {
+        self.change(Synced::Yes, |manifest| match manifest.stage {
             Stage::Durable => Ok(Manifest { parent, inherited_pages: parent.map(|_| inherited), ..manifest }),
             stage => Err(ImageError::WrongStage { stage: stage.name(), needed: Stage::Durable.name() }),
         })
@@ -226,7 +219,7 @@ impl Ledger {
         sync(ImageFile::State, self.state.get().expect("an image that is filled has a state"))?;
         self.sync_dir(&self.dir)?;
         self.sync_dir(&self.images)?;
-        self.change(Sync::Yes, |manifest| advanced(manifest, Stage::Durable))
+        self.change(Synced::Yes, |manifest| advanced(manifest, Stage::Durable))
     }
 
     /// Writes content to the disk that is in the page cache alone, if it is much: see [`crate::Writer::is_behind`]. Whether it was.
@@ -252,12 +245,12 @@ impl Ledger {
             manifest.why = Some(shortened(why));
         }
         // A full disk takes no new file, but it can do without a directory.
-        self.write(manifest, Sync::No, MANIFEST_MAX).is_ok() || set_aside(&*self.disk, &self.images, self.id)
+        self.write(manifest, Synced::No, MANIFEST_MAX).is_ok() || set_aside(&*self.disk, &self.images, self.id)
     }
 
     fn change(
         &self,
-        sync: Sync,
+        sync: Synced,
         change: impl FnOnce(Manifest) -> Result<Manifest, ImageError>,
     ) -> Result<(), ImageError> {
         let mut current = self.lock();
@@ -268,31 +261,15 @@ impl Ledger {
         Ok(())
     }
 
-    fn write(&self, manifest: &Manifest, sync: Sync, max: usize) -> Result<(), ImageError> {
+    fn write(&self, manifest: &Manifest, sync: Synced, max: usize) -> Result<(), ImageError> {
         let text = manifest.to_text().map_err(|what| Damage::of_file(ImageFile::Manifest, Bytes::ZERO, what))?;
         if text.len() > max {
             let what = format!("{} bytes long, and it may have {max}", text.len());
             return Err(Damage::of_file(ImageFile::Manifest, Bytes(max as u64), what).into());
         }
-        self.replace(text.as_bytes(), sync).map_err(ImageError::io(ImageFile::Manifest, 0))
-    }
-
-    fn replace(&self, bytes: &[u8], sync: Sync) -> std::io::Result<()> {
-        let dir = self.dir.as_fd();
-        match self.disk.remove_file(dir, NEW_MANIFEST) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let file = self.disk.make_file(dir, NEW_MANIFEST)?;
-        self.disk.write_at(&file, bytes, 0)?;
-        if sync == Sync::Yes {
-            self.disk.sync_file(&file)?;
-        }
-        self.disk.rename(dir, NEW_MANIFEST, ImageFile::Manifest.name())?;
-        if sync == Sync::Yes {
-            self.disk.sync_dir(dir)?;
-        }
-        Ok(())
+        let names = (NEW_MANIFEST, ImageFile::Manifest.name());
+        let written = replace(&*self.disk, self.dir.as_fd(), names, text.as_bytes(), sync);
+        written.map_err(ImageError::io(ImageFile::Manifest, 0))
     }
 
     fn sync_dir(&self, dir: &OwnedFd) -> Result<(), ImageError> {

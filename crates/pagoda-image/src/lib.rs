@@ -1,7 +1,7 @@
 //! The files of a snapshot: an *image* of a VM's memory and device state.
 //!
 //! An image is a directory with four files: what it is of ([`Manifest`]), QEMU's state, where each page is ([`Entry`]), and the
-//! pages. Their formats are in `docs/snapshot-files.md`. A VM's memory is in it from the moment it begins to exist, although it
+//! pages. Beside them may be a record of what a VM of it needed first ([`Touched`]). Their formats are in `docs/snapshot-files.md`. A VM's memory is in it from the moment it begins to exist, although it
 //! has no page then: the VM holds them for it, unchanged, until the engine has given it a copy of each.
 //!
 //! | who | has | does |
@@ -35,6 +35,7 @@ mod map;
 mod part;
 mod room;
 mod store;
+mod touched;
 mod verify;
 mod write_back;
 mod writer;
@@ -50,5 +51,6 @@ pub use manifest::{DiskFile, Manifest, Qemu, Stage, State};
 pub use part::Part;
 pub use room::{NoRoom, Room, RoomLimits, check_room, needed};
 pub use store::{Listed, Listing, Store};
+pub use touched::{Touched, TouchedRun};
 pub use verify::Report;
 pub use writer::{Loss, Prepared, Taken, Writer};

@@ -19,6 +19,8 @@ pub const MANIFEST_RESERVE: usize = 4 << 10;
 pub const WHY_MAX: usize = 512;
 /// Pages of a VM, and blocks of an image: an entry of the map has 28 bits for a block's number. 1 TiB.
 pub const IMAGE_PAGES_MAX: PageCount = PageCount(1 << 28);
+/// Runs of pages in the record of what a VM needed first: a file of 512 KiB. Where every page of it is alone, that is 256 MiB.
+pub const TOUCHED_RUNS_MAX: usize = 1 << 16;
 /// Entries of the directory of images that are looked at: several times what the limits above can make.
 pub const LISTED_MAX: usize = 4 * SNAPSHOTS_MAX;
 /// Places of damage that a verification names; it counts the others.

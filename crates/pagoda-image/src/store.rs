@@ -30,6 +30,7 @@ use crate::limits::{CHAIN_MAX, IMAGE_PAGES_MAX, LISTED_MAX, SNAPSHOTS_MAX, SNAPS
 use crate::manifest::{Manifest, Stage};
 use crate::part::Part;
 use crate::room::Room;
+use crate::touched::{NEW_TOUCHED, TOUCHED};
 use crate::verify::{Report, verify};
 use crate::writer::Prepared;
 
@@ -369,7 +370,7 @@ impl Store {
         let bytes = |stat: rustix::fs::Stat| Bytes(u64::try_from(stat.st_blocks).unwrap_or(0) * STAT_BLOCK);
         let failed = |error: rustix::io::Errno| ImageError::Directory { what: id.to_string(), source: error.into() };
         let mut sum = bytes(rustix::fs::fstat(&dir).map_err(failed)?);
-        for name in ImageFile::ALL.map(ImageFile::name).into_iter().chain([NEW_MANIFEST]) {
+        for name in file_names() {
             match rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => sum += bytes(stat),
                 Err(rustix::io::Errno::NOENT) => {}
@@ -412,7 +413,7 @@ impl Store {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             opened => opened.map_err(failed)?,
         };
-        for file in ImageFile::ALL.map(ImageFile::name).into_iter().chain([NEW_MANIFEST]) {
+        for file in file_names() {
             match self.disk.remove_file(dir.as_fd(), file) {
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 removed => removed.map_err(failed)?,
@@ -424,6 +425,11 @@ impl Store {
             removed => removed.map_err(failed),
         }
     }
+}
+
+/// All files that may be in an image's directory.
+fn file_names() -> impl Iterator<Item = &'static str> {
+    ImageFile::ALL.map(ImageFile::name).into_iter().chain([NEW_MANIFEST, TOUCHED, NEW_TOUCHED])
 }
 
 /// A name that only a daemon gives, while it makes or removes an image.

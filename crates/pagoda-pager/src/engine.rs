@@ -245,6 +245,9 @@ impl Engine {
         let served = self.step(Event::Fault { page, access, kind });
         self.settle();
         let Some(Served { cause, read_ahead }) = served else { return };
+        if read_ahead {
+            self.paging.note_hit(page.chunk());
+        }
         self.follow.note(fault.tid, read_ahead || SIGNS_OF_STREAM.contains(&cause), self.fault_at);
         if ANSWERED_AT_ONCE.contains(&cause) {
             self.reporter.note_latency(cause, self.fault_at.elapsed());

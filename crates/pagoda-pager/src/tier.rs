@@ -348,6 +348,22 @@ pub trait Tier: Send + std::fmt::Debug {
         let _ = written;
     }
 
+    /// What the VM is expected to need soon, in the order in which it is to come in. Given out once.
+    fn take_prefetch(&mut self) -> Vec<(ChunkIdx, PageSet)> {
+        Vec::new()
+    }
+
+    /// What was read ahead of this chunk is used.
+    fn note_hit(&mut self, chunk: ChunkIdx) {
+        let _ = chunk;
+    }
+
+    /// The guest of a restored VM was let run, now or before.
+    fn note_let_run(&mut self) {}
+
+    /// The VM has ended.
+    fn end(&mut self) {}
+
     /// What it counts.
     fn counts(&self) -> Counts;
 

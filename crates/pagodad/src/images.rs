@@ -186,6 +186,9 @@ impl Images {
         let Found { listed, manifest } = self.find(name)?;
         let mut snapshot = describe::snapshot(&listed, &manifest, self.boot_id()?);
         self.add_readers(&mut snapshot);
+        // A record that cannot be read is as good as none; who makes a VM of the image says why.
+        let touched = self.store()?.image(listed.id).ok().and_then(|image| image.touched().ok().flatten());
+        snapshot.prefetch_bytes = touched.map(|touched| touched.pages().bytes().0);
         Ok(snapshot)
     }
 
@@ -343,6 +346,11 @@ impl Images {
     /// Whether a snapshot may refer to another one.
     pub fn makes_chains(&self) -> bool {
         self.config.chain_max > 1
+    }
+
+    /// Whether VMs that are made of an image get what one before needed first.
+    pub fn prefetches(&self) -> bool {
+        self.config.prefetch
     }
 
     /// An image that a new one of this VM may refer to, if it is whole and the chain is not too long. It is not removed as long as

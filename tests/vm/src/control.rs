@@ -29,12 +29,20 @@ impl Control {
     /// # Errors
     /// No socket, or no guest before the deadline.
     pub fn connect(path: &Path, deadline: Instant) -> Result<Self> {
+        let mut control = Self::of_restored(path, deadline)?;
+        control.wait_ready()?;
+        Ok(control)
+    }
+
+    /// Connects to a guest that was made of a snapshot: it was ready before that was taken.
+    ///
+    /// # Errors
+    /// No socket.
+    pub fn of_restored(path: &Path, deadline: Instant) -> Result<Self> {
         let port = wait::until("the control port", CONNECT_MAX, || Ok(UnixStream::connect(path).ok()))?;
         let lines = Console::default();
         lines.collect(port.try_clone().context("duplicate the port")?, "");
-        let mut control = Self { port, lines, at: 0, deadline };
-        control.wait_ready()?;
-        Ok(control)
+        Ok(Self { port, lines, at: 0, deadline })
     }
 
     /// Waits until the guest is ready, once more after a reset.

@@ -336,6 +336,14 @@ impl Guest {
         Control::connect(&self.control_path, self.deadline)
     }
 
+    /// The same of a guest that was made of a snapshot.
+    ///
+    /// # Errors
+    /// It cannot be connected.
+    pub fn restored_control(&self) -> Result<Control> {
+        Control::of_restored(&self.control_path, self.deadline)
+    }
+
     /// Memory that the VM's RAM files take, by the kernel's own account.
     ///
     /// # Errors

@@ -138,6 +138,10 @@ pub struct Snapshot {
     /// The image that it refers to for this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
+    /// Memory that a VM needed right after it was made of the snapshot: the next one gets it before it asks. Absent if that was
+    /// not recorded. Only told of a single snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefetch_bytes: Option<u64>,
     /// QEMU's state of the devices.
     pub state_bytes: u64,
     /// How long the VM stood still; not known before it ran again.

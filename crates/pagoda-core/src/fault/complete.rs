@@ -25,9 +25,16 @@ impl Machine {
                 }
                 out.push(Action::Release { op: id });
             }
-            (OpKind::Fill { pages, direct, demand, writable }, result) => {
+            (OpKind::Fill { pages, direct, demand, writable, prefetch }, result) => {
                 self.reserved -= u64::from(pages.count());
                 self.chunks[op.chunk.as_usize()].fill = None;
+                self.prefetch.in_flight -= usize::from(prefetch);
+                if prefetch && result.is_ok() && demand.is_none() {
+                    return self.prefetched(id, op.chunk, pages, direct, out);
+                }
+                if prefetch && result.is_ok() {
+                    self.note_prefetch_joined(op.chunk, pages);
+                }
                 match (result, direct) {
                     (Ok(()), true) => {
                         out.push(Action::ChunkComplete { op: id });

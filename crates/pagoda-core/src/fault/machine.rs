@@ -16,6 +16,7 @@ use super::state::cold::ColdList;
 use super::state::curve::CurveWatch;
 use super::state::image::Images;
 use super::state::predictor::WritePredictor;
+use super::state::prefetch::Prefetch;
 use super::state::share::{Share, Sharing};
 use super::state::watch::Watch;
 use super::table::{Chunk, Located, Phase};
@@ -114,6 +115,7 @@ pub struct Machine {
     pub(super) chunk_came: bool,
     pub(super) stall: Option<(Stall, u64)>,
     pub(super) background: Background,
+    pub(super) prefetch: Prefetch,
     pub(super) predictor: WritePredictor,
     pub(super) watch: Watch,
     pub(super) curve: Option<Box<CurveWatch>>,
@@ -153,6 +155,7 @@ impl Machine {
             chunk_came: false,
             stall: None,
             background: Background::default(),
+            prefetch: Prefetch::default(),
             predictor: WritePredictor::default(),
             watch: Watch::default(),
             curve: None,
@@ -222,7 +225,9 @@ impl Machine {
         if !(woke && self.has_time()) {
             self.plan_reclaim(now, out);
         }
-        self.plan_restore(out);
+        if !self.plan_prefetch(now, out) {
+            self.plan_restore(out);
+        }
         self.plan_copy_back(out);
         if event == Event::Scan {
             self.plan_scan(now, out);
@@ -263,6 +268,7 @@ impl Machine {
             self.queues.remove(index);
         }
         self.cold.clear();
+        self.prefetch.clear();
         self.share.forget_queue();
     }
 
@@ -362,6 +368,7 @@ impl Machine {
         self.images.frozen -= u64::from(chunk.frozen.count());
         self.images.same -= u64::from(chunk.same.count());
         let result = change(chunk);
+        chunk.prefetched &= chunk.ram;
         self.resident += u64::from(chunk.ram.count());
         self.swapped += u64::from(chunk.swapped().count());
         self.share.pages += u64::from(chunk.shared.count());

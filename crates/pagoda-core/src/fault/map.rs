@@ -1,6 +1,7 @@
 //! How pages in the RAM file are mapped: writable, or write-protected so that their first write is seen.
 
 use crate::bits::PageSet;
+use crate::stats::Metric;
 use crate::units::ChunkIdx;
 
 use super::action::{Access, Action, Actions, Pages};
@@ -41,6 +42,9 @@ impl Machine {
         let c = &mut self.chunks[chunk.as_usize()];
         c.clean -= open;
         c.mapped |= pages;
+        let used = c.prefetched & pages;
+        c.prefetched -= used;
+        self.stats.add(Metric::PrefetchedUsed, u64::from(used.count()));
         let mut push = |pages: PageSet, protect: bool| {
             out.extend(pages.runs().map(|run| Action::Map { pages: Pages { chunk, run }, protect }));
         };

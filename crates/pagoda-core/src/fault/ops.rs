@@ -39,6 +39,8 @@ pub enum OpKind {
         demand: Option<(u8, Access)>,
         /// Map it writable at once, because this stream writes what it reads.
         writable: bool,
+        /// It was begun because its pages are expected to be needed soon.
+        prefetch: bool,
     },
     /// Part of a chunk into a buffer, for an image.
     Keep {

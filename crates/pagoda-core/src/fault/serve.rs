@@ -22,6 +22,17 @@ const FIRST_TOUCH_PAGES: u16 = 16;
 /// folio, which would fill the rest of it with zeros.
 const DIRECT_PAGES_MIN: u16 = 64;
 
+/// Why what is missing of a chunk is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Somebody waits for this page of it.
+    Fault { index: u8, access: Access, writable: bool },
+    /// It is likely to be wanted next.
+    Ahead { writable: bool },
+    /// It is in the list of what is to be prefetched.
+    Prefetch,
+}
+
 impl Machine {
     /// Answers a fault, now or later.
     pub(super) fn fault(&mut self, page: PageIdx, access: Access, kind: FaultKind, out: &mut Actions) -> Served {
@@ -51,11 +62,11 @@ impl Machine {
 
     /// From now on somebody waits for the chunk: its read must end mapped.
     fn join_fill(&mut self, op: OpId, chunk: ChunkIdx, index: u8, access: Access, out: &mut Actions) -> bool {
-        let OpKind::Fill { pages, demand, .. } = &mut self.ops.get_mut(op).kind else { return false };
+        let OpKind::Fill { pages, demand, prefetch, .. } = &mut self.ops.get_mut(op).kind else { return false };
         if !pages.contains(index) {
             return false;
         }
-        let was_ahead = demand.is_none();
+        let was_ahead = demand.is_none() && !*prefetch;
         let wrote = access == Access::Write || matches!(demand, Some((_, Access::Write)));
         *demand = Some((index, if wrote { Access::Write } else { Access::Read }));
         if was_ahead {
@@ -226,25 +237,43 @@ impl Machine {
         writable: bool,
         out: &mut Actions,
     ) -> bool {
-        let c = &self.chunks[chunk.as_usize()];
+        let c = self.chunk(chunk);
+        let missing = c.swapped() - c.reading;
+        let purpose = match demand {
+            Some((index, access)) => Purpose::Fault { index, access, writable },
+            None => Purpose::Ahead { writable },
+        };
+        let is_begun = self.begin_fill(chunk, missing, purpose, out);
+        if is_begun {
+            self.widen_headroom();
+            self.touch(chunk);
+        }
+        is_begun
+    }
+
+    /// Reads pages of a chunk that are in swap, and of which no read is under way. False: not possible now.
+    pub(super) fn begin_fill(&mut self, chunk: ChunkIdx, pages: PageSet, purpose: Purpose, out: &mut Actions) -> bool {
+        let c = self.chunk(chunk);
         if c.fill.is_some() {
             return false;
         }
-        let missing = c.swapped() - c.reading;
-        let absent = c.ram.is_empty() && c.shared.is_empty();
-        let direct = self.config.direct && absent && !c.busy() && c.swap.count() >= DIRECT_PAGES_MIN;
-        let pages = if direct { PageSet::FULL } else { missing };
+        let absent = c.ram.is_empty() && c.shared.is_empty() && !c.busy();
+        let direct = self.config.direct && absent && pages == c.swap && pages.count() >= DIRECT_PAGES_MIN;
+        let pages = if direct { PageSet::FULL } else { pages };
         let count = u64::from(pages.count());
         if count == 0 || count > self.free() {
             return false;
         }
-        let Some(op) = self.ops.insert(Op { chunk, kind: OpKind::Fill { pages, direct, demand, writable } }) else {
-            return false;
+        let (demand, writable) = match purpose {
+            Purpose::Fault { index, access, writable } => (Some((index, access)), writable),
+            Purpose::Ahead { writable } => (None, writable),
+            Purpose::Prefetch => (None, false),
         };
+        let prefetch = purpose == Purpose::Prefetch;
+        let kind = OpKind::Fill { pages, direct, demand, writable, prefetch };
+        let Some(op) = self.ops.insert(Op { chunk, kind }) else { return false };
         self.reserved += count;
         self.chunks[chunk.as_usize()].fill = Some(op);
-        self.widen_headroom();
-        self.touch(chunk);
         let demand = demand.is_some();
         if direct {
             out.push(Action::ReadChunk { op, chunk, demand });

@@ -6,5 +6,6 @@ pub mod cold;
 pub mod curve;
 pub mod image;
 pub mod predictor;
+pub mod prefetch;
 pub mod share;
 pub mod watch;

@@ -63,6 +63,8 @@ pub struct Chunk {
     /// Wherever the page is: it is known that nobody could have changed it since the newest image began. Disjoint from
     /// `open`. Only `Machine::edit` changes this set, which counts it.
     pub same: PageSet,
+    /// Subset of `ram`: prefetched, and not mapped since.
+    pub prefetched: PageSet,
     /// Not in `ram`: single pages being read.
     pub reading: PageSet,
     /// A whole-chunk read under way.
@@ -89,6 +91,7 @@ impl Chunk {
         frozen: PageSet::EMPTY,
         inherited: PageSet::EMPTY,
         same: PageSet::EMPTY,
+        prefetched: PageSet::EMPTY,
         reading: PageSet::EMPTY,
         fill: None,
         out: None,
@@ -127,6 +130,7 @@ impl Chunk {
         assert!(self.ram.contains_all(self.clean), "clean pages are in RAM");
         assert!(self.ram.contains_all(self.mapped), "mapped pages are in RAM");
         assert!(self.ram.contains_all(self.open), "pages that can be written are in RAM");
+        assert!(self.ram.contains_all(self.prefetched), "prefetched pages are in RAM");
         assert!(!self.open.intersects(self.clean | self.frozen), "clean and frozen pages cannot be written unseen");
         assert!(!self.open.intersects(self.same), "what can be written unseen is not known to be the same");
         assert!(self.frozen.contains_all(self.inherited), "what is the parent's is frozen");

@@ -13,6 +13,7 @@ const FREEZE: Event = Event::Freeze { has_parent: false };
 const READ_ERROR: Result<(), IoError> = Err(IoError::Failed(5));
 
 mod parents;
+mod prefetch;
 
 struct Bench {
     machine: Machine,

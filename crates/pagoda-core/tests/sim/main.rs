@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use pagoda_core::fault::{Event, PageInPolicy, Replacement, Sharing};
-use pagoda_core::stats::{CATALOGUE, METRICS, MetricKind};
+use pagoda_core::stats::{CATALOGUE, METRICS, Metric, MetricKind};
 use pagoda_core::units::{PageCount, PageIdx};
 
 use image::{Change, ImageRequest, Mistake};
@@ -90,6 +90,8 @@ struct Sim {
     discards: usize,
     /// Sampling periods begin at so many ticks of a thousand.
     samples: usize,
+    /// At so many ticks of a thousand there is something else to be prefetched.
+    prefetches: usize,
     /// So many of a thousand steps in which something odd happens are about images.
     images: usize,
     now_ms: u64,
@@ -145,6 +147,7 @@ impl Sim {
         let limit = any_limit(pages, &mut rng);
         let (pins, discards) = (*rng.pick(&[0, 0, 0, 10]), *rng.pick(&[0, 300]));
         let samples = *rng.pick(&[0, 50, 500]);
+        let prefetches = *rng.pick(&[0, 50, 500]);
         let images = *rng.pick(&[0, 100, 1000]);
         let mut sim = Sim {
             world,
@@ -158,6 +161,7 @@ impl Sim {
             pins,
             discards,
             samples,
+            prefetches,
             images,
             now_ms: 0,
             stray_zaps: Vec::new(),
@@ -230,6 +234,9 @@ impl Sim {
                 let (count, total) = (self.rng.within(1, 300), self.world.pages());
                 let pages: BTreeSet<usize> = (0..count).map(|_| self.rng.below(total)).collect();
                 pager.sample(&pages.into_iter().map(|page| PageIdx(page as u64)).collect::<Vec<_>>());
+            }
+            if self.rng.per_mille(self.prefetches) {
+                pager.prefetch(self.world.pages() / CHUNK, &mut self.rng);
             }
             if self.rng.per_mille(self.samples / 5) {
                 let on = self.rng.per_mille(700);
@@ -480,7 +487,10 @@ fn simulate(direct: bool) {
     }
     eprintln!("{verified} reads verified; {events} events, {images} images since the last crashes");
     eprintln!("{inherited} pages were referred to in parents");
-    assert!(inherited > 0 || std::env::var_os("PAGODA_SIM_SEED").is_some(), "no image has had a parent");
+    let is_one = std::env::var_os("PAGODA_SIM_SEED").is_some();
+    assert!(inherited > 0 || is_one, "no image has had a parent");
+    let is_used = [Metric::PagesPrefetched, Metric::PrefetchedUsed].iter().all(|metric| totals[*metric as usize] > 0);
+    assert!(is_used || is_one, "no page was prefetched and used");
     for (def, total) in CATALOGUE.iter().zip(totals).filter(|(def, _)| def.kind == MetricKind::Counter) {
         eprintln!("{:24} {total}", def.name);
     }

@@ -231,6 +231,17 @@ impl Pager {
         assert_eq!(self.machine.sample_count(), Default::default());
     }
 
+    /// Any pages are to be prefetched, some of them chunk by chunk, some twice.
+    pub fn prefetch(&mut self, chunks: usize, rng: &mut Rng) {
+        let list = (0..rng.below(2 * chunks)).map(|_| {
+            let kept = *rng.pick(&[20, 500, 1000]);
+            let pages = (0..=u8::MAX).filter(|_| rng.per_mille(kept)).collect();
+            // One more than there are.
+            (ChunkIdx(rng.below(chunks + 1) as u32), pages)
+        });
+        self.machine.prefetch(list.collect());
+    }
+
     fn send_event(&mut self, event: Event, world: &World) {
         if crate::tracing() {
             eprintln!("  {event:?}");

@@ -6,4 +6,5 @@ mod disk;
 mod files;
 mod golden;
 mod hostile;
+mod touched;
 mod vm;

@@ -274,8 +274,33 @@ impl Paging {
         self.tiers.begin(ring, &self.space)
     }
 
+    /// What the VM is expected to need comes in before it asks, from the next event on. The VM is armed.
+    pub fn begin_prefetch(&mut self) {
+        let list = self.tiers.take_prefetch();
+        self.machine.prefetch(list);
+    }
+
+    /// What was read ahead of this chunk is used.
+    pub fn note_hit(&mut self, chunk: ChunkIdx) {
+        self.tiers.note_hit(chunk);
+    }
+
+    /// The VM has ended, and the tiers are told.
+    pub fn end_tiers(&mut self) {
+        self.note_let_run();
+        self.tiers.end();
+    }
+
+    /// The daemon lets the guest of a restored VM run, and notes that in the memory that the VMM keeps.
+    fn note_let_run(&mut self) {
+        if self.shared.was_let_run() {
+            self.tiers.note_let_run();
+        }
+    }
+
     /// Once a second: what tiers do now and then.
     pub fn maintain_tiers(&mut self) {
+        self.note_let_run();
         self.tiers.maintain(|| self.io.written_out());
     }
 

@@ -40,6 +40,7 @@ pub fn spawn(parts: Parts, inbox: Inbox, notify: Box<dyn Fn(Notice) + Send>) -> 
             let end = engine.run();
             if end == Some(Notice::Exited) {
                 engine.end_image();
+                engine.paging.end_tiers();
             }
             engine.paging.leave_group(end == Some(Notice::Exited));
             // Memory, files and the swap file's lock are free before anybody hears of it.
@@ -147,7 +148,10 @@ impl Engine {
         match origin {
             Origin::New => {}
             // Before it may touch any page: the kernel would give it zeros.
-            Origin::InTiers => self.arm_with_image()?,
+            Origin::InTiers => {
+                self.arm_with_image()?;
+                self.paging.begin_prefetch();
+            }
             Origin::TakenOver => self.take_over(settled)?,
         }
         if self.reporter.is_pinned() {

@@ -7,12 +7,16 @@
 //!   to that.
 //! * [`readers`] read and compare each page with its checksum. What does not match, or cannot be read, stops the VM
 //!   ([`IoError::Image`]); [`Tier::trouble`] says which page of which image. It is never taken for zeros.
+//! * What a VM needs right after it was made is noted ([`record`]), and the next VM of the image gets that before it asks.
 //! * The engine waits for the image's disk in [`Tier::read_now`] only, and there for [`READ_PATIENCE`] at most. A disk that does
 //!   not answer keeps those who need a page of it waiting, and nobody else: not the VM's other pages, nor its end.
 
 mod map;
 mod queue;
 mod readers;
+mod record;
+mod recorder;
+mod replay;
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,9 +32,11 @@ use pagoda_image::Image;
 use pagoda_sys::Errno;
 
 pub use map::ImageTierError;
+pub use record::RECORD_FOR;
 
 use self::queue::{Asker, Done, Failure, JOB_PAGES, Job};
 use self::readers::Readers;
+use self::record::Record;
 use super::kept::Kept;
 use super::page_map::PageMap;
 use super::{Begun, Content, Counts, Ended, Io, Outcome, Read, Takes, Tier, Write};
@@ -64,6 +70,10 @@ pub struct ImageTier {
     /// The page that could not be read last.
     failure: Option<Failure>,
     pages_in: u64,
+    /// What the VM needs first, while that is noted.
+    record: Option<Box<Record>>,
+    /// What is to be prefetched, until the engine has it.
+    prefetch: Vec<(ChunkIdx, PageSet)>,
 }
 
 impl std::fmt::Debug for ImageTier {
@@ -109,7 +119,20 @@ impl ImageTier {
             kept: Kept::new(),
             failure: None,
             pages_in: 0,
+            record: None,
+            prefetch: Vec::new(),
         })
+    }
+
+    /// A new VM gets what the one before needed first, and what it needs itself is noted for the next one. It waits for the
+    /// disk.
+    #[must_use]
+    pub fn with_prefetch(mut self, image: Arc<Image>, vm: &str) -> ImageTier {
+        let record = Record::begin(Arc::clone(&image), vm, &self.label);
+        let place = |page| image.place_of(page).unwrap_or_default();
+        self.prefetch = replay::order(record.known(), |chunk| self.map.of(chunk), place);
+        self.record = Some(Box::new(record));
+        self
     }
 
     /// Chunks of the image, and so of the VM.
@@ -158,6 +181,9 @@ impl Tier for ImageTier {
         if !self.readers.ask(usize::from(pages.count().div_ceil(JOB_PAGES)), jobs) {
             // The machine has fewer operations than there is room for.
             return Begun { error: Some(IoError::Failed(Errno::AGAIN.raw_os_error())), ..Begun::default() };
+        }
+        if demand && let Some(record) = &mut self.record {
+            record.note(chunk, pages);
         }
         let parts = pages.count();
         Begun { parts, bytes: u64::from(parts) * PAGE_SIZE, ..Begun::default() }
@@ -236,8 +262,37 @@ impl Tier for ImageTier {
     }
 
     fn counts(&self) -> Counts {
-        let memory_bytes = self.readers.memory_bytes();
+        let record_bytes = self.record.as_ref().map_or(0, |record| record.memory_bytes());
+        let memory_bytes = self.readers.memory_bytes() + record_bytes;
         Counts { pages: self.map.count(), memory_bytes, pages_in: self.pages_in, ..Counts::default() }
+    }
+
+    fn take_prefetch(&mut self) -> Vec<(ChunkIdx, PageSet)> {
+        std::mem::take(&mut self.prefetch)
+    }
+
+    fn note_hit(&mut self, chunk: ChunkIdx) {
+        if let Some(record) = &mut self.record {
+            record.note(chunk, self.map.of(chunk));
+        }
+    }
+
+    fn note_let_run(&mut self) {
+        if let Some(record) = &mut self.record {
+            record.note_let_run();
+        }
+    }
+
+    fn maintain(&mut self, _: &mut dyn Iterator<Item = ChunkIdx>) {
+        if let Some(record) = self.record.take_if(|record| record.is_over()) {
+            record.end();
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(record) = self.record.take() {
+            record.end();
+        }
     }
 
     fn waits(&mut self) -> Option<String> {

@@ -334,6 +334,26 @@ impl Stack {
         self.levels.iter_mut().for_each(|level| level.tier.maintain(&mut written()));
     }
 
+    /// What the VM is expected to need soon, in the order in which it is to come in. Given out once.
+    pub fn take_prefetch(&mut self) -> Vec<(ChunkIdx, PageSet)> {
+        self.levels.iter_mut().flat_map(|level| level.tier.take_prefetch()).collect()
+    }
+
+    /// What was read ahead of this chunk is used.
+    pub fn note_hit(&mut self, chunk: ChunkIdx) {
+        self.levels.iter_mut().for_each(|level| level.tier.note_hit(chunk));
+    }
+
+    /// The guest of a restored VM was let run, now or before.
+    pub fn note_let_run(&mut self) {
+        self.levels.iter_mut().for_each(|level| level.tier.note_let_run());
+    }
+
+    /// The VM has ended.
+    pub fn end(&mut self) {
+        self.levels.iter_mut().for_each(|level| level.tier.end());
+    }
+
     /// What each tier reports.
     pub fn reports(&self) -> Vec<Report> {
         let report = |level: &Level| Report {

@@ -29,6 +29,8 @@ pub enum Reads {
     Go,
     /// After so many reads they wait until that changes.
     HangAfter(usize),
+    /// Those from this offset on wait until that changes.
+    HangFrom(u64),
     Fail(i32),
 }
 
@@ -118,7 +120,11 @@ impl Disk for TestDisk {
 
     fn read_at(&self, file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
         let (reads, changed) = &*self.1;
-        let hangs = |reads: &mut Reads| *reads == Reads::HangAfter(0);
+        let hangs = |reads: &mut Reads| match *reads {
+            Reads::HangAfter(left) => left == 0,
+            Reads::HangFrom(from) => offset >= from,
+            Reads::Go | Reads::Fail(_) => false,
+        };
         let mut found = changed.wait_while(reads.lock().unwrap(), hangs).unwrap();
         if let Reads::HangAfter(left) = &mut *found {
             *left -= 1;

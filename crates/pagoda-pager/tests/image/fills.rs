@@ -12,10 +12,10 @@ use crate::vm::{Kind, PAGES, Vm};
 
 /// VMs whose pages are in DRAM, in swap, in compressed memory, shared, zero.
 pub const KINDS: [(&str, Kind); 4] = [
-    ("resident", Kind { limit: 0, compressed: 0, shares: false }),
-    ("swap", Kind { limit: 400, compressed: 0, shares: false }),
-    ("compressed", Kind { limit: 400, compressed: 128 << 10, shares: false }),
-    ("shared", Kind { limit: 400, compressed: 0, shares: true }),
+    ("resident", Kind { limit: 0, compressed: 0, shares: false, prefetch: false }),
+    ("swap", Kind { limit: 400, compressed: 0, shares: false, prefetch: false }),
+    ("compressed", Kind { limit: 400, compressed: 128 << 10, shares: false, prefetch: false }),
+    ("shared", Kind { limit: 400, compressed: 0, shares: true, prefetch: false }),
 ];
 
 /// Memory in which every page holds something of its own.

@@ -22,21 +22,21 @@ use crate::vm::{CHUNKS, Engine, Kind, PAGES, Vm};
 const EIO: i32 = 5;
 
 /// An image, and what it holds. Its files go with the VM that it was made of.
-struct Source {
+pub struct Source {
     vm: Vm,
-    disk: TestDisk,
+    pub disk: TestDisk,
     store: Store,
-    memory: Memory,
+    pub memory: Memory,
 }
 
 impl Source {
     /// Some pages are zero, some equal.
-    fn new(name: &str, seed: u64) -> Source {
+    pub fn new(name: &str, seed: u64) -> Source {
         Source::of(name, |vm| vm.run(&vec![0; PAGES as usize], seed, 3000).stop())
     }
 
     /// Every page holds something of its own.
-    fn full(name: &str) -> Source {
+    pub fn full(name: &str) -> Source {
         Source::of(name, full_memory)
     }
 
@@ -53,21 +53,21 @@ impl Source {
         Source { vm, disk, store, memory }
     }
 
-    fn image(&self) -> Arc<Image> {
+    pub fn image(&self) -> Arc<Image> {
         Arc::new(self.store.image(ID).unwrap())
     }
 
     /// A VM of this image.
-    fn make(&self, name: &str, kind: Kind) -> Vm {
+    pub fn make(&self, name: &str, kind: Kind) -> Vm {
         Vm::made_of(name, kind, Some(self.image()))
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    pub fn file(&self, name: &str) -> PathBuf {
         self.vm.dir.join(format!("images/{ID}/{name}"))
     }
 
     /// Where the page's block starts in `pages`.
-    fn block_of(&self, page: u64) -> u64 {
+    pub fn block_of(&self, page: u64) -> u64 {
         let map = std::fs::read(self.file("map")).unwrap();
         let bytes = &map[page as usize * ENTRY_SIZE..][..ENTRY_SIZE];
         match Entry::decode(u64::from_le_bytes(bytes.try_into().unwrap())) {
@@ -77,13 +77,13 @@ impl Source {
     }
 
     /// The image is as it was.
-    fn check(&self) {
+    pub fn check(&self) {
         assert!(self.store.verify(ID).is_clean());
     }
 }
 
 /// Changes some bytes of a file; what they were.
-fn overwrite(path: &Path, offset: u64, bytes: &[u8]) -> Vec<u8> {
+pub fn overwrite(path: &Path, offset: u64, bytes: &[u8]) -> Vec<u8> {
     let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
     let mut before = vec![0; bytes.len()];
     file.read_exact_at(&mut before, offset).unwrap();

@@ -45,6 +45,8 @@ pub struct Kind {
     /// Bytes of compressed memory; 0: no such tier.
     pub compressed: u64,
     pub shares: bool,
+    /// It gets what is recorded in its image, and what it needs is recorded.
+    pub prefetch: bool,
 }
 
 /// What outlives an engine.
@@ -129,7 +131,11 @@ impl Vm {
             } else {
                 ImageTier::create(image.clone(), &path)
             };
-            above.push(Box::new(tier.unwrap()));
+            let tier = tier.unwrap();
+            above.push(Box::new(match self.kind.prefetch && !taken_over {
+                true => tier.with_prefetch(image.clone(), "vm"),
+                false => tier,
+            }));
         }
         let swap = SwapFile::open(&swap_path(&self.dir), BYTES, Reserve::No).unwrap();
         let (ours, theirs) = Connection::pair().unwrap();

@@ -127,6 +127,10 @@ fn text(snapshot: &Snapshot) -> String {
         let shared = format_size(snapshot.shared_bytes);
         lines.insert(6, ("shared", format!("{shared} that the image {parent} has, or those that it refers to")));
     }
+    if let Some(bytes) = snapshot.prefetch_bytes {
+        let said = format!("{} that a VM needed first, which the next one gets before it asks", format_size(bytes));
+        lines.push(("prefetch", said));
+    }
     if let Some(vms) = readers_words(snapshot) {
         lines.push(("read by", vms));
         lines.push(("", "their memory is in its files: it can be removed when they have ended".into()));
@@ -205,6 +209,7 @@ mod tests {
             disks: Vec::new(),
             automatic: false,
             readers: Vec::new(),
+            prefetch_bytes: None,
         }
     }
 
@@ -285,6 +290,8 @@ image          0123456789abcdef0123456789abcdef
         assert_eq!(text(&snapshot), expected);
         let read = text(&Snapshot { readers: vec!["web1".into(), "web2".into()], ..snapshot.clone() });
         assert!(read.contains("read by        web1, web2\n               their memory is in its files"), "{read}");
+        let recorded = text(&Snapshot { prefetch_bytes: Some(24 << 20), ..snapshot.clone() });
+        assert!(recorded.contains("prefetch       24M that a VM needed first"), "{recorded}");
         let child = Snapshot { parent: Some("ab".into()), shared_bytes: 5 << 29, ..snapshot.clone() };
         let said = text(&child);
         assert!(said.contains("of memory\nshared         2.5G that the image ab has, or"), "{said}");

@@ -27,6 +27,7 @@ pub(super) struct SnapshotsFile {
     pub max_bytes: Option<Size>,
     pub keep_free: Option<Percent>,
     pub chain_max: Option<usize>,
+    pub prefetch: Option<bool>,
 }
 
 /// A size, such as `"200G"`.
@@ -68,13 +69,15 @@ pub struct SnapshotsConfig {
     pub limits: RoomLimits,
     /// Snapshots that refer one to the other at most, the first counted, which refers to none. 1: each is a full one.
     pub chain_max: usize,
+    /// What a VM needs first is recorded in its image, and the next VM of the image gets that before it asks.
+    pub prefetch: bool,
 }
 
 impl SnapshotsConfig {
     /// What holds without the section.
     pub fn below(state_dir: &Path) -> SnapshotsConfig {
         let limits = RoomLimits { max: None, keep_free_percent: KEEP_FREE_PERCENT_DEFAULT };
-        SnapshotsConfig { dir: state_dir.join("images"), limits, chain_max: CHAIN_DEFAULT }
+        SnapshotsConfig { dir: state_dir.join("images"), limits, chain_max: CHAIN_DEFAULT, prefetch: true }
     }
 
     /// What the section says.
@@ -97,6 +100,7 @@ impl SnapshotsConfig {
             (1..=CHAIN_MAX).contains(&chain_max),
             "[snapshots] chain_max is {chain_max}: it can be 1, for snapshots that have all memory by themselves, to {CHAIN_MAX}"
         );
-        Ok(SnapshotsConfig { dir, limits: RoomLimits { max, keep_free_percent }, chain_max })
+        let prefetch = file.prefetch.unwrap_or(defaults.prefetch);
+        Ok(SnapshotsConfig { dir, limits: RoomLimits { max, keep_free_percent }, chain_max, prefetch })
     }
 }

@@ -207,6 +207,8 @@ fn snapshots_are_a_section_of_the_file() {
         (only_one.chain_max, resolve(&[], "[snapshots]\nchain_max = 1\n").unwrap().snapshots.chain_max),
         (16, 1)
     );
+    assert!(only_one.prefetch && !resolve(&[], "[snapshots]\nprefetch = false\n").unwrap().snapshots.prefetch);
+    refused("prefetch = 1", &[FILE, "line 2"]);
     refused("chain_max = 0", &["[snapshots] chain_max is 0", "to 32"]);
     refused("chain_max = 33", &["[snapshots] chain_max is 33"]);
     refused("directory = \"/a\"", &["directory", "`dir`"]);

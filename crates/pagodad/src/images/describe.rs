@@ -51,6 +51,7 @@ pub fn snapshot(listed: &Listed, manifest: &Manifest, boot_id: &str) -> Snapshot
         disks: manifest.disks.iter().map(disk).collect(),
         automatic: manifest.automatic,
         readers: Vec::new(),
+        prefetch_bytes: None,
     }
 }
 

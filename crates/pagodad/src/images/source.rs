@@ -48,14 +48,24 @@ impl Drop for NewMap {
 
 impl Source {
     /// Looks at the whole map of an image, and makes the VM's own beside `path`, where it is going to be. `unique` is what
-    /// nobody else gives.
+    /// nobody else gives. `prefetches`: for the VM of this name, what one before needed first is read as well.
     ///
     /// # Errors
     /// The image lacks a page or is damaged; the disk's. In words.
-    pub fn new(image: Arc<Image>, reading: Reading, path: &Path, unique: &str) -> Result<Source, String> {
+    pub fn new(
+        image: Arc<Image>,
+        reading: Reading,
+        path: &Path,
+        unique: &str,
+        prefetches: Option<&str>,
+    ) -> Result<Source, String> {
         let map = NewMap(path.with_extension(format!("{NEW_MAP}{unique}")));
         image.check_state().map_err(|error| in_full(&error))?;
         let tier = ImageTier::create(Arc::clone(&image), &map.0).map_err(|error| in_full(&error))?;
+        let tier = match prefetches {
+            Some(vm) => tier.with_prefetch(Arc::clone(&image), vm),
+            None => tier,
+        };
         Ok(Source { image, tier, map, reading })
     }
 
@@ -113,7 +123,7 @@ mod tests {
     fn source(bench: &Bench, id: u128) -> Result<Source, String> {
         let image = Arc::new(bench.images.store().unwrap().image(ImageId(id)).unwrap());
         let reading = bench.images.readers().begin(image.manifest().id, "web1").unwrap();
-        Source::new(image, reading, &bench.dir.join("web1.image"), "x")
+        Source::new(image, reading, &bench.dir.join("web1.image"), "x", Some("web1"))
     }
 
     fn files(bench: &Bench) -> Vec<String> {

@@ -33,7 +33,7 @@ impl Bench {
 
     fn with_limits(dir: PathBuf, limits: RoomLimits) -> Bench {
         let parts = Arc::new(Parts::default());
-        let config = SnapshotsConfig { dir: dir.join("images"), limits, chain_max: 3 };
+        let config = SnapshotsConfig { dir: dir.join("images"), limits, chain_max: 3, prefetch: true };
         Bench { images: Images::new(config, Arc::clone(&parts)), dir, parts }
     }
 }

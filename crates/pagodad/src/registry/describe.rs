@@ -150,6 +150,12 @@ impl Registry {
         if let Some(waits) = &vm.waits {
             line("waits", "yes".into(), &format!("it goes on by itself when this is over: {waits}"));
         }
+        let counted = |name: &str| Bytes(vm.counters.get(name).copied().unwrap_or(0) * PAGE_SIZE);
+        let (prefetched, used) = (counted("prefetched_pages"), counted("prefetched_used_pages"));
+        if prefetched > Bytes::ZERO {
+            let reason = format!("of its snapshot, because a VM of it needed them before; {used} was used since");
+            line("prefetched", prefetched.to_string(), &reason);
+        }
         if let Some(balloon) = &vm.balloon {
             explain_balloon(balloon, &mut line);
         }

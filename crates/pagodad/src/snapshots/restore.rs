@@ -56,7 +56,9 @@ fn source_of(registry: &Registry, request: &RestoreRequest) -> Result<Source, Ap
     };
     let unique: [u8; 16] = random::bytes().map_err(|error| unusable(format!("make a name: {error}")))?;
     let unique = format!("{:032x}", u128::from_le_bytes(unique));
-    Source::new(Arc::new(image), reading, &registry.image_map_path(request.vm_name()), &unique).map_err(unusable)
+    let vm = request.vm_name();
+    let prefetches = registry.images.prefetches().then_some(vm);
+    Source::new(Arc::new(image), reading, &registry.image_map_path(vm), &unique, prefetches).map_err(unusable)
 }
 
 /// A snapshot without the content of disks fits only the disks of its moment. Why they are not that any more.

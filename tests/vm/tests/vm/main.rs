@@ -15,6 +15,7 @@ mod options;
 mod overcommit;
 mod pins;
 mod policy;
+mod prefetch;
 mod remote;
 mod remote_cluster;
 mod remote_disk;

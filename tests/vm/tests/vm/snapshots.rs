@@ -357,7 +357,7 @@ fn a_vm_that_reads_an_image_is_a_vm() -> Result<()> {
 
 /// What is to be seen in the record of `web1` when the daemon dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seen {
+pub enum Seen {
     /// It is put back to a snapshot: its QEMU is about to be stopped and ended.
     Rollback,
     /// It has been ended.
@@ -407,7 +407,7 @@ impl Seen {
     }
 
     /// The same of a VM that is made.
-    fn wait(self, daemon: &Daemon) -> Result<String> {
+    pub fn wait(self, daemon: &Daemon) -> Result<String> {
         self.wait_or_over(daemon, 0)
     }
 }

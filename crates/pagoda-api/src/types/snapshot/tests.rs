@@ -23,6 +23,7 @@ fn snapshot() -> Snapshot {
         disks: Vec::new(),
         automatic: false,
         readers: Vec::new(),
+        prefetch_bytes: None,
     }
 }
 

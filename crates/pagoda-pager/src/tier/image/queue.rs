@@ -18,6 +18,8 @@ pub const BUFFER_BYTES: usize = JOB_PAGES as usize * PAGE_SIZE as usize;
 pub const WORKERS: usize = 2;
 /// And at most: a disk that answers in 100 us gives 80,000 pages a second to so many.
 pub const WORKERS_MAX: usize = 8;
+/// So many of them read ahead at a time: a fault that comes then finds another thread free.
+const AHEAD_MAX: usize = WORKERS_MAX / 2;
 /// Each thread can have a buffer. What has been read and not been taken in takes one too, so that no more is read than the engine
 /// bears.
 const BUFFERS_MAX: usize = WORKERS_MAX;
@@ -163,16 +165,25 @@ impl Queue {
             return None;
         }
         let is_turn_of_ahead = self.taken % AHEAD_EVERY == AHEAD_EVERY - 1;
-        let (first, second) = match is_turn_of_ahead {
-            true => (&mut self.ahead, &mut self.demand),
-            false => (&mut self.demand, &mut self.ahead),
-        };
-        let job = first.pop_front().or_else(|| second.pop_front())?;
+        let may_read_ahead = self.reading_ahead() < AHEAD_MAX;
+        let (demand, ahead) = (&mut self.demand, &mut self.ahead);
+        let job = match () {
+            () if !may_read_ahead => demand.pop_front(),
+            () if is_turn_of_ahead => ahead.pop_front().or_else(|| demand.pop_front()),
+            () => demand.pop_front().or_else(|| ahead.pop_front()),
+        }?;
         self.taken = self.taken.wrapping_add(1);
         self.workers[usize::from(worker.0)] = Some(Worker::Busy(job));
         let buffer = self.buffers.pop();
         self.buffers_made += usize::from(buffer.is_none());
         Some((job, buffer))
+    }
+
+    /// Threads that read what no fault waits for.
+    fn reading_ahead(&self) -> usize {
+        let is_ahead =
+            |worker: &&Worker| matches!(worker, Worker::Busy(Job { asker: Asker::Op { demand: false, .. }, .. }));
+        self.workers.iter().flatten().filter(is_ahead).count()
     }
 
     /// A thread has done its job.
