@@ -27,6 +27,7 @@ fn manifest() -> Manifest {
         disks: vec![DiskFile { node: "disk0".into(), file: "/a".into(), dev: 1, ino: 2, size: 3, mtime_ns: -4 }],
         parent: None,
         inherited_pages: None,
+        imported: None,
     }
 }
 
