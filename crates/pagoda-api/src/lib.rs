@@ -29,6 +29,10 @@
 //! | `DELETE /v1/snapshots/VM/NAME` | | nothing |
 //! | `DELETE /v1/snapshots/ID` | | nothing; also an image that cannot be read |
 //! | `POST /v1/snapshots/VM/NAME/verify` | | [`VerifyReport`]; to be repeated until it is done |
+//! | `POST /v1/snapshots/VM/NAME/export` | [`ExportRequest`] | the file, then [`EXPORT_DONE`] or [`EXPORT_FAILED`] as a field behind it |
+//! | `POST /v1/imports`, `POST /v1/imports/VM/NAME` | the file | [`Snapshot`] |
+//! | `GET /v1/snapshots/VM/NAME/program` | | [`SnapshotLaunch`], also of one that cannot be started |
+//! | `POST /v1/snapshots/VM/NAME/accept` | [`AcceptRequest`] | [`Snapshot`] |
 //! | `POST /v1/restores` | [`RestoreRequest`] | [`CreatedVm`] |
 //! | `GET /metrics` | | Prometheus text |
 //!

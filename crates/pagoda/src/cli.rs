@@ -4,6 +4,7 @@ mod caps;
 mod pace;
 mod policy;
 mod snapshot;
+mod transfer;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use self::caps::{balloon_target, dram};
 pub use self::pace::Pace;
 pub use self::policy::{Admit, HostSet, SamplingOptions, WhatIf};
 pub use self::snapshot::{Removed, Restore, Rollback, Snapshots, TakeSnapshot};
+pub use self::transfer::{Export, Import};
 use crate::disk::Disk;
 use crate::pool::Pool;
 use crate::simulate::Simulate;

@@ -5,6 +5,7 @@
 //! guest run again.
 
 mod disks;
+mod files;
 mod filling;
 mod load;
 mod progress;
@@ -12,6 +13,7 @@ mod remove;
 mod restore;
 mod take;
 
+pub use files::{Export, accept, begin_export, import, program};
 pub use filling::{finish, lost, unfilled};
 pub use load::load;
 pub use progress::{get, list};

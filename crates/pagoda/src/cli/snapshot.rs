@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use pagoda_api::{SnapshotName, check_snapshot_name};
 
 use super::caps::{DramLimit, dram};
+use super::transfer::{Export, Import};
 
 /// Digits of an image's id.
 const ID_DIGITS: usize = 32;
@@ -97,7 +98,7 @@ pub struct Rollback {
     pub force: bool,
 }
 
-/// Look at snapshots, verify and remove them
+/// Look at snapshots, verify, remove, export and import them
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
 Examples:
@@ -140,6 +141,16 @@ pub enum Snapshots {
     },
     /// List the snapshots by VM
     Tree,
+    Export(Export),
+    Import(Import),
+    /// Accept what an imported snapshot starts
+    ///
+    /// A file names the program, the words and the user of its QEMU, and may come from anybody. Look at them first with `pagoda
+    /// snapshot show`. What is accepted is printed. From then on it can be restored.
+    Accept {
+        #[arg(value_name = "VM/NAME")]
+        name: SnapshotName,
+    },
 }
 
 /// A snapshot of a VM that may go without saying.

@@ -1,5 +1,9 @@
 //! The commands about snapshots: `pagoda snapshot`, and those of `pagoda vm` that take one and start from one.
 
+mod accept;
+mod export;
+mod file;
+mod import;
 mod show;
 mod take;
 mod verify;
@@ -17,7 +21,10 @@ pub fn run(client: &Client, command: &Snapshots, format: Format) -> Result<()> {
     match command {
         Snapshots::Ls => show::list(&client.snapshots()?, format),
         Snapshots::Tree => show::tree(&client.snapshots()?, format),
-        Snapshots::Show { name } => show::one(&client.snapshot(name)?, format),
+        Snapshots::Show { name } => accept::show(client, name, format),
+        Snapshots::Export(options) => export::run(client, options, format),
+        Snapshots::Import(options) => import::run(client, options, format),
+        Snapshots::Accept { name } => accept::run(client, name, format),
         Snapshots::Verify { name } => verify::run(client, name, format),
         Snapshots::Rm { name: Removed::Named(name) } => Ok(client.remove_snapshot(name)?),
         Snapshots::Rm { name: Removed::Image(id) } => Ok(client.remove_image(id)?),

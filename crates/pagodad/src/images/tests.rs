@@ -71,6 +71,7 @@ pub fn manifest(id: u128, vm: &str, name: &str) -> Manifest {
         disks: Vec::new(),
         parent: None,
         inherited_pages: None,
+        imported: None,
     }
 }
 

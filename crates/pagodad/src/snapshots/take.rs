@@ -236,6 +236,7 @@ impl<'a> Taking<'a> {
             disks: disks::writable(&self.qmp, &self.launch.cwd).map_err(|error| in_full(error.as_ref()))?,
             parent: part.parent(),
             inherited_pages: None,
+            imported: None,
         };
         let ledger = part.begin(manifest).map_err(in_words)?;
         let ticket = Ticket::new();

@@ -22,6 +22,7 @@ fn snapshot() -> Snapshot {
         gid: 0,
         disks: Vec::new(),
         readers: Vec::new(),
+        imported: None,
     }
 }
 
