@@ -7,6 +7,7 @@ mod crash;
 mod create;
 mod disk;
 mod drain;
+mod export;
 mod failover;
 mod far;
 mod fault;
@@ -214,6 +215,7 @@ fn run_one(name: Name, code: String, setup: &Setup, json: Option<&Path>) -> Resu
         Name::Ways => ways::run(setup),
         Name::Snapshot => snapshot::run(setup),
         Name::Restore => restore::run(setup),
+        Name::Export => export::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;

@@ -78,6 +78,8 @@ pub enum Name {
     Snapshot,
     /// From a command to a guest that goes on where a snapshot was taken, against QEMU's loadvm and a sweep over the file
     Restore,
+    /// A snapshot becomes a file, against its disk and zstd alone
+    Export,
     /// All of them
     All,
 }

@@ -3,6 +3,7 @@
 mod attach;
 mod balloon;
 mod disk;
+mod exports;
 mod features;
 mod guards;
 mod kvm;
