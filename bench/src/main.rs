@@ -9,6 +9,7 @@ mod crash;
 mod create;
 mod disk;
 mod drain;
+mod export;
 mod failover;
 mod far;
 mod fault;
@@ -219,6 +220,7 @@ fn run_one(name: Name, code: String, setup: &Setup, json: Option<&Path>) -> Resu
         Name::Restore => restore::run(setup),
         Name::Chain => chain::run(setup),
         Name::Again => again::run(setup),
+        Name::Export => export::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;

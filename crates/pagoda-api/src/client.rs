@@ -63,6 +63,9 @@ pub enum ClientError {
     Reply { request: String, source: serde_json::Error },
     #[error("{0}")]
     BadName(String),
+    /// A file that is sent or received, on this side.
+    #[error("the file: {}", crate::with_advice(.0.to_string()))]
+    File(#[source] io::Error),
     #[error("{}", with_hint(.0))]
     Refused(ApiError),
 }
@@ -264,17 +267,20 @@ impl Client {
     ) -> Result<Response, ClientError> {
         let _slow = self.say_slow.map(|say| Slow::watch(self.socket.clone(), say));
         let mut stream = self.connect(wait)?;
-        let response = http::exchange(&mut stream, method, path, body).map_err(|source| {
-            let socket = self.socket.clone();
-            match source {
-                HttpError::Io(error) if is_timeout(&error) => ClientError::Timeout { socket, waited: wait },
-                source => ClientError::Protocol { socket, source },
-            }
-        })?;
+        let response = http::exchange(&mut stream, method, path, body).map_err(|source| self.failed(source, wait))?;
         if response.status < 300 {
             return Ok(response);
         }
         Err(ClientError::Refused(refusal(&format!("{method} {path}"), &response)))
+    }
+
+    fn failed(&self, source: HttpError, waited: Duration) -> ClientError {
+        let socket = self.socket.clone();
+        match source {
+            HttpError::Io(error) if is_timeout(&error) => ClientError::Timeout { socket, waited },
+            HttpError::File(source) => ClientError::File(source),
+            source => ClientError::Protocol { socket, source },
+        }
     }
 
     fn connect(&self, wait: Duration) -> Result<UnixStream, ClientError> {

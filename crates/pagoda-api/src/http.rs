@@ -33,6 +33,9 @@ pub enum HttpError {
     Malformed { what: String },
     #[error("the reply is larger than {limit_bytes} bytes")]
     TooLarge { limit_bytes: usize },
+    /// What is sent or received, on this side.
+    #[error("the file")]
+    File(#[source] io::Error),
 }
 
 /// How the end of a body is found.
@@ -42,6 +45,10 @@ enum Framing {
     Chunked,
     UntilClose,
 }
+
+mod transfer;
+
+pub use transfer::{Download, download, upload};
 
 /// Sends one request and reads its reply. `path` is sent as it is.
 ///

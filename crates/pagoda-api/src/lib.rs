@@ -33,6 +33,10 @@
 //! | `GET /v1/restorable/NAME` | | [`Restorable`] |
 //! | `GET /v1/crashed/NAME` | | [`CrashedVm`] |
 //! | `DELETE /v1/crashed/NAME` | | nothing |
+//! | `POST /v1/snapshots/VM/NAME/export` | [`ExportRequest`] | the file, then [`EXPORT_DONE`] or [`EXPORT_FAILED`] as a field behind it |
+//! | `POST /v1/imports`, `POST /v1/imports/VM/NAME` | the file | [`Snapshot`] |
+//! | `GET /v1/snapshots/VM/NAME/program` | | [`SnapshotLaunch`], also of one that cannot be started |
+//! | `POST /v1/snapshots/VM/NAME/accept` | [`AcceptRequest`] | [`Snapshot`] |
 //! | `POST /v1/restores` | [`RestoreRequest`] | [`CreatedVm`] |
 //! | `GET /metrics` | | Prometheus text |
 //!

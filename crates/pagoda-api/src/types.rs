@@ -20,6 +20,7 @@ mod snapshot;
 mod spec;
 mod terms;
 mod tier;
+mod transfer;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -53,6 +54,10 @@ pub use terms::{
     check_shares,
 };
 pub use tier::TierInfo;
+pub use transfer::{
+    AcceptRequest, COMPRESS_DEFAULT, COMPRESS_MAX, EXPORT_DONE, EXPORT_FAILED, ExportFormat, ExportReport,
+    ExportRequest, SnapshotImport,
+};
 
 /// The number in the path `/v1/...`.
 pub const API_VERSION: u32 = 1;

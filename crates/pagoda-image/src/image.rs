@@ -182,6 +182,32 @@ impl Image {
         })
     }
 
+    /// The pages of a chunk that have a block, and the checksums of their content, in order.
+    ///
+    /// # Errors
+    /// A page is missing, or an entry is damaged: where.
+    pub(crate) fn sums_of(&self, chunk: ChunkIdx) -> Result<(PageSet, Vec<u32>), ImageError> {
+        let (entries, found) = self.entries_of(chunk)?;
+        if let Some(index) = found.missing.first_set() {
+            let page = chunk.page(index);
+            return Err(Damage::of_page(ImageFile::Map, page, Bytes(entry_offset(page)), "the page is missing").into());
+        }
+        let sums = entries.iter().filter_map(|(_, entry)| match entry {
+            Entry::Block { sum, .. } => Some(*sum),
+            _ => None,
+        });
+        Ok((PageSet::FULL - found.zero, sums.collect()))
+    }
+
+    /// Reads bytes of QEMU's state.
+    ///
+    /// # Errors
+    /// The disk's; it ends before that.
+    pub(crate) fn read_state(&self, content: &mut [u8], offset: u64) -> Result<(), ImageError> {
+        let read = self.disk.read_at(&self.chain.own().state, content, offset);
+        read.map_err(ImageError::io(ImageFile::State, offset))
+    }
+
     /// QEMU's state, from its beginning, with its length. It is not compared with anything: see [`Image::check_state`].
     ///
     /// # Errors

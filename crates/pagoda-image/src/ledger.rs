@@ -15,7 +15,7 @@ use crate::entry::{Entry, entry_offset};
 use crate::files::{For, open_dir, open_file, read_small};
 use crate::id::ImageId;
 use crate::limits::{MANIFEST_MAX, MANIFEST_RESERVE};
-use crate::manifest::{Manifest, Stage, shortened};
+use crate::manifest::{Import, Manifest, Stage, shortened};
 use crate::map::{self, Tables};
 use crate::write_back::Progress;
 
@@ -212,14 +212,49 @@ impl Ledger {
             }
             self.sync_dir(&dir)?;
         }
+        self.sync_files()?;
+        self.sync_dir(&self.images)?;
+        self.change(Synced::Yes, |manifest| advanced(manifest, Stage::Durable))
+    }
+
+    /// All but the manifest.
+    fn sync_files(&self) -> Result<(), ImageError> {
         let sync = |file: ImageFile, opened: &File| self.disk.sync_file(opened).map_err(ImageError::io(file, 0));
         sync(ImageFile::Pages, &self.pages)?;
         sync(ImageFile::Map, &self.map)?;
         self.marks.as_ref().map_or(Ok(()), |marks| sync(ImageFile::Inherited, marks))?;
         sync(ImageFile::State, self.state.get().expect("an image that is filled has a state"))?;
-        self.sync_dir(&self.dir)?;
+        self.sync_dir(&self.dir)
+    }
+
+    /// An image that was made of a file, and of which nobody knows yet, begins to exist. It has all pages, and outlives the host
+    /// when this returns.
+    pub(crate) fn finish_import(&self, manifest: Manifest) -> Result<(), ImageError> {
+        assert!(
+            manifest.stage == Stage::Durable && manifest.id == self.id && manifest.parent.is_none(),
+            "a whole image"
+        );
+        let mut current = self.lock();
+        assert!(current.is_none(), "nobody knows of it");
+        self.sync_files()?;
+        self.write(&manifest, Synced::Yes, MANIFEST_MAX - MANIFEST_RESERVE)?;
+        let part = format!("{}{PART}", self.id);
+        let renamed = self.disk.rename(self.images.as_fd(), &part, &self.id.to_string());
+        renamed.map_err(|source| ImageError::Directory { what: part, source })?;
         self.sync_dir(&self.images)?;
-        self.change(Synced::Yes, |manifest| advanced(manifest, Stage::Durable))
+        *current = Some(manifest);
+        Ok(())
+    }
+
+    /// Somebody accepts what an imported image starts.
+    ///
+    /// # Errors
+    /// It was not imported; the disk's.
+    pub fn accept(&self) -> Result<(), ImageError> {
+        self.change(Synced::Yes, |manifest| match (manifest.imported, manifest.stage) {
+            (Some(_), Stage::Durable) => Ok(Manifest { imported: Some(Import::Accepted), ..manifest }),
+            (_, stage) => Err(ImageError::WrongStage { stage: stage.name(), needed: "imported" }),
+        })
     }
 
     /// Writes content to the disk that is in the page cache alone, if it is much: see [`crate::Writer::is_behind`]. Whether it was.

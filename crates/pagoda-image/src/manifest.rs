@@ -87,10 +87,23 @@ pub struct Manifest {
     /// The daemon took it by a timetable, and may remove it by that.
     #[serde(default, skip_serializing_if = "is_false")]
     pub automatic: bool,
+    /// It comes from a file, and whether root of this host has accepted what it starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub imported: Option<Import>,
 }
 
 fn is_false(value: &bool) -> bool {
     !value
+}
+
+/// Of an image that was made of a file: what it starts is another host's word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Import {
+    /// Nobody has said yet that this host may start it.
+    Waiting,
+    /// Somebody has.
+    Accepted,
 }
 
 /// What loads the state again: this version of QEMU or a newer one, with this machine.
@@ -147,6 +160,45 @@ impl Manifest {
             }
             Stage::Begun => Err("the image is not filled yet".to_owned()),
             Stage::Filled => Ok(()),
+        }
+    }
+
+    /// Whether its program may be started here. Of what came from a file somebody has to say so first.
+    ///
+    /// # Errors
+    /// Nobody has; for its user.
+    pub fn check_startable(&self) -> Result<(), String> {
+        match self.imported {
+            None | Some(Import::Accepted) => Ok(()),
+            Some(Import::Waiting) => {
+                Err("it was imported from a file, and nobody has accepted yet the program that it starts".to_owned())
+            }
+        }
+    }
+
+    /// As a file has it that stands alone.
+    pub(crate) fn for_export(self) -> Manifest {
+        Manifest { stage: Stage::Durable, parent: None, inherited_pages: None, imported: None, ..self }
+    }
+
+    /// That it is as [`Manifest::for_export`] leaves it, and has no text that would do something to a terminal.
+    pub(crate) fn check_exported(&self) -> Result<(), String> {
+        if self.stage != Stage::Durable {
+            return Err(format!("the stage is {}, and a file has durable snapshots", self.stage.name()));
+        }
+        if self.parent.is_some() || self.imported.is_some() {
+            return Err("it refers to what is not in the file".to_owned());
+        }
+        let disks = self.disks.iter().flat_map(|disk| [("disks", &disk.node), ("disks", &disk.file)]);
+        let texts = [
+            ("qemu", &self.qemu.version),
+            ("qemu", &self.qemu.machine),
+            ("launch.program", &self.launch.program),
+            ("launch.cwd", &self.launch.cwd),
+        ];
+        match texts.into_iter().chain(disks).find(|(_, text)| text.contains(char::is_control)) {
+            Some((field, _)) => Err(format!("{field} has a control character")),
+            None => Ok(()),
         }
     }
 

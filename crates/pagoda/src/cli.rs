@@ -6,6 +6,7 @@ mod on_crash;
 mod pace;
 mod policy;
 mod snapshot;
+mod transfer;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -22,6 +23,7 @@ pub use self::on_crash::{CrashOptions, OnCrash};
 pub use self::pace::Pace;
 pub use self::policy::{Admit, HostSet, SamplingOptions, WhatIf};
 pub use self::snapshot::{Removed, Restore, Rollback, Snapshots, TakeSnapshot};
+pub use self::transfer::{Export, Import};
 use crate::disk::Disk;
 use crate::pool::Pool;
 use crate::simulate::Simulate;

@@ -11,6 +11,7 @@ mod sampling;
 mod snapshots;
 mod socket;
 mod systemd;
+mod transfers;
 
 use std::future::Future;
 use std::net::SocketAddr;

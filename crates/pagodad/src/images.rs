@@ -14,6 +14,7 @@ mod finishing;
 mod parents;
 pub mod readers;
 pub mod source;
+pub mod transfers;
 mod verification;
 
 use std::collections::BTreeSet;
@@ -29,12 +30,13 @@ use pagoda_core::units::Bytes;
 use pagoda_image::{Image, ImageId, Listed, Listing, Manifest, RoomLimits, Stage, Store, check_room};
 
 use self::admission::{Admission, Admitted, NewImage};
-pub use self::error::refused;
-use self::error::{failed, in_use, no_image, no_such_snapshot};
+pub use self::error::{failed, refused};
+use self::error::{in_use, no_image, no_such_snapshot};
 use self::finishing::Finishing;
 pub use self::parents::Held;
 use self::parents::Parents;
 use self::readers::{Readers, Reading};
+use self::transfers::Transfers;
 use self::verification::Verifications;
 use crate::config::SnapshotsConfig;
 use crate::parts::{Parts, pauses};
@@ -58,6 +60,7 @@ pub struct Images {
     admission: Admission,
     readers: Arc<Readers>,
     verifications: Verifications,
+    transfers: Transfers,
     parents: Parents,
     /// One image at a time is removed: its children change.
     removal: Mutex<()>,
@@ -106,6 +109,7 @@ impl Images {
             admission: Admission::default(),
             readers: Arc::default(),
             verifications: Verifications::default(),
+            transfers: Transfers::default(),
             parents: Parents::default(),
             removal: Mutex::default(),
         }
@@ -201,6 +205,11 @@ impl Images {
         &self.readers
     }
 
+    /// What becomes a file or comes from one.
+    pub fn transfers(&self) -> &Transfers {
+        &self.transfers
+    }
+
     /// The image of a snapshot.
     ///
     /// # Errors
@@ -220,6 +229,7 @@ impl Images {
         let found = self.find(name)?;
         let refused = |why: String| refused(format!("{name} cannot be restored: {why}"), None);
         found.manifest.check_usable(self.boot_id()?).map_err(refused)?;
+        check_startable(name, &found.manifest)?;
         if let Some(damage) = &found.listed.damage {
             return Err(refused(format!("it is damaged: {damage}")));
         }
@@ -242,6 +252,7 @@ impl Images {
         // It may have been removed or lost before that, and nothing that was seen of it counts.
         let image = self.store()?.image(id).map_err(|error| refused(in_full(&error)))?;
         image.check_usable(self.boot_id()?).map_err(refused)?;
+        check_startable(name, image.manifest())?;
         Ok((image, reading))
     }
 
@@ -520,6 +531,14 @@ impl Images {
         *lock(&self.counted) = Some(describe::count(&listing, &opened.boot_id, &self.config.dir));
         Ok(listing)
     }
+}
+
+/// What came from a file is another host's word.
+fn check_startable(name: &SnapshotName, manifest: &Manifest) -> Result<(), ApiError> {
+    manifest.check_startable().map_err(|why| {
+        let hint = format!("look at it with `pagoda snapshot show {name}`, then `pagoda snapshot accept {name}`");
+        refused(format!("{name} cannot be restored: {why}"), Some(&hint))
+    })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

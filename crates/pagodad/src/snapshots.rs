@@ -6,6 +6,7 @@
 
 mod diff;
 mod disks;
+mod files;
 mod filling;
 mod load;
 mod progress;
@@ -16,6 +17,7 @@ mod take;
 pub mod timetables;
 
 pub use diff::diff;
+pub use files::{Export, accept, begin_export, import, program};
 pub use filling::{finish, lost, unfilled};
 pub use load::load;
 pub use progress::{get, list};

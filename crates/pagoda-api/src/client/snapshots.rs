@@ -1,9 +1,13 @@
 //! Requests about snapshots.
 
-use super::{Client, ClientError, LONG_WAIT_MAX, vm_path};
+use std::io::{self, Read};
+
+use super::{Client, ClientError, LONG_WAIT_MAX, WAIT_MAX, parse, refusal, vm_path};
+use crate::http::{self, Download, HttpError};
 use crate::types::{
-    CrashedVm, CreateSnapshot, CreatedVm, Restorable, RestoreRequest, Snapshot, SnapshotDiff, SnapshotLaunch,
-    SnapshotList, SnapshotName, VerifyReport, check_snapshot_name, check_vm_name, vm_file_name,
+    AcceptRequest, ApiError, CrashedVm, CreateSnapshot, CreatedVm, EXPORT_DONE, EXPORT_FAILED, ExportReport,
+    ExportRequest, Restorable, RestoreRequest, Snapshot, SnapshotDiff, SnapshotLaunch, SnapshotList, SnapshotName,
+    VerifyReport, check_snapshot_name, check_vm_name, vm_file_name,
 };
 
 impl Client {
@@ -66,6 +70,56 @@ impl Client {
     pub fn restore(&self, request: &RestoreRequest) -> Result<CreatedVm, ClientError> {
         request.check().map_err(ClientError::BadName)?;
         self.send_within(LONG_WAIT_MAX, "POST", "/v1/restores", request)
+    }
+
+    /// Hands all of an exported snapshot to `sink`, piece by piece. What it got is a whole file only if this returns a report.
+    pub fn export_snapshot(
+        &self,
+        name: &SnapshotName,
+        request: &ExportRequest,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<ExportReport, ClientError> {
+        request.check().map_err(ClientError::BadName)?;
+        let path = snapshot_path(name, "/export")?;
+        let unread = |source| ClientError::Reply { request: path.clone(), source };
+        let body = serde_json::to_vec(request).map_err(unread)?;
+        let mut stream = self.connect(WAIT_MAX)?;
+        match http::download(&mut stream, &path, &body, sink).map_err(|source| self.failed(source, WAIT_MAX))? {
+            Download::Other(response) => Err(ClientError::Refused(refusal(&format!("POST {path}"), &response))),
+            Download::Done(fields) => {
+                let of = |wanted: &str| fields.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str());
+                if let Some(why) = of(EXPORT_FAILED) {
+                    let why: ApiError = serde_json::from_str(why).map_err(unread)?;
+                    return Err(ClientError::Refused(why));
+                }
+                let done = of(EXPORT_DONE).ok_or_else(|| self.failed(HttpError::Truncated, WAIT_MAX))?;
+                serde_json::from_str(done).map_err(unread)
+            }
+        }
+    }
+
+    /// Makes a snapshot of an exported file. Without a name it has that of the file.
+    pub fn import_snapshot(&self, name: Option<&SnapshotName>, file: &mut dyn Read) -> Result<Snapshot, ClientError> {
+        let path = match name {
+            None => "/v1/imports".to_owned(),
+            Some(name) => snapshot_path(name, "")?.replacen("/v1/snapshots", "/v1/imports", 1),
+        };
+        let mut stream = self.connect(WAIT_MAX)?;
+        let response = http::upload(&mut stream, &path, file).map_err(|source| self.failed(source, WAIT_MAX))?;
+        if response.status >= 300 {
+            return Err(ClientError::Refused(refusal(&format!("POST {path}"), &response)));
+        }
+        parse(&path, &response)
+    }
+
+    /// What starts its QEMU again, also if it may not be started.
+    pub fn snapshot_program(&self, name: &SnapshotName) -> Result<SnapshotLaunch, ClientError> {
+        self.get(&snapshot_path(name, "/program")?)
+    }
+
+    /// From now on what an imported snapshot starts may be started here.
+    pub fn accept_snapshot(&self, name: &SnapshotName, id: &str) -> Result<Snapshot, ClientError> {
+        self.send("POST", &snapshot_path(name, "/accept")?, &AcceptRequest { id: id.to_owned() })
     }
 }
 

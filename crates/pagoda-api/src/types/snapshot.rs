@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::launch::Launch;
 use super::name::{check_name, check_vm_name};
 use super::spec::VmSpec;
+use super::transfer::SnapshotImport;
 
 /// Longest silence of a verification that a client asks for, in seconds: the daemon gives one up that nobody asks for any more.
 pub const VERIFY_SILENCE_S_MAX: u64 = 10;
@@ -161,6 +162,9 @@ pub struct Snapshot {
     /// VMs that were made of it and read pages from its files, by name. It cannot be removed while there are any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub readers: Vec<String>,
+    /// It was made of a file, and whether it may be started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub imported: Option<SnapshotImport>,
 }
 
 impl SnapshotQemu {

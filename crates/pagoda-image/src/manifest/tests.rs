@@ -28,6 +28,7 @@ fn manifest() -> Manifest {
         parent: None,
         inherited_pages: None,
         automatic: false,
+        imported: None,
     }
 }
 

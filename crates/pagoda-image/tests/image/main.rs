@@ -3,6 +3,7 @@
 mod chain;
 mod crash;
 mod disk;
+mod export;
 mod files;
 mod golden;
 mod hostile;

@@ -58,6 +58,7 @@ pub fn manifest(state: State) -> Manifest {
         parent: None,
         inherited_pages: None,
         automatic: false,
+        imported: None,
     }
 }
 

@@ -7,6 +7,7 @@ use pagoda_api::{SnapshotName, check_snapshot_name};
 
 use super::caps::{DramLimit, dram};
 use super::on_crash::CrashOptions;
+use super::transfer::{Export, Import};
 
 /// Digits of an image's id.
 const ID_DIGITS: usize = 32;
@@ -103,7 +104,7 @@ pub struct Rollback {
     pub crash: CrashOptions,
 }
 
-/// Look at snapshots, verify and remove them
+/// Look at snapshots, verify, remove, export and import them
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
 Examples:
@@ -155,6 +156,16 @@ pub enum Snapshots {
         /// Another one of the same VM
         #[arg(value_name = "[VM/]NAME")]
         second: Source,
+    },
+    Export(Export),
+    Import(Import),
+    /// Accept what an imported snapshot starts
+    ///
+    /// A file names the program, the words and the user of its QEMU, and may come from anybody. Look at them first with `pagoda
+    /// snapshot show`. What is accepted is printed. From then on it can be restored.
+    Accept {
+        #[arg(value_name = "VM/NAME")]
+        name: SnapshotName,
     },
 }
 

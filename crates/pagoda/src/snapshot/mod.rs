@@ -1,6 +1,10 @@
 //! The commands about snapshots: `pagoda snapshot`, and those of `pagoda vm` that take one and start from one.
 
+mod accept;
 mod diff;
+mod export;
+mod file;
+mod import;
 mod show;
 mod take;
 mod timetable;
@@ -22,7 +26,10 @@ pub fn run(client: &Client, command: &Snapshots, format: Format) -> Result<()> {
     match command {
         Snapshots::Ls => show::list(&client.snapshots()?, format),
         Snapshots::Tree => show::tree(&client.snapshots()?, format),
-        Snapshots::Show { name } => show::one(&client.snapshot(name)?, format),
+        Snapshots::Show { name } => accept::show(client, name, format),
+        Snapshots::Export(options) => export::run(client, options, format),
+        Snapshots::Import(options) => import::run(client, options, format),
+        Snapshots::Accept { name } => accept::run(client, name, format),
         Snapshots::Verify { name } => verify::run(client, name, format),
         Snapshots::Diff { first, second } => {
             let second = second.of(&first.vm);

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use pagoda_api::{HostSnapshots, Snapshot, SnapshotList, SnapshotStage, time};
+use pagoda_api::{HostSnapshots, Snapshot, SnapshotImport, SnapshotList, SnapshotStage, time};
 
 use crate::output::{Format, Side, Table, lines_text, print_json, print_text};
 use crate::units::format_size;
@@ -139,6 +139,13 @@ fn text(snapshot: &Snapshot) -> String {
         let (file, size) = (&disk.file, format_size(disk.size_bytes));
         lines.push(("disk", format!("{}, {file}, {size}: its content is not in the snapshot", disk.node)));
     }
+    if let Some(imported) = snapshot.imported {
+        let said = match imported {
+            SnapshotImport::Accepted => "from a file; what it starts was accepted",
+            SnapshotImport::Waiting | SnapshotImport::Unknown => "from a file; it is not started before it is accepted",
+        };
+        lines.push(("imported", said.into()));
+    }
     if let Some(damage) = &snapshot.damage {
         lines.push(("damage", damage.clone()));
     }
@@ -210,6 +217,7 @@ mod tests {
             automatic: false,
             readers: Vec::new(),
             prefetch_bytes: None,
+            imported: None,
         }
     }
 

@@ -4,18 +4,19 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use axum::response::Json;
+use axum::response::{Json, Response};
 use axum::routing::{delete, get, post};
 use pagoda_api::{
-    CrashedVm, CreateSnapshot, CreatedVm, Restorable, RestoreRequest, Snapshot, SnapshotDiff, SnapshotLaunch,
-    SnapshotList, SnapshotName, VerifyReport,
+    AcceptRequest, CrashedVm, CreateSnapshot, CreatedVm, ExportRequest, Restorable, RestoreRequest, Snapshot,
+    SnapshotDiff, SnapshotLaunch, SnapshotList, SnapshotName, VerifyReport,
 };
 
 use super::reply::{Refusal, Reply, Shared, ask, bad_request, parse, vm_name};
+use super::transfers;
 use crate::images::Which;
 use crate::registry::Registry;
 use crate::snapshots;
@@ -35,6 +36,11 @@ pub fn routes() -> Router<Arc<Registry>> {
         .route("/v1/snapshots/{vm}/{name}/diff/{other}", get(diff))
         .route("/v1/snapshots/{vm}/{name}/launch", get(launch))
         .route("/v1/snapshots/{vm}/{name}/verify", post(verify))
+        .route("/v1/snapshots/{vm}/{name}/export", post(export))
+        .route("/v1/snapshots/{vm}/{name}/program", get(program))
+        .route("/v1/snapshots/{vm}/{name}/accept", post(accept))
+        .route("/v1/imports", post(import))
+        .route("/v1/imports/{vm}/{name}", post(import_as))
 }
 
 async fn take(
@@ -106,6 +112,38 @@ async fn launch(State(registry): Shared, names: Names) -> Reply<SnapshotLaunch> 
 async fn verify(State(registry): Shared, names: Names) -> Reply<VerifyReport> {
     let name = snapshot_name(names)?;
     ask(registry, move |registry| registry.images.verify(&name)).await
+}
+
+async fn export(
+    State(registry): Shared,
+    names: Names,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, Refusal> {
+    let name = snapshot_name(names)?;
+    let request: ExportRequest = parse(body)?;
+    let Json(export) =
+        ask(registry, move |registry| snapshots::begin_export(&registry.images, &name, &request)).await?;
+    transfers::reply_with(export)
+}
+
+async fn import(State(registry): Shared, body: Body) -> Reply<Snapshot> {
+    transfers::import(registry, None, body).await
+}
+
+async fn import_as(State(registry): Shared, names: Names, body: Body) -> Reply<Snapshot> {
+    let name = snapshot_name(names)?;
+    transfers::import(registry, Some(name), body).await
+}
+
+async fn program(State(registry): Shared, names: Names) -> Reply<SnapshotLaunch> {
+    let name = snapshot_name(names)?;
+    ask(registry, move |registry| snapshots::program(&registry.images, &name)).await
+}
+
+async fn accept(State(registry): Shared, names: Names, body: Result<Bytes, BytesRejection>) -> Reply<Snapshot> {
+    let name = snapshot_name(names)?;
+    let request: AcceptRequest = parse(body)?;
+    ask(registry, move |registry| snapshots::accept(&registry.images, &name, &request.id)).await
 }
 
 async fn remove(State(registry): Shared, names: Names) -> Result<StatusCode, Refusal> {

@@ -27,8 +27,10 @@ pub struct NewImage<'a> {
 #[derive(Debug, Default)]
 pub struct Admission(Mutex<BTreeMap<ImageId, Promise>>);
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Promise {
+    /// What it will be called.
+    name: SnapshotName,
     /// The most that it will take.
     needed: Bytes,
     /// It exists, or did.
@@ -76,8 +78,11 @@ impl Admission {
         listing.check_new(&new.name.vm, &new.name.name).map_err(of_limits)?;
         let needed = needed(new.pages, new.filled, STATE_BYTES_MAX);
         let mut promises = self.lock();
-        promises.retain(|id, promise| is_growing(listing, *id, *promise));
-        let promised: Bytes = promises.iter().map(|(id, promise)| still_needed(listing, *id, *promise)).sum();
+        promises.retain(|id, promise| is_growing(listing, *id, promise));
+        if promises.values().any(|promise| promise.name == *new.name) {
+            return Err(of_limits("one of this name is being made".to_owned()));
+        }
+        let promised: Bytes = promises.iter().map(|(id, promise)| still_needed(listing, *id, promise)).sum();
         room.free = room.free.saturating_sub(promised);
         room.taken += promised;
         check_room(room, config.limits, needed).map_err(|why| {
@@ -86,7 +91,7 @@ impl Admission {
             let what = format!("there is no room for a snapshot of {}: {why}", new.name.vm);
             ApiError::new(ErrorCode::NoRoom, what, Some(&hint))
         })?;
-        promises.insert(new.id, Promise { needed, is_begun: false });
+        promises.insert(new.id, Promise { name: new.name.clone(), needed, is_begun: false });
         Ok(Admitted { admission: self, id: new.id })
     }
 
@@ -101,14 +106,14 @@ impl Admission {
 }
 
 /// Whether it may still take more than it does.
-fn is_growing(listing: &Listing, id: ImageId, promise: Promise) -> bool {
+fn is_growing(listing: &Listing, id: ImageId, promise: &Promise) -> bool {
     match listing.images.iter().find(|listed| listed.id == id) {
         Some(listed) => listed.manifest.as_ref().is_some_and(|manifest| manifest.stage == Stage::Begun),
         None => !promise.is_begun,
     }
 }
 
-fn still_needed(listing: &Listing, id: ImageId, promise: Promise) -> Bytes {
+fn still_needed(listing: &Listing, id: ImageId, promise: &Promise) -> Bytes {
     let own = listing.images.iter().find(|listed| listed.id == id).map_or(Bytes::ZERO, |listed| listed.own);
     promise.needed.saturating_sub(own)
 }

@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use pagoda_api::types::{
-    HostSnapshots, Snapshot, SnapshotDamage, SnapshotDisk, SnapshotLaunch, SnapshotList, SnapshotQemu, SnapshotStage,
-    UnreadableImage,
+    HostSnapshots, Snapshot, SnapshotDamage, SnapshotDisk, SnapshotImport, SnapshotLaunch, SnapshotList, SnapshotQemu,
+    SnapshotStage, UnreadableImage,
 };
 use pagoda_core::units::{Bytes, PageCount};
-use pagoda_image::{Damage, DiskFile, Listed, Listing, Manifest, Qemu, Stage};
+use pagoda_image::{Damage, DiskFile, Import, Listed, Listing, Manifest, Qemu, Stage};
 
 /// Snapshots by VM, the oldest first, and what cannot be read.
 pub fn list(listing: &Listing, boot_id: &str) -> SnapshotList {
@@ -52,6 +52,7 @@ pub fn snapshot(listed: &Listed, manifest: &Manifest, boot_id: &str) -> Snapshot
         automatic: manifest.automatic,
         readers: Vec::new(),
         prefetch_bytes: None,
+        imported: manifest.imported.map(import),
     }
 }
 
@@ -106,6 +107,13 @@ pub fn damage(damage: &Damage) -> SnapshotDamage {
 
 pub fn qemu(qemu: &Qemu) -> SnapshotQemu {
     SnapshotQemu { version: qemu.version.clone(), machine: qemu.machine.clone() }
+}
+
+fn import(import: Import) -> SnapshotImport {
+    match import {
+        Import::Waiting => SnapshotImport::Waiting,
+        Import::Accepted => SnapshotImport::Accepted,
+    }
 }
 
 fn disk(disk: &DiskFile) -> SnapshotDisk {

@@ -19,7 +19,7 @@ pub struct Readers(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     /// The names of the VMs that read each image. A name is there twice while a VM is put back to the image that it reads.
-    readings: BTreeMap<ImageId, BTreeMap<u64, String>>,
+    readings: BTreeMap<ImageId, BTreeMap<u64, Reader>>,
     removals: BTreeSet<ImageId>,
     /// Records of VMs that could not be read.
     unknown: Vec<String>,
@@ -27,7 +27,15 @@ struct State {
     next: u64,
 }
 
-/// A VM reads an image, or is about to. Dropped, it does no more.
+/// Who reads an image.
+#[derive(Debug)]
+enum Reader {
+    Vm(String),
+    /// A client that gets it as a file.
+    Export,
+}
+
+/// Somebody reads an image, or is about to. Dropped, it does no more.
 #[derive(Debug)]
 #[must_use = "the image may be removed when this is dropped"]
 pub struct Reading {
@@ -49,6 +57,8 @@ pub struct Removal {
 pub enum InUse {
     #[error("{}", read_by(.0))]
     Read(Vec<String>),
+    #[error("it is being exported")]
+    Exported,
     #[error("nobody knows who reads it: the record {} of a VM cannot be read", .0.join(", "))]
     Unknown(Vec<String>),
     #[error("it is being removed")]
@@ -63,13 +73,22 @@ fn read_by(vms: &[String]) -> String {
 impl Readers {
     /// A VM of this name is going to read the image. `None`: it is being removed.
     pub fn begin(self: &Arc<Self>, image: ImageId, vm: &str) -> Option<Reading> {
+        self.begin_as(image, Reader::Vm(vm.to_owned()))
+    }
+
+    /// A client is going to get the image as a file. `None`: it is being removed.
+    pub fn begin_export(self: &Arc<Self>, image: ImageId) -> Option<Reading> {
+        self.begin_as(image, Reader::Export)
+    }
+
+    fn begin_as(self: &Arc<Self>, image: ImageId, reader: Reader) -> Option<Reading> {
         let mut state = self.lock();
         if state.removals.contains(&image) {
             return None;
         }
         let number = state.next;
         state.next += 1;
-        state.readings.entry(image).or_default().insert(number, vm.to_owned());
+        state.readings.entry(image).or_default().insert(number, reader);
         Some(Reading { readers: Arc::clone(self), image, number })
     }
 
@@ -93,6 +112,9 @@ impl Readers {
         if !vms.is_empty() {
             return Err(InUse::Read(vms));
         }
+        if state.readings.contains_key(&image) {
+            return Err(InUse::Exported);
+        }
         if may_be_read && !state.unknown.is_empty() {
             return Err(InUse::Unknown(state.unknown.clone()));
         }
@@ -109,7 +131,13 @@ impl Readers {
 
 impl State {
     fn names(&self, image: ImageId) -> Vec<String> {
-        let names: BTreeSet<&String> = self.readings.get(&image).into_iter().flat_map(BTreeMap::values).collect();
+        let readers = self.readings.get(&image).into_iter().flat_map(BTreeMap::values);
+        let names: BTreeSet<&String> = readers
+            .filter_map(|reader| match reader {
+                Reader::Vm(name) => Some(name),
+                Reader::Export => None,
+            })
+            .collect();
         names.into_iter().cloned().collect()
     }
 }
@@ -157,6 +185,18 @@ mod tests {
         assert_eq!(readers.begin_removal(A, true).unwrap_err(), InUse::Removed);
         drop(removal);
         assert!(readers.begin(A, "web3").is_some(), "it failed, and the image is what it was");
+    }
+
+    #[test]
+    fn what_is_exported_is_not_removed() {
+        let readers = Arc::new(Readers::default());
+        let export = readers.begin_export(A).unwrap();
+        assert!(readers.of(A).is_empty(), "it is no VM");
+        assert_eq!(readers.begin_removal(A, true).unwrap_err(), InUse::Exported);
+        drop(export);
+        let removal = readers.begin_removal(A, true).unwrap();
+        assert!(readers.begin_export(A).is_none());
+        drop(removal);
     }
 
     #[test]

@@ -72,6 +72,7 @@ pub fn manifest(id: u128, vm: &str, name: &str) -> Manifest {
         parent: None,
         inherited_pages: None,
         automatic: false,
+        imported: None,
     }
 }
 

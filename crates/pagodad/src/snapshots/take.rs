@@ -252,6 +252,7 @@ impl<'a> Taking<'a> {
             parent: part.parent(),
             inherited_pages: None,
             automatic: self.automatic,
+            imported: None,
         };
         let ledger = part.begin(manifest).map_err(in_words)?;
         let ticket = Ticket::new();

@@ -82,6 +82,8 @@ pub enum Name {
     Chain,
     /// QEMU killed, to the first reply of the restored guest, against booting it
     Again,
+    /// A snapshot becomes a file, against its disk and zstd alone
+    Export,
     /// All of them
     All,
 }

@@ -4,6 +4,7 @@ mod attach;
 mod balloon;
 mod crashes;
 mod disk;
+mod exports;
 mod features;
 mod guards;
 mod kvm;
