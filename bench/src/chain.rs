@@ -205,6 +205,7 @@ fn manifest(id: ImageId, parent: Option<ImageId>, state: State, pages: u64) -> M
         parent,
         inherited_pages: None,
         automatic: false,
+        imported: None,
     }
 }
 
