@@ -5,6 +5,7 @@ mod balloon;
 mod compressed;
 mod config;
 mod control;
+mod disks;
 mod images;
 mod metrics;
 mod notices;
@@ -105,6 +106,7 @@ fn run(config: Config) -> Result<()> {
             if round % STRANGERS_PERIOD == 0 {
                 reaping.find_strangers();
                 reaping.let_images_go();
+                reaping.settle_disks_again();
             }
         }
     })?;

@@ -12,6 +12,7 @@ mod balloons;
 mod change;
 mod create;
 mod describe;
+mod disks;
 mod end;
 mod groups;
 mod life;
@@ -41,6 +42,7 @@ use self::making::Making;
 pub use self::process::{Starter, Taken};
 pub use self::vm::Vm;
 use crate::config::Config;
+use crate::disks::Unsettled;
 use crate::images::Images;
 use crate::parts::Parts;
 use crate::policy::{Governor, settings};
@@ -78,6 +80,8 @@ pub struct Registry {
     vms: Mutex<BTreeMap<String, Vm>>,
     /// VMs that are being made or removed.
     making: Making,
+    /// VMs that have ended, and whose disks do not have their names yet.
+    unsettled: Unsettled,
     /// Share groups with a name, as long as one of their VMs is there.
     groups: Mutex<BTreeMap<String, Weak<Group>>>,
     notices: Sender<(Token, Notice)>,
@@ -107,6 +111,7 @@ impl Registry {
             images,
             vms,
             making,
+            unsettled: Unsettled::default(),
             groups,
             notices,
         })

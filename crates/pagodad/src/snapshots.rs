@@ -12,6 +12,7 @@ mod remove;
 mod restore;
 mod take;
 
+pub use disks::written_file;
 pub use filling::{finish, lost, unfilled};
 pub use load::load;
 pub use progress::{get, list};

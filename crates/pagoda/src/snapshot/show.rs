@@ -133,7 +133,11 @@ fn text(snapshot: &Snapshot) -> String {
     }
     for disk in &snapshot.disks {
         let (file, size) = (&disk.file, format_size(disk.size_bytes));
-        lines.push(("disk", format!("{}, {file}, {size}: its content is not in the snapshot", disk.node)));
+        let content = match &disk.layer {
+            Some(layer) => format!("its content is in {layer} beside it"),
+            None => "its content is not in the snapshot".to_owned(),
+        };
+        lines.push(("disk", format!("{}, {file}, {size}: {content}", disk.node)));
     }
     if let Some(damage) = &snapshot.damage {
         lines.push(("damage", damage.clone()));
@@ -265,7 +269,7 @@ web1  4.5G
 
     #[test]
     fn one_snapshot() {
-        let disk = SnapshotDisk { node: "disk0".into(), file: "/a.img".into(), size_bytes: 8 << 30 };
+        let disk = SnapshotDisk { node: "disk0".into(), file: "/a.img".into(), size_bytes: 8 << 30, layer: None };
         let snapshot = Snapshot { disks: vec![disk], ..snapshot("web1", "one", SnapshotStage::Filled) };
         let expected = "\
 snapshot       web1/one
@@ -284,6 +288,10 @@ image          0123456789abcdef0123456789abcdef
         assert_eq!(text(&snapshot), expected);
         let read = text(&Snapshot { readers: vec!["web1".into(), "web2".into()], ..snapshot.clone() });
         assert!(read.contains("read by        web1, web2\n               their memory is in its files"), "{read}");
+        let mut with_disk = snapshot.clone();
+        with_disk.disks[0].layer = Some("a.img.pagoda-01".into());
+        let said = text(&with_disk);
+        assert!(said.contains("disk0, /a.img, 8G: its content is in a.img.pagoda-01 beside it\n"), "{said}");
         let child = Snapshot { parent: Some("ab".into()), shared_bytes: 5 << 29, ..snapshot.clone() };
         let said = text(&child);
         assert!(said.contains("of memory\nshared         2.5G that the image ab has, or"), "{said}");

@@ -107,5 +107,6 @@ pub fn qemu(qemu: &Qemu) -> SnapshotQemu {
 }
 
 fn disk(disk: &DiskFile) -> SnapshotDisk {
-    SnapshotDisk { node: disk.node.clone(), file: disk.file.clone(), size_bytes: disk.size }
+    let DiskFile { node, file, size, layer, .. } = disk.clone();
+    SnapshotDisk { node, file, size_bytes: size, layer }
 }

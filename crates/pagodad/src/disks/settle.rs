@@ -1,0 +1,93 @@
+//! What becomes of the overlays of a VM that has ended: the newest gets the disk's name.
+//!
+//! May be done again at any time, by whichever daemon there is. What is not as the record says is left alone, and the record with
+//! it, until somebody has put it right.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result, bail};
+use pagoda_api::in_full;
+use pagoda_api::types::Launch;
+
+use super::dir::{Dir, split};
+use super::user::User;
+use super::words;
+use crate::record::{FileId, MovedDisk, Record};
+
+/// VMs that have ended, and whose disks do not have their names.
+#[derive(Debug, Default)]
+pub struct Unsettled(Mutex<BTreeMap<String, Record>>);
+
+impl Unsettled {
+    /// Held while such a VM's disks are looked at and its record is removed: so no new VM of its name comes in between.
+    pub fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Record>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Gives the disks of a VM their newest content. No QEMU has them open any more, or none has opened them yet.
+///
+/// # Errors
+/// A file is not what the record says, or cannot be reached. The other disks are done.
+pub fn settle(launch: Option<&Launch>, disks: &[MovedDisk]) -> Result<()> {
+    if disks.is_empty() {
+        return Ok(());
+    }
+    let launch = launch.context("nobody knows whose disks these are")?;
+    let settle_all = || Ok(disks.iter().map(settle_one).collect::<Vec<_>>());
+    let wrong: Vec<String> =
+        User::of(launch).act(settle_all)?.into_iter().filter_map(Result::err).map(|error| in_full(error.as_ref())).collect();
+    if wrong.is_empty() { Ok(()) } else { bail!("{}", wrong.join("; ")) }
+}
+
+/// The caller acts as the user.
+fn settle_one(disk: &MovedDisk) -> Result<()> {
+    let (parent, name) = split(Path::new(&disk.file))?;
+    let dir = Dir::open(parent)?;
+    let newest = disk.newest().context("no overlay")?;
+    let (named, found) = (dir.id(name)?, dir.id(&newest.name)?);
+    let had = Some(disk.was).filter(|was| *was != FileId::NONE);
+    let path = dir.join(&newest.name);
+    match (named, found) {
+        (named, None) if named == Some(newest.id) => {}
+        (named, Some(found)) if found == newest.id && named == had => {
+            dir.rename(&newest.name, name).with_context(|| format!("rename {} to {}", path.display(), disk.file))?;
+        }
+        (Some(named), None) if named != disk.was => {
+            tracing::warn!("{} is a file of its user's, and the newest content that the VM wrote is gone", disk.file);
+        }
+        (_, Some(found)) if found == newest.id => bail!(
+            "{} is not the file that the VM had, so that what the VM wrote last stays in {}: rename that to where you want it",
+            disk.file,
+            path.display()
+        ),
+        _ => bail!(
+            "{} should have what the VM wrote last to the disk {}, and is not there or another file: bring it back, or remove what has \
+             its name",
+            path.display(),
+            disk.file
+        ),
+    }
+    dir.sync()?;
+    remove_older(&dir, disk);
+    Ok(())
+}
+
+/// Overlays that are layers by now have a second name. One that has none was never written.
+fn remove_older(dir: &Dir, disk: &MovedDisk) {
+    for top in disk.tops.iter().rev().skip(1) {
+        if dir.stat(&top.name).is_ok_and(|stat| stat.is_some_and(|stat| stat.st_nlink > 1)) {
+            dir.unlink(&top.name, top.id);
+        }
+    }
+}
+
+/// The disk of this VM that a command line names, if there is one: nobody else may have it until it has its name.
+pub fn in_use<'a>(record: &'a Record, launch: &Launch) -> Option<&'a MovedDisk> {
+    record.disks.iter().find(|disk| {
+        let names_it = || Ok(words::name_any(launch, &|id| disk.has(id)));
+        User::of(launch).act(names_it).unwrap_or(true)
+    })
+}

@@ -1,0 +1,60 @@
+//! Acting with the rights of the user whose QEMU it is.
+//!
+//! Its files lie in directories where it may put anything, such as links to files of others. The kernel decides what it may do.
+
+use anyhow::{Context, Result, bail};
+use pagoda_api::types::Launch;
+use rustix::process::{DumpableBehavior, Gid, Uid};
+
+/// A user and its group, without others that it may be in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct User {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl User {
+    pub fn of(launch: &Launch) -> User {
+        User { uid: launch.uid, gid: launch.gid }
+    }
+
+    /// This daemon's.
+    fn own() -> User {
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        User { uid, gid }
+    }
+
+    /// Whether this process has its rights as it is.
+    pub fn is_own(self) -> bool {
+        self == User::own()
+    }
+
+    /// Does something with its rights, in a thread of its own, which alone has them.
+    ///
+    /// # Errors
+    /// This daemon may not; or what `act` says.
+    pub fn act<T: Send>(self, act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        if self.is_own() {
+            return act();
+        }
+        if User::own().uid != 0 {
+            bail!("its QEMU runs as user {}, and only a daemon of root can act for it", self.uid);
+        }
+        let in_thread = || {
+            self.become_it().context("act as the VM's user")?;
+            act()
+        };
+        let joined = std::thread::scope(|scope| scope.spawn(in_thread).join());
+        // The kernel has made the process one that may not be dumped; it holds nothing that its own user may not see.
+        let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable);
+        joined.unwrap_or_else(|_| bail!("a thread of this daemon panicked"))
+    }
+
+    /// The effective user alone: with another real or saved one, that user could kill the thread, and so the daemon.
+    fn become_it(self) -> rustix::io::Result<()> {
+        let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
+        rustix::thread::set_thread_groups(&[])?;
+        rustix::thread::set_thread_res_gid(None, gid, None)?;
+        rustix::thread::set_thread_res_uid(None, uid, None)
+    }
+}
