@@ -33,7 +33,7 @@ Examples:
   pagoda vm explain web1           why it has the memory it has
   pagoda vm set web1 --shares 2000 --min 2G
   pagoda admit --memory 8G --min 2G     would such a VM be kept?
-  pagoda vm snapshot web1 --name before-upgrade --no-disks
+  pagoda vm snapshot web1 --name before-upgrade
   pagoda vm restore web1 --from before-upgrade
   pagoda simulate FILE.toml        what the memory policy would do
   pagoda disk ls                   disks in the memory of other machines

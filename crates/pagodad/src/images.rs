@@ -257,7 +257,8 @@ impl Images {
     /// The directory cannot be used.
     pub fn layers(&self) -> Result<BTreeSet<FileId>, ApiError> {
         let listing = self.listing()?;
-        let disks = listing.images.iter().filter_map(|listed| listed.manifest.as_ref()).flat_map(|manifest| &manifest.disks);
+        let disks =
+            listing.images.iter().filter_map(|listed| listed.manifest.as_ref()).flat_map(|manifest| &manifest.disks);
         Ok(disks.filter(|disk| disk.layer.is_some()).map(|disk| FileId { dev: disk.dev, ino: disk.ino }).collect())
     }
 

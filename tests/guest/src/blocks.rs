@@ -69,7 +69,16 @@ impl<'a> Writer<'a> {
         let buffer = vec![0; 2 * PAGE_SIZE];
         let aligned_start = buffer.as_ptr().align_offset(PAGE_SIZE);
         let versions = vec![0; (BLOCKS - first).div_ceil(step) as usize];
-        Self { file, pattern: Pattern::new(disk_seed), rng: Rng::new(seed), first, step, versions, buffer, aligned_start }
+        Self {
+            file,
+            pattern: Pattern::new(disk_seed),
+            rng: Rng::new(seed),
+            first,
+            step,
+            versions,
+            buffer,
+            aligned_start,
+        }
     }
 
     fn run(mut self, run: RunParams, start: Instant, ops: &AtomicU64, report: &Report) -> io::Result<()> {

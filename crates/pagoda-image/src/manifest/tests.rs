@@ -24,7 +24,15 @@ fn manifest() -> Manifest {
         state: State { bytes: 4096, xxh3: 0x1234 },
         pause_us: None,
         running: true,
-        disks: vec![DiskFile { node: "disk0".into(), file: "/a".into(), dev: 1, ino: 2, size: 3, mtime_ns: -4, layer: None }],
+        disks: vec![DiskFile {
+            node: "disk0".into(),
+            file: "/a".into(),
+            dev: 1,
+            ino: 2,
+            size: 3,
+            mtime_ns: -4,
+            layer: None,
+        }],
         parent: None,
         inherited_pages: None,
     }

@@ -54,7 +54,15 @@ pub fn manifest(state: State) -> Manifest {
         state,
         pause_us: None,
         running: true,
-        disks: vec![DiskFile { node: "disk0".into(), file: "/a".into(), dev: 1, ino: 2, size: 3, mtime_ns: 4, layer: None }],
+        disks: vec![DiskFile {
+            node: "disk0".into(),
+            file: "/a".into(),
+            dev: 1,
+            ino: 2,
+            size: 3,
+            mtime_ns: 4,
+            layer: None,
+        }],
         parent: None,
         inherited_pages: None,
     }

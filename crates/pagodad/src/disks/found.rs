@@ -46,7 +46,11 @@ pub fn find(monitor: &Monitor, record: &Record, launch: &Launch) -> Result<Vec<F
         device.get("inserted").is_some_and(|inserted| inserted.get("ro").and_then(Value::as_bool) != Some(true))
     };
     let written: Vec<&Value> = devices.iter().filter(is_written).collect();
-    ensure!(written.len() <= DISKS_MAX, "it has {} writable disks, and a snapshot has at most {DISKS_MAX}", written.len());
+    ensure!(
+        written.len() <= DISKS_MAX,
+        "it has {} writable disks, and a snapshot has at most {DISKS_MAX}",
+        written.len()
+    );
     let of_words = words::refusal(launch).filter(|_| !written.is_empty());
     if let Some(why) = of_words {
         anyhow::bail!("{why}");
@@ -76,7 +80,8 @@ fn find_one(device: &Value, record: &Record, launch: &Launch) -> Result<Found> {
     );
     let is_on = |field: &str| inserted.get(field).and_then(Value::as_bool) == Some(true);
     ensure!(!is_on("encrypted"), "the disk {name} is encrypted, and its overlay would not be");
-    let depth = inserted.get("backing_file_depth").and_then(Value::as_u64).with_context(|| format!("the chain of {name}"))?;
+    let depth =
+        inserted.get("backing_file_depth").and_then(Value::as_u64).with_context(|| format!("the chain of {name}"))?;
     ensure!(
         depth + 2 <= CHAIN_MAX,
         "the disk {name} has {} files one behind the other, and {CHAIN_MAX} are the most: `qemu-img convert -O qcow2` makes it one \
@@ -132,7 +137,10 @@ fn place_of(device: &str, node: &str, inserted: &Value, record: &Record, launch:
     ensure!(!said.contains("://"), "the disk {device} is no file of this host ({said})");
     let file = Path::new(&launch.cwd).join(said.strip_prefix("file:").unwrap_or(said));
     let (parent, name) = split(&file).with_context(|| format!("the disk {device} has no file of its own ({said})"))?;
-    ensure!(!name.contains(':'), "the disk {device}: QEMU takes {name} for an address: rename it to something without `:`");
+    ensure!(
+        !name.contains(':'),
+        "the disk {device}: QEMU takes {name} for an address: rename it to something without `:`"
+    );
     let stat = Dir::open(parent).and_then(|dir| dir.stat(name)).with_context(|| format!("the disk {device}"))?;
     let stat = stat.with_context(|| format!("the disk {device}: its file {said} has lost its name"))?;
     let (id, name) = (id_of(&stat), name.to_owned());
@@ -145,7 +153,11 @@ fn check_open(disk: &Found, pid: u32) -> Result<()> {
     // A descriptor may be closed meanwhile.
     let ids = entries.flatten().filter_map(|entry| std::fs::metadata(entry.path()).ok());
     let is_open = ids.map(|stat| FileId { dev: stat.dev(), ino: stat.ino() }).any(|id| id == disk.active_id);
-    ensure!(is_open, "QEMU has another file open than {}: it was moved or replaced", disk.file.with_file_name(&disk.active).display());
+    ensure!(
+        is_open,
+        "QEMU has another file open than {}: it was moved or replaced",
+        disk.file.with_file_name(&disk.active).display()
+    );
     Ok(())
 }
 
@@ -157,10 +169,13 @@ fn check_no_other(monitor: &Monitor, launch: &Launch, disks: &[Found]) -> Result
         let Some(leaf) = crate::snapshots::written_file(node)? else { continue };
         let path = Path::new(&launch.cwd).join(&leaf);
         let is_known = |disk: &Found| path == disk.file || path == disk.file.with_file_name(&disk.active);
-        let is_old = |disk: &Found| split(&path).is_ok_and(|(dir, name)| {
-            disk.file.parent() == Some(dir) && name.contains(super::overlay::TOP)
-        });
-        ensure!(disks.iter().any(|disk| is_known(disk) || is_old(disk)), "QEMU may write {leaf} too, which is no disk of the VM");
+        let is_old = |disk: &Found| {
+            split(&path).is_ok_and(|(dir, name)| disk.file.parent() == Some(dir) && name.contains(super::overlay::TOP))
+        };
+        ensure!(
+            disks.iter().any(|disk| is_known(disk) || is_old(disk)),
+            "QEMU may write {leaf} too, which is no disk of the VM"
+        );
     }
     Ok(())
 }

@@ -69,7 +69,8 @@ fn finish(dir: &Dir, top: &str, like: &rustix::fs::Stat) -> Result<FileId> {
         let (uid, gid) = (Uid::from_raw(like.st_uid), Gid::from_raw(like.st_gid));
         rustix::fs::fchown(&file, Some(uid), Some(gid)).context("give it the owner that the disk has")?;
     }
-    rustix::fs::fchmod(&file, Mode::from_raw_mode(like.st_mode & 0o777)).context("give it the mode that the disk has")?;
+    rustix::fs::fchmod(&file, Mode::from_raw_mode(like.st_mode & 0o777))
+        .context("give it the mode that the disk has")?;
     file.sync_all().context("write it to the disk")?;
     Ok(id_of(&made))
 }

@@ -99,7 +99,8 @@ impl Disk {
         let like = dir.stat(layer)?.with_context(|| format!("its layer {} is gone", dir.join(layer).display()))?;
         // All files behind it have to be there too, or QEMU would not start.
         let chain = img.chain(&dir.join(layer)).with_context(|| format!("look at its layer {layer}"))?;
-        let bytes = chain.first().and_then(|file| file.get("virtual-size")?.as_u64()).context("the size of its layer")?;
+        let bytes =
+            chain.first().and_then(|file| file.get("virtual-size")?.as_u64()).context("the size of its layer")?;
         let top = overlay::make(img, &dir, &New { name, tag, index, backing: layer, bytes, like: &like })?;
         Ok(Disk { file: disk.file.clone(), name: name.to_owned(), dir, top })
     }

@@ -37,8 +37,12 @@ pub fn settle(launch: Option<&Launch>, disks: &[MovedDisk]) -> Result<()> {
     }
     let launch = launch.context("nobody knows whose disks these are")?;
     let settle_all = || Ok(disks.iter().map(settle_one).collect::<Vec<_>>());
-    let wrong: Vec<String> =
-        User::of(launch).act(settle_all)?.into_iter().filter_map(Result::err).map(|error| in_full(error.as_ref())).collect();
+    let wrong: Vec<String> = User::of(launch)
+        .act(settle_all)?
+        .into_iter()
+        .filter_map(Result::err)
+        .map(|error| in_full(error.as_ref()))
+        .collect();
     if wrong.is_empty() { Ok(()) } else { bail!("{}", wrong.join("; ")) }
 }
 
@@ -90,4 +94,116 @@ pub fn in_use<'a>(record: &'a Record, launch: &Launch) -> Option<&'a MovedDisk> 
         let names_it = || Ok(words::name_any(launch, &|id| disk.has(id)));
         User::of(launch).act(names_it).unwrap_or(true)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::record::TopFile;
+
+    /// A directory with a disk and its overlays, as a VM leaves them.
+    struct Bench {
+        dir: PathBuf,
+        disk: MovedDisk,
+    }
+
+    fn id(path: &Path) -> FileId {
+        let stat = std::fs::metadata(path).unwrap();
+        FileId { dev: stat.dev(), ino: stat.ino() }
+    }
+
+    impl Bench {
+        fn new(name: &str) -> Bench {
+            let dir = std::env::temp_dir().join(format!("pagodad-settle-{}-{name}", std::process::id()));
+            let _ = std::fs::remove_dir_all(&dir);
+            std::fs::create_dir_all(&dir).unwrap();
+            let write = |name: &str| std::fs::write(dir.join(name), name).unwrap();
+            ["disk", "disk.top-1", "disk.top-2", "disk.top-3"].iter().for_each(|name| write(name));
+            // The second is a layer by now; the third was never written.
+            std::fs::hard_link(dir.join("disk"), dir.join("layer-1")).unwrap();
+            std::fs::hard_link(dir.join("disk.top-1"), dir.join("layer-2")).unwrap();
+            let top = |name: &str| TopFile { name: name.into(), node: name.into(), id: id(&dir.join(name)) };
+            let tops = ["disk.top-1", "disk.top-2", "disk.top-3"].map(top).to_vec();
+            let file = dir.join("disk");
+            let disk = MovedDisk { was: id(&file), file: file.display().to_string(), tops };
+            Bench { dir, disk }
+        }
+
+        fn settle(&self) -> Result<()> {
+            settle_one(&self.disk)
+        }
+
+        fn content(&self, name: &str) -> Option<String> {
+            std::fs::read_to_string(self.dir.join(name)).ok()
+        }
+    }
+
+    impl Drop for Bench {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.dir);
+        }
+    }
+
+    #[test]
+    fn the_newest_gets_the_name_once() {
+        let bench = Bench::new("newest");
+        for _ in 0..2 {
+            bench.settle().unwrap();
+            assert_eq!(bench.content("disk").unwrap(), "disk.top-3");
+            assert_eq!(bench.content("layer-1").unwrap(), "disk");
+            assert_eq!(bench.content("layer-2").unwrap(), "disk.top-1");
+            assert_eq!((bench.content("disk.top-1"), bench.content("disk.top-3")), (None, None));
+            assert!(bench.content("disk.top-2").is_some(), "it has no other name");
+        }
+    }
+
+    #[test]
+    fn what_is_another_file_is_left_alone() {
+        let bench = Bench::new("other");
+        let disk = bench.dir.join("disk");
+        let away = bench.dir.join("away");
+        std::fs::rename(&disk, &away).unwrap();
+        assert!(
+            bench.settle().unwrap_err().to_string().contains("is not the file that the VM had"),
+            "nothing has the name"
+        );
+        std::fs::write(&disk, "somebody's").unwrap();
+        assert!(bench.settle().unwrap_err().to_string().contains("rename that to where you want it"));
+        assert_eq!(bench.content("disk").unwrap(), "somebody's");
+        std::fs::remove_file(&disk).unwrap();
+        std::os::unix::fs::symlink(&away, &disk).unwrap();
+        assert!(bench.settle().unwrap_err().to_string().contains("no regular file"), "a link to the right file");
+        std::fs::rename(&away, &disk).unwrap();
+        bench.settle().unwrap();
+        assert_eq!(bench.content("disk").unwrap(), "disk.top-3");
+    }
+
+    #[test]
+    fn what_is_missing_is_waited_for() {
+        let bench = Bench::new("missing");
+        let (newest, away) = (bench.dir.join("disk.top-3"), bench.dir.join("away"));
+        std::fs::rename(&newest, &away).unwrap();
+        assert!(bench.settle().unwrap_err().to_string().contains("bring it back"));
+        std::fs::write(&newest, "another").unwrap();
+        assert!(bench.settle().unwrap_err().to_string().contains("bring it back"));
+        assert_eq!(bench.content("disk").unwrap(), "disk");
+        std::fs::remove_file(&newest).unwrap();
+        // Its user has put a file of his own there, and removed what the VM wrote.
+        std::fs::remove_file(bench.dir.join("disk")).unwrap();
+        std::fs::write(bench.dir.join("disk"), "somebody's").unwrap();
+        bench.settle().unwrap();
+        assert_eq!(bench.content("disk").unwrap(), "somebody's");
+    }
+
+    #[test]
+    fn a_disk_that_had_no_file_gets_one() {
+        let mut bench = Bench::new("none");
+        std::fs::remove_file(bench.dir.join("disk")).unwrap();
+        bench.disk.was = FileId::NONE;
+        bench.settle().unwrap();
+        assert_eq!(bench.content("disk").unwrap(), "disk.top-3");
+    }
 }

@@ -144,7 +144,10 @@ impl Taking {
             Ok(())
         };
         if let Err(error) = self.user.act(remove) {
-            tracing::warn!("remove the overlays of a snapshot that was given up: {}", pagoda_api::in_full(error.as_ref()));
+            tracing::warn!(
+                "remove the overlays of a snapshot that was given up: {}",
+                pagoda_api::in_full(error.as_ref())
+            );
         }
     }
 }
@@ -157,7 +160,12 @@ impl Layer {
         let like = dir.stat(&disk.active)?.with_context(|| format!("{} is gone", dir.join(&disk.active).display()))?;
         let layer = layer_name(name, tag);
         dir.link(&disk.active, &layer).map_err(|error| no_link(error, &dir, &layer))?;
-        let made = Layer::make_top(img, disk, &dir, &New { name, tag, index, backing: &layer, bytes: disk.bytes, like: &like });
+        let made = Layer::make_top(
+            img,
+            disk,
+            &dir,
+            &New { name, tag, index, backing: &layer, bytes: disk.bytes, like: &like },
+        );
         match made {
             Ok(top) => Ok(Layer { disk: disk.clone(), dir, layer, top }),
             Err(error) => {

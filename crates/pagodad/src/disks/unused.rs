@@ -53,7 +53,8 @@ impl Unused {
     /// The record does not have them any more.
     pub fn remove(&self, monitor: &Monitor) {
         for index in 0..self.disks.len() {
-            let _ = monitor.execute_with("blockdev-del", json!({ "node-name": format!("pagoda-{}-{index}", self.tag) }));
+            let _ =
+                monitor.execute_with("blockdev-del", json!({ "node-name": format!("pagoda-{}-{index}", self.tag) }));
         }
         let remove = || {
             for Disk { file, active_id } in &self.disks {

@@ -58,3 +58,31 @@ impl User {
         rustix::thread::set_thread_res_uid(None, uid, None)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thread_alone_has_the_rights_of_the_user() {
+        let nobody = User { uid: 65534, gid: 65534 };
+        let ids = || (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        if User::own().uid != 0 {
+            assert!(nobody.act(|| Ok(())).is_err(), "it may not");
+            return;
+        }
+        let dir = std::env::temp_dir().join(format!("pagodad-user-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let file = dir.join("file");
+        std::fs::write(&file, "").unwrap();
+        let before = ids();
+        let tried =
+            nobody.act(|| Ok((ids(), std::fs::write(dir.join("new"), "").is_err(), std::fs::read(&file).is_ok())));
+        assert_eq!(tried.unwrap(), ((65534, 65534), true, true));
+        assert_eq!(ids(), before);
+        // The user cannot end the thread, and with it this process.
+        let real = nobody.act(|| Ok(rustix::process::getuid().as_raw())).unwrap();
+        assert_eq!(real, 0);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}

@@ -30,9 +30,13 @@ pub fn refusal(launch: &Launch) -> Option<String> {
         launch.words.iter().any(|word| pieces(word).any(is_it))
     };
     if has("backing") {
-        return Some("its command line says which files are behind a disk, and QEMU would not look at the disk itself for that".to_owned());
+        return Some(
+            "its command line says which files are behind a disk, and QEMU would not look at the disk itself for that"
+                .to_owned(),
+        );
     }
-    let is_shared = |word: &String| option(word, "share-rw").is_some_and(|value| !["off", "false", "no"].contains(&value));
+    let is_shared =
+        |word: &String| option(word, "share-rw").is_some_and(|value| !["off", "false", "no"].contains(&value));
     launch.words.iter().any(is_shared).then(|| "its command line lets others write to a disk (share-rw)".to_owned())
 }
 
@@ -81,7 +85,11 @@ mod tests {
     use super::*;
 
     fn launch(words: &[&str], cwd: &str) -> Launch {
-        Launch { words: words.iter().map(|word| (*word).to_owned()).collect(), cwd: cwd.to_owned(), ..Launch::default() }
+        Launch {
+            words: words.iter().map(|word| (*word).to_owned()).collect(),
+            cwd: cwd.to_owned(),
+            ..Launch::default()
+        }
     }
 
     #[test]
@@ -114,7 +122,8 @@ mod tests {
 
     #[test]
     fn files_behind_a_disk_and_shared_disks_are_refused() {
-        let check = |word: &str, is_refused: bool| assert_eq!(refusal(&launch(&[word], "/")).is_some(), is_refused, "{word}");
+        let check =
+            |word: &str, is_refused: bool| assert_eq!(refusal(&launch(&[word], "/")).is_some(), is_refused, "{word}");
         check("driver=qcow2,file=f,backing=b", true);
         check("file=a,backing.file.filename=b", true);
         check(r#"{"driver":"qcow2","file":"f","backing":null}"#, true);

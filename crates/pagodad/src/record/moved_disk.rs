@@ -64,6 +64,5 @@ pub(super) fn are_right(disks: &[MovedDisk]) -> bool {
             && (1..=TOPS_MAX).contains(&disk.tops.len())
             && disk.tops.iter().all(|top| is_file_name(&top.name))
     };
-    disks.iter().all(is_right)
-        && serde_json::to_string_pretty(disks).is_ok_and(|json| json.len() <= MOVED_BYTES_MAX)
+    disks.iter().all(is_right) && serde_json::to_string_pretty(disks).is_ok_and(|json| json.len() <= MOVED_BYTES_MAX)
 }

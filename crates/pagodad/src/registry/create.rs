@@ -129,11 +129,7 @@ impl Registry {
     ///
     /// # Errors
     /// As [`Registry::create`].
-    pub fn create_from(
-        &self,
-        request: CreateVm,
-        source: Option<(Source, Restored)>,
-    ) -> Result<CreatedVm, ApiError> {
+    pub fn create_from(&self, request: CreateVm, source: Option<(Source, Restored)>) -> Result<CreatedVm, ApiError> {
         request.check().map_err(|message| ApiError::new(ErrorCode::BadRequest, message, None))?;
         // A VM whose program did not start, or has just ended, has its name until somebody looks.
         self.reap_name(&request.name);
@@ -199,13 +195,7 @@ impl Registry {
         Ok(Reservation { registry: self, name, id })
     }
 
-    fn make(
-        &self,
-        record: Record,
-        source: Option<Source>,
-        disks: Option<Restored>,
-        id: VmId,
-    ) -> Result<Vm, ApiError> {
+    fn make(&self, record: Record, source: Option<Source>, disks: Option<Restored>, id: VmId) -> Result<Vm, ApiError> {
         let reserve = if record.spec.reserve_swap { Reserve::Yes } else { Reserve::No };
         // A record that cannot be read is that of a VM nobody knows, which may run: nothing of it is written over.
         [self.records.path(&record.name), self.swap_path(&record.name)]

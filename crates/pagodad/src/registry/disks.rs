@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
-use pagoda_api::types::{ApiError, ErrorCode, Launch};
 use pagoda_api::in_full;
+use pagoda_api::types::{ApiError, ErrorCode, Launch};
 use pagoda_core::policy::VmId;
 
 use super::{Registry, Vm};
@@ -70,7 +70,11 @@ impl Registry {
         for record in &ended {
             let is_meant = record.name == name || disks::in_use(record, launch).is_some();
             if let Some(why) = is_meant.then(|| disks::settle(record.launch.as_ref(), &record.disks).err()).flatten() {
-                let problem = format!("the disks of {}, which has ended, are not in order: {}", record.name, in_full(why.as_ref()));
+                let problem = format!(
+                    "the disks of {}, which has ended, are not in order: {}",
+                    record.name,
+                    in_full(why.as_ref())
+                );
                 return Err(ApiError::new(ErrorCode::Refused, problem, Some("put that right, and try again")));
             }
         }

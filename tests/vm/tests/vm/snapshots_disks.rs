@@ -44,7 +44,10 @@ impl Disk {
     }
 
     fn drive(&self, aio: &str) -> String {
-        format!("-drive file={},format=qcow2,if=none,id=d0,cache=none,aio={aio} -device virtio-blk-pci,drive=d0", self.path())
+        format!(
+            "-drive file={},format=qcow2,if=none,id=d0,cache=none,aio={aio} -device virtio-blk-pci,drive=d0",
+            self.path()
+        )
     }
 
     fn ino(&self) -> Result<u64> {
@@ -184,7 +187,8 @@ fn the_newest_content_gets_the_name() -> Result<()> {
         daemon.wait_gone("web1")?;
         ensure!(disk.ino()? == newest, "it is what QEMU wrote last");
         disk.check_ended()?;
-        let guest = lab.guest_alone(&GuestOptions { append: "pagoda.work=idle pagoda.idle=1".into(), ..options.clone() })?;
+        let guest =
+            lab.guest_alone(&GuestOptions { append: "pagoda.work=idle pagoda.idle=1".into(), ..options.clone() })?;
         guest.finish().context("without Pagoda")?;
         let restored = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", "one", "--force"])?;
         restored.finish()?;
