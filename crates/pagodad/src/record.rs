@@ -23,7 +23,7 @@ use serde_json::Value;
 
 use crate::compressed::Compressed;
 
-pub use moved_disk::{FileId, MovedDisk, TopFile};
+pub use moved_disk::{Below, FileId, MovedDisk, TopFile};
 pub use operation::{Operation, OperationKind};
 
 /// Longest record that is written or read, in bytes. One of format 1 (4096 bytes) always fits: JSON has at most six bytes for

@@ -36,7 +36,7 @@ pub fn make(img: &QemuImg, dir: &Dir, new: &New<'_>) -> Result<TopFile> {
     let path = dir.join(&top);
     let made = img.create(&path, new.backing, new.bytes).and_then(|()| finish(dir, &top, new.like));
     match made {
-        Ok(id) => Ok(TopFile { node: format!("pagoda-{}-{}", new.tag, new.index), name: top, id }),
+        Ok(id) => Ok(TopFile { node: format!("pagoda-{}-{}", new.tag, new.index), name: top, id, below: None }),
         Err(error) => {
             // With that name it is what was just made, or a part of it.
             if let Ok(Some(id)) = dir.id(&top) {

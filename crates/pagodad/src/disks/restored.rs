@@ -17,7 +17,8 @@ use super::limits::ASIDE_MAX;
 use super::overlay::{self, New, tag};
 use super::qemu_img::QemuImg;
 use super::user::User;
-use crate::record::{FileId, MovedDisk, TopFile};
+use super::words;
+use crate::record::{FileId, MovedDisk, Record, TopFile};
 
 /// New overlays, which are removed with this unless a record names them.
 #[derive(Debug)]
@@ -107,11 +108,16 @@ impl Disk {
 }
 
 /// That disks could be put back, and that nothing is lost by it that no snapshot has. `layers` are those of all snapshots. With
-/// `force`, what would be lost is kept aside.
+/// `force`, what would be lost is kept aside. Of the disks of a VM that is `rolled_back`, what is lost is lost by its user's wish.
 ///
 /// # Errors
 /// Why not.
-pub fn check_restore(manifest: &Manifest, layers: &BTreeSet<FileId>, force: bool) -> Result<()> {
+pub fn check_restore(
+    manifest: &Manifest,
+    layers: &BTreeSet<FileId>,
+    force: bool,
+    rolled_back: Option<&Record>,
+) -> Result<()> {
     if layered(manifest).next().is_none() {
         return Ok(());
     }
@@ -120,9 +126,21 @@ pub fn check_restore(manifest: &Manifest, layers: &BTreeSet<FileId>, force: bool
     let check = |(disk, layer): (&DiskFile, &str)| {
         let dir = Dir::open(split(Path::new(&disk.file))?.0)?;
         check_layer(&dir, disk, layer, force)?;
-        check_disk(&img, &dir, disk, layers, force)
+        if rolled_back.is_some_and(|record| is_its_own(&dir, disk, record)) {
+            return Ok(());
+        }
+        // A rollback keeps nothing aside.
+        check_disk(&img, &dir, disk, layers, force && rolled_back.is_none())
     };
     user.act(|| layered(manifest).try_for_each(check))
+}
+
+/// Whether a VM has this disk.
+fn is_its_own(dir: &Dir, disk: &DiskFile, record: &Record) -> bool {
+    let has_moved = record.disks.iter().any(|of| of.file == disk.file);
+    let id = split(Path::new(&disk.file)).and_then(|(_, name)| dir.id(name)).ok().flatten();
+    let is_named = |launch| id.is_some_and(|id| words::name_any(launch, &|found| found == id));
+    has_moved || record.launch.as_ref().is_some_and(is_named)
 }
 
 /// That nobody has written to the layer.

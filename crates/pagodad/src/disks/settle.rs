@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use pagoda_api::in_full;
 use pagoda_api::types::Launch;
 
-use super::dir::{Dir, split};
+use super::dir::{Dir, id_of, mtime_ns, split};
 use super::user::User;
 use super::words;
 use crate::record::{FileId, MovedDisk, Record};
@@ -52,6 +52,7 @@ fn settle_one(disk: &MovedDisk) -> Result<()> {
     let dir = Dir::open(parent)?;
     let newest = disk.newest().context("no overlay")?;
     let (named, found) = (dir.id(name)?, dir.id(&newest.name)?);
+    check_below(&dir, name, disk)?;
     let had = Some(disk.was).filter(|was| *was != FileId::NONE);
     let path = dir.join(&newest.name);
     match (named, found) {
@@ -79,6 +80,23 @@ fn settle_one(disk: &MovedDisk) -> Result<()> {
     Ok(())
 }
 
+/// That nobody has written to what overlays are on, and that has one of the disk's names still.
+fn check_below(dir: &Dir, name: &str, disk: &MovedDisk) -> Result<()> {
+    for below in disk.tops.iter().filter_map(|top| top.below) {
+        let older = disk.tops.iter().find(|top| top.id == below.id).map_or(name, |top| &top.name);
+        let stat = dir.stat(older)?.filter(|stat| id_of(stat) == below.id);
+        if stat.is_some_and(|stat| mtime_ns(&stat) != below.mtime_ns) {
+            bail!(
+                "{} was written after its snapshot, as by block-commit, so that nobody knows whether it or {} has what the VM wrote last: \
+                 put the right one in its place, and remove the other",
+                dir.join(older).display(),
+                disk.newest().map_or(String::new(), |top| dir.join(&top.name).display().to_string())
+            );
+        }
+    }
+    Ok(())
+}
+
 /// Overlays that are layers by now have a second name. One that has none was never written.
 fn remove_older(dir: &Dir, disk: &MovedDisk) {
     for top in disk.tops.iter().rev().skip(1) {
@@ -102,7 +120,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::record::TopFile;
+    use crate::record::{Below, TopFile};
 
     /// A directory with a disk and its overlays, as a VM leaves them.
     struct Bench {
@@ -125,7 +143,8 @@ mod tests {
             // The second is a layer by now; the third was never written.
             std::fs::hard_link(dir.join("disk"), dir.join("layer-1")).unwrap();
             std::fs::hard_link(dir.join("disk.top-1"), dir.join("layer-2")).unwrap();
-            let top = |name: &str| TopFile { name: name.into(), node: name.into(), id: id(&dir.join(name)) };
+            let top =
+                |name: &str| TopFile { name: name.into(), node: name.into(), id: id(&dir.join(name)), below: None };
             let tops = ["disk.top-1", "disk.top-2", "disk.top-3"].map(top).to_vec();
             let file = dir.join("disk");
             let disk = MovedDisk { was: id(&file), file: file.display().to_string(), tops };
@@ -196,6 +215,25 @@ mod tests {
         std::fs::write(bench.dir.join("disk"), "somebody's").unwrap();
         bench.settle().unwrap();
         assert_eq!(bench.content("disk").unwrap(), "somebody's");
+    }
+
+    #[test]
+    fn a_layer_that_was_written_is_not_taken_for_old() {
+        for (index, below) in [(0, "disk"), (2, "disk.top-2")] {
+            let mut bench = Bench::new(&format!("written-{index}"));
+            let file = bench.dir.join(below);
+            let stat = rustix::fs::stat(&file).unwrap();
+            bench.disk.tops[index].below = Some(Below { id: id(&file), mtime_ns: mtime_ns(&stat) });
+            let as_it_was = std::fs::metadata(&file).unwrap().modified().unwrap();
+            let set = |to| std::fs::File::options().append(true).open(&file).unwrap().set_modified(to).unwrap();
+            set(as_it_was + std::time::Duration::from_nanos(1));
+            assert!(bench.settle().unwrap_err().to_string().contains("nobody knows"), "{below}");
+            assert_eq!(bench.content("disk").unwrap(), "disk");
+            set(as_it_was);
+            bench.settle().unwrap();
+            bench.settle().unwrap();
+            assert_eq!(bench.content("disk").unwrap(), "disk.top-3");
+        }
     }
 
     #[test]

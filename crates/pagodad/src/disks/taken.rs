@@ -16,7 +16,7 @@ use super::overlay::{self, New, layer_name, tag};
 use super::qemu_img::QemuImg;
 use super::user::User;
 use crate::qmp::{Monitor, Refused};
-use crate::record::{MovedDisk, TopFile};
+use crate::record::{Below, FileId, MovedDisk, TopFile};
 
 /// See the module.
 #[derive(Debug)]
@@ -112,6 +112,21 @@ impl Taking {
             self.is_switched = !error.is::<Refused>();
             error.context("have QEMU put overlays on the disks")
         })
+    }
+
+    /// The same, when QEMU writes to the overlays: with what they are on, which nobody writes from now on.
+    ///
+    /// # Errors
+    /// A layer cannot be looked at, or is another file.
+    pub fn moved_for_good(&self, before: &[MovedDisk]) -> Result<Vec<MovedDisk>> {
+        let mut moved = self.moved(before);
+        for layer in &self.layers {
+            let DiskFile { dev, ino, mtime_ns, .. } = layer.describe()?;
+            let below = Some(Below { id: FileId { dev, ino }, mtime_ns });
+            let tops = moved.iter_mut().flat_map(|disk| &mut disk.tops);
+            tops.filter(|top| top.id == layer.top.id).for_each(|top| top.below = below);
+        }
+        Ok(moved)
     }
 
     /// What the manifest says of the disks. The VM stands still.

@@ -31,6 +31,18 @@ pub struct TopFile {
     /// QEMU's node of it.
     pub node: String,
     pub id: FileId,
+    /// What it was put on, once that is known to have happened.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub below: Option<Below>,
+}
+
+/// A file that nobody writes any more. If somebody has done so all the same, as QEMU's `block-commit` does, nobody knows which file has
+/// the newest content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Below {
+    pub id: FileId,
+    /// When it was written last, in nanoseconds since 1970.
+    pub mtime_ns: i64,
 }
 
 /// A file, whatever its name: device and inode.

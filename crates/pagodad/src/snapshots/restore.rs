@@ -18,7 +18,7 @@ use crate::disks::{Restored, check_restore, keep_aside};
 use crate::images::refused;
 use crate::images::source::Source;
 use crate::random;
-use crate::record::{Operation, OperationKind};
+use crate::record::{Operation, OperationKind, Record};
 use crate::registry::Registry;
 use crate::registry::operation::{ImageThen, Ready};
 
@@ -46,11 +46,12 @@ pub fn restore(registry: &Arc<Registry>, request: &RestoreRequest) -> Result<Cre
         Some(running) => {
             let but = Some(running.id);
             registry.check_disks_free(request.vm_name(), Some(&manifest.launch), but)?;
+            layered.check(Some(&running.record))?;
             roll_back(registry, &running, source, vm, &layered)
         }
         None => {
             registry.check_disks_free(request.vm_name(), Some(&manifest.launch), None)?;
-            layered.check()?;
+            layered.check(None)?;
             let disks = layered.make()?;
             layered.keep_aside()?;
             registry.create_from(vm, Some((source, disks)))
@@ -71,9 +72,9 @@ impl Layered<'_> {
     }
 
     /// That nothing is lost by putting them back.
-    fn check(&self) -> Result<(), ApiError> {
+    fn check(&self, rolled_back: Option<&Record>) -> Result<(), ApiError> {
         let layers = self.registry.images.layers()?;
-        check_restore(self.manifest, &layers, self.request.force).map_err(|error| self.refused(&error))
+        check_restore(self.manifest, &layers, self.request.force, rolled_back).map_err(|error| self.refused(&error))
     }
 
     fn make(&self) -> Result<Restored, ApiError> {

@@ -181,6 +181,21 @@ impl<'a> Taking<'a> {
         }
     }
 
+    /// The layers are written no more: that they are is noticed later.
+    fn note_layers(&self) {
+        let overlays = self.overlays.borrow();
+        if overlays.is_empty() {
+            return;
+        }
+        let noted = overlays.moved_for_good(&self.record.disks).and_then(|moved| {
+            // If it has ended, its disks have their names.
+            self.registry.set_disks(self.id, moved).unwrap_or(Ok(()))
+        });
+        if let Err(error) = noted {
+            tracing::warn!(vm = %self.name.vm, "note the layers of its disks: {}", in_full(error.as_ref()));
+        }
+    }
+
     /// There is no snapshot. Overlays that QEMU may write to stay.
     fn undo_overlays(&self) {
         let overlays = self.overlays.borrow();
@@ -336,6 +351,7 @@ impl<'a> Taking<'a> {
                 }
             }
         }
+        self.note_layers();
         self.registry.end_operation(self.id, ImageThen::Kept);
         Ok(())
     }
