@@ -172,13 +172,13 @@ impl<'a> Taking<'a> {
         if made.is_empty() {
             return Ok(());
         }
-        let moved = made.moved(&self.record.disks);
+        let Some(noted) = self.registry.set_disks(self.id, made.moved(&self.record.disks)) else {
+            // No record has ever named them.
+            made.remove_files();
+            return Err(self.give_up("the VM has ended"));
+        };
         self.overlays.replace(made);
-        match self.registry.set_disks(self.id, moved) {
-            Some(Ok(())) => Ok(()),
-            Some(Err(error)) => Err(self.give_up(&format!("note the overlays: {}", in_full(error.as_ref())))),
-            None => Err(self.give_up("the VM has ended")),
-        }
+        noted.map_err(|error| self.give_up(&format!("note the overlays: {}", in_full(error.as_ref()))))
     }
 
     /// The layers are written no more: that they are is noticed later.
