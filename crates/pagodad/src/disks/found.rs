@@ -55,6 +55,9 @@ pub fn find(monitor: &Monitor, record: &Record, launch: &Launch) -> Result<Vec<F
     if let Some(why) = of_words {
         anyhow::bail!("{why}");
     }
+    if !written.is_empty() {
+        check_user(record.pid.0, User::of(launch))?;
+    }
     let found = User::of(launch).act(|| written.iter().map(|device| find_one(device, record, launch)).collect());
     let found: Vec<Found> = found?;
     found.iter().try_for_each(|disk| check_open(disk, record.pid.0))?;
@@ -147,6 +150,25 @@ fn place_of(device: &str, node: &str, inserted: &Value, record: &Record, launch:
     Ok(Place { active: name, active_id: id, named_id: id, file })
 }
 
+/// That QEMU runs as the user who is said to have started it: with the rights of that one the daemon is going to act.
+fn check_user(pid: u32, user: User) -> Result<()> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("look at whose QEMU is")?;
+    ensure!(
+        ids(&status, "Uid:") == Some([user.uid; 4]) && ids(&status, "Gid:") == Some([user.gid; 4]),
+        "QEMU does not run as user {} and group {}, which started it",
+        user.uid,
+        user.gid
+    );
+    Ok(())
+}
+
+/// Real, effective, saved and file system's id of a process.
+fn ids(status: &str, which: &str) -> Option<[u32; 4]> {
+    let line = status.lines().find_map(|line| line.strip_prefix(which))?;
+    let ids: Vec<u32> = line.split_ascii_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
+    ids.try_into().ok()
+}
+
 /// That QEMU has open what the name says, by its own descriptors.
 fn check_open(disk: &Found, pid: u32) -> Result<()> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).context("look at the files that QEMU has open")?;
@@ -178,4 +200,20 @@ fn check_no_other(monitor: &Monitor, launch: &Launch, disks: &[Found]) -> Result
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_user_than_is_said_is_noticed() {
+        let status = "Name:\tqemu\nUid:\t1000\t1000\t1000\t1000\nGid:\t100\t100\t0\t100\n";
+        assert_eq!((ids(status, "Uid:"), ids(status, "Gid:")), (Some([1000; 4]), Some([100, 100, 0, 100])));
+        assert_eq!((ids("Uid:\t1\t1\t1\n", "Uid:"), ids("", "Uid:")), (None, None));
+        let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+        check_user(std::process::id(), User { uid, gid }).unwrap();
+        check_user(std::process::id(), User { uid: uid + 1, gid }).unwrap_err();
+        check_user(std::process::id(), User { uid, gid: gid + 1 }).unwrap_err();
+    }
 }
