@@ -159,7 +159,9 @@ fn memory_and_disks_are_put_back_qemu_10() -> Result<()> {
 fn newest_ino(daemon: &Daemon) -> Result<u64> {
     let [record, ..] = daemon.files_of("web1");
     let text = fs::read_to_string(&record).context("read the record")?;
-    let ino = text.rsplit("\"ino\": ").next().and_then(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());
+    // Behind the last overlay's node comes its id, and then what it is on.
+    let top = text.rsplit("\"node\": ").next().and_then(|rest| rest.split("\"ino\": ").nth(1));
+    let ino = top.and_then(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());
     ino.and_then(|ino| ino.parse().ok()).with_context(|| text.clone())
 }
 
