@@ -77,6 +77,12 @@ impl QemuImg {
     }
 
     fn run<'a>(&self, words: impl Iterator<Item = &'a OsStr>) -> Result<Vec<u8>> {
+        let words: Vec<&OsStr> = words.collect();
+        // A child of a thread that acts for the user would have root's real id.
+        User::leave(|| self.run_as_user(&words))
+    }
+
+    fn run_as_user(&self, words: &[&OsStr]) -> Result<Vec<u8>> {
         let mut command = Command::new(&self.program);
         command.args(words).env_clear().env("LC_ALL", "C").current_dir("/");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -18,9 +18,9 @@ impl User {
         User { uid: launch.uid, gid: launch.gid }
     }
 
-    /// This daemon's.
+    /// This daemon's, also in a thread that acts for another one: the real ids.
     fn own() -> User {
-        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
         User { uid, gid }
     }
 
@@ -47,6 +47,22 @@ impl User {
         let joined = std::thread::scope(|scope| scope.spawn(in_thread).join());
         // The kernel has made the process one that may not be dumped; it holds nothing that its own user may not see.
         let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable);
+        joined.unwrap_or_else(|_| bail!("a thread of this daemon panicked"))
+    }
+
+    /// Does something with the daemon's own rights, whatever those of the calling thread are.
+    ///
+    /// # Errors
+    /// It may not; or what `act` says.
+    pub fn leave<T: Send>(act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let User { uid, gid } = User::own();
+        let in_thread = || {
+            // The user first: the right to change the group comes with it.
+            rustix::thread::set_thread_res_uid(None, Uid::from_raw(uid), None).context("act as the daemon again")?;
+            rustix::thread::set_thread_res_gid(None, Gid::from_raw(gid), None).context("act as the daemon again")?;
+            act()
+        };
+        let joined = std::thread::scope(|scope| scope.spawn(in_thread).join());
         joined.unwrap_or_else(|_| bail!("a thread of this daemon panicked"))
     }
 
@@ -83,6 +99,20 @@ mod tests {
         // The user cannot end the thread, and with it this process.
         let real = nobody.act(|| Ok(rustix::process::getuid().as_raw())).unwrap();
         assert_eq!(real, 0);
+        let again = nobody.act(|| User::leave(|| Ok((ids(), std::fs::write(dir.join("new"), "").is_ok()))));
+        assert_eq!(again.unwrap(), (before, true));
+        // A child has no ids but the user's.
+        let status = nobody.act(|| {
+            User::leave(|| {
+                use std::os::unix::process::CommandExt;
+                let mut child = std::process::Command::new("/bin/cat");
+                Ok(child.arg("/proc/self/status").uid(nobody.uid).gid(nobody.gid).output()?.stdout)
+            })
+        });
+        let status = String::from_utf8(status.unwrap()).unwrap();
+        for line in ["Uid:\t65534\t65534\t65534\t65534\n", "Gid:\t65534\t65534\t65534\t65534\n", "Groups:\t \n"] {
+            assert!(status.contains(line), "{status}");
+        }
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }
