@@ -79,7 +79,7 @@ impl QemuImg {
     fn run<'a>(&self, words: impl Iterator<Item = &'a OsStr>) -> Result<Vec<u8>> {
         let words: Vec<&OsStr> = words.collect();
         // A child of a thread that acts for the user would have root's real id.
-        User::leave(|| self.run_as_user(&words))
+        self.user.leave(|| self.run_as_user(&words))
     }
 
     fn run_as_user(&self, words: &[&OsStr]) -> Result<Vec<u8>> {

@@ -50,20 +50,23 @@ impl User {
         joined.unwrap_or_else(|_| bail!("a thread of this daemon panicked"))
     }
 
-    /// Does something with the daemon's own rights, whatever those of the calling thread are.
+    /// Does something with the daemon's own rights, also in a thread that acts for this user. Such a thread could start no other one,
+    /// nor a process, where the user has as many as it may.
     ///
     /// # Errors
     /// It may not; or what `act` says.
-    pub fn leave<T: Send>(act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        let User { uid, gid } = User::own();
-        let in_thread = || {
-            // The user first: the right to change the group comes with it.
-            rustix::thread::set_thread_res_uid(None, Uid::from_raw(uid), None).context("act as the daemon again")?;
-            rustix::thread::set_thread_res_gid(None, Gid::from_raw(gid), None).context("act as the daemon again")?;
-            act()
-        };
-        let joined = std::thread::scope(|scope| scope.spawn(in_thread).join());
-        joined.unwrap_or_else(|_| bail!("a thread of this daemon panicked"))
+    pub fn leave<T>(self, act: impl FnOnce() -> Result<T>) -> Result<T> {
+        let own = User::own();
+        if rustix::process::geteuid().as_raw() == own.uid && rustix::process::getegid().as_raw() == own.gid {
+            return act();
+        }
+        // The user first: the right to change the group comes with it.
+        rustix::thread::set_thread_res_uid(None, Uid::from_raw(own.uid), None).context("act as the daemon again")?;
+        rustix::thread::set_thread_res_gid(None, Gid::from_raw(own.gid), None).context("act as the daemon again")?;
+        let done = act();
+        // What comes next is not to be done as root.
+        self.become_it().expect("a thread of root may act as anybody");
+        done
     }
 
     /// The effective user alone: with another real or saved one, that user could kill the thread, and so the daemon.
@@ -99,11 +102,11 @@ mod tests {
         // The user cannot end the thread, and with it this process.
         let real = nobody.act(|| Ok(rustix::process::getuid().as_raw())).unwrap();
         assert_eq!(real, 0);
-        let again = nobody.act(|| User::leave(|| Ok((ids(), std::fs::write(dir.join("new"), "").is_ok()))));
+        let again = nobody.act(|| nobody.leave(|| Ok((ids(), std::fs::write(dir.join("new"), "").is_ok()))));
         assert_eq!(again.unwrap(), (before, true));
         // A child has no ids but the user's.
         let status = nobody.act(|| {
-            User::leave(|| {
+            nobody.leave(|| {
                 use std::os::unix::process::CommandExt;
                 let mut child = std::process::Command::new("/bin/cat");
                 Ok(child.arg("/proc/self/status").uid(nobody.uid).gid(nobody.gid).output()?.stdout)
