@@ -187,7 +187,7 @@ impl Image {
     /// # Errors
     /// A page is missing, or an entry is damaged: where.
     pub(crate) fn sums_of(&self, chunk: ChunkIdx) -> Result<(PageSet, Vec<u32>), ImageError> {
-        let (entries, found) = self.entries_of(chunk)?;
+        let (entries, found) = self.entries_of(chunk, PageSet::FULL)?;
         if let Some(index) = found.missing.first_set() {
             let page = chunk.page(index);
             return Err(Damage::of_page(ImageFile::Map, page, Bytes(entry_offset(page)), "the page is missing").into());

@@ -48,7 +48,7 @@ pub use entry::{BlockIdx, ENTRY_SIZE, Entry, sum_of};
 pub use id::{ImageId, NoId};
 pub use image::{ChunkContent, Content, Image};
 pub use ledger::Ledger;
-pub use manifest::{DiskFile, Import, Manifest, Qemu, Stage, State};
+pub use manifest::{DiskFile, Import, Manifest, Qemu, Stage, State, is_file_name};
 pub use part::Part;
 pub use room::{NoRoom, Room, RoomLimits, check_room, needed};
 pub use store::{Listed, Listing, Store};

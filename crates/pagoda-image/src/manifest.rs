@@ -126,7 +126,7 @@ pub struct State {
     pub xxh3: u64,
 }
 
-/// A disk's file as it was when the VM stood still.
+/// A disk's file as it was when the VM stood still. Of a disk that the snapshot has, the numbers are those of its layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskFile {
@@ -139,6 +139,9 @@ pub struct DiskFile {
     pub size: u64,
     /// The time of its last change, in nanoseconds since 1970.
     pub mtime_ns: i64,
+    /// The file with the disk's content, by its name in the directory of `file`. Nothing: the snapshot does not have the content.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer: Option<String>,
 }
 
 impl Manifest {
@@ -279,11 +282,19 @@ impl Manifest {
         if self.parent == Some(self.id) {
             return Err("it is its own parent".to_owned());
         }
+        if self.disks.iter().filter_map(|disk| disk.layer.as_deref()).any(|layer| !is_file_name(layer)) {
+            return Err("a layer that is no name of a file".to_owned());
+        }
         if self.inherited_pages.is_some_and(|pages| self.parent.is_none() || pages > self.pages().0) {
             return Err("inherited_pages".to_owned());
         }
         Ok(())
     }
+}
+
+/// Whether this is a name in a directory, and not a way out of it.
+pub fn is_file_name(name: &str) -> bool {
+    !matches!(name, "" | "." | "..") && !name.contains(['/', '\0'])
 }
 
 /// A reason that fits into a manifest.

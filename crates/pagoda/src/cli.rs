@@ -39,7 +39,7 @@ Examples:
   pagoda vm explain web1           why it has the memory it has
   pagoda vm set web1 --shares 2000 --min 2G
   pagoda admit --memory 8G --min 2G     would such a VM be kept?
-  pagoda vm snapshot web1 --name before-upgrade --no-disks
+  pagoda vm snapshot web1 --name before-upgrade
   pagoda vm restore web1 --from before-upgrade
   pagoda vm autosnapshot web1 --every 10m --keep 6 --no-disks
   pagoda simulate FILE.toml        what the memory policy would do

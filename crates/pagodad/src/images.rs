@@ -40,6 +40,7 @@ use self::transfers::Transfers;
 use self::verification::Verifications;
 use crate::config::SnapshotsConfig;
 use crate::parts::{Parts, pauses};
+use crate::record::FileId;
 
 /// In health.
 const PART: &str = "snapshots";
@@ -263,6 +264,17 @@ impl Images {
     pub fn of_reader(&self, id: ImageId) -> anyhow::Result<Arc<Image>> {
         let store = self.store().map_err(|error| anyhow::anyhow!(error.message))?;
         Ok(Arc::new(store.image(id)?))
+    }
+
+    /// The files that are layers of disks in snapshots, as far as these can be read.
+    ///
+    /// # Errors
+    /// The directory cannot be used.
+    pub fn layers(&self) -> Result<BTreeSet<FileId>, ApiError> {
+        let listing = self.listing()?;
+        let disks =
+            listing.images.iter().filter_map(|listed| listed.manifest.as_ref()).flat_map(|manifest| &manifest.disks);
+        Ok(disks.filter(|disk| disk.layer.is_some()).map(|disk| FileId { dev: disk.dev, ino: disk.ino }).collect())
     }
 
     /// What starts a snapshot's QEMU again.

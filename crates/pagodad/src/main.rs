@@ -6,6 +6,7 @@ mod compressed;
 mod config;
 mod control;
 mod crashes;
+mod disks;
 mod images;
 mod metrics;
 mod notices;
@@ -107,6 +108,7 @@ fn run(config: Config) -> Result<()> {
             if round % STRANGERS_PERIOD == 0 {
                 reaping.find_strangers();
                 reaping.let_images_go();
+                reaping.settle_disks_again();
             }
         }
     })?;

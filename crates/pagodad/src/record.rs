@@ -9,6 +9,7 @@
 //! `Debug` shows them.
 
 mod format_1;
+mod moved_disk;
 mod operation;
 mod read;
 pub mod store;
@@ -22,11 +23,12 @@ use serde_json::Value;
 
 use crate::compressed::Compressed;
 
+pub use moved_disk::{Below, FileId, MovedDisk, TopFile};
 pub use operation::{Operation, OperationKind};
 
 /// Longest record that is written or read, in bytes. One of format 1 (4096 bytes) always fits: JSON has at most six bytes for
-/// one of a text, and the names of fields are below 1 KiB. So does a launch specification beside it.
-pub const RECORD_MAX: usize = (32 << 10) + LAUNCH_BYTES_MAX;
+/// one of a text, and the names of fields are below 1 KiB. So do a launch specification and moved disks beside it.
+pub const RECORD_MAX: usize = (32 << 10) + LAUNCH_BYTES_MAX + moved_disk::MOVED_BYTES_MAX;
 const FIRST_LINE: &str = "pagoda-vm 2";
 /// Bytes of the key of a VM's pages in remote memory.
 pub const REMOTE_KEY_SIZE: usize = 32;
@@ -75,6 +77,10 @@ pub struct Record {
     /// The image that it was made of: pages of the VM may be there and nowhere else. Without it they would be taken for zeros.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reads: Option<ImageId>,
+    /// Its disks whose newest content does not have their names. A daemon of before refuses the record, for their users would go on
+    /// with what is old.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<MovedDisk>,
 }
 
 /// The files that hold a VM's shared pages, each by device and inode.
@@ -137,6 +143,7 @@ impl Record {
             operation: None,
             image: None,
             reads: None,
+            disks: Vec::new(),
         }
     }
 
@@ -191,6 +198,9 @@ impl Record {
         }
         if self.kind == VmKind::Plain && (self.operation.is_some() || self.image.is_some() || self.reads.is_some()) {
             return Err(bad("an image of a program that is no QEMU"));
+        }
+        if !moved_disk::are_right(&self.disks) || !self.disks.is_empty() && self.launch.is_none() {
+            return Err(bad("disks"));
         }
         if let Some(remote) = &self.remote {
             remote.check().ok_or_else(|| bad("far"))?;

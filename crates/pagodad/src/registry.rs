@@ -12,6 +12,7 @@ mod balloons;
 mod change;
 mod create;
 mod describe;
+mod disks;
 mod end;
 mod groups;
 mod life;
@@ -42,6 +43,7 @@ pub use self::process::{Starter, Taken};
 pub use self::vm::Vm;
 use crate::config::Config;
 use crate::crashes::Crashes;
+use crate::disks::Unsettled;
 use crate::images::Images;
 use crate::parts::Parts;
 use crate::policy::{Governor, settings};
@@ -84,6 +86,8 @@ pub struct Registry {
     vms: Mutex<BTreeMap<String, Vm>>,
     /// VMs that are being made or removed.
     making: Making,
+    /// VMs that have ended, and whose disks do not have their names yet.
+    unsettled: Unsettled,
     /// Share groups with a name, as long as one of their VMs is there.
     groups: Mutex<BTreeMap<String, Weak<Group>>>,
     notices: Sender<(Token, Notice)>,
@@ -116,6 +120,7 @@ impl Registry {
             timetables: Timetables::default(),
             vms,
             making,
+            unsettled: Unsettled::default(),
             groups,
             notices,
         })

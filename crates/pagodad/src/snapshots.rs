@@ -17,6 +17,7 @@ mod take;
 pub mod timetables;
 
 pub use diff::diff;
+pub use disks::written_file;
 pub use files::{Export, accept, begin_export, import, program};
 pub use filling::{finish, lost, unfilled};
 pub use load::load;

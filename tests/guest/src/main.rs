@@ -2,6 +2,7 @@
 //! reports every wrong page on the console and powers off. If it dies, the kernel panics and (`panic=-1`) resets,
 //! so a host never waits for a verdict that cannot come.
 
+mod blocks;
 mod boot;
 mod control;
 mod disk;

@@ -63,6 +63,8 @@ pub enum Step {
     Disk(Option<Phase>, RunParams),
     /// Files read and rewritten through the page cache.
     Files(RunParams),
+    /// Blocks of the disk written and compared with what memory remembers.
+    Blocks(RunParams),
     Free,
     Sort,
     Idle,
@@ -156,6 +158,7 @@ impl Step {
         Ok(match name {
             "disk" => Self::Disk(None, run),
             "files" => Self::Files(run),
+            "blocks" => Self::Blocks(run),
             "free" => Self::Free,
             "sort" => Self::Sort,
             "idle" => Self::Idle,

@@ -10,7 +10,7 @@ use crate::memory::Memory;
 use crate::params::{Params, RunParams, Step};
 use crate::phases::{self, Phase};
 use crate::report::Report;
-use crate::{boot, control, disk, files, sort, tools};
+use crate::{blocks, boot, control, disk, files, sort, tools};
 
 /// How a guest ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +40,11 @@ impl<'a> Session<'a> {
             Step::Phase(Phase::Fill, run) if self.memory.is_none() => self.fill(self.params.mib, run, report),
             Step::Phase(phase, run) => self.phase(phase, run, report),
             Step::Disk(beside, run) => self.disk(beside, run, report),
+            Step::Blocks(run) => {
+                self.phases_run += 1;
+                let seed = self.params.seed.wrapping_add(self.phases_run << 32);
+                blocks::run(run, self.params.disk.seed, seed, report)
+            }
             Step::Files(run) => {
                 self.phases_run += 1;
                 let files = match self.files.take() {

@@ -101,13 +101,17 @@ pub struct SnapshotQemu {
     pub machine: String,
 }
 
-/// A writable disk of the VM as it was when the snapshot was taken. The snapshot does not have its content.
+/// A writable disk of the VM as it was when the snapshot was taken.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotDisk {
     /// QEMU's name of the block node.
     pub node: String,
     pub file: String,
+    /// Of the file, or of the layer if there is one.
     pub size_bytes: u64,
+    /// The file beside it that has the disk's content of that moment. Nothing: the snapshot does not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer: Option<String>,
 }
 
 /// `GET /v1/snapshots/VM/NAME`, and one element of `GET /v1/snapshots`.

@@ -24,7 +24,15 @@ fn manifest() -> Manifest {
         state: State { bytes: 4096, xxh3: 0x1234 },
         pause_us: None,
         running: true,
-        disks: vec![DiskFile { node: "disk0".into(), file: "/a".into(), dev: 1, ino: 2, size: 3, mtime_ns: -4 }],
+        disks: vec![DiskFile {
+            node: "disk0".into(),
+            file: "/a".into(),
+            dev: 1,
+            ino: 2,
+            size: 3,
+            mtime_ns: -4,
+            layer: None,
+        }],
         parent: None,
         inherited_pages: None,
         automatic: false,
@@ -50,6 +58,9 @@ fn what_was_written_is_read() {
     assert_eq!(made.pages(), PageCount(1536));
     let lost = Manifest { stage: Stage::Lost, why: Some("disk full".into()), pause_us: Some(7), ..made };
     assert_eq!(Manifest::read(lost.to_text().unwrap().as_bytes()), Ok(lost));
+    let mut layered = manifest();
+    layered.disks[0].layer = Some("a.pagoda-ab".into());
+    assert_eq!(Manifest::read(layered.to_text().unwrap().as_bytes()), Ok(layered));
 }
 
 #[test]
@@ -80,6 +91,9 @@ fn what_contradicts_itself_or_is_not_known_is_refused() {
     assert!(inside.contains("\"later\""), "{inside}");
     refused(|json| json["launch"]["later"] = 1.into());
     refused(|json| json["disks"][0]["later"] = 1.into());
+    for layer in ["", "..", "../a", "a\0"] {
+        refused(|json| json["disks"][0]["layer"] = layer.into());
+    }
     refused(|json| drop(json.as_object_mut().unwrap().remove("launch")));
     let text = manifest().to_text().unwrap().replace(FIRST_LINE, "pagoda-image 2");
     assert!(Manifest::read(text.as_bytes()).is_err());

@@ -14,18 +14,21 @@ const ID_DIGITS: usize = 32;
 
 /// Take a snapshot of a running VM
 ///
-/// The snapshot is what the VM's memory and devices hold at one moment. The VM stands still for milliseconds, and then
+/// The snapshot is what the VM's memory, devices and disks hold at one moment. The VM stands still for milliseconds, and then
 /// goes on while the snapshot is filled. Until that is over it is volatile: it is lost with the host, or with the VM and
 /// the daemon together.
 ///
-/// It does not have what is on the VM's disks, so say --no-disks. Restored beside disks that have changed since, a guest
-/// would damage its file systems: see `pagoda vm restore --help`.
+/// Disks have to be qcow2 files. Each gets an overlay, a new file beside it, which the VM writes to from then on; what it wrote
+/// before stays in a file of its own. A VM that has another writable disk is refused, and the disk is named. --no-disks takes the
+/// snapshot without the content of disks: restored beside disks that have changed since, a guest would damage its file
+/// systems.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  pagoda vm snapshot web1 --no-disks                                named by its time
-  pagoda vm snapshot web1 --name before-upgrade --no-disks
-  pagoda vm snapshot web1 --name nightly --no-disks --wait-durable  returns when it outlives the host
+  pagoda vm snapshot web1                                  named by its time
+  pagoda vm snapshot web1 --name before-upgrade
+  pagoda vm snapshot web1 --name nightly --wait-durable    returns when it outlives the host
+  pagoda vm snapshot web1 --name cache --no-disks          without what is on its disks
 
 Exit status:
   6  refused: nothing was changed, the VM did not stop
@@ -36,7 +39,7 @@ pub struct TakeSnapshot {
     /// Name of the snapshot [default: its time in UTC, such as 20261128-203042]
     #[arg(long, value_name = "NAME", value_parser = snapshot_name)]
     pub name: Option<String>,
-    /// Without what is on the VM's disks, which snapshots cannot have yet
+    /// Without what is on the VM's disks
     #[arg(long)]
     pub no_disks: bool,
     /// Return when the snapshot outlives the host, or is lost
@@ -49,7 +52,11 @@ pub struct TakeSnapshot {
 /// This command becomes the VM's QEMU, as `pagoda run` does: it has the same words as before, and this terminal. Run it as
 /// the user whose QEMU it was. The guest goes on where it was when the snapshot was taken.
 ///
-/// The snapshot has to be filled. Disks have to be as they were then: a guest that finds other content there than it
+/// The snapshot has to be filled. Its disks are put back to what they were then. A disk that was written since is refused, unless
+/// another snapshot has what it holds now: --force puts it back all the same, and keeps what it held in a file beside it, whose
+/// name ends in .pagoda-before-ID.
+///
+/// Disks that the snapshot does not have (--no-disks) have to be as they were: a guest that finds other content there than it
 /// remembers damages its file systems. Where that cannot happen, say --force.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -71,7 +78,7 @@ pub struct Restore {
     /// The most DRAM it may have, such as 2G, or all [default: as it was]
     #[arg(long, value_name = "SIZE|all", value_parser = dram)]
     pub dram: Option<DramLimit>,
-    /// Also if its disks have changed since the snapshot
+    /// Also if its disks have been written since the snapshot
     #[arg(long)]
     pub force: bool,
     #[command(flatten)]
@@ -80,7 +87,7 @@ pub struct Restore {
 
 /// Put a VM back to one of its snapshots
 ///
-/// The VM that runs is ended, and what it did since is lost. Then this command becomes its QEMU, as `pagoda vm restore`
+/// The VM that runs is ended, and what it did since is lost, also what it wrote to its disks since its last snapshot. Then this command becomes its QEMU, as `pagoda vm restore`
 /// does. Everything is checked before the VM ends.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -108,7 +115,7 @@ pub struct Rollback {
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
 Examples:
-  pagoda vm snapshot web1 --name before-upgrade --no-disks    takes one
+  pagoda vm snapshot web1 --name before-upgrade               takes one
   pagoda snapshot ls
   pagoda snapshot verify web1/before-upgrade                  is all of it as it was written?
   pagoda vm restore web1 --from before-upgrade                starts the VM from it
@@ -132,7 +139,7 @@ pub enum Snapshots {
     ///
     /// What it takes on the disk is free again. One that VMs read, which were made of it, is not removed before they have ended. A
     /// snapshot that refers to it first takes over what it has there, which takes time and room. One that is still being filled
-    /// stays as long as its VM runs. An image that cannot be read is removed by its id, which `pagoda snapshot ls` shows.
+    /// stays as long as its VM runs. The layers of its disks stay, because other files may be on top of them. An image that cannot be read is removed by its id, which `pagoda snapshot ls` shows.
     Rm {
         #[arg(value_name = "VM/NAME|ID")]
         name: Removed,

@@ -137,7 +137,11 @@ fn text(snapshot: &Snapshot) -> String {
     }
     for disk in &snapshot.disks {
         let (file, size) = (&disk.file, format_size(disk.size_bytes));
-        lines.push(("disk", format!("{}, {file}, {size}: its content is not in the snapshot", disk.node)));
+        let content = match &disk.layer {
+            Some(layer) => format!("its content is in {layer} beside it"),
+            None => "its content is not in the snapshot".to_owned(),
+        };
+        lines.push(("disk", format!("{}, {file}, {size}: {content}", disk.node)));
     }
     if let Some(imported) = snapshot.imported {
         let said = match imported {
@@ -279,7 +283,7 @@ web1  4.5G
 
     #[test]
     fn one_snapshot() {
-        let disk = SnapshotDisk { node: "disk0".into(), file: "/a.img".into(), size_bytes: 8 << 30 };
+        let disk = SnapshotDisk { node: "disk0".into(), file: "/a.img".into(), size_bytes: 8 << 30, layer: None };
         let snapshot = Snapshot { disks: vec![disk], ..snapshot("web1", "one", SnapshotStage::Filled) };
         let expected = "\
 snapshot       web1/one
@@ -300,6 +304,10 @@ image          0123456789abcdef0123456789abcdef
         assert!(read.contains("read by        web1, web2\n               their memory is in its files"), "{read}");
         let recorded = text(&Snapshot { prefetch_bytes: Some(24 << 20), ..snapshot.clone() });
         assert!(recorded.contains("prefetch       24M that a VM needed first"), "{recorded}");
+        let mut with_disk = snapshot.clone();
+        with_disk.disks[0].layer = Some("a.img.pagoda-01".into());
+        let said = text(&with_disk);
+        assert!(said.contains("disk0, /a.img, 8G: its content is in a.img.pagoda-01 beside it\n"), "{said}");
         let child = Snapshot { parent: Some("ab".into()), shared_bytes: 5 << 29, ..snapshot.clone() };
         let said = text(&child);
         assert!(said.contains("of memory\nshared         2.5G that the image ab has, or"), "{said}");

@@ -117,5 +117,6 @@ fn import(import: Import) -> SnapshotImport {
 }
 
 fn disk(disk: &DiskFile) -> SnapshotDisk {
-    SnapshotDisk { node: disk.node.clone(), file: disk.file.clone(), size_bytes: disk.size }
+    let DiskFile { node, file, size, layer, .. } = disk.clone();
+    SnapshotDisk { node, file, size_bytes: size, layer }
 }

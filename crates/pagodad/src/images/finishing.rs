@@ -7,6 +7,8 @@ use pagoda_api::in_full;
 use pagoda_image::limits::CHAIN_MAX;
 use pagoda_image::{ImageId, Listed, Manifest, Stage, Store};
 
+use crate::disks;
+
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Finishing {
@@ -70,12 +72,8 @@ impl Finishing {
     pub fn make_durable(&self, store: &Store, id: ImageId) {
         let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
         for id in chain_of(store, id) {
-            let made = store.ledger(id).and_then(|ledger| match ledger.manifest().map(|manifest| manifest.stage) {
-                Some(Stage::Filled) => ledger.make_durable(),
-                _ => Ok(()),
-            });
-            if let Err(error) = made {
-                return tracing::warn!(image = %id, "make a snapshot durable, tried again: {}", in_full(&error));
+            if let Err(error) = make_one_durable(store, id) {
+                return tracing::warn!(image = %id, "make a snapshot durable, tried again: {}", in_full(error.as_ref()));
             }
         }
     }
@@ -86,6 +84,18 @@ impl Finishing {
         let due = images.iter().filter(|listed| stage_of(listed) == Some(Stage::Filled));
         let due = due.filter(|listed| listed.damage.is_none() && listed.manifest.as_ref().is_some_and(is_of_now));
         due.for_each(|listed| self.make_durable(store, listed.id));
+    }
+}
+
+/// The layers of its disks are on the disk before it says that it is.
+fn make_one_durable(store: &Store, id: ImageId) -> anyhow::Result<()> {
+    let ledger = store.ledger(id)?;
+    match ledger.manifest().filter(|manifest| manifest.stage == Stage::Filled) {
+        None => Ok(()),
+        Some(manifest) => {
+            disks::sync_layers(&manifest)?;
+            Ok(ledger.make_durable()?)
+        }
     }
 }
 

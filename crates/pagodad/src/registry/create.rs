@@ -18,6 +18,7 @@ use pagoda_sys::swapfile::{Reserve, SwapFile};
 
 use super::admission::configure_sampling;
 use super::{Registry, Vm, internal};
+use crate::disks::Restored;
 use crate::images::source::Source;
 use crate::qmp::Monitor;
 use crate::record::Record;
@@ -61,9 +62,17 @@ pub struct NewVm<'a> {
     record: Record,
     tier: Option<NewTier>,
     source: Option<Source>,
+    /// Overlays for its disks.
+    disks: Option<Restored>,
 }
 
 impl NewVm<'_> {
+    /// Has its disks get these overlays.
+    pub fn with_disks(mut self, disks: Restored) -> Self {
+        self.disks = Some(disks);
+        self
+    }
+
     /// That it could be kept in the place of this VM, when that has ended.
     ///
     /// # Errors
@@ -81,8 +90,9 @@ impl NewVm<'_> {
         let (name, token) = (record.name.clone(), record.token);
         registry.reap_name(&name);
         registry.making.wait_until_removed(&name);
+        registry.check_disks_free(&name, record.launch.as_ref(), None)?;
         let reservation = registry.reserve(&name, &record)?;
-        let vm = registry.make(record, self.source.take(), reservation.id)?;
+        let vm = registry.make(record, self.source.take(), self.disks.take(), reservation.id)?;
         // Before anybody can end the VM.
         if let Some(tier) = self.tier.take() {
             tier.keep(&remote::Dirs::of(&registry.config));
@@ -119,13 +129,16 @@ impl Registry {
     ///
     /// # Errors
     /// As [`Registry::create`].
-    pub fn create_from(&self, request: CreateVm, source: Option<Source>) -> Result<CreatedVm, ApiError> {
+    pub fn create_from(&self, request: CreateVm, source: Option<(Source, Restored)>) -> Result<CreatedVm, ApiError> {
         request.check().map_err(|message| ApiError::new(ErrorCode::BadRequest, message, None))?;
         // A VM whose program did not start, or has just ended, has its name until somebody looks.
         self.reap_name(&request.name);
         self.making.wait_until_removed(&request.name);
         self.check_free(&self.lock(), &request.name)?;
-        self.prepare(request, source)?.make()
+        match source {
+            None => self.prepare(request, None)?.make(),
+            Some((source, disks)) => self.prepare(request, Some(source))?.with_disks(disks).make(),
+        }
     }
 
     /// Looks for what can be wrong with a VM, but for its name and the room for it, and for a remote tier.
@@ -151,7 +164,7 @@ impl Registry {
             reads: source.as_ref().map(Source::id),
             ..Record::new(&name, token, kind, &memory, spec)
         };
-        Ok(NewVm { registry: self, record, tier, source })
+        Ok(NewVm { registry: self, record, tier, source, disks: None })
     }
 
     fn check_free(&self, vms: &BTreeMap<String, Vm>, name: &str) -> Result<(), ApiError> {
@@ -182,16 +195,20 @@ impl Registry {
         Ok(Reservation { registry: self, name, id })
     }
 
-    fn make(&self, record: Record, source: Option<Source>, id: VmId) -> Result<Vm, ApiError> {
+    fn make(&self, record: Record, source: Option<Source>, disks: Option<Restored>, id: VmId) -> Result<Vm, ApiError> {
         let reserve = if record.spec.reserve_swap { Reserve::Yes } else { Reserve::No };
         // A record that cannot be read is that of a VM nobody knows, which may run: nothing of it is written over.
         [self.records.path(&record.name), self.swap_path(&record.name)]
             .iter()
             .try_for_each(|path| check_absent(path))?;
+        let moved = disks.as_ref().map(Restored::moved).transpose();
+        let moved = moved.map_err(|e| internal("look at the VM's disks", in_full(e.as_ref())))?.unwrap_or_default();
+        let record = Record { disks: moved, ..record };
         // The record comes before the swap file and the map: a daemon that finds one of these without it knows not whose it is.
         let (ram, monitor) = self.make_first(&record).inspect_err(|_| {
             let _ = std::fs::remove_file(self.monitor_path(&record.name));
         })?;
+        let record = self.settle_restored(record, disks)?;
         let swap = SwapFile::create(&self.swap_path(&record.name), record.memory(), reserve).map_err(|e| {
             // Not the swap file: one that is there is not this VM's.
             let _ = self.records.remove(&record.name);
@@ -206,6 +223,26 @@ impl Registry {
         let group = group.inspect_err(|_| self.forget(&record))?;
         let qmp = Monitor::new(&self.monitor_path(&record.name));
         Ok(Vm { ram, swap: Some(swap), monitor, image_tier, reading, ..Vm::new(record, id, qmp, group) })
+    }
+
+    /// From here on the record says what the disks are to be, so that they become that whatever fails.
+    fn settle_restored(&self, record: Record, disks: Option<Restored>) -> Result<Record, ApiError> {
+        let Some(mut disks) = disks.filter(|_| !record.disks.is_empty()) else { return Ok(record) };
+        disks.keep();
+        let settled = self.sync_records().and_then(|()| crate::disks::settle(record.launch.as_ref(), &record.disks));
+        settled.map_err(|error| {
+            self.forget(&record);
+            internal("put the VM's disks back", in_full(error.as_ref()))
+        })?;
+        let without = Record { disks: Vec::new(), ..record.clone() };
+        match self.records.write(&without) {
+            Ok(()) => Ok(without),
+            // They have their names, which is found out again when the VM ends.
+            Err(error) => {
+                tracing::warn!(vm = %record.name, "write the VM's record: {}", in_full(error.as_ref()));
+                Ok(record)
+            }
+        }
     }
 
     fn make_first(&self, record: &Record) -> Result<(Vec<RamFile>, Option<OwnedFd>), ApiError> {

@@ -125,14 +125,20 @@ impl Registry {
     /// VM's writing lock, or nobody else knows the VM.
     pub(super) fn forget(&self, record: &Record) {
         let name = &record.name;
+        let settled = crate::disks::settle(record.launch.as_ref(), &record.disks);
         // The record last: if this daemon dies in the middle, the next one ends by it what was begun.
         let compressed = record.compressed.as_ref().map(|tier| tier.files(name));
         remove_files([self.swap_path(name), self.image_map_path(name), self.monitor_path(name)]);
         remove_files(compressed.into_iter().flatten());
         // Its record is a pending release from now on.
         remote::end_of(&Dirs::of(&self.config), record, &self.records.path(name));
-        if let Err(error) = self.records.remove(name) {
-            tracing::warn!("remove {}: {error}", self.records.path(name).display());
+        match settled {
+            Ok(()) => {
+                if let Err(error) = self.records.remove(name) {
+                    tracing::warn!("remove {}: {error}", self.records.path(name).display());
+                }
+            }
+            Err(why) => self.keep_unsettled(record, &why),
         }
         // Its map is what a pending release may go by.
         remove_files([self.remote_path(name)]);

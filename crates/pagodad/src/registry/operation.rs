@@ -190,6 +190,9 @@ impl Registry {
                     if left.operation.kind == OperationKind::Restore {
                         self.note_let_run(id);
                     }
+                    if left.operation.kind == OperationKind::Snapshot {
+                        self.remove_unused_overlays(id, left.operation.image);
+                    }
                     return self.end_operation(id, ImageThen::Kept);
                 }
                 Err(error) if tries == 1 || tries == TRIES => {

@@ -1,7 +1,8 @@
-//! Files of a VM's writable disks: what they are when a snapshot is taken, and whether they have changed since.
+//! Files of a VM's writable disks, for snapshots without the content of disks: what they are when one is taken, and whether they
+//! have changed since.
 //!
-//! A snapshot without the content of disks fits only disks that are as they were. What cannot be compared, such as a disk on
-//! the network, counts as changed.
+//! Such a snapshot fits only disks that are as they were. What cannot be compared counts as changed: a disk on the network, and the
+//! file of QEMU's `-snapshot`, which has no name and ends with QEMU.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use pagoda_image::DiskFile;
 use serde_json::{Value, json};
 
 use crate::qmp::Monitor;
+use crate::record::MovedDisk;
 
 /// QEMU's drivers of files and of devices that have a path.
 const WITH_PATH: [&str; 3] = ["file", "host_device", "host_cdrom"];
@@ -20,18 +22,31 @@ const WITHOUT_CONTENT: [&str; 2] = ["null-co", "null-aio"];
 /// A file that is not to be compared.
 const UNKNOWN: (u64, u64, u64, i64) = (0, 0, 0, 0);
 
-/// The files that QEMU may write, and what they are now. Relative paths are from `cwd`.
+/// The files that QEMU may write, and what they are now. Relative paths are from `cwd`. An overlay of a `moved` disk is named as
+/// it will be when the VM has ended.
 ///
 /// # Errors
 /// QEMU does not say.
-pub fn writable(monitor: &Monitor, cwd: &str) -> Result<Vec<DiskFile>> {
+pub fn writable(monitor: &Monitor, cwd: &str, moved: &[MovedDisk]) -> Result<Vec<DiskFile>> {
     let answer = monitor.execute_with("query-named-block-nodes", json!({ "flat": true }))?;
     let nodes = answer.as_array().context("the list of block nodes")?;
-    nodes.iter().filter_map(|node| disk(node, Path::new(cwd)).transpose()).collect()
+    let files = nodes.iter().filter_map(|node| disk(node, Path::new(cwd)).transpose());
+    files.map(|file| file.map(|file| named_later(file, moved))).collect()
 }
 
-/// `None`: nothing that is written to a file by this node itself.
-fn disk(node: &Value, cwd: &Path) -> Result<Option<DiskFile>> {
+fn named_later(disk: DiskFile, moved: &[MovedDisk]) -> DiskFile {
+    let is_newest = |of: &&MovedDisk| of.newest().is_some_and(|top| (top.id.dev, top.id.ino) == (disk.dev, disk.ino));
+    match moved.iter().find(is_newest) {
+        Some(of) => DiskFile { file: of.file.clone(), ..disk },
+        None => disk,
+    }
+}
+
+/// The file that a node itself writes to, as QEMU names it. `None`: it writes to none, or through another node.
+///
+/// # Errors
+/// QEMU says something else.
+pub fn written_file(node: &Value) -> Result<Option<String>> {
     let text = |name: &str| node.get(name).and_then(Value::as_str).with_context(|| format!("{name} of a block node"));
     let driver = text("drv")?;
     let is_read_only = node.get("ro").and_then(Value::as_bool) == Some(true);
@@ -40,12 +55,17 @@ fn disk(node: &Value, cwd: &Path) -> Result<Option<DiskFile>> {
     if is_read_only || is_above_another || WITHOUT_CONTENT.contains(&driver) || is_format(driver) {
         return Ok(None);
     }
-    let node = text("node-name")?.to_owned();
-    let file = text("file")?.to_owned();
-    let (dev, ino, size, mtime_ns) = if WITH_PATH.contains(&driver) { look(&path(&file, cwd)) } else { UNKNOWN };
-    Ok(Some(DiskFile { node, file, dev, ino, size, mtime_ns }))
+    Ok(Some(text("file")?.to_owned()))
 }
 
+/// `None`: nothing that is written to a file by this node itself.
+fn disk(node: &Value, cwd: &Path) -> Result<Option<DiskFile>> {
+    let Some(file) = written_file(node)? else { return Ok(None) };
+    let text = |name: &str| node.get(name).and_then(Value::as_str).with_context(|| format!("{name} of a block node"));
+    let (node, driver) = (text("node-name")?.to_owned(), text("drv")?);
+    let (dev, ino, size, mtime_ns) = if WITH_PATH.contains(&driver) { look(&path(&file, cwd)) } else { UNKNOWN };
+    Ok(Some(DiskFile { node, file, dev, ino, size, mtime_ns, layer: None }))
+}
 /// QEMU's formats and filters, which have a file only through another node.
 fn is_format(driver: &str) -> bool {
     const FORMATS: [&str; 14] = [
@@ -81,9 +101,9 @@ fn look(path: &Path) -> (u64, u64, u64, i64) {
     (stat.dev(), stat.ino(), stat.size(), mtime_ns)
 }
 
-/// The first of these that is not known to be as it was; why, for the user.
+/// The first of these whose content the snapshot does not have and that is not known to be as it was; why, for the user.
 pub fn changed(disks: &[DiskFile], cwd: &str) -> Option<String> {
-    disks.iter().find_map(|disk| {
+    disks.iter().filter(|disk| disk.layer.is_none()).find_map(|disk| {
         let was = (disk.dev, disk.ino, disk.size, disk.mtime_ns);
         if was == UNKNOWN {
             return Some(format!("nobody can tell whether {} has changed since", disk.file));

@@ -1,8 +1,8 @@
 //! Makes a VM of a snapshot: `pagoda vm restore` and `pagoda vm rollback`.
 //!
 //! The order: the image is held, so that nobody removes it -> everything that can be wrong is looked for, the image's map and
-//! the room for the VM among it -> a rollback ends the VM of that name -> the VM is made, whose record names the image ->
-//! the caller starts QEMU, which attaches and finds its pages in the image -> the daemon gives QEMU the state
+//! the room for the VM among it, and overlays for its disks are made -> a rollback ends the VM of that name -> the VM is made,
+//! whose record names the image and the overlays -> the disks are put back ([`crate::disks`]) -> the caller starts QEMU, which attaches and finds its pages in the image -> the daemon gives QEMU the state
 //! ([`super::load()`]) -> the guest goes on. The image stays what it is, so whatever fails after the VM has ended can be tried
 //! again.
 
@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 
 use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, RestoreRequest, VmKind, VmSpec};
 use pagoda_api::{in_full, with_advice};
-use pagoda_image::Manifest;
+use pagoda_image::{ImageId, Manifest};
 
 use super::disks;
+use crate::disks::{Restored, check_restore, keep_aside};
 use crate::images::refused;
 use crate::images::source::Source;
 use crate::qmp::state::{self, RunState};
 use crate::random;
-use crate::record::{Operation, OperationKind};
+use crate::record::{Operation, OperationKind, Record};
 use crate::registry::Registry;
 use crate::registry::operation::{ImageThen, Ready};
 
@@ -41,9 +42,54 @@ pub fn restore(registry: &Arc<Registry>, request: &RestoreRequest) -> Result<Cre
         true => registry.ready_if_there(request.vm_name(), OperationKind::Rollback)?,
         false => None,
     };
+    let layered = Layered { registry, manifest: &manifest, request };
     match running {
-        Some(running) => roll_back(registry, &running, source, vm, request),
-        None => registry.create_from(vm, Some(source)),
+        Some(running) => {
+            let but = Some(running.id);
+            registry.check_disks_free(request.vm_name(), Some(&manifest.launch), but)?;
+            layered.check(Some(&running.record))?;
+            roll_back(registry, &running, source, vm, &layered)
+        }
+        None => {
+            registry.check_disks_free(request.vm_name(), Some(&manifest.launch), None)?;
+            layered.check(None)?;
+            let disks = layered.make()?;
+            layered.keep_aside()?;
+            registry.create_from(vm, Some((source, disks)))
+        }
+    }
+}
+
+/// The disks whose content the snapshot has.
+struct Layered<'a> {
+    registry: &'a Registry,
+    manifest: &'a Manifest,
+    request: &'a RestoreRequest,
+}
+
+impl Layered<'_> {
+    fn refused(&self, error: &anyhow::Error) -> ApiError {
+        refused(format!("{} cannot be restored: {}", self.request.from, in_full(error.as_ref())), None)
+    }
+
+    /// That nothing is lost by putting them back.
+    fn check(&self, rolled_back: Option<&Record>) -> Result<(), ApiError> {
+        let layers = self.registry.images.layers()?;
+        check_restore(self.manifest, &layers, self.request.force, rolled_back).map_err(|error| self.refused(&error))
+    }
+
+    fn make(&self) -> Result<Restored, ApiError> {
+        let made = random::bytes().map_err(anyhow::Error::from);
+        let made = made.and_then(|id| Restored::make(self.manifest, ImageId(u128::from_le_bytes(id))));
+        made.map_err(|error| self.refused(&error))
+    }
+
+    /// With `--force`.
+    fn keep_aside(&self) -> Result<(), ApiError> {
+        if !self.request.force {
+            return Ok(());
+        }
+        keep_aside(&self.manifest.launch, self.manifest).map_err(|error| self.refused(&error))
     }
 }
 
@@ -88,12 +134,12 @@ fn roll_back(
     running: &Ready,
     source: Source,
     vm: CreateVm,
-    request: &RestoreRequest,
+    layered: &Layered<'_>,
 ) -> Result<CreatedVm, ApiError> {
-    let (manifest, image) = (source.manifest().clone(), source.id());
+    let (manifest, image, request) = (layered.manifest, source.id(), layered.request);
     let spec = running.record.spec.clone();
     let spec = VmSpec { dram: request.dram.or(spec.dram), ..spec };
-    let new = registry.prepare(CreateVm { spec, ..vm }, Some(source))?;
+    let new = registry.prepare(CreateVm { spec, ..vm }, Some(source))?.with_disks(layered.make()?);
     new.check_instead(running.id)?;
     // If QEMU does not say it, a guest that runs would be taken for one that its user has paused.
     let asked = |error: anyhow::Error| refused(format!("ask QEMU: {}", in_full(error.as_ref())), None);
@@ -104,13 +150,13 @@ fn roll_back(
     let stopped = running.qmp.execute("stop");
     let stopped =
         stopped.map_err(|error| refused(format!("stop {}: {}", request.vm_name(), in_full(error.as_ref())), None));
-    if let Err(error) = stopped.and_then(|_| check_disks(&manifest, request)) {
+    if let Err(error) = stopped.and_then(|_| check_disks(manifest, request)) {
         let_run_again(registry, running, resume);
         return Err(error);
     }
     end(registry, running)?;
     // Whatever is wrong from here on, something has changed: the VM has ended.
-    check_disks(&manifest, request).and_then(|()| new.make()).map_err(|error| {
+    check_disks(manifest, request).and_then(|()| new.make()).map_err(|error| {
         let what = format!("{} has ended, and was not made of {}: {}", request.vm_name(), request.from, error.message);
         ApiError::new(ErrorCode::Internal, what, Some("put that right, and use `pagoda vm restore`"))
     })

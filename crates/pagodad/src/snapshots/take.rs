@@ -6,9 +6,9 @@
 //! |---|---|---|---|
 //! | 1 | all checks; nothing is changed | none | runs |
 //! | 2 | the record says that a snapshot is being taken, and which | none | runs |
-//! | 3 | empty files are made, and pages are protected while the VM runs | none | runs |
+//! | 3 | empty files are made, also overlays of disks ([`crate::disks`]), and pages are protected while the VM runs | none | runs |
 //! | 4 | QEMU saves the state of its devices, and stops by itself for that | none | the stream breaks, and QEMU lets it run |
-//! | 5 | state and manifest are written | none | the next daemon lets it run |
+//! | 5 | QEMU puts the overlays on its disks; state and manifest are written | none | the next daemon lets it run |
 //! | 6 | the engine begins the image | whole from its rename on | the next daemon lets it run |
 //! | 7 | QEMU lets the VM run | whole | runs |
 //! | 8 | the record no longer says that a snapshot is being taken | whole | runs |
@@ -16,6 +16,7 @@
 //! After that the image is filled in the background ([`super::filling`]). What fails before the image has begun is undone here,
 //! in the other order. What fails later leaves a whole image.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -27,11 +28,12 @@ use pagoda_core::policy::VmId;
 use pagoda_core::stats::Metric;
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_image::limits::STATE_BYTES_MAX;
-use pagoda_image::{ImageId, Ledger, Manifest, Part, Qemu, Stage, Store};
+use pagoda_image::{DiskFile, ImageId, Ledger, Manifest, Part, Qemu, Stage, Store};
 use pagoda_pager::handle::{Command, Handle};
 use pagoda_pager::image::{Answer, ImageStage, Ticket};
 
 use super::disks;
+use crate::disks::{Found, Taking as TakingDisks, find};
 use crate::images::admission::NewImage;
 use crate::images::{Held, refused};
 use crate::qmp::Monitor;
@@ -91,6 +93,9 @@ struct Taking<'a> {
     qemu: Qemu,
     is_running: bool,
     automatic: bool,
+    /// The disks whose content it has; nothing: it is taken without.
+    disks: Option<Vec<Found>>,
+    overlays: RefCell<TakingDisks>,
 }
 
 impl<'a> Taking<'a> {
@@ -98,10 +103,6 @@ impl<'a> Taking<'a> {
     fn check(registry: &'a Arc<Registry>, name: SnapshotName, with_disks: bool) -> Result<Taking<'a>, ApiError> {
         let refuse = |why: String, hint| refused(format!("no snapshot of {}: {why}", name.vm), hint);
         let Ready { id, record, handle, qmp } = registry.ready_for(&name.vm, OperationKind::Snapshot)?;
-        if with_disks {
-            let hint = "add --no-disks, and keep a copy of the disks yourself if they are written to later";
-            return Err(refuse("this version takes none with the content of disks".to_owned(), Some(hint)));
-        }
         let unstartable = |why: String| refuse(format!("nobody could start it again: {why}"), None);
         let launch = record.launch.clone().ok_or_else(|| unstartable(UNKNOWN_LAUNCH.to_owned()))?;
         if let Some(why) = launch.why_unstartable() {
@@ -113,13 +114,39 @@ impl<'a> Taking<'a> {
         state::check(&qmp).map_err(|why| refuse(why, None))?;
         let asked = |error: anyhow::Error| refuse(in_full(error.as_ref()), None);
         let qemu = state::machine(&qmp).map_err(asked)?;
-        // It is asked again when the VM stands still; here it is found out whether there will be an answer.
-        disks::writable(&qmp, &launch.cwd).map_err(asked)?;
+        let overlays = RefCell::new(TakingDisks::none(&launch));
+        let disks = match with_disks {
+            true => Some(find(&qmp, &record, &launch).map_err(|error| {
+                let hint = "--no-disks takes it without the content of disks; keep a copy of them yourself then";
+                refuse(in_full(error.as_ref()), Some(hint))
+            })?),
+            false => {
+                // It is asked again when the VM stands still; here it is found out whether there will be an answer.
+                disks::writable(&qmp, &launch.cwd, &record.disks).map_err(asked)?;
+                None
+            }
+        };
         let is_running = state::run_state(&qmp).map_err(asked)? == RunState::Running;
         let image = random::bytes().map_err(|error| refuse(format!("make its id: {error}"), None))?;
         let store = registry.images.ready()?;
         let image = ImageId(u128::from_le_bytes(image));
-        Ok(Taking { registry, store, id, image, name, record, launch, handle, qmp, qemu, is_running, automatic: false })
+        let automatic = false;
+        Ok(Taking {
+            registry,
+            store,
+            id,
+            image,
+            name,
+            record,
+            launch,
+            handle,
+            qmp,
+            qemu,
+            is_running,
+            automatic,
+            disks,
+            overlays,
+        })
     }
 
     fn run(&self) -> Result<(), ApiError> {
@@ -139,7 +166,10 @@ impl<'a> Taking<'a> {
         let (part, prepared) = made.map_err(|error| self.give_up(&format!("make its files: {}", in_full(&error))))?;
         self.handle.send(Command::FollowImages(self.registry.images.makes_chains()));
         self.handle.send(Command::PrepareImage(prepared));
+        self.make_overlays()?;
         self.wait_until_prepared().map_err(|why| self.give_up(&why))?;
+        let opened = self.overlays.borrow().open(&self.qmp);
+        opened.map_err(|error| self.give_up(&in_full(error.as_ref())))?;
         self.check_unchanged().map_err(|why| self.give_up(&why))?;
         let Saved { state, pause } = self.save()?;
         if pause.was_running() != self.is_running {
@@ -157,6 +187,60 @@ impl<'a> Taking<'a> {
                 drop(pause);
                 Err(self.give_up_paused(&why, running))
             }
+        }
+    }
+
+    /// The overlays of the disks, which the record names when this returns.
+    fn make_overlays(&self) -> Result<(), ApiError> {
+        let disks = self.disks.as_deref().unwrap_or_default();
+        let made = TakingDisks::make(disks, &self.launch, self.image);
+        let made = made.map_err(|error| {
+            let hint = "--no-disks takes it without the content of disks";
+            // The VM was not stopped, and nothing is left.
+            let ApiError { message, .. } = self.give_up(&in_full(error.as_ref()));
+            refused(message, Some(hint))
+        })?;
+        if made.is_empty() {
+            return Ok(());
+        }
+        let Some(noted) = self.registry.set_disks(self.id, made.moved(&self.record.disks)) else {
+            // No record has ever named them.
+            made.remove_files();
+            return Err(self.give_up("the VM has ended"));
+        };
+        self.overlays.replace(made);
+        noted.map_err(|error| self.give_up(&format!("note the overlays: {}", in_full(error.as_ref()))))
+    }
+
+    /// The layers are written no more: that they are is noticed later.
+    fn note_layers(&self) {
+        let overlays = self.overlays.borrow();
+        if overlays.is_empty() {
+            return;
+        }
+        let noted = overlays.moved_for_good(&self.record.disks).and_then(|moved| {
+            // If it has ended, its disks have their names.
+            self.registry.set_disks(self.id, moved).unwrap_or(Ok(()))
+        });
+        if let Err(error) = noted {
+            tracing::warn!(vm = %self.name.vm, "note the layers of its disks: {}", in_full(error.as_ref()));
+        }
+    }
+
+    /// There is no snapshot. Overlays that QEMU may write to stay.
+    fn undo_overlays(&self) {
+        let overlays = self.overlays.borrow();
+        if overlays.is_empty() || overlays.may_be_switched() {
+            return;
+        }
+        overlays.close(&self.qmp);
+        // If the VM has ended, they may have the disks' names by now.
+        match self.registry.set_disks(self.id, self.record.disks.clone()) {
+            Some(Ok(())) => overlays.remove_files(),
+            Some(Err(error)) => {
+                tracing::warn!(vm = %self.name.vm, "its overlays stay: write its record: {}", in_full(error.as_ref()));
+            }
+            None => {}
         }
     }
 
@@ -230,6 +314,9 @@ impl<'a> Taking<'a> {
     /// Steps 5 and 6. The VM stands still.
     fn begin(&self, part: Part, state: &[u8]) -> Result<Arc<Ledger>, String> {
         let in_words = |error: pagoda_image::ImageError| in_full(&error);
+        // Before that QEMU has written out all that the guest was told is written.
+        self.overlays.borrow_mut().switch(&self.qmp).map_err(|error| in_full(error.as_ref()))?;
+        let of_disks = self.disks_then().map_err(|error| in_full(error.as_ref()))?;
         let state = part.write_state(state).map_err(in_words)?;
         let Record { regions, spec, .. } = &self.record;
         let manifest = Manifest {
@@ -247,8 +334,7 @@ impl<'a> Taking<'a> {
             state,
             pause_us: None,
             running: self.is_running,
-            // QEMU has written out all that the guest was told is written.
-            disks: disks::writable(&self.qmp, &self.launch.cwd).map_err(|error| in_full(error.as_ref()))?,
+            disks: of_disks,
             parent: part.parent(),
             inherited_pages: None,
             automatic: self.automatic,
@@ -261,6 +347,14 @@ impl<'a> Taking<'a> {
             Answer::Begun => Ok(ledger),
             Answer::Refused(why) => Err(why),
             Answer::TooLate => Err(format!("the engine did not begin it within {} s", BEGIN_MAX.as_secs())),
+        }
+    }
+
+    /// What the manifest says of the disks.
+    fn disks_then(&self) -> anyhow::Result<Vec<DiskFile>> {
+        match self.disks {
+            Some(_) => self.overlays.borrow().disks(),
+            None => disks::writable(&self.qmp, &self.launch.cwd, &self.record.disks),
         }
     }
 
@@ -290,12 +384,15 @@ impl<'a> Taking<'a> {
                 }
             }
         }
+        self.note_layers();
         self.registry.end_operation(self.id, ImageThen::Kept);
         Ok(())
     }
 
     /// The VM was not stopped, or runs again.
     fn give_up(&self, why: &str) -> ApiError {
+        // As long as no other operation can begin.
+        self.undo_overlays();
         self.remove_files();
         self.registry.end_operation(self.id, ImageThen::Gone);
         self.given_up(why, None)

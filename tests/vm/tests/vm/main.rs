@@ -24,6 +24,7 @@ mod rewriting;
 mod sampling;
 mod share;
 mod snapshots;
+mod snapshots_disks;
 mod squeeze;
 mod storm;
 mod survival;

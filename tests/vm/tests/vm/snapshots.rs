@@ -511,7 +511,7 @@ fn killed_while_one_is_rolled_back() -> Result<()> {
 
 /// When the daemon dies, as files tell.
 #[derive(Clone, Copy, Debug)]
-enum Moment {
+pub enum Moment {
     /// The record says that a snapshot is being taken.
     Noted,
     /// Its directory is there, empty.
@@ -525,7 +525,7 @@ enum Moment {
     Over,
 }
 
-const MOMENTS: [Moment; 6] =
+pub const MOMENTS: [Moment; 6] =
     [Moment::Noted, Moment::Prepared, Moment::State, Moment::Manifest, Moment::Begun, Moment::Over];
 
 impl Moment {
@@ -548,18 +548,18 @@ impl Moment {
     }
 
     /// The snapshot exists at that moment.
-    fn is_whole(self) -> bool {
+    pub fn is_whole(self) -> bool {
         matches!(self, Moment::Begun | Moment::Over)
     }
 }
 
-/// Begins to take a snapshot of `web1`, and comes back at that moment.
-fn take_until(daemon: &Daemon, name: &str, moment: Moment) -> Result<Child> {
+/// Begins to take a snapshot of `web1` with `more` options, and comes back at that moment.
+pub fn take_until(daemon: &Daemon, name: &str, moment: Moment, more: &[&str]) -> Result<Child> {
     let [record, ..] = daemon.files_of("web1");
     let images = record.parent().and_then(Path::parent).context("the state directory")?.join("images");
     let known: Vec<OsString> = fs::read_dir(&images).into_iter().flatten().flatten().map(|e| e.file_name()).collect();
     let mut command = daemon.cli()?;
-    command.args(["vm", "snapshot", "web1", "--name", name, "--no-disks"]);
+    command.args(["vm", "snapshot", "web1", "--name", name]).args(more);
     let mut taking = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().context("take a snapshot")?;
     let deadline = Instant::now() + wait::HANG;
     // Nothing is waited for in between, so that it is seen.
@@ -583,7 +583,7 @@ fn killed_while_one_is_taken() -> Result<()> {
         let mut last = None;
         for (round, moment) in (0..ROUNDS).flat_map(|round| MOMENTS.map(|moment| (round, moment))) {
             let name = format!("{moment:?}-{round}").to_lowercase();
-            let mut taking = take_until(&daemon, &name, moment)?;
+            let mut taking = take_until(&daemon, &name, moment, &["--no-disks"])?;
             daemon.kill9()?;
             taking.wait().context("wait for the command")?;
             daemon.start_again()?;
@@ -617,7 +617,7 @@ fn qemu_killed_while_one_is_taken() -> Result<()> {
         for moment in [Moment::Prepared, Moment::State, Moment::Begun] {
             let guest = start(lab, &daemon, &options("web1", Qemu::System))?;
             let name = format!("{moment:?}").to_lowercase();
-            let mut taking = take_until(&daemon, &name, moment)?;
+            let mut taking = take_until(&daemon, &name, moment, &["--no-disks"])?;
             guest.kill9()?;
             taking.wait().context("wait for the command")?;
             daemon.wait_gone("web1").with_context(|| name.clone())?;

@@ -86,7 +86,7 @@ fn a_snapshot_goes_there_and_back() {
         damage: Some("map, offset 8: x".into()),
         missing_bytes: Some(7),
         pause_us: Some(9),
-        disks: vec![SnapshotDisk { node: "d".into(), file: "/d".into(), size_bytes: 4 }],
+        disks: vec![SnapshotDisk { node: "d".into(), file: "/d".into(), size_bytes: 4, layer: None }],
         readers: vec!["web2".into()],
         ..snapshot()
     };

@@ -1,0 +1,202 @@
+//! The disks of a VM that is made of a snapshot: each gets a new overlay on its layer.
+//!
+//! Order: all is looked for -> overlays are made beside the disks -> the new VM's record names them, as if a VM had ended that wrote
+//! to them -> they get the disks' names ([`super::settle()`]) -> QEMU starts. Who dies in between leaves a record by which the
+//! next daemon does the rest for all disks.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use pagoda_api::types::Launch;
+use pagoda_image::{DiskFile, ImageId, Manifest};
+use rustix::io::Errno;
+
+use super::dir::{Dir, id_of, mtime_ns, split};
+use super::limits::ASIDE_MAX;
+use super::overlay::{self, New, tag};
+use super::qemu_img::QemuImg;
+use super::user::User;
+use super::words;
+use crate::record::{FileId, MovedDisk, Record, TopFile};
+
+/// New overlays, which are removed with this unless a record names them.
+#[derive(Debug)]
+pub struct Restored {
+    user: User,
+    disks: Vec<Disk>,
+    is_kept: bool,
+}
+
+#[derive(Debug)]
+struct Disk {
+    file: String,
+    dir: Dir,
+    name: String,
+    top: TopFile,
+}
+
+fn layered(manifest: &Manifest) -> impl Iterator<Item = (&DiskFile, &str)> {
+    manifest.disks.iter().filter_map(|disk| Some((disk, disk.layer.as_deref()?)))
+}
+
+impl Restored {
+    /// Makes the overlays. `id` is a new one.
+    ///
+    /// # Errors
+    /// A layer or a file behind it is missing; no room. Nothing is left.
+    pub fn make(manifest: &Manifest, id: ImageId) -> Result<Restored> {
+        let user = User::of(&manifest.launch);
+        let mut restored = Restored { user, disks: Vec::new(), is_kept: false };
+        if layered(manifest).next().is_none() {
+            return Ok(restored);
+        }
+        let img = QemuImg::new(&manifest.launch.program, user)?;
+        let tag = tag(id);
+        for (index, (disk, layer)) in layered(manifest).enumerate() {
+            let made = user.act(|| Disk::make(&img, disk, layer, &tag, index));
+            restored.disks.push(made.with_context(|| format!("the disk {}", disk.file))?);
+        }
+        Ok(restored)
+    }
+
+    /// What the new VM's record says of its disks. No QEMU has them open.
+    ///
+    /// # Errors
+    /// A disk cannot be looked at.
+    pub fn moved(&self) -> Result<Vec<MovedDisk>> {
+        let moved = |disk: &Disk| {
+            let was = disk.dir.id(&disk.name)?.unwrap_or(FileId::NONE);
+            Ok(MovedDisk { file: disk.file.clone(), was, tops: vec![disk.top.clone()] })
+        };
+        self.user.act(|| self.disks.iter().map(moved).collect())
+    }
+
+    /// A record names them.
+    pub fn keep(&mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for Restored {
+    fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
+        let remove = || {
+            self.disks.iter().for_each(|disk| disk.dir.unlink(&disk.top.name, disk.top.id));
+            Ok(())
+        };
+        if let Err(error) = self.user.act(remove) {
+            tracing::warn!("remove the overlays of a restore: {}", pagoda_api::in_full(error.as_ref()));
+        }
+    }
+}
+
+impl Disk {
+    fn make(img: &QemuImg, disk: &DiskFile, layer: &str, tag: &str, index: usize) -> Result<Disk> {
+        let (parent, name) = split(Path::new(&disk.file))?;
+        let dir = Dir::open(parent)?;
+        let like = dir.stat(layer)?.with_context(|| format!("its layer {} is gone", dir.join(layer).display()))?;
+        // All files behind it have to be there too, or QEMU would not start.
+        let chain = img.chain(&dir.join(layer)).with_context(|| format!("look at its layer {layer}"))?;
+        let bytes =
+            chain.first().and_then(|file| file.get("virtual-size")?.as_u64()).context("the size of its layer")?;
+        let top = overlay::make(img, &dir, &New { name, tag, index, backing: layer, bytes, like: &like })?;
+        Ok(Disk { file: disk.file.clone(), name: name.to_owned(), dir, top })
+    }
+}
+
+/// That disks could be put back, and that nothing is lost by it that no snapshot has. `layers` are those of all snapshots. With
+/// `force`, what would be lost is kept aside. Of the disks of a VM that is `rolled_back`, what is lost is lost by its user's wish.
+///
+/// # Errors
+/// Why not.
+pub fn check_restore(
+    manifest: &Manifest,
+    layers: &BTreeSet<FileId>,
+    force: bool,
+    rolled_back: Option<&Record>,
+) -> Result<()> {
+    if layered(manifest).next().is_none() {
+        return Ok(());
+    }
+    let user = User::of(&manifest.launch);
+    let img = QemuImg::new(&manifest.launch.program, user)?;
+    let check = |(disk, layer): (&DiskFile, &str)| {
+        let dir = Dir::open(split(Path::new(&disk.file))?.0)?;
+        check_layer(&dir, disk, layer, force)?;
+        if rolled_back.is_some_and(|record| is_its_own(&dir, disk, record)) {
+            return Ok(());
+        }
+        // A rollback keeps nothing aside.
+        check_disk(&img, &dir, disk, layers, force && rolled_back.is_none())
+    };
+    user.act(|| layered(manifest).try_for_each(check))
+}
+
+/// Whether a VM has this disk.
+fn is_its_own(dir: &Dir, disk: &DiskFile, record: &Record) -> bool {
+    let has_moved = record.disks.iter().any(|of| of.file == disk.file);
+    let id = split(Path::new(&disk.file)).and_then(|(_, name)| dir.id(name)).ok().flatten();
+    let is_named = |launch| id.is_some_and(|id| words::name_any(launch, &|found| found == id));
+    has_moved || record.launch.as_ref().is_some_and(is_named)
+}
+
+/// That nobody has written to the layer.
+fn check_layer(dir: &Dir, disk: &DiskFile, layer: &str, force: bool) -> Result<()> {
+    let path = dir.join(layer);
+    let stat = dir.stat(layer)?.with_context(|| format!("the layer {} of a disk is gone", path.display()))?;
+    let is_as_it_was = (id_of(&stat), stat.st_size as u64, mtime_ns(&stat))
+        == (FileId { dev: disk.dev, ino: disk.ino }, disk.size, disk.mtime_ns);
+    ensure!(is_as_it_was || force, "the layer {} of a disk has changed since", path.display());
+    Ok(())
+}
+
+fn check_disk(img: &QemuImg, dir: &Dir, disk: &DiskFile, layers: &BTreeSet<FileId>, force: bool) -> Result<()> {
+    let (_, name) = split(Path::new(&disk.file))?;
+    let Some(id) = dir.id(name)? else { return Ok(()) };
+    let path = dir.join(name);
+    img.check_unused(&path).with_context(|| format!("somebody may be writing to the disk {}", disk.file))?;
+    if force || layers.contains(&id) || img.is_empty(&path)? {
+        return Ok(());
+    }
+    bail!(
+        "the disk {} has gone on since, and what was written to it since its last snapshot would be lost; --force keeps that in {}",
+        disk.file,
+        dir.join(&aside_name(name, disk)).display()
+    )
+}
+
+fn aside_name(name: &str, disk: &DiskFile) -> String {
+    let of = disk.layer.as_deref().and_then(|layer| layer.rsplit('-').next()).unwrap_or("restore");
+    format!("{name}.pagoda-before-{of}")
+}
+
+/// Gives what the disks have now a second name each.
+///
+/// # Errors
+/// It cannot have one.
+pub fn keep_aside(launch: &Launch, manifest: &Manifest) -> Result<()> {
+    let keep = |(disk, _): (&DiskFile, &str)| {
+        let (parent, name) = split(Path::new(&disk.file))?;
+        let dir = Dir::open(parent)?;
+        if dir.id(name)?.is_none() {
+            return Ok(());
+        }
+        let first = aside_name(name, disk);
+        let names = std::iter::once(first.clone()).chain((2..ASIDE_MAX).map(|number| format!("{first}-{number}")));
+        for aside in names {
+            match dir.link(name, &aside) {
+                Err(Errno::EXIST) => {}
+                linked => {
+                    linked.with_context(|| format!("keep {} as {aside}", disk.file))?;
+                    tracing::info!("what the disk {} had is kept as {aside}", disk.file);
+                    return dir.sync();
+                }
+            }
+        }
+        bail!("{} has been kept aside {ASIDE_MAX} times: remove some of {first}-*", disk.file)
+    };
+    User::of(launch).act(|| layered(manifest).try_for_each(keep))
+}
