@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -103,6 +103,26 @@ impl TestDisk {
     }
 }
 
+impl TestDisk {
+    /// Returns when a read at this place is answered.
+    fn answer_read(&self, offset: u64) -> io::Result<()> {
+        let (reads, changed) = &*self.1;
+        let hangs = |reads: &mut Reads| match *reads {
+            Reads::HangAfter(left) => left == 0,
+            Reads::HangFrom(from) => offset >= from,
+            Reads::Go | Reads::Fail(_) => false,
+        };
+        let mut found = changed.wait_while(reads.lock().unwrap(), hangs).unwrap();
+        if let Reads::HangAfter(left) = &mut *found {
+            *left -= 1;
+        }
+        match *found {
+            Reads::Fail(errno) => Err(io::Error::from_raw_os_error(errno)),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Disk for TestDisk {
     fn make_dir(&self, dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
         self.call(|| LinuxDisk.make_dir(dir, name), || ())
@@ -119,21 +139,13 @@ impl Disk for TestDisk {
     }
 
     fn read_at(&self, file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        let (reads, changed) = &*self.1;
-        let hangs = |reads: &mut Reads| match *reads {
-            Reads::HangAfter(left) => left == 0,
-            Reads::HangFrom(from) => offset >= from,
-            Reads::Go | Reads::Fail(_) => false,
-        };
-        let mut found = changed.wait_while(reads.lock().unwrap(), hangs).unwrap();
-        if let Reads::HangAfter(left) = &mut *found {
-            *left -= 1;
-        }
-        let found = *found;
-        match found {
-            Reads::Fail(errno) => Err(io::Error::from_raw_os_error(errno)),
-            _ => LinuxDisk.read_at(file, bytes, offset),
-        }
+        self.answer_read(offset)?;
+        LinuxDisk.read_at(file, bytes, offset)
+    }
+
+    fn read_pieces_at(&self, file: &File, pieces: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<()> {
+        self.answer_read(offset)?;
+        LinuxDisk.read_pieces_at(file, pieces, offset)
     }
 
     fn rename(&self, dir: BorrowedFd<'_>, from: &str, to: &str) -> io::Result<()> {

@@ -46,6 +46,7 @@ fn manifest(id: ImageId, parent: Option<ImageId>, state: State) -> Manifest {
         parent,
         inherited_pages: None,
         automatic: false,
+        imported: None,
     }
 }
 
