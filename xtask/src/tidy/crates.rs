@@ -146,6 +146,7 @@ const ALLOWED: [(&str, Edges); 23] = [
             ("pagoda-api", Needed::Always, "client of the daemon"),
             ("pagoda-core", Needed::Always, "chunk queues, metrics, policy"),
             ("pagoda-guest", Needed::Always, "lines that guests print"),
+            ("pagoda-image", Needed::Always, "images of a chain, and what reading them costs"),
             ("pagoda-sys", Needed::Always, "processes, userfaultfd"),
             ("rmap", Needed::Always, "clients of disks and of pages"),
             ("rmap-io", Needed::Always, "their drivers"),
