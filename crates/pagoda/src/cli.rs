@@ -41,7 +41,7 @@ Examples:
   pagoda admit --memory 8G --min 2G     would such a VM be kept?
   pagoda vm snapshot web1 --name before-upgrade
   pagoda vm restore web1 --from before-upgrade
-  pagoda vm autosnapshot web1 --every 10m --keep 6 --no-disks
+  pagoda vm autosnapshot web1 --every 10m --keep 6
   pagoda simulate FILE.toml        what the memory policy would do
   pagoda disk ls                   disks in the memory of other machines
 
@@ -52,8 +52,8 @@ Exit status:
   3  the daemon, or the etcd of a cluster, cannot be reached
   4  there is no VM, snapshot, disk or server of that name
   5  there is no room for the VM or the snapshot (admit, run, vm snapshot); the message says what is missing
-  6  a snapshot or a restore was refused, and nothing was changed
-  7  a snapshot or a restore was begun and given up; the VM runs where it was
+  6  a snapshot, its restore or its removal was refused, and nothing was changed
+  7  a snapshot or an import was begun and given up; the VM runs where it was
 `run` ends with the status of the program it starts.";
 
 /// Software-defined memory for virtual machines.

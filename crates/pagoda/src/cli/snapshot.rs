@@ -67,7 +67,6 @@ Examples:
 
 Exit status:
   6  refused: nothing was changed
-  7  begun and given up: there is no new VM, and all others run where they were
 With all else it ends with the status of QEMU.")]
 pub struct Restore {
     /// Name of the new VM, which no other VM may have
@@ -87,8 +86,9 @@ pub struct Restore {
 
 /// Put a VM back to one of its snapshots
 ///
-/// The VM that runs is ended, and what it did since is lost, also what it wrote to its disks since its last snapshot. Then this command becomes its QEMU, as `pagoda vm restore`
-/// does. Everything is checked before the VM ends.
+/// The VM that runs is ended, and what it did since is lost, also what it wrote to its disks since its last snapshot. Then this
+/// command becomes its QEMU, as `pagoda vm restore` does. All that can be seen before is checked before the VM ends, also whether
+/// there is room, which is not kept. If the new VM cannot be made after that, use `pagoda vm restore` when that is put right.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -96,8 +96,8 @@ Examples:
   pagoda vm rollback ci --to clean --force     a guest without writable disks
 
 Exit status:
-  6  refused: nothing was changed, the VM runs
-  7  begun and given up: the VM runs where it was")]
+  1  failed: the message says whether the VM has ended
+  6  refused: nothing was changed, the VM runs")]
 pub struct Rollback {
     /// The VM
     pub name: String,
@@ -122,7 +122,8 @@ Examples:
   pagoda snapshot rm web1/before-upgrade
 
 Exit status of rm:
-  6  refused: a VM reads it, and nothing was changed")]
+  5  snapshots that refer to it have to take over what they have there, and there is no room for that
+  6  refused, and nothing was changed: a VM reads it, or what refers to it cannot take over, or is not known")]
 pub enum Snapshots {
     /// List the snapshots of all VMs
     ///
@@ -137,9 +138,11 @@ pub enum Snapshots {
     },
     /// Remove a snapshot
     ///
-    /// What it takes on the disk is free again. One that VMs read, which were made of it, is not removed before they have ended. A
-    /// snapshot that refers to it first takes over what it has there, which takes time and room. One that is still being filled
-    /// stays as long as its VM runs. The layers of its disks stay, because other files may be on top of them. An image that cannot be read is removed by its id, which `pagoda snapshot ls` shows.
+    /// What it takes on the disk is free again, unless a VM reads a snapshot that refers to it: then when that VM has ended. One that
+    /// VMs read, which were made of it, is not removed before they have ended, or have all their memory in DRAM. A snapshot that
+    /// refers to it first takes over what it has there, which takes time and room. The layers of its disks stay, because other
+    /// files may be on top of them. An image that cannot be read is removed by its id, which `pagoda snapshot ls` shows, if no other
+    /// one refers to it.
     Rm {
         #[arg(value_name = "VM/NAME|ID")]
         name: Removed,
