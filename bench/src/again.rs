@@ -74,7 +74,7 @@ fn crashes(setup: &Setup, start: &Start<'_>, (memory_mib, work_mib): (u64, u64),
         guest.command(REPLY)?;
         size.boot_ms.push(began.elapsed().as_secs_f64() * 1e3);
         guest.command(&format!("fill {work_mib}"))?;
-        let request = CreateSnapshot { name: Some(SNAPSHOT.to_owned()), disks: false, wait_durable: false };
+        let request = CreateSnapshot { name: Some(SNAPSHOT.to_owned()), disks: Some(false), wait_durable: false };
         daemon.client().take_snapshot(VM, &request).context("take the snapshot")?;
         wait_durable(&daemon, VM, SNAPSHOT)?;
         guest.command(WORK)?;

@@ -56,7 +56,7 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let shape = Shape { name: VM, memory_mib: MEMORY_MIB, min_mib: 64, append: &append, ..Shape::default() };
     let mut guest = Guest::boot(&daemon, &shape, &Start { images: &images, accelerator, disk: None })?;
     guest.command(&format!("fill {WORK_MIB}"))?;
-    let request = CreateSnapshot { name: Some(SNAPSHOT.to_owned()), disks: false, wait_durable: false };
+    let request = CreateSnapshot { name: Some(SNAPSHOT.to_owned()), disks: Some(false), wait_durable: false };
     daemon.client().take_snapshot(VM, &request).context("take the snapshot")?;
     wait_durable(&daemon, VM, SNAPSHOT)?;
     guest.power_off()?;

@@ -137,7 +137,7 @@ fn pagoda(setup: &Setup, start: &Start<'_>, (memory_mib, work_mib): (u64, u64), 
     let shape = Shape { name: VM, memory_mib, min_mib: 64, append: &append, more: &more, ..Shape::default() };
     let mut guest = Guest::boot(&daemon, &shape, start)?;
     guest.command(&format!("fill {work_mib}"))?;
-    let request = CreateSnapshot { name: Some(SNAPSHOT.to_owned()), disks: false, wait_durable: false };
+    let request = CreateSnapshot { name: Some(SNAPSHOT.to_owned()), disks: Some(false), wait_durable: false };
     daemon.client().take_snapshot(VM, &request).context("take the snapshot")?;
     wait_durable(&daemon, VM, SNAPSHOT)?;
     for _ in 0..REPEATS {

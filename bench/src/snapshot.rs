@@ -230,7 +230,7 @@ fn snapshots(setup: &Setup, start: &Start<'_>, (memory_mib, work_mib): (u64, u64
 }
 
 fn take(daemon: &Daemon, name: &str) -> Result<Snapshot> {
-    let request = CreateSnapshot { name: Some(name.to_owned()), disks: false, wait_durable: false };
+    let request = CreateSnapshot { name: Some(name.to_owned()), disks: Some(false), wait_durable: false };
     daemon.client().take_snapshot(VM, &request).with_context(|| format!("take the snapshot {name}"))
 }
 

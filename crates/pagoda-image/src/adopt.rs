@@ -22,7 +22,7 @@ use crate::damage::{Damage, ImageError, ImageFile};
 use crate::disk::Disk;
 use crate::entry::{BlockIdx, ENTRY_SIZE, Entry, entry_offset};
 use crate::id::ImageId;
-use crate::layer::Layer;
+use crate::layer::{Layer, check_sum};
 use crate::ledger::Ledger;
 use crate::lengths::Lengths;
 use crate::limits::IMAGE_PAGES_MAX;
@@ -140,7 +140,7 @@ impl Adoption {
                 (Entry::Parent { .. }, _) => true,
                 (Entry::Zero, of_parent) => of_parent == Entry::Zero,
                 (Entry::Block { block, sum }, Entry::Block { block: other, sum: sum_of_other }) => {
-                    sum == sum_of_other && self.is_equal(page, (block, other), sum).map_err(failed)?
+                    sum == sum_of_other && self.is_equal(page, (block, other), sum)
                 }
                 (Entry::Block { .. } | Entry::Missing, _) => false,
             };
@@ -151,13 +151,15 @@ impl Adoption {
         Ok((!pages.is_empty()).then_some(Share { chunk, entries, parents, pages, is_marked }))
     }
 
-    /// Whether two blocks of the same checksum, the child's and the parent's, hold the same.
-    fn is_equal(&self, page: PageIdx, (block, of_parent): (BlockIdx, BlockIdx), sum: u32) -> Result<bool, ImageError> {
+    /// Whether two blocks of the same checksum, the child's and the parent's, hold the same. If the parent's is damaged, what the
+    /// child has is its own, and needs nothing of it. If the child's is, it is what an earlier attempt lost.
+    fn is_equal(&self, page: PageIdx, (block, of_parent): (BlockIdx, BlockIdx), sum: u32) -> bool {
         let (mut content, mut parents) = ([0; PAGE], [0; PAGE]);
+        if self.parent.read_block(page, (of_parent, sum), &mut parents).is_err() {
+            return false;
+        }
         let read = self.child.disk.read_at(&self.child.pages, &mut content, block.offset().0);
-        read.map_err(ImageError::io(ImageFile::Pages, block.offset().0))?;
-        self.parent.read_block(page, (of_parent, sum), &mut parents)?;
-        Ok(content == parents)
+        read.is_err() || content == parents || check_sum(page, (block, sum), &content).is_err()
     }
 
     /// Writes the blocks of the pages, behind all others or where they were taken over to before, and works out their entries.

@@ -181,7 +181,16 @@ impl Manifest {
 
     /// As a file has it that stands alone.
     pub(crate) fn for_export(self) -> Manifest {
-        Manifest { stage: Stage::Durable, parent: None, inherited_pages: None, imported: None, ..self }
+        let spec = VmSpec { autosnapshot: None, ..self.spec };
+        Manifest {
+            stage: Stage::Durable,
+            spec,
+            parent: None,
+            inherited_pages: None,
+            automatic: false,
+            imported: None,
+            ..self
+        }
     }
 
     /// That it is as [`Manifest::for_export`] leaves it, and has no text that would do something to a terminal.
@@ -191,6 +200,10 @@ impl Manifest {
         }
         if self.parent.is_some() || self.imported.is_some() {
             return Err("it refers to what is not in the file".to_owned());
+        }
+        // It would have snapshots removed here: itself, or those of a VM of its name.
+        if self.automatic || self.spec.autosnapshot.is_some() {
+            return Err("it belongs to a timetable of another host".to_owned());
         }
         let disks = self.disks.iter().flat_map(|disk| [("disks", &disk.node), ("disks", &disk.file)]);
         let texts = [

@@ -39,9 +39,9 @@ Examples:
   pagoda vm explain web1           why it has the memory it has
   pagoda vm set web1 --shares 2000 --min 2G
   pagoda admit --memory 8G --min 2G     would such a VM be kept?
-  pagoda vm snapshot web1 --name before-upgrade
+  pagoda vm snapshot web1 --name before-upgrade --disks
   pagoda vm restore web1 --from before-upgrade
-  pagoda vm autosnapshot web1 --every 10m --keep 6
+  pagoda vm autosnapshot web1 --every 10m --keep 6 --no-disks
   pagoda simulate FILE.toml        what the memory policy would do
   pagoda disk ls                   disks in the memory of other machines
 
@@ -51,9 +51,9 @@ Exit status:
   2  the command line is wrong
   3  the daemon, or the etcd of a cluster, cannot be reached
   4  there is no VM, snapshot, disk or server of that name
-  5  there is no room for the VM or the snapshot (admit, run, vm snapshot); the message says what is missing
+  5  there is no room for the VM or the snapshot; the message says what is missing
   6  a snapshot, its restore or its removal was refused, and nothing was changed
-  7  a snapshot or an import was begun and given up; the VM runs where it was
+  7  a snapshot was begun and given up, and its VM runs where it was; or the file of an import stopped coming
 `run` ends with the status of the program it starts.";
 
 /// Software-defined memory for virtual machines.
@@ -132,7 +132,7 @@ Examples:
   What does not fit into DRAM goes to the memory of other machines, and to the swap file when that is full:
     pagoda run --name db --dram 2G --remote pool: -- qemu-system-x86_64 -m 8G -accel kvm db.qcow2
   Restored from its newest snapshot when QEMU crashes:
-    pagoda run --name web1 --on-crash restore -- qemu-system-x86_64 -m 4G -accel kvm -snapshot disk.qcow2
+    pagoda run --name web1 --on-crash restore -- qemu-system-x86_64 -m 4G -accel kvm disk.qcow2
   A program of yours:
     pagoda run --plain --name cache --memory 2G --dram 512M -- ./my-cache")]
 pub struct Run {

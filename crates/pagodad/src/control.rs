@@ -31,13 +31,13 @@ use axum::routing::{get, post};
 use axum::serve::IncomingStream;
 use pagoda_api::{
     API_VERSION, AdmitReply, AdmitRequest, ApiError, CreateVm, CreatedVm, ErrorCode, Explain, Health, HostInfo,
-    HostPatch, Launch, Mrc, Version, VmInfo, VmList, VmPatch, WhatIfReply, WhatIfRequest,
+    HostPatch, Launch, Mrc, Version, VmInfo, VmList, VmPatch, VmSpec, WhatIfReply, WhatIfRequest,
 };
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-use self::listener::Bounded;
+use self::listener::{Bounded, REQUEST_MAX, SCRAPE_PAUSE};
 use self::reply::{BODY_BYTES_MAX, Refusal, Reply, Shared, ask, parse, vm_name};
 pub use self::socket::{bind_control, open_to_group};
 use crate::metrics::{self, ProcessInfo};
@@ -130,13 +130,13 @@ pub async fn serve(
     let until_stop = |mut stopped: watch::Receiver<()>| async move { while stopped.changed().await.is_ok() {} };
 
     control.set_nonblocking(true).context("prepare the control socket")?;
-    let control = Bounded::new(UnixListener::from_std(control).context("serve the control socket")?);
+    let control = Bounded::new(UnixListener::from_std(control).context("serve the control socket")?, REQUEST_MAX);
     let router = control_router(Arc::clone(&registry)).into_make_service_with_connect_info::<Caller>();
     let control = axum::serve(control, router).with_graceful_shutdown(until_stop(stopped.clone()));
 
     let metrics = async {
         if let Some(listener) = metrics {
-            let listener = Bounded::new(listener.await);
+            let listener = Bounded::new(listener.await, SCRAPE_PAUSE);
             let served = axum::serve(listener, metrics_router(Arc::clone(&registry)));
             if let Err(error) = served.with_graceful_shutdown(until_stop(stopped)).await {
                 registry.parts.failed("metrics", &error.to_string());
@@ -315,10 +315,12 @@ impl Connected<IncomingStream<'_, Bounded<UnixListener>>> for Caller {
 }
 
 impl Caller {
-    /// Nobody has a VM started again as another user than it was: a launch specification names its caller, whatever it said.
+    /// Nobody has a VM started again as another user than it was: a launch specification names its caller, whatever it said. And
+    /// nobody has snapshots taken and removed by making a VM, which members of the group may: `pagoda vm autosnapshot` does that.
     fn sign(self, vm: CreateVm) -> CreateVm {
         let launch = vm.launch.zip(self.ids).map(|(launch, (uid, gid))| Launch { uid, gid, ..launch });
-        CreateVm { launch, ..vm }
+        let spec = VmSpec { autosnapshot: None, ..vm.spec };
+        CreateVm { launch, spec, ..vm }
     }
 }
 

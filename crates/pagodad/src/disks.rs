@@ -30,7 +30,7 @@ mod words;
 
 pub use dir::sync_layers;
 pub use found::{Found, find};
-pub use restored::{Restored, check_restore, keep_aside};
+pub use restored::{Restored, check_restore, keep_aside, names_disk};
 pub use settle::{Unsettled, in_use, settle};
 pub use taken::Taking;
 pub use unused::unused;

@@ -27,7 +27,7 @@ use pagoda_api::types::{
 };
 use pagoda_api::{in_full, with_advice};
 use pagoda_core::units::Bytes;
-use pagoda_image::{Image, ImageId, Listed, Listing, Manifest, RoomLimits, Stage, Store, check_room};
+use pagoda_image::{DiskFile, Image, ImageId, Listed, Listing, Manifest, RoomLimits, Stage, Store, check_room};
 
 use self::admission::{Admission, Admitted, NewImage};
 pub use self::error::{failed, refused};
@@ -40,7 +40,6 @@ use self::transfers::Transfers;
 use self::verification::Verifications;
 use crate::config::SnapshotsConfig;
 use crate::parts::{Parts, pauses};
-use crate::record::FileId;
 
 /// In health.
 const PART: &str = "snapshots";
@@ -266,15 +265,16 @@ impl Images {
         Ok(Arc::new(store.image(id)?))
     }
 
-    /// The files that are layers of disks in snapshots, as far as these can be read.
+    /// The files that are layers of disks in snapshots that were taken here, as far as these can be read. What an imported one says
+    /// of files is another host's word.
     ///
     /// # Errors
     /// The directory cannot be used.
-    pub fn layers(&self) -> Result<BTreeSet<FileId>, ApiError> {
+    pub fn layers(&self) -> Result<Vec<DiskFile>, ApiError> {
         let listing = self.listing()?;
-        let disks =
-            listing.images.iter().filter_map(|listed| listed.manifest.as_ref()).flat_map(|manifest| &manifest.disks);
-        Ok(disks.filter(|disk| disk.layer.is_some()).map(|disk| FileId { dev: disk.dev, ino: disk.ino }).collect())
+        let manifests = listing.images.iter().filter_map(|listed| listed.manifest.as_ref());
+        let disks = manifests.filter(|manifest| manifest.imported.is_none()).flat_map(|manifest| &manifest.disks);
+        Ok(disks.filter(|disk| disk.layer.is_some()).cloned().collect())
     }
 
     /// What starts a snapshot's QEMU again.
@@ -330,7 +330,7 @@ impl Images {
         let mut needed = Bytes::ZERO;
         for child in &children {
             // Before that its manifest may be written by others, and it refers to this one for what it will not copy.
-            self.finishing.make_durable(store, *child);
+            self.sync(store, *child);
             needed += store.detach_bytes(*child).map_err(|error| {
                 let what = format!("the image {child} refers to it, and cannot take over what it has there");
                 let hint = "if that one is not durable yet, try again when it is: `pagoda snapshot ls`. If this one is damaged, \
@@ -477,7 +477,16 @@ impl Images {
     /// Makes a filled image outlive the host. What fails is tried again when images are counted.
     pub fn make_durable(&self, id: ImageId) {
         if let Ok(store) = self.store() {
-            self.finishing.make_durable(store, id);
+            self.sync(store, id);
+        }
+    }
+
+    /// The same. An image whose disk fails is lost: what it has of it is not known, and no later try tells.
+    fn sync(&self, store: &Store, id: ImageId) {
+        if let Err((id, why)) = self.finishing.make_durable(store, id)
+            && let Err(error) = self.lose(id, &format!("its disk failed when it was made durable: {why}"))
+        {
+            tracing::warn!("{}", error.message);
         }
     }
 
@@ -494,12 +503,14 @@ impl Images {
                 Ok(()) => {
                     self.finishing.marked(id);
                     filled(id);
-                    self.finishing.make_durable(&opened.store, id);
+                    self.sync(&opened.store, id);
                 }
                 Err(error) => tracing::warn!(image = %id, "tried again: {}", error.message),
             }
         }
-        self.finishing.make_all_durable(&opened.store, &listing.images, &opened.boot_id);
+        for id in self.finishing.to_be_durable(&listing.images, &opened.boot_id) {
+            self.sync(&opened.store, id);
+        }
     }
 
     /// Whether a VM can have been made of it: it is whole, or nobody can tell.

@@ -47,6 +47,8 @@ const LOCK_LOOK: Duration = Duration::from_millis(2);
 const STRANGERS_PERIOD: u32 = 10;
 /// How often VMs that never attached are looked for.
 const REAP_PERIOD: Duration = Duration::from_secs(1);
+/// How often it is tried again to give the disks of VMs that have ended their names.
+const SETTLE_PERIOD: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     abort_on_panic();
@@ -108,8 +110,14 @@ fn run(config: Config) -> Result<()> {
             if round % STRANGERS_PERIOD == 0 {
                 reaping.find_strangers();
                 reaping.let_images_go();
-                reaping.settle_disks_again();
             }
+        }
+    })?;
+    let settling = Arc::clone(&registry);
+    start("disks", move || {
+        loop {
+            settling.settle_disks_again();
+            std::thread::sleep(SETTLE_PERIOD);
         }
     })?;
     start("images", move || counting.images.run(&|image| counting.image_is_filled(image)))?;

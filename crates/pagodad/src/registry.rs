@@ -88,6 +88,8 @@ pub struct Registry {
     making: Making,
     /// VMs that have ended, and whose disks do not have their names yet.
     unsettled: Unsettled,
+    /// Held while a VM is made of a snapshot, from when its disks are looked at until the VM is known.
+    pub restoring: Mutex<()>,
     /// Share groups with a name, as long as one of their VMs is there.
     groups: Mutex<BTreeMap<String, Weak<Group>>>,
     notices: Sender<(Token, Notice)>,
@@ -121,6 +123,7 @@ impl Registry {
             vms,
             making,
             unsettled: Unsettled::default(),
+            restoring: Mutex::default(),
             groups,
             notices,
         })

@@ -85,7 +85,8 @@ impl Timetables {
                     kept.taken += 1;
                 }
                 Err(why) => {
-                    kept.not_taken = Some(why);
+                    // A VM may have too many snapshots for one more.
+                    (kept.not_taken, kept.must_remove) = (Some(why), true);
                     kept.failures += 1;
                 }
             }
@@ -130,7 +131,8 @@ impl Kept {
             name: vm.name.clone(),
             timetable: vm.timetable,
             due,
-            must_remove: true,
+            // A VM that was restored has the timetable of that time, which may keep fewer.
+            must_remove: false,
             last: None,
             taken: 0,
             failures: 0,

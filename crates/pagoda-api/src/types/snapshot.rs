@@ -235,9 +235,9 @@ pub struct CreateSnapshot {
     /// Without one it is named by its time ([`crate::time::compact`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// With what is on the VM's disks at that moment.
-    #[serde(default)]
-    pub disks: bool,
+    /// With what is on the VM's disks at that moment, or without. If it is not said, a VM with writable disks is refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disks: Option<bool>,
     /// Somebody waits until it is durable, so that this goes first. The reply does not wait for it.
     #[serde(default)]
     pub wait_durable: bool,

@@ -436,6 +436,8 @@ impl Imager {
     #[must_use]
     pub fn end(&mut self, paging: &mut Paging) -> Option<Notice> {
         let State::Filling(writer) = &mut self.state else { return None };
+        // Before the rest comes at once: what is synced then is a piece.
+        self.write_back.as_ref().map(WriteBack::end);
         let taken = take_over_all(writer, &mut self.room, paging);
         match taken.and_then(|()| self.write_back.as_ref().map_or(Ok(()), WriteBack::wait_ended)) {
             Ok(()) => self.set_filled(paging),

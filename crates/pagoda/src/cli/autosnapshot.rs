@@ -18,7 +18,7 @@ use crate::units::parse_seconds;
 #[command(after_help = "\
 Examples:
   pagoda vm autosnapshot web1 --every 10m --keep 6 --no-disks    one hour back, in steps of ten minutes
-  pagoda vm autosnapshot web1 --off                              those that there are stay")]
+  pagoda vm autosnapshot web1 --off                   those that there are stay")]
 pub struct AutosnapshotOptions {
     /// The VM
     pub name: String,
@@ -28,8 +28,11 @@ pub struct AutosnapshotOptions {
     /// So many of them stay, 1 to 15
     #[arg(long, value_name = "N", default_value_t = 6, conflicts_with = "off")]
     pub keep: u32,
+    /// With what is on the VM's disks: each gets an overlay more with each snapshot, 31 at most
+    #[arg(long, conflicts_with_all = ["off", "no_disks"])]
+    pub disks: bool,
     /// Without what is on the VM's disks
-    #[arg(long, conflicts_with = "off")]
+    #[arg(long, conflicts_with = "off", required_unless_present_any = ["disks", "off"])]
     pub no_disks: bool,
     /// Take none any more
     #[arg(long)]
@@ -41,7 +44,7 @@ impl AutosnapshotOptions {
     /// A sentence that says what is wrong and what would be right.
     pub fn change(&self) -> Result<AutosnapshotChange, String> {
         let Some(every_s) = self.every else { return Ok(AutosnapshotChange::Off) };
-        let timetable = Autosnapshot { every_s, keep: self.keep, disks: !self.no_disks };
+        let timetable = Autosnapshot { every_s, keep: self.keep, disks: self.disks };
         timetable.check().map(|()| AutosnapshotChange::On(timetable))
     }
 }

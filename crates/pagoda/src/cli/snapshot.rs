@@ -14,20 +14,20 @@ const ID_DIGITS: usize = 32;
 
 /// Take a snapshot of a running VM
 ///
-/// The snapshot is what the VM's memory, devices and disks hold at one moment. The VM stands still for milliseconds, and then
+/// The snapshot is what the VM's memory and devices hold at one moment, and its disks if you say so. The VM stands still for milliseconds, and then
 /// goes on while the snapshot is filled. Until that is over it is volatile: it is lost with the host, or with the VM and
 /// the daemon together.
 ///
-/// Disks have to be qcow2 files. Each gets an overlay, a new file beside it, which the VM writes to from then on; what it wrote
-/// before stays in a file of its own. A VM that has another writable disk is refused, and the disk is named. --no-disks takes the
-/// snapshot without the content of disks: restored beside disks that have changed since, a guest would damage its file
-/// systems.
+/// A VM that has writable disks needs one of two options. --disks takes their content too. They have to be qcow2 files. Each gets an
+/// overlay, a new file beside it, which the VM writes to from then on; what it wrote before stays in a file of its own. Another
+/// writable disk is refused and named. --no-disks takes the snapshot without the content of disks: restored beside disks that have
+/// changed since, a guest would damage its file systems.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  pagoda vm snapshot web1                                  named by its time
-  pagoda vm snapshot web1 --name before-upgrade
-  pagoda vm snapshot web1 --name nightly --wait-durable    returns when it outlives the host
+  pagoda vm snapshot web1                                  named by its time; of a VM without writable disks
+  pagoda vm snapshot web1 --name before-upgrade --disks
+  pagoda vm snapshot web1 --name nightly --disks --wait-durable    returns when it outlives the host
   pagoda vm snapshot web1 --name cache --no-disks          without what is on its disks
 
 Exit status:
@@ -39,12 +39,22 @@ pub struct TakeSnapshot {
     /// Name of the snapshot [default: its time in UTC, such as 20261128-203042]
     #[arg(long, value_name = "NAME", value_parser = snapshot_name)]
     pub name: Option<String>,
+    /// With what is on the VM's disks: each gets an overlay
+    #[arg(long, conflicts_with = "no_disks")]
+    pub disks: bool,
     /// Without what is on the VM's disks
     #[arg(long)]
     pub no_disks: bool,
     /// Return when the snapshot outlives the host, or is lost
     #[arg(long)]
     pub wait_durable: bool,
+}
+
+impl TakeSnapshot {
+    /// Nothing: its user has not said.
+    pub fn wants_disks(&self) -> Option<bool> {
+        (self.disks || self.no_disks).then_some(self.disks)
+    }
 }
 
 /// Start a VM from a snapshot
@@ -93,7 +103,6 @@ pub struct Restore {
 #[command(after_help = "\
 Examples:
   pagoda vm rollback web1 --to before-upgrade
-  pagoda vm rollback ci --to clean --force     a guest without writable disks
 
 Exit status:
   1  failed: the message says whether the VM has ended
@@ -104,7 +113,7 @@ pub struct Rollback {
     /// The snapshot; without a VM, the one of that name
     #[arg(long, value_name = "[VM/]SNAPSHOT")]
     pub to: Source,
-    /// Also if its disks have changed since the snapshot, as those of a VM that runs have
+    /// Also if disks whose content the snapshot does not have (--no-disks) have changed since
     #[arg(long)]
     pub force: bool,
     #[command(flatten)]

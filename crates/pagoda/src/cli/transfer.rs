@@ -7,8 +7,8 @@ use pagoda_api::{COMPRESS_MAX, ExportFormat, SnapshotName};
 
 /// Write a snapshot into a file, for another host or for a plain QEMU
 ///
-/// The file has all that the snapshot has, also what others have for it, and stands alone. It has guest memory in it and is not
-/// encrypted: with the FILE `-` it goes to the standard output, and from there through a program such as age. The VM may run
+/// The file has the memory and the devices of the snapshot, also what others have for it, and stands alone. It has no content of
+/// disks. It has guest memory in it and is not encrypted: with the FILE `-` it goes to the standard output, and from there through a program such as age. The VM may run
 /// meanwhile. The snapshot cannot be removed before this has ended.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -51,7 +51,8 @@ Examples:
 
 Exit status:
   5  there is no room for it
-  6  refused: the file is not right, or the name is taken. Nothing was changed")]
+  6  refused: the file is not right, or the name is taken. Nothing was changed
+  7  the file stopped coming. Nothing was changed")]
 pub struct Import {
     /// The file; `-` for the standard input
     pub file: PathBuf,

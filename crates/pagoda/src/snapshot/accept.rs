@@ -51,9 +51,8 @@ fn text(of: &SnapshotLaunch) -> String {
     if let Some(group) = &spec.share_group {
         lines.push(("share group", escaped(group)));
     }
-    if spec.remote.is_some() {
-        lines.push(("remote", "it puts memory on other machines".into()));
-    }
+    // All that its user had set, for what is not named above.
+    lines.push(("settings", escaped(&serde_json::to_string(spec).unwrap_or_else(|error| error.to_string()))));
     lines_text(&lines)
 }
 

@@ -14,7 +14,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 pub fn take(client: &Client, options: &TakeSnapshot, format: Format) -> Result<()> {
     let request =
-        CreateSnapshot { name: options.name.clone(), disks: !options.no_disks, wait_durable: options.wait_durable };
+        CreateSnapshot { name: options.name.clone(), disks: options.wants_disks(), wait_durable: options.wait_durable };
     let mut snapshot = client.take_snapshot(&options.vm, &request)?;
     if options.wait_durable {
         snapshot = wait_durable(client, snapshot)?;

@@ -18,20 +18,23 @@ use tokio::time::{Instant, Sleep, sleep};
 /// file descriptors.
 const CONNECTIONS_MAX: usize = 64;
 
-/// Longest silence on a connection: more than the slowest request takes, about as long as the usual pause between two
-/// scrapes.
-const IDLE_MAX: Duration = Duration::from_secs(60);
+/// Longest silence on a connection of the control socket: more than the slowest request takes. A request that is worked on is
+/// silence too, and so is a file that is exported to a program which waits for a passphrase. The client waits for an hour.
+pub(super) const REQUEST_MAX: Duration = Duration::from_mins(61);
+/// The same of who reads metrics: about as long as the usual pause between two scrapes.
+pub(super) const SCRAPE_PAUSE: Duration = Duration::from_secs(60);
 
 /// Bounds `L`.
 #[derive(Debug)]
 pub(super) struct Bounded<L> {
     listener: L,
+    idle_max: Duration,
     permits: Arc<Semaphore>,
 }
 
 impl<L> Bounded<L> {
-    pub(super) fn new(listener: L) -> Self {
-        Self { listener, permits: Arc::new(Semaphore::new(CONNECTIONS_MAX)) }
+    pub(super) fn new(listener: L, idle_max: Duration) -> Self {
+        Self { listener, idle_max, permits: Arc::new(Semaphore::new(CONNECTIONS_MAX)) }
     }
 }
 
@@ -47,7 +50,8 @@ where
             // Fails only for a closed semaphore, which this one never is.
             if let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await {
                 let (stream, addr) = self.listener.accept().await;
-                return (Connection { stream, idle: Box::pin(sleep(IDLE_MAX)), _permit: permit }, addr);
+                let (idle_max, idle) = (self.idle_max, Box::pin(sleep(self.idle_max)));
+                return (Connection { stream, idle, idle_max, _permit: permit }, addr);
             }
         }
     }
@@ -62,6 +66,7 @@ where
 pub(super) struct Connection<S> {
     stream: S,
     idle: Pin<Box<Sleep>>,
+    idle_max: Duration,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -76,7 +81,8 @@ impl<S> Connection<S> {
     }
 
     fn stirred(&mut self) {
-        self.idle.as_mut().reset(Instant::now() + IDLE_MAX);
+        let until = Instant::now() + self.idle_max;
+        self.idle.as_mut().reset(until);
     }
 }
 

@@ -4,7 +4,6 @@
 //! to them -> they get the disks' names ([`super::settle()`]) -> QEMU starts. Who dies in between leaves a record by which the
 //! next daemon does the rest for all disks.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -107,14 +106,15 @@ impl Disk {
     }
 }
 
-/// That disks could be put back, and that nothing is lost by it that no snapshot has. `layers` are those of all snapshots. With
+/// That disks could be put back, and that nothing is lost by it that no snapshot has. `layers` are those of all snapshots: a disk that is
+/// one of them has a second name by that. With
 /// `force`, what would be lost is kept aside. Of the disks of a VM that is `rolled_back`, what is lost is lost by its user's wish.
 ///
 /// # Errors
 /// Why not.
 pub fn check_restore(
     manifest: &Manifest,
-    layers: &BTreeSet<FileId>,
+    layers: &[DiskFile],
     force: bool,
     rolled_back: Option<&Record>,
 ) -> Result<()> {
@@ -125,7 +125,7 @@ pub fn check_restore(
     let img = QemuImg::new(&manifest.launch.program, user)?;
     let check = |(disk, layer): (&DiskFile, &str)| {
         let dir = Dir::open(split(Path::new(&disk.file))?.0)?;
-        check_layer(&dir, disk, layer, force)?;
+        check_layer(&dir, disk, layer)?;
         if rolled_back.is_some_and(|record| is_its_own(&dir, disk, record)) {
             return Ok(());
         }
@@ -133,6 +133,17 @@ pub fn check_restore(
         check_disk(&img, &dir, disk, layers, force && rolled_back.is_none())
     };
     user.act(|| layered(manifest).try_for_each(check))
+}
+
+/// Whether a VM has one of the disks whose content a snapshot has, by its record or its command line. If they cannot be looked at,
+/// nothing is said here.
+pub fn names_disk(manifest: &Manifest, record: &Record) -> bool {
+    let is_its = |(disk, _): (&DiskFile, &str)| {
+        split(Path::new(&disk.file))
+            .and_then(|(parent, _)| Dir::open(parent))
+            .is_ok_and(|dir| is_its_own(&dir, disk, record))
+    };
+    User::of(&manifest.launch).act(|| Ok(layered(manifest).any(is_its))).unwrap_or(false)
 }
 
 /// Whether a VM has this disk.
@@ -143,22 +154,22 @@ fn is_its_own(dir: &Dir, disk: &DiskFile, record: &Record) -> bool {
     has_moved || record.launch.as_ref().is_some_and(is_named)
 }
 
-/// That nobody has written to the layer.
-fn check_layer(dir: &Dir, disk: &DiskFile, layer: &str, force: bool) -> Result<()> {
+/// That nobody has written to the layer. Memory of that moment fits nothing else.
+fn check_layer(dir: &Dir, disk: &DiskFile, layer: &str) -> Result<()> {
     let path = dir.join(layer);
     let stat = dir.stat(layer)?.with_context(|| format!("the layer {} of a disk is gone", path.display()))?;
     let is_as_it_was = (id_of(&stat), stat.st_size as u64, mtime_ns(&stat))
         == (FileId { dev: disk.dev, ino: disk.ino }, disk.size, disk.mtime_ns);
-    ensure!(is_as_it_was || force, "the layer {} of a disk has changed since", path.display());
+    ensure!(is_as_it_was, "the layer {} of a disk has changed since", path.display());
     Ok(())
 }
 
-fn check_disk(img: &QemuImg, dir: &Dir, disk: &DiskFile, layers: &BTreeSet<FileId>, force: bool) -> Result<()> {
+fn check_disk(img: &QemuImg, dir: &Dir, disk: &DiskFile, layers: &[DiskFile], force: bool) -> Result<()> {
     let (_, name) = split(Path::new(&disk.file))?;
     let Some(id) = dir.id(name)? else { return Ok(()) };
     let path = dir.join(name);
     img.check_unused(&path).with_context(|| format!("somebody may be writing to the disk {}", disk.file))?;
-    if force || layers.contains(&id) || img.is_empty(&path)? {
+    if force || is_layer(dir, id, layers)? || img.is_empty(&path)? {
         return Ok(());
     }
     bail!(
@@ -166,6 +177,19 @@ fn check_disk(img: &QemuImg, dir: &Dir, disk: &DiskFile, layers: &BTreeSet<FileI
         disk.file,
         dir.join(&aside_name(name, disk)).display()
     )
+}
+
+/// Whether a file of the directory is a layer there, by its name, with the content of that time. The numbers alone may be another
+/// file's by now.
+fn is_layer(dir: &Dir, id: FileId, layers: &[DiskFile]) -> Result<bool> {
+    for layer in layers.iter().filter(|layer| id == FileId { dev: layer.dev, ino: layer.ino }) {
+        let Some(name) = &layer.layer else { continue };
+        let found = dir.stat(name)?.map(|stat| (id_of(&stat), stat.st_size as u64, mtime_ns(&stat)));
+        if found == Some((id, layer.size, layer.mtime_ns)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn aside_name(name: &str, disk: &DiskFile) -> String {

@@ -12,6 +12,7 @@ use pagoda_api::in_full;
 use pagoda_api::types::Launch;
 
 use super::dir::{Dir, id_of, mtime_ns, split};
+use super::qemu_img::QemuImg;
 use super::user::User;
 use super::words;
 use crate::record::{FileId, MovedDisk, Record};
@@ -36,7 +37,9 @@ pub fn settle(launch: Option<&Launch>, disks: &[MovedDisk]) -> Result<()> {
         return Ok(());
     }
     let launch = launch.context("nobody knows whose disks these are")?;
-    let settle_all = || Ok(disks.iter().map(settle_one).collect::<Vec<_>>());
+    let img = QemuImg::new(&launch.program, User::of(launch))?;
+    let check_unused = |path: &Path| img.check_unused(path);
+    let settle_all = || Ok(disks.iter().map(|disk| settle_one(disk, &check_unused)).collect::<Vec<_>>());
     let wrong: Vec<String> = User::of(launch)
         .act(settle_all)?
         .into_iter()
@@ -46,8 +49,9 @@ pub fn settle(launch: Option<&Launch>, disks: &[MovedDisk]) -> Result<()> {
     if wrong.is_empty() { Ok(()) } else { bail!("{}", wrong.join("; ")) }
 }
 
-/// The caller acts as the user.
-fn settle_one(disk: &MovedDisk) -> Result<()> {
+/// The caller acts as the user. `check_unused` says whether anybody may be writing to a file: a QEMU that somebody started meanwhile,
+/// without Pagoda or under another name.
+fn settle_one(disk: &MovedDisk, check_unused: &dyn Fn(&Path) -> Result<()>) -> Result<()> {
     let (parent, name) = split(Path::new(&disk.file))?;
     let dir = Dir::open(parent)?;
     let newest = disk.newest().context("no overlay")?;
@@ -58,6 +62,10 @@ fn settle_one(disk: &MovedDisk) -> Result<()> {
     match (named, found) {
         (named, None) if named == Some(newest.id) => {}
         (named, Some(found)) if found == newest.id && named == had => {
+            let files = named.map(|_| dir.join(name)).into_iter().chain([path.clone()]);
+            for file in files {
+                check_unused(&file).with_context(|| format!("somebody may be writing to {}", file.display()))?;
+            }
             dir.rename(&newest.name, name).with_context(|| format!("rename {} to {}", path.display(), disk.file))?;
         }
         (Some(named), None) if named != disk.was => {
@@ -152,7 +160,7 @@ mod tests {
         }
 
         fn settle(&self) -> Result<()> {
-            settle_one(&self.disk)
+            settle_one(&self.disk, &|_| Ok(()))
         }
 
         fn content(&self, name: &str) -> Option<String> {

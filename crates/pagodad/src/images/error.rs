@@ -34,7 +34,9 @@ pub fn in_use(listed: &Listed, why: &InUse) -> ApiError {
         None => format!("the image {}", listed.id),
     };
     let hint = match why {
-        InUse::Read(_) => "it can be removed when they have ended or have all their memory in DRAM: see `pagoda snapshot show`",
+        InUse::Read(_) => {
+            "it can be removed when they have ended or have all their memory in DRAM: see `pagoda snapshot show`"
+        }
         InUse::Exported => "it can be removed when that is over, or its command has ended",
         InUse::Unknown(_) => "when that VM has ended, move its record away and restart pagodad: see the daemon's log",
         InUse::Removed => "see `pagoda snapshot ls`",

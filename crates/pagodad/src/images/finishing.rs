@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use pagoda_api::in_full;
 use pagoda_image::limits::CHAIN_MAX;
-use pagoda_image::{ImageId, Listed, Manifest, Stage, Store};
+use pagoda_image::{ImageError, ImageId, Listed, Manifest, Stage, Store};
 
 use crate::disks;
 
@@ -18,6 +18,9 @@ pub struct Finishing {
     alone: Mutex<()>,
     /// Images that have all pages, and whose files do not say so yet: the disk did not take that.
     to_be_marked: Mutex<BTreeSet<ImageId>>,
+    /// Images whose disk reported an error when they were synced. The kernel tells that once, and takes what was not written for
+    /// written: another try would succeed.
+    failed: Mutex<BTreeSet<ImageId>>,
 }
 
 impl Finishing {
@@ -69,21 +72,37 @@ impl Finishing {
     }
 
     /// Makes a filled image outlive the host. It waits for the disk.
-    pub fn make_durable(&self, store: &Store, id: ImageId) {
+    ///
+    /// # Errors
+    /// The disk failed, so that nobody knows what it has of this image: the caller loses it. Other failures are tried again.
+    pub fn make_durable(&self, store: &Store, id: ImageId) -> Result<(), (ImageId, String)> {
         let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
         for id in chain_of(store, id) {
-            if let Err(error) = make_one_durable(store, id) {
-                return tracing::warn!(image = %id, "make a snapshot durable, tried again: {}", in_full(error.as_ref()));
+            if self.lock_failed().contains(&id) {
+                return Ok(());
             }
+            let Err(error) = make_one_durable(store, id) else { continue };
+            let why = in_full(error.as_ref());
+            if matches!(error.downcast_ref(), Some(ImageError::Io { .. })) {
+                self.lock_failed().insert(id);
+                return Err((id, why));
+            }
+            tracing::warn!(image = %id, "make a snapshot durable, tried again: {why}");
+            break;
         }
+        Ok(())
     }
 
-    /// Does so with all that were filled in this life of the host.
-    pub fn make_all_durable(&self, store: &Store, images: &[Listed], boot_id: &str) {
+    /// The images that were filled in this life of the host, and are to be made durable.
+    pub fn to_be_durable(&self, images: &[Listed], boot_id: &str) -> Vec<ImageId> {
         let is_of_now = |manifest: &Manifest| manifest.boot_id == boot_id;
         let due = images.iter().filter(|listed| stage_of(listed) == Some(Stage::Filled));
         let due = due.filter(|listed| listed.damage.is_none() && listed.manifest.as_ref().is_some_and(is_of_now));
-        due.for_each(|listed| self.make_durable(store, listed.id));
+        due.map(|listed| listed.id).collect()
+    }
+
+    fn lock_failed(&self) -> MutexGuard<'_, BTreeSet<ImageId>> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -42,19 +42,32 @@ impl Registry {
         self.unsettled.lock().insert(name, rest);
     }
 
-    /// Tries again to give the disks of VMs that have ended their names. The caller holds no lock.
+    /// A VM ended while no daemon ran. Its disks, and its other files, are looked at by a thread that may wait for them.
+    pub(super) fn settle_later(&self, record: Record) {
+        self.unsettled.lock().insert(record.name.clone(), record);
+    }
+
+    /// Tries again to give the disks of VMs that have ended their names. It may wait for these disks, and holds no lock meanwhile.
     pub fn settle_disks_again(&self) {
-        self.unsettled.lock().retain(|name, record| {
+        let ended: Vec<Record> = self.unsettled.lock().values().cloned().collect();
+        for record in ended {
+            let name = &record.name;
             let is_given_up = !self.records.path(name).exists();
-            if is_given_up || disks::settle(record.launch.as_ref(), &record.disks).is_err() {
-                return !is_given_up;
+            if !is_given_up && disks::settle(record.launch.as_ref(), &record.disks).is_err() {
+                continue;
+            }
+            let mut unsettled = self.unsettled.lock();
+            if unsettled.get(name).is_none_or(|of| of.token != record.token) {
+                continue;
+            }
+            unsettled.remove(name);
+            if is_given_up {
+                continue;
             }
             tracing::info!(vm = %name, "its disks have their newest content under their names");
-            if let Err(error) = self.records.remove(name) {
-                tracing::warn!("remove {}: {error}", self.records.path(name).display());
-            }
-            false
-        });
+            // Until the record is gone nobody can have its name.
+            self.forget(&Record { disks: Vec::new(), ..record });
+        }
     }
 
     /// That the disks of a new VM are nobody else's, as far as this daemon knows of disks. `but` is about to end.

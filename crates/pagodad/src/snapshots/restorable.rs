@@ -25,7 +25,7 @@ fn candidates(registry: &Registry, snapshots: Vec<&Snapshot>) -> Vec<Candidate> 
     for snapshot in snapshots.into_iter().rev() {
         let (refused, changed) = match registry.images.usable(&snapshot.full_name()) {
             Err(error) => (Some(error.message), None),
-            Ok(found) => (None, changed_disks(&found.manifest)),
+            Ok(found) => (None, changed_disks(registry, &found.manifest)),
         };
         let is_last = refused.is_none() && changed.is_none();
         let Snapshot { name, taken_unix_ms, .. } = snapshot.clone();

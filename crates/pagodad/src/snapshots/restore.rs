@@ -6,7 +6,7 @@
 //! ([`super::load()`]) -> the guest goes on. The image stays what it is, so whatever fails after the VM has ended can be tried
 //! again.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, RestoreRequest, VmKind, VmSpec};
@@ -14,7 +14,7 @@ use pagoda_api::{in_full, with_advice};
 use pagoda_image::{ImageId, Manifest};
 
 use super::disks;
-use crate::disks::{Restored, check_restore, keep_aside};
+use crate::disks::{Restored, check_restore, keep_aside, names_disk};
 use crate::images::refused;
 use crate::images::source::Source;
 use crate::qmp::state::{self, RunState};
@@ -36,7 +36,6 @@ pub fn restore(registry: &Arc<Registry>, request: &RestoreRequest) -> Result<Cre
     request.check().map_err(|message| ApiError::new(ErrorCode::BadRequest, message, None))?;
     let source = source_of(registry, request)?;
     let manifest = source.manifest().clone();
-    check_disks(&manifest, request)?;
     let vm = vm_of(&manifest, request);
     let running = match request.replace {
         true => registry.ready_if_there(request.vm_name(), OperationKind::Rollback)?,
@@ -47,11 +46,17 @@ pub fn restore(registry: &Arc<Registry>, request: &RestoreRequest) -> Result<Cre
         Some(running) => {
             let but = Some(running.id);
             registry.check_disks_free(request.vm_name(), Some(&manifest.launch), but)?;
+            check_disks(&manifest, request)?;
+            check_unmoved(&manifest, &running.record, request)?;
             layered.check(Some(&running.record))?;
             roll_back(registry, &running, source, vm, &layered)
         }
         None => {
+            // Two restores at a time would give a disk to both.
+            let _alone = registry.restoring.lock().unwrap_or_else(PoisonError::into_inner);
             registry.check_disks_free(request.vm_name(), Some(&manifest.launch), None)?;
+            check_disks(&manifest, request)?;
+            layered.check_free()?;
             layered.check(None)?;
             let disks = layered.make()?;
             layered.keep_aside()?;
@@ -76,6 +81,21 @@ impl Layered<'_> {
     fn check(&self, rolled_back: Option<&Record>) -> Result<(), ApiError> {
         let layers = self.registry.images.layers()?;
         check_restore(self.manifest, &layers, self.request.force, rolled_back).map_err(|error| self.refused(&error))
+    }
+
+    /// That no VM has been made whose command line names one of the disks: it may not have opened them yet.
+    fn check_free(&self) -> Result<(), ApiError> {
+        let others: Vec<Record> = self.registry.lock().values().map(|vm| vm.record.clone()).collect();
+        match others.iter().find(|record| names_disk(self.manifest, record)) {
+            None => Ok(()),
+            Some(other) => Err(refused(
+                format!(
+                    "{} cannot be restored: {} has one of its disks, and has not ended",
+                    self.request.from, other.name
+                ),
+                Some("end that VM first"),
+            )),
+        }
     }
 
     fn make(&self) -> Result<Restored, ApiError> {
@@ -107,18 +127,35 @@ fn source_of(registry: &Registry, request: &RestoreRequest) -> Result<Source, Ap
     Source::new(Arc::new(image), reading, &registry.image_map_path(vm), &unique, prefetches).map_err(unusable)
 }
 
-/// A snapshot without the content of disks fits only the disks of its moment. Why they are not that any more.
-pub fn changed_disks(manifest: &Manifest) -> Option<String> {
-    disks::changed(&manifest.disks, &manifest.launch.cwd)
+/// Why the disks that there are keep a snapshot from being restored without force, if they do.
+pub fn changed_disks(registry: &Registry, manifest: &Manifest) -> Option<String> {
+    let of_layers = || match registry.images.layers() {
+        Ok(layers) => check_restore(manifest, &layers, false, None).err().map(|error| in_full(error.as_ref())),
+        Err(error) => Some(error.message),
+    };
+    disks::changed(&manifest.disks, &manifest.launch.cwd).or_else(of_layers)
 }
 
+/// A snapshot without the content of disks fits only the disks of its moment.
 fn check_disks(manifest: &Manifest, request: &RestoreRequest) -> Result<(), ApiError> {
-    match changed_disks(manifest).filter(|_| !request.force) {
+    match disks::changed(&manifest.disks, &manifest.launch.cwd).filter(|_| !request.force) {
         None => Ok(()),
         Some(why) => {
             let hint = "the memory of that moment does not fit these disks; --force restores it all the same";
             Err(refused(format!("{} cannot be restored: {why}", request.from), Some(hint)))
         }
+    }
+}
+
+/// The file that a disk's name stands for is as it was, and QEMU may write to an overlay of it since.
+fn check_unmoved(manifest: &Manifest, running: &Record, request: &RestoreRequest) -> Result<(), ApiError> {
+    let has_moved = |file: &str| running.disks.iter().any(|moved| moved.file == file);
+    match manifest.disks.iter().find(|disk| disk.layer.is_none() && has_moved(&disk.file)) {
+        Some(disk) if !request.force => {
+            let what = format!("{} cannot be restored: the disk {} has gone on since", request.from, disk.file);
+            Err(refused(what, Some("the memory of that moment does not fit it; --force restores it all the same")))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -73,7 +73,7 @@ pub fn take(registry: &Arc<Registry>, vm: &str, request: &CreateSnapshot) -> Res
 /// As [`take`].
 pub fn take_automatic(registry: &Arc<Registry>, vm: &str, with_disks: bool) -> Result<String, ApiError> {
     let name = format!("{AUTOSNAPSHOT_PREFIX}{}", time::compact(now_ms()));
-    let taking = Taking::check(registry, SnapshotName::new(vm, name), with_disks)?;
+    let taking = Taking::check(registry, SnapshotName::new(vm, name), Some(with_disks))?;
     let taking = Taking { automatic: true, ..taking };
     taking.run()?;
     Ok(taking.name.name)
@@ -100,7 +100,11 @@ struct Taking<'a> {
 
 impl<'a> Taking<'a> {
     /// Step 1, as far as it needs no room on the disk.
-    fn check(registry: &'a Arc<Registry>, name: SnapshotName, with_disks: bool) -> Result<Taking<'a>, ApiError> {
+    fn check(
+        registry: &'a Arc<Registry>,
+        name: SnapshotName,
+        with_disks: Option<bool>,
+    ) -> Result<Taking<'a>, ApiError> {
         let refuse = |why: String, hint| refused(format!("no snapshot of {}: {why}", name.vm), hint);
         let Ready { id, record, handle, qmp } = registry.ready_for(&name.vm, OperationKind::Snapshot)?;
         let unstartable = |why: String| refuse(format!("nobody could start it again: {why}"), None);
@@ -116,13 +120,18 @@ impl<'a> Taking<'a> {
         let qemu = state::machine(&qmp).map_err(asked)?;
         let overlays = RefCell::new(TakingDisks::none(&launch));
         let disks = match with_disks {
-            true => Some(find(&qmp, &record, &launch).map_err(|error| {
+            Some(true) => Some(find(&qmp, &record, &launch).map_err(|error| {
                 let hint = "--no-disks takes it without the content of disks; keep a copy of them yourself then";
                 refuse(in_full(error.as_ref()), Some(hint))
             })?),
-            false => {
+            said => {
                 // It is asked again when the VM stands still; here it is found out whether there will be an answer.
-                disks::writable(&qmp, &launch.cwd, &record.disks).map_err(asked)?;
+                let writable = disks::writable(&qmp, &launch.cwd, &record.disks).map_err(asked)?;
+                if let (None, Some(disk)) = (said, writable.first()) {
+                    let hint = "--disks takes the content of disks too, each of which gets an overlay; --no-disks takes the \
+                                snapshot without, which fits only disks that nobody has written since";
+                    return Err(refuse(format!("it has writable disks, such as {}", disk.file), Some(hint)));
+                }
                 None
             }
         };

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pagoda_api::types::{ApiError, Snapshot, SnapshotStage};
 use pagoda_image::ImageId;
+use pagoda_image::limits::SNAPSHOTS_PER_VM_MAX;
 
 use super::{remove, take};
 use crate::images::Which;
@@ -76,9 +77,10 @@ fn automatic(registry: &Registry, vm: &str) -> Result<Vec<Snapshot>, ApiError> {
 }
 
 fn remove_oldest(registry: &Registry, vm: &Follower) -> Result<(), String> {
-    let snapshots = automatic(registry, &vm.name).map_err(|error| error.message)?;
+    let mut snapshots = registry.images.list().map_err(|error| error.message)?.snapshots;
+    snapshots.retain(|snapshot| snapshot.vm == vm.name);
     let mut outcome = Ok(());
-    for snapshot in superfluous(&snapshots, vm.timetable.keep) {
+    for snapshot in superfluous(&snapshots, vm.timetable.keep as usize) {
         // By its id: another one may have its name by now.
         let removed = match snapshot.id.parse::<ImageId>() {
             Ok(id) => remove(registry, &Which::Id(id)).map_err(|error| error.message),
@@ -93,16 +95,19 @@ fn remove_oldest(registry: &Registry, vm: &Follower) -> Result<(), String> {
 }
 
 /// Which of a VM's snapshots are not to be kept, of those that were taken by its timetable; the oldest comes first. One that is
-/// lost is worth nothing. One that is damaged is left to its user, and so is one that VMs read.
-fn superfluous(snapshots: &[Snapshot], keep: u32) -> Vec<&Snapshot> {
-    let is_known = |snapshot: &&Snapshot| snapshot.damage.is_none() && snapshot.readers.is_empty();
+/// lost is worth nothing. One that is damaged is left to its user, and so is one that VMs read: neither counts. If a VM has so many
+/// others that there is no room for as many and one more, fewer are kept.
+fn superfluous(snapshots: &[Snapshot], keep: usize) -> Vec<&Snapshot> {
+    let is_ours = |snapshot: &&Snapshot| snapshot.automatic && snapshot.damage.is_none() && snapshot.readers.is_empty();
     let of_stage = |stages: &'static [SnapshotStage]| {
-        snapshots.iter().filter(move |snapshot| stages.contains(&snapshot.stage)).collect::<Vec<_>>()
+        let ours = snapshots.iter().filter(is_ours);
+        ours.filter(move |snapshot| stages.contains(&snapshot.stage)).collect::<Vec<_>>()
     };
-    let whole = of_stage(&[SnapshotStage::Filled, SnapshotStage::Durable]);
-    let too_many = whole.len().saturating_sub(keep as usize);
-    let lost = of_stage(&[SnapshotStage::Lost]);
-    lost.into_iter().chain(whole.into_iter().take(too_many)).filter(is_known).collect()
+    let (lost, whole) = (of_stage(&[SnapshotStage::Lost]), of_stage(&[SnapshotStage::Filled, SnapshotStage::Durable]));
+    let others = snapshots.len() - lost.len() - whole.len();
+    let room = SNAPSHOTS_PER_VM_MAX.saturating_sub(others + 1);
+    let too_many = whole.len().saturating_sub(keep.min(room));
+    lost.into_iter().chain(whole.into_iter().take(too_many)).collect()
 }
 
 #[cfg(test)]
@@ -119,7 +124,7 @@ mod tests {
 
     #[test]
     fn the_oldest_whole_ones_go_and_those_that_are_lost() {
-        let check = |snapshots: &[Snapshot], keep: u32, expected: &[&str]| {
+        let check = |snapshots: &[Snapshot], keep: usize, expected: &[&str]| {
             let names: Vec<_> = superfluous(snapshots, keep).iter().map(|of| of.name.as_str()).collect();
             assert_eq!(names, expected);
         };
@@ -137,6 +142,12 @@ mod tests {
         check(&all, 1, &["b", "c"]);
         all[2].damage = Some("cut".into());
         check(&all, 1, &["b"]);
+        check(&all, 0, &["b", "e"]);
+        // Sixteen at most, of which one is to be taken.
+        let mut full: Vec<_> = (0..15).map(|nth| snapshot(&format!("auto-{nth}"), "durable")).collect();
+        check(&full, 15, &[]);
+        full.push(Snapshot { automatic: false, ..snapshot("mine", "durable") });
+        check(&full, 15, &["auto-0"]);
         check(&[snapshot("x", "a stage of a newer daemon")], 0, &[]);
     }
 }

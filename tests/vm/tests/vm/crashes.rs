@@ -173,14 +173,20 @@ fn snapshots_by_a_timetable() -> Result<()> {
     Lab::run("snapshots by a timetable", 1, |lab| {
         const KEEP: usize = 2;
         let daemon = lab.daemon(Folios::Small)?;
-        let run = GuestOptions::new("web1", LONG_WORK).qemu(Qemu::System).dram("160M");
+        // A snapshot cannot have its content.
+        let raw = lab.dir().join("raw.img");
+        std::fs::File::create(&raw)?.set_len(1 << 20)?;
+        let raw = format!("-drive file={},format=raw,if=none,id=d1 -device virtio-blk-pci,drive=d1", raw.display());
+        let run = GuestOptions::new("web1", LONG_WORK).qemu(Qemu::System).dram("160M").more(&raw);
         let guest = start(lab, &daemon, &run)?;
         take(&daemon, "web1", "mine")?;
         wait_durable(&daemon, "web1", "mine")?;
         let every = ["vm", "autosnapshot", "web1", "--every", "1s", "--keep", "2"];
-        command_of(&daemon, &every)?;
+        command_of(&daemon, &[&every[..], &["--disks"]].concat())?;
         daemon.wait_vm("web1", "a refusal is said", wait::HANG, |vm| {
-            vm.autosnapshot.as_ref().is_some_and(|of| of.problem.as_ref().is_some_and(|why| why.contains("disks")))
+            vm.autosnapshot
+                .as_ref()
+                .is_some_and(|of| of.problem.as_ref().is_some_and(|why| why.contains("the disk d1 is raw")))
         })?;
         command_of(&daemon, &[&every[..], &["--no-disks"]].concat())?;
         wait_taken(&daemon, KEEP, 4)?;

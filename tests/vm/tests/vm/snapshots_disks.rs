@@ -86,7 +86,7 @@ fn start(lab: &Lab, daemon: &Daemon, options: &GuestOptions) -> Result<Rc<Guest>
 }
 
 fn take(daemon: &Daemon, name: &str) -> Result<()> {
-    command_of(daemon, &["vm", "snapshot", "web1", "--name", name])
+    command_of(daemon, &["vm", "snapshot", "web1", "--name", name, "--disks"])
 }
 
 /// Waits until the guest has said again how far it is, some times.
@@ -244,13 +244,16 @@ fn what_cannot_be_had_is_refused() -> Result<()> {
             guest.wait_ready()?;
             daemon.wait_vm("web1", "it is attached", wait::HANG, |vm| vm.pid.is_some())?;
             let files = disk.beside("")?;
-            let take = ["vm", "snapshot", "web1", "--name", "none"];
+            let take = ["vm", "snapshot", "web1", "--name", "none", "--disks"];
             wait::until("it can be asked", wait::HANG, || {
                 let said = daemon.run_cli(&take)?;
                 Ok((!String::from_utf8_lossy(&said.stderr).contains("try again in a moment")).then_some(()))
             })?;
             refused(&daemon, &take, says)?;
             refused(&daemon, &take, "--no-disks")?;
+            if says.contains("raw") {
+                refused(&daemon, &take[..5], "it has writable disks").context("it has to be said")?;
+            }
             ensure!(disk.beside("")? == files, "{:?}", disk.beside("")?);
             guest.kill9()?;
             daemon.wait_gone("web1")
@@ -277,7 +280,7 @@ fn a_full_disk_is_refused() -> Result<()> {
         let mut file = fs::File::create(&filler)?;
         while std::io::Write::write_all(&mut file, &[7; 4096]).is_ok() {}
         drop(file);
-        let done = daemon.run_cli(&["vm", "snapshot", "web1", "--name", "none"])?;
+        let done = daemon.run_cli(&["vm", "snapshot", "web1", "--name", "none", "--disks"])?;
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
         ensure!(done.status.code() == Some(6) && said.contains("No space left"), "{}: {said}", done.status);
         ensure!(disk.beside("pagoda")?.is_empty(), "{:?}", disk.beside("pagoda")?);
@@ -303,7 +306,7 @@ fn killed_while_one_is_taken_with_disks() -> Result<()> {
         let mut last = None;
         for moment in MOMENTS {
             let name = format!("{moment:?}").to_lowercase();
-            let mut taking = take_until(&daemon, &name, moment, &[])?;
+            let mut taking = take_until(&daemon, &name, moment, &["--disks"])?;
             daemon.kill9()?;
             taking.wait().context("wait for the command")?;
             daemon.start_again()?;
@@ -339,7 +342,7 @@ fn qemu_killed_while_one_is_taken_with_disks() -> Result<()> {
             let options = options(Qemu::System, &disk, "native");
             let guest = start(lab, &daemon, &options)?;
             let name = format!("{moment:?}").to_lowercase();
-            let mut taking = take_until(&daemon, &name, moment, &[])?;
+            let mut taking = take_until(&daemon, &name, moment, &["--disks"])?;
             guest.kill9()?;
             taking.wait().context("wait for the command")?;
             daemon.wait_gone("web1").with_context(|| name.clone())?;

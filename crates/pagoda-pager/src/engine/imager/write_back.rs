@@ -10,7 +10,8 @@ use crate::threads;
 
 /// How often it looks for something to write back: less comes meanwhile than filling waits for.
 pub const LOOK: Duration = Duration::from_millis(20);
-/// How long the end of a VM waits for the disk to take a piece.
+/// How long the end of a VM waits for the disk to take a piece. Behind that nobody waits for it: the thread itself says so if the
+/// disk fails.
 const END_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -57,19 +58,18 @@ impl WriteBack {
         self.shared.is_over.store(true, Ordering::Release);
     }
 
-    /// Does so, and waits.
+    /// Waits until it has ended, as it was told to, or until the disk has not answered for long.
     ///
     /// # Errors
-    /// The disk's, or it does not answer.
+    /// The disk's.
     pub fn wait_ended(&self) -> Result<(), String> {
-        self.end();
         let begun = Instant::now();
         loop {
             match self.progress() {
                 Progress::Ended => return Ok(()),
                 Progress::Failed(why) => return Err(why),
                 Progress::Works if begun.elapsed() < END_MAX => std::thread::sleep(LOOK),
-                Progress::Works => return Err(format!("its disk did not answer within {} s", END_MAX.as_secs())),
+                Progress::Works => return Ok(()),
             }
         }
     }
@@ -95,7 +95,12 @@ fn work(shared: &Shared) -> Result<(), String> {
         match shared.ledger.write_back() {
             Ok(true) => {}
             Ok(false) => std::thread::sleep(LOOK),
-            Err(error) => return Err(error.to_string()),
+            Err(error) => {
+                // By itself: nobody hears of this error a second time, and the engine may have ended.
+                let why = error.to_string();
+                let _ = shared.ledger.lose(&why);
+                return Err(why);
+            }
         }
     }
     Ok(())

@@ -238,7 +238,10 @@ impl Queue {
     /// A thread that had nothing to do for a while ends, with a buffer. False: it is one of those that stay.
     pub fn retire(&mut self, worker: WorkerIdx) -> bool {
         let is_idle = self.question.is_none() && self.demand.is_empty() && self.ahead.is_empty();
-        let retires = is_idle && self.workers() > WORKERS;
+        // Those that work may wait for a disk that does not answer, and nobody makes a thread for what comes then.
+        let others = (0..).map(WorkerIdx).zip(&self.workers).filter(|(other, _)| *other != worker);
+        let has_spare = others.into_iter().any(|(_, other)| matches!(other, Some(Worker::Idle)));
+        let retires = is_idle && has_spare && self.workers() > WORKERS;
         if retires {
             self.remove_worker(worker);
             self.buffers_made -= usize::from(self.buffers.pop().is_some());
