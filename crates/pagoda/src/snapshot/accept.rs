@@ -52,7 +52,9 @@ fn text(of: &SnapshotLaunch) -> String {
         lines.push(("share group", escaped(group)));
     }
     // All that its user had set, for what is not named above.
-    lines.push(("settings", escaped(&serde_json::to_string(spec).unwrap_or_else(|error| error.to_string()))));
+    let settings = serde_json::to_string(spec).unwrap_or_else(|error| error.to_string());
+    // JSON itself has no control characters.
+    lines.push(("settings", if settings.is_ascii() { settings } else { escaped(&settings) }));
     lines_text(&lines)
 }
 
@@ -86,6 +88,7 @@ word           "\u{1b}[2J"
 word           "x\u{202e}y"
 dram           1G
 share group    g
+settings       {"dram":1073741824,"policy":{"min":0},"share_group":"g","reserve_swap":false}
 "#;
         assert_eq!(text(&of), expected);
     }
