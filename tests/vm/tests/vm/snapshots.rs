@@ -144,7 +144,7 @@ fn a_chain_of_snapshots() -> Result<()> {
 fn filled_by_the_next_daemon() -> Result<()> {
     Lab::run("filled by the next daemon", 1, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
-        let options = options("web1", Qemu::System);
+        let options = GuestOptions::new("web1", OUTLIVES_DAEMONS).qemu(Qemu::System).dram(DRAM);
         let guest = start(lab, &daemon, &options)?;
         for name in ["one", "two", "three"] {
             take(&daemon, "web1", name)?;
