@@ -52,7 +52,7 @@ impl Diff {
                 image.places_of(chunk).map_err(|source| DiffError::Unreadable { image: image_id, source })
             };
             let (before, after) = (places(first)?, places(second)?);
-            for (index, (before, after)) in (0..CHUNK_PAGES as u64).zip(before.iter().zip(&after)) {
+            for (index, (before, after)) in (0..CHUNK_PAGES).zip(before.iter().zip(&after)) {
                 let page = chunk.first_page().0 + index;
                 if page < pages {
                     diff.count(*before, *after)

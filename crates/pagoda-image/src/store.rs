@@ -292,13 +292,12 @@ impl Store {
     /// syncs the name last: one that was killed before that left a name that a crash of the host may take back.
     fn sync_manifests(&self) -> Result<(), ImageError> {
         for id in self.names()?.ids {
-            match open_image(&self.dir, id) {
-                Ok(dir) => self.disk.sync_dir(dir.as_fd()).map_err(|source| {
+            // Else it was removed meanwhile; or nobody could read its manifest, and so nobody relies on it.
+            if let Ok(dir) = open_image(&self.dir, id) {
+                self.disk.sync_dir(dir.as_fd()).map_err(|source| {
                     let what = format!("directory of {id}");
                     ImageError::Directory { what, source }
-                })?,
-                // It was removed meanwhile; or nobody could read its manifest, and so nobody relies on it.
-                Err(_) => {}
+                })?;
             }
         }
         Ok(())
