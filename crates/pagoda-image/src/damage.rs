@@ -88,6 +88,9 @@ pub enum ImageError {
     /// The disk's error.
     #[error("{file}, offset {}: {source}", offset.0)]
     Io { file: ImageFile, offset: Bytes, source: io::Error },
+    /// The disk failed when the file was synced. What the disk has of it is not known, and the kernel says so once.
+    #[error("{file} was not synced: {source}")]
+    NotSynced { file: ImageFile, source: io::Error },
     /// It was given up while the VM ran.
     #[error("the image is lost: {why}")]
     Lost { why: String },
@@ -111,6 +114,7 @@ impl ImageError {
         match self {
             ImageError::Damaged(damage) => damage,
             ImageError::Io { file, offset, source } => Damage::of_file(file, offset, source.to_string()),
+            ImageError::NotSynced { file, source } => Damage::of_file(file, Bytes::ZERO, source.to_string()),
             other => Damage::of_file(ImageFile::Manifest, Bytes::ZERO, other.to_string()),
         }
     }

@@ -219,7 +219,9 @@ impl Ledger {
 
     /// All but the manifest.
     fn sync_files(&self) -> Result<(), ImageError> {
-        let sync = |file: ImageFile, opened: &File| self.disk.sync_file(opened).map_err(ImageError::io(file, 0));
+        let sync = |file: ImageFile, opened: &File| {
+            self.disk.sync_file(opened).map_err(|source| ImageError::NotSynced { file, source })
+        };
         sync(ImageFile::Pages, &self.pages)?;
         sync(ImageFile::Map, &self.map)?;
         self.marks.as_ref().map_or(Ok(()), |marks| sync(ImageFile::Inherited, marks))?;
@@ -272,6 +274,10 @@ impl Ledger {
         let mut current = self.lock();
         // Without a manifest there is no image.
         let Some(manifest) = current.as_mut() else { return true };
+        // Others have this image open as well, and may have written its manifest since.
+        if let Ok(newest) = read_manifest(&self.dir, self.id) {
+            *manifest = newest;
+        }
         if manifest.stage != Stage::Lost {
             if !manifest.stage.leads_to(Stage::Lost) {
                 return true;

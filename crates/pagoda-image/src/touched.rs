@@ -20,7 +20,7 @@ pub(crate) const TOUCHED: &str = "touched";
 /// The same before it is complete.
 pub(crate) const NEW_TOUCHED: &str = "touched.new";
 const MAGIC: &[u8; 16] = b"pagoda-touched-1";
-/// Magic, the image's id, the number of runs, and four bytes that are 0.
+/// Magic, the image's id and the number of runs.
 const HEAD_BYTES: usize = 40;
 const RUN_BYTES: usize = 8;
 const SUM_BYTES: usize = 8;

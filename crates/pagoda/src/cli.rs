@@ -52,7 +52,7 @@ Exit status:
   3  the daemon, or the etcd of a cluster, cannot be reached
   4  there is no VM, snapshot, disk or server of that name
   5  there is no room for the VM or the snapshot; the message says what is missing
-  6  a snapshot, its restore or its removal was refused, and nothing was changed
+  6  a snapshot, its restore, removal, export or import was refused, and nothing was changed
   7  a snapshot was begun and given up, and its VM runs where it was; or the file of an import stopped coming
 `run` ends with the status of the program it starts.";
 

@@ -32,7 +32,7 @@ use pagoda_image::{DiskFile, Image, ImageId, Listed, Listing, Manifest, RoomLimi
 use self::admission::{Admission, Admitted, NewImage};
 pub use self::error::{failed, refused};
 use self::error::{in_use, no_image, no_such_snapshot};
-use self::finishing::Finishing;
+use self::finishing::{Finishing, chain_of};
 pub use self::parents::Held;
 use self::parents::Parents;
 use self::readers::{Readers, Reading};
@@ -481,13 +481,24 @@ impl Images {
         }
     }
 
-    /// The same. An image whose disk fails is lost: what it has of it is not known, and no later try tells.
+    /// The same. An image whose disk fails is lost: what the disk has of it is not known, and no later try tells. It stays, and is
+    /// not durable, while VMs read it or one that refers to it.
     fn sync(&self, store: &Store, id: ImageId) {
-        if let Err((id, why)) = self.finishing.make_durable(store, id)
-            && let Err(error) = self.lose(id, &format!("its disk failed when it was made durable: {why}"))
-        {
-            tracing::warn!("{}", error.message);
+        let Err((id, why)) = self.finishing.make_durable(store, id) else { return };
+        match self.lose_unless_read(id, &format!("it could not be made durable: {why}")) {
+            Ok(()) => self.finishing.is_noted(id),
+            Err(error) => tracing::warn!("{}", error.message),
         }
+    }
+
+    fn lose_unless_read(&self, id: ImageId, why: &str) -> Result<(), ApiError> {
+        let refers = |listed: &&Listed| self.store().is_ok_and(|store| chain_of(store, listed.id).contains(&id));
+        let is_read = |listed: &Listed| !self.readers.of(listed.id).is_empty();
+        if let Some(read) = self.listing()?.images.iter().filter(refers).find(|listed| is_read(listed)) {
+            let what = format!("the image {id} may be damaged ({why}), and is kept for who reads {}", read.id);
+            return Err(ApiError::new(ErrorCode::Internal, what, None));
+        }
+        self.lose(id, why)
     }
 
     /// What a disk did not take when it was due.

@@ -85,8 +85,7 @@ impl Timetables {
                     kept.taken += 1;
                 }
                 Err(why) => {
-                    // A VM may have too many snapshots for one more.
-                    (kept.not_taken, kept.must_remove) = (Some(why), true);
+                    kept.not_taken = Some(why);
                     kept.failures += 1;
                 }
             }
@@ -131,7 +130,7 @@ impl Kept {
             name: vm.name.clone(),
             timetable: vm.timetable,
             due,
-            // A VM that was restored has the timetable of that time, which may keep fewer.
+            // Not before one is taken: a restored VM has the timetable of that time, which may keep fewer than there are.
             must_remove: false,
             last: None,
             taken: 0,
@@ -212,9 +211,7 @@ mod tests {
         let (timetables, begin) = (Timetables::default(), Instant::now());
         timetables.follow(&[vm(60)], begin, |_| None);
         assert!(timetables.to_remove().is_empty(), "a VM that was restored may keep fewer than before");
-        timetables.ended(ID, begin, Err("too many".into()));
-        assert_eq!(timetables.to_remove(), [vm(60)], "there may be no room for one more");
-        timetables.removed(ID, Ok(()));
+        timetables.ended(ID, begin, Err("x".into()));
         assert!(timetables.to_remove().is_empty());
         timetables.ended(ID, begin, Ok("auto-1".into()));
         assert_eq!(timetables.to_remove(), [vm(60)]);

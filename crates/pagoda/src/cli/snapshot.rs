@@ -51,7 +51,7 @@ pub struct TakeSnapshot {
 }
 
 impl TakeSnapshot {
-    /// Nothing: its user has not said.
+    /// What `--disks` or `--no-disks` says; `None`: neither was given.
     pub fn wants_disks(&self) -> Option<bool> {
         (self.disks || self.no_disks).then_some(self.disks)
     }
@@ -124,7 +124,7 @@ pub struct Rollback {
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
 Examples:
-  pagoda vm snapshot web1 --name before-upgrade               takes one
+  pagoda vm snapshot web1 --name before-upgrade --disks       takes one
   pagoda snapshot ls
   pagoda snapshot verify web1/before-upgrade                  is all of it as it was written?
   pagoda vm restore web1 --from before-upgrade                starts the VM from it

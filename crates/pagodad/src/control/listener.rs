@@ -21,7 +21,7 @@ const CONNECTIONS_MAX: usize = 64;
 /// Longest silence on a connection of the control socket: more than the slowest request takes. A request that is worked on is
 /// silence too, and so is a file that is exported to a program which waits for a passphrase. The client waits for an hour.
 pub(super) const REQUEST_MAX: Duration = Duration::from_mins(61);
-/// The same of who reads metrics: about as long as the usual pause between two scrapes.
+/// The same of who has not said anything yet, and of who reads metrics: about as long as the usual pause between two scrapes.
 pub(super) const SCRAPE_PAUSE: Duration = Duration::from_secs(60);
 
 /// Bounds `L`.
@@ -50,7 +50,7 @@ where
             // Fails only for a closed semaphore, which this one never is.
             if let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await {
                 let (stream, addr) = self.listener.accept().await;
-                let (idle_max, idle) = (self.idle_max, Box::pin(sleep(self.idle_max)));
+                let (idle_max, idle) = (self.idle_max, Box::pin(sleep(SCRAPE_PAUSE)));
                 return (Connection { stream, idle, idle_max, _permit: permit }, addr);
             }
         }

@@ -87,8 +87,8 @@ fn find_one(device: &Value, record: &Record, launch: &Launch) -> Result<Found> {
         inserted.get("backing_file_depth").and_then(Value::as_u64).with_context(|| format!("the chain of {name}"))?;
     ensure!(
         depth + 2 <= CHAIN_MAX,
-        "the disk {name} has {} files one behind the other, and {CHAIN_MAX} are the most: `qemu-img convert -O qcow2` makes it one \
-         file when the VM has ended",
+        "the disk {name} has {} files one behind the other, and with an overlay that is more than {CHAIN_MAX}: \
+         `qemu-img convert -O qcow2` makes it one file when the VM has ended",
         depth + 1
     );
     let cache = |field: &str| inserted.get("cache")?.get(field)?.as_bool();

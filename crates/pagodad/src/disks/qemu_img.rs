@@ -32,7 +32,9 @@ impl QemuImg {
         let beside = Path::new(qemu).parent().filter(|dir| dir.is_absolute()).map(Path::to_owned);
         let directories = DIRECTORIES.iter().map(PathBuf::from).chain(beside);
         let program = directories.map(|dir| dir.join("qemu-img")).find(|program| program.is_file());
-        let program = program.context("there is no qemu-img, which makes overlays: install it (qemu-utils)")?;
+        let program = program.context(
+            "there is no qemu-img, which makes overlays and says who has a disk open: install it (qemu-utils)",
+        )?;
         Ok(QemuImg { program, user })
     }
 

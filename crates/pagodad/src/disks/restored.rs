@@ -106,9 +106,9 @@ impl Disk {
     }
 }
 
-/// That disks could be put back, and that nothing is lost by it that no snapshot has. `layers` are those of all snapshots: a disk that is
-/// one of them has a second name by that. With
-/// `force`, what would be lost is kept aside. Of the disks of a VM that is `rolled_back`, what is lost is lost by its user's wish.
+/// Checks that the disks can be put back without losing content that no snapshot has. `layers` are those of all snapshots: a disk
+/// that is the same file as one of them loses nothing. With `force`, what would be lost is kept aside. In a rollback the VM's own disks
+/// are given up by its user's wish.
 ///
 /// # Errors
 /// Why not.

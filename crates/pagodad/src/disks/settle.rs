@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use pagoda_api::in_full;
@@ -17,13 +18,77 @@ use super::user::User;
 use super::words;
 use crate::record::{FileId, MovedDisk, Record};
 
-/// VMs that have ended, and whose disks do not have their names.
+/// The first pause between two attempts, and the longest: each may wait for a file system, and leave a process that does.
+const PAUSE: Duration = Duration::from_secs(5);
+const PAUSE_MAX: Duration = Duration::from_secs(600);
+
+/// VMs that have ended, and whose disks do not have their names. Nobody waits for a disk while this is locked.
 #[derive(Debug, Default)]
-pub struct Unsettled(Mutex<BTreeMap<String, Record>>);
+pub struct Unsettled(Mutex<BTreeMap<String, Ended>>);
+
+/// One of them.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    pub record: Record,
+    /// It ended while no daemon ran: its swap file and others are there still.
+    pub has_files: bool,
+    /// Why its disks could not be settled, if that was tried.
+    why: Option<String>,
+    is_tried: bool,
+    due: Instant,
+    pause: Duration,
+}
 
 impl Unsettled {
-    /// Held while such a VM's disks are looked at and its record is removed: so no new VM of its name comes in between.
-    pub fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Record>> {
+    /// Notes a VM, or what is left of one. `why`: it was tried, and failed.
+    pub fn insert(&self, record: Record, has_files: bool, why: Option<String>) {
+        let due = Instant::now() + if why.is_some() { PAUSE } else { Duration::ZERO };
+        let ended = Ended { record, has_files, why, is_tried: false, due, pause: PAUSE };
+        self.lock().insert(ended.record.name.clone(), ended);
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<Record> {
+        self.lock().values().map(|ended| ended.record.clone()).collect()
+    }
+
+    /// The names of those that are to be tried now.
+    pub fn due(&self) -> Vec<String> {
+        let now = Instant::now();
+        self.lock().iter().filter(|(_, ended)| ended.due <= now).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Somebody tries one. `None`: there is none of this name.
+    ///
+    /// # Errors
+    /// Somebody else does.
+    pub fn begin(&self, name: &str) -> Result<Option<Ended>, String> {
+        let mut all = self.lock();
+        let Some(ended) = all.get_mut(name) else { return Ok(None) };
+        if std::mem::replace(&mut ended.is_tried, true) {
+            return Err("they are being put in order".to_owned());
+        }
+        Ok(Some(ended.clone()))
+    }
+
+    /// The attempt has ended, and the VM is forgotten if it `is_over`. Why it is not.
+    ///
+    /// # Errors
+    /// The reason of this or an earlier attempt.
+    pub fn end(&self, name: &str, is_over: bool, why: Option<String>) -> Result<(), String> {
+        let mut all = self.lock();
+        if is_over {
+            all.remove(name);
+            return Ok(());
+        }
+        let Some(ended) = all.get_mut(name) else { return Ok(()) };
+        (ended.is_tried, ended.due) = (false, Instant::now() + ended.pause);
+        ended.pause = (ended.pause * 2).min(PAUSE_MAX);
+        ended.why = why.or(ended.why.take());
+        Err(ended.why.clone().unwrap_or_else(|| "its record cannot be removed".to_owned()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Ended>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

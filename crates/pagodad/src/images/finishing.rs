@@ -1,6 +1,6 @@
 //! What happens to images behind their VMs' backs: filled ones are made durable, and those that nobody fills any more are lost.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use pagoda_api::in_full;
@@ -20,7 +20,7 @@ pub struct Finishing {
     to_be_marked: Mutex<BTreeSet<ImageId>>,
     /// Images whose disk reported an error when they were synced. The kernel tells that once, and takes what was not written for
     /// written: another try would succeed.
-    failed: Mutex<BTreeSet<ImageId>>,
+    failed: Mutex<BTreeMap<ImageId, String>>,
 }
 
 impl Finishing {
@@ -74,23 +74,37 @@ impl Finishing {
     /// Makes a filled image outlive the host. It waits for the disk.
     ///
     /// # Errors
-    /// The disk failed, so that nobody knows what it has of this image: the caller loses it. Other failures are tried again.
+    /// An image that is lost by that, and why: the disk failed, so that nobody knows what it has of it, or it refers to one that is
+    /// lost. It is said again each time, until its files say it. Other failures are tried again.
     pub fn make_durable(&self, store: &Store, id: ImageId) -> Result<(), (ImageId, String)> {
         let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lost = None;
         for id in chain_of(store, id) {
-            if self.lock_failed().contains(&id) {
-                return Ok(());
+            if let Some(why) = self.lock_failed().get(&id) {
+                return Err((id, why.clone()));
+            }
+            match (stage_in(store, id), &lost) {
+                (Some(Stage::Lost), _) => lost = Some(id),
+                (Some(Stage::Filled), Some(parent)) => {
+                    return Err((id, format!("the image {parent} that it refers to is lost")));
+                }
+                _ => {}
             }
             let Err(error) = make_one_durable(store, id) else { continue };
             let why = in_full(error.as_ref());
-            if matches!(error.downcast_ref(), Some(ImageError::Io { .. })) {
-                self.lock_failed().insert(id);
+            if matches!(error.downcast_ref(), Some(ImageError::NotSynced { .. })) {
+                self.lock_failed().insert(id, why.clone());
                 return Err((id, why));
             }
             tracing::warn!(image = %id, "make a snapshot durable, tried again: {why}");
             break;
         }
         Ok(())
+    }
+
+    /// That an image is lost is known by its files now.
+    pub fn is_noted(&self, id: ImageId) {
+        self.lock_failed().remove(&id);
     }
 
     /// The images that were filled in this life of the host, and are to be made durable.
@@ -101,7 +115,7 @@ impl Finishing {
         due.map(|listed| listed.id).collect()
     }
 
-    fn lock_failed(&self) -> MutexGuard<'_, BTreeSet<ImageId>> {
+    fn lock_failed(&self) -> MutexGuard<'_, BTreeMap<ImageId, String>> {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -120,7 +134,7 @@ fn make_one_durable(store: &Store, id: ImageId) -> anyhow::Result<()> {
 
 /// The image and those that it refers to, as far as they can be read, the last of them first: what an image refers to has to be
 /// durable before it.
-fn chain_of(store: &Store, id: ImageId) -> Vec<ImageId> {
+pub fn chain_of(store: &Store, id: ImageId) -> Vec<ImageId> {
     let mut chain = vec![id];
     while chain.len() < CHAIN_MAX
         && let Some(parent) = store.ledger(chain[chain.len() - 1]).ok().and_then(|ledger| ledger.parent())
@@ -129,6 +143,10 @@ fn chain_of(store: &Store, id: ImageId) -> Vec<ImageId> {
     }
     chain.reverse();
     chain
+}
+
+fn stage_in(store: &Store, id: ImageId) -> Option<Stage> {
+    store.ledger(id).ok()?.manifest().map(|manifest| manifest.stage)
 }
 
 fn stage_of(listed: &Listed) -> Option<Stage> {

@@ -88,8 +88,7 @@ impl NewVm<'_> {
     pub fn make(mut self) -> Result<CreatedVm, ApiError> {
         let (registry, record) = (self.registry, self.record.clone());
         let (name, token) = (record.name.clone(), record.token);
-        registry.reap_name(&name);
-        registry.making.wait_until_removed(&name);
+        registry.wait_if_over(&name);
         registry.check_disks_free(&name, record.launch.as_ref(), None)?;
         let reservation = registry.reserve(&name, &record)?;
         let vm = registry.make(record, self.source.take(), self.disks.take(), reservation.id)?;

@@ -39,35 +39,48 @@ impl Registry {
         if let Err(error) = self.records.write(&rest).and_then(|()| self.sync_records()) {
             tracing::warn!(vm = %name, "write what is left of its record: {}", in_full(error.as_ref()));
         }
-        self.unsettled.lock().insert(name, rest);
+        self.unsettled.insert(rest, false, Some(why));
     }
 
-    /// A VM ended while no daemon ran. Its disks, and its other files, are looked at by a thread that may wait for them.
+    /// A VM ended while no daemon ran. Its disks, and its other files, are seen to by a thread that may wait for them.
     pub(super) fn settle_later(&self, record: Record) {
-        self.unsettled.lock().insert(record.name.clone(), record);
+        self.unsettled.insert(record, true, None);
     }
 
-    /// Tries again to give the disks of VMs that have ended their names. It may wait for these disks, and holds no lock meanwhile.
+    /// Tries again to give the disks of VMs that have ended their names. For a thread of its own: it may wait for these disks.
     pub fn settle_disks_again(&self) {
-        let ended: Vec<Record> = self.unsettled.lock().values().cloned().collect();
-        for record in ended {
-            let name = &record.name;
-            let is_given_up = !self.records.path(name).exists();
-            if !is_given_up && disks::settle(record.launch.as_ref(), &record.disks).is_err() {
-                continue;
-            }
-            let mut unsettled = self.unsettled.lock();
-            if unsettled.get(name).is_none_or(|of| of.token != record.token) {
-                continue;
-            }
-            unsettled.remove(name);
-            if is_given_up {
-                continue;
-            }
-            tracing::info!(vm = %name, "its disks have their newest content under their names");
-            // Until the record is gone nobody can have its name.
-            self.forget(&Record { disks: Vec::new(), ..record });
+        for name in self.unsettled.due() {
+            // What fails is said when it fails first.
+            let _ = self.settle_ended(&name);
         }
+    }
+
+    /// Gives the disks of a VM that has ended their names, if there is one of this name. It waits for these disks.
+    ///
+    /// # Errors
+    /// Why they do not have them.
+    pub fn settle_ended(&self, name: &str) -> Result<(), String> {
+        let Some(ended) = self.unsettled.begin(name)? else { return Ok(()) };
+        let (record, path) = (&ended.record, self.records.path(name));
+        let without_disks = || Record { disks: Vec::new(), ..record.clone() };
+        // Its user has removed the record, and does not want the content.
+        let is_given_up = !path.exists();
+        let mut why = None;
+        match (is_given_up, ended.has_files) {
+            (true, false) => {}
+            (true, true) => self.forget(&without_disks()),
+            // It says what fails, and keeps what is left.
+            (false, true) => self.forget(record),
+            (false, false) => match disks::settle(record.launch.as_ref(), &record.disks) {
+                Ok(()) => self.forget(&without_disks()),
+                Err(error) => why = Some(in_full(error.as_ref())),
+            },
+        }
+        let is_over = !path.exists();
+        if is_over && !is_given_up {
+            tracing::info!(vm = %name, "its disks have their newest content under their names");
+        }
+        self.unsettled.end(name, is_over, why)
     }
 
     /// That the disks of a new VM are nobody else's, as far as this daemon knows of disks. `but` is about to end.
@@ -75,22 +88,16 @@ impl Registry {
     /// # Errors
     /// Whose one is.
     pub fn check_disks_free(&self, name: &str, launch: Option<&Launch>, but: Option<VmId>) -> Result<(), ApiError> {
-        self.settle_disks_again();
+        let names_one = |record: &Record| launch.is_some_and(|launch| disks::in_use(record, launch).is_some());
+        for ended in self.unsettled.all().iter().filter(|ended| ended.name == name || names_one(ended)) {
+            self.settle_ended(&ended.name).map_err(|why| {
+                let problem = format!("the disks of {}, which has ended, are not in order: {why}", ended.name);
+                ApiError::new(ErrorCode::Refused, problem, Some("put that right, and try again"))
+            })?;
+        }
         let Some(launch) = launch else { return Ok(()) };
         let has_moved = |vm: &&Vm| !vm.record.disks.is_empty() && Some(vm.governed.id) != but;
         let running: Vec<Record> = self.lock().values().filter(has_moved).map(|vm| vm.record.clone()).collect();
-        let ended: Vec<Record> = self.unsettled.lock().values().cloned().collect();
-        for record in &ended {
-            let is_meant = record.name == name || disks::in_use(record, launch).is_some();
-            if let Some(why) = is_meant.then(|| disks::settle(record.launch.as_ref(), &record.disks).err()).flatten() {
-                let problem = format!(
-                    "the disks of {}, which has ended, are not in order: {}",
-                    record.name,
-                    in_full(why.as_ref())
-                );
-                return Err(ApiError::new(ErrorCode::Refused, problem, Some("put that right, and try again")));
-            }
-        }
         match running.iter().find_map(|record| Some((record, disks::in_use(record, launch)?))) {
             None => Ok(()),
             Some((record, disk)) => {

@@ -56,6 +56,12 @@ impl Registry {
         }
     }
 
+    /// The same, and waits until its files are gone: a VM of that name is there or not.
+    pub fn wait_if_over(&self, name: &str) {
+        self.reap_name(name);
+        self.making.wait_until_removed(name);
+    }
+
     /// The caller has the VM's writing lock.
     fn end_if_over(&self, id: VmId) {
         let vms = self.lock();

@@ -136,7 +136,9 @@ fn not_imported(error: ImportError) -> ApiError {
             refused(what, Some("the file is not as `pagoda snapshot export` wrote it: copy it or export it again"))
         }
         ImportError::File(FileError::Io { .. }) => ApiError::new(ErrorCode::GivenUp, what, None),
-        ImportError::Image(ImageError::Io { source, .. }) if is_full(&source) => {
+        ImportError::Image(ImageError::Io { source, .. } | ImageError::NotSynced { source, .. })
+            if is_full(&source) =>
+        {
             ApiError::new(ErrorCode::NoRoom, what, Some("see `pagoda snapshot ls`"))
         }
         ImportError::Image(_) => ApiError::new(ErrorCode::Internal, what, None),

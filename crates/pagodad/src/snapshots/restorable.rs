@@ -10,6 +10,8 @@ use crate::registry::Registry;
 /// # Errors
 /// The directory of images cannot be used; the VM has no snapshot.
 pub fn restorable(registry: &Registry, vm: &str) -> Result<Restorable, ApiError> {
+    // What a VM of this name wrote last has the disk's name by then, or a reason why not is in its log.
+    let _ = registry.settle_ended(vm);
     let all = registry.images.list()?.snapshots;
     let of_vm: Vec<&Snapshot> = all.iter().filter(|snapshot| snapshot.vm == vm).collect();
     if of_vm.is_empty() {

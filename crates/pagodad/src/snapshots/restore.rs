@@ -6,7 +6,7 @@
 //! ([`super::load()`]) -> the guest goes on. The image stays what it is, so whatever fails after the VM has ended can be tried
 //! again.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, RestoreRequest, VmKind, VmSpec};
@@ -52,8 +52,8 @@ pub fn restore(registry: &Arc<Registry>, request: &RestoreRequest) -> Result<Cre
             roll_back(registry, &running, source, vm, &layered)
         }
         None => {
-            // Two restores at a time would give a disk to both.
-            let _alone = registry.restoring.lock().unwrap_or_else(PoisonError::into_inner);
+            let _alone = layered.alone();
+            registry.wait_if_over(request.vm_name());
             registry.check_disks_free(request.vm_name(), Some(&manifest.launch), None)?;
             check_disks(&manifest, request)?;
             layered.check_free()?;
@@ -75,6 +75,12 @@ struct Layered<'a> {
 impl Layered<'_> {
     fn refused(&self, error: &anyhow::Error) -> ApiError {
         refused(format!("{} cannot be restored: {}", self.request.from, in_full(error.as_ref())), None)
+    }
+
+    /// Two at a time would give a disk to both. Who has none waits for nobody.
+    fn alone(&self) -> Option<MutexGuard<'_, ()>> {
+        let has_layers = self.manifest.disks.iter().any(|disk| disk.layer.is_some());
+        has_layers.then(|| self.registry.restoring.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// That nothing is lost by putting them back.
@@ -191,6 +197,8 @@ fn roll_back(
         let_run_again(registry, running, resume);
         return Err(error);
     }
+    // Until the new VM is known, its disks are nobody's.
+    let _alone = layered.alone();
     end(registry, running)?;
     // Whatever is wrong from here on, something has changed: the VM has ended.
     check_disks(manifest, request).and_then(|()| new.make()).map_err(|error| {

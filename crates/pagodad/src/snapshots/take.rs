@@ -93,7 +93,7 @@ struct Taking<'a> {
     qemu: Qemu,
     is_running: bool,
     automatic: bool,
-    /// The disks whose content it has; nothing: it is taken without.
+    /// The disks whose content it has; `None`: it is taken without.
     disks: Option<Vec<Found>>,
     overlays: RefCell<TakingDisks>,
 }

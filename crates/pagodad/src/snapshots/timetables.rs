@@ -28,13 +28,17 @@ pub fn run(registry: &Arc<Registry>) {
         registry.timetables.follow(&followers, Instant::now(), |vm| age_of_newest(registry, vm));
         // Room first.
         for vm in registry.timetables.to_remove().iter().filter(|vm| is_free(registry, vm)) {
-            let removed = remove_oldest(registry, vm);
+            let removed = remove_oldest(registry, vm, 0);
             if let Err(why) = &removed {
                 tracing::warn!(vm = %vm.name, "remove a snapshot by its timetable: {why}");
             }
             registry.timetables.removed(vm.id, removed);
         }
         for vm in registry.timetables.due(Instant::now()).iter().filter(|vm| is_free(registry, vm)) {
+            // One that is due has room among the VM's snapshots, if one of its own is too many by then.
+            if let Err(why) = remove_oldest(registry, vm, SNAPSHOTS_PER_VM_MAX) {
+                tracing::warn!(vm = %vm.name, "make room for a snapshot by its timetable: {why}");
+            }
             let taken = take::take_automatic(registry, &vm.name, vm.timetable.disks);
             if let Err(error) = &taken {
                 tracing::warn!(vm = %vm.name, "take a snapshot by its timetable: {}", error.message);
@@ -76,9 +80,13 @@ fn automatic(registry: &Registry, vm: &str) -> Result<Vec<Snapshot>, ApiError> {
     Ok(snapshots)
 }
 
-fn remove_oldest(registry: &Registry, vm: &Follower) -> Result<(), String> {
+/// Removes what is not to be kept, if the VM has at least so many snapshots.
+fn remove_oldest(registry: &Registry, vm: &Follower, at_least: usize) -> Result<(), String> {
     let mut snapshots = registry.images.list().map_err(|error| error.message)?.snapshots;
     snapshots.retain(|snapshot| snapshot.vm == vm.name);
+    if snapshots.len() < at_least {
+        return Ok(());
+    }
     let mut outcome = Ok(());
     for snapshot in superfluous(&snapshots, vm.timetable.keep as usize) {
         // By its id: another one may have its name by now.
@@ -96,7 +104,7 @@ fn remove_oldest(registry: &Registry, vm: &Follower) -> Result<(), String> {
 
 /// Which of a VM's snapshots are not to be kept, of those that were taken by its timetable; the oldest comes first. One that is
 /// lost is worth nothing. One that is damaged is left to its user, and so is one that VMs read: neither counts. If a VM has so many
-/// others that there is no room for as many and one more, fewer are kept.
+/// others that there is no room for as many and one more, fewer are kept, and one at least.
 fn superfluous(snapshots: &[Snapshot], keep: usize) -> Vec<&Snapshot> {
     let is_ours = |snapshot: &&Snapshot| snapshot.automatic && snapshot.damage.is_none() && snapshot.readers.is_empty();
     let of_stage = |stages: &'static [SnapshotStage]| {
@@ -106,7 +114,7 @@ fn superfluous(snapshots: &[Snapshot], keep: usize) -> Vec<&Snapshot> {
     let (lost, whole) = (of_stage(&[SnapshotStage::Lost]), of_stage(&[SnapshotStage::Filled, SnapshotStage::Durable]));
     let others = snapshots.len() - lost.len() - whole.len();
     let room = SNAPSHOTS_PER_VM_MAX.saturating_sub(others + 1);
-    let too_many = whole.len().saturating_sub(keep.min(room));
+    let too_many = whole.len().saturating_sub(keep.min(room.max(1)));
     lost.into_iter().chain(whole.into_iter().take(too_many)).collect()
 }
 
@@ -142,12 +150,13 @@ mod tests {
         check(&all, 1, &["b", "c"]);
         all[2].damage = Some("cut".into());
         check(&all, 1, &["b"]);
-        check(&all, 0, &["b", "e"]);
         // Sixteen at most, of which one is to be taken.
         let mut full: Vec<_> = (0..15).map(|nth| snapshot(&format!("auto-{nth}"), "durable")).collect();
         check(&full, 15, &[]);
         full.push(Snapshot { automatic: false, ..snapshot("mine", "durable") });
         check(&full, 15, &["auto-0"]);
-        check(&[snapshot("x", "a stage of a newer daemon")], 0, &[]);
+        full[..14].iter_mut().for_each(|of| of.automatic = false);
+        check(&full, 15, &[]);
+        check(&[snapshot("x", "a stage of a newer daemon")], 1, &[]);
     }
 }
