@@ -210,7 +210,7 @@ fn a_snapshot_is_taken_and_restored() {
     let request = CreateSnapshot { name: Some("one".into()), ..CreateSnapshot::default() };
     let (_, (line, body)) = against("take", reply("200 OK", SNAPSHOT), |c| c.take_snapshot("web 1", &request).unwrap());
     assert_eq!(line, "POST /v1/vms/web%201/snapshots HTTP/1.1");
-    assert_eq!(body, r#"{"name":"one","disks":false,"wait_durable":false}"#);
+    assert_eq!(body, r#"{"name":"one","wait_durable":false}"#);
     let request = RestoreRequest {
         from: SnapshotName::new("web1", "one"),
         as_name: Some("web2".into()),

@@ -201,8 +201,8 @@ fn snapshots(line: &str, body: &str, dir: &std::path::Path) -> (&'static str, St
         "GET /v1/snapshots/web1/one/launch" => ("200 OK", launch(1 << 30, uid)),
         "GET /v1/snapshots/web1/other/launch" => ("200 OK", launch(1 << 30, uid + 7)),
         "GET /v1/snapshots/web1/less/launch" => ("200 OK", launch(1 << 29, uid)),
-        "POST /v1/vms/web1/snapshots" if body.contains("\"disks\":true") => {
-            let error = r#"{"code":"refused","message":"disks cannot be part of a snapshot","hint":"say --no-disks"}"#;
+        "POST /v1/vms/web1/snapshots" if !body.contains("\"disks\":false") => {
+            let error = r#"{"code":"refused","message":"web1 writes to disks","hint":"say --disks or --no-disks"}"#;
             ("409 Conflict", error.into())
         }
         "POST /v1/vms/web1/snapshots" => ("200 OK", snapshot("begun").to_string()),

@@ -25,9 +25,11 @@ fn a_snapshot_is_taken_and_waited_for() {
     assert_eq!(err(&output), "", "progress is for terminals");
     let output = take(&["--no-disks", "--json"]);
     assert!(out(&output).contains("\"pause_us\": 12345"), "{}", out(&output));
+    take(&["--disks"]);
+    assert_eq!(daemon.asked().last().unwrap().1, r#"{"disks":true,"wait_durable":false}"#);
     let output = take(&[]);
     assert_eq!(output.status.code(), Some(6), "{}", err(&output));
-    assert!(err(&output).contains("say --no-disks"), "{}", err(&output));
+    assert!(err(&output).contains("say --disks or --no-disks"), "{}", err(&output));
 }
 
 #[test]
