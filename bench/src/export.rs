@@ -1,8 +1,11 @@
-//! A snapshot of 2 GiB becomes a file: how fast is that against its disk and against zstd alone?
+//! A snapshot of 2 GiB becomes a file: how fast is that against its disk, zstd alone, and libvirt's own way?
 //!
-//! The peers do what cannot be left out. One writes the very bytes of the file to the same disk, past the page cache. The other is
+//! Two peers do what cannot be left out. One writes the very bytes of the file to the same disk, past the page cache. The other is
 //! the program `zstd -1`, with as many threads as there are CPUs, on the content of the memory from the page cache, and
-//! its output goes nowhere. The slower of the two is the limit. All take turns.
+//! its output goes nowhere. The slower of the two is the limit. The third is `virsh save --bypass-cache` of the same guest without
+//! Pagoda ([`virsh`]). All take turns.
+
+mod virsh;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
@@ -32,12 +35,17 @@ const SNAPSHOT: &str = "here";
 const PIECE: usize = 1 << 20;
 /// The bar: the rate against the slower of disk and zstd.
 const OF_LIMIT_MIN: f64 = 0.9;
+/// The same: how often an export is done in the time of one `virsh save`, as a ratio of times.
+const OF_VIRSH_MAX: f64 = 0.5;
 
 #[derive(Default)]
 struct Measured {
     ours_s: Vec<f64>,
     disk_s: Vec<f64>,
     zstd_s: Vec<f64>,
+    virsh_s: Vec<f64>,
+    /// From the command that takes the snapshot to a file.
+    whole_s: Vec<f64>,
     of_limit: Vec<f64>,
     /// Bytes of the file against those of the memory with content.
     size: Vec<f64>,
@@ -46,7 +54,7 @@ struct Measured {
 /// Runs the bench.
 ///
 /// # Errors
-/// A guest does not boot; the snapshot or its export fails; there is no `zstd`.
+/// A guest does not boot; the snapshot or its export fails; there is no `zstd` or libvirt.
 pub fn run(setup: &Setup) -> Result<(Report, String)> {
     ensure!(setup.ours, "this bench has no peers to measure alone");
     let images = image::build(&image::ImageArgs::default()).context("make the guest's image")?;
@@ -57,16 +65,22 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let mut guest = Guest::boot(&daemon, &shape, &Start { images: &images, accelerator, disk: None })?;
     guest.command(&format!("fill {WORK_MIB}"))?;
     let request = CreateSnapshot { name: Some(SNAPSHOT.to_owned()), disks: Some(false), wait_durable: false };
+    let began = Instant::now();
     daemon.client().take_snapshot(VM, &request).context("take the snapshot")?;
     wait_durable(&daemon, VM, SNAPSHOT)?;
+    let taken_s = began.elapsed().as_secs_f64();
     guest.power_off()?;
+    let mut domain = virsh::Domain::start(&setup.dir.join("libvirt"), &images, accelerator)?;
     let mut measured = Measured::default();
     let raw = setup.dir.join("export.raw");
     export(&daemon, &raw, "none")?;
     for round in 0..setup.rounds {
         eprintln!("export: round {} of {}", round + 1, setup.rounds);
         measure(setup, &daemon, &raw, &mut measured)?;
+        measured.whole_s.push(taken_s + measured.ours_s.last().copied().unwrap_or(f64::NAN));
+        measured.virsh_s.push(domain.save_and_restore()?);
     }
+    domain.end()?;
     fs::remove_file(&raw).context("remove the content")?;
     let mut report = setup.report_of("export", accelerator.name());
     let name = format!("{MEMORY_MIB} MiB, half of it content");
@@ -80,6 +94,10 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     report.pair(&format!("{name}, export: zstd -1 alone"), "s", &measured.ours_s, &measured.zstd_s, Bar::None);
     let limit = format!("{name}, rate against the slower of disk and zstd");
     report.single(&limit, "ratio", &measured.of_limit, Bar::AtLeast(OF_LIMIT_MIN));
+    let (virsh, whole) =
+        (format!("{name}, export: virsh save --bypass-cache"), format!("{name}, snapshot and export: the same"));
+    report.pair(&virsh, "s", &measured.ours_s, &measured.virsh_s, Bar::AtMost(OF_VIRSH_MAX));
+    report.pair(&whole, "s", &measured.whole_s, &measured.virsh_s, Bar::None);
     report.single(&format!("{name}, file against content"), "ratio", &measured.size, Bar::None);
     Ok((report, plot(&measured)))
 }
@@ -143,12 +161,12 @@ fn compress(raw: &Path) -> Result<f64> {
 }
 
 fn plot(measured: &Measured) -> String {
-    let sides = [&measured.ours_s, &measured.disk_s, &measured.zstd_s];
+    let sides = [&measured.ours_s, &measured.disk_s, &measured.zstd_s, &measured.virsh_s];
     svg::bar_chart(&svg::BarChart {
         title: "A snapshot becomes a file".to_owned(),
         y_label: "s".to_owned(),
         y_scale: svg::Scale::Linear,
-        series: ["export", "its bytes to the disk", "zstd alone"].map(str::to_owned).to_vec(),
+        series: ["export", "its bytes to the disk", "zstd alone", "virsh save"].map(str::to_owned).to_vec(),
         groups: vec![(format!("{MEMORY_MIB} MiB"), sides.map(|side| svg::Bar::of(side)).to_vec())],
     })
 }

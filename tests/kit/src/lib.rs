@@ -8,8 +8,9 @@
 //! | [`pool`], [`link`] | start servers of a pool, exporters, and the network between them |
 //! | [`image`], [`programs`] | make the images that guests boot, and the C programs that tests run |
 //! | [`accel`], [`console`], [`qmp`] | find out whether KVM boots a guest; collect what a VM prints; ask QEMU |
+//! | [`wait`] | looks until something is so, with a deadline |
 //! | [`toy`], [`stepped`] | the toy VMM; leads it through its steps from another process |
-//! | [`peers`] | what Pagoda is compared with: the kernel's swap, disks, NBD, a bare userfaultfd loop |
+//! | [`peers`] | what Pagoda is compared with: the kernel's swap, disks, NBD, a bare userfaultfd loop, libvirt |
 //! | [`results`] | results of benches: which there are, what they measure, their format |
 
 pub mod accel;
@@ -26,4 +27,5 @@ pub mod stepped;
 pub mod toy;
 pub mod tuned;
 pub mod undo;
+pub mod wait;
 pub mod workspace;

@@ -13,13 +13,11 @@ pub mod guest;
 pub mod kvm;
 pub mod lab;
 pub mod late;
-pub mod libvirt;
 pub mod loopfs;
 pub mod pool;
 pub mod programs;
 pub mod slots;
 pub mod toy;
-pub mod wait;
 pub mod watch;
 
 pub use daemon::{Daemon, DaemonOptions, Folios};
@@ -27,7 +25,7 @@ pub use guest::{Guest, GuestOptions};
 pub use lab::Lab;
 pub use late::LateDisk;
 pub use programs::Qemu;
-pub use testkit::qmp;
+pub use testkit::{qmp, wait};
 pub use toy::Toy;
 pub use watch::Watch;
 

@@ -82,7 +82,7 @@ pub enum Name {
     Chain,
     /// QEMU killed, to the first reply of the restored guest, against booting it
     Again,
-    /// A snapshot becomes a file, against its disk and zstd alone
+    /// A snapshot becomes a file, against its disk, zstd alone and `virsh save`
     Export,
     /// All of them
     All,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use pagoda_api::{VmState, counter};
 use pagoda_guest::lines::Line;
-use vm_tests::libvirt::Libvirt;
+use testkit::peers::libvirt::Libvirt;
 use vm_tests::{Daemon, Folios, Lab, MIB, Qemu, accel, programs, wait};
 
 /// As people call their domains.
