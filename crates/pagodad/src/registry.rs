@@ -208,3 +208,6 @@ fn no_such_vm(name: &str) -> ApiError {
 fn internal(what: &str, cause: impl std::fmt::Display) -> ApiError {
     ApiError::new(ErrorCode::Internal, with_advice(format!("{what}: {cause}")), None)
 }
+
+#[cfg(test)]
+pub mod tests;
