@@ -460,9 +460,15 @@ fn layers_go_when_nobody_needs_them() -> Result<()> {
         // So is the third, which was kept and is nobody's.
         fs::remove_file(&layers[2])?;
         let said = remove(&daemon, "web1/two")?;
-        ensure!(said.contains("removed") && !layers[1].exists(), "{said}");
+        // Where a process may not be looked at, as in some containers, nobody can tell whether it has the layer open.
+        match fs::read_link("/proc/1/fd/0") {
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                ensure!(said.contains("nobody can tell whether process") && layers[1].exists(), "{said}");
+            }
+            _ => ensure!(said.contains("removed") && !layers[1].exists(), "{said}"),
+        }
         let said = remove(&daemon, "web1/one")?;
-        ensure!(said.contains("kept") && said.contains("may need it") && layers[0].exists(), "{said}");
+        ensure!(said.contains("kept") && layers[0].exists(), "the disk is on top of it: {said}");
         disk.check_ended()
     })
 }
