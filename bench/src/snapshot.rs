@@ -252,7 +252,8 @@ pub fn wait_durable(daemon: &Daemon, vm: &str, name: &str) -> Result<Snapshot> {
 }
 
 fn remove(daemon: &Daemon, name: &str) -> Result<()> {
-    daemon.client().remove_snapshot(&SnapshotName::new(VM, name)).with_context(|| format!("remove {name}"))
+    let removed = daemon.client().remove_snapshot(&SnapshotName::new(VM, name));
+    removed.map(drop).with_context(|| format!("remove {name}"))
 }
 
 /// The peer.

@@ -44,9 +44,9 @@ pub use policy::{
 pub use remote::{REMOTE_COPIES_MAX, RemoteInfo, RemoteLatency, RemotePool, RemoteRequest, RemoteServer};
 pub use sampling::{CurveInfo, CurvePoint, CurveSwitch, SampleInfo, SampleRequest};
 pub use snapshot::{
-    CreateSnapshot, HostSnapshots, RestoreRequest, Snapshot, SnapshotDamage, SnapshotDiff, SnapshotDisk,
-    SnapshotLaunch, SnapshotList, SnapshotName, SnapshotQemu, SnapshotStage, UnreadableImage, VERIFY_SILENCE_S_MAX,
-    VerifyReport, check_snapshot_name,
+    CreateSnapshot, HostSnapshots, RemovedLayer, RemovedSnapshot, RestoreRequest, Snapshot, SnapshotDamage,
+    SnapshotDiff, SnapshotDisk, SnapshotLaunch, SnapshotList, SnapshotName, SnapshotQemu, SnapshotStage,
+    UnreadableImage, VERIFY_SILENCE_S_MAX, VerifyReport, check_snapshot_name,
 };
 pub use spec::{PolicySettings, VmPatch, VmSpec};
 pub use terms::{

@@ -134,8 +134,13 @@ pub struct DiskFile {
     pub node: String,
     /// Its path.
     pub file: String,
+    /// The device's number in that life of the host: the next one may give it another.
     pub dev: u64,
     pub ino: u64,
+    /// When the file was made, in nanoseconds since 1970, if its file system keeps that. With the inode it tells the file from all
+    /// others of the file system, also in another life of the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub born_ns: Option<i64>,
     pub size: u64,
     /// The time of its last change, in nanoseconds since 1970.
     pub mtime_ns: i64,

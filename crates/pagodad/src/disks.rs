@@ -14,23 +14,37 @@
 //! So it is right to rename whichever is the newest, whoever died when.
 //!
 //! The directory is the user's. Everything in it is done with the rights of the user whose QEMU it is ([`user`]), and `qemu-img`
-//! runs as that user. A file is believed to be one that is known by its inode alone.
+//! runs as that user. What a name stands for is a file that was noted if that
+//! is a fact ([`crate::record::Noted`]).
 
+mod child;
 mod dir;
 mod found;
+mod layer;
 mod limits;
+mod map;
 mod overlay;
 mod qemu_img;
+mod release;
 mod restored;
 mod settle;
+mod sizes;
+mod stat;
 mod taken;
+mod unsettled;
 mod unused;
 mod user;
 mod words;
 
-pub use dir::sync_layers;
 pub use found::{Found, find};
+pub use layer::{NotedLayer, noted, sync_layers};
+pub use release::{Claim, release, why_kept};
 pub use restored::{Restored, check_restore, keep_aside, names_disk};
-pub use settle::{Unsettled, in_use, settle};
+pub use settle::{in_use, settle};
+pub use sizes::LayerSizes;
+pub use stat::Stat;
 pub use taken::Taking;
+pub use unsettled::Unsettled;
 pub use unused::unused;
+pub use user::User;
+pub use words::named_files;

@@ -27,7 +27,7 @@ use pagoda_api::types::{
 };
 use pagoda_api::{in_full, with_advice};
 use pagoda_core::units::Bytes;
-use pagoda_image::{DiskFile, Image, ImageId, Listed, Listing, Manifest, RoomLimits, Stage, Store, check_room};
+use pagoda_image::{Image, ImageId, Listed, Listing, Manifest, RoomLimits, Stage, Store, check_room};
 
 use self::admission::{Admission, Admitted, NewImage};
 pub use self::error::{failed, refused};
@@ -38,12 +38,13 @@ use self::parents::Parents;
 use self::readers::{Readers, Reading};
 use self::transfers::Transfers;
 use self::verification::Verifications;
+use crate::boot;
 use crate::config::SnapshotsConfig;
+use crate::disks::NotedLayer;
 use crate::parts::{Parts, pauses};
 
 /// In health.
 const PART: &str = "snapshots";
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// How often the images are counted: all their manifests are read, some milliseconds of CPU time for ten of them.
 const COUNT_PERIOD: Duration = Duration::from_secs(30);
 
@@ -70,14 +71,13 @@ pub struct Images {
 struct Opened {
     store: Arc<Store>,
     /// The life of the host that this is.
-    boot_id: String,
+    boot_id: &'static str,
 }
 
 impl Opened {
     fn at(dir: &Path) -> Result<Opened, String> {
         let store = Store::open(dir).map_err(|error| in_full(&error))?;
-        let boot_id = std::fs::read_to_string(BOOT_ID).map_err(|error| format!("read {BOOT_ID}: {error}"))?;
-        Ok(Opened { store: Arc::new(store), boot_id: boot_id.trim().to_owned() })
+        Ok(Opened { store: Arc::new(store), boot_id: boot::id()? })
     }
 }
 
@@ -169,7 +169,7 @@ impl Images {
     /// # Errors
     /// As [`Images::store`].
     pub fn boot_id(&self) -> Result<&str, ApiError> {
-        self.opened().map(|opened| opened.boot_id.as_str())
+        self.opened().map(|opened| opened.boot_id)
     }
 
     /// All snapshots, and what cannot be read.
@@ -270,11 +270,20 @@ impl Images {
     ///
     /// # Errors
     /// The directory cannot be used.
-    pub fn layers(&self) -> Result<Vec<DiskFile>, ApiError> {
+    pub fn layers(&self) -> Result<Vec<NotedLayer>, ApiError> {
         let listing = self.listing()?;
         let manifests = listing.images.iter().filter_map(|listed| listed.manifest.as_ref());
-        let disks = manifests.filter(|manifest| manifest.imported.is_none()).flat_map(|manifest| &manifest.disks);
-        Ok(disks.filter(|disk| disk.layer.is_some()).cloned().collect())
+        Ok(manifests.filter(|manifest| manifest.imported.is_none()).flat_map(NotedLayer::of).collect())
+    }
+
+    /// All manifests, and the images that have none that can be read.
+    ///
+    /// # Errors
+    /// The directory cannot be used.
+    pub fn manifests(&self) -> Result<(Vec<Manifest>, Vec<ImageId>), ApiError> {
+        let images = self.listing()?.images;
+        let unreadable = images.iter().filter(|listed| listed.manifest.is_none()).map(|listed| listed.id).collect();
+        Ok((images.into_iter().filter_map(|listed| listed.manifest).collect(), unreadable))
     }
 
     /// What starts a snapshot's QEMU again.
@@ -519,7 +528,7 @@ impl Images {
                 Err(error) => tracing::warn!(image = %id, "tried again: {}", error.message),
             }
         }
-        for id in self.finishing.to_be_durable(&listing.images, &opened.boot_id) {
+        for id in self.finishing.to_be_durable(&listing.images, opened.boot_id) {
             self.sync(&opened.store, id);
         }
     }
@@ -562,7 +571,7 @@ impl Images {
     fn listing(&self) -> Result<Listing, ApiError> {
         let opened = self.opened()?;
         let listing = opened.store.list().map_err(|error| failed("list the images", &error))?;
-        *lock(&self.counted) = Some(describe::count(&listing, &opened.boot_id, &self.config.dir));
+        *lock(&self.counted) = Some(describe::count(&listing, opened.boot_id, &self.config.dir));
         Ok(listing)
     }
 }

@@ -2,6 +2,7 @@
 
 mod attach;
 mod balloon;
+mod boot;
 mod compressed;
 mod config;
 mod control;
@@ -47,8 +48,6 @@ const LOCK_LOOK: Duration = Duration::from_millis(2);
 const STRANGERS_PERIOD: u32 = 10;
 /// How often VMs that never attached are looked for.
 const REAP_PERIOD: Duration = Duration::from_secs(1);
-/// How often it is tried again to give the disks of VMs that have ended their names.
-const SETTLE_PERIOD: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     abort_on_panic();
@@ -114,12 +113,7 @@ fn run(config: Config) -> Result<()> {
         }
     })?;
     let settling = Arc::clone(&registry);
-    start("disks", move || {
-        loop {
-            settling.settle_disks_again();
-            std::thread::sleep(SETTLE_PERIOD);
-        }
-    })?;
+    start("disks", move || settling.settle_disks())?;
     start("images", move || counting.images.run(&|image| counting.image_is_filled(image)))?;
     let timing = Arc::clone(&registry);
     start("timetables", move || snapshots::timetables::run(&timing))?;

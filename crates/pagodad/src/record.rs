@@ -8,6 +8,7 @@
 //! record has the VM's secret, the key of its pages in remote memory and the words that its user gave QEMU: no error and no
 //! `Debug` shows them.
 
+mod file_id;
 mod format_1;
 mod moved_disk;
 mod operation;
@@ -23,7 +24,8 @@ use serde_json::Value;
 
 use crate::compressed::Compressed;
 
-pub use moved_disk::{Below, FileId, MovedDisk, TopFile};
+pub use file_id::{FileId, Noted, Same};
+pub use moved_disk::{Below, MovedDisk, TopFile};
 pub use operation::{Operation, OperationKind};
 
 /// Longest record that is written or read, in bytes. One of format 1 (4096 bytes) always fits: JSON has at most six bytes for
@@ -81,6 +83,9 @@ pub struct Record {
     /// with what is old.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<MovedDisk>,
+    /// Its program has ended, which was noted, and all of it is gone but these disks.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub ended: bool,
 }
 
 /// The files that hold a VM's shared pages, each by device and inode.
@@ -144,6 +149,7 @@ impl Record {
             image: None,
             reads: None,
             disks: Vec::new(),
+            ended: false,
         }
     }
 

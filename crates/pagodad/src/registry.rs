@@ -43,7 +43,7 @@ pub use self::process::{Starter, Taken};
 pub use self::vm::Vm;
 use crate::config::Config;
 use crate::crashes::Crashes;
-use crate::disks::Unsettled;
+use crate::disks::{LayerSizes, Unsettled};
 use crate::images::Images;
 use crate::parts::Parts;
 use crate::policy::{Governor, settings};
@@ -88,6 +88,7 @@ pub struct Registry {
     making: Making,
     /// VMs that have ended, and whose disks do not have their names yet.
     unsettled: Unsettled,
+    pub layer_sizes: Arc<LayerSizes>,
     /// Held while a VM is made of a snapshot, from when its disks are looked at until the VM is known.
     pub restoring: Mutex<()>,
     /// Share groups with a name, as long as one of their VMs is there.
@@ -123,6 +124,7 @@ impl Registry {
             vms,
             making,
             unsettled: Unsettled::default(),
+            layer_sizes: Arc::default(),
             restoring: Mutex::default(),
             groups,
             notices,
@@ -208,3 +210,6 @@ fn no_such_vm(name: &str) -> ApiError {
 fn internal(what: &str, cause: impl std::fmt::Display) -> ApiError {
     ApiError::new(ErrorCode::Internal, with_advice(format!("{what}: {cause}")), None)
 }
+
+#[cfg(test)]
+pub mod tests;

@@ -8,6 +8,7 @@ mod diff;
 mod disks;
 mod files;
 mod filling;
+mod layers;
 mod load;
 mod progress;
 mod remove;

@@ -6,8 +6,8 @@ use super::{Client, ClientError, LONG_WAIT_MAX, WAIT_MAX, parse, refusal, vm_pat
 use crate::http::{self, Download, HttpError};
 use crate::types::{
     AcceptRequest, ApiError, CrashedVm, CreateSnapshot, CreatedVm, EXPORT_DONE, EXPORT_FAILED, ExportReport,
-    ExportRequest, Restorable, RestoreRequest, Snapshot, SnapshotDiff, SnapshotLaunch, SnapshotList, SnapshotName,
-    VerifyReport, check_snapshot_name, check_vm_name, vm_file_name,
+    ExportRequest, RemovedSnapshot, Restorable, RestoreRequest, Snapshot, SnapshotDiff, SnapshotLaunch, SnapshotList,
+    SnapshotName, VerifyReport, check_snapshot_name, check_vm_name, vm_file_name,
 };
 
 impl Client {
@@ -52,13 +52,20 @@ impl Client {
         self.send("POST", &vm_path(vm, "/snapshots")?, request)
     }
 
-    pub fn remove_snapshot(&self, name: &SnapshotName) -> Result<(), ClientError> {
-        self.exchange_within(LONG_WAIT_MAX, "DELETE", &snapshot_path(name, "")?, None).map(drop)
+    /// Removes a snapshot, and says what became of the layers of its disks.
+    pub fn remove_snapshot(&self, name: &SnapshotName) -> Result<RemovedSnapshot, ClientError> {
+        self.remove_at(&snapshot_path(name, "")?)
     }
 
     /// Removes an image by its id, also one that cannot be read.
-    pub fn remove_image(&self, id: &str) -> Result<(), ClientError> {
-        self.exchange_within(LONG_WAIT_MAX, "DELETE", &format!("/v1/snapshots/{}", vm_file_name(id)), None).map(drop)
+    pub fn remove_image(&self, id: &str) -> Result<RemovedSnapshot, ClientError> {
+        self.remove_at(&format!("/v1/snapshots/{}", vm_file_name(id)))
+    }
+
+    fn remove_at(&self, path: &str) -> Result<RemovedSnapshot, ClientError> {
+        let response = self.exchange_within(LONG_WAIT_MAX, "DELETE", path, None)?;
+        // A daemon of before removes no layers, and says nothing.
+        if response.body.is_empty() { Ok(RemovedSnapshot::default()) } else { parse(path, &response) }
     }
 
     /// Begins to verify a snapshot, or asks how far that is.

@@ -112,6 +112,29 @@ pub struct SnapshotDisk {
     /// The file beside it that has the disk's content of that moment. Nothing: the snapshot does not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<String>,
+    /// What that file takes on its disk. Absent if it is gone, is not known to be the one that it was, or its file system does not
+    /// answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer_bytes: Option<u64>,
+}
+
+/// The answer to `DELETE /v1/snapshots/VM/NAME`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemovedSnapshot {
+    /// What became of the layers of its disks.
+    pub layers: Vec<RemovedLayer>,
+}
+
+/// A layer of a snapshot that was removed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemovedLayer {
+    pub file: String,
+    /// It is gone, and so many bytes of its disk are free. Absent if it is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub freed_bytes: Option<u64>,
+    /// It is there, because somebody needs it or may need it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<String>,
 }
 
 /// `GET /v1/snapshots/VM/NAME`, and one element of `GET /v1/snapshots`.

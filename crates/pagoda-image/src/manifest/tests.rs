@@ -29,6 +29,7 @@ fn manifest() -> Manifest {
             file: "/a".into(),
             dev: 1,
             ino: 2,
+            born_ns: Some(5),
             size: 3,
             mtime_ns: -4,
             layer: None,
@@ -60,7 +61,12 @@ fn what_was_written_is_read() {
     assert_eq!(Manifest::read(lost.to_text().unwrap().as_bytes()), Ok(lost));
     let mut layered = manifest();
     layered.disks[0].layer = Some("a.pagoda-ab".into());
-    assert_eq!(Manifest::read(layered.to_text().unwrap().as_bytes()), Ok(layered));
+    assert_eq!(Manifest::read(layered.to_text().unwrap().as_bytes()), Ok(layered.clone()));
+    // One of before says nothing of births.
+    let mut json = serde_json::to_value(&layered).unwrap();
+    json["disks"][0].as_object_mut().unwrap().remove("born_ns").unwrap();
+    layered.disks[0].born_ns = None;
+    assert_eq!(Manifest::read(sealed(&json).as_bytes()), Ok(layered));
 }
 
 #[test]

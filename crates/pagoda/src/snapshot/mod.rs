@@ -38,8 +38,8 @@ pub fn run(client: &Client, command: &Snapshots, format: Format) -> Result<()> {
             }
             diff::print(&client.snapshot_diff(first, &second.name)?, format)
         }
-        Snapshots::Rm { name: Removed::Named(name) } => Ok(client.remove_snapshot(name)?),
-        Snapshots::Rm { name: Removed::Image(id) } => Ok(client.remove_image(id)?),
+        Snapshots::Rm { name: Removed::Named(name) } => show::removed(&client.remove_snapshot(name)?),
+        Snapshots::Rm { name: Removed::Image(id) } => show::removed(&client.remove_image(id)?),
     }
 }
 

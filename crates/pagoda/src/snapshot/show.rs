@@ -3,7 +3,9 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use pagoda_api::{HostSnapshots, Snapshot, SnapshotImport, SnapshotList, SnapshotStage, time};
+use pagoda_api::{
+    HostSnapshots, RemovedLayer, RemovedSnapshot, Snapshot, SnapshotImport, SnapshotList, SnapshotStage, time,
+};
 
 use crate::output::{Format, Side, Table, lines_text, print_json, print_text};
 use crate::units::format_size;
@@ -138,7 +140,10 @@ fn text(snapshot: &Snapshot) -> String {
     for disk in &snapshot.disks {
         let (file, size) = (&disk.file, format_size(disk.size_bytes));
         let content = match &disk.layer {
-            Some(layer) => format!("its content is in {layer} beside it"),
+            Some(layer) => match disk.layer_bytes {
+                Some(bytes) => format!("its content is in {layer} beside it, {}", format_size(bytes)),
+                None => format!("its content is in {layer} beside it"),
+            },
             None => "its content is not in the snapshot".to_owned(),
         };
         lines.push(("disk", format!("{}, {file}, {size}: {content}", disk.node)));
@@ -155,6 +160,19 @@ fn text(snapshot: &Snapshot) -> String {
     }
     lines.push(("image", snapshot.id.clone()));
     lines_text(&lines)
+}
+
+/// What became of the layers of a snapshot that was removed.
+pub fn removed(removed: &RemovedSnapshot) -> Result<()> {
+    Ok(print_text(&removed_text(removed))?)
+}
+
+fn removed_text(removed: &RemovedSnapshot) -> String {
+    let line = |layer: &RemovedLayer| match (&layer.kept, layer.freed_bytes) {
+        (None, Some(bytes)) => format!("removed {}, {}\n", layer.file, format_size(bytes)),
+        (why, _) => format!("kept {}: {}\n", layer.file, why.as_deref().unwrap_or("nobody knows why")),
+    };
+    removed.layers.iter().map(line).collect()
 }
 
 /// What the stage means.
@@ -283,7 +301,13 @@ web1  4.5G
 
     #[test]
     fn one_snapshot() {
-        let disk = SnapshotDisk { node: "disk0".into(), file: "/a.img".into(), size_bytes: 8 << 30, layer: None };
+        let disk = SnapshotDisk {
+            node: "disk0".into(),
+            file: "/a.img".into(),
+            size_bytes: 8 << 30,
+            layer: None,
+            layer_bytes: None,
+        };
         let snapshot = Snapshot { disks: vec![disk], ..snapshot("web1", "one", SnapshotStage::Filled) };
         let expected = "\
 snapshot       web1/one
@@ -308,6 +332,13 @@ image          0123456789abcdef0123456789abcdef
         with_disk.disks[0].layer = Some("a.img.pagoda-01".into());
         let said = text(&with_disk);
         assert!(said.contains("disk0, /a.img, 8G: its content is in a.img.pagoda-01 beside it\n"), "{said}");
+        with_disk.disks[0].layer_bytes = Some(3 << 20);
+        let said = text(&with_disk);
+        assert!(said.contains("is in a.img.pagoda-01 beside it, 3M\n"), "{said}");
+        let gone = RemovedLayer { file: "/l1".into(), freed_bytes: Some(3 << 20), kept: None };
+        let kept = RemovedLayer { file: "/l2".into(), freed_bytes: None, kept: Some("the VM web1 may need it".into()) };
+        let removed = RemovedSnapshot { layers: vec![gone, kept] };
+        assert_eq!(removed_text(&removed), "removed /l1, 3M\nkept /l2: the VM web1 may need it\n");
         let child = Snapshot { parent: Some("ab".into()), shared_bytes: 5 << 29, ..snapshot.clone() };
         let said = text(&child);
         assert!(said.contains("of memory\nshared         2.5G that the image ab has, or"), "{said}");

@@ -11,8 +11,8 @@ use axum::http::StatusCode;
 use axum::response::{Json, Response};
 use axum::routing::{delete, get, post};
 use pagoda_api::{
-    AcceptRequest, CrashedVm, CreateSnapshot, CreatedVm, ExportRequest, Restorable, RestoreRequest, Snapshot,
-    SnapshotDiff, SnapshotLaunch, SnapshotList, SnapshotName, VerifyReport,
+    AcceptRequest, CrashedVm, CreateSnapshot, CreatedVm, ExportRequest, RemovedSnapshot, Restorable, RestoreRequest,
+    Snapshot, SnapshotDiff, SnapshotLaunch, SnapshotList, SnapshotName, VerifyReport,
 };
 
 use super::reply::{Refusal, Reply, Shared, ask, bad_request, parse, vm_name};
@@ -146,11 +146,11 @@ async fn accept(State(registry): Shared, names: Names, body: Result<Bytes, Bytes
     ask(registry, move |registry| snapshots::accept(&registry.images, &name, &request.id)).await
 }
 
-async fn remove(State(registry): Shared, names: Names) -> Result<StatusCode, Refusal> {
+async fn remove(State(registry): Shared, names: Names) -> Reply<RemovedSnapshot> {
     remove_which(registry, Which::Named(snapshot_name(names)?)).await
 }
 
-async fn remove_image(State(registry): Shared, id: Result<Path<String>, PathRejection>) -> Result<StatusCode, Refusal> {
+async fn remove_image(State(registry): Shared, id: Result<Path<String>, PathRejection>) -> Reply<RemovedSnapshot> {
     let unreadable =
         |error: PathRejection| bad_request(format!("the image's id cannot be read: {}", error.body_text()));
     let Path(id) = id.map_err(unreadable)?;
@@ -158,9 +158,8 @@ async fn remove_image(State(registry): Shared, id: Result<Path<String>, PathReje
     remove_which(registry, Which::Id(id)).await
 }
 
-async fn remove_which(registry: Arc<Registry>, which: Which) -> Result<StatusCode, Refusal> {
-    let _: Json<()> = ask(registry, move |registry| snapshots::remove(registry, &which)).await?;
-    Ok(StatusCode::NO_CONTENT)
+async fn remove_which(registry: Arc<Registry>, which: Which) -> Reply<RemovedSnapshot> {
+    ask(registry, move |registry| snapshots::remove(registry, &which)).await
 }
 
 fn snapshot_name(names: Names) -> Result<SnapshotName, Refusal> {

@@ -5,12 +5,11 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use pagoda_image::{DiskFile, Manifest};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::user::User;
-use crate::record::FileId;
+use super::stat::Stat;
+use crate::record::{FileId, Noted};
 
 /// See the module.
 #[derive(Debug)]
@@ -29,15 +28,6 @@ pub fn split(file: &Path) -> Result<(&Path, &str)> {
     Ok((dir, name))
 }
 
-pub fn id_of(stat: &Stat) -> FileId {
-    FileId { dev: stat.st_dev, ino: stat.st_ino }
-}
-
-/// The time of its last change, in nanoseconds since 1970.
-pub fn mtime_ns(stat: &Stat) -> i64 {
-    stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec as i64)
-}
-
 impl Dir {
     pub fn open(path: &Path) -> Result<Dir> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -48,16 +38,16 @@ impl Dir {
 
     /// A file by its name. A link is not followed, and refused as all that is no regular file is. `None`: there is none.
     pub fn stat(&self, name: &str) -> Result<Option<Stat>> {
-        match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+        match Stat::of_name(&self.fd, name) {
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(error).with_context(|| format!("look at {}", self.join(name).display())),
-            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => Ok(Some(stat)),
+            Ok(stat) if stat.is_file => Ok(Some(stat)),
             Ok(_) => bail!("{} is no regular file", self.join(name).display()),
         }
     }
 
     pub fn id(&self, name: &str) -> Result<Option<FileId>> {
-        Ok(self.stat(name)?.as_ref().map(id_of))
+        Ok(self.stat(name)?.map(|stat| stat.id))
     }
 
     pub fn join(&self, name: &str) -> PathBuf {
@@ -74,21 +64,28 @@ impl Dir {
     }
 
     /// Removes a name, if it is still that of this file.
-    pub fn unlink(&self, name: &str, id: FileId) {
-        let is_it = matches!(self.id(name), Ok(Some(found)) if found == id);
+    pub fn unlink(&self, name: &str, file: impl Into<Noted>) {
+        let file = file.into();
+        let is_it = matches!(self.id(name), Ok(Some(found)) if file.is(found));
         if is_it && let Err(error) = rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
             tracing::warn!("remove {}: {error}", self.join(name).display());
         }
     }
 
+    /// Removes a name.
+    pub fn remove(&self, name: &str) -> Result<()> {
+        let removed = rustix::fs::unlinkat(&self.fd, name, AtFlags::empty());
+        removed.with_context(|| format!("remove {}", self.join(name).display()))
+    }
+
     /// Opens a regular file, which has to be this one.
-    pub fn open_file(&self, name: &str, id: FileId) -> Result<File> {
+    pub fn open_file(&self, name: &str, file: impl Into<Noted>) -> Result<File> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let path = self.join(name);
         let fd = rustix::fs::openat(&self.fd, name, flags, Mode::empty());
         let fd = fd.with_context(|| format!("open {}", path.display()))?;
-        let found = id_of(&rustix::fs::fstat(&fd).with_context(|| format!("look at {}", path.display()))?);
-        ensure!(found == id, "{} is another file by now", path.display());
+        let found = Stat::of_open(&fd).with_context(|| format!("look at {}", path.display()))?.id;
+        ensure!(file.into().is(found), "{} is another file by now", path.display());
         Ok(fd.into())
     }
 
@@ -96,25 +93,4 @@ impl Dir {
     pub fn sync(&self) -> Result<()> {
         rustix::fs::fsync(&self.fd).with_context(|| format!("write the directory {} to the disk", self.path.display()))
     }
-}
-
-/// Has the layers of a snapshot outlive the host.
-///
-/// # Errors
-/// The disk's; a layer is not there.
-pub fn sync_layers(manifest: &Manifest) -> Result<()> {
-    let of_layers: Vec<&DiskFile> = manifest.disks.iter().filter(|disk| disk.layer.is_some()).collect();
-    if of_layers.is_empty() {
-        return Ok(());
-    }
-    let sync = || of_layers.iter().try_for_each(|disk| sync_layer(disk));
-    User::of(&manifest.launch).act(sync)
-}
-
-fn sync_layer(disk: &DiskFile) -> Result<()> {
-    let Some(layer) = &disk.layer else { return Ok(()) };
-    let dir = Dir::open(split(Path::new(&disk.file))?.0)?;
-    let file = dir.open_file(layer, FileId { dev: disk.dev, ino: disk.ino })?;
-    file.sync_all().with_context(|| format!("write {} to the disk", dir.join(layer).display()))?;
-    dir.sync()
 }

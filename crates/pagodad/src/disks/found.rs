@@ -3,15 +3,15 @@
 //! A disk counts as one that a snapshot can have if all that is known of it says so. QEMU's list of block nodes has to have no other
 //! file that it may write.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use pagoda_api::types::Launch;
 use serde_json::{Value, json};
 
-use super::dir::{Dir, id_of, split};
+use super::dir::{Dir, split};
 use super::limits::{CHAIN_MAX, DISKS_MAX};
+use super::stat::Stat;
 use super::user::User;
 use super::words::{self, Ways};
 use crate::qmp::Monitor;
@@ -122,14 +122,13 @@ fn place_of(device: &str, node: &str, inserted: &Value, record: &Record, launch:
     if let Some((disk, top)) = record.disks.iter().find_map(|disk| Some((disk, top(disk)?))) {
         let file = PathBuf::from(&disk.file);
         let dir = Dir::open(split(&file)?.0)?;
-        let (named_id, found) = (dir.id(split(&file)?.1)?, dir.id(&top.name)?);
-        ensure!(
-            found == Some(top.id) && named_id == Some(disk.was),
-            "files of the disk {device} were moved or replaced: {} or {}",
-            file.display(),
-            dir.join(&top.name).display()
-        );
-        return Ok(Place { file, active: top.name, active_id: top.id, named_id: disk.was });
+        let named = dir.id(split(&file)?.1)?.filter(|id| disk.noted(disk.was).is(*id));
+        let active = dir.id(&top.name)?.filter(|id| disk.noted(top.id).is(*id));
+        let (named_id, active_id) = named.zip(active).with_context(|| {
+            let (file, top) = (file.display(), dir.join(&top.name));
+            format!("files of the disk {device} were moved or replaced: {file} or {}", top.display())
+        })?;
+        return Ok(Place { file, active: top.name, active_id, named_id });
     }
     let said = inserted.get("file").and_then(Value::as_str).context("the file of a disk")?;
     ensure!(
@@ -146,7 +145,7 @@ fn place_of(device: &str, node: &str, inserted: &Value, record: &Record, launch:
     );
     let stat = Dir::open(parent).and_then(|dir| dir.stat(name)).with_context(|| format!("the disk {device}"))?;
     let stat = stat.with_context(|| format!("the disk {device}: its file {said} has lost its name"))?;
-    let (id, name) = (id_of(&stat), name.to_owned());
+    let (id, name) = (stat.id, name.to_owned());
     Ok(Place { active: name, active_id: id, named_id: id, file })
 }
 
@@ -173,8 +172,8 @@ fn ids(status: &str, which: &str) -> Option<[u32; 4]> {
 fn check_open(disk: &Found, pid: u32) -> Result<()> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).context("look at the files that QEMU has open")?;
     // A descriptor may be closed meanwhile.
-    let ids = entries.flatten().filter_map(|entry| std::fs::metadata(entry.path()).ok());
-    let is_open = ids.map(|stat| FileId { dev: stat.dev(), ino: stat.ino() }).any(|id| id == disk.active_id);
+    let files = entries.flatten().filter_map(|entry| Stat::of_path(&entry.path()).ok());
+    let is_open = files.into_iter().any(|stat| stat.id == disk.active_id);
     ensure!(
         is_open,
         "QEMU has another file open than {}: it was moved or replaced",

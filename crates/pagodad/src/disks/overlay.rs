@@ -4,9 +4,10 @@ use anyhow::{Context, Result, ensure};
 use pagoda_image::ImageId;
 use rustix::fs::{Gid, Mode, Uid};
 
-use super::dir::{Dir, id_of};
+use super::dir::Dir;
 use super::limits::NAME_MAX;
 use super::qemu_img::QemuImg;
+use super::stat::Stat;
 use crate::record::{FileId, TopFile};
 
 /// In the names of overlays.
@@ -58,19 +59,18 @@ pub struct New<'a> {
     /// The file below, by its name in the directory.
     pub backing: &'a str,
     pub bytes: u64,
-    pub like: &'a rustix::fs::Stat,
+    pub like: &'a Stat,
 }
 
-fn finish(dir: &Dir, top: &str, like: &rustix::fs::Stat) -> Result<FileId> {
+fn finish(dir: &Dir, top: &str, like: &Stat) -> Result<FileId> {
     let id = dir.id(top)?.with_context(|| format!("{top} is gone again"))?;
     let file = dir.open_file(top, id)?;
-    let made = rustix::fs::fstat(&file).context("look at it")?;
-    if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid) {
-        let (uid, gid) = (Uid::from_raw(like.st_uid), Gid::from_raw(like.st_gid));
+    let made = Stat::of_open(&file).context("look at it")?;
+    if (made.uid, made.gid) != (like.uid, like.gid) {
+        let (uid, gid) = (Uid::from_raw(like.uid), Gid::from_raw(like.gid));
         rustix::fs::fchown(&file, Some(uid), Some(gid)).context("give it the owner that the disk has")?;
     }
-    rustix::fs::fchmod(&file, Mode::from_raw_mode(like.st_mode & 0o777))
-        .context("give it the mode that the disk has")?;
+    rustix::fs::fchmod(&file, Mode::from_raw_mode(like.mode & 0o777)).context("give it the mode that the disk has")?;
     file.sync_all().context("write it to the disk")?;
-    Ok(id_of(&made))
+    Ok(made.id)
 }

@@ -4,19 +4,18 @@ use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
-use serde_json::Value;
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
 
-use super::limits::{QEMU_IMG_MAX, QEMU_IMG_OUTPUT_MAX};
+use super::child::{self, Wanted};
+use super::limits::{MAP_PARTS_MAX, QEMU_IMG_MAX, QEMU_IMG_OUTPUT_MAX};
+use super::map;
 use super::user::User;
 
 /// Where it is looked for before the directory of the VM's QEMU.
 const DIRECTORIES: [&str; 3] = ["/usr/bin", "/usr/local/bin", "/bin"];
-/// Between two looks whether it has ended.
-const LOOK: Duration = Duration::from_millis(1);
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -42,14 +41,15 @@ impl QemuImg {
     pub fn create(&self, overlay: &Path, backing: &str, bytes: u64) -> Result<()> {
         let size = bytes.to_string();
         let words = ["create", "-q", "-u", "-f", "qcow2", "-F", "qcow2", "-b", backing, "--"].map(OsStr::new);
-        let words = words.into_iter().chain([overlay.as_os_str(), OsStr::new(&size)]);
-        self.run(words).map(drop)
+        let words: Vec<&OsStr> = words.into_iter().chain([overlay.as_os_str(), OsStr::new(&size)]).collect();
+        self.run(overlay, &words, read_bounded).map(drop)
     }
 
     /// What a file and all behind it are, the file first. It may be in use.
     pub fn chain(&self, file: &Path) -> Result<Vec<Value>> {
         let words = ["info", "-U", "--backing-chain", "--output=json", "--"].map(OsStr::new);
-        let answer = self.run(words.into_iter().chain([file.as_os_str()]))?;
+        let words: Vec<&OsStr> = words.into_iter().chain([file.as_os_str()]).collect();
+        let answer = self.run(file, &words, read_bounded)?;
         match serde_json::from_slice(&answer).context("read what qemu-img says")? {
             Value::Array(files) => Ok(files),
             _ => bail!("qemu-img says something else than a list"),
@@ -62,72 +62,82 @@ impl QemuImg {
     /// One has, or it cannot be found out.
     pub fn check_unused(&self, file: &Path) -> Result<()> {
         let words = ["info", "-f", "qcow2", "--output=json", "--"].map(OsStr::new);
-        self.run(words.into_iter().chain([file.as_os_str()])).map(drop)
+        let words: Vec<&OsStr> = words.into_iter().chain([file.as_os_str()]).collect();
+        self.run(file, &words, read_bounded).map(drop)
     }
 
     /// Whether an overlay has no content of its own: all that it shows is in the file behind it.
+    ///
+    /// # Errors
+    /// It cannot be read; it has nothing in more than [`MAP_PARTS_MAX`] parts.
     pub fn is_empty(&self, overlay: &Path) -> Result<bool> {
-        let words = ["map", "-f", "qcow2", "--output=json", "--"].map(OsStr::new);
-        let answer = self.run(words.into_iter().chain([overlay.as_os_str()]))?;
-        let parts: Vec<Value> = serde_json::from_slice(&answer).context("read what qemu-img says")?;
-        let is_its_own = |part: &Value| {
-            let is_behind = part.get("depth").and_then(Value::as_u64).is_some_and(|depth| depth > 0);
-            let is_nowhere = part.get("present").and_then(Value::as_bool) == Some(false);
-            !is_behind && !is_nowhere
-        };
-        Ok(!parts.iter().any(is_its_own))
+        let path = overlay.to_str().with_context(|| format!("{} is no text", overlay.display()))?;
+        // Without the files behind it, which may be in any number of parts.
+        let alone = json!({ "driver": "qcow2", "backing": null, "file": { "driver": "file", "filename": path } });
+        let alone = format!("json:{alone}");
+        let words = ["map", "--output=json", "--", &alone].map(OsStr::new);
+        let has_own = self.run(overlay, &words, |output| map::has_own(output, MAP_PARTS_MAX))?;
+        Ok(!has_own)
     }
 
-    fn run<'a>(&self, words: impl Iterator<Item = &'a OsStr>) -> Result<Vec<u8>> {
-        let words: Vec<&OsStr> = words.collect();
+    fn run<T>(
+        &self,
+        file: &Path,
+        words: &[&OsStr],
+        read: impl FnOnce(&mut dyn Read) -> Result<Wanted<T>>,
+    ) -> Result<T> {
         // A child of a thread that acts for the user would have root's real id.
-        self.user.leave(|| self.run_as_user(&words))
-    }
-
-    fn run_as_user(&self, words: &[&OsStr]) -> Result<Vec<u8>> {
-        let mut command = Command::new(&self.program);
-        command.args(words).env_clear().env("LC_ALL", "C").current_dir("/");
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        if !self.user.is_own() {
-            // Other groups are given up with that.
-            command.uid(self.user.uid).gid(self.user.gid);
-        }
-        let mut child = command.spawn().with_context(|| format!("start {}", self.program.display()))?;
-        let (output, errors) = (child.stdout.take(), child.stderr.take());
-        let reader = std::thread::spawn(move || read_bounded(output));
-        let errors = std::thread::spawn(move || read_bounded(errors));
-        // If it hangs, so do these two, and nobody waits for them.
-        let has_succeeded = wait(&mut child)?;
-        let panicked = |_| anyhow!("a thread of this daemon panicked");
-        let (output, errors) = (reader.join().map_err(panicked)?, errors.join().map_err(panicked)?);
-        if has_succeeded {
-            return output;
-        }
-        let said = String::from_utf8_lossy(&errors?).trim().replace('\n', "; ");
-        bail!("{}", said.strip_prefix("qemu-img: ").unwrap_or(&said));
+        self.user.leave(|| {
+            let mut command = Command::new(&self.program);
+            command.args(words).env_clear().env("LC_ALL", "C").current_dir("/");
+            if !self.user.is_own() {
+                // Other groups are given up with that.
+                command.uid(self.user.uid).gid(self.user.gid);
+            }
+            child::run(&mut command, file, QEMU_IMG_MAX, read)
+        })
     }
 }
 
-/// Whether it succeeded.
-fn wait(child: &mut Child) -> Result<bool> {
-    let deadline = Instant::now() + QEMU_IMG_MAX;
-    loop {
-        if let Some(status) = child.try_wait().context("wait for qemu-img")? {
-            return Ok(status.success());
-        }
-        if Instant::now() > deadline {
-            // It may hang in the kernel; its end is nobody's business then but the kernel's.
-            let _ = child.kill();
-            bail!("qemu-img has not ended within {} s", QEMU_IMG_MAX.as_secs());
-        }
-        std::thread::sleep(LOOK);
-    }
-}
-
-fn read_bounded(stream: Option<impl Read>) -> Result<Vec<u8>> {
+fn read_bounded(output: &mut dyn Read) -> Result<Wanted<Vec<u8>>> {
     let mut all = Vec::new();
-    let Some(stream) = stream else { return Ok(all) };
-    stream.take(QEMU_IMG_OUTPUT_MAX as u64 + 1).read_to_end(&mut all).context("read what qemu-img says")?;
+    output.take(QEMU_IMG_OUTPUT_MAX as u64 + 1).read_to_end(&mut all).context("read what qemu-img says")?;
     ensure!(all.len() <= QEMU_IMG_OUTPUT_MAX, "qemu-img says more than {QEMU_IMG_OUTPUT_MAX} bytes");
-    Ok(all)
+    Ok(Wanted::All(all))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A qcow2 file whose content is in so many parts, and an empty overlay on it.
+    fn fragmented(dir: &Path, img: &QemuImg, parts: usize) -> (PathBuf, PathBuf) {
+        let (raw, disk, top) = (dir.join("raw"), dir.join("disk.qcow2"), dir.join("top.qcow2"));
+        let part: Vec<u8> = [[7; 512], [0; 512]].concat();
+        std::fs::write(&raw, part.repeat(parts)).unwrap();
+        let words = ["convert", "-S", "512", "-f", "raw", "-O", "qcow2", "-o", "cluster_size=512"].map(OsStr::new);
+        let words: Vec<&OsStr> = words.into_iter().chain([raw.as_os_str(), disk.as_os_str()]).collect();
+        img.run(&raw, &words, read_bounded).unwrap();
+        img.create(&top, "disk.qcow2", (parts * 1024) as u64).unwrap();
+        (disk, top)
+    }
+
+    #[test]
+    fn a_disk_in_very_many_parts_can_be_looked_at() {
+        let user = User::own();
+        let Ok(img) = QemuImg::new("qemu-system-x86_64", user) else {
+            eprintln!("there is no qemu-img");
+            return;
+        };
+        let dir = std::env::temp_dir().join(format!("pagodad-map-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let (disk, top) = fragmented(&dir, &img, 50_000);
+        assert!(!img.is_empty(&disk).unwrap());
+        assert!(img.is_empty(&top).unwrap());
+        std::fs::remove_file(&disk).unwrap();
+        assert!(img.is_empty(&top).unwrap(), "what is behind it is not looked at");
+        let why = img.is_empty(&disk).unwrap_err().to_string();
+        assert!(why.contains("No such file"), "{why}");
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 }

@@ -6,12 +6,13 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use pagoda_api::types::Launch;
 use pagoda_image::{DiskFile, ImageId, Manifest};
 use rustix::io::Errno;
 
-use super::dir::{Dir, id_of, mtime_ns, split};
+use super::dir::{Dir, split};
+use super::layer::NotedLayer;
 use super::limits::ASIDE_MAX;
 use super::overlay::{self, New, tag};
 use super::qemu_img::QemuImg;
@@ -35,10 +36,6 @@ struct Disk {
     top: TopFile,
 }
 
-fn layered(manifest: &Manifest) -> impl Iterator<Item = (&DiskFile, &str)> {
-    manifest.disks.iter().filter_map(|disk| Some((disk, disk.layer.as_deref()?)))
-}
-
 impl Restored {
     /// Makes the overlays. `id` is a new one.
     ///
@@ -47,14 +44,15 @@ impl Restored {
     pub fn make(manifest: &Manifest, id: ImageId) -> Result<Restored> {
         let user = User::of(&manifest.launch);
         let mut restored = Restored { user, disks: Vec::new(), is_kept: false };
-        if layered(manifest).next().is_none() {
+        let layers = NotedLayer::of(manifest);
+        if layers.is_empty() {
             return Ok(restored);
         }
         let img = QemuImg::new(&manifest.launch.program, user)?;
         let tag = tag(id);
-        for (index, (disk, layer)) in layered(manifest).enumerate() {
-            let made = user.act(|| Disk::make(&img, disk, layer, &tag, index));
-            restored.disks.push(made.with_context(|| format!("the disk {}", disk.file))?);
+        for (index, layer) in layers.iter().enumerate() {
+            let made = user.act(|| Disk::make(&img, layer, &tag, index));
+            restored.disks.push(made.with_context(|| format!("the disk {}", layer.disk.file))?);
         }
         Ok(restored)
     }
@@ -66,7 +64,7 @@ impl Restored {
     pub fn moved(&self) -> Result<Vec<MovedDisk>> {
         let moved = |disk: &Disk| {
             let was = disk.dir.id(&disk.name)?.unwrap_or(FileId::NONE);
-            Ok(MovedDisk { file: disk.file.clone(), was, tops: vec![disk.top.clone()] })
+            Ok(MovedDisk::new(disk.file.clone(), was, vec![disk.top.clone()]))
         };
         self.user.act(|| self.disks.iter().map(moved).collect())
     }
@@ -93,7 +91,8 @@ impl Drop for Restored {
 }
 
 impl Disk {
-    fn make(img: &QemuImg, disk: &DiskFile, layer: &str, tag: &str, index: usize) -> Result<Disk> {
+    fn make(img: &QemuImg, layer: &NotedLayer, tag: &str, index: usize) -> Result<Disk> {
+        let NotedLayer { disk, name: layer, .. } = layer;
         let (parent, name) = split(Path::new(&disk.file))?;
         let dir = Dir::open(parent)?;
         let like = dir.stat(layer)?.with_context(|| format!("its layer {} is gone", dir.join(layer).display()))?;
@@ -114,36 +113,34 @@ impl Disk {
 /// Why not.
 pub fn check_restore(
     manifest: &Manifest,
-    layers: &[DiskFile],
+    layers: &[NotedLayer],
     force: bool,
     rolled_back: Option<&Record>,
 ) -> Result<()> {
-    if layered(manifest).next().is_none() {
+    let to_restore = NotedLayer::of(manifest);
+    if to_restore.is_empty() {
         return Ok(());
     }
     let user = User::of(&manifest.launch);
     let img = QemuImg::new(&manifest.launch.program, user)?;
-    let check = |(disk, layer): (&DiskFile, &str)| {
-        let dir = Dir::open(split(Path::new(&disk.file))?.0)?;
-        check_layer(&dir, disk, layer)?;
-        if rolled_back.is_some_and(|record| is_its_own(&dir, disk, record)) {
+    let check = |layer: &NotedLayer| {
+        let dir = layer.dir()?;
+        layer.check(&dir)?;
+        if rolled_back.is_some_and(|record| is_its_own(&dir, &layer.disk, record)) {
             return Ok(());
         }
         // A rollback keeps nothing aside.
-        check_disk(&img, &dir, disk, layers, force && rolled_back.is_none())
+        check_disk(&img, &dir, &layer.disk, layers, force && rolled_back.is_none())
     };
-    user.act(|| layered(manifest).try_for_each(check))
+    user.act(|| to_restore.iter().try_for_each(check))
 }
 
 /// Whether a VM has one of the disks whose content a snapshot has, by its record or its command line. If they cannot be looked at,
 /// nothing is said here.
 pub fn names_disk(manifest: &Manifest, record: &Record) -> bool {
-    let is_its = |(disk, _): (&DiskFile, &str)| {
-        split(Path::new(&disk.file))
-            .and_then(|(parent, _)| Dir::open(parent))
-            .is_ok_and(|dir| is_its_own(&dir, disk, record))
-    };
-    User::of(&manifest.launch).act(|| Ok(layered(manifest).any(is_its))).unwrap_or(false)
+    let layers = NotedLayer::of(manifest);
+    let is_its = |layer: &NotedLayer| layer.dir().is_ok_and(|dir| is_its_own(&dir, &layer.disk, record));
+    User::of(&manifest.launch).act(|| Ok(layers.iter().any(is_its))).unwrap_or(false)
 }
 
 /// Whether a VM has this disk.
@@ -154,17 +151,7 @@ fn is_its_own(dir: &Dir, disk: &DiskFile, record: &Record) -> bool {
     has_moved || record.launch.as_ref().is_some_and(is_named)
 }
 
-/// That nobody has written to the layer. Memory of that moment fits nothing else.
-fn check_layer(dir: &Dir, disk: &DiskFile, layer: &str) -> Result<()> {
-    let path = dir.join(layer);
-    let stat = dir.stat(layer)?.with_context(|| format!("the layer {} of a disk is gone", path.display()))?;
-    let is_as_it_was = (id_of(&stat), stat.st_size as u64, mtime_ns(&stat))
-        == (FileId { dev: disk.dev, ino: disk.ino }, disk.size, disk.mtime_ns);
-    ensure!(is_as_it_was, "the layer {} of a disk has changed since", path.display());
-    Ok(())
-}
-
-fn check_disk(img: &QemuImg, dir: &Dir, disk: &DiskFile, layers: &[DiskFile], force: bool) -> Result<()> {
+fn check_disk(img: &QemuImg, dir: &Dir, disk: &DiskFile, layers: &[NotedLayer], force: bool) -> Result<()> {
     let (_, name) = split(Path::new(&disk.file))?;
     let Some(id) = dir.id(name)? else { return Ok(()) };
     let path = dir.join(name);
@@ -181,11 +168,9 @@ fn check_disk(img: &QemuImg, dir: &Dir, disk: &DiskFile, layers: &[DiskFile], fo
 
 /// Whether a file of the directory is a layer there, by its name, with the content of that time. The numbers alone may be another
 /// file's by now.
-fn is_layer(dir: &Dir, id: FileId, layers: &[DiskFile]) -> Result<bool> {
-    for layer in layers.iter().filter(|layer| id == FileId { dev: layer.dev, ino: layer.ino }) {
-        let Some(name) = &layer.layer else { continue };
-        let found = dir.stat(name)?.map(|stat| (id_of(&stat), stat.st_size as u64, mtime_ns(&stat)));
-        if found == Some((id, layer.size, layer.mtime_ns)) {
+fn is_layer(dir: &Dir, id: FileId, layers: &[NotedLayer]) -> Result<bool> {
+    for layer in layers.iter().filter(|layer| layer.noted().is(id)) {
+        if dir.stat(&layer.name)?.is_some_and(|stat| stat.id == id && layer.is_unchanged(&stat)) {
             return Ok(true);
         }
     }
@@ -202,7 +187,8 @@ fn aside_name(name: &str, disk: &DiskFile) -> String {
 /// # Errors
 /// It cannot have one.
 pub fn keep_aside(launch: &Launch, manifest: &Manifest) -> Result<()> {
-    let keep = |(disk, _): (&DiskFile, &str)| {
+    let layers = NotedLayer::of(manifest);
+    let keep = |NotedLayer { disk, .. }: &NotedLayer| {
         let (parent, name) = split(Path::new(&disk.file))?;
         let dir = Dir::open(parent)?;
         if dir.id(name)?.is_none() {
@@ -222,5 +208,5 @@ pub fn keep_aside(launch: &Launch, manifest: &Manifest) -> Result<()> {
         }
         bail!("{} has been kept aside {ASIDE_MAX} times: remove some of {first}-*", disk.file)
     };
-    User::of(launch).act(|| layered(manifest).try_for_each(keep))
+    User::of(launch).act(|| layers.iter().try_for_each(keep))
 }

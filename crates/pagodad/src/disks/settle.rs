@@ -3,95 +3,17 @@
 //! May be done again at any time, by whichever daemon there is. What is not as the record says is left alone, and the record with
 //! it, until somebody has put it right.
 
-use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use pagoda_api::in_full;
 use pagoda_api::types::Launch;
 
-use super::dir::{Dir, id_of, mtime_ns, split};
+use super::dir::{Dir, split};
 use super::qemu_img::QemuImg;
 use super::user::User;
 use super::words;
-use crate::record::{FileId, MovedDisk, Record};
-
-/// The first pause between two attempts, and the longest: each may wait for a file system, and leave a process that does.
-const PAUSE: Duration = Duration::from_secs(5);
-const PAUSE_MAX: Duration = Duration::from_secs(600);
-
-/// VMs that have ended, and whose disks do not have their names. Nobody waits for a disk while this is locked.
-#[derive(Debug, Default)]
-pub struct Unsettled(Mutex<BTreeMap<String, Ended>>);
-
-/// One of them.
-#[derive(Clone, Debug)]
-pub struct Ended {
-    pub record: Record,
-    /// It ended while no daemon ran: its swap file and others are there still.
-    pub has_files: bool,
-    /// Why its disks could not be settled, if that was tried.
-    why: Option<String>,
-    is_tried: bool,
-    due: Instant,
-    pause: Duration,
-}
-
-impl Unsettled {
-    /// Notes a VM, or what is left of one. `why`: it was tried, and failed.
-    pub fn insert(&self, record: Record, has_files: bool, why: Option<String>) {
-        let due = Instant::now() + if why.is_some() { PAUSE } else { Duration::ZERO };
-        let ended = Ended { record, has_files, why, is_tried: false, due, pause: PAUSE };
-        self.lock().insert(ended.record.name.clone(), ended);
-    }
-
-    /// All of them.
-    pub fn all(&self) -> Vec<Record> {
-        self.lock().values().map(|ended| ended.record.clone()).collect()
-    }
-
-    /// The names of those that are to be tried now.
-    pub fn due(&self) -> Vec<String> {
-        let now = Instant::now();
-        self.lock().iter().filter(|(_, ended)| ended.due <= now).map(|(name, _)| name.clone()).collect()
-    }
-
-    /// Somebody tries one. `None`: there is none of this name.
-    ///
-    /// # Errors
-    /// Somebody else does.
-    pub fn begin(&self, name: &str) -> Result<Option<Ended>, String> {
-        let mut all = self.lock();
-        let Some(ended) = all.get_mut(name) else { return Ok(None) };
-        if std::mem::replace(&mut ended.is_tried, true) {
-            return Err("they are being put in order".to_owned());
-        }
-        Ok(Some(ended.clone()))
-    }
-
-    /// The attempt has ended, and the VM is forgotten if it `is_over`. Why it is not.
-    ///
-    /// # Errors
-    /// The reason of this or an earlier attempt.
-    pub fn end(&self, name: &str, is_over: bool, why: Option<String>) -> Result<(), String> {
-        let mut all = self.lock();
-        if is_over {
-            all.remove(name);
-            return Ok(());
-        }
-        let Some(ended) = all.get_mut(name) else { return Ok(()) };
-        (ended.is_tried, ended.due) = (false, Instant::now() + ended.pause);
-        ended.pause = (ended.pause * 2).min(PAUSE_MAX);
-        ended.why = why.or(ended.why.take());
-        Err(ended.why.clone().unwrap_or_else(|| "its record cannot be removed".to_owned()))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Ended>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+use crate::record::{FileId, MovedDisk, Noted, Record, Same, TopFile};
 
 /// Gives the disks of a VM their newest content. No QEMU has them open any more, or none has opened them yet.
 ///
@@ -122,21 +44,23 @@ fn settle_one(disk: &MovedDisk, check_unused: &dyn Fn(&Path) -> Result<()>) -> R
     let newest = disk.newest().context("no overlay")?;
     let (named, found) = (dir.id(name)?, dir.id(&newest.name)?);
     check_below(&dir, name, disk)?;
-    let had = Some(disk.was).filter(|was| *was != FileId::NONE);
     let path = dir.join(&newest.name);
+    let (is_newest, was) = (|id| disk.noted(newest.id).is(id), disk.noted(disk.was));
+    let is_as_it_was = named.map_or(disk.was == FileId::NONE, |named| was.is(named));
+    check_known(disk, newest, named, found)?;
     match (named, found) {
-        (named, None) if named == Some(newest.id) => {}
-        (named, Some(found)) if found == newest.id && named == had => {
+        (Some(named), None) if is_newest(named) => {}
+        (named, Some(found)) if is_newest(found) && is_as_it_was => {
             let files = named.map(|_| dir.join(name)).into_iter().chain([path.clone()]);
             for file in files {
                 check_unused(&file).with_context(|| format!("somebody may be writing to {}", file.display()))?;
             }
             dir.rename(&newest.name, name).with_context(|| format!("rename {} to {}", path.display(), disk.file))?;
         }
-        (Some(named), None) if named != disk.was => {
+        (Some(named), None) if !was.may_be(named) => {
             tracing::warn!("{} is a file of its user's, and the newest content that the VM wrote is gone", disk.file);
         }
-        (_, Some(found)) if found == newest.id => bail!(
+        (_, Some(found)) if is_newest(found) => bail!(
             "{} is not the file that the VM had, so that what the VM wrote last stays in {}: rename that to where you want it",
             disk.file,
             path.display()
@@ -153,12 +77,28 @@ fn settle_one(disk: &MovedDisk, check_unused: &dyn Fn(&Path) -> Result<()>) -> R
     Ok(())
 }
 
+/// That each of the two names stands for a file that is known to be the one that it was, or to be another one.
+fn check_known(disk: &MovedDisk, newest: &TopFile, named: Option<FileId>, found: Option<FileId>) -> Result<()> {
+    let is_open =
+        |noted, found: Option<FileId>| found.is_some_and(|found| disk.noted(noted).compare(found) == Same::Unknown);
+    let path = Path::new(&disk.file).with_file_name(&newest.name);
+    ensure!(
+        !is_open(disk.was, named) && !is_open(newest.id, found),
+        "nobody can tell whether {} and {} are the files that the VM had: their file system has another device number since the host \
+         was restarted, and does not keep when a file was made. If they are, rename the second one to the first yourself: it has what \
+         the VM wrote last",
+        disk.file,
+        path.display()
+    );
+    Ok(())
+}
+
 /// That nobody has written to what overlays are on, and that has one of the disk's names still.
 fn check_below(dir: &Dir, name: &str, disk: &MovedDisk) -> Result<()> {
     for below in disk.tops.iter().filter_map(|top| top.below) {
-        let older = disk.tops.iter().find(|top| top.id == below.id).map_or(name, |top| &top.name);
-        let stat = dir.stat(older)?.filter(|stat| id_of(stat) == below.id);
-        if stat.is_some_and(|stat| mtime_ns(&stat) != below.mtime_ns) {
+        let older = disk.tops.iter().find(|top| Noted::from(top.id).is(below.id)).map_or(name, |top| &top.name);
+        let stat = dir.stat(older)?.filter(|stat| disk.noted(below.id).is(stat.id));
+        if stat.is_some_and(|stat| stat.mtime_ns != below.mtime_ns) {
             bail!(
                 "{} was written after its snapshot, as by block-commit, so that nobody knows whether it or {} has what the VM wrote last: \
                  put the right one in its place, and remove the other",
@@ -173,8 +113,8 @@ fn check_below(dir: &Dir, name: &str, disk: &MovedDisk) -> Result<()> {
 /// Overlays that are layers by now have a second name. One that has none was never written.
 fn remove_older(dir: &Dir, disk: &MovedDisk) {
     for top in disk.tops.iter().rev().skip(1) {
-        if dir.stat(&top.name).is_ok_and(|stat| stat.is_some_and(|stat| stat.st_nlink > 1)) {
-            dir.unlink(&top.name, top.id);
+        if dir.stat(&top.name).is_ok_and(|stat| stat.is_some_and(|stat| stat.links > 1)) {
+            dir.unlink(&top.name, disk.noted(top.id));
         }
     }
 }
@@ -182,18 +122,18 @@ fn remove_older(dir: &Dir, disk: &MovedDisk) {
 /// The disk of this VM that a command line names, if there is one: nobody else may have it until it has its name.
 pub fn in_use<'a>(record: &'a Record, launch: &Launch) -> Option<&'a MovedDisk> {
     record.disks.iter().find(|disk| {
-        let names_it = || Ok(words::name_any(launch, &|id| disk.has(id)));
+        let names_it = || Ok(words::name_any(launch, &|id| disk.may_have(id)));
         User::of(launch).act(names_it).unwrap_or(true)
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
     use std::path::PathBuf;
 
     use super::*;
-    use crate::record::{Below, TopFile};
+    use crate::disks::Stat;
+    use crate::record::Below;
 
     /// A directory with a disk and its overlays, as a VM leaves them.
     struct Bench {
@@ -202,8 +142,7 @@ mod tests {
     }
 
     fn id(path: &Path) -> FileId {
-        let stat = std::fs::metadata(path).unwrap();
-        FileId { dev: stat.dev(), ino: stat.ino() }
+        Stat::of_path(path).unwrap().id
     }
 
     impl Bench {
@@ -220,7 +159,7 @@ mod tests {
                 |name: &str| TopFile { name: name.into(), node: name.into(), id: id(&dir.join(name)), below: None };
             let tops = ["disk.top-1", "disk.top-2", "disk.top-3"].map(top).to_vec();
             let file = dir.join("disk");
-            let disk = MovedDisk { was: id(&file), file: file.display().to_string(), tops };
+            let disk = MovedDisk::new(file.display().to_string(), id(&file), tops);
             Bench { dir, disk }
         }
 
@@ -295,8 +234,8 @@ mod tests {
         for (index, below) in [(0, "disk"), (2, "disk.top-2")] {
             let mut bench = Bench::new(&format!("written-{index}"));
             let file = bench.dir.join(below);
-            let stat = rustix::fs::stat(&file).unwrap();
-            bench.disk.tops[index].below = Some(Below { id: id(&file), mtime_ns: mtime_ns(&stat) });
+            let Stat { id, mtime_ns, .. } = Stat::of_path(&file).unwrap();
+            bench.disk.tops[index].below = Some(Below { id, mtime_ns });
             let as_it_was = std::fs::metadata(&file).unwrap().modified().unwrap();
             let set = |to| std::fs::File::options().append(true).open(&file).unwrap().set_modified(to).unwrap();
             set(as_it_was + std::time::Duration::from_nanos(1));
@@ -307,6 +246,51 @@ mod tests {
             bench.settle().unwrap();
             assert_eq!(bench.content("disk").unwrap(), "disk.top-3");
         }
+    }
+
+    /// As a record looks that was written before a restart of the host, after which the device has another number.
+    fn restarted(bench: &mut Bench, births: bool) {
+        let change = |id: &mut FileId| {
+            id.dev += 1;
+            id.born_ns = id.born_ns.filter(|_| births);
+        };
+        change(&mut bench.disk.was);
+        bench.disk.tops.iter_mut().for_each(|top| change(&mut top.id));
+        bench.disk.boot_id = Some("another".into());
+    }
+
+    #[test]
+    fn files_are_known_again_when_the_device_has_another_number() {
+        let mut bench = Bench::new("restarted");
+        restarted(&mut bench, true);
+        for _ in 0..2 {
+            bench.settle().unwrap();
+            assert_eq!(bench.content("disk").unwrap(), "disk.top-3");
+            assert_eq!((bench.content("disk.top-1"), bench.content("disk.top-3")), (None, None));
+        }
+        let mut bench = Bench::new("restarted-this-life");
+        restarted(&mut bench, true);
+        bench.disk.boot_id = Some(crate::boot::id().unwrap().to_owned());
+        bench.settle().unwrap_err();
+        assert_eq!(bench.content("disk").unwrap(), "disk", "it is another device");
+    }
+
+    #[test]
+    fn what_cannot_be_told_is_left_alone_until_its_user_has_renamed_it() {
+        let mut bench = Bench::new("untold");
+        restarted(&mut bench, false);
+        let why = bench.settle().unwrap_err().to_string();
+        assert!(why.contains("nobody can tell") && why.contains("disk.top-3"), "{why}");
+        assert_eq!(bench.content("disk").unwrap(), "disk");
+        assert!(bench.disk.may_have(id(&bench.dir.join("disk.top-2"))), "nobody else may have it");
+        // The newest is not there, and the disk may be the old one: that is no disk of its user's.
+        let (newest, away) = (bench.dir.join("disk.top-3"), bench.dir.join("away"));
+        std::fs::rename(&newest, &away).unwrap();
+        assert!(bench.settle().unwrap_err().to_string().contains("nobody can tell"));
+        std::fs::rename(&away, &newest).unwrap();
+        std::fs::rename(&newest, bench.dir.join("disk")).unwrap();
+        bench.settle().unwrap();
+        assert_eq!(bench.content("disk").unwrap(), "disk.top-3");
     }
 
     #[test]

@@ -10,10 +10,11 @@ use pagoda_image::{DiskFile, ImageId};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
-use super::dir::{Dir, mtime_ns, split};
+use super::dir::{Dir, split};
 use super::found::Found;
 use super::overlay::{self, New, layer_name, tag};
 use super::qemu_img::QemuImg;
+use super::stat::Stat;
 use super::user::User;
 use crate::qmp::{Monitor, Refused};
 use crate::record::{Below, FileId, MovedDisk, TopFile};
@@ -74,9 +75,11 @@ impl Taking {
         let mut moved = before.to_vec();
         for Layer { disk, top, .. } in &self.layers {
             let file = disk.file.to_string_lossy().into_owned();
+            // What was put in order may be in a record of before all the same.
+            moved.retain(|of| of.file != file || !of.is_settled(disk.named_id));
             match moved.iter_mut().find(|of| of.file == file) {
                 Some(of) => of.tops.push(top.clone()),
-                None => moved.push(MovedDisk { file, was: disk.named_id, tops: vec![top.clone()] }),
+                None => moved.push(MovedDisk::new(file, disk.named_id, vec![top.clone()])),
             }
         }
         moved
@@ -121,10 +124,10 @@ impl Taking {
     pub fn moved_for_good(&self, before: &[MovedDisk]) -> Result<Vec<MovedDisk>> {
         let mut moved = self.moved(before);
         for layer in &self.layers {
-            let DiskFile { dev, ino, mtime_ns, .. } = layer.describe()?;
-            let below = Some(Below { id: FileId { dev, ino }, mtime_ns });
+            let Stat { id, mtime_ns, .. } = layer.look()?;
+            let below = Some(Below { id, mtime_ns });
             let tops = moved.iter_mut().flat_map(|disk| &mut disk.tops);
-            tops.filter(|top| top.id == layer.top.id).for_each(|top| top.below = below);
+            tops.filter(|top| top.node == layer.top.node).for_each(|top| top.below = below);
         }
         Ok(moved)
     }
@@ -215,19 +218,26 @@ impl Layer {
         })
     }
 
-    fn describe(&self) -> Result<DiskFile> {
+    /// What is below the overlay.
+    fn look(&self) -> Result<Stat> {
         let Layer { disk, dir, layer, .. } = self;
         let stat = dir.stat(layer)?.with_context(|| format!("{} is gone", dir.join(layer).display()))?;
-        let id = super::dir::id_of(&stat);
-        anyhow::ensure!(id == disk.active_id, "{} was replaced", dir.join(layer).display());
+        anyhow::ensure!(stat.id == disk.active_id, "{} was replaced", dir.join(layer).display());
+        Ok(stat)
+    }
+
+    fn describe(&self) -> Result<DiskFile> {
+        let (disk, stat) = (&self.disk, self.look()?);
+        let FileId { dev, ino, born_ns } = stat.id;
         Ok(DiskFile {
             node: disk.device.clone(),
             file: disk.file.to_string_lossy().into_owned(),
-            dev: id.dev,
-            ino: id.ino,
-            size: stat.st_size as u64,
-            mtime_ns: mtime_ns(&stat),
-            layer: Some(layer.clone()),
+            dev,
+            ino,
+            born_ns,
+            size: stat.bytes,
+            mtime_ns: stat.mtime_ns,
+            layer: Some(self.layer.clone()),
         })
     }
 }
@@ -239,5 +249,41 @@ fn no_link(error: Errno, dir: &Dir, layer: &str) -> anyhow::Error {
             anyhow!("{what}: {error}: its file system has no hard links, or does not allow them to its user")
         }
         error => anyhow!("{what}: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disks::words::Ways;
+
+    /// An entry that a restore has left behind says nothing of a disk any more.
+    #[test]
+    fn what_was_put_in_order_is_not_gone_on_with() {
+        let id = |ino| FileId { dev: 1, ino, born_ns: None };
+        let top = |node: &str, ino| TopFile { name: node.into(), node: node.into(), id: id(ino), below: None };
+        let disk = |named_id| Found {
+            device: "d0".into(),
+            node: "n".into(),
+            file: "/d/disk".into(),
+            active: "disk".into(),
+            active_id: named_id,
+            named_id,
+            bytes: 1,
+            is_direct: false,
+            is_flushed: true,
+            ways: Ways::default(),
+        };
+        let taking = |named_id| {
+            let dir = Dir::open(std::path::Path::new("/")).unwrap();
+            let layer = Layer { disk: disk(named_id), dir, layer: "layer".into(), top: top("new", 9) };
+            Taking { layers: vec![layer], ..Taking::none(&Launch::default()) }
+        };
+        let before = [MovedDisk::new("/d/disk".into(), id(5), vec![top("restored", 6)])];
+        let moved = taking(id(6)).moved(&before);
+        assert_eq!(moved, [MovedDisk::new("/d/disk".into(), id(6), vec![top("new", 9)])]);
+        // One that was not.
+        let moved = taking(id(5)).moved(&before);
+        assert_eq!(moved, [MovedDisk::new("/d/disk".into(), id(5), vec![top("restored", 6), top("new", 9)])]);
     }
 }

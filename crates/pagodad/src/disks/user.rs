@@ -19,7 +19,7 @@ impl User {
     }
 
     /// This daemon's, also in a thread that acts for another one: the real ids.
-    fn own() -> User {
+    pub(super) fn own() -> User {
         let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
         User { uid, gid }
     }

@@ -118,5 +118,5 @@ fn import(import: Import) -> SnapshotImport {
 
 fn disk(disk: &DiskFile) -> SnapshotDisk {
     let DiskFile { node, file, size, layer, .. } = disk.clone();
-    SnapshotDisk { node, file, size_bytes: size, layer }
+    SnapshotDisk { node, file, size_bytes: size, layer, layer_bytes: None }
 }

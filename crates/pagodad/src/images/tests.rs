@@ -45,7 +45,7 @@ impl Drop for Bench {
 }
 
 pub fn manifest(id: u128, vm: &str, name: &str) -> Manifest {
-    let boot_id = std::fs::read_to_string(BOOT_ID).unwrap().trim().to_owned();
+    let boot_id = crate::boot::id().unwrap().to_owned();
     Manifest {
         id: ImageId(id),
         vm: vm.into(),

@@ -7,6 +7,11 @@
 use pagoda_image::is_file_name;
 use serde::{Deserialize, Serialize};
 
+use super::file_id::{FileId, Noted};
+use crate::boot::Life;
+
+/// Digits and dashes of `boot_id`.
+const BOOT_ID_MAX: usize = 64;
 /// Overlays that one QEMU was given for one disk.
 const TOPS_MAX: usize = 64;
 /// All of these of one VM, as JSON in its record, in bytes.
@@ -21,6 +26,9 @@ pub struct MovedDisk {
     pub was: FileId,
     /// Overlays in the same directory, the newest last.
     pub tops: Vec<TopFile>,
+    /// The life of the host in which all this was noted (`boot_id`). Records of before do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot_id: Option<String>,
 }
 
 /// An overlay.
@@ -45,27 +53,31 @@ pub struct Below {
     pub mtime_ns: i64,
 }
 
-/// A file, whatever its name: device and inode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct FileId {
-    pub dev: u64,
-    pub ino: u64,
-}
-
-impl FileId {
-    /// There is none.
-    pub const NONE: FileId = FileId { dev: 0, ino: 0 };
-}
-
 impl MovedDisk {
+    /// With what is seen of its files now.
+    pub fn new(file: String, was: FileId, tops: Vec<TopFile>) -> MovedDisk {
+        MovedDisk { file, was, tops, boot_id: crate::boot::id().ok().map(str::to_owned) }
+    }
+
+    /// One of its files, as it was noted.
+    pub fn noted(&self, id: FileId) -> Noted {
+        id.noted(Life::of(self.boot_id.as_deref()))
+    }
+
     /// The file with the newest content.
     pub fn newest(&self) -> Option<&TopFile> {
         self.tops.last()
     }
 
-    /// Whether this is any of its files.
-    pub fn has(&self, id: FileId) -> bool {
-        self.was == id || self.tops.iter().any(|top| top.id == id)
+    /// Whether its newest content has the disk's name already. `named`: what has that name now.
+    pub fn is_settled(&self, named: FileId) -> bool {
+        self.newest().is_some_and(|top| self.noted(top.id).is(named))
+    }
+
+    /// Whether this is, or may be, any of its files.
+    pub fn may_have(&self, found: FileId) -> bool {
+        let of_tops = self.tops.iter().map(|top| top.id);
+        std::iter::once(self.was).chain(of_tops).any(|id| self.noted(id).may_be(found))
     }
 }
 
@@ -75,6 +87,7 @@ pub(super) fn are_right(disks: &[MovedDisk]) -> bool {
         disk.file.starts_with('/')
             && (1..=TOPS_MAX).contains(&disk.tops.len())
             && disk.tops.iter().all(|top| is_file_name(&top.name))
+            && disk.boot_id.as_ref().is_none_or(|id| id.len() <= BOOT_ID_MAX)
     };
     disks.iter().all(is_right) && serde_json::to_string_pretty(disks).is_ok_and(|json| json.len() <= MOVED_BYTES_MAX)
 }

@@ -303,13 +303,17 @@ fn what_format_1_could_hold_fits() {
 
 #[test]
 fn moved_disks_are_read_back_and_checked() {
-    let id = |ino| FileId { dev: 1, ino };
+    let id = |ino| FileId { dev: 1, ino, born_ns: None };
     let top = |name: &str| TopFile { name: name.into(), node: "pagoda-1-0".into(), id: id(8), below: None };
-    let disk = MovedDisk { file: "/d/a.qcow2".into(), was: id(7), tops: vec![top("a.qcow2.pagoda-top-1")] };
+    let (file, tops) = ("/d/a.qcow2".into(), vec![top("a.qcow2.pagoda-top-1")]);
+    // As records of before are.
+    let disk = MovedDisk { file, was: id(7), tops, boot_id: None };
     let record = Record { disks: vec![disk.clone()], ..with_launch() };
     assert_eq!(Record::from_text(&record.to_text()), Ok(record.clone()));
     let mut written = record.clone();
     written.disks[0].tops[0].below = Some(Below { id: id(7), mtime_ns: -1 });
+    written.disks[0].was.born_ns = Some(1);
+    written.disks[0].boot_id = Some("life".into());
     assert_eq!(Record::from_text(&written.to_text()), Ok(written));
     assert!(!with_launch().to_text().contains("disks"), "a daemon of before reads it");
     let refused = |disk: MovedDisk| {
@@ -318,6 +322,7 @@ fn moved_disks_are_read_back_and_checked() {
     };
     refused(MovedDisk { file: "a.qcow2".into(), ..disk.clone() });
     refused(MovedDisk { tops: vec![], ..disk.clone() });
+    refused(MovedDisk { boot_id: Some("x".repeat(65)), ..disk.clone() });
     refused(MovedDisk { tops: vec![top("../a")], ..disk.clone() });
     refused(MovedDisk { file: format!("/{}", "x".repeat(64 << 10)), ..disk });
     let of_nobody = Record { launch: None, ..record };

@@ -233,15 +233,18 @@ impl Registry {
             self.forget(&record);
             internal("put the VM's disks back", in_full(error.as_ref()))
         })?;
-        let without = Record { disks: Vec::new(), ..record.clone() };
-        match self.records.write(&without) {
-            Ok(()) => Ok(without),
-            // They have their names, which is found out again when the VM ends.
-            Err(error) => {
-                tracing::warn!(vm = %record.name, "write the VM's record: {}", in_full(error.as_ref()));
-                Ok(record)
-            }
-        }
+        self.note_settled(record)
+    }
+
+    /// The disks have their names. If that cannot be noted there is no VM: at its next snapshot the record would be taken for one of
+    /// disks that do not have them, and at its end nobody could tell which content is the newest.
+    fn note_settled(&self, record: Record) -> Result<Record, ApiError> {
+        let record = Record { disks: Vec::new(), ..record };
+        self.records.write(&record).map_err(|error| {
+            self.forget(&record);
+            internal("note that the VM's disks are put back", in_full(error.as_ref()))
+        })?;
+        Ok(record)
     }
 
     fn make_first(&self, record: &Record) -> Result<(Vec<RamFile>, Option<OwnedFd>), ApiError> {
@@ -279,4 +282,47 @@ fn listen(path: &Path) -> anyhow::Result<OwnedFd> {
     }
     .map(Into::into)
     .with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use pagoda_api::types::VmSpec;
+
+    use super::*;
+    use crate::record::store::{self, RecordStore};
+    use crate::record::{FileId, MovedDisk, TopFile};
+
+    /// A disk that takes no second record: the VM is not made, and no record says that its disks are to be put in order.
+    #[test]
+    fn a_vm_whose_disks_are_put_back_has_a_record_that_says_so() {
+        let dir = std::env::temp_dir().join(format!("pagodad-create-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(dir.join("vms")).unwrap();
+        let mut registry = crate::registry::tests::registry(&dir);
+        static IS_FULL: AtomicBool = AtomicBool::new(false);
+        let write = |path: &Path, content: &[u8]| match IS_FULL.load(Ordering::Relaxed) {
+            true => Err(std::io::ErrorKind::StorageFull.into()),
+            false => std::fs::write(path, content),
+        };
+        registry.records = RecordStore::with_disk(dir.join("vms"), Box::new(write));
+        let id = FileId { dev: 1, ino: 2, born_ns: None };
+        let top = TopFile { name: "top".into(), node: "node".into(), id, below: None };
+        let record = Record {
+            disks: vec![MovedDisk::new("/disk".into(), FileId::NONE, vec![top])],
+            launch: Some(Launch::default()),
+            ..Record::new("web1", Token([1; 16]), VmKind::Qemu, &[2 << 20], VmSpec::default())
+        };
+        let path = registry.records.path("web1");
+        store::write(&path, &record).unwrap();
+        assert!(registry.note_settled(record.clone()).unwrap().disks.is_empty());
+        assert!(store::read(&path).unwrap().disks.is_empty());
+        store::write(&path, &record).unwrap();
+        IS_FULL.store(true, Ordering::Relaxed);
+        let error = registry.note_settled(record).unwrap_err();
+        assert!(error.message.contains("are put back"), "{error:?}");
+        assert!(!path.exists() && registry.unsettled.all().is_empty(), "nothing is left to be put in order");
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 }

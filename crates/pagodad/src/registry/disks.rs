@@ -2,6 +2,8 @@
 //! ended, and nobody else's until then.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use pagoda_api::in_full;
@@ -11,6 +13,11 @@ use pagoda_core::policy::VmId;
 use super::{Registry, Vm};
 use crate::disks;
 use crate::record::{MovedDisk, Record};
+
+/// Between two looks whether one is due that nobody has asked for.
+const SETTLE_LOOK: Duration = Duration::from_secs(5);
+/// How long somebody waits for the disks of a VM that has ended: some runs of `qemu-img`, unless their file system hangs.
+const SETTLE_MAX: Duration = Duration::from_secs(10);
 
 impl Registry {
     /// Notes where the newest content of a VM's disks is. It outlives the host when this returns. `None`: there is no such VM.
@@ -26,61 +33,75 @@ impl Registry {
         dir.and_then(|dir| dir.sync_all()).context("write the directory of records to the disk")
     }
 
-    /// A VM has ended, and not all of its disks have their names: its record stays for that. Its name is taken until then.
-    pub(super) fn keep_unsettled(&self, record: &Record, why: &anyhow::Error) {
-        let why = in_full(why.as_ref());
-        tracing::error!(
-            vm = %record.name,
-            "its disks do not have their newest content under their names, tried again: {why}; if you do not want it, remove {}",
-            self.records.path(&record.name).display()
-        );
+    /// A VM has ended, and its files are gone but for its record. That stays for its disks, and its name is taken until they have
+    /// theirs. Nobody waits for them here.
+    pub(super) fn leave_to_settle(&self, record: &Record) {
         let Record { name, token, kind, regions, pid, launch, disks, .. } = record.clone();
-        let rest = Record { pid, launch, disks, ..Record::new(&name, token, kind, &regions, Default::default()) };
+        let rest =
+            Record { pid, launch, disks, ended: true, ..Record::new(&name, token, kind, &regions, Default::default()) };
         if let Err(error) = self.records.write(&rest).and_then(|()| self.sync_records()) {
             tracing::warn!(vm = %name, "write what is left of its record: {}", in_full(error.as_ref()));
         }
-        self.unsettled.insert(rest, false, Some(why));
+        self.unsettled.insert(rest);
     }
 
-    /// A VM ended while no daemon ran. Its disks, and its other files, are seen to by a thread that may wait for them.
-    pub(super) fn settle_later(&self, record: Record) {
-        self.unsettled.insert(record, true, None);
-    }
-
-    /// Tries again to give the disks of VMs that have ended their names. For a thread of its own: it may wait for these disks.
-    pub fn settle_disks_again(&self) {
-        for name in self.unsettled.due() {
-            // What fails is said when it fails first.
-            let _ = self.settle_ended(&name);
+    /// Gives the disks of VMs that have ended their names, as soon as there are some, and tries again what failed. Never ends. Each
+    /// attempt has a thread: it may wait for these disks.
+    pub fn settle_disks(self: &Arc<Self>) {
+        loop {
+            for record in self.unsettled.begin_due(SETTLE_LOOK) {
+                let (registry, name) = (Arc::clone(self), record.name.clone());
+                let attempt = move || registry.unsettled_ends(&record, registry.settle_one(&record));
+                if let Err(error) = std::thread::Builder::new().name("settle".into()).spawn(attempt) {
+                    self.unsettled.end(&name, Err(format!("start a thread for them: {error}")));
+                }
+            }
         }
     }
 
-    /// Gives the disks of a VM that has ended their names, if there is one of this name. It waits for these disks.
+    fn settle_one(&self, record: &Record) -> Result<(), String> {
+        let name = &record.name;
+        if !self.records.path(name).exists() {
+            tracing::info!(vm = %name, "its record was removed, and its disks stay what they are");
+            return Ok(());
+        }
+        let settle = || disks::settle(record.launch.as_ref(), &record.disks);
+        let settled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(settle));
+        settled.map_err(|_| "a thread of this daemon panicked".to_owned())?.map_err(|error| in_full(error.as_ref()))?;
+        self.records.remove(name).map_err(|error| format!("its record cannot be removed: {error}"))?;
+        tracing::info!(vm = %name, "its disks have their newest content under their names");
+        Ok(())
+    }
+
+    fn unsettled_ends(&self, record: &Record, outcome: Result<(), String>) {
+        let name = &record.name;
+        let why = outcome.as_ref().err().cloned();
+        let is_new = self.unsettled.end(name, outcome);
+        if let Some(why) = why.filter(|_| is_new) {
+            tracing::error!(
+                vm = %name,
+                "its disks do not have their newest content under their names, tried again: {why}; if you do not want it, remove {}",
+                self.records.path(name).display()
+            );
+        }
+    }
+
+    /// Gives the disks of a VM that has ended their names, if there is one of this name. It waits for these disks, and not for ever.
     ///
     /// # Errors
     /// Why they do not have them.
     pub fn settle_ended(&self, name: &str) -> Result<(), String> {
-        let Some(ended) = self.unsettled.begin(name)? else { return Ok(()) };
-        let (record, path) = (&ended.record, self.records.path(name));
-        let without_disks = || Record { disks: Vec::new(), ..record.clone() };
-        // Its user has removed the record, and does not want the content.
-        let is_given_up = !path.exists();
-        let mut why = None;
-        match (is_given_up, ended.has_files) {
-            (true, false) => {}
-            (true, true) => self.forget(&without_disks()),
-            // It says what fails, and keeps what is left.
-            (false, true) => self.forget(record),
-            (false, false) => match disks::settle(record.launch.as_ref(), &record.disks) {
-                Ok(()) => self.forget(&without_disks()),
-                Err(error) => why = Some(in_full(error.as_ref())),
-            },
-        }
-        let is_over = !path.exists();
-        if is_over && !is_given_up {
-            tracing::info!(vm = %name, "its disks have their newest content under their names");
-        }
-        self.unsettled.end(name, is_over, why)
+        self.unsettled.settle(name, SETTLE_MAX)
+    }
+
+    /// What is left of VMs that have ended.
+    pub fn records_of_ended(&self) -> Vec<Record> {
+        self.unsettled.all()
+    }
+
+    /// Whether there are VMs that are not known yet, or no more.
+    pub fn is_making_any(&self) -> bool {
+        self.making.count() > 0
     }
 
     /// That the disks of a new VM are nobody else's, as far as this daemon knows of disks. `but` is about to end.

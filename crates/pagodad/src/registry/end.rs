@@ -33,6 +33,7 @@ impl Registry {
             }
             // The files first: a new VM of this name has files of the same names.
             self.forget(&record);
+            self.wait_until_settled(&record.name);
             let ended = self.remove(&mut self.lock(), id);
             drop(ended);
         });
@@ -70,6 +71,7 @@ impl Registry {
         let Some((record, why)) = vm.and_then(|vm| Some((vm.record.clone(), why_over(vm)?))) else { return };
         tracing::info!(vm = %record.name, "{why}");
         let was_attached = record.pid.0 != 0;
+        // The reaper sees to all VMs, and waits for the disks of none.
         self.end(vms, id, &record, was_attached.then_some(Crash::Unseen));
     }
 
@@ -95,7 +97,9 @@ impl Registry {
             self.end(vms, id, &record, None);
             Ok(())
         };
-        self.while_writing(id, end).ok_or_else(|| no_such_vm(name))?
+        self.while_writing(id, end).ok_or_else(|| no_such_vm(name))??;
+        self.wait_until_settled(name);
+        Ok(())
     }
 
     /// Ends a VM that no engine serves, with its files. The disk decides how long it takes to remove a swap file, and a policy
@@ -127,24 +131,25 @@ impl Registry {
         Some(vm)
     }
 
-    /// Removes a VM's files, and has what it borrowed given back. Its memory goes with the last descriptor. The caller has the
+    /// Who looks for a VM that has ended finds its disks in order, if they can be. If not, that is said, and tried again.
+    fn wait_until_settled(&self, name: &str) {
+        let _ = self.settle_ended(name);
+    }
+
+    /// Removes a VM's files, and has what it borrowed given back. The record of one with moved disks stays until these are settled. Its memory goes with the last descriptor. The caller has the
     /// VM's writing lock, or nobody else knows the VM.
     pub(super) fn forget(&self, record: &Record) {
         let name = &record.name;
-        let settled = crate::disks::settle(record.launch.as_ref(), &record.disks);
         // The record last: if this daemon dies in the middle, the next one ends by it what was begun.
         let compressed = record.compressed.as_ref().map(|tier| tier.files(name));
         remove_files([self.swap_path(name), self.image_map_path(name), self.monitor_path(name)]);
         remove_files(compressed.into_iter().flatten());
         // Its record is a pending release from now on.
         remote::end_of(&Dirs::of(&self.config), record, &self.records.path(name));
-        match settled {
-            Ok(()) => {
-                if let Err(error) = self.records.remove(name) {
-                    tracing::warn!("remove {}: {error}", self.records.path(name).display());
-                }
-            }
-            Err(why) => self.keep_unsettled(record, &why),
+        if !record.disks.is_empty() {
+            self.leave_to_settle(record);
+        } else if let Err(error) = self.records.remove(name) {
+            tracing::warn!("remove {}: {error}", self.records.path(name).display());
         }
         // Its map is what a pending release may go by.
         remove_files([self.remote_path(name)]);

@@ -55,13 +55,12 @@ impl Registry {
     pub(super) fn find_again(&self, record: Record) {
         let name = record.name.clone();
         let (pid, start) = record.pid;
+        if record.ended {
+            return self.unsettled.insert(record);
+        }
         if pid != 0 && has_ended(&name, pid, start) {
             tracing::info!(vm = %name, "its process ended while no daemon ran");
             self.crashes.note(&record, Crash::Unseen);
-            if !record.disks.is_empty() {
-                // Their file system may hang, and VMs wait for this daemon.
-                return self.settle_later(record);
-            }
             return self.forget(&record);
         }
         tracing::info!(vm = %name, pid, "waits for the agent in its process");

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagoda_api::types::{ApiError, ErrorCode};
+use pagoda_api::types::{ApiError, ErrorCode, RemovedSnapshot};
 use pagoda_image::{ImageId, Listed};
 use pagoda_pager::handle::{Command, Handle};
 
+use super::layers::release_all;
 use crate::images::Which;
 use crate::record::Record;
 use crate::registry::Registry;
@@ -16,12 +17,18 @@ const LET_GO_MAX: Duration = Duration::from_secs(5);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Removes a snapshot.
+/// Removes a snapshot, and those layers of its disks that nobody needs.
 ///
 /// # Errors
 /// There is none; a VM reads it; its VM does not let go of it; the disk's.
-pub fn remove(registry: &Registry, which: &Which) -> Result<(), ApiError> {
-    registry.images.remove(which, |image| let_go(registry, image))
+pub fn remove(registry: &Arc<Registry>, which: &Which) -> Result<RemovedSnapshot, ApiError> {
+    let mut manifest = None;
+    registry.images.remove(which, |image| {
+        manifest = image.manifest.clone();
+        let_go(registry, image)
+    })?;
+    // Not before the snapshot is gone: it would be one whose disks are not there.
+    Ok(manifest.map_or_else(RemovedSnapshot::default, |manifest| release_all(registry, &manifest)))
 }
 
 /// Called before anything of an image is removed. Its VM may have pages of it that exist nowhere else, and would go on writing

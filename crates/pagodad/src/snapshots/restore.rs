@@ -139,12 +139,12 @@ pub fn changed_disks(registry: &Registry, manifest: &Manifest) -> Option<String>
         Ok(layers) => check_restore(manifest, &layers, false, None).err().map(|error| in_full(error.as_ref())),
         Err(error) => Some(error.message),
     };
-    disks::changed(&manifest.disks, &manifest.launch.cwd).or_else(of_layers)
+    disks::changed(manifest).or_else(of_layers)
 }
 
 /// A snapshot without the content of disks fits only the disks of its moment.
 fn check_disks(manifest: &Manifest, request: &RestoreRequest) -> Result<(), ApiError> {
-    match disks::changed(&manifest.disks, &manifest.launch.cwd).filter(|_| !request.force) {
+    match disks::changed(manifest).filter(|_| !request.force) {
         None => Ok(()),
         Some(why) => {
             let hint = "the memory of that moment does not fit these disks; --force restores it all the same";

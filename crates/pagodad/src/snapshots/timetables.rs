@@ -81,7 +81,7 @@ fn automatic(registry: &Registry, vm: &str) -> Result<Vec<Snapshot>, ApiError> {
 }
 
 /// Removes what is not to be kept, if the VM has at least so many snapshots.
-fn remove_oldest(registry: &Registry, vm: &Follower, at_least: usize) -> Result<(), String> {
+fn remove_oldest(registry: &Arc<Registry>, vm: &Follower, at_least: usize) -> Result<(), String> {
     let mut snapshots = registry.images.list().map_err(|error| error.message)?.snapshots;
     snapshots.retain(|snapshot| snapshot.vm == vm.name);
     if snapshots.len() < at_least {
@@ -95,7 +95,7 @@ fn remove_oldest(registry: &Registry, vm: &Follower, at_least: usize) -> Result<
             Err(error) => Err(error.to_string()),
         };
         match removed {
-            Ok(()) => tracing::info!(snapshot = %snapshot.full_name(), "removed by its timetable"),
+            Ok(_) => tracing::info!(snapshot = %snapshot.full_name(), "removed by its timetable"),
             Err(why) => outcome = Err(format!("{} is not removed: {why}", snapshot.full_name())),
         }
     }

@@ -21,6 +21,7 @@ const MIB_DISK: &str = "64M";
 /// A qcow2 disk of a test, in a directory of its own.
 struct Disk {
     dir: PathBuf,
+    name: &'static str,
 }
 
 impl Disk {
@@ -29,14 +30,18 @@ impl Disk {
     }
 
     fn make_in(dir: &Path, how: &str, size: &str) -> Result<Disk> {
+        Disk::make_as("disk.qcow2", dir, how, size)
+    }
+
+    fn make_as(name: &'static str, dir: &Path, how: &str, size: &str) -> Result<Disk> {
         fs::create_dir_all(dir).context("make a directory for disks")?;
-        let disk = Disk { dir: dir.to_owned() };
+        let disk = Disk { dir: dir.to_owned(), name };
         qemu_img(&["create", "-q", "-f", "qcow2", "-o", how, &disk.path(), size])?;
         Ok(disk)
     }
 
     fn file(&self) -> PathBuf {
-        self.dir.join("disk.qcow2")
+        self.dir.join(self.name)
     }
 
     fn path(&self) -> String {
@@ -46,7 +51,7 @@ impl Disk {
     fn drive(&self, aio: &str) -> String {
         format!(
             "-drive file={},format=qcow2,if=none,id=d0,cache=none,aio={aio} -device virtio-blk-pci,drive=d0",
-            self.path()
+            self.path().replace(',', ",,")
         )
     }
 
@@ -170,7 +175,8 @@ fn newest_ino(daemon: &Daemon) -> Result<u64> {
 fn the_newest_content_gets_the_name() -> Result<()> {
     Lab::run("newest content", 1, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
-        let disk = Disk::make(lab)?;
+        // Marks of QEMU's options in a name hide no disk.
+        let disk = Disk::make_as("di=sk,1.qcow2", &lab.dir().join("disks"), "preallocation=off", MIB_DISK)?;
         let options = options(Qemu::System, &disk, "threads");
         let guest = start(lab, &daemon, &options)?;
         take(&daemon, "one")?;
@@ -409,5 +415,93 @@ fn killed_while_disks_are_put_back() -> Result<()> {
         let guest = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", "one", "--force"])?;
         guest.finish()?;
         daemon.wait_gone("web1")
+    })
+}
+
+/// `snapshot rm`, and what it says of the layers.
+fn remove(daemon: &Daemon, name: &str) -> Result<String> {
+    let done = daemon.run_cli(&["snapshot", "rm", name])?;
+    ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
+/// The layer of a snapshot goes with it when nobody needs it, and stays as long as the disk or anything beside it does.
+#[test]
+fn layers_go_when_nobody_needs_them() -> Result<()> {
+    Lab::run("layers removed", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let disk = Disk::make(lab)?;
+        let options = options(Qemu::System, &disk, "native");
+        let guest = start(lab, &daemon, &options)?;
+        let mut layers = Vec::new();
+        for name in ["one", "two", "three"] {
+            works_on(&guest)?;
+            take(&daemon, name)?;
+            let snapshot = wait_durable(&daemon, "web1", name)?;
+            let of = snapshot.disks.first().context("it has a disk")?;
+            ensure!(of.layer_bytes.is_some_and(|bytes| bytes > 0), "{snapshot:?}");
+            layers.push(disk.dir.join(of.layer.as_ref().context("it has a layer")?));
+        }
+        let listed = daemon.client().snapshots()?.snapshots;
+        ensure!(listed.iter().all(|of| of.disks.iter().all(|disk| disk.layer_bytes.is_some())), "{listed:?}");
+        let said = remove(&daemon, "web1/three")?;
+        ensure!(said.contains("kept") && layers[2].exists(), "the VM writes on top of it: {said}");
+        works_on(&guest)?;
+        guest.kill9()?;
+        daemon.wait_gone("web1")?;
+        disk.check_ended()?;
+        let restored = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", "one", "--force"])?;
+        restored.finish()?;
+        daemon.wait_gone("web1")?;
+        // What the restore has kept aside is on top of the second.
+        for aside in disk.beside("pagoda-before")? {
+            fs::remove_file(disk.dir.join(aside))?;
+        }
+        // So is the third, which was kept and is nobody's.
+        fs::remove_file(&layers[2])?;
+        let said = remove(&daemon, "web1/two")?;
+        // Where a process may not be looked at, as in some containers, nobody can tell whether it has the layer open.
+        match fs::read_link("/proc/1/fd/0") {
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                ensure!(said.contains("nobody can tell whether process") && layers[1].exists(), "{said}");
+            }
+            _ => ensure!(said.contains("removed") && !layers[1].exists(), "{said}"),
+        }
+        let said = remove(&daemon, "web1/one")?;
+        ensure!(said.contains("kept") && layers[0].exists(), "the disk is on top of it: {said}");
+        disk.check_ended()
+    })
+}
+
+/// The file system of a disk stands still when its VM ends: that VM goes, others end as always, and the disk is put in order later.
+#[test]
+fn a_disk_that_hangs_holds_up_no_other_vm() -> Result<()> {
+    Lab::run("disk hangs", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let fs_of_disks = lab.loop_fs(FileSystem::Ext4, 128)?;
+        let disk = Disk::make_in(&fs_of_disks.path().join("disks"), "preallocation=off", "20M")?;
+        // Without writes of its own, which would hang too.
+        let append = "pagoda.work=idle pagoda.idle=600".into();
+        let of_disk = GuestOptions { append, ..options(Qemu::System, &disk, "threads") };
+        let guest = lab.guest(&daemon, &of_disk)?;
+        guest.wait_ready()?;
+        let other = GuestOptions::new("web2", "pagoda.work=idle pagoda.idle=600").memory("-m 192M");
+        let other = lab.guest(&daemon, &other)?;
+        other.wait_ready()?;
+        daemon.wait_vm("web1", "it is attached", wait::HANG, |vm| vm.pid.is_some())?;
+        wait::until("it is taken", wait::HANG, || Ok(take(&daemon, "one").ok()))?;
+        wait_durable(&daemon, "web1", "one")?;
+        let frozen = fs_of_disks.freeze()?;
+        guest.kill9()?;
+        other.kill9()?;
+        daemon.wait_gone("web2")?;
+        let is_gone = || Ok(daemon.client().vm("web1").is_err().then_some(()));
+        wait::until("it is gone without its disk", wait::HANG, is_gone)?;
+        let [record, ..] = daemon.files_of("web1");
+        ensure!(record.exists(), "its disk is not forgotten");
+        refused(&daemon, &["vm", "restore", "web1", "--from", "one"], "has not answered")?;
+        drop(frozen);
+        wait::until("its disk is settled", wait::HANG, || Ok((!record.exists()).then_some(())))?;
+        disk.check_ended()
     })
 }

@@ -86,7 +86,13 @@ fn a_snapshot_goes_there_and_back() {
         damage: Some("map, offset 8: x".into()),
         missing_bytes: Some(7),
         pause_us: Some(9),
-        disks: vec![SnapshotDisk { node: "d".into(), file: "/d".into(), size_bytes: 4, layer: None }],
+        disks: vec![SnapshotDisk {
+            node: "d".into(),
+            file: "/d".into(),
+            size_bytes: 4,
+            layer: Some("l".into()),
+            layer_bytes: Some(2),
+        }],
         readers: vec!["web2".into()],
         ..snapshot()
     };

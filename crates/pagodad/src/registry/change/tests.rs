@@ -10,10 +10,8 @@ use pagoda_api::types::{ErrorCode, VmKind, VmPatch, VmSpec};
 use pagoda_core::units::{Bytes, PageCount};
 
 use super::*;
-use crate::config::{Config, LargeFolios, PageIn, PolicyConfig, Replacement};
 use crate::record::store::{self, RecordStore};
 use crate::record::{Operation, OperationKind};
-use crate::registry::HostFacts;
 use crate::registry::operation::ImageThen;
 use crate::registry::writing::WritingLock;
 
@@ -38,29 +36,7 @@ impl Bench {
         for sub in ["swap", "vms"] {
             std::fs::create_dir_all(dir.join(sub)).unwrap();
         }
-        let config = Config {
-            state_dir: dir.clone(),
-            swap_dir: dir.join("swap"),
-            pool_dir: dir.join("pool"),
-            socket: dir.join("pagoda.sock"),
-            attach_socket: dir.join("attach.sock"),
-            group: None,
-            metrics: None,
-            shim: dir.join("shim.so"),
-            tune_host: false,
-            large_folios: LargeFolios::Off,
-            page_sharing: false,
-            page_in: PageIn::default(),
-            replacement: Replacement::default(),
-            busy_poll: pagoda_pager::poll::BUSY_POLL_DEFAULT,
-            compressed: None,
-            snapshots: crate::config::SnapshotsConfig::below(&dir),
-            file: None,
-            policy: PolicyConfig { pool: Some(Bytes(8 * MEMORY)), ..PolicyConfig::default() },
-        };
-        let (notices, _) = channel();
-        let host = HostFacts { direct: false, protect: true, permission: "device".into(), limits: Vec::new() };
-        let mut registry = Registry::new(config, host, notices).unwrap();
+        let mut registry = crate::registry::tests::registry(&dir);
         let ((ask, asked), (answers, answer)) = (channel(), channel::<std::io::Result<()>>());
         let answer = Mutex::new(answer);
         let disk = move |path: &Path, content: &[u8]| {
