@@ -38,6 +38,8 @@
 //! | `GET /v1/snapshots/VM/NAME/program` | | [`SnapshotLaunch`], also of one that cannot be started |
 //! | `POST /v1/snapshots/VM/NAME/accept` | [`AcceptRequest`] | [`Snapshot`] |
 //! | `POST /v1/restores` | [`RestoreRequest`] | [`CreatedVm`] |
+//! | `GET /v1/vms/NAME/launch` | | [`SnapshotLaunch`] of a VM that is there; its `qemu` is not known |
+//! | `POST /v1/clones` | [`CloneRequest`] | [`CreatedClones`]: all or none |
 //! | `GET /metrics` | | Prometheus text |
 //!
 //! NAME and VM have `%XX` for what is no ASCII letter or digit, `.`, `_` or `-` ([`vm_file_name`]).

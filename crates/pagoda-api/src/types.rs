@@ -7,6 +7,7 @@
 
 mod autosnapshot;
 mod balloon;
+mod clone;
 mod crashed;
 mod dram;
 mod kind;
@@ -32,6 +33,7 @@ pub use autosnapshot::{
     AutosnapshotChange, AutosnapshotInfo,
 };
 pub use balloon::{BalloonInfo, GuestMemory, check_balloon_target};
+pub use clone::{CLONE_BODY_BYTES_MAX, CLONES_MAX, CloneRequest, CreatedClones, NewClone, check_clone_names};
 pub use crashed::{Candidate, Crash, CrashedVm, Restorable};
 pub use dram::{DRAM_BYTES_MIN, DRAM_FRACTION_MIN, MEMORY_GRANULE_BYTES, check_dram, dram_bytes_min};
 pub use kind::VmKind;
@@ -234,6 +236,13 @@ pub struct VmInfo {
     /// Of a VM with a timetable of snapshots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autosnapshot: Option<AutosnapshotInfo>,
+    /// It is made of a snapshot, and its QEMU does not have its state yet or was not let run.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub loading: bool,
+    /// When its guest ran for the first time since it was made of a snapshot: QEMU's own time, in microseconds since 1970. Only
+    /// the daemon that let it run knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resumed_unix_us: Option<u64>,
 }
 
 impl VmInfo {

@@ -2,6 +2,7 @@
 
 mod autosnapshot;
 mod caps;
+mod clone;
 mod on_crash;
 mod pace;
 mod policy;
@@ -19,6 +20,7 @@ use pagoda_cli::options::{Global, PoolDir};
 pub use self::autosnapshot::AutosnapshotOptions;
 pub use self::caps::{BalloonTarget, DramLimit};
 use self::caps::{balloon_target, dram};
+pub use self::clone::{CloneNet, CloneOptions, CloneSource};
 pub use self::on_crash::{CrashOptions, OnCrash};
 pub use self::pace::Pace;
 pub use self::policy::{Admit, HostSet, SamplingOptions, WhatIf};
@@ -42,6 +44,7 @@ Examples:
   pagoda vm snapshot web1 --name before-upgrade --disks
   pagoda vm restore web1 --from before-upgrade
   pagoda vm autosnapshot web1 --every 10m --keep 6 --no-disks
+  pagoda vm clone web1 --count 20 --name job-%02d
   pagoda simulate FILE.toml        what the memory policy would do
   pagoda disk ls                   disks in the memory of other machines
 
@@ -52,8 +55,9 @@ Exit status:
   3  the daemon, or the etcd of a cluster, cannot be reached
   4  there is no VM, snapshot, disk or server of that name
   5  there is no room for the VM or the snapshot; the message says what is missing
-  6  a snapshot, its restore, removal, export or import was refused, and nothing was changed
-  7  a snapshot was begun and given up, and its VM runs where it was; or the file of an import stopped coming
+  6  a snapshot, its restore, cloning, removal, export or import was refused, and nothing was changed
+  7  a snapshot was begun and given up, and its VM runs where it was; or clones were begun, and all are gone; or the file of an
+     import stopped coming
 `run` ends with the status of the program it starts.";
 
 /// Software-defined memory for virtual machines.
@@ -149,6 +153,13 @@ pub struct Run {
     /// Its memory is not inherited over fork: a child that touches it dies by SIGSEGV. Start other programs by posix_spawn or exec.
     #[arg(long, requires = "memory", requires = "name")]
     pub plain: bool,
+    /// Add no generation id
+    ///
+    /// QEMU for the machines pc and q35 gets the device vmgenid, if it has none. By its number, which differs in each restore and
+    /// each clone, a guest learns that it is a copy, and makes its random numbers anew. A QEMU that takes the state over from
+    /// this one has to have the device too.
+    #[arg(long)]
+    pub no_vmgenid: bool,
     #[command(flatten)]
     pub crash: CrashOptions,
     /// The program and its arguments
@@ -221,6 +232,7 @@ pub enum Vm {
     Autosnapshot(AutosnapshotOptions),
     Restore(Restore),
     Rollback(Rollback),
+    Clone(CloneOptions),
 }
 
 /// Change a running VM

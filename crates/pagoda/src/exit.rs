@@ -18,6 +18,11 @@ pub struct NotAdmitted(pub String);
 #[error("{0}")]
 pub struct Refused(pub String);
 
+/// Something was begun and given up, and what it made is gone.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct GivenUp(pub String);
+
 /// There is no server of that number.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no server {0}; `pagoda pool ls` shows those that there are")]
@@ -58,6 +63,9 @@ fn status(error: &anyhow::Error) -> u8 {
         }
         if cause.is::<Refused>() {
             return REFUSED;
+        }
+        if cause.is::<GivenUp>() {
+            return GIVEN_UP;
         }
         if cause.is::<ArgError>() {
             return USAGE;
@@ -113,6 +121,7 @@ mod tests {
         check(refused(ErrorCode::Refused), REFUSED);
         check(refused(ErrorCode::GivenUp), GIVEN_UP);
         check(Refused("r".into()).into(), REFUSED);
+        check(GivenUp("g".into()).into(), GIVEN_UP);
         check(
             ClientError::NotRunning { socket: "/s".into(), source: io::ErrorKind::NotFound.into() }.into(),
             UNREACHABLE,

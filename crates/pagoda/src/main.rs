@@ -1,4 +1,5 @@
-//! The command line of Pagoda. Called `pagoda-qemu` it stands in for QEMU, see `wrapper`.
+//! The command line of Pagoda. Called `pagoda-qemu` it stands in for QEMU, see `wrapper`. Started by itself for a clone it becomes
+//! that one's QEMU, see `run/clone/child.rs`.
 
 mod cli;
 mod disk;
@@ -31,9 +32,10 @@ use pagoda_api::{Client, socket_path};
 use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
-    let result = match qemu_words() {
-        Some(words) => words.and_then(wrapper::run),
-        None => dispatch(Cli::parse()),
+    let result = match (qemu_words(), run::clone::child::wanted()) {
+        (Some(words), _) => words.and_then(wrapper::run),
+        (None, Some(start)) => start.and_then(run::clone::child::become_qemu),
+        (None, None) => dispatch(Cli::parse()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -97,6 +97,7 @@ pub fn vm(client: &Client, command: &Vm, format: Format) -> Result<()> {
         Vm::Snapshot(options) => snapshot::take(client, options, format),
         Vm::Restore(options) => snapshot::restore(client, options),
         Vm::Rollback(options) => snapshot::roll_back(client, options),
+        Vm::Clone(options) => crate::run::clone::run(client, options, format),
     }
 }
 

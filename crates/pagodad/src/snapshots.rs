@@ -4,6 +4,7 @@
 //! [`crate::images::Images`] (the files). The VM's record says what is under way, so that whichever daemon there is lets the
 //! guest run again.
 
+mod clone;
 mod diff;
 mod disks;
 mod files;
@@ -17,6 +18,7 @@ mod restore;
 mod take;
 pub mod timetables;
 
+pub use clone::{clone_vms, launch};
 pub use diff::diff;
 pub use disks::written_file;
 pub use files::{Export, accept, begin_export, import, program};

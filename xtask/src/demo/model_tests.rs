@@ -31,6 +31,8 @@ pub fn vm(resident_mib: u64, counters: &[(&str, u64)]) -> VmInfo {
         policy: pagoda_api::VmPolicy::default(),
         spec: pagoda_api::VmSpec::default(),
         autosnapshot: None,
+        loading: false,
+        resumed_unix_us: None,
     }
 }
 

@@ -5,9 +5,9 @@ use std::io::{self, Read};
 use super::{Client, ClientError, LONG_WAIT_MAX, WAIT_MAX, parse, refusal, vm_path};
 use crate::http::{self, Download, HttpError};
 use crate::types::{
-    AcceptRequest, ApiError, CrashedVm, CreateSnapshot, CreatedVm, EXPORT_DONE, EXPORT_FAILED, ExportReport,
-    ExportRequest, RemovedSnapshot, Restorable, RestoreRequest, Snapshot, SnapshotDiff, SnapshotLaunch, SnapshotList,
-    SnapshotName, VerifyReport, check_snapshot_name, check_vm_name, vm_file_name,
+    AcceptRequest, ApiError, CloneRequest, CrashedVm, CreateSnapshot, CreatedClones, CreatedVm, EXPORT_DONE,
+    EXPORT_FAILED, ExportReport, ExportRequest, RemovedSnapshot, Restorable, RestoreRequest, Snapshot, SnapshotDiff,
+    SnapshotLaunch, SnapshotList, SnapshotName, VerifyReport, check_snapshot_name, check_vm_name, vm_file_name,
 };
 
 impl Client {
@@ -77,6 +77,17 @@ impl Client {
     pub fn restore(&self, request: &RestoreRequest) -> Result<CreatedVm, ClientError> {
         request.check().map_err(ClientError::BadName)?;
         self.send_within(LONG_WAIT_MAX, "POST", "/v1/restores", request)
+    }
+
+    /// What starts the QEMU of a VM that is there again. The version of its QEMU is not known.
+    pub fn vm_launch(&self, vm: &str) -> Result<SnapshotLaunch, ClientError> {
+        self.get(&vm_path(vm, "/launch")?)
+    }
+
+    /// Makes VMs of a snapshot, all or none; each goes on as one of [`Client::restore`] does.
+    pub fn clone_vms(&self, request: &CloneRequest) -> Result<CreatedClones, ClientError> {
+        request.check().map_err(ClientError::BadName)?;
+        self.send_within(LONG_WAIT_MAX, "POST", "/v1/clones", request)
     }
 
     /// Hands all of an exported snapshot to `sink`, piece by piece. What it got is a whole file only if this returns a report.

@@ -6,10 +6,12 @@
 //! word. What cannot work under a pager is refused with what to do instead, before anything is created.
 
 mod backend;
+mod cloned;
 mod console;
 mod descriptors;
 mod devices;
 mod error;
+mod generation;
 mod memory;
 mod objects;
 mod refusals;
@@ -21,8 +23,10 @@ mod words;
 use pagoda_api::attach::ram_path;
 
 use self::backend::Backend;
+pub use self::cloned::{Cloned, Net, Overlay, Target, cloned};
 pub use self::descriptors::inherited as inherited_descriptors;
 pub use self::error::ArgError;
+pub use self::generation::{has_generation_id, with_generation_id};
 pub use self::restored::restored;
 use self::words::{Opt, Props};
 use crate::units;

@@ -68,6 +68,8 @@ pub struct Opt<'a> {
     pub value: &'a str,
     /// Index of `value` among the words (of the option itself if it has none).
     pub at: usize,
+    /// It takes no value, whatever follows it.
+    pub is_alone: bool,
 }
 
 /// Finds the options among `words`, which do not include the program's name. Other words are disk
@@ -79,10 +81,10 @@ pub fn scan(words: &[String]) -> Result<Vec<Opt<'_>>, ArgError> {
         // QEMU takes one dash or two.
         if let Some(name) = word.strip_prefix("--").or_else(|| word.strip_prefix('-')) {
             if WITHOUT_ARGUMENT.contains(&name) || name.is_empty() {
-                options.push(Opt { name, value: "", at });
+                options.push(Opt { name, value: "", at, is_alone: true });
             } else if let Some(value) = words.get(at + 1) {
                 at += 1;
-                options.push(Opt { name, value, at });
+                options.push(Opt { name, value, at, is_alone: false });
             } else {
                 return Err(ArgError::new(
                     format!("{word} is the last word and has no argument"),

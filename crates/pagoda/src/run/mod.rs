@@ -5,6 +5,7 @@
 //! fails in between, the VM is given up again. From `exec` on the program inherits the monitor's socket. It does not
 //! inherit RAM: that has a path which only the preloaded shim can open, so a program that lost the shim on the way ends.
 
+pub mod clone;
 mod launch;
 mod machines;
 pub mod on_crash;
@@ -35,6 +36,8 @@ use crate::qemu_args::{self, Plan};
 /// Tells the shim which VM it is and where to attach.
 const ENV_TOKEN: &str = "PAGODA_TOKEN";
 const ENV_ATTACH: &str = "PAGODA_ATTACH";
+/// What a process of a clone is to start, as JSON. It has the VM's token in it.
+const ENV_CLONE: &str = "PAGODA_CLONE";
 /// Paths of the RAM files, for programs that map them by themselves.
 const ENV_RAM: &str = "PAGODA_RAM";
 
@@ -65,13 +68,17 @@ pub fn run(client: &Client, options: cli::Run) -> Result<()> {
         VmKind::Qemu => qemu_args::dram_of(words)?,
         VmKind::Plain => None,
     };
+    let words = match kind {
+        VmKind::Qemu if !options.no_vmgenid => qemu_args::with_generation_id(name, words.to_vec()),
+        _ => words.to_vec(),
+    };
     let request = Request {
         name: options.name,
         memory_bytes: options.memory,
         spec: VmSpec { dram: options.spec.dram.or(dram_in_options), ..options.spec },
         kind,
         program: program::find(name)?,
-        words: words.to_vec(),
+        words,
     };
     let ready = Ready::new(request)?;
     match on_crash::duty(options.crash.on_crash)? {
@@ -134,6 +141,11 @@ impl Ready {
     /// Bytes of each region of the VM.
     fn memory(&self) -> &[u64] {
         &self.vm.memory
+    }
+
+    /// Whether files of the user's are the memory of a device.
+    fn has_device_files(&self) -> bool {
+        self.plan.as_ref().is_some_and(|plan| plan.device_files().next().is_some())
     }
 
     /// Becomes the program of the VM, which `make` has the daemon make.
@@ -265,7 +277,8 @@ fn command(
         .env("LD_PRELOAD", preload(&vm.shim, std::env::var_os("LD_PRELOAD")))
         .env(ENV_TOKEN, &vm.token)
         .env(ENV_ATTACH, &vm.attach_socket)
-        .env_remove(on_crash::ENV_PARENT);
+        .env_remove(on_crash::ENV_PARENT)
+        .env_remove(ENV_CLONE);
     Ok(command)
 }
 

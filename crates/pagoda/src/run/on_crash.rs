@@ -15,7 +15,7 @@
 //! not be restored, and nobody would have its exit status. If there is no daemon, it is waited for.
 
 mod budget;
-mod signals;
+pub mod signals;
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;

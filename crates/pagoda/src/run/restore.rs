@@ -4,6 +4,8 @@
 //! makes or ends any VM. Then this process turns into that QEMU, which waits for its state; the daemon loads it, and the guest
 //! goes on. Terminal, environment and user are the caller's: whoever is another user than the VM's is refused.
 
+use std::path::PathBuf;
+
 use anyhow::{Context, Result, anyhow, ensure};
 use pagoda_api::{Client, Launch, RestoreRequest, SnapshotLaunch, VmKind, VmSpec, in_full};
 
@@ -24,17 +26,41 @@ pub fn restore(client: &Client, request: &RestoreRequest, snapshot: &SnapshotLau
 
 /// All that can be seen before anything is made or ended.
 fn prepare(request: &RestoreRequest, snapshot: &SnapshotLaunch) -> Result<Ready> {
-    let launch = &snapshot.launch;
+    let program = place(&snapshot.launch)?;
+    let asked = version::ask(&program)?;
+    let words = qemu_args::restored(&snapshot.launch.words, &snapshot.qemu.machine)?;
+    let ready = ready(program, request.vm_name(), words, request.dram, snapshot)?;
+    let found = asked.answer().context("ask QEMU for its version")?;
+    snapshot.qemu.check_loaded_by(&found).map_err(|why| anyhow!(why))?;
+    Ok(ready)
+}
+
+/// The program of a snapshot, in whose directory this process is from now on.
+///
+/// # Errors
+/// Another user's; its directory or its program is missing.
+pub(super) fn place(launch: &Launch) -> Result<PathBuf> {
     check_user(launch)?;
     // The paths among its words may be relative.
     std::env::set_current_dir(&launch.cwd).with_context(|| format!("go to its directory {}", launch.cwd))?;
-    let program = program::find(&launch.program)?;
-    let asked = version::ask(&program)?;
-    let words = qemu_args::restored(&launch.words, &snapshot.qemu.machine)?;
+    program::find(&launch.program)
+}
+
+/// A QEMU with the memory of a snapshot.
+///
+/// # Errors
+/// What is wrong with its words or its memory.
+pub(super) fn ready(
+    program: PathBuf,
+    name: &str,
+    words: Vec<String>,
+    dram: Option<u64>,
+    snapshot: &SnapshotLaunch,
+) -> Result<Ready> {
     let ready = Ready::new(Request {
-        name: Some(request.vm_name().to_owned()),
+        name: Some(name.to_owned()),
         memory_bytes: None,
-        spec: VmSpec { dram: request.dram.or(snapshot.spec.dram), ..snapshot.spec.clone() },
+        spec: VmSpec { dram: dram.or(snapshot.spec.dram), ..snapshot.spec.clone() },
         kind: VmKind::Qemu,
         program,
         words,
@@ -48,8 +74,6 @@ fn prepare(request: &RestoreRequest, snapshot: &SnapshotLaunch) -> Result<Ready>
     if let Some(shim) = &snapshot.shim {
         shim::check(shim, true)?;
     }
-    let found = asked.answer().context("ask QEMU for its version")?;
-    snapshot.qemu.check_loaded_by(&found).map_err(|why| anyhow!(why))?;
     Ok(ready)
 }
 

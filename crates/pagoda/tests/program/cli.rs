@@ -93,7 +93,7 @@ fn qemu_gets_its_options_rewritten() {
     // The user's own words, from which it can be started again.
     let launch = vm.launch.unwrap();
     assert_eq!(launch.program, qemu);
-    assert_eq!(launch.words, words[5..]);
+    assert_eq!(launch.words, [&words[5..], &["-device", "vmgenid,guid=auto"]].concat());
     assert_eq!(launch.cwd, std::env::current_dir().unwrap().to_str().unwrap());
     assert!(launch.unstartable.is_empty(), "{:?}", launch.unstartable);
     assert!(vm.spec.pinned.unwrap().contains("vfio-pci"));

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use pagoda_api::{CreateVm, RestoreRequest, VmKind, VmSpec};
+use pagoda_api::{CloneRequest, CreateVm, RestoreRequest, VmKind, VmSpec};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     SocketAddrUnix, SocketFlags, SocketType,
@@ -163,6 +163,9 @@ fn answer(line: &str, body: &str, dir: &std::path::Path, attach: &Arc<OwnedFd>) 
             ("201 Created", created(&vm.name, dir))
         }
         "POST /v1/restores" => restore(body, dir, attach),
+        "POST /v1/clones" => clones(body, dir, attach),
+        "GET /v1/vms/web1/launch" => snapshots("GET /v1/snapshots/web1/bare/launch", body, dir),
+        _ if line.starts_with("GET /v1/vms/job") => clone_of(line, dir),
         _ if line.contains("/snapshots") => snapshots(line, body, dir),
         _ if line.starts_with("DELETE ") => ("204 No Content", String::new()),
         _ => {
@@ -176,7 +179,7 @@ fn created(name: &str, dir: &std::path::Path) -> String {
     serde_json::json!({ "name": name, "token": TOKEN, "attach_socket": attach, "shim": shim }).to_string()
 }
 
-/// The snapshots of `web1`: `one`, and `other`, whose QEMU was another user's, and `less`, whose memory was less.
+/// The snapshots of `web1`: `one`, `bare`, which has no network card, and `other`, whose QEMU was another user's, and `less`, whose memory was less.
 fn snapshots(line: &str, body: &str, dir: &std::path::Path) -> (&'static str, String) {
     let snapshot = |stage: &str| {
         serde_json::json!({
@@ -186,21 +189,37 @@ fn snapshots(line: &str, body: &str, dir: &std::path::Path) -> (&'static str, St
         })
     };
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let launch = |memory: u64, uid: u32| {
+    let launch_of = |memory: u64, uid: u32, more: &[&str]| {
+        let words = [&["-M", "q35", "-m", "1G", "-name", "web1"], more].concat();
         let launch = serde_json::json!({
-            "program": dir.join("qemu-system-x86_64"), "words": ["-M", "q35", "-m", "1G", "-name", "web1"],
-            "cwd": "/", "uid": uid, "gid": gid
+            "program": dir.join("qemu-system-x86_64"), "words": words, "cwd": "/", "uid": uid, "gid": gid
         });
         let qemu = serde_json::json!({ "version": "10.0.2", "machine": "pc-q35-10.0" });
         let spec = serde_json::json!({ "dram": 1_u64 << 29 });
         serde_json::json!({ "launch": launch, "memory": [memory], "spec": spec, "qemu": qemu }).to_string()
     };
+    let launch = |memory: u64, uid: u32| launch_of(memory, uid, &[]);
     match line {
         "GET /v1/snapshots" => ("200 OK", serde_json::json!({ "snapshots": [snapshot("filled")] }).to_string()),
-        "GET /v1/snapshots/web1/one" => ("200 OK", snapshot("durable").to_string()),
+        "GET /v1/snapshots/web1/one"
+        | "GET /v1/snapshots/web1/bare"
+        | "GET /v1/snapshots/web1/other"
+        | "GET /v1/snapshots/web1/less" => ("200 OK", snapshot("durable").to_string()),
         "GET /v1/snapshots/web1/one/launch" => ("200 OK", launch(1 << 30, uid)),
+        _ if line.starts_with("GET /v1/snapshots/web1/clone-") && !line.ends_with("/launch") => {
+            ("200 OK", snapshot("filled").to_string())
+        }
+        _ if line == "GET /v1/snapshots/web1/bare/launch" || line.starts_with("GET /v1/snapshots/web1/clone-") => {
+            ("200 OK", launch_of(1 << 30, uid, &["-nodefaults", "-serial", "unix:/run/web1.serial,server=on,wait=off"]))
+        }
         "GET /v1/snapshots/web1/other/launch" => ("200 OK", launch(1 << 30, uid + 7)),
         "GET /v1/snapshots/web1/less/launch" => ("200 OK", launch(1 << 29, uid)),
+        "POST /v1/vms/web1/snapshots" if body.contains("\"name\":\"clone-") => {
+            let name: serde_json::Value = serde_json::from_str(body).unwrap();
+            let mut taken = snapshot("begun");
+            taken["name"] = name["name"].clone();
+            ("200 OK", taken.to_string())
+        }
         "POST /v1/vms/web1/snapshots" if !body.contains("\"disks\":false") => {
             let error = r#"{"code":"refused","message":"web1 writes to disks","hint":"say --disks or --no-disks"}"#;
             ("409 Conflict", error.into())
@@ -231,6 +250,35 @@ fn restore(body: &str, dir: &std::path::Path, attach: &Arc<OwnedFd>) -> (&'stati
             ("200 OK", reply)
         }
     }
+}
+
+/// Makes all, but for want of room if one is called `large`.
+fn clones(body: &str, dir: &std::path::Path, attach: &Arc<OwnedFd>) -> (&'static str, String) {
+    let request: CloneRequest = serde_json::from_str(body).unwrap();
+    if request.clones.iter().any(|clone| clone.name.starts_with("large")) {
+        let error = r#"{"code":"no_room","message":"none of 2 clones was made: large-2: 1 GiB is missing"}"#;
+        return ("507 Insufficient Storage", error.into());
+    }
+    let made = request.clones.iter().map(|clone| {
+        let (name, spec) = (clone.name.clone(), VmSpec::default());
+        hand_over(CreateVm { name, memory: vec![1 << 30], kind: VmKind::Qemu, spec, launch: None }, Arc::clone(attach));
+        created(&clone.name, dir)
+    });
+    ("200 OK", format!("{{\"vms\":[{}]}}", made.collect::<Vec<_>>().join(",")))
+}
+
+/// A clone runs as soon as its process has written its number into a file.
+fn clone_of(line: &str, dir: &std::path::Path) -> (&'static str, String) {
+    let name = line.strip_prefix("GET /v1/vms/").unwrap();
+    let pid =
+        std::fs::read_to_string(dir.join(format!("{name}.pid"))).ok().and_then(|pid| pid.trim().parse::<u32>().ok());
+    let mut vm: serde_json::Value = serde_json::from_str(VM).unwrap();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros() as u64;
+    vm["name"] = name.into();
+    vm["pid"] = pid.into();
+    vm["loading"] = pid.is_none().into();
+    vm["resumed_unix_us"] = now.into();
+    ("200 OK", vm.to_string())
 }
 
 /// Answers one Fetch, for QEMU with a listening socket.

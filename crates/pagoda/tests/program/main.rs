@@ -1,6 +1,7 @@
 //! The program `pagoda` as users run it.
 
 mod cli;
+mod clone;
 mod daemon;
 mod qemu;
 mod server;

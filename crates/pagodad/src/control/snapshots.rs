@@ -6,13 +6,14 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::{BytesRejection, PathRejection};
-use axum::extract::{Path, State};
+use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::StatusCode;
 use axum::response::{Json, Response};
 use axum::routing::{delete, get, post};
 use pagoda_api::{
-    AcceptRequest, CrashedVm, CreateSnapshot, CreatedVm, ExportRequest, RemovedSnapshot, Restorable, RestoreRequest,
-    Snapshot, SnapshotDiff, SnapshotLaunch, SnapshotList, SnapshotName, VerifyReport,
+    AcceptRequest, CLONE_BODY_BYTES_MAX, CloneRequest, CrashedVm, CreateSnapshot, CreatedClones, CreatedVm,
+    ExportRequest, RemovedSnapshot, Restorable, RestoreRequest, Snapshot, SnapshotDiff, SnapshotLaunch, SnapshotList,
+    SnapshotName, VerifyReport,
 };
 
 use super::reply::{Refusal, Reply, Shared, ask, bad_request, parse, vm_name};
@@ -28,6 +29,8 @@ pub fn routes() -> Router<Arc<Registry>> {
     Router::new()
         .route("/v1/vms/{name}/snapshots", post(take))
         .route("/v1/restores", post(restore))
+        .route("/v1/clones", post(clone_vms).layer(DefaultBodyLimit::max(CLONE_BODY_BYTES_MAX)))
+        .route("/v1/vms/{name}/launch", get(vm_launch))
         .route("/v1/restorable/{name}", get(restorable))
         .route("/v1/crashed/{name}", get(crashed).delete(forget_crashed))
         .route("/v1/snapshots", get(list))
@@ -56,6 +59,16 @@ async fn take(
 async fn restore(State(registry): Shared, body: Result<Bytes, BytesRejection>) -> Reply<CreatedVm> {
     let request: RestoreRequest = parse(body)?;
     ask(registry, move |registry| snapshots::restore(registry, &request)).await
+}
+
+async fn clone_vms(State(registry): Shared, body: Result<Bytes, BytesRejection>) -> Reply<CreatedClones> {
+    let request: CloneRequest = parse(body)?;
+    ask(registry, move |registry| snapshots::clone_vms(registry, &request)).await
+}
+
+async fn vm_launch(State(registry): Shared, name: Result<Path<String>, PathRejection>) -> Reply<SnapshotLaunch> {
+    let name = vm_name(name)?;
+    ask(registry, move |registry| snapshots::launch(registry, &name)).await
 }
 
 async fn restorable(State(registry): Shared, name: Result<Path<String>, PathRejection>) -> Reply<Restorable> {

@@ -58,6 +58,8 @@ fn vm() -> VmInfo {
         },
         spec: pagoda_api::VmSpec::default(),
         autosnapshot: Some(pagoda_api::AutosnapshotInfo { next_in_s: 31, failures: 2, taken: 9, ..Default::default() }),
+        loading: false,
+        resumed_unix_us: None,
     }
 }
 

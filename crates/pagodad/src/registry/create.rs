@@ -124,11 +124,15 @@ impl Registry {
     }
 
     /// As [`Registry::create`]. With a source, the VM's memory is what that image holds, and QEMU is given the image's state
-    /// before the guest runs: see `snapshots/restore.rs`.
+    /// before the guest runs: see `snapshots/restore.rs`. A clone has no disks to be put back.
     ///
     /// # Errors
     /// As [`Registry::create`].
-    pub fn create_from(&self, request: CreateVm, source: Option<(Source, Restored)>) -> Result<CreatedVm, ApiError> {
+    pub fn create_from(
+        &self,
+        request: CreateVm,
+        source: Option<(Source, Option<Restored>)>,
+    ) -> Result<CreatedVm, ApiError> {
         request.check().map_err(|message| ApiError::new(ErrorCode::BadRequest, message, None))?;
         // A VM whose program did not start, or has just ended, has its name until somebody looks.
         self.reap_name(&request.name);
@@ -136,7 +140,8 @@ impl Registry {
         self.check_free(&self.lock(), &request.name)?;
         match source {
             None => self.prepare(request, None)?.make(),
-            Some((source, disks)) => self.prepare(request, Some(source))?.with_disks(disks).make(),
+            Some((source, None)) => self.prepare(request, Some(source))?.make(),
+            Some((source, Some(disks))) => self.prepare(request, Some(source))?.with_disks(disks).make(),
         }
     }
 

@@ -18,6 +18,7 @@ use super::{Registry, Vm};
 use crate::balloon;
 use crate::policy::host::read_memory;
 use crate::policy::report::Sharing;
+use crate::record::OperationKind;
 
 impl Registry {
     /// All VMs, by name.
@@ -85,6 +86,8 @@ impl Registry {
             policy: self.governor.describe(vm, resident_bytes, swapped_bytes, Sharing::of(&status.stats)),
             spec: vm.record.spec.clone(),
             autosnapshot: vm.record.spec.autosnapshot.map(|_| self.timetables.info(vm.governed.id, Instant::now())),
+            loading: vm.record.operation.is_some_and(|of| of.kind == OperationKind::Restore),
+            resumed_unix_us: vm.resumed_unix_us,
         }
     }
 

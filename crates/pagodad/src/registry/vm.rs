@@ -58,6 +58,8 @@ pub struct Vm {
     pub qmp: Arc<Monitor>,
     /// QEMU was asked, and does not know how to leave RAM out of a migration: the shim's gate works.
     pub keeps_ram: bool,
+    /// When its guest ran for the first time since it was made of a snapshot, by QEMU's clock.
+    pub resumed_unix_us: Option<u64>,
     /// Nobody carries out the operation that the record tells of.
     pub(super) is_cut_off: bool,
     /// Since it first had a target.
@@ -94,6 +96,7 @@ impl Vm {
             accelerator: None,
             qmp: Arc::new(qmp),
             keeps_ram: false,
+            resumed_unix_us: None,
             is_cut_off: false,
             balloon: None,
             is_balloon_noted: Arc::default(),

@@ -10,13 +10,16 @@ use pagoda_api::in_full;
 use pagoda_image::{Manifest, Qemu};
 
 use crate::images::describe;
-use crate::qmp::state;
+use crate::qmp::{Held, state};
 use crate::record::{Operation, OperationKind};
 use crate::registry::Registry;
 use crate::registry::operation::ImageThen;
 
 /// How long QEMU may take to load its state, page faults included.
 const LOAD_MAX: Duration = Duration::from_secs(120);
+
+/// How long the shim may take to open its gate, which begins the load.
+const GATE_MAX: Duration = Duration::from_secs(60);
 
 /// Between two attempts to end a QEMU that may be busy.
 const QUIT_AGAIN: Duration = Duration::from_secs(1);
@@ -36,7 +39,9 @@ pub fn load(registry: &Arc<Registry>, token: Token) {
     if operation.kind != OperationKind::Restore {
         return;
     }
-    let loaded = match registry.gate_of(id) {
+    // Events come only to who is connected, and this says when the guest ran.
+    let qmp = Held::new(qmp);
+    let loaded = match registry.gate_of(id).map(|gate| gate.patient(GATE_MAX)) {
         Some(gate) if keeps_ram => load_through(registry, &gate, &qmp, operation),
         _ => Err(anyhow!("QEMU has not said whether it keeps RAM in migrations")),
     };
@@ -56,6 +61,8 @@ pub fn load(registry: &Arc<Registry>, token: Token) {
         tracing::warn!(vm = %name, "let the guest of a restored VM run, tried again: {}", in_full(error.as_ref()));
         return registry.abandon_operation(id);
     }
+    let resumed = qmp.events().last_resume.filter(|_| operation.resume);
+    registry.find_by_id(id, |vm| vm.resumed_unix_us = resumed.map(|at| at.0));
     registry.note_let_run(id);
     tracing::info!(vm = %name, image = %operation.image, "restored");
     registry.end_operation(id, ImageThen::Kept);

@@ -9,7 +9,7 @@
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, RestoreRequest, VmKind, VmSpec};
+use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, RestoreRequest, SnapshotName, VmKind, VmSpec};
 use pagoda_api::{in_full, with_advice};
 use pagoda_image::{ImageId, Manifest};
 
@@ -34,7 +34,7 @@ const LOOK: Duration = Duration::from_millis(10);
 /// [`ErrorCode::Refused`] and others of a request that is wrong: nothing was changed.
 pub fn restore(registry: &Arc<Registry>, request: &RestoreRequest) -> Result<CreatedVm, ApiError> {
     request.check().map_err(|message| ApiError::new(ErrorCode::BadRequest, message, None))?;
-    let source = source_of(registry, request)?;
+    let source = source_of(registry, &request.from, request.vm_name())?;
     let manifest = source.manifest().clone();
     let vm = vm_of(&manifest, request);
     let running = match request.replace {
@@ -60,7 +60,7 @@ pub fn restore(registry: &Arc<Registry>, request: &RestoreRequest) -> Result<Cre
             layered.check(None)?;
             let disks = layered.make()?;
             layered.keep_aside()?;
-            registry.create_from(vm, Some((source, disks)))
+            registry.create_from(vm, Some((source, Some(disks))))
         }
     }
 }
@@ -120,15 +120,14 @@ impl Layered<'_> {
 }
 
 /// The snapshot's image, which nobody removes from now on, with all that can be wrong with it looked for.
-fn source_of(registry: &Registry, request: &RestoreRequest) -> Result<Source, ApiError> {
-    let (image, reading) = registry.images.hold(&request.from, request.vm_name())?;
+pub(super) fn source_of(registry: &Registry, from: &SnapshotName, vm: &str) -> Result<Source, ApiError> {
+    let (image, reading) = registry.images.hold(from, vm)?;
     let unusable = |why: String| {
-        let what = format!("{} cannot be restored: {}", request.from, with_advice(why));
+        let what = format!("{from} cannot be restored: {}", with_advice(why));
         refused(what, Some("see `pagoda snapshot verify`"))
     };
     let unique: [u8; 16] = random::bytes().map_err(|error| unusable(format!("make a name: {error}")))?;
     let unique = format!("{:032x}", u128::from_le_bytes(unique));
-    let vm = request.vm_name();
     let prefetches = registry.images.prefetches().then_some(vm);
     Source::new(Arc::new(image), reading, &registry.image_map_path(vm), &unique, prefetches).map_err(unusable)
 }

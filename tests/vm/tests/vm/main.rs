@@ -2,6 +2,7 @@
 
 mod attach;
 mod balloon;
+mod clones;
 mod crashes;
 mod disk;
 mod exports;

@@ -25,7 +25,9 @@ const WORK: &str = "pagoda.work=random:seconds=8,verify pagoda.mib=260";
 const DRAM: &str = "160M";
 
 fn start(lab: &Lab, daemon: &Daemon, by: By, qemu: Qemu, name: &str, more: &str) -> Result<Rc<Guest>> {
-    let options = GuestOptions::new(name, WORK).qemu(qemu).more(more);
+    let mut options = GuestOptions::new(name, WORK).qemu(qemu).more(more);
+    // QEMU without Pagoda has no such device.
+    options.run_options.push("--no-vmgenid".into());
     match by {
         By::PlainQemu => lab.guest_alone(&options),
         By::Pagoda => lab.guest(daemon, &options.dram(DRAM)),

@@ -19,13 +19,13 @@ const WORK: &str = "pagoda.work=blocks:seconds=20:threads=2:write=70";
 const MIB_DISK: &str = "64M";
 
 /// A qcow2 disk of a test, in a directory of its own.
-struct Disk {
-    dir: PathBuf,
+pub struct Disk {
+    pub dir: PathBuf,
     name: &'static str,
 }
 
 impl Disk {
-    fn make(lab: &Lab) -> Result<Disk> {
+    pub fn make(lab: &Lab) -> Result<Disk> {
         Disk::make_in(&lab.dir().join("disks"), "preallocation=off", MIB_DISK)
     }
 
@@ -44,11 +44,11 @@ impl Disk {
         self.dir.join(self.name)
     }
 
-    fn path(&self) -> String {
+    pub fn path(&self) -> String {
         self.file().display().to_string()
     }
 
-    fn drive(&self, aio: &str) -> String {
+    pub fn drive(&self, aio: &str) -> String {
         format!(
             "-drive file={},format=qcow2,if=none,id=d0,cache=none,aio={aio} -device virtio-blk-pci,drive=d0",
             self.path().replace(',', ",,")
@@ -60,13 +60,13 @@ impl Disk {
     }
 
     /// The names beside the disk that have this in them.
-    fn beside(&self, part: &str) -> Result<Vec<String>> {
+    pub fn beside(&self, part: &str) -> Result<Vec<String>> {
         let names = fs::read_dir(&self.dir)?.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
         Ok(names.filter(|name| name.contains(part)).collect())
     }
 
     /// That an ended VM has left its disk whole, under its name.
-    fn check_ended(&self) -> Result<()> {
+    pub fn check_ended(&self) -> Result<()> {
         let tops = self.beside("pagoda-top")?;
         ensure!(tops.is_empty(), "overlays are left: {tops:?}");
         qemu_img(&["check", "-q", &self.path()])?;
@@ -74,7 +74,7 @@ impl Disk {
     }
 }
 
-fn qemu_img(words: &[&str]) -> Result<()> {
+pub fn qemu_img(words: &[&str]) -> Result<()> {
     let done = Command::new("qemu-img").args(words).output().context("start qemu-img")?;
     ensure!(done.status.success(), "qemu-img {words:?}: {}", String::from_utf8_lossy(&done.stderr));
     Ok(())

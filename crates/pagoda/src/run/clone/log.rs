@@ -1,0 +1,135 @@
+//! What the QEMUs of clones print.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context, Result};
+use pagoda_api::vm_file_name;
+
+/// Where root's are.
+const DIR_OF_ROOT: &str = "/var/log/pagoda";
+/// Where those of others are, below their directory for state or their home.
+const DIR_OF_USER: &str = "pagoda";
+/// How much of the end is shown of a QEMU that could not be started.
+const TAIL_BYTES: u64 = 2000;
+
+/// A log that QEMU appends to. Dropped before its clone runs, it is removed, unless it was there before.
+#[derive(Debug)]
+pub struct Log {
+    path: PathBuf,
+    file: File,
+    /// It was there before, or its clone runs.
+    is_kept: bool,
+    /// Where QEMU's own begins.
+    from: u64,
+}
+
+impl Log {
+    /// Opens the log of a VM. What is in it stays. It is for its owner alone, for guests print what they like.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn open(dir: &Path, vm: &str) -> Result<Log> {
+        let path = dir.join(vm_file_name(vm) + ".log");
+        let mut options = OpenOptions::new();
+        options.append(true).read(true).mode(0o600);
+        let (opened, is_kept) = match options.clone().create_new(true).open(&path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => (options.open(&path), true),
+            opened => (opened, false),
+        };
+        let file = opened.with_context(|| format!("open the log {}", path.display()))?;
+        let from = file.metadata().with_context(|| format!("look at {}", path.display()))?.len();
+        Ok(Log { path, file, is_kept, from })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// An output of a process.
+    ///
+    /// # Errors
+    /// No descriptor is free.
+    pub fn end(&self) -> Result<Stdio> {
+        Ok(self.file.try_clone().context("open the log once more")?.into())
+    }
+
+    /// The end of what was written since it was opened; empty if that cannot be read.
+    pub fn tail(&self) -> String {
+        let read = || {
+            let mut file = File::open(&self.path)?;
+            let len = file.metadata()?.len();
+            file.seek(SeekFrom::Start(self.from.max(len.saturating_sub(TAIL_BYTES))))?;
+            let mut bytes = Vec::new();
+            file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
+            Ok::<_, std::io::Error>(String::from_utf8_lossy(&bytes).trim().to_owned())
+        };
+        read().unwrap_or_default()
+    }
+
+    /// Its clone runs.
+    pub fn keep(&mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        if !self.is_kept
+            && let Err(error) = std::fs::remove_file(&self.path)
+        {
+            eprintln!("pagoda: remove {}: {error}", self.path.display());
+        }
+    }
+}
+
+/// Where logs go unless the user says it.
+///
+/// # Errors
+/// The user has no home.
+pub fn default_dir() -> Result<PathBuf> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(DIR_OF_ROOT.into());
+    }
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
+    Ok(state.context("HOME is not set: say --log-dir")?.join(DIR_OF_USER))
+}
+
+/// Makes the directory if it is not there.
+///
+/// # Errors
+/// It cannot be made.
+pub fn make_dir(dir: &Path) -> Result<()> {
+    DirBuilder::new().recursive(true).mode(0o755).create(dir).with_context(|| format!("make {}", dir.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_log_that_was_there_stays() {
+        let dir = std::env::temp_dir().join(format!("pagoda-clone-log-{}", std::process::id()));
+        make_dir(&dir).unwrap();
+        std::fs::write(dir.join("old.log"), "before\n").unwrap();
+        for (name, was_there) in [("old", true), ("new", false)] {
+            let log = Log::open(&dir, name).unwrap();
+            assert_eq!(log.tail(), "");
+            (&log.file).write_all(b"one\ntwo\n").unwrap();
+            assert_eq!(log.tail(), "one\ntwo", "{name}: nothing of before");
+            let path = log.path().to_owned();
+            drop(log);
+            assert_eq!(path.exists(), was_there, "{name}");
+        }
+        Log::open(&dir, "kept").unwrap().keep();
+        assert!(dir.join("kept.log").exists());
+        assert_eq!(std::fs::read_to_string(dir.join("old.log")).unwrap(), "before\none\ntwo\n");
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}

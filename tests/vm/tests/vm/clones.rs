@@ -1,0 +1,337 @@
+//! Clones of guests that verify their memory: each goes on from the same moment, and what one writes no other one has.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use anyhow::{Context, Result, bail, ensure};
+use pagoda_api::{CloneRequest, ErrorCode, HostPatch, NewClone, SnapshotName};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use vm_tests::control::Control;
+use vm_tests::qmp::Qmp;
+use vm_tests::{Daemon, Folios, Guest, GuestOptions, Lab, Qemu, wait};
+
+use crate::snapshots::{become_guest, take, wait_durable};
+use crate::snapshots_disks::{Disk, qemu_img};
+
+/// Of each VM. What the guest fills does not fit into the DRAM of a clone.
+const MEMORY: &str = "-m 192M";
+const FILL: &str = "fill 100";
+const DRAM: &str = "96M";
+
+fn options(qemu: Qemu) -> GuestOptions {
+    GuestOptions::new("web1", "").qemu(qemu).memory(MEMORY).control()
+}
+
+/// Clones that run in the background. Dropped, they are killed.
+#[derive(Debug)]
+struct Clones {
+    dir: PathBuf,
+    of: Vec<(String, Pid)>,
+    /// By what their sockets' names end with. A connection lasts as long as QEMU.
+    controls: BTreeMap<String, Control>,
+}
+
+impl Drop for Clones {
+    fn drop(&mut self) {
+        for (_, pid) in &self.of {
+            let _ = kill_process(*pid, Signal::KILL);
+        }
+    }
+}
+
+impl Clones {
+    /// A socket that the QEMU of a clone has in the place of one of its source's.
+    fn socket(&self, clone: &str, of: &str) -> PathBuf {
+        self.dir.join(format!("web1.{of}.{clone}"))
+    }
+
+    /// The control port of a clone.
+    fn control(&mut self, clone: &str, source: &Guest) -> Result<&mut Control> {
+        if !self.controls.contains_key(clone) {
+            let control = Control::of_restored(&self.socket(clone, "control"), source.deadline())?;
+            self.controls.insert(clone.to_owned(), control);
+        }
+        self.controls.get_mut(clone).context("it was put there")
+    }
+
+    fn generation_id(&self, clone: &str) -> Result<String> {
+        generation_id(&mut Qmp::connect(&self.socket(clone, "test-qmp"))?)
+    }
+
+    /// All guests end, with a good verdict of their own.
+    fn power_off(mut self, daemon: &Daemon, source: &Guest) -> Result<()> {
+        let names: Vec<String> = self.of.iter().map(|(name, _)| name.clone()).collect();
+        for name in names {
+            self.control(&name, source)?.send("poweroff")?;
+            daemon.wait_gone(&name)?;
+            let log = fs::read_to_string(log_of(&self.dir, &name)).context("read its log")?;
+            ensure!(log.contains("PAGODA result ok"), "{name}: {log}");
+        }
+        self.of.clear();
+        Ok(())
+    }
+}
+
+fn generation_id(qmp: &mut Qmp) -> Result<String> {
+    let answer = qmp.execute("query-vm-generation-id", json!({}))?;
+    Ok(answer["guid"].as_str().context("QEMU names no generation id")?.to_owned())
+}
+
+fn log_of(dir: &Path, clone: &str) -> PathBuf {
+    dir.join("logs").join(format!("{clone}.log"))
+}
+
+fn run(lab: &Lab, daemon: &Daemon, words: &[&str]) -> Result<Output> {
+    let mut command = daemon.cli()?;
+    command.args(["vm", "clone"]).args(words).arg("--log-dir").arg(lab.dir().join("logs"));
+    command.output().context("run pagoda vm clone")
+}
+
+fn clone(lab: &Lab, daemon: &Daemon, words: &[&str]) -> Result<Clones> {
+    let done = run(lab, daemon, &[words, &["--json"]].concat())?;
+    ensure!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
+    let printed: Value = serde_json::from_slice(&done.stdout)?;
+    println!("{printed}");
+    let started = |clone: &Value| {
+        let pid = clone["pid"].as_i64().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        Some((clone["name"].as_str()?.to_owned(), pid?))
+    };
+    let of = printed["clones"].as_array().context("clones")?.iter().map(started);
+    let of = of.collect::<Option<_>>().context("names and processes")?;
+    Ok(Clones { dir: lab.dir().to_owned(), of, controls: BTreeMap::new() })
+}
+
+/// There is the source and nothing else: no VM, no file, nobody who reads the snapshot.
+fn ensure_source_alone(lab: &Lab, daemon: &Daemon) -> Result<()> {
+    let vms: Vec<String> = daemon.client().vms()?.vms.into_iter().map(|vm| vm.name).collect();
+    ensure!(vms == ["web1"], "{vms:?}");
+    for dir in [daemon.state_dir().join("vms"), daemon.swap_dir(), lab.dir().join("logs")] {
+        let Ok(entries) = fs::read_dir(&dir) else { continue };
+        for entry in entries {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            ensure!(name.starts_with("web1.") || name == "lost+found", "{} has {name}", dir.display());
+        }
+    }
+    let snapshots = daemon.client().snapshots()?.snapshots;
+    ensure!(snapshots.iter().all(|of| of.readers.is_empty()), "{snapshots:?}");
+    Ok(())
+}
+
+fn go_on(qemu: Qemu) -> Result<()> {
+    Lab::run("three clones go on", 4, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let guest = lab.guest(&daemon, &options(qemu))?;
+        let mut source = guest.control()?;
+        source.run(FILL)?;
+        let mut clones = clone(lab, &daemon, &["web1", "--count", "3", "--name", "job-%d", "--dram", DRAM])?;
+        let names = ["job-1", "job-2", "job-3"];
+        ensure!(clones.of.iter().map(|(name, _)| name.as_str()).eq(names), "{clones:?}");
+        // Each verifies what the source filled, and then has content of its own.
+        names.iter().try_for_each(|name| clones.control(name, &guest)?.send("verify"))?;
+        source.run("run random passes=1 write=100")?;
+        for name in names {
+            let control = clones.control(name, &guest)?;
+            control.reply().with_context(|| format!("{name} has what its source had"))?;
+            control.send("run random passes=1 write=100")?;
+        }
+        source.run("verify").context("the source goes on")?;
+        for name in names {
+            let control = clones.control(name, &guest)?;
+            control.reply()?;
+            control.run("verify").with_context(|| format!("{name} goes on"))?;
+        }
+        let of_clones = names.map(|name| clones.generation_id(name)).into_iter().collect::<Result<BTreeSet<_>>>()?;
+        let of_source = generation_id(&mut guest.qmp()?)?;
+        ensure!(of_clones.len() == 3 && !of_clones.contains(&of_source), "{of_clones:?} {of_source}");
+        clones.power_off(&daemon, &guest)?;
+        source.send("poweroff")?;
+        guest.finish()
+    })
+}
+
+#[test]
+fn three_clones_go_on() -> Result<()> {
+    go_on(Qemu::System)
+}
+
+#[test]
+fn three_clones_go_on_qemu_10() -> Result<()> {
+    go_on(Qemu::Ten)
+}
+
+/// A clone is a VM: it has snapshots, and clones of its own.
+#[test]
+fn a_clone_of_a_clone() -> Result<()> {
+    Lab::run("a clone of a clone", 3, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let guest = lab.guest(&daemon, &options(Qemu::System))?;
+        let mut source = guest.control()?;
+        source.run(FILL)?;
+        let mut first = clone(lab, &daemon, &["web1", "--name", "first"])?;
+        first.control("first", &guest)?.run("run random passes=1 write=100")?;
+        let mut second = clone(lab, &daemon, &["first", "--name", "second", "--dram", DRAM])?;
+        second.control("first.second", &guest)?.run("verify")?;
+        first.control("first", &guest)?.run("verify")?;
+        drop((first, second));
+        ["first", "second"].into_iter().try_for_each(|name| daemon.wait_gone(name))?;
+        source.run("verify")?;
+        source.send("poweroff")?;
+        guest.finish()
+    })
+}
+
+/// Makes the pool so small that two clones fit, and not a third.
+fn leave_room_for_two(lab: &Lab, daemon: &Daemon) -> Result<()> {
+    /// A part of the pool is kept free, so that a step is not quite as far as it should be.
+    const STEPS: u32 = 10;
+    for _ in 0..STEPS {
+        let done = run(lab, daemon, &["web1/one", "--name", "job", "--dry-run", "--json"])?;
+        let room: Value = serde_json::from_slice(&done.stdout)?;
+        let of = |key: &str| room[key].as_u64().with_context(|| format!("{key} in {room}"));
+        let (needed, free) = (of("memory_needed_bytes")?, of("memory_free_bytes")?);
+        if (2 * needed..3 * needed).contains(&free) {
+            return Ok(());
+        }
+        let pool = (daemon.client().host()?.policy.pool_bytes + 5 * needed / 2).saturating_sub(free);
+        daemon.client().patch_host(&HostPatch { pool: Some(pool), ..HostPatch::default() })?;
+    }
+    bail!("the pool leaves no room for two clones")
+}
+
+/// Where one cannot be made or started, none is there.
+#[test]
+fn all_or_none() -> Result<()> {
+    Lab::run("all clones or none", 4, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let pids = lab.dir().join("pids");
+        fs::create_dir(&pids)?;
+        let guest = lab.guest(&daemon, &options(Qemu::System).more(&format!("-pidfile {}/web1", pids.display())))?;
+        let mut source = guest.control()?;
+        source.run(FILL)?;
+        take(&daemon, "web1", "one")?;
+        wait_durable(&daemon, "web1", "one")?;
+        let refused = |words: &[&str], status: i32, expected: &str| {
+            let done = run(lab, &daemon, words)?;
+            let said = String::from_utf8_lossy(&done.stderr).into_owned();
+            ensure!(done.status.code() == Some(status) && said.contains(expected), "{words:?}: {} {said}", done.status);
+            ensure_source_alone(lab, &daemon).with_context(|| format!("{words:?}"))
+        };
+        refused(&["web1/one", "--count", "2", "--name", "web%d"], 6, "a VM named web1 exists")?;
+        let pool = daemon.client().host()?.policy.pool_bytes;
+        leave_room_for_two(lab, &daemon)?;
+        refused(&["web1/one", "--count", "3", "--name", "job-%d"], 5, "none of 3 clones was made: job-3: ")?;
+        refused(&["web1", "--count", "3", "--name", "job-%d"], 5, "none of 3 clones was made: job-3: ")?;
+        refused(&["web1/one", "--count", "3", "--name", "job-%d", "--dry-run"], 5, "no room for 3 clones")?;
+        daemon.client().patch_host(&HostPatch { pool: Some(pool), ..HostPatch::default() })?;
+
+        // The daemon itself looks at the names, of which one is taken in the middle.
+        let words = daemon.client().vm_launch("web1")?.launch.words;
+        let new = |name: &str| NewClone { name: name.to_owned(), words: words.clone() };
+        let request =
+            CloneRequest { from: SnapshotName::new("web1", "one"), clones: vec![new("a"), new("web1")], dram: None };
+        let error = daemon.client().clone_vms(&request).err().context("web1 exists")?;
+        ensure!(error.code() == Some(ErrorCode::Refused), "{error}");
+        ensure_source_alone(lab, &daemon)?;
+
+        // The second QEMU cannot write down its number, and ends.
+        fs::create_dir(pids.join("web1.job-2"))?;
+        refused(&["web1/one", "--count", "2", "--name", "job-%d"], 7, "the QEMU of job-2 ended with")?;
+        refused(&["web1", "--count", "2", "--name", "job-%d"], 7, "web1.job-2")?;
+        let snapshots = daemon.client().snapshots()?.snapshots;
+        ensure!(snapshots.len() == 1, "those that were taken for clones are gone: {snapshots:?}");
+        fs::remove_dir(pids.join("web1.job-2"))?;
+        let mut clones = clone(lab, &daemon, &["web1/one", "--count", "2", "--name", "job-%d"])?;
+        for name in ["job-1", "job-2"] {
+            clones.control(name, &guest)?.run("verify")?;
+        }
+        clones.power_off(&daemon, &guest)?;
+        source.run("verify")?;
+        source.send("poweroff")?;
+        guest.finish()
+    })
+}
+
+/// QEMUs in network namespaces of their own: all listen on the same port, and none of them is the host's.
+#[test]
+fn isolated_clones_have_networks_of_their_own() -> Result<()> {
+    Lab::run("isolated clones", 3, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let card = "-netdev user,id=n,hostfwd=tcp:127.0.0.1:0-:22 -device virtio-net-pci,netdev=n";
+        let guest = lab.guest(&daemon, &options(Qemu::System).more(card))?;
+        let mut source = guest.control()?;
+        source.run(FILL)?;
+        let done = run(lab, &daemon, &["web1", "--name", "job"])?;
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        ensure!(done.status.code() == Some(6) && said.contains("--net isolated"), "{said}");
+        ensure_source_alone(lab, &daemon)?;
+        let mut clones = clone(lab, &daemon, &["web1", "--count", "2", "--name", "job-%d", "--net", "isolated"])?;
+        let namespace = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/net"));
+        let mut namespaces = BTreeSet::from([namespace(guest.pid())?]);
+        for (name, pid) in &clones.of {
+            ensure!(namespaces.insert(namespace(pid.as_raw_nonzero().get().unsigned_abs())?), "{name} shares one");
+        }
+        for name in ["job-1", "job-2"] {
+            clones.control(name, &guest)?.run("verify")?;
+        }
+        clones.power_off(&daemon, &guest)?;
+        source.send("poweroff")?;
+        guest.finish()?;
+        wait::until("the source is gone", wait::HANG, || Ok(daemon.client().vms()?.vms.is_empty().then_some(())))
+    })
+}
+
+/// Each compares its disk with what its memory remembers of it, block by block, while it writes.
+fn with_disks(qemu: Qemu) -> Result<()> {
+    const WORK: &str = "pagoda.work=blocks:seconds=15:threads=2:write=70";
+    Lab::run("clones with disks", 3, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let disk = Disk::make(lab)?;
+        let options = GuestOptions::new("web1", WORK).memory(MEMORY).qemu(qemu).more(&disk.drive("threads"));
+        let guest = lab.guest(&daemon, &options)?;
+        guest.wait_phase("blocks")?;
+        let refused = |words: &[&str], expected: &str| {
+            let done = run(lab, &daemon, words)?;
+            let said = String::from_utf8_lossy(&done.stderr).into_owned();
+            ensure!(done.status.code() == Some(6) && said.contains(expected), "{words:?}: {} {said}", done.status);
+            Ok(())
+        };
+        refused(&["web1", "--name", "job-1"], "is a disk that the guest may write to")?;
+        ensure_source_alone(lab, &daemon)?;
+        let clones = clone(lab, &daemon, &["web1", "--count", "2", "--name", "job-%d", "--disks"])?;
+        let snapshot = daemon.client().snapshots()?.snapshots.pop().context("it was taken")?;
+        let layer = snapshot.disks[0].layer.clone().context("it has the disk")?;
+        let layer_content = || fs::read(disk.dir.join(&layer)).context("read the layer");
+        let before = layer_content()?;
+        guest.finish().context("the source goes on")?;
+        for (name, _) in &clones.of {
+            daemon.wait_gone(name)?;
+            let log = fs::read_to_string(log_of(lab.dir(), name)).context("read its log")?;
+            ensure!(log.contains("PAGODA result ok"), "{name}: {log}");
+            qemu_img(&["check", "-q", &format!("{}.pagoda-clone-{name}", disk.path())])?;
+        }
+        ensure!(disk.beside("pagoda-clone-")?.len() == 2, "the overlays are the user's");
+        ensure!(layer_content()? == before, "nobody writes to the layer");
+        let of_clone = |name: &str| fs::read(format!("{}.pagoda-clone-{name}", disk.path()));
+        ensure!(of_clone("job-1")? != of_clone("job-2")?, "each has written what it had to write");
+        daemon.wait_gone("web1")?;
+        disk.check_ended()?;
+        let from = snapshot.full_name().to_string();
+        refused(&[&from, "--name", "job-1"], "the disk of an earlier clone")?;
+        let restored = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", &from, "--force"])?;
+        restored.finish().context("the snapshot is what it was")?;
+        daemon.wait_gone("web1")
+    })
+}
+
+#[test]
+fn clones_have_disks_of_their_own() -> Result<()> {
+    with_disks(Qemu::System)
+}
+
+#[test]
+fn clones_have_disks_of_their_own_qemu_10() -> Result<()> {
+    with_disks(Qemu::Ten)
+}
