@@ -133,6 +133,7 @@ mod tests {
             file: file.into(),
             size_bytes: 1,
             layer: layer.map(str::to_owned),
+            layer_bytes: None,
         };
         let overlay = |disk: &str| Overlay { disk: disk.into(), file: format!("{disk}.pagoda-clone-a") };
         let check = |disks: &[SnapshotDisk], overlays: &[&str], expected: Result<&[&str], &str>| {
