@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use pagoda_abi::attach::Packet;
 use pagoda_image::checked_text::{seal, unseal};
 use pagoda_sys::socket::{Connection, Listener, Received};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 use vm_tests::qmp::Qmp;
 use vm_tests::{Daemon, Folios, GuestOptions, Lab, Qemu, wait};
@@ -20,6 +21,12 @@ fn receive(agent: &Connection) -> Result<Packet> {
 /// Does something while the gate of the only VM is open: by a daemon of a few lines, which dies then.
 fn with_open_gate(daemon: &Daemon, act: impl FnOnce() -> Result<()>) -> Result<()> {
     let listener = Listener::bind(&daemon.attach_socket())?;
+    // The agent of a VM that has ended never comes.
+    wait::until("the agent comes back", wait::HANG, || {
+        let mut polled = [PollFd::new(&listener, PollFlags::IN)];
+        let ready = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).context("look for the agent")?;
+        Ok((ready > 0).then_some(()))
+    })?;
     let agent = listener.accept()?;
     let hello = receive(&agent)?;
     ensure!(matches!(hello, Packet::Hello { .. }), "{hello:?}");
@@ -49,7 +56,7 @@ fn note_operation(daemon: &Daemon, name: &str) -> Result<()> {
 fn cut_off(qemu: Qemu) -> Result<()> {
     Lab::run("an operation that was cut off", 1, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
-        let work = "pagoda.work=random:seconds=5,verify pagoda.mib=60";
+        let work = "pagoda.work=random:seconds=15,verify pagoda.mib=60";
         let guest = lab.guest(&daemon, &GuestOptions::new("web1", work).memory("-m 256M").qemu(qemu))?;
         guest.wait_phase("random")?;
         let mut qmp = guest.qmp()?;
