@@ -182,8 +182,10 @@ impl<'a> Fleet<'a> {
                 let _ = process.child.kill();
                 let _ = process.child.wait();
             }
-            if let Err(error) = member.wait_released(self.client) {
-                eprintln!("pagoda: give up {}: {error}", member.name());
+            match member.wait_released(self.client) {
+                // We have ended it: that is no crash. As a rule there is no note that it was one.
+                Ok(()) => drop(self.client.forget_crashed(member.name())),
+                Err(error) => eprintln!("pagoda: give up {}: {error}", member.name()),
             }
         }
     }
