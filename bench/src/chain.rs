@@ -191,7 +191,7 @@ fn manifest(id: ImageId, parent: Option<ImageId>, state: State, pages: u64) -> M
         vm: "bench".into(),
         name: format!("n{}", id.0),
         taken_unix_ms: 0,
-        boot_id: "bench".into(),
+        boot_id: "01234567-89ab-cdef-0123-456789abcdef".into(),
         stage: Stage::Begun,
         why: None,
         regions: vec![pages * PAGE_SIZE],
