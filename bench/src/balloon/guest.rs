@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use pagoda_api::VmInfo;
 use pagoda_guest::lines::Line;
 use pagoda_sys::toy::process;
 use testkit::accel::Accelerator;
@@ -18,6 +19,8 @@ use testkit::undo::{Guard, Undo, start_ticks_of};
 pub const QEMU: &str = "qemu-system-x86_64";
 /// Longer than any boot or command of a guest that does not hang.
 const ANSWER_MAX: Duration = Duration::from_secs(180);
+/// Between two looks whether a guest goes on, which is part of what is measured.
+const RESUMED_LOOK: Duration = Duration::from_millis(1);
 
 /// What all guests start with.
 pub struct Start<'a> {
@@ -89,7 +92,28 @@ impl Guest {
         let socket = socket_of(daemon.dir(), name);
         // Of the guest before, so that nobody connects to that one.
         let _ = std::fs::remove_file(&socket);
-        Self::spawn(command, &socket)
+        let mut guest = Self::spawn(command, &socket)?;
+        let pid = guest.pid();
+        guest.wait_resumed(daemon, name, |other| other == pid)?;
+        Ok(guest)
+    }
+
+    /// Waits until the guest of a snapshot goes on in the QEMU that is the right one. Before that QEMU has no state: it would take what
+    /// comes by the port and forget it when it loads.
+    fn wait_resumed(&mut self, daemon: &Daemon, name: &str, is_right: impl Fn(u32) -> bool) -> Result<()> {
+        let deadline = Instant::now() + ANSWER_MAX;
+        loop {
+            let is_it = |vm: &VmInfo| vm.pid.is_some_and(&is_right) && vm.resumed_unix_us.is_some();
+            // There is none for a moment.
+            if daemon.client().vm(name).is_ok_and(|vm| is_it(&vm)) {
+                return Ok(());
+            }
+            if let Some(status) = self.child.try_wait().context("look after QEMU")? {
+                bail!("QEMU ended with {status}; its console:\n{}", self.console.text());
+            }
+            ensure!(Instant::now() < deadline, "the guest of {name} does not go on");
+            std::thread::sleep(RESUMED_LOOK);
+        }
     }
 
     fn boot_by(words: &[String], dir: &Path, shape: &Shape<'_>, start: &Start<'_>) -> Result<Guest> {
@@ -148,12 +172,13 @@ impl Guest {
     /// No other one starts.
     pub fn replaced(&mut self, daemon: &Daemon, name: &str, end: impl FnOnce() -> Result<()>) -> Result<()> {
         let socket = socket_of(daemon.dir(), name);
+        let before = daemon.client().vm(name).context("look at the VM")?.pid;
         std::fs::remove_file(&socket).context("remove the guest's socket")?;
         end()?;
         self.port = connect(&socket, &mut self.child)?;
         self.replies = Console::default();
         self.replies.collect(self.port.try_clone().context("duplicate the port")?);
-        Ok(())
+        self.wait_resumed(daemon, name, |pid| Some(pid) != before)
     }
 
     /// Has it do something, and gives the lines of that.
