@@ -276,16 +276,6 @@ impl Images {
         Ok(manifests.filter(|manifest| manifest.imported.is_none()).flat_map(NotedLayer::of).collect())
     }
 
-    /// All manifests, and the images that have none that can be read.
-    ///
-    /// # Errors
-    /// The directory cannot be used.
-    pub fn manifests(&self) -> Result<(Vec<Manifest>, Vec<ImageId>), ApiError> {
-        let images = self.listing()?.images;
-        let unreadable = images.iter().filter(|listed| listed.manifest.is_none()).map(|listed| listed.id).collect();
-        Ok((images.into_iter().filter_map(|listed| listed.manifest).collect(), unreadable))
-    }
-
     /// What starts a snapshot's QEMU again.
     ///
     /// # Errors

@@ -244,6 +244,22 @@ pub fn end_of(dirs: &Dirs, record: &Record, path: &Path) {
     pending_release::give_back_later(dirs, record);
 }
 
+/// The same for a VM whose record stays for something else: what it has borrowed gets a record of its own, and is given back when the VM's
+/// says no more of it ([`give_back_noted`]). Whichever of the two a later daemon finds, it goes on by that.
+///
+/// # Errors
+/// The disk's.
+pub fn note_end(dirs: &Dirs, record: &Record) -> Result<()> {
+    pending_release::note(dirs, record)
+}
+
+/// See [`note_end`].
+pub fn give_back_noted(dirs: &Dirs, record: &Record) {
+    if record.remote.is_some() {
+        pending_release::give_back_later(dirs, record);
+    }
+}
+
 /// The releases that were pending when the last daemon ended.
 pub fn pending_of_before(dirs: &Dirs) -> Vec<Record> {
     pending_release::all(dirs)

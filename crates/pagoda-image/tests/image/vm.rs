@@ -59,7 +59,7 @@ pub fn manifest(state: State) -> Manifest {
             file: "/a".into(),
             dev: 1,
             ino: 2,
-            born_ns: Some(5),
+            born_ns: None,
             size: 3,
             mtime_ns: 4,
             layer: None,

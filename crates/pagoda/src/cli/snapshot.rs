@@ -149,10 +149,9 @@ pub enum Snapshots {
     ///
     /// What it takes on the disk is free again, unless a VM reads a snapshot that refers to it: then when that VM has ended. One that
     /// VMs read, which were made of it, is not removed before they have ended, or have all their memory in DRAM. A snapshot that
-    /// refers to it first takes over what it has there, which takes time and room. A layer of its disks goes too if
-    /// it is known that nobody needs it: no VM, no other snapshot, no file beside it, no process. The others stay, and it is said which
-    /// and why. An image that cannot be read is removed by its id, which `pagoda snapshot ls` shows, if no other
-    /// one refers to it.
+    /// refers to it first takes over what it has there, which takes time and room. The layers of its disks stay, because other files
+    /// may be on top of them, and the command names them. An image that cannot be read is removed by its id, which
+    /// `pagoda snapshot ls` shows, if no other one refers to it.
     Rm {
         #[arg(value_name = "VM/NAME|ID")]
         name: Removed,

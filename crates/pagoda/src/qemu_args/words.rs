@@ -157,13 +157,14 @@ impl Props {
         }
     }
 
-    /// Sets `key`, in its place if it is there already.
+    /// Sets `key`, in its place if it is there already. It is there once then: of several the last one would count.
     pub fn set_text(&mut self, key: &str, value: &str) {
         match self {
-            Self::Keyval(props) => match props.iter_mut().find(|(k, _)| k == key) {
-                Some((_, old)) => *old = value.into(),
-                None => props.push((key.into(), value.into())),
-            },
+            Self::Keyval(props) => {
+                let place = props.iter().position(|(k, _)| k == key).unwrap_or(props.len());
+                props.retain(|(k, _)| k != key);
+                props.insert(place, (key.into(), value.into()));
+            }
             Self::Json(map) => drop(map.insert(key.into(), value.into())),
         }
     }

@@ -72,12 +72,6 @@ impl Dir {
         }
     }
 
-    /// Removes a name.
-    pub fn remove(&self, name: &str) -> Result<()> {
-        let removed = rustix::fs::unlinkat(&self.fd, name, AtFlags::empty());
-        removed.with_context(|| format!("remove {}", self.join(name).display()))
-    }
-
     /// Opens a regular file, which has to be this one.
     pub fn open_file(&self, name: &str, file: impl Into<Noted>) -> Result<File> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;

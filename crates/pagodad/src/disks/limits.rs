@@ -12,8 +12,6 @@ pub const QEMU_IMG_MAX: Duration = Duration::from_secs(30);
 pub const QEMU_IMG_OUTPUT_MAX: usize = 4 << 20;
 /// Parts of a disk that are gone through, as `qemu-img map` says them, until one is found that is the disk's own.
 pub const MAP_PARTS_MAX: usize = 4_000_000;
-/// Files beside a layer that are looked at before it is removed.
-pub const BESIDE_MAX: usize = 4096;
 /// Longest name of a file (`NAME_MAX` of Linux).
 pub const NAME_MAX: usize = 255;
 /// Files that are kept aside for one restore of one disk.

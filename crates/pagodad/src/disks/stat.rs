@@ -42,11 +42,6 @@ impl Stat {
         statx(dir, Path::new(name), AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// Of a descriptor of another process, without asking the file's server.
-    pub fn of_open_elsewhere(fd: &Path) -> rustix::io::Result<Stat> {
-        statx(CWD, fd, AtFlags::STATX_DONT_SYNC)
-    }
-
     /// Of an open file.
     pub fn of_open(file: impl AsFd) -> rustix::io::Result<Stat> {
         statx(file, Path::new(""), AtFlags::EMPTY_PATH)

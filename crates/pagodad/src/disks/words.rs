@@ -159,11 +159,6 @@ pub fn name_any(launch: &Launch, is_it: &dyn Fn(FileId) -> bool) -> bool {
     launch.words.iter().any(|word| names(word, &launch.cwd, is_it))
 }
 
-/// All that a command line may name as a file.
-pub fn named_files(launch: &Launch) -> Vec<PathBuf> {
-    launch.words.iter().flat_map(|word| paths(word, &launch.cwd)).collect()
-}
-
 /// All that may be a path.
 fn paths(word: &str, cwd: &str) -> impl Iterator<Item = PathBuf> {
     // Behind `-hda` the word is a path as it is.

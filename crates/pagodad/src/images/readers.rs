@@ -97,11 +97,6 @@ impl Readers {
         self.lock().unknown = records;
     }
 
-    /// Those records.
-    pub fn unknown(&self) -> Vec<String> {
-        self.lock().unknown.clone()
-    }
-
     /// The VMs that read the image, by name.
     pub fn of(&self, image: ImageId) -> Vec<String> {
         self.lock().names(image)

@@ -61,7 +61,8 @@ impl Registry {
 
     fn settle_one(&self, record: &Record) -> Result<(), String> {
         let name = &record.name;
-        if !self.records.path(name).exists() {
+        let path = self.records.path(name);
+        if path.symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
             tracing::info!(vm = %name, "its record was removed, and its disks stay what they are");
             return Ok(());
         }
@@ -92,16 +93,6 @@ impl Registry {
     /// Why they do not have them.
     pub fn settle_ended(&self, name: &str) -> Result<(), String> {
         self.unsettled.settle(name, SETTLE_MAX)
-    }
-
-    /// What is left of VMs that have ended.
-    pub fn records_of_ended(&self) -> Vec<Record> {
-        self.unsettled.all()
-    }
-
-    /// Whether there are VMs that are not known yet, or no more.
-    pub fn is_making_any(&self) -> bool {
-        self.making.count() > 0
     }
 
     /// That the disks of a new VM are nobody else's, as far as this daemon knows of disks. `but` is about to end.

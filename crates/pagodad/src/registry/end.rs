@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::MutexGuard;
 use std::time::Duration;
 
+use pagoda_api::in_full;
 use pagoda_api::types::{ApiError, Crash, ErrorCode};
 use pagoda_core::policy::VmId;
 
@@ -144,12 +145,24 @@ impl Registry {
         let compressed = record.compressed.as_ref().map(|tier| tier.files(name));
         remove_files([self.swap_path(name), self.image_map_path(name), self.monitor_path(name)]);
         remove_files(compressed.into_iter().flatten());
-        // Its record is a pending release from now on.
-        remote::end_of(&Dirs::of(&self.config), record, &self.records.path(name));
-        if !record.disks.is_empty() {
+        let dirs = Dirs::of(&self.config);
+        if record.disks.is_empty() {
+            // Its record is a pending release from now on.
+            remote::end_of(&dirs, record, &self.records.path(name));
+            if let Err(error) = self.records.remove(name) {
+                tracing::warn!("remove {}: {error}", self.records.path(name).display());
+            }
+        } else {
+            // There is no moment without a record that has the disks.
+            let noted = remote::note_end(&dirs, record);
             self.leave_to_settle(record);
-        } else if let Err(error) = self.records.remove(name) {
-            tracing::warn!("remove {}: {error}", self.records.path(name).display());
+            match noted {
+                Ok(()) => remote::give_back_noted(&dirs, record),
+                Err(error) => {
+                    let error = in_full(error.as_ref());
+                    tracing::error!(vm = %name, "its remote memory is not given back, for that cannot be noted: {error}");
+                }
+            }
         }
         // Its map is what a pending release may go by.
         remove_files([self.remote_path(name)]);

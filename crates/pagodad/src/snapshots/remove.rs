@@ -7,7 +7,7 @@ use pagoda_api::types::{ApiError, ErrorCode, RemovedSnapshot};
 use pagoda_image::{ImageId, Listed};
 use pagoda_pager::handle::{Command, Handle};
 
-use super::layers::release_all;
+use super::layers;
 use crate::images::Which;
 use crate::record::Record;
 use crate::registry::Registry;
@@ -17,7 +17,7 @@ const LET_GO_MAX: Duration = Duration::from_secs(5);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Removes a snapshot, and those layers of its disks that nobody needs.
+/// Removes a snapshot. The layers of its disks stay.
 ///
 /// # Errors
 /// There is none; a VM reads it; its VM does not let go of it; the disk's.
@@ -27,8 +27,7 @@ pub fn remove(registry: &Arc<Registry>, which: &Which) -> Result<RemovedSnapshot
         manifest = image.manifest.clone();
         let_go(registry, image)
     })?;
-    // Not before the snapshot is gone: it would be one whose disks are not there.
-    Ok(manifest.map_or_else(RemovedSnapshot::default, |manifest| release_all(registry, &manifest)))
+    Ok(manifest.as_ref().map_or_else(RemovedSnapshot::default, layers::kept))
 }
 
 /// Called before anything of an image is removed. Its VM may have pages of it that exist nowhere else, and would go on writing

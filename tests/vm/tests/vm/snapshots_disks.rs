@@ -425,16 +425,15 @@ fn remove(daemon: &Daemon, name: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
 
-/// The layer of a snapshot goes with it when nobody needs it, and stays as long as the disk or anything beside it does.
+/// Nobody can tell for certain that nothing is on top of a layer.
 #[test]
-fn layers_go_when_nobody_needs_them() -> Result<()> {
-    Lab::run("layers removed", 1, |lab| {
+fn layers_stay_and_their_size_is_said() -> Result<()> {
+    Lab::run("layers stay", 1, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
         let disk = Disk::make(lab)?;
-        let options = options(Qemu::System, &disk, "native");
-        let guest = start(lab, &daemon, &options)?;
+        let guest = start(lab, &daemon, &options(Qemu::System, &disk, "native"))?;
         let mut layers = Vec::new();
-        for name in ["one", "two", "three"] {
+        for name in ["one", "two"] {
             works_on(&guest)?;
             take(&daemon, name)?;
             let snapshot = wait_durable(&daemon, "web1", name)?;
@@ -444,31 +443,13 @@ fn layers_go_when_nobody_needs_them() -> Result<()> {
         }
         let listed = daemon.client().snapshots()?.snapshots;
         ensure!(listed.iter().all(|of| of.disks.iter().all(|disk| disk.layer_bytes.is_some())), "{listed:?}");
-        let said = remove(&daemon, "web1/three")?;
-        ensure!(said.contains("kept") && layers[2].exists(), "the VM writes on top of it: {said}");
+        for (name, layer) in ["web1/two", "web1/one"].into_iter().zip(layers.iter().rev()) {
+            let said = remove(&daemon, name)?;
+            ensure!(said.contains(&format!("kept {}", layer.display())) && layer.exists(), "{said}");
+        }
         works_on(&guest)?;
         guest.kill9()?;
         daemon.wait_gone("web1")?;
-        disk.check_ended()?;
-        let restored = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", "one", "--force"])?;
-        restored.finish()?;
-        daemon.wait_gone("web1")?;
-        // What the restore has kept aside is on top of the second.
-        for aside in disk.beside("pagoda-before")? {
-            fs::remove_file(disk.dir.join(aside))?;
-        }
-        // So is the third, which was kept and is nobody's.
-        fs::remove_file(&layers[2])?;
-        let said = remove(&daemon, "web1/two")?;
-        // Where a process may not be looked at, as in some containers, nobody can tell whether it has the layer open.
-        match fs::read_link("/proc/1/fd/0") {
-            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-                ensure!(said.contains("nobody can tell whether process") && layers[1].exists(), "{said}");
-            }
-            _ => ensure!(said.contains("removed") && !layers[1].exists(), "{said}"),
-        }
-        let said = remove(&daemon, "web1/one")?;
-        ensure!(said.contains("kept") && layers[0].exists(), "the disk is on top of it: {said}");
         disk.check_ended()
     })
 }

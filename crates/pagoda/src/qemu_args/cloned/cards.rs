@@ -29,6 +29,9 @@ const USER_KEYS: [&str; 17] = [
     "type",
 ];
 
+/// What of a tap is the clone's own, in its namespace. Scripts are the host's, and could do something to what the source has.
+const TAP_KEYS: [&str; 9] = ["downscript", "id", "ifname", "queues", "script", "sndbuf", "type", "vhost", "vnet_hdr"];
+
 pub fn is_card(driver: &str) -> bool {
     CARDS.contains(&driver) || driver.starts_with(VIRTIO_CARD)
 }
@@ -77,19 +80,28 @@ pub fn check(options: &[Opt<'_>], net: Net) -> Result<(), ArgError> {
 pub fn check_network(option: &Opt<'_>, net: Net) -> Result<(), ArgError> {
     let props = Props::parse(option.name, option.value, "type")?;
     let kind = props.get("type").unwrap_or_default();
+    // Those of a card are in the same option.
+    let of_card = |key: &str| option.name == "nic" && matches!(key, "model" | "mac" | "macaddr");
     match kind.as_str() {
         "none" | "nic" if option.name != "netdev" => Ok(()),
-        "user" => {
-            // Those of a card are in the same option.
-            let of_card = |key: &str| option.name == "nic" && matches!(key, "model" | "mac" | "macaddr");
-            match props.keys().into_iter().find(|key| !USER_KEYS.contains(key) && !of_card(key)) {
-                None => Ok(()),
-                Some("hostfwd") => listens(option, net).map(drop),
-                Some(_) => Err(unknown(&shown(option))),
+        "user" => match props.keys().into_iter().find(|key| !USER_KEYS.contains(key) && !of_card(key)) {
+            None => Ok(()),
+            Some("hostfwd") => listens(option, net).map(drop),
+            Some(_) => Err(unknown(&shown(option))),
+        },
+        // The name of a tap is its namespace's.
+        "tap" if net == Net::Isolated => {
+            let is_known = props.keys().into_iter().all(|key| TAP_KEYS.contains(&key) || of_card(key));
+            let has_scripts = ["script", "downscript"].iter().any(|key| props.get(key).as_deref() != Some("no"));
+            match is_known {
+                true if has_scripts => Err(ArgError::new(
+                    format!("{} runs scripts of the host", shown(option)),
+                    "write script=no,downscript=no, and connect the clones by --run",
+                )),
+                true => Ok(()),
+                false => Err(unknown(&shown(option))),
             }
         }
-        // The name of a tap is its namespace's.
-        "tap" if net == Net::Isolated => Ok(()),
         "tap" => Err(ArgError::new(
             format!("{} is an interface of the host that its source has", shown(option)),
             "clone with --net isolated, where each has interfaces of its own",

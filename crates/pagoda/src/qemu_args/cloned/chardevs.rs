@@ -13,9 +13,30 @@ const OWN_PREFIXES: [&str; 2] = ["chardev:", "vc:"];
 /// Of the short notation, sockets on an address.
 const ADDRESSES: [&str; 2] = ["tcp:", "telnet:"];
 
+/// Settings of every back end.
+const COMMON_KEYS: [&str; 5] = ["backend", "id", "logappend", "logfile", "mux"];
+/// Those of the back ends that are a clone's own: of windows, and of the terminal.
+const OWN_KEYS: [&str; 6] = ["cols", "height", "rows", "signal", "size", "width"];
+const FILE_KEYS: [&str; 2] = ["append", "path"];
+const SOCKET_KEYS: [&str; 11] =
+    ["delay", "host", "ipv4", "ipv6", "nodelay", "nowait", "path", "port", "server", "telnet", "wait"];
+/// Settings of a socket in the short notation.
+const SOCKET_SETTINGS: [&str; 10] =
+    ["ipv4", "ipv4=on", "ipv6", "ipv6=on", "nodelay", "nodelay=on", "nowait", "server", "server=on", "wait=off"];
+/// Settings of a VNC server.
+const VNC_SETTINGS: [&str; 5] = ["lossy", "lossy=on", "password", "password=on", "share=ignore"];
+
 /// `-chardev`.
 pub fn changed(option: &Opt<'_>, target: Target<'_>) -> Result<Option<String>, ArgError> {
     let mut props = Props::parse(option.name, option.value, "backend")?;
+    let more: &[&str] = match props.get("backend").as_deref() {
+        Some("file") => &FILE_KEYS,
+        Some("socket") => &SOCKET_KEYS,
+        _ => &OWN_KEYS,
+    };
+    if props.keys().iter().any(|key| !COMMON_KEYS.contains(key) && !more.contains(key)) {
+        return Err(unknown(&shown(option)));
+    }
     let mut is_changed = false;
     if let Some(log) = props.get("logfile") {
         props.set_text("logfile", &suffixed(&log, target.name));
@@ -23,7 +44,7 @@ pub fn changed(option: &Opt<'_>, target: Target<'_>) -> Result<Option<String>, A
     }
     match props.get("backend").as_deref() {
         Some(kind) if OWN.contains(&kind) => {}
-        Some("file") if props.get("input-path").is_none() => {
+        Some("file") => {
             let path = props.get("path").ok_or_else(|| unknown(&shown(option)))?;
             props.set_text("path", &suffixed(&path, target.name));
             is_changed = true;
@@ -54,10 +75,12 @@ pub fn changed_short(option: &Opt<'_>, target: Target<'_>) -> Result<Option<Stri
     if OWN_SHORT.contains(&value) || OWN_PREFIXES.iter().any(|prefix| value.starts_with(prefix)) {
         return Ok(None);
     }
-    if let Some(path) = value.strip_prefix("file:") {
+    // What is behind a comma would be a part of the file's name.
+    if let Some(path) = value.strip_prefix("file:").filter(|path| !path.contains(',')) {
         return Ok(Some(format!("{mux}file:{}", suffixed(path, target.name))));
     }
     let (address, settings) = value.split_once(',').unwrap_or((value, ""));
+    check_settings(option, settings, &SOCKET_SETTINGS)?;
     let has = |names: &[&str]| settings.split(',').any(|setting| names.contains(&setting));
     let (is_server, waits) = (has(&["server", "server=on"]), !has(&["nowait", "wait=off"]));
     if let Some(path) = address.strip_prefix("unix:") {
@@ -80,10 +103,17 @@ pub fn changed_vnc(option: &Opt<'_>, target: Target<'_>) -> Result<Option<String
         Some((address, settings)) => (address, format!(",{settings}")),
         None => (option.value, String::new()),
     };
+    check_settings(option, settings.trim_start_matches(','), &VNC_SETTINGS)?;
     match address.strip_prefix("unix:") {
         Some(path) => Ok(Some(format!("unix:{}{settings}", suffixed(path, target.name)))),
         None => listens(option, target.net),
     }
+}
+
+/// That there is no setting but these.
+fn check_settings(option: &Opt<'_>, settings: &str, known: &[&str]) -> Result<(), ArgError> {
+    let is_known = settings.is_empty() || settings.split(',').all(|setting| known.contains(&setting));
+    is_known.then_some(()).ok_or_else(|| unknown(&shown(option)))
 }
 
 /// That QEMU makes the socket, and does not wait for somebody before the guest runs.

@@ -26,6 +26,8 @@ fn what_qemu_makes_gets_the_clones_name() {
         "-chardev backend=socket,id=c,path=/run/a.job-01,server=on,wait=off",
     );
     check("-chardev file,id=c,path=/x,logfile=/l", "-chardev backend=file,id=c,path=/x.job-01,logfile=/l.job-01");
+    // Of several the last one counts.
+    check("-chardev file,id=c,path=/a,path=/b", "-chardev backend=file,id=c,path=/b.job-01");
     check("-chardev stdio,id=c,mux=on", "-chardev stdio,id=c,mux=on");
     check("-mon chardev=c,mode=control", "-mon chardev=c,mode=control");
     check("-pidfile /run/a.pid -D /tmp/log", "-pidfile /run/a.pid.job-01 -D /tmp/log.job-01");
@@ -159,13 +161,35 @@ fn addresses_and_cards_need_a_network_of_their_own() {
     check("-nodefaults -nic user,hostfwd=tcp::2222-:22", "listens");
     check("-nodefaults -nic user,model=e1000", "-nic user,model=e1000: all clones would have the MAC address");
     check("-nodefaults -netdev user,id=n -device virtio-net-pci,netdev=n", "virtio-net-pci,netdev=n: all clones");
-    check("-nodefaults -netdev tap,id=n,ifname=tap0,script=no", "an interface of the host");
+    check("-nodefaults -netdev tap,id=n,ifname=tap0,script=no,downscript=no", "an interface of the host");
     check("-m 1G", "the card that QEMU adds by itself");
     for line in ["-nodefaults -m 1G", "-nic none", "-net none", "-nodefaults -netdev user,id=n"] {
         assert!(of(line, Net::None).is_ok(), "{line}");
     }
     for line in ["-netdev vhost-user,id=n,chardev=c", "-netdev socket,id=n,listen=:4", "-nic user,smb=/home"] {
         assert!(of(&format!("-nodefaults {line}"), Net::Isolated).unwrap_err().to_string().contains("is not known"));
+    }
+    for script in ["", ",script=no", ",script=no,downscript=/etc/down"] {
+        let said = of(&format!("-nodefaults -netdev tap,id=n{script}"), Net::Isolated).unwrap_err().to_string();
+        assert!(said.contains("runs scripts of the host"), "{said}");
+    }
+}
+
+/// A setting may be a path, or have QEMU listen.
+#[test]
+fn settings_that_are_not_known_are_refused() {
+    for line in [
+        "-serial unix:/a,server=on,wait=off,logfile=/l",
+        "-serial unix:/a,server=on,wait=off,path=/b",
+        "-serial file:/a,append=on",
+        "-chardev socket,id=c,path=/a,server=on,wait=off,tls-creds=t",
+        "-chardev file,id=c,path=/a,input-path=/b",
+        "-chardev pty,id=c,path=/a",
+        "-vnc unix:/v,websocket=unix:/w",
+        "-netdev tap,id=n,script=no,downscript=no,helper=/h",
+    ] {
+        let said = of(&format!("-nodefaults {line}"), Net::Isolated).unwrap_err().to_string();
+        assert!(said.contains("is not known to be right for two VMs"), "{line}: {said}");
     }
 }
 

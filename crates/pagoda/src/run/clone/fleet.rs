@@ -110,8 +110,7 @@ impl Member {
     }
 
     /// Waits until the daemon has no VM of it any more. Its process has ended.
-    fn wait_released(&self, client: &Client) -> Result<()> {
-        let deadline = Instant::now() + RELEASE_MAX;
+    fn wait_released(&self, client: &Client, deadline: Instant) -> Result<()> {
         loop {
             // One that is attached is gone when the daemon sees the end of its process.
             match client.delete(self.name()) {
@@ -177,14 +176,16 @@ impl<'a> Fleet<'a> {
         while !self.members.iter_mut().all(Member::has_ended) && Instant::now() < deadline {
             std::thread::sleep(LOOK);
         }
+        let deadline = Instant::now() + RELEASE_MAX;
         for member in &mut self.members {
             if let Some(process) = &mut member.process {
                 let _ = process.child.kill();
                 let _ = process.child.wait();
             }
-            match member.wait_released(self.client) {
+            match member.wait_released(self.client, deadline) {
                 // We have ended it: that is no crash. As a rule there is no note that it was one.
-                Ok(()) => drop(self.client.forget_crashed(member.name())),
+                Ok(()) if member.process.is_some() => drop(self.client.forget_crashed(member.name())),
+                Ok(()) => {}
                 Err(error) => eprintln!("pagoda: give up {}: {error}", member.name()),
             }
         }

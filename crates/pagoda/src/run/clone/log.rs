@@ -1,13 +1,14 @@
 //! What the QEMUs of clones print.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use pagoda_api::vm_file_name;
+use rustix::fs::OFlags;
 
 /// Where root's are.
 const DIR_OF_ROOT: &str = "/var/log/pagoda";
@@ -15,6 +16,8 @@ const DIR_OF_ROOT: &str = "/var/log/pagoda";
 const DIR_OF_USER: &str = "pagoda";
 /// How much of the end is shown of a QEMU that could not be started.
 const TAIL_BYTES: u64 = 2000;
+/// Of a log: its owner's alone.
+const LOG_MODE: u32 = 0o600;
 
 /// A log that QEMU appends to. Dropped before its clone runs, it is removed, unless it was there before.
 #[derive(Debug)]
@@ -35,13 +38,18 @@ impl Log {
     pub fn open(dir: &Path, vm: &str) -> Result<Log> {
         let path = dir.join(vm_file_name(vm) + ".log");
         let mut options = OpenOptions::new();
-        options.append(true).read(true).mode(0o600);
+        // Nobody else's file by way of a link.
+        options.append(true).read(true).mode(LOG_MODE).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
         let (opened, is_kept) = match options.clone().create_new(true).open(&path) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => (options.open(&path), true),
             opened => (opened, false),
         };
         let file = opened.with_context(|| format!("open the log {}", path.display()))?;
-        let from = file.metadata().with_context(|| format!("look at {}", path.display()))?.len();
+        let found = file.metadata().with_context(|| format!("look at {}", path.display()))?;
+        let is_own = found.is_file() && found.uid() == rustix::process::geteuid().as_raw();
+        ensure!(is_own, "{} is no file of yours: remove it, or say another --log-dir", path.display());
+        let from = found.len();
+        file.set_permissions(Permissions::from_mode(LOG_MODE)).with_context(|| format!("change {}", path.display()))?;
         Ok(Log { path, file, is_kept, from })
     }
 
@@ -127,6 +135,9 @@ mod tests {
             drop(log);
             assert_eq!(path.exists(), was_there, "{name}");
         }
+        std::os::unix::fs::symlink(dir.join("old.log"), dir.join("link.log")).unwrap();
+        assert!(Log::open(&dir, "link").is_err(), "it is another file");
+        assert_eq!(std::fs::metadata(dir.join("old.log")).unwrap().mode() & 0o777, LOG_MODE);
         Log::open(&dir, "kept").unwrap().keep();
         assert!(dir.join("kept.log").exists());
         assert_eq!(std::fs::read_to_string(dir.join("old.log")).unwrap(), "before\none\ntwo\n");

@@ -56,9 +56,11 @@ pub fn run(client: &Client, options: &CloneOptions, format: Format) -> Result<()
     }
     warnings.iter().for_each(|warning| eprintln!("pagoda: warning: {warning}"));
     let mut signals = Signals::handle()?;
+    log::make_dir(&plan.log_dir).map_err(|error| refused(&source, &error))?;
     let from = source.snapshot(&client, options.disks, &mut signals)?;
-    check_version(&plan.program, source.launch()).map_err(|error| refused(&source, &error))?;
-    let started = plan.make(&client, &from, source.launch()).and_then(|(members, overlays)| {
+    let is_right = check_version(&plan.program, source.launch()).map_err(|error| refused(&source, &error));
+    let made = is_right.and_then(|()| plan.make(&client, &from, source.launch()));
+    let started = made.and_then(|(members, overlays)| {
         let mut fleet = Fleet::new(&client, members);
         let ran = fleet.start(&mut signals).map_err(|error| given_up(&error))?;
         overlays.keep();
@@ -154,13 +156,14 @@ impl Plan {
 
     /// Has the daemon make all VMs, and makes their files.
     fn make(&self, client: &Client, from: &SnapshotName, of: &SnapshotLaunch) -> Result<(Vec<Member>, Overlays)> {
-        log::make_dir(&self.log_dir)?;
-        let logs = self.names.iter().map(|name| Log::open(&self.log_dir, name)).collect::<Result<Vec<_>>>()?;
         let disks = client.snapshot(from)?.disks;
         let new = |(name, cloned): (&String, &Cloned)| NewClone { name: name.clone(), words: cloned.words.clone() };
         let clones = self.names.iter().zip(&self.cloned).map(new).collect();
         let vms = client.clone_vms(&CloneRequest { from: from.clone(), clones, dram: self.dram })?.vms;
         let unstarted = Unstarted { client, vms };
+        // The names are ours now, and so are their logs.
+        let logs = self.names.iter().map(|name| Log::open(&self.log_dir, name)).collect::<Result<Vec<_>>>();
+        let logs = logs.map_err(|error| Refused(format!("no clone was made: {}", in_full(error.as_ref()))))?;
         let overlays = Overlays::make(&self.program, &disks, self.cloned.iter().map(|cloned| &*cloned.overlays))
             .map_err(|error| Refused(format!("no clone was made: {}", in_full(error.as_ref()))))?;
         let starts = unstarted.vms.iter().zip(&self.cloned).map(|(vm, cloned)| self.start(client, vm, cloned, of));
