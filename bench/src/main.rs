@@ -5,6 +5,7 @@ mod adaptive;
 mod again;
 mod balloon;
 mod chain;
+mod clone;
 mod crash;
 mod create;
 mod disk;
@@ -220,6 +221,7 @@ fn run_one(name: Name, code: String, setup: &Setup, json: Option<&Path>) -> Resu
         Name::Restore => restore::run(setup),
         Name::Chain => chain::run(setup),
         Name::Again => again::run(setup),
+        Name::Clone => clone::run(setup),
         Name::Export => export::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }

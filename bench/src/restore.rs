@@ -213,7 +213,11 @@ fn human(qmp: &mut Qmp, line: &str) -> Result<()> {
     Ok(())
 }
 
-fn epoch_us() -> Result<f64> {
+/// Microseconds since 1970.
+///
+/// # Errors
+/// The clock is before that.
+pub fn epoch_us() -> Result<f64> {
     Ok(SystemTime::now().duration_since(UNIX_EPOCH).context("read the clock")?.as_secs_f64() * 1e6)
 }
 

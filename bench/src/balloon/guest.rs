@@ -53,8 +53,7 @@ pub struct Shape<'a> {
 pub struct Guest {
     child: Child,
     console: Console,
-    replies: Console,
-    port: UnixStream,
+    port: Port,
     _kill: Guard,
 }
 
@@ -117,25 +116,15 @@ impl Guest {
     }
 
     fn boot_by(words: &[String], dir: &Path, shape: &Shape<'_>, start: &Start<'_>) -> Result<Guest> {
-        let Shape { name, memory_mib, bytes_per_s, append, .. } = *shape;
-        let socket = socket_of(dir, name);
+        let socket = socket_of(dir, shape.name);
         // Of the guest before.
         let _ = std::fs::remove_file(&socket);
         let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).args(["-M", "q35", "-accel", start.accelerator.name()]);
-        command.args(["-m", &format!("{memory_mib}M"), "-smp", "1"]);
-        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio"]);
-        command.arg("-serial").arg(format!("unix:{},server=on,wait=off", socket.display()));
-        if let Some(disk) = start.disk {
-            let throttle = bytes_per_s.map_or(String::new(), |bytes| format!(",throttling.bps-total={bytes}"));
-            let drive = format!("file={},format=raw,if=none,id=d0,cache=none{throttle}", disk.display());
-            command.args(["-drive", &drive, "-device", "virtio-blk-pci,drive=d0"]);
-        }
-        command.args(["-device", "virtio-balloon-pci"]).args(shape.more);
-        command.arg("-kernel").arg(&start.images.kernel).arg("-initrd").arg(&start.images.initrd);
-        command.arg("-append").arg(format!("console=ttyS0 quiet panic=-1 pagoda.work=control {append}"));
+        command.args(&words[1..]).args(["-serial", "stdio", "-serial"]);
+        command.arg(format!("unix:{},server=on,wait=off", socket.display()));
+        command.args(machine_words(shape, start));
         let guest = Self::spawn(command, &socket)?;
-        guest.lines_until("ready")?;
+        guest.port.lines_until("ready").with_context(|| guest.console_text())?;
         Ok(guest)
     }
 
@@ -156,9 +145,7 @@ impl Guest {
                 return Err(error.context(format!("its console:\n{}", console.text())));
             }
         };
-        let replies = Console::default();
-        replies.collect(port.try_clone().context("duplicate the port")?);
-        Ok(Guest { child, console, replies, port, _kill: kill })
+        Ok(Guest { child, console, port: Port::of(port)?, _kill: kill })
     }
 
     /// QEMU's, or that of `pagoda run` which became it.
@@ -175,9 +162,7 @@ impl Guest {
         let before = daemon.client().vm(name).context("look at the VM")?.pid;
         std::fs::remove_file(&socket).context("remove the guest's socket")?;
         end()?;
-        self.port = connect(&socket, &mut self.child)?;
-        self.replies = Console::default();
-        self.replies.collect(self.port.try_clone().context("duplicate the port")?);
+        self.port = Port::of(connect(&socket, &mut self.child)?)?;
         self.wait_resumed(daemon, name, |pid| Some(pid) != before)
     }
 
@@ -186,9 +171,7 @@ impl Guest {
     /// # Errors
     /// It refuses, found wrong content, or hangs.
     pub fn command(&mut self, text: &str) -> Result<Vec<String>> {
-        let (lines, bad_pages) = self.command_unverified(text)?;
-        ensure!(bad_pages == 0, "{text}: {lines:#?}");
-        Ok(lines)
+        self.port.command(text).with_context(|| self.console_text())
     }
 
     /// As `command`, but wrong pages are only counted: all that it has found since it booted.
@@ -205,7 +188,7 @@ impl Guest {
     /// # Errors
     /// It has gone.
     pub fn begin(&mut self, text: &str) -> Result<()> {
-        writeln!(self.port, "{text}").context("write to the guest")
+        self.port.begin(text)
     }
 
     /// Waits until it has done what [`Guest::begin`] asked for.
@@ -213,26 +196,11 @@ impl Guest {
     /// # Errors
     /// It refuses, or hangs.
     pub fn end(&mut self, text: &str) -> Result<(Vec<String>, u64)> {
-        let lines = self.lines_until("reply").with_context(|| format!("wait for the end of: {text}"))?;
-        let reply = lines.last().and_then(|line| Line::parse(line)).context("a reply")?;
-        let bad_pages = reply.number("bad").filter(|_| reply.text().starts_with("ok "));
-        let bad_pages = bad_pages.with_context(|| format!("{text}: {lines:#?}"))?;
-        Ok((lines, bad_pages))
+        self.port.end(text).with_context(|| self.console_text())
     }
 
-    fn lines_until(&self, kind: &str) -> Result<Vec<String>> {
-        let deadline = Instant::now() + ANSWER_MAX;
-        let mut lines = Vec::new();
-        loop {
-            let Output::Line(line) = self.replies.next(deadline) else {
-                bail!("no {kind} from the guest; its console:\n{}", self.console.text());
-            };
-            let is_last = Line::parse(&line).is_some_and(|line| line.kind == kind);
-            lines.push(line);
-            if is_last {
-                return Ok(lines);
-            }
-        }
+    fn console_text(&self) -> String {
+        format!("its console:\n{}", self.console.text())
     }
 
     /// Ends it in the regular way: it verifies what is left.
@@ -240,7 +208,7 @@ impl Guest {
     /// # Errors
     /// QEMU does not end with success.
     pub fn power_off(mut self) -> Result<()> {
-        writeln!(self.port, "poweroff").context("write to the guest")?;
+        self.begin("poweroff")?;
         let status = self.child.wait().context("wait for QEMU")?;
         let console = self.console.text();
         ensure!(status.success() && console.contains("result ok"), "{status}; its console:\n{console}");
@@ -256,8 +224,88 @@ impl Drop for Guest {
     }
 }
 
+/// QEMU's words for all but its serial ports.
+pub fn machine_words(shape: &Shape<'_>, start: &Start<'_>) -> Vec<String> {
+    let Shape { memory_mib, bytes_per_s, append, more, .. } = *shape;
+    let mut words = Vec::new();
+    let mut add = |some: &[&str]| words.extend(some.iter().map(|word| (*word).to_owned()));
+    add(&["-M", "q35", "-accel", start.accelerator.name(), "-m", &format!("{memory_mib}M"), "-smp", "1"]);
+    add(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+    if let Some(disk) = start.disk {
+        let throttle = bytes_per_s.map_or(String::new(), |bytes| format!(",throttling.bps-total={bytes}"));
+        let drive = format!("file={},format=raw,if=none,id=d0,cache=none{throttle}", disk.display());
+        add(&["-drive", &drive, "-device", "virtio-blk-pci,drive=d0"]);
+    }
+    add(&["-device", "virtio-balloon-pci"]);
+    more.iter().for_each(|word| add(&[word]));
+    let images = [&start.images.kernel, &start.images.initrd].map(|path| path.display().to_string());
+    add(&["-kernel", &images[0], "-initrd", &images[1]]);
+    add(&["-append", &format!("console=ttyS0 quiet panic=-1 pagoda.work=control {append}")]);
+    words
+}
+
+/// The port by which a guest is led: its second serial one.
+pub struct Port {
+    stream: UnixStream,
+    replies: Console,
+}
+
+impl Port {
+    /// # Errors
+    /// The stream cannot be used twice.
+    pub fn of(stream: UnixStream) -> Result<Port> {
+        let replies = Console::default();
+        replies.collect(stream.try_clone().context("duplicate the port")?);
+        Ok(Port { stream, replies })
+    }
+
+    /// Has the guest do something, and gives the lines of that.
+    ///
+    /// # Errors
+    /// It refuses, found wrong content, or hangs.
+    pub fn command(&mut self, text: &str) -> Result<Vec<String>> {
+        self.begin(text)?;
+        let (lines, bad_pages) = self.end(text)?;
+        ensure!(bad_pages == 0, "{text}: {lines:#?}");
+        Ok(lines)
+    }
+
+    /// Has it do something; [`Port::end`] waits for that.
+    ///
+    /// # Errors
+    /// It has gone.
+    pub fn begin(&mut self, text: &str) -> Result<()> {
+        writeln!(self.stream, "{text}").context("write to the guest")
+    }
+
+    /// Waits until it has done what [`Port::begin`] asked for: its lines, and the wrong pages that it has found since it booted.
+    ///
+    /// # Errors
+    /// It refuses, or hangs.
+    pub fn end(&mut self, text: &str) -> Result<(Vec<String>, u64)> {
+        let lines = self.lines_until("reply").with_context(|| format!("wait for the end of: {text}"))?;
+        let reply = lines.last().and_then(|line| Line::parse(line)).context("a reply")?;
+        let bad_pages = reply.number("bad").filter(|_| reply.text().starts_with("ok "));
+        let bad_pages = bad_pages.with_context(|| format!("{text}: {lines:#?}"))?;
+        Ok((lines, bad_pages))
+    }
+
+    fn lines_until(&self, kind: &str) -> Result<Vec<String>> {
+        let deadline = Instant::now() + ANSWER_MAX;
+        let mut lines = Vec::new();
+        loop {
+            let Output::Line(line) = self.replies.next(deadline) else { bail!("no {kind} from the guest") };
+            let is_last = Line::parse(&line).is_some_and(|line| line.kind == kind);
+            lines.push(line);
+            if is_last {
+                return Ok(lines);
+            }
+        }
+    }
+}
+
 /// Where QEMU has the guest's second serial port.
-fn socket_of(dir: &Path, name: &str) -> PathBuf {
+pub fn socket_of(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!("{name}.control"))
 }
 

@@ -64,7 +64,7 @@ impl Client {
 
     fn remove_at(&self, path: &str) -> Result<RemovedSnapshot, ClientError> {
         let response = self.exchange_within(LONG_WAIT_MAX, "DELETE", path, None)?;
-        // A daemon of before removes no layers, and says nothing.
+        // A daemon of before says nothing of layers.
         if response.body.is_empty() { Ok(RemovedSnapshot::default()) } else { parse(path, &response) }
     }
 

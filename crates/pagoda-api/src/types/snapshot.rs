@@ -129,12 +129,8 @@ pub struct RemovedSnapshot {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemovedLayer {
     pub file: String,
-    /// It is gone, and so many bytes of its disk are free. Absent if it is kept.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub freed_bytes: Option<u64>,
-    /// It is there, because somebody needs it or may need it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kept: Option<String>,
+    /// Why it is still there, and what its user can do.
+    pub kept: String,
 }
 
 /// `GET /v1/snapshots/VM/NAME`, and one element of `GET /v1/snapshots`.

@@ -3,9 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use pagoda_api::{
-    HostSnapshots, RemovedLayer, RemovedSnapshot, Snapshot, SnapshotImport, SnapshotList, SnapshotStage, time,
-};
+use pagoda_api::{HostSnapshots, RemovedSnapshot, Snapshot, SnapshotImport, SnapshotList, SnapshotStage, time};
 
 use crate::output::{Format, Side, Table, lines_text, print_json, print_text};
 use crate::units::format_size;
@@ -168,11 +166,7 @@ pub fn removed(removed: &RemovedSnapshot) -> Result<()> {
 }
 
 fn removed_text(removed: &RemovedSnapshot) -> String {
-    let line = |layer: &RemovedLayer| match (&layer.kept, layer.freed_bytes) {
-        (None, Some(bytes)) => format!("removed {}, {}\n", layer.file, format_size(bytes)),
-        (why, _) => format!("kept {}: {}\n", layer.file, why.as_deref().unwrap_or("nobody knows why")),
-    };
-    removed.layers.iter().map(line).collect()
+    removed.layers.iter().map(|layer| format!("kept {}: {}\n", layer.file, layer.kept)).collect()
 }
 
 /// What the stage means.
@@ -211,7 +205,7 @@ fn format_us(us: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use pagoda_api::{SnapshotDisk, SnapshotQemu, UnreadableImage};
+    use pagoda_api::{RemovedLayer, SnapshotDisk, SnapshotQemu, UnreadableImage};
 
     use super::*;
 
@@ -335,10 +329,8 @@ image          0123456789abcdef0123456789abcdef
         with_disk.disks[0].layer_bytes = Some(3 << 20);
         let said = text(&with_disk);
         assert!(said.contains("is in a.img.pagoda-01 beside it, 3M\n"), "{said}");
-        let gone = RemovedLayer { file: "/l1".into(), freed_bytes: Some(3 << 20), kept: None };
-        let kept = RemovedLayer { file: "/l2".into(), freed_bytes: None, kept: Some("the VM web1 may need it".into()) };
-        let removed = RemovedSnapshot { layers: vec![gone, kept] };
-        assert_eq!(removed_text(&removed), "removed /l1, 3M\nkept /l2: the VM web1 may need it\n");
+        let kept = RemovedLayer { file: "/l2".into(), kept: "the VM web1 may need it".into() };
+        assert_eq!(removed_text(&RemovedSnapshot { layers: vec![kept] }), "kept /l2: the VM web1 may need it\n");
         let child = Snapshot { parent: Some("ab".into()), shared_bytes: 5 << 29, ..snapshot.clone() };
         let said = text(&child);
         assert!(said.contains("of memory\nshared         2.5G that the image ab has, or"), "{said}");

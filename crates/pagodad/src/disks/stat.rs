@@ -12,8 +12,6 @@ use crate::record::FileId;
 pub struct Stat {
     pub id: FileId,
     pub is_file: bool,
-    /// A file or a block device: qcow2 can be in either.
-    pub may_be_disk: bool,
     /// Its length.
     pub bytes: u64,
     /// What it takes on its disk.
@@ -63,7 +61,6 @@ fn statx(dir: impl AsFd, path: &Path, flags: AtFlags) -> rustix::io::Result<Stat
     Ok(Stat {
         id,
         is_file: kind == FileType::RegularFile,
-        may_be_disk: matches!(kind, FileType::RegularFile | FileType::BlockDevice),
         bytes: found.stx_size,
         allocated_bytes: found.stx_blocks.saturating_mul(BLOCK),
         mtime_ns: ns(found.stx_mtime),

@@ -137,13 +137,18 @@ impl Registry {
         let _ = self.settle_ended(name);
     }
 
-    /// Removes a VM's files, and has what it borrowed given back. The record of one with moved disks stays until these are settled. Its memory goes with the last descriptor. The caller has the
-    /// VM's writing lock, or nobody else knows the VM.
+    /// Removes a VM's files, and has what it borrowed given back. The record of one with moved disks stays until these are settled.
+    /// Its memory goes with the last descriptor. The caller has the VM's writing lock, or nobody else knows the VM.
     pub(super) fn forget(&self, record: &Record) {
         let name = &record.name;
         // The record last: if this daemon dies in the middle, the next one ends by it what was begun.
         let compressed = record.compressed.as_ref().map(|tier| tier.files(name));
-        remove_files([self.swap_path(name), self.image_map_path(name), self.monitor_path(name)]);
+        remove_files([
+            self.swap_path(name),
+            self.image_map_path(name),
+            self.monitor_path(name),
+            self.remote_path(name),
+        ]);
         remove_files(compressed.into_iter().flatten());
         let dirs = Dirs::of(&self.config);
         if record.disks.is_empty() {
@@ -154,18 +159,14 @@ impl Registry {
             }
         } else {
             // There is no moment without a record that has the disks.
-            let noted = remote::note_end(&dirs, record);
-            self.leave_to_settle(record);
-            match noted {
-                Ok(()) => remote::give_back_noted(&dirs, record),
-                Err(error) => {
-                    let error = in_full(error.as_ref());
-                    tracing::error!(vm = %name, "its remote memory is not given back, for that cannot be noted: {error}");
-                }
+            if let Err(error) = remote::note_end(&dirs, record) {
+                let error = in_full(error.as_ref());
+                tracing::warn!(vm = %name, "the next daemon does not know what it has to give back: {error}");
             }
+            self.leave_to_settle(record);
+            // Also what is not noted: its process has ended, and this daemon knows the space.
+            remote::give_back_noted(&dirs, record);
         }
-        // Its map is what a pending release may go by.
-        remove_files([self.remote_path(name)]);
     }
 }
 

@@ -5,12 +5,12 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use pagoda_abi::Token;
-use pagoda_api::types::{Launch, VmKind, VmSpec};
+use pagoda_api::types::{Launch, RemoteRequest, VmKind, VmSpec};
 use pagoda_core::units::Bytes;
 
 use super::*;
 use crate::config::{LargeFolios, PageIn, PolicyConfig, Replacement};
-use crate::record::{FileId, MovedDisk, Record, TopFile, store};
+use crate::record::{FileId, MovedDisk, REMOTE_KEY_SIZE, Record, Remote, TopFile, store};
 
 /// DRAM for all VMs.
 const POOL: u64 = 8 << 30;
@@ -78,6 +78,24 @@ fn that_a_vm_has_crashed_is_noted_once() {
             let left = registry.unsettled.all();
             assert_eq!((left.len(), &left[0].disks), (1, &record.disks), "start {start}");
         }
+    });
+}
+
+/// It has borrowed memory, too: there is no moment without a record that has its disks, nor without one that has the space.
+#[test]
+fn what_a_vm_with_disks_owes_has_a_record_of_its_own() {
+    in_dir("owes", |dir| {
+        let registry = registry(dir);
+        let mut record = ended_with_disk();
+        record.spec.remote = Some(RemoteRequest { copies: 1 });
+        record.remote = Some(Remote { space: 0x17, copies: 1, key: [7; REMOTE_KEY_SIZE], cluster: None });
+        store::write(&registry.records.path("web1"), &record).unwrap();
+        // No pool is set up, so nobody gives anything back meanwhile.
+        registry.forget(&record);
+        let left = store::read(&registry.records.path("web1")).unwrap();
+        assert!(left.ended && left.remote.is_none() && left.disks == record.disks, "{left:?}");
+        let owed = store::read(&dir.join("far/0000000000000017.vm")).unwrap();
+        assert_eq!(owed.remote, record.remote);
     });
 }
 

@@ -37,7 +37,9 @@ fn path(dirs: &Dirs, remote: &Remote) -> PathBuf {
 pub(super) fn note(dirs: &Dirs, debtor: &Record) -> Result<()> {
     let Some(remote) = &debtor.remote else { return Ok(()) };
     pagoda_pool::store::make_dir(&dirs.pending)?;
-    store::write(&path(dirs, remote), debtor)
+    store::write(&path(dirs, remote), debtor)?;
+    // What follows relies on the note, so its name has to be there as well after a crash of the host.
+    Ok(std::fs::File::open(&dirs.pending)?.sync_all()?)
 }
 
 /// The record of a VM that has ended becomes the note.

@@ -243,19 +243,6 @@ fn pages_that_only_an_unlisted_server_has_are_not_given_up() {
     assert_eq!(lender.stop(), 1, "it still has the slab");
 }
 
-/// The record that stays has the VM's disks: there is no moment without it.
-#[test]
-fn a_record_that_stays_is_not_the_one_of_what_is_owed() {
-    let pool = Pool::with_keys("beside");
-    let record = vm(Some(pool.tier(1).remote));
-    pending_release::settle(&pool.dirs, record.remote.as_ref().unwrap());
-    let file = pool.dir.join("web1.vm");
-    std::fs::write(&file, record.to_text()).unwrap();
-    note_end(&pool.dirs, &record).unwrap();
-    assert!(file.exists());
-    assert_eq!(pending_release::all(&pool.dirs), [record]);
-}
-
 /// Somebody else took the space over after it was looked at, and wrote to it: that is not given back.
 #[test]
 fn what_another_owner_took_meanwhile_stays() {

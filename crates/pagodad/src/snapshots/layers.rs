@@ -8,15 +8,19 @@ use pagoda_image::Manifest;
 
 use crate::disks::NotedLayer;
 
-/// What its user can do.
-const KEPT: &str = "Pagoda removes no layers; if `qemu-img info --backing-chain` of no file shows it, and no snapshot and no VM has it, you can";
+/// What its user can do. A running VM's disk does not show its layers by its own name.
+const KEPT: &str = "Pagoda removes no layers; when no VM with the disk runs, and `qemu-img info --backing-chain` of no file shows it, you can";
 
-/// What is left of a snapshot that is gone.
+/// What is left of a snapshot that is gone. The log names the layers too: nothing else does from now on.
 pub fn kept(manifest: &Manifest) -> RemovedSnapshot {
-    let kept = |layer: &NotedLayer| RemovedLayer { file: path(layer), freed_bytes: None, kept: Some(KEPT.to_owned()) };
+    let kept = |layer: &NotedLayer| RemovedLayer { file: path(layer), kept: KEPT.to_owned() };
     // What an imported one says of files is another host's word.
     let layers = if manifest.imported.is_some() { Vec::new() } else { NotedLayer::of(manifest) };
-    RemovedSnapshot { layers: layers.iter().map(kept).collect() }
+    let layers: Vec<RemovedLayer> = layers.iter().map(kept).collect();
+    for layer in &layers {
+        tracing::info!(vm = %manifest.vm, snapshot = %manifest.name, layer = %layer.file, "the snapshot is removed, its layer stays");
+    }
+    RemovedSnapshot { layers }
 }
 
 fn path(layer: &NotedLayer) -> String {

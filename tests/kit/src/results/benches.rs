@@ -82,6 +82,8 @@ pub enum Name {
     Chain,
     /// QEMU killed, to the first reply of the restored guest, against booting it
     Again,
+    /// Clones of a warm VM, and many of them, against QEMU alone with a private mapping of the same memory
+    Clone,
     /// A snapshot becomes a file, against its disk, zstd alone and `virsh save`
     Export,
     /// All of them

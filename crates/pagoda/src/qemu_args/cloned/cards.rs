@@ -84,11 +84,14 @@ pub fn check_network(option: &Opt<'_>, net: Net) -> Result<(), ArgError> {
     let of_card = |key: &str| option.name == "nic" && matches!(key, "model" | "mac" | "macaddr");
     match kind.as_str() {
         "none" | "nic" if option.name != "netdev" => Ok(()),
-        "user" => match props.keys().into_iter().find(|key| !USER_KEYS.contains(key) && !of_card(key)) {
-            None => Ok(()),
-            Some("hostfwd") => listens(option, net).map(drop),
-            Some(_) => Err(unknown(&shown(option))),
-        },
+        "user" => {
+            let is_known = |key: &&str| USER_KEYS.contains(key) || *key == "hostfwd" || of_card(key);
+            match props.keys() {
+                keys if !keys.iter().all(is_known) => Err(unknown(&shown(option))),
+                keys if keys.contains(&"hostfwd") => listens(option, net).map(drop),
+                _ => Ok(()),
+            }
+        }
         // The name of a tap is its namespace's.
         "tap" if net == Net::Isolated => {
             let is_known = props.keys().into_iter().all(|key| TAP_KEYS.contains(&key) || of_card(key));

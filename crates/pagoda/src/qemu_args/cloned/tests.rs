@@ -187,6 +187,8 @@ fn settings_that_are_not_known_are_refused() {
         "-chardev pty,id=c,path=/a",
         "-vnc unix:/v,websocket=unix:/w",
         "-netdev tap,id=n,script=no,downscript=no,helper=/h",
+        "-netdev user,id=n,hostfwd=tcp::2222-:22,smb=/home",
+        "-nic user,hostfwd=tcp::2222-:22,guestfwd=tcp:10.0.2.100:1-cmd:/bin/true",
     ] {
         let said = of(&format!("-nodefaults {line}"), Net::Isolated).unwrap_err().to_string();
         assert!(said.contains("is not known to be right for two VMs"), "{line}: {said}");

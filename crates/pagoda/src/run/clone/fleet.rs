@@ -30,6 +30,8 @@ pub struct Member {
     start: Start,
     log: Log,
     process: Option<Process>,
+    /// The daemon has seen its process.
+    has_attached: bool,
     ran: Option<Ran>,
 }
 
@@ -56,7 +58,7 @@ pub struct Fleet<'a> {
 
 impl Member {
     pub fn new(start: Start, log: Log) -> Member {
-        Member { start, log, process: None, ran: None }
+        Member { start, log, process: None, has_attached: false, ran: None }
     }
 
     pub fn name(&self) -> &str {
@@ -84,6 +86,7 @@ impl Member {
         if let Some(VmInfo { state: VmState::Stalled { reason, .. }, .. }) = &vm {
             bail!("{name} is stalled: {reason}");
         }
+        self.has_attached |= vm.as_ref().is_some_and(|vm| vm.pid == Some(pid));
         if let Some(vm) = vm.filter(|vm| vm.state == VmState::Running && !vm.loading && vm.pid == Some(pid)) {
             self.ran = Some(Ran { pid, resumed_unix_us: vm.resumed_unix_us });
             return Ok(());
@@ -96,9 +99,10 @@ impl Member {
         self.process.is_some() && self.ran.is_none()
     }
 
-    fn signal(&self, signal: Signal) {
-        // It was not waited for, so its number is its own.
-        if let Some(process) = &self.process
+    fn signal(&mut self, signal: Signal) {
+        // The number of one that has ended may be another process's.
+        if !self.has_ended()
+            && let Some(process) = &self.process
             && let Some(pid) = i32::try_from(process.child.id()).ok().and_then(Pid::from_raw)
         {
             let _ = kill_process(pid, signal);
@@ -108,17 +112,17 @@ impl Member {
     fn has_ended(&mut self) -> bool {
         self.process.as_mut().is_none_or(|process| !matches!(process.child.try_wait(), Ok(None)))
     }
+}
 
-    /// Waits until the daemon has no VM of it any more. Its process has ended.
-    fn wait_released(&self, client: &Client, deadline: Instant) -> Result<()> {
-        loop {
-            // One that is attached is gone when the daemon sees the end of its process.
-            match client.delete(self.name()) {
-                Ok(()) => return Ok(()),
-                Err(error) if error.code() == Some(ErrorCode::NoSuchVm) => return Ok(()),
-                Err(error) if Instant::now() > deadline => return Err(anyhow!(error)),
-                Err(_) => std::thread::sleep(LOOK),
-            }
+/// Waits until the daemon has no VM of this name any more. Its process has ended.
+fn wait_released(client: &Client, name: &str, deadline: Instant) -> Result<()> {
+    loop {
+        // One that is attached is gone when the daemon sees the end of its process.
+        match client.delete(name) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.code() == Some(ErrorCode::NoSuchVm) => return Ok(()),
+            Err(error) if Instant::now() > deadline => return Err(anyhow!(error)),
+            Err(_) => std::thread::sleep(LOOK),
         }
     }
 }
@@ -171,22 +175,25 @@ impl<'a> Fleet<'a> {
     }
 
     fn end(&mut self) {
-        self.members.iter().for_each(|member| member.signal(Signal::TERM));
+        self.members.iter_mut().for_each(|member| member.signal(Signal::TERM));
         let deadline = Instant::now() + END_MAX;
         while !self.members.iter_mut().all(Member::has_ended) && Instant::now() < deadline {
             std::thread::sleep(LOOK);
         }
+        for process in self.members.iter_mut().filter_map(|member| member.process.as_mut()) {
+            let _ = process.child.kill();
+            let _ = process.child.wait();
+        }
         let deadline = Instant::now() + RELEASE_MAX;
-        for member in &mut self.members {
-            if let Some(process) = &mut member.process {
-                let _ = process.child.kill();
-                let _ = process.child.wait();
-            }
-            match member.wait_released(self.client, deadline) {
+        for member in std::mem::take(&mut self.members) {
+            let Member { start, log, has_attached, .. } = member;
+            // Before its name is free: another clone of this name would have the same log.
+            drop(log);
+            match wait_released(self.client, &start.vm.name, deadline) {
                 // We have ended it: that is no crash. As a rule there is no note that it was one.
-                Ok(()) if member.process.is_some() => drop(self.client.forget_crashed(member.name())),
+                Ok(()) if has_attached => drop(self.client.forget_crashed(&start.vm.name)),
                 Ok(()) => {}
-                Err(error) => eprintln!("pagoda: give up {}: {error}", member.name()),
+                Err(error) => eprintln!("pagoda: give up {}: {error}", start.vm.name),
             }
         }
     }

@@ -1,8 +1,8 @@
 //! What the QEMUs of clones print.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
-use std::io::{ErrorKind, Read, Seek, SeekFrom};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -45,12 +45,20 @@ impl Log {
             opened => (opened, false),
         };
         let file = opened.with_context(|| format!("open the log {}", path.display()))?;
-        let found = file.metadata().with_context(|| format!("look at {}", path.display()))?;
+        let mut log = Log { path, file, is_kept, from: 0 };
+        if is_kept {
+            log.from = log.check_found().with_context(|| format!("use the log {}", log.path.display()))?;
+        }
+        Ok(log)
+    }
+
+    /// Of one that was there before: its length. It is for its owner alone from now on.
+    fn check_found(&self) -> Result<u64> {
+        let found = self.file.metadata()?;
         let is_own = found.is_file() && found.uid() == rustix::process::geteuid().as_raw();
-        ensure!(is_own, "{} is no file of yours: remove it, or say another --log-dir", path.display());
-        let from = found.len();
-        file.set_permissions(Permissions::from_mode(LOG_MODE)).with_context(|| format!("change {}", path.display()))?;
-        Ok(Log { path, file, is_kept, from })
+        ensure!(is_own, "it is no file of yours: remove it, or say another --log-dir");
+        self.file.set_permissions(Permissions::from_mode(LOG_MODE))?;
+        Ok(found.len())
     }
 
     pub fn path(&self) -> &Path {
@@ -68,11 +76,10 @@ impl Log {
     /// The end of what was written since it was opened; empty if that cannot be read.
     pub fn tail(&self) -> String {
         let read = || {
-            let mut file = File::open(&self.path)?;
-            let len = file.metadata()?.len();
-            file.seek(SeekFrom::Start(self.from.max(len.saturating_sub(TAIL_BYTES))))?;
-            let mut bytes = Vec::new();
-            file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
+            let len = self.file.metadata()?.len();
+            let first = self.from.max(len.saturating_sub(TAIL_BYTES));
+            let mut bytes = vec![0; len.saturating_sub(first) as usize];
+            self.file.read_exact_at(&mut bytes, first)?;
             Ok::<_, std::io::Error>(String::from_utf8_lossy(&bytes).trim().to_owned())
         };
         read().unwrap_or_default()

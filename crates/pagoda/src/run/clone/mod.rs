@@ -2,7 +2,8 @@
 //!
 //! The order: names, words and the user are checked -> of a VM that runs a snapshot is taken, and waited for -> the daemon makes all
 //! VMs or none -> each QEMU is started in the background ([`child`]) and waits for its state, which the daemon loads -> when every
-//! guest runs, the clones are printed ([`fleet`]). If anything fails on the way, all that was made is removed again.
+//! guest runs, the clones are printed ([`fleet`]). If anything fails on the way, the VMs, logs and
+//! overlays that were made are removed again.
 
 pub mod child;
 mod fleet;
@@ -86,7 +87,7 @@ fn refused(source: &Source, error: &anyhow::Error) -> anyhow::Error {
 }
 
 fn given_up(error: &anyhow::Error) -> anyhow::Error {
-    GivenUp(format!("given up, and nothing is left of the clones: {}", in_full(error.as_ref()))).into()
+    GivenUp(format!("given up, and no clone is left: {}", in_full(error.as_ref()))).into()
 }
 
 /// Of the snapshot, whose version is known by now.
